@@ -1,5 +1,5 @@
-//! Hosts on addresses that are not loopback ones, in a network namespace of the test's own: both IP versions,
-//! the MTU of the interface, the second GID, the source port of flows.
+//! Hosts with non-loopback addresses, in a network namespace: both IP versions, the MTU of the interface, the second
+//! GID, the source port of flows.
 
 use softhca::{
     AccessFlags, AddressVector, ConnectOptions, Context, Device, EmbeddedOptions, Entropy, EventSink, Mtu,
@@ -17,8 +17,7 @@ const QUEUE_KEY: QueueKey = QueueKey(0x1234);
 const COMPLETION_TIMEOUT: Duration = Duration::from_secs(60);
 const ROLE_VARIABLE: &str = "SOFTHCA_TEST_ROLE";
 
-/// Three addresses of each IP version on an interface with the MTU of a network. Loopback has no route for IPv6
-/// multicast of its own.
+/// Three addresses of each IP version on an interface with the given MTU. Loopback needs a route for IPv6 multicast.
 const NETWORK_SETUP: &str = "ip link set lo mtu \"$MTU\" up && \
     for n in 1 2 3; do ip addr add 10.77.0.$n/24 dev lo; ip -6 addr add fd77::$n/128 dev lo nodad; done && \
     ip -6 route add local ff00::/8 dev lo && \
@@ -42,7 +41,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs this program again, in a role, in a namespace.
+/// Runs this program in a role, in a namespace.
 fn run(role: &str, mtu: u32) {
     let mut command = Command::new("unshare");
     command
@@ -54,7 +53,7 @@ fn run(role: &str, mtu: u32) {
 
 type SharedAddressing = Arc<Mutex<Vec<AddressHeaders>>>;
 
-/// Keeps the envelopes of what is sent.
+/// Records the address headers of sent packets.
 struct AddressingSink(SharedAddressing);
 
 impl EventSink for AddressingSink {
@@ -113,7 +112,7 @@ fn transfer(from: &Context, to: &Context, index: usize, mtu: Mtu) -> QueuePair {
 }
 
 fn both_versions() {
-    // The first takes the address of its interface, the second finds that taken, the third is told.
+    // The first uses the address of its interface, the second the next free one, the third a configured one.
     let (first, seen) = open_device("10.77.0.1", None, Entropy::Off);
     let (second, _) = open_device("10.77.0.2", None, Entropy::Off);
     let ipv6 = first.open().gid(1).expect("the interface has an IPv6 address");
@@ -136,7 +135,7 @@ fn both_versions() {
         assert!(seen.iter().all(|envelope| envelope.source_port == 4791));
     }
     transfer(&second, &first, 0, Mtu::B512);
-    // More than the interface carries is refused, with the limit.
+    // A path MTU above that of the interface is rejected with the limit.
     let domain = first.allocate_protection_domain().unwrap();
     let queue = first.create_completion_queue(4).unwrap();
     let pair = domain.create_queue_pair(QpType::Rc, &queue).build().unwrap();
@@ -158,7 +157,7 @@ fn jumbo_frames() {
     }
 }
 
-/// A datagram of the largest size from one card to a group with a member on each.
+/// Sends a datagram of maximum size from one device to a group with a member on each.
 fn multicast(from: &Context, to: &Context, group: Gid) {
     let make = |context: &Context| {
         let domain = context.allocate_protection_domain().unwrap();

@@ -1,4 +1,4 @@
-//! Everything that Linux rxe put on the wire is read, and written again byte for byte.
+//! Packets of Linux rxe are parsed and emitted again byte for byte.
 
 use softhca_tests::captures_folder;
 use softhca_trace::{CaptureReader, Record};
@@ -22,7 +22,7 @@ fn records() -> impl Iterator<Item = (String, Record)> {
     })
 }
 
-/// The frame built again from values alone.
+/// The frame emitted from the parsed values alone.
 fn rebuilt(frame: &RoceFrame<'_>, transport: &TransportPacket<'_>) -> Vec<u8> {
     let mut packet = vec![0; transport.len()];
     transport.emit(&mut packet);
@@ -32,7 +32,7 @@ fn rebuilt(frame: &RoceFrame<'_>, transport: &TransportPacket<'_>) -> Vec<u8> {
 }
 
 #[test]
-fn every_frame_of_rxe_is_read_and_written_again_byte_for_byte() {
+fn every_rxe_frame_round_trips_byte_for_byte() {
     let (mut roce, mut other) = (0, 0);
     for (name, record) in records() {
         let frame = match record.frame() {
@@ -52,7 +52,7 @@ fn every_frame_of_rxe_is_read_and_written_again_byte_for_byte() {
 }
 
 #[test]
-fn the_identification_that_a_socket_does_not_see_is_found() {
+fn the_ipv4_identification_is_recovered_from_the_icrc() {
     let mut found = 0;
     for (_, record) in records() {
         let Ok(frame) = record.frame() else { continue };
@@ -66,7 +66,7 @@ fn the_identification_that_a_socket_does_not_see_is_found() {
 }
 
 #[test]
-fn every_connection_manager_message_of_rxe_is_read_and_written_again_byte_for_byte() {
+fn every_rxe_cm_message_round_trips_byte_for_byte() {
     let mut seen = std::collections::BTreeMap::new();
     for (name, record) in records() {
         let Ok(frame) = record.frame() else { continue };

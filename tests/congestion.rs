@@ -1,5 +1,5 @@
-//! What a log and a capture tell of a congested switch: pauses, queue depths, marks and rates; and a switch before an
-//! embedded card.
+//! Congestion in the event log and the capture: PFC pauses, queue depths, ECN marks and rates; and a switch in front of
+//! an embedded device.
 
 use softhca::{Device, EmbeddedOptions, PortSwitch, ReceiverSettings};
 use softhca_engine::{CongestionSettings, Instant, QpType, Settings};
@@ -42,7 +42,7 @@ fn start(world: &mut World, from: HostId, to: HostId) {
     world.verbs(from).post_send(qp, &request).unwrap();
 }
 
-/// Alice and Carol write to Bob through one switch that marks late and pauses early: its log, and a capture.
+/// Alice and Carol write to Bob through one switch with a high marking and a low XOFF threshold: its log and a capture.
 fn incast(points: CapturePoints) -> (Vec<Entry>, Vec<Record>) {
     let mut world = World::new(1);
     let settings = Settings { congestion: CongestionSettings::DCQCN, ..Settings::default() };
@@ -80,13 +80,13 @@ fn incast(points: CapturePoints) -> (Vec<Entry>, Vec<Record>) {
 }
 
 #[test]
-fn the_log_tells_of_pauses_queue_depths_marks_and_rates() {
+fn the_log_contains_pauses_queue_depths_marks_and_rates() {
     let (entries, _) = incast(CapturePoints::Senders);
     let count = |wanted: &dyn Fn(&Entry) -> bool| entries.iter().filter(|entry| wanted(entry)).count();
     let stops = count(&|entry| matches!(entry.event, LogEvent::PauseSent { priority: 3, quanta: 1.., .. }));
     let resumes = count(&|entry| matches!(entry.event, LogEvent::PauseSent { priority: 3, quanta: 0, .. }));
     assert!(stops > 0 && resumes > 0, "{stops} pauses, {resumes} ends");
-    // What the switch sent, the hosts got.
+    // The hosts receive every pause of the switch.
     let received = count(&|entry| {
         matches!(entry.event, LogEvent::PauseReceived { .. }) && ["alice", "carol"].contains(&&*entry.host)
     });
@@ -95,7 +95,7 @@ fn the_log_tells_of_pauses_queue_depths_marks_and_rates() {
         LogEvent::PauseSent { quanta: 1.., buffered: held, .. } => held,
         _ => u64::MAX,
     };
-    assert!(entries.iter().all(|entry| held(entry) >= 30_000), "a pause is asked for from XOFF on");
+    assert!(entries.iter().all(|entry| held(entry) >= 30_000), "pauses start at XOFF");
     let depth = |entry: &Entry| match entry.event {
         LogEvent::QueueSampled { queue_depth: depth, priority: 3, .. } => Some(depth),
         _ => None,
@@ -116,7 +116,7 @@ fn the_log_tells_of_pauses_queue_depths_marks_and_rates() {
 }
 
 #[test]
-fn pause_frames_stand_in_captures_as_real_frames() {
+fn pause_frames_are_captured_as_ethernet_frames() {
     let pauses = |records: &[Record]| {
         let paused = |record: &&Record| match Packet::new(record, 0).contents {
             PacketContents::Pause(pause) => pause.pause[3].is_some(),
@@ -131,9 +131,9 @@ fn pause_frames_stand_in_captures_as_real_frames() {
             .count()
     };
     let (entries, every) = incast(CapturePoints::EveryLink);
-    let told = entries.iter().filter(|entry| matches!(entry.event, LogEvent::PauseSent { .. })).count();
-    assert!(told > 1);
-    assert_eq!(pauses(&every), told);
+    let logged = entries.iter().filter(|entry| matches!(entry.event, LogEvent::PauseSent { .. })).count();
+    assert!(logged > 1);
+    assert_eq!(pauses(&every), logged);
     let first =
         every.iter().find(|record| matches!(Packet::new(record, 0).contents, PacketContents::Pause(_)));
     // IEEE 802.1Q 36.2: the group address that no bridge forwards, EtherType 0x8808, opcode 0x0101.
@@ -141,12 +141,12 @@ fn pause_frames_stand_in_captures_as_real_frames() {
     assert_eq!(bytes[..6], [0x01, 0x80, 0xc2, 0x00, 0x00, 0x01]);
     assert_eq!(bytes[12..16], [0x88, 0x08, 0x01, 0x01]);
     assert_eq!(bytes[16..18], [0, 1 << 3], "priority 3 and no other");
-    // Where packets leave hosts, where they leave the switch too, and where they arrive.
+    // At the senders, at the switch and at the receivers.
     let (_, senders) = incast(CapturePoints::Senders);
-    assert_eq!((roce(&every), pauses(&senders)), (3 * roce(&senders), told));
+    assert_eq!((roce(&every), pauses(&senders)), (3 * roce(&senders), logged));
 }
 
-/// The pauses of priority 3 that passed a card's port, and what they did.
+/// The pauses of priority 3 at a device's port.
 #[derive(Clone, Default)]
 struct PauseSink(Arc<Mutex<Vec<(Stage, u16)>>>, Arc<Mutex<Vec<FabricEvent>>>);
 
@@ -162,10 +162,10 @@ impl EventSink for PauseSink {
     }
 }
 
-/// Bob's card has a switch of its own and a port that takes 20 Mb/s. Alice's card is stopped and goes on, over real
-/// sockets and without any loss, which would be fatal.
+/// Bob's device has a switch with a 20 Mb/s port. Alice's device is paused and resumed over real sockets without loss,
+/// which would be fatal.
 #[test]
-fn an_embedded_card_with_a_slow_port_pauses_whoever_sends_to_it() {
+fn an_embedded_device_with_a_slow_port_pauses_its_senders() {
     let pauses = [PauseSink::default(), PauseSink::default()];
     let slow = PortSwitch {
         line: LinkSettings {
@@ -195,9 +195,9 @@ fn an_embedded_card_with_a_slow_port_pauses_whoever_sends_to_it() {
     receiver.connect(&sender.endpoint(), &path).unwrap();
     let deadline = std::time::Instant::now() + TEST_TIMEOUT;
     let (mut id, is_end) = (0, |event: &FabricEvent| matches!(event, FabricEvent::PauseEnded { .. }));
-    // A sender that seldom has a processor fills no queue: it tries until it does.
+    // A sender that is rarely scheduled does not fill the queue, so retry.
     while !pauses[0].1.lock().unwrap().iter().any(is_end) {
-        assert!(std::time::Instant::now() < deadline, "no queue fills");
+        assert!(std::time::Instant::now() < deadline, "the queue never fills");
         let bytes = vec![id as u8 + 1; 1 << 19];
         from.write_at(0, &bytes);
         sender
@@ -205,12 +205,12 @@ fn an_embedded_card_with_a_slow_port_pauses_whoever_sends_to_it() {
             .unwrap();
         let completion = queue.wait_for(TEST_TIMEOUT).expect("a completion");
         assert!(completion.status.is_success(), "{completion:?}");
-        assert!(to.read_at(0, 1 << 19) == bytes, "it arrived as it was");
+        assert!(to.read_at(0, 1 << 19) == bytes, "the data arrived unchanged");
         id += 1;
     }
     assert!(alice.counters().rx_pause_frames > 0);
     assert_eq!((alice.counters().retransmitted_pkts, bob.counters().out_of_sequence), (0, 0));
-    let [heard, sent] = [&pauses[0], &pauses[1]].map(|pauses| pauses.0.lock().unwrap().clone());
-    assert_eq!(sent.first(), Some(&(Stage::Admitted, u16::MAX)), "Bob's side asks Alice to stop");
-    assert_eq!(heard.first(), Some(&(Stage::Delivered, u16::MAX)), "and she hears it");
+    let [received, sent] = [&pauses[0], &pauses[1]].map(|pauses| pauses.0.lock().unwrap().clone());
+    assert_eq!(sent.first(), Some(&(Stage::Admitted, u16::MAX)), "Bob's port sends a pause");
+    assert_eq!(received.first(), Some(&(Stage::Delivered, u16::MAX)), "Alice's port receives it");
 }

@@ -1,5 +1,5 @@
-//! Connection management beside Linux rxe: our messages differ from its captures in identifiers, GUIDs and
-//! times, and the list of fields that differ says so.
+//! Connection management compared with Linux rxe: our messages differ from its captures only in the listed fields:
+//! identifiers, GUIDs and times.
 
 #![allow(clippy::duplicate_mod, reason = "each example brings its options along")]
 
@@ -31,18 +31,24 @@ fn main() -> ExitCode {
         })
     };
     tools::run(vec![
-        plain("a_connection_differs_in_identifiers_only", a_connection_differs_in_identifiers_only),
-        plain("a_refusal_differs_in_identifiers_only", a_refusal_differs_in_identifiers_only),
         plain(
-            "a_datagram_service_differs_in_identifiers_only",
-            a_datagram_service_differs_in_identifiers_only,
+            "a_connection_differs_from_rxe_in_identifiers_only",
+            a_connection_differs_from_rxe_in_identifiers_only,
         ),
-        plain("a_ping_has_the_packets_of_rxe_in_their_order", a_ping_has_the_packets_of_rxe_in_their_order),
-        needs!("tshark", tshark_tells_both_pings_alike),
+        plain(
+            "a_rejection_differs_from_rxe_in_identifiers_only",
+            a_rejection_differs_from_rxe_in_identifiers_only,
+        ),
+        plain("sidr_differs_from_rxe_in_identifiers_only", sidr_differs_from_rxe_in_identifiers_only),
+        plain(
+            "rping_sends_the_same_packets_as_rxe_in_the_same_order",
+            rping_sends_the_same_packets_as_rxe_in_the_same_order,
+        ),
+        needs!("tshark", tshark_decodes_rping_like_that_of_rxe),
     ])
 }
 
-/// A packet with its envelope, when it was admitted to the cable.
+/// A packet with its time and address headers.
 type CapturedPacket = (u64, softhca_wire::AddressHeaders, Vec<u8>);
 
 #[derive(Clone, Default)]
@@ -56,7 +62,7 @@ impl EventSink for FrameSink {
     }
 }
 
-/// What a client at 10.0.0.1 and a server at 10.0.0.2 send each other: the addresses of the captures.
+/// Packets between a client at 10.0.0.1 and a server at 10.0.0.2, the addresses of the captures.
 fn capture_simulation(mtu: Mtu, build: impl FnOnce(&mut World)) -> Vec<CapturedPacket> {
     let eye = FrameSink::default();
     let mut world = World::new(4);
@@ -85,7 +91,7 @@ fn our_rping() -> Vec<CapturedPacket> {
     })
 }
 
-/// The packets of a capture of rxe.
+/// The packets of an rxe capture.
 fn rxe_packets(name: &str) -> Vec<CapturedPacket> {
     let records = CaptureReader::open(&capture(name)).expect("a capture");
     let records = records.map(|record| record.expect("a whole record"));
@@ -96,7 +102,7 @@ fn rxe_packets(name: &str) -> Vec<CapturedPacket> {
     roce.collect()
 }
 
-/// The management datagrams among these, with the headers in front of them.
+/// The MADs among these packets, with their headers.
 fn messages(seen: &[CapturedPacket]) -> Vec<(Bth, Deth, Datagram)> {
     let read = |(_, _, bytes): &CapturedPacket| {
         let (transport, _) = Icrc::split(bytes).expect("an ICRC");
@@ -113,8 +119,7 @@ fn messages(seen: &[CapturedPacket]) -> Vec<(Bth, Deth, Datagram)> {
     seen.iter().filter_map(read).collect()
 }
 
-/// The fields in which two values differ, by the lines of their debug output. A field inside of another is
-/// told by its own name.
+/// The fields in which two values differ, found in their debug output. A nested field has its own name.
 fn differing(ours: &impl std::fmt::Debug, theirs: &impl std::fmt::Debug) -> Vec<String> {
     let [ours, theirs] = [format!("{ours:#?}"), format!("{theirs:#?}")];
     assert_eq!(ours.lines().count(), theirs.lines().count(), "{ours}\n{theirs}");
@@ -131,7 +136,7 @@ fn differing(ours: &impl std::fmt::Debug, theirs: &impl std::fmt::Debug) -> Vec<
     fields
 }
 
-/// Compares the messages of each kind, in order; returns what differs for each kind.
+/// Compares the messages of each kind in order; returns the differing fields of each kind.
 fn compare(ours: &[CapturedPacket], rxe: &[CapturedPacket]) -> BTreeMap<&'static str, Vec<String>> {
     let [ours, rxe] = [messages(ours), messages(rxe)];
     let names =
@@ -149,7 +154,7 @@ fn compare(ours: &[CapturedPacket], rxe: &[CapturedPacket]) -> BTreeMap<&'static
                 fields.push(name);
             }
         }
-        // Of the private data, only the client's own port differs.
+        // Of the private data, only the client's port differs.
         let data = |message: &Message| match message {
             Message::Req(req) => Some(req.private_data.0.to_vec()),
             Message::SidrReq(req) => Some(req.private_data.0.to_vec()),
@@ -168,7 +173,7 @@ fn names(list: &[&str]) -> Vec<String> {
     list.iter().map(|name| name.to_string()).collect()
 }
 
-fn a_connection_differs_in_identifiers_only() {
+fn a_connection_differs_from_rxe_in_identifiers_only() {
     let found = compare(&our_rping(), &rxe_packets("rping.pcap"));
     let identifiers = ["transaction", "local_id"];
     let expected = BTreeMap::from([
@@ -192,8 +197,8 @@ fn a_connection_differs_in_identifiers_only() {
     assert_eq!(found, expected);
 }
 
-fn a_refusal_differs_in_identifiers_only() {
-    // That network's path MTU is 4096, and ucmatose asks for five retries and none when nobody is ready.
+fn a_rejection_differs_from_rxe_in_identifiers_only() {
+    // The capture has path MTU 4096; ucmatose uses retry count 5 and RNR retry count 0.
     let ours = capture_simulation(Mtu::B4096, |world| {
         world.host("client", |device| async move {
             let context = device.open();
@@ -210,7 +215,7 @@ fn a_refusal_differs_in_identifiers_only() {
         });
         world.device("server");
     });
-    // QP1's PSNs are not at their start there.
+    // QP1 had sent packets before the capture.
     let found = compare(&ours, &rxe_packets("ucmatose_cmreject.pcap"));
     let identifiers = ["psn", "transaction", "local_id", "local_guid", "local_qp", "starting_psn"];
     let expected = BTreeMap::from([
@@ -220,7 +225,7 @@ fn a_refusal_differs_in_identifiers_only() {
     assert_eq!(found, expected);
 }
 
-fn a_datagram_service_differs_in_identifiers_only() {
+fn sidr_differs_from_rxe_in_identifiers_only() {
     let options = |letters: &[(char, &str)]| {
         letters.iter().fold(Default::default(), |options: udaddy::common::Options, (letter, value)| {
             options.with(*letter, value)
@@ -234,7 +239,7 @@ fn a_datagram_service_differs_in_identifiers_only() {
         });
         world.host("server", |device| udaddy::server(device, server));
     });
-    // rxe's client has two queue pairs there: its first request and answer are compared.
+    // rxe's client has two queue pairs: compare its first request and response.
     let rxe = rxe_packets("udaddy.pcap");
     let found = compare(&ours, &[rxe[0].clone(), rxe[2].clone()]);
     let expected = BTreeMap::from([
@@ -244,7 +249,7 @@ fn a_datagram_service_differs_in_identifiers_only() {
     assert_eq!(found, expected);
 }
 
-/// Who sends what: the source address, the opcode, and the message if it is one.
+/// Source address, opcode and CM message of each packet.
 fn lines(seen: &[CapturedPacket]) -> Vec<String> {
     let line = |(_, envelope, bytes): &CapturedPacket| {
         let (transport, _) = Icrc::split(bytes).expect("an ICRC");
@@ -255,11 +260,11 @@ fn lines(seen: &[CapturedPacket]) -> Vec<String> {
     seen.iter().map(line).collect()
 }
 
-fn a_ping_has_the_packets_of_rxe_in_their_order() {
+fn rping_sends_the_same_packets_as_rxe_in_the_same_order() {
     assert_eq!(lines(&our_rping()), lines(&rxe_packets("rping.pcap")));
 }
 
-/// What tshark says of a file: source, opcode, CM attribute.
+/// Source, opcode and CM attribute of each packet according to tshark.
 fn tshark_lines(name: &str, file: &std::path::Path) -> Vec<String> {
     let mut command = Command::new("tshark");
     command.arg("-r").arg(file).args(["-Y", "infiniband", "-T", "fields"]);
@@ -271,9 +276,9 @@ fn tshark_lines(name: &str, file: &std::path::Path) -> Vec<String> {
     String::from_utf8_lossy(&output.stdout).lines().map(String::from).collect()
 }
 
-fn tshark_tells_both_pings_alike() {
+fn tshark_decodes_rping_like_that_of_rxe() {
     let mut writer = CaptureWriter::new(Vec::new()).expect("a capture");
-    let wire = writer.add_interface("cable", "between client and server").expect("an interface");
+    let wire = writer.add_interface("link", "between client and server").expect("an interface");
     for (time_ns, envelope, packet) in our_rping() {
         writer
             .write_packet(time_ns, wire, PacketDirection::Outbound, &envelope, &packet, None)

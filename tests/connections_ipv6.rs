@@ -1,5 +1,5 @@
-//! Connection management over real IPv6 sockets: two cards in a network namespace of the test's own, where loopback has
-//! more addresses than ::1. Where that is not allowed the tests are counted as ignored.
+//! Connection management over real IPv6 sockets: two devices in a network namespace whose loopback interface has
+//! additional addresses. Without permission for namespaces the tests count as ignored.
 
 use libtest_mimic::{Failed, Trial};
 use softhca::rdma_cm::{ConnectionParameters, EventChannel, EventType, Id, PortSpace};
@@ -14,7 +14,7 @@ use std::process::{Command, ExitCode};
 
 type Role = (&'static str, fn());
 
-/// What this binary does inside of the namespace.
+/// The roles of this binary inside the namespace.
 const ROLES: [Role; 5] = [
     ("a_connection_is_made_used_and_ended_over_ipv6", connect_and_send),
     ("a_listener_on_the_ipv6_wildcard_is_found", listen_on_wildcard),
@@ -54,7 +54,7 @@ fn needs_namespace(name: &'static str) -> Trial {
     })
 }
 
-/// A card at `fd77::host`, with everything that a connection needs.
+/// A device at `fd77::host` with the resources of a connection.
 struct Endpoint {
     device: Device,
     domain: ProtectionDomain,
@@ -84,7 +84,7 @@ impl Endpoint {
         id
     }
 
-    /// Asks for a connection; an event tells how it went.
+    /// Starts to connect; an event reports the result.
     fn connect(&self, space: PortSpace, peer: &str, words: &[u8]) -> Id {
         let id = self.channel.create_id(space).unwrap();
         id.attach_queue_pair(&self.pair).unwrap();
@@ -110,7 +110,7 @@ impl Endpoint {
     }
 }
 
-/// The server takes the request, the client's message, and the end of the connection.
+/// The server accepts the request, receives the client's message and the disconnect.
 fn serve(server: &Endpoint, client: &Endpoint, id: &Id) {
     let request = server.expect_event(EventType::ConnectRequest);
     assert_eq!(&request.private_data[..5], b"hello");
@@ -155,7 +155,7 @@ fn listen_on_wildcard() {
     serve(&server, &client, &id);
 }
 
-/// `rping -s`, which listens on 0.0.0.0: on Linux as well an IPv4 wildcard is of IPv4 only.
+/// `rping -s` listens on 0.0.0.0: as on Linux, the IPv4 wildcard accepts IPv4 only.
 fn refuse_ipv6() {
     let [client, server] = [1, 2].map(|host| Endpoint::new(host, QpType::Rc));
     let _listener = server.listen(PortSpace::Tcp, "0.0.0.0:7471");
@@ -184,7 +184,7 @@ fn find_service() {
     assert_eq!((received.status.is_success(), received.byte_len), (true, 140), "{received:?}");
 }
 
-/// ::1 is the emulated host itself, whatever its address is.
+/// ::1 is the emulated host itself, whatever its address.
 fn connect_to_self() {
     let both = Endpoint::new(1, QpType::Rc);
     let _listener = both.listen(PortSpace::Tcp, "[::1]:7471");

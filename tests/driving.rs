@@ -1,5 +1,5 @@
-//! Who drives a card: callers while they poll, its own thread when nobody does, and never a future. Whoever
-//! takes a turn, the packets stay in order; and a card that has nothing to do does nothing.
+//! Which thread drives an embedded device: callers while they poll, otherwise its own thread, never a future. Packets
+//! stay in order whichever thread drives, and an idle device uses no CPU time.
 
 use softhca::{
     AccessFlags, Completion, CompletionQueue, ConnectOptions, Context, Device, EmbeddedOptions, EventSink,
@@ -18,7 +18,7 @@ use std::time::Duration;
 const ALL_ACCESS: AccessFlags =
     AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_WRITE).union(AccessFlags::REMOTE_READ);
 
-/// What this binary is when a test started it.
+/// Runs this binary in a role.
 #[test]
 fn role() {
     match process::role().as_deref() {
@@ -68,19 +68,19 @@ fn connected() -> [ConnectedHost; 2] {
     connect(&[(); 2].map(|()| Device::embedded().unwrap()), &ConnectOptions::default())
 }
 
-/// A card that keeps what it sends to itself.
+/// A device with internal loopback.
 fn loopback_device() -> Device {
     let options = EmbeddedOptions { loopback: Loopback::Internal, ..EmbeddedOptions::default() };
     Device::embedded_with(options).unwrap()
 }
 
-/// Both ends on one card, which has to be driven for either of them.
+/// Both ends on one device, which must be driven for either of them.
 fn connected_on_one_device() -> [ConnectedHost; 2] {
     let device = loopback_device();
     connect(&[device.clone(), device], &ConnectOptions::default())
 }
 
-/// Comes back when `held` does, or fails in the end.
+/// Spins until `held` returns true, or fails after a timeout.
 fn spin_until(what: &str, mut held: impl FnMut() -> bool) {
     let deadline = std::time::Instant::now() + TEST_TIMEOUT;
     while !held() {
@@ -89,7 +89,7 @@ fn spin_until(what: &str, mut held: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_target_that_spins_on_its_own_memory_is_served() {
+fn a_target_that_spins_on_its_memory_receives_data() {
     for [a, b] in [connected(), connected_on_one_device()] {
         thread::scope(|scope| {
             scope.spawn(|| spin_until("the last byte never came", || b.region.read_at(99, 1) == [7]));
@@ -102,7 +102,7 @@ fn a_target_that_spins_on_its_own_memory_is_served() {
 }
 
 #[test]
-fn a_target_that_sleeps_is_served() {
+fn a_sleeping_target_receives_data() {
     let [a, b] = connected();
     for round in 1..50 {
         a.region.write_at(0, &[round; 5000]);
@@ -127,7 +127,7 @@ fn two_threads_post_to_and_poll_one_queue_pair() {
             scope.spawn(move || {
                 let mut posted = 0;
                 spin_until("not everything completed", || {
-                    // Both stay within the queue of 128.
+                    // Both threads stay within the send queue of 128.
                     if posted < EACH && posted < done.load(Ordering::Relaxed) / 2 + 50 {
                         a.write(thread * EACH + posted, 64, b);
                         posted += 1;
@@ -146,12 +146,12 @@ fn two_threads_post_to_and_poll_one_queue_pair() {
 }
 
 #[test]
-fn a_caller_that_polls_once_and_sleeps_is_not_waited_for() {
+fn a_caller_that_polls_once_and_sleeps_does_not_block_progress() {
     poll_once_and_sleep(&connected());
 }
 
 #[test]
-fn a_caller_that_polls_a_card_of_both_ends_once_and_sleeps_loses_nothing() {
+fn a_caller_that_polls_a_device_with_both_ends_once_and_sleeps_does_not_block_progress() {
     poll_once_and_sleep(&connected_on_one_device());
 }
 
@@ -164,7 +164,7 @@ fn poll_once_and_sleep([a, b]: &[ConnectedHost; 2]) {
             thread::sleep(Duration::from_millis(2));
             b.region.read_at(8999, 1) == [round]
         });
-        // The acknowledgement needs no caller either.
+        // The ACK needs no caller either.
         let completion = early.unwrap_or_else(|| {
             let mut found = None;
             spin_until("the completion never came", || {
@@ -179,17 +179,17 @@ fn poll_once_and_sleep([a, b]: &[ConnectedHost; 2]) {
 }
 
 #[test]
-fn eight_callers_use_one_card_at_once() {
-    call_at_once(&[(); 2].map(|()| Device::embedded().unwrap()));
+fn eight_threads_use_one_device_concurrently() {
+    use_concurrently(&[(); 2].map(|()| Device::embedded().unwrap()));
 }
 
 #[test]
-fn eight_callers_use_one_card_of_both_ends_at_once() {
+fn eight_threads_use_one_device_with_both_ends_concurrently() {
     let device = loopback_device();
-    call_at_once(&[device.clone(), device]);
+    use_concurrently(&[device.clone(), device]);
 }
 
-fn call_at_once(devices: &[Device; 2]) {
+fn use_concurrently(devices: &[Device; 2]) {
     thread::scope(|scope| {
         for caller in 0..8u8 {
             scope.spawn(move || {
@@ -205,7 +205,7 @@ fn call_at_once(devices: &[Device; 2]) {
     });
 }
 
-/// Which threads the card's events came from.
+/// Records the threads that emitted events.
 #[derive(Clone, Default)]
 struct ThreadSink(Arc<Mutex<Vec<ThreadId>>>);
 
@@ -218,12 +218,12 @@ impl EventSink for ThreadSink {
 }
 
 #[test]
-fn futures_never_drive() {
+fn futures_never_drive_the_device() {
     let threads = ThreadSink::default();
     let options = EmbeddedOptions { event_sink: Box::new(threads.clone()), ..EmbeddedOptions::default() };
     let devices = [Device::embedded_with(options).unwrap(), Device::embedded().unwrap()];
     let [a, b] = connect(&devices, &ConnectOptions::default());
-    // Control verbs are calls; what follows is not.
+    // Control verbs may drive the device; polling a future must not.
     threads.0.lock().unwrap().clear();
     for id in 0..100 {
         a.write(id, 5000, &b);
@@ -242,7 +242,7 @@ fn futures_never_drive() {
     }
     let seen = threads.0.lock().unwrap();
     assert!(!seen.is_empty());
-    assert!(!seen.contains(&thread::current().id()), "the polling thread drove the card");
+    assert!(!seen.contains(&thread::current().id()), "the polling thread drove the device");
 }
 
 /// Stops other threads in the end, also in that of a test that fails.
@@ -257,7 +257,7 @@ impl Drop for StopOnDrop<'_> {
 /// Eight threads take turns as driver of both cards. Their sends run on whichever processor they are on, and
 /// still the engines never see a packet before its turn.
 #[test]
-fn packets_stay_in_order_whoever_drives() {
+fn packets_stay_in_order_whichever_thread_drives() {
     let devices = [(); 2].map(|()| Device::embedded().unwrap());
     let [a, b] = connect(&devices, &ConnectOptions::default());
     let [back_a, back_b] =
@@ -302,7 +302,7 @@ fn packets_stay_in_order_whoever_drives() {
 }
 
 /// CPU time that all threads of a process have used, in nanoseconds.
-fn processor_time(process: u32) -> u64 {
+fn cpu_time(process: u32) -> u64 {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let of_task = |path: std::path::PathBuf| {
         let text = std::fs::read_to_string(path.join("schedstat")).unwrap();
@@ -316,27 +316,27 @@ fn assert_idle(role: &str) {
     const SECONDS: u64 = 3;
     let mut idle = Process::start(&mut process::command(&[], role));
     assert_eq!(idle.receive_line(), "ready");
-    // What starting left to do is done.
+    // Wait until startup work is done.
     thread::sleep(Duration::from_secs(1));
-    let before = processor_time(idle.id());
+    let before = cpu_time(idle.id());
     thread::sleep(Duration::from_secs(SECONDS));
-    let used = processor_time(idle.id()) - before;
+    let used = cpu_time(idle.id()) - before;
     println!("{role}: {} us of CPU time in {SECONDS} s", used / 1000);
     assert!(used < SECONDS * 10_000_000, "{role} used {used} ns");
 }
 
 #[test]
-fn an_idle_card_uses_less_than_a_hundredth_of_a_processor() {
+fn an_idle_device_uses_less_than_one_percent_cpu() {
     assert_idle("idle");
 }
 
 #[test]
-fn two_idle_cards_with_a_connection_use_less_than_a_hundredth_of_a_processor() {
+fn two_idle_connected_devices_use_less_than_one_percent_cpu() {
     assert_idle("idle pair");
 }
 
 #[test]
-fn an_idle_daemon_uses_less_than_a_hundredth_of_a_processor() {
+fn an_idle_daemon_uses_less_than_one_percent_cpu() {
     assert_idle("idle daemon");
 }
 

@@ -1,4 +1,4 @@
-//! The event log of a run: the same bytes every time, and readable again.
+//! The event log of a run is deterministic and can be parsed.
 
 use softhca_fabric::{Action, Direction, InclusiveRange, Repeat, RuleId, Selector};
 use softhca_tests::pair::{Pair, Setup};
@@ -7,7 +7,7 @@ use softhca_trace::{EventLog, EventLogReader, NameTable};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// A write whose second packet is lost, as its log tells it.
+/// The log of a WRITE whose second packet is lost.
 fn log_of_a_loss() -> Vec<u8> {
     let mut pair = Setup::default().build();
     let mut cast = NameTable::from_world(&pair.world);
@@ -30,7 +30,7 @@ fn lose_second(pair: &mut Pair) {
 }
 
 #[test]
-fn a_lost_packet_is_told_with_its_reasons() {
+fn a_lost_packet_is_logged_with_its_reasons() {
     insta::assert_snapshot!(String::from_utf8(log_of_a_loss()).expect("UTF-8"));
 }
 
@@ -40,7 +40,7 @@ fn the_same_run_gives_the_same_bytes() {
 }
 
 #[test]
-fn what_was_written_is_read_again() {
+fn a_log_round_trips() {
     let log = log_of_a_loss();
     let reader = EventLogReader::new(&log[..]).expect("a log");
     assert_eq!(reader.header().title, "a lost packet");
@@ -54,7 +54,7 @@ fn what_was_written_is_read_again() {
 }
 
 #[test]
-fn what_is_no_log_is_refused_with_its_line() {
+fn invalid_logs_are_rejected_with_the_line() {
     let failure = |text: &str| match EventLogReader::new(text.as_bytes()) {
         Err(error) => error.to_string(),
         Ok(mut reader) => reader.find_map(Result::err).expect("an error").to_string(),

@@ -1,4 +1,4 @@
-//! The ladder of every operation, and of everything that can go wrong with one.
+//! Ladders of every operation and of every kind of failure.
 
 use softhca_engine::{QpType, Recovery};
 use softhca_fabric::{
@@ -20,7 +20,7 @@ use std::rc::Rc;
 const NARROW: LadderStyle = LadderStyle { width: 72, color: ColorMode::Plain };
 const WIDE: LadderStyle = LadderStyle { width: 100, color: ColorMode::Plain };
 
-/// A pair whose PSNs do not start at zero, so that only relative ones can be read.
+/// A pair whose PSNs do not start at 0, so that ladders must show relative ones.
 fn setup() -> Setup {
     let mut setup = Setup::default();
     setup.connection.first_psns = [Psn::new(0xff_fffe), Psn::new(5000)];
@@ -51,17 +51,17 @@ fn drop_packet(pair: &mut Pair, direction: Direction, psn: u64) {
 }
 
 #[test]
-fn a_write_is_four_packets_and_one_acknowledgement() {
+fn a_write_has_four_packets_and_one_ack() {
     let mut pair = setup().build();
     let ladders = with_ladders(&mut pair);
     pair.post_write(7, 0, 0, 4000);
     pair.run();
     insta::assert_snapshot!(draw(&ladders, WIDE));
-    insta::assert_snapshot!("a_write_in_a_narrow_window", draw(&ladders, NARROW));
+    insta::assert_snapshot!("a_write_in_a_narrow_terminal", draw(&ladders, NARROW));
 }
 
 #[test]
-fn sends_with_and_without_immediate_land_in_receives() {
+fn sends_with_and_without_immediate_consume_receives() {
     let mut pair = setup().build();
     let ladders = with_ladders(&mut pair);
     pair.post_receive(1, 0, 4096);
@@ -74,7 +74,7 @@ fn sends_with_and_without_immediate_land_in_receives() {
 }
 
 #[test]
-fn an_unsignalled_request_ends_without_a_completion() {
+fn an_unsignaled_request_has_no_completion() {
     let mut pair = setup().build();
     let ladders = with_ladders(&mut pair);
     let gather = [pair.a.sge(0, 8)];
@@ -88,7 +88,7 @@ fn an_unsignalled_request_ends_without_a_completion() {
 }
 
 #[test]
-fn a_read_is_asked_for_and_brought() {
+fn a_read_has_a_request_and_a_response() {
     let mut pair = setup().build();
     let ladders = with_ladders(&mut pair);
     pair.post_read(7, 0, 0, 2500);
@@ -97,7 +97,7 @@ fn a_read_is_asked_for_and_brought() {
 }
 
 #[test]
-fn atomics_bring_the_old_value() {
+fn atomics_return_the_original_value() {
     let mut pair = setup().build();
     let (a, b) = (pair.a, pair.b);
     pair.write_memory(b, 0, &5u64.to_le_bytes());
@@ -109,7 +109,7 @@ fn atomics_bring_the_old_value() {
 }
 
 #[test]
-fn many_packets_alike_are_one_arrow() {
+fn similar_packets_share_one_arrow() {
     let mut pair = setup().mtu(Mtu::B256).build();
     let ladders = with_ladders(&mut pair);
     pair.post_write(7, 0, 0, 10_000);
@@ -126,11 +126,11 @@ fn a_lost_packet_is_fatal() {
     pair.post_write(8, 0, 0, 10);
     pair.run();
     insta::assert_snapshot!(draw(&ladders, WIDE));
-    insta::assert_snapshot!("a_lost_packet_is_fatal_in_a_narrow_window", draw(&ladders, NARROW));
+    insta::assert_snapshot!("a_lost_packet_is_fatal_in_a_narrow_terminal", draw(&ladders, NARROW));
 }
 
 #[test]
-fn a_lost_packet_is_sent_again_by_go_back_n() {
+fn go_back_n_retransmits_a_lost_packet() {
     let mut pair = setup().recovery(Recovery::GoBackN).build();
     let ladders = with_ladders(&mut pair);
     drop_packet(&mut pair, Direction::Forward, 1);
@@ -140,7 +140,7 @@ fn a_lost_packet_is_sent_again_by_go_back_n() {
 }
 
 #[test]
-fn a_lost_acknowledgement_is_found_by_the_timer() {
+fn a_lost_ack_is_detected_by_the_ack_timeout() {
     let mut pair = setup().recovery(Recovery::GoBackN).build();
     let ladders = with_ladders(&mut pair);
     let selector = Selector { classes: Some(PacketClasses::Only(PacketClass::Ack)), ..Selector::default() };
@@ -151,7 +151,7 @@ fn a_lost_acknowledgement_is_found_by_the_timer() {
 }
 
 #[test]
-fn a_receiver_that_is_not_ready_is_tried_again() {
+fn an_rnr_nak_is_followed_by_a_retry() {
     let mut setup = setup();
     setup.connection.rnr_retry = 1;
     setup.connection.min_rnr_timer = RnrTimer::new(12);
@@ -163,7 +163,7 @@ fn a_receiver_that_is_not_ready_is_tried_again() {
 }
 
 #[test]
-fn a_request_that_is_refused_names_the_reason() {
+fn a_nak_shows_its_reason() {
     let mut pair = setup().build();
     let ladders = with_ladders(&mut pair);
     pair.post_write(7, 0, (1 << 20) - 10, 100);
@@ -172,7 +172,7 @@ fn a_request_that_is_refused_names_the_reason() {
 }
 
 #[test]
-fn datagrams_are_not_answered() {
+fn datagrams_have_no_acks() {
     let mut pair = Setup::default().build();
     let hosts = [pair.a, pair.b];
     let key = QueueKey(0x1234);
@@ -208,7 +208,7 @@ fn datagrams_are_not_answered() {
 }
 
 #[test]
-fn what_rules_do_to_packets_that_arrive_stands_below_them() {
+fn fault_rules_on_received_packets_are_shown_below_them() {
     let mut pair = setup().recovery(Recovery::GoBackN).build();
     let ladders = with_ladders(&mut pair);
     let nth = |psn| Selector {
@@ -227,7 +227,7 @@ fn what_rules_do_to_packets_that_arrive_stands_below_them() {
 }
 
 #[test]
-fn connecting_is_one_line_per_side() {
+fn connection_setup_is_one_line_per_side() {
     let mut pair = Setup::default().build();
     let ladders = with_ladders(&mut pair);
     let (a, b) = (pair.a, pair.b);
@@ -245,7 +245,7 @@ fn connecting_is_one_line_per_side() {
 }
 
 #[test]
-fn every_capture_of_rxe_has_ladders_that_fit_every_width() {
+fn ladders_of_every_rxe_capture_fit_every_width() {
     for file in std::fs::read_dir(captures_folder()).unwrap() {
         let path = file.unwrap().path();
         if path.extension().is_none_or(|end| end != "pcap") {
@@ -266,7 +266,7 @@ fn every_capture_of_rxe_has_ladders_that_fit_every_width() {
             for ladder in &ladders {
                 let text = ladder.draw(LadderStyle { width, color: ColorMode::Plain });
                 let fits = |line: &str| line.chars().count() == width;
-                // The heading takes two lines where one is too narrow.
+                // A narrow heading takes two lines.
                 assert!(text.lines().skip(2).all(fits), "{}\n{text}", path.display());
             }
         }

@@ -1,11 +1,10 @@
-//! What the end-to-end tests share: where their data is, and two connected hosts with a record of all that
-//! happened.
+//! Shared by the end-to-end tests: paths of test data, and two connected hosts with a recording of all events.
 
 #![allow(missing_docs, reason = "test support: the tests that use it are its documentation")]
 
 use std::path::PathBuf;
 
-// Cards without a world are tested beside the fabric, too.
+// The fabric tests use a single HCA without a network, too.
 #[path = "../emulator/fabric/tests/bare/mod.rs"]
 pub mod bare;
 pub mod namespace;
@@ -13,12 +12,12 @@ pub mod pair;
 pub mod process;
 pub mod tools;
 
-/// The capture with this name, without its ending.
+/// The path of a capture, given its name without extension.
 pub fn capture(name: &str) -> PathBuf {
     captures_folder().join(name).with_extension("pcap")
 }
 
-/// The folder of captures.
+/// The folder with the captures.
 pub fn captures_folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("captures")
 }

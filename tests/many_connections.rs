@@ -1,4 +1,4 @@
-//! A thousand connections made and ended in a row, with queue pairs, leave nothing behind: no memory, no descriptor, no port.
+//! A thousand consecutive connections with queue pairs leak no memory, no descriptor and no port.
 
 #![allow(unsafe_code, reason = "a global allocator is unsafe to write; this one only counts")]
 
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 struct CountingAllocator;
 
-/// Bytes that were allocated and not freed.
+/// Bytes that are allocated.
 static LIVE_BYTES: AtomicI64 = AtomicI64::new(0);
 
-// SAFETY: every call is passed on unchanged to the system's allocator.
+// SAFETY: forwards every call unchanged to the system allocator.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE_BYTES.fetch_add(layout.size() as i64, Ordering::Relaxed);
-        // SAFETY: the caller's promises are those that the system's allocator asks for.
+        // SAFETY: the caller upholds the contract of the system allocator.
         unsafe { System.alloc(layout) }
     }
 
@@ -33,7 +33,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
 #[global_allocator]
 static COUNTING: CountingAllocator = CountingAllocator;
 
-/// The port that every client connects from: it has to be free again each time.
+/// The source port of every client, which must be free again each time.
 const CLIENT_PORT: u16 = 5000;
 
 struct Endpoint {
@@ -64,11 +64,11 @@ impl Endpoint {
     }
 }
 
-/// Makes and ends so many connections, one after the other.
+/// Connects and disconnects `count` times.
 fn connect(client: &Endpoint, server: &Endpoint, own: SocketAddr, peer: SocketAddr, count: usize) {
     for _ in 0..count {
         let id = client.channel.create_id(PortSpace::Tcp).unwrap();
-        // Ended connections are remembered for as long as this says.
+        // Connections stay in timewait for this long.
         id.set_option(CmOption::AckTimeout(1)).unwrap();
         id.resolve_address(Some(own), peer).unwrap();
         client.expect_event(EventType::AddressResolved);
@@ -93,20 +93,20 @@ fn descriptors() -> usize {
 }
 
 #[test]
-fn a_thousand_connections_of_embedded_cards_leave_nothing_behind() {
+fn a_thousand_connections_of_embedded_devices_leak_nothing() {
     let [near, far] = [(); 2].map(|()| Device::embedded().unwrap());
     let [client, server] = [near.open(), far.open()].map(|context| Endpoint::new(&context));
     let listener = server.channel.create_id(PortSpace::Tcp).unwrap();
     listener.bind(SocketAddr::new(far.address(), 0)).unwrap();
     listener.listen(0).unwrap();
     let (own, peer) = (SocketAddr::new(near.address(), CLIENT_PORT), listener.local_address().unwrap());
-    // Tables grow to their size first.
+    // Let tables grow to their size first.
     connect(&client, &server, own, peer, 100);
     let (before, open) = (LIVE_BYTES.load(Ordering::Relaxed), descriptors());
     connect(&client, &server, own, peer, 1000);
     assert_eq!(descriptors(), open);
-    // A queue pair has thousands of bytes, the identifiers of a connection have hundreds: one of them per connection would
-    // show. The heap of the card's timers doubles now and then, since timers of the past leave it when their time comes.
+    // A queue pair has thousands of bytes and a connection id hundreds, so one leak per connection would show. The timer
+    // heap doubles now and then, because cancelled timers stay in it until they expire.
     let deadline = Instant::now() + TEST_TIMEOUT;
     loop {
         let grown = LIVE_BYTES.load(Ordering::Relaxed) - before;

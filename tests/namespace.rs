@@ -1,14 +1,13 @@
-//! Networks of a test's own: a fresh network namespace, made by `unshare` as root or as anybody who may have a
-//! user namespace.
+//! Network namespaces for tests, created by `unshare` as root or in a user namespace.
 
 use std::process::{Command, Stdio};
 
-/// Brings up loopback and becomes the program that follows.
+/// Brings up loopback and executes the program that follows.
 const SETUP_SCRIPT: &str = "ip link set lo up && exec \"$0\" \"$@\"";
 
-/// The words before a command that put it into a network namespace of its own, if this machine allows that.
+/// The command prefix that runs a program in its own network namespace, if this machine allows that.
 pub fn wrapper() -> Option<&'static [&'static str]> {
-    // As root, so that the limits of the system do not bind; as anybody, so that they do.
+    // Real root first, because it is not subject to the limits of unprivileged users.
     let wrappers: [&'static [&'static str]; 2] = [
         &["unshare", "--net", "sh", "-c", SETUP_SCRIPT],
         &["unshare", "--map-root-user", "--net", "sh", "-c", SETUP_SCRIPT],
@@ -22,11 +21,11 @@ fn works(wrapper: &[&str]) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// Why there is none.
+/// The reason if there is no namespace.
 pub const NOT_ALLOWED: &str = "not allowed here: a network namespace (needs `unshare` and `ip`, and root or \
                                unprivileged user namespaces)";
 
-/// Whether what is missing makes a test fail, as in CI.
+/// Whether a missing tool fails the test, as in CI.
 pub fn is_required() -> bool {
     std::env::var_os("SOFTHCA_REQUIRE_TOOLS").is_some_and(|value| value == "1")
 }

@@ -1,5 +1,5 @@
-//! Two processes, each in a network namespace of its own, joined by a virtual Ethernet link: MTU 1500 and 9000,
-//! IPv4 and IPv6. The test makes the namespaces; where that is not allowed it is counted as ignored.
+//! Two processes in two network namespaces, connected by a veth pair: MTU 1500 and 9000, IPv4 and IPv6. The test creates
+//! the namespaces; without permission it counts as ignored.
 
 use libtest_mimic::{Failed, Trial};
 use softhca::{
@@ -63,7 +63,7 @@ fn number(name: &str) -> u32 {
     std::env::var(name).unwrap().parse().unwrap()
 }
 
-/// Gives the interface its addresses and waits until it carries packets.
+/// Configures the addresses of the interface and waits until it is up.
 fn configure(interface: &str, host: u32) {
     ip(&format!("link set {interface} mtu {} up", number("TEST_MTU")));
     ip(&format!("addr add 10.77.0.{host}/24 dev {interface}"));
@@ -79,7 +79,7 @@ fn open_device(host: u32) -> Device {
     Device::embedded_with(options).unwrap()
 }
 
-/// The largest packets that the interface carries.
+/// The largest path MTU of the interface.
 fn path() -> ConnectOptions {
     let mtu = if number("TEST_MTU") >= 4096 + 128 { Mtu::B4096 } else { Mtu::B1024 };
     ConnectOptions { path_mtu: mtu, ..ConnectOptions::default() }
@@ -93,14 +93,14 @@ fn assert_nothing_dropped(device: &Device) {
 const ACCESS: AccessFlags =
     AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_WRITE).union(AccessFlags::REMOTE_READ);
 
-/// Lays the link, and does every kind of transfer.
+/// Creates the link and runs every kind of transfer.
 fn run_alice() {
     let mut bob = Process::start(&mut process::command(&["unshare", "--net"], "bob"));
     assert_eq!(bob.receive_line(), "here");
     ip("link add alice0 type veth peer name bob0");
     ip(&format!("link set bob0 netns {}", bob.id()));
     configure("alice0", 1);
-    bob.send_line("the link is there");
+    bob.send_line("the link is up");
 
     let device = open_device(1);
     let context = device.open();
@@ -137,7 +137,7 @@ fn run_alice() {
         pair.post_send(&SendRequest::send(id, &[region.sge(0, 10_000)])).unwrap();
     }
     finish(MESSAGES as usize);
-    // Frames of all sizes, as fast as grants come.
+    // Frames of all sizes, as fast as grants allow.
     for id in 0..128 {
         pair.post_send(&SendRequest::rdma_write(id, &[region.sge(0, 1 + id as u32 * 400)], remote)).unwrap();
     }
@@ -153,7 +153,7 @@ fn run_alice() {
 
 fn run_bob() {
     send_line("here");
-    assert_eq!(receive_line().unwrap(), "the link is there");
+    assert_eq!(receive_line().unwrap(), "the link is up");
     configure("bob0", 2);
     let device = open_device(2);
     let context = device.open();

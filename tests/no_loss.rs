@@ -1,9 +1,8 @@
-//! Nothing is lost on the way to a card, whatever its process does: one to 64 processes write into one, which is
-//! stopped for three seconds in the middle, with a stock receive buffer and with a large one. Loss would be
-//! fatal to a connection, and every counter of dropped datagrams stays at zero.
+//! No packet is lost on the way to a device, even if its process stops: 1 to 64 processes write to one that is stopped
+//! for three seconds, with the default receive buffer and with a large one. Loss would break a connection, and every
+//! counter of dropped datagrams stays 0.
 //!
-//! The processes live in a network namespace of their own where that is allowed, so that the system's counters
-//! speak of nobody else.
+//! The processes run in a network namespace where that is allowed, so that the kernel counters cover only them.
 
 use softhca::{
     AccessFlags, ConnectOptions, Device, EmbeddedOptions, Endpoint, Mtu, QpType, RemoteAddress, RemoteKey,
@@ -17,19 +16,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What a socket has that asks for nothing.
+/// The default receive buffer of a socket.
 const DEFAULT_BUFFER: usize = 212_992;
 const LARGE_BUFFER: usize = 4 << 20;
-/// Bytes of the receiver's memory for each sender.
+/// Bytes of the receiver's memory per sender.
 const RECEIVE_BYTES: usize = 65_536;
-/// Completions before the receiver is stopped, and after it went on.
+/// Completions before the receiver is stopped, and after it is resumed.
 const COMPLETIONS_PER_PHASE: u64 = 32;
 
-/// What this binary is when a test started it.
+/// Runs this binary in a role.
 #[test]
 fn role() {
     match process::role().as_deref() {
-        Some("stage") => run_coordinator(),
+        Some("coordinator") => run_coordinator(),
         Some("receiver") => run_receiver(),
         Some("sender") => run_sender(),
         _ => {}
@@ -37,7 +36,7 @@ fn role() {
 }
 
 #[test]
-fn one_process_loses_nothing_with_a_stock_buffer() {
+fn one_process_loses_nothing_with_the_default_buffer() {
     nothing_is_lost(1, DEFAULT_BUFFER);
 }
 
@@ -47,7 +46,7 @@ fn one_process_loses_nothing_with_a_large_buffer() {
 }
 
 #[test]
-fn eight_processes_lose_nothing_with_a_stock_buffer() {
+fn eight_processes_lose_nothing_with_the_default_buffer() {
     nothing_is_lost(8, DEFAULT_BUFFER);
 }
 
@@ -57,7 +56,7 @@ fn eight_processes_lose_nothing_with_a_large_buffer() {
 }
 
 #[test]
-fn sixty_four_processes_lose_nothing_with_a_stock_buffer() {
+fn sixty_four_processes_lose_nothing_with_the_default_buffer() {
     nothing_is_lost(64, DEFAULT_BUFFER);
 }
 
@@ -84,13 +83,13 @@ fn variable(name: &str) -> usize {
     std::env::var(name).unwrap().parse().unwrap()
 }
 
-/// Datagrams that the system dropped.
+/// Datagrams that the kernel dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct KernelDrops {
-    /// In receive buffers that were full, and for want of memory: in this network namespace.
+    /// Because of full receive buffers and lack of memory, in this network namespace.
     receive_buffer: u64,
     memory: u64,
-    /// In the queues between processors: in the whole system.
+    /// In the per-CPU backlog queues, system-wide.
     backlog: u64,
 }
 
@@ -122,7 +121,7 @@ impl KernelDrops {
     }
 }
 
-/// Brings receiver and senders together, stops the receiver, lets it go on, and counts.
+/// Starts receiver and senders, stops and resumes the receiver, and checks the counters.
 fn run_coordinator() {
     let senders = variable("TEST_SENDERS");
     let number = std::process::id();
@@ -141,13 +140,13 @@ fn run_coordinator() {
         receiver.send_line(&sender.receive_line());
         sender.send_line(&receiver.receive_line());
     }
-    all.iter_mut().for_each(|sender| assert_eq!(sender.receive_line(), "flows"));
+    all.iter_mut().for_each(|sender| assert_eq!(sender.receive_line(), "running"));
     let stopped = rustix::process::Pid::from_raw(receiver.id() as i32).unwrap();
     rustix::process::kill_process(stopped, rustix::process::Signal::STOP).unwrap();
     std::thread::sleep(Duration::from_secs(3));
     rustix::process::kill_process(stopped, rustix::process::Signal::CONT).unwrap();
     all.iter_mut().for_each(|sender| sender.send_line("mark"));
-    all.iter_mut().for_each(|sender| assert_eq!(sender.receive_line(), "flows again"));
+    all.iter_mut().for_each(|sender| assert_eq!(sender.receive_line(), "resumed"));
     all.iter_mut().for_each(|sender| sender.send_line("end"));
     let completed: u64 = all.iter_mut().map(|sender| sender.receive_line().parse::<u64>().unwrap()).sum();
     receiver.send_line("check");
@@ -164,13 +163,13 @@ fn run_coordinator() {
 
 fn device() -> Device {
     let address: IpAddr = std::env::var("TEST_ADDRESS").unwrap().parse().unwrap();
-    // The kernel doubles what it is asked for.
+    // The kernel doubles the requested size.
     let receive_buffer = variable("TEST_BUFFER") / 2;
     let options = EmbeddedOptions { address: Some(address), receive_buffer, ..EmbeddedOptions::default() };
     Device::embedded_with(options).unwrap()
 }
 
-/// Connects whoever asks, and sleeps: its card's own thread does everything.
+/// Accepts connections and sleeps: the device's own thread does the work.
 fn run_receiver() {
     let device = device();
     let context = device.open();
@@ -202,7 +201,7 @@ fn run_receiver() {
     while receive_line().is_some() {}
 }
 
-/// Full frames, smaller ones, and tiny ones, which cost the most for what they carry.
+/// Full frames, smaller ones and tiny ones, which have the highest overhead.
 fn size(index: usize) -> usize {
     [RECEIVE_BYTES, 20_000, 64][index % 3]
 }
@@ -211,7 +210,7 @@ fn path(index: usize) -> ConnectOptions {
     ConnectOptions { path_mtu: [Mtu::B4096, Mtu::B1024, Mtu::B256][index % 3], ..ConnectOptions::default() }
 }
 
-/// Writes over and over until it is told to end.
+/// Writes repeatedly until the coordinator ends it.
 fn run_sender() {
     let index = variable("TEST_INDEX");
     let device = device();
@@ -230,12 +229,12 @@ fn run_sender() {
     let peer: Endpoint = field().parse().unwrap();
     pair.connect(&peer, &path(index)).unwrap();
 
-    let heard = Arc::new(AtomicU64::new(0));
+    let messages = Arc::new(AtomicU64::new(0));
     std::thread::spawn({
-        let heard = heard.clone();
+        let messages = messages.clone();
         move || {
             while receive_line().is_some() {
-                heard.fetch_add(1, Ordering::Release);
+                messages.fetch_add(1, Ordering::Release);
             }
             std::process::exit(0);
         }
@@ -249,19 +248,19 @@ fn run_sender() {
         assert!(completion.status.is_success(), "{completion:?}");
         assert_eq!(completion.wr_id, completed);
         completed += 1;
-        let told = heard.load(Ordering::Acquire);
-        if told < 2 {
+        let received = messages.load(Ordering::Acquire);
+        if received < 2 {
             post(next);
             next += 1;
         }
         if completed == COMPLETIONS_PER_PHASE {
-            send_line("flows");
+            send_line("running");
         }
-        if told >= 1 && marked.is_none() {
+        if received >= 1 && marked.is_none() {
             marked = Some(completed + COMPLETIONS_PER_PHASE);
         }
         if marked == Some(completed) {
-            send_line("flows again");
+            send_line("resumed");
         }
     }
     send_line(&completed.to_string());

@@ -1,4 +1,4 @@
-//! Two hosts, a cable, two connected queue pairs with a region each, and a record of all that happened.
+//! Two hosts, a link, two connected queue pairs with a memory region each, and a recording of all events.
 
 use softhca_engine::{
     AddressVector, Counters, CqId, Event, Instant, PdId, QpState, QpType, Reason, Recovery, Settings, SrqId,
@@ -17,18 +17,18 @@ use std::cell::RefCell;
 use std::net::IpAddr;
 use std::rc::Rc;
 
-/// What a test may look at afterwards.
+/// What a test can inspect afterwards.
 #[derive(Default)]
 pub struct Recording {
-    /// Every event of every card.
+    /// Every event of every HCA.
     pub events: Vec<(Instant, HostId, Event)>,
-    /// Every frame that a host put on a cable.
+    /// Every frame that a host sent on a link.
     pub sent: Vec<(Direction, Frame)>,
     /// Every fault.
     pub faults: Vec<Fault>,
 }
 
-/// Writes into a [`Record`] that the test keeps.
+/// Writes to a [`Recording`] that the test keeps.
 pub struct Recorder(pub Rc<RefCell<Recording>>);
 
 impl EventSink for Recorder {
@@ -52,20 +52,20 @@ pub struct PairEnd {
     pub domain: PdId,
     pub cq: CqId,
     pub qp: Qpn,
-    /// A region of 1 MiB with every right.
+    /// The rkey of a memory region of 1 MiB with all access flags.
     pub rkey: RemoteKey,
     pub base: u64,
-    /// Where receives come from, if they are shared.
+    /// The shared receive queue, if there is one.
     pub srq: Option<SrqId>,
 }
 
 impl PairEnd {
-    /// A gather entry at an offset into the region.
+    /// An SGE at an offset into the region.
     pub fn sge(&self, offset: u64, length: u32) -> Sge {
         Sge { address: self.base + offset, length, lkey: LocalKey(self.rkey.0) }
     }
 
-    /// The region as a peer names it.
+    /// The remote address of an offset into the region.
     pub fn remote(&self, offset: u64) -> RemoteAddress {
         RemoteAddress { address: self.base + offset, rkey: self.rkey }
     }
@@ -78,12 +78,12 @@ pub struct Pair {
     pub a: PairEnd,
     pub b: PairEnd,
     pub recording: Rc<RefCell<Recording>>,
-    /// Where datagrams of the first end go.
+    /// The destination of datagrams from the first end.
     pub datagram: UdDestination,
     rules: u32,
 }
 
-/// Everything that a pair may differ in.
+/// The parameters of a pair.
 #[derive(Clone, Copy)]
 pub struct Setup {
     pub seed: u64,
@@ -93,9 +93,9 @@ pub struct Setup {
     pub options: QpOptions,
     pub link: LinkSettings,
     pub region_bytes: u64,
-    /// The second end takes its receives from a shared queue.
+    /// The second end uses a shared receive queue.
     pub shared_receive_queue: bool,
-    /// The addresses of the hosts, unless the world chooses.
+    /// The addresses of the hosts, unless the simulation chooses.
     pub addresses: Option<[IpAddr; 2]>,
 }
 
@@ -138,25 +138,25 @@ impl Setup {
         self
     }
 
-    /// Changes how the two are connected.
+    /// Changes the connection parameters.
     pub fn connection(mut self, change: impl FnOnce(&mut ConnectOptions)) -> Setup {
         change(&mut self.connection);
         self
     }
 
-    /// A line that takes its time: 1 Gbit/s, so that packets follow each other.
+    /// A link of 1 Gbit/s, so that serialization separates packets.
     pub fn one_gigabit(mut self) -> Setup {
         self.link.bits_per_second = std::num::NonZeroU64::new(1_000_000_000);
         self
     }
 
-    /// Two hosts with IPv6 addresses.
+    /// Gives the hosts IPv6 addresses.
     pub fn ipv6(mut self) -> Setup {
         self.addresses = Some(["fd00::1", "fd00::2"].map(|address| address.parse().unwrap()));
         self
     }
 
-    /// The second end takes its receives from a shared queue.
+    /// The second end uses a shared receive queue.
     pub fn with_shared_receive_queue(mut self) -> Setup {
         self.shared_receive_queue = true;
         self
@@ -186,16 +186,16 @@ impl Setup {
         self.build_with_sink(|_| Box::new(()))
     }
 
-    /// Builds a pair that somebody else sees too, from before its queue pairs are there.
+    /// Builds a pair with an additional event sink that also sees the creation of the queue pairs.
     pub fn build_with_sink(self, see: impl FnOnce(&World) -> Box<dyn EventSink>) -> Pair {
         let mut world = World::new(self.seed);
-        let record = Rc::new(RefCell::new(Recording::default()));
+        let recording = Rc::new(RefCell::new(Recording::default()));
         let hosts = [("alice", 0), ("bob", 1)].map(|(name, index)| match self.addresses {
             Some(addresses) => world.add_host_at(name, addresses[index], self.settings),
             None => world.add_host(name, self.settings),
         });
-        let cable = world.add_link(hosts[0], hosts[1], self.link);
-        let observers: Vec<Box<dyn EventSink>> = vec![Box::new(Recorder(record.clone())), see(&world)];
+        let link = world.add_link(hosts[0], hosts[1], self.link);
+        let observers: Vec<Box<dyn EventSink>> = vec![Box::new(Recorder(recording.clone())), see(&world)];
         world.set_sink(observers);
         let a = self.create_end(&mut world, hosts[0], false);
         let b = self.create_end(&mut world, hosts[1], true);
@@ -210,14 +210,14 @@ impl Setup {
         } else {
             world.connect((a.host, a.qp), (b.host, b.qp), &self.connection).unwrap();
         }
-        Pair { world, link: cable, a, b, recording: record, datagram, rules: 0 }
+        Pair { world, link, a, b, recording, datagram, rules: 0 }
     }
 }
 
-/// The key of datagram pairs.
+/// The Q_Key of datagram pairs.
 pub const QUEUE_KEY: QueueKey = QueueKey(0x1111);
 
-/// Every right that a region can have.
+/// All access flags of a memory region.
 pub const ALL_ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_WRITE)
     .union(AccessFlags::REMOTE_READ)
@@ -229,13 +229,13 @@ impl Pair {
         Setup::default().build()
     }
 
-    /// Adds a fault rule to the cable.
+    /// Adds a fault rule to the link.
     pub fn add_rule(&mut self, selector: Selector, repeat: Repeat, action: Action) {
         self.rules += 1;
         self.world.add_rule(self.link, Rule { id: RuleId(self.rules), selector, repeat, action });
     }
 
-    /// Loses the first `times` packets that match.
+    /// Drops the first `times` packets that match.
     pub fn drop_packets(&mut self, selector: Selector, times: u64) {
         self.add_rule(selector, Repeat::times(times), Action::Drop);
     }
@@ -245,12 +245,12 @@ impl Pair {
         self.world.verbs(end.host)
     }
 
-    /// Posts a signalled request at the first end.
+    /// Posts a signaled request at the first end.
     pub fn post(&mut self, id: u64, operation: Operation, gather: &[Sge]) {
         self.post_with(id, operation, gather, |_| {});
     }
 
-    /// Posts a signalled request at the first end, after `change`.
+    /// Posts a signaled request at the first end, after `change`.
     pub fn post_with(
         &mut self,
         id: u64,
@@ -294,7 +294,7 @@ impl Pair {
         }
     }
 
-    /// Goes on until nothing is left to happen, and checks that no frame appeared or vanished.
+    /// Runs until no event is left, and checks that every frame is accounted for.
     pub fn run(&mut self) {
         self.world.run();
         let census = self.world.frame_counters();
@@ -302,12 +302,12 @@ impl Pair {
         assert_eq!(census.in_flight, 0);
     }
 
-    /// Everything that completed at an end.
+    /// The completions at an end.
     pub fn completions(&mut self, end: PairEnd) -> Vec<Completion> {
         self.world.verbs(end.host).poll_all(end.cq)
     }
 
-    /// Id and status of everything that completed at an end.
+    /// wr_id and status of the completions at an end.
     pub fn completion_statuses(&mut self, end: PairEnd) -> Vec<(u64, &'static str)> {
         self.completions(end).iter().map(|c| (c.wr_id, c.status.name())).collect()
     }
@@ -333,7 +333,7 @@ impl Pair {
         [self.a, self.b].map(|end| self.state(end).name())
     }
 
-    /// The asynchronous events of an end, by the names of the verbs.
+    /// The asynchronous events of an end, by their verbs names.
     pub fn async_events(&self, end: PairEnd) -> Vec<&'static str> {
         let record = self.recording.borrow();
         let raised = record.events.iter().filter(|(_, host, _)| *host == end.host);
@@ -344,7 +344,7 @@ impl Pair {
             .collect()
     }
 
-    /// Why the request with this id ended as it did at an end.
+    /// The reason of the completion with this wr_id at an end.
     pub fn completion_reason(&self, end: PairEnd, id: u64) -> Reason {
         let record = self.recording.borrow();
         let mut at_end = record.events.iter().filter(|(_, host, _)| *host == end.host);
@@ -356,7 +356,7 @@ impl Pair {
             .expect("the request completed")
     }
 
-    /// The packets that were sent, in order: direction and one-line display without addresses and keys.
+    /// The packets that were sent, in order, without addresses and keys.
     pub fn packets(&self) -> Vec<String> {
         let record = self.recording.borrow();
         let show = |(direction, frame): &(Direction, Frame)| {
@@ -382,7 +382,7 @@ impl Default for Pair {
     }
 }
 
-/// The requests of the first end with these PSNs, relative to its first.
+/// Selects requests of the first end by PSN, relative to its first.
 pub fn requests(psn: InclusiveRange) -> Selector {
     Selector {
         flow_id: Some(FlowId(1)),
@@ -392,12 +392,12 @@ pub fn requests(psn: InclusiveRange) -> Selector {
     }
 }
 
-/// The answers to the first end with these PSNs, relative to its first.
+/// Selects responses to the first end by PSN, relative to its first.
 pub fn responses(psn: InclusiveRange) -> Selector {
     Selector { packet_type: Some(PacketType::Response), ..requests(psn) }
 }
 
-/// `length` bytes that are different at every place and for every salt.
+/// `length` pseudo-random bytes that depend on the offset and the salt.
 pub fn pattern(salt: u64, length: usize) -> Vec<u8> {
     (0..length as u64).map(|i| ((i + salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }

@@ -1,22 +1,22 @@
-//! Other processes of a test: the test's binary runs itself again in a role.
+//! Child processes of a test: the test binary runs itself again in a role.
 //!
-//! The binary has a test named `role` that does what SOFTHCA_TEST_ROLE says, and nothing without it.
+//! The test named `role` runs the role in SOFTHCA_TEST_ROLE, and does nothing if the variable is not set.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-/// Long enough for the slowest machine; no test waits for it to pass.
+/// Long enough for the slowest machine. Tests do not wait for it to expire.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Another process. It ends with the test.
+/// A child process that is killed when the test ends.
 pub struct Process {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
-/// The command that starts this binary again in a role, behind the words of `wrapper`, which runs its arguments.
+/// The command that runs this binary in a role, through `wrapper`, which executes its arguments.
 pub fn command(wrapper: &[&str], role: &str) -> Command {
     let binary = std::env::current_exe().unwrap();
     let mut command = match wrapper {
@@ -32,24 +32,24 @@ pub fn command(wrapper: &[&str], role: &str) -> Command {
     command
 }
 
-/// The role that this process has, if it was started in one.
+/// The role of this process, if it has one.
 pub fn role() -> Option<String> {
     std::env::var("SOFTHCA_TEST_ROLE").ok()
 }
 
-/// Says something to whoever started this process. The mark tells it from what the test harness prints.
+/// Sends a line to the parent. The mark `@` distinguishes it from the output of the test harness.
 pub fn send_line(text: &str) {
     println!("\n@{text}");
     std::io::stdout().flush().unwrap();
 }
 
-/// Hears what the process that started this one says.
+/// Receives a line from the parent; `None` if it has exited.
 pub fn receive_line() -> Option<String> {
     let mut line = String::new();
     (std::io::stdin().read_line(&mut line).unwrap() > 0).then(|| line.trim_end().into())
 }
 
-/// Ends this process with whoever started it.
+/// Exits when the parent does.
 pub fn exit_with_parent() {
     std::thread::spawn(|| {
         while receive_line().is_some() {}
@@ -65,7 +65,7 @@ impl Process {
         Process { child, input, output }
     }
 
-    /// The next thing that it says.
+    /// Receives the next line from the child.
     pub fn receive_line(&mut self) -> String {
         let mut line = String::new();
         while self.output.read_line(&mut line).unwrap() > 0 {
@@ -85,14 +85,14 @@ impl Process {
         self.child.id()
     }
 
-    /// Waits until it ends by itself, as it should.
+    /// Waits until the child exits successfully.
     pub fn finish(mut self) {
         let mut rest = String::new();
         self.output.read_to_string(&mut rest).unwrap();
         assert!(self.child.wait().unwrap().success(), "{rest}");
     }
 
-    /// SIGKILL, and wait until it is gone.
+    /// Sends SIGKILL and waits for the exit.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

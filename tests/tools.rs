@@ -1,7 +1,7 @@
-//! Tests that need a program which may not be there.
+//! Tests that need a program that may not be installed.
 //!
-//! The test targets that have some run under libtest-mimic: a test whose program is missing says so and is
-//! counted as ignored. With SOFTHCA_REQUIRE_TOOLS=1, as in CI, it fails instead.
+//! Their targets use libtest-mimic: a test whose program is missing prints that and counts as ignored. With
+//! SOFTHCA_REQUIRE_TOOLS=1, as in CI, it fails instead.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::process::{Command, ExitCode, Stdio};
@@ -21,12 +21,12 @@ macro_rules! needs {
     };
 }
 
-/// A test that needs `program`. What fails in it panics.
+/// A test that needs `program` and panics on failure.
 pub fn needs(program: &'static str, name: &str, test: fn()) -> Trial {
     needs_with(program, name, test)
 }
 
-/// As [`needs()`], for a test that knows more than its name.
+/// As [`needs()`], for a closure.
 pub fn needs_with(program: &'static str, name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
     if is_installed(program) {
         return Trial::test(name, move || {
@@ -42,7 +42,7 @@ pub fn needs_with(program: &'static str, name: &str, test: impl FnOnce() + Send 
     Trial::test(name, || Ok(())).with_ignored_flag(true)
 }
 
-/// Runs the tests as the arguments of the process ask for.
+/// Runs the tests that the command line selects.
 pub fn run(tests: Vec<Trial>) -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
 }

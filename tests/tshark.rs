@@ -1,6 +1,6 @@
-//! tshark reads what we write: every opcode that a card emits, field by field as we read it ourselves.
+//! tshark decodes every opcode that the HCA emits with the same fields as our own parser.
 //!
-//! tshark shows the ICRC and does not check it, so agreeing on it means to see the bytes that we computed.
+//! tshark shows the ICRC without checking it, so comparing it compares the bytes that we computed.
 
 use softhca_engine::{AddressVector, CongestionSettings, QpType};
 use softhca_fabric::{Action, InclusiveRange, QpOptions, Repeat, Selector};
@@ -25,16 +25,16 @@ const QUEUE_KEY: QueueKey = QueueKey(0x1234_5678);
 
 fn main() -> ExitCode {
     tools::run(vec![
-        needs!("tshark", every_opcode_is_read_alike),
-        needs!("tshark", version_1_is_read_alike),
-        needs!("tshark", canonical_captures_are_read_alike),
-        needs!("tshark", connection_messages_are_read_alike),
-        needs!("tshark", rules_leave_a_comment),
-        needs!("tshark", pauses_notifications_and_comments_are_seen),
+        needs!("tshark", every_opcode_is_decoded_like_tshark_does),
+        needs!("tshark", roce_v1_is_decoded_like_tshark_does),
+        needs!("tshark", canonical_captures_are_decoded_like_tshark_does),
+        needs!("tshark", cm_messages_are_decoded_like_tshark_does),
+        needs!("tshark", fault_rules_add_a_packet_comment),
+        needs!("tshark", tshark_shows_pauses_cnps_and_comments),
     ])
 }
 
-/// What passes the cable of a world while `act` runs.
+/// A capture of the packets on the link of a simulation while `act` runs.
 fn captured(mut pair: Pair, framing: RoceVersion, act: impl FnOnce(&mut Pair)) -> Vec<u8> {
     let writer = CaptureWriter::with_version(Vec::new(), framing).expect("a capture");
     let tap =
@@ -75,7 +75,7 @@ fn reads_and_atomics(pair: &mut Pair) {
     pair.post(4, Operation::CompareSwap { remote: b.remote(8), compare: 3, swap: 1 << 40 }, &[a.sge(0, 8)]);
 }
 
-/// A SEND with invalidate, which the peer refuses: it has no such key.
+/// A SEND with invalidate that the peer rejects, because it has no such rkey.
 fn invalidation(pair: &mut Pair, length: u32) {
     pair.post_receive(1, 0, 4096);
     let gather = [pair.a.sge(0, length)];
@@ -107,7 +107,7 @@ fn datagrams() -> Vec<u8> {
     })
 }
 
-/// A packet that is marked on its way, so that the receiver notifies the sender.
+/// A packet with a CE mark, so that the receiver sends a CNP.
 fn ecn_marked(pair: &mut Pair) {
     pair.add_rule(
         Selector { psn: Some(InclusiveRange::exactly(0)), ..Selector::default() },
@@ -117,8 +117,8 @@ fn ecn_marked(pair: &mut Pair) {
     pair.post_write(1, 0, 0, 3000);
 }
 
-/// A refusal for want of a receive.
-fn not_ready(pair: &mut Pair) {
+/// An RNR NAK.
+fn rnr_nak(pair: &mut Pair) {
     pair.post_send(1, 0, 10);
     pair.world.run_for(std::time::Duration::from_micros(100));
     pair.post_receive(1, 0, 100);
@@ -148,13 +148,13 @@ const FIELDS: [&str; 17] = [
     "infiniband.invariant.crc",
 ];
 
-/// These fields of every packet, as tshark reads them.
+/// These fields of every packet, decoded by tshark.
 fn tshark(name: &str, file: &[u8], fields: &[&str]) -> Vec<Vec<String>> {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name).with_extension("pcapng");
     std::fs::write(&path, file).expect("a file in the target folder");
     let mut command = Command::new("tshark");
     command.arg("-r").arg(&path).args(["-n", "-T", "fields", "-E", "separator=|", "-E", "occurrence=f"]);
-    // What guesses at payloads would take our bytes for its own.
+    // Heuristic dissectors would misinterpret our payload.
     for protocol in ["rpcordma", "smb_direct", "nvme-rdma", "lnet", "iser", "infiniband_sdp", "smc", "fcoib"]
     {
         command.args(["--disable-protocol", protocol]);
@@ -168,7 +168,7 @@ fn tshark(name: &str, file: &[u8], fields: &[&str]) -> Vec<Vec<String>> {
     text.lines().map(|line| line.split('|').map(str::to_owned).collect()).collect()
 }
 
-/// A number as tshark prints it, decimal or hexadecimal, or with colons where it is bytes.
+/// Parses a number of tshark: decimal, hexadecimal, or bytes with colons.
 fn number(text: &str) -> Option<u64> {
     let text = text.replace(':', "");
     match text.strip_prefix("0x") {
@@ -178,7 +178,7 @@ fn number(text: &str) -> Option<u64> {
     }
 }
 
-/// The same fields as we read them.
+/// The same fields, decoded by us.
 fn our_fields(roce: &RocePacket<'_>) -> [Option<u64>; 15] {
     let header = &roce.transport.header;
     let bth = header.bth;
@@ -197,21 +197,21 @@ fn our_fields(roce: &RocePacket<'_>) -> [Option<u64>; 15] {
         header.deth.map(|deth| deth.source_qp.value().into()),
         header.immediate.map(|immediate| immediate.0.into()),
         match roce.mad {
-            Some(Mad::Cm(datagram)) => Some(datagram.message.attribute().into()),
+            Some(Mad::Cm(datagram)) => Some(datagram.message.attribute_id().into()),
             _ => None,
         },
         Some(u32::from_be_bytes(roce.frame.icrc().0).into()),
     ]
 }
 
-/// Compares every packet of a file and adds its opcodes to those seen.
+/// Compares every packet of a file and collects its opcodes.
 fn compare(name: &str, file: &[u8], seen: &mut BTreeSet<Opcode>) {
     let records = records(file);
     let lines = tshark(name, file, &FIELDS);
     assert_eq!(records.len(), lines.len(), "{name}");
     for (record, line) in records.iter().zip(lines) {
         let packet = Packet::new(record, 0);
-        assert_eq!(line[0], "", "tshark calls this malformed: {packet}");
+        assert_eq!(line[0], "", "tshark considers this malformed: {packet}");
         let roce = match &packet.contents {
             PacketContents::Roce(roce) => roce,
             PacketContents::Pause(_) => continue,
@@ -223,7 +223,7 @@ fn compare(name: &str, file: &[u8], seen: &mut BTreeSet<Opcode>) {
         let expected = our_fields(roce);
         let opcode = roce.transport.header.bth.opcode;
         let known = match () {
-            // Of XRC, tshark knows no more than the BTH; of a CNP it does not show the ICRC.
+            // tshark decodes only the BTH of XRC packets, and does not show the ICRC of CNPs.
             () if opcode.service() == Service::Xrc => 5,
             () if opcode == Opcode::CNP => expected.len() - 1,
             () => expected.len(),
@@ -242,14 +242,14 @@ fn compare(name: &str, file: &[u8], seen: &mut BTreeSet<Opcode>) {
     }
 }
 
-fn every_opcode_is_read_alike() {
+fn every_opcode_is_decoded_like_tshark_does() {
     let mut seen = BTreeSet::new();
     let rc = |act: fn(&mut Pair)| captured(Pair::new(), RoceVersion::V2, act);
     compare("rc_data", &rc(sends_and_writes), &mut seen);
     compare("rc_reads", &rc(reads_and_atomics), &mut seen);
     compare("rc_invalidate_one", &rc(|pair| invalidation(pair, 5)), &mut seen);
     compare("rc_invalidate_many", &rc(|pair| invalidation(pair, 3000)), &mut seen);
-    compare("rc_not_ready", &rc(not_ready), &mut seen);
+    compare("rc_not_ready", &rc(rnr_nak), &mut seen);
     compare(
         "uc_data",
         &captured(Setup::with_kind(QpType::Uc).build(), RoceVersion::V2, sends_and_writes),
@@ -265,7 +265,7 @@ fn every_opcode_is_read_alike() {
     let mut setup = Setup::default();
     setup.settings.congestion = CongestionSettings::DCQCN;
     compare("notification", &captured(setup.build(), RoceVersion::V2, ecn_marked), &mut seen);
-    // No card here sends these.
+    // The HCA does not send these.
     let never = [WireOperation::Flush, WireOperation::AtomicWrite];
     let expected: BTreeSet<Opcode> =
         Opcode::all().filter(|opcode| !never.contains(&opcode.operation())).collect();
@@ -273,7 +273,7 @@ fn every_opcode_is_read_alike() {
 }
 
 /// The captures of the book.
-fn canonical_captures_are_read_alike() {
+fn canonical_captures_are_decoded_like_tshark_does() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/captures");
     let mut count = 0;
     for entry in std::fs::read_dir(folder).expect("the folder of captures") {
@@ -287,8 +287,8 @@ fn canonical_captures_are_read_alike() {
     assert!(count >= 40, "{count}");
 }
 
-/// What Linux's connection managers said to each other.
-fn connection_messages_are_read_alike() {
+/// CM messages of Linux.
+fn cm_messages_are_decoded_like_tshark_does() {
     for name in ["rdma_client", "ucmatose_cmreject", "udaddy"] {
         let mut file = CaptureWriter::new(Vec::new()).expect("a capture");
         let interface = file.add_interface("eth0", "").expect("an interface");
@@ -310,12 +310,12 @@ fn connection_messages_are_read_alike() {
     }
 }
 
-fn version_1_is_read_alike() {
+fn roce_v1_is_decoded_like_tshark_does() {
     let file = captured(Pair::new(), RoceVersion::V1, sends_and_writes);
     compare("rc_version_1", &file, &mut BTreeSet::new());
 }
 
-fn rules_leave_a_comment() {
+fn fault_rules_add_a_packet_comment() {
     let mut pair = Pair::new();
     let selector = Selector { psn: Some(InclusiveRange::exactly(1)), ..Selector::default() };
     pair.add_rule(selector, Repeat::times(1), Action::Drop);
@@ -326,7 +326,7 @@ fn rules_leave_a_comment() {
     assert_eq!(comments, [("alice", ""), dropped, ("alice", ""), ("bob", "")]);
 }
 
-fn pauses_notifications_and_comments_are_seen() {
+fn tshark_shows_pauses_cnps_and_comments() {
     let mut writer = CaptureWriter::new(Vec::new()).expect("a capture");
     let alice = writer.add_interface("alice", "10.0.0.1").expect("an interface");
     let bob = writer.add_interface("bob", "10.0.0.2").expect("an interface");

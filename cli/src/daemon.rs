@@ -1,4 +1,4 @@
-//! `softhca daemon`: the shared cards, in the foreground.
+//! `softhca daemon`: the daemon in the foreground.
 
 use crate::output;
 use clap::Args;
@@ -13,40 +13,40 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// What `softhca daemon` takes.
+/// Arguments of `softhca daemon`.
 #[derive(Args)]
 pub struct Arguments {
-    /// A TOML file: name, recovery, loopback, clients, [hosts], [share]
+    /// TOML configuration file; see the reference for its keys
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The daemon's name, for users with several
+    /// Name of the daemon, if you run several
     #[arg(long)]
     name: Option<String>,
-    /// A host and its address (127.0.0.2, …), or its IPv4 and IPv6 address with a comma; without an address, the
-    /// first that is free. May be repeated
+    /// Add a host, with an IP address or an IPv4 and an IPv6 address separated by a comma [default address: the
+    /// first free one of 127.0.0.2, …]. May be repeated
     #[arg(long, value_name = "NAME[=ADDRESS]", value_parser = parse_host)]
     host: Vec<(HostConfig, Option<Ipv6Addr>)>,
-    /// Packets leave from the source port of their flow, so that a network can spread them over equal paths
+    /// Use a separate UDP source port per flow, so that ECMP can spread flows over equal paths
     #[arg(long)]
     entropy: bool,
-    /// What a lost packet does: fatal, go-back-n or go-back-0
+    /// Recovery from packet loss: fatal, go-back-n or go-back-0
     #[arg(long, value_name = "MODE", value_parser = parse_recovery)]
     recovery: Option<Recovery>,
-    /// Where goes what a host sends to itself: socket, or card, which is faster and does not show in tcpdump
-    #[arg(long, value_name = "WAY", value_parser = parse_loopback)]
+    /// How a host's traffic to itself is carried: socket, or card (faster, not visible to tcpdump)
+    #[arg(long, value_name = "METHOD", value_parser = parse_loopback)]
     loopback: Option<Loopback>,
-    /// Write every packet that leaves a card to this pcapng file
+    /// Write every transmitted packet to this pcapng file
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
-    /// Write every event of the cards to this file, as JSON lines
+    /// Write every event to this file, as JSON lines
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// Leave when no client was there for so many seconds
+    /// Exit after this many seconds without a client
     #[arg(long, value_name = "SECONDS")]
-    leave_after: Option<u64>,
-    /// How long an engine thread looks for more to do before it sleeps, in microseconds
+    idle_timeout: Option<u64>,
+    /// How long an engine thread polls for work before it sleeps, in microseconds
     #[arg(long, value_name = "MICROSECONDS", hide = true)]
-    linger: Option<u64>,
+    busy_poll: Option<u64>,
 }
 
 fn parse_host(text: &str) -> Result<(HostConfig, Option<Ipv6Addr>), String> {
@@ -60,32 +60,32 @@ fn parse_host(text: &str) -> Result<(HostConfig, Option<Ipv6Addr>), String> {
         }
     };
     if name.is_empty() {
-        return Err("a host needs a name: alice=127.0.0.2".into());
+        return Err("the host has no name; example: alice=127.0.0.2".into());
     }
     Ok((HostConfig { name: name.into(), address }, ipv6))
 }
 
-/// Reads the name of a recovery mode.
+/// Parses the name of a recovery mode.
 pub fn parse_recovery(text: &str) -> Result<Recovery, String> {
-    Recovery::from_name(text).ok_or_else(|| "one of fatal, go-back-n, go-back-0".into())
+    Recovery::from_name(text).ok_or_else(|| "expected fatal, go-back-n or go-back-0".into())
 }
 
-/// Reads the name of a way to oneself.
+/// Parses the name of a loopback method.
 pub fn parse_loopback(text: &str) -> Result<Loopback, String> {
-    Loopback::from_name(text).ok_or_else(|| "one of socket, card".into())
+    Loopback::from_name(text).ok_or_else(|| "expected socket or card".into())
 }
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    let asked = configure(arguments).and_then(|config| Ok((config, RecordingFiles::open(arguments)?)));
-    let (config, records) = match asked {
-        Ok(asked) => asked,
+    let prepared = configure(arguments).and_then(|config| Ok((config, RecordingFiles::open(arguments)?)));
+    let (config, files) = match prepared {
+        Ok(prepared) => prepared,
         Err(message) => {
             eprintln!("softhca: {message}");
-            return ExitCode::from(crate::EXIT_BAD_INPUT);
+            return ExitCode::from(crate::exit_code::BAD_INPUT);
         }
     };
-    match serve(config, records) {
+    match serve(config, files) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("softhca: {error}");
@@ -116,23 +116,24 @@ fn configure(arguments: &Arguments) -> Result<Config, String> {
     if arguments.entropy {
         config.entropy = Entropy::On;
     }
-    if let Some(seconds) = arguments.leave_after {
+    if let Some(seconds) = arguments.idle_timeout {
         config.idle_exit_after = Some(Duration::from_secs(seconds));
     }
-    if let Some(microseconds) = arguments.linger {
+    if let Some(microseconds) = arguments.busy_poll {
         config.busy_poll = Duration::from_micros(microseconds);
     }
     Ok(config)
 }
 
-/// The files that the cards are recorded in.
+/// The capture and event log files.
 struct RecordingFiles {
     capture: Option<File>,
     log: Option<File>,
 }
 
 impl RecordingFiles {
-    /// Another daemon may be writing to them, and be the reason why this one does not start.
+    /// Opens the files without truncating them: a running daemon may be writing to them, and then this one does not
+    /// start.
     fn open(arguments: &Arguments) -> Result<RecordingFiles, String> {
         let open =
             |option, path: &Option<PathBuf>| path.as_ref().map(|path| output::open(option, path)).transpose();
@@ -153,7 +154,7 @@ fn serve(
         capture.iter().chain(&log).try_for_each(output::truncate)?;
         daemon.start_recording(capture, log)?;
     }
-    // Whoever reads this may go: the daemon stays.
+    // A closed standard output does not stop the daemon.
     let mut terminal = io::stdout();
     for host in daemon.status().hosts {
         let _ = writeln!(terminal, "{} {} {}", host.host.name, host.host.device_name, host.host.address);

@@ -1,6 +1,6 @@
-//! `softhca demo`: two emulated hosts over real UDP sockets do everything once, and the ladder of each is shown.
+//! `softhca demo`: runs every operation between two emulated hosts over real UDP sockets and prints the ladders.
 
-use crate::{EXIT_BAD_INPUT, output, terminal};
+use crate::{exit_code, output, terminal};
 use clap::Args;
 use softhca::{
     AccessFlags, AddressVector, Completion, CompletionQueue, ConnectOptions, Context, Device,
@@ -20,19 +20,19 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// What `softhca demo` takes.
+/// Arguments of `softhca demo`.
 #[derive(Args)]
 pub struct Arguments {
-    /// Where the capture is written; a file in the temporary directory unless said
+    /// File for the capture [default: a file in the temporary directory]
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
 }
 
 type DemoError = Box<dyn std::error::Error + Send + Sync>;
 
-/// How long a step may take before the demo gives up: nothing here takes a thousandth of it.
+/// The timeout of a step, far longer than any step takes.
 const COMPLETION_TIMEOUT: Duration = Duration::from_secs(20);
-/// The packet that the last act loses, and the rule that loses it.
+/// The fault rule of the last step.
 const DROP_RULE: RuleId = RuleId(1);
 const SEED: u64 = 1;
 
@@ -46,12 +46,12 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         Ok(file) => file,
         Err(why) => {
             eprintln!("softhca demo: {why}");
-            return ExitCode::from(EXIT_BAD_INPUT);
+            return ExitCode::from(exit_code::BAD_INPUT);
         }
     };
     match run_demo(file) {
         Ok(()) => {
-            say!("capture: {}", path.display());
+            outln!("capture: {}", path.display());
             ExitCode::SUCCESS
         }
         Err(why) => {
@@ -61,9 +61,9 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// Everything that both cards tell, in the order in which they tell it.
+/// The events and packets of both devices, in order.
 struct Recording {
-    /// When the demo began, and when the act did.
+    /// When the demo started, and when the current step did.
     started: std::time::Instant,
     step_started: std::time::Instant,
     ladders: LadderBuilder,
@@ -71,7 +71,7 @@ struct Recording {
     write_error: Option<std::io::Error>,
 }
 
-/// One card's pen for the record.
+/// Records the events of one device.
 struct RecordingSink {
     recording: Arc<Mutex<Recording>>,
     host: HostId,
@@ -82,40 +82,40 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// One clock for both cards: what was told first happened first.
+/// The time on one clock for both devices.
 fn elapsed(start: std::time::Instant) -> Instant {
     Instant::from_nanos(start.elapsed().as_nanos() as u64)
 }
 
 impl EventSink for RecordingSink {
     fn on_event(&mut self, _: Instant, event: &NetworkEvent<'_>) {
-        let record = &mut *lock(&self.recording);
+        let recording = &mut *lock(&self.recording);
         let written = match *event {
             NetworkEvent::Hca { event, .. } => {
-                record.ladders.record_event(elapsed(record.step_started), self.host, event);
-                self.tap.flush_pending(&mut record.capture)
+                recording.ladders.record_event(elapsed(recording.step_started), self.host, event);
+                self.tap.flush_pending(&mut recording.capture)
             }
             NetworkEvent::Frame { stage: Stage::Admitted, addressing, packet, .. } => {
-                record.ladders.record_frame(elapsed(record.step_started), addressing, packet);
-                let now = elapsed(record.started);
-                self.tap.packet_sent(&mut record.capture, now.nanos(), addressing, packet)
+                recording.ladders.record_frame(elapsed(recording.step_started), addressing, packet);
+                let now = elapsed(recording.started);
+                self.tap.packet_sent(&mut recording.capture, now.nanos(), addressing, packet)
             }
             NetworkEvent::Fault { fault, .. } => {
-                record.ladders.record_fault(None, fault);
-                self.tap.add_fault(fault, record.ladders.names_mut());
+                recording.ladders.record_fault(None, fault);
+                self.tap.add_fault(fault, recording.ladders.names_mut());
                 Ok(())
             }
             _ => Ok(()),
         };
-        record.write_error = record.write_error.take().or(written.err());
+        recording.write_error = recording.write_error.take().or(written.err());
     }
 }
 
 impl Drop for RecordingSink {
     fn drop(&mut self) {
-        let record = &mut *lock(&self.recording);
-        let written = self.tap.flush_pending(&mut record.capture);
-        record.write_error = record.write_error.take().or(written.err());
+        let recording = &mut *lock(&self.recording);
+        let written = self.tap.flush_pending(&mut recording.capture);
+        recording.write_error = recording.write_error.take().or(written.err());
     }
 }
 
@@ -134,20 +134,20 @@ impl DemoHost {
         name: &'static str,
         host: HostId,
         interface: InterfaceId,
-        record: &Arc<Mutex<Recording>>,
+        recording: &Arc<Mutex<Recording>>,
     ) -> Result<DemoHost, DemoError> {
-        let scribe = RecordingSink { recording: record.clone(), host, tap: PortTap::new(interface) };
-        let options = EmbeddedOptions { event_sink: Box::new(scribe), ..EmbeddedOptions::default() };
+        let sink = RecordingSink { recording: recording.clone(), host, tap: PortTap::new(interface) };
+        let options = EmbeddedOptions { event_sink: Box::new(sink), ..EmbeddedOptions::default() };
         let device = Device::embedded_with(options)?;
         let context = device.open();
         let domain = context.allocate_protection_domain()?;
-        let queue = context.create_completion_queue(64)?;
+        let cq = context.create_completion_queue(64)?;
         let rights = AccessFlags::LOCAL_WRITE
             | AccessFlags::REMOTE_WRITE
             | AccessFlags::REMOTE_READ
             | AccessFlags::REMOTE_ATOMIC;
         let region = domain.allocate_region(8192, rights)?;
-        Ok(DemoHost { name, device, context, domain, cq: queue, region })
+        Ok(DemoHost { name, device, context, domain, cq, region })
     }
 
     fn queue_pair(&self, kind: QpType) -> Result<QueuePair, DemoError> {
@@ -161,11 +161,11 @@ impl DemoHost {
     fn completion(&self) -> Result<Completion, DemoError> {
         self.cq
             .wait_for(COMPLETION_TIMEOUT)
-            .ok_or_else(|| format!("{} waited in vain for a completion", self.name).into())
+            .ok_or_else(|| format!("{} received no completion in time", self.name).into())
     }
 }
 
-/// The two hosts and what is told of them.
+/// The two hosts and the recording.
 struct Demo {
     recording: Arc<Mutex<Recording>>,
     alice: DemoHost,
@@ -174,21 +174,21 @@ struct Demo {
 }
 
 impl Demo {
-    /// Announces an act: what will be seen, and why.
+    /// Prints the introduction of a step.
     fn begin_step(&mut self, title: &str, text: &str) {
         self.step += 1;
-        say!("{}. {title}\n", self.step);
+        outln!("{}. {title}\n", self.step);
         for line in text.lines() {
-            say!("   {}", line.trim());
+            outln!("   {}", line.trim());
         }
-        say!("");
+        outln!("");
     }
 
-    /// Two queue pairs of the act, named for the ladder, connected if they can be.
+    /// Creates two queue pairs, names them for the ladder, and connects them unless they are UD.
     fn connect_queue_pairs(&self, kind: QpType) -> Result<[QueuePair; 2], DemoError> {
         let pairs = [self.alice.queue_pair(kind)?, self.bob.queue_pair(kind)?];
         let ends = [self.alice.endpoint(&pairs[0]), self.bob.endpoint(&pairs[1])];
-        let mut record = lock(&self.recording);
+        let mut recording = lock(&self.recording);
         let mut cast = NameTable::new();
         for (index, host) in [&self.alice, &self.bob].into_iter().enumerate() {
             cast.add_host(HostId(index as u32), host.name, host.device.address());
@@ -197,8 +197,8 @@ impl Demo {
         }
         cast.connect(ends[0], ends[1]);
         cast.add_rule(DROP_RULE, "lose the second packet");
-        record.ladders = LadderBuilder::new(cast);
-        drop(record);
+        recording.ladders = LadderBuilder::new(cast);
+        drop(recording);
         if kind.is_datagram() {
             pairs.iter().try_for_each(|pair| pair.start_ud(QKEY))?;
         } else {
@@ -206,20 +206,20 @@ impl Demo {
             pairs[0].connect(&pairs[1].endpoint(), &path)?;
             pairs[1].connect(&pairs[0].endpoint(), &path)?;
         }
-        // The way to RTS is not the act.
-        let mut record = lock(&self.recording);
-        let cast = std::mem::take(record.ladders.names_mut());
-        record.ladders = LadderBuilder::new(cast);
-        record.step_started = std::time::Instant::now();
-        drop(record);
+        // Start the ladder after the transitions to RTS.
+        let mut recording = lock(&self.recording);
+        let cast = std::mem::take(recording.ladders.names_mut());
+        recording.ladders = LadderBuilder::new(cast);
+        recording.step_started = std::time::Instant::now();
+        drop(recording);
         Ok(pairs)
     }
 
-    /// Shows the ladder of the act.
+    /// Prints the ladder of the step.
     fn print_ladder(&self) {
-        let mut record = lock(&self.recording);
-        for ladder in record.ladders.ladders() {
-            say!("{}", ladder.draw(terminal::style()));
+        let mut recording = lock(&self.recording);
+        for ladder in recording.ladders.ladders() {
+            outln!("{}", ladder.draw(terminal::style()));
         }
     }
 }
@@ -231,35 +231,35 @@ fn run_demo(file: File) -> Result<(), DemoError> {
     let interfaces =
         [capture.add_interface("alice", "SoftHCA demo")?, capture.add_interface("bob", "SoftHCA demo")?];
     let started = std::time::Instant::now();
-    let record = Arc::new(Mutex::new(Recording {
+    let recording = Arc::new(Mutex::new(Recording {
         started,
         step_started: started,
         ladders: LadderBuilder::default(),
         capture,
         write_error: None,
     }));
-    let alice = DemoHost::new("alice", HostId(0), interfaces[0], &record)?;
-    let bob = DemoHost::new("bob", HostId(1), interfaces[1], &record)?;
-    say!(
-        "Two RDMA cards made of software, in one process, talk RoCEv2 over real UDP sockets:\n\
-         alice at {}, bob at {}, port 4791. A thick rail is a work request under way.\n",
+    let alice = DemoHost::new("alice", HostId(0), interfaces[0], &recording)?;
+    let bob = DemoHost::new("bob", HostId(1), interfaces[1], &recording)?;
+    outln!(
+        "Two software RDMA devices in one process exchange RoCEv2 packets over UDP sockets:\n\
+         alice at {}, bob at {}, port 4791. A thick line marks a work request in progress.\n",
         alice.device.address(),
         bob.device.address()
     );
-    let mut stage = Demo { recording: record, alice, bob, step: 0 };
-    sends(&mut stage)?;
-    writes(&mut stage)?;
-    reads(&mut stage)?;
-    atomics(&mut stage)?;
-    unreliable(&mut stage)?;
-    datagram(&mut stage)?;
-    loss(&mut stage)?;
-    // The cards go first: they may still hold a packet each.
-    let Demo { recording: record, alice, bob, .. } = stage;
+    let mut demo = Demo { recording, alice, bob, step: 0 };
+    sends(&mut demo)?;
+    writes(&mut demo)?;
+    reads(&mut demo)?;
+    atomics(&mut demo)?;
+    unreliable(&mut demo)?;
+    datagram(&mut demo)?;
+    loss(&mut demo)?;
+    // Drop the devices first: each may still hold a packet.
+    let Demo { recording, alice, bob, .. } = demo;
     drop((alice, bob));
-    let mut record = lock(&record);
-    record.capture.flush()?;
-    record.write_error.take().map_or(Ok(()), |error| Err(error.into()))
+    let mut recording = lock(&recording);
+    recording.capture.flush()?;
+    recording.write_error.take().map_or(Ok(()), |error| Err(error.into()))
 }
 
 fn check_success(completion: Completion) -> Result<Completion, DemoError> {
@@ -269,61 +269,61 @@ fn check_success(completion: Completion) -> Result<Completion, DemoError> {
     }
 }
 
-fn sends(stage: &mut Demo) -> Result<(), DemoError> {
-    stage.begin_step(
+fn sends(demo: &mut Demo) -> Result<(), DemoError> {
+    demo.begin_step(
         "SEND: two-sided",
-        "Bob posts a receive, alice sends 2500 bytes: three packets at path MTU 1024.
-         The last one asks for an acknowledgement; it completes both sides.",
+        "Bob posts a receive and alice sends 2500 bytes: three packets at path MTU 1024.
+         The last packet requests an ACK, which completes the send.",
     );
-    let [a, b] = stage.connect_queue_pairs(QpType::Rc)?;
-    let Demo { alice, bob, .. } = &*stage;
+    let [a, b] = demo.connect_queue_pairs(QpType::Rc)?;
+    let Demo { alice, bob, .. } = &*demo;
     b.post_recv(&ReceiveRequest { wr_id: 7, sg_list: &[bob.region.sge(0, 4096)] })?;
     a.post_send(&SendRequest::send(1, &[alice.region.sge(0, 2500)]))?;
     check_success(alice.completion()?)?;
     check_success(bob.completion()?)?;
-    stage.print_ladder();
+    demo.print_ladder();
     Ok(())
 }
 
-fn writes(stage: &mut Demo) -> Result<(), DemoError> {
-    stage.begin_step(
+fn writes(demo: &mut Demo) -> Result<(), DemoError> {
+    demo.begin_step(
         "RDMA WRITE: one-sided",
-        "Alice writes into bob's memory. Bob's program does nothing and hears nothing:
-         the first packet names address, key and length, and his card checks all three.",
+        "Alice writes to bob's memory; bob's program is not involved. The first packet carries
+         address, rkey and length (RETH), and bob's device checks all three.",
     );
-    let [a, _b] = stage.connect_queue_pairs(QpType::Rc)?;
-    let Demo { alice, bob, .. } = &*stage;
+    let [a, _b] = demo.connect_queue_pairs(QpType::Rc)?;
+    let Demo { alice, bob, .. } = &*demo;
     alice.region.write_at(0, b"written by alice");
     a.post_send(&SendRequest::rdma_write(1, &[alice.region.sge(0, 16)], bob.region.remote_address(64)))?;
     check_success(alice.completion()?)?;
     assert_eq!(bob.region.read_at(64, 16), b"written by alice");
-    stage.print_ladder();
+    demo.print_ladder();
     Ok(())
 }
 
-fn reads(stage: &mut Demo) -> Result<(), DemoError> {
-    stage.begin_step(
+fn reads(demo: &mut Demo) -> Result<(), DemoError> {
+    demo.begin_step(
         "RDMA READ: one-sided, the other way",
-        "One request takes as many PSNs as the answer has packets; the answer uses them.",
+        "One request consumes as many PSNs as the response has packets; the response uses them.",
     );
-    let [a, _b] = stage.connect_queue_pairs(QpType::Rc)?;
-    let Demo { alice, bob, .. } = &*stage;
+    let [a, _b] = demo.connect_queue_pairs(QpType::Rc)?;
+    let Demo { alice, bob, .. } = &*demo;
     bob.region.write_at(0, b"bob's bytes");
     a.post_send(&SendRequest::rdma_read(1, &[alice.region.sge(4096, 2048)], bob.region.remote_address(0)))?;
     check_success(alice.completion()?)?;
     assert_eq!(alice.region.read_at(4096, 11), b"bob's bytes");
-    stage.print_ladder();
+    demo.print_ladder();
     Ok(())
 }
 
-fn atomics(stage: &mut Demo) -> Result<(), DemoError> {
-    stage.begin_step(
+fn atomics(demo: &mut Demo) -> Result<(), DemoError> {
+    demo.begin_step(
         "Atomics",
         "Fetch-and-add, then compare-and-swap on eight bytes of bob's memory.
-         The answer brings the value that was found.",
+         The response returns the original value.",
     );
-    let [a, _b] = stage.connect_queue_pairs(QpType::Rc)?;
-    let Demo { alice, bob, .. } = &*stage;
+    let [a, _b] = demo.connect_queue_pairs(QpType::Rc)?;
+    let Demo { alice, bob, .. } = &*demo;
     bob.region.write_at(8, &40u64.to_ne_bytes());
     let result = [alice.region.sge(0, 8)];
     a.post_send(&SendRequest::fetch_and_add(1, &result, bob.region.remote_address(8), 2))?;
@@ -331,33 +331,33 @@ fn atomics(stage: &mut Demo) -> Result<(), DemoError> {
     a.post_send(&SendRequest::compare_and_swap(2, &result, bob.region.remote_address(8), 42, 7))?;
     check_success(alice.completion()?)?;
     assert_eq!((alice.region.load(0), bob.region.load(8)), (42, 7));
-    stage.print_ladder();
+    demo.print_ladder();
     Ok(())
 }
 
-fn unreliable(stage: &mut Demo) -> Result<(), DemoError> {
-    stage.begin_step(
+fn unreliable(demo: &mut Demo) -> Result<(), DemoError> {
+    demo.begin_step(
         "UC: connected, without acknowledgements",
-        "The send completes when the packets have left. Nobody would notice a loss but the program.",
+        "The send completes when its packets have been sent. The transport does not detect loss.",
     );
-    let [a, b] = stage.connect_queue_pairs(QpType::Uc)?;
-    let Demo { alice, bob, .. } = &*stage;
+    let [a, b] = demo.connect_queue_pairs(QpType::Uc)?;
+    let Demo { alice, bob, .. } = &*demo;
     b.post_recv(&ReceiveRequest { wr_id: 7, sg_list: &[bob.region.sge(0, 4096)] })?;
     a.post_send(&SendRequest::send(1, &[alice.region.sge(0, 1500)]))?;
     check_success(alice.completion()?)?;
     check_success(bob.completion()?)?;
-    stage.print_ladder();
+    demo.print_ladder();
     Ok(())
 }
 
-fn datagram(stage: &mut Demo) -> Result<(), DemoError> {
-    stage.begin_step(
+fn datagram(demo: &mut Demo) -> Result<(), DemoError> {
+    demo.begin_step(
         "UD: datagrams",
-        "Every request names its receiver, and a key that lets it in. Forty bytes of
-         routing header stand before the data that bob gets.",
+        "Every request carries an address handle, a destination QP and a Q_Key. Bob receives a
+         40-byte GRH before the data.",
     );
-    let [a, b] = stage.connect_queue_pairs(QpType::Ud)?;
-    let Demo { alice, bob, .. } = &*stage;
+    let [a, b] = demo.connect_queue_pairs(QpType::Ud)?;
+    let Demo { alice, bob, .. } = &*demo;
     b.post_recv(&ReceiveRequest { wr_id: 7, sg_list: &[bob.region.sge(0, 4096)] })?;
     let to = AddressVector::to(Gid::from(bob.device.address()));
     let handle = alice.domain.create_address_handle(to)?;
@@ -366,18 +366,18 @@ fn datagram(stage: &mut Demo) -> Result<(), DemoError> {
     check_success(alice.completion()?)?;
     let received = check_success(bob.completion()?)?;
     assert_eq!((received.byte_len, received.imm_data), (140, 0xcafe));
-    stage.print_ladder();
+    demo.print_ladder();
     Ok(())
 }
 
-fn loss(stage: &mut Demo) -> Result<(), DemoError> {
-    stage.begin_step(
+fn loss(demo: &mut Demo) -> Result<(), DemoError> {
+    demo.begin_step(
         "A lost packet is fatal",
-        "A rule drops the second packet of a WRITE. RDMA expects a network that loses nothing, so
-         the gap ends the connection: bob refuses, alice's request fails, the rest is flushed.",
+        "A fault rule drops the second packet of a WRITE. Recovery is `fatal`, as in a lossless network:
+         bob sends a NAK, alice's request fails, and the remaining requests are flushed.",
     );
-    let [a, b] = stage.connect_queue_pairs(QpType::Rc)?;
-    let Demo { alice, bob, .. } = &*stage;
+    let [a, b] = demo.connect_queue_pairs(QpType::Rc)?;
+    let Demo { alice, bob, .. } = &*demo;
     let (requester, responder) = (alice.endpoint(&a), Some(bob.endpoint(&b)));
     alice.device.add_flow(SEED, Flow { id: FlowId(1), requester, responder, first_psn: a.endpoint().psn });
     let selector =
@@ -391,11 +391,11 @@ fn loss(stage: &mut Demo) -> Result<(), DemoError> {
     a.post_send_list(&requests)?;
     let outcomes = [alice.completion()?, alice.completion()?].map(|completion| completion.status.name());
     if outcomes != ["retry-exceeded", "flushed"] {
-        return Err(format!("the loss should have ended the connection, but: {outcomes:?}").into());
+        return Err(format!("expected the loss to break the connection, got {outcomes:?}").into());
     }
     let raised = bob.context.wait_async_event(COMPLETION_TIMEOUT);
-    stage.print_ladder();
-    say!("   bob's program also hears of it: {raised:?}\n");
+    demo.print_ladder();
+    outln!("   bob's program receives the asynchronous event {raised:?}\n");
     std::io::stdout().flush()?;
     Ok(())
 }

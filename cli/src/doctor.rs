@@ -1,39 +1,39 @@
-//! `softhca doctor`: what this machine allows, and what is lost without it.
+//! `softhca doctor`: what this machine supports, and what is lost where it does not.
 
 use softhca::{DaemonControl, Device, Error};
 use softhca_udp::{HostSockets, Segmentation, SocketOptions, bind_host};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Runs the command: one line per finding.
+/// Runs the command: prints one line per finding.
 pub fn run() -> ExitCode {
     match bind_host(SocketOptions::default()) {
         Ok(sockets) => check_sockets(&sockets),
-        Err(error) => print_missing("sockets", &format!("{error}: no card can start")),
+        Err(error) => print_missing("sockets", &format!("{error}: no device can start")),
     }
     check_descriptor_limit();
     check_client_memory_access();
     check_sysfs_view();
     match DaemonControl::connect(None) {
-        Ok(control) => print_ok("daemon", &format!("process {} is running", control.process_id())),
+        Ok(control) => print_ok("daemon", &format!("running, process {}", control.process_id())),
         Err(Error::NoDaemon { path, why, .. }) if Path::new(&path).exists() => {
-            print_missing("daemon", &format!("{path}: {why}; the next `softhca daemon` takes its place"));
+            print_missing("daemon", &format!("{path}: {why}; the next `softhca daemon` replaces it"));
         }
-        Err(_) => print_ok("daemon", "none is running, and embedded cards need none"),
+        Err(_) => print_ok("daemon", "not running; embedded devices do not need one"),
     }
     match Device::embedded() {
-        Ok(device) => print_ok("card", &format!("an embedded card works, on {}", device.address())),
-        Err(error) => print_missing("card", &error.to_string()),
+        Ok(device) => print_ok("device", &format!("an embedded device works, at {}", device.address())),
+        Err(error) => print_missing("device", &error.to_string()),
     }
     ExitCode::SUCCESS
 }
 
 fn print_ok(what: &str, text: &str) {
-    say!("ok      {what:<12} {text}");
+    outln!("ok      {what:<12} {text}");
 }
 
 fn print_missing(what: &str, text: &str) {
-    say!("missing {what:<12} {text}");
+    outln!("missing {what:<12} {text}");
 }
 
 fn check_sockets(sockets: &HostSockets) {
@@ -42,15 +42,17 @@ fn check_sockets(sockets: &HostSockets) {
     match bytes {
         0..1_000_000 => print_missing(
             "buffer",
-            &format!("receive buffers of {bytes} bytes only: slower; sysctl -w net.core.rmem_max=4194304"),
+            &format!(
+                "receive buffers are limited to {bytes} bytes, which costs speed: sysctl -w net.core.rmem_max=4194304"
+            ),
         ),
         _ => print_ok("buffer", &format!("receive buffers of {bytes} bytes")),
     }
     match sockets.roce.segmentation() {
         Segmentation::PerDatagram => {
-            print_missing("gso", "the kernel does not cut runs of packets: a quarter of the speed")
+            print_missing("gso", "UDP_SEGMENT is not supported: a quarter of the speed")
         }
-        _ => print_ok("gso", "the kernel cuts runs of packets (UDP_SEGMENT)"),
+        _ => print_ok("gso", "UDP_SEGMENT is supported"),
     }
 }
 
@@ -58,17 +60,19 @@ fn check_descriptor_limit() {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
     if let Some(line) = limits.lines().find(|line| line.starts_with("Max open files")) {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        print_ok("descriptors", &format!("{} now, {} at most", fields[3], fields[4]));
+        print_ok("descriptors", &format!("limit {}, maximum {}", fields[3], fields[4]));
     }
 }
 
 fn check_client_memory_access() {
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     match scope.trim() {
-        "" | "0" => print_ok("memory", "a daemon reaches its clients' memory (process_vm_readv)"),
+        "" | "0" => print_ok("memory", "a daemon accesses its clients' memory with process_vm_readv"),
         level => print_missing(
             "memory",
-            &format!("ptrace_scope is {level}: a daemon reaches its clients through a passed /proc/self/mem"),
+            &format!(
+                "ptrace_scope is {level}: a daemon accesses its clients' memory through /proc/self/mem descriptors, which is slower"
+            ),
         ),
     }
 }
@@ -77,11 +81,13 @@ fn check_sysfs_view() {
     match crate::exec::check_view_allowed() {
         Ok(()) => print_ok(
             "view",
-            "`softhca exec` shows programs their card in /sys/class/infiniband and /dev/infiniband",
+            "`softhca exec` shows the emulated device in /sys/class/infiniband and /dev/infiniband",
         ),
         Err(error) => print_missing(
             "view",
-            &format!("no mount namespace ({error}): programs that look for a card in /sys or /dev see none"),
+            &format!(
+                "no mount namespace ({error}): programs that look for a device in /sys or /dev find none"
+            ),
         ),
     }
 }

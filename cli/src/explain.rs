@@ -1,6 +1,6 @@
-//! `softhca why` and `softhca lint`: what an event log tells besides its lines.
+//! `softhca why` and `softhca lint`: analysis of an event log.
 
-use crate::{EXIT_BAD_INPUT, terminal};
+use crate::{exit_code, terminal};
 use softhca_trace::EventLogReader;
 use softhca_trace::lint::{Finding, Linter, Severity};
 use softhca_trace::log::{Entry, Header, LogError, LogErrorKind};
@@ -9,38 +9,39 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// What `softhca why` is asked for.
+/// Arguments of `softhca why`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Without --wr, every work request that failed by itself is explained; if none did, those that \
-                        were held up.\nExit code: 0; 2 if the log cannot be read or has no such queue pair or work \
-                        request."
+    after_help = "Without --wr, explains every work request that failed on its own (not flushed); if none failed, \
+                        those that were delayed.\nExit code: 0; 2 if the log cannot be read or does not contain the \
+                        queue pair or work request."
 )]
 pub struct WhyArguments {
     /// An event log (events.jsonl), or - for standard input
     log: PathBuf,
-    /// Only this queue pair: its number, decimal or with 0x, or its name in the log: alice.1
+    /// Only this queue pair: its QPN, decimal or with 0x, or its name in the log, such as alice.1
     #[arg(long, value_name = "Q")]
     qp: Option<String>,
-    /// Only the work request with this id
+    /// Only the work request with this wr_id
     #[arg(long, value_name = "N")]
     wr: Option<u64>,
 }
 
-/// What `softhca lint` is asked for.
+/// Arguments of `softhca lint`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Exit code: 0 if there is nothing worse than a note; 1 if there is; 2 if the log cannot be read."
+    after_help = "Exit code: 0 if there are no findings or only notes; 1 if there are errors or warnings; 2 if the log \
+                        cannot be read."
 )]
 pub struct LintArguments {
     /// An event log (events.jsonl), or - for standard input
     log: PathBuf,
-    /// One JSON object per finding instead of text
+    /// Print one JSON object per finding
     #[arg(long)]
     json: bool,
 }
 
-/// Reads a log and hands on its first line, then every other.
+/// Reads a log: creates the state from the header and feeds it every entry.
 fn read_log<S>(
     path: &Path,
     start: impl FnOnce(&Header) -> S,
@@ -64,16 +65,16 @@ fn report_read_error(command: &str, path: &Path, error: &LogError) -> ExitCode {
         }
         error => eprintln!("softhca {command}: {file}: {error}"),
     }
-    ExitCode::from(EXIT_BAD_INPUT)
+    ExitCode::from(exit_code::BAD_INPUT)
 }
 
-/// Writes to standard output; whoever closed it has seen enough.
+/// Writes to standard output. A closed pipe is not an error.
 fn print(command: &str, text: &str) -> Result<(), ExitCode> {
     let mut output = io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             eprintln!("softhca {command}: cannot write the output: {error}");
-            Err(ExitCode::from(EXIT_BAD_INPUT))
+            Err(ExitCode::from(exit_code::BAD_INPUT))
         }
         _ => Ok(()),
     }
@@ -93,12 +94,12 @@ pub fn why(arguments: &WhyArguments) -> ExitCode {
         },
         Err(why) => {
             eprintln!("softhca why: {why}");
-            ExitCode::from(EXIT_BAD_INPUT)
+            ExitCode::from(exit_code::BAD_INPUT)
         }
     }
 }
 
-/// A finding as an object.
+/// A finding in JSON.
 #[derive(serde::Serialize)]
 struct FindingJson<'a> {
     code: &'static str,

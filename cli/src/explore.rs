@@ -1,6 +1,6 @@
-//! `softhca explore`: a run that goes on, in a browser.
+//! `softhca explore`: a running daemon or a growing event log in a browser.
 
-use crate::EXIT_BAD_INPUT;
+use crate::exit_code;
 use softhca_explorer::{EventFeed, LiveServer};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -10,25 +10,25 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// What `softhca explore` is asked for.
+/// Arguments of `softhca explore`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "The page is served on 127.0.0.1 only, to whoever has the link that is printed, and it cannot change anything.\n\
-                        End it with Ctrl+C."
+    after_help = "Serves the page on 127.0.0.1 only. The printed link contains a secret token. The page is read-only.\n\
+                        Stop it with Ctrl+C."
 )]
 pub struct Arguments {
-    /// An event log; it may still be written to, or be a pipe. Without one, the cards of a daemon from now on
+    /// Event log, which may still grow or be a pipe [default: the events of a running daemon from now on]
     log: Option<PathBuf>,
-    /// The daemon's name; without one, SOFTHCA_DAEMON or the default one
+    /// Name of the daemon [default: SOFTHCA_DAEMON, or the default daemon]
     #[cfg(target_os = "linux")]
     #[arg(long, conflicts_with = "log")]
     name: Option<String>,
-    /// The port; a free one unless said otherwise
+    /// TCP port; 0 for any free port
     #[arg(long, value_name = "N", default_value_t = 0)]
     port: u16,
 }
 
-/// How often a file is looked at for more.
+/// The interval between reads at the end of a file.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Runs the command.
@@ -42,7 +42,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("softhca explore: {error}");
-            ExitCode::from(EXIT_BAD_INPUT)
+            ExitCode::from(exit_code::BAD_INPUT)
         }
     }
 }
@@ -54,7 +54,7 @@ fn follow_file(log: &Path, port: u16) -> io::Result<()> {
     serve(&name, BufReader::new(file), may_grow, port)
 }
 
-/// Asks a daemon for its event log through a pipe. It writes as long as the connection lasts.
+/// Has a daemon write its event log to a pipe for as long as the connection lasts.
 #[cfg(target_os = "linux")]
 fn follow_daemon(arguments: &Arguments) -> Result<(), String> {
     let mut control =
@@ -71,11 +71,11 @@ fn follow_daemon(_: &Arguments) -> Result<(), String> {
     Err("daemons run on Linux only; give the path of an event log".into())
 }
 
-/// Serves a log while it is read.
+/// Serves a log while reading it.
 fn serve(name: &str, log: impl BufRead + Send + 'static, may_grow: bool, port: u16) -> io::Result<()> {
     let feed = EventFeed::default();
     let server = LiveServer::bind(port, &token()?, name, feed.clone())?;
-    // Whoever reads this may go: the page is served all the same.
+    // A closed standard output does not stop the server.
     let _ = writeln!(io::stdout(), "explore: {}", server.url());
     std::thread::spawn(move || {
         if let Err(error) = follow(log, may_grow, &feed) {
@@ -86,7 +86,7 @@ fn serve(name: &str, log: impl BufRead + Send + 'static, may_grow: bool, port: u
     server.serve()
 }
 
-/// Hands every whole line on. A file may grow, so its end is no end; that of a pipe is.
+/// Feeds complete lines to the page. The end of a pipe ends the log; a file may grow.
 fn follow(mut input: impl BufRead, may_grow: bool, feed: &EventFeed) -> io::Result<()> {
     let mut line = String::new();
     loop {
@@ -95,7 +95,7 @@ fn follow(mut input: impl BufRead, may_grow: bool, feed: &EventFeed) -> io::Resu
             Some(whole) => {
                 if !feed.push(whole) {
                     return Err(io::Error::other(
-                        "the log is longer than a browser can hold; what comes now is not shown",
+                        "the log is too long for a browser; later events are not shown",
                     ));
                 }
                 line.clear();
@@ -106,7 +106,7 @@ fn follow(mut input: impl BufRead, may_grow: bool, feed: &EventFeed) -> io::Resu
     }
 }
 
-/// A secret that nobody guesses.
+/// A random secret.
 fn token() -> io::Result<String> {
     let mut bytes = [0; 16];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;

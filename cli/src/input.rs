@@ -1,14 +1,14 @@
-//! Where a command reads from: a file, a file that grows, or standard input.
+//! Input of a command: a file, a growing file or standard input.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 use std::time::Duration;
 
-/// How long to wait before a growing file is looked at again.
+/// The interval between reads at the end of a growing file.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A file whose end is waited at, as `tail -f` does.
+/// A file that is followed past its end, as `tail -f` does.
 struct FollowedFile(File);
 
 impl Read for FollowedFile {
@@ -22,7 +22,7 @@ impl Read for FollowedFile {
     }
 }
 
-/// What a file, or standard input for `-`, has; with `follow` also what it will have.
+/// Opens a file, or standard input for `-`. With `follow`, reading continues as the file grows.
 pub fn open(path: &Path, follow: bool) -> io::Result<Box<dyn BufRead>> {
     if path == Path::new("-") {
         return Ok(Box::new(BufReader::new(io::stdin())));
@@ -34,7 +34,7 @@ pub fn open(path: &Path, follow: bool) -> io::Result<Box<dyn BufRead>> {
     })
 }
 
-/// Whether what comes is an event log: those are JSON, captures are not.
+/// Whether the input is an event log. Event logs are JSON; captures are not.
 pub fn is_event_log(input: &mut dyn BufRead) -> io::Result<bool> {
     Ok(input.fill_buf()?.first() == Some(&b'{'))
 }

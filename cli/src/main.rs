@@ -1,6 +1,6 @@
-//! The command `softhca`: each subcommand is a module with its arguments and a `run`.
+//! The command `softhca`. Each subcommand is a module with its arguments and a `run` function.
 //!
-//! Exit codes: 0 all is well, 1 an expectation failed, 2 bad input; `exec` has those of env(1).
+//! Exit codes: 0 for success, 1 for a failed expectation, 2 for bad input; `exec` uses those of env(1).
 
 #[macro_use]
 mod terminal;
@@ -13,6 +13,7 @@ mod demo;
 mod doctor;
 #[cfg(target_os = "linux")]
 mod exec;
+mod exit_code;
 mod explain;
 #[cfg(unix)]
 mod explore;
@@ -21,6 +22,8 @@ mod output;
 mod playground;
 mod report;
 mod run;
+mod scenario;
+mod shell;
 mod shrink;
 #[cfg(target_os = "linux")]
 mod status;
@@ -30,7 +33,7 @@ mod trace;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// SoftHCA: an RDMA network card made of software.
+/// SoftHCA: a software RDMA NIC (RoCEv2 over UDP), with fault injection, captures and explanations.
 #[derive(Parser)]
 #[command(name = "softhca", version)]
 struct Arguments {
@@ -40,61 +43,58 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Measure the card beside bare UDP sockets
+    /// Measure RDMA performance relative to raw UDP sockets
     Bench(bench::Arguments),
-    /// See every operation on two emulated hosts, and a lost packet
+    /// Run every RDMA operation between two emulated hosts, then lose a packet
     Demo(demo::Arguments),
-    /// Run one or more cards that programs share, in the foreground
+    /// Run the daemon in the foreground: emulated hosts, each with a device that programs share
     #[cfg(target_os = "linux")]
     Daemon(daemon::Arguments),
-    /// Run an unmodified verbs program on an emulated host; starts a daemon when none runs
+    /// Run an unmodified verbs program on an emulated host; starts a daemon if none is running
     #[cfg(target_os = "linux")]
     Exec(exec::Arguments),
-    /// Print the variables that put programs on an emulated host, for shells, IDEs and test runners
+    /// Print the environment variables that run programs on an emulated host, for shells, IDEs and test runners
     #[cfg(target_os = "linux")]
     Env(exec::EnvArguments),
-    /// Tell what runs in a daemon
+    /// Show the hosts, clients and resources of a daemon
     #[cfg(target_os = "linux")]
     Status(status::DaemonTarget),
-    /// List the devices of a daemon
+    /// List the RDMA devices of a daemon, as ibv_devices does
     #[cfg(target_os = "linux")]
     Devices(status::DaemonTarget),
-    /// Describe the devices of a daemon
+    /// Show the attributes of a daemon's RDMA devices, as ibv_devinfo does
     #[cfg(target_os = "linux")]
     Devinfo(status::DevinfoArguments),
-    /// Tell what the cards of a daemon counted
+    /// Show the counters of a daemon's devices and network ports
     #[cfg(target_os = "linux")]
     Stats(status::StatsArguments),
-    /// Tell every asynchronous event of a daemon's cards as it comes
+    /// Print asynchronous events of a daemon's devices as they occur, as ibv_asyncwatch does
     #[cfg(target_os = "linux")]
     Asyncwatch(status::DaemonTarget),
-    /// End a daemon
+    /// Stop a daemon
     #[cfg(target_os = "linux")]
     Stop(status::DaemonTarget),
-    /// Tell what this machine allows, and what is lost without it
+    /// Check what this machine supports, and what is lost where it does not
     #[cfg(target_os = "linux")]
     Doctor,
-    /// Run scenario files: scripted faults, expectations, a verdict
+    /// Run scenario files: workloads, scripted faults and expectations, with a verdict
     Run(run::Arguments),
-    /// Find the fewest faults with which a scenario still fails
+    /// Find a minimal set of faults with which a scenario still fails
     Shrink(shrink::Arguments),
-    /// Show a run that goes on in a browser
+    /// Show a running daemon or a growing event log in a browser
     #[cfg(unix)]
     Explore(explore::Arguments),
-    /// Make a page in which scenarios are edited and run
+    /// Create an HTML page that edits and runs scenarios in a browser
     Playground(playground::Arguments),
-    /// Make a page of a run or a capture, to be looked at in a browser
+    /// Create an HTML report from a run or a capture
     Report(report::Arguments),
-    /// Explain from an event log why a work request failed or took long
+    /// Explain from an event log why work requests failed or were slow
     Why(explain::WhyArguments),
-    /// Warn of what an event log shows to be wrong in a verbs program
+    /// Report mistakes of a verbs program that an event log shows
     Lint(explain::LintArguments),
-    /// Tell the RoCE packets of a capture, one line each or as a ladder, or the events of a log
+    /// Print the RoCE packets in a capture, as lines or as ladder diagrams, or the events in a log
     Trace(trace::Arguments),
 }
-
-/// The exit code for input that cannot be used.
-const EXIT_BAD_INPUT: u8 = 2;
 
 fn main() -> ExitCode {
     match Arguments::parse().command {

@@ -1,31 +1,33 @@
-//! `softhca playground`: a page in which scenarios are edited and run.
+//! `softhca playground`: an HTML page that edits and runs scenarios.
 
-use crate::EXIT_BAD_INPUT;
+use crate::exit_code;
 use softhca_explorer::{ExampleScenario, Page};
 use std::fs::{self, File};
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// What `softhca playground` is asked for.
+/// Arguments of `softhca playground`.
 #[derive(clap::Args)]
-#[command(after_help = "The page has the card itself in it, as WebAssembly: one file, nothing is fetched.")]
+#[command(
+    after_help = "The page is a single file. It contains the emulator as WebAssembly and loads nothing from the network."
+)]
 pub struct Arguments {
-    /// Scenarios to choose from, before those of the lessons
+    /// Scenario files to offer before those of the lessons
     scenarios: Vec<PathBuf>,
-    /// The page to write
+    /// File to write
     #[arg(short, long, value_name = "FILE", default_value = "playground.html")]
     output: PathBuf,
 }
 
-/// Names of the library, each with its file.
+/// Scenarios of the library with their texts.
 macro_rules! library {
     ($($name:literal)*) => {
         [$(($name, include_str!(concat!("../../scenarios/library/", $name, ".toml")))),*]
     };
 }
 
-/// What every page has: the scenarios that the lessons lead to. The first is there to begin with.
+/// The scenarios that the lessons link to. The page opens with the first one.
 const LESSON_SCENARIOS: &[(&str, &str)] = &library![
     "fatal-lost-write-middle" "ping-pong-latency" "completion-held" "ud-lost-datagram" "uc-lost-middle"
     "gbn-lost-write-middle" "gb0-lost-write-middle" "gbn-lost-read-response" "duplicate-atomic"
@@ -40,16 +42,16 @@ const BUILD_COMMAND: &str =
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    let refuse = |what: &Path, why: &dyn std::fmt::Display| {
+    let report_error = |what: &Path, why: &dyn std::fmt::Display| {
         eprintln!("softhca playground: {}: {why}", what.display());
-        ExitCode::from(EXIT_BAD_INPUT)
+        ExitCode::from(exit_code::BAD_INPUT)
     };
     let mut scenarios = Vec::new();
     for path in &arguments.scenarios {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         match fs::read_to_string(path) {
             Ok(text) => scenarios.push(ExampleScenario { name, text }),
-            Err(error) => return refuse(path, &error),
+            Err(error) => return report_error(path, &error),
         }
     }
     for (name, text) in LESSON_SCENARIOS {
@@ -57,35 +59,35 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             scenarios.push(ExampleScenario { name: (*name).into(), text: (*text).into() });
         }
     }
-    let Some(module) = candidate_paths().into_iter().find(|place| place.is_file()) else {
-        return refuse(
+    let Some(module) = candidate_paths().into_iter().find(|path| path.is_file()) else {
+        return report_error(
             Path::new(WASM_MODULE),
             &format_args!(
-                "the card for browsers is not beside this command; `rustup target add wasm32-unknown-unknown`, then `{BUILD_COMMAND}` makes it"
+                "not found next to the executable; build it with `rustup target add wasm32-unknown-unknown` and `{BUILD_COMMAND}`"
             ),
         );
     };
     let module = match fs::read(&module) {
         Ok(bytes) => bytes,
-        Err(error) => return refuse(&module, &error),
+        Err(error) => return report_error(&module, &error),
     };
     match write(Page::playground(module, scenarios), &arguments.output) {
         Ok(()) => {
-            say!("playground: {}", arguments.output.display());
+            outln!("playground: {}", arguments.output.display());
             ExitCode::SUCCESS
         }
-        Err(error) => refuse(&arguments.output, &error),
+        Err(error) => report_error(&arguments.output, &error),
     }
 }
 
-/// Where the module may be: beside the command, where a package puts it, and where cargo puts it.
+/// Where the module may be: next to the executable, in an installed package, or in cargo's target folder.
 fn candidate_paths() -> Vec<PathBuf> {
     let Some(folder) = std::env::current_exe().ok().and_then(|command| Some(command.parent()?.to_owned()))
     else {
         return Vec::new();
     };
     [".", "../lib/softhca", "../wasm32-unknown-unknown/playground"]
-        .map(|place| folder.join(place).join(WASM_MODULE))
+        .map(|path| folder.join(path).join(WASM_MODULE))
         .into()
 }
 

@@ -1,22 +1,22 @@
-//! `softhca report`: a run as a page.
+//! `softhca report`: an HTML report from a run or a capture.
 
-use crate::EXIT_BAD_INPUT;
+use crate::exit_code;
 use softhca_explorer::{OpenError, Page, Run};
 use std::fs::File;
 use std::io::{self, BufWriter};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// What `softhca report` is asked for.
+/// Arguments of `softhca report`.
 #[derive(clap::Args)]
-#[command(after_help = "The page is one file that needs no network: open it from disk.\n\
-                        What is broken half way is shown up to there, and the page says so.")]
+#[command(after_help = "The report is a single file that loads nothing from the network.\n\
+                        Damaged input is shown up to the damage, and the report says so.")]
 pub struct Arguments {
-    /// An event log, the folder of a run, or a pcap or pcapng file
+    /// Event log, folder of a run, or pcap or pcapng file
     run: PathBuf,
-    /// Another one to stand beside it
+    /// Second run or capture to compare with
     other: Option<PathBuf>,
-    /// The page to write
+    /// File to write
     #[arg(short, long, value_name = "FILE", default_value = "report.html")]
     output: PathBuf,
 }
@@ -27,18 +27,18 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         Ok(page) => page,
         Err(error) => {
             eprintln!("softhca report: {error}");
-            return ExitCode::from(EXIT_BAD_INPUT);
+            return ExitCode::from(exit_code::BAD_INPUT);
         }
     };
     let output = arguments.output.display();
     match write(page, arguments) {
         Ok(()) => {
-            say!("report: {output}");
+            outln!("report: {output}");
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("softhca report: {output}: {error}; choose another place with -o");
-            ExitCode::from(EXIT_BAD_INPUT)
+            eprintln!("softhca report: {output}: {error}; choose another file with -o");
+            ExitCode::from(exit_code::BAD_INPUT)
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a daemon tells of itself: `status`, `devices`, `devinfo`, `stats`, `asyncwatch`, `stop`.
+//! Commands about a running daemon: `status`, `devices`, `devinfo`, `stats`, `asyncwatch`, `stop`.
 
 use clap::Args;
 use serde_json::{Map, Value, json};
@@ -6,30 +6,30 @@ use softhca::{Counters, DaemonControl, Error, FabricPort, Gid, HostDevice};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Which daemon, and how to tell.
+/// Which daemon, and the output format.
 #[derive(Args)]
 pub struct DaemonTarget {
-    /// The daemon's name; without one, SOFTHCA_DAEMON or the default one
+    /// Name of the daemon [default: SOFTHCA_DAEMON, or the default daemon]
     #[arg(long)]
     name: Option<String>,
-    /// One JSON object per line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }
 
-/// What `softhca devinfo` takes.
+/// Arguments of `softhca devinfo`.
 #[derive(Args)]
 pub struct DevinfoArguments {
     #[command(flatten)]
     target: DaemonTarget,
     /// Only this device or host
     device: Option<String>,
-    /// Every limit
+    /// Show every limit
     #[arg(short, long)]
     verbose: bool,
 }
 
-/// What `softhca stats` takes.
+/// Arguments of `softhca stats`.
 #[derive(Args)]
 pub struct StatsArguments {
     #[command(flatten)]
@@ -37,10 +37,10 @@ pub struct StatsArguments {
     /// Only this host
     #[arg(long)]
     host: Option<String>,
-    /// Again every second, and only what changed
+    /// Print changed counters every second
     #[arg(long)]
     watch: bool,
-    /// Zeros too
+    /// Include counters that are zero
     #[arg(long)]
     all: bool,
 }
@@ -71,10 +71,10 @@ pub fn status(target: &DaemonTarget) -> ExitCode {
 fn print_status(target: &DaemonTarget) -> DaemonResult {
     let status = target.connect()?.status()?;
     if !target.json {
-        say!("daemon {} version {}, up {} s", status.pid, status.version, status.uptime_s);
+        outln!("daemon {} version {}, up {} s", status.pid, status.version, status.uptime_s);
     }
     for host in status.hosts {
-        let card = &host.host;
+        let device = &host.host;
         if target.json {
             let clients = host.clients.iter().map(|client| {
                 let resources: Map<String, Value> =
@@ -82,33 +82,33 @@ fn print_status(target: &DaemonTarget) -> DaemonResult {
                 json!({"process": client.pid, "name": client.name, "resources": resources})
             });
             let clients: Vec<Value> = clients.collect();
-            say!(
+            outln!(
                 "{}",
                 json!({"process": status.pid, "version": status.version, "uptime": status.uptime_s,
-                    "host": card.name, "device": card.device_name, "address": card.address.to_string(),
-                    "recovery": card.recovery, "loopback": card.loopback, "queue_pairs": host.queue_pairs,
+                    "host": device.name, "device": device.device_name, "address": device.address.to_string(),
+                    "recovery": device.recovery, "loopback": device.loopback, "queue_pairs": host.queue_pairs,
                     "listening": host.listening_ports, "clients": clients})
             );
             continue;
         }
-        say!(
+        outln!(
             "{} {} {} recovery {}, loopback {}, {} queue pairs, {} clients",
-            card.name,
-            card.device_name,
-            card.address,
-            card.recovery,
-            card.loopback,
+            device.name,
+            device.device_name,
+            device.address,
+            device.recovery,
+            device.loopback,
             host.queue_pairs,
             host.clients.len()
         );
         if !host.listening_ports.is_empty() {
             let ports: Vec<String> = host.listening_ports.iter().map(u16::to_string).collect();
-            say!("  listening at {}", ports.join(", "));
+            outln!("  listening at {}", ports.join(", "));
         }
         for client in host.clients {
             let used = client.resources.iter().filter(|(_, count)| *count > 0);
             let used: Vec<String> = used.map(|(name, count)| format!("{count} {name}")).collect();
-            say!("  process {} ({}): {}", client.pid, client.name, used.join(", "));
+            outln!("  process {} ({}): {}", client.pid, client.name, used.join(", "));
         }
     }
     Ok(())
@@ -117,55 +117,55 @@ fn print_status(target: &DaemonTarget) -> DaemonResult {
 /// Runs `softhca devices`.
 pub fn devices(target: &DaemonTarget) -> ExitCode {
     exit_code(target.connect().map(|control| {
-        for card in control.hosts() {
+        for device in control.hosts() {
             if target.json {
-                say!(
+                outln!(
                     "{}",
-                    json!({"device": card.device_name, "host": card.name, "address": card.address.to_string(),
-                        "guid": guid(card)})
+                    json!({"device": device.device_name, "host": device.name, "address": device.address.to_string(),
+                        "guid": guid(device)})
                 );
             } else {
-                say!("{:<12} {:<12} {:<16} {}", card.device_name, card.name, card.address, guid(card));
+                outln!("{:<12} {:<12} {:<16} {}", device.device_name, device.name, device.address, guid(device));
             }
         }
     }))
 }
 
-/// The identifier that verbs show, as `ibv_devices` writes it.
-fn guid(card: &HostDevice) -> String {
-    let low = u64::from_be_bytes(Gid::from(card.address).0[8..].try_into().expect("eight bytes"));
+/// The node GUID, as `ibv_devices` prints it.
+fn guid(device: &HostDevice) -> String {
+    let low = u64::from_be_bytes(Gid::from(device.address).0[8..].try_into().expect("eight bytes"));
     format!("{:016x}", 0x0200_0000_0000_0000 | low & 0x00ff_ffff_ffff_ffff)
 }
 
 /// Runs `softhca devinfo`.
 pub fn devinfo(arguments: &DevinfoArguments) -> ExitCode {
     exit_code(arguments.target.connect().map(|control| {
-        let wanted = |card: &&HostDevice| {
-            arguments.device.as_ref().is_none_or(|name| card.name == *name || card.device_name == *name)
+        let is_selected = |device: &&HostDevice| {
+            arguments.device.as_ref().is_none_or(|name| device.name == *name || device.device_name == *name)
         };
-        for card in control.hosts().iter().filter(wanted) {
+        for device in control.hosts().iter().filter(is_selected) {
             if arguments.target.json {
-                say!("{}", device_attributes(card));
+                outln!("{}", device_attributes(device));
                 continue;
             }
-            let Value::Object(fields) = device_attributes(card) else { continue };
-            say!("{}", card.device_name);
+            let Value::Object(fields) = device_attributes(device) else { continue };
+            outln!("{}", device.device_name);
             for (name, value) in fields {
-                let shown = value.as_str().map_or_else(|| value.to_string(), String::from);
+                let text = value.as_str().map_or_else(|| value.to_string(), String::from);
                 if arguments.verbose || !name.starts_with("max_") {
-                    say!("  {name:<24} {shown}");
+                    outln!("  {name:<24} {text}");
                 }
             }
         }
     }))
 }
 
-fn device_attributes(card: &HostDevice) -> Value {
-    let limits = &card.limits;
+fn device_attributes(device: &HostDevice) -> Value {
+    let limits = &device.limits;
     json!({
-        "device": card.device_name, "host": card.name, "address": card.address.to_string(), "guid": guid(card),
-        "gid": Gid::from(card.address).to_string(), "transport": "RoCEv2", "port": 1, "state": "active",
-        "recovery": card.recovery, "loopback": card.loopback, "atomics": "HCA", "version": env!("CARGO_PKG_VERSION"),
+        "device": device.device_name, "host": device.name, "address": device.address.to_string(), "guid": guid(device),
+        "gid": Gid::from(device.address).to_string(), "transport": "RoCEv2", "port": 1, "state": "active",
+        "recovery": device.recovery, "loopback": device.loopback, "atomics": "HCA", "version": env!("CARGO_PKG_VERSION"),
         "max_clients": limits.max_clients, "max_qp": limits.max_qp, "max_cq": limits.max_cq,
         "max_srq": limits.max_srq, "max_pd": limits.max_pd, "max_mr": limits.max_mr,
         "max_ah": limits.max_ah, "max_xrcd": limits.max_xrcd,
@@ -184,7 +184,7 @@ fn print_stats(arguments: &StatsArguments) -> DaemonResult {
     let mut control = arguments.target.connect()?;
     let names: Vec<String> = match &arguments.host {
         Some(host) => vec![host.clone()],
-        None => control.hosts().iter().map(|card| card.name.clone()).collect(),
+        None => control.hosts().iter().map(|device| device.name.clone()).collect(),
     };
     let mut before: Vec<Counters> = vec![Counters::default(); names.len()];
     let mut ports_before = Vec::new();
@@ -211,7 +211,7 @@ fn print_counters(arguments: &StatsArguments, host: &str, before: &Counters, now
         let mut line = Map::new();
         line.insert("host".into(), host.into());
         line.extend(pairs.map(|(name, now, _)| (name.to_string(), json!(now))));
-        return say!("{}", Value::Object(line));
+        return outln!("{}", Value::Object(line));
     }
     for (name, now, change) in pairs {
         print_counter(arguments, host, name, now, change);
@@ -221,11 +221,11 @@ fn print_counters(arguments: &StatsArguments, host: &str, before: &Counters, now
 fn print_counter(arguments: &StatsArguments, whose: &str, name: &str, now: u64, change: u64) {
     if arguments.all || (change > 0 && arguments.watch) || (now > 0 && !arguments.watch) {
         let change = if arguments.watch { format!("  +{change}") } else { String::new() };
-        say!("{whose:<12} {name:<32} {now}{change}");
+        outln!("{whose:<12} {name:<32} {now}{change}");
     }
 }
 
-/// Whether a port is the host's own, leads to it, or sends to it.
+/// Whether a port belongs to the host or leads to it.
 fn concerns_host(port: &FabricPort, host: Option<&str>) -> bool {
     host.is_none_or(|host| port.node == host || port.peer == host || port.host.as_deref() == Some(host))
 }
@@ -241,15 +241,15 @@ fn print_port(arguments: &StatsArguments, before: &[FabricPort], port: &FabricPo
             [value] => (name.clone(), json!(value)),
             _ => (name.clone(), json!(values)),
         }));
-        return say!("{}", Value::Object(line));
+        return outln!("{}", Value::Object(line));
     }
     let is_same = |other: &&FabricPort| (&other.node, &other.peer, &other.host) == (at, to, host);
     let before = before.iter().find(is_same);
     for (index, (name, values)) in counts.iter().enumerate() {
         for (priority, now) in values.iter().enumerate() {
-            let earlier = before.map_or(0, |port| port.counters[index].1[priority]);
+            let previous = before.map_or(0, |port| port.counters[index].1[priority]);
             let name = if values.len() > 1 { format!("{name}.{priority}") } else { name.clone() };
-            print_counter(arguments, &format!("{at}:{to}"), &name, *now, now - earlier);
+            print_counter(arguments, &format!("{at}:{to}"), &name, *now, now - previous);
         }
     }
 }
@@ -266,10 +266,10 @@ fn print_async_events(target: &DaemonTarget) -> DaemonResult {
         let seen = control.next_async_event()?;
         if target.json {
             let event = format!("{:?}", seen.event);
-            say!("{}", json!({"host": seen.host, "process": seen.process, "event": event}));
+            outln!("{}", json!({"host": seen.host, "process": seen.process, "event": event}));
         } else {
             let process = seen.process.map_or_else(|| "all".into(), |process| process.to_string());
-            say!("{:<12} {process:<8} {:?}", seen.host, seen.event);
+            outln!("{:<12} {process:<8} {:?}", seen.host, seen.event);
         }
     }
 }

@@ -1,17 +1,17 @@
-//! What the terminal is like, and lines for it.
+//! Standard output: lines, width and colour.
 
 use softhca_trace::{ColorMode, LadderStyle};
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 
-/// Writes a line to standard output, as `println!` does, and ends the command when nobody reads it any more.
-macro_rules! say {
+/// Writes a line to standard output, as `println!` does, and exits if the reader has closed it.
+macro_rules! outln {
     ($($text:tt)*) => {
         $crate::terminal::print_line(format_args!($($text)*))
     };
 }
 
-/// What [`say`] writes. A reader that has gone, as `head` does, is no error: there is nobody left to work for.
+/// The function behind [`outln`]. A closed pipe, as after `head`, is not an error: the command exits with 0.
 pub fn print_line(text: fmt::Arguments<'_>) {
     if let Err(error) = writeln!(io::stdout().lock(), "{text}") {
         if error.kind() == io::ErrorKind::BrokenPipe {
@@ -22,7 +22,7 @@ pub fn print_line(text: fmt::Arguments<'_>) {
     }
 }
 
-/// As wide as the terminal, and in colour there unless NO_COLOR asks for none.
+/// The terminal's width, and colour on a terminal unless NO_COLOR is set.
 pub fn style() -> LadderStyle {
     let terminal = io::stdout().is_terminal();
     let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());

@@ -1,4 +1,4 @@
-//! Times as people write them: `10us`, `1.5ms`, `2s`, or plain seconds.
+//! Times on the command line: `10us`, `1.5ms`, `2s`, or plain seconds.
 
 use std::str::FromStr;
 
@@ -7,7 +7,7 @@ use std::str::FromStr;
 pub struct Time(i64);
 
 impl Time {
-    /// In nanoseconds.
+    /// The time in nanoseconds.
     pub const fn nanoseconds(self) -> i64 {
         self.0
     }
@@ -22,12 +22,12 @@ impl FromStr for Time {
             ("us", 1_000),
             ("µs", 1_000),
             ("ms", 1_000_000),
-            // Last: every other unit ends like it.
+            // Last, because every other unit ends in `s` too.
             ("s", 1_000_000_000),
         ];
         let found = UNITS.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)));
         let (number, unit) = found.unwrap_or((text, 1_000_000_000));
-        let wrong = || format!("`{text}` is no time; write for example 10us, 1.5ms or 2s");
+        let wrong = || format!("`{text}` is not a time; examples: 10us, 1.5ms, 2s");
         let (whole, fraction) = number.trim_end().split_once('.').unwrap_or((number.trim_end(), "0"));
         let digits = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
         if !digits(whole) || !digits(fraction) {
@@ -35,7 +35,7 @@ impl FromStr for Time {
         }
         let whole: u64 = whole.parse().map_err(|_| wrong())?;
         let whole = whole.checked_mul(unit).ok_or_else(wrong)?;
-        // Beyond nine digits a fraction of a second means nothing here.
+        // The resolution is a nanosecond.
         let fraction = &fraction[..fraction.len().min(9)];
         let scale = 10u64.pow(fraction.len() as u32);
         let part = u128::from(fraction.parse::<u64>().map_err(|_| wrong())?) * u128::from(unit);

@@ -1,7 +1,7 @@
-//! `softhca trace`: the packets of a capture, or the events of a log.
+//! `softhca trace`: prints the packets in a capture or the events in a log.
 
 use crate::time::Time;
-use crate::{EXIT_BAD_INPUT, input, terminal};
+use crate::{exit_code, input, terminal};
 use softhca_trace::log::{EntryFormatter, LogError};
 use softhca_trace::{
     CaptureError, CaptureErrorKind, CaptureReader, CaptureWriter, EventLogReader, InterfaceId, LadderBuilder,
@@ -12,39 +12,39 @@ use std::io::{self, BufRead, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// What `softhca trace` is asked for.
+/// Arguments of `softhca trace`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "The last line of the text form and of the ladders counts: packets, RoCE packets, right and wrong ICRCs, \
-                        malformed packets.\nWith --follow everything is told as it comes, until the command is interrupted or standard \
-                        input ends.\nExit code: 0, or with --check 1 if a packet is malformed or has \
-                        a wrong ICRC; 2 if the file cannot be read."
+    after_help = "The last line of text and ladder output counts all packets, RoCE packets, good and bad ICRCs, and malformed \
+                        packets.\nWith --follow, prints packets as they are captured, until interrupted or standard input \
+                        ends.\nExit code: 0; with --check, 1 if a RoCE packet is malformed or has a bad ICRC; 2 if the file \
+                        cannot be read."
 )]
 pub struct Arguments {
-    /// A pcap or pcapng file, or an event log; - for standard input
+    /// pcap or pcapng file, or event log; - for standard input
     file: PathBuf,
-    /// One JSON object per packet instead of text
+    /// Print one JSON object per packet or event
     #[arg(long)]
     json: bool,
-    /// Draw a ladder for each connection instead
+    /// Draw a ladder diagram for each connection
     #[arg(long, conflicts_with = "json")]
     ladder: bool,
-    /// Only ladders of this queue pair: its number, decimal or with 0x
+    /// Only ladders of this queue pair: its QPN, decimal or with 0x
     #[arg(long, value_name = "Q", requires = "ladder")]
     qp: Option<String>,
-    /// Only what happened at this time or later, counted from the first packet: 10us, 1.5ms, 2s or 2
+    /// Only packets at or after this time since the first packet: 10us, 1.5ms, 2s or 2
     #[arg(long, value_name = "T", requires = "ladder")]
     from: Option<Time>,
-    /// Only what happened at this time or earlier
+    /// Only packets at or before this time
     #[arg(long, value_name = "T", requires = "ladder")]
     to: Option<Time>,
-    /// Go on when the file ends, and tell what is added to it
+    /// Wait for more data at the end of the file
     #[arg(long)]
     follow: bool,
-    /// Fail if a RoCE packet is malformed or has a wrong ICRC
+    /// Exit with 1 if a RoCE packet is malformed or has a bad ICRC
     #[arg(long)]
     check: bool,
-    /// Write the packets to a pcapng file as RoCE v1 would frame them, too: a GRH in place of IP and UDP
+    /// Also write the packets to a pcapng file in RoCE v1 frames, with a GRH in place of IP and UDP
     #[arg(long, value_name = "FILE", conflicts_with = "follow")]
     roce_v1: Option<PathBuf>,
 }
@@ -80,15 +80,15 @@ impl From<io::Error> for TraceError {
 pub fn run(arguments: &Arguments) -> ExitCode {
     let mut output = BufWriter::new(io::stdout().lock());
     let mut tally = PacketCounts::default();
-    let told = print_file(arguments, &mut tally, &mut output);
+    let printed = print_file(arguments, &mut tally, &mut output);
     let file = arguments.file.display();
-    match told.and_then(|()| Ok(output.flush()?)) {
+    match printed.and_then(|()| Ok(output.flush()?)) {
         Ok(()) if arguments.check && !tally.is_clean() => ExitCode::FAILURE,
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads has seen enough.
+        // The reader has closed the pipe.
         Err(TraceError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(stop) => {
-            match stop {
+        Err(error) => {
+            match error {
                 TraceError::Output(error) => eprintln!("softhca trace: cannot write the output: {error}"),
                 TraceError::Input(CaptureError { offset: 0, cause: CaptureErrorKind::Io(error) }) => {
                     eprintln!("softhca trace: {file}: {error}; give the path of a pcap or pcapng file");
@@ -96,15 +96,15 @@ pub fn run(arguments: &Arguments) -> ExitCode {
                 TraceError::Input(error) => eprintln!("softhca trace: {file}: {error}"),
                 TraceError::Log(error) => eprintln!("softhca trace: {file}: {error}"),
                 TraceError::UnsupportedForLogs => eprintln!(
-                    "softhca trace: {file} is an event log: --ladder, --check and --roce-v1 are for captures; \
-                     `softhca why` explains a log"
+                    "softhca trace: {file} is an event log: --ladder, --check and --roce-v1 apply to captures only; \
+                     use `softhca why` to explain a log"
                 ),
                 TraceError::RoceV1Output(error) => {
                     let file = arguments.roce_v1.as_deref().unwrap_or(&arguments.file).display();
                     eprintln!("softhca trace: cannot write {file}: {error}");
                 }
             }
-            ExitCode::from(EXIT_BAD_INPUT)
+            ExitCode::from(exit_code::BAD_INPUT)
         }
     }
 }
@@ -114,9 +114,9 @@ fn print_file(
     tally: &mut PacketCounts,
     output: &mut impl Write,
 ) -> Result<(), TraceError> {
-    let cannot = |error| CaptureError { offset: 0, cause: CaptureErrorKind::Io(error) };
-    let mut input = input::open(&arguments.file, arguments.follow).map_err(cannot)?;
-    if input::is_event_log(&mut input).map_err(cannot)? {
+    let io_error = |error| CaptureError { offset: 0, cause: CaptureErrorKind::Io(error) };
+    let mut input = input::open(&arguments.file, arguments.follow).map_err(io_error)?;
+    if input::is_event_log(&mut input).map_err(io_error)? {
         return print_log(arguments, input, output);
     }
     let capture = CaptureReader::new(input)?;
@@ -124,17 +124,17 @@ fn print_file(
         return draw_live_ladders(arguments, capture, tally, output);
     }
     let mut ladders = LadderBuilder::default();
-    let told = print_packets(arguments, capture, tally, &mut ladders, output);
-    match told {
-        // Also after a damaged record: what came before it was told and is counted.
-        Err(TraceError::Input(_)) if tally.packets == 0 => return told,
+    let printed = print_packets(arguments, capture, tally, &mut ladders, output);
+    match printed {
+        // Also after a damaged record: the packets before it were printed.
+        Err(TraceError::Input(_)) if tally.packets == 0 => return printed,
         Ok(()) | Err(TraceError::Input(_)) => print_summary(arguments, tally, &mut ladders, output)?,
         Err(_) => {}
     }
-    told
+    printed
 }
 
-/// Hands on what was told so far, where somebody waits for it.
+/// Flushes the output while following a file.
 fn flush_if_following(arguments: &Arguments, output: &mut impl Write) -> io::Result<()> {
     if arguments.follow { output.flush() } else { Ok(()) }
 }
@@ -148,7 +148,7 @@ fn print_log(
         return Err(TraceError::UnsupportedForLogs);
     }
     let reader = EventLogReader::new(input)?;
-    let mut teller = EntryFormatter::new(reader.header());
+    let mut formatter = EntryFormatter::new(reader.header());
     let mut count = 0;
     for entry in reader {
         let entry = entry?;
@@ -157,7 +157,7 @@ fn print_log(
             serde_json::to_writer(&mut *output, &entry).map_err(io::Error::from)?;
             writeln!(output)?;
         } else {
-            writeln!(output, "{}", teller.format(&entry))?;
+            writeln!(output, "{}", formatter.format(&entry))?;
         }
         flush_if_following(arguments, output)?;
     }
@@ -201,7 +201,7 @@ fn print_packets(
     reframed.map_or(Ok(()), |mut reframed| reframed.writer.flush()).map_err(TraceError::RoceV1Output)
 }
 
-/// A capture of the same packets in RoCE v1 frames. Other frames, pauses among them, stay as they are.
+/// Writes a capture of the same packets in RoCE v1 frames. Other frames, such as PFC pauses, are copied.
 struct RoceV1Writer {
     writer: CaptureWriter<BufWriter<File>>,
     interface: InterfaceId,
@@ -233,13 +233,13 @@ impl RoceV1Writer {
             LinkType::Ethernet => {
                 self.writer.write_frame(*time_ns, self.interface, PacketDirection::Inbound, data, None)
             }
-            // The new file is one of Ethernet.
+            // The new file has Ethernet framing only.
             _ => Ok(()),
         }
     }
 }
 
-/// Draws each packet as it comes.
+/// Draws each packet as it is captured.
 fn draw_live_ladders(
     arguments: &Arguments,
     capture: CaptureReader<Box<dyn BufRead>>,
@@ -277,7 +277,7 @@ fn print_summary(
 }
 
 impl Arguments {
-    /// The span of time that is asked for, in nanoseconds.
+    /// The range of `--from` and `--to` in nanoseconds.
     fn time_range(&self) -> (i64, i64) {
         let from = self.from.map_or(i64::MIN, Time::nanoseconds);
         (from, self.to.map_or(i64::MAX, Time::nanoseconds))
@@ -293,8 +293,8 @@ fn draw_ladders(
     let style = terminal::style();
     for mut ladder in ladders.ladders() {
         ladder.retain_range(from, to);
-        let is_wanted = arguments.qp.as_ref().is_none_or(|qp| ladder.involves(qp));
-        if is_wanted && !ladder.steps.is_empty() {
+        let is_selected = arguments.qp.as_ref().is_none_or(|qp| ladder.involves(qp));
+        if is_selected && !ladder.steps.is_empty() {
             writeln!(output, "{}", ladder.draw(style))?;
         }
     }

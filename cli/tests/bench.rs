@@ -1,8 +1,8 @@
-//! What `softhca bench` refuses: nothing is measured here.
+//! Arguments that `softhca bench` rejects. Nothing is measured here.
 
 use std::process::Command;
 
-/// What the command says of arguments that it refuses.
+/// Standard error of a command that rejects its arguments.
 fn stderr_of(arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_softhca"));
     let output = command.arg("bench").args(arguments).output().expect("the command starts");
@@ -12,22 +12,22 @@ fn stderr_of(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn a_name_that_no_benchmark_has_is_refused_with_those_there_are() {
+fn an_unknown_benchmark_name_is_rejected_with_the_valid_names() {
     let text = stderr_of(&["--only", "rc-wirte"]);
-    let begin = "softhca bench: --only \"rc-wirte\" is in the name of no benchmark; the names are ";
+    let begin = "softhca bench: no benchmark name contains \"rc-wirte\" (--only); the names are ";
     assert!(text.starts_with(begin), "{text}");
     for name in ["rc-write-1MiB", "rc-send-64B-rate", "rc-read-4KiB", "message-64B-latency"] {
         assert!(text.contains(name), "{name} is not in: {text}");
     }
-    assert!(!text.contains("ib_write_bw"), "programs have to be asked for: {text}");
+    assert!(!text.contains("ib_write_bw"), "programs run only on request: {text}");
 }
 
 #[test]
-fn the_names_are_those_of_the_mode() {
+fn the_valid_names_depend_on_the_mode() {
     let text = stderr_of(&["--mode", "programs", "--only", "rc-write-1MiB"]);
-    assert!(text.contains("no benchmark of --mode programs"), "{text}");
+    assert!(text.contains("no benchmark name of --mode programs contains"), "{text}");
     assert!(
-        text.contains("ib_write_bw-1MiB, ib_write_bw-1MiB-card-loopback, ib_write_bw-1MiB-two-hosts"),
+        text.contains("ib_write_bw-1MiB, ib_write_bw-1MiB-internal-loopback, ib_write_bw-1MiB-two-hosts"),
         "{text}"
     );
     let text = stderr_of(&["--mode", "peer", "--only", "rc-write-1MiB"]);
@@ -35,8 +35,8 @@ fn the_names_are_those_of_the_mode() {
 }
 
 #[test]
-fn a_size_that_quick_runs_leave_out_is_not_silently_nothing() {
+fn a_size_that_quick_omits_is_rejected() {
     let text = stderr_of(&["--quick", "--mode", "embedded", "--only", "rc-read-4KiB"]);
-    assert!(text.contains("no benchmark of --quick --mode embedded"), "{text}");
+    assert!(text.contains("no benchmark name of --quick --mode embedded contains"), "{text}");
     assert!(text.contains("rc-read-1MiB"), "{text}");
 }

@@ -1,12 +1,12 @@
-//! The README and the book are true: every command in them is run and prints what is shown, every link
-//! leads somewhere, every page is in the table of contents.
+//! Checks the README and the book: every command prints the output that is shown, every link has a target, every page
+//! is in the table of contents.
 //!
-//! A block that starts with three backticks and `console` holds commands after `$ ` and what they print. In what is shown, `...` on
-//! a line of its own stands for any lines, `[..]` for any text in a line, and a last line `? N` for an exit code
-//! other than 0. A word after `console` changes that: `no-run` is not run, `needs=PROGRAM` is run where the
-//! program is installed (in CI always). `SOFTHCA_BLESS=1` writes the output that was found into blocks without `...` and `[..]`.
-//! Blocks of `rust` are run as doc tests of the crate `softhca`. A block of `toml` is a scenario that runs and holds, or with `fails` does not; with `part` it is
-//! a part of one, with `daemon` a daemon's configuration; `file=NAME` puts it where the commands of the page find it. Every other block is `text` or `json`.
+//! A `console` block contains commands after `$ ` and their output. In the output, `...` on a line of its own matches
+//! any lines, `[..]` any text in a line, and a last line `? N` is an exit code other than 0. `console no-run` is not
+//! run; `console needs=PROGRAM` runs where the program is installed (in CI always). `SOFTHCA_BLESS=1` updates the
+//! output of blocks without `...` and `[..]`. `rust` blocks run as doc tests of the crate `softhca`. A `toml` block is
+//! a scenario that passes, or with `fails` fails; with `part` it is a part of a scenario, with `daemon` a daemon
+//! configuration; `file=NAME` writes it to the folder of the page's commands. Other blocks are `text` or `json`.
 
 use softhca_daemon::Config;
 use softhca_scenarios::{Recording, Scenario, Verdict, simulate};
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Nothing in the book takes a hundredth of it on an idle machine.
+/// The timeout of a command, a hundred times what any of them takes on an idle machine.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(300);
 
 fn root() -> PathBuf {
@@ -46,7 +46,7 @@ fn display_path(page: &Path) -> String {
     page.strip_prefix(root()).expect("a page of the project").display().to_string()
 }
 
-/// A fenced block: what stands behind the backticks, and the lines in it, by their numbers in the page.
+/// A fenced block: its language, its marks, and its line numbers in the page.
 struct CodeBlock {
     language: String,
     marks: Vec<String>,
@@ -71,7 +71,7 @@ fn blocks(page: &Path, text: &str) -> Vec<CodeBlock> {
     blocks
 }
 
-/// A command with what it is to print, and its exit code.
+/// A command with its expected output and exit code.
 struct Step {
     line: usize,
     command: String,
@@ -95,7 +95,7 @@ fn steps(lines: &[&str], first: usize) -> Vec<Step> {
     steps
 }
 
-/// Where the commands of a page run: everything of the project is there, what they write stays there.
+/// The folder in which the commands of a page run: links to the project, and the files that they write.
 struct Sandbox {
     folder: PathBuf,
 }
@@ -118,7 +118,7 @@ impl Sandbox {
         Sandbox { folder }
     }
 
-    /// Turns what a reader types into what is there already.
+    /// Replaces `cargo run` by the built program.
     fn translate(&self, command: &str) -> String {
         if let Some(rest) = command.strip_prefix("cargo run --release --example ") {
             let (name, rest) = rest.split_once(' ').unwrap_or((rest, ""));
@@ -130,7 +130,7 @@ impl Sandbox {
         }
     }
 
-    /// What a command prints, and its exit code.
+    /// Runs a command and returns its output and exit code.
     fn run(&self, command: &str) -> (Vec<String>, i32) {
         let path = std::env::var("PATH").unwrap_or_default();
         let mut child = Command::new("sh")
@@ -155,7 +155,7 @@ impl Sandbox {
                 Some(status) => break status,
                 None if Instant::now() > deadline => {
                     let _ = child.kill();
-                    panic!("`{command}` does not end");
+                    panic!("`{command}` timed out");
                 }
                 None => std::thread::sleep(Duration::from_millis(5)),
             }
@@ -166,7 +166,7 @@ impl Sandbox {
     }
 }
 
-/// An example's program; built if it is not there.
+/// The program of an example, built if it does not exist.
 fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let program = test.ancestors().nth(2).expect("target/PROFILE").join("examples").join(name);
@@ -178,7 +178,7 @@ fn example(name: &str) -> PathBuf {
     program
 }
 
-/// Whether what was printed is what is shown.
+/// Whether the output matches the page.
 fn output_matches(shown: &[String], printed: &[String]) -> bool {
     match shown.split_first() {
         None => printed.is_empty(),
@@ -214,17 +214,17 @@ fn is_installed(program: &str) -> bool {
     required || found.is_ok_and(|output| output.status.success())
 }
 
-/// Runs the console blocks of a page; with the second argument, writes what they print into the page.
+/// Runs the console blocks of a page; with `bless`, updates the page.
 fn check(page: &Path, bless: bool) -> Vec<String> {
     let text = fs::read_to_string(page).expect("a page");
     let lines: Vec<&str> = text.lines().collect();
     let mut written: Vec<String> = Vec::new();
-    let (mut copied, mut complaints, mut bench) = (0, Vec::new(), None);
+    let (mut copied, mut failures, mut sandbox) = (0, Vec::new(), None);
     for block in blocks(page, &text) {
         if let Some(name) = block.marks.iter().find_map(|mark| mark.strip_prefix("file=")) {
-            let bench = bench.get_or_insert_with(|| Sandbox::new(page));
+            let sandbox = sandbox.get_or_insert_with(|| Sandbox::new(page));
             let file = lines[block.lines.clone()].join("\n") + "\n";
-            fs::write(bench.folder.join(name), file).expect("a folder that can be written");
+            fs::write(sandbox.folder.join(name), file).expect("a folder that can be written");
         }
         if block.language != "console" {
             continue;
@@ -234,14 +234,14 @@ fn check(page: &Path, bless: bool) -> Vec<String> {
         if missing || block.marks.iter().any(|mark| mark == "no-run") {
             continue;
         }
-        let bench = bench.get_or_insert_with(|| Sandbox::new(page));
+        let sandbox = sandbox.get_or_insert_with(|| Sandbox::new(page));
         written.extend(lines[copied..block.lines.start].iter().map(|line| (*line).to_owned()));
         for step in steps(&lines[block.lines.clone()], block.lines.start + 1) {
-            let (printed, code) = bench.run(&step.command);
+            let (printed, code) = sandbox.run(&step.command);
             let is_pattern = step.output.iter().any(|line| line == "..." || line.contains("[..]"));
             if !(output_matches(&step.output, &printed) && code == step.code) {
-                complaints.push(format!(
-                    "{}:{}: `{}` ends with {code} and prints\n{}",
+                failures.push(format!(
+                    "{}:{}: `{}` exits with {code} and prints\n{}",
                     display_path(page),
                     step.line,
                     step.command,
@@ -255,21 +255,25 @@ fn check(page: &Path, bless: bool) -> Vec<String> {
         copied = block.lines.end;
     }
     written.extend(lines[copied..].iter().map(|line| (*line).to_owned()));
-    if bless && !complaints.is_empty() {
+    if bless && !failures.is_empty() {
         fs::write(page, written.join("\n") + "\n").expect("a page that can be written");
         return check(page, false);
     }
-    complaints
+    failures
 }
 
 #[test]
-fn every_command_prints_what_is_shown() {
+fn every_command_prints_the_output_that_is_shown() {
     let bless = std::env::var_os("SOFTHCA_BLESS").is_some();
-    let complaints: Vec<String> = pages().iter().flat_map(|page| check(page, bless)).collect();
-    assert!(complaints.is_empty(), "{}\nSOFTHCA_BLESS=1 writes what is printed", complaints.join("\n\n"));
+    let failures: Vec<String> = pages().iter().flat_map(|page| check(page, bless)).collect();
+    assert!(
+        failures.is_empty(),
+        "{}\nrun again with SOFTHCA_BLESS=1 to update the pages",
+        failures.join("\n\n")
+    );
 }
 
-/// What a part of a scenario is a part of.
+/// The scenario around a part.
 const TITLE: &str = "title = \"a part\"\n";
 const WHOLE: &str = r#"
 [hosts]
@@ -287,7 +291,7 @@ qp = "alice.2"
 write = { bytes = 16000 }
 "#;
 
-/// `cargo run --example` looks at the default members only.
+/// `cargo run --example` considers the default members only.
 #[test]
 fn examples_are_found_from_the_root() {
     let manifest = fs::read_to_string(root().join("Cargo.toml")).expect("the workspace");
@@ -296,17 +300,17 @@ fn examples_are_found_from_the_root() {
 }
 
 #[test]
-fn every_scenario_runs_and_holds() {
+fn every_scenario_has_the_expected_verdict() {
     let mut ran = 0;
     for page in pages() {
         let text = fs::read_to_string(&page).expect("a page");
         let lines: Vec<&str> = text.lines().collect();
         for block in blocks(&page, &text).into_iter().filter(|block| block.language == "toml") {
-            let place = format!("{}:{}", display_path(&page), block.lines.start);
+            let location = format!("{}:{}", display_path(&page), block.lines.start);
             let file = lines[block.lines].join("\n") + "\n";
             let is = |mark: &str| block.marks.iter().any(|known| known == mark);
             if is("daemon") {
-                Config::parse(&file).unwrap_or_else(|error| panic!("{place}: {error}"));
+                Config::parse(&file).unwrap_or_else(|error| panic!("{location}: {error}"));
                 continue;
             }
             let whole = match (is("part"), file.starts_with('[')) {
@@ -314,15 +318,15 @@ fn every_scenario_runs_and_holds() {
                 (true, true) => format!("{TITLE}{WHOLE}{file}"),
                 (true, false) => format!("{TITLE}{file}{WHOLE}"),
             };
-            let plan = Scenario::parse(&place, &whole)
+            let plan = Scenario::parse(&location, &whole)
                 .and_then(|scenario| scenario.plan(&Default::default(), 1))
-                .unwrap_or_else(|problem| panic!("{place}: {problem}"));
+                .unwrap_or_else(|problem| panic!("{location}: {problem}"));
             if !is("part") && !is("plan") {
                 let outcome = simulate(&plan, Recording::Digest);
                 let wanted = if is("fails") { Verdict::Fail } else { Verdict::Pass };
                 assert!(
                     outcome.verdict == wanted,
-                    "{place}: {:?}, {:?}",
+                    "{location}: {:?}, {:?}",
                     outcome.verdict,
                     outcome.expectations
                 );
@@ -334,7 +338,7 @@ fn every_scenario_runs_and_holds() {
 }
 
 #[test]
-fn every_block_says_what_it_is() {
+fn every_block_has_a_known_language() {
     let doc_tests = fs::read_to_string(root().join("verbs-api/src/lib.rs")).expect("the library");
     for page in pages() {
         let text = fs::read_to_string(&page).expect("a page");
@@ -343,9 +347,9 @@ fn every_block_says_what_it_is() {
             let known = ["console", "rust", "text", "toml", "json"];
             let is_lesson = name.starts_with("docs/lessons") || !name.contains("docs/");
             let said = known.contains(&block.language.as_str()) || !is_lesson;
-            assert!(said, "{name}:{line}: what is `{}`?", block.language);
+            assert!(said, "{name}:{line}: unknown language `{}`", block.language);
             let tested = doc_tests.contains(&format!("include_str!(\"../../{name}\")"));
-            assert!(block.language != "rust" || tested, "{name}: its rust blocks are no doc tests");
+            assert!(block.language != "rust" || tested, "{name}: its rust blocks are not doc tests");
         }
     }
 }
@@ -368,7 +372,7 @@ fn links(text: &str) -> Vec<String> {
     found
 }
 
-/// The anchors of the headings of a page, as mdBook and GitHub make them.
+/// The anchors of the headings of a page, as in mdBook and GitHub.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#'));
     let anchor = |heading: &str| {
@@ -378,11 +382,11 @@ fn anchors(text: &str) -> BTreeSet<String> {
     headings.map(anchor).collect()
 }
 
-/// The page that `softhca playground` writes, where the book's links find it.
+/// The page of `softhca playground` that the book links to.
 const PLAYGROUND: &str = "playground/index.html";
 
 #[test]
-fn every_link_leads_somewhere() {
+fn every_link_has_a_target() {
     let playground = fs::read_to_string(root().join("cli/src/playground.rs")).expect("what is in the page");
     for page in pages() {
         let text = fs::read_to_string(&page).expect("a page");
@@ -394,17 +398,17 @@ fn every_link_leads_somewhere() {
             if file == PLAYGROUND {
                 let scenario = anchor.strip_prefix("scenario=").and_then(|rest| rest.split('&').next());
                 let scenario =
-                    scenario.unwrap_or_else(|| panic!("{}: {link} names no scenario", display_path(&page)));
+                    scenario.unwrap_or_else(|| panic!("{}: {link} has no scenario", display_path(&page)));
                 assert!(
                     playground.contains(&format!("\"{scenario}\"")),
-                    "{}: no page has {scenario}",
+                    "{}: the playground does not have {scenario}",
                     display_path(&page)
                 );
                 continue;
             }
             let target =
                 if file.is_empty() { page.clone() } else { page.parent().expect("a folder").join(file) };
-            assert!(target.exists(), "{}: {link} is not there", display_path(&page));
+            assert!(target.exists(), "{}: {link} does not exist", display_path(&page));
             if !anchor.is_empty() {
                 let there = fs::read_to_string(&target).expect("a page");
                 assert!(
@@ -423,9 +427,9 @@ fn every_page_is_in_the_table_of_contents() {
     let summary = fs::read_to_string(docs.join("SUMMARY.md")).expect("the table of contents");
     let listed: BTreeSet<PathBuf> = links(&summary).iter().map(|link| docs.join(link)).collect();
     for page in pages().into_iter().filter(|page| page.starts_with(&docs) && !page.ends_with("SUMMARY.md")) {
-        // The decisions have an index of their own; a page of reference may wait for its place.
+        // The decisions have their own index; reference pages need not be listed.
         let elsewhere = ["decisions", "reference"].iter().any(|folder| page.starts_with(docs.join(folder)));
-        let has_place = listed.contains(&page) || elsewhere;
-        assert!(has_place, "{} is not in docs/SUMMARY.md", display_path(&page));
+        let is_listed = listed.contains(&page) || elsewhere;
+        assert!(is_listed, "{} is not in docs/SUMMARY.md", display_path(&page));
     }
 }

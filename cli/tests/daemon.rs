@@ -1,11 +1,11 @@
-//! The commands that speak to a daemon, as a shell sees them.
+//! The commands about a daemon.
 #![cfg(target_os = "linux")]
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
-/// A daemon in a folder of its own.
+/// A daemon with its own runtime folder.
 struct Daemon {
     folder: PathBuf,
     child: Child,
@@ -49,24 +49,24 @@ impl Drop for Daemon {
 }
 
 #[test]
-fn a_daemon_that_cannot_start_leaves_the_records_of_the_one_that_runs() {
-    let record = std::env::temp_dir().join(format!("softhca-cli-records-{}.pcapng", std::process::id()));
-    std::fs::write(&record, "something of before").unwrap();
-    let record = record.to_str().unwrap();
-    let daemon = Daemon::start("records", &["daemon", "--capture", record]);
-    let begun = std::fs::read(record).unwrap();
-    assert!(!begun.starts_with(b"something"), "it begins anew");
-    std::fs::write(record, "what it wrote").unwrap();
-    let second = daemon.run(&["daemon", "--capture", record]);
+fn a_daemon_that_cannot_start_keeps_the_files_of_the_running_one() {
+    let file = std::env::temp_dir().join(format!("softhca-cli-records-{}.pcapng", std::process::id()));
+    std::fs::write(&file, "old contents").unwrap();
+    let file = file.to_str().unwrap();
+    let daemon = Daemon::start("records", &["daemon", "--capture", file]);
+    let contents = std::fs::read(file).unwrap();
+    assert!(!contents.starts_with(b"old"), "the file is truncated");
+    std::fs::write(file, "written by the daemon").unwrap();
+    let second = daemon.run(&["daemon", "--capture", file]);
     assert!(!second.status.success(), "{second:?}");
-    assert_eq!(std::fs::read(record).unwrap(), b"what it wrote");
+    assert_eq!(std::fs::read(file).unwrap(), b"written by the daemon");
     drop(daemon);
-    std::fs::remove_file(record).unwrap();
+    std::fs::remove_file(file).unwrap();
 }
 
 #[test]
-fn a_daemon_tells_of_its_hosts_and_stops_when_asked() {
-    let mut daemon = Daemon::start("tells", &["daemon", "--host", "alice", "--host", "bob"]);
+fn status_devices_devinfo_stats_and_stop_work() {
+    let mut daemon = Daemon::start("status", &["daemon", "--host", "alice", "--host", "bob"]);
     let status = daemon.lines(&["status", "--json"]);
     let hosts: Vec<_> = status.iter().map(|line| line["host"].as_str().unwrap()).collect();
     assert_eq!(hosts, ["alice", "bob"]);
@@ -85,7 +85,7 @@ fn a_daemon_tells_of_its_hosts_and_stops_when_asked() {
 }
 
 #[test]
-fn stats_show_the_ports_of_the_network_between_hosts() {
+fn stats_include_the_ports_of_the_switch() {
     let folder = std::env::temp_dir().join(format!("softhca-cli-fabric-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let file = folder.join("fabric.toml");
@@ -96,19 +96,19 @@ fn stats_show_the_ports_of_the_network_between_hosts() {
     let stats = daemon.lines(&["stats", "--json"]);
     assert_eq!(stats.len(), 6, "two hosts, two ports of the switch, two ports of hosts: {stats:?}");
     let [switch, port] = [&stats[2], &stats[4]];
-    assert_eq!((&port["port"], &port["to"]), (&switch["to"], &switch["port"]), "both ends of one cable");
-    assert_eq!((&port["port"], &switch["deepest"]), (&"alice".into(), &0.into()));
+    assert_eq!((&port["port"], &port["to"]), (&switch["to"], &switch["port"]), "both ends of one link");
+    assert_eq!((&port["port"], &switch["max_queue_bytes"]), (&"alice".into(), &0.into()));
     assert_eq!(switch["pauses_sent"].as_array().unwrap().len(), 8);
     assert!(port.get("marked").is_none(), "hosts do not mark");
     assert_eq!(daemon.lines(&["stats", "--json", "--host", "bob"]).len(), 3);
     let all = String::from_utf8(daemon.run(&["stats", "--all"]).stdout).unwrap();
     assert!(all.lines().any(|line| line.contains(":bob") && line.contains("pauses_received.7")), "{all}");
-    assert!(daemon.run(&["stats"]).stdout.is_empty(), "nothing was counted yet");
+    assert!(daemon.run(&["stats"]).stdout.is_empty(), "all counters are zero");
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
-fn a_second_daemon_of_the_same_name_is_refused_with_what_to_do() {
+fn a_second_daemon_with_the_same_name_is_rejected_with_advice() {
     let daemon = Daemon::start("second", &["daemon", "--name", "lab"]);
     let second = daemon.run(&["daemon", "--name", "lab"]);
     assert_eq!(second.status.code(), Some(1));
@@ -117,7 +117,7 @@ fn a_second_daemon_of_the_same_name_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn a_bad_configuration_is_bad_input_with_its_place() {
+fn a_configuration_error_names_its_line_and_exits_with_2() {
     let folder = std::env::temp_dir().join(format!("softhca-cli-config-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let file = folder.join("bad.toml");
@@ -130,11 +130,11 @@ fn a_bad_configuration_is_bad_input_with_its_place() {
 }
 
 #[test]
-fn a_killed_daemon_is_told_of_and_the_next_takes_its_place() {
+fn a_killed_daemon_is_reported_and_can_be_replaced() {
     let mut daemon = Daemon::start("killed", &["daemon", "--host", "alice"]);
     daemon.child.kill().unwrap();
     daemon.child.wait().unwrap();
-    assert!(daemon.folder.join("softhca/default.sock").exists(), "nobody could clean up");
+    assert!(daemon.folder.join("softhca/default.sock").exists(), "the socket remains");
     let status = daemon.run(&["status"]);
     let text = String::from_utf8(status.stderr).unwrap();
     assert!(!status.status.success() && text.contains("has died"), "{text}");
@@ -148,19 +148,19 @@ fn a_killed_daemon_is_told_of_and_the_next_takes_its_place() {
 }
 
 #[test]
-fn a_daemon_that_is_to_leave_does_so_without_its_folder_too() {
-    let mut daemon = Daemon::start("homeless", &["daemon", "--host", "alice", "--leave-after", "1"]);
+fn an_idle_daemon_exits_even_if_its_folder_is_gone() {
+    let mut daemon = Daemon::start("idle", &["daemon", "--host", "alice", "--idle-timeout", "1"]);
     std::fs::remove_dir_all(&daemon.folder).unwrap();
     assert!(daemon.child.wait().unwrap().success());
 }
 
 #[test]
-fn a_daemon_writes_a_capture_and_a_log_to_its_end() {
+fn a_daemon_completes_its_capture_and_log_when_it_stops() {
     let files = ["pcapng", "jsonl"]
-        .map(|kind| std::env::temp_dir().join(format!("softhca-cli-record-{}.{kind}", std::process::id())));
+        .map(|kind| std::env::temp_dir().join(format!("softhca-cli-file-{}.{kind}", std::process::id())));
     let [capture, log] = files.each_ref().map(|path| path.to_str().unwrap());
     let arguments = ["daemon", "--host", "alice", "--capture", capture, "--log", log];
-    let mut daemon = Daemon::start("record", &arguments);
+    let mut daemon = Daemon::start("file", &arguments);
     assert!(daemon.run(&["stop"]).status.success());
     daemon.child.wait().unwrap();
     let trace = daemon.run(&["trace", capture]);

@@ -1,4 +1,4 @@
-//! What `softhca report` makes of files that are whole, broken or nothing of the kind.
+//! `softhca report` with valid, damaged and unsuitable files.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -23,20 +23,20 @@ fn exit_code_and_output(output: &Output) -> (i32, String, String) {
 }
 
 #[test]
-fn a_capture_becomes_one_file_that_fetches_nothing() {
+fn a_report_is_a_single_file_without_external_references() {
     let page = scratch("ops.html");
     let output = report(&[&capture("vt_ops"), Path::new("-o"), &page]);
     assert_eq!(exit_code_and_output(&output), (0, format!("report: {}\n", page.display()), String::new()));
     let html = std::fs::read_to_string(page).expect("a page");
     assert!(html.starts_with("<!doctype html>") && html.ends_with("</html>\n"));
-    for outside in ["http://", "https://", "src=", "href=", "@import", "url("] {
-        let used = html.replace("http://www.w3.org/2000/svg", "").contains(outside);
-        assert!(!used, "{outside} leads out of the page");
+    for reference in ["http://", "https://", "src=", "href=", "@import", "url("] {
+        let used = html.replace("http://www.w3.org/2000/svg", "").contains(reference);
+        assert!(!used, "{reference} would load something from the network");
     }
 }
 
 #[test]
-fn what_cannot_be_shown_is_refused_with_a_sentence() {
+fn unsuitable_files_are_rejected_with_a_reason() {
     let empty = scratch("empty");
     std::fs::create_dir_all(&empty).expect("a folder");
     let text = scratch("text.txt");
@@ -60,7 +60,7 @@ fn what_cannot_be_shown_is_refused_with_a_sentence() {
 }
 
 #[test]
-fn a_cut_capture_is_shown_up_to_the_cut_and_said_to_be_cut() {
+fn a_truncated_capture_is_shown_up_to_the_damage_with_a_note() {
     let cut = scratch("cut.pcap");
     let whole = std::fs::read(capture("vt_ops")).expect("a capture");
     std::fs::write(&cut, &whole[..whole.len() - 100]).expect("a file");

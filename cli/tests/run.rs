@@ -1,4 +1,4 @@
-//! `softhca run` and `softhca shrink` as programs see them: exit codes, JSON lines, reports, shards.
+//! `softhca run` and `softhca shrink`: exit codes, JSON lines, reports, shards.
 
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ fn softhca(arguments: &[&str]) -> Output {
 }
 
 fn code(output: &Output) -> i32 {
-    output.status.code().expect("it ended by itself")
+    output.status.code().expect("an exit code")
 }
 
 fn lines(output: &Output) -> Vec<Value> {
@@ -19,7 +19,7 @@ fn lines(output: &Output) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).expect("a JSON object per line")).collect()
 }
 
-/// A folder of its own for a test.
+/// Creates an empty folder for a test.
 fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("run-{name}"));
     let _ = fs::remove_dir_all(&folder);
@@ -34,8 +34,8 @@ fn library(name: &str) -> String {
 
 const LOSS: &str = "fatal-lost-write-middle.toml";
 
-/// The scenario of the library with an expectation that cannot hold.
-fn broken(folder: &Path) -> String {
+/// The library scenario with an expectation that cannot hold.
+fn failing_scenario(folder: &Path) -> String {
     let text = fs::read_to_string(library(LOSS)).expect("a scenario");
     let path = folder.join("broken.toml");
     let more = "\n[[expect]]\ncompletion = { qp = \"alice.1\", status = \"success\" }\n";
@@ -44,7 +44,7 @@ fn broken(folder: &Path) -> String {
 }
 
 #[test]
-fn a_run_is_one_json_object_with_the_keys_of_the_contract() {
+fn json_output_has_one_object_per_run_with_the_contract_keys() {
     let path = library(LOSS);
     let output = softhca(&["run", "--json", &path]);
     assert_eq!(code(&output), 0, "{}", String::from_utf8_lossy(&output.stdout));
@@ -69,19 +69,20 @@ fn a_run_is_one_json_object_with_the_keys_of_the_contract() {
 }
 
 #[test]
-fn a_failure_is_told_with_its_packets_and_exits_with_one() {
+fn a_failed_expectation_prints_its_packets_and_exits_with_1() {
     let folder = folder("failure");
-    let output = softhca(&["run", &broken(&folder), "--out", &folder.join("out").display().to_string()]);
+    let output =
+        softhca(&["run", &failing_scenario(&folder), "--out", &folder.join("out").display().to_string()]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(code(&output), 1, "{text}");
-    for words in [
+    for part in [
         "FAIL",
-        "BROKEN alice.1: a work request completes with success",
+        "FAILED alice.1: a work request completes with success",
         "NAK sequence error +1",
         "dropped by",
         "replay: softhca run",
     ] {
-        assert!(text.contains(words), "{words:?} is not in:\n{text}");
+        assert!(text.contains(part), "{part:?} is not in:\n{text}");
     }
     let kept = folder.join("out/broken/seed-1");
     for name in ["events.jsonl", "capture.pcapng", "ladder.txt", "result.json"] {
@@ -90,7 +91,7 @@ fn a_failure_is_told_with_its_packets_and_exits_with_one() {
 }
 
 #[test]
-fn the_digest_is_that_of_the_log_that_out_writes() {
+fn trace_sha256_is_the_digest_of_events_jsonl() {
     let folder = folder("digest");
     let output = softhca(&[
         "run",
@@ -110,7 +111,7 @@ fn the_digest_is_that_of_the_log_that_out_writes() {
     for line in lines(&output) {
         let log = folder.join(format!("fatal-lost-write-middle/seed-{}/events.jsonl", line["seed"]));
         let sum = Command::new("sha256sum").arg(&log).output();
-        // Not every machine has the program; the digest of the log is compared where there is one.
+        // Skipped where sha256sum is not installed.
         if let Ok(sum) = sum {
             let sum = String::from_utf8_lossy(&sum.stdout).into_owned();
             assert!(sum.starts_with(line["trace_sha256"].as_str().expect("a digest")), "{sum}");
@@ -119,7 +120,7 @@ fn the_digest_is_that_of_the_log_that_out_writes() {
 }
 
 #[test]
-fn bad_input_exits_with_two_before_anything_runs() {
+fn bad_input_exits_with_2_before_the_first_run() {
     let folder = folder("input");
     let path = folder.join("bad.toml");
     fs::write(&path, "title = \"t\"\n[hosts]\nalice = {}\n[[stepp]]\n").expect("a file");
@@ -138,7 +139,7 @@ fn bad_input_exits_with_two_before_anything_runs() {
 }
 
 #[test]
-fn what_cannot_be_written_is_said_before_anything_runs() {
+fn unwritable_outputs_are_rejected_before_the_first_run() {
     let file = folder("unwritable").join("file");
     fs::write(&file, "").expect("a file");
     let below = file.join("below").display().to_string();
@@ -152,26 +153,26 @@ fn what_cannot_be_written_is_said_before_anything_runs() {
 }
 
 #[test]
-fn more_runs_than_anybody_could_wait_for_are_refused() {
+fn too_many_runs_are_rejected() {
     let output = softhca(&["run", &library(LOSS), "--seeds", "0..18446744073709551615"]);
     assert_eq!(code(&output), 2);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(text.ends_with("18446744073709551615 runs: at most 1000000 can be done at once\n"), "{text}");
+    assert!(text.ends_with("18446744073709551615 runs: the maximum of one command is 1000000\n"), "{text}");
 }
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_file_without_an_end_is_no_scenario_and_no_log() {
+fn an_endless_file_is_rejected() {
     for command in ["run", "why", "lint"] {
         let output = softhca(&[command, "/dev/zero"]);
         assert_eq!(code(&output), 2, "{output:?}");
     }
 }
 
-/// The end of the pipe is closed before the command writes.
+/// The read end of the pipe is closed before the command writes.
 #[cfg(target_os = "linux")]
 #[test]
-fn nobody_reads_and_the_command_ends_in_silence() {
+fn a_closed_pipe_ends_the_command_without_an_error() {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
     let mut command = Command::new(env!("CARGO_BIN_EXE_softhca"));
@@ -180,7 +181,7 @@ fn nobody_reads_and_the_command_ends_in_silence() {
 }
 
 #[test]
-fn shards_are_a_partition() {
+fn shards_partition_the_runs() {
     let path = library("gbn-random-loss.toml");
     let run = |shard: &str| {
         let output = softhca(&["run", "--json", &path, "--seeds", "1..7", "--shard", shard]);
@@ -193,7 +194,7 @@ fn shards_are_a_partition() {
 }
 
 #[test]
-fn a_sweep_runs_every_value() {
+fn set_all_runs_every_parameter_value() {
     let output = softhca(&["run", "--json", &library("gbn-random-loss.toml"), "--set", "loss=all"]);
     assert_eq!(code(&output), 0);
     let values: Vec<Value> = lines(&output).iter().map(|line| line["parameters"]["loss"].clone()).collect();
@@ -205,7 +206,7 @@ fn junit_reports_are_written_and_merged() {
     let folder = folder("junit");
     let at = |name: &str| folder.join(name).display().to_string();
     assert_eq!(code(&softhca(&["run", &library(LOSS), "--seeds", "1..2", "--junit", &at("1.xml")])), 0);
-    assert_eq!(code(&softhca(&["run", &broken(&folder), "--junit", &at("2.xml")])), 1);
+    assert_eq!(code(&softhca(&["run", &failing_scenario(&folder), "--junit", &at("2.xml")])), 1);
     assert_eq!(code(&softhca(&["run", "--merge", "--junit", &at("all.xml"), &at("1.xml"), &at("2.xml")])), 0);
     let merged = fs::read_to_string(at("all.xml")).expect("a report");
     assert!(merged.contains("tests=\"3\" failures=\"1\" errors=\"0\""), "{merged}");
@@ -215,12 +216,12 @@ fn junit_reports_are_written_and_merged() {
 }
 
 #[test]
-fn shrink_names_the_fault_that_matters() {
+fn shrink_prints_the_fault_that_causes_the_failure() {
     let folder = folder("shrink");
-    let output = softhca(&["shrink", &broken(&folder), "--seed", "5"]);
+    let output = softhca(&["shrink", &failing_scenario(&folder), "--seed", "5"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(code(&output), 0, "{text}");
-    assert!(text.contains("1 of 1 faults are enough") && text.contains("lose the second packet"), "{text}");
+    assert!(text.contains("1 of 1 faults suffice") && text.contains("lose the second packet"), "{text}");
     let fine = softhca(&["shrink", &library("rnr-recovers.toml")]);
     assert_eq!(code(&fine), 1);
 }

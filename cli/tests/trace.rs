@@ -1,4 +1,4 @@
-//! What `softhca trace` prints, for captures that are whole and for ones that are not.
+//! Output of `softhca trace` for valid and damaged captures.
 
 use softhca_wire::{
     AddressHeaders, Bth, EtherType, Ethernet, Gid, Grh, Icrc, MacAddress, NetworkHeaders, Opcode, Pfc, Psn,
@@ -13,14 +13,14 @@ fn softhca(arguments: &[&str]) -> Output {
     command.args(arguments).output().expect("the command runs")
 }
 
-/// Standard output, then standard error and exit code where they say something.
+/// Standard output, standard error if not empty, and the exit code.
 fn format_output(arguments: &[&str], file: &Path) -> String {
     let file = file.to_str().expect("a path in UTF-8");
     let output = softhca(&[arguments, &[file]].concat());
     let mut text = String::from_utf8(output.stdout).expect("UTF-8");
-    let complaint = String::from_utf8(output.stderr).expect("UTF-8").replace(file, "FILE");
-    if !complaint.is_empty() {
-        text += &format!("stderr: {complaint}");
+    let stderr = String::from_utf8(output.stderr).expect("UTF-8").replace(file, "FILE");
+    if !stderr.is_empty() {
+        text += &format!("stderr: {stderr}");
     }
     text + &format!("exit {}", output.status.code().expect("an exit code"))
 }
@@ -30,7 +30,7 @@ fn capture(name: &str) -> PathBuf {
     folder.join(name).with_extension("pcap")
 }
 
-/// A capture of these frames, a microsecond apart, each with the length that it had on the wire.
+/// Writes a capture of these frames, a microsecond apart, each with its length on the wire.
 fn write_capture(name: &str, link: u32, frames: &[(Vec<u8>, usize)]) -> PathBuf {
     let words = [0xa1b2_c3d4u32, 0x0004_0002, 0, 0, 65535, link];
     let mut file: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
@@ -54,7 +54,7 @@ fn addressing() -> AddressHeaders {
     AddressHeaders { traffic_class: 3, ..AddressHeaders::between(host(1), host(2)) }
 }
 
-/// From the BTH to where the ICRC goes.
+/// The packet from the BTH up to the ICRC.
 fn packet(opcode: u8, payload: &[u8]) -> Vec<u8> {
     let opcode = Opcode::from_byte(opcode).expect("a defined opcode");
     let mut packet = vec![0; Bth::LEN];
@@ -103,17 +103,17 @@ fn roce_v1_frame() -> Vec<u8> {
 }
 
 #[test]
-fn a_connection_is_told_from_request_to_disconnect() {
+fn a_connection_is_printed_from_req_to_drep() {
     insta::assert_snapshot!(format_output(&["trace", "--check"], &capture("rdma_client")));
 }
 
 #[test]
-fn every_operation_has_its_fields() {
+fn every_operation_is_printed_with_its_fields() {
     insta::assert_snapshot!(format_output(&["trace"], &capture("vt_odd")));
 }
 
 #[test]
-fn json_has_the_keys_of_the_contract() {
+fn json_output_has_the_contract_keys() {
     insta::assert_snapshot!(format_output(&["trace", "--json"], &capture("rdma_client")));
 }
 
@@ -153,19 +153,19 @@ fn damaged_capture() -> PathBuf {
         uncut(foreign),
         uncut(pause.emit().to_vec()),
     ];
-    write_capture("troubled.pcap", 1, &frames)
+    write_capture("damaged.pcap", 1, &frames)
 }
 
 #[test]
-fn trouble_is_counted_and_given_a_reason() {
+fn damaged_packets_are_counted_and_explained() {
     let file = damaged_capture();
     insta::assert_snapshot!(format_output(&["trace"], &file));
-    insta::assert_snapshot!("trouble_in_json", format_output(&["trace", "--json"], &file));
+    insta::assert_snapshot!("damaged_packets_in_json", format_output(&["trace", "--json"], &file));
     assert!(format_output(&["trace", "--check"], &file).ends_with("exit 1"));
 }
 
 #[test]
-fn raw_ip_captures_are_read() {
+fn raw_ip_captures_are_supported() {
     let ip = in_frame(&with_icrc(0x04, b"good")).split_off(14);
     for link in [101, 228] {
         let file = write_capture(&format!("raw{link}.pcap"), link, &[uncut(ip.clone())]);
@@ -175,7 +175,7 @@ fn raw_ip_captures_are_read() {
 }
 
 #[test]
-fn a_file_that_is_not_a_capture_is_refused_with_a_sentence() {
+fn a_file_that_is_not_a_capture_is_rejected_with_a_reason() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let cut = folder.join("cut.pcap");
     let bytes = std::fs::read(capture("vt_oob")).expect("a capture");
@@ -187,7 +187,7 @@ fn a_file_that_is_not_a_capture_is_refused_with_a_sentence() {
 }
 
 #[test]
-fn a_ladder_is_drawn_for_each_connection() {
+fn each_connection_has_a_ladder() {
     insta::assert_snapshot!(format_output(&["trace", "--ladder"], &capture("rdma_client")));
     insta::assert_snapshot!(
         "every_operation_in_a_ladder",
@@ -204,32 +204,32 @@ fn a_ladder_is_drawn_for_each_connection() {
 }
 
 #[test]
-fn a_ladder_can_be_narrowed_down() {
+fn ladders_can_be_filtered_by_queue_pair_and_time() {
     let arguments = ["trace", "--ladder", "--qp", "1", "--from", "100ms", "--to", "0.125"];
     insta::assert_snapshot!(format_output(&arguments, &capture("rdma_client")));
     let wrong = format_output(&["trace", "--ladder", "--from", "soon"], &capture("rdma_client"));
-    assert!(wrong.contains("`soon` is no time") && wrong.ends_with("exit 2"), "{wrong}");
+    assert!(wrong.contains("`soon` is not a time") && wrong.ends_with("exit 2"), "{wrong}");
     assert!(format_output(&["trace", "--ladder", "--json"], &capture("rdma_client")).ends_with("exit 2"));
 }
 
 #[test]
-fn a_capture_is_framed_anew_as_version_1() {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("framed-anew.pcapng");
+fn a_capture_is_converted_to_roce_v1() {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("roce-v1.pcapng");
     let name = target.to_str().expect("a path in UTF-8");
     let before = format_output(&["trace"], &capture("vt_odd"));
     assert_eq!(
         format_output(&["trace", "--roce-v1", name], &capture("vt_odd")),
         before,
-        "what is told stays the same"
+        "the output stays the same"
     );
     let after = format_output(&["trace", "--check"], &target);
     assert!(after.ends_with("exit 0"), "{after}");
     // The same packets with right ICRCs; only the addresses look otherwise.
     let last = |text: &str| text.lines().rev().nth(1).expect("a tally").to_owned();
     assert_eq!(last(&after), last(&before));
-    let refused = format_output(&["trace", "--roce-v1", "/nowhere/at/all.pcapng"], &capture("vt_odd"));
+    let rejected = format_output(&["trace", "--roce-v1", "/nowhere/at/all.pcapng"], &capture("vt_odd"));
     assert!(
-        refused.contains("cannot write /nowhere/at/all.pcapng") && refused.ends_with("exit 2"),
-        "{refused}"
+        rejected.contains("cannot write /nowhere/at/all.pcapng") && rejected.ends_with("exit 2"),
+        "{rejected}"
     );
 }

@@ -1,18 +1,18 @@
-//! Capture files, up to the lines and objects that `softhca trace` prints.
+//! Capture files: parsing, text and JSON output of `softhca trace`.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use softhca_trace::{Capture, Packet, Tally};
+use softhca_trace::{CaptureReader, Packet, PacketCounts};
 
 fuzz_target!(|bytes: &[u8]| {
-    let Ok(capture) = Capture::new(bytes) else { return };
-    let mut tally = Tally::default();
+    let Ok(capture) = CaptureReader::new(bytes) else { return };
+    let mut counts = PacketCounts::default();
     for record in capture.map_while(Result::ok) {
         let packet = Packet::new(&record, 0);
-        tally.count(&packet);
+        counts.add(&packet);
         assert!(!packet.to_string().contains('\n'));
-        serde_json::to_string(&packet).expect("every packet has an object");
+        serde_json::to_string(&packet).expect("a packet serializes");
     }
-    assert!(tally.roce() <= tally.packets);
+    assert!(counts.roce() <= counts.packets);
 });

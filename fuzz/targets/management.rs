@@ -10,12 +10,12 @@ fuzz_target!(|bytes: &[u8]| {
     let written = datagram.emit();
     assert_eq!(Datagram::parse(&written), Ok(datagram));
     assert!(!datagram.to_string().contains('\n'));
-    let addresses = match &datagram.message {
-        Message::Req(req) => req.addresses(),
-        Message::SidrReq(req) => req.addresses(),
+    let header = match &datagram.message {
+        Message::Req(req) => req.rdma_cm_header(),
+        Message::SidrReq(req) => req.rdma_cm_header(),
         _ => None,
     };
-    if let Some(Ok(header)) = addresses {
+    if let Some(Ok(header)) = header {
         assert_eq!(softhca_wire::cm::RdmaCmHeader::parse(&header.emit()), Ok(header));
     }
 });

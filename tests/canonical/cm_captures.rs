@@ -1,4 +1,4 @@
-//! Dialogues of connection managers: alice asks, bob answers, each a program of its own.
+//! Captures of connection management: alice is the active side, bob the passive side.
 
 use softhca::rdma_cm::{ConnectionParameters, Connector, EventChannel, EventType, Id, Listener, PortSpace};
 use softhca::{
@@ -26,7 +26,7 @@ pub const CM_CAPTURES: &[CmCapture] = &[
     },
     CmCapture {
         name: "cm-request-lost",
-        about: "Connection manager: the REQ is lost and repeated",
+        about: "Connection manager: the REQ is lost and retransmitted",
         run: |world| {
             world.host("alice", connect).host("bob", serve);
             let selector = Selector {
@@ -38,7 +38,7 @@ pub const CM_CAPTURES: &[CmCapture] = &[
     },
     CmCapture {
         name: "cm-reject",
-        about: "Connection manager: the server refuses, REJ with its own words",
+        about: "Connection manager: the server rejects the connection, REJ with private data",
         run: |world| {
             world.host("alice", connect_and_expect_rejection).host("bob", |device| async move {
                 let listener = Listener::bind(&device.open(), "0.0.0.0:7174")?;
@@ -48,7 +48,7 @@ pub const CM_CAPTURES: &[CmCapture] = &[
     },
     CmCapture {
         name: "cm-no-listener",
-        about: "Connection manager: nobody listens on the port, REJ invalid service id",
+        about: "Connection manager: no listener on the port, REJ invalid service ID",
         run: |world| {
             world.host("alice", connect_and_expect_rejection);
             world.device("bob");
@@ -56,7 +56,7 @@ pub const CM_CAPTURES: &[CmCapture] = &[
     },
     CmCapture {
         name: "cm-slow-server",
-        about: "Connection manager: the server takes a minute; MRA asks for patience",
+        about: "Connection manager: the server takes a minute and sends an MRA",
         run: |world| {
             world.host("alice", connect).host("bob", |device| async move {
                 let context = device.open();
@@ -69,7 +69,7 @@ pub const CM_CAPTURES: &[CmCapture] = &[
     },
     CmCapture {
         name: "cm-datagram",
-        about: "Connection manager: SIDR_REQ and SIDR_REP, which queue pair and Q_Key serve a datagram service",
+        about: "Connection manager: SIDR_REQ and SIDR_REP resolve the QPN and Q_Key of a datagram service",
         run: |world| {
             world.host("alice", resolve_sidr).service("bob", |device| async move {
                 let _kept = serve_sidr(device).await?;
@@ -85,7 +85,7 @@ fn create_queue_pair(context: &Context) -> Result<QueuePair, Error> {
     context.allocate_protection_domain()?.create_queue_pair(QpType::Rc, &queue).build()
 }
 
-/// Connects, sends a message and leaves.
+/// Connects, sends a message and disconnects.
 async fn connect(device: Device) -> Result<(), Error> {
     let context = device.open();
     let queue = context.create_completion_queue(256)?;
@@ -114,14 +114,14 @@ async fn receive_one(context: &Context, request: softhca::rdma_cm::ConnectReques
     connection.wait_disconnected().await
 }
 
-/// Asks for a connection that is refused.
+/// Requests a connection that is rejected.
 async fn connect_and_expect_rejection(device: Device) {
     let context = device.open();
     let pair = create_queue_pair(&context).expect("a queue pair");
     assert!(Connector::new(&context).connect(&pair, "bob:7174").await.is_err());
 }
 
-/// Names the queue pair of a datagram service.
+/// Serves a SIDR request.
 async fn serve_sidr(device: Device) -> Result<(QueuePair, Id), Error> {
     let context = device.open();
     let channel = EventChannel::new(&context)?;
@@ -136,7 +136,7 @@ async fn serve_sidr(device: Device) -> Result<(QueuePair, Id), Error> {
     Ok((pair, request))
 }
 
-/// Asks for the queue pair of a datagram service.
+/// Sends a SIDR request.
 async fn resolve_sidr(device: Device) -> Result<(), Error> {
     let context = device.open();
     let channel = EventChannel::new(&context)?;

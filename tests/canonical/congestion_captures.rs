@@ -1,4 +1,4 @@
-//! Congestion: alice and bob write to carol at once, through a switch whose queue grows.
+//! Captures of congestion: alice and bob write to carol at once through a switch whose queue grows.
 
 use softhca_engine::{CongestionSettings, QpType, Settings};
 use softhca_fabric::{
@@ -20,8 +20,8 @@ pub struct CongestionCapture {
 pub const CONGESTION_CAPTURES: &[CongestionCapture] = &[
     CongestionCapture {
         name: "cnp",
-        about: "Congestion: a switch marks what leaves its queue, and carol's card asks the senders with CNPs to slow down",
-        // What finds more than two packets before it is marked.
+        about: "Congestion: a switch sets CE marks, and carol's device sends CNPs to slow down the senders",
+        // Marks packets behind more than two others.
         switch: || SwitchSettings {
             ecn_marking: Some(EcnMarking { kmin: 700, kmax: 701, pmax_per_billion: 1_000_000_000 }),
             ..SwitchSettings::default()
@@ -30,7 +30,7 @@ pub const CONGESTION_CAPTURES: &[CongestionCapture] = &[
     },
     CongestionCapture {
         name: "pfc",
-        about: "Priority flow control: a switch that holds too much of priority 3 pauses both senders, and lets them go on",
+        about: "Priority flow control: a switch with too many queued packets of priority 3 pauses and resumes both senders",
         switch: || SwitchSettings {
             ecn_marking: None,
             pfc: Some(PfcSettings { xoff: 1_500, xon: 700, ..PfcSettings::default() }),
@@ -44,7 +44,7 @@ const ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_W
 const BYTES: u32 = 4096;
 
 impl CongestionCapture {
-    /// Three hosts and a switch between them.
+    /// Three hosts connected by a switch.
     pub fn world(&self) -> (World, [HostId; 3]) {
         let mut world = World::new(1);
         let hosts = ["alice", "bob", "carol"].map(|name| world.add_host(name, (self.settings)()));

@@ -1,6 +1,6 @@
-//! The canonical captures: small files that show one thing each, the same bytes in every build.
+//! The canonical captures: small files for one topic each, identical in every build.
 //!
-//! `SOFTHCA_BLESS=1 cargo test -p softhca-tests --test canonical` writes them.
+//! `SOFTHCA_BLESS=1 cargo test -p softhca-tests --test canonical` updates them.
 
 mod cm_captures;
 mod congestion_captures;
@@ -27,7 +27,7 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/captures")
 }
 
-/// What a play puts on the wire, and what the cards tell of it.
+/// The capture and the event log of a pair.
 fn run_pair_capture(play: &PairCapture) -> [Vec<u8>; 2] {
     let (mut tap, mut log) = (None, None);
     let mut pair = (play.setup)().build_with_sink(|world: &World| {
@@ -50,7 +50,7 @@ fn run_pair_capture(play: &PairCapture) -> [Vec<u8>; 2] {
     [tap.into_inner(), log.into_inner()]
 }
 
-/// The same for a network; frames are also captured where they arrive, as the switch left them.
+/// The same for a network; frames are also captured at their receivers.
 fn run_congestion_capture(network: &CongestionCapture) -> [Vec<u8>; 2] {
     let (mut world, [alice, bob, carol]) = network.world();
     let cast = NameTable::from_world(&world);
@@ -72,10 +72,10 @@ fn run_congestion_capture(network: &CongestionCapture) -> [Vec<u8>; 2] {
     [tap.into_inner(), log.into_inner()]
 }
 
-/// What writes the capture and the log of a dialogue.
+/// The writers of a capture and a log.
 type Writers = (Tap<Vec<u8>>, EventLog<Vec<u8>>);
 
-/// Both pens, kept here and there.
+/// An event sink that shares the writers with the test.
 #[derive(Clone)]
 struct WritersSink(Arc<Mutex<Writers>>);
 
@@ -87,7 +87,7 @@ impl EventSink for WritersSink {
     }
 }
 
-/// The same for a dialogue.
+/// The same for connection management.
 fn run_cm_capture(dialogue: &CmCapture) -> [Vec<u8>; 2] {
     let mut cast = NameTable::new();
     for (index, name) in ["alice", "bob"].into_iter().enumerate() {
@@ -120,7 +120,7 @@ struct CaptureFiles {
     log: Vec<u8>,
 }
 
-/// Everything, in the order of the page.
+/// All captures, in the order of the README.
 fn all() -> Vec<CaptureFiles> {
     let made = |name, about, points, [capture, log]: [Vec<u8>; 2]| CaptureFiles {
         name,
@@ -141,7 +141,7 @@ fn all() -> Vec<CaptureFiles> {
     plays.chain(dialogues).chain(networks).collect()
 }
 
-/// Every file of the folder by its name.
+/// Every file of the folder by name.
 fn files() -> BTreeMap<String, Vec<u8>> {
     let mut files = BTreeMap::new();
     let mut page = String::from(PREFACE);
@@ -159,11 +159,11 @@ fn files() -> BTreeMap<String, Vec<u8>> {
 const PREFACE: &str = "\
 # Captures
 
-One thing each, of two hosts (alice at 10.0.0.1, bob at 10.0.0.2) in virtual time: `NAME.pcapng` for Wireshark and `softhca trace`, `NAME.jsonl` is the event
-log for `softhca why` and `softhca lint`. Frames are captured where they leave a host, before any fault; a packet that a rule touched has a comment that
-says so. The last two have a third host (carol at 10.0.0.3) and a switch between the three, and show each frame once more where it arrives, perhaps marked on the way. `SOFTHCA_BLESS=1 cargo test -p softhca-tests --test canonical` builds them again; without it the same test sees that no byte differs.
+Each capture shows one topic between two hosts (alice at 10.0.0.1, bob at 10.0.0.2) in virtual time: `NAME.pcapng` for Wireshark and `softhca trace`, `NAME.jsonl` is the event
+log for `softhca why` and `softhca lint`. Frames are captured at the sender, before any fault; a packet with a fault has a comment. The last two have a
+third host (carol at 10.0.0.3) and a switch, and show each frame again at its receiver, possibly with a CE mark. `SOFTHCA_BLESS=1 cargo test -p softhca-tests --test canonical` updates them; without the variable the same test checks that they are up to date.
 
-| name | what it shows | packets | events |
+| name | contents | packets | events |
 |---|---|---|---|
 ";
 
@@ -176,7 +176,7 @@ fn count_packets(capture: &[u8]) -> PacketCounts {
 }
 
 #[test]
-fn the_folder_holds_what_the_code_makes_byte_for_byte() {
+fn the_captures_are_up_to_date() {
     let made = files();
     if std::env::var_os("SOFTHCA_BLESS").is_some() {
         for (name, bytes) in &made {
@@ -194,7 +194,7 @@ fn the_folder_holds_what_the_code_makes_byte_for_byte() {
 }
 
 #[test]
-fn every_capture_is_well_formed_and_shows_what_it_promises() {
+fn the_captures_are_valid_and_cover_every_opcode() {
     let (mut opcodes, mut naks, mut messages) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     let (mut stopped, mut released, mut marks) = (0, 0, 0);
     for CaptureFiles { name, points, capture, log, .. } in all() {
@@ -232,7 +232,7 @@ fn every_capture_is_well_formed_and_shows_what_it_promises() {
         assert_eq!(
             sent.count() as u64,
             tally.packets,
-            "{name}: the log and the capture tell the same packets"
+            "{name}: the log and the capture contain the same packets"
         );
     }
     let never = [Operation::Flush, Operation::AtomicWrite];

@@ -1,4 +1,4 @@
-//! What is played on two hosts, in the order in which somebody learns it.
+//! Captures of a pair of queue pairs, from basic operations to faults.
 
 use softhca_engine::{AddressVector, MemoryWindowType, QpType, Recovery};
 use softhca_fabric::{Action, InclusiveRange, PacketClass, PacketClasses, QpOptions, Repeat, Selector};
@@ -16,7 +16,7 @@ use std::time::Duration;
 pub struct PairCapture {
     pub name: &'static str,
     pub about: &'static str,
-    /// What the first fault rule is called; empty if there is none.
+    /// The name of the first fault rule; empty if there is none.
     pub rule: &'static str,
     pub setup: fn() -> Setup,
     pub run: fn(&mut Pair),
@@ -77,12 +77,12 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
         },
     ),
     capture("rc-send-invalidate", "RC: SENDs that invalidate a window of the receiver", rc, invalidate),
-    capture("rc-ping-pong", "RC: three messages to and fro", rc, ping_pong),
+    capture("rc-ping-pong", "RC: three messages in each direction", rc, ping_pong),
     capture("rc-write", "RC: a WRITE of four packets, and one of a single packet", rc, |pair| {
         pair.post_write(1, 0, 0, 4000);
         pair.post_write(2, 0, 8192, 10);
     }),
-    capture("rc-write-immediate", "RC: WRITEs with immediate data, which take a receive", rc, |pair| {
+    capture("rc-write-immediate", "RC: WRITEs with immediate data, which consume a receive", rc, |pair| {
         for (id, length) in [(1, 5), (2, 2500)] {
             pair.post_receive_into(id, &[]);
             let (remote, gather) = (pair.b.remote(0), [pair.a.sge(0, length)]);
@@ -100,7 +100,7 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
         rc,
         atomics,
     ),
-    capture("rc-unsignalled", "RC: four WRITEs, of which only the last asks for a completion", rc, |pair| {
+    capture("rc-unsignalled", "RC: four WRITEs, of which only the last is signaled", rc, |pair| {
         for id in 1..=4 {
             let (remote, gather) = (pair.b.remote(0), [pair.a.sge(0, 64)]);
             let flags = if id == 4 { SendFlags::SIGNALED } else { SendFlags::empty() };
@@ -110,13 +110,13 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
     }),
     capture(
         "uc",
-        "UC: SEND and WRITE, with and without immediate data; nobody acknowledges",
+        "UC: SEND and WRITE, with and without immediate data; no ACKs",
         || with_kind(QpType::Uc),
         sends_and_writes,
     ),
     capture_with_fault(
         "uc-loss",
-        "UC: the middle of a message is lost; the receiver forgets the message, the next one arrives",
+        "UC: the middle of a message is lost; the receiver drops the message and receives the next one",
         "lose the second packet",
         || with_kind(QpType::Uc),
         |pair| {
@@ -128,7 +128,7 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
     ),
     capture(
         "ud",
-        "UD: datagrams with and without immediate data, and one that finds no receive",
+        "UD: datagrams with and without immediate data, and one without a posted receive",
         || with_kind(QpType::Ud),
         |pair| {
             let gather = [pair.a.sge(0, 100)];
@@ -165,7 +165,7 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
     ),
     capture(
         "xrc-send-invalidate",
-        "XRC: a SEND of several packets that invalidates: refused, since no window is bound to an XRC target",
+        "XRC: a SEND with invalidate of several packets: rejected, because no window can be bound to an XRC target",
         || with_kind(QpType::XrcInitiator),
         |pair| invalidate_nothing(pair, 2500),
     ),
@@ -183,7 +183,7 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
     ),
     capture(
         "rnr",
-        "A SEND comes before its receive is posted: RNR NAK, a wait, success",
+        "A SEND arrives before its receive is posted: RNR NAK, wait, retry, success",
         || rc().connection(|connection| connection.min_rnr_timer = RnrTimer::new(12)),
         |pair| {
             pair.post_send(1, 0, 100);
@@ -193,7 +193,7 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
     ),
     capture(
         "rnr-exhausted",
-        "No receive is ever posted: the sender gives up after rnr_retry waits",
+        "No receive is posted: the sender gives up after rnr_retry retries",
         rc,
         |pair| {
             pair.post_send(1, 0, 100);
@@ -203,23 +203,18 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
         pair.post_receive(1, 0, 50);
         pair.post_send(1, 0, 100);
     }),
-    capture("nak-misaligned-atomic", "An atomic at an odd address: NAK, invalid request", rc, |pair| {
+    capture("nak-misaligned-atomic", "A misaligned atomic: NAK, invalid request", rc, |pair| {
         let (remote, gather) = (pair.b.remote(4), [pair.a.sge(0, 8)]);
         pair.post(1, Operation::FetchAdd { remote, add: 1 }, &gather);
     }),
-    capture(
-        "nak-remote-access",
-        "A WRITE with a key that names nothing: NAK, remote access error",
-        rc,
-        |pair| {
-            let gather = [pair.a.sge(0, 8)];
-            let remote = RemoteAddress { address: 0, rkey: RemoteKey(0x1234_5678) };
-            pair.post(1, Operation::Write { remote, imm_data: None }, &gather);
-        },
-    ),
+    capture("nak-remote-access", "A WRITE with an unknown rkey: NAK, remote access error", rc, |pair| {
+        let gather = [pair.a.sge(0, 8)];
+        let remote = RemoteAddress { address: 0, rkey: RemoteKey(0x1234_5678) };
+        pair.post(1, Operation::Write { remote, imm_data: None }, &gather);
+    }),
     capture(
         "nak-remote-operational",
-        "A receive that points to no memory: NAK, remote operational error",
+        "A receive with an invalid lkey: NAK, remote operational error",
         rc,
         |pair| {
             pair.post_receive_into(1, &[Sge { address: 0, length: 100, lkey: LocalKey(0x7777_7777) }]);
@@ -228,7 +223,7 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
     ),
     capture_with_fault(
         "loss-fatal",
-        "Recovery `fatal`: a lost packet ends the connection, with NAK sequence error; the rest is flushed",
+        "Recovery `fatal`: a lost packet breaks the connection with NAK sequence error; later requests are flushed",
         "lose the second packet",
         rc,
         |pair| {
@@ -239,7 +234,7 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
     ),
     capture_with_fault(
         "loss-go-back-n",
-        "Recovery `go-back-n`: everything from the lost packet on is sent again",
+        "Recovery `go-back-n`: retransmission from the lost packet",
         "lose the second packet",
         go_back_n,
         |pair| {
@@ -250,7 +245,7 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
     ),
     capture_with_fault(
         "loss-go-back-0",
-        "Recovery `go-back-0`: the whole message is sent again",
+        "Recovery `go-back-0`: retransmission of the whole message",
         "lose the third packet",
         || rc().recovery(Recovery::GoBack0),
         |pair| {
@@ -260,7 +255,7 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
     ),
     capture_with_fault(
         "loss-of-the-last-packet",
-        "Nothing follows the lost packet, so only the timer notices; `go-back-n`",
+        "No packet follows the lost one, so only the ACK timeout detects the loss; `go-back-n`",
         "lose the last packet",
         go_back_n,
         |pair| {
@@ -270,7 +265,7 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
     ),
     capture_with_fault(
         "loss-of-an-ack",
-        "The work was done, its acknowledgement is lost: a duplicate is answered, not executed; `go-back-n`",
+        "The ACK of an executed request is lost: the duplicate is acknowledged, not executed again; `go-back-n`",
         "lose the ACK",
         go_back_n,
         |pair| {
@@ -283,7 +278,7 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
     ),
     capture_with_fault(
         "loss-of-a-read-response",
-        "A READ response is lost: the requester asks again for the rest; `go-back-n`",
+        "A READ response is lost: the requester requests the rest again; `go-back-n`",
         "lose the second response",
         go_back_n,
         |pair| {
@@ -293,7 +288,7 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
     ),
     capture_with_fault(
         "reordered",
-        "A packet is overtaken by the next: to a card that looks like a loss; `go-back-n`",
+        "Two packets are reordered, which the receiver treats as a loss; `go-back-n`",
         "hold the second packet back",
         go_back_n,
         |pair| {
@@ -308,7 +303,7 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
     ),
     capture_with_fault(
         "duplicated",
-        "The network makes a copy of a packet: the receiver answers it and does not execute it again",
+        "The network duplicates a packet: the receiver acknowledges it and does not execute it again",
         "copy the packet",
         rc,
         |pair| {
@@ -323,7 +318,7 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
     ),
     capture_with_fault(
         "marked",
-        "A congestion mark (ECN CE) on the way: in the capture it is a comment, since frames are seen before the mark",
+        "A packet gets a CE mark in the network: a comment in the capture, because frames are captured before the mark",
         "mark the first packet",
         rc,
         |pair| {
@@ -390,7 +385,7 @@ fn atomics(pair: &mut Pair) {
     pair.post(3, Operation::CompareSwap { remote: b.remote(0), compare: 42, swap: 8 }, &[a.sge(16, 8)]);
 }
 
-/// Binds a window of the second end, and lets the first end invalidate it; with one packet, then with several.
+/// Binds a window of the second end and invalidates it from the first end, with one packet and with several.
 fn invalidate(pair: &mut Pair) {
     let b = pair.b;
     for (id, length) in [(1, 5), (2, 2500)] {
@@ -415,7 +410,7 @@ fn invalidate(pair: &mut Pair) {
     }
 }
 
-/// Asks for the invalidation of a key that names nothing.
+/// Invalidates an unknown rkey.
 fn invalidate_nothing(pair: &mut Pair, length: u32) {
     pair.post_receive(1, 0, 4096);
     let gather = [pair.a.sge(0, length)];

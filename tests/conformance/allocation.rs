@@ -1,4 +1,4 @@
-//! Nothing is allocated per packet: counted by this binary's own allocator.
+//! The data path allocates nothing per packet, counted by the allocator of this binary.
 
 #![allow(unsafe_code, reason = "a global allocator is unsafe to write; this one only counts")]
 
@@ -18,7 +18,7 @@ thread_local! {
 // SAFETY: every call is passed on unchanged to the system's allocator.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // The slot is gone while a thread ends; nobody counts then.
+        // The thread-local is gone while a thread exits.
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
         // SAFETY: the caller's promises are those that the system's allocator asks for.
         unsafe { System.alloc(layout) }
@@ -40,11 +40,11 @@ fn allocations_of(act: impl FnOnce()) -> u64 {
 }
 
 #[test]
-fn the_counter_counts() {
+fn the_allocator_counts() {
     assert!(allocations_of(|| drop(std::hint::black_box(Box::new(5)))) > 0);
 }
 
-/// One of each operation of the service, with messages of several packets.
+/// Runs each operation of the transport once, with messages of several packets.
 fn exchange_messages(pair: &mut Pair, kind: QpType) {
     let (a, b) = (pair.a, pair.b);
     let size = if kind.is_datagram() { 900 } else { 5000 };
@@ -69,7 +69,7 @@ fn exchange_messages(pair: &mut Pair, kind: QpType) {
 }
 
 #[test]
-fn the_steady_path_allocates_nothing() {
+fn the_data_path_allocates_nothing() {
     for kind in [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcInitiator] {
         let mut pair = Setup::with_kind(kind).build();
         pair.world.set_sink(());
@@ -83,9 +83,9 @@ fn the_steady_path_allocates_nothing() {
     }
 }
 
-/// What is looked at shows in the steps of the world; how long a look takes is the benchmark's to measure.
+/// The number of simulation steps shows what is examined; the benchmarks measure the time.
 #[test]
-fn ten_thousand_idle_queue_pairs_add_no_step_and_no_allocation_to_a_busy_one() {
+fn ten_thousand_idle_queue_pairs_add_no_steps_and_no_allocations() {
     let steps = |idle: usize| {
         let mut pair = Pair::new();
         pair.world.set_sink(());

@@ -12,7 +12,7 @@ fn notifications(pair: &Pair, end: PairEnd) -> usize {
 }
 
 #[test]
-fn a_full_queue_stops_every_queue_pair_that_completes_there_and_nobody_else() {
+fn cq_overflow_stops_all_its_queue_pairs_and_no_others() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     let other_cq = pair.on(a).create_completion_queue(8).unwrap();
@@ -42,7 +42,7 @@ fn a_full_queue_stops_every_queue_pair_that_completes_there_and_nobody_else() {
 }
 
 #[test]
-fn a_queue_that_is_polled_in_time_does_not_overflow() {
+fn a_cq_that_is_polled_in_time_does_not_overflow() {
     let mut pair = Pair::new();
     let a = pair.a;
     pair.on(a).resize_completion_queue(a.cq, 2).unwrap();
@@ -54,7 +54,7 @@ fn a_queue_that_is_polled_in_time_does_not_overflow() {
 }
 
 #[test]
-fn a_resize_keeps_what_waits_and_the_wish_to_be_woken() {
+fn resize_keeps_completions_and_the_armed_notification() {
     let mut pair = Pair::new();
     let a = pair.a;
     for id in 0..3 {
@@ -68,12 +68,12 @@ fn a_resize_keeps_what_waits_and_the_wish_to_be_woken() {
     pair.run();
     assert_eq!(notifications(&pair, a), 1);
     assert_eq!(pair.completion_statuses(a).iter().map(|(id, _)| *id).collect::<Vec<_>>(), [0, 1, 2, 3]);
-    let refused = pair.on(a).resize_completion_queue(a.cq, softhca_engine::DeviceLimits::HCA.max_cqe + 1);
-    assert!(matches!(refused, Err(VerbsError::TooLarge { .. })));
+    let rejected = pair.on(a).resize_completion_queue(a.cq, softhca_engine::DeviceLimits::HCA.max_cqe + 1);
+    assert!(matches!(rejected, Err(VerbsError::TooLarge { .. })));
 }
 
 #[test]
-fn a_wish_wakes_once() {
+fn a_notification_request_notifies_once() {
     let mut pair = Pair::new();
     let a = pair.a;
     pair.on(a).request_notification(a.cq, CqNotify::NextCompletion);
@@ -85,7 +85,7 @@ fn a_wish_wakes_once() {
 }
 
 #[test]
-fn only_solicited_messages_and_errors_wake_who_asked_for_those() {
+fn solicited_notification_ignores_unsolicited_successes() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     for id in 100..103 {
@@ -108,7 +108,7 @@ fn only_solicited_messages_and_errors_wake_who_asked_for_those() {
 }
 
 #[test]
-fn a_solicited_write_wakes_only_with_immediate_data() {
+fn a_solicited_write_notifies_only_with_immediate_data() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     pair.post_receive(100, 0, 8);
@@ -124,11 +124,11 @@ fn a_solicited_write_wakes_only_with_immediate_data() {
         .sent
         .iter()
         .filter(|(_, frame)| softhca_wire::Bth::parse(&frame.bytes).unwrap().solicited_event);
-    assert_eq!(marked.count(), 1, "the last packet of the second");
+    assert_eq!(marked.count(), 1, "the last packet of the second message");
 }
 
 #[test]
-fn a_successful_request_that_is_not_signalled_leaves_no_completion_and_a_failed_one_does() {
+fn an_unsignaled_request_completes_only_on_failure() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     let quiet = |request: &mut SendWorkRequest<'_>| request.flags -= SendFlags::SIGNALED;
@@ -145,7 +145,7 @@ fn a_successful_request_that_is_not_signalled_leaves_no_completion_and_a_failed_
 }
 
 #[test]
-fn a_queue_pair_that_signals_all_reports_everything() {
+fn sq_sig_all_signals_every_request() {
     let mut setup = Setup::default();
     setup.options.sq_sig_all = true;
     let mut pair = setup.build();
@@ -157,7 +157,7 @@ fn a_queue_pair_that_signals_all_reports_everything() {
 }
 
 #[test]
-fn a_completion_queue_in_use_cannot_be_destroyed() {
+fn a_cq_in_use_cannot_be_destroyed() {
     let mut pair = Pair::new();
     let a = pair.a;
     assert!(matches!(pair.on(a).destroy_completion_queue(a.cq), Err(VerbsError::Busy { .. })));
@@ -166,7 +166,7 @@ fn a_completion_queue_in_use_cannot_be_destroyed() {
 }
 
 #[test]
-fn sends_and_receives_may_complete_to_different_queues() {
+fn send_cq_and_recv_cq_may_differ() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     let [sends, receives] = [0; 2].map(|_| pair.on(b).create_completion_queue(8).unwrap());

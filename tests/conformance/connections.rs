@@ -1,4 +1,4 @@
-//! The connection manager at the level of the card: leaks, hostile messages, stale connections, the same run twice.
+//! The connection manager of the HCA: leaks, hostile messages, stale connections, determinism.
 
 use softhca_engine::{ClientId, CmId, QpType};
 use softhca_fabric::{HostId, World};
@@ -11,7 +11,7 @@ use softhca_wire::{
 };
 use std::time::Duration;
 
-/// Hosts call their first application this.
+/// The first client of a host.
 const CLIENT: ClientId = ClientId(0);
 
 struct CmPair {
@@ -25,7 +25,7 @@ impl CmPair {
         CmPair::with_addresses(seed, ["10.0.0.1", "10.0.0.2"])
     }
 
-    /// The client and the server at these addresses.
+    /// A client and a server at these addresses.
     fn with_addresses(seed: u64, addresses: [&str; 2]) -> CmPair {
         let mut world = World::new(seed);
         let hosts = [("client", addresses[0]), ("server", addresses[1])]
@@ -70,7 +70,7 @@ impl CmPair {
     }
 
     fn expect_event(&mut self, side: usize, kind: EventType) -> Event {
-        let event = self.poll_event(side).unwrap_or_else(|| panic!("side {side} hears {kind}"));
+        let event = self.poll_event(side).unwrap_or_else(|| panic!("side {side} expects {kind}"));
         assert_eq!(event.event_type, kind, "{event:?}");
         event
     }
@@ -86,7 +86,7 @@ impl CmPair {
         id
     }
 
-    /// Asks for a connection of this queue pair.
+    /// Sends a REQ for this queue pair.
     fn send_request(&mut self, queue_pair: u32) -> CmId {
         let id = self.create(0);
         let destination = (self.world.host(self.hosts[1]).address(), 7174).into();
@@ -110,15 +110,15 @@ impl CmPair {
         id
     }
 
-    /// Connects, as far as the connection manager goes.
+    /// Connects at the level of the connection manager.
     fn connect(&mut self, queue_pair: u32) -> [CmId; 2] {
-        let asking = self.send_request(queue_pair);
-        let asked = self.accept(queue_pair + 0x1000);
+        let active = self.send_request(queue_pair);
+        let passive = self.accept(queue_pair + 0x1000);
         self.expect_event(0, EventType::ConnectResponse);
-        self.call(0, Command::Establish(asking));
+        self.call(0, Command::Establish(active));
         self.settle();
         self.expect_event(1, EventType::Established);
-        [asking, asked]
+        [active, passive]
     }
 
     fn state(&mut self, side: usize, id: CmId) -> CmState {
@@ -126,7 +126,7 @@ impl CmPair {
         view.state
     }
 
-    /// Lets what is on its way arrive, and no timer of the connection manager run out.
+    /// Lets packets in flight arrive without expiring a CM timer.
     fn settle(&mut self) {
         self.world.run_for(Duration::from_millis(1));
     }
@@ -135,7 +135,7 @@ impl CmPair {
         self.hosts.map(|host| self.world.host(host).hca().cm_resource_counts())
     }
 
-    /// Hands a message to QP1 of the server, as if the client's host had sent it.
+    /// Delivers a message to QP1 of the server as if the client's host had sent it.
     fn deliver(&mut self, source: std::net::IpAddr, message: impl Into<Message>) {
         self.deliver_bytes(source, &Datagram::new(7, message).emit(), QueueKey::GSI);
     }
@@ -160,30 +160,30 @@ const CLIENT_ADDRESS: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr
 const OTHER_ADDRESS: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 9, 9));
 
 #[test]
-fn a_thousand_connections_leave_nothing_behind() {
+fn a_thousand_connections_leak_nothing() {
     let mut pair = CmPair::new(1);
     pair.listen();
     let before = pair.resource_counts();
     for queue_pair in 0..1_000 {
-        let [asking, asked] = pair.connect(0x100 + queue_pair);
-        pair.call(0, Command::Disconnect(asking));
+        let [active, passive] = pair.connect(0x100 + queue_pair);
+        pair.call(0, Command::Disconnect(active));
         pair.settle();
         pair.expect_event(1, EventType::Disconnected);
-        pair.call(1, Command::Disconnect(asked));
+        pair.call(1, Command::Disconnect(passive));
         pair.settle();
         pair.expect_event(0, EventType::Disconnected);
-        pair.call(0, Command::DestroyId(asking));
-        pair.call(1, Command::DestroyId(asked));
+        pair.call(0, Command::DestroyId(active));
+        pair.call(1, Command::DestroyId(passive));
     }
-    let remembered = pair.resource_counts().map(|side| side[2]);
-    assert!(remembered.iter().all(|count| *count > 0), "their names are not given away at once");
+    let timewait = pair.resource_counts().map(|side| side[2]);
+    assert!(timewait.iter().all(|count| *count > 0), "ids stay in timewait");
     pair.world.run();
     assert_eq!(pair.resource_counts(), before);
     assert!(pair.poll_event(0).is_none() && pair.poll_event(1).is_none());
 }
 
 #[test]
-fn a_thousand_connections_at_once_end_with_their_application() {
+fn a_thousand_connections_end_when_their_process_exits() {
     let mut pair = CmPair::new(1);
     let listener = pair.listen();
     let all: Vec<[CmId; 2]> = (0..1_000).map(|number| pair.connect(0x100 + number)).collect();
@@ -194,8 +194,8 @@ fn a_thousand_connections_at_once_end_with_their_application() {
     for _ in &all {
         pair.expect_event(1, EventType::Disconnected);
     }
-    for [_, asked] in all {
-        pair.call(1, Command::DestroyId(asked));
+    for [_, passive] in all {
+        pair.call(1, Command::DestroyId(passive));
     }
     pair.call(1, Command::DestroyId(listener));
     pair.world.run();
@@ -203,7 +203,7 @@ fn a_thousand_connections_at_once_end_with_their_application() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_names() {
+fn the_same_seed_gives_the_same_identifiers() {
     let names = |seed| {
         let mut pair = CmPair::new(seed);
         pair.listen();
@@ -216,21 +216,21 @@ fn the_same_seed_gives_the_same_names() {
 }
 
 #[test]
-fn a_queue_pair_that_connects_again_ends_the_connection_that_it_forgot() {
+fn a_new_req_for_a_connected_queue_pair_ends_the_stale_connection() {
     let mut pair = CmPair::new(1);
     pair.listen();
-    let [old, asked] = pair.connect(0x100);
-    // The client's application died without a word, and its queue pair is used again.
+    let [old, passive] = pair.connect(0x100);
+    // The client process died without a DREQ, and its QPN is reused.
     let new = pair.send_request(0x100);
     let event = pair.expect_event(0, EventType::Rejected);
     assert_eq!((event.id, event.status), (new, 10));
-    let told = pair.expect_event(0, EventType::Disconnected);
-    assert_eq!(told.id, old, "the server ends the old one");
-    assert_eq!(pair.state(1, asked), CmState::DreqSent);
+    let event = pair.expect_event(0, EventType::Disconnected);
+    assert_eq!(event.id, old, "the server disconnects the stale connection");
+    assert_eq!(pair.state(1, passive), CmState::DreqSent);
 }
 
 #[test]
-fn ipv6_hosts_connect_too_and_a_listener_on_all_addresses_takes_both_kinds() {
+fn ipv6_hosts_connect_and_a_wildcard_listener_accepts_both_versions() {
     for (addresses, listen) in [
         (["fd00::1", "fd00::2"], "[::]:7174"),
         (["fd00::1", "fd00::2"], "[fd00::2]:7174"),
@@ -239,20 +239,20 @@ fn ipv6_hosts_connect_too_and_a_listener_on_all_addresses_takes_both_kinds() {
     ] {
         let mut pair = CmPair::with_addresses(1, addresses);
         pair.listen_at(listen);
-        let [asking, asked] = pair.connect(0x100);
-        let Reply::Query(view) = pair.call(1, Command::QueryId(asked)) else { panic!("a view") };
+        let [active, passive] = pair.connect(0x100);
+        let Reply::Query(view) = pair.call(1, Command::QueryId(passive)) else { panic!("a view") };
         assert_eq!(view.peer.unwrap().ip().to_string(), addresses[0]);
         assert_eq!(view.local.unwrap().port(), 7174);
-        assert_eq!(pair.state(0, asking), CmState::Established);
+        assert_eq!(pair.state(0, active), CmState::Established);
     }
     let mut pair = CmPair::with_addresses(1, ["fd00::1", "fd00::2"]);
     pair.listen_at("0.0.0.0:7174");
     pair.send_request(0x100);
-    assert_eq!(pair.expect_event(0, EventType::Rejected).status, 8, "a listener of IPv4 takes no IPv6");
+    assert_eq!(pair.expect_event(0, EventType::Rejected).status, 8, "an IPv4 listener does not accept IPv6");
 }
 
 #[test]
-fn both_sides_may_leave_at_once() {
+fn both_sides_may_disconnect_at_once() {
     let mut pair = CmPair::new(1);
     pair.listen();
     let ids = pair.connect(0x100);
@@ -266,7 +266,7 @@ fn both_sides_may_leave_at_once() {
 }
 
 #[test]
-fn an_alternate_path_is_refused_politely() {
+fn a_lap_is_rejected_with_an_apr() {
     let mut pair = CmPair::new(1);
     pair.listen();
     pair.connect(0x100);
@@ -279,17 +279,17 @@ fn an_alternate_path_is_refused_politely() {
 }
 
 #[test]
-fn messages_of_strangers_change_no_connection() {
+fn messages_from_other_hosts_change_no_connection() {
     let mut pair = CmPair::new(1);
     pair.listen();
-    let [_, asked] = pair.connect(0x100);
+    let [_, passive] = pair.connect(0x100);
     for name in 0..64 {
         let (local_id, remote_id) = (CommunicationId(name), CommunicationId(name.wrapping_mul(0x9e37_79b9)));
         pair.deliver(OTHER_ADDRESS, Dreq { local_id, remote_id, ..Dreq::default() });
         pair.deliver(OTHER_ADDRESS, Rtu { local_id, remote_id, ..Rtu::default() });
         pair.deliver(OTHER_ADDRESS, Rep { local_id, remote_id, ..Rep::default() });
     }
-    assert_eq!(pair.state(1, asked), CmState::Established);
+    assert_eq!(pair.state(1, passive), CmState::Established);
     assert!(pair.poll_event(1).is_none());
 }
 
@@ -312,11 +312,11 @@ fn a_flood_of_requests_stops_at_the_backlog() {
         req.private_data.0[..36].copy_from_slice(&header.emit());
         pair.deliver(CLIENT_ADDRESS, req);
     }
-    assert_eq!(pair.resource_counts()[1][0], 1 + 1024, "the listener, and as many as may wait");
+    assert_eq!(pair.resource_counts()[1][0], 1 + 1024, "the listener and a full backlog");
 }
 
 #[test]
-fn bytes_that_are_no_message_are_dropped() {
+fn invalid_mads_are_dropped() {
     let mut pair = CmPair::new(1);
     pair.listen();
     let good = Datagram::new(7, Req::default()).emit();
@@ -335,7 +335,7 @@ fn bytes_that_are_no_message_are_dropped() {
 }
 
 #[test]
-fn calls_out_of_place_are_refused_with_the_state() {
+fn calls_in_the_wrong_state_are_rejected_with_the_state() {
     let mut pair = CmPair::new(1);
     let id = pair.create(0);
     let error = pair.try_call(0, Command::Disconnect(id)).unwrap_err();

@@ -1,4 +1,4 @@
-//! End-to-end credits: what a responder tells of its receives, and what a requester makes of it.
+//! End-to-end credits: the responder advertises its receives, and the requester limits its sends.
 
 use softhca_engine::{EndToEndCredits, QpState};
 use softhca_tests::pair::{Pair, Setup};
@@ -10,7 +10,7 @@ fn with_credits() -> Pair {
     setup.build()
 }
 
-/// The credit codes of all acknowledgements, in order.
+/// The credit codes of all ACKs, in order.
 fn advertised_credits(pair: &Pair) -> Vec<u8> {
     let record = pair.recording.borrow();
     let aeth = |bytes: &[u8]| TransportPacket::parse(&bytes[..bytes.len() - 4]).unwrap().header.aeth;
@@ -22,7 +22,7 @@ fn advertised_credits(pair: &Pair) -> Vec<u8> {
 }
 
 #[test]
-fn acknowledgements_tell_how_many_receives_are_left() {
+fn acks_advertise_the_number_of_posted_receives() {
     let mut pair = with_credits();
     let a = pair.a;
     for id in 0..3 {
@@ -37,7 +37,7 @@ fn acknowledgements_tell_how_many_receives_are_left() {
 }
 
 #[test]
-fn without_the_setting_credits_are_not_used() {
+fn credits_are_invalid_unless_enabled() {
     let mut pair = Pair::new();
     pair.post_receive(1, 0, 100);
     pair.post_send(1, 0, 10);
@@ -46,12 +46,12 @@ fn without_the_setting_credits_are_not_used() {
 }
 
 #[test]
-fn a_message_beyond_the_receives_asks_with_one_packet() {
+fn without_credits_a_message_is_probed_with_one_packet() {
     let mut pair = with_credits();
     let (a, b) = (pair.a, pair.b);
     pair.post_send(1, 0, 3000);
     pair.post_send(2, 0, 10);
-    // The first refusal comes after two microseconds, the first retry long after.
+    // The first RNR NAK arrives after 2 µs, the first retry much later.
     pair.world.run_for(std::time::Duration::from_micros(100));
     assert_eq!(pair.packets(), ["-> SEND_FIRST 0 1024B", "<- ACKNOWLEDGE 0 rnr wait=640us msn=0"]);
     pair.post_receive(1, 0, 4000);
@@ -63,7 +63,7 @@ fn a_message_beyond_the_receives_asks_with_one_packet() {
 }
 
 #[test]
-fn writes_and_reads_need_no_receives() {
+fn writes_and_reads_need_no_credits() {
     let mut pair = with_credits();
     let a = pair.a;
     pair.post_write(1, 0, 0, 5000);
@@ -73,7 +73,7 @@ fn writes_and_reads_need_no_receives() {
 }
 
 #[test]
-fn many_messages_pass_with_few_receives() {
+fn many_messages_arrive_with_few_receives() {
     let mut pair = with_credits();
     let (a, b) = (pair.a, pair.b);
     for id in 0..20 {

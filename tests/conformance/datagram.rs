@@ -14,7 +14,7 @@ fn ud() -> Pair {
 }
 
 #[test]
-fn every_length_up_to_the_port_mtu_arrives_behind_forty_bytes_of_grh() {
+fn every_length_up_to_the_port_mtu_arrives_after_a_40_byte_grh() {
     let mut pair = ud();
     let (a, b) = (pair.a, pair.b);
     for length in [0, 1, 2, 3, 1024, 4095, 4096] {
@@ -35,7 +35,7 @@ fn every_length_up_to_the_port_mtu_arrives_behind_forty_bytes_of_grh() {
 }
 
 #[test]
-fn the_grh_is_the_ipv4_header_in_its_second_half() {
+fn the_second_half_of_the_grh_is_the_ipv4_header() {
     let mut pair = ud();
     let b = pair.b;
     pair.write_memory(b, 0, &[9; 60]);
@@ -91,7 +91,7 @@ fn immediate_data_arrives() {
 }
 
 #[test]
-fn a_controlled_queue_key_stands_for_the_senders_own() {
+fn a_controlled_q_key_is_replaced_by_that_of_the_sender() {
     let mut pair = ud();
     let (a, b) = (pair.a, pair.b);
     pair.post_receive(100, 0, 100);
@@ -104,7 +104,7 @@ fn a_controlled_queue_key_stands_for_the_senders_own() {
 }
 
 #[test]
-fn a_wrong_queue_key_takes_no_receive() {
+fn a_wrong_q_key_consumes_no_receive() {
     let mut pair = ud();
     let (a, b) = (pair.a, pair.b);
     pair.post_receive(100, 0, 100);
@@ -121,7 +121,7 @@ fn a_wrong_queue_key_takes_no_receive() {
 }
 
 #[test]
-fn a_datagram_to_nobody_is_lost() {
+fn a_datagram_to_an_unknown_qpn_is_dropped() {
     let mut pair = ud();
     let (a, b) = (pair.a, pair.b);
     let gather = [a.sge(0, 4)];
@@ -134,7 +134,7 @@ fn a_datagram_to_nobody_is_lost() {
 }
 
 #[test]
-fn psns_count_and_gaps_do_not_matter() {
+fn psns_increment_and_gaps_are_ignored() {
     let mut pair = ud();
     let b = pair.b;
     for id in 0..3 {
@@ -155,7 +155,7 @@ fn psns_count_and_gaps_do_not_matter() {
 }
 
 #[test]
-fn a_local_error_stops_the_send_queue_and_receives_go_on() {
+fn a_local_error_moves_to_sqe_and_receives_continue() {
     let mut pair = ud();
     let (a, b) = (pair.a, pair.b);
     pair.post_send(1, 0, 4097);
@@ -163,7 +163,7 @@ fn a_local_error_stops_the_send_queue_and_receives_go_on() {
     pair.run();
     assert_eq!(pair.completion_statuses(a), [(1, "local-length"), (2, "flushed")]);
     assert_eq!(pair.states(), ["SQE", "RTS"]);
-    // The other direction still works, and what is posted now is flushed.
+    // The receive direction still works, and new sends are flushed.
     let to = AddressVector::to(Gid::from(pair.world.host(a.host).address()));
     let handle = pair.on(b).create_address_handle(b.domain, to).unwrap();
     let scatter = [a.sge(0, 100)];
@@ -176,7 +176,7 @@ fn a_local_error_stops_the_send_queue_and_receives_go_on() {
     pair.post_send(3, 0, 4);
     pair.run();
     assert_eq!(pair.completion_statuses(a), [(3, "flushed"), (50, "success")]);
-    // And back to RTS it sends again.
+    // After a transition to RTS it sends again.
     pair.on(a)
         .modify_queue_pair(a.qp, softhca_engine::ModifyQp::default().state(QpState::ReadyToSend))
         .unwrap();
@@ -190,7 +190,7 @@ fn group() -> Gid {
     Gid::from(IpAddr::V4(Ipv4Addr::new(239, 1, 2, 3)))
 }
 
-/// Another datagram queue pair on a host, with a receive posted.
+/// Creates another UD queue pair on a host with a posted receive.
 fn member(pair: &mut Pair, host: HostId, key: QueueKey) -> (Qpn, softhca_engine::CqId) {
     let mut verbs = pair.world.verbs(host);
     let domain = verbs.allocate_protection_domain().unwrap();
@@ -216,7 +216,7 @@ fn send_to_group(pair: &mut Pair) {
 }
 
 #[test]
-fn a_multicast_reaches_every_member_but_the_sender() {
+fn a_multicast_reaches_every_member_except_the_sender() {
     let mut pair = ud();
     let (a, b) = (pair.a, pair.b);
     let members = [member(&mut pair, a.host, QUEUE_KEY), member(&mut pair, b.host, QUEUE_KEY)];
@@ -245,7 +245,7 @@ fn a_multicast_reaches_every_member_but_the_sender() {
 }
 
 #[test]
-fn a_multicast_without_members_is_lost() {
+fn a_multicast_without_members_is_dropped() {
     let mut pair = ud();
     let b = pair.b;
     let (qp, cq) = member(&mut pair, b.host, QUEUE_KEY);
@@ -261,7 +261,7 @@ fn a_multicast_without_members_is_lost() {
 }
 
 #[test]
-fn only_datagram_queue_pairs_and_multicast_addresses_make_members() {
+fn only_ud_queue_pairs_and_multicast_gids_can_attach() {
     let mut pair = Pair::new();
     let a = pair.a;
     assert!(pair.on(a).attach_multicast(a.qp, group()).is_err());

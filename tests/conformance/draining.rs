@@ -1,4 +1,4 @@
-//! SQD: what was begun is finished, what was not waits. SQE: see the datagrams and UC.
+//! SQD: started messages finish, later ones wait. For SQE see the UD and UC tests.
 
 use softhca_engine::{ModifyQp, QpState, QpType};
 use softhca_tests::pair::{Pair, PairEnd, Setup};
@@ -14,7 +14,7 @@ fn resume(pair: &mut Pair, end: PairEnd) {
 }
 
 #[test]
-fn the_message_that_was_begun_is_finished_and_the_next_waits() {
+fn a_started_message_finishes_and_the_next_one_waits() {
     let mut pair = Setup::default().one_gigabit().build();
     let a = pair.a;
     pair.post_write(1, 0, 0, 50_000);
@@ -36,7 +36,7 @@ fn the_message_that_was_begun_is_finished_and_the_next_waits() {
 }
 
 #[test]
-fn a_read_that_was_asked_for_is_waited_for() {
+fn an_outstanding_read_delays_the_drain() {
     let mut pair = Setup::default().one_gigabit().build();
     let a = pair.a;
     pair.post_read(1, 0, 0, 50_000);
@@ -51,7 +51,7 @@ fn a_read_that_was_asked_for_is_waited_for() {
 }
 
 #[test]
-fn an_idle_queue_is_drained_at_once_and_the_event_comes_once() {
+fn an_idle_send_queue_drains_at_once_with_one_event() {
     for kind in [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcInitiator] {
         let mut pair = Setup::with_kind(kind).build();
         let a = pair.a;
@@ -66,7 +66,7 @@ fn an_idle_queue_is_drained_at_once_and_the_event_comes_once() {
 }
 
 #[test]
-fn no_event_is_raised_for_who_did_not_ask() {
+fn sq_drained_is_raised_only_on_request() {
     let mut pair = Pair::new();
     let a = pair.a;
     pair.on(a).modify_queue_pair(a.qp, ModifyQp::default().state(QpState::SendQueueDrained)).unwrap();
@@ -74,7 +74,7 @@ fn no_event_is_raised_for_who_did_not_ask() {
 }
 
 #[test]
-fn a_drained_queue_pair_still_receives_and_answers() {
+fn a_drained_queue_pair_still_receives_and_responds() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     drain(&mut pair, b);
@@ -87,7 +87,7 @@ fn a_drained_queue_pair_still_receives_and_answers() {
 }
 
 #[test]
-fn attributes_change_while_drained() {
+fn attributes_can_change_in_sqd() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     drain(&mut pair, a);
@@ -101,7 +101,7 @@ fn attributes_change_while_drained() {
 }
 
 #[test]
-fn a_receiver_that_is_not_ready_delays_the_drain() {
+fn an_rnr_wait_delays_the_drain() {
     let mut pair = Pair::new();
     let a = pair.a;
     pair.post_send(1, 0, 8);

@@ -1,4 +1,4 @@
-//! Requests that come twice, and responses that do.
+//! Duplicate requests and responses.
 
 use softhca_engine::{QpType, Recovery};
 use softhca_fabric::{Action, InclusiveRange, Repeat, Selector};
@@ -6,7 +6,7 @@ use softhca_queue::Operation;
 use softhca_tests::pair::{Pair, Setup, pattern, requests, responses};
 
 #[test]
-fn everything_may_come_twice() {
+fn every_packet_may_be_duplicated() {
     for kind in [QpType::Rc, QpType::XrcInitiator] {
         let mut pair = Setup::with_kind(kind).build();
         let (a, b) = (pair.a, pair.b);
@@ -56,7 +56,7 @@ fn a_duplicate_write_is_acknowledged_but_not_executed() {
 }
 
 #[test]
-fn a_duplicate_atomic_gets_the_first_answer_again() {
+fn a_duplicate_atomic_gets_the_first_response_again() {
     let mut pair = Setup::default().recovery(Recovery::GoBackN).build();
     let (a, b) = (pair.a, pair.b);
     pair.write_memory(b, 0, &40u64.to_ne_bytes());
@@ -71,7 +71,7 @@ fn a_duplicate_atomic_gets_the_first_answer_again() {
 }
 
 #[test]
-fn as_many_atomics_are_remembered_as_may_be_outstanding() {
+fn the_responder_remembers_as_many_atomics_as_may_be_outstanding() {
     let mut pair = Setup::default().recovery(Recovery::GoBackN).connection(|c| c.max_rd_atomic = 4).build();
     let (a, b) = (pair.a, pair.b);
     pair.drop_packets(responses(InclusiveRange { first: 0, last: 3 }), 4);
@@ -87,7 +87,7 @@ fn as_many_atomics_are_remembered_as_may_be_outstanding() {
 }
 
 #[test]
-fn a_read_that_is_asked_for_again_while_it_is_answered_starts_with_a_first_packet() {
+fn a_repeated_read_restarts_with_a_first_packet() {
     let mut pair = Setup::default().recovery(Recovery::GoBackN).one_gigabit().build();
     let (a, b) = (pair.a, pair.b);
     let data = pattern(1, 50_000);

@@ -1,6 +1,6 @@
-//! What completes with which status, per cause: the rows of `docs/reference/errors.md`.
+//! The completion status of every kind of error: the rows of `docs/reference/errors.md`.
 //!
-//! Each test makes one thing go wrong and compares everything that can be observed with its row.
+//! Each test causes one error and compares everything observable with its row.
 
 use softhca_engine::{Event, MemoryWindowType, QpState, QpType, Reason};
 use softhca_fabric::{Action, FieldValue, HeaderField, InclusiveRange, Repeat};
@@ -10,7 +10,7 @@ use softhca_wire::{LocalKey, Mtu, Opcode, QueueKey, RemoteKey, Syndrome, Transpo
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// The cells of the table's rows, by the name of their test, which is the last cell.
+/// The cells of the table rows. The last cell is the name of the test.
 fn table() -> Vec<Vec<String>> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/errors.md");
     let text = std::fs::read_to_string(path).unwrap();
@@ -72,8 +72,8 @@ impl PairErrors for Pair {
         ];
         let of = |end, role: &'static str| {
             let counters: Vec<_> = self.counters(end).iter().collect();
-            let told = counters.into_iter().filter(|(name, n)| *n > 0 && !TRAFFIC.contains(name));
-            told.map(move |(name, _)| format!("{role} {name}"))
+            let nonzero = counters.into_iter().filter(|(name, n)| *n > 0 && !TRAFFIC.contains(name));
+            nonzero.map(move |(name, _)| format!("{role} {name}"))
         };
         or_dash(of(self.a, "requester").chain(of(self.b, "responder")).collect())
     }
@@ -95,17 +95,17 @@ impl PairErrors for Pair {
     }
 }
 
-/// What a row says.
+/// The contents of a row.
 trait PairErrors {
     fn first_failure(&self, end: PairEnd) -> String;
     fn naks(&self) -> String;
     fn events(&self) -> String;
     fn anomalies(&self) -> String;
-    /// Goes on until nothing is left to happen, and compares with the row of `test`.
+    /// Runs until no event is left, and compares with the row of `test`.
     fn assert_row(&mut self, test: &str);
 }
 
-/// A pair whose second end has a receive of 100 bytes posted, to see what becomes of it.
+/// A pair whose second end has a posted receive of 100 bytes.
 fn pair(setup: Setup) -> Pair {
     let mut pair = setup.build();
     pair.post_receive(100, 0, 100);
@@ -125,7 +125,7 @@ fn send() -> Operation {
     Operation::Send(SendImmOrInvalidate::None)
 }
 
-/// A region of the second end with these rights only.
+/// A region of the second end with these access flags only.
 fn region_of_b(pair: &mut Pair, access: AccessFlags) -> RemoteAddress {
     let domain = pair.b.domain;
     let (key, address) = pair.world.verbs(pair.b.host).register_memory(domain, 4096, access).unwrap();
@@ -135,13 +135,14 @@ fn region_of_b(pair: &mut Pair, access: AccessFlags) -> RemoteAddress {
 const UNKNOWN_RKEY: LocalKey = LocalKey(0x7777_7777);
 
 #[test]
-fn every_row_has_its_test_and_every_test_its_row() {
+fn every_row_has_a_test_and_every_test_a_row() {
     let rows: Vec<String> = table().iter().map(|row| row.last().unwrap().clone()).collect();
     let distinct: BTreeSet<String> = rows.iter().cloned().collect();
-    assert_eq!(distinct.len(), rows.len(), "a test stands in two rows");
+    assert_eq!(distinct.len(), rows.len(), "a test has two rows");
     let source = include_str!("errors.rs");
-    let named =
-        source.lines().filter_map(|line| line.trim().strip_prefix("pair.is_row(\"")?.strip_suffix("\");"));
+    let named = source
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("pair.assert_row(\"")?.strip_suffix("\");"));
     assert_eq!(distinct, named.map(String::from).collect());
     for name in &distinct {
         assert!(source.contains(&format!("#[test]\nfn {name}() {{")), "{name}");
@@ -149,66 +150,66 @@ fn every_row_has_its_test_and_every_test_its_row() {
 }
 
 #[test]
-fn gathering_from_an_unknown_key_fails_locally() {
+fn an_unknown_lkey_is_a_local_protection_error() {
     let mut pair = rc();
     pair.post(1, send(), &[Sge { address: 0, length: 8, lkey: UNKNOWN_RKEY }]);
-    pair.assert_row("gathering_from_an_unknown_key_fails_locally");
+    pair.assert_row("an_unknown_lkey_is_a_local_protection_error");
 }
 
 #[test]
-fn gathering_outside_of_the_region_fails_locally() {
+fn an_sge_outside_the_region_is_a_local_protection_error() {
     let mut pair = rc();
     let gather = [pair.a.sge((1 << 20) - 4, 8)];
     pair.post(1, send(), &gather);
-    pair.assert_row("gathering_outside_of_the_region_fails_locally");
+    pair.assert_row("an_sge_outside_the_region_is_a_local_protection_error");
 }
 
 #[test]
-fn reading_into_a_region_without_local_write_fails_locally() {
+fn a_read_into_a_region_without_local_write_is_a_local_protection_error() {
     let mut pair = rc();
     let domain = pair.a.domain;
     let (key, address) =
         pair.world.verbs(pair.a.host).register_memory(domain, 64, AccessFlags::REMOTE_READ).unwrap();
     let remote = pair.b.remote(0);
     pair.post(1, Operation::Read { remote }, &[Sge { address, length: 8, lkey: LocalKey(key.0) }]);
-    pair.assert_row("reading_into_a_region_without_local_write_fails_locally");
+    pair.assert_row("a_read_into_a_region_without_local_write_is_a_local_protection_error");
 }
 
 #[test]
-fn a_message_of_more_than_2_gib_is_too_long() {
+fn a_message_over_2_gib_is_a_local_length_error() {
     let mut pair = rc();
     let gather = [pair.a.sge(0, 1 << 31), pair.a.sge(0, 1)];
     pair.post(1, send(), &gather);
-    pair.assert_row("a_message_of_more_than_2_gib_is_too_long");
+    pair.assert_row("a_message_over_2_gib_is_a_local_length_error");
 }
 
 #[test]
-fn an_atomic_with_less_than_eight_bytes_of_room_is_refused_locally() {
+fn an_atomic_with_a_short_sge_fails_locally() {
     let mut pair = rc();
     let (remote, gather) = (pair.b.remote(0), [pair.a.sge(0, 7)]);
     pair.post(1, Operation::FetchAdd { remote, add: 1 }, &gather);
-    pair.assert_row("an_atomic_with_less_than_eight_bytes_of_room_is_refused_locally");
+    pair.assert_row("an_atomic_with_a_short_sge_fails_locally");
 }
 
 #[test]
-fn a_read_with_max_rd_atomic_zero_is_refused_locally() {
+fn a_read_with_max_rd_atomic_0_fails_locally() {
     let mut pair = pair(Setup::default().connection(|c| c.max_rd_atomic = 0));
     pair.post_read(1, 0, 0, 8);
-    pair.assert_row("a_read_with_max_rd_atomic_zero_is_refused_locally");
+    pair.assert_row("a_read_with_max_rd_atomic_0_fails_locally");
 }
 
 #[test]
-fn an_unreliable_connection_has_no_reads() {
+fn a_read_on_uc_fails_locally() {
     let mut pair = pair(Setup::with_kind(QpType::Uc));
     pair.post_read(1, 0, 0, 8);
-    pair.assert_row("an_unreliable_connection_has_no_reads");
+    pair.assert_row("a_read_on_uc_fails_locally");
 }
 
 #[test]
-fn a_datagram_longer_than_the_path_mtu_is_too_long() {
+fn a_datagram_over_the_path_mtu_is_a_local_length_error() {
     let mut pair = pair(Setup::with_kind(QpType::Ud));
     pair.post_send(1, 0, 4097);
-    pair.assert_row("a_datagram_longer_than_the_path_mtu_is_too_long");
+    pair.assert_row("a_datagram_over_the_path_mtu_is_a_local_length_error");
 }
 
 #[test]
@@ -220,7 +221,7 @@ fn a_datagram_needs_an_address_handle() {
 }
 
 #[test]
-fn binding_a_window_to_a_region_that_forbids_it_fails() {
+fn binding_a_window_to_a_region_without_mw_bind_fails() {
     let mut pair = rc();
     let a = pair.a;
     let (region, address) = pair.on(a).register_memory(a.domain, 64, AccessFlags::LOCAL_WRITE).unwrap();
@@ -229,117 +230,117 @@ fn binding_a_window_to_a_region_that_forbids_it_fails() {
     let bind =
         MemoryWindowBind { mw_rkey: window, new_rkey: window, mr_lkey: region, address, length: 64, access };
     pair.post(1, Operation::BindMemoryWindow(bind), &[]);
-    pair.assert_row("binding_a_window_to_a_region_that_forbids_it_fails");
+    pair.assert_row("binding_a_window_to_a_region_without_mw_bind_fails");
 }
 
 #[test]
-fn invalidating_a_key_that_names_nothing_fails() {
+fn invalidating_an_unknown_key_fails() {
     let mut pair = rc();
     pair.post(1, Operation::LocalInvalidate { rkey: RemoteKey(0x1234_5678) }, &[]);
-    pair.assert_row("invalidating_a_key_that_names_nothing_fails");
+    pair.assert_row("invalidating_an_unknown_key_fails");
 }
 
 #[test]
-fn a_completion_queue_overflow_stops_its_queue_pairs() {
+fn cq_overflow_stops_its_queue_pairs() {
     let mut pair = rc();
     let (a, cq) = (pair.a, pair.a.cq);
     pair.on(a).resize_completion_queue(cq, 1).unwrap();
     pair.post_write(1, 0, 0, 8);
     pair.post_write(2, 0, 0, 8);
-    pair.assert_row("a_completion_queue_overflow_stops_its_queue_pairs");
+    pair.assert_row("cq_overflow_stops_its_queue_pairs");
 }
 
 #[test]
-fn going_to_the_error_state_flushes() {
+fn a_transition_to_error_flushes() {
     let mut pair = rc();
     let a = pair.a;
     pair.post_send(1, 0, 8);
     let error = softhca_engine::ModifyQp::default().state(QpState::Error);
     pair.on(a).modify_queue_pair(a.qp, error).unwrap();
-    pair.assert_row("going_to_the_error_state_flushes");
+    pair.assert_row("a_transition_to_error_flushes");
 }
 
 #[test]
-fn writing_with_an_unknown_key_is_a_remote_access_error() {
+fn a_write_with_an_unknown_rkey_is_a_remote_access_error() {
     let mut pair = rc();
     write_to(&mut pair, RemoteAddress { address: 0, rkey: RemoteKey(0x1234_5678) }, 8);
-    pair.assert_row("writing_with_an_unknown_key_is_a_remote_access_error");
+    pair.assert_row("a_write_with_an_unknown_rkey_is_a_remote_access_error");
 }
 
 #[test]
-fn writing_outside_of_the_region_is_a_remote_access_error() {
+fn a_write_outside_the_region_is_a_remote_access_error() {
     let mut pair = rc();
     let remote = pair.b.remote((1 << 20) - 4);
     write_to(&mut pair, remote, 8);
-    pair.assert_row("writing_outside_of_the_region_is_a_remote_access_error");
+    pair.assert_row("a_write_outside_the_region_is_a_remote_access_error");
 }
 
 #[test]
-fn writing_without_the_regions_right_is_a_remote_access_error() {
+fn a_write_without_the_access_flag_of_the_region_is_a_remote_access_error() {
     let mut pair = rc();
     let remote = region_of_b(&mut pair, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ);
     write_to(&mut pair, remote, 8);
-    pair.assert_row("writing_without_the_regions_right_is_a_remote_access_error");
+    pair.assert_row("a_write_without_the_access_flag_of_the_region_is_a_remote_access_error");
 }
 
 #[test]
-fn writing_without_the_queue_pairs_right_is_a_remote_access_error() {
+fn a_write_without_the_access_flag_of_the_queue_pair_is_a_remote_access_error() {
     let mut pair = pair(Setup::default().connection(|c| c.access = AccessFlags::REMOTE_READ));
     pair.post_write(1, 0, 0, 8);
-    pair.assert_row("writing_without_the_queue_pairs_right_is_a_remote_access_error");
+    pair.assert_row("a_write_without_the_access_flag_of_the_queue_pair_is_a_remote_access_error");
 }
 
 #[test]
-fn writing_into_another_protection_domain_is_a_remote_access_error() {
+fn a_write_to_another_protection_domain_is_a_remote_access_error() {
     let mut pair = rc();
     let b = pair.b;
     let other = pair.on(b).allocate_protection_domain().unwrap();
     let (key, address) = pair.on(b).register_memory(other, 4096, ALL_ACCESS).unwrap();
     write_to(&mut pair, RemoteAddress { address, rkey: key }, 8);
-    pair.assert_row("writing_into_another_protection_domain_is_a_remote_access_error");
+    pair.assert_row("a_write_to_another_protection_domain_is_a_remote_access_error");
 }
 
 #[test]
-fn writing_to_memory_that_is_gone_is_a_remote_access_error() {
+fn a_write_to_unmapped_memory_is_a_remote_access_error() {
     let mut pair = rc();
     let b = pair.b;
     pair.on(b).unmap(b.rkey).unwrap();
     pair.post_write(1, 0, 0, 8);
-    pair.assert_row("writing_to_memory_that_is_gone_is_a_remote_access_error");
+    pair.assert_row("a_write_to_unmapped_memory_is_a_remote_access_error");
 }
 
 #[test]
-fn reading_without_the_right_is_a_remote_access_error() {
+fn a_read_without_the_access_flag_is_a_remote_access_error() {
     let mut pair = rc();
     let remote = region_of_b(&mut pair, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE);
     let gather = [pair.a.sge(0, 8)];
     pair.post(1, Operation::Read { remote }, &gather);
-    pair.assert_row("reading_without_the_right_is_a_remote_access_error");
+    pair.assert_row("a_read_without_the_access_flag_is_a_remote_access_error");
 }
 
 #[test]
-fn an_atomic_without_the_right_is_a_remote_access_error() {
+fn an_atomic_without_the_access_flag_is_a_remote_access_error() {
     let mut pair = rc();
     let remote = region_of_b(&mut pair, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE);
     let gather = [pair.a.sge(0, 8)];
     pair.post(1, Operation::FetchAdd { remote, add: 1 }, &gather);
-    pair.assert_row("an_atomic_without_the_right_is_a_remote_access_error");
+    pair.assert_row("an_atomic_without_the_access_flag_is_a_remote_access_error");
 }
 
 #[test]
-fn sending_with_a_key_to_invalidate_that_names_nothing_is_a_remote_access_error() {
+fn a_send_with_invalidate_of_an_unknown_rkey_is_a_remote_access_error() {
     let mut pair = rc();
     let gather = [pair.a.sge(0, 8)];
     pair.post(1, Operation::Send(SendImmOrInvalidate::Invalidate(RemoteKey(0x1234_5678))), &gather);
-    pair.assert_row("sending_with_a_key_to_invalidate_that_names_nothing_is_a_remote_access_error");
+    pair.assert_row("a_send_with_invalidate_of_an_unknown_rkey_is_a_remote_access_error");
 }
 
 #[test]
-fn an_atomic_at_an_odd_address_is_an_invalid_request() {
+fn a_misaligned_atomic_is_an_invalid_request() {
     let mut pair = rc();
     let (remote, gather) = (pair.b.remote(4), [pair.a.sge(0, 8)]);
     pair.post(1, Operation::FetchAdd { remote, add: 1 }, &gather);
-    pair.assert_row("an_atomic_at_an_odd_address_is_an_invalid_request");
+    pair.assert_row("a_misaligned_atomic_is_an_invalid_request");
 }
 
 #[test]
@@ -350,19 +351,19 @@ fn a_send_longer_than_the_receive_is_an_invalid_request() {
 }
 
 #[test]
-fn a_receive_with_a_bad_key_is_a_remote_operational_error() {
+fn a_receive_with_a_bad_lkey_is_a_remote_operational_error() {
     let mut pair = Pair::new();
     pair.post_receive_into(100, &[Sge { address: 0, length: 100, lkey: UNKNOWN_RKEY }]);
     pair.post_send(1, 0, 8);
-    pair.assert_row("a_receive_with_a_bad_key_is_a_remote_operational_error");
+    pair.assert_row("a_receive_with_a_bad_lkey_is_a_remote_operational_error");
 }
 
 #[test]
-fn more_reads_than_the_responder_allows_are_an_invalid_request() {
+fn more_reads_than_max_dest_rd_atomic_are_an_invalid_request() {
     let setup = Setup::default().one_gigabit();
     let mut pair = setup.build();
     let (a, b) = (pair.a, pair.b);
-    // The responder answers one at a time; the requester was told that sixteen are fine.
+    // The responder accepts one at a time; the requester is configured for 16.
     for (end, peer, reads) in [(a, b, 16), (b, a, 1)] {
         let reset = softhca_engine::ModifyQp::default().state(QpState::Reset);
         pair.on(end).modify_queue_pair(end.qp, reset).unwrap();
@@ -372,21 +373,21 @@ fn more_reads_than_the_responder_allows_are_an_invalid_request() {
     pair.post_receive(100, 0, 100);
     pair.post_read(1, 0, 0, 50_000);
     pair.post_read(2, 0, 0, 8);
-    pair.assert_row("more_reads_than_the_responder_allows_are_an_invalid_request");
+    pair.assert_row("more_reads_than_max_dest_rd_atomic_are_an_invalid_request");
 }
 
 #[test]
-fn a_region_that_goes_while_it_is_read_is_a_remote_operational_error() {
+fn deregistering_a_region_during_a_read_is_a_remote_operational_error() {
     let mut pair = pair(Setup::default().one_gigabit());
     let b = pair.b;
     pair.post_read(1, 0, 0, 100_000);
     pair.world.run_for(std::time::Duration::from_micros(100));
     pair.on(b).deregister_memory(b.rkey).unwrap();
-    pair.assert_row("a_region_that_goes_while_it_is_read_is_a_remote_operational_error");
+    pair.assert_row("deregistering_a_region_during_a_read_is_a_remote_operational_error");
 }
 
 #[test]
-fn a_middle_packet_where_a_message_begins_is_an_invalid_request() {
+fn a_middle_packet_without_a_first_is_an_invalid_request() {
     let mut pair = rc();
     let value = FieldValue::Set(u64::from(opcode("SEND_MIDDLE").byte()));
     pair.add_rule(
@@ -395,7 +396,7 @@ fn a_middle_packet_where_a_message_begins_is_an_invalid_request() {
         Action::Rewrite { field: HeaderField::Opcode, value },
     );
     pair.post_send(1, 0, 3000);
-    pair.assert_row("a_middle_packet_where_a_message_begins_is_an_invalid_request");
+    pair.assert_row("a_middle_packet_without_a_first_is_an_invalid_request");
 }
 
 #[test]
@@ -407,7 +408,7 @@ fn a_flush_is_an_invalid_request() {
         Repeat::times(1),
         Action::Rewrite { field: HeaderField::Opcode, value },
     );
-    // RETH and four bytes of payload are as long as FETH and RETH.
+    // RETH and four bytes of payload have the length of FETH and RETH.
     pair.post_write(1, 0, 0, 4);
     pair.assert_row("a_flush_is_an_invalid_request");
 }
@@ -426,16 +427,16 @@ fn an_atomic_write_is_an_invalid_request() {
 }
 
 #[test]
-fn a_write_whose_length_does_not_add_up_is_an_invalid_request() {
+fn a_write_with_a_wrong_length_is_an_invalid_request() {
     let mut pair = rc();
     let action = Action::Rewrite { field: HeaderField::Length, value: FieldValue::Set(7) };
     pair.add_rule(requests(InclusiveRange::exactly(0)), Repeat::times(1), action);
     pair.post_write(1, 0, 0, 8);
-    pair.assert_row("a_write_whose_length_does_not_add_up_is_an_invalid_request");
+    pair.assert_row("a_write_with_a_wrong_length_is_an_invalid_request");
 }
 
 #[test]
-fn ends_that_disagree_about_the_path_mtu_meet_an_invalid_request() {
+fn a_path_mtu_mismatch_is_an_invalid_request() {
     let setup = Setup::default();
     let mut pair = setup.build();
     let (a, b) = (pair.a, pair.b);
@@ -445,22 +446,22 @@ fn ends_that_disagree_about_the_path_mtu_meet_an_invalid_request() {
     pair.on(b).connect(b.qp, (a.host, a.qp), &connection, connection.first_psns).unwrap();
     pair.post_receive(100, 0, 100);
     pair.post_write(1, 0, 0, 3000);
-    pair.assert_row("ends_that_disagree_about_the_path_mtu_meet_an_invalid_request");
+    pair.assert_row("a_path_mtu_mismatch_is_an_invalid_request");
 }
 
 #[test]
-fn an_xrc_request_to_no_shared_receive_queue_is_an_invalid_request() {
+fn an_xrc_request_to_an_unknown_srq_is_an_invalid_request() {
     let mut pair = pair(Setup::with_kind(QpType::XrcInitiator));
     let gather = [pair.a.sge(0, 8)];
     pair.post_with(1, send(), &gather, |request| request.remote_srqn = 0x77);
-    pair.assert_row("an_xrc_request_to_no_shared_receive_queue_is_an_invalid_request");
+    pair.assert_row("an_xrc_request_to_an_unknown_srq_is_an_invalid_request");
 }
 
 #[test]
-fn a_receiver_that_is_never_ready_exhausts_the_tries() {
+fn a_receiver_that_never_posts_exhausts_rnr_retry() {
     let mut pair = Setup::default().connection(|c| c.rnr_retry = 2).build();
     pair.post_send(1, 0, 8);
-    pair.assert_row("a_receiver_that_is_never_ready_exhausts_the_tries");
+    pair.assert_row("a_receiver_that_never_posts_exhausts_rnr_retry");
 }
 
 #[test]
@@ -472,11 +473,11 @@ fn a_lost_packet_is_a_sequence_error() {
 }
 
 #[test]
-fn a_lost_last_packet_is_a_timeout() {
+fn a_lost_last_packet_is_an_ack_timeout() {
     let mut pair = rc();
     pair.drop_packets(requests(InclusiveRange::exactly(0)), 1);
     pair.post_write(1, 0, 0, 8);
-    pair.assert_row("a_lost_last_packet_is_a_timeout");
+    pair.assert_row("a_lost_last_packet_is_an_ack_timeout");
 }
 
 #[test]
@@ -488,26 +489,26 @@ fn a_lost_read_response_is_a_gap() {
 }
 
 #[test]
-fn a_response_that_does_not_fit_its_request_is_a_bad_response() {
+fn a_response_that_does_not_match_its_request_is_a_bad_response() {
     let mut pair = rc();
     let value = FieldValue::Set(u64::from(opcode("READ_RESPONSE_MIDDLE").byte()));
     let action = Action::Rewrite { field: HeaderField::Opcode, value };
     pair.add_rule(responses(InclusiveRange::exactly(0)), Repeat::times(1), action);
     pair.post_read(1, 0, 0, 8);
-    pair.assert_row("a_response_that_does_not_fit_its_request_is_a_bad_response");
+    pair.assert_row("a_response_that_does_not_match_its_request_is_a_bad_response");
 }
 
 #[test]
-fn a_foreign_partition_key_meets_silence() {
+fn a_packet_with_another_p_key_is_dropped() {
     let mut pair = rc();
     let action = Action::Rewrite { field: HeaderField::PartitionKey, value: FieldValue::Set(0x8123) };
     pair.add_rule(requests(InclusiveRange::at_least(0)), Repeat::default(), action);
     pair.post_write(1, 0, 0, 8);
-    pair.assert_row("a_foreign_partition_key_meets_silence");
+    pair.assert_row("a_packet_with_another_p_key_is_dropped");
 }
 
 #[test]
-fn a_corrupt_packet_is_lost() {
+fn a_packet_with_a_bad_icrc_is_dropped() {
     let mut pair = rc();
     let (place, seal) = (softhca_fabric::BitPosition::PayloadBit(3), softhca_fabric::IcrcPolicy::Stale);
     pair.add_rule(
@@ -516,37 +517,37 @@ fn a_corrupt_packet_is_lost() {
         Action::Corrupt { bit: place, icrc: seal },
     );
     pair.post_write(1, 0, 0, 8);
-    pair.assert_row("a_corrupt_packet_is_lost");
+    pair.assert_row("a_packet_with_a_bad_icrc_is_dropped");
 }
 
 #[test]
-fn a_peer_in_reset_meets_silence() {
+fn a_peer_in_reset_does_not_respond() {
     let mut pair = Pair::new();
     let b = pair.b;
     pair.on(b).modify_queue_pair(b.qp, softhca_engine::ModifyQp::default().state(QpState::Reset)).unwrap();
     pair.post_write(1, 0, 0, 8);
-    pair.assert_row("a_peer_in_reset_meets_silence");
+    pair.assert_row("a_peer_in_reset_does_not_respond");
 }
 
 #[test]
-fn an_unreliable_send_longer_than_the_receive_stops_the_responder() {
+fn a_uc_send_longer_than_the_receive_stops_the_responder() {
     let mut pair = pair(Setup::with_kind(QpType::Uc));
     pair.post_send(1, 0, 101);
-    pair.assert_row("an_unreliable_send_longer_than_the_receive_stops_the_responder");
+    pair.assert_row("a_uc_send_longer_than_the_receive_stops_the_responder");
 }
 
 #[test]
-fn an_unreliable_send_without_a_receive_is_lost() {
+fn a_uc_send_without_a_receive_is_dropped() {
     let mut pair = Setup::with_kind(QpType::Uc).build();
     pair.post_send(1, 0, 8);
-    pair.assert_row("an_unreliable_send_without_a_receive_is_lost");
+    pair.assert_row("a_uc_send_without_a_receive_is_dropped");
 }
 
 #[test]
-fn an_unreliable_write_with_an_unknown_key_is_lost() {
+fn a_uc_write_with_an_unknown_rkey_is_dropped() {
     let mut pair = pair(Setup::with_kind(QpType::Uc));
     write_to(&mut pair, RemoteAddress { address: 0, rkey: RemoteKey(0x1234_5678) }, 8);
-    pair.assert_row("an_unreliable_write_with_an_unknown_key_is_lost");
+    pair.assert_row("a_uc_write_with_an_unknown_rkey_is_dropped");
 }
 
 #[test]
@@ -557,11 +558,11 @@ fn a_datagram_longer_than_the_receive_stops_the_responder() {
 }
 
 #[test]
-fn a_datagram_with_another_queue_key_is_lost() {
+fn a_datagram_with_another_q_key_is_dropped() {
     let mut pair = pair(Setup::with_kind(QpType::Ud));
     let gather = [pair.a.sge(0, 8)];
     pair.post_with(1, send(), &gather, |request| request.ud.remote_qkey = QueueKey(5));
-    pair.assert_row("a_datagram_with_another_queue_key_is_lost");
+    pair.assert_row("a_datagram_with_another_q_key_is_dropped");
 }
 
 fn opcode(name: &str) -> Opcode {

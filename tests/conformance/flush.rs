@@ -1,4 +1,4 @@
-//! The error state: everything is flushed, in order, and so is what comes later.
+//! The error state flushes all work requests in order, including later ones.
 
 use softhca_engine::{ModifyQp, QpState, QpType, Reason};
 use softhca_queue::{Operation, ReceiveWorkRequest, RemoteAddress};
@@ -10,7 +10,7 @@ fn stop(pair: &mut Pair, end: PairEnd) {
 }
 
 #[test]
-fn sent_and_waiting_requests_are_flushed_in_the_order_of_posting() {
+fn sent_and_queued_requests_are_flushed_in_order() {
     let mut pair = Setup::default().one_gigabit().connection(|c| c.max_rd_atomic = 1).build();
     let (a, b) = (pair.a, pair.b);
     pair.post_write(0, 0, 0, 10_000);
@@ -27,7 +27,7 @@ fn sent_and_waiting_requests_are_flushed_in_the_order_of_posting() {
 }
 
 #[test]
-fn the_request_to_blame_comes_first_and_earlier_ones_succeed() {
+fn the_failed_request_completes_before_the_flushed_ones() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     let nowhere = RemoteAddress { address: 0, rkey: RemoteKey(0x5555_5555) };
@@ -44,7 +44,7 @@ fn the_request_to_blame_comes_first_and_earlier_ones_succeed() {
 }
 
 #[test]
-fn a_local_error_waits_until_earlier_requests_have_completed() {
+fn a_local_error_completes_after_earlier_requests() {
     let mut pair = Pair::new();
     let a = pair.a;
     pair.post_write(0, 0, 0, 3000);
@@ -59,7 +59,7 @@ fn a_local_error_waits_until_earlier_requests_have_completed() {
 }
 
 #[test]
-fn receives_are_flushed_in_order_and_the_one_in_use_first() {
+fn receives_are_flushed_in_order_starting_with_the_one_in_use() {
     let mut pair = Setup::default().one_gigabit().build();
     let b = pair.b;
     for id in 100..105 {
@@ -73,7 +73,7 @@ fn receives_are_flushed_in_order_and_the_one_in_use_first() {
 }
 
 #[test]
-fn what_is_posted_in_the_error_state_is_flushed() {
+fn requests_posted_in_the_error_state_are_flushed() {
     for kind in [QpType::Rc, QpType::Uc, QpType::Ud] {
         let mut pair = Setup::with_kind(kind).build();
         let a = pair.a;
@@ -92,7 +92,7 @@ fn what_is_posted_in_the_error_state_is_flushed() {
 }
 
 #[test]
-fn a_queue_pair_in_error_answers_nobody() {
+fn a_queue_pair_in_error_does_not_respond() {
     let mut pair = Setup::default().one_gigabit().connection(|c| c.timeout = 0).build();
     let b = pair.b;
     pair.post_read(1, 0, 0, 100_000);
@@ -101,12 +101,12 @@ fn a_queue_pair_in_error_answers_nobody() {
     let before = pair.packets().len();
     pair.post_write(2, 0, 0, 8);
     pair.run();
-    assert_eq!(pair.packets().len(), before + 1, "only the write");
+    assert_eq!(pair.packets().len(), before + 1, "only the WRITE");
     assert_eq!(pair.states(), ["RTS", "ERR"]);
 }
 
 #[test]
-fn replies_that_were_owed_come_before_the_nak() {
+fn pending_responses_are_sent_before_the_nak() {
     let mut pair = Setup::default().one_gigabit().build();
     let a = pair.a;
     let nowhere = RemoteAddress { address: 0, rkey: RemoteKey(0x5555_5555) };
@@ -117,7 +117,7 @@ fn replies_that_were_owed_come_before_the_nak() {
 }
 
 #[test]
-fn an_error_on_one_queue_pair_leaves_others_alone() {
+fn an_error_on_one_queue_pair_does_not_affect_others() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     let options = softhca_fabric::QpOptions::default();

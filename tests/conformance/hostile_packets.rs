@@ -1,5 +1,5 @@
-//! Packets that nobody should send: in every state, for every kind of queue pair, nothing panics, nothing is
-//! executed that should not be, and the card works afterwards.
+//! Forged packets in every state and for every QP type: nothing panics, nothing invalid is executed, and the HCA works
+//! afterwards.
 
 use proptest::prelude::*;
 use softhca_engine::{DropReason, Event, ModifyQp, QpState, QpType, Recovery, Settings};
@@ -11,7 +11,7 @@ use softhca_wire::{
     Opcode, Psn, QueueKey, RemoteKey, Reth, Syndrome, TransportHeader, XrcEth,
 };
 
-/// What a hostile peer may choose.
+/// The fields that a hostile peer chooses.
 #[derive(Clone, Copy, Debug)]
 struct ForgedPacket {
     opcode: Opcode,
@@ -93,12 +93,12 @@ fn forge(pair: &Pair, to: PairEnd, from: PairEnd, forgery: ForgedPacket) -> Fram
 const STATES: [QpState; 5] =
     [QpState::Reset, QpState::Init, QpState::ReadyToReceive, QpState::ReadyToSend, QpState::Error];
 
-/// Work of every kind at both ends, so that forged answers meet something.
+/// Outstanding work of every kind at both ends, for forged responses to match.
 fn busy_pair(kind: QpType, recovery: Recovery) -> Pair {
     let setup = Setup::with_kind(kind).connection(|c| (c.timeout, c.rnr_retry) = (0, 1));
     let mut pair = Setup { settings: Settings { recovery, ..Settings::default() }, ..setup }.build();
     let (a, b) = (pair.a, pair.b);
-    // Nothing that the first end asks for is answered by the real peer.
+    // The real peer does not respond to the first end.
     pair.add_rule(Selector::default(), Repeat::default(), Action::Drop);
     pair.post_receive(100, 0, 4096);
     pair.post_send(1, 0, 2000);
@@ -144,7 +144,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_that_nobody_chose_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
+    fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
         let mut pair = busy_pair(QpType::Rc, Recovery::Fatal);
         let (a, b) = (pair.a, pair.b);
         let [source, destination] = [a, b].map(|end| pair.world.host(end.host).address());
@@ -159,7 +159,7 @@ proptest! {
 }
 
 #[test]
-fn every_opcode_in_every_state_leaves_a_reason_and_touches_no_memory_where_nothing_is_received() {
+fn every_opcode_in_every_state_is_dropped_with_a_reason_unless_the_state_receives() {
     for kind in KINDS {
         for state in STATES {
             for opcode in Opcode::all() {
@@ -234,7 +234,7 @@ fn bring_to(pair: &mut Pair, end: PairEnd, state: QpState) {
 }
 
 #[test]
-fn a_stranger_cannot_touch_a_connection() {
+fn a_packet_from_another_host_does_not_affect_a_connection() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     let forgery = ForgedPacket {
@@ -261,7 +261,7 @@ fn a_stranger_cannot_touch_a_connection() {
 }
 
 #[test]
-fn corrupted_conversations_never_panic_and_no_frame_vanishes() {
+fn corrupted_traffic_never_panics_and_every_frame_is_counted() {
     for seed in 0..60 {
         for recovery in [Recovery::Fatal, Recovery::GoBackN, Recovery::GoBack0] {
             let mut setup = Setup::default().recovery(recovery).connection(|c| c.timeout = 5);
@@ -291,7 +291,7 @@ fn corrupted_conversations_never_panic_and_no_frame_vanishes() {
 }
 
 #[test]
-fn a_flood_of_requests_that_find_no_receive_owes_one_answer() {
+fn a_flood_of_requests_without_a_receive_queues_one_response() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     let forgery = ForgedPacket {
@@ -305,17 +305,17 @@ fn a_flood_of_requests_that_find_no_receive_owes_one_answer() {
         syndrome: 0,
         extended: 0,
     };
-    // The line is busy for a long time, so that nothing can be sent.
+    // The link is busy for a long time, so that nothing can be sent.
     let slow = softhca_fabric::LinkSettings {
         bits_per_second: std::num::NonZeroU64::new(1000),
         ..Default::default()
     };
-    let cable = pair.link;
-    *pair.world.link_mut(cable) = softhca_fabric::Link::new(softhca_fabric::Seed(1), slow);
+    let link = pair.link;
+    *pair.world.link_mut(link) = softhca_fabric::Link::new(softhca_fabric::Seed(1), slow);
     for _ in 0..1000 {
         let frame = forge(&pair, b, a, forgery);
         pair.world.inject(b.host, frame);
     }
     pair.world.run_for(std::time::Duration::from_secs(60));
-    assert_eq!(pair.packets().len(), 2, "one was sent at once, one waited");
+    assert_eq!(pair.packets().len(), 2, "one response was sent at once, one waited");
 }

@@ -1,4 +1,4 @@
-//! Clients that write nonsense into the rings that they share with the card.
+//! Clients that write garbage to the rings that they share with the HCA.
 
 use softhca_engine::{
     AsyncEvent, ClientId, Context, CqId, Event, Hca, Instant, ModifyQp, PdId, QpInitAttributes, QpRings,
@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 
 const SLOTS: u32 = 4;
 
-/// One client of a card, with the words of everything that it shares.
+/// One client of an HCA, with direct access to its rings.
 struct RawClient {
     hca: Hca,
     store: SparseMemory,
@@ -39,7 +39,7 @@ impl RawClient {
         RawClient::with(false)
     }
 
-    /// A card whose queue pair takes its receives from a shared queue, or from its own.
+    /// A client whose queue pair uses a shared receive queue or its own.
     fn with(shared: bool) -> RawClient {
         let mut hca = Hca::new(Settings::default(), vec![address(1)]);
         let doorbell = SharedWords::heap(DoorbellProducer::words(8));
@@ -60,12 +60,12 @@ impl RawClient {
         let rings = QpRings { send: Some(SendConsumer::new(sends.clone(), SLOTS, 2, 16)), receive };
         let qp = hca.create_queue_pair(client, init, rings).unwrap();
         let (store, events) = (SparseMemory::default(), Vec::new());
-        let mut card =
+        let mut client =
             RawClient { hca, store, events, client, qp, sends, receives, completions, doorbell, polled };
         for step in steps((address(2), Qpn::new(0x77)), Mtu::B1024, Psn::new(0)) {
-            card.modify(step);
+            client.modify(step);
         }
-        card
+        client
     }
 
     fn with_hca<R>(&mut self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
@@ -80,10 +80,10 @@ impl RawClient {
         self.with_hca(|hca, ctx| hca.modify_queue_pair(ctx, client, qp, &modify)).unwrap();
     }
 
-    /// Lets the card look at everything.
+    /// Rings every doorbell and processes them.
     fn process_doorbells(&mut self) {
         self.doorbell[8].store(u64::from(self.qp.value()) + 1, Ordering::SeqCst);
-        // The consumer goes round the ring; ring at every place.
+        // The consumer position is not known here, so write every slot.
         for slot in 8..16 {
             self.doorbell[slot].store(u64::from(self.qp.value()) + 1, Ordering::SeqCst);
         }
@@ -104,113 +104,115 @@ impl RawClient {
 }
 
 #[test]
-fn an_impossible_send_index_stops_that_queue_pair_with_an_event() {
+fn an_invalid_send_index_stops_that_queue_pair_with_an_event() {
     for index in [5, 1 << 32, u64::MAX] {
-        let mut card = RawClient::new();
-        card.sends[0].store(index, Ordering::SeqCst);
-        card.process_doorbells();
-        assert_eq!(card.state(), QpState::Error);
-        let fatal =
-            Event::AsyncEventRaised { client: Some(card.client), event: AsyncEvent::QueuePairFatal(card.qp) };
-        assert!(card.events.contains(&fatal), "{:?}", card.events);
-        assert!(card.events.iter().any(|event| matches!(event, Event::ClientFaulted { .. })));
-        card.process_doorbells();
+        let mut client = RawClient::new();
+        client.sends[0].store(index, Ordering::SeqCst);
+        client.process_doorbells();
+        assert_eq!(client.state(), QpState::Error);
+        let fatal = Event::AsyncEventRaised {
+            client: Some(client.client),
+            event: AsyncEvent::QueuePairFatal(client.qp),
+        };
+        assert!(client.events.contains(&fatal), "{:?}", client.events);
+        assert!(client.events.iter().any(|event| matches!(event, Event::ClientFaulted { .. })));
+        client.process_doorbells();
     }
 }
 
 #[test]
 fn an_index_that_goes_back_stops_the_queue_pair() {
-    let mut card = RawClient::new();
-    card.sends[0].store(2, Ordering::SeqCst);
-    card.process_doorbells();
-    card.sends[0].store(1, Ordering::SeqCst);
-    card.process_doorbells();
-    assert_eq!(card.state(), QpState::Error);
+    let mut client = RawClient::new();
+    client.sends[0].store(2, Ordering::SeqCst);
+    client.process_doorbells();
+    client.sends[0].store(1, Ordering::SeqCst);
+    client.process_doorbells();
+    assert_eq!(client.state(), QpState::Error);
 }
 
 #[test]
 fn an_operation_that_does_not_exist_is_a_local_error() {
-    let mut card = RawClient::new();
-    // Slots begin behind three cache lines; the second word is kind, flags and size.
-    card.sends[24 + 1].store(0xee, Ordering::SeqCst);
-    card.sends[0].store(2, Ordering::SeqCst);
-    card.process_doorbells();
-    assert_eq!(card.outcomes(), ["local-qp-operation", "flushed"]);
-    assert_eq!(card.state(), QpState::Error);
+    let mut client = RawClient::new();
+    // Slots start after three cache lines; the second word holds kind, flags and size.
+    client.sends[24 + 1].store(0xee, Ordering::SeqCst);
+    client.sends[0].store(2, Ordering::SeqCst);
+    client.process_doorbells();
+    assert_eq!(client.outcomes(), ["local-qp-operation", "flushed"]);
+    assert_eq!(client.state(), QpState::Error);
 }
 
 #[test]
-fn words_that_nobody_chose_in_a_slot_never_panic() {
+fn random_words_in_a_slot_never_panic() {
     let mut word = 1u64;
     for round in 0..2000 {
-        let mut card = RawClient::new();
-        for slot in card.sends[24..].iter().chain(&card.receives[24..]) {
+        let mut client = RawClient::new();
+        for slot in client.sends[24..].iter().chain(&client.receives[24..]) {
             word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
             slot.store(word.rotate_left(29), Ordering::Relaxed);
         }
-        // A kind that exists, most of the time, and a size that may be anything.
+        // Usually a valid kind, and any size.
         for slot in 0..SLOTS as usize {
             let kind = (word >> (slot * 8)) % 11;
             let stride = SendProducer::layout(SLOTS, 2, 16).stride as usize;
-            let control = &card.sends[24 + slot * stride + 1];
+            let control = &client.sends[24 + slot * stride + 1];
             let old = control.load(Ordering::Relaxed);
             control.store(old & !0xff | kind, Ordering::Relaxed);
         }
-        card.sends[0].store(u64::from(SLOTS), Ordering::SeqCst);
-        card.receives[0].store(u64::from(SLOTS), Ordering::SeqCst);
-        card.process_doorbells();
-        card.modify(ModifyQp::default().state(QpState::Error));
-        card.process_doorbells();
-        assert_eq!(card.outcomes().len(), 2 * SLOTS as usize, "round {round}");
+        client.sends[0].store(u64::from(SLOTS), Ordering::SeqCst);
+        client.receives[0].store(u64::from(SLOTS), Ordering::SeqCst);
+        client.process_doorbells();
+        client.modify(ModifyQp::default().state(QpState::Error));
+        client.process_doorbells();
+        assert_eq!(client.outcomes().len(), 2 * SLOTS as usize, "round {round}");
     }
 }
 
 #[test]
-fn an_impossible_receive_index_is_told_when_the_queue_is_flushed() {
-    let mut card = RawClient::new();
-    card.receives[0].store(99, Ordering::SeqCst);
-    card.modify(ModifyQp::default().state(QpState::Error));
-    assert!(card.events.iter().any(|event| matches!(event, Event::ClientFaulted { .. })));
-    card.process_doorbells();
-    assert_eq!(card.outcomes(), Vec::<&str>::new());
+fn an_invalid_receive_index_is_reported_when_the_queue_is_flushed() {
+    let mut client = RawClient::new();
+    client.receives[0].store(99, Ordering::SeqCst);
+    client.modify(ModifyQp::default().state(QpState::Error));
+    assert!(client.events.iter().any(|event| matches!(event, Event::ClientFaulted { .. })));
+    client.process_doorbells();
+    assert_eq!(client.outcomes(), Vec::<&str>::new());
 }
 
 #[test]
-fn a_consumer_that_lies_about_what_it_polled_hurts_nobody_else() {
+fn a_wrong_consumer_index_affects_no_other_client() {
     for lie in [1, 1000, u64::MAX] {
-        let mut card = RawClient::new();
-        card.completions[8].store(lie, Ordering::SeqCst);
-        card.sends[24 + 1].store(0xee, Ordering::SeqCst);
-        card.sends[0].store(1, Ordering::SeqCst);
-        card.process_doorbells();
-        assert_eq!(card.state(), QpState::Error);
+        let mut client = RawClient::new();
+        client.completions[8].store(lie, Ordering::SeqCst);
+        client.sends[24 + 1].store(0xee, Ordering::SeqCst);
+        client.sends[0].store(1, Ordering::SeqCst);
+        client.process_doorbells();
+        assert_eq!(client.state(), QpState::Error);
     }
 }
 
 #[test]
-fn a_doorbell_for_somebody_elses_queue_pair_is_ignored() {
-    let mut card = RawClient::new();
+fn a_doorbell_for_another_clients_queue_pair_is_ignored() {
+    let mut client = RawClient::new();
     let words = SharedWords::heap(DoorbellProducer::words(8));
-    card.hca.open_client(DoorbellConsumer::new(words.clone(), 8)).unwrap();
-    card.sends[0].store(u64::MAX, Ordering::SeqCst);
-    for (slot, number) in (8..16).zip([card.qp.value(), 0, 1, 0xff_ffff, 5, 6, 7, 8]) {
+    client.hca.open_client(DoorbellConsumer::new(words.clone(), 8)).unwrap();
+    client.sends[0].store(u64::MAX, Ordering::SeqCst);
+    for (slot, number) in (8..16).zip([client.qp.value(), 0, 1, 0xff_ffff, 5, 6, 7, 8]) {
         words[slot].store(u64::from(number) + 1, Ordering::SeqCst);
     }
-    card.with_hca(|hca, ctx| hca.process_doorbells(ctx));
-    assert_eq!(card.state(), QpState::ReadyToSend, "the other client's word does not count");
+    client.with_hca(|hca, ctx| hca.process_doorbells(ctx));
+    assert_eq!(client.state(), QpState::ReadyToSend, "the doorbell of another client is ignored");
 }
 
 #[test]
-fn an_impossible_index_of_a_shared_queue_stops_who_takes_from_it_with_an_event_for_the_queue() {
-    let mut card = RawClient::with(true);
-    card.receives[0].store(99, Ordering::SeqCst);
+fn an_invalid_srq_index_stops_its_queue_pair_with_an_srq_event() {
+    let mut client = RawClient::with(true);
+    client.receives[0].store(99, Ordering::SeqCst);
     let opcode = Opcode::all().find(|opcode| opcode.name() == "SEND_ONLY").unwrap();
     let mut packet = [0; 16];
-    TransportHeader::new(Bth::new(opcode, card.qp, Psn::new(0))).emit(&mut packet);
+    TransportHeader::new(Bth::new(opcode, client.qp, Psn::new(0))).emit(&mut packet);
     let envelope = AddressHeaders::between(address(2).ip(), address(1).ip());
-    card.with_hca(|hca, ctx| hca.receive(ctx, &envelope, &packet));
-    assert_eq!(card.state(), QpState::Error);
-    let raised: Vec<AsyncEvent> = card
+    client.with_hca(|hca, ctx| hca.receive(ctx, &envelope, &packet));
+    assert_eq!(client.state(), QpState::Error);
+    let raised: Vec<AsyncEvent> = client
         .events
         .iter()
         .filter_map(
@@ -220,5 +222,5 @@ fn an_impossible_index_of_a_shared_queue_stops_who_takes_from_it_with_an_event_f
     let [AsyncEvent::SharedReceiveQueueError(_), AsyncEvent::QueuePairFatal(qp), ..] = raised[..] else {
         panic!("{raised:?}")
     };
-    assert_eq!(qp, card.qp);
+    assert_eq!(qp, client.qp);
 }

@@ -8,7 +8,7 @@ use softhca_tests::pair::{Pair, Setup, pattern};
 use softhca_wire::Mtu;
 
 #[test]
-fn a_write_arrives_whole_at_every_path_mtu_and_odd_length() {
+fn a_write_arrives_complete_at_every_path_mtu_and_length() {
     for mtu in Mtu::ALL {
         for length in [0, 1, 3, 4, 255, 256, 257, 1000, 4096, 4097, 10_001] {
             let mut pair = Setup::default().mtu(mtu).build();
@@ -25,7 +25,7 @@ fn a_write_arrives_whole_at_every_path_mtu_and_odd_length() {
 }
 
 #[test]
-fn a_send_lands_in_the_posted_receive() {
+fn a_send_fills_the_posted_receive() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     let data = pattern(3, 2500);
@@ -40,7 +40,7 @@ fn a_send_lands_in_the_posted_receive() {
 }
 
 #[test]
-fn a_read_brings_the_peers_bytes() {
+fn a_read_returns_the_bytes_of_the_peer() {
     for length in [0, 1, 1024, 5000] {
         let mut pair = Pair::new();
         let (a, b) = (pair.a, pair.b);
@@ -54,7 +54,7 @@ fn a_read_brings_the_peers_bytes() {
 }
 
 #[test]
-fn atomics_return_what_they_found() {
+fn atomics_return_the_original_value() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     pair.write_memory(b, 16, &40u64.to_ne_bytes());
@@ -96,7 +96,7 @@ fn immediate_data_arrives_with_sends_and_writes() {
 }
 
 #[test]
-fn inline_data_is_taken_when_it_is_posted() {
+fn inline_data_is_copied_when_it_is_posted() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     for length in [0, 1, 7, 8, 9, 64] {
@@ -133,7 +133,7 @@ fn a_fenced_request_waits_for_earlier_reads() {
 }
 
 #[test]
-fn no_more_reads_and_atomics_are_outstanding_than_agreed() {
+fn at_most_max_rd_atomic_reads_and_atomics_are_outstanding() {
     let mut pair = Setup::default().one_gigabit().connection(|c| c.max_rd_atomic = 3).build();
     let (a, b) = (pair.a, pair.b);
     for id in 0..10 {
@@ -156,7 +156,7 @@ fn no_more_reads_and_atomics_are_outstanding_than_agreed() {
 }
 
 #[test]
-fn every_packet_that_asks_is_acknowledged_and_msn_counts_messages() {
+fn every_ack_request_is_acknowledged_and_msn_counts_messages() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     pair.post_receive(100, 0, 3000);
@@ -169,7 +169,7 @@ fn every_packet_that_asks_is_acknowledged_and_msn_counts_messages() {
 }
 
 #[test]
-fn a_long_message_asks_for_an_acknowledgement_now_and_then() {
+fn a_long_message_requests_periodic_acks() {
     let mut pair = Pair::new();
     pair.post_write(1, 0, 0, 200 * 1024);
     pair.run();
@@ -179,11 +179,11 @@ fn a_long_message_asks_for_an_acknowledgement_now_and_then() {
 }
 
 #[test]
-fn acknowledgements_that_wait_are_joined_if_the_device_says_so() {
+fn pending_acks_are_coalesced_if_configured() {
     for (acks, most) in [(AckPolicy::PerRequest, 40), (AckPolicy::Coalesce, 30)] {
         let mut setup = Setup::default();
         setup.settings = Settings { ack_policy: acks, ..setup.settings };
-        // Answers take turns with packets that are longer than the requests that come in meanwhile.
+        // Responses alternate with packets that are longer than the incoming requests.
         setup.link.bits_per_second = std::num::NonZeroU64::new(100_000_000);
         let mut pair = setup.build();
         let (a, b) = (pair.a, pair.b);
@@ -204,7 +204,7 @@ fn acknowledgements_that_wait_are_joined_if_the_device_says_so() {
 }
 
 #[test]
-fn both_directions_at_once_do_not_disturb_each_other() {
+fn both_directions_work_at_once() {
     let mut pair = Setup::default().one_gigabit().build();
     let (a, b) = (pair.a, pair.b);
     let [x, y] = [pattern(1, 100_000), pattern(2, 100_000)];

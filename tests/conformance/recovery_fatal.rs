@@ -1,4 +1,4 @@
-//! `recovery = fatal`: one test per row of the table of who detects what.
+//! `recovery = fatal`: one test per row of the detection table.
 
 use softhca_engine::{Event, Reason, RequestError};
 use softhca_fabric::{Action, InclusiveRange, Repeat};
@@ -8,7 +8,7 @@ use softhca_wire::Psn;
 use std::time::Duration;
 
 #[test]
-fn a_psn_after_the_expected_one_ends_the_connection_at_both_ends() {
+fn a_psn_gap_breaks_the_connection_at_both_ends() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     pair.post_receive(100, 0, 100);
@@ -21,17 +21,17 @@ fn a_psn_after_the_expected_one_ends_the_connection_at_both_ends() {
     assert_eq!(pair.states(), ["ERR", "ERR"]);
     assert_eq!((pair.async_events(a).len(), pair.async_events(b)), (0, vec!["QP_FATAL"]));
     assert_eq!(pair.completion_reason(a, 1), Reason::SequenceNak { psn: Psn::new(1) });
-    let refused = RequestError::PsnOutOfSequence { expected: Psn::new(1), got: Psn::new(2) };
+    let gap = RequestError::PsnOutOfSequence { expected: Psn::new(1), got: Psn::new(2) };
     let named = pair.recording.borrow().events.iter().any(|(.., event)| {
-        matches!(event, Event::RequestRejected { qp, error, .. } if *qp == b.qp && *error == refused)
+        matches!(event, Event::RequestRejected { qp, error, .. } if *qp == b.qp && *error == gap)
     });
-    assert!(named, "the event names the first missing PSN");
+    assert!(named, "the event contains the first missing PSN");
     let naks = pair.packets().into_iter().filter(|packet| packet.contains("nak")).collect::<Vec<_>>();
     assert_eq!(naks, ["<- ACKNOWLEDGE 1 nak sequence error msn=0"]);
 }
 
 #[test]
-fn later_frames_are_discarded_silently_while_an_rnr_nak_is_outstanding() {
+fn later_packets_are_dropped_while_an_rnr_nak_is_outstanding() {
     let mut pair = Setup::default().connection(|c| c.timeout = 0).build();
     let (a, b) = (pair.a, pair.b);
     pair.post_send(1, 0, 4000);
@@ -48,7 +48,7 @@ fn later_frames_are_discarded_silently_while_an_rnr_nak_is_outstanding() {
 }
 
 #[test]
-fn a_duplicate_is_answered_and_not_executed_again() {
+fn a_duplicate_is_acknowledged_and_not_executed_again() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     pair.add_rule(requests(InclusiveRange::exactly(0)), Repeat::times(1), Action::Duplicate { copies: 1 });
@@ -81,7 +81,7 @@ fn a_sequence_nak_is_ignored_while_its_psn_is_in_rnr_wait() {
     let (a, b) = (pair.a, pair.b);
     pair.post_send(1, 0, 8);
     pair.world.run_for(Duration::from_micros(50));
-    // A copy of the RNR NAK that says "sequence error" instead.
+    // A copy of the RNR NAK with syndrome "sequence error".
     let mut frame = pair.recording.borrow().sent.last().unwrap().1.clone();
     frame.bytes[12] = 0x60;
     softhca_wire::Icrc::write(&frame.addressing, &mut frame.bytes);
@@ -109,7 +109,7 @@ fn a_gap_in_read_responses_fails_the_read() {
 }
 
 #[test]
-fn an_ack_that_passes_an_unanswered_read_fails_the_read() {
+fn an_ack_beyond_an_outstanding_read_fails_the_read() {
     for operation in ["read", "atomic"] {
         let mut pair = Pair::new();
         let (a, b) = (pair.a, pair.b);
@@ -130,7 +130,7 @@ fn an_ack_that_passes_an_unanswered_read_fails_the_read() {
 }
 
 #[test]
-fn a_lost_tail_times_out_at_the_requester_only_after_the_time_of_all_tries() {
+fn a_lost_last_packet_times_out_after_all_retries() {
     let mut pair = Setup::default().connection(|c| (c.timeout, c.retry_count) = (10, 3)).build();
     let a = pair.a;
     pair.drop_packets(requests(InclusiveRange::exactly(2)), 1);
@@ -144,7 +144,7 @@ fn a_lost_tail_times_out_at_the_requester_only_after_the_time_of_all_tries() {
 }
 
 #[test]
-fn a_lost_ack_that_a_later_one_covers_is_not_loss() {
+fn a_lost_ack_covered_by_a_later_one_is_not_a_loss() {
     let mut pair = Pair::new();
     let a = pair.a;
     pair.drop_packets(responses(InclusiveRange::exactly(0)), 1);

@@ -13,7 +13,7 @@ fn pair(recovery: Recovery) -> Pair {
 const BOTH: [Recovery; 2] = [Recovery::GoBackN, Recovery::GoBack0];
 
 #[test]
-fn go_back_n_sends_from_the_lost_packet_on() {
+fn go_back_n_retransmits_from_the_lost_packet() {
     let mut pair = pair(Recovery::GoBackN);
     pair.drop_packets(requests(InclusiveRange::exactly(2)), 1);
     pair.post_write(1, 0, 0, 4000);
@@ -22,7 +22,7 @@ fn go_back_n_sends_from_the_lost_packet_on() {
 }
 
 #[test]
-fn go_back_0_sends_the_whole_message_again() {
+fn go_back_0_retransmits_the_whole_message() {
     let mut pair = pair(Recovery::GoBack0);
     pair.drop_packets(requests(InclusiveRange::exactly(2)), 1);
     pair.post_write(1, 0, 0, 4000);
@@ -31,7 +31,7 @@ fn go_back_0_sends_the_whole_message_again() {
 }
 
 #[test]
-fn go_back_n_asks_for_the_rest_of_a_read() {
+fn go_back_n_requests_the_rest_of_a_read() {
     let mut pair = pair(Recovery::GoBackN);
     pair.drop_packets(responses(InclusiveRange::exactly(2)), 1);
     pair.post_read(1, 0, 0, 4000);
@@ -40,7 +40,7 @@ fn go_back_n_asks_for_the_rest_of_a_read() {
 }
 
 #[test]
-fn go_back_0_asks_for_a_read_as_a_whole() {
+fn go_back_0_requests_the_whole_read() {
     let mut pair = pair(Recovery::GoBack0);
     pair.drop_packets(responses(InclusiveRange::exactly(2)), 1);
     pair.post_read(1, 0, 0, 4000);
@@ -48,9 +48,9 @@ fn go_back_0_asks_for_a_read_as_a_whole() {
     insta::assert_snapshot!(pair.packets().join("\n"));
 }
 
-/// Loses every packet of a mixed conversation once, one per run, and looks at bytes and completions.
+/// Drops each packet of mixed traffic once, one per run, and checks data and completions.
 #[test]
-fn every_single_loss_is_repaired() {
+fn every_single_loss_is_recovered() {
     for recovery in BOTH {
         for lost in 0..12 {
             for of_answers in [false, true] {
@@ -84,7 +84,7 @@ fn every_single_loss_is_repaired() {
 }
 
 #[test]
-fn the_echo_of_a_gap_in_responses_does_not_use_up_the_tries() {
+fn a_gap_in_responses_consumes_one_retry() {
     for recovery in BOTH {
         let mut pair =
             Setup::default().recovery(recovery).one_gigabit().connection(|c| c.retry_count = 1).build();
@@ -102,12 +102,12 @@ fn the_echo_of_a_gap_in_responses_does_not_use_up_the_tries() {
 }
 
 #[test]
-fn a_long_message_that_was_acknowledged_in_part_starts_again_in_go_back_0_without_a_timeout() {
+fn go_back_0_restarts_a_partially_acknowledged_message_without_a_timeout() {
     let mut pair = pair(Recovery::GoBack0);
     let (a, b) = (pair.a, pair.b);
     let data = pattern(9, 200_000);
     pair.write_memory(a, 0, &data);
-    // The packet with index 63 asks for an acknowledgement; what is lost comes later.
+    // Packet 63 requests an ACK; the lost packet comes later.
     pair.drop_packets(requests(InclusiveRange::exactly(150)), 1);
     pair.post_write(1, 0, 0, 200_000);
     pair.run();
@@ -118,7 +118,7 @@ fn a_long_message_that_was_acknowledged_in_part_starts_again_in_go_back_0_withou
 }
 
 #[test]
-fn the_tries_are_counted_and_start_again_with_progress() {
+fn retries_are_limited_and_reset_by_progress() {
     for recovery in BOTH {
         let losing = |times| {
             let setup =
@@ -143,7 +143,7 @@ fn the_tries_are_counted_and_start_again_with_progress() {
 }
 
 #[test]
-fn a_lost_nak_is_repaired_by_the_timeout() {
+fn a_lost_nak_is_recovered_by_the_ack_timeout() {
     for recovery in BOTH {
         let mut pair = pair(recovery);
         let (a, b) = (pair.a, pair.b);
@@ -164,7 +164,7 @@ fn a_lost_nak_is_repaired_by_the_timeout() {
 }
 
 #[test]
-fn one_nak_is_sent_for_one_gap() {
+fn one_gap_causes_one_nak() {
     let mut pair = pair(Recovery::GoBackN);
     let b = pair.b;
     pair.drop_packets(requests(InclusiveRange::exactly(1)), 1);
@@ -175,7 +175,7 @@ fn one_nak_is_sent_for_one_gap() {
 }
 
 #[test]
-fn reordered_packets_are_sent_again() {
+fn reordered_packets_are_retransmitted() {
     let mut pair = pair(Recovery::GoBackN);
     let (a, b) = (pair.a, pair.b);
     let data = pattern(4, 6000);

@@ -1,4 +1,4 @@
-//! Regions: bounds, rights, re-registration, zero-based addresses.
+//! Memory regions: bounds, access flags, re-registration, zero-based addresses.
 
 use softhca_engine::{ModifyQp, QpState, VerbsError};
 use softhca_queue::{AccessFlags, Operation, RemoteAddress, Sge};
@@ -14,7 +14,7 @@ fn write_to(pair: &mut Pair, address: u64, key: RemoteKey, length: u32) -> &'sta
 }
 
 #[test]
-fn the_first_and_the_last_byte_belong_to_a_region_and_their_neighbours_do_not() {
+fn access_is_limited_to_the_first_and_the_last_byte() {
     for (offset, length, outcome) in [
         (0i64, 1u32, "success"),
         (99, 1, "success"),
@@ -33,20 +33,20 @@ fn the_first_and_the_last_byte_belong_to_a_region_and_their_neighbours_do_not() 
 }
 
 #[test]
-fn an_address_that_wraps_around_is_outside() {
+fn an_address_range_that_wraps_is_rejected() {
     let mut pair = Pair::new();
     let b = pair.b;
     assert_eq!(write_to(&mut pair, u64::MAX - 3, b.rkey, 8), "remote-access");
 }
 
 #[test]
-fn nothing_is_checked_and_nothing_written_when_there_is_nothing_to_write() {
+fn a_zero_length_write_checks_and_writes_nothing() {
     let mut pair = Pair::new();
     assert_eq!(write_to(&mut pair, 0x1234, RemoteKey(0x7777_7777), 0), "success");
 }
 
 #[test]
-fn a_zero_based_region_counts_from_zero() {
+fn a_zero_based_region_starts_at_0() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     let (key, base) =
@@ -60,12 +60,12 @@ fn a_zero_based_region_counts_from_zero() {
 }
 
 #[test]
-fn re_registration_changes_rights_under_the_same_key() {
+fn re_registration_changes_access_flags_and_keeps_the_key() {
     let mut pair = Pair::new();
     let b = pair.b;
     let read_only = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ;
     let new = pair.on(b).reregister_memory(b.rkey, |region| region.access_flags = read_only).unwrap();
-    assert_eq!(new, b.rkey, "peers go on with the key that they have");
+    assert_eq!(new, b.rkey, "the rkey stays valid for peers");
     let a = pair.a;
     let remote = RemoteAddress { address: b.base, rkey: b.rkey };
     pair.post(1, Operation::Read { remote }, &[a.sge(0, 8)]);
@@ -75,13 +75,13 @@ fn re_registration_changes_rights_under_the_same_key() {
 }
 
 #[test]
-fn re_registration_of_other_memory_gives_a_new_key_and_the_old_one_is_refused() {
+fn re_registration_of_other_memory_changes_the_key_and_revokes_the_old_one() {
     for use_old in [false, true] {
         let mut pair = Pair::new();
         let b = pair.b;
         let new = pair.on(b).reregister_memory(b.rkey, |region| region.length -= 8).unwrap();
         assert_ne!(new, b.rkey);
-        assert_eq!(new.0 >> 8, b.rkey.0 >> 8, "the number stays, the variant changes");
+        assert_eq!(new.0 >> 8, b.rkey.0 >> 8, "the index stays, the variant changes");
         let (key, outcome) = if use_old { (b.rkey, "remote-access") } else { (new, "success") };
         assert_eq!(write_to(&mut pair, b.base, key, 8), outcome);
     }
@@ -98,7 +98,7 @@ fn re_registration_can_move_a_region_to_another_domain() {
 }
 
 #[test]
-fn a_deregistered_key_is_refused_locally_and_remotely() {
+fn a_deregistered_key_is_rejected_locally_and_remotely() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     pair.on(b).deregister_memory(b.rkey).unwrap();
@@ -110,7 +110,7 @@ fn a_deregistered_key_is_refused_locally_and_remotely() {
 }
 
 #[test]
-fn a_key_that_was_freed_does_not_come_back_with_the_next_region() {
+fn a_freed_key_is_not_reused_by_the_next_region() {
     let mut pair = Pair::new();
     let b = pair.b;
     let (old, _) = pair.on(b).register_memory(b.domain, 64, ALL_ACCESS).unwrap();
@@ -123,7 +123,7 @@ fn a_key_that_was_freed_does_not_come_back_with_the_next_region() {
 }
 
 #[test]
-fn remote_write_needs_local_write() {
+fn remote_write_requires_local_write() {
     let mut pair = Pair::new();
     let b = pair.b;
     for access in [AccessFlags::REMOTE_WRITE, AccessFlags::REMOTE_ATOMIC] {
@@ -133,12 +133,12 @@ fn remote_write_needs_local_write() {
 }
 
 #[test]
-fn a_list_of_32_entries_is_gathered_and_scattered_in_order() {
+fn a_list_of_32_sges_is_gathered_and_scattered_in_order() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     let data = pattern(3, 32 * 33);
     let (mut gather, mut scatter, mut at) = (Vec::new(), Vec::new(), 0usize);
-    // Pieces of 2 to 64 bytes that lie in the opposite order in memory, and a receive cut elsewhere.
+    // SGEs of 2 to 64 bytes in reverse memory order, and a receive with other boundaries.
     for piece in 0..32usize {
         let length = (piece + 1) * 2;
         let place = 50_000 - 100 * piece as u64;
@@ -153,7 +153,7 @@ fn a_list_of_32_entries_is_gathered_and_scattered_in_order() {
     assert_eq!(pair.completion_statuses(a), [(1, "success")]);
     for piece in 0..32usize {
         let found = pair.read_memory(b, 90_000 - 100 * piece as u64, 33);
-        assert_eq!(found, data[piece * 33..(piece + 1) * 33], "piece {piece}");
+        assert_eq!(found, data[piece * 33..(piece + 1) * 33], "SGE {piece}");
     }
     pair.post(2, Operation::Read { remote: b.remote(90_000) }, &gather[..8]);
     pair.run();
@@ -161,7 +161,7 @@ fn a_list_of_32_entries_is_gathered_and_scattered_in_order() {
 }
 
 #[test]
-fn a_list_with_one_bad_entry_sends_nothing() {
+fn a_list_with_one_bad_sge_sends_nothing() {
     let mut pair = Pair::new();
     let a = pair.a;
     let bad = Sge { address: 0, length: 1, lkey: LocalKey(0x5555_5555) };
@@ -172,7 +172,7 @@ fn a_list_with_one_bad_entry_sends_nothing() {
 }
 
 #[test]
-fn domains_and_regions_in_use_cannot_go() {
+fn protection_domains_and_regions_in_use_cannot_be_destroyed() {
     let mut pair = Pair::new();
     let a = pair.a;
     assert!(matches!(pair.on(a).deallocate_protection_domain(a.domain), Err(VerbsError::Busy { .. })));
@@ -184,7 +184,7 @@ fn domains_and_regions_in_use_cannot_go() {
 }
 
 #[test]
-fn a_region_that_goes_while_it_is_sent_from_is_a_local_error() {
+fn deregistering_the_source_of_a_send_is_a_local_error() {
     let mut pair = softhca_tests::pair::Setup::default().one_gigabit().build();
     let a = pair.a;
     pair.post_write(1, 0, 0, 100_000);
@@ -197,7 +197,7 @@ fn a_region_that_goes_while_it_is_sent_from_is_a_local_error() {
 }
 
 #[test]
-fn a_region_that_goes_while_it_is_written_to_is_a_remote_access_error() {
+fn deregistering_the_target_of_a_write_is_a_remote_access_error() {
     let mut pair = softhca_tests::pair::Setup::default().one_gigabit().build();
     let (a, b) = (pair.a, pair.b);
     pair.post_write(1, 0, 0, 100_000);
@@ -209,7 +209,7 @@ fn a_region_that_goes_while_it_is_written_to_is_a_remote_access_error() {
 }
 
 #[test]
-fn a_region_that_goes_while_a_read_fills_it_is_a_local_error() {
+fn deregistering_the_destination_of_a_read_is_a_local_error() {
     let mut pair = softhca_tests::pair::Setup::default().one_gigabit().build();
     let a = pair.a;
     pair.post_read(1, 0, 0, 100_000);

@@ -1,4 +1,4 @@
-//! Receivers that are not ready.
+//! Receiver not ready: RNR NAKs, waits and retries.
 
 use softhca_engine::{QpType, Recovery};
 use softhca_fabric::InclusiveRange;
@@ -8,7 +8,7 @@ use softhca_wire::RnrTimer;
 use std::time::Duration;
 
 #[test]
-fn the_requester_waits_as_long_as_it_was_told_and_tries_again() {
+fn the_requester_waits_for_the_rnr_timer_and_retries() {
     for recovery in [Recovery::Fatal, Recovery::GoBackN, Recovery::GoBack0] {
         for kind in [QpType::Rc, QpType::XrcInitiator] {
             let setup = Setup::with_kind(kind).recovery(recovery);
@@ -25,7 +25,7 @@ fn the_requester_waits_as_long_as_it_was_told_and_tries_again() {
                 (vec![(1, "success")], vec![(100, "success")])
             );
             assert_eq!(pair.read_memory(b, 0, 3000), data);
-            // Code 20 is 10.24 ms; one wait, and three one-way trips of a microsecond each.
+            // Code 20 is 10.24 ms: one wait, and three one-way delays of 1 µs.
             assert_eq!(pair.counters(a).rcvd_rnr_err, 1);
             let completed = pair.recording.borrow().events.iter().find_map(|(at, _, event)| match event {
                 softhca_engine::Event::Completed { completion, .. } if completion.wr_id == 1 => {
@@ -39,7 +39,7 @@ fn the_requester_waits_as_long_as_it_was_told_and_tries_again() {
 }
 
 #[test]
-fn seven_tries_means_for_ever() {
+fn rnr_retry_7_retries_forever() {
     let mut pair = Pair::new();
     let a = pair.a;
     pair.post_send(1, 0, 8);
@@ -52,14 +52,14 @@ fn seven_tries_means_for_ever() {
 }
 
 #[test]
-fn the_tries_are_counted_and_start_again_with_progress() {
+fn rnr_retries_are_limited_and_reset_by_progress() {
     let mut pair = Setup::default().connection(|c| c.rnr_retry = 2).build();
     let a = pair.a;
     for id in 0..3 {
         pair.post_send(id, 0, 8);
     }
     for _ in 0..3 {
-        // Two NAKs of 640 µs each, then a receive: one try is left each time.
+        // Two RNR NAKs of 640 µs each, then a receive: one retry is left each time.
         pair.world.run_for(Duration::from_micros(1000));
         pair.post_receive(100, 0, 8);
     }
@@ -74,7 +74,7 @@ fn the_tries_are_counted_and_start_again_with_progress() {
 }
 
 #[test]
-fn only_the_last_packet_of_a_write_with_immediate_waits() {
+fn only_the_last_packet_of_a_write_with_immediate_gets_an_rnr_nak() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     let data = pattern(8, 3000);
@@ -91,7 +91,7 @@ fn only_the_last_packet_of_a_write_with_immediate_waits() {
 }
 
 #[test]
-fn a_lost_rnr_nak_is_a_timeout() {
+fn a_lost_rnr_nak_is_an_ack_timeout() {
     let mut pair = Setup::default().recovery(Recovery::GoBackN).build();
     let a = pair.a;
     pair.drop_packets(responses(InclusiveRange::exactly(0)), 1);
@@ -104,7 +104,7 @@ fn a_lost_rnr_nak_is_a_timeout() {
 }
 
 #[test]
-fn every_timer_code_waits_its_time() {
+fn every_rnr_timer_code_waits_its_time() {
     for code in 0..32 {
         let timer = RnrTimer::new(code);
         let mut pair = Setup::default().connection(|c| c.min_rnr_timer = timer).build();

@@ -10,7 +10,7 @@ fn shared() -> Pair {
     Setup::default().with_shared_receive_queue().build()
 }
 
-/// One more connection from the first host to the second's shared queue.
+/// Another connection from the first host to the second's SRQ.
 fn second_queue_pair(pair: &mut Pair) -> (Qpn, Qpn) {
     let (a, b) = (pair.a, pair.b);
     let options = QpOptions { shared_receive_queue: b.srq, ..QpOptions::default() };
@@ -21,7 +21,7 @@ fn second_queue_pair(pair: &mut Pair) -> (Qpn, Qpn) {
 }
 
 #[test]
-fn queue_pairs_take_receives_in_the_order_of_arrival() {
+fn queue_pairs_consume_receives_in_order_of_arrival() {
     let mut pair = shared();
     let (a, b) = (pair.a, pair.b);
     let (qa, qb) = second_queue_pair(&mut pair);
@@ -40,7 +40,7 @@ fn queue_pairs_take_receives_in_the_order_of_arrival() {
 }
 
 #[test]
-fn an_empty_shared_queue_is_not_ready() {
+fn an_empty_srq_causes_rnr_naks() {
     let mut pair = shared();
     let a = pair.a;
     pair.post_send(1, 0, 8);
@@ -52,7 +52,7 @@ fn an_empty_shared_queue_is_not_ready() {
 }
 
 #[test]
-fn the_limit_event_comes_once_when_fewer_wait_than_the_limit() {
+fn srq_limit_reached_is_raised_once_below_the_limit() {
     let mut pair = shared();
     let b = pair.b;
     for id in 100..105 {
@@ -62,17 +62,17 @@ fn the_limit_event_comes_once_when_fewer_wait_than_the_limit() {
     pair.post_send(1, 0, 8);
     pair.post_send(2, 0, 8);
     pair.run();
-    assert_eq!(pair.async_events(b), Vec::<&str>::new(), "three wait, which is not fewer than three");
+    assert_eq!(pair.async_events(b), Vec::<&str>::new(), "three are posted, which is not below the limit");
     pair.post_send(3, 0, 8);
     pair.post_send(4, 0, 8);
     pair.run();
     assert_eq!(pair.async_events(b), ["SRQ_LIMIT_REACHED"]);
     pair.on(b).set_srq_limit(b.srq.unwrap(), 2).unwrap();
-    assert_eq!(pair.async_events(b), ["SRQ_LIMIT_REACHED"; 2], "one waits: the new limit is passed already");
+    assert_eq!(pair.async_events(b), ["SRQ_LIMIT_REACHED"; 2], "one is posted, which is below the new limit");
 }
 
 #[test]
-fn the_last_work_request_is_announced_and_the_queue_keeps_the_others() {
+fn last_wqe_reached_is_raised_and_the_srq_keeps_its_receives() {
     let mut pair = shared();
     let (a, b) = (pair.a, pair.b);
     let (qa, qb) = second_queue_pair(&mut pair);
@@ -92,7 +92,7 @@ fn the_last_work_request_is_announced_and_the_queue_keeps_the_others() {
 }
 
 #[test]
-fn a_receive_in_use_completes_before_the_last_work_request_is_announced() {
+fn a_receive_in_use_completes_before_last_wqe_reached() {
     let mut pair = Setup::default().with_shared_receive_queue().one_gigabit().build();
     let b = pair.b;
     pair.post_receive(100, 0, 100_000);
@@ -104,17 +104,17 @@ fn a_receive_in_use_completes_before_the_last_work_request_is_announced() {
 }
 
 #[test]
-fn a_shared_queue_in_use_cannot_be_destroyed() {
+fn an_srq_in_use_cannot_be_destroyed() {
     let mut pair = shared();
     let b = pair.b;
-    let refused = pair.on(b).destroy_shared_receive_queue(b.srq.unwrap());
-    assert!(matches!(refused, Err(VerbsError::Busy { .. })), "{refused:?}");
+    let result = pair.on(b).destroy_shared_receive_queue(b.srq.unwrap());
+    assert!(matches!(result, Err(VerbsError::Busy { .. })), "{result:?}");
     pair.on(b).destroy_queue_pair(b.qp).unwrap();
     pair.on(b).destroy_shared_receive_queue(b.srq.unwrap()).unwrap();
 }
 
 #[test]
-fn datagrams_take_from_a_shared_queue() {
+fn datagrams_use_an_srq() {
     let mut pair = Setup::with_kind(QpType::Ud).with_shared_receive_queue().build();
     let b = pair.b;
     pair.post_receive(100, 0, 100);

@@ -1,4 +1,4 @@
-//! The state machine of queue pairs: which attributes each transition needs and allows.
+//! The QP state machine: required and optional attributes of each transition.
 
 use softhca_engine::{
     AddressVector, ModifyQp, QpAttributeMask, QpState, QpType, Transition, VerbsError, transition,
@@ -12,7 +12,7 @@ const KINDS: [QpType; 6] =
     [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcInitiator, QpType::XrcTarget, QpType::Gsi];
 
 #[test]
-fn the_matrix_of_transitions() {
+fn the_transition_table() {
     let mut text = String::new();
     for kind in KINDS {
         writeln!(text, "{kind:?}").unwrap();
@@ -27,7 +27,7 @@ fn the_matrix_of_transitions() {
     insta::assert_snapshot!(text);
 }
 
-/// A change that sets exactly the attributes of `mask`, to values that fit.
+/// A modify with exactly the attributes of `mask`, with valid values.
 fn set(mask: QpAttributeMask) -> ModifyQp {
     use QpAttributeMask as M;
     let peer = Gid::from(std::net::IpAddr::from([10, 0, 0, 2]));
@@ -59,7 +59,7 @@ fn set(mask: QpAttributeMask) -> ModifyQp {
     modify
 }
 
-/// A queue pair of this kind in this state, if a caller can take it there.
+/// A queue pair of this type in this state, if a caller can reach it.
 fn queue_pair(kind: QpType, state: QpState) -> Option<(World, HostId, Qpn)> {
     let mut world = World::new(1);
     let host = world.add_host("alice", Default::default());
@@ -91,7 +91,7 @@ fn queue_pair(kind: QpType, state: QpState) -> Option<(World, HostId, Qpn)> {
 }
 
 #[test]
-fn the_card_follows_the_matrix() {
+fn modify_follows_the_transition_table() {
     for kind in KINDS {
         for from in QpState::ALL {
             for to in QpState::ALL {
@@ -119,8 +119,8 @@ fn the_card_follows_the_matrix() {
                 assert_eq!(attempt(required | optional), Some(Ok(to)), "{context}");
                 for missing in required.iter() {
                     let result = attempt(required - missing);
-                    let told = matches!(result, Some(Err(VerbsError::InvalidAttributes { missing: m, .. })) if m == missing);
-                    assert!(told, "{context} without {missing}: {result:?}");
+                    let reported = matches!(result, Some(Err(VerbsError::InvalidAttributes { missing: m, .. })) if m == missing);
+                    assert!(reported, "{context} without {missing}: {result:?}");
                 }
                 if matches!(to, QpState::Reset | QpState::Error) {
                     continue;
@@ -128,8 +128,8 @@ fn the_card_follows_the_matrix() {
                 let settable = set(QpAttributeMask::all()).mask();
                 for extra in (settable - required - optional).iter() {
                     let result = attempt(required | extra);
-                    let told = matches!(result, Some(Err(VerbsError::InvalidAttributes { forbidden, .. })) if forbidden == extra);
-                    assert!(told, "{context} with {extra}: {result:?}");
+                    let reported = matches!(result, Some(Err(VerbsError::InvalidAttributes { forbidden, .. })) if forbidden == extra);
+                    assert!(reported, "{context} with {extra}: {result:?}");
                 }
             }
         }
@@ -137,7 +137,7 @@ fn the_card_follows_the_matrix() {
 }
 
 #[test]
-fn a_wrong_belief_about_the_present_state_is_refused() {
+fn a_wrong_cur_qp_state_is_rejected() {
     let (mut world, host, qp) = queue_pair(QpType::Rc, QpState::ReadyToSend).unwrap();
     let modify = ModifyQp::default().state(QpState::ReadyToSend);
     assert!(
@@ -147,7 +147,7 @@ fn a_wrong_belief_about_the_present_state_is_refused() {
 }
 
 #[test]
-fn values_out_of_range_are_refused() {
+fn values_out_of_range_are_rejected() {
     let (mut world, host, qp) = queue_pair(QpType::Rc, QpState::Init).unwrap();
     let needed = |from, to| transition(QpType::Rc, from, to).unwrap().required;
     let receive = set(needed(QpState::Init, QpState::ReadyToReceive)).state(QpState::ReadyToReceive);
@@ -169,7 +169,7 @@ fn values_out_of_range_are_refused() {
 }
 
 #[test]
-fn a_path_mtu_above_the_ports_is_refused() {
+fn a_path_mtu_above_that_of_the_port_is_rejected() {
     let mut world = World::new(1);
     let settings = softhca_engine::Settings { mtu: Mtu::B1024, ..Default::default() };
     let host = world.add_host("alice", settings);
@@ -188,7 +188,7 @@ fn a_path_mtu_above_the_ports_is_refused() {
 }
 
 #[test]
-fn the_first_request_establishes_communication_at_a_peer_that_only_receives() {
+fn the_first_request_raises_comm_est_in_rtr() {
     use softhca_tests::pair::Setup;
     for kind in [QpType::Rc, QpType::Uc] {
         let setup = Setup::with_kind(kind);
@@ -218,7 +218,7 @@ fn the_first_request_establishes_communication_at_a_peer_that_only_receives() {
 }
 
 #[test]
-fn reset_forgets_everything_and_a_new_connection_works() {
+fn a_queue_pair_can_connect_again_after_reset() {
     use softhca_tests::pair::Setup;
     let setup = Setup::default().connection(|c| c.timeout = 0);
     let mut pair = setup.build();

@@ -1,4 +1,4 @@
-//! The ack timer.
+//! The ACK timer.
 
 use softhca_engine::{Recovery, Settings};
 use softhca_fabric::InclusiveRange;
@@ -10,7 +10,7 @@ fn silent_peer(recovery: Recovery, timeout: u8, retry_count: u8) -> Setup {
 }
 
 #[test]
-fn every_timeout_takes_its_time_for_each_try() {
+fn every_timeout_value_waits_its_time_per_retry() {
     for timeout in 1..32 {
         let mut pair = silent_peer(Recovery::GoBackN, timeout, 1).build();
         let a = pair.a;
@@ -24,7 +24,7 @@ fn every_timeout_takes_its_time_for_each_try() {
 }
 
 #[test]
-fn a_timeout_of_zero_waits_for_ever() {
+fn a_timeout_of_0_never_expires() {
     for recovery in [Recovery::Fatal, Recovery::GoBackN] {
         let mut pair = silent_peer(recovery, 0, 7).build();
         let a = pair.a;
@@ -37,10 +37,10 @@ fn a_timeout_of_zero_waits_for_ever() {
 }
 
 #[test]
-fn the_timer_starts_again_with_each_acknowledgement() {
+fn each_ack_restarts_the_timer() {
     let mut pair = silent_peer(Recovery::Fatal, 1, 0).build();
     let a = pair.a;
-    // 8.192 µs of patience, an answer every 5 µs.
+    // An ACK timeout of 8.192 µs, and a response every 5 µs.
     for id in 0..10 {
         pair.post_write(id, 0, 0, 8);
         pair.world.run_for(Duration::from_micros(5));
@@ -50,7 +50,7 @@ fn the_timer_starts_again_with_each_acknowledgement() {
 }
 
 #[test]
-fn the_timer_stops_when_everything_is_acknowledged() {
+fn the_timer_stops_when_all_requests_are_acknowledged() {
     let mut pair = silent_peer(Recovery::Fatal, 1, 0).build();
     let a = pair.a;
     pair.post_write(1, 0, 0, 8);
@@ -61,7 +61,7 @@ fn the_timer_stops_when_everything_is_acknowledged() {
 }
 
 #[test]
-fn the_least_timeout_of_the_device_holds_in_fatal_recovery() {
+fn the_minimum_timeout_of_the_device_applies_in_fatal_recovery() {
     let least_ack_timeout = Duration::from_millis(500);
     let mut setup = silent_peer(Recovery::Fatal, 1, 0);
     setup.settings = Settings { min_ack_timeout: least_ack_timeout, ..setup.settings };
@@ -73,7 +73,7 @@ fn the_least_timeout_of_the_device_holds_in_fatal_recovery() {
 }
 
 #[test]
-fn a_late_answer_after_a_timeout_is_taken() {
+fn a_late_response_after_a_timeout_is_accepted() {
     let mut pair = silent_peer(Recovery::GoBackN, 1, 7).build();
     let a = pair.a;
     let late = softhca_fabric::Action::Delay { ns: 10_000 };

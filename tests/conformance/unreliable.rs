@@ -1,4 +1,4 @@
-//! Unreliable connections: broken messages vanish, the next one is taken.
+//! UC: incomplete messages are dropped, the next message is received.
 
 use softhca_engine::{DropReason, Event, QpType};
 use softhca_fabric::{Action, InclusiveRange, Repeat};
@@ -34,7 +34,7 @@ fn sends_and_writes_with_and_without_immediate_arrive() {
 }
 
 #[test]
-fn a_message_that_lost_any_packet_vanishes_and_its_receive_serves_the_next() {
+fn a_message_with_a_lost_packet_is_dropped_and_its_receive_is_reused() {
     for lost in 0..3 {
         let mut pair = uc();
         let (a, b) = (pair.a, pair.b);
@@ -45,22 +45,26 @@ fn a_message_that_lost_any_packet_vanishes_and_its_receive_serves_the_next() {
         pair.post_send(1, 50_000, 3000);
         pair.post_send(2, 0, 2500);
         pair.run();
-        assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")], "the sender cannot know");
+        assert_eq!(
+            pair.completion_statuses(a),
+            [(1, "success"), (2, "success")],
+            "the sender does not detect the loss"
+        );
         let received: Vec<_> = pair.completions(b).iter().map(|c| (c.wr_id, c.byte_len)).collect();
         assert_eq!(received, [(100, 2500)], "packet {lost} was lost");
         assert_eq!(pair.read_memory(b, 0, 2500), data[..2500]);
         assert_eq!(pair.states(), ["RTS", "RTS"]);
-        let told = pair.recording.borrow().events.iter().any(|(.., event)| {
+        let reported = pair.recording.borrow().events.iter().any(|(.., event)| {
             let gap = DropReason::UcSequenceGap { expected: Psn::new(lost as u32) };
             matches!(event, Event::PacketDropped { reason, .. } if *reason == gap)
         });
-        assert!(told || lost == 0, "the event names the packet that was missed");
-        assert_eq!(pair.counters(b).rx_dropped, [2, 1, 0][lost as usize], "what came of it");
+        assert!(reported || lost == 0, "the event contains the missing PSN");
+        assert_eq!(pair.counters(b).rx_dropped, [2, 1, 0][lost as usize], "dropped packets");
     }
 }
 
 #[test]
-fn a_lost_whole_message_is_not_noticed() {
+fn the_loss_of_a_whole_message_is_not_detected() {
     let mut pair = uc();
     let b = pair.b;
     pair.drop_packets(requests(InclusiveRange::exactly(0)), 1);
@@ -73,7 +77,7 @@ fn a_lost_whole_message_is_not_noticed() {
 }
 
 #[test]
-fn a_duplicate_in_the_middle_breaks_its_message() {
+fn a_duplicate_middle_packet_drops_its_message() {
     let mut pair = uc();
     let b = pair.b;
     pair.add_rule(requests(InclusiveRange::exactly(1)), Repeat::times(1), Action::Duplicate { copies: 1 });
@@ -85,7 +89,7 @@ fn a_duplicate_in_the_middle_breaks_its_message() {
 }
 
 #[test]
-fn a_copy_of_a_whole_message_is_another_message() {
+fn a_duplicate_message_is_received_twice() {
     let mut pair = uc();
     let b = pair.b;
     pair.add_rule(requests(InclusiveRange::exactly(0)), Repeat::times(1), Action::Duplicate { copies: 1 });
@@ -100,7 +104,7 @@ fn a_copy_of_a_whole_message_is_another_message() {
 }
 
 #[test]
-fn a_write_with_immediate_that_is_broken_takes_no_receive() {
+fn an_incomplete_write_with_immediate_consumes_no_receive() {
     let mut pair = uc();
     let (a, b) = (pair.a, pair.b);
     pair.post_receive(100, 0, 4000);
@@ -112,7 +116,7 @@ fn a_write_with_immediate_that_is_broken_takes_no_receive() {
 }
 
 #[test]
-fn a_message_without_a_receive_vanishes_and_the_next_is_taken() {
+fn a_message_without_a_receive_is_dropped_and_the_next_is_received() {
     let mut pair = uc();
     let b = pair.b;
     pair.post_send(1, 0, 3000);

@@ -8,7 +8,7 @@ use softhca_queue::{
 use softhca_tests::pair::{Pair, PairEnd};
 use softhca_wire::{LocalKey, RemoteKey};
 
-/// Binds the second end's window to bytes 1000..2000 of its region; returns the key that the peer is given.
+/// Binds the second end's window to bytes 1000..2000 of its region; returns the rkey.
 fn bind(pair: &mut Pair, window: RemoteKey, new_key: RemoteKey, access: AccessFlags) -> RemoteKey {
     let b = pair.b;
     let (region, address) = (LocalKey(b.rkey.0), b.base + 1000);
@@ -47,7 +47,7 @@ fn window(pair: &mut Pair, kind: MemoryWindowType) -> RemoteKey {
 }
 
 #[test]
-fn a_bound_window_opens_its_range_and_nothing_else() {
+fn a_bound_window_allows_access_to_its_range_only() {
     for kind in [MemoryWindowType::Type1, MemoryWindowType::Type2] {
         for (offset, length, outcome) in [
             (1000, 1000, "success"),
@@ -67,7 +67,7 @@ fn a_bound_window_opens_its_range_and_nothing_else() {
 }
 
 #[test]
-fn a_window_has_its_own_rights() {
+fn a_window_has_its_own_access_flags() {
     let mut pair = Pair::new();
     let fresh = window(&mut pair, MemoryWindowType::Type1);
     let key = bind(&mut pair, fresh, variant(fresh, 1), AccessFlags::REMOTE_READ);
@@ -75,14 +75,14 @@ fn a_window_has_its_own_rights() {
 }
 
 #[test]
-fn a_window_that_is_not_bound_opens_nothing() {
+fn an_unbound_window_allows_no_access() {
     let mut pair = Pair::new();
     let key = window(&mut pair, MemoryWindowType::Type2);
     assert_eq!(write_through(&mut pair, key, 1000, 8), "remote-access");
 }
 
 #[test]
-fn binding_a_type_1_window_again_makes_the_old_key_stale() {
+fn rebinding_a_type_1_window_revokes_the_old_rkey() {
     let mut pair = Pair::new();
     let b = pair.b;
     let fresh = window(&mut pair, MemoryWindowType::Type1);
@@ -90,17 +90,17 @@ fn binding_a_type_1_window_again_makes_the_old_key_stale() {
     let second = bind(&mut pair, first, variant(first, 1), AccessFlags::REMOTE_WRITE);
     assert_eq!(write_through(&mut pair, second, 1000, 8), "success");
     assert_eq!(write_through(&mut pair, first, 1000, 8), "remote-access");
-    let refused = pair.recording.borrow().events.iter().find_map(|(.., event)| match event {
-        softhca_engine::Event::RequestRejected { error: refusal, .. } => Some(*refusal),
+    let rejected = pair.recording.borrow().events.iter().find_map(|(.., event)| match event {
+        softhca_engine::Event::RequestRejected { error, .. } => Some(*error),
         _ => None,
     });
-    let stale = AccessError::StaleKey { key: first.0, present: second.0 };
-    assert_eq!(refused, Some(RequestError::Access(stale)), "the event names both keys");
+    let stale = AccessError::StaleKey { key: first.0, current: second.0 };
+    assert_eq!(rejected, Some(RequestError::Access(stale)), "the event contains both keys");
     assert_eq!(pair.state(b).name(), "ERR");
 }
 
 #[test]
-fn a_type_1_window_bound_to_nothing_is_closed() {
+fn a_type_1_window_bound_with_length_0_allows_no_access() {
     let mut pair = Pair::new();
     let b = pair.b;
     let fresh = window(&mut pair, MemoryWindowType::Type1);
@@ -112,7 +112,7 @@ fn a_type_1_window_bound_to_nothing_is_closed() {
 }
 
 #[test]
-fn a_type_2_window_is_bound_again_only_after_it_was_invalidated() {
+fn a_type_2_window_can_be_rebound_only_after_invalidation() {
     let mut pair = Pair::new();
     let b = pair.b;
     let fresh = window(&mut pair, MemoryWindowType::Type2);
@@ -126,7 +126,7 @@ fn a_type_2_window_is_bound_again_only_after_it_was_invalidated() {
 }
 
 #[test]
-fn a_peer_invalidates_a_type_2_window_with_its_send() {
+fn a_send_with_invalidate_invalidates_a_type_2_window() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     let fresh = window(&mut pair, MemoryWindowType::Type2);
@@ -141,7 +141,7 @@ fn a_peer_invalidates_a_type_2_window_with_its_send() {
 }
 
 #[test]
-fn a_type_2_window_serves_the_queue_pair_that_bound_it_and_type_1_the_whole_domain() {
+fn a_type_2_window_is_bound_to_its_queue_pair_and_type_1_to_the_domain() {
     for (kind, outcome) in [(MemoryWindowType::Type1, "success"), (MemoryWindowType::Type2, "remote-access")]
     {
         let mut pair = Pair::new();
@@ -162,7 +162,7 @@ fn a_type_2_window_serves_the_queue_pair_that_bound_it_and_type_1_the_whole_doma
 }
 
 #[test]
-fn a_region_stays_while_a_window_is_bound_to_it() {
+fn a_region_with_a_bound_window_cannot_be_deregistered() {
     let mut pair = Pair::new();
     let b = pair.b;
     let fresh = window(&mut pair, MemoryWindowType::Type1);
@@ -173,7 +173,7 @@ fn a_region_stays_while_a_window_is_bound_to_it() {
 }
 
 #[test]
-fn a_window_cannot_give_rights_that_its_region_lacks() {
+fn a_window_cannot_exceed_the_access_flags_of_its_region() {
     let mut pair = Pair::new();
     let b = pair.b;
     let access = AccessFlags::MW_BIND | AccessFlags::REMOTE_READ;

@@ -1,4 +1,4 @@
-//! PSNs that wrap, and messages of every size.
+//! PSN wrap-around, and messages of every size.
 //!
 //! Messages of 2 GiB at every path MTU take minutes: `cargo test -- --ignored` runs them.
 
@@ -46,7 +46,7 @@ fn psns_wrap_in_the_middle_of_every_operation() {
 }
 
 #[test]
-fn loss_around_the_wrap_is_repaired() {
+fn loss_around_the_wrap_is_recovered() {
     for recovery in [Recovery::GoBackN, Recovery::GoBack0] {
         for before in 1..6 {
             for lost in 0..6 {
@@ -92,16 +92,16 @@ fn every_length_around_every_path_mtu_arrives() {
     }
 }
 
-/// Sends one message of `length` bytes each way round, and looks at its ends and its middle.
+/// Transfers one message of `length` bytes and checks its start, middle and end.
 fn huge(mtu: Mtu, length: u32, operation: &str) {
     let mut setup = Setup::default().mtu(mtu);
     setup.region_bytes = 1 << 31;
     setup.connection.first_psns = [Psn::new(0xff_0000); 2];
     setup.connection.timeout = 0;
-    // A line without a rate would hold the whole message at once.
+    // A link without a rate would hold the whole message at once.
     setup.link.bits_per_second = std::num::NonZeroU64::new(100_000_000_000);
     let mut pair: Pair = setup.build();
-    // A record of everything would be larger than the message.
+    // A full recording would be larger than the message.
     pair.world.set_sink(());
     let (a, b) = (pair.a, pair.b);
     let (from, to) = if operation == "read" { (b, a) } else { (a, b) };
@@ -123,14 +123,14 @@ fn huge(mtu: Mtu, length: u32, operation: &str) {
     if operation == "send" {
         assert_eq!(pair.completions(b)[0].byte_len, length);
     }
-    // PSNs go on from where the message left them.
+    // The next message continues with the next PSN.
     pair.post_write(2, 0, 0, 8);
     pair.run();
     assert_eq!(pair.completion_statuses(a), [(2, "success")]);
 }
 
 #[test]
-fn a_send_of_2_gib_less_one_arrives_at_the_largest_path_mtu() {
+fn a_send_of_2_gib_minus_1_arrives_at_the_largest_path_mtu() {
     huge(Mtu::B4096, (1 << 31) - 1, "send");
 }
 
@@ -152,7 +152,7 @@ fn every_operation_of_2_gib_arrives_at_every_path_mtu() {
 }
 
 #[test]
-fn a_host_that_talks_to_itself_hears_everything_in_order() {
+fn traffic_of_a_host_to_itself_arrives_in_order() {
     let mut world = World::new(3);
     let host = world.add_host("alice", Default::default());
     let mut verbs = world.verbs(host);

@@ -1,4 +1,4 @@
-//! Extended reliable connections: the request names the receiver's shared queue.
+//! XRC: each request carries the SRQ number of the receiver.
 
 use softhca_engine::{
     ClientId, Context, DeviceLimits, Hca, Instant, QpInitAttributes, QpRings, QpType, Settings,
@@ -46,7 +46,7 @@ fn every_operation_works() {
 }
 
 #[test]
-fn one_connection_serves_several_shared_queues() {
+fn one_connection_serves_several_srqs() {
     let mut pair = xrc();
     let (a, b) = (pair.a, pair.b);
     let attributes = pair.on(b).create_completion_queue(8).unwrap();
@@ -67,7 +67,7 @@ fn one_connection_serves_several_shared_queues() {
 }
 
 #[test]
-fn a_queue_of_another_domain_is_refused() {
+fn an_srq_of_another_xrc_domain_is_rejected() {
     let mut pair = xrc();
     let (a, b) = (pair.a, pair.b);
     let foreign = pair.on(b).open_xrc_domain().unwrap();
@@ -81,7 +81,7 @@ fn a_queue_of_another_domain_is_refused() {
 }
 
 #[test]
-fn an_error_leaves_the_shared_queue_to_others() {
+fn an_error_does_not_affect_the_srq() {
     let mut pair = xrc();
     let (a, b) = (pair.a, pair.b);
     pair.post_receive(100, 0, 10);
@@ -94,12 +94,12 @@ fn an_error_leaves_the_shared_queue_to_others() {
 }
 
 #[test]
-fn a_domain_whose_client_is_gone_goes_with_its_last_user() {
+fn an_xrc_domain_is_freed_with_its_last_user() {
     let mut hca = Hca::new(Settings::default(), vec![Gid::from(IpAddr::from([10, 0, 0, 1]))]);
     let mut store = SparseMemory::default();
     let mut ctx = Context { now: Instant::ZERO, memory: &mut store, events: &mut |_, _| {} };
     let user = open_client(&mut hca);
-    // More often than there can be domains: none is left behind.
+    // More iterations than the maximum number of domains: none leaks.
     for round in 0..2 * DeviceLimits::HCA.max_xrcd {
         let owner = open_client(&mut hca);
         let domain = hca.open_xrc_domain(owner).unwrap_or_else(|error| panic!("round {round}: {error}"));

@@ -1,4 +1,4 @@
-//! Congestion on the hosts of daemons: a switch between those of one, marks and pauses between those of two.
+//! Congestion on daemon hosts: a switch within one daemon, ECN marks and pauses between two.
 
 use crate::data::ConnectedHost;
 use crate::process::{TEST_TIMEOUT, TestDaemon};
@@ -23,7 +23,7 @@ fn counter(control: &mut DaemonControl, host: &str, name: &str) -> u64 {
     counters.iter().find(|(known, _)| *known == name).expect("a counter").1
 }
 
-/// Waits until a counter is not zero; a busy machine has its time.
+/// Waits until a counter is not 0.
 fn wait_for(control: &mut DaemonControl, host: &str, name: &str) {
     let deadline = Instant::now() + TEST_TIMEOUT;
     while counter(control, host, name) == 0 {
@@ -32,10 +32,10 @@ fn wait_for(control: &mut DaemonControl, host: &str, name: &str) {
     }
 }
 
-/// Bob takes what arrives fifty times more slowly than Alice may send. His port pauses the switch, the switch marks
-/// what waits and pauses Alice, Bob's card notifies hers, and her rate falls. Nothing is lost: loss would be fatal.
+/// Bob receives at a fiftieth of Alice's rate. His port pauses the switch, the switch marks queued packets and pauses
+/// Alice, Bob's device sends CNPs, and Alice's rate drops. Nothing is lost: loss would be fatal.
 #[test]
-fn a_slow_host_behind_a_switch_slows_its_sender_down_without_loss() {
+fn a_slow_host_behind_a_switch_slows_its_sender_without_loss() {
     let subnet = format!("127.97.{}", std::process::id() % 250 + 1);
     let config = format!(
         "congestion = 'dcqcn'\n[hosts]\nalice = '{subnet}.2'\nbob = '{subnet}.3'\n[fabric]\ntopology = 'star'\n\
@@ -53,11 +53,11 @@ fn a_slow_host_behind_a_switch_slows_its_sender_down_without_loss() {
         ConnectedHost::new(&daemon.open("bob"), 1 << 20),
     ];
     connect(&ends);
-    // A sender that seldom has a processor fills no queue: it tries until it does.
+    // A sender that is rarely scheduled does not fill the queue, so retry.
     let deadline = Instant::now() + TEST_TIMEOUT;
     let signs = [("bob", "np_ecn_marked_roce_packets"), ("bob", "np_cnp_sent"), ("alice", "rx_pause_frames")];
     while signs.iter().any(|(host, name)| counter(&mut control, host, name) == 0) {
-        assert!(Instant::now() < deadline, "no queue fills");
+        assert!(Instant::now() < deadline, "the queue never fills");
         for id in 0..16 {
             let gather = [ends[0].region.sge(id * 65_536, 65_536)];
             let remote = ends[1].region.remote_address(id * 65_536);
@@ -98,9 +98,9 @@ fn a_slow_host_behind_a_switch_slows_its_sender_down_without_loss() {
     }
 }
 
-/// The hosts of two daemons have real sockets between them, which carry the mark in the IP header.
+/// Hosts of two daemons exchange packets over real sockets, which carry the mark in the IP header.
 #[test]
-fn a_mark_crosses_from_one_daemon_to_another_and_its_notification_comes_back() {
+fn an_ecn_mark_between_daemons_is_answered_with_a_cnp() {
     let daemons = [0, 1].map(|_| TestDaemon::with(&[("TEST_CONFIG", "congestion = 'dcqcn'")]));
     let ends = [
         ConnectedHost::new(&daemons[0].open("alice"), 65_536),
@@ -129,7 +129,7 @@ fn entries(path: &std::path::Path) -> Vec<Entry> {
     EventLogReader::new(&log[..]).unwrap().map(|entry| entry.unwrap()).collect()
 }
 
-/// How many pause frames for priority 3 a capture has.
+/// The number of pause frames for priority 3 in a capture.
 fn pause_frames(path: &std::path::Path) -> usize {
     let bytes = std::fs::read(path).unwrap();
     let is_pause = |record: &Record| match Packet::new(record, 0).contents {
@@ -139,11 +139,11 @@ fn pause_frames(path: &std::path::Path) -> usize {
     CaptureReader::new(&bytes[..]).unwrap().filter(|record| is_pause(record.as_ref().unwrap())).count()
 }
 
-/// Bob's daemon has a switch before him, and he takes what arrives fifty times more slowly than it can come; Alice is a
-/// host of another daemon. The switch marks what waits and pauses its line to Alice: her port stops that priority towards
-/// Bob and goes on when it is told to, and her rate falls. Nothing is lost: loss would be fatal.
+/// Bob is behind a switch of his daemon and receives at a fiftieth of the arrival rate; Alice is a host of another
+/// daemon. The switch marks queued packets and pauses its link to Alice: her port stops that priority towards Bob until
+/// it is resumed, and her rate drops. Nothing is lost: loss would be fatal.
 #[test]
-fn a_slow_host_pauses_a_sender_in_another_daemon_and_lets_it_go_on() {
+fn a_slow_host_pauses_and_resumes_a_sender_in_another_daemon() {
     let subnet = format!("127.99.{}", std::process::id() % 250 + 1);
     let config = format!(
         "congestion = 'dcqcn'\n[hosts]\nbob = '{subnet}.3'\n[fabric]\ntopology = 'star'\nrate_gbit = 1\n\
@@ -162,11 +162,11 @@ fn a_slow_host_pauses_a_sender_in_another_daemon_and_lets_it_go_on() {
         ConnectedHost::new(&daemons[1].open("bob"), 1 << 20),
     ];
     connect(&ends);
-    // A sender that seldom has a processor fills no queue: it tries until it does.
+    // A sender that is rarely scheduled does not fill the queue, so retry.
     let deadline = Instant::now() + TEST_TIMEOUT;
     let signs = [(1, "bob", "np_cnp_sent"), (0, "alice", "rp_cnp_handled"), (0, "alice", "rx_pause_frames")];
     while signs.iter().any(|(n, host, name)| counter(&mut controls[*n], host, name) == 0) {
-        assert!(Instant::now() < deadline, "no queue fills");
+        assert!(Instant::now() < deadline, "the queue never fills");
         for id in 0..16 {
             let gather = [ends[0].region.sge(id * 65_536, 65_536)];
             let remote = ends[1].region.remote_address(id * 65_536);
@@ -214,7 +214,7 @@ fn a_slow_host_pauses_a_sender_in_another_daemon_and_lets_it_go_on() {
     };
     let stopped = first(|what| matches!(what, LogEvent::PauseReceived { quanta: 1.., priority: 3, .. }));
     let resumed = first(|what| matches!(what, LogEvent::PauseEnded { priority: 3, .. }));
-    assert!(stopped.is_some() && stopped < resumed, "stopped at {stopped:?}, on again at {resumed:?}");
+    assert!(stopped.is_some() && stopped < resumed, "stopped at {stopped:?}, resumed at {resumed:?}");
     assert!(count(&sender, "alice", |what| matches!(what, LogEvent::RateChanged { .. })) > 0);
     for n in [0, 1] {
         assert!(pause_frames(&path(n, "pcapng")) > 0, "the capture of daemon {n} has no pause frame");

@@ -1,5 +1,5 @@
-//! Connection management through a daemon: its hosts reach each other by address and by name, its processes
-//! share a host's ports, and one that dies takes its connections with it.
+//! Connection management through a daemon: hosts connect by address and by name, processes share the ports of a host,
+//! and the connections of a process end with it.
 
 use crate::data::DEVICE_LOOPBACK;
 use crate::process::{TEST_TIMEOUT, TestDaemon};
@@ -12,7 +12,7 @@ fn create_queue_pair(context: &Context) -> Result<QueuePair, Error> {
     context.allocate_protection_domain()?.create_queue_pair(QpType::Rc, &queue).build()
 }
 
-/// Connects to `peer` where a listener of `server` waits, and ends the connection.
+/// Connects to a listener of `server` at `peer` and disconnects.
 fn connect_and_disconnect(client: &Device, server: &Device, peer: &str) {
     let [client, server] = [client.open(), server.open()];
     let listener = Listener::bind(&server, "0.0.0.0:7174").unwrap();
@@ -29,7 +29,7 @@ fn connect_and_disconnect(client: &Device, server: &Device, peer: &str) {
 }
 
 #[test]
-fn hosts_of_a_daemon_reach_each_other_by_address_and_by_name() {
+fn hosts_of_a_daemon_connect_by_address_and_by_name() {
     let daemon = TestDaemon::start();
     let [alice, bob] = [daemon.open("alice"), daemon.open("bob")];
     connect_and_disconnect(&alice, &bob, &format!("{}:7174", bob.address()));
@@ -37,12 +37,12 @@ fn hosts_of_a_daemon_reach_each_other_by_address_and_by_name() {
 }
 
 #[test]
-fn programs_on_one_host_share_its_ports_and_its_127_0_0_1() {
+fn processes_on_one_host_share_its_ports_and_its_127_0_0_1() {
     share_ports(&TestDaemon::start());
 }
 
 #[test]
-fn programs_on_one_host_connect_within_its_card() {
+fn processes_on_one_host_connect_with_internal_loopback() {
     share_ports(&TestDaemon::with(&DEVICE_LOOPBACK));
 }
 
@@ -58,7 +58,7 @@ fn share_ports(daemon: &TestDaemon) {
 }
 
 #[test]
-fn a_program_that_leaves_ends_its_connections() {
+fn a_process_that_exits_ends_its_connections() {
     let daemon = TestDaemon::start();
     let [alice, bob] = [daemon.open("alice"), daemon.open("bob")];
     let server = bob.open();
@@ -74,7 +74,7 @@ fn a_program_that_leaves_ends_its_connections() {
         id.resolve_route().unwrap();
         id.attach_queue_pair(&create_queue_pair(&client).unwrap()).unwrap();
         id.connect(&ConnectionParameters::default()).unwrap();
-        // The identifier, its queue pair and the device go here.
+        // Drops the id, its queue pair and the device.
     });
     let request = channel.wait().unwrap().expect(EventType::ConnectRequest).unwrap();
     request.id.attach_queue_pair(&create_queue_pair(&server).unwrap()).unwrap();
@@ -84,7 +84,7 @@ fn a_program_that_leaves_ends_its_connections() {
     leaving.join().unwrap();
 }
 
-/// What a daemon's process has open, and what its clients have.
+/// The open descriptors of a daemon, and the resources of its clients.
 fn resource_counts(daemon: &TestDaemon, control: &mut DaemonControl) -> (usize, Vec<Vec<(String, u32)>>) {
     let folder = format!("/proc/{}/fd", daemon.process.id());
     let hosts = control.status().unwrap().hosts;
@@ -93,46 +93,46 @@ fn resource_counts(daemon: &TestDaemon, control: &mut DaemonControl) -> (usize, 
 }
 
 #[test]
-fn a_thousand_connections_in_a_row_leave_nothing_behind() {
-    // A client that has four queue pairs and eight identifiers at most cannot lose one per connection.
+fn a_thousand_consecutive_connections_leak_nothing() {
+    // With a limit of four queue pairs and eight ids, one leak per connection would fail.
     let daemon = TestDaemon::with(&[("TEST_QUEUE_PAIRS", "4")]);
     let [alice, bob] = [daemon.open("alice"), daemon.open("bob")];
     let [client, server] = [alice.open(), bob.open()];
-    let [asking, asked] = [&client, &server].map(|context| EventChannel::new(context).unwrap());
-    let listener = asked.create_id(PortSpace::Tcp).unwrap();
+    let [active, passive] = [&client, &server].map(|context| EventChannel::new(context).unwrap());
+    let listener = passive.create_id(PortSpace::Tcp).unwrap();
     listener.bind("0.0.0.0:7174".parse().unwrap()).unwrap();
     listener.listen(0).unwrap();
-    let hear = |channel: &EventChannel, kind| loop {
+    let expect_event = |channel: &EventChannel, kind| loop {
         let event = channel.wait_for(TEST_TIMEOUT).unwrap().expect("an event");
         if event.kind != EventType::TimewaitExit {
             return event.expect(kind).unwrap().id;
         }
     };
-    // Each connection from the same port, which has to be free again.
+    // Every connection uses the same source port, which must be free again.
     let (own, peer) = ((alice.address(), 5000).into(), (bob.address(), 7174).into());
     let connect = || {
-        let id = asking.create_id(PortSpace::Tcp).unwrap();
+        let id = active.create_id(PortSpace::Tcp).unwrap();
         id.resolve_address(Some(own), peer).unwrap();
-        hear(&asking, EventType::AddressResolved);
+        expect_event(&active, EventType::AddressResolved);
         id.resolve_route().unwrap();
-        hear(&asking, EventType::RouteResolved);
+        expect_event(&active, EventType::RouteResolved);
         id.attach_queue_pair(&create_queue_pair(&client).unwrap()).unwrap();
         id.connect(&ConnectionParameters::default()).unwrap();
-        let request = hear(&asked, EventType::ConnectRequest);
+        let request = expect_event(&passive, EventType::ConnectRequest);
         request.attach_queue_pair(&create_queue_pair(&server).unwrap()).unwrap();
         request.accept(&ConnectionParameters::default()).unwrap();
-        hear(&asking, EventType::Established);
-        hear(&asked, EventType::Established);
+        expect_event(&active, EventType::Established);
+        expect_event(&passive, EventType::Established);
         id.disconnect().unwrap();
-        hear(&asked, EventType::Disconnected);
+        expect_event(&passive, EventType::Disconnected);
         request.disconnect().unwrap();
-        hear(&asking, EventType::Disconnected);
+        expect_event(&active, EventType::Disconnected);
     };
     connect();
     let mut control = daemon.control();
     let before = resource_counts(&daemon, &mut control);
     (0..1000).for_each(|_| connect());
-    // The status is brought up to date behind the answer to the last call.
+    // The status is updated after the reply to the last call.
     let deadline = Instant::now() + TEST_TIMEOUT;
     while resource_counts(&daemon, &mut control) != before && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));

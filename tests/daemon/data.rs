@@ -1,4 +1,4 @@
-//! Two processes, one daemon: every kind of operation, between two hosts and on one.
+//! Two processes with one daemon: every operation, between two hosts and on one.
 
 use crate::process::{self, Process, TEST_TIMEOUT, TestDaemon, receive_line, send_line};
 use softhca::{
@@ -12,7 +12,7 @@ pub const ALL_ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_READ)
     .union(AccessFlags::REMOTE_ATOMIC);
 
-/// One end of a connection and everything that it needs.
+/// One end of a connection with its resources.
 pub struct ConnectedHost {
     pub context: Context,
     pub domain: ProtectionDomain,
@@ -31,7 +31,7 @@ impl ConnectedHost {
         ConnectedHost { context, domain, queue, pair, region }
     }
 
-    /// What the other end must know, as a line.
+    /// The connection data for the other end, as a line.
     pub fn open_device(&self) -> String {
         let Endpoint { gid, qpn: queue_pair, psn } = self.pair.endpoint();
         let gid: Vec<String> = gid.0.iter().map(|byte| byte.to_string()).collect();
@@ -39,7 +39,7 @@ impl ConnectedHost {
         format!("{} {} {} {address} {}", gid.join(","), queue_pair.value(), psn.value(), key.0)
     }
 
-    /// Connects to whoever wrote the line, and returns where its memory is.
+    /// Connects to the end that wrote the line, and returns its remote address.
     pub fn connect(&self, card: &str) -> RemoteAddress {
         let fields: Vec<&str> = card.split(' ').collect();
         let bytes: Vec<u8> = fields[0].split(',').map(|byte| byte.parse().unwrap()).collect();
@@ -59,7 +59,7 @@ impl ConnectedHost {
     }
 }
 
-/// Sends back what it gets until its input ends.
+/// Echoes every message until standard input ends.
 pub fn run_echo() {
     let host = std::env::var("TEST_HOST").unwrap();
     let end = ConnectedHost::new(&Device::daemon_host(None, Some(&host)).unwrap(), 1 << 20);
@@ -71,7 +71,7 @@ pub fn run_echo() {
     post(0);
     send_line("connected");
     let rounds: u64 = receive_line().unwrap().parse().unwrap();
-    // The next message may come before the acknowledgement of the last answer.
+    // The next message may arrive before the ACK of the last echo.
     let mut answered = 0;
     while answered < rounds {
         let completion = end.queue.wait_for(TEST_TIMEOUT).expect("a message or an acknowledgement");
@@ -88,7 +88,7 @@ pub fn run_echo() {
     while receive_line().is_some() {}
 }
 
-/// An end of ours, connected to an echo in another process.
+/// An end connected to an echo process.
 pub fn connected(daemon: &TestDaemon, ours: &str, theirs: &str) -> (ConnectedHost, Process, RemoteAddress) {
     let end = ConnectedHost::new(&daemon.open(ours), 1 << 20);
     let mut echo = process::spawn("echo", &daemon.name, &[("TEST_HOST", theirs)]);
@@ -98,8 +98,8 @@ pub fn connected(daemon: &TestDaemon, ours: &str, theirs: &str) -> (ConnectedHos
     (end, echo, remote)
 }
 
-/// What makes a daemon's hosts reach themselves within their cards.
-pub const DEVICE_LOOPBACK: [(&str, &str); 1] = [("TEST_CONFIG", "loopback = 'card'")];
+/// The configuration of a daemon with internal loopback.
+pub const DEVICE_LOOPBACK: [(&str, &str); 1] = [("TEST_CONFIG", "loopback = 'internal'")];
 
 fn every_operation(daemon: &TestDaemon, ours: &str, theirs: &str) {
     let (end, mut echo, remote) = connected(daemon, ours, theirs);
@@ -149,22 +149,22 @@ fn two_processes_on_one_host_do_every_operation() {
 }
 
 #[test]
-fn two_processes_on_one_host_do_every_operation_within_its_card() {
+fn two_processes_on_one_host_do_every_operation_with_internal_loopback() {
     let daemon = TestDaemon::with(&DEVICE_LOOPBACK);
     every_operation(&daemon, "alice", "alice");
     let status = daemon.control().status().unwrap();
-    assert!(status.hosts.iter().all(|host| host.host.loopback == "card"), "{status:?}");
-    // Other hosts are where they were.
+    assert!(status.hosts.iter().all(|host| host.host.loopback == "internal"), "{status:?}");
+    // Other hosts are reached as before.
     every_operation(&daemon, "alice", "bob");
 }
 
 #[test]
-fn memory_of_the_applications_own_is_read_and_written() {
+fn application_memory_is_read_and_written() {
     check_application_memory(&TestDaemon::start(), "alice", "bob");
 }
 
 #[test]
-fn memory_of_the_applications_own_is_read_and_written_within_a_card() {
+fn application_memory_is_read_and_written_with_internal_loopback() {
     check_application_memory(&TestDaemon::with(&DEVICE_LOOPBACK), "alice", "alice");
 }
 
@@ -173,7 +173,7 @@ fn check_application_memory(daemon: &TestDaemon, ours: &str, theirs: &str) {
     let (end, _echo, remote) = connected(daemon, ours, theirs);
     let memory: &'static mut [u8] = vec![7u8; 50_000].leak();
     let base = NonNull::new(memory.as_mut_ptr()).unwrap();
-    // SAFETY: the memory is never freed, and from here on nobody has a reference to it.
+    // SAFETY: the memory is leaked, and no reference to it exists from here on.
     let own = unsafe { end.domain.register_memory(base, 50_000, ALL_ACCESS) }.unwrap();
     assert_eq!(own.address(), base.as_ptr() as u64);
     end.pair.post_send(&SendRequest::rdma_write(1, &[own.sge(100, 20_000)], remote)).unwrap();
@@ -192,7 +192,7 @@ fn check_application_memory(daemon: &TestDaemon, ours: &str, theirs: &str) {
 }
 
 #[test]
-fn completion_events_come_to_one_who_sleeps() {
+fn completion_events_wake_a_sleeping_process() {
     let daemon = TestDaemon::start();
     let (end, mut echo, _) = connected(&daemon, "alice", "bob");
     let receive = ReceiveRequest { wr_id: 9, sg_list: &[end.region.sge(0, 100)] };
@@ -208,7 +208,7 @@ fn completion_events_come_to_one_who_sleeps() {
     sender.join().unwrap();
 }
 
-/// Not a test: prints what decides how long an engine thread lingers. Run it with
+/// Not a test: prints the figures behind the busy-poll time of an engine thread. Run it with
 /// `cargo test --release -p softhca-tests --test daemon measure -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]

@@ -1,4 +1,4 @@
-//! Fault rules on the cables of a daemon, and what it writes of them.
+//! Fault rules on the links of a daemon, and their record in log and capture.
 
 use crate::data::{ALL_ACCESS, ConnectedHost};
 use crate::process::{TEST_TIMEOUT, TestDaemon};
@@ -39,14 +39,14 @@ fn write(ends: &[ConnectedHost; 2]) -> CompletionStatus {
 }
 
 #[test]
-fn a_rule_hits_the_packet_that_it_names_of_the_first_queue_pair() {
+fn a_rule_applies_to_the_selected_packet_of_the_first_queue_pair() {
     let daemon = TestDaemon::start();
     let mut control = daemon.control();
     let folder = std::env::temp_dir().join(format!("softhca-{}", daemon.name));
     let paths = ["pcapng", "jsonl"].map(|kind| folder.with_extension(kind));
     let [capture, log] = paths.each_ref().map(|path| File::create(path).unwrap());
     control.start_recording(Some(capture.as_fd()), Some(log.as_fd())).unwrap();
-    // Another kind of queue pair is not the one that is meant.
+    // A queue pair of another type is not selected.
     control.assign_roles("alice", 1, &[(QpType::Rc, FlowId(1))]).unwrap();
     control.add_rules("alice", 1, &[(drop_rule(1), "lose the second")]).unwrap();
     let uc = ConnectedHost::new(&daemon.open("alice"), 64);
@@ -60,14 +60,14 @@ fn a_rule_hits_the_packet_that_it_names_of_the_first_queue_pair() {
     assert_eq!(rules.len(), 1);
     assert_eq!((rules[0].0.clone(), rules[0].1.fired), (drop_rule(1), 1));
     assert!(control.rules("bob").unwrap().is_empty());
-    // Without rules everything passes, and the records are complete when they are ended.
+    // Without rules every packet passes, and the files are complete when recording stops.
     control.clear_rules("alice").unwrap();
     assert!(control.rules("alice").unwrap().is_empty());
     assert_eq!(write(&connected(&daemon)), CompletionStatus::Success);
     control.stop_recording().unwrap();
     let bytes = std::fs::read(&paths[0]).unwrap();
     let packets = CaptureReader::new(&bytes[..]).unwrap().filter(Result::is_ok).count();
-    assert!(packets >= 10, "two WRITEs of four packets and their answers: {packets}");
+    assert!(packets >= 10, "two WRITEs of four packets and their ACKs: {packets}");
     let comment = b"dropped by \"lose the second\"";
     assert_eq!(bytes.windows(comment.len()).filter(|window| window == comment).count(), 1);
     let log = std::fs::read(&paths[1]).unwrap();
@@ -80,7 +80,7 @@ fn a_rule_hits_the_packet_that_it_names_of_the_first_queue_pair() {
 }
 
 #[test]
-fn a_client_may_put_rules_on_its_own_hosts_cable() {
+fn a_client_may_add_rules_to_the_link_of_its_host() {
     let daemon = TestDaemon::start();
     let device = daemon.open("alice");
     let ends = [ConnectedHost::new(&device, 8192), ConnectedHost::new(&daemon.open("bob"), 8192)];
@@ -97,7 +97,7 @@ fn a_client_may_put_rules_on_its_own_hosts_cable() {
 }
 
 #[test]
-fn rules_that_cannot_be_read_and_hosts_that_are_not_there_are_refused() {
+fn invalid_rules_and_unknown_hosts_are_rejected() {
     let daemon = TestDaemon::start();
     let mut control = daemon.control();
     let error = control.add_rules("carol", 1, &[(drop_rule(1), "")]).unwrap_err();
@@ -109,7 +109,7 @@ fn rules_that_cannot_be_read_and_hosts_that_are_not_there_are_refused() {
 }
 
 #[test]
-fn a_port_that_was_taken_down_is_up_again_after_the_connection_that_did_it() {
+fn a_port_that_was_set_down_is_up_again_when_the_control_connection_closes() {
     let daemon = TestDaemon::start();
     let mut control = daemon.control();
     let ends = connected(&daemon);

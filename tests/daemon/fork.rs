@@ -1,4 +1,4 @@
-//! A process that forks while its card carries traffic: the child is refused, the parent does not notice.
+//! A process that forks while its device is busy: the child gets errors, the parent is not affected.
 
 use crate::data::{ALL_ACCESS, ConnectedHost};
 use crate::process::{Process, TEST_TIMEOUT, TestDaemon, send_line, spawn};
@@ -20,7 +20,7 @@ fn connect(here: &ConnectedHost, there: &ConnectedHost) {
     there.pair.connect(&here.pair.endpoint(), &ConnectOptions::default()).unwrap();
 }
 
-/// Writes `value` over the connection, reads it back, and looks at both.
+/// Writes `value` over the connection, reads it back and checks both.
 fn write_and_read(here: &ConnectedHost, there: &ConnectedHost, value: u64) {
     here.region.write_at(0, &value.to_ne_bytes());
     let entry = [here.region.sge(0, 8)];
@@ -33,9 +33,9 @@ fn write_and_read(here: &ConnectedHost, there: &ConnectedHost, value: u64) {
     assert_eq!(here.region.load(128), value);
 }
 
-/// What a child tries. The name of the first thing that did not go as it should.
+/// The calls of a child; returns the name of the first one with an unexpected result.
 fn try_everything(busy: &ConnectedHost, spare: Option<(Device, ConnectedHost)>) -> Result<(), &'static str> {
-    fn refused<T>(result: Result<T, Error>, what: &'static str) -> Result<(), &'static str> {
+    fn expect_error<T>(result: Result<T, Error>, what: &'static str) -> Result<(), &'static str> {
         let parent = std::os::unix::process::parent_id();
         match result {
             Err(error @ Error::Forked { parent: named }) if named == parent => {
@@ -48,24 +48,24 @@ fn try_everything(busy: &ConnectedHost, spare: Option<(Device, ConnectedHost)>) 
     let (spare_device, spare) = spare.ok_or("the spare end")?;
     for end in [busy, &spare] {
         let entry = [end.region.sge(0, 8)];
-        refused(end.pair.post_send(&SendRequest::send(1, &entry)), "post")?;
-        refused(end.pair.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &entry }), "post_receive")?;
-        refused(end.pair.query(), "query")?;
-        refused(end.queue.wait(), "wait")?;
-        refused(end.queue.resize(64), "resize")?;
-        refused(end.context.check_process(), "check_process")?;
-        refused(end.context.allocate_protection_domain().map(drop), "allocate_domain")?;
-        refused(end.context.create_completion_queue(4).map(drop), "create_completion_queue")?;
-        refused(end.domain.allocate_region(64, ALL_ACCESS).map(drop), "register")?;
-        refused(end.region.change_access(ALL_ACCESS), "change_access")?;
-        refused(end.domain.create_queue_pair(QpType::Rc, &end.queue).build().map(drop), "create")?;
+        expect_error(end.pair.post_send(&SendRequest::send(1, &entry)), "post")?;
+        expect_error(end.pair.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &entry }), "post_receive")?;
+        expect_error(end.pair.query(), "query")?;
+        expect_error(end.queue.wait(), "wait")?;
+        expect_error(end.queue.resize(64), "resize")?;
+        expect_error(end.context.check_process(), "check_process")?;
+        expect_error(end.context.allocate_protection_domain().map(drop), "allocate_domain")?;
+        expect_error(end.context.create_completion_queue(4).map(drop), "create_completion_queue")?;
+        expect_error(end.domain.allocate_region(64, ALL_ACCESS).map(drop), "register")?;
+        expect_error(end.region.change_access(ALL_ACCESS), "change_access")?;
+        expect_error(end.domain.create_queue_pair(QpType::Rc, &end.queue).build().map(drop), "create")?;
         catch_unwind(AssertUnwindSafe(|| end.queue.poll())).err().ok_or("poll")?;
         catch_unwind(AssertUnwindSafe(|| end.context.poll_async_event())).err().ok_or("poll_event")?;
     }
-    // The last handles of the copy: nothing of the parent's goes with them.
+    // Dropping the copied handles must not affect the parent.
     drop(spare);
     drop(spare_device);
-    // A card of the child's own works.
+    // A new device of the child works.
     let device = Device::embedded().map_err(|_| "a card of its own")?;
     let ends = [ConnectedHost::new(&device, 4096), ConnectedHost::new(&device, 4096)];
     connect(&ends[0], &ends[1]);
@@ -93,11 +93,11 @@ pub fn run_forker() {
             round
         });
         for _ in 0..CHILDREN {
-            // SAFETY: the child uses copies of this process's memory, and ends without running its exit code.
+            // SAFETY: the child uses copies of this process's memory and exits without running exit handlers.
             let child = unsafe { libc::fork() };
             assert!(child >= 0, "fork");
             if child == 0 {
-                // SAFETY: ends the child if it hangs; ends it without running the parent's exit code.
+                // SAFETY: ends the child if it hangs, without running exit handlers.
                 unsafe { libc::alarm(TEST_TIMEOUT.as_secs() as u32) };
                 std::panic::set_hook(Box::new(|_| {}));
                 let result = catch_unwind(AssertUnwindSafe(|| try_everything(&here, spare.take())));
@@ -110,13 +110,13 @@ pub fn run_forker() {
             let mut status = -1;
             // SAFETY: `status` outlives the call.
             assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-            assert_eq!(status, 0, "the child did not end well");
+            assert_eq!(status, 0, "the child failed");
         }
         done.store(true, Ordering::Relaxed);
         traffic.join().unwrap()
     });
     assert!(rounds > 0);
-    // What the children dropped is all there.
+    // The parent still has everything that the children dropped.
     let (_, spare) = spare.expect("only children took it");
     let last = ConnectedHost::new(&bob, 4096);
     connect(&spare, &last);
@@ -125,13 +125,13 @@ pub fn run_forker() {
 }
 
 #[test]
-fn a_forked_child_is_refused_and_its_parents_embedded_cards_go_on() {
+fn a_forked_child_gets_errors_and_its_parents_embedded_devices_keep_working() {
     let mut forker: Process = spawn("forker", "none", &[("TEST_CARD", "embedded")]);
     assert_eq!(forker.receive_line(), "unharmed");
 }
 
 #[test]
-fn a_forked_child_is_refused_and_its_parents_card_in_a_daemon_goes_on() {
+fn a_forked_child_gets_errors_and_its_parents_daemon_device_keeps_working() {
     let daemon = TestDaemon::start();
     let mut forker = spawn("forker", &daemon.name, &[]);
     assert_eq!(forker.receive_line(), "unharmed");

@@ -1,15 +1,15 @@
-//! Clients that are broken or mean harm. Whatever they do, the daemon goes on, and so does everybody else.
+//! Broken and malicious clients. The daemon and all other clients keep working.
 
 use crate::data::{ALL_ACCESS, ConnectedHost, connected};
 use crate::process::{TEST_TIMEOUT, TestDaemon, receive_line, send_line, spawn};
 use softhca::{CompletionStatus, ReceiveRequest, SendRequest};
 use softhca_queue::control::{
-    FramedMessage, Hello, Message, MessageReader, Notification, QpCapabilities, RegionBacking, RegionMapping,
-    Request, Response, RuntimeDir, SharedRange, Welcome, decode, encode, send_message,
+    FramedMessage, Hello, Message, MessageReader, Notification, RegionBacking, Request, Response, RuntimeDir,
+    SharedRange, Welcome, decode, encode, send_message,
 };
 use softhca_queue::{
-    AccessFlags, AhId, AsyncEvent, CompletionDoorbell, CqId, DoorbellProducer, MapMode, ModifyQp, PdId,
-    QpInitAttributes, QpState, SharedMemory, SharedWords, SrqId, XrcdId,
+    AccessFlags, AhId, AsyncEvent, Command, CompletionDoorbell, CqId, DoorbellProducer, MapMode, ModifyQp,
+    PdId, QpCapabilities, QpInitAttributes, QpState, Reply, SharedMemory, SharedWords, SrqId, XrcdId,
 };
 use softhca_tests::bare::{reliable, steps};
 use softhca_wire::{Gid, Psn, Qpn, RemoteKey};
@@ -20,11 +20,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A client that says whatever it likes.
+/// A client that sends arbitrary messages.
 struct RawClient {
     stream: UnixStream,
     reader: MessageReader,
-    /// Where news come once a device is open.
+    /// The event socket of an open device.
     news: Option<UnixStream>,
 }
 
@@ -48,7 +48,7 @@ impl RawClient {
         assert_eq!(send_message(self.stream.as_fd(), &frame, 0, passed).unwrap(), frame.len());
     }
 
-    /// The next frame; `None` if the daemon hung up.
+    /// The next frame; `None` if the daemon closed the connection.
     fn frame(&mut self) -> Option<FramedMessage> {
         match self.reader.read(self.stream.as_fd()) {
             Ok(frame) => frame,
@@ -98,13 +98,18 @@ impl RawClient {
     fn expect_error(&mut self, call: &Request, passed: &[BorrowedFd<'_>]) -> (i32, String) {
         match self.call(call, passed).0 {
             Response::Error { errno, message } => (errno, message),
+            Response::VerbFailed(error) => (error.errno(), error.to_string()),
             other => panic!("{call:?} was answered with {other:?}"),
         }
     }
 }
 
-/// A connected pair of honest processes, before and after: nobody else notices.
-fn assert_others_unaffected(harm: impl FnOnce(&TestDaemon)) {
+fn verb(command: Command) -> Request {
+    Request::Execute { command, backing: None }
+}
+
+/// Checks that a connected pair of other processes works before and after.
+fn assert_others_unaffected(attack: impl FnOnce(&TestDaemon)) {
     let daemon = TestDaemon::start();
     let (end, mut echo, _) = connected(&daemon, "alice", "bob");
     echo.send_line("2");
@@ -116,13 +121,13 @@ fn assert_others_unaffected(harm: impl FnOnce(&TestDaemon)) {
         end.finish();
     };
     round(1);
-    harm(&daemon);
+    attack(&daemon);
     round(2);
     assert_eq!(end.context.poll_async_event(), None);
 }
 
 #[test]
-fn garbage_on_the_socket_ends_that_connection_only() {
+fn garbage_on_the_socket_closes_that_connection_only() {
     assert_others_unaffected(|daemon| {
         for garbage in [&[0xff; 64][..], b"GET / HTTP/1.1\r\n\r\n", &[3, 0, 0, 0, 0, 1, 2, 3], &[0; 5]] {
             let mut raw = RawClient::connect(daemon);
@@ -133,7 +138,7 @@ fn garbage_on_the_socket_ends_that_connection_only() {
         let mut raw = RawClient::handshaken(daemon);
         raw.send(&[0xff; 100], &[]);
         assert!(raw.frame().is_none());
-        // A frame that says it has descriptors and has none.
+        // A frame that announces descriptors and has none.
         let mut raw = RawClient::handshaken(daemon);
         raw.stream.write_all(&[1, 0, 0, 0, 3, 1]).unwrap();
         assert!(raw.frame().is_none());
@@ -141,7 +146,7 @@ fn garbage_on_the_socket_ends_that_connection_only() {
 }
 
 #[test]
-fn a_client_of_another_version_is_told_so() {
+fn a_client_of_another_version_gets_an_error() {
     let daemon = TestDaemon::start();
     let mut raw = RawClient::connect(&daemon);
     raw.send(&encode(&Hello { protocol: 999, version: "9.9.9".into(), ..Hello::current() }), &[]);
@@ -152,7 +157,7 @@ fn a_client_of_another_version_is_told_so() {
 }
 
 #[test]
-fn random_frames_are_answered_or_end_the_connection() {
+fn random_frames_are_answered_or_close_the_connection() {
     assert_others_unaffected(|daemon| {
         let mut seed = 0x9e37_79b9_7f4a_7c15u64;
         let mut random = move || {
@@ -162,16 +167,18 @@ fn random_frames_are_answered_or_end_the_connection() {
             seed
         };
         let stop = encode(&Request::Stop)[0];
+        let execute = encode(&verb(Command::AllocateProtectionDomain))[0];
         for _ in 0..200 {
             let mut raw = RawClient::handshaken(daemon);
             raw.open("bob");
             for _ in 0..20 {
-                // The kind of a call, mostly, and then anything.
+                // Usually a valid call kind, then random bytes.
                 let length = random() as usize % 40;
                 let mut bytes: Vec<u8> = (0..length).map(|_| random() as u8).collect();
-                if let Some(first) = bytes.first_mut() {
-                    // A call behind Stop: nobody would go on after that one.
-                    *first = stop + 1 + *first % 28;
+                if let [first, second, ..] = &mut bytes[..] {
+                    // A control verb or another request, but not Stop, which would end the daemon.
+                    *first = if *first % 4 == 0 { stop + 1 + *first % 9 } else { execute };
+                    *second %= 28;
                 }
                 let frame = FramedMessage::frame(&bytes, 0);
                 if send_message(raw.stream.as_fd(), &frame, 0, &[]).is_err() || raw.frame().is_none() {
@@ -182,16 +189,23 @@ fn random_frames_are_answered_or_end_the_connection() {
     });
 }
 
-/// A queue pair of a raw client, with its rings.
+/// A queue pair of a raw client and its rings.
 fn queue_pair(raw: &mut RawClient) -> (Qpn, SharedWords) {
-    let (reply, _) = raw.call(&Request::AllocateProtectionDomain, &[]);
-    let Response::ProtectionDomain(domain) = reply else { panic!("{reply:?}") };
-    let (reply, _) = raw.call(&Request::CreateCompletionQueue { cqe: 16 }, &[]);
-    let Response::CompletionQueue(cq) = reply else { panic!("{reply:?}") };
+    let (reply, _) = raw.call(&verb(Command::AllocateProtectionDomain), &[]);
+    let Response::Executed(Reply::ProtectionDomain(domain)) = reply else { panic!("{reply:?}") };
+    let (reply, _) = raw.call(&verb(Command::CreateCompletionQueue { cqe: 16 }), &[]);
+    let Response::Executed(Reply::CompletionQueue(cq)) = reply else { panic!("{reply:?}") };
     let init = QpInitAttributes { sq_sig_all: true, ..reliable(domain, cq) };
-    let sizes = QpCapabilities { max_send_wr: 4, max_recv_wr: 4, max_sge: 1, max_inline_data: 0 };
-    let (reply, mut descriptors) = raw.call(&Request::CreateQueuePair { init, capabilities: sizes }, &[]);
-    let Response::QueuePair(number) = reply else { panic!("{reply:?}") };
+    let sizes = QpCapabilities {
+        max_send_wr: 4,
+        max_recv_wr: 4,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline_data: 0,
+    };
+    let (reply, mut descriptors) =
+        raw.call(&verb(Command::CreateQueuePair { init, capabilities: sizes }), &[]);
+    let Response::Executed(Reply::QueuePair(number)) = reply else { panic!("{reply:?}") };
     let memory = SharedMemory::adopt(descriptors.pop().unwrap(), 24 * 8, MapMode::ReadWrite).unwrap();
     (number, Arc::new(memory).words(0, 24))
 }
@@ -199,13 +213,13 @@ fn queue_pair(raw: &mut RawClient) -> (Qpn, SharedWords) {
 fn ready_to_send(raw: &mut RawClient, number: Qpn) {
     let peer = (Gid::from(std::net::IpAddr::from([127, 0, 0, 1])), number);
     for modify in steps(peer, softhca::Mtu::B1024, Psn::new(0)) {
-        let (reply, _) = raw.call(&Request::ModifyQueuePair { qpn: number, modify }, &[]);
-        assert!(matches!(reply, Response::QpState(_)), "{reply:?}");
+        let (reply, _) = raw.call(&verb(Command::ModifyQueuePair { qpn: number, modify }), &[]);
+        assert!(matches!(reply, Response::Executed(Reply::QpState(_))), "{reply:?}");
     }
 }
 
 #[test]
-fn impossible_ring_indices_stop_that_queue_pair_only() {
+fn invalid_ring_indices_stop_that_queue_pair_only() {
     assert_others_unaffected(|daemon| {
         for index in [5, 1 << 40, u64::MAX] {
             let mut raw = RawClient::handshaken(daemon);
@@ -216,16 +230,16 @@ fn impossible_ring_indices_stop_that_queue_pair_only() {
             doorbell.ring(number, &ring[16]);
             (&waker).write_all(&1u64.to_ne_bytes()).unwrap();
             assert_eq!(raw.event(), AsyncEvent::QueuePairFatal(number));
-            // Going on from there, with the index at the end of the number space.
+            // Continue with the index at the end of its range.
             let modify = ModifyQp::default().state(QpState::Reset);
-            let (reply, _) = raw.call(&Request::ModifyQueuePair { qpn: number, modify }, &[]);
-            assert_eq!(reply, Response::QpState(QpState::Reset));
+            let (reply, _) = raw.call(&verb(Command::ModifyQueuePair { qpn: number, modify }), &[]);
+            assert_eq!(reply, Response::Executed(Reply::QpState(QpState::Reset)));
         }
     });
 }
 
 #[test]
-fn doorbells_full_of_noise_and_requests_that_change_are_survived() {
+fn random_doorbells_and_changing_requests_are_survived() {
     assert_others_unaffected(|daemon| {
         let mut raw = RawClient::handshaken(daemon);
         let (rung, doorbell, waker) = raw.open("bob");
@@ -244,13 +258,13 @@ fn doorbells_full_of_noise_and_requests_that_change_are_survived() {
                 let _ = (&waker).write(&1u64.to_ne_bytes());
             }
         }
-        let (reply, _) = raw.call(&Request::QueryQueuePair(number), &[]);
-        assert!(matches!(reply, Response::QpSnapshot(_)), "{reply:?}");
+        let (reply, _) = raw.call(&verb(Command::QueryQueuePair(number)), &[]);
+        assert!(matches!(reply, Response::Executed(Reply::QpSnapshot(_))), "{reply:?}");
     });
 }
 
 #[test]
-fn handles_and_keys_of_others_name_nothing() {
+fn handles_and_keys_of_other_clients_are_invalid() {
     let daemon = TestDaemon::start();
     let (end, _echo, _) = connected(&daemon, "alice", "bob");
     let mut raw = RawClient::handshaken(&daemon);
@@ -258,49 +272,54 @@ fn handles_and_keys_of_others_name_nothing() {
     let pair = end.pair.qpn();
     let key = end.region.rkey();
     let init = reliable(PdId(1), CqId(0));
-    let sizes = QpCapabilities { max_send_wr: 1, max_recv_wr: 1, max_sge: 1, max_inline_data: 0 };
+    let sizes = QpCapabilities {
+        max_send_wr: 1,
+        max_recv_wr: 1,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline_data: 0,
+    };
     let calls = [
-        Request::QueryQueuePair(pair),
-        Request::DestroyQueuePair(pair),
-        Request::ModifyQueuePair { qpn: pair, modify: ModifyQp::default().state(QpState::Error) },
-        Request::DeregisterMemoryRegion(key),
-        Request::ReregisterMemoryRegion {
+        Command::QueryQueuePair(pair),
+        Command::DestroyQueuePair(pair),
+        Command::ModifyQueuePair { qpn: pair, modify: ModifyQp::default().state(QpState::Error) },
+        Command::DeregisterMemoryRegion(key),
+        Command::ReregisterMemoryRegion {
             rkey: key,
             pd: None,
             mapping: None,
             access: Some(AccessFlags::all()),
         },
-        Request::DeallocateMemoryWindow(RemoteKey(key.0 + 1)),
-        Request::DeallocateProtectionDomain(PdId(1)),
-        Request::DestroyCompletionQueue(CqId(0)),
-        Request::ResizeCompletionQueue { cq: CqId(0), cqe: 1 },
-        Request::DestroySharedReceiveQueue(SrqId(0)),
-        Request::DestroyAddressHandle(AhId(0)),
-        Request::CloseXrcDomain(XrcdId(0)),
-        Request::CreateQueuePair { init, capabilities: sizes },
+        Command::DeallocateMemoryWindow(RemoteKey(key.0 + 1)),
+        Command::DeallocateProtectionDomain(PdId(1)),
+        Command::DestroyCompletionQueue(CqId(0)),
+        Command::ResizeCompletionQueue { cq: CqId(0), cqe: 1 },
+        Command::DestroySharedReceiveQueue(SrqId(0)),
+        Command::DestroyAddressHandle(AhId(0)),
+        Command::CloseXrcDomain(XrcdId(0)),
+        Command::CreateQueuePair { init, capabilities: sizes },
     ];
-    for call in calls {
+    for call in calls.map(verb) {
         assert_eq!(raw.expect_error(&call, &[]).0, libc::ENOENT, "{call:?}");
     }
     assert_eq!(raw.expect_error(&Request::Open { host: None }, &[]).0, libc::EBUSY);
     assert_eq!(end.pair.state().unwrap(), QpState::ReadyToSend);
-    // Without a device there is nothing to call.
+    // Without a device no call is accepted.
     let mut raw = RawClient::handshaken(&daemon);
-    assert_eq!(raw.expect_error(&Request::AllocateProtectionDomain, &[]).0, libc::ENODEV);
+    assert_eq!(raw.expect_error(&verb(Command::AllocateProtectionDomain), &[]).0, libc::ENODEV);
     assert_eq!(raw.expect_error(&Request::Open { host: Some("carol".into()) }, &[]).0, libc::ENODEV);
 }
 
 #[test]
-fn memory_that_cannot_be_trusted_is_not_registered() {
+fn untrusted_memory_is_not_registered() {
     let daemon = TestDaemon::start();
     let mut raw = RawClient::handshaken(&daemon);
     raw.open("alice");
-    let (reply, _) = raw.call(&Request::AllocateProtectionDomain, &[]);
-    let Response::ProtectionDomain(domain) = reply else { panic!("{reply:?}") };
-    let register = |length, place| Request::RegisterMemoryRegion {
-        pd: domain,
-        mapping: RegionMapping { iova: None, length, backing: place },
-        access: ALL_ACCESS,
+    let (reply, _) = raw.call(&verb(Command::AllocateProtectionDomain), &[]);
+    let Response::Executed(Reply::ProtectionDomain(domain)) = reply else { panic!("{reply:?}") };
+    let register = |length, backing| Request::Execute {
+        command: Command::RegisterMemoryRegion { pd: domain, iova: None, length, access: ALL_ACCESS },
+        backing: Some(backing),
     };
     let shared = |length| register(length, RegionBacking::MemoryFile);
     let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
@@ -318,7 +337,7 @@ fn memory_that_cannot_be_trusted_is_not_registered() {
     for (address, length) in [(4096, 4096), (u64::MAX - 10, 100), (0, 1)] {
         raw.expect_error(&register(length, RegionBacking::ProcessMemory { address, shared: None }), &[]);
     }
-    // A part that is shared is a part, and comes with its memory.
+    // A mapped part must come with its memory.
     let own = vec![0u8; 8192];
     let partly = |offset, length| {
         let shared = Some(SharedRange { offset, length });
@@ -326,49 +345,43 @@ fn memory_that_cannot_be_trusted_is_not_registered() {
     };
     for (offset, length) in [(4097, 4096), (8192, 1), (u64::MAX, 2), (0, u64::MAX)] {
         let (_, why) = raw.expect_error(&partly(offset, length), &[short.as_fd()]);
-        assert!(why.contains("inside of its region"), "{why}");
+        assert!(why.contains("outside its region"), "{why}");
     }
     raw.expect_error(&partly(0, 4096), &[]);
     raw.expect_error(&partly(0, 4096), &[loose.as_fd()]);
     let (_, why) = raw.expect_error(&partly(0, 8192), &[short.as_fd()]);
     assert!(why.contains("shorter"), "{why}");
-    // Constants cannot be written, but sent.
+    // Constants can be sent from, but not written to.
     static CONSTANT: [u8; 64] = [1; 64];
     let address = CONSTANT.as_ptr() as u64;
     let (_, why) =
         raw.expect_error(&register(64, RegionBacking::ProcessMemory { address, shared: None }), &[]);
     assert!(why.contains("read-only"), "{why}");
     let access = AccessFlags::REMOTE_READ;
-    let translation = RegionMapping {
-        iova: None,
-        length: 64,
-        backing: RegionBacking::ProcessMemory { address, shared: None },
-    };
-    let call = Request::RegisterMemoryRegion { pd: domain, mapping: translation, access };
-    let (reply, _) = raw.call(&call, &[]);
-    let Response::MemoryRegion { rkey: key, .. } = reply else { panic!("{reply:?}") };
-    let (_, why) = raw.expect_error(
-        &Request::ReregisterMemoryRegion { rkey: key, pd: None, mapping: None, access: Some(ALL_ACCESS) },
-        &[],
-    );
+    let command = Command::RegisterMemoryRegion { pd: domain, iova: None, length: 64, access };
+    let backing = Some(RegionBacking::ProcessMemory { address, shared: None });
+    let (reply, _) = raw.call(&Request::Execute { command, backing }, &[]);
+    let Response::Executed(Reply::MemoryRegion { rkey, .. }) = reply else { panic!("{reply:?}") };
+    let command = Command::ReregisterMemoryRegion { rkey, pd: None, mapping: None, access: Some(ALL_ACCESS) };
+    let (_, why) = raw.expect_error(&verb(command), &[]);
     assert!(why.contains("read-only"), "{why}");
 }
 
 #[test]
 #[allow(unsafe_code)]
-fn memory_that_is_taken_away_later_is_a_protection_error() {
+fn memory_that_is_unmapped_later_is_a_protection_error() {
     use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
     let daemon = TestDaemon::start();
     let (end, _echo, remote) = connected(&daemon, "alice", "bob");
     let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    // SAFETY: a new mapping, which nobody has a reference to.
+    // SAFETY: a new mapping without references.
     let base = unsafe { mmap_anonymous(std::ptr::null_mut(), 8192, protection, flags) }.unwrap();
     let base = NonNull::new(base.cast()).unwrap();
-    // SAFETY: it is taken away below, against the rules: that is the test. Nobody here touches it.
+    // SAFETY: it is unmapped below against the contract, which is the test. This process does not access it.
     let region = unsafe { end.domain.register_memory(base, 8192, ALL_ACCESS) }.unwrap();
     end.pair.post_send(&SendRequest::rdma_write(1, &[region.sge(0, 8192)], remote)).unwrap();
     end.finish();
-    // The addresses stay taken: another thread of this process would soon have something there.
+    // Keep the address range reserved: another thread of this process could map something there.
     // SAFETY: the mapping from above.
     unsafe { mprotect(base.as_ptr().cast(), 8192, MprotectFlags::empty()) }.unwrap();
     end.pair.post_send(&SendRequest::rdma_write(2, &[region.sge(0, 8192)], remote)).unwrap();
@@ -377,7 +390,7 @@ fn memory_that_is_taken_away_later_is_a_protection_error() {
     assert_eq!(other.pair.state().unwrap(), QpState::Reset);
 }
 
-/// A client with a page that never comes: whoever touches it waits until the process is gone.
+/// A client with a page that is never provided: any access blocks until the process exits.
 #[allow(unsafe_code)]
 pub fn run_blocker() {
     const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
@@ -409,7 +422,7 @@ pub fn run_blocker() {
 
 #[test]
 #[ignore = "needs a userfaultfd that sees the kernel's accesses: root, or vm.unprivileged_userfaultfd = 1"]
-fn a_client_whose_memory_never_comes_is_ended_and_the_others_go_on() {
+fn a_client_whose_memory_blocks_is_killed_and_others_keep_working() {
     let daemon = TestDaemon::with(&[("TEST_KILL_AFTER", "1")]);
     let end = ConnectedHost::new(&daemon.open("alice"), 4096);
     let mut blocker = spawn("blocker", &daemon.name, &[]);
@@ -419,11 +432,11 @@ fn a_client_whose_memory_never_comes_is_ended_and_the_others_go_on() {
     let place: Vec<u64> = blocker.receive_line().split(' ').map(|number| number.parse().unwrap()).collect();
     let remote = softhca::RemoteAddress { address: place[0], rkey: softhca::RemoteKey(place[1] as u32) };
     end.pair.post_send(&SendRequest::rdma_write(1, &[end.region.sge(0, 64)], remote)).unwrap();
-    // The card of the other host is held up; the blocker's end is what frees it.
+    // The engine thread of the other host is blocked until the blocker is killed.
     let stat = format!("/proc/{}/stat", blocker.id());
     let deadline = std::time::Instant::now() + TEST_TIMEOUT;
     while !std::fs::read_to_string(&stat).unwrap().contains(") Z ") {
-        assert!(std::time::Instant::now() < deadline, "the blocker was not ended");
+        assert!(std::time::Instant::now() < deadline, "the blocker was not killed");
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
     let other =

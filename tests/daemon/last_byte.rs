@@ -1,6 +1,5 @@
-//! Programs spin on the last byte of a buffer, and then read all of it: whoever sees the last byte of a packet
-//! sees the rest. In memory of the card's own process, in memory shared with a daemon, and in memory of a
-//! client that the daemon reaches into.
+//! The last byte of a packet is written last: a program that polls it then sees the whole packet. In memory of the
+//! device's process, in memory shared with a daemon, and in client memory that the daemon accesses.
 
 use crate::data::{ALL_ACCESS, ConnectedHost};
 use crate::process::{TEST_TIMEOUT, TestDaemon};
@@ -9,14 +8,14 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Buffers in a region, and bytes of each: as many writes are under way at once.
+/// The number of buffers in a region, which is the number of concurrent WRITEs, and their size.
 const SLOTS: u64 = 32;
 const SLOT: u64 = 8192;
 const QUICK: u64 = 20_000;
 const MILLION: u64 = 1_000_000;
 
-/// The size of a write, from 1 to 8192 bytes, and what it is filled with. Never zero: that is what the reader
-/// leaves behind. Every other batch has writes of one size, whose packets arrive together.
+/// The size of a WRITE, from 1 to 8192 bytes, and its fill byte, which is never 0 because the reader clears the buffer.
+/// Every other batch has WRITEs of one size, whose packets arrive together.
 fn address_plan(round: u64) -> (usize, u8) {
     let number = if (round / SLOTS).is_multiple_of(2) { round } else { round / SLOTS };
     let mixed = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -25,7 +24,7 @@ fn address_plan(round: u64) -> (usize, u8) {
     (size as usize, 1 + (round % 255) as u8)
 }
 
-/// Writes `rounds` buffers at one end, and reads each at the other as soon as its last byte is there.
+/// Writes `rounds` buffers at one end, and reads each at the other as soon as its last byte has arrived.
 fn check_last_byte_written_last(a: &ConnectedHost, b: &ConnectedHost, target: &MemoryRegion, rounds: u64) {
     a.pair
         .connect_both(&b.pair, &ConnectOptions { path_mtu: Mtu::B4096, ..ConnectOptions::default() })
@@ -50,7 +49,7 @@ fn check_last_byte_written_last(a: &ConnectedHost, b: &ConnectedHost, target: &M
                 wait("the last byte never came", &mut || target.read_at(at + size as u64 - 1, 1) == [fill]);
                 let seen = target.read_at(at, size);
                 let stale = seen.iter().position(|byte| *byte != fill);
-                assert_eq!(stale, None, "round {round}, {size} bytes: an early byte came late");
+                assert_eq!(stale, None, "round {round}, {size} bytes: an earlier byte arrived later");
                 target.write_at(at, &vec![0; size]);
                 read.store(round + 1, Ordering::Release);
             }
@@ -73,7 +72,7 @@ fn check_last_byte_written_last(a: &ConnectedHost, b: &ConnectedHost, target: &M
     });
 }
 
-fn in_own_memory(rounds: u64) {
+fn in_process_memory(rounds: u64) {
     let [a, b] = [(); 2].map(|()| ConnectedHost::new(&Device::embedded().unwrap(), (SLOTS * SLOT) as usize));
     check_last_byte_written_last(&a, &b, &b.region, rounds);
 }
@@ -89,45 +88,45 @@ fn in_shared_memory(rounds: u64) {
 }
 
 #[allow(unsafe_code)]
-fn in_a_clients_memory(rounds: u64) {
+fn in_client_memory(rounds: u64) {
     let daemon = TestDaemon::start();
     let [a, b] = ends(&daemon);
     let memory: &'static mut [u8] = vec![0u8; (SLOTS * SLOT) as usize].leak();
     let base = NonNull::new(memory.as_mut_ptr()).unwrap();
-    // SAFETY: the memory is never freed, and from here on nobody has a reference to it.
+    // SAFETY: the memory is leaked, and no reference to it exists from here on.
     let own = unsafe { b.domain.register_memory(base, (SLOTS * SLOT) as usize, ALL_ACCESS) }.unwrap();
     check_last_byte_written_last(&a, &b, &own, rounds);
 }
 
 #[test]
-fn the_last_byte_comes_last_in_own_memory() {
-    in_own_memory(QUICK);
+fn the_last_byte_is_written_last_in_process_memory() {
+    in_process_memory(QUICK);
 }
 
 #[test]
-fn the_last_byte_comes_last_in_shared_memory() {
+fn the_last_byte_is_written_last_in_shared_memory() {
     in_shared_memory(QUICK);
 }
 
 #[test]
-fn the_last_byte_comes_last_in_a_clients_memory() {
-    in_a_clients_memory(QUICK);
+fn the_last_byte_is_written_last_in_client_memory() {
+    in_client_memory(QUICK);
 }
 
 #[test]
 #[ignore = "a million rounds take a while"]
-fn a_million_last_bytes_come_last_in_own_memory() {
-    in_own_memory(MILLION);
+fn a_million_last_bytes_are_written_last_in_process_memory() {
+    in_process_memory(MILLION);
 }
 
 #[test]
 #[ignore = "a million rounds take a while"]
-fn a_million_last_bytes_come_last_in_shared_memory() {
+fn a_million_last_bytes_are_written_last_in_shared_memory() {
     in_shared_memory(MILLION);
 }
 
 #[test]
 #[ignore = "a million rounds take a while"]
-fn a_million_last_bytes_come_last_in_a_clients_memory() {
-    in_a_clients_memory(MILLION);
+fn a_million_last_bytes_are_written_last_in_client_memory() {
+    in_client_memory(MILLION);
 }

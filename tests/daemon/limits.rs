@@ -1,4 +1,4 @@
-//! What one client can have, how many clients there can be, and who they can be.
+//! Resource limits of a client, the number of clients, and access control.
 
 use crate::data::ALL_ACCESS;
 use crate::process::{self, TestDaemon, send_line};
@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 
 #[test]
-fn a_client_gets_its_share_and_no_more_and_the_attributes_say_so() {
+fn a_client_is_limited_to_the_device_attributes() {
     let daemon = TestDaemon::with(&[("TEST_QUEUE_PAIRS", "3"), ("TEST_KEYS", "2")]);
     let device = daemon.open("alice");
     let limits = device.attributes().limits;
@@ -23,7 +23,7 @@ fn a_client_gets_its_share_and_no_more_and_the_attributes_say_so() {
     assert!(error.errno() == libc::ENOMEM && error.to_string().contains('3'), "{error}");
     let regions: Vec<_> = (0..2).map(|_| domain.allocate_region(4096, ALL_ACCESS).unwrap()).collect();
     assert_eq!(domain.allocate_region(4096, ALL_ACCESS).err().unwrap().errno(), libc::ENOMEM);
-    // Another client has its own share, and what is given back can be had again.
+    // Another client has its own limits, and destroyed resources can be created again.
     let other = daemon.open("alice").open();
     let other_domain = other.allocate_protection_domain().unwrap();
     let other_queue = other.create_completion_queue(16).unwrap();
@@ -34,7 +34,7 @@ fn a_client_gets_its_share_and_no_more_and_the_attributes_say_so() {
     domain.allocate_region(4096, ALL_ACCESS).unwrap();
 }
 
-/// Makes things until one is refused: how many there were, and why no more.
+/// Creates resources until an error: their number, and the error.
 fn exhaust<T>(mut make: impl FnMut() -> Result<T, Error>) -> (Vec<T>, Error) {
     let mut made = Vec::new();
     loop {
@@ -42,15 +42,15 @@ fn exhaust<T>(mut make: impl FnMut() -> Result<T, Error>) -> (Vec<T>, Error) {
             Ok(one) => made.push(one),
             Err(error) => return (made, error),
         }
-        assert!(made.len() < 1000, "there is no limit");
+        assert!(made.len() < 1000, "no limit was reached");
     }
 }
 
 #[test]
-fn every_share_has_an_end_and_what_is_given_back_can_be_had_again() {
-    let share = "completion_queues = 3\nshared_receive_queues = 2\nprotection_domains = 4\n\
-                 address_handles = 5\nxrc_domains = 1\n";
-    let daemon = TestDaemon::with(&[("TEST_SHARE", share)]);
+fn every_resource_is_limited_and_can_be_created_again() {
+    let share = "max_cq = 3\nmax_srq = 2\nmax_pd = 4\n\
+                 max_ah = 5\nmax_xrcd = 1\n";
+    let daemon = TestDaemon::with(&[("TEST_LIMITS", share)]);
     let device = daemon.open("alice");
     let limits = device.attributes().limits;
     let said = [limits.max_cq, limits.max_srq, limits.max_pd, limits.max_ah, limits.max_xrcd];
@@ -77,15 +77,15 @@ fn every_share_has_an_end_and_what_is_given_back_can_be_had_again() {
 }
 
 #[test]
-fn rings_and_mappings_have_an_end() {
-    // A completion takes 64 bytes: three rings of 1024 fit, and no more.
-    let daemon = TestDaemon::with(&[("TEST_SHARE", "ring_bytes = 250000")]);
+fn rings_and_mappings_are_limited() {
+    // A CQE takes 64 bytes: three rings of 1024 fit.
+    let daemon = TestDaemon::with(&[("TEST_LIMITS", "max_ring_bytes = 250000")]);
     let context = daemon.open("alice").open();
     for _ in 0..2 {
         let (made, error) = exhaust(|| context.create_completion_queue(1024));
         assert!(!made.is_empty() && made.len() < 10, "{}", made.len());
         assert!(error.errno() == libc::ENOMEM && error.to_string().contains("250000"), "{error}");
-        // A ring that is made anew counts once.
+        // A resized ring counts once.
         made[0].resize(16).unwrap();
     }
     let daemon = TestDaemon::with(&[("TEST_MAPPINGS", "20")]);
@@ -95,7 +95,7 @@ fn rings_and_mappings_have_an_end() {
         let (made, error) = exhaust(|| domain.allocate_region(4096, ALL_ACCESS));
         assert_eq!(made.len(), 20);
         assert!(error.errno() == libc::ENOMEM && error.to_string().contains("20"), "{error}");
-        // Clients share it.
+        // All clients share the limit.
         let other = daemon.open("bob").open();
         assert_eq!(other.create_completion_queue(4).err().unwrap().errno(), libc::ENOMEM);
         drop(made);
@@ -104,7 +104,7 @@ fn rings_and_mappings_have_an_end() {
 }
 
 #[test]
-fn sizes_beyond_the_card_are_refused_before_memory_is_taken() {
+fn sizes_beyond_the_device_limits_are_rejected_before_allocation() {
     let daemon = TestDaemon::start();
     let context = daemon.open("alice").open();
     let domain = context.allocate_protection_domain().unwrap();
@@ -116,7 +116,7 @@ fn sizes_beyond_the_card_are_refused_before_memory_is_taken() {
     for builder in [
         pair().max_send_wr(16_385),
         pair().max_recv_wr(16_385),
-        pair().max_sge(33),
+        pair().max_send_sge(33),
         pair().max_inline_data(1025),
     ] {
         assert_eq!(builder.build().err().unwrap().errno(), libc::EINVAL);
@@ -124,7 +124,7 @@ fn sizes_beyond_the_card_are_refused_before_memory_is_taken() {
 }
 
 #[test]
-fn one_client_too_many_is_sent_away_with_a_sentence() {
+fn one_client_too_many_is_rejected_with_a_message() {
     let daemon = TestDaemon::with(&[("TEST_CLIENTS", "2")]);
     let first = daemon.open("alice");
     let _second = daemon.open("bob");
@@ -138,33 +138,33 @@ fn one_client_too_many_is_sent_away_with_a_sentence() {
     }
 }
 
-/// Another user, who would like to have a card.
+/// A process of another user that tries to open a device.
 pub fn run_unprivileged() {
     if let Some(path) = std::env::var_os("TEST_SOCKET") {
-        // Past the library, straight to the socket.
+        // Without the library, directly to the socket.
         let stream = UnixStream::connect(path).unwrap();
         let hello = FramedMessage::frame(&encode(&Hello::current()), 0);
         send_message(stream.as_fd(), &hello, 0, &[]).unwrap();
         let frame = MessageReader::default().read(stream.as_fd()).unwrap().unwrap();
         let answer: Result<Welcome, String> = decode(&frame.bytes).unwrap();
-        return send_line(&answer.map_or_else(|why| format!("refused: {why}"), |_| "let in".into()));
+        return send_line(&answer.map_or_else(|why| format!("rejected: {why}"), |_| "accepted".into()));
     }
     match Device::daemon() {
-        Err(error @ Error::NoDaemon { .. }) => send_line(&format!("refused: {error}")),
+        Err(error @ Error::NoDaemon { .. }) => send_line(&format!("rejected: {error}")),
         Err(error) => send_line(&format!("another error: {error}")),
-        Ok(_) => send_line("let in"),
+        Ok(_) => send_line("accepted"),
     }
 }
 
 #[test]
-fn another_user_is_kept_out() {
+fn another_user_cannot_open_the_folder() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can become somebody else");
+        println!("skipped: only root can switch to another user");
         return;
     }
     let daemon = TestDaemon::start();
     let folder = softhca_queue::control::RuntimeDir::for_user();
-    // The stranger must know the way to be stopped by the lock.
+    // The other user needs access to the folder to reach the credentials check.
     let runtime = folder.path().parent().unwrap().display().to_string();
     let variables = match std::env::var_os("XDG_RUNTIME_DIR") {
         Some(_) => vec![("XDG_RUNTIME_DIR", runtime.as_str())],
@@ -172,13 +172,13 @@ fn another_user_is_kept_out() {
     };
     let mut stranger = process::spawn_as("stranger", &daemon.name, &variables, Some(65_534));
     let answer = stranger.receive_line();
-    assert!(answer.starts_with("refused"), "{answer}");
+    assert!(answer.starts_with("rejected"), "{answer}");
 }
 
 #[test]
-fn another_user_who_gets_to_the_socket_is_refused_by_its_credentials() {
+fn another_user_who_reaches_the_socket_is_rejected_by_its_credentials() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can become somebody else");
+        println!("skipped: only root can switch to another user");
         return;
     }
     let folder = std::env::temp_dir().join(format!("softhca-open-{}", std::process::id()));
@@ -192,13 +192,13 @@ fn another_user_who_gets_to_the_socket_is_refused_by_its_credentials() {
     let variables = [("TEST_SOCKET", socket.to_str().unwrap())];
     let mut stranger = process::spawn_as("stranger", &daemon.name, &variables, Some(65_534));
     let answer = stranger.receive_line();
-    assert!(answer.starts_with("refused") && answer.contains("65534"), "{answer}");
+    assert!(answer.starts_with("rejected") && answer.contains("65534"), "{answer}");
     drop(daemon);
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
-fn control_calls_are_answered_while_the_card_is_busy() {
+fn control_calls_are_answered_while_the_device_is_busy() {
     let daemon = TestDaemon::start();
     let (end, _echo, remote) = crate::data::connected(&daemon, "alice", "bob");
     let entries = [end.region.sge(0, 1 << 20)];
@@ -212,7 +212,7 @@ fn control_calls_are_answered_while_the_card_is_busy() {
     fill();
     for _ in 0..20 {
         fill();
-        // Each of these needs the lock that the engine thread takes for every turn.
+        // Each call needs the lock that the engine thread takes for every poll.
         let domain = end.context.allocate_protection_domain().unwrap();
         drop(domain.allocate_region(4096, ALL_ACCESS).unwrap());
         daemon.control().status().unwrap();

@@ -3,6 +3,7 @@
 mod congestion;
 mod connections;
 mod data;
+mod errors;
 mod faults;
 mod fork;
 mod hostile_clients;
@@ -13,7 +14,7 @@ mod multicast;
 mod process;
 mod process_death;
 
-/// What this binary is when another test started it: see `process::spawn`.
+/// Runs this binary in a role: see `process::spawn`.
 #[test]
 fn role() {
     match std::env::var("SOFTHCA_TEST_ROLE").as_deref() {

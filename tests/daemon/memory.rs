@@ -1,4 +1,4 @@
-//! What many clients cost a daemon.
+//! The memory that many clients cost a daemon.
 
 use crate::data::ALL_ACCESS;
 use crate::process::{self, Process, TestDaemon, receive_line, send_line};
@@ -7,7 +7,7 @@ use softhca::{Device, QpType};
 const PROCESSES: usize = 50;
 const QUEUE_PAIRS: usize = 20;
 
-/// A client with some queue pairs, until it is told to end.
+/// A client with some queue pairs that waits for the parent.
 pub fn run_owner() {
     let context = Device::daemon_host(None, Some("alice")).unwrap().open();
     let domain = context.allocate_protection_domain().unwrap();
@@ -19,7 +19,7 @@ pub fn run_owner() {
     receive_line();
 }
 
-/// Kilobytes of a process, by the name in `/proc/PID/status`.
+/// A size in kilobytes from `/proc/PID/status`.
 fn kilobytes(process: u32, name: &str) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = text.lines().find(|line| line.starts_with(name)).unwrap();
@@ -27,7 +27,7 @@ fn kilobytes(process: u32, name: &str) -> u64 {
 }
 
 #[test]
-fn a_thousand_queue_pairs_of_fifty_processes_fit() {
+fn fifty_processes_can_have_a_thousand_queue_pairs() {
     let daemon = TestDaemon::with(&[("TEST_CLIENTS", "64")]);
     let memory = || ["VmRSS", "RssAnon", "RssShmem"].map(|name| kilobytes(daemon.process.id(), name));
     let before = memory();

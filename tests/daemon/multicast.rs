@@ -1,5 +1,5 @@
-//! Multicast over real sockets: every member on the machine gets a group's packets, whatever card and process
-//! it is in, except for the queue pair that sent them.
+//! Multicast over real sockets: every member on the machine receives a group's packets, in any device and process, except
+//! for the queue pair that sent them.
 
 use crate::data::DEVICE_LOOPBACK;
 use crate::process::{Process, TEST_TIMEOUT, TestDaemon, receive_line, send_line, spawn};
@@ -13,7 +13,7 @@ use std::net::{IpAddr, Ipv6Addr};
 const QUEUE_KEY: QueueKey = QueueKey(0x1122_3344);
 const RECEIVE_BYTES: u32 = 40 + 64;
 
-/// A datagram queue pair with receives posted.
+/// A UD queue pair with posted receives.
 struct GroupMember {
     context: Context,
     domain: ProtectionDomain,
@@ -70,13 +70,13 @@ impl GroupMember {
     }
 }
 
-/// A group that no other test of this machine uses.
+/// A group that no other test uses.
 fn group(number: u8) -> Gid {
     let [_, _, high, low] = std::process::id().to_be_bytes();
     Gid::from(IpAddr::from([239, 128 | number, high, low]))
 }
 
-/// A member in a process of its own, on a card of its own or on a daemon's. Says what it hears.
+/// A member in a separate process, on an embedded or a daemon device. Prints every datagram.
 pub fn run_member() {
     let device = match std::env::var("TEST_HOST").as_deref() {
         Ok(host) => Device::daemon_host(None, Some(host)).unwrap(),
@@ -101,18 +101,18 @@ fn spawn_member(daemon: &str, host: Option<&str>, group: Gid) -> Process {
 }
 
 #[test]
-fn every_member_gets_a_packet_except_for_its_sender() {
+fn every_member_except_the_sender_receives_a_packet() {
     let devices = [(); 3].map(|()| Device::embedded().unwrap());
     let group = group(0);
     let sender = GroupMember::member(&devices[0], group);
-    let beside = GroupMember::member(&devices[0], group);
+    let neighbor = GroupMember::member(&devices[0], group);
     let others = [GroupMember::member(&devices[1], group), GroupMember::member(&devices[2], group)];
     let mut stranger = spawn_member("none", None, group);
     sender.send(group, "one");
     others[0].send(group, "two");
-    // The sender's own queue pair hears the other only, its neighbour on the card both.
+    // The sender's queue pair receives the other's packet only; another one on the same device receives both.
     assert_eq!(sender.receive(), "two");
-    for member in [&beside, &others[1]] {
+    for member in [&neighbor, &others[1]] {
         assert_eq!([member.receive(), member.receive()], ["one", "two"]);
     }
     assert_eq!(others[0].receive(), "one");
@@ -120,28 +120,28 @@ fn every_member_gets_a_packet_except_for_its_sender() {
 }
 
 #[test]
-fn who_leaves_a_group_hears_no_more_of_it() {
+fn a_detached_member_receives_nothing() {
     let device = Device::embedded().unwrap();
     let (first, second) = (group(1), group(2));
     let sender = GroupMember::new(&Device::embedded().unwrap());
-    let leaver = GroupMember::member(&device, first);
-    leaver.pair.attach_multicast(second).unwrap();
+    let detached = GroupMember::member(&device, first);
+    detached.pair.attach_multicast(second).unwrap();
     let stayer = GroupMember::member(&device, first);
     sender.send(first, "both");
-    assert_eq!([leaver.receive(), stayer.receive()], ["both", "both"]);
-    leaver.pair.detach_multicast(first).unwrap();
-    assert!(leaver.pair.detach_multicast(first).is_err(), "it left already");
+    assert_eq!([detached.receive(), stayer.receive()], ["both", "both"]);
+    detached.pair.detach_multicast(first).unwrap();
+    assert!(detached.pair.detach_multicast(first).is_err(), "it has already detached");
     sender.send(first, "stayer");
     assert_eq!(stayer.receive(), "stayer");
     drop(stayer);
-    // Nobody is left in the first group; the second goes on.
+    // The first group is empty; the second still works.
     sender.send(first, "nobody");
     sender.send(second, "second");
-    assert_eq!(leaver.receive(), "second");
-    // A member that came back hears from then on.
-    leaver.pair.attach_multicast(first).unwrap();
+    assert_eq!(detached.receive(), "second");
+    // A member that attaches again receives later packets.
+    detached.pair.attach_multicast(first).unwrap();
     sender.send(first, "again");
-    assert_eq!(leaver.receive(), "again");
+    assert_eq!(detached.receive(), "again");
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn groups_reach_the_clients_of_a_daemon_and_other_processes() {
 }
 
 #[test]
-fn groups_reach_the_clients_of_a_host_that_reaches_itself_within_its_card() {
+fn groups_reach_the_clients_of_a_host_with_internal_loopback() {
     check_group_delivery(&TestDaemon::with(&DEVICE_LOOPBACK), group(4));
 }
 
@@ -162,18 +162,18 @@ fn check_group_delivery(daemon: &TestDaemon, group: Gid) {
         spawn_member("none", None, group),
     ];
     let sender = GroupMember::member(&daemon.open("alice"), group);
-    let outside = GroupMember::member(&Device::embedded().unwrap(), group);
+    let other_process = GroupMember::member(&Device::embedded().unwrap(), group);
     sender.send(group, "from alice");
-    assert_eq!(outside.receive(), "from alice");
-    outside.send(group, "from outside");
-    assert_eq!(sender.receive(), "from outside");
+    assert_eq!(other_process.receive(), "from alice");
+    other_process.send(group, "from other_process");
+    assert_eq!(sender.receive(), "from other_process");
     for member in &mut members {
-        assert_eq!([member.receive_line(), member.receive_line()], ["from alice", "from outside"]);
+        assert_eq!([member.receive_line(), member.receive_line()], ["from alice", "from other_process"]);
     }
 }
 
 #[test]
-fn what_is_not_a_group_or_has_no_address_of_its_version_is_refused() {
+fn non_multicast_gids_and_unsupported_ip_versions_are_rejected() {
     let daemon = TestDaemon::start();
     for device in [Device::embedded().unwrap(), daemon.open("alice")] {
         let party = GroupMember::new(&device);
@@ -182,6 +182,6 @@ fn what_is_not_a_group_or_has_no_address_of_its_version_is_refused() {
         let ipv6: Ipv6Addr = "ff15::77".parse().unwrap();
         let error = party.pair.attach_multicast(Gid(ipv6.octets())).unwrap_err();
         assert!(error.to_string().contains("ff15::77"), "{error}");
-        assert!(party.pair.detach_multicast(Gid(ipv6.octets())).is_err(), "it did not become a member");
+        assert!(party.pair.detach_multicast(Gid(ipv6.octets())).is_err(), "it is not a member");
     }
 }

@@ -1,4 +1,4 @@
-//! Starting and ending the processes of a test.
+//! Starts and stops the processes of a test.
 
 use softhca::{DaemonControl, Device};
 use softhca_daemon::{ClientLimits, Config, Daemon, HostConfig};
@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Starts this binary again in a role.
+/// Runs this binary in a role.
 pub fn spawn(role: &str, daemon: &str, variables: &[(&str, &str)]) -> Process {
     spawn_as(role, daemon, variables, None)
 }
@@ -23,7 +23,7 @@ pub fn spawn_as(role: &str, daemon: &str, variables: &[(&str, &str)], user: Opti
     Process::start(&mut command)
 }
 
-/// A daemon in a process of its own, with the hosts alice and bob.
+/// A daemon process with the hosts alice and bob.
 pub struct TestDaemon {
     pub name: String,
     pub process: Process,
@@ -54,12 +54,12 @@ impl TestDaemon {
         DaemonControl::connect(Some(&self.name)).unwrap()
     }
 
-    /// Waits until `held` says so of the daemon's status.
+    /// Waits until `held` returns true for the daemon's status.
     pub fn wait_until(&self, what: &str, held: impl Fn(&softhca::DaemonStatus) -> bool) {
         let deadline = Instant::now() + TEST_TIMEOUT;
         let mut control = self.control();
         while !held(&control.status().unwrap()) {
-            assert!(Instant::now() < deadline, "{what} never came: {:?}", control.status());
+            assert!(Instant::now() < deadline, "{what} did not happen: {:?}", control.status());
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -68,12 +68,12 @@ impl TestDaemon {
 /// The daemon's process.
 pub fn run_daemon() {
     let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
-    let mut share = match std::env::var("TEST_SHARE") {
-        Ok(text) => Config::parse(&format!("[share]\n{text}")).unwrap().client_limits,
+    let mut limits = match std::env::var("TEST_LIMITS") {
+        Ok(text) => Config::parse(&format!("[client_limits]\n{text}")).unwrap().client_limits,
         Err(_) => ClientLimits::default(),
     };
-    share.max_qp = number("TEST_QUEUE_PAIRS").unwrap_or(share.max_qp);
-    share.max_mr = number("TEST_KEYS").unwrap_or(share.max_mr);
+    limits.max_qp = number("TEST_QUEUE_PAIRS").unwrap_or(limits.max_qp);
+    limits.max_mr = number("TEST_KEYS").unwrap_or(limits.max_mr);
     let base = Config::parse(&std::env::var("TEST_CONFIG").unwrap_or_default()).unwrap();
     let hosts = match base.hosts.iter().any(|host| host.address.is_some()) {
         true => base.hosts.clone(),
@@ -82,7 +82,7 @@ pub fn run_daemon() {
     let config = Config {
         name: std::env::var("SOFTHCA_DAEMON").unwrap(),
         hosts,
-        client_limits: share,
+        client_limits: limits,
         max_clients: number("TEST_CLIENTS").unwrap_or(32),
         kill_after: number("TEST_KILL_AFTER").map(|seconds| Duration::from_secs(seconds as u64)),
         max_mappings: number("TEST_MAPPINGS").unwrap_or(48_000),

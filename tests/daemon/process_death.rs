@@ -4,7 +4,7 @@ use crate::data::{ALL_ACCESS, ConnectedHost, connected};
 use crate::process::{self, TEST_TIMEOUT, TestDaemon, receive_line, send_line};
 use softhca::{AsyncEvent, CompletionStatus, Device, Error, QpState, ReceiveRequest, SendRequest};
 
-/// A client that holds resources and does nothing.
+/// A client that holds resources and sleeps.
 pub fn run_sleeper() {
     let _end = ConnectedHost::new(&Device::daemon_host(None, Some("bob")).unwrap(), 4096);
     if std::env::var_os("TEST_FORK").is_some() {
@@ -14,10 +14,10 @@ pub fn run_sleeper() {
     while receive_line().is_some() {}
 }
 
-/// A child with copies of all descriptors, until the test closes its input.
+/// Forks a child that holds copies of all descriptors until its input is closed.
 #[allow(unsafe_code)]
 fn fork_copy() {
-    // SAFETY: the child calls nothing but `read` and `_exit`, which are allowed there.
+    // SAFETY: the child calls only `read` and `_exit`, which are async-signal-safe.
     unsafe {
         if libc::fork() == 0 {
             let mut byte = 0u8;
@@ -28,11 +28,11 @@ fn fork_copy() {
 }
 
 #[test]
-fn a_killed_client_leaves_nothing_and_its_peer_sees_a_dead_host() {
+fn a_killed_client_leaks_nothing_and_its_peer_times_out() {
     let daemon = TestDaemon::start();
     let (end, mut echo, remote) = connected(&daemon, "alice", "bob");
     let other = ConnectedHost::new(&daemon.open("bob"), 4096);
-    // Mid-transfer: more is outstanding than can be done.
+    // Mid-transfer: more requests are outstanding than can complete.
     for id in 0..64 {
         end.pair.post_send(&SendRequest::rdma_write(id, &[end.region.sge(0, 1 << 20)], remote)).unwrap();
     }
@@ -51,7 +51,7 @@ fn a_killed_client_leaves_nothing_and_its_peer_sees_a_dead_host() {
     assert_eq!(end.pair.state().unwrap(), QpState::Error);
     daemon.wait_until("the end of the killed client", |status| status.hosts[1].clients.len() == 1);
     daemon.wait_until("the end of its queue pair", |status| status.hosts[1].queue_pairs == 1);
-    // Nobody else noticed.
+    // Other clients are not affected.
     assert_eq!(other.pair.state().unwrap(), QpState::Reset);
     assert_eq!(other.context.poll_async_event(), None);
 }
@@ -67,7 +67,7 @@ fn a_forked_copy_of_the_socket_does_not_keep_a_dead_client_alive() {
 }
 
 #[test]
-fn a_killed_daemon_is_a_fatal_device_and_comes_back() {
+fn a_killed_daemon_raises_device_fatal_and_can_be_restarted() {
     let mut daemon = TestDaemon::start();
     let (end, echo, remote) = connected(&daemon, "alice", "bob");
     drop(echo);
@@ -93,16 +93,16 @@ fn a_killed_daemon_is_a_fatal_device_and_comes_back() {
         .find(|event| *event == AsyncEvent::DeviceFatal);
     assert_eq!(event, Some(AsyncEvent::DeviceFatal));
 
-    // Every call returns, with a sentence; what is posted is flushed.
-    let refused = end.context.allocate_protection_domain().err().expect("no card, no domain");
-    assert!(matches!(refused, Error::DeviceGone { .. }), "{refused}");
+    // Every call returns an error; posted requests are flushed.
+    let error = end.context.allocate_protection_domain().err().expect("no device, no protection domain");
+    assert!(matches!(error, Error::DeviceGone { .. }), "{error}");
     assert!(end.domain.allocate_region(4096, ALL_ACCESS).is_err());
     assert!(end.pair.query().is_err());
     end.pair.post_send(&SendRequest::send(50, &[])).unwrap();
     assert_eq!(end.queue.wait_for(TEST_TIMEOUT).unwrap().status, CompletionStatus::WrFlushError);
     end.pair.post_recv(&ReceiveRequest { wr_id: 51, sg_list: &[] }).unwrap();
     assert_eq!(end.queue.wait_for(TEST_TIMEOUT).unwrap().wr_id, 51);
-    let missing = Device::daemon_host(Some(&daemon.name), None).err().expect("nobody is there");
+    let missing = Device::daemon_host(Some(&daemon.name), None).err().expect("no daemon is running");
     assert!(matches!(missing, Error::NoDaemon { .. }), "{missing}");
 
     let daemon = TestDaemon::named(daemon.name.clone(), &[]);
@@ -116,7 +116,7 @@ fn a_killed_daemon_is_a_fatal_device_and_comes_back() {
 }
 
 #[test]
-fn a_daemon_that_is_asked_to_stop_lets_its_clients_go() {
+fn a_stopped_daemon_disconnects_its_clients() {
     let daemon = TestDaemon::start();
     let end = ConnectedHost::new(&daemon.open("alice"), 4096);
     daemon.control().stop().unwrap();
@@ -125,7 +125,7 @@ fn a_daemon_that_is_asked_to_stop_lets_its_clients_go() {
 }
 
 #[test]
-fn a_stopped_client_holds_nobody_up_and_goes_on_later() {
+fn a_sigstopped_client_does_not_block_others_and_can_resume() {
     let daemon = TestDaemon::start();
     let (end, mut echo, _) = connected(&daemon, "alice", "bob");
     let (other, mut other_echo, _) = connected(&daemon, "alice", "bob");

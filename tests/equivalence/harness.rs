@@ -1,4 +1,4 @@
-//! Two hosts that play a script, in virtual time or over sockets, and what they tell.
+//! Two hosts that run a script in virtual time or over sockets, and their comparable traces.
 
 use softhca::{
     AccessFlags, Action, Completion, CompletionQueue, ConnectOptions, Context, Device, EmbeddedOptions,
@@ -21,7 +21,7 @@ const ALL_ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_ATOMIC)
     .union(AccessFlags::MW_BIND);
 
-/// What both cards told.
+/// The events of both devices.
 #[derive(Default)]
 struct Recording {
     events: Vec<(HostId, Event)>,
@@ -30,7 +30,7 @@ struct Recording {
 
 type SharedRecording = Arc<Mutex<Recording>>;
 
-/// The pen of one card on real sockets.
+/// Records the events of a device on real sockets.
 struct SocketSink(HostId, SharedRecording);
 
 impl EventSink for SocketSink {
@@ -43,7 +43,7 @@ impl EventSink for SocketSink {
     }
 }
 
-/// The pen of a world.
+/// Records the events of a simulation.
 struct SimulationSink(SharedRecording);
 
 impl EventSink for SimulationSink {
@@ -56,7 +56,7 @@ impl EventSink for SimulationSink {
     }
 }
 
-/// Where a script is played.
+/// Where a script runs.
 #[derive(Clone, Copy, Debug)]
 pub enum Backend {
     Simulation,
@@ -77,7 +77,7 @@ pub struct ScriptHost {
     pub srq: Option<SharedReceiveQueue>,
 }
 
-/// Two hosts, and what they tell.
+/// Two hosts and their recording.
 pub struct ScriptRun {
     pub a: ScriptHost,
     pub b: ScriptHost,
@@ -87,7 +87,7 @@ pub struct ScriptRun {
     _world: Option<World>,
 }
 
-/// A script, and what it needs.
+/// A script and its parameters.
 #[derive(Clone, Copy)]
 pub struct Script {
     pub name: &'static str,
@@ -121,7 +121,7 @@ impl Script {
         self
     }
 
-    /// Plays the script and tells its story.
+    /// Runs the script and returns its comparable trace.
     pub fn run(&self, on: Backend) -> ComparableTrace {
         let record = SharedRecording::default();
         let settings =
@@ -151,7 +151,7 @@ impl Script {
         let mut play = ScriptRun { a, b, names: cast, recording: record, rules: 0, _world: world };
         play.connect(self, on);
         (self.steps)(&mut play);
-        // A completion is seen before the turn ends that made it; a verb waits for that end.
+        // A completion is visible before the poll that produced it ends; a verb waits for the end.
         for end in [&play.a, &play.b] {
             end.qp.state().unwrap();
         }
@@ -164,7 +164,7 @@ impl Script {
     }
 }
 
-/// A card on real sockets.
+/// A device on real sockets.
 fn embedded(host: HostId, loopback: Loopback, settings: Settings, record: &SharedRecording) -> Device {
     let mut options = EmbeddedOptions { loopback, ..EmbeddedOptions::default() };
     let least_ack_timeout = options.settings.min_ack_timeout;
@@ -236,7 +236,7 @@ impl ScriptRun {
             if connected {
                 cast.connect(at, peer.endpoint());
             }
-            // A world gives the roles itself, in this order.
+            // A simulation assigns the roles itself, in this order.
             if !matches!(on, Backend::Simulation) {
                 let flow = Flow {
                     id: FlowId(index as u32),
@@ -257,13 +257,13 @@ impl ScriptRun {
         end.device.add_rule(SEED, rule);
     }
 
-    /// Has requests of alice with these PSNs meet a fault, the first transmission only.
+    /// Applies a fault to the first transmission of alice's request with this PSN.
     pub fn fault_on_request(&mut self, psn: u64, action: Action) {
         let selector = Selector { psn: Some(InclusiveRange::exactly(psn)), ..requests() };
         self.add_rule(true, selector, Repeat::times(1), action);
     }
 
-    /// The same for bob's answers.
+    /// The same for bob's responses.
     pub fn fault_on_response(&mut self, psn: u64, action: Action) {
         let psn = Some(InclusiveRange::exactly(psn));
         let selector = Selector { psn, packet_type: Some(PacketType::Response), ..requests() };

@@ -1,5 +1,5 @@
-//! The same scripts in virtual time and over real sockets tell the same story: per queue pair, and without time. So do they
-//! where both ends are on one host, whichever way it reaches itself.
+//! The same scripts have the same trace in virtual time and over real sockets: per queue pair and without times. The same
+//! holds with both ends on one host, for every loopback method.
 
 mod harness;
 mod scripts;
@@ -9,22 +9,22 @@ use scripts::scripts;
 use softhca::Loopback;
 
 #[test]
-fn virtual_and_real_time_tell_the_same_story() {
+fn virtual_and_real_time_have_the_same_trace() {
     compare_with_virtual_time(Backend::Sockets);
 }
 
 #[test]
-fn a_host_that_reaches_itself_through_its_socket_tells_the_same_story() {
+fn socket_loopback_has_the_same_trace() {
     compare_with_virtual_time(Backend::OneHost(Loopback::Socket));
 }
 
 #[test]
-fn a_host_that_reaches_itself_within_its_card_tells_the_same_story() {
+fn internal_loopback_has_the_same_trace() {
     compare_with_virtual_time(Backend::OneHost(Loopback::Internal));
 }
 
 fn compare_with_virtual_time(on: Backend) {
-    let mut told_apart = Vec::new();
+    let mut differing = Vec::new();
     for script in scripts() {
         let label = format!("{} ({})", script.name, script.recovery.name());
         let [virtual_time, real] = [Backend::Simulation, on].map(|on| script.run(on));
@@ -33,15 +33,15 @@ fn compare_with_virtual_time(on: Backend) {
             assert_eq!(virtual_time.order_sha256(), real.order_sha256());
             println!("{} {label}", real.order_sha256());
         } else {
-            told_apart.push(format!("{label}:\n  {}\n{virtual_time}", differences.join("\n  ")));
+            differing.push(format!("{label}:\n  {}\n{virtual_time}", differences.join("\n  ")));
         }
     }
-    assert!(told_apart.is_empty(), "virtual time and {on:?} differ in\n{}", told_apart.join("\n"));
+    assert!(differing.is_empty(), "virtual time and {on:?} differ in\n{}", differing.join("\n"));
 }
 
-/// A script whose story is not empty tells nothing by being equal: each must have something of its own.
+/// Equal traces prove nothing if all scripts have the same one: each script must have its own.
 #[test]
-fn every_script_tells_something_of_its_own() {
+fn every_script_has_its_own_trace() {
     let mut seen = std::collections::BTreeMap::new();
     for script in scripts() {
         let label = format!("{} ({})", script.name, script.recovery.name());
@@ -51,6 +51,6 @@ fn every_script_tells_something_of_its_own() {
         assert!(posted, "{label} completes nothing:\n{story}");
         seen.entry(story.order_sha256()).or_insert_with(Vec::new).push(label);
     }
-    // Recovery that sends again leaves the same story in both of its modes, unless the message begins anew.
+    // go-back-n and go-back-0 have the same trace unless the message restarts.
     assert!(seen.values().all(|labels| labels.len() <= 3), "{seen:?}");
 }

@@ -1,4 +1,4 @@
-//! `softhca lint`: each pitfall is found where it is, and nowhere else.
+//! `softhca lint`: each mistake is found where it occurs, and nowhere else.
 
 use crate::{reader, run_and_log};
 use softhca_engine::{ModifyQp, QpState, QpType, Recovery};
@@ -103,7 +103,7 @@ fn unsignalled_fills_queue() {
 #[test]
 fn buffer_in_use() {
     insta::assert_snapshot!(findings(Setup::default().one_gigabit(), |pair| {
-        // The same memory is sent and read into at once.
+        // The same memory is the source of a send and the target of a read.
         pair.post_write(7, 0, 0, 4000);
         pair.post_read(8, 1000, 8192, 100);
         pair.run();
@@ -142,7 +142,7 @@ fn bad_key() {
     }));
 }
 
-/// Connects the second end anew, otherwise than the first.
+/// Reconnects the second end with other attributes than the first.
 fn reconnect(pair: &mut Pair, change: impl FnOnce(&mut ConnectOptions)) {
     let (a, b) = (pair.a, pair.b);
     let mut connection = Setup::default().connection;

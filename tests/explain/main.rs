@@ -1,4 +1,4 @@
-//! What is read out of an event log: why something failed or took long, and what is wrong in a program.
+//! Analysis of event logs: why work requests failed or were slow, and mistakes of programs.
 
 mod lint;
 mod why;
@@ -9,7 +9,7 @@ use softhca_trace::{EventLog, EventLogReader, NameTable};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// The log of everything that happens to a pair, from before its queue pairs are there.
+/// The log of a pair, including the creation of its queue pairs.
 fn run_and_log(setup: Setup, act: impl FnOnce(&mut Pair)) -> Vec<u8> {
     let mut kept = None;
     let mut pair = setup.build_with_sink(|world: &World| {

@@ -1,4 +1,4 @@
-//! `softhca why`: one log per cause, and the explanation that a newcomer gets.
+//! `softhca why`: one log per cause, and its explanation.
 
 use crate::{reader, run_and_log};
 use softhca_engine::{ModifyQp, QpState, QpType, Recovery};
@@ -26,7 +26,7 @@ fn explain(log: &[u8], question: &Query) -> String {
     }
 }
 
-/// What is told without a question about a run.
+/// The explanation of a run without a query.
 fn why(setup: Setup, act: impl FnOnce(&mut Pair)) -> String {
     explain(&run_and_log(setup, act), &Query::default())
 }
@@ -40,7 +40,7 @@ fn acks() -> Selector {
 }
 
 #[test]
-fn a_packet_lost_in_the_middle_is_fatal() {
+fn a_lost_middle_packet_is_fatal() {
     let log = run_and_log(setup(), |pair| {
         pair.drop_packets(requests(InclusiveRange::exactly(1)), 1);
         pair.post_write(7, 0, 0, 4000);
@@ -48,11 +48,11 @@ fn a_packet_lost_in_the_middle_is_fatal() {
         pair.run();
     });
     insta::assert_snapshot!(explain(&log, &Query::default()));
-    insta::assert_snapshot!("what_was_flushed_after_a_loss", explain(&log, &explain_request(8)));
+    insta::assert_snapshot!("requests_flushed_after_a_loss", explain(&log, &explain_request(8)));
 }
 
 #[test]
-fn a_packet_lost_in_the_middle_is_sent_again() {
+fn a_lost_middle_packet_is_retransmitted() {
     insta::assert_snapshot!(why(setup().recovery(Recovery::GoBackN), |pair| {
         pair.drop_packets(requests(InclusiveRange::exactly(1)), 1);
         pair.post_write(7, 0, 0, 4000);
@@ -61,7 +61,7 @@ fn a_packet_lost_in_the_middle_is_sent_again() {
 }
 
 #[test]
-fn a_packet_lost_in_the_middle_makes_the_message_start_anew() {
+fn a_lost_middle_packet_restarts_the_message() {
     insta::assert_snapshot!(why(setup().recovery(Recovery::GoBack0), |pair| {
         pair.drop_packets(requests(InclusiveRange::exactly(1)), 1);
         pair.post_write(7, 0, 0, 4000);
@@ -70,7 +70,7 @@ fn a_packet_lost_in_the_middle_makes_the_message_start_anew() {
 }
 
 #[test]
-fn a_packet_that_is_always_lost_exhausts_the_tries() {
+fn a_packet_that_is_always_lost_exhausts_the_retries() {
     let setup = setup().recovery(Recovery::GoBackN).connection(|connection| connection.retry_count = 2);
     insta::assert_snapshot!(why(setup, |pair| {
         pair.drop_packets(requests(InclusiveRange::exactly(0)), 100);
@@ -80,7 +80,7 @@ fn a_packet_that_is_always_lost_exhausts_the_tries() {
 }
 
 #[test]
-fn the_last_packet_is_lost_and_only_the_timer_notices() {
+fn a_lost_last_packet_is_detected_by_the_ack_timeout() {
     insta::assert_snapshot!(why(setup(), |pair| {
         pair.drop_packets(requests(InclusiveRange::exactly(3)), 1);
         pair.post_write(7, 0, 0, 4000);
@@ -89,7 +89,7 @@ fn the_last_packet_is_lost_and_only_the_timer_notices() {
 }
 
 #[test]
-fn a_lost_acknowledgement_is_fatal_although_the_work_was_done() {
+fn a_lost_ack_is_fatal_although_the_request_was_executed() {
     insta::assert_snapshot!(why(setup(), |pair| {
         pair.drop_packets(acks(), 1);
         pair.post_write(7, 0, 0, 100);
@@ -98,7 +98,7 @@ fn a_lost_acknowledgement_is_fatal_although_the_work_was_done() {
 }
 
 #[test]
-fn a_lost_acknowledgement_costs_a_timeout() {
+fn a_lost_ack_costs_a_timeout() {
     insta::assert_snapshot!(why(setup().recovery(Recovery::GoBackN), |pair| {
         pair.drop_packets(acks(), 1);
         pair.post_write(7, 0, 0, 100);
@@ -116,7 +116,7 @@ fn a_lost_read_response() {
 }
 
 #[test]
-fn a_damaged_packet() {
+fn a_packet_with_a_bad_icrc() {
     insta::assert_snapshot!(why(setup(), |pair| {
         let action = Action::Corrupt { bit: BitPosition::PayloadBit(3), icrc: IcrcPolicy::Stale };
         pair.add_rule(requests(InclusiveRange::exactly(0)), Repeat::times(1), action);
@@ -126,7 +126,7 @@ fn a_damaged_packet() {
 }
 
 #[test]
-fn a_receiver_that_is_never_ready() {
+fn a_receiver_that_never_posts() {
     insta::assert_snapshot!(why(setup().connection(|connection| connection.rnr_retry = 3), |pair| {
         pair.post_send(7, 0, 100);
         pair.run();
@@ -134,7 +134,7 @@ fn a_receiver_that_is_never_ready() {
 }
 
 #[test]
-fn a_receiver_that_is_ready_late() {
+fn a_receiver_that_posts_late() {
     insta::assert_snapshot!(why(setup(), |pair| {
         pair.post_send(7, 0, 100);
         pair.world.run_for(Duration::from_micros(1500));
@@ -144,7 +144,7 @@ fn a_receiver_that_is_ready_late() {
 }
 
 #[test]
-fn a_receiver_that_is_waited_for_for_ever() {
+fn an_infinite_rnr_retry() {
     insta::assert_snapshot!(why(setup(), |pair| {
         pair.post_send(7, 0, 100);
         pair.world.run_for(Duration::from_millis(10));
@@ -152,7 +152,7 @@ fn a_receiver_that_is_waited_for_for_ever() {
 }
 
 #[test]
-fn a_key_that_names_nothing() {
+fn an_unknown_rkey() {
     insta::assert_snapshot!(why(setup(), |pair| {
         let gather = [pair.a.sge(0, 8)];
         let remote = RemoteAddress { address: 0, rkey: RemoteKey(0x1234_5678) };
@@ -162,7 +162,7 @@ fn a_key_that_names_nothing() {
 }
 
 #[test]
-fn bytes_outside_of_the_region() {
+fn an_access_outside_the_region() {
     insta::assert_snapshot!(why(setup(), |pair| {
         pair.post_write(7, 0, (1 << 20) - 4, 8);
         pair.run();
@@ -170,7 +170,7 @@ fn bytes_outside_of_the_region() {
 }
 
 #[test]
-fn a_right_that_is_missing() {
+fn a_missing_access_flag() {
     insta::assert_snapshot!(why(setup(), |pair| {
         let (b, gather) = (pair.b, [pair.a.sge(0, 8)]);
         let (key, address) = pair.on(b).register_memory(b.domain, 4096, AccessFlags::LOCAL_WRITE).unwrap();
@@ -180,7 +180,7 @@ fn a_right_that_is_missing() {
 }
 
 #[test]
-fn an_atomic_at_an_odd_address() {
+fn a_misaligned_atomic() {
     insta::assert_snapshot!(why(setup(), |pair| {
         let (remote, gather) = (pair.b.remote(4), [pair.a.sge(0, 8)]);
         pair.post(7, Operation::FetchAdd { remote, add: 1 }, &gather);
@@ -197,14 +197,11 @@ fn a_message_longer_than_the_receive() {
         pair.run();
     });
     insta::assert_snapshot!(explain(&log, &Query::default()));
-    insta::assert_snapshot!(
-        "a_receive_that_was_flushed_after_a_refusal",
-        explain(&log, &explain_request(71))
-    );
+    insta::assert_snapshot!("a_receive_flushed_after_a_nak", explain(&log, &explain_request(71)));
 }
 
 #[test]
-fn a_peer_whose_queue_pair_is_gone() {
+fn a_peer_whose_queue_pair_was_destroyed() {
     insta::assert_snapshot!(why(setup(), |pair| {
         let b = pair.b;
         pair.on(b).destroy_queue_pair(b.qp).unwrap();
@@ -214,7 +211,7 @@ fn a_peer_whose_queue_pair_is_gone() {
 }
 
 #[test]
-fn a_peer_that_is_not_ready_to_receive() {
+fn a_peer_before_rtr() {
     insta::assert_snapshot!(why(setup(), |pair| {
         let b = pair.b;
         pair.on(b).modify_queue_pair(b.qp, ModifyQp::default().state(QpState::Reset)).unwrap();
@@ -235,7 +232,7 @@ fn a_link_that_goes_down() {
 }
 
 #[test]
-fn a_local_key_that_names_nothing() {
+fn an_unknown_lkey() {
     insta::assert_snapshot!(why(setup(), |pair| {
         let gather = [Sge { address: 0, length: 8, lkey: LocalKey(0x7777_7777) }];
         pair.post(7, Operation::Send(SendImmOrInvalidate::None), &gather);
@@ -244,7 +241,7 @@ fn a_local_key_that_names_nothing() {
 }
 
 #[test]
-fn a_datagram_that_is_too_long() {
+fn a_datagram_over_the_path_mtu() {
     insta::assert_snapshot!(why(Setup::with_kind(QpType::Ud), |pair| {
         pair.post_send(7, 0, 4097);
         pair.run();
@@ -260,7 +257,7 @@ fn a_read_without_max_rd_atomic() {
 }
 
 #[test]
-fn ends_that_disagree_about_the_path_mtu() {
+fn a_path_mtu_mismatch() {
     insta::assert_snapshot!(why(setup(), |pair| {
         let (a, b, connection) = (pair.a, pair.b, setup().connection);
         pair.on(b).modify_queue_pair(b.qp, ModifyQp::default().state(QpState::Reset)).unwrap();
@@ -273,7 +270,7 @@ fn ends_that_disagree_about_the_path_mtu() {
 }
 
 #[test]
-fn a_completion_queue_without_room() {
+fn a_cq_overflow() {
     let log = run_and_log(setup(), |pair| {
         let (a, cq) = (pair.a, pair.a.cq);
         pair.on(a).resize_completion_queue(cq, 1).unwrap();
@@ -286,7 +283,7 @@ fn a_completion_queue_without_room() {
 }
 
 #[test]
-fn what_the_program_itself_flushes() {
+fn requests_flushed_by_the_program() {
     insta::assert_snapshot!(why(setup(), |pair| {
         let a = pair.a;
         pair.post_send(7, 0, 8);
@@ -296,7 +293,7 @@ fn what_the_program_itself_flushes() {
 }
 
 #[test]
-fn a_log_in_which_all_is_well() {
+fn a_log_without_problems() {
     let log = run_and_log(setup(), |pair| {
         pair.post_receive(1, 0, 4096);
         pair.post_send(7, 0, 2000);
@@ -330,7 +327,7 @@ fn every_packet_carries_its_work_request_and_its_cause() {
     for entry in reader(&log) {
         match entry.expect("an entry").event {
             LogEvent::PacketSent { wr_id: work, cause, .. } => {
-                works.insert(work.expect("both cards are heard"));
+                works.insert(work.expect("both HCAs are logged"));
                 causes.insert(cause.into_owned());
             }
             LogEvent::PacketReceived { wr_id: work, .. } => assert!(work.is_some()),

@@ -1,4 +1,4 @@
-//! A headless browser, spoken to over its two pipes: JSON messages with a zero byte behind each.
+//! A headless browser, controlled over two pipes with zero-terminated JSON messages.
 
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
@@ -8,12 +8,12 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// What runs the page.
+/// The browser executable.
 pub const PROGRAM: &str = "chromium";
-/// How long a busy machine may take for anything.
+/// The timeout of any operation, sufficient on a busy machine.
 const BROWSER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// One browser at a time: several would only wait for each other.
+/// Runs one browser at a time: several would slow each other down.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 pub struct Browser {
@@ -23,14 +23,14 @@ pub struct Browser {
     session: Option<String>,
     profile: PathBuf,
     calls: u64,
-    complaints: Vec<String>,
+    errors: Vec<String>,
     _turn: MutexGuard<'static, ()>,
 }
 
 impl Browser {
     /// Starts a browser with a window of this size and an empty page.
     pub fn start(width: u32, height: u32) -> Browser {
-        // A test that failed has told so; the next one may still run.
+        // A failed test poisons the lock; later tests may still run.
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let profile = scratch(&format!("browser-{}", std::process::id()));
         // The pipes of the protocol are descriptors 3 and 4.
@@ -57,9 +57,8 @@ impl Browser {
                 }
             }
         });
-        let (session, calls, complaints) = (None, 0, Vec::new());
-        let mut browser =
-            Browser { process, input, messages, session, profile, calls, complaints, _turn: turn };
+        let (session, calls, errors) = (None, 0, Vec::new());
+        let mut browser = Browser { process, input, messages, session, profile, calls, errors, _turn: turn };
         let target = browser.call("Target.createTarget", json!({"url": "about:blank"}));
         let attached =
             browser.call("Target.attachToTarget", json!({"targetId": target["targetId"], "flatten": true}));
@@ -89,18 +88,16 @@ impl Browser {
         }
     }
 
-    /// Keeps what the page complains about: exceptions, errors, warnings, blocked requests.
+    /// Collects exceptions, errors, warnings and blocked requests of the page.
     fn on_message(&mut self, event: &Value) {
         let parameters = &event["params"];
         match event["method"].as_str() {
-            Some("Runtime.exceptionThrown") => {
-                self.complaints.push(parameters["exceptionDetails"].to_string())
-            }
-            Some("Log.entryAdded") => self.complaints.push(parameters["entry"].to_string()),
+            Some("Runtime.exceptionThrown") => self.errors.push(parameters["exceptionDetails"].to_string()),
+            Some("Log.entryAdded") => self.errors.push(parameters["entry"].to_string()),
             Some("Runtime.consoleAPICalled")
                 if matches!(parameters["type"].as_str(), Some("error" | "warning" | "assert")) =>
             {
-                self.complaints.push(parameters["args"].to_string());
+                self.errors.push(parameters["args"].to_string());
             }
             _ => {}
         }
@@ -129,24 +126,24 @@ impl Browser {
             assert!(
                 start.elapsed() < BROWSER_TIMEOUT,
                 "`{expression}` does not become true: {:?}",
-                self.complaints
+                self.errors
             );
             std::thread::sleep(Duration::from_millis(20));
         }
-        // What was asked to be drawn is drawn.
+        // Wait until pending drawing is done.
         self.value(
             "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))",
         );
     }
 
-    /// Opens a page from disk and waits until it has read everything.
+    /// Opens a page from disk and waits until it has loaded everything.
     pub fn open(&mut self, page: &Path, link: &str) {
         self.visit("about:blank");
         self.visit(&format!("file://{}{link}", page.display()));
         self.wait("document.readyState === 'complete' && typeof app === 'object' && app.readAt > 0");
     }
 
-    /// Goes to an address.
+    /// Navigates to a URL.
     pub fn visit(&mut self, address: &str) {
         self.call("Page.navigate", json!({"url": address}));
     }
@@ -167,7 +164,7 @@ impl Browser {
         );
     }
 
-    /// A picture for people, if SOFTHCA_SCREENSHOTS names a folder.
+    /// Saves a screenshot if SOFTHCA_SCREENSHOTS is set to a folder.
     pub fn screenshot(&mut self, name: &str) {
         let Some(folder) = std::env::var_os("SOFTHCA_SCREENSHOTS") else { return };
         let answer = self.call("Page.captureScreenshot", json!({"format": "png"}));
@@ -176,7 +173,7 @@ impl Browser {
         std::fs::write(Path::new(&folder).join(name).with_extension("png"), png).expect("a picture");
     }
 
-    /// The memory of the page's process in MiB, now and at its height.
+    /// The current and the peak memory of the page's process in MiB.
     pub fn memory(&mut self) -> [u64; 2] {
         let session = self.session.take();
         let processes = self.call("SystemInfo.getProcessInfo", json!({}));
@@ -195,10 +192,10 @@ impl Browser {
         sums
     }
 
-    /// Asserts that nothing was complained about so far.
+    /// Asserts that the page has reported no errors.
     pub fn assert_no_errors(&mut self) {
         self.value("1");
-        assert!(self.complaints.is_empty(), "the page complains: {}", self.complaints.join("\n"));
+        assert!(self.errors.is_empty(), "the page reports: {}", self.errors.join("\n"));
     }
 }
 
@@ -206,7 +203,7 @@ impl Drop for Browser {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
-        // Its own children may still write there for a moment; what is left is in the target folder.
+        // Its children may still write there for a moment; leftovers are in the target folder.
         let _ = std::fs::remove_dir_all(&self.profile);
     }
 }
@@ -216,7 +213,7 @@ pub fn scratch(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("explorer-{name}"))
 }
 
-/// The command, beside the folder that this test runs from.
+/// The path of the softhca executable, relative to that of the test.
 pub fn softhca() -> PathBuf {
     let own = std::env::current_exe().expect("a test runs from a file");
     let command = own.ancestors().nth(2).expect("target, profile, deps").join("softhca");

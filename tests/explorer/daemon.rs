@@ -1,4 +1,4 @@
-//! `softhca explore`: what the cards of a daemon do is seen while they do it, by whoever has the link.
+//! `softhca explore` shows the events of a daemon live, protected by the token in the link.
 
 use crate::browser::{Browser, softhca};
 use softhca::{AccessFlags, ConnectOptions, Device, QpType, SendRequest};
@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 
-/// A process that ends with the test.
+/// A process that is killed when the test ends.
 struct KillOnDrop(Child);
 
 impl Drop for KillOnDrop {
@@ -16,18 +16,19 @@ impl Drop for KillOnDrop {
     }
 }
 
-/// Starts the command, and waits for the line that begins with `sign`; gives its rest.
-fn start(arguments: &[&str], sign: &str) -> (KillOnDrop, String) {
+/// Starts the command and returns the rest of the line that begins with `prefix`.
+fn start(arguments: &[&str], prefix: &str) -> (KillOnDrop, String) {
     let mut child =
         Command::new(softhca()).args(arguments).stdout(Stdio::piped()).spawn().expect("it starts");
     let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
     let child = KillOnDrop(child);
-    let line =
-        lines.find(|line| line.starts_with(sign)).unwrap_or_else(|| panic!("{arguments:?} says no {sign:?}"));
-    (child, line[sign.len()..].trim().to_owned())
+    let line = lines
+        .find(|line| line.starts_with(prefix))
+        .unwrap_or_else(|| panic!("{arguments:?} says no {prefix:?}"));
+    (child, line[prefix.len()..].trim().to_owned())
 }
 
-/// What the server says to a request without a browser around it.
+/// The response of the server to a plain HTTP request.
 fn http_response(address: &str, method: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("it listens");
     write!(stream, "{method} {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").expect("it reads");
@@ -75,7 +76,7 @@ pub fn followed() {
     for (method, path) in
         [("GET", "/".to_owned()), ("GET", "/0123456789abcdef/".into()), ("POST", format!("/{path}"))]
     {
-        let refused = http_response(address, method, &path);
-        assert!(refused.contains(" 40"), "{method} {path}: {refused}");
+        let response = http_response(address, method, &path);
+        assert!(response.contains(" 40"), "{method} {path}: {response}");
     }
 }

@@ -1,4 +1,4 @@
-//! The explorer's page in a real browser: every view drawn, every link and key, and no complaint.
+//! The explorer's page in a real browser: every view, link and key works, without errors.
 
 mod browser;
 #[cfg(target_os = "linux")]
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
 const VIEWS: [&str; 9] =
     ["ladder", "sequence", "timeline", "states", "memory", "why", "packet", "compare", "events"];
 
-/// How many dots of a canvas are not empty.
+/// The number of non-empty pixels of a canvas.
 fn painted(browser: &mut Browser, selector: &str) -> f64 {
     browser.number(&format!(
         "(() => {{ const canvas = document.querySelector({selector:?}); const copy = document.createElement('canvas'); \
@@ -220,7 +220,7 @@ fn compare() {
     browser.assert_no_errors();
 }
 
-/// The headers that the page finds in every frame, in the words of `softhca trace --json`.
+/// The headers that the page decodes from every frame, with the keys of `softhca trace --json`.
 const READ_FIELDS: &str = "(() => { const run = currentRun(); const all = []; \
     for (let event = 0; event < run.length; event++) { \
         if (!run.frames?.at.has(event)) continue; \
@@ -371,7 +371,7 @@ fn markup() {
     browser.assert_no_errors();
 }
 
-/// What goes to a group has a ladder: its sender at one side, the group with its members at the other.
+/// Multicast has a ladder: the sender on one side, the group with its members on the other.
 fn multicast() {
     let log = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/captures/ud-multicast.jsonl");
     let mut browser = Browser::start(1440, 900);
@@ -423,7 +423,7 @@ fn live() {
     browser.assert_no_errors();
 }
 
-/// `softhca run --out` leaves a page beside what failed, and none beside what did not.
+/// `softhca run --out` writes a report for failed runs only.
 fn failed_run() {
     let folder = scratch("failed");
     std::fs::create_dir_all(&folder).expect("a folder");
@@ -448,7 +448,7 @@ fn failed_run() {
     browser.assert_no_errors();
 }
 
-/// Runs of the library through the command: rates, alpha, queues, pauses and CNPs have their lanes.
+/// Library scenarios run by the command: rates, alpha, queues, pauses and CNPs have charts.
 fn congestion() {
     let library = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios/library");
     let folder = scratch("congestion");
@@ -489,7 +489,7 @@ fn congestion() {
     }
 }
 
-/// The chain of causes: what failed is chosen, told, and leads to its packets.
+/// The chain of causes: a failed request can be selected, is explained, and links to its packets.
 fn why() {
     let mut browser = Browser::start(1440, 900);
     browser.open(&runs::page(&runs::fatal_loss()), "#view=why");
@@ -509,7 +509,7 @@ fn why() {
     browser.assert_no_errors();
 }
 
-/// Prints how long a log of a million events takes, and how much memory.
+/// Prints the load time and memory of a log with a million events.
 fn million_events() {
     let folder = runs::record_run(
         "million",
@@ -548,7 +548,7 @@ fn million_events() {
         browser.number("app.readAt")
     );
     for view in ["ladder", "events", "sequence", "timeline", "memory"] {
-        // Charts share the times that they show; each begins with all of them.
+        // Charts share their time range; each starts with the full range.
         browser.value("look({ from: -1, to: -1 })");
         browser.click(&format!("#tab-{view}"));
         let first = browser.number(

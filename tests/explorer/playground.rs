@@ -1,4 +1,4 @@
-//! The card in the browser does exactly what the card does here.
+//! The playground in the browser behaves exactly like the native command.
 
 use crate::browser::{Browser, PROGRAM, scratch, softhca};
 use libtest_mimic::{Failed, Trial};
@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 
 const NAME: &str = "the_playground_does_what_the_command_does";
 
-/// The module, where `cargo build --profile playground --target wasm32-unknown-unknown -p softhca-playground` puts it.
+/// The path of the module built by `cargo build --profile playground --target wasm32-unknown-unknown -p
+/// softhca-playground`.
 fn module() -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("a target folder");
     target.join("wasm32-unknown-unknown/playground/softhca_playground.wasm")
 }
 
-/// The test; ignored where the module was not built.
+/// The test, ignored if the module was not built.
 pub fn trial() -> Trial {
     if module().is_file() {
         return tools::needs(PROGRAM, NAME, run);
@@ -53,7 +54,7 @@ fn run() {
     stops(&mut browser);
 }
 
-/// The same scenario and seed give the same events here and there.
+/// The same scenario and seed give the same events in the browser and natively.
 fn hashes(browser: &mut Browser) {
     let library = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios/library");
     let names = browser.value("app.meta.scenarios.map(({ name }) => name)");
@@ -81,7 +82,7 @@ fn hashes(browser: &mut Browser) {
     }
 }
 
-/// A link brings the same run and view back, also of a scenario that was edited.
+/// A link restores the run and the view, also of an edited scenario.
 fn links(browser: &mut Browser, page: &Path) {
     browser.open(page, "#view=sequence&scenario=gbn-random-loss&seed=7");
     browser.wait("app.played !== undefined && app.state.view === 'sequence'");
@@ -101,7 +102,7 @@ fn links(browser: &mut Browser, page: &Path) {
     browser.assert_no_errors();
 }
 
-/// What is wrong in a scenario is told where it stands, and the next run is none the worse for it.
+/// Errors in a scenario are shown with their position, and do not affect the next run.
 fn refusals(browser: &mut Browser) {
     browser.value(
         "look({ view: 'playground' }); views.playground.text.value = 'titel = 1'; views.playground.run()",
@@ -113,7 +114,7 @@ fn refusals(browser: &mut Browser) {
     browser.assert_no_errors();
 }
 
-/// A run that would take for ever leaves the page alone, and ends when somebody says so, or begins another.
+/// An endless run does not block the page, and ends when the user stops it or starts another.
 fn stops(browser: &mut Browser) {
     let endless = "title = 'endless'\nduration = '600s'\n[hosts]\nalice = {}\nbob = {}\n[[pair]]\nqps = ['alice.1', 'bob.1']\n\
                    [[workload]]\nstream = { qp = 'alice.1', op = 'write', bytes = 64, every = '1ms' }\n";
@@ -125,7 +126,7 @@ fn stops(browser: &mut Browser) {
     browser.value(&start);
     browser.wait("document.querySelector('.play-result').textContent.includes('Running for')");
     browser.screenshot("playground-running");
-    // The run before it can still be looked at.
+    // The previous run is still visible.
     browser.click("#tab-ladder");
     assert!(browser.number("document.querySelectorAll('.step').length") > 0.0);
     browser.click("#tab-playground");

@@ -1,4 +1,4 @@
-//! Runs to be looked at: folders with an event log and a capture, as a run leaves them.
+//! Folders with an event log and a capture, as `softhca run --out` writes them.
 
 use crate::browser::scratch;
 use softhca_engine::Recovery;
@@ -13,7 +13,7 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// Runs `act` on a pair and keeps the event log and the capture of it in a folder.
+/// Runs `act` on a pair and writes its event log and capture to a folder.
 pub fn record_run(name: &str, title: &str, setup: Setup, act: impl FnOnce(&mut Pair)) -> PathBuf {
     let folder = scratch(name);
     std::fs::create_dir_all(&folder).expect("a folder");
@@ -38,7 +38,7 @@ fn drop_packet(pair: &mut Pair, psn: u64, times: u64) {
     pair.add_rule(requests(InclusiveRange::exactly(psn)), Repeat::times(times), Action::Drop);
 }
 
-/// Several operations, and one lost packet that ends the connection.
+/// Several operations, and one lost packet that breaks the connection.
 pub fn fatal_loss() -> PathBuf {
     record_run("fatal", "A lost middle packet is fatal to the connection", Setup::default(), |pair| {
         drop_packet(pair, 5, 1);
@@ -50,7 +50,7 @@ pub fn fatal_loss() -> PathBuf {
     })
 }
 
-/// A long write that loses a packet, with this way to recover.
+/// A long WRITE that loses a packet, with this recovery mode.
 pub fn recovered_loss(recovery: Recovery) -> PathBuf {
     let title = format!("A lost packet with {}", recovery.name());
     record_run(recovery.name(), &title, Setup::default().recovery(recovery).one_gigabit(), |pair| {
@@ -61,12 +61,12 @@ pub fn recovered_loss(recovery: Recovery) -> PathBuf {
     })
 }
 
-/// The page of a run.
+/// Writes the page of a run.
 pub fn page(run: &Path) -> PathBuf {
     comparison_page(&[run])
 }
 
-/// The page of one run, or of two.
+/// Writes the page of one run or of two.
 pub fn comparison_page(runs: &[&Path]) -> PathBuf {
     let mut runs_read = runs.iter().map(|path| Run::open(path).expect("something to see"));
     let mut page = Page::new(runs_read.next().expect("a run"));

@@ -1,4 +1,4 @@
-//! Real programs under scripted faults: what happens to them, and what we say about it.
+//! Real programs with scripted faults: their behaviour, and our output.
 
 use crate::rig::Rig;
 use libtest_mimic::Trial;
@@ -7,15 +7,15 @@ use softhca_tests::needs;
 /// The tests of this file.
 pub fn tests() -> Vec<Trial> {
     vec![
-        needs!("ib_write_bw", a_lost_packet_ends_a_program_in_fatal),
-        needs!("ib_write_bw", a_lost_packet_only_slows_a_program_in_go_back_n),
-        needs!("ib_write_bw", a_fault_that_never_happens_fails_the_run),
-        needs!("sh", what_a_scenario_cannot_do_to_a_program_is_said),
-        needs!("ibv_asyncwatch", a_port_that_goes_down_and_up_is_heard_of),
-        needs!("ibv_devinfo", a_port_that_is_down_is_told_to_be),
-        needs!("ib_write_bw", pitfalls_are_warned_of_as_they_are_met),
+        needs!("ib_write_bw", a_lost_packet_breaks_a_program_with_fatal_recovery),
+        needs!("ib_write_bw", a_lost_packet_only_slows_a_program_with_go_back_n),
+        needs!("ib_write_bw", a_fault_that_is_never_applied_fails_the_run),
+        needs!("sh", unsupported_scenario_features_are_rejected),
+        needs!("ibv_asyncwatch", port_state_changes_raise_async_events),
+        needs!("ibv_devinfo", a_port_that_is_down_is_reported_as_down),
+        needs!("ib_write_bw", lint_warns_while_the_program_runs),
         needs!("ib_write_bw", a_scenario_starts_its_programs),
-        needs!("sh", the_exit_code_of_a_scenarios_program_is_expected),
+        needs!("sh", the_exit_code_of_a_program_is_an_expectation),
     ]
 }
 
@@ -23,7 +23,7 @@ fn scenario(name: &str) -> String {
     format!("{}/../scenarios/programs/{name}.toml", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Runs ib_write_bw, the server on alice and the client on bob under the scenario; what the client left.
+/// Runs ib_write_bw with the server on alice and the client on bob with the scenario; returns the output of the client.
 fn write_bw(rig: &mut Rig, recovery: &str, options: &[&str]) -> crate::rig::ProgramOutput {
     let server = ["--host", "alice", "--recovery", recovery];
     let client = [&["--host", "bob", "--recovery", recovery], options].concat();
@@ -38,14 +38,14 @@ fn lines_after<'a>(text: &'a str, mark: &str) -> Vec<&'a str> {
     text.split(mark).skip(1).map(|rest| rest.split_whitespace().next().unwrap_or_default()).collect()
 }
 
-fn a_lost_packet_ends_a_program_in_fatal() {
+fn a_lost_packet_breaks_a_program_with_fatal_recovery() {
     let mut rig = Rig::new();
     let (file, log) = (scenario("lost-write"), rig.file("log.jsonl"));
     let seen = write_bw(&mut rig, "fatal", &["--scenario", &file, "--log", &log]);
     assert!(!seen.success, "{}", seen.text);
-    // perftest names status, work request and reason; 20 is "the peer missed a packet".
+    // perftest prints status, wr_id and vendor_err; 20 means that the peer missed a packet.
     assert!(seen.text.contains("Failed status 12: wr_id 0 syndrom 0x14"), "{}", seen.text);
-    // We name the same work request, the peer, and the packet: the first PSN of the client and two.
+    // We print the same work request, the peer and the packet: the first PSN of the client plus 2.
     assert!(seen.text.contains("WRITE 0 of bob.1 ended with retry-exceeded"), "{}", seen.text);
     let first = lines_after(&seen.text, " PSN 0x")[0];
     let lost = (u32::from_str_radix(first, 16).expect("a PSN") + 2) & 0xff_ffff;
@@ -53,7 +53,7 @@ fn a_lost_packet_ends_a_program_in_fatal() {
     assert!(seen.text.contains(&sentence), "{sentence:?} is not in {}", seen.text);
     for line in [
         "pass  The third packet of a real program is lost",
-        "fault \"lose the third packet\" happened once",
+        "fault \"lose the third packet\" applied once",
         "held   alice -> bob: NAK sequence error, of bob.1, PSN +2, once: one passed",
     ] {
         assert!(seen.text.contains(line), "{line:?} is not in {}", seen.text);
@@ -62,15 +62,15 @@ fn a_lost_packet_ends_a_program_in_fatal() {
     assert!(later.success && later.text.contains(&sentence), "{later:?}");
 }
 
-fn a_lost_packet_only_slows_a_program_in_go_back_n() {
+fn a_lost_packet_only_slows_a_program_with_go_back_n() {
     let mut rig = Rig::new();
     let seen = write_bw(&mut rig, "go-back-n", &["--scenario", &scenario("lost-write")]);
     assert!(seen.success, "{}", seen.text);
-    assert!(seen.text.contains("fault \"lose the third packet\" happened once"), "{}", seen.text);
+    assert!(seen.text.contains("fault \"lose the third packet\" applied once"), "{}", seen.text);
     assert!(!seen.text.contains("retry-exceeded"), "{}", seen.text);
 }
 
-fn a_fault_that_never_happens_fails_the_run() {
+fn a_fault_that_is_never_applied_fails_the_run() {
     let mut rig = Rig::new();
     let text = std::fs::read_to_string(scenario("lost-write")).expect("the scenario");
     let file = rig.write("never.toml", &text.replace("psn = \"+2\"", "psn = \"+900000\""));
@@ -80,7 +80,7 @@ fn a_fault_that_never_happens_fails_the_run() {
     assert!(seen.text.contains("FAIL"), "{}", seen.text);
 }
 
-fn what_a_scenario_cannot_do_to_a_program_is_said() {
+fn unsupported_scenario_features_are_rejected() {
     let mut rig = Rig::new();
     for (name, text, sentence) in [
         (
@@ -103,9 +103,9 @@ fn what_a_scenario_cannot_do_to_a_program_is_said() {
     }
 }
 
-/// The cable goes down and up over and over, so that nothing depends on when the program starts to listen. What reads
-/// stops when it has heard enough, and the next event ends the program.
-fn a_port_that_goes_down_and_up_is_heard_of() {
+/// The link goes down and up repeatedly, so that nothing depends on when the program starts to listen. The reader stops
+/// after enough events, and the next event ends the program.
+fn port_state_changes_raise_async_events() {
     let mut rig = Rig::new();
     let watch = "stdbuf -oL ibv_asyncwatch | \
                  awk '{ print } /PORT_ERR/ { down = 1 } down && /PORT_ACTIVE/ { exit }'";
@@ -120,7 +120,7 @@ fn a_port_that_goes_down_and_up_is_heard_of() {
     }
 }
 
-fn a_port_that_is_down_is_told_to_be() {
+fn a_port_that_is_down_is_reported_as_down() {
     let mut rig = Rig::new();
     let look =
         "until ibv_devinfo | grep PORT_DOWN; do :; done; until ibv_devinfo | grep PORT_ACTIVE; do :; done";
@@ -129,8 +129,8 @@ fn a_port_that_is_down_is_told_to_be() {
     assert!(seen.text.contains("PORT_DOWN (1)") && seen.text.contains("PORT_ACTIVE (4)"), "{seen:?}");
 }
 
-/// What ib_write_bw does on every card: its completion queue has room for the sends, and not for the receive beside.
-fn pitfalls_are_warned_of_as_they_are_met() {
+/// A mistake of ib_write_bw on every device: its CQ has room for the sends but not for the additional receive.
+fn lint_warns_while_the_program_runs() {
     let mut rig = Rig::new();
     let (mut server, mut client) = rig.start_pair_with([&[], &["--lint"]], &["ib_write_bw", "-n", "200"]);
     let seen = client.wait();
@@ -146,7 +146,7 @@ fn a_scenario_starts_its_programs() {
     let seen = rig.softhca(&["run", "--on", "udp", &scenario("two-programs")]);
     assert!(seen.success, "{seen:?}");
     for line in [
-        "fault \"lose the third packet\" happened once",
+        "fault \"lose the third packet\" applied once",
         "held   program \"client\" on bob ends with 0",
         "held   program \"server\" on alice ends with 0",
     ] {
@@ -157,7 +157,7 @@ fn a_scenario_starts_its_programs() {
     assert!(virtual_time.text.contains("real time only"), "{virtual_time:?}");
 }
 
-fn the_exit_code_of_a_scenarios_program_is_expected() {
+fn the_exit_code_of_a_program_is_an_expectation() {
     let rig = Rig::new();
     let text = "title = \"x\"\n[hosts]\na = {}\n[[workload]]\nname = \"p\"\n\
                 command = { host = \"a\", argv = [\"sh\", \"-c\", \"echo ${ADDRESS_a}; exit 3\"], exit-code = 3 }\n";

@@ -1,5 +1,5 @@
-/* Forks while writes are under way. The parent's traffic goes on, bit by bit; the child's verbs fail, and do not hang.
- * Exit code 0 if all of that is so; a sentence on stderr otherwise. */
+/* Forks while WRITEs are outstanding. The parent's traffic must continue; the child's verbs must fail without hanging.
+ * Exit code 0 on success; otherwise an error message on stderr. */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdint.h>
@@ -84,7 +84,7 @@ static int post(struct side *from, const struct side *to, uint64_t id)
 	return ibv_post_send(from->qp, &request, &bad);
 }
 
-/* In the child nothing of the parent's may work. */
+/* No resource of the parent may work in the child. */
 static int child(struct ibv_context *context, struct ibv_pd *pd, struct side *from, const struct side *to)
 {
 	struct ibv_wc wc;
@@ -133,7 +133,7 @@ int main(void)
 			if (post(&from, &to, posted++))
 				fail("ibv_post_send");
 		if (forked < FORKS && done >= forked * (WRITES / FORKS)) {
-			/* Up to DEPTH writes are under way now. */
+			/* Up to DEPTH WRITEs are outstanding now. */
 			forked++;
 			pid_t pid = fork();
 			if (pid < 0)
@@ -143,7 +143,7 @@ int main(void)
 			if (forked % 2) {
 				int status;
 				if (waitpid(pid, &status, 0) != pid || !WIFEXITED(status) || WEXITSTATUS(status)) {
-					fprintf(stderr, "the child ended with %#x\n", status);
+					fprintf(stderr, "the child exited with %#x\n", status);
 					return 1;
 				}
 			}
@@ -162,11 +162,11 @@ int main(void)
 	}
 	for (int status; wait(&status) > 0;)
 		if (!WIFEXITED(status) || WEXITSTATUS(status)) {
-			fprintf(stderr, "a child ended with %#x\n", status);
+			fprintf(stderr, "a child exited with %#x\n", status);
 			return 1;
 		}
 	if (memcmp(from.memory, to.memory, SIZE)) {
-		fprintf(stderr, "what arrived is not what was written\n");
+		fprintf(stderr, "the received data differs from the written data\n");
 		return 1;
 	}
 	printf("%d writes, %d forks\n", done, forked);

@@ -1,4 +1,4 @@
-//! Unmodified programs of Debian on emulated hosts: both ends on this machine, through `softhca exec`.
+//! Unmodified Debian programs on emulated hosts: both ends on this machine, under `softhca exec`.
 
 mod faults;
 mod rig;
@@ -16,22 +16,22 @@ fn main() -> ExitCode {
         needs!("ibv_devices", the_device_is_listed),
         needs!("ibv_devinfo", the_device_is_described),
         needs!("sh", exit_codes_are_those_of_env),
-        needs!("sh", settings_of_a_running_daemon_stay),
-        needs!("ibv_rc_pingpong", a_peer_that_is_killed_is_an_error),
-        needs!("ibv_rc_pingpong", a_peer_on_the_same_card_that_is_killed_is_an_error),
-        needs!("ibv_rc_pingpong", a_daemon_that_is_killed_is_an_error),
+        needs!("sh", settings_of_a_running_daemon_do_not_change),
+        needs!("ibv_rc_pingpong", a_killed_peer_is_an_error),
+        needs!("ibv_rc_pingpong", a_killed_peer_on_the_same_device_is_an_error),
+        needs!("ibv_rc_pingpong", a_killed_daemon_is_an_error),
         needs!("ib_write_bw", eight_pairs_run_at_once),
         needs!("ibv_devices", packets_are_captured),
-        needs!("true", a_file_that_cannot_be_written_is_our_own_failure),
-        needs!("mckey", a_group_hears_what_is_sent_to_it),
-        needs!("cmtime", connections_are_timed),
-        needs!(compiler(), a_program_forks_while_its_writes_go_on),
+        needs!("true", an_unwritable_file_exits_with_125),
+        needs!("mckey", multicast_reaches_the_members_of_a_group),
+        needs!("cmtime", cmtime_measures_connections),
+        needs!(compiler(), a_program_forks_while_writes_are_outstanding),
     ];
     tests.extend(faults::tests());
     for words in PAIRS {
         let program = words.split(' ').next().expect("a program");
         let name = words.replace(' ', "_");
-        // Each side of this one sends as soon as it is ready itself. Where nothing is sent again the other side has to be.
+        // Each side sends as soon as it is ready itself. Without retransmission the other side must be ready too.
         let is_hasty = program == "ibv_xsrq_pingpong";
         let rig = move || if is_hasty { Rig::with_go_back_n() } else { Rig::new() };
         tests.push(tools::needs_with(program, &name, move || run_pair(&mut rig(), words)));
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     tools::run(tests)
 }
 
-/// What runs once as a server and once as a client. Programs of librdmacm-utils take the address with `-s`.
+/// Programs that run as server and client. Those of librdmacm-utils take the address with `-s`.
 const PAIRS: &[&str] = &[
     "ibv_rc_pingpong -g 0 -n 200",
     "ibv_rc_pingpong -g 0 -n 200 -e",
@@ -104,7 +104,7 @@ const PAIRS: &[&str] = &[
     "rdma_xserver",
 ];
 
-/// The same with `--loopback card`: both ends are on one host.
+/// The same with `--loopback internal`: both ends are on one host.
 const DEVICE_LOOPBACK_PAIRS: &[&str] = &[
     "ibv_rc_pingpong -g 0 -n 200 -e",
     "ibv_rc_pingpong -g 0 -s 1048576 -n 1000",
@@ -154,7 +154,7 @@ fn exit_codes_are_those_of_env() {
     }
 }
 
-fn settings_of_a_running_daemon_stay() {
+fn settings_of_a_running_daemon_do_not_change() {
     let mut rig = Rig::new();
     let here = rig.file("here");
     let _holder = rig.start(&["sh", "-c", &format!("touch {here}; exec sleep 100")]);
@@ -165,9 +165,9 @@ fn settings_of_a_running_daemon_stay() {
     assert_eq!(seen.code, Some(125), "{seen:?}");
     assert!(seen.text.contains("has recovery fatal, not go-back-n"), "{seen:?}");
     assert_eq!(rig.exec(&["--recovery", "fatal"], &["true"]).code, Some(0));
-    let seen = rig.exec(&["--loopback", "card"], &["true"]);
+    let seen = rig.exec(&["--loopback", "internal"], &["true"]);
     assert_eq!(seen.code, Some(125), "{seen:?}");
-    assert!(seen.text.contains("has loopback socket, not card"), "{seen:?}");
+    assert!(seen.text.contains("has loopback socket, not internal"), "{seen:?}");
     assert_eq!(rig.exec(&["--loopback", "socket"], &["true"]).code, Some(0));
     let status = rig.softhca(&["status"]);
     assert!(status.text.contains("loopback socket"), "{status:?}");
@@ -175,18 +175,17 @@ fn settings_of_a_running_daemon_stay() {
     assert_eq!(seen.code, Some(125), "{seen:?}");
 }
 
-/// The program that is left ends by itself, and not well.
-/// Writes are always outstanding here. A program that only waits for a message has nothing that could fail when
-/// its peer dies, on any card.
-fn a_peer_that_is_killed_is_an_error() {
-    killed_peer(Rig::new());
+/// The remaining program exits by itself with an error. WRITEs are always outstanding here: a program that only waits for
+/// a message does not fail when its peer dies, on any device.
+fn a_killed_peer_is_an_error() {
+    check_killed_peer(Rig::new());
 }
 
-fn a_peer_on_the_same_card_that_is_killed_is_an_error() {
-    killed_peer(Rig::with_card_loopback());
+fn a_killed_peer_on_the_same_device_is_an_error() {
+    check_killed_peer(Rig::with_card_loopback());
 }
 
-fn killed_peer(mut rig: Rig) {
+fn check_killed_peer(mut rig: Rig) {
     let words = ["ib_write_bw", "-n", "100000000"];
     let (server, mut client) = rig.start_pair(&words);
     std::thread::sleep(Duration::from_millis(500));
@@ -195,7 +194,7 @@ fn killed_peer(mut rig: Rig) {
     assert!(!left.success, "{left:?}");
 }
 
-fn a_daemon_that_is_killed_is_an_error() {
+fn a_killed_daemon_is_an_error() {
     let mut rig = Rig::new();
     let words = ["ibv_rc_pingpong", "-g", "0", "-n", "100000000"];
     let (mut server, mut client) = rig.start_pair(&words);
@@ -214,11 +213,11 @@ fn packets_are_captured() {
     let seen = rig.exec(&["--capture", &file], &["sh", "-c", both]);
     assert!(seen.success, "{seen:?}");
     let packets = std::fs::metadata(&file).expect("the capture").len();
-    // Ten messages of 4096 bytes each way, and their acknowledgements.
+    // Ten messages of 4096 bytes in each direction, and their ACKs.
     assert!(packets > 20 * 4096, "{packets} bytes");
 }
 
-fn a_file_that_cannot_be_written_is_our_own_failure() {
+fn an_unwritable_file_exits_with_125() {
     let mut rig = Rig::new();
     let file = rig.file("none/file");
     for option in ["--capture", "--log"] {
@@ -229,8 +228,8 @@ fn a_file_that_cannot_be_written_is_our_own_failure() {
     }
 }
 
-/// What is sent before the receiver is a member is lost: it is sent again until it has heard enough.
-fn a_group_hears_what_is_sent_to_it() {
+/// Datagrams before the receiver joins are lost, so send until it has received enough.
+fn multicast_reaches_the_members_of_a_group() {
     let mut rig = Rig::new();
     let mut receiver = rig.start(&["mckey", "-m", "239.7.7.7", "-C", "10"]);
     while !receiver.has_ended() {
@@ -241,8 +240,8 @@ fn a_group_hears_what_is_sent_to_it() {
     assert!(seen.success, "{seen:?}");
 }
 
-/// The server of cmtime stays.
-fn connections_are_timed() {
+/// The server of cmtime does not exit.
+fn cmtime_measures_connections() {
     let mut rig = Rig::new();
     let _server = rig.start(&["cmtime"]);
     std::thread::sleep(Duration::from_secs(1));
@@ -250,7 +249,7 @@ fn connections_are_timed() {
     assert!(client.success && client.text.contains("disconnect"), "{client:?}");
 }
 
-/// What a C program needs to be compiled for verbs: the compiler, and the headers of the library.
+/// The requirements to compile a verbs program: a compiler and the headers of libibverbs.
 fn compiler() -> &'static str {
     match std::path::Path::new("/usr/include/infiniband/verbs.h").exists() {
         true => "cc",
@@ -258,7 +257,7 @@ fn compiler() -> &'static str {
     }
 }
 
-fn a_program_forks_while_its_writes_go_on() {
+fn a_program_forks_while_writes_are_outstanding() {
     let mut rig = Rig::new();
     let program = rig.file("forking");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/forking.c");

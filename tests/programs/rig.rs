@@ -1,4 +1,4 @@
-//! A daemon of the test's own, and programs on its hosts.
+//! A daemon for one test, and programs on its hosts.
 
 use std::io::Read;
 use std::net::TcpListener;
@@ -8,22 +8,22 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Nothing here takes longer, on a machine that does other things too.
+/// The timeout of a program, sufficient on a busy machine.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What a program left.
+/// The result of a program.
 #[derive(Debug)]
 pub struct ProgramOutput {
     pub success: bool,
     pub code: Option<i32>,
-    /// Both outputs, in this order.
+    /// Standard output, then standard error.
     pub text: String,
 }
 
-/// A runtime folder, in which `softhca exec` keeps its daemon.
+/// A runtime folder for the daemon of `softhca exec`.
 pub struct Rig {
     folder: PathBuf,
-    /// What every `softhca exec` is told.
+    /// Options of every `softhca exec`.
     options: Vec<&'static str>,
 }
 
@@ -38,21 +38,21 @@ impl Rig {
         Rig { folder, options: Vec::new() }
     }
 
-    /// One whose hosts reach themselves within their cards.
+    /// A rig with internal loopback.
     pub fn with_card_loopback() -> Rig {
         let mut rig = Rig::new();
-        rig.options.extend(["--loopback", "card"]);
+        rig.options.extend(["--loopback", "internal"]);
         rig
     }
 
-    /// One whose cards send again what was lost.
+    /// A rig with go-back-n recovery.
     pub fn with_go_back_n() -> Rig {
         let mut rig = Rig::new();
         rig.options.extend(["--recovery", "go-back-n"]);
         rig
     }
 
-    /// A place for a file of the test's own.
+    /// The path of a file of the test.
     pub fn file(&self, name: &str) -> String {
         self.folder.join(name).display().to_string()
     }
@@ -62,7 +62,7 @@ impl Rig {
         command.arg("exec").args(&self.options).args(options).arg("--").args(words);
         command.env("XDG_RUNTIME_DIR", &self.folder).env_remove("SOFTHCA_DAEMON").env_remove("SOFTHCA_HOST");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // The program and everything that it starts are in one group, which ends as a whole.
+        // The program and its children are in one process group, which is killed as a whole.
         command.process_group(0);
         command
     }
@@ -77,7 +77,7 @@ impl Rig {
         Running::new(self.command(options, words))
     }
 
-    /// Runs a program to its end.
+    /// Runs a program until it exits.
     pub fn exec(&mut self, options: &[&str], words: &[&str]) -> ProgramOutput {
         Running::new(self.command(options, words)).wait()
     }
@@ -90,12 +90,12 @@ impl Rig {
         self.exec(&["--host", host], words)
     }
 
-    /// Starts a server and a client that meet at a TCP port.
+    /// Starts a server and a client that exchange addresses over a TCP port.
     pub fn start_pair(&mut self, words: &[&str]) -> (Running, Running) {
         self.start_pair_with([&[], &[]], words)
     }
 
-    /// The same, each with options of `softhca exec`: first those of the server.
+    /// The same with options of `softhca exec` for server and client.
     pub fn start_pair_with(&mut self, options: [&[&str]; 2], words: &[&str]) -> (Running, Running) {
         let port = free_port().to_string();
         let shared = [words, &["-p", &port]].concat();
@@ -105,7 +105,7 @@ impl Rig {
         (server, client)
     }
 
-    /// Runs another command of ours.
+    /// Runs another subcommand of softhca.
     pub fn softhca(&self, words: &[&str]) -> ProgramOutput {
         let mut command = Command::new(softhca());
         command.args(words).env("XDG_RUNTIME_DIR", &self.folder).env_remove("SOFTHCA_DAEMON");
@@ -113,14 +113,14 @@ impl Rig {
         Running::new(command).wait()
     }
 
-    /// A file of the test's own.
+    /// Writes a file of the test.
     pub fn write(&self, name: &str, text: &str) -> String {
         let path = self.file(name);
         std::fs::write(&path, text).expect("the temporary folder can be written");
         path
     }
 
-    /// Kills the daemon as it stands.
+    /// Kills the daemon.
     pub fn kill_daemon(&mut self) {
         let output = Command::new(softhca())
             .args(["status"])
@@ -136,7 +136,7 @@ impl Rig {
 
 impl Drop for Rig {
     fn drop(&mut self) {
-        // It may have left already.
+        // The daemon may have exited already.
         let _ = Command::new(softhca())
             .arg("stop")
             .env("XDG_RUNTIME_DIR", &self.folder)
@@ -147,7 +147,7 @@ impl Drop for Rig {
     }
 }
 
-/// The command, beside the folder that this test runs from.
+/// The path of the softhca executable, relative to that of the test.
 pub fn softhca() -> PathBuf {
     let own = std::env::current_exe().expect("a test runs from a file");
     let command = own.ancestors().nth(2).expect("target, profile, deps").join("softhca");
@@ -159,7 +159,7 @@ pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port").port()
 }
 
-/// Waits until somebody listens at a TCP port, without connecting to it.
+/// Waits for a listener on a TCP port without connecting to it.
 pub fn await_listener(port: u16) {
     let wanted = format!(":{port:04X} ");
     let until = Instant::now() + PROGRAM_TIMEOUT;
@@ -178,10 +178,10 @@ pub fn await_listener(port: u16) {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    panic!("nobody listens at port {port}");
+    panic!("no listener on port {port}");
 }
 
-/// A program that runs.
+/// A running program.
 pub struct Running {
     child: Child,
     words: String,
@@ -206,17 +206,17 @@ impl Running {
         Running { child, words, readers: readers.into() }
     }
 
-    /// Whether it has ended.
+    /// Whether it has exited.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().is_ok_and(|status| status.is_some())
     }
 
-    /// Waits for its end.
+    /// Waits until it exits.
     pub fn wait(&mut self) -> ProgramOutput {
         self.try_wait().unwrap_or_else(|why| panic!("{why}"))
     }
 
-    /// The same, or what is known of one that does not end.
+    /// The same, or an error with its output if it times out.
     fn try_wait(&mut self) -> Result<ProgramOutput, String> {
         let until = Instant::now() + PROGRAM_TIMEOUT;
         let status = loop {
@@ -238,7 +238,7 @@ impl Running {
         texts.collect::<Vec<_>>().join("\n")
     }
 
-    /// Kills the program itself: `softhca exec` passes the signal on.
+    /// Kills the program itself: `softhca exec` forwards the signal.
     pub fn kill(mut self) {
         let process = self.child.id().to_string();
         let _ = Command::new("kill").args(["-TERM", &process]).status();
@@ -247,7 +247,7 @@ impl Running {
 }
 
 impl Running {
-    /// Ends the program and everything that it started, whatever that is doing.
+    /// Kills the program and all its children.
     fn kill_group(&mut self) {
         let group = rustix::process::Pid::from_child(&self.child);
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
@@ -263,7 +263,7 @@ impl Drop for Running {
     }
 }
 
-/// Runs both ends of a program, and wants both to end well.
+/// Runs both ends of a program and requires both to succeed.
 pub fn run_pair(rig: &mut Rig, words: &str) {
     let words: Vec<&str> = words.split(' ').collect();
     let port = free_port().to_string();
@@ -273,7 +273,7 @@ pub fn run_pair(rig: &mut Rig, words: &str) {
         "ucmatose" | "udaddy" => (words.clone(), and(&["-s", "127.0.0.1"])),
         "rdma_server" => (words.clone(), vec!["rdma_client", "-s", "127.0.0.1"]),
         "rdma_xserver" => (words.clone(), vec!["rdma_xclient", "-s", "127.0.0.1"]),
-        // These meet by connection management alone.
+        // These use connection management only.
         _ if words.contains(&"-R") => {
             let shared = [&words[..], &["-p", &port]].concat();
             (shared.clone(), [&shared[..], &["127.0.0.1"]].concat())
@@ -297,34 +297,34 @@ pub fn run_pair(rig: &mut Rig, words: &str) {
     panic!("{client:?} connected before {server:?} listened, {CONNECT_ATTEMPTS} times in a row");
 }
 
-/// How often perftest's ends may miss each other.
+/// The maximum number of attempts for perftest with `-R`.
 const CONNECT_ATTEMPTS: usize = 8;
 
-/// How a server and a client met.
+/// The result of connecting a client and a server.
 enum ConnectResult {
-    /// Both ended well.
+    /// Both succeeded.
     Connected,
-    /// The client asked for its second connection before the server listened.
+    /// The client requested its second connection before the server listened.
     NotListening,
 }
 
-/// What perftest's client says if nobody listens where it connects: reason 8 of a refusal is "invalid service ID", status 1 of an
-/// answer about datagrams "service ID not supported".
+/// The errors of perftest's client if nothing listens: REJ reason 8 is "invalid service ID", SIDR_REP status 1 is "service ID
+/// not supported".
 const NO_LISTENER_ERRORS: [&str; 2] =
     ["Event: RDMA_CM_EVENT_REJECTED; error: 8.", "Event: RDMA_CM_EVENT_UNREACHABLE; error: 1."];
 
-/// Runs a server and a client that meet at a port of the emulated host.
+/// Runs a server and a client that connect through a port of the emulated host.
 ///
-/// perftest's ends with `-R` make two connections to one port: the first listener goes before the second comes, and between
-/// the two they shake hands over the first connection. Only then does the server bind and listen, and the client resolve
-/// and connect: who is faster is left to chance, on any card. A client that is first is rejected by the card, as nobody
-/// listens. It means to try again, with the identifier that it has destroyed, and gives up; its server waits for ever.
+/// perftest with `-R` makes two connections to one port and closes the first listener before it opens the second. After a
+/// handshake over the first connection, the server binds and listens while the client resolves and connects: a race on any
+/// device. A client that is faster is rejected, retries with the id that it has destroyed, and gives up; its server waits
+/// forever.
 fn run_by_address(rig: &mut Rig, server: &[&str], client_words: &[&str]) -> Result<ConnectResult, String> {
     let mut server = rig.start(server);
     let until = Instant::now() + PROGRAM_TIMEOUT;
     while !rig.softhca(&["status"]).text.contains("listening at ") {
         if server.has_ended() || Instant::now() > until {
-            return Err(format!("nobody listens for {client_words:?}; the server: {:?}", server.try_wait()));
+            return Err(format!("no listener for {client_words:?}; the server: {:?}", server.try_wait()));
         }
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -1,4 +1,4 @@
-//! Compares what became of a walk with the model.
+//! Compares the result of a walk with the model.
 
 use crate::model::{DirectionModel, GRH_BYTES};
 use crate::runner::{Outcome, WalkRun};
@@ -9,33 +9,31 @@ use softhca_engine::{QpState, Recovery};
 use softhca_fabric::Action;
 use softhca_queue::{Completion, CompletionStatus};
 
-/// Whether requests may fail that nothing is wrong with.
+/// Whether valid requests may fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
     /// Every request succeeds.
     Success,
-    /// Requests fail, but in the right way.
+    /// Requests may fail, in order.
     OrderedFailure,
 }
 
 type CheckResult = Result<(), TestCaseError>;
 
-/// Checks every lane of a reliable walk.
+/// Checks every direction of an RC walk.
 pub fn check_reliable(walk: &Walk, demand: Expected) -> CheckResult {
-    let mut play = WalkRun::new(walk);
-    play.run();
-    for index in 0..play.directions.len() {
-        let outcome = play.outcome(index);
-        let lane = &play.directions[index];
-        // What is wrong in one direction ends the other one sooner or later, and who refused something does
-        // not say so again when its answer is lost.
-        let is_lossless =
-            walk.faults.iter().all(|trouble| matches!(trouble.action, Action::Duplicate { .. }));
-        let is_ended = play.directions[index ^ 1].first_failing().is_some()
-            || lane.first_failing().is_some() && !is_lossless;
+    let mut run = WalkRun::new(walk);
+    run.run();
+    for index in 0..run.directions.len() {
+        let outcome = run.outcome(index);
+        let direction = &run.directions[index];
+        // An error in one direction eventually ends the other one, and a responder does not repeat a lost NAK.
+        let is_lossless = walk.faults.iter().all(|fault| matches!(fault.action, Action::Duplicate { .. }));
+        let is_ended = run.directions[index ^ 1].first_failing().is_some()
+            || direction.first_failing().is_some() && !is_lossless;
         let demand = if is_ended { Expected::OrderedFailure } else { demand };
-        check_direction(walk, index, lane, &outcome, demand)
-            .map_err(|error| TestCaseError::fail(format!("lane {index}: {error}")))?;
+        check_direction(walk, index, direction, &outcome, demand)
+            .map_err(|error| TestCaseError::fail(format!("direction {index}: {error}")))?;
     }
     Ok(())
 }
@@ -43,36 +41,43 @@ pub fn check_reliable(walk: &Walk, demand: Expected) -> CheckResult {
 fn check_direction(
     walk: &Walk,
     index: usize,
-    lane: &DirectionModel,
+    direction: &DirectionModel,
     outcome: &Outcome,
     demand: Expected,
 ) -> CheckResult {
-    let done = check_sends(lane, outcome)?;
+    let done = check_sends(direction, outcome)?;
     if demand == Expected::Success {
-        let wanted = lane.first_failing().unwrap_or(lane.requests.len());
+        let wanted = direction.first_failing().unwrap_or(direction.requests.len());
         prop_assert_eq!(done, wanted, "{:?}", outcome.sends);
-        let wanted = lane.requests.get(wanted);
-        prop_assert_eq!(outcome.executed_psns, wanted.map_or(lane.packets(), |deed| deed.first_psn));
+        let wanted = direction.requests.get(wanted);
+        prop_assert_eq!(
+            outcome.executed_psns,
+            wanted.map_or(direction.packets(), |request| request.first_psn)
+        );
         let failed =
             outcome.sends.iter().map(|completion| completion.status).find(|status| !status.is_success());
-        prop_assert_eq!(failed, wanted.and_then(|deed| deed.failure));
+        prop_assert_eq!(failed, wanted.and_then(|request| request.failure));
     }
-    let acknowledged = lane.requests[..done].last().map_or(0, |deed| deed.end_psn());
+    let acknowledged = direction.requests[..done].last().map_or(0, |request| request.end_psn());
     prop_assert!(acknowledged <= outcome.executed_psns, "a request succeeded that was not executed");
-    // Going back to the start of a message forgets it, not what it has stored.
+    // go-back-0 restarts a message but does not undo its stores.
     let touched = outcome.stored.iter().map(|(psn, _)| psn + 1).max().unwrap_or(0);
     let reached = outcome.executed_psns.max(touched);
-    let effect = lane.state_after(index, |psn| psn < reached);
-    prop_assert!(outcome.target == effect.target, "the target is not what the model says");
-    check_receives(lane, outcome, &lane.state_after(index, |psn| psn < outcome.executed_psns).received)?;
-    check_once(walk, lane, outcome)?;
-    for deed in lane.requests[..done].iter().filter(|deed| deed.request.verb != Verb::Send) {
-        for (at, length) in &deed.sges {
+    let state = direction.state_after(index, |psn| psn < reached);
+    prop_assert!(outcome.target == state.target, "the target differs from the model");
+    check_receives(
+        direction,
+        outcome,
+        &direction.state_after(index, |psn| psn < outcome.executed_psns).received,
+    )?;
+    check_once(walk, direction, outcome)?;
+    for request in direction.requests[..done].iter().filter(|request| request.request.verb != Verb::Send) {
+        for (at, length) in &request.sges {
             let range = *at as usize..*at as usize + *length as usize;
             prop_assert!(
-                outcome.sender[range.clone()] == effect.sender[range],
+                outcome.sender[range.clone()] == state.sender[range],
                 "{:?} brought other bytes",
-                deed
+                request
             );
         }
     }
@@ -80,18 +85,19 @@ fn check_direction(
 }
 
 /// Successes in order, then one failure, then everything else flushed in order. Returns the successes.
-fn check_sends(lane: &DirectionModel, outcome: &Outcome) -> Result<usize, TestCaseError> {
+fn check_sends(direction: &DirectionModel, outcome: &Outcome) -> Result<usize, TestCaseError> {
     let sends = &outcome.sends;
     let failure = sends.iter().find(|completion| !completion.status.is_success());
-    let done = failure.map_or(lane.requests.len(), |completion| completion.wr_id as usize);
-    let signalled = (0..done).filter(|number| lane.requests[*number].request.signalled);
-    let expected: Vec<u64> = signalled.chain(done..lane.requests.len()).map(|number| number as u64).collect();
+    let done = failure.map_or(direction.requests.len(), |completion| completion.wr_id as usize);
+    let signalled = (0..done).filter(|number| direction.requests[*number].request.signalled);
+    let expected: Vec<u64> =
+        signalled.chain(done..direction.requests.len()).map(|number| number as u64).collect();
     let found: Vec<u64> = sends.iter().map(|completion| completion.wr_id).collect();
     prop_assert_eq!(found, expected, "{:?} {:?}", sends, outcome.sender_state);
     for completion in sends {
         let allowed: &[CompletionStatus] = match completion.wr_id as usize {
             id if id < done => &[CompletionStatus::Success],
-            id if id == done => match lane.requests[id].failure {
+            id if id == done => match direction.requests[id].failure {
                 Some(CompletionStatus::LocalProtectionError) => &[
                     CompletionStatus::LocalProtectionError,
                     CompletionStatus::RetryExceededError,
@@ -114,17 +120,21 @@ fn check_sends(lane: &DirectionModel, outcome: &Outcome) -> Result<usize, TestCa
     Ok(done)
 }
 
-/// Every executed message took the next receive; what remains is flushed in order if the queue pair failed.
-fn check_receives(lane: &DirectionModel, outcome: &Outcome, received: &[(usize, Vec<u8>)]) -> CheckResult {
+/// Every executed message consumed the next receive; the others are flushed in order if the queue pair failed.
+fn check_receives(
+    direction: &DirectionModel,
+    outcome: &Outcome,
+    received: &[(usize, Vec<u8>)],
+) -> CheckResult {
     let flushed = match outcome.receiver_state {
-        QpState::Error => lane.receives,
+        QpState::Error => direction.receives,
         _ => received.len(),
     };
     let ids: Vec<u64> = outcome.receives.iter().map(|completion| completion.wr_id).collect();
     prop_assert_eq!(ids, (0..flushed as u64).collect::<Vec<_>>(), "{:?}", outcome.receives);
     for (number, completion) in outcome.receives.iter().enumerate() {
         match received.get(number) {
-            Some((deed, data)) => check_received(lane, outcome, completion, *deed, data, 0)?,
+            Some((request, data)) => check_received(direction, outcome, completion, *request, data, 0)?,
             None => prop_assert_eq!(completion.status, CompletionStatus::WrFlushError),
         }
     }
@@ -132,18 +142,18 @@ fn check_receives(lane: &DirectionModel, outcome: &Outcome, received: &[(usize, 
 }
 
 fn check_received(
-    lane: &DirectionModel,
+    direction: &DirectionModel,
     outcome: &Outcome,
     completion: &Completion,
-    deed: usize,
+    request: usize,
     data: &[u8],
     header: u32,
 ) -> CheckResult {
-    let deed = &lane.requests[deed];
+    let request = &direction.requests[request];
     prop_assert_eq!(completion.status, CompletionStatus::Success);
-    prop_assert_eq!(completion.byte_len, deed.length + header);
-    prop_assert_eq!(completion.imm_data, deed.immediate.unwrap_or(0));
-    let at = completion.wr_id as usize * lane.receive_bytes as usize + header as usize;
+    prop_assert_eq!(completion.byte_len, request.length + header);
+    prop_assert_eq!(completion.imm_data, request.immediate.unwrap_or(0));
+    let at = completion.wr_id as usize * direction.receive_bytes as usize + header as usize;
     prop_assert!(
         outcome.receive_memory[at..at + data.len()] == *data,
         "{:?} received other bytes",
@@ -152,16 +162,15 @@ fn check_received(
     Ok(())
 }
 
-/// Nothing is stored twice, and everything in the order of PSNs. Going back to the start of a message
-/// stores its parts again, but never after its end.
-fn check_once(walk: &Walk, lane: &DirectionModel, outcome: &Outcome) -> CheckResult {
+/// Stores happen once and in PSN order. go-back-0 repeats the stores of an incomplete message.
+fn check_once(walk: &Walk, direction: &DirectionModel, outcome: &Outcome) -> CheckResult {
     let stored = &outcome.stored;
     if walk.recovery == Recovery::GoBack0 {
-        for deed in &lane.requests {
-            let (last, range) = (deed.end_psn() - 1, deed.first_psn..deed.end_psn());
+        for request in &direction.requests {
+            let (last, range) = (request.end_psn() - 1, request.first_psn..request.end_psn());
             let Some(end) = stored.iter().position(|(psn, _)| *psn == last) else { continue };
             let later = stored[end..].iter().filter(|(psn, _)| *psn != last && range.contains(psn));
-            prop_assert_eq!(later.count(), 0, "{:?} was executed again", deed);
+            prop_assert_eq!(later.count(), 0, "{:?} was executed again", request);
         }
         return Ok(());
     }
@@ -172,70 +181,70 @@ fn check_once(walk: &Walk, lane: &DirectionModel, outcome: &Outcome) -> CheckRes
     Ok(())
 }
 
-/// Unreliable connections: whole messages or nothing of their completion, once, in order.
+/// UC: only complete messages complete, once and in order.
 pub fn check_unreliable(walk: &Walk) -> CheckResult {
-    let mut play = WalkRun::new(walk);
-    play.run();
-    // A message that comes again, or late, is taken again: only what stays in line is taken once and in order.
-    let in_line = |trouble: &RandomFault| {
-        !matches!(trouble.action, Action::Reorder { .. } | Action::Delay { .. } | Action::Duplicate { .. })
+    let mut run = WalkRun::new(walk);
+    run.run();
+    // A duplicate or delayed message is received again: only messages in order are received once.
+    let in_line = |fault: &RandomFault| {
+        !matches!(fault.action, Action::Reorder { .. } | Action::Delay { .. } | Action::Duplicate { .. })
     };
     let is_straight = walk.faults.iter().all(in_line);
-    for index in 0..play.directions.len() {
-        let outcome = play.outcome(index);
-        let lane = &play.directions[index];
-        prop_assert_eq!(check_sends(lane, &outcome)?, lane.requests.len());
+    for index in 0..run.directions.len() {
+        let outcome = run.outcome(index);
+        let direction = &run.directions[index];
+        prop_assert_eq!(check_sends(direction, &outcome)?, direction.requests.len());
         prop_assert_eq!(outcome.receiver_state, QpState::ReadyToSend);
-        let delivered = check_delivered(lane, &outcome, 0, index)?;
+        let delivered = check_delivered(direction, &outcome, 0, index)?;
         if !is_straight {
             continue;
         }
-        check_once(walk, lane, &outcome)?;
+        check_once(walk, direction, &outcome)?;
         let executed = |psn| outcome.stored.iter().any(|(stored, _)| *stored == psn);
-        let effect = lane.state_after(index, executed);
-        prop_assert!(outcome.target == effect.target, "the target is not what the packets carried");
+        let state = direction.state_after(index, executed);
+        prop_assert!(outcome.target == state.target, "the target differs from the packets");
         prop_assert!(delivered.is_sorted_by(|a, b| a < b), "{:?}", delivered);
     }
     Ok(())
 }
 
-/// Datagrams: each at most once unless the cable copied it, in order unless the cable changed that.
+/// UD: each datagram at most once unless the link duplicated it, in order unless the link reordered it.
 pub fn check_datagrams(walk: &Walk) -> CheckResult {
-    let mut play = WalkRun::new(walk);
-    play.run();
+    let mut run = WalkRun::new(walk);
+    run.run();
     let is_straight = |action: &Action| !matches!(action, Action::Reorder { .. } | Action::Delay { .. });
-    for index in 0..play.directions.len() {
-        let outcome = play.outcome(index);
-        let lane = &play.directions[index];
-        prop_assert_eq!(check_sends(lane, &outcome)?, lane.requests.len());
-        let delivered = check_delivered(lane, &outcome, GRH_BYTES, index)?;
-        for deed in 0..lane.requests.len() {
-            let times = delivered.iter().filter(|number| **number == deed).count() as u64;
-            prop_assert!(times <= 1 + outcome.copies, "{} was delivered {} times", deed, times);
+    for index in 0..run.directions.len() {
+        let outcome = run.outcome(index);
+        let direction = &run.directions[index];
+        prop_assert_eq!(check_sends(direction, &outcome)?, direction.requests.len());
+        let delivered = check_delivered(direction, &outcome, GRH_BYTES, index)?;
+        for request in 0..direction.requests.len() {
+            let times = delivered.iter().filter(|number| **number == request).count() as u64;
+            prop_assert!(times <= 1 + outcome.copies, "{} was delivered {} times", request, times);
         }
-        if walk.faults.iter().all(|trouble| is_straight(&trouble.action)) {
+        if walk.faults.iter().all(|fault| is_straight(&fault.action)) {
             prop_assert!(delivered.is_sorted(), "{:?}", delivered);
         }
     }
     Ok(())
 }
 
-/// The requests that took a receive, in the order of their completions.
+/// The requests that consumed a receive, in order of their completions.
 fn check_delivered(
-    lane: &DirectionModel,
+    direction: &DirectionModel,
     outcome: &Outcome,
     header: u32,
     index: usize,
 ) -> Result<Vec<usize>, TestCaseError> {
-    let sender = lane.initial_sender(index);
+    let sender = direction.initial_sender(index);
     let mut delivered = Vec::new();
     for (number, completion) in outcome.receives.iter().enumerate() {
         prop_assert_eq!(completion.wr_id, number as u64);
-        let deed = completion.imm_data as usize - 1;
-        let is_send = lane.requests[deed].request.verb == Verb::Send;
-        let data = if is_send { lane.data(&lane.requests[deed], &sender) } else { Vec::new() };
-        check_received(lane, outcome, completion, deed, &data, header)?;
-        delivered.push(deed);
+        let request = completion.imm_data as usize - 1;
+        let is_send = direction.requests[request].request.verb == Verb::Send;
+        let data = if is_send { direction.data(&direction.requests[request], &sender) } else { Vec::new() };
+        check_received(direction, outcome, completion, request, &data, header)?;
+        delivered.push(request);
     }
     Ok(delivered)
 }

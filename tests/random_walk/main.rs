@@ -1,8 +1,8 @@
-//! A random walk over mostly valid verbs on several queue pairs, against a simple model of memory and
-//! completion order, in every recovery mode and all kinds of weather.
+//! Random sequences of mostly valid verbs on several queue pairs, checked against a simple model of memory and completion
+//! order, in every recovery mode and with all levels of faults.
 //!
-//! A case that fails is kept in `tests/random_walk/regressions.txt` and comes first in every later run, so
-//! `cargo test -p softhca-tests --test random_walk` replays it. `PROPTEST_CASES=20000` walks further.
+//! A failing case is kept in `tests/random_walk/regressions.txt` and runs first in later runs, so
+//! `cargo test -p softhca-tests --test random_walk` replays it. `PROPTEST_CASES=20000` runs more cases.
 
 mod check;
 mod model;
@@ -39,8 +39,8 @@ fn any_fault_level() -> impl Strategy<Value = FaultLevel> {
     ])
 }
 
-fn reliable(recovery: Recovery, weather: FaultLevel) -> impl Strategy<Value = walk::Walk> {
-    any_walk(QpType::Rc, recovery, weather)
+fn reliable(recovery: Recovery, level: FaultLevel) -> impl Strategy<Value = walk::Walk> {
+    any_walk(QpType::Rc, recovery, level)
 }
 
 proptest! {
@@ -54,7 +54,7 @@ proptest! {
     }
 
     #[test]
-    fn duplicates_are_no_loss_in_any_mode(
+    fn duplicates_are_not_a_loss_in_any_mode(
         walk in any_recovery().prop_flat_map(|recovery| reliable(recovery, FaultLevel::Duplicates)),
     ) {
         check_reliable(&walk, Expected::Success)?;
@@ -96,15 +96,15 @@ proptest! {
     }
 
     #[test]
-    fn an_unreliable_connection_delivers_whole_messages_and_once_if_they_stay_in_line(
-        walk in any_fault_level().prop_flat_map(|weather| any_walk(QpType::Uc, Recovery::Fatal, weather)),
+    fn uc_delivers_complete_messages_and_once_if_they_stay_in_order(
+        walk in any_fault_level().prop_flat_map(|level| any_walk(QpType::Uc, Recovery::Fatal, level)),
     ) {
         check_unreliable(&walk)?;
     }
 
     #[test]
-    fn a_datagram_arrives_once_unless_a_cable_copied_it(
-        walk in any_fault_level().prop_flat_map(|weather| any_walk(QpType::Ud, Recovery::Fatal, weather)),
+    fn a_datagram_arrives_once_unless_a_link_duplicated_it(
+        walk in any_fault_level().prop_flat_map(|level| any_walk(QpType::Ud, Recovery::Fatal, level)),
     ) {
         check_datagrams(&walk)?;
     }

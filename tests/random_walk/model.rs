@@ -1,38 +1,38 @@
-//! The model: what each request does to memory, packet by packet, in the order of posting.
+//! The model: the state of each request on memory, packet by packet, in the order of posting.
 //!
-//! A lane is one direction of a connection. It has memory of its own at both ends, so lanes do not depend
-//! on each other, and within a lane the order of execution is the order of posting.
+//! Each direction of a connection has its own memory at both ends, so directions are independent, and within a direction
+//! requests execute in the order of posting.
 
 use crate::walk::{BadKey, Request, Step, Verb, Walk};
 use softhca_engine::QpType;
 use softhca_queue::CompletionStatus;
 use softhca_tests::pair::pattern;
 
-/// Bytes at the sender that are sent and never change.
+/// Bytes of constant source data at the sender.
 pub const SOURCE_BYTES: u64 = 64 << 10;
-/// Bytes at the receiver that WRITEs, READs and atomics are about.
+/// Bytes at the receiver that WRITEs, READs and atomics access.
 pub const TARGET_BYTES: u64 = 32 << 10;
-/// Bytes that a queue pair takes inline.
+/// The max_inline_data of a queue pair.
 pub const MAX_INLINE: u32 = 64;
-/// Bytes before the data of a datagram.
+/// Bytes of the GRH before the data of a datagram.
 pub const GRH_BYTES: u32 = 40;
 
-/// A request with everything decided.
+/// A request with all parameters resolved.
 #[derive(Clone, Debug)]
 pub struct ModelRequest {
     pub request: Request,
     pub length: u32,
-    /// The first of its PSNs, counted from the lane's first.
+    /// The first PSN, relative to that of the direction.
     pub first_psn: u32,
     pub packets: u32,
-    /// Where in the receiver's target.
+    /// The offset into the receiver's target.
     pub remote_offset: u64,
-    /// Pieces in the sender's memory: gathered from, or scattered to.
+    /// The SGEs in the sender's memory.
     pub sges: Vec<(u64, u32)>,
     pub immediate: Option<u32>,
     pub fence: bool,
     pub inline: bool,
-    /// How it fails, if something is wrong with it.
+    /// The expected error, if the request is invalid.
     pub failure: Option<CompletionStatus>,
 }
 
@@ -41,7 +41,7 @@ impl ModelRequest {
         self.first_psn + self.packets
     }
 
-    /// Whether it takes a receive from the peer's queue.
+    /// Whether it consumes a receive of the peer.
     pub fn consumes_receive(&self) -> bool {
         self.request.verb == Verb::Send || self.request.verb == Verb::Write && self.immediate.is_some()
     }
@@ -58,31 +58,31 @@ pub struct DirectionModel {
     pub mtu: u32,
     pub kind: QpType,
     pub requests: Vec<ModelRequest>,
-    /// Bytes at the sender: the source, then where READs and atomics land.
+    /// Bytes at the sender: the source, then the destinations of READs and atomics.
     pub sender_bytes: u64,
     /// Bytes of each receive.
     pub receive_bytes: u32,
-    /// Receives that the script posts, or that are needed if these are more.
+    /// The larger of the receives that the walk posts and those that are needed.
     pub receives: usize,
 }
 
-/// What a lane has done.
+/// The memory after some requests of a direction.
 pub struct ModelState {
     /// The receiver's target.
     pub target: Vec<u8>,
-    /// Each request that took a receive, and the bytes that landed there.
+    /// Each request that consumed a receive, and the received bytes.
     pub received: Vec<(usize, Vec<u8>)>,
-    /// What each READ and atomic brings, in the sender's memory; of the unfinished ones nothing.
+    /// The sender's memory with the results of completed READs and atomics.
     pub sender: Vec<u8>,
 }
 
 impl DirectionModel {
-    /// What the sender's memory holds at the start.
+    /// The initial source data.
     pub fn initial_source(index: usize) -> Vec<u8> {
         pattern(index as u64 * 1_000_003, SOURCE_BYTES as usize)
     }
 
-    /// What the receiver's target holds at the start.
+    /// The initial contents of the receiver's target.
     pub fn initial_target(index: usize) -> Vec<u8> {
         pattern(index as u64 * 1_000_003 + 77, TARGET_BYTES as usize)
     }
@@ -123,7 +123,7 @@ impl DirectionModel {
         };
         let remote =
             if is_atomic { request.remote_slot * 8 } else { request.remote_slot * 8 + request.sges as u64 };
-        // READs may be answered late and again: whoever changes what they read has to wait for them.
+        // READs may be executed late or repeatedly: requests that modify the same bytes need a fence.
         let changes = matches!(verb, Verb::Write | Verb::CompareSwap | Verb::FetchAdd);
         let overlaps = self.requests.iter().any(|earlier| {
             earlier.request.verb == Verb::Read
@@ -134,12 +134,12 @@ impl DirectionModel {
         let immediate = (request.immediate || !reliable) && matches!(verb, Verb::Send | Verb::Write);
         let first = self.requests.last().map_or(0, ModelRequest::end_psn);
         let packets = if is_atomic { 1 } else { length.div_ceil(self.mtu).max(1) };
-        let pieces = split(start, length, if is_atomic { 1 } else { request.sges });
+        let sges = split(start, length, if is_atomic { 1 } else { request.sges });
         if brings {
             self.sender_bytes += u64::from(length);
         }
         let fence = reliable && (request.fence || relayed.is_some() || changes && overlaps);
-        // Nobody looks at the key of no bytes.
+        // The key of a zero-length access is not checked.
         let is_empty = length == 0;
         let failure = match request.bad_key {
             Some(BadKey::Lkey) if reliable && !is_empty && !inline => {
@@ -156,7 +156,7 @@ impl DirectionModel {
             first_psn: first,
             packets,
             remote_offset: remote,
-            sges: pieces,
+            sges,
             immediate: immediate.then_some(number as u32 + 1),
             fence,
             inline,
@@ -170,7 +170,7 @@ impl DirectionModel {
         self.requests.iter().position(|deed| deed.failure.is_some())
     }
 
-    /// PSNs of all requests together.
+    /// The number of PSNs of all requests.
     pub fn packets(&self) -> u32 {
         self.requests.last().map_or(0, ModelRequest::end_psn)
     }
@@ -184,16 +184,16 @@ impl DirectionModel {
             .collect()
     }
 
-    /// The sender's memory before anything came.
+    /// The initial memory of the sender.
     pub fn initial_sender(&self, index: usize) -> Vec<u8> {
         let mut sender = DirectionModel::initial_source(index);
         sender.resize(self.sender_bytes as usize, 0);
         sender
     }
 
-    /// What the receiver has done when it executed the packets that `executed` says, in their order.
+    /// The memory after the receiver executed the packets that `executed` selects, in order.
     pub fn state_after(&self, index: usize, executed: impl Fn(u32) -> bool) -> ModelState {
-        let mut effect = ModelState {
+        let mut state = ModelState {
             target: DirectionModel::initial_target(index),
             received: Vec::new(),
             sender: self.initial_sender(index),
@@ -202,25 +202,25 @@ impl DirectionModel {
             let at = deed.remote_offset as usize;
             match deed.request.verb {
                 Verb::Send | Verb::Write => {
-                    let data = self.data(deed, &effect.sender);
+                    let data = self.data(deed, &state.sender);
                     let is_send = deed.request.verb == Verb::Send;
                     for packet in (0..deed.packets).filter(|n| !is_send && executed(deed.first_psn + n)) {
                         let from = (packet * self.mtu) as usize;
                         let to = data.len().min(from + self.mtu as usize);
-                        effect.target[at + from..at + to].copy_from_slice(&data[from..to]);
+                        state.target[at + from..at + to].copy_from_slice(&data[from..to]);
                     }
                     if deed.consumes_receive() && (deed.first_psn..deed.end_psn()).all(&executed) {
-                        effect.received.push((number, if is_send { data } else { Vec::new() }));
+                        state.received.push((number, if is_send { data } else { Vec::new() }));
                     }
                 }
                 _ if !executed(deed.first_psn) => {}
                 Verb::Read => {
-                    let data = effect.target[at..at + deed.length as usize].to_vec();
+                    let data = state.target[at..at + deed.length as usize].to_vec();
                     let place = deed.sges[0].0 as usize;
-                    effect.sender[place..place + data.len()].copy_from_slice(&data);
+                    state.sender[place..place + data.len()].copy_from_slice(&data);
                 }
                 Verb::CompareSwap | Verb::FetchAdd => {
-                    let word = &mut effect.target[at..at + 8];
+                    let word = &mut state.target[at..at + 8];
                     let found = u64::from_ne_bytes(word.try_into().expect("eight bytes"));
                     let (compare, operand) = deed.operands();
                     let new = match deed.request.verb {
@@ -230,21 +230,21 @@ impl DirectionModel {
                     };
                     word.copy_from_slice(&new.to_ne_bytes());
                     let place = deed.sges[0].0 as usize;
-                    effect.sender[place..place + 8].copy_from_slice(&found.to_ne_bytes());
+                    state.sender[place..place + 8].copy_from_slice(&found.to_ne_bytes());
                 }
             }
         }
-        effect
+        state
     }
 }
 
-/// Cuts `length` bytes at `start` into pieces that follow each other.
-pub fn split(start: u64, length: u32, pieces: usize) -> Vec<(u64, u32)> {
-    let pieces = pieces as u32;
+/// Splits `length` bytes at `start` into consecutive ranges.
+pub fn split(start: u64, length: u32, sges: usize) -> Vec<(u64, u32)> {
+    let sges = sges as u32;
     let mut at = 0;
-    (1..=pieces)
+    (1..=sges)
         .map(|n| {
-            let end = if n == pieces { length } else { length / 3 * n };
+            let end = if n == sges { length } else { length / 3 * n };
             let piece = (start + u64::from(at), end - at);
             at = end;
             piece
@@ -252,23 +252,25 @@ pub fn split(start: u64, length: u32, pieces: usize) -> Vec<(u64, u32)> {
         .collect()
 }
 
-/// The lanes of a walk: two for each connection, there and back.
+/// The directions of a walk: two for each connection.
 pub fn directions(walk: &Walk) -> Vec<DirectionModel> {
-    let mut lanes: Vec<DirectionModel> =
+    let mut directions: Vec<DirectionModel> =
         (0..walk.psns.len() * 2).map(|_| DirectionModel::new(walk)).collect();
-    let count = lanes.len();
+    let count = directions.len();
     for step in &walk.steps {
         match step {
-            Step::Post { lane, request } => lanes[lane % count].add(request),
-            Step::Receive { lane, count: receives } => lanes[lane % count].receives += receives,
+            Step::Post { direction, request } => directions[direction % count].add(request),
+            Step::Receive { direction, count: receives } => {
+                directions[direction % count].receives += receives
+            }
             Step::Run { .. } => {}
         }
     }
-    for lane in &mut lanes {
-        // What comes behind it at that host may be the target of atomics.
-        lane.sender_bytes = lane.sender_bytes.next_multiple_of(8);
-        let needed = lane.requests.iter().filter(|deed| deed.consumes_receive()).count();
-        lane.receives = lane.receives.max(needed);
+    for direction in &mut directions {
+        // The memory after it may be the target of atomics, which must be aligned.
+        direction.sender_bytes = direction.sender_bytes.next_multiple_of(8);
+        let needed = direction.requests.iter().filter(|deed| deed.consumes_receive()).count();
+        direction.receives = direction.receives.max(needed);
     }
-    lanes
+    directions
 }

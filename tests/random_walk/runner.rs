@@ -1,4 +1,4 @@
-//! Plays a walk in a world, and keeps what can be seen afterwards.
+//! Runs a walk in a simulation and collects the results.
 
 use crate::model::{DirectionModel, MAX_INLINE, SOURCE_BYTES, TARGET_BYTES, directions, split};
 use crate::walk::{Step, Verb, Walk};
@@ -27,27 +27,27 @@ struct ConnectionEnd {
     receive_cq: softhca_engine::CqId,
     rkey: RemoteKey,
     base: u64,
-    /// Where the memory of the lane that it receives begins: the target, then the receives.
+    /// The offset of the incoming direction's memory: the target, then the receives.
     receive_offset: u64,
     address_handle: u32,
 }
 
 impl ConnectionEnd {
-    fn sges(&self, pieces: &[(u64, u32)]) -> Vec<Sge> {
+    fn sges(&self, sges: &[(u64, u32)]) -> Vec<Sge> {
         let entry = |(at, length): &(u64, u32)| Sge {
             address: self.base + at,
             length: *length,
             lkey: LocalKey(self.rkey.0),
         };
-        pieces.iter().map(entry).collect()
+        sges.iter().map(entry).collect()
     }
 }
 
-/// What became of a lane.
+/// The result of a direction.
 pub struct Outcome {
     pub sends: Vec<Completion>,
     pub receives: Vec<Completion>,
-    /// PSNs that the receiver executed.
+    /// The number of PSNs that the receiver executed.
     pub executed_psns: u32,
     pub sender_state: QpState,
     pub receiver_state: QpState,
@@ -55,13 +55,13 @@ pub struct Outcome {
     pub sender: Vec<u8>,
     pub target: Vec<u8>,
     pub receive_memory: Vec<u8>,
-    /// PSN and address of what was stored at the receiver, in order.
+    /// PSN and address of the stores at the receiver, in order.
     pub stored: Vec<(u32, u64)>,
-    /// Copies that the cables made of packets.
+    /// The number of packets that the links duplicated.
     pub copies: u64,
 }
 
-/// A world in which a walk is played.
+/// A simulation that runs a walk.
 pub struct WalkRun<'a> {
     walk: &'a Walk,
     pub directions: Vec<DirectionModel>,
@@ -94,20 +94,20 @@ impl<'a> WalkRun<'a> {
                 bits_per_second: 100_000_000_000.try_into().ok(),
                 ..LinkSettings::default()
             };
-            let cable = world.add_link(hosts[first], hosts[second], line);
-            for (index, trouble) in walk.faults.iter().enumerate() {
-                let selector = Selector { classes: trouble.classes, ..Selector::default() };
-                let id = RuleId(cable.0 * 100 + index as u32);
-                let rule = Rule { id, selector, repeat: trouble.repeat, action: trouble.action };
-                world.add_rule(cable, rule);
+            let link = world.add_link(hosts[first], hosts[second], line);
+            for (index, fault) in walk.faults.iter().enumerate() {
+                let selector = Selector { classes: fault.classes, ..Selector::default() };
+                let id = RuleId(link.0 * 100 + index as u32);
+                let rule = Rule { id, selector, repeat: fault.repeat, action: fault.action };
+                world.add_rule(link, rule);
             }
         }
-        let lanes = directions(walk);
+        let directions = directions(walk);
         let mut ends = Vec::new();
         for pair in 0..walk.psns.len() {
             let between = [hosts[pair % hosts.len()], hosts[(pair + 1) % hosts.len()]];
             for side in 0..2 {
-                ends.push(create_end(&mut world, walk, between, side, &lanes, pair));
+                ends.push(create_end(&mut world, walk, between, side, &directions, pair));
             }
             let [first, second] = [ends[pair * 2], ends[pair * 2 + 1]];
             let psns = walk.psns[pair].map(Psn::new);
@@ -131,10 +131,10 @@ impl<'a> WalkRun<'a> {
                 }
             }
         }
-        let count = lanes.len();
+        let count = directions.len();
         WalkRun {
             walk,
-            directions: lanes,
+            directions,
             world,
             recording: record,
             ends,
@@ -143,36 +143,36 @@ impl<'a> WalkRun<'a> {
         }
     }
 
-    /// Plays the whole script, then gives every receive that is still missing and waits for silence.
+    /// Runs all steps, posts the missing receives and waits until the network is idle.
     pub fn run(&mut self) {
         for step in &self.walk.steps {
             match step {
-                Step::Post { lane, .. } => self.post(lane % self.directions.len()),
-                Step::Receive { lane, count } => {
-                    (0..*count).for_each(|_| self.post_receive(lane % self.directions.len()));
+                Step::Post { direction, .. } => self.post(direction % self.directions.len()),
+                Step::Receive { direction, count } => {
+                    (0..*count).for_each(|_| self.post_receive(direction % self.directions.len()));
                 }
                 Step::Run { nanoseconds } => {
                     self.world.run_for(Duration::from_nanos(*nanoseconds));
                 }
             }
         }
-        for lane in 0..self.directions.len() {
-            while self.received[lane] < self.directions[lane].receives {
-                self.post_receive(lane);
+        for direction in 0..self.directions.len() {
+            while self.received[direction] < self.directions[direction].receives {
+                self.post_receive(direction);
             }
         }
         let is_busy = self.world.run_for(Duration::from_secs(10));
-        assert!(!is_busy, "something still happens ten seconds later");
+        assert!(!is_busy, "the network is still busy after ten seconds");
         let census = self.world.frame_counters();
         assert!(census.is_balanced() && census.in_flight == 0, "{census:?}");
     }
 
-    fn post(&mut self, lane: usize) {
-        let (sender, receiver) = (self.ends[lane], self.ends[lane ^ 1]);
-        let number = self.posted[lane];
-        self.posted[lane] += 1;
-        let deed = &self.directions[lane].requests[number];
-        // A key like the right one, of a variant that is no longer or not yet.
+    fn post(&mut self, direction: usize) {
+        let (sender, receiver) = (self.ends[direction], self.ends[direction ^ 1]);
+        let number = self.posted[direction];
+        self.posted[direction] += 1;
+        let deed = &self.directions[direction].requests[number];
+        // The right key with another variant.
         let spoil = |status| if deed.failure == Some(status) { 0xff } else { 0 };
         let remote = RemoteAddress {
             address: receiver.base + receiver.receive_offset + deed.remote_offset,
@@ -190,8 +190,9 @@ impl<'a> WalkRun<'a> {
         };
         let mut gather = sender.sges(&deed.sges);
         gather.iter_mut().for_each(|entry| entry.lkey.0 ^= spoil(CompletionStatus::LocalProtectionError));
-        let inline =
-            deed.inline.then(|| self.directions[lane].data(deed, &DirectionModel::initial_source(lane)));
+        let inline = deed
+            .inline
+            .then(|| self.directions[direction].data(deed, &DirectionModel::initial_source(direction)));
         let mut request = SendWorkRequest::new(number as u64, operation, &gather);
         request.flags.set(SendFlags::SIGNALED, deed.request.signalled);
         request.flags.set(SendFlags::FENCE, deed.fence);
@@ -204,21 +205,21 @@ impl<'a> WalkRun<'a> {
         self.world.verbs(sender.host).post_send(sender.qp, &request).unwrap();
     }
 
-    fn post_receive(&mut self, lane: usize) {
-        let end = self.ends[lane ^ 1];
-        let number = self.received[lane];
-        self.received[lane] += 1;
-        let room = self.directions[lane].receive_bytes;
+    fn post_receive(&mut self, direction: usize) {
+        let end = self.ends[direction ^ 1];
+        let number = self.received[direction];
+        self.received[direction] += 1;
+        let room = self.directions[direction].receive_bytes;
         let at = end.receive_offset + TARGET_BYTES + number as u64 * u64::from(room);
         let scatter = end.sges(&split(at, room, 1 + number % 3));
         let receive = ReceiveWorkRequest { wr_id: number as u64, sg_list: &scatter };
         self.world.verbs(end.host).post_receive(end.qp, &receive).unwrap();
     }
 
-    pub fn outcome(&mut self, lane: usize) -> Outcome {
-        let (sender, receiver) = (self.ends[lane], self.ends[lane ^ 1]);
-        let model = &self.directions[lane];
-        let first = self.walk.psns[lane / 2][lane % 2];
+    pub fn outcome(&mut self, direction: usize) -> Outcome {
+        let (sender, receiver) = (self.ends[direction], self.ends[direction ^ 1]);
+        let model = &self.directions[direction];
+        let first = self.walk.psns[direction / 2][direction % 2];
         let from = receiver.base + receiver.receive_offset;
         let inbox = model.receives * model.receive_bytes as usize;
         let record = self.recording.borrow();
@@ -262,14 +263,14 @@ fn create_end(
     walk: &Walk,
     between: [HostId; 2],
     side: usize,
-    lanes: &[DirectionModel],
+    directions: &[DirectionModel],
     pair: usize,
 ) -> ConnectionEnd {
     let host = between[side];
     let peer = world.host(between[1 - side]).address();
     let (out, back) = (pair * 2 + side, pair * 2 + 1 - side);
-    let inbox = lanes[out].sender_bytes;
-    let room = TARGET_BYTES + lanes[back].receives as u64 * u64::from(lanes[back].receive_bytes);
+    let inbox = directions[out].sender_bytes;
+    let room = TARGET_BYTES + directions[back].receives as u64 * u64::from(directions[back].receive_bytes);
     let mut verbs = world.verbs(host);
     let domain = verbs.allocate_protection_domain().unwrap();
     let send_cq = verbs.create_completion_queue(256).unwrap();

@@ -1,4 +1,4 @@
-//! A walk: what is posted when, and in which circumstances. A plain value, so that proptest can shrink it.
+//! A walk: the posted requests and the environment, as a plain value that proptest can shrink.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use softhca_fabric::{Action, BitPosition, Choice, IcrcPolicy, PacketClass, Packe
 use softhca_wire::Mtu;
 use std::num::NonZeroU32;
 
-/// Everything that decides a run.
+/// All inputs of a run.
 #[derive(Clone, Debug)]
 pub struct Walk {
     pub seed: u64,
@@ -17,18 +17,18 @@ pub struct Walk {
     pub acks: AckPolicy,
     pub ack_request_every: u32,
     pub mtu: Mtu,
-    /// Reads and atomics that may be outstanding.
+    /// Maximum outstanding READs and atomics.
     pub max_rd_atomic: u8,
-    /// The code of the RNR timer.
+    /// The RNR timer code.
     pub rnr_timer: u8,
     pub hosts: usize,
-    /// The first PSNs of each pair of queue pairs.
+    /// The initial PSNs of each connection.
     pub psns: Vec<[u32; 2]>,
     pub faults: Vec<RandomFault>,
     pub steps: Vec<Step>,
 }
 
-/// What happens to which packets on every cable.
+/// A fault rule for every link.
 #[derive(Clone, Debug)]
 pub struct RandomFault {
     pub classes: Option<PacketClasses>,
@@ -36,38 +36,38 @@ pub struct RandomFault {
     pub action: Action,
 }
 
-/// One thing that the script does. Lanes are taken modulo their number.
+/// One step of the walk. Directions are taken modulo their number.
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// Posts a request at the sending end of a lane.
-    Post { lane: usize, request: Request },
-    /// Posts receives at the receiving end of a lane.
-    Receive { lane: usize, count: usize },
+    /// Posts a request at the sending end of a direction.
+    Post { direction: usize, request: Request },
+    /// Posts receives at the receiving end of a direction.
+    Receive { direction: usize, count: usize },
     /// Lets time pass.
     Run { nanoseconds: u64 },
 }
 
-/// A request in terms that survive shrinking: places and sizes are brought into range later.
+/// A request in terms that survive shrinking: offsets and sizes are reduced to their ranges later.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub verb: Verb,
-    /// Whole packets, and a few bytes more or less.
+    /// Whole packets, plus or minus a few bytes.
     pub packets: u32,
     pub extra_bytes: i32,
-    /// Entries of the gather list.
+    /// The number of SGEs.
     pub sges: usize,
-    /// Where in the peer's memory, in units of eight bytes.
+    /// The offset into the peer's memory, in units of eight bytes.
     pub remote_slot: u64,
     pub immediate: bool,
     pub signalled: bool,
     pub fence: bool,
     pub inline: bool,
-    /// Sends what the last READ brought; needs a fence.
+    /// Sends the result of the last READ; needs a fence.
     pub forwards_read: bool,
     pub bad_key: Option<BadKey>,
 }
 
-/// What is wrong with a request.
+/// An invalid key of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadKey {
     Lkey,
@@ -83,18 +83,18 @@ pub enum Verb {
     FetchAdd,
 }
 
-/// How bad the cables are.
+/// The level of faults on the links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultLevel {
-    /// Nothing happens to any packet.
+    /// No faults.
     None,
-    /// Packets come twice, which is no loss.
+    /// Duplicates only, which are not a loss.
     Duplicates,
     /// So few faults that no retry count is exhausted.
     Few,
-    /// One packet in a hundred or so: independent tries do not all fail.
+    /// About one packet in a hundred: independent retries do not all fail.
     Rare,
-    /// Anything.
+    /// Any faults.
     Many,
 }
 
@@ -108,11 +108,11 @@ fn any_request(kind: QpType) -> impl Strategy<Value = Request> {
     let flags = (any::<bool>(), any::<bool>(), prop::bool::weighted(0.2), prop::bool::weighted(0.2));
     let flaw = prop::option::weighted(0.01, select(vec![BadKey::Lkey, BadKey::Rkey]));
     (sizes, flags, prop::bool::weighted(0.2), flaw).prop_map(
-        |((verb, packets, odd, pieces, place), (immediate, signalled, fence, inline), relay, flaw)| Request {
+        |((verb, packets, odd, sges, place), (immediate, signalled, fence, inline), relay, flaw)| Request {
             verb,
             packets,
             extra_bytes: odd,
-            sges: pieces,
+            sges,
             remote_slot: place,
             immediate,
             signalled,
@@ -126,14 +126,14 @@ fn any_request(kind: QpType) -> impl Strategy<Value = Request> {
 
 fn any_step(kind: QpType) -> impl Strategy<Value = Step> {
     prop_oneof![
-        6 => (0..6usize, any_request(kind)).prop_map(|(lane, request)| Step::Post { lane, request }),
-        3 => (0..6usize, 1..=4usize).prop_map(|(lane, count)| Step::Receive { lane, count }),
+        6 => (0..6usize, any_request(kind)).prop_map(|(direction, request)| Step::Post { direction, request }),
+        3 => (0..6usize, 1..=4usize).prop_map(|(direction, count)| Step::Receive { direction, count }),
         2 => select(vec![100, 1_000, 3_000, 20_000, 200_000, 2_000_000])
             .prop_map(|nanoseconds| Step::Run { nanoseconds }),
     ]
 }
 
-fn any_action(weather: FaultLevel) -> BoxedStrategy<Action> {
+fn any_action(level: FaultLevel) -> BoxedStrategy<Action> {
     let duplicate = (1..=2u32).prop_map(|copies| Action::Duplicate { copies });
     let reorder = (1..=5u32, 1_000..400_000u64).prop_map(|(by, within_ns)| Action::Reorder {
         by: NonZeroU32::new(by).expect("at least one"),
@@ -141,7 +141,7 @@ fn any_action(weather: FaultLevel) -> BoxedStrategy<Action> {
     });
     let delay = prop_oneof![1..10_000u64, 500_000..1_200_000u64].prop_map(|ns| Action::Delay { ns });
     let corrupt = Action::Corrupt { bit: BitPosition::Random, icrc: IcrcPolicy::Stale };
-    match weather {
+    match level {
         FaultLevel::Duplicates => duplicate.boxed(),
         _ => {
             prop_oneof![4 => Just(Action::Drop), 2 => duplicate, 2 => reorder, 1 => delay, 1 => Just(corrupt)]
@@ -150,7 +150,7 @@ fn any_action(weather: FaultLevel) -> BoxedStrategy<Action> {
     }
 }
 
-fn any_fault(weather: FaultLevel) -> impl Strategy<Value = RandomFault> {
+fn any_fault(level: FaultLevel) -> impl Strategy<Value = RandomFault> {
     let classes = prop_oneof![
         3 => Just(None),
         2 => Just(Some(PacketClasses::Data)),
@@ -162,21 +162,21 @@ fn any_fault(weather: FaultLevel) -> impl Strategy<Value = RandomFault> {
         .prop_map(|per_mille| Repeat::choice(Choice::Probability { per_billion: per_mille * 1_000_000 }));
     let rarely = (1..15u32)
         .prop_map(|per_mille| Repeat::choice(Choice::Probability { per_billion: per_mille * 1_000_000 }));
-    let repeat = match weather {
+    let repeat = match level {
         FaultLevel::Few => once.boxed(),
         FaultLevel::Rare => rarely.boxed(),
         _ => prop_oneof![once, often].boxed(),
     };
-    (classes, repeat, any_action(weather)).prop_map(|(classes, repeat, action)| RandomFault {
+    (classes, repeat, any_action(level)).prop_map(|(classes, repeat, action)| RandomFault {
         classes,
         repeat,
         action,
     })
 }
 
-/// Walks over queue pairs of one kind.
-pub fn any_walk(kind: QpType, recovery: Recovery, weather: FaultLevel) -> impl Strategy<Value = Walk> {
-    let troubles = match weather {
+/// Walks over queue pairs of one type.
+pub fn any_walk(kind: QpType, recovery: Recovery, level: FaultLevel) -> impl Strategy<Value = Walk> {
+    let faults = match level {
         FaultLevel::None => 0..1usize,
         _ => 1..4,
     };
@@ -190,22 +190,20 @@ pub fn any_walk(kind: QpType, recovery: Recovery, weather: FaultLevel) -> impl S
         select(vec![1, 5, 12u8]),
     );
     let scene = (any::<u64>(), 2..=3usize, vec([psn.clone(), psn], 1..=3));
-    (scene, device, vec(any_fault(weather), troubles), vec(any_step(kind), 1..40)).prop_map(
-        move |((seed, hosts, psns), (acks, ack_request_every, mtu, reads, rnr_timer), troubles, steps)| {
-            Walk {
-                seed,
-                kind,
-                recovery,
-                acks,
-                ack_request_every,
-                mtu,
-                max_rd_atomic: reads,
-                rnr_timer,
-                hosts,
-                psns,
-                faults: troubles,
-                steps,
-            }
+    (scene, device, vec(any_fault(level), faults), vec(any_step(kind), 1..40)).prop_map(
+        move |((seed, hosts, psns), (acks, ack_request_every, mtu, reads, rnr_timer), faults, steps)| Walk {
+            seed,
+            kind,
+            recovery,
+            acks,
+            ack_request_every,
+            mtu,
+            max_rd_atomic: reads,
+            rnr_timer,
+            hosts,
+            psns,
+            faults,
+            steps,
         },
     )
 }

@@ -1,5 +1,5 @@
-//! What a capture tells about one direction of a connection: its requests, its replies, and everything that
-//! can be concluded from them about the two queue pairs.
+//! One direction of a connection in a capture: requests, responses, and the attributes of the two queue pairs that follow
+//! from them.
 
 use softhca_engine::QpType;
 use softhca_fabric::Frame;
@@ -45,7 +45,7 @@ impl Packet {
         self.operation().is_request()
     }
 
-    /// What kind of packet it is, without numbers that differ from packet to packet.
+    /// The kind of packet, without per-packet numbers.
     pub fn describe(&self) -> String {
         let bth = &self.header.bth;
         let mut line = bth.opcode.name().to_string();
@@ -68,17 +68,17 @@ pub struct CapturedFlow {
     pub kind: QpType,
     pub requester: (IpAddr, Qpn),
     pub responder: (IpAddr, Qpn),
-    /// Requests and replies, in the order of the capture.
+    /// Requests and responses, in capture order.
     pub packets: Vec<Packet>,
 }
 
-/// The names of the captures whose connections were made without a connection manager.
+/// The names of the captures of connections without a connection manager.
 pub fn names() -> Vec<String> {
     let folder = std::fs::read_dir(captures_folder()).expect("the folder of captures");
     let names = folder.map(|entry| entry.expect("an entry").path());
     let names = names.filter(|path| path.extension().is_some_and(|end| end == "pcap"));
     let names = names.map(|path| path.file_stem().expect("a name").to_string_lossy().into_owned());
-    // The queue pairs of srq_pp cannot be told apart: only one end of each is in its packets.
+    // The queue pairs of srq_pp cannot be distinguished: packets contain only the destination QPN.
     let is_plain = |name: &str| {
         let name = name.trim_start_matches("j_");
         ["vt_", "pf_", "rc_pp", "uc_pp", "ud_pp"].iter().any(|start| name.starts_with(start))
@@ -88,7 +88,7 @@ pub fn names() -> Vec<String> {
     names
 }
 
-/// The directions of a capture in which something is asked for.
+/// The directions of a capture that have requests.
 pub fn flows(name: &str) -> Vec<CapturedFlow> {
     let records =
         CaptureReader::open(&capture(name)).expect("a capture").map(|record| record.expect("a record"));
@@ -118,7 +118,7 @@ impl CapturedFlow {
             _ => QpType::Rc,
         };
         let source = request.header.deth.map(|deth| deth.source_qp);
-        // Who is never answered may have any number.
+        // Without responses the QPN of the requester is arbitrary.
         let own = reply.map(|reply| reply.header.bth.destination_qp).or(source).unwrap_or(Qpn::new(0x7777));
         CapturedFlow {
             name: name.into(),
@@ -141,7 +141,7 @@ impl CapturedFlow {
         self.requests().next().expect("a request").psn()
     }
 
-    /// Every request once, in the order of PSNs, without READs that resume an earlier one.
+    /// Every request once, in PSN order, without READs that resume an earlier one.
     pub fn without_retransmissions(&self) -> Vec<&Packet> {
         let first = self.first_psn();
         let mut by_psn = BTreeMap::new();
@@ -171,7 +171,7 @@ impl CapturedFlow {
         self.requests().find_map(|packet| packet.header.deth).map_or(QueueKey(0), |deth| deth.qkey)
     }
 
-    /// The timer in the RNR NAKs, if there are any.
+    /// The timer of the RNR NAKs, if any.
     pub fn rnr_timer(&self) -> Option<RnrTimer> {
         self.responses().find_map(|packet| match packet.header.aeth?.syndrome {
             Syndrome::RnrNak(timer) => Some(timer),
@@ -179,7 +179,7 @@ impl CapturedFlow {
         })
     }
 
-    /// How often each PSN found no receive.
+    /// The number of RNR NAKs per PSN.
     pub fn rnr_naks(&self) -> HashMap<Psn, u32> {
         let mut counts = HashMap::new();
         for packet in self.responses() {
@@ -190,7 +190,7 @@ impl CapturedFlow {
         counts
     }
 
-    /// PSNs that were refused because of their key.
+    /// PSNs that got a NAK because of their rkey.
     fn nak_psns(&self) -> HashSet<Psn> {
         let is_refusal = |packet: &&Packet| {
             packet.header.aeth.is_some_and(|aeth| aeth.syndrome == Syndrome::Nak(NakCode::RemoteAccessError))
@@ -198,11 +198,11 @@ impl CapturedFlow {
         self.responses().filter(is_refusal).map(Packet::psn).collect()
     }
 
-    /// The address ranges that requests name, by key, without those that were refused, on whole pages.
+    /// The page-aligned address ranges of requests by rkey, without rejected ones.
     pub fn regions(&self) -> BTreeMap<RemoteKey, (u64, u64)> {
-        let refused = self.nak_psns();
+        let rejected = self.nak_psns();
         let mut regions: BTreeMap<RemoteKey, (u64, u64)> = BTreeMap::new();
-        for packet in self.requests().filter(|packet| !refused.contains(&packet.psn())) {
+        for packet in self.requests().filter(|packet| !rejected.contains(&packet.psn())) {
             let Some((key, address, length)) = remote_range(packet) else { continue };
             let (from, to) = (address & !0xfff, (address + u64::from(length)).next_multiple_of(0x1000));
             let region = regions.entry(key).or_insert((from, to));
@@ -211,8 +211,8 @@ impl CapturedFlow {
         regions
     }
 
-    /// What the responder's memory must have held before anything was written: the bytes that READs and
-    /// atomics brought from places that no earlier request had touched.
+    /// The initial memory of the responder: the bytes that READs and atomics returned from addresses that no earlier
+    /// request had written.
     pub fn memory(&self) -> BTreeMap<u64, u8> {
         let replies: HashMap<Psn, &Packet> = self.responses().map(|packet| (packet.psn(), packet)).collect();
         let mut known = BTreeMap::new();
@@ -259,7 +259,7 @@ fn learn(known: &mut BTreeMap<u64, u8>, touched: &BTreeSet<u64>, address: u64, b
     }
 }
 
-/// The key, address and length that a request names.
+/// The rkey, address and length of a request.
 pub fn remote_range(packet: &Packet) -> Option<(RemoteKey, u64, u32)> {
     let reth = packet.header.reth.map(|reth| (reth.rkey, reth.virtual_address, reth.dma_length));
     reth.or(packet.header.atomic.map(|atomic| (atomic.rkey, atomic.virtual_address, 8)))

@@ -1,9 +1,9 @@
-//! Our card in the place of each rxe host of the captures, compared from the BTH on, byte for byte.
+//! Our HCA in the role of each rxe host of the captures, compared byte for byte from the BTH on.
 //!
-//! Where it is the responder, it is primed with the numbers, keys, addresses and memory that the capture
-//! tells, is fed the requests, and its replies have to be rxe's. Where it is the requester, it is given the
-//! work requests and fed the replies, and the first transmission of each request has to be rxe's. Every
-//! difference is in [`DIFFERENCES`] with its reason; one that no longer occurs has to leave the list.
+//! As the responder, it is configured with the QPNs, rkeys, addresses and memory of the capture and receives the requests;
+//! its responses must equal those of rxe. As the requester, it gets the work requests and the responses; the first
+//! transmission of each request must equal that of rxe. [`DIFFERENCES`] lists every difference with its reason; an entry
+//! that no longer occurs must be removed.
 
 mod captured_flow;
 mod replay;
@@ -13,7 +13,7 @@ use replay::{FlowAssumptions, request, respond};
 use softhca_wire::Mtu;
 use std::collections::BTreeMap;
 
-/// Where we and rxe differ: capture, what, how often, why.
+/// Differences from rxe: capture, packet, count, reason.
 const DIFFERENCES: &[(&str, &str, usize, &str)] = &[
     ("j_pf_read_bw", "only we: READ_RESPONSE_FIRST ack 4096B", 1, LOST_READ),
     ("j_pf_read_bw", "only we: READ_RESPONSE_MIDDLE 4096B", 3, LOST_READ),
@@ -26,13 +26,13 @@ const DIFFERENCES: &[(&str, &str, usize, &str)] = &[
         "vt_bad_psn2",
         "only rxe: ACKNOWLEDGE ack",
         3,
-        "a duplicate before anything was acknowledged: rxe answers with PSN 0 - 1, whatever it expects",
+        "a duplicate before the first ACK: rxe acknowledges PSN 0 - 1, whatever it expects",
     ),
     (
         "vt_bad_psn2",
         "only we: ACKNOWLEDGE ack",
         3,
-        "the same: we answer with the PSN before the expected one",
+        "the same: we acknowledge the PSN before the expected one",
     ),
     ("vt_loss_ack", "only we: ACKNOWLEDGE ack", 1, "rxe's was lost before it was captured"),
     ("vt_loss_atomic", "only we: ATOMIC_ACKNOWLEDGE ack", 2, "rxe's were lost before they were captured"),
@@ -41,7 +41,7 @@ const DIFFERENCES: &[(&str, &str, usize, &str)] = &[
         "vt_rnr_ok",
         "only rxe: ACKNOWLEDGE nak sequence error",
         27,
-        "the rest of a burst behind an RNR NAK: rxe refuses its sequence too, we discard it in silence",
+        "the rest of a burst after an RNR NAK: rxe sends a sequence NAK, we drop it silently",
     ),
     (
         "vt_toobig",
@@ -52,11 +52,12 @@ const DIFFERENCES: &[(&str, &str, usize, &str)] = &[
     ("vt_toobig", "only we: ACKNOWLEDGE nak invalid request", 1, "the same"),
 ];
 
-const EAGER: &str = "rxe acknowledges every duplicate packet of a SEND or WRITE, we those that ask for it";
-const LOST_READ: &str = "the end of rxe's answer was lost before it was captured, and we answer the whole; \
+const EAGER: &str =
+    "rxe acknowledges every duplicate packet of a SEND or WRITE, we only those with an ACK request";
+const LOST_READ: &str = "the end of rxe's response was lost before it was captured, and we send the whole response; \
     asked for the rest, rxe goes on with MIDDLE, we begin with FIRST";
 
-/// How the work requests of a capture end, where not all succeed: statuses in order, once each.
+/// The completion statuses of captures with failures, in order and without repetition.
 const FAILURES: &[(&str, &[&str])] = &[
     ("vt_bad_psn", &["retry-exceeded"]),
     ("vt_bad_psn2", &["retry-exceeded"]),
@@ -72,7 +73,7 @@ const FAILURES: &[(&str, &[&str])] = &[
     ("vt_toobig", &["remote-operation"]),
 ];
 
-/// What the captures do not tell about their queue pairs.
+/// Attributes that the captures do not contain.
 fn flow_assumptions(name: &str) -> FlowAssumptions {
     match name {
         "vt_bad_psn" => FlowAssumptions { expected_psn: Some(1_048_571), ..FlowAssumptions::default() },
@@ -90,7 +91,7 @@ fn flow_assumptions(name: &str) -> FlowAssumptions {
     }
 }
 
-/// What stands in one list and not in the other when as much as possible is matched in order.
+/// The elements of one list without a match in the other, for a longest common subsequence.
 fn differences(rxe: &[Packet], ours: &[Packet]) -> Vec<String> {
     let same = |i: usize, j: usize| rxe[i].bytes() == ours[j].bytes();
     let mut longest = vec![vec![0; ours.len() + 1]; rxe.len() + 1];
@@ -134,7 +135,7 @@ fn listed(differences: &[(&str, &str, usize, &str)]) -> BTreeMap<(String, String
 }
 
 #[test]
-fn our_replies_are_those_of_rxe_except_for_the_listed_differences() {
+fn our_responses_equal_those_of_rxe_except_for_the_listed_differences() {
     let found = count(|dialogue| {
         let rxe: Vec<Packet> = dialogue.responses().cloned().collect();
         differences(&rxe, &respond(dialogue, flow_assumptions(&dialogue.name)))
@@ -143,7 +144,7 @@ fn our_replies_are_those_of_rxe_except_for_the_listed_differences() {
 }
 
 #[test]
-fn our_requests_are_those_of_rxe() {
+fn our_requests_equal_those_of_rxe() {
     let found = count(|dialogue| {
         let rxe: Vec<Packet> = dialogue.without_retransmissions().into_iter().cloned().collect();
         differences(&rxe, &request(dialogue, flow_assumptions(&dialogue.name)).0)
@@ -152,7 +153,7 @@ fn our_requests_are_those_of_rxe() {
 }
 
 #[test]
-fn the_replies_of_rxe_end_our_work_requests_as_they_ended_its_own() {
+fn the_responses_of_rxe_complete_our_requests_with_the_same_status() {
     let mut failures = BTreeMap::new();
     for dialogue in names().iter().flat_map(|name| flows(name)) {
         let mut statuses = request(&dialogue, flow_assumptions(&dialogue.name)).1;
@@ -166,7 +167,7 @@ fn the_replies_of_rxe_end_our_work_requests_as_they_ended_its_own() {
 }
 
 #[test]
-fn every_capture_is_replayed_in_every_direction_in_which_something_is_asked_for() {
+fn every_direction_with_requests_is_replayed() {
     let names = names();
     let all: Vec<_> = names.iter().flat_map(|name| flows(name)).collect();
     let requests: usize = all.iter().map(|dialogue| dialogue.requests().count()).sum();

@@ -1,4 +1,4 @@
-//! Lets our card take the part of one of the two rxe hosts of a capture.
+//! Runs our HCA in the role of one of the two rxe hosts of a capture.
 
 use crate::captured_flow::{CapturedFlow, Packet};
 use softhca_engine::{AddressVector, CqId, MemoryWindowType, PdId, QpType, Recovery, Settings};
@@ -17,25 +17,25 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// What a capture does not tell about its queue pairs, or tells only through a refusal.
+/// Attributes of queue pairs that a capture does not contain, or shows only through a NAK.
 #[derive(Clone, Copy, Default)]
 pub struct FlowAssumptions {
-    /// The responder expects another PSN than the first one that comes.
+    /// The PSN that the responder expects, if not the first one.
     pub expected_psn: Option<u32>,
     pub mtu: Option<Mtu>,
     /// Bytes of a receive.
     pub receive_bytes: Option<u32>,
-    /// A region that ends too early: key, first and last byte.
+    /// A region that is too short: rkey, first and last byte.
     pub short_region: Option<(u32, u64, u64)>,
-    /// The key is that of a window.
+    /// The rkey of a memory window.
     pub window: Option<u32>,
-    /// The responder is gone.
+    /// There is no responder.
     pub responder_absent: bool,
-    /// How often the requester tries again when no receive is posted.
+    /// The RNR retry count of the requester.
     pub rnr_retry: Option<u8>,
 }
 
-/// Our card in a world where the other host only exists as an address.
+/// Our HCA in a simulation where the other host is only an address.
 struct ReplayHost {
     world: World,
     recording: Rc<RefCell<Recording>>,
@@ -51,7 +51,7 @@ impl ReplayHost {
         let mut world = World::new(1);
         let record = Rc::new(RefCell::new(Recording::default()));
         world.set_sink(Recorder(record.clone()));
-        // rxe asks for an acknowledgement with the 66th packet since the last time.
+        // rxe requests an ACK every 66 packets.
         let settings =
             Settings { recovery: Recovery::GoBackN, ack_request_interval: 66, ..Settings::default() };
         let host = world.add_host_at("we", address, settings);
@@ -85,7 +85,7 @@ impl ReplayHost {
         verbs.connect(self.qp, (self.peer, peer), &connection, psns).unwrap();
     }
 
-    /// Registers memory of our own choice for the data of the application.
+    /// Registers memory for application data.
     fn register(&mut self, length: u64) -> (RemoteKey, u64) {
         self.world.verbs(self.host).register_memory(self.domain, length.max(1), ALL_ACCESS).unwrap()
     }
@@ -95,7 +95,7 @@ impl ReplayHost {
     }
 }
 
-/// Feeds the requests of a capture to our card and returns its replies.
+/// Delivers the requests of a capture to our HCA and returns its responses.
 pub fn respond(dialogue: &CapturedFlow, priming: FlowAssumptions) -> Vec<Packet> {
     let CapturedFlow { requester, responder, .. } = dialogue;
     let mut stage = ReplayHost::new(dialogue, *responder, requester.0);
@@ -133,7 +133,7 @@ pub fn respond(dialogue: &CapturedFlow, priming: FlowAssumptions) -> Vec<Packet>
     stage.sent()
 }
 
-/// Whether a packet is the one that takes a receive.
+/// Whether a packet consumes a receive.
 fn consumes_receive(packet: &Packet) -> bool {
     let opcode = packet.header.bth.opcode;
     match packet.operation() {
@@ -142,7 +142,7 @@ fn consumes_receive(packet: &Packet) -> bool {
     }
 }
 
-/// Registers what the requests name, with the bytes that rxe's memory held.
+/// Registers the address ranges of the requests, with the contents of rxe's memory.
 fn register_remote_ranges(
     stage: &mut ReplayHost,
     dialogue: &CapturedFlow,
@@ -156,7 +156,7 @@ fn register_remote_ranges(
     let mut window = None;
     for (key, (from, to)) in regions {
         let mut verbs = stage.world.verbs(stage.host);
-        // A window needs a region under another key.
+        // A window needs a region with another rkey.
         let region = if priming.window == Some(key.0) { RemoteKey(0x7f00) } else { key };
         verbs.register_memory_with_key(stage.domain, from, to - from, ALL_ACCESS, region).unwrap();
         for (address, byte) in memory.range(from..to) {
@@ -183,7 +183,7 @@ fn register_remote_ranges(
     window
 }
 
-/// Puts our key in the place of theirs.
+/// Replaces their rkey by ours.
 fn replace(bytes: &mut [u8], theirs: u32, ours: u32) {
     let (theirs, ours) = (theirs.to_be_bytes(), ours.to_be_bytes());
     if let Some(at) = bytes.windows(4).position(|window| window == theirs) {
@@ -191,18 +191,18 @@ fn replace(bytes: &mut [u8], theirs: u32, ours: u32) {
     }
 }
 
-/// A message of a capture as the work request that made it.
+/// A message of a capture as a work request.
 struct Message {
     operation: Operation,
     flags: SendFlags,
     data: Vec<u8>,
-    /// Bytes that come back.
+    /// Bytes of the response.
     back: u32,
     datagram: Option<(Qpn, QueueKey)>,
 }
 
-/// Posts the work requests of a capture to our card, feeds it the replies, and returns the first
-/// transmission of each request, and how the work requests ended.
+/// Posts the work requests of a capture to our HCA, delivers the responses, and returns the first transmission of each
+/// request and the completion statuses.
 pub fn request(dialogue: &CapturedFlow, priming: FlowAssumptions) -> (Vec<Packet>, Vec<&'static str>) {
     let CapturedFlow { requester, responder, .. } = dialogue;
     let mut stage = ReplayHost::new(dialogue, *requester, responder.0);
@@ -224,13 +224,13 @@ pub fn request(dialogue: &CapturedFlow, priming: FlowAssumptions) -> (Vec<Packet
         verbs.post_send(stage.qp, &request).unwrap();
     }
     for packet in dialogue.responses() {
-        // A receiver that is not ready again was asked again, after the wait that it imposed before.
+        // After a repeated RNR NAK, the request was retried after the first wait.
         if let Some(Syndrome::RnrNak(timer)) = packet.header.aeth.map(|aeth| aeth.syndrome) {
             stage.world.run_for(Duration::from_nanos(timer.nanoseconds()));
         }
         stage.world.inject(stage.host, packet.frame.clone());
     }
-    // What was never answered runs out of tries.
+    // Requests without a response exhaust their retries.
     stage.world.run_for(Duration::from_secs(10));
     let mut seen = HashSet::new();
     let mut sent = stage.sent();
@@ -239,7 +239,7 @@ pub fn request(dialogue: &CapturedFlow, priming: FlowAssumptions) -> (Vec<Packet
     (sent, completions.iter().map(|completion| completion.status.name()).collect())
 }
 
-/// The work requests that made the requests of a capture.
+/// The work requests of a capture.
 fn messages(dialogue: &CapturedFlow) -> Vec<Message> {
     let mut messages: Vec<Message> = Vec::new();
     for packet in dialogue.without_retransmissions() {

@@ -1,7 +1,7 @@
-//! What people build on the verbs: rdma-core's own suite, UCX and libfabric, through `softhca exec`; and the view
-//! of `/sys` and `/dev` that they need.
+//! Software on top of verbs under `softhca exec`: rdma-core's test suite, UCX and libfabric; and the view of `/sys` and `/dev`
+//! that they need.
 
-// Another target uses the rest of it.
+// Another target uses the other functions.
 mod pyverbs;
 #[allow(dead_code)]
 #[path = "../programs/rig.rs"]
@@ -18,15 +18,23 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let mut tests = vec![
-        needs_sysfs_view("sh", "the_card_is_shown_in_sys_and_dev", sysfs::the_card_is_shown_in_sys_and_dev),
-        needs_sysfs_view("sh", "everything_else_is_as_it_was", sysfs::everything_else_is_as_it_was),
         needs_sysfs_view(
             "sh",
-            "nothing_is_shown_if_nobody_wants_it",
-            sysfs::nothing_is_shown_if_nobody_wants_it,
+            "the_device_is_visible_in_sys_and_dev",
+            sysfs::the_device_is_visible_in_sys_and_dev,
         ),
-        needs_sysfs_view("setpriv", "it_takes_no_rights", sysfs::it_takes_no_rights),
-        needs_sysfs_view("/usr/bin/python3", "rdma_core_tests_itself", pyverbs::rdma_core_tests_itself),
+        needs_sysfs_view(
+            "sh",
+            "the_rest_of_sys_and_dev_is_unchanged",
+            sysfs::the_rest_of_sys_and_dev_is_unchanged,
+        ),
+        needs_sysfs_view("sh", "no_view_hides_the_device", sysfs::no_view_hides_the_device),
+        needs_sysfs_view("setpriv", "the_view_needs_no_privileges", sysfs::the_view_needs_no_privileges),
+        needs_sysfs_view(
+            "/usr/bin/python3",
+            "the_rdma_core_test_suite_passes",
+            pyverbs::the_rdma_core_test_suite_passes,
+        ),
     ];
     for (transports, test) in UCX {
         let name = format!("ucx_perftest_{transports}_{test}").replace([',', ':'], "_");
@@ -42,7 +50,7 @@ fn main() -> ExitCode {
     tools::run(tests)
 }
 
-/// A test that needs a program, and the view.
+/// A test that needs a program and the view.
 fn needs_sysfs_view(program: &'static str, name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
     needs_permission(
         sysfs::is_allowed(),
@@ -53,7 +61,7 @@ fn needs_sysfs_view(program: &'static str, name: &str, test: impl FnOnce() + Sen
     )
 }
 
-/// A test that needs a program, and a network of its own.
+/// A test that needs a program and a network namespace.
 fn needs_network(program: &'static str, name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
     needs_permission(namespace::wrapper().is_some(), namespace::NOT_ALLOWED, program, name, test)
 }
@@ -75,7 +83,7 @@ fn needs_permission(
     Trial::test(name, || Ok(())).with_ignored_flag(true)
 }
 
-/// UCX's RC needs UD beside it, to connect: what it calls `rc_v`.
+/// UCX's RC (`rc_v`) needs UD too, to connect.
 const UCX: [(&str, &str); 8] = [
     ("rc_verbs,ud_verbs:aux", "tag_lat"),
     ("rc_verbs,ud_verbs:aux", "tag_bw"),
@@ -87,7 +95,7 @@ const UCX: [(&str, &str); 8] = [
     ("ud_verbs", "ucp_put_bw"),
 ];
 
-/// Runs both ends of a program, the client with more words.
+/// Runs both ends of a program, the client with additional arguments.
 fn run_both(rig: &mut Rig, variables: &[String], shared: &[&str], client: &[&str], port: u16) {
     let with = |words: &[&str]| {
         let mut all = vec!["env".to_string()];
@@ -121,7 +129,7 @@ fn ucx(transports: &str, test: &str) {
     );
 }
 
-/// Datagrams, and reliable datagrams that libfabric makes of them (ofi_rxd).
+/// Datagrams, and libfabric's reliable datagrams on top of them (ofi_rxd).
 fn libfabric(kind: &str) {
     let mut rig = Rig::new();
     let port = free_port();
@@ -135,7 +143,7 @@ fn libfabric(kind: &str) {
     }
 }
 
-/// Connections by the RDMA CM: libfabric looks for cards on interfaces other than loopback.
+/// Connections with the RDMA CM: libfabric ignores devices on loopback interfaces.
 fn connected(provider: &str, kind: &str) {
     let wrapper = namespace::wrapper().expect("it was looked for");
     let rig = Rig::new();
@@ -145,7 +153,7 @@ fn connected(provider: &str, kind: &str) {
         .env("SOFTHCA", rig::softhca())
         .env("XDG_RUNTIME_DIR", rig.file("."))
         .env("PAIR", format!("fi_pingpong -p {provider} -e {kind} -I 20 -S 4096"))
-        // The completion queue that libfabric asks for grows with it, and a card's is smaller than 256 need.
+        // libfabric's CQ size grows with this value, and 256 exceeds max_cqe of the device.
         .env("FI_UNIVERSE_SIZE", "64")
         .output()
         .expect("a shell");
@@ -153,7 +161,7 @@ fn connected(provider: &str, kind: &str) {
     assert!(output.status.success() && text.matches("4k      20      =20").count() == 2, "{output:?}");
 }
 
-/// An interface with an address, a card on it, and both ends of a program.
+/// An interface with an address, a device on it, and both ends of a program.
 const CONNECTED: &str = r#"
 ip link add cable0 type veth peer name cable1 && ip link set cable1 up || ip link add cable0 type dummy
 ip addr add 10.9.0.1/24 dev cable0 && ip link set cable0 up || exit 1

@@ -1,4 +1,4 @@
-//! rdma-core's own suite, as Debian's python3-pyverbs brings it. What is skipped, and why, is in the book.
+//! rdma-core's test suite from Debian's python3-pyverbs. The book lists the skipped tests with their reasons.
 
 use crate::rig::Rig;
 use std::collections::BTreeMap;
@@ -7,10 +7,10 @@ use std::process::Command;
 
 const SUITE: &str = "/usr/share/doc/rdma-core/tests";
 const DOCUMENTED: &str = include_str!("../../docs/reference/pyverbs.md");
-/// As many pass wherever it runs.
+/// The minimum number of passed tests on any machine.
 const PASSED: usize = 100;
 
-/// The skips that the book lists: what the suite says, without its numbers, and how many tests.
+/// The skips that the book lists: the reason without numbers, and the number of tests.
 fn documented() -> BTreeMap<String, usize> {
     let rows = DOCUMENTED.lines().filter(|line| line.starts_with("| `"));
     let fields = rows.map(|row| row.split('|').map(str::trim).collect::<Vec<_>>());
@@ -23,7 +23,7 @@ fn without_numbers(text: &str) -> String {
     text.split(|c: char| c.is_ascii_digit()).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("N")
 }
 
-pub fn rdma_core_tests_itself() {
+pub fn the_rdma_core_test_suite_passes() {
     assert!(Path::new(SUITE).is_dir(), "{SUITE} is not there: Debian's python3-pyverbs brings it");
     let mut rig = Rig::new();
     let folder = rig.file("tests");
@@ -47,7 +47,7 @@ pub fn rdma_core_tests_itself() {
     let unexplained: Vec<_> =
         skipped.iter().filter(|(reason, _)| !documented.contains_key(*reason)).collect();
     assert!(unexplained.is_empty(), "docs/reference/pyverbs.md does not explain {unexplained:?}");
-    // Machines differ in graphics devices, huge pages and iproute2; a reason covers no more tests than it says.
+    // Machines differ in GPUs, huge pages and iproute2; a reason covers at most the listed number of tests.
     for (reason, count) in &skipped {
         assert!(count <= &documented[reason], "{count} tests are skipped for {reason:?}");
     }

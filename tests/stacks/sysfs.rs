@@ -1,4 +1,4 @@
-//! What a program sees of its card in `/sys/class` and `/dev`.
+//! A program's view of its device in `/sys/class` and `/dev`.
 
 use crate::rig::{Rig, free_port, softhca};
 use std::path::Path;
@@ -10,14 +10,14 @@ pub fn is_allowed() -> bool {
     String::from_utf8_lossy(&output.stdout).contains("ok      view")
 }
 
-/// What a shell prints on a host.
+/// The output of a shell script on a host.
 fn run_script(host: &str, script: &str) -> String {
     let seen = Rig::new().run_on(host, &["sh", "-c", script]);
     assert!(seen.success, "{script}: {seen:?}");
     seen.text.trim().into()
 }
 
-pub fn the_card_is_shown_in_sys_and_dev() {
+pub fn the_device_is_visible_in_sys_and_dev() {
     let script = "cd /sys/class/infiniband/softhca0 && \
         for file in hca_type node_type ports/1/state ports/1/link_layer ports/1/gid_attrs/types/0 \
             ports/1/gid_attrs/ndevs/0 ports/1/pkeys/0; do cat $file; done; \
@@ -32,8 +32,8 @@ pub fn the_card_is_shown_in_sys_and_dev() {
     );
 }
 
-/// Values are the card's: identifiers and GIDs are those that verbs tell.
-pub fn everything_else_is_as_it_was() {
+/// The attributes equal those of verbs: GUIDs and GIDs.
+pub fn the_rest_of_sys_and_dev_is_unchanged() {
     let outside = std::fs::read_dir("/sys/class").expect("it is there").count();
     let had = Path::new("/sys/class/infiniband").exists();
     let script = "ls /sys/class | grep -v infiniband | wc -l; cat /sys/class/net/lo/mtu; \
@@ -45,7 +45,7 @@ pub fn everything_else_is_as_it_was() {
         assert_eq!(lines[0], outside.to_string(), "{text}");
     }
     assert_eq!(lines[1..], [mtu.trim(), "4", "fine"], "{text}");
-    assert_eq!(Path::new("/sys/class/infiniband").exists(), had, "it is seen from outside");
+    assert_eq!(Path::new("/sys/class/infiniband").exists(), had, "the view is not visible outside");
     let script = "ibv_devinfo -v | grep -E 'node_guid|GID\\[' | grep -oE '[0-9a-f:]{19,}|::ffff:[0-9.]+'; \
         cat /sys/class/infiniband/softhca0/node_guid /sys/class/infiniband/softhca0/ports/1/gids/0";
     if softhca_tests::tools::is_installed("ibv_devinfo") {
@@ -62,7 +62,7 @@ pub fn everything_else_is_as_it_was() {
     }
 }
 
-pub fn nothing_is_shown_if_nobody_wants_it() {
+pub fn no_view_hides_the_device() {
     if Path::new("/sys/class/infiniband").exists() {
         return;
     }
@@ -70,11 +70,11 @@ pub fn nothing_is_shown_if_nobody_wants_it() {
     assert!(!seen.success, "{seen:?}");
 }
 
-/// As nobody: a user namespace around it, through which the daemon reaches the memory of both ends.
-pub fn it_takes_no_rights() {
+/// As an unprivileged user, in a user namespace through which the daemon accesses both ends' memory.
+pub fn the_view_needs_no_privileges() {
     let is_root = Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout == b"0\n");
     if !is_root {
-        // Every other test here has just shown it.
+        // The other tests cover this case.
         return;
     }
     let port = free_port();
@@ -89,7 +89,7 @@ pub fn it_takes_no_rights() {
     let copies = folder.display().to_string();
     let command = softhca();
     let built = command.parent().expect("a folder").display().to_string();
-    // The programs of a build may lie where nobody else can look. A test's build leaves the library in `deps`.
+    // The build folder may not be readable for other users. A test build has the library in `deps`.
     let script = format!(
         "library=$(ls -t {built}/libsofthca_verbs.so {built}/deps/libsofthca_verbs.so 2>/dev/null | head -n 1) && \
          cp {built}/softhca $library {copies}/ && chmod 755 {copies}/* && \

@@ -1,8 +1,8 @@
-//! Turns `exports.txt` into trampolines and a version script, and `layout.txt` into assertions.
+//! Generates trampolines and a version script from `exports.txt`, and assertions from `layout.txt`.
 //!
-//! rustc gives the linker an anonymous version script for a shared library. lld takes a second one beside it;
-//! GNU ld does not, so a wrapper that only GNU ld's name finds takes rustc's away. Either way the symbols get
-//! the versions that programs were linked against.
+//! rustc passes an anonymous version script for a shared library to the linker. lld accepts a second one; GNU ld does
+//! not, so a wrapper under a name that only GNU ld uses removes rustc's. Either way the symbols get the versions that
+//! programs are linked against.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -34,7 +34,7 @@ fn main() {
     for argument in [
         format!("-Wl,--version-script={}", script.display()),
         "-Wl,-soname,libibverbs.so.1".into(),
-        // Programs may unload what they loaded, but threads and descriptors are ours until the end.
+        // A program may unload the library, but its threads and descriptors remain until the process ends.
         "-Wl,-z,nodelete".into(),
         format!("-B{}/", wrapper.display()),
     ] {
@@ -47,7 +47,7 @@ struct Export {
     node: String,
     symbol: String,
     function: String,
-    /// Not the version that programs get when they are linked today.
+    /// Not the default version that new programs are linked against.
     is_old: bool,
 }
 
@@ -138,7 +138,7 @@ fn assertions(layout: &str) -> String {
     text
 }
 
-/// A linker of the name that only GNU ld is called by, which leaves rustc's version script out.
+/// Writes a linker wrapper, under the name by which only GNU ld is called, that removes rustc's version script.
 fn write_wrapper(folder: &Path) {
     let compiler = env::var("RUSTC_LINKER").unwrap_or_else(|_| "cc".into());
     let found = Command::new(&compiler).arg("-print-prog-name=ld").output().ok();

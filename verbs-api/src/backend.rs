@@ -1,161 +1,100 @@
-//! What the verbs need of a card, wherever it is.
+//! The interface between the verbs and an HCA: in this process, in a simulation or in a daemon.
 
 use crate::async_events::AsyncEventQueue;
 use crate::memory::MemoryBlock;
 use crate::notifier::Notifier;
 use crate::{EndpointExchange, Error};
-use softhca_engine::{
-    AddressVector, AhId, CmChannelId, Counters, CqId, Instant, MemoryWindowType, ModifyQp, PdId, PortState,
-    QpInitAttributes, QpSnapshot, QpState, SrqId, SrqInitAttributes, XrcdId,
-};
-use softhca_queue::{AccessFlags, CompletionConsumer, ReceiveProducer, SendProducer, SrqAttributes, cm};
-use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
+use softhca_engine::{CmChannelId, Command, Counters, CqId, Instant, PortState, Reply};
+use softhca_queue::{SendProducer, SharedWords, cm, reply};
+use softhca_wire::{Gid, Mtu, Qpn};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// The sizes of a queue pair's rings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct QpCapabilities {
-    pub max_send_wr: u32,
-    pub max_recv_wr: u32,
-    pub max_sge: usize,
-    pub max_inline_data: usize,
-}
-
-/// The application's ends of a new queue pair.
-pub(crate) struct NewQueuePair {
-    pub qpn: Qpn,
-    pub send_queue: Option<SendProducer>,
-    pub recv_queue: Option<ReceiveProducer>,
-}
-
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 
-/// A card that an application uses. Work is posted and completed through rings; this is everything else.
+/// An HCA that an application uses. Work requests and completions pass through rings, control verbs through
+/// [`Backend::execute`].
 pub(crate) trait Backend: Send + Sync {
-    /// Refuses in a process that was forked from the one that the card belongs to. Every verb asks this before
-    /// it takes a lock, which somebody may have held when the process was forked, or touches what is shared.
+    /// Fails in a child process of the process that opened the device. Every verb checks this before it takes a
+    /// lock, which another thread may have held during the fork, and before it touches shared memory.
     fn check_process(&self) -> Result<()> {
         Ok(())
     }
     /// The same for verbs that cannot fail.
     ///
     /// # Panics
-    /// In a child.
+    /// In a child process.
     fn assert_same_process(&self) {
         if let Err(error) = self.check_process() {
             panic!("{error}");
         }
     }
 
+    /// Executes a control verb. `memory` is the memory that the verb registers. Returns the memory of new rings
+    /// with the reply.
+    fn execute_with(
+        &self,
+        command: Command,
+        memory: Option<&Arc<MemoryBlock>>,
+    ) -> Result<(Reply, Option<SharedWords>)>;
+    /// Executes a control verb without memory and rings.
+    fn execute(&self, command: Command) -> Result<Reply> {
+        self.execute_with(command, None).map(|(reply, _)| reply)
+    }
+    /// Executes a control verb that creates rings.
+    fn execute_with_rings(&self, command: Command) -> Result<(Reply, SharedWords)> {
+        let (reply, rings) = self.execute_with(command, None)?;
+        Ok((reply, rings.unwrap_or_else(|| SharedWords::heap(0))))
+    }
+    /// Executes a call to the connection manager.
+    fn execute_cm(&self, command: cm::Command) -> Result<cm::Reply> {
+        Ok(reply!(self.execute(Command::Cm(command))?, Reply::Cm(reply) => reply))
+    }
+    /// Sets the notifier of a completion queue: called for each notification that the application requested.
+    fn set_completion_notifier(&self, cq: CqId, notifier: Arc<Notifier>);
+    /// Sets the notifier of a CM event channel: called for each event.
+    fn set_cm_notifier(&self, channel: CmChannelId, notifier: Arc<Notifier>);
+
+    /// Allocates memory for a region.
+    fn allocate_memory(&self, length: usize) -> Result<Arc<MemoryBlock>> {
+        Ok(Arc::new(MemoryBlock::new(length)))
+    }
+
     fn gids(&self) -> Vec<Gid>;
-    /// Whether the card is there.
+    /// Whether the HCA still exists.
     fn is_alive(&self) -> bool {
         true
     }
     fn counters(&self) -> Counters;
-
-    fn allocate_protection_domain(&self) -> Result<PdId>;
-    fn free_protection_domain(&self, domain: PdId) -> Result<()>;
-
-    /// Memory for a region that the card allocates.
-    fn allocate_memory(&self, length: usize) -> Result<Arc<MemoryBlock>> {
-        Ok(Arc::new(MemoryBlock::new(length)))
-    }
-    /// Registers a block; without a base, the card assigns the address.
-    fn register_memory(
-        &self,
-        domain: PdId,
-        base: Option<u64>,
-        length: u64,
-        block: Arc<MemoryBlock>,
-        access: AccessFlags,
-    ) -> Result<(RemoteKey, u64)>;
-    /// Changes what is `Some` of a region: its domain, its bytes with their base, its rights.
-    fn reregister_memory(
-        &self,
-        key: RemoteKey,
-        domain: Option<PdId>,
-        translation: Option<(u64, Arc<MemoryBlock>)>,
-        access: Option<AccessFlags>,
-    ) -> Result<RemoteKey>;
-    fn deregister_memory(&self, key: RemoteKey) -> Result<()>;
-    fn allocate_memory_window(&self, domain: PdId, kind: MemoryWindowType) -> Result<RemoteKey>;
-    fn free_memory_window(&self, key: RemoteKey) -> Result<()>;
-
-    /// Creates a completion queue; `news` is told of each notification that the application asked for.
-    fn create_completion_queue(&self, slots: u32, news: Arc<Notifier>) -> Result<(CqId, CompletionConsumer)>;
-    fn resize_completion_queue(&self, cq: CqId, slots: u32) -> Result<CompletionConsumer>;
-    fn destroy_completion_queue(&self, cq: CqId) -> Result<()>;
-
-    fn create_shared_receive_queue(
-        &self,
-        init: SrqInitAttributes,
-        slots: u32,
-        entries: usize,
-    ) -> Result<(SrqId, ReceiveProducer)>;
-    fn set_srq_limit(&self, srq: SrqId, limit: u32) -> Result<()>;
-    fn query_shared_receive_queue(&self, srq: SrqId) -> Result<SrqAttributes>;
-    fn destroy_shared_receive_queue(&self, srq: SrqId) -> Result<()>;
-
-    fn open_xrc_domain(&self) -> Result<XrcdId>;
-    fn close_xrc_domain(&self, domain: XrcdId) -> Result<()>;
-
-    fn create_address_handle(&self, domain: PdId, vector: AddressVector) -> Result<AhId>;
-    fn destroy_address_handle(&self, handle: AhId) -> Result<()>;
-
-    fn create_queue_pair(&self, init: QpInitAttributes, sizes: QpCapabilities) -> Result<NewQueuePair>;
-    fn modify_queue_pair(&self, number: Qpn, modify: &ModifyQp) -> Result<QpState>;
-    fn query_queue_pair(&self, number: Qpn) -> Result<QpSnapshot>;
-    fn destroy_queue_pair(&self, number: Qpn) -> Result<()>;
-    fn attach_multicast(&self, number: Qpn, group: Gid) -> Result<()>;
-    fn detach_multicast(&self, number: Qpn, group: Gid) -> Result<()>;
-
-    /// Creates a channel of connection management; `news` is told of each event.
-    fn create_cm_channel(&self, news: Arc<Notifier>) -> Result<CmChannelId>;
-    fn destroy_cm_channel(&self, channel: CmChannelId) -> Result<()>;
-    /// Any other call to the connection manager.
-    fn cm(&self, call: cm::Command) -> Result<cm::Reply>;
-    /// Has a queue pair follow its connection.
-    fn advance_queue_pair(&self, advance: &cm::QpTransition) -> Result<()> {
-        for state in &advance.states {
-            let asked = cm::Command::InitQpAttributes { id: advance.id, state: *state };
-            let cm::Reply::QpAttributes(attributes) = self.cm(asked)? else {
-                unreachable!("the card answers with attributes")
-            };
-            let moved = self.modify_queue_pair(advance.qpn, &advance.limit_rd_atomic(attributes));
-            if *state != QpState::Error {
-                moved?;
-            }
-        }
-        advance.final_command().map_or(Ok(()), |call| self.cm(call).map(|_| ()))
-    }
-    /// The largest path MTU that the network carries.
+    /// The largest path MTU of the network.
     fn active_mtu(&self) -> Mtu;
-    /// The state of the card's port.
-    fn port_state(&self) -> PortState;
-    /// The address of the host with this name, among those that the card's own host knows.
+    fn port_state(&self) -> PortState {
+        match self.execute(Command::QueryPort) {
+            Ok(Reply::PortState(state)) => state,
+            _ => PortState::Down,
+        }
+    }
+    /// The address of an emulated host, by name.
     fn resolve_host(&self, name: &str) -> Option<IpAddr>;
 
-    /// The asynchronous events that nobody took.
+    /// Asynchronous events that the application has not taken yet.
     fn async_events(&self) -> &AsyncEventQueue;
 
-    /// Rings for a queue pair whose queue got work.
-    fn ring_doorbell(&self, number: Qpn, send: &SendProducer);
-    /// Lets the card get on, on the time of a caller that found nothing in this completion queue.
-    fn drive(&self, queue: CqId);
+    /// Rings the doorbell of a queue pair with new work requests.
+    fn ring_doorbell(&self, qpn: Qpn, send: &SendProducer);
+    /// Makes progress on the time of a caller that found this completion queue empty.
+    fn drive(&self, cq: CqId);
 
-    /// The time by which the card's owner waits.
+    /// The time by which the application waits.
     fn now(&self) -> Instant;
-    /// Drives for a moment, where callers drive, until `news` counted past `seen`: what they wait for may be about to
-    /// happen.
-    fn spin_wait(&self, news: &Notifier, seen: u64) {
-        let _ = (news, seen);
+    /// Where callers drive: drives for a moment, until `notifier` counts past `seen`.
+    fn spin_wait(&self, notifier: &Notifier, seen: u64) {
+        let _ = (notifier, seen);
     }
-    /// Blocks until `news` counted past `seen`. False if `until` came first.
-    fn wait(&self, news: &Notifier, seen: u64, until: Option<Instant>) -> bool;
-    /// A random number, or one that a seed decides.
+    /// Blocks until `notifier` counts past `seen`. Returns false if `until` comes first.
+    fn wait(&self, notifier: &Notifier, seen: u64, until: Option<Instant>) -> bool;
+    /// A random number; in a simulation, one that the seed determines.
     fn random(&self) -> u64;
-    /// Where applications on cards of this kind meet.
+    /// Exchanges endpoints between applications on HCAs of this kind.
     fn endpoint_exchange(&self) -> EndpointExchange;
 }

@@ -7,8 +7,8 @@ use crate::executor::{WaitReason, record_wait_reason};
 use crate::notifier::Notifier;
 use crate::{Completion, Context, CqNotify, Error, Qpn};
 use parking_lot::Mutex;
-use softhca_engine::{CqId, Instant};
-use softhca_queue::CompletionConsumer;
+use softhca_engine::{Command, CqId, Instant, Reply};
+use softhca_queue::{CompletionConsumer, reply};
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::poll_fn;
@@ -81,7 +81,7 @@ impl fmt::Debug for CompletionQueue {
 impl CompletionQueue {
     pub(crate) fn new(
         context: &Context,
-        slots: u32,
+        cqe: u32,
         channel: Option<&CompletionChannel>,
     ) -> Result<CompletionQueue, Error> {
         static TOKENS: AtomicU64 = AtomicU64::new(0);
@@ -91,7 +91,10 @@ impl CompletionQueue {
         let news =
             channel.as_ref().map_or_else(Notifier::default, |channel| Notifier::with_channel(channel, token));
         let news = Arc::new(news);
-        let (id, ring) = backend.create_completion_queue(slots, news.clone())?;
+        let (reply, rings) = backend.execute_with_rings(Command::CreateCompletionQueue { cqe })?;
+        let id = reply!(reply, Reply::CompletionQueue(cq) => cq);
+        backend.set_completion_notifier(id, news.clone());
+        let ring = CompletionConsumer::new(rings, cqe);
         let ring = Mutex::new(UnpolledCompletions { drained: VecDeque::new(), ring });
         let inner = Arc::new(Inner { backend, id, completions: ring, notifier: news, channel, token });
         if let Some(channel) = &inner.channel {
@@ -260,10 +263,12 @@ impl CompletionQueue {
     }
 
     /// Changes how many completions may wait. Those that wait stay.
-    pub fn resize(&self, slots: u32) -> Result<(), Error> {
+    pub fn resize(&self, cqe: u32) -> Result<(), Error> {
         self.inner.backend.check_process()?;
         let mut ring = self.inner.completions.lock();
-        ring.ring = self.inner.backend.resize_completion_queue(self.inner.id, slots)?;
+        let command = Command::ResizeCompletionQueue { cq: self.inner.id, cqe };
+        let (_, rings) = self.inner.backend.execute_with_rings(command)?;
+        ring.ring = CompletionConsumer::new(rings, cqe);
         Ok(())
     }
 }
@@ -277,6 +282,6 @@ impl Drop for Inner {
             channel.detach(self.token);
         }
         // Every queue pair that completes here holds a handle: none is left.
-        let _ = self.backend.destroy_completion_queue(self.id);
+        let _ = self.backend.execute(Command::DestroyCompletionQueue(self.id));
     }
 }

@@ -6,14 +6,14 @@ use crate::memory::{MemoryBlock, MemoryTable};
 use crate::notifier::Notifier;
 use crate::time::real_now;
 use crate::{EndpointExchange, Error, PortSwitch};
-use softhca_engine::{Context, Hca, Instant, MemoryId};
+use softhca_engine::{Attachments, ClientId, Command, Context, Hca, Instant, MemoryId, Reply, VerbsError};
 use softhca_fabric::{EventSink, Flow, NetworkEvent, Rule, RuleCounters, Topology};
 use softhca_queue::SharedWords;
 use softhca_udp::{
     DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, ProcessIdentity, ReceiveMemory,
     SharedDriver,
 };
-use softhca_wire::{Gid, Mtu};
+use softhca_wire::Mtu;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::IpAddr;
@@ -120,19 +120,21 @@ impl CardRuntime for EmbeddedRuntime {
         self.driver.control(|driver| driver.control(act))
     }
 
+    fn execute(
+        &self,
+        client: ClientId,
+        command: Command,
+        attachments: &mut Attachments,
+    ) -> std::result::Result<Reply, VerbsError> {
+        self.driver.control(|driver| driver.execute(client, command, attachments))
+    }
+
     fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId {
         self.driver.control(|driver| driver.memory().add(block))
     }
 
     fn remove_memory(&self, memory: MemoryId) {
         self.driver.control(|driver| driver.memory().remove(memory));
-    }
-
-    fn check_multicast_group(&self, group: Gid) -> Result<()> {
-        match self.driver.control(|driver| driver.multicast_join_error(group)) {
-            None => Ok(()),
-            Some(source) => Err(Error::System { what: "joining the multicast group", source }),
-        }
     }
 
     fn on_doorbell(&self) {

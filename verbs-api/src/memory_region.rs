@@ -6,6 +6,8 @@ use crate::{
     AccessFlags, Error, LocalKey, MemoryWindowType, ProtectionDomain, RemoteAddress, RemoteKey, Sge,
 };
 use parking_lot::Mutex;
+use softhca_engine::{Command, Reply};
+use softhca_queue::reply;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -28,7 +30,7 @@ struct Registration {
     domain: ProtectionDomain,
     block: Arc<MemoryBlock>,
     rkey: RemoteKey,
-    base: u64,
+    iova: u64,
     is_registered: bool,
 }
 
@@ -36,15 +38,16 @@ impl MemoryRegion {
     pub(crate) fn new(
         domain: &ProtectionDomain,
         block: Arc<MemoryBlock>,
-        base: Option<u64>,
+        iova: Option<u64>,
         access: AccessFlags,
     ) -> Result<MemoryRegion, Error> {
         let backend = domain.inner.backend.clone();
         let length = block.len() as u64;
-        let (key, base) = backend.register_memory(domain.inner.id, base, length, block.clone(), access)?;
-        let present =
-            Mutex::new(Registration { domain: domain.clone(), block, rkey: key, base, is_registered: true });
-        Ok(MemoryRegion { inner: Arc::new(Inner { backend, registration: present }) })
+        let command = Command::RegisterMemoryRegion { pd: domain.inner.id, iova, length, access };
+        let (reply, _) = backend.execute_with(command, Some(&block))?;
+        let (rkey, iova) = reply!(reply, Reply::MemoryRegion { rkey, iova } => (rkey, iova));
+        let registration = Registration { domain: domain.clone(), block, rkey, iova, is_registered: true };
+        Ok(MemoryRegion { inner: Arc::new(Inner { backend, registration: Mutex::new(registration) }) })
     }
 
     /// How many bytes.
@@ -59,7 +62,7 @@ impl MemoryRegion {
 
     /// The address of the first byte, in the region's own terms.
     pub fn address(&self) -> u64 {
-        self.inner.registration.lock().base
+        self.inner.registration.lock().iova
     }
 
     /// The key for local use.
@@ -75,13 +78,13 @@ impl MemoryRegion {
     /// A scatter/gather entry of `length` bytes at `offset`.
     pub fn sge(&self, offset: u64, length: u32) -> Sge {
         let present = self.inner.registration.lock();
-        Sge { address: present.base + offset, length, lkey: LocalKey(present.rkey.0) }
+        Sge { address: present.iova + offset, length, lkey: LocalKey(present.rkey.0) }
     }
 
     /// The place at `offset`, as a peer names it.
     pub fn remote_address(&self, offset: u64) -> RemoteAddress {
         let present = self.inner.registration.lock();
-        RemoteAddress { address: present.base + offset, rkey: present.rkey }
+        RemoteAddress { address: present.iova + offset, rkey: present.rkey }
     }
 
     fn block(&self) -> Arc<MemoryBlock> {
@@ -158,16 +161,17 @@ impl MemoryRegion {
     ) -> Result<(), Error> {
         self.inner.backend.check_process()?;
         let mut present = self.inner.registration.lock();
-        let id = domain.map(|domain| domain.inner.id);
-        present.rkey = self.inner.backend.reregister_memory(present.rkey, id, memory.clone(), access)?;
+        let pd = domain.map(|domain| domain.inner.id);
+        let mapping = memory.as_ref().map(|(iova, block)| (*iova, block.len() as u64));
+        let command = Command::ReregisterMemoryRegion { rkey: present.rkey, pd, mapping, access };
+        let block = memory.map(|(_, block)| block);
+        let (reply, _) = self.inner.backend.execute_with(command, block.as_ref())?;
+        (present.rkey, present.iova) = reply!(reply, Reply::MemoryRegion { rkey, iova } => (rkey, iova));
         if let Some(domain) = domain {
             present.domain = domain.clone();
         }
-        if let Some((base, block)) = memory {
-            (present.base, present.block) = (base, block);
-        }
-        if access.is_some_and(|access| access.contains(AccessFlags::ZERO_BASED)) {
-            present.base = 0;
+        if let Some(block) = block {
+            present.block = block;
         }
         Ok(())
     }
@@ -178,7 +182,7 @@ impl MemoryRegion {
         self.inner.backend.check_process()?;
         let mut present = self.inner.registration.lock();
         if present.is_registered {
-            self.inner.backend.deregister_memory(present.rkey)?;
+            self.inner.backend.execute(Command::DeregisterMemoryRegion(present.rkey))?;
             present.is_registered = false;
         }
         Ok(())
@@ -189,7 +193,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let present = self.registration.get_mut();
         if present.is_registered && self.backend.check_process().is_ok() {
-            let _ = self.backend.deregister_memory(present.rkey);
+            let _ = self.backend.execute(Command::DeregisterMemoryRegion(present.rkey));
         }
     }
 }
@@ -206,9 +210,10 @@ struct WindowInner {
 }
 
 impl MemoryWindow {
-    pub(crate) fn new(domain: &ProtectionDomain, kind: MemoryWindowType) -> Result<MemoryWindow, Error> {
-        let key = domain.inner.backend.allocate_memory_window(domain.inner.id, kind)?;
-        Ok(MemoryWindow { inner: Arc::new(WindowInner { domain: domain.clone(), rkey: key }) })
+    pub(crate) fn new(domain: &ProtectionDomain, mw_type: MemoryWindowType) -> Result<MemoryWindow, Error> {
+        let command = Command::AllocateMemoryWindow { pd: domain.inner.id, mw_type };
+        let rkey = reply!(domain.inner.backend.execute(command)?, Reply::MemoryWindow(rkey) => rkey);
+        Ok(MemoryWindow { inner: Arc::new(WindowInner { domain: domain.clone(), rkey }) })
     }
 
     /// The key that it was allocated with.
@@ -219,6 +224,6 @@ impl MemoryWindow {
 
 impl Drop for WindowInner {
     fn drop(&mut self) {
-        let _ = self.domain.inner.backend.free_memory_window(self.rkey);
+        let _ = self.domain.inner.backend.execute(Command::DeallocateMemoryWindow(self.rkey));
     }
 }

@@ -7,7 +7,8 @@ use crate::{
     AccessFlags, AddressVector, CompletionQueue, Context, Error, MemoryWindowType, QpType, QueuePairBuilder,
     SharedReceiveQueue, XrcDomain,
 };
-use softhca_engine::{AhId, PdId};
+use softhca_engine::{AhId, Command, PdId, Reply};
+use softhca_queue::reply;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -26,7 +27,8 @@ pub(crate) struct Inner {
 impl ProtectionDomain {
     pub(crate) fn new(context: &Context) -> Result<ProtectionDomain, Error> {
         let backend = context.backend.clone();
-        let id = backend.allocate_protection_domain()?;
+        let id =
+            reply!(backend.execute(Command::AllocateProtectionDomain)?, Reply::ProtectionDomain(pd) => pd);
         Ok(ProtectionDomain { inner: Arc::new(Inner { backend, id, context: context.clone() }) })
     }
 
@@ -98,10 +100,10 @@ impl ProtectionDomain {
     /// Creates a shared receive queue.
     pub fn create_shared_receive_queue(
         &self,
-        receives: u32,
-        entries: usize,
+        max_wr: u32,
+        max_sge: u32,
     ) -> Result<SharedReceiveQueue, Error> {
-        SharedReceiveQueue::new(self, receives, entries, None)
+        SharedReceiveQueue::new(self, max_wr, max_sge, None)
     }
 
     /// Creates a shared receive queue that senders of XRC name; its receives complete to `queue`.
@@ -109,15 +111,16 @@ impl ProtectionDomain {
         &self,
         xrc_domain: &XrcDomain,
         queue: &CompletionQueue,
-        receives: u32,
-        entries: usize,
+        max_wr: u32,
+        max_sge: u32,
     ) -> Result<SharedReceiveQueue, Error> {
-        SharedReceiveQueue::new(self, receives, entries, Some((xrc_domain, queue)))
+        SharedReceiveQueue::new(self, max_wr, max_sge, Some((xrc_domain, queue)))
     }
 
     /// Creates an address handle.
-    pub fn create_address_handle(&self, vector: AddressVector) -> Result<AddressHandle, Error> {
-        let id = self.inner.backend.create_address_handle(self.inner.id, vector)?;
+    pub fn create_address_handle(&self, address_vector: AddressVector) -> Result<AddressHandle, Error> {
+        let command = Command::CreateAddressHandle { pd: self.inner.id, address_vector };
+        let id = reply!(self.inner.backend.execute(command)?, Reply::AddressHandle(ah) => ah);
         Ok(AddressHandle { inner: Arc::new(AddressHandleInner { domain: self.clone(), id }) })
     }
 }
@@ -125,7 +128,7 @@ impl ProtectionDomain {
 impl Drop for Inner {
     fn drop(&mut self) {
         // Everything in the domain holds a handle: nothing is left.
-        let _ = self.backend.free_protection_domain(self.id);
+        let _ = self.backend.execute(Command::DeallocateProtectionDomain(self.id));
     }
 }
 
@@ -149,6 +152,6 @@ impl AddressHandle {
 
 impl Drop for AddressHandleInner {
     fn drop(&mut self) {
-        let _ = self.domain.inner.backend.destroy_address_handle(self.id);
+        let _ = self.domain.inner.backend.execute(Command::DestroyAddressHandle(self.id));
     }
 }

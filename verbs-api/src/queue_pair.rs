@@ -1,14 +1,13 @@
 //! Queue pairs.
 
-use crate::backend::{NewQueuePair, QpCapabilities};
 use crate::{
     AccessFlags, AddressVector, CompletionQueue, Context, EndpointExchange, Error, Gid, ModifyQp, Mtu,
     ProtectionDomain, Psn, QpSnapshot, QpState, QpType, Qpn, QueueKey, ReceiveRequest, RnrTimer, SendRequest,
     SharedReceiveQueue, XrcDomain,
 };
 use parking_lot::{Mutex, MutexGuard};
-use softhca_engine::QpInitAttributes;
-use softhca_queue::{ReceiveProducer, SendProducer};
+use softhca_engine::{Command, QpCapabilities, QpInitAttributes, Reply};
+use softhca_queue::{ReceiveProducer, SendProducer, reply};
 use std::fmt;
 use std::io::{Read, Write};
 use std::str::FromStr;
@@ -120,7 +119,8 @@ impl QueuePairBuilder {
             capabilities: QpCapabilities {
                 max_send_wr: 128,
                 max_recv_wr: 128,
-                max_sge: 4,
+                max_send_sge: 4,
+                max_recv_sge: 4,
                 max_inline_data: 64,
             },
             sq_sig_all: false,
@@ -133,48 +133,54 @@ impl QueuePairBuilder {
             domain: None,
             kind: QpType::XrcTarget,
             queues: Queues { xrc_domain: Some(xrc_domain.clone()), ..Queues::default() },
-            capabilities: QpCapabilities { max_send_wr: 0, max_recv_wr: 0, max_sge: 0, max_inline_data: 0 },
+            capabilities: QpCapabilities::default(),
             sq_sig_all: false,
         }
     }
 
-    /// Reports receives to a queue of their own.
-    pub fn recv_cq(mut self, queue: &CompletionQueue) -> Self {
-        self.queues.recv_cq = Some(queue.clone());
+    /// Sets another completion queue for receives.
+    pub fn recv_cq(mut self, cq: &CompletionQueue) -> Self {
+        self.queues.recv_cq = Some(cq.clone());
         self
     }
 
-    /// Takes receives from a shared queue.
-    pub fn shared_receive_queue(mut self, queue: &SharedReceiveQueue) -> Self {
-        self.queues.shared_receive_queue = Some(queue.clone());
+    /// Takes receives from a shared receive queue.
+    pub fn shared_receive_queue(mut self, srq: &SharedReceiveQueue) -> Self {
+        self.queues.shared_receive_queue = Some(srq.clone());
         self
     }
 
-    /// How many sends may wait.
-    pub fn max_send_wr(mut self, slots: u32) -> Self {
-        self.capabilities.max_send_wr = slots;
+    /// The maximum number of outstanding send work requests: 128 by default.
+    pub fn max_send_wr(mut self, max_send_wr: u32) -> Self {
+        self.capabilities.max_send_wr = max_send_wr;
         self
     }
 
-    /// How many receives may wait.
-    pub fn max_recv_wr(mut self, slots: u32) -> Self {
-        self.capabilities.max_recv_wr = slots;
+    /// The maximum number of outstanding receive work requests: 128 by default.
+    pub fn max_recv_wr(mut self, max_recv_wr: u32) -> Self {
+        self.capabilities.max_recv_wr = max_recv_wr;
         self
     }
 
-    /// How many entries a scatter/gather list may have.
-    pub fn max_sge(mut self, max_sge: usize) -> Self {
-        self.capabilities.max_sge = max_sge;
+    /// The maximum number of scatter/gather entries of a send work request: 4 by default.
+    pub fn max_send_sge(mut self, max_send_sge: u32) -> Self {
+        self.capabilities.max_send_sge = max_send_sge;
         self
     }
 
-    /// How many bytes may travel in a request itself.
-    pub fn max_inline_data(mut self, bytes: usize) -> Self {
+    /// The maximum number of scatter entries of a receive work request: 4 by default.
+    pub fn max_recv_sge(mut self, max_recv_sge: u32) -> Self {
+        self.capabilities.max_recv_sge = max_recv_sge;
+        self
+    }
+
+    /// The maximum number of bytes of inline data: 64 by default.
+    pub fn max_inline_data(mut self, bytes: u32) -> Self {
         self.capabilities.max_inline_data = bytes;
         self
     }
 
-    /// Reports the success of every send, signalled or not.
+    /// Signals the completion of every send work request.
     pub fn sq_sig_all(mut self) -> Self {
         self.sq_sig_all = true;
         self
@@ -191,18 +197,21 @@ impl QueuePairBuilder {
             xrcd: self.queues.xrc_domain.as_ref().map(XrcDomain::id),
             sq_sig_all: self.sq_sig_all,
         };
-        let NewQueuePair { qpn: number, send_queue: send, recv_queue: receive } =
-            self.context.backend.create_queue_pair(init, self.capabilities)?;
+        let capabilities = self.capabilities;
+        let command = Command::CreateQueuePair { init, capabilities };
+        let (reply, rings) = self.context.backend.execute_with_rings(command)?;
+        let qpn = reply!(reply, Reply::QueuePair(qpn) => qpn);
+        let (send_queue, recv_queue) = capabilities.producers(&init, &rings);
         let psn = Psn::new(self.context.backend.random() as u32);
         Ok(QueuePair {
             inner: Arc::new(Inner {
                 context: self.context,
                 _domain: self.domain,
                 kind: self.kind,
-                qpn: number,
+                qpn,
                 psn,
-                send_queue: send.map(Mutex::new),
-                recv_queue: receive.map(Mutex::new),
+                send_queue: send_queue.map(Mutex::new),
+                recv_queue: recv_queue.map(Mutex::new),
                 queues: self.queues,
             }),
         })
@@ -258,7 +267,8 @@ impl QueuePair {
     /// Changes attributes and state. The error names what is missing or not allowed. A queue pair that is reset
     /// takes its completions with it, as most cards do it.
     pub fn modify(&self, modify: &ModifyQp) -> Result<QpState, Error> {
-        let state = self.inner.context.backend.modify_queue_pair(self.inner.qpn, modify)?;
+        let command = Command::ModifyQueuePair { qpn: self.inner.qpn, modify: *modify };
+        let state = reply!(self.inner.context.backend.execute(command)?, Reply::QpState(state) => state);
         if state == QpState::Reset {
             for queue in [&self.inner.queues.send_cq, &self.inner.queues.recv_cq].into_iter().flatten() {
                 queue.discard_qp(self.inner.qpn);
@@ -269,7 +279,8 @@ impl QueuePair {
 
     /// What it is doing.
     pub fn query(&self) -> Result<QpSnapshot, Error> {
-        self.inner.context.backend.query_queue_pair(self.inner.qpn)
+        let reply = self.inner.context.backend.execute(Command::QueryQueuePair(self.inner.qpn))?;
+        Ok(reply!(reply, Reply::QpSnapshot(snapshot) => snapshot))
     }
 
     /// The state that it is in.
@@ -401,12 +412,14 @@ impl QueuePair {
 
     /// Makes a datagram queue pair a member of a multicast group.
     pub fn attach_multicast(&self, group: Gid) -> Result<(), Error> {
-        self.inner.context.backend.attach_multicast(self.inner.qpn, group)
+        let command = Command::AttachMulticast { qpn: self.inner.qpn, group };
+        self.inner.context.backend.execute(command).map(|_| ())
     }
 
     /// Takes it out of a multicast group.
     pub fn detach_multicast(&self, group: Gid) -> Result<(), Error> {
-        self.inner.context.backend.detach_multicast(self.inner.qpn, group)
+        let command = Command::DetachMulticast { qpn: self.inner.qpn, group };
+        self.inner.context.backend.execute(command).map(|_| ())
     }
 }
 
@@ -438,7 +451,7 @@ impl Drop for SendBatch<'_> {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let _ = self.context.backend.destroy_queue_pair(self.qpn);
+        let _ = self.context.backend.execute(Command::DestroyQueuePair(self.qpn));
     }
 }
 

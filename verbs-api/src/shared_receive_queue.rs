@@ -2,8 +2,8 @@
 
 use crate::{CompletionQueue, Error, ProtectionDomain, ReceiveRequest, XrcDomain};
 use parking_lot::Mutex;
-use softhca_engine::{SrqId, SrqInitAttributes};
-use softhca_queue::{ReceiveProducer, SrqAttributes};
+use softhca_engine::{Command, Reply, SrqId, SrqInitAttributes};
+use softhca_queue::{ReceiveProducer, SrqAttributes, reply};
 use std::sync::Arc;
 
 /// Receives that several queue pairs take from.
@@ -23,13 +23,16 @@ struct Inner {
 impl SharedReceiveQueue {
     pub(crate) fn new(
         domain: &ProtectionDomain,
-        receives: u32,
-        entries: usize,
+        max_wr: u32,
+        max_sge: u32,
         extended: Option<(&XrcDomain, &CompletionQueue)>,
     ) -> Result<SharedReceiveQueue, Error> {
         let ids = extended.map(|(xrc_domain, queue)| (queue.id(), xrc_domain.id()));
         let init = SrqInitAttributes { pd: domain.inner.id, srq_limit: 0, xrc: ids };
-        let (id, ring) = domain.inner.backend.create_shared_receive_queue(init, receives, entries)?;
+        let command = Command::CreateSharedReceiveQueue { init, max_wr, max_sge };
+        let (reply, rings) = domain.inner.backend.execute_with_rings(command)?;
+        let id = reply!(reply, Reply::SharedReceiveQueue(srq) => srq);
+        let ring = ReceiveProducer::new(rings, max_wr, max_sge as usize);
         let extended = extended.map(|(xrc_domain, queue)| (xrc_domain.clone(), queue.clone()));
         let inner = Inner { domain: domain.clone(), id, ring: Mutex::new(ring), _xrc: extended };
         Ok(SharedReceiveQueue { inner: Arc::new(inner) })
@@ -51,7 +54,9 @@ impl SharedReceiveQueue {
 
     /// How many receives may wait, how many entries each may have, and the limit that is armed.
     pub fn query(&self) -> Result<SrqAttributes, Error> {
-        self.inner.domain.inner.backend.query_shared_receive_queue(self.inner.id)
+        let command = Command::QuerySharedReceiveQueue(self.inner.id);
+        let reply = self.inner.domain.inner.backend.execute(command)?;
+        Ok(reply!(reply, Reply::SrqAttributes(attributes) => attributes))
     }
 
     /// Posts a receive.
@@ -64,13 +69,14 @@ impl SharedReceiveQueue {
     }
 
     /// Raises an event when fewer than `limit` receives wait; zero for never.
-    pub fn set_limit(&self, limit: u32) -> Result<(), Error> {
-        self.inner.domain.inner.backend.set_srq_limit(self.inner.id, limit)
+    pub fn set_limit(&self, srq_limit: u32) -> Result<(), Error> {
+        let command = Command::ModifySharedReceiveQueue { srq: self.inner.id, srq_limit };
+        self.inner.domain.inner.backend.execute(command).map(|_| ())
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let _ = self.domain.inner.backend.destroy_shared_receive_queue(self.id);
+        let _ = self.domain.inner.backend.execute(Command::DestroySharedReceiveQueue(self.id));
     }
 }

@@ -8,7 +8,7 @@ use crate::memory::{AdoptedBlock, MemoryBlock};
 use crate::notifier::Notifier;
 use crate::report::RunRecorder;
 use parking_lot::Mutex;
-use softhca_engine::{Context, Hca, Instant, MemoryId, QpSnapshot};
+use softhca_engine::{Attachments, ClientId, Command, Context, Hca, Instant, MemoryId, Reply, VerbsError};
 use softhca_fabric::{Endpoint, Flow, FlowId, HostId, Rule, RuleCounters, RuleId};
 use softhca_wire::Mtu;
 use std::net::IpAddr;
@@ -70,6 +70,31 @@ impl CardRuntime for SimulatedHost {
         self.fabric.lock().with_hca(self.host, act)
     }
 
+    /// Rules select packets by PSNs relative to the first of a queue pair, and by flow identifiers in the order in
+    /// which queue pairs become ready to send.
+    fn execute(
+        &self,
+        client: ClientId,
+        command: Command,
+        attachments: &mut Attachments,
+    ) -> std::result::Result<Reply, VerbsError> {
+        let started = command.qp_ready_to_send();
+        let mut fabric = self.fabric.lock();
+        let reply = fabric.with_hca(self.host, |hca, ctx| hca.execute(ctx, client, command, attachments))?;
+        if let Some(qpn) = started {
+            let host = fabric.host(self.host);
+            let qp = host.hca().query_queue_pair(client, qpn)?;
+            let requester = Endpoint { address: host.address(), qpn };
+            let peer =
+                Endpoint { address: qp.attributes.address_vector.dgid.ip(), qpn: qp.attributes.dest_qpn };
+            let responder = (!qp.qp_type.is_datagram()).then_some(peer);
+            let id = FlowId(fabric.flows().iter().map(|flow| flow.id.0 + 1).max().unwrap_or(0));
+            let first_psn = qp.attributes.sq_psn;
+            fabric.flows_mut().insert(Flow { id, requester, responder, first_psn });
+        }
+        Ok(reply)
+    }
+
     fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId {
         self.fabric.lock().memory(self.host).attach_external(Box::new(AdoptedBlock(block)))
     }
@@ -80,17 +105,6 @@ impl CardRuntime for SimulatedHost {
 
     fn on_doorbell(&self) {
         self.control(|_, _| ());
-    }
-
-    /// Rules count PSNs from the first of each queue pair; roles are given in the order of starting.
-    fn on_ready_to_send(&self, view: &QpSnapshot) {
-        let mut fabric = self.fabric.lock();
-        let peer =
-            Endpoint { address: view.attributes.address_vector.dgid.ip(), qpn: view.attributes.dest_qpn };
-        let responder = (!view.qp_type.is_datagram()).then_some(peer);
-        let requester = Endpoint { address: fabric.host(self.host).address(), qpn: view.qpn };
-        let role = FlowId(fabric.flows().iter().map(|flow| flow.id.0 + 1).max().unwrap_or(0));
-        fabric.flows_mut().insert(Flow { id: role, requester, responder, first_psn: view.attributes.sq_psn });
     }
 
     fn active_mtu(&self) -> Mtu {

@@ -1,7 +1,8 @@
 //! Extended reliable connections: one connection per host reaches many shared receive queues.
 
 use crate::{Context, Error, QueuePair, QueuePairBuilder};
-use softhca_engine::XrcdId;
+use softhca_engine::{Command, Reply, XrcdId};
+use softhca_queue::reply;
 use std::sync::Arc;
 
 /// An XRC domain: senders that reach a target queue pair of the domain may name any of its shared receive
@@ -18,7 +19,7 @@ struct Inner {
 
 impl XrcDomain {
     pub(crate) fn new(context: &Context) -> Result<XrcDomain, Error> {
-        let id = context.backend.open_xrc_domain()?;
+        let id = reply!(context.backend.execute(Command::OpenXrcDomain)?, Reply::XrcDomain(xrcd) => xrcd);
         Ok(XrcDomain { inner: Arc::new(Inner { context: context.clone(), id }) })
     }
 
@@ -47,6 +48,6 @@ impl XrcDomain {
 impl Drop for Inner {
     fn drop(&mut self) {
         // Every queue of the domain holds a handle: none is left.
-        let _ = self.context.backend.close_xrc_domain(self.id);
+        let _ = self.context.backend.execute(Command::CloseXrcDomain(self.id));
     }
 }

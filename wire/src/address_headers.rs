@@ -1,15 +1,15 @@
-//! The network addressing around a transport packet, independent of who builds the IP header.
+//! The fields of the IP and UDP headers around a transport packet, independent of the code that builds them.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv6Addr};
 
-/// A global identifier: at RoCEv2 an IPv6 address, or an IPv4 address mapped into one.
+/// A global identifier. In RoCEv2 it is an IPv6 address or an IPv4-mapped IPv6 address.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// The IP address that the identifier stands for.
+    /// The IP address.
     pub fn ip(self) -> IpAddr {
         let v6 = Ipv6Addr::from(self.0);
         match v6.to_ipv4_mapped() {
@@ -18,12 +18,12 @@ impl Gid {
         }
     }
 
-    /// Whether packets to it go to every member of a group.
+    /// Whether this is a multicast group.
     pub fn is_multicast(self) -> bool {
         self.ip().is_multicast()
     }
 
-    /// The globally unique identifier of the card at this address: a locally administered EUI-64.
+    /// The node GUID of the card with this address: a locally administered EUI-64.
     pub fn guid(self) -> u64 {
         let low = u64::from_be_bytes(self.0[8..].try_into().expect("eight bytes"));
         0x0200_0000_0000_0000 | low & 0x00ff_ffff_ffff_ffff
@@ -60,13 +60,13 @@ impl fmt::Debug for Gid {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Ecn {
-    /// The transport does not react to congestion marks.
+    /// Not ECN-capable: the transport ignores congestion marks.
     NotEct = 0,
-    /// Capable, ECT(1).
+    /// ECN-capable, ECT(1).
     Ect1 = 1,
-    /// Capable, ECT(0).
+    /// ECN-capable, ECT(0).
     Ect0 = 2,
-    /// Marked by a switch on the way.
+    /// Marked by a switch.
     CongestionExperienced = 3,
 }
 
@@ -81,7 +81,7 @@ impl Ecn {
         }
     }
 
-    /// The name that traces use.
+    /// The name in traces.
     pub const fn name(self) -> &'static str {
         match self {
             Ecn::NotEct => "not-ect",
@@ -98,27 +98,27 @@ impl fmt::Display for Ecn {
     }
 }
 
-/// Everything in the IP and UDP headers that a sender chooses.
+/// All fields of the IP and UDP headers that the sender chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AddressHeaders {
-    /// The sender. Of the same family as `destination`.
+    /// The sender; same address family as `destination`.
     pub source: IpAddr,
-    /// The receiver, or a group.
+    /// The receiver or a multicast group.
     pub destination: IpAddr,
-    /// Stands for the flow, so that equal-cost paths can be told apart. The destination port is 4791.
+    /// Identifies the flow for ECMP. The destination port is 4791.
     pub source_port: u16,
     /// DSCP in the upper six bits, ECN in the lower two.
     pub traffic_class: u8,
-    /// Of IPv6 only, 20 bits.
+    /// IPv6 only, 20 bits.
     pub flow_label: u32,
     /// Time to live.
     pub hop_limit: u8,
-    /// Of IPv4 only. The ICRC covers it, so whoever seals must know it.
+    /// IPv4 only. The ICRC covers it, so the code that writes the ICRC must know it.
     pub identification: u16,
 }
 
 impl AddressHeaders {
-    /// An envelope between two addresses with every choice at its default.
+    /// Headers between two addresses with default values in all other fields.
     pub const fn between(source: IpAddr, destination: IpAddr) -> AddressHeaders {
         AddressHeaders {
             source,

@@ -4,21 +4,21 @@ use crate::Malformed;
 use crate::malformed::header_bytes;
 use core::fmt;
 
-/// Why a responder refuses a request (IBA table 46).
+/// NAK codes (IBA table 46).
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum NakCode {
-    /// A PSN was skipped.
+    /// The responder received a PSN beyond the expected one.
     PsnSequenceError = 0,
-    /// The request makes no sense: wrong opcode, length, or more reads than agreed.
+    /// Invalid opcode or length, or more outstanding READs or atomics than negotiated.
     InvalidRequest = 1,
-    /// Key, bounds or rights do not allow it.
+    /// The rkey, the bounds or the access flags do not permit the access.
     RemoteAccessError = 2,
-    /// The responder failed by itself.
+    /// The responder failed for a local reason.
     RemoteOperationalError = 3,
-    /// Of the reliable datagram service, which nobody implements. Decoded only.
+    /// Reliable datagram service only. Decoded, never sent.
     InvalidRdRequest = 4,
 }
 
@@ -32,7 +32,7 @@ impl NakCode {
         NakCode::InvalidRdRequest,
     ];
 
-    /// The name that traces use.
+    /// The name in traces.
     pub const fn name(self) -> &'static str {
         match self {
             NakCode::PsnSequenceError => "sequence error",
@@ -44,7 +44,7 @@ impl NakCode {
     }
 }
 
-/// The five-bit code of a wait before a refused SEND may be tried again (IBA table 45).
+/// The five-bit RNR NAK timer code: the delay before the requester retries (IBA table 45).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(from = "u8", into = "u8"))]
 pub struct RnrTimer(u8);
@@ -62,7 +62,7 @@ impl From<RnrTimer> for u8 {
 }
 
 impl RnrTimer {
-    /// Waits in units of 10 µs, by code.
+    /// Delays in units of 10 µs, by code.
     const TABLE: [u32; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
         3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
@@ -78,18 +78,18 @@ impl RnrTimer {
         self.0
     }
 
-    /// How long to wait.
+    /// The delay.
     pub const fn nanoseconds(self) -> u64 {
         Self::TABLE[self.0 as usize] as u64 * 10_000
     }
 }
 
-/// The five-bit code of how many receives a responder has posted (IBA table 47).
+/// The five-bit end-to-end credit count: how many receives the responder has posted (IBA table 47).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Credits;
 
 impl Credits {
-    /// The code that says nothing about receives.
+    /// The code for "credits not used".
     pub const UNUSED: u8 = 31;
 
     const TABLE: [u32; 31] = [
@@ -97,30 +97,30 @@ impl Credits {
         3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768,
     ];
 
-    /// The code of the largest count that `receives` covers.
+    /// The code of the largest count that does not exceed `receives`.
     pub fn encode(receives: u32) -> u8 {
         (Self::TABLE.partition_point(|count| *count <= receives) - 1) as u8
     }
 
-    /// The count that a code stands for, unless it says nothing.
+    /// The count for a code; `None` for the unused code.
     pub fn decode(code: u8) -> Option<u32> {
         Self::TABLE.get(usize::from(code)).copied()
     }
 }
 
-/// What an acknowledgement says.
+/// The AETH syndrome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Syndrome {
-    /// Done. The encoded credit count (0 to 31; 31 means "not used").
+    /// Acknowledged. The value is the encoded credit count (0 to 31; 31 means "not used").
     Ack(u8),
-    /// No receive was posted: try again after this time.
+    /// Receiver not ready: the requester retries after this delay.
     RnrNak(RnrTimer),
-    /// Refused.
+    /// Negative acknowledgement.
     Nak(NakCode),
 }
 
 impl Syndrome {
-    /// An acknowledgement that offers no credit count.
+    /// An ACK without a credit count.
     pub const ACK: Syndrome = Syndrome::Ack(31);
 
     /// The syndrome byte.
@@ -162,9 +162,9 @@ impl fmt::Display for Syndrome {
 /// The acknowledge header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aeth {
-    /// Acknowledged, refused, or not ready.
+    /// ACK, NAK or RNR NAK.
     pub syndrome: Syndrome,
-    /// How many messages the responder has completed, modulo 2^24.
+    /// The message sequence number: completed messages modulo 2^24.
     pub msn: u32,
 }
 
@@ -172,7 +172,7 @@ impl Aeth {
     /// Bytes on the wire.
     pub const LEN: usize = 4;
 
-    /// Reads the header from the start of `bytes`.
+    /// Parses the header at the start of `bytes`.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Aeth, Malformed> {
         let b = header_bytes::<{ Self::LEN }>(bytes, "AETH")?;
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_credit_code_never_promises_more_than_there_is() {
+    fn encoded_credit_count_never_exceeds_the_posted_receives() {
         for receives in 0..40_000 {
             let count = Credits::decode(Credits::encode(receives)).unwrap();
             assert!(count <= receives && (count == receives || receives > 4), "{receives}");

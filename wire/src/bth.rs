@@ -1,29 +1,30 @@
 //! The base transport header.
 
 use crate::malformed::header_bytes;
+use crate::opcode::BTH_LEN;
 use crate::{Malformed, Opcode, PartitionKey, Psn, Qpn};
 use core::fmt;
 
-/// The base transport header, which every packet has.
+/// The base transport header (BTH), present in every packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bth {
-    /// What the packet is.
+    /// The opcode.
     pub opcode: Opcode,
-    /// Ask for a completion event at the receiver.
+    /// Solicited event: requests a completion event at the receiver.
     pub solicited_event: bool,
-    /// Automatic path migration state. Always false here; carried for captures.
+    /// MigReq: automatic path migration state. SoftHCA always sends 0; decoded for captures.
     pub migration_request: bool,
-    /// Bytes (0 to 3) behind the payload that fill it to a multiple of four.
+    /// Pad count: 0 to 3 bytes that extend the payload to a multiple of four.
     pub pad: u8,
-    /// The partition.
+    /// The P_Key.
     pub pkey: PartitionKey,
-    /// Reserved bits 32 to 39, which carry FECN and BECN at InfiniBand. The ICRC does not cover them.
+    /// Reserved bits 32 to 39, which carry FECN and BECN on InfiniBand. The ICRC does not cover them.
     pub reserved_byte: u8,
-    /// The queue pair that the packet is for.
+    /// The destination queue pair.
     pub destination_qp: Qpn,
-    /// The sender wants an acknowledgement of this packet.
+    /// AckReq: requests an acknowledgement of this packet.
     pub ack_request: bool,
-    /// Reserved bits between `ack_request` and the PSN; zero from every known sender.
+    /// Reserved bits between AckReq and the PSN. All known senders set them to zero.
     pub reserved_bits: u8,
     /// The packet sequence number.
     pub psn: Psn,
@@ -31,9 +32,9 @@ pub struct Bth {
 
 impl Bth {
     /// Bytes on the wire.
-    pub const LEN: usize = 12;
+    pub const LEN: usize = BTH_LEN;
 
-    /// A header with every optional bit clear.
+    /// A header with all optional bits clear.
     pub const fn new(opcode: Opcode, destination: Qpn, psn: Psn) -> Bth {
         Bth {
             opcode,
@@ -49,7 +50,7 @@ impl Bth {
         }
     }
 
-    /// Reads the header from the start of `bytes`.
+    /// Parses the header at the start of `bytes`.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Bth, Malformed> {
         let b = header_bytes::<{ Self::LEN }>(bytes, "BTH")?;

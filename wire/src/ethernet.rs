@@ -5,13 +5,13 @@ use crate::malformed::header_bytes;
 use core::fmt;
 use core::net::IpAddr;
 
-/// A hardware address.
+/// A MAC address.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct MacAddress(pub [u8; 6]);
 
 impl MacAddress {
-    /// The address that an emulated port with this IP address has, the same in every run: for a group the
-    /// one that IP prescribes, else a locally administered one that ends like the IP address.
+    /// The MAC address of an emulated port with this IP address, the same in every run. A multicast address
+    /// maps as IP prescribes; any other maps to a locally administered address that ends like the IP address.
     pub fn from_ip(address: IpAddr) -> MacAddress {
         match address {
             IpAddr::V4(v4) => {
@@ -47,14 +47,14 @@ impl fmt::Debug for MacAddress {
     }
 }
 
-/// What an Ethernet frame carries.
+/// The EtherType.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EtherType(pub u16);
 
 impl EtherType {
     /// IP version 4.
     pub const IPV4: EtherType = EtherType(0x0800);
-    /// An 802.1Q tag, with another type behind it.
+    /// An 802.1Q tag; another EtherType follows it.
     pub const VLAN: EtherType = EtherType(0x8100);
     /// IP version 6.
     pub const IPV6: EtherType = EtherType(0x86dd);
@@ -76,14 +76,14 @@ impl fmt::Debug for EtherType {
     }
 }
 
-/// The control information of an 802.1Q tag.
+/// The tag control information of an 802.1Q tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Vlan {
-    /// The priority, 0 to 7, which selects the queue that PFC pauses.
+    /// The priority code point, 0 to 7: the PFC priority.
     pub priority: u8,
-    /// May be dropped first.
+    /// Drop eligible indicator.
     pub drop_eligible: bool,
-    /// The network, 12 bits.
+    /// The VLAN ID, 12 bits.
     pub id: u16,
 }
 
@@ -106,13 +106,13 @@ impl fmt::Display for Vlan {
 /// The Ethernet header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ethernet {
-    /// The receiving port, or a group.
+    /// The destination port or a multicast group.
     pub destination: MacAddress,
     /// The sending port.
     pub source: MacAddress,
-    /// The tag, if there is one.
+    /// The 802.1Q tag, if present.
     pub vlan: Option<Vlan>,
-    /// What follows.
+    /// The EtherType of the payload.
     pub ether_type: EtherType,
 }
 
@@ -122,7 +122,7 @@ impl Ethernet {
     /// Bytes of a tag.
     pub const VLAN_LEN: usize = 4;
 
-    /// Reads the header; also returns what follows it.
+    /// Parses the header. Returns it with the bytes that follow.
     pub fn parse(bytes: &[u8]) -> Result<(Ethernet, &[u8]), Malformed> {
         let b = header_bytes::<{ Self::LEN }>(bytes, "Ethernet header")?;
         let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, k0, k1] = *b;

@@ -12,7 +12,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// The datagram header: who sends, and the key that lets it in.
+/// DETH: the datagram extended transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deth {
     /// The receiver's Q_Key.
@@ -25,7 +25,7 @@ impl Deth {
     /// Bytes on the wire.
     pub const LEN: usize = 8;
 
-    /// Reads the header from the start of `bytes`.
+    /// Parses the header at the start of `bytes`.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Deth, Malformed> {
         let b = header_bytes::<{ Self::LEN }>(bytes, "DETH")?;
@@ -46,14 +46,14 @@ impl fmt::Display for Deth {
     }
 }
 
-/// The one-sided header: which bytes of the peer's memory.
+/// RETH: the RDMA extended transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reth {
-    /// The first byte's address in the region's own terms.
+    /// The virtual address of the first byte, relative to the region's base.
     pub virtual_address: u64,
-    /// The region or window.
+    /// The rkey of the region or window.
     pub rkey: RemoteKey,
-    /// Bytes of the whole message.
+    /// DMA length: bytes of the whole message.
     pub dma_length: u32,
 }
 
@@ -61,7 +61,7 @@ impl Reth {
     /// Bytes on the wire.
     pub const LEN: usize = 16;
 
-    /// Reads the header from the start of `bytes`.
+    /// Parses the header at the start of `bytes`.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Reth, Malformed> {
         let b = header_bytes::<{ Self::LEN }>(bytes, "RETH")?;
@@ -83,12 +83,12 @@ impl fmt::Display for Reth {
     }
 }
 
-/// The atomic header: which eight bytes, and what to do with them.
+/// AtomicETH: the operands of an atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicEth {
-    /// The address of the eight bytes.
+    /// The virtual address of the eight bytes.
     pub virtual_address: u64,
-    /// The region or window.
+    /// The rkey of the region or window.
     pub rkey: RemoteKey,
     /// The value to swap in, or to add.
     pub swap_or_add: u64,
@@ -100,7 +100,7 @@ impl AtomicEth {
     /// Bytes on the wire.
     pub const LEN: usize = 28;
 
-    /// Reads the header from the start of `bytes`.
+    /// Parses the header at the start of `bytes`.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<AtomicEth, Malformed> {
         let b = header_bytes::<{ Self::LEN }>(bytes, "AtomicETH")?;
@@ -124,8 +124,8 @@ impl AtomicEth {
 
 impl fmt::Display for AtomicEth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let AtomicEth { virtual_address: address, rkey: key, swap_or_add, compare } = self;
-        write!(f, "va={address:#x} rkey={key} swap={swap_or_add:#x} compare={compare:#x}")
+        let AtomicEth { virtual_address, rkey, swap_or_add, compare } = self;
+        write!(f, "va={virtual_address:#x} rkey={rkey} swap={swap_or_add:#x} compare={compare:#x}")
     }
 }
 
@@ -139,7 +139,7 @@ macro_rules! word {
             /// Bytes on the wire.
             pub const LEN: usize = $bytes;
 
-            /// Reads the header from the start of `bytes`.
+            /// Parses the header at the start of `bytes`.
             #[inline]
             pub fn parse(bytes: &[u8]) -> Result<$name, Malformed> {
                 Ok($name(<$inner>::from_be_bytes(*header_bytes::<{ Self::LEN }>(bytes, $label)?)))
@@ -161,22 +161,22 @@ macro_rules! word {
 }
 
 word!(
-    /// The value that an atomic found before it acted.
+    /// AtomicAckETH: the original value of the eight bytes.
     AtomicAckEth, "AtomicAckETH", u64, 8, "original={:#x}"
 );
 word!(
-    /// Immediate data: four bytes for the receiver's completion.
+    /// ImmDt: four bytes for the receiver's CQE.
     Immediate, "ImmDt", u32, 4, "imm={:#x}"
 );
 word!(
-    /// The remote key that the receiver's card invalidates.
+    /// IETH: the rkey that the receiver invalidates.
     Ieth, "IETH", u32, 4, "invalidate={:#x}"
 );
 word!(
-    /// The shared receive queue that an XRC request is for (24 bits; the upper eight are reserved).
+    /// XRCETH: the SRQ of an XRC request (24 bits; the upper eight are reserved).
     XrcEth, "XRCETH", u32, 4, "srq={:#x}"
 );
 word!(
-    /// Placement type and selectivity of a FLUSH.
+    /// FETH: placement type and selectivity of a FLUSH.
     Feth, "FETH", u32, 4, "flush={:#x}"
 );

@@ -1,7 +1,7 @@
-//! A whole frame as captures hold it: link, network and UDP headers around a transport packet.
+//! A frame as a capture stores it: link, network and UDP headers around a transport packet.
 //!
-//! Reading tells three things apart: RoCE, bytes that claim to be RoCE and are not well formed, and
-//! [`Malformed::NotRoce`], which is returned only where the bytes prove another protocol.
+//! Parsing distinguishes RoCE, malformed RoCE, and [`Malformed::NotRoce`]. It returns the last one only for
+//! bytes that belong to another protocol.
 
 use crate::{
     AddressHeaders, EtherType, Ethernet, Grh, Icrc, Ipv4, Ipv6, MacAddress, Malformed, ROCE_PORT,
@@ -12,14 +12,14 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::net::IpAddr;
 
-/// What a captured frame starts with.
+/// The first header of a captured frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FirstHeader {
     /// An Ethernet header.
     Ethernet,
-    /// An IP header of either version.
+    /// An IPv4 or IPv6 header.
     Ip,
-    /// Whatever this type announces, the link header being stripped already.
+    /// The payload of this EtherType; the capture has no link header.
     Payload(EtherType),
 }
 
@@ -45,7 +45,7 @@ impl NetworkHeaders {
         }
     }
 
-    /// The receiver, or a group.
+    /// The receiver or a multicast group.
     pub fn destination(&self) -> IpAddr {
         match self {
             NetworkHeaders::V4 { ip, .. } => IpAddr::V4(ip.destination),
@@ -63,7 +63,7 @@ impl NetworkHeaders {
         }
     }
 
-    /// What the sender chose, as an engine is told it. RoCE v1 has no envelope.
+    /// The sender's address headers; `None` for RoCE v1.
     pub fn addressing(&self) -> Option<AddressHeaders> {
         let (udp, flow_label, hop_limit, identification) = match self {
             NetworkHeaders::V4 { ip, udp } => (udp, 0, ip.hop_limit, ip.identification),
@@ -81,11 +81,11 @@ impl NetworkHeaders {
         })
     }
 
-    fn new(envelope: &AddressHeaders, packet: usize) -> NetworkHeaders {
-        let udp = Udp::new(envelope, packet);
-        match envelope.source {
-            IpAddr::V4(_) => NetworkHeaders::V4 { ip: Ipv4::new(envelope, packet), udp },
-            IpAddr::V6(_) => NetworkHeaders::V6 { ip: Ipv6::new(envelope, packet), udp },
+    fn new(addressing: &AddressHeaders, packet: usize) -> NetworkHeaders {
+        let udp = Udp::new(addressing, packet);
+        match addressing.source {
+            IpAddr::V4(_) => NetworkHeaders::V4 { ip: Ipv4::new(addressing, packet), udp },
+            IpAddr::V6(_) => NetworkHeaders::V6 { ip: Ipv6::new(addressing, packet), udp },
         }
     }
 
@@ -135,66 +135,66 @@ impl fmt::Display for NetworkHeaders {
 /// A frame that carries RoCE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoceFrame<'a> {
-    /// The link header, if the capture has it.
+    /// The Ethernet header, if the capture has it.
     pub ethernet: Option<Ethernet>,
     /// The network headers.
     pub network: NetworkHeaders,
-    /// From the BTH to the ICRC.
+    /// The packet, from the BTH to the ICRC.
     pub packet: &'a [u8],
-    /// What a link put behind the packet to fill the frame up.
+    /// Padding that Ethernet appends to short frames.
     pub ethernet_padding: &'a [u8],
 }
 
 impl<'a> RoceFrame<'a> {
-    /// A frame around `packet`, which runs from the BTH to the ICRC, between ports whose hardware addresses
-    /// follow from their IP addresses.
-    pub fn new(envelope: &AddressHeaders, packet: &'a [u8]) -> RoceFrame<'a> {
-        let network = NetworkHeaders::new(envelope, packet.len());
+    /// A frame around `packet` (BTH to ICRC) between ports whose MAC addresses derive from their IP
+    /// addresses.
+    pub fn new(addressing: &AddressHeaders, packet: &'a [u8]) -> RoceFrame<'a> {
+        let network = NetworkHeaders::new(addressing, packet.len());
         let ethernet = Ethernet {
-            destination: MacAddress::from_ip(envelope.destination),
-            source: MacAddress::from_ip(envelope.source),
+            destination: MacAddress::from_ip(addressing.destination),
+            source: MacAddress::from_ip(addressing.source),
             vlan: None,
             ether_type: network.ether_type(),
         };
         RoceFrame { ethernet: Some(ethernet), network, packet, ethernet_padding: &[] }
     }
 
-    /// Reads link and network headers and finds the packet, which is at least a BTH and an ICRC.
+    /// Parses the link and network headers and locates the packet, which has at least a BTH and an ICRC.
     ///
-    /// What is in the packet, [`Frame::transport`] tells; whether it arrived whole, [`Frame::is_intact`].
-    pub fn parse(link: FirstHeader, bytes: &'a [u8]) -> Result<RoceFrame<'a>, Malformed> {
-        let (ethernet, kind, rest) = match link {
+    /// [`RoceFrame::transport`] parses the packet; [`RoceFrame::icrc_is_valid`] checks its ICRC.
+    pub fn parse(first: FirstHeader, bytes: &'a [u8]) -> Result<RoceFrame<'a>, Malformed> {
+        let (ethernet, ether_type, rest) = match first {
             FirstHeader::Ethernet => {
                 let (ethernet, rest) = Ethernet::parse(bytes)?;
                 (Some(ethernet), ethernet.ether_type, rest)
             }
             FirstHeader::Ip => (None, ip_version(bytes)?, bytes),
-            FirstHeader::Payload(kind) => (None, kind, bytes),
+            FirstHeader::Payload(ether_type) => (None, ether_type, bytes),
         };
-        let (network, packet, trailer) = match kind {
+        let (network, packet, padding) = match ether_type {
             EtherType::IPV4 => {
                 reject_other_ipv4(rest)?;
-                let (ip, datagram, trailer) = Ipv4::parse(rest)?;
+                let (ip, datagram, padding) = Ipv4::parse(rest)?;
                 if ip.flags & MORE_FRAGMENTS != 0 {
                     return Err(Malformed::Field { what: "IPv4 flags", value: ip.flags.into() });
                 }
                 let (udp, packet) = Udp::parse(datagram)?;
-                (NetworkHeaders::V4 { ip, udp }, packet, trailer)
+                (NetworkHeaders::V4 { ip, udp }, packet, padding)
             }
             EtherType::IPV6 => {
                 reject_other_ipv6(rest)?;
-                let (ip, datagram, trailer) = Ipv6::parse(rest)?;
+                let (ip, datagram, padding) = Ipv6::parse(rest)?;
                 let (udp, packet) = Udp::parse(datagram)?;
-                (NetworkHeaders::V6 { ip, udp }, packet, trailer)
+                (NetworkHeaders::V6 { ip, udp }, packet, padding)
             }
             EtherType::ROCE => {
-                let (grh, packet, trailer) = Grh::parse(rest)?;
-                (NetworkHeaders::V1(grh), packet, trailer)
+                let (grh, packet, padding) = Grh::parse(rest)?;
+                (NetworkHeaders::V1(grh), packet, padding)
             }
             other => return Err(Malformed::NotRoce { what: "EtherType", value: other.0.into() }),
         };
         Icrc::split(packet)?;
-        Ok(RoceFrame { ethernet, network, packet, ethernet_padding: trailer })
+        Ok(RoceFrame { ethernet, network, packet, ethernet_padding: padding })
     }
 
     /// The headers and the payload of the packet.
@@ -203,18 +203,18 @@ impl<'a> RoceFrame<'a> {
         TransportPacket::parse(transport)
     }
 
-    /// The ICRC that the packet ends with.
+    /// The packet's ICRC.
     ///
     /// # Panics
-    /// If the packet is shorter than [`Frame::parse`] lets through.
+    /// If the packet is shorter than [`RoceFrame::parse`] accepts.
     pub fn icrc(&self) -> Icrc {
         self.split().1
     }
 
-    /// The ICRC that it should end with.
+    /// The correct ICRC for the packet.
     ///
     /// # Panics
-    /// If the packet is shorter than [`Frame::parse`] lets through.
+    /// If the packet is shorter than [`RoceFrame::parse`] accepts.
     pub fn expected_icrc(&self) -> Icrc {
         let transport = self.split().0;
         match &self.network {
@@ -226,10 +226,10 @@ impl<'a> RoceFrame<'a> {
         }
     }
 
-    /// Whether the ICRC is right.
+    /// Whether the ICRC is correct.
     ///
     /// # Panics
-    /// If the packet is shorter than [`Frame::parse`] lets through.
+    /// If the packet is shorter than [`RoceFrame::parse`] accepts.
     pub fn icrc_is_valid(&self) -> bool {
         self.icrc() == self.expected_icrc()
     }
@@ -239,10 +239,10 @@ impl<'a> RoceFrame<'a> {
     }
 
     fn known_addressing(&self) -> AddressHeaders {
-        self.network.addressing().expect("RoCEv2 has an envelope")
+        self.network.addressing().expect("RoCEv2 has IP and UDP headers")
     }
 
-    /// How many bytes [`Frame::emit`] writes.
+    /// Bytes that [`RoceFrame::emit`] writes.
     pub fn length(&self) -> usize {
         let link = self.ethernet.map_or(0, |ethernet| ethernet.length());
         link + self.network.length() + self.packet.len() + self.ethernet_padding.len()
@@ -289,7 +289,7 @@ fn ip_version(bytes: &[u8]) -> Result<EtherType, Malformed> {
     }
 }
 
-/// The two bytes at `at`, if they are there.
+/// The big-endian `u16` at `at`, if present.
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..at + 2).map(|half| u16::from_be_bytes([half[0], half[1]]))
 }
@@ -298,12 +298,12 @@ fn reject(what: &'static str, value: u16) -> Result<(), Malformed> {
     Err(Malformed::NotRoce { what, value: value.into() })
 }
 
-/// Another protocol or port is another protocol, whatever else may be wrong with the datagram.
+/// Rejects another protocol or port before any other check of the datagram.
 fn reject_other_ipv4(bytes: &[u8]) -> Result<(), Malformed> {
     if let Some(protocol) = bytes.get(9).filter(|protocol| **protocol != Udp::PROTOCOL) {
         return reject("IP protocol", (*protocol).into());
     }
-    // The later fragments of a datagram show no port. RoCE senders do not fragment.
+    // Later fragments of a datagram carry no port. RoCE senders do not fragment.
     if let Some(flags) = u16_at(bytes, 6).filter(|flags| flags & FRAGMENT_OFFSET != 0) {
         return reject("IPv4 fragment offset", flags & FRAGMENT_OFFSET);
     }

@@ -1,22 +1,23 @@
-//! The global route header: in front of a RoCE v1 packet, and in front of what a datagram receiver gets.
+//! The global route header (GRH): part of a RoCE v1 packet, and the first 40 bytes that a UD receive
+//! delivers.
 
 use crate::malformed::header_bytes;
 use crate::{AddressHeaders, Gid, Ipv4, Ipv6, Malformed};
 use core::fmt;
 use core::net::IpAddr;
 
-/// The global route header of RoCE v1.
+/// The GRH of RoCE v1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Grh {
     /// The sender.
     pub source: Gid,
-    /// The receiver, or a group.
+    /// The receiver or a multicast group.
     pub destination: Gid,
     /// DSCP and ECN.
     pub traffic_class: u8,
-    /// Stands for the flow, 20 bits.
+    /// The flow label, 20 bits.
     pub flow_label: u32,
-    /// Bytes behind this header, the ICRC included.
+    /// Bytes after this header, including the ICRC.
     pub payload_length: u16,
     /// Time to live.
     pub hop_limit: u8,
@@ -25,10 +26,11 @@ pub struct Grh {
 impl Grh {
     /// Bytes on the wire.
     pub const LEN: usize = 40;
-    /// The number that says that a BTH follows.
+    /// The next-header value for a BTH.
     pub const NEXT_HEADER: u8 = 0x1b;
 
-    /// Reads the header; also returns the payload that its length field spans and the bytes behind that.
+    /// Parses the header. Returns it with the payload that its length field covers and the bytes after that
+    /// payload.
     pub fn parse(bytes: &[u8]) -> Result<(Grh, &[u8], &[u8]), Malformed> {
         let b = header_bytes::<{ Self::LEN }>(bytes, "GRH")?;
         let first = u32::from_be_bytes([b[0], b[1], b[2], b[3]]);
@@ -50,7 +52,7 @@ impl Grh {
         let length = usize::from(header.payload_length);
         let rest = &bytes[Self::LEN..];
         match rest.split_at_checked(length) {
-            Some((payload, trailer)) => Ok((header, payload, trailer)),
+            Some((payload, padding)) => Ok((header, payload, padding)),
             None => Err(Malformed::Length { what: "GRH payload", stated: length, actual: rest.len() }),
         }
     }
@@ -67,13 +69,13 @@ impl Grh {
         b[24..40].copy_from_slice(&self.destination.0);
     }
 
-    /// The 40 bytes that a datagram receiver finds in front of the payload at RoCEv2: the IPv6 header, or
-    /// 20 zero bytes and the IPv4 header. `packet` is the length from the BTH to the ICRC.
-    pub fn for_ud_receive(envelope: &AddressHeaders, packet: usize) -> [u8; Self::LEN] {
+    /// The 40 bytes that a UD receive delivers before the payload in RoCEv2: the IPv6 header, or 20 zero
+    /// bytes and the IPv4 header. `packet` is the length from the BTH to the ICRC.
+    pub fn for_ud_receive(addressing: &AddressHeaders, packet: usize) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
-        match envelope.source {
-            IpAddr::V4(_) => Ipv4::new(envelope, packet).emit(&mut bytes[Self::LEN - Ipv4::LEN..]),
-            IpAddr::V6(_) => Ipv6::new(envelope, packet).emit(&mut bytes),
+        match addressing.source {
+            IpAddr::V4(_) => Ipv4::new(addressing, packet).emit(&mut bytes[Self::LEN - Ipv4::LEN..]),
+            IpAddr::V6(_) => Ipv6::new(addressing, packet).emit(&mut bytes),
         }
         bytes
     }

@@ -1,7 +1,7 @@
-//! The invariant CRC: over everything that no router changes.
+//! The invariant CRC (ICRC): covers all fields that routers do not change.
 //!
-//! The IP and UDP headers enter with the fields masked that change on the way; the IPv4 identification,
-//! flags and length are not among them, which is why an [`Envelope`] names the identification.
+//! The CRC masks the variant fields of the IP and UDP headers. It does cover the IPv4 identification, flags
+//! and length, so [`AddressHeaders`] includes the identification.
 
 use crate::{AddressHeaders, Bth, Grh, Ipv4, Malformed};
 use core::net::IpAddr;
@@ -10,30 +10,30 @@ use crc32fast::Hasher;
 /// Bytes of the ICRC at the end of every packet.
 pub const ICRC_LEN: usize = 4;
 
-/// An invariant CRC as it stands on the wire.
+/// An ICRC in wire byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Icrc(pub [u8; ICRC_LEN]);
 
 impl Icrc {
-    /// The CRC of `transport`, everything from the BTH to the pad bytes, inside of this envelope.
+    /// The ICRC of `transport` (BTH to pad bytes) with these address headers.
     ///
     /// # Panics
     /// If `transport` is shorter than a BTH.
     #[inline]
-    pub fn compute(envelope: &AddressHeaders, transport: &[u8]) -> Icrc {
-        Self::compute_with_flags(envelope, Ipv4::DONT_FRAGMENT, transport)
+    pub fn compute(addressing: &AddressHeaders, transport: &[u8]) -> Icrc {
+        Self::compute_with_flags(addressing, Ipv4::DONT_FRAGMENT, transport)
     }
 
-    /// The same with the IPv4 flags and fragment offset as captured; every RoCE sender sets DF alone.
-    pub fn compute_with_flags(envelope: &AddressHeaders, flags: u16, transport: &[u8]) -> Icrc {
+    /// Like [`Icrc::compute`], with the captured IPv4 flags and fragment offset. RoCE senders set only DF.
+    pub fn compute_with_flags(addressing: &AddressHeaders, flags: u16, transport: &[u8]) -> Icrc {
         let mut masked = [0xff; 8 + 40 + 8 + Bth::LEN];
         let udp_length = (8 + transport.len() + ICRC_LEN) as u16;
-        let at = match (envelope.source, envelope.destination) {
+        let at = match (addressing.source, addressing.destination) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
                 let ip: &mut [u8; 20] = (&mut masked[8..28]).try_into().expect("twenty bytes");
                 ip[0] = 0x45;
                 ip[2..4].copy_from_slice(&udp_length.wrapping_add(20).to_be_bytes());
-                ip[4..6].copy_from_slice(&envelope.identification.to_be_bytes());
+                ip[4..6].copy_from_slice(&addressing.identification.to_be_bytes());
                 ip[6..8].copy_from_slice(&flags.to_be_bytes());
                 ip[9] = 17;
                 ip[12..16].copy_from_slice(&source.octets());
@@ -55,7 +55,7 @@ impl Icrc {
             }
         };
         let udp = &mut masked[at..at + 8];
-        udp[..2].copy_from_slice(&envelope.source_port.to_be_bytes());
+        udp[..2].copy_from_slice(&addressing.source_port.to_be_bytes());
         udp[2..4].copy_from_slice(&crate::ROCE_PORT.to_be_bytes());
         udp[4..6].copy_from_slice(&udp_length.to_be_bytes());
         let (bth, rest) = transport.split_at(Bth::LEN);
@@ -64,7 +64,7 @@ impl Icrc {
         Self::finish(&masked[..at + 8 + Bth::LEN], rest)
     }
 
-    /// The CRC of `transport` behind this header of RoCE v1, where the masked GRH stands for all addressing.
+    /// The ICRC of a RoCE v1 packet: the masked GRH takes the place of the IP and UDP headers.
     ///
     /// # Panics
     /// If `transport` is shorter than a BTH.
@@ -78,7 +78,7 @@ impl Icrc {
         Self::finish(&masked, rest)
     }
 
-    /// The CRC of a packet whose masked headers are at hand.
+    /// The CRC of masked headers and the rest of the packet.
     fn finish(masked: &[u8], rest: &[u8]) -> Icrc {
         let mut hasher = Hasher::new();
         hasher.update(masked);
@@ -86,44 +86,44 @@ impl Icrc {
         Icrc(hasher.finalize().to_le_bytes())
     }
 
-    /// Writes the CRC over the last four bytes of `packet`, which runs from the BTH to the ICRC.
+    /// Writes the ICRC into the last four bytes of `packet` (BTH to ICRC).
     #[inline]
-    pub fn write(envelope: &AddressHeaders, packet: &mut [u8]) {
+    pub fn write(addressing: &AddressHeaders, packet: &mut [u8]) {
         let (transport, icrc) = packet.split_at_mut(packet.len() - ICRC_LEN);
-        icrc.copy_from_slice(&Icrc::compute(envelope, transport).0);
+        icrc.copy_from_slice(&Icrc::compute(addressing, transport).0);
     }
 
-    /// Whether `packet`, from the BTH to the ICRC, ends with the right CRC for this envelope.
+    /// Whether `packet` (BTH to ICRC) ends with the correct ICRC for these address headers.
     #[inline]
-    pub fn verify(envelope: &AddressHeaders, packet: &[u8]) -> bool {
-        Icrc::split(packet).is_ok_and(|(transport, icrc)| icrc == Icrc::compute(envelope, transport))
+    pub fn verify(addressing: &AddressHeaders, packet: &[u8]) -> bool {
+        Icrc::split(packet).is_ok_and(|(transport, icrc)| icrc == Icrc::compute(addressing, transport))
     }
 
-    /// The IPv4 identification with which `packet` ends with the right CRC, if there is one below `limit`.
+    /// The IPv4 identification below `limit` for which the ICRC of `packet` is correct, if any.
     ///
-    /// For receivers that are not told the identification. The envelope's own is tried first and costs no
-    /// more than [`Icrc::verify`]; any other is not searched for but solved for, since a CRC is linear: the
-    /// difference between the CRC that came and the one computed is the difference between the two
-    /// identifications, times a power of x that depends on the packet's length alone.
+    /// For receivers that do not learn the identification, such as UDP sockets. The function tries the
+    /// identification in `addressing` first, at the cost of [`Icrc::verify`]. It computes any other directly:
+    /// because a CRC is linear, the difference between the received and the computed CRC equals the
+    /// difference between the identifications times a power of x that depends only on the packet's length.
     ///
-    /// Each identification that is let in lets one more of 2^32 wrong packets through: 2^-26 of them with a
-    /// limit of 64 (the segments of one send), 2^-16 with a limit of 65536 (senders that count).
-    pub fn recover_identification(envelope: &AddressHeaders, packet: &[u8], limit: u32) -> Option<u16> {
+    /// Each accepted identification lets one more of 2^32 corrupt packets pass: 2^-26 of them with a limit of
+    /// 64 (the segments of one send), 2^-16 with a limit of 65536 (senders that count).
+    pub fn recover_identification(addressing: &AddressHeaders, packet: &[u8], limit: u32) -> Option<u16> {
         let (transport, icrc) = Icrc::split(packet).ok()?;
         let difference =
-            u32::from_le_bytes(icrc.0) ^ u32::from_le_bytes(Icrc::compute(envelope, transport).0);
-        let change = match (difference, envelope.source) {
+            u32::from_le_bytes(icrc.0) ^ u32::from_le_bytes(Icrc::compute(addressing, transport).0);
+        let change = match (difference, addressing.source) {
             (0, _) => 0,
             (_, IpAddr::V4(_)) => {
                 polynomial::message_change(difference, COVERED_AFTER_IDENTIFICATION + transport.len())?
             }
             (_, IpAddr::V6(_)) => return None,
         };
-        let identification = envelope.identification ^ change;
+        let identification = addressing.identification ^ change;
         (u32::from(identification) < limit).then_some(identification)
     }
 
-    /// Splits `packet`, from the BTH to the ICRC, into the bytes before the CRC and the CRC.
+    /// Splits `packet` (BTH to ICRC) into the covered bytes and the ICRC.
     pub fn split(packet: &[u8]) -> Result<(&[u8], Icrc), Malformed> {
         match packet.split_last_chunk() {
             Some((transport, icrc)) if transport.len() >= Bth::LEN => Ok((transport, Icrc(*icrc))),
@@ -139,16 +139,16 @@ impl Icrc {
 /// Bytes that the ICRC covers between the IPv4 identification and the BTH.
 const COVERED_AFTER_IDENTIFICATION: usize = 14 + 8;
 
-/// CRC-32 as arithmetic of polynomials over GF(2), modulo the generator. A word holds the coefficient of
-/// x^0 in its uppermost bit.
+/// CRC-32 as polynomial arithmetic over GF(2) modulo the generator. The most significant bit of a word is the
+/// coefficient of x^0.
 mod polynomial {
     const GENERATOR: u32 = 0xedb8_8320;
     const ONE: u32 = 1 << 31;
 
-    /// The longest packet of the largest path MTU, and some more.
+    /// At least the longest packet of the largest path MTU.
     const SPAN: usize = 4096 + 512;
 
-    /// x^(-8i): what undoes i zero bytes.
+    /// x^(-8i): removes i zero bytes.
     static INVERSE_POWERS: [u32; SPAN] = {
         let mut powers = [ONE; SPAN];
         let mut i = 1;
@@ -165,9 +165,10 @@ mod polynomial {
         powers
     };
 
-    /// The change of two bytes that changes the CRC by `difference` when `after` bytes follow them, if any.
+    /// The change to two bytes that changes the CRC by `difference` when `after` bytes follow them, if one
+    /// exists.
     pub(super) fn message_change(mut difference: u32, after: usize) -> Option<u16> {
-        // Two bytes m in front of n others enter the CRC as m * x^(8n + 32).
+        // Two bytes m before n others contribute m * x^(8n + 32) to the CRC.
         let mut bytes = after + 4;
         while bytes >= SPAN {
             difference = without_bytes(difference, 4096);
@@ -177,11 +178,11 @@ mod polynomial {
         (change & 0xffff == 0).then_some(((change >> 16) as u16).swap_bytes())
     }
 
-    /// `word` times x^(-8 * bytes), for `bytes` from 3 up to the span.
+    /// `word` times x^(-8 * bytes), for `bytes` from 3 up to `SPAN`.
     fn without_bytes(word: u32, bytes: usize) -> u32 {
         let mut product = 0;
-        // Byte k of the word counts x^8k times its coefficients, and that times the power wanted is the
-        // power k places earlier: four short multiplications that do not wait for each other.
+        // Byte k of the word has weight x^8k, so its factor is the power k entries earlier: four short,
+        // independent multiplications.
         for (byte, mut factor) in
             word.to_be_bytes().into_iter().zip((0..4).map(|k| INVERSE_POWERS[bytes - k]))
         {
@@ -201,35 +202,35 @@ mod tests {
     use core::net::Ipv4Addr;
 
     #[test]
-    fn an_unknown_identification_is_found_for_every_length() {
-        let envelope =
+    fn unknown_identification_is_recovered_for_every_length() {
+        let addressing =
             AddressHeaders::between(Ipv4Addr::new(10, 0, 0, 1).into(), Ipv4Addr::new(10, 0, 0, 2).into());
         for length in (Bth::LEN..5000).step_by(4).chain([65_000]) {
             let mut packet = vec![0x5a; length + ICRC_LEN];
             for identification in [0, 1, 2, 63, 64, 255, 256, 0x1234, 0xffff] {
-                Icrc::write(&AddressHeaders { identification, ..envelope }, &mut packet);
+                Icrc::write(&AddressHeaders { identification, ..addressing }, &mut packet);
                 assert_eq!(
-                    Icrc::recover_identification(&envelope, &packet, 1 << 16),
+                    Icrc::recover_identification(&addressing, &packet, 1 << 16),
                     Some(identification),
                     "{length}"
                 );
                 let small = (identification < 64).then_some(identification);
-                assert_eq!(Icrc::recover_identification(&envelope, &packet, 64), small);
-                assert_eq!(Icrc::verify(&envelope, &packet), identification == 0);
+                assert_eq!(Icrc::recover_identification(&addressing, &packet, 64), small);
+                assert_eq!(Icrc::verify(&addressing, &packet), identification == 0);
             }
         }
     }
 
     #[test]
-    fn few_damaged_packets_are_taken_for_another_identification() {
-        let envelope =
+    fn damaged_packet_is_rarely_accepted_with_another_identification() {
+        let addressing =
             AddressHeaders::between(Ipv4Addr::new(10, 0, 0, 1).into(), Ipv4Addr::new(10, 0, 0, 2).into());
         let mut packet = vec![7; 1024];
-        Icrc::write(&envelope, &mut packet);
+        Icrc::write(&addressing, &mut packet);
         for bit in 0..packet.len() * 8 {
             packet[bit / 8] ^= 1 << (bit % 8);
             let masked = bit / 8 == 4;
-            assert_eq!(Icrc::recover_identification(&envelope, &packet, 64).is_some(), masked, "bit {bit}");
+            assert_eq!(Icrc::recover_identification(&addressing, &packet, 64).is_some(), masked, "bit {bit}");
             packet[bit / 8] ^= 1 << (bit % 8);
         }
     }

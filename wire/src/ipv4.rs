@@ -1,4 +1,4 @@
-//! The IPv4 header. Options are refused: no RoCE sender uses them and the ICRC does not define them.
+//! The IPv4 header. Parsing rejects options: RoCE senders do not use them and the ICRC does not define them.
 
 use crate::malformed::header_bytes;
 use crate::{AddressHeaders, Malformed, Udp};
@@ -10,55 +10,55 @@ use core::net::Ipv4Addr;
 pub struct Ipv4 {
     /// The sender.
     pub source: Ipv4Addr,
-    /// The receiver, or a group.
+    /// The receiver or a multicast group.
     pub destination: Ipv4Addr,
     /// DSCP and ECN.
     pub traffic_class: u8,
     /// Bytes of header and payload.
     pub total_length: u16,
-    /// Tells the fragments of different datagrams apart; the ICRC covers it.
+    /// Identifies the datagram's fragments; the ICRC covers it.
     pub identification: u16,
-    /// Three flag bits and the fragment offset, as they stand on the wire.
+    /// Three flag bits and the fragment offset, in wire format.
     pub flags: u16,
     /// Time to live.
     pub hop_limit: u8,
-    /// The protocol inside: 17 for UDP.
+    /// The payload protocol: 17 for UDP.
     pub protocol: u8,
-    /// As on the wire. Zero is what a capture shows when the network card fills it in later.
+    /// The header checksum. Captures show zero when the NIC fills it in later (checksum offload).
     pub checksum: u16,
 }
 
 impl Ipv4 {
     /// Bytes on the wire.
     pub const LEN: usize = 20;
-    /// The flags of every RoCE sender: don't fragment, offset zero.
+    /// The flags that RoCE senders set: don't fragment, offset zero.
     pub const DONT_FRAGMENT: u16 = 0x4000;
 
-    /// The header in front of a UDP header and `payload` bytes.
+    /// The header before a UDP header and `payload` bytes.
     ///
     /// # Panics
-    /// If the addresses are not of version 4: only a bug mixes the families.
-    pub fn new(envelope: &AddressHeaders, payload: usize) -> Ipv4 {
+    /// If the addresses are not IPv4: only a bug mixes the families.
+    pub fn new(addressing: &AddressHeaders, payload: usize) -> Ipv4 {
         let (core::net::IpAddr::V4(source), core::net::IpAddr::V4(destination)) =
-            (envelope.source, envelope.destination)
+            (addressing.source, addressing.destination)
         else {
-            panic!("an IPv4 header for {envelope}");
+            panic!("IPv4 header for other addresses: {addressing}");
         };
         Ipv4 {
             source,
             destination,
-            traffic_class: envelope.traffic_class,
+            traffic_class: addressing.traffic_class,
             total_length: (Self::LEN + Udp::LEN + payload) as u16,
-            identification: envelope.identification,
+            identification: addressing.identification,
             flags: Self::DONT_FRAGMENT,
-            hop_limit: envelope.hop_limit,
+            hop_limit: addressing.hop_limit,
             protocol: Udp::PROTOCOL,
             checksum: 0,
         }
         .with_checksum()
     }
 
-    /// The same header with the checksum that its fields ask for.
+    /// The same header with a computed checksum.
     pub fn with_checksum(mut self) -> Ipv4 {
         self.checksum = 0;
         let mut bytes = [0; Self::LEN];
@@ -67,7 +67,8 @@ impl Ipv4 {
         self
     }
 
-    /// Reads the header; also returns the payload that its length field spans and the bytes behind that.
+    /// Parses the header. Returns it with the payload that its length field covers and the bytes after that
+    /// payload.
     pub fn parse(bytes: &[u8]) -> Result<(Ipv4, &[u8], &[u8]), Malformed> {
         let b = header_bytes::<{ Self::LEN }>(bytes, "IPv4 header")?;
         match b[0] {

@@ -1,4 +1,4 @@
-//! The IPv6 header. Extension headers are left to the caller, who sees them as another protocol.
+//! The IPv6 header. Extension headers appear as another next-header value and are left to the caller.
 
 use crate::malformed::header_bytes;
 use crate::{AddressHeaders, Malformed, Udp};
@@ -10,15 +10,15 @@ use core::net::{IpAddr, Ipv6Addr};
 pub struct Ipv6 {
     /// The sender.
     pub source: Ipv6Addr,
-    /// The receiver, or a group.
+    /// The receiver or a multicast group.
     pub destination: Ipv6Addr,
     /// DSCP and ECN.
     pub traffic_class: u8,
-    /// Stands for the flow, 20 bits.
+    /// The flow label, 20 bits.
     pub flow_label: u32,
-    /// Bytes behind this header.
+    /// Bytes after this header.
     pub payload_length: u16,
-    /// The protocol inside: 17 for UDP.
+    /// The payload protocol: 17 for UDP.
     pub next_header: u8,
     /// Time to live.
     pub hop_limit: u8,
@@ -28,26 +28,28 @@ impl Ipv6 {
     /// Bytes on the wire.
     pub const LEN: usize = 40;
 
-    /// The header in front of a UDP header and `payload` bytes.
+    /// The header before a UDP header and `payload` bytes.
     ///
     /// # Panics
-    /// If the addresses are not of version 6: only a bug mixes the families.
-    pub fn new(envelope: &AddressHeaders, payload: usize) -> Ipv6 {
-        let (IpAddr::V6(source), IpAddr::V6(destination)) = (envelope.source, envelope.destination) else {
-            panic!("an IPv6 header for {envelope}");
+    /// If the addresses are not IPv6: only a bug mixes the families.
+    pub fn new(addressing: &AddressHeaders, payload: usize) -> Ipv6 {
+        let (IpAddr::V6(source), IpAddr::V6(destination)) = (addressing.source, addressing.destination)
+        else {
+            panic!("IPv6 header for other addresses: {addressing}");
         };
         Ipv6 {
             source,
             destination,
-            traffic_class: envelope.traffic_class,
-            flow_label: envelope.flow_label & 0xf_ffff,
+            traffic_class: addressing.traffic_class,
+            flow_label: addressing.flow_label & 0xf_ffff,
             payload_length: (Udp::LEN + payload) as u16,
             next_header: Udp::PROTOCOL,
-            hop_limit: envelope.hop_limit,
+            hop_limit: addressing.hop_limit,
         }
     }
 
-    /// Reads the header; also returns the payload that its length field spans and the bytes behind that.
+    /// Parses the header. Returns it with the payload that its length field covers and the bytes after that
+    /// payload.
     pub fn parse(bytes: &[u8]) -> Result<(Ipv6, &[u8], &[u8]), Malformed> {
         let b = header_bytes::<{ Self::LEN }>(bytes, "IPv6 header")?;
         let first = u32::from_be_bytes([b[0], b[1], b[2], b[3]]);
@@ -70,7 +72,7 @@ impl Ipv6 {
         let length = usize::from(header.payload_length);
         let rest = &bytes[Self::LEN..];
         match rest.split_at_checked(length) {
-            Some((payload, trailer)) => Ok((header, payload, trailer)),
+            Some((payload, padding)) => Ok((header, payload, padding)),
             None => Err(Malformed::Length { what: "IPv6 payload", stated: length, actual: rest.len() }),
         }
     }

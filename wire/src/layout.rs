@@ -1,8 +1,8 @@
-//! Headers whose layout is a list: each field named with its byte and, where it shares one, its bits.
+//! Declarative header layouts: each field has a byte offset and, where it shares a byte, a range of bits.
 
 use crate::{Gid, PartitionKey, Psn, Qpn, QueueKey};
 
-/// Where a field lies. Bits count from the most significant one of `byte`.
+/// The position of a field. Bit 0 is the most significant bit of `byte`.
 #[derive(Clone, Copy)]
 pub(crate) struct BitSpan {
     pub(crate) byte: usize,
@@ -10,15 +10,15 @@ pub(crate) struct BitSpan {
     pub(crate) width: usize,
 }
 
-/// Something that fills a span of bits.
+/// A value stored in a span of bits.
 pub(crate) trait Field {
-    /// Bits it takes where the layout does not say otherwise.
+    /// Default width in bits.
     const WIDTH: usize;
     fn read(bytes: &[u8], at: BitSpan) -> Self;
     fn write(&self, bytes: &mut [u8], at: BitSpan);
 }
 
-/// Up to 64 bits as a number.
+/// Reads up to 64 bits as a number.
 pub(crate) fn read_bits(bytes: &[u8], at: BitSpan) -> u64 {
     let end = at.bit + at.width;
     let span = &bytes[at.byte..at.byte + end.div_ceil(8)];
@@ -27,19 +27,19 @@ pub(crate) fn read_bits(bytes: &[u8], at: BitSpan) -> u64 {
     (number & ((1 << at.width) - 1)) as u64
 }
 
-/// Puts a number into these bits and leaves the others as they are.
+/// Writes a number into these bits and leaves the others unchanged.
 pub(crate) fn write_bits(number: u64, bytes: &mut [u8], at: BitSpan) {
     let end = at.bit + at.width;
     let span = &mut bytes[at.byte..at.byte + end.div_ceil(8)];
     let shift = span.len() * 8 - end;
     let mask = ((1u128 << at.width) - 1) << shift;
     let value = u128::from(number) << shift & mask;
-    for (place, byte) in span.iter_mut().rev().enumerate() {
-        *byte = *byte & !((mask >> (8 * place)) as u8) | (value >> (8 * place)) as u8;
+    for (index, byte) in span.iter_mut().rev().enumerate() {
+        *byte = *byte & !((mask >> (8 * index)) as u8) | (value >> (8 * index)) as u8;
     }
 }
 
-/// A field that is a number in disguise.
+/// Implements [`Field`] for types that convert to and from a number.
 macro_rules! number_field {
     ($($kind:ty, $width:literal, $from:expr, $to:expr;)*) => {$(
         impl $crate::layout::Field for $kind {
@@ -70,7 +70,7 @@ number_field! {
 impl<const N: usize> Field for [u8; N] {
     const WIDTH: usize = N * 8;
     fn read(bytes: &[u8], at: BitSpan) -> Self {
-        *bytes[at.byte..].first_chunk().expect("the layout lies inside of the message")
+        *bytes[at.byte..].first_chunk().expect("the field lies inside the message")
     }
     fn write(&self, bytes: &mut [u8], at: BitSpan) {
         bytes[at.byte..at.byte + N].copy_from_slice(self);
@@ -87,8 +87,8 @@ impl Field for Gid {
     }
 }
 
-/// Declares a plain struct and, from the same list, how it is read and written. Bits that no field names
-/// are reserved: written as zero and not looked at.
+/// Declares a struct and its wire layout. Bits without a field are reserved: written as zero, ignored when
+/// parsed.
 macro_rules! layout {
     (
         $(#[$doc:meta])*
@@ -104,18 +104,18 @@ macro_rules! layout {
             const WIDTH: usize = $length * 8;
             fn read(bytes: &[u8], at: $crate::layout::BitSpan) -> Self {
                 let bytes = &bytes[at.byte..];
-                $name { $( $field: $crate::layout::Field::read(bytes, $crate::layout::place!($kind, $byte $([$from .. $to])?)), )* }
+                $name { $( $field: $crate::layout::Field::read(bytes, $crate::layout::bit_span!($kind, $byte $([$from .. $to])?)), )* }
             }
             fn write(&self, bytes: &mut [u8], at: $crate::layout::BitSpan) {
                 let bytes = &mut bytes[at.byte..];
-                $( $crate::layout::Field::write(&self.$field, bytes, $crate::layout::place!($kind, $byte $([$from .. $to])?)); )*
+                $( $crate::layout::Field::write(&self.$field, bytes, $crate::layout::bit_span!($kind, $byte $([$from .. $to])?)); )*
             }
         }
     };
 }
 pub(crate) use layout;
 
-macro_rules! place {
+macro_rules! bit_span {
     ($kind:ty, $byte:literal) => {
         $crate::layout::BitSpan { byte: $byte, bit: 0, width: <$kind as $crate::layout::Field>::WIDTH }
     };
@@ -123,9 +123,9 @@ macro_rules! place {
         $crate::layout::BitSpan { byte: $byte, bit: $from, width: $to - $from }
     };
 }
-pub(crate) use place;
+pub(crate) use bit_span;
 
-/// Where a whole struct lies that starts at the first byte.
+/// The span of a struct that starts at the first byte.
 pub(crate) const START: BitSpan = BitSpan { byte: 0, bit: 0, width: 0 };
 
 #[cfg(test)]
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_are_read_where_they_were_written_and_nowhere_else() {
+    fn write_changes_only_its_bits_and_read_returns_them() {
         for (byte, bit, width) in [(0, 0, 64), (1, 5, 3), (2, 0, 20), (2, 26, 6), (3, 7, 1), (0, 4, 64)] {
             let at = BitSpan { byte, bit, width };
             let mut bytes = [0xff; 12];

@@ -1,7 +1,7 @@
-//! RoCEv2 as bytes: opcodes, transport headers, addressing and the invariant CRC.
+//! RoCEv2 wire formats: opcodes, transport headers, addressing and the invariant CRC.
 //!
-//! Every header is a plain value with `parse` and `emit`; parsing checks, and what was parsed can be
-//! emitted again byte for byte. Nothing here allocates per packet, performs I/O or knows a connection.
+//! Each header is a plain value with `parse` and `emit`. `parse` validates its input; `emit` reproduces the
+//! parsed bytes exactly. The crate does not allocate per packet, perform I/O or track connections.
 
 #![no_std]
 extern crate alloc;
@@ -14,6 +14,7 @@ mod ethernet;
 mod extended_headers;
 mod frame;
 mod grh;
+mod header_set;
 mod icrc;
 mod ipv4;
 mod ipv6;
@@ -34,13 +35,14 @@ pub use ethernet::{EtherType, Ethernet, MacAddress, Vlan};
 pub use extended_headers::{AtomicAckEth, AtomicEth, Deth, Feth, Ieth, Immediate, Reth, XrcEth};
 pub use frame::{FirstHeader, NetworkHeaders, RoceFrame};
 pub use grh::Grh;
+pub use header_set::ExtendedHeaders;
 pub use icrc::{ICRC_LEN, Icrc};
 pub use ipv4::Ipv4;
 pub use ipv6::Ipv6;
 pub use mad::MadHeader;
 pub use malformed::Malformed;
 pub use number::{LocalKey, Mtu, PartitionKey, Psn, Qpn, QueueKey, RemoteKey};
-pub use opcode::{ExtendedHeaders, ImmOrInvalidate, Opcode, Operation, Position, Service};
+pub use opcode::{ImmOrInvalidate, Opcode, Operation, Position, Service};
 pub use pfc::Pfc;
 pub use transport_header::{TransportHeader, TransportPacket};
 pub use udp::Udp;

@@ -1,8 +1,9 @@
-//! Link control between two SoftHCA ports: who is there, how much may be sent, who is paused.
+//! Link control between two SoftHCA ports: peer discovery, receiver-driven grants and priority pauses.
 //!
-//! Not RoCE: it has a UDP port of its own. Every message has the same size, stands alone, and may be lost,
-//! repeated or reordered: amounts are cumulative, so that the last word is the whole truth. They count from
-//! when the two [`Incarnation`]s named in a message met.
+//! Link control is not RoCE and has its own UDP port. All messages have the same size. Each message is
+//! self-contained, so loss, duplication and reordering are harmless: amounts are cumulative, and the newest
+//! message supersedes all earlier ones. Amounts count from the first exchange between the two
+//! [`Incarnation`]s in a message.
 
 use crate::{MacAddress, Malformed, Pfc};
 use core::fmt;
@@ -13,18 +14,18 @@ pub const LINK_PORT: u16 = 4792;
 
 /// The first bytes of every message.
 const MAGIC: u32 = u32::from_be_bytes(*b"SHLC");
-/// The version that this build speaks.
+/// The supported protocol version.
 const VERSION: u8 = 1;
-/// Where the body begins.
+/// Offset of the body.
 const BODY_OFFSET: usize = 24;
 
-/// One life of a port on a link. A peer that comes back with a higher number has forgotten everything, be it
-/// that it started again or that it took us for dead; a lower number is an old message.
+/// The incarnation of a port on a link. A peer that returns with a higher number has lost its state, because
+/// it restarted or because it considered the link dead. A lower number marks an old message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub NonZeroU64);
 
 impl Incarnation {
-    /// The incarnation with this number; zero, which stands for "unknown", becomes one.
+    /// The incarnation with this number. Zero means "unknown" on the wire, so it becomes one.
     pub const fn new(number: u64) -> Incarnation {
         match NonZeroU64::new(number) {
             Some(number) => Incarnation(number),
@@ -32,7 +33,7 @@ impl Incarnation {
         }
     }
 
-    /// The life after this one.
+    /// The next incarnation.
     pub const fn next(self) -> Incarnation {
         Incarnation(self.0.saturating_add(1))
     }
@@ -44,13 +45,13 @@ impl fmt::Display for Incarnation {
     }
 }
 
-/// Which half of a question and its answer a message is.
+/// Whether a message requests a reply or is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ExchangeKind {
-    /// The receiver shall answer.
+    /// The receiver must reply.
     Query = 0,
-    /// The answer; it wants none.
+    /// The reply; it requires no further reply.
     Reply = 1,
 }
 
@@ -71,54 +72,55 @@ impl ExchangeKind {
     }
 }
 
-/// What a sender has used of its grants and what it would like. Amounts are bytes of kernel charge;
-/// `consumed + returned` is how far the sender has come in what was granted.
+/// The sender's use of its grants and its demand. Amounts are bytes of kernel socket-buffer charge. `consumed
+/// + returned` is the part of the granted total that the sender has used up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct GrantRequest {
-    /// Used for frames that were sent, those before the first grant included.
+    /// Charged for sent frames, including those sent before the first grant.
     pub consumed: u64,
-    /// Given back unused.
+    /// Returned unused.
     pub returned: u64,
-    /// How far grants must reach for the frame that waits; at most `consumed + returned` when none waits.
+    /// The grant total that the blocked frame needs; at most `consumed + returned` if no frame is blocked.
     pub needed: u64,
-    /// How far the sender would like grants to reach.
+    /// The grant total that the sender wants.
     pub wanted: u64,
 }
 
-/// How far a sender may go.
+/// The receiver's grant to a sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Grant {
-    /// How far `consumed + returned` may reach. Never less than in an earlier grant.
+    /// The upper limit for `consumed + returned`. Never decreases.
     pub granted: u64,
-    /// The `returned` that the receiver has seen.
+    /// The latest `returned` that the receiver has seen.
     pub returned: u64,
-    /// How much the sender may hold unused; the rest is needed by others and shall be returned.
+    /// The largest unused grant that the sender may keep; the sender must return the excess, which other
+    /// senders need.
     pub max_unused: u64,
 }
 
-/// A sign of life.
+/// A keepalive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Heartbeat {
-    /// Question or answer.
+    /// Query or reply.
     pub exchange: ExchangeKind,
-    /// Chosen by who asks, repeated in the answer.
+    /// Chosen by the sender of the query; the reply repeats it.
     pub stamp: u64,
 }
 
 /// The content of a priority flow control frame (IEEE 802.1Qbb).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Pause {
-    /// Which entries of `quanta` count, bit n for priority n. The upper byte is reserved.
+    /// Valid entries of `quanta`: bit n for priority n. The upper byte is reserved.
     pub classes: u16,
-    /// For how long, in units of 512 bit times; zero means go on.
+    /// Pause time in quanta of 512 bit times; zero resumes.
     pub quanta: [u16; 8],
-    /// The rate of the line whose bit times are meant, in bits per second; zero for 100 Gb/s. The two ends of a real
-    /// cable have one rate, those of a link need not.
+    /// The link rate that defines the bit time, in bits per second; zero for 100 Gb/s. The two ports of an
+    /// emulated link may have different rates.
     pub rate: u64,
 }
 
 impl Pause {
-    /// What a priority flow control frame asks for, on a line of this rate.
+    /// The pause request in a PFC frame, for a link of this rate.
     pub fn from_pfc(frame: &Pfc, rate: u64) -> Pause {
         let mut pause = Pause { rate, ..Pause::default() };
         for (priority, quanta) in frame.pause.iter().enumerate() {
@@ -130,13 +132,13 @@ impl Pause {
         pause
     }
 
-    /// The frame that asks for this, from the port with that address.
+    /// The PFC frame for this request, sent by the port with this MAC address.
     pub fn to_pfc(&self, source: MacAddress) -> Pfc {
         let quanta = |priority: usize| (self.classes >> priority & 1 == 1).then(|| self.quanta[priority]);
         Pfc { source, pause: core::array::from_fn(quanta) }
     }
 
-    /// Asks for what `later` asks for too, which has the last word.
+    /// Adds a later request; where both name a priority, the later one wins.
     pub fn merge(&mut self, later: &Pause) {
         self.rate = later.rate;
         self.classes |= later.classes;
@@ -146,14 +148,14 @@ impl Pause {
     }
 }
 
-/// Whether a port's frames leave in the order of their PSNs.
+/// Whether a port sends frames in PSN order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum FrameOrder {
-    /// They do: what comes in another order was mixed up by a host.
+    /// In order: a receiver may undo reordering by the host's network stack.
     #[default]
     InOrder = 0,
-    /// A fault rule before the port changes it: what arrives is what was meant.
+    /// A fault rule at the sender reorders frames: a receiver must preserve the arrival order.
     Reordered = 1,
 }
 
@@ -167,11 +169,11 @@ impl FrameOrder {
     }
 }
 
-/// What a message says.
+/// The body of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "each variant is the message of its type")]
 pub enum Body {
-    /// I exist, in this incarnation.
+    /// Announces the sender's incarnation.
     Hello(ExchangeKind),
     Request(GrantRequest),
     Grant(Grant),
@@ -182,21 +184,21 @@ pub enum Body {
 /// One link control datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Message {
-    /// The life of the port that sends.
+    /// The sender's incarnation.
     pub sender: Incarnation,
-    /// The life of the port that is addressed, if the sender knows it.
+    /// The receiver's incarnation, if the sender knows it.
     pub receiver: Option<Incarnation>,
     /// The order of the sender's frames.
     pub frame_order: FrameOrder,
-    /// What is said.
+    /// The body.
     pub body: Body,
 }
 
 impl Message {
-    /// Bytes on the wire, of every message.
+    /// Bytes of every message on the wire.
     pub const LEN: usize = 64;
 
-    /// Reads a whole datagram.
+    /// Parses a datagram.
     pub fn parse(bytes: &[u8]) -> Result<Message, Malformed> {
         let b: &[u8; Self::LEN] = bytes.try_into().map_err(|_| Malformed::Length {
             what: "a link message",
@@ -244,7 +246,7 @@ impl Message {
         Ok(Message { sender, receiver, frame_order: order, body })
     }
 
-    /// The datagram.
+    /// The datagram's bytes.
     pub fn emit(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         let mut at = BODY_OFFSET;
@@ -292,7 +294,7 @@ impl Message {
     }
 }
 
-/// The fields of a message, one after the other.
+/// Reads the fields of a message in sequence.
 struct FieldReader<'a> {
     bytes: &'a [u8; Message::LEN],
     at: usize,
@@ -314,7 +316,7 @@ impl FieldReader<'_> {
         u64::from_be_bytes(self.read_array())
     }
 
-    /// Passes the bytes before `end`, which must be zero.
+    /// Skips the bytes before `end`, which must be zero.
     fn skip_reserved(&mut self, end: usize) -> Result<(), Malformed> {
         match self.bytes[self.at..end].iter().find(|byte| **byte != 0) {
             Some(byte) => Err(Malformed::Field { what: "reserved link byte", value: (*byte).into() }),
@@ -386,7 +388,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_emitted_is_parsed(sender in 1u64.., receiver: u64, changed: bool, body in bodies()) {
+        fn emitted_message_parses_to_the_same_value(sender in 1u64.., receiver: u64, changed: bool, body in bodies()) {
             let message = Message {
                 sender: Incarnation::new(sender),
                 receiver: NonZeroU64::new(receiver).map(Incarnation),
@@ -397,7 +399,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_parsed_is_emitted(kind in 0u8..7, mut tail in proptest::collection::vec(any::<u8>(), 58)) {
+        fn parsed_message_emits_the_same_bytes(kind in 0u8..7, mut tail in proptest::collection::vec(any::<u8>(), 58)) {
             tail[0] &= 1;
             tail[1] = 0;
             let mut bytes = [b"SHLC".as_slice(), &[VERSION, kind], &tail].concat();
@@ -411,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn other_versions_and_other_protocols_are_refused() {
+    fn other_versions_and_protocols_are_rejected() {
         let (sender, body) = (Incarnation::new(7), Body::Hello(ExchangeKind::Query));
         let message = Message { sender, receiver: None, frame_order: FrameOrder::InOrder, body };
         let mut bytes = message.emit();
@@ -422,18 +424,18 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_one_line() {
+    fn message_displays_as_one_line() {
         let sender = Incarnation::new(0xbee);
-        let say =
+        let display =
             |body| Message { sender, receiver: None, frame_order: FrameOrder::InOrder, body }.to_string();
-        assert_eq!(say(Body::Hello(ExchangeKind::Query)), "HELLO? bee");
+        assert_eq!(display(Body::Hello(ExchangeKind::Query)), "HELLO? bee");
         let grant = Grant { granted: 8448, returned: 0, max_unused: 8448 };
-        assert_eq!(say(Body::Grant(grant)), "GRANT granted=8448 returned=0 keep=8448");
+        assert_eq!(display(Body::Grant(grant)), "GRANT granted=8448 returned=0 keep=8448");
         let pause = Pause { classes: 0b1001, quanta: [0xffff, 1, 1, 0, 1, 1, 1, 1], rate: 0 };
-        assert_eq!(say(Body::Pause(pause)), "PAUSE 0:65535 3:0");
+        assert_eq!(display(Body::Pause(pause)), "PAUSE 0:65535 3:0");
     }
     #[test]
-    fn a_pause_is_what_its_frame_asks_for() {
+    fn pause_round_trips_through_a_pfc_frame() {
         let source = MacAddress([2, 0, 0, 0, 0, 1]);
         let frame = |pause| Pfc { source, pause };
         let stop = frame([None, Some(9), None, Some(7), None, None, None, None]);

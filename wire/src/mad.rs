@@ -1,4 +1,4 @@
-//! Management datagrams: the 24 bytes in front of every message between general services interfaces.
+//! Management datagrams (MADs): the 24-byte header of every message between QP1s.
 
 use crate::Malformed;
 use crate::layout::{Field, START, layout};
@@ -6,25 +6,25 @@ use crate::malformed::header_bytes;
 use core::fmt;
 
 layout! {
-    /// The header of a management datagram.
+    /// The MAD header.
     pub struct MadHeader: 24 bytes {
-        /// The version of this header; 1 is the only one.
+        /// The version of this header; always 1.
         base_version: u8 = 0,
-        /// Who the datagram is for: 7 is the connection manager, 3 the subnet administrator.
+        /// The management class: 7 for the connection manager, 3 for subnet administration.
         mgmt_class: u8 = 1,
         /// The version of the class.
         class_version: u8 = 2,
-        /// What is asked for; the upper bit marks an answer.
+        /// The method; the most significant bit marks a response.
         method: u8 = 3,
-        /// Zero, or what went wrong.
+        /// Zero, or an error code.
         status: u16 = 4,
-        /// The class's own.
+        /// Defined by the class.
         class_specific: u16 = 6,
-        /// Pairs questions with answers.
+        /// Matches responses to requests.
         transaction_id: u64 = 8,
-        /// The kind of message.
+        /// The attribute ID: the message type.
         attribute_id: u16 = 16,
-        /// A parameter of the attribute.
+        /// The attribute modifier.
         attribute_modifier: u32 = 20,
     }
 }
@@ -32,14 +32,14 @@ layout! {
 impl MadHeader {
     /// Bytes on the wire.
     pub const LEN: usize = 24;
-    /// Bytes of every management datagram, this header included.
+    /// Bytes of every MAD, including this header.
     pub const DATAGRAM_LEN: usize = 256;
-    /// The connection manager's class.
+    /// The management class of the connection manager.
     pub const CLASS_CM: u8 = 0x07;
-    /// The method of a message that stands for itself.
+    /// The Send method, which expects no response.
     pub const METHOD_SEND: u8 = 0x03;
 
-    /// Reads the header from the start of `bytes`.
+    /// Parses the header at the start of `bytes`.
     pub fn parse(bytes: &[u8]) -> Result<MadHeader, Malformed> {
         let bytes = header_bytes::<{ Self::LEN }>(bytes, "MAD header")?;
         let header = MadHeader::read(bytes, START);
@@ -58,9 +58,10 @@ impl MadHeader {
 
 impl fmt::Display for MadHeader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MadHeader {
-            mgmt_class: class, method, attribute_id: attribute, transaction_id: transaction, ..
-        } = self;
-        write!(f, "mad class={class:#x} method={method:#x} attr={attribute:#x} tid={transaction:#x}")
+        let MadHeader { mgmt_class, method, attribute_id, transaction_id, .. } = self;
+        write!(
+            f,
+            "mad class={mgmt_class:#x} method={method:#x} attr={attribute_id:#x} tid={transaction_id:#x}"
+        )
     }
 }

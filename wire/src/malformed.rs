@@ -1,78 +1,78 @@
-//! Why bytes are not a packet.
+//! Parse errors.
 
 use thiserror::Error;
 
-/// The first reason found why bytes cannot be taken for the format they claim to be.
+/// The first reason why bytes are not a valid instance of a format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Malformed {
-    /// Fewer bytes than the header needs.
-    #[error("{what} needs {needed} bytes, {available} are there")]
+    /// The input is shorter than the header.
+    #[error("{what} needs {needed} bytes, got {available}")]
     Truncated {
-        /// The header that was cut.
+        /// The truncated header.
         what: &'static str,
-        /// How many bytes it takes.
+        /// The header's length.
         needed: usize,
-        /// How many there were.
+        /// The input's length.
         available: usize,
     },
-    /// A length field that disagrees with the bytes that are there, or with another field.
-    #[error("{what} says {stated} bytes, {actual} are there")]
+    /// A length field disagrees with the input or with another field.
+    #[error("{what}: stated {stated} bytes, found {actual}")]
     Length {
         /// The field.
         what: &'static str,
-        /// What it says.
+        /// The field's value.
         stated: usize,
-        /// What was found.
+        /// The actual length.
         actual: usize,
     },
-    /// A version field with a value that no specification defines or that this build does not speak.
+    /// A version field has an undefined or unsupported value.
     #[error("{what} version {version} is not supported")]
     Version {
         /// The header.
         what: &'static str,
-        /// The version it has.
+        /// The version.
         version: u8,
     },
-    /// An opcode that the table does not have.
+    /// The opcode is undefined.
     #[error("opcode {0:#04x} is not defined")]
     Opcode(u8),
-    /// A pad count larger than the bytes behind the headers, or on an opcode that carries no payload.
+    /// The pad count exceeds the bytes after the headers, or the opcode carries no payload.
     #[error("pad count {pad} with {payload} bytes of payload")]
     Padding {
         /// The pad count of the BTH.
         pad: u8,
-        /// The bytes behind the headers, the ICRC excluded.
+        /// The bytes after the headers, without the ICRC.
         payload: usize,
     },
-    /// An AETH syndrome that is reserved.
+    /// The AETH syndrome is reserved.
     #[error("AETH syndrome {0:#04x} is reserved")]
     Syndrome(u8),
-    /// A header checksum that is wrong.
+    /// A header checksum is wrong.
     #[error("{what} checksum is wrong")]
     Checksum {
         /// The header.
         what: &'static str,
     },
-    /// A field with a value outside of its range.
-    #[error("{what} has the invalid value {value:#x}")]
+    /// A field is out of range.
+    #[error("{what} has invalid value {value:#x}")]
     Field {
         /// The field.
         what: &'static str,
         /// Its value.
         value: u64,
     },
-    /// Not RoCE at all: another protocol or port.
+    /// The bytes belong to another protocol or port.
     #[error("not RoCE: {what} {value:#x}")]
     NotRoce {
-        /// The field that tells.
+        /// The field that identifies the protocol.
         what: &'static str,
         /// Its value.
         value: u64,
     },
 }
 
-/// The first `N` bytes, or why they are not there.
+/// The first `N` bytes, or a truncation error.
 pub(crate) fn header_bytes<'a, const N: usize>(
     bytes: &'a [u8],
     what: &'static str,

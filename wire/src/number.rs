@@ -1,10 +1,10 @@
-//! Numbers that travel in headers, each with its own type.
+//! Typed numbers of the transport headers.
 
 use core::fmt;
 
 /// A packet sequence number: 24 bits, compared and advanced modulo 2^24.
 ///
-/// "Before" means less than half the number space ahead, as the specification orders PSNs (IBA C9-66).
+/// A PSN is before another if it is less than half the number space behind it (IBA C9-66).
 ///
 /// ```
 /// use softhca_wire::Psn;
@@ -22,7 +22,7 @@ use core::fmt;
 pub struct Psn(u32);
 
 impl Psn {
-    /// How many PSNs there are.
+    /// The size of the PSN space.
     pub const SPACE: u32 = 1 << 24;
     const MASK: u32 = Self::SPACE - 1;
 
@@ -50,7 +50,7 @@ impl Psn {
         Psn::new(self.0.wrapping_sub(count))
     }
 
-    /// How many packets after `earlier` this one is, in 0..2^24.
+    /// The distance from `earlier` to this PSN, in 0..2^24.
     #[inline]
     pub const fn since(self, earlier: Psn) -> u32 {
         self.0.wrapping_sub(earlier.0) & Self::MASK
@@ -62,7 +62,7 @@ impl Psn {
         ((self.0.wrapping_sub(other.0) << 8) as i32) >> 8
     }
 
-    /// Whether this PSN lies before `other` in the half of the number space that ends there.
+    /// Whether this PSN precedes `other` within half of the PSN space.
     #[inline]
     pub const fn is_before(self, other: Psn) -> bool {
         self.distance(other) < 0
@@ -97,7 +97,7 @@ impl fmt::Display for Psn {
 pub struct Qpn(u32);
 
 impl Qpn {
-    /// The general services interface, where connection management and subnet queries live.
+    /// The general services interface (QP1): connection management and subnet administration.
     pub const GSI: Qpn = Qpn(1);
     /// The destination of every multicast packet.
     pub const MULTICAST: Qpn = Qpn(0xff_ffff);
@@ -127,7 +127,7 @@ impl fmt::Display for Qpn {
     }
 }
 
-/// Numbers of fewer bits than their carrier, however they come in.
+/// Conversions for numbers narrower than their `u32` representation.
 macro_rules! narrow {
     ($($name:ident),*) => {
         $(impl From<u32> for $name {
@@ -168,42 +168,42 @@ macro_rules! key {
 }
 
 key!(
-    /// Names a region in a local scatter/gather entry.
+    /// The lkey in a scatter/gather entry.
     LocalKey,
     u32
 );
 key!(
-    /// Names a region or window in a peer's one-sided request.
+    /// The rkey of a region or window in an RDMA or atomic request.
     RemoteKey,
     u32
 );
 key!(
-    /// Partition membership, carried by every packet. Bit 15 means full membership.
+    /// The P_Key in every packet. Bit 15 means full membership.
     PartitionKey,
     u16
 );
 key!(
-    /// Protects a datagram queue pair from senders that do not know it.
+    /// The Q_Key that authorizes senders to a datagram queue pair.
     QueueKey,
     u32
 );
 
 impl PartitionKey {
-    /// The default partition, full member: the only entry of a RoCE port's table.
+    /// The default partition with full membership: the only entry in a RoCE port's P_Key table.
     pub const DEFAULT: PartitionKey = PartitionKey(0xffff);
 
-    /// Whether packets with `other` may be accepted by a holder of this key: the same partition, and at
-    /// least one of both is a full member (IBA 10.9.3).
+    /// Whether a port with this key accepts packets with `other`: the same partition, and at least one full
+    /// member (IBA 10.9.3).
     pub const fn matches(self, other: PartitionKey) -> bool {
         self.0 & 0x7fff == other.0 & 0x7fff && self.0 & 0x7fff != 0 && (self.0 | other.0) & 0x8000 != 0
     }
 }
 
 impl QueueKey {
-    /// The well-known key of QP1.
+    /// The well-known Q_Key of QP1.
     pub const GSI: QueueKey = QueueKey(0x8001_0000);
 
-    /// Whether the key is controlled: a work request that carries it sends with the queue pair's own key
+    /// Whether this is a controlled Q_Key: a work request with such a key sends the queue pair's own Q_Key
     /// instead (IBA 10.2.5).
     pub const fn is_controlled(self) -> bool {
         self.0 & 0x8000_0000 != 0
@@ -252,14 +252,14 @@ impl Mtu {
         Mtu::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
     }
 
-    /// The largest path MTU whose packets fit a network MTU (IP headers included), leaving room for the
-    /// largest transport headers.
+    /// The largest path MTU whose packets fit a network MTU (including IP headers), with room for the largest
+    /// transport headers.
     pub fn fitting(network_mtu: u32) -> Option<Mtu> {
         const HEADROOM: u32 = 40 + 8 + 12 + 4 + 16 + 4 + 4;
         Mtu::ALL.into_iter().rev().find(|mtu| mtu.bytes() + HEADROOM <= network_mtu)
     }
 
-    /// How many packets a message of `length` bytes takes: at least one.
+    /// Packets in a message of `length` bytes: at least one.
     #[inline]
     pub const fn packets(self, length: u32) -> u32 {
         if length == 0 { 1 } else { (length - 1) / self.bytes() + 1 }

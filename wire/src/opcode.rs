@@ -1,8 +1,8 @@
-//! The opcode table: service × operation × position × trailer, and the extended headers that follow.
+//! The opcode table: service, operation, position, immediate data or invalidate key, and extended headers.
 //!
-//! Everything that depends on an opcode is asked here; nobody else compares opcode numbers.
+//! All properties of an opcode come from this table; no other code compares opcode numbers.
 
-use bitflags::bitflags;
+use crate::header_set::ExtendedHeaders;
 use core::fmt;
 
 /// The transport service, the upper three bits of an opcode.
@@ -15,41 +15,41 @@ pub enum Service {
     Uc = 0x20,
     /// Unreliable datagram.
     Ud = 0x60,
-    /// Congestion notification: RoCEv2's own service with one opcode.
+    /// RoCEv2 congestion notification: a service with one opcode.
     Cnp = 0x80,
     /// Extended reliable connection.
     Xrc = 0xa0,
 }
 
-/// What a packet asks for or answers.
+/// The operation that a packet requests or answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Operation {
-    /// Two-sided data.
+    /// SEND.
     Send,
-    /// One-sided data to the peer's memory.
+    /// RDMA WRITE.
     Write,
-    /// Asks for the peer's memory.
+    /// RDMA READ request.
     ReadRequest,
-    /// Brings it.
+    /// RDMA READ response.
     ReadResponse,
-    /// Acknowledges or refuses.
+    /// ACK, NAK or RNR NAK.
     Acknowledge,
-    /// Acknowledges an atomic and brings the old value.
+    /// Atomic ACK with the original value.
     AtomicAcknowledge,
     /// Compare and swap of eight bytes.
     CompareSwap,
     /// Fetch and add of eight bytes.
     FetchAdd,
-    /// Asks that written data be made visible or persistent. Decoded, never served.
+    /// FLUSH: makes written data visible or persistent. Decoded, never executed.
     Flush,
-    /// Eight bytes written atomically. Decoded, never served.
+    /// Atomic write of eight bytes. Decoded, never executed.
     AtomicWrite,
     /// A congestion notification packet.
     Cnp,
 }
 
 impl Operation {
-    /// Whether this operation goes from requester to responder.
+    /// Whether the requester sends this operation.
     pub const fn is_request(self) -> bool {
         !matches!(
             self,
@@ -63,16 +63,16 @@ impl Operation {
     }
 }
 
-/// Where in its message a packet stands.
+/// The position of a packet in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Position {
-    /// The first of several.
+    /// The first of several packets.
     First,
-    /// Neither first nor last.
+    /// Neither the first nor the last packet.
     Middle,
-    /// The last of several.
+    /// The last of several packets.
     Last,
-    /// The whole message.
+    /// The only packet of the message.
     Only,
 }
 
@@ -101,41 +101,19 @@ impl Position {
     }
 }
 
-/// What the last packet of a message carries besides data.
+/// Immediate data or invalidate key in the last packet of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ImmOrInvalidate {
-    /// Nothing.
+    /// Neither.
     None,
-    /// Four bytes for the receiver's completion.
+    /// Immediate data: four bytes for the receiver's CQE.
     Immediate,
-    /// A key that the receiver's card invalidates.
+    /// The rkey that the receiver invalidates.
     Invalidate,
 }
 
-bitflags! {
-    /// The extended headers that follow a BTH, in wire order.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-    pub struct ExtendedHeaders: u16 {
-        /// Datagram: Q_Key and source queue pair.
-        const DETH = 1;
-        /// The shared receive queue of an XRC request.
-        const XRCETH = 1 << 1;
-        /// The parameters of a FLUSH.
-        const FETH = 1 << 2;
-        /// Address, key and length of a one-sided request.
-        const RETH = 1 << 3;
-        /// Address, key and operands of an atomic.
-        const ATOMIC = 1 << 4;
-        /// Syndrome and message sequence number.
-        const AETH = 1 << 5;
-        /// The old value that an atomic found.
-        const ATOMIC_ACK = 1 << 6;
-        /// Immediate data.
-        const IMMEDIATE = 1 << 7;
-        /// The key to invalidate.
-        const IETH = 1 << 8;
-    }
-}
+/// Bytes of a BTH.
+pub(crate) const BTH_LEN: usize = 12;
 
 /// One row of the table.
 #[derive(Clone, Copy)]
@@ -147,7 +125,7 @@ struct OpcodeRow {
     name: &'static str,
 }
 
-/// The lower five bits. Not every service has every row: see [`Service::defines`].
+/// Indexed by the lower five bits of the opcode. [`Service::defines`] lists the rows of each service.
 const TABLE: [Option<OpcodeRow>; 32] = {
     use ImmOrInvalidate as T;
     use Operation as O;
@@ -160,10 +138,10 @@ const TABLE: [Option<OpcodeRow>; 32] = {
         name: &'static str,
         operation: Operation,
         position: Position,
-        trailer: ImmOrInvalidate,
+        imm_or_invalidate: ImmOrInvalidate,
         headers: ExtendedHeaders,
     ) -> Option<OpcodeRow> {
-        Some(OpcodeRow { operation, position, imm_or_invalidate: trailer, headers, name })
+        Some(OpcodeRow { operation, position, imm_or_invalidate, headers, name })
     }
     let mut t = [None; 32];
     t[0x00] = row("SEND_FIRST", O::Send, First, T::None, NONE);
@@ -203,7 +181,7 @@ const TABLE: [Option<OpcodeRow>; 32] = {
 impl Service {
     const ALL: [Service; 5] = [Service::Rc, Service::Uc, Service::Ud, Service::Cnp, Service::Xrc];
 
-    /// Whether the service has the opcode with these lower five bits.
+    /// Whether the service defines the opcode with these lower five bits.
     const fn defines(self, low: usize) -> bool {
         match self {
             Service::Rc | Service::Xrc => TABLE[low].is_some(),
@@ -213,7 +191,7 @@ impl Service {
         }
     }
 
-    /// The headers that every packet of the service carries for the operation, beyond the table's.
+    /// Headers that the service adds to those of the table.
     const fn headers(self, operation: Operation) -> ExtendedHeaders {
         match self {
             Service::Ud => ExtendedHeaders::DETH,
@@ -222,7 +200,7 @@ impl Service {
         }
     }
 
-    /// The name that traces use.
+    /// The name in traces.
     pub const fn name(self) -> &'static str {
         match self {
             Service::Rc => "RC",
@@ -233,7 +211,7 @@ impl Service {
         }
     }
 
-    /// Whether requests of this service are acknowledged.
+    /// Whether the service acknowledges requests.
     pub const fn is_reliable(self) -> bool {
         matches!(self, Service::Rc | Service::Xrc)
     }
@@ -247,7 +225,7 @@ const CNP: OpcodeRow = OpcodeRow {
     name: "CNP",
 };
 
-/// What an opcode stands for, found by its number alone.
+/// The properties of an opcode.
 #[derive(Clone, Copy)]
 struct OpcodeEntry {
     defined: bool,
@@ -260,7 +238,7 @@ struct OpcodeEntry {
     length: u8,
 }
 
-/// The table for every service, so that the data path looks up and never searches.
+/// The expanded table, indexed by opcode number: the data path does one lookup.
 static OPCODES: [OpcodeEntry; 256] = {
     const UNDEFINED: OpcodeEntry = OpcodeEntry {
         defined: false,
@@ -271,10 +249,10 @@ static OPCODES: [OpcodeEntry; 256] = {
         headers: CNP.headers,
         length: 0,
     };
-    let mut meanings = [UNDEFINED; 256];
-    let mut which = 0;
-    while which < Service::ALL.len() {
-        let service = Service::ALL[which];
+    let mut entries = [UNDEFINED; 256];
+    let mut index = 0;
+    while index < Service::ALL.len() {
+        let service = Service::ALL[index];
         let mut low = 0;
         while low < 32 {
             let row = if matches!(service, Service::Cnp) { Some(CNP) } else { TABLE[low] };
@@ -282,31 +260,31 @@ static OPCODES: [OpcodeEntry; 256] = {
                 && service.defines(low)
             {
                 let headers = row.headers.union(service.headers(row.operation));
-                meanings[service as usize | low] = OpcodeEntry {
+                entries[service as usize | low] = OpcodeEntry {
                     defined: true,
                     service,
                     operation: row.operation,
                     position: row.position,
                     imm_or_invalidate: row.imm_or_invalidate,
                     headers,
-                    length: crate::transport_header::length(headers) as u8,
+                    length: (BTH_LEN + headers.length()) as u8,
                 };
             }
             low += 1;
         }
-        which += 1;
+        index += 1;
     }
-    meanings
+    entries
 };
 
 const UNDEFINED_LOW_BITS: u8 = 0xff;
 
-/// Where [`BY_PARTS`] has the combination.
-const fn parts_index(operation: Operation, position: Position, trailer: ImmOrInvalidate) -> usize {
-    (operation as usize * 4 + position as usize) * 3 + trailer as usize
+/// The index of a combination in [`LOW_BITS_BY_PARTS`].
+const fn parts_index(operation: Operation, position: Position, imm_or_invalidate: ImmOrInvalidate) -> usize {
+    (operation as usize * 4 + position as usize) * 3 + imm_or_invalidate as usize
 }
 
-/// The lower five bits of each combination: the table turned round.
+/// The inverse table: the lower five opcode bits of each combination.
 static LOW_BITS_BY_PARTS: [u8; 11 * 4 * 3] = {
     let mut low = [UNDEFINED_LOW_BITS; 11 * 4 * 3];
     let mut index = 0;
@@ -333,7 +311,7 @@ impl TryFrom<u8> for Opcode {
     type Error = &'static str;
 
     fn try_from(byte: u8) -> Result<Opcode, &'static str> {
-        Opcode::from_byte(byte).ok_or("an opcode that is not defined")
+        Opcode::from_byte(byte).ok_or("undefined opcode")
     }
 }
 
@@ -354,19 +332,20 @@ impl Opcode {
         OPCODES[usize::from(byte)].defined.then_some(Opcode(byte))
     }
 
-    /// The opcode for this combination, if there is one.
+    /// The opcode for this combination, if defined.
     pub fn new(
         service: Service,
         operation: Operation,
         position: Position,
-        trailer: ImmOrInvalidate,
+        imm_or_invalidate: ImmOrInvalidate,
     ) -> Option<Opcode> {
         if operation == Operation::Cnp {
             return (service == Service::Cnp).then_some(Opcode::CNP);
         }
-        // A middle or first packet has no trailer of its own: the message's trailer comes at its end.
-        let trailer = if position.ends_message() { trailer } else { ImmOrInvalidate::None };
-        match LOW_BITS_BY_PARTS[parts_index(operation, position, trailer)] {
+        // Only the last packet of a message carries immediate data or an invalidate key.
+        let imm_or_invalidate =
+            if position.ends_message() { imm_or_invalidate } else { ImmOrInvalidate::None };
+        match LOW_BITS_BY_PARTS[parts_index(operation, position, imm_or_invalidate)] {
             UNDEFINED_LOW_BITS => None,
             low => Opcode::from_byte(service as u8 | low),
         }
@@ -394,19 +373,19 @@ impl Opcode {
         self.entry().service
     }
 
-    /// What the packet asks for or answers.
+    /// The operation.
     #[inline]
     pub fn operation(self) -> Operation {
         self.entry().operation
     }
 
-    /// Where in its message the packet stands.
+    /// The position in the message.
     #[inline]
     pub fn position(self) -> Position {
         self.entry().position
     }
 
-    /// What the packet carries besides data.
+    /// The immediate data or invalidate key.
     #[inline]
     pub fn imm_or_invalidate(self) -> ImmOrInvalidate {
         self.entry().imm_or_invalidate
@@ -418,13 +397,13 @@ impl Opcode {
         self.entry().headers
     }
 
-    /// Bytes of the BTH and the extended headers: where the payload starts.
+    /// Bytes of the BTH and the extended headers: the offset of the payload.
     #[inline]
     pub fn header_length(self) -> usize {
         usize::from(self.entry().length)
     }
 
-    /// Whether the packet may carry payload.
+    /// Whether the packet can carry payload.
     #[inline]
     pub fn has_payload(self) -> bool {
         matches!(
@@ -462,7 +441,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_opcode_is_found_again_by_its_parts() {
+    fn every_opcode_round_trips_through_its_parts() {
         for opcode in Opcode::all() {
             let found = Opcode::new(
                 opcode.service(),
@@ -475,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn the_services_have_as_many_opcodes_as_the_specification_lists() {
+    fn opcode_count_per_service_matches_the_specification() {
         let count = |service| Opcode::all().filter(|o| o.service() == service).count();
         assert_eq!(count(Service::Rc), 25);
         assert_eq!(count(Service::Xrc), 25);

@@ -1,29 +1,30 @@
-//! Priority flow control frames (IEEE 802.1Qbb): which priorities stop, and for how long.
+//! Priority flow control (PFC) frames (IEEE 802.1Qbb).
 
 use crate::malformed::header_bytes;
 use crate::{EtherType, Ethernet, MacAddress, Malformed};
 use core::fmt;
 
-/// A priority pause frame. It is never tagged and never leaves its link.
+/// A PFC frame. It has no VLAN tag and stays on its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pfc {
-    /// The port that asks for quiet.
+    /// The sending port.
     pub source: MacAddress,
-    /// The pause per priority in quanta of 512 bit times; zero resumes; `None` leaves the priority alone.
+    /// Pause time per priority in quanta of 512 bit times. Zero resumes; `None` leaves the priority
+    /// unchanged.
     pub pause: [Option<u16>; 8],
 }
 
 impl Pfc {
-    /// Bytes of the frame, filled to the least that Ethernet sends, without the frame check sequence.
+    /// Bytes of the frame, padded to the Ethernet minimum, without the frame check sequence.
     pub const LEN: usize = 60;
-    /// The group address that every port listens to and none forwards.
+    /// The multicast address that every port accepts and no switch forwards.
     pub const DESTINATION: MacAddress = MacAddress([0x01, 0x80, 0xc2, 0x00, 0x00, 0x01]);
-    /// Distinguishes PFC from the pause of a whole link.
+    /// The PFC opcode (plain pause frames have another).
     pub const OPCODE: u16 = 0x0101;
 
     const BODY_LEN: usize = 2 + 2 + 8 * 2;
 
-    /// Reads a whole frame. The bytes that fill it up are not looked at.
+    /// Parses a frame. Ignores the padding.
     pub fn parse(bytes: &[u8]) -> Result<Pfc, Malformed> {
         let (ethernet, rest) = Ethernet::parse(bytes)?;
         if ethernet.ether_type != EtherType::MAC_CONTROL || ethernet.vlan.is_some() {

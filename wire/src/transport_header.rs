@@ -1,12 +1,13 @@
-//! A whole transport header, and a whole transport packet: from the BTH to the pad bytes.
+//! Transport headers and transport packets, from the BTH to the pad bytes.
 
+use crate::header_set::in_wire_order;
 use crate::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ExtendedHeaders, Feth, Ieth, Immediate, Malformed, Opcode,
     Operation, Reth, XrcEth,
 };
 use core::fmt;
 
-/// The BTH and the extended headers that its opcode asks for.
+/// The BTH and the extended headers that its opcode requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each field is the header of its type")]
 pub struct TransportHeader {
@@ -22,40 +23,12 @@ pub struct TransportHeader {
     pub ieth: Option<Ieth>,
 }
 
-/// Lists the extended headers in wire order, once.
-macro_rules! in_wire_order {
-    ($each:ident) => {
-        $each!(deth, DETH, Deth);
-        $each!(xrceth, XRCETH, XrcEth);
-        $each!(feth, FETH, Feth);
-        $each!(reth, RETH, Reth);
-        $each!(atomic, ATOMIC, AtomicEth);
-        $each!(aeth, AETH, Aeth);
-        $each!(atomic_ack, ATOMIC_ACK, AtomicAckEth);
-        $each!(immediate, IMMEDIATE, Immediate);
-        $each!(ieth, IETH, Ieth);
-    };
-}
-
-/// Bytes of a BTH and these extended headers.
-pub(crate) const fn length(headers: ExtendedHeaders) -> usize {
-    let mut length = Bth::LEN;
-    macro_rules! add {
-        ($field:ident, $flag:ident, $kind:ty) => {
-            if headers.contains(ExtendedHeaders::$flag) {
-                length += <$kind>::LEN;
-            }
-        };
-    }
-    in_wire_order!(add);
-    length
-}
-
 impl TransportHeader {
-    /// The most that a header can take: that of an XRC atomic.
+    /// The longest header: an XRC atomic.
     pub const MAX_LEN: usize = Bth::LEN + XrcEth::LEN + AtomicEth::LEN;
 
-    /// A header with no extended headers yet; whoever emits it fills what the opcode asks for.
+    /// A header without extended headers; set those that the opcode requires before
+    /// [`TransportHeader::emit`].
     #[inline]
     pub const fn new(bth: Bth) -> TransportHeader {
         TransportHeader {
@@ -72,7 +45,7 @@ impl TransportHeader {
         }
     }
 
-    /// Reads a header from the start of `bytes`; also returns its length.
+    /// Parses a header at the start of `bytes`. Returns it with its length.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<(TransportHeader, usize), Malformed> {
         let mut header = TransportHeader::new(Bth::parse(bytes)?);
@@ -102,8 +75,7 @@ impl TransportHeader {
     /// Writes the header to the start of `bytes`, which must have room; returns its length.
     ///
     /// # Panics
-    /// If the extended headers present are not the ones that the opcode asks for: only a bug makes such a
-    /// packet.
+    /// If the extended headers differ from those that the opcode requires: only a bug builds such a packet.
     #[inline]
     pub fn emit(&self, bytes: &mut [u8]) -> usize {
         let wanted = self.bth.opcode.headers();
@@ -131,15 +103,13 @@ impl TransportHeader {
 impl fmt::Display for TransportHeader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.bth.fmt(f)?;
-        if let (
-            Operation::FetchAdd,
-            Some(AtomicEth { virtual_address: address, rkey: key, swap_or_add, .. }),
-        ) = (self.bth.opcode.operation(), self.atomic)
+        if let (Operation::FetchAdd, Some(AtomicEth { virtual_address, rkey, swap_or_add, .. })) =
+            (self.bth.opcode.operation(), self.atomic)
         {
             if let Some(xrceth) = self.xrceth {
                 write!(f, " {xrceth}")?;
             }
-            return write!(f, " va={address:#x} rkey={key} add={swap_or_add:#x}");
+            return write!(f, " va={virtual_address:#x} rkey={rkey} add={swap_or_add:#x}");
         }
         macro_rules! show {
             ($field:ident, $flag:ident, $kind:ty) => {
@@ -153,19 +123,19 @@ impl fmt::Display for TransportHeader {
     }
 }
 
-/// A transport packet: headers and payload, without the ICRC.
+/// A transport packet without the ICRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransportPacket<'a> {
     /// The headers.
     pub header: TransportHeader,
     /// The payload, without pad bytes.
     pub payload: &'a [u8],
-    /// The pad bytes, as many as the BTH says. Zero from every known sender, yet the ICRC covers them.
+    /// The pad bytes. All known senders set them to zero; the ICRC covers them.
     pub padding: &'a [u8],
 }
 
 impl<'a> TransportPacket<'a> {
-    /// Reads everything between UDP and ICRC.
+    /// Parses the bytes between the UDP header and the ICRC.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<TransportPacket<'a>, Malformed> {
         let (header, at) = TransportHeader::parse(bytes)?;
@@ -174,7 +144,7 @@ impl<'a> TransportPacket<'a> {
         let opcode = bth.opcode;
         let wrong_padding = Malformed::Padding { pad: bth.pad, payload: rest.len() };
         let payload = rest.len().checked_sub(usize::from(bth.pad)).ok_or(wrong_padding)?;
-        // A CNP carries 16 reserved bytes where others have payload.
+        // A CNP carries 16 reserved bytes in place of payload.
         if !rest.is_empty() && !opcode.has_payload() && opcode != Opcode::CNP {
             return Err(Malformed::Length {
                 what: "a packet without payload",
@@ -192,17 +162,17 @@ impl<'a> TransportPacket<'a> {
         Ok(TransportPacket { header, payload, padding })
     }
 
-    /// How many bytes [`Transport::emit`] writes.
+    /// Bytes that [`TransportPacket::emit`] writes.
     pub fn len(&self) -> usize {
         self.header.bth.opcode.header_length() + self.payload.len() + self.padding.len()
     }
 
-    /// Whether there is no payload.
+    /// Whether the payload is empty.
     pub fn is_empty(&self) -> bool {
         self.payload.is_empty()
     }
 
-    /// Writes headers, payload and pad bytes; returns how many bytes that took.
+    /// Writes headers, payload and pad bytes. Returns the number of bytes.
     pub fn emit(&self, bytes: &mut [u8]) -> usize {
         let mut at = self.header.emit(bytes);
         for part in [self.payload, self.padding] {

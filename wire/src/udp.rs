@@ -4,36 +4,36 @@ use crate::malformed::header_bytes;
 use crate::{AddressHeaders, Malformed, ROCE_PORT};
 use core::fmt;
 
-/// The UDP header. RoCE senders leave the checksum at zero, for IPv6 too: the ICRC does its work.
+/// The UDP header. RoCE senders set the checksum to zero, also over IPv6: the ICRC replaces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Udp {
-    /// Stands for the flow.
+    /// Identifies the flow for ECMP.
     pub source_port: u16,
     /// 4791 for RoCEv2.
     pub destination_port: u16,
     /// Bytes of header and payload.
     pub length: u16,
-    /// As on the wire; not checked here, since captures show it before the network card fills it in.
+    /// The checksum. Not verified: captures show it before the NIC fills it in (checksum offload).
     pub checksum: u16,
 }
 
 impl Udp {
     /// Bytes on the wire.
     pub const LEN: usize = 8;
-    /// UDP's number in an IP header.
+    /// The IP protocol number of UDP.
     pub const PROTOCOL: u8 = 17;
 
-    /// The header in front of `payload` bytes.
-    pub const fn new(envelope: &AddressHeaders, payload: usize) -> Udp {
+    /// The header before `payload` bytes.
+    pub const fn new(addressing: &AddressHeaders, payload: usize) -> Udp {
         Udp {
-            source_port: envelope.source_port,
+            source_port: addressing.source_port,
             destination_port: ROCE_PORT,
             length: (Self::LEN + payload) as u16,
             checksum: 0,
         }
     }
 
-    /// Reads the header; also returns the payload, which must be all that follows.
+    /// Parses the header. Returns it with the payload, which must be all that follows.
     pub fn parse(bytes: &[u8]) -> Result<(Udp, &[u8]), Malformed> {
         let [s0, s1, d0, d1, l0, l1, c0, c1] = *header_bytes::<{ Self::LEN }>(bytes, "UDP header")?;
         let header = Udp {

@@ -1,4 +1,4 @@
-//! Laws that every format keeps, for bytes that nobody chose.
+//! Property tests: every wire format round-trips for random bytes.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -6,8 +6,8 @@ use softhca_wire::cm::{Datagram, RdmaCmHeader};
 use softhca_wire::*;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// What can be read from `$bytes` is the same after it was written and read again.
-macro_rules! survives {
+/// A value parsed from `$bytes` is unchanged after emit and parse.
+macro_rules! assert_round_trip {
     ($kind:ty, $bytes:expr) => {
         if let Ok(value) = <$kind>::parse(&$bytes) {
             let mut written = vec![0xa5; 64];
@@ -25,7 +25,7 @@ fn address() -> impl Strategy<Value = (IpAddr, IpAddr)> {
 }
 
 prop_compose! {
-    fn envelope()(
+    fn addressing()(
         (source, destination) in address(),
         source_port: u16, traffic_class: u8, label in 0..1u32 << 20, hop_limit: u8, id: u16,
     ) -> AddressHeaders {
@@ -34,7 +34,7 @@ prop_compose! {
     }
 }
 
-/// A packet from the BTH to the ICRC with any opcode and headers that fit it; the ICRC is not right yet.
+/// A packet (BTH to ICRC) with any opcode and matching headers; its ICRC is not valid yet.
 fn packet() -> impl Strategy<Value = Vec<u8>> {
     let opcodes: Vec<Opcode> = Opcode::all().collect();
     let bytes = vec(any::<u8>(), 60);
@@ -44,7 +44,7 @@ fn packet() -> impl Strategy<Value = Vec<u8>> {
             bytes[1] &= 0xc0;
             bytes.truncate(opcode.header_length());
             if opcode.headers().contains(ExtendedHeaders::AETH) {
-                // Of the reserved syndromes only the refusal is of interest, and that has its own test.
+                // Another test covers reserved syndromes.
                 bytes[Bth::LEN] = Syndrome::from_byte(syndrome).unwrap_or(Syndrome::ACK).byte();
             }
             if opcode.headers().contains(ExtendedHeaders::DETH) {
@@ -66,18 +66,18 @@ fn packet() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn headers_survive(bytes in vec(any::<u8>(), 0..64)) {
-        survives!(Bth, bytes);
-        survives!(Deth, bytes);
-        survives!(Reth, bytes);
-        survives!(AtomicEth, bytes);
-        survives!(Aeth, bytes);
-        survives!(AtomicAckEth, bytes);
-        survives!(Immediate, bytes);
-        survives!(Ieth, bytes);
-        survives!(XrcEth, bytes);
-        survives!(Feth, bytes);
-        survives!(MadHeader, bytes);
+    fn headers_round_trip(bytes in vec(any::<u8>(), 0..64)) {
+        assert_round_trip!(Bth, bytes);
+        assert_round_trip!(Deth, bytes);
+        assert_round_trip!(Reth, bytes);
+        assert_round_trip!(AtomicEth, bytes);
+        assert_round_trip!(Aeth, bytes);
+        assert_round_trip!(AtomicAckEth, bytes);
+        assert_round_trip!(Immediate, bytes);
+        assert_round_trip!(Ieth, bytes);
+        assert_round_trip!(XrcEth, bytes);
+        assert_round_trip!(Feth, bytes);
+        assert_round_trip!(MadHeader, bytes);
         if let Ok(value) = RdmaCmHeader::parse(&bytes) {
             prop_assert_eq!(RdmaCmHeader::parse(&value.emit()), Ok(value));
         }
@@ -90,11 +90,11 @@ proptest! {
     }
 
     #[test]
-    fn packets_with_every_opcode_survive_in_their_frames(envelope in envelope(), mut packet in packet()) {
-        Icrc::write(&envelope, &mut packet);
-        let bytes = RoceFrame::new(&envelope, &packet).to_vec();
+    fn packets_with_every_opcode_round_trip_in_frames(addressing in addressing(), mut packet in packet()) {
+        Icrc::write(&addressing, &mut packet);
+        let bytes = RoceFrame::new(&addressing, &packet).to_vec();
         let frame = RoceFrame::parse(FirstHeader::Ethernet, &bytes).expect("a frame");
-        prop_assert_eq!(frame.network.addressing(), Some(envelope));
+        prop_assert_eq!(frame.network.addressing(), Some(addressing));
         prop_assert_eq!(frame.packet, &packet[..]);
         prop_assert!(frame.icrc_is_valid());
         prop_assert_eq!(frame.to_vec(), &bytes[..]);
@@ -110,25 +110,25 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_bit_is_noticed(envelope in envelope(), mut packet in packet(), at: proptest::sample::Index) {
-        Icrc::write(&envelope, &mut packet);
+    fn flipped_bit_is_detected(addressing in addressing(), mut packet in packet(), at: proptest::sample::Index) {
+        Icrc::write(&addressing, &mut packet);
         let bit = at.index(packet.len() * 8);
         packet[bit / 8] ^= 1 << (bit % 8);
         let masked = bit / 8 == 4;
-        prop_assert_eq!(Icrc::verify(&envelope, &packet), masked);
+        prop_assert_eq!(Icrc::verify(&addressing, &packet), masked);
     }
 
     #[test]
-    fn an_identification_is_found(mut envelope in envelope(), mut packet in packet(), guess: u16) {
-        Icrc::write(&envelope, &mut packet);
-        let right = envelope.identification;
-        envelope.identification = guess;
-        let found = Icrc::recover_identification(&envelope, &packet, 1 << 16);
-        prop_assert_eq!(found, Some(if envelope.source.is_ipv4() { right } else { guess }));
+    fn identification_is_recovered(mut addressing in addressing(), mut packet in packet(), guess: u16) {
+        Icrc::write(&addressing, &mut packet);
+        let right = addressing.identification;
+        addressing.identification = guess;
+        let found = Icrc::recover_identification(&addressing, &packet, 1 << 16);
+        prop_assert_eq!(found, Some(if addressing.source.is_ipv4() { right } else { guess }));
     }
 
     #[test]
-    fn management_datagrams_survive(attribute in 0x10..0x1bu8, bytes in vec(any::<u8>(), 256)) {
+    fn management_datagrams_round_trip(attribute in 0x10..0x1bu8, bytes in vec(any::<u8>(), 256)) {
         let mut bytes = bytes;
         bytes[..4].copy_from_slice(&[1, 7, 2, 3]);
         bytes[16..18].copy_from_slice(&[0, attribute]);
@@ -137,7 +137,7 @@ proptest! {
             prop_assert_eq!(Datagram::parse(&written), Ok(datagram));
             prop_assert!(!datagram.to_string().contains('\n'));
         } else {
-            // Only a length of additional information can be wrong here.
+            // Only the length of the additional information can be invalid here.
             prop_assert!([0x12, 0x18, 0x1a].contains(&attribute));
         }
         prop_assert!(Datagram::parse(&bytes[..255]).is_err());
@@ -146,13 +146,13 @@ proptest! {
     }
 
     #[test]
-    fn pause_frames_survive(source: [u8; 6], pause: [Option<u16>; 8]) {
+    fn pfc_frames_round_trip(source: [u8; 6], pause: [Option<u16>; 8]) {
         let frame = Pfc { source: MacAddress(source), pause };
         prop_assert_eq!(Pfc::parse(&frame.emit()), Ok(frame));
     }
 
     #[test]
-    fn random_bytes_are_refused_or_read_but_never_a_panic(bytes in vec(any::<u8>(), 0..200), kind: u16) {
+    fn random_bytes_never_panic(bytes in vec(any::<u8>(), 0..200), kind: u16) {
         for link in [FirstHeader::Ethernet, FirstHeader::Ip, FirstHeader::Payload(EtherType::ROCE), FirstHeader::Payload(EtherType(kind))] {
             if let Ok(frame) = RoceFrame::parse(link, &bytes) {
                 prop_assert_eq!(frame.to_vec(), &bytes[..]);
@@ -163,7 +163,7 @@ proptest! {
     }
 
     #[test]
-    fn sequence_numbers_go_round(a in 0..Psn::SPACE, count in 0..Psn::SPACE) {
+    fn psn_arithmetic_wraps(a in 0..Psn::SPACE, count in 0..Psn::SPACE) {
         let first = Psn::new(a);
         let later = first.plus(count);
         prop_assert_eq!(later.minus(count), first);

@@ -1,6 +1,7 @@
-//! Connections made and ended a second, beside TCP's on loopback.
+//! Connection rate of rdma_cm, compared with TCP on loopback.
 
-use super::{BenchError, Mode};
+use super::mode::Mode;
+use super::results::BenchError;
 use softhca::rdma_cm::{ConnectionParameters, EventChannel, EventType, Id, PortSpace};
 use softhca::{CompletionQueue, Context, ProtectionDomain, QpType, QueuePair};
 use std::collections::BTreeMap;
@@ -9,10 +10,10 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a side waits for what has to come.
+/// How long an endpoint waits for an event.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What connections of one side share.
+/// What the connections of one endpoint share.
 struct Endpoint {
     channel: EventChannel,
     domain: ProtectionDomain,
@@ -34,7 +35,8 @@ impl Endpoint {
     }
 }
 
-/// Connections a second of two cards, so many at a time: each with a queue pair at both sides, each ended.
+/// Connections per second between two devices with `at_once` in progress: each has a queue pair at both ends and is
+/// disconnected.
 pub fn rdma_cm_rate(mode: &Mode, at_once: usize, round: Duration) -> Result<f64, BenchError> {
     let [near, far] = mode.devices()?;
     let [client, server] = [Endpoint::new(&near.open())?, Endpoint::new(&far.open())?];
@@ -52,7 +54,7 @@ pub fn rdma_cm_rate(mode: &Mode, at_once: usize, round: Duration) -> Result<f64,
     })
 }
 
-/// Accepts every request, and lets go of who leaves.
+/// Accepts every request and destroys disconnected ids.
 fn serve(side: &Endpoint, stop: &AtomicBool) -> Result<(), BenchError> {
     let mut open: BTreeMap<u32, Id> = BTreeMap::new();
     while !stop.load(Ordering::Acquire) {
@@ -74,7 +76,7 @@ fn serve(side: &Endpoint, stop: &AtomicBool) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Keeps so many connections in the making, and counts those that ended.
+/// Keeps `at_once` connections in progress and counts the disconnected ones.
 fn connect(side: &Endpoint, peer: SocketAddr, at_once: usize, round: Duration) -> Result<f64, BenchError> {
     let mut open: BTreeMap<u32, Id> = BTreeMap::new();
     let (start, mut ended) = (Instant::now(), 0u64);
@@ -106,7 +108,7 @@ fn connect(side: &Endpoint, peer: SocketAddr, at_once: usize, round: Duration) -
     }
 }
 
-/// Connections a second of TCP on loopback, so many at a time: made, accepted, ended by both sides.
+/// TCP connections per second on loopback with `at_once` in progress: connected, accepted, closed by both ends.
 pub fn tcp_rate(at_once: usize, round: Duration) -> Result<f64, BenchError> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;

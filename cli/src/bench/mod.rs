@@ -1,6 +1,6 @@
-//! `softhca bench`: the card beside bare sockets, measured in turns in one run.
+//! `softhca bench`: RDMA performance relative to raw sockets, measured alternately in one run.
 //!
-//! Machines are noisy, so every figure is a ratio to what bare UDP sockets did between the card's own rounds.
+//! Machines are noisy, so every result is compared with raw UDP sockets measured between the RDMA rounds.
 
 mod connections;
 mod mode;
@@ -11,42 +11,31 @@ mod results;
 
 use clap::Args;
 use mode::{BenchDaemon, Mode};
+use results::{BenchError, Effort, ResultPrinter};
 use softhca::Loopback;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// What `softhca bench` takes.
+/// Arguments of `softhca bench`.
 #[derive(Args)]
 pub struct Arguments {
-    /// Shorter rounds, fewer sizes, no peers unless asked for: ends within 30 seconds
+    /// Shorter rounds, fewer sizes, no peers unless --mode peer: takes at most 30 seconds
     #[arg(long)]
     quick: bool,
-    /// One JSON object per line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
-    /// Only this card, embedded or daemon, only the peers that are installed, or perftest's programs on a card beside
+    /// Only this mode: embedded or daemon devices, installed peer software, or perftest programs compared with
     /// iperf3 and TCP
     #[arg(long, value_name = "MODE", value_parser = ["embedded", "daemon", "peer", "programs"])]
     mode: Option<String>,
-    /// Only benchmarks whose name contains this
+    /// Only benchmarks whose name contains this text
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 }
 
-/// How long and how often to measure.
-#[derive(Clone, Copy)]
-pub struct Effort {
-    /// Of one round.
-    pub round_time: Duration,
-    /// Rounds, each beside one of bare sockets.
-    pub rounds: usize,
-}
-
-/// Why nothing was measured.
-type BenchError = Box<dyn std::error::Error + Send + Sync>;
-
 impl Arguments {
-    /// Whether a mode is measured. Perftest's programs have to be asked for, and peers take longer than a quick run.
+    /// Whether a mode is measured. Programs run only on request; peers take longer than a quick run.
     fn is_selected(&self, mode: &str) -> bool {
         match &self.mode {
             Some(only) => only == mode,
@@ -54,29 +43,29 @@ impl Arguments {
         }
     }
 
-    /// Whether a benchmark is measured in the modes that have it.
+    /// Whether `--only` selects a benchmark.
     fn matches_filter(&self, name: &str) -> bool {
         self.only.as_ref().is_none_or(|text| name.contains(text.as_str()))
     }
 
-    /// Refuses to measure nothing.
+    /// Rejects a filter that selects no benchmark.
     fn check_filter(&self) -> Result<(), String> {
         let Some(text) = &self.only else { return Ok(()) };
         let names = self.names();
         if names.iter().any(|name| self.matches_filter(name)) {
             return Ok(());
         }
-        let place = match (&self.mode, self.quick) {
+        let scope = match (&self.mode, self.quick) {
             (Some(mode), false) => format!(" of --mode {mode}"),
             (Some(mode), true) => format!(" of --quick --mode {mode}"),
             (None, true) => " of --quick".into(),
             (None, false) => String::new(),
         };
         let names = names.join(", ");
-        Err(format!("--only {text:?} is in the name of no benchmark{place}; the names are {names}"))
+        Err(format!("no benchmark name{scope} contains {text:?} (--only); the names are {names}"))
     }
 
-    /// The names of everything that these modes measure, in the order in which it runs.
+    /// The benchmark names of the selected modes, in the order in which they run.
     fn names(&self) -> Vec<String> {
         let mut names = Vec::new();
         if self.is_selected("embedded") || self.is_selected("daemon") {
@@ -99,35 +88,35 @@ impl Arguments {
 pub fn run(arguments: &Arguments) -> ExitCode {
     if let Err(why) = arguments.check_filter() {
         eprintln!("softhca bench: {why}");
-        return ExitCode::from(crate::EXIT_BAD_INPUT);
+        return ExitCode::from(crate::exit_code::BAD_INPUT);
     }
     let effort = match arguments.quick {
         true => Effort { round_time: Duration::from_millis(200), rounds: 3 },
         false => Effort { round_time: Duration::from_millis(500), rounds: 7 },
     };
-    let mut output = results::ResultPrinter::new(arguments.json);
-    for wanted in ["embedded", "daemon"] {
-        if !arguments.is_selected(wanted) {
+    let mut output = ResultPrinter::new(arguments.json);
+    for selected in ["embedded", "daemon"] {
+        if !arguments.is_selected(selected) {
             continue;
         }
-        let mode = match wanted {
+        let mode = match selected {
             "embedded" => Ok(Mode::Embedded),
             _ => BenchDaemon::start(Loopback::Socket).map(Mode::Daemon),
         };
         if let Err(why) = mode.and_then(|mode| measure(arguments, &mode, effort, &mut output)) {
-            eprintln!("softhca: {wanted}: {why}");
+            eprintln!("softhca: {selected}: {why}");
             return ExitCode::FAILURE;
         }
     }
-    let wanted = |name: &str| arguments.matches_filter(name);
+    let selected = |name: &str| arguments.matches_filter(name);
     if arguments.is_selected("programs")
-        && let Err(why) = programs::measure(&wanted, effort, &mut |figure| output.print(figure))
+        && let Err(why) = programs::measure(&selected, effort, &mut |measurement| output.print(measurement))
     {
         eprintln!("softhca: programs: {why}");
         return ExitCode::FAILURE;
     }
     if arguments.is_selected("peer")
-        && let Err(why) = peer::measure(&wanted, effort, &mut |figure| output.print(figure))
+        && let Err(why) = peer::measure(&selected, effort, &mut |measurement| output.print(measurement))
     {
         eprintln!("softhca: peers: {why}");
         return ExitCode::FAILURE;
@@ -139,18 +128,19 @@ fn measure(
     arguments: &Arguments,
     mode: &Mode,
     effort: Effort,
-    output: &mut results::ResultPrinter,
+    output: &mut ResultPrinter,
 ) -> Result<(), BenchError> {
     let more = if arguments.quick { Vec::new() } else { rdma::extended_benchmarks() };
-    // The sizes between and the variants are for the shape of things: fewer rounds will do.
+    // Fewer rounds suffice for the intermediate sizes and variants.
     let less = Effort { rounds: effort.rounds.min(3), ..effort };
     let all = rdma::standard_benchmarks()
         .into_iter()
         .map(|one| (one, effort))
         .chain(more.into_iter().map(|one| (one, less)));
     for (benchmark, effort) in all.filter(|(benchmark, _)| arguments.matches_filter(&benchmark.name)) {
-        let figure = benchmark.measure(mode, effort).map_err(|why| format!("{}: {why}", benchmark.name))?;
-        output.print(&figure);
+        let measurement =
+            benchmark.measure(mode, effort).map_err(|why| format!("{}: {why}", benchmark.name))?;
+        output.print(&measurement);
     }
     Ok(())
 }

@@ -1,11 +1,11 @@
-//! Which card is measured.
+//! The devices that are measured.
 
-use super::BenchError;
+use super::results::BenchError;
 use softhca::{Device, Loopback};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-/// Which card is measured.
+/// Which devices are measured.
 pub enum Mode {
     /// In this process.
     Embedded,
@@ -13,7 +13,7 @@ pub enum Mode {
     Daemon(BenchDaemon),
 }
 
-/// A daemon for the time of the measurement, with the hosts alice and bob.
+/// A daemon with the hosts alice and bob that runs during the measurement.
 pub struct BenchDaemon {
     name: String,
     child: Child,
@@ -43,7 +43,7 @@ impl Mode {
 }
 
 impl BenchDaemon {
-    /// Starts a daemon to measure.
+    /// Starts the daemon.
     pub fn start(loopback: Loopback) -> Result<BenchDaemon, BenchError> {
         let name = format!("bench-{}-{}", std::process::id(), loopback.name());
         let mut child = Command::new(std::env::current_exe()?)
@@ -60,7 +60,7 @@ impl BenchDaemon {
         }
     }
 
-    /// What `--name` calls it.
+    /// The name for `--name`.
     pub fn name(&self) -> &str {
         &self.name
     }

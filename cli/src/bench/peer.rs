@@ -1,8 +1,7 @@
-//! What somebody would use instead, where it is installed: iperf3, libfabric's fi_pingpong, UCX's ucx_perftest,
-//! each as two processes over loopback.
+//! Alternatives to SoftHCA, where they are installed: iperf3, libfabric's fi_pingpong, UCX's ucx_perftest, each as
+//! two processes over loopback.
 
-use super::results::Measurement;
-use super::{BenchError, Effort};
+use super::results::{BenchError, Effort, Measurement};
 use rustix::process::{Pid, Signal, kill_process};
 use softhca_udp::raw;
 use std::net::{IpAddr, Ipv4Addr};
@@ -10,17 +9,17 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-/// The longest that a peer may take.
+/// The time limit of a peer.
 const PEER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// One program that can be measured.
+/// A peer program.
 struct Peer {
     program: &'static str,
     mode: &'static str,
     metrics: &'static [Metric],
 }
 
-/// What is asked of it.
+/// What is measured.
 #[derive(Clone, Copy)]
 enum Metric {
     Stream,
@@ -36,7 +35,7 @@ impl Metric {
         }
     }
 
-    /// What its figures are in.
+    /// The unit of the results.
     const fn unit(self) -> &'static str {
         match self {
             Metric::Stream => "GB/s",
@@ -45,7 +44,7 @@ impl Metric {
     }
 }
 
-/// The names of what is measured of peers.
+/// The names of the peer benchmarks.
 pub const NAMES: [&str; 2] = [Metric::Stream.name(), Metric::Latency.name()];
 
 const PEERS: [Peer; 4] = [
@@ -55,7 +54,7 @@ const PEERS: [Peer; 4] = [
     Peer { program: "fi_pingpong", mode: "peer:fi-rxd", metrics: &[Metric::Stream, Metric::Latency] },
 ];
 
-/// Measures every peer that is installed, each beside bare sockets.
+/// Measures every installed peer, each next to raw sockets.
 pub fn measure(
     wanted: &dyn Fn(&str) -> bool,
     effort: Effort,
@@ -105,7 +104,7 @@ pub fn is_installed(program: &str) -> bool {
     quiet.is_ok()
 }
 
-/// A port that nobody has now.
+/// A free TCP port.
 pub fn free_port() -> Result<String, BenchError> {
     let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     Ok(listener.local_addr()?.port().to_string())
@@ -150,7 +149,7 @@ impl Peer {
     }
 }
 
-/// What iperf3 carries over one TCP connection, in gigabytes a second, with writes of `length`.
+/// The rate of iperf3 over one TCP connection with writes of `length`, in gigabytes per second.
 pub fn iperf3(effort: Effort, length: &str) -> Result<f64, BenchError> {
     let port = free_port()?;
     let seconds = effort.round_time.as_secs().max(1).to_string();
@@ -163,7 +162,7 @@ pub fn iperf3(effort: Effort, length: &str) -> Result<f64, BenchError> {
     Ok(bits.ok_or("iperf3 reports no rate")? / 8e9)
 }
 
-/// Runs a server and a client, and returns what the client says.
+/// Runs a server and a client, and returns the output of the client.
 pub fn run_server_and_client(
     server: (Command, &[&str]),
     client: (Command, &[&str]),
@@ -175,7 +174,7 @@ pub fn run_server_and_client(
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let deadline = Instant::now() + PEER_TIMEOUT;
     loop {
-        // The server takes its time until it listens: whoever comes too early tries again.
+        // The client retries until the server listens.
         std::thread::sleep(Duration::from_millis(200));
         let Output { status, stdout, stderr } = wait_until(command.spawn()?, deadline)?;
         if status.success() {
@@ -187,12 +186,12 @@ pub fn run_server_and_client(
     }
 }
 
-/// Waits for a process, but not for ever.
+/// Waits for a process until a deadline.
 fn wait_until(child: Child, deadline: Instant) -> Result<Output, BenchError> {
     let mut child = ChildGuard(child);
     while child.0.try_wait()?.is_none() {
         if Instant::now() > deadline {
-            return Err("it did not end in time".into());
+            return Err("timed out".into());
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -204,12 +203,12 @@ fn wait_until(child: Child, deadline: Instant) -> Result<Output, BenchError> {
     Ok(Output { status: child.0.wait()?, stdout, stderr })
 }
 
-/// A process that ends with the measurement.
+/// A process that is terminated when the measurement ends.
 struct ChildGuard(Child);
 
 impl Drop for ChildGuard {
     fn drop(&mut self) {
-        // One that runs another program passes this on.
+        // `softhca exec` forwards the signal to its program.
         if matches!(self.0.try_wait(), Ok(None)) {
             let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
         }
@@ -257,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_peers_print_is_read() {
+    fn peer_output_is_parsed() {
         let fi = "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n\
                   64      2k      =2k      250k        0.02s     12.31       5.20       0.19\n";
         assert_eq!(parse_fi_pingpong(fi, Metric::Latency), Some(5.2));

@@ -1,9 +1,8 @@
-//! Unmodified programs through `softhca exec`: perftest beside iperf3 and a TCP ping-pong, in turns.
+//! Unmodified programs under `softhca exec`: perftest compared with iperf3 and a TCP ping-pong, alternately.
 
 use super::mode::BenchDaemon;
 use super::peer;
-use super::results::Measurement;
-use super::{BenchError, Effort};
+use super::results::{BenchError, Effort, Measurement, median};
 use softhca::Loopback;
 use softhca_udp::raw;
 use std::io::{ErrorKind, Read, Write};
@@ -11,41 +10,41 @@ use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// The bytes of a small message.
+/// The size of a small message.
 const SMALL_MESSAGE: usize = 64;
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Where the two ends of a program run, and where goes what one host sends to itself.
+/// The hosts of server and client, and how a host's traffic to itself is carried.
 struct Placement {
     suffix: &'static str,
     hosts: [&'static str; 2],
     loopback: Loopback,
 }
 
-/// As programs on one machine do that nobody places, the same without sockets, and as on two machines.
+/// Both hosts on one host, the same without sockets, and two hosts.
 static PLACEMENTS: [Placement; 3] = [
     Placement { suffix: "", hosts: ["alice", "alice"], loopback: Loopback::Socket },
-    Placement { suffix: "-card-loopback", hosts: ["alice", "alice"], loopback: Loopback::Internal },
+    Placement { suffix: "-internal-loopback", hosts: ["alice", "alice"], loopback: Loopback::Internal },
     Placement { suffix: "-two-hosts", hosts: ["alice", "bob"], loopback: Loopback::Socket },
 ];
 
-/// One run of a program.
+/// One program with its arguments.
 struct ProgramBenchmark {
     name: &'static str,
     command_line: &'static [&'static str],
-    /// Iterations of a full round.
+    /// Iterations of a full-length round.
     count: usize,
     kind: ProgramMetric,
 }
 
-/// What is read from the program, and what stands beside it.
+/// What is measured, and what it is compared with.
 #[derive(Clone, Copy)]
 enum ProgramMetric {
-    /// Bandwidth, beside iperf3 with writes of the same length.
+    /// Bandwidth, compared with iperf3 with writes of the same length.
     Bandwidth(&'static str),
-    /// Half a round trip, beside one over TCP that waits in the same way.
+    /// Half the round trip, compared with TCP that waits in the same way.
     Latency(WaitMethod),
-    /// Messages a second, beside datagrams of the same length in runs.
+    /// Messages per second, compared with UDP datagrams of the same length sent with GSO.
     Rate,
 }
 
@@ -58,11 +57,11 @@ enum WaitMethod {
 
 const fn benchmark(
     name: &'static str,
-    words: &'static [&'static str],
+    command_line: &'static [&'static str],
     count: usize,
     kind: ProgramMetric,
 ) -> ProgramBenchmark {
-    ProgramBenchmark { name, command_line: words, count, kind }
+    ProgramBenchmark { name, command_line, count, kind }
 }
 
 static BENCHMARKS: [ProgramBenchmark; 8] = [
@@ -91,21 +90,21 @@ static BENCHMARKS: [ProgramBenchmark; 8] = [
     benchmark("ib_send_bw-64B", &["ib_send_bw", "-s", "64"], 100_000, ProgramMetric::Rate),
 ];
 
-/// Every run: its name, the benchmark, its setting.
+/// Every run: its name, benchmark and placement.
 fn runs() -> impl Iterator<Item = (String, &'static ProgramBenchmark, &'static Placement)> {
     BENCHMARKS.iter().flat_map(|benchmark| {
         PLACEMENTS
             .iter()
-            .map(move |setting| (format!("{}{}", benchmark.name, setting.suffix), benchmark, setting))
+            .map(move |placement| (format!("{}{}", benchmark.name, placement.suffix), benchmark, placement))
     })
 }
 
-/// The names of what is measured of programs.
+/// The names of the program benchmarks.
 pub fn names() -> impl Iterator<Item = String> {
     runs().map(|(name, ..)| name)
 }
 
-/// Measures the programs that are installed.
+/// Measures the installed programs.
 pub fn measure(
     wanted: &dyn Fn(&str) -> bool,
     effort: Effort,
@@ -115,12 +114,14 @@ pub fn measure(
     if let Some(missing) = needed.iter().find(|program| !peer::is_installed(program)) {
         return Err(format!("{missing} is not installed (Debian: perftest, iperf3)").into());
     }
-    let [sockets, card] = [BenchDaemon::start(Loopback::Socket)?, BenchDaemon::start(Loopback::Internal)?];
-    for (name, benchmark, setting) in runs().filter(|(name, ..)| wanted(name)) {
-        let daemon = if setting.loopback == Loopback::Internal { &card } else { &sockets };
-        let ends = ProgramHosts { daemon: daemon.name(), hosts: setting.hosts };
-        let figure = benchmark.measure(&name, ends, effort);
-        row(&figure.map_err(|why| format!("{name}: {why}"))?);
+    let [socket_loopback, device_loopback] =
+        [BenchDaemon::start(Loopback::Socket)?, BenchDaemon::start(Loopback::Internal)?];
+    for (name, benchmark, placement) in runs().filter(|(name, ..)| wanted(name)) {
+        let daemon =
+            if placement.loopback == Loopback::Internal { &device_loopback } else { &socket_loopback };
+        let hosts = ProgramHosts { daemon: daemon.name(), hosts: placement.hosts };
+        let measurement = benchmark.measure(&name, hosts, effort);
+        row(&measurement.map_err(|why| format!("{name}: {why}"))?);
     }
     Ok(())
 }
@@ -133,29 +134,29 @@ struct ProgramHosts<'a> {
 }
 
 impl<'a> ProgramHosts<'a> {
-    /// What runs a program on one of them.
+    /// The arguments of `softhca` that run a program on one of the hosts.
     fn exec_arguments(&self, end: usize) -> Vec<&'a str> {
         vec!["exec", "--no-view", "--name", self.daemon, "--host", self.hosts[end], "--"]
     }
 }
 
 impl ProgramBenchmark {
-    fn measure(&self, name: &str, ends: ProgramHosts, effort: Effort) -> Result<Measurement, BenchError> {
-        let (mut values, mut raws, mut tails) = (vec![], vec![], vec![]);
-        // A program starts and connects in half a second: fewer rounds than the card alone has.
+    fn measure(&self, name: &str, hosts: ProgramHosts, effort: Effort) -> Result<Measurement, BenchError> {
+        let (mut values, mut raws, mut p99s) = (vec![], vec![], vec![]);
+        // A program needs half a second to start and connect, so fewer rounds than for the device alone.
         for _ in 0..effort.rounds.min(5) {
             raws.push(self.measure_raw(effort)?);
-            let (value, tail) = self.run_program(ends, effort)?;
+            let (value, p99) = self.run_program(hosts, effort)?;
             values.push(value);
-            tails.extend(tail);
+            p99s.extend(p99);
         }
-        let (value, raw) = (super::rdma::median(values), super::rdma::median(raws));
+        let (value, raw) = (median(values), median(raws));
         let unit = match self.kind {
             ProgramMetric::Bandwidth(_) => "GB/s",
             ProgramMetric::Latency(_) => "us",
             ProgramMetric::Rate => "M/s",
         };
-        let p99 = (!tails.is_empty()).then(|| super::rdma::median(tails));
+        let p99 = (!p99s.is_empty()).then(|| median(p99s));
         Ok(Measurement { name: name.into(), mode: "programs", unit, value, raw, ratio: value / raw, p99 })
     }
 
@@ -164,30 +165,30 @@ impl ProgramBenchmark {
         (self.count * share / 500).max(100)
     }
 
-    /// What stands beside it.
+    /// Measures what the program is compared with.
     fn measure_raw(&self, effort: Effort) -> Result<f64, BenchError> {
         match self.kind {
             ProgramMetric::Bandwidth(length) => peer::iperf3(effort, length),
-            ProgramMetric::Latency(waiting) => tcp_ping_pong(waiting, self.iterations(effort)),
+            ProgramMetric::Latency(wait_method) => tcp_ping_pong(wait_method, self.iterations(effort)),
             ProgramMetric::Rate => Ok(raw::stream(LOOPBACK, LOOPBACK, SMALL_MESSAGE, effort.round_time)?
                 .million_datagrams_per_second()),
         }
     }
 
-    /// What the program says, and the 99th percentile of latencies.
-    fn run_program(&self, ends: ProgramHosts, effort: Effort) -> Result<(f64, Option<f64>), BenchError> {
+    /// The result of the program, and the 99th percentile of latencies.
+    fn run_program(&self, hosts: ProgramHosts, effort: Effort) -> Result<(f64, Option<f64>), BenchError> {
         let own = std::env::current_exe()?;
         let (port, count) = (peer::free_port()?, self.iterations(effort).to_string());
         let common = [self.command_line, &["-F", "-p", &port, "-n", &count]].concat();
-        let server = [ends.exec_arguments(0), common.clone()].concat();
-        let client = [ends.exec_arguments(1), common, vec!["localhost"]].concat();
+        let server = [hosts.exec_arguments(0), common.clone()].concat();
+        let client = [hosts.exec_arguments(1), common, vec!["localhost"]].concat();
         let text = peer::run_server_and_client((Command::new(&own), &server), (Command::new(&own), &client))?;
         parse_perftest(&text, self.kind).ok_or_else(|| format!("cannot read: {text}").into())
     }
 }
 
-/// The last line of a perftest program. Bandwidth: bytes, iterations, peak, average in MiB/s, millions of messages.
-/// Latency: bytes, iterations, least, most, typical, average, deviation, 99th and 99.9th percentile.
+/// Parses the last line of a perftest program. Bandwidth: bytes, iterations, peak, average in MiB/s, Mpps.
+/// Latency: bytes, iterations, minimum, maximum, typical, average, deviation, 99th and 99.9th percentile.
 fn parse_perftest(text: &str, kind: ProgramMetric) -> Option<(f64, Option<f64>)> {
     let numbers =
         |line: &str| line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<Vec<f64>>>();
@@ -199,12 +200,12 @@ fn parse_perftest(text: &str, kind: ProgramMetric) -> Option<(f64, Option<f64>)>
     }
 }
 
-/// Half a round trip of small messages over TCP, in microseconds: the median.
-fn tcp_ping_pong(waiting: WaitMethod, count: usize) -> Result<f64, BenchError> {
+/// The median of half the round trip of small messages over TCP, in microseconds.
+fn tcp_ping_pong(wait_method: WaitMethod, count: usize) -> Result<f64, BenchError> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let address = listener.local_addr()?;
     let echo = std::thread::spawn(move || -> std::io::Result<()> {
-        let mut stream = configure_socket(listener.accept()?.0, waiting)?;
+        let mut stream = configure_socket(listener.accept()?.0, wait_method)?;
         let mut message = [0; SMALL_MESSAGE];
         for _ in 0..count {
             read_message(&mut stream, &mut message)?;
@@ -212,14 +213,14 @@ fn tcp_ping_pong(waiting: WaitMethod, count: usize) -> Result<f64, BenchError> {
         }
         Ok(())
     });
-    let mut stream = configure_socket(TcpStream::connect(address)?, waiting)?;
+    let mut stream = configure_socket(TcpStream::connect(address)?, wait_method)?;
     let mut message = [0; SMALL_MESSAGE];
     let mut times = Vec::with_capacity(count);
     for _ in 0..count {
-        let begun = Instant::now();
+        let start = Instant::now();
         stream.write_all(&message)?;
         read_message(&mut stream, &mut message)?;
-        times.push(begun.elapsed());
+        times.push(start.elapsed());
     }
     echo.join().map_err(|_| "the echo of the TCP ping-pong panicked")??;
     times.sort();
@@ -230,19 +231,19 @@ fn half_micros(round_trip: Duration) -> f64 {
     round_trip.as_nanos() as f64 / 2e3
 }
 
-fn configure_socket(stream: TcpStream, waiting: WaitMethod) -> std::io::Result<TcpStream> {
+fn configure_socket(stream: TcpStream, wait_method: WaitMethod) -> std::io::Result<TcpStream> {
     stream.set_nodelay(true)?;
-    stream.set_nonblocking(waiting == WaitMethod::BusyPoll)?;
+    stream.set_nonblocking(wait_method == WaitMethod::BusyPoll)?;
     Ok(stream)
 }
 
-/// Reads a whole message; a socket that does not block is asked again and again.
+/// Reads a whole message; busy-polls a non-blocking socket.
 fn read_message(stream: &mut TcpStream, message: &mut [u8]) -> std::io::Result<()> {
-    let mut got = 0;
-    while got < message.len() {
-        match stream.read(&mut message[got..]) {
+    let mut received = 0;
+    while received < message.len() {
+        match stream.read(&mut message[received..]) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(bytes) => got += bytes,
+            Ok(bytes) => received += bytes,
             Err(error) if error.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
             Err(error) => return Err(error),
         }
@@ -255,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_perftest_prints_is_read() {
+    fn perftest_output_is_parsed() {
         let stream = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n \
                       65536      1000             2100.00            2000.00            0.032000\n---\n";
         assert_eq!(
@@ -272,9 +273,9 @@ mod tests {
     }
 
     #[test]
-    fn tcp_messages_go_to_and_fro_with_both_ways_to_wait() {
-        for waiting in [WaitMethod::BusyPoll, WaitMethod::Blocking] {
-            assert!(tcp_ping_pong(waiting, 10).unwrap() > 0.0);
+    fn tcp_ping_pong_works_with_both_wait_methods() {
+        for wait_method in [WaitMethod::BusyPoll, WaitMethod::Blocking] {
+            assert!(tcp_ping_pong(wait_method, 10).unwrap() > 0.0);
         }
     }
 }

@@ -1,7 +1,8 @@
-//! A card: two devices, and a thread of this process for each.
+//! RDMA benchmarks: two devices, with one thread of this process for each.
 
-use super::results::Measurement;
-use super::{BenchError, Effort, Mode, connections};
+use super::connections;
+use super::mode::Mode;
+use super::results::{BenchError, Effort, Measurement, median};
 use softhca::{
     AccessFlags, CompletionQueue, ConnectOptions, Context, Device, MemoryRegion, Mtu, ProtectionDomain,
     QpType, QueuePair, ReceiveRequest, SendRequest,
@@ -11,11 +12,11 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Where bare sockets are measured.
+/// The addresses of the raw sockets.
 const RAW_ADDRESSES: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1))];
 
-/// What travels as one packet of path MTU 4096 without an extended header, with so much of a message.
+/// The bytes of one packet of a message at path MTU 4096: payload, BTH and ICRC.
 fn packet_bytes(bytes: usize) -> usize {
     bytes.min(4096) + 12 + 4
 }
@@ -33,7 +34,7 @@ enum BenchmarkKind {
         blocking: bool,
     },
     Rate,
-    /// Connections made and ended, so many at a time.
+    /// Connection setup and teardown with this many in progress.
     Connections(usize),
 }
 
@@ -49,16 +50,16 @@ impl Verb {
         [(Verb::Write, "write"), (Verb::Read, "read"), (Verb::Send, "send")];
 }
 
-/// Where the data is.
+/// Where the buffers are.
 #[derive(Clone, Copy, PartialEq)]
 enum BufferMemory {
-    /// In memory that the card allocates: a daemon maps it.
+    /// In memory that the device allocates and a daemon maps.
     Device,
-    /// In memory of the process's own, as `malloc` gives it.
+    /// In memory of the process, as from `malloc`.
     Process,
 }
 
-/// Messages one after the other, so many on the way.
+/// A stream of messages.
 #[derive(Clone, Copy)]
 struct Stream {
     verb: Verb,
@@ -73,7 +74,7 @@ impl Stream {
     }
 }
 
-/// The benchmarks that everything is compared by, in the order in which they run.
+/// The standard benchmarks, in the order in which they run.
 pub fn standard_benchmarks() -> Vec<Benchmark> {
     let stream = |(verb, name)| Benchmark {
         name: format!("rc-{name}-1MiB"),
@@ -92,7 +93,7 @@ pub fn standard_benchmarks() -> Vec<Benchmark> {
     all
 }
 
-/// Other sizes, more queue pairs, memory of the process's own.
+/// Other sizes, several queue queue_pairs, process memory.
 pub fn extended_benchmarks() -> Vec<Benchmark> {
     let sizes = [(64, "64B"), (512, "512B"), (4096, "4KiB"), (32_768, "32KiB"), (262_144, "256KiB")];
     let mut all = Vec::new();
@@ -110,7 +111,7 @@ pub fn extended_benchmarks() -> Vec<Benchmark> {
 const LARGE_MESSAGE: usize = 1 << 20;
 const SMALL_MESSAGE: usize = 64;
 
-/// One side of the measured connection.
+/// One end of the measured connection.
 struct Endpoint {
     _context: Context,
     _domain: ProtectionDomain,
@@ -121,31 +122,42 @@ struct Endpoint {
 }
 
 impl Endpoint {
-    fn new(device: &Device, depth: u32, pairs: usize, home: BufferMemory) -> Result<Endpoint, BenchError> {
+    fn new(
+        device: &Device,
+        depth: u32,
+        queue_pairs: usize,
+        memory: BufferMemory,
+    ) -> Result<Endpoint, BenchError> {
         let context = device.open();
         let domain = context.allocate_protection_domain()?;
-        let queue = context.create_completion_queue(4 * depth * pairs as u32)?;
-        let rights = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
-        let region = match home {
-            BufferMemory::Device => domain.allocate_region(2 * LARGE_MESSAGE, rights)?,
-            BufferMemory::Process => domain.allocate_private_region(2 * LARGE_MESSAGE, rights)?,
+        let cq = context.create_completion_queue(4 * depth * queue_pairs as u32)?;
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
+        let region = match memory {
+            BufferMemory::Device => domain.allocate_region(2 * LARGE_MESSAGE, access)?,
+            BufferMemory::Process => domain.allocate_private_region(2 * LARGE_MESSAGE, access)?,
         };
         let make =
-            || domain.create_queue_pair(QpType::Rc, &queue).max_send_wr(depth).max_recv_wr(2 * depth).build();
-        let pairs = (0..pairs).map(|_| make()).collect::<Result<_, _>>()?;
-        Ok(Endpoint { _context: context, _domain: domain, cq: queue, region, queue_pairs: pairs })
+            || domain.create_queue_pair(QpType::Rc, &cq).max_send_wr(depth).max_recv_wr(2 * depth).build();
+        let queue_pairs = (0..queue_pairs).map(|_| make()).collect::<Result<_, _>>()?;
+        Ok(Endpoint { _context: context, _domain: domain, cq, region, queue_pairs })
     }
 
-    /// A receive on one of the queue pairs, which its completion will name.
+    /// Posts a receive to one queue pair; its wr_id is the index of the queue pair.
     fn post_receive(&self, pair: u64, length: usize) -> Result<(), BenchError> {
-        let scatter = [self.region.sge(0, length as u32)];
-        Ok(self.queue_pairs[pair as usize].post_recv(&ReceiveRequest { wr_id: pair, sg_list: &scatter })?)
+        let sg_list = [self.region.sge(0, length as u32)];
+        Ok(self.queue_pairs[pair as usize].post_recv(&ReceiveRequest { wr_id: pair, sg_list: &sg_list })?)
     }
 }
 
-fn connect(mode: &Mode, depth: u32, pairs: usize, home: BufferMemory) -> Result<[Endpoint; 2], BenchError> {
+fn connect(
+    mode: &Mode,
+    depth: u32,
+    queue_pairs: usize,
+    memory: BufferMemory,
+) -> Result<[Endpoint; 2], BenchError> {
     let [near, far] = mode.devices()?;
-    let sides = [Endpoint::new(&near, depth, pairs, home)?, Endpoint::new(&far, depth, pairs, home)?];
+    let sides =
+        [Endpoint::new(&near, depth, queue_pairs, memory)?, Endpoint::new(&far, depth, queue_pairs, memory)?];
     let path = ConnectOptions { path_mtu: Mtu::B4096, ..ConnectOptions::default() };
     for (near, far) in sides[0].queue_pairs.iter().zip(&sides[1].queue_pairs) {
         near.connect_both(far, &path)?;
@@ -153,37 +165,32 @@ fn connect(mode: &Mode, depth: u32, pairs: usize, home: BufferMemory) -> Result<
     Ok(sides)
 }
 
-pub fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 impl Benchmark {
-    /// Measures the card and bare sockets in turns.
+    /// Measures the device and raw sockets alternately.
     pub fn measure(&self, mode: &Mode, effort: Effort) -> Result<Measurement, BenchError> {
-        let (mut values, mut raws, mut tails) = (vec![], vec![], vec![]);
+        let (mut values, mut raws, mut p99s) = (vec![], vec![], vec![]);
         for _ in 0..effort.rounds {
             match self.kind {
                 BenchmarkKind::Bandwidth(stream) => {
-                    let bare = raw::stream(
+                    let raw = raw::stream(
                         RAW_ADDRESSES[0],
                         RAW_ADDRESSES[1],
                         packet_bytes(stream.bytes),
                         effort.round_time,
                     )?;
-                    raws.push(bare.gigabytes_per_second());
+                    raws.push(raw.gigabytes_per_second());
                     values.push(bandwidth(mode, stream, effort.round_time)?);
                 }
                 BenchmarkKind::Latency { blocking } => {
                     let count = (effort.round_time.as_micros() / 20) as usize;
-                    let bounce = if blocking { raw::ping_pong_blocking } else { raw::ping_pong };
+                    let ping_pong = if blocking { raw::ping_pong_blocking } else { raw::ping_pong };
                     raws.push(
-                        micros(bounce(RAW_ADDRESSES[0], RAW_ADDRESSES[1], SMALL_MESSAGE, count)?.median)
+                        micros(ping_pong(RAW_ADDRESSES[0], RAW_ADDRESSES[1], SMALL_MESSAGE, count)?.median)
                             / 2.0,
                     );
                     let times = latency(mode, blocking, count)?;
                     values.push(micros(times[times.len() / 2]) / 2.0);
-                    tails.push(micros(times[times.len() * 99 / 100]) / 2.0);
+                    p99s.push(micros(times[times.len() * 99 / 100]) / 2.0);
                 }
                 BenchmarkKind::Rate => {
                     let stream =
@@ -204,7 +211,7 @@ impl Benchmark {
             BenchmarkKind::Rate => "M/s",
             BenchmarkKind::Connections(_) => "connections/s",
         };
-        let p99 = (!tails.is_empty()).then(|| median(tails));
+        let p99 = (!p99s.is_empty()).then(|| median(p99s));
         Ok(Measurement {
             name: self.name.clone(),
             mode: mode.name(),
@@ -221,7 +228,7 @@ fn micros(duration: Duration) -> f64 {
     duration.as_nanos() as f64 / 1e3
 }
 
-/// Checks a completion.
+/// Fails unless the completion is successful.
 fn check_completion(completion: softhca::Completion) -> Result<(), BenchError> {
     match completion.status.is_success() {
         true => Ok(()),
@@ -229,17 +236,17 @@ fn check_completion(completion: softhca::Completion) -> Result<(), BenchError> {
     }
 }
 
-/// Gigabytes a second of messages: sixteen outstanding of the largest, more of smaller ones.
+/// Gigabytes per second, with 16 large messages outstanding, or more small ones.
 fn bandwidth(mode: &Mode, stream: Stream, round: Duration) -> Result<f64, BenchError> {
-    let Stream { verb, bytes, queue_pairs: pairs, memory: home } = stream;
+    let Stream { verb, bytes, queue_pairs, memory } = stream;
     let depth = (16 * LARGE_MESSAGE / bytes).clamp(16, 512) as u32;
-    let on_each = (depth / pairs as u32).max(1);
-    let [near, far] = connect(mode, depth, pairs, home)?;
+    let on_each = (depth / queue_pairs as u32).max(1);
+    let [near, far] = connect(mode, depth, queue_pairs, memory)?;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let target = scope.spawn(|| -> Result<(), BenchError> {
             if verb == Verb::Send {
-                for pair in 0..pairs as u64 {
+                for pair in 0..queue_pairs as u64 {
                     for _ in 0..2 * depth {
                         far.post_receive(pair, bytes)?;
                     }
@@ -264,12 +271,12 @@ fn bandwidth(mode: &Mode, stream: Stream, round: Duration) -> Result<f64, BenchE
                 };
                 near.queue_pairs[pair as usize].post_send(&request)
             };
-            for pair in 0..pairs as u64 {
+            for pair in 0..queue_pairs as u64 {
                 for _ in 0..on_each {
                     post(pair)?;
                 }
             }
-            // The first half of the window warms up.
+            // The first `depth` messages warm up.
             let mut done = 0u64;
             let mut start = Instant::now();
             loop {
@@ -292,11 +299,11 @@ fn bandwidth(mode: &Mode, stream: Stream, round: Duration) -> Result<f64, BenchE
     })
 }
 
-/// Sorted round trip times of 64 byte messages.
+/// Sorted round-trip times of 64-byte messages.
 fn latency(mode: &Mode, blocking: bool, count: usize) -> Result<Vec<Duration>, BenchError> {
     const DEPTH: u32 = 64;
     let [near, far] = connect(mode, DEPTH, 1, BufferMemory::Device)?;
-    let next = |side: &Endpoint| -> Result<(), BenchError> {
+    let wait_receive = |side: &Endpoint| -> Result<(), BenchError> {
         loop {
             let completion = match blocking {
                 true => side.cq.wait()?,
@@ -311,7 +318,7 @@ fn latency(mode: &Mode, blocking: bool, count: usize) -> Result<Vec<Duration>, B
             }
         }
     };
-    let ball = |side: &Endpoint| -> Result<(), BenchError> {
+    let send = |side: &Endpoint| -> Result<(), BenchError> {
         let entry = [side.region.sge(0, SMALL_MESSAGE as u32)];
         Ok(side.queue_pairs[0].post_send(&SendRequest::send(1, &entry))?)
     };
@@ -324,16 +331,16 @@ fn latency(mode: &Mode, blocking: bool, count: usize) -> Result<Vec<Duration>, B
     std::thread::scope(|scope| {
         let echo = scope.spawn(|| -> Result<(), BenchError> {
             for _ in 0..warm_up + count {
-                next(&far)?;
-                ball(&far)?;
+                wait_receive(&far)?;
+                send(&far)?;
             }
             Ok(())
         });
         let mut times = Vec::with_capacity(count);
         for turn in 0..warm_up + count {
             let start = Instant::now();
-            ball(&near)?;
-            next(&near)?;
+            send(&near)?;
+            wait_receive(&near)?;
             if turn >= warm_up {
                 times.push(start.elapsed());
             }
@@ -344,7 +351,7 @@ fn latency(mode: &Mode, blocking: bool, count: usize) -> Result<Vec<Duration>, B
     })
 }
 
-/// Million 64 byte messages a second.
+/// Million 64-byte messages per second.
 fn rate(mode: &Mode, round: Duration) -> Result<f64, BenchError> {
     const DEPTH: u32 = 1024;
     let [near, far] = connect(mode, DEPTH, 1, BufferMemory::Device)?;
@@ -354,8 +361,8 @@ fn rate(mode: &Mode, round: Duration) -> Result<f64, BenchError> {
             for _ in 0..2 * DEPTH {
                 far.post_receive(0, SMALL_MESSAGE)?;
             }
-            let scatter = [far.region.sge(0, SMALL_MESSAGE as u32)];
-            let receives = [ReceiveRequest { wr_id: 0, sg_list: &scatter }; 2 * DEPTH as usize];
+            let sg_list = [far.region.sge(0, SMALL_MESSAGE as u32)];
+            let receives = [ReceiveRequest { wr_id: 0, sg_list: &sg_list }; 2 * DEPTH as usize];
             let mut batch = Vec::with_capacity(256);
             while !stop.load(Ordering::Relaxed) {
                 let count = far.cq.poll_many(&mut batch);

@@ -1,4 +1,4 @@
-//! The daemon that a program needs: the one that runs, or a new one.
+//! Connects to the running daemon or starts one.
 
 use rustix::fs::FlockOperation;
 use softhca::{DEFAULT_NAME, DaemonControl, Error, Loopback, NAME_VARIABLE, Recovery};
@@ -8,10 +8,10 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-/// The hosts of a daemon that was started for programs.
+/// The hosts of an auto-started daemon.
 const DEFAULT_HOSTS: [&str; 2] = ["alice", "bob"];
 
-/// What the program is to have.
+/// What a program needs from a daemon.
 pub struct DaemonRequirements<'a> {
     pub name: Option<&'a str>,
     pub host: Option<&'a str>,
@@ -21,27 +21,27 @@ pub struct DaemonRequirements<'a> {
     pub loopback: Option<Loopback>,
 }
 
-/// How long a daemon stays that is started here.
+/// When an auto-started daemon exits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum DaemonLifetime {
     /// Two seconds after its last client.
     WhileUsed,
-    /// Until somebody stops it.
+    /// When it is stopped.
     UntilStopped,
 }
 
-/// Connects to the daemon, and starts it before if it does not run. Nobody else starts one meanwhile, and it does
-/// not leave.
+/// Connects to the daemon, and starts it if it is not running. A lock prevents other processes from starting one, and
+/// an idle daemon from exiting, meanwhile.
 pub fn connect_or_start(
-    wanted: &DaemonRequirements<'_>,
+    requirements: &DaemonRequirements<'_>,
     stay: DaemonLifetime,
 ) -> Result<DaemonControl, String> {
-    let name = match wanted.name {
+    let name = match requirements.name {
         Some(name) => name.into(),
         None => std::env::var(NAME_VARIABLE).unwrap_or_else(|_| DEFAULT_NAME.into()),
     };
     if !RuntimeDir::is_valid_name(&name) {
-        return Err(format!("{name:?} cannot be a daemon's name: letters, digits, '-', '_' and '.'"));
+        return Err(format!("{name:?} is not a valid daemon name: use letters, digits, '-', '_' and '.'"));
     }
     let folder = RuntimeDir::for_user();
     folder.create().map_err(|error| error.to_string())?;
@@ -51,11 +51,11 @@ pub fn connect_or_start(
     rustix::fs::flock(&door, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
     let connection = match DaemonControl::connect(Some(&name)) {
         Ok(connection) => {
-            check_settings(&connection, wanted, &name)?;
+            check_settings(&connection, requirements, &name)?;
             connection
         }
         Err(Error::NoDaemon { is_absent: true, .. }) => {
-            start(&folder, &name, wanted, stay)?;
+            start(&folder, &name, requirements, stay)?;
             DaemonControl::connect(Some(&name)).map_err(|error| error.to_string())?
         }
         Err(error) => return Err(error.to_string()),
@@ -63,28 +63,30 @@ pub fn connect_or_start(
     Ok(connection)
 }
 
-/// Settings were given to the daemon when it started: others cannot be had from it.
+/// Settings apply when a daemon starts: a running daemon must already have them.
 fn check_settings(
     connection: &DaemonControl,
-    wanted: &DaemonRequirements<'_>,
+    requirements: &DaemonRequirements<'_>,
     name: &str,
 ) -> Result<(), String> {
-    let another = "`softhca stop` ends it, or `--name` starts another beside it";
-    let missing = |host: &&str| !connection.hosts().iter().any(|card| card.name == **host);
-    let hosts = wanted.host.into_iter().chain(wanted.hosts.iter().map(String::as_str));
+    let advice = "stop it with `softhca stop`, or start another one with `--name`";
+    let missing = |host: &&str| !connection.hosts().iter().any(|device| device.name == **host);
+    let hosts = requirements.host.into_iter().chain(requirements.hosts.iter().map(String::as_str));
     if let Some(host) = hosts.into_iter().find(missing) {
-        let names: Vec<&str> = connection.hosts().iter().map(|card| card.name.as_str()).collect();
+        let names: Vec<&str> = connection.hosts().iter().map(|device| device.name.as_str()).collect();
         let names = names.join(", ");
-        return Err(format!("the daemon {name:?} that runs has no host {host:?}, only {names}: {another}"));
+        return Err(format!("the running daemon {name:?} has no host {host:?}, only {names}: {advice}"));
     }
-    let Some(card) = connection.hosts().first() else { return Ok(()) };
+    let Some(device) = connection.hosts().first() else { return Ok(()) };
     let settings = [
-        ("recovery", &card.recovery, wanted.recovery.map(Recovery::name)),
-        ("loopback", &card.loopback, wanted.loopback.map(Loopback::name)),
+        ("recovery", &device.recovery, requirements.recovery.map(Recovery::name)),
+        ("loopback", &device.loopback, requirements.loopback.map(Loopback::name)),
     ];
-    for (setting, has, wants) in settings {
-        if let Some(wants) = wants.filter(|wants| has != wants) {
-            return Err(format!("the daemon {name:?} that runs has {setting} {has}, not {wants}: {another}"));
+    for (setting, current, required) in settings {
+        if let Some(required) = required.filter(|required| current != required) {
+            return Err(format!(
+                "the running daemon {name:?} has {setting} {current}, not {required}: {advice}"
+            ));
         }
     }
     Ok(())
@@ -94,34 +96,35 @@ fn check_settings(
 fn start(
     folder: &RuntimeDir,
     name: &str,
-    wanted: &DaemonRequirements<'_>,
+    requirements: &DaemonRequirements<'_>,
     stay: DaemonLifetime,
 ) -> Result<(), String> {
-    let own = std::env::current_exe().map_err(|error| format!("cannot find myself: {error}"))?;
+    let own = std::env::current_exe()
+        .map_err(|error| format!("cannot find the path of the executable: {error}"))?;
     let path = folder.log(name);
     let log = File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let mut command = Command::new(own);
     command.args(["daemon", "--name", name]);
-    let mut hosts: Vec<&str> = wanted.hosts.iter().map(String::as_str).collect();
+    let mut hosts: Vec<&str> = requirements.hosts.iter().map(String::as_str).collect();
     if hosts.is_empty() {
         hosts.extend(DEFAULT_HOSTS);
     }
-    if let Some(host) = wanted.host.filter(|host| !hosts.contains(host)) {
+    if let Some(host) = requirements.host.filter(|host| !hosts.contains(host)) {
         hosts.push(host);
     }
     for host in hosts {
         command.args(["--host", host]);
     }
-    if let Some(recovery) = wanted.recovery {
+    if let Some(recovery) = requirements.recovery {
         command.args(["--recovery", recovery.name()]);
     }
-    if let Some(loopback) = wanted.loopback {
+    if let Some(loopback) = requirements.loopback {
         command.args(["--loopback", loopback.name()]);
     }
     if stay == DaemonLifetime::WhileUsed {
-        command.args(["--leave-after", "2"]);
+        command.args(["--idle-timeout", "2"]);
     }
-    // It outlives this program, and the terminal's signals are not for it.
+    // The daemon outlives this process and does not receive the terminal's signals.
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).current_dir("/").process_group(0);
     let mut child = command.spawn().map_err(|error| format!("cannot start a daemon: {error}"))?;
     let output = child.stdout.take().expect("it is piped");
@@ -130,6 +133,6 @@ fn start(
         return Ok(());
     }
     let _ = child.wait();
-    let said = std::fs::read_to_string(&path).unwrap_or_default();
-    Err(format!("the daemon did not start: {}", said.trim().trim_start_matches("softhca: ")))
+    let log_text = std::fs::read_to_string(&path).unwrap_or_default();
+    Err(format!("the daemon did not start: {}", log_text.trim().trim_start_matches("softhca: ")))
 }

@@ -1,4 +1,4 @@
-//! What the daemon's cards tell while a program runs: read as it comes, and kept as far as an explanation needs it.
+//! The event log of a daemon while a program runs: read as it grows, and kept as far as explanations need it.
 
 use crate::terminal;
 use rustix::fs::{FallocateFlags, MemfdFlags};
@@ -12,17 +12,21 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-/// So many of the last lines are kept.
+/// How often the log is read while a program runs.
+pub const LOG_POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The number of recent lines that are kept.
 const MAX_RECENT_LINES: usize = 1 << 16;
-/// What led to so many failures is kept, of more only that they happened.
+/// The number of failures whose history is kept; later ones are only counted.
 const MAX_FAILURES_KEPT: usize = 8;
-/// So many of them are explained.
+/// The number of failures that are explained.
 const MAX_FAILURES_EXPLAINED: usize = 4;
-/// Bytes that are read at once.
+/// The bytes of one read.
 const READ_CHUNK: usize = 1 << 20;
 
-/// Lines of a log, in order: what queue pairs were told, what led to failures, and the last of everything else.
+/// Lines of a log, in order: the configuration of queue pairs, the history of failures, and the most recent lines.
 #[derive(Default)]
 struct RecentLines {
     kept: Vec<Box<str>>,
@@ -41,7 +45,7 @@ impl RecentLines {
         self.window.push_back(line.into());
     }
 
-    /// A work request failed by itself: everything that led to it stays.
+    /// Keeps the recent lines, because a work request failed.
     fn keep_window(&mut self) {
         self.failures += 1;
         if self.failures <= MAX_FAILURES_KEPT {
@@ -50,28 +54,28 @@ impl RecentLines {
     }
 }
 
-/// The name of an entry, without reading all of it.
+/// The event name of a line, without parsing all of it.
 fn event_name(line: &str) -> &str {
     let name = line.split_once("\"name\":\"").and_then(|(_, rest)| rest.split_once('"'));
     name.map_or("", |(name, _)| name)
 }
 
-/// Whether a completion tells of a failure that is not the consequence of another.
+/// Whether a line is a failed completion other than a flushed one.
 fn is_failure(line: &str) -> bool {
     event_name(line) == "work:completed"
         && !line.contains("\"status\":\"success\"")
         && !line.contains("\"status\":\"flushed\"")
 }
 
-/// Where the log goes.
+/// Where the log is stored.
 enum LogStorage {
-    /// To a file that somebody wants.
+    /// In a file of the user.
     File(PathBuf),
-    /// To memory, as long as it is not read.
+    /// In memory, freed after reading.
     Memory,
 }
 
-/// The event log of a daemon, being read while it is written.
+/// The event log of a daemon, read while it is written.
 pub struct DaemonEventLog {
     file: File,
     storage: LogStorage,
@@ -84,7 +88,7 @@ pub struct DaemonEventLog {
 }
 
 impl DaemonEventLog {
-    /// A log in `path`, or in no file. Give its descriptor to the daemon.
+    /// Creates a log in `path`, or in memory.
     pub fn create(path: Option<&Path>) -> io::Result<DaemonEventLog> {
         let (file, store) = match path {
             Some(path) => {
@@ -108,39 +112,39 @@ impl DaemonEventLog {
         })
     }
 
-    /// Has the daemon write to it, and packets to `capture`, from now on.
+    /// Has the daemon write events to this log, and packets to `capture`, from now on.
     pub fn start(&self, connection: &mut DaemonControl, capture: Option<&File>) -> Result<(), String> {
         let capture = capture.map(|file| file.as_fd());
         connection.start_recording(capture, Some(self.file.as_fd())).map_err(|error| error.to_string())
     }
 
-    /// Reads what was written since, and hands entries on whose names are wanted. With `lint`, tells of pitfalls.
+    /// Reads the new lines and calls `on_entry` for the events that `wanted` selects. With `lint`, prints findings.
     pub fn read_new(
         &mut self,
         lint: bool,
         wanted: fn(&str) -> bool,
-        hear: &mut dyn FnMut(&Entry),
+        on_entry: &mut dyn FnMut(&Entry),
     ) -> io::Result<()> {
-        let mut piece = vec![0; READ_CHUNK];
+        let mut chunk = vec![0; READ_CHUNK];
         loop {
-            let count = self.file.read_at(&mut piece, self.offset)?;
+            let count = self.file.read_at(&mut chunk, self.offset)?;
             if count == 0 {
                 break;
             }
-            self.partial_line.extend_from_slice(&piece[..count]);
+            self.partial_line.extend_from_slice(&chunk[..count]);
             self.free_memory(count as u64);
             self.offset += count as u64;
             let whole = self.partial_line.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
             let lines: Vec<u8> = self.partial_line.drain(..whole).collect();
             for line in String::from_utf8_lossy(&lines).lines() {
-                self.process_line(line, lint, wanted, hear);
+                self.process_line(line, lint, wanted, on_entry);
             }
         }
         self.print_findings();
         Ok(())
     }
 
-    /// Gives the memory of what was read back.
+    /// Frees the memory of the lines that were read.
     fn free_memory(&self, count: u64) {
         if let LogStorage::Memory = self.storage {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -153,7 +157,7 @@ impl DaemonEventLog {
         line: &str,
         lint: bool,
         wanted: fn(&str) -> bool,
-        hear: &mut dyn FnMut(&Entry),
+        on_entry: &mut dyn FnMut(&Entry),
     ) {
         let Some(header) = &self.header else {
             self.header = serde_json::from_str(line).ok();
@@ -161,13 +165,13 @@ impl DaemonEventLog {
         };
         self.recent.push(line);
         if lint || wanted(event_name(line)) {
-            // A line of another version is of no use, and the daemon checked that there are none.
+            // The daemon has the same version, so every line parses.
             let Ok(entry) = serde_json::from_str::<Entry>(line) else { return };
             if lint {
                 self.linter.get_or_insert_with(|| Linter::new(header)).push(&entry);
             }
             if wanted(entry.event.name()) {
-                hear(&entry);
+                on_entry(&entry);
             }
         }
         if is_failure(line) {
@@ -175,7 +179,7 @@ impl DaemonEventLog {
         }
     }
 
-    /// Tells of pitfalls that were found since.
+    /// Prints the new findings.
     fn print_findings(&mut self) {
         let Some(linter) = &self.linter else { return };
         for finding in linter.findings().skip(self.findings_printed) {
@@ -184,7 +188,7 @@ impl DaemonEventLog {
         }
     }
 
-    /// How many pitfalls were found.
+    /// The number of findings.
     pub fn lint_summary(&self) -> String {
         let findings = || self.linter.iter().flat_map(Linter::findings);
         let of = |severity| findings().filter(|finding| finding.pitfall.severity == severity).count();
@@ -192,7 +196,7 @@ impl DaemonEventLog {
         format!("softhca lint: {} errors, {} warnings, {} notes", counts[0], counts[1], counts[2])
     }
 
-    /// Why work requests failed, if some did.
+    /// Explains the failed work requests, if there are any.
     pub fn explanation(&self) -> Option<String> {
         let header = self.header.as_ref().filter(|_| self.recent.failures > 0)?;
         let mut inquiry = LogAnalyzer::new(header);
@@ -205,12 +209,14 @@ impl DaemonEventLog {
         let more = self.recent.failures.saturating_sub(MAX_FAILURES_EXPLAINED);
         answer.explanations.truncate(MAX_FAILURES_EXPLAINED);
         answer.summary = match (&self.storage, more) {
-            (LogStorage::File(path), 0) => format!("`softhca why {}` tells it again.", path.display()),
+            (LogStorage::File(path), 0) => format!("Run `softhca why {}` to see this again.", path.display()),
             (LogStorage::File(path), more) => {
-                format!("{more} more failed: `softhca why {}`.", path.display())
+                format!("{more} more failed: run `softhca why {}`.", path.display())
             }
             (LogStorage::Memory, 0) => String::new(),
-            (LogStorage::Memory, more) => format!("{more} more failed: `--log FILE` keeps what happened."),
+            (LogStorage::Memory, more) => {
+                format!("{more} more failed: keep the log with `--log FILE` to explain them.")
+            }
         };
         Some(answer.text(terminal::style().width))
     }
@@ -221,14 +227,14 @@ mod tests {
     use super::{RecentLines, event_name, is_failure};
 
     #[test]
-    fn what_led_to_a_failure_is_kept_in_order() {
+    fn the_history_of_a_failure_is_kept_in_order() {
         let mut recent = RecentLines::default();
-        let told = r#"{"time":1,"host":"a","name":"qp:configured","data":{}}"#;
-        recent.push(told);
+        let configured = r#"{"time":1,"host":"a","name":"qp:configured","data":{}}"#;
+        recent.push(configured);
         for n in 0..super::MAX_RECENT_LINES + 10 {
             recent.push(&format!(r#"{{"time":{n},"host":"a","name":"packet:sent","data":{{}}}}"#));
         }
-        assert_eq!(recent.kept.len(), 1, "what a queue pair was told outlives the packets");
+        assert_eq!(recent.kept.len(), 1, "the configuration of a queue pair is kept longer than packets");
         let failed = r#"{"time":9,"host":"a","name":"work:completed","data":{"status":"retry-exceeded"}}"#;
         assert!(is_failure(failed));
         recent.push(failed);

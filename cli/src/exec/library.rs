@@ -1,35 +1,37 @@
-//! Where the shared library is, and the folder that programs find it in under its names.
+//! The shared library, and the folder in which programs find it under its sonames.
 
 use softhca_queue::control::RuntimeDir;
+use std::ffi::OsString;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 
 const LIBRARY_FILE: &str = "libsofthca_verbs.so";
-/// One file carries all of these: the loader maps it once.
+/// One file serves all of these: the loader maps it once.
 const SONAMES: [&str; 4] = ["libibverbs.so.1", "librdmacm.so.1", "libmlx5.so.1", "libefa.so.1"];
 
-/// The library beside the executable, or in `../lib/softhca`. Where cargo builds, it may also be in `deps`: the
-/// newest counts.
+/// Finds the library next to the executable or in `../lib/softhca`. In a cargo target folder it may also be in
+/// `deps`: the newest wins.
 fn find_library() -> Result<PathBuf, String> {
-    let own = std::env::current_exe().map_err(|error| format!("cannot find myself: {error}"))?;
-    let beside = own.parent().unwrap_or(Path::new("/"));
-    let places = [beside.join(LIBRARY_FILE), beside.join("../lib/softhca").join(LIBRARY_FILE)];
-    let age = |place: &PathBuf| place.metadata().and_then(|found| found.modified()).ok();
-    let built = [beside.join("deps").join(LIBRARY_FILE), places[0].clone()];
-    let newest = built.into_iter().filter(|place| place.is_file()).max_by_key(age);
-    if let Some(found) = newest.or_else(|| places.iter().find(|place| place.is_file()).cloned()) {
+    let executable = std::env::current_exe()
+        .map_err(|error| format!("cannot find the path of the executable: {error}"))?;
+    let exe_folder = executable.parent().unwrap_or(Path::new("/"));
+    let candidates = [exe_folder.join(LIBRARY_FILE), exe_folder.join("../lib/softhca").join(LIBRARY_FILE)];
+    let modified = |path: &PathBuf| path.metadata().and_then(|found| found.modified()).ok();
+    let built = [exe_folder.join("deps").join(LIBRARY_FILE), candidates[0].clone()];
+    let newest = built.into_iter().filter(|path| path.is_file()).max_by_key(modified);
+    if let Some(found) = newest.or_else(|| candidates.iter().find(|path| path.is_file()).cloned()) {
         return found.canonicalize().map_err(|error| format!("{}: {error}", found.display()));
     }
-    let profile = if beside.ends_with("release") { " --release" } else { "" };
+    let profile = if exe_folder.ends_with("release") { " --release" } else { "" };
     Err(format!(
-        "the shared library is neither {} nor {}: build it with `cargo build{profile} -p softhca-c-abi`",
-        places[0].display(),
-        places[1].display()
+        "the shared library was not found at {} or {}: build it with `cargo build{profile} -p softhca-c-abi`",
+        candidates[0].display(),
+        candidates[1].display()
     ))
 }
 
-/// A folder that has the library under every name, and nothing else.
+/// Creates a folder with symlinks to the library under every soname.
 pub fn library_folder() -> Result<PathBuf, String> {
     let library = find_library()?;
     let user = RuntimeDir::for_user();
@@ -45,13 +47,23 @@ pub fn library_folder() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-/// Makes a symbolic link, or leaves it if it is there already.
-fn symlink(target: &Path, place: &Path) -> io::Result<()> {
-    if std::fs::read_link(place).is_ok_and(|present| present == target) {
+/// Creates a symlink unless it already exists.
+fn symlink(target: &Path, link: &Path) -> io::Result<()> {
+    if std::fs::read_link(link).is_ok_and(|present| present == target) {
         return Ok(());
     }
-    let new = place.with_extension(format!("new-{}", std::process::id()));
+    let new = link.with_extension(format!("new-{}", std::process::id()));
     let _ = std::fs::remove_file(&new);
     std::os::unix::fs::symlink(target, &new)?;
-    std::fs::rename(&new, place)
+    std::fs::rename(&new, link)
+}
+
+/// The library search path of a program: `folder`, then the folders that the user set.
+pub fn search_path(folder: &Path) -> OsString {
+    let mut path = OsString::from(folder);
+    if let Some(others) = std::env::var_os("LD_LIBRARY_PATH").filter(|others| !others.is_empty()) {
+        path.push(":");
+        path.push(others);
+    }
+    path
 }

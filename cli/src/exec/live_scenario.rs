@@ -1,12 +1,13 @@
-//! A scenario on the cards of a daemon, while real programs use them.
+//! A scenario on the hosts of a daemon while real programs use them.
 
+use super::event_log::DaemonEventLog;
 use softhca::{Counters, DaemonControl, PortState, Recovery, RuleCounters, RuleId};
 use softhca_scenarios::live::{self, LiveScenario, PortControl};
 use softhca_scenarios::{Outcome, Plan};
 use softhca_trace::log::Entry;
 use std::time::{Duration, Instant};
 
-/// A plan that stands on a daemon's cards.
+/// A plan that is loaded on a daemon.
 pub struct DaemonScenario<'p> {
     plan: &'p Plan,
     live: LiveScenario<'p>,
@@ -14,25 +15,27 @@ pub struct DaemonScenario<'p> {
     counters_before: Vec<Counters>,
 }
 
-/// What a plan wants of a daemon: its hosts, and what a lost packet does if the file says so.
+/// The hosts and the recovery mode that a plan needs from a daemon. `requested` is the mode of `--recovery`.
 pub fn required_settings(
     plan: &Plan,
-    asked: Option<Recovery>,
+    requested: Option<Recovery>,
 ) -> Result<(Vec<String>, Option<Recovery>), String> {
     let hosts = plan.hosts.iter().map(|host| host.name.clone()).collect();
-    let mut wanted = asked;
+    let mut recovery = requested;
     for host in &plan.hosts {
-        match (host.configured_recovery, wanted) {
-            (Some(said), Some(other)) if said != other => {
-                let (said, other) = (said.name(), other.name());
-                return Err(format!("{} is to have recovery {said}, and another {other}", host.name)
-                    + ": the cards of a daemon, and `--recovery`, have one");
+        match (host.configured_recovery, recovery) {
+            (Some(own), Some(other)) if own != other => {
+                let (own, other) = (own.name(), other.name());
+                return Err(format!(
+                    "{} has recovery {own}, but another host or `--recovery` has {other}",
+                    host.name
+                ) + ": all hosts of a daemon share one recovery mode");
             }
-            (Some(said), _) => wanted = Some(said),
+            (Some(own), _) => recovery = Some(own),
             (None, _) => {}
         }
     }
-    Ok((hosts, wanted))
+    Ok((hosts, recovery))
 }
 
 struct DaemonPorts<'a> {
@@ -52,52 +55,65 @@ impl PortControl for DaemonPorts<'_> {
 }
 
 impl<'p> DaemonScenario<'p> {
-    /// Puts the rules on the cards. Queue pairs that connect from now on get the names of the file.
+    /// Adds the fault rules to the hosts. Queue pairs that connect from now on get the names of the scenario.
     pub fn load(plan: &'p Plan, connection: &mut DaemonControl) -> Result<DaemonScenario<'p>, String> {
         let live = LiveScenario::new(plan)?;
         let mut before = Vec::new();
-        let told = |error: softhca::Error| error.to_string();
+        let message = |error: softhca::Error| error.to_string();
         for (index, host) in plan.hosts.iter().enumerate() {
-            if !connection.rules(&host.name).map_err(told)?.is_empty() {
+            if !connection.rules(&host.name).map_err(message)?.is_empty() {
                 return Err(format!(
-                    "{} is under the rules of another scenario: `--name` has a daemon beside it",
+                    "{} already has the fault rules of another scenario: use another daemon with `--name`",
                     host.name
                 ));
             }
-            before.push(connection.counters(Some(&host.name)).map_err(told)?);
-            connection.assign_roles(&host.name, plan.seed, &live.roles(index)).map_err(told)?;
-            connection.add_rules(&host.name, plan.seed, &live.rules(index)).map_err(told)?;
+            before.push(connection.counters(Some(&host.name)).map_err(message)?);
+            connection.assign_roles(&host.name, plan.seed, &live.roles(index)).map_err(message)?;
+            connection.add_rules(&host.name, plan.seed, &live.rules(index)).map_err(message)?;
         }
         Ok(DaemonScenario { plan, live, started: Instant::now(), counters_before: before })
     }
 
-    /// Has everything happen whose time has come; tells how long until the next.
+    /// Runs the actions that are due; returns the time until the next one.
     pub fn run_due_actions(&mut self, connection: &mut DaemonControl) -> Option<Duration> {
         let now = self.started.elapsed();
         self.live.run_due(now.as_nanos() as u64, &mut DaemonPorts { plan: self.plan, connection });
         self.live.next_due().map(|at| Duration::from_nanos(at).saturating_sub(now))
     }
 
-    /// Takes an entry of the daemon's log.
+    /// Processes an entry of the daemon's log.
     pub fn on_entry(&mut self, entry: &Entry) {
         self.live.on_log_entry(entry);
     }
 
-    /// A program of the plan ended.
-    pub fn on_exit(&mut self, command: usize, code: i32, said: String) {
-        self.live.on_exit(command, code, said);
+    /// Records the exit of a program of the plan.
+    pub fn on_exit(&mut self, command: usize, code: i32, output: String) {
+        self.live.on_exit(command, code, output);
     }
 
-    /// Takes the rules away, and judges.
+    /// Removes the fault rules and evaluates the expectations.
     pub fn finish(self, connection: &mut DaemonControl) -> Result<Outcome, String> {
-        let told = |error: softhca::Error| error.to_string();
-        let (mut tallies, mut counters): (Vec<(RuleId, RuleCounters)>, _) = (Vec::new(), Vec::new());
+        let message = |error: softhca::Error| error.to_string();
+        let (mut rule_counters, mut counters): (Vec<(RuleId, RuleCounters)>, _) = (Vec::new(), Vec::new());
         for (host, before) in self.plan.hosts.iter().zip(&self.counters_before) {
-            let rules = connection.rules(&host.name).map_err(told)?;
-            tallies.extend(rules.into_iter().map(|(rule, tally)| (rule.id, tally)));
-            counters.push(connection.counters(Some(&host.name)).map_err(told)?.since(before));
-            connection.clear_rules(&host.name).map_err(told)?;
+            let rules = connection.rules(&host.name).map_err(message)?;
+            rule_counters.extend(rules.into_iter().map(|(rule, counters)| (rule.id, counters)));
+            counters.push(connection.counters(Some(&host.name)).map_err(message)?.since(before));
+            connection.clear_rules(&host.name).map_err(message)?;
         }
-        Ok(self.live.evaluate(&tallies, counters))
+        Ok(self.live.evaluate(&rule_counters, counters))
+    }
+}
+
+/// Reads the new entries of a daemon's log and hands them to the scenario.
+pub fn read_events(events: &mut DaemonEventLog, scenario: Option<&mut DaemonScenario<'_>>, lint: bool) {
+    let read = match scenario {
+        Some(scenario) => {
+            events.read_new(lint, LiveScenario::uses_event, &mut |entry| scenario.on_entry(entry))
+        }
+        None => events.read_new(lint, |_| false, &mut |_| {}),
+    };
+    if let Err(error) = read {
+        eprintln!("softhca: cannot read the event log: {error}");
     }
 }

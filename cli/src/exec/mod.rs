@@ -1,7 +1,7 @@
 //! `softhca exec` and `softhca env`: unmodified programs on an emulated host.
 //!
-//! Exit codes are those of env(1): the program's own, 125 if we failed, 126 if the program cannot be run and 127
-//! if it is not there.
+//! Exit codes are those of env(1): the program's own, 125 if `softhca exec` failed, 126 if the program cannot be run
+//! and 127 if it does not exist.
 
 mod daemon;
 mod event_log;
@@ -12,78 +12,73 @@ mod scenario_programs;
 mod sysfs;
 
 pub use scenario_programs::run_programs;
+pub use sysfs::check_allowed as check_view_allowed;
 
-use crate::output;
+use crate::{output, scenario, shell};
 use clap::Args;
-use daemon::DaemonRequirements;
-use event_log::DaemonEventLog;
+use daemon::{DaemonLifetime, DaemonRequirements};
+use event_log::{DaemonEventLog, LOG_POLL_INTERVAL};
 use live_scenario::DaemonScenario;
 use program::ExecError;
 use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
 use softhca_daemon::MountNamespace;
-use softhca_queue::control::RuntimeDir;
-use softhca_scenarios::live::LiveScenario;
 use softhca_scenarios::{ParameterValues, Verdict};
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
-/// Our own failure.
-const EXIT_EXEC_FAILED: u8 = 125;
-
-/// On which daemon, host and how.
+/// The daemon and host that a program uses.
 #[derive(Args)]
 struct DaemonOptions {
-    /// The host that the program runs on; without one, the daemon's first
+    /// Host that the program runs on [default: the daemon's first host]
     #[arg(long, value_name = "NAME")]
     host: Option<String>,
-    /// What a lost packet does: fatal, go-back-n or go-back-0
+    /// Recovery from packet loss: fatal, go-back-n or go-back-0
     #[arg(long, value_name = "MODE", value_parser = crate::daemon::parse_recovery)]
     recovery: Option<softhca::Recovery>,
-    /// Where goes what a host sends to itself: socket, or card, which is faster and does not show in tcpdump
-    #[arg(long, value_name = "WAY", value_parser = crate::daemon::parse_loopback)]
+    /// How a host's traffic to itself is carried: socket, or card (faster, not visible to tcpdump)
+    #[arg(long, value_name = "METHOD", value_parser = crate::daemon::parse_loopback)]
     loopback: Option<softhca::Loopback>,
-    /// The daemon's name, for users with several
+    /// Name of the daemon, if you run several
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 }
 
-/// What `softhca exec` takes.
+/// Arguments of `softhca exec`.
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
     daemon: DaemonOptions,
-    /// A scenario file: its faults happen to the program, and its expectations are judged at the end
+    /// Apply the faults of this scenario file to the program and check its expectations at the end
     #[arg(long, value_name = "FILE")]
     scenario: Option<PathBuf>,
-    /// Write the packets of the daemon's cards to a pcapng file until the program ends
+    /// Write the packets of the daemon's hosts to this pcapng file until the program exits
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
-    /// Write the events of the daemon's cards to a file until the program ends, for `softhca why`
+    /// Write the events of the daemon's hosts to this file until the program exits; `softhca why` reads it
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// Explain at the end why work requests failed, if some did; --scenario, --log and --lint do so too
+    /// Explain failed work requests at the end; implied by --scenario, --log and --lint
     #[arg(long)]
     why: bool,
-    /// Warn of pitfalls of verbs programming as the program meets them
+    /// Warn about common mistakes in verbs programs while the program runs
     #[arg(long)]
     lint: bool,
-    /// Leave /sys/class and /dev as they are: programs that look there for RDMA devices find none
+    /// Do not show the emulated device in /sys/class and /dev; programs that look there find no RDMA device
     #[arg(long)]
     no_view: bool,
-    /// The program and its arguments
+    /// Program to run, with its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 
-/// What `softhca env` takes.
+/// Arguments of `softhca env`.
 #[derive(Args)]
 pub struct EnvArguments {
     #[command(flatten)]
     daemon: DaemonOptions,
-    /// Leave it to others to start the daemon
+    /// Do not start a daemon
     #[arg(long)]
     no_start: bool,
 }
@@ -94,128 +89,81 @@ impl DaemonOptions {
         DaemonRequirements { name, host, hosts: &[], recovery: self.recovery, loopback: self.loopback }
     }
 
-    /// The variables that a program needs, with the libraries in `folder`.
+    /// The environment variables of a program whose libraries are in `folder`.
     fn environment(&self, folder: &Path) -> Vec<(&'static str, OsString)> {
-        let mut variables = vec![("LD_LIBRARY_PATH", library_path(folder))];
+        let mut variables = vec![("LD_LIBRARY_PATH", library::search_path(folder))];
         variables.extend(self.name.as_ref().map(|name| (NAME_VARIABLE, name.into())));
         variables.extend(self.host.as_ref().map(|host| (HOST_VARIABLE, host.into())));
         variables
     }
-}
 
-/// Where a program looks for libraries: in `folder`, and where it would have.
-fn library_path(folder: &Path) -> OsString {
-    let mut path = OsString::from(folder);
-    if let Some(others) = std::env::var_os("LD_LIBRARY_PATH").filter(|others| !others.is_empty()) {
-        path.push(":");
-        path.push(others);
-    }
-    path
-}
-
-impl DaemonOptions {
-    /// What the program is to see of its host's card in `/sys` and `/dev`. It is an extra: a card that cannot be
-    /// opened now says so to the program.
+    /// The program's view of its device in `/sys` and `/dev`. The view is optional: a device that cannot be opened
+    /// now reports its error to the program later.
     fn sysfs_view(&self, connection: &DaemonControl) -> Option<MountNamespace> {
         let chosen = self.host.clone().or_else(|| std::env::var(HOST_VARIABLE).ok());
-        let host = chosen.or_else(|| connection.hosts().first().map(|card| card.name.clone()))?;
-        sysfs::SysfsDevice::query(self.name.as_deref(), &host).ok()?.build_view(&view_folder().ok()?).ok()
+        let host = chosen.or_else(|| connection.hosts().first().map(|host| host.name.clone()))?;
+        sysfs::SysfsDevice::query(self.name.as_deref(), &host).ok()?.build_view().ok()
     }
 }
 
-/// The folder that views are put together in.
-fn view_folder() -> std::io::Result<PathBuf> {
-    let folder = RuntimeDir::for_user();
-    folder.create()?;
-    let place = folder.path().join("view");
-    std::fs::create_dir_all(&place)?;
-    Ok(place)
-}
-
-/// Whether programs see the card in `/sys` and `/dev` on this machine, or why not.
-pub fn check_view_allowed() -> std::io::Result<()> {
-    sysfs::check_allowed(&view_folder()?)
-}
-
-fn report_failure(message: &str) -> ExitCode {
-    eprintln!("softhca: {message}");
-    ExitCode::from(EXIT_EXEC_FAILED)
+fn report_failure(error: &ExecError) -> ExitCode {
+    eprintln!("softhca: {}", error.message);
+    ExitCode::from(error.code)
 }
 
 /// Runs `softhca exec`.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    match execute(arguments) {
-        Ok(code) => ExitCode::from(code),
-        Err(refusal) => {
-            eprintln!("softhca: {}", refusal.message);
-            ExitCode::from(refusal.code)
-        }
-    }
+    execute(arguments).map_or_else(|error| report_failure(&error), ExitCode::from)
 }
 
-fn exec_error(message: String) -> ExecError {
-    ExecError { code: EXIT_EXEC_FAILED, message }
-}
-
-/// Finds everything that the program needs, runs it, and tells what there is to be told. Everything of our own goes
-/// to standard error: the output is the program's.
+/// Prepares the daemon, the libraries and the scenario, runs the program and prints the results. All messages go to
+/// standard error: standard output belongs to the program.
 fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     let first = arguments.program[0].to_string_lossy();
     if first.starts_with('-') {
-        return Err(exec_error(format!(
-            "{first} is no option of `softhca exec`; `softhca exec --help` lists them"
-        )));
+        return Err(format!("unknown option {first}; see `softhca exec --help`").into());
     }
-    let scenario = match &arguments.scenario {
-        Some(path) => Some(crate::run::read_scenario(path).map_err(exec_error)?),
-        None => None,
-    };
+    let scenario = arguments.scenario.as_deref().map(scenario::read).transpose()?;
     let plan = match &scenario {
         Some(scenario) => {
-            let plan = scenario
-                .plan(&ParameterValues::new(), scenario.seed)
-                .map_err(|problem| exec_error(problem.to_string()))?;
+            let plan = scenario.plan(&ParameterValues::new(), scenario.seed);
+            let plan = plan.map_err(|problem| problem.to_string())?;
             if !plan.commands.is_empty() {
-                let advice = "`softhca run --on udp` starts them";
-                return Err(exec_error(format!(
-                    "{}: the file has programs of its own: {advice}",
-                    scenario.name()
-                )));
+                let name = scenario.name();
+                return Err(format!(
+                    "{name}: the scenario starts programs itself: use `softhca run --on udp`"
+                )
+                .into());
             }
             Some(plan)
         }
         None => None,
     };
     let path = program::find(&arguments.program[0])?;
-    let folder = library::library_folder().map_err(exec_error)?;
-    let mut wanted = arguments.daemon.requirements();
-    let wishes = match &plan {
-        Some(plan) => live_scenario::required_settings(plan, wanted.recovery).map_err(exec_error)?,
-        None => (Vec::new(), wanted.recovery),
+    let folder = library::library_folder()?;
+    let mut requirements = arguments.daemon.requirements();
+    let (hosts, recovery) = match &plan {
+        Some(plan) => live_scenario::required_settings(plan, requirements.recovery)?,
+        None => (Vec::new(), requirements.recovery),
     };
-    (wanted.hosts, wanted.recovery) = (&wishes.0, wishes.1);
-    // The connection keeps a daemon that was started for programs from leaving before the program is done.
-    let mut connection =
-        daemon::connect_or_start(&wanted, daemon::DaemonLifetime::WhileUsed).map_err(exec_error)?;
-    let mut events = start_recording(&mut connection, arguments).map_err(exec_error)?;
-    let mut stage = match &plan {
-        Some(plan) => Some(DaemonScenario::load(plan, &mut connection).map_err(exec_error)?),
-        None => None,
-    };
+    (requirements.hosts, requirements.recovery) = (&hosts, recovery);
+    // The open connection keeps an auto-started daemon running until the program is done.
+    let mut connection = daemon::connect_or_start(&requirements, DaemonLifetime::WhileUsed)?;
+    let mut events = start_recording(&mut connection, arguments)?;
+    let mut live = plan.as_ref().map(|plan| DaemonScenario::load(plan, &mut connection)).transpose()?;
     let variables = arguments.daemon.environment(&folder);
     let view = if arguments.no_view { None } else { arguments.daemon.sysfs_view(&connection) };
     let code = program::run(&path, &arguments.program, &variables, view, &mut || {
-        let next = stage.as_mut().and_then(|stage| stage.run_due_actions(&mut connection));
+        let next = live.as_mut().and_then(|live| live.run_due_actions(&mut connection));
         let Some(events) = &mut events else { return next };
-        read_events(events, stage.as_mut(), arguments.lint);
+        live_scenario::read_events(events, live.as_mut(), arguments.lint);
         Some(next.unwrap_or(LOG_POLL_INTERVAL).min(LOG_POLL_INTERVAL))
     })?;
     if events.is_some() || arguments.capture.is_some() {
-        let ended = connection.stop_recording();
-        ended.map_err(|error| exec_error(format!("what was recorded is not complete: {error}")))?;
+        connection.stop_recording().map_err(|error| format!("the recording is incomplete: {error}"))?;
     }
     if let Some(events) = &mut events {
-        read_events(events, stage.as_mut(), arguments.lint);
+        live_scenario::read_events(events, live.as_mut(), arguments.lint);
         if let Some(text) = events.explanation() {
             eprintln!("\n{text}");
         }
@@ -224,33 +172,19 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
         }
     }
     let mut failed = false;
-    if let (Some(stage), Some(scenario)) = (stage, &scenario) {
-        let outcome = stage.finish(&mut connection).map_err(exec_error)?;
+    if let (Some(live), Some(scenario)) = (live, &scenario) {
+        let outcome = live.finish(&mut connection)?;
         let heading = format!("{}  ({})", scenario.title, scenario.name());
-        eprint!("\n{}", crate::run::format_verdict(&heading, &outcome));
-        if let Some(why) = outcome.error {
-            return Err(exec_error(format!("the scenario could not be carried out: {why}")));
+        eprint!("\n{}", scenario::format_verdict(&heading, &outcome));
+        if let Some(error) = outcome.error {
+            return Err(format!("the scenario could not be run: {error}").into());
         }
         failed = outcome.verdict != Verdict::Pass;
     }
     Ok(if code == 0 && failed { 1 } else { code })
 }
 
-/// How often the log is looked at.
-const LOG_POLL_INTERVAL: Duration = Duration::from_millis(100);
-
-/// Hears what the cards told since.
-fn read_events(events: &mut DaemonEventLog, stage: Option<&mut DaemonScenario<'_>>, lint: bool) {
-    let heard = match stage {
-        Some(stage) => events.read_new(lint, LiveScenario::uses_event, &mut |entry| stage.on_entry(entry)),
-        None => events.read_new(lint, |_| false, &mut |_| {}),
-    };
-    if let Err(error) = heard {
-        eprintln!("softhca: the event log cannot be read: {error}");
-    }
-}
-
-/// Files are opened here, with the rights of whoever asked for them, and passed to the daemon.
+/// Opens the output files with the user's rights and passes them to the daemon.
 fn start_recording(
     connection: &mut DaemonControl,
     arguments: &Arguments,
@@ -265,7 +199,7 @@ fn start_recording(
     }
     let events = DaemonEventLog::create(log.as_deref()).map_err(|error| match log {
         Some(path) => output::write_error("--log", path, &error),
-        None => format!("no memory for an event log: {error}"),
+        None => format!("cannot allocate memory for the event log: {error}"),
     })?;
     events.start(connection, packets.as_ref())?;
     Ok(Some(events))
@@ -273,40 +207,19 @@ fn start_recording(
 
 /// Runs `softhca env`.
 pub fn env(arguments: &EnvArguments) -> ExitCode {
-    let folder = match library::library_folder() {
-        Ok(folder) => folder,
-        Err(message) => return report_failure(&message),
-    };
-    if !arguments.no_start
-        && let Err(message) =
-            daemon::connect_or_start(&arguments.daemon.requirements(), daemon::DaemonLifetime::UntilStopped)
-    {
-        return report_failure(&message);
+    match print_environment(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => report_failure(&message.into()),
+    }
+}
+
+fn print_environment(arguments: &EnvArguments) -> Result<(), String> {
+    let folder = library::library_folder()?;
+    if !arguments.no_start {
+        daemon::connect_or_start(&arguments.daemon.requirements(), DaemonLifetime::UntilStopped)?;
     }
     for (name, value) in arguments.daemon.environment(&folder) {
-        say!("export {name}={}", shell_quoted(&value.to_string_lossy()));
+        outln!("export {name}={}", shell::quote(&value.to_string_lossy()));
     }
-    ExitCode::SUCCESS
-}
-
-/// A word that a shell reads as it is.
-fn shell_quoted(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:=@%+,".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
-        text.into()
-    } else {
-        format!("'{}'", text.replace('\'', "'\\''"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::shell_quoted;
-
-    #[test]
-    fn words_survive_a_shell() {
-        assert_eq!(shell_quoted("/run/user/0/softhca"), "/run/user/0/softhca");
-        assert_eq!(shell_quoted("a b"), "'a b'");
-        assert_eq!(shell_quoted("it's"), r"'it'\''s'");
-    }
+    Ok(())
 }

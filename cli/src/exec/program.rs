@@ -1,5 +1,6 @@
-//! The program: finding it, and running it as if we were not there.
+//! Finds the program and runs it transparently.
 
+use crate::exit_code;
 use rustix::process::{Pid, Signal, kill_process};
 use softhca_daemon::{MountNamespace, Signals};
 use std::ffi::{OsStr, OsString};
@@ -12,20 +13,23 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
-/// Why a program is not run, and the exit code that says so.
+/// Why a program does not run, with the exit code.
 pub struct ExecError {
     pub code: u8,
     pub message: String,
 }
 
-const EXIT_CANNOT_RUN: u8 = 126;
-const EXIT_NOT_FOUND: u8 = 127;
+impl From<String> for ExecError {
+    fn from(message: String) -> ExecError {
+        ExecError { code: exit_code::EXEC_FAILED, message }
+    }
+}
 
 fn program_error(code: u8, program: &Path, why: &str) -> ExecError {
     ExecError { code, message: format!("{}: {why}", program.display()) }
 }
 
-/// The file of a program, found as a shell does.
+/// Finds the file of a program, as a shell does.
 pub fn find(name: &OsStr) -> Result<PathBuf, ExecError> {
     let path = if name.as_bytes().contains(&b'/') {
         PathBuf::from(name)
@@ -36,23 +40,24 @@ pub fn find(name: &OsStr) -> Result<PathBuf, ExecError> {
         let found = files.iter().find(|path| is_executable(path)).or(files.first());
         found
             .cloned()
-            .ok_or_else(|| program_error(EXIT_NOT_FOUND, Path::new(name), "no such program in PATH"))?
+            .ok_or_else(|| program_error(exit_code::NOT_FOUND, Path::new(name), "no such program in PATH"))?
     };
     match std::fs::metadata(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err(program_error(EXIT_NOT_FOUND, &path, "no such file"))
+            Err(program_error(exit_code::NOT_FOUND, &path, "no such file"))
         }
-        Err(error) => Err(program_error(EXIT_CANNOT_RUN, &path, &error.to_string())),
-        Ok(found) if found.is_dir() => Err(program_error(EXIT_CANNOT_RUN, &path, "is a folder")),
-        Ok(_) if !is_executable(&path) => Err(program_error(EXIT_CANNOT_RUN, &path, "is not executable")),
+        Err(error) => Err(program_error(exit_code::CANNOT_RUN, &path, &error.to_string())),
+        Ok(found) if found.is_dir() => Err(program_error(exit_code::CANNOT_RUN, &path, "is a folder")),
+        Ok(_) if !is_executable(&path) => {
+            Err(program_error(exit_code::CANNOT_RUN, &path, "is not executable"))
+        }
         Ok(found) if found.permissions().mode() & 0o6000 != 0 && !rustix::process::geteuid().is_root() => {
-            let why = "runs with another user's rights, so the loader ignores our library: run a copy of it";
-            Err(program_error(super::EXIT_EXEC_FAILED, &path, why))
+            let why = "is setuid or setgid, so the loader ignores LD_LIBRARY_PATH: run a copy of it";
+            Err(program_error(exit_code::EXEC_FAILED, &path, why))
         }
         Ok(_) if is_static(&path) => {
-            let why = "is a static binary: it has its own libibverbs inside, which no library can replace. \
-                       Link it dynamically";
-            Err(program_error(super::EXIT_EXEC_FAILED, &path, why))
+            let why = "is statically linked, so its libibverbs cannot be replaced: link it dynamically";
+            Err(program_error(exit_code::EXEC_FAILED, &path, why))
         }
         Ok(_) => Ok(path),
     }
@@ -62,16 +67,16 @@ fn is_executable(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o111 != 0)
 }
 
-/// Whether a file is an ELF program that names no loader.
+/// Whether a file is an ELF program without an interpreter.
 fn is_static(path: &Path) -> bool {
     const HEADER: usize = 64;
-    const LOADER: u32 = 3;
+    const PT_INTERP: u32 = 3;
     let mut start = Vec::new();
     let Ok(file) = File::open(path) else { return false };
     if file.take(64 << 10).read_to_end(&mut start).is_err() || start.len() < HEADER {
         return false;
     }
-    // 64 bits, little-endian; whatever else there is, the kernel judges.
+    // 64-bit little-endian; the kernel checks everything else.
     if !start.starts_with(b"\x7fELF\x02\x01") {
         return false;
     }
@@ -80,56 +85,58 @@ fn is_static(path: &Path) -> bool {
     let (size, count) = (half(54), half(56));
     !(0..count).any(|index| {
         let kind = table.checked_add(index * size).and_then(|at| start.get(at..at + 4));
-        kind.is_none_or(|kind| u32::from_le_bytes(kind.try_into().expect("four bytes")) == LOADER)
+        kind.is_none_or(|kind| u32::from_le_bytes(kind.try_into().expect("four bytes")) == PT_INTERP)
     })
 }
 
-/// Runs the program to its end, and returns its exit code. Signals that a process sends us are passed on; those of
-/// the terminal it gets itself. Where the kernel allows no view, the program goes without. `attend` is called now and
-/// then, and says when it wants to be called again.
+/// Runs the program until it exits, and returns its exit code. Forwards signals sent by processes; the terminal
+/// signals the program itself. If the kernel does not allow the view, the program runs without it. `poll` is called
+/// periodically and returns the time until its next call.
 pub fn run(
     path: &Path,
-    words: &[OsString],
+    argv: &[OsString],
     variables: &[(&'static str, OsString)],
     view: Option<MountNamespace>,
-    attend: &mut dyn FnMut() -> Option<Duration>,
+    poll: &mut dyn FnMut() -> Option<Duration>,
 ) -> Result<u8, ExecError> {
-    let ours = |error: io::Error| program_error(super::EXIT_EXEC_FAILED, path, &error.to_string());
-    let signals = Signals::block_all().map_err(ours)?;
+    let failed = |error: io::Error| program_error(exit_code::EXEC_FAILED, path, &error.to_string());
+    let signals = Signals::block_all().map_err(failed)?;
     let start = |view: Option<MountNamespace>| {
         let mut command = Command::new(path);
-        command.arg0(&words[0]).args(&words[1..]).envs(variables.iter().map(|(name, value)| (name, value)));
+        command.arg0(&argv[0]).args(&argv[1..]).envs(variables.iter().map(|(name, value)| (name, value)));
         signals.unblock_in_child(&mut command);
         if let Some(view) = view {
             view.apply_to(&mut command);
         }
         command.spawn()
     };
-    let seeing = view.and_then(|view| start(Some(view)).ok());
-    let mut child = seeing.map_or_else(|| start(None), Ok).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => program_error(EXIT_NOT_FOUND, path, "its interpreter is not there"),
-        _ => program_error(EXIT_CANNOT_RUN, path, &error.to_string()),
+    let with_view = view.and_then(|view| start(Some(view)).ok());
+    let mut child = with_view.map_or_else(|| start(None), Ok).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => {
+            program_error(exit_code::NOT_FOUND, path, "its interpreter does not exist")
+        }
+        _ => program_error(exit_code::CANNOT_RUN, path, &error.to_string()),
     })?;
     let process = Pid::from_child(&child);
     loop {
-        let patience = attend();
-        let Some(came) = signals.wait(patience).map_err(ours)? else { continue };
-        let Some(signal) = Signal::from_named_raw(came.number) else { continue };
+        let timeout = poll();
+        let Some(received) = signals.wait(timeout).map_err(failed)? else { continue };
+        let Some(signal) = Signal::from_named_raw(received.number) else { continue };
         if signal == Signal::CHILD {
-            if let Some(status) = child.try_wait().map_err(ours)? {
-                return Ok(exit_code(status));
+            if let Some(status) = child.try_wait().map_err(failed)? {
+                return Ok(shell_exit_code(status));
             }
-        } else if came.from_process {
+        } else if received.from_process {
             let _ = kill_process(process, signal);
         }
     }
 }
 
-/// The exit code that a shell would tell.
-pub fn exit_code(status: ExitStatus) -> u8 {
+/// The exit code that a shell reports.
+pub fn shell_exit_code(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
         (Some(code), _) => code as u8,
         (None, Some(signal)) => 128 + signal as u8,
-        (None, None) => super::EXIT_EXEC_FAILED,
+        (None, None) => exit_code::EXEC_FAILED,
     }
 }

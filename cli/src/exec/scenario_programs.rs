@@ -1,9 +1,9 @@
-//! The programs of a scenario: each on its host, on a daemon of the run's own, under the faults of the file.
+//! The programs of a scenario: each on its host of a dedicated daemon, with the faults of the scenario.
 
 use super::daemon::{self, DaemonRequirements};
-use super::event_log::DaemonEventLog;
-use super::live_scenario::{self, DaemonScenario};
-use super::{LOG_POLL_INTERVAL, library, program, read_events};
+use super::event_log::{DaemonEventLog, LOG_POLL_INTERVAL};
+use super::live_scenario::{self, DaemonScenario, read_events};
+use super::{library, program};
 use rustix::fs::MemfdFlags;
 use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
 use softhca_scenarios::plan::CommandPlan;
@@ -16,19 +16,19 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Programs that have not ended by then have got stuck, unless the file says when the run ends.
+/// The time limit of programs, unless the scenario sets its duration.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(120);
-/// How often it is looked whether a program ended.
+/// How often programs are checked for their exit.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// So many of the last lines of a program are told.
+/// The number of lines of a program's output that are reported.
 const LAST_LINES: usize = 4;
 
-/// Carries a plan out that starts programs.
+/// Runs a plan that starts programs.
 pub fn run_programs(plan: &Plan) -> Outcome {
     try_run_programs(plan).unwrap_or_else(Outcome::failed_to_run)
 }
 
-/// A program that runs, and what it says.
+/// A running program and its output.
 struct RunningProgram {
     command: usize,
     child: Child,
@@ -47,19 +47,19 @@ fn try_run_programs(plan: &Plan) -> Result<Outcome, String> {
     let name = format!("run-{}-{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed));
     let folder = library::library_folder()?;
     let (hosts, recovery) = live_scenario::required_settings(plan, None)?;
-    let wanted =
+    let requirements =
         DaemonRequirements { name: Some(&name), host: None, hosts: &hosts, recovery, loopback: None };
-    let mut connection = daemon::connect_or_start(&wanted, daemon::DaemonLifetime::WhileUsed)?;
-    let mut events =
-        DaemonEventLog::create(None).map_err(|error| format!("no memory for an event log: {error}"))?;
+    let mut connection = daemon::connect_or_start(&requirements, daemon::DaemonLifetime::WhileUsed)?;
+    let mut events = DaemonEventLog::create(None)
+        .map_err(|error| format!("cannot allocate memory for the event log: {error}"))?;
     events.start(&mut connection, None)?;
-    let mut stage = DaemonScenario::load(plan, &mut connection)?;
+    let mut live = DaemonScenario::load(plan, &mut connection)?;
     let started = Instant::now();
-    let patience = plan.duration_ns.map_or(PROGRAM_TIMEOUT, Duration::from_nanos);
+    let timeout = plan.duration_ns.map_or(PROGRAM_TIMEOUT, Duration::from_nanos);
     let mut waiting: Vec<usize> = (0..plan.commands.len()).collect();
     let mut running: Vec<RunningProgram> = Vec::new();
-    let mut looked = Instant::now();
-    while (!waiting.is_empty() || !running.is_empty()) && started.elapsed() < patience {
+    let mut log_read = Instant::now();
+    while (!waiting.is_empty() || !running.is_empty()) && started.elapsed() < timeout {
         let due = |index: &usize| Duration::from_nanos(plan.commands[*index].at_ns) <= started.elapsed();
         for index in waiting.extract_if(.., |index| due(index)) {
             running.push(start_program(plan, index, &name, &folder, &connection)?);
@@ -68,25 +68,25 @@ fn try_run_programs(plan: &Plan) -> Result<Outcome, String> {
             let ended = running[index].child.try_wait().map_err(|error| error.to_string())?;
             if let Some(status) = ended {
                 let mut ended = running.remove(index);
-                stage.on_exit(
+                live.on_exit(
                     ended.command,
-                    program::exit_code(status).into(),
+                    program::shell_exit_code(status).into(),
                     output_tail(&mut ended.output),
                 );
             }
         }
-        stage.run_due_actions(&mut connection);
-        if looked.elapsed() > LOG_POLL_INTERVAL {
-            looked = Instant::now();
-            read_events(&mut events, Some(&mut stage), false);
+        live.run_due_actions(&mut connection);
+        if log_read.elapsed() > LOG_POLL_INTERVAL {
+            log_read = Instant::now();
+            read_events(&mut events, Some(&mut live), false);
         }
         std::thread::sleep(POLL_INTERVAL);
     }
     drop(running);
-    connection.stop_recording().map_err(|error| format!("the event log is not complete: {error}"))?;
-    read_events(&mut events, Some(&mut stage), false);
-    let outcome = stage.finish(&mut connection)?;
-    // It would leave by itself; nobody is to meet it meanwhile.
+    connection.stop_recording().map_err(|error| format!("the event log is incomplete: {error}"))?;
+    read_events(&mut events, Some(&mut live), false);
+    let outcome = live.finish(&mut connection)?;
+    // The daemon would exit when idle; stop it now so that no other process connects to it.
     let _ = connection.stop();
     Ok(outcome)
 }
@@ -99,16 +99,15 @@ fn start_program(
     folder: &Path,
     connection: &DaemonControl,
 ) -> Result<RunningProgram, String> {
-    let CommandPlan { argv: words, host, .. } = &plan.commands[index];
+    let CommandPlan { argv, host, .. } = &plan.commands[index];
     let host = &plan.hosts[*host].name;
-    let words: Vec<OsString> =
-        words.iter().map(|word| substitute_addresses(word, connection).into()).collect();
-    let path = program::find(&words[0]).map_err(|refusal| refusal.message)?;
+    let argv: Vec<OsString> = argv.iter().map(|word| substitute_addresses(word, connection).into()).collect();
+    let path = program::find(&argv[0]).map_err(|error| error.message)?;
     let failed = |error: std::io::Error| format!("{}: {error}", path.display());
     let output = rustix::fs::memfd_create("softhca-output", MemfdFlags::CLOEXEC);
     let output = File::from(output.map_err(|error| failed(error.into()))?);
     let mut command = Command::new(&path);
-    command.args(&words[1..]).env("LD_LIBRARY_PATH", super::library_path(folder));
+    command.args(&argv[1..]).env("LD_LIBRARY_PATH", library::search_path(folder));
     command.env(NAME_VARIABLE, daemon).env(HOST_VARIABLE, host);
     command.stdin(Stdio::null());
     command.stdout(output.try_clone().map_err(failed)?).stderr(output.try_clone().map_err(failed)?);
@@ -116,7 +115,7 @@ fn start_program(
     Ok(RunningProgram { command: index, child, output })
 }
 
-/// `${ADDRESS_alice}` is the address of alice.
+/// Replaces `${ADDRESS_alice}` with the address of alice.
 fn substitute_addresses(word: &str, connection: &DaemonControl) -> String {
     let mut text = word.to_owned();
     for host in connection.hosts() {
@@ -125,11 +124,11 @@ fn substitute_addresses(word: &str, connection: &DaemonControl) -> String {
     text
 }
 
-/// The end of what a program said.
+/// The last lines of a program's output.
 fn output_tail(output: &mut File) -> String {
-    let mut said = Vec::new();
-    let _ = output.rewind().and_then(|()| output.read_to_end(&mut said));
-    let said = String::from_utf8_lossy(&said);
-    let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let mut text = Vec::new();
+    let _ = output.rewind().and_then(|()| output.read_to_end(&mut text));
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     lines[lines.len().saturating_sub(LAST_LINES)..].join(" / ")
 }

@@ -1,27 +1,28 @@
-//! What a program sees of its card in `/sys/class` and `/dev`.
+//! A program's view of its device in `/sys/class` and `/dev`.
 //!
-//! Verbs need none of it: the libraries answer from the daemon. Programs look there by themselves, for a device
-//! node before they use a device (UCX), or for the interface behind it (pyverbs).
+//! The verbs libraries do not need it. Some programs look there themselves: UCX for a device node, pyverbs for the
+//! network interface of a device.
 
 use softhca::Gid;
 use softhca_daemon::MountNamespace;
+use softhca_queue::control::RuntimeDir;
 use softhca_udp::interface_of;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Where the kernel shows what RDMA devices there are.
+/// Where the kernel lists RDMA devices.
 const SYS_CLASS: &str = "/sys/class";
 const DEV: &str = "/dev";
-/// Folders of RDMA devices in `/sys/class`: those of real ones are hidden.
+/// The prefix of RDMA folders in `/sys/class`; those of real devices are hidden.
 const INFINIBAND: &str = "infiniband";
-/// The versions of the kernel's interface that libibverbs of rdma-core accepts.
+/// The uverbs ABI version that rdma-core's libibverbs accepts.
 const UVERBS_ABI_VERSION: &str = "6";
-/// A node that can be opened, and does nothing.
+/// A device node that can be opened and does nothing.
 const NULL: &str = "/dev/null";
 const NULL_DEVICE_NUMBER: &str = "1:3";
 
-/// The card that is shown.
+/// The device that is shown.
 pub struct SysfsDevice {
     pub host: String,
     pub device: String,
@@ -30,26 +31,27 @@ pub struct SysfsDevice {
 }
 
 impl SysfsDevice {
-    /// Opens the card of a host to see what is true of it.
+    /// Opens the device of a host and queries its attributes.
     pub fn query(name: Option<&str>, host: &str) -> Result<SysfsDevice, softhca::Error> {
         let device = softhca::Device::daemon_host(name, Some(host))?;
-        let card = device.open();
-        let gids = (0..card.gid_table_len()).filter_map(|index| card.gid(index)).collect();
+        let context = device.open();
+        let gids = (0..context.gid_table_len()).filter_map(|index| context.gid(index)).collect();
         Ok(SysfsDevice { host: host.into(), device: device.name().into(), guid: device.guid(), gids })
     }
 
-    /// The view of a program on this host. `place` is an empty folder that it is put together in.
-    pub fn build_view(&self, place: &Path) -> io::Result<MountNamespace> {
+    /// Builds the view of a program on this host.
+    pub fn build_view(&self) -> io::Result<MountNamespace> {
+        let folder = &view_folder()?;
         let mut view = MountNamespace::new();
-        view.tmpfs(place);
-        let (classes, nodes) = (place.join("class"), place.join("dev"));
+        view.tmpfs(folder);
+        let (classes, nodes) = (folder.join("class"), folder.join("dev"));
         mirror_folder(&mut view, Path::new(SYS_CLASS), &classes)?;
         mirror_folder(&mut view, Path::new(DEV), &nodes)?;
         self.write_sysfs(&mut view, &classes);
         self.write_device_nodes(&mut view, &nodes);
         view.bind(&classes, Path::new(SYS_CLASS));
         view.bind(&nodes, Path::new(DEV));
-        view.unmount(place);
+        view.unmount(folder);
         Ok(view)
     }
 
@@ -101,7 +103,7 @@ impl SysfsDevice {
         self.write_port(view, &device.join("ports/1"));
     }
 
-    /// The interface that the card's address belongs to, and its own names, as a PCI device would have them.
+    /// The network interface of the device's address and the names of the device, as for a PCI device.
     fn write_interfaces(&self, view: &mut MountNamespace, folder: &Path, node: &str) {
         view.mkdir(folder);
         for (kind, name) in [(INFINIBAND, self.device.as_str()), ("infiniband_verbs", node)] {
@@ -148,21 +150,30 @@ impl SysfsDevice {
     }
 }
 
-/// Whether this machine allows a view at all: shows one to a program that does nothing.
-pub fn check_allowed(place: &Path) -> io::Result<()> {
+/// The folder in which views are assembled.
+fn view_folder() -> io::Result<PathBuf> {
+    let runtime = RuntimeDir::for_user();
+    runtime.create()?;
+    let folder = runtime.path().join("view");
+    std::fs::create_dir_all(&folder)?;
+    Ok(folder)
+}
+
+/// Checks that this machine allows a view, by running `/bin/true` with one.
+pub fn check_allowed() -> io::Result<()> {
     let shown = SysfsDevice { host: String::new(), device: "softhca0".into(), guid: 0, gids: Vec::new() };
     let mut command = Command::new("/bin/true");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    shown.build_view(place)?.apply_to(&mut command);
+    shown.build_view()?.apply_to(&mut command);
     command.status().map(drop)
 }
 
-/// The name of the interface that has the address of a GID.
+/// The name of the network interface with the address of a GID.
 fn interface_name(gid: Gid) -> Option<String> {
     interface_of(gid.ip()).map(|interface| interface.name)
 }
 
-/// Sixteen bits at a time, as sysfs has them.
+/// Groups of 16 bits, as in sysfs.
 fn hex_groups(bytes: &[u8]) -> String {
     let words = bytes.chunks(2).map(|pair| format!("{:02x}{:02x}", pair[0], pair[1]));
     words.collect::<Vec<_>>().join(":")
@@ -172,7 +183,7 @@ fn write_line(view: &mut MountNamespace, at: &Path, text: &str) {
     view.file(at, &format!("{text}\n"));
 }
 
-/// A folder with files.
+/// Creates a folder with files.
 fn write_files(view: &mut MountNamespace, folder: &Path, files: &[(&str, &str)]) {
     view.mkdir(folder);
     for (name, text) in files {
@@ -180,7 +191,7 @@ fn write_files(view: &mut MountNamespace, folder: &Path, files: &[(&str, &str)])
     }
 }
 
-/// A folder with everything that another one has, but for RDMA devices.
+/// Mirrors a folder except for RDMA devices.
 fn mirror_folder(view: &mut MountNamespace, from: &Path, at: &Path) -> io::Result<()> {
     view.mkdir(at);
     let mut entries: Vec<PathBuf> =
@@ -191,18 +202,18 @@ fn mirror_folder(view: &mut MountNamespace, from: &Path, at: &Path) -> io::Resul
         if name.to_string_lossy().starts_with(INFINIBAND) {
             continue;
         }
-        let place = at.join(name);
+        let target = at.join(name);
         let kind = std::fs::symlink_metadata(&entry)?.file_type();
         if kind.is_symlink() {
-            view.symlink(&place, &std::fs::read_link(&entry)?);
+            view.symlink(&target, &std::fs::read_link(&entry)?);
             continue;
         }
         if kind.is_dir() {
-            view.mkdir(&place);
+            view.mkdir(&target);
         } else {
-            view.file(&place, "");
+            view.file(&target, "");
         }
-        view.bind(&entry, &place);
+        view.bind(&entry, &target);
     }
     Ok(())
 }
@@ -212,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identifiers_are_written_as_sysfs_does() {
+    fn guids_and_gids_have_the_format_of_sysfs() {
         let gid = Gid::from(std::net::IpAddr::from([127, 0, 0, 2]));
         assert_eq!(hex_groups(&gid.0), "0000:0000:0000:0000:0000:ffff:7f00:0002");
         assert_eq!(hex_groups(&0x0200_00ff_7f00_0002_u64.to_be_bytes()), "0200:00ff:7f00:0002");

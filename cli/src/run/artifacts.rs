@@ -1,4 +1,4 @@
-//! What a run leaves behind: log, capture, ladder, result and, if it failed, a page, in a folder of its own.
+//! The files of a run: event log, capture, ladder, result and, if it failed, an HTML report.
 
 use super::job::{Job, RunResult};
 use softhca_explorer::{Page, Run};
@@ -9,18 +9,18 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 
-/// What file systems hand out: a file takes whole blocks.
+/// The allocation unit of file systems.
 const FILE_SYSTEM_BLOCK: u64 = 4096;
 
 /// The files of a run, before they are written.
 pub struct Artifacts<'a> {
     files: Vec<(&'static str, Cow<'a, [u8]>)>,
-    /// Whether a page is made of them.
+    /// Whether an HTML report is created from them.
     has_report: bool,
 }
 
 impl<'a> Artifacts<'a> {
-    /// Everything that was kept of a run.
+    /// The files of a run.
     pub fn new(job: &Job, ran: &'a RunResult) -> io::Result<Artifacts<'a>> {
         let line = serde_json::to_string(&job.json_line(ran)).map_err(io::Error::from)? + "\n";
         let mut files: Vec<(_, Cow<[u8]>)> = vec![("result.json", line.into_bytes().into())];
@@ -35,7 +35,7 @@ impl<'a> Artifacts<'a> {
         Ok(Artifacts { files, has_report: page })
     }
 
-    /// How much the files take, without the page: that is made of what was written.
+    /// The size of the files on disk, without the report, which is created from them.
     pub fn size(&self) -> u64 {
         self.files.iter().map(|(_, content)| (content.len() as u64).next_multiple_of(FILE_SYSTEM_BLOCK)).sum()
     }
@@ -55,14 +55,14 @@ impl<'a> Artifacts<'a> {
     }
 }
 
-/// How much the files of a folder take; nothing if it is not there.
+/// The size of the files in a folder; 0 if it does not exist.
 pub fn folder_size(folder: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
     let files = entries.filter_map(|entry| entry.ok()?.metadata().ok());
     files.filter(|file| file.is_file()).map(|file| file.len().next_multiple_of(FILE_SYSTEM_BLOCK)).sum()
 }
 
-/// A folder for each file, parameters and seed: `library/livelock/seed-1`.
+/// The folder of a run, by scenario, parameters and seed: `livelock/seed-1`.
 pub fn run_folder(job: &Job) -> PathBuf {
     let path = Path::new(job.scenario.name());
     let stem = path.file_stem().map_or_else(|| "scenario".into(), |stem| stem.to_string_lossy().into_owned());

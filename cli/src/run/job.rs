@@ -1,6 +1,7 @@
-//! One run of a scenario, and all of them on every core.
+//! One run of a scenario, and many of them on all cores.
 
-use super::Backend;
+use crate::shell::quote;
+use clap::ValueEnum;
 use softhca_scenarios::{Outcome, ParameterValues, Recording, RunReport, Scenario, Verdict, simulate};
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -10,54 +11,73 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// A run that is asked for.
+/// Where scenarios run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Backend {
+    /// The simulated network, in virtual time.
+    Sim,
+    /// Real UDP sockets.
+    Udp,
+}
+
+impl Backend {
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Backend::Sim => "sim",
+            Backend::Udp => "udp",
+        }
+    }
+}
+
+/// A requested run.
 #[derive(Clone)]
 pub struct Job {
-    /// The file.
+    /// The scenario.
     pub scenario: Arc<Scenario>,
-    /// Its parameters, as far as they were set.
+    /// The parameters that were set.
     pub parameters: ParameterValues,
     /// The seed.
     pub seed: u64,
-    /// Where.
+    /// Where it runs.
     pub backend: Backend,
 }
 
-/// What a run came to.
+/// The result of a run.
 pub struct RunResult {
-    /// What it came to.
+    /// The outcome.
     pub outcome: Outcome,
-    /// All its parameters.
+    /// All parameters.
     pub values: ParameterValues,
     /// How long it took.
     pub duration: Duration,
 }
 
-/// What is kept of a run.
+/// The part of a result that is kept for the JUnit report.
 pub struct Summary {
-    /// Whether everything held.
+    /// The verdict.
     pub verdict: Verdict,
     /// How long it took.
     pub duration: Duration,
-    /// What did not hold, in words.
+    /// The failed expectations as text.
     pub failures: String,
 }
 
 impl Job {
-    /// The command that does it again.
+    /// The command that repeats the run.
     pub fn replay(&self) -> String {
-        let mut words = vec!["softhca".to_owned(), "run".into(), shell_quoted(self.scenario.name())];
+        let mut words = vec!["softhca".to_owned(), "run".into(), quote(self.scenario.name())];
         if self.backend == Backend::Udp {
             words.extend(["--on".into(), "udp".into()]);
         }
         words.extend(["--seed".into(), self.seed.to_string()]);
         for (name, value) in &self.parameters {
-            words.extend(["--set".into(), shell_quoted(&format!("{name}={value}"))]);
+            words.extend(["--set".into(), quote(&format!("{name}={value}"))]);
         }
         words.join(" ")
     }
 
-    /// The run as a line of JSON.
+    /// The result as a line of JSON.
     pub fn json_line<'a>(&'a self, ran: &'a RunResult) -> RunReport<'a> {
         let outcome = &ran.outcome;
         RunReport {
@@ -84,7 +104,7 @@ impl Job {
         let (outcome, values) = match self.scenario.plan(&self.parameters, self.seed) {
             Err(problem) => (Outcome::failed_to_run(problem.to_string()), self.parameters.clone()),
             Ok(plan) => {
-                let carry_out = |recording| match self.backend {
+                let run_plan = |recording| match self.backend {
                     Backend::Sim => simulate(&plan, recording),
                     #[cfg(target_os = "linux")]
                     Backend::Udp if !plan.commands.is_empty() => crate::exec::run_programs(&plan),
@@ -92,17 +112,18 @@ impl Job {
                 };
                 let first = if keep { Recording::Everything } else { Recording::Digest };
                 let guarded = catch_unwind(AssertUnwindSafe(|| {
-                    let outcome = carry_out(first);
-                    // The same run again, with everything written down: virtual time can do that.
+                    let outcome = run_plan(first);
+                    // Repeat a failed simulation with full recording: virtual time is deterministic.
                     match (outcome.verdict, self.backend) {
-                        (Verdict::Fail, Backend::Sim) if !keep => carry_out(Recording::Everything),
+                        (Verdict::Fail, Backend::Sim) if !keep => run_plan(Recording::Everything),
                         _ => outcome,
                     }
                 }));
                 let outcome = guarded.unwrap_or_else(|cause| {
-                    let words = cause.downcast_ref::<String>().cloned();
-                    let words = words.or_else(|| cause.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-                    Outcome::failed_to_run(format!("SoftHCA itself failed: {}", words.unwrap_or_default()))
+                    let message = cause.downcast_ref::<String>().cloned();
+                    let message =
+                        message.or_else(|| cause.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+                    Outcome::failed_to_run(format!("internal error: {}", message.unwrap_or_default()))
                 });
                 (outcome, plan.parameters.clone())
             }
@@ -112,7 +133,7 @@ impl Job {
 }
 
 impl RunResult {
-    /// What is kept for the report.
+    /// The summary for the JUnit report.
     pub fn summary(&self) -> Summary {
         let failures = self.outcome.failures().map(|failure| format!("{}: {}", failure.text, failure.detail));
         let complaint = self.outcome.error.iter().cloned().chain(failures).collect::<Vec<_>>().join("\n");
@@ -120,24 +141,16 @@ impl RunResult {
     }
 }
 
-fn shell_quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+".contains(c);
-    match !word.is_empty() && word.chars().all(plain) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', "'\\''")),
-    }
-}
-
-/// Runs all jobs, virtual ones on every core, and hands their results over in the order of jobs, until whoever takes
-/// them has enough.
+/// Runs all jobs, simulated ones on all cores, and passes the results to `on_result` in the order of jobs until it
+/// breaks.
 pub fn run_all(
     jobs: &[Job],
     on: Backend,
     keep: bool,
-    mut take: impl FnMut(usize, RunResult) -> ControlFlow<()>,
+    mut on_result: impl FnMut(usize, RunResult) -> ControlFlow<()>,
 ) {
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    // Real sockets have one wire for all.
+    // Real runs share one network.
     let workers = if on == Backend::Udp { 1 } else { cores.min(jobs.len()).max(1) };
     let next = AtomicUsize::new(0);
     let (sender, results) = mpsc::sync_channel::<(usize, RunResult)>(workers * 4);
@@ -156,15 +169,15 @@ pub fn run_all(
         }
         drop(sender);
         let mut early: BTreeMap<usize, RunResult> = BTreeMap::new();
-        let mut wanted = 0;
+        let mut next_index = 0;
         for (index, ran) in results {
             early.insert(index, ran);
-            while let Some(ran) = early.remove(&wanted) {
-                if take(wanted, ran).is_break() {
-                    // With the receiver gone, nobody begins another run.
+            while let Some(ran) = early.remove(&next_index) {
+                if on_result(next_index, ran).is_break() {
+                    // Dropping the receiver stops the workers.
                     return;
                 }
-                wanted += 1;
+                next_index += 1;
             }
         }
     });

@@ -1,4 +1,4 @@
-//! JUnit reports: written for CI systems, and merged from the parts of a sharded run.
+//! JUnit reports for CI systems, and merging of the reports of shards.
 
 use super::job::{Job, Summary};
 use softhca_scenarios::Verdict;
@@ -16,7 +16,7 @@ fn escaped(text: &str) -> String {
             '>' => result += "&gt;",
             '"' => result += "&quot;",
             '\n' => result += "&#10;",
-            // XML has no other control characters.
+            // XML does not allow other control characters.
             c if c.is_control() => result.push(' '),
             c => result.push(c),
         }
@@ -51,7 +51,7 @@ fn document(suites: &str, totals: Totals) -> String {
     format!("{XML_HEADER}{SUITES_TAG} {}>\n{suites}</testsuites>\n", totals.attributes())
 }
 
-/// The report of all runs, a suite for each file.
+/// The report of all runs, with a suite for each scenario file.
 pub fn report(jobs: &[Job], ran: &[(usize, Summary)]) -> String {
     let (mut suites, mut all) = (String::new(), Totals::default());
     for runs in ran.chunk_by(|(a, _), (b, _)| jobs[*a].scenario.name() == jobs[*b].scenario.name()) {
@@ -94,11 +94,11 @@ pub fn report(jobs: &[Job], ran: &[(usize, Summary)]) -> String {
     document(&suites, all)
 }
 
-/// One report of several that [`report`] wrote.
+/// Merges reports that [`report`] wrote.
 pub fn merge(reports: &[(String, String)]) -> Result<String, String> {
     let (mut suites, mut all) = (String::new(), Totals::default());
     for (name, text) in reports {
-        let foreign = || format!("{name}: not a report that `softhca run --junit` wrote");
+        let foreign = || format!("{name}: not a report of `softhca run --junit`");
         let rest = text
             .strip_prefix(XML_HEADER)
             .and_then(|rest| rest.strip_prefix(SUITES_TAG))
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn merging_adds_up_and_refuses_strangers() {
+    fn merging_adds_totals_and_rejects_other_files() {
         let part = |tests, failures| {
             let totals = Totals { tests, failures, errors: 0, milliseconds: 1_500 };
             document("  <testsuite name=\"a\"></testsuite>\n", totals)
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn text_cannot_break_the_markup() {
+    fn text_is_escaped() {
         assert_eq!(escaped("a<b> & \"c\"\n\u{1}"), "a&lt;b&gt; &amp; &quot;c&quot;&#10; ");
     }
 }

@@ -1,7 +1,8 @@
-//! What people read of a run: the verdict in plain words, what each fault did, and the packets around a failure.
+//! Text output of runs: verdict, faults, expectations, and the packets around a failure.
 
 use super::job::{Job, RunResult};
 use super::store::{ArtifactStore, KeepPolicy};
+use crate::scenario::format_verdict;
 use crate::terminal;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use softhca_scenarios::{Outcome, Verdict};
@@ -9,12 +10,12 @@ use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-/// So many runs at most are told one by one; of more, only those that fail.
+/// Up to this many runs are all printed; of more, only the failed ones.
 const MAX_RUNS_PRINTED: usize = 60;
-/// Without --out, so many failures leave something behind.
+/// Without --out, the number of failed runs whose files are kept.
 const MAX_FAILURES_KEPT: usize = 10;
 
-/// Tells about runs as they end.
+/// Prints runs as they end.
 pub struct RunPrinter<'a> {
     jobs: &'a [Job],
     json: bool,
@@ -27,15 +28,15 @@ pub struct RunPrinter<'a> {
 }
 
 impl<'a> RunPrinter<'a> {
-    /// Nothing has run yet.
+    /// Creates a printer for these jobs.
     pub fn new(jobs: &'a [Job], json: bool, out: Option<PathBuf>) -> RunPrinter<'a> {
         let bar = match jobs.len() > 1 && io::stderr().is_terminal() {
             true => ProgressBar::with_draw_target(Some(jobs.len() as u64), ProgressDrawTarget::stderr()),
             false => ProgressBar::hidden(),
         };
-        if let Ok(style) =
-            ProgressStyle::with_template("{bar:40} {pos}/{len} runs, {elapsed} gone, {eta} to go {msg}")
-        {
+        if let Ok(style) = ProgressStyle::with_template(
+            "{bar:40} {pos}/{len} runs, {elapsed} elapsed, {eta} remaining {msg}",
+        ) {
             bar.set_style(style);
         }
         let few = jobs.len() <= MAX_RUNS_PRINTED;
@@ -58,7 +59,7 @@ impl<'a> RunPrinter<'a> {
         }
     }
 
-    /// A run ended; breaks if there is no sense in others, since they could not be written.
+    /// Prints a result and stores its files. Breaks if the files of a run cannot be written.
     pub fn on_result(&mut self, index: usize, ran: &RunResult) -> ControlFlow<()> {
         let job = &self.jobs[index];
         let verdict = ran.outcome.verdict;
@@ -71,13 +72,13 @@ impl<'a> RunPrinter<'a> {
         };
         self.progress.suspend(|| {
             let mut output = io::stdout().lock();
-            // Whoever reads may have seen enough.
+            // The reader may have closed the pipe.
             let _ = output.write_all(text.as_bytes());
         });
         self.progress.inc(1);
-        let [_, failed, broken] = self.counts;
-        if failed + broken > 0 {
-            self.progress.set_message(format!("({} failed)", failed + broken));
+        let [_, failed, errors] = self.counts;
+        if failed + errors > 0 {
+            self.progress.set_message(format!("({} failed)", failed + errors));
         }
         match (self.store.policy(), &self.write_error) {
             (KeepPolicy::All, Some(_)) => ControlFlow::Break(()),
@@ -86,24 +87,24 @@ impl<'a> RunPrinter<'a> {
     }
 
     fn keep_artifacts(&mut self, index: usize, ran: &RunResult) -> Option<PathBuf> {
-        let is_left = match self.store.policy() {
+        let is_kept = match self.store.policy() {
             KeepPolicy::All => true,
             KeepPolicy::Failures => {
                 let failed = ran.outcome.verdict != Verdict::Pass && ran.outcome.artifacts.is_some();
                 failed && self.kept < MAX_FAILURES_KEPT
             }
         };
-        // One that is half written is enough.
-        if !is_left || self.write_error.is_some() {
+        // Stop after the first write error.
+        if !is_kept || self.write_error.is_some() {
             return None;
         }
         self.kept += 1;
         match self.store.write(index, ran) {
             Ok(folder) => Some(folder),
             Err(why) => {
-                let told: u64 = self.counts.iter().sum();
+                let ended: u64 = self.counts.iter().sum();
                 self.write_error = Some(match self.store.policy() {
-                    KeepPolicy::All => format!("stopped after {told} of {} runs: {why}", self.jobs.len()),
+                    KeepPolicy::All => format!("stopped after {ended} of {} runs: {why}", self.jobs.len()),
                     KeepPolicy::Failures => why,
                 });
                 None
@@ -111,23 +112,23 @@ impl<'a> RunPrinter<'a> {
         }
     }
 
-    /// All have ended.
+    /// Prints the totals.
     pub fn finish(&mut self) {
         self.progress.finish_and_clear();
-        let [passed, failed, broken] = self.counts;
-        if !self.json && passed + failed + broken > 1 {
-            let mut line = format!("{passed} of {} runs passed", passed + failed + broken);
+        let [passed, failed, errors] = self.counts;
+        if !self.json && passed + failed + errors > 1 {
+            let mut line = format!("{passed} of {} runs passed", passed + failed + errors);
             if failed > 0 {
                 line += &format!(", {failed} failed");
             }
-            if broken > 0 {
-                line += &format!(", {broken} could not be carried out");
+            if errors > 0 {
+                line += &format!(", {errors} could not be run");
             }
             let _ = writeln!(io::stdout().lock(), "{line}");
         }
     }
 
-    /// What could not be written.
+    /// The first write error.
     pub fn write_error(&self) -> Option<&str> {
         self.write_error.as_deref()
     }
@@ -153,44 +154,11 @@ fn format_run(job: &Job, ran: &RunResult, folder: Option<PathBuf>) -> String {
     text
 }
 
-/// A verdict with what it rests on.
-pub fn format_verdict(heading: &str, outcome: &Outcome) -> String {
-    let word = match outcome.verdict {
-        Verdict::Pass => "pass",
-        Verdict::Fail => "FAIL",
-        Verdict::Error => "ERROR",
-    };
-    let mut text = format!("{word}  {heading}\n");
-    if let Some(error) = &outcome.error {
-        text += &format!("      {}\n", error.replace('\n', "\n      "));
-    }
-    for rule in &outcome.rules {
-        let times = match rule.fired {
-            0 => "never happened".to_owned(),
-            1 => "happened once".to_owned(),
-            n => format!("happened {n} times"),
-        };
-        text += &format!("      fault {:?} {times}\n", rule.name);
-    }
-    for expectation in &outcome.expectations {
-        let mark = if expectation.held { "held  " } else { "BROKEN" };
-        text += &format!("      {mark} {}", expectation.text);
-        text += &format!(": {}\n", expectation.detail);
-    }
-    for skipped in &outcome.skipped {
-        text += &format!("      not checked: {}: {}\n", skipped.text, skipped.why);
-    }
-    for (workload, rate) in &outcome.goodput {
-        text += &format!("      goodput of {workload}: {}\n", softhca_scenarios::quantity::Rate(*rate));
-    }
-    text
-}
-
-/// The packets around the first expectation that did not hold.
+/// The packets around the first failed expectation.
 fn failure_ladder(outcome: &Outcome) -> String {
     let around = outcome.failures().find_map(|failure| failure.location.as_ref());
-    let (Some(around), Some(artefacts)) = (around, &outcome.artifacts) else { return String::new() };
-    match artefacts.ladder_at(around, terminal::style()) {
+    let (Some(around), Some(artifacts)) = (around, &outcome.artifacts) else { return String::new() };
+    match artifacts.ladder_at(around, terminal::style()) {
         Some(ladder) => format!("\n{ladder}\n"),
         None => String::new(),
     }

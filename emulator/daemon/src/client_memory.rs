@@ -1,4 +1,4 @@
-//! The memory of clients, as the card reaches it: mapped here, or in the client's own process.
+//! The memory of clients: mapped in the daemon, or accessed in the process of the client.
 
 #![allow(unsafe_code)]
 
@@ -10,31 +10,31 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// What a host's card is reaching for now, for whoever watches that it comes back.
+/// The access to a client's memory that a host performs now. The stall watchdog reads it.
 #[derive(Default)]
 pub(crate) struct AccessMonitor {
-    /// Odd while the card is inside of a process.
+    /// Odd during an access.
     serial: AtomicU64,
     pid: AtomicU32,
 }
 
 impl AccessMonitor {
-    fn track<R>(&self, process: u32, act: impl FnOnce() -> R) -> R {
-        self.pid.store(process, Ordering::Relaxed);
+    fn track<R>(&self, pid: u32, access: impl FnOnce() -> R) -> R {
+        self.pid.store(pid, Ordering::Relaxed);
         self.serial.fetch_add(1, Ordering::Release);
-        let result = act();
+        let result = access();
         self.serial.fetch_add(1, Ordering::Release);
         result
     }
 
-    /// The access that is under way: its number and the process.
+    /// The access in progress: its number and the process.
     pub fn current(&self) -> Option<(u64, u32)> {
         let serial = self.serial.load(Ordering::Acquire);
         (serial % 2 == 1).then(|| (serial, self.pid.load(Ordering::Relaxed)))
     }
 }
 
-/// The most packets whose payload one call of the kernel copies.
+/// The most packets whose payload one system call copies.
 const MAX_PACKETS: usize = 64;
 
 const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
@@ -47,7 +47,7 @@ fn local_iovec(bytes: &[u8]) -> libc::iovec {
     libc::iovec { iov_base: bytes.as_ptr() as *mut _, iov_len: bytes.len() }
 }
 
-/// Makes one of places that follow each other: the kernel looks for the pages of each by itself.
+/// Joins adjacent ranges, because the kernel looks up the pages of each range separately.
 fn coalesce(places: &mut [libc::iovec]) -> &[libc::iovec] {
     let mut last = 0;
     for index in 1..places.len() {
@@ -63,8 +63,8 @@ fn coalesce(places: &mut [libc::iovec]) -> &[libc::iovec] {
     &places[..places.len().min(last + 1)]
 }
 
-/// How many of the last bytes are to be seen after all others: a word of eight or four if there is one. Fewer the
-/// kernel copies byte by byte, not always in order, so that the last byte goes alone.
+/// The number of last bytes that must become visible after all others: a word of eight or four bytes. The kernel
+/// copies a shorter piece byte by byte in any order, so there the last byte is written separately.
 fn ordered_tail_len(bytes: &[u8]) -> usize {
     match bytes.len() {
         0 => 0,
@@ -74,13 +74,13 @@ fn ordered_tail_len(bytes: &[u8]) -> usize {
     }
 }
 
-/// A process whose memory is reached, while it lives.
+/// The memory of a running client process.
 pub(crate) struct ProcessMemory {
     pid: u32,
     alive: AtomicBool,
-    /// The kernel does not let us in with process_vm_*.
+    /// The kernel denies process_vm_readv and process_vm_writev.
     vm_access_denied: AtomicBool,
-    /// /proc/self/mem of the client, opened by itself: works where the kernel refuses process_vm_*.
+    /// /proc/self/mem, opened by the client: works where the kernel denies process_vm_readv and process_vm_writev.
     proc_mem: Option<File>,
 }
 
@@ -94,7 +94,7 @@ impl ProcessMemory {
         }
     }
 
-    /// It is gone: its number may soon be another's.
+    /// The process has exited: its number may be reused.
     pub fn mark_exited(&self) {
         self.alive.store(false, Ordering::Release);
     }
@@ -113,7 +113,7 @@ impl ProcessMemory {
         }
         let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
         let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: into.len() };
-        // SAFETY: `local` is `into`, which is ours alone; the other side is checked by the kernel.
+        // SAFETY: `local` is `into`, which nothing else refers to; the kernel checks the remote range.
         let done = unsafe { libc::process_vm_readv(self.pid as i32, &local, 1, &remote, 1, 0) };
         if done == into.len() as isize {
             return Ok(());
@@ -121,7 +121,7 @@ impl ProcessMemory {
         if self.check_vm_access_denied(done) { self.read(address, into) } else { Err(MemoryFault) }
     }
 
-    /// The last bytes are an access of their own, after all others.
+    /// Writes the last bytes after all others.
     fn write(&self, address: u64, from: &[u8]) -> Result<(), MemoryFault> {
         self.check_alive()?;
         if from.is_empty() {
@@ -143,21 +143,19 @@ impl ProcessMemory {
         if self.check_vm_access_denied(done) { self.write(address, from) } else { Err(MemoryFault) }
     }
 
-    /// Stores pieces at their places, each after those before it. Returns what the kernel says. The vectors are of use
-    /// to nobody afterwards.
+    /// Writes the local pieces to the remote ranges in order. Returns the result of the system call. The vectors are
+    /// undefined afterwards.
     fn writev_ordered(&self, pieces: &[libc::iovec], places: &mut [libc::iovec]) -> isize {
         let (local, count) = (pieces.as_ptr(), pieces.len() as libc::c_ulong);
-        // Each piece is a copy of its own, and a strongly ordered processor shows copies in their order. Others
-        // need what the kernel does between two places.
+        // The kernel copies each local piece separately, and x86-64 makes stores visible in order. Other processors
+        // need the synchronization of the kernel between two remote ranges, so those are not joined.
         let places = if cfg!(target_arch = "x86_64") { coalesce(places) } else { places };
         let (remote, spans) = (places.as_ptr(), places.len() as libc::c_ulong);
-        // SAFETY: the pieces are only read and their bytes outlive the call, as every caller sees to; the other side
-        // is checked by the kernel.
+        // SAFETY: the kernel only reads the local pieces, which every caller keeps alive, and checks the remote ranges.
         unsafe { libc::process_vm_writev(self.pid as i32, local, count, remote, spans, 0) }
     }
 
-    /// As [`Process::read`] for each place, each `stride` bytes behind the one before in `into`. False if there is no
-    /// way, or not for all of it.
+    /// Reads each range, to multiples of `stride` in `into`. False if not everything could be read.
     fn read_batch(&self, places: &[(u64, usize)], into: &mut [u8], stride: usize) -> bool {
         if self.check_alive().is_err() || self.proc_mem_fallback().is_some() || places.len() > MAX_PACKETS {
             return false;
@@ -176,12 +174,12 @@ impl ProcessMemory {
         let remote = coalesce(&mut remote[..count]);
         let (local, spans) = (local.as_ptr(), remote.len() as libc::c_ulong);
         let (count, remote) = (count as libc::c_ulong, remote.as_ptr());
-        // SAFETY: `local` are pieces of `into`, which is ours alone; the other side is checked by the kernel.
+        // SAFETY: `local` are pieces of `into`, which nothing else refers to; the kernel checks the remote ranges.
         let done = unsafe { libc::process_vm_readv(self.pid as i32, local, count, remote, spans, 0) };
         done == length as isize
     }
 
-    /// As [`Process::write`] for each piece. Returns how many are in place, from the first.
+    /// Writes each piece as [`ProcessMemory::write`] does. Returns the number of complete pieces, from the first.
     fn write_batch(&self, addresses: &[u64], pieces: &[&[u8]]) -> usize {
         if self.check_alive().is_err() || self.proc_mem_fallback().is_some() {
             return 0;
@@ -206,12 +204,12 @@ impl ProcessMemory {
         pieces.iter().take_while(is_whole).count()
     }
 
-    /// The client's own descriptor, once it is known to be the only way in.
+    /// The /proc/self/mem of the client, once the kernel has denied the other access.
     fn proc_mem_fallback(&self) -> Option<&File> {
         self.proc_mem.as_ref().filter(|_| self.vm_access_denied.load(Ordering::Relaxed))
     }
 
-    /// Whether the kernel just refused to let us into the process at all, and there is another way.
+    /// Whether the kernel denied the access and /proc/self/mem is available.
     fn check_vm_access_denied(&self, done: isize) -> bool {
         let error = std::io::Error::last_os_error().raw_os_error();
         let forbidden =
@@ -222,14 +220,14 @@ impl ProcessMemory {
         forbidden
     }
 
-    /// Whether all of a range is mapped with the rights that `access` needs.
+    /// Checks that a range is mapped with the permissions that `access` needs.
     pub fn check_mapped(&self, address: u64, length: u64, access: AccessFlags) -> Result<(), String> {
-        let end = address.checked_add(length).ok_or("the range ends beyond the address space")?;
+        let end = address.checked_add(length).ok_or("the range exceeds the address space")?;
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid))
-            .map_err(|error| format!("the mappings of process {} cannot be read: {error}", self.pid))?;
+            .map_err(|error| format!("cannot read the mappings of process {}: {error}", self.pid))?;
         let mut at = address;
         for line in maps.lines() {
-            let Some((range, rest)) = line.split_once(' ') else { continue };
+            let Some((range, permissions)) = line.split_once(' ') else { continue };
             let Some((from, to)) = range.split_once('-') else { continue };
             let (Ok(from), Ok(to)) = (u64::from_str_radix(from, 16), u64::from_str_radix(to, 16)) else {
                 continue;
@@ -240,43 +238,43 @@ impl ProcessMemory {
             if from > at || at >= end {
                 break;
             }
-            if !rest.starts_with('r') {
-                return Err(format!("{at:#x} is mapped, but cannot be read"));
+            if !permissions.starts_with('r') {
+                return Err(format!("{at:#x} is mapped without read permission"));
             }
-            if access.contains(AccessFlags::LOCAL_WRITE) && rest.as_bytes().get(1) != Some(&b'w') {
-                return Err(format!("local write is asked for, but {at:#x} is mapped read-only"));
+            if access.contains(AccessFlags::LOCAL_WRITE) && permissions.as_bytes().get(1) != Some(&b'w') {
+                return Err(format!("local write access is requested, but {at:#x} is mapped read-only"));
             }
             at = to;
         }
-        if at < end { Err(format!("nothing is mapped at {at:#x}")) } else { Ok(()) }
+        if at < end { Err(format!("{at:#x} is not mapped")) } else { Ok(()) }
     }
 }
 
-/// The memory behind one region: mapped here, in the client's process, or there with a part that is mapped here too.
+/// The memory of a region: mapped in the daemon, in the client's process, or in the process with a part mapped here.
 pub(crate) struct ClientMemory {
     pub mapped: Option<MappedMemory>,
     pub process: Option<ProcessRange>,
 }
 
-/// What is mapped here.
+/// Memory that is mapped in the daemon.
 pub(crate) struct MappedMemory {
     pub block: MemoryBlock,
-    /// Where it begins in the region.
+    /// The offset in the region.
     pub offset: u64,
-    #[allow(dead_code, reason = "counts while it lives")]
+    #[allow(dead_code, reason = "counted until it is dropped")]
     pub mapping_guard: MappingGuard,
 }
 
-/// What is in the client's process.
+/// Memory in the client's process.
 pub(crate) struct ProcessRange {
     pub process: Arc<ProcessMemory>,
     pub address: u64,
     pub length: u64,
 }
 
-/// How a range is reached.
+/// How to access a range.
 enum AccessMethod<'a> {
-    /// At this offset of what is mapped here.
+    /// At this offset of a mapped block.
     Mapped(&'a MemoryBlock, u64),
     /// At this address of a process.
     Process(&'a ProcessMemory, u64),
@@ -309,7 +307,7 @@ pub(crate) struct ClientMemories {
     monitor: Arc<AccessMonitor>,
     regions: Vec<Option<Arc<ClientMemory>>>,
     free: Vec<u32>,
-    /// How many of them are in processes.
+    /// The number of regions that are not mapped in the daemon.
     process_only: usize,
 }
 
@@ -332,7 +330,7 @@ impl ClientMemories {
         }
     }
 
-    /// Takes one out. Let it go outside of the lock: unmapping takes time.
+    /// Removes a region. Drop the result without holding the lock of the driver, because unmapping takes time.
     pub fn remove(&mut self, memory: MemoryId) -> Option<Arc<ClientMemory>> {
         let removed = self.regions.get_mut(memory.0 as usize)?.take();
         if let Some(reach) = &removed {
@@ -346,11 +344,11 @@ impl ClientMemories {
         self.regions.get(memory.0 as usize).and_then(Option::as_ref).ok_or(MemoryFault)
     }
 
-    /// The process that places are in, and how many of them, from the first, are in one. Each address is told.
+    /// The process of the first locations, and how many of them are in it. Reports the index and address of each.
     fn common_process(
         &self,
         places: &[MemoryLocation],
-        mut tell: impl FnMut(usize, u64),
+        mut report: impl FnMut(usize, u64),
     ) -> Option<(&ProcessMemory, usize)> {
         let mut found: Option<&ProcessMemory> = None;
         let mut count = 0;
@@ -364,7 +362,7 @@ impl ClientMemories {
                 break;
             }
             found = Some(process);
-            tell(count, at);
+            report(count, at);
             count += 1;
         }
         Some((found?, count))
@@ -410,7 +408,7 @@ impl Memory for ClientMemories {
         self.monitor.track(process.pid, || process.write_batch(&addresses[..count], &from[..count]))
     }
 
-    /// In another process, atomic among the operations of this card only, as `IBV_ATOMIC_HCA` says.
+    /// In another process, atomic only with respect to other operations of this HCA (`IBV_ATOMIC_HCA`).
     fn atomic(
         &mut self,
         memory: MemoryId,
@@ -435,8 +433,8 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicU8;
 
-    /// This process, as one that the kernel does not let us into.
-    fn closed() -> ProcessMemory {
+    /// This process, as if the kernel denied process_vm_readv and process_vm_writev.
+    fn vm_access_denied() -> ProcessMemory {
         let memory = File::options().read(true).write(true).open("/proc/self/mem").unwrap();
         let process = ProcessMemory::new(std::process::id(), Some(memory));
         process.vm_access_denied.store(true, Ordering::Relaxed);
@@ -444,25 +442,25 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_reached_through_a_passed_descriptor() {
+    fn memory_is_accessed_through_proc_mem() {
         let target: Vec<AtomicU64> = (0..8).map(AtomicU64::new).collect();
         let address = target.as_ptr() as u64;
-        let process = closed();
+        let process = vm_access_denied();
         let bytes: Vec<u8> = (0..61).collect();
         process.write(address + 3, &bytes).unwrap();
         let mut back = [0; 61];
         process.read(address + 3, &mut back).unwrap();
         assert_eq!(back[..], bytes[..]);
         assert_eq!(target[1].load(Ordering::Relaxed).to_ne_bytes(), [5, 6, 7, 8, 9, 10, 11, 12]);
-        assert_eq!(process.read(8, &mut back), Err(MemoryFault), "nothing is mapped there");
+        assert_eq!(process.read(8, &mut back), Err(MemoryFault), "the address is not mapped");
         process.mark_exited();
         assert_eq!(process.read(address, &mut back), Err(MemoryFault));
     }
 
-    /// Two pages of this process, and one behind them that nobody may touch.
+    /// Two pages of this process, followed by a page without access.
     fn pages() -> (u64, &'static [AtomicU8]) {
         let (flags, length) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, 3 * 4096);
-        // SAFETY: a new mapping, which is never taken away.
+        // SAFETY: a new mapping, which is never unmapped.
         let base = unsafe {
             let rights = libc::PROT_READ | libc::PROT_WRITE;
             let base = libc::mmap(std::ptr::null_mut(), length, rights, flags, -1, 0);
@@ -470,12 +468,12 @@ mod tests {
             assert_eq!(libc::mprotect(base.add(2 * 4096), 4096, libc::PROT_NONE), 0);
             base
         };
-        // SAFETY: two readable and writable pages that live for ever, and bytes that anybody may change.
+        // SAFETY: two readable and writable pages that are never unmapped, accessed as atomics.
         (base as u64, unsafe { std::slice::from_raw_parts(base.cast(), 2 * 4096) })
     }
 
     #[test]
-    fn what_several_packets_carry_is_moved_at_once() {
+    fn one_call_copies_the_payload_of_several_packets() {
         let (address, bytes) = pages();
         let process = ProcessMemory::new(std::process::id(), None);
         let sent: Vec<u8> = (0..3000u32).map(|at| at as u8).collect();
@@ -490,13 +488,13 @@ mod tests {
             assert_eq!(piece[..sent.len()], **sent);
             assert!(
                 piece[sent.len()..].iter().all(|byte| *byte == 0xee),
-                "between the pieces nothing changes"
+                "the bytes between the pieces do not change"
             );
         }
     }
 
     #[test]
-    fn of_several_pieces_those_before_a_fault_are_in_place() {
+    fn pieces_before_a_fault_are_written() {
         let (address, bytes) = pages();
         let process = ProcessMemory::new(std::process::id(), None);
         let sent = [7; 4096];
@@ -517,9 +515,9 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_not_there_is_a_fault() {
-        let nobody = ProcessMemory::new(0x3fff_ffff, None);
-        assert_eq!(nobody.read(4096, &mut [0; 4]), Err(MemoryFault));
-        assert_eq!(nobody.write(4096, &[0; 4]), Err(MemoryFault));
+    fn a_process_that_does_not_exist_is_a_fault() {
+        let missing = ProcessMemory::new(0x3fff_ffff, None);
+        assert_eq!(missing.read(4096, &mut [0; 4]), Err(MemoryFault));
+        assert_eq!(missing.write(4096, &[0; 4]), Err(MemoryFault));
     }
 }

@@ -1,46 +1,40 @@
-//! Who is at the other end of a connection.
+//! The process at the other end of a control connection.
 
+use crate::readable_fd::ReadableFd;
 use rustix::process::PidfdFlags;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 /// A process that has connected.
-#[derive(Debug)]
 pub(crate) struct ClientProcess {
     pub pid: u32,
     pub uid: u32,
     pub name: String,
-    pidfd: OwnedFd,
+    pidfd: ReadableFd,
 }
 
 impl ClientProcess {
+    /// Must be called on the runtime.
     pub fn from_stream(stream: &UnixStream) -> io::Result<ClientProcess> {
         let credentials = rustix::net::sockopt::socket_peercred(stream)?;
-        let pid = credentials.pid;
-        let process = pid.as_raw_nonzero().get() as u32;
-        let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
-        let watch = match peer_pidfd(stream.as_fd()) {
-            Some(watch) => watch,
-            None => rustix::process::pidfd_open(pid, PidfdFlags::empty())?,
+        let pid = credentials.pid.as_raw_nonzero().get() as u32;
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let pidfd = match peer_pidfd(stream.as_fd()) {
+            Some(pidfd) => pidfd,
+            None => rustix::process::pidfd_open(credentials.pid, PidfdFlags::empty())?,
         };
-        Ok(ClientProcess {
-            pid: process,
-            uid: credentials.uid.as_raw(),
-            name: name.trim().into(),
-            pidfd: watch,
-        })
+        let pidfd = ReadableFd::new(pidfd)?;
+        Ok(ClientProcess { pid, uid: credentials.uid.as_raw(), name: name.trim().into(), pidfd })
+    }
+
+    /// Waits until the process has exited, even if its number is reused.
+    pub async fn exited(&self) {
+        self.pidfd.readable().await;
     }
 }
 
-/// Becomes readable when the process is gone, whatever its number is used for later.
-impl AsFd for ClientProcess {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.pidfd.as_fd()
-    }
-}
-
-/// The process that connected, straight from the socket: its number cannot have been used again (Linux 6.5).
+/// The pidfd of the process that connected, from the socket itself: its number cannot have been reused (Linux 6.5).
 #[allow(unsafe_code)]
 fn peer_pidfd(stream: BorrowedFd<'_>) -> Option<OwnedFd> {
     const SO_PEERPIDFD: libc::c_int = 77;
@@ -56,6 +50,6 @@ fn peer_pidfd(stream: BorrowedFd<'_>) -> Option<OwnedFd> {
             &raw mut length,
         )
     };
-    // SAFETY: the descriptor is new and belongs to nobody else.
+    // SAFETY: the descriptor is new and nothing else owns it.
     (result == 0 && descriptor >= 0).then(|| unsafe { OwnedFd::from_raw_fd(descriptor) })
 }

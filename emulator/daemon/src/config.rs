@@ -1,4 +1,4 @@
-//! What a daemon is told when it starts.
+//! The configuration of a daemon.
 
 use serde::Deserialize;
 use softhca_engine::{CongestionSettings, DeviceLimits, Recovery};
@@ -12,16 +12,16 @@ use std::path::Path;
 use std::time::Duration;
 use thiserror::Error;
 
-/// A host of the daemon.
+/// The configuration of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostConfig {
-    /// What programs call it.
+    /// The name.
     pub name: String,
-    /// Its address; without one, the first of 127.0.0.2, 127.0.0.3, … that is free.
+    /// The address; `None` means the first free address of 127.0.0.2, 127.0.0.3, …
     pub address: Option<IpAddr>,
 }
 
-/// How much of a card one client can have.
+/// The resource limits of one client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs, reason = "each field is the resource of its name")]
@@ -30,11 +30,11 @@ pub struct ClientLimits {
     pub max_cq: usize,
     pub max_srq: usize,
     pub max_pd: usize,
-    /// Regions and windows together.
+    /// Memory regions and memory windows together.
     pub max_mr: usize,
     pub max_ah: usize,
     pub max_xrcd: usize,
-    /// Bytes of all its rings.
+    /// The bytes of all rings.
     pub max_ring_bytes: u64,
 }
 
@@ -54,11 +54,11 @@ impl Default for ClientLimits {
 }
 
 impl ClientLimits {
-    /// What the device attributes of a client say: no more than its share, no more than the card has.
-    pub fn device_limits(&self, clients: usize) -> DeviceLimits {
+    /// The limits in the device attributes: the lower of these limits and those of the HCA.
+    pub fn device_limits(&self, max_clients: usize) -> DeviceLimits {
         let card = DeviceLimits::HCA;
         DeviceLimits {
-            max_clients: clients,
+            max_clients,
             max_qp: card.max_qp.min(self.max_qp),
             max_cq: card.max_cq.min(self.max_cq),
             max_srq: card.max_srq.min(self.max_srq),
@@ -74,48 +74,48 @@ impl ClientLimits {
 /// The network between the hosts of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FabricConfig {
-    /// What is connected to what; it must have as many hosts as the daemon.
+    /// The topology. It must have as many hosts as the daemon.
     pub topology: Topology,
-    /// Every cable.
+    /// The settings of every link.
     pub link: LinkSettings,
-    /// Every switch.
+    /// The settings of every switch.
     pub settings: SwitchSettings,
-    /// Hosts that take what arrives more slowly than it can come, in bits per second, and pause their switch.
+    /// Receive rates of hosts that process packets more slowly than the link, and pause their switch, in bits per second.
     pub receive_rates: BTreeMap<String, u64>,
 }
 
-/// What a daemon is told when it starts.
+/// The configuration of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The daemon's own name, for users with several.
+    /// The name of the daemon.
     pub name: String,
-    /// Its hosts.
+    /// The hosts.
     pub hosts: Vec<HostConfig>,
-    /// The IPv6 addresses of hosts that have one beside an IPv4 address, by name.
+    /// The IPv6 addresses of hosts that also have an IPv4 address, by host name.
     pub ipv6: BTreeMap<String, Ipv6Addr>,
-    /// Which source port packets have.
+    /// The UDP source port of packets.
     pub entropy: Entropy,
-    /// Where goes what a host sends to itself.
+    /// How a host's traffic to itself is carried.
     pub loopback: Loopback,
-    /// What a lost packet does.
+    /// The recovery mode after packet loss.
     pub recovery: Recovery,
-    /// What cards do about congestion.
+    /// Congestion control.
     pub congestion: CongestionSettings,
-    /// The network between the hosts; without one they send to each other over sockets alone.
+    /// The network between the hosts. Without one, the hosts send to each other over sockets.
     pub fabric: Option<FabricConfig>,
-    /// How many clients may be connected.
+    /// The most clients.
     pub max_clients: usize,
-    /// How much each of them can have.
+    /// The limits of each client.
     pub client_limits: ClientLimits,
-    /// How many rings and regions all of them have together. The kernel allows a process 65530 mappings, and the
-    /// daemon needs some itself.
+    /// The most rings and memory regions of all clients together. The kernel allows a process 65530 mappings, and the
+    /// daemon needs some of them.
     pub max_mappings: usize,
-    /// End a client whose memory has held up a card for so long: nothing else frees the card, and everybody on the
-    /// host waits for it. Without one, it is only reported.
+    /// Kill a client that stalls a host for this long. All clients of the host wait, and nothing else ends the stall.
+    /// With `None`, the daemon only reports the stall.
     pub kill_after: Option<Duration>,
-    /// How long an engine thread looks for more to do before it sleeps.
+    /// How long an idle engine thread polls before it sleeps.
     pub busy_poll: Duration,
-    /// Leave when no client was there for so long.
+    /// Exit when no client was connected for this long.
     pub idle_exit_after: Option<Duration>,
 }
 
@@ -140,33 +140,33 @@ impl Default for Config {
     }
 }
 
-/// Why a configuration cannot be used.
+/// The error of a configuration.
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("{path}: {source}")]
     Unreadable {
-        /// Which file.
+        /// The file.
         path: String,
-        /// Why.
+        /// The reason.
         source: std::io::Error,
     },
-    /// The file is not what it should be. The message has the place.
+    /// The file is not valid. The message has the position.
     #[error("{path}: {message}")]
     Malformed {
-        /// Which file.
+        /// The file.
         path: String,
-        /// What is wrong, and where.
+        /// The error and its position.
         message: String,
     },
 }
 
-/// The network as it is written.
+/// The `[fabric]` table.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FabricTable {
     topology: String,
-    /// Gb/s of every cable.
+    /// The rate of every link in Gb/s.
     #[serde(default = "default_rate_gbit")]
     rate_gbit: NonZeroU64,
     #[serde(default = "default_delay_ns")]
@@ -176,16 +176,16 @@ struct FabricTable {
     spines: Option<u32>,
     switches: Option<u32>,
     k: Option<u32>,
-    /// Bytes that all queues of a switch share.
+    /// The bytes that all queues of a switch share.
     buffer: Option<u64>,
     ecn: Option<EcnTable>,
     pfc: Option<PfcTable>,
-    /// Gb/s at which a host takes what arrives, by its name.
+    /// The receive rates of hosts in Gb/s, by host name.
     #[serde(default)]
     receive_gbit: BTreeMap<String, f64>,
 }
 
-/// When switches mark: bytes in a queue, and the chance of a mark just below `kmax`.
+/// ECN marking: fill levels of a queue in bytes, and the probability of a mark just below `kmax`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EcnTable {
@@ -194,7 +194,7 @@ struct EcnTable {
     pmax: f64,
 }
 
-/// When switches pause: bytes of an ingress port and priority. What is not said is as in [`FlowControl`].
+/// PFC thresholds: bytes of an ingress port and priority. The defaults are those of [`FlowControl`].
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PfcTable {
@@ -210,7 +210,7 @@ impl EcnTable {
             return Err(format!("fabric.ecn: kmin ({kmin}) is above kmax ({kmax})"));
         }
         if !(0.0..=1.0).contains(&pmax) {
-            return Err(format!("fabric.ecn.pmax is {pmax}, a chance between 0 and 1 is expected"));
+            return Err(format!("fabric.ecn.pmax is {pmax}, expected a probability between 0 and 1"));
         }
         Ok(EcnMarking { kmin, kmax, pmax_per_billion: (pmax * f64::from(PER_BILLION)).round() as u32 })
     }
@@ -228,7 +228,7 @@ impl PfcTable {
     }
 }
 
-/// Of a cable: a second, by which time a program takes its peer for dead.
+/// The longest delay of a link: one second, after which programs give up on their peer.
 const MAX_DELAY_NS: u64 = 1_000_000_000;
 
 const fn default_rate_gbit() -> NonZeroU64 {
@@ -240,15 +240,15 @@ const fn default_delay_ns() -> u64 {
 }
 
 impl FabricTable {
-    /// The network for these hosts.
+    /// The network of these hosts.
     fn config(&self, named: &[HostConfig]) -> Result<FabricConfig, String> {
         let hosts = named.len() as u32;
         let FabricTable { left, leaves, spines, switches, k, .. } = *self;
-        let needs = |what: &str| format!("the topology {:?} needs {what}", self.topology);
+        let needs = |what: &str| format!("topology {:?} requires {what}", self.topology);
         let evenly = |groups: u32, what: &str| match groups {
             0 => Err(needs(what)),
             _ if hosts.is_multiple_of(groups) => Ok(hosts / groups),
-            _ => Err(format!("{hosts} hosts do not spread evenly over {groups} {what}")),
+            _ => Err(format!("{hosts} hosts cannot be distributed evenly over {groups} {what}")),
         };
         let topology = match &*self.topology {
             "pair" => Topology::Pair,
@@ -269,20 +269,20 @@ impl FabricTable {
             }
             other => {
                 return Err(format!(
-                    "fabric.topology is {other:?}, one of \"pair\", \"star\", \"dumbbell\", \"leaf-spine\", \"fat-tree\", \"ring\" is expected"
+                    "fabric.topology is {other:?}, expected one of \"pair\", \"star\", \"dumbbell\", \"leaf-spine\", \"fat-tree\", \"ring\""
                 ));
             }
         };
         topology.layout().map_err(|why| format!("fabric: {why}"))?;
         if topology.hosts() != u64::from(hosts) {
             return Err(format!(
-                "the topology {:?} has {} hosts, there are {hosts}",
+                "topology {:?} has {} hosts, but {hosts} are configured",
                 self.topology,
                 topology.hosts()
             ));
         }
         if self.delay_ns > MAX_DELAY_NS {
-            return Err(format!("fabric.delay_ns is {}, at most {MAX_DELAY_NS} is expected", self.delay_ns));
+            return Err(format!("fabric.delay_ns is {}, expected at most {MAX_DELAY_NS}", self.delay_ns));
         }
         let bits_per_second =
             Some(self.rate_gbit.saturating_mul(NonZeroU64::new(1_000_000_000).expect("not zero")));
@@ -301,10 +301,10 @@ impl FabricTable {
     fn receive_rates(&self, hosts: &[HostConfig]) -> Result<BTreeMap<String, u64>, String> {
         let rates = self.receive_gbit.iter().map(|(name, gbit)| {
             if !hosts.iter().any(|host| host.name == *name) {
-                return Err(format!("fabric.receive_gbit.{name}: there is no host {name:?}"));
+                return Err(format!("fabric.receive_gbit.{name}: no host is named {name:?}"));
             }
             if !gbit.is_finite() || *gbit <= 0.0 {
-                return Err(format!("fabric.receive_gbit.{name} is {gbit}, more than 0 is expected"));
+                return Err(format!("fabric.receive_gbit.{name} is {gbit}, expected more than 0"));
             }
             Ok((name.clone(), (gbit * 1e9).round() as u64))
         });
@@ -312,7 +312,7 @@ impl FabricTable {
     }
 }
 
-/// The file as it is written.
+/// The configuration file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ConfigFile {
@@ -327,14 +327,14 @@ struct ConfigFile {
     hosts: BTreeMap<String, toml::Spanned<String>>,
     #[serde(default)]
     entropy: bool,
-    #[serde(default, rename = "share")]
+    #[serde(default)]
     client_limits: ClientLimits,
 }
 
 impl Config {
-    /// Reads a TOML file: `name`, `recovery`, `loopback`, `congestion`, `clients`, `entropy`, a table `[hosts]` of names
-    /// and addresses (`"10.0.0.1"`, or `"10.0.0.1, fd00::1"` for a host with both IP versions), a table `[fabric]` of
-    /// what is between them, and a table `[share]` of what one client can have.
+    /// Reads a TOML file: `name`, `recovery`, `loopback`, `congestion`, `max_clients`, `kill_after` in seconds, `entropy`,
+    /// a table `[hosts]` of names and addresses (`"10.0.0.1"`, or `"10.0.0.1, fd00::1"` for a host with both IP
+    /// versions), a table `[fabric]` of the network between them, and a table `[client_limits]`.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
         let shown = path.display().to_string();
         let text = std::fs::read_to_string(path)
@@ -342,7 +342,7 @@ impl Config {
         Config::parse(&text).map_err(|message| ConfigError::Malformed { path: shown, message })
     }
 
-    /// Reads the text of a configuration.
+    /// Parses the text of a configuration.
     pub fn parse(text: &str) -> Result<Config, String> {
         let file: ConfigFile = toml::from_str(text).map_err(|error| error.to_string())?;
         let mut config = Config { client_limits: file.client_limits, ..Config::default() };
@@ -356,16 +356,16 @@ impl Config {
         }
         if let Some(name) = file.recovery {
             config.recovery = Recovery::from_name(&name).ok_or_else(|| {
-                format!("recovery is {name:?}, one of \"fatal\", \"go-back-n\", \"go-back-0\" is expected")
+                format!("recovery is {name:?}, expected one of \"fatal\", \"go-back-n\", \"go-back-0\"")
             })?;
         }
         if let Some(name) = file.loopback {
             config.loopback = Loopback::from_name(&name)
-                .ok_or_else(|| format!("loopback is {name:?}, one of \"socket\", \"card\" is expected"))?;
+                .ok_or_else(|| format!("loopback is {name:?}, expected one of \"socket\", \"internal\""))?;
         }
         if let Some(name) = file.congestion {
             config.congestion = CongestionSettings::from_name(&name).ok_or_else(|| {
-                format!("congestion is {name:?}, one of {} is expected", CongestionSettings::NAMES.join(", "))
+                format!("congestion is {name:?}, expected one of {}", CongestionSettings::NAMES.join(", "))
             })?;
         }
         if !file.hosts.is_empty() {
@@ -375,8 +375,8 @@ impl Config {
                     let line = text[..value.span().start].matches('\n').count() + 1;
                     let value = value.get_ref();
                     format!(
-                        "line {line}: the address of host {name:?} is {value:?}: \"127.0.0.2\" or \"10.0.0.1, fd00::1\" \
-                         is expected"
+                        "line {line}: the address of host {name:?} is {value:?}, expected an address such as \"127.0.0.2\" or \
+                         \"10.0.0.1, fd00::1\""
                     )
                 })?;
                 config.ipv6.extend(ipv6.map(|ipv6| (name.clone(), ipv6)));
@@ -393,9 +393,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_names_hosts_and_shares() {
+    fn a_file_configures_hosts_and_limits() {
         let config = Config::parse(
-            "name = 'lab'\nrecovery = 'go-back-n'\n[hosts]\nalice = '127.0.0.2'\nbob = '127.0.0.3'\n[share]\nqueue_pairs = 7\n",
+            "name = 'lab'\nrecovery = 'go-back-n'\n[hosts]\nalice = '127.0.0.2'\nbob = '127.0.0.3'\n[client_limits]\nmax_qp = 7\n",
         )
         .unwrap();
         assert_eq!(config.name, "lab");
@@ -406,14 +406,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_says_where_traffic_to_oneself_goes() {
+    fn a_file_configures_loopback() {
         assert_eq!(Config::parse("").unwrap().loopback, Loopback::Socket);
         for loopback in Loopback::ALL {
             let config = Config::parse(&format!("loopback = '{}'", loopback.name())).unwrap();
             assert_eq!(config.loopback, loopback);
         }
         let message = Config::parse("loopback = 'kernel'").unwrap_err();
-        assert!(message.contains("\"kernel\"") && message.contains("\"socket\", \"card\""), "{message}");
+        assert!(message.contains("\"kernel\"") && message.contains("\"socket\", \"internal\""), "{message}");
     }
 
     #[test]
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fabric_stands_between_as_many_hosts_as_there_are() {
+    fn a_fabric_has_as_many_hosts_as_the_daemon() {
         let hosts = "[hosts]\na = '127.0.0.2'\nb = '127.0.0.3'\nc = '127.0.0.4'\nd = '127.0.0.5'\n";
         let parse = |fabric: &str| Config::parse(&format!("congestion = 'dcqcn'\n{hosts}[fabric]\n{fabric}"));
         let config = parse("topology = 'leaf-spine'\nleaves = 2\nspines = 2\nrate_gbit = 40\n").unwrap();
@@ -447,9 +447,9 @@ mod tests {
             ("topology = 'star'\necn = { kmin = 3, kmax = 2, pmax = 0.5 }", "above kmax"),
             ("topology = 'star'\necn = { kmin = 1, kmax = 2, pmax = 50 }", "between 0 and 1"),
             ("topology = 'star'\npfc = { xon = 9, xoff = 8 }", "not below xon"),
-            ("topology = 'star'\nreceive_gbit = { z = 1 }", "no host \"z\""),
+            ("topology = 'star'\nreceive_gbit = { z = 1 }", "no host is named \"z\""),
             ("topology = 'star'\nreceive_gbit = { b = 0 }", "more than 0"),
-            ("topology = 'leaf-spine'\nspines = 2", "needs leaves"),
+            ("topology = 'leaf-spine'\nspines = 2", "requires leaves"),
             ("topology = 'ring'\nswitches = 3", "evenly"),
             ("topology = 'fat-tree'\nk = 4", "16 hosts"),
             ("topology = 'star'\ndelay_ns = 1_000_000_001", "at most"),
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_is_refused_with_its_place() {
+    fn an_unknown_key_is_an_error_with_its_position() {
         let message = Config::parse("nmae = 'lab'").unwrap_err();
         assert!(message.contains("line 1") && message.contains("nmae"), "{message}");
     }

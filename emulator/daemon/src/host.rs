@@ -1,10 +1,10 @@
-//! A host: its card, the thread that drives it, and who hears what the card tells.
+//! A host: its HCA, the engine thread that drives it, and the distribution of its events.
 
 use crate::client_memory::{AccessMonitor, ClientMemories};
 use crate::config::{Config, HostConfig};
 use crate::notification_queue::NotificationQueue;
 use crate::recording::Recordings;
-use crate::server::StartError;
+use crate::start_error::StartError;
 use parking_lot::Mutex;
 use softhca_engine::{AckPolicy, ClientId, CqId, Event, Instant, Settings};
 use softhca_fabric::{EventSink, HostId, NetworkEvent, Stage};
@@ -18,21 +18,43 @@ use softhca_udp::{
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// How long a task waits for a driver before it lets another thread run the other tasks.
+const BUSY_LIMIT: Duration = Duration::from_millis(1);
 
 /// A host of the daemon.
 pub(crate) struct DaemonHost {
     pub device: HostDevice,
-    pub driver: SharedDriver<ClientMemories>,
+    pub driver: HostDriver,
     pub event_bus: Arc<EventBus>,
     pub access_monitor: Arc<AccessMonitor>,
-    /// The page that tells clients whether the engine thread sleeps. They can only read it.
+    /// The page with the sleep flag of the engine thread, which clients map read-only.
     pub sleep_flag: OwnedFd,
 }
 
-/// Who hears what of a card.
+/// The driver of a host, for use by tasks.
+pub(crate) struct HostDriver(SharedDriver<ClientMemories>);
+
+impl HostDriver {
+    /// Calls `act` with the driver. The driver is busy for long only if a client stalls the host; then another thread
+    /// takes over the other tasks of this one.
+    pub fn control<R>(&self, act: impl FnOnce(&mut Driver<ClientMemories>) -> R) -> R {
+        match self.0.try_control(BUSY_LIMIT, act) {
+            Ok(result) => result,
+            Err(act) => tokio::task::block_in_place(|| self.0.control(act)),
+        }
+    }
+
+    /// Lets an eventfd wake the engine thread, as long as it is open in any process.
+    pub fn add_wake_source(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.0.add_wake_source(descriptor)
+    }
+}
+
+/// Distributes the events of a host to the sessions.
 #[derive(Default)]
 pub(crate) struct EventBus {
     host_name: String,
@@ -47,34 +69,34 @@ struct ClientSubscription {
     notifications: Arc<NotificationQueue>,
 }
 
-/// Connections that hear every asynchronous event of every host.
+/// The sessions that receive every asynchronous event of every host.
 #[derive(Default)]
 pub(crate) struct AsyncEventWatchers {
     watchers: Mutex<Vec<Arc<NotificationQueue>>>,
 }
 
 impl AsyncEventWatchers {
-    pub fn add(&self, outbox: &Arc<NotificationQueue>) {
-        self.watchers.lock().push(outbox.clone());
+    pub fn add(&self, queue: &Arc<NotificationQueue>) {
+        self.watchers.lock().push(queue.clone());
     }
 
-    pub fn remove(&self, outbox: &Arc<NotificationQueue>) {
-        self.watchers.lock().retain(|other| !Arc::ptr_eq(other, outbox));
+    pub fn remove(&self, queue: &Arc<NotificationQueue>) {
+        self.watchers.lock().retain(|other| !Arc::ptr_eq(other, queue));
     }
 }
 
 impl EventBus {
-    pub fn add_client(&self, client: ClientId, process: u32, name: &str, outbox: &Arc<NotificationQueue>) {
-        let listener = ClientSubscription { pid: process, name: name.into(), notifications: outbox.clone() };
-        self.clients.lock().insert(client, listener);
+    pub fn add_client(&self, client: ClientId, pid: u32, name: &str, queue: &Arc<NotificationQueue>) {
+        let subscription = ClientSubscription { pid, name: name.into(), notifications: queue.clone() };
+        self.clients.lock().insert(client, subscription);
     }
 
     pub fn remove_client(&self, client: ClientId) {
         self.clients.lock().remove(&client);
     }
 
-    pub fn add_completion_queue(&self, cq: CqId, outbox: &Arc<NotificationQueue>) {
-        self.completion_queues.lock().insert(cq, outbox.clone());
+    pub fn add_completion_queue(&self, cq: CqId, queue: &Arc<NotificationQueue>) {
+        self.completion_queues.lock().insert(cq, queue.clone());
     }
 
     pub fn remove_completion_queue(&self, cq: CqId) {
@@ -83,29 +105,24 @@ impl EventBus {
 
     fn publish_async_event(&self, client: Option<ClientId>, event: softhca_engine::AsyncEvent) {
         let clients = self.clients.lock();
-        let heard = |id: &ClientId| client.is_none_or(|client| client == *id);
-        for (_, listener) in clients.iter().filter(|(id, _)| heard(id)) {
-            listener.notifications.push(Notification::AsyncEventRaised(event));
+        let is_recipient = |id: &ClientId| client.is_none_or(|client| client == *id);
+        for (_, subscription) in clients.iter().filter(|(id, _)| is_recipient(id)) {
+            subscription.notifications.push(Notification::AsyncEventRaised(event));
         }
-        let process = client.and_then(|client| clients.get(&client)).map(|listener| listener.pid);
+        let pid = client.and_then(|client| clients.get(&client)).map(|subscription| subscription.pid);
         for watcher in self.watchers.watchers.lock().iter() {
-            watcher.push(Notification::AsyncEventObserved {
-                host: self.host_name.clone(),
-                pid: process,
-                event,
-            });
+            watcher.push(Notification::AsyncEventObserved { host: self.host_name.clone(), pid, event });
         }
     }
 }
 
-/// Reads the card's events for the board and for records.
+/// Passes the events of a host to its event bus and to recordings.
 struct HostEventSink {
     bus: Arc<EventBus>,
     recordings: Arc<Recordings>,
     host: HostId,
-    /// Queues whose owners are to be woken, once everything that arrived together is in its place: a program may
-    /// take it for granted that the acknowledgement of its message comes before the answer, although both are in one
-    /// send, the other way round.
+    /// Completion queues to notify once the whole received batch is processed. A batch may hold the response of a peer
+    /// before the ACK of the request, and a program may rely on the completion of its request being there first.
     pending_notifications: Vec<CqId>,
 }
 
@@ -133,10 +150,10 @@ impl EventSink for HostEventSink {
         if self.pending_notifications.is_empty() {
             return;
         }
-        let queues = self.bus.completion_queues.lock();
+        let subscribers = self.bus.completion_queues.lock();
         for cq in self.pending_notifications.drain(..) {
-            if let Some(outbox) = queues.get(&cq) {
-                outbox.push(Notification::CompletionNotified(cq));
+            if let Some(subscriber) = subscribers.get(&cq) {
+                subscriber.push(Notification::CompletionNotified(cq));
             }
         }
     }
@@ -149,17 +166,17 @@ impl HostEventSink {
             Event::CompletionNotified { cq } => self.pending_notifications.push(*cq),
             Event::AsyncEventRaised { client, event } => self.bus.publish_async_event(*client, *event),
             Event::CmEventRaised { client, channel, .. } => {
-                if let Some(listener) = self.bus.clients.lock().get(client) {
-                    // The session takes them when it sends.
-                    listener
+                if let Some(subscription) = self.bus.clients.lock().get(client) {
+                    // The session dequeues the events when it sends the notification.
+                    subscription
                         .notifications
                         .push(Notification::CmEventsRaised { channel: *channel, events: Vec::new() });
                 }
             }
             Event::ClientFaulted { client, qp, why } => {
                 let clients = self.bus.clients.lock();
-                if let Some(ClientSubscription { pid: process, name, .. }) = clients.get(client) {
-                    eprintln!("softhca: process {process} ({name}), queue pair {qp}: {why}; it was stopped");
+                if let Some(ClientSubscription { pid, name, .. }) = clients.get(client) {
+                    eprintln!("softhca: queue pair {qp} of process {pid} ({name}) was stopped: {why}");
                 }
             }
             _ => {}
@@ -173,15 +190,15 @@ impl DaemonHost {
         index: usize,
         host: &HostConfig,
         watchers: &Arc<AsyncEventWatchers>,
-        records: &Arc<Recordings>,
+        recordings: &Arc<Recordings>,
     ) -> Result<DaemonHost, StartError> {
-        let explain = |source| StartError::Bind { host: host.name.clone(), source };
+        let bind_error = |source| StartError::Bind { host: host.name.clone(), source };
         let sockets = match host.address {
             Some(address) => {
                 let ipv6 = config.ipv6.get(&host.name).copied();
-                HostSockets::bind_dual_stack(address, ipv6, SocketOptions::default()).map_err(explain)?
+                HostSockets::bind_dual_stack(address, ipv6, SocketOptions::default()).map_err(bind_error)?
             }
-            None => bind_host(SocketOptions::default()).map_err(explain)?,
+            None => bind_host(SocketOptions::default()).map_err(bind_error)?,
         };
         let settings = Settings {
             recovery: config.recovery,
@@ -191,7 +208,7 @@ impl DaemonHost {
             seed: RandomState::new().hash_one(index),
             ..Settings::default()
         };
-        let card = HostDevice {
+        let device = HostDevice {
             name: host.name.clone(),
             device_name: format!("softhca{index}"),
             address: sockets.address(),
@@ -200,42 +217,36 @@ impl DaemonHost {
             recovery: config.recovery.name().into(),
             loopback: config.loopback.name().into(),
         };
-        let board = Arc::new(EventBus {
+        let event_bus = Arc::new(EventBus {
             host_name: host.name.clone(),
             watchers: watchers.clone(),
             ..EventBus::default()
         });
         let Config { entropy, loopback, .. } = *config;
         let options = DriverOptions { settings, icrc: IcrcCheck::default(), entropy, loopback };
-        let reaching = Arc::new(AccessMonitor::default());
+        let access_monitor = Arc::new(AccessMonitor::default());
         let id = HostId(index as u32);
-        records.name_host(id, &host.name, card.address);
-        let herald = Box::new(HostEventSink {
-            bus: board.clone(),
-            recordings: records.clone(),
+        recordings.name_host(id, &host.name, device.address);
+        let sink = Box::new(HostEventSink {
+            bus: event_bus.clone(),
+            recordings: recordings.clone(),
             host: id,
             pending_notifications: Vec::new(),
         });
-        let driver = Driver::new(sockets, options, ClientMemories::new(reaching.clone()), herald);
-        let page = Arc::new(SharedMemory::create("softhca-asleep", 4096, MapMode::ReadOnly)?);
-        let asleep = page.take_descriptor().expect("nobody took it yet");
-        let conduct = DrivePolicy::Thread { busy_poll: config.busy_poll };
-        let station = SharedDriver::start(driver, conduct, page.words(0, 1))?;
-        Ok(DaemonHost {
-            device: card,
-            driver: station,
-            event_bus: board,
-            access_monitor: reaching,
-            sleep_flag: asleep,
-        })
+        let driver = Driver::new(sockets, options, ClientMemories::new(access_monitor.clone()), sink);
+        let page = Arc::new(SharedMemory::create("softhca-sleep-flag", 4096, MapMode::ReadOnly)?);
+        let sleep_flag = page.take_descriptor().expect("a new memory has its descriptor");
+        let policy = DrivePolicy::Thread { busy_poll: config.busy_poll };
+        let driver = HostDriver(SharedDriver::start(driver, policy, page.words(0, 1))?);
+        Ok(DaemonHost { device, driver, event_bus, access_monitor, sleep_flag })
     }
 
-    /// Puts a network between this host and the others of the daemon.
-    pub fn attach_network(&self, backbone: &Arc<HostNetwork>) -> io::Result<()> {
-        if let Some(bell) = backbone.wake_descriptor(self.device.address) {
-            self.driver.add_wake_source(bell)?;
+    /// Attaches the host to the network between the hosts.
+    pub fn attach_network(&self, network: &Arc<HostNetwork>) -> io::Result<()> {
+        if let Some(descriptor) = network.wake_descriptor(self.device.address) {
+            self.driver.add_wake_source(descriptor)?;
         }
-        self.driver.control(|driver| driver.attach_to_network(backbone.clone()));
+        self.driver.control(|driver| driver.attach_to_network(network.clone()));
         Ok(())
     }
 }
@@ -245,26 +256,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owners_are_woken_when_all_that_came_together_is_there() {
-        let (board, outbox) = (Arc::new(EventBus::default()), Arc::new(NotificationQueue::new().unwrap()));
+    fn completion_queues_are_notified_after_the_whole_batch() {
+        let (bus, queue) = (Arc::new(EventBus::default()), Arc::<NotificationQueue>::default());
         for number in [1, 2] {
-            board.add_completion_queue(CqId(number), &outbox);
+            bus.add_completion_queue(CqId(number), &queue);
         }
-        let records = Recordings::new();
-        let mut herald = HostEventSink {
-            bus: board.clone(),
-            recordings: records,
+        let mut sink = HostEventSink {
+            bus: bus.clone(),
+            recordings: Recordings::new(),
             host: HostId(0),
             pending_notifications: Vec::new(),
         };
         for number in [2, 1] {
-            herald.on_hca_event(&Event::CompletionNotified { cq: CqId(number) });
-            assert!(outbox.drain().unwrap().is_empty(), "before the rest has arrived");
+            sink.on_hca_event(&Event::CompletionNotified { cq: CqId(number) });
+            assert!(queue.drain().unwrap().is_empty(), "the batch is not complete");
         }
-        board.remove_completion_queue(CqId(1));
-        herald.flush();
-        assert_eq!(outbox.drain().unwrap(), [Notification::CompletionNotified(CqId(2))]);
-        herald.flush();
-        assert!(outbox.drain().unwrap().is_empty());
+        bus.remove_completion_queue(CqId(1));
+        sink.flush();
+        assert_eq!(queue.drain().unwrap(), [Notification::CompletionNotified(CqId(2))]);
+        sink.flush();
+        assert!(queue.drain().unwrap().is_empty());
     }
 }

@@ -1,8 +1,8 @@
-//! One or more cards shared by the processes of a user.
+//! The daemon: devices that the processes of a user share.
 //!
-//! [`Daemon`] has one engine thread per host, and one thread per connection that answers control calls and
-//! passes news on. Work and completions go through rings in shared memory. A client is never trusted: its
-//! indices are clamped, its descriptors checked, its share limited, and its death noticed.
+//! [`Daemon`] has one engine thread per host, and one tokio task per connection that handles requests and sends
+//! notifications. Work requests and completions use rings in shared memory. The daemon does not trust its clients: it
+//! validates their indices and descriptors, limits their resources, and cleans up when they exit.
 
 #![cfg(target_os = "linux")]
 
@@ -11,18 +11,25 @@ mod client_memory;
 mod client_process;
 mod command_error;
 mod config;
+mod control_socket;
 mod fault_rules;
 mod host;
 mod mount_namespace;
 mod notification_queue;
 mod port_counters;
+mod qp_roles;
 mod quota;
+mod readable_fd;
 mod recording;
 mod server;
 mod session;
 mod signals;
+mod stall_watchdog;
+mod start_error;
+mod state;
 
 pub use config::{ClientLimits, Config, ConfigError, HostConfig};
 pub use mount_namespace::MountNamespace;
-pub use server::{Daemon, StartError};
+pub use server::Daemon;
 pub use signals::{Signal, Signals};
+pub use start_error::StartError;

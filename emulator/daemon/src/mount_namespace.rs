@@ -1,7 +1,7 @@
-//! A view of the file system for one program: mounts that only it and its children see.
+//! A mount namespace for one program and its children.
 //!
-//! Nothing is changed for anybody else, and nothing stays when the program ends. Whoever may have it needs no
-//! rights: root gets a mount namespace, anybody else a user namespace around it, with the user's own number in it.
+//! No other process sees the mounts, and they end with the program. It needs no privileges: for a user other than root
+//! the mount namespace is inside a user namespace that maps the user to itself.
 
 #![allow(unsafe_code)]
 
@@ -15,13 +15,13 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-/// What is mounted and written before a program starts, in this order.
+/// The mounts and files that are created before a program starts, in this order.
 #[derive(Clone, Debug, Default)]
 pub struct MountNamespace {
     steps: Vec<Step>,
 }
 
-/// One call. Everything is ready to be passed to the kernel: between fork and exec nothing is allocated.
+/// One system call. Its arguments are prepared, because nothing may be allocated between fork and exec.
 #[derive(Clone, Debug)]
 enum Step {
     Tmpfs(CString),
@@ -33,47 +33,46 @@ enum Step {
 }
 
 impl MountNamespace {
-    /// A view in which everything is as it is.
+    /// A namespace without changes.
     pub fn new() -> MountNamespace {
         MountNamespace::default()
     }
 
-    /// An empty file system in memory at a folder.
+    /// Mounts an empty tmpfs on a directory.
     pub fn tmpfs(&mut self, at: &Path) {
         self.steps.push(Step::Tmpfs(c_path(at)));
     }
 
-    /// A folder.
+    /// Creates a directory.
     pub fn mkdir(&mut self, at: &Path) {
         self.steps.push(Step::Mkdir(c_path(at)));
     }
 
-    /// A file that everybody may read.
+    /// Creates a file with mode 0444.
     pub fn file(&mut self, at: &Path, text: &str) {
         self.steps.push(Step::File(c_path(at), text.into()));
     }
 
-    /// A symbolic link.
+    /// Creates a symbolic link.
     pub fn symlink(&mut self, at: &Path, target: &Path) {
         self.steps.push(Step::Symlink { at: c_path(at), target: c_path(target) });
     }
 
-    /// What is at `from`, with everything that is mounted below, at `at` too.
+    /// Bind-mounts `from`, with all mounts below it, on `at`.
     pub fn bind(&mut self, from: &Path, at: &Path) {
         self.steps.push(Step::Bind { from: c_path(from), at: c_path(at) });
     }
 
-    /// Takes the mount at a folder away. What was bound from it elsewhere stays.
+    /// Unmounts a directory. Bind mounts of it stay.
     pub fn unmount(&mut self, at: &Path) {
         self.steps.push(Step::Unmount(c_path(at)));
     }
 
-    /// Has a program that is to be started see this view. If the kernel refuses, starting it fails.
+    /// Starts a program in this namespace. Starting it fails if the kernel denies the namespace.
     pub fn apply_to(self, command: &mut Command) {
         let [user, group] = [rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()]
             .map(|id| format!("{id} {id} 1"));
-        // SAFETY: the closure makes system calls alone, with what was made ready before; none of them allocates
-        // or takes a lock.
+        // SAFETY: the closure only makes system calls with prepared arguments; it does not allocate or take a lock.
         unsafe {
             command.pre_exec(move || {
                 enter(user.as_bytes(), group.as_bytes())?;
@@ -84,21 +83,21 @@ impl MountNamespace {
 }
 
 fn c_path(path: &Path) -> CString {
-    CString::new(path.as_os_str().as_bytes()).expect("a path of the file system has no zero byte")
+    CString::new(path.as_os_str().as_bytes()).expect("a path has no zero byte")
 }
 
-/// Leaves the mounts of everybody else. Maps are lines of `/proc/PID/uid_map`.
+/// Enters a new mount namespace. `user` and `group` are lines of `/proc/PID/uid_map` and `gid_map`.
 fn enter(user: &[u8], group: &[u8]) -> io::Result<()> {
     // SAFETY: descriptors stay shared.
     if unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }.is_err() {
         // SAFETY: as above.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::NEWUSER)? };
-        // The kernel wants the groups settled before they are mapped.
+        // The kernel requires this before the groups are mapped.
         write(c"/proc/self/setgroups", OFlags::empty(), b"deny")?;
         write(c"/proc/self/uid_map", OFlags::empty(), user)?;
         write(c"/proc/self/gid_map", OFlags::empty(), group)?;
     }
-    // What is mounted here stays here.
+    // Mounts do not propagate to other namespaces.
     let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     Ok(rustix::mount::mount_change(c"/", flags)?)
 }

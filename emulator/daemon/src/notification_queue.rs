@@ -1,94 +1,88 @@
-//! News for a connection, from whichever thread has them.
+//! Notifications for a session, from any thread.
 //!
-//! Whoever has news sends them itself, which saves waking the connection's thread, unless others wait to be sent before
-//! them or the socket takes no more: then they are put where that thread finds them.
+//! The thread that has a notification sends it itself, which saves waking the session. It queues the notification
+//! instead if others are queued already or the socket is full; the session then sends the queue.
 
 use parking_lot::Mutex;
 use softhca_queue::control::{FramedMessage, Message, Notification, encode, send_message};
-use softhca_udp::Waker;
 use std::collections::VecDeque;
-use std::io;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
+use tokio::sync::Notify;
 
-/// News that may wait for a client that does not read.
+/// The most notifications that wait for a client that does not read.
 const MAX_PENDING: usize = 8192;
 
-/// News for a connection.
+/// The notifications of a session.
+#[derive(Default)]
 pub(crate) struct NotificationQueue {
     pending: Mutex<Pending>,
-    waker: Waker,
-    /// Where news go, once that is known.
+    queued: Notify,
+    /// The socket that notifications leave over, once a device is open.
     socket: OnceLock<UnixStream>,
 }
 
 #[derive(Default)]
 struct Pending {
     notifications: VecDeque<Notification>,
-    /// The connection's thread has some that it has not sent yet.
+    /// The session has notifications that it has not sent yet.
     draining: bool,
     overflowed: bool,
 }
 
 impl NotificationQueue {
-    pub fn new() -> io::Result<NotificationQueue> {
-        Ok(NotificationQueue { pending: Mutex::default(), waker: Waker::new()?, socket: OnceLock::new() })
-    }
-
-    /// Lets news go over this socket, which does not block.
+    /// Sends notifications over this non-blocking socket from now on.
     pub fn attach_socket(&self, stream: UnixStream) {
         let _ = self.socket.set(stream);
     }
 
-    /// Sends news, or puts them in. Never blocks.
-    pub fn push(&self, news: Notification) {
-        let mut waiting = self.pending.lock();
-        let was_empty = waiting.notifications.is_empty();
-        if was_empty && !waiting.draining && self.try_send(&news) {
+    /// Sends or queues a notification. Never blocks.
+    pub fn push(&self, notification: Notification) {
+        let mut pending = self.pending.lock();
+        let was_empty = pending.notifications.is_empty();
+        if was_empty && !pending.draining && self.try_send(&notification) {
             return;
         }
-        if waiting.notifications.len() >= MAX_PENDING {
-            waiting.overflowed = true;
+        if pending.notifications.len() >= MAX_PENDING {
+            pending.overflowed = true;
         } else {
-            waiting.notifications.push_back(news);
+            pending.notifications.push_back(notification);
         }
-        drop(waiting);
+        drop(pending);
         if was_empty {
-            self.waker.wake();
+            self.queued.notify_one();
         }
     }
 
-    /// Whether the socket took the frame. It takes so short a one as a whole or not at all; the rest of a part would have
-    /// no place, and ends the connection.
-    fn try_send(&self, news: &Notification) -> bool {
-        // The connection's thread fetches these only when it sends them.
-        let is_complete = !matches!(news, Notification::CmEventsRaised { .. });
-        let Some(way) = self.socket.get().filter(|_| is_complete) else { return false };
-        let frame = FramedMessage::frame(&encode(&Message::Notification(news.clone())), 0);
-        match send_message(way.as_fd(), &frame, 0, &[]) {
-            Ok(count) if count < frame.len() => way.shutdown(Shutdown::Both).is_ok(),
+    /// Whether the socket accepted the message. A message this short is sent completely or not at all; after a partial
+    /// send the rest could not follow, so that ends the connection.
+    fn try_send(&self, notification: &Notification) -> bool {
+        // The session dequeues CM events from the HCA when it sends them.
+        let is_complete = !matches!(notification, Notification::CmEventsRaised { .. });
+        let Some(socket) = self.socket.get().filter(|_| is_complete) else { return false };
+        let frame = FramedMessage::frame(&encode(&Message::Notification(notification.clone())), 0);
+        match send_message(socket.as_fd(), &frame, 0, &[]) {
+            Ok(count) if count < frame.len() => socket.shutdown(Shutdown::Both).is_ok(),
             result => result.is_ok(),
         }
     }
 
-    /// Takes the oldest news. `None` if too many waited: what was lost cannot be told.
-    pub fn drain(&self) -> Option<VecDeque<Notification>> {
-        self.waker.clear();
-        let mut waiting = self.pending.lock();
-        waiting.draining |= !waiting.notifications.is_empty();
-        (!waiting.overflowed).then(|| std::mem::take(&mut waiting.notifications))
+    /// Waits until a notification is queued.
+    pub async fn queued(&self) {
+        self.queued.notified().await;
     }
 
-    /// All that was taken has been sent.
+    /// Removes all queued notifications, oldest first. `None` if the queue overflowed.
+    pub fn drain(&self) -> Option<VecDeque<Notification>> {
+        let mut pending = self.pending.lock();
+        pending.draining |= !pending.notifications.is_empty();
+        (!pending.overflowed).then(|| std::mem::take(&mut pending.notifications))
+    }
+
+    /// The session has sent everything that it drained.
     pub fn finish_drain(&self) {
         self.pending.lock().draining = false;
-    }
-}
-
-impl AsFd for NotificationQueue {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.waker.as_fd()
     }
 }

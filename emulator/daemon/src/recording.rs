@@ -1,4 +1,4 @@
-//! Captures and event logs of what the cards of a daemon do, to descriptors that somebody passed.
+//! Captures and event logs of the hosts of a daemon.
 
 use parking_lot::Mutex;
 use softhca_engine::{Event, Instant};
@@ -12,16 +12,16 @@ use std::io::{self, BufWriter};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A capture, with an interface and a tap for each host.
+/// A capture with an interface and a tap per host.
 struct Capture {
     writer: CaptureWriter<BufWriter<File>>,
     taps: Vec<PortTap>,
     interfaces: Vec<InterfaceId>,
 }
 
-/// A capture, a log, or both, of all hosts.
+/// A capture, an event log, or both, of all hosts.
 struct Recording {
-    /// Who asked for it.
+    /// The session that started it; zero for the daemon.
     owner: u64,
     names: NameTable,
     capture: Option<Capture>,
@@ -30,12 +30,12 @@ struct Recording {
 }
 
 impl Recording {
-    /// Notes the first thing that could not be written; the file ends there.
+    /// Keeps the first write error, which ends the recording.
     fn check_write(&mut self, written: io::Result<()>) {
         if let Err(error) = written
             && self.write_error.is_none()
         {
-            eprintln!("softhca: a record ends early: {error}");
+            eprintln!("softhca: a recording ends early: {error}");
             self.write_error = Some(error);
         }
     }
@@ -63,11 +63,11 @@ impl Recording {
     }
 }
 
-/// All records of a daemon.
+/// All recordings of a daemon.
 pub(crate) struct Recordings {
     names: Mutex<NameTable>,
     started: std::time::Instant,
-    /// There is one: spares everybody else the lock.
+    /// A recording exists. Without one, no thread takes the lock.
     is_active: AtomicBool,
     recordings: Mutex<Vec<Recording>>,
 }
@@ -82,160 +82,160 @@ impl Recordings {
         })
     }
 
-    /// Names a host, before any record starts.
+    /// Names a host, before any recording starts.
     pub fn name_host(&self, id: HostId, name: &str, address: std::net::IpAddr) {
-        let mut cast = self.names.lock();
-        cast.add_host(id, name, address);
-        // Every host has a cable of its own, which it is the first end of.
-        cast.add_link(LinkId(id.0), [id, id]);
+        let mut names = self.names.lock();
+        names.add_host(id, name, address);
+        // Every host has its own link and is the first end of it.
+        names.add_link(LinkId(id.0), [id, id]);
     }
 
-    /// Names the switches and cables between the hosts, before any record starts.
+    /// Names the switches and links between the hosts, before any recording starts.
     pub fn name_fabric<'a>(
         &self,
         switches: impl IntoIterator<Item = (SwitchId, &'a str)>,
-        cables: impl IntoIterator<Item = (LinkId, [Node; 2])>,
+        links: impl IntoIterator<Item = (LinkId, [Node; 2])>,
     ) {
-        let mut cast = self.names.lock();
-        switches.into_iter().for_each(|(id, name)| cast.add_switch(id, name));
-        let hosts = cast.hosts().count() as u32;
-        cables.into_iter().for_each(|(LinkId(id), ends)| cast.add_link(LinkId(hosts + id), ends));
+        let mut names = self.names.lock();
+        switches.into_iter().for_each(|(id, name)| names.add_switch(id, name));
+        let hosts = names.hosts().count() as u32;
+        links.into_iter().for_each(|(LinkId(id), ends)| names.add_link(LinkId(hosts + id), ends));
     }
 
-    /// Names the port of another machine and its cable, in the records that there are and those to come.
+    /// Names the port of an external machine and its link, in existing and future recordings.
     fn name_external_port(
         &self,
         port: HostId,
         address: std::net::IpAddr,
-        LinkId(cable): LinkId,
+        LinkId(link): LinkId,
         ends: [Node; 2],
     ) {
-        let name = |cast: &mut NameTable| {
-            cast.add_port(port, &address.to_string());
-            let hosts = cast.hosts().count() as u32;
-            cast.add_link(LinkId(hosts + cable), ends);
+        let name = |names: &mut NameTable| {
+            names.add_port(port, &address.to_string());
+            let hosts = names.hosts().count() as u32;
+            names.add_link(LinkId(hosts + link), ends);
         };
-        let mut cast = self.names.lock();
-        name(&mut cast);
-        for record in self.recordings.lock().iter_mut() {
-            name(&mut record.names);
-            if let Some(log) = &mut record.log {
+        let mut names = self.names.lock();
+        name(&mut names);
+        for recording in self.recordings.lock().iter_mut() {
+            name(&mut recording.names);
+            if let Some(log) = &mut recording.log {
                 name(log.names_mut());
             }
         }
     }
 
-    /// Names a rule, in the records that there are and those to come.
+    /// Names a rule, in existing and future recordings.
     pub fn name_rule(&self, id: RuleId, name: &str) {
         self.names.lock().add_rule(id, name);
-        for record in self.recordings.lock().iter_mut() {
-            record.names.add_rule(id, name);
-            if let Some(log) = &mut record.log {
+        for recording in self.recordings.lock().iter_mut() {
+            recording.names.add_rule(id, name);
+            if let Some(log) = &mut recording.log {
                 log.names_mut().add_rule(id, name);
             }
         }
     }
 
-    /// Starts a record.
+    /// Starts a recording.
     pub fn start(&self, owner: u64, capture: Option<File>, log: Option<File>) -> io::Result<()> {
-        // Nobody gets a name between here and there that the record would not hear of.
-        let names = self.names.lock();
-        let cast = names.clone();
+        // The lock is held until the recording is in the list, so that it misses no name.
+        let locked = self.names.lock();
+        let names = locked.clone();
         let capture = match capture {
             None => None,
             Some(file) => {
                 let mut writer = CaptureWriter::new(BufWriter::new(file))?;
-                let interfaces = cast.hosts().map(|(name, at)| writer.add_interface(name, &at.to_string()));
+                let interfaces = names.hosts().map(|(name, at)| writer.add_interface(name, &at.to_string()));
                 let interfaces = interfaces.collect::<io::Result<Vec<_>>>()?;
                 let taps = interfaces.iter().map(|interface| PortTap::new(*interface)).collect();
                 Some(Capture { writer, taps, interfaces })
             }
         };
-        let log = log.map(|file| EventLog::new(BufWriter::new(file), "softhca daemon", cast.clone()));
-        self.recordings.lock().push(Recording { owner, names: cast, capture, log, write_error: None });
-        drop(names);
+        let log = log.map(|file| EventLog::new(BufWriter::new(file), "softhca daemon", names.clone()));
+        self.recordings.lock().push(Recording { owner, names, capture, log, write_error: None });
+        drop(locked);
         self.is_active.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Ends the records of `owner`. The first thing that could not be written is the error.
+    /// Ends the recordings of `owner`. Returns the first write error.
     pub fn end(&self, owner: u64) -> io::Result<()> {
         let ended: Vec<Recording> = {
             let mut all = self.recordings.lock();
-            let ended = all.extract_if(.., |record| record.owner == owner).collect();
+            let ended = all.extract_if(.., |recording| recording.owner == owner).collect();
             self.is_active.store(!all.is_empty(), Ordering::Release);
             ended
         };
         ended.into_iter().map(Recording::finish).fold(Ok(()), io::Result::and)
     }
 
-    /// Hands on what was written so far.
+    /// Flushes all recordings.
     pub fn flush(&self) {
         self.recordings.lock().iter_mut().for_each(Recording::flush);
     }
 
     fn for_each(&self, act: impl Fn(&mut Recording, Instant) -> io::Result<()>) {
         if self.is_active.load(Ordering::Acquire) {
-            // One clock for all cards: what was told first happened first.
+            // One clock for all hosts: the order of events is the order of their times.
             let mut all = self.recordings.lock();
             let now = Instant::from_nanos(self.started.elapsed().as_nanos() as u64);
-            for record in all.iter_mut().filter(|record| record.write_error.is_none()) {
-                let written = act(record, now);
-                record.check_write(written);
+            for recording in all.iter_mut().filter(|recording| recording.write_error.is_none()) {
+                let written = act(recording, now);
+                recording.check_write(written);
             }
         }
     }
 
     pub fn on_engine_event(&self, host: HostId, event: &Event) {
-        self.for_each(|record, now| {
-            if let Some(log) = &mut record.log {
+        self.for_each(|recording, now| {
+            if let Some(log) = &mut recording.log {
                 log.record_event(now, host, event);
             }
-            match &mut record.capture {
+            match &mut recording.capture {
                 Some(Capture { writer, taps, .. }) => taps[host.0 as usize].flush_pending(writer),
                 None => Ok(()),
             }
         });
     }
 
-    pub fn on_packet_sent(&self, host: HostId, envelope: &AddressHeaders, packet: &[u8]) {
-        self.for_each(|record, now| match &mut record.capture {
+    pub fn on_packet_sent(&self, host: HostId, addressing: &AddressHeaders, packet: &[u8]) {
+        self.for_each(|recording, now| match &mut recording.capture {
             Some(Capture { writer, taps, .. }) => {
-                taps[host.0 as usize].packet_sent(writer, now.nanos(), envelope, packet)
+                taps[host.0 as usize].packet_sent(writer, now.nanos(), addressing, packet)
             }
             None => Ok(()),
         });
     }
 
     pub fn on_fault(&self, host: HostId, on_fault: &Fault) {
-        self.for_each(|record, now| {
-            if let Some(log) = &mut record.log {
+        self.for_each(|recording, now| {
+            if let Some(log) = &mut recording.log {
                 log.record_fault(now, LinkId(host.0), on_fault);
             }
-            if let Some(Capture { taps, .. }) = &mut record.capture {
-                taps[host.0 as usize].add_fault(on_fault, &record.names);
+            if let Some(Capture { taps, .. }) = &mut recording.capture {
+                taps[host.0 as usize].add_fault(on_fault, &recording.names);
             }
             Ok(())
         });
     }
 
-    /// A switch, or the port of a host, told an event at a time of the fabric's own clock.
+    /// Records an event of a switch or a port, with a time of the fabric's clock.
     fn on_fabric_event(&self, at: Instant, event: &FabricEvent) {
-        self.for_each(|record, now| {
-            if let Some(log) = &mut record.log {
+        self.for_each(|recording, now| {
+            if let Some(log) = &mut recording.log {
                 let mut event = at_recording_time(event, at, now);
-                // The cables of the fabric are numbered behind those of the hosts.
-                link_of(&mut event).0 += record.names.hosts().count() as u32;
+                // The links of the fabric have the numbers after those of the hosts.
+                link_of(&mut event).0 += recording.names.hosts().count() as u32;
                 log.record_fabric_event(now, &event);
             }
             Ok(())
         });
     }
 
-    /// A pause that came over a link changed what a host may send; told at a time of its driver's clock.
+    /// Records the effect of a received pause frame on a host, with a time of the driver's clock.
     pub fn on_port_event(&self, host: HostId, at: Instant, event: &FabricEvent) {
-        self.for_each(|record, now| {
-            if let Some(log) = &mut record.log {
+        self.for_each(|recording, now| {
+            if let Some(log) = &mut recording.log {
                 let mut event = at_recording_time(event, at, now);
                 *link_of(&mut event) = LinkId(host.0);
                 if let FabricEvent::PauseReceived { node: at, .. }
@@ -249,47 +249,46 @@ impl Recordings {
         });
     }
 
-    /// A pause frame left a host over a link, or came over one.
-    pub fn on_link_pause(&self, host: HostId, heading: PacketDirection, pause: &Pfc) {
-        self.for_each(|record, now| match &mut record.capture {
+    /// Records a pause frame that a host sent or received over its socket.
+    pub fn on_link_pause(&self, host: HostId, direction: PacketDirection, pause: &Pfc) {
+        self.for_each(|recording, now| match &mut recording.capture {
             Some(Capture { writer, taps, interfaces }) => {
                 taps[host.0 as usize].flush_pending(writer)?;
-                writer.write_pause(now.nanos(), interfaces[host.0 as usize], heading, pause, None)
+                writer.write_pause(now.nanos(), interfaces[host.0 as usize], direction, pause, None)
             }
             None => Ok(()),
         });
     }
 
-    /// A pause frame left the port of a host, or reached it.
+    /// Records a pause frame that the port of a host sent or received in the fabric.
     fn on_pause(
         &self,
-        LinkId(cable): LinkId,
-        direction: Direction,
-        heading: PacketDirection,
-        on_pause: &Pfc,
+        LinkId(link): LinkId,
+        link_direction: Direction,
+        direction: PacketDirection,
+        pause: &Pfc,
     ) {
-        self.for_each(|record, now| {
-            let Recording { names: cast, capture: Some(Capture { writer, interfaces, .. }), .. } = record
-            else {
+        self.for_each(|recording, now| {
+            let Recording { names, capture: Some(Capture { writer, interfaces, .. }), .. } = recording else {
                 return Ok(());
             };
-            let cable = LinkId(cable + interfaces.len() as u32);
-            let Some([from, to]) = cast.link_ends(cable, direction) else { return Ok(()) };
-            // What goes to another machine is recorded when it leaves over the link.
-            let is_outside = |end: Node| end.host().is_some_and(|host| interfaces.len() <= host.0 as usize);
-            if is_outside(from) || is_outside(to) {
+            let link = LinkId(link + interfaces.len() as u32);
+            let Some([from, to]) = names.link_ends(link, link_direction) else { return Ok(()) };
+            // Frames of external machines are recorded at the socket.
+            let is_external = |end: Node| end.host().is_some_and(|host| interfaces.len() <= host.0 as usize);
+            if is_external(from) || is_external(to) {
                 return Ok(());
             }
-            let end = if heading == PacketDirection::Outbound { from } else { to };
+            let end = if direction == PacketDirection::Outbound { from } else { to };
             match end.host().and_then(|host| interfaces.get(host.0 as usize)) {
-                Some(interface) => writer.write_pause(now.nanos(), *interface, heading, on_pause, None),
+                Some(interface) => writer.write_pause(now.nanos(), *interface, direction, pause, None),
                 None => Ok(()),
             }
         });
     }
 }
 
-/// The event with the end of a pause in the records' time, where `at` is `now`.
+/// Converts the end of a pause to the recording's clock, where `at` is `now`.
 fn at_recording_time(event: &FabricEvent, at: Instant, now: Instant) -> FabricEvent {
     let mut event = *event;
     if let FabricEvent::PauseReceived { until_ns, .. } = &mut event {
@@ -298,21 +297,21 @@ fn at_recording_time(event: &FabricEvent, at: Instant, now: Instant) -> FabricEv
     event
 }
 
-/// The cable that an event happened at.
+/// The link of an event.
 fn link_of(event: &mut FabricEvent) -> &mut LinkId {
     match event {
-        FabricEvent::EcnMarked { link: cable, .. }
-        | FabricEvent::FrameDropped { link: cable, .. }
-        | FabricEvent::PauseSent { link: cable, .. }
-        | FabricEvent::PauseReceived { link: cable, .. }
-        | FabricEvent::PauseEnded { link: cable, .. }
-        | FabricEvent::QueueSampled { link: cable, .. }
-        | FabricEvent::WatchdogFired { link: cable, .. }
-        | FabricEvent::WatchdogRestored { link: cable, .. } => cable,
+        FabricEvent::EcnMarked { link, .. }
+        | FabricEvent::FrameDropped { link, .. }
+        | FabricEvent::PauseSent { link, .. }
+        | FabricEvent::PauseReceived { link, .. }
+        | FabricEvent::PauseEnded { link, .. }
+        | FabricEvent::QueueSampled { link, .. }
+        | FabricEvent::WatchdogFired { link, .. }
+        | FabricEvent::WatchdogRestored { link, .. } => link,
     }
 }
 
-/// Reads what happens between the hosts for records. Packets are recorded where they leave a card.
+/// Records events of the network between the hosts. Packets are recorded where they leave a host.
 pub(crate) struct FabricEventSink(pub Arc<Recordings>);
 
 impl EventSink for FabricEventSink {

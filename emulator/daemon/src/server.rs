@@ -1,21 +1,24 @@
-//! The daemon: its hosts, its socket, and its connections.
+//! The server: starts the hosts, listens on the control socket and runs one task per connection.
+//!
+//! The control plane runs on a tokio runtime; the data path does not use it. A session may wait for long for a driver
+//! or for a recording. It then does so inside `block_in_place`, and the runtime continues on another thread.
 
 use crate::client_process::ClientProcess;
-use crate::command_error::CommandError;
 use crate::config::{Config, FabricConfig};
-use crate::fault_rules::QpRoles;
 use crate::host::{AsyncEventWatchers, DaemonHost};
+use crate::readable_fd::ReadableFd;
 use crate::recording::{FabricEventSink, Recordings};
-use crate::session::{Session, SessionStatus};
+use crate::session::Session;
+use crate::stall_watchdog::StallWatchdog;
+use crate::start_error::StartError;
+use crate::state::{DaemonState, SessionStatus};
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 use softhca_fabric::ReceiverSettings;
 use softhca_queue::control::{
-    ClientStatus, DaemonStatus, FramedMessage, HostStatus, RuntimeDir, Welcome, encode, send_message,
+    ClientStatus, DaemonStatus, FramedMessage, RuntimeDir, Welcome, encode, send_message,
 };
-use softhca_udp::{HostNetwork, Waker};
-use std::collections::BTreeMap;
+use softhca_udp::HostNetwork;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -23,150 +26,68 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
-use thiserror::Error;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
 
-/// Why a daemon could not start.
-#[derive(Debug, Error)]
-pub enum StartError {
-    /// A host's sockets could not be had.
-    #[error("host {host}: {source}")]
-    Bind {
-        /// Which host.
-        host: String,
-        /// Why.
-        source: softhca_udp::BindError,
-    },
-    /// There is one already.
-    #[error("a daemon named {name:?} runs already: `softhca status`, `softhca stop`, or another `--name`")]
-    AlreadyRunning {
-        /// Its name.
-        name: String,
-    },
-    /// The name cannot be used.
-    #[error("{name:?} cannot name a daemon: letters, digits, '-', '_' and '.', at most 64")]
-    BadName {
-        /// The name.
-        name: String,
-    },
-    /// Two hosts have the same name, or there is none.
-    #[error("the names of hosts: {0}")]
-    BadHosts(String),
-    /// The network between the hosts cannot be built.
-    #[error("the fabric: {0}")]
-    Fabric(#[from] softhca_udp::HostNetworkError),
-    /// The system failed.
-    #[error("{0}")]
-    System(#[from] io::Error),
-}
+/// Threads that run sessions. One handles thousands of commands per second; the second one hides its system calls.
+const WORKERS: usize = 2;
+/// How often the server flushes recordings and looks for stalled hosts.
+const TICK: Duration = Duration::from_secs(1);
+/// How long an idle server waits for a client that is connecting, before it tries to exit again.
+const START_LOCK_RETRY: Duration = Duration::from_millis(100);
+/// How long the server waits after a failed accept: no descriptor is free until a client disconnects.
+const ACCEPT_RETRY: Duration = Duration::from_millis(10);
 
-/// What all connections share.
-pub(crate) struct DaemonState {
-    pub config: Config,
-    pub hosts: Vec<Arc<DaemonHost>>,
-    pub watchers: Arc<AsyncEventWatchers>,
-    pub recordings: Arc<Recordings>,
-    pub roles: QpRoles,
-    pub mappings: Arc<AtomicUsize>,
-    /// The network between the hosts.
-    pub network: Option<Arc<HostNetwork>>,
-    /// Readable when every connection is to end.
-    pub stopping: Waker,
-    stop_requested: Waker,
-    has_stopped: AtomicBool,
-    started: Instant,
-    sessions: Mutex<BTreeMap<u64, Arc<Mutex<SessionStatus>>>>,
-}
-
-impl DaemonState {
-    pub fn host(&self, name: Option<&str>) -> Result<&Arc<DaemonHost>, CommandError> {
-        let found = match name {
-            None => self.hosts.first(),
-            Some(name) => {
-                self.hosts.iter().find(|host| host.device.name == name || host.device.device_name == name)
-            }
-        };
-        found.ok_or_else(|| {
-            let names: Vec<&str> = self.hosts.iter().map(|host| host.device.name.as_str()).collect();
-            let text = format!("there is no host {:?}: {}", name.unwrap_or(""), names.join(", "));
-            CommandError::new(libc::ENODEV, text)
-        })
-    }
-
-    pub fn request_stop(&self) {
-        self.stop_requested.wake();
-    }
-
-    pub fn status(&self) -> DaemonStatus {
-        let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
-        let hosts = self.hosts.iter().map(|host| {
-            let clients = sessions.iter().filter_map(|card| {
-                let card = card.lock();
-                (card.host_name.as_ref() == Some(&host.device.name)).then(|| card.client.clone())
-            });
-            let (queue_pairs, listening) = host.driver.control(|driver| {
-                let card = driver.hca();
-                (card.queue_pair_count() as u32, card.listening_ports().collect())
-            });
-            HostStatus {
-                host: host.device.clone(),
-                clients: clients.collect(),
-                queue_pairs,
-                listening_ports: listening,
-            }
-        });
-        DaemonStatus {
-            pid: std::process::id(),
-            version: env!("CARGO_PKG_VERSION").into(),
-            uptime_s: self.started.elapsed().as_secs(),
-            hosts: hosts.collect(),
-        }
-    }
-}
-
-/// One or more cards, and the socket where programs ask for them.
+/// One or more HCAs, and the control socket that programs connect to.
 pub struct Daemon {
     state: Arc<DaemonState>,
+    /// Taken when the server stops.
+    runtime: Option<Runtime>,
     listener: UnixListener,
     socket: PathBuf,
-    /// Held locked for as long as the daemon lives.
+    /// Locked for the lifetime of the daemon.
     _lock: File,
-    threads: Vec<JoinHandle<()>>,
+    sessions: JoinSet<()>,
     last_session: u64,
-    /// Kept locked until everything else is gone, if the daemon leaves by itself: whoever waits at the door starts a new
-    /// one then, which finds nothing of this one in its way.
+    /// Set when an idle daemon exits, and locked until everything else is dropped: a client that waits for this lock
+    /// starts a new daemon, which must find nothing of this one.
     start_lock: Option<File>,
 }
 
-/// Puts a network between hosts.
+/// Why the server returned.
+enum Exit {
+    Requested,
+    Idle,
+}
+
+/// Builds the network between the hosts.
 fn build_network(
     config: &FabricConfig,
     hosts: &[Arc<DaemonHost>],
-    records: &Arc<Recordings>,
+    recordings: &Arc<Recordings>,
 ) -> Result<Arc<HostNetwork>, StartError> {
     let addresses: Vec<_> = hosts.iter().map(|host| host.device.address).collect();
-    let FabricConfig { topology, link: line, settings, .. } = *config;
-    let lookout = Box::new(FabricEventSink(records.clone()));
-    let backbone = HostNetwork::with_sink(0, &addresses, &topology, line, settings, lookout)?;
-    let laid = backbone.topology();
-    backbone.with_fabric(|fabric| {
-        let switches = laid.switches.iter().map(|id| (*id, fabric.switch(*id).name()));
-        records.name_fabric(switches, laid.links.iter().map(|id| (*id, fabric.link_ends(*id))));
+    let FabricConfig { topology, link, settings, .. } = *config;
+    let sink = Box::new(FabricEventSink(recordings.clone()));
+    let network = HostNetwork::with_sink(0, &addresses, &topology, link, settings, sink)?;
+    let built = network.topology();
+    network.with_fabric(|fabric| {
+        let switches = built.switches.iter().map(|id| (*id, fabric.switch(*id).name()));
+        recordings.name_fabric(switches, built.links.iter().map(|id| (*id, fabric.link_ends(*id))));
     });
     for host in hosts {
         if let Some(rate) = config.receive_rates.get(&host.device.name) {
             let receiver = ReceiverSettings { bits_per_second: Some(*rate), ..ReceiverSettings::default() };
-            backbone.set_receiver(host.device.address, receiver);
+            network.set_receiver(host.device.address, receiver);
         }
-        host.attach_network(&backbone)?;
+        host.attach_network(&network)?;
     }
-    Ok(backbone)
+    Ok(network)
 }
 
 impl Daemon {
-    /// Starts the cards and opens the socket.
+    /// Starts the hosts and binds the control socket.
     pub fn start(config: Config) -> Result<Daemon, StartError> {
         if !RuntimeDir::is_valid_name(&config.name) {
             return Err(StartError::BadName { name: config.name });
@@ -174,186 +95,167 @@ impl Daemon {
         let mut names: Vec<&str> = config.hosts.iter().map(|host| host.name.as_str()).collect();
         names.sort();
         if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(StartError::BadHosts(format!("{:?} is there twice", twice[0])));
+            return Err(StartError::BadHosts(format!("{:?} is used twice", twice[0])));
         }
         if names.is_empty() {
-            return Err(StartError::BadHosts("there is none".into()));
+            return Err(StartError::BadHosts("at least one host is required".into()));
         }
-        let folder = RuntimeDir::for_user();
-        folder.create()?;
-        let lock = lock(&folder.lock(&config.name), &config.name)?;
+        let directory = RuntimeDir::for_user();
+        directory.create()?;
+        let lock = lock(&directory.lock(&config.name), &config.name)?;
         let watchers = Arc::new(AsyncEventWatchers::default());
-        let records = Recordings::new();
-        let hosts: Result<Vec<_>, StartError> = config
-            .hosts
-            .iter()
-            .enumerate()
-            .map(|(index, host)| DaemonHost::start(&config, index, host, &watchers, &records).map(Arc::new))
-            .collect();
-        let hosts = hosts?;
-        let backbone = match &config.fabric {
-            Some(fabric) => Some(build_network(fabric, &hosts, &records)?),
+        let recordings = Recordings::new();
+        let hosts = config.hosts.iter().enumerate().map(|(index, host)| {
+            DaemonHost::start(&config, index, host, &watchers, &recordings).map(Arc::new)
+        });
+        let hosts = hosts.collect::<Result<Vec<_>, StartError>>()?;
+        let network = match &config.fabric {
+            Some(fabric) => Some(build_network(fabric, &hosts, &recordings)?),
             None => None,
         };
-        // Whoever had this socket does not live: the lock is ours.
-        let socket = folder.socket(&config.name);
+        // The lock is ours, so no daemon uses a socket of this name.
+        let socket = directory.socket(&config.name);
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket)
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", socket.display())))?;
         std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
         raise_descriptor_limit();
-        let shared = Arc::new(DaemonState {
-            config,
-            hosts,
-            watchers,
-            recordings: records,
-            roles: QpRoles::default(),
-            mappings: Arc::default(),
-            network: backbone,
-            stopping: Waker::new()?,
-            stop_requested: Waker::new()?,
-            has_stopped: AtomicBool::new(false),
-            started: Instant::now(),
-            sessions: Mutex::default(),
-        });
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(WORKERS)
+            // Every session may block in a command at the same time.
+            .max_blocking_threads(config.max_clients.saturating_add(WORKERS))
+            .thread_name("control")
+            .enable_all()
+            .build()?;
+        let state = DaemonState::new(config, hosts, watchers, recordings, network);
         Ok(Daemon {
-            state: shared,
+            state: Arc::new(state),
+            runtime: Some(runtime),
             listener,
             socket,
             _lock: lock,
-            threads: Vec::new(),
+            sessions: JoinSet::new(),
             last_session: 0,
             start_lock: None,
         })
     }
 
-    /// Writes what the cards do, from now to the daemon's end: a capture, an event log, or both.
+    /// Records all hosts until the daemon ends: a capture, an event log, or both.
     pub fn start_recording(&self, capture: Option<File>, log: Option<File>) -> io::Result<()> {
         self.state.recordings.start(0, capture, log)
     }
 
-    /// Where it listens.
+    /// The path of the control socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// The hosts and what runs on them.
+    /// The hosts and their clients.
     pub fn status(&self) -> DaemonStatus {
         self.state.status()
     }
 
-    /// Serves until somebody asks it to stop, `signals` becomes readable, or nobody was there for too long.
+    /// Serves until a client requests a stop, `signals` becomes readable, or the daemon was idle for too long.
     pub fn run(&mut self, signals: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        let mut idle_since = Instant::now();
-        let mut rounds =
-            StallWatchdog { last_check: Instant::now(), stalled_since: vec![None; self.state.hosts.len()] };
+        let Some(runtime) = self.runtime.take() else { return Ok(()) };
+        let exit = runtime.block_on(self.serve(signals));
+        self.runtime = Some(runtime);
+        if let Exit::Idle = exit? {
+            self.stop();
+        }
+        Ok(())
+    }
+
+    async fn serve(&mut self, signals: Option<BorrowedFd<'_>>) -> io::Result<Exit> {
+        let listener = tokio::net::UnixListener::from_std(self.listener.try_clone()?)?;
+        let signals = match signals {
+            Some(signals) => Some(ReadableFd::new(signals.try_clone_to_owned()?)?),
+            None => None,
+        };
+        let state = self.state.clone();
+        let mut watchdog = StallWatchdog::new(state.hosts.len());
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let idle_limit = state.config.idle_exit_after;
+        let mut exit_at = idle_limit.map(|limit| tokio::time::Instant::now() + limit);
         loop {
-            let limit = match self.state.config.idle_exit_after {
-                Some(_) => Timespec { tv_sec: 0, tv_nsec: 100_000_000 },
-                None => Timespec { tv_sec: 1, tv_nsec: 0 },
-            };
-            let mut polled = vec![
-                PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(self.state.stop_requested.as_fd(), PollFlags::IN),
-            ];
-            polled.extend(signals.map(|signals| PollFd::from_borrowed_fd(signals, PollFlags::IN)));
-            match poll(&mut polled, Some(&limit)) {
-                Err(rustix::io::Errno::INTR) => continue,
-                result => result?,
-            };
-            if polled[1..].iter().any(|slot| !slot.revents().is_empty()) {
-                return Ok(());
-            }
-            if !polled[0].revents().is_empty() {
-                self.accept();
-            }
-            self.threads.retain(|thread| !thread.is_finished());
-            rounds.poll(&self.state);
-            if !self.state.sessions.lock().is_empty() {
-                idle_since = Instant::now();
-            }
-            let is_idle =
-                self.state.config.idle_exit_after.is_some_and(|limit| idle_since.elapsed() >= limit);
-            // Somebody who is about to connect holds the door.
-            if is_idle && self.try_start_lock() {
-                self.stop();
-                return Ok(());
+            tokio::select! {
+                accepted = listener.accept() => match accepted.and_then(|(stream, _)| stream.into_std()) {
+                    Ok(stream) => match self.admit(stream) {
+                        Ok(()) => exit_at = None,
+                        Err(error) => eprintln!("softhca: connection refused: {error}"),
+                    },
+                    Err(_) => tokio::time::sleep(ACCEPT_RETRY).await,
+                },
+                Some(_) = self.sessions.join_next(), if !self.sessions.is_empty() => {
+                    if self.sessions.is_empty() {
+                        exit_at = idle_limit.map(|limit| tokio::time::Instant::now() + limit);
+                    }
+                }
+                _ = ticks.tick() => watchdog.poll(&state),
+                () = state.stop_requested.notified() => return Ok(Exit::Requested),
+                _ = readable(&signals), if signals.is_some() => return Ok(Exit::Requested),
+                () = sleep_until(exit_at), if exit_at.is_some() => {
+                    // A client that is connecting holds this lock.
+                    if self.try_start_lock() {
+                        return Ok(Exit::Idle);
+                    }
+                    exit_at = Some(tokio::time::Instant::now() + START_LOCK_RETRY);
+                }
             }
         }
     }
 
-    /// Locks the door, if nobody is in it. Where the folder is gone, nobody finds the way any more.
+    /// Locks the start lock, unless a client holds it. Without a runtime directory no client can find the daemon.
     fn try_start_lock(&mut self) -> bool {
         let path = RuntimeDir::for_user().start_lock(&self.state.config.name);
         match File::options().create(true).truncate(false).write(true).open(path) {
             Ok(file) => {
-                let is_shut = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
-                self.start_lock = is_shut.then_some(file);
-                is_shut
+                let is_locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
+                self.start_lock = is_locked.then_some(file);
+                is_locked
             }
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         }
     }
 
-    fn accept(&mut self) {
-        match self.listener.accept() {
-            Ok((stream, _)) => {
-                if let Err(error) = self.admit(stream) {
-                    eprintln!("softhca: a connection was refused: {error}");
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            // No descriptors are left: wait until a client leaves.
-            Err(_) => std::thread::sleep(Duration::from_millis(10)),
-        }
-    }
-
+    /// Starts a session.
     fn admit(&mut self, stream: UnixStream) -> io::Result<()> {
         let limit = self.state.config.max_clients;
         if self.state.sessions.lock().len() >= limit {
-            let why = format!("it has {limit} clients, as many as it allows");
-            let frame = FramedMessage::frame(&encode(&Err::<Welcome, _>(&why)), 0);
-            // It has room for this: it is new.
+            let reason = format!("the daemon has {limit} clients, which is its limit");
+            let frame = FramedMessage::frame(&encode(&Err::<Welcome, _>(&reason)), 0);
+            // A new socket has room for this.
             let _ = send_message(stream.as_fd(), &frame, 0, &[]);
-            return Err(io::Error::other(why));
+            return Err(io::Error::other(reason));
         }
-        let peer = ClientProcess::from_stream(&stream)?;
-        let (process, name) = (peer.pid, peer.name.clone());
-        let status = ClientStatus { pid: process, name: name.clone(), resources: Vec::new() };
-        let card = Arc::new(Mutex::new(SessionStatus { host_name: None, client: status }));
-        let session = Session::new(self.state.clone(), stream, peer, card.clone(), self.last_session + 1)?;
+        let process = ClientProcess::from_stream(&stream)?;
+        let (pid, name) = (process.pid, process.name.clone());
+        let client = ClientStatus { pid, name: name.clone(), resources: Vec::new() };
+        let status = Arc::new(Mutex::new(SessionStatus { host_name: None, client }));
         self.last_session += 1;
-        let (serial, shared) = (self.last_session, self.state.clone());
-        self.state.sessions.lock().insert(serial, card);
-        let thread = std::thread::Builder::new().name(format!("client {process}")).spawn(move || {
-            if let Err(error) = session.run() {
-                eprintln!("softhca: process {process} ({name}) was disconnected: {error}");
+        let id = self.last_session;
+        let session = Session::new(self.state.clone(), stream, process, status.clone(), id)?;
+        self.state.sessions.lock().insert(id, status);
+        let state = self.state.clone();
+        self.sessions.spawn(async move {
+            if let Err(error) = session.run().await {
+                eprintln!("softhca: process {pid} ({name}) was disconnected: {error}");
             }
-            shared.sessions.lock().remove(&serial);
+            state.sessions.lock().remove(&id);
         });
-        match thread {
-            Ok(thread) => self.threads.push(thread),
-            Err(error) => {
-                self.state.sessions.lock().remove(&serial);
-                return Err(error);
-            }
-        }
         Ok(())
     }
 
-    /// Lets every client go and removes the socket.
+    /// Disconnects every client and removes the socket.
     pub fn stop(&mut self) {
-        if self.state.has_stopped.swap(true, Ordering::AcqRel) {
-            return;
-        }
+        let Some(runtime) = self.runtime.take() else { return };
         let _ = std::fs::remove_file(&self.socket);
-        self.state.stopping.wake();
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
+        self.state.stopping.send_replace(true);
+        runtime.block_on(async { while self.sessions.join_next().await.is_some() {} });
         if let Err(error) = self.state.recordings.end(0) {
-            eprintln!("softhca: the record is not complete: {error}");
+            eprintln!("softhca: the recording is incomplete: {error}");
         }
     }
 }
@@ -364,48 +266,19 @@ impl Drop for Daemon {
     }
 }
 
-/// Looks once a second whether a card is held up inside of a client's memory, and hands records on.
-struct StallWatchdog {
-    last_check: Instant,
-    /// The access that each card was in at the last round, and since when.
-    stalled_since: Vec<Option<((u64, u32), Instant)>>,
-}
-
-impl StallWatchdog {
-    fn poll(&mut self, shared: &DaemonState) {
-        if self.last_check.elapsed() < Duration::from_secs(1) {
-            return;
-        }
-        self.last_check = Instant::now();
-        shared.recordings.flush();
-        for (host, seen) in shared.hosts.iter().zip(&mut self.stalled_since) {
-            let now = host.access_monitor.current();
-            let since = seen.filter(|(access, _)| Some(*access) == now).map(|(_, since)| since);
-            if let (Some((_, process)), Some(since)) = (now, since) {
-                let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
-                let (host, name) = (&host.device.name, name.trim());
-                eprintln!(
-                    "softhca: host {host} waits for memory of process {process} ({name}): \
-                     it has a page that does not come; everybody on the host waits with it"
-                );
-                if shared.config.kill_after.is_some_and(|limit| since.elapsed() >= limit) {
-                    eprintln!("softhca: process {process} ({name}) is ended, so that host {host} can go on");
-                    kill_process(process);
-                }
-            }
-            *seen = now.map(|access| (access, since.unwrap_or(self.last_check)));
-        }
+async fn readable(descriptor: &Option<ReadableFd>) {
+    if let Some(descriptor) = descriptor {
+        descriptor.readable().await;
     }
 }
 
-/// SIGKILL. It cannot be another process by now: the card is inside of its memory.
-fn kill_process(number: u32) {
-    if let Some(process) = rustix::process::Pid::from_raw(number as i32) {
-        let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+async fn sleep_until(deadline: Option<tokio::time::Instant>) {
+    if let Some(deadline) = deadline {
+        tokio::time::sleep_until(deadline).await;
     }
 }
 
-/// Locks the file, or says that somebody has it.
+/// Locks the file, or reports that another daemon has it locked.
 fn lock(path: &Path, name: &str) -> Result<File, StartError> {
     let file = File::options().create(true).truncate(false).write(true).open(path)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -415,7 +288,7 @@ fn lock(path: &Path, name: &str) -> Result<File, StartError> {
     }
 }
 
-/// Clients take a handful of descriptors each.
+/// Raises the limit of open files: each client needs several descriptors.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
@@ -428,24 +301,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_waits_at_the_door_finds_nothing_of_a_daemon_that_left() {
-        let name = format!("door-{}", std::process::id());
+    fn an_idle_daemon_holds_its_locks_until_it_is_gone() {
+        let name = format!("idle-{}", std::process::id());
         let config =
             Config { name: name.clone(), idle_exit_after: Some(Duration::ZERO), ..Config::default() };
-        let folder = RuntimeDir::for_user();
+        let directory = RuntimeDir::for_user();
         let is_free = |path: PathBuf| {
-            let file = File::options().write(true).open(path).expect("the daemon made it");
+            let file = File::options().write(true).open(path).expect("the daemon created it");
             rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
         };
         let mut daemon = Daemon::start(config).expect("it starts");
-        daemon.run(None).expect("it leaves, as nobody is there");
-        assert!(!folder.socket(&name).exists());
-        // It still has its lock: nobody may start another yet.
-        assert!(!is_free(folder.lock(&name)) && !is_free(folder.start_lock(&name)));
+        daemon.run(None).expect("it exits because it is idle");
+        assert!(!directory.socket(&name).exists());
+        // No other daemon may start yet.
+        assert!(!is_free(directory.lock(&name)) && !is_free(directory.start_lock(&name)));
         drop(daemon);
-        assert!(is_free(folder.start_lock(&name)) && is_free(folder.lock(&name)));
-        for path in [folder.start_lock(&name), folder.lock(&name)] {
-            std::fs::remove_file(path).expect("it is ours");
+        assert!(is_free(directory.start_lock(&name)) && is_free(directory.lock(&name)));
+        for path in [directory.start_lock(&name), directory.lock(&name)] {
+            std::fs::remove_file(path).expect("the test owns it");
         }
     }
 }

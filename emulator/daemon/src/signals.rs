@@ -1,4 +1,4 @@
-//! Being told something by signals.
+//! Signals as a descriptor.
 
 #![allow(unsafe_code)]
 
@@ -9,28 +9,28 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-/// Signals as a descriptor that becomes readable.
+/// A signalfd and the signal mask before it.
 pub struct Signals {
     descriptor: OwnedFd,
     previous_mask: libc::sigset_t,
 }
 
-/// A signal that came.
+/// A received signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
-    /// Its number.
+    /// The signal number.
     pub number: i32,
-    /// A process sent it; otherwise the kernel did, to everybody who is concerned.
+    /// Whether a process sent it. The kernel sends a signal to the whole process group.
     pub from_process: bool,
 }
 
 impl Signals {
-    /// Takes SIGINT and SIGTERM for the whole process: call it before any thread starts.
+    /// Blocks SIGINT and SIGTERM in the whole process. Call it before any thread starts.
     pub fn block_termination() -> io::Result<Signals> {
         Signals::block(&[libc::SIGINT, libc::SIGTERM])
     }
 
-    /// Takes those signals that end or tell something, and the end of a child: call it before any thread starts.
+    /// Blocks the signals that a program receives from its user or parent, and SIGCHLD. Call it before any thread starts.
     pub fn block_all() -> io::Result<Signals> {
         let numbers =
             [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
@@ -54,11 +54,11 @@ impl Signals {
         if descriptor < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new and belongs to nobody else.
+        // SAFETY: the descriptor is new and nothing else owns it.
         Ok(Signals { descriptor: unsafe { OwnedFd::from_raw_fd(descriptor) }, previous_mask: before })
     }
 
-    /// Has a program that is to be started take the signals that were taken from this one.
+    /// Restores the previous signal mask in a program that is started.
     pub fn unblock_in_child(&self, command: &mut Command) {
         let before = self.previous_mask;
         // SAFETY: the closure makes one call, which may be made between fork and exec.
@@ -72,23 +72,23 @@ impl Signals {
         }
     }
 
-    /// Waits for the next signal; for so long at most, if something is said. `None` if none came.
+    /// Waits for the next signal, at most for `timeout`. Returns `None` on a timeout.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Option<Signal>> {
-        let patience = timeout.and_then(|patience| Timespec::try_from(patience).ok());
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         loop {
             let mut polled = [rustix::event::PollFd::new(&self.descriptor, rustix::event::PollFlags::IN)];
-            match rustix::event::poll(&mut polled, patience.as_ref()) {
+            match rustix::event::poll(&mut polled, timeout.as_ref()) {
                 Err(rustix::io::Errno::INTR) => continue,
                 Ok(0) => return Ok(None),
                 result => result?,
             };
-            // SAFETY: all zeroes are a valid record.
+            // SAFETY: all zeros are a valid record.
             let mut record: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
             let size = size_of_val(&record);
             // SAFETY: the record has room for what is read.
             let read = unsafe { libc::read(self.descriptor.as_raw_fd(), (&raw mut record).cast(), size) };
             if read == size as isize {
-                // Codes of the kernel's own are positive.
+                // The codes of signals from the kernel are positive.
                 let (number, from_process) = (record.ssi_signo as i32, record.ssi_code <= 0);
                 return Ok(Some(Signal { number, from_process }));
             }

@@ -3,7 +3,7 @@
 use crate::AddressVector;
 use softhca_wire::{AddressHeaders, Gid, Qpn};
 
-/// The envelope of a flow between two queue pairs.
+/// The addressing headers of a flow between two queue pairs.
 pub(crate) fn address_headers(
     vector: &AddressVector,
     source: Gid,
@@ -21,8 +21,8 @@ pub(crate) fn address_headers(
     }
 }
 
-/// The UDP source port of a flow, in the dynamic range: folded from the flow label or, without one, from
-/// the two queue pair numbers, as Linux senders do.
+/// The UDP source port of a flow, in the dynamic range: a hash of the flow label or, if that is zero, of the two
+/// queue pair numbers, as on Linux.
 fn source_port(flow_label: u32, local: Qpn, remote: Qpn) -> u16 {
     let label = match flow_label & 0xf_ffff {
         0 => {
@@ -37,8 +37,8 @@ fn source_port(flow_label: u32, local: Qpn, remote: Qpn) -> u16 {
 }
 
 /// The priority of a packet: the upper three bits of its DSCP or, if it has none, its service level.
-pub(crate) const fn priority(envelope: &AddressHeaders, service_level: u8) -> u8 {
-    match envelope.traffic_class >> 2 {
+pub(crate) const fn priority(addressing: &AddressHeaders, service_level: u8) -> u8 {
+    match addressing.traffic_class >> 2 {
         0 => service_level & 7,
         dscp => dscp >> 3,
     }

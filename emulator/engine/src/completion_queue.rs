@@ -1,4 +1,4 @@
-//! Completion queues: the card's side.
+//! The HCA's side of a completion queue.
 
 use crate::ClientId;
 use softhca_queue::CompletionProducer;
@@ -6,8 +6,8 @@ use softhca_queue::CompletionProducer;
 pub(crate) struct CompletionQueue {
     pub client: ClientId,
     pub ring: CompletionProducer,
-    /// Queue pairs and shared receive queues that complete here.
+    /// The number of queue pairs and shared receive queues that use it.
     pub users: u32,
-    /// It overflowed: nothing is reported here any more.
+    /// The queue overflowed and accepts no more completions.
     pub failed: bool,
 }

@@ -2,11 +2,11 @@
 
 use crate::{Event, Instant, Memory};
 
-/// What a call to the HCA receives: the time, the memory behind regions, and a callback for events.
+/// The arguments of every call: time, memory and event callback.
 pub struct Context<'a> {
-    /// The time.
+    /// The current time.
     pub now: Instant,
-    /// The memory behind regions.
+    /// The memory behind memory regions.
     pub memory: &'a mut dyn Memory,
     /// Receives every event.
     pub events: &'a mut dyn FnMut(Instant, &Event),

@@ -1,4 +1,4 @@
-//! What all queue pairs of a card share.
+//! The state that all queue pairs of an HCA share.
 
 use crate::completion_queue::CompletionQueue;
 use crate::control_packets::ControlPackets;
@@ -26,41 +26,40 @@ pub(crate) struct AddressHandle {
 pub(crate) struct XrcDomain {
     pub client: ClientId,
     pub users: u32,
-    /// Its client is gone: it goes with its last user.
+    /// The client is gone; the last user removes the domain.
     pub orphaned: bool,
 }
 
-/// What every packet touches stands together and first: with a thousand cards, cards do not fit the caches.
+/// Fields that every packet touches come first: with a thousand HCAs, their states exceed the caches.
 #[repr(C)]
 pub(crate) struct HcaState {
     pub transmit_queue: VecDeque<Qpn>,
-    /// What the card itself is to send.
     pub control_packets: ControlPackets,
     pub timers: Timers,
-    /// When queue pairs whose rate is limited may send again.
+    /// Wake-ups of paced queue pairs.
     pub pacing_timers: Timers,
-    /// Completion queues that overflowed and whose queue pairs are still to be stopped.
+    /// Completion queues that overflowed and whose queue pairs have not failed yet.
     pub overflowed_cqs: Vec<CqId>,
-    /// Priorities that the port was told to stop.
+    /// The priorities that PFC pauses.
     pub paused_priorities: u8,
     pub settings: Settings,
     pub port_state: PortState,
-    /// The payload of the packet at hand is in its place already.
+    /// The payload of the current packet is already in memory.
     pub payload_placed: bool,
     pub protection: Protection,
     pub counters: Counters,
-    /// Ports that do not answer now: no timer towards them runs out.
+    /// Ports that do not respond at present: timers of their connections do not expire.
     pub stalled_peers: BTreeSet<IpAddr>,
     pub completion_queues: Table<CompletionQueue>,
     pub shared_receive_queues: Table<SharedReceiveQueue>,
     pub address_handles: Table<AddressHandle>,
     pub xrc_domains: Table<XrcDomain>,
     pub gids: Vec<Gid>,
-    /// The queue pairs that each multicast group reaches, in order of attachment.
+    /// The queue pairs of each multicast group, in order of attachment.
     pub multicast_groups: BTreeMap<Gid, Vec<Qpn>>,
-    /// Queue pairs that wait until the driver may send to their destination.
+    /// Queue pairs that wait for the transmit gate of their destination.
     pub blocked_qps: BTreeMap<IpAddr, Vec<Qpn>>,
-    /// The queue pairs that wait for each priority to go on.
+    /// The queue pairs that wait for each paused priority.
     pub paused_qps: [Vec<Qpn>; 8],
 }
 
@@ -94,7 +93,7 @@ impl HcaState {
         self.gids.get(usize::from(index)).copied().unwrap_or_default()
     }
 
-    /// Reports a completion. A queue that is full fails, with everything that completes there.
+    /// Posts a CQE. A full completion queue fails, with all queue pairs that use it.
     pub fn post_completion(
         &mut self,
         ctx: &mut Context<'_>,
@@ -148,66 +147,59 @@ impl HcaState {
         }))
     }
 
-    /// Calls `each` with the checked pieces of `entries` that hold bytes `offset..offset + length`.
+    /// Calls `each` with the translated parts of `sges` that contain bytes `offset..offset + length`.
     fn for_each_sge_range(
         &self,
-        domain: PdId,
-        entries: &[Sge],
+        pd: PdId,
+        sges: &[Sge],
         mut offset: u64,
         length: usize,
-        needs: AccessFlags,
+        required: AccessFlags,
         mut each: impl FnMut(TranslatedAddress, core::ops::Range<usize>, u64) -> Result<(), AccessError>,
     ) -> Result<(), AccessError> {
         let mut done = 0;
-        for entry in entries {
+        for sge in sges {
             if done == length {
                 break;
             }
-            let size = u64::from(entry.length);
+            let size = u64::from(sge.length);
             if offset >= size {
                 offset -= size;
                 continue;
             }
             let take = (size - offset).min((length - done) as u64) as usize;
             let located =
-                self.protection.check_local_access(domain, entry, offset as u32, take as u32, needs)?;
-            each(located, done..done + take, entry.address.wrapping_add(offset))?;
+                self.protection.check_local_access(pd, sge, offset as u32, take as u32, required)?;
+            each(located, done..done + take, sge.address.wrapping_add(offset))?;
             done += take;
             offset = 0;
         }
-        debug_assert_eq!(done, length, "the caller checked that the entries have room");
+        debug_assert_eq!(done, length, "the caller has checked the length of the list");
         Ok(())
     }
 
-    /// Copies bytes `offset..` of a gather list into `into`.
+    /// Copies bytes `offset..` of a gather list to `into`.
     #[inline]
     pub fn gather(
         &self,
         ctx: &Context<'_>,
-        domain: PdId,
-        entries: &[Sge],
+        pd: PdId,
+        sges: &[Sge],
         offset: u64,
         into: &mut [u8],
     ) -> Result<(), AccessError> {
         let memory = &*ctx.memory;
-        self.for_each_sge_range(
-            domain,
-            entries,
-            offset,
-            into.len(),
-            AccessFlags::empty(),
-            |located, range, _| {
-                memory
-                    .read(located.memory, located.offset, &mut into[range])
-                    .map_err(|fault| located.to_access_error(fault))
-            },
-        )
+        self.for_each_sge_range(pd, sges, offset, into.len(), AccessFlags::empty(), |located, range, _| {
+            memory
+                .read(located.memory, located.offset, &mut into[range])
+                .map_err(|fault| located.to_access_error(fault))
+        })
     }
 
-    /// Checks that every entry of a list may be used, without touching it.
-    pub fn check_sges(&self, domain: PdId, entries: &[Sge], needs: AccessFlags) -> Result<(), AccessError> {
-        for entry in entries.iter().filter(|entry| entry.length > 0) {
-            self.protection.check_local_access(domain, entry, 0, entry.length, needs)?;
+    /// Checks the access to all entries of a list.
+    pub fn check_sges(&self, pd: PdId, sges: &[Sge], required: AccessFlags) -> Result<(), AccessError> {
+        for sge in sges.iter().filter(|sge| sge.length > 0) {
+            self.protection.check_local_access(pd, sge, 0, sge.length, required)?;
         }
         Ok(())
     }
@@ -217,15 +209,15 @@ impl HcaState {
         &self,
         ctx: &mut Context<'_>,
         (qp, psn): (Qpn, Psn),
-        domain: PdId,
-        entries: &[Sge],
+        pd: PdId,
+        sges: &[Sge],
         offset: u64,
         from: &[u8],
     ) -> Result<(), AccessError> {
         let Context { now, memory, events } = ctx;
         self.for_each_sge_range(
-            domain,
-            entries,
+            pd,
+            sges,
             offset,
             from.len(),
             AccessFlags::LOCAL_WRITE,

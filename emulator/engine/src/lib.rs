@@ -1,14 +1,14 @@
-//! The card as a state machine: queue pairs, regions, completion queues, without I/O.
+//! The HCA as a state machine without I/O: queue pairs, memory regions, completion queues.
 //!
-//! Frames, time and work requests go in; frames, completions and events come out. The engine has no
-//! socket, clock, thread, lock or randomness of its own; [`Hca`] is driven by whoever owns it:
+//! Input is frames, time and work requests; output is frames, completions and events. The engine has no socket,
+//! clock, thread, lock or source of randomness. The owner of an [`Hca`] drives it:
 //!
-//! * [`Hca::receive`] takes a packet, [`Hca::transmit`] builds the next one in a lent buffer,
-//! * [`Hca::next_timeout`] and [`Hca::expire`] are its timers,
-//! * [`Hca::ring`] hears the doorbells of applications, whose rings it reads and fills,
-//! * the control verbs create, change and destroy resources.
+//! * [`Hca::receive`] handles a packet, [`Hca::transmit`] builds the next batch in the caller's buffer,
+//! * [`Hca::next_timeout`] and [`Hca::expire`] are the timers,
+//! * [`Hca::process_doorbells`] reads the work requests that applications posted,
+//! * the control verbs create, modify and destroy resources.
 //!
-//! Every call is given a [`Context`]: the time, the memory behind regions, and who hears events.
+//! Every call takes a [`Context`]: the time, the memory behind memory regions and the event callback.
 
 #![no_std]
 extern crate alloc;
@@ -19,7 +19,6 @@ mod completion_queue;
 mod context;
 mod control;
 mod control_packets;
-mod error;
 mod event;
 mod hca;
 mod hca_state;
@@ -37,8 +36,7 @@ mod timers;
 
 pub use cm::{CmDropReason, CmFailure, CmMessageKind};
 pub use context::Context;
-pub use control::QpRings;
-pub use error::{Resource, VerbsError};
+pub use control::{Attachments, QpRings};
 pub use event::{DropReason, Event, PacketSummary, QpConfiguration, Reason, RequestError, RetransmitCause};
 pub use hca::Hca;
 pub use memory::{AtomicOperation, Memory, MemoryFault, MemoryId, MemoryLocation};
@@ -53,7 +51,8 @@ pub use time::Instant;
 
 pub use packet_batch::{PacketBatch, TransmitGate};
 pub use softhca_queue::{
-    AddressVector, AhId, AsyncEvent, ClientId, CmChannelId, CmId, Counters, CqId, DeviceLimits,
-    MemoryWindowType, ModifyQp, PdId, PortState, QpAttributeMask, QpAttributes, QpInitAttributes, QpSnapshot,
-    QpState, QpType, SrqAttributes, SrqId, SrqInitAttributes, XrcdId,
+    AddressVector, AhId, AsyncEvent, ClientId, CmChannelId, CmId, Command, Counters, CqId, DeviceLimits,
+    MemoryWindowType, ModifyQp, PdId, PortState, QpAttributeMask, QpAttributes, QpCapabilities,
+    QpInitAttributes, QpSnapshot, QpState, QpType, Reply, Resource, SrqAttributes, SrqId, SrqInitAttributes,
+    VerbsError, XrcdId,
 };

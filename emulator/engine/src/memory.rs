@@ -1,52 +1,52 @@
-//! The memory behind registered regions, as the card reaches it.
+//! The memory behind memory regions, as the HCA accesses it.
 
 pub use softhca_queue::{AtomicOperation, MemoryFault};
 
-/// A piece of memory that the driver knows by this number.
+/// The driver's identifier of a memory object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemoryId(pub u32);
 
-/// Bytes in a piece of memory.
+/// A range of bytes in a memory object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryLocation {
-    /// The memory.
+    /// The memory object.
     pub memory: MemoryId,
-    /// Where they begin.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// How many they are.
+    /// The number of bytes.
     pub length: usize,
 }
 
-/// Reads and writes the memory behind regions. Ranges were checked against the region before.
+/// Accesses the memory behind memory regions. The caller has checked all ranges against the region.
 ///
-/// Of a write, the last bytes (up to eight) become visible after all others.
+/// The last bytes of a write (up to eight) become visible after all others.
 pub trait Memory {
-    /// Fills `into` with the bytes at `offset`.
+    /// Reads the bytes at `offset` into `into`.
     fn read(&self, memory: MemoryId, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault>;
 
-    /// Stores `from` at `offset`.
+    /// Writes `from` at `offset`.
     fn write(&mut self, memory: MemoryId, offset: u64, from: &[u8]) -> Result<(), MemoryFault>;
 
-    /// Whether every access costs so much by itself that those of several packets are worth bringing together.
+    /// Whether every access is so expensive that the caller should combine the accesses of several packets.
     fn prefers_batches(&self) -> bool {
         false
     }
 
-    /// Reads what several packets carry: each of `places` into `into`, `stride` bytes behind the one before. False if
-    /// that is no cheaper than [`Memory::read`] for each, or if not all of it can be reached; `into` holds anything then.
+    /// Reads the payload of several packets: each of `places` to `into`, `stride` bytes apart. Returns false if that
+    /// is no cheaper than separate reads, or if a part is inaccessible; the content of `into` is then undefined.
     fn read_batch(&self, places: &[MemoryLocation], into: &mut [u8], stride: usize) -> bool {
         let _ = (places, into, stride);
         false
     }
 
-    /// Stores what several packets carried, a place for each: each as [`Memory::write`] does, and after those before
-    /// it. Returns how many were stored, from the first: none if that is no cheaper.
+    /// Writes the payload of several packets in order, each like [`Memory::write`]. Returns the number of writes,
+    /// from the first; zero if that is no cheaper than separate writes.
     fn write_batch(&mut self, places: &[MemoryLocation], from: &[&[u8]]) -> usize {
         let _ = (places, from);
         0
     }
 
-    /// Changes the aligned eight bytes at `offset` and returns what they were.
+    /// Executes an atomic operation on the aligned eight bytes at `offset` and returns their original value.
     fn atomic(
         &mut self,
         memory: MemoryId,

@@ -2,36 +2,37 @@
 
 use softhca_wire::{AddressHeaders, Qpn};
 
-/// Says whether the driver may send to a destination now. A queue pair that may not is parked until
-/// [`crate::Hca::unpark`].
+/// Decides whether the driver may send to a destination now. A queue pair that may not send is blocked until
+/// [`crate::Hca::unblock`].
 pub trait TransmitGate {
-    /// How many packets of up to `size` bytes, IP headers excluded, may go in this envelope now; zero parks.
-    fn allowed_packets(&mut self, envelope: &AddressHeaders, size: usize) -> usize;
+    /// The number of packets of up to `size` bytes, without IP headers, that may be sent with this addressing now.
+    /// Zero blocks the queue pair.
+    fn allowed_packets(&mut self, addressing: &AddressHeaders, size: usize) -> usize;
 }
 
-/// Lets everything through.
+/// Admits everything.
 impl TransmitGate for () {
     fn allowed_packets(&mut self, _: &AddressHeaders, _: usize) -> usize {
         usize::MAX
     }
 }
 
-/// Packets of one destination and one size (the last may be shorter), one behind the other in the lent
-/// buffer. Each ends with four bytes of room for its ICRC, which whoever knows the IP identification seals.
+/// Consecutive packets in the caller's buffer with one destination and one size; the last may be shorter. Each ends
+/// with four bytes for the ICRC, which the driver computes once it knows the IP identification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketBatch {
-    /// Where they go, and how they are marked.
+    /// The addressing headers, including the ECN field.
     pub addressing: AddressHeaders,
-    /// Bytes of each packet.
+    /// The bytes of each packet.
     pub segment_size: usize,
-    /// How many packets.
+    /// The number of packets.
     pub packets: usize,
-    /// Bytes of all packets.
+    /// The bytes of all packets.
     pub bytes: usize,
-    /// The queue pair that sends them.
+    /// The sending queue pair.
     pub qpn: Qpn,
-    /// The service level of its path: their priority where their DSCP is zero.
+    /// The service level of its path: the priority if the DSCP is zero.
     pub service_level: u8,
-    /// Bytes of payload and pad of each packet that are not in the buffer, if payloads are elided.
+    /// The bytes of payload and pad of each packet that are not in the buffer, if payloads are elided.
     pub elided_payload: usize,
 }

@@ -1,10 +1,10 @@
-//! What is set once per device.
+//! The settings of a device.
 
 use crate::{CongestionSettings, Recovery};
 use core::time::Duration;
 use softhca_wire::Mtu;
 
-/// How many acknowledgements a responder sends.
+/// The number of ACKs that a responder sends.
 #[cfg_attr(
     feature = "schema",
     derive(serde::Deserialize, schemars::JsonSchema),
@@ -12,35 +12,35 @@ use softhca_wire::Mtu;
 )]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum AckPolicy {
-    /// One for each packet that asks: what a trace should show.
+    /// One for each packet that requests it, for readable traces.
     #[default]
     PerRequest,
-    /// One for all that came before it was sent: what a busy card should do.
+    /// One for all packets that arrived before it is sent, for throughput.
     Coalesce,
 }
 
-/// What becomes of an acknowledgement that is due together with a lone answer to another card.
+/// The order of a single response and a pending ACK to another HCA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ResponseOrder {
-    /// Both go in one run, which takes the least time in all.
+    /// Both go in one batch, which costs the least time in total.
     #[default]
     WithAck,
-    /// The answer goes ahead: who polls for it has it sooner, and the acknowledgement follows while it is at work. For
-    /// cards whose users have a processor each.
+    /// The response precedes the ACK, which lowers its latency for a polling application. For HCAs whose applications
+    /// have a processor each.
     ResponseFirst,
 }
 
-/// Whether end-to-end credits of acknowledgements are used (IBA 9.7.7.2).
+/// The use of end-to-end credits in ACKs (IBA 9.7.7.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum EndToEndCredits {
-    /// They are sent as "not used" and ignored.
+    /// The responder sends the credit count "invalid", the requester ignores credits.
     #[default]
     Off,
-    /// A responder tells how many receives are posted, a requester sends no more than one packet beyond them.
+    /// The responder advertises the number of posted receives; the requester sends at most one packet beyond them.
     On,
 }
 
-/// Whether packets carry what they are about.
+/// The presence of payload in packets.
 #[cfg_attr(
     feature = "schema",
     derive(serde::Deserialize, schemars::JsonSchema),
@@ -48,34 +48,33 @@ pub enum EndToEndCredits {
 )]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum PayloadMode {
-    /// They do.
+    /// Packets carry their payload.
     #[default]
     Carried,
-    /// They have their headers and their lengths; the bytes of the payload stay where they are, and those
-    /// that arrive are zeroes. For simulations that ask how long things take. Packets of both hosts must
-    /// agree, and only a world can carry them.
+    /// Packets have headers and lengths but no payload bytes; received payloads are zero. For simulations of timing.
+    /// Both peers must use the same mode, and only a simulated network can carry such packets.
     Elided,
 }
 
-/// How long the connection manager waits, and how often it tries: exponents of 4.096 µs, as messages carry them.
+/// Timeouts and retries of the connection manager. Timeouts are exponents of 4.096 µs, as in CM messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CmTimers {
-    /// The time that either side may take to answer; both are told it in a REQ.
+    /// The response time of either side, announced in the REQ.
     pub response_timeout: u8,
-    /// The time that a packet lives in the network.
+    /// The lifetime of a packet in the network.
     pub packet_lifetime: u8,
-    /// How often a message without an answer is sent again.
+    /// The number of retransmissions of an unanswered message.
     pub max_retries: u8,
-    /// The time that an MRA asks for.
+    /// The time that an MRA requests.
     pub service_timeout: u8,
 }
 
 impl CmTimers {
-    /// Those of Linux: an answer is waited for for 6.44 s, sixteen times; an MRA asks for 69 s.
+    /// The values of Linux: sixteen tries with a timeout of 6.44 s each; an MRA requests 69 s.
     pub const LINUX: CmTimers =
         CmTimers { response_timeout: 20, packet_lifetime: 18, max_retries: 15, service_timeout: 24 };
 
-    /// How long a message waits for its answer: there, the time that the other side may take, and back.
+    /// The timeout of a message: the response time of the peer and two packet lifetimes.
     pub const fn reply_timeout(&self) -> Duration {
         Duration::from_nanos(
             (4096 << (self.response_timeout & 0x1f)) + 2 * (4096 << (self.packet_lifetime & 0x1f)),
@@ -92,27 +91,27 @@ impl Default for CmTimers {
 /// The settings of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// What a lost packet does.
+    /// The recovery mode.
     pub recovery: Recovery,
-    /// How many acknowledgements are sent.
+    /// The number of ACKs.
     pub ack_policy: AckPolicy,
-    /// Whether answers wait for them.
+    /// The order of responses and ACKs.
     pub response_order: ResponseOrder,
-    /// The least time that an acknowledgement may take in `fatal` recovery; zero in virtual time.
+    /// The lower bound of the ACK timeout in `fatal` recovery; zero in virtual time.
     pub min_ack_timeout: Duration,
-    /// Packets without an acknowledgement request after which one is made in the middle of a message.
+    /// The number of packets without the AckReq bit after which a packet in the middle of a message sets it.
     pub ack_request_interval: u32,
-    /// The most payload that a packet of the port carries: the size of datagrams, the limit of path MTUs.
+    /// The MTU of the port: the maximum payload of datagrams, the upper bound of path MTUs.
     pub mtu: Mtu,
-    /// Whether end-to-end credits are used.
+    /// End-to-end credits.
     pub end_to_end_credits: EndToEndCredits,
-    /// What the card does about congestion.
+    /// Congestion control.
     pub congestion: CongestionSettings,
-    /// Whether packets carry their payload.
+    /// Presence of payload in packets.
     pub payload_mode: PayloadMode,
-    /// How patient the connection manager is.
+    /// Timing of the connection manager.
     pub cm: CmTimers,
-    /// Where the numbers of queue pairs and keys begin.
+    /// The seed of queue pair numbers and keys.
     pub seed: u64,
 }
 

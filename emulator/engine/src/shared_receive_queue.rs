@@ -7,16 +7,16 @@ pub(crate) struct SharedReceiveQueue {
     pub client: ClientId,
     pub pd: PdId,
     pub ring: ReceiveConsumer,
-    /// Raise an event when fewer than this many receives wait; zero is disarmed.
+    /// The number of posted receives below which an event is raised; zero disarms it.
     pub limit: u32,
-    /// Of XRC: where receives complete, and the domain that lets senders in.
+    /// The completion queue and the XRC domain of an XRC SRQ.
     pub xrc: Option<(CqId, XrcdId)>,
-    /// Queue pairs that take from it.
+    /// The number of queue pairs that use it.
     pub users: u32,
 }
 
 impl SharedReceiveQueue {
-    /// Takes a receive; also says whether the limit was passed, which disarms it.
+    /// Fetches a receive. The flag tells that the limit was reached, which disarms it.
     pub fn pop_wqe(
         &mut self,
         scatter: &mut alloc::vec::Vec<Sge>,

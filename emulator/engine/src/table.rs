@@ -1,10 +1,10 @@
-//! Numbered resources: an index that finds a slot at once, and a tag that tells a reused slot from its past.
+//! A table of numbered resources. The lower bits of a number find the slot, a tag detects stale numbers.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// Numbers of 24 bits: the lower 16 are a slot, the upper 8 a tag that changes whenever the slot is reused.
-/// Slots are reused oldest first, so that a stale number stays stale for as long as possible.
+/// Numbers have 24 bits: 16 bits of slot index and an 8-bit tag that changes when a slot is reused. Slots are reused
+/// oldest first, so that a stale number stays invalid as long as possible.
 pub(crate) struct Table<T> {
     slots: Vec<Slot<T>>,
     free: VecDeque<u16>,
@@ -18,7 +18,7 @@ struct Slot<T> {
 }
 
 impl<T> Table<T> {
-    /// A table of at most `limit` entries, none of which gets a number below `reserved`.
+    /// Creates a table of at most `limit` entries with numbers from `reserved` on.
     pub fn new(limit: usize, reserved: u16) -> Table<T> {
         let slots = (0..reserved).map(|_| Slot { tag: 0, value: None }).collect();
         Table { slots, free: VecDeque::new(), limit: limit.min(usize::from(u16::MAX - reserved)), live: 0 }
@@ -28,12 +28,12 @@ impl<T> Table<T> {
         self.live
     }
 
-    /// Whether another entry fits.
+    /// Whether the table has room for another entry.
     pub fn has_room(&self) -> bool {
         self.live < self.limit
     }
 
-    /// Adds what `make` builds for its number, if there is room. `tag` is the seed's contribution.
+    /// Adds the entry that `make` builds for its number, if the table has room. `tag` comes from the seed.
     pub fn insert(&mut self, tag: u8, make: impl FnOnce(u32) -> T) -> Option<u32> {
         if !self.has_room() {
             return None;
@@ -46,7 +46,7 @@ impl<T> Table<T> {
             }
         };
         let slot = &mut self.slots[usize::from(index)];
-        // The multicast QPN is all ones: no tag may complete it.
+        // The multicast QPN is all ones, so that a tag must not be.
         slot.tag &= 0x7f;
         let number = u32::from(slot.tag) << 16 | u32::from(index);
         slot.value = Some(make(number));
@@ -54,7 +54,7 @@ impl<T> Table<T> {
         Some(number)
     }
 
-    /// Adds an entry under a number of the caller's choice, if it is free.
+    /// Adds an entry with a given number, if that is free.
     pub fn insert_at(&mut self, number: u32, make: impl FnOnce(u32) -> T) -> Option<u32> {
         let (index, tag) = (number as u16, (number >> 16) as u8);
         if usize::from(index) >= self.slots.len() {
@@ -100,14 +100,14 @@ impl<T> Table<T> {
         Some(value)
     }
 
-    /// Every entry with its number, in order of slots.
+    /// All entries with their numbers, in slot order.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.slots.iter().enumerate().filter_map(|(index, slot)| {
             Some((u32::from(slot.tag) << 16 | index as u32, slot.value.as_ref()?))
         })
     }
 
-    /// The numbers of the entries that `wanted` picks.
+    /// The numbers of the entries that match `wanted`.
     pub fn numbers(&self, mut wanted: impl FnMut(&T) -> bool) -> Vec<u32> {
         self.iter().filter(|(_, value)| wanted(value)).map(|(number, _)| number).collect()
     }
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reused_slot_has_another_number_and_the_old_one_finds_nothing() {
+    fn a_reused_slot_has_a_new_number_and_the_old_number_is_invalid() {
         let mut table = Table::new(2, 2);
         let a = table.insert(5, |number| number).unwrap();
         assert_eq!(table.get(a), Some(&a));
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chosen_number_is_taken_once_and_leaves_the_others_free() {
+    fn a_given_number_can_be_inserted_once() {
         let mut table = Table::new(100, 2);
         assert_eq!(table.insert_at(0x11_0005, |_| 'a'), Some(0x11_0005));
         assert_eq!(table.insert_at(0x11_0005, |_| 'b'), None);

@@ -1,35 +1,35 @@
-//! The card's clock: nanoseconds since a start that the driver chooses.
+//! The time of the engine: nanoseconds since an epoch that the driver chooses.
 
 use core::fmt;
 use core::time::Duration;
 
-/// A point in time. The engine has no clock of its own: every call that needs the time is given it.
+/// A point in time. The engine has no clock; callers pass the time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Instant(u64);
 
 impl Instant {
-    /// The start.
+    /// The epoch.
     pub const ZERO: Instant = Instant(0);
 
-    /// `nanoseconds` after the start.
+    /// `nanoseconds` after the epoch.
     #[inline]
     pub const fn from_nanos(nanoseconds: u64) -> Instant {
         Instant(nanoseconds)
     }
 
-    /// Nanoseconds since the start.
+    /// Nanoseconds since the epoch.
     #[inline]
     pub const fn nanos(self) -> u64 {
         self.0
     }
 
-    /// The time that much later.
+    /// The time `duration` later.
     #[inline]
     pub const fn plus(self, duration: Duration) -> Instant {
         Instant(self.0.saturating_add(duration.as_nanos() as u64))
     }
 
-    /// How long after `earlier`; zero if it was not.
+    /// The time since `earlier`; zero if that is in the future.
     #[inline]
     pub const fn since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

@@ -1,6 +1,6 @@
-//! Figures of the engine alone and of the virtual world: `cargo bench -p softhca-fabric --bench engine`.
+//! Benchmarks of the engine and of a world: `cargo bench -p softhca-fabric --bench engine`.
 //!
-//! No timed asserts: the machine decides the numbers, this prints them.
+//! Prints measurements; does not assert on them.
 
 #[path = "../tests/bare/mod.rs"]
 mod bare;
@@ -19,7 +19,7 @@ use softhca_queue::{
 use softhca_wire::{Gid, Icrc, LocalKey, Mtu, Psn, Qpn, RemoteKey};
 use std::time::Instant as Clock;
 
-/// A card with one connected queue pair, and as many idle ones as asked for.
+/// An HCA with one connected queue pair and some idle ones.
 struct Card {
     hca: Hca,
     store: SparseMemory,
@@ -88,7 +88,7 @@ impl Card {
     }
 }
 
-/// Everything that `from` can send now goes to `to`; returns how many packets that was.
+/// Sends all pending packets of `from` to `to`. Returns their number.
 fn exchange(now: Instant, from: &mut Card, to: &mut Card, buffer: &mut [u8]) -> u64 {
     let mut packets = 0;
     let mut ctx = Context { now, memory: &mut from.store, events: &mut |_, _| {} };
@@ -98,18 +98,18 @@ fn exchange(now: Instant, from: &mut Card, to: &mut Card, buffer: &mut [u8]) -> 
         let Some(run) = from.hca.transmit(&mut ctx, &mut (), buffer, 64) else { return packets };
         let mut ctx = Context { now, memory: &mut to.store, events: &mut |_, _| {} };
         for (index, packet) in buffer[..run.bytes].chunks_mut(run.segment_size).enumerate() {
-            let mut envelope = run.addressing;
-            envelope.identification = index as u16;
-            Icrc::write(&envelope, packet);
+            let mut addressing = run.addressing;
+            addressing.identification = index as u16;
+            Icrc::write(&addressing, packet);
             let (transport, icrc) = Icrc::split(packet).unwrap();
-            assert_eq!(Icrc::compute(&envelope, transport), icrc);
-            to.hca.receive(&mut ctx, &envelope, transport);
+            assert_eq!(Icrc::compute(&addressing, transport), icrc);
+            to.hca.receive(&mut ctx, &addressing, transport);
             packets += 1;
         }
     }
 }
 
-/// Nanoseconds per data packet through requester, wire, responder and completer: the best of some rounds.
+/// Nanoseconds per data packet through requester, wire, responder and completer: the best of several rounds.
 fn per_packet(mtu: Mtu, message: u32, idle: usize, busy: usize) -> f64 {
     rounds(mtu, message, idle, busy, 8, 200_000)
 }
@@ -143,7 +143,7 @@ fn rounds(mtu: Mtu, message: u32, idle: usize, busy: usize, count: u32, each: u6
     best
 }
 
-/// Simulated data packets per second in a world of two hosts, an ACK for each message.
+/// Simulated data packets per second in a world of two hosts, with an ACK per message.
 fn world(mtu: Mtu, message: u32) -> f64 {
     let mut world = World::new(1);
     let hosts = ["a", "b"].map(|name| world.add_host(name, Settings::default()));

@@ -1,7 +1,7 @@
-//! What a simulated network costs: data packets per second on one core, memory, growth with size.
+//! Benchmarks of a simulated network: data packets per second on one core, memory, scaling.
 //!
-//! `cargo bench -p softhca-fabric --bench fabric`. The engine and the headers are the real ones; payload bytes
-//! and the ICRC are left out. Nothing here asserts: the machine decides the numbers, this prints them.
+//! `cargo bench -p softhca-fabric --bench fabric`. Uses the real engine and headers; payload and ICRC are
+//! elided. Prints measurements; does not assert on them.
 
 use softhca_engine::{CongestionSettings, PayloadMode, QpType, Settings};
 use softhca_fabric::{
@@ -35,7 +35,7 @@ fn build(topology: Topology) -> (World, Vec<HostId>) {
     (world, hosts)
 }
 
-/// One WRITE of so many bytes from one host to another.
+/// Posts one WRITE from one host to another.
 fn start(world: &mut World, from: HostId, to: HostId, bytes: u32) {
     let ports = [from, to].map(|host| {
         let mut verbs = world.verbs(host);
@@ -62,7 +62,7 @@ fn start(world: &mut World, from: HostId, to: HostId, bytes: u32) {
     world.verbs(from).post_send(qp, &request).expect("a send");
 }
 
-/// A host for each to send to, none itself: the next of a shuffled circle.
+/// A destination for each host: the next host of a shuffled ring.
 fn permutation(hosts: &[HostId]) -> Vec<(HostId, HostId)> {
     let mut circle = hosts.to_vec();
     for index in (1..circle.len()).rev() {
@@ -71,14 +71,14 @@ fn permutation(hosts: &[HostId]) -> Vec<(HostId, HostId)> {
     (0..circle.len()).map(|index| (circle[index], circle[(index + 1) % circle.len()])).collect()
 }
 
-/// Frames that all cables took.
+/// Frames admitted by all links.
 fn packet_links(world: &World) -> u64 {
-    let cables = (0..).map_while(|cable| {
-        let cable = softhca_fabric::LinkId(cable);
-        world.try_link_ends(cable).map(|_| world.link(cable))
+    let links = (0..).map_while(|link| {
+        let link = softhca_fabric::LinkId(link);
+        world.try_link_ends(link).map(|_| world.link(link))
     });
     let ways = [Direction::Forward, Direction::Backward];
-    cables.map(|cable| ways.iter().map(|way| cable.counters(*way).admitted).sum::<u64>()).sum()
+    links.map(|link| ways.iter().map(|way| link.counters(*way).admitted).sum::<u64>()).sum()
 }
 
 struct Outcome {
@@ -86,7 +86,7 @@ struct Outcome {
     ns_per_packet_link: f64,
 }
 
-/// Runs flows to their end and tells what that took.
+/// Runs flows to completion and measures them.
 fn run(
     topology: Topology,
     flows: impl Fn(&[HostId]) -> Vec<(HostId, HostId)>,
@@ -107,13 +107,13 @@ fn run(
         let sum = |pick: fn(&softhca_engine::Counters) -> u64| {
             hosts.iter().map(|host| pick(world.host(*host).hca().counters())).sum::<u64>()
         };
-        let census = world.frame_counters();
+        let counters = world.frame_counters();
         println!(
             "  {packets} data packets, {links} packet-links, {:.1} ms simulated; {} marks seen, {} CNPs, {} lost, {} sent again",
             world.now().nanos() as f64 / 1e6,
             sum(|c| c.np_ecn_marked_roce_packets),
             sum(|c| c.np_cnp_sent),
-            census.dropped,
+            counters.dropped,
             sum(|c| c.retransmitted_pkts),
         );
         let pauses: u64 =
@@ -133,8 +133,7 @@ fn best(count: u32, mut outcome: impl FnMut(bool) -> Outcome) -> (f64, f64) {
     (rates.iter().copied().fold(f64::MAX, f64::min), rates.iter().copied().fold(0.0, f64::max))
 }
 
-/// Seconds that this thread has had a processor: others use the machine too, and what they take is none of the
-/// simulation's.
+/// CPU seconds of this thread, independent of other load on the machine.
 fn seconds() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
@@ -184,7 +183,7 @@ fn main() {
         println!(
             "growth: ns per packet-link, permutation of 1 MB flows through one switch, then over fat trees"
         );
-        // Small ones are over too soon to be measured, and are run again.
+        // Small networks finish too soon to measure and run several times.
         let growth = |topology: Topology| {
             let runs = (256 / topology.hosts()).max(3);
             let all = (0..runs).map(|_| run(topology, permutation, 1_000_000, false).ns_per_packet_link);

@@ -1,44 +1,13 @@
-//! Everything that will happen, ordered by time and then by the order in which it was scheduled.
+//! The event queue: ordered by time, then by the order of scheduling.
 
 use crate::frame_pool::{FramePool, NO_SLOT};
-use crate::{Direction, HostId, LinkId, SwitchId};
+use crate::sim_event::SimEvent;
 use alloc::collections::BinaryHeap;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::cmp::Ordering;
 
-/// Something that will happen.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum SimEvent {
-    /// A frame comes out of a cable.
-    Arrival { slot: u32, link: LinkId, direction: Direction },
-    /// The line of a host is free.
-    HostLinkFree { host: HostId },
-    /// A timer of a card may have run out.
-    HostTimer { host: HostId },
-    /// A cable held frames back for long enough.
-    ReorderTimeout { link: LinkId },
-    /// The oldest frame that a host sent to itself comes back.
-    Loopback,
-    /// The line of a switch's port is free.
-    SwitchLinkFree { switch: SwitchId, port: u16 },
-    /// A pause of a switch's port may be over.
-    SwitchPauseExpired { switch: SwitchId, port: u16 },
-    /// A pause of a host may be over.
-    HostPauseExpired { host: HostId },
-    /// A pause that a switch asked for is to be asked for again.
-    SwitchPauseRefresh { switch: SwitchId, port: u16, priority: u8 },
-    /// A pause that a host asked for is to be asked for again.
-    HostPauseRefresh { host: HostId, priority: u8 },
-    /// A queue may have stood still for too long, or its guard may be lifted.
-    SwitchWatchdog { switch: SwitchId, port: u16, priority: u8 },
-    /// A host may have asked for pauses for too long.
-    HostWatchdog { host: HostId, priority: u8 },
-    /// A slow receiver has done with a frame.
-    ReceiverDrain { host: HostId },
-}
-
-/// The place of a slot in a heap.
+/// A heap entry for a slot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Entry {
     at: u64,
@@ -53,38 +22,39 @@ impl PartialOrd for Entry {
 }
 
 impl Ord for Entry {
-    /// The earlier the greater: a heap gives the greatest first.
+    /// Reversed order: `BinaryHeap` pops the greatest entry first.
     #[inline]
     fn cmp(&self, other: &Entry) -> Ordering {
         (other.at, other.serial).cmp(&(self.at, self.serial))
     }
 }
 
-/// Words of 64 bits that say which nanoseconds of the wheel hold something, a bit of `u128` for each of them.
+/// 64-bit words in the occupancy bitmap of the wheel; `occupied_words` has a bit for each.
 const WHEEL_WORDS: usize = 128;
-/// Nanoseconds that the wheel has room for. A frame of 4 KiB on a cable of 100 Gb/s and 1 µs arrives after 1.4 µs; one
-/// of a queue pair with a sixteenth of that rate follows after 5.4 µs.
+/// Nanoseconds that the wheel covers. A 4 KiB frame on a 100 Gb/s link with 1 µs delay arrives after 1.4 µs;
+/// the next frame of a queue pair limited to a sixteenth of that rate follows after 5.4 µs.
 const WHEEL_SIZE: usize = 64 * WHEEL_WORDS;
 
-/// The queue of happenings: a wheel with a bucket for each nanosecond of the near future, and a heap for the rest.
+/// The event queue: a timing wheel with one bucket per nanosecond for the near future, and a heap for later
+/// events.
 ///
-/// Almost everything happens within microseconds, and what happens within one nanosecond happens in the order in
-/// which it was scheduled: nothing is sorted. What comes from the heap into a bucket was scheduled before anything
-/// that is put there at once, and gets there first.
+/// Almost all events are due within microseconds, and events of one nanosecond run in the order of
+/// scheduling, so nothing is sorted. An event that moves from the heap to a bucket was scheduled before any
+/// event added to that bucket directly, and precedes it.
 pub(crate) struct EventQueue {
-    /// What is left of the current bucket: its first slot.
+    /// The first remaining slot of the current bucket.
     current: u32,
-    /// What was scheduled for the current nanosecond since it began, or for one that is over.
+    /// Events scheduled for the current nanosecond after it began, or for an earlier one.
     late: BinaryHeap<Entry>,
     /// The current nanosecond.
     tick: u64,
-    /// The first and the last slot of each bucket, the others between them.
+    /// The first and the last slot of each bucket; slots link to the next.
     buckets: Vec<(u32, u32)>,
     pub pool: FramePool,
-    /// A bit for each bucket that holds something, and one for each word that is not zero.
+    /// A bit for each non-empty bucket, and a bit for each non-zero word.
     occupied: [u64; WHEEL_WORDS],
     occupied_words: u128,
-    /// What happens beyond the wheel.
+    /// Events beyond the wheel.
     overflow: BinaryHeap<Entry>,
     serial: u64,
 }
@@ -106,16 +76,16 @@ impl Default for EventQueue {
 }
 
 impl EventQueue {
-    /// Schedules something: a frame that arrives stays in its slot.
+    /// Schedules an event. An arriving frame keeps its slot.
     #[inline]
-    pub fn push(&mut self, at: u64, happening: SimEvent) {
+    pub fn push(&mut self, at: u64, event: SimEvent) {
         self.serial += 1;
-        let slot = match happening {
+        let slot = match event {
             SimEvent::Arrival { slot, .. } => slot,
             _ => self.pool.reserve(),
         };
         let this = self.pool.slot_mut(slot);
-        (this.serial, this.event, this.next) = (self.serial, happening, NO_SLOT);
+        (this.serial, this.event, this.next) = (self.serial, event, NO_SLOT);
         if at > self.tick && at - self.tick < WHEEL_SIZE as u64 {
             return self.append(at, slot);
         }
@@ -126,7 +96,7 @@ impl EventQueue {
         }
     }
 
-    /// Puts a slot at the end of its bucket.
+    /// Appends a slot to its bucket.
     #[inline]
     fn append(&mut self, at: u64, slot: u32) {
         let index = at as usize % WHEEL_SIZE;
@@ -141,12 +111,12 @@ impl EventQueue {
         *last = slot;
     }
 
-    /// When the next bucket that holds something has its turn.
+    /// The time of the next non-empty bucket.
     #[inline]
     fn next_bucket(&self) -> Option<u64> {
         let start = (self.tick as usize + 1) % WHEEL_SIZE;
         let (word, bit) = (start / 64, start % 64);
-        // The first word is looked at from the start on, and once more at the end up to it.
+        // Checks the first word from `bit` on, and its lower bits last.
         let bits = self.occupied[word] & u64::MAX << bit;
         let index = if bits != 0 {
             word * 64 + bits.trailing_zeros() as usize
@@ -161,7 +131,7 @@ impl EventQueue {
         Some(self.tick + 1 + ((index + WHEEL_SIZE - start) % WHEEL_SIZE) as u64)
     }
 
-    /// Goes to the next nanosecond in which something happens. False if there is none by then.
+    /// Advances to the next nanosecond with an event. Returns false if none is due by `until`.
     fn advance(&mut self, until: u64) -> bool {
         let far = self.overflow.peek().map(|entry| entry.at);
         let tick = match (self.next_bucket(), far) {
@@ -187,7 +157,7 @@ impl EventQueue {
         true
     }
 
-    /// Puts into buckets what is no longer beyond the wheel.
+    /// Moves events that are now within the wheel from the heap to buckets.
     fn refill_wheel(&mut self) {
         while self.overflow.peek().is_some_and(|entry| entry.at - self.tick < WHEEL_SIZE as u64) {
             let Some(entry) = self.overflow.pop() else { return };
@@ -198,13 +168,13 @@ impl EventQueue {
         }
     }
 
-    /// What happens next in this nanosecond, of what was scheduled before it.
+    /// The next slot of the current bucket.
     #[inline]
     pub fn next_slot(&self) -> Option<u32> {
         Some(self.current).filter(|slot| *slot != NO_SLOT)
     }
 
-    /// When the next thing happens.
+    /// The time of the next event.
     pub fn next_at(&self) -> Option<u64> {
         let current = (self.current != NO_SLOT).then_some(self.tick);
         let late = self.late.peek().map(|entry| entry.at);
@@ -212,7 +182,7 @@ impl EventQueue {
         now.or_else(|| self.next_bucket().into_iter().chain(self.overflow.peek().map(|entry| entry.at)).min())
     }
 
-    /// The next thing, if it happens by then.
+    /// Removes the next event, if it is due by `until`.
     #[inline]
     pub fn pop_until(&mut self, until: u64) -> Option<(u64, SimEvent)> {
         if self.current == NO_SLOT && self.late.is_empty() && !self.advance(until) {
@@ -236,71 +206,72 @@ impl EventQueue {
         Some((self.tick, self.take_event(slot)))
     }
 
-    /// What is in a slot happens now: only frames stay in theirs.
+    /// Takes the event out of a slot. Frees the slot unless it holds a frame.
     #[inline]
     fn take_event(&mut self, slot: u32) -> SimEvent {
-        let happening = self.pool.slot_mut(slot).event;
-        if !matches!(happening, SimEvent::Arrival { .. }) {
+        let event = self.pool.slot_mut(slot).event;
+        if !matches!(event, SimEvent::Arrival { .. }) {
             self.pool.free(slot);
         }
-        happening
+        event
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::HostId;
     use alloc::vec;
     use proptest::prelude::*;
 
-    fn host(happening: SimEvent) -> u32 {
-        match happening {
+    fn host(event: SimEvent) -> u32 {
+        match event {
             SimEvent::HostLinkFree { host } => host.0,
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
-    fn what_is_earlier_happens_first_and_of_one_time_what_was_scheduled_first() {
-        let mut agenda = EventQueue::default();
+    fn events_run_by_time_then_by_order_of_scheduling() {
+        let mut event_queue = EventQueue::default();
         for (at, host) in [(5, 0), (3, 1), (5, 2), (3, 3), (9_000_000, 4), (17_000, 5)] {
-            agenda.push(at, SimEvent::HostLinkFree { host: HostId(host) });
+            event_queue.push(at, SimEvent::HostLinkFree { host: HostId(host) });
         }
-        assert!(agenda.pop_until(2).is_none());
+        assert!(event_queue.pop_until(2).is_none());
         let mut order = vec![];
-        while let Some((at, happening)) = agenda.pop_until(u64::MAX) {
-            order.push((at, host(happening)));
+        while let Some((at, event)) = event_queue.pop_until(u64::MAX) {
+            order.push((at, host(event)));
         }
         assert_eq!(order, [(3, 1), (3, 3), (5, 0), (5, 2), (17_000, 5), (9_000_000, 4)]);
     }
 
     proptest! {
-        /// The same order as that of one sorted list, whatever is scheduled meanwhile.
+        /// The wheel returns events in the same order as a sorted list.
         #[test]
-        fn the_wheel_keeps_the_order_of_a_list(
+        fn wheel_returns_events_in_the_order_of_a_sorted_list(
             steps in prop::collection::vec((0u64..200_000, any::<bool>()), 1..300),
         ) {
-            let (mut agenda, mut list) = (EventQueue::default(), vec![]);
+            let (mut event_queue, mut list) = (EventQueue::default(), vec![]);
             let mut now = 0;
             for (serial, (ahead, pops)) in steps.into_iter().enumerate() {
                 let ahead = if ahead % 3 == 0 { ahead } else { ahead % 2_000 };
-                agenda.push(now + ahead, SimEvent::HostLinkFree { host: HostId(serial as u32) });
+                event_queue.push(now + ahead, SimEvent::HostLinkFree { host: HostId(serial as u32) });
                 list.push((now + ahead, serial as u32));
                 if pops {
                     list.sort();
                     let expected = list.remove(0);
-                    prop_assert_eq!(agenda.next_at(), Some(expected.0));
-                    let (at, happening) = agenda.pop_until(u64::MAX).expect("something was scheduled");
-                    prop_assert_eq!((at, host(happening)), expected);
+                    prop_assert_eq!(event_queue.next_at(), Some(expected.0));
+                    let (at, event) = event_queue.pop_until(u64::MAX).expect("something was scheduled");
+                    prop_assert_eq!((at, host(event)), expected);
                     now = at;
                 }
             }
             list.sort();
             for expected in list {
-                let (at, happening) = agenda.pop_until(u64::MAX).expect("something is left");
-                prop_assert_eq!((at, host(happening)), expected);
+                let (at, event) = event_queue.pop_until(u64::MAX).expect("something is left");
+                prop_assert_eq!((at, host(event)), expected);
             }
-            prop_assert!(agenda.pop_until(u64::MAX).is_none());
+            prop_assert!(event_queue.pop_until(u64::MAX).is_none());
         }
     }
 }

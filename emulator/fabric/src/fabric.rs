@@ -1,8 +1,7 @@
-//! The same network under a clock that somebody else keeps: between cards in real time.
+//! A network driven by an external clock, between hosts in real time.
 
-use crate::event_queue::SimEvent;
-use crate::external_ports::{ExternalPortSink, ExternalPorts};
-use crate::network::{Network, Outcome};
+use crate::network::{ExternalPortSink, ExternalPorts, Network, Outcome};
+use crate::sim_event::SimEvent;
 use crate::sink::EventSink;
 use crate::{
     BuiltTopology, ExternalPortUpdate, Frame, FrameCounters, HostId, HostPortCounters, LinkId, LinkSettings,
@@ -13,28 +12,28 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use softhca_engine::Instant;
 
-/// Cables and switches between hosts whose cards somebody else drives.
+/// Links and switches between hosts that other code drives.
 ///
-/// Frames go in with [`Fabric::send`], time passes with [`Fabric::advance`], and what has arrived by then is taken
-/// out with [`Fabric::take`]. Who sends waits until [`Fabric::free_at`], as a port does. What comes from other
-/// machines enters with [`Fabric::enter`], each over a cable of its own, and what the network asks of them is told by
-/// [`Fabric::news`].
+/// [`Fabric::send`] accepts frames, [`Fabric::advance`] advances time, and [`Fabric::receive`] returns the
+/// frames that have arrived. A sender waits until [`Fabric::link_free_at`], as a port does. Frames from other
+/// machines enter with [`Fabric::inject_external`], each machine over its own link;
+/// [`Fabric::next_external_update`] returns the pauses that the network requests from them.
 pub struct Fabric {
     network: Network,
     external_ports: ExternalPorts,
-    /// What has arrived at each host.
+    /// Frames that arrived, by host.
     received: Vec<VecDeque<Frame>>,
-    /// Hosts that have something to look at: frames, or other pauses than before.
+    /// Hosts with new frames or changed pauses.
     ready_hosts: Vec<HostId>,
 }
 
 impl Fabric {
-    /// Hosts with these addresses, connected as a topology says; there must be as many as it has.
+    /// Connects hosts with these addresses in a topology. The number of hosts must match.
     pub fn new(
         seed: u64,
         addresses: &[IpAddr],
         topology: &Topology,
-        line: LinkSettings,
+        link_settings: LinkSettings,
         settings: SwitchSettings,
     ) -> Result<(Fabric, BuiltTopology), TopologyError> {
         let layout = topology.layout()?;
@@ -43,16 +42,16 @@ impl Fabric {
         }
         let mut network = Network::new(Seed(seed));
         let hosts: Vec<_> = addresses.iter().map(|address| network.add_host(*address)).collect();
-        let laid = network.build_layout(&layout, &hosts, line, settings);
+        let built = network.build_layout(&layout, &hosts, link_settings, settings);
         let arrived = hosts.iter().map(|_| VecDeque::new()).collect();
         Ok((
             Fabric {
                 network,
-                external_ports: ExternalPorts::new(line),
+                external_ports: ExternalPorts::new(link_settings),
                 received: arrived,
                 ready_hosts: Vec::new(),
             },
-            laid,
+            built,
         ))
     }
 
@@ -64,59 +63,55 @@ impl Fabric {
     /// A switch.
     ///
     /// # Panics
-    /// If the id is of another network.
+    /// If the ID belongs to another network.
     pub fn switch(&self, id: SwitchId) -> &Switch {
         &self.network.switches[id.0 as usize]
     }
 
-    /// What is at a cable's two ends.
+    /// The nodes at the two ends of a link.
     ///
     /// # Panics
-    /// If the id is of another network.
+    /// If the ID belongs to another network.
     pub fn link_ends(&self, id: LinkId) -> [Node; 2] {
         self.network.link_ends[id.0 as usize].ends
     }
 
-    /// When the line of a host takes the next frame.
+    /// When the host's link can accept the next frame.
     pub fn link_free_at(&self, host: HostId) -> Instant {
         Instant::from_nanos(self.network.host_link_free_at(host))
     }
 
-    /// Takes a frame that a host sends.
+    /// Accepts a frame from a host.
     pub fn send(&mut self, now: Instant, from: HostId, frame: Frame, sink: &mut dyn EventSink) {
         self.network.send(now, from, frame, sink);
     }
 
-    /// Lets everything happen that was to happen by `now`, each at its own time.
+    /// Processes all events due by `now`, in order.
     pub fn advance(&mut self, now: Instant, sink: &mut dyn EventSink) {
-        while let Some((at, happening)) = self.network.event_queue.pop_until(now.nanos()) {
+        while let Some((at, event)) = self.network.event_queue.pop_until(now.nanos()) {
             let at = Instant::from_nanos(at);
-            let Fabric { network, external_ports: outside, received: arrived, ready_hosts: woken } = self;
-            match network.handle_event(
-                at,
-                happening,
-                &mut ExternalPortSink { inner: sink, external_ports: outside },
-            ) {
+            let Fabric { network, external_ports, received: arrived, ready_hosts } = self;
+            match network.handle_event(at, event, &mut ExternalPortSink { inner: sink, external_ports }) {
                 Outcome::Nothing => {
-                    if let SimEvent::HostLinkFree { host } = happening {
-                        outside.on_link_free(at, host, network, woken, sink);
+                    if let SimEvent::HostLinkFree { host } = event {
+                        external_ports.on_link_free(at, host, network, ready_hosts, sink);
                     }
                 }
                 Outcome::Arrived { host, slot } => {
                     arrived[host.0 as usize].push_back(network.event_queue.pool.remove(slot));
-                    woken.push(host);
+                    ready_hosts.push(host);
                 }
-                Outcome::Paused { host, .. } if outside.contains(host) => {
-                    outside.on_pause_change(at, host, network, woken, sink);
+                Outcome::Paused { host, .. } if external_ports.contains(host) => {
+                    external_ports.on_pause_change(at, host, network, ready_hosts, sink);
                 }
-                Outcome::Paused { host, .. } => woken.push(host),
+                Outcome::Paused { host, .. } => ready_hosts.push(host),
             }
         }
     }
 
-    /// Takes a frame that came from another machine for a host. It waits for the line that its sender's port has to
-    /// the switch of the host, behind at most `most` bytes of the same sender: what is beyond that is lost. Gives the
-    /// frame back if there are too many such ports already.
+    /// Accepts a frame from another machine to a host. It queues at the sender's external port to the host's
+    /// switch. Drops the frame if the port already has `max_queued_bytes` queued. Returns the frame if all
+    /// external ports are in use.
     pub fn inject_external(
         &mut self,
         now: Instant,
@@ -125,63 +120,63 @@ impl Fabric {
         most: u64,
         sink: &mut dyn EventSink,
     ) -> Result<(), Frame> {
-        let Fabric { network, external_ports: outside, ready_hosts: woken, .. } = self;
-        let index = match outside.find(host, frame.addressing.source) {
+        let Fabric { network, external_ports, ready_hosts, .. } = self;
+        let index = match external_ports.find(host, frame.addressing.source) {
             Some(index) => index,
-            None => match outside.attach(now, host, &frame.addressing, network, sink) {
+            None => match external_ports.attach(now, host, &frame.addressing, network, sink) {
                 Some(index) => index,
                 None => return Err(frame),
             },
         };
-        outside.enqueue(now, index, frame, most, network, woken, sink);
+        external_ports.enqueue(now, index, frame, most, network, ready_hosts, sink);
         Ok(())
     }
 
-    /// What changed at one of the ports of other machines that send to a host, since it was last told here.
+    /// The next change at an external port that sends to a host.
     pub fn next_external_update(&mut self, host: HostId) -> Option<ExternalPortUpdate> {
         self.external_ports.next_update(host)
     }
 
-    /// Whether frames of another machine are on their way to a host.
+    /// Whether frames from another machine to a host are in flight.
     pub fn has_in_flight(&self, host: HostId, peer: IpAddr) -> bool {
         self.external_ports.has_in_flight(host, peer)
     }
 
-    /// Another machine is gone: what it sent to a host and what still waits for its line is dropped.
+    /// Removes another machine: drops its frames that are still queued.
     pub fn drop_peer(&mut self, host: HostId, peer: IpAddr) {
         self.external_ports.drop_peer(host, peer);
     }
 
-    /// The ports of other machines: the host that each sends to, its address, the cable, and its own counters.
+    /// The external ports: destination host, address, link and counters.
     pub fn external_ports(&self) -> impl Iterator<Item = (HostId, IpAddr, LinkId, HostPortCounters)> {
         self.external_ports
             .ports()
-            .map(|(host, address, cable, port)| (host, address, cable, self.port_counters(port)))
+            .map(|(host, address, link, port)| (host, address, link, self.port_counters(port)))
     }
 
-    /// A host that has something to look at since it was last told here.
+    /// The next host with new frames or changed pauses.
     pub fn next_ready_host(&mut self) -> Option<HostId> {
         self.ready_hosts.pop()
     }
 
-    /// The oldest frame that has arrived at a host, and whether another machine sent it.
+    /// Removes the oldest frame that arrived at a host. Also returns whether another machine sent it.
     pub fn receive(&mut self, host: HostId) -> Option<(Frame, Origin)> {
         let frame = self.received[host.0 as usize].pop_front()?;
         let origin = self.external_ports.record_departure(host, frame.addressing.source);
         Some((frame, origin))
     }
 
-    /// The priorities that a host may not send now, as a mask.
+    /// Bit mask of the priorities that PFC has paused at a host.
     pub fn paused_priorities(&self, host: HostId) -> u8 {
         self.network.hosts[host.0 as usize].pauses.mask()
     }
 
-    /// What the port of a host counted about pauses and its buffer.
+    /// PFC and buffer counters of a host's port.
     pub fn port_counters(&self, host: HostId) -> HostPortCounters {
         self.network.hosts[host.0 as usize].counters()
     }
 
-    /// Changes how fast a host takes what arrives.
+    /// Changes the receiver of a host.
     pub fn set_receiver(
         &mut self,
         now: Instant,
@@ -192,12 +187,12 @@ impl Fabric {
         self.network.set_receiver(now, host, receiver, sink);
     }
 
-    /// When the next thing happens.
+    /// When the next event is due.
     pub fn next_at(&self) -> Option<Instant> {
         self.network.event_queue.next_at().map(Instant::from_nanos)
     }
 
-    /// How many frames went where; those that nobody took yet have been delivered.
+    /// Frame counters. Frames that no host has received yet count as delivered.
     pub fn frame_counters(&self) -> FrameCounters {
         self.network.frame_counters()
     }

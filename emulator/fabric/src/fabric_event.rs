@@ -1,61 +1,18 @@
-//! Facts that switches and the ports of hosts tell: one `Copy` enum, in the past tense.
+//! Events of switches and host ports.
 
-use crate::{HostId, LinkId};
+use crate::ids::{LinkId, Node};
 use core::fmt;
 use core::net::IpAddr;
 use softhca_wire::{Bth, Psn, Qpn};
 
-/// Names a switch of a world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SwitchId(pub u32);
-
-/// What a cable ends in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Node {
-    /// A host.
-    Host(HostId),
-    /// A switch.
-    Switch(SwitchId),
-}
-
-impl Node {
-    /// The host, if it is one.
-    pub const fn host(self) -> Option<HostId> {
-        match self {
-            Node::Host(host) => Some(host),
-            Node::Switch(_) => None,
-        }
-    }
-
-    /// The switch, if it is one.
-    pub const fn switch(self) -> Option<SwitchId> {
-        match self {
-            Node::Switch(switch) => Some(switch),
-            Node::Host(_) => None,
-        }
-    }
-}
-
-impl From<HostId> for Node {
-    fn from(host: HostId) -> Node {
-        Node::Host(host)
-    }
-}
-
-impl From<SwitchId> for Node {
-    fn from(switch: SwitchId) -> Node {
-        Node::Switch(switch)
-    }
-}
-
-/// What is told of a packet that something happened to.
+/// Identifies a packet in an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketId {
-    /// Who sent it.
+    /// The sender.
     pub source: IpAddr,
-    /// Whom it is for.
+    /// The receiver.
     pub destination: IpAddr,
-    /// The queue pair that it is for, and its PSN, unless it is malformed.
+    /// Destination queue pair and PSN, unless the packet is malformed.
     pub bth: Option<(Qpn, Psn)>,
 }
 
@@ -69,70 +26,70 @@ impl PacketId {
     }
 }
 
-/// Why a frame got lost in a switch or at the port of a host.
+/// Why a switch or a host port dropped a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FrameDropReason {
-    /// The whole buffer was full.
+    /// The shared buffer is full.
     BufferFull,
-    /// A queue of a priority that may lose frames was full.
+    /// The queue of a lossy priority is full.
     QueueFull,
-    /// The sender was told to stop, and more came than the headroom takes.
+    /// The sender is paused and exceeded the headroom.
     HeadroomFull,
-    /// A watchdog lets nothing into a queue that stood still.
+    /// The PFC watchdog drops frames of a stalled queue.
     Watchdog,
-    /// Nobody has the destination's address.
+    /// No host has the destination address.
     NoRoute,
-    /// It passed too many switches.
+    /// The hop limit reached zero.
     HopLimitExceeded,
-    /// A frame for a MAC to understand that it did not.
+    /// The frame is a malformed pause frame.
     MalformedPause,
 }
 
 impl fmt::Display for FrameDropReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            FrameDropReason::BufferFull => "the buffer is full",
-            FrameDropReason::QueueFull => "the queue is full",
-            FrameDropReason::HeadroomFull => "the headroom is full: it is too small for this cable",
-            FrameDropReason::Watchdog => "the watchdog empties a queue that stood still",
-            FrameDropReason::NoRoute => "there is no route to the destination",
-            FrameDropReason::HopLimitExceeded => "it passed too many switches",
-            FrameDropReason::MalformedPause => "the pause frame cannot be read",
+            FrameDropReason::BufferFull => "buffer full",
+            FrameDropReason::QueueFull => "queue full",
+            FrameDropReason::HeadroomFull => "headroom full: too small for this link",
+            FrameDropReason::Watchdog => "PFC watchdog drops a stalled queue",
+            FrameDropReason::NoRoute => "no route to the destination",
+            FrameDropReason::HopLimitExceeded => "hop limit exceeded",
+            FrameDropReason::MalformedPause => "malformed pause frame",
         })
     }
 }
 
-/// How a pause came to its end.
+/// Why a pause ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PauseEndReason {
-    /// The port that had asked for it asked to go on.
+    /// The peer resumed the priority.
     Resumed,
-    /// Its time was over.
+    /// The pause time expired.
     Expired,
-    /// A watchdog ended it.
+    /// The PFC watchdog ended it.
     WatchdogFired,
 }
 
-/// Something that happened in a switch, or at the port of a host.
+/// An event of a switch or a host port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named after what they are")]
 pub enum FabricEvent {
-    /// A packet got a congestion mark because `depth` bytes were waiting before it.
+    /// A switch marked a packet CE because `depth` bytes were queued before it.
     EcnMarked { node: Node, link: LinkId, priority: u8, depth: u64, packet: PacketId },
-    /// A frame was lost.
+    /// A frame was dropped.
     FrameDropped { node: Node, link: LinkId, priority: u8, reason: FrameDropReason, packet: PacketId },
-    /// A pause frame was sent because `held` bytes of that priority had come over the cable; zero quanta let
-    /// the peer go on.
+    /// A pause frame was sent because `ingress_bytes` of that priority from the link were buffered. Zero
+    /// quanta resume the peer.
     PauseSent { node: Node, link: LinkId, priority: u8, quanta: u16, ingress_bytes: u64 },
-    /// A pause frame came; the priority is stopped until then.
+    /// A pause frame was received; the priority is paused until `until_ns`.
     PauseReceived { node: Node, link: LinkId, priority: u8, quanta: u16, until_ns: u64 },
-    /// A priority goes on.
+    /// A priority resumed.
     PauseEnded { node: Node, link: LinkId, priority: u8, reason: PauseEndReason },
-    /// The depth of a queue passed a multiple of the step that the switch was asked to tell.
+    /// The depth of a queue crossed a multiple of the sample step.
     QueueSampled { node: Node, link: LinkId, priority: u8, depth: u64 },
-    /// A watchdog acted on a queue that stood still, or on a host that did not let others go on; `lost`
-    /// frames were in its way.
+    /// The PFC watchdog acted on a stalled queue, or on a host that kept its sender paused; it dropped
+    /// `dropped` frames.
     WatchdogFired { node: Node, link: LinkId, priority: u8, dropped: u64 },
-    /// The watchdog is done: everything is as before.
+    /// The PFC watchdog restored the queue.
     WatchdogRestored { node: Node, link: LinkId, priority: u8 },
 }

@@ -1,21 +1,21 @@
-//! What travels over a cable.
+//! Frames on a link.
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_wire::{AddressHeaders, Pfc};
 
-/// Which way a frame goes over a cable.
+/// The direction of a frame on a link.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
-    /// From the cable's first end to its second.
+    /// From the link's first end to its second.
     Forward,
-    /// From the cable's second end to its first.
+    /// From the link's second end to its first.
     Backward,
 }
 
 impl Direction {
-    /// The other way.
+    /// The opposite direction.
     pub const fn reverse(self) -> Direction {
         match self {
             Direction::Forward => Direction::Backward,
@@ -24,45 +24,45 @@ impl Direction {
     }
 }
 
-/// What a frame is.
+/// The content of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameContent {
     /// A RoCEv2 packet.
     Packet,
-    /// The headers of a RoCEv2 packet, without its payload of so many bytes and without a valid ICRC.
+    /// The headers of a RoCEv2 packet. The payload of `bytes` bytes is elided and the ICRC is not valid.
     Elided {
-        /// Payload and pad.
+        /// Bytes of payload and padding.
         bytes: u32,
     },
-    /// A priority pause frame. It never leaves its cable.
+    /// A PFC pause frame. It stays on its link.
     Pause,
 }
 
-/// A frame on its way.
+/// A frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// The IP and UDP headers of a packet.
     pub addressing: AddressHeaders,
-    /// Everything from the BTH to the ICRC; of a pause frame the whole frame.
+    /// The packet, from the BTH to the ICRC; for a pause frame, the whole frame.
     pub bytes: Vec<u8>,
-    /// What it is.
+    /// The content.
     pub content: FrameContent,
-    /// The sender's service level, which a VLAN tag would carry.
+    /// The sender's service level, the priority in a VLAN tag.
     pub service_level: u8,
 }
 
 impl Frame {
-    /// What Ethernet adds: header and check sequence.
+    /// Bytes of the Ethernet header and frame check sequence.
     pub(crate) const ETHERNET_LEN: usize = 18;
-    /// What passes on the wire between two frames: preamble and gap.
+    /// Bytes of preamble and inter-frame gap.
     pub(crate) const PREAMBLE_AND_GAP_LEN: usize = 8 + 12;
 
     /// A packet, from the BTH to the ICRC.
-    pub const fn new(envelope: AddressHeaders, bytes: Vec<u8>) -> Frame {
-        Frame { addressing: envelope, bytes, content: FrameContent::Packet, service_level: 0 }
+    pub const fn new(addressing: AddressHeaders, bytes: Vec<u8>) -> Frame {
+        Frame { addressing, bytes, content: FrameContent::Packet, service_level: 0 }
     }
 
-    /// What stands where no frame is.
+    /// A placeholder.
     pub(crate) const fn empty() -> Frame {
         let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         Frame::new(AddressHeaders::between(nowhere, nowhere), Vec::new())
@@ -73,7 +73,7 @@ impl Frame {
         Frame { bytes: pause.emit().to_vec(), content: FrameContent::Pause, ..Frame::empty() }
     }
 
-    /// The pause that it asks for, if it is a pause frame that can be read.
+    /// The pause request, if this is a valid pause frame.
     pub fn as_pause(&self) -> Option<Pfc> {
         match self.content {
             FrameContent::Pause => Pfc::parse(&self.bytes).ok(),
@@ -81,7 +81,7 @@ impl Frame {
         }
     }
 
-    /// Bytes of the IP packet: what a network MTU limits.
+    /// Bytes of the IP packet, which the link MTU limits.
     pub fn packet_length(&self) -> usize {
         match self.content {
             FrameContent::Packet => self.addressing.header_length() + self.bytes.len(),
@@ -92,7 +92,7 @@ impl Frame {
         }
     }
 
-    /// Bytes that the frame takes in a buffer.
+    /// Bytes that the frame occupies in a buffer.
     pub fn buffer_length(&self) -> usize {
         match self.content {
             FrameContent::Pause => Pfc::LEN + 4,
@@ -100,13 +100,12 @@ impl Frame {
         }
     }
 
-    /// Byte times that the frame occupies on a cable.
+    /// Byte times that the frame occupies on a link.
     pub fn wire_length(&self) -> usize {
         self.buffer_length() + Self::PREAMBLE_AND_GAP_LEN
     }
 
-    /// The priority that switches queue it in: the upper three bits of the DSCP or, if that is zero, the
-    /// service level.
+    /// The priority: the upper three bits of the DSCP or, if the DSCP is zero, the service level.
     pub const fn priority(&self) -> u8 {
         match self.addressing.traffic_class >> 2 {
             0 => self.service_level & 7,

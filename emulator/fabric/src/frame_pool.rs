@@ -1,40 +1,40 @@
-//! Everything that waits in a network, a line of the cache for each: frames on their way, and what else will happen.
+//! The pool of frames in flight and scheduled events, one cache line per slot.
 //!
-//! With a thousand hosts tens of thousands of frames are on their way, more than a cache holds. A node that a frame
-//! passes touches its slot and nothing else of it: the slot says what nodes ask for, and is itself the link of the
-//! list that the frame waits in. The frame stands apart until it arrives.
+//! A network of a thousand hosts has tens of thousands of frames in flight, more than the cache holds.
+//! Forwarding a frame touches only its slot: the slot holds the fields that nodes read, and is itself the
+//! link of the list that the frame is in. The frame is stored apart until it arrives.
 
-use crate::event_queue::SimEvent;
+use crate::sim_event::SimEvent;
 use crate::{Frame, FrameContent};
 use alloc::vec::Vec;
 use core::hint::black_box;
 use softhca_wire::AddressHeaders;
 
-/// No slot: the end of a list.
+/// No slot: ends a list.
 pub(crate) const NO_SLOT: u32 = u32::MAX;
 
-/// A frame that waits, or something else that will happen.
+/// A frame in flight or a scheduled event.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 pub(crate) struct Slot {
-    /// Which of all that was scheduled it is.
+    /// Sequence number of scheduling.
     pub serial: u64,
     pub event: SimEvent,
-    /// The next of the list that it stands in: a bucket of the agenda, the queue of a port, or the free slots.
+    /// The next slot in the same list: a bucket of the event queue, the queue of a port, or the free slots.
     pub next: u32,
-    /// The host that the frame is for, or [`Slot::EVERYBODY`]. This and what follows is of frames only.
+    /// The destination host, or [`Slot::MULTICAST`]. This field and those below apply only to frames.
     pub host: u32,
-    /// Stands for its flow.
+    /// Hash of the flow.
     pub flow: u64,
-    /// Destination queue pair and PSN, as they stand in the BTH.
+    /// Destination queue pair and PSN, as in the BTH.
     pub packet: u64,
-    /// What it takes in a buffer.
+    /// Bytes in a buffer.
     pub bytes: u32,
-    /// The port by which it came to the switch where it waits.
+    /// The ingress port at the switch that queues the frame.
     pub ingress: u16,
     pub priority: u8,
     pub is_pause: bool,
-    /// What switches change; the frame is told when somebody looks at it.
+    /// Switches change this field and the next here; [`FramePool::frame`] copies them to the frame.
     pub traffic_class: u8,
     pub hop_limit: u8,
 }
@@ -42,10 +42,10 @@ pub(crate) struct Slot {
 impl Slot {
     pub const MULTICAST: u32 = u32::MAX;
 
-    const fn for_event(happening: SimEvent) -> Slot {
+    const fn for_event(event: SimEvent) -> Slot {
         Slot {
             serial: 0,
-            event: happening,
+            event,
             next: NO_SLOT,
             host: 0,
             flow: 0,
@@ -60,10 +60,11 @@ impl Slot {
     }
 }
 
-/// The slots, and the frames of those that have one. What was free last is used first: it may be in the cache.
+/// Slots, and the frames of those that hold one. The last freed slot is reused first, because it is likely in
+/// the cache.
 pub(crate) struct FramePool {
     slots: Vec<Slot>,
-    /// The frame of each slot; of a free one, what is left of its last: the memory of its bytes.
+    /// The frame of each slot. A free slot keeps the buffer of its last frame.
     frames: Vec<Frame>,
     free: u32,
     in_flight: usize,
@@ -81,7 +82,7 @@ impl FramePool {
         &mut self.slots[slot as usize]
     }
 
-    /// A slot for something that is no frame, or for a frame that follows.
+    /// Reserves a slot for an event, or for a frame to be stored.
     #[inline]
     pub fn reserve(&mut self) -> u32 {
         match self.slots.get(self.free as usize) {
@@ -93,13 +94,13 @@ impl FramePool {
         }
     }
 
-    /// The end of what was no frame.
+    /// Frees the slot of an event.
     #[inline]
     pub fn free(&mut self, slot: u32) {
         self.slots[slot as usize].next = core::mem::replace(&mut self.free, slot);
     }
 
-    /// Takes a frame.
+    /// Stores a frame.
     pub fn insert(&mut self, frame: Frame, host: u32, flow: u64) -> u32 {
         let slot = self.reserve_frame();
         self.frames[slot as usize] = frame;
@@ -107,10 +108,10 @@ impl FramePool {
         slot
     }
 
-    /// Takes a frame of these bytes.
+    /// Stores a frame with these bytes.
     pub fn insert_bytes(
         &mut self,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         bytes: &[u8],
         content: FrameContent,
         service_level: u8,
@@ -119,7 +120,7 @@ impl FramePool {
     ) -> u32 {
         let slot = self.reserve_frame();
         let frame = &mut self.frames[slot as usize];
-        (frame.addressing, frame.content, frame.service_level) = (*envelope, content, service_level);
+        (frame.addressing, frame.content, frame.service_level) = (*addressing, content, service_level);
         frame.bytes.clear();
         frame.bytes.extend_from_slice(bytes);
         self.fill_slot(slot, host, flow);
@@ -148,13 +149,13 @@ impl FramePool {
         this.hop_limit = frame.addressing.hop_limit;
     }
 
-    /// Reads the first line of a frame: see [`crate::network::Network::look_ahead`].
+    /// Touches the frame's first cache line: see [`crate::network::Network::prefetch`].
     #[inline]
     pub fn prefetch_frame(&self, slot: u32) {
         black_box(self.frames.get(slot as usize).map(|frame| frame.service_level));
     }
 
-    /// A frame, as it is now.
+    /// A frame with the changes that switches made.
     pub fn frame(&mut self, slot: u32) -> &Frame {
         let Slot { traffic_class, hop_limit, .. } = self.slots[slot as usize];
         let frame = &mut self.frames[slot as usize];
@@ -162,7 +163,7 @@ impl FramePool {
         frame
     }
 
-    /// Takes a frame out.
+    /// Removes a frame.
     pub fn remove(&mut self, slot: u32) -> Frame {
         self.frame(slot);
         let frame = core::mem::replace(&mut self.frames[slot as usize], Frame::empty());
@@ -170,7 +171,7 @@ impl FramePool {
         frame
     }
 
-    /// The end of a frame.
+    /// Frees the slot of a frame.
     pub fn release(&mut self, slot: u32) {
         self.in_flight -= 1;
         self.free(slot);
@@ -188,12 +189,12 @@ mod tests {
     use softhca_wire::Operation;
 
     #[test]
-    fn a_slot_is_one_line_of_the_cache() {
+    fn slot_is_one_cache_line() {
         assert_eq!((size_of::<Slot>(), align_of::<Slot>()), (64, 64));
     }
 
     #[test]
-    fn a_frame_that_is_looked_at_has_what_switches_changed() {
+    fn frame_includes_the_changes_of_switches() {
         let mut slots = FramePool::default();
         let sent = Packet::rc(Operation::Write, 7).frame();
         let slot = slots.insert(sent.clone(), 3, 5);
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_free_last_is_used_first_and_nothing_of_it_is_left() {
+    fn last_freed_slot_is_reused_first_without_stale_content() {
         let mut slots = FramePool::default();
         let long = Packet::rc(Operation::Write, 7).payload(100).frame();
         let [first, second] = [long.clone(), long].map(|frame| slots.insert(frame, 0, 0));

@@ -1,73 +1,53 @@
-//! What lies between hosts: cables with fault rules, switches, and a [`World`] of hosts under a virtual clock.
+//! The network between hosts: links with fault rules, switches with PFC and ECN, and a [`World`] of hosts
+//! under a virtual clock.
 //!
-//! A [`Cable`] takes frames at one end, asks its [`Rule`]s what happens to each, and hands the frames on
-//! with the time at which they arrive. A [`Switch`] queues them, marks them, and pauses their senders; a
-//! [`Topology`] says what is connected to what. Every fault is told as a [`Fault`], a small `Copy` fact. Nothing
-//! here performs I/O, reads a clock or keeps a stream of random numbers: the same rules, seed and frames
-//! give the same bytes and facts on every machine.
+//! A [`Link`] accepts frames at one end, applies its [`Rule`]s to each, and delivers frames with their
+//! arrival time. A [`Switch`] queues and marks frames and pauses their senders. A [`Topology`] connects hosts
+//! and switches. Every fault is reported as a [`Fault`]. The crate does not perform I/O, read a clock or keep
+//! random number state: the same rules, seed and frames give the same bytes and events on every machine.
 //!
-//! Time is a count of nanoseconds since an origin that the caller chooses, in names that end in `_ns`.
+//! Times are nanoseconds since an origin that the caller chooses; their names end in `_ns`.
 
 #![no_std]
 extern crate alloc;
 
-mod action;
 mod event_queue;
-mod external_ports;
 mod fabric;
 mod fabric_event;
-mod fault;
-mod flow;
-mod flow_history;
-mod forwarding;
 mod frame;
 mod frame_pool;
-mod header_field;
-mod host;
 mod host_port;
+mod ids;
 mod link;
-mod link_direction;
-mod memory;
 mod network;
-mod packet_class;
 mod pfc;
-mod repetition;
-mod routes;
-mod rule;
+mod rules;
 mod seed;
-mod selector;
+mod sim_event;
 mod sink;
 mod switch;
 #[cfg(test)]
 mod testing;
 mod topology;
-mod verbs;
 mod world;
 
-pub use action::{Action, BitPosition, DownDirections, IcrcPolicy};
-pub use external_ports::{ExternalPortUpdate, Origin};
 pub use fabric::Fabric;
-pub use fabric_event::{FabricEvent, FrameDropReason, Node, PacketId, PauseEndReason, SwitchId};
-pub use fault::{Fault, FaultCause, FaultEffect, LinkOutput};
-pub use flow::{Endpoint, Flow, FlowId, FlowTable, PacketType};
-pub use flow_history::{FlowHistory, ObservedPacket};
+pub use fabric_event::{FabricEvent, FrameDropReason, PacketId, PauseEndReason};
 pub use frame::{Direction, Frame, FrameContent};
-pub use header_field::{FieldValue, HeaderField};
-pub use host::{Host, HostId};
 pub use host_port::{HostPortCounters, ReceiverSettings};
-pub use link::{Link, LinkState};
-pub use link_direction::{LinkCounters, LinkSettings};
-pub use memory::SparseMemory;
-pub use network::{BuiltTopology, FrameCounters};
-pub use packet_class::{CmMessage, PacketClass, PacketClasses};
+pub use ids::{HostId, LinkId, Node, SwitchId};
+pub use link::{Link, LinkCounters, LinkSettings, LinkState};
+pub use network::{BuiltTopology, ExternalPortUpdate, FrameCounters, Origin};
 pub use pfc::{PauseChange, PauseState, PfcSettings, QUANTUM_BITS, pause_ns};
-pub use repetition::{Choice, GilbertElliott, Pattern, PatternError, Repeat, Scope};
-pub use rule::{Rule, RuleCounters, RuleId};
+pub use rules::{
+    Action, BitPosition, Choice, CmMessage, DownDirections, Endpoint, Fault, FaultCause, FaultEffect,
+    FieldValue, Flow, FlowHistory, FlowId, FlowTable, GilbertElliott, HeaderField, IcrcPolicy,
+    InclusiveRange, LinkOutput, ObservedPacket, PacketClass, PacketClasses, PacketType, Pattern,
+    PatternError, Repeat, Rule, RuleCounters, RuleId, Scope, Selector,
+};
 pub use seed::{PER_BILLION, Seed};
-pub use selector::{InclusiveRange, Selector};
 pub use sink::{EventSink, NetworkEvent, Stage};
 pub use softhca_queue::PortCounters;
 pub use switch::{EcnMarking, PfcWatchdog, Scheduling, Switch, SwitchSettings, WatchdogAction};
 pub use topology::{Layout, LayoutNode, Topology, TopologyError};
-pub use verbs::{ConnectOptions, QpOptions, Verbs};
-pub use world::{LinkId, World};
+pub use world::{ConnectOptions, Host, QpOptions, SparseMemory, Verbs, World};

@@ -1,16 +1,17 @@
-//! Priority flow control (IEEE 802.1Qbb): the port that is told to stop, and the buffer that tells it to.
+//! Priority flow control (PFC, IEEE 802.1Qbb): the paused port, and the buffer that generates pauses.
 
 use alloc::boxed::Box;
 use core::num::NonZeroU64;
+use softhca_wire::{MacAddress, Pfc};
 
-/// One quantum of pause time is so many bit times.
+/// Bit times in a quantum of pause time.
 pub const QUANTUM_BITS: u64 = 512;
 
-/// The rate at which quanta are counted on a line that has none.
+/// The rate that defines the quantum on a link without a rate.
 const DEFAULT_RATE: u64 = 100_000_000_000;
 
-/// How long so many quanta last on a line of this rate, in nanoseconds, rounded down. A line without a rate
-/// counts them at 100 Gb/s.
+/// The duration of quanta on a link of this rate in nanoseconds, rounded down. A link without a rate counts
+/// at 100 Gb/s.
 ///
 /// ```
 /// use core::num::NonZeroU64;
@@ -25,25 +26,24 @@ pub const fn pause_ns(quanta: u16, bits_per_second: Option<NonZeroU64>) -> u64 {
     ((quanta as u128 * QUANTUM_BITS as u128 * 1_000_000_000) / rate as u128) as u64
 }
 
-/// When a buffer asks for pauses, per ingress port and priority. Bytes are those of frames in a buffer.
+/// PFC thresholds per ingress port and priority, in bytes of buffered frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PfcSettings {
-    /// The priorities that are never to lose a frame, as a mask.
+    /// Bit mask of the lossless priorities.
     pub priorities: u8,
-    /// From so many bytes on the sender is told to stop.
+    /// The port pauses its sender at this fill level.
     pub xoff: u64,
-    /// Down to so many bytes it stays stopped.
+    /// The port resumes its sender at this fill level.
     pub xon: u64,
-    /// Bytes beyond `xoff` for what is under way when the sender is told.
+    /// Bytes beyond `xoff` for frames in flight when the pause is sent.
     pub headroom: u64,
-    /// For how long each pause frame stops the sender. It is sent again after half that time.
+    /// The pause time in each pause frame. The port refreshes the pause after half that time.
     pub quanta: u16,
 }
 
 impl PfcSettings {
-    /// The headroom that a line needs so that nothing is lost: what is under way for the time of a pause
-    /// frame there and a frame back, one frame that the sender has begun, and one that keeps the pause frame
-    /// waiting.
+    /// The headroom for lossless operation of a link: the frames in flight during one round trip, one frame
+    /// that the sender has started, and one frame that delays the pause frame.
     pub fn headroom_for(bits_per_second: u64, delay_ns: u64, largest_frame: u64) -> u64 {
         const PAUSE_FRAME: u64 = 84;
         let flying = u128::from(bits_per_second) * u128::from(2 * delay_ns) / 8_000_000_000;
@@ -64,26 +64,26 @@ impl Default for PfcSettings {
     }
 }
 
-/// What a pause frame changed for one priority.
+/// The effect of a pause frame on a priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PauseChange {
-    /// It stops now, or stays stopped for longer.
+    /// The priority is paused, or stays paused for longer.
     Stopped,
-    /// It goes on.
+    /// The priority resumed.
     Resumed,
-    /// It was not stopped anyway.
+    /// The priority was not paused.
     Unchanged,
 }
 
-/// The priorities of a port that may not send, and until when.
+/// Paused priorities of a port.
 #[derive(Clone, Debug, Default)]
 pub struct PauseState {
     mask: u8,
-    /// Apart, because most ports are never paused, and every frame asks for the mask.
+    /// Boxed: most ports are never paused, and every frame reads the mask.
     history: Option<Box<PauseHistory>>,
 }
 
-/// What pause frames did to a port, for each priority.
+/// Pause times and counters per priority.
 #[derive(Clone, Debug, Default)]
 struct PauseHistory {
     until: [u64; 8],
@@ -93,13 +93,13 @@ struct PauseHistory {
 }
 
 impl PauseState {
-    /// The priorities that are stopped.
+    /// Bit mask of the lossless priorities.
     #[inline]
     pub fn mask(&self) -> u8 {
         self.mask
     }
 
-    /// A pause frame says that a priority stops for so long; zero lets it go on.
+    /// Applies a pause frame; zero resumes the priority.
     pub fn apply(&mut self, now: u64, priority: u8, for_ns: u64) -> PauseChange {
         let (at, bit) = (usize::from(priority), 1 << priority);
         let past = self.history.get_or_insert_default();
@@ -117,27 +117,27 @@ impl PauseState {
         PauseChange::Stopped
     }
 
-    /// When a priority that is stopped goes on.
+    /// When the pause of a priority expires.
     pub fn until(&self, priority: u8) -> u64 {
         self.history.as_ref().map_or(0, |past| past.until[usize::from(priority)])
     }
 
-    /// When the first of the pauses ends, if there is one.
+    /// When the next pause expires, if any.
     pub fn next_end(&self) -> Option<u64> {
         (0..8).filter(|priority| self.mask >> priority & 1 == 1).map(|priority| self.until(priority)).min()
     }
 
-    /// How long each priority was stopped in all.
+    /// Total paused time per priority.
     pub fn total_ns(&self) -> [u64; 8] {
         self.history.as_ref().map_or([0; 8], |past| past.total_ns)
     }
 
-    /// Pause frames that came, for each priority.
+    /// Pause frames received per priority.
     pub fn received(&self) -> [u64; 8] {
         self.history.as_ref().map_or([0; 8], |past| past.received)
     }
 
-    /// Lets a priority go on.
+    /// Ends the pause of a priority.
     pub fn end(&mut self, now: u64, priority: u8) {
         if self.mask & 1 << priority != 0 {
             self.mask &= !(1 << priority);
@@ -146,7 +146,7 @@ impl PauseState {
         }
     }
 
-    /// The priorities whose pause is over; they go on.
+    /// Ends expired pauses and returns their priorities.
     pub fn expire(&mut self, now: u64) -> u8 {
         let over = (0..8).filter(|priority| self.mask >> priority & 1 == 1 && self.until(*priority) <= now);
         let over = over.fold(0, |mask, priority| mask | 1 << priority);
@@ -155,15 +155,15 @@ impl PauseState {
     }
 }
 
-/// Which priorities of an ingress port were told to stop. What the buffer holds of each, its owner keeps.
+/// The pauses that an ingress port has requested. The owner of the buffer tracks its fill level.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PauseGenerator {
     stopped: u8,
-    /// Apart, because most ports never ask.
+    /// Boxed: most ports never send pauses.
     requests: Option<Box<PauseRequests>>,
 }
 
-/// What a port asked its sender for, for each priority.
+/// Pause requests per priority.
 #[derive(Clone, Debug, Default)]
 struct PauseRequests {
     refresh_at: [u64; 8],
@@ -176,7 +176,8 @@ impl PauseGenerator {
         self.stopped >> priority & 1 == 1
     }
 
-    /// A frame was taken in, and so many bytes are held now. True if the sender is to be told to stop.
+    /// A frame entered the buffer, which now holds `held` bytes of its priority. Returns true if the port
+    /// must pause its sender.
     pub fn on_enqueue(&mut self, flow: Option<&PfcSettings>, now: u64, priority: u8, held: u64) -> bool {
         let stops = flow.is_some_and(|flow| flow.priorities >> priority & 1 == 1 && held >= flow.xoff);
         if !stops || self.is_stopped(priority) {
@@ -191,7 +192,8 @@ impl PauseGenerator {
         self.requests.get_or_insert_default().stopped_at[usize::from(priority)] = now;
     }
 
-    /// A frame was let out, and so many bytes are held still. True if the sender is to be told to go on.
+    /// A frame left the buffer, which still holds `held` bytes of its priority. Returns true if the port must
+    /// resume its sender.
     pub fn on_dequeue(&mut self, flow: Option<&PfcSettings>, priority: u8, held: u64) -> bool {
         let resumes = flow.is_none_or(|flow| held <= flow.xon);
         if !resumes || self.stopped >> priority & 1 == 0 {
@@ -205,30 +207,37 @@ impl PauseGenerator {
         self.stopped &= !(1 << priority);
     }
 
-    /// Since when a priority that is stopped is so.
+    /// When the current pause of a priority began.
     pub fn stopped_at(&self, priority: u8) -> u64 {
         self.requests.as_ref().map_or(0, |asked| asked.stopped_at[usize::from(priority)])
     }
 
-    /// When a stopped priority is told again.
+    /// When to refresh the pause of a priority.
     pub fn refresh_at(&self, priority: u8) -> u64 {
         self.requests.as_ref().map_or(0, |asked| asked.refresh_at[usize::from(priority)])
     }
 
-    /// A stopped priority is to be told again then.
+    /// Schedules the refresh of a pause.
     pub fn schedule_refresh(&mut self, priority: u8, at: u64) {
         self.requests.get_or_insert_default().refresh_at[usize::from(priority)] = at;
     }
 
-    /// A pause frame is sent.
+    /// Counts a sent pause frame.
     pub fn count_sent(&mut self, priority: u8) {
         self.requests.get_or_insert_default().sent[usize::from(priority)] += 1;
     }
 
-    /// Pause frames sent, for each priority, those that end a pause included.
+    /// Pause frames sent per priority, including resumes.
     pub fn sent(&self) -> [u64; 8] {
         self.requests.as_ref().map_or([0; 8], |asked| asked.sent)
     }
+}
+
+/// A pause frame for one priority.
+pub(crate) fn pause_frame(source: MacAddress, priority: u8, quanta: u16) -> Pfc {
+    let mut pause = [None; 8];
+    pause[usize::from(priority)] = Some(quanta);
+    Pfc { source, pause }
 }
 
 #[cfg(test)]
@@ -243,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_ends_with_its_time_or_with_a_resume() {
+    fn pause_ends_by_expiry_or_resume() {
         let mut pauses = PauseState::default();
         assert_eq!(pauses.apply(10, 3, 100), PauseChange::Stopped);
         assert_eq!(pauses.apply(20, 3, 100), PauseChange::Stopped);
@@ -258,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_is_told_once_to_stop_and_once_to_go_on() {
+    fn sender_is_paused_once_and_resumed_once() {
         let flow = PfcSettings { xoff: 100, xon: 50, ..PfcSettings::default() };
         let mut ingress = PauseGenerator::default();
         let told = [40, 80, 120, 160].map(|held| ingress.on_enqueue(Some(&flow), 0, 3, held));

@@ -1,9 +1,9 @@
-//! Chance without a stream: every draw is a hash of what it is about.
+//! Stateless randomness: every draw is a hash of the seed and its subject.
 //!
-//! Two runs that ask about the same packet get the same answer, whatever else they asked before. The hash
-//! is part of the contract with stored scenarios: its values never change.
+//! Two runs draw the same value for the same packet, regardless of other draws. Stored scenarios depend on
+//! the hash: its values never change.
 
-/// One, in the unit of every probability here.
+/// Probability 1 in parts per billion.
 pub const PER_BILLION: u32 = 1_000_000_000;
 
 /// The seed of a run.
@@ -11,9 +11,9 @@ pub const PER_BILLION: u32 = 1_000_000_000;
 pub struct Seed(pub u64);
 
 impl Seed {
-    /// A number that depends on the seed and on every word, evenly spread over all of `u64`.
+    /// A number that depends on the seed and on every word, uniformly distributed over `u64`.
     ///
-    /// The words are absorbed one by one, each with a step of splitmix64, so order and count matter.
+    /// Each word is mixed in with one step of splitmix64, so order and count matter.
     ///
     /// ```
     /// use softhca_fabric::Seed;
@@ -35,13 +35,13 @@ impl Seed {
         ((self.draw(words) as u128 * bound as u128) >> 64) as u64
     }
 
-    /// Whether something that happens `per_billion` times in a billion happens here.
+    /// Whether an event with a probability of `per_billion` occurs for these words.
     pub const fn happens(self, per_billion: u32, words: &[u64]) -> bool {
         self.below(PER_BILLION as u64, words) < per_billion as u64
     }
 }
 
-/// One step of the generator of that name by Steele, Lea and Flood: add the golden ratio, then mix.
+/// One step of splitmix64 (Steele, Lea and Flood): add the golden ratio, then mix.
 const fn splitmix64(state: u64) -> u64 {
     let z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -54,8 +54,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_step_is_the_published_one() {
-        // The first outputs of splitmix64 from state 0, as its authors' reference code prints them.
+    fn step_matches_the_published_splitmix64() {
+        // The first outputs of splitmix64 from state 0 in the authors' reference code.
         assert_eq!(splitmix64(0), 0xe220_a839_7b1d_cdaf);
         assert_eq!(splitmix64(0x9e37_79b9_7f4a_7c15), 0x6e78_9e6a_a1b9_65f4);
     }
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_the_draws_happens() {
+    fn draws_match_their_probability() {
         for per_billion in [1_000_000, 10_000_000, 500_000_000] {
             let hits = (0..1_000_000).filter(|n| Seed(3).happens(per_billion, &[1, *n])).count() as i64;
             let expected = i64::from(per_billion) / 1000;
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn the_extremes_always_and_never_happen() {
+    fn probability_one_always_and_zero_never_occurs() {
         assert!((0..1000).all(|n| Seed(3).happens(PER_BILLION, &[n])));
         assert!((0..1000).all(|n| !Seed(3).happens(0, &[n])));
     }

@@ -1,6 +1,6 @@
-//! A switch: ports with a queue per priority, one buffer that they share, marking, and who is to be paused.
+//! A switch: ports with a queue per priority, a shared buffer, ECN marking and PFC.
 //!
-//! A switch decides and counts; [`crate::Network`] moves the frames.
+//! A switch makes decisions and counts; [`crate::network::Network`] moves the frames.
 
 use crate::frame_pool::{FramePool, NO_SLOT};
 use crate::pfc::{PauseGenerator, PauseState, PfcSettings};
@@ -12,23 +12,23 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use softhca_queue::PortCounters;
 
-/// Random early marking of one queue.
+/// ECN marking (RED) of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EcnMarking {
-    /// Up to so many bytes waiting nothing is marked.
+    /// Kmin: up to this queue depth in bytes nothing is marked.
     pub kmin: u64,
-    /// From so many bytes on everything is marked.
+    /// Kmax: from this queue depth in bytes on every packet is marked.
     pub kmax: u64,
-    /// How many packets in a billion are marked just below `most`; from `least` on it rises in a line.
+    /// Pmax: the marking probability just below `kmax` in parts per billion; it rises linearly from `kmin`.
     pub pmax_per_billion: u32,
 }
 
 impl EcnMarking {
-    /// Kmin 5 KB, Kmax 200 KB, Pmax 1 %: the set of the DCQCN paper.
+    /// Kmin 5 KB, Kmax 200 KB, Pmax 1 %: the parameters of the DCQCN paper.
     pub const DCQCN_PAPER: EcnMarking =
         EcnMarking { kmin: 5_000, kmax: 200_000, pmax_per_billion: PER_BILLION / 100 };
 
-    /// How many packets in a billion are marked behind so many bytes.
+    /// The marking probability at a queue depth in parts per billion.
     pub const fn probability(&self, depth: u64) -> u32 {
         if depth <= self.kmin {
             0
@@ -47,63 +47,63 @@ impl Default for EcnMarking {
     }
 }
 
-/// What a watchdog does with a queue that stood still.
+/// The watchdog's action on a stalled queue.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WatchdogAction {
-    /// Loses what waits and what comes.
+    /// Drops queued and arriving frames.
     #[default]
     Drop,
-    /// Sends in spite of the pause.
+    /// Ignores the pause and forwards.
     Forward,
 }
 
-/// Looks for queues that a pause keeps from moving.
+/// The PFC watchdog: detects queues that a pause keeps from draining.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PfcWatchdog {
-    /// How long a queue may stand still.
+    /// How long a queue may stall.
     pub detection_time: Duration,
-    /// How long no pause frame must have come before the queue is trusted again.
+    /// How long the port must receive no pause frames before the watchdog restores the queue.
     pub restoration_time: Duration,
-    /// What is done meanwhile.
+    /// The action during the stall.
     pub action: WatchdogAction,
 }
 
 impl Default for PfcWatchdog {
-    /// 200 ms each, the usual figures of switch software.
+    /// 200 ms each, as common switch software does.
     fn default() -> PfcWatchdog {
         let time = Duration::from_millis(200);
         PfcWatchdog { detection_time: time, restoration_time: time, action: WatchdogAction::Drop }
     }
 }
 
-/// Which of its priorities a port serves first.
+/// The scheduling of priorities at a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Scheduling {
-    /// The highest that may send.
+    /// Strict priority: the highest unpaused priority first.
     #[default]
     Strict,
-    /// One frame of each in turn.
+    /// Round robin, one frame each.
     RoundRobin,
 }
 
-/// What is set once per switch.
+/// Switch settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwitchSettings {
-    /// Bytes that all queues share.
+    /// Bytes of the shared buffer.
     pub buffer: u64,
-    /// Bytes that a queue of a priority outside of flow control may hold.
+    /// The limit of a queue of a lossy priority.
     pub queue_limit: u64,
-    /// Marks packets of senders that react to marks; none marks nothing.
+    /// ECN marking; `None` disables it.
     pub ecn_marking: Option<EcnMarking>,
-    /// Pauses senders before frames are lost; none lets frames be lost.
+    /// PFC; `None` disables it.
     pub pfc: Option<PfcSettings>,
-    /// Looks for queues that stand still; none lets them.
+    /// The PFC watchdog; `None` disables it.
     pub watchdog: Option<PfcWatchdog>,
-    /// Which priority goes first.
+    /// The scheduling of priorities.
     pub scheduling: Scheduling,
-    /// Tells the depth of queues whenever it passes a multiple of so many bytes; zero does not.
+    /// Emits a queue depth event whenever the depth crosses a multiple of this many bytes; zero disables it.
     pub sample_step: u64,
 }
 
@@ -121,14 +121,14 @@ impl Default for SwitchSettings {
     }
 }
 
-/// The watchdog's notes of one port.
+/// The watchdog state of a port.
 #[derive(Clone, Debug)]
 pub(crate) struct WatchdogState {
-    /// Since when each queue stands still; the end of time if it does not.
+    /// When each queue stalled; `u64::MAX` if it did not.
     pub stalled_since: [u64; 8],
-    /// The queues that it acts on.
+    /// Bit mask of the queues that the watchdog acts on.
     pub active: u8,
-    /// When the last pause frame came for each.
+    /// When the last pause frame arrived, per priority.
     pub last_pause: [u64; 8],
 }
 
@@ -138,17 +138,17 @@ impl WatchdogState {
     }
 }
 
-/// What a port does for one priority.
+/// The queue of a priority at a port.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
 pub(crate) struct PriorityQueue {
-    /// The slots of the first and the last frame that wait to leave; those between follow each other.
+    /// The first and the last slot of the queue; slots link to the next.
     first: u32,
     last: u32,
-    /// Their bytes, and the most that there were.
+    /// Queued bytes, and their maximum.
     pub depth: u64,
     max_depth: u64,
-    /// Bytes in the switch that came by this port.
+    /// Bytes in the switch that entered at this port.
     pub ingress_bytes: u64,
 }
 
@@ -156,26 +156,26 @@ impl PriorityQueue {
     const EMPTY: PriorityQueue =
         PriorityQueue { first: NO_SLOT, last: NO_SLOT, depth: 0, max_depth: 0, ingress_bytes: 0 };
 
-    /// How many frames there are, counted one by one.
+    /// The number of frames; walks the list.
     pub fn len(&self, slots: &mut FramePool) -> u64 {
         let next = |slot: &u32| Some(slots.slot_mut(*slot).next).filter(|next| *next != NO_SLOT);
         core::iter::successors(Some(self.first).filter(|first| *first != NO_SLOT), next).count() as u64
     }
 }
 
-/// A port of a switch. With a thousand hosts, ports do not fit the caches: what a frame touches is the first line and
-/// one of a queue.
+/// A port of a switch. The ports of a thousand-host network do not fit the cache: a frame touches only the
+/// first cache line and one line of a queue.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct SwitchPort {
     pub link: LinkId,
-    /// Which way frames leave.
+    /// The egress direction on the link.
     pub direction: Direction,
-    /// The queues that hold frames.
+    /// Bit mask of the non-empty queues.
     pub occupied: u8,
-    /// The port will be looked at when its line is free.
+    /// An event for the free link is scheduled.
     pub waiting_for_link: bool,
-    /// The priority that was served last.
+    /// The last served priority.
     last_served: u8,
     pub pause_state: PauseState,
     pub pause_generator: PauseGenerator,
@@ -183,7 +183,7 @@ pub(crate) struct SwitchPort {
     pub sent_bytes: u64,
     pub received_frames: u64,
     pub queues: [PriorityQueue; 8],
-    /// There is one if the switch has a watchdog.
+    /// Present if the switch has a watchdog.
     pub watchdog: Option<Box<WatchdogState>>,
     pub dropped_frames: u64,
     pub marked: u64,
@@ -191,9 +191,9 @@ pub(crate) struct SwitchPort {
 }
 
 impl SwitchPort {
-    fn new(cable: LinkId, direction: Direction, settings: &SwitchSettings) -> SwitchPort {
+    fn new(link: LinkId, direction: Direction, settings: &SwitchSettings) -> SwitchPort {
         SwitchPort {
-            link: cable,
+            link,
             direction,
             occupied: 0,
             waiting_for_link: false,
@@ -211,7 +211,7 @@ impl SwitchPort {
         }
     }
 
-    /// The priority to be served next, if one may send.
+    /// The priority to serve next, if any.
     pub fn next_priority(&self, scheduling: Scheduling) -> Option<u8> {
         let may = self.occupied & !self.pause_state.mask();
         if may == 0 {
@@ -226,7 +226,7 @@ impl SwitchPort {
         })
     }
 
-    /// Takes the next frame of a queue out.
+    /// Removes the first frame of a queue.
     pub fn dequeue(&mut self, priority: u8, slots: &mut FramePool) -> Option<u32> {
         let queue = &mut self.queues[usize::from(priority)];
         let slot = Some(queue.first).filter(|first| *first != NO_SLOT)?;
@@ -241,30 +241,30 @@ impl SwitchPort {
     }
 }
 
-/// How a switch finds the way: for each host a port, or a set of them.
+/// The routing table: a port or a set of ports for each host.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RoutingTable {
-    /// By host: the way to it.
+    /// The next hop, by host.
     pub next_hops: Vec<NextHop>,
-    /// The ports of all sets, and where in them each set begins and ends.
+    /// The ports of all sets, and the range of each set.
     ports: Vec<u16>,
     sets: Vec<(u32, u32)>,
-    /// The ports of the tree that datagrams for groups take.
+    /// The ports of the multicast tree.
     pub flood: Vec<u16>,
 }
 
-/// The port that leads to a host, which is below [`Way::SETS`]; or, from there on, a set of ports.
+/// A port number below [`NextHop::FIRST_SET`], or the index of a set of ports above it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NextHop(u16);
 
 impl NextHop {
-    /// The host cannot be reached.
+    /// The host is unreachable.
     pub const NONE: NextHop = NextHop(u16::MAX);
     const FIRST_SET: u16 = 1 << 15;
 }
 
 impl RoutingTable {
-    /// The way over any of these ports.
+    /// The next hop over any of these ports.
     ///
     /// # Panics
     /// If there are more than 32,000 sets.
@@ -302,7 +302,7 @@ pub struct Switch {
     pub(crate) routes: RoutingTable,
     /// Bytes in all queues.
     pub(crate) buffer_used: u64,
-    /// Makes the choice of a path differ from switch to switch.
+    /// Makes ECMP choices differ between switches.
     pub(crate) ecmp_salt: u64,
 }
 
@@ -312,12 +312,12 @@ impl Switch {
         Switch { name: name.into(), settings, ports, routes, buffer_used: 0, ecmp_salt: salt }
     }
 
-    pub(crate) fn add_port(&mut self, cable: LinkId, direction: Direction) -> u16 {
-        self.ports.push(SwitchPort::new(cable, direction, &self.settings));
+    pub(crate) fn add_port(&mut self, link: LinkId, direction: Direction) -> u16 {
+        self.ports.push(SwitchPort::new(link, direction, &self.settings));
         (self.ports.len() - 1) as u16
     }
 
-    /// Goes on with other settings. What waits keeps waiting; thresholds count from the next frame on.
+    /// Changes the settings. Queued frames stay; new thresholds apply from the next frame on.
     pub(crate) fn set_settings(&mut self, settings: SwitchSettings) {
         self.settings = settings;
         for port in &mut self.ports {
@@ -340,7 +340,7 @@ impl Switch {
         &self.settings
     }
 
-    /// The cables at its ports, and which way they lead from here.
+    /// The links at its ports and their egress directions.
     pub fn links(&self) -> impl Iterator<Item = (LinkId, Direction)> {
         self.ports.iter().map(|port| (port.link, port.direction))
     }
@@ -350,20 +350,20 @@ impl Switch {
         self.buffer_used
     }
 
-    /// Bytes that wait to leave over a cable with this priority; zero if the cable is not the switch's.
-    pub fn depth(&self, cable: LinkId, priority: u8) -> u64 {
-        let port = self.ports.iter().find(|port| port.link == cable);
+    /// Queued bytes of a priority at the port to a link; zero if the link is not connected to this switch.
+    pub fn depth(&self, link: LinkId, priority: u8) -> u64 {
+        let port = self.ports.iter().find(|port| port.link == link);
         port.map_or(0, |port| port.queues[usize::from(priority & 7)].depth)
     }
 
-    /// The priorities that may not leave over a cable now, as a mask.
-    pub fn paused_priorities(&self, cable: LinkId) -> u8 {
-        self.ports.iter().find(|port| port.link == cable).map_or(0, |port| port.pause_state.mask())
+    /// Bit mask of the paused priorities at the port to a link.
+    pub fn paused_priorities(&self, link: LinkId) -> u8 {
+        self.ports.iter().find(|port| port.link == link).map_or(0, |port| port.pause_state.mask())
     }
 
-    /// What the port at a cable counted.
-    pub fn counters(&self, cable: LinkId) -> Option<PortCounters> {
-        let port = self.ports.iter().find(|port| port.link == cable)?;
+    /// The counters of the port to a link.
+    pub fn counters(&self, link: LinkId) -> Option<PortCounters> {
+        let port = self.ports.iter().find(|port| port.link == link)?;
         Some(PortCounters {
             sent_frames: port.sent_frames,
             sent_bytes: port.sent_bytes,
@@ -378,7 +378,7 @@ impl Switch {
         })
     }
 
-    /// The port that a packet of a flow leaves by.
+    /// The egress port of a flow.
     #[inline]
     pub(crate) fn egress_port(&self, host: u32, flow: u64) -> Option<u16> {
         let way = *self.routes.next_hops.get(host as usize)?;
@@ -392,7 +392,7 @@ impl Switch {
         }
     }
 
-    /// Whether the buffer takes a frame.
+    /// Whether the buffer has room for a frame.
     pub(crate) fn admit(
         &self,
         ingress: u16,
@@ -413,7 +413,8 @@ impl Switch {
         match &self.settings.pfc {
             Some(flow) if flow.priorities >> priority & 1 == 1 => {
                 let held = self.ports[usize::from(ingress)].queues[at].ingress_bytes;
-                // The frame that passes XOFF is the last that the pool takes; the headroom is for what follows.
+                // The frame that crosses XOFF still counts against the pool; the headroom holds the frames
+                // after it.
                 let fits = held < flow.xoff || held + bytes <= flow.xoff + flow.headroom;
                 if fits { Ok(()) } else { Err(FrameDropReason::HeadroomFull) }
             }
@@ -422,7 +423,7 @@ impl Switch {
         }
     }
 
-    /// Queues a frame that was admitted. True if its sender is to be told to stop.
+    /// Queues an admitted frame. Returns true if the ingress port must pause its sender.
     pub(crate) fn enqueue(
         &mut self,
         now: u64,
@@ -452,7 +453,7 @@ impl Switch {
         ingress.on_enqueue(flow, now, priority, *held)
     }
 
-    /// A frame left its queue. True if its sender is to be told to go on.
+    /// Accounts for a frame that left its queue. Returns true if the ingress port must resume its sender.
     pub(crate) fn release(&mut self, priority: u8, ingress: u16, bytes: u32) -> bool {
         let bytes = u64::from(bytes);
         self.buffer_used -= bytes;
@@ -484,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn the_chance_of_a_mark_rises_in_a_line_and_then_jumps() {
+    fn marking_probability_rises_linearly_and_then_jumps() {
         let marking = EcnMarking { kmin: 1_000, kmax: 2_000, pmax_per_billion: 100_000_000 };
         assert_eq!(
             [0, 1_000, 1_500, 1_999, 2_000].map(|depth| marking.probability(depth)),
@@ -493,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn strict_scheduling_serves_the_highest_priority_that_may_send() {
+    fn strict_scheduling_serves_the_highest_unpaused_priority() {
         let (mut switch, mut slots) = (switch(SwitchSettings::default()), FramePool::default());
         for priority in [1, 6, 3] {
             enqueue(&mut switch, &mut slots, priority, 100);
@@ -522,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lossless_priority_loses_only_what_its_headroom_does_not_hold() {
+    fn lossless_priority_drops_only_beyond_its_headroom() {
         let flow = PfcSettings { xoff: 1_000, xon: 500, headroom: 250, ..PfcSettings::default() };
         let mut switch = switch(SwitchSettings { pfc: Some(flow), ..SwitchSettings::default() });
         let mut slots = FramePool::default();
@@ -543,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn other_priorities_lose_what_their_queue_does_not_hold() {
+    fn lossy_priority_drops_beyond_its_queue_limit() {
         let mut switch =
             switch(SwitchSettings { queue_limit: 250, buffer: 400, ..SwitchSettings::default() });
         assert_eq!(switch.admit(1, 0, 7, 251), Err(FrameDropReason::QueueFull));
@@ -553,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_spread_over_equal_paths_and_each_keeps_its_own() {
+    fn ecmp_spreads_flows_and_keeps_each_on_one_path() {
         let mut switch = switch(SwitchSettings::default());
         switch.routes.next_hops = alloc::vec![switch.routes.add(&[0, 1, 2])];
         let mut counts = [0; 3];

@@ -1,4 +1,4 @@
-//! Packets and an outlet for the tests of this crate.
+//! Packet builders and a link output for the tests of this crate.
 
 use crate::{Direction, Endpoint, Fault, Flow, FlowId, Frame, LinkOutput};
 use alloc::vec;
@@ -18,11 +18,11 @@ pub(crate) const fn host(n: u8) -> Endpoint {
     Endpoint { address: IpAddr::V4(Ipv4Addr::new(10, 0, 0, n)), qpn: Qpn::new(0x100 + n as u32) }
 }
 
-pub(crate) fn flow(role: u32, requester: Endpoint, responder: Endpoint, first_psn: u32) -> Flow {
-    Flow { id: FlowId(role), requester, responder: Some(responder), first_psn: Psn::new(first_psn) }
+pub(crate) fn flow(flow_id: u32, requester: Endpoint, responder: Endpoint, first_psn: u32) -> Flow {
+    Flow { id: FlowId(flow_id), requester, responder: Some(responder), first_psn: Psn::new(first_psn) }
 }
 
-/// A packet to be made.
+/// A packet builder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet {
     pub opcode: Opcode,
@@ -71,8 +71,8 @@ impl Packet {
     }
 
     pub fn frame(self) -> Frame {
-        let mut envelope = AddressHeaders::between(self.from.address, self.to.address);
-        envelope.traffic_class = self.traffic_class;
+        let mut addressing = AddressHeaders::between(self.from.address, self.to.address);
+        addressing.traffic_class = self.traffic_class;
         let payload = match self.opcode.operation() {
             Operation::AtomicWrite => 8,
             _ if self.opcode.has_payload() => self.payload,
@@ -106,8 +106,8 @@ impl Packet {
             bytes[at + 1] = class;
             bytes[at + 16..at + 18].copy_from_slice(&attribute.to_be_bytes());
         }
-        Icrc::write(&envelope, &mut bytes);
-        Frame::new(envelope, bytes)
+        Icrc::write(&addressing, &mut bytes);
+        Frame::new(addressing, bytes)
     }
 }
 
@@ -121,7 +121,7 @@ pub(crate) fn management_datagram(class: u8, attribute: u16) -> Packet {
         .between(gsi(ALICE), gsi(BOB))
 }
 
-/// Everything that came out of a cable.
+/// The output of a link.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Collected {
     pub deliveries: Vec<(u64, Direction, Frame)>,

@@ -1,31 +1,31 @@
-//! Shapes of networks: which switches there are, and what is connected to what.
+//! Topologies: switches and their connections.
 
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// A shape that has a name.
+/// A named topology.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topology {
-    /// Two hosts and a cable.
+    /// Two hosts and a link.
     Pair,
-    /// One switch, and every host on it.
+    /// One switch with all hosts.
     Star {
-        /// How many hosts.
+        /// The number of hosts.
         hosts: u32,
     },
-    /// Two switches with one cable between them, and hosts on both.
+    /// Two switches joined by one link, with hosts on both.
     Dumbbell {
         /// Hosts on the first switch.
         left: u32,
         /// Hosts on the second.
         right: u32,
     },
-    /// Leaves with hosts, each connected to every spine.
+    /// Leaf switches with hosts, each connected to every spine switch.
     LeafSpine {
-        /// How many leaves.
+        /// The number of leaf switches.
         leaves: u32,
-        /// How many spines.
+        /// The number of spine switches.
         spines: u32,
         /// Hosts on each leaf.
         hosts_per_leaf: u32,
@@ -35,16 +35,16 @@ pub enum Topology {
         /// Ports of each switch; even.
         k: u32,
     },
-    /// Switches in a circle, with hosts on each; frames go one way round, from each switch to the next.
+    /// A ring of switches with hosts on each; frames travel in one direction.
     Ring {
-        /// How many switches.
+        /// The number of switches.
         switches: u32,
-        /// Hosts on each.
+        /// Hosts on each switch.
         hosts_per_switch: u32,
     },
 }
 
-/// One end of a cable in a layout.
+/// The end of a link in a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LayoutNode {
     /// The host with this index.
@@ -53,39 +53,39 @@ pub enum LayoutNode {
     Switch(u32),
 }
 
-/// What is connected to what.
+/// Hosts, switches, links and static routes.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Layout {
-    /// How many hosts.
+    /// The number of hosts.
     pub hosts: u32,
     /// The names of the switches.
     pub switches: Vec<String>,
-    /// The cables: of hosts first, then those between switches.
+    /// The links: host links first, then links between switches.
     pub links: Vec<[LayoutNode; 2]>,
-    /// Routes that are not the shortest: at a switch, to a host, over a cable of `cables`.
+    /// Static routes: at a switch, to a host, over the link with this index.
     pub routes: Vec<(u32, u32, usize)>,
 }
 
-/// Why a topology cannot be built.
+/// Why a topology is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TopologyError {
     /// A count is zero.
     Empty,
-    /// The ports of a fat tree's switches are an odd number, or none.
+    /// The port count of a fat tree is odd or zero.
     OddPorts {
-        /// How many.
+        /// The number.
         k: u32,
     },
-    /// Another number of hosts than it has.
+    /// The number of hosts does not match.
     WrongHostCount {
-        /// How many there are.
+        /// The given number.
         hosts: usize,
-        /// How many it has.
+        /// The required number.
         expected: u32,
     },
     /// More than 65,535 hosts.
     TooLarge {
-        /// How many.
+        /// The number.
         hosts: u64,
     },
 }
@@ -93,16 +93,14 @@ pub enum TopologyError {
 impl core::fmt::Display for TopologyError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            TopologyError::Empty => {
-                f.write_str("a topology needs at least one of everything that it is made of")
-            }
+            TopologyError::Empty => f.write_str("every count of a topology must be at least 1"),
             TopologyError::OddPorts { k } => {
-                write!(f, "a fat tree of {k} ports: half of them lead up, so the number must be even")
+                write!(f, "the port count of a fat tree must be even and not zero, got {k}")
             }
-            TopologyError::WrongHostCount { hosts, expected: wanted } => {
-                write!(f, "{hosts} hosts for a topology of {wanted}")
+            TopologyError::WrongHostCount { hosts, expected } => {
+                write!(f, "the topology has {expected} hosts, got {hosts}")
             }
-            TopologyError::TooLarge { hosts } => write!(f, "{hosts} hosts, at most 65535 fit"),
+            TopologyError::TooLarge { hosts } => write!(f, "a topology has at most 65535 hosts, got {hosts}"),
         }
     }
 }
@@ -110,7 +108,7 @@ impl core::fmt::Display for TopologyError {
 impl core::error::Error for TopologyError {}
 
 impl Topology {
-    /// How many hosts it has.
+    /// The number of hosts.
     pub fn hosts(&self) -> u64 {
         match *self {
             Topology::Pair => 2,
@@ -126,7 +124,7 @@ impl Topology {
         }
     }
 
-    /// What is connected to what.
+    /// Hosts, switches, links and static routes.
     pub fn layout(&self) -> Result<Layout, TopologyError> {
         let hosts = self.hosts();
         let spines = match *self {
@@ -190,8 +188,8 @@ impl Layout {
         self.links.push([LayoutNode::Switch(first), LayoutNode::Switch(second)]);
     }
 
-    /// Pods of k/2 edge and k/2 aggregation switches, and (k/2)² core switches: each aggregation switch of
-    /// a pod leads to k/2 of them.
+    /// Pods of k/2 edge and k/2 aggregation switches, and (k/2)² core switches; each aggregation switch
+    /// connects to k/2 of them.
     fn fat_tree(&mut self, k: u32) {
         let half = k / 2;
         for pod in 1..=k {
@@ -241,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fat_tree_has_as_many_of_everything_as_its_inventors_say() {
+    fn fat_tree_has_the_published_counts() {
         let layout = Topology::FatTree { k: 8 }.layout().unwrap();
         assert_eq!((layout.hosts, layout.switches.len()), (128, 80));
         assert_eq!(layout.links.len(), 3 * 128);
@@ -261,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_built_is_refused() {
+    fn invalid_topologies_are_rejected() {
         assert_eq!(Topology::FatTree { k: 7 }.layout(), Err(TopologyError::OddPorts { k: 7 }));
         assert_eq!(Topology::Star { hosts: 0 }.layout(), Err(TopologyError::Empty));
         assert_eq!(Topology::Dumbbell { left: 3, right: 0 }.layout(), Err(TopologyError::Empty));

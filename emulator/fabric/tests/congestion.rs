@@ -1,4 +1,4 @@
-//! The published experiments about congestion, small: DCQCN, unfairness, victims, storms, deadlock.
+//! Published congestion experiments at a small scale: DCQCN, unfairness, victim flows, PFC storms, deadlock.
 
 mod net;
 
@@ -12,12 +12,12 @@ use softhca_fabric::{
 use softhca_wire::{Mtu, Opcode};
 use std::time::Duration;
 
-/// Keeps a flow busy: more than it can send in the time of any test.
+/// Keeps a flow busy with more data than it can send during any test.
 fn fill(net: &mut Net, flow: Flow) {
     net.write(flow, REGION as u32, 1_000);
 }
 
-/// Gb/s of payload of each flow between two times in microseconds.
+/// Goodput of each flow in Gb/s between two times in microseconds.
 fn shares(net: &mut Net, flows: &[Flow], from: u64, to: u64) -> Vec<f64> {
     net.run_us(from);
     let before: Vec<_> = flows.iter().map(|flow| net.received(*flow)).collect();
@@ -46,7 +46,7 @@ fn two_flows_from_40_and_5_gbit_converge_to_equal_shares() {
 }
 
 #[test]
-fn notifications_keep_their_interval_and_their_traffic_class() {
+fn cnps_keep_their_interval_and_traffic_class() {
     let mut net =
         Net::new(5, Topology::Star { hosts: 3 }, line(40, 1_000), SwitchSettings::default(), dcqcn());
     let flows = [net.connect(0, 2), net.connect(1, 2)];
@@ -78,7 +78,7 @@ fn notifications_keep_their_interval_and_their_traffic_class() {
 }
 
 #[test]
-fn a_card_without_reaction_point_counts_notifications_and_goes_on() {
+fn hca_without_reaction_point_counts_cnps_and_keeps_its_rate() {
     let notifies = Settings {
         congestion: CongestionSettings { rate_control: None, ..CongestionSettings::DCQCN },
         ..plain()
@@ -96,7 +96,7 @@ fn a_card_without_reaction_point_counts_notifications_and_goes_on() {
     assert!(net.world.host(net.hosts[0]).hca().counters().rp_cnp_handled > 0);
 }
 
-/// Three senders behind the left switch and one beside the receiver, on the right.
+/// Three senders on the left switch, and one on the right beside the receiver.
 fn unfair(settings: Settings) -> Vec<f64> {
     let switch = SwitchSettings::default();
     let mut net = Net::new(5, Topology::Dumbbell { left: 3, right: 2 }, line(40, 1_000), switch, settings);
@@ -106,22 +106,22 @@ fn unfair(settings: Settings) -> Vec<f64> {
 }
 
 #[test]
-fn pauses_alone_favour_the_sender_that_is_near() {
+fn pfc_alone_favors_the_near_sender() {
     let shares = unfair(plain());
-    // Two ports of the right switch share the receiver: the near sender has one of them for itself.
+    // Two ports of the right switch share the receiver; the near sender has one of them alone.
     assert!(shares[3] > 2.0 * shares[..3].iter().copied().fold(0.0, f64::max), "{shares:?}");
 }
 
 #[test]
-fn with_dcqcn_near_and_far_senders_get_equal_shares() {
+fn dcqcn_gives_near_and_far_senders_equal_shares() {
     let shares = unfair(dcqcn());
     let (least, most) = shares.iter().fold((f64::MAX, 0.0f64), |(a, b), x| (a.min(*x), b.max(*x)));
     assert!(most < 1.5 * least, "{shares:?}");
     assert!(shares.iter().sum::<f64>() > 30.0, "{shares:?}");
 }
 
-/// A victim from left to right beside an incast of `senders` from the left to another host on the right: the
-/// cable in the middle is ten times as fast as every other and congested by nobody.
+/// A victim flow from left to right beside an incast of `senders` from the left to another host on the right.
+/// The middle link is ten times as fast as all others and not congested.
 fn victim(settings: Settings, senders: usize) -> f64 {
     let topology = Topology::Dumbbell { left: 1 + senders as u32, right: 2 };
     let headroom = PfcSettings::headroom_for(400 * GBIT, 1_000, 4_196);
@@ -142,7 +142,7 @@ fn victim(settings: Settings, senders: usize) -> f64 {
 }
 
 #[test]
-fn a_flow_that_shares_no_congested_link_suffers_from_pauses_alone() {
+fn victim_flow_without_a_congested_link_suffers_from_pfc_alone() {
     let alone = victim(plain(), 0);
     assert!(alone > 38.0, "{alone}");
     let paused = victim(plain(), 4);
@@ -152,8 +152,8 @@ fn a_flow_that_shares_no_congested_link_suffers_from_pauses_alone() {
 }
 
 #[test]
-fn thresholds_the_wrong_way_round_pause_and_do_not_notify() {
-    // XOFF of one port is below Kmin of the queue.
+fn xoff_below_kmin_pauses_and_sends_no_cnps() {
+    // XOFF of a port is below Kmin of the queue.
     let flow = PfcSettings { xoff: 20_000, xon: 15_000, ..PfcSettings::default() };
     let switch = SwitchSettings {
         pfc: Some(flow),
@@ -180,7 +180,7 @@ fn thresholds_the_wrong_way_round_pause_and_do_not_notify() {
 fn a_pause_lasts_exactly_its_quanta() {
     let mut net =
         Net::new(5, Topology::Star { hosts: 2 }, line(40, 1_000), SwitchSettings::default(), plain());
-    // A stalled receiver pauses its sender once; the frames that would say it again are lost.
+    // A stalled receiver pauses its sender once; the refreshes are dropped.
     let flow = PfcSettings { xoff: 20_000, xon: 10_000, quanta: 1_000, ..PfcSettings::default() };
     net.world.set_receiver(
         net.hosts[1],
@@ -219,7 +219,7 @@ fn a_pause_lasts_exactly_its_quanta() {
 }
 
 #[test]
-fn a_slow_receiver_pauses_its_sender_and_loses_nothing() {
+fn slow_receiver_pauses_its_sender_without_loss() {
     let mut net =
         Net::new(5, Topology::Star { hosts: 2 }, line(40, 1_000), SwitchSettings::default(), plain());
     let host = net.hosts[1];
@@ -241,7 +241,7 @@ fn a_slow_receiver_pauses_its_sender_and_loses_nothing() {
     );
 }
 
-/// A host on the left stalls while others use the network; tells the share of a bystander.
+/// A host on the left stalls while others use the network. Returns the goodput of another flow.
 fn storm(switch: SwitchSettings, watchdog: Option<Duration>) -> (Net, f64, Flow) {
     let settings = Settings { recovery: Recovery::GoBackN, ..plain() };
     let mut net = Net::new(5, Topology::Dumbbell { left: 3, right: 2 }, line(40, 1_000), switch, settings);
@@ -254,9 +254,9 @@ fn storm(switch: SwitchSettings, watchdog: Option<Duration>) -> (Net, f64, Flow)
 }
 
 #[test]
-fn a_receiver_that_stalls_stops_the_whole_network_and_a_watchdog_contains_it() {
+fn stalled_receiver_stops_the_network_and_a_watchdog_contains_it() {
     let (net, share, _) = storm(SwitchSettings::default(), None);
-    assert_eq!(share, 0.0, "the bystander shares only the cable in the middle with the stalled host");
+    assert_eq!(share, 0.0, "the other flow shares only the middle link with the stalled host");
     assert!(net.world.paused_priorities(net.hosts[3]) >> 3 & 1 == 1, "the pauses reach the senders");
 
     let time = Duration::from_millis(2);
@@ -279,7 +279,7 @@ fn a_receiver_that_stalls_stops_the_whole_network_and_a_watchdog_contains_it() {
 }
 
 #[test]
-fn a_host_that_pauses_for_ever_without_reason_stops_who_sends_to_it() {
+fn pause_storm_of_a_host_stops_its_senders() {
     let mut net =
         Net::new(5, Topology::Star { hosts: 3 }, line(40, 1_000), SwitchSettings::default(), plain());
     net.world
@@ -293,12 +293,12 @@ fn a_host_that_pauses_for_ever_without_reason_stops_who_sends_to_it() {
     assert!(gone_on[0] > 30.0, "{gone_on:?}");
 }
 
-/// Three switches in a ring; each flow goes from one switch over the next to the third.
+/// Three switches in a ring; each flow crosses two of the links.
 fn ring(flows: usize, switch: SwitchSettings, recovery: Recovery) -> (Net, Vec<Flow>, u64) {
     let settings = Settings { recovery, ..plain() };
     let topology = Topology::Ring { switches: 3, hosts_per_switch: 2 };
     let mut net = Net::new(5, topology, line(40, 1_000), switch, settings);
-    // Each switch has a sender and a receiver; what its sender sends leaves the ring two switches on.
+    // Each switch has a sender and a receiver; each flow leaves the ring two switches further.
     let flows: Vec<_> = (0..flows).map(|n| net.connect(2 * n, 2 * ((n + 2) % 3) + 1)).collect();
     flows.iter().for_each(|flow| fill(&mut net, *flow));
     net.run_us(20_000);
@@ -309,7 +309,7 @@ fn ring(flows: usize, switch: SwitchSettings, recovery: Recovery) -> (Net, Vec<F
 }
 
 #[test]
-fn two_flows_in_a_ring_are_safe_and_the_third_deadlocks_it() {
+fn two_flows_in_a_ring_progress_and_the_third_deadlocks() {
     let switch = SwitchSettings { ecn_marking: None, ..SwitchSettings::default() };
     let (net, ..) = ring(2, switch, Recovery::Fatal);
     assert_eq!(net.record.borrow().lost(), 0);
@@ -322,13 +322,13 @@ fn two_flows_in_a_ring_are_safe_and_the_third_deadlocks_it() {
         net.world
             .switch(**switch)
             .links()
-            .any(|(cable, _)| net.world.switch(**switch).paused_priorities(cable) != 0)
+            .any(|(link, _)| net.world.switch(**switch).paused_priorities(link) != 0)
     });
     assert_eq!(stopped.count(), 3);
 }
 
 #[test]
-fn a_watchdog_dissolves_a_deadlock() {
+fn watchdog_resolves_a_deadlock() {
     let time = Duration::from_millis(1);
     let watchdog = PfcWatchdog { detection_time: time, restoration_time: time, action: WatchdogAction::Drop };
     let switch = SwitchSettings { ecn_marking: None, watchdog: Some(watchdog), ..SwitchSettings::default() };
@@ -340,7 +340,7 @@ fn a_watchdog_dissolves_a_deadlock() {
 }
 
 #[test]
-fn a_priority_that_is_not_paused_goes_on() {
+fn unpaused_priority_keeps_sending() {
     let mut net =
         Net::new(5, Topology::Star { hosts: 3 }, line(40, 1_000), SwitchSettings::default(), plain());
     net.world
@@ -360,7 +360,7 @@ fn a_priority_that_is_not_paused_goes_on() {
 }
 
 #[test]
-fn a_notification_is_a_real_packet_of_its_own_priority() {
+fn cnp_is_a_packet_with_its_own_priority() {
     let mut net =
         Net::new(5, Topology::Star { hosts: 2 }, line(40, 1_000), SwitchSettings::default(), dcqcn());
     let mark = Rule {
@@ -386,8 +386,8 @@ fn a_notification_is_a_real_packet_of_its_own_priority() {
     net.write(flow, 100_000, 1);
     net.world.run();
     assert_eq!(net.completions(flow), (1, true));
-    let (_, tally) = net.world.link(net.laid.links[0]).rules().nth(1).unwrap();
-    assert_eq!(tally.fired, 1);
+    let (_, counters) = net.world.link(net.laid.links[0]).rules().nth(1).unwrap();
+    assert_eq!(counters.fired, 1);
     let record = net.record.borrow();
     let halved = record.cards.iter().find_map(|(_, _, event)| match event {
         Event::RateChanged { bits_per_second, .. } => Some(*bits_per_second),

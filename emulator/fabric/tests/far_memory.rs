@@ -1,4 +1,5 @@
-//! Memory where every access costs much: what several packets carry is moved at once, and nothing else changes.
+//! Memory with expensive accesses: the engine batches the accesses of several packets without any other
+//! change.
 
 mod bare;
 
@@ -19,7 +20,7 @@ use std::cell::Cell;
 
 const SIZE: u64 = 1 << 20;
 
-/// Near or far, and not to be reached from some byte on.
+/// Near or far memory, inaccessible from some byte on.
 struct Reached {
     store: SparseMemory,
     is_far: bool,
@@ -82,7 +83,7 @@ impl Memory for Reached {
     }
 }
 
-/// In words. The bytes of a flushed request are nobody's business, and known only of requests that the card took.
+/// As text. Omits the bytes of flushed requests, which are undefined.
 fn told(what: &dyn std::fmt::Debug) -> String {
     let text = format!("{what:?}");
     match text.split_once("byte_len: ") {
@@ -159,7 +160,7 @@ impl Card {
         assert_ne!(self.cq, CqId(0));
     }
 
-    /// A list of up to three entries with `length` bytes in all, somewhere in the region.
+    /// Up to three entries with `length` bytes in total, anywhere in the region.
     fn entries(&self, dice: &mut Dice, length: u32) -> Vec<Sge> {
         let count = dice.below(3) + 1;
         let mut left = length;
@@ -180,7 +181,7 @@ impl Card {
     }
 }
 
-/// Everything that `from` can send now goes to `to`, run by run as a socket that keeps runs together brings it.
+/// Sends all pending packets of `from` to `to`, in batches as a socket with GRO delivers them.
 fn exchange(now: Instant, from: &mut Card, to: &mut Card) -> usize {
     let mut buffer = vec![0xdd; 65_507];
     let mut packets = 0;
@@ -232,7 +233,7 @@ impl Dice {
     }
 }
 
-/// Requests that cards took, other events, memory and completions of both cards.
+/// Started requests, other events, memory and completions of both HCAs.
 type Outcome = ([Vec<String>; 2], [Vec<String>; 2], [Vec<u8>; 2], [Vec<String>; 2]);
 
 fn play(seed: u64, is_far: bool, ends: [u64; 2]) -> (Outcome, usize, usize) {
@@ -244,7 +245,7 @@ fn play(seed: u64, is_far: bool, ends: [u64; 2]) -> (Outcome, usize, usize) {
     b.connect((Gid::from(a.address), a.number), mtu);
     let mut packets = 0;
     for round in 1..=6 {
-        // Now and then many short messages of one kind.
+        // Occasionally many short messages of one kind.
         let series = (dice.below(2) == 0).then(|| (dice.below(600) as u32, dice.below(4)));
         for id in 0..if series.is_some() { 12 } else { 4 } {
             let (length, choice) = series.unwrap_or_else(|| match dice.below(4) {
@@ -284,7 +285,7 @@ fn play(seed: u64, is_far: bool, ends: [u64; 2]) -> (Outcome, usize, usize) {
         std::iter::from_fn(|| card.completions.pop()).map(|completion| told(&completion)).collect()
     };
     let completions = [completed(&mut a), completed(&mut b)];
-    // Requests are taken before their turn where memory is far.
+    // With far memory, requests start early.
     let split = |events: Vec<String>| -> (Vec<String>, Vec<String>) {
         events.into_iter().partition(|event| event.contains("WqeFetched"))
     };
@@ -293,7 +294,7 @@ fn play(seed: u64, is_far: bool, ends: [u64; 2]) -> (Outcome, usize, usize) {
 }
 
 #[test]
-fn far_memory_changes_nothing_that_can_be_seen_but_how_often_it_is_reached() {
+fn far_memory_changes_only_the_number_of_accesses() {
     let (mut near_accesses, mut far_accesses) = (0, 0);
     for seed in 1..=60 {
         let (near, packets, accesses) = play(seed, false, [SIZE; 2]);
@@ -306,7 +307,7 @@ fn far_memory_changes_nothing_that_can_be_seen_but_how_often_it_is_reached() {
 }
 
 #[test]
-fn memory_that_cannot_be_reached_is_found_by_the_packet_that_it_belongs_to() {
+fn inaccessible_memory_fails_the_packet_that_accesses_it() {
     let mut failed = 0;
     for seed in 1..=120 {
         let end = Dice(seed + 1_000).below(SIZE);

@@ -1,5 +1,5 @@
-//! What goes into one send: a lone answer may go before its acknowledgement, unless others want to send. And what is still
-//! sent for a queue pair that has ended.
+//! The packets in one send: a single response may precede its ACK, unless other queue pairs have packets to
+//! send. Also the packets sent for a destroyed queue pair.
 
 mod bare;
 
@@ -17,7 +17,7 @@ use softhca_queue::{
 };
 use softhca_wire::{AddressHeaders, Gid, Icrc, LocalKey, Mtu, Opcode, Psn, Qpn, TransportPacket};
 
-/// A card with connections to one other card.
+/// An HCA with connections to another one.
 struct Card {
     hca: Hca,
     client: ClientId,
@@ -70,7 +70,7 @@ impl Card {
             }
         };
         let ends: Vec<End> = (0..ends).map(make).collect();
-        // Both cards number their queue pairs alike: each is connected with its namesake.
+        // Queue pairs with the same QPN are connected.
         for End { number, .. } in &ends {
             let mut ctx = Context { now: Instant::ZERO, memory: &mut memory, events: &mut |_, _| {} };
             let peer = (gid(3 - last), *number);
@@ -98,7 +98,7 @@ impl Card {
         }
     }
 
-    /// Sends everything, to `peer` if there is one, and says which opcodes each send had.
+    /// Transmits all packets, to `peer` if given. Returns the opcodes of each send.
     fn flush(&mut self, peer: Option<&mut Card>) -> Vec<Vec<Opcode>> {
         self.flush_through(&mut (), peer)
     }
@@ -128,7 +128,7 @@ impl Card {
     }
 }
 
-/// What a card sends that got a request on each of so many connections, and answers all of them at once.
+/// The sends of an HCA that received a request on each connection and responds to all at once.
 fn sends(connections: usize, answers: ResponseOrder) -> Vec<Vec<String>> {
     let (mut asking, mut answering) =
         (Card::new(1, connections, answers), Card::new(2, connections, answers));
@@ -141,19 +141,19 @@ fn sends(connections: usize, answers: ResponseOrder) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn a_lone_answer_goes_before_its_acknowledgement_if_it_shall() {
+fn single_response_precedes_its_ack_if_configured() {
     assert_eq!(sends(1, ResponseOrder::ResponseFirst), [["RC SEND_ONLY"], ["RC ACKNOWLEDGE"]]);
     assert_eq!(sends(1, ResponseOrder::WithAck), [["RC SEND_ONLY", "RC ACKNOWLEDGE"]]);
 }
 
 #[test]
-fn acknowledgements_go_in_one_send_with_the_answers_while_others_wait() {
+fn acks_and_responses_share_a_send_while_others_wait() {
     let sends = sends(3, ResponseOrder::ResponseFirst);
     assert_eq!(sends[..2], [["RC SEND_ONLY", "RC ACKNOWLEDGE"]; 2]);
     assert_eq!(sends[2..], [["RC SEND_ONLY"], ["RC ACKNOWLEDGE"]]);
 }
 
-/// Lets nothing through.
+/// Blocks everything.
 struct Closed;
 
 impl TransmitGate for Closed {
@@ -168,7 +168,7 @@ enum Ending {
     Destroyed,
 }
 
-/// A card that owes an acknowledgement, may not send it, and ends its queue pair; and the card that waits for it.
+/// An HCA that cannot send a pending ACK and destroys its queue pair, and the HCA that waits for the ACK.
 fn ended(ending: Ending) -> [Card; 2] {
     let answers = ResponseOrder::WithAck;
     let (mut asking, mut answering) = (Card::new(1, 1, answers), Card::new(2, 1, answers));
@@ -191,7 +191,7 @@ fn ended(ending: Ending) -> [Card; 2] {
 }
 
 #[test]
-fn a_queue_pair_that_ends_leaves_its_acknowledgement_to_the_card() {
+fn destroyed_queue_pair_detaches_its_ack() {
     for ending in [Ending::Changed(QpState::Error), Ending::Changed(QpState::Reset), Ending::Destroyed] {
         let [mut asking, mut answering] = ended(ending);
         let mut ctx = Context { now: Instant::ZERO, memory: &mut answering.memory, events: &mut |_, _| {} };
@@ -205,7 +205,7 @@ fn a_queue_pair_that_ends_leaves_its_acknowledgement_to_the_card() {
 }
 
 #[test]
-fn nothing_is_left_to_say_to_a_port_that_is_dead() {
+fn orphaned_acks_to_a_dead_port_are_discarded() {
     let [_, mut answering] = ended(Ending::Destroyed);
     let mut ctx = Context { now: Instant::ZERO, memory: &mut answering.memory, events: &mut |_, _| {} };
     answering.hca.fail_peer(&mut ctx, gid(1).ip());
@@ -214,7 +214,7 @@ fn nothing_is_left_to_say_to_a_port_that_is_dead() {
 }
 
 #[test]
-fn a_new_connection_does_not_hear_the_last_words_of_an_earlier_one() {
+fn new_connection_discards_orphaned_acks_of_an_earlier_one() {
     let [_, mut answering] = ended(Ending::Changed(QpState::Reset));
     let (number, client) = (answering.ends[0].number, answering.client);
     let mut ctx = Context { now: Instant::ZERO, memory: &mut answering.memory, events: &mut |_, _| {} };

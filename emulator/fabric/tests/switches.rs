@@ -1,4 +1,4 @@
-//! Frames through switches: they arrive, they are marked, paused and lost as the settings say.
+//! Switched networks: delivery, ECN marking, PFC and drops.
 
 mod net;
 
@@ -11,7 +11,7 @@ use softhca_fabric::{
 };
 use softhca_wire::Mtu;
 
-/// Sixteen to one, through one switch.
+/// A 16-to-1 incast through one switch.
 fn incast(senders: u32, switch: SwitchSettings, settings: Settings) -> (Net, Vec<Flow>) {
     incast_over(senders, line(100, 1_000), switch, settings)
 }
@@ -31,7 +31,7 @@ fn incast_over(
 }
 
 #[test]
-fn a_write_through_every_topology_arrives() {
+fn write_arrives_through_every_topology() {
     for topology in [
         Topology::Pair,
         Topology::Star { hosts: 2 },
@@ -54,14 +54,14 @@ fn a_write_through_every_topology_arrives() {
 }
 
 #[test]
-fn a_frame_takes_the_time_of_every_line_and_hop() {
+fn latency_is_the_sum_of_links_and_hops() {
     let mut net =
         Net::new(1, Topology::Star { hosts: 2 }, line(100, 1_000), SwitchSettings::default(), plain());
     let flow = net.connect_with(0, 1, &ConnectOptions { path_mtu: Mtu::B4096, ..ConnectOptions::default() });
     net.write(flow, 4_096, 1);
     net.world.run();
-    // 4096 of payload, 12 + 16 + 4 of transport, 28 of IP and UDP, 38 of Ethernet: 4194 bytes are 335.52 ns. The
-    // ACK has 12 + 4 + 4 + 28 + 38 = 86 bytes: 6.88 ns. Both go over two lines of 1 µs.
+    // 4096 bytes payload, 12 + 16 + 4 transport, 28 IP and UDP, 38 Ethernet: 4194 bytes take 335.52 ns. The
+    // ACK has 12 + 4 + 4 + 28 + 38 = 86 bytes: 6.88 ns. Both cross two links with 1 µs delay.
     let done = net.record.borrow().cards.iter().rev().find_map(|(at, host, event)| {
         matches!(event, softhca_engine::Event::Completed { .. }).then_some((*at, *host))
     });
@@ -69,7 +69,7 @@ fn a_frame_takes_the_time_of_every_line_and_hop() {
 }
 
 #[test]
-fn flow_control_with_enough_headroom_loses_nothing() {
+fn pfc_with_sufficient_headroom_drops_nothing() {
     let frame = 4_096 + 100;
     let headroom = PfcSettings::headroom_for(100 * GBIT, 1_000, frame);
     let flow = PfcSettings { xoff: 40_000, xon: 30_000, headroom, ..PfcSettings::default() };
@@ -82,16 +82,16 @@ fn flow_control_with_enough_headroom_loses_nothing() {
     let record = net.record.borrow();
     assert_eq!(record.lost(), 0);
     assert!(record.paused() > 16, "{}", record.paused());
-    // Every pause ends by a frame that says so.
+    // A resume frame ends every pause.
     let resumed = record.count(|event| matches!(event, FabricEvent::PauseSent { quanta: 0, .. }));
     assert!(resumed > 0);
-    let census = net.world.frame_counters();
-    assert!(census.is_balanced() && census.in_flight == 0 && census.dropped == 0, "{census:?}");
+    let counters = net.world.frame_counters();
+    assert!(counters.is_balanced() && counters.in_flight == 0 && counters.dropped == 0, "{counters:?}");
 }
 
 #[test]
-fn headroom_for_a_short_cable_loses_frames_on_a_long_one() {
-    // Headroom for 5 m of cable (25 ns), on 100 m (500 ns) and on 5 m.
+fn headroom_for_a_short_cable_drops_frames_on_a_long_one() {
+    // Headroom for a 5 m cable (25 ns), on 100 m (500 ns) and on 5 m.
     let headroom = PfcSettings::headroom_for(100 * GBIT, 25, 4_196);
     let flow = PfcSettings { xoff: 40_000, xon: 30_000, headroom, ..PfcSettings::default() };
     let switch = SwitchSettings { ecn_marking: None, pfc: Some(flow), ..SwitchSettings::default() };
@@ -110,7 +110,7 @@ fn headroom_for_a_short_cable_loses_frames_on_a_long_one() {
 }
 
 #[test]
-fn without_flow_control_a_full_queue_loses_frames() {
+fn full_queue_without_pfc_drops_frames() {
     let switch = SwitchSettings { ecn_marking: None, pfc: None, ..SwitchSettings::default() };
     let (mut net, _) = incast(16, switch, plain());
     net.run_us(5_000);
@@ -126,8 +126,8 @@ fn without_flow_control_a_full_queue_loses_frames() {
 }
 
 #[test]
-fn marks_come_as_often_as_the_settings_say() {
-    // A queue that stands between the thresholds: marking in the flat middle of the line is the test.
+fn ecn_marks_match_the_settings() {
+    // A queue depth between the thresholds, where the marking probability is linear.
     let marking = EcnMarking { kmin: 0, kmax: u64::MAX / 2, pmax_per_billion: PER_BILLION };
     let flat = EcnMarking { kmin: 10_000, kmax: 10_001, pmax_per_billion: 0 };
     let capable =
@@ -146,9 +146,9 @@ fn marks_come_as_often_as_the_settings_say() {
             _ => None,
         });
         match all {
-            // Every packet behind more than 10,000 bytes, and none before.
+            // Marks every packet behind more than 10,000 bytes and no other.
             true => assert!(depths.clone().count() > 100 && depths.clone().all(|depth| depth > 10_000)),
-            // A chance of depth / 2^62 is none.
+            // A probability of depth / 2^62 never marks.
             false => assert_eq!(depths.count(), 0),
         }
         let seen: u64 = [2]
@@ -160,7 +160,7 @@ fn marks_come_as_often_as_the_settings_say() {
 }
 
 #[test]
-fn a_share_of_the_packets_is_marked() {
+fn marked_share_matches_the_probability() {
     let marking = EcnMarking { kmin: 4_000, kmax: 200_000_000, pmax_per_billion: PER_BILLION };
     let switch = SwitchSettings {
         ecn_marking: Some(marking),
@@ -178,9 +178,10 @@ fn a_share_of_the_packets_is_marked() {
     }
     net.world.run();
     let record = net.record.borrow();
-    // Four lines fill what one empties: the depth rises in a line to 3/4 of all bytes, and with it the chance.
-    let cable = net.laid.links[4];
-    let deepest = net.world.switch(net.laid.switches[0]).counters(cable).unwrap().max_queue_bytes;
+    // Four links fill what one drains: the depth rises linearly to 3/4 of all bytes, and the probability with
+    // it.
+    let link = net.laid.links[4];
+    let deepest = net.world.switch(net.laid.switches[0]).counters(link).unwrap().max_queue_bytes;
     let packets = 4 * 20 * 1024;
     let expected = packets as f64 * (deepest as f64 - 4_000.0) / 2.0 / 199_996_000.0;
     let marked = record.marked() as f64;
@@ -188,7 +189,7 @@ fn a_share_of_the_packets_is_marked() {
 }
 
 #[test]
-fn the_same_seed_tells_the_same_story_and_another_tells_another() {
+fn same_seed_repeats_the_run_and_another_seed_differs() {
     let run = |seed| {
         let mut net = Net::new(
             seed,
@@ -223,23 +224,23 @@ fn flows_of_a_leaf_spread_over_the_spines() {
     net.world.run();
     let used = net.laid.switches[2..].iter().filter(|spine| {
         let spine = net.world.switch(**spine);
-        spine.links().any(|(cable, _)| spine.counters(cable).unwrap().sent_frames > 0)
+        spine.links().any(|(link, _)| spine.counters(link).unwrap().sent_frames > 0)
     });
     assert_eq!(used.count(), 4);
 }
 
 #[test]
-fn a_route_set_by_hand_is_taken() {
+fn static_route_is_used() {
     let topology = Topology::LeafSpine { leaves: 2, spines: 2, hosts_per_leaf: 1 };
     let mut net = Net::new(1, topology, line(100, 1_000), SwitchSettings::default(), plain());
     let [leaf, _, first, second] = net.laid.switches[..] else { panic!("four switches") };
-    let cable = net
+    let link = net
         .laid
         .links
         .iter()
         .copied()
-        .find(|cable| net.world.link_ends(*cable) == [Node::Switch(leaf), Node::Switch(second)]);
-    net.world.set_route(leaf, net.hosts[1], &[cable.unwrap()]);
+        .find(|link| net.world.link_ends(*link) == [Node::Switch(leaf), Node::Switch(second)]);
+    net.world.set_route(leaf, net.hosts[1], &[link.unwrap()]);
     for _ in 0..8 {
         let flow = net.connect(0, 1);
         net.write(flow, 4_096, 1);
@@ -247,7 +248,7 @@ fn a_route_set_by_hand_is_taken() {
     net.world.run();
     let sent_to_leaf2 = |spine| {
         let spine = net.world.switch(spine);
-        spine.links().map(|(cable, _)| spine.counters(cable).unwrap().received_frames).max().unwrap()
+        spine.links().map(|(link, _)| spine.counters(link).unwrap().received_frames).max().unwrap()
     };
     assert!(sent_to_leaf2(second) >= 8);
     assert!(sent_to_leaf2(first) <= 8, "only acknowledgements take the other spine");
@@ -256,9 +257,9 @@ fn a_route_set_by_hand_is_taken() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Whatever the settings, frames are accounted for, and nothing is lost with the headroom that the line needs.
+    /// All frames are accounted for with any settings, and none is dropped with sufficient headroom.
     #[test]
-    fn frames_neither_appear_nor_vanish(
+    fn every_frame_is_accounted_for(
         seed in any::<u64>(),
         senders in 2u32..6,
         delay_ns in 0u64..3_000,
@@ -280,8 +281,8 @@ proptest! {
         net.run_us(300);
         prop_assert!(net.world.frame_counters().is_balanced());
         net.run_us(100_000);
-        let census = net.world.frame_counters();
-        prop_assert!(census.is_balanced());
+        let counters = net.world.frame_counters();
+        prop_assert!(counters.is_balanced());
         if enough {
             prop_assert_eq!(net.record.borrow().lost(), 0);
             for flow in flows {

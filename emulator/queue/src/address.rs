@@ -1,28 +1,28 @@
-//! Where a peer is.
+//! Address vectors.
 
 use softhca_wire::Gid;
 
-/// Where a peer is and how packets to it are marked.
+/// The address of a peer and the header fields of packets to it (`struct ibv_ah_attr`).
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct AddressVector {
     /// The peer's GID.
     pub dgid: Gid,
-    /// Which entry of the own GID table is the sender.
+    /// The index of the source GID in the local GID table.
     pub sgid_index: u8,
-    /// DSCP and ECN bits of the IP header.
+    /// The DSCP and ECN bits of the IP header.
     pub traffic_class: u8,
-    /// The IPv6 flow label; zero lets the queue pair numbers choose the flow.
+    /// The IPv6 flow label. With zero, the queue pair numbers select the flow.
     pub flow_label: u32,
-    /// Time to live; zero means 64.
+    /// The hop limit or time to live; zero means 64.
     pub hop_limit: u8,
-    /// The service level; the priority where no DSCP says otherwise.
+    /// The service level: the priority of packets without a DSCP.
     pub service_level: u8,
 }
 
 impl AddressVector {
-    /// A vector to `destination` with every other choice at its default.
-    pub fn to(destination: Gid) -> AddressVector {
-        AddressVector { dgid: destination, hop_limit: 64, ..AddressVector::default() }
+    /// An address vector to `dgid` with defaults for everything else.
+    pub fn to(dgid: Gid) -> AddressVector {
+        AddressVector { dgid, hop_limit: 64, ..AddressVector::default() }
     }
 }

@@ -4,7 +4,7 @@ use crate::{AccessFlags, AddressVector};
 use core::fmt;
 use softhca_wire::{Mtu, Psn, Qpn, QueueKey, RnrTimer, Service};
 
-/// What a queue pair is.
+/// The type of a queue pair (`enum ibv_qp_type`).
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -15,16 +15,16 @@ pub enum QpType {
     Uc,
     /// Unreliable datagram.
     Ud,
-    /// The sending half of an extended reliable connection.
+    /// The initiator of an extended reliable connection (XRC).
     XrcInitiator,
-    /// The receiving half of an extended reliable connection.
+    /// The target of an extended reliable connection (XRC).
     XrcTarget,
     /// The general services interface, QP1.
     Gsi,
 }
 
 impl QpType {
-    /// The service whose opcodes it sends and takes.
+    /// The transport service whose opcodes the queue pair uses.
     #[inline]
     pub const fn service(self) -> Service {
         match self {
@@ -35,13 +35,13 @@ impl QpType {
         }
     }
 
-    /// Whether it has acknowledgements.
+    /// Whether the service acknowledges packets.
     #[inline]
     pub const fn is_reliable(self) -> bool {
         self.service().is_reliable()
     }
 
-    /// Whether every message names its destination.
+    /// Whether every work request has its own destination.
     #[inline]
     pub const fn is_datagram(self) -> bool {
         matches!(self, QpType::Ud | QpType::Gsi)
@@ -79,7 +79,7 @@ impl QpState {
         QpState::Error,
     ];
 
-    /// The short name that verbs people use.
+    /// The short name in the verbs documentation.
     pub const fn name(self) -> &'static str {
         match self {
             QpState::Reset => "RESET",
@@ -92,7 +92,7 @@ impl QpState {
         }
     }
 
-    /// Whether requests of a peer are taken.
+    /// Whether the responder accepts requests.
     #[inline]
     pub const fn accepts_requests(self) -> bool {
         matches!(
@@ -104,7 +104,7 @@ impl QpState {
         )
     }
 
-    /// Whether responses of a peer are taken.
+    /// Whether the requester accepts responses.
     #[inline]
     pub const fn accepts_responses(self) -> bool {
         matches!(self, QpState::ReadyToSend | QpState::SendQueueDrained)
@@ -120,7 +120,8 @@ impl fmt::Display for QpState {
 #[allow(missing_docs, reason = "the names are those of the verbs")]
 mod mask {
     bitflags::bitflags! {
-    /// Which attributes a call sets. The bits are those of `enum ibv_qp_attr_mask`.
+    /// A set of attributes. The bits are those of `enum ibv_qp_attr_mask`.
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct QpAttributeMask: u32 {
         const STATE = 1;
@@ -153,7 +154,7 @@ pub use mask::QpAttributeMask;
 impl fmt::Display for QpAttributeMask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_empty() {
-            return f.write_str("nothing");
+            return f.write_str("none");
         }
         for (index, (name, _)) in self.iter_names().enumerate() {
             write!(f, "{}{name}", if index == 0 { "" } else { ", " })?;
@@ -162,7 +163,7 @@ impl fmt::Display for QpAttributeMask {
     }
 }
 
-/// The attributes that a queue pair has.
+/// The attributes of a queue pair (`struct ibv_qp_attr`).
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each field is the attribute of its name")]
@@ -176,22 +177,22 @@ pub struct QpAttributes {
     pub dest_qpn: Qpn,
     pub rq_psn: Psn,
     pub sq_psn: Psn,
-    /// Reads and atomics that this side may have outstanding.
+    /// The most outstanding READs and atomics as requester.
     pub max_rd_atomic: u8,
-    /// Reads and atomics that the peer may have outstanding here.
+    /// The most outstanding READs and atomics as responder.
     pub max_dest_rd_atomic: u8,
     pub min_rnr_timer: RnrTimer,
-    /// The exponent of 4.096 µs; zero waits for ever.
+    /// The ACK timeout is 4.096 µs times two to this power; zero disables it.
     pub timeout: u8,
     pub retry_count: u8,
-    /// Seven means for ever.
+    /// Seven means without limit.
     pub rnr_retry: u8,
     pub sqd_async_notify: bool,
     pub rate_limit: u32,
 }
 
 impl QpAttributes {
-    /// Those of a queue pair in RESET.
+    /// The attributes of a queue pair in RESET.
     pub fn reset(mtu: Mtu) -> QpAttributes {
         QpAttributes {
             access_flags: AccessFlags::empty(),
@@ -214,7 +215,7 @@ impl QpAttributes {
         }
     }
 
-    /// How long to wait for an acknowledgement, or `None` for ever.
+    /// The ACK timeout, or `None` if it is disabled.
     pub fn ack_timeout(&self) -> Option<core::time::Duration> {
         (self.timeout > 0).then(|| core::time::Duration::from_nanos(4096 << (self.timeout & 0x1f)))
     }
@@ -222,7 +223,7 @@ impl QpAttributes {
 
 macro_rules! modify {
     ($($(#[doc = $doc:literal])* $field:ident: $kind:ty = $flag:ident,)*) => {
-        /// A change of attributes: what is `Some` is set.
+        /// The arguments of `ibv_modify_qp`: attributes that are `Some` are set.
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct ModifyQp {
@@ -230,7 +231,7 @@ macro_rules! modify {
         }
 
         impl ModifyQp {
-            /// Which attributes are set.
+            /// The attributes that are set.
             pub fn mask(&self) -> QpAttributeMask {
                 let mut mask = QpAttributeMask::empty();
                 $(if self.$field.is_some() { mask |= QpAttributeMask::$flag; })*
@@ -247,52 +248,52 @@ macro_rules! modify {
 }
 
 modify! {
-    /// The state to go to.
+    /// The new state.
     state: QpState = STATE,
-    /// The state that the caller believes the queue pair to be in.
+    /// The state that the caller expects the queue pair to be in.
     current_state: QpState = CUR_STATE,
     /// Raise an event when the send queue has drained.
     sqd_async_notify: bool = EN_SQD_ASYNC_NOTIFY,
-    /// What the peer may do.
+    /// The remote operations that the queue pair allows.
     access_flags: AccessFlags = ACCESS_FLAGS,
-    /// The index of the partition key.
+    /// The index of the P_Key.
     pkey_index: u16 = PKEY_INDEX,
-    /// The port; a card has one.
+    /// The port number; the HCA has one port.
     port: u8 = PORT,
-    /// The key that datagrams must have.
+    /// The Q_Key that incoming datagrams must have.
     qkey: QueueKey = QKEY,
-    /// Where the peer is.
+    /// The address of the peer.
     address_vector: AddressVector = AV,
-    /// Payload bytes per packet.
+    /// The path MTU: the most payload bytes of a packet.
     path_mtu: Mtu = PATH_MTU,
-    /// The exponent of 4.096 µs that an acknowledgement may take.
+    /// The exponent of the ACK timeout.
     timeout: u8 = TIMEOUT,
-    /// How often to try again.
+    /// How often the requester retransmits after a timeout or sequence NAK.
     retry_count: u8 = RETRY_CNT,
-    /// How often to try again when the receiver is not ready; 7 means for ever.
+    /// How often the requester retries after an RNR NAK; 7 means without limit.
     rnr_retry: u8 = RNR_RETRY,
-    /// The first PSN to expect.
+    /// The first PSN that the responder expects.
     rq_psn: Psn = RQ_PSN,
-    /// Reads and atomics that this side may have outstanding.
+    /// The most outstanding READs and atomics as requester.
     max_rd_atomic: u8 = MAX_QP_RD_ATOMIC,
-    /// How long a peer is told to wait when no receive is posted.
+    /// The wait time in RNR NAKs.
     min_rnr_timer: RnrTimer = MIN_RNR_TIMER,
-    /// The first PSN to send.
+    /// The first PSN that the requester sends.
     sq_psn: Psn = SQ_PSN,
-    /// Reads and atomics that the peer may have outstanding here.
+    /// The most outstanding READs and atomics as responder.
     max_dest_rd_atomic: u8 = MAX_DEST_RD_ATOMIC,
-    /// The peer's queue pair.
+    /// The queue pair of the peer.
     dest_qpn: Qpn = DEST_QPN,
-    /// The most that the queue pair sends, in kbit/s; zero is no limit.
+    /// The rate limit in kbit/s; zero means none.
     rate_limit: u32 = RATE_LIMIT,
-    /// An alternate path. There is no path migration here: accepted where the specification allows it.
+    /// The alternate path. Path migration is not implemented; the attribute is accepted where the specification allows it.
     alt_path: () = ALT_PATH,
-    /// The path migration state, likewise.
+    /// The path migration state. Accepted in the same way.
     path_mig_state: () = PATH_MIG_STATE,
 }
 
 impl QpAttributes {
-    /// Sets what `modify` sets.
+    /// Applies the attributes that are set in `modify`.
     pub fn apply(&mut self, modify: &ModifyQp) {
         macro_rules! set {
             ($($field:ident),*) => { $(if let Some(value) = modify.$field { self.$field = value; })* };

@@ -1,7 +1,6 @@
-//! The words of connection management between an application and a card: calls, their replies, events.
+//! Commands, replies and events of the connection manager.
 //!
-//! They are those of librdmacm, without its pointers. A [`Call`] is what the application asks of the card's
-//! connection manager, an [`Event`] what it hears; where the card is does not matter to either.
+//! They follow librdmacm, without its pointers, and are the same for an embedded HCA and one in a daemon.
 
 use crate::{AddressVector, CmChannelId, CmId, DeviceLimits, ModifyQp, QpState, QpType};
 use alloc::vec::Vec;
@@ -10,41 +9,40 @@ use core::net::{IpAddr, SocketAddr};
 pub use softhca_wire::cm::{PortSpace, RejectReason};
 use softhca_wire::{Gid, Mtu, Qpn, QueueKey};
 
-/// The key of datagram queue pairs that the RDMA CM connects: `RDMA_UDP_QKEY`.
+/// The Q_Key of UD queue pairs that the RDMA CM connects.
 pub const RDMA_UDP_QKEY: QueueKey = QueueKey(0x0123_4567);
-/// The most bytes of private data in a connect request, behind the addresses.
+/// The most bytes of private data in a REQ, without the IP addressing header.
 pub const MAX_REQ_PRIVATE_DATA: usize = 56;
-/// The most bytes of private data in a request of datagrams, behind the addresses.
+/// The most bytes of private data in a SIDR_REQ, without the IP addressing header.
 pub const MAX_SIDR_REQ_PRIVATE_DATA: usize = 180;
-/// The most bytes of private data in an acceptance.
+/// The most bytes of private data in a REP.
 pub const MAX_REP_PRIVATE_DATA: usize = 196;
-/// The most bytes of private data in an acceptance of datagrams.
+/// The most bytes of private data in a SIDR_REP.
 pub const MAX_SIDR_REP_PRIVATE_DATA: usize = 136;
-/// The most bytes of private data in a refusal.
+/// The most bytes of private data in a REJ.
 pub const MAX_REJ_PRIVATE_DATA: usize = 148;
 
-/// What a side of a connection offers and asks for.
+/// The parameters of a connection (`struct rdma_conn_param`).
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionParameters {
-    /// For the other side's application.
+    /// Passed to the application of the peer.
     pub private_data: Vec<u8>,
-    /// How many reads and atomics of the peer this side serves at a time. More than the card can do is taken
-    /// as what the card can do.
+    /// The most outstanding READs and atomics that this side accepts as responder. Reduced to the limit of the HCA.
     pub responder_resources: u8,
-    /// How many reads and atomics this side wants to have outstanding. Likewise.
+    /// The most outstanding READs and atomics that this side sends as requester. Reduced to the limit of the HCA.
     pub initiator_depth: u8,
-    /// Whether AETH credits are honoured.
+    /// Whether end-to-end credits are used.
     pub flow_control: bool,
-    /// How often to retransmit.
+    /// The retry count of the connection.
     pub retry_count: u8,
-    /// How often the peer tries again when no receive is posted; 7 for ever.
+    /// The RNR retry count of the peer; 7 means without limit.
     pub rnr_retry_count: u8,
     /// Whether the queue pair has a shared receive queue.
     pub srq: bool,
-    /// The queue pair that is connected.
+    /// The local queue pair.
     pub qpn: Qpn,
-    /// The key of a datagram queue pair, if it is not [`DATAGRAM_KEY`].
+    /// The Q_Key of a UD queue pair, if it differs from [`RDMA_UDP_QKEY`].
     pub qkey: Option<QueueKey>,
 }
 
@@ -64,33 +62,33 @@ impl Default for ConnectionParameters {
     }
 }
 
-/// An option of an identifier.
+/// An option of a communication identifier (`rdma_set_option`).
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CmOption {
-    /// The traffic class of messages and of the connection.
+    /// The traffic class of CM messages and of the connection.
     TypeOfService(u8),
-    /// Whether an address that another identifier has may be bound.
+    /// Whether an address that another identifier uses may be bound.
     ReuseAddress(bool),
-    /// Whether an IPv6 wildcard leaves IPv4 out.
+    /// Whether an IPv6 wildcard address excludes IPv4.
     AfOnly(bool),
-    /// The exponent of 4.096 µs that an acknowledgement of the connection may take.
+    /// The exponent of the ACK timeout of the connection.
     AckTimeout(u8),
 }
 
-/// What an application asks of the connection manager.
+/// A command to the connection manager.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is the call of librdmacm of its name, with the operands of that call")]
 pub enum Command {
     CreateEventChannel,
     DestroyEventChannel(CmChannelId),
-    /// Takes the oldest event of a channel.
+    /// Removes the oldest event of a channel.
     GetEvent(CmChannelId),
     CreateId {
         channel: CmChannelId,
         port_space: PortSpace,
-        /// RC or UC for connections; the spaces of datagrams imply UD.
+        /// RC or UC for connections; datagram port spaces imply UD.
         qp_type: QpType,
     },
     DestroyId(CmId),
@@ -119,7 +117,7 @@ pub enum Command {
     },
     Listen {
         id: CmId,
-        /// Requests that may wait for the application; zero for as many as the card allows.
+        /// The most requests that wait for the application; zero means the limit of the HCA.
         backlog: u32,
     },
     Connect {
@@ -135,10 +133,10 @@ pub enum Command {
         reason: RejectReason,
         private_data: Vec<u8>,
     },
-    /// The queue pair of an accepted request is ready, or heard from its peer: `rdma_establish`, `rdma_notify`.
+    /// The queue pair of an accepted request is ready or received a packet: `rdma_establish`, `rdma_notify`.
     Establish(CmId),
     Disconnect(CmId),
-    /// What takes the queue pair to a state: `rdma_init_qp_attr`.
+    /// The attributes that move the queue pair to a state: `rdma_init_qp_attr`.
     InitQpAttributes {
         id: CmId,
         state: QpState,
@@ -154,27 +152,27 @@ pub enum Command {
     },
 }
 
-/// How a queue pair follows its connection: the states that it goes through, each with what the connection manager
-/// knows, and what the connection manager is asked for then. It stops at what is refused.
+/// Moves a queue pair through a list of states with the attributes of its connection, and then executes a command of
+/// the connection manager. The first error ends the sequence.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QpTransition {
     /// The identifier.
     pub id: CmId,
-    /// Its queue pair.
+    /// The queue pair.
     pub qpn: Qpn,
-    /// The states. One that is in RESET or in the error state already need not go to the error state.
+    /// The states. An error of the transition to the error state is ignored: the queue pair is in RESET or ERROR.
     pub states: Vec<QpState>,
-    /// Of a side that accepts: the reads and atomics that it serves at a time, and the most that it wants outstanding.
+    /// For the passive side: its `responder_resources` and the upper limit of its `initiator_depth`.
     pub rd_atomic: Option<(u8, u8)>,
-    /// What is done then.
+    /// The command that follows.
     pub follow_up: FollowUp,
 }
 
-/// The call that a queue pair is made ready for.
+/// The command that follows the state transitions.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "each is the call of its name")]
+#[allow(missing_docs, reason = "each is the command of its name")]
 pub enum FollowUp {
     None,
     Accept(ConnectionParameters),
@@ -183,12 +181,12 @@ pub enum FollowUp {
 }
 
 impl QpTransition {
-    /// Takes a queue pair through these states.
+    /// Moves a queue pair through these states.
     pub fn new(id: CmId, queue_pair: Qpn, states: &[QpState], then: FollowUp) -> QpTransition {
         QpTransition { id, qpn: queue_pair, states: states.into(), rd_atomic: None, follow_up: then }
     }
 
-    /// The attributes that the connection manager tells, within what this side serves and wants.
+    /// Limits READs and atomics in the attributes of the connection manager to those of this side.
     pub fn limit_rd_atomic(&self, mut attributes: ModifyQp) -> ModifyQp {
         if let Some((served, wanted)) = self.rd_atomic {
             attributes.max_dest_rd_atomic =
@@ -198,7 +196,7 @@ impl QpTransition {
         attributes
     }
 
-    /// What is asked for when the queue pair is there.
+    /// The command that follows.
     pub fn final_command(&self) -> Option<Command> {
         match &self.follow_up {
             FollowUp::None => None,
@@ -211,26 +209,26 @@ impl QpTransition {
     }
 }
 
-/// What the connection manager answers.
+/// A reply of the connection manager.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant, reason = "one at a time, and short-lived")]
 pub enum Reply {
-    /// It is done, or under way: an event will tell.
+    /// The command is done, or in progress: an event reports its result.
     Done,
-    /// A channel was made.
+    /// The new event channel.
     EventChannel(CmChannelId),
-    /// An identifier was made.
+    /// The new identifier.
     Id(CmId),
-    /// What was asked for.
+    /// The state and addresses of an identifier.
     Query(IdSnapshot),
-    /// What takes the queue pair there.
+    /// The attributes of the queue pair.
     QpAttributes(ModifyQp),
-    /// The oldest event, if there is one, and how many are left.
+    /// The oldest event, if any, and the number of remaining events.
     Event(Option<Event>, u32),
 }
 
-/// What happened to an identifier. The numbers are those of `enum rdma_cm_event_type`.
+/// The type of an event. The numbers are those of `enum rdma_cm_event_type`.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -259,7 +257,7 @@ pub enum EventType {
 }
 
 impl EventType {
-    /// The name that `rdma_event_str` gives it.
+    /// The name in `rdma_event_str`.
     pub const fn name(self) -> &'static str {
         match self {
             EventType::AddressResolved => "RDMA_CM_EVENT_ADDR_RESOLVED",
@@ -288,8 +286,8 @@ impl fmt::Display for EventType {
     }
 }
 
-/// What the peer offers and asks for, seen from the side that hears it: its `initiator_depth` is how many
-/// reads this side may have to serve, and is told as `responder_resources`.
+/// The connection parameters of the peer, from the perspective of this side: the `initiator_depth` of the peer is the
+/// `responder_resources` of this side.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each field is that of `struct rdma_conn_param`")]
@@ -303,90 +301,90 @@ pub struct PeerParameters {
     pub qpn: Qpn,
 }
 
-/// Where datagrams go: `struct rdma_ud_param`.
+/// The destination of datagrams: `struct rdma_ud_param`.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdParameters {
-    /// The way there.
+    /// The address.
     pub address_vector: AddressVector,
     /// The queue pair.
     pub qpn: Qpn,
-    /// The key to send with.
+    /// The Q_Key.
     pub qkey: QueueKey,
 }
 
-/// What an event tells besides its kind.
+/// The parameters of an event.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventParameters {
-    /// Nothing.
+    /// The event has no parameters.
     None,
-    /// Of a connection.
+    /// The parameters of a connection.
     Connection(PeerParameters),
-    /// Of datagrams, and of multicast groups.
+    /// The destination of datagrams or the address of a multicast group.
     Ud(UdParameters),
 }
 
-/// An event of an identifier.
+/// An event of a communication identifier (`struct rdma_cm_event`).
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// The identifier: a new one with a connect request.
+    /// The identifier: a new one for a connect request.
     pub id: CmId,
-    /// The listener that a connect request came to.
+    /// The listener that received a connect request.
     pub listener: Option<CmId>,
-    /// What happened.
+    /// The type.
     pub event_type: EventType,
-    /// Zero; a negative errno; or, of a refusal, its reason.
+    /// Zero, a negative errno, or the reason of a reject.
     pub status: i32,
-    /// What the peer's application sent, filled up with zeros where the message has a fixed size.
+    /// The private data of the peer, padded with zeros if the message has a fixed size.
     pub private_data: Vec<u8>,
-    /// The rest.
+    /// The parameters.
     pub parameters: EventParameters,
 }
 
-/// The state of an identifier.
+/// The state of a communication identifier.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CmState {
     /// New.
     Idle,
-    /// It has an address.
+    /// The identifier has a local address.
     Bound,
-    /// It knows how to reach its destination.
+    /// The destination address is resolved.
     AddressResolved,
-    /// It knows the path.
+    /// The route is resolved.
     RouteResolved,
-    /// It takes requests.
+    /// The identifier accepts connect requests.
     Listening,
-    /// A REQ is out.
+    /// A REQ was sent.
     ReqSent,
-    /// A REQ came, and waits for the application.
+    /// A REQ was received and waits for the application.
     ReqReceived,
-    /// A REP is out.
+    /// A REP was sent.
     RepSent,
-    /// A REP came, and waits until the application's queue pair is ready.
+    /// A REP was received and waits until the queue pair is ready.
     RepReceived,
-    /// The connection stands.
+    /// The connection is established.
     Established,
-    /// A DREQ is out.
+    /// A DREQ was sent.
     DreqSent,
-    /// A DREQ came, and waits for the application.
+    /// A DREQ was received and waits for the application.
     DreqReceived,
-    /// Over, until no packet of it can be on its way.
+    /// The connection ended; packets of it may still be in the network.
     TimeWait,
-    /// A SIDR_REQ is out.
+    /// A SIDR_REQ was sent.
     SidrReqSent,
-    /// A SIDR_REQ came, and waits for the application.
+    /// A SIDR_REQ was received and waits for the application.
     SidrReqReceived,
-    /// The other side's datagram queue pair is known, or this side's was told.
+    /// A SIDR_REP was received or sent.
     SidrResolved,
-    /// Refused, given up, or over.
+    /// Rejected, timed out or closed.
     Closed,
 }
 
 impl CmState {
-    /// The name that traces use.
+    /// The name in traces.
     pub const fn name(self) -> &'static str {
         match self {
             CmState::Idle => "idle",
@@ -416,26 +414,26 @@ impl fmt::Display for CmState {
     }
 }
 
-/// What may be known of an identifier.
+/// The state and addresses of a communication identifier.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdSnapshot {
-    /// Its state.
+    /// The state.
     pub state: CmState,
-    /// Its port space.
+    /// The port space.
     pub port_space: PortSpace,
-    /// The transport of its queue pair.
+    /// The type of its queue pair.
     pub qp_type: QpType,
-    /// Its own address, if it has one.
+    /// The local address.
     pub local: Option<SocketAddr>,
-    /// The other side's, if there is one.
+    /// The address of the peer.
     pub peer: Option<SocketAddr>,
-    /// The GID that it sends from.
+    /// The source GID.
     pub sgid: Gid,
-    /// The path to the other side.
+    /// The address vector to the peer.
     pub address_vector: AddressVector,
     /// The path MTU.
     pub path_mtu: Mtu,
-    /// The queue pair at the other side.
+    /// The queue pair of the peer.
     pub remote_qpn: Qpn,
 }

@@ -1,7 +1,7 @@
 //! The completion queue.
 //!
-//! The card produces, the application consumes. The control word says what the application wants to be
-//! woken for; the card clears it when it wakes.
+//! The HCA produces CQEs, the application consumes them. The control word holds the requested notification; the HCA
+//! clears it when it notifies.
 
 use crate::ring::{Ring, high, load, low, pair, store};
 use crate::{RingLayout, SharedWords};
@@ -96,116 +96,116 @@ impl CompletionOpcode {
 }
 
 bitflags! {
-    /// What else a completion says.
+    /// Flags of a work completion (`enum ibv_wc_flags`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct CompletionFlags: u8 {
-        /// A global routing header stands before the data.
+        /// A GRH precedes the data.
         const GRH = 1;
-        /// The immediate data is valid.
+        /// `imm_data` holds immediate data.
         const IMMEDIATE = 1 << 1;
-        /// The immediate field names a key that was invalidated.
+        /// `imm_data` holds an rkey that was invalidated.
         const INVALIDATED = 1 << 2;
-        /// The sender asked for an event.
+        /// The sender requested a solicited event.
         const SOLICITED = 1 << 3;
-        /// The datagram came in an IPv4 packet: its header is the last half of what stands before the data.
+        /// The datagram arrived in an IPv4 packet: the IPv4 header is the second half of the GRH.
         const IPV4 = 1 << 4;
     }
 }
 
-/// A completed work request.
+/// A work completion (`struct ibv_wc`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The work request's id.
+    /// The ID of the work request.
     pub wr_id: u64,
-    /// How it ended.
+    /// The status.
     pub status: CompletionStatus,
-    /// What it was. Not to be relied on unless it succeeded.
+    /// The opcode. Undefined unless the status is success.
     pub opcode: CompletionOpcode,
-    /// Which fields are valid.
+    /// The fields that are valid.
     pub flags: CompletionFlags,
-    /// Bytes transferred.
+    /// The bytes transferred.
     pub byte_len: u32,
-    /// Immediate data, or the key that was invalidated.
+    /// Immediate data, or the rkey that was invalidated.
     pub imm_data: u32,
     /// The local queue pair.
     pub qpn: Qpn,
-    /// The sender, for datagrams.
+    /// The source queue pair of a datagram.
     pub src_qp: Qpn,
     /// The service level of a datagram.
     pub service_level: u8,
-    /// Why it failed, in the card's own words: a reason code.
+    /// The reason of a failure, as a code of this HCA.
     pub vendor_error: u32,
-    /// When, in the card's nanoseconds.
+    /// The time of completion in nanoseconds of the HCA clock.
     pub timestamp: u64,
 }
 
-/// What the application wants to be woken for.
+/// The completions that notify the application (`ibv_req_notify_cq`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum CqNotify {
-    /// Completions that the sender solicited, and errors.
+    /// Solicited completions and errors.
     SolicitedOnly = 1,
     /// Every completion.
     NextCompletion = 2,
 }
 
-/// The card's end.
+/// The HCA's side of a completion queue.
 pub struct CompletionProducer {
     ring: Ring,
     produced: u64,
-    /// Called after every completion: the consumer may sleep in another process.
+    /// Called after every completion, because the consumer may sleep in another process.
     notifier: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// The application's end.
+/// The application's side of a completion queue.
 pub struct CompletionConsumer {
     ring: Ring,
     consumed: u64,
 }
 
-/// A completion queue on the heap of this process.
+/// Creates a completion queue on the heap of this process.
 pub fn completion_ring(slots: u32) -> (CompletionProducer, CompletionConsumer) {
     let words = SharedWords::heap(CompletionProducer::layout(slots).words());
     (CompletionProducer::new(words.clone(), slots), CompletionConsumer::new(words, slots))
 }
 
 impl CompletionProducer {
-    /// The ring's shape.
+    /// The layout of a ring with this many CQEs.
     pub const fn layout(slots: u32) -> RingLayout {
         RingLayout { slots, stride: STRIDE }
     }
 
-    /// The card's end of the ring in `words`.
+    /// The HCA's side of the ring in `words`.
     pub fn new(words: SharedWords, slots: u32) -> CompletionProducer {
         CompletionProducer { ring: Ring::new(words, Self::layout(slots)), produced: 0, notifier: None }
     }
 
-    /// The card's end of a ring whose card is gone: goes on where that one stopped.
+    /// Takes over the HCA's side of a ring whose HCA is gone, behind the last CQE of that HCA.
     pub fn resume(words: SharedWords, slots: u32) -> CompletionProducer {
         let mut producer = CompletionProducer::new(words, slots);
         producer.produced = producer.ring.producer_index().load(Ordering::Acquire);
         producer
     }
 
-    /// Calls `tell` after every completion that is added.
-    pub fn with_notifier(mut self, tell: impl Fn() + Send + Sync + 'static) -> CompletionProducer {
-        self.notifier = Some(Box::new(tell));
+    /// Calls `notifier` after every completion.
+    pub fn with_notifier(mut self, notifier: impl Fn() + Send + Sync + 'static) -> CompletionProducer {
+        self.notifier = Some(Box::new(notifier));
         self
     }
 
-    /// How many completions may wait.
+    /// The number of CQEs that the queue holds.
     pub fn slots(&self) -> u32 {
         self.ring.slots()
     }
 
-    /// How many completions wait to be polled. A consumer that lies only hurts itself.
+    /// The number of CQEs that are not polled yet. A consumer that writes a wrong index harms only itself.
     #[inline]
     pub fn pending(&self) -> u64 {
         let consumed = self.ring.consumer_index().load(Ordering::Acquire).min(self.produced);
         self.produced - consumed
     }
 
-    /// Adds a completion, or gives it back if the queue is full.
+    /// Adds a CQE. Returns the completion if the queue is full.
     #[inline]
     pub fn push(&mut self, completion: &Completion) -> Result<(), Completion> {
         if self.pending() >= u64::from(self.ring.slots()) {
@@ -216,30 +216,30 @@ impl CompletionProducer {
         }
         self.produced += 1;
         self.ring.producer_index().store(self.produced, Ordering::Release);
-        if let Some(tell) = &self.notifier {
-            tell();
+        if let Some(notify) = &self.notifier {
+            notify();
         }
         Ok(())
     }
 
-    /// Whether the application is to be woken for a completion; if so the wish is used up.
+    /// Whether to notify the application of a completion. True consumes the requested notification.
     #[inline]
     pub fn claim_notification(&self, solicited: bool) -> bool {
         fence(Ordering::SeqCst);
         let control = self.ring.control();
-        let wanted = control.load(Ordering::Relaxed);
-        let due = wanted == CqNotify::NextCompletion as u64
-            || wanted == CqNotify::SolicitedOnly as u64 && solicited;
+        let requested = control.load(Ordering::Relaxed);
+        let due = requested == CqNotify::NextCompletion as u64
+            || requested == CqNotify::SolicitedOnly as u64 && solicited;
         due && control.swap(0, Ordering::AcqRel) != 0
     }
 
-    /// Moves everything that waits, and the wish to be woken, into a new ring. False if it has too few slots.
+    /// Moves pending CQEs and the requested notification into another ring. False if that ring is too small.
     pub fn move_to(&self, other: &mut CompletionProducer) -> bool {
-        let waiting = self.pending();
-        if waiting > u64::from(other.slots()) {
+        let pending = self.pending();
+        if pending > u64::from(other.slots()) {
             return false;
         }
-        for index in self.produced - waiting..self.produced {
+        for index in self.produced - pending..self.produced {
             for (to, from) in other.ring.slot(other.produced).iter().zip(self.ring.slot(index)) {
                 store(to, load(from));
             }
@@ -252,17 +252,17 @@ impl CompletionProducer {
 }
 
 impl CompletionConsumer {
-    /// The application's end of the ring in `words`.
+    /// The application's side of the ring in `words`.
     pub fn new(words: SharedWords, slots: u32) -> CompletionConsumer {
         CompletionConsumer { ring: Ring::new(words, CompletionProducer::layout(slots)), consumed: 0 }
     }
 
-    /// How many completions may wait.
+    /// The number of CQEs that the queue holds.
     pub fn slots(&self) -> u32 {
         self.ring.slots()
     }
 
-    /// Takes the oldest completion.
+    /// Removes the oldest CQE.
     #[inline]
     pub fn pop(&mut self) -> Option<Completion> {
         if self.is_empty() {
@@ -277,15 +277,15 @@ impl CompletionConsumer {
         Some(decode(words))
     }
 
-    /// Whether nothing waits.
+    /// Whether no CQE is pending.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.ring.producer_index().load(Ordering::Acquire) == self.consumed
     }
 
-    /// Asks to be woken once. Poll again afterwards: what came before the wish does not wake.
+    /// Requests one notification. Poll again afterwards: an earlier completion does not notify.
     pub fn request_notification(&self, notify: CqNotify) {
-        // "Solicited" does not weaken an earlier wish for everything (IBA C11-29).
+        // A request for solicited completions does not replace one for the next completion (IBA C11-29).
         self.ring.control().fetch_max(notify as u64, Ordering::AcqRel);
         fence(Ordering::SeqCst);
     }
@@ -310,8 +310,7 @@ fn encode(c: &Completion) -> [u64; STRIDE as usize] {
     ]
 }
 
-/// The words come from the card, yet a client library must not crash on a broken mapping: unknown numbers
-/// become a general error.
+/// A client library must not crash on a corrupt mapping: an unknown status becomes a general error.
 fn decode(words: [u64; STRIDE as usize]) -> Completion {
     let [id, kind, sizes, pairs, timestamp, ..] = words;
     let [status, operation, flags, service_level] = low(kind).to_le_bytes();
@@ -355,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn completions_come_out_as_they_went_in_and_overflow_is_told() {
+    fn completions_are_polled_in_order_and_overflow_is_reported() {
         let (mut producer, mut consumer) = completion_ring(2);
         producer.push(&completion(1)).unwrap();
         producer.push(&completion(2)).unwrap();
@@ -368,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_notification_is_claimed_once_and_solicited_does_not_weaken_next() {
+    fn a_notification_is_claimed_once_and_solicited_does_not_replace_next() {
         let (producer, consumer) = completion_ring(2);
         assert!(!producer.claim_notification(true));
         consumer.request_notification(CqNotify::SolicitedOnly);
@@ -381,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resize_keeps_what_waits_in_order() {
+    fn a_resize_keeps_pending_completions_in_order() {
         let (mut old, mut consumer) = completion_ring(3);
         for id in 0..3 {
             old.push(&completion(id)).unwrap();

@@ -1,4 +1,4 @@
-//! How the card tells a client in another process that something came, without a system call if nobody sleeps.
+//! Signals completions to a client in another process, without a system call unless the client sleeps.
 
 use crate::SharedWords;
 use crate::shared_memory::{futex_wait, futex_wake_all};
@@ -8,27 +8,27 @@ use std::time::Duration;
 const COUNT: usize = 0;
 const WAITERS: usize = 8;
 
-/// A count of completions that every queue of a client shares, so that a program that polls several in turn
-/// sleeps on all of them.
+/// A counter of completions that all completion queues of a client share, so that a program that polls several of
+/// them can sleep on all at once.
 #[derive(Clone)]
 pub struct CompletionDoorbell {
     words: SharedWords,
 }
 
 impl CompletionDoorbell {
-    /// Words that a bell takes.
+    /// The size in words.
     pub const WORDS: usize = 16;
 
-    /// The bell in `words`.
+    /// The doorbell in `words`.
     ///
     /// # Panics
-    /// If they are too few.
+    /// If `words` is too short.
     pub fn new(words: SharedWords) -> CompletionDoorbell {
-        assert!(words.len() >= Self::WORDS, "a bell has {} words", Self::WORDS);
+        assert!(words.len() >= Self::WORDS, "a completion doorbell has {} words", Self::WORDS);
         CompletionDoorbell { words }
     }
 
-    /// Something came.
+    /// Signals a completion.
     #[inline]
     pub fn ring(&self) {
         self.words[COUNT].fetch_add(1, Ordering::SeqCst);
@@ -38,13 +38,13 @@ impl CompletionDoorbell {
         }
     }
 
-    /// How often something came.
+    /// The number of signals so far.
     #[inline]
     pub fn count(&self) -> u64 {
         self.words[COUNT].load(Ordering::Acquire)
     }
 
-    /// Sleeps until something came since `seen`, at most for `timeout`.
+    /// Sleeps until the count differs from `seen`, at most for `timeout`.
     pub fn wait(&self, seen: u64, timeout: Duration) {
         self.words[WAITERS].store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);

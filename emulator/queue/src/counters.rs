@@ -1,8 +1,8 @@
-//! Counters, with the names that `rdma statistic` and perftest users know.
+//! Counters, with the names of `rdma statistic` and of the Linux drivers.
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $field:ident,)*) => {
-        /// Everything that the card counts.
+        /// The counters of an HCA.
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Counters {
@@ -10,7 +10,7 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// The names with what they mean, in the same order as [`Counters::iter`].
+            /// Names and descriptions, in the order of [`Counters::iter`].
             pub const DESCRIPTIONS: &'static [(&'static str, &'static str)] =
                 &[$((stringify!($field), concat!($($doc),+)),)*];
 
@@ -19,7 +19,7 @@ macro_rules! counters {
                 [$((stringify!($field), self.$field),)*].into_iter()
             }
 
-            /// What was counted since an earlier look.
+            /// The difference to an earlier reading.
             pub fn since(&self, earlier: &Counters) -> Counters {
                 Counters { $($field: self.$field.saturating_sub(earlier.$field),)* }
             }
@@ -30,59 +30,59 @@ macro_rules! counters {
 counters! {
     /// Packets sent.
     sent_pkts,
-    /// Packets received and meant for a queue pair here.
+    /// Packets received for a queue pair of the HCA.
     rcvd_pkts,
-    /// Bytes of payload sent.
+    /// Payload bytes sent.
     sent_bytes,
-    /// Bytes of payload received.
+    /// Payload bytes received.
     rcvd_bytes,
-    /// Requests seen again.
+    /// Duplicate requests received.
     duplicate_request,
-    /// Packets beyond the expected PSN, seen by a responder.
+    /// Requests received with a PSN beyond the expected one.
     out_of_sequence,
-    /// Sequence NAKs received by a requester.
+    /// Sequence NAKs received.
     packet_seq_err,
-    /// Responses that skipped one, seen by a requester.
+    /// Responses received with a PSN beyond the expected one (implied NAK).
     implied_nak_seq_err,
     /// RNR NAKs received.
     rcvd_rnr_err,
     /// RNR NAKs sent.
     sent_rnr_err,
-    /// Work requests given up because the receiver was never ready.
+    /// Work requests that failed with an exceeded RNR retry count.
     rnr_nak_retry_err,
-    /// Ack timers that expired.
+    /// Expired ACK timers.
     local_ack_timeout_err,
-    /// Work requests given up after too many tries.
+    /// Work requests that failed with an exceeded retry count.
     retry_exceeded_err,
-    /// Packets sent again.
+    /// Packets retransmitted.
     retransmitted_pkts,
-    /// Sends that found no receive posted.
+    /// SENDs received without a posted receive.
     out_of_buffer,
-    /// Requests refused for their key, bounds or rights.
+    /// Requests rejected because of their rkey, bounds or access rights.
     resp_remote_access_errors,
-    /// Requests refused as nonsense.
+    /// Requests rejected as invalid.
     resp_remote_invalid_request,
-    /// NAK remote access received.
+    /// Remote access error NAKs received.
     req_remote_access_errors,
-    /// NAK invalid request received.
+    /// Invalid request NAKs received.
     req_remote_invalid_request,
-    /// NAK remote operational error received.
+    /// Remote operational error NAKs received.
     req_remote_op_errors,
-    /// Local length or protection errors of a responder.
+    /// Local length or protection errors of the responder.
     resp_local_length_error,
-    /// Completions in error, flushes excluded.
+    /// Completions with an error, flushes excluded.
     completion_errors,
     /// Flushed work requests.
     wr_flushed,
-    /// Completion queues that overflowed.
+    /// Completion queue overflows.
     cq_overflow,
-    /// Packets with a wrong ICRC.
+    /// Packets received with a wrong ICRC.
     rx_icrc_encapsulated,
-    /// Packets that could not be parsed.
+    /// Malformed packets received.
     rx_malformed,
-    /// Packets dropped for any other reason; events say which.
+    /// Packets dropped for any other reason; the event log has the reason.
     rx_dropped,
-    /// Packets that came before their turn because the host had mixed them up, and that were put in order.
+    /// Packets that the kernel delivered out of order and that the driver reordered.
     host_reordered,
     /// READ requests received.
     rx_read_requests,
@@ -90,17 +90,17 @@ counters! {
     rx_write_requests,
     /// Atomic requests received.
     rx_atomic_requests,
-    /// Congestion notifications sent.
+    /// CNPs sent.
     np_cnp_sent,
-    /// Congestion notifications received.
+    /// CNPs received.
     rp_cnp_handled,
-    /// Packets received with a congestion mark.
+    /// Packets received with an ECN congestion mark.
     np_ecn_marked_roce_packets,
-    /// Priority pause frames received, those that end a pause included.
+    /// PFC pause frames received, including those that end a pause.
     rx_pause_frames,
 }
 
-/// What was counted: one number, or one for each priority.
+/// The values of a counter: one, or one per priority.
 trait Values {
     fn values(&self) -> &[u64];
 }
@@ -119,18 +119,18 @@ impl Values for [u64; 8] {
 
 macro_rules! port_counters {
     ($($(#[doc = $doc:literal])+ $field:ident: $kind:ty,)*) => {
-        /// What a port of a switch counted.
+        /// The counters of a switch port.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct PortCounters {
             $($(#[doc = $doc])+ pub $field: $kind,)*
         }
 
         impl PortCounters {
-            /// The names with what they mean, in the same order as [`PortCounters::iter`].
+            /// Names and descriptions, in the order of [`PortCounters::iter`].
             pub const DESCRIPTIONS: &'static [(&'static str, &'static str)] =
                 &[$((stringify!($field), concat!($($doc),+)),)*];
 
-            /// Names and values, in a fixed order; what is counted for each priority has eight.
+            /// Names and values, in a fixed order; a counter per priority has eight values.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, &[u64])> {
                 [$((stringify!($field), self.$field.values()),)*].into_iter()
             }
@@ -141,22 +141,22 @@ macro_rules! port_counters {
 port_counters! {
     /// Frames sent, pause frames excluded.
     sent_frames: u64,
-    /// Their bytes.
+    /// Bytes of the frames sent.
     sent_bytes: u64,
-    /// Frames that came, pause frames excluded.
+    /// Frames received, pause frames excluded.
     received_frames: u64,
-    /// Frames that came here and were lost in the switch.
+    /// Frames received here and dropped by the switch.
     dropped_frames: u64,
-    /// Packets that got a mark on their way out.
+    /// Packets marked with ECN congestion experienced when they left.
     ecn_marked: u64,
-    /// Pause frames sent, for each priority; those that let the peer go on included.
+    /// Pause frames sent, per priority, including those that end a pause.
     pauses_sent: [u64; 8],
-    /// Pause frames that came, for each priority.
+    /// Pause frames received, per priority.
     pauses_received: [u64; 8],
-    /// How long each priority was stopped, in nanoseconds.
+    /// Time that each priority was paused, in nanoseconds.
     paused_ns: [u64; 8],
-    /// The most bytes that ever waited in one queue.
+    /// The highest fill level of a queue, in bytes.
     max_queue_bytes: u64,
-    /// How often the watchdog acted.
+    /// Actions of the PFC watchdog.
     watchdog_fired: u64,
 }

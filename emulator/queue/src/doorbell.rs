@@ -1,7 +1,7 @@
-//! Doorbells: which queue pairs of a client have something new.
+//! The doorbell ring: the queue pairs of a client that have new WQEs.
 //!
-//! Any number of threads ring, one card listens. A queue pair that already rang is not added again until
-//! the card has heard it, so a ring with a slot per queue pair never fills.
+//! Any number of threads ring, one HCA reads. A queue pair whose doorbell is pending is not added again, so a ring
+//! with one slot per queue pair never overflows.
 
 use crate::SharedWords;
 use alloc::vec::Vec;
@@ -11,59 +11,60 @@ use softhca_wire::Qpn;
 const PRODUCER_INDEX: usize = 0;
 const SLOTS: usize = 8;
 
-/// The application's end.
+/// The application's side of a doorbell ring.
 #[derive(Clone)]
 pub struct DoorbellProducer {
     words: SharedWords,
     slots: u64,
 }
 
-/// The card's end.
+/// The HCA's side of a doorbell ring.
 pub struct DoorbellConsumer {
     words: SharedWords,
     slots: u64,
     next: u64,
 }
 
-/// A doorbell ring on the heap of this process, for up to `slots` queue pairs.
+/// Creates a doorbell ring for up to `slots` queue pairs on the heap of this process.
 pub fn doorbell_ring(slots: u32) -> (DoorbellProducer, DoorbellConsumer) {
     let words = SharedWords::heap(DoorbellProducer::words(slots));
     (DoorbellProducer::new(words.clone(), slots), DoorbellConsumer::new(words, slots))
 }
 
 impl DoorbellProducer {
-    /// Words that a doorbell ring for `slots` queue pairs takes.
+    /// The size in words of a doorbell ring for `slots` queue pairs.
     pub const fn words(slots: u32) -> usize {
         SLOTS + slots as usize
     }
 
-    /// The application's end of the ring in `words`.
+    /// The application's side of the ring in `words`.
     pub fn new(words: SharedWords, slots: u32) -> DoorbellProducer {
         assert!(words.len() >= Self::words(slots), "a doorbell ring for {slots} queue pairs");
         DoorbellProducer { words, slots: u64::from(slots) }
     }
 
-    /// Rings for `queue_pair`, unless `rung`, a flag of that queue pair's, says that the card has not heard
-    /// the last time yet. Whoever looks afterwards whether the card sleeps, as the card says before it looks here a last
-    /// time, sees it sleep or is heard: all four accesses are in one order.
+    /// Rings for `qpn`, unless `rung`, a flag of that queue pair, is set: its last doorbell is still pending.
+    ///
+    /// The HCA sets its sleep flag before it polls this ring a last time. A caller that reads the sleep flag after this
+    /// call either sees it set, or that last poll sees the doorbell: all four accesses are sequentially consistent.
     #[inline]
-    pub fn ring(&self, queue_pair: Qpn, rung: &AtomicU64) {
+    pub fn ring(&self, qpn: Qpn, rung: &AtomicU64) {
         if rung.swap(1, Ordering::SeqCst) == 0 {
             let index = self.words[PRODUCER_INDEX].fetch_add(1, Ordering::Relaxed);
             let slot = &self.words[SLOTS + (index % self.slots) as usize];
-            slot.store(u64::from(queue_pair.value()) + 1, Ordering::SeqCst);
+            slot.store(u64::from(qpn.value()) + 1, Ordering::SeqCst);
         }
     }
 }
 
 impl DoorbellConsumer {
-    /// The card's end of the ring in `words`.
+    /// The HCA's side of the ring in `words`.
     pub fn new(words: SharedWords, slots: u32) -> DoorbellConsumer {
         assert!(words.len() >= DoorbellProducer::words(slots), "a doorbell ring for {slots} queue pairs");
         DoorbellConsumer { words, slots: u64::from(slots), next: 0 }
     }
 
-    /// Whether somebody rang.
+    /// Whether a doorbell is pending.
     #[inline]
     pub fn is_rung(&self) -> bool {
         self.slot().load(Ordering::SeqCst) != 0
@@ -74,23 +75,23 @@ impl DoorbellConsumer {
         &self.words[SLOTS + (self.next % self.slots) as usize]
     }
 
-    /// The next queue pair that rang. The number is whatever the client wrote: look it up with care.
+    /// Removes the next queue pair from the ring. The number is not validated: the client wrote it.
     #[inline]
     pub fn pop(&mut self) -> Option<Qpn> {
         if !self.is_rung() {
             return None;
         }
-        // A client that takes its ring back in between leaves nothing.
+        // A hostile client may have cleared the slot in between.
         let number = self.slot().swap(0, Ordering::AcqRel).checked_sub(1)?;
         self.next += 1;
         Some(Qpn::new(number as u32))
     }
 
-    /// Everything that rang, at most once around the ring.
+    /// Removes all pending queue pairs, at most one round of the ring.
     pub fn drain(&mut self, into: &mut Vec<Qpn>) {
         for _ in 0..self.slots {
             match self.pop() {
-                Some(queue_pair) => into.push(queue_pair),
+                Some(qpn) => into.push(qpn),
                 None => break,
             }
         }
@@ -102,15 +103,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_queue_pair_rings_once_until_it_is_heard() {
+    fn a_queue_pair_is_added_once_until_it_is_removed() {
         let (producer, mut consumer) = doorbell_ring(2);
         let (a, b) = (AtomicU64::new(0), AtomicU64::new(0));
         producer.ring(Qpn::new(0), &a);
         producer.ring(Qpn::new(0), &a);
         producer.ring(Qpn::new(9), &b);
-        let mut heard = Vec::new();
-        consumer.drain(&mut heard);
-        assert_eq!(heard, [Qpn::new(0), Qpn::new(9)]);
+        let mut drained = Vec::new();
+        consumer.drain(&mut drained);
+        assert_eq!(drained, [Qpn::new(0), Qpn::new(9)]);
         a.store(0, Ordering::SeqCst);
         producer.ring(Qpn::new(0), &a);
         assert_eq!(consumer.pop(), Some(Qpn::new(0)));

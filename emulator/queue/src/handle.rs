@@ -1,4 +1,4 @@
-//! Numbers by which an application and a card name resources.
+//! Handles of resources.
 
 macro_rules! handle {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -10,20 +10,20 @@ macro_rules! handle {
 }
 
 handle! {
-    /// Names an application of the card: the owner of its resources.
+    /// A client of the HCA, which owns resources.
     ClientId,
-    /// Names a protection domain.
+    /// A protection domain.
     PdId,
-    /// Names a completion queue.
+    /// A completion queue.
     CqId,
-    /// Names a shared receive queue.
+    /// A shared receive queue.
     SrqId,
-    /// Names an address handle.
+    /// An address handle.
     AhId,
-    /// Names an XRC domain.
+    /// An XRC domain.
     XrcdId,
-    /// Names one end of a connection being made, or a listener: an `rdma_cm_id`.
+    /// A communication identifier: an `rdma_cm_id`.
     CmId,
-    /// Names a queue of connection management events.
+    /// An event channel of the connection manager: an `rdma_event_channel`.
     CmChannelId,
 }

@@ -1,9 +1,9 @@
-//! What an application and a card share: send, receive and completion rings, doorbells, and the words in which
-//! they speak of resources.
+//! The interface between an application and an HCA: send, receive and completion queues, doorbells, and the types of
+//! the verbs.
 //!
-//! One layout serves a card in the same process and a card behind shared memory: words of eight bytes,
-//! each accessed as an atomic, so that the other side may write at any time without undefined behaviour.
-//! What comes out of a ring is decoded and checked; the other side's indices are clamped.
+//! One layout serves an HCA in the same process and one behind shared memory: words of eight bytes, each accessed as
+//! an atomic, so that the other side may write at any time without undefined behaviour. Everything read from a ring
+//! is decoded and validated, the indices of the other side included.
 
 #![no_std]
 extern crate alloc;
@@ -13,6 +13,7 @@ extern crate std;
 mod address;
 mod attributes;
 pub mod cm;
+mod command;
 mod completion;
 #[cfg(all(feature = "shared", target_os = "linux"))]
 mod completion_doorbell;
@@ -20,6 +21,7 @@ mod completion_doorbell;
 pub mod control;
 mod counters;
 mod doorbell;
+mod error;
 mod handle;
 mod limits;
 mod memory;
@@ -35,6 +37,7 @@ mod work_request;
 
 pub use address::AddressVector;
 pub use attributes::{ModifyQp, QpAttributeMask, QpAttributes, QpState, QpType};
+pub use command::{Command, QpCapabilities, Reply};
 pub use completion::{
     Completion, CompletionConsumer, CompletionFlags, CompletionOpcode, CompletionProducer, CompletionStatus,
     CqNotify, completion_ring,
@@ -43,6 +46,7 @@ pub use completion::{
 pub use completion_doorbell::CompletionDoorbell;
 pub use counters::{Counters, PortCounters};
 pub use doorbell::{DoorbellConsumer, DoorbellProducer, doorbell_ring};
+pub use error::{Resource, VerbsError};
 pub use handle::{AhId, ClientId, CmChannelId, CmId, CqId, PdId, SrqId, XrcdId};
 pub use limits::DeviceLimits;
 pub use memory::{AtomicOperation, MemoryFault};

@@ -1,6 +1,6 @@
-//! How many of everything a card offers.
+//! Device limits.
 
-/// The limits that device attributes report.
+/// The limits in the device attributes (`struct ibv_device_attr`).
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each field is the device attribute of its name")]
@@ -10,7 +10,7 @@ pub struct DeviceLimits {
     pub max_cq: usize,
     pub max_srq: usize,
     pub max_pd: usize,
-    /// Regions and windows together.
+    /// Memory regions and memory windows together.
     pub max_mr: usize,
     pub max_ah: usize,
     pub max_xrcd: usize,
@@ -25,7 +25,7 @@ pub struct DeviceLimits {
 }
 
 impl DeviceLimits {
-    /// What every card offers.
+    /// The limits of every HCA.
     pub const HCA: DeviceLimits = DeviceLimits {
         max_clients: 1024,
         max_qp: 32_768,

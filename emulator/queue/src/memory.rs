@@ -1,13 +1,13 @@
-//! What a card does to the memory of an application.
+//! Operations on the memory of an application.
 
 use thiserror::Error;
 
-/// The memory could not be reached: it is no longer mapped, or its owner has gone.
+/// The memory is not accessible: it is no longer mapped, or its owner has exited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("the memory behind the region cannot be reached")]
+#[error("the memory of the region is not accessible")]
 pub struct MemoryFault;
 
-/// An operation on eight bytes that nobody else may interrupt.
+/// An atomic operation on eight bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the operands of the operations of that name")]
 pub enum AtomicOperation {
@@ -16,7 +16,7 @@ pub enum AtomicOperation {
 }
 
 impl AtomicOperation {
-    /// The value to store where `old` was found.
+    /// The value that replaces `old`.
     pub const fn apply(self, old: u64) -> u64 {
         match self {
             AtomicOperation::CompareSwap { compare, swap } if old == compare => swap,

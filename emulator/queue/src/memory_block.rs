@@ -1,8 +1,7 @@
-//! Bytes that a card and others change at the same time, reached through pointers.
+//! The bytes of a memory region, which the HCA and the application may change at the same time.
 //!
-//! A card reads and writes registered memory while its owner may do the same; that is what registering means.
-//! No reference to such memory ever exists. Copies go through raw pointers in functions that the compiler
-//! cannot see through, as device drivers do with memory that hardware shares.
+//! The crate never creates a reference to such memory. It copies through raw pointers, in functions that the
+//! compiler cannot inline, as a device driver does with memory that it shares with hardware.
 
 #![allow(unsafe_code)]
 
@@ -15,30 +14,30 @@ use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 const PAGE: usize = 4096;
 
-/// Memory behind a region: on the heap, in a mapping that another process has too, or somebody else's.
+/// The memory of a region: on the heap, in a mapping that another process shares, or owned by the caller.
 pub struct MemoryBlock {
     base: NonNull<u8>,
     length: usize,
     storage: Storage,
 }
 
-/// Who keeps the bytes where they are.
+/// Who owns the bytes.
 enum Storage {
-    /// The block itself, on pages of its own.
+    /// The block, on its own pages.
     Heap,
     /// A mapping.
     Mapped(Arc<dyn Any + Send + Sync>),
-    /// Somebody else, who promised.
+    /// The caller, who keeps them mapped.
     Borrowed,
 }
 
-// SAFETY: the block is only reached through copies and atomics, from any thread.
+// SAFETY: any thread may access the block, which it does through copies and atomics only.
 unsafe impl Send for MemoryBlock {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryBlock {}
 
 impl MemoryBlock {
-    /// `length` zeroed bytes on the heap, freed with the block.
+    /// Allocates `length` zeroed bytes on the heap. Dropping the block frees them.
     pub fn new(length: usize) -> MemoryBlock {
         let layout = Self::layout(length);
         // SAFETY: the layout has a size of at least one page.
@@ -47,40 +46,38 @@ impl MemoryBlock {
         MemoryBlock { base, length, storage: Storage::Heap }
     }
 
-    /// Memory that belongs to somebody else.
+    /// Wraps memory that the caller owns.
     ///
     /// # Safety
-    /// `length` bytes at `base` are readable and writable for as long as the block lives, whatever else
-    /// happens to them.
+    /// `length` bytes at `base` stay readable and writable for the lifetime of the block. Others may change them.
     pub unsafe fn borrowed(base: NonNull<u8>, length: usize) -> MemoryBlock {
         MemoryBlock { base, length, storage: Storage::Borrowed }
     }
 
-    /// Memory that `owner` keeps.
+    /// Wraps memory that `owner` keeps mapped.
     ///
     /// # Safety
-    /// `length` bytes at `base` are readable and writable for as long as `owner` lives, whatever else
-    /// happens to them.
+    /// `length` bytes at `base` stay readable and writable for the lifetime of `owner`. Others may change them.
     pub unsafe fn mapped(base: NonNull<u8>, length: usize, owner: Arc<dyn Any + Send + Sync>) -> MemoryBlock {
         MemoryBlock { base, length, storage: Storage::Mapped(owner) }
     }
 
-    /// Where the bytes are in this process.
+    /// The address of the first byte in this process.
     pub fn address(&self) -> u64 {
         self.base.as_ptr() as u64
     }
 
-    /// How many bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether there are none.
+    /// Whether the block has no bytes.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// The mapping that keeps the bytes, if that is what it is.
+    /// The owner of a mapped block.
     pub fn mapping(&self) -> Option<&Arc<dyn Any + Send + Sync>> {
         match &self.storage {
             Storage::Mapped(owner) => Some(owner),
@@ -90,34 +87,34 @@ impl MemoryBlock {
 
     fn layout(length: usize) -> Layout {
         Layout::from_size_align(length.max(1).next_multiple_of(PAGE), PAGE)
-            .expect("a block fits the address space")
+            .expect("the block fits the address space")
     }
 
     fn pointer_at(&self, offset: u64, length: usize) -> Result<NonNull<u8>, MemoryFault> {
         let offset = usize::try_from(offset).map_err(|_| MemoryFault)?;
         match offset.checked_add(length) {
-            // SAFETY: the offset is inside of the block.
+            // SAFETY: the offset is inside the block.
             Some(end) if end <= self.length => Ok(unsafe { self.base.add(offset) }),
             _ => Err(MemoryFault),
         }
     }
 
-    /// Copies the bytes at `offset` out, in any order among themselves, before whatever the caller reads next.
+    /// Copies the bytes at `offset` out, in any order, before any later read of the caller.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
         let from = self.pointer_at(offset, into.len())?;
-        // SAFETY: `from` has as many bytes as `into`, and `into` is ours alone.
+        // SAFETY: `from` has as many bytes as `into`, and nothing else refers to `into`.
         unsafe { copy(from.as_ptr(), into.as_mut_ptr(), into.len()) };
         fence(Ordering::Acquire);
         Ok(())
     }
 
-    /// Stores bytes after whatever the caller wrote before, and such that the last eight become visible after
-    /// all others: programs spin on the last one.
+    /// Stores bytes after all earlier writes of the caller. The last eight become visible after all others, because
+    /// programs poll the last byte of a message.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemoryFault> {
         let to = self.pointer_at(offset, from.len())?;
         let (head, tail) = from.split_at(from.len().saturating_sub(8));
         fence(Ordering::Release);
-        // SAFETY: `to` has as many bytes as `from`, which nobody writes meanwhile.
+        // SAFETY: `to` has as many bytes as `from`, which nothing else writes.
         unsafe {
             copy(head.as_ptr(), to.as_ptr(), head.len());
             fence(Ordering::Release);
@@ -126,13 +123,13 @@ impl MemoryBlock {
         Ok(())
     }
 
-    /// Changes the aligned eight bytes at `offset` and returns what they were.
+    /// Applies an atomic operation to the aligned eight bytes at `offset` and returns their previous value.
     pub fn atomic(&self, offset: u64, operation: AtomicOperation) -> Result<u64, MemoryFault> {
         let at = self.pointer_at(offset, 8)?.cast::<AtomicU64>();
         if !at.as_ptr().is_aligned() {
             return Err(MemoryFault);
         }
-        // SAFETY: eight aligned bytes of the block, which lives as long as the reference.
+        // SAFETY: eight aligned bytes of the block, which outlives the reference.
         let word = unsafe { at.as_ref() };
         Ok(match operation {
             AtomicOperation::CompareSwap { compare, swap } => {
@@ -144,7 +141,7 @@ impl MemoryBlock {
         })
     }
 
-    /// The eight aligned bytes at `offset`.
+    /// Loads the eight aligned bytes at `offset`.
     pub fn load(&self, offset: u64) -> Result<u64, MemoryFault> {
         self.atomic(offset, AtomicOperation::FetchAdd { add: 0 })
     }
@@ -159,35 +156,35 @@ impl core::fmt::Debug for MemoryBlock {
 impl Drop for MemoryBlock {
     fn drop(&mut self) {
         if let Storage::Heap = self.storage {
-            // SAFETY: allocated in `new` with this layout, and nobody else has it.
+            // SAFETY: allocated in `new` with this layout, and nothing else refers to it.
             unsafe { dealloc(self.base.as_ptr(), Self::layout(self.length)) };
         }
     }
 }
 
-/// Copies bytes that others may change at the same time. Never inlined, so that the compiler assumes nothing
-/// about what it reads or writes. Eight aligned bytes go in one access.
+/// Copies bytes that others may change at the same time. It is never inlined, so that the compiler assumes nothing
+/// about the bytes. Eight aligned bytes are copied in one access.
 ///
 /// # Safety
 /// Both ranges are mapped for `length` bytes and do not overlap.
 #[inline(never)]
 unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     if length == 8 && from.cast::<u64>().is_aligned() && to.cast::<u64>().is_aligned() {
-        // SAFETY: eight bytes on both sides, aligned as was just seen.
+        // SAFETY: eight bytes on both sides, with the alignment checked above.
         unsafe { to.cast::<u64>().write_volatile(from.cast::<u64>().read_volatile()) };
     } else {
-        // SAFETY: as the caller says.
+        // SAFETY: the contract of this function.
         unsafe { core::ptr::copy_nonoverlapping(from, to, length) };
     }
 }
 
-/// Stores up to eight bytes, the last of them not before the others: in one access if they are an aligned word, else
-/// by itself. A copy of a few bytes by the standard library may well begin with the last.
+/// Stores up to eight bytes such that the last one becomes visible last: an aligned word in one access, else the last
+/// byte separately. The copy function of the standard library may begin with the last byte.
 ///
 /// # Safety
-/// `to` is mapped for as many bytes as `tail` has.
+/// `to` is mapped for the length of `tail`.
 unsafe fn store_tail(tail: &[u8], to: *mut u8) {
-    // SAFETY: as many bytes as `tail` has, aligned where a word is stored.
+    // SAFETY: the stores cover the length of `tail`, and words are aligned.
     unsafe {
         if let Ok(word) = tail.try_into()
             && to.cast::<u64>().is_aligned()
@@ -213,7 +210,7 @@ mod tests {
     use std::vec;
 
     #[test]
-    fn a_reader_that_spins_on_the_last_byte_sees_the_whole_write() {
+    fn a_reader_that_polls_the_last_byte_sees_the_whole_write() {
         const ROUNDS: u32 = 200_000;
         let block = Arc::new(MemoryBlock::new(8192));
         let sizes = [1usize, 2, 3, 4, 5, 6, 7, 8, 9, 11, 64, 100, 1000, 4096, 8191, 8192];

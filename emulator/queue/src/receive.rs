@@ -1,6 +1,6 @@
-//! Receive queues, shared ones included.
+//! Receive queues and shared receive queues.
 //!
-//! A slot is the request's id, its number of entries, and scatter entries of two words each.
+//! A slot (WQE) holds the work request ID, the number of SGEs, and the SGEs of two words each.
 
 use crate::ring::{Ring, high, load, low, pair, store};
 use crate::{CorruptRing, InvalidWorkRequest, QueueFull, RingLayout, Sge, SharedWords};
@@ -12,53 +12,49 @@ const HEADER: usize = 2;
 /// A receive work request, as an application posts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiveWorkRequest<'a> {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub wr_id: u64,
-    /// Where incoming data goes.
+    /// The memory that receives the data.
     pub sg_list: &'a [Sge],
 }
 
-/// The application's end.
+/// The application's side of a receive queue.
 pub struct ReceiveProducer {
     ring: Ring,
     max_sge: usize,
     produced: u64,
 }
 
-/// The card's end.
+/// The HCA's side of a receive queue.
 pub struct ReceiveConsumer {
     ring: Ring,
     max_sge: usize,
     dequeued: u64,
 }
 
-/// A receive queue on the heap of this process.
-pub fn receive_ring(slots: u32, entries: usize) -> (ReceiveProducer, ReceiveConsumer) {
-    let words = SharedWords::heap(ReceiveProducer::layout(slots, entries).words());
-    (ReceiveProducer::new(words.clone(), slots, entries), ReceiveConsumer::new(words, slots, entries))
+/// Creates a receive queue on the heap of this process.
+pub fn receive_ring(slots: u32, max_sge: usize) -> (ReceiveProducer, ReceiveConsumer) {
+    let words = SharedWords::heap(ReceiveProducer::layout(slots, max_sge).words());
+    (ReceiveProducer::new(words.clone(), slots, max_sge), ReceiveConsumer::new(words, slots, max_sge))
 }
 
 impl ReceiveProducer {
-    /// The ring's shape for these limits.
-    pub const fn layout(slots: u32, entries: usize) -> RingLayout {
-        RingLayout { slots, stride: (HEADER + entries * 2) as u32 }
+    /// The layout of a ring with these limits.
+    pub const fn layout(slots: u32, max_sge: usize) -> RingLayout {
+        RingLayout { slots, stride: (HEADER + max_sge * 2) as u32 }
     }
 
-    /// The application's end of the ring in `words`.
-    pub fn new(words: SharedWords, slots: u32, entries: usize) -> ReceiveProducer {
-        ReceiveProducer {
-            ring: Ring::new(words, Self::layout(slots, entries)),
-            max_sge: entries,
-            produced: 0,
-        }
+    /// The application's side of the ring in `words`.
+    pub fn new(words: SharedWords, slots: u32, max_sge: usize) -> ReceiveProducer {
+        ReceiveProducer { ring: Ring::new(words, Self::layout(slots, max_sge)), max_sge, produced: 0 }
     }
 
-    /// How many requests may wait.
+    /// The number of WQEs that the queue holds.
     pub fn slots(&self) -> u32 {
         self.ring.slots()
     }
 
-    /// Places a request that the card will see after [`ReceiveProducer::publish`].
+    /// Writes a WQE. The HCA sees it after [`ReceiveProducer::publish`].
     pub fn enqueue(&mut self, receive: &ReceiveWorkRequest<'_>) -> Result<(), InvalidWorkRequest> {
         let slots = self.ring.slots();
         let used = self.produced.wrapping_sub(self.ring.consumer_index().load(Ordering::Acquire));
@@ -66,8 +62,8 @@ impl ReceiveProducer {
             return Err(QueueFull { slots }.into());
         }
         if receive.sg_list.len() > self.max_sge {
-            let (entries, limit) = (receive.sg_list.len(), self.max_sge);
-            return Err(InvalidWorkRequest::TooManySges { sges: entries, limit });
+            let (sges, limit) = (receive.sg_list.len(), self.max_sge);
+            return Err(InvalidWorkRequest::TooManySges { sges, limit });
         }
         let slot = self.ring.slot(self.produced);
         store(&slot[0], receive.wr_id);
@@ -80,99 +76,99 @@ impl ReceiveProducer {
         Ok(())
     }
 
-    /// Shows the card everything that was placed. True means that the card wants a doorbell, because it
-    /// would otherwise not look: the queue pair is in the error state and flushes.
+    /// Makes all written WQEs visible to the HCA. Returns true if the HCA needs a doorbell: the queue pair is in the
+    /// error state and flushes, so the HCA does not look at the queue otherwise.
     #[inline]
-    #[must_use = "true asks for a doorbell"]
+    #[must_use = "true requests a doorbell"]
     pub fn publish(&mut self) -> bool {
         self.ring.producer_index().store(self.produced, Ordering::Release);
         fence(Ordering::SeqCst);
         self.ring.control().load(Ordering::Relaxed) != 0
     }
 
-    /// Forgets everything that was placed and not published.
+    /// Discards WQEs that are written but not published.
     pub fn discard_unpublished(&mut self) {
         self.produced = self.ring.producer_index().load(Ordering::Relaxed);
     }
 }
 
 impl ReceiveConsumer {
-    /// The card's end of the ring in `words`.
-    pub fn new(words: SharedWords, slots: u32, entries: usize) -> ReceiveConsumer {
+    /// The HCA's side of the ring in `words`.
+    pub fn new(words: SharedWords, slots: u32, max_sge: usize) -> ReceiveConsumer {
         ReceiveConsumer {
-            ring: Ring::new(words, ReceiveProducer::layout(slots, entries)),
-            max_sge: entries,
+            ring: Ring::new(words, ReceiveProducer::layout(slots, max_sge)),
+            max_sge,
             dequeued: 0,
         }
     }
 
-    /// The card's end of a ring whose card is gone: goes on where that one stopped.
-    pub fn resume(words: SharedWords, slots: u32, entries: usize) -> ReceiveConsumer {
-        let mut consumer = ReceiveConsumer::new(words, slots, entries);
+    /// Takes over the HCA's side of a ring whose HCA is gone, at the WQE where that HCA stopped.
+    pub fn resume(words: SharedWords, slots: u32, max_sge: usize) -> ReceiveConsumer {
+        let mut consumer = ReceiveConsumer::new(words, slots, max_sge);
         consumer.dequeued = consumer.ring.consumer_index().load(Ordering::Acquire);
         consumer
     }
 
-    /// How many requests may wait.
+    /// The number of WQEs that the queue holds.
     pub fn slots(&self) -> u32 {
         self.ring.slots()
     }
 
-    /// The most scatter entries of one request.
+    /// The most SGEs of a WQE.
     pub fn max_sge(&self) -> usize {
         self.max_sge
     }
 
-    /// How many requests wait.
+    /// The number of WQEs in the queue.
     #[inline]
     pub fn pending(&self) -> Result<u32, CorruptRing> {
         Ok((self.ring.checked_producer_index(self.dequeued, self.dequeued)? - self.dequeued) as u32)
     }
 
-    /// Takes the next request: its scatter entries go to `scatter`, which is cleared first, and its id is
-    /// returned. The application gets the slot back at once.
+    /// Removes the next WQE, replaces the contents of `sg_list` by its SGEs, and returns its work request ID. The
+    /// application may reuse the slot immediately.
     #[inline]
-    pub fn dequeue(&mut self, scatter: &mut alloc::vec::Vec<Sge>) -> Result<Option<u64>, CorruptRing> {
+    pub fn dequeue(&mut self, sg_list: &mut alloc::vec::Vec<Sge>) -> Result<Option<u64>, CorruptRing> {
         if self.pending()? == 0 {
             return Ok(None);
         }
-        let id = self.read(self.dequeued, scatter);
+        let id = self.read(self.dequeued, sg_list);
         self.dequeued += 1;
         self.ring.consumer_index().store(self.dequeued, Ordering::Release);
         Ok(Some(id))
     }
 
-    /// Looks at the scatter entries of the request that has `before` others before it. False if there is none. The
-    /// application may still change them.
+    /// Copies the SGEs of the WQE behind `before` others. Returns false if that WQE does not exist. The application may
+    /// still change the SGEs.
     #[inline]
-    pub fn peek(&self, before: u32, scatter: &mut alloc::vec::Vec<Sge>) -> bool {
-        let is_there = self.pending().is_ok_and(|waiting| before < waiting);
-        if is_there {
-            self.read(self.dequeued + u64::from(before), scatter);
+    pub fn peek(&self, before: u32, sg_list: &mut alloc::vec::Vec<Sge>) -> bool {
+        let exists = self.pending().is_ok_and(|pending| before < pending);
+        if exists {
+            self.read(self.dequeued + u64::from(before), sg_list);
         }
-        is_there
+        exists
     }
 
-    /// Copies the scatter entries of a slot and returns its id.
+    /// Copies the SGEs of a slot and returns its work request ID.
     #[inline]
-    fn read(&self, index: u64, scatter: &mut alloc::vec::Vec<Sge>) -> u64 {
+    fn read(&self, index: u64, sg_list: &mut alloc::vec::Vec<Sge>) -> u64 {
         let slot = self.ring.slot(index);
         let count = (load(&slot[1]) as usize).min(self.max_sge);
-        scatter.clear();
-        scatter.extend(slot[HEADER..].chunks_exact(2).take(count).map(|words| {
+        sg_list.clear();
+        sg_list.extend(slot[HEADER..].chunks_exact(2).take(count).map(|words| {
             let second = load(&words[1]);
             Sge { address: load(&words[0]), length: low(second), lkey: LocalKey(high(second)) }
         }));
         load(&slot[0])
     }
 
-    /// Asks that every post ring the doorbell, or no longer. Look at the ring once more afterwards.
-    pub fn request_doorbell(&self, wanted: bool) {
-        self.ring.control().store(u64::from(wanted), Ordering::Relaxed);
+    /// Requests a doorbell with every post, or cancels the request. Poll the ring once more afterwards.
+    pub fn request_doorbell(&self, requested: bool) {
+        self.ring.control().store(u64::from(requested), Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// Forgets every waiting request: the queue pair was reset.
+    /// Discards all WQEs: the queue pair was reset.
     pub fn reset(&mut self) {
         self.dequeued = self.ring.producer_index().load(Ordering::Acquire);
         self.ring.consumer_index().store(self.dequeued, Ordering::Release);

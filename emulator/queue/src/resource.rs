@@ -1,91 +1,91 @@
-//! What resources are created with, and what may be known of them.
+//! The attributes that resources are created with, and the results of queries.
 
 use crate::{CqId, PdId, QpAttributes, QpState, QpType, SrqId, XrcdId};
 use softhca_wire::{Psn, Qpn};
 
-/// What a queue pair is created with.
+/// The attributes that a queue pair is created with (`struct ibv_qp_init_attr`).
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpInitAttributes {
-    /// What it is.
+    /// The type.
     pub qp_type: QpType,
-    /// Its protection domain; an XRC target has none of its own.
+    /// The protection domain; an XRC target has none.
     pub pd: Option<PdId>,
-    /// Where sends complete.
+    /// The completion queue of the send queue.
     pub send_cq: Option<CqId>,
-    /// Where receives complete.
+    /// The completion queue of the receive queue.
     pub recv_cq: Option<CqId>,
-    /// Where receives come from, if not from its own queue.
+    /// The shared receive queue that replaces the receive queue.
     pub srq: Option<SrqId>,
-    /// The domain of an XRC target.
+    /// The XRC domain of an XRC target.
     pub xrcd: Option<XrcdId>,
-    /// Every send reports its success.
+    /// Every send work request generates a completion.
     pub sq_sig_all: bool,
 }
 
-/// What a shared receive queue is created with.
+/// The attributes that a shared receive queue is created with (`struct ibv_srq_init_attr`).
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrqInitAttributes {
-    /// Its protection domain.
+    /// The protection domain.
     pub pd: PdId,
-    /// Raise an event when fewer receives than this wait; zero for none.
+    /// The limit: fewer WQEs than this raise an event. Zero disables it.
     pub srq_limit: u32,
-    /// Of XRC: where receives complete, and the domain that lets senders in.
+    /// For an XRC SRQ: its completion queue and XRC domain.
     pub xrc: Option<(CqId, XrcdId)>,
 }
 
-/// What a caller may know of a shared receive queue.
+/// The attributes of a shared receive queue (`struct ibv_srq_attr`).
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrqAttributes {
-    /// Receives that may wait.
+    /// The most WQEs.
     pub max_wr: u32,
-    /// Scatter entries of each.
+    /// The most SGEs of a WQE.
     pub max_sge: u32,
-    /// The armed limit; zero if there is none.
+    /// The armed limit; zero if it is disabled.
     pub srq_limit: u32,
 }
 
-/// Which of the two kinds of memory window.
+/// The type of a memory window (`enum ibv_mw_type`).
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryWindowType {
-    /// Bound by a verb; the card chooses the key; any queue pair of the domain.
+    /// Bound by a verb. The HCA chooses the rkey. Any queue pair of the protection domain may use it.
     Type1,
-    /// Bound by a work request; the application chooses the key; one queue pair.
+    /// Bound by a work request. The application chooses the rkey. One queue pair may use it.
     Type2,
 }
 
-/// What a caller may know of a queue pair.
+/// The result of `ibv_query_qp`.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpSnapshot {
-    /// Its number.
+    /// The queue pair number.
     pub qpn: Qpn,
-    /// What it is.
+    /// The type.
     pub qp_type: QpType,
-    /// The state that it is in.
+    /// The state.
     pub state: QpState,
-    /// What was set.
+    /// The attributes.
     pub attributes: QpAttributes,
-    /// The next PSN that it sends.
+    /// The next PSN that the requester sends.
     pub next_psn: Psn,
-    /// The PSN that it expects.
+    /// The PSN that the responder expects.
     pub expected_psn: Psn,
-    /// Work requests that were taken and have not completed.
+    /// The WQEs that the HCA has dequeued and not completed.
     pub outstanding: usize,
-    /// The send queue is draining and has not finished.
+    /// The send queue is draining.
     pub sq_draining: bool,
 }
 
-/// The state of a port, as far as a card without a subnet manager has one.
+/// The state of a port. An HCA without a subnet manager has only these two.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PortState {
-    /// Its link carries nothing.
+    /// The link is down.
     Down,
-    /// It sends and receives.
+    /// The port sends and receives.
     #[default]
     Active,
 }
@@ -111,7 +111,7 @@ pub enum AsyncEvent {
 }
 
 impl AsyncEvent {
-    /// The names of all of them.
+    /// All names.
     pub const NAMES: [&str; 13] = [
         "CQ_ERR",
         "QP_FATAL",
@@ -147,7 +147,7 @@ impl AsyncEvent {
         }]
     }
 
-    /// The queue pair that it is about, if it is about one.
+    /// The queue pair of a queue pair event.
     pub const fn qpn(&self) -> Option<Qpn> {
         match *self {
             AsyncEvent::QueuePairFatal(qp)

@@ -1,4 +1,4 @@
-//! What all rings have in common: two indices that only grow, on cache lines of their own, and slots.
+//! The layout that all rings share: two indices that only grow, each on its own cache line, and slots.
 
 use crate::SharedWords;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -11,41 +11,42 @@ const SLOTS: usize = 24;
 
 /// The ring has no free slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("the queue is full: all {slots} slots wait for completion")]
+#[error("the queue is full: all {slots} slots are in use")]
 pub struct QueueFull {
-    /// How many slots the ring has.
+    /// The number of slots in the ring.
     pub slots: u32,
 }
 
-/// The other side's index cannot be: only a broken or hostile client writes such a value.
+/// The other side wrote an index out of range, which only a broken or hostile client does.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("ring index {index} is impossible: between {min} and {max} was expected")]
+#[error("ring index {index} is out of range: expected {min} to {max}")]
 pub struct CorruptRing {
-    /// What the shared index says.
+    /// The index in shared memory.
     pub index: u64,
-    /// The least it can be.
+    /// The lowest valid index.
     pub min: u64,
-    /// The most it can be.
+    /// The highest valid index.
     pub max: u64,
 }
 
-/// How many slots a ring has, and how many words each takes.
+/// The number and size of the slots of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLayout {
-    /// Slots.
+    /// The number of slots.
     pub slots: u32,
-    /// Words of eight bytes per slot.
+    /// The size of a slot in words of eight bytes.
     pub stride: u32,
 }
 
 impl RingLayout {
-    /// Words that a ring of this shape takes, indices included.
+    /// The size of the ring in words, indices included.
     pub const fn words(self) -> usize {
         SLOTS + self.slots as usize * self.stride as usize
     }
 }
 
-/// One side's view of a ring.
+/// One side of a ring.
 #[derive(Clone)]
 pub(crate) struct Ring {
     words: SharedWords,
@@ -54,7 +55,7 @@ pub(crate) struct Ring {
 
 impl Ring {
     /// # Panics
-    /// If `words` is shorter than the shape needs: whoever maps the memory checks that first.
+    /// If `words` is shorter than the layout. The code that maps the memory checks the length first.
     pub fn new(words: SharedWords, shape: RingLayout) -> Ring {
         assert!(words.len() >= shape.words(), "a ring of {shape:?} needs {} words", shape.words());
         Ring { words, layout: shape }
@@ -74,13 +75,13 @@ impl Ring {
         &self.words[CONSUMER_INDEX]
     }
 
-    /// A word whose meaning is the ring's kind's own.
+    /// A word with a different meaning in each kind of ring.
     #[inline]
     pub fn control(&self) -> &AtomicU64 {
         &self.words[CONTROL]
     }
 
-    /// The words of the slot that the growing index `index` stands for.
+    /// The words of the slot of `index`, which grows without bound.
     #[inline]
     pub fn slot(&self, index: u64) -> &[AtomicU64] {
         let stride = self.layout.stride as usize;
@@ -88,13 +89,16 @@ impl Ring {
         &self.words[at..at + stride]
     }
 
-    /// The other side's produced index, if it can be: the consumer has taken `taken` of at most `slots`
-    /// that may be outstanding since `retired`.
+    /// The producer index, if it is valid: not below `dequeued`, and at most `slots` above `retired`.
     #[inline]
-    pub fn checked_producer_index(&self, taken: u64, retired: u64) -> Result<u64, CorruptRing> {
+    pub fn checked_producer_index(&self, dequeued: u64, retired: u64) -> Result<u64, CorruptRing> {
         let index = self.producer_index().load(Ordering::Acquire);
-        let to = retired.saturating_add(u64::from(self.layout.slots));
-        if index < taken || index > to { Err(CorruptRing { index, min: taken, max: to }) } else { Ok(index) }
+        let max = retired.saturating_add(u64::from(self.layout.slots));
+        if index < dequeued || index > max {
+            Err(CorruptRing { index, min: dequeued, max })
+        } else {
+            Ok(index)
+        }
     }
 }
 

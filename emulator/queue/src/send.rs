@@ -1,7 +1,7 @@
 //! The send queue.
 //!
-//! A slot is eight words of header and then either gather entries of two words each or inline bytes. The
-//! card copies a slot once; the application gets the slot back when the request has completed.
+//! A slot (WQE) is a header of eight words, followed by SGEs of two words each or by inline data. The HCA copies a
+//! WQE once. The application may reuse the slot when the work request has completed.
 
 use crate::ring::{Ring, high, load, low, pair, store};
 use crate::{
@@ -15,34 +15,34 @@ use thiserror::Error;
 
 const HEADER: usize = 8;
 
-/// A send request that cannot be placed in, or taken from, a ring.
+/// A work request that a queue cannot hold, or that the HCA cannot decode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum InvalidWorkRequest {
-    /// More entries than the queue pair was created for.
-    #[error("{sges} gather entries, the queue pair allows {limit}")]
+    /// The work request has more SGEs than the queue pair allows.
+    #[error("the work request has {sges} SGEs, the queue pair allows {limit}")]
     TooManySges {
-        /// Entries given.
+        /// The SGEs of the work request.
         sges: usize,
-        /// Entries allowed.
+        /// The limit of the queue pair.
         limit: usize,
     },
-    /// More inline bytes than the queue pair was created for.
-    #[error("{bytes} inline bytes, the queue pair allows {limit}")]
+    /// The work request has more inline data than the queue pair allows.
+    #[error("the work request has {bytes} bytes of inline data, the queue pair allows {limit}")]
     InlineTooLong {
-        /// Bytes given.
+        /// The bytes of the work request.
         bytes: usize,
-        /// Bytes allowed.
+        /// The limit of the queue pair.
         limit: usize,
     },
     /// The queue is full.
     #[error(transparent)]
     Full(#[from] QueueFull),
-    /// A number that stands for no operation: only a broken client writes it.
-    #[error("{0} is not a send operation")]
+    /// The opcode is unknown: only a broken client writes it.
+    #[error("{0} is not a send opcode")]
     UnknownOpcode(u8),
 }
 
-/// What a send queue was created for.
+/// The limits that determine the size of a WQE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct WqeLimits {
     max_sge: usize,
@@ -57,14 +57,14 @@ impl WqeLimits {
     }
 }
 
-/// The application's end.
+/// The application's side of a send queue.
 pub struct SendProducer {
     ring: Ring,
     limits: WqeLimits,
     produced: u64,
 }
 
-/// The card's end.
+/// The HCA's side of a send queue.
 pub struct SendConsumer {
     ring: Ring,
     limits: WqeLimits,
@@ -72,48 +72,47 @@ pub struct SendConsumer {
     retired: u64,
 }
 
-/// A send queue on the heap of this process: `slots` requests with up to `entries` gather entries or
-/// `inline` bytes each.
-pub fn send_ring(slots: u32, entries: usize, inline: usize) -> (SendProducer, SendConsumer) {
-    let words = SharedWords::heap(SendProducer::layout(slots, entries, inline).words());
+/// Creates a send queue on the heap of this process.
+pub fn send_ring(slots: u32, max_sge: usize, max_inline_data: usize) -> (SendProducer, SendConsumer) {
+    let words = SharedWords::heap(SendProducer::layout(slots, max_sge, max_inline_data).words());
     (
-        SendProducer::new(words.clone(), slots, entries, inline),
-        SendConsumer::new(words, slots, entries, inline),
+        SendProducer::new(words.clone(), slots, max_sge, max_inline_data),
+        SendConsumer::new(words, slots, max_sge, max_inline_data),
     )
 }
 
 impl SendProducer {
-    /// The ring's shape for these limits.
-    pub const fn layout(slots: u32, entries: usize, inline: usize) -> RingLayout {
-        WqeLimits { max_sge: entries, max_inline_data: inline }.layout(slots)
+    /// The layout of a ring with these limits.
+    pub const fn layout(slots: u32, max_sge: usize, max_inline_data: usize) -> RingLayout {
+        WqeLimits { max_sge, max_inline_data }.layout(slots)
     }
 
-    /// The application's end of the ring in `words`.
-    pub fn new(words: SharedWords, slots: u32, entries: usize, inline: usize) -> SendProducer {
-        let limits = WqeLimits { max_sge: entries, max_inline_data: inline };
+    /// The application's side of the ring in `words`.
+    pub fn new(words: SharedWords, slots: u32, max_sge: usize, max_inline_data: usize) -> SendProducer {
+        let limits = WqeLimits { max_sge, max_inline_data };
         let ring = Ring::new(words, limits.layout(slots));
         SendProducer { ring, limits, produced: 0 }
     }
 
-    /// How many requests may wait.
+    /// The number of WQEs that the queue holds.
     pub fn slots(&self) -> u32 {
         self.ring.slots()
     }
 
-    /// Places a request that the card will see after [`SendProducer::publish`].
+    /// Writes a WQE. The HCA sees it after [`SendProducer::publish`].
     pub fn enqueue(&mut self, request: &SendWorkRequest<'_>) -> Result<(), InvalidWorkRequest> {
         let slots = self.ring.slots();
         let used = self.produced.wrapping_sub(self.ring.consumer_index().load(Ordering::Acquire));
         if used >= u64::from(slots) {
             return Err(QueueFull { slots }.into());
         }
-        let WqeLimits { max_sge: limit, max_inline_data: inline } = self.limits;
+        let WqeLimits { max_sge, max_inline_data } = self.limits;
         match request.payload {
-            Payload::Gather(entries) if entries.len() > limit => {
-                return Err(InvalidWorkRequest::TooManySges { sges: entries.len(), limit });
+            Payload::Gather(sg_list) if sg_list.len() > max_sge => {
+                return Err(InvalidWorkRequest::TooManySges { sges: sg_list.len(), limit: max_sge });
             }
-            Payload::Inline(bytes) if bytes.len() > inline => {
-                return Err(InvalidWorkRequest::InlineTooLong { bytes: bytes.len(), limit: inline });
+            Payload::Inline(bytes) if bytes.len() > max_inline_data => {
+                return Err(InvalidWorkRequest::InlineTooLong { bytes: bytes.len(), limit: max_inline_data });
             }
             _ => {}
         }
@@ -123,10 +122,10 @@ impl SendProducer {
             store(word, value);
         }
         match request.payload {
-            Payload::Gather(entries) => {
-                for (words, entry) in slot[HEADER..].chunks_exact(2).zip(entries) {
-                    store(&words[0], entry.address);
-                    store(&words[1], pair(entry.length, entry.lkey.0));
+            Payload::Gather(sg_list) => {
+                for (words, sge) in slot[HEADER..].chunks_exact(2).zip(sg_list) {
+                    store(&words[0], sge.address);
+                    store(&words[1], pair(sge.length, sge.lkey.0));
                 }
             }
             Payload::Inline(bytes) => {
@@ -141,67 +140,66 @@ impl SendProducer {
         Ok(())
     }
 
-    /// Shows the card everything that was placed.
+    /// Makes all written WQEs visible to the HCA.
     #[inline]
     pub fn publish(&mut self) {
         self.ring.producer_index().store(self.produced, Ordering::Release);
     }
 
-    /// Forgets everything that was placed and not published.
+    /// Discards WQEs that are written but not published.
     pub fn discard_unpublished(&mut self) {
         self.produced = self.ring.producer_index().load(Ordering::Relaxed);
     }
 
-    /// Rings the doorbell for `queue_pair`, whose queue this is, unless the card has yet to hear the last
-    /// time.
+    /// Rings the doorbell for `qpn`, the queue pair of this queue, unless its last doorbell is still pending.
     #[inline]
-    pub fn ring(&self, doorbell: &DoorbellProducer, queue_pair: Qpn) {
-        doorbell.ring(queue_pair, self.ring.control());
+    pub fn ring(&self, doorbell: &DoorbellProducer, qpn: Qpn) {
+        doorbell.ring(qpn, self.ring.control());
     }
 }
 
 impl SendConsumer {
-    /// The card's end of the ring in `words`.
-    pub fn new(words: SharedWords, slots: u32, entries: usize, inline: usize) -> SendConsumer {
-        let limits = WqeLimits { max_sge: entries, max_inline_data: inline };
+    /// The HCA's side of the ring in `words`.
+    pub fn new(words: SharedWords, slots: u32, max_sge: usize, max_inline_data: usize) -> SendConsumer {
+        let limits = WqeLimits { max_sge, max_inline_data };
         let ring = Ring::new(words, limits.layout(slots));
         SendConsumer { ring, limits, dequeued: 0, retired: 0 }
     }
 
-    /// The card's end of a ring whose card is gone: everything that it had not retired waits again.
-    pub fn resume(words: SharedWords, slots: u32, entries: usize, inline: usize) -> SendConsumer {
-        let mut consumer = SendConsumer::new(words, slots, entries, inline);
+    /// Takes over the HCA's side of a ring whose HCA is gone. WQEs that the HCA did not retire are pending again.
+    pub fn resume(words: SharedWords, slots: u32, max_sge: usize, max_inline_data: usize) -> SendConsumer {
+        let mut consumer = SendConsumer::new(words, slots, max_sge, max_inline_data);
         consumer.retired = consumer.ring.consumer_index().load(Ordering::Acquire);
         consumer.dequeued = consumer.retired;
         consumer
     }
 
-    /// How many requests may wait.
+    /// The number of WQEs that the queue holds.
     pub fn slots(&self) -> u32 {
         self.ring.slots()
     }
 
-    /// The most gather entries of one request.
+    /// The most SGEs of a WQE.
     pub fn max_sge(&self) -> usize {
         self.limits.max_sge
     }
 
-    /// The most inline bytes of one request.
+    /// The most bytes of inline data in a WQE.
     pub fn max_inline_data(&self) -> usize {
         self.limits.max_inline_data
     }
 
-    /// Whether a request waits to be taken.
+    /// Whether a WQE is pending.
     #[inline]
     pub fn has_pending(&self) -> Result<bool, CorruptRing> {
         Ok(self.ring.checked_producer_index(self.dequeued, self.retired)? > self.dequeued)
     }
 
-    /// Copies the next request out of the ring, its gather entries into `entries` and its inline bytes into
-    /// `inline`, which are cleared first. The request borrows from them.
+    /// Copies the next WQE out of the ring. Replaces the contents of `sg_list` by its SGEs and of `inline` by its inline
+    /// data; the returned work request borrows from them.
     pub fn dequeue<'a>(
         &mut self,
-        entries: &'a mut alloc::vec::Vec<Sge>,
+        sg_list: &'a mut alloc::vec::Vec<Sge>,
         inline: &'a mut alloc::vec::Vec<u8>,
     ) -> Result<Option<Result<SendWorkRequest<'a>, InvalidWorkRequest>>, CorruptRing> {
         if !self.has_pending()? {
@@ -213,7 +211,7 @@ impl SendConsumer {
         for (value, word) in header.iter_mut().zip(slot) {
             *value = load(word);
         }
-        entries.clear();
+        sg_list.clear();
         inline.clear();
         let (flags, size) = (flags_of(header[1]), high(header[1]) as usize);
         if flags.contains(SendFlags::INLINE) {
@@ -222,30 +220,30 @@ impl SendConsumer {
             Ok(Some(decode(header, flags, Payload::Inline(inline))))
         } else {
             let count = size.min(self.limits.max_sge);
-            entries.extend(slot[HEADER..].chunks_exact(2).take(count).map(|words| {
+            sg_list.extend(slot[HEADER..].chunks_exact(2).take(count).map(|words| {
                 let second = load(&words[1]);
                 Sge { address: load(&words[0]), length: low(second), lkey: LocalKey(high(second)) }
             }));
-            Ok(Some(decode(header, flags, Payload::Gather(entries))))
+            Ok(Some(decode(header, flags, Payload::Gather(sg_list))))
         }
     }
 
-    /// Gives the application the slot of the oldest taken request back.
+    /// Returns the slot of the oldest dequeued WQE to the application.
     #[inline]
     pub fn retire(&mut self) {
-        debug_assert!(self.retired < self.dequeued, "only a taken request can be retired");
+        debug_assert!(self.retired < self.dequeued, "a WQE is dequeued before it is retired");
         self.retired += 1;
         self.ring.consumer_index().store(self.retired, Ordering::Release);
     }
 
-    /// Forgets every request, taken or waiting: the queue pair was reset.
+    /// Discards all WQEs, dequeued or pending: the queue pair was reset.
     pub fn reset(&mut self) {
         self.dequeued = self.ring.producer_index().load(Ordering::Acquire);
         self.retired = self.dequeued;
         self.ring.consumer_index().store(self.retired, Ordering::Release);
     }
 
-    /// Notes that the doorbell was heard, so that the next post rings again. Look at the ring afterwards.
+    /// Clears the doorbell flag, so that the next post rings again. Poll the ring afterwards.
     pub fn clear_doorbell(&self) {
         self.ring.control().store(0, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -263,20 +261,20 @@ const FETCH_ADD: u8 = 7;
 const BIND_WINDOW: u8 = 8;
 const LOCAL_INVALIDATE: u8 = 9;
 
-/// Words: id; kind, flags and size; address; key and immediate; two operands; two words of addressing.
+/// The words: wr_id; opcode, flags and size; address; rkey and immediate data; two operands; two words of addressing.
 fn encode(request: &SendWorkRequest<'_>) -> [u64; HEADER] {
     let at = |kind, remote: RemoteAddress, word: u32, operands: [u64; 2]| {
         (kind, remote.address, pair(remote.rkey.0, word), operands)
     };
-    let nowhere = RemoteAddress::default();
+    let none = RemoteAddress::default();
     let mut addressing = [
         pair(request.ud.ah, request.ud.remote_qpn.value()),
         pair(request.ud.remote_qkey.0, request.remote_srqn),
     ];
     let (kind, address, keys, operands) = match request.operation {
-        Operation::Send(SendImmOrInvalidate::None) => at(SEND, nowhere, 0, [0; 2]),
-        Operation::Send(SendImmOrInvalidate::Immediate(value)) => at(SEND_IMMEDIATE, nowhere, value, [0; 2]),
-        Operation::Send(SendImmOrInvalidate::Invalidate(key)) => at(SEND_INVALIDATE, nowhere, key.0, [0; 2]),
+        Operation::Send(SendImmOrInvalidate::None) => at(SEND, none, 0, [0; 2]),
+        Operation::Send(SendImmOrInvalidate::Immediate(value)) => at(SEND_IMMEDIATE, none, value, [0; 2]),
+        Operation::Send(SendImmOrInvalidate::Invalidate(key)) => at(SEND_INVALIDATE, none, key.0, [0; 2]),
         Operation::Write { remote, imm_data: None } => at(WRITE, remote, 0, [0; 2]),
         Operation::Write { remote, imm_data: Some(value) } => at(WRITE_IMMEDIATE, remote, value, [0; 2]),
         Operation::Read { remote } => at(READ, remote, 0, [0; 2]),
@@ -292,7 +290,7 @@ fn encode(request: &SendWorkRequest<'_>) -> [u64; HEADER] {
         }
     };
     let (inline, size) = match request.payload {
-        Payload::Gather(entries) => (SendFlags::empty(), entries.len()),
+        Payload::Gather(sg_list) => (SendFlags::empty(), sg_list.len()),
         Payload::Inline(bytes) => (SendFlags::INLINE, bytes.len()),
     };
     let flags = (request.flags - SendFlags::INLINE) | inline;
@@ -380,7 +378,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_posted_is_what_the_card_takes(
+        fn the_hca_dequeues_what_the_application_enqueued(
             id: u64,
             operation in operation(),
             entries in prop::collection::vec((any::<u64>(), any::<u32>(), any::<u32>()), 0..4),
@@ -405,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_comes_back_only_when_its_request_is_retired() {
+    fn a_slot_is_free_again_when_its_wqe_is_retired() {
         let (mut producer, mut consumer) = send_ring(1, 1, 0);
         let request = SendWorkRequest::new(7, Operation::Send(SendImmOrInvalidate::None), &[]);
         producer.enqueue(&request).unwrap();
@@ -418,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn an_impossible_index_is_refused() {
+    fn an_index_out_of_range_is_an_error() {
         let words = SharedWords::heap(SendProducer::layout(4, 1, 0).words());
         let mut consumer = SendConsumer::new(words.clone(), 4, 1, 0);
         words[0].store(5, Ordering::Relaxed);

@@ -1,6 +1,6 @@
-//! Memory that two processes have, and waking across them.
+//! Memory that two processes share, and futexes across them.
 //!
-//! It is a memfd that cannot shrink, so that no access to a mapping of it can fail, whatever the other side does.
+//! The memory is a memfd that is sealed against shrinking, so that an access to a mapping cannot fail.
 
 #![allow(unsafe_code)]
 
@@ -14,33 +14,33 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The file system of memory files, as `fstatfs` tells it.
+/// The file system type of a memfd in `fstatfs`.
 const TMPFS: u64 = 0x0102_1994;
 
-/// What the other side may do with memory that is passed to it.
+/// How memory is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapMode {
-    /// Read it.
+    /// For reading.
     ReadOnly,
-    /// Read and write it.
+    /// For reading and writing.
     ReadWrite,
 }
 
-/// A mapping of memory that another process may map too.
+/// A mapping of memory that another process may map as well.
 pub struct SharedMemory {
     base: NonNull<u8>,
     length: usize,
-    /// Until it was passed on: descriptors are scarce.
+    /// `None` once it is passed to the other process: descriptors are scarce.
     descriptor: Mutex<Option<OwnedFd>>,
 }
 
-// SAFETY: the mapping is only reached through atomics and copies, from any thread.
+// SAFETY: any thread may access the mapping, which it does through atomics and copies only.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// `length` zeroed bytes. `name` is what /proc shows.
+    /// Creates `length` zeroed bytes, which the other process maps in the mode `others`. /proc shows `name`.
     pub fn create(name: &str, length: usize, others: MapMode) -> io::Result<SharedMemory> {
         let descriptor = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&descriptor, length.max(1) as u64)?;
@@ -56,22 +56,21 @@ impl SharedMemory {
         Ok(memory)
     }
 
-    /// Maps what somebody else created, if it can be trusted to stay: a memory file, sealed against shrinking,
-    /// with at least `length` bytes.
-    pub fn adopt(descriptor: OwnedFd, length: usize, rights: MapMode) -> io::Result<SharedMemory> {
-        let refuse = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    /// Maps a memfd of another process, if it is sealed against shrinking and has at least `length` bytes.
+    pub fn adopt(descriptor: OwnedFd, length: usize, mode: MapMode) -> io::Result<SharedMemory> {
+        let invalid = |reason: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
         let seals = rustix::fs::fcntl_get_seals(&descriptor);
         if !seals.is_ok_and(|seals| seals.contains(SealFlags::SHRINK)) {
-            return refuse("the descriptor is not a memory file sealed with F_SEAL_SHRINK");
+            return invalid("the descriptor is not a memfd sealed with F_SEAL_SHRINK");
         }
-        // Huge pages can be taken back by a hole, and then run out: an access would end the process.
+        // A hole can free huge pages, which may then run out: an access would kill this process.
         if rustix::fs::fstatfs(&descriptor)?.f_type as u64 != TMPFS {
-            return refuse("the descriptor is not a memory file of plain pages");
+            return invalid("the descriptor is a memfd of huge pages");
         }
         if (rustix::fs::fstat(&descriptor)?.st_size as u64) < length as u64 {
-            return refuse("the memory file is shorter than the region");
+            return invalid("the memfd is shorter than the memory region");
         }
-        let protection = match rights {
+        let protection = match mode {
             MapMode::ReadOnly => ProtFlags::READ,
             MapMode::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
@@ -79,25 +78,25 @@ impl SharedMemory {
         Ok(SharedMemory { base, length, descriptor: Mutex::new(None) })
     }
 
-    /// The descriptor to pass to the other side: once.
+    /// The descriptor to pass to the other process. Returns it once.
     pub fn take_descriptor(&self) -> Option<OwnedFd> {
         self.descriptor.lock().expect("no panic under the lock").take()
     }
 
-    /// How many bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether there are none.
+    /// Whether the memory has no bytes.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// `count` words from the word `first` on. If it was adopted to be read, they must not be written.
+    /// `count` words starting at word `first`. They must not be written if the mapping is read-only.
     ///
     /// # Panics
-    /// If there are not as many.
+    /// If the memory is too short.
     pub fn words(self: &Arc<Self>, first: usize, count: usize) -> SharedWords {
         let end = first.checked_add(count).and_then(|end| end.checked_mul(8));
         assert!(
@@ -105,11 +104,11 @@ impl SharedMemory {
             "{count} words at {first} of {} bytes",
             self.length
         );
-        // SAFETY: the words are inside of the mapping, which begins on a page and which `self` keeps.
+        // SAFETY: the words are inside the mapping, which starts on a page and which `self` keeps.
         unsafe { SharedWords::mapped(self.base.cast::<AtomicU64>().add(first), count, self.clone()) }
     }
 
-    /// All of it, as the memory behind a region.
+    /// The whole memory as the block of a memory region.
     pub fn block(self: &Arc<Self>) -> MemoryBlock {
         // SAFETY: the bytes are those of the mapping, which `self` keeps.
         unsafe { MemoryBlock::mapped(self.base, self.length, self.clone()) }
@@ -118,13 +117,13 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length; whoever uses it holds `self`.
+        // SAFETY: mapped by `map` with this length; every user holds `self`.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length.max(1)) };
     }
 }
 
 fn map(descriptor: &OwnedFd, length: usize, protection: ProtFlags) -> io::Result<NonNull<u8>> {
-    // SAFETY: a new mapping at a place that the kernel chooses.
+    // SAFETY: a new mapping at an address that the kernel chooses.
     let base = unsafe {
         rustix::mm::mmap(
             core::ptr::null_mut(),
@@ -138,23 +137,23 @@ fn map(descriptor: &OwnedFd, length: usize, protection: ProtFlags) -> io::Result
     NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))
 }
 
-/// The half of a word that a futex looks at: the one that changes with every step.
+/// The half of a word that a futex compares: the low one, which changes with every increment.
 fn futex_word(word: &AtomicU64) -> &AtomicU32 {
     let at = core::ptr::from_ref(word).cast::<AtomicU32>();
     // SAFETY: a half of an atomic word, aligned, for as long as the word; both are only accessed as atomics.
     unsafe { &*at.add(usize::from(cfg!(target_endian = "big"))) }
 }
 
-/// Sleeps until somebody wakes the word, unless it no longer is `expected`, and at most for `timeout`.
+/// Sleeps until the word is woken, if it still is `expected`, at most for `timeout`.
 pub fn futex_wait(word: &AtomicU64, expected: u64, timeout: Duration) {
     use rustix::thread::futex;
     let timeout =
         futex::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-    // Whatever ends it, the caller looks again.
+    // The caller checks the word again in every case.
     let _ = futex::wait(futex_word(word), futex::Flags::empty(), expected as u32, Some(&timeout));
 }
 
-/// Wakes everybody who sleeps on the word, in any process.
+/// Wakes all threads that sleep on the word, in any process.
 pub fn futex_wake_all(word: &AtomicU64) {
     let _ =
         rustix::thread::futex::wake(futex_word(word), rustix::thread::futex::Flags::empty(), i32::MAX as u32);
@@ -166,32 +165,32 @@ mod tests {
     use core::sync::atomic::Ordering;
 
     #[test]
-    fn memory_that_could_shrink_is_refused() {
+    fn memory_that_can_shrink_is_an_error() {
         let descriptor = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&descriptor, 4096).unwrap();
         assert!(SharedMemory::adopt(descriptor, 4096, MapMode::ReadWrite).is_err());
     }
 
     #[test]
-    fn memory_that_is_too_short_is_refused() {
+    fn memory_that_is_too_short_is_an_error() {
         let memory = SharedMemory::create("test", 4096, MapMode::ReadWrite).unwrap();
         let descriptor = memory.take_descriptor().unwrap();
         assert!(SharedMemory::adopt(descriptor, 4097, MapMode::ReadWrite).is_err());
     }
 
     #[test]
-    fn what_one_side_writes_the_other_reads_and_only_reads() {
+    fn read_only_memory_can_be_read_and_not_written() {
         let memory = Arc::new(SharedMemory::create("test", 64, MapMode::ReadOnly).unwrap());
         let descriptor = memory.take_descriptor().unwrap();
-        let again = descriptor.try_clone().unwrap();
-        assert!(SharedMemory::adopt(again, 64, MapMode::ReadWrite).is_err());
+        let copy = descriptor.try_clone().unwrap();
+        assert!(SharedMemory::adopt(copy, 64, MapMode::ReadWrite).is_err());
         let other = Arc::new(SharedMemory::adopt(descriptor, 64, MapMode::ReadOnly).unwrap());
         memory.words(1, 1)[0].store(7, Ordering::Release);
         assert_eq!(other.words(0, 8)[1].load(Ordering::Acquire), 7);
     }
 
     #[test]
-    fn a_sleeper_is_woken_or_its_time_is_over() {
+    fn a_sleeper_is_woken_or_times_out() {
         let word = Arc::new(AtomicU64::new(0));
         futex_wait(&word, 1, Duration::from_secs(60));
         futex_wait(&word, 0, Duration::from_micros(50));

@@ -1,23 +1,22 @@
-//! Memory that two sides share, as a slice of atomics.
+//! Shared memory as a slice of atomics.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::any::Any;
-use core::ops::Deref;
+use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
 
-/// Words of eight bytes that may change under the reader's eyes: on the heap, or in a mapping that another
-/// process has too.
+/// Words of eight bytes that another thread or process may change at any time: on the heap, or in a shared mapping.
 #[derive(Clone)]
 pub struct SharedWords {
     base: NonNull<AtomicU64>,
     len: usize,
-    /// Keeps the heap block or the mapping alive.
+    /// Keeps the allocation or the mapping alive.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: the words are only reached as `&[AtomicU64]`, which is Sync, and the owner is Send + Sync.
+// SAFETY: the words are only accessed as `&[AtomicU64]`, which is Sync, and the owner is Send + Sync.
 #[allow(unsafe_code)]
 unsafe impl Send for SharedWords {}
 // SAFETY: as above.
@@ -25,18 +24,27 @@ unsafe impl Send for SharedWords {}
 unsafe impl Sync for SharedWords {}
 
 impl SharedWords {
-    /// `len` words of zero on the heap of this process.
+    /// Allocates `len` zeroed words on the heap.
     pub fn heap(len: usize) -> SharedWords {
         let block: Arc<Vec<AtomicU64>> = Arc::new((0..len).map(|_| AtomicU64::new(0)).collect());
         let base = NonNull::from(block.as_slice()).cast();
         SharedWords { base, len, _owner: block }
     }
 
-    /// The `len` words at `base`.
+    /// A part of the words.
+    ///
+    /// # Panics
+    /// If the range is not inside.
+    pub fn part(&self, range: Range<usize>) -> SharedWords {
+        let base = NonNull::from(&self[range.clone()]).cast();
+        SharedWords { base, len: range.len(), _owner: self._owner.clone() }
+    }
+
+    /// Wraps the `len` words at `base`.
     ///
     /// # Safety
-    /// `base` is aligned to eight bytes, and `len` words from there stay mapped, readable and writable, for
-    /// as long as `owner` lives. Whoever else writes there, in this process, does so through atomics.
+    /// `base` is aligned to eight bytes, and `len` words from there stay mapped, readable and writable for the
+    /// lifetime of `owner`. All other writes in this process go through atomics.
     #[allow(unsafe_code)]
     pub unsafe fn mapped(
         base: NonNull<AtomicU64>,

@@ -1,155 +1,155 @@
-//! Send work requests as values.
+//! Send work requests.
 
 use bitflags::bitflags;
 use softhca_wire::{LocalKey, Qpn, QueueKey, RemoteKey};
 
-/// One piece of local memory.
+/// A scatter/gather entry (`struct ibv_sge`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Sge {
-    /// Its first byte, in the region's own terms.
+    /// The address of the first byte in the address space of the memory region.
     pub address: u64,
-    /// How many bytes.
+    /// The length in bytes.
     pub length: u32,
-    /// The region.
+    /// The lkey of the memory region.
     pub lkey: LocalKey,
 }
 
-/// A place in a peer's memory.
+/// A remote memory address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct RemoteAddress {
-    /// The first byte, in the region's own terms.
+    /// The address of the first byte in the address space of the memory region.
     pub address: u64,
-    /// The region or window.
+    /// The rkey of the memory region or memory window.
     pub rkey: RemoteKey,
 }
 
 bitflags! {
-    /// What a region or window allows. The bits are those of `enum ibv_access_flags`.
+    /// The access rights of a memory region or memory window. The bits are those of `enum ibv_access_flags`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct AccessFlags: u32 {
-        /// The card may write on behalf of local receives, reads and atomics.
+        /// Local receives, READs and atomics may write.
         const LOCAL_WRITE = 1;
-        /// Peers may write.
+        /// Remote WRITEs are allowed.
         const REMOTE_WRITE = 1 << 1;
-        /// Peers may read.
+        /// Remote READs are allowed.
         const REMOTE_READ = 1 << 2;
-        /// Peers may do atomics.
+        /// Remote atomics are allowed.
         const REMOTE_ATOMIC = 1 << 3;
-        /// Windows may be bound to it.
+        /// Memory windows may be bound to the region.
         const MW_BIND = 1 << 4;
-        /// Addresses count from zero.
+        /// The first byte has address zero.
         const ZERO_BASED = 1 << 5;
-        /// Accepted and without effect here.
+        /// Accepted; has no effect.
         const ON_DEMAND = 1 << 6;
-        /// Accepted and without effect here.
+        /// Accepted; has no effect.
         const HUGETLB = 1 << 7;
-        /// Accepted and without effect here: everything is ordered.
+        /// Accepted; has no effect, because all accesses are ordered.
         const RELAXED_ORDERING = 1 << 20;
     }
 
     /// Modifiers of a send work request. The bits are those of `enum ibv_send_flags`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct SendFlags: u8 {
-        /// Wait until earlier reads and atomics are done.
+        /// Wait until earlier READs and atomics have completed.
         const FENCE = 1;
-        /// Report success with a completion.
+        /// Generate a completion on success.
         const SIGNALED = 1 << 1;
-        /// Ask for a completion event at the receiver.
+        /// Request a solicited event at the receiver.
         const SOLICITED = 1 << 2;
-        /// The data travels in the request itself.
+        /// The WQE contains the data.
         const INLINE = 1 << 3;
     }
 }
 
-/// What a SEND brings besides its data.
+/// The immediate data or the rkey to invalidate that a SEND carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum SendImmOrInvalidate {
-    /// Nothing.
+    /// Neither.
     #[default]
     None,
-    /// Four bytes for the receiver's completion.
+    /// Immediate data for the completion of the receiver.
     Immediate(u32),
-    /// A key that the receiver's card invalidates.
+    /// An rkey that the HCA of the receiver invalidates.
     Invalidate(RemoteKey),
 }
 
-/// A window and what it is bound to.
+/// The binding of a memory window (`struct ibv_mw_bind`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct MemoryWindowBind {
-    /// The window's present key.
+    /// The current rkey of the memory window.
     pub mw_rkey: RemoteKey,
-    /// The key that it gets. For type 1 the card chooses and this is ignored.
+    /// The new rkey. Ignored for type 1, where the HCA chooses the rkey.
     pub new_rkey: RemoteKey,
-    /// The region.
+    /// The lkey of the memory region.
     pub mr_lkey: LocalKey,
-    /// The first byte of the range, in the region's own terms.
+    /// The address of the first byte in the address space of the memory region.
     pub address: u64,
-    /// How many bytes; zero unbinds a type 1 window.
+    /// The length in bytes; zero unbinds a type 1 window.
     pub length: u64,
-    /// What peers may do through the window.
+    /// The access rights of the window.
     pub access: AccessFlags,
 }
 
-/// What a send work request asks for.
+/// The operation of a send work request, with its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are the operands of the same name in every verbs text")]
 pub enum Operation {
-    /// Two-sided data.
+    /// SEND.
     Send(SendImmOrInvalidate),
-    /// One-sided data, optionally with immediate data for the receiver.
+    /// RDMA WRITE, optionally with immediate data.
     Write { remote: RemoteAddress, imm_data: Option<u32> },
-    /// Fetch a peer's memory.
+    /// RDMA READ.
     Read { remote: RemoteAddress },
-    /// Swap eight bytes if they compare equal.
+    /// Atomic compare and swap.
     CompareSwap { remote: RemoteAddress, compare: u64, swap: u64 },
-    /// Add to eight bytes.
+    /// Atomic fetch and add.
     FetchAdd { remote: RemoteAddress, add: u64 },
     /// Bind a memory window.
     BindMemoryWindow(MemoryWindowBind),
-    /// Invalidate a local key.
+    /// Invalidate a local rkey.
     LocalInvalidate { rkey: RemoteKey },
 }
 
-/// Where a datagram goes.
+/// The destination of a datagram (`wr.ud` of `struct ibv_send_wr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct UdDestination {
     /// The address handle.
     pub ah: u32,
-    /// The receiving queue pair.
+    /// The destination queue pair.
     pub remote_qpn: Qpn,
-    /// The receiver's Q_Key.
+    /// The Q_Key of the destination.
     pub remote_qkey: QueueKey,
 }
 
 /// The data of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Payload<'a> {
-    /// Gathered from, or scattered to, registered memory.
+    /// SGEs of registered memory.
     Gather(&'a [Sge]),
-    /// Copied into the request when it is posted.
+    /// Inline data, copied into the WQE when it is posted.
     Inline(&'a [u8]),
 }
 
 /// A send work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendWorkRequest<'a> {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub wr_id: u64,
-    /// What to do.
+    /// The operation.
     pub operation: Operation,
-    /// How.
+    /// The flags.
     pub flags: SendFlags,
-    /// With which data.
+    /// The data.
     pub payload: Payload<'a>,
-    /// To whom, on a datagram queue pair.
+    /// The destination, on a UD queue pair.
     pub ud: UdDestination,
-    /// To which shared receive queue, on an XRC queue pair.
+    /// The destination SRQ, on an XRC queue pair.
     pub remote_srqn: u32,
 }
 
 impl<'a> SendWorkRequest<'a> {
-    /// A signalled request; change what differs.
+    /// A signaled work request with default options.
     pub const fn new(id: u64, operation: Operation, gather: &'a [Sge]) -> SendWorkRequest<'a> {
         SendWorkRequest {
             wr_id: id,

@@ -1,4 +1,4 @@
-//! Measures what bare sockets can do on this machine. Run it in release mode, on a machine that does nothing else.
+//! Measures the throughput and latency of plain UDP sockets. Run it in release mode on an idle machine.
 
 use softhca_udp::{charge, raw};
 use std::net::{IpAddr, Ipv4Addr};

@@ -1,14 +1,14 @@
-//! Room for what one receive call brings.
+//! The memory that one receive call fills.
 
 use crate::charge;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// How many chunks one receive call can bring.
+/// The most chunks that one receive call returns.
 pub(crate) const BATCH_SLOTS: usize = 8;
-/// The most that the kernel puts into one chunk.
+/// The most bytes that the kernel puts into one chunk.
 pub(crate) const SLOT_BYTES: usize = 65_536;
 
-/// What one slot of a batch holds.
+/// The metadata of one chunk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot {
     pub source: SocketAddr,
@@ -26,7 +26,7 @@ impl Slot {
     };
 }
 
-/// Received chunks. Made once and filled again by every [`RoceSocket::receive`](crate::RoceSocket::receive).
+/// Received chunks. Allocated once; every [`RoceSocket::receive`](crate::RoceSocket::receive) fills it again.
 pub struct ReceiveBatch {
     pub(crate) bytes: Box<[u8]>,
     pub(crate) slots: [Slot; BATCH_SLOTS],
@@ -36,7 +36,7 @@ pub struct ReceiveBatch {
 }
 
 impl ReceiveBatch {
-    /// An empty batch with all the memory that it will ever use.
+    /// An empty batch with all the memory that it will use.
     pub fn new() -> ReceiveBatch {
         ReceiveBatch {
             bytes: vec![0; BATCH_SLOTS * SLOT_BYTES].into_boxed_slice(),
@@ -46,8 +46,8 @@ impl ReceiveBatch {
         }
     }
 
-    /// Makes room for the next receive call. After an empty one a single slot is offered: who answers a
-    /// lone datagram should not pay for a second look into the socket.
+    /// Empties the batch for the next receive call. After an empty one it offers a single slot: the receiver of a
+    /// single datagram does not pay for a second look into the socket.
     pub(crate) fn clear(&mut self) {
         self.offered = if self.filled == 0 { 1 } else { BATCH_SLOTS };
         self.filled = 0;
@@ -58,12 +58,12 @@ impl ReceiveBatch {
         self.filled == 0
     }
 
-    /// Whether every slot that was offered is in use, so that more may be waiting in the socket.
+    /// Whether every offered slot is in use, so that the socket may hold more.
     pub fn is_full(&self) -> bool {
         self.filled == self.offered
     }
 
-    /// What was received, as the kernel kept it.
+    /// The received chunks, as GRO coalesced them.
     pub fn chunks(&self) -> impl Iterator<Item = Chunk<'_>> {
         self.slots[..self.filled].iter().zip(self.bytes.chunks_exact(SLOT_BYTES)).map(|(slot, bytes)| Chunk {
             source: slot.source,
@@ -73,7 +73,7 @@ impl ReceiveBatch {
         })
     }
 
-    /// What was received, datagram by datagram.
+    /// The received datagrams.
     pub fn datagrams(&self) -> impl Iterator<Item = Datagram<'_>> {
         self.chunks().flat_map(|chunk| chunk.datagrams())
     }
@@ -85,26 +85,27 @@ impl Default for ReceiveBatch {
     }
 }
 
-/// Datagrams of one flow that the kernel kept together: all of one size, the last may be shorter.
+/// Datagrams of one flow that GRO coalesced: all of one size, except that the last may be shorter.
 #[derive(Clone, Copy, Debug)]
 pub struct Chunk<'a> {
-    /// Who sent them.
+    /// The sender.
     pub source: SocketAddr,
-    /// DSCP and ECN of all of them.
+    /// DSCP and ECN of all datagrams.
     pub traffic_class: u8,
-    /// Bytes of each but the last.
+    /// Bytes of each datagram but the last.
     pub segment_size: usize,
     /// The datagrams, one after the other.
     pub bytes: &'a [u8],
 }
 
 impl<'a> Chunk<'a> {
-    /// How many datagrams these are.
+    /// The number of datagrams.
     pub fn segments(&self) -> usize {
         self.bytes.len().div_ceil(self.segment_size.max(1)).max(1)
     }
 
-    /// The charge that the sender counted for them; see [`RoceSocket::batch_charge`](crate::RoceSocket::batch_charge).
+    /// The charge that the sender counted for the chunk; see
+    /// [`RoceSocket::batch_charge`](crate::RoceSocket::batch_charge).
     pub fn charge(&self) -> u64 {
         if self.source.ip().is_loopback() {
             charge(self.segment_size, self.segments())
@@ -113,12 +114,12 @@ impl<'a> Chunk<'a> {
         }
     }
 
-    /// The datagrams from the one at `index` on.
+    /// The datagrams from `index` on.
     pub(crate) fn skip_to(self, index: usize) -> Chunk<'a> {
         Chunk { bytes: self.bytes.get(index * self.segment_size..).unwrap_or_default(), ..self }
     }
 
-    /// One by one. An empty datagram is one datagram.
+    /// The datagrams of the chunk. An empty payload is one datagram.
     pub fn datagrams(self) -> impl Iterator<Item = Datagram<'a>> {
         let empty = self.bytes.is_empty().then_some(self.bytes);
         self.bytes.chunks(self.segment_size.max(1)).chain(empty).map(move |bytes| Datagram {
@@ -129,10 +130,10 @@ impl<'a> Chunk<'a> {
     }
 }
 
-/// One datagram with what the kernel says about it.
+/// One datagram with its metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram<'a> {
-    /// Who sent it.
+    /// The sender.
     pub source: SocketAddr,
     /// DSCP and ECN.
     pub traffic_class: u8,

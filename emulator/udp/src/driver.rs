@@ -18,7 +18,9 @@ use crate::{Entropy, HostSockets, LinkControl, Loopback, ReceiveMemory, grant_bu
 use engine::Engine;
 use link::Port;
 use receive::Receiver;
-use softhca_engine::{Context, Hca, Instant, Memory, PortState, Settings};
+use softhca_engine::{
+    Attachments, ClientId, Command, Context, Hca, Instant, Memory, PortState, Reply, Settings, VerbsError,
+};
 use softhca_fabric::{EventSink, Flow, LinkState, Rule, RuleCounters};
 use softhca_wire::Gid;
 use softhca_wire::link_control::Incarnation;
@@ -173,6 +175,34 @@ impl<M: Memory> Driver<M> {
         result
     }
 
+    /// Executes a control verb. Joining a multicast group fails if the network rejects it.
+    pub fn execute(
+        &mut self,
+        client: ClientId,
+        command: Command,
+        attachments: &mut Attachments,
+    ) -> Result<Reply, VerbsError> {
+        let joined = match command {
+            Command::AttachMulticast { qpn, group } => Some((qpn, group)),
+            _ => None,
+        };
+        let reply = self.control(|hca, ctx| hca.execute(ctx, client, command, attachments))?;
+        if let Some((qpn, group)) = joined
+            && let Some(error) = self.receiver.multicast.join_error(group.ip())
+        {
+            let address = group.ip();
+            let error = match (error.kind(), error.raw_os_error()) {
+                (io::ErrorKind::Unsupported, None) => VerbsError::NetworkUnreachable { address },
+                (_, errno) => {
+                    VerbsError::MulticastJoinFailed { group: address, errno: errno.unwrap_or(libc::ENODEV) }
+                }
+            };
+            let _ = self.control(|hca, _| hca.detach_multicast(client, qpn, group));
+            return Err(error);
+        }
+        Ok(reply)
+    }
+
     /// Sends what is ready and requests the grants that it needs.
     fn transmit_between_polls(&mut self, now: Instant) {
         let mut has_sent = false;
@@ -190,12 +220,6 @@ impl<M: Memory> Driver<M> {
 
     fn transmit(&mut self, now: Instant) -> io::Result<bool> {
         self.transmitter.poll(now, &mut self.engine, &mut self.port, &mut self.receiver.packets)
-    }
-
-    /// Why the driver could not join a multicast group that has members here, if so.
-    pub fn multicast_join_error(&self, group: Gid) -> Option<io::Error> {
-        let error = self.receiver.multicast.join_error(group.ip())?;
-        Some(io::Error::new(error.kind(), error.to_string()))
     }
 
     /// Adds every descriptor that is not in [`Driver::descriptors`] to a wake set.

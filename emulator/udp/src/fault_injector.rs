@@ -1,4 +1,4 @@
-//! The cable before a socket: the fabric's fault rules in real time.
+//! A link in front of the sockets: the fabric's fault rules in real time.
 
 use softhca_engine::Instant;
 use softhca_fabric::{
@@ -8,21 +8,21 @@ use softhca_fabric::{
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// A cable, and the frames that it holds until their time has come.
+/// A link, and the frames that it delays.
 pub(crate) struct FaultInjector {
     pub link: Link,
     pub flows: FlowTable,
-    /// Which way this card's end of the cable sends: a rule that names a direction says so.
+    /// The direction in which this HCA sends, as rules that name a direction call it.
     direction: Direction,
-    /// Whether the port is down: nothing leaves.
+    /// While the link is down, no frame leaves.
     state: LinkState,
-    /// Frames that came out of the cable, by time and order.
+    /// Frames that left the link, by time and sequence number.
     output: BTreeMap<(u64, u64), Frame>,
     serial: u64,
 }
 
 struct OutputQueue<'a> {
-    out: &'a mut BTreeMap<(u64, u64), Frame>,
+    output: &'a mut BTreeMap<(u64, u64), Frame>,
     serial: &'a mut u64,
     now: Instant,
     sink: &'a mut dyn EventSink,
@@ -31,7 +31,7 @@ struct OutputQueue<'a> {
 impl LinkOutput for OutputQueue<'_> {
     fn deliver(&mut self, at_ns: u64, _: Direction, frame: Frame) {
         *self.serial += 1;
-        self.out.insert((at_ns, *self.serial), frame);
+        self.output.insert((at_ns, *self.serial), frame);
     }
 
     fn report(&mut self, fault: Fault) {
@@ -56,7 +56,7 @@ impl FaultInjector {
         self.link.add_rule(rule);
     }
 
-    /// Takes the cable down or brings it up.
+    /// Takes the link down or brings it up.
     pub fn set_link_state(&mut self, state: LinkState) {
         self.state = state;
         for direction in [Direction::Forward, Direction::Backward] {
@@ -64,7 +64,7 @@ impl FaultInjector {
         }
     }
 
-    /// Takes all rules and flows away. What is held back stays until its time.
+    /// Removes all rules and flows. Delayed frames keep their time.
     pub fn clear(&mut self) {
         let rules: Vec<_> = self.link.rules().map(|(rule, _)| rule.id).collect();
         for id in rules {
@@ -73,21 +73,21 @@ impl FaultInjector {
         self.flows = FlowTable::new();
     }
 
-    /// Whether there is nothing that a frame would have to pass.
+    /// Whether frames pass unchanged and none is delayed.
     pub fn is_idle(&self) -> bool {
         let idle = self.link.rules().next().is_none() && self.flows.iter().next().is_none();
         idle && self.state == LinkState::Up && self.output.is_empty() && self.link.next_timeout().is_none()
     }
 
     pub fn admit(&mut self, now: Instant, frame: Frame, sink: &mut dyn EventSink) {
-        let FaultInjector { link: cable, flows, direction, output: out, serial, .. } = self;
-        cable.admit(now.nanos(), *direction, frame, flows, &mut OutputQueue { out, serial, now, sink });
+        let FaultInjector { link, flows, direction, output, serial, .. } = self;
+        link.admit(now.nanos(), *direction, frame, flows, &mut OutputQueue { output, serial, now, sink });
     }
 
     pub fn expire(&mut self, now: Instant, sink: &mut dyn EventSink) {
-        let FaultInjector { link: cable, output: out, serial, .. } = self;
-        if cable.next_timeout().is_some_and(|at| at <= now.nanos()) {
-            cable.expire(now.nanos(), &mut OutputQueue { out, serial, now, sink });
+        let FaultInjector { link, output, serial, .. } = self;
+        if link.next_timeout().is_some_and(|at| at <= now.nanos()) {
+            link.expire(now.nanos(), &mut OutputQueue { output, serial, now, sink });
         }
     }
 
@@ -97,14 +97,14 @@ impl FaultInjector {
         if entry.key().0 > now_ns { None } else { Some(entry.remove()) }
     }
 
-    /// Keeps a frame that could not be sent: it goes first at the next try.
+    /// Returns a frame that could not be sent: it is the first of the next attempt.
     pub fn requeue(&mut self, now_ns: u64, frame: Frame) {
         self.output.insert((now_ns, 0), frame);
     }
 
-    /// When the next frame leaves or is let go. One whose destination `waits` for a grant has no time of its own.
-    pub fn next_timeout(&self, waits: impl Fn(IpAddr) -> bool) -> Option<u64> {
-        let first = self.output.iter().next().filter(|(_, frame)| !waits(frame.addressing.destination));
+    /// When the next frame leaves the link. A frame whose destination `is_blocked` has no time of its own.
+    pub fn next_timeout(&self, is_blocked: impl Fn(IpAddr) -> bool) -> Option<u64> {
+        let first = self.output.iter().next().filter(|(_, frame)| !is_blocked(frame.addressing.destination));
         [first.map(|((at, _), _)| *at), self.link.next_timeout()].into_iter().flatten().min()
     }
 }

@@ -1,4 +1,4 @@
-//! Which address a host takes, and who has it when it is taken.
+//! The sockets of a host: which address it binds, and which process holds an address that is in use.
 
 use crate::socket::{RoceSocket, SocketOptions};
 use crate::{Interface, interface_of};
@@ -9,22 +9,22 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use thiserror::Error;
 
-/// The environment variable that names the host's address.
+/// The environment variable with the host's address.
 pub const ADDRESS_VARIABLE: &str = "SOFTHCA_ADDRESS";
 
-/// Who most likely has a port that is in use.
+/// The most likely owner of a port that is in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PortOwner {
-    /// A socket that no process has: rxe, the kernel's soft RoCE.
+    /// A socket without a process: rxe, the kernel's soft RoCE.
     Kernel,
     /// A process of this user.
     Process {
-        /// Its number.
+        /// The process ID.
         id: u32,
-        /// Its name.
+        /// The name of the process.
         name: String,
     },
-    /// A process that we may not look into.
+    /// A process whose descriptors this user may not read.
     Unknown,
 }
 
@@ -34,72 +34,74 @@ impl fmt::Display for PortOwner {
             PortOwner::Kernel => {
                 f.write_str("the kernel, most likely rxe (soft RoCE): `rdma link` lists its devices")
             }
-            PortOwner::Process { id, name } => write!(f, "process {id} ({name}), most likely another card"),
-            PortOwner::Unknown => f.write_str("somebody else, most likely another card"),
+            PortOwner::Process { id, name } => {
+                write!(f, "process {id} ({name}), most likely another SoftHCA device")
+            }
+            PortOwner::Unknown => f.write_str("an unknown process, most likely another SoftHCA device"),
         }
     }
 }
 
-/// Why no socket could be bound.
+/// Why a socket could not be bound.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// Somebody has the port.
+    /// Another socket has the port.
     #[error("{address} is in use by {owner}")]
     InUse {
-        /// What was asked for.
+        /// The requested address.
         address: SocketAddr,
-        /// Who has it.
+        /// The owner of the port.
         owner: PortOwner,
     },
-    /// The address is not one of this machine.
+    /// The address does not belong to this machine.
     #[error("{} is not an address of this machine{}", address.ip(), alias_hint(address.ip()))]
     NotLocal {
-        /// What was asked for.
+        /// The requested address.
         address: SocketAddr,
     },
     /// `SOFTHCA_ADDRESS` is not an IP address.
     #[error(
-        "{ADDRESS_VARIABLE} is {value:?}: an IP address is expected, or an IPv4 and an IPv6 address with a comma"
+        "{ADDRESS_VARIABLE} is {value:?}: expected an IP address, or an IPv4 and an IPv6 address separated by a comma"
     )]
     BadVariable {
-        /// Its value.
+        /// The value of the variable.
         value: String,
     },
-    /// Anything else.
+    /// Any other error.
     #[error("cannot open {address}")]
     Other {
-        /// What was asked for.
+        /// The requested address.
         address: SocketAddr,
-        /// What the system says.
+        /// The error of the system call.
         source: io::Error,
     },
 }
 
-/// What to do where loopback addresses have to be made first.
+/// The command that adds a loopback address, where the system needs one.
 fn alias_hint(address: IpAddr) -> String {
     if cfg!(target_os = "macos") && address.is_loopback() {
-        format!("; make it one: sudo ifconfig lo0 alias {address}")
+        format!("; add it with: sudo ifconfig lo0 alias {address}")
     } else {
         String::new()
     }
 }
 
 impl BindError {
-    /// What a failed bind means.
+    /// Interprets a failed bind.
     pub(crate) fn from_io(address: SocketAddr, source: io::Error) -> BindError {
         match source.kind() {
-            io::ErrorKind::AddrInUse => BindError::InUse { address, owner: owner_of(address) },
+            io::ErrorKind::AddrInUse => BindError::InUse { address, owner: find_owner(address) },
             io::ErrorKind::AddrNotAvailable => BindError::NotLocal { address },
             _ => BindError::Other { address, source },
         }
     }
 }
 
-/// The receive buffer that link control asks for: what a kernel as it comes gives to anybody.
+/// The receive buffer of the link control socket: the kernel's default limit for unprivileged processes.
 const LINK_CONTROL_RECEIVE_BUFFER: usize = 212_992;
 
-/// The two sockets of a host; four if it has an IPv4 and an IPv6 address.
+/// The two sockets of a host, or four if it has an IPv4 and an IPv6 address.
 #[derive(Debug)]
 pub struct HostSockets {
     /// Carries RoCE, on port 4791.
@@ -107,27 +109,27 @@ pub struct HostSockets {
     /// Carries link control, on port 4792.
     pub link: RoceSocket,
     interface: Option<Interface>,
-    /// Those of its IPv6 address, beside an IPv4 address.
+    /// The sockets of the IPv6 address, if the first address is an IPv4 address.
     ipv6: Option<Box<HostSockets>>,
 }
 
 impl HostSockets {
-    /// Binds both ports of `address`. The options are those of the socket that carries RoCE.
+    /// Binds both ports of `address`. The options apply to the RoCE socket.
     pub fn bind(address: IpAddr, options: SocketOptions) -> Result<HostSockets, BindError> {
         let bind = |port, options| RoceSocket::bind(SocketAddr::new(address, port), options);
-        // Link control first: who finds it missing takes the port for another make.
+        // Link control first: a peer that finds it missing takes the port for a foreign one.
         let link = bind(LINK_PORT, SocketOptions { receive_buffer: LINK_CONTROL_RECEIVE_BUFFER, ..options })?;
         let roce = bind(ROCE_PORT, options)?;
         let interface = interface_of(address);
         if let Some(interface) = &interface {
-            // Where this fails, groups cannot be joined either, and whoever tries is told.
+            // If this fails, joining a group fails too, and the caller gets that error.
             let _ = roce.set_multicast_interface(interface);
         }
         Ok(HostSockets { roce, link, interface, ipv6: None })
     }
 
-    /// Binds both ports of an IPv4 address and of an IPv6 address beside it: the host's second GID. Without
-    /// one, a host on a network takes the one of its interface, if there is one and it is free.
+    /// Binds both ports of an IPv4 address and of a second, IPv6 address: the second GID. Without `ipv6`, a host on a
+    /// network uses the IPv6 address of its interface, if that has one and it is free.
     pub fn bind_dual_stack(
         address: IpAddr,
         ipv6: Option<Ipv6Addr>,
@@ -136,7 +138,7 @@ impl HostSockets {
         HostSockets::bind(address, options)?.with_ipv6(ipv6, options)
     }
 
-    /// The same for a host whose IPv4 address is bound already.
+    /// The same for a host whose IPv4 address is already bound.
     pub fn with_ipv6(
         mut self,
         ipv6: Option<Ipv6Addr>,
@@ -156,25 +158,25 @@ impl HostSockets {
         Ok(self)
     }
 
-    /// The host's address, its first if there are two.
+    /// The host's address, the first if it has two.
     pub fn address(&self) -> IpAddr {
         self.roce.local_address().ip()
     }
 
-    /// The GID table: an entry for each address.
+    /// The GID table: one entry per address.
     pub fn gids(&self) -> Vec<Gid> {
-        self.by_address().map(|port| Gid::from(port.address())).collect()
+        self.by_address().map(|sockets| Gid::from(sockets.address())).collect()
     }
 
-    /// The interface that has the address.
+    /// The interface with the address.
     pub fn interface(&self) -> Option<&Interface> {
         self.interface.as_ref()
     }
 
-    /// The largest path MTU that the interfaces carry, with room for every header. Loopback carries all.
+    /// The largest path MTU that fits the interfaces together with every header. Loopback fits all.
     pub fn active_mtu(&self) -> Mtu {
-        let carried = |port: &HostSockets| match &port.interface {
-            _ if port.address().is_loopback() => Mtu::B4096,
+        let carried = |sockets: &HostSockets| match &sockets.interface {
+            _ if sockets.address().is_loopback() => Mtu::B4096,
             Some(interface) => Mtu::fitting(interface.mtu).unwrap_or(Mtu::B256),
             None => Mtu::B1024,
         };
@@ -186,32 +188,32 @@ impl HostSockets {
         std::iter::once(self).chain(self.ipv6.as_deref())
     }
 
-    /// The sockets of the address of the same IP version as `other`.
+    /// The sockets of the address with the same IP version as `other`.
     pub(crate) fn with_ip_version(&self, other: IpAddr) -> Option<&HostSockets> {
-        self.by_address().find(|port| port.address().is_ipv4() == other.is_ipv4())
+        self.by_address().find(|sockets| sockets.address().is_ipv4() == other.is_ipv4())
     }
 
-    /// The sockets that packets to `destination` leave from.
+    /// The sockets that send to `destination`.
     pub(crate) fn for_destination(&self, destination: IpAddr) -> &HostSockets {
         self.with_ip_version(destination).unwrap_or(self)
     }
 
-    /// The same, to send.
+    /// The sockets that send to `destination`, mutable.
     pub(crate) fn for_destination_mut(&mut self, destination: IpAddr) -> &mut HostSockets {
         if self.address().is_ipv4() == destination.is_ipv4() || self.ipv6.is_none() {
             return self;
         }
-        self.ipv6.as_mut().expect("it was just seen")
+        self.ipv6.as_mut().expect("it was just checked")
     }
 }
 
-/// Takes the address in `SOFTHCA_ADDRESS`, or the first of 127.0.0.2 … 127.0.0.254 that is free.
+/// Binds the address in `SOFTHCA_ADDRESS`, or the first free address of 127.0.0.2 … 127.0.0.254.
 pub fn bind_host(options: SocketOptions) -> Result<HostSockets, BindError> {
     if let Ok(value) = std::env::var(ADDRESS_VARIABLE) {
         let (address, ipv6) = parse_addresses(&value).ok_or(BindError::BadVariable { value })?;
         return HostSockets::bind_dual_stack(address, ipv6, options);
     }
-    // Looking who has an address takes longer than trying the next.
+    // Finding the owner of an address takes longer than trying the next address.
     let free =
         |ip: &Ipv4Addr| [ROCE_PORT, LINK_PORT].iter().all(|port| UdpSocket::bind((*ip, *port)).is_ok());
     for address in (2..=254).map(|last| Ipv4Addr::new(127, 0, 0, last)).filter(free) {
@@ -223,7 +225,7 @@ pub fn bind_host(options: SocketOptions) -> Result<HostSockets, BindError> {
     HostSockets::bind(Ipv4Addr::new(127, 0, 0, 2).into(), options)
 }
 
-/// Reads an address, or an IPv4 address and an IPv6 address with a comma between them.
+/// Parses one address, or an IPv4 address and an IPv6 address separated by a comma.
 pub fn parse_addresses(text: &str) -> Option<(IpAddr, Option<Ipv6Addr>)> {
     match text.split_once(',') {
         None => Some((text.trim().parse().ok()?, None)),
@@ -234,12 +236,12 @@ pub fn parse_addresses(text: &str) -> Option<(IpAddr, Option<Ipv6Addr>)> {
     }
 }
 
-/// Looks for the socket that keeps `address` from being bound. The kernel's tables are read in pieces, and one
-/// that changes meanwhile may miss an entry: a second look finds it.
+/// Finds the socket that occupies `address`. The kernel returns its tables in pieces, and an entry may be missing if
+/// the table changes meanwhile: another attempt finds it.
 #[cfg(target_os = "linux")]
-fn owner_of(address: SocketAddr) -> PortOwner {
-    let mut looks = std::iter::repeat_with(|| scan_for_owner(address)).take(5);
-    looks.find(|owner| !matches!(owner, PortOwner::Unknown)).unwrap_or(PortOwner::Unknown)
+fn find_owner(address: SocketAddr) -> PortOwner {
+    let mut attempts = std::iter::repeat_with(|| scan_for_owner(address)).take(5);
+    attempts.find(|owner| !matches!(owner, PortOwner::Unknown)).unwrap_or(PortOwner::Unknown)
 }
 
 #[cfg(target_os = "linux")]
@@ -253,21 +255,21 @@ fn scan_for_owner(address: SocketAddr) -> PortOwner {
     let sockets = std::fs::read_to_string(table).unwrap_or_default();
     let found = sockets.lines().skip(1).find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        let (ip, its_port) = fields.get(1)?.split_once(':')?;
-        let everywhere = ip.bytes().all(|digit| digit == b'0');
-        let conflicts = its_port == port && (ip == wanted || everywhere);
-        conflicts.then_some((*fields.get(7)?, *fields.get(9)?, everywhere))
+        let (ip, bound_port) = fields.get(1)?.split_once(':')?;
+        let is_wildcard = ip.bytes().all(|digit| digit == b'0');
+        let conflicts = bound_port == port && (ip == wanted || is_wildcard);
+        conflicts.then_some((*fields.get(7)?, *fields.get(9)?, is_wildcard))
     });
-    let Some((user, inode, everywhere)) = found else { return PortOwner::Unknown };
+    let Some((user, inode, is_wildcard)) = found else { return PortOwner::Unknown };
     match process_with_socket(inode) {
         Some(owner) => owner,
         // rxe listens on every address, and no process has its socket.
-        None if everywhere && user == "0" => PortOwner::Kernel,
+        None if is_wildcard && user == "0" => PortOwner::Kernel,
         None => PortOwner::Unknown,
     }
 }
 
-/// Four bytes of an address as the kernel's tables show them.
+/// Four bytes of an address in the format of the kernel's tables.
 #[cfg(target_os = "linux")]
 fn hex_word(bytes: &[u8]) -> String {
     format!("{:08X}", u32::from_ne_bytes(bytes.try_into().expect("four bytes")))
@@ -291,6 +293,6 @@ fn process_with_socket(inode: &str) -> Option<PortOwner> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn owner_of(_address: SocketAddr) -> PortOwner {
+fn find_owner(_address: SocketAddr) -> PortOwner {
     PortOwner::Unknown
 }

@@ -1,8 +1,8 @@
-//! The network between the hosts of one process: their frames pass its switches in place of sockets.
+//! The network between the hosts of one process: their packets pass its switches instead of sockets.
 //!
-//! Whoever drives a host that is plugged in lets the network catch up with the clock, takes what has arrived for
-//! the host, and wakes the others for whom something has. What comes from other machines enters it too, each over a
-//! line of its own, so that its switches queue, mark and pause them as they do the hosts of the process.
+//! The driver of an attached host advances the network to the current time, receives the host's frames, and wakes the
+//! other hosts that have frames. Packets of other machines enter the network too, each machine through a port of its
+//! own, so that the switches queue, mark and pause them like those of local hosts.
 
 use crate::Waker;
 use parking_lot::Mutex;
@@ -19,17 +19,17 @@ use std::sync::Arc;
 use std::time::Instant;
 use thiserror::Error;
 
-/// Frames that a host takes at a time.
+/// The most frames that one poll returns.
 const MAX_FRAMES_PER_POLL: usize = 64;
 
-/// Why there is no backbone.
+/// Why a host network could not be created.
 #[derive(Debug, Error)]
 pub enum HostNetworkError {
-    /// The topology cannot be built of these hosts.
-    #[error("the topology: {0}")]
+    /// The topology does not fit these hosts.
+    #[error("invalid topology: {0}")]
     Topology(#[from] TopologyError),
-    /// The system gives no descriptor.
-    #[error("a descriptor to wake hosts with: {0}")]
+    /// The system did not create a wake descriptor.
+    #[error("cannot create a wake descriptor: {0}")]
     Io(#[from] io::Error),
 }
 
@@ -37,7 +37,7 @@ pub enum HostNetworkError {
 pub struct HostNetwork {
     inner: Mutex<Inner>,
     topology: BuiltTopology,
-    line: LinkSettings,
+    link: LinkSettings,
     started: Instant,
     wakers: Vec<Waker>,
 }
@@ -45,38 +45,38 @@ pub struct HostNetwork {
 struct Inner {
     fabric: Fabric,
     sink: Box<dyn EventSink + Send>,
-    /// Hosts that let something happen for themselves and did not look since: nobody else wakes them.
+    /// Hosts that advanced the network, received something and have not polled since: no other host wakes them.
     unpolled: BTreeSet<HostId>,
 }
 
 impl HostNetwork {
-    /// Connects hosts with these addresses as a topology says. The seed decides which packets are marked.
+    /// Connects hosts with these addresses in a topology. The seed decides which packets are ECN-marked.
     pub fn new(
         seed: u64,
         addresses: &[IpAddr],
         topology: &Topology,
-        line: LinkSettings,
+        link: LinkSettings,
         settings: SwitchSettings,
     ) -> Result<Arc<HostNetwork>, HostNetworkError> {
-        HostNetwork::with_sink(seed, addresses, topology, line, settings, Box::new(()))
+        HostNetwork::with_sink(seed, addresses, topology, link, settings, Box::new(()))
     }
 
-    /// The same, and shows everything that happens to `sink`, while nothing else can happen in the network.
+    /// The same with an event sink, which is called under the lock of the network.
     pub fn with_sink(
         seed: u64,
         addresses: &[IpAddr],
         topology: &Topology,
-        line: LinkSettings,
+        link: LinkSettings,
         settings: SwitchSettings,
         sink: Box<dyn EventSink + Send>,
     ) -> Result<Arc<HostNetwork>, HostNetworkError> {
-        let (fabric, laid) = Fabric::new(seed, addresses, topology, line, settings)?;
+        let (fabric, built) = Fabric::new(seed, addresses, topology, link, settings)?;
         let wakers = addresses.iter().map(|_| Waker::new()).collect::<io::Result<_>>()?;
         let inner = Mutex::new(Inner { fabric, sink, unpolled: BTreeSet::new() });
-        Ok(Arc::new(HostNetwork { inner, topology: laid, line, started: Instant::now(), wakers }))
+        Ok(Arc::new(HostNetwork { inner, topology: built, link, started: Instant::now(), wakers }))
     }
 
-    /// Changes how fast the port of a host takes what arrives. False if the network has no such host.
+    /// Changes how fast the port of a host accepts frames. Returns false if the network has no such host.
     pub fn set_receiver(&self, address: IpAddr, receiver: ReceiverSettings) -> bool {
         let Inner { fabric, sink, .. } = &mut *self.inner.lock();
         let Some(host) = fabric.host_with_address(address) else { return false };
@@ -84,12 +84,12 @@ impl HostNetwork {
         true
     }
 
-    /// The rate of every cable.
+    /// The rate of every link.
     pub(crate) fn line_rate(&self) -> Option<NonZeroU64> {
-        self.line.bits_per_second
+        self.link.bits_per_second
     }
 
-    /// Lets everything happen that was to happen by now, and wakes the hosts that have something to look at.
+    /// Processes every event up to the current time and wakes the hosts that have something to poll.
     fn advance_to_now(&self, inner: &mut Inner, except: HostId) -> softhca_engine::Instant {
         let now = self.now();
         inner.fabric.advance(now, &mut *inner.sink);
@@ -103,24 +103,24 @@ impl HostNetwork {
         now
     }
 
-    /// The descriptor that becomes readable when something arrives for a host.
+    /// The descriptor that becomes readable when a frame arrives for a host.
     pub fn wake_descriptor(&self, address: IpAddr) -> Option<BorrowedFd<'_>> {
         let host = self.inner.lock().fabric.host_with_address(address)?;
         Some(self.wakers[host.0 as usize].as_fd())
     }
 
-    /// The switches and cables.
+    /// The switches and links.
     pub fn topology(&self) -> &BuiltTopology {
         &self.topology
     }
 
-    /// Calls `act` with the network, to ask it something.
+    /// Calls `act` with the fabric.
     pub fn with_fabric<R>(&self, act: impl FnOnce(&Fabric) -> R) -> R {
         act(&self.inner.lock().fabric)
     }
 
-    /// How many frames went where.
-    pub fn census(&self) -> FrameCounters {
+    /// The frame counters of the network.
+    pub fn frame_counters(&self) -> FrameCounters {
         self.inner.lock().fabric.frame_counters()
     }
 
@@ -181,29 +181,29 @@ impl HostPort {
         fabric.send(self.network.now(), self.host, frame, &mut **sink);
     }
 
-    /// Takes a frame that came from another machine, behind at most `most` bytes of the same one. Gives it back if the
-    /// network has no line for that machine.
-    pub fn inject_external(&self, frame: Frame, most: u64) -> Result<(), Frame> {
+    /// Injects a frame from another machine, behind at most `max_queued` bytes of that machine. Returns the frame if
+    /// the network has no port for the machine.
+    pub fn inject_external(&self, frame: Frame, max_queued: u64) -> Result<(), Frame> {
         let mut inner = self.network.inner.lock();
         if inner.fabric.host_with_address(frame.addressing.source).is_some() {
             return Err(frame);
         }
         let now = self.network.advance_to_now(&mut inner, self.host);
         let Inner { fabric, sink, .. } = &mut *inner;
-        fabric.inject_external(now, self.host, frame, most, &mut **sink)
+        fabric.inject_external(now, self.host, frame, max_queued, &mut **sink)
     }
 
-    /// Whether frames of another machine are on their way to the host.
+    /// Whether frames of another machine are in flight to the host.
     pub fn has_external_in_flight(&self, peer: IpAddr) -> bool {
         self.network.inner.lock().fabric.has_in_flight(self.host, peer)
     }
 
-    /// Drops what waits of another machine that is gone.
+    /// Drops the queued frames of a machine that is gone.
     pub fn discard_external(&self, peer: IpAddr) {
         self.network.inner.lock().fabric.drop_peer(self.host, peer);
     }
 
-    /// The rate of every line.
+    /// The rate of every link.
     pub fn line_rate(&self) -> Option<NonZeroU64> {
         self.network.line_rate()
     }
@@ -236,8 +236,7 @@ impl HostPort {
         self.ns_until_next_event().into_iter().chain(self.ns_until_unblocked()).min()
     }
 
-    /// How long until something happens in the network, in nanoseconds; nothing if something has that the host did not
-    /// look at.
+    /// The nanoseconds until the next event in the network; zero if the host has not polled the last one.
     fn ns_until_next_event(&self) -> Option<u64> {
         let inner = self.network.inner.lock();
         if inner.unpolled.contains(&self.host) {

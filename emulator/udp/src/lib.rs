@@ -1,8 +1,8 @@
-//! A port of the emulated card on real UDP sockets, and the link control that keeps it lossless.
+//! A port of the emulated HCA on real UDP sockets, and the link control that keeps it lossless.
 //!
-//! [`RoceSocket`] moves runs of datagrams and tells what the kernel knows about them; [`Links`] decides how
-//! much may be sent to whom, without I/O and without a clock of its own. [`Driver`] owns a card and both of
-//! them, and drives the three one turn at a time. This is the only crate with socket calls; unsafe code is confined to `system`.
+//! [`RoceSocket`] sends and receives batches of datagrams and reports what the kernel knows about them.
+//! [`LinkControl`] decides how much may be sent to which peer; it has no I/O and no clock. [`Driver`] owns an HCA and
+//! both of them and polls them. This is the only crate with socket calls; unsafe code is confined to `system`.
 
 #![cfg(unix)]
 

@@ -1,9 +1,9 @@
-//! The links of one port: who the peers are, whether they live, and what may be sent to them.
+//! The links of one port: its peers, their state, and how much may be sent to them.
 //!
-//! A state machine without I/O. The driver hands in what arrives ([`Links::handle`], [`Links::received`],
-//! [`Links::unreachable`]) and the time, sends what [`Links::transmit`] gives, asks [`Links::may_send`] before
-//! every run, and hears of changes from [`Links::poll_event`]. Nothing on the receiving side ever waits for
-//! permission to send.
+//! A state machine without I/O. The driver passes in what arrives ([`LinkControl::on_message`],
+//! [`LinkControl::record_received`], [`LinkControl::on_unreachable`]) and the time, sends the messages of
+//! [`LinkControl::transmit`], asks [`LinkControl::may_send`] before every batch, and reads changes from
+//! [`LinkControl::poll_event`]. The receive path never waits for a grant.
 
 mod peer;
 
@@ -14,54 +14,54 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
 const MILLISECOND: u64 = 1_000_000;
-/// The most peers of one port; beyond it, dead ones are forgotten and new ones refused.
+/// The most peers of one port. Beyond it, new peers replace dead ones or are refused.
 const MAX_PEERS: usize = 1024;
-/// How long between two heartbeats of a link in use, and of a quiet one.
+/// The interval of heartbeats on a link in use and on an idle one.
 const HEARTBEAT_INTERVAL: u64 = 100 * MILLISECOND;
 const IDLE_HEARTBEAT_INTERVAL: u64 = 1000 * MILLISECOND;
-/// How long after its last use a link is quiet.
+/// How long after its last use a link is idle.
 const IDLE_AFTER: u64 = 2000 * MILLISECOND;
-/// How long a peer may be silent before its link is stalled.
+/// How long a peer may be silent before it is stalled.
 const STALLED_AFTER: u64 = 250 * MILLISECOND;
-/// How long without any answer until a port that never said HELLO is taken for another make. Most of another
-/// make are known at once, because nobody listens on their link port; and a port like ours may be slow to
-/// answer on a network that still looks for its address.
+/// How long a port that never sent HELLO may be silent before it is foreign. Most foreign ports are detected at once,
+/// because their link control port is closed. A native port may reply late on a network that still resolves its
+/// address.
 const FOREIGN_AFTER: u64 = 3000 * MILLISECOND;
-/// Grants are good for this long after a heartbeat that was answered, and then again after the next: a port
-/// that was stopped may have been given up by its peers.
+/// How long grants are valid after a heartbeat that the peer answered: the peers of a port that was stopped may have
+/// declared it dead.
 const GRANT_LEASE: u64 = 500 * MILLISECOND;
-/// The first and the longest pause between two HELLOs.
+/// The first and the longest interval between two HELLOs.
 const MIN_HELLO_INTERVAL: u64 = MILLISECOND;
 const MAX_HELLO_INTERVAL: u64 = 100 * MILLISECOND;
-/// The most silence that counts between two calls of `expire`: a port that was stopped itself must not blame
-/// its peers.
+/// The most silence that counts between two calls of `expire`: a port that was stopped itself does not count that
+/// time against its peers.
 const MAX_CLOCK_STEP: u64 = 200 * MILLISECOND;
-/// How long until what is on the way to a port of another make counts as arrived.
+/// How long until data in flight to a foreign port counts as received.
 const FOREIGN_WINDOW_PERIOD: u64 = MILLISECOND;
-/// With this many events waiting for the driver, more pauses are ignored.
+/// With this many events waiting for the driver, further pauses are ignored.
 const MAX_EVENTS: usize = 4096;
 
-/// What is known about a peer port.
+/// The state of a peer port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerState {
-    /// Nothing yet, or nothing since it was dead; HELLO is on its way.
+    /// No contact yet, or none since it was dead. HELLO is being sent.
     Probing,
-    /// It answers.
+    /// It replies.
     Alive,
-    /// It does not answer now. Timers towards it stand still.
+    /// It does not reply now. Timers towards it stop.
     Stalled,
-    /// It has not answered for too long, or nobody is there. Its queue pairs fail.
+    /// It has not replied for too long, or its port is closed. Queue pairs connected to it fail.
     Dead,
-    /// Nobody speaks link control there: rxe, a real card, or nobody at all. Nothing is promised.
+    /// It has no link control: rxe, a hardware HCA, or no port at all. Delivery is not guaranteed.
     Foreign,
 }
 
 /// What changed on a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkChange {
-    /// The state of the peer is another one.
+    /// The peer has a new state.
     StateChanged(PeerState),
-    /// The peer came back with no memory of anything before; it is alive.
+    /// The peer restarted without its earlier state; it is alive.
     Restarted,
     /// The peer sent a priority flow control frame.
     PauseReceived(Pause),
@@ -82,21 +82,21 @@ impl LinkChange {
     }
 }
 
-/// A change, and on which link.
+/// A change of one link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkEvent {
     /// The peer's address.
     pub peer: IpAddr,
-    /// What changed.
+    /// The change.
     pub change: LinkChange,
 }
 
-/// Which of a peer's ports an ICMP message speaks of.
+/// The port of a peer that an ICMP message reports as unreachable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnreachablePort {
-    /// 4791.
+    /// RoCE, 4791.
     Roce,
-    /// 4792.
+    /// Link control, 4792.
     Link,
 }
 
@@ -107,22 +107,22 @@ pub struct LinkControl {
     dead_after: u64,
     peers: BTreeMap<IpAddr, PeerLink>,
     grant_issuer: GrantIssuer,
-    /// Addresses of this port that no link leads to, because what goes there stays in the card.
+    /// Addresses of this port whose traffic stays inside the HCA, without a link.
     internal_addresses: Vec<IpAddr>,
-    /// The order of our frames.
+    /// The order in which this port sends frames.
     transmit_order: FrameOrder,
     events: VecDeque<LinkEvent>,
     expired_at: u64,
-    /// Somebody may have something to say.
+    /// A peer may have a message to send.
     has_pending_messages: bool,
 }
 
 impl LinkControl {
-    /// How long a peer may be silent before it is dead, unless told otherwise: ten seconds.
+    /// The default time that a peer may be silent before it is dead: ten seconds.
     pub const DEAD_AFTER: u64 = 10_000 * MILLISECOND;
 
-    /// The links of a port that begins to live at `now`, whose receive buffer has this [`budget`](crate::budget).
-    /// A later life needs a higher incarnation: nanoseconds of the wall clock will do.
+    /// The links of a port that starts at `now` and can grant [`budget`](crate::grant_budget) bytes. A later start
+    /// needs a higher incarnation, such as the wall clock in nanoseconds.
     pub fn new(incarnation: Incarnation, budget: u64, now: u64) -> LinkControl {
         LinkControl {
             incarnation,
@@ -142,18 +142,17 @@ impl LinkControl {
         self.dead_after = nanoseconds.max(2 * GRANT_LEASE);
     }
 
-    /// Keeps what goes to these addresses, the port's own, in the card: nobody is greeted there, and nothing is granted.
-    pub fn set_internal_addresses(&mut self, own: impl IntoIterator<Item = IpAddr>) {
-        self.internal_addresses.extend(own);
+    /// Keeps traffic to these addresses, the port's own, inside the HCA: no link and no grants.
+    pub fn set_internal_addresses(&mut self, addresses: impl IntoIterator<Item = IpAddr>) {
+        self.internal_addresses.extend(addresses);
     }
 
-    /// Whether what goes to an address stays in the card.
+    /// Whether traffic to an address stays inside the HCA.
     pub fn is_internal(&self, address: IpAddr) -> bool {
         self.internal_addresses.contains(&address)
     }
 
-    /// Our frames leave in another order than that of their PSNs from now on, because a rule wants it. No frame
-    /// leaves to a peer before it knows.
+    /// From now on a fault rule sends frames out of PSN order. No frame leaves before its peer has been informed.
     pub fn announce_reordering(&mut self) {
         self.transmit_order = FrameOrder::Reordered;
         self.has_pending_messages = true;
@@ -163,29 +162,29 @@ impl LinkControl {
         }
     }
 
-    /// Our frames leave in the order of their PSNs again. Until a peer hears of it, it only helps us less.
+    /// Frames leave in PSN order again. A peer that does not know yet only refrains from reordering.
     pub fn announce_in_order(&mut self) {
         self.transmit_order = FrameOrder::InOrder;
     }
 
-    /// Whether frames of `peer` that come in another order than that of their PSNs were mixed up on the way.
+    /// Whether `peer` sends in PSN order, so that frames in another order were reordered on the way.
     pub fn transmits_in_order(&self, peer: IpAddr) -> bool {
         self.peers
             .get(&peer)
             .is_some_and(|peer| peer.is_established() && peer.remote_order == FrameOrder::InOrder)
     }
 
-    /// What the port has granted to others.
+    /// The grants that this port has issued.
     pub fn grant_issuer(&self) -> &GrantIssuer {
         &self.grant_issuer
     }
 
-    /// What is known about `peer`, if anything ever was.
+    /// The state of `peer`, if it is known.
     pub fn state(&self, peer: IpAddr) -> Option<PeerState> {
         self.peers.get(&peer).map(|peer| peer.state)
     }
 
-    /// The peer, new if need be; `None` if there are too many, or if no link leads there.
+    /// The peer, inserted if it is new; `None` if there are too many, or if the address is internal.
     fn peer_or_insert(&mut self, address: IpAddr, now: u64) -> Option<&mut PeerLink> {
         if self.is_internal(address) {
             return None;
@@ -193,9 +192,9 @@ impl LinkControl {
         if self.peers.len() >= MAX_PEERS && !self.peers.contains_key(&address) {
             let (dead, _) = self.peers.iter().find(|(_, peer)| peer.state == PeerState::Dead)?;
             let dead = *dead;
-            let forgotten = self.peers.remove(&dead).expect("the peer was just found");
-            // Whoever takes its place, or itself, must not meet an earlier life of ours.
-            self.incarnation = self.incarnation.max(forgotten.local_incarnation.next());
+            let removed = self.peers.remove(&dead).expect("the peer was just found");
+            // Neither this peer nor its successor may see an earlier incarnation of this port again.
+            self.incarnation = self.incarnation.max(removed.local_incarnation.next());
         }
         self.has_pending_messages = true;
         let ours = self.incarnation;
@@ -206,14 +205,14 @@ impl LinkControl {
         self.events.push_back(LinkEvent { peer, change });
     }
 
-    /// Keeps an eye on `peer`: somebody waits for it. Also begins to greet a peer that is unknown or dead.
+    /// Monitors `peer`, because traffic waits for it. Starts to probe a peer that is unknown or dead.
     pub fn watch(&mut self, peer: IpAddr, now: u64) {
         if let Some(peer) = self.peer_or_insert(peer, now) {
             peer.last_used_at = now;
             match peer.state {
                 PeerState::Dead => peer.start_probing(now),
                 PeerState::Alive | PeerState::Stalled => {
-                    // A renewed interest must not wait for a quiet link's next heartbeat.
+                    // New traffic must not wait for the next heartbeat of an idle link.
                     peer.next_heartbeat_at = peer.next_heartbeat_at.min(now + HEARTBEAT_INTERVAL);
                     if !peer.has_lease(now) && !peer.awaiting_heartbeat_reply {
                         peer.next_heartbeat_at = now;
@@ -227,13 +226,13 @@ impl LinkControl {
         }
     }
 
-    /// How much charge may be sent to `peer` now, to cut runs by.
+    /// The charge that may be sent to `peer` now, to limit batches by.
     pub fn allowance(&self, peer: IpAddr, now: u64) -> u64 {
         self.peers.get(&peer).map_or(0, |peer| peer.allowance(now))
     }
 
-    /// Whether a frame or run of this charge may be sent to `peer` now. If not, everything is done to get
-    /// permission for a frame; ask again when a message has been handled or a timeout has passed.
+    /// Whether a frame or batch of this charge may be sent to `peer` now. If not, requests a grant for one frame; ask
+    /// again after a message or a timeout.
     pub fn may_send(&mut self, peer: IpAddr, charge: u64, now: u64) -> bool {
         if self.allowance(peer, now) >= charge {
             return true;
@@ -247,12 +246,12 @@ impl LinkControl {
         false
     }
 
-    /// Counts what the socket has taken.
+    /// Counts what the socket has accepted.
     ///
     /// # Panics
-    /// If that was not allowed.
+    /// If the allowance does not cover it.
     pub fn record_sent(&mut self, peer: IpAddr, charge: u64, now: u64) {
-        let peer = self.peers.get_mut(&peer).expect("nothing is sent to an unknown peer");
+        let peer = self.peers.get_mut(&peer).expect("the peer is known");
         peer.last_used_at = now;
         if peer.state == PeerState::Foreign {
             if peer.foreign_window_used == 0 || now >= peer.foreign_window_opened_at + FOREIGN_WINDOW_PERIOD {
@@ -266,32 +265,32 @@ impl LinkControl {
         }
     }
 
-    /// Sends a priority flow control frame, once; together with one that was not sent yet. One to the port itself is there
-    /// at once.
-    pub fn send_pause(&mut self, peer: IpAddr, send_pause: Pause, now: u64) {
+    /// Sends a priority flow control frame once, merged with one that is still pending. A frame to the port itself
+    /// takes effect at once.
+    pub fn send_pause(&mut self, peer: IpAddr, pause: Pause, now: u64) {
         if self.is_internal(peer) {
-            self.emit(peer, LinkChange::PauseReceived(send_pause));
+            self.emit(peer, LinkChange::PauseReceived(pause));
         } else if let Some(peer) = self.peer_or_insert(peer, now) {
-            peer.pending_pause.get_or_insert_default().merge(&send_pause);
+            peer.pending_pause.get_or_insert_default().merge(&pause);
         }
     }
 
-    /// Whether link control is spoken with `peer` now.
+    /// Whether link control with `peer` is established.
     pub fn is_established(&self, peer: IpAddr) -> bool {
         self.peers.get(&peer).is_some_and(PeerLink::is_established)
     }
 
-    /// So much of what was granted to `peer`, and received from it, is kept: it does not make room for more.
+    /// Keeps this much of what was granted to and received from `peer` in use: it makes no room for new grants.
     pub fn add_buffered(&mut self, peer: IpAddr, granted: u64) {
         self.grant_issuer.add_buffered(peer, granted);
     }
 
-    /// At most so much of what was received from `peer` is still kept.
+    /// Releases what was received from `peer`, except for at most `kept` bytes.
     pub fn limit_buffered(&mut self, peer: IpAddr, kept: u64) {
         self.grant_issuer.limit_buffered(peer, kept);
     }
 
-    /// Counts a chunk that was taken out of the RoCE socket. Returns how much of it had been granted.
+    /// Counts a chunk that was read from the RoCE socket. Returns how much of it was granted.
     pub fn record_received(&mut self, peer: IpAddr, charge: u64, now: u64) -> u64 {
         let granted = self.grant_issuer.record_received(peer, charge);
         match self.peers.get_mut(&peer) {
@@ -302,18 +301,18 @@ impl LinkControl {
                     self.on_peer_activity(peer);
                 }
             }
-            // It may take us for another make; tell it better.
+            // It may take this port for a foreign one: send HELLO.
             _ => self.watch(peer, now),
         }
         granted
     }
 
-    /// Learns that the RoCE socket had nothing more.
+    /// The RoCE socket is empty.
     pub fn on_socket_empty(&mut self, now: u64) {
         self.grant_issuer.on_socket_empty(now);
     }
 
-    /// A sign of life from a peer that answers.
+    /// An established peer sent something.
     fn on_peer_activity(&mut self, address: IpAddr) {
         if let Some(peer) = self.peers.get_mut(&address) {
             peer.silent_for = 0;
@@ -325,14 +324,14 @@ impl LinkControl {
         }
     }
 
-    /// Takes in a link control message.
+    /// Processes a link control message.
     pub fn on_message(&mut self, from: IpAddr, message: &Message, now: u64) {
         let Some(peer) = self.peer_or_insert(from, now) else { return };
-        let for_us = message.receiver == Some(peer.local_incarnation);
+        let is_current = message.receiver == Some(peer.local_incarnation);
         if let Body::Hello(exchange) = message.body {
-            let old = peer.remote_incarnation.is_some_and(|known| message.sender < known);
-            // An answer to an earlier life of this port says nothing to this one.
-            if !old && (exchange == ExchangeKind::Query || for_us) {
+            let is_stale = peer.remote_incarnation.is_some_and(|known| message.sender < known);
+            // A reply to an earlier incarnation of this port is void.
+            if !is_stale && (exchange == ExchangeKind::Query || is_current) {
                 self.on_hello(from, message.sender, exchange, now);
                 if let Some(peer) = self.peers.get_mut(&from) {
                     peer.remote_order = message.frame_order;
@@ -340,8 +339,8 @@ impl LinkControl {
             }
             return;
         }
-        if !for_us || !peer.is_established() || peer.remote_incarnation != Some(message.sender) {
-            // One of us does not know the other's present life.
+        if !is_current || !peer.is_established() || peer.remote_incarnation != Some(message.sender) {
+            // One side does not know the other's current incarnation.
             peer.pending_hello = Some(ExchangeKind::Query);
             return;
         }
@@ -363,7 +362,7 @@ impl LinkControl {
         self.on_peer_activity(from);
     }
 
-    /// A HELLO from the present or a new life of a peer. A new life knows nothing of what was agreed.
+    /// Processes a HELLO from the current or a new incarnation of a peer. A new incarnation has no state of the link.
     fn on_hello(&mut self, from: IpAddr, sender: Incarnation, exchange: ExchangeKind, now: u64) {
         let peer = self.peers.get_mut(&from).expect("the peer was just found");
         let restarted = peer.remote_incarnation.is_some_and(|known| known != sender);
@@ -391,21 +390,20 @@ impl LinkControl {
         }
     }
 
-    /// Learns from an ICMP message that nobody listens there. Take these from the error queues before the
-    /// messages that came after them.
+    /// Processes an ICMP port unreachable message. Read the error queues before the messages that arrived after them.
     pub fn on_unreachable(&mut self, peer: IpAddr, port: UnreachablePort, now: u64) {
         let Some(known) = self.peers.get(&peer) else { return };
         let state = match (port, known.state) {
             (_, PeerState::Dead) | (UnreachablePort::Link, PeerState::Foreign) => return,
-            // Another make may live there now; if nobody does, datagrams are lost as on any network, and the RoCE port
-            // will say so.
+            // The port may be foreign. If it does not exist, datagrams are lost as on any network, and the RoCE port
+            // will report it.
             (UnreachablePort::Link, PeerState::Probing) => PeerState::Foreign,
             _ => PeerState::Dead,
         };
         self.close(peer, state, now);
     }
 
-    /// Ends all understanding with a peer.
+    /// Discards the state of a link.
     fn close(&mut self, address: IpAddr, state: PeerState, now: u64) {
         if let Some(peer) = self.peers.get_mut(&address) {
             peer.reset(now);
@@ -417,13 +415,14 @@ impl LinkControl {
         }
     }
 
-    /// Does what is due at `now`. Hand in what has arrived first, so that nobody is blamed for our own sleep.
+    /// Processes the timers that are due at `now`. Pass in what has arrived first, so that no peer is blamed for a
+    /// delay of this process.
     pub fn expire(&mut self, now: u64) {
         let step = now.saturating_sub(self.expired_at).min(MAX_CLOCK_STEP);
         self.expired_at = now;
         self.has_pending_messages = true;
         let dead_after = self.dead_after;
-        let mut fallen = Vec::new();
+        let mut lost_peers = Vec::new();
         for (address, peer) in &mut self.peers {
             match peer.state {
                 PeerState::Probing => {
@@ -434,9 +433,9 @@ impl LinkControl {
                         peer.hello_interval = (peer.hello_interval * 2).min(MAX_HELLO_INTERVAL);
                     }
                     if !peer.supports_link_control && peer.silent_for >= FOREIGN_AFTER {
-                        fallen.push((*address, PeerState::Foreign));
+                        lost_peers.push((*address, PeerState::Foreign));
                     } else if peer.silent_for >= dead_after {
-                        fallen.push((*address, PeerState::Dead));
+                        lost_peers.push((*address, PeerState::Dead));
                     }
                 }
                 PeerState::Alive | PeerState::Stalled => {
@@ -444,23 +443,23 @@ impl LinkControl {
                         peer.silent_for += step;
                     }
                     if now >= peer.next_heartbeat_at {
-                        let quiet = now >= peer.last_used_at + IDLE_AFTER && !peer.awaiting_heartbeat_reply;
+                        let is_idle = now >= peer.last_used_at + IDLE_AFTER && !peer.awaiting_heartbeat_reply;
                         peer.heartbeat_due = true;
                         peer.next_heartbeat_at =
-                            now + if quiet { IDLE_HEARTBEAT_INTERVAL } else { HEARTBEAT_INTERVAL };
+                            now + if is_idle { IDLE_HEARTBEAT_INTERVAL } else { HEARTBEAT_INTERVAL };
                     }
                     peer.grant_balance.expire(now);
                     if peer.silent_for >= dead_after {
-                        fallen.push((*address, PeerState::Dead));
+                        lost_peers.push((*address, PeerState::Dead));
                     } else if peer.silent_for >= STALLED_AFTER && peer.state == PeerState::Alive {
-                        fallen.push((*address, PeerState::Stalled));
+                        lost_peers.push((*address, PeerState::Stalled));
                     }
                 }
                 PeerState::Foreign => {
                     if now >= peer.foreign_window_opened_at + FOREIGN_WINDOW_PERIOD {
                         peer.foreign_window_used = 0;
                     }
-                    // Somebody else may live there now.
+                    // Another port may be there now.
                     if now >= peer.next_hello_at && now < peer.last_used_at + IDLE_AFTER {
                         peer.pending_hello = Some(ExchangeKind::Query);
                         peer.next_hello_at = now + IDLE_HEARTBEAT_INTERVAL;
@@ -469,7 +468,7 @@ impl LinkControl {
                 PeerState::Dead => {}
             }
         }
-        for (address, state) in fallen {
+        for (address, state) in lost_peers {
             if state == PeerState::Stalled {
                 self.peers.get_mut(&address).expect("the peer was just found").state = state;
                 self.emit(address, LinkChange::StateChanged(state));
@@ -479,12 +478,12 @@ impl LinkControl {
         }
     }
 
-    /// When to call [`Links::expire`]; also read the RoCE socket then, and say if it was empty.
+    /// When to call [`LinkControl::expire`], and to read the RoCE socket and report whether it is empty.
     pub fn next_timeout(&self) -> Option<u64> {
         self.peers.values().filter_map(PeerLink::next_timeout).chain(self.grant_issuer.next_timeout()).min()
     }
 
-    /// The next message to send. Call until there is none, after every turn.
+    /// The next message to send. Call it after every poll until it returns `None`.
     pub fn transmit(&mut self, now: u64) -> Option<(IpAddr, Message)> {
         if let Some((address, grant)) = self.grant_issuer.transmit(now)
             && let Some(peer) = self.peers.get(&address)
@@ -505,7 +504,7 @@ impl LinkControl {
         None
     }
 
-    /// What changed, oldest first.
+    /// The oldest unread change.
     pub fn poll_event(&mut self) -> Option<LinkEvent> {
         self.events.pop_front()
     }

@@ -1,28 +1,28 @@
-//! Where traffic goes that never has to leave its host.
+//! How a host's traffic to itself is carried.
 
-/// Where goes what a host sends to itself. Multicast always goes through sockets.
+/// How a host's traffic to itself is carried. Multicast always uses sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Loopback {
-    /// Through its socket, as everything does: a capture of the machine's loopback interface shows it.
+    /// Through its socket, like all other traffic: a capture of the machine's loopback interface shows it.
     #[default]
     Socket,
-    /// From the card's sending half to its receiving half. The kernel never sees it, and no link leads there.
+    /// Inside the HCA, from transmit to receive. The kernel does not see it, and it uses no link.
     Internal,
 }
 
 impl Loopback {
-    /// All of them.
+    /// All values.
     pub const ALL: [Loopback; 2] = [Loopback::Socket, Loopback::Internal];
 
-    /// Its name: `socket` or `card`.
+    /// Its name: `socket` or `internal`.
     pub fn name(self) -> &'static str {
         match self {
             Loopback::Socket => "socket",
-            Loopback::Internal => "card",
+            Loopback::Internal => "internal",
         }
     }
 
-    /// The one with this name.
+    /// The value with this name.
     pub fn from_name(name: &str) -> Option<Loopback> {
         Loopback::ALL.into_iter().find(|loopback| loopback.name() == name)
     }

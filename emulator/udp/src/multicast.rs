@@ -1,8 +1,8 @@
-//! The multicast groups that a host is a member of: a socket for each.
+//! The multicast groups of a host, with one socket each.
 //!
-//! A socket that is bound to a unicast address never gets multicast. Each group has a receiving socket of its
-//! own, bound to the group and shared with every other card of the machine that is a member: all of them get
-//! every datagram. Sending goes out of the host's own socket, and comes back to the members here.
+//! A socket bound to a unicast address receives no multicast. Each group therefore has a receive socket that is bound
+//! to the group and shared with every other member on the machine: all of them get every datagram. The host's own
+//! socket sends to groups, and its datagrams loop back to members on this machine.
 
 use crate::socket::{RoceSocket, SocketOptions};
 use crate::{HostSockets, system::WakeSet};
@@ -14,20 +14,20 @@ use std::net::IpAddr;
 #[derive(Default)]
 pub(crate) struct MulticastGroups {
     joined: BTreeMap<IpAddr, RoceSocket>,
-    /// Why the others could not be joined.
+    /// Why the other groups could not be joined.
     failed: BTreeMap<IpAddr, io::Error>,
 }
 
 impl MulticastGroups {
-    /// Joins those of `wanted` that are new and leaves the groups that nobody wants any more.
-    pub fn update(&mut self, wanted: &BTreeSet<IpAddr>, host: &HostSockets, bells: Option<&WakeSet>) {
+    /// Joins the new groups of `wanted` and leaves all others.
+    pub fn update(&mut self, wanted: &BTreeSet<IpAddr>, host: &HostSockets, wake_set: Option<&WakeSet>) {
         self.joined.retain(|group, _| wanted.contains(group));
         self.failed.retain(|group, _| wanted.contains(group));
         for group in wanted {
             if self.joined.contains_key(group) {
                 continue;
             }
-            match join(*group, host, bells) {
+            match join(*group, host, wake_set) {
                 Ok(socket) => {
                     self.failed.remove(group);
                     self.joined.insert(*group, socket);
@@ -39,7 +39,7 @@ impl MulticastGroups {
         }
     }
 
-    /// Whether exactly these are joined, or were tried.
+    /// Whether exactly these groups are joined or failed.
     pub fn matches(&self, wanted: impl Iterator<Item = IpAddr>) -> bool {
         let mut count = 0;
         let known = |group: &IpAddr| self.joined.contains_key(group) || self.failed.contains_key(group);
@@ -57,14 +57,14 @@ impl MulticastGroups {
         self.joined.iter().map(|(group, socket)| (*group, socket))
     }
 
-    /// Wakes whoever sleeps on `bells` when something comes for a group.
-    pub fn add_to_wake_set(&self, bells: &WakeSet) -> io::Result<()> {
+    /// Lets a datagram for a group wake the threads that wait on `wake_set`.
+    pub fn add_to_wake_set(&self, wake_set: &WakeSet) -> io::Result<()> {
         use std::os::fd::AsFd;
-        self.joined.values().try_for_each(|socket| bells.add(socket.as_fd()))
+        self.joined.values().try_for_each(|socket| wake_set.add(socket.as_fd()))
     }
 }
 
-fn join(group: IpAddr, host: &HostSockets, bells: Option<&WakeSet>) -> io::Result<RoceSocket> {
+fn join(group: IpAddr, host: &HostSockets, wake_set: Option<&WakeSet>) -> io::Result<RoceSocket> {
     use std::os::fd::AsFd;
     let port = host.with_ip_version(group).ok_or_else(|| {
         io::Error::new(
@@ -76,8 +76,8 @@ fn join(group: IpAddr, host: &HostSockets, bells: Option<&WakeSet>) -> io::Resul
         io::Error::new(io::ErrorKind::NotFound, format!("no interface has {}", port.address()))
     })?;
     let socket = RoceSocket::join_multicast(group, interface, SocketOptions::default())?;
-    if let Some(bells) = bells {
-        bells.add(socket.as_fd())?;
+    if let Some(wake_set) = wake_set {
+        wake_set.add(socket.as_fd())?;
     }
     Ok(socket)
 }

@@ -1,6 +1,6 @@
-//! The priorities that the port may not send to each peer now, because the peer paused them.
+//! The priorities that each peer has paused.
 //!
-//! A link is a cable of its own: what a peer asks for stops what goes to that peer, and nothing else.
+//! Each link is paused on its own: a pause stops traffic to the peer that sent it, and no other.
 
 use softhca_fabric::{FabricEvent, HostId, LinkId, Node, PauseChange, PauseEndReason, PauseState, pause_ns};
 use softhca_wire::link_control::Pause;
@@ -8,24 +8,24 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::num::NonZeroU64;
 
-/// The one host and the one cable of a driver, as its events know them.
+/// The one host and the one link of a driver in its events.
 const NODE: Node = Node::Host(HostId(0));
 const LINK: LinkId = LinkId(0);
 
-/// Who paused which priorities, and until when.
+/// The paused priorities of each peer, and until when.
 #[derive(Debug, Default)]
 pub(crate) struct PeerPauses {
     peers: BTreeMap<IpAddr, PauseState>,
 }
 
 impl PeerPauses {
-    /// Heeds a pause of a peer, and tells what it changed. True if something may go on.
+    /// Applies a pause of a peer and emits the changes. Returns whether a priority resumed.
     pub fn apply(
         &mut self,
         peer: IpAddr,
         pause: &Pause,
         now: u64,
-        mut tell: impl FnMut(FabricEvent),
+        mut emit: impl FnMut(FabricEvent),
     ) -> bool {
         let mut resumed = false;
         let pauses = self.peers.entry(peer).or_default();
@@ -36,47 +36,47 @@ impl PeerPauses {
             let for_ns = pause_ns(quanta, NonZeroU64::new(pause.rate));
             let change = pauses.apply(now, priority, for_ns);
             let until_ns = now.saturating_add(for_ns);
-            tell(FabricEvent::PauseReceived { node: NODE, link: LINK, priority, quanta, until_ns });
+            emit(FabricEvent::PauseReceived { node: NODE, link: LINK, priority, quanta, until_ns });
             if change == PauseChange::Resumed {
                 resumed = true;
-                let how = PauseEndReason::Resumed;
-                tell(FabricEvent::PauseEnded { node: NODE, link: LINK, priority, reason: how });
+                let reason = PauseEndReason::Resumed;
+                emit(FabricEvent::PauseEnded { node: NODE, link: LINK, priority, reason });
             }
         }
         resumed
     }
 
-    /// Forgets the pauses of a peer that is gone. True if there were any.
+    /// Removes the pauses of a dead peer. Returns whether one was active.
     pub fn remove_peer(&mut self, peer: IpAddr) -> bool {
         self.peers.remove(&peer).is_some_and(|pauses| pauses.mask() != 0)
     }
 
-    /// Ends the pauses whose time is over, and tells of them. Returns whom something may go to again.
-    pub fn expire(&mut self, now: u64, mut tell: impl FnMut(FabricEvent)) -> Vec<IpAddr> {
+    /// Ends the pauses whose time is over and emits that. Returns the peers that may be sent to again.
+    pub fn expire(&mut self, now: u64, mut emit: impl FnMut(FabricEvent)) -> Vec<IpAddr> {
         let mut resumed = Vec::new();
         for (peer, pauses) in &mut self.peers {
-            let over = pauses.expire(now);
-            for priority in (0..8).filter(|priority| over >> priority & 1 == 1) {
-                tell(FabricEvent::PauseEnded {
+            let expired = pauses.expire(now);
+            for priority in (0..8).filter(|priority| expired >> priority & 1 == 1) {
+                emit(FabricEvent::PauseEnded {
                     node: NODE,
                     link: LINK,
                     priority,
                     reason: PauseEndReason::Expired,
                 });
             }
-            if over != 0 {
+            if expired != 0 {
                 resumed.push(*peer);
             }
         }
         resumed
     }
 
-    /// The priorities that may not go to a peer now, as a mask.
+    /// The priorities that a peer has paused, as a mask.
     pub fn mask(&self, peer: IpAddr) -> u8 {
         self.peers.get(&peer).map_or(0, PauseState::mask)
     }
 
-    /// When the first pause is over.
+    /// When the first pause ends.
     pub fn next_timeout(&self) -> Option<u64> {
         self.peers.values().filter_map(PauseState::next_end).min()
     }
@@ -98,23 +98,23 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_stops_what_goes_to_itself_and_nothing_else() {
+    fn pause_stops_traffic_to_its_sender_only() {
         let mut pauses = PeerPauses::default();
-        let mut told = Vec::new();
-        assert!(!pauses.apply(peer(2), &pause(3, 10), 0, |event| told.push(event)));
-        assert!(!pauses.apply(peer(3), &pause(3, 20), 0, |event| told.push(event)));
+        let mut events = Vec::new();
+        assert!(!pauses.apply(peer(2), &pause(3, 10), 0, |event| events.push(event)));
+        assert!(!pauses.apply(peer(3), &pause(3, 20), 0, |event| events.push(event)));
         assert_eq!([2, 3, 4].map(|last| pauses.mask(peer(last))), [0b1000, 0b1000, 0]);
         assert_eq!(pauses.next_timeout(), Some(5_120));
-        assert_eq!(pauses.expire(5_120, |event| told.push(event)), [peer(2)]);
+        assert_eq!(pauses.expire(5_120, |event| events.push(event)), [peer(2)]);
         assert_eq!([2, 3].map(|last| pauses.mask(peer(last))), [0, 0b1000]);
-        assert!(pauses.apply(peer(3), &pause(3, 0), 6_000, |event| told.push(event)));
+        assert!(pauses.apply(peer(3), &pause(3, 0), 6_000, |event| events.push(event)));
         assert_eq!((pauses.mask(peer(3)), pauses.next_timeout()), (0, None));
         let ends = |event: &&FabricEvent| matches!(event, FabricEvent::PauseEnded { .. });
-        assert_eq!((told.len(), told.iter().filter(ends).count()), (5, 2));
+        assert_eq!((events.len(), events.iter().filter(ends).count()), (5, 2));
     }
 
     #[test]
-    fn the_longest_pause_that_can_be_asked_for_ends_with_its_peer() {
+    fn longest_possible_pause_ends_with_its_peer() {
         let mut pauses = PeerPauses::default();
         let stop = Pause { classes: 0xffff, quanta: [u16::MAX; 8], rate: 1 };
         pauses.apply(peer(2), &stop, u64::MAX - 1, |_| ());

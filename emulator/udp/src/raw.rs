@@ -1,7 +1,7 @@
-//! What bare sockets can do on this machine: the reference beside which the card is measured.
+//! The throughput and latency of plain UDP sockets on this machine: the reference for benchmarks.
 //!
-//! Two threads over loopback, with the same calls that the card uses and nothing else: no ICRC, no copies, no
-//! protocol. Each function is one short measurement, so that it can take turns with others.
+//! Two threads over loopback, with the same system calls as the driver but without ICRC, copies or protocol. Each
+//! function is one short measurement, so that it can be interleaved with others.
 
 use crate::{BindError, ReceiveBatch, RoceSocket, SendError, SocketOptions, charge, wait_readable};
 use std::io;
@@ -12,50 +12,50 @@ use std::thread;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// Why nothing was measured.
+/// Why a measurement failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RawError {
-    /// No socket.
+    /// A socket could not be bound.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// A send that should have worked.
+    /// A send failed.
     #[error(transparent)]
     Send(#[from] SendError),
-    /// Any other call.
+    /// Another system call failed.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// What a stream achieved.
+/// The result of a stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StreamResult {
-    /// Payload bytes that arrived.
+    /// Payload bytes received.
     pub bytes: u64,
-    /// Datagrams that arrived.
+    /// Datagrams received.
     pub datagrams: u64,
-    /// Chunks in which they arrived.
+    /// Chunks received.
     pub chunks: u64,
     /// From the first to the last arrival.
     pub elapsed: Duration,
-    /// Datagrams or chunks that the receive buffer dropped: none, as the sender keeps to its budget.
+    /// Datagrams or chunks that the receive buffer dropped: none, because the sender respects its budget.
     pub dropped: u32,
 }
 
 impl StreamResult {
-    /// Bytes a second, in units of 10^9.
+    /// Throughput in 10^9 bytes per second.
     pub fn gigabytes_per_second(&self) -> f64 {
         self.bytes as f64 / self.elapsed.as_nanos().max(1) as f64
     }
 
-    /// Datagrams a second, in units of 10^6.
+    /// Rate in 10^6 datagrams per second.
     pub fn million_datagrams_per_second(&self) -> f64 {
         self.datagrams as f64 * 1e3 / self.elapsed.as_nanos().max(1) as f64
     }
 }
 
-/// Streams full runs of `datagram_len` bytes from `source` to `destination` for `duration`. The receiver spins;
-/// the sender keeps inside of the receiver's budget by looking at its counter, which costs nearly nothing.
+/// Streams full batches of `datagram_len` bytes from `source` to `destination` for `duration`. The receiver spins.
+/// The sender stays within the receiver's budget by reading its counter, which costs almost nothing.
 pub fn stream(
     source: IpAddr,
     destination: IpAddr,
@@ -65,9 +65,9 @@ pub fn stream(
     let mut sender = RoceSocket::bind(SocketAddr::new(source, 0), SocketOptions::default())?;
     let receiver = RoceSocket::bind(SocketAddr::new(destination, 0), SocketOptions::default())?;
     let segments = RoceSocket::max_batch_segments(datagram_len);
-    let run = vec![0x5a; segments * datagram_len];
+    let batch = vec![0x5a; segments * datagram_len];
     let batch_charge = charge(datagram_len, segments);
-    // More than a megabyte on the way only leaves the cache.
+    // More than a megabyte in flight only leaves the cache.
     let window = crate::grant_budget(receiver.receive_buffer()).min(1 << 20);
     let (drained, finished) = (AtomicU64::new(0), AtomicBool::new(false));
     let to = receiver.local_address();
@@ -75,34 +75,34 @@ pub fn stream(
     thread::scope(|scope| {
         let receiving = scope.spawn(|| receive_stream(&receiver, &drained, &finished));
         let mut sent = 0;
-        let mut result = Ok(());
-        let mut patience = Backoff(0);
-        while Instant::now() < deadline && result.is_ok() {
+        let mut outcome = Ok(());
+        let mut backoff = Backoff(0);
+        while Instant::now() < deadline && outcome.is_ok() {
             if sent + batch_charge > drained.load(Ordering::Acquire) + window {
-                patience.spin(STREAM_SPINS);
+                backoff.spin(STREAM_SPINS);
                 continue;
             }
-            patience = Backoff(0);
-            match sender.send_batch_to(to, 0, datagram_len, &run) {
-                // A run may be sent in part only where it is sent datagram by datagram.
-                Ok(taken) if taken == segments => sent += batch_charge,
-                Ok(taken) => sent += charge(datagram_len, 1) * taken as u64,
+            backoff = Backoff(0);
+            match sender.send_batch_to(to, 0, datagram_len, &batch) {
+                // Only per-datagram segmentation sends a part of a batch.
+                Ok(accepted) if accepted == segments => sent += batch_charge,
+                Ok(accepted) => sent += charge(datagram_len, 1) * accepted as u64,
                 Err(SendError::WouldBlock) => thread::yield_now(),
-                Err(error) => result = Err(error),
+                Err(error) => outcome = Err(error),
             }
         }
         finished.store(true, Ordering::Release);
-        let figures = receiving.join().expect("the receiving thread does not panic")?;
-        result?;
-        Ok(StreamResult { dropped: receiver.receive_memory()?.dropped, ..figures })
+        let result = receiving.join().expect("the receiving thread does not panic")?;
+        outcome?;
+        Ok(StreamResult { dropped: receiver.receive_memory()?.dropped, ..result })
     })
 }
 
-/// How often a stream, and a ping-pong, spins before it lets others have the processor.
+/// How often a stream, and a ping-pong, spins before it yields the processor.
 const STREAM_SPINS: u32 = 64;
 const PING_PONG_SPINS: u32 = 4096;
 
-/// Spins for a while, then yields: there may be fewer processors than threads.
+/// Spins for a while, then yields: the machine may have fewer processors than threads.
 struct Backoff(u32);
 
 impl Backoff {
@@ -119,27 +119,27 @@ fn receive_stream(
     finished: &AtomicBool,
 ) -> io::Result<StreamResult> {
     let mut batch = ReceiveBatch::new();
-    let mut figures = StreamResult { bytes: 0, datagrams: 0, chunks: 0, elapsed: Duration::ZERO, dropped: 0 };
+    let mut result = StreamResult { bytes: 0, datagrams: 0, chunks: 0, elapsed: Duration::ZERO, dropped: 0 };
     let mut first = None;
     let mut last = Instant::now();
-    let mut patience = Backoff(0);
+    let mut backoff = Backoff(0);
     loop {
-        let over = finished.load(Ordering::Acquire);
+        let is_finished = finished.load(Ordering::Acquire);
         socket.receive(&mut batch)?;
         if batch.is_empty() {
-            if over {
-                figures.elapsed = first.map_or(Duration::ZERO, |first| last - first);
-                return Ok(figures);
+            if is_finished {
+                result.elapsed = first.map_or(Duration::ZERO, |first| last - first);
+                return Ok(result);
             }
-            patience.spin(STREAM_SPINS);
+            backoff.spin(STREAM_SPINS);
             continue;
         }
-        patience = Backoff(0);
+        backoff = Backoff(0);
         let mut charge = 0;
         for chunk in batch.chunks() {
-            figures.bytes += chunk.bytes.len() as u64;
-            figures.datagrams += chunk.segments() as u64;
-            figures.chunks += 1;
+            result.bytes += chunk.bytes.len() as u64;
+            result.datagrams += chunk.segments() as u64;
+            result.chunks += 1;
             charge += chunk.charge();
         }
         drained.fetch_add(charge, Ordering::AcqRel);
@@ -148,16 +148,16 @@ fn receive_stream(
     }
 }
 
-/// What a ping-pong took.
+/// The result of a ping-pong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatencyResult {
-    /// How many round trips were counted.
+    /// The number of round trips measured.
     pub round_trips: usize,
-    /// The shortest.
+    /// The shortest round trip.
     pub min: Duration,
-    /// Half of them took less.
+    /// The median.
     pub median: Duration,
-    /// One in a hundred took more.
+    /// The 99th percentile.
     pub percentile_99: Duration,
 }
 
@@ -168,7 +168,7 @@ enum WaitMode {
     Sleep,
 }
 
-/// Bounces a datagram `round_trips` times between two threads that spin.
+/// Sends a datagram back and forth `round_trips` times between two spinning threads.
 pub fn ping_pong(
     here: IpAddr,
     there: IpAddr,
@@ -178,7 +178,7 @@ pub fn ping_pong(
     run_ping_pong(here, there, datagram_len, round_trips, WaitMode::Spin)
 }
 
-/// Bounces a datagram `round_trips` times between two threads that sleep until it comes.
+/// Sends a datagram back and forth `round_trips` times between two threads that sleep until it arrives.
 pub fn ping_pong_blocking(
     here: IpAddr,
     there: IpAddr,
@@ -209,15 +209,15 @@ fn run_ping_pong(
     })
 }
 
-/// Sends back whatever comes.
+/// Sends every datagram back.
 fn echo(socket: &mut RoceSocket, finished: &AtomicBool, waiting: WaitMode) -> Result<(), RawError> {
     let mut batch = ReceiveBatch::new();
-    let mut patience = Backoff(0);
+    let mut backoff = Backoff(0);
     while !finished.load(Ordering::Acquire) {
         socket.receive(&mut batch)?;
-        patience = if batch.is_empty() { patience } else { Backoff(0) };
+        backoff = if batch.is_empty() { backoff } else { Backoff(0) };
         match waiting {
-            WaitMode::Spin => patience.spin(PING_PONG_SPINS),
+            WaitMode::Spin => backoff.spin(PING_PONG_SPINS),
             WaitMode::Sleep if batch.is_empty() => {
                 wait_readable(&[socket.as_fd()], Some(Duration::from_millis(10)))?;
             }
@@ -239,25 +239,25 @@ fn measure_round_trips(
     waiting: WaitMode,
 ) -> Result<LatencyResult, RawError> {
     let mut batch = ReceiveBatch::new();
-    let ball = vec![0xa5; datagram_len.max(1)];
+    let payload = vec![0xa5; datagram_len.max(1)];
     let mut times = Vec::with_capacity(round_trips);
-    for turn in 0..warm_up + round_trips {
+    for round in 0..warm_up + round_trips {
         let begin = Instant::now();
-        socket.send_batch_to(to, 0, ball.len(), &ball)?;
-        let mut patience = Backoff(0);
+        socket.send_batch_to(to, 0, payload.len(), &payload)?;
+        let mut backoff = Backoff(0);
         loop {
             socket.receive(&mut batch)?;
             if !batch.is_empty() {
                 break;
             }
             match waiting {
-                WaitMode::Spin => patience.spin(PING_PONG_SPINS),
+                WaitMode::Spin => backoff.spin(PING_PONG_SPINS),
                 WaitMode::Sleep => {
                     wait_readable(&[socket.as_fd()], None)?;
                 }
             }
         }
-        if turn >= warm_up {
+        if round >= warm_up {
             times.push(begin.elapsed());
         }
     }
@@ -270,7 +270,7 @@ fn measure_round_trips(
     })
 }
 
-/// What the kernel really charges a receive buffer for one run, to check [`charge`] against.
+/// The charge of one batch as the kernel reports it, to compare with [`charge`].
 pub fn measure_charge(host: IpAddr, datagram_len: usize, segments: usize) -> Result<u64, RawError> {
     let mut sender = RoceSocket::bind(SocketAddr::new(host, 0), SocketOptions::default())?;
     let receiver = RoceSocket::bind(SocketAddr::new(host, 0), SocketOptions::default())?;

@@ -1,19 +1,19 @@
-//! Holding frames back that a host mixed up.
+//! The reorder buffer: undoes reordering by the network stacks of two machines.
 //!
-//! A sender whose turns run on several processors, or a receive path that is spread over them, lets a frame
-//! overtake another. A card would take that for a loss. So the driver keeps a frame that comes early until the
-//! ones before it have come, for at most a millisecond or 64 frames; after that it is a loss. No I/O, no clock.
+//! A sender that is polled on several processors, or a receive path spread over them, lets a frame overtake another.
+//! An HCA would treat that as a loss. The driver therefore holds an early frame until the missing frames arrive, for
+//! at most a millisecond or 64 frames. No I/O, no clock.
 
 use softhca_wire::{AddressHeaders, Bth, Qpn};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
-/// How long a frame waits for those before it.
+/// How long a frame waits for its predecessors.
 const REORDER_TIMEOUT: u64 = 1_000_000;
-/// How many frames of a flow wait.
+/// The most frames of a flow that wait.
 const MAX_FRAMES_PER_FLOW: usize = 64;
 
-/// Frames of one peer to one queue pair, requests and responses apart: what has an order.
+/// The unit of ordering: frames of one peer to one queue pair, requests and responses apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct FlowKey {
     pub peer: IpAddr,
@@ -28,25 +28,25 @@ impl FlowKey {
     }
 }
 
-/// A frame that waits.
+/// A frame in the buffer.
 #[derive(Debug)]
 pub(crate) struct EarlyFrame {
     pub bth: Bth,
     pub addressing: AddressHeaders,
     /// From the BTH to the pad bytes.
     pub transport: Vec<u8>,
-    /// It came before its turn.
+    /// It arrived before its predecessors.
     pub is_early: bool,
 }
 
 #[derive(Debug)]
 struct FlowQueue {
-    /// In the order of PSNs, equal ones as they came.
+    /// In PSN order, equal PSNs in order of arrival.
     frames: VecDeque<EarlyFrame>,
     waiting_since: u64,
 }
 
-/// The frames that wait, by flow.
+/// The waiting frames, by flow.
 #[derive(Debug, Default)]
 pub(crate) struct ReorderBuffer {
     flows: BTreeMap<FlowKey, FlowQueue>,
@@ -57,55 +57,56 @@ impl ReorderBuffer {
         self.flows.is_empty()
     }
 
-    /// Whether frames of this flow wait: those that come now go behind or before them.
+    /// Whether frames of this flow wait, so that a new frame has to be ordered among them.
     pub fn contains(&self, key: FlowKey) -> bool {
         self.flows.contains_key(&key)
     }
 
-    /// Keeps a frame.
+    /// Inserts a frame in PSN order.
     pub fn insert(&mut self, key: FlowKey, frame: EarlyFrame, now: u64) {
         let flow = self.flows.entry(key).or_insert(FlowQueue { frames: VecDeque::new(), waiting_since: now });
-        let place = flow.frames.iter().rposition(|other| !frame.bth.psn.is_before(other.bth.psn));
-        flow.frames.insert(place.map_or(0, |place| place + 1), frame);
+        let position = flow.frames.iter().rposition(|other| !frame.bth.psn.is_before(other.bth.psn));
+        flow.frames.insert(position.map_or(0, |position| position + 1), frame);
     }
 
-    /// The next frame of a flow whose turn has come, or that has waited for too long, and whether it was put in
-    /// order. `skips` tells whether a frame still comes too early.
+    /// The next frame of a flow that is in sequence or has waited too long, and whether the buffer reordered it.
+    /// `is_out_of_sequence` reports whether a frame is still early.
     pub fn pop_ready(
         &mut self,
         key: FlowKey,
         now: u64,
-        skips: impl Fn(&Bth) -> bool,
+        is_out_of_sequence: impl Fn(&Bth) -> bool,
     ) -> Option<(EarlyFrame, bool)> {
         let flow = self.flows.get_mut(&key)?;
-        let too_early = skips(&flow.frames.front()?.bth);
-        let too_long = now >= flow.waiting_since + REORDER_TIMEOUT || flow.frames.len() > MAX_FRAMES_PER_FLOW;
-        if too_early && !too_long {
+        let is_early = is_out_of_sequence(&flow.frames.front()?.bth);
+        let is_expired =
+            now >= flow.waiting_since + REORDER_TIMEOUT || flow.frames.len() > MAX_FRAMES_PER_FLOW;
+        if is_early && !is_expired {
             return None;
         }
         let frame = flow.frames.pop_front()?;
-        if too_early {
-            // A frame is missing: what came behind it was in order.
+        if is_early {
+            // A frame is lost: its successors were in order.
             flow.frames.iter_mut().for_each(|frame| frame.is_early = false);
         }
         if flow.frames.is_empty() {
             self.flows.remove(&key);
-        } else if !too_early {
-            // What waits now waits for another frame.
+        } else if !is_early {
+            // The remaining frames wait for a different frame.
             flow.waiting_since = now;
         }
-        let in_order = frame.is_early && !too_early;
-        Some((frame, in_order))
+        let was_reordered = frame.is_early && !is_early;
+        Some((frame, was_reordered))
     }
 
-    /// The flows that have waited for too long.
+    /// A flow that has waited too long.
     pub fn expired_flow(&self, now: u64) -> Option<FlowKey> {
         self.flows.iter().find(|(_, flow)| now >= flow.waiting_since + REORDER_TIMEOUT).map(|(key, _)| *key)
     }
 
-    /// Frames of some peers are still on their way, and those that are missing may be among them: the time starts anew.
-    pub fn restart_timeout(&mut self, now: u64, is_under_way: impl Fn(IpAddr) -> bool) {
-        for (_, flow) in self.flows.iter_mut().filter(|(key, _)| is_under_way(key.peer)) {
+    /// Restarts the timeout of peers with frames in flight: the missing frames may be among them.
+    pub fn restart_timeout(&mut self, now: u64, is_in_flight: impl Fn(IpAddr) -> bool) {
+        for (_, flow) in self.flows.iter_mut().filter(|(key, _)| is_in_flight(key.peer)) {
             flow.waiting_since = now;
         }
     }
@@ -114,7 +115,7 @@ impl ReorderBuffer {
         self.flows.values().map(|flow| flow.waiting_since + REORDER_TIMEOUT).min()
     }
 
-    /// Forgets what waits of a peer: it is dead.
+    /// Drops the frames of a dead peer.
     pub fn remove_peer(&mut self, peer: IpAddr) {
         self.flows.retain(|key, _| key.peer != peer);
     }
@@ -146,7 +147,7 @@ mod tests {
         EarlyFrame { bth, addressing: AddressHeaders::between(PEER, PEER), transport: Vec::new(), is_early }
     }
 
-    /// A receiver that takes one PSN after the other, and holds what comes before its turn.
+    /// A receiver that accepts PSNs in sequence and holds early ones.
     #[derive(Default)]
     struct Receiver {
         reorder_buffer: ReorderBuffer,
@@ -157,12 +158,12 @@ mod tests {
     }
 
     impl Receiver {
-        fn skips(&self, psn: u32) -> bool {
+        fn is_out_of_sequence(&self, psn: u32) -> bool {
             Psn::new(psn).distance(Psn::new(self.expected.get())) > 0
         }
 
         fn arrive(&mut self, psn: u32, now: u64) {
-            let is_early = self.skips(psn);
+            let is_early = self.is_out_of_sequence(psn);
             let frame = frame(psn, is_early);
             let key = FlowKey::of(PEER, &frame.bth);
             self.reorder_buffer.insert(key, frame, now);
@@ -172,15 +173,19 @@ mod tests {
         fn release(&mut self, key: FlowKey, now: u64) {
             loop {
                 let expected = self.expected.get();
-                let skips = |bth: &Bth| bth.psn.distance(Psn::new(expected)) > 0;
-                let Some((frame, in_order)) = self.reorder_buffer.pop_ready(key, now, skips) else { break };
+                let is_out_of_sequence = |bth: &Bth| bth.psn.distance(Psn::new(expected)) > 0;
+                let Some((frame, was_reordered)) =
+                    self.reorder_buffer.pop_ready(key, now, is_out_of_sequence)
+                else {
+                    break;
+                };
                 let psn = frame.bth.psn.value();
-                if self.skips(psn) {
+                if self.is_out_of_sequence(psn) {
                     self.gaps.push(psn);
                 }
                 self.expected.set(Psn::new(psn).plus(1).value());
                 self.delivered.push(psn);
-                self.reordered += u32::from(in_order);
+                self.reordered += u32::from(was_reordered);
             }
         }
 
@@ -192,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_that_overtook_others_are_put_in_order() {
+    fn early_frames_are_delivered_in_psn_order() {
         let mut receiver = Receiver::default();
         for psn in [0, 2, 4, 3, 1, 5] {
             receiver.arrive(psn, 0);
@@ -204,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_goes_on_behind_the_largest_number() {
+    fn order_continues_across_psn_wraparound() {
         let mut receiver = Receiver::default();
         receiver.expected.set(0xff_fffe);
         for psn in [0, 0xff_ffff, 0xff_fffe, 1] {
@@ -214,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_does_not_come_is_missed_after_a_millisecond() {
+    fn missing_frame_is_lost_after_a_millisecond() {
         let mut receiver = Receiver::default();
         receiver.arrive(1, 100);
         receiver.arrive(2, 500_000);
@@ -227,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_does_not_come_is_missed_after_64_others() {
+    fn missing_frame_is_lost_after_64_others() {
         let mut receiver = Receiver::default();
         (1..=64).for_each(|psn| receiver.arrive(psn, 0));
         assert!(receiver.delivered.is_empty());
@@ -237,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duplicate_does_not_wait() {
+    fn duplicate_does_not_wait() {
         let mut receiver = Receiver::default();
         for psn in [0, 1, 3, 0, 2] {
             receiver.arrive(psn, 0);
@@ -249,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_peer_left_is_forgotten() {
+    fn frames_of_a_dead_peer_are_dropped() {
         let mut receiver = Receiver::default();
         receiver.arrive(7, 0);
         receiver.reorder_buffer.remove_peer(PEER);
@@ -257,17 +262,17 @@ mod tests {
     }
 
     #[test]
-    fn time_does_not_run_while_more_is_on_its_way() {
-        let mut held = ReorderBuffer::default();
+    fn timeout_restarts_while_frames_are_in_flight() {
+        let mut buffer = ReorderBuffer::default();
         let early = frame(1, true);
         let key = FlowKey::of(PEER, &early.bth);
-        held.insert(key, early, 0);
-        held.restart_timeout(REORDER_TIMEOUT, |peer| peer == PEER);
+        buffer.insert(key, early, 0);
+        buffer.restart_timeout(REORDER_TIMEOUT, |peer| peer == PEER);
         assert_eq!(
-            (held.expired_flow(REORDER_TIMEOUT), held.next_timeout()),
+            (buffer.expired_flow(REORDER_TIMEOUT), buffer.next_timeout()),
             (None, Some(2 * REORDER_TIMEOUT))
         );
-        held.restart_timeout(2 * REORDER_TIMEOUT, |_| false);
-        assert_eq!(held.expired_flow(2 * REORDER_TIMEOUT), Some(key));
+        buffer.restart_timeout(2 * REORDER_TIMEOUT, |_| false);
+        assert_eq!(buffer.expired_flow(2 * REORDER_TIMEOUT), Some(key));
     }
 }

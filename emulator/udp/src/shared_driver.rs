@@ -1,4 +1,4 @@
-//! A driver behind a lock, and the thread that drives it when, or because, nobody else does.
+//! A driver behind a lock, shared by callers and a thread that polls it when no caller does.
 
 use crate::system::WakeSet;
 use crate::{Driver, ProcessIdentity, Waker, wait_readable};
@@ -12,83 +12,83 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The thread takes over when no caller drove for this long.
+/// The thread takes over when no caller has polled for this long.
 const TAKEOVER_DELAY: Duration = Duration::from_micros(50);
 
-/// After so many turns without anything to do, a caller that drives lets others have its processor now and then.
+/// After this many idle polls, a caller yields its processor after each further one.
 const IDLE_POLLS_BEFORE_YIELD: u32 = 64;
 
-/// How long a card that ends may take to send what it has.
+/// The most time that a stopping driver takes to send what is pending.
 const SHUTDOWN_LINGER: Duration = Duration::from_millis(100);
 
-/// Who drives.
+/// Who polls the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrivePolicy {
-    /// Callers, on their own time ([`Station::drive`]). The thread takes over when none did for a moment.
+    /// Callers, in their own threads ([`SharedDriver::drive`]). The driver's thread takes over when no caller has
+    /// polled for a moment.
     Callers,
-    /// The thread. It goes on for this long after the last thing that happened, and sleeps then.
+    /// The driver's thread. It polls until it has been idle for `busy_poll`, then sleeps.
     Thread {
-        /// How long it looks for more before it sleeps.
+        /// How long the idle thread polls before it sleeps.
         busy_poll: Duration,
     },
 }
 
-/// What callers and the thread share.
+/// The state that callers and the thread share.
 struct Shared<M> {
     driver: Mutex<Driver<M>>,
     policy: DrivePolicy,
-    /// When the card's time began.
+    /// The start of the driver's clock.
     started: Instant,
-    /// When somebody last drove, in the card's time.
+    /// When a caller last polled, in the driver's time.
     driven_at: AtomicU64,
-    /// Turns in a row that callers took for nothing.
+    /// Consecutive polls of callers in which nothing moved.
     idle_polls: AtomicU32,
-    /// Not zero: the thread sleeps until something arrives, and a doorbell must wake it.
+    /// Not zero while the thread sleeps and a doorbell must wake it.
     sleep_flag: SharedWords,
-    /// When the sleeping thread wakes by itself, in the card's time. Written under the driver's lock.
+    /// When the sleeping thread wakes by itself, in the driver's time. Written under the driver's lock.
     wakes_at: AtomicU64,
     stop: AtomicBool,
-    /// The thread lets callers drive.
+    /// The thread leaves polling to callers.
     waiting_for_callers: AtomicBool,
     waker: Waker,
     wake_set: Arc<WakeSet>,
     sockets: [OwnedFd; 2],
 }
 
-/// A driver that any thread may use, and that is never left alone.
+/// A driver that any thread may use, with a thread of its own.
 pub struct SharedDriver<M> {
     shared: Arc<Shared<M>>,
     thread: Option<JoinHandle<()>>,
-    /// Where the thread runs.
+    /// The process in which the thread runs.
     process: ProcessIdentity,
 }
 
 impl<M: Memory + Send + 'static> SharedDriver<M> {
-    /// Starts the thread. The first of the `asleep` words tells whoever rings a doorbell that the thread needs
-    /// to be woken.
+    /// Starts the thread. The first word of `sleep_flag` tells the producers of doorbells that the thread sleeps.
     pub fn start(
         mut driver: Driver<M>,
-        conduct: DrivePolicy,
-        asleep: SharedWords,
+        policy: DrivePolicy,
+        sleep_flag: SharedWords,
     ) -> io::Result<SharedDriver<M>> {
         let [roce, link] = driver.descriptors().map(|descriptor| descriptor.try_clone_to_owned());
-        let bells = Arc::new(WakeSet::new()?);
-        driver.set_wake_set(bells.clone())?;
+        let wake_set = Arc::new(WakeSet::new()?);
+        driver.set_wake_set(wake_set.clone())?;
         let name = format!("softhca {}", driver.address());
         let started = driver.started();
         let core = Arc::new(Shared {
             sockets: [roce?, link?],
             driver: Mutex::new(driver),
-            policy: conduct,
+            policy,
             started,
             driven_at: AtomicU64::new(0),
             idle_polls: AtomicU32::new(0),
-            sleep_flag: asleep,
+            sleep_flag,
             wakes_at: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             waiting_for_callers: AtomicBool::new(false),
             waker: Waker::new()?,
-            wake_set: bells,
+            wake_set,
         });
         let thread = std::thread::Builder::new().name(name).spawn({
             let core = core.clone();
@@ -97,10 +97,25 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
         Ok(SharedDriver { shared: core, thread: Some(thread), process: ProcessIdentity::current() })
     }
 
-    /// Calls `act` with the driver: a control verb. Whoever waits here goes before the next turn. The thread is woken if
-    /// the verb left it something to do before it would wake by itself.
+    /// Executes a control verb: calls `act` with the driver. A waiting caller gets the lock before the next poll.
+    /// Wakes the thread if the verb left work that is due before the thread would wake by itself.
     pub fn control<R>(&self, act: impl FnOnce(&mut Driver<M>) -> R) -> R {
-        let mut driver = self.shared.driver.lock();
+        self.control_locked(self.shared.driver.lock(), act)
+    }
+
+    /// As [`SharedDriver::control`], but waits at most for `timeout`. Returns `act` if the driver was not available.
+    pub fn try_control<R, F: FnOnce(&mut Driver<M>) -> R>(&self, timeout: Duration, act: F) -> Result<R, F> {
+        match self.shared.driver.try_lock_for(timeout) {
+            Some(driver) => Ok(self.control_locked(driver, act)),
+            None => Err(act),
+        }
+    }
+
+    fn control_locked<R>(
+        &self,
+        mut driver: MutexGuard<'_, Driver<M>>,
+        act: impl FnOnce(&mut Driver<M>) -> R,
+    ) -> R {
         let result = act(&mut driver);
         let is_asleep = self.shared.sleep_flag[0].load(Ordering::SeqCst) != 0;
         let is_due = is_asleep && driver.next_timeout().is_some_and(|left| self.shared.would_oversleep(left));
@@ -111,7 +126,7 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
         result
     }
 
-    /// One bounded turn on the caller's time, unless somebody else drives.
+    /// One bounded poll in the caller's thread, unless another thread polls.
     pub fn drive(&self) {
         if self.shared.try_poll() == Some(true) {
             self.shared.idle_polls.store(0, Ordering::Relaxed);
@@ -120,7 +135,7 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
         }
     }
 
-    /// A caller that drove will not for a while: the thread takes over now, not when it finds out.
+    /// The caller stops polling: the thread takes over at once instead of after a delay.
     pub fn hand_over(&self) {
         self.shared.driven_at.store(0, Ordering::Relaxed);
         if self.shared.waiting_for_callers.load(Ordering::SeqCst) {
@@ -128,23 +143,23 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
         }
     }
 
-    /// Wakes the thread, if it sleeps: a doorbell rang.
+    /// Wakes the thread if it sleeps, after a doorbell.
     pub fn wake(&self) {
         if self.shared.sleep_flag[0].load(Ordering::SeqCst) != 0 {
             self.shared.waker.wake();
         }
     }
 
-    /// Lets an event descriptor wake the thread too, as long as it is open anywhere.
-    pub fn add_wake_source(&self, bell: BorrowedFd<'_>) -> io::Result<()> {
-        self.shared.wake_set.add(bell)
+    /// Lets an event descriptor wake the thread too, until its last copy is closed.
+    pub fn add_wake_source(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.shared.wake_set.add(descriptor)
     }
 }
 
 impl<M> Drop for SharedDriver<M> {
     fn drop(&mut self) {
         if !self.process.is_current() {
-            // A copy in a child: the thread is the parent's.
+            // In a forked child: the thread belongs to the parent.
             std::mem::forget(self.thread.take());
             return;
         }
@@ -161,20 +176,20 @@ impl<M: Memory> Shared<M> {
         self.started.elapsed().as_nanos() as u64
     }
 
-    /// Whether the sleeping thread would sleep for longer than this.
+    /// Whether the sleeping thread would sleep longer than this.
     fn would_oversleep(&self, left: Duration) -> bool {
         self.now().saturating_add(left.as_nanos() as u64) < self.wakes_at.load(Ordering::Relaxed)
     }
 
-    /// One turn, unless somebody else drives. Says whether anything moved.
+    /// One poll, unless another thread polls. Returns whether any packet moved.
     fn try_poll(&self) -> Option<bool> {
         let mut driver = self.driver.try_lock()?;
         let moved = driver.poll().unwrap_or(false);
         self.driven_at.store(driver.polled_at().nanos(), Ordering::Relaxed);
-        let is_left = driver.has_pending_transmit();
+        let has_pending = driver.has_pending_transmit();
         drop(driver);
-        // The caller may not come back, and what would have woken the thread is out of the socket.
-        if is_left && self.sleep_flag[0].load(Ordering::SeqCst) != 0 {
+        // The caller may not poll again, and the datagram that would have woken the thread has been read.
+        if has_pending && self.sleep_flag[0].load(Ordering::SeqCst) != 0 {
             self.waker.wake();
         }
         Some(moved)
@@ -184,13 +199,13 @@ impl<M: Memory> Shared<M> {
         while !self.stop.load(Ordering::Acquire) {
             match self.policy {
                 DrivePolicy::Callers => self.poll_if_callers_idle(),
-                DrivePolicy::Thread { busy_poll: linger } => self.poll_until_idle(linger),
+                DrivePolicy::Thread { busy_poll } => self.poll_until_idle(busy_poll),
             }
         }
         self.drain();
     }
 
-    /// Sends what is left to be sent: a peer may wait for the last word of a connection.
+    /// Sends what is pending at shutdown: a peer may wait for the last ACK of a connection.
     fn drain(&self) {
         let until = Instant::now() + SHUTDOWN_LINGER;
         loop {
@@ -200,14 +215,14 @@ impl<M: Memory> Shared<M> {
             if is_done || left == Duration::ZERO || driver.poll().is_err() {
                 return;
             }
-            // A peer may have to let it, or a pause to end.
+            // A grant or the end of a pause may be missing.
             let timeout = driver.next_timeout().map_or(left, |next| next.min(left));
             drop(driver);
             self.sleep(Some(timeout));
         }
     }
 
-    /// Leaves the card to its callers while they drive.
+    /// Leaves polling to callers while they poll.
     fn poll_if_callers_idle(&self) {
         let idle = self.now().saturating_sub(self.driven_at.load(Ordering::Relaxed));
         if idle < TAKEOVER_DELAY.as_nanos() as u64 {
@@ -219,7 +234,7 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Lets callers drive for a moment, or until they hand the card over.
+    /// Waits for a moment, or until a caller hands over.
     fn wait_for_callers(&self) {
         self.waiting_for_callers.store(true, Ordering::SeqCst);
         if wait_readable(&[self.waker.as_fd()], Some(TAKEOVER_DELAY)).is_ok_and(|ready| ready.readable(0)) {
@@ -228,30 +243,30 @@ impl<M: Memory> Shared<M> {
         self.waiting_for_callers.store(false, Ordering::SeqCst);
     }
 
-    /// Drives until nothing happened for a while.
-    fn poll_until_idle(&self, linger: Duration) {
+    /// Polls until the driver has been idle for `busy_poll`.
+    fn poll_until_idle(&self, busy_poll: Duration) {
         let mut last = Instant::now();
         while !self.stop.load(Ordering::Acquire) {
             let mut driver = self.driver.lock();
             let moved = driver.poll().unwrap_or(false);
-            // A control verb that waits for the lock gets it now: the thread would take it again at once.
+            // Passes the lock to a waiting control verb: this thread would otherwise take it again at once.
             MutexGuard::unlock_fair(driver);
             if moved {
                 last = Instant::now();
-            } else if last.elapsed() >= linger {
+            } else if last.elapsed() >= busy_poll {
                 break;
             } else {
-                // Whoever is to give us something to do may wait for this processor.
+                // The thread that produces work may wait for this processor.
                 std::thread::yield_now();
             }
         }
         self.poll_or_sleep(self.driver.lock());
     }
 
-    /// One last turn; if it was for nothing, sleeps until there is something to do.
+    /// Polls once more and, if nothing moved, sleeps until the driver has work.
     fn poll_or_sleep(&self, mut driver: MutexGuard<'_, Driver<M>>) {
         self.sleep_flag[0].store(1, Ordering::SeqCst);
-        // A doorbell that rang before it could see us asleep is heard by this turn.
+        // Processes a doorbell that was rung before its producer could see the flag.
         let moved = driver.poll().unwrap_or(false);
         let timeout = driver.next_timeout();
         let wakes_at = timeout.map_or(u64::MAX, |left| self.now().saturating_add(left.as_nanos() as u64));

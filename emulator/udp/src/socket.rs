@@ -1,8 +1,8 @@
-//! One host's socket: bound exclusively, never connected, never fragmenting.
+//! A host's UDP socket: bound exclusively, never connected, never fragmenting.
 //!
-//! Unconnected and with path MTU discovery forced, the kernel writes the IPv4 identification that
-//! [`RoceSocket::identification`] predicts, which the ICRC needs. Nothing is queued here and nothing is
-//! tried again: what the kernel does not take is the caller's to keep.
+//! On an unconnected socket with forced path MTU discovery, the kernel writes the IPv4 identification that
+//! [`RoceSocket::identification`] predicts, which the ICRC covers. The socket queues nothing and retries nothing: the
+//! caller keeps what the kernel does not accept.
 
 use crate::{BindError, Interface, batch::ReceiveBatch, charge, system};
 use socket2::{Domain, InterfaceIndexOrAddress, Protocol, Socket, Type};
@@ -12,26 +12,26 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd};
 use thiserror::Error;
 
-/// The most datagrams in one run; older kernels refuse more.
+/// The most datagrams in one batch; older kernels refuse more.
 pub const MAX_BATCH_SEGMENTS: usize = 64;
-/// The most bytes in one run: what fits behind an IPv4 and a UDP header.
+/// The most bytes in one batch: the largest UDP payload over IPv4.
 pub const MAX_BATCH_BYTES: usize = 65_507;
 
-/// How a run of datagrams becomes datagrams.
+/// How a batch is split into datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Segmentation {
-    /// One call, and the kernel cuts (UDP_SEGMENT): segment k has the identification k.
+    /// By the kernel, in one call (UDP_SEGMENT): segment k has identification k.
     Gso,
-    /// A datagram each: every identification is zero.
+    /// By the caller, one datagram each: every identification is zero.
     PerDatagram,
 }
 
-/// What may differ from one socket to another.
+/// The options of a socket.
 #[derive(Clone, Copy, Debug)]
 pub struct SocketOptions {
-    /// How many bytes of receive buffer to ask for. The kernel doubles it, and may give less.
+    /// The receive buffer to request, in bytes. The kernel doubles it, and may grant less.
     pub receive_buffer: usize,
-    /// The best way to send runs that shall be used.
+    /// The preferred segmentation.
     pub segmentation: Segmentation,
 }
 
@@ -41,7 +41,7 @@ impl Default for SocketOptions {
     }
 }
 
-/// Why a run was not taken. Nothing of it was sent.
+/// Why a batch was not accepted. Nothing of it was sent.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SendError {
@@ -51,53 +51,53 @@ pub enum SendError {
     /// The kernel had no memory, or a local queue overflowed.
     #[error("the kernel has no buffer for the datagram")]
     NoBuffers,
-    /// Larger than the path allows; [`RoceSocket::take_error`] knows the MTU.
+    /// Larger than the path MTU, which [`RoceSocket::poll_error`] returns.
     #[error("the datagram is larger than the path's MTU")]
     TooLarge,
-    /// The path cannot cut a run. From now on the socket sends [`Segmentation::Separate`]: seal the
-    /// datagrams again, with their new identifications.
+    /// The path does not support GSO. From now on the socket uses [`Segmentation::PerDatagram`]: write the ICRCs
+    /// again with the new identifications.
     #[error("the path does not support segmentation offload")]
     SegmentationUnsupported,
-    /// Anything else.
+    /// Any other error.
     #[error(transparent)]
     Other(io::Error),
 }
 
-/// What the network, or the kernel on its behalf, said about an earlier datagram.
+/// An error report of the network or the kernel about an earlier datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetworkError {
-    /// Where the datagram went, if the kernel remembers.
+    /// The destination of the datagram, if the kernel reports it.
     pub peer: Option<SocketAddr>,
-    /// What happened to it.
+    /// Why it was not delivered.
     pub cause: NetworkErrorCause,
 }
 
-/// Why a datagram did not arrive.
+/// Why a datagram was not delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkErrorCause {
-    /// Nobody listens on that port (ICMP port unreachable).
+    /// The port is closed (ICMP port unreachable).
     PortUnreachable,
-    /// It was too long for a link on the way, which takes this many bytes of IP packet.
+    /// It exceeds the MTU of a link on the path.
     TooLarge {
-        /// The MTU.
+        /// The MTU, in bytes of IP packet.
         mtu: u32,
     },
-    /// Another error number.
+    /// Another errno.
     Other(i32),
 }
 
-/// How full the receive buffer is (SO_MEMINFO).
+/// The fill level of a receive buffer (SO_MEMINFO).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveMemory {
     /// Bytes charged now.
     pub charged: u32,
     /// The limit.
     pub limit: u32,
-    /// Datagrams, or chunks of them, that were dropped since the socket was made.
+    /// Datagrams, or chunks of them, dropped since the socket was opened.
     pub dropped: u32,
 }
 
-/// A UDP socket that can carry RoCE.
+/// A UDP socket that carries RoCE or link control.
 #[derive(Debug)]
 pub struct RoceSocket {
     socket: Socket,
@@ -107,7 +107,7 @@ pub struct RoceSocket {
 }
 
 impl RoceSocket {
-    /// Binds `address` for this socket alone. Port zero lets the kernel choose.
+    /// Binds `address` exclusively. With port zero the kernel chooses one.
     pub fn bind(address: SocketAddr, options: SocketOptions) -> Result<RoceSocket, BindError> {
         let other = |source| BindError::Other { address, source };
         let socket =
@@ -124,8 +124,8 @@ impl RoceSocket {
         Ok(RoceSocket { socket, local, segmentation, receive_buffer })
     }
 
-    /// A socket that gets what is sent to a multicast group on an interface, as do all others like it. The
-    /// membership ends with it.
+    /// A socket that receives from a multicast group on an interface, together with all other sockets of the group.
+    /// Closing it ends the membership.
     pub fn join_multicast(
         group: IpAddr,
         interface: &Interface,
@@ -154,7 +154,7 @@ impl RoceSocket {
         Ok(RoceSocket { socket, local: address, segmentation: Segmentation::PerDatagram, receive_buffer })
     }
 
-    /// Sends multicast out of this interface, to members on this machine too, as far as unicast goes.
+    /// Sends multicast through this interface, also to members on this machine, with the hop limit of unicast.
     pub fn set_multicast_interface(&self, interface: &Interface) -> io::Result<()> {
         const HOPS: u32 = 64;
         match self.local.ip() {
@@ -171,22 +171,22 @@ impl RoceSocket {
         }
     }
 
-    /// Where the socket is bound.
+    /// The bound address.
     pub fn local_address(&self) -> SocketAddr {
         self.local
     }
 
-    /// How runs are sent now.
+    /// The current segmentation.
     pub fn segmentation(&self) -> Segmentation {
         self.segmentation
     }
 
-    /// The kernel's limit on what the receive buffer is charged.
+    /// The kernel's limit on the charge of the receive buffer.
     pub fn receive_buffer(&self) -> usize {
         self.receive_buffer
     }
 
-    /// The IPv4 identification that segment `index` of a run will have.
+    /// The IPv4 identification of segment `index` of a batch.
     pub fn identification(&self, index: usize) -> u16 {
         match self.segmentation {
             Segmentation::Gso => index as u16,
@@ -194,13 +194,13 @@ impl RoceSocket {
         }
     }
 
-    /// The most datagrams of `segment_size` bytes in a run.
+    /// The most datagrams of `segment_size` bytes in a batch.
     pub fn max_batch_segments(segment_size: usize) -> usize {
         (MAX_BATCH_BYTES / segment_size.max(1)).min(MAX_BATCH_SEGMENTS)
     }
 
-    /// What `segments` datagrams of `segment_size` bytes, sent as one run, are counted for in the link to
-    /// `destination`. Only loopback is known to keep a run whole until it is read.
+    /// The charge of `segments` datagrams of `segment_size` bytes sent as one batch to `destination`. Only loopback
+    /// is known to keep a batch in one piece until it is read.
     pub fn batch_charge(&self, destination: IpAddr, segment_size: usize, segments: usize) -> u64 {
         match self.segmentation {
             Segmentation::Gso if destination.is_loopback() => charge(segment_size, segments),
@@ -208,7 +208,7 @@ impl RoceSocket {
         }
     }
 
-    /// How many datagrams of `segment_size` bytes fit into a run that may be charged `allowance`.
+    /// How many datagrams of `segment_size` bytes fit into a batch that may be charged `allowance`.
     pub fn max_segments_within(&self, destination: IpAddr, segment_size: usize, allowance: u64) -> usize {
         let capacity = Self::max_batch_segments(segment_size);
         let fits = match self.segmentation {
@@ -222,12 +222,12 @@ impl RoceSocket {
         capacity.min(if fits > 1 { fits } else { alone } as usize)
     }
 
-    /// Sends `bytes` as datagrams of `segment_size` bytes, the last one maybe shorter, to the same port of
-    /// `destination` that this socket has. Returns how many datagrams the kernel took, at least one; fewer
-    /// than all only with [`Segmentation::Separate`].
+    /// Sends `bytes` as datagrams of `segment_size` bytes, the last possibly shorter, to this socket's port number at
+    /// `destination`. Returns how many datagrams the kernel accepted: at least one, and all of them unless
+    /// [`Segmentation::PerDatagram`] is used.
     ///
     /// # Panics
-    /// If the run is empty, or longer than [`RoceSocket::run_capacity`].
+    /// If the batch is empty, or longer than [`RoceSocket::max_batch_segments`].
     pub fn send_batch(
         &mut self,
         destination: IpAddr,
@@ -251,9 +251,12 @@ impl RoceSocket {
         segment_size: usize,
         bytes: &[u8],
     ) -> Result<usize, SendError> {
-        assert!(!bytes.is_empty() && segment_size > 0, "a run has at least one byte");
+        assert!(!bytes.is_empty() && segment_size > 0, "a batch has at least one byte");
         let segments = bytes.len().div_ceil(segment_size);
-        assert!(segments <= MAX_BATCH_SEGMENTS && bytes.len() <= MAX_BATCH_BYTES, "a run fits into one send");
+        assert!(
+            segments <= MAX_BATCH_SEGMENTS && bytes.len() <= MAX_BATCH_BYTES,
+            "a batch fits into one send"
+        );
         let mut attempts = 0;
         loop {
             let sent = match self.segmentation {
@@ -269,8 +272,8 @@ impl RoceSocket {
                 Ok(sent) => return Ok(sent),
                 Err(error) => error,
             };
-            // The socket hands the error of an earlier datagram to whoever calls next. The error queue
-            // has it too, so it is not lost when the call is made again.
+            // A call may return the error of an earlier datagram. The error queue has it too, so a retry does not
+            // lose it.
             attempts += 1;
             let number = error.raw_os_error().unwrap_or(0);
             if attempts < 4
@@ -291,7 +294,7 @@ impl RoceSocket {
         }
     }
 
-    /// Fills `batch` with what has arrived, without waiting. An empty batch means that the socket was empty.
+    /// Fills `batch` with what has arrived, without waiting. An empty batch means that the socket is empty.
     pub fn receive(&self, batch: &mut ReceiveBatch) -> io::Result<()> {
         batch.clear();
         for _ in 0..4 {
@@ -306,13 +309,13 @@ impl RoceSocket {
         Ok(())
     }
 
-    /// The next thing that went wrong with an earlier datagram, if the kernel has noted one. Ask when the
-    /// socket is [`Ready::error`](crate::Ready::error), and now and then.
+    /// The next entry of the error queue. Call it when [`Ready::error`](crate::Ready::error) is set, and from time to
+    /// time.
     pub fn poll_error(&self) -> io::Result<Option<NetworkError>> {
         system::poll_error(&self.socket)
     }
 
-    /// How full the receive buffer is and what it has dropped; zero where the system does not say.
+    /// The fill level and the drops of the receive buffer; zero where the system does not report them.
     pub fn receive_memory(&self) -> io::Result<ReceiveMemory> {
         system::receive_memory(&self.socket)
     }

@@ -1,4 +1,4 @@
-//! Congestion over real sockets: marks travel in the IP header, notifications answer them, pauses stop a port.
+//! Congestion over real sockets: CE marks in the IP header, CNPs in response, and pauses that stop a port.
 
 #[path = "../../fabric/tests/bare/mod.rs"]
 mod bare;
@@ -26,7 +26,7 @@ use std::time::{Duration, Instant as Clock};
 
 const LENGTH: u32 = 1 << 20;
 
-/// Memory that nobody looks at.
+/// Reads zeros and discards writes.
 struct DiscardMemory;
 
 impl Memory for DiscardMemory {
@@ -49,7 +49,7 @@ impl Memory for DiscardMemory {
     }
 }
 
-/// Remembers the opcode and traffic class of everything that was received.
+/// Records the opcode and traffic class of every received packet.
 #[derive(Clone, Default)]
 struct Recorder(Arc<Mutex<Vec<(Opcode, u8)>>>);
 
@@ -80,34 +80,34 @@ impl Host {
         let address = IpAddr::V4(Ipv4Addr::new(127, 94, std::process::id() as u8, last));
         let sockets = HostSockets::bind(address, SocketOptions::default()).expect("a free loopback address");
         let settings = Settings { congestion: CongestionSettings::DCQCN, ..Settings::default() };
-        let seen = Recorder::default();
+        let recorder = Recorder::default();
         let options = DriverOptions { settings, ..DriverOptions::default() };
-        let mut driver = Driver::new(sockets, options, DiscardMemory, Box::new(seen.clone()));
-        let (doorbell, heard) = doorbell_ring(DeviceLimits::HCA.max_qp as u32);
-        let (completed, completions) = completion_ring(64);
-        let (send, taken) = send_ring(64, 1, 0);
+        let mut driver = Driver::new(sockets, options, DiscardMemory, Box::new(recorder.clone()));
+        let (doorbell, doorbell_consumer) = doorbell_ring(DeviceLimits::HCA.max_qp as u32);
+        let (cq_ring, completions) = completion_ring(64);
+        let (send, send_consumer) = send_ring(64, 1, 0);
         let (_, receive) = receive_ring(1, 1);
         let (client, init, qp, key) = driver.control(|hca, _| {
-            let client = hca.open_client(heard).unwrap();
+            let client = hca.open_client(doorbell_consumer).unwrap();
             let domain: PdId = hca.allocate_protection_domain(client).unwrap();
-            let cq: CqId = hca.create_completion_queue(client, completed).unwrap();
+            let cq: CqId = hca.create_completion_queue(client, cq_ring).unwrap();
             let init = QpInitAttributes { sq_sig_all: true, ..bare::reliable(domain, cq) };
-            let rings = QpRings { send: Some(taken), receive: Some(receive) };
+            let rings = QpRings { send: Some(send_consumer), receive: Some(receive) };
             let qp = hca.create_queue_pair(client, init, rings).unwrap();
             let memory = MemoryId(0);
             let length = LENGTH.into();
             let region = MemoryRegion { client, pd: domain, iova: 0, length, access_flags: RIGHTS, memory };
             (client, init, qp, hca.register_memory_region(region).unwrap())
         });
-        Host { driver, client, init, qp, send, doorbell, key, recorder: seen, completions }
+        Host { driver, client, init, qp, send, doorbell, key, recorder, completions }
     }
 
-    /// Another queue pair, with its ring.
+    /// Creates another queue pair. Returns its number and its send ring.
     fn add_queue_pair(&mut self) -> (Qpn, SendProducer) {
-        let (send, taken) = send_ring(64, 1, 0);
+        let (send, send_consumer) = send_ring(64, 1, 0);
         let (_, receive) = receive_ring(1, 1);
         let (client, init) = (self.client, self.init);
-        let rings = QpRings { send: Some(taken), receive: Some(receive) };
+        let rings = QpRings { send: Some(send_consumer), receive: Some(receive) };
         let qp = self.driver.control(|hca, _| hca.create_queue_pair(client, init, rings).unwrap());
         (qp, send)
     }
@@ -161,7 +161,7 @@ fn pair(first: u8) -> [Host; 2] {
     hosts
 }
 
-/// Turns all hosts until `done`; a busy machine has a minute.
+/// Polls all hosts until `done`, for at most a minute.
 fn drive(hosts: &mut [Host], mut done: impl FnMut(&mut [Host]) -> bool) {
     let deadline = Clock::now() + Duration::from_secs(60);
     while !done(hosts) {
@@ -173,7 +173,7 @@ fn drive(hosts: &mut [Host], mut done: impl FnMut(&mut [Host]) -> bool) {
 }
 
 #[test]
-fn a_mark_crosses_the_network_and_its_notification_comes_back() {
+fn ce_mark_is_delivered_and_answered_with_a_cnp() {
     let mut hosts = pair(10);
     let mark = Rule {
         id: RuleId(0),
@@ -187,15 +187,18 @@ fn a_mark_crosses_the_network_and_its_notification_comes_back() {
     drive(&mut hosts, |hosts| hosts[0].driver.hca().counters().rp_cnp_handled > 0);
     let receiver = hosts[1].driver.hca().counters();
     assert_eq!((receiver.np_ecn_marked_roce_packets, receiver.np_cnp_sent), (1, 1));
-    let came = hosts[1].recorder.0.lock().unwrap().clone();
-    assert!(came.contains(&(came[0].0, 3 << 5 | 3)), "marked on the wire");
-    assert!(came.iter().skip(1).any(|(_, class)| *class == 3 << 5 | 2), "others only say that they could be");
-    let back = hosts[0].recorder.0.lock().unwrap().clone();
-    assert!(back.contains(&(Opcode::CNP, 48 << 2)), "{back:?}");
+    let received = hosts[1].recorder.0.lock().unwrap().clone();
+    assert!(received.contains(&(received[0].0, 3 << 5 | 3)), "marked on the wire");
+    assert!(
+        received.iter().skip(1).any(|(_, class)| *class == 3 << 5 | 2),
+        "other packets are only ECN-capable"
+    );
+    let responses = hosts[0].recorder.0.lock().unwrap().clone();
+    assert!(responses.contains(&(Opcode::CNP, 48 << 2)), "{responses:?}");
 }
 
 #[test]
-fn frames_between_hosts_on_a_backbone_pass_its_switch_and_no_socket() {
+fn packets_between_attached_hosts_pass_the_switch_and_no_socket() {
     let mut hosts = pair(30);
     let addresses = [0, 1].map(|n: usize| hosts[n].driver.address());
     let line = LinkSettings {
@@ -204,32 +207,32 @@ fn frames_between_hosts_on_a_backbone_pass_its_switch_and_no_socket() {
         ..LinkSettings::default()
     };
     let settings = SwitchSettings::default();
-    let backbone = HostNetwork::new(1, &addresses, &Topology::Star { hosts: 2 }, line, settings).unwrap();
+    let network = HostNetwork::new(1, &addresses, &Topology::Star { hosts: 2 }, line, settings).unwrap();
     for host in &mut hosts {
-        assert!(host.driver.attach_to_network(backbone.clone()));
+        assert!(host.driver.attach_to_network(network.clone()));
     }
     let key = hosts[1].key;
     hosts[0].write(key, 200_000);
     drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
-    // 196 packets of 1 KiB, and at least one acknowledgement.
-    let census = backbone.census();
-    assert!(census.is_balanced() && census.dropped == 0, "{census:?}");
-    assert!(census.delivered > 196, "{census:?}");
-    let switch = backbone.topology().switches[0];
-    let out = backbone.topology().links[1];
-    let counters = backbone.with_fabric(|fabric| fabric.switch(switch).counters(out)).unwrap();
+    // 196 packets of 1 KiB, and at least one ACK.
+    let frames = network.frame_counters();
+    assert!(frames.is_balanced() && frames.dropped == 0, "{frames:?}");
+    assert!(frames.delivered > 196, "{frames:?}");
+    let switch = network.topology().switches[0];
+    let out = network.topology().links[1];
+    let counters = network.with_fabric(|fabric| fabric.switch(switch).counters(out)).unwrap();
     assert_eq!(counters.sent_frames, 196);
     assert_eq!(hosts[1].driver.hca().counters().rcvd_bytes, 200_000);
     let two = [addresses[0], addresses[1]];
     let wrong = HostNetwork::new(1, &two, &Topology::Star { hosts: 3 }, line, settings).err().unwrap();
-    assert_eq!(wrong.to_string(), "the topology: 2 hosts for a topology of 3");
+    assert_eq!(wrong.to_string(), "invalid topology: the topology has 3 hosts, got 2");
 }
 
 #[test]
-fn a_pause_stops_a_priority_towards_its_sender_until_it_is_over() {
+fn pause_stops_a_priority_towards_its_sender_until_it_ends() {
     let mut hosts = pair(20);
     let (key, [alice, bob]) = (hosts[1].key, [0, 1].map(|n: usize| hosts[n].driver.address()));
-    // The link has to know its peer first.
+    // Establishes the link.
     hosts[0].write(key, 1_000);
     drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
     // 65535 quanta at 1 Gb/s: 33.6 ms.
@@ -239,16 +242,16 @@ fn a_pause_stops_a_priority_towards_its_sender_until_it_is_over() {
     hosts[0].write(key, 1_000);
     drive(&mut hosts, |hosts| {
         let is_over = hosts[0].driver.priorities_paused_by(bob) == 0;
-        assert!(is_over || hosts[0].completions.pop().is_none(), "it went in spite of the pause");
+        assert!(is_over || hosts[0].completions.pop().is_none(), "the write passed the pause");
         is_over
     });
     drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
     assert_eq!(hosts[0].driver.hca().counters().rx_pause_frames, 1);
 }
 
-/// Mallory pauses all priorities for a year, again and again. She stops what goes to her, and only that.
+/// Mallory repeatedly pauses all priorities for a year, which stops traffic to her and to no other host.
 #[test]
-fn a_peer_that_pauses_for_ever_stops_its_own_link_and_no_other() {
+fn peer_that_pauses_forever_stops_only_its_own_link() {
     let mut hosts = [50, 51, 52].map(Host::new);
     let ends = [0, 1, 2].map(|n: usize| (hosts[n].driver.address(), hosts[n].qp));
     let [(alice, _), _, (mallory, _)] = ends;
@@ -270,17 +273,17 @@ fn a_peer_that_pauses_for_ever_stops_its_own_link_and_no_other() {
         drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
     }
     assert_eq!(hosts[1].driver.hca().counters().rcvd_bytes, 20 * 100_000);
-    assert_eq!(hosts[2].driver.hca().counters().rcvd_bytes, 1_000, "what goes to Mallory waits");
+    assert_eq!(hosts[2].driver.hca().counters().rcvd_bytes, 1_000, "traffic to Mallory waits");
     let go = Pause { classes: 0xff, quanta: [0; 8], rate: 1 };
     hosts[2].driver.pause_peer(alice, go);
     drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
     assert_eq!(hosts[2].driver.hca().counters().rcvd_bytes, 2_000);
 }
 
-/// Bob's port is slow and behind a switch of his own; Alice is another machine. The switch marks what waits and pauses
-/// its line to Alice, which stops; nothing is lost, and everything arrives in its order.
+/// Bob's port is slow and behind a switch of its own; Alice is on another machine. The switch marks queued packets
+/// and pauses Alice's port. No packet is lost or reordered.
 #[test]
-fn a_slow_port_behind_a_switch_pauses_another_machine() {
+fn slow_port_behind_a_switch_pauses_another_machine() {
     let mut hosts = pair(60);
     let [alice, bob] = [0, 1].map(|n: usize| hosts[n].driver.address());
     let line = LinkSettings {
@@ -293,37 +296,37 @@ fn a_slow_port_behind_a_switch_pauses_another_machine() {
         ecn_marking: Some(EcnMarking { kmin: 1_000, kmax: 2_000, pmax_per_billion: PER_BILLION }),
         ..SwitchSettings::default()
     };
-    let backbone = HostNetwork::new(1, &[bob], &Topology::Star { hosts: 1 }, line, settings).unwrap();
-    assert!(hosts[1].driver.attach_to_network(backbone.clone()));
+    let network = HostNetwork::new(1, &[bob], &Topology::Star { hosts: 1 }, line, settings).unwrap();
+    assert!(hosts[1].driver.attach_to_network(network.clone()));
     let stalled = ReceiverSettings { bits_per_second: Some(0), ..ReceiverSettings::default() };
-    assert!(backbone.set_receiver(bob, stalled));
+    assert!(network.set_receiver(bob, stalled));
     let key = hosts[1].key;
     hosts[0].write(key, 900_000);
     drive(&mut hosts, |hosts| hosts[0].driver.priorities_paused_by(bob) == 1 << 3);
-    assert_eq!(hosts[1].driver.hca().counters().rcvd_bytes, 0, "Bob's card has nothing yet");
-    assert!(backbone.set_receiver(bob, ReceiverSettings { bits_per_second: Some(100_000_000), ..stalled }));
+    assert_eq!(hosts[1].driver.hca().counters().rcvd_bytes, 0, "Bob has received nothing yet");
+    assert!(network.set_receiver(bob, ReceiverSettings { bits_per_second: Some(100_000_000), ..stalled }));
     drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
     drive(&mut hosts, |hosts| hosts[0].driver.priorities_paused_by(bob) == 0);
-    let (census, [sender, receiver]) =
-        (backbone.census(), [0, 1].map(|n: usize| *hosts[n].driver.hca().counters()));
-    assert!(census.is_balanced() && census.dropped == 0, "{census:?}");
+    let (frames, [sender, receiver]) =
+        (network.frame_counters(), [0, 1].map(|n: usize| *hosts[n].driver.hca().counters()));
+    assert!(frames.is_balanced() && frames.dropped == 0, "{frames:?}");
     assert_eq!((receiver.rcvd_bytes, receiver.out_of_sequence, sender.retransmitted_pkts), (900_000, 0, 0));
-    assert!(sender.rx_pause_frames >= 2, "stopped, and let go");
+    assert!(sender.rx_pause_frames >= 2, "paused and resumed");
     assert!(receiver.np_ecn_marked_roce_packets > 0 && sender.rp_cnp_handled > 0);
-    let ports: Vec<_> = backbone.with_fabric(|fabric| fabric.external_ports().collect());
+    let ports: Vec<_> = network.with_fabric(|fabric| fabric.external_ports().collect());
     let [(_, peer, cable, port)] = ports[..] else { panic!("{ports:?}") };
     assert_eq!((peer, port.dropped_frames), (alice, 0));
-    let switch = backbone.topology().switches[0];
-    let counters = backbone.with_fabric(|fabric| fabric.switch(switch).counters(cable)).unwrap();
+    let switch = network.topology().switches[0];
+    let counters = network.with_fabric(|fabric| fabric.switch(switch).counters(cable)).unwrap();
     assert_eq!(counters.pauses_sent[3], port.pauses_received[3]);
     assert!(counters.pauses_sent[3] >= sender.rx_pause_frames);
 }
 
 #[test]
-fn a_pause_of_a_peer_does_not_end_that_of_the_backbone() {
+fn pause_of_a_peer_does_not_end_a_pause_of_the_switch() {
     let mut hosts = pair(40);
     let (key, peer) = (hosts[1].key, hosts[0].driver.address());
-    // The link has to know its peer first.
+    // Establishes the link.
     hosts[0].write(key, 1_000);
     drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
     let addresses = [0, 1].map(|n: usize| hosts[n].driver.address());
@@ -334,22 +337,22 @@ fn a_pause_of_a_peer_does_not_end_that_of_the_backbone() {
     };
     let flow_control = Some(PfcSettings { xoff: 32 << 10, xon: 16 << 10, ..PfcSettings::default() });
     let settings = SwitchSettings { pfc: flow_control, ..SwitchSettings::default() };
-    let backbone = HostNetwork::new(1, &addresses, &Topology::Star { hosts: 2 }, line, settings).unwrap();
+    let network = HostNetwork::new(1, &addresses, &Topology::Star { hosts: 2 }, line, settings).unwrap();
     for host in &mut hosts {
-        assert!(host.driver.attach_to_network(backbone.clone()));
+        assert!(host.driver.attach_to_network(network.clone()));
     }
-    // Bob's port takes nothing: it pauses the switch, and the switch pauses Alice.
+    // Bob's port accepts nothing: it pauses the switch, and the switch pauses Alice.
     let receiver = ReceiverSettings { bits_per_second: Some(0), ..ReceiverSettings::default() };
-    assert!(backbone.set_receiver(addresses[1], receiver));
+    assert!(network.set_receiver(addresses[1], receiver));
     hosts[0].write(key, 400_000);
     drive(&mut hosts, |hosts| hosts[0].driver.hca().paused_priorities() == 1 << 3);
     hosts[1].driver.pause_peer(peer, Pause { classes: 1 << 5, quanta: [0xffff; 8], rate: 1_000_000_000 });
     drive(&mut hosts, |hosts| {
-        assert_eq!(hosts[0].driver.hca().paused_priorities(), 1 << 3, "the backbone did not let it go on");
+        assert_eq!(hosts[0].driver.hca().paused_priorities(), 1 << 3, "the switch still pauses it");
         hosts[0].driver.priorities_paused_by(addresses[1]) == 1 << 5
     });
-    assert!(backbone.set_receiver(addresses[1], ReceiverSettings::default()));
+    assert!(network.set_receiver(addresses[1], ReceiverSettings::default()));
     drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
-    assert_eq!(backbone.census().dropped, 0);
+    assert_eq!(network.frame_counters().dropped, 0);
     assert!(hosts[0].driver.hca().counters().rx_pause_frames >= 3);
 }

@@ -1,4 +1,4 @@
-//! The promise on real sockets: nobody's receive buffer overflows, whatever its owner does meanwhile.
+//! Losslessness on real sockets: no receive buffer overflows, even if its owner sleeps.
 
 use softhca_udp::{
     HostSockets, LinkChange, LinkControl, NetworkErrorCause, PeerState, ReceiveBatch, Segmentation,
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The smallest driver: one turn reads everything, sends what is due, and sleeps.
+/// A minimal driver: one step reads everything, sends what is due, and sleeps.
 struct Node {
     sockets: HostSockets,
     links: LinkControl,
@@ -31,8 +31,8 @@ impl Node {
         self.begin.elapsed().as_nanos() as u64
     }
 
-    /// Takes in everything; shows every data frame to `see`.
-    fn receive(&mut self, mut see: impl FnMut(IpAddr, &[u8])) {
+    /// Receives everything and calls `on_frame` with every data frame.
+    fn receive(&mut self, mut on_frame: impl FnMut(IpAddr, &[u8])) {
         let now = self.now();
         for (socket, port) in
             [(&self.sockets.roce, UnreachablePort::Roce), (&self.sockets.link, UnreachablePort::Link)]
@@ -46,7 +46,7 @@ impl Node {
         loop {
             self.sockets.link.receive(&mut self.batch).expect("the link socket can be read");
             for datagram in self.batch.datagrams() {
-                let message = Message::parse(datagram.bytes).expect("only link control comes here");
+                let message = Message::parse(datagram.bytes).expect("a link control message");
                 self.links.on_message(datagram.source.ip(), &message, now);
             }
             if self.batch.is_empty() {
@@ -57,7 +57,7 @@ impl Node {
             self.sockets.roce.receive(&mut self.batch).expect("the RoCE socket can be read");
             for chunk in self.batch.chunks() {
                 self.links.record_received(chunk.source.ip(), chunk.charge(), now);
-                chunk.datagrams().for_each(|datagram| see(datagram.source.ip(), datagram.bytes));
+                chunk.datagrams().for_each(|datagram| on_frame(datagram.source.ip(), datagram.bytes));
             }
             if self.batch.is_empty() {
                 self.links.on_socket_empty(now);
@@ -80,15 +80,15 @@ impl Node {
         }
     }
 
-    /// Sleeps until something comes or is due.
+    /// Sleeps until a datagram arrives or a timer is due.
     fn sleep(&self) {
         let until = self.links.next_timeout().map_or(10_000_000, |at| at.saturating_sub(self.now()));
         let descriptors = [self.sockets.roce.as_fd(), self.sockets.link.as_fd()];
         wait_readable(&descriptors, Some(Duration::from_nanos(until.min(10_000_000))))
-            .expect("sockets can be waited for");
+            .expect("sockets can be polled");
     }
 
-    /// Sends frame after frame of `size` bytes, each with its number, in runs as long as allowed.
+    /// Sends numbered frames of `size` bytes in batches as long as the grants allow.
     fn flood(&mut self, to: IpAddr, size: usize, frames: u32, finished: impl Fn() -> bool) {
         let mut next = 0u32;
         while !finished() {
@@ -105,17 +105,17 @@ impl Node {
                 }
                 let charge = self.sockets.roce.batch_charge(to, size, segments);
                 assert!(self.links.may_send(to, charge, now));
-                let mut run = vec![0; segments * size];
-                for (index, frame) in run.chunks_mut(size).enumerate() {
+                let mut batch = vec![0; segments * size];
+                for (index, frame) in batch.chunks_mut(size).enumerate() {
                     frame[..4].copy_from_slice(&(next + index as u32).to_be_bytes());
                 }
-                match self.sockets.roce.send_batch(to, 0, size, &run) {
+                match self.sockets.roce.send_batch(to, 0, size, &batch) {
                     Ok(sent) => {
                         self.links.record_sent(to, self.sockets.roce.batch_charge(to, size, sent), now);
                         next += sent as u32;
                     }
                     Err(SendError::WouldBlock) => break,
-                    Err(error) => panic!("loopback takes every run: {error}"),
+                    Err(error) => panic!("loopback accepts every batch: {error}"),
                 }
             }
             self.transmit();
@@ -129,7 +129,7 @@ fn loopback(last: u8) -> IpAddr {
     Ipv4Addr::new(127, 128 | high & 63, low, last).into()
 }
 
-/// Whoever of several threads fails ends the others.
+/// Stops the other threads when one fails.
 struct FailTogether<'a>(&'a AtomicBool);
 
 impl Drop for FailTogether<'_> {
@@ -138,7 +138,7 @@ impl Drop for FailTogether<'_> {
     }
 }
 
-/// Floods a receiver with a stock buffer, which sleeps now and then, from several hosts at once.
+/// Floods a receiver with a default-sized buffer, which sleeps from time to time, from several hosts at once.
 fn nothing_is_dropped(group: u8, senders: u8, size: usize, frames: u32, segmentation: Segmentation) {
     let stock = SocketOptions { receive_buffer: 106_496, segmentation };
     let mut receiver = Node::new(loopback(group), stock);
@@ -174,12 +174,12 @@ fn nothing_is_dropped(group: u8, senders: u8, size: usize, frames: u32, segmenta
             if naps.pop_if(|at| so_far >= *at).is_some() {
                 thread::sleep(Duration::from_millis(400));
             }
-            let memory = receiver.sockets.roce.receive_memory().expect("the kernel tells");
+            let memory = receiver.sockets.roce.receive_memory().expect("SO_MEMINFO can be read");
             assert_eq!(memory.dropped, 0, "charged {} of {}", memory.charged, memory.limit);
             receiver.sleep();
         }
     });
-    assert_eq!(receiver.sockets.roce.receive_memory().expect("the kernel tells").dropped, 0);
+    assert_eq!(receiver.sockets.roce.receive_memory().expect("SO_MEMINFO can be read").dropped, 0);
     println!(
         "{senders} senders of {size} B: link socket dropped {:?}",
         receiver.sockets.link.receive_memory()
@@ -207,14 +207,14 @@ fn twelve_senders_lose_nothing() {
 }
 
 #[test]
-fn a_host_without_a_card_is_foreign_and_then_dead() {
+fn address_without_a_port_is_foreign_and_then_dead() {
     let mut node = Node::new(loopback(60), SocketOptions::default());
     let nobody = loopback(61);
     while !node.changes.contains(&LinkChange::StateChanged(PeerState::Dead)) {
         node.receive(|_, _| {});
         let (now, charge) = (node.now(), node.sockets.roce.batch_charge(nobody, 64, 1));
         if node.links.may_send(nobody, charge, now) {
-            node.sockets.roce.send_batch(nobody, 0, 64, &[0; 64]).expect("loopback takes it");
+            node.sockets.roce.send_batch(nobody, 0, 64, &[0; 64]).expect("loopback accepts it");
             node.links.record_sent(nobody, charge, now);
         }
         node.transmit();

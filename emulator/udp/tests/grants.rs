@@ -1,5 +1,5 @@
-//! The link state machines in a world of lossy control channels, slow receivers, and ports that stop, die and
-//! come back. The law: no receive buffer is ever charged beyond its budget, and everybody gets through.
+//! The link state machines with lossy control channels, slow receivers, and ports that stop, die and restart.
+//! Invariants: no receive buffer is charged beyond its budget, and every sender makes progress.
 
 use proptest::prelude::*;
 use softhca_udp::{
@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr};
 const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MILLISECOND;
 
-/// SplitMix64: a run is its seed.
+/// SplitMix64: a seed determines a run.
 struct Random(u64);
 
 impl Random {
@@ -40,22 +40,22 @@ fn address(port: usize) -> IpAddr {
 fn index(address: IpAddr) -> usize {
     match address {
         IpAddr::V4(v4) => (u32::from(v4) - 0x7f00_0002) as usize,
-        IpAddr::V6(_) => unreachable!("the world has IPv4 addresses"),
+        IpAddr::V6(_) => unreachable!("simulated ports have IPv4 addresses"),
     }
 }
 
 struct Port {
     links: LinkControl,
-    /// The RoCE socket: who sent, what the kernel charges, and what of that was granted.
+    /// The RoCE socket: sender, kernel charge, and the granted part of it.
     socket: VecDeque<(usize, u64, u64)>,
-    /// The sum of what was granted. To a port that it takes for another make, a sender promises nothing.
+    /// The sum of the granted parts. Data to a port that the sender takes for a foreign one is not granted.
     charged: u64,
-    /// The sum of all.
+    /// The sum of the charges.
     socket_bytes: u64,
     /// The link socket.
     control: VecDeque<(usize, Message)>,
     errors: Vec<(IpAddr, UnreachablePort)>,
-    /// Chunks that the driver takes out in a turn.
+    /// Chunks that one poll reads.
     reads_per_poll: u64,
     stopped_until: u64,
     down_until: Option<u64>,
@@ -64,7 +64,7 @@ struct Port {
     changes: Vec<(usize, LinkChange)>,
 }
 
-/// What goes wrong, and how often.
+/// The faults and their rates.
 #[derive(Clone, Copy, Debug)]
 struct Faults {
     control_loss: u64,
@@ -80,14 +80,14 @@ struct SimulatedPorts {
     faulty_until: u64,
     budget: u64,
     ports: Vec<Port>,
-    /// Messages on their way: arrival, destination, source.
+    /// Messages in flight: arrival time, destination, source.
     in_flight: Vec<(u64, usize, usize, Message)>,
     incarnations: u64,
 }
 
 impl SimulatedPorts {
     fn new(seed: u64, ports: usize, budget: u64, faults: Faults) -> SimulatedPorts {
-        let mut world = SimulatedPorts {
+        let mut simulation = SimulatedPorts {
             now: SECOND,
             random: Random(seed),
             faults,
@@ -98,10 +98,10 @@ impl SimulatedPorts {
             incarnations: 0,
         };
         for _ in 0..ports {
-            let port = world.new_port(ports);
-            world.ports.push(port);
+            let port = simulation.new_port(ports);
+            simulation.ports.push(port);
         }
-        world
+        simulation
     }
 
     fn new_port(&mut self, ports: usize) -> Port {
@@ -127,11 +127,11 @@ impl SimulatedPorts {
         self.ports.iter().all(|port| port.backlog.iter().all(|left| *left == 0) && port.socket.is_empty())
     }
 
-    /// Runs until all is sent and drained.
+    /// Runs until everything is sent and read.
     fn run(&mut self, limit: u64) {
         while !self.done() || self.now < self.faulty_until {
             self.tick();
-            assert!(self.now < limit, "no end in sight: {:?}", self.backlogs());
+            assert!(self.now < limit, "no progress: {:?}", self.backlogs());
         }
     }
 
@@ -164,7 +164,7 @@ impl SimulatedPorts {
         }
     }
 
-    /// A new life of a port, which knows nothing of the one before.
+    /// Starts a new incarnation of a port without the state of the last.
     fn restart(&mut self, port: usize) {
         let backlog = std::mem::take(&mut self.ports[port].backlog);
         self.ports[port] = self.new_port(backlog.len());
@@ -177,7 +177,7 @@ impl SimulatedPorts {
             self.ports[victim].stopped_until = self.now + self.random.below(4 * SECOND);
         }
         if self.faults.deaths && self.random.below(2000) == 0 && self.ports[victim].down_until.is_none() {
-            // Longer than grants are good for.
+            // Longer than the grant lease.
             self.ports[victim].down_until = Some(self.now + SECOND / 2 + self.random.below(SECOND));
             self.ports[victim].socket.clear();
             (self.ports[victim].charged, self.ports[victim].socket_bytes) = (0, 0);
@@ -185,7 +185,7 @@ impl SimulatedPorts {
         self.ports[victim].reads_per_poll = 1 + self.random.below(20);
     }
 
-    /// What a driver does.
+    /// The steps of a driver.
     fn poll(&mut self, index_here: usize) {
         let now = self.now;
         let port = &mut self.ports[index_here];
@@ -248,7 +248,7 @@ impl SimulatedPorts {
                 self.ports[from].errors.push((address(to), UnreachablePort::Roce));
                 continue;
             }
-            // The kernel has a third more than the budget.
+            // The kernel's limit is a third above the budget.
             let full = self.ports[to].socket_bytes > self.budget * 4 / 3;
             if !(self.random.percent(self.faults.data_loss) || foreign && full) {
                 let granted = if foreign { 0 } else { charge };
@@ -272,145 +272,149 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 4, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_buffer_overflows_and_everybody_gets_through(
+    fn no_buffer_overflows_and_every_sender_makes_progress(
         seed: u64,
         ports in 1..8usize,
         buffer in prop_oneof![Just(20_000usize), Just(212_992), Just(1 << 20)],
         faults in faults(),
     ) {
-        let mut world = SimulatedPorts::new(seed, ports, grant_budget(buffer), faults);
+        let mut simulation = SimulatedPorts::new(seed, ports, grant_budget(buffer), faults);
         for from in 0..ports {
             for to in 0..ports {
-                world.ports[from].backlog[to] = world.random.below(2000);
+                simulation.ports[from].backlog[to] = simulation.random.below(2000);
             }
         }
-        world.run(400 * SECOND);
+        simulation.run(400 * SECOND);
     }
 }
 
 const NO_FAULTS: Faults = Faults { control_loss: 0, data_loss: 0, stops: false, deaths: false };
 
 #[test]
-fn seventy_senders_share_a_stock_buffer() {
+fn seventy_senders_share_a_default_buffer() {
     for (seed, control_loss) in [(1, 0), (2, 20)] {
         let faults = Faults { control_loss, ..NO_FAULTS };
-        let mut world = SimulatedPorts::new(seed, 71, grant_budget(212_992), faults);
+        let mut simulation = SimulatedPorts::new(seed, 71, grant_budget(212_992), faults);
         for from in 1..71 {
-            world.ports[from].backlog[0] = 200;
+            simulation.ports[from].backlog[0] = 200;
         }
-        world.ports[0].reads_per_poll = 20;
+        simulation.ports[0].reads_per_poll = 20;
         let mut half_time = None;
-        while !world.done() {
-            world.tick();
-            let left = world.backlogs();
+        while !simulation.done() {
+            simulation.tick();
+            let left = simulation.backlogs();
             if half_time.is_none() && left.iter().sum::<u64>() <= 70 * 100 {
                 half_time = Some((left[1..].iter().min().copied(), left[1..].iter().max().copied()));
             }
-            assert!(world.now < 200 * SECOND, "no end in sight: {left:?}");
+            assert!(simulation.now < 200 * SECOND, "no progress: {left:?}");
         }
-        let (Some(least), Some(most)) = half_time.expect("half of it was sent at some time") else {
-            unreachable!("there are senders")
+        let (Some(least), Some(most)) = half_time.expect("half of the frames were sent") else {
+            unreachable!("senders exist")
         };
         assert!(
             least > 0 && most < 200,
-            "nobody is done and nobody starved at half time: {least} to {most} left"
+            "at half time every sender has sent some but not all: {least} to {most} left"
         );
     }
 }
 
 #[test]
-fn a_port_that_is_back_at_once_does_not_grant_what_its_earlier_life_had_granted() {
+fn restarted_port_does_not_grant_what_its_last_incarnation_granted() {
     for seed in 0..200 {
-        let mut world = SimulatedPorts::new(seed, 2, grant_budget(212_992), NO_FAULTS);
-        world.faulty_until = 0;
-        world.ports[1].backlog[0] = 4000;
+        let mut simulation = SimulatedPorts::new(seed, 2, grant_budget(212_992), NO_FAULTS);
+        simulation.faulty_until = 0;
+        simulation.ports[1].backlog[0] = 4000;
         for life in 0..6 {
-            // A slow reader: what is granted is used, and stays in the socket.
-            world.ports[0].reads_per_poll = 1;
-            let until = world.now + MILLISECOND * (20 + 7 * life);
-            while world.now < until {
-                world.tick();
+            // A slow reader: granted data is sent and stays in the socket.
+            simulation.ports[0].reads_per_poll = 1;
+            let until = simulation.now + MILLISECOND * (20 + 7 * life);
+            while simulation.now < until {
+                simulation.tick();
             }
-            world.restart(0);
+            simulation.restart(0);
         }
-        world.run(400 * SECOND);
+        simulation.run(400 * SECOND);
     }
 }
 
 #[test]
-fn a_newcomer_gets_through_while_another_streams_and_a_third_is_stopped_with_its_grants() {
-    let mut world = SimulatedPorts::new(3, 4, grant_budget(212_992), NO_FAULTS);
-    world.faulty_until = 0;
-    world.ports[1].backlog[0] = 100_000;
-    world.ports[2].backlog[0] = 1;
-    while world.now < 2 * SECOND {
-        world.tick();
+fn new_sender_makes_progress_beside_a_stream_and_a_stopped_grant_holder() {
+    let mut simulation = SimulatedPorts::new(3, 4, grant_budget(212_992), NO_FAULTS);
+    simulation.faulty_until = 0;
+    simulation.ports[1].backlog[0] = 100_000;
+    simulation.ports[2].backlog[0] = 1;
+    while simulation.now < 2 * SECOND {
+        simulation.tick();
     }
-    world.ports[2].stopped_until = 100 * SECOND;
-    world.ports[3].backlog[0] = 1;
-    let begin = world.now;
-    while world.ports[3].backlog[0] > 0 {
-        world.tick();
+    simulation.ports[2].stopped_until = 100 * SECOND;
+    simulation.ports[3].backlog[0] = 1;
+    let begin = simulation.now;
+    while simulation.ports[3].backlog[0] > 0 {
+        simulation.tick();
     }
-    assert!(world.now - begin < 50 * MILLISECOND, "after {} ns", world.now - begin);
-    assert!(world.ports[1].backlog[0] > 0, "the stream was still running");
+    assert!(simulation.now - begin < 50 * MILLISECOND, "after {} ns", simulation.now - begin);
+    assert!(simulation.ports[1].backlog[0] > 0, "the stream was still running");
 }
 
 #[test]
-fn a_stopped_peer_is_stalled_then_alive_and_loses_nothing() {
-    let mut world = SimulatedPorts::new(4, 2, grant_budget(212_992), NO_FAULTS);
-    world.faulty_until = 0;
-    world.ports[0].backlog[1] = 10_000;
-    while world.now < SECOND + SECOND / 10 {
-        world.tick();
+fn stopped_peer_is_stalled_then_alive_and_loses_nothing() {
+    let mut simulation = SimulatedPorts::new(4, 2, grant_budget(212_992), NO_FAULTS);
+    simulation.faulty_until = 0;
+    simulation.ports[0].backlog[1] = 10_000;
+    while simulation.now < SECOND + SECOND / 10 {
+        simulation.tick();
     }
-    world.ports[1].stopped_until = world.now + SECOND;
-    world.run(60 * SECOND);
-    let states: Vec<_> = world.ports[0].changes.iter().map(|(_, change)| *change).collect();
+    simulation.ports[1].stopped_until = simulation.now + SECOND;
+    simulation.run(60 * SECOND);
+    let states: Vec<_> = simulation.ports[0].changes.iter().map(|(_, change)| *change).collect();
     let became = LinkChange::StateChanged;
     assert_eq!(states, [became(PeerState::Alive), became(PeerState::Stalled), became(PeerState::Alive)]);
-    assert_eq!(world.ports[1].changes, [(0, became(PeerState::Alive))], "the stopped port blames nobody");
+    assert_eq!(
+        simulation.ports[1].changes,
+        [(0, became(PeerState::Alive))],
+        "the stopped port blames no peer"
+    );
 }
 
 #[test]
-fn a_silent_peer_is_dead_in_the_end_and_its_share_is_free_again() {
-    let mut world = SimulatedPorts::new(5, 2, grant_budget(212_992), NO_FAULTS);
-    world.faulty_until = 0;
-    world.ports[0].backlog[1] = 10;
-    world.run(SECOND + SECOND / 2);
-    assert!(world.ports[1].links.grant_issuer().outstanding() > 0);
-    world.ports[0].stopped_until = u64::MAX;
-    while world.now < 6 * SECOND {
-        world.tick();
+fn silent_peer_dies_and_its_share_is_released() {
+    let mut simulation = SimulatedPorts::new(5, 2, grant_budget(212_992), NO_FAULTS);
+    simulation.faulty_until = 0;
+    simulation.ports[0].backlog[1] = 10;
+    simulation.run(SECOND + SECOND / 2);
+    assert!(simulation.ports[1].links.grant_issuer().outstanding() > 0);
+    simulation.ports[0].stopped_until = u64::MAX;
+    while simulation.now < 6 * SECOND {
+        simulation.tick();
     }
-    assert_eq!(world.ports[1].links.state(address(0)), Some(PeerState::Dead));
-    assert_eq!(world.ports[1].links.grant_issuer().outstanding(), 0);
+    assert_eq!(simulation.ports[1].links.state(address(0)), Some(PeerState::Dead));
+    assert_eq!(simulation.ports[1].links.grant_issuer().outstanding(), 0);
 }
 
 #[test]
-fn a_peer_that_comes_back_is_known_to_have_restarted() {
-    let mut world = SimulatedPorts::new(6, 2, grant_budget(212_992), NO_FAULTS);
-    world.faulty_until = 0;
-    world.ports[0].backlog[1] = 10;
-    world.run(10 * SECOND);
-    let port = world.new_port(2);
-    world.ports[1] = port;
-    world.ports[0].changes.clear();
-    world.ports[0].backlog[1] = 10;
-    world.run(20 * SECOND);
-    let end = world.now + SECOND;
-    while world.now < end {
-        world.tick();
+fn restart_of_a_peer_is_detected() {
+    let mut simulation = SimulatedPorts::new(6, 2, grant_budget(212_992), NO_FAULTS);
+    simulation.faulty_until = 0;
+    simulation.ports[0].backlog[1] = 10;
+    simulation.run(10 * SECOND);
+    let port = simulation.new_port(2);
+    simulation.ports[1] = port;
+    simulation.ports[0].changes.clear();
+    simulation.ports[0].backlog[1] = 10;
+    simulation.run(20 * SECOND);
+    let end = simulation.now + SECOND;
+    while simulation.now < end {
+        simulation.tick();
     }
-    assert_eq!(world.ports[0].changes, [(1, LinkChange::Restarted)]);
+    assert_eq!(simulation.ports[0].changes, [(1, LinkChange::Restarted)]);
 }
 
 #[test]
-fn a_port_of_another_make_gets_a_small_window() {
+fn foreign_port_gets_a_small_window() {
     let mut links = LinkControl::new(Incarnation::new(1), grant_budget(212_992), 0);
     let peer = address(7);
     assert!(!links.may_send(peer, MAX_FRAME_CHARGE, 0));
-    assert!(links.transmit(0).is_some(), "HELLO goes out at once");
+    assert!(links.transmit(0).is_some(), "HELLO is sent at once");
     links.on_unreachable(peer, UnreachablePort::Link, 1000);
     assert_eq!(links.state(peer), Some(PeerState::Foreign));
     let mut sent = 0;
@@ -420,22 +424,22 @@ fn a_port_of_another_make_gets_a_small_window() {
     }
     assert_eq!(sent, 64 * 1024 / MAX_FRAME_CHARGE);
     links.record_received(peer, 1024, 3000);
-    assert!(links.may_send(peer, MAX_FRAME_CHARGE, 3000), "an answer opens the window");
+    assert!(links.may_send(peer, MAX_FRAME_CHARGE, 3000), "a response opens the window");
     links.on_unreachable(peer, UnreachablePort::Roce, 4000);
     assert_eq!(links.state(peer), Some(PeerState::Dead));
 }
 
 #[test]
-fn a_pause_reaches_the_peer() {
-    let mut world = SimulatedPorts::new(8, 2, grant_budget(212_992), NO_FAULTS);
-    world.faulty_until = 0;
-    world.ports[0].backlog[1] = 1;
-    world.run(2 * SECOND);
+fn pause_reaches_the_peer() {
+    let mut simulation = SimulatedPorts::new(8, 2, grant_budget(212_992), NO_FAULTS);
+    simulation.faulty_until = 0;
+    simulation.ports[0].backlog[1] = 1;
+    simulation.run(2 * SECOND);
     let pause = Pause { classes: 8, quanta: [0, 0, 0, 0xffff, 0, 0, 0, 0], rate: 0 };
-    world.ports[0].links.send_pause(address(1), pause, world.now);
-    let end = world.now + 10 * MILLISECOND;
-    while world.now < end {
-        world.tick();
+    simulation.ports[0].links.send_pause(address(1), pause, simulation.now);
+    let end = simulation.now + 10 * MILLISECOND;
+    while simulation.now < end {
+        simulation.tick();
     }
-    assert!(world.ports[1].changes.contains(&(0, LinkChange::PauseReceived(pause))));
+    assert!(simulation.ports[1].changes.contains(&(0, LinkChange::PauseReceived(pause))));
 }

@@ -8,7 +8,7 @@ use core::mem::zeroed;
 use softhca::{AddressHandle, AddressVector, Gid};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// What is behind an `ibv_ah`.
+/// The state of an `ibv_ah`.
 pub struct Ah {
     pub handle: AddressHandle,
     _domain: UseCount,
@@ -29,7 +29,7 @@ pub fn words_of(bytes: [u8; 16]) -> [u64; 2] {
     [0, 8].map(|at| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes")))
 }
 
-/// Where an address points to; `None` if it has no global route: RoCE needs one.
+/// The address vector of address handle attributes; `None` without a GRH, which RoCE requires.
 pub fn address_vector(attr: &ibv_ah_attr) -> Option<AddressVector> {
     if attr.is_global == 0 || attr.port_num > 1 {
         return None;
@@ -63,7 +63,7 @@ pub fn ah_attr(vector: &AddressVector) -> ibv_ah_attr {
 }
 
 pub unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    // SAFETY: a domain of ours.
+    // SAFETY: a domain of this library.
     let Some(domain) = (unsafe { protection::of(pd) }) else { return errno::null(libc::EINVAL) };
     // SAFETY: the caller's attributes.
     let attr = unsafe { &*attr };
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *
     };
     match domain.domain.create_address_handle(vector) {
         Ok(handle) => {
-            // SAFETY: a domain of ours.
+            // SAFETY: a domain of this library.
             let context = unsafe { (*pd).context };
             object::create(
                 ibv_ah { context, pd, handle: handle.handle() },
@@ -84,12 +84,12 @@ pub unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *
 }
 
 pub unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
-    // SAFETY: a handle of ours.
+    // SAFETY: a handle of this library.
     if unsafe { object::destroy::<Ah>(ah) }.is_some() { 0 } else { libc::EINVAL }
 }
 
-/// The sender and the receiver of a datagram, by the 40 bytes before it: an IPv6 header, or an IPv4 header in the
-/// last half.
+/// The source, the destination and the traffic class of a datagram, from the 40 bytes before it: an IPv6 header, or
+/// an IPv4 header in the last 20 bytes.
 fn parse_addresses(header: &[u8; 40]) -> Option<(IpAddr, IpAddr, u8)> {
     if header[0] >> 4 == 6 {
         let address = |at: usize| {
@@ -115,33 +115,33 @@ pub unsafe extern "C" fn init_ah_from_wc(
     grh: *mut [u8; 40],
     attr: *mut ibv_ah_attr,
 ) -> c_int {
-    // SAFETY: a context of ours, and the caller's completion.
+    // SAFETY: a context of this library, and the caller's completion.
     let (Some(open), wc) = (unsafe { crate::context::of(context) }, unsafe { &*wc }) else {
-        return errno::minus(libc::EINVAL);
+        return errno::minus_one(libc::EINVAL);
     };
     if port != 1 || wc.wc_flags & IBV_WC_GRH == 0 || grh.is_null() {
-        return errno::minus(libc::EINVAL);
+        return errno::minus_one(libc::EINVAL);
     }
     // SAFETY: the caller's buffer.
     let Some((from, to, class)) = parse_addresses(unsafe { &*grh }) else {
-        return errno::minus(libc::EINVAL);
+        return errno::minus_one(libc::EINVAL);
     };
     let own = Gid::from(to);
-    // A datagram to a group is answered from the first address of its kind.
+    // A response to a multicast datagram uses the first GID of its IP version.
     let index =
         (0..open.context.gid_table_len()).find(|index| open.context.gid(*index) == Some(own)).or_else(|| {
             (0..open.context.gid_table_len()).find(|index| {
                 open.context.gid(*index).is_some_and(|gid| gid.ip().is_ipv4() == from.is_ipv4())
             })
         });
-    let Some(index) = index else { return errno::minus(libc::ENOENT) };
+    let Some(index) = index else { return errno::minus_one(libc::ENOENT) };
     let vector = AddressVector {
         sgid_index: index as u8,
         traffic_class: class,
         hop_limit: 0xff,
         ..AddressVector::to(Gid::from(from))
     };
-    // SAFETY: the caller's own.
+    // SAFETY: a valid pointer of the caller.
     unsafe { *attr = ah_attr(&vector) };
     0
 }
@@ -152,13 +152,13 @@ pub unsafe extern "C" fn create_ah_from_wc(
     grh: *mut [u8; 40],
     port: u8,
 ) -> *mut ibv_ah {
-    // SAFETY: a domain of ours.
+    // SAFETY: a domain of this library.
     if unsafe { protection::of(pd) }.is_none() {
         return errno::null(libc::EINVAL);
     }
     // SAFETY: zero is valid for every field.
     let mut attr: ibv_ah_attr = unsafe { zeroed() };
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe {
         if init_ah_from_wc((*pd).context, port, wc, grh, &mut attr) != 0 {
             return core::ptr::null_mut();
@@ -167,14 +167,14 @@ pub unsafe extern "C" fn create_ah_from_wc(
     }
 }
 
-/// There is no Ethernet layer here whose addresses a GID could be resolved to.
+/// The emulated port has no Ethernet layer to resolve a GID to.
 pub unsafe extern "C" fn resolve_eth_l2_from_gid(
     _: *mut ibv_context,
     _: *mut ibv_ah_attr,
     mac: *mut [u8; 6],
     vlan: *mut u16,
 ) -> c_int {
-    // SAFETY: the caller's own, if given.
+    // SAFETY: a valid pointer of the caller, if given.
     unsafe {
         if let Some(mac) = mac.as_mut() {
             *mac = [0; 6];
@@ -189,20 +189,20 @@ pub unsafe extern "C" fn resolve_eth_l2_from_gid(
 /// The IP address in a socket address.
 ///
 /// # Safety
-/// `address` is null or a socket address as long as its family says.
+/// `address` is null or a socket address as long as its family requires.
 pub unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
     if address.is_null() {
         return None;
     }
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     match c_uint::from(unsafe { (*address).sa_family }) as c_int {
         libc::AF_INET => {
-            // SAFETY: as the caller says.
+            // SAFETY: the caller guarantees it.
             let address = unsafe { &*address.cast::<libc::sockaddr_in>() };
             Some(IpAddr::V4(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr))))
         }
         libc::AF_INET6 => {
-            // SAFETY: as the caller says.
+            // SAFETY: the caller guarantees it.
             let address = unsafe { &*address.cast::<libc::sockaddr_in6>() };
             Some(IpAddr::V6(Ipv6Addr::from(address.sin6_addr.s6_addr)))
         }

@@ -1,4 +1,4 @@
-//! Completion channels, and the events that programs take and acknowledge.
+//! Completion channels, and the events that programs read and acknowledge.
 
 use crate::abi::*;
 use crate::completion_queue::Cq;
@@ -8,10 +8,10 @@ use parking_lot::{Condvar, Mutex};
 use softhca::CompletionChannel;
 use std::collections::BTreeMap;
 
-/// What is behind an `ibv_comp_channel`.
+/// The state of an `ibv_comp_channel`.
 pub struct CompletionChannelState {
     pub channel: CompletionChannel,
-    /// Its queues, by number.
+    /// Its completion queues, by number.
     pub completion_queues: Mutex<BTreeMap<u32, usize>>,
 }
 
@@ -19,7 +19,7 @@ object::kinds! {
     CompletionChannelState = ibv_comp_channel;
 }
 
-/// Events that were given out and not yet acknowledged. What they are about is not destroyed before that.
+/// Events that the program has read and not yet acknowledged. The object of an event is not destroyed before that.
 #[derive(Default)]
 pub struct Unacknowledged {
     count: Mutex<u32>,
@@ -37,7 +37,7 @@ impl Unacknowledged {
         self.changed.notify_all();
     }
 
-    /// Waits until all are acknowledged.
+    /// Waits until all events are acknowledged.
     pub fn wait(&self) {
         let mut count = self.count.lock();
         while *count > 0 {
@@ -47,7 +47,7 @@ impl Unacknowledged {
 }
 
 pub unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
-    // SAFETY: a context of ours.
+    // SAFETY: a context of this library.
     let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
     let channel = match open.context.create_completion_channel() {
         Ok(channel) => channel,
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut 
 }
 
 pub unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
-    // SAFETY: a channel of ours.
+    // SAFETY: a channel of this library.
     let Some(state) = (unsafe { object::state::<CompletionChannelState>(channel) }) else {
         return libc::EINVAL;
     };
@@ -83,44 +83,44 @@ pub unsafe extern "C" fn get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: a channel of ours.
+    // SAFETY: a channel of this library.
     let Some(state) = (unsafe { object::state::<CompletionChannelState>(channel) }) else {
-        return errno::minus(libc::EINVAL);
+        return errno::minus_one(libc::EINVAL);
     };
     // SAFETY: as above.
     let fd = unsafe { (*channel).fd };
-    // SAFETY: a channel of ours has a context of ours.
+    // SAFETY: a channel of ours has a context of this library.
     let is_own =
         unsafe { context::of((*channel).context) }.is_some_and(|open| open.context.check_process().is_ok());
     if !is_own {
-        return errno::minus(libc::EINVAL);
+        return errno::minus_one(libc::EINVAL);
     }
     let found = event_fd::wait(fd, || {
         let queue = state.channel.poll()?;
         let queues = state.completion_queues.lock();
         let found = *queues.get(&queue.handle())? as *mut ibv_cq;
-        // SAFETY: a queue that is on the channel is not destroyed yet: it is taken off first, under this lock.
+        // SAFETY: a queue on the channel is not destroyed yet: it is first removed from the channel, under this lock.
         unsafe { object::state::<Cq>(found.cast()) }?.events.add();
         Some(found)
     });
     match found {
         Ok(found) => {
-            // SAFETY: the caller's own; the event that was given out keeps the queue.
+            // SAFETY: valid pointers of the caller; the unacknowledged event keeps the queue alive.
             unsafe {
                 *cq = found;
                 *cq_context = (*found).cq_context;
             }
             0
         }
-        Err(code) => errno::minus(code),
+        Err(code) => errno::minus_one(code),
     }
 }
 
 pub unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
-    // SAFETY: a queue of ours.
+    // SAFETY: a queue of this library.
     if let Some(state) = unsafe { object::state::<Cq>(cq.cast()) } {
         state.events.acknowledge(events);
-        // SAFETY: as above; the count is for those who look at it.
+        // SAFETY: as above; the counter is only for programs that read it.
         unsafe { (*cq).comp_events_completed += events };
     }
 }

@@ -1,4 +1,4 @@
-//! Completion queues, and the way completions are told.
+//! Completion queues, and the conversion of completions.
 
 use crate::abi::*;
 use crate::channel::{CompletionChannelState, Unacknowledged};
@@ -7,10 +7,10 @@ use crate::{context, errno, object};
 use core::ffi::{c_int, c_void};
 use softhca::{Completion, CompletionFlags, CompletionOpcode, CompletionQueue, CqNotify};
 
-/// Completions that every queue has room for: cards round up, and programs that ask for one rely on it.
+/// The minimum size of a completion queue: HCAs round up, and programs that request one entry rely on it.
 const MIN_CQE: u32 = 16;
 
-/// What is behind an `ibv_cq`, extended or not.
+/// The state of an `ibv_cq`, extended or not.
 pub struct Cq {
     pub queue: CompletionQueue,
     pub events: Unacknowledged,
@@ -25,25 +25,25 @@ object::kinds! {
 /// The queue behind a pointer that may be null.
 ///
 /// # Safety
-/// `cq` is null or a queue of ours.
+/// `cq` is null or a queue of this library.
 pub unsafe fn of<'a>(cq: *mut ibv_cq) -> Option<&'a Cq> {
-    // SAFETY: as the caller says: every queue is extended.
+    // SAFETY: the caller guarantees it; every queue is extended.
     unsafe { object::state::<Cq>(cq.cast()) }
 }
 
-/// The queue behind a pointer, unless it is that of a process which this one was forked from.
+/// The queue behind a pointer, unless it belongs to the process that this one was forked from.
 ///
 /// # Safety
 /// As [`of`].
 pub unsafe fn of_this_process<'a>(cq: *mut ibv_cq) -> Option<&'a Cq> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { of(cq) }.filter(|state| state.queue.check_process().is_ok())
 }
 
 /// Creates a queue of either kind.
 ///
 /// # Safety
-/// The pointers are objects of ours; `channel` may be null.
+/// The pointers are objects of this library; `channel` may be null.
 pub unsafe fn create(
     verb: &str,
     context: *mut ibv_context,
@@ -52,19 +52,19 @@ pub unsafe fn create(
     channel: *mut ibv_comp_channel,
     comp_vector: u32,
 ) -> *mut ibv_cq_ex {
-    // SAFETY: a context of ours.
+    // SAFETY: a context of this library.
     let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
     if cqe == 0 || cqe > open.attributes.limits.max_cqe || comp_vector != 0 {
         return errno::null(libc::EINVAL);
     }
     let cqe = cqe.max(MIN_CQE);
-    // SAFETY: a channel of ours, or null.
-    let on = unsafe { object::state::<CompletionChannelState>(channel) };
-    if on.is_none() && !channel.is_null() {
+    // SAFETY: a channel of this library, or null.
+    let channel_state = unsafe { object::state::<CompletionChannelState>(channel) };
+    if channel_state.is_none() && !channel.is_null() {
         return errno::null(libc::EINVAL);
     }
-    let result = match on {
-        Some(on) => open.context.create_completion_queue_with_channel(cqe, &on.channel),
+    let result = match channel_state {
+        Some(channel_state) => open.context.create_completion_queue_with_channel(cqe, &channel_state.channel),
         None => open.context.create_completion_queue(cqe),
     };
     let queue = match result {
@@ -81,9 +81,9 @@ pub unsafe fn create(
     };
     let cq = object::create(abi, state);
     open.objects.lock().completion_queues.insert(number, cq as usize);
-    if let Some(on) = on {
-        on.completion_queues.lock().insert(number, cq as usize);
-        // SAFETY: as above; the count is for those who look at it.
+    if let Some(channel_state) = channel_state {
+        channel_state.completion_queues.lock().insert(number, cq as usize);
+        // SAFETY: as above; the counter is only for programs that read it.
         unsafe { (*channel).refcnt += 1 };
     }
     cq
@@ -99,12 +99,12 @@ pub unsafe extern "C" fn create_cq(
     if cqe < 0 || comp_vector < 0 {
         return errno::null(libc::EINVAL);
     }
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { create("ibv_create_cq", context, cqe as u32, cq_context, channel, comp_vector as u32) }.cast()
 }
 
 pub unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
-    // SAFETY: a queue of ours.
+    // SAFETY: a queue of this library.
     let Some(state) = (unsafe { of(cq) }).filter(|_| cqe > 0) else { return libc::EINVAL };
     let code = errno::from_result("ibv_resize_cq", state.queue.resize(cqe as u32));
     if code == 0 {
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 }
 
 pub unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
-    // SAFETY: a queue of ours.
+    // SAFETY: a queue of this library.
     let Some(state) = (unsafe { of(cq) }) else { return libc::EINVAL };
     if state.queue.is_in_use() {
         return libc::EBUSY;
@@ -123,13 +123,13 @@ pub unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     let number = state.queue.handle();
     // SAFETY: as above.
     let (context, channel) = unsafe { ((*cq).context, (*cq).channel) };
-    // SAFETY: objects of ours.
-    if let Some(on) = unsafe { object::state::<CompletionChannelState>(channel) } {
-        on.completion_queues.lock().remove(&number);
+    // SAFETY: objects of this library.
+    if let Some(channel_state) = unsafe { object::state::<CompletionChannelState>(channel) } {
+        channel_state.completion_queues.lock().remove(&number);
         // SAFETY: as above.
         unsafe { (*channel).refcnt -= 1 };
     }
-    // SAFETY: a context of ours.
+    // SAFETY: a context of this library.
     if let Some(open) = unsafe { context::of(context) } {
         open.objects.lock().completion_queues.remove(&number);
     }
@@ -144,7 +144,7 @@ pub fn wc_opcode(operation: CompletionOpcode) -> c_int {
     match operation {
         CompletionOpcode::Receive => IBV_WC_RECV,
         CompletionOpcode::ReceiveWriteWithImm => IBV_WC_RECV_RDMA_WITH_IMM,
-        // The others have the numbers of the headers.
+        // The other opcodes have the numbers of the headers.
         operation => operation as c_int,
     }
 }
@@ -163,7 +163,7 @@ pub fn wc_flags(wc_flags: CompletionFlags) -> u32 {
     bits
 }
 
-/// Immediate data in network order, or a key in the host's.
+/// Immediate data in network byte order, or the invalidated rkey in host byte order.
 pub fn wc_imm_data(completion: &Completion) -> u32 {
     if completion.flags.contains(CompletionFlags::INVALIDATED) {
         completion.imm_data
@@ -172,8 +172,8 @@ pub fn wc_imm_data(completion: &Completion) -> u32 {
     }
 }
 
-/// A RoCE packet has no service level. As on ConnectX cards, the field tells of a datagram what it came in, which
-/// UCX wants to know: UDP, and IPv6 or IPv4.
+/// A RoCE packet has no service level. As on ConnectX HCAs, the field reports the encapsulation of a datagram, which
+/// UCX reads: UDP, and IPv6 or IPv4.
 pub fn wc_sl(completion: &Completion) -> u8 {
     const UDP: u8 = 8;
     match completion.flags {
@@ -201,21 +201,21 @@ fn work_completion(completion: &Completion) -> ibv_wc {
     }
 }
 
-pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, mut into: *mut ibv_wc) -> c_int {
-    // SAFETY: a queue of ours.
+pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, mut into: *mut ibv_wc) -> c_int {
+    // SAFETY: a queue of this library.
     let Some(state) = (unsafe { of_this_process(cq) }) else { return -libc::EINVAL };
-    let taken = state.queue.poll_each(most.max(0) as usize, |completion| {
-        // SAFETY: the caller's array has `most` entries, and there are no more completions than that.
+    let polled = state.queue.poll_each(num_entries.max(0) as usize, |completion| {
+        // SAFETY: the caller's array has `num_entries` entries, and no more completions are polled.
         unsafe {
             *into = work_completion(&completion);
             into = into.add(1);
         }
     });
-    taken as c_int
+    polled as c_int
 }
 
 pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    // SAFETY: a queue of ours.
+    // SAFETY: a queue of this library.
     let Some(state) = (unsafe { of_this_process(cq) }) else { return libc::EINVAL };
     let notify = if solicited_only == 0 { CqNotify::NextCompletion } else { CqNotify::SolicitedOnly };
     state.queue.request_notification(notify);

@@ -11,17 +11,17 @@ use parking_lot::Mutex;
 use softhca::{DeviceAttributes, PortAttributes};
 use std::collections::BTreeMap;
 
-/// What is behind an `ibv_context`.
+/// The state of an `ibv_context`.
 pub struct ContextState {
     pub context: softhca::Context,
     pub device: &'static DeviceState,
     pub attributes: DeviceAttributes,
     pub port: PortAttributes,
-    /// What asynchronous events name, by number.
+    /// The objects that asynchronous events refer to, by number.
     pub objects: Mutex<ObjectTable>,
 }
 
-/// Objects by the numbers that the card knows them by.
+/// Objects by their HCA numbers.
 #[derive(Default)]
 pub struct ObjectTable {
     pub completion_queues: BTreeMap<u32, usize>,
@@ -33,7 +33,7 @@ object::kinds! {
     ContextState = verbs_context;
 }
 
-/// Where the object of a context begins.
+/// The start of a context's object.
 fn verbs_context_of(context: *mut ibv_context) -> *mut verbs_context {
     if context.is_null() {
         return core::ptr::null_mut();
@@ -41,15 +41,15 @@ fn verbs_context_of(context: *mut ibv_context) -> *mut verbs_context {
     context.wrapping_byte_sub(core::mem::offset_of!(verbs_context, context)).cast()
 }
 
-/// What is behind a context; `None` if it was closed.
+/// The state of a context; `None` if it is closed.
 ///
 /// # Safety
-/// `context` is null, the dead one, or was given out by [`open_device`].
+/// `context` is null, the destroyed context, or a result of [`open_device`].
 pub unsafe fn of<'a>(context: *mut ibv_context) -> Option<&'a ContextState> {
     if context == destroyed_context::context() {
         return None;
     }
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { object::state::<ContextState>(verbs_context_of(context)) }
 }
 
@@ -86,14 +86,14 @@ pub unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_contex
     if device.is_null() {
         return errno::null(libc::EINVAL);
     }
-    // SAFETY: a device of ours.
-    let known = unsafe { device::of(device) };
-    let opened = match softhca::Device::daemon_host(None, Some(&known.host.name)) {
-        Ok(opened) => opened,
+    // SAFETY: a device of this library.
+    let device_state = unsafe { device::of(device) };
+    let device_handle = match softhca::Device::daemon_host(None, Some(&device_state.host.name)) {
+        Ok(device_handle) => device_handle,
         Err(error) => return errno::null(errno::report("ibv_open_device", &error)),
     };
-    let card = opened.open();
-    let events = match card.async_fd() {
+    let opened_context = device_handle.open();
+    let events = match opened_context.async_fd() {
         Ok(inner) => event_fd::create(&inner),
         Err(error) => Err(errno::report("ibv_open_device", &error)),
     };
@@ -102,41 +102,41 @@ pub unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_contex
         Err(code) => return errno::null(code),
     };
     let open = ContextState {
-        context: card,
-        device: known,
-        attributes: opened.attributes(),
-        port: opened.port_attributes(),
+        context: opened_context,
+        device: device_state,
+        attributes: device_handle.attributes(),
+        port: device_handle.port_attributes(),
         objects: Mutex::default(),
     };
-    // Programs may duplicate and pass it on; nothing can be asked of it.
+    // Programs may duplicate it and pass it on; it supports no commands.
     let command = event_fd::null_fd();
     let verbs = object::create(fill_verbs(device, command, events), open);
-    // SAFETY: it was just made.
+    // SAFETY: it was created above.
     unsafe { &raw mut (*verbs).context }
 }
 
 pub unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
-    // SAFETY: a context of ours, as the caller says.
+    // SAFETY: a context of this library, as the caller says.
     if unsafe { of(context) }.is_none() {
-        return errno::minus(libc::EINVAL);
+        return errno::minus_one(libc::EINVAL);
     }
     let verbs = verbs_context_of(context);
-    // SAFETY: it is open, so it is there.
+    // SAFETY: the context is open, so it exists.
     let descriptors = unsafe { [(*context).async_fd, (*context).cmd_fd] };
-    // SAFETY: as above; whoever calls the context's verbs from now on is refused.
+    // SAFETY: as above; from now on the verbs of the context fail.
     let Some(open) = (unsafe {
         let open = object::destroy::<ContextState>(verbs);
         verbs.write(destroyed_context::rejecting_context());
         open
     }) else {
-        return errno::minus(libc::EINVAL);
+        return errno::minus_one(libc::EINVAL);
     };
     descriptors.into_iter().for_each(event_fd::close);
     drop(open);
     0
 }
 
-/// There is no file behind a context that another process could open.
+/// No file stands behind a context that another process could open.
 pub unsafe extern "C" fn import_device(_: c_int) -> *mut ibv_context {
     errno::null(libc::EOPNOTSUPP)
 }

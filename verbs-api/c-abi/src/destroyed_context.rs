@@ -1,4 +1,4 @@
-//! The context of objects that were destroyed: every verb refuses.
+//! The context of destroyed objects: every verb fails.
 
 use crate::abi::{ibv_context, ibv_context_ops, verbs_context};
 use crate::errno;
@@ -18,13 +18,13 @@ unsafe extern "C" fn null() -> *mut c_void {
     errno::null(libc::EINVAL)
 }
 
-/// Verbs that take whatever they are called with and refuse.
+/// Verbs that accept any arguments and fail.
 #[allow(clippy::missing_transmute_annotations, reason = "the field says which pointer it is")]
 const fn rejecting_verbs() -> verbs_context {
     const CODE: unsafe extern "C" fn() -> c_int = code;
     const MINUS: unsafe extern "C" fn() -> c_int = minus;
     const NULL: unsafe extern "C" fn() -> *mut c_void = null;
-    // SAFETY: function pointers of the C convention; callees that read no arguments may be given any, and all
+    // SAFETY: function pointers of the C convention; callees that read no arguments may be called with any, and all
     // results are an integer or a pointer in the first result register. Zero is valid for everything else.
     unsafe {
         verbs_context {
@@ -97,7 +97,7 @@ const fn rejecting_verbs() -> verbs_context {
 
 struct DestroyedContext(UnsafeCell<verbs_context>);
 
-// SAFETY: nobody writes it.
+// SAFETY: it is never written.
 unsafe impl Sync for DestroyedContext {}
 
 static DESTROYED: DestroyedContext = DestroyedContext(UnsafeCell::new(rejecting_verbs()));
@@ -108,7 +108,7 @@ pub fn context() -> *mut ibv_context {
     unsafe { &raw mut (*DESTROYED.0.get()).context }
 }
 
-/// A context whose verbs all refuse, to be filled in.
+/// A context whose verbs all fail, to be filled in.
 pub fn rejecting_context() -> verbs_context {
     rejecting_verbs()
 }

@@ -1,4 +1,4 @@
-//! The list of devices: a process sees the one of its host.
+//! The device list: a process sees the device of its host.
 
 use crate::abi::*;
 use crate::errno;
@@ -8,7 +8,7 @@ use softhca::HostDevice;
 use std::collections::BTreeMap;
 use std::sync::Once;
 
-/// A device, and what programs of older providers look for behind it.
+/// A device, with the fields that programs for older providers read behind it.
 #[repr(C)]
 pub struct DeviceState {
     abi: ibv_device,
@@ -21,9 +21,9 @@ pub struct DeviceState {
 /// The device behind a pointer of a list.
 ///
 /// # Safety
-/// `device` is one of [`get_device_list`]; those live for ever.
+/// `device` is one of [`get_device_list`]; devices are never freed.
 pub unsafe fn of<'a>(device: *mut ibv_device) -> &'a DeviceState {
-    // SAFETY: as the caller says: it is the beginning of a leaked `Device`.
+    // SAFETY: the caller guarantees it: the pointer is the start of a leaked `DeviceState`.
     unsafe { &*device.cast::<DeviceState>() }
 }
 
@@ -34,12 +34,12 @@ fn fill(field: &mut [c_char], text: &str) {
     }
 }
 
-/// The number in a device's name: `softhca1` has 1.
+/// The number in a device name: 1 for `softhca1`.
 fn device_number(name: &str) -> u32 {
     name.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0)
 }
 
-/// The device of a host: always the same one.
+/// The device of a host: the same one on every call.
 fn device_for_host(host: HostDevice) -> *mut ibv_device {
     static KNOWN: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
     let key = format!("{} {}", host.device_name, host.address);
@@ -65,23 +65,23 @@ fn device_for_host(host: HostDevice) -> *mut ibv_device {
     address as *mut ibv_device
 }
 
-/// The device of this process's host, or none, with a sentence on stderr the first time.
+/// The device of this process's host. If there is none, prints the reason to stderr the first time.
 pub fn default_device() -> Option<*mut ibv_device> {
-    static TOLD: Once = Once::new();
+    static REPORTED: Once = Once::new();
     let wanted = std::env::var(softhca::HOST_VARIABLE).ok();
     let found = match softhca::Device::list(None) {
         Ok(hosts) => {
             let names: Vec<_> = hosts.iter().map(|host| host.name.clone()).collect();
             hosts.into_iter().find(|host| wanted.as_ref().is_none_or(|name| host.name == *name)).ok_or_else(
-                || format!("there is no host {:?}, only {}", wanted.unwrap_or_default(), names.join(", ")),
+                || format!("no host {:?}; available hosts: {}", wanted.unwrap_or_default(), names.join(", ")),
             )
         }
         Err(error) => Err(error.to_string()),
     };
     match found {
         Ok(host) => Some(device_for_host(host)),
-        Err(why) => {
-            TOLD.call_once(|| eprintln!("softhca: no device: {why}"));
+        Err(reason) => {
+            REPORTED.call_once(|| eprintln!("softhca: no device: {reason}"));
             None
         }
     }
@@ -89,17 +89,17 @@ pub fn default_device() -> Option<*mut ibv_device> {
 
 pub unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     let found = default_device();
-    // SAFETY: plain allocation, checked below; programs give it back to `free_device_list`.
+    // SAFETY: plain allocation, checked below; programs free it with `free_device_list`.
     let list = unsafe { libc::calloc(2, size_of::<*mut ibv_device>()) }.cast::<*mut ibv_device>();
     if list.is_null() {
         return errno::null(libc::ENOMEM);
     }
     if let Some(device) = found {
-        // SAFETY: the list has two places, the last of which stays null.
+        // SAFETY: the list has two entries, the last of which stays null.
         unsafe { *list = device };
     }
     if !count.is_null() {
-        // SAFETY: the caller's own.
+        // SAFETY: a valid pointer of the caller.
         unsafe { *count = c_int::from(found.is_some()) };
     }
     list
@@ -114,17 +114,17 @@ pub unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_ch
     if device.is_null() {
         return core::ptr::null();
     }
-    // SAFETY: a device of ours; the name is a part of it.
+    // SAFETY: a device of this library; the name is a field of it.
     unsafe { (&raw const (*device).name).cast() }
 }
 
 pub unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
-    // SAFETY: a device of ours.
+    // SAFETY: a device of this library.
     if device.is_null() { 0 } else { unsafe { of(device) }.guid.to_be() }
 }
 
 pub unsafe extern "C" fn get_device_index(device: *mut ibv_device) -> c_int {
-    // SAFETY: a device of ours.
+    // SAFETY: a device of this library.
     if device.is_null() { -1 } else { device_number(&unsafe { of(device) }.host.device_name) as c_int }
 }
 
@@ -133,7 +133,7 @@ impl DeviceState {
         self.guid
     }
 
-    /// What a file of the device's folder in sysfs would say.
+    /// The content of a file in the device's sysfs folder.
     fn file(&self, name: &str) -> Option<String> {
         let guid = self.guid;
         let dotted = || {
@@ -153,7 +153,7 @@ impl DeviceState {
     }
 }
 
-/// Reads a file below a folder of sysfs: our devices have none there, and answer from what they know.
+/// Reads a file below a sysfs folder. Emulated devices have no such folder and generate the content.
 pub unsafe extern "C" fn read_sysfs_file(
     folder: *const c_char,
     file: *const c_char,
@@ -161,16 +161,16 @@ pub unsafe extern "C" fn read_sysfs_file(
     size: usize,
 ) -> c_int {
     if folder.is_null() || file.is_null() || into.is_null() || size == 0 {
-        return errno::minus(libc::EINVAL);
+        return errno::minus_one(libc::EINVAL);
     }
-    // SAFETY: strings of the caller's.
+    // SAFETY: valid strings of the caller.
     let [folder, file] = [folder, file].map(|text| unsafe { CStr::from_ptr(text) }.to_string_lossy());
     let ours = default_device().filter(|device| {
-        // SAFETY: a device of ours; the path is a string in it.
+        // SAFETY: a device of this library; the path is a null-terminated field of it.
         folder == unsafe { CStr::from_ptr((&raw const (**device).ibdev_path).cast()) }.to_string_lossy()
     });
     let text = match ours {
-        // SAFETY: a device of ours.
+        // SAFETY: a device of this library.
         Some(device) => unsafe { of(device) }.file(&file).ok_or(libc::ENOENT),
         None => std::fs::read_to_string(format!("{folder}/{file}"))
             .map(|text| text.trim_end_matches('\n').into())
@@ -186,7 +186,7 @@ pub unsafe extern "C" fn read_sysfs_file(
             }
             length as c_int
         }
-        Err(code) => errno::minus(code),
+        Err(code) => errno::minus_one(code),
     }
 }
 
@@ -194,8 +194,8 @@ pub unsafe extern "C" fn get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// The daemon reaches the memory of the process that registered it, whatever its children do: nothing has to
-/// be done before a fork.
+/// The daemon accesses the memory of the process that registered it, regardless of its children: a fork needs no
+/// preparation.
 pub unsafe extern "C" fn fork_init() -> c_int {
     0
 }

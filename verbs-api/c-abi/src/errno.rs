@@ -4,11 +4,11 @@ use core::ffi::c_int;
 use softhca::Error;
 use std::sync::LazyLock;
 
-/// Set, it has every refused call told on stderr, with the reason.
+/// If set, every rejected call prints its reason to stderr.
 const EXPLAIN_VARIABLE: &str = "SOFTHCA_EXPLAIN";
 
 pub fn set(errno: c_int) {
-    // SAFETY: the location is this thread's own.
+    // SAFETY: the location belongs to this thread.
     unsafe { *libc::__errno_location() = errno };
 }
 
@@ -19,12 +19,12 @@ pub fn null<T>(errno: c_int) -> *mut T {
 }
 
 /// −1, with errno set.
-pub fn minus(errno: c_int) -> c_int {
+pub fn minus_one(errno: c_int) -> c_int {
     set(errno);
     -1
 }
 
-/// The errno of a refused call.
+/// The errno of a rejected call.
 pub fn report(verb: &str, error: &Error) -> c_int {
     static EXPLAINED: LazyLock<bool> = LazyLock::new(|| std::env::var_os(EXPLAIN_VARIABLE).is_some());
     if *EXPLAINED {
@@ -33,7 +33,7 @@ pub fn report(verb: &str, error: &Error) -> c_int {
     error.errno()
 }
 
-/// What a verb that returns an errno returns.
+/// The return value of a verb that returns an errno.
 pub fn from_result(verb: &str, result: Result<(), Error>) -> c_int {
     match result {
         Ok(()) => 0,

@@ -1,4 +1,4 @@
-//! Descriptors that programs poll and set to non-blocking, as they do with those of the kernel.
+//! Descriptors that programs poll and set to non-blocking, like those of the kernel.
 
 use core::ffi::c_int;
 use std::os::fd::AsRawFd;
@@ -12,17 +12,17 @@ pub fn create(inner: &impl AsRawFd) -> Result<c_int, c_int> {
         return Err(last());
     }
     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-    // SAFETY: both descriptors are open, the event is ours.
+    // SAFETY: both descriptors are open, and the event is local.
     if unsafe { libc::epoll_ctl(outer, libc::EPOLL_CTL_ADD, inner.as_raw_fd(), &mut event) } < 0 {
         let code = last();
-        // SAFETY: it was made above.
+        // SAFETY: it was created above.
         unsafe { libc::close(outer) };
         return Err(code);
     }
     Ok(outer)
 }
 
-/// Takes what `take` finds; waits for it on `descriptor` unless that is not to block.
+/// Returns what `take` finds, waiting on `descriptor` unless that is non-blocking.
 pub fn wait<T>(descriptor: c_int, mut take: impl FnMut() -> Option<T>) -> Result<T, c_int> {
     loop {
         if let Some(taken) = take() {
@@ -37,20 +37,20 @@ pub fn wait<T>(descriptor: c_int, mut take: impl FnMut() -> Option<T>) -> Result
             return Err(libc::EAGAIN);
         }
         let mut polled = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one entry, ours.
+        // SAFETY: one local entry.
         if unsafe { libc::poll(&mut polled, 1, -1) } < 0 {
             return Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO));
         }
     }
 }
 
-/// Closes a descriptor of [`watching`].
+/// Closes a descriptor of [`create`].
 pub fn close(descriptor: c_int) {
-    // SAFETY: it is ours, and nobody is told of it any more.
+    // SAFETY: the descriptor belongs to this library and has no other user.
     unsafe { libc::close(descriptor) };
 }
 
-/// A descriptor that says nothing.
+/// A descriptor without content.
 pub fn null_fd() -> c_int {
     // SAFETY: a constant string.
     unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) }

@@ -24,7 +24,7 @@ const SRQ_LIMIT_REACHED: c_int = 15;
 const QP_LAST_WQE_REACHED: c_int = 16;
 const GID_CHANGE: c_int = 18;
 
-/// What an event is about: a number, and of what.
+/// The object of an event: its kind and its number.
 enum EventElement {
     CompletionQueue(u32),
     QueuePair(u32),
@@ -51,7 +51,7 @@ fn event_type(event: AsyncEvent) -> (c_int, EventElement) {
     }
 }
 
-/// The event as programs see it; `None` if what it is about was destroyed meanwhile.
+/// The event in the form of libibverbs; `None` if its object is destroyed.
 fn async_event(open: &ContextState, event: AsyncEvent) -> Option<ibv_async_event> {
     let (event_type, about) = event_type(event);
     let named = open.objects.lock();
@@ -66,19 +66,19 @@ fn async_event(open: &ContextState, event: AsyncEvent) -> Option<ibv_async_event
         EventElement::Port => Element { port_num: 1 },
     };
     let event = ibv_async_event { element, event_type };
-    // SAFETY: the element is named, so it is not destroyed: that takes its name away first, under this lock.
-    if let Some(owed) = unsafe { unacknowledged(&event) } {
-        owed.add();
+    // SAFETY: the object is in the table, so it is not destroyed: destruction first removes it, under this lock.
+    if let Some(events) = unsafe { unacknowledged(&event) } {
+        events.add();
     }
     Some(event)
 }
 
-/// What has to be acknowledged before the element of an event is destroyed.
+/// The unacknowledged events of the object of an event, which must be acknowledged before it is destroyed.
 ///
 /// # Safety
-/// The event is one that was told, and its element is not destroyed.
+/// The program has read the event, and its object is not destroyed.
 unsafe fn unacknowledged<'a>(event: &ibv_async_event) -> Option<&'a Unacknowledged> {
-    // SAFETY: the type says which element it is.
+    // SAFETY: the type determines the union member.
     unsafe {
         match event.event_type {
             CQ_ERR => object::state::<Cq>(event.element.cq.cast()).map(|cq| &cq.async_events),
@@ -92,9 +92,9 @@ unsafe fn unacknowledged<'a>(event: &ibv_async_event) -> Option<&'a Unacknowledg
 }
 
 pub unsafe extern "C" fn get_async_event(context: *mut ibv_context, into: *mut ibv_async_event) -> c_int {
-    // SAFETY: a context of ours.
+    // SAFETY: a context of this library.
     let own = unsafe { context::of(context) }.filter(|open| open.context.check_process().is_ok());
-    let Some(open) = own else { return errno::minus(libc::EINVAL) };
+    let Some(open) = own else { return errno::minus_one(libc::EINVAL) };
     // SAFETY: as above.
     let fd = unsafe { (*context).async_fd };
     let found = event_fd::wait(fd, || {
@@ -106,17 +106,17 @@ pub unsafe extern "C" fn get_async_event(context: *mut ibv_context, into: *mut i
     });
     match found {
         Ok(event) => {
-            // SAFETY: the caller's own.
+            // SAFETY: a valid pointer of the caller.
             unsafe { *into = event };
             0
         }
-        Err(code) => errno::minus(code),
+        Err(code) => errno::minus_one(code),
     }
 }
 
 pub unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
-    // SAFETY: an event of ours, which keeps what it is about.
-    if let Some(owed) = unsafe { unacknowledged(&*event) } {
-        owed.acknowledge(1);
+    // SAFETY: an event of this library, which keeps its object alive.
+    if let Some(events) = unsafe { unacknowledged(&*event) } {
+        events.acknowledge(1);
     }
 }

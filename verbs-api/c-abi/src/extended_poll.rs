@@ -23,7 +23,7 @@ impl Default for PollCursor {
     }
 }
 
-// SAFETY: the completion is reached by whoever has the turn.
+// SAFETY: only the holder of the lock accesses the completion.
 unsafe impl Sync for PollCursor {}
 
 pub unsafe extern "C" fn create_cq_ex(
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn create_cq_ex(
     if attr.wc_flags & !FIELDS != 0 || has_flags && attr.flags & !FLAGS != 0 {
         return errno::null(libc::EOPNOTSUPP);
     }
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe {
         completion_queue::create(
             "ibv_create_cq_ex",
@@ -97,12 +97,12 @@ pub fn new_cq_ex(
     }
 }
 
-/// Takes the next completion, for whoever has the turn.
+/// Polls the next completion for the holder of the lock.
 unsafe fn next_completion(cq: *mut ibv_cq_ex, state: &Cq) -> c_int {
     let mut next = None;
     state.queue.poll_each(1, |completion| next = Some(completion));
     let Some(completion) = next else { return libc::ENOENT };
-    // SAFETY: the caller has the turn; the structure is the queue's own.
+    // SAFETY: the caller holds the lock; the structure belongs to the queue.
     unsafe {
         *state.polling.current.get() = Some(completion);
         (*cq).status = completion.status as c_int;
@@ -112,14 +112,14 @@ unsafe fn next_completion(cq: *mut ibv_cq_ex, state: &Cq) -> c_int {
 }
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: a queue of ours, and the caller's attributes.
+    // SAFETY: a queue of this library, and valid attributes of the caller.
     let Some(state) = (unsafe { completion_queue::of_this_process(cq.cast()) })
         .filter(|_| unsafe { (*attr).comp_mask } == 0)
     else {
         return libc::EINVAL;
     };
     state.polling.lock.lock();
-    // SAFETY: the turn is ours.
+    // SAFETY: this function holds the lock.
     let code = unsafe { next_completion(cq, state) };
     if code != 0 {
         // SAFETY: it was locked above.
@@ -129,16 +129,16 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 }
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: a queue of ours.
+    // SAFETY: a queue of this library.
     let Some(state) = (unsafe { object::state::<Cq>(cq) }) else { return libc::EINVAL };
-    // SAFETY: the caller has the turn since `start_poll`.
+    // SAFETY: the caller holds the lock since `start_poll`.
     unsafe { next_completion(cq, state) }
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
-    // SAFETY: a queue of ours.
+    // SAFETY: a queue of this library.
     let Some(state) = (unsafe { object::state::<Cq>(cq) }) else { return };
-    // SAFETY: the caller has the turn since `start_poll`, and gives it back.
+    // SAFETY: the caller holds the lock since `start_poll`, and releases it.
     unsafe {
         *state.polling.current.get() = None;
         if state.polling.lock.is_locked() {
@@ -162,7 +162,7 @@ unsafe fn current_completion(cq: *mut ibv_cq_ex) -> Completion {
         vendor_error: 0,
         timestamp: 0,
     };
-    // SAFETY: a queue of ours, whose turn the caller has.
+    // SAFETY: a queue of this library, whose turn the caller has.
     unsafe { object::state::<Cq>(cq).and_then(|state| *state.polling.current.get()) }.unwrap_or(NOTHING)
 }
 
@@ -170,7 +170,7 @@ unsafe fn current_completion(cq: *mut ibv_cq_ex) -> Completion {
 macro_rules! readers {
     ($($name:ident: $kind:ty = |$completion:ident| $value:expr;)*) => {
         $(unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $kind {
-            // SAFETY: as the caller says.
+            // SAFETY: the caller guarantees it.
             let $completion = unsafe { current_completion(cq) };
             $value
         })*

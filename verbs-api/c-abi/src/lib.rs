@@ -1,11 +1,11 @@
-//! libibverbs.so.1 and librdmacm.so.1 for unmodified programs, on the card of a daemon.
+//! libibverbs.so.1 and librdmacm.so.1 for unmodified programs, on the HCA of a daemon.
 //!
-//! One shared object carries all names. `exports.txt` says which symbol, under which version, is which function
-//! here; the build makes a trampoline of each line. Nothing is done twice: every verb is the one of the crate
-//! `softhca`, and what it does not have is refused with EOPNOTSUPP and absent from the capabilities.
+//! One shared object exports all symbols. `exports.txt` maps each symbol and version to a function of this crate; the
+//! build generates a trampoline for each line. Every verb is implemented once, in the crate `softhca`. Unsupported
+//! verbs fail with EOPNOTSUPP and are absent from the capabilities.
 //!
-//! Safety: each exported function trusts its caller as far as the manual page of the C function lets it.
-//! Pointers to objects are those that this library gave out; objects that were destroyed are recognised.
+//! Safety: each exported function trusts its caller as far as the manual page of the C function allows. Pointers to
+//! objects are those that this library returned; destroyed objects are detected.
 
 #![cfg(target_os = "linux")]
 

@@ -1,4 +1,4 @@
-//! The attributes of queue pairs, both ways.
+//! Conversion of queue pair attributes in both directions.
 
 use crate::abi::*;
 use crate::address;
@@ -13,7 +13,7 @@ fn state_of(number: c_int) -> Option<QpState> {
     usize::try_from(number).ok().and_then(|index| QpState::ALL.get(index)).copied()
 }
 
-/// What the caller asks for, or `None` if something of it makes no sense.
+/// The requested change, or `None` if it contains an invalid value.
 fn change(attr: &ibv_qp_attr, mask: QpAttributeMask) -> Option<ModifyQp> {
     use QpAttributeMask as Mask;
     let mut modify = ModifyQp::default();
@@ -56,7 +56,7 @@ fn change(attr: &ibv_qp_attr, mask: QpAttributeMask) -> Option<ModifyQp> {
 }
 
 pub unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    // SAFETY: a queue pair of ours.
+    // SAFETY: a queue pair of this library.
     let Some(state) = (unsafe { queue_pair::of(qp) }) else { return libc::EINVAL };
     let Some(mask) =
         QpAttributeMask::from_bits(mask as u32).filter(|mask| !mask.contains(QpAttributeMask::CAP))
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask
     let Some(modify) = change(unsafe { &*attr }, mask) else { return libc::EINVAL };
     match state.pair.modify(&modify) {
         Ok(new) => {
-            // SAFETY: a queue pair of ours.
+            // SAFETY: a queue pair of this library.
             unsafe { (*qp).state = new as c_int };
             0
         }
@@ -81,40 +81,40 @@ pub unsafe extern "C" fn query_qp(
     _mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: a queue pair of ours.
+    // SAFETY: a queue pair of this library.
     let Some(state) = (unsafe { queue_pair::of(qp) }) else { return libc::EINVAL };
     let view = match state.pair.query() {
         Ok(view) => view,
         Err(error) => return errno::from_result("ibv_query_qp", Err(error)),
     };
-    let known = &view.attributes;
+    let attributes = &view.attributes;
     // SAFETY: zero is valid for every field.
-    let mut told: ibv_qp_attr = unsafe { zeroed() };
-    told.qp_state = view.state as c_int;
-    told.cur_qp_state = view.state as c_int;
-    told.path_mtu = c_int::from(known.path_mtu.code());
-    told.path_mig_state = IBV_MIG_MIGRATED;
-    told.qkey = known.qkey.0;
-    told.rq_psn = view.expected_psn.value();
-    told.sq_psn = view.next_psn.value();
-    told.dest_qp_num = known.dest_qpn.value();
-    told.qp_access_flags = known.access_flags.bits() as c_uint;
-    told.cap = state.init.cap;
-    told.ah_attr = address::ah_attr(&known.address_vector);
-    told.pkey_index = known.pkey_index;
-    told.en_sqd_async_notify = u8::from(known.sqd_async_notify);
-    told.sq_draining = u8::from(view.sq_draining);
-    told.max_rd_atomic = known.max_rd_atomic;
-    told.max_dest_rd_atomic = known.max_dest_rd_atomic;
-    told.min_rnr_timer = known.min_rnr_timer.code();
-    told.port_num = known.port;
-    told.timeout = known.timeout;
-    told.retry_cnt = known.retry_count;
-    told.rnr_retry = known.rnr_retry;
-    told.rate_limit = known.rate_limit;
-    // SAFETY: the caller's own, and a queue pair of ours.
+    let mut result: ibv_qp_attr = unsafe { zeroed() };
+    result.qp_state = view.state as c_int;
+    result.cur_qp_state = view.state as c_int;
+    result.path_mtu = c_int::from(attributes.path_mtu.code());
+    result.path_mig_state = IBV_MIG_MIGRATED;
+    result.qkey = attributes.qkey.0;
+    result.rq_psn = view.expected_psn.value();
+    result.sq_psn = view.next_psn.value();
+    result.dest_qp_num = attributes.dest_qpn.value();
+    result.qp_access_flags = attributes.access_flags.bits() as c_uint;
+    result.cap = state.init.cap;
+    result.ah_attr = address::ah_attr(&attributes.address_vector);
+    result.pkey_index = attributes.pkey_index;
+    result.en_sqd_async_notify = u8::from(attributes.sqd_async_notify);
+    result.sq_draining = u8::from(view.sq_draining);
+    result.max_rd_atomic = attributes.max_rd_atomic;
+    result.max_dest_rd_atomic = attributes.max_dest_rd_atomic;
+    result.min_rnr_timer = attributes.min_rnr_timer.code();
+    result.port_num = attributes.port;
+    result.timeout = attributes.timeout;
+    result.retry_cnt = attributes.retry_count;
+    result.rnr_retry = attributes.rnr_retry;
+    result.rate_limit = attributes.rate_limit;
+    // SAFETY: a valid pointer of the caller, and a queue pair of this library.
     unsafe {
-        *attr = told;
+        *attr = result;
         *init = state.init;
         (*qp).state = view.state as c_int;
     }

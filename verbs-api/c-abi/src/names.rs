@@ -1,4 +1,4 @@
-//! Names of numbers, and rates.
+//! Strings for enumeration values, and rate conversions.
 
 use core::ffi::{CStr, c_char, c_int};
 
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn port_state_str(state: c_int) -> *const c_char {
     nth(&NAMES, state)
 }
 
-/// The number of a rate, its multiple of 2.5 Gbit/s if it is one, and its Mbit/s.
+/// An `ibv_rate` value, its multiple of 2.5 Gbit/s if it is one, and its Mbit/s.
 const RATES: [(c_int, Option<c_int>, c_int); 23] = [
     (2, Some(1), 2_500),
     (5, Some(2), 5_000),

@@ -1,8 +1,8 @@
 //! Objects that C programs hold pointers to.
 //!
-//! An object begins with the structure of the headers and ends with what we know of it. Its memory is never
-//! given back: a destroyed object points to the dead context, whose verbs refuse, and is used again only after
-//! many others were destroyed.
+//! An object consists of the structure of the C headers and the state of this library. Its memory is never freed: a
+//! destroyed object points to the destroyed context, whose verbs fail, and is reused only after many others have been
+//! destroyed.
 
 use crate::abi::ibv_context;
 use crate::destroyed_context;
@@ -11,18 +11,18 @@ use std::collections::VecDeque;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// How many destroyed objects of a kind wait before the oldest is used again.
+/// How many destroyed objects of a kind are kept before the oldest is reused.
 const MAX_QUARANTINED: usize = 1024;
 
 /// A kind of object: the structure `Abi` begins with a pointer to its context.
 pub trait ObjectKind: Sized + 'static {
     /// The structure that programs see.
     type Abi;
-    /// The destroyed ones, oldest first, by address.
+    /// The destroyed objects by address, oldest first.
     fn destroyed() -> &'static Mutex<VecDeque<usize>>;
 }
 
-/// Declares what is behind the structures that programs see.
+/// Declares the states behind the structures of the C headers.
 macro_rules! kinds {
     ($($state:ty = $abi:ty;)*) => {
         $(impl $crate::object::ObjectKind for $state {
@@ -44,45 +44,45 @@ struct Object<K: ObjectKind> {
     state: AtomicPtr<K>,
 }
 
-/// Makes an object.
+/// Creates an object.
 pub fn create<K: ObjectKind>(abi: K::Abi, state: K) -> *mut K::Abi {
     let object = Object { abi, state: AtomicPtr::new(Box::into_raw(Box::new(state))) };
     let reused = {
         let mut destroyed = K::destroyed().lock();
         if destroyed.len() > MAX_QUARANTINED { destroyed.pop_front() } else { None }
     };
-    let place = match reused {
+    let target = match reused {
         Some(address) => {
-            let place = address as *mut Object<K>;
-            // SAFETY: it was made by the branch below, for this kind, and nobody has it any more.
-            unsafe { place.write(object) };
-            place
+            let target = address as *mut Object<K>;
+            // SAFETY: the branch below created it for this kind, and it has no user any more.
+            unsafe { target.write(object) };
+            target
         }
         None => Box::into_raw(Box::new(object)),
     };
-    place.cast()
+    target.cast()
 }
 
-/// Whether a pointer cannot be one of ours. perftest, refused once, goes on with one that never was.
+/// Whether a pointer cannot be an object. After a failed call, perftest continues with a pointer that never was one.
 fn is_not_an_object<K: ObjectKind>(object: *mut K::Abi) -> bool {
     object.is_null() || !object.cast::<Object<K>>().is_aligned()
 }
 
-/// What is behind an object; `None` if it was destroyed or is a pointer that cannot be one of ours.
+/// The state of an object; `None` if it is destroyed or the pointer cannot be an object.
 ///
 /// # Safety
-/// `object` is null or was made by [`create`] for this kind. While the result is used, no other thread destroys
-/// it, as the manual pages ask for.
+/// `object` is null or was created by [`create`] for this kind. While the result is used, no other thread destroys
+/// it, as the manual pages require.
 #[inline]
 pub unsafe fn state<'a, K: ObjectKind>(object: *mut K::Abi) -> Option<&'a K> {
     if is_not_an_object::<K>(object) {
         return None;
     }
-    // SAFETY: an object that was made once stays readable; its state is there until it is destroyed.
+    // SAFETY: a created object stays readable; its state exists until it is destroyed.
     unsafe { (*object.cast::<Object<K>>()).state.load(Ordering::Acquire).as_ref() }
 }
 
-/// Ends an object and returns what was behind it; `None` if somebody else did.
+/// Destroys an object and returns its state; `None` if another call has destroyed it.
 ///
 /// # Safety
 /// As [`state`].

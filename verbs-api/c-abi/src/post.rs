@@ -11,9 +11,9 @@ use softhca::{
     RemoteAddress, RemoteKey, SendBatch, SendFlags, SendImmOrInvalidate, SendRequest, Sge,
 };
 
-/// The most scatter/gather entries that a work request can have.
+/// The most scatter/gather entries in a work request.
 pub const MAX_SGE: usize = 32;
-/// The most inline bytes that a work request can have.
+/// The most inline data in a work request, in bytes.
 const MAX_INLINE_DATA: usize = 1024;
 
 /// The entries of a list.
@@ -23,28 +23,28 @@ const MAX_INLINE_DATA: usize = 1024;
 pub unsafe fn read_sge_list(list: *const ibv_sge, count: c_int, into: &mut [Sge; MAX_SGE]) -> Option<&[Sge]> {
     let count = usize::try_from(count).ok().filter(|count| *count <= MAX_SGE)?;
     for (index, entry) in into[..count].iter_mut().enumerate() {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees it.
         let ibv_sge { addr, length, lkey } = unsafe { *list.add(index) };
         *entry = Sge { address: addr, length, lkey: LocalKey(lkey) };
     }
     Some(&into[..count])
 }
 
-/// The flags of a request; `None` if one is not known.
+/// The flags of a work request; `None` if one is unknown.
 pub fn send_flags(bits: c_uint) -> Option<SendFlags> {
     u8::try_from(bits).ok().and_then(SendFlags::from_bits)
 }
 
-/// A bind of `mw`, which has its new key from now on.
+/// The bind of `mw`, which has its new rkey from now on.
 ///
 /// # Safety
-/// The pointers are objects of ours.
+/// The pointers are objects of this library.
 pub unsafe fn bind_operation(mw: *mut ibv_mw, new_key: u32, info: &ibv_mw_bind_info) -> Option<Operation> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     let window = unsafe { object::state::<Mw>(mw) }?;
     let region = match info.length {
         0 => LocalKey(0),
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees it.
         _ => LocalKey(unsafe { info.mr.as_ref() }?.lkey),
     };
     let present = window.replace_key(new_key);
@@ -58,9 +58,9 @@ pub unsafe fn bind_operation(mw: *mut ibv_mw, new_key: u32, info: &ibv_mw_bind_i
     }))
 }
 
-/// What a work request asks for, or the errno.
+/// The operation of a work request, or the errno.
 unsafe fn operation(wr: &ibv_send_wr) -> Result<Operation, c_int> {
-    // SAFETY: the operation says which part of the union is set.
+    // SAFETY: the opcode determines the union member.
     let remote = |wr: &ibv_send_wr| unsafe {
         RemoteAddress { address: wr.wr.rdma.remote_addr, rkey: RemoteKey(wr.wr.rdma.rkey) }
     };
@@ -85,7 +85,7 @@ unsafe fn operation(wr: &ibv_send_wr) -> Result<Operation, c_int> {
         IBV_WR_LOCAL_INV => Operation::LocalInvalidate { rkey: RemoteKey(wr.imm_data) },
         IBV_WR_BIND_MW => {
             let info = &wr.bind_mw.bind_info;
-            // SAFETY: as the caller says.
+            // SAFETY: the caller guarantees it.
             unsafe { bind_operation(wr.bind_mw.mw, wr.bind_mw.rkey, info) }.ok_or(libc::EINVAL)?
         }
         _ => return Err(libc::EOPNOTSUPP),
@@ -95,11 +95,11 @@ unsafe fn operation(wr: &ibv_send_wr) -> Result<Operation, c_int> {
 /// Adds one work request to a batch.
 unsafe fn add_to_batch(state: &Qp, batch: &mut SendBatch<'_>, wr: &ibv_send_wr) -> Result<(), c_int> {
     let flags = send_flags(wr.send_flags).ok_or(libc::EINVAL)?;
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     let operation = unsafe { operation(wr) }?;
     let mut gather = [Sge::default(); MAX_SGE];
     let mut inline = [0; MAX_INLINE_DATA];
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     let list = unsafe { read_sge_list(wr.sg_list, wr.num_sge, &mut gather) }.ok_or(libc::EINVAL)?;
     let mut request = SendRequest::new(wr.wr_id, operation, list).flags(flags);
     if flags.contains(SendFlags::INLINE) {
@@ -107,7 +107,7 @@ unsafe fn add_to_batch(state: &Qp, batch: &mut SendBatch<'_>, wr: &ibv_send_wr) 
         for entry in list {
             let size = entry.length as usize;
             let room = inline.get_mut(length..length + size).ok_or(libc::EINVAL)?;
-            // SAFETY: inline data is where the request says, in the program's own memory.
+            // SAFETY: the address of inline data points into the program's own memory.
             unsafe { core::ptr::copy_nonoverlapping(entry.address as *const u8, room.as_mut_ptr(), size) };
             length += size;
         }
@@ -115,9 +115,9 @@ unsafe fn add_to_batch(state: &Qp, batch: &mut SendBatch<'_>, wr: &ibv_send_wr) 
     }
     match state.kind {
         QpType::Ud => {
-            // SAFETY: datagrams set this part of the union.
+            // SAFETY: UD queue pairs set this union member.
             let ud = unsafe { wr.wr.ud };
-            // SAFETY: a handle of ours.
+            // SAFETY: a handle of this library.
             let ah = unsafe { object::state::<Ah>(ud.ah) }.ok_or(libc::EINVAL)?;
             request = request.ud_address(&ah.handle, Qpn::new(ud.remote_qpn), QueueKey(ud.remote_qkey));
         }
@@ -132,32 +132,32 @@ pub unsafe extern "C" fn post_send(
     mut wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: a queue pair of ours.
+    // SAFETY: a queue pair of this library.
     let ready = unsafe { queue_pair::of(qp) }.filter(|_| unsafe { queue_pair::can_post_send(qp) });
     let batch = ready.map(|state| (state, state.pair.send_batch()));
     let Some((state, Ok(mut batch))) = batch else {
-        // SAFETY: the caller's own.
+        // SAFETY: a valid pointer of the caller.
         unsafe { *bad = wr };
         return libc::EINVAL;
     };
     let mut code = 0;
     // SAFETY: the caller's list, to its end.
     while let Some(request) = unsafe { wr.as_ref() } {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees it.
         if let Err(errno) = unsafe { add_to_batch(state, &mut batch, request) } {
-            // SAFETY: the caller's own.
+            // SAFETY: a valid pointer of the caller.
             unsafe { *bad = wr };
             code = errno;
             break;
         }
         wr = request.next;
     }
-    // Those before a bad one are posted.
+    // The work requests before an invalid one are posted.
     batch.post();
     code
 }
 
-/// Posts a list of receives with `post`.
+/// Posts a list of receive work requests with `post`.
 pub unsafe fn post_recv_list(
     mut wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
@@ -166,7 +166,7 @@ pub unsafe fn post_recv_list(
     // SAFETY: the caller's list, to its end.
     while let Some(request) = unsafe { wr.as_ref() } {
         let mut scatter = [Sge::default(); MAX_SGE];
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees it.
         let code = match unsafe { read_sge_list(request.sg_list, request.num_sge, &mut scatter) } {
             None => libc::EINVAL,
             Some(scatter) => match post(&ReceiveRequest { wr_id: request.wr_id, sg_list: scatter }) {
@@ -175,7 +175,7 @@ pub unsafe fn post_recv_list(
             },
         };
         if code != 0 {
-            // SAFETY: the caller's own.
+            // SAFETY: a valid pointer of the caller.
             unsafe { *bad = wr };
             return code;
         }
@@ -189,19 +189,19 @@ pub unsafe extern "C" fn post_recv(
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: a queue pair of ours; in RESET it takes nothing.
+    // SAFETY: a queue pair of this library; in RESET it takes nothing.
     let Some(state) = (unsafe { queue_pair::of(qp) }).filter(|_| unsafe { (*qp).state } != 0) else {
-        // SAFETY: the caller's own.
+        // SAFETY: a valid pointer of the caller.
         unsafe { *bad = wr };
         return libc::EINVAL;
     };
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { post_recv_list(wr, bad, |receive| state.pair.post_recv(receive)) }
 }
 
-/// Binds a window of type 1: the card chooses its next key, which is the one behind the present.
+/// Binds a type 1 memory window: the HCA chooses the next rkey, the successor of the current one.
 pub unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, info: *mut ibv_mw_bind) -> c_int {
-    // SAFETY: objects of ours, and the caller's own.
+    // SAFETY: objects of this library, and the caller's own.
     let (Some(state), info) = (unsafe { queue_pair::of(qp) }, unsafe { &*info }) else { return libc::EINVAL };
     // SAFETY: as above.
     let Some(window) = (unsafe { object::state::<Mw>(mw) }) else { return libc::EINVAL };
@@ -212,7 +212,7 @@ pub unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, info: *mut ib
     let Some(operation) = (unsafe { bind_operation(mw, next, &info.bind_info) }) else { return libc::EINVAL };
     match state.pair.post_send(&SendRequest::new(info.wr_id, operation, &[]).flags(flags)) {
         Ok(()) => {
-            // SAFETY: a window of ours.
+            // SAFETY: a window of this library.
             unsafe { (*mw).rkey = next };
             0
         }

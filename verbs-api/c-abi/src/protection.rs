@@ -9,15 +9,15 @@ use softhca::{AccessFlags, MemoryRegion, MemoryWindow, MemoryWindowType, Protect
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What is behind an `ibv_pd`. A parent domain is another handle of its domain.
+/// The state of an `ibv_pd`. A parent domain is another handle of its protection domain.
 pub struct Pd {
     pub domain: ProtectionDomain,
     in_use: UseCount,
-    /// Of a parent domain: the one that it was made of.
+    /// For a parent domain: the domain it was created from.
     _parent: Option<UseCount>,
 }
 
-/// What everything that was made in a domain keeps until it is destroyed.
+/// A reference that every object of a domain holds until it is destroyed.
 pub type UseCount = Arc<()>;
 
 impl Pd {
@@ -34,9 +34,9 @@ pub struct Mr {
 }
 
 pub struct Mw {
-    /// Gives the window back when it is dropped.
+    /// Deallocates the window when it is dropped.
     _window: MemoryWindow,
-    /// The key that the card knows it by once everything that was posted is done.
+    /// The rkey of the window once all posted work requests are complete.
     key: AtomicU32,
     _domain: UseCount,
 }
@@ -46,7 +46,7 @@ impl Mw {
         self.key.load(Ordering::Acquire)
     }
 
-    /// Notes a new key, and returns the one before.
+    /// Stores a new rkey and returns the previous one.
     pub fn replace_key(&self, key: u32) -> u32 {
         self.key.swap(key, Ordering::AcqRel)
     }
@@ -60,7 +60,7 @@ object::kinds! {
 }
 
 pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
-    // SAFETY: a context of ours.
+    // SAFETY: a context of this library.
     let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
     match open.context.allocate_protection_domain() {
         Ok(domain) => {
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 }
 
 pub unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    // SAFETY: a domain of ours.
+    // SAFETY: a domain of this library.
     match unsafe { object::state::<Pd>(pd) } {
         None => libc::EINVAL,
         Some(state) if Arc::strong_count(&state.in_use) > 1 => libc::EBUSY,
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
 }
 
 pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
-    // SAFETY: a context of ours, and the caller's attributes.
+    // SAFETY: a context of this library, and the caller's attributes.
     if unsafe { context::of(context) }.is_none() || unsafe { (*attr).comp_mask } != 0 {
         return errno::null(libc::EINVAL);
     }
@@ -96,32 +96,31 @@ pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_i
 }
 
 pub unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
-    // SAFETY: a thread domain of ours.
+    // SAFETY: a thread domain of this library.
     if unsafe { object::destroy::<Td>(td) }.is_some() { 0 } else { libc::EINVAL }
 }
 
-/// Everything here is safe for threads, and allocators of the program's own are never needed: a parent domain
-/// adds nothing to its domain.
+/// All objects are thread-safe, and custom allocators are never needed: a parent domain adds nothing to its domain.
 pub unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
-    /// Allocators and the context that they are called with.
+    /// Allocators and their context.
     const KNOWN: u32 = 0b11;
     // SAFETY: the caller's attributes.
     let attr = unsafe { &*attr };
     if attr.comp_mask & !KNOWN != 0 {
         return errno::null(libc::EINVAL);
     }
-    // SAFETY: objects of ours.
+    // SAFETY: objects of this library.
     let Some(state) = (unsafe { object::state::<Pd>(attr.pd) }) else { return errno::null(libc::EINVAL) };
-    // SAFETY: a domain of ours.
+    // SAFETY: a domain of this library.
     let handle = unsafe { (*attr.pd).handle };
     let (domain, users) = (state.domain.clone(), UseCount::default());
     object::create(ibv_pd { context, handle }, Pd { domain, in_use: users, _parent: Some(state.add_user()) })
 }
 
-/// The rights in a mask; none if it asks for something that is not there.
+/// The access flags of a mask; `None` if a flag is not supported.
 fn rights(mask: c_uint) -> Option<AccessFlags> {
     AccessFlags::from_bits(mask & !(IBV_ACCESS_OPTIONAL_RANGE & !AccessFlags::all().bits()))
 }
@@ -134,17 +133,17 @@ unsafe fn register(
     address: u64,
     access: c_uint,
 ) -> *mut ibv_mr {
-    // SAFETY: a domain of ours.
+    // SAFETY: a domain of this library.
     let Some(state) = (unsafe { object::state::<Pd>(pd) }) else { return errno::null(libc::EINVAL) };
     let Some(access) = rights(access) else { return errno::null(libc::EOPNOTSUPP) };
     let Some(base) = NonNull::new(at.cast::<u8>()).filter(|_| length > 0) else {
         return errno::null(libc::EINVAL);
     };
-    // SAFETY: the card is a daemon's: it reaches the memory through the kernel, which refuses what is not there.
+    // SAFETY: the daemon accesses the memory through the kernel, which rejects addresses that do not exist.
     match unsafe { state.domain.register_memory_iova(base, length, address, access) } {
         Ok(region) => {
             let key = region.rkey().0;
-            // SAFETY: a domain of ours.
+            // SAFETY: a domain of this library.
             let context = unsafe { (*pd).context };
             let abi = ibv_mr { context, pd, addr: at, length, handle: key >> 8, lkey: key, rkey: key };
             object::create(abi, Mr { region, domain: Mutex::new(state.add_user()) })
@@ -159,7 +158,7 @@ pub unsafe extern "C" fn reg_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { register("ibv_reg_mr", pd, at, length, at as u64, access as c_uint) }
 }
 
@@ -170,7 +169,7 @@ pub unsafe extern "C" fn reg_mr_iova(
     address: u64,
     access: c_int,
 ) -> *mut ibv_mr {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { register("ibv_reg_mr_iova", pd, at, length, address, access as c_uint) }
 }
 
@@ -181,7 +180,7 @@ pub unsafe extern "C" fn reg_mr_iova2(
     address: u64,
     access: c_uint,
 ) -> *mut ibv_mr {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { register("ibv_reg_mr_iova2", pd, at, length, address, access) }
 }
 
@@ -210,14 +209,14 @@ pub unsafe extern "C" fn rereg_mr(
         errno::set(code);
         IBV_REREG_MR_ERR_INPUT
     };
-    // SAFETY: a region of ours.
+    // SAFETY: a region of this library.
     let Some(state) = (unsafe { object::state::<Mr>(mr) }).filter(|_| flags & !KNOWN == 0 && flags != 0)
     else {
         return bad(libc::EINVAL);
     };
     let mut domain = None;
     if flags & IBV_REREG_MR_CHANGE_PD != 0 {
-        // SAFETY: a domain of ours.
+        // SAFETY: a domain of this library.
         let Some(found) = (unsafe { object::state::<Pd>(pd) }) else { return bad(libc::EINVAL) };
         domain = Some(found);
     }
@@ -241,7 +240,7 @@ pub unsafe extern "C" fn rereg_mr(
         return IBV_REREG_MR_ERR_CMD;
     }
     let key = state.region.rkey().0;
-    // SAFETY: a region of ours, which the caller lets nobody else change meanwhile.
+    // SAFETY: a region of this library, which no other thread changes meanwhile.
     let abi = unsafe { &mut *mr };
     (abi.lkey, abi.rkey) = (key, key);
     if memory.is_some() {
@@ -255,10 +254,10 @@ pub unsafe extern "C" fn rereg_mr(
 }
 
 pub unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: a region of ours.
+    // SAFETY: a region of this library.
     let Some(state) = (unsafe { object::state::<Mr>(mr) }) else { return libc::EINVAL };
     match state.region.deregister() {
-        // A card that is gone has let go of everything.
+        // A lost device has released everything.
         Err(error) if !error.is_device_gone() => errno::from_result("ibv_dereg_mr", Err(error)),
         _ => {
             // SAFETY: as above.
@@ -269,7 +268,7 @@ pub unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
 }
 
 pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_int) -> *mut ibv_mw {
-    // SAFETY: a domain of ours.
+    // SAFETY: a domain of this library.
     let Some(state) = (unsafe { object::state::<Pd>(pd) }) else { return errno::null(libc::EINVAL) };
     let window_kind = match kind {
         IBV_MW_TYPE_1 => MemoryWindowType::Type1,
@@ -279,7 +278,7 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_int) -> *mut ibv_mw {
     match state.domain.allocate_memory_window(window_kind) {
         Ok(window) => {
             let rkey = window.rkey().0;
-            // SAFETY: a domain of ours.
+            // SAFETY: a domain of this library.
             let context = unsafe { (*pd).context };
             let state = Mw { _window: window, key: rkey.into(), _domain: state.add_user() };
             object::create(ibv_mw { context, pd, rkey, handle: rkey >> 8, r#type: kind }, state)
@@ -289,15 +288,15 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_int) -> *mut ibv_mw {
 }
 
 pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    // SAFETY: a window of ours.
+    // SAFETY: a window of this library.
     if unsafe { object::destroy::<Mw>(mw) }.is_some() { 0 } else { libc::EINVAL }
 }
 
 /// The domain behind a pointer that may be null.
 ///
 /// # Safety
-/// `pd` is null or a domain of ours.
+/// `pd` is null or a domain of this library.
 pub unsafe fn of<'a>(pd: *mut ibv_pd) -> Option<&'a Pd> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { object::state::<Pd>(pd) }
 }

@@ -1,4 +1,4 @@
-//! What a device, its port and its tables are like.
+//! Queries of a device, its port and its tables.
 
 use crate::abi::*;
 use crate::{context, errno};
@@ -6,7 +6,7 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::mem::zeroed;
 use softhca::{Gid, PortState};
 
-/// The only partition: the default one, with full membership.
+/// The only P_Key: the default partition with full membership.
 const DEFAULT_PKEY: u16 = 0xffff;
 
 fn to_c_int(value: usize) -> c_int {
@@ -24,7 +24,7 @@ fn device_attr(open: &context::ContextState) -> ibv_device_attr {
     attr.sys_image_guid = attr.node_guid;
     attr.max_mr_size = 1 << 46;
     attr.page_size_cap = 0xffff_f000;
-    // No assigned vendor.
+    // No assigned vendor ID.
     attr.vendor_id = 0x00ff_ffff;
     attr.max_qp = to_c_int(limits.max_qp);
     attr.max_qp_wr = to_c_int(limits.max_qp_wr as usize);
@@ -60,9 +60,9 @@ fn device_attr(open: &context::ContextState) -> ibv_device_attr {
 }
 
 pub unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
-    // SAFETY: a context of ours.
+    // SAFETY: a context of this library.
     let Some(open) = (unsafe { context::of(context) }) else { return libc::EINVAL };
-    // SAFETY: the caller's own.
+    // SAFETY: a valid pointer of the caller.
     unsafe { *attr = device_attr(open) };
     0
 }
@@ -73,26 +73,26 @@ pub unsafe extern "C" fn query_device_ex(
     attr: *mut ibv_device_attr_ex,
     size: usize,
 ) -> c_int {
-    // SAFETY: a context of ours.
+    // SAFETY: a context of this library.
     let Some(open) = (unsafe { context::of(context) }) else { return libc::EINVAL };
-    // SAFETY: an input is a mask of what else is asked for: nothing is known.
+    // SAFETY: an input begins with a mask of further requests; none is supported.
     if !input.is_null() && unsafe { *input.cast::<u32>() } != 0 {
         return libc::EINVAL;
     }
-    // SAFETY: zero is valid for every field, and means that there is nothing of the kind.
+    // SAFETY: zero is valid for every field and means that the feature is absent.
     let mut all: ibv_device_attr_ex = unsafe { zeroed() };
     all.orig_attr = device_attr(open);
     all.device_cap_flags_ex = u64::from(all.orig_attr.device_cap_flags);
-    // Completions carry the card's nanoseconds.
+    // Completions carry the HCA's time in nanoseconds.
     all.completion_timestamp_mask = u64::MAX;
     all.hca_core_clock = 1_000_000;
     all.phys_port_cnt_ex = 1;
-    // SAFETY: the caller's own, of the size that it says.
+    // SAFETY: a valid pointer of the caller, of the given size.
     unsafe { copy_sized(&all, attr, size) };
     0
 }
 
-/// Copies a structure to a caller whose version of it may be shorter or longer.
+/// Copies a structure to a caller whose version may be shorter or longer.
 unsafe fn copy_sized<T>(from: &T, to: *mut T, size: usize) {
     let (to, known) = (to.cast::<u8>(), size_of::<T>().min(size));
     // SAFETY: `from` has `known` bytes, `to` has `size`.
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn query_port_sized(
     attr: *mut ibv_port_attr,
     size: usize,
 ) -> c_int {
-    // SAFETY: a context of ours.
+    // SAFETY: a context of this library.
     let Some(open) = (unsafe { context::of(context) }).filter(|_| port == 1) else { return libc::EINVAL };
     // SAFETY: zero is valid for every field.
     let mut all: ibv_port_attr = unsafe { zeroed() };
@@ -127,15 +127,14 @@ pub unsafe extern "C" fn query_port_sized(
     all.active_speed = IBV_SPEED_FDR;
     all.link_layer = IBV_LINK_LAYER_ETHERNET;
     all.flags = IBV_QPF_GRH_REQUIRED;
-    // SAFETY: the caller's own, of the size that it says.
+    // SAFETY: a valid pointer of the caller, of the given size.
     unsafe { copy_sized(&all, attr, size) };
     0
 }
 
-/// The first version of the structure ended before `link_layer`; programs that are compiled today call
-/// [`query_port_sized`].
+/// The first version of the structure ended before `link_layer`; programs compiled today call [`query_port_sized`].
 pub unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { query_port_sized(context, port, attr, core::mem::offset_of!(ibv_port_attr, link_layer)) }
 }
 
@@ -152,10 +151,10 @@ pub unsafe extern "C" fn query_gid(
     index: c_int,
     into: *mut [u8; 16],
 ) -> c_int {
-    // SAFETY: a context of ours.
-    let Some(open) = (unsafe { context::of(context) }) else { return errno::minus(libc::EINVAL) };
-    let Some(gid) = gid(open, port.into(), index.into()) else { return errno::minus(libc::EINVAL) };
-    // SAFETY: the caller's own.
+    // SAFETY: a context of this library.
+    let Some(open) = (unsafe { context::of(context) }) else { return errno::minus_one(libc::EINVAL) };
+    let Some(gid) = gid(open, port.into(), index.into()) else { return errno::minus_one(libc::EINVAL) };
+    // SAFETY: a valid pointer of the caller.
     unsafe { *into = gid.0 };
     0
 }
@@ -171,7 +170,7 @@ fn gid_entry(gid: Gid, index: u32) -> ibv_gid_entry {
     }
 }
 
-/// The interface that has the address of a GID; the loopback one if none says so.
+/// The interface with the address of a GID; the loopback interface if none has it.
 fn interface_of(gid: Gid) -> u32 {
     let address = gid.ip();
     if address.is_loopback() {
@@ -207,10 +206,10 @@ pub unsafe extern "C" fn query_gid_ex(
     flags: u32,
     size: usize,
 ) -> c_int {
-    // SAFETY: a context of ours.
+    // SAFETY: a context of this library.
     let Some(open) = (unsafe { context::of(context) }).filter(|_| flags == 0) else { return libc::EINVAL };
     let Some(gid) = gid(open, port, index.into()) else { return libc::EINVAL };
-    // SAFETY: the caller's own, of the size that it says.
+    // SAFETY: a valid pointer of the caller, of the given size.
     unsafe { copy_sized(&gid_entry(gid, index), into, size) };
     0
 }
@@ -218,21 +217,21 @@ pub unsafe extern "C" fn query_gid_ex(
 pub unsafe extern "C" fn query_gid_table(
     context: *mut ibv_context,
     into: *mut ibv_gid_entry,
-    most: usize,
+    max_entries: usize,
     flags: u32,
     size: usize,
 ) -> isize {
-    // SAFETY: a context of ours.
+    // SAFETY: a context of this library.
     let Some(open) = (unsafe { context::of(context) }).filter(|_| flags == 0) else {
         return -(libc::EINVAL as isize);
     };
     let count = open.context.gid_table_len();
-    if count > most {
+    if count > max_entries {
         return -(libc::EINVAL as isize);
     }
     for index in 0..count {
         let gid = open.context.gid(index).unwrap_or_default();
-        // SAFETY: the caller's array has `most` entries of `size` bytes.
+        // SAFETY: the caller's array has `max_entries` entries of `size` bytes.
         unsafe { copy_sized(&gid_entry(gid, index as u32), into.byte_add(index * size), size) };
     }
     count as isize
@@ -244,12 +243,12 @@ pub unsafe extern "C" fn query_gid_type(
     index: c_uint,
     into: *mut c_int,
 ) -> c_int {
-    // SAFETY: a context of ours.
-    let Some(open) = (unsafe { context::of(context) }) else { return errno::minus(libc::EINVAL) };
+    // SAFETY: a context of this library.
+    let Some(open) = (unsafe { context::of(context) }) else { return errno::minus_one(libc::EINVAL) };
     if gid(open, port.into(), index.into()).is_none() {
-        return errno::minus(libc::EINVAL);
+        return errno::minus_one(libc::EINVAL);
     }
-    // SAFETY: the caller's own.
+    // SAFETY: a valid pointer of the caller.
     unsafe { *into = IBV_GID_TYPE_SYSFS_ROCE_V2 };
     0
 }
@@ -260,19 +259,19 @@ pub unsafe extern "C" fn query_pkey(
     index: c_int,
     into: *mut u16,
 ) -> c_int {
-    // SAFETY: a context of ours.
+    // SAFETY: a context of this library.
     if unsafe { context::of(context) }.is_none() || port != 1 || index != 0 {
-        return errno::minus(libc::EINVAL);
+        return errno::minus_one(libc::EINVAL);
     }
-    // SAFETY: the caller's own.
+    // SAFETY: a valid pointer of the caller.
     unsafe { *into = DEFAULT_PKEY.to_be() };
     0
 }
 
 pub unsafe extern "C" fn get_pkey_index(context: *mut ibv_context, port: u8, key: u16) -> c_int {
-    // SAFETY: a context of ours.
+    // SAFETY: a context of this library.
     if unsafe { context::of(context) }.is_none() || port != 1 || u16::from_be(key) != DEFAULT_PKEY {
-        return errno::minus(libc::EINVAL);
+        return errno::minus_one(libc::EINVAL);
     }
     0
 }

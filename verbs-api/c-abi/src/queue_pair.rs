@@ -1,4 +1,4 @@
-//! Queue pairs: creating, asking about and destroying them.
+//! Queue pairs: create, query and destroy.
 
 use crate::abi::*;
 use crate::channel::Unacknowledged;
@@ -8,20 +8,20 @@ use crate::{completion_queue, context, errno, object, rdma_cm, shared_receive};
 use core::ffi::{c_int, c_uint};
 use softhca::{Error, Gid, QpState, QpType, QueuePair, QueuePairBuilder};
 
-/// What is behind an `ibv_qp`, extended or not.
+/// The state of an `ibv_qp`, extended or not.
 pub struct Qp {
     pub pair: QueuePair,
     pub kind: QpType,
     pub init: ibv_qp_init_attr,
     pub events: Unacknowledged,
-    /// The operations of the extended interface; zero if it was not asked for.
+    /// The operations of the extended interface; zero without it.
     operations: u64,
     pub builder: WorkRequestBuilder,
-    /// An XRC target has none.
+    /// `None` for an XRC target.
     _domain: Option<UseCount>,
 }
 
-// SAFETY: the pointers of `init` are only given back to the program.
+// SAFETY: the pointers of `init` are only returned to the program.
 unsafe impl Send for Qp {}
 // SAFETY: as above.
 unsafe impl Sync for Qp {}
@@ -30,26 +30,26 @@ object::kinds! {
     Qp = ibv_qp_ex;
 }
 
-/// The queue pair behind a pointer; `None` if it was destroyed.
+/// The queue pair behind a pointer; `None` if it is destroyed.
 ///
 /// # Safety
-/// `qp` is null or a queue pair of ours.
+/// `qp` is null or a queue pair of this library.
 #[inline]
 pub unsafe fn of<'a>(qp: *mut ibv_qp) -> Option<&'a Qp> {
-    // SAFETY: as the caller says: every queue pair is extended.
+    // SAFETY: the caller guarantees it: every queue pair is extended.
     unsafe { object::state::<Qp>(qp.cast()) }
 }
 
-/// Whether sends can be posted: not before RTS.
+/// Whether send work requests can be posted: not before RTS.
 ///
 /// # Safety
-/// `qp` is a queue pair of ours.
+/// `qp` is a queue pair of this library.
 pub unsafe fn can_post_send(qp: *mut ibv_qp) -> bool {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { (*qp).state > QpState::ReadyToReceive as c_int }
 }
 
-/// The operations that a service has, as the extended interface asks for them.
+/// The send operations of a transport, as a mask of the extended interface.
 fn send_ops(kind: QpType) -> u64 {
     const SENDS: u64 = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
     const WRITES: u64 = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
@@ -73,7 +73,7 @@ fn send_ops(kind: QpType) -> u64 {
 pub unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: the caller's attributes.
     let plain = unsafe { *attr };
-    // SAFETY: a domain of ours.
+    // SAFETY: a domain of this library.
     if unsafe { protection::of(pd) }.is_none() {
         return errno::null(libc::EINVAL);
     }
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr)
         source_qpn: 0,
         send_ops_flags: 0,
     };
-    // SAFETY: a domain of ours has a context of ours.
+    // SAFETY: a domain of ours has a context of this library.
     let qp = unsafe { create_qp_ex((*pd).context, &mut extended) };
     if !qp.is_null() {
         // SAFETY: the caller's attributes.
@@ -104,20 +104,20 @@ pub unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr)
     qp
 }
 
-/// The entries that a queue pair has room for, of which at least one.
+/// The scatter/gather entries of a queue pair, at least one.
 fn max_sge(cap: &ibv_qp_cap) -> u32 {
     cap.max_send_sge.max(cap.max_recv_sge).max(1)
 }
 
-/// The inline bytes that a queue pair has room for: some, even if none were asked for, as on most cards.
+/// The inline data size of a queue pair: like most HCAs, it supports some even if none is requested.
 fn max_inline_data(cap: &ibv_qp_cap) -> u32 {
     cap.max_inline_data.max(64)
 }
 
-/// Begins to create a queue pair, or says by an errno why not.
+/// Starts to create a queue pair, or returns the errno.
 ///
 /// # Safety
-/// The pointers are objects of ours or null.
+/// The pointers are objects of this library or null.
 unsafe fn builder(
     open: &context::ContextState,
     attr: &ibv_qp_init_attr_ex,
@@ -136,28 +136,29 @@ unsafe fn builder(
         if attr.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 {
             return Err(libc::EINVAL);
         }
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees it.
         let domain = unsafe { shared_receive::xrc_domain_of(attr.xrcd) }.ok_or(libc::EINVAL)?;
         return Ok(domain.target_builder());
     }
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     let domain = unsafe { protection::of(attr.pd) }.ok_or(libc::EINVAL)?;
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     let sends = unsafe { completion_queue::of(attr.send_cq) }.ok_or(libc::EINVAL)?;
     let mut builder = domain
         .domain
         .create_queue_pair(kind, &sends.queue)
         .max_send_wr(cap.max_send_wr.max(1))
         .max_recv_wr(cap.max_recv_wr.max(1))
-        .max_sge(max_sge(cap) as usize)
-        .max_inline_data(max_inline_data(cap) as usize);
+        .max_send_sge(max_sge(cap))
+        .max_recv_sge(max_sge(cap))
+        .max_inline_data(max_inline_data(cap));
     if kind != QpType::XrcInitiator {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees it.
         let receives = unsafe { completion_queue::of(attr.recv_cq) }.ok_or(libc::EINVAL)?;
         builder = builder.recv_cq(&receives.queue);
     }
     if !attr.srq.is_null() {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees it.
         let shared = unsafe { shared_receive::of(attr.srq) }.ok_or(libc::EINVAL)?;
         builder = builder.shared_receive_queue(&shared.queue);
     }
@@ -175,7 +176,7 @@ pub unsafe extern "C" fn create_qp_ex(
         | IBV_QP_INIT_ATTR_XRCD
         | IBV_QP_INIT_ATTR_CREATE_FLAGS
         | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    // SAFETY: a context of ours.
+    // SAFETY: a context of this library.
     let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
     // SAFETY: the caller's attributes.
     let attr = unsafe { &mut *attr };
@@ -187,15 +188,15 @@ pub unsafe extern "C" fn create_qp_ex(
         IBV_QPT_XRC_RECV => QpType::XrcTarget,
         _ => return errno::null(libc::EOPNOTSUPP),
     };
-    let asked = |bit| attr.comp_mask & bit != 0;
-    let operations = if asked(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) { attr.send_ops_flags } else { 0 };
+    let has = |bit| attr.comp_mask & bit != 0;
+    let operations = if has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) { attr.send_ops_flags } else { 0 };
     if attr.comp_mask & !KNOWN != 0
-        || asked(IBV_QP_INIT_ATTR_CREATE_FLAGS) && attr.create_flags != 0
+        || has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && attr.create_flags != 0
         || operations & !send_ops(kind) != 0
     {
         return errno::null(libc::EOPNOTSUPP);
     }
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     let pair = match unsafe { builder(open, attr, kind) } {
         Err(code) => return errno::null(code),
         Ok(builder) => match builder.build() {
@@ -231,7 +232,7 @@ pub unsafe extern "C" fn create_qp_ex(
         sq_sig_all: attr.sq_sig_all,
     };
     let builder = WorkRequestBuilder::default();
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     let domain = unsafe { protection::of(qp.pd) }.map(protection::Pd::add_user);
     let state =
         Qp { pair, kind, init, events: Unacknowledged::default(), operations, builder, _domain: domain };
@@ -240,7 +241,7 @@ pub unsafe extern "C" fn create_qp_ex(
     qp.cast()
 }
 
-/// What a new queue pair has, as far as it is more than was asked for.
+/// Writes the capabilities of a new queue pair where they exceed the request.
 fn report_capabilities(cap: &mut ibv_qp_cap, kind: QpType, has_shared: bool) {
     match kind {
         QpType::XrcTarget => {
@@ -266,7 +267,7 @@ fn report_capabilities(cap: &mut ibv_qp_cap, kind: QpType, has_shared: bool) {
 }
 
 pub unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
-    // SAFETY: a queue pair of ours.
+    // SAFETY: a queue pair of this library.
     let Some(state) = (unsafe { of(qp) }) else { return libc::EINVAL };
     // SAFETY: as above.
     if let Some(open) = unsafe { context::of((*qp).context) } {
@@ -281,7 +282,7 @@ pub unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
 }
 
 pub unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
-    // SAFETY: a queue pair of ours.
+    // SAFETY: a queue pair of this library.
     match unsafe { of(qp) } {
         Some(state) if state.operations != 0 => qp.cast(),
         _ => core::ptr::null_mut(),
@@ -294,23 +295,23 @@ unsafe fn change_multicast(
     gid: *const [u8; 16],
     act: fn(&QueuePair, Gid) -> Result<(), Error>,
 ) -> c_int {
-    // SAFETY: a queue pair of ours.
+    // SAFETY: a queue pair of this library.
     let Some(state) = (unsafe { of(qp) }).filter(|_| !gid.is_null()) else { return libc::EINVAL };
-    // SAFETY: the caller's own.
+    // SAFETY: a valid pointer of the caller.
     errno::from_result(verb, act(&state.pair, Gid(unsafe { *gid })))
 }
 
 pub unsafe extern "C" fn attach_mcast(qp: *mut ibv_qp, gid: *const [u8; 16], _: u16) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { change_multicast("ibv_attach_mcast", qp, gid, QueuePair::attach_multicast) }
 }
 
 pub unsafe extern "C" fn detach_mcast(qp: *mut ibv_qp, gid: *const [u8; 16], _: u16) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { change_multicast("ibv_detach_mcast", qp, gid, QueuePair::detach_multicast) }
 }
 
-/// Packets are placed in the order of their PSNs, and the last bytes of each after all others.
+/// Packets are written in PSN order, and the last bytes of each after all others.
 pub unsafe extern "C" fn query_qp_data_in_order(_: *mut ibv_qp, _: c_int, flags: c_uint) -> c_int {
     c_int::from(flags == 0)
 }

@@ -7,7 +7,7 @@ use crate::{completion_queue, context, errno, object, post};
 use core::ffi::{c_int, c_void};
 use softhca::{Error, SharedReceiveQueue, XrcDomain};
 
-/// What is behind an `ibv_srq`.
+/// The state of an `ibv_srq`.
 pub struct Srq {
     pub queue: SharedReceiveQueue,
     pub events: Unacknowledged,
@@ -15,7 +15,7 @@ pub struct Srq {
     _domain: UseCount,
 }
 
-/// What is behind an `ibv_xrcd`.
+/// The state of an `ibv_xrcd`.
 pub struct Xrcd {
     domain: XrcDomain,
 }
@@ -28,22 +28,22 @@ object::kinds! {
 /// The queue behind a pointer that may be null.
 ///
 /// # Safety
-/// `srq` is null or a queue of ours.
+/// `srq` is null or a queue of this library.
 pub unsafe fn of<'a>(srq: *mut ibv_srq) -> Option<&'a Srq> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { object::state::<Srq>(srq) }
 }
 
 /// The domain behind a pointer that may be null.
 ///
 /// # Safety
-/// `xrcd` is null or a domain of ours.
+/// `xrcd` is null or a domain of this library.
 pub unsafe fn xrc_domain_of<'a>(xrcd: *mut ibv_xrcd) -> Option<&'a XrcDomain> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { object::state::<Xrcd>(xrcd) }.map(|state| &state.domain)
 }
 
-/// Gives a new queue out.
+/// Creates the object of a new queue.
 fn new_srq(
     context: *mut ibv_context,
     srq_context: *mut c_void,
@@ -70,7 +70,7 @@ fn new_srq(
         abi,
         Srq { queue, events: Unacknowledged::default(), is_extended, _domain: domain.add_user() },
     );
-    // SAFETY: a context of ours.
+    // SAFETY: a context of this library.
     if let Some(open) = unsafe { context::of(context) } {
         open.objects.lock().shared_receive_queues.insert(number, srq as usize);
     }
@@ -83,19 +83,19 @@ fn is_within_limits(open: &context::ContextState, attr: &ibv_srq_attr) -> bool {
 }
 
 pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
-    // SAFETY: a domain of ours.
+    // SAFETY: a domain of this library.
     let Some(domain) = (unsafe { protection::of(pd) }) else { return errno::null(libc::EINVAL) };
     // SAFETY: as above.
     let context = unsafe { (*pd).context };
     // SAFETY: the caller's attributes.
     let attr = unsafe { &mut *attr };
-    // SAFETY: a context of ours.
+    // SAFETY: a context of this library.
     let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
     if !is_within_limits(open, &attr.attr) {
         return errno::null(libc::EINVAL);
     }
     attr.attr.max_sge = attr.attr.max_sge.max(1);
-    let result = domain.domain.create_shared_receive_queue(attr.attr.max_wr, attr.attr.max_sge as usize);
+    let result = domain.domain.create_shared_receive_queue(attr.attr.max_wr, attr.attr.max_sge);
     new_srq(context, attr.srq_context, pd, domain, false, result)
 }
 
@@ -105,41 +105,37 @@ pub unsafe extern "C" fn create_srq_ex(
 ) -> *mut ibv_srq {
     const KNOWN: u32 =
         IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
-    // SAFETY: a context of ours.
+    // SAFETY: a context of this library.
     let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
     // SAFETY: the caller's attributes.
     let attr = unsafe { &mut *attr };
     if attr.comp_mask & !KNOWN != 0 {
         return errno::null(libc::EOPNOTSUPP);
     }
-    let asked = |bit| attr.comp_mask & bit != 0;
-    let kind = if asked(IBV_SRQ_INIT_ATTR_TYPE) { attr.srq_type } else { IBV_SRQT_BASIC };
-    // SAFETY: a domain of ours.
-    let domain = unsafe { protection::of(attr.pd) }.filter(|_| asked(IBV_SRQ_INIT_ATTR_PD));
+    let has = |bit| attr.comp_mask & bit != 0;
+    let kind = if has(IBV_SRQ_INIT_ATTR_TYPE) { attr.srq_type } else { IBV_SRQT_BASIC };
+    // SAFETY: a domain of this library.
+    let domain = unsafe { protection::of(attr.pd) }.filter(|_| has(IBV_SRQ_INIT_ATTR_PD));
     let Some(domain) = domain.filter(|_| is_within_limits(open, &attr.attr)) else {
         return errno::null(libc::EINVAL);
     };
     let (receives, entries) = (attr.attr.max_wr, attr.attr.max_sge.max(1));
     match kind {
         IBV_SRQT_BASIC => {
-            let result = domain.domain.create_shared_receive_queue(receives, entries as usize);
+            let result = domain.domain.create_shared_receive_queue(receives, entries);
             attr.attr.max_sge = entries;
             new_srq(context, attr.srq_context, attr.pd, domain, false, result)
         }
         IBV_SRQT_XRC => {
-            // SAFETY: objects of ours.
+            // SAFETY: objects of this library.
             let needed = unsafe { (xrc_domain_of(attr.xrcd), completion_queue::of(attr.cq)) };
             let (Some(xrc_domain), Some(cq), true, true) =
-                (needed.0, needed.1, asked(IBV_SRQ_INIT_ATTR_XRCD), asked(IBV_SRQ_INIT_ATTR_CQ))
+                (needed.0, needed.1, has(IBV_SRQ_INIT_ATTR_XRCD), has(IBV_SRQ_INIT_ATTR_CQ))
             else {
                 return errno::null(libc::EINVAL);
             };
-            let result = domain.domain.create_xrc_shared_receive_queue(
-                xrc_domain,
-                &cq.queue,
-                receives,
-                entries as usize,
-            );
+            let result =
+                domain.domain.create_xrc_shared_receive_queue(xrc_domain, &cq.queue, receives, entries);
             attr.attr.max_sge = entries;
             new_srq(context, attr.srq_context, attr.pd, domain, true, result)
         }
@@ -148,7 +144,7 @@ pub unsafe extern "C" fn create_srq_ex(
 }
 
 pub unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
-    // SAFETY: a queue of ours.
+    // SAFETY: a queue of this library.
     let Some(state) = (unsafe { of(srq) }).filter(|_| mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) == 0) else {
         return libc::EINVAL;
     };
@@ -165,13 +161,14 @@ pub unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, 
 }
 
 pub unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
-    // SAFETY: a queue of ours.
+    // SAFETY: a queue of this library.
     let Some(state) = (unsafe { of(srq) }) else { return libc::EINVAL };
     match state.queue.query() {
         Ok(view) => {
-            let told = ibv_srq_attr { max_wr: view.max_wr, max_sge: view.max_sge, srq_limit: view.srq_limit };
-            // SAFETY: the caller's own.
-            unsafe { *attr = told };
+            let result =
+                ibv_srq_attr { max_wr: view.max_wr, max_sge: view.max_sge, srq_limit: view.srq_limit };
+            // SAFETY: a valid pointer of the caller.
+            unsafe { *attr = result };
             0
         }
         Err(error) => errno::from_result("ibv_query_srq", Err(error)),
@@ -179,15 +176,15 @@ pub unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -
 }
 
 pub unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, into: *mut u32) -> c_int {
-    // SAFETY: a queue of ours.
+    // SAFETY: a queue of this library.
     let Some(state) = (unsafe { of(srq) }).filter(|state| state.is_extended) else { return libc::EINVAL };
-    // SAFETY: the caller's own.
+    // SAFETY: a valid pointer of the caller.
     unsafe { *into = state.queue.srqn() };
     0
 }
 
 pub unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
-    // SAFETY: a queue of ours.
+    // SAFETY: a queue of this library.
     let Some(state) = (unsafe { of(srq) }) else { return libc::EINVAL };
     if state.queue.is_in_use() {
         return libc::EBUSY;
@@ -207,23 +204,23 @@ pub unsafe extern "C" fn post_srq_recv(
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: a queue of ours.
+    // SAFETY: a queue of this library.
     let Some(state) = (unsafe { of(srq) }) else {
-        // SAFETY: the caller's own.
+        // SAFETY: a valid pointer of the caller.
         unsafe { *bad = wr };
         return libc::EINVAL;
     };
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { post::post_recv_list(wr, bad, |receive| state.queue.post_recv(receive)) }
 }
 
-/// A domain is of one open device: a file does not make it another's too.
+/// An XRC domain belongs to one open device: a file does not share it.
 pub unsafe extern "C" fn open_xrcd(
     context: *mut ibv_context,
     attr: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
     const NEEDED: u32 = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
-    // SAFETY: a context of ours.
+    // SAFETY: a context of this library.
     let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
     // SAFETY: the caller's attributes.
     if unsafe { (*attr).comp_mask } != NEEDED {
@@ -236,7 +233,7 @@ pub unsafe extern "C" fn open_xrcd(
 }
 
 pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
-    // SAFETY: a domain of ours.
+    // SAFETY: a domain of this library.
     match unsafe { object::state::<Xrcd>(xrcd) } {
         None => libc::EINVAL,
         Some(state) if state.domain.is_in_use() => libc::EBUSY,

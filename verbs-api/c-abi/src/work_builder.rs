@@ -1,4 +1,4 @@
-//! The extended interface for posting: one call begins a request, others say what it needs.
+//! The extended interface for posting: one call starts a work request, further calls complete it.
 
 use crate::abi::*;
 use crate::address::Ah;
@@ -14,7 +14,7 @@ use softhca::{
 };
 use std::cell::UnsafeCell;
 
-/// Requests between `wr_start` and `wr_complete`.
+/// Work requests between `wr_start` and `wr_complete`.
 pub struct WorkRequestBuilder {
     /// Held in between.
     lock: RawMutex,
@@ -27,19 +27,19 @@ impl Default for WorkRequestBuilder {
     }
 }
 
-// SAFETY: the requests are reached by whoever has the turn.
+// SAFETY: only the holder of the lock accesses the work requests.
 unsafe impl Sync for WorkRequestBuilder {}
-// SAFETY: nothing in it is of one thread.
+// SAFETY: no field belongs to one thread.
 unsafe impl Send for WorkRequestBuilder {}
 
 #[derive(Default)]
 struct StartedRequests {
     started: Vec<WorkRequest>,
-    /// The first thing that was wrong.
-    fault: c_int,
+    /// The first error.
+    error: c_int,
 }
 
-/// A request that is being put together. Inline data is copied at once.
+/// A work request under construction. Inline data is copied at once.
 struct WorkRequest {
     id: u64,
     flags: Option<SendFlags>,
@@ -81,34 +81,34 @@ pub fn new_qp_ex(base: ibv_qp) -> ibv_qp_ex {
     }
 }
 
-/// The requests of whoever has the turn.
+/// The work requests of the holder of the lock.
 unsafe fn requests<'a>(qp: *mut ibv_qp_ex) -> Option<&'a mut StartedRequests> {
-    // SAFETY: a queue pair of ours, whose turn the caller has since `wr_start`.
+    // SAFETY: a queue pair of this library, whose lock the caller holds since `wr_start`.
     unsafe { object::state::<Qp>(qp).map(|state| &mut *state.builder.batch.get()) }
 }
 
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
-    // SAFETY: a queue pair of ours.
+    // SAFETY: a queue pair of this library.
     let Some(state) = (unsafe { object::state::<Qp>(qp) }) else { return };
     state.builder.lock.lock();
-    // SAFETY: the turn is ours.
+    // SAFETY: this function holds the lock.
     let requests = unsafe { &mut *state.builder.batch.get() };
     requests.started.clear();
-    requests.fault = 0;
+    requests.error = 0;
 }
 
 unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
-    // SAFETY: a queue pair of ours.
+    // SAFETY: a queue pair of this library.
     let Some(state) = (unsafe { object::state::<Qp>(qp) }) else { return libc::EINVAL };
-    // SAFETY: the caller has the turn since `wr_start`.
+    // SAFETY: the caller holds the lock since `wr_start`.
     let requests = unsafe { &mut *state.builder.batch.get() };
-    // SAFETY: a queue pair of ours.
+    // SAFETY: a queue pair of this library.
     let code = if !unsafe { queue_pair::can_post_send(qp.cast()) } {
         libc::EINVAL
-    } else if requests.fault == 0 {
+    } else if requests.error == 0 {
         post_all(state, &requests.started)
     } else {
-        requests.fault
+        requests.error
     };
     requests.started.clear();
     // SAFETY: as above; it is given back.
@@ -117,16 +117,16 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
 }
 
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
-    // SAFETY: a queue pair of ours.
+    // SAFETY: a queue pair of this library.
     let Some(state) = (unsafe { object::state::<Qp>(qp) }) else { return };
-    // SAFETY: the caller has the turn since `wr_start`, and gives it back.
+    // SAFETY: the caller holds the lock since `wr_start`, and releases it.
     unsafe {
         (*state.builder.batch.get()).started.clear();
         state.builder.lock.unlock();
     }
 }
 
-/// Posts all requests or none.
+/// Posts all work requests or none.
 fn post_all(state: &Qp, requests: &[WorkRequest]) -> c_int {
     let mut batch = match state.pair.send_batch() {
         Ok(batch) => batch,
@@ -151,9 +151,9 @@ fn post_all(state: &Qp, requests: &[WorkRequest]) -> c_int {
     0
 }
 
-/// Begins a request.
+/// Starts a work request.
 unsafe fn start_request(qp: *mut ibv_qp_ex, operation: Operation) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     let (Some(requests), qp) = (unsafe { requests(qp) }, unsafe { &*qp }) else { return };
     requests.started.push(WorkRequest {
         id: qp.wr_id,
@@ -166,15 +166,15 @@ unsafe fn start_request(qp: *mut ibv_qp_ex, operation: Operation) {
     });
 }
 
-/// Changes the request that was begun last, or notes what is wrong.
+/// Changes the last work request, or records the error.
 unsafe fn change_last(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut WorkRequest) -> Result<(), c_int>) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     let Some(requests) = (unsafe { requests(qp) }) else { return };
     let result = requests.started.last_mut().ok_or(libc::EINVAL).and_then(act);
     if let Err(code) = result
-        && requests.fault == 0
+        && requests.error == 0
     {
-        requests.fault = code;
+        requests.error = code;
     }
 }
 
@@ -182,17 +182,17 @@ fn remote(key: u32, address: u64) -> RemoteAddress {
     RemoteAddress { address, rkey: RemoteKey(key) }
 }
 
-/// Calls that begin a request.
-macro_rules! begins {
+/// Functions that start a work request.
+macro_rules! starts {
     ($($name:ident($($operand:ident: $kind:ty),*) = $operation:expr;)*) => {
         $(unsafe extern "C" fn $name(qp: *mut ibv_qp_ex, $($operand: $kind),*) {
-            // SAFETY: as the caller says.
+            // SAFETY: the caller guarantees it.
             unsafe { start_request(qp, $operation) };
         })*
     };
 }
 
-begins! {
+starts! {
     wr_atomic_cmp_swp(key: u32, address: u64, compare: u64, swap: u64) =
         Operation::CompareSwap { remote: remote(key, address), compare, swap };
     wr_atomic_fetch_add(key: u32, address: u64, add: u64) =
@@ -214,21 +214,21 @@ unsafe extern "C" fn wr_bind_mw(
     key: u32,
     info: *const ibv_mw_bind_info,
 ) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     match unsafe { post::bind_operation(mw, key, &*info) } {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees it.
         Some(operation) => unsafe { start_request(qp, operation) },
         None => {
-            // SAFETY: as the caller says.
+            // SAFETY: the caller guarantees it.
             if let Some(requests) = unsafe { requests(qp) } {
-                requests.fault = libc::EINVAL;
+                requests.error = libc::EINVAL;
             }
         }
     }
 }
 
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, number: u32, key: u32) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe {
         change_last(qp, |request| {
             let ah = object::state::<Ah>(ah).ok_or(libc::EINVAL)?;
@@ -239,7 +239,7 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, number:
 }
 
 unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, number: u32) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe {
         change_last(qp, |request| {
             request.shared_receive_queue = number;
@@ -250,12 +250,12 @@ unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, number: u32) {
 
 unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, at: *mut c_void, length: usize) {
     let buffer = ibv_data_buf { addr: at, length };
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { wr_set_inline_data_list(qp, 1, &buffer) };
 }
 
 unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_data_buf) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe {
         change_last(qp, |request| {
             let mut bytes = Vec::new();
@@ -272,7 +272,7 @@ unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, l
 }
 
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, key: u32, address: u64, length: u32) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe {
         change_last(qp, |request| {
             request.gather = vec![Sge { address, length, lkey: LocalKey(key) }];
@@ -282,7 +282,7 @@ unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, key: u32, address: u64, leng
 }
 
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe {
         change_last(qp, |request| {
             let mut gather = [Sge::default(); post::MAX_SGE];

@@ -1,5 +1,5 @@
-//! The library is what programs were linked against: every symbol under its version, every structure as the
-//! headers have it. Both need programs that may not be there; a test whose program is missing is ignored, and fails
+//! The library matches the one that programs are linked against: every symbol with its version, and every structure
+//! with the layout of the headers. Both tests need external tools; a test whose tool is missing is ignored, and fails
 //! with SOFTHCA_REQUIRE_TOOLS=1.
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -57,7 +57,7 @@ fn library() -> PathBuf {
     std::env::current_exe().expect("a test runs from a file").with_file_name("libsofthca_verbs.so")
 }
 
-/// What `exports.txt` promises, as nm writes it.
+/// The symbols of `exports.txt` in the format of nm.
 fn promised() -> BTreeSet<String> {
     let text = std::fs::read_to_string(folder().join("exports.txt")).expect("exports.txt is here");
     let mut node = "";

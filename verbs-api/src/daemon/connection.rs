@@ -186,6 +186,7 @@ fn device_gone(error: io::Error) -> Error {
 
 fn check_reply(reply: Response, descriptors: Vec<OwnedFd>) -> Result<(Response, Vec<OwnedFd>)> {
     match reply {
+        Response::VerbFailed(error) => Err(Error::Verb(error)),
         Response::Error { errno, message } => Err(Error::DaemonRejected { errno, message }),
         reply => Ok((reply, descriptors)),
     }

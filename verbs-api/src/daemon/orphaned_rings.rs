@@ -1,32 +1,30 @@
-//! What is left when the daemon is gone: the rings. Everything that was posted and did not complete is flushed
-//! from here, in the card's place, so that nobody waits for ever.
+//! The rings of a client whose daemon is gone. The library completes all outstanding work requests with a flush
+//! error in place of the HCA, so that no caller waits for ever.
 
 use parking_lot::Mutex;
-use softhca_queue::control::QpCapabilities;
+use softhca_engine::{QpCapabilities, QpInitAttributes};
 use softhca_queue::{
     Completion, CompletionFlags, CompletionOpcode, CompletionProducer, CompletionStatus, CqId, Operation,
-    ReceiveConsumer, SendConsumer, SharedWords,
+    SharedWords,
 };
 use softhca_wire::Qpn;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What completions of a card that is gone say as their vendor error.
+/// The vendor error of completions after the loss of the daemon.
 const VENDOR_ERROR_DEVICE_GONE: u32 = 50;
 
-/// The rings of a queue pair, and where they complete.
+/// The rings of a queue pair.
 pub(super) struct QueuePairRings {
+    pub init: QpInitAttributes,
     pub capabilities: QpCapabilities,
-    pub send_queue: Option<SharedWords>,
-    pub recv_queue: Option<SharedWords>,
-    pub send_cq: Option<CqId>,
-    pub recv_cq: Option<CqId>,
+    pub words: SharedWords,
 }
 
 /// All rings of a client.
 #[derive(Default)]
 pub(super) struct OrphanedRings {
-    /// The daemon is gone: the card's ends are ours.
+    /// The daemon is gone: the library owns the HCA's side of the rings.
     daemon_gone: AtomicBool,
     rings: Mutex<RingTable>,
 }
@@ -42,87 +40,79 @@ impl OrphanedRings {
         self.daemon_gone.load(Ordering::Acquire)
     }
 
-    pub fn add_completion_queue(&self, cq: CqId, words: SharedWords, slots: u32) {
-        self.rings.lock().completion_queues.insert(cq, (words, slots));
+    pub fn add_completion_queue(&self, cq: CqId, words: SharedWords, cqe: u32) {
+        self.rings.lock().completion_queues.insert(cq, (words, cqe));
     }
 
     pub fn remove_completion_queue(&self, cq: CqId) {
         self.rings.lock().completion_queues.remove(&cq);
     }
 
-    pub fn add_queue_pair(&self, number: Qpn, ends: QueuePairRings) {
-        self.rings.lock().queue_pairs.insert(number, ends);
+    pub fn add_queue_pair(&self, qpn: Qpn, rings: QueuePairRings) {
+        self.rings.lock().queue_pairs.insert(qpn, rings);
     }
 
-    pub fn remove_queue_pair(&self, number: Qpn) {
-        self.rings.lock().queue_pairs.remove(&number);
+    pub fn remove_queue_pair(&self, qpn: Qpn) {
+        self.rings.lock().queue_pairs.remove(&qpn);
     }
 
-    /// Takes the card's place and flushes everything.
+    /// Takes over the HCA's side of the rings and flushes all queue pairs.
     pub fn flush_all(&self) {
         let rings = self.rings.lock();
         self.daemon_gone.store(true, Ordering::Release);
-        for number in rings.queue_pairs.keys() {
-            rings.flush(*number);
+        for qpn in rings.queue_pairs.keys() {
+            rings.flush(*qpn);
         }
     }
 
-    /// Flushes what was posted to one queue pair since.
-    pub fn flush(&self, number: Qpn) {
-        self.rings.lock().flush(number);
+    /// Flushes the work requests that were posted to one queue pair since.
+    pub fn flush(&self, qpn: Qpn) {
+        self.rings.lock().flush(qpn);
     }
 }
 
 impl RingTable {
-    fn flush(&self, number: Qpn) {
-        let Some(ends) = self.queue_pairs.get(&number) else { return };
-        let QpCapabilities {
-            max_send_wr: sends,
-            max_recv_wr: receives,
-            max_sge: entries,
-            max_inline_data: inline,
-        } = ends.capabilities;
-        let (entries, inline) = (entries as usize, inline as usize);
-        let (mut gathered, mut bytes) = (Vec::new(), Vec::new());
-        if let Some(words) = &ends.send_queue {
-            let mut ring = SendConsumer::resume(words.clone(), sends, entries, inline);
+    fn flush(&self, qpn: Qpn) {
+        let Some(QueuePairRings { init, capabilities, words }) = self.queue_pairs.get(&qpn) else { return };
+        let (send, recv) = capabilities.consumers(init, words, true);
+        let (mut sge, mut inline) = (Vec::new(), Vec::new());
+        if let Some(mut ring) = send {
             ring.clear_doorbell();
-            while let Ok(Some(request)) = ring.dequeue(&mut gathered, &mut bytes) {
-                let (id, operation) = match request {
-                    Ok(request) => (request.wr_id, completion_operation(&request.operation)),
+            while let Ok(Some(request)) = ring.dequeue(&mut sge, &mut inline) {
+                let (wr_id, opcode) = match request {
+                    Ok(request) => (request.wr_id, completion_opcode(&request.operation)),
                     Err(_) => (0, CompletionOpcode::Send),
                 };
                 ring.retire();
-                self.complete(ends.send_cq, flush_completion(number, id, operation));
+                self.complete(init.send_cq, flush_completion(qpn, wr_id, opcode));
             }
         }
-        if let Some(words) = &ends.recv_queue {
-            let mut ring = ReceiveConsumer::resume(words.clone(), receives, entries);
-            // Whatever is posted from now on rings, and is flushed at once.
+        if let Some(mut ring) = recv {
+            // Receives that are posted from now on ring the doorbell, and are flushed at once.
             ring.request_doorbell(true);
-            while let Ok(Some(id)) = ring.dequeue(&mut gathered) {
-                self.complete(ends.recv_cq, flush_completion(number, id, CompletionOpcode::Receive));
+            while let Ok(Some(wr_id)) = ring.dequeue(&mut sge) {
+                self.complete(init.recv_cq, flush_completion(qpn, wr_id, CompletionOpcode::Receive));
             }
         }
     }
 
     fn complete(&self, cq: Option<CqId>, completion: Completion) {
-        if let Some((words, slots)) = cq.and_then(|cq| self.completion_queues.get(&cq)) {
-            // A queue that is full has overflowed, as with any card.
-            let _ = CompletionProducer::resume(words.clone(), *slots).push(&completion);
+        if let Some((words, cqe)) = cq.and_then(|cq| self.completion_queues.get(&cq)) {
+            // A full queue overflows, as on any HCA.
+            let _ = CompletionProducer::resume(words.clone(), *cqe).push(&completion);
         }
     }
 }
 
-fn flush_completion(queue_pair: Qpn, id: u64, operation: CompletionOpcode) -> Completion {
+fn flush_completion(qpn: Qpn, wr_id: u64, opcode: CompletionOpcode) -> Completion {
     Completion {
-        wr_id: id,
+        wr_id,
         status: CompletionStatus::WrFlushError,
-        opcode: operation,
+        opcode,
         flags: CompletionFlags::empty(),
         byte_len: 0,
         imm_data: 0,
-        qpn: queue_pair,
+        qpn,
         src_qp: Qpn::default(),
         service_level: 0,
         vendor_error: VENDOR_ERROR_DEVICE_GONE,
@@ -130,7 +120,7 @@ fn flush_completion(queue_pair: Qpn, id: u64, operation: CompletionOpcode) -> Co
     }
 }
 
-fn completion_operation(operation: &Operation) -> CompletionOpcode {
+fn completion_opcode(operation: &Operation) -> CompletionOpcode {
     match operation {
         Operation::Send(_) => CompletionOpcode::Send,
         Operation::Write { .. } => CompletionOpcode::Write,

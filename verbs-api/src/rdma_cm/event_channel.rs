@@ -10,6 +10,7 @@ use crate::{Context, Error, QpType};
 use parking_lot::Mutex;
 use softhca_engine::{CmChannelId, CmId, Instant};
 use softhca_queue::cm::{self, Command, Reply};
+use softhca_queue::reply;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::poll_fn;
@@ -53,7 +54,9 @@ impl EventChannel {
     /// Creates a channel on a device.
     pub fn new(context: &Context) -> Result<EventChannel, Error> {
         let news = Arc::new(Notifier::default());
-        let id = context.backend.create_cm_channel(news.clone())?;
+        let id =
+            reply!(context.backend.execute_cm(Command::CreateEventChannel)?, Reply::EventChannel(id) => id);
+        context.backend.set_cm_notifier(id, news.clone());
         let (context, identifiers) = (context.clone(), Mutex::default());
         let empty_at = AtomicU64::new(u64::MAX);
         Ok(EventChannel {
@@ -78,7 +81,7 @@ impl EventChannel {
     /// Creates an identifier of a transport, which the IB port space leaves open.
     pub fn create_id_with_kind(&self, space: PortSpace, kind: QpType) -> Result<Id, Error> {
         let channel = self.inner.id;
-        match self.backend().cm(Command::CreateId { channel, port_space: space, qp_type: kind })? {
+        match self.backend().execute_cm(Command::CreateId { channel, port_space: space, qp_type: kind })? {
             Reply::Id(id) => Ok(self.wrap_id(id)),
             _ => unreachable!("the card answers with an identifier"),
         }
@@ -109,7 +112,8 @@ impl EventChannel {
         loop {
             self.inner.notifier.clear();
             let seen = self.inner.notifier.count();
-            let Reply::Event(event, left) = self.backend().cm(Command::GetEvent(self.inner.id))? else {
+            let Reply::Event(event, left) = self.backend().execute_cm(Command::GetEvent(self.inner.id))?
+            else {
                 unreachable!("the card answers with an event or none")
             };
             match left {
@@ -217,6 +221,6 @@ impl EventChannel {
 impl Drop for Inner {
     fn drop(&mut self) {
         // Every identifier holds a handle: none is left.
-        let _ = self.context.backend.destroy_cm_channel(self.id);
+        let _ = self.context.backend.execute_cm(Command::DestroyEventChannel(self.id));
     }
 }

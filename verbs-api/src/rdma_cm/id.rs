@@ -92,7 +92,7 @@ impl Id {
     }
 
     fn call(&self, call: Command) -> Result<Reply, Error> {
-        self.channel().backend().cm(call)
+        self.channel().backend().execute_cm(call)
     }
 
     /// Waits until a synchronous call is done.
@@ -169,7 +169,7 @@ impl Id {
     /// Takes the queue pair through states, and then does what it is made ready for.
     fn advance(&self, pair: &QueuePair, states: &[QpState], then: FollowUp) -> Result<(), Error> {
         let advance = QpTransition::new(self.inner.id, pair.qpn(), states, then);
-        self.channel().backend().advance_queue_pair(&advance)
+        self.channel().backend().execute(softhca_queue::Command::TransitionQueuePair(advance)).map(|_| ())
     }
 
     /// The queue pair that is attached.
@@ -230,7 +230,7 @@ impl Id {
                     rd_atomic: reads,
                     follow_up: FollowUp::Accept(parameters),
                 };
-                self.channel().backend().advance_queue_pair(&advance)?;
+                self.channel().backend().execute(softhca_queue::Command::TransitionQueuePair(advance))?;
             }
             None => {
                 self.call(Command::Accept { id: self.inner.id, parameters })?;
@@ -351,6 +351,6 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let channel = self.channel.lock();
         channel.remove(self.id);
-        let _ = channel.backend().cm(Command::DestroyId(self.id));
+        let _ = channel.backend().execute_cm(Command::DestroyId(self.id));
     }
 }

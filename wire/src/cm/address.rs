@@ -1,4 +1,4 @@
-//! How the RDMA CM says IP addresses and ports in messages that know neither.
+//! The RDMA CM's encoding of IP addresses and ports in CM messages.
 
 use crate::Malformed;
 use crate::layout::number_field;
@@ -6,25 +6,25 @@ use crate::malformed::header_bytes;
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// The kinds of service that the RDMA CM tells apart, with its own numbers.
+/// RDMA port spaces (`RDMA_PS_*`).
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u16)]
 pub enum PortSpace {
-    /// IP over InfiniBand, of datagrams.
+    /// IP over InfiniBand datagrams.
     IpOverIb = 0x0002,
-    /// Connections.
+    /// Connected services.
     Tcp = 0x0106,
-    /// Datagrams.
+    /// Datagram services.
     Udp = 0x0111,
-    /// Anything, for services with native identifiers.
+    /// Any service, with native service IDs.
     Ib = 0x013f,
 }
 
 impl PortSpace {
     const ALL: [PortSpace; 4] = [PortSpace::IpOverIb, PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib];
 
-    /// The name that traces use.
+    /// The name in traces.
     pub const fn name(self) -> &'static str {
         match self {
             PortSpace::IpOverIb => "ipoib",
@@ -35,17 +35,17 @@ impl PortSpace {
     }
 }
 
-/// Names a service: what a REQ asks to be connected to.
+/// A service ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ServiceId(pub u64);
 
 impl ServiceId {
-    /// The identifier of a port.
+    /// The service ID of a port.
     pub const fn new(space: PortSpace, port: u16) -> ServiceId {
         ServiceId((space as u64) << 16 | port as u64)
     }
 
-    /// The port space, if the identifier is one of the RDMA CM's.
+    /// The port space, if the service ID belongs to the RDMA CM.
     pub fn port_space(self) -> Option<PortSpace> {
         PortSpace::ALL.into_iter().find(|space| *space as u64 == self.0 >> 16)
     }
@@ -67,14 +67,14 @@ impl fmt::Display for ServiceId {
 
 number_field! { ServiceId, 64, ServiceId, |n: ServiceId| n.0; }
 
-/// The addresses that the RDMA CM puts in front of the private data of a REQ and a SIDR_REQ.
+/// The RDMA CM header: the addresses before the user's private data of a REQ or SIDR_REQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RdmaCmHeader {
-    /// Who asks. Of the same family as `destination`.
+    /// The active side; same address family as `destination`.
     pub source: IpAddr,
-    /// The asker's port.
+    /// The active side's port.
     pub source_port: u16,
-    /// Who is asked; the port is the service's.
+    /// The passive side; the service ID has its port.
     pub destination: IpAddr,
 }
 
@@ -82,7 +82,7 @@ impl RdmaCmHeader {
     /// Bytes on the wire; the user's private data follows.
     pub const LEN: usize = 36;
 
-    /// Reads the header from the start of `bytes`.
+    /// Parses the header at the start of `bytes`.
     pub fn parse(bytes: &[u8]) -> Result<RdmaCmHeader, Malformed> {
         let b = header_bytes::<{ Self::LEN }>(bytes, "RDMA CM header")?;
         if b[0] != 0 {

@@ -1,29 +1,29 @@
-//! The messages about an alternate path: LAP, APR. RoCE peers do not migrate paths; these are for captures.
+//! Alternate path messages: LAP, APR. RoCE peers do not migrate paths; SoftHCA only decodes these in
+//! captures.
 
-use super::codes::AdditionalInfo;
-use super::{AlternatePathStatus, CommunicationId, PrivateData};
+use super::codes::{AdditionalInfo, AlternatePathStatus, CommunicationId, PrivateData};
 use crate::layout::layout;
 use crate::{Gid, Qpn};
 use core::fmt;
 
 layout! {
-    /// Proposes an alternate path. Its fields are a path's, in another order than in a REQ.
+    /// Load alternate path. The fields are those of a path in a REQ, in another order.
     pub struct Lap: 232 bytes {
-        /// The sender's name for the connection.
+        /// The sender's communication ID.
         local_id: CommunicationId = 0,
-        /// The receiver's.
+        /// The receiver's communication ID.
         remote_id: CommunicationId = 4,
         /// The receiver's queue pair.
         remote_qpn: Qpn = 12,
-        /// How long the receiver may take to answer, as an exponent of 4.096 µs.
+        /// The receiver's response timeout as an exponent of 4.096 µs.
         remote_response_timeout: u8 = 15 [0..5],
         /// The local port's LID: ffff at RoCE.
         local_lid: u16 = 20,
-        /// The remote port's.
+        /// The remote port's value.
         remote_lid: u16 = 22,
         /// The local port's GID.
         local_gid: Gid = 24,
-        /// The remote port's.
+        /// The remote port's value.
         remote_gid: Gid = 40,
         /// 20 bits.
         flow_label: u32 = 56 [0..20],
@@ -35,36 +35,36 @@ layout! {
         packet_rate: u8 = 61 [2..8],
         /// The service level.
         service_level: u8 = 62 [0..4],
-        /// Whether no router is on the way.
+        /// The path stays within one subnet.
         subnet_local: bool = 62 [4..5],
-        /// The exponent of the time to wait for an acknowledgement.
+        /// The ACK timeout as an exponent of 4.096 µs.
         local_ack_timeout: u8 = 63 [0..5],
-        /// For the receiver.
+        /// Private data for the receiver.
         private_data: PrivateData<168> = 64,
     }
 }
 
 impl fmt::Display for Lap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Lap { local_id, remote_id, remote_qpn: remote_qp, local_gid, remote_gid, .. } = self;
-        write!(f, "id={local_id} peer={remote_id} qp={remote_qp} {local_gid} > {remote_gid}")
+        let Lap { local_id, remote_id, remote_qpn, local_gid, remote_gid, .. } = self;
+        write!(f, "id={local_id} peer={remote_id} qp={remote_qpn} {local_gid} > {remote_gid}")
     }
 }
 
 layout! {
-    /// Answers a proposed alternate path.
+    /// Alternate path response.
     pub struct Apr: 232 bytes {
-        /// The sender's name for the connection.
+        /// The sender's communication ID.
         local_id: CommunicationId = 0,
-        /// The receiver's.
+        /// The receiver's communication ID.
         remote_id: CommunicationId = 4,
-        /// How many bytes of `information` count.
+        /// Valid bytes of `additional_info`.
         additional_info_length: u8 = 8,
-        /// Whether the path is loaded.
+        /// The result.
         status: AlternatePathStatus = 9,
-        /// What would have been acceptable.
+        /// Acceptable values or a redirection.
         additional_info: AdditionalInfo = 12,
-        /// For the receiver.
+        /// Private data for the receiver.
         private_data: PrivateData<148> = 84,
     }
 }

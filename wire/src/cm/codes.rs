@@ -1,9 +1,9 @@
-//! The small types that several messages share.
+//! Small types that several messages share.
 
 use crate::layout::{BitSpan, Field, number_field};
 use core::fmt;
 
-/// Names one end of a connection being made, at the end that chose it.
+/// A communication ID: identifies a connection at the side that chose it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct CommunicationId(pub u32);
 
@@ -19,12 +19,12 @@ impl fmt::Debug for CommunicationId {
     }
 }
 
-/// Bytes for whoever uses the connection, filled up with zeros.
+/// Private data of the application, padded with zeros.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PrivateData<const N: usize>(pub [u8; N]);
 
 impl<const N: usize> PrivateData<N> {
-    /// These bytes and zeros behind them, if there is room.
+    /// These bytes padded with zeros, if they fit.
     pub fn new(bytes: &[u8]) -> Option<PrivateData<N>> {
         let mut data = [0; N];
         data.get_mut(..bytes.len())?.copy_from_slice(bytes);
@@ -55,10 +55,10 @@ impl<const N: usize> Field for PrivateData<N> {
     }
 }
 
-/// Bytes that a refusal has to say more: an address to turn to, a value that would do.
+/// Bytes of the additional information: a redirection or an acceptable value.
 pub(super) const ADDITIONAL_INFO_LEN: usize = 72;
 
-/// A refusal's additional information.
+/// Additional information of a REJ, SIDR_REP or APR.
 pub(super) type AdditionalInfo = PrivateData<ADDITIONAL_INFO_LEN>;
 
 macro_rules! code {
@@ -71,7 +71,7 @@ macro_rules! code {
         impl $name {
             $( $(#[$value_doc])* pub const $value: $name = $name($number); )*
 
-            /// What the number means, if the specification says so.
+            /// The meaning, if the specification defines the number.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $( $number => Some($text), )*
@@ -96,7 +96,7 @@ macro_rules! code {
 number_field! { CommunicationId, 32, |n| CommunicationId(n as u32), |n: CommunicationId| n.0.into(); }
 
 code! {
-    /// Which message an MRA or REJ is about.
+    /// The message that an MRA or REJ answers.
     MessageType(u8), 2 {
         /// A REQ.
         REQ = 0 "REQ",
@@ -108,105 +108,105 @@ code! {
 }
 
 code! {
-    /// Why a connection is refused.
+    /// REJ reasons.
     RejectReason(u16), 16 {
-        /// No queue pair is left.
+        /// No queue pair available.
         NO_QUEUE_PAIR = 1 "no queue pair",
-        /// No end-to-end context is left.
+        /// No end-to-end context available.
         NO_END_TO_END_CONTEXT = 2 "no end-to-end context",
-        /// Something else is exhausted.
+        /// No other resources available.
         NO_RESOURCES = 3 "no resources",
-        /// The other side did not answer in time.
+        /// The peer did not respond in time.
         TIMEOUT = 4 "timeout",
-        /// The request as a whole is not understood.
+        /// The request is not supported.
         UNSUPPORTED_REQUEST = 5 "unsupported request",
-        /// A communication identifier that is not known.
+        /// Unknown communication ID.
         INVALID_COMMUNICATION_ID = 6 "invalid communication ID",
-        /// Two identifiers that do not belong together.
+        /// The two communication IDs do not belong together.
         INVALID_COMMUNICATION_INSTANCE = 7 "invalid communication instance",
-        /// Nobody listens.
+        /// No listener on this service ID.
         INVALID_SERVICE_ID = 8 "invalid service ID",
-        /// The service speaks another transport.
+        /// The service uses another transport service type.
         INVALID_TRANSPORT = 9 "invalid transport service type",
-        /// The queue pair is still in use here.
+        /// The queue pair still belongs to an earlier connection.
         STALE_CONNECTION = 10 "stale connection",
-        /// The reliable datagram channel is not there.
+        /// The reliable datagram channel does not exist.
         NO_RELIABLE_DATAGRAM_CHANNEL = 11 "RDC does not exist",
-        /// The path's GID is not ours.
+        /// The primary path's GID is not local.
         PRIMARY_GID = 12 "primary GID rejected",
-        /// The path's LID is not ours.
+        /// The primary path's LID is not local.
         PRIMARY_LID = 13 "primary LID rejected",
-        /// The path's service level is refused.
+        /// The primary path's service level is not acceptable.
         PRIMARY_SERVICE_LEVEL = 14 "invalid primary SL",
-        /// The path's traffic class is refused.
+        /// The primary path's traffic class is not acceptable.
         PRIMARY_TRAFFIC_CLASS = 15 "invalid primary traffic class",
-        /// The path's hop limit is refused.
+        /// The primary path's hop limit is not acceptable.
         PRIMARY_HOP_LIMIT = 16 "invalid primary hop limit",
-        /// The path's rate is refused.
+        /// The primary path's packet rate is not acceptable.
         PRIMARY_RATE = 17 "invalid primary packet rate",
-        /// The alternate path's GID is not ours.
+        /// The alternate path's GID is not local.
         ALTERNATE_GID = 18 "alternate GID rejected",
-        /// The alternate path's LID is not ours.
+        /// The alternate path's LID is not local.
         ALTERNATE_LID = 19 "alternate LID rejected",
-        /// The alternate path's service level is refused.
+        /// The alternate path's service level is not acceptable.
         ALTERNATE_SERVICE_LEVEL = 20 "invalid alternate SL",
-        /// The alternate path's traffic class is refused.
+        /// The alternate path's traffic class is not acceptable.
         ALTERNATE_TRAFFIC_CLASS = 21 "invalid alternate traffic class",
-        /// The alternate path's hop limit is refused.
+        /// The alternate path's hop limit is not acceptable.
         ALTERNATE_HOP_LIMIT = 22 "invalid alternate hop limit",
-        /// The alternate path's rate is refused.
+        /// The alternate path's packet rate is not acceptable.
         ALTERNATE_RATE = 23 "invalid alternate packet rate",
-        /// Ask another port's connection manager.
+        /// Port and CM redirection.
         PORT_AND_MANAGER_REDIRECT = 24 "port and CM redirection",
-        /// Ask for another port.
+        /// Port redirection.
         PORT_REDIRECT = 25 "port redirection",
         /// The path MTU is too large.
         INVALID_MTU = 26 "invalid path MTU",
-        /// Too few outstanding reads are possible.
+        /// Too few responder resources.
         INSUFFICIENT_RESPONDER_RESOURCES = 27 "insufficient responder resources",
-        /// The application refused.
+        /// The application rejected the connection.
         CONSUMER = 28 "consumer reject",
-        /// The RNR retry count is refused.
+        /// The RNR retry count is not acceptable.
         RNR_RETRY_COUNT = 29 "RNR retry count rejected",
-        /// The communication identifier is in use.
+        /// The communication ID is in use.
         DUPLICATE_COMMUNICATION_ID = 30 "duplicate local communication ID",
-        /// The class version is not spoken here.
+        /// The class version is not supported.
         INVALID_CLASS_VERSION = 31 "invalid class version",
-        /// The path's flow label is refused.
+        /// The primary path's flow label is not acceptable.
         PRIMARY_FLOW_LABEL = 32 "invalid primary flow label",
-        /// The alternate path's flow label is refused.
+        /// The alternate path's flow label is not acceptable.
         ALTERNATE_FLOW_LABEL = 33 "invalid alternate flow label",
     }
 }
 
 code! {
-    /// The answer to a datagram service request.
+    /// SIDR_REP status.
     SidrStatus(u8), 8 {
-        /// The queue pair is named.
+        /// The message contains the queue pair.
         VALID = 0 "valid",
-        /// Nobody listens.
+        /// No listener on this service ID.
         UNSUPPORTED_SERVICE = 1 "service ID not supported",
-        /// The service refused.
+        /// The service rejected the request.
         REJECTED = 2 "rejected",
         /// The service has no queue pair.
         NO_QUEUE_PAIR = 3 "no queue pair",
-        /// Ask elsewhere.
+        /// The requester is redirected.
         REDIRECT = 4 "redirected",
-        /// The class version is not spoken here.
+        /// The class version is not supported.
         UNSUPPORTED_VERSION = 5 "version not supported",
     }
 }
 
 code! {
-    /// The answer to a proposed alternate path.
+    /// APR status.
     AlternatePathStatus(u8), 8 {
         /// The path is loaded.
         LOADED = 0 "loaded",
-        /// A communication identifier that is not known.
+        /// Unknown communication ID.
         INVALID_COMMUNICATION_ID = 1 "invalid communication ID",
-        /// Alternate paths are not known here.
+        /// Alternate paths are not supported.
         UNSUPPORTED = 2 "not supported",
-        /// The path is refused.
+        /// The path is rejected.
         REJECTED = 3 "rejected",
     }
 }

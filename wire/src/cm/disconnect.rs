@@ -1,20 +1,20 @@
-//! The messages that end a connection: DREQ, DREP.
+//! Disconnect messages: DREQ, DREP.
 
-use super::{CommunicationId, PrivateData};
+use super::codes::{CommunicationId, PrivateData};
 use crate::Qpn;
 use crate::layout::layout;
 use core::fmt;
 
 layout! {
-    /// Asks to end a connection.
+    /// Disconnect request.
     pub struct Dreq: 232 bytes {
-        /// The sender's name for the connection.
+        /// The sender's communication ID.
         local_id: CommunicationId = 0,
-        /// The receiver's.
+        /// The receiver's communication ID.
         remote_id: CommunicationId = 4,
         /// The receiver's queue pair.
         remote_qpn: Qpn = 8,
-        /// For the receiver.
+        /// Private data for the receiver.
         private_data: PrivateData<220> = 12,
     }
 }
@@ -26,13 +26,13 @@ impl fmt::Display for Dreq {
 }
 
 layout! {
-    /// Confirms the end of a connection.
+    /// Disconnect reply.
     pub struct Drep: 232 bytes {
-        /// The sender's name for the connection.
+        /// The sender's communication ID.
         local_id: CommunicationId = 0,
-        /// The receiver's.
+        /// The receiver's communication ID.
         remote_id: CommunicationId = 4,
-        /// For the receiver.
+        /// Private data for the receiver.
         private_data: PrivateData<224> = 8,
     }
 }

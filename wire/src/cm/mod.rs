@@ -1,13 +1,14 @@
-//! The connection manager's messages (IBA volume 1, chapter 12), each as a plain value.
+//! Connection manager (CM) messages (IBA volume 1, chapter 12) as plain values.
 //!
-//! The layouts are lists in the files of their families; numbers that a peer may choose freely stay numbers,
-//! so that what was read can be written again. Which message follows which is the engine's business.
+//! Fields with reserved or unknown values keep their number, so that `emit` reproduces the parsed bytes. The
+//! engine implements the protocol.
 
 mod address;
 mod alternate_path;
 mod codes;
 mod connect;
 mod disconnect;
+mod message;
 mod sidr;
 
 pub use address::{PortSpace, RdmaCmHeader, ServiceId};
@@ -15,167 +16,5 @@ pub use alternate_path::{Apr, Lap};
 pub use codes::{AlternatePathStatus, CommunicationId, MessageType, PrivateData, RejectReason, SidrStatus};
 pub use connect::{Mra, Path, Rej, Rep, Req, Rtu};
 pub use disconnect::{Drep, Dreq};
+pub use message::{Datagram, Message};
 pub use sidr::{SidrRep, SidrReq};
-
-use crate::layout::{Field, START};
-use crate::{MadHeader, Malformed};
-use core::fmt;
-
-/// Bytes of a message behind the MAD header.
-const BODY_LEN: usize = MadHeader::DATAGRAM_LEN - MadHeader::LEN;
-
-macro_rules! messages {
-    ($($(#[$doc:meta])* $name:ident = $attribute:literal $label:literal,)*) => {
-        /// Any message of the connection manager.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Message { $( $(#[$doc])* $name($name), )* }
-
-        impl Message {
-            fn read(attribute: u16, body: &[u8; BODY_LEN]) -> Option<Message> {
-                Some(match attribute {
-                    $( $attribute => Message::$name($name::read(body, START)), )*
-                    _ => return None,
-                })
-            }
-
-            fn write(&self, body: &mut [u8; BODY_LEN]) {
-                match self { $( Message::$name(message) => message.write(body, START), )* }
-            }
-
-            /// The attribute number that stands for the message in a MAD header.
-            pub const fn attribute(&self) -> u16 {
-                match self { $( Message::$name(_) => $attribute, )* }
-            }
-
-            /// The name that the specification gives it.
-            pub const fn name(&self) -> &'static str {
-                match self { $( Message::$name(_) => $label, )* }
-            }
-        }
-
-        impl fmt::Display for Message {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{} ", self.name())?;
-                match self { $( Message::$name(message) => message.fmt(f), )* }
-            }
-        }
-
-        $(
-            const _: () = assert!($name::WIDTH == BODY_LEN * 8);
-
-            impl From<$name> for Message {
-                fn from(message: $name) -> Message {
-                    Message::$name(message)
-                }
-            }
-        )*
-    };
-}
-
-messages! {
-    /// Asks for a connection.
-    Req = 0x10 "REQ",
-    /// Asks for patience.
-    Mra = 0x11 "MRA",
-    /// Refuses.
-    Rej = 0x12 "REJ",
-    /// Accepts a connection.
-    Rep = 0x13 "REP",
-    /// Confirms that the connection stands.
-    Rtu = 0x14 "RTU",
-    /// Asks to end a connection.
-    Dreq = 0x15 "DREQ",
-    /// Confirms its end.
-    Drep = 0x16 "DREP",
-    /// Asks for the datagram queue pair of a service.
-    SidrReq = 0x17 "SIDR_REQ",
-    /// Names it.
-    SidrRep = 0x18 "SIDR_REP",
-    /// Proposes an alternate path.
-    Lap = 0x19 "LAP",
-    /// Answers that.
-    Apr = 0x1a "APR",
-}
-
-impl Message {
-    /// How many bytes of additional information the message says it has.
-    fn additional_info_length(&self) -> usize {
-        usize::from(match self {
-            Message::Rej(rej) => rej.additional_info_length,
-            Message::SidrRep(rep) => rep.additional_info_length,
-            Message::Apr(apr) => apr.additional_info_length,
-            _ => 0,
-        })
-    }
-}
-
-/// A message in its management datagram.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Datagram {
-    /// The header; its attribute is that of `message`.
-    pub header: MadHeader,
-    /// The message.
-    pub message: Message,
-}
-
-impl Datagram {
-    /// The class version of these layouts.
-    pub const CLASS_VERSION: u8 = 2;
-
-    /// A datagram with this transaction identifier.
-    pub fn new(transaction: u64, message: impl Into<Message>) -> Datagram {
-        let message = message.into();
-        let header = MadHeader {
-            base_version: 1,
-            mgmt_class: MadHeader::CLASS_CM,
-            class_version: Self::CLASS_VERSION,
-            method: MadHeader::METHOD_SEND,
-            transaction_id: transaction,
-            attribute_id: message.attribute(),
-            ..MadHeader::default()
-        };
-        Datagram { header, message }
-    }
-
-    /// Reads the payload of a packet to QP1, unless it is for another class.
-    pub fn parse(bytes: &[u8]) -> Result<Datagram, Malformed> {
-        let header = MadHeader::parse(bytes)?;
-        let field = |what, value: u16| Err(Malformed::Field { what, value: value.into() });
-        if header.mgmt_class != MadHeader::CLASS_CM {
-            return field("MAD class", header.mgmt_class.into());
-        }
-        if header.class_version != Self::CLASS_VERSION {
-            return Err(Malformed::Version { what: "CM class", version: header.class_version });
-        }
-        if header.method != MadHeader::METHOD_SEND {
-            return field("CM method", header.method.into());
-        }
-        let Ok(body) = bytes[MadHeader::LEN..].try_into() else {
-            let (stated, actual) = (MadHeader::DATAGRAM_LEN, bytes.len());
-            return Err(Malformed::Length { what: "management datagram", stated, actual });
-        };
-        let Some(message) = Message::read(header.attribute_id, body) else {
-            return field("CM attribute", header.attribute_id);
-        };
-        let stated = message.additional_info_length();
-        if stated > codes::ADDITIONAL_INFO_LEN {
-            let actual = codes::ADDITIONAL_INFO_LEN;
-            return Err(Malformed::Length { what: "additional information", stated, actual });
-        }
-        Ok(Datagram { header, message })
-    }
-
-    /// The datagram's bytes.
-    pub fn emit(&self) -> [u8; MadHeader::DATAGRAM_LEN] {
-        let mut bytes = [0; MadHeader::DATAGRAM_LEN];
-        MadHeader { attribute_id: self.message.attribute(), ..self.header }.emit(&mut bytes);
-        self.message.write(bytes.last_chunk_mut().expect("a body behind the header"));
-        bytes
-    }
-}
-
-impl fmt::Display for Datagram {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} tid={:#x}", self.message, self.header.transaction_id)
-    }
-}

@@ -1,27 +1,27 @@
-//! The messages that find a service's datagram queue pair: SIDR_REQ, SIDR_REP.
+//! Service ID resolution messages: SIDR_REQ, SIDR_REP.
 
-use super::codes::AdditionalInfo;
-use super::{PrivateData, RdmaCmHeader, ServiceId, SidrStatus};
+use super::address::{RdmaCmHeader, ServiceId};
+use super::codes::{AdditionalInfo, PrivateData, SidrStatus};
 use crate::layout::layout;
 use crate::{Malformed, PartitionKey, Qpn, QueueKey};
 use core::fmt;
 
 layout! {
-    /// Asks for the datagram queue pair of a service.
+    /// Requests the datagram queue pair of a service.
     pub struct SidrReq: 232 bytes {
-        /// Pairs the answer with the question.
+        /// Matches the response to the request.
         request_id: u32 = 0,
-        /// The partition.
+        /// The P_Key.
         pkey: PartitionKey = 4,
         /// The service.
         service_id: ServiceId = 8,
-        /// For the receiver; the RDMA CM's header is its start.
+        /// Private data for the receiver, starting with the RDMA CM header.
         private_data: PrivateData<216> = 16,
     }
 }
 
 impl SidrReq {
-    /// The addresses that the RDMA CM puts in front of the private data, if the service is one of its.
+    /// The RDMA CM header at the start of the private data, if the service ID belongs to the RDMA CM.
     pub fn rdma_cm_header(&self) -> Option<Result<RdmaCmHeader, Malformed>> {
         self.service_id.port_space().map(|_| RdmaCmHeader::parse(&self.private_data.0))
     }
@@ -38,30 +38,30 @@ impl fmt::Display for SidrReq {
 }
 
 layout! {
-    /// Names the datagram queue pair of a service, or refuses.
+    /// Returns the datagram queue pair of a service, or an error status.
     pub struct SidrRep: 232 bytes {
-        /// The question's.
+        /// The request's ID.
         request_id: u32 = 0,
-        /// Whether the rest is valid.
+        /// The result; the other fields are valid only on success.
         status: SidrStatus = 4,
-        /// How many bytes of `information` count.
+        /// Valid bytes of `additional_info`.
         additional_info_length: u8 = 5,
         /// The service's queue pair.
         qpn: Qpn = 8,
         /// The service.
         service_id: ServiceId = 12,
-        /// The key to send with.
+        /// The Q_Key for sending.
         qkey: QueueKey = 20,
-        /// Where to ask instead.
+        /// A redirection.
         additional_info: AdditionalInfo = 24,
-        /// For the receiver.
+        /// Private data for the receiver.
         private_data: PrivateData<136> = 96,
     }
 }
 
 impl fmt::Display for SidrRep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SidrRep { request_id, status, qpn: qp, service_id: service, qkey: queue_key, .. } = self;
-        write!(f, "id={request_id:#x} status={status} service={service} qp={qp} qkey={queue_key}")
+        let SidrRep { request_id, status, qpn, service_id, qkey, .. } = self;
+        write!(f, "id={request_id:#x} status={status} service={service_id} qp={qpn} qkey={qkey}")
     }
 }

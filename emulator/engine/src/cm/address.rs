@@ -1,4 +1,4 @@
-//! Addresses of identifiers: binding, resolving, listening.
+//! Addresses of identifiers: bind, resolve, listen.
 
 use super::identifier::ListenBacklog;
 use super::{CmState, ConnectionManager, EventType, find_gid};
@@ -7,13 +7,13 @@ use crate::{ClientId, CmId, Context, VerbsError};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use softhca_wire::{Gid, Mtu};
 
-/// Requests that may wait at a listener.
+/// The maximum backlog of a listener.
 const MAX_BACKLOG: u32 = 1024;
 
 impl ConnectionManager {
     pub(super) fn bind(
         &mut self,
-        card: &HcaState,
+        hca: &HcaState,
         ctx: &mut Context<'_>,
         client: ClientId,
         id: CmId,
@@ -24,8 +24,8 @@ impl ConnectionManager {
         if identifier.state != CmState::Idle {
             return Err(VerbsError::InvalidCmState { id, state: identifier.state, call: "bind" });
         }
-        let ip = resolve_loopback(card, address.ip());
-        if !ip.is_unspecified() && find_gid(card, ip).is_none() {
+        let ip = resolve_loopback(hca, address.ip());
+        if !ip.is_unspecified() && find_gid(hca, ip).is_none() {
             return Err(VerbsError::AddressNotAvailable { address: ip });
         }
         let (space, reuse, scope) = (identifier.port_space, identifier.reuse_address, identifier.scope(ip));
@@ -33,14 +33,14 @@ impl ConnectionManager {
         let identifier = self.identifier(client, id)?;
         identifier.is_bound = true;
         identifier.local = Some(SocketAddr::new(ip, port));
-        identifier.source_index = find_gid(card, ip).map_or(0, |(_, index)| index);
+        identifier.source_index = find_gid(hca, ip).map_or(0, |(_, index)| index);
         self.set_state(ctx, id, CmState::Bound);
         Ok(())
     }
 
     pub(super) fn resolve_address(
         &mut self,
-        card: &HcaState,
+        hca: &HcaState,
         ctx: &mut Context<'_>,
         client: ClientId,
         id: CmId,
@@ -51,20 +51,20 @@ impl ConnectionManager {
         if !matches!(state, CmState::Idle | CmState::Bound) {
             return Err(VerbsError::InvalidCmState { id, state, call: "resolve address" });
         }
-        let target = match resolve_loopback(card, destination.ip()) {
-            ip if ip.is_unspecified() => resolve_loopback(card, loopback(ip)),
+        let target = match resolve_loopback(hca, destination.ip()) {
+            ip if ip.is_unspecified() => resolve_loopback(hca, loopback(ip)),
             ip => ip,
         };
-        // The port's address of the same IP version is the one to send from.
+        // The source is the port's address of the same IP version.
         let wanted =
-            source.map(|source| resolve_loopback(card, source.ip())).filter(|ip| !ip.is_unspecified());
+            source.map(|source| resolve_loopback(hca, source.ip())).filter(|ip| !ip.is_unspecified());
         let own = match wanted {
-            Some(ip) => find_gid(card, ip).ok_or(VerbsError::AddressNotAvailable { address: ip })?,
+            Some(ip) => find_gid(hca, ip).ok_or(VerbsError::AddressNotAvailable { address: ip })?,
             None => {
                 let fits = |gid: &Gid| gid.ip().is_ipv4() == target.is_ipv4();
-                let index = card.gids.iter().position(fits);
+                let index = hca.gids.iter().position(fits);
                 let index = index.ok_or(VerbsError::NetworkUnreachable { address: target })?;
-                (card.gids[index], index as u8)
+                (hca.gids[index], index as u8)
             }
         };
         if own.0.ip().is_ipv4() != target.is_ipv4() {
@@ -72,18 +72,18 @@ impl ConnectionManager {
         }
         if state == CmState::Idle {
             let port = source.map_or(0, |source| source.port());
-            self.bind(card, ctx, client, id, SocketAddr::new(own.0.ip(), port))?;
+            self.bind(hca, ctx, client, id, SocketAddr::new(own.0.ip(), port))?;
         }
         let identifier = self.identifier(client, id)?;
         let space = identifier.port_space;
-        let bound = identifier.local.expect("it is bound");
+        let bound = identifier.local.expect("the identifier is bound");
         let local = match bound.ip().is_unspecified() {
             true => own.0.ip(),
             false if bound.ip().is_ipv4() == target.is_ipv4() => bound.ip(),
             false => return Err(VerbsError::NetworkUnreachable { address: target }),
         };
         identifier.local = Some(SocketAddr::new(local, bound.port()));
-        identifier.source_index = find_gid(card, local).map_or(own.1, |(_, index)| index);
+        identifier.source_index = find_gid(hca, local).map_or(own.1, |(_, index)| index);
         identifier.peer = Some(SocketAddr::new(target, destination.port()));
         self.ports.narrow_scope(id, space, bound.port(), local);
         self.set_state(ctx, id, CmState::AddressResolved);
@@ -93,7 +93,7 @@ impl ConnectionManager {
 
     pub(super) fn resolve_route(
         &mut self,
-        card: &HcaState,
+        hca: &HcaState,
         ctx: &mut Context<'_>,
         client: ClientId,
         id: CmId,
@@ -104,8 +104,8 @@ impl ConnectionManager {
         if identifier.state != CmState::AddressResolved {
             return Err(VerbsError::InvalidCmState { id, state: identifier.state, call: "resolve route" });
         }
-        identifier.mtu = mtu.min(card.settings.mtu);
-        // Zero would leave the choice of the flow to the queue pair numbers.
+        identifier.mtu = mtu.min(hca.settings.mtu);
+        // A flow label of zero would derive the UDP source port from the queue pair numbers.
         identifier.flow_label = label.max(1);
         self.set_state(ctx, id, CmState::RouteResolved);
         self.raise_simple_event(ctx, id, EventType::RouteResolved, 0);
@@ -114,7 +114,7 @@ impl ConnectionManager {
 
     pub(super) fn listen(
         &mut self,
-        card: &HcaState,
+        hca: &HcaState,
         ctx: &mut Context<'_>,
         client: ClientId,
         id: CmId,
@@ -124,7 +124,7 @@ impl ConnectionManager {
         match state {
             CmState::Idle => {
                 let any = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
-                self.bind(card, ctx, client, id, any)?;
+                self.bind(hca, ctx, client, id, any)?;
             }
             CmState::Bound | CmState::Listening => {}
             state => return Err(VerbsError::InvalidCmState { id, state, call: "listen" }),
@@ -142,14 +142,14 @@ impl ConnectionManager {
     }
 }
 
-/// 127.0.0.1 and ::1 are the host itself, whatever its address is.
-fn resolve_loopback(card: &HcaState, address: IpAddr) -> IpAddr {
-    let is_own = find_gid(card, address).is_some();
+/// Maps 127.0.0.1 and ::1 to the address of the host.
+fn resolve_loopback(hca: &HcaState, address: IpAddr) -> IpAddr {
+    let is_own = find_gid(hca, address).is_some();
     let is_self = address == IpAddr::V4(Ipv4Addr::LOCALHOST) || address == IpAddr::V6(Ipv6Addr::LOCALHOST);
     if is_own || !is_self {
         return address;
     }
-    let own = card.gids.iter().map(|gid| gid.ip()).find(|ip| ip.is_ipv4() == address.is_ipv4());
+    let own = hca.gids.iter().map(|gid| gid.ip()).find(|ip| ip.is_ipv4() == address.is_ipv4());
     own.unwrap_or(address)
 }
 

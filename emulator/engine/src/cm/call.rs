@@ -1,4 +1,4 @@
-//! The calls of applications.
+//! The commands of applications.
 
 use super::identifier::CmIdentifier;
 use super::{CmState, ConnectionManager, EventParameters, EventType, api};
@@ -13,7 +13,7 @@ use softhca_wire::{Gid, Qpn};
 impl ConnectionManager {
     pub(crate) fn call(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         client: ClientId,
         call: Command,
@@ -27,35 +27,35 @@ impl ConnectionManager {
             }
             Command::DestroyId(id) => {
                 self.identifier(client, id)?;
-                self.destroy(card, ctx, id);
+                self.destroy(hca, ctx, id);
             }
             Command::MigrateId { id, channel } => self.migrate(ctx, client, id, channel)?,
             Command::SetOption { id, option } => self.set_option(client, id, option)?,
-            Command::BindAddress { id, address } => self.bind(card, ctx, client, id, address)?,
+            Command::BindAddress { id, address } => self.bind(hca, ctx, client, id, address)?,
             Command::ResolveAddress { id, source, destination } => {
-                self.resolve_address(card, ctx, client, id, source, destination)?;
+                self.resolve_address(hca, ctx, client, id, source, destination)?;
             }
-            Command::ResolveRoute { id, path_mtu: mtu } => self.resolve_route(card, ctx, client, id, mtu)?,
-            Command::Listen { id, backlog } => self.listen(card, ctx, client, id, backlog)?,
-            Command::Connect { id, parameters } => self.connect(card, ctx, client, id, &parameters)?,
-            Command::Accept { id, parameters } => self.accept(card, ctx, client, id, &parameters)?,
+            Command::ResolveRoute { id, path_mtu: mtu } => self.resolve_route(hca, ctx, client, id, mtu)?,
+            Command::Listen { id, backlog } => self.listen(hca, ctx, client, id, backlog)?,
+            Command::Connect { id, parameters } => self.connect(hca, ctx, client, id, &parameters)?,
+            Command::Accept { id, parameters } => self.accept(hca, ctx, client, id, &parameters)?,
             Command::Reject { id, reason, private_data } => {
-                self.reject(card, ctx, client, id, reason, &private_data)?;
+                self.reject(hca, ctx, client, id, reason, &private_data)?;
             }
             Command::Establish(id) => match self.identifier(client, id)?.state {
-                CmState::RepReceived | CmState::RepSent => self.establish(card, ctx, id),
+                CmState::RepReceived | CmState::RepSent => self.establish(hca, ctx, id),
                 CmState::Established => {}
                 state => return Err(VerbsError::InvalidCmState { id, state, call: "establish" }),
             },
-            Command::Disconnect(id) => self.disconnect(card, ctx, client, id)?,
+            Command::Disconnect(id) => self.disconnect(hca, ctx, client, id)?,
             Command::InitQpAttributes { id, state } => {
                 return self.identifier(client, id)?.attributes(id, state).map(Reply::QpAttributes);
             }
             Command::QueryId(id) => {
                 let identifier = self.identifier(client, id)?;
-                return Ok(Reply::Query(identifier.view(card.gid(identifier.source_index))));
+                return Ok(Reply::Query(identifier.view(hca.gid(identifier.source_index))));
             }
-            Command::JoinMulticast { id, group } => self.join(card, ctx, client, id, group)?,
+            Command::JoinMulticast { id, group } => self.join(hca, ctx, client, id, group)?,
             Command::LeaveMulticast { id, group } => {
                 self.identifier(client, id)?;
                 check_group(group)?;
@@ -72,38 +72,38 @@ impl ConnectionManager {
 
     fn connect(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         client: ClientId,
         id: CmId,
         parameters: &ConnectionParameters,
     ) -> Result<(), VerbsError> {
-        let (psn, name) = (self.next_random() as u32, self.allocate_comm_id());
+        let (psn, comm_id) = (self.next_random() as u32, self.allocate_comm_id());
         let identifier = self.identifier(client, id)?;
         if identifier.state != CmState::RouteResolved {
             return Err(VerbsError::InvalidCmState { id, state: identifier.state, call: "connect" });
         }
-        let (datagram, peer) = (identifier.is_datagram(), identifier.peer.expect("it is resolved"));
+        let (datagram, peer) = (identifier.is_datagram(), identifier.peer.expect("the address is resolved"));
         let room = if datagram { api::MAX_SIDR_REQ_PRIVATE_DATA } else { api::MAX_REQ_PRIVATE_DATA };
         check_private_data(&parameters.private_data, room)?;
         check_queue_pair(datagram, parameters)?;
         identifier.apply_parameters(parameters);
-        identifier.local_comm_id = name;
+        identifier.local_comm_id = comm_id;
         identifier.service = ServiceId::new(identifier.port_space, peer.port());
-        identifier.transaction_id = transaction_id(name);
+        identifier.transaction_id = transaction_id(comm_id);
         identifier.rq_psn = softhca_wire::Psn::new(psn);
-        self.by_local_comm_id.insert(name, id);
+        self.by_local_comm_id.insert(comm_id, id);
         if datagram {
-            self.send_sidr_req(card, ctx, id, &parameters.private_data);
+            self.send_sidr_req(hca, ctx, id, &parameters.private_data);
         } else {
-            self.send_req(card, ctx, id, parameters);
+            self.send_req(hca, ctx, id, parameters);
         }
         Ok(())
     }
 
     fn accept(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         client: ClientId,
         id: CmId,
@@ -116,13 +116,13 @@ impl ConnectionManager {
                 check_private_data(&parameters.private_data, api::MAX_REP_PRIVATE_DATA)?;
                 check_queue_pair(false, parameters)?;
                 identifier.qpn = parameters.qpn;
-                // Neither side does more than both can (IBA 12.7.29, 12.7.30).
-                let most = DeviceLimits::HCA.max_qp_rd_atom;
-                identifier.responder_resources = parameters.responder_resources.min(most);
-                let depth = parameters.initiator_depth.min(most);
+                // The negotiated depths are the minimum of both sides (IBA 12.7.29, 12.7.30).
+                let max_rd_atomic = DeviceLimits::HCA.max_qp_rd_atom;
+                identifier.responder_resources = parameters.responder_resources.min(max_rd_atomic);
+                let depth = parameters.initiator_depth.min(max_rd_atomic);
                 identifier.initiator_depth = identifier.initiator_depth.min(depth);
                 self.release_backlog(id);
-                self.send_rep(card, ctx, id, parameters);
+                self.send_rep(hca, ctx, id, parameters);
             }
             CmState::SidrReqReceived => {
                 check_private_data(&parameters.private_data, api::MAX_SIDR_REP_PRIVATE_DATA)?;
@@ -130,7 +130,7 @@ impl ConnectionManager {
                 identifier.qpn = parameters.qpn;
                 identifier.queue_key = parameters.qkey.unwrap_or(api::RDMA_UDP_QKEY);
                 self.release_backlog(id);
-                self.send_sidr_rep(card, ctx, id, &parameters.private_data);
+                self.send_sidr_rep(hca, ctx, id, &parameters.private_data);
             }
             state => return Err(VerbsError::InvalidCmState { id, state, call: "accept" }),
         }
@@ -139,7 +139,7 @@ impl ConnectionManager {
 
     fn reject(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         client: ClientId,
         id: CmId,
@@ -153,9 +153,9 @@ impl ConnectionManager {
         match identifier.state {
             CmState::ReqReceived | CmState::SidrReqReceived => {
                 self.release_backlog(id);
-                self.reject_and_close(card, ctx, id, reason, private_data);
+                self.reject_and_close(hca, ctx, id, reason, private_data);
             }
-            CmState::RepReceived => self.reject_and_close(card, ctx, id, reason, private_data),
+            CmState::RepReceived => self.reject_and_close(hca, ctx, id, reason, private_data),
             state => return Err(VerbsError::InvalidCmState { id, state, call: "reject" }),
         }
         Ok(())
@@ -163,18 +163,18 @@ impl ConnectionManager {
 
     fn disconnect(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         client: ClientId,
         id: CmId,
     ) -> Result<(), VerbsError> {
         match self.identifier(client, id)?.state {
             CmState::Established | CmState::RepSent | CmState::RepReceived => {
-                self.send_dreq(card, ctx, id);
+                self.send_dreq(hca, ctx, id);
             }
             CmState::DreqReceived => {
-                self.send_drep(card, ctx, id);
-                self.enter_time_wait(card, ctx, id);
+                self.send_drep(hca, ctx, id);
+                self.enter_time_wait(hca, ctx, id);
             }
             CmState::DreqSent | CmState::TimeWait => {}
             state => return Err(VerbsError::InvalidCmState { id, state, call: "disconnect" }),
@@ -184,7 +184,7 @@ impl ConnectionManager {
 
     fn join(
         &mut self,
-        card: &HcaState,
+        hca: &HcaState,
         ctx: &mut Context<'_>,
         client: ClientId,
         id: CmId,
@@ -193,7 +193,7 @@ impl ConnectionManager {
         let identifier = self.identifier(client, id)?;
         check_group(group)?;
         if !identifier.is_datagram() {
-            let why = "only identifiers of the UDP and IPoIB port spaces join groups";
+            let why = "only identifiers of the UDP and IPoIB port spaces can join a group";
             return Err(VerbsError::Invalid { what: "multicast", why });
         }
         if !matches!(identifier.state, CmState::Bound | CmState::AddressResolved | CmState::RouteResolved) {
@@ -201,7 +201,7 @@ impl ConnectionManager {
         }
         let fits = |gid: &Gid| gid.ip().is_ipv4() == group.is_ipv4();
         let index =
-            card.gids.iter().position(fits).ok_or(VerbsError::NetworkUnreachable { address: group })?;
+            hca.gids.iter().position(fits).ok_or(VerbsError::NetworkUnreachable { address: group })?;
         let path = AddressVector {
             sgid_index: index as u8,
             traffic_class: identifier.traffic_class,
@@ -220,22 +220,22 @@ impl ConnectionManager {
 }
 
 impl CmIdentifier {
-    /// Takes over what the application offers and asks for.
+    /// Stores the connection parameters of the application.
     fn apply_parameters(&mut self, parameters: &ConnectionParameters) {
-        let most = DeviceLimits::HCA.max_qp_rd_atom;
+        let max_rd_atomic = DeviceLimits::HCA.max_qp_rd_atom;
         self.qpn = parameters.qpn;
         self.queue_key = parameters.qkey.unwrap_or(self.queue_key);
-        self.responder_resources = parameters.responder_resources.min(most);
-        self.initiator_depth = parameters.initiator_depth.min(most);
+        self.responder_resources = parameters.responder_resources.min(max_rd_atomic);
+        self.initiator_depth = parameters.initiator_depth.min(max_rd_atomic);
         self.retry_count = parameters.retry_count.min(7);
         self.rnr_retry_count = parameters.rnr_retry_count.min(7);
     }
 }
 
-/// The transaction of the messages that begin with this name, as Linux forms it.
-pub(super) fn transaction_id(name: softhca_wire::cm::CommunicationId) -> u64 {
+/// The transaction ID of messages with this communication ID, as Linux forms it.
+pub(super) fn transaction_id(comm_id: softhca_wire::cm::CommunicationId) -> u64 {
     const AGENT: u64 = 2;
-    AGENT << 32 | u64::from(name.0.swap_bytes())
+    AGENT << 32 | u64::from(comm_id.0.swap_bytes())
 }
 
 fn check_private_data(data: &[u8], room: usize) -> Result<(), VerbsError> {
@@ -249,7 +249,7 @@ fn check_private_data(data: &[u8], room: usize) -> Result<(), VerbsError> {
 fn check_queue_pair(datagram: bool, parameters: &ConnectionParameters) -> Result<(), VerbsError> {
     let number = parameters.qpn;
     if number.value() < 2 && !datagram {
-        let why = "a connection needs the queue pair that it connects";
+        let why = "a connection requires a queue pair number";
         return Err(VerbsError::Invalid { what: "queue pair", why });
     }
     Ok(())
@@ -257,7 +257,7 @@ fn check_queue_pair(datagram: bool, parameters: &ConnectionParameters) -> Result
 
 fn check_group(group: IpAddr) -> Result<(), VerbsError> {
     if !group.is_multicast() {
-        return Err(VerbsError::Invalid { what: "multicast", why: "the address is not one of a group" });
+        return Err(VerbsError::Invalid { what: "multicast", why: "the address is not a multicast address" });
     }
     Ok(())
 }

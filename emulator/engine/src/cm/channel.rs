@@ -1,4 +1,4 @@
-//! Channels, in which events wait until the application takes them.
+//! Event channels: queues of events for the application.
 
 use super::{Channel, ConnectionManager, MAX_CHANNELS_PER_CLIENT, api};
 use crate::{ClientId, CmChannelId, CmId, Context, Event, Resource, VerbsError};

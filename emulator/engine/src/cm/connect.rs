@@ -1,4 +1,4 @@
-//! Making connections: REQ, MRA, REP, RTU, REJ.
+//! Connection establishment: REQ, MRA, REP, RTU, REJ.
 
 use super::identifier::CmIdentifier;
 use super::mad_queue::SOURCE_PORT;
@@ -18,7 +18,7 @@ use softhca_wire::cm::{
 };
 use softhca_wire::{AddressHeaders, Gid, PartitionKey, Psn};
 
-/// The header of the RDMA CM, and the application's data behind it.
+/// The RDMA CM header, followed by the application's private data.
 pub(super) fn private_data_with_addresses<const N: usize>(
     identifier: &CmIdentifier,
     data: &[u8],
@@ -37,7 +37,7 @@ impl ConnectionManager {
     /// Sends the REQ of an identifier that `connect` prepared.
     pub(super) fn send_req(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         id: CmId,
         parameters: &ConnectionParameters,
@@ -54,11 +54,11 @@ impl ConnectionManager {
             local_ack_timeout: identifier.ack_timeout,
             ..Path::default()
         };
-        let times = card.settings.cm;
+        let times = hca.settings.cm;
         let request = Req {
             local_id: identifier.local_comm_id,
             service_id: identifier.service,
-            local_ca_guid: card.gid(0).guid(),
+            local_ca_guid: hca.gid(0).guid(),
             local_qpn: identifier.qpn,
             responder_resources: identifier.responder_resources,
             initiator_depth: identifier.initiator_depth,
@@ -79,43 +79,43 @@ impl ConnectionManager {
         };
         let transaction = identifier.transaction_id;
         self.set_state(ctx, id, CmState::ReqSent);
-        self.send_with_retries(card, ctx, id, request, transaction);
+        self.send_with_retries(hca, ctx, id, request, transaction);
     }
 
-    /// Takes a REQ.
+    /// Handles a REQ.
     pub(super) fn on_req(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         transaction: u64,
         req: &Req,
     ) {
-        let peer = envelope.source;
+        let peer = addressing.source;
         if let Some(id) = self.by_remote_comm_id.get(&(peer, req.local_id)).copied() {
-            return self.on_duplicate_req(card, ctx, id, peer);
+            return self.on_duplicate_req(hca, ctx, id, peer);
         }
         let refuse = |this: &mut ConnectionManager,
-                      card: &mut HcaState,
+                      hca: &mut HcaState,
                       ctx: &mut Context<'_>,
                       reason,
                       information: &[u8]| {
-            this.reject_unmatched_req(card, ctx, envelope, transaction, req, reason, information);
+            this.reject_unmatched_req(hca, ctx, addressing, transaction, req, reason, information);
         };
         let Some(Ok(header)) = req.rdma_cm_header() else {
-            return refuse(self, card, ctx, RejectReason::INVALID_SERVICE_ID, &[]);
+            return refuse(self, hca, ctx, RejectReason::INVALID_SERVICE_ID, &[]);
         };
-        let space = req.service_id.port_space().expect("it has addresses");
+        let space = req.service_id.port_space().expect("a REQ with addresses has a port space");
         let listener = self.ports.listener(space, req.service_id.port(), header.destination);
         let Some(listener) = listener.filter(|_| !matches!(space, PortSpace::Udp | PortSpace::IpOverIb))
         else {
-            return refuse(self, card, ctx, RejectReason::INVALID_SERVICE_ID, &[]);
+            return refuse(self, hca, ctx, RejectReason::INVALID_SERVICE_ID, &[]);
         };
-        let Some(source) = find_gid(card, envelope.destination) else {
-            return refuse(self, card, ctx, RejectReason::PRIMARY_GID, &[]);
+        let Some(source) = find_gid(hca, addressing.destination) else {
+            return refuse(self, hca, ctx, RejectReason::PRIMARY_GID, &[]);
         };
         if req.primary_path.remote_gid != source.0 || req.primary_path.local_gid != Gid::from(peer) {
-            return refuse(self, card, ctx, RejectReason::PRIMARY_GID, &[]);
+            return refuse(self, hca, ctx, RejectReason::PRIMARY_GID, &[]);
         }
         let kind = self.identifiers[&listener].kind;
         let transport = match (req.transport_service_type, req.extended_transport_type) {
@@ -124,18 +124,18 @@ impl ConnectionManager {
             _ => None,
         };
         if transport != Some(kind) {
-            return refuse(self, card, ctx, RejectReason::INVALID_TRANSPORT, &[]);
+            return refuse(self, hca, ctx, RejectReason::INVALID_TRANSPORT, &[]);
         }
         let mtu = match req.path_mtu() {
-            Some(mtu) if mtu <= card.settings.mtu => mtu,
-            _ => return refuse(self, card, ctx, RejectReason::INVALID_MTU, &[card.settings.mtu.code()]),
+            Some(mtu) if mtu <= hca.settings.mtu => mtu,
+            _ => return refuse(self, hca, ctx, RejectReason::INVALID_MTU, &[hca.settings.mtu.code()]),
         };
-        // The queue pair is known as part of another connection: the peer does not know that one any more, so
-        // that it is over here too (IBA 12.9.8.3.1).
+        // The peer's queue pair belongs to another connection here. The peer has lost that connection, so that it
+        // ends here too (IBA 12.9.8.3.1).
         if let Some(stale) = self.by_remote_qpn.get(&(peer, req.local_qpn)).copied() {
-            refuse(self, card, ctx, RejectReason::STALE_CONNECTION, &[]);
+            refuse(self, hca, ctx, RejectReason::STALE_CONNECTION, &[]);
             if self.identifiers[&stale].state == CmState::Established {
-                self.send_dreq(card, ctx, stale);
+                self.send_dreq(hca, ctx, stale);
             }
             return;
         }
@@ -149,15 +149,15 @@ impl ConnectionManager {
                 reason,
             });
         }
-        let Some(id) = self.create_child(listener, envelope, &header, source.1) else {
-            return refuse(self, card, ctx, RejectReason::NO_RESOURCES, &[]);
+        let Some(id) = self.create_child(listener, addressing, &header, source.1) else {
+            return refuse(self, hca, ctx, RejectReason::NO_RESOURCES, &[]);
         };
-        let (name, psn) = (self.allocate_comm_id(), Psn::new(self.next_random() as u32));
-        self.by_local_comm_id.insert(name, id);
+        let (comm_id, psn) = (self.allocate_comm_id(), Psn::new(self.next_random() as u32));
+        self.by_local_comm_id.insert(comm_id, id);
         self.by_remote_comm_id.insert((peer, req.local_id), id);
         self.by_remote_qpn.insert((peer, req.local_qpn), id);
-        let identifier = self.identifiers.get_mut(&id).expect("it was just made");
-        identifier.local_comm_id = name;
+        let identifier = self.identifiers.get_mut(&id).expect("create_child has inserted it");
+        identifier.local_comm_id = comm_id;
         identifier.remote_comm_id = req.local_id;
         identifier.transaction_id = transaction;
         identifier.service = req.service_id;
@@ -168,7 +168,7 @@ impl ConnectionManager {
         identifier.remote_qpn = req.local_qpn;
         identifier.rq_psn = psn;
         identifier.sq_psn = req.starting_psn;
-        // What the peer serves is what this side may have outstanding, and the other way round.
+        // The peer's responder resources bound this side's initiator depth, and vice versa.
         identifier.initiator_depth = req.responder_resources;
         identifier.responder_resources = req.initiator_depth;
         identifier.retry_count = req.retry_count;
@@ -197,8 +197,8 @@ impl ConnectionManager {
         );
     }
 
-    /// The peer did not hear an answer to its REQ.
-    fn on_duplicate_req(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, id: CmId, peer: IpAddr) {
+    /// The peer retransmits its REQ.
+    fn on_duplicate_req(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId, peer: IpAddr) {
         let identifier = &self.identifiers[&id];
         ctx.emit(Event::CmDropped {
             id: Some(id),
@@ -207,30 +207,30 @@ impl ConnectionManager {
             reason: CmDropReason::Duplicate,
         });
         match identifier.state {
-            CmState::ReqReceived => self.send_mra(card, ctx, id, MessageType::REQ),
+            CmState::ReqReceived => self.send_mra(hca, ctx, id, MessageType::REQ),
             CmState::RepSent => {
                 let Some(unanswered) = &identifier.awaited_reply else { return };
-                let (envelope, datagram) = (unanswered.message.addressing, unanswered.message.datagram);
-                self.mad_queue.push(card, ctx, Some(id), envelope, datagram, true);
+                let (addressing, datagram) = (unanswered.message.addressing, unanswered.message.datagram);
+                self.mad_queue.push(hca, ctx, Some(id), addressing, datagram, true);
             }
-            CmState::TimeWait => self.send_rej(card, ctx, id, RejectReason::STALE_CONNECTION, &[]),
+            CmState::TimeWait => self.send_rej(hca, ctx, id, RejectReason::STALE_CONNECTION, &[]),
             _ => {}
         }
     }
 
-    /// An identifier for a request that came to `listener`, if there is room.
+    /// Creates an identifier for a request to `listener`, if the limits allow it.
     pub(super) fn create_child(
         &mut self,
         listener: CmId,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         header: &RdmaCmHeader,
         source_index: u8,
     ) -> Option<CmId> {
         let parent = &self.identifiers[&listener];
         let mut child = CmIdentifier::new(parent.client, parent.channel, parent.port_space, parent.kind);
         let port = parent.local.map_or(0, |local| local.port());
-        child.local = Some(SocketAddr::new(envelope.destination, port));
-        child.peer = Some(SocketAddr::new(envelope.source, header.source_port));
+        child.local = Some(SocketAddr::new(addressing.destination, port));
+        child.peer = Some(SocketAddr::new(addressing.source, header.source_port));
         child.source_index = source_index;
         child.listener = Some(listener);
         let id = self.insert(child).ok()?;
@@ -241,12 +241,12 @@ impl ConnectionManager {
         Some(id)
     }
 
-    /// Refuses a REQ that no identifier stands for.
+    /// Rejects a REQ that has no identifier.
     fn reject_unmatched_req(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         transaction: u64,
         req: &Req,
         reason: RejectReason,
@@ -261,32 +261,32 @@ impl ConnectionManager {
             ..Rej::default()
         };
         self.mad_queue.push(
-            card,
+            hca,
             ctx,
             None,
-            reply_addressing(envelope),
+            reply_addressing(addressing),
             Datagram::new(transaction, rej),
             false,
         );
     }
 
-    /// Asks the peer to wait: the application has its message.
-    fn send_mra(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, id: CmId, subject: MessageType) {
+    /// Sends an MRA: the application has not answered yet.
+    fn send_mra(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId, subject: MessageType) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let mra = Mra {
             local_id: identifier.local_comm_id,
             remote_id: identifier.remote_comm_id,
             message_mraed: subject,
-            service_timeout: card.settings.cm.service_timeout,
+            service_timeout: hca.settings.cm.service_timeout,
             ..Mra::default()
         };
-        self.send(card, ctx, id, mra, identifier.transaction_id);
+        self.send(hca, ctx, id, mra, identifier.transaction_id);
     }
 
     /// Sends the REP of an identifier that `accept` prepared.
     pub(super) fn send_rep(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         id: CmId,
         parameters: &ConnectionParameters,
@@ -303,58 +303,59 @@ impl ConnectionManager {
             end_to_end_flow_control: parameters.flow_control,
             rnr_retry_count: parameters.rnr_retry_count.min(7),
             srq: parameters.srq,
-            local_ca_guid: card.gid(0).guid(),
+            local_ca_guid: hca.gid(0).guid(),
             private_data: PrivateData::new(&parameters.private_data).unwrap_or_default(),
             ..Rep::default()
         };
         let transaction = identifier.transaction_id;
         self.set_state(ctx, id, CmState::RepSent);
-        self.send_with_retries(card, ctx, id, rep, transaction);
+        self.send_with_retries(hca, ctx, id, rep, transaction);
     }
 
-    /// Takes a REP.
+    /// Handles a REP.
     pub(super) fn on_rep(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         transaction: u64,
         rep: &Rep,
     ) {
-        let Some(id) = self.find_by_comm_id(rep.remote_id, envelope.source) else {
-            return self.reject_unknown_rep(card, ctx, envelope, transaction, rep);
+        let Some(id) = self.find_by_comm_id(rep.remote_id, addressing.source) else {
+            return self.reject_unknown_rep(hca, ctx, addressing, transaction, rep);
         };
-        let identifier = self.identifiers.get_mut(&id).expect("it was just found");
+        let identifier = self.identifiers.get_mut(&id).expect("find_by_comm_id has returned it");
         match identifier.state {
             CmState::ReqSent => {}
-            // The RTU was lost, or the application takes its time.
+            // The RTU was lost, or the application has not answered yet.
             CmState::Established if identifier.remote_comm_id == rep.local_id => {
                 let rtu = Rtu { local_id: rep.remote_id, remote_id: rep.local_id, ..Rtu::default() };
-                return self.send(card, ctx, id, rtu, transaction);
+                return self.send(hca, ctx, id, rtu, transaction);
             }
             CmState::RepReceived if identifier.remote_comm_id == rep.local_id => {
-                return self.send_mra(card, ctx, id, MessageType::REP);
+                return self.send_mra(hca, ctx, id, MessageType::REP);
             }
             state => {
                 return emit_cm_dropped(
                     ctx,
                     Some(id),
                     "REP",
-                    envelope.source,
+                    addressing.source,
                     CmDropReason::UnexpectedInState(state),
                 );
             }
         }
-        let most = DeviceLimits::HCA.max_qp_rd_atom;
+        let max_rd_atomic = DeviceLimits::HCA.max_qp_rd_atom;
         identifier.remote_comm_id = rep.local_id;
         identifier.remote_qpn = rep.local_qpn;
         identifier.sq_psn = rep.starting_psn;
-        identifier.initiator_depth = rep.responder_resources.min(identifier.initiator_depth).min(most);
-        identifier.responder_resources = rep.initiator_depth.min(most);
+        identifier.initiator_depth =
+            rep.responder_resources.min(identifier.initiator_depth).min(max_rd_atomic);
+        identifier.responder_resources = rep.initiator_depth.min(max_rd_atomic);
         identifier.rnr_retry_count = rep.rnr_retry_count;
-        self.by_remote_comm_id.insert((envelope.source, rep.local_id), id);
-        self.by_remote_qpn.insert((envelope.source, rep.local_qpn), id);
-        self.stop_retries(card, id);
+        self.by_remote_comm_id.insert((addressing.source, rep.local_id), id);
+        self.by_remote_qpn.insert((addressing.source, rep.local_qpn), id);
+        self.stop_retries(hca, id);
         self.set_state(ctx, id, CmState::RepReceived);
         let offer = PeerParameters {
             responder_resources: rep.initiator_depth,
@@ -373,16 +374,16 @@ impl ConnectionManager {
         );
     }
 
-    /// Nobody asked for this connection, or nobody does any more.
+    /// Rejects a REP to an unknown or finished request.
     fn reject_unknown_rep(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         transaction: u64,
         rep: &Rep,
     ) {
-        emit_cm_dropped(ctx, None, "REP", envelope.source, CmDropReason::NoSuchConnection);
+        emit_cm_dropped(ctx, None, "REP", addressing.source, CmDropReason::NoSuchConnection);
         let rej = Rej {
             local_id: rep.remote_id,
             remote_id: rep.local_id,
@@ -391,51 +392,51 @@ impl ConnectionManager {
             ..Rej::default()
         };
         self.mad_queue.push(
-            card,
+            hca,
             ctx,
             None,
-            reply_addressing(envelope),
+            reply_addressing(addressing),
             Datagram::new(transaction, rej),
             false,
         );
     }
 
-    /// The connection stands: the asking side says so, the asked side was told or heard its peer. An event
-    /// tells it to the asked side; the asking side has heard it from the REP.
-    pub(super) fn establish(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
+    /// Establishes the connection. The active side sends an RTU; the REP was its event. The passive side raises an
+    /// event.
+    pub(super) fn establish(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
-        let asking = identifier.state == CmState::RepReceived;
-        if asking {
+        let is_active_side = identifier.state == CmState::RepReceived;
+        if is_active_side {
             let (local_id, remote_id) = (identifier.local_comm_id, identifier.remote_comm_id);
             let transaction = identifier.transaction_id;
             let rtu = Rtu { local_id, remote_id, ..Rtu::default() };
-            self.send(card, ctx, id, rtu, transaction);
+            self.send(hca, ctx, id, rtu, transaction);
         }
-        self.stop_retries(card, id);
+        self.stop_retries(hca, id);
         self.set_state(ctx, id, CmState::Established);
-        if !asking {
+        if !is_active_side {
             self.raise_simple_event(ctx, id, EventType::Established, 0);
         }
     }
 
-    /// Takes an RTU.
-    pub(super) fn on_rtu(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr, rtu: &Rtu) {
+    /// Handles an RTU.
+    pub(super) fn on_rtu(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr, rtu: &Rtu) {
         let Some(id) = self.find_by_comm_id(rtu.remote_id, peer) else {
             return emit_cm_dropped(ctx, None, "RTU", peer, CmDropReason::NoSuchConnection);
         };
         match self.identifiers[&id].state {
-            CmState::RepSent => self.establish(card, ctx, id),
+            CmState::RepSent => self.establish(hca, ctx, id),
             CmState::Established => emit_cm_dropped(ctx, Some(id), "RTU", peer, CmDropReason::Duplicate),
             state => emit_cm_dropped(ctx, Some(id), "RTU", peer, CmDropReason::UnexpectedInState(state)),
         }
     }
 
-    /// Takes an MRA: the answer comes later.
-    pub(super) fn on_mra(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr, mra: &Mra) {
+    /// Handles an MRA: extends the timeout.
+    pub(super) fn on_mra(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr, mra: &Mra) {
         let Some(id) = self.find_by_comm_id(mra.remote_id, peer) else {
             return emit_cm_dropped(ctx, None, "MRA", peer, CmDropReason::NoSuchConnection);
         };
-        let identifier = self.identifiers.get_mut(&id).expect("it was just found");
+        let identifier = self.identifiers.get_mut(&id).expect("find_by_comm_id has returned it");
         let fits = matches!(
             (identifier.state, mra.message_mraed),
             (CmState::ReqSent, MessageType::REQ) | (CmState::RepSent, MessageType::REP)
@@ -450,33 +451,33 @@ impl ConnectionManager {
             );
         }
         let wait = Duration::from_nanos(4096 << mra.service_timeout.min(MAX_MRA_TIMEOUT));
-        let at = ctx.now.plus(card.settings.cm.reply_timeout()).plus(wait);
-        self.set_deadline(card, id, Some(at));
+        let at = ctx.now.plus(hca.settings.cm.reply_timeout()).plus(wait);
+        self.set_deadline(hca, id, Some(at));
     }
 
-    /// Refuses what an identifier waits with, and closes it.
+    /// Rejects the pending request of an identifier and closes it.
     pub(super) fn reject_and_close(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         id: CmId,
         reason: RejectReason,
         private_data: &[u8],
     ) {
         if self.identifiers.get(&id).is_some_and(|identifier| identifier.is_datagram()) {
-            self.reject_sidr(card, ctx, id, SidrStatus::REJECTED, private_data);
+            self.reject_sidr(hca, ctx, id, SidrStatus::REJECTED, private_data);
         } else {
-            self.send_rej(card, ctx, id, reason, private_data);
+            self.send_rej(hca, ctx, id, reason, private_data);
         }
-        self.stop_retries(card, id);
+        self.stop_retries(hca, id);
         self.set_state(ctx, id, CmState::Closed);
         self.remove_connection(id);
     }
 
-    /// Sends a REJ of an identifier.
+    /// Sends a REJ.
     pub(super) fn send_rej(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         id: CmId,
         reason: RejectReason,
@@ -488,7 +489,7 @@ impl ConnectionManager {
             CmState::RepReceived => MessageType::REP,
             _ => MessageType::OTHER,
         };
-        // Linux names itself only where the peer knows the name.
+        // Linux includes its communication ID only if the peer knows it.
         let local_id = match subject {
             MessageType::REQ => Default::default(),
             _ => identifier.local_comm_id,
@@ -502,12 +503,12 @@ impl ConnectionManager {
             ..Rej::default()
         };
         let transaction = identifier.transaction_id;
-        self.send(card, ctx, id, rej, transaction);
+        self.send(hca, ctx, id, rej, transaction);
     }
 
-    /// Takes a REJ.
-    pub(super) fn on_rej(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr, rej: &Rej) {
-        // Who gives up while it waits for an answer does not know our name yet.
+    /// Handles a REJ.
+    pub(super) fn on_rej(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr, rej: &Rej) {
+        // A peer that times out before the REP does not know our communication ID.
         let found = self.find_by_comm_id(rej.remote_id, peer);
         let found = found.or_else(|| self.by_remote_comm_id.get(&(peer, rej.local_id)).copied());
         let Some(id) = found else {
@@ -517,7 +518,7 @@ impl ConnectionManager {
         match state {
             CmState::ReqSent | CmState::RepSent | CmState::ReqReceived | CmState::RepReceived => {
                 self.release_backlog(id);
-                self.stop_retries(card, id);
+                self.stop_retries(hca, id);
                 self.set_state(ctx, id, CmState::Closed);
                 self.remove_connection(id);
                 let (kind, status) = (EventType::Rejected, i32::from(rej.reason.0));
@@ -536,21 +537,21 @@ impl ConnectionManager {
                 );
             }
             CmState::Established => {
-                self.enter_time_wait(card, ctx, id);
+                self.enter_time_wait(hca, ctx, id);
                 self.raise_simple_event(ctx, id, EventType::Disconnected, 0);
             }
-            CmState::DreqSent => self.fail_connection(card, ctx, id, CmFailure::PeerUnreachable),
+            CmState::DreqSent => self.fail_connection(hca, ctx, id, CmFailure::PeerUnreachable),
             state => emit_cm_dropped(ctx, Some(id), "REJ", peer, CmDropReason::UnexpectedInState(state)),
         }
     }
 
-    /// The identifier with this name, if the message about it comes from its peer.
+    /// The identifier with this local communication ID, if `peer` is its peer.
     pub(super) fn find_by_comm_id(
         &self,
-        name: softhca_wire::cm::CommunicationId,
+        comm_id: softhca_wire::cm::CommunicationId,
         peer: IpAddr,
     ) -> Option<CmId> {
-        let id = self.by_local_comm_id.get(&name)?;
+        let id = self.by_local_comm_id.get(&comm_id)?;
         self.identifiers.get(id).filter(|identifier| identifier.peer_address() == peer).map(|_| *id)
     }
 }
@@ -561,16 +562,16 @@ impl CmIdentifier {
     }
 }
 
-/// The envelope of an answer.
-pub(super) fn reply_addressing(envelope: &AddressHeaders) -> AddressHeaders {
+/// The addressing headers of a reply.
+pub(super) fn reply_addressing(addressing: &AddressHeaders) -> AddressHeaders {
     AddressHeaders {
         source_port: SOURCE_PORT,
-        traffic_class: envelope.traffic_class & !3,
-        ..AddressHeaders::between(envelope.destination, envelope.source)
+        traffic_class: addressing.traffic_class & !3,
+        ..AddressHeaders::between(addressing.destination, addressing.source)
     }
 }
 
-/// Tells that a message was not acted on.
+/// Reports a dropped CM message.
 pub(super) fn emit_cm_dropped(
     ctx: &mut Context<'_>,
     id: Option<CmId>,

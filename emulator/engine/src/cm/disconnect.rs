@@ -1,4 +1,4 @@
-//! Ending connections: DREQ, DREP.
+//! Disconnection: DREQ, DREP.
 
 use super::call::transaction_id;
 use super::connect::{emit_cm_dropped, reply_addressing};
@@ -10,8 +10,8 @@ use softhca_wire::AddressHeaders;
 use softhca_wire::cm::{Datagram, Drep, Dreq};
 
 impl ConnectionManager {
-    /// Asks the peer to end the connection.
-    pub(super) fn send_dreq(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
+    /// Sends a DREQ.
+    pub(super) fn send_dreq(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let dreq = Dreq {
             local_id: identifier.local_comm_id,
@@ -21,54 +21,54 @@ impl ConnectionManager {
         };
         let transaction = transaction_id(identifier.local_comm_id);
         self.set_state(ctx, id, CmState::DreqSent);
-        self.send_with_retries(card, ctx, id, dreq, transaction);
+        self.send_with_retries(hca, ctx, id, dreq, transaction);
     }
 
-    /// Takes a DREQ.
+    /// Handles a DREQ.
     pub(super) fn on_dreq(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         transaction: u64,
         dreq: &Dreq,
     ) {
-        let peer = envelope.source;
+        let peer = addressing.source;
         let Some(id) = self.find_by_comm_id(dreq.remote_id, peer) else {
-            // Whether it was forgotten or never was: the peer may forget it too (IBA 12.9.8.3.3).
+            // The connection is unknown here: a DREP lets the peer discard it (IBA 12.9.8.3.3).
             let known = self.time_waits.get(&dreq.remote_id);
             if !known.is_some_and(|ghost| ghost.peer == peer && ghost.remote_comm_id == dreq.local_id) {
                 emit_cm_dropped(ctx, None, "DREQ", peer, CmDropReason::NoSuchConnection);
             }
             let drep = Drep { local_id: dreq.remote_id, remote_id: dreq.local_id, ..Drep::default() };
             let datagram = Datagram::new(transaction, drep);
-            return self.mad_queue.push(card, ctx, None, reply_addressing(envelope), datagram, false);
+            return self.mad_queue.push(hca, ctx, None, reply_addressing(addressing), datagram, false);
         };
-        let identifier = self.identifiers.get_mut(&id).expect("it was just found");
+        let identifier = self.identifiers.get_mut(&id).expect("find_by_comm_id has returned it");
         if identifier.remote_comm_id != dreq.local_id {
             return emit_cm_dropped(ctx, Some(id), "DREQ", peer, CmDropReason::NoSuchConnection);
         }
         identifier.dreq_transaction_id = transaction;
         match identifier.state {
             CmState::Established | CmState::RepSent | CmState::RepReceived => {
-                self.stop_retries(card, id);
+                self.stop_retries(hca, id);
                 self.set_state(ctx, id, CmState::DreqReceived);
                 self.raise_simple_event(ctx, id, EventType::Disconnected, 0);
             }
-            // Both sides end it: each is told by the other.
+            // Both sides disconnect at the same time.
             CmState::DreqSent => {
-                self.send_drep(card, ctx, id);
-                self.enter_time_wait(card, ctx, id);
+                self.send_drep(hca, ctx, id);
+                self.enter_time_wait(hca, ctx, id);
                 self.raise_simple_event(ctx, id, EventType::Disconnected, 0);
             }
-            CmState::TimeWait => self.send_drep(card, ctx, id),
+            CmState::TimeWait => self.send_drep(hca, ctx, id),
             CmState::DreqReceived => emit_cm_dropped(ctx, Some(id), "DREQ", peer, CmDropReason::Duplicate),
             state => emit_cm_dropped(ctx, Some(id), "DREQ", peer, CmDropReason::UnexpectedInState(state)),
         }
     }
 
-    /// Answers a DREQ.
-    pub(super) fn send_drep(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
+    /// Sends a DREP.
+    pub(super) fn send_drep(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let drep = Drep {
             local_id: identifier.local_comm_id,
@@ -76,21 +76,21 @@ impl ConnectionManager {
             ..Drep::default()
         };
         let transaction = identifier.dreq_transaction_id;
-        self.send(card, ctx, id, drep, transaction);
+        self.send(hca, ctx, id, drep, transaction);
     }
 
-    /// Takes a DREP.
-    pub(super) fn on_drep(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr, drep: &Drep) {
+    /// Handles a DREP.
+    pub(super) fn on_drep(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr, drep: &Drep) {
         let Some(id) = self.find_by_comm_id(drep.remote_id, peer) else {
-            // The answer to the DREQ of an identifier that is gone.
+            // The DREP of an identifier that no longer exists.
             let known = self.time_waits.get(&drep.remote_id).is_some_and(|ghost| ghost.peer == peer);
             let reason = if known { CmDropReason::Duplicate } else { CmDropReason::NoSuchConnection };
             return emit_cm_dropped(ctx, None, "DREP", peer, reason);
         };
         match self.identifiers[&id].state {
             CmState::DreqSent => {
-                self.stop_retries(card, id);
-                self.enter_time_wait(card, ctx, id);
+                self.stop_retries(hca, id);
+                self.enter_time_wait(hca, ctx, id);
                 self.raise_simple_event(ctx, id, EventType::Disconnected, 0);
             }
             CmState::TimeWait => emit_cm_dropped(ctx, Some(id), "DREP", peer, CmDropReason::Duplicate),

@@ -4,7 +4,7 @@ use core::fmt;
 use softhca_queue::cm::CmState;
 use softhca_wire::cm::Message;
 
-/// A kind of message, for events: one of [`Message`]'s names.
+/// The kind of a CM message: a name of [`Message`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct CmMessageKind(pub(super) &'static str);
 
@@ -13,7 +13,7 @@ impl CmMessageKind {
         CmMessageKind(message.name())
     }
 
-    /// The name that the specification gives it.
+    /// The name in the specification.
     pub const fn name(self) -> &'static str {
         self.0
     }
@@ -25,7 +25,7 @@ impl fmt::Debug for CmMessageKind {
     }
 }
 
-/// Why a message of the connection manager was not acted on.
+/// The reason for dropping a CM message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the sentences of `Display` say what each means")]
 pub enum CmDropReason {
@@ -41,24 +41,24 @@ pub enum CmDropReason {
 impl fmt::Display for CmDropReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CmDropReason::NoSuchConnection => f.write_str("there is no such connection"),
+            CmDropReason::NoSuchConnection => f.write_str("unknown connection"),
             CmDropReason::UnexpectedInState(state) => write!(f, "the connection is in state {state}"),
             CmDropReason::BacklogFull { limit } => {
-                write!(f, "{limit} requests wait already: the backlog of the listener is full")
+                write!(f, "the listener's backlog of {limit} requests is full")
             }
-            CmDropReason::TooManyIdentifiers => f.write_str("the card has no identifier left"),
-            CmDropReason::Duplicate => f.write_str("a duplicate"),
-            CmDropReason::PeerMismatch => f.write_str("it comes from another host than the connection's"),
-            CmDropReason::SendQueueFull => f.write_str("too many messages wait to be sent"),
+            CmDropReason::TooManyIdentifiers => f.write_str("the limit of connection identifiers is reached"),
+            CmDropReason::Duplicate => f.write_str("duplicate message"),
+            CmDropReason::PeerMismatch => f.write_str("the source is not the peer of the connection"),
+            CmDropReason::SendQueueFull => f.write_str("the send queue of QP1 is full"),
         }
     }
 }
 
-/// Why a connection was given up.
+/// The reason for the failure of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CmFailure {
-    /// No answer came, in every try.
+    /// All tries timed out.
     TimedOut,
-    /// The peer's port is gone.
+    /// The peer's port is dead.
     PeerUnreachable,
 }

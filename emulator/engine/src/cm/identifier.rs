@@ -1,4 +1,4 @@
-//! One identifier: a listener, or one end of a connection.
+//! An identifier: a listener or one end of a connection.
 
 use super::mad_queue::SOURCE_PORT;
 use super::ports::Scope;
@@ -10,7 +10,7 @@ use softhca_queue::cm::{self as api, CmState};
 use softhca_wire::cm::{CommunicationId, Datagram, PortSpace, ServiceId};
 use softhca_wire::{AddressHeaders, Gid, Mtu, Psn, Qpn, QueueKey, RnrTimer};
 
-/// The exponent of the time that an acknowledgement may take, if the application does not say.
+/// The default exponent of the ACK timeout.
 const DEFAULT_ACK_TIMEOUT: u8 = 19;
 
 /// A message as it was sent.
@@ -19,16 +19,16 @@ pub(super) struct SentMad {
     pub datagram: Datagram,
 }
 
-/// A message that is sent again until its answer comes.
+/// A message that is retransmitted until its reply arrives.
 pub(super) struct AwaitedReply {
     pub message: Box<SentMad>,
     pub retries_left: u8,
 }
 
-/// What a listener keeps.
+/// The backlog of a listener.
 pub(super) struct ListenBacklog {
     pub limit: u32,
-    /// Requests that the application has neither accepted nor refused.
+    /// Requests that the application has neither accepted nor rejected.
     pub pending: u32,
 }
 
@@ -45,19 +45,19 @@ pub(super) struct CmIdentifier {
     pub ack_timeout: u8,
     // Addresses.
     pub local: Option<SocketAddr>,
-    /// Its own port stands in the port space; that of an accepted connection is its listener's.
+    /// The identifier owns its local port. An accepted connection shares the port of its listener.
     pub is_bound: bool,
     pub peer: Option<SocketAddr>,
     pub source_index: u8,
     pub backlog: Option<ListenBacklog>,
-    /// The listener that a request came to, for as long as it counts against its backlog.
+    /// The listener of a request that counts against its backlog.
     pub listener: Option<CmId>,
     // The connection.
     pub local_comm_id: CommunicationId,
     pub remote_comm_id: CommunicationId,
-    /// The identifier of the messages of the connect dialogue: the one of its REQ.
+    /// The transaction ID of the REQ, which all messages of the connection setup carry.
     pub transaction_id: u64,
-    /// The transaction of the DREQ that waits for an answer.
+    /// The transaction ID of the unanswered DREQ.
     pub dreq_transaction_id: u64,
     pub service: ServiceId,
     pub flow_label: u32,
@@ -65,16 +65,16 @@ pub(super) struct CmIdentifier {
     pub qpn: Qpn,
     pub queue_key: QueueKey,
     pub remote_qpn: Qpn,
-    /// The PSN that the peer sends first.
+    /// The first PSN that the peer sends.
     pub rq_psn: Psn,
-    /// The PSN that this side sends first.
+    /// The first PSN that this side sends.
     pub sq_psn: Psn,
     pub responder_resources: u8,
     pub initiator_depth: u8,
     pub retry_count: u8,
     pub rnr_retry_count: u8,
     pub awaited_reply: Option<AwaitedReply>,
-    /// The answer to a SIDR_REQ, in case that it is asked for again.
+    /// The reply to a SIDR_REQ, for retransmission.
     pub sidr_reply: Option<Box<SentMad>>,
     pub deadline: Option<Instant>,
 }
@@ -119,7 +119,7 @@ impl CmIdentifier {
         }
     }
 
-    /// Whether it is of datagrams, which are resolved and not connected.
+    /// Whether the identifier is of a datagram service, which is resolved and not connected.
     pub fn is_datagram(&self) -> bool {
         self.kind == QpType::Ud
     }
@@ -132,7 +132,7 @@ impl CmIdentifier {
         self.local.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |local| local.ip())
     }
 
-    /// The envelope of its messages.
+    /// The addressing headers of its messages.
     pub fn addressing(&self) -> AddressHeaders {
         AddressHeaders {
             source_port: SOURCE_PORT,
@@ -141,7 +141,7 @@ impl CmIdentifier {
         }
     }
 
-    /// The path of its queue pair.
+    /// The address vector of its queue pair.
     pub fn path(&self) -> AddressVector {
         AddressVector {
             dgid: Gid::from(self.peer_address()),
@@ -153,7 +153,7 @@ impl CmIdentifier {
         }
     }
 
-    /// The addresses that a binding of `address` takes.
+    /// The addresses that a binding to `address` covers.
     pub fn scope(&self, address: IpAddr) -> Scope {
         match address {
             IpAddr::V4(v4) if v4.is_unspecified() => Scope::Ipv4,
@@ -177,7 +177,7 @@ impl CmIdentifier {
         }
     }
 
-    /// What takes its queue pair to a state.
+    /// The attributes for a transition of its queue pair.
     pub fn attributes(&self, id: CmId, state: QpState) -> Result<ModifyQp, VerbsError> {
         let modify = ModifyQp::default().state(state);
         let connected = !matches!(

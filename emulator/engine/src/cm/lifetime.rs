@@ -1,4 +1,4 @@
-//! Identifiers from their creation to their end.
+//! Creation, options and destruction of identifiers.
 
 use super::identifier::CmIdentifier;
 use super::{
@@ -24,23 +24,23 @@ impl ConnectionManager {
             (PortSpace::Tcp, QpType::Rc) => QpType::Rc,
             (PortSpace::Ib, QpType::Rc | QpType::Uc | QpType::Ud) => kind,
             (PortSpace::Tcp, _) => {
-                let why = "the TCP port space is of RC; take the IB port space for another transport";
-                return Err(VerbsError::Invalid { what: "transport of an identifier", why });
+                let why = "the TCP port space supports RC only; use the IB port space for other transports";
+                return Err(VerbsError::Invalid { what: "transport of a connection identifier", why });
             }
             (PortSpace::Ib, _) => {
-                let why = "the connection manager connects RC, UC and UD queue pairs";
-                return Err(VerbsError::Invalid { what: "transport of an identifier", why });
+                let why = "the connection manager supports RC, UC and UD queue pairs";
+                return Err(VerbsError::Invalid { what: "transport of a connection identifier", why });
             }
         };
         let identifier = CmIdentifier::new(client, channel, space, kind);
         self.insert(identifier)
     }
 
-    /// Adds an identifier, if there is room.
+    /// Adds an identifier, if the limits allow it.
     pub(super) fn insert(&mut self, identifier: CmIdentifier) -> Result<CmId, VerbsError> {
         let of_client =
             || self.identifiers.values().filter(|other| other.client == identifier.client).count();
-        // Counting is dear: a card without that many cannot have a client with that many.
+        // Counting is expensive and unnecessary below the limit.
         let limit = match self.identifiers.len() {
             count if count >= MAX_IDENTIFIERS => Some(MAX_IDENTIFIERS),
             count if count >= MAX_IDENTIFIERS_PER_CLIENT && of_client() >= MAX_IDENTIFIERS_PER_CLIENT => {
@@ -60,34 +60,34 @@ impl ConnectionManager {
         Ok(id)
     }
 
-    /// Ends whatever an identifier is doing, tells the peer, and removes it.
-    pub(super) fn destroy(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
+    /// Ends the connection of an identifier, notifies the peer, and removes the identifier.
+    pub(super) fn destroy(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let wait = ctx.now.plus(time_wait_duration(identifier.ack_timeout));
         match identifier.state {
             CmState::ReqSent | CmState::RepReceived | CmState::RepSent => {
-                self.send_rej(card, ctx, id, RejectReason::TIMEOUT, &[]);
-                self.remember_time_wait(card, id, wait);
+                self.send_rej(hca, ctx, id, RejectReason::TIMEOUT, &[]);
+                self.remember_time_wait(hca, id, wait);
             }
             CmState::ReqReceived | CmState::SidrReqReceived => {
-                self.reject_and_close(card, ctx, id, RejectReason::CONSUMER, &[]);
+                self.reject_and_close(hca, ctx, id, RejectReason::CONSUMER, &[]);
             }
             CmState::Established => {
-                self.send_dreq(card, ctx, id);
-                self.remember_time_wait(card, id, wait);
+                self.send_dreq(hca, ctx, id);
+                self.remember_time_wait(hca, id, wait);
             }
             CmState::DreqReceived => {
-                self.send_drep(card, ctx, id);
-                self.remember_time_wait(card, id, wait);
+                self.send_drep(hca, ctx, id);
+                self.remember_time_wait(hca, id, wait);
             }
-            CmState::DreqSent => self.remember_time_wait(card, id, wait),
+            CmState::DreqSent => self.remember_time_wait(hca, id, wait),
             CmState::TimeWait => {
                 let until = identifier.deadline.unwrap_or(wait);
-                self.remember_time_wait(card, id, until);
+                self.remember_time_wait(hca, id, until);
             }
             _ => {}
         }
-        self.set_deadline(card, id, None);
+        self.set_deadline(hca, id, None);
         self.release_backlog(id);
         self.remove_connection(id);
         let Some(identifier) = self.identifiers.remove(&id) else { return };
@@ -97,7 +97,7 @@ impl ConnectionManager {
         let mut orphans = Vec::new();
         if let Some(channel) = self.channels.get_mut(&identifier.channel) {
             channel.users -= 1;
-            // A request that nobody took has nobody to answer it.
+            // Nobody can answer a request whose event was not read.
             channel.events.retain(|event| {
                 if event.listener == Some(id) {
                     orphans.push(event.id);
@@ -110,16 +110,16 @@ impl ConnectionManager {
             ctx.emit(Event::CmStateChanged { id, from: state, to: CmState::Closed });
         }
         for orphan in orphans {
-            self.destroy(card, ctx, orphan);
+            self.destroy(hca, ctx, orphan);
         }
     }
 
-    /// Ends everything that a client has: its peers meet what they would with any dead process.
-    pub fn close_client(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, client: ClientId) {
+    /// Destroys all identifiers and channels of a client. Peers see the same messages as from any process that exits.
+    pub fn close_client(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, client: ClientId) {
         let own = |(_, identifier): &(&CmId, &CmIdentifier)| identifier.client == client;
         let all: Vec<CmId> = self.identifiers.iter().filter(own).map(|(id, _)| *id).collect();
         for id in all {
-            self.destroy(card, ctx, id);
+            self.destroy(hca, ctx, id);
         }
         self.channels.retain(|_, channel| channel.client != client);
     }
@@ -138,8 +138,8 @@ impl ConnectionManager {
                 return Err(VerbsError::TooLarge { what: "ack timeout", value: exponent.into(), limit: 31 });
             }
             CmOption::ReuseAddress(_) | CmOption::AfOnly(_) if identifier.is_bound => {
-                let why = "it has to be set before the address is bound";
-                return Err(VerbsError::Invalid { what: "option of an identifier", why });
+                let why = "it must be set before the address is bound";
+                return Err(VerbsError::Invalid { what: "option of a connection identifier", why });
             }
             CmOption::ReuseAddress(reuse) => identifier.reuse_address = reuse,
             CmOption::AfOnly(only) => identifier.only_ipv6 = only,
@@ -147,7 +147,7 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// A request no longer waits at its listener.
+    /// Removes a request from the backlog of its listener.
     pub(super) fn release_backlog(&mut self, id: CmId) {
         let listener = self.identifiers.get_mut(&id).and_then(|identifier| identifier.listener.take());
         let listener = listener.and_then(|listener| self.identifiers.get_mut(&listener));

@@ -1,4 +1,4 @@
-//! Messages on their way to QP1 of other ports: built when the port asks for them.
+//! The send queue of QP1: MADs are built when the port transmits.
 
 use super::event::{CmDropReason, CmMessageKind};
 use crate::hca_state::HcaState;
@@ -11,11 +11,11 @@ use softhca_wire::{
     QueueKey, Service, TransportHeader,
 };
 
-/// Messages that may wait. Every one that matters is sent again when it gets no answer.
+/// The maximum number of queued MADs. Messages without a reply are retransmitted.
 const MAX_QUEUED_MADS: usize = 65_536;
-/// The UDP source port of QP1, the one that Linux uses.
+/// The UDP source port of QP1, as on Linux.
 pub(super) const SOURCE_PORT: u16 = 0xd872;
-/// Bytes of a message on the wire, from the BTH to the ICRC.
+/// The bytes of a MAD on the wire, from the BTH to the ICRC.
 const SEGMENT: usize = Bth::LEN + Deth::LEN + MadHeader::DATAGRAM_LEN + ICRC_LEN;
 
 struct QueuedMad {
@@ -28,7 +28,7 @@ struct QueuedMad {
 #[derive(Default)]
 pub(crate) struct MadQueue {
     waiting: VecDeque<QueuedMad>,
-    /// Messages to ports that nothing may be sent to now.
+    /// MADs to destinations whose transmit gate is closed.
     blocked: BTreeMap<IpAddr, VecDeque<QueuedMad>>,
     count: usize,
     next_psn: Psn,
@@ -40,72 +40,73 @@ impl MadQueue {
         self.count == 0
     }
 
-    /// Puts a message in.
+    /// Queues a MAD.
     pub fn push(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         id: Option<CmId>,
-        envelope: AddressHeaders,
+        addressing: AddressHeaders,
         datagram: Datagram,
         again: bool,
     ) {
         if self.count >= MAX_QUEUED_MADS {
-            let (message, peer) = (CmMessageKind::new(&datagram.message), envelope.destination);
+            let (message, peer) = (CmMessageKind::new(&datagram.message), addressing.destination);
             return ctx.emit(Event::CmDropped { id, message, peer, reason: CmDropReason::SendQueueFull });
         }
         self.count += 1;
-        self.waiting.push_back(QueuedMad { id, addressing: envelope, datagram, retransmission: again });
-        self.schedule_transmit(card);
+        self.waiting.push_back(QueuedMad { id, addressing, datagram, retransmission: again });
+        self.schedule_transmit(hca);
     }
 
-    fn schedule_transmit(&mut self, card: &mut HcaState) {
+    fn schedule_transmit(&mut self, hca: &mut HcaState) {
         if !self.is_scheduled && !self.waiting.is_empty() {
             self.is_scheduled = true;
-            card.transmit_queue.push_back(Qpn::GSI);
+            hca.transmit_queue.push_back(Qpn::GSI);
         }
     }
 
-    /// Builds messages to one port in `buffer`.
+    /// Builds MADs for one destination in `buffer`.
     pub fn fill_batch(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         gate: &mut dyn TransmitGate,
         buffer: &mut [u8],
-        most: usize,
+        max_packets: usize,
     ) -> Option<PacketBatch> {
         self.is_scheduled = false;
-        let mut run: Option<PacketBatch> = None;
-        let mut most = most;
+        let mut batch: Option<PacketBatch> = None;
+        let mut max_packets = max_packets;
         while let Some(next) = self.waiting.front() {
-            let envelope = next.addressing;
-            let destination = envelope.destination;
-            match &run {
+            let addressing = next.addressing;
+            let destination = addressing.destination;
+            match &batch {
                 None => {
                     let held = self.blocked.contains_key(&destination);
-                    most = if held { 0 } else { most.min(gate.allowed_packets(&envelope, SEGMENT)) };
-                    if most == 0 {
+                    max_packets =
+                        if held { 0 } else { max_packets.min(gate.allowed_packets(&addressing, SEGMENT)) };
+                    if max_packets == 0 {
                         if !held {
-                            card.blocked_qps.entry(destination).or_default().push(Qpn::GSI);
+                            hca.blocked_qps.entry(destination).or_default().push(Qpn::GSI);
                         }
-                        let next = self.waiting.pop_front().expect("it was just looked at");
+                        let next = self.waiting.pop_front().expect("front() has returned it");
                         self.blocked.entry(destination).or_default().push_back(next);
-                        most = usize::MAX;
+                        max_packets = usize::MAX;
                         continue;
                     }
                 }
-                Some(run) if run.addressing != envelope || run.packets == most => break,
-                Some(run) if run.bytes + SEGMENT > buffer.len() => break,
+                Some(batch) if batch.addressing != addressing || batch.packets == max_packets => break,
+                Some(batch) if batch.bytes + SEGMENT > buffer.len() => break,
                 Some(_) => {}
             }
             if buffer.len() < SEGMENT {
                 break;
             }
-            let next = self.waiting.pop_front().expect("it was just looked at");
+            let next = self.waiting.pop_front().expect("front() has returned it");
             self.count -= 1;
-            let run = run.get_or_insert(PacketBatch {
-                addressing: envelope,
+            let batch = batch.get_or_insert(PacketBatch {
+                addressing,
                 segment_size: SEGMENT,
                 packets: 0,
                 bytes: 0,
@@ -113,17 +114,17 @@ impl MadQueue {
                 service_level: 0,
                 elided_payload: 0,
             });
-            self.build_packet(card, ctx, &next, &mut buffer[run.bytes..run.bytes + SEGMENT]);
-            run.packets += 1;
-            run.bytes += SEGMENT;
+            self.build_packet(hca, ctx, &next, &mut buffer[batch.bytes..batch.bytes + SEGMENT]);
+            batch.packets += 1;
+            batch.bytes += SEGMENT;
         }
-        self.schedule_transmit(card);
-        run
+        self.schedule_transmit(hca);
+        batch
     }
 
     fn build_packet(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         next: &QueuedMad,
         buffer: &mut [u8],
@@ -131,15 +132,15 @@ impl MadQueue {
         let opcode = Opcode::new(Service::Ud, Operation::Send, Position::Only, ImmOrInvalidate::None);
         let psn = self.next_psn;
         self.next_psn = psn.plus(1);
-        let mut header = TransportHeader::new(Bth::new(opcode.expect("datagrams are sent"), Qpn::GSI, psn));
+        let mut header = TransportHeader::new(Bth::new(opcode.expect("UD has a SEND opcode"), Qpn::GSI, psn));
         header.bth.ack_request = true;
         header.deth = Some(Deth { qkey: QueueKey::GSI, source_qp: Qpn::GSI });
         let at = header.emit(buffer);
         let end = at + MadHeader::DATAGRAM_LEN;
         buffer[at..end].copy_from_slice(&next.datagram.emit());
         buffer[end..].fill(0);
-        card.counters.sent_pkts += 1;
-        card.counters.sent_bytes += MadHeader::DATAGRAM_LEN as u64;
+        hca.counters.sent_pkts += 1;
+        hca.counters.sent_bytes += MadHeader::DATAGRAM_LEN as u64;
         let peer = next.addressing.destination;
         let packet = PacketSummary::new(&header, MadHeader::DATAGRAM_LEN, peer);
         ctx.emit(Event::CmSent {
@@ -151,15 +152,15 @@ impl MadQueue {
         ctx.emit(Event::PacketSent { qp: Qpn::GSI, packet, wr_id: None, retransmission: false });
     }
 
-    /// Messages to `destination` may go again.
-    pub fn unblock(&mut self, card: &mut HcaState, destination: IpAddr) {
+    /// The transmit gate of `destination` is open again.
+    pub fn unblock(&mut self, hca: &mut HcaState, destination: IpAddr) {
         for message in self.blocked.remove(&destination).unwrap_or_default().into_iter().rev() {
             self.waiting.push_front(message);
         }
-        self.schedule_transmit(card);
+        self.schedule_transmit(hca);
     }
 
-    /// Messages to `destination` will never arrive.
+    /// Discards the MADs to `destination`.
     pub fn discard(&mut self, destination: IpAddr) {
         self.blocked.remove(&destination);
         self.waiting.retain(|message| message.addressing.destination != destination);

@@ -1,9 +1,9 @@
-//! The connection manager of a card (IBA volume 1, chapter 12), with the addressing of the RDMA CM.
+//! The connection manager of an HCA (IBA volume 1, chapter 12), with the addressing of the RDMA CM.
 //!
-//! It speaks through QP1, which every port has: messages come from [`Hca::receive`](crate::Hca::receive), leave
-//! through [`Hca::transmit`](crate::Hca::transmit), and its deadlines stand in the card's timers. It changes no
-//! queue pair: applications do, with the attributes that it tells them. What applications hear waits in
-//! channels until they take it.
+//! It communicates through QP1 of the port: messages arrive in [`Hca::receive`](crate::Hca::receive), leave in
+//! [`Hca::transmit`](crate::Hca::transmit), and its deadlines are entries of the HCA's timers. It modifies no queue
+//! pair; applications do, with the attributes that it computes. Events wait in channels until the application reads
+//! them.
 
 mod address;
 mod call;
@@ -32,17 +32,17 @@ use softhca_queue::cm::{self as api, CmState, EventParameters, EventType};
 use softhca_wire::cm::{CommunicationId, Message};
 use softhca_wire::{Gid, Qpn};
 
-/// Identifiers of a card.
+/// The maximum number of identifiers of an HCA.
 const MAX_IDENTIFIERS: usize = 65_536;
-/// Identifiers of one application.
+/// The maximum number of identifiers of a client.
 const MAX_IDENTIFIERS_PER_CLIENT: usize = 32_768;
-/// Channels of one application.
+/// The maximum number of channels of a client.
 const MAX_CHANNELS_PER_CLIENT: usize = 4_096;
-/// Connections of gone identifiers that are remembered; the oldest are forgotten first.
+/// The maximum number of connections in time wait; the oldest ones leave first.
 const MAX_TIME_WAITS: usize = 65_536;
-/// How long a card may take to acknowledge, as an exponent.
+/// The exponent of the HCA's ACK delay.
 const TARGET_ACK_DELAY: u8 = 15;
-/// The exponent of the longest time that an MRA is granted.
+/// The exponent of the longest accepted MRA timeout.
 const MAX_MRA_TIMEOUT: u8 = 24;
 
 const ETIMEDOUT: i32 = 110;
@@ -54,7 +54,7 @@ struct Channel {
     users: usize,
 }
 
-/// A connection whose identifier is gone, until no message about it can be on its way.
+/// A connection in time wait whose identifier no longer exists.
 struct TimeWait {
     peer: IpAddr,
     remote_comm_id: CommunicationId,
@@ -68,22 +68,22 @@ pub(crate) struct ConnectionManager {
     next_channel: u32,
     next_identifier: u32,
     ports: Ports,
-    /// Identifiers by the name that they have on the wire.
+    /// Identifiers by local communication ID.
     by_local_comm_id: BTreeMap<CommunicationId, CmId>,
-    /// Identifiers by what the peer calls the connection.
+    /// Identifiers by the peer's address and communication ID.
     by_remote_comm_id: BTreeMap<(IpAddr, CommunicationId), CmId>,
-    /// Identifiers by the queue pair at the other side.
+    /// Identifiers by the peer's address and queue pair.
     by_remote_qpn: BTreeMap<(IpAddr, Qpn), CmId>,
     time_waits: BTreeMap<CommunicationId, TimeWait>,
     time_wait_deadlines: BTreeSet<(Instant, CommunicationId)>,
     deadlines: BTreeSet<(Instant, CmId)>,
-    /// The earliest entry of the card's timers that is for the connection manager.
+    /// The connection manager's valid entry in the HCA's timers.
     timer_at: Option<Instant>,
     pub mad_queue: MadQueue,
 }
 
 impl ConnectionManager {
-    /// The ports at which somebody takes requests.
+    /// The ports with a listener.
     pub fn listening_ports(&self) -> impl Iterator<Item = u16> {
         self.ports.listening_ports()
     }
@@ -107,7 +107,7 @@ impl ConnectionManager {
         }
     }
 
-    /// The next number that the seed decides.
+    /// The next number of the seeded generator.
     fn next_random(&mut self) -> u64 {
         let mut z = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         self.seed = z;
@@ -116,25 +116,25 @@ impl ConnectionManager {
         z ^ (z >> 31)
     }
 
-    /// A name for a connection that no other has, and none had lately.
+    /// A communication ID that is neither in use nor in time wait.
     fn allocate_comm_id(&mut self) -> CommunicationId {
         loop {
-            let name = CommunicationId(self.next_random() as u32);
-            if name.0 != 0
-                && !self.by_local_comm_id.contains_key(&name)
-                && !self.time_waits.contains_key(&name)
+            let comm_id = CommunicationId(self.next_random() as u32);
+            if comm_id.0 != 0
+                && !self.by_local_comm_id.contains_key(&comm_id)
+                && !self.time_waits.contains_key(&comm_id)
             {
-                return name;
+                return comm_id;
             }
         }
     }
 
-    /// How many identifiers and channels there are, and how many ended connections are remembered.
+    /// The number of identifiers, channels and connections in time wait.
     pub fn resource_counts(&self) -> [usize; 3] {
         [self.identifiers.len(), self.channels.len(), self.time_waits.len()]
     }
 
-    /// Puts an event into the channel of its identifier.
+    /// Queues an event in the channel of its identifier.
     fn raise_event(&mut self, ctx: &mut Context<'_>, event: api::Event) {
         let Some(identifier) = self.identifiers.get(&event.id) else { return };
         let (client, number) = (identifier.client, identifier.channel);
@@ -159,7 +159,7 @@ impl ConnectionManager {
         );
     }
 
-    /// Changes an identifier's state.
+    /// Changes the state of an identifier.
     fn set_state(&mut self, ctx: &mut Context<'_>, id: CmId, to: CmState) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         let from = core::mem::replace(&mut identifier.state, to);
@@ -168,8 +168,8 @@ impl ConnectionManager {
         }
     }
 
-    /// Sets the deadline of an identifier, or takes it away.
-    fn set_deadline(&mut self, card: &mut HcaState, id: CmId, at: Option<Instant>) {
+    /// Sets or clears the deadline of an identifier.
+    fn set_deadline(&mut self, hca: &mut HcaState, id: CmId, at: Option<Instant>) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         if let Some(old) = identifier.deadline.take() {
             self.deadlines.remove(&(old, id));
@@ -178,22 +178,22 @@ impl ConnectionManager {
         if let Some(at) = at {
             self.deadlines.insert((at, id));
         }
-        self.arm_timer(card);
+        self.arm_timer(hca);
     }
 
-    /// Makes sure that the card's timers wake the connection manager for its earliest deadline.
-    fn arm_timer(&mut self, card: &mut HcaState) {
+    /// Arms the HCA's timers for the earliest deadline.
+    fn arm_timer(&mut self, hca: &mut HcaState) {
         let earliest =
             [self.deadlines.first().map(|(at, _)| *at), self.time_wait_deadlines.first().map(|(at, _)| *at)];
         let Some(wanted) = earliest.into_iter().flatten().min() else { return };
         if self.timer_at.is_none_or(|at| wanted < at) {
             self.timer_at = Some(wanted);
-            card.timers.push(wanted, Qpn::GSI);
+            hca.timers.push(wanted, Qpn::GSI);
         }
     }
 
-    /// Does what was due, if the timer at `at` is the one that counts.
-    pub fn expire(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, at: Instant) {
+    /// Handles expired deadlines, if the timer entry at `at` is the valid one.
+    pub fn expire(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, at: Instant) {
         if self.timer_at != Some(at) {
             return;
         }
@@ -202,20 +202,20 @@ impl ConnectionManager {
             self.deadlines.remove(&(at, id));
             if let Some(identifier) = self.identifiers.get_mut(&id) {
                 identifier.deadline = None;
-                self.on_deadline(card, ctx, id);
+                self.on_deadline(hca, ctx, id);
             }
         }
-        while let Some((at, name)) =
+        while let Some((at, comm_id)) =
             self.time_wait_deadlines.first().copied().filter(|(at, _)| *at <= ctx.now)
         {
-            self.time_wait_deadlines.remove(&(at, name));
-            self.time_waits.remove(&name);
+            self.time_wait_deadlines.remove(&(at, comm_id));
+            self.time_waits.remove(&comm_id);
         }
-        self.arm_timer(card);
+        self.arm_timer(hca);
     }
 
-    /// The deadline of an identifier passed: its message goes out again, or its wait is over.
-    fn on_deadline(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
+    /// The deadline of an identifier expired: retransmits its message, or ends its time wait.
+    fn on_deadline(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         if identifier.state == CmState::TimeWait {
             self.set_state(ctx, id, CmState::Closed);
@@ -224,26 +224,26 @@ impl ConnectionManager {
         }
         let peer = identifier.peer_address();
         let Some(unanswered) = &mut identifier.awaited_reply else { return };
-        // A port that does not answer now is no reason to give up: its time stands still.
-        let stalled = card.stalled_peers.contains(&peer);
+        // The timers of a stalled port are suspended.
+        let stalled = hca.stalled_peers.contains(&peer);
         if unanswered.retries_left == 0 && !stalled {
-            return self.fail_connection(card, ctx, id, CmFailure::TimedOut);
+            return self.fail_connection(hca, ctx, id, CmFailure::TimedOut);
         }
         if !stalled {
             unanswered.retries_left -= 1;
-            let SentMad { addressing: envelope, datagram } = *unanswered.message;
-            self.mad_queue.push(card, ctx, Some(id), envelope, datagram, true);
+            let SentMad { addressing, datagram } = *unanswered.message;
+            self.mad_queue.push(hca, ctx, Some(id), addressing, datagram, true);
         }
-        let at = ctx.now.plus(card.settings.cm.reply_timeout());
-        self.set_deadline(card, id, Some(at));
+        let at = ctx.now.plus(hca.settings.cm.reply_timeout());
+        self.set_deadline(hca, id, Some(at));
     }
 
-    /// No answer will come any more.
-    fn fail_connection(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, id: CmId, failure: CmFailure) {
+    /// Fails a connection whose message stays unanswered.
+    fn fail_connection(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId, failure: CmFailure) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         let state = identifier.state;
         identifier.awaited_reply = None;
-        self.set_deadline(card, id, None);
+        self.set_deadline(hca, id, None);
         ctx.emit(Event::CmFailed { id, failure });
         let status = match failure {
             CmFailure::TimedOut => -ETIMEDOUT,
@@ -251,12 +251,12 @@ impl ConnectionManager {
         };
         match state {
             CmState::DreqSent => {
-                self.enter_time_wait(card, ctx, id);
+                self.enter_time_wait(hca, ctx, id);
                 self.raise_simple_event(ctx, id, EventType::Disconnected, status);
             }
             CmState::ReqSent | CmState::RepSent | CmState::SidrReqSent => {
                 if state != CmState::SidrReqSent && failure == CmFailure::TimedOut {
-                    self.send_rej(card, ctx, id, softhca_wire::cm::RejectReason::TIMEOUT, &[]);
+                    self.send_rej(hca, ctx, id, softhca_wire::cm::RejectReason::TIMEOUT, &[]);
                 }
                 self.set_state(ctx, id, CmState::Closed);
                 self.remove_connection(id);
@@ -266,8 +266,8 @@ impl ConnectionManager {
         }
     }
 
-    /// The port at `peer` is gone: nothing that waits for it will be answered.
-    pub fn fail_peer(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr) {
+    /// Fails all pending requests to `peer`, whose port is dead.
+    pub fn fail_peer(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr) {
         let waiting = |(_, identifier): &(&CmId, &CmIdentifier)| {
             identifier.awaited_reply.is_some() && identifier.peer_address() == peer
         };
@@ -275,33 +275,33 @@ impl ConnectionManager {
             self.identifiers.iter().filter(waiting).map(|(id, _)| *id).collect();
         self.mad_queue.discard(peer);
         for id in affected {
-            self.fail_connection(card, ctx, id, CmFailure::PeerUnreachable);
+            self.fail_connection(hca, ctx, id, CmFailure::PeerUnreachable);
         }
     }
 
-    /// The port at `peer` answers again: what waits for it starts anew.
-    pub fn resume(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr) {
+    /// The port at `peer` responds again: restarts the timeouts of its messages.
+    pub fn resume(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr) {
         let waiting = |(_, identifier): &(&CmId, &CmIdentifier)| {
             identifier.awaited_reply.is_some() && identifier.peer_address() == peer
         };
         let affected: alloc::vec::Vec<CmId> =
             self.identifiers.iter().filter(waiting).map(|(id, _)| *id).collect();
-        let at = ctx.now.plus(card.settings.cm.reply_timeout());
+        let at = ctx.now.plus(hca.settings.cm.reply_timeout());
         for id in affected {
-            self.set_deadline(card, id, Some(at));
+            self.set_deadline(hca, id, Some(at));
         }
     }
 
-    /// Keeps a connection's queue pair and names apart from new ones for as long as old packets may live.
-    fn enter_time_wait(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
+    /// Enters time wait: the queue pair and communication IDs are not reused while old packets may be in flight.
+    fn enter_time_wait(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         identifier.awaited_reply = None;
         let wait = time_wait_duration(identifier.ack_timeout);
         self.set_state(ctx, id, CmState::TimeWait);
-        self.set_deadline(card, id, Some(ctx.now.plus(wait)));
+        self.set_deadline(hca, id, Some(ctx.now.plus(wait)));
     }
 
-    /// Takes an identifier's connection out of the tables of names.
+    /// Removes the connection of an identifier from the lookup tables.
     fn remove_connection(&mut self, id: CmId) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let peer = identifier.peer_address();
@@ -316,44 +316,44 @@ impl ConnectionManager {
         }
     }
 
-    /// Remembers a connection whose identifier goes.
-    fn remember_time_wait(&mut self, card: &mut HcaState, id: CmId, until: Instant) {
+    /// Keeps a connection in time wait after its identifier is destroyed.
+    fn remember_time_wait(&mut self, hca: &mut HcaState, id: CmId, until: Instant) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         if self.time_waits.len() >= MAX_TIME_WAITS
             && let Some(oldest) = self.time_wait_deadlines.pop_first()
         {
             self.time_waits.remove(&oldest.1);
         }
-        let (peer, remote, name) =
+        let (peer, remote, comm_id) =
             (identifier.peer_address(), identifier.remote_comm_id, identifier.local_comm_id);
-        self.time_waits.insert(name, TimeWait { peer, remote_comm_id: remote });
-        self.time_wait_deadlines.insert((until, name));
-        self.arm_timer(card);
+        self.time_waits.insert(comm_id, TimeWait { peer, remote_comm_id: remote });
+        self.time_wait_deadlines.insert((until, comm_id));
+        self.arm_timer(hca);
     }
 
-    /// Sends a message of an identifier that wants an answer, until one comes.
+    /// Sends a message and retransmits it until a reply arrives.
     fn send_with_retries(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         id: CmId,
         message: impl Into<Message>,
         transaction: u64,
     ) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
-        let envelope = identifier.addressing();
+        let addressing = identifier.addressing();
         let datagram = softhca_wire::cm::Datagram::new(transaction, message);
-        let message = alloc::boxed::Box::new(SentMad { addressing: envelope, datagram });
-        let times = card.settings.cm;
+        let message = alloc::boxed::Box::new(SentMad { addressing, datagram });
+        let times = hca.settings.cm;
         identifier.awaited_reply = Some(AwaitedReply { message, retries_left: times.max_retries });
-        self.mad_queue.push(card, ctx, Some(id), envelope, datagram, false);
-        self.set_deadline(card, id, Some(ctx.now.plus(times.reply_timeout())));
+        self.mad_queue.push(hca, ctx, Some(id), addressing, datagram, false);
+        self.set_deadline(hca, id, Some(ctx.now.plus(times.reply_timeout())));
     }
 
-    /// Sends a message of an identifier once.
+    /// Sends a message once.
     fn send(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         id: CmId,
         message: impl Into<Message>,
@@ -361,25 +361,25 @@ impl ConnectionManager {
     ) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let datagram = softhca_wire::cm::Datagram::new(transaction, message);
-        self.mad_queue.push(card, ctx, Some(id), identifier.addressing(), datagram, false);
+        self.mad_queue.push(hca, ctx, Some(id), identifier.addressing(), datagram, false);
     }
 
-    /// An answer came: nothing is to be sent again.
-    fn stop_retries(&mut self, card: &mut HcaState, id: CmId) {
+    /// A reply arrived: stops the retransmission.
+    fn stop_retries(&mut self, hca: &mut HcaState, id: CmId) {
         if let Some(identifier) = self.identifiers.get_mut(&id) {
             identifier.awaited_reply = None;
         }
-        self.set_deadline(card, id, None);
+        self.set_deadline(hca, id, None);
     }
 }
 
-/// How long a connection is remembered after its end (IBA 12.9.8.4).
+/// The duration of time wait (IBA 12.9.8.4).
 fn time_wait_duration(ack_timeout: u8) -> Duration {
     Duration::from_nanos(4096 << (ack_timeout & 0x1f).min(24))
 }
 
-/// The GID of an address, and its index in the table, if the card has it.
-fn find_gid(card: &HcaState, address: IpAddr) -> Option<(Gid, u8)> {
+/// The GID of an address and its index in the GID table.
+fn find_gid(hca: &HcaState, address: IpAddr) -> Option<(Gid, u8)> {
     let gid = Gid::from(address);
-    card.gids.iter().position(|own| *own == gid).map(|index| (gid, index as u8))
+    hca.gids.iter().position(|own| *own == gid).map(|index| (gid, index as u8))
 }

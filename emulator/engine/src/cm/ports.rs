@@ -1,4 +1,4 @@
-//! The port spaces of a host: who has which address, who listens.
+//! The port spaces of a host: bindings and listeners.
 
 use crate::{CmId, VerbsError};
 use alloc::collections::BTreeMap;
@@ -6,19 +6,19 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use softhca_wire::cm::PortSpace;
 
-/// The first and the last port that is given to who asks for any.
+/// The first and the last ephemeral port.
 const EPHEMERAL_PORTS: [u16; 2] = [32_768, 60_999];
 
-/// Which addresses a binding takes.
+/// The addresses that a binding covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// One.
+    /// One address.
     Only(IpAddr),
-    /// Every IPv4 address.
+    /// All IPv4 addresses.
     Ipv4,
-    /// Every IPv6 address.
+    /// All IPv6 addresses.
     Ipv6,
-    /// Every address.
+    /// All addresses.
     Every,
 }
 
@@ -60,7 +60,7 @@ impl Ports {
         !self.bindings.get(&(space, port)).is_some_and(|all| all.iter().any(conflicts))
     }
 
-    /// Binds a port; port 0 asks for any, and `draw` decides where the search begins.
+    /// Binds a port. Port 0 selects an ephemeral port; the search starts at `draw`.
     pub fn bind(
         &mut self,
         id: CmId,
@@ -94,7 +94,7 @@ impl Ports {
         Ok(port)
     }
 
-    /// Lets a binding take requests, unless another does already.
+    /// Lets a binding accept requests, unless another one does already.
     pub fn listen(&mut self, id: CmId, space: PortSpace, port: u16) -> Result<(), VerbsError> {
         let Some(all) = self.bindings.get_mut(&(space, port)) else {
             return Err(VerbsError::AddressInUse { space: space.name(), port });
@@ -110,7 +110,7 @@ impl Ports {
         Ok(())
     }
 
-    /// Narrows a binding to the address that its connection uses.
+    /// Narrows a binding to the address of its connection.
     pub fn narrow_scope(&mut self, id: CmId, space: PortSpace, port: u16, address: IpAddr) {
         let all = self.bindings.get_mut(&(space, port));
         if let Some(own) = all.and_then(|all| all.iter_mut().find(|binding| binding.id == id)) {
@@ -127,13 +127,13 @@ impl Ports {
         }
     }
 
-    /// The ports at which somebody takes requests.
+    /// The ports with a listener.
     pub fn listening_ports(&self) -> impl Iterator<Item = u16> {
         let listens = |all: &[Binding]| all.iter().any(|binding| binding.is_listening);
         self.bindings.iter().filter(move |(_, all)| listens(all)).map(|((_, port), _)| *port)
     }
 
-    /// Who takes requests for an address.
+    /// The listener for an address.
     pub fn listener(&self, space: PortSpace, port: u16, address: IpAddr) -> Option<CmId> {
         let all = self.bindings.get(&(space, port))?;
         let takes = |binding: &&Binding| binding.is_listening && binding.scope.contains(address);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_one_owner_unless_all_want_to_share_it() {
+    fn a_port_has_one_binding_unless_all_bindings_allow_reuse() {
         let mut ports = Ports::default();
         assert_eq!(bind(&mut ports, 1, 7174, Scope::Ipv4, true), Ok(7174));
         assert!(bind(&mut ports, 2, 7174, Scope::Only(HOST), false).is_err());
@@ -160,13 +160,13 @@ mod tests {
         assert_eq!(bind(&mut ports, 3, 7174, Scope::Only(HOST), true), Ok(7174));
         assert_eq!(ports.listen(CmId(1), PortSpace::Tcp, 7174), Ok(()));
         assert!(ports.listen(CmId(3), PortSpace::Tcp, 7174).is_err());
-        assert!(bind(&mut ports, 4, 7174, Scope::Only(HOST), true).is_err(), "somebody listens");
+        assert!(bind(&mut ports, 4, 7174, Scope::Only(HOST), true).is_err(), "another binding listens");
         ports.release(CmId(1), PortSpace::Tcp, 7174);
         assert_eq!(ports.listen(CmId(3), PortSpace::Tcp, 7174), Ok(()));
     }
 
     #[test]
-    fn port_spaces_are_apart() {
+    fn port_spaces_are_independent() {
         let mut ports = Ports::default();
         assert_eq!(bind(&mut ports, 1, 7174, Scope::Every, false), Ok(7174));
         assert_eq!(ports.bind(CmId(2), PortSpace::Udp, 7174, Scope::Every, false, 0), Ok(7174));
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_go_to_the_listener_of_their_address() {
+    fn a_request_reaches_the_listener_of_its_address() {
         let mut ports = Ports::default();
         let other = IpAddr::from([10, 0, 0, 2]);
         for (id, scope) in [(1, Scope::Only(other)), (2, Scope::Only(HOST))] {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn any_port_is_a_free_one() {
+    fn port_0_selects_a_free_ephemeral_port() {
         let mut ports = Ports::default();
         let mut seen = alloc::collections::BTreeSet::new();
         for id in 0..(EPHEMERAL_PORTS[1] - EPHEMERAL_PORTS[0]) as u32 + 1 {

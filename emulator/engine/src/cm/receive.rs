@@ -1,4 +1,4 @@
-//! Packets to QP1: checked, read, and handed to whom they are for.
+//! Packets to QP1: checks, parses and dispatches them.
 
 use super::connect::{emit_cm_dropped, reply_addressing};
 use super::{CmDropReason, CmMessageKind, ConnectionManager};
@@ -8,12 +8,12 @@ use softhca_wire::cm::{AlternatePathStatus, Apr, Datagram, Message};
 use softhca_wire::{AddressHeaders, PartitionKey, Qpn, QueueKey, Service, TransportPacket};
 
 impl ConnectionManager {
-    /// Takes a packet to QP1.
+    /// Handles a packet to QP1.
     pub fn receive(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         transport: &TransportPacket<'_>,
         packet: PacketSummary,
     ) {
@@ -34,28 +34,28 @@ impl ConnectionManager {
         let datagram = match read {
             Ok(datagram) => datagram,
             Err(reason) => {
-                card.counters.rx_dropped += 1;
+                hca.counters.rx_dropped += 1;
                 let packet = Some(packet);
                 return ctx.emit(Event::PacketDropped { qp: Qpn::GSI, packet, reason });
             }
         };
-        card.counters.rcvd_pkts += 1;
-        card.counters.rcvd_bytes += u64::from(packet.payload_length);
+        hca.counters.rcvd_pkts += 1;
+        hca.counters.rcvd_bytes += u64::from(packet.payload_length);
         ctx.emit(Event::PacketReceived { qp: Qpn::GSI, packet });
-        let (message, peer) = (CmMessageKind::new(&datagram.message), envelope.source);
+        let (message, peer) = (CmMessageKind::new(&datagram.message), addressing.source);
         ctx.emit(Event::CmReceived { message, peer });
         let transaction = datagram.header.transaction_id;
         match &datagram.message {
-            Message::Req(req) => self.on_req(card, ctx, envelope, transaction, req),
-            Message::Mra(mra) => self.on_mra(card, ctx, peer, mra),
-            Message::Rej(rej) => self.on_rej(card, ctx, peer, rej),
-            Message::Rep(rep) => self.on_rep(card, ctx, envelope, transaction, rep),
-            Message::Rtu(rtu) => self.on_rtu(card, ctx, peer, rtu),
-            Message::Dreq(dreq) => self.on_dreq(card, ctx, envelope, transaction, dreq),
-            Message::Drep(drep) => self.on_drep(card, ctx, peer, drep),
-            Message::SidrReq(req) => self.on_sidr_req(card, ctx, envelope, transaction, req),
-            Message::SidrRep(rep) => self.on_sidr_rep(card, ctx, peer, rep),
-            // There is no path migration here: whoever proposes another path is told so.
+            Message::Req(req) => self.on_req(hca, ctx, addressing, transaction, req),
+            Message::Mra(mra) => self.on_mra(hca, ctx, peer, mra),
+            Message::Rej(rej) => self.on_rej(hca, ctx, peer, rej),
+            Message::Rep(rep) => self.on_rep(hca, ctx, addressing, transaction, rep),
+            Message::Rtu(rtu) => self.on_rtu(hca, ctx, peer, rtu),
+            Message::Dreq(dreq) => self.on_dreq(hca, ctx, addressing, transaction, dreq),
+            Message::Drep(drep) => self.on_drep(hca, ctx, peer, drep),
+            Message::SidrReq(req) => self.on_sidr_req(hca, ctx, addressing, transaction, req),
+            Message::SidrRep(rep) => self.on_sidr_rep(hca, ctx, peer, rep),
+            // Path migration is not supported.
             Message::Lap(lap) => {
                 let known = self.find_by_comm_id(lap.remote_id, peer).is_some();
                 let status = match known {
@@ -65,7 +65,7 @@ impl ConnectionManager {
                 let (local_id, remote_id) = (lap.remote_id, lap.local_id);
                 let apr = Apr { local_id, remote_id, status, ..Apr::default() };
                 let datagram = Datagram::new(transaction, apr);
-                self.mad_queue.push(card, ctx, None, reply_addressing(envelope), datagram, false);
+                self.mad_queue.push(hca, ctx, None, reply_addressing(addressing), datagram, false);
             }
             Message::Apr(_) => emit_cm_dropped(ctx, None, "APR", peer, CmDropReason::NoSuchConnection),
         }

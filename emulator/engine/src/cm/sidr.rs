@@ -1,4 +1,4 @@
-//! Finding the datagram queue pair of a service: SIDR_REQ, SIDR_REP.
+//! Service ID resolution for datagram queue pairs: SIDR_REQ, SIDR_REP.
 
 use super::connect::{emit_cm_dropped, private_data_with_addresses, reply_addressing};
 use super::identifier::SentMad;
@@ -14,13 +14,7 @@ use softhca_wire::{AddressHeaders, PartitionKey};
 
 impl ConnectionManager {
     /// Sends the SIDR_REQ of an identifier that `connect` prepared.
-    pub(super) fn send_sidr_req(
-        &mut self,
-        card: &mut HcaState,
-        ctx: &mut Context<'_>,
-        id: CmId,
-        data: &[u8],
-    ) {
+    pub(super) fn send_sidr_req(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId, data: &[u8]) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let request = SidrReq {
             request_id: identifier.local_comm_id.0,
@@ -30,25 +24,25 @@ impl ConnectionManager {
         };
         let transaction = identifier.transaction_id;
         self.set_state(ctx, id, CmState::SidrReqSent);
-        self.send_with_retries(card, ctx, id, request, transaction);
+        self.send_with_retries(hca, ctx, id, request, transaction);
     }
 
-    /// Takes a SIDR_REQ.
+    /// Handles a SIDR_REQ.
     pub(super) fn on_sidr_req(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         transaction: u64,
         req: &SidrReq,
     ) {
-        let peer = envelope.source;
-        let name = CommunicationId(req.request_id);
-        if let Some(id) = self.by_remote_comm_id.get(&(peer, name)).copied() {
+        let peer = addressing.source;
+        let comm_id = CommunicationId(req.request_id);
+        if let Some(id) = self.by_remote_comm_id.get(&(peer, comm_id)).copied() {
             emit_cm_dropped(ctx, Some(id), "SIDR_REQ", peer, CmDropReason::Duplicate);
             if let Some(answer) = &self.identifiers[&id].sidr_reply {
-                let (envelope, datagram) = (answer.addressing, answer.datagram);
-                self.mad_queue.push(card, ctx, Some(id), envelope, datagram, true);
+                let (addressing, datagram) = (answer.addressing, answer.datagram);
+                self.mad_queue.push(hca, ctx, Some(id), addressing, datagram, true);
             }
             return;
         }
@@ -59,7 +53,7 @@ impl ConnectionManager {
         });
         let listener = listener.filter(|id| self.identifiers[id].is_datagram());
         let (Some(listener), Some(header), Some(source)) =
-            (listener, header, find_gid(card, envelope.destination))
+            (listener, header, find_gid(hca, addressing.destination))
         else {
             let rep = SidrRep {
                 request_id: req.request_id,
@@ -68,19 +62,19 @@ impl ConnectionManager {
                 ..SidrRep::default()
             };
             let datagram = Datagram::new(transaction, rep);
-            return self.mad_queue.push(card, ctx, None, reply_addressing(envelope), datagram, false);
+            return self.mad_queue.push(hca, ctx, None, reply_addressing(addressing), datagram, false);
         };
         if self.identifiers[&listener].is_backlog_full() {
             let limit = self.identifiers[&listener].backlog.as_ref().map_or(0, |listening| listening.limit);
             let (message, reason) = (CmMessageKind::new(&(*req).into()), CmDropReason::BacklogFull { limit });
             return ctx.emit(Event::CmDropped { id: Some(listener), message, peer, reason });
         }
-        let Some(id) = self.create_child(listener, envelope, &header, source.1) else {
+        let Some(id) = self.create_child(listener, addressing, &header, source.1) else {
             return emit_cm_dropped(ctx, Some(listener), "SIDR_REQ", peer, CmDropReason::TooManyIdentifiers);
         };
-        self.by_remote_comm_id.insert((peer, name), id);
-        let identifier = self.identifiers.get_mut(&id).expect("it was just made");
-        identifier.remote_comm_id = name;
+        self.by_remote_comm_id.insert((peer, comm_id), id);
+        let identifier = self.identifiers.get_mut(&id).expect("create_child has inserted it");
+        identifier.remote_comm_id = comm_id;
         identifier.transaction_id = transaction;
         identifier.service = req.service_id;
         let (path, queue_key) = (identifier.path(), identifier.queue_key);
@@ -98,14 +92,8 @@ impl ConnectionManager {
         );
     }
 
-    /// Names the queue pair of an identifier that `accept` prepared.
-    pub(super) fn send_sidr_rep(
-        &mut self,
-        card: &mut HcaState,
-        ctx: &mut Context<'_>,
-        id: CmId,
-        data: &[u8],
-    ) {
+    /// Sends the SIDR_REP of an identifier that `accept` prepared.
+    pub(super) fn send_sidr_rep(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId, data: &[u8]) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         let rep = SidrRep {
             request_id: identifier.remote_comm_id.0,
@@ -117,16 +105,16 @@ impl ConnectionManager {
             ..SidrRep::default()
         };
         let transaction = identifier.transaction_id;
-        let (envelope, datagram) = (identifier.addressing(), Datagram::new(transaction, rep));
-        identifier.sidr_reply = Some(alloc::boxed::Box::new(SentMad { addressing: envelope, datagram }));
+        let (addressing, datagram) = (identifier.addressing(), Datagram::new(transaction, rep));
+        identifier.sidr_reply = Some(alloc::boxed::Box::new(SentMad { addressing, datagram }));
         self.set_state(ctx, id, CmState::SidrResolved);
-        self.send(card, ctx, id, rep, transaction);
+        self.send(hca, ctx, id, rep, transaction);
     }
 
-    /// Names none.
+    /// Sends a SIDR_REP that rejects the request.
     pub(super) fn reject_sidr(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         id: CmId,
         status: SidrStatus,
@@ -141,13 +129,13 @@ impl ConnectionManager {
             ..SidrRep::default()
         };
         let transaction = identifier.transaction_id;
-        self.send(card, ctx, id, rep, transaction);
+        self.send(hca, ctx, id, rep, transaction);
     }
 
-    /// Takes a SIDR_REP.
+    /// Handles a SIDR_REP.
     pub(super) fn on_sidr_rep(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         peer: IpAddr,
         rep: &SidrRep,
@@ -155,14 +143,14 @@ impl ConnectionManager {
         let Some(id) = self.find_by_comm_id(CommunicationId(rep.request_id), peer) else {
             return emit_cm_dropped(ctx, None, "SIDR_REP", peer, CmDropReason::NoSuchConnection);
         };
-        let identifier = self.identifiers.get_mut(&id).expect("it was just found");
+        let identifier = self.identifiers.get_mut(&id).expect("find_by_comm_id has returned it");
         if identifier.state != CmState::SidrReqSent {
             return emit_cm_dropped(ctx, Some(id), "SIDR_REP", peer, CmDropReason::Duplicate);
         }
         let private_data = rep.private_data.0.to_vec();
         identifier.remote_qpn = rep.qpn;
         let target = UdParameters { address_vector: identifier.path(), qpn: rep.qpn, qkey: rep.qkey };
-        self.stop_retries(card, id);
+        self.stop_retries(hca, id);
         let (state, kind, detail) = match rep.status {
             SidrStatus::VALID => (CmState::SidrResolved, EventType::Established, EventParameters::Ud(target)),
             _ => (CmState::Closed, EventType::Unreachable, EventParameters::None),

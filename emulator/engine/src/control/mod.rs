@@ -2,15 +2,21 @@
 
 mod address;
 mod cm;
+mod execute;
 mod memory;
 mod queue_pair;
 mod queues;
 
+pub use execute::Attachments;
 pub use queue_pair::QpRings;
 
+use crate::hca::Client;
 use crate::{AhId, ClientId, Context, CqId, Hca, MemoryRegion, Resource, SrqId, VerbsError, XrcdId};
-use softhca_queue::{DoorbellConsumer, ReceiveConsumer};
+use softhca_queue::DoorbellConsumer;
 use softhca_wire::Qpn;
+
+/// The address of the first region of a client that leaves the choice to the HCA.
+const FIRST_IOVA: u64 = 0x1000_0000;
 
 impl Hca {
     /// A tag for numbers and keys: different for each seed and each resource, the same in every run.
@@ -30,7 +36,7 @@ impl Hca {
         }
         let client = ClientId(self.next_client);
         self.next_client += 1;
-        self.clients.insert(client, doorbell);
+        self.clients.insert(client, Client { doorbell, next_iova: FIRST_IOVA });
         Ok(client)
     }
 
@@ -86,9 +92,4 @@ impl Hca {
 
 fn check_limit(what: &'static str, value: u64, limit: u64) -> Result<(), VerbsError> {
     if value > limit { Err(VerbsError::TooLarge { what, value, limit }) } else { Ok(()) }
-}
-
-fn check_receive_ring(ring: &ReceiveConsumer) -> Result<(), VerbsError> {
-    check_limit("receive work requests", ring.slots().into(), crate::DeviceLimits::HCA.max_qp_wr.into())?;
-    check_limit("receive entries", ring.max_sge() as u64, crate::DeviceLimits::HCA.max_sge as u64)
 }

@@ -1,6 +1,6 @@
 //! Control verbs of queue pairs.
 
-use super::{check_limit, check_receive_ring};
+use super::check_limit;
 use crate::addressing::address_headers;
 use crate::queue_pair::{QueuePair, RequesterState, ResponderState, check_modify};
 use crate::{
@@ -51,7 +51,7 @@ impl Hca {
         insert: impl FnOnce(&mut crate::table::Table<QueuePair>, &mut dyn FnMut(u32) -> QueuePair) -> Option<u32>,
     ) -> Result<Qpn, VerbsError> {
         self.check_client(client)?;
-        self.check_init(client, &init, &rings)?;
+        self.check_init(client, &init)?;
         let limit = self.limits.max_qp;
         if !self.queue_pairs.has_room() {
             return Err(VerbsError::Exhausted { resource: Resource::QueuePair, limit });
@@ -82,23 +82,10 @@ impl Hca {
         Ok(Qpn::new(number))
     }
 
-    fn check_init(
-        &mut self,
-        client: ClientId,
-        init: &QpInitAttributes,
-        rings: &QpRings,
-    ) -> Result<(), VerbsError> {
+    fn check_init(&mut self, client: ClientId, init: &QpInitAttributes) -> Result<(), VerbsError> {
         let invalid = |what, why| Err(VerbsError::Invalid { what, why });
         for cq in [init.send_cq, init.recv_cq].into_iter().flatten() {
             self.completion_queue(client, cq)?;
-        }
-        if let Some(ring) = &rings.send {
-            check_limit("send work requests", ring.slots().into(), self.limits.max_qp_wr.into())?;
-            check_limit("send entries", ring.max_sge() as u64, self.limits.max_sge as u64)?;
-            check_limit("inline data", ring.max_inline_data() as u64, self.limits.max_inline_data as u64)?;
-        }
-        if let Some(ring) = &rings.receive {
-            check_receive_ring(ring)?;
         }
         match init.qp_type {
             QpType::XrcTarget => match init.xrcd {

@@ -1,6 +1,6 @@
 //! Control verbs of completion queues, shared receive queues and XRC domains.
 
-use super::{check_limit, check_receive_ring};
+use super::check_limit;
 use crate::completion_queue::CompletionQueue;
 use crate::hca_state::XrcDomain;
 use crate::shared_receive_queue::SharedReceiveQueue;
@@ -18,7 +18,6 @@ impl Hca {
         ring: CompletionProducer,
     ) -> Result<CqId, VerbsError> {
         self.check_client(client)?;
-        check_limit("completions", u64::from(ring.slots()), u64::from(self.limits.max_cqe))?;
         let tag = self.next_tag();
         let queue = CompletionQueue { client, ring, users: 0, failed: false };
         let limit = self.limits.max_cq;
@@ -42,7 +41,6 @@ impl Hca {
         cq: CqId,
         mut ring: CompletionProducer,
     ) -> Result<(), VerbsError> {
-        check_limit("completions", u64::from(ring.slots()), u64::from(self.limits.max_cqe))?;
         let queue = self.completion_queue(client, cq)?;
         if !queue.ring.move_to(&mut ring) {
             let why = "more completions wait than the new size holds";
@@ -78,7 +76,6 @@ impl Hca {
         init: SrqInitAttributes,
         ring: ReceiveConsumer,
     ) -> Result<SrqId, VerbsError> {
-        check_receive_ring(&ring)?;
         check_limit("limit", u64::from(init.srq_limit), u64::from(ring.slots()))?;
         if let Some((cq, domain)) = init.xrc {
             self.completion_queue(client, cq)?;

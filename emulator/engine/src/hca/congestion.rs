@@ -12,8 +12,8 @@ impl Hca {
             return;
         }
         for priority in (0..8).filter(|priority| resumed >> priority & 1 == 1) {
-            for number in core::mem::take(&mut self.state.paused_qps[priority]) {
-                if let Some(qp) = self.queue_pairs.get_mut(number.value()) {
+            for qpn in core::mem::take(&mut self.state.paused_qps[priority]) {
+                if let Some(qp) = self.queue_pairs.get_mut(qpn.value()) {
                     qp.is_paused = false;
                     qp.schedule_transmit(&mut self.state);
                 }

@@ -1,4 +1,4 @@
-//! The card: packets in and out, timers, doorbells.
+//! The HCA: received packets, timers, doorbells.
 
 mod congestion;
 mod receive_batch;
@@ -20,12 +20,19 @@ use softhca_wire::{
     AddressHeaders, Bth, Ecn, Gid, Malformed, Opcode, PartitionKey, Qpn, TransportHeader, TransportPacket,
 };
 
-/// The card.
+/// An application of the HCA: the owner of its resources.
+pub(crate) struct Client {
+    pub doorbell: DoorbellConsumer,
+    /// The address of the next region whose address the HCA chooses: the same in every run.
+    pub next_iova: u64,
+}
+
+/// The HCA.
 #[repr(C)]
 pub struct Hca {
     pub(crate) queue_pairs: Table<QueuePair>,
     pub(crate) state: HcaState,
-    pub(crate) clients: BTreeMap<ClientId, DoorbellConsumer>,
+    pub(crate) clients: BTreeMap<ClientId, Client>,
     pub(crate) next_client: u32,
     pub(crate) limits: DeviceLimits,
     pub(crate) cm: ConnectionManager,
@@ -33,7 +40,7 @@ pub struct Hca {
 }
 
 impl Hca {
-    /// A card with these settings and GIDs; GID 0 is the address of its port.
+    /// Creates an HCA. GID 0 is the address of its port.
     pub fn new(settings: Settings, gids: Vec<Gid>) -> Hca {
         let limits = DeviceLimits::HCA;
         Hca {
@@ -47,12 +54,12 @@ impl Hca {
         }
     }
 
-    /// What the card counted so far.
+    /// The counters.
     pub fn counters(&self) -> &Counters {
         &self.state.counters
     }
 
-    /// The settings of the device.
+    /// The settings.
     pub fn settings(&self) -> &Settings {
         &self.state.settings
     }
@@ -62,19 +69,19 @@ impl Hca {
         &self.state.gids
     }
 
-    /// Takes a packet, from the BTH to the pad bytes, whose ICRC was found right.
-    pub fn receive(&mut self, ctx: &mut Context<'_>, envelope: &AddressHeaders, bytes: &[u8]) {
+    /// Receives a packet, from the BTH to the pad bytes. The caller has verified its ICRC.
+    pub fn receive(&mut self, ctx: &mut Context<'_>, addressing: &AddressHeaders, bytes: &[u8]) {
         match TransportPacket::parse(bytes) {
-            Ok(transport) => self.receive_transport(ctx, envelope, &transport),
+            Ok(transport) => self.receive_transport(ctx, addressing, &transport),
             Err(why) => self.drop_malformed(ctx, why),
         }
     }
 
-    /// Takes the headers of a packet whose payload, of `elided` bytes with its pad, was left out.
+    /// Receives the headers of a packet without its payload; `elided` is the length of payload and pad.
     pub fn receive_elided(
         &mut self,
         ctx: &mut Context<'_>,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         bytes: &[u8],
         elided: usize,
     ) {
@@ -83,7 +90,7 @@ impl Hca {
             Ok((header, _)) => {
                 let payload = elided.saturating_sub(header.bth.pad.into()).min(ZEROES.len());
                 let transport = TransportPacket { header, payload: &ZEROES[..payload], padding: &[] };
-                self.receive_transport(ctx, envelope, &transport);
+                self.receive_transport(ctx, addressing, &transport);
             }
             Err(why) => self.drop_malformed(ctx, why),
         }
@@ -98,27 +105,26 @@ impl Hca {
     fn receive_transport(
         &mut self,
         ctx: &mut Context<'_>,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         transport: &TransportPacket<'_>,
     ) {
-        let packet = PacketSummary::new(&transport.header, transport.payload.len(), envelope.source);
+        let packet = PacketSummary::new(&transport.header, transport.payload.len(), addressing.source);
         if self.state.port_state == PortState::Down {
             self.state.counters.rx_dropped += 1;
             let (qp, reason) = (packet.dest_qp, DropReason::PortDown);
             return ctx.emit(Event::PacketDropped { qp, packet: Some(packet), reason });
         }
         if packet.dest_qp == Qpn::MULTICAST {
-            self.receive_multicast(ctx, envelope, transport, packet);
+            self.receive_multicast(ctx, addressing, transport, packet);
         } else if packet.dest_qp == Qpn::GSI {
-            self.cm.receive(&mut self.state, ctx, envelope, transport, packet);
+            self.cm.receive(&mut self.state, ctx, addressing, transport, packet);
         } else {
-            self.receive_for_qp(ctx, envelope, transport, packet, packet.dest_qp);
+            self.receive_for_qp(ctx, addressing, transport, packet, packet.dest_qp);
         }
         self.handle_cq_overflows(ctx);
     }
 
-    /// Whether a packet with this header would show its receiver that one before it is missing. Datagrams have
-    /// no order.
+    /// Whether the receiver of a packet with this header would detect a missing packet. Datagrams have no sequence.
     pub fn is_out_of_sequence(&self, bth: &Bth) -> bool {
         let Some(qp) = self.queue_pairs.get(bth.destination_qp.value()) else { return false };
         if bth.opcode.service() != qp.kind.service() {
@@ -140,12 +146,12 @@ impl Hca {
         }
     }
 
-    /// Counts packets that the host itself had put out of order, and that its driver put in order again.
+    /// Counts packets that this machine's network stack delivered out of order and the driver has sorted.
     pub fn count_reordered(&mut self, packets: u64) {
         self.state.counters.host_reordered += packets;
     }
 
-    /// A packet came whose ICRC was wrong.
+    /// Drops a packet whose ICRC is wrong.
     pub fn drop_bad_icrc(&mut self, ctx: &mut Context<'_>) {
         self.state.counters.rx_icrc_encapsulated += 1;
         let reason = DropReason::BadIcrc;
@@ -155,25 +161,25 @@ impl Hca {
     fn receive_multicast(
         &mut self,
         ctx: &mut Context<'_>,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         transport: &TransportPacket<'_>,
         packet: PacketSummary,
     ) {
-        let group = Gid::from(envelope.destination);
+        let group = Gid::from(addressing.destination);
         let sender = transport.header.deth.map(|deth| deth.source_qp);
-        let from_here = self.state.gids.contains(&Gid::from(envelope.source));
+        let from_here = self.state.gids.contains(&Gid::from(addressing.source));
         let mut delivered = false;
         let mut index = 0;
-        while let Some(number) =
+        while let Some(qpn) =
             self.state.multicast_groups.get(&group).and_then(|members| members.get(index).copied())
         {
             index += 1;
-            // The sender itself does not get its own datagram back (IBA 10.5.2.2).
-            if from_here && Some(number) == sender {
+            // The sender does not receive its own datagram (IBA 10.5.2.2).
+            if from_here && Some(qpn) == sender {
                 continue;
             }
             delivered = true;
-            self.receive_for_qp(ctx, envelope, transport, packet, number);
+            self.receive_for_qp(ctx, addressing, transport, packet, qpn);
         }
         if !delivered {
             self.state.counters.rx_dropped += 1;
@@ -185,16 +191,16 @@ impl Hca {
     fn receive_for_qp(
         &mut self,
         ctx: &mut Context<'_>,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         transport: &TransportPacket<'_>,
         packet: PacketSummary,
-        number: Qpn,
+        qpn: Qpn,
     ) {
-        let card = &mut self.state;
-        let Some(qp) = self.queue_pairs.get_mut(number.value()) else {
-            card.counters.rx_dropped += 1;
+        let state = &mut self.state;
+        let Some(qp) = self.queue_pairs.get_mut(qpn.value()) else {
+            state.counters.rx_dropped += 1;
             let reason = DropReason::NoQueuePair;
-            return ctx.emit(Event::PacketDropped { qp: number, packet: Some(packet), reason });
+            return ctx.emit(Event::PacketDropped { qp: qpn, packet: Some(packet), reason });
         };
         let opcode = packet.opcode;
         let is_request = opcode.operation().is_request();
@@ -207,54 +213,55 @@ impl Hca {
         } else if is_request && !qp.state.accepts_requests() {
             Some(DropReason::InvalidQpState(qp.state))
         } else if !qp.kind.is_datagram()
-            && (envelope.source != qp.addressing.destination || envelope.destination != qp.addressing.source)
+            && (addressing.source != qp.addressing.destination
+                || addressing.destination != qp.addressing.source)
         {
             Some(DropReason::AddressMismatch)
         } else {
             None
         };
         if let Some(reason) = reason {
-            return qp.emit_dropped(card, ctx, packet, reason);
+            return qp.emit_dropped(state, ctx, packet, reason);
         }
-        card.counters.rcvd_pkts += 1;
-        card.counters.rcvd_bytes += u64::from(packet.payload_length);
-        ctx.emit(Event::PacketReceived { qp: number, packet });
-        if envelope.ecn() == Ecn::CongestionExperienced && opcode != Opcode::CNP {
-            qp.on_ecn_mark(card, ctx, &packet);
+        state.counters.rcvd_pkts += 1;
+        state.counters.rcvd_bytes += u64::from(packet.payload_length);
+        ctx.emit(Event::PacketReceived { qp: qpn, packet });
+        if addressing.ecn() == Ecn::CongestionExperienced && opcode != Opcode::CNP {
+            qp.on_ecn_mark(state, ctx, &packet);
         }
         match qp.kind {
-            _ if opcode == Opcode::CNP => qp.on_cnp(card, ctx),
-            QpType::Ud | QpType::Gsi => qp.on_datagram(card, ctx, transport, envelope, packet),
-            QpType::Uc => qp.on_uc_request(card, ctx, transport, packet),
+            _ if opcode == Opcode::CNP => qp.on_cnp(state, ctx),
+            QpType::Ud | QpType::Gsi => qp.on_datagram(state, ctx, transport, addressing, packet),
+            QpType::Uc => qp.on_uc_request(state, ctx, transport, packet),
             QpType::Rc | QpType::XrcInitiator | QpType::XrcTarget if !is_request => {
-                qp.on_response(card, ctx, transport, packet);
+                qp.on_response(state, ctx, transport, packet);
             }
-            QpType::Rc | QpType::XrcTarget => qp.on_request(card, ctx, transport, packet),
+            QpType::Rc | QpType::XrcTarget => qp.on_request(state, ctx, transport, packet),
             QpType::XrcInitiator => {
-                qp.emit_dropped(card, ctx, packet, DropReason::WrongService { expected: "XRC initiator" });
+                qp.emit_dropped(state, ctx, packet, DropReason::WrongService { expected: "XRC initiator" });
             }
         }
     }
 
-    /// The port at `destination` does not answer: timers towards it stand still.
+    /// The port at `destination` does not respond: suspends the timers of its connections.
     pub fn stall(&mut self, destination: IpAddr) {
         self.state.stalled_peers.insert(destination);
     }
 
-    /// The port at `destination` answers again: timers towards it start anew.
+    /// The port at `destination` responds again: restarts the timers of its connections.
     pub fn resume(&mut self, ctx: &mut Context<'_>, destination: IpAddr) {
         if !self.state.stalled_peers.remove(&destination) {
             return;
         }
-        for number in self.queue_pairs.numbers(|qp| qp.addressing.destination == destination) {
-            if let Some(qp) = self.queue_pairs.get_mut(number) {
+        for qpn in self.queue_pairs.numbers(|qp| qp.addressing.destination == destination) {
+            if let Some(qp) = self.queue_pairs.get_mut(qpn) {
                 qp.restart_timers(&mut self.state, ctx);
             }
         }
         self.cm.resume(&mut self.state, ctx, destination);
     }
 
-    /// When [`Hca::expire`] is to be called next.
+    /// The time of the next [`Hca::expire`].
     pub fn next_timeout(&self) -> Option<Instant> {
         match (self.state.timers.next(), self.state.pacing_timers.next()) {
             (Some(timer), Some(pacer)) => Some(timer.min(pacer)),
@@ -262,21 +269,21 @@ impl Hca {
         }
     }
 
-    /// Does what was due by `ctx.now`.
+    /// Handles all timers that expire by `ctx.now`.
     pub fn expire(&mut self, ctx: &mut Context<'_>) {
-        while let Some((at, number)) = self.state.pacing_timers.pop(ctx.now) {
-            let Some(qp) = self.queue_pairs.get_mut(number.value()) else { continue };
+        while let Some((at, qpn)) = self.state.pacing_timers.pop(ctx.now) {
+            let Some(qp) = self.queue_pairs.get_mut(qpn.value()) else { continue };
             if qp.pacing_timer_at == Some(at) {
                 qp.pacing_timer_at = None;
                 qp.schedule_transmit(&mut self.state);
             }
         }
-        while let Some((at, number)) = self.state.timers.pop(ctx.now) {
-            if number == Qpn::GSI {
+        while let Some((at, qpn)) = self.state.timers.pop(ctx.now) {
+            if qpn == Qpn::GSI {
                 self.cm.expire(&mut self.state, ctx, at);
                 continue;
             }
-            let Some(qp) = self.queue_pairs.get_mut(number.value()) else { continue };
+            let Some(qp) = self.queue_pairs.get_mut(qpn.value()) else { continue };
             if qp.timer_at == Some(at) {
                 qp.timer_at = None;
                 qp.expire(&mut self.state, ctx);
@@ -285,14 +292,14 @@ impl Hca {
         self.handle_cq_overflows(ctx);
     }
 
-    /// Hears the doorbells of every client: new work is taken up, or flushed.
+    /// Processes the doorbells of all clients: schedules or flushes new work requests.
     pub fn process_doorbells(&mut self, ctx: &mut Context<'_>) {
-        let mut heard = core::mem::take(&mut self.rung_qps);
-        for (client, doorbell) in &mut self.clients {
-            doorbell.drain(&mut heard);
-            for number in heard.drain(..) {
-                let Some(qp) = self.queue_pairs.get_mut(number.value()) else { continue };
-                if qp.client != *client {
+        let mut rung = core::mem::take(&mut self.rung_qps);
+        for (id, client) in &mut self.clients {
+            client.doorbell.drain(&mut rung);
+            for qpn in rung.drain(..) {
+                let Some(qp) = self.queue_pairs.get_mut(qpn.value()) else { continue };
+                if qp.client != *id {
                     continue;
                 }
                 if let Some(ring) = &qp.requester.ring {
@@ -308,11 +315,11 @@ impl Hca {
                 }
             }
         }
-        self.rung_qps = heard;
+        self.rung_qps = rung;
         self.handle_cq_overflows(ctx);
     }
 
-    /// Stops the queue pairs of completion queues that overflowed.
+    /// Fails the queue pairs of overflowed completion queues.
     #[inline]
     pub(crate) fn handle_cq_overflows(&mut self, ctx: &mut Context<'_>) {
         if !self.state.overflowed_cqs.is_empty() {
@@ -322,12 +329,12 @@ impl Hca {
 
     fn fail_overflowed_cqs(&mut self, ctx: &mut Context<'_>) {
         while let Some(cq) = self.state.overflowed_cqs.pop() {
-            let card = &self.state;
+            let state = &self.state;
             let users = self
                 .queue_pairs
-                .numbers(|qp| qp.send_cq == Some(cq) || qp.effective_recv_cq(card) == Some(cq));
-            for number in users {
-                let Some(qp) = self.queue_pairs.get_mut(number) else { continue };
+                .numbers(|qp| qp.send_cq == Some(cq) || qp.effective_recv_cq(state) == Some(cq));
+            for qpn in users {
+                let Some(qp) = self.queue_pairs.get_mut(qpn) else { continue };
                 if matches!(qp.state, QpState::Reset | QpState::Init | QpState::Error) {
                     continue;
                 }
@@ -342,8 +349,8 @@ impl Hca {
         self.state.port_state
     }
 
-    /// The link of the port went down, or came up: whoever uses the card is told, and what arrives while it is down
-    /// is dropped. What is sent is the driver's to hold back or lose.
+    /// Sets the link state of the port and raises the port event. A port that is down drops received packets; the
+    /// driver holds back or drops transmitted ones.
     pub fn set_port_state(&mut self, ctx: &mut Context<'_>, state: PortState) {
         if core::mem::replace(&mut self.state.port_state, state) != state {
             let event = match state {
@@ -354,20 +361,20 @@ impl Hca {
         }
     }
 
-    /// Raises an asynchronous event that is nobody's in particular: of the port, or of the device.
+    /// Raises an asynchronous event of the port or the device.
     pub fn raise_async_event(&mut self, ctx: &mut Context<'_>, event: AsyncEvent) {
         ctx.emit(Event::AsyncEventRaised { client: None, event });
     }
 
-    /// The peer at `destination` is gone: its connections fail.
+    /// Fails the connections to `destination`, whose port is dead.
     pub fn fail_peer(&mut self, ctx: &mut Context<'_>, destination: IpAddr) {
         let affected = self.queue_pairs.numbers(|qp| {
             qp.kind.is_reliable()
                 && qp.addressing.destination == destination
                 && qp.requester.has_outstanding()
         });
-        for number in affected {
-            if let Some(qp) = self.queue_pairs.get_mut(number) {
+        for qpn in affected {
+            if let Some(qp) = self.queue_pairs.get_mut(qpn) {
                 qp.fail_oldest_wqe(
                     &mut self.state,
                     ctx,

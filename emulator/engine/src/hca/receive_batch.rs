@@ -13,23 +13,24 @@ use softhca_wire::{
     TransportPacket,
 };
 
-/// How packets that arrived together go on.
+/// The state of a sequence of packets that arrived together.
 struct ReceiveSequence {
     queue_pair: Qpn,
     expected: Psn,
     operation: Operation,
-    /// What is open, once the first was looked at.
+    /// The target of the message in progress.
     open: Option<ContiguousRange>,
-    /// Receives that they take.
+    /// The receives that the sequence has consumed.
     receives: u32,
 }
 
 impl ReceiveSequence {
-    /// Whether a packet is the next of these and will be accepted in its turn; where its payload goes then.
+    /// Returns the target of the packet's payload, if the packet continues the sequence and its queue pair will
+    /// accept it.
     fn next_location(
         &mut self,
         qp: &QueuePair,
-        card: &HcaState,
+        state: &HcaState,
         transport: &TransportPacket<'_>,
         scatter: &mut Vec<Sge>,
     ) -> Option<MemoryLocation> {
@@ -43,7 +44,7 @@ impl ReceiveSequence {
             && opcode.service() == qp.kind.service()
             && PartitionKey::DEFAULT.matches(partition)
             && header.aeth.is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack(_)));
-        // At its end a message may do more than bring its payload.
+        // The last packet of a message may have side effects.
         let is_plain = match opcode.imm_or_invalidate() {
             ImmOrInvalidate::None => true,
             ImmOrInvalidate::Immediate => self.operation == Operation::Send,
@@ -55,7 +56,7 @@ impl ReceiveSequence {
         let mut stretch = match self.open {
             Some(open) if is_response || !position.starts_message() => open,
             None if position.starts_message() && !is_response => {
-                qp.new_message_target(card, header, self.receives, scatter)?
+                qp.new_message_target(state, header, self.receives, scatter)?
             }
             _ => return None,
         };
@@ -74,27 +75,29 @@ impl ReceiveSequence {
 }
 
 impl Hca {
-    /// Places the payload of packets that arrived together, with one access to memory, as far as they follow each other
-    /// on one queue pair; returns how many of them, from the first. The caller then gives exactly these to
-    /// [`Hca::receive_placed`], before it does anything else with the card.
+    /// Places the payload of packets that arrived together with one access to memory, as long as they are consecutive
+    /// on one queue pair. Returns the number of placed packets. The caller must pass exactly these to
+    /// [`Hca::receive_placed`] before any other call.
     pub fn place_batch(
         &mut self,
         ctx: &mut Context<'_>,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         packets: &mut dyn Iterator<Item = &[u8]>,
     ) -> usize {
         let first = packets.next().and_then(|bytes| TransportPacket::parse(bytes).ok());
         let Some(first) = first else { return 0 };
-        let Some((qp, mut course)) = self.receive_sequence(envelope, &first.header) else { return 0 };
+        let Some((qp, mut sequence)) = self.receive_sequence(addressing, &first.header) else { return 0 };
         let (mut places, mut pieces) = ([NO_LOCATION; MAX_BATCH], [&[][..]; MAX_BATCH]);
         let (mut count, mut scatter) = (0, Vec::new());
         let mut next = Some(first);
         while let Some(transport) = next.take() {
-            let Some(place) = course.next_location(qp, &self.state, &transport, &mut scatter) else { break };
+            let Some(place) = sequence.next_location(qp, &self.state, &transport, &mut scatter) else {
+                break;
+            };
             (places[count], pieces[count]) = (place, transport.payload);
             count += 1;
-            // Of reads, the next is another work request's.
-            let is_over = course.open.is_none() && course.operation == Operation::ReadResponse;
+            // The next READ response belongs to another WQE.
+            let is_over = sequence.open.is_none() && sequence.operation == Operation::ReadResponse;
             if count < MAX_BATCH && !is_over {
                 next = packets.next().and_then(|bytes| TransportPacket::parse(bytes).ok());
             }
@@ -105,10 +108,10 @@ impl Hca {
         }
     }
 
-    /// What follows from a packet that is the next of its queue pair, and may be the first of several.
+    /// The sequence that starts with a packet, if the packet is the next of its queue pair.
     fn receive_sequence(
         &self,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         header: &TransportHeader,
     ) -> Option<(&QueuePair, ReceiveSequence)> {
         let Bth { opcode, psn, destination_qp: destination, .. } = header.bth;
@@ -116,8 +119,8 @@ impl Hca {
         let qp = self.queue_pairs.get(destination.value())?;
         let is_its_own = qp.kind == QpType::Rc
             && self.state.port_state == PortState::Active
-            && envelope.source == qp.addressing.destination
-            && envelope.destination == qp.addressing.source;
+            && addressing.source == qp.addressing.destination
+            && addressing.destination == qp.addressing.source;
         let open = match operation {
             _ if !is_its_own => return None,
             Operation::ReadResponse => Some(qp.read_response_target(&self.state, psn)?),
@@ -135,10 +138,10 @@ impl Hca {
         Some((qp, ReceiveSequence { queue_pair: destination, expected: psn, operation, open, receives: 0 }))
     }
 
-    /// As [`Hca::receive`], for a packet whose payload [`Hca::place_ahead`] placed.
-    pub fn receive_placed(&mut self, ctx: &mut Context<'_>, envelope: &AddressHeaders, bytes: &[u8]) {
+    /// Like [`Hca::receive`], for a packet whose payload [`Hca::place_batch`] has placed.
+    pub fn receive_placed(&mut self, ctx: &mut Context<'_>, addressing: &AddressHeaders, bytes: &[u8]) {
         self.state.payload_placed = true;
-        self.receive(ctx, envelope, bytes);
+        self.receive(ctx, addressing, bytes);
         self.state.payload_placed = false;
     }
 }

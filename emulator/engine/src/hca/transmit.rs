@@ -8,48 +8,48 @@ use core::net::IpAddr;
 use softhca_wire::{ICRC_LEN, Opcode, Qpn};
 
 impl Hca {
-    /// Builds the next packets in `buffer`: at most `most`, of one queue pair. `None` if there is nothing
-    /// that may be sent now.
+    /// Builds the next packets of one queue pair in `buffer`, at most `max_packets`. `None` if nothing can be sent
+    /// now.
     pub fn transmit(
         &mut self,
         ctx: &mut Context<'_>,
         gate: &mut dyn TransmitGate,
         buffer: &mut [u8],
-        most: usize,
+        max_packets: usize,
     ) -> Option<PacketBatch> {
         if self.state.control_packets.has_ready()
-            && let Some(run) = self.transmit_control_packet(ctx, gate, buffer)
+            && let Some(batch) = self.transmit_control_packet(ctx, gate, buffer)
         {
-            return Some(run);
+            return Some(batch);
         }
-        while let Some(number) = self.state.transmit_queue.pop_front() {
-            let run = if number == Qpn::GSI {
-                self.cm.mad_queue.fill_batch(&mut self.state, ctx, gate, buffer, most)
+        while let Some(qpn) = self.state.transmit_queue.pop_front() {
+            let batch = if qpn == Qpn::GSI {
+                self.cm.mad_queue.fill_batch(&mut self.state, ctx, gate, buffer, max_packets)
             } else {
-                let Some(qp) = self.queue_pairs.get_mut(number.value()) else { continue };
+                let Some(qp) = self.queue_pairs.get_mut(qpn.value()) else { continue };
                 qp.is_scheduled = false;
-                qp.fill_batch(&mut self.state, ctx, gate, buffer, most)
+                qp.fill_batch(&mut self.state, ctx, gate, buffer, max_packets)
             };
             self.handle_cq_overflows(ctx);
-            if run.is_some() {
-                return run;
+            if batch.is_some() {
+                return batch;
             }
         }
         None
     }
 
-    /// Whether a call of [`Hca::transmit`] may have something to send.
+    /// Whether [`Hca::transmit`] may have packets to send.
     pub fn has_pending_transmit(&self) -> bool {
         !self.state.transmit_queue.is_empty() || self.state.control_packets.has_ready()
     }
 
-    /// The driver may send to `destination` again. Who waited for that gets the whole time for its answers.
+    /// The transmit gate of `destination` is open again. The ACK timers of the blocked queue pairs restart.
     pub fn unblock(&mut self, ctx: &mut Context<'_>, destination: IpAddr) {
-        for number in self.state.blocked_qps.remove(&destination).unwrap_or_default() {
-            if number == Qpn::GSI {
+        for qpn in self.state.blocked_qps.remove(&destination).unwrap_or_default() {
+            if qpn == Qpn::GSI {
                 self.cm.mad_queue.unblock(&mut self.state, destination);
             }
-            if let Some(qp) = self.queue_pairs.get_mut(number.value()) {
+            if let Some(qp) = self.queue_pairs.get_mut(qpn.value()) {
                 qp.is_blocked = false;
                 qp.restart_ack_timer(&mut self.state, ctx);
                 qp.schedule_transmit(&mut self.state);

@@ -1,55 +1,21 @@
-//! Who may touch which bytes: protection domains, regions, windows and their keys.
+//! Memory protection: protection domains, memory regions, memory windows and their keys.
 //!
-//! A key is a table number and a variant of eight bits: `number << 8 | variant`. Regions and windows share
-//! one table, because a peer's request names either.
+//! A key is a table number and an 8-bit variant: `number << 8 | variant`. Regions and windows share one table,
+//! because an rkey can name either.
+
+mod access_error;
+mod memory_window;
+
+pub use access_error::AccessError;
 
 use crate::memory::{MemoryFault, MemoryId};
 use crate::table::Table;
 use crate::{ClientId, DeviceLimits, MemoryWindowType, PdId, Resource, VerbsError};
-use softhca_queue::{AccessFlags, MemoryWindowBind, Sge};
+use alloc::vec::Vec;
+use softhca_queue::{AccessFlags, Sge};
 use softhca_wire::{LocalKey, Qpn, RemoteKey};
-use thiserror::Error;
 
-/// Why memory may not be touched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[allow(missing_docs, reason = "the fields are named in the messages")]
-pub enum AccessError {
-    #[error("key {key:#x} names nothing")]
-    UnknownKey { key: u32 },
-    #[error("key {key:#x} is stale: the present one is {present:#x}")]
-    StaleKey { key: u32, present: u32 },
-    #[error("key {key:#x} was invalidated")]
-    Invalidated { key: u32 },
-    #[error("key {key:#x} belongs to another protection domain")]
-    PdMismatch { key: u32 },
-    #[error("window {key:#x} is bound to another queue pair")]
-    QpMismatch { key: u32 },
-    #[error("{length} bytes at {address:#x} are outside of {base:#x}+{size} (key {key:#x})")]
-    OutOfBounds { key: u32, address: u64, length: u64, base: u64, size: u64 },
-    #[error("key {key:#x} allows {}, {} is needed", Rights(*has), Rights(*needs))]
-    InsufficientAccess { key: u32, has: AccessFlags, needs: AccessFlags },
-    #[error("key {key:#x} is a window: local access needs a region")]
-    NotAMemoryRegion { key: u32 },
-    #[error("the memory behind key {key:#x} cannot be reached")]
-    Unreachable { key: u32 },
-}
-
-/// Access rights by their names.
-struct Rights(AccessFlags);
-
-impl core::fmt::Display for Rights {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        if self.0.is_empty() {
-            return f.write_str("nothing");
-        }
-        for (index, (name, _)) in self.0.iter_names().enumerate() {
-            write!(f, "{}{name}", if index == 0 { "" } else { " and " })?;
-        }
-        Ok(())
-    }
-}
-
-/// Bytes that were checked and may be touched.
+/// The translated address of an access that was checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TranslatedAddress {
     pub memory: MemoryId,
@@ -63,20 +29,20 @@ impl TranslatedAddress {
     }
 }
 
-/// A registered region as its owner sees it.
+/// A registered memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRegion {
-    /// Whose it is.
+    /// The owner.
     pub client: ClientId,
-    /// Its protection domain.
+    /// The protection pd.
     pub pd: PdId,
-    /// The address of its first byte, in its own terms.
+    /// The I/O virtual address of the first byte.
     pub iova: u64,
-    /// How many bytes.
+    /// The number of bytes.
     pub length: u64,
-    /// What is allowed.
+    /// The allowed accesses.
     pub access_flags: AccessFlags,
-    /// What the driver calls the memory.
+    /// The driver's identifier of the memory.
     pub memory: MemoryId,
 }
 
@@ -97,6 +63,29 @@ enum KeyKind {
 struct KeyEntry {
     variant: u8,
     kind: KeyKind,
+}
+
+impl KeyEntry {
+    fn check_variant(&self, key: u32) -> Result<(), AccessError> {
+        if self.variant == key as u8 {
+            return Ok(());
+        }
+        Err(AccessError::StaleKey { key, current: key & !0xff | u32::from(self.variant) })
+    }
+}
+
+impl MemoryRegion {
+    fn check_access(&self, key: u32, pd: PdId, required: AccessFlags) -> Result<(), AccessError> {
+        if self.pd != pd {
+            return Err(AccessError::PdMismatch { key });
+        }
+        check_flags(key, self.access_flags, required)
+    }
+
+    /// The offset of an address, if the range is inside the region.
+    fn offset(&self, key: u32, address: u64, length: u64) -> Result<u64, AccessError> {
+        check_bounds(key, self.iova, self.length, address, length)
+    }
 }
 
 struct ProtectionDomain {
@@ -120,44 +109,40 @@ impl Protection {
         number.map(PdId).ok_or(VerbsError::Exhausted { resource: Resource::ProtectionDomain, limit })
     }
 
-    pub fn free_protection_domain(&mut self, client: ClientId, domain: PdId) -> Result<(), VerbsError> {
-        if self.protection_domain(client, domain)?.users > 0 {
-            let user = self.pd_user(domain);
-            return Err(VerbsError::Busy { resource: Resource::ProtectionDomain, number: domain.0, user });
+    pub fn free_protection_domain(&mut self, client: ClientId, pd: PdId) -> Result<(), VerbsError> {
+        if self.protection_domain(client, pd)?.users > 0 {
+            let user = self.pd_user(pd);
+            return Err(VerbsError::Busy { resource: Resource::ProtectionDomain, number: pd.0, user });
         }
-        self.pds.remove(domain.0);
+        self.pds.remove(pd.0);
         Ok(())
     }
 
-    fn pd_user(&self, domain: PdId) -> Resource {
-        let of_domain = |kind: &KeyKind| match kind {
-            KeyKind::MemoryRegion { region, .. } => (region.pd == domain).then_some(Resource::MemoryRegion),
-            KeyKind::MemoryWindow { pd: d, .. } => (*d == domain).then_some(Resource::MemoryWindow),
+    fn pd_user(&self, pd: PdId) -> Resource {
+        let uses_pd = |kind: &KeyKind| match kind {
+            KeyKind::MemoryRegion { region, .. } => (region.pd == pd).then_some(Resource::MemoryRegion),
+            KeyKind::MemoryWindow { pd: own, .. } => (*own == pd).then_some(Resource::MemoryWindow),
         };
-        self.keys.iter().find_map(|(_, entry)| of_domain(&entry.kind)).unwrap_or(Resource::QueuePair)
+        self.keys.iter().find_map(|(_, entry)| uses_pd(&entry.kind)).unwrap_or(Resource::QueuePair)
     }
 
-    fn protection_domain(
-        &mut self,
-        client: ClientId,
-        domain: PdId,
-    ) -> Result<&mut ProtectionDomain, VerbsError> {
+    fn protection_domain(&mut self, client: ClientId, pd: PdId) -> Result<&mut ProtectionDomain, VerbsError> {
         self.pds
-            .get_mut(domain.0)
-            .filter(|d| d.client == client)
-            .ok_or(VerbsError::NotFound { resource: Resource::ProtectionDomain, number: domain.0 })
+            .get_mut(pd.0)
+            .filter(|found| found.client == client)
+            .ok_or(VerbsError::NotFound { resource: Resource::ProtectionDomain, number: pd.0 })
     }
 
-    /// Notes that a resource of `client` uses the domain from now on.
-    pub fn acquire_pd(&mut self, client: ClientId, domain: PdId) -> Result<(), VerbsError> {
-        self.protection_domain(client, domain)?.users += 1;
+    /// Counts a resource of `client` that uses the protection pd.
+    pub fn acquire_pd(&mut self, client: ClientId, pd: PdId) -> Result<(), VerbsError> {
+        self.protection_domain(client, pd)?.users += 1;
         Ok(())
     }
 
-    /// Notes that a resource no longer uses the domain.
-    pub fn release_pd(&mut self, domain: PdId) {
-        if let Some(domain) = self.pds.get_mut(domain.0) {
-            domain.users -= 1;
+    /// Releases a use of the protection pd.
+    pub fn release_pd(&mut self, pd: PdId) {
+        if let Some(found) = self.pds.get_mut(pd.0) {
+            found.users -= 1;
         }
     }
 
@@ -166,11 +151,11 @@ impl Protection {
         if region.access_flags.intersects(remote_write)
             && !region.access_flags.contains(AccessFlags::LOCAL_WRITE)
         {
-            let why = "remote write and remote atomic need local write too";
+            let why = "REMOTE_WRITE and REMOTE_ATOMIC require LOCAL_WRITE";
             return Err(VerbsError::Invalid { what: "access flags", why });
         }
         if region.iova.checked_add(region.length).is_none() {
-            return Err(VerbsError::Invalid { what: "region", why: "address and length wrap around" });
+            return Err(VerbsError::Invalid { what: "memory region", why: "address and length wrap around" });
         }
         Ok(())
     }
@@ -196,7 +181,7 @@ impl Protection {
         }
     }
 
-    /// Registers under a key of the caller's choice; for replaying captures.
+    /// Registers a region with a given key, to replay captures.
     pub fn register_memory_region_with_key(
         &mut self,
         region: MemoryRegion,
@@ -227,17 +212,17 @@ impl Protection {
             .ok_or(VerbsError::NotFound { resource, number: key })
     }
 
-    /// The region that `key` names, whatever its variant.
+    /// The region of `key`, regardless of the variant.
     pub fn memory_region(&mut self, client: ClientId, key: RemoteKey) -> Result<MemoryRegion, VerbsError> {
         match self.entry(client, key.0, Resource::MemoryRegion)?.kind {
             KeyKind::MemoryRegion { region, .. } => Ok(region),
-            KeyKind::MemoryWindow { .. } => unreachable!("entry() found a region"),
+            KeyKind::MemoryWindow { .. } => unreachable!("entry() returned a region"),
         }
     }
 
     fn check_not_bound(&mut self, client: ClientId, key: RemoteKey) -> Result<(), VerbsError> {
         match self.entry(client, key.0, Resource::MemoryRegion)?.kind {
-            KeyKind::MemoryRegion { bound_windows: windows, .. } if windows > 0 => Err(VerbsError::Busy {
+            KeyKind::MemoryRegion { bound_windows, .. } if bound_windows > 0 => Err(VerbsError::Busy {
                 resource: Resource::MemoryRegion,
                 number: key.0,
                 user: Resource::MemoryWindow,
@@ -246,7 +231,7 @@ impl Protection {
         }
     }
 
-    /// Removes a region and returns what it was.
+    /// Deregisters a region and returns it.
     pub fn deregister_memory_region(
         &mut self,
         client: ClientId,
@@ -259,7 +244,7 @@ impl Protection {
         Ok(region)
     }
 
-    /// Changes a region in place; its key gets the next variant, so that old holders are refused.
+    /// Modifies a region in place. If its range changes, the key gets the next variant and the old key becomes stale.
     pub fn reregister_memory_region(
         &mut self,
         client: ClientId,
@@ -285,202 +270,47 @@ impl Protection {
         Ok(RemoteKey(key.0 & !0xff | u32::from(entry.variant)))
     }
 
-    pub fn allocate_memory_window(
-        &mut self,
-        client: ClientId,
-        domain: PdId,
-        kind: MemoryWindowType,
-        tag: u8,
-    ) -> Result<RemoteKey, VerbsError> {
-        self.acquire_pd(client, domain)?;
-        let window = KeyKind::MemoryWindow { client, pd: domain, kind, binding: None };
-        match self.keys.insert(tag, |_| KeyEntry { variant: tag, kind: window }) {
-            Some(number) => Ok(RemoteKey(number << 8 | u32::from(tag))),
-            None => {
-                self.release_pd(domain);
-                let limit = DeviceLimits::HCA.max_mr;
-                Err(VerbsError::Exhausted { resource: Resource::MemoryWindow, limit })
-            }
-        }
-    }
-
-    pub fn free_memory_window(&mut self, client: ClientId, key: RemoteKey) -> Result<(), VerbsError> {
-        let entry = self.entry(client, key.0, Resource::MemoryWindow)?;
-        let KeyKind::MemoryWindow { pd: domain, binding, .. } = &mut entry.kind else {
-            unreachable!("entry() found a window")
-        };
-        let (domain, binding) = (*domain, binding.take());
-        self.unbind(binding);
-        self.keys.remove(key.0 >> 8);
-        self.release_pd(domain);
-        Ok(())
-    }
-
-    fn unbind(&mut self, binding: Option<MwBinding>) {
-        if let Some(binding) = binding
-            && let Some(KeyEntry { kind: KeyKind::MemoryRegion { bound_windows: windows, .. }, .. }) =
-                self.keys.get_mut(binding.region)
-        {
-            *windows -= 1;
-        }
-    }
-
-    /// Binds a window on behalf of a queue pair of `domain`. Returns the window's new key.
-    pub fn bind_memory_window(
-        &mut self,
-        domain: PdId,
-        queue_pair: Qpn,
-        bind: &MemoryWindowBind,
-    ) -> Result<RemoteKey, AccessError> {
-        let window_key = bind.mw_rkey.0;
-        let (window_domain, kind, bound) = match self.keys.get(window_key >> 8) {
-            Some(KeyEntry { variant, kind: KeyKind::MemoryWindow { pd: domain, kind, binding, .. } }) => {
-                if *variant != window_key as u8 {
-                    let present = window_key & !0xff | u32::from(*variant);
-                    return Err(AccessError::StaleKey { key: window_key, present });
-                }
-                (*domain, *kind, binding.is_some())
-            }
-            _ => return Err(AccessError::UnknownKey { key: window_key }),
-        };
-        if window_domain != domain {
-            return Err(AccessError::PdMismatch { key: window_key });
-        }
-        // A type 2 window is bound again only after it was invalidated, under a key with the same number.
-        if kind == MemoryWindowType::Type2 && (bound || bind.new_rkey.0 >> 8 != window_key >> 8) {
-            return Err(AccessError::StaleKey { key: bind.new_rkey.0, present: window_key });
-        }
-        let region_key = bind.mr_lkey.0;
-        let binding = if bind.length == 0 && kind == MemoryWindowType::Type1 {
-            None
-        } else {
-            let Some(KeyEntry { variant, kind: KeyKind::MemoryRegion { region, .. } }) =
-                self.keys.get(region_key >> 8)
-            else {
-                return Err(AccessError::UnknownKey { key: region_key });
-            };
-            if *variant != region_key as u8 {
-                let present = region_key & !0xff | u32::from(*variant);
-                return Err(AccessError::StaleKey { key: region_key, present });
-            }
-            if region.pd != domain {
-                return Err(AccessError::PdMismatch { key: region_key });
-            }
-            let mut needs = AccessFlags::MW_BIND;
-            if bind.access.intersects(AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC) {
-                needs |= AccessFlags::LOCAL_WRITE;
-            }
-            if !region.access_flags.contains(needs) {
-                return Err(AccessError::InsufficientAccess {
-                    key: region_key,
-                    has: region.access_flags,
-                    needs,
-                });
-            }
-            check_region_bounds(region_key, region, bind.address, bind.length)?;
-            Some(MwBinding {
-                region: region_key >> 8,
-                address: bind.address,
-                length: bind.length,
-                access_flags: bind.access,
-                qpn: queue_pair,
-            })
-        };
-        if let Some(binding) = &binding
-            && let Some(KeyEntry { kind: KeyKind::MemoryRegion { bound_windows: windows, .. }, .. }) =
-                self.keys.get_mut(binding.region)
-        {
-            *windows += 1;
-        }
-        let entry = self.keys.get_mut(window_key >> 8).expect("the window was found above");
-        entry.variant = match kind {
-            MemoryWindowType::Type1 => entry.variant.wrapping_add(1),
-            MemoryWindowType::Type2 => bind.new_rkey.0 as u8,
-        };
-        let key = RemoteKey(window_key & !0xff | u32::from(entry.variant));
-        let KeyKind::MemoryWindow { binding: slot, .. } = &mut entry.kind else {
-            unreachable!("found a window")
-        };
-        let old = core::mem::replace(slot, binding);
-        self.unbind(old);
-        Ok(key)
-    }
-
-    /// Takes the binding of a type 2 window away, on behalf of a queue pair of `domain` or of its peer.
-    pub fn invalidate(&mut self, domain: PdId, queue_pair: Qpn, key: RemoteKey) -> Result<(), AccessError> {
-        let key = key.0;
-        let Some(entry) = self.keys.get_mut(key >> 8) else { return Err(AccessError::UnknownKey { key }) };
-        if entry.variant != key as u8 {
-            return Err(AccessError::StaleKey { key, present: key & !0xff | u32::from(entry.variant) });
-        }
-        let KeyKind::MemoryWindow { pd: owner, kind: MemoryWindowType::Type2, binding, .. } = &mut entry.kind
-        else {
-            // Only what can be made valid again by a work request can be invalidated (IBA 10.6.7.2).
-            return Err(AccessError::UnknownKey { key });
-        };
-        if *owner != domain {
-            return Err(AccessError::PdMismatch { key });
-        }
-        match binding {
-            None => return Err(AccessError::Invalidated { key }),
-            Some(binding) if binding.qpn != queue_pair => return Err(AccessError::QpMismatch { key }),
-            Some(_) => {}
-        }
-        let old = binding.take();
-        self.unbind(old);
-        Ok(())
-    }
-
-    /// Finds the bytes of a local scatter/gather entry, from `skip` on, `length` of them.
+    /// Translates `length` bytes of a scatter/gather entry, from `skip` on.
     #[inline]
     pub fn check_local_access(
         &self,
-        domain: PdId,
-        entry: &Sge,
+        pd: PdId,
+        sge: &Sge,
         skip: u32,
         length: u32,
-        needs: AccessFlags,
+        required: AccessFlags,
     ) -> Result<TranslatedAddress, AccessError> {
-        let LocalKey(key) = entry.lkey;
-        let Some(found) = self.keys.get(key >> 8) else { return Err(AccessError::UnknownKey { key }) };
+        let LocalKey(key) = sge.lkey;
+        let found = self.keys.get(key >> 8).ok_or(AccessError::UnknownKey { key })?;
         let KeyKind::MemoryRegion { region, .. } = &found.kind else {
             return Err(AccessError::NotAMemoryRegion { key });
         };
-        if found.variant != key as u8 {
-            return Err(AccessError::StaleKey { key, present: key & !0xff | u32::from(found.variant) });
-        }
-        if region.pd != domain {
-            return Err(AccessError::PdMismatch { key });
-        }
-        if !region.access_flags.contains(needs) {
-            return Err(AccessError::InsufficientAccess { key, has: region.access_flags, needs });
-        }
-        let address = entry.address.wrapping_add(u64::from(skip));
-        let offset = check_region_bounds(key, region, address, u64::from(length))?;
+        found.check_variant(key)?;
+        region.check_access(key, pd, required)?;
+        let address = sge.address.wrapping_add(u64::from(skip));
+        let offset = region.offset(key, address, u64::from(length))?;
         Ok(TranslatedAddress { memory: region.memory, offset, key })
     }
 
-    /// Finds the bytes that a peer's request names.
+    /// Translates the remote address of a peer's request.
     #[inline]
     pub fn check_remote_access(
         &self,
-        domain: PdId,
-        queue_pair: Qpn,
+        pd: PdId,
+        qpn: Qpn,
         RemoteKey(key): RemoteKey,
         address: u64,
         length: u32,
-        needs: AccessFlags,
+        required: AccessFlags,
     ) -> Result<TranslatedAddress, AccessError> {
-        let Some(found) = self.keys.get(key >> 8) else { return Err(AccessError::UnknownKey { key }) };
-        if found.variant != key as u8 {
-            return Err(AccessError::StaleKey { key, present: key & !0xff | u32::from(found.variant) });
-        }
+        let found = self.keys.get(key >> 8).ok_or(AccessError::UnknownKey { key })?;
+        found.check_variant(key)?;
         let length = u64::from(length);
         let (owner, access, region) = match &found.kind {
             KeyKind::MemoryRegion { region, .. } => (region.pd, region.access_flags, region),
-            KeyKind::MemoryWindow { pd: domain, kind, binding, .. } => {
+            KeyKind::MemoryWindow { pd: owner, kind, binding, .. } => {
                 let Some(binding) = binding else { return Err(AccessError::Invalidated { key }) };
-                if *kind == MemoryWindowType::Type2 && binding.qpn != queue_pair {
+                if *kind == MemoryWindowType::Type2 && binding.qpn != qpn {
                     return Err(AccessError::QpMismatch { key });
                 }
                 let Some(KeyEntry { kind: KeyKind::MemoryRegion { region, .. }, .. }) =
@@ -489,25 +319,20 @@ impl Protection {
                     return Err(AccessError::Invalidated { key });
                 };
                 check_bounds(key, binding.address, binding.length, address, length)?;
-                (*domain, binding.access_flags, region)
+                (*owner, binding.access_flags, region)
             }
         };
-        if owner != domain {
+        if owner != pd {
             return Err(AccessError::PdMismatch { key });
         }
-        if !access.contains(needs) {
-            return Err(AccessError::InsufficientAccess { key, has: access, needs });
-        }
-        let offset = check_region_bounds(key, region, address, length)?;
+        check_flags(key, access, required)?;
+        let offset = region.offset(key, address, length)?;
         Ok(TranslatedAddress { memory: region.memory, offset, key })
     }
 
-    /// What `client` owns, by key: regions first, then windows.
-    pub fn keys_of_client(
-        &self,
-        client: ClientId,
-    ) -> (alloc::vec::Vec<RemoteKey>, alloc::vec::Vec<RemoteKey>) {
-        let (mut regions, mut windows) = (alloc::vec::Vec::new(), alloc::vec::Vec::new());
+    /// The regions and windows of `client`, by key.
+    pub fn keys_of_client(&self, client: ClientId) -> (Vec<RemoteKey>, Vec<RemoteKey>) {
+        let (mut regions, mut windows) = (Vec::new(), Vec::new());
         for (number, entry) in self.keys.iter() {
             let key = RemoteKey(number << 8 | u32::from(entry.variant));
             match &entry.kind {
@@ -519,8 +344,8 @@ impl Protection {
         (regions, windows)
     }
 
-    pub fn pds_of_client(&self, client: ClientId) -> alloc::vec::Vec<PdId> {
-        self.pds.numbers(|d| d.client == client).into_iter().map(PdId).collect()
+    pub fn pds_of_client(&self, client: ClientId) -> Vec<PdId> {
+        self.pds.numbers(|pd| pd.client == client).into_iter().map(PdId).collect()
     }
 }
 
@@ -533,11 +358,138 @@ fn check_bounds(key: u32, base: u64, size: u64, address: u64, length: u64) -> Re
     }
 }
 
-fn check_region_bounds(
-    key: u32,
-    region: &MemoryRegion,
-    address: u64,
-    length: u64,
-) -> Result<u64, AccessError> {
-    check_bounds(key, region.iova, region.length, address, length)
+fn check_flags(key: u32, granted: AccessFlags, required: AccessFlags) -> Result<(), AccessError> {
+    match granted.contains(required) {
+        true => Ok(()),
+        false => Err(AccessError::InsufficientAccess { key, granted, required }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use softhca_queue::MemoryWindowBind;
+
+    const CLIENT: ClientId = ClientId(0);
+    const QPN: Qpn = Qpn::new(2);
+    const BASE: u64 = 0x1000;
+    const ALL: AccessFlags = AccessFlags::LOCAL_WRITE
+        .union(AccessFlags::REMOTE_WRITE)
+        .union(AccessFlags::REMOTE_READ)
+        .union(AccessFlags::MW_BIND);
+
+    /// A protection domain with a region of 4096 bytes.
+    fn region(access_flags: AccessFlags) -> (Protection, PdId, RemoteKey) {
+        let mut protection = Protection::new(&DeviceLimits::HCA);
+        let pd = protection.allocate_protection_domain(CLIENT).unwrap();
+        let memory = MemoryId(7);
+        let region = MemoryRegion { client: CLIENT, pd, iova: BASE, length: 4096, access_flags, memory };
+        let key = protection.register_memory_region(region, 0x5a).unwrap();
+        (protection, pd, key)
+    }
+
+    fn remote_read(
+        protection: &Protection,
+        pd: PdId,
+        key: RemoteKey,
+        address: u64,
+        length: u32,
+    ) -> Result<u64, AccessError> {
+        let required = AccessFlags::REMOTE_READ;
+        protection.check_remote_access(pd, QPN, key, address, length, required).map(|found| found.offset)
+    }
+
+    fn bind(window: RemoteKey, region: RemoteKey, new: u32) -> MemoryWindowBind {
+        MemoryWindowBind {
+            mw_rkey: window,
+            mr_lkey: LocalKey(region.0),
+            new_rkey: RemoteKey(new),
+            address: BASE + 1024,
+            length: 1024,
+            access: AccessFlags::REMOTE_READ,
+        }
+    }
+
+    #[test]
+    fn an_access_must_be_inside_the_region() {
+        let (protection, pd, key) = region(ALL);
+        assert_eq!(remote_read(&protection, pd, key, BASE, 4096), Ok(0));
+        assert_eq!(remote_read(&protection, pd, key, BASE + 4095, 1), Ok(4095));
+        for (address, length) in [(BASE - 1, 1), (BASE, 4097), (BASE + 4096, 1), (u64::MAX, 2)] {
+            let error = remote_read(&protection, pd, key, address, length);
+            assert!(
+                matches!(error, Err(AccessError::OutOfBounds { .. })),
+                "{address:#x}+{length}: {error:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_access_needs_the_flag_the_domain_and_the_current_key() {
+        let (mut protection, pd, key) = region(AccessFlags::LOCAL_WRITE);
+        let error = remote_read(&protection, pd, key, BASE, 1).unwrap_err();
+        assert!(matches!(error, AccessError::InsufficientAccess { .. }));
+        let other = protection.allocate_protection_domain(CLIENT).unwrap();
+        assert_eq!(
+            remote_read(&protection, other, key, BASE, 1),
+            Err(AccessError::PdMismatch { key: key.0 })
+        );
+        let stale = RemoteKey(key.0 ^ 1);
+        let error = AccessError::StaleKey { key: stale.0, current: key.0 };
+        assert_eq!(remote_read(&protection, pd, stale, BASE, 1), Err(error));
+        protection.deregister_memory_region(CLIENT, key).unwrap();
+        assert_eq!(remote_read(&protection, pd, key, BASE, 1), Err(AccessError::UnknownKey { key: key.0 }));
+    }
+
+    #[test]
+    fn a_reregistered_range_has_a_new_key() {
+        let (mut protection, pd, key) = region(ALL);
+        let region = protection.memory_region(CLIENT, key).unwrap();
+        assert_eq!(protection.reregister_memory_region(CLIENT, key, region), Ok(key));
+        let moved = MemoryRegion { iova: 0, ..region };
+        let new = protection.reregister_memory_region(CLIENT, key, moved).unwrap();
+        assert_ne!(new, key);
+        assert_eq!(remote_read(&protection, pd, new, 0, 1), Ok(0));
+        assert!(matches!(remote_read(&protection, pd, key, 0, 1), Err(AccessError::StaleKey { .. })));
+    }
+
+    #[test]
+    fn a_window_limits_the_range_of_its_region_until_it_is_invalidated() {
+        let (mut protection, pd, key) = region(ALL);
+        let window = protection.allocate_memory_window(CLIENT, pd, MemoryWindowType::Type2, 1).unwrap();
+        let invalid = Err(AccessError::Invalidated { key: window.0 });
+        assert_eq!(remote_read(&protection, pd, window, BASE + 1024, 1), invalid);
+        let bound = protection.bind_memory_window(pd, QPN, &bind(window, key, window.0 + 1)).unwrap();
+        assert_eq!(remote_read(&protection, pd, bound, BASE + 1024, 1024), Ok(1024));
+        let outside = remote_read(&protection, pd, bound, BASE, 1);
+        assert!(matches!(outside, Err(AccessError::OutOfBounds { .. })));
+        assert!(protection.deregister_memory_region(CLIENT, key).is_err());
+        let other = protection.invalidate(pd, Qpn::new(3), bound);
+        assert_eq!(other, Err(AccessError::QpMismatch { key: bound.0 }));
+        protection.invalidate(pd, QPN, bound).unwrap();
+        assert_eq!(
+            remote_read(&protection, pd, bound, BASE + 1024, 1),
+            Err(AccessError::Invalidated { key: bound.0 })
+        );
+        assert!(protection.deregister_memory_region(CLIENT, key).is_ok());
+    }
+
+    #[test]
+    fn a_protection_domain_in_use_cannot_be_freed() {
+        let (mut protection, pd, key) = region(ALL);
+        let (resource, user) = (Resource::ProtectionDomain, Resource::MemoryRegion);
+        let busy = VerbsError::Busy { resource, number: pd.0, user };
+        assert_eq!(protection.free_protection_domain(CLIENT, pd), Err(busy));
+        protection.deregister_memory_region(CLIENT, key).unwrap();
+        assert_eq!(protection.free_protection_domain(CLIENT, pd), Ok(()));
+    }
+
+    #[test]
+    fn remote_write_access_requires_local_write_access() {
+        let mut protection = Protection::new(&DeviceLimits::HCA);
+        let pd = protection.allocate_protection_domain(CLIENT).unwrap();
+        let (access_flags, memory) = (AccessFlags::REMOTE_WRITE, MemoryId(7));
+        let region = MemoryRegion { client: CLIENT, pd, iova: 0, length: 1, access_flags, memory };
+        assert!(protection.register_memory_region(region, 0).is_err());
+    }
 }

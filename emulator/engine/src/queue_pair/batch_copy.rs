@@ -1,7 +1,7 @@
-//! Payload that is moved for several packets at once, where every access to memory costs much by itself.
+//! Copies the payload of several packets at once, for memory in which every access is expensive.
 //!
-//! Nothing is decided here: each packet is planned or checked, executed and told of in its own turn, and one whose
-//! payload could not be moved ahead moves it then, so that a fault is found by the packet that it belongs to.
+//! This module decides nothing. Each packet is planned or checked, executed and reported in its own turn. A packet
+//! whose payload could not be copied ahead copies it then, so that the packet that causes a fault also reports it.
 
 use super::QueuePair;
 use super::planned_packet::PlannedPacket;
@@ -15,26 +15,26 @@ use core::mem::discriminant;
 use softhca_queue::{AccessFlags, Operation as Request, Sge};
 use softhca_wire::{ICRC_LEN, ImmOrInvalidate, Opcode, Operation, Position, Psn, TransportHeader};
 
-/// The most packets whose payload is moved at once.
+/// The maximum number of packets whose payload is copied at once.
 pub(crate) const MAX_BATCH: usize = 64;
 
 pub(crate) const NO_LOCATION: MemoryLocation = MemoryLocation { memory: MemoryId(0), offset: 0, length: 0 };
 
-/// Payload that stands in the buffer of a run although its packets are still to be planned.
+/// Payload that is already in the batch buffer although its packets are not planned yet.
 #[derive(Default)]
 pub(crate) struct ReadAhead {
     reply: bool,
-    /// The packet that carries the next of it, and where in the buffer that is.
+    /// The packet that carries the next part, and the position of that part in the buffer.
     psn: Psn,
     at: usize,
-    /// Bytes of each packet but the last, and from one to the next.
+    /// The payload bytes of each packet but the last, and the distance between two packets.
     piece: usize,
     stride: usize,
     left: usize,
 }
 
 impl ReadAhead {
-    /// Whether the payload of the planned packet stands at `at` already.
+    /// Whether the payload of the planned packet is already at `at`.
     #[inline]
     pub fn holds(&mut self, plan: &PlannedPacket, at: usize, payload: usize) -> bool {
         if self.left == 0 {
@@ -49,18 +49,18 @@ impl ReadAhead {
     }
 }
 
-/// Bytes of one message that stand behind each other in memory.
+/// Consecutive bytes of one message in memory.
 #[derive(Clone, Copy)]
 pub(crate) struct ContiguousRange {
     memory: MemoryId,
     offset: u64,
     length: u64,
-    /// Bytes of the message from there on, if that is known.
+    /// The remaining bytes of the message, if known.
     pub bytes_left_in_message: Option<u64>,
 }
 
 impl ContiguousRange {
-    /// The first `length` bytes, if there are as many.
+    /// Splits off the first `length` bytes, if the range has that many.
     pub fn split_front(&mut self, length: usize) -> Option<MemoryLocation> {
         let size = length as u64;
         self.length = self.length.checked_sub(size)?;
@@ -72,22 +72,22 @@ impl ContiguousRange {
 }
 
 impl HcaState {
-    /// The bytes from `offset` on that are in one entry of a list.
+    /// The bytes from `offset` on within one entry of a scatter/gather list.
     fn contiguous_range(
         &self,
-        domain: PdId,
-        entries: &[Sge],
+        pd: PdId,
+        sges: &[Sge],
         mut offset: u64,
         needs: AccessFlags,
     ) -> Option<ContiguousRange> {
-        for entry in entries {
-            let size = u64::from(entry.length);
+        for sge in sges {
+            let size = u64::from(sge.length);
             if offset >= size {
                 offset -= size;
                 continue;
             }
-            let (skip, length) = (offset as u32, entry.length - offset as u32);
-            let located = self.protection.check_local_access(domain, entry, skip, length, needs).ok()?;
+            let (skip, length) = (offset as u32, sge.length - offset as u32);
+            let located = self.protection.check_local_access(pd, sge, skip, length, needs).ok()?;
             let length = u64::from(length);
             return Some(ContiguousRange {
                 memory: located.memory,
@@ -101,11 +101,11 @@ impl HcaState {
 }
 
 impl QueuePair {
-    /// Reads the payload of the planned packet of `size` bytes, which will be at `at`, and of those behind it into
-    /// `into`, where each will be looked for: at most `packets`. Nothing is there if that does not pay, or not work.
+    /// Reads the payload of the planned packet of `size` bytes at `at`, and of the packets after it, into `into`: at
+    /// most `packets`, each at its position in the batch. `None` if that does not pay off or fails.
     pub(crate) fn read_ahead(
         &self,
-        card: &HcaState,
+        hca: &HcaState,
         ctx: &Context<'_>,
         plan: &PlannedPacket,
         (at, size): (usize, usize),
@@ -113,7 +113,7 @@ impl QueuePair {
         packets: usize,
     ) -> Option<ReadAhead> {
         let piece = plan.payload_length as usize;
-        // Who is slowed down sends a packet now and then.
+        // A paced queue pair sends single packets.
         if packets < 2 || piece == 0 || self.rate_control.is_some() {
             return None;
         }
@@ -131,8 +131,8 @@ impl QueuePair {
         let mut places = [NO_LOCATION; MAX_BATCH];
         let count = match opcode.position() {
             Position::Only if plan.is_response => 0,
-            Position::Only => self.single_packet_locations(card, piece, &mut places[..most]),
-            _ => self.message_locations(card, plan, piece, &mut places[..most]),
+            Position::Only => self.single_packet_locations(hca, piece, &mut places[..most]),
+            _ => self.message_locations(hca, plan, piece, &mut places[..most]),
         };
         if count < 2 || !ctx.memory.read_batch(&places[..count], into, stride) {
             return None;
@@ -141,18 +141,18 @@ impl QueuePair {
         Some(ReadAhead { reply: plan.is_response, psn: plan.header.bth.psn, at, piece, stride, left })
     }
 
-    /// Where the payload of the planned packet and of those behind it in its message is.
+    /// The locations of the payload of the planned packet and of the packets after it in its message.
     fn message_locations(
         &self,
-        card: &HcaState,
+        hca: &HcaState,
         plan: &PlannedPacket,
         piece: usize,
         places: &mut [MemoryLocation],
     ) -> usize {
         let found = if plan.is_response {
-            self.read_response_source(card, plan)
+            self.read_response_source(hca, plan)
         } else {
-            self.request_range(card, plan)
+            self.request_range(hca, plan)
         };
         let Some(mut stretch) = found else { return 0 };
         let mut count = 0;
@@ -167,22 +167,21 @@ impl QueuePair {
         count
     }
 
-    /// Where the payload of the request that is being sent is and of those behind it, as far as each has one packet and
-    /// they are all alike.
-    fn single_packet_locations(&self, card: &HcaState, piece: usize, places: &mut [MemoryLocation]) -> usize {
-        let mut works = self.requester.wqes.iter().skip(self.requester.wqe_index);
-        let Some(first) = works.next() else { return 0 };
-        let alike = |work: &&SendWqe| {
-            work.packets == 1
-                && work.length as usize == piece
-                && work.outcome.is_none()
-                && !work.is_inline()
-                && kind(work) == kind(first)
+    /// The locations of the payload of the current request and of the requests after it, as long as each has one
+    /// packet and the same shape.
+    fn single_packet_locations(&self, hca: &HcaState, piece: usize, places: &mut [MemoryLocation]) -> usize {
+        let mut wqes = self.requester.wqes.iter().skip(self.requester.wqe_index);
+        let Some(first) = wqes.next() else { return 0 };
+        let alike = |wqe: &&SendWqe| {
+            wqe.packets == 1
+                && wqe.length as usize == piece
+                && wqe.outcome.is_none()
+                && !wqe.is_inline()
+                && kind(wqe) == kind(first)
         };
         let mut count = 0;
-        for (work, place) in core::iter::once(first).chain(works).take_while(alike).zip(places) {
-            let stretch =
-                self.pd.and_then(|domain| card.contiguous_range(domain, &work.sges, 0, AccessFlags::empty()));
+        for (wqe, place) in core::iter::once(first).chain(wqes).take_while(alike).zip(places) {
+            let stretch = self.pd.and_then(|pd| hca.contiguous_range(pd, &wqe.sges, 0, AccessFlags::empty()));
             let Some(next) = stretch.and_then(|mut stretch| stretch.split_front(piece)) else { break };
             *place = next;
             count += 1;
@@ -190,28 +189,28 @@ impl QueuePair {
         count
     }
 
-    /// What the request that is being sent has from the planned packet on.
-    fn request_range(&self, card: &HcaState, plan: &PlannedPacket) -> Option<ContiguousRange> {
-        let work = &self.requester.wqes[self.requester.wqe_index];
-        if work.is_inline() {
+    /// The payload of the current request from the planned packet on.
+    fn request_range(&self, hca: &HcaState, plan: &PlannedPacket) -> Option<ContiguousRange> {
+        let wqe = &self.requester.wqes[self.requester.wqe_index];
+        if wqe.is_inline() {
             return None;
         }
-        let stretch = card.contiguous_range(self.pd?, &work.sges, plan.offset, AccessFlags::empty())?;
-        Some(ContiguousRange { bytes_left_in_message: Some(u64::from(work.length) - plan.offset), ..stretch })
+        let stretch = hca.contiguous_range(self.pd?, &wqe.sges, plan.offset, AccessFlags::empty())?;
+        Some(ContiguousRange { bytes_left_in_message: Some(u64::from(wqe.length) - plan.offset), ..stretch })
     }
 
-    /// What the read that is being answered has from the planned packet on.
-    fn read_response_source(&self, card: &HcaState, plan: &PlannedPacket) -> Option<ContiguousRange> {
-        let Some(PendingResponse::ReadResponse { reth: remote, pd: domain, .. }) =
+    /// The payload of the READ that is being answered from the planned packet on.
+    fn read_response_source(&self, hca: &HcaState, plan: &PlannedPacket) -> Option<ContiguousRange> {
+        let Some(PendingResponse::ReadResponse { reth: remote, pd, .. }) =
             self.responder.pending_responses.front()
         else {
             return None;
         };
         let (address, rest) =
             (remote.virtual_address.wrapping_add(plan.offset), remote.dma_length - plan.offset as u32);
-        let target = card
+        let target = hca
             .protection
-            .check_remote_access(*domain, self.qpn, remote.rkey, address, rest, AccessFlags::REMOTE_READ)
+            .check_remote_access(*pd, self.qpn, remote.rkey, address, rest, AccessFlags::REMOTE_READ)
             .ok()?;
         let rest = u64::from(rest);
         Some(ContiguousRange {
@@ -222,45 +221,40 @@ impl QueuePair {
         })
     }
 
-    /// Where the payload of the response with `psn` goes, and of those behind it, if it is the one that is due.
-    pub(crate) fn read_response_target(&self, card: &HcaState, psn: Psn) -> Option<ContiguousRange> {
-        let work = self.requester.wqes.front()?;
+    /// The target of the READ response `psn` and of the responses after it, if it is the expected one.
+    pub(crate) fn read_response_target(&self, hca: &HcaState, psn: Psn) -> Option<ContiguousRange> {
+        let wqe = self.requester.wqes.front()?;
         let is_due = self.state.accepts_responses()
-            && matches!(work.operation.0, Request::Read { .. })
-            && work.outcome.is_none()
+            && matches!(wqe.operation.0, Request::Read { .. })
+            && wqe.outcome.is_none()
             && psn == self.requester.unacked_psn
-            && psn.is_within(work.first_psn, work.packets)
+            && psn.is_within(wqe.first_psn, wqe.packets)
             && self.requester.is_outstanding_psn(psn);
-        let domain = self.pd.filter(|_| is_due)?;
-        let offset = u64::from(psn.since(work.first_psn)) * u64::from(self.attributes.path_mtu.bytes());
-        let stretch = card.contiguous_range(domain, &work.sges, offset, AccessFlags::LOCAL_WRITE)?;
-        Some(ContiguousRange { bytes_left_in_message: Some(u64::from(work.length) - offset), ..stretch })
+        let pd = self.pd.filter(|_| is_due)?;
+        let offset = u64::from(psn.since(wqe.first_psn)) * u64::from(self.attributes.path_mtu.bytes());
+        let stretch = hca.contiguous_range(pd, &wqe.sges, offset, AccessFlags::LOCAL_WRITE)?;
+        Some(ContiguousRange { bytes_left_in_message: Some(u64::from(wqe.length) - offset), ..stretch })
     }
 
-    /// Where the payload of the request with `psn` goes, and of those behind it, if it continues the open message.
+    /// The target of the request with `psn` and of those after it, if it continues the message in progress.
     pub(crate) fn in_progress_target(
         &self,
-        card: &HcaState,
+        hca: &HcaState,
         header: &TransportHeader,
     ) -> Option<ContiguousRange> {
-        let open = self
+        let message = self
             .responder
             .in_progress_message
-            .filter(|open| open.operation == header.bth.opcode.operation())?;
-        if open.operation == Operation::Send {
+            .filter(|message| message.operation == header.bth.opcode.operation())?;
+        if message.operation == Operation::Send {
             let buffer = self.responder.receive_wqe.as_ref()?;
-            let domain = self.receive_pd(card)?;
-            return card.contiguous_range(
-                domain,
-                &buffer.sges,
-                open.bytes_received,
-                AccessFlags::LOCAL_WRITE,
-            );
+            let pd = self.receive_pd(hca)?;
+            return hca.contiguous_range(pd, &buffer.sges, message.bytes_received, AccessFlags::LOCAL_WRITE);
         }
-        let remote = open.reth?;
-        let target = self.check_remote_access(card, header, remote, AccessFlags::REMOTE_WRITE).ok()?;
-        let rest = u64::from(remote.dma_length).checked_sub(open.bytes_received)?;
-        let offset = target.offset + open.bytes_received;
+        let remote = message.reth?;
+        let target = self.check_remote_access(hca, header, remote, AccessFlags::REMOTE_WRITE).ok()?;
+        let rest = u64::from(remote.dma_length).checked_sub(message.bytes_received)?;
+        let offset = target.offset + message.bytes_received;
         Some(ContiguousRange {
             memory: target.memory,
             offset,
@@ -269,28 +263,23 @@ impl QueuePair {
         })
     }
 
-    /// Where the payload of a request goes that begins a message, when `before` receives will have been taken.
+    /// The target of a request that starts a message, after `before` receives have been consumed.
     pub(crate) fn new_message_target(
         &self,
-        card: &HcaState,
+        hca: &HcaState,
         header: &TransportHeader,
         before: u32,
         scatter: &mut Vec<Sge>,
     ) -> Option<ContiguousRange> {
         if header.bth.opcode.operation() == Operation::Send {
-            // What others may take too cannot be foreseen.
+            // Another queue pair may consume a shared receive first.
             let ring = self.responder.ring.as_ref().filter(|_| self.srq.is_none())?;
             let is_there = self.responder.receive_wqe.is_none() && ring.peek(before, scatter);
-            return card.contiguous_range(
-                self.pd.filter(|_| is_there)?,
-                scatter,
-                0,
-                AccessFlags::LOCAL_WRITE,
-            );
+            return hca.contiguous_range(self.pd.filter(|_| is_there)?, scatter, 0, AccessFlags::LOCAL_WRITE);
         }
         let remote =
             header.reth.filter(|remote| (1..=DeviceLimits::HCA.max_msg_sz).contains(&remote.dma_length))?;
-        let target = self.check_remote_access(card, header, remote, AccessFlags::REMOTE_WRITE).ok()?;
+        let target = self.check_remote_access(hca, header, remote, AccessFlags::REMOTE_WRITE).ok()?;
         let rest = u64::from(remote.dma_length);
         Some(ContiguousRange {
             memory: target.memory,
@@ -301,12 +290,12 @@ impl QueuePair {
     }
 }
 
-/// What requests have in common whose packets have headers of one length.
-fn kind(work: &SendWqe) -> impl PartialEq {
-    let trailer = match work.operation.0 {
+/// Requests with equal shapes have headers of equal length.
+fn kind(wqe: &SendWqe) -> impl PartialEq {
+    let trailer = match wqe.operation.0 {
         Request::Send(trailer) => Some(discriminant(&trailer)),
         _ => None,
     };
-    let is_immediate = matches!(work.operation.0, Request::Write { imm_data: Some(_), .. });
-    (discriminant(&work.operation.0), trailer, is_immediate)
+    let is_immediate = matches!(wqe.operation.0, Request::Write { imm_data: Some(_), .. });
+    (discriminant(&wqe.operation.0), trailer, is_immediate)
 }

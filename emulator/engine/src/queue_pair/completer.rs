@@ -1,4 +1,4 @@
-//! The completer: takes responses, ends work requests, recovers from loss or gives up.
+//! The completer: handles responses, completes work requests, and recovers from loss or fails the queue pair.
 
 use super::QueuePair;
 use super::requester_state::SendWqe;
@@ -7,19 +7,19 @@ use crate::{Context, DropReason, Event, PacketSummary, QpType, Reason, Retransmi
 use softhca_queue::{Completion, CompletionFlags, CompletionStatus, SendFlags};
 use softhca_wire::{Aeth, Credits, NakCode, Operation, Psn, Qpn, RnrTimer, Syndrome, TransportPacket};
 
-/// `rnr_retry` of seven means: for ever.
+/// The value of `rnr_retry` that retries forever.
 const RNR_RETRY_INFINITE: u8 = 7;
 
-/// A response that skipped one.
+/// A response arrived before one that is still missing.
 struct ResponseGap {
     expected: Psn,
 }
 
 impl QueuePair {
-    /// Takes a response of the peer.
+    /// Handles a response of the peer.
     pub(crate) fn on_response(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         transport: &TransportPacket<'_>,
         packet: PacketSummary,
@@ -29,74 +29,63 @@ impl QueuePair {
             Some(DropReason::InvalidQpState(self.state))
         } else if self.kind == QpType::XrcTarget || !self.requester.has_outstanding() {
             Some(DropReason::NoOutstandingRequest)
-        } else if !self.requester.is_outstanding_psn(psn) && !self.peer_restarts_message(card, packet) {
+        } else if !self.requester.is_outstanding_psn(psn) && !self.peer_restarts_message(hca, packet) {
             Some(DropReason::StaleResponse { oldest: self.requester.unacked_psn })
         } else {
             None
         };
         if let Some(reason) = reason {
-            return self.emit_dropped(card, ctx, packet, reason);
+            return self.emit_dropped(hca, ctx, packet, reason);
         }
         let syndrome = transport.header.aeth.map_or(Syndrome::ACK, |aeth| aeth.syndrome);
         if let Some(Aeth { syndrome: Syndrome::Ack(code), msn }) = transport.header.aeth {
             self.requester.lsn = Credits::decode(code).map(|count| (msn + count) & 0xff_ffff);
         }
         match (packet.opcode.operation(), syndrome) {
-            (_, Syndrome::RnrNak(timer)) => self.on_rnr_nak(card, ctx, packet, timer),
-            (_, Syndrome::Nak(NakCode::PsnSequenceError)) => self.on_sequence_nak(card, ctx, packet),
-            (_, Syndrome::Nak(code)) => self.on_nak(card, ctx, packet, code),
-            (Operation::ReadResponse, Syndrome::Ack(_)) => {
-                self.on_read_response(card, ctx, transport, packet)
-            }
+            (_, Syndrome::RnrNak(timer)) => self.on_rnr_nak(hca, ctx, packet, timer),
+            (_, Syndrome::Nak(NakCode::PsnSequenceError)) => self.on_sequence_nak(hca, ctx, packet),
+            (_, Syndrome::Nak(code)) => self.on_nak(hca, ctx, packet, code),
+            (Operation::ReadResponse, Syndrome::Ack(_)) => self.on_read_response(hca, ctx, transport, packet),
             (Operation::AtomicAcknowledge, Syndrome::Ack(_)) => {
                 let original = transport.header.atomic_ack.map_or(0, |ack| ack.0);
-                self.on_atomic_response(card, ctx, packet, original);
+                self.on_atomic_response(hca, ctx, packet, original);
             }
             (_, Syndrome::Ack(_)) => {
-                self.ack_and_retire(card, ctx, psn.plus(1), packet);
+                self.ack_and_retire(hca, ctx, psn.plus(1), packet);
             }
         }
     }
 
-    /// Whether a peer in `go-back-0` forgot its part of a message that it had acknowledged in part.
-    fn peer_restarts_message(&self, card: &HcaState, packet: PacketSummary) -> bool {
-        card.settings.recovery.policy().peer_may_restart_message()
+    /// Whether the peer discarded its part of a message that it had acknowledged in part.
+    fn peer_restarts_message(&self, hca: &HcaState, packet: PacketSummary) -> bool {
+        hca.settings.recovery.policy().peer_may_restart_message()
             && packet.syndrome == Some(Syndrome::Nak(NakCode::PsnSequenceError))
-            && self
-                .requester
-                .wqes
-                .front()
-                .is_some_and(|work| work.packets > 0 && work.first_psn == packet.psn)
+            && self.requester.wqes.front().is_some_and(|wqe| wqe.packets > 0 && wqe.first_psn == packet.psn)
     }
 
-    /// Takes note that everything before `psn` was done, because `packet` says so. False if that was a gap, or
-    /// if a request that comes to its end by it stops the queue pair.
+    /// Acknowledges everything before `psn`, as `packet` implies. Returns false if responses are missing, or if a
+    /// completed request stopped the queue pair.
     fn ack_and_retire(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         psn: Psn,
         packet: PacketSummary,
     ) -> bool {
-        match self.ack_before(card, ctx, psn) {
+        match self.ack_before(hca, ctx, psn) {
             Ok(()) => {
-                self.retire_wqes(card, ctx);
+                self.retire_wqes(hca, ctx);
                 self.state.accepts_responses()
             }
             Err(gap) => {
-                self.on_implied_nak(card, ctx, gap, packet);
+                self.on_implied_nak(hca, ctx, gap, packet);
                 false
             }
         }
     }
 
-    /// Everything before `psn` was acknowledged, unless a read or atomic among it is still unanswered.
-    fn ack_before(
-        &mut self,
-        card: &mut HcaState,
-        ctx: &mut Context<'_>,
-        psn: Psn,
-    ) -> Result<(), ResponseGap> {
+    /// Acknowledges everything before `psn`, up to the first READ or atomic without a response.
+    fn ack_before(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, psn: Psn) -> Result<(), ResponseGap> {
         let unacked = self.requester.unacked_psn;
         if !unacked.is_before(psn) {
             return Ok(());
@@ -105,9 +94,9 @@ impl QueuePair {
             .requester
             .wqes
             .iter()
-            .take_while(|work| work.packets == 0 || work.first_psn.is_before(psn))
-            .find(|work| work.is_read_or_atomic() && work.packets > 0)
-            .map(|work| work.first_psn);
+            .take_while(|wqe| wqe.packets == 0 || wqe.first_psn.is_before(psn))
+            .find(|wqe| wqe.is_read_or_atomic() && wqe.packets > 0)
+            .map(|wqe| wqe.first_psn);
         let reach = match unanswered {
             Some(first) if unacked.is_before(first) => first,
             Some(_) => unacked,
@@ -115,7 +104,7 @@ impl QueuePair {
         };
         if reach != unacked {
             self.requester.unacked_psn = reach;
-            self.on_progress(card, ctx);
+            self.on_progress(hca, ctx);
         }
         match unanswered {
             Some(_) => Err(ResponseGap { expected: reach }),
@@ -123,85 +112,85 @@ impl QueuePair {
         }
     }
 
-    /// The peer answered something new: counts of tries and the ack timer start again.
-    fn on_progress(&mut self, card: &mut HcaState, ctx: &mut Context<'_>) {
+    /// The peer made progress: restarts the retry counters and the ACK timer.
+    fn on_progress(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
         self.update_rate(ctx, |rate_control, now| rate_control.on_ack(now));
         self.requester.implied_nak_handled = false;
         self.requester.retries_left = self.attributes.retry_count;
         self.requester.rnr_retries_left = self.attributes.rnr_retry;
-        // What was sent before the acknowledged PSN need not be sent again.
+        // Packets before the acknowledged PSN need no retransmission.
         if self.requester.next_psn.is_before(self.requester.unacked_psn) {
             self.requester.next_psn = self.requester.unacked_psn;
-            let works = &self.requester.wqes;
+            let wqes = &self.requester.wqes;
             let cursor =
-                works.iter().position(|work| self.requester.next_psn.is_within(work.first_psn, work.packets));
-            self.requester.wqe_index = cursor.unwrap_or(works.len());
+                wqes.iter().position(|wqe| self.requester.next_psn.is_within(wqe.first_psn, wqe.packets));
+            self.requester.wqe_index = cursor.unwrap_or(wqes.len());
         }
-        self.restart_ack_timer(card, ctx);
+        self.restart_ack_timer(hca, ctx);
     }
 
-    /// How long the peer may be silent before something is done about it; none for ever.
-    pub(crate) fn ack_timeout(&self, card: &HcaState) -> Option<core::time::Duration> {
+    /// The time without a response after which the requester assumes a loss; `None` waits forever.
+    pub(crate) fn ack_timeout(&self, hca: &HcaState) -> Option<core::time::Duration> {
         let timeout = self.attributes.ack_timeout()?;
-        let (policy, min) = (card.settings.recovery.policy(), card.settings.min_ack_timeout);
+        let (policy, min) = (hca.settings.recovery.policy(), hca.settings.min_ack_timeout);
         Some(policy.ack_timeout(timeout, min, self.attributes.retry_count))
     }
 
-    /// Starts the ack timer if something is outstanding, else stops it.
-    pub(crate) fn restart_ack_timer(&mut self, card: &mut HcaState, ctx: &Context<'_>) {
+    /// Starts the ACK timer if packets are outstanding, else stops it.
+    pub(crate) fn restart_ack_timer(&mut self, hca: &mut HcaState, ctx: &Context<'_>) {
         self.requester.ack_deadline = None;
         if !self.requester.has_outstanding() || self.requester.rnr_wait_until.is_some() {
             return;
         }
-        let Some(timeout) = self.ack_timeout(card) else { return };
+        let Some(timeout) = self.ack_timeout(hca) else { return };
         self.requester.ack_deadline = Some(ctx.now.plus(timeout));
-        self.arm_timer(card);
+        self.arm_timer(hca);
     }
 
-    /// Reports finished work requests, oldest first.
-    pub(crate) fn retire_wqes(&mut self, card: &mut HcaState, ctx: &mut Context<'_>) {
-        while let Some(work) = self.requester.wqes.front() {
-            let (status, reason) = match work.outcome {
+    /// Completes finished work requests, oldest first.
+    pub(crate) fn retire_wqes(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
+        while let Some(wqe) = self.requester.wqes.front() {
+            let (status, reason) = match wqe.outcome {
                 Some(outcome) => outcome,
-                None if work.packets > 0
+                None if wqe.packets > 0
                     && self.requester.wqe_index > 0
-                    && self.requester.unacked_psn.since(work.first_psn) >= work.packets =>
+                    && self.requester.unacked_psn.since(wqe.first_psn) >= wqe.packets =>
                 {
                     (CompletionStatus::Success, Reason::None)
                 }
                 None => break,
             };
             if !status.is_success() {
-                return self.fail_oldest_wqe(card, ctx, status, reason);
+                return self.fail_oldest_wqe(hca, ctx, status, reason);
             }
-            let work = self.requester.pop_wqe().expect("it is at the front");
-            self.complete_send(card, ctx, &work, status, reason);
-            self.requester.spare_wqes.push(work);
+            let wqe = self.requester.pop_wqe().expect("front() has returned it");
+            self.complete_send(hca, ctx, &wqe, status, reason);
+            self.requester.spare_wqes.push(wqe);
         }
         if !self.is_pacing(ctx) {
-            self.schedule_requester(card);
+            self.schedule_requester(hca);
         }
     }
 
-    /// Reports how a work request ended; success only if somebody wants to know.
+    /// Reports the end of a work request. A success is reported only if it is signaled.
     pub(crate) fn complete_send(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
-        work: &SendWqe,
+        wqe: &SendWqe,
         status: CompletionStatus,
         reason: Reason,
     ) {
-        let signalled = self.sq_sig_all || work.flags.contains(SendFlags::SIGNALED);
+        let signalled = self.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED);
         let Some(cq) = self.send_cq.filter(|_| signalled || !status.is_success()) else {
-            return ctx.emit(Event::UnsignaledCompleted { qp: self.qpn, wr_id: work.wr_id });
+            return ctx.emit(Event::UnsignaledCompleted { qp: self.qpn, wr_id: wqe.wr_id });
         };
         let completion = Completion {
-            wr_id: work.wr_id,
+            wr_id: wqe.wr_id,
             status,
-            opcode: work.completion_operation(),
+            opcode: wqe.completion_operation(),
             flags: CompletionFlags::empty(),
-            byte_len: work.length,
+            byte_len: wqe.length,
             imm_data: 0,
             qpn: self.qpn,
             src_qp: Qpn::default(),
@@ -209,29 +198,29 @@ impl QueuePair {
             vendor_error: 0,
             timestamp: 0,
         };
-        card.post_completion(ctx, cq, completion, reason);
+        hca.post_completion(ctx, cq, completion, reason);
     }
 
     fn on_rnr_nak(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         packet: PacketSummary,
         timer: RnrTimer,
     ) {
-        card.counters.rcvd_rnr_err += 1;
+        hca.counters.rcvd_rnr_err += 1;
         let psn = packet.psn;
         if self.requester.rnr_wait_until.is_some() {
-            return self.emit_dropped(card, ctx, packet, DropReason::InRnrWait);
+            return self.emit_dropped(hca, ctx, packet, DropReason::InRnrWait);
         }
-        if !self.ack_and_retire(card, ctx, psn, packet) {
+        if !self.ack_and_retire(hca, ctx, psn, packet) {
             return;
         }
         match self.requester.rnr_retries_left {
             0 => {
-                card.counters.rnr_nak_retry_err += 1;
+                hca.counters.rnr_nak_retry_err += 1;
                 return self.fail_oldest_wqe(
-                    card,
+                    hca,
                     ctx,
                     CompletionStatus::RnrRetryExceededError,
                     Reason::RnrRetryExceeded { psn },
@@ -244,49 +233,43 @@ impl QueuePair {
         self.requester.rewind_to(psn);
         self.requester.rnr_wait_until = Some(until);
         self.requester.ack_deadline = None;
-        self.arm_timer(card);
+        self.arm_timer(hca);
         let retries_left = self.requester.rnr_retries_left;
         ctx.emit(Event::RnrWaitStarted { qp: self.qpn, psn, until, retries_left });
     }
 
-    fn on_sequence_nak(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, packet: PacketSummary) {
-        card.counters.packet_seq_err += 1;
+    fn on_sequence_nak(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, packet: PacketSummary) {
+        hca.counters.packet_seq_err += 1;
         let psn = packet.psn;
         if self.requester.rnr_wait_until.is_some() {
-            return self.emit_dropped(card, ctx, packet, DropReason::InRnrWait);
+            return self.emit_dropped(hca, ctx, packet, DropReason::InRnrWait);
         }
-        if self.ack_and_retire(card, ctx, psn, packet) {
-            self.recover(card, ctx, psn, RetransmitCause::SequenceNak, Reason::SequenceNak { psn });
+        if self.ack_and_retire(hca, ctx, psn, packet) {
+            self.recover(hca, ctx, psn, RetransmitCause::SequenceNak, Reason::SequenceNak { psn });
         }
     }
 
     fn on_implied_nak(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         gap: ResponseGap,
         packet: PacketSummary,
     ) {
-        card.counters.implied_nak_seq_err += 1;
-        self.retire_wqes(card, ctx);
+        hca.counters.implied_nak_seq_err += 1;
+        self.retire_wqes(hca, ctx);
         let (expected, got) = (gap.expected, packet.psn);
         if self.requester.implied_nak_handled {
-            return self.emit_dropped(card, ctx, packet, DropReason::AlreadyRetransmitting { expected });
+            return self.emit_dropped(hca, ctx, packet, DropReason::AlreadyRetransmitting { expected });
         }
         self.requester.implied_nak_handled = true;
-        self.recover(
-            card,
-            ctx,
-            expected,
-            RetransmitCause::ResponseGap,
-            Reason::ResponseGap { expected, got },
-        );
+        self.recover(hca, ctx, expected, RetransmitCause::ResponseGap, Reason::ResponseGap { expected, got });
     }
 
     /// The packet `psn` is lost: retransmits, or fails the queue pair.
     fn recover(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         psn: Psn,
         cause: RetransmitCause,
@@ -296,39 +279,39 @@ impl QueuePair {
             return;
         }
         let message = self.requester.find_wqe(psn).map_or(psn, |index| self.requester.wqes[index].first_psn);
-        let from_psn = card.settings.recovery.policy().retransmit_from(psn, message);
+        let from_psn = hca.settings.recovery.policy().retransmit_from(psn, message);
         let Some(from_psn) = from_psn.filter(|_| self.requester.retries_left > 0) else {
-            card.counters.retry_exceeded_err += 1;
-            return self.fail_oldest_wqe(card, ctx, CompletionStatus::RetryExceededError, reason);
+            hca.counters.retry_exceeded_err += 1;
+            return self.fail_oldest_wqe(hca, ctx, CompletionStatus::RetryExceededError, reason);
         };
         self.requester.retries_left -= 1;
         self.requester.rewind_to(from_psn);
-        self.restart_ack_timer(card, ctx);
+        self.restart_ack_timer(hca, ctx);
         let retries_left = self.requester.retries_left;
         ctx.emit(Event::Retransmitted { qp: self.qpn, from_psn, cause, retries_left });
-        self.schedule_transmit(card);
+        self.schedule_transmit(hca);
     }
 
-    fn on_nak(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, packet: PacketSummary, code: NakCode) {
+    fn on_nak(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, packet: PacketSummary, code: NakCode) {
         let psn = packet.psn;
         let (status, counter) = match code {
             NakCode::InvalidRequest => {
-                (CompletionStatus::RemoteInvalidRequestError, &mut card.counters.req_remote_invalid_request)
+                (CompletionStatus::RemoteInvalidRequestError, &mut hca.counters.req_remote_invalid_request)
             }
             NakCode::RemoteAccessError => {
-                (CompletionStatus::RemoteAccessError, &mut card.counters.req_remote_access_errors)
+                (CompletionStatus::RemoteAccessError, &mut hca.counters.req_remote_access_errors)
             }
-            _ => (CompletionStatus::RemoteOperationError, &mut card.counters.req_remote_op_errors),
+            _ => (CompletionStatus::RemoteOperationError, &mut hca.counters.req_remote_op_errors),
         };
         *counter += 1;
-        if self.ack_and_retire(card, ctx, psn, packet) {
-            self.fail_oldest_wqe(card, ctx, status, Reason::Nak { code, psn });
+        if self.ack_and_retire(hca, ctx, psn, packet) {
+            self.fail_oldest_wqe(hca, ctx, status, Reason::Nak { code, psn });
         }
     }
 
     fn on_read_response(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         transport: &TransportPacket<'_>,
         packet: PacketSummary,
@@ -336,18 +319,18 @@ impl QueuePair {
         let psn = packet.psn;
         let Some((first, packets, length)) = self.find_rd_atomic_wqe(psn, Operation::ReadRequest) else {
             return self.fail_oldest_wqe(
-                card,
+                hca,
                 ctx,
                 CompletionStatus::BadResponseError,
                 Reason::BadResponse { psn },
             );
         };
-        if !self.ack_and_retire(card, ctx, first, packet) {
+        if !self.ack_and_retire(hca, ctx, first, packet) {
             return;
         }
         let expected = self.requester.unacked_psn;
         if psn != expected {
-            return self.on_implied_nak(card, ctx, ResponseGap { expected }, packet);
+            return self.on_implied_nak(hca, ctx, ResponseGap { expected }, packet);
         }
         let index = psn.since(first);
         let mtu = self.attributes.path_mtu.bytes();
@@ -356,18 +339,18 @@ impl QueuePair {
         let is_last = index + 1 == packets;
         if transport.payload.len() != wanted || packet.opcode.position().ends_message() != is_last {
             return self.fail_oldest_wqe(
-                card,
+                hca,
                 ctx,
                 CompletionStatus::BadResponseError,
                 Reason::BadResponse { psn },
             );
         }
-        self.place_response(card, ctx, psn, offset, transport.payload, is_last);
+        self.place_response(hca, ctx, psn, offset, transport.payload, is_last);
     }
 
     fn on_atomic_response(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         packet: PacketSummary,
         original: u64,
@@ -375,69 +358,69 @@ impl QueuePair {
         let psn = packet.psn;
         let Some((first, ..)) = self.find_rd_atomic_wqe(psn, Operation::FetchAdd) else {
             return self.fail_oldest_wqe(
-                card,
+                hca,
                 ctx,
                 CompletionStatus::BadResponseError,
                 Reason::BadResponse { psn },
             );
         };
-        if self.ack_and_retire(card, ctx, first, packet) {
-            self.place_response(card, ctx, psn, 0, &original.to_ne_bytes(), true);
+        if self.ack_and_retire(hca, ctx, first, packet) {
+            self.place_response(hca, ctx, psn, 0, &original.to_ne_bytes(), true);
         }
     }
 
-    /// First PSN, packets and length of the work at `psn`, if it wants this kind of answer.
+    /// The first PSN, packet count and length of the WQE at `psn`, if it expects this kind of response.
     fn find_rd_atomic_wqe(&self, psn: Psn, kind: Operation) -> Option<(Psn, u32, u32)> {
-        let work = &self.requester.wqes[self.requester.find_wqe(psn)?];
-        let wants = match work.operation.0 {
+        let wqe = &self.requester.wqes[self.requester.find_wqe(psn)?];
+        let wants = match wqe.operation.0 {
             softhca_queue::Operation::Read { .. } => kind == Operation::ReadRequest,
             softhca_queue::Operation::CompareSwap { .. } | softhca_queue::Operation::FetchAdd { .. } => {
                 kind.is_atomic()
             }
             _ => false,
         };
-        wants.then_some((work.first_psn, work.packets, work.length))
+        wants.then_some((wqe.first_psn, wqe.packets, wqe.length))
     }
 
-    /// Stores a part of the answer to the oldest work, and ends the work with the last part.
+    /// Stores a part of the response to the oldest WQE. The last part completes the WQE.
     fn place_response(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         psn: Psn,
         offset: u64,
         data: &[u8],
         is_last: bool,
     ) {
-        let work = self.requester.wqes.front().expect("everything before the answered work was retired");
-        if let Some(domain) = self.pd
-            && let Err(denied) = card.scatter(ctx, (self.qpn, psn), domain, &work.sges, offset, data)
+        let wqe = self.requester.wqes.front().expect("all earlier WQEs are retired");
+        if let Some(pd) = self.pd
+            && let Err(error) = hca.scatter(ctx, (self.qpn, psn), pd, &wqe.sges, offset, data)
         {
             return self.fail_oldest_wqe(
-                card,
+                hca,
                 ctx,
                 CompletionStatus::LocalProtectionError,
-                Reason::LocalAccess(denied),
+                Reason::LocalAccess(error),
             );
         }
         self.requester.unacked_psn = psn.plus(1);
         if is_last {
             self.requester.outstanding_rd_atomic = self.requester.outstanding_rd_atomic.saturating_sub(1);
         }
-        self.on_progress(card, ctx);
-        self.retire_wqes(card, ctx);
+        self.on_progress(hca, ctx);
+        self.retire_wqes(hca, ctx);
     }
 
-    /// The peer's port answers again: what waited for it gets its whole time once more.
-    pub(crate) fn restart_timers(&mut self, card: &mut HcaState, ctx: &Context<'_>) {
+    /// The peer's port responds again: the timers of its connections restart.
+    pub(crate) fn restart_timers(&mut self, hca: &mut HcaState, ctx: &Context<'_>) {
         self.requester.rnr_wait_until = self.requester.rnr_wait_until.map(|until| until.max(ctx.now));
-        self.restart_ack_timer(card, ctx);
-        self.arm_timer(card);
+        self.restart_ack_timer(hca, ctx);
+        self.arm_timer(hca);
     }
 
-    /// A deadline may have passed.
-    pub(crate) fn expire(&mut self, card: &mut HcaState, ctx: &mut Context<'_>) {
-        if card.stalled_peers.contains(&self.addressing.destination) {
+    /// Handles expired deadlines.
+    pub(crate) fn expire(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
+        if hca.stalled_peers.contains(&self.addressing.destination) {
             return;
         }
         if self.requester.rnr_wait_until.is_some_and(|until| until <= ctx.now) {
@@ -445,22 +428,22 @@ impl QueuePair {
             let (to, retries_left) = (self.requester.next_psn, self.requester.rnr_retries_left);
             let cause = RetransmitCause::ReceiverNotReady;
             ctx.emit(Event::Retransmitted { qp: self.qpn, from_psn: to, cause, retries_left });
-            self.restart_ack_timer(card, ctx);
-            self.schedule_transmit(card);
+            self.restart_ack_timer(hca, ctx);
+            self.schedule_transmit(hca);
         }
         let is_late = self.requester.ack_deadline.is_some_and(|deadline| deadline <= ctx.now);
         if is_late && self.is_blocked {
-            // The peer may lack just what may not be sent yet.
-            self.restart_ack_timer(card, ctx);
+            // The blocked packets may be the ones that the peer is missing.
+            self.restart_ack_timer(hca, ctx);
         } else if is_late {
             let psn = self.requester.unacked_psn;
-            card.counters.local_ack_timeout_err += 1;
+            hca.counters.local_ack_timeout_err += 1;
             self.requester.ack_deadline = None;
             self.requester.implied_nak_handled = false;
             self.update_rate(ctx, |rate_control, now| rate_control.on_timeout(now));
             ctx.emit(Event::AckTimedOut { qp: self.qpn, oldest_psn: psn });
-            self.recover(card, ctx, psn, RetransmitCause::Timeout, Reason::AckTimeout { psn });
+            self.recover(hca, ctx, psn, RetransmitCause::Timeout, Reason::AckTimeout { psn });
         }
-        self.arm_timer(card);
+        self.arm_timer(hca);
     }
 }

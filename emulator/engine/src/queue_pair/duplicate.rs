@@ -1,51 +1,51 @@
-//! Duplicate requests: answered, not executed again.
+//! Duplicate requests: the responder answers them without executing them again.
 
 use super::QueuePair;
 use super::responder::MAX_PENDING_RESPONSES;
 use super::responder_state::PendingResponse;
 use crate::hca_state::HcaState;
-use crate::{Context, DropReason, Event, PacketSummary, PdId};
+use crate::{Context, DropReason, Event, PacketSummary};
 use softhca_queue::AccessFlags;
-use softhca_wire::{Operation, Psn, Reth, Syndrome, TransportPacket};
+use softhca_wire::{Operation, TransportPacket};
 
 impl QueuePair {
-    /// Answers a request that was executed before, without executing it again (IBA 9.7.5.1.5).
+    /// Answers a request that was already executed (IBA 9.7.5.1.5).
     pub(crate) fn on_duplicate_request(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         transport: &TransportPacket<'_>,
         packet: PacketSummary,
     ) {
-        card.counters.duplicate_request += 1;
+        hca.counters.duplicate_request += 1;
         let header = &transport.header;
         let psn = packet.psn;
         if self.responder.pending_responses.len() >= MAX_PENDING_RESPONSES {
-            return self.emit_dropped(card, ctx, packet, DropReason::TooManyPendingResponses);
+            return self.emit_dropped(hca, ctx, packet, DropReason::TooManyPendingResponses);
         }
         match packet.opcode.operation() {
             Operation::Send | Operation::Write => {
                 if !header.bth.ack_request {
-                    return self.emit_dropped(card, ctx, packet, DropReason::Duplicate);
+                    return self.emit_dropped(hca, ctx, packet, DropReason::Duplicate);
                 }
                 let latest = self.responder.expected_psn.minus(1);
-                self.queue_ack(card, latest, Syndrome::ACK);
+                self.queue_ack(hca, latest);
             }
             Operation::ReadRequest => {
                 let remote = header.reth.expect("a READ request has a RETH");
                 let packets = self.attributes.path_mtu.packets(remote.dma_length);
                 let known = packets <= self.responder.expected_psn.since(psn);
                 let allowed = remote.dma_length == 0
-                    || self.check_remote_access(card, header, remote, AccessFlags::REMOTE_READ).is_ok();
-                let (true, true, Ok(domain)) = (known, allowed, self.remote_access_pd(card, header)) else {
-                    return self.emit_dropped(card, ctx, packet, DropReason::Duplicate);
+                    || self.check_remote_access(hca, header, remote, AccessFlags::REMOTE_READ).is_ok();
+                let (true, true, Ok(pd)) = (known, allowed, self.remote_access_pd(hca, header)) else {
+                    return self.emit_dropped(hca, ctx, packet, DropReason::Duplicate);
                 };
-                self.replay_read_response(psn, packets, remote, domain);
+                self.responder.replay_read_response(psn, packets, remote, pd);
             }
             _ => {
                 let found = self.responder.atomic_results.iter().find(|(kept, _)| *kept == psn);
                 let Some((_, original)) = found.copied() else {
-                    return self.emit_dropped(card, ctx, packet, DropReason::AtomicResultNotSaved);
+                    return self.emit_dropped(hca, ctx, packet, DropReason::AtomicResultNotSaved);
                 };
                 let msn = self.responder.msn;
                 self.responder.pending_responses.push_back(PendingResponse::AtomicResponse {
@@ -57,32 +57,6 @@ impl QueuePair {
             }
         }
         ctx.emit(Event::DuplicateRequestHandled { qp: self.qpn, psn, opcode: packet.opcode });
-        self.schedule_transmit(card);
-    }
-
-    /// Owes the responses from `psn` on again: by going back in those that are being sent, or anew.
-    fn replay_read_response(&mut self, psn: Psn, count: u32, asked: Reth, domain: PdId) {
-        for owed in &mut self.responder.pending_responses {
-            if let PendingResponse::ReadResponse { first, next, packets, reth: remote, .. } = owed
-                && psn.is_within(*first, *packets)
-            {
-                // The answer to a request begins with a FIRST or ONLY packet, whatever was sent before.
-                if psn.is_before(*next) {
-                    (*first, *next, *packets, *remote) = (psn, psn, count, asked);
-                }
-                return;
-            }
-        }
-        let msn = self.responder.msn;
-        let (first, next, packets, remote) = (psn, psn, count, asked);
-        self.responder.pending_responses.push_back(PendingResponse::ReadResponse {
-            first,
-            next,
-            packets,
-            reth: remote,
-            pd: domain,
-            msn,
-            is_duplicate: true,
-        });
+        self.schedule_transmit(hca);
     }
 }

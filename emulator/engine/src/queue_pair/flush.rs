@@ -1,4 +1,4 @@
-//! How a queue pair stops: the request to blame completes first, then everything else is flushed in order.
+//! Stopping a queue pair: the failed request completes first, then both queues are flushed in order.
 
 use super::QueuePair;
 use super::responder_state::ReceiveWqe;
@@ -8,32 +8,32 @@ use softhca_queue::{Completion, CompletionFlags, CompletionOpcode, CompletionSta
 use softhca_wire::Qpn;
 
 impl QueuePair {
-    /// The oldest send work request failed: reports it, and stops the queue pair.
+    /// Completes the oldest send WQE with an error and stops the queue pair.
     ///
-    /// A reliable connection goes to ERR. An unreliable service stops only its send queue (IBA 10.3.1.6).
+    /// A reliable connection enters ERR. An unreliable service stops only its send queue (IBA 10.3.1.6).
     pub(crate) fn fail_oldest_wqe(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         status: CompletionStatus,
         reason: Reason,
     ) {
-        if let Some(work) = self.requester.pop_wqe() {
-            self.complete_send(card, ctx, &work, status, reason);
-            self.requester.spare_wqes.push(work);
+        if let Some(wqe) = self.requester.pop_wqe() {
+            self.complete_send(hca, ctx, &wqe, status, reason);
+            self.requester.spare_wqes.push(wqe);
         }
         if self.kind.is_reliable() {
-            self.enter_error(card, ctx, reason, None);
+            self.enter_error(hca, ctx, reason, None);
         } else {
             self.change_state(ctx, QpState::SendQueueError, reason);
-            self.flush_send_queue(card, ctx);
+            self.flush_send_queue(hca, ctx);
         }
     }
 
-    /// Goes to ERR and flushes both queues.
+    /// Enters ERR and flushes both queues.
     pub(crate) fn enter_error(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         reason: Reason,
         event: Option<AsyncEvent>,
@@ -45,42 +45,42 @@ impl QueuePair {
         if let Some(event) = event.filter(|_| !was_error) {
             ctx.emit(Event::AsyncEventRaised { client: Some(self.client), event });
         }
-        self.flush_send_queue(card, ctx);
+        self.flush_send_queue(hca, ctx);
         if let Some(ring) = &self.responder.ring {
             ring.request_doorbell(true);
         }
-        self.flush_receive_queue(card, ctx);
+        self.flush_receive_queue(hca, ctx);
         if self.srq.is_some() && self.kind != QpType::XrcTarget && !was_error {
             let event = AsyncEvent::LastWorkRequestReached(self.qpn);
             ctx.emit(Event::AsyncEventRaised { client: Some(self.client), event });
         }
     }
 
-    /// Flushes whatever the send queue holds, and whatever is posted from now on when the doorbell rings.
-    pub(crate) fn flush_send_queue(&mut self, card: &mut HcaState, ctx: &mut Context<'_>) {
-        while let Some(work) = self.requester.pop_wqe() {
-            self.complete_send(card, ctx, &work, CompletionStatus::WrFlushError, Reason::Flushed);
-            self.requester.spare_wqes.push(work);
+    /// Flushes the send queue. Requests that are posted later are flushed when their doorbell rings.
+    pub(crate) fn flush_send_queue(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
+        while let Some(wqe) = self.requester.pop_wqe() {
+            self.complete_send(hca, ctx, &wqe, CompletionStatus::WrFlushError, Reason::Flushed);
+            self.requester.spare_wqes.push(wqe);
         }
         let start = self.requester.next_new_psn;
         self.requester.start_at(start);
         self.requester.wqe_index = 0;
         loop {
             let Some(ring) = &mut self.requester.ring else { return };
-            let mut work = self.requester.spare_wqes.pop().unwrap_or_default();
-            match ring.dequeue(&mut work.sges, &mut work.inline_data) {
+            let mut wqe = self.requester.spare_wqes.pop().unwrap_or_default();
+            match ring.dequeue(&mut wqe.sges, &mut wqe.inline_data) {
                 Ok(Some(request)) => {
                     ring.retire();
                     let (id, operation) = match request {
                         Ok(request) => (request.wr_id, request.operation),
                         Err(_) => (0, super::requester_state::WqeOperation::default().0),
                     };
-                    (work.wr_id, work.operation) = (id, super::requester_state::WqeOperation(operation));
-                    work.length = 0;
-                    self.complete_send(card, ctx, &work, CompletionStatus::WrFlushError, Reason::Flushed);
-                    self.requester.spare_wqes.push(work);
+                    (wqe.wr_id, wqe.operation) = (id, super::requester_state::WqeOperation(operation));
+                    wqe.length = 0;
+                    self.complete_send(hca, ctx, &wqe, CompletionStatus::WrFlushError, Reason::Flushed);
+                    self.requester.spare_wqes.push(wqe);
                 }
-                Ok(None) => return self.requester.spare_wqes.push(work),
+                Ok(None) => return self.requester.spare_wqes.push(wqe),
                 Err(why) => {
                     let event = Event::ClientFaulted { client: self.client, qp: self.qpn, why };
                     self.requester.ring = None;
@@ -90,12 +90,12 @@ impl QueuePair {
         }
     }
 
-    /// Flushes the receive that is in use and everything that waits. A shared queue's receives stay there.
-    pub(crate) fn flush_receive_queue(&mut self, card: &mut HcaState, ctx: &mut Context<'_>) {
+    /// Flushes the receive WQE in use and the receive queue. Receives of a shared receive queue stay there.
+    pub(crate) fn flush_receive_queue(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
         self.responder.in_progress_message = None;
         if let Some(buffer) = self.responder.receive_wqe.take() {
             self.complete_receive_with_error(
-                card,
+                hca,
                 ctx,
                 buffer,
                 CompletionStatus::WrFlushError,
@@ -112,7 +112,7 @@ impl QueuePair {
                 Ok(Some(id)) => {
                     buffer.wr_id = id;
                     self.complete_receive_with_error(
-                        card,
+                        hca,
                         ctx,
                         buffer,
                         CompletionStatus::WrFlushError,
@@ -129,16 +129,16 @@ impl QueuePair {
         }
     }
 
-    /// Reports a receive that did not succeed.
+    /// Completes a receive WQE with an error.
     pub(crate) fn complete_receive_with_error(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         buffer: ReceiveWqe,
         status: CompletionStatus,
         reason: Reason,
     ) {
-        if let Some(cq) = self.effective_recv_cq(card) {
+        if let Some(cq) = self.effective_recv_cq(hca) {
             let completion = Completion {
                 wr_id: buffer.wr_id,
                 status,
@@ -152,24 +152,24 @@ impl QueuePair {
                 vendor_error: 0,
                 timestamp: 0,
             };
-            card.post_completion(ctx, cq, completion, reason);
+            hca.post_completion(ctx, cq, completion, reason);
         }
         self.responder.spare_receive_wqes.push(buffer);
     }
 
-    /// A client's ring has an impossible index: its queue pair stops, nobody else notices.
-    pub(crate) fn on_corrupt_ring(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, why: CorruptRing) {
+    /// A client's ring has an invalid index: stops this queue pair without an effect on others.
+    pub(crate) fn on_corrupt_ring(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, why: CorruptRing) {
         ctx.emit(Event::ClientFaulted { client: self.client, qp: self.qpn, why });
         self.requester.ring = None;
         self.responder.ring = None;
         let event = AsyncEvent::QueuePairFatal(self.qpn);
-        self.enter_error(card, ctx, Reason::CorruptRing(why), Some(event));
+        self.enter_error(hca, ctx, Reason::CorruptRing(why), Some(event));
     }
 
-    /// Goes to RESET: everything is forgotten, nothing is reported.
+    /// Enters RESET: discards everything without completions.
     pub(crate) fn reset(&mut self) {
-        while let Some(work) = self.requester.wqes.pop_front() {
-            self.requester.spare_wqes.push(work);
+        while let Some(wqe) = self.requester.wqes.pop_front() {
+            self.requester.spare_wqes.push(wqe);
         }
         self.requester.wqe_index = 0;
         self.requester.start_at(Default::default());

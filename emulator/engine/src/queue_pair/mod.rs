@@ -1,4 +1,4 @@
-//! A queue pair: its attributes, its state and its two halves.
+//! A queue pair: attributes, state, requester and responder.
 
 pub(crate) mod batch_copy;
 mod completer;
@@ -30,31 +30,31 @@ use crate::{
 use alloc::boxed::Box;
 use softhca_wire::{AddressHeaders, Qpn};
 
-/// What every packet touches stands together and first: with a thousand cards, queue pairs do not fit the caches.
+/// Fields that every packet touches come first: with a thousand HCAs, the queue pairs exceed the caches.
 #[repr(C)]
 pub(crate) struct QueuePair {
     pub qpn: Qpn,
     pub kind: QpType,
     pub state: QpState,
-    /// It stands in the ready list.
+    /// The queue pair is in the transmit queue.
     pub is_scheduled: bool,
-    /// It waits until the driver may send to its destination.
+    /// The transmit gate of its destination is closed.
     pub is_blocked: bool,
-    /// It waits until the port's priority goes on.
+    /// PFC pauses its priority.
     pub is_paused: bool,
-    /// Whose turn it is when both halves have something to send.
+    /// Requester and responder alternate when both have packets.
     pub responses_last: bool,
     pub sq_sig_all: bool,
-    /// The envelope of a connected queue pair, made when the path is set.
+    /// The addressing headers of a connected queue pair, computed when the path is set.
     pub addressing: AddressHeaders,
     pub requester: RequesterState,
-    /// The earliest entry in the timer heap that counts.
+    /// The valid entry in the timer heap; later entries are stale.
     pub timer_at: Option<Instant>,
-    /// Its rate, from the first congestion notification on.
+    /// Present from the first CNP on.
     pub rate_control: Option<Box<dyn RateControl>>,
-    /// The entry in the pacers' heap that counts.
+    /// The valid entry in the pacing heap.
     pub pacing_timer_at: Option<Instant>,
-    /// When it last owed a congestion notification.
+    /// The time of its last CNP.
     pub last_cnp_at: Option<Instant>,
     pub responder: ResponderState,
     pub attributes: QpAttributes,
@@ -80,18 +80,18 @@ impl QueuePair {
         }
     }
 
-    /// What it was told so far.
-    pub fn configuration(&self, card: &HcaState) -> QpConfiguration {
+    /// The configuration so far.
+    pub fn configuration(&self, hca: &HcaState) -> QpConfiguration {
         let attributes = &self.attributes;
-        let slots = |cq: CqId| card.completion_queues.get(cq.0).map(|queue| (cq, queue.ring.slots()));
+        let slots = |cq: CqId| hca.completion_queues.get(cq.0).map(|queue| (cq, queue.ring.slots()));
         QpConfiguration {
             kind: self.kind,
-            recovery: card.settings.recovery,
+            recovery: hca.settings.recovery,
             peer: (!self.kind.is_datagram()).then_some((self.addressing.destination, attributes.dest_qpn)),
             pmtu: attributes.path_mtu,
             psns: [attributes.sq_psn, attributes.rq_psn],
             timeout: attributes.timeout,
-            ack_timeout: self.ack_timeout(card),
+            ack_timeout: self.ack_timeout(hca),
             retry_count: attributes.retry_count,
             rnr_retry: attributes.rnr_retry,
             access_flags: attributes.access_flags,
@@ -100,37 +100,37 @@ impl QueuePair {
                 self.requester.ring.as_ref().map_or(0, |ring| ring.slots()),
                 self.responder.ring.as_ref().map_or(0, |ring| ring.slots()),
             ],
-            cqs: [self.send_cq, self.effective_recv_cq(card)].map(|cq| cq.and_then(slots)),
+            cqs: [self.send_cq, self.effective_recv_cq(hca)].map(|cq| cq.and_then(slots)),
         }
     }
 
-    /// Puts the queue pair into the ready list, unless it stands there.
+    /// Puts the queue pair into the transmit queue.
     #[inline]
-    pub fn schedule_transmit(&mut self, card: &mut HcaState) {
+    pub fn schedule_transmit(&mut self, hca: &mut HcaState) {
         if !self.is_scheduled {
             self.is_scheduled = true;
-            card.transmit_queue.push_back(self.qpn);
+            hca.transmit_queue.push_back(self.qpn);
         }
     }
 
-    /// Wakes the queue pair if its send queue has something left.
+    /// Schedules the queue pair if its send queue has more requests.
     #[inline]
-    pub fn schedule_requester(&mut self, card: &mut HcaState) {
+    pub fn schedule_requester(&mut self, hca: &mut HcaState) {
         let outbound = &self.requester;
         let waits = || outbound.ring.as_ref().is_some_and(|ring| !matches!(ring.has_pending(), Ok(false)));
         if outbound.wqe_index < outbound.wqes.len() || self.state == QpState::SendQueueDrained || waits() {
-            self.schedule_transmit(card);
+            self.schedule_transmit(hca);
         }
     }
 
-    /// Makes sure that the timer heap wakes the queue pair for its earliest deadline.
+    /// Arms the timer heap for the earliest deadline.
     #[inline]
-    pub fn arm_timer(&mut self, card: &mut HcaState) {
+    pub fn arm_timer(&mut self, hca: &mut HcaState) {
         let deadlines = [self.requester.ack_deadline, self.requester.rnr_wait_until];
         let Some(wanted) = deadlines.into_iter().flatten().min() else { return };
         if self.timer_at.is_none_or(|at| wanted < at) {
             self.timer_at = Some(wanted);
-            card.timers.push(wanted, self.qpn);
+            hca.timers.push(wanted, self.qpn);
         }
     }
 

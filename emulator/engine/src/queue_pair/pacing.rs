@@ -8,33 +8,33 @@ use crate::rate_control::{RateControl, RateSample};
 use crate::{Context, Event, Instant, PacketSummary, QpState, RateCause};
 use softhca_wire::{AddressHeaders, Bth, Ecn, ICRC_LEN, Opcode, Operation, Psn, TransportHeader};
 
-/// Bytes of a notification behind the BTH, all reserved.
+/// The reserved bytes after the BTH of a CNP.
 const CNP_RESERVED_LEN: usize = 16;
-/// The bit of the BTH's reserved byte that says "backward congestion".
+/// The BECN bit in the reserved byte of the BTH.
 const BECN: u8 = 0x40;
 
 impl QueuePair {
-    /// Takes note of the congestion mark of a packet, and owes a notification if one is due.
-    pub(crate) fn on_ecn_mark(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, packet: &PacketSummary) {
-        card.counters.np_ecn_marked_roce_packets += 1;
+    /// Counts the ECN mark of a packet, and queues a CNP unless the last one was too recent.
+    pub(crate) fn on_ecn_mark(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, packet: &PacketSummary) {
+        hca.counters.np_ecn_marked_roce_packets += 1;
         let answered = self.kind.is_datagram() || packet.opcode.operation() == Operation::Acknowledge;
-        let Some(notification) = card.settings.congestion.notification_point.filter(|_| !answered) else {
+        let Some(notification) = hca.settings.congestion.notification_point.filter(|_| !answered) else {
             return;
         };
         let due = self.last_cnp_at.is_none_or(|at| ctx.now >= at.plus(notification.min_cnp_interval));
         if due {
             self.last_cnp_at = Some(ctx.now);
             let traffic_class = notification.traffic_class;
-            let envelope = AddressHeaders { traffic_class, ..self.addressing };
+            let addressing = AddressHeaders { traffic_class, ..self.addressing };
             let bth = Bth::new(Opcode::CNP, self.attributes.dest_qpn, Psn::new(0));
             let header = TransportHeader::new(Bth { reserved_byte: BECN, ..bth });
             let queue_pair = self.qpn;
             let (service_level, body, again) = (0, CNP_RESERVED_LEN, false);
-            card.control_packets.push(
+            hca.control_packets.push(
                 ctx,
                 ControlPacket {
                     qpn: queue_pair,
-                    addressing: envelope,
+                    addressing,
                     service_level,
                     header,
                     body_length: body,
@@ -46,9 +46,9 @@ impl QueuePair {
     }
 
     /// The peer reports congestion on the path: reduces the rate.
-    pub(crate) fn on_cnp(&mut self, card: &mut HcaState, ctx: &mut Context<'_>) {
-        card.counters.rp_cnp_handled += 1;
-        let Some(settings) = &card.settings.congestion.rate_control else { return };
+    pub(crate) fn on_cnp(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
+        hca.counters.rp_cnp_handled += 1;
+        let Some(settings) = &hca.settings.congestion.rate_control else { return };
         let rate_control = self.rate_control.get_or_insert_with(|| settings.start(ctx.now));
         let cause = rate_control.on_cnp(ctx.now);
         self.emit_rate_change(ctx, cause);
@@ -77,11 +77,11 @@ impl QueuePair {
 
     /// Whether the rate allows a packet with payload now. If not, a timer schedules the queue pair.
     #[inline]
-    pub(crate) fn may_send_now(&mut self, card: &mut HcaState, ctx: &mut Context<'_>) -> bool {
-        self.rate_control.is_none() || self.check_pacing(card, ctx)
+    pub(crate) fn may_send_now(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) -> bool {
+        self.rate_control.is_none() || self.check_pacing(hca, ctx)
     }
 
-    fn check_pacing(&mut self, card: &mut HcaState, ctx: &mut Context<'_>) -> bool {
+    fn check_pacing(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) -> bool {
         self.update_rate(ctx, |rate_control, now| rate_control.advance(now));
         let Some(rate_control) = &self.rate_control else { return true };
         let at = rate_control.next_send_at();
@@ -90,7 +90,7 @@ impl QueuePair {
         }
         if self.pacing_timer_at != Some(at) {
             self.pacing_timer_at = Some(at);
-            card.pacing_timers.push(at, self.qpn);
+            hca.pacing_timers.push(at, self.qpn);
         }
         false
     }
@@ -104,10 +104,10 @@ impl QueuePair {
             && rate_control.is_waiting(ctx.now)
             && self.state == QpState::ReadyToSend
             && self.responder.pending_responses.is_empty()
-            && self.requester.wqes.get(self.requester.wqe_index).is_some_and(|work| {
-                work.outcome.is_none()
-                    && !work.is_read_or_atomic()
-                    && work.first_psn.is_before(self.requester.next_psn)
+            && self.requester.wqes.get(self.requester.wqe_index).is_some_and(|wqe| {
+                wqe.outcome.is_none()
+                    && !wqe.is_read_or_atomic()
+                    && wqe.first_psn.is_before(self.requester.next_psn)
             })
     }
 
@@ -125,8 +125,8 @@ impl QueuePair {
 }
 
 /// Marks a packet with payload as ECN-capable if its sender reacts to CNPs.
-pub(crate) fn set_ecn_capable(card: &HcaState, envelope: &mut AddressHeaders) {
-    if card.settings.congestion.rate_control.is_some() && envelope.ecn() == Ecn::NotEct {
-        envelope.traffic_class |= Ecn::Ect0 as u8;
+pub(crate) fn set_ecn_capable(hca: &HcaState, addressing: &mut AddressHeaders) {
+    if hca.settings.congestion.rate_control.is_some() && addressing.ecn() == Ecn::NotEct {
+        addressing.traffic_class |= Ecn::Ect0 as u8;
     }
 }

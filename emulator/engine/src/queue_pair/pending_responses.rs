@@ -1,4 +1,4 @@
-//! Replies that are owed, turned into packets in the order of the requests.
+//! Pending responses: builds ACKs, NAKs, READ responses and atomic responses in the order of the requests.
 
 use super::QueuePair;
 use super::pacing::set_ecn_capable;
@@ -13,25 +13,25 @@ use softhca_wire::{
 };
 
 impl QueuePair {
-    /// The next reply, if one is owed.
+    /// The next response packet, if the rate allows it.
     pub(crate) fn plan_response(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
     ) -> Option<PlannedPacket> {
         let carries =
             matches!(self.responder.pending_responses.front()?, PendingResponse::ReadResponse { .. });
-        if carries && !self.may_send_now(card, ctx) {
+        if carries && !self.may_send_now(hca, ctx) {
             return None;
         }
-        let owed = self.responder.pending_responses.front()?;
+        let response = self.responder.pending_responses.front()?;
         let service = self.kind.service();
         let header = |operation, position, psn| {
             let opcode = Opcode::new(service, operation, position, ImmOrInvalidate::None);
-            let opcode = opcode.expect("a reliable service has every reply");
+            let opcode = opcode.expect("a reliable service has all response opcodes");
             TransportHeader::new(Bth::new(opcode, self.attributes.dest_qpn, psn))
         };
-        let (header, payload, offset) = match *owed {
+        let (header, payload, offset) = match *response {
             PendingResponse::Ack { psn, syndrome, msn } => {
                 let mut header = header(Operation::Acknowledge, Position::Only, psn);
                 header.aeth = Some(Aeth { syndrome, msn });
@@ -59,60 +59,60 @@ impl QueuePair {
         };
         let mut header = header;
         if let Some(Aeth { syndrome: Syndrome::Ack(code), .. }) = &mut header.aeth {
-            *code = self.advertised_credits(card);
+            *code = self.advertised_credits(hca);
         }
-        let mut envelope = self.addressing;
+        let mut addressing = self.addressing;
         if payload > 0 {
-            set_ecn_capable(card, &mut envelope);
+            set_ecn_capable(hca, &mut addressing);
         }
         let service_level = self.attributes.address_vector.service_level;
         Some(PlannedPacket {
             header,
             payload_length: payload,
-            addressing: envelope,
+            addressing,
             service_level,
             offset,
             is_response: true,
         })
     }
 
-    /// What acknowledgements say of the receives that are posted. A shared queue's are nobody's.
-    fn advertised_credits(&self, card: &HcaState) -> u8 {
-        match (card.settings.end_to_end_credits, &self.responder.ring) {
+    /// The credits to advertise: the number of posted receives. Receives of a shared receive queue do not count.
+    fn advertised_credits(&self, hca: &HcaState) -> u8 {
+        match (hca.settings.end_to_end_credits, &self.responder.ring) {
             (EndToEndCredits::On, Some(ring)) => ring.pending().map_or(Credits::UNUSED, Credits::encode),
             _ => Credits::UNUSED,
         }
     }
 
-    /// Reads the payload of the planned reply into `into`.
+    /// Reads the payload of the planned response into `into`.
     #[inline]
     pub(crate) fn fill_response_payload(
         &self,
-        card: &HcaState,
+        hca: &HcaState,
         ctx: &Context<'_>,
         plan: &PlannedPacket,
         into: &mut [u8],
     ) -> Result<(), RequestError> {
-        let Some(PendingResponse::ReadResponse { reth: remote, pd: domain, .. }) =
+        let Some(PendingResponse::ReadResponse { reth: remote, pd, .. }) =
             self.responder.pending_responses.front()
         else {
             return Ok(());
         };
         let address = remote.virtual_address.wrapping_add(plan.offset);
         let length = into.len() as u32;
-        let target = card
+        let target = hca
             .protection
-            .check_remote_access(*domain, self.qpn, remote.rkey, address, length, AccessFlags::REMOTE_READ)
+            .check_remote_access(*pd, self.qpn, remote.rkey, address, length, AccessFlags::REMOTE_READ)
             .map_err(RequestError::ReadAccess)?;
         ctx.memory
             .read(target.memory, target.offset, into)
             .map_err(|fault| RequestError::ReadAccess(target.to_access_error(fault)))
     }
 
-    /// The planned reply left.
+    /// Advances the queue after the planned response was sent.
     pub(crate) fn on_response_sent(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         plan: &PlannedPacket,
     ) {
@@ -136,27 +136,27 @@ impl QueuePair {
             }
         };
         self.record_paced_send(ctx, plan);
-        self.emit_sent(card, ctx, plan, None, again);
+        self.emit_sent(hca, ctx, plan, None, again);
     }
 
-    /// The planned reply cannot be made: the region went, or its memory.
+    /// Rejects the READ whose response cannot be built: the region or its memory no longer exists.
     pub(crate) fn fail_response(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         plan: &PlannedPacket,
         why: RequestError,
     ) {
         self.responder.pending_responses.clear();
-        self.reject_request(card, ctx, plan.header.bth.psn, why);
+        self.reject_request(hca, ctx, plan.header.bth.psn, why);
     }
 
     /// Hands the queued ACKs to the HCA, because the application may destroy the queue pair before the port can send:
     /// it has already seen the data. Responses from the first READ on are discarded.
-    pub(crate) fn detach_acks(&mut self, card: &mut HcaState, ctx: &mut Context<'_>) {
+    pub(crate) fn detach_acks(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
         while let Some(PendingResponse::Ack { .. } | PendingResponse::AtomicResponse { .. }) =
             self.responder.pending_responses.front()
-            && let Some(plan) = self.plan_response(card, ctx)
+            && let Some(plan) = self.plan_response(hca, ctx)
         {
             let retransmission = matches!(
                 self.responder.pending_responses.pop_front(),
@@ -166,15 +166,15 @@ impl QueuePair {
             let PlannedPacket { header, addressing, service_level, .. } = plan;
             let packet =
                 ControlPacket { qpn, addressing, service_level, header, body_length, retransmission };
-            card.control_packets.push(ctx, packet);
+            hca.control_packets.push(ctx, packet);
         }
         self.responder.pending_responses.clear();
     }
 
     /// A new connection starts: its peer must not receive the orphaned ACKs of an earlier one.
-    pub(crate) fn discard_orphaned_acks(&self, card: &mut HcaState) {
+    pub(crate) fn discard_orphaned_acks(&self, hca: &mut HcaState) {
         let (port, peer) = (self.addressing.destination, self.attributes.dest_qpn);
-        card.control_packets.discard(|packet| {
+        hca.control_packets.discard(|packet| {
             packet.addressing.destination == port && packet.header.bth.destination_qp == peer
         });
     }

@@ -2,13 +2,13 @@
 
 use softhca_wire::{AddressHeaders, TransportHeader};
 
-/// A packet that may be sent next.
+/// The headers of the next packet, and the position of its payload.
 pub(crate) struct PlannedPacket {
     pub header: TransportHeader,
     pub payload_length: u32,
     pub addressing: AddressHeaders,
     pub service_level: u8,
-    /// Where in its message the payload begins.
+    /// The offset of the payload in its message.
     pub offset: u64,
     pub is_response: bool,
 }

@@ -1,4 +1,4 @@
-//! Refusals: the one place that maps a reason to NAK, state, counter and asynchronous event.
+//! Rejected requests: maps a request error to NAK, queue pair state, counter and asynchronous event.
 
 use super::QueuePair;
 use super::responder_state::PendingResponse;
@@ -9,35 +9,35 @@ use softhca_queue::CompletionStatus;
 use softhca_wire::{NakCode, Psn, Syndrome};
 
 impl QueuePair {
-    /// Refuses a request: one NAK, and what the reason does to the queue pair.
+    /// Rejects a request: queues one NAK and applies the effect of the error to the queue pair.
     pub(crate) fn reject_request(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         psn: Psn,
-        refusal: RequestError,
+        error: RequestError,
     ) {
-        ctx.emit(Event::RequestRejected { qp: self.qpn, psn, error: refusal });
+        ctx.emit(Event::RequestRejected { qp: self.qpn, psn, error });
         let number = self.qpn;
         let at = self.responder.expected_psn;
-        let (syndrome, event, receive) = match refusal {
+        let (syndrome, event, receive) = match error {
             RequestError::PsnOutOfSequence { .. } => {
                 let in_progress = self.responder.in_progress_message.map(|message| message.first_psn);
                 let syndrome = Syndrome::Nak(NakCode::PsnSequenceError);
-                let action = card.settings.recovery.policy().on_sequence_gap(at, in_progress);
+                let action = hca.settings.recovery.policy().on_sequence_gap(at, in_progress);
                 if let GapAction::Nak { resume_at } = action {
                     if resume_at != at {
                         self.responder.in_progress_message = None;
                         self.responder.expected_psn = resume_at;
                     }
                     self.responder.nak_sent = true;
-                    self.queue_separate_ack(resume_at, syndrome);
-                    return self.schedule_transmit(card);
+                    self.responder.queue_ack(resume_at, syndrome);
+                    return self.schedule_transmit(hca);
                 }
                 (syndrome, Some(AsyncEvent::QueuePairFatal(number)), None)
             }
             RequestError::ReceiverNotReady => {
-                card.counters.sent_rnr_err += 1;
+                hca.counters.sent_rnr_err += 1;
                 self.responder.nak_sent = true;
                 let syndrome = Syndrome::RnrNak(self.attributes.min_rnr_timer);
                 let waits = matches!(
@@ -45,9 +45,9 @@ impl QueuePair {
                     Some(PendingResponse::Ack { psn, syndrome: Syndrome::RnrNak(_), .. }) if *psn == at
                 );
                 if !waits {
-                    self.queue_separate_ack(at, syndrome);
+                    self.responder.queue_ack(at, syndrome);
                 }
-                return self.schedule_transmit(card);
+                return self.schedule_transmit(hca);
             }
             RequestError::OpcodeOutOfSequence { .. }
             | RequestError::UnsupportedOpcode { .. }
@@ -56,17 +56,17 @@ impl QueuePair {
             | RequestError::TooManyRdAtomic { .. }
             | RequestError::MisalignedAtomic { .. }
             | RequestError::NoSuchSrq { .. } => {
-                card.counters.resp_remote_invalid_request += 1;
+                hca.counters.resp_remote_invalid_request += 1;
                 let event = AsyncEvent::QueuePairRequestError(number);
                 (Syndrome::Nak(NakCode::InvalidRequest), Some(event), None)
             }
             RequestError::Access(_) | RequestError::InvalidateFailed(_) => {
-                card.counters.resp_remote_access_errors += 1;
+                hca.counters.resp_remote_access_errors += 1;
                 let event = AsyncEvent::QueuePairAccessError(number);
                 (Syndrome::Nak(NakCode::RemoteAccessError), Some(event), None)
             }
             RequestError::ReceiveTooSmall { .. } => {
-                card.counters.resp_local_length_error += 1;
+                hca.counters.resp_local_length_error += 1;
                 (Syndrome::Nak(NakCode::InvalidRequest), None, Some(CompletionStatus::LocalLengthError))
             }
             RequestError::ReceiveAccess(_) => (
@@ -79,21 +79,21 @@ impl QueuePair {
                 (Syndrome::Nak(NakCode::RemoteOperationalError), Some(event), None)
             }
         };
-        self.queue_separate_ack(nak_psn(refusal, at, psn), syndrome);
-        let reason = Reason::RequestRejected(refusal);
+        self.responder.queue_ack(nak_psn(error, at, psn), syndrome);
+        let reason = Reason::RequestRejected(error);
         if let Some(status) = receive
             && let Some(buffer) = self.responder.receive_wqe.take()
         {
-            self.complete_receive_with_error(card, ctx, buffer, status, reason);
+            self.complete_receive_with_error(hca, ctx, buffer, status, reason);
         }
-        self.enter_error(card, ctx, reason, event);
-        self.schedule_transmit(card);
+        self.enter_error(hca, ctx, reason, event);
+        self.schedule_transmit(hca);
     }
 }
 
-/// A gap is reported at the missing packet, everything else at the refused one.
-fn nak_psn(refusal: RequestError, expected: Psn, psn: Psn) -> Psn {
-    match refusal {
+/// The PSN that a NAK reports: the missing packet of a gap, else the rejected packet.
+fn nak_psn(error: RequestError, expected: Psn, psn: Psn) -> Psn {
+    match error {
         RequestError::PsnOutOfSequence { .. } => expected,
         _ => psn,
     }

@@ -1,4 +1,4 @@
-//! The requester: takes work from the send queue and turns it into packets.
+//! The requester: fetches WQEs from the send queue and builds their packets.
 
 use super::QueuePair;
 use super::pacing::set_ecn_capable;
@@ -15,10 +15,10 @@ use softhca_wire::{
     XrcEth,
 };
 
-/// The most PSNs that may be outstanding: beyond half the number space old and new cannot be told apart.
+/// The maximum number of outstanding PSNs: beyond half the PSN space, old and new PSNs are ambiguous.
 const MAX_OUTSTANDING_PSNS: u32 = Psn::SPACE / 2 - 1;
 
-/// Whether the service of a queue pair has the operation.
+/// Whether the transport service supports the operation.
 fn supports(kind: QpType, operation: &Operation) -> bool {
     match operation {
         Operation::Send(SendImmOrInvalidate::Invalidate(_)) => kind.is_reliable(),
@@ -32,10 +32,10 @@ fn supports(kind: QpType, operation: &Operation) -> bool {
 }
 
 impl QueuePair {
-    /// The next request packet, if one may be sent now.
+    /// The next request packet, if the queue pair may send one now.
     pub(crate) fn plan_request(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
     ) -> Option<PlannedPacket> {
         loop {
@@ -43,15 +43,15 @@ impl QueuePair {
                 return None;
             }
             if self.requester.wqe_index == self.requester.wqes.len() {
-                if self.state == QpState::SendQueueDrained || !self.fetch_wqe(card, ctx) {
+                if self.state == QpState::SendQueueDrained || !self.fetch_wqe(hca, ctx) {
                     self.raise_drained(ctx);
                     return None;
                 }
-                // What was taken may have failed at once, and the queue pair with it.
+                // The fetched WQE may have failed the queue pair already.
                 continue;
             }
-            let work = &self.requester.wqes[self.requester.wqe_index];
-            match work.outcome {
+            let wqe = &self.requester.wqes[self.requester.wqe_index];
+            match wqe.outcome {
                 Some((CompletionStatus::Success, _)) => {
                     self.requester.wqe_index += 1;
                     continue;
@@ -59,139 +59,139 @@ impl QueuePair {
                 Some(_) => return None,
                 None => {}
             }
-            let started = self.requester.is_started(work);
+            let started = self.requester.is_started(wqe);
             if !started && self.state == QpState::SendQueueDrained {
                 self.raise_drained(ctx);
                 return None;
             }
-            if !started && work.flags.contains(SendFlags::FENCE) && self.requester.outstanding_rd_atomic > 0 {
+            if !started && wqe.flags.contains(SendFlags::FENCE) && self.requester.outstanding_rd_atomic > 0 {
                 return None;
             }
-            if work.is_local_operation() {
-                self.execute_local_operation(card, ctx);
+            if wqe.is_local_operation() {
+                self.execute_local_operation(hca, ctx);
                 continue;
             }
-            if self.requester.next_psn == work.first_psn
-                && let Some(failure) = self.check_wqe_access(card, work)
+            if self.requester.next_psn == wqe.first_psn
+                && let Some(failure) = self.check_wqe_access(hca, wqe)
             {
-                self.fail_current_wqe(card, ctx, failure);
+                self.fail_current_wqe(hca, ctx, failure);
                 return None;
             }
-            let work = &self.requester.wqes[self.requester.wqe_index];
-            let is_read = matches!(work.operation.0, Operation::Read { .. });
-            let needed = if is_read { work.end_psn().since(self.requester.next_psn) } else { 1 };
+            let wqe = &self.requester.wqes[self.requester.wqe_index];
+            let is_read = matches!(wqe.operation.0, Operation::Read { .. });
+            let needed = if is_read { wqe.end_psn().since(self.requester.next_psn) } else { 1 };
             let outstanding = self.requester.next_psn.since(self.requester.unacked_psn);
             if self.kind.is_reliable() && outstanding > 0 && outstanding + needed > MAX_OUTSTANDING_PSNS {
                 return None;
             }
-            // Beyond the peer's receives one packet asks, once everything before is answered (IBA 9.7.7.2.5).
-            let asks = [self.requester.next_psn, self.requester.unacked_psn] == [work.first_psn; 2];
-            if self.uses_credits(card) && self.requester.exceeds_lsn(work) && !asks {
+            // Beyond the LSN the requester sends one packet, after all earlier ones are acknowledged (IBA 9.7.7.2.5).
+            let asks = [self.requester.next_psn, self.requester.unacked_psn] == [wqe.first_psn; 2];
+            if self.uses_credits(hca) && self.requester.exceeds_lsn(wqe) && !asks {
                 return None;
             }
-            if work.is_read_or_atomic()
+            if wqe.is_read_or_atomic()
                 && self.requester.outstanding_rd_atomic >= u32::from(self.attributes.max_rd_atomic)
             {
                 return None;
             }
-            let carries = !work.is_read_or_atomic();
-            if carries && !self.may_send_now(card, ctx) {
+            let carries = !wqe.is_read_or_atomic();
+            if carries && !self.may_send_now(hca, ctx) {
                 return None;
             }
-            return Some(self.plan_request_packet(card, &self.requester.wqes[self.requester.wqe_index]));
+            return Some(self.plan_request_packet(hca, &self.requester.wqes[self.requester.wqe_index]));
         }
     }
 
-    /// Whether the peer's receives limit what is sent.
-    fn uses_credits(&self, card: &HcaState) -> bool {
-        card.settings.end_to_end_credits == EndToEndCredits::On && self.kind.is_reliable()
+    /// Whether end-to-end credits limit the requester.
+    fn uses_credits(&self, hca: &HcaState) -> bool {
+        hca.settings.end_to_end_credits == EndToEndCredits::On && self.kind.is_reliable()
     }
 
-    /// Takes requests of one packet before their turn, so that about `packets` of them are at hand.
-    pub(crate) fn prefetch_wqes(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, packets: usize) {
-        let is_short = |qp: &QueuePair| qp.requester.wqes.back().is_none_or(|work| work.packets == 1);
+    /// Fetches single-packet WQEs ahead, up to about `packets`.
+    pub(crate) fn prefetch_wqes(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, packets: usize) {
+        let is_short = |qp: &QueuePair| qp.requester.wqes.back().is_none_or(|wqe| wqe.packets == 1);
         while self.state == QpState::ReadyToSend
             && self.requester.wqes.len() - self.requester.wqe_index < packets
             && is_short(self)
-            && self.fetch_wqe(card, ctx)
+            && self.fetch_wqe(hca, ctx)
         {}
     }
 
-    /// Copies the next request out of the ring and gives it its PSNs.
-    fn fetch_wqe(&mut self, card: &mut HcaState, ctx: &mut Context<'_>) -> bool {
+    /// Copies the next request out of the ring and assigns its PSNs.
+    fn fetch_wqe(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) -> bool {
         let Some(ring) = &mut self.requester.ring else { return false };
         if matches!(ring.has_pending(), Ok(false)) {
             return false;
         }
-        let mut work = self.requester.spare_wqes.pop().unwrap_or_default();
-        let taken = ring.dequeue(&mut work.sges, &mut work.inline_data);
+        let mut wqe = self.requester.spare_wqes.pop().unwrap_or_default();
+        let taken = ring.dequeue(&mut wqe.sges, &mut wqe.inline_data);
         let (size, outcome) = match taken {
             Ok(None) => {
-                self.requester.spare_wqes.push(work);
+                self.requester.spare_wqes.push(wqe);
                 return false;
             }
             Err(why) => {
-                self.requester.spare_wqes.push(work);
-                self.on_corrupt_ring(card, ctx, why);
+                self.requester.spare_wqes.push(wqe);
+                self.on_corrupt_ring(hca, ctx, why);
                 return false;
             }
             Ok(Some(Err(_))) => {
-                (work.wr_id, work.operation) = (0, WqeOperation::default());
-                work.flags = SendFlags::empty();
+                (wqe.wr_id, wqe.operation) = (0, WqeOperation::default());
+                wqe.flags = SendFlags::empty();
                 (0, Some((CompletionStatus::LocalQpOperationError, Reason::InvalidWqe)))
             }
             Ok(Some(Ok(request))) => {
                 let size = match request.payload {
                     Payload::Inline(bytes) => bytes.len() as u64,
-                    Payload::Gather(entries) => entries.iter().map(|e| u64::from(e.length)).sum(),
+                    Payload::Gather(sges) => sges.iter().map(|e| u64::from(e.length)).sum(),
                 };
-                work.wr_id = request.wr_id;
-                work.operation = WqeOperation(request.operation);
-                work.flags = request.flags;
-                work.datagram = request.ud;
-                work.srqn = request.remote_srqn;
+                wqe.wr_id = request.wr_id;
+                wqe.operation = WqeOperation(request.operation);
+                wqe.flags = request.flags;
+                wqe.datagram = request.ud;
+                wqe.srqn = request.remote_srqn;
                 (size, None)
             }
         };
-        work.outcome = outcome.or_else(|| self.check_wqe(&work, size));
-        work.length = if work.is_local_operation() { 0 } else { size.min(u64::from(u32::MAX)) as u32 };
-        if matches!(work.operation.0, Operation::CompareSwap { .. } | Operation::FetchAdd { .. }) {
-            work.length = 8;
+        wqe.outcome = outcome.or_else(|| self.check_wqe(&wqe, size));
+        wqe.length = if wqe.is_local_operation() { 0 } else { size.min(u64::from(u32::MAX)) as u32 };
+        if matches!(wqe.operation.0, Operation::CompareSwap { .. } | Operation::FetchAdd { .. }) {
+            wqe.length = 8;
         }
-        work.first_psn = self.requester.next_wqe_psn;
-        work.packets = match (work.outcome, work.operation.0) {
+        wqe.first_psn = self.requester.next_wqe_psn;
+        wqe.packets = match (wqe.outcome, wqe.operation.0) {
             (Some(_), _) | (_, Operation::BindMemoryWindow(_) | Operation::LocalInvalidate { .. }) => 0,
             (_, Operation::CompareSwap { .. } | Operation::FetchAdd { .. }) => 1,
-            _ => self.attributes.path_mtu.packets(work.length),
+            _ => self.attributes.path_mtu.packets(wqe.length),
         };
-        if self.kind.is_datagram() && work.packets > 1 {
-            work.packets = 1;
+        if self.kind.is_datagram() && wqe.packets > 1 {
+            wqe.packets = 1;
         }
-        if work.packets > 0 {
+        if wqe.packets > 0 {
             self.requester.ssn = (self.requester.ssn + 1) & 0xff_ffff;
-            work.ssn = self.requester.ssn;
+            wqe.ssn = self.requester.ssn;
         }
-        self.requester.next_wqe_psn = work.end_psn();
+        self.requester.next_wqe_psn = wqe.end_psn();
         ctx.emit(Event::WqeFetched {
             qp: self.qpn,
-            wr_id: work.wr_id,
-            operation: work.completion_operation(),
-            bytes: work.length,
-            first_psn: work.first_psn,
-            packets: work.packets,
-            first_sge: work.sges.first().copied().filter(|_| !work.is_inline()),
+            wr_id: wqe.wr_id,
+            operation: wqe.completion_operation(),
+            bytes: wqe.length,
+            first_psn: wqe.first_psn,
+            packets: wqe.packets,
+            first_sge: wqe.sges.first().copied().filter(|_| !wqe.is_inline()),
         });
-        let failed = work.outcome.is_some();
-        self.requester.wqes.push_back(work);
+        let failed = wqe.outcome.is_some();
+        self.requester.wqes.push_back(wqe);
         if failed {
-            self.retire_wqes(card, ctx);
+            self.retire_wqes(hca, ctx);
         }
         true
     }
 
-    /// What is wrong with a request by itself.
-    fn check_wqe(&self, work: &SendWqe, size: u64) -> Option<(CompletionStatus, Reason)> {
-        if !supports(self.kind, &work.operation.0) {
+    /// Checks a request on its own.
+    fn check_wqe(&self, wqe: &SendWqe, size: u64) -> Option<(CompletionStatus, Reason)> {
+        if !supports(self.kind, &wqe.operation.0) {
             return Some((CompletionStatus::LocalQpOperationError, Reason::Unsupported));
         }
         let limit = match self.kind.is_datagram() {
@@ -204,14 +204,14 @@ impl QueuePair {
                 Reason::MessageTooLong { length: size, limit },
             ));
         }
-        if work.is_read_or_atomic() {
+        if wqe.is_read_or_atomic() {
             if self.attributes.max_rd_atomic == 0 {
                 return Some((CompletionStatus::LocalQpOperationError, Reason::RdAtomicDisabled));
             }
-            if work.is_inline() {
+            if wqe.is_inline() {
                 return Some((CompletionStatus::LocalQpOperationError, Reason::Unsupported));
             }
-            let is_atomic = !matches!(work.operation.0, Operation::Read { .. });
+            let is_atomic = !matches!(wqe.operation.0, Operation::Read { .. });
             if is_atomic && size < 8 {
                 return Some((
                     CompletionStatus::LocalLengthError,
@@ -222,11 +222,11 @@ impl QueuePair {
         None
     }
 
-    /// What is wrong with a request at the moment when its first packet is to be sent.
-    fn check_wqe_access(&self, card: &HcaState, work: &SendWqe) -> Option<(CompletionStatus, Reason)> {
+    /// Checks a request when its first packet is about to be sent.
+    fn check_wqe_access(&self, hca: &HcaState, wqe: &SendWqe) -> Option<(CompletionStatus, Reason)> {
         if self.kind.is_datagram() {
-            let handle = work.datagram.ah;
-            let known = card
+            let handle = wqe.datagram.ah;
+            let known = hca
                 .address_handles
                 .get(handle)
                 .is_some_and(|found| found.client == self.client && Some(found.pd) == self.pd);
@@ -234,51 +234,51 @@ impl QueuePair {
                 return Some((CompletionStatus::LocalQpOperationError, Reason::BadAddressHandle { handle }));
             }
         }
-        if work.is_inline() {
+        if wqe.is_inline() {
             return None;
         }
-        let needs = if work.is_read_or_atomic() { AccessFlags::LOCAL_WRITE } else { AccessFlags::empty() };
-        let domain = self.pd?;
-        let denied = card.check_sges(domain, &work.sges, needs).err()?;
-        Some((CompletionStatus::LocalProtectionError, Reason::LocalAccess(denied)))
+        let needs = if wqe.is_read_or_atomic() { AccessFlags::LOCAL_WRITE } else { AccessFlags::empty() };
+        let pd = self.pd?;
+        let error = hca.check_sges(pd, &wqe.sges, needs).err()?;
+        Some((CompletionStatus::LocalProtectionError, Reason::LocalAccess(error)))
     }
 
-    /// Ends the request at the cursor with a local error, which is reported when its turn has come.
+    /// Fails the current WQE with a local error. The completion follows after all earlier ones.
     pub(crate) fn fail_current_wqe(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         failure: (CompletionStatus, Reason),
     ) {
         let cursor = self.requester.wqe_index;
-        if let Some(work) = self.requester.wqes.get_mut(cursor) {
-            work.outcome = Some(failure);
+        if let Some(wqe) = self.requester.wqes.get_mut(cursor) {
+            wqe.outcome = Some(failure);
             self.requester.next_wqe_psn = self.requester.next_psn;
         }
-        self.retire_wqes(card, ctx);
+        self.retire_wqes(hca, ctx);
     }
 
-    /// Does the local operation at the cursor.
-    fn execute_local_operation(&mut self, card: &mut HcaState, ctx: &mut Context<'_>) {
-        let (number, domain) = (self.qpn, self.pd);
-        let work = &mut self.requester.wqes[self.requester.wqe_index];
-        let done = match (work.operation.0, domain) {
-            (Operation::BindMemoryWindow(bind), Some(domain)) => {
-                card.protection.bind_memory_window(domain, number, &bind).map(|_| ())
+    /// Executes the local operation at the current WQE.
+    fn execute_local_operation(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
+        let (number, pd) = (self.qpn, self.pd);
+        let wqe = &mut self.requester.wqes[self.requester.wqe_index];
+        let done = match (wqe.operation.0, pd) {
+            (Operation::BindMemoryWindow(bind), Some(pd)) => {
+                hca.protection.bind_memory_window(pd, number, &bind).map(|_| ())
             }
-            (Operation::LocalInvalidate { rkey: key }, Some(domain)) => {
-                card.protection.invalidate(domain, number, key)
+            (Operation::LocalInvalidate { rkey: key }, Some(pd)) => {
+                hca.protection.invalidate(pd, number, key)
             }
             _ => Ok(()),
         };
-        work.outcome = Some(match done {
+        wqe.outcome = Some(match done {
             Ok(()) => (CompletionStatus::Success, Reason::None),
-            Err(denied) => (CompletionStatus::MwBindError, Reason::MemoryWindowBind(denied)),
+            Err(error) => (CompletionStatus::MwBindError, Reason::MemoryWindowBind(error)),
         });
         if done.is_ok() {
             self.requester.wqe_index += 1;
         }
-        self.retire_wqes(card, ctx);
+        self.retire_wqes(hca, ctx);
     }
 
     fn raise_drained(&mut self, ctx: &mut Context<'_>) {
@@ -295,14 +295,14 @@ impl QueuePair {
         }
     }
 
-    /// The packet of `work` with the next PSN.
-    fn plan_request_packet(&self, card: &HcaState, work: &SendWqe) -> PlannedPacket {
+    /// The packet of `wqe` with the next PSN.
+    fn plan_request_packet(&self, hca: &HcaState, wqe: &SendWqe) -> PlannedPacket {
         let psn = self.requester.next_psn;
-        let index = psn.since(work.first_psn);
+        let index = psn.since(wqe.first_psn);
         let mtu = self.attributes.path_mtu.bytes();
         let offset = u64::from(index) * u64::from(mtu);
-        let rest = work.length - offset.min(u64::from(work.length)) as u32;
-        let position = Position::of(index, work.packets);
+        let rest = wqe.length - offset.min(u64::from(wqe.length)) as u32;
+        let position = Position::of(index, wqe.packets);
         let service = self.kind.service();
         let reth = |remote: RemoteAddress, address: u64, length| {
             Some(Reth {
@@ -312,11 +312,11 @@ impl QueuePair {
             })
         };
         let opcode = |operation, position, trailer| {
-            Opcode::new(service, operation, position, trailer).expect("the service offers the operation")
+            Opcode::new(service, operation, position, trailer).expect("fetch_wqe has checked the operation")
         };
         let bth = |opcode| Bth::new(opcode, self.attributes.dest_qpn, psn);
         let trailer_of = |given| if position.ends_message() { given } else { ImmOrInvalidate::None };
-        let (mut header, payload) = match work.operation.0 {
+        let (mut header, payload) = match wqe.operation.0 {
             Operation::Send(trailer) => {
                 let kind = match trailer {
                     SendImmOrInvalidate::None => ImmOrInvalidate::None,
@@ -340,7 +340,7 @@ impl QueuePair {
                 let mut header =
                     TransportHeader::new(bth(opcode(wire::Operation::Write, position, trailer_of(kind))));
                 if position.starts_message() {
-                    header.reth = reth(remote, 0, work.length);
+                    header.reth = reth(remote, 0, wqe.length);
                 }
                 if position.ends_message() {
                     header.immediate = immediate.map(Immediate);
@@ -382,48 +382,48 @@ impl QueuePair {
                 unreachable!("local operations have no packets")
             }
         };
-        let ends = position.ends_message() || work.is_read_or_atomic();
-        // Only what takes a receive can ask for an event there (IBA 9.2.3).
-        let takes_receive = match work.operation.0 {
+        let ends = position.ends_message() || wqe.is_read_or_atomic();
+        // Only a message that consumes a receive can solicit an event (IBA 9.2.3).
+        let takes_receive = match wqe.operation.0 {
             Operation::Send(_) => true,
             Operation::Write { imm_data: immediate, .. } => immediate.is_some(),
             _ => false,
         };
-        header.bth.solicited_event = ends && takes_receive && work.flags.contains(SendFlags::SOLICITED);
+        header.bth.solicited_event = ends && takes_receive && wqe.flags.contains(SendFlags::SOLICITED);
         header.bth.pad = (payload.wrapping_neg() & 3) as u8;
-        let limited = self.uses_credits(card) && self.requester.exceeds_lsn(work);
+        let limited = self.uses_credits(hca) && self.requester.exceeds_lsn(wqe);
         header.bth.ack_request = self.kind.is_reliable()
             && (ends
                 || limited
-                || self.requester.packets_since_ack_request + 1 >= card.settings.ack_request_interval);
+                || self.requester.packets_since_ack_request + 1 >= hca.settings.ack_request_interval);
         if self.kind == QpType::XrcInitiator {
-            header.xrceth = Some(XrcEth(work.srqn));
+            header.xrceth = Some(XrcEth(wqe.srqn));
         }
-        let mut envelope = self.addressing;
+        let mut addressing = self.addressing;
         let mut service_level = self.attributes.address_vector.service_level;
         if self.kind.is_datagram() {
-            let vector = card.address_handles.get(work.datagram.ah).map(|found| found.vector);
+            let vector = hca.address_handles.get(wqe.datagram.ah).map(|found| found.vector);
             let vector = vector.unwrap_or_default();
             service_level = vector.service_level;
-            let key = work.datagram.remote_qkey;
+            let key = wqe.datagram.remote_qkey;
             let queue_key = if key.is_controlled() { self.attributes.qkey } else { key };
             header.deth = Some(Deth { qkey: queue_key, source_qp: self.qpn });
-            header.bth.destination_qp = work.datagram.remote_qpn;
+            header.bth.destination_qp = wqe.datagram.remote_qpn;
             header.bth.ack_request = self.kind == QpType::Gsi;
-            envelope = crate::addressing::address_headers(
+            addressing = crate::addressing::address_headers(
                 &vector,
-                card.gid(vector.sgid_index),
+                hca.gid(vector.sgid_index),
                 self.qpn,
-                work.datagram.remote_qpn,
+                wqe.datagram.remote_qpn,
             );
         }
         if payload > 0 {
-            set_ecn_capable(card, &mut envelope);
+            set_ecn_capable(hca, &mut addressing);
         }
         PlannedPacket {
             header,
             payload_length: payload,
-            addressing: envelope,
+            addressing,
             service_level,
             offset,
             is_response: false,
@@ -434,57 +434,57 @@ impl QueuePair {
     #[inline]
     pub(crate) fn fill_request_payload(
         &self,
-        card: &HcaState,
+        hca: &HcaState,
         ctx: &Context<'_>,
         plan: &PlannedPacket,
         into: &mut [u8],
     ) -> Result<(), (CompletionStatus, Reason)> {
-        let work = &self.requester.wqes[self.requester.wqe_index];
-        if work.is_inline() {
+        let wqe = &self.requester.wqes[self.requester.wqe_index];
+        if wqe.is_inline() {
             let at = plan.offset as usize;
-            into.copy_from_slice(&work.inline_data[at..at + into.len()]);
+            into.copy_from_slice(&wqe.inline_data[at..at + into.len()]);
             return Ok(());
         }
-        let Some(domain) = self.pd else { return Ok(()) };
-        card.gather(ctx, domain, &work.sges, plan.offset, into)
-            .map_err(|denied| (CompletionStatus::LocalProtectionError, Reason::LocalAccess(denied)))
+        let Some(pd) = self.pd else { return Ok(()) };
+        hca.gather(ctx, pd, &wqe.sges, plan.offset, into)
+            .map_err(|error| (CompletionStatus::LocalProtectionError, Reason::LocalAccess(error)))
     }
 
-    /// The planned packet left.
+    /// Advances the requester after the planned packet was sent.
     pub(crate) fn on_request_sent(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         plan: &PlannedPacket,
     ) {
-        let work = &self.requester.wqes[self.requester.wqe_index];
+        let wqe = &self.requester.wqes[self.requester.wqe_index];
         let psn = self.requester.next_psn;
         let again = psn.is_before(self.requester.next_new_psn);
-        let is_read = matches!(work.operation.0, Operation::Read { .. });
-        let next = if is_read { work.end_psn() } else { psn.plus(1) };
-        let id = work.wr_id;
-        if next == work.end_psn() {
-            self.requester.outstanding_rd_atomic += u32::from(work.is_read_or_atomic());
+        let is_read = matches!(wqe.operation.0, Operation::Read { .. });
+        let next = if is_read { wqe.end_psn() } else { psn.plus(1) };
+        let id = wqe.wr_id;
+        if next == wqe.end_psn() {
+            self.requester.outstanding_rd_atomic += u32::from(wqe.is_read_or_atomic());
             self.requester.wqe_index += 1;
         }
         self.requester.next_psn = next;
         if self.requester.next_new_psn.is_before(next) {
             self.requester.next_new_psn = next;
         }
-        card.counters.retransmitted_pkts += u64::from(again);
+        hca.counters.retransmitted_pkts += u64::from(again);
         self.requester.packets_since_ack_request = match plan.header.bth.ack_request {
             true => 0,
             false => self.requester.packets_since_ack_request + 1,
         };
         self.record_paced_send(ctx, plan);
-        self.emit_sent(card, ctx, plan, Some(id), again);
+        self.emit_sent(hca, ctx, plan, Some(id), again);
         if self.kind.is_reliable() {
             if self.requester.ack_deadline.is_none() {
-                self.restart_ack_timer(card, ctx);
+                self.restart_ack_timer(hca, ctx);
             }
         } else {
             self.requester.unacked_psn = next;
-            self.retire_wqes(card, ctx);
+            self.retire_wqes(hca, ctx);
         }
     }
 }

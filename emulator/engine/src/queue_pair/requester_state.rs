@@ -1,7 +1,7 @@
-//! The sending half of a queue pair: work requests that were taken and how far they got.
+//! The requester's state: the fetched WQEs and their progress.
 //!
-//! A packet is a function of (work request, PSN): what is stored is where each request's PSNs begin and
-//! three PSNs of progress. Going back is one assignment.
+//! A packet is a function of (WQE, PSN). The state stores the first PSN of each WQE and three PSNs of progress, so
+//! that retransmission is one assignment.
 
 use crate::{Instant, Reason};
 use alloc::collections::VecDeque;
@@ -12,20 +12,20 @@ use softhca_queue::{
 };
 use softhca_wire::Psn;
 
-/// A send work request in the card's private copy. What every packet touches stands first.
+/// The HCA's copy of a send work request. Fields that every packet touches come first.
 #[derive(Default)]
 #[repr(C)]
 pub(crate) struct SendWqe {
     pub first_psn: Psn,
-    /// PSNs that it takes; none for local operations.
+    /// The number of PSNs; zero for local operations.
     pub packets: u32,
     pub length: u32,
     pub flags: SendFlags,
     pub wr_id: u64,
     pub operation: WqeOperation,
-    /// Decided by this side alone; reported when every earlier request has completed.
+    /// A result that this side determined alone. It is reported after all earlier requests.
     pub outcome: Option<(CompletionStatus, Reason)>,
-    /// Its place among all messages of the queue pair, modulo 2^24, from 1.
+    /// The send sequence number: the index of the message modulo 2^24, from 1.
     pub ssn: u32,
     pub srqn: u32,
     pub sges: Vec<Sge>,
@@ -33,7 +33,7 @@ pub(crate) struct SendWqe {
     pub datagram: UdDestination,
 }
 
-/// [`Operation`] with a default, for recycled slots.
+/// [`Operation`] with a default, for recycled WQEs.
 #[derive(Clone, Copy)]
 pub(crate) struct WqeOperation(pub Operation);
 
@@ -44,7 +44,7 @@ impl Default for WqeOperation {
 }
 
 impl SendWqe {
-    /// Whether the peer answers with more than an acknowledgement.
+    /// Whether the peer responds with more than an ACK.
     #[inline]
     pub fn is_read_or_atomic(&self) -> bool {
         matches!(
@@ -63,7 +63,7 @@ impl SendWqe {
         self.flags.contains(SendFlags::INLINE)
     }
 
-    /// The PSN behind its last.
+    /// The PSN after its last.
     #[inline]
     pub fn end_psn(&self) -> Psn {
         self.first_psn.plus(self.packets)
@@ -82,40 +82,39 @@ impl SendWqe {
     }
 }
 
-/// What every packet touches stands first.
+/// Fields that every packet touches come first.
 #[repr(C)]
 pub(crate) struct RequesterState {
-    /// The work whose packets are sent next: an index into `works`, its length if none.
+    /// The WQE to send next: an index into `wqes`, or its length.
     pub wqe_index: usize,
-    /// Taken and not completed, oldest first.
+    /// Fetched and not completed, oldest first.
     pub wqes: VecDeque<SendWqe>,
-    /// The next PSN to send.
     pub next_psn: Psn,
     /// The first PSN that was never sent.
     pub next_new_psn: Psn,
-    /// The oldest PSN that nobody acknowledged.
+    /// The oldest unacknowledged PSN.
     pub unacked_psn: Psn,
-    /// Packets since the last acknowledgement request.
+    /// The packets since the last one with the AckReq bit.
     pub packets_since_ack_request: u32,
-    /// Reads and atomics that were sent and are not answered.
+    /// READs and atomics without a response.
     pub outstanding_rd_atomic: u32,
     pub retries_left: u8,
     pub rnr_retries_left: u8,
-    /// What a gap in the responses skipped was asked for again; the responses that were under way before show
-    /// the same gap.
+    /// The requester has retransmitted because of a gap in the responses. Responses that were in flight show the same
+    /// gap.
     pub implied_nak_handled: bool,
-    /// The drained event was raised.
+    /// The send queue drained event was raised.
     pub is_drained: bool,
-    /// The last message that the peer's receives cover; none if the peer does not tell.
+    /// The limit sequence number: the last message for which the peer has a receive; `None` if it sends no credits.
     pub lsn: Option<u32>,
-    /// The requester waits for the receiver until then.
+    /// The end of the RNR wait.
     pub rnr_wait_until: Option<Instant>,
-    /// When the peer's silence becomes an error.
+    /// The expiry of the ACK timer.
     pub ack_deadline: Option<Instant>,
     pub ring: Option<SendConsumer>,
-    /// The PSN that the next work to be taken gets.
+    /// The PSN of the next WQE to fetch.
     pub next_wqe_psn: Psn,
-    /// The sequence of the last message taken.
+    /// The SSN of the last fetched message.
     pub ssn: u32,
     pub spare_wqes: Vec<SendWqe>,
 }
@@ -145,7 +144,7 @@ impl RequesterState {
         }
     }
 
-    /// Forgets all work; PSNs begin at `psn`.
+    /// Discards the progress; PSNs start at `psn`.
     pub fn start_at(&mut self, psn: Psn) {
         self.next_psn = psn;
         self.next_new_psn = psn;
@@ -161,7 +160,7 @@ impl RequesterState {
         self.is_drained = false;
     }
 
-    /// Whether something was sent that the peer has not acknowledged.
+    /// Whether unacknowledged packets exist.
     #[inline]
     pub fn has_outstanding(&self) -> bool {
         self.unacked_psn != self.next_new_psn
@@ -173,62 +172,63 @@ impl RequesterState {
         psn.is_within(self.unacked_psn, self.next_new_psn.since(self.unacked_psn))
     }
 
-    /// Whether a response to `psn` passes a read or atomic whose own response is still to come.
+    /// Whether a response to `psn` skips a READ or atomic without a response.
     pub fn skips_rd_atomic_response(&self, psn: Psn) -> bool {
-        let asked = |work: &&SendWqe| work.is_read_or_atomic() && work.packets > 0;
-        let due = |work: &SendWqe| match self.unacked_psn.is_before(work.first_psn) {
-            true => work.first_psn,
+        let is_rd_atomic = |wqe: &&SendWqe| wqe.is_read_or_atomic() && wqe.packets > 0;
+        let due = |wqe: &SendWqe| match self.unacked_psn.is_before(wqe.first_psn) {
+            true => wqe.first_psn,
             false => self.unacked_psn,
         };
         self.is_outstanding_psn(psn)
             && self
                 .wqes
                 .iter()
-                .take_while(|work| work.packets == 0 || !psn.is_before(work.first_psn))
-                .find(asked)
-                .is_some_and(|work| due(work).is_before(psn))
+                .take_while(|wqe| wqe.packets == 0 || !psn.is_before(wqe.first_psn))
+                .find(is_rd_atomic)
+                .is_some_and(|wqe| due(wqe).is_before(psn))
     }
 
-    /// Whether a packet of this work has ever been sent.
+    /// Whether a packet of this WQE was ever sent.
     #[inline]
-    pub fn is_started(&self, work: &SendWqe) -> bool {
-        work.first_psn.is_before(self.next_new_psn)
+    pub fn is_started(&self, wqe: &SendWqe) -> bool {
+        wqe.first_psn.is_before(self.next_new_psn)
     }
 
-    /// The index of the work that `psn` belongs to.
+    /// The index of the WQE that contains `psn`.
     #[inline]
     pub fn find_wqe(&self, psn: Psn) -> Option<usize> {
-        self.wqes.iter().position(|work| psn.is_within(work.first_psn, work.packets))
+        self.wqes.iter().position(|wqe| psn.is_within(wqe.first_psn, wqe.packets))
     }
 
-    /// Sends from `psn` on again.
+    /// Continues to send at `psn`.
     pub fn rewind_to(&mut self, psn: Psn) {
         self.next_psn = psn;
-        self.wqe_index = self.find_wqe(psn).expect("only what was sent is sent again");
+        self.wqe_index = self.find_wqe(psn).expect("only sent packets are retransmitted");
         if psn.is_before(self.unacked_psn) {
             self.unacked_psn = psn;
         }
         let sent = self.wqes.iter().take(self.wqe_index);
         self.outstanding_rd_atomic =
-            sent.filter(|work| work.is_read_or_atomic() && work.outcome.is_none()).count() as u32;
+            sent.filter(|wqe| wqe.is_read_or_atomic() && wqe.outcome.is_none()).count() as u32;
         self.packets_since_ack_request = 0;
     }
 
-    /// Whether the peer may have no receive for `work`: only its first packet is sent until that is answered.
-    pub fn exceeds_lsn(&self, work: &SendWqe) -> bool {
+    /// Whether the peer may lack a receive for `wqe`: the requester sends only its first packet until that is
+    /// acknowledged.
+    pub fn exceeds_lsn(&self, wqe: &SendWqe) -> bool {
         let takes_receive =
-            matches!(work.operation.0, Operation::Send(_) | Operation::Write { imm_data: Some(_), .. });
-        let beyond = |limit: u32| (work.ssn.wrapping_sub(limit) << 8) as i32 > 0;
-        takes_receive && self.lsn.is_some_and(beyond) && !work.first_psn.is_before(self.unacked_psn)
+            matches!(wqe.operation.0, Operation::Send(_) | Operation::Write { imm_data: Some(_), .. });
+        let beyond = |limit: u32| (wqe.ssn.wrapping_sub(limit) << 8) as i32 > 0;
+        takes_receive && self.lsn.is_some_and(beyond) && !wqe.first_psn.is_before(self.unacked_psn)
     }
 
-    /// Takes the oldest work out and gives its slot back to the application.
+    /// Removes the oldest WQE and returns its slot to the application.
     pub fn pop_wqe(&mut self) -> Option<SendWqe> {
-        let work = self.wqes.pop_front()?;
+        let wqe = self.wqes.pop_front()?;
         self.wqe_index = self.wqe_index.saturating_sub(1);
         if let Some(ring) = &mut self.ring {
             ring.retire();
         }
-        Some(work)
+        Some(wqe)
     }
 }

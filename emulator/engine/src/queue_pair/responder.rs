@@ -1,11 +1,11 @@
-//! The responder: checks a request in the specification's order, executes it, owes a reply.
+//! The responder: validates a request in specification order, executes it and queues the response.
 
 use super::QueuePair;
 use super::responder_state::{InProgressMessage, PendingResponse};
 use crate::hca_state::HcaState;
 use crate::{
-    AccessError, AsyncEvent, AtomicOperation, Context, CqId, DeviceLimits, DropReason, Event, PacketSummary,
-    PdId, QpType,
+    AccessError, AckPolicy, AsyncEvent, AtomicOperation, Context, CqId, DeviceLimits, DropReason, Event,
+    PacketSummary, PdId, QpType,
 };
 use crate::{QpState, Reason, RequestError, SrqId};
 use softhca_queue::{AccessFlags, Completion, CompletionFlags, CompletionOpcode, CompletionStatus};
@@ -14,14 +14,14 @@ use softhca_wire::{
     TransportPacket, XrcEth,
 };
 
-/// How many replies may wait before duplicates are no longer answered.
+/// The number of pending responses at which the responder stops to answer duplicates.
 pub(crate) const MAX_PENDING_RESPONSES: usize = 512;
 
 impl QueuePair {
-    /// Takes a request of the peer of a reliable connection.
+    /// Handles a request of a reliable connection.
     pub(crate) fn on_request(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         transport: &TransportPacket<'_>,
         packet: PacketSummary,
@@ -32,37 +32,37 @@ impl QueuePair {
         match psn.distance(self.responder.expected_psn) {
             0 => {}
             ahead if ahead > 0 => {
-                card.counters.out_of_sequence += 1;
+                hca.counters.out_of_sequence += 1;
                 if self.responder.nak_sent {
                     let expected = self.responder.expected_psn;
-                    return self.emit_dropped(card, ctx, packet, DropReason::NakOutstanding { expected });
+                    return self.emit_dropped(hca, ctx, packet, DropReason::NakOutstanding { expected });
                 }
                 let missing = self.responder.expected_psn;
                 return self.reject_request(
-                    card,
+                    hca,
                     ctx,
                     psn,
                     RequestError::PsnOutOfSequence { expected: missing, got: psn },
                 );
             }
-            _ => return self.on_duplicate_request(card, ctx, transport, packet),
+            _ => return self.on_duplicate_request(hca, ctx, transport, packet),
         }
-        match self.execute_request(card, ctx, transport) {
+        match self.execute_request(hca, ctx, transport) {
             Ok(packets) => {
                 self.responder.nak_sent = false;
                 self.responder.expected_psn = psn.plus(packets);
-                let answers_itself = matches!(
+                let has_own_response = matches!(
                     packet.opcode.operation(),
                     Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd
                 );
-                if header.bth.ack_request && !answers_itself {
-                    self.queue_ack(card, psn, Syndrome::ACK);
+                if header.bth.ack_request && !has_own_response {
+                    self.queue_ack(hca, psn);
                 }
                 if !self.responder.pending_responses.is_empty() {
-                    self.schedule_transmit(card);
+                    self.schedule_transmit(hca);
                 }
             }
-            Err(refusal) => self.reject_request(card, ctx, psn, refusal),
+            Err(error) => self.reject_request(hca, ctx, psn, error),
         }
     }
 
@@ -74,10 +74,10 @@ impl QueuePair {
         }
     }
 
-    /// Checks and executes the request with the expected PSN; returns how many PSNs it takes.
+    /// Validates and executes the request with the expected PSN. Returns the number of PSNs that it consumes.
     fn execute_request(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         transport: &TransportPacket<'_>,
     ) -> Result<u32, RequestError> {
@@ -90,33 +90,33 @@ impl QueuePair {
         match operation {
             Operation::Send => {
                 self.check_payload_length(position, transport.payload.len())?;
-                self.execute_send(card, ctx, transport)?;
+                self.execute_send(hca, ctx, transport)?;
                 Ok(1)
             }
             Operation::Write => {
-                card.counters.rx_write_requests += u64::from(position.starts_message());
+                hca.counters.rx_write_requests += u64::from(position.starts_message());
                 self.check_payload_length(position, transport.payload.len())?;
-                self.execute_write(card, ctx, transport)?;
+                self.execute_write(hca, ctx, transport)?;
                 Ok(1)
             }
-            Operation::ReadRequest => self.execute_read(card, header),
+            Operation::ReadRequest => self.execute_read(hca, header),
             Operation::CompareSwap | Operation::FetchAdd => {
-                self.execute_atomic(card, ctx, header)?;
+                self.execute_atomic(hca, ctx, header)?;
                 Ok(1)
             }
             _ => Err(RequestError::UnsupportedOpcode { opcode }),
         }
     }
 
-    /// Whether a packet of this operation and position may come now (IBA 9.7.4.1.5).
+    /// Whether the opcode sequence allows this packet (IBA 9.7.4.1.5).
     pub(crate) fn check_opcode_sequence(&self, operation: Operation, position: Position) -> bool {
         match self.responder.in_progress_message {
-            Some(open) => open.operation == operation && !position.starts_message(),
+            Some(message) => message.operation == operation && !position.starts_message(),
             None => position.starts_message(),
         }
     }
 
-    /// Whether a payload has the size that its place asks for (IBA 9.7.4.1.6).
+    /// Checks the payload length for the packet's position (IBA 9.7.4.1.6).
     pub(crate) fn check_payload_length(&self, position: Position, length: usize) -> Result<(), RequestError> {
         let (mtu, length) = (self.attributes.path_mtu.bytes(), length as u32);
         let fits = match position {
@@ -127,10 +127,10 @@ impl QueuePair {
         if fits { Ok(()) } else { Err(RequestError::PayloadLength { length, mtu }) }
     }
 
-    /// Makes sure that a receive is at hand.
+    /// Fetches a receive WQE unless one is in use.
     pub(crate) fn ensure_receive_wqe(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         header: &TransportHeader,
     ) -> Result<(), RequestError> {
@@ -139,12 +139,12 @@ impl QueuePair {
         }
         let mut buffer = self.responder.spare_receive_wqes.pop().unwrap_or_default();
         let shared = match header.xrceth {
-            Some(xrceth) => Some(self.find_xrc_srq(card, xrceth)?.0),
+            Some(xrceth) => Some(self.find_xrc_srq(hca, xrceth)?.0),
             None => self.srq,
         };
         self.srq = shared;
         let popped = match shared {
-            Some(srq) => card.pop_srq_wqe(ctx, srq, &mut buffer.sges),
+            Some(srq) => hca.pop_srq_wqe(ctx, srq, &mut buffer.sges),
             None => match &mut self.responder.ring {
                 Some(ring) => ring.dequeue(&mut buffer.sges),
                 None => Ok(None),
@@ -153,13 +153,13 @@ impl QueuePair {
         match popped {
             Ok(Some(wr_id)) => {
                 buffer.wr_id = wr_id;
-                buffer.capacity = buffer.sges.iter().map(|entry| u64::from(entry.length)).sum();
+                buffer.capacity = buffer.sges.iter().map(|sge| u64::from(sge.length)).sum();
                 self.responder.receive_wqe = Some(buffer);
                 Ok(())
             }
             Ok(None) => {
                 self.responder.spare_receive_wqes.push(buffer);
-                card.counters.out_of_buffer += 1;
+                hca.counters.out_of_buffer += 1;
                 Err(RequestError::ReceiverNotReady)
             }
             Err(why) => {
@@ -170,67 +170,66 @@ impl QueuePair {
         }
     }
 
-    /// The shared receive queue that an XRC request names and its protection domain, if this queue pair may
-    /// use it.
-    fn find_xrc_srq(&self, card: &HcaState, XrcEth(number): XrcEth) -> Result<(SrqId, PdId), RequestError> {
+    /// The shared receive queue of an XRC request and its protection domain, if this queue pair may use it.
+    fn find_xrc_srq(&self, hca: &HcaState, XrcEth(number): XrcEth) -> Result<(SrqId, PdId), RequestError> {
         let number = number & 0xff_ffff;
-        let found = card
+        let found = hca
             .shared_receive_queues
             .get(number)
-            .filter(|queue| queue.xrc.is_some_and(|(_, domain)| Some(domain) == self.xrcd));
+            .filter(|queue| queue.xrc.is_some_and(|(_, pd)| Some(pd) == self.xrcd));
         let found = found.map(|queue| (SrqId(number), queue.pd));
         found.ok_or(RequestError::NoSuchSrq { srqn: number })
     }
 
-    /// The protection domain that a peer's keys are checked against: an XRC target has none of its own, the
-    /// queue that a request names has.
+    /// The protection domain for rkey checks. An XRC target has none; it uses the domain of the shared receive queue
+    /// that the request names.
     pub(crate) fn remote_access_pd(
         &self,
-        card: &HcaState,
+        hca: &HcaState,
         header: &TransportHeader,
     ) -> Result<PdId, RequestError> {
         match (header.xrceth, self.pd) {
-            (Some(xrceth), _) => self.find_xrc_srq(card, xrceth).map(|(_, domain)| domain),
-            (None, Some(domain)) => Ok(domain),
+            (Some(xrceth), _) => self.find_xrc_srq(hca, xrceth).map(|(_, pd)| pd),
+            (None, Some(pd)) => Ok(pd),
             (None, None) => Err(RequestError::OpcodeOutOfSequence { opcode: header.bth.opcode }),
         }
     }
 
-    /// Where receives of this queue pair complete: at XRC, where the shared queue says.
-    pub(crate) fn effective_recv_cq(&self, card: &HcaState) -> Option<CqId> {
+    /// The completion queue of receives; for XRC, the one of the shared receive queue.
+    pub(crate) fn effective_recv_cq(&self, hca: &HcaState) -> Option<CqId> {
         match (self.kind, self.srq) {
             (QpType::XrcTarget, Some(number)) => {
-                card.shared_receive_queues.get(number.0)?.xrc.map(|(cq, _)| cq)
+                hca.shared_receive_queues.get(number.0)?.xrc.map(|(cq, _)| cq)
             }
             _ => self.recv_cq,
         }
     }
 
-    /// The protection domain that incoming data is checked against.
-    pub(crate) fn receive_pd(&self, card: &HcaState) -> Option<PdId> {
+    /// The protection domain of the receive buffers.
+    pub(crate) fn receive_pd(&self, hca: &HcaState) -> Option<PdId> {
         match (self.kind, self.srq) {
-            (_, Some(number)) => card.shared_receive_queues.get(number.0).map(|queue| queue.pd),
+            (_, Some(number)) => hca.shared_receive_queues.get(number.0).map(|queue| queue.pd),
             _ => self.pd,
         }
     }
 
-    /// Copies a part of a SEND into the receive at hand.
+    /// Copies a part of a SEND into the receive WQE.
     pub(crate) fn place_payload(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         psn: Psn,
         placed: u64,
         payload: &[u8],
     ) -> Result<u64, RequestError> {
-        let domain = self.receive_pd(card);
-        let buffer = self.responder.receive_wqe.as_ref().expect("a receive was made sure of");
+        let pd = self.receive_pd(hca);
+        let buffer = self.responder.receive_wqe.as_ref().expect("ensure_receive_wqe has succeeded");
         let message = placed + payload.len() as u64;
         if message > buffer.capacity {
             return Err(RequestError::ReceiveTooSmall { message, capacity: buffer.capacity });
         }
-        if let Some(domain) = domain {
-            card.scatter(ctx, (self.qpn, psn), domain, &buffer.sges, placed, payload)
+        if let Some(pd) = pd {
+            hca.scatter(ctx, (self.qpn, psn), pd, &buffer.sges, placed, payload)
                 .map_err(RequestError::ReceiveAccess)?;
         }
         Ok(message)
@@ -238,36 +237,37 @@ impl QueuePair {
 
     pub(crate) fn execute_send(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         transport: &TransportPacket<'_>,
     ) -> Result<(), RequestError> {
         let header = &transport.header;
         let (psn, position) = (header.bth.psn, header.bth.opcode.position());
-        self.ensure_receive_wqe(card, ctx, header)?;
-        let open = self.responder.in_progress_message.unwrap_or(InProgressMessage {
+        self.ensure_receive_wqe(hca, ctx, header)?;
+        let message = self.responder.in_progress_message.unwrap_or(InProgressMessage {
             operation: Operation::Send,
             first_psn: psn,
             bytes_received: 0,
             reth: None,
         });
-        let placed = self.place_payload(card, ctx, psn, open.bytes_received, transport.payload)?;
+        let placed = self.place_payload(hca, ctx, psn, message.bytes_received, transport.payload)?;
         if !position.ends_message() {
-            self.responder.in_progress_message = Some(InProgressMessage { bytes_received: placed, ..open });
+            self.responder.in_progress_message =
+                Some(InProgressMessage { bytes_received: placed, ..message });
             return Ok(());
         }
         if header.bth.opcode.imm_or_invalidate() == ImmOrInvalidate::Invalidate
             && let Some(ieth) = header.ieth
         {
-            let domain = self.remote_access_pd(card, header)?;
-            card.protection
-                .invalidate(domain, self.qpn, RemoteKey(ieth.0))
+            let pd = self.remote_access_pd(hca, header)?;
+            hca.protection
+                .invalidate(pd, self.qpn, RemoteKey(ieth.0))
                 .map_err(RequestError::InvalidateFailed)?;
         }
         self.responder.in_progress_message = None;
         self.responder.increment_msn();
         self.complete_receive(
-            card,
+            hca,
             ctx,
             header,
             CompletionOpcode::Receive,
@@ -278,10 +278,10 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Reports the receive at hand as a success. `flags` says what stands before the data.
+    /// Completes the receive WQE successfully. `flags` describes headers before the data.
     pub(crate) fn complete_receive(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         header: &TransportHeader,
         operation: CompletionOpcode,
@@ -289,7 +289,7 @@ impl QueuePair {
         source: Qpn,
         mut flags: CompletionFlags,
     ) {
-        let buffer = self.responder.receive_wqe.take().expect("a receive was made sure of");
+        let buffer = self.responder.receive_wqe.take().expect("ensure_receive_wqe has succeeded");
         flags.set(CompletionFlags::SOLICITED, header.bth.solicited_event);
         flags.set(CompletionFlags::IMMEDIATE, header.immediate.is_some());
         flags.set(CompletionFlags::INVALIDATED, header.ieth.is_some());
@@ -307,65 +307,68 @@ impl QueuePair {
             vendor_error: 0,
             timestamp: 0,
         };
-        if let Some(cq) = self.effective_recv_cq(card) {
-            card.post_completion(ctx, cq, completion, Reason::None);
+        if let Some(cq) = self.effective_recv_cq(hca) {
+            hca.post_completion(ctx, cq, completion, Reason::None);
         }
         self.responder.spare_receive_wqes.push(buffer);
     }
 
-    /// Finds the bytes that a one-sided request names, if the queue pair and the key allow it.
+    /// Translates the remote address of a one-sided request, if the queue pair and the rkey allow the access.
     pub(crate) fn check_remote_access(
         &self,
-        card: &HcaState,
+        hca: &HcaState,
         header: &TransportHeader,
         Reth { virtual_address: address, rkey: key, dma_length: length }: Reth,
-        needs: AccessFlags,
+        required: AccessFlags,
     ) -> Result<crate::protection::TranslatedAddress, RequestError> {
-        if !self.attributes.access_flags.contains(needs) {
-            let denied =
-                AccessError::InsufficientAccess { key: key.0, has: self.attributes.access_flags, needs };
-            return Err(RequestError::Access(denied));
+        if !self.attributes.access_flags.contains(required) {
+            let error = AccessError::InsufficientAccess {
+                key: key.0,
+                granted: self.attributes.access_flags,
+                required,
+            };
+            return Err(RequestError::Access(error));
         }
-        let domain = self.remote_access_pd(card, header)?;
-        card.protection
-            .check_remote_access(domain, self.qpn, key, address, length, needs)
+        let pd = self.remote_access_pd(hca, header)?;
+        hca.protection
+            .check_remote_access(pd, self.qpn, key, address, length, required)
             .map_err(RequestError::Access)
     }
 
     pub(crate) fn execute_write(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         transport: &TransportPacket<'_>,
     ) -> Result<(), RequestError> {
         let header = &transport.header;
         let position = header.bth.opcode.position();
-        let open = self.responder.in_progress_message.unwrap_or(InProgressMessage {
+        let message = self.responder.in_progress_message.unwrap_or(InProgressMessage {
             operation: Operation::Write,
             first_psn: header.bth.psn,
             bytes_received: 0,
             reth: header.reth,
         });
-        let Some(remote) = open.reth else {
+        let Some(remote) = message.reth else {
             return Err(RequestError::OpcodeOutOfSequence { opcode: header.bth.opcode });
         };
-        let placed = open.bytes_received + transport.payload.len() as u64;
+        let placed = message.bytes_received + transport.payload.len() as u64;
         let stated = u64::from(remote.dma_length);
         let adds_up = if position.ends_message() { placed == stated } else { placed < stated };
         if remote.dma_length > DeviceLimits::HCA.max_msg_sz || !adds_up {
             return Err(RequestError::MessageLength { got: placed, dma_length: remote.dma_length });
         }
-        // The rights of the whole message are checked with each packet: a region may go in between.
+        // Every packet checks the access of the whole message: the region may disappear in between.
         let target = match remote.dma_length {
             0 => None,
-            _ => Some(self.check_remote_access(card, header, remote, AccessFlags::REMOTE_WRITE)?),
+            _ => Some(self.check_remote_access(hca, header, remote, AccessFlags::REMOTE_WRITE)?),
         };
         if header.immediate.is_some() {
-            self.ensure_receive_wqe(card, ctx, header)?;
+            self.ensure_receive_wqe(hca, ctx, header)?;
         }
         if let Some(target) = target {
-            let offset = target.offset + open.bytes_received;
-            if !card.payload_placed {
+            let offset = target.offset + message.bytes_received;
+            if !hca.payload_placed {
                 ctx.memory
                     .write(target.memory, offset, transport.payload)
                     .map_err(|fault| RequestError::Access(target.to_access_error(fault)))?;
@@ -373,13 +376,14 @@ impl QueuePair {
             ctx.emit(Event::MemoryWritten {
                 qp: self.qpn,
                 key: target.key,
-                address: remote.virtual_address.wrapping_add(open.bytes_received),
+                address: remote.virtual_address.wrapping_add(message.bytes_received),
                 length: transport.payload.len() as u32,
                 psn: header.bth.psn,
             });
         }
         if !position.ends_message() {
-            self.responder.in_progress_message = Some(InProgressMessage { bytes_received: placed, ..open });
+            self.responder.in_progress_message =
+                Some(InProgressMessage { bytes_received: placed, ..message });
             return Ok(());
         }
         self.responder.in_progress_message = None;
@@ -387,7 +391,7 @@ impl QueuePair {
         if header.immediate.is_some() {
             let operation = CompletionOpcode::ReceiveWriteWithImm;
             self.complete_receive(
-                card,
+                hca,
                 ctx,
                 header,
                 operation,
@@ -407,17 +411,17 @@ impl QueuePair {
         Ok(())
     }
 
-    fn execute_read(&mut self, card: &mut HcaState, header: &TransportHeader) -> Result<u32, RequestError> {
-        card.counters.rx_read_requests += 1;
+    fn execute_read(&mut self, hca: &mut HcaState, header: &TransportHeader) -> Result<u32, RequestError> {
+        hca.counters.rx_read_requests += 1;
         let remote = header.reth.expect("a READ request has a RETH");
         self.check_rd_atomic_limit()?;
         if remote.dma_length > DeviceLimits::HCA.max_msg_sz {
             return Err(RequestError::MessageLength { got: 0, dma_length: remote.dma_length });
         }
         if remote.dma_length > 0 {
-            self.check_remote_access(card, header, remote, AccessFlags::REMOTE_READ)?;
+            self.check_remote_access(hca, header, remote, AccessFlags::REMOTE_READ)?;
         }
-        let domain = self.remote_access_pd(card, header)?;
+        let pd = self.remote_access_pd(hca, header)?;
         let packets = self.attributes.path_mtu.packets(remote.dma_length);
         self.responder.increment_msn();
         let (first, msn) = (header.bth.psn, self.responder.msn);
@@ -427,7 +431,7 @@ impl QueuePair {
             next,
             packets,
             reth: remote,
-            pd: domain,
+            pd,
             msn,
             is_duplicate: again,
         });
@@ -436,11 +440,11 @@ impl QueuePair {
 
     fn execute_atomic(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         header: &TransportHeader,
     ) -> Result<(), RequestError> {
-        card.counters.rx_atomic_requests += 1;
+        hca.counters.rx_atomic_requests += 1;
         let AtomicEth { virtual_address: address, rkey: key, swap_or_add, compare } =
             header.atomic.expect("an atomic request has an AtomicETH");
         self.check_rd_atomic_limit()?;
@@ -448,7 +452,7 @@ impl QueuePair {
             return Err(RequestError::MisalignedAtomic { address });
         }
         let target = self.check_remote_access(
-            card,
+            hca,
             header,
             Reth { virtual_address: address, rkey: key, dma_length: 8 },
             AccessFlags::REMOTE_ATOMIC,
@@ -478,23 +482,12 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Owes an acknowledgement, together with one that waits already if the settings say so.
-    pub(crate) fn queue_ack(&mut self, card: &HcaState, psn: Psn, syndrome: Syndrome) {
-        let coalesce = card.settings.ack_policy == crate::AckPolicy::Coalesce
-            || self.responder.pending_responses.len() >= MAX_PENDING_RESPONSES;
-        if coalesce
-            && let Some(PendingResponse::Ack { psn: last, syndrome: Syndrome::Ack(_), msn }) =
-                self.responder.pending_responses.back_mut()
+    /// Queues an ACK. It replaces an ACK that is already pending if the settings allow coalescing.
+    pub(crate) fn queue_ack(&mut self, hca: &HcaState, psn: Psn) {
+        let is_full = self.responder.pending_responses.len() >= MAX_PENDING_RESPONSES;
+        if !((hca.settings.ack_policy == AckPolicy::Coalesce || is_full) && self.responder.coalesce_ack(psn))
         {
-            (*last, *msn) = (psn, self.responder.msn);
-            return;
+            self.responder.queue_ack(psn, Syndrome::ACK);
         }
-        self.queue_separate_ack(psn, syndrome);
-    }
-
-    /// Owes an acknowledgement of its own.
-    pub(crate) fn queue_separate_ack(&mut self, psn: Psn, syndrome: Syndrome) {
-        let msn = self.responder.msn;
-        self.responder.pending_responses.push_back(PendingResponse::Ack { psn, syndrome, msn });
     }
 }

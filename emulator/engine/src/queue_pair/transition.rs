@@ -1,18 +1,18 @@
-//! Which attributes each state transition of a queue pair needs and allows.
+//! The attributes that each state transition of a queue pair requires and allows.
 
 use crate::{ModifyQp, QpAttributeMask, QpState, QpType, VerbsError};
 use softhca_wire::Qpn;
 
-/// What a transition needs and what it allows besides.
+/// The required and optional attributes of a transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transition {
-    /// Attributes that must be given.
+    /// The required attributes.
     pub required: QpAttributeMask,
-    /// Attributes that may be given.
+    /// The optional attributes.
     pub optional: QpAttributeMask,
 }
 
-/// The transition that a caller may ask for (IBA table 91), if there is one.
+/// The transition that an application may request (IBA table 91), if it exists.
 pub fn transition(kind: QpType, from: QpState, to: QpState) -> Option<Transition> {
     use QpAttributeMask as M;
     use QpState::*;
@@ -97,10 +97,13 @@ pub(crate) fn check_modify(
 ) -> Result<QpState, VerbsError> {
     if let Some(believed) = modify.current_state
         && believed != from
-        // A send queue error comes by itself: the caller may not have seen it yet.
+        // The application may not know about a send queue error yet.
         && !(believed == QpState::ReadyToSend && from == QpState::SendQueueError)
     {
-        return Err(VerbsError::Invalid { what: "current state", why: "the queue pair is in another state" });
+        return Err(VerbsError::Invalid {
+            what: "current state",
+            why: "it differs from the state of the queue pair",
+        });
     }
     let to = modify.state.unwrap_or(from);
     let Some(Transition { required, optional }) = transition(kind, from, to) else {
@@ -108,13 +111,13 @@ pub(crate) fn check_modify(
     };
     let given = modify.mask();
     let (missing, forbidden) = (required - given, given - required - optional);
-    // What is set when everything is torn down does not matter (IBA: "ignored").
+    // Transitions to RESET and ERR ignore all attributes.
     let ignored = matches!(to, QpState::Reset | QpState::Error);
     if !missing.is_empty() || !forbidden.is_empty() && !ignored {
         return Err(VerbsError::InvalidAttributes { queue_pair, from, to, missing, forbidden });
     }
     if modify.port.is_some_and(|port| port != 1) {
-        return Err(VerbsError::Invalid { what: "port", why: "the card has one port, number 1" });
+        return Err(VerbsError::Invalid { what: "port", why: "the HCA has one port, number 1" });
     }
     if modify.pkey_index.is_some_and(|index| index != 0) {
         return Err(VerbsError::Invalid { what: "P_Key index", why: "the table has one entry, index 0" });
@@ -131,4 +134,71 @@ pub(crate) fn check_modify(
         }
     }
     Ok(to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use QpAttributeMask as Mask;
+
+    const TYPES: [QpType; 6] =
+        [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcInitiator, QpType::XrcTarget, QpType::Gsi];
+    const STATES: [QpState; 7] = [
+        QpState::Reset,
+        QpState::Init,
+        QpState::ReadyToReceive,
+        QpState::ReadyToSend,
+        QpState::SendQueueDrained,
+        QpState::SendQueueError,
+        QpState::Error,
+    ];
+
+    #[test]
+    fn every_state_has_a_transition_to_reset_and_to_error() {
+        for (kind, from) in TYPES.into_iter().flat_map(|kind| STATES.map(|from| (kind, from))) {
+            for to in [QpState::Reset, QpState::Error] {
+                let found = transition(kind, from, to).map(|found| found.required);
+                assert_eq!(found, Some(Mask::empty()), "{kind:?}: {from} to {to}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_queue_pair_becomes_ready_only_through_init_and_rtr() {
+        for kind in TYPES {
+            let froms = |to| STATES.into_iter().filter(move |from| transition(kind, *from, to).is_some());
+            assert!(froms(QpState::Init).eq([QpState::Reset, QpState::Init]), "{kind:?}");
+            assert!(froms(QpState::ReadyToReceive).eq([QpState::Init]), "{kind:?}");
+            assert_eq!(transition(kind, QpState::Init, QpState::ReadyToSend), None, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn only_unreliable_services_leave_the_send_queue_error_state() {
+        for kind in TYPES {
+            let found = transition(kind, QpState::SendQueueError, QpState::ReadyToSend);
+            assert_eq!(found.is_some(), !kind.is_reliable(), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn required_and_optional_attributes_are_disjoint() {
+        for (kind, from) in TYPES.into_iter().flat_map(|kind| STATES.map(|from| (kind, from))) {
+            for found in STATES.into_iter().filter_map(|to| transition(kind, from, to)) {
+                assert!(!found.required.intersects(found.optional), "{kind:?} from {from}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_change_without_a_required_attribute_is_refused_with_its_name() {
+        let modify = ModifyQp::default().state(QpState::Init).port(1).pkey_index(0);
+        let error = check_modify(Qpn::new(2), QpType::Rc, QpState::Reset, &modify).unwrap_err();
+        assert!(
+            matches!(error, VerbsError::InvalidAttributes { missing: Mask::ACCESS_FLAGS, .. }),
+            "{error}"
+        );
+        let modify = modify.access_flags(softhca_queue::AccessFlags::empty());
+        assert_eq!(check_modify(Qpn::new(2), QpType::Rc, QpState::Reset, &modify), Ok(QpState::Init));
+    }
 }

@@ -1,4 +1,4 @@
-//! Receiving on unreliable services: UC drops broken messages silently, UD has no sequence.
+//! Receiving on unreliable services: UC drops incomplete messages silently, UD has no sequence.
 
 use super::QueuePair;
 use crate::hca_state::HcaState;
@@ -7,10 +7,10 @@ use softhca_queue::{CompletionFlags, CompletionOpcode, CompletionStatus};
 use softhca_wire::{AddressHeaders, Grh, ICRC_LEN, Operation, QueueKey, TransportPacket};
 
 impl QueuePair {
-    /// Takes a packet of an unreliable connection.
+    /// Handles a packet of an unreliable connection.
     pub(crate) fn on_uc_request(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         transport: &TransportPacket<'_>,
         packet: PacketSummary,
@@ -20,63 +20,63 @@ impl QueuePair {
         let expected = self.responder.expected_psn;
         self.responder.expected_psn = packet.psn.plus(1);
         if position.starts_message() {
-            // A message that starts ends whatever was open, at any PSN; its receive serves this one. A copy that
-            // the network made of an ONLY packet is therefore a message of its own, as on every UC responder.
+            // A new message ends the one in progress, at any PSN, and inherits its receive WQE. A duplicate of an
+            // ONLY packet is therefore a message of its own, as on every UC responder.
             if self.responder.in_progress_message.take().is_some() {
                 let reason = DropReason::UcSequenceGap { expected };
                 ctx.emit(Event::PacketDropped { qp: self.qpn, packet: None, reason });
             }
         } else if packet.psn != expected || !self.check_opcode_sequence(operation, position) {
             self.responder.in_progress_message = None;
-            return self.emit_dropped(card, ctx, packet, DropReason::UcSequenceGap { expected });
+            return self.emit_dropped(hca, ctx, packet, DropReason::UcSequenceGap { expected });
         }
         let taken =
             self.check_payload_length(position, transport.payload.len()).and_then(|()| match operation {
-                Operation::Send => self.execute_send(card, ctx, transport),
-                _ => self.execute_write(card, ctx, transport),
+                Operation::Send => self.execute_send(hca, ctx, transport),
+                _ => self.execute_write(hca, ctx, transport),
             });
-        let Err(refusal) = taken else { return };
+        let Err(error) = taken else { return };
         self.responder.in_progress_message = None;
-        match refusal {
+        match error {
             RequestError::ReceiveTooSmall { .. } => {
-                card.counters.resp_local_length_error += 1;
-                self.fail_receive(card, ctx, CompletionStatus::LocalLengthError, refusal);
+                hca.counters.resp_local_length_error += 1;
+                self.fail_receive(hca, ctx, CompletionStatus::LocalLengthError, error);
             }
             RequestError::ReceiveAccess(_) => {
-                self.fail_receive(card, ctx, CompletionStatus::LocalProtectionError, refusal)
+                self.fail_receive(hca, ctx, CompletionStatus::LocalProtectionError, error)
             }
             RequestError::ReceiverNotReady => {
-                self.emit_dropped(card, ctx, packet, DropReason::NoReceivePosted)
+                self.emit_dropped(hca, ctx, packet, DropReason::NoReceivePosted)
             }
-            RequestError::Access(denied) => {
-                self.emit_dropped(card, ctx, packet, DropReason::UcAccess(denied));
+            RequestError::Access(error) => {
+                self.emit_dropped(hca, ctx, packet, DropReason::UcAccess(error));
             }
-            other => self.emit_dropped(card, ctx, packet, DropReason::UcRequest(other)),
+            other => self.emit_dropped(hca, ctx, packet, DropReason::UcRequest(other)),
         }
     }
 
-    /// The receive at hand ends in error, and the queue pair with it.
+    /// Fails the receive WQE and the queue pair.
     fn fail_receive(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         status: CompletionStatus,
-        refusal: RequestError,
+        error: RequestError,
     ) {
-        let reason = Reason::RequestRejected(refusal);
+        let reason = Reason::RequestRejected(error);
         if let Some(buffer) = self.responder.receive_wqe.take() {
-            self.complete_receive_with_error(card, ctx, buffer, status, reason);
+            self.complete_receive_with_error(hca, ctx, buffer, status, reason);
         }
-        self.enter_error(card, ctx, reason, None);
+        self.enter_error(hca, ctx, reason, None);
     }
 
-    /// Takes a datagram.
+    /// Handles a datagram.
     pub(crate) fn on_datagram(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         transport: &TransportPacket<'_>,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         packet: PacketSummary,
     ) {
         let deth = transport.header.deth.expect("a datagram has a DETH");
@@ -89,30 +89,30 @@ impl QueuePair {
             Some(DropReason::QkeyMismatch)
         } else if length > mtu {
             Some(DropReason::PayloadExceedsPmtu { length, mtu })
-        } else if self.ensure_receive_wqe(card, ctx, &transport.header).is_err() {
+        } else if self.ensure_receive_wqe(hca, ctx, &transport.header).is_err() {
             Some(DropReason::NoReceivePosted)
         } else {
             None
         };
         if let Some(reason) = reason {
-            return self.emit_dropped(card, ctx, packet, reason);
+            return self.emit_dropped(hca, ctx, packet, reason);
         }
-        let grh = Grh::for_ud_receive(envelope, transport.len() + ICRC_LEN);
+        let grh = Grh::for_ud_receive(addressing, transport.len() + ICRC_LEN);
         let placed = self
-            .place_payload(card, ctx, packet.psn, 0, &grh)
-            .and_then(|at| self.place_payload(card, ctx, packet.psn, at, transport.payload));
+            .place_payload(hca, ctx, packet.psn, 0, &grh)
+            .and_then(|at| self.place_payload(hca, ctx, packet.psn, at, transport.payload));
         match placed {
             Ok(bytes) => {
                 let operation = CompletionOpcode::Receive;
                 let mut flags = CompletionFlags::GRH;
-                flags.set(CompletionFlags::IPV4, envelope.source.is_ipv4());
-                self.complete_receive(card, ctx, &transport.header, operation, bytes, deth.source_qp, flags);
+                flags.set(CompletionFlags::IPV4, addressing.source.is_ipv4());
+                self.complete_receive(hca, ctx, &transport.header, operation, bytes, deth.source_qp, flags);
             }
-            Err(refusal @ RequestError::ReceiveTooSmall { .. }) => {
-                card.counters.resp_local_length_error += 1;
-                self.fail_receive(card, ctx, CompletionStatus::LocalLengthError, refusal);
+            Err(error @ RequestError::ReceiveTooSmall { .. }) => {
+                hca.counters.resp_local_length_error += 1;
+                self.fail_receive(hca, ctx, CompletionStatus::LocalLengthError, error);
             }
-            Err(refusal) => self.fail_receive(card, ctx, CompletionStatus::LocalProtectionError, refusal),
+            Err(error) => self.fail_receive(hca, ctx, CompletionStatus::LocalProtectionError, error),
         }
     }
 }

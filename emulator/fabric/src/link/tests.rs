@@ -1,4 +1,4 @@
-//! What rules do to frames, and what becomes of them all.
+//! Tests of fault rules on a link.
 
 use super::*;
 use crate::testing::{ALICE, BOB, Collected, Packet, flow, host, psn};
@@ -12,31 +12,31 @@ use core::num::{NonZeroU32, NonZeroU64};
 use proptest::prelude::*;
 use softhca_wire::{Ecn, Icrc, Operation};
 
-/// A cable with one flow from Alice to Bob, first PSN 0, and what came out of it.
+/// A link with one flow from Alice to Bob, first PSN 0, and its output.
 struct Bench {
-    cable: Link,
+    link: Link,
     flows: FlowTable,
     out: Collected,
 }
 
 impl Bench {
-    /// On a line that takes no time.
+    /// A link without delay or rate limit.
     fn new(rules: impl IntoIterator<Item = (Selector, Repeat, Action)>) -> Bench {
         Bench::on(LinkSettings::default(), rules)
     }
 
-    fn on(line: LinkSettings, rules: impl IntoIterator<Item = (Selector, Repeat, Action)>) -> Bench {
-        let mut cable = Link::new(Seed(1), line);
+    fn on(settings: LinkSettings, rules: impl IntoIterator<Item = (Selector, Repeat, Action)>) -> Bench {
+        let mut link = Link::new(Seed(1), settings);
         for (index, (selector, repeat, action)) in rules.into_iter().enumerate() {
-            cable.add_rule(Rule { id: RuleId(index as u32), selector, repeat, action });
+            link.add_rule(Rule { id: RuleId(index as u32), selector, repeat, action });
         }
         let mut flows = FlowTable::new();
         flows.insert(flow(1, ALICE, BOB, 0));
-        Bench { cable, flows, out: Collected::default() }
+        Bench { link, flows, out: Collected::default() }
     }
 
     fn admit(&mut self, now_ns: u64, direction: Direction, frame: Frame) {
-        self.cable.admit(now_ns, direction, frame, &self.flows, &mut self.out);
+        self.link.admit(now_ns, direction, frame, &self.flows, &mut self.out);
     }
 
     fn writes(&mut self, now_ns: u64, psns: impl IntoIterator<Item = u32>) {
@@ -49,9 +49,9 @@ impl Bench {
         self.out.faults.iter().map(|fault| fault.effect).collect()
     }
 
-    fn tally(&self, index: usize) -> (u64, u64) {
-        let (_, tally) = self.cable.rules().nth(index).expect("a rule");
-        (tally.matched, tally.fired)
+    fn counters(&self, index: usize) -> (u64, u64) {
+        let (_, counters) = self.link.rules().nth(index).expect("a rule");
+        (counters.matched, counters.fired)
     }
 }
 
@@ -73,7 +73,7 @@ fn is_sealed(frame: &Frame) -> bool {
 }
 
 #[test]
-fn a_cable_without_rules_delivers_every_frame_as_it_was() {
+fn link_without_rules_delivers_frames_unchanged() {
     let mut bench = Bench::new([]);
     let frame = Packet::rc(Operation::Write, 3).frame();
     bench.admit(5, Backward, frame.clone());
@@ -82,7 +82,7 @@ fn a_cable_without_rules_delivers_every_frame_as_it_was() {
 }
 
 #[test]
-fn a_dropped_packet_is_named_and_its_retransmission_passes() {
+fn dropped_packet_is_reported_and_its_retransmission_passes() {
     let data = Selector { classes: Some(PacketClasses::Data), ..relative(1) };
     let mut bench = Bench::new([(data, Repeat::times(1), Action::Drop)]);
     bench.writes(7, [0, 1, 2, 1]);
@@ -91,11 +91,11 @@ fn a_dropped_packet_is_named_and_its_retransmission_passes() {
     assert_eq!((fault.at_ns, fault.direction, fault.cause), (7, Forward, FaultCause::Rule(RuleId(0))));
     assert_eq!(fault.effect, FaultEffect::Dropped { copies: 0 });
     assert_eq!((fault.packet.flow_id, fault.packet.relative_psn), (Some(FlowId(1)), Some(1)));
-    assert_eq!(bench.tally(0), (2, 1));
+    assert_eq!(bench.counters(0), (2, 1));
 }
 
 #[test]
-fn the_retransmission_can_be_dropped_too() {
+fn retransmission_can_be_dropped() {
     let second = Selector { transmission: Some(InclusiveRange::exactly(2)), ..relative(1) };
     let mut bench = Bench::new([(second, Repeat::default(), Action::Drop)]);
     bench.writes(0, [0, 1, 2, 1, 2, 1]);
@@ -103,16 +103,16 @@ fn the_retransmission_can_be_dropped_too() {
 }
 
 #[test]
-fn a_rule_behind_another_does_not_see_what_that_one_dropped() {
+fn later_rule_does_not_see_dropped_packets() {
     let drop = || (relative(1), Repeat::times(1), Action::Drop);
     let count = || (relative(1), Repeat::default(), Action::Count);
     let mut bench = Bench::new([count(), drop(), drop(), count()]);
     bench.writes(0, [1, 1, 1]);
-    assert_eq!([0, 1, 2, 3].map(|index| bench.tally(index)), [(3, 3), (3, 1), (2, 1), (1, 1)]);
+    assert_eq!([0, 1, 2, 3].map(|index| bench.counters(index)), [(3, 3), (3, 1), (2, 1), (1, 1)]);
 }
 
 #[test]
-fn duplicates_arrive_right_behind_their_original() {
+fn duplicates_arrive_right_after_their_original() {
     let mut bench = Bench::new([(relative(1), Repeat::times(1), Action::Duplicate { copies: 2 })]);
     bench.writes(0, [0, 1, 2]);
     assert_eq!(bench.out.psns(), [0, 1, 1, 1, 2]);
@@ -121,31 +121,31 @@ fn duplicates_arrive_right_behind_their_original() {
 }
 
 #[test]
-fn a_frame_that_is_held_back_follows_the_frames_it_was_waiting_for() {
+fn held_frame_follows_the_frames_that_passed_it() {
     let mut bench = Bench::new([(relative(1), Repeat::times(1), reorder(2, 100))]);
     bench.writes(0, [0, 1, 2]);
     assert_eq!(bench.out.psns(), [0, 2]);
-    assert_eq!(bench.cable.counters(Forward).held, 1);
+    assert_eq!(bench.link.counters(Forward).held, 1);
     bench.admit(0, Backward, Packet::rc(Operation::Acknowledge, 2).between(BOB, ALICE).frame());
     bench.writes(0, [3, 4]);
     assert_eq!(bench.out.psns(), [0, 2, 2, 3, 1, 4]);
-    assert_eq!(bench.cable.next_timeout(), None);
+    assert_eq!(bench.link.next_timeout(), None);
 }
 
 #[test]
-fn nothing_is_held_for_ever() {
+fn held_frame_is_released_at_its_deadline() {
     let mut bench = Bench::new([(all(), Repeat::times(2), reorder(9, 100))]);
     bench.writes(50, [0, 1]);
-    assert_eq!(bench.cable.next_timeout(), Some(150));
-    bench.cable.expire(149, &mut bench.out);
-    assert_eq!(bench.out.psns(), []);
-    bench.cable.expire(200, &mut bench.out);
+    assert_eq!(bench.link.next_timeout(), Some(150));
+    bench.link.expire(149, &mut bench.out);
+    assert!(bench.out.psns().is_empty());
+    bench.link.expire(200, &mut bench.out);
     assert_eq!((bench.out.psns(), bench.out.times()), (vec![0, 1], vec![150, 150]));
-    assert!(bench.cable.may_reorder());
+    assert!(bench.link.may_reorder());
 }
 
 #[test]
-fn a_late_call_to_expire_does_not_let_a_frame_jump_the_queue() {
+fn late_expire_call_does_not_reorder() {
     let mut bench = Bench::new([(all(), Repeat::times(1), reorder(9, 100))]);
     bench.writes(0, [0]);
     bench.writes(300, [1]);
@@ -153,14 +153,14 @@ fn a_late_call_to_expire_does_not_let_a_frame_jump_the_queue() {
 }
 
 #[test]
-fn a_delayed_frame_is_overtaken() {
+fn delayed_frame_is_overtaken() {
     let mut bench = Bench::new([(relative(0), Repeat::default(), Action::Delay { ns: 1000 })]);
     bench.writes(5, [0, 1]);
     assert_eq!((bench.out.psns(), bench.out.times()), (vec![0, 1], vec![1005, 5]));
 }
 
 #[test]
-fn corruption_is_visible_unless_the_icrc_is_repaired() {
+fn corruption_is_detected_unless_the_icrc_is_recomputed() {
     let original = Packet::rc(Operation::Write, 0).frame();
     for place in [BitPosition::Bit(8 * 9), BitPosition::PayloadBit(3), BitPosition::Random] {
         for seal in [IcrcPolicy::Stale, IcrcPolicy::Recomputed] {
@@ -180,7 +180,7 @@ fn corruption_is_visible_unless_the_icrc_is_repaired() {
 }
 
 #[test]
-fn damage_anywhere_is_never_where_the_icrc_does_not_look() {
+fn random_corruption_hits_only_bits_that_the_icrc_covers() {
     let action = Action::Corrupt { bit: BitPosition::Random, icrc: IcrcPolicy::Stale };
     let mut bench = Bench::new([(all(), Repeat::default(), action)]);
     bench.writes(0, 0..2000);
@@ -188,18 +188,18 @@ fn damage_anywhere_is_never_where_the_icrc_does_not_look() {
 }
 
 #[test]
-fn a_rule_is_not_about_packets_that_its_action_does_not_fit() {
+fn rule_does_not_match_packets_without_its_field() {
     let field = Action::Rewrite { field: HeaderField::RemoteKey, value: FieldValue::Set(1) };
     let payload = Action::Corrupt { bit: BitPosition::PayloadBit(0), icrc: IcrcPolicy::Stale };
     let bit = Action::Corrupt { bit: BitPosition::Bit(1 << 20), icrc: IcrcPolicy::Stale };
     let mut bench = Bench::new([field, payload, bit].map(|action| (all(), Repeat::default(), action)));
     bench.admit(0, Backward, Packet::rc(Operation::Acknowledge, 0).between(BOB, ALICE).frame());
-    assert_eq!([0, 1, 2].map(|index| bench.tally(index)), [(0, 0); 3]);
+    assert_eq!([0, 1, 2].map(|index| bench.counters(index)), [(0, 0); 3]);
     assert_eq!(bench.out.faults, []);
 }
 
 #[test]
-fn a_congestion_mark_leaves_the_icrc_valid() {
+fn ce_mark_keeps_the_icrc_valid() {
     let mut bench = Bench::new([(all(), Repeat::default(), Action::MarkCe)]);
     bench.writes(0, [0]);
     let (_, _, frame) = &bench.out.deliveries[0];
@@ -209,7 +209,7 @@ fn a_congestion_mark_leaves_the_icrc_valid() {
 }
 
 #[test]
-fn a_rewritten_packet_has_a_valid_icrc() {
+fn rewritten_packet_has_a_valid_icrc() {
     let action = Action::Rewrite { field: HeaderField::Psn, value: FieldValue::Add(5) };
     let mut bench = Bench::new([(all(), Repeat::default(), action)]);
     bench.writes(0, [0xff_fffe]);
@@ -220,25 +220,25 @@ fn a_rewritten_packet_has_a_valid_icrc() {
 }
 
 #[test]
-fn a_link_that_is_down_in_one_direction_carries_frames_in_the_other() {
+fn link_down_in_one_direction_carries_frames_in_the_other() {
     let mut bench = Bench::new([]);
-    bench.cable.set_state(Forward, LinkState::Down);
+    bench.link.set_state(Forward, LinkState::Down);
     bench.writes(0, [0]);
     bench.admit(0, Backward, Packet::rc(Operation::Acknowledge, 9).between(BOB, ALICE).frame());
     assert_eq!(bench.out.psns(), [9]);
     assert_eq!(bench.out.faults[0].cause, FaultCause::LinkDown);
-    bench.cable.set_state(Forward, LinkState::Up);
+    bench.link.set_state(Forward, LinkState::Up);
     bench.writes(0, [1]);
     assert_eq!(bench.out.psns(), [9, 1]);
 }
 
 #[test]
-fn a_packet_can_take_the_link_down_for_a_while() {
+fn packet_can_take_the_link_down_for_a_duration() {
     let action = Action::LinkDown { directions: DownDirections::BothWays, for_ns: 100 };
     let mut bench = Bench::new([(relative(1), Repeat::times(1), action)]);
     bench.writes(10, [0, 1, 2]);
-    assert_eq!(bench.cable.state(109, Backward), LinkState::Down);
-    assert_eq!(bench.cable.state(110, Backward), LinkState::Up);
+    assert_eq!(bench.link.state(109, Backward), LinkState::Down);
+    assert_eq!(bench.link.state(110, Backward), LinkState::Up);
     bench.writes(110, [1]);
     assert_eq!(bench.out.psns(), [0, 1]);
     let cut = FaultEffect::LinkTakenDown { directions: DownDirections::BothWays, until_ns: 110 };
@@ -249,35 +249,35 @@ fn a_packet_can_take_the_link_down_for_a_while() {
 }
 
 #[test]
-fn frames_pass_unhindered_only_where_nothing_can_happen_to_them() {
-    let line = LinkSettings { mtu: 1_000, ..LinkSettings::default() };
-    let mut bench = Bench::on(line, []);
-    let passes = |bench: &mut Bench, bytes| bench.cable.fast_transmit(0, Forward, bytes, false).is_some();
+fn fast_path_requires_no_rules_no_held_frames_and_link_up() {
+    let settings = LinkSettings { mtu: 1_000, ..LinkSettings::default() };
+    let mut bench = Bench::on(settings, []);
+    let passes = |bench: &mut Bench, bytes| bench.link.fast_transmit(0, Forward, bytes, false).is_some();
     assert!(passes(&mut bench, 1_018));
     assert!(!passes(&mut bench, 1_019), "larger than the MTU");
-    bench.cable.set_state(Forward, LinkState::Down);
+    bench.link.set_state(Forward, LinkState::Down);
     assert!(!passes(&mut bench, 100));
-    bench.cable.set_state(Forward, LinkState::Up);
+    bench.link.set_state(Forward, LinkState::Up);
     assert!(passes(&mut bench, 100));
     let rule = Rule { id: RuleId(0), selector: all(), repeat: Repeat::times(1), action: reorder(1, 50) };
-    bench.cable.add_rule(rule);
+    bench.link.add_rule(rule);
     assert!(!passes(&mut bench, 100));
     bench.writes(0, [0]);
-    bench.cable.remove_rule(RuleId(0));
+    bench.link.remove_rule(RuleId(0));
     assert!(!passes(&mut bench, 100), "a frame is held back");
-    bench.cable.expire(50, &mut bench.out);
+    bench.link.expire(50, &mut bench.out);
     assert!(passes(&mut bench, 100));
-    let ledger = bench.cable.counters(Forward);
-    assert!(ledger.is_balanced());
-    assert_eq!((ledger.admitted, ledger.delivered), (4, 4));
+    let counters = bench.link.counters(Forward);
+    assert!(counters.is_balanced());
+    assert_eq!((counters.admitted, counters.delivered), (4, 4));
 }
 
 #[test]
-fn a_rule_that_is_taken_away_reports_and_acts_no_more() {
+fn removed_rule_returns_its_counters_and_stops_acting() {
     let mut bench = Bench::new([(relative(0), Repeat::default(), Action::Drop)]);
     bench.writes(0, [0]);
-    assert_eq!(bench.cable.remove_rule(RuleId(0)), Some(RuleCounters { matched: 1, fired: 1 }));
-    assert_eq!(bench.cable.remove_rule(RuleId(0)), None);
+    assert_eq!(bench.link.remove_rule(RuleId(0)), Some(RuleCounters { matched: 1, fired: 1 }));
+    assert_eq!(bench.link.remove_rule(RuleId(0)), None);
     bench.writes(0, [0]);
     assert_eq!(bench.out.psns(), [0]);
 }
@@ -350,7 +350,7 @@ fn any_line() -> impl Strategy<Value = LinkSettings> {
     })
 }
 
-/// Time since the frame before, direction, PSN.
+/// Time since the previous frame, direction, PSN.
 fn any_traffic() -> impl Strategy<Value = Vec<(u64, bool, u32)>> {
     prop::collection::vec((0u64..10, any::<bool>(), 0u32..10), 0..60)
 }
@@ -372,18 +372,18 @@ fn play(bench: &mut Bench, traffic: &[(u64, bool, u32)]) {
 proptest! {
     #[test]
     fn every_frame_is_delivered_dropped_or_held(
-        line in any_line(),
+        settings in any_line(),
         rules in prop::collection::vec(any_rule(), 0..6),
         traffic in any_traffic(),
     ) {
-        let mut bench = Bench::on(line, rules);
+        let mut bench = Bench::on(settings, rules);
         play(&mut bench, &traffic);
         for direction in [Forward, Backward] {
-            let ledger = bench.cable.counters(direction);
-            prop_assert!(ledger.is_balanced(), "{:?}", ledger);
+            let counters = bench.link.counters(direction);
+            prop_assert!(counters.is_balanced(), "{:?}", counters);
         }
-        bench.cable.expire(u64::MAX - 1, &mut bench.out);
-        let (forward, backward) = (bench.cable.counters(Forward), bench.cable.counters(Backward));
+        bench.link.expire(u64::MAX - 1, &mut bench.out);
+        let (forward, backward) = (bench.link.counters(Forward), bench.link.counters(Backward));
         prop_assert!(forward.is_balanced() && backward.is_balanced());
         prop_assert_eq!(forward.held + backward.held, 0);
         prop_assert_eq!(forward.admitted + backward.admitted, traffic.len() as u64);
@@ -394,15 +394,15 @@ proptest! {
     }
 
     #[test]
-    fn the_same_seed_gives_the_same_bytes_and_facts(
-        line in any_line(),
+    fn same_seed_gives_the_same_bytes_and_faults(
+        settings in any_line(),
         rules in prop::collection::vec(any_rule(), 0..6),
         traffic in any_traffic(),
     ) {
         let run = || {
-            let mut bench = Bench::on(line, rules.clone());
+            let mut bench = Bench::on(settings, rules.clone());
             play(&mut bench, &traffic);
-            bench.cable.expire(u64::MAX - 1, &mut bench.out);
+            bench.link.expire(u64::MAX - 1, &mut bench.out);
             bench.out
         };
         prop_assert_eq!(run(), run());
@@ -416,9 +416,9 @@ proptest! {
     ) {
         let run = |noise: bool| {
             let mut bench = Bench::new([]);
-            bench.cable = Link::new(Seed(seed), LinkSettings::default());
+            bench.link = Link::new(Seed(seed), LinkSettings::default());
             let rule = Rule { id: RuleId(7), selector: all(), repeat, action: Action::Drop };
-            bench.cable.add_rule(rule);
+            bench.link.add_rule(rule);
             bench.flows.insert(flow(2, host(3), BOB, 0));
             for (other, psn) in &traffic {
                 match other {

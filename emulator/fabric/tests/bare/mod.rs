@@ -1,4 +1,4 @@
-//! Queue pairs of a card that no world drives.
+//! Queue pairs of an HCA without a world.
 
 #![allow(dead_code, reason = "not everybody needs all of it")]
 
@@ -11,7 +11,7 @@ use softhca_wire::{Gid, Mtu, Psn, Qpn, RnrTimer};
 pub const RIGHTS: AccessFlags =
     AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_WRITE).union(AccessFlags::REMOTE_READ);
 
-/// A reliable connection whose completions all go to one queue.
+/// An RC queue pair with one completion queue.
 pub fn reliable(domain: PdId, queue: CqId) -> QpInitAttributes {
     QpInitAttributes {
         qp_type: QpType::Rc,
@@ -24,7 +24,7 @@ pub fn reliable(domain: PdId, queue: CqId) -> QpInitAttributes {
     }
 }
 
-/// The steps to a queue pair that is ready to send to its peer, with the same first PSN both ways.
+/// The transitions to RTS, with the same first PSN in both directions.
 pub fn steps((gid, destination): (Gid, Qpn), mtu: Mtu, first: Psn) -> [ModifyQp; 3] {
     let modify = ModifyQp::default();
     [
@@ -47,7 +47,7 @@ pub fn steps((gid, destination): (Gid, Qpn), mtu: Mtu, first: Psn) -> [ModifyQp;
     ]
 }
 
-/// Makes a queue pair ready to send to its peer.
+/// Moves a queue pair to RTS with its peer.
 pub fn connect(
     hca: &mut Hca,
     ctx: &mut Context<'_>,

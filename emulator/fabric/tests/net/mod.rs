@@ -1,4 +1,4 @@
-//! What the tests of the switched network share: hosts with connected queue pairs, and what happened.
+//! Common parts of the tests of switched networks: connected hosts and an event record.
 
 #![allow(dead_code, missing_docs, reason = "each test file uses a part")]
 
@@ -22,14 +22,14 @@ pub fn line(gbit: u64, delay_ns: u64) -> LinkSettings {
     LinkSettings { bits_per_second: NonZeroU64::new(gbit * GBIT), delay_ns, ..LinkSettings::default() }
 }
 
-/// Everything that happened, and a digest of it.
+/// All events, and a digest.
 #[derive(Default)]
 pub struct Record {
     pub fabric: Vec<(u64, FabricEvent)>,
     pub cards: Vec<(u64, HostId, Event)>,
     pub pauses: Vec<(u64, LinkId, Direction, Stage, Pfc)>,
     pub faults: Vec<Fault>,
-    /// Payload bytes that each host received, by queue pair.
+    /// Payload bytes received, by host and queue pair.
     pub received: BTreeMap<(HostId, Qpn), u64>,
     pub digest: u64,
 }
@@ -91,7 +91,7 @@ impl EventSink for RecordSink {
     }
 }
 
-/// One queue pair and what it works with.
+/// A queue pair and its resources.
 #[derive(Clone, Copy, Debug)]
 pub struct Port {
     pub host: HostId,
@@ -115,7 +115,7 @@ pub struct Net {
     pub record: Rc<RefCell<Record>>,
 }
 
-/// Bytes of the region of every queue pair.
+/// Bytes of each queue pair's region.
 pub const REGION: u64 = 1 << 20;
 
 impl Net {
@@ -159,7 +159,7 @@ impl Net {
         Flow { from, to }
     }
 
-    /// Posts WRITEs of `size` bytes, `count` of them.
+    /// Posts `count` WRITEs of `size` bytes.
     pub fn write(&mut self, flow: Flow, size: u32, count: u32) {
         for id in 0..count {
             let sge = [Sge { address: flow.from.base, length: size, lkey: LocalKey(flow.from.key.0) }];
@@ -175,7 +175,7 @@ impl Net {
         self.world.run_until(Instant::from_nanos(until * 1_000))
     }
 
-    /// Payload bytes of a flow that arrived so far.
+    /// Payload bytes of a flow that have arrived.
     pub fn received(&self, flow: Flow) -> u64 {
         self.record.borrow().received.get(&(flow.to.host, flow.to.qp)).copied().unwrap_or(0)
     }
@@ -186,12 +186,12 @@ impl Net {
     }
 }
 
-/// Cards whose packets carry no payload: what these tests ask does not depend on it.
+/// Settings with elided payload.
 pub fn plain() -> Settings {
     Settings { payload_mode: PayloadMode::Elided, ..Settings::default() }
 }
 
-/// Cards that do DCQCN with the paper's parameters.
+/// Settings for DCQCN with the paper's parameters.
 pub fn dcqcn() -> Settings {
     Settings { congestion: CongestionSettings::DCQCN, ..plain() }
 }

@@ -1,4 +1,4 @@
-//! Frames over a Unix stream: four bytes of length, one of descriptors, and the message.
+//! Message framing on a Unix stream: four bytes of length, one byte with the number of descriptors, and the message.
 
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -14,24 +14,24 @@ use thiserror::Error;
 
 /// The most bytes of a message.
 pub const MAX_MESSAGE: usize = 256 * 1024;
-/// The most descriptors beside a message.
+/// The most descriptors that accompany a message.
 pub const MAX_DESCRIPTORS: usize = 4;
 const HEADER: usize = 5;
 
-/// What comes over the socket cannot be a message.
+/// The received bytes are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ProtocolError {
-    /// It is longer than any message.
-    #[error("a frame of {length} bytes, no message has more than {MAX_MESSAGE}")]
+    /// The message is too long.
+    #[error("the message has {length} bytes, the limit is {MAX_MESSAGE}")]
     TooLong {
-        /// What its header says.
+        /// The length in the header.
         length: usize,
     },
-    /// More descriptors than a message has.
-    #[error("more than {MAX_DESCRIPTORS} descriptors, or fewer than the frame says")]
+    /// The number of descriptors is wrong.
+    #[error("the message has more than {MAX_DESCRIPTORS} descriptors, or fewer than its header says")]
     DescriptorCount,
-    /// The bytes make no sense.
-    #[error("the bytes of the frame are no message of protocol {}", super::PROTOCOL_VERSION)]
+    /// The message cannot be decoded.
+    #[error("the bytes are not a message of protocol version {}", super::PROTOCOL_VERSION)]
     Undecodable,
 }
 
@@ -41,33 +41,33 @@ impl From<ProtocolError> for io::Error {
     }
 }
 
-/// A message and what came with it.
+/// A message and its descriptors.
 #[derive(Debug)]
 pub struct FramedMessage {
-    /// The message, written down.
+    /// The encoded message.
     pub bytes: Vec<u8>,
-    /// The descriptors beside it.
+    /// The descriptors.
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// Sends as much of `frame` (made by [`Frame::lay_out`]) from `done` on as the socket takes. The descriptors
-/// go with its first byte. Returns how many bytes went; a full non-blocking socket is an error.
+/// Sends `frame`, which [`FramedMessage::frame`] returned, from offset `sent` on. The descriptors accompany the first
+/// byte. Returns the number of bytes sent; a full non-blocking socket is an error.
 pub fn send_message(
     socket: BorrowedFd<'_>,
     frame: &[u8],
-    done: usize,
+    sent: usize,
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if done == 0 && !descriptors.is_empty() {
+    if sent == 0 && !descriptors.is_empty() {
         assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)), "at most {MAX_DESCRIPTORS}");
     }
-    Ok(rustix::net::sendmsg(socket, &[IoSlice::new(&frame[done..])], &mut control, SendFlags::NOSIGNAL)?)
+    Ok(rustix::net::sendmsg(socket, &[IoSlice::new(&frame[sent..])], &mut control, SendFlags::NOSIGNAL)?)
 }
 
 impl FramedMessage {
-    /// The bytes of a frame with this message.
+    /// Adds the header to a message.
     pub fn frame(message: &[u8], descriptors: usize) -> Vec<u8> {
         let mut frame = Vec::with_capacity(HEADER + message.len());
         frame.extend((message.len() as u32).to_le_bytes());
@@ -77,7 +77,7 @@ impl FramedMessage {
     }
 }
 
-/// Cuts what arrives into frames.
+/// Splits received bytes into messages.
 #[derive(Default)]
 pub struct MessageReader {
     bytes: VecDeque<u8>,
@@ -85,7 +85,7 @@ pub struct MessageReader {
 }
 
 impl MessageReader {
-    /// Reads once from the socket. False at its end; an error if it has nothing and does not block.
+    /// Reads once from the socket. Returns false at the end of the stream; an empty non-blocking socket is an error.
     pub fn fill(&mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
         let mut buffer = vec![0; 16 * 1024];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
@@ -109,7 +109,7 @@ impl MessageReader {
         Ok(received.bytes > 0)
     }
 
-    /// The next frame, if all of it is there.
+    /// Removes the next message, if it is complete.
     pub fn pop(&mut self) -> Result<Option<FramedMessage>, ProtocolError> {
         if self.bytes.len() < HEADER {
             return Ok(None);
@@ -131,7 +131,7 @@ impl MessageReader {
         Ok(Some(FramedMessage { bytes, descriptors: self.descriptors.drain(..count).collect() }))
     }
 
-    /// Reads until a frame is there; `None` at the end of the stream.
+    /// Reads until a message is complete. Returns `None` at the end of the stream.
     pub fn read(&mut self, socket: BorrowedFd<'_>) -> io::Result<Option<FramedMessage>> {
         loop {
             if let Some(frame) = self.pop()? {
@@ -153,7 +153,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn frames_and_descriptors_arrive_together() {
+    fn messages_arrive_with_their_descriptors() {
         let (here, there) = UnixStream::pair().unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();
         for (message, descriptors) in
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_that_no_message_has_is_refused() {
+    fn a_message_that_is_too_long_is_an_error() {
         let mut reader = MessageReader::default();
         reader.bytes.extend([0xff; 8]);
         assert!(matches!(reader.pop(), Err(ProtocolError::TooLong { .. })));

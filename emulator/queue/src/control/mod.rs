@@ -1,8 +1,8 @@
-//! What a client and a daemon say to each other, besides the rings.
+//! The control protocol between a client and a daemon.
 //!
-//! A client says [`Hello`], and then one [`Call`] after the other, each with one [`Reply`]. [`News`] come
-//! unasked: over a socket of their own once a device is open, so that whoever calls reads its answer itself; before
-//! that, between replies. Rings and regions travel as descriptors beside the frames.
+//! A client sends a [`Hello`] and then [`Request`]s, each of which gets one [`Response`]. The daemon sends
+//! [`Notification`]s at any time: between responses until a device is open, then over a separate socket, so that the
+//! caller reads its own response. Rings and memory regions are passed as descriptors.
 
 mod framing;
 mod runtime_dir;
@@ -11,397 +11,266 @@ pub use framing::{FramedMessage, MAX_DESCRIPTORS, MAX_MESSAGE, MessageReader, Pr
 pub use runtime_dir::{DEFAULT_NAME, NAME_VARIABLE, RuntimeDir};
 
 use crate::{
-    AccessFlags, AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, DeviceLimits,
-    MemoryWindowType, ModifyQp, PdId, PortState, QpInitAttributes, QpSnapshot, QpState, QpType,
-    SrqAttributes, SrqId, SrqInitAttributes, XrcdId, cm,
+    AsyncEvent, CmChannelId, Command, Counters, CqId, DeviceLimits, PortState, QpType, Reply, VerbsError, cm,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use serde::{Deserialize, Serialize};
-use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
+use softhca_wire::{Gid, Mtu};
 
-/// The version of the messages and of the layout of rings. It changes with every change of either.
-pub const PROTOCOL_VERSION: u32 = 8;
+/// The version of the messages and of the ring layouts. Every change of either increments it.
+pub const PROTOCOL_VERSION: u32 = 9;
 
-/// The environment variable that names the host of a daemon that a program runs on.
+/// The environment variable that selects the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
 
-/// The first frame of a connection, from the client. Its beginning is the same in every version.
+/// The first message of a client. Its first fields are the same in every version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// Always [`Hello::MAGIC`].
     pub magic: [u8; 8],
     /// [`PROTOCOL`] of the client.
     pub protocol: u32,
-    /// The version of the client's library, for sentences.
+    /// The version of the client library, for messages.
     pub version: String,
 }
 
 impl Hello {
-    /// Tells the protocol from noise.
+    /// Identifies the protocol.
     pub const MAGIC: [u8; 8] = *b"SOFTHCA\n";
 
-    /// The greeting of this library.
+    /// The message of this library.
     pub fn current() -> Hello {
         Hello { magic: Self::MAGIC, protocol: PROTOCOL_VERSION, version: env!("CARGO_PKG_VERSION").into() }
     }
 }
 
-/// The daemon's answer to [`Hello`].
+/// The daemon's response to [`Hello`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
     /// [`PROTOCOL`] of the daemon.
     pub protocol: u32,
-    /// Its version, for sentences.
+    /// The version of the daemon, for messages.
     pub version: String,
-    /// Its process.
+    /// The process ID of the daemon.
     pub pid: u32,
-    /// Its hosts.
+    /// The hosts.
     pub hosts: Vec<HostDevice>,
 }
 
-/// A host of a daemon, and the device that programs see there.
+/// A host of a daemon and its device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostDevice {
-    /// Its name in the daemon's configuration.
+    /// The name in the daemon's configuration.
     pub name: String,
-    /// The name of its device.
+    /// The name of the device.
     pub device_name: String,
-    /// Its address.
+    /// The IP address.
     pub address: IpAddr,
-    /// The largest path MTU that its network carries.
+    /// The largest path MTU of the network.
     pub active_mtu: Mtu,
-    /// What one client can have there.
+    /// The limits of one client.
     pub limits: DeviceLimits,
-    /// What a lost packet does.
+    /// The recovery mode after packet loss.
     pub recovery: String,
-    /// Where goes what it sends to itself.
+    /// How the host's traffic to itself is carried.
     pub loopback: String,
 }
 
-/// The sizes of a queue pair's rings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QpCapabilities {
-    /// Send requests that may wait.
-    pub max_send_wr: u32,
-    /// Receives that may wait.
-    pub max_recv_wr: u32,
-    /// The most scatter/gather entries of a request.
-    pub max_sge: u32,
-    /// The most inline bytes of a request.
-    pub max_inline_data: u32,
-}
-
-/// Where the memory of a region is.
+/// Where the memory of a region is located.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RegionBacking {
-    /// In the memory file that comes with the call.
+    /// In the memfd that accompanies the request.
     MemoryFile,
-    /// At this address of the client's own.
+    /// In the address space of the client.
     ProcessMemory {
-        /// Its first byte.
+        /// The address of the first byte.
         address: u64,
-        /// The part of it that is also in the memory file that comes with the call, if one does.
+        /// The part that is also in the memfd that accompanies the request.
         shared: Option<SharedRange>,
     },
 }
 
-/// A part of a region, in bytes from its first.
+/// A part of a memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedRange {
-    /// Where it begins.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// How long it is.
+    /// The length in bytes.
     pub length: u64,
 }
 
-/// The bytes of a region, and the addresses that it gives them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RegionMapping {
-    /// The address of the first byte, in the region's own terms; `None` leaves the choice to the card.
-    pub iova: Option<u64>,
-    /// How many bytes.
-    pub length: u64,
-    /// Where they are.
-    pub backing: RegionBacking,
-}
-
-/// What a port of the network between the hosts of a daemon counted.
+/// The counters of a port of the network between the hosts of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FabricPort {
-    /// The switch, host or other machine that it belongs to.
+    /// The switch, host or external machine of the port.
     pub node: String,
-    /// What is at the other end of its cable.
+    /// The node at the other end of the link.
     pub peer: String,
-    /// The host that another machine's port sends to.
+    /// The host that an external machine is attached to.
     pub host: Option<String>,
-    /// Names and values; what is counted for each priority has eight.
+    /// Names and values; a counter per priority has eight values.
     pub counters: Vec<(String, Vec<u64>)>,
 }
 
-/// What a client asks for.
+/// A request of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each is the verb of its name, with the operands of that verb")]
 pub enum Request {
-    /// Become a client of this host, or of the first. A descriptor of /proc/self/mem may come with it.
-    Open {
-        host: Option<String>,
-    },
-    /// What runs here.
+    /// Opens the device of a host; without a name, of the first host. A descriptor of /proc/self/mem may accompany it.
+    Open { host: Option<String> },
+    /// The status of the daemon.
     Status,
-    /// What the card of a host counted.
-    Counters {
-        host: Option<String>,
-    },
-    /// What the ports of the network between the hosts counted.
+    /// The counters of a host.
+    Counters { host: Option<String> },
+    /// The counters of the network between the hosts.
     PortCounters,
-    /// Tell every asynchronous event of every host from now on.
+    /// Reports every asynchronous event of every host from now on.
     WatchAsyncEvents,
-    /// End the daemon.
+    /// Stops the daemon.
     Stop,
-    /// Put fault rules on the cable of a host, behind those that are there. Without a name, of the own one.
+    /// Appends fault rules to the link of a host; without a name, of the client's host.
     AddFaultRules {
         host: Option<String>,
-        /// Decides the draws, if there were no rules before.
+        /// The seed of random decisions, if the host has no rules yet.
         seed: u64,
-        /// The rules with their names, as the fabric writes them down.
+        /// The rules and their names, as the fabric encodes them.
         rules: Vec<u8>,
     },
-    /// Let the rules of a host know queue pairs by their roles.
+    /// Adds flows, which fault rules select.
     AddFlows {
         host: Option<String>,
         seed: u64,
-        /// The flows, as the fabric writes them down.
+        /// The flows, as the fabric encodes them.
         flows: Vec<u8>,
     },
-    /// Give these roles to the next queue pairs of a host that become ready to receive, each to the first of
-    /// its kind; all hosts of the daemon know them by it.
-    AssignRoles {
-        host: Option<String>,
-        seed: u64,
-        roles: Vec<(QpType, u32)>,
-    },
-    /// The rules of a host and how often each fired.
-    QueryFaultRules {
-        host: Option<String>,
-    },
-    /// Take all rules, flows and names of a host away. What they hold back still arrives.
-    ClearFaultRules {
-        host: Option<String>,
-    },
-    /// Write what the cards do to the descriptors that come with it, until this connection ends: first a
-    /// capture, then an event log, as far as they are asked for.
-    StartRecording {
-        capture: bool,
-        log: bool,
-    },
-    /// End the records of this connection: everything has been written when the reply comes.
+    /// Assigns each role to the next queue pair of its type on a host that enters RTR. The rules of all hosts then
+    /// select the queue pair by its role.
+    AssignRoles { host: Option<String>, seed: u64, roles: Vec<(QpType, u32)> },
+    /// The fault rules of a host and their counters.
+    QueryFaultRules { host: Option<String> },
+    /// Removes all rules, flows and roles of a host. Packets that a rule delays still arrive.
+    ClearFaultRules { host: Option<String> },
+    /// Records all hosts until this connection ends. The descriptors of the capture and of the event log, as far as
+    /// requested, accompany the request in this order.
+    StartRecording { capture: bool, log: bool },
+    /// Ends the recordings of this connection. They are complete when the response arrives.
     StopRecordings,
-    AllocateProtectionDomain,
-    DeallocateProtectionDomain(PdId),
-    RegisterMemoryRegion {
-        pd: PdId,
-        mapping: RegionMapping,
-        access: AccessFlags,
-    },
-    /// What is `Some` changes. A region that moves to shared memory brings its descriptor.
-    ReregisterMemoryRegion {
-        rkey: RemoteKey,
-        pd: Option<PdId>,
-        mapping: Option<RegionMapping>,
-        access: Option<AccessFlags>,
-    },
-    DeregisterMemoryRegion(RemoteKey),
-    AllocateMemoryWindow {
-        pd: PdId,
-        mw_type: MemoryWindowType,
-    },
-    DeallocateMemoryWindow(RemoteKey),
-    CreateCompletionQueue {
-        cqe: u32,
-    },
-    ResizeCompletionQueue {
-        cq: CqId,
-        cqe: u32,
-    },
-    DestroyCompletionQueue(CqId),
-    CreateSharedReceiveQueue {
-        init: SrqInitAttributes,
-        max_wr: u32,
-        max_sge: u32,
-    },
-    ModifySharedReceiveQueue {
-        srq: SrqId,
-        srq_limit: u32,
-    },
-    QuerySharedReceiveQueue(SrqId),
-    DestroySharedReceiveQueue(SrqId),
-    OpenXrcDomain,
-    CloseXrcDomain(XrcdId),
-    CreateAddressHandle {
-        pd: PdId,
-        address_vector: AddressVector,
-    },
-    DestroyAddressHandle(AhId),
-    CreateQueuePair {
-        init: QpInitAttributes,
-        capabilities: QpCapabilities,
-    },
-    ModifyQueuePair {
-        qpn: Qpn,
-        modify: ModifyQp,
-    },
-    QueryQueuePair(Qpn),
-    DestroyQueuePair(Qpn),
-    AttachMulticast {
-        qpn: Qpn,
-        group: Gid,
-    },
-    DetachMulticast {
-        qpn: Qpn,
-        group: Gid,
-    },
-    /// A call to the connection manager.
-    Cm(cm::Command),
-    /// Several calls at once: a queue pair follows its connection.
-    TransitionQueuePair(cm::QpTransition),
-    /// The state of the port of the own host.
-    QueryPort,
-    /// Take the port of a host down or bring it up, until this connection ends.
-    SetPortState {
-        host: String,
-        state: PortState,
-    },
+    /// Executes a control verb. `backing` locates the memory of a (re)registration.
+    Execute { command: Command, backing: Option<RegionBacking> },
+    /// Sets the state of the port of a host until this connection ends.
+    SetPortState { host: String, state: PortState },
 }
 
-/// What the daemon answers.
+/// A response of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each carries what the verb of its name returns")]
 #[allow(clippy::large_enum_variant, reason = "one at a time, and short-lived")]
 pub enum Response {
-    /// It could not be done.
+    /// The control verb failed.
+    VerbFailed(VerbsError),
+    /// The daemon rejected the request.
     Error {
-        /// What C callers get.
         errno: i32,
-        /// Why, in a sentence.
         message: String,
     },
     Done,
-    /// The client is in. With it come, in this order: an event descriptor that wakes the card, the page that
-    /// says whether that is needed, the socket that news come over, and the memory with the client's bell and its
-    /// doorbell ring.
+    /// The device is open. These descriptors accompany the response: an eventfd that wakes the engine thread, the page
+    /// with its sleep flag, the notification socket, and the memory with the completion doorbell and doorbell ring.
     Opened {
         host: HostDevice,
         gids: Vec<Gid>,
         doorbell_slots: u32,
     },
-    ProtectionDomain(PdId),
-    MemoryRegion {
-        rkey: RemoteKey,
-        iova: u64,
-    },
-    MemoryWindow(RemoteKey),
-    /// With its ring.
-    CompletionQueue(CqId),
-    /// With its ring.
-    SharedReceiveQueue(SrqId),
-    SrqAttributes(SrqAttributes),
-    XrcDomain(XrcdId),
-    AddressHandle(AhId),
-    /// With one memory for both rings, the send ring first.
-    QueuePair(Qpn),
-    QpState(QpState),
-    QpSnapshot(QpSnapshot),
+    /// The reply to a control verb. The memory of new rings accompanies it.
+    Executed(Reply),
     Counters(Counters),
     PortCounters(Vec<FabricPort>),
     Status(DaemonStatus),
-    /// The rules and their tallies, as the fabric writes them down.
+    /// The rules and their counters, as the fabric encodes them.
     FaultRules(Vec<u8>),
-    Cm(cm::Reply),
-    PortState(PortState),
 }
 
-/// What the daemon tells unasked.
+/// A notification of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Notification {
-    /// A completion queue has what its owner wanted to be woken for.
+    /// A completion queue has the completion that its owner requested a notification for.
     CompletionNotified(CqId),
-    /// An asynchronous event of the client's own.
+    /// An asynchronous event of this client.
     AsyncEventRaised(AsyncEvent),
-    /// Events of connection management, oldest first. They are the client's from now on, and so are the identifiers
-    /// of requests.
+    /// Connection manager events, oldest first. The client now owns them and the identifiers of connect requests.
     CmEventsRaised {
-        /// The channel that they came to.
+        /// The event channel.
         channel: CmChannelId,
         /// The events.
         events: Vec<cm::Event>,
     },
-    /// An asynchronous event of some host, for those who watch.
+    /// An asynchronous event of any host, after [`Request::WatchAsyncEvents`].
     AsyncEventObserved {
         /// The host.
         host: String,
-        /// The client that it is for, by its process; `None` if it is for all.
+        /// The process ID of the client that the event is for; `None` if it is for all clients.
         pid: Option<u32>,
         /// The event.
         event: AsyncEvent,
     },
 }
 
-/// A frame from the daemon, after its [`Welcome`].
+/// A message of the daemon, after its [`Welcome`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(clippy::large_enum_variant, reason = "one at a time, and short-lived")]
 pub enum Message {
-    /// The answer to the oldest call without one.
+    /// The response to the oldest open request.
     Response(Response),
-    /// Something else.
+    /// A notification.
     Notification(Notification),
 }
 
-/// What runs in a daemon.
+/// The status of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonStatus {
     /// Its process.
     pub pid: u32,
-    /// Its version.
+    /// The version.
     pub version: String,
-    /// How long it runs, in seconds.
+    /// The uptime in seconds.
     pub uptime_s: u64,
     /// Its hosts.
     pub hosts: Vec<HostStatus>,
 }
 
-/// What runs on a host.
+/// The status of a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostStatus {
     /// The host.
     pub host: HostDevice,
-    /// Who uses it.
+    /// The clients.
     pub clients: Vec<ClientStatus>,
-    /// How many queue pairs it has.
+    /// The number of queue pairs.
     pub queue_pairs: u32,
-    /// The ports at which somebody takes connections.
+    /// The ports that listeners are bound to.
     pub listening_ports: Vec<u16>,
 }
 
-/// Who uses a host.
+/// The status of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientStatus {
-    /// The process.
+    /// The process ID.
     pub pid: u32,
-    /// Its name.
+    /// The name of the process.
     pub name: String,
-    /// How many of each resource it has, by name.
+    /// The number of resources, by type.
     pub resources: Vec<(String, u32)>,
 }
 
-/// A process whose end can be waited for, whatever its number is used for later.
+/// Waits for the exit of a process, even if its number is reused.
 pub struct ProcessWatch {
     process: std::os::fd::OwnedFd,
 }
 
 impl ProcessWatch {
-    /// Watches a process.
+    /// Watches the process with this number.
     pub fn new(number: u32) -> std::io::Result<ProcessWatch> {
         let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
         let number = rustix::process::Pid::from_raw(number as i32).ok_or_else(missing)?;
@@ -410,7 +279,7 @@ impl ProcessWatch {
         })
     }
 
-    /// Waits until it is gone.
+    /// Waits until the process has exited.
     pub fn wait(&self) {
         use rustix::event::{PollFd, PollFlags, poll};
         let mut polled = [PollFd::new(&self.process, PollFlags::IN)];
@@ -418,12 +287,12 @@ impl ProcessWatch {
     }
 }
 
-/// Writes a message down.
+/// Encodes a message.
 pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
-    postcard::to_allocvec(message).expect("every message of ours can be written down")
+    postcard::to_allocvec(message).expect("every message can be encoded")
 }
 
-/// Reads a message. Nothing may follow it.
+/// Decodes a message. No bytes may follow it.
 pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ProtocolError> {
     match postcard::take_from_bytes(bytes) {
         Ok((message, [])) => Ok(message),
@@ -434,27 +303,41 @@ pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ProtocolErro
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{AccessFlags, ModifyQp, QpState};
     use proptest::prelude::*;
+    use softhca_wire::Qpn;
 
     proptest! {
         #[test]
-        fn noise_is_refused_or_a_message_that_says_the_same_again(bytes: Vec<u8>) {
+        fn random_bytes_are_an_error_or_a_message_that_encodes_to_itself(bytes: Vec<u8>) {
             if let Ok(call) = decode::<Request>(&bytes) {
                 prop_assert_eq!(decode::<Request>(&encode(&call)), Ok(call));
             }
         }
 
         #[test]
-        fn numbers_keep_their_width_whatever_comes(value: u32) {
+        fn a_decoded_qpn_has_24_bits(value: u32) {
             let number: Qpn = decode(&encode(&value)).unwrap();
             prop_assert!(number.value() < 1 << 24);
         }
     }
 
     #[test]
-    fn a_call_survives_the_journey() {
+    fn a_request_is_decoded_as_it_was_encoded() {
         let modify = ModifyQp::default().state(QpState::Init).port(1).access_flags(AccessFlags::REMOTE_READ);
-        let call = Request::ModifyQueuePair { qpn: Qpn::new(7), modify };
+        let command = Command::ModifyQueuePair { qpn: Qpn::new(7), modify };
+        let call = Request::Execute { command, backing: None };
         assert_eq!(decode(&encode(&call)), Ok(call));
+    }
+
+    #[test]
+    fn an_error_of_a_verb_is_the_same_value_after_decoding() {
+        let errors = [
+            VerbsError::Invalid { what: "cqe", why: "at least one is required" },
+            VerbsError::TooLarge { what: "cqe", value: 7, limit: 6 },
+        ];
+        for error in errors {
+            assert_eq!(decode(&encode(&error)), Ok(error));
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Where the sockets of a user's daemons are.
+//! The directory with the sockets of a user's daemons.
 
 use alloc::format;
 use alloc::string::String;
@@ -7,20 +7,20 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// The name of a daemon that was given none.
+/// The default name of a daemon.
 pub const DEFAULT_NAME: &str = "default";
 
-/// The environment variable that names the daemon to use.
+/// The environment variable that selects the daemon.
 pub const NAME_VARIABLE: &str = "SOFTHCA_DAEMON";
 
-/// The folder of the user's sockets, which nobody else can enter.
+/// The directory of the user's sockets, with mode 0700.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeDir {
     path: PathBuf,
 }
 
 impl RuntimeDir {
-    /// `$XDG_RUNTIME_DIR/softhca`, or a folder of the user's under the temporary directory.
+    /// `$XDG_RUNTIME_DIR/softhca`, or else a directory of the user under the temporary directory.
     pub fn for_user() -> RuntimeDir {
         let path = match std::env::var_os("XDG_RUNTIME_DIR") {
             Some(runtime) if !runtime.is_empty() => PathBuf::from(runtime).join("softhca"),
@@ -29,19 +29,19 @@ impl RuntimeDir {
         RuntimeDir { path }
     }
 
-    /// Its path.
+    /// The path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes it, if it is not there, and checks that it is the user's alone.
+    /// Creates the directory if it does not exist, and checks its owner and mode.
     pub fn create(&self) -> io::Result<()> {
         let parent = self.path.parent();
         match std::fs::DirBuilder::new().mode(0o700).create(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => {
                 let parent = parent.unwrap_or(Path::new("/")).display();
-                let text = format!("cannot make {}: {error} (is {parent} yours?)", self.path.display());
+                let text = format!("cannot create {}: {error} (do you own {parent}?)", self.path.display());
                 return Err(io::Error::new(error.kind(), text));
             }
             Ok(()) => {}
@@ -49,47 +49,47 @@ impl RuntimeDir {
         self.check()
     }
 
-    /// Checks that it is a folder of the user's, closed to everybody else.
+    /// Checks that the path is a directory of the user that no other user can access.
     pub fn check(&self) -> io::Result<()> {
         let found = std::fs::symlink_metadata(&self.path)?;
-        let refuse = |why: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        let denied = |reason: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
         let path = self.path.display();
         if !found.is_dir() {
-            return refuse(format!("{path} is not a folder: remove it"));
+            return denied(format!("{path} is not a directory: remove it"));
         }
         let user = rustix::process::geteuid().as_raw();
         if found.uid() != user {
-            return refuse(format!("{path} belongs to user {}, not to {user}: remove it", found.uid()));
+            return denied(format!("{path} belongs to user {}, not to user {user}: remove it", found.uid()));
         }
         let mode = found.permissions().mode() & 0o777;
         if mode & 0o077 != 0 {
-            return refuse(format!("{path} is open to others (mode {mode:o}): chmod 700 {path}"));
+            return denied(format!("other users can access {path} (mode {mode:o}): run `chmod 700 {path}`"));
         }
         Ok(())
     }
 
-    /// The socket of the daemon with this name.
+    /// The control socket of a daemon.
     pub fn socket(&self, name: &str) -> PathBuf {
         self.path.join(format!("{name}.sock"))
     }
 
-    /// The file that the daemon with this name keeps locked.
+    /// The file that a running daemon keeps locked.
     pub fn lock(&self, name: &str) -> PathBuf {
         self.path.join(format!("{name}.lock"))
     }
 
-    /// The file that whoever connects to the daemon with this name, or starts it, keeps locked meanwhile. A daemon
-    /// that leaves because nobody needs it does so under this lock.
+    /// The file that a client keeps locked while it connects to the daemon or starts it. An idle daemon exits under
+    /// this lock.
     pub fn start_lock(&self, name: &str) -> PathBuf {
-        self.path.join(format!("{name}.door"))
+        self.path.join(format!("{name}.start"))
     }
 
-    /// What a daemon that was started for programs writes to stderr.
+    /// The standard error of a daemon that `softhca exec` started.
     pub fn log(&self, name: &str) -> PathBuf {
         self.path.join(format!("{name}.log"))
     }
 
-    /// The names that have a socket here, in order. Some may have no daemon any more.
+    /// The names of all sockets in the directory, sorted. Some daemons may no longer run.
     pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
         let mut names: Vec<String> = entries
@@ -99,7 +99,7 @@ impl RuntimeDir {
         names
     }
 
-    /// Whether a name can be a daemon's: it becomes a part of a file's name.
+    /// Whether a daemon may have this name, which becomes part of a file name.
     pub fn is_valid_name(name: &str) -> bool {
         !name.is_empty()
             && name.len() <= 64

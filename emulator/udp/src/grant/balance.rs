@@ -1,34 +1,34 @@
-//! What a sender has been granted by one receiver.
+//! The grants that a sender holds from one receiver.
 
 use super::{MAX_FRAME_CHARGE, MILLISECOND, RECLAIM_INTERVAL};
 use softhca_wire::link_control::{Grant, GrantRequest};
 
-/// How long a sender waits for an answer, at first and at most.
+/// How long a sender waits for a GRANT before it repeats a REQUEST, at first and at most.
 const MIN_REQUEST_TIMEOUT: u64 = MILLISECOND;
 const MAX_REQUEST_TIMEOUT: u64 = 64 * MILLISECOND;
-/// How long grants that were urgently asked for may lie unused.
+/// How long a grant for a pending frame may stay unused.
 const UNUSED_GRANT_TIMEOUT: u64 = 50 * MILLISECOND;
 /// How long an idle sender keeps its share.
 const IDLE_TIMEOUT: u64 = 1000 * MILLISECOND;
-/// How far ahead a busy sender asks. More than any buffer, so that receivers keep granting by themselves.
+/// How far ahead a busy sender requests. Larger than any buffer, so that receivers grant without further REQUESTs.
 const REQUEST_AHEAD: u64 = 1 << 28;
 
-/// The sending side: what one peer has granted.
+/// The sender's side: what one peer has granted.
 #[derive(Debug)]
 pub struct GrantBalance {
     granted: u64,
     consumed: u64,
     returned: u64,
-    /// How much of `returned` the receiver knows.
+    /// How much of `returned` the receiver has acknowledged.
     returned_known: u64,
     wanted: u64,
     max_unused: u64,
-    /// The charge of the frame that waits, or zero.
+    /// The charge of the pending frame, or zero.
     pending_charge: u64,
-    /// Since when there is enough for it.
+    /// Since when the allowance covers it.
     satisfied_at: Option<u64>,
     last_used_at: u64,
-    /// When the receiver was told all this.
+    /// When the last REQUEST was sent.
     last_request_at: Option<u64>,
     request_due: bool,
     retry_at: Option<u64>,
@@ -36,7 +36,7 @@ pub struct GrantBalance {
 }
 
 impl GrantBalance {
-    /// A holder of nothing.
+    /// A balance of zero.
     pub fn new(now: u64) -> GrantBalance {
         GrantBalance {
             granted: 0,
@@ -55,8 +55,8 @@ impl GrantBalance {
         }
     }
 
-    /// Forgets everything but what waits and what was sent: the peer knows nothing of us any more, and the last of
-    /// what we sent may be in its present life's way.
+    /// Forgets everything but the pending frame and the consumed charge: the peer has no state of this port, and the
+    /// last datagrams may reach its new incarnation.
     pub fn restart(&mut self, now: u64) {
         let GrantBalance { pending_charge: need, consumed, .. } = *self;
         *self = GrantBalance {
@@ -68,7 +68,7 @@ impl GrantBalance {
         };
     }
 
-    /// How much charge may be sent now.
+    /// The charge that may be sent now.
     pub fn allowance(&self) -> u64 {
         self.granted - self.spent()
     }
@@ -77,8 +77,8 @@ impl GrantBalance {
         self.consumed + self.returned
     }
 
-    /// Whether a frame or a run of this charge may be sent now. If not, asks for more; only up to
-    /// [`LARGEST_CHARGE`] is sure to come, so cut longer runs to the [`Holder::allowance`].
+    /// Whether a frame or batch of this charge may be sent now. If not, requests more. Only [`MAX_FRAME_CHARGE`] is
+    /// certain to be granted: cut longer batches to the [`GrantBalance::allowance`].
     pub fn may_send(&mut self, charge: u64) -> bool {
         if charge <= self.allowance() {
             return true;
@@ -90,19 +90,19 @@ impl GrantBalance {
                 self.request_due = true;
                 self.pending_charge = need;
             }
-            // What is enough for the least of those that wait is used.
+            // A grant that covers the smallest pending frame is used.
             self.pending_charge = need.min(self.pending_charge);
             self.satisfied_at = None;
         }
         false
     }
 
-    /// Counts what the socket has taken.
+    /// Counts what the socket has accepted.
     ///
     /// # Panics
-    /// If that was not allowed.
+    /// If the allowance does not cover it.
     pub fn record_sent(&mut self, charge: u64, now: u64) {
-        assert!(charge <= self.allowance(), "nothing is sent without a grant");
+        assert!(charge <= self.allowance(), "the allowance covers the charge");
         self.consumed += charge;
         self.last_used_at = now;
         self.pending_charge = 0;
@@ -112,21 +112,22 @@ impl GrantBalance {
         }
     }
 
-    /// Counts what was sent without a grant, to a peer that did not know of grants yet.
+    /// Counts what was sent without a grant, while the peer was taken for a foreign one.
     pub fn record_ungranted(&mut self, charge: u64) {
         self.consumed += charge;
         self.granted += charge;
     }
 
-    /// Takes in what the receiver says.
+    /// Processes a GRANT.
     pub fn on_grant(&mut self, grant: &Grant, now: u64) {
         if grant.granted < self.granted {
             return;
         }
         let known = grant.returned.min(self.returned).max(self.returned_known);
-        // Others wait for what the receiver thinks is here; it may have missed what was sent, and that it was.
-        let is_press = grant.granted == self.granted && known == self.returned_known;
-        if is_press && self.last_request_at.is_none_or(|at| now >= at + RECLAIM_INTERVAL) {
+        // Other senders wait for what the receiver believes is unused here; it may have missed both the frames and
+        // the REQUEST that counted them.
+        let is_reclaim = grant.granted == self.granted && known == self.returned_known;
+        if is_reclaim && self.last_request_at.is_none_or(|at| now >= at + RECLAIM_INTERVAL) {
             self.request_due = true;
         }
         self.granted = grant.granted;
@@ -143,12 +144,12 @@ impl GrantBalance {
         self.return_unused(self.max_unused);
     }
 
-    /// Returns what is held beyond `keep`, but for the frame that waits. If it is not enough for that it goes back too: the
-    /// rests of many that wait for more could be all that there is. But one after the other: with a return on its way, the
-    /// receiver may just have given what was missing.
+    /// Returns what is held beyond `keep`, except for the pending frame. A grant too small for that frame is returned
+    /// too: the unused grants of many senders could exhaust the budget. One return is outstanding at a time, because
+    /// the receiver may have granted the missing part meanwhile.
     fn return_unused(&mut self, keep: u64) {
-        let is_rest = self.pending_charge > self.allowance() && self.returned_known == self.returned;
-        let frame = if is_rest { 0 } else { self.pending_charge };
+        let is_insufficient = self.pending_charge > self.allowance() && self.returned_known == self.returned;
+        let frame = if is_insufficient { 0 } else { self.pending_charge };
         let excess = self.allowance().saturating_sub(keep.max(frame));
         if excess > 0 {
             self.returned += excess;
@@ -156,22 +157,22 @@ impl GrantBalance {
         }
     }
 
-    /// Whether there is a REQUEST to send.
+    /// Whether a REQUEST is due.
     pub fn has_request(&self) -> bool {
         self.request_due
     }
 
-    /// Whether a REQUEST has to be repeated until it is answered.
+    /// Whether a REQUEST is repeated until the receiver replies.
     fn needs_reply(&self) -> bool {
         self.pending_charge > self.allowance() || self.returned_known < self.returned
     }
 
     fn idle_at(&self) -> Option<u64> {
-        let something = self.wanted > self.granted || self.allowance() > MAX_FRAME_CHARGE;
-        (self.pending_charge == 0 && something).then_some(self.last_used_at + IDLE_TIMEOUT)
+        let has_share = self.wanted > self.granted || self.allowance() > MAX_FRAME_CHARGE;
+        (self.pending_charge == 0 && has_share).then_some(self.last_used_at + IDLE_TIMEOUT)
     }
 
-    /// Does what is due at `now`.
+    /// Processes the timers that are due at `now`.
     pub fn expire(&mut self, now: u64) {
         if self.satisfied_at.is_some_and(|at| now >= at + UNUSED_GRANT_TIMEOUT) {
             self.pending_charge = 0;
@@ -189,13 +190,13 @@ impl GrantBalance {
         }
     }
 
-    /// When [`Holder::expire`] has something to do.
+    /// When [`GrantBalance::expire`] has work.
     pub fn next_timeout(&self) -> Option<u64> {
         let hold = self.satisfied_at.map(|at| at + UNUSED_GRANT_TIMEOUT);
         [hold, self.idle_at(), self.retry_at].into_iter().flatten().min()
     }
 
-    /// The REQUEST to send, if there is one.
+    /// The REQUEST to send, if one is due.
     pub fn transmit(&mut self, now: u64) -> Option<GrantRequest> {
         if !std::mem::take(&mut self.request_due) {
             return None;
@@ -222,43 +223,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_too_little_for_a_frame_goes_back_to_those_who_wait() {
-        let mut holder = GrantBalance::new(0);
-        assert!(!holder.may_send(5000));
-        holder.on_grant(&Grant { granted: 1000, returned: 0, max_unused: 8000 }, 0);
-        assert_eq!(holder.allowance(), 1000, "nobody is kept from sending by it");
-        holder.on_grant(&Grant { granted: 1000, returned: 0, max_unused: 0 }, 0);
-        assert_eq!(holder.allowance(), 0);
-        let request = holder.transmit(0).expect("a request that says so");
+    fn grant_too_small_for_a_frame_is_returned() {
+        let mut balance = GrantBalance::new(0);
+        assert!(!balance.may_send(5000));
+        balance.on_grant(&Grant { granted: 1000, returned: 0, max_unused: 8000 }, 0);
+        assert_eq!(balance.allowance(), 1000, "no other sender needs it");
+        balance.on_grant(&Grant { granted: 1000, returned: 0, max_unused: 0 }, 0);
+        assert_eq!(balance.allowance(), 0);
+        let request = balance.transmit(0).expect("a request with the return");
         assert_eq!((request.returned, request.needed), (1000, 6000));
-        // The rest was given before that was heard: it is not sent back to and fro.
-        holder.on_grant(&Grant { granted: 5000, returned: 0, max_unused: 0 }, 0);
-        assert_eq!(holder.allowance(), 4000);
-        holder.on_grant(&Grant { granted: 6000, returned: 1000, max_unused: 0 }, 0);
-        assert!(holder.may_send(5000), "what is enough for a frame is kept for it");
+        // The receiver granted the missing part before it saw the return: the sender does not return it again.
+        balance.on_grant(&Grant { granted: 5000, returned: 0, max_unused: 0 }, 0);
+        assert_eq!(balance.allowance(), 4000);
+        balance.on_grant(&Grant { granted: 6000, returned: 1000, max_unused: 0 }, 0);
+        assert!(balance.may_send(5000), "a grant that covers the frame is kept");
     }
 
     #[test]
-    fn who_is_pressed_says_again_what_it_has_sent() {
-        let mut holder = GrantBalance::new(0);
-        assert!(!holder.may_send(5000));
-        assert!(holder.transmit(0).is_some());
-        holder.on_grant(&Grant { granted: 5000, returned: 0, max_unused: 0 }, 0);
-        holder.record_sent(5000, 0);
-        // The frame is lost, so that the receiver goes on asking for what it granted.
-        let press = Grant { granted: 5000, returned: 0, max_unused: 0 };
-        holder.on_grant(&press, RECLAIM_INTERVAL - 1);
-        assert!(!holder.has_request(), "an answer is not answered");
-        holder.on_grant(&press, RECLAIM_INTERVAL);
-        assert_eq!(holder.transmit(RECLAIM_INTERVAL).expect("an answer").consumed, 5000);
+    fn reclaimed_sender_repeats_what_it_has_consumed() {
+        let mut balance = GrantBalance::new(0);
+        assert!(!balance.may_send(5000));
+        assert!(balance.transmit(0).is_some());
+        balance.on_grant(&Grant { granted: 5000, returned: 0, max_unused: 0 }, 0);
+        balance.record_sent(5000, 0);
+        // The frame is lost, so the receiver keeps asking for what it granted.
+        let reclaim = Grant { granted: 5000, returned: 0, max_unused: 0 };
+        balance.on_grant(&reclaim, RECLAIM_INTERVAL - 1);
+        assert!(!balance.has_request(), "a recent request is not repeated");
+        balance.on_grant(&reclaim, RECLAIM_INTERVAL);
+        assert_eq!(balance.transmit(RECLAIM_INTERVAL).expect("a request").consumed, 5000);
     }
 
     #[test]
-    fn what_is_enough_for_the_least_that_waits_is_used() {
-        let mut holder = GrantBalance::new(0);
-        assert!(!holder.may_send(1000));
-        assert!(!holder.may_send(5000));
-        holder.on_grant(&Grant { granted: 1000, returned: 0, max_unused: 0 }, 0);
-        assert!(holder.may_send(1000));
+    fn grant_that_covers_the_smallest_pending_frame_is_used() {
+        let mut balance = GrantBalance::new(0);
+        assert!(!balance.may_send(1000));
+        assert!(!balance.may_send(5000));
+        balance.on_grant(&Grant { granted: 1000, returned: 0, max_unused: 0 }, 0);
+        assert!(balance.may_send(1000));
     }
 }

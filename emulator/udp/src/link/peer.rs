@@ -1,4 +1,4 @@
-//! What a port knows of one peer.
+//! The link to one peer.
 
 use super::{
     FOREIGN_WINDOW_PERIOD, GRANT_LEASE, HEARTBEAT_INTERVAL, MILLISECOND, MIN_HELLO_INTERVAL, PeerState,
@@ -6,44 +6,44 @@ use super::{
 use crate::grant::GrantBalance;
 use softhca_wire::link_control::{Body, ExchangeKind, FrameOrder, Heartbeat, Incarnation, Message, Pause};
 
-/// How many messages a silent peer gets without a pause between them. Those that it does not read stay in its
-/// socket, together with those of all its other peers.
+/// How many probes a silent peer gets without an interval. Unread ones stay in its socket, together with those of all
+/// its other peers.
 const MAX_UNANSWERED_BURST: u32 = 2;
-/// The longest pause between later ones. They fill a socket that nobody reads, so that many peers ask seldom.
+/// The longest interval between further probes. They fill a socket that is not read, so many peers must probe rarely.
 const MAX_PROBE_INTERVAL: u64 = 2000 * MILLISECOND;
-/// What may be on the way to a port of another make.
+/// The most data in flight to a foreign port.
 const FOREIGN_WINDOW: u64 = 64 * 1024;
 
 #[derive(Debug)]
 pub(super) struct PeerLink {
     pub state: PeerState,
-    /// Our life on this link: a higher number each time that we forget the peer.
+    /// This port's incarnation on the link, increased each time the link is reset.
     pub local_incarnation: Incarnation,
-    /// The peer's, while we are on speaking terms.
+    /// The peer's incarnation while the link is established.
     pub remote_incarnation: Option<Incarnation>,
-    /// It has spoken link control at some time.
+    /// It has sent a link control message before.
     pub supports_link_control: bool,
-    /// The order of its frames, as it says.
+    /// The order in which the peer says it sends frames.
     pub remote_order: FrameOrder,
     pub grant_balance: GrantBalance,
     pub pending_hello: Option<ExchangeKind>,
     pub next_hello_at: u64,
     pub hello_interval: u64,
-    /// An unanswered heartbeat is out.
+    /// A heartbeat is unanswered.
     pub awaiting_heartbeat_reply: bool,
     pub heartbeat_due: bool,
     pub next_heartbeat_at: u64,
     pub pending_heartbeat_reply: Option<u64>,
-    /// Questions that it got since we heard of it, and when it got the last.
+    /// Probes since the peer was last active, and the time of the last.
     pub unanswered_probes: u32,
     pub last_probe_at: u64,
-    /// How long it has not answered, while we were awake.
+    /// How long it has not replied while this process was running.
     pub silent_for: u64,
-    /// When the last heartbeat that it answered was sent.
+    /// When the last answered heartbeat was sent.
     pub lease_renewed_at: Option<u64>,
     pub last_used_at: u64,
     pub pending_pause: Option<Pause>,
-    /// Sent to a foreign peer since `turn_at`.
+    /// Sent to a foreign peer since `foreign_window_opened_at`.
     pub foreign_window_used: u64,
     pub foreign_window_opened_at: u64,
 }
@@ -79,7 +79,7 @@ impl PeerLink {
         matches!(self.state, PeerState::Alive | PeerState::Stalled)
     }
 
-    /// Begins to say HELLO, though not more often than its pauses allow: nobody may be there.
+    /// Starts to send HELLO, at most once per interval: the port may not exist.
     pub fn start_probing(&mut self, now: u64) {
         self.state = PeerState::Probing;
         self.silent_for = 0;
@@ -90,7 +90,7 @@ impl PeerLink {
         self.lease_renewed_at.is_some_and(|at| now < at + GRANT_LEASE)
     }
 
-    /// Forgets everything that was agreed with the peer.
+    /// Discards everything agreed with the peer.
     pub fn reset(&mut self, now: u64) {
         self.remote_incarnation = None;
         self.remote_order = FrameOrder::InOrder;
@@ -112,7 +112,7 @@ impl PeerLink {
         }
     }
 
-    /// When it may be asked the next question: at once, or after ever longer pauses while it is silent.
+    /// When the next probe may be sent: at once, or after growing intervals while the peer is silent.
     pub fn next_probe_at(&self) -> u64 {
         match self.unanswered_probes.checked_sub(MAX_UNANSWERED_BURST) {
             None => 0,
@@ -129,9 +129,9 @@ impl PeerLink {
         match self.state {
             PeerState::Probing => Some(self.next_hello_at),
             PeerState::Alive | PeerState::Stalled => {
-                let question =
+                let probe =
                     (self.heartbeat_due || self.grant_balance.has_request()).then(|| self.next_probe_at());
-                [question, self.grant_balance.next_timeout(), Some(self.next_heartbeat_at)]
+                [probe, self.grant_balance.next_timeout(), Some(self.next_heartbeat_at)]
                     .into_iter()
                     .flatten()
                     .min()
@@ -152,7 +152,7 @@ impl PeerLink {
         }
     }
 
-    /// The next thing to say.
+    /// The next message to send.
     pub fn next_message(&mut self, now: u64) -> Option<Body> {
         if let Some(exchange) = self.pending_hello.take() {
             return Some(Body::Hello(exchange));

@@ -1,4 +1,4 @@
-//! Elsewhere: a datagram per call, one traffic class per socket at a time, no error queue.
+//! Systems other than Linux: one datagram per call, one traffic class per socket at a time, no error queue.
 
 use crate::batch::{ReceiveBatch, SLOT_BYTES, Slot};
 use crate::socket::{NetworkError, ReceiveMemory};
@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use std::net::SocketAddr;
 
 pub(crate) fn configure(socket: &Socket, _ipv6: bool, receive_buffer: usize) -> io::Result<bool> {
-    // Some systems refuse what is too large instead of giving less.
+    // Some systems refuse a size beyond their limit instead of reducing it.
     let mut size = receive_buffer;
     while socket.set_recv_buffer_size(size).is_err() && size > 65_536 {
         size /= 2;
@@ -15,7 +15,7 @@ pub(crate) fn configure(socket: &Socket, _ipv6: bool, receive_buffer: usize) -> 
     Ok(false)
 }
 
-/// Elsewhere the bound address does this.
+/// The bound address has this effect on other systems.
 pub(crate) fn disable_multicast_all(_: &Socket, _: bool) {}
 
 pub(crate) fn send_batch(
@@ -86,7 +86,7 @@ pub(crate) fn receive_memory(_socket: &Socket) -> io::Result<ReceiveMemory> {
     Ok(ReceiveMemory::default())
 }
 
-/// Only a daemon has bells, and daemons run on Linux: never readable.
+/// Only daemons add descriptors, and daemons run on Linux: this set is never readable.
 #[derive(Debug)]
 pub(crate) struct WakeSet(super::Waker);
 

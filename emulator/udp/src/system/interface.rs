@@ -7,23 +7,23 @@ use std::ptr;
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its number.
+    /// The index.
     pub index: u32,
-    /// The largest IP packet that it carries.
+    /// The largest IP packet.
     pub mtu: u32,
-    /// Its first IPv6 address that is good beyond the link.
+    /// The first IPv6 address with a scope beyond the link.
     pub ipv6: Option<Ipv6Addr>,
 }
 
-/// What an interface without a known MTU carries: Ethernet as it comes.
+/// The MTU of an interface that does not report one: the Ethernet default.
 const ETHERNET_MTU: u32 = 1500;
 
-/// The interface that has `address`; any of 127.0.0.0/8 is the loopback interface's.
+/// The interface with `address`; every address of 127.0.0.0/8 belongs to the loopback interface.
 pub fn interface_of(address: IpAddr) -> Option<Interface> {
     let mut first = ptr::null_mut();
-    // SAFETY: `first` outlives the call, which fills it with a list that is ours to free.
+    // SAFETY: `first` outlives the call, which stores a list that the caller frees.
     if unsafe { libc::getifaddrs(&mut first) } != 0 {
         return None;
     }
@@ -32,7 +32,7 @@ pub fn interface_of(address: IpAddr) -> Option<Interface> {
     while !at.is_null() {
         // SAFETY: an entry of the list, which is not freed yet.
         let entry = unsafe { &*at };
-        // SAFETY: every entry has a name that ends with a zero.
+        // SAFETY: the name of an entry is null-terminated.
         let name = unsafe { CStr::from_ptr(entry.ifa_name) };
         // SAFETY: null, or an address of the entry.
         if let Some(ip) = unsafe { ip_of(entry.ifa_addr) } {
@@ -40,28 +40,29 @@ pub fn interface_of(address: IpAddr) -> Option<Interface> {
         }
         at = entry.ifa_next;
     }
-    // SAFETY: the list that getifaddrs made; nothing points into it any more.
+    // SAFETY: the list of getifaddrs; nothing points into it any more.
     unsafe { libc::freeifaddrs(first) };
-    let is_it = |ip: IpAddr| ip == address || address.is_ipv4() && address.is_loopback() && ip.is_loopback();
-    let (name, _) = entries.iter().find(|(_, ip)| is_it(*ip))?;
-    let beyond_the_link = |ip: &Ipv6Addr| !ip.is_unicast_link_local() && !ip.is_loopback();
+    let matches =
+        |ip: IpAddr| ip == address || address.is_ipv4() && address.is_loopback() && ip.is_loopback();
+    let (name, _) = entries.iter().find(|(_, ip)| matches(*ip))?;
+    let is_global = |ip: &Ipv6Addr| !ip.is_unicast_link_local() && !ip.is_loopback();
     let ipv6 = entries.iter().filter(|(other, _)| other == name).find_map(|(_, ip)| match ip {
-        IpAddr::V6(ip) if beyond_the_link(ip) => Some(*ip),
+        IpAddr::V6(ip) if is_global(ip) => Some(*ip),
         _ => None,
     });
-    // SAFETY: the name ends with a zero.
+    // SAFETY: the name is null-terminated.
     let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
     let mtu = mtu_of(name).unwrap_or(ETHERNET_MTU);
     Some(Interface { name: name.to_string_lossy().into_owned(), index, mtu, ipv6 })
 }
 
 /// # Safety
-/// `address` is null, or points to a socket address of the family that it says.
+/// `address` is null, or points to a socket address of its family.
 unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
     if address.is_null() {
         return None;
     }
-    // SAFETY: as the caller says; each read is of the type that the family stands for.
+    // SAFETY: as the caller guarantees; each read has the type of the family.
     unsafe {
         match i32::from((*address).sa_family) {
             libc::AF_INET => {
@@ -80,7 +81,7 @@ unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
 #[cfg(target_os = "linux")]
 fn mtu_of(name: &CStr) -> Option<u32> {
     use std::os::fd::AsRawFd;
-    // Any socket will do; the loopback interface may be down.
+    // Any socket works, even if the loopback interface is down.
     let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
     // SAFETY: an interface request is bytes and integers.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -89,7 +90,7 @@ fn mtu_of(name: &CStr) -> Option<u32> {
     }
     // SAFETY: `request` outlives the call, which fills in the MTU.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &mut request) };
-    // SAFETY: every part of the union is integers, which the call has filled in if it succeeded.
+    // SAFETY: every member of the union is integers, which the call has filled in if it succeeded.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     (result == 0).then_some(mtu as u32)
 }
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_loopback_address_is_the_loopback_interfaces() {
+    fn every_loopback_address_belongs_to_the_loopback_interface() {
         let first = interface_of(Ipv4Addr::LOCALHOST.into()).unwrap();
         assert!(first.index > 0);
         assert_eq!(interface_of(Ipv4Addr::new(127, 0, 0, 77).into()), Some(first.clone()));
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_an_address_of_the_documentation() {
+    fn documentation_address_has_no_interface() {
         assert_eq!(interface_of(Ipv4Addr::new(192, 0, 2, 1).into()), None);
     }
 }

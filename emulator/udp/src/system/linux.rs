@@ -1,4 +1,4 @@
-//! Linux: segmentation offload both ways, control messages, the error queue, memory figures.
+//! Linux: GSO and GRO, control messages, the error queue, socket memory.
 
 use crate::batch::{BATCH_SLOTS, ReceiveBatch, SLOT_BYTES, Slot};
 use crate::socket::{MAX_BATCH_SEGMENTS, NetworkError, NetworkErrorCause, ReceiveMemory};
@@ -9,12 +9,12 @@ use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
-/// The index of dropped datagrams in SO_MEMINFO, and how many figures there are.
+/// The index of the drop counter in SO_MEMINFO, and the number of values.
 const MEMINFO_DROPS: usize = 8;
 const MEMINFO_LEN: usize = 9;
 const SO_MEMINFO: libc::c_int = 55;
 
-/// Room for the control messages of one datagram.
+/// Space for the control messages of one datagram.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 struct ControlBuffer([u8; 256]);
@@ -37,7 +37,7 @@ fn set_option<T>(socket: &Socket, level: libc::c_int, name: libc::c_int, value: 
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Sets everything but the address; returns whether runs can be cut by the kernel.
+/// Sets every option but the address. Returns whether the kernel supports GSO.
 pub(crate) fn configure(socket: &Socket, ipv6: bool, receive_buffer: usize) -> io::Result<bool> {
     const ON: libc::c_int = 1;
     if ipv6 {
@@ -51,10 +51,10 @@ pub(crate) fn configure(socket: &Socket, ipv6: bool, receive_buffer: usize) -> i
         set_option(socket, libc::IPPROTO_IP, libc::IP_RECVERR, ON)?;
         set_option(socket, libc::IPPROTO_IP, libc::IP_RECVTOS, ON)?;
     }
-    // Without these two (before Linux 5.0) everything works, slowly.
+    // Without these two (before Linux 5.0) the socket works, but slowly.
     let offload = set_option(socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0 as libc::c_int).is_ok();
     let _ = set_option(socket, libc::SOL_UDP, libc::UDP_GRO, ON);
-    // Past the system's limit with CAP_NET_ADMIN, up to it without.
+    // With CAP_NET_ADMIN beyond the system limit, otherwise up to it.
     let size = libc::c_int::try_from(receive_buffer).unwrap_or(libc::c_int::MAX);
     if set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, size).is_err() {
         set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, size)?;
@@ -62,10 +62,10 @@ pub(crate) fn configure(socket: &Socket, ipv6: bool, receive_buffer: usize) -> i
     Ok(offload)
 }
 
-/// Keeps away what is sent to groups that another socket of the machine has joined.
+/// Excludes datagrams to groups that another socket of the machine has joined.
 pub(crate) fn disable_multicast_all(socket: &Socket, ipv6: bool) {
     const OFF: libc::c_int = 0;
-    // Before Linux 4.20 there is no such option for IPv6; the bound address does the same.
+    // Linux before 4.20 has no such option for IPv6; the bound address has the same effect.
     let _ = if ipv6 {
         set_option(socket, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL, OFF)
     } else {
@@ -73,7 +73,7 @@ pub(crate) fn disable_multicast_all(socket: &Socket, ipv6: bool) {
     };
 }
 
-/// Appends one control message and returns where the next one goes.
+/// Appends a control message and returns the offset of the next.
 fn push_cmsg<T: Copy>(
     control: &mut ControlBuffer,
     at: usize,
@@ -91,8 +91,8 @@ fn push_cmsg<T: Copy>(
     header.cmsg_len = len as _;
     header.cmsg_level = level;
     header.cmsg_type = kind;
-    // SAFETY: `place` has room for the header and the value behind it, as CMSG_SPACE says, and neither
-    // write needs alignment.
+    // SAFETY: `place` has room for the header and the value, as CMSG_SPACE guarantees, and neither write needs
+    // alignment.
     unsafe {
         ptr::write_unaligned(place.as_mut_ptr().cast(), header);
         ptr::write_unaligned(place.as_mut_ptr().add(len - size_of::<T>()).cast(), value);
@@ -100,7 +100,7 @@ fn push_cmsg<T: Copy>(
     at + space
 }
 
-/// The control message that says `traffic_class`, and its length.
+/// Appends the control message for `traffic_class` and returns its length.
 fn push_traffic_class(control: &mut ControlBuffer, destination: SocketAddr, traffic_class: u8) -> usize {
     let value = libc::c_int::from(traffic_class);
     match destination {
@@ -110,8 +110,8 @@ fn push_traffic_class(control: &mut ControlBuffer, destination: SocketAddr, traf
     }
 }
 
-/// A message header for `part`, sent to `name` with the first `control_len` bytes of `control`. The pointers
-/// in it are good while the arguments are.
+/// A message header for `part`, sent to `name` with the first `control_len` bytes of `control`. Its pointers are
+/// valid as long as the arguments.
 fn message_header(
     name: &SockAddr,
     part: &mut libc::iovec,
@@ -135,7 +135,7 @@ fn iovec_of(bytes: &[u8]) -> libc::iovec {
     libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }
 
-/// Sends a run in one call.
+/// Sends a batch in one call.
 pub(crate) fn send_batch(
     socket: &Socket,
     destination: SocketAddr,
@@ -157,7 +157,7 @@ pub(crate) fn send_batch(
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Sends a run datagram by datagram; returns how many went.
+/// Sends a batch datagram by datagram. Returns how many were sent.
 pub(crate) fn send_datagrams(
     socket: &Socket,
     destination: SocketAddr,
@@ -177,8 +177,8 @@ pub(crate) fn send_datagrams(
         header.msg_hdr = message_header(&name, part, &mut control, control_len);
         count += 1;
     }
-    // SAFETY: the first `count` headers point to name, parts, bytes and control, which outlive the call;
-    // sendmmsg only reads those.
+    // SAFETY: the first `count` headers point to name, parts, bytes and control, which outlive the call; sendmmsg
+    // only reads them.
     let sent =
         unsafe { libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr(), count, libc::MSG_DONTWAIT as _) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
@@ -186,7 +186,7 @@ pub(crate) fn send_datagrams(
 
 /// Fills `batch`.
 pub(crate) fn receive(socket: &Socket, batch: &mut ReceiveBatch) -> io::Result<()> {
-    // Only what the kernel fills is ever read, and an empty socket is asked often: nothing is cleared.
+    // Not zeroed: only memory that the kernel has filled is read, and empty sockets are polled often.
     let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH_SLOTS];
     let mut names = [const { MaybeUninit::<libc::sockaddr_storage>::uninit() }; BATCH_SLOTS];
     let mut controls = [const { MaybeUninit::<ControlBuffer>::uninit() }; BATCH_SLOTS];
@@ -204,11 +204,11 @@ pub(crate) fn receive(socket: &Socket, batch: &mut ReceiveBatch) -> io::Result<(
         header.msg_hdr.msg_controllen = size_of::<ControlBuffer>() as _;
     }
     let (descriptor, first) = (socket.as_raw_fd(), headers.as_mut_ptr().cast::<libc::mmsghdr>());
-    // SAFETY: each of the first `offered` headers points to a name, a part, a control and SLOT_BYTES of the
-    // batch, each its own, that outlive the call, with their true lengths.
+    // SAFETY: each of the first `offered` headers points to its own name, part, control buffer and SLOT_BYTES of the
+    // batch, which outlive the call, with their true lengths.
     let received = unsafe {
         if offered == 1 {
-            // The shorter way for one.
+            // Faster for one message.
             let len = libc::recvmsg(descriptor, &mut (*first).msg_hdr, libc::MSG_DONTWAIT);
             (*first).msg_len = len as libc::c_uint;
             if len < 0 { -1 } else { 1 }
@@ -221,7 +221,7 @@ pub(crate) fn receive(socket: &Socket, batch: &mut ReceiveBatch) -> io::Result<(
         return Err(io::Error::last_os_error());
     }
     for (index, header) in headers[..received as usize].iter().enumerate() {
-        // SAFETY: the first `offered` headers were written above, and no more can be received.
+        // SAFETY: the first `offered` headers are initialised above, and no more can be received.
         let header = unsafe { header.assume_init_ref() };
         let len = header.msg_len as usize;
         let mut slot = Slot { len, segment_size: len, ..Slot::EMPTY };
@@ -248,14 +248,14 @@ fn cmsg_integer(data: &[u8]) -> i32 {
     data.first_chunk().map_or(0, |bytes| i32::from_ne_bytes(*bytes))
 }
 
-/// The address of which the kernel wrote `len` bytes to `storage`.
+/// The address of `len` bytes that the kernel wrote to `storage`.
 ///
 /// # Safety
 /// `storage` can be read for `len` bytes, all of which have been written.
 unsafe fn address(storage: *const libc::sockaddr_storage, len: libc::socklen_t) -> Option<SocketAddr> {
     let mut copy = SockAddrStorage::zeroed();
     let len = len.min(copy.size_of());
-    // SAFETY: `len` bytes can be read, as the caller says, and fit; any bytes are a valid address storage.
+    // SAFETY: `len` bytes can be read, as the caller guarantees, and fit; any bytes are a valid address storage.
     unsafe {
         ptr::copy_nonoverlapping(storage.cast::<u8>(), ptr::from_mut(&mut copy).cast::<u8>(), len as usize);
     }
@@ -263,13 +263,13 @@ unsafe fn address(storage: *const libc::sockaddr_storage, len: libc::socklen_t) 
     unsafe { SockAddr::new(copy, len) }.as_socket()
 }
 
-/// Shows every control message of `header` to `visit`: level, type, data.
+/// Calls `visit` with level, type and data of every control message of `header`.
 ///
 /// # Safety
-/// `header` has been filled by a receive call and its control buffer is still there.
+/// A receive call has filled `header`, and its control buffer still exists.
 unsafe fn for_each_cmsg(header: &libc::msghdr, mut visit: impl FnMut(libc::c_int, libc::c_int, &[u8])) {
-    // SAFETY: the kernel wrote well-formed control messages of `msg_controllen` bytes; each is read within
-    // its own length.
+    // SAFETY: the kernel wrote well-formed control messages of `msg_controllen` bytes; each is read within its own
+    // length.
     unsafe {
         let mut at = libc::CMSG_FIRSTHDR(header);
         while !at.is_null() {
@@ -290,8 +290,8 @@ pub(crate) fn poll_error(socket: &Socket) -> io::Result<Option<NetworkError>> {
     header.msg_namelen = size_of_val(&name) as libc::socklen_t;
     header.msg_control = ptr::from_mut(&mut control).cast();
     header.msg_controllen = size_of::<ControlBuffer>() as _;
-    // SAFETY: name and control outlive the call and have the lengths that the header says. There is no
-    // part: the datagram itself, which the kernel offers back, is cut away.
+    // SAFETY: name and control outlive the call and have the lengths in the header. Without an iovec the kernel
+    // truncates the datagram that it returns.
     let received =
         unsafe { libc::recvmsg(socket.as_raw_fd(), &mut header, libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT) };
     if received < 0 {
@@ -316,16 +316,16 @@ pub(crate) fn poll_error(socket: &Socket) -> io::Result<Option<NetworkError>> {
             }
         });
     }
-    // SAFETY: the name is zeroed but for what the kernel wrote.
+    // SAFETY: the name is zeroed except for what the kernel wrote.
     let peer = unsafe { address(&name, header.msg_namelen) };
     Ok(Some(NetworkError { peer, cause: cause.unwrap_or(NetworkErrorCause::Other(0)) }))
 }
 
-/// SO_MEMINFO.
+/// Reads SO_MEMINFO.
 pub(crate) fn receive_memory(socket: &Socket) -> io::Result<ReceiveMemory> {
     let mut figures = [0u32; MEMINFO_LEN];
     let mut len = size_of_val(&figures) as libc::socklen_t;
-    // SAFETY: `figures` has the room that `len` says.
+    // SAFETY: `figures` has `len` bytes.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

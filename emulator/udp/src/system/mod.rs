@@ -1,4 +1,4 @@
-//! What differs between operating systems. The only place with unsafe code.
+//! System calls and the differences between operating systems. The only module with unsafe code.
 
 mod interface;
 pub use interface::{Interface, interface_of};
@@ -24,7 +24,7 @@ mod fallback;
 #[cfg(not(target_os = "linux"))]
 pub(crate) use fallback::*;
 
-/// Whether an error number tells of an earlier datagram's fate, not of this call.
+/// Whether an errno reports an error of an earlier datagram, not of this call.
 pub(crate) fn is_deferred_network_error(number: i32) -> bool {
     matches!(
         number,

@@ -1,80 +1,81 @@
-//! Telling a process from the children that it forks.
+//! Distinguishes a process from the children that it forks.
 //!
-//! A child has copies of its parent's handles, but not its threads, and what is shared (rings, doorbells,
-//! sockets) belongs to the parent. A page that the kernel wipes in the child tells the two apart, at the price
-//! of one load, whatever process numbers are used for later.
+//! A child has copies of its parent's handles but not its threads, and shared objects (rings, doorbells, sockets)
+//! belong to the parent. A page that the kernel wipes in the child distinguishes the two with one load, even if
+//! process IDs are reused.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The process that something belongs to.
+/// The process that owns an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessIdentity {
     generation: u64,
-    /// Its number, for sentences.
+    /// The process ID, for messages.
     pub pid: u32,
 }
 
-/// The generations of this process and its ancestors, as far as they were asked for. A child goes on counting.
+/// The generations assigned so far in this process and its ancestors. A child continues to count.
 static GENERATIONS: AtomicU64 = AtomicU64::new(0);
 
 impl ProcessIdentity {
-    /// This process.
+    /// The current process.
     pub fn current() -> ProcessIdentity {
-        let number = std::process::id();
-        let Some(page) = page() else { return ProcessIdentity { generation: number.into(), pid: number } };
-        let fresh = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
-        let generation = match page.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => fresh,
-            Err(marked) => marked,
+        let pid = std::process::id();
+        let Some(page) = wiped_page() else { return ProcessIdentity { generation: pid.into(), pid } };
+        let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
+        let generation = match page.compare_exchange(0, generation, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => generation,
+            Err(existing) => existing,
         };
-        ProcessIdentity { generation, pid: number }
+        ProcessIdentity { generation, pid }
     }
 
-    /// Whether this process is the one, and not a child of it.
+    /// Whether this is the current process, and not a parent of it.
     #[inline]
     pub fn is_current(&self) -> bool {
-        match page() {
+        match wiped_page() {
             Some(page) => page.load(Ordering::Relaxed) == self.generation,
             None => u64::from(std::process::id()) == self.generation,
         }
     }
 }
 
-/// The word that is zero in a child until it is marked itself. `None` where the kernel does not wipe pages.
+/// The word that is zero in a child until the child is identified. `None` where the kernel does not wipe pages.
 #[cfg(target_os = "linux")]
-fn page() -> Option<&'static AtomicU64> {
+fn wiped_page() -> Option<&'static AtomicU64> {
     use std::ptr;
     use std::sync::atomic::AtomicPtr;
 
     const SIZE: usize = 4096;
-    /// Null: not asked for yet. `GIVEN_UP`: there is none. No lock: a fork may come at any time.
+    /// Null: not mapped yet. `UNSUPPORTED`: the kernel has no such pages. Lock-free, because a fork can happen at any
+    /// time.
     static PAGE: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
-    static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
+    static UNSUPPORTED: AtomicU64 = AtomicU64::new(0);
 
-    let given_up = ptr::from_ref(&GIVEN_UP).cast_mut();
+    let unsupported = ptr::from_ref(&UNSUPPORTED).cast_mut();
     let mut at = PAGE.load(Ordering::Acquire);
     if at.is_null() {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping at a place that the kernel chooses.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let mapped = unsafe { libc::mmap(ptr::null_mut(), SIZE, access, kind, -1, 0) };
         let mut made = mapped.cast::<AtomicU64>();
-        // SAFETY: the page was just mapped, and nobody else knows of it.
+        // SAFETY: the page was just mapped and is not shared yet.
         if mapped == libc::MAP_FAILED || unsafe { libc::madvise(mapped, SIZE, libc::MADV_WIPEONFORK) } != 0 {
-            made = given_up;
+            made = unsupported;
         }
-        // A second page of two threads that came at once stays mapped, unused.
+        // If two threads map a page at once, the second page stays mapped and unused.
         at = match PAGE.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => made,
             Err(other) => other,
         };
     }
-    // SAFETY: a page that stays mapped for ever, or a static; both are only accessed as atomics.
-    (at != given_up).then(|| unsafe { &*at })
+    // SAFETY: a page that stays mapped, or a static; both are only accessed as atomics.
+    (at != unsupported).then(|| unsafe { &*at })
 }
 
 #[cfg(not(target_os = "linux"))]
-fn page() -> Option<&'static AtomicU64> {
+fn wiped_page() -> Option<&'static AtomicU64> {
     None
 }
 
@@ -83,16 +84,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_is_somebody_else_and_may_be_marked_itself() {
+    fn forked_child_has_an_identity_of_its_own() {
         let mark = ProcessIdentity::current();
         assert_eq!(mark, ProcessIdentity::current());
         assert!(mark.is_current());
         // SAFETY: the child calls nothing but atomics, `getpid` and `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let was_told = !mark.is_current();
+            let differs = !mark.is_current();
             let own = ProcessIdentity::current();
-            let right = was_told && own.is_current() && !mark.is_current() && own != mark;
+            let right = differs && own.is_current() && !mark.is_current() && own != mark;
             // SAFETY: ends the child.
             unsafe { libc::_exit(i32::from(!right)) };
         }

@@ -1,14 +1,14 @@
-//! Sleeping until one of several descriptors has something, a deadline passes, or somebody calls.
+//! Waits until a descriptor is ready, a timeout expires, or another thread calls a waker.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::time::Duration;
 
-/// The most descriptors in one [`wait`].
+/// The most descriptors in one [`wait_readable`].
 const MAX_DESCRIPTORS: usize = 32;
 
-/// Which of the descriptors of a [`wait`] have something, by their place in the list.
+/// The ready descriptors of a [`wait_readable`], by their index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ready {
     readable: u32,
@@ -16,29 +16,29 @@ pub struct Ready {
 }
 
 impl Ready {
-    /// Whether nothing happened before the time was over.
+    /// Whether the timeout expired, or a signal arrived, with no descriptor ready.
     pub fn is_empty(self) -> bool {
         self.readable | self.error == 0
     }
 
-    /// Whether the descriptor at `index` can be read.
+    /// Whether the descriptor at `index` is readable.
     pub fn readable(self, index: usize) -> bool {
         self.readable & 1 << index != 0
     }
 
-    /// Whether the descriptor at `index` has an error to tell.
+    /// Whether the descriptor at `index` has a pending error.
     pub fn error(self, index: usize) -> bool {
         self.error & 1 << index != 0
     }
 }
 
-/// Sleeps until a descriptor is readable or has an error, or for `timeout`; for ever without one. A signal
-/// ends it early, with nothing ready.
+/// Waits until a descriptor is readable or has an error, at most for `timeout` if given. A signal ends it early, with
+/// no descriptor ready.
 ///
 /// # Panics
 /// With more than 32 descriptors.
 pub fn wait_readable(descriptors: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<Ready> {
-    assert!(descriptors.len() <= MAX_DESCRIPTORS, "at most 32 descriptors are waited for");
+    assert!(descriptors.len() <= MAX_DESCRIPTORS, "at most 32 descriptors");
     let mut polled = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; MAX_DESCRIPTORS];
     for (slot, descriptor) in polled.iter_mut().zip(descriptors) {
         slot.fd = descriptor.as_raw_fd();
@@ -57,7 +57,7 @@ pub fn wait_readable(descriptors: &[BorrowedFd<'_>], timeout: Option<Duration>) 
     Ok(ready)
 }
 
-/// Sleeps until `descriptor` takes data again, or for `timeout`; returns whether it does.
+/// Waits until `descriptor` is writable, at most for `timeout` if given. Returns whether it is.
 pub fn wait_writable(descriptor: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<bool> {
     let mut polled = [libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLOUT, revents: 0 }];
     match poll(&mut polled, timeout) {
@@ -89,7 +89,7 @@ fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Ends a [`wait`] from another thread.
+/// Ends a [`wait_readable`] of another thread.
 #[derive(Debug)]
 pub struct Waker {
     reader: File,
@@ -97,25 +97,25 @@ pub struct Waker {
 }
 
 impl Waker {
-    /// A waker that has not been used yet.
+    /// A new waker.
     #[cfg(target_os = "linux")]
     pub fn new() -> io::Result<Waker> {
         // SAFETY: no pointers; the result is checked.
         let descriptor = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
         check(descriptor)?;
-        // SAFETY: the descriptor is new and belongs to nobody else.
+        // SAFETY: the descriptor is new and has no other owner.
         let reader = unsafe { File::from_raw_fd(descriptor) };
         let writer = reader.try_clone()?;
         Ok(Waker { reader, writer })
     }
 
-    /// A waker that has not been used yet.
+    /// A new waker.
     #[cfg(not(target_os = "linux"))]
     pub fn new() -> io::Result<Waker> {
         let mut ends = [-1; 2];
-        // SAFETY: `ends` has room for the two descriptors.
+        // SAFETY: `ends` has space for two descriptors.
         check(unsafe { libc::pipe(ends.as_mut_ptr()) })?;
-        // SAFETY: both descriptors are new and belong to nobody else.
+        // SAFETY: both descriptors are new and have no other owner.
         let [reader, writer] = ends.map(|end| unsafe { File::from_raw_fd(end) });
         for end in [&reader, &writer] {
             // SAFETY: no pointers.
@@ -128,11 +128,11 @@ impl Waker {
 
     /// Makes the descriptor readable until it is cleared.
     pub fn wake(&self) {
-        // A full counter or pipe is readable already.
+        // A full counter or pipe is already readable.
         let _ = (&self.writer).write(&1u64.to_ne_bytes());
     }
 
-    /// Forgets all calls so far.
+    /// Discards all calls so far.
     pub fn clear(&self) {
         let mut calls = [0; 512];
         while matches!((&self.reader).read(&mut calls), Ok(512)) {}

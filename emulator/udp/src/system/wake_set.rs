@@ -1,9 +1,9 @@
-//! Event descriptors that other processes write, as one descriptor to sleep on.
+//! Event descriptors that other processes write, combined into one descriptor to wait on.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// A set of event descriptors, each heard once per write. Nobody who has one of them can silence another.
+/// A set of event descriptors. Every write wakes once, and no owner of a descriptor can suppress another.
 #[derive(Debug)]
 pub(crate) struct WakeSet {
     set: OwnedFd,
@@ -16,26 +16,26 @@ impl WakeSet {
         if set < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new and belongs to nobody else.
+        // SAFETY: the descriptor is new and has no other owner.
         Ok(WakeSet { set: unsafe { OwnedFd::from_raw_fd(set) } })
     }
 
-    /// Adds one. It leaves the set when its last copy anywhere is closed.
-    pub fn add(&self, bell: BorrowedFd<'_>) -> io::Result<()> {
-        // Edge triggered: every write is heard, and nobody has to read.
+    /// Adds a descriptor. It leaves the set when its last copy in any process is closed.
+    pub fn add(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        // Edge triggered: every write wakes, and no reader is needed.
         let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
-        let (set, bell) = (self.set.as_raw_fd(), bell.as_raw_fd());
+        let (set, descriptor) = (self.set.as_raw_fd(), descriptor.as_raw_fd());
         // SAFETY: `event` outlives the call.
-        match unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, bell, &mut event) } {
+        match unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, descriptor, &mut event) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
     }
 
-    /// Forgets all writes so far.
+    /// Discards all writes so far.
     pub fn clear(&self) {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
-        // SAFETY: `events` has as much room as is said.
+        // SAFETY: `events` has space for 64 entries.
         while unsafe { libc::epoll_wait(self.set.as_raw_fd(), events.as_mut_ptr(), 64, 0) } == 64 {}
     }
 }

@@ -1,4 +1,4 @@
-//! Hosts of one driver each, and the applications on them.
+//! Hosts with one driver each, and their applications.
 
 use super::bare;
 use softhca_engine::{
@@ -26,10 +26,10 @@ pub const RIGHTS: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_ATOMIC);
 pub const MEMORY_LENGTH: u64 = 4 << 20;
 pub const QKEY: QueueKey = QueueKey(7);
-/// Where messages go, a quarter of the memory for each of four purposes.
+/// A quarter of the memory for each of four purposes.
 pub const QUARTER: u64 = MEMORY_LENGTH / 4;
 
-/// What passed the port, and what changed on its links.
+/// The packets that passed the port, and its link events.
 #[derive(Default)]
 pub struct RecordedTraffic {
     pub frames: Vec<(Stage, AddressHeaders, Vec<u8>)>,
@@ -61,7 +61,7 @@ pub struct Pair {
     pub receive: ReceiveProducer,
 }
 
-/// What an application has of a card.
+/// The objects of an application.
 pub struct Application {
     pub client: ClientId,
     pub domain: PdId,
@@ -77,7 +77,7 @@ pub struct Host {
     pub recorder: Recorder,
 }
 
-/// A loopback address that no other test of this process has.
+/// A loopback address that no other test of this process uses.
 pub fn free_address() -> IpAddr {
     static LAST: AtomicU8 = AtomicU8::new(1);
     let last = LAST.fetch_add(1, Ordering::Relaxed);
@@ -85,16 +85,16 @@ pub fn free_address() -> IpAddr {
 }
 
 impl Application {
-    /// Opens a card: a client, a completion queue, and a region that is all of its memory.
+    /// Creates a client, a completion queue, and a memory region over the whole memory.
     pub fn open(driver: &mut Driver<SparseMemory>) -> Application {
-        let (doorbell, heard) = doorbell_ring(DeviceLimits::HCA.max_qp as u32);
-        let (completed, completions) = completion_ring(4096);
+        let (doorbell, doorbell_consumer) = doorbell_ring(DeviceLimits::HCA.max_qp as u32);
+        let (cq_ring, completions) = completion_ring(4096);
         let memory = driver.memory().allocate(MEMORY_LENGTH);
         assert_eq!(memory, MemoryId(0));
         driver.control(|hca, _| {
-            let client = hca.open_client(heard).unwrap();
+            let client = hca.open_client(doorbell_consumer).unwrap();
             let domain = hca.allocate_protection_domain(client).unwrap();
-            let cq = hca.create_completion_queue(client, completed).unwrap();
+            let cq = hca.create_completion_queue(client, cq_ring).unwrap();
             let region = MemoryRegion {
                 client,
                 pd: domain,
@@ -109,11 +109,11 @@ impl Application {
     }
 
     pub fn add_pair(&self, driver: &mut Driver<SparseMemory>, kind: QpType) -> Pair {
-        let (send, taken) = send_ring(256, 1, 0);
-        let (receive, posted) = receive_ring(256, 1);
+        let (send, send_consumer) = send_ring(256, 1, 0);
+        let (receive, receive_consumer) = receive_ring(256, 1);
         let init =
             QpInitAttributes { qp_type: kind, sq_sig_all: true, ..bare::reliable(self.domain, self.cq) };
-        let rings = QpRings { send: Some(taken), receive: Some(posted) };
+        let rings = QpRings { send: Some(send_consumer), receive: Some(receive_consumer) };
         let qp = driver.control(|hca, _| hca.create_queue_pair(self.client, init, rings).unwrap());
         Pair { qp, send, receive }
     }
@@ -164,11 +164,11 @@ impl Host {
     pub fn at(address: IpAddr, loopback: Loopback, recovery: Recovery) -> Host {
         let sockets = HostSockets::bind(address, SocketOptions::default()).expect("a free loopback address");
         let settings = Settings { recovery, congestion: CongestionSettings::DCQCN, ..Settings::default() };
-        let seen = Recorder::default();
+        let recorder = Recorder::default();
         let options = DriverOptions { settings, loopback, ..DriverOptions::default() };
-        let mut driver = Driver::new(sockets, options, SparseMemory::default(), Box::new(seen.clone()));
+        let mut driver = Driver::new(sockets, options, SparseMemory::default(), Box::new(recorder.clone()));
         let application = Application::open(&mut driver);
-        Host { driver, application, recorder: seen }
+        Host { driver, application, recorder }
     }
 
     pub fn add_pair(&mut self) -> Pair {
@@ -179,7 +179,7 @@ impl Host {
         self.application.connect(&mut self.driver, from, peer, to);
     }
 
-    /// Two queue pairs that are each other's peer.
+    /// Two queue pairs connected to each other.
     pub fn connected_pairs(&mut self) -> [Pair; 2] {
         let pairs = [self.add_pair(), self.add_pair()];
         let own = self.driver.address();
@@ -209,24 +209,24 @@ impl Host {
         self.driver.poll().unwrap()
     }
 
-    /// Takes turns until so many completions came.
+    /// Polls until `count` completions have arrived.
     pub fn completions(&mut self, count: usize) -> Vec<(Qpn, u64, CompletionStatus)> {
-        let mut came = Vec::new();
+        let mut received = Vec::new();
         drive(&mut [self], |hosts| {
             let popped = std::iter::from_fn(|| hosts[0].application.completions.pop());
-            came.extend(popped.map(|completion| (completion.qpn, completion.wr_id, completion.status)));
-            came.len() >= count
+            received.extend(popped.map(|completion| (completion.qpn, completion.wr_id, completion.status)));
+            received.len() >= count
         });
-        assert_eq!(came.len(), count, "{came:?}");
-        came
+        assert_eq!(received.len(), count, "{received:?}");
+        received
     }
 
     pub fn succeed(&mut self, count: usize) {
-        let came = self.completions(count);
-        assert!(came.iter().all(|(_, _, status)| status.is_success()), "{came:?}");
+        let received = self.completions(count);
+        assert!(received.iter().all(|(_, _, status)| status.is_success()), "{received:?}");
     }
 
-    /// The link to itself is used, or there is none, as the setting says.
+    /// The host has a link to itself exactly with [`Loopback::Socket`].
     pub fn check_links(&self, loopback: Loopback) {
         let own = self.driver.address();
         assert_eq!(self.driver.links().state(own).is_some(), loopback == Loopback::Socket);
@@ -239,7 +239,7 @@ pub fn pattern(index: u64, seed: u8) -> u8 {
     (index.wrapping_mul(31) >> 3) as u8 ^ seed
 }
 
-/// Turns all hosts until `done`; a busy machine has a minute.
+/// Polls all hosts until `done`, for at most a minute.
 pub fn drive(hosts: &mut [&mut Host], mut done: impl FnMut(&mut [&mut Host]) -> bool) {
     let deadline = Clock::now() + Duration::from_secs(60);
     while !done(hosts) {

@@ -1,5 +1,5 @@
-//! A host that sends to itself, through its socket and within its card: the same outcomes both ways, and within the card
-//! nothing that another port would have to be asked for.
+//! Traffic of a host to itself, through its socket and inside the HCA: the outcomes are equal, and internal traffic
+//! uses no link.
 
 #[path = "../../../fabric/tests/bare/mod.rs"]
 mod bare;
@@ -19,12 +19,12 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant as Clock};
 
 #[test]
-fn many_messages_arrive_whole_in_both_directions() {
+fn messages_of_all_sizes_arrive_in_both_directions() {
     for_each_loopback(|loopback| {
         let mut host = Host::new(loopback, Recovery::Fatal);
         let mut pairs = host.connected_pairs();
         host.fill(0, QUARTER, 1);
-        // Sizes around those of packets, runs and messages of several runs.
+        // Sizes around those of packets, batches and messages of several batches.
         let sizes = [0, 1, 1023, 1024, 1025, 5000, 64_000, 65_507, 200_000];
         for round in 0..10 {
             for (index, size) in sizes.into_iter().enumerate() {
@@ -34,12 +34,12 @@ fn many_messages_arrive_whole_in_both_directions() {
                     host.application.post(pair, id, write, 0, size);
                 }
             }
-            let came = host.completions(2 * sizes.len());
+            let received = host.completions(2 * sizes.len());
             for pair in &pairs {
-                let ids = came.iter().filter(|(qp, _, _)| *qp == pair.qp).map(|(_, id, _)| *id % 10);
-                assert!(ids.eq(0..sizes.len() as u64), "in order: {came:?}");
+                let ids = received.iter().filter(|(qp, _, _)| *qp == pair.qp).map(|(_, id, _)| *id % 10);
+                assert!(ids.eq(0..sizes.len() as u64), "in order: {received:?}");
             }
-            assert!(came.iter().all(|(_, _, status)| status.is_success()), "{came:?}");
+            assert!(received.iter().all(|(_, _, status)| status.is_success()), "{received:?}");
         }
         assert!(host.holds(QUARTER, 200_000, 1) && host.holds(2 * QUARTER, 200_000, 1));
         let counters = *host.driver.hca().counters();
@@ -49,7 +49,7 @@ fn many_messages_arrive_whole_in_both_directions() {
 }
 
 #[test]
-fn every_operation_does_the_same_both_ways() {
+fn every_operation_has_the_same_result_with_both_loopbacks() {
     let mut ends = Vec::new();
     for_each_loopback(|loopback| {
         let mut host = Host::new(loopback, Recovery::Fatal);
@@ -63,17 +63,17 @@ fn every_operation_does_the_same_both_ways() {
         application.post(&mut a, 1, Operation::Send(SendImmOrInvalidate::None), 0, 10_000);
         application.post(&mut a, 2, Operation::Send(SendImmOrInvalidate::Immediate(5)), 0, 10);
         application.post(&mut a, 3, application.write(QUARTER), 0, 10_000);
-        let told = RemoteAddress { address: QUARTER, rkey: application.key };
-        application.post(&mut a, 4, Operation::Write { remote: told, imm_data: Some(9) }, 0, 10_000);
-        application.post(&mut a, 5, Operation::Read { remote: told }, QUARTER + 20_000, 10_000);
+        let remote = RemoteAddress { address: QUARTER, rkey: application.key };
+        application.post(&mut a, 4, Operation::Write { remote: remote, imm_data: Some(9) }, 0, 10_000);
+        application.post(&mut a, 5, Operation::Read { remote: remote }, QUARTER + 20_000, 10_000);
         application.post(&mut a, 6, Operation::FetchAdd { remote: word, add: 4 }, 3 * QUARTER + 8, 8);
         let swap = Operation::CompareSwap { remote: word, compare: 4, swap: 6 };
         application.post(&mut a, 7, swap, 3 * QUARTER + 16, 8);
-        let came = host.completions(10);
+        let received = host.completions(10);
         assert!(host.holds(2 * QUARTER, 10_000, 3) && host.holds(QUARTER, 10_000, 3));
         assert!(host.holds(QUARTER + 20_000, 10_000, 3));
         assert_eq!([0, 8, 16].map(|at| host.word(3 * QUARTER + at)), [6, 0, 4]);
-        let of = |qp| came.iter().filter(move |end| end.0 == qp).map(|end| (end.1, end.2));
+        let of = |qp| received.iter().filter(move |end| end.0 == qp).map(|end| (end.1, end.2));
         ends.push([of(a.qp).collect::<Vec<_>>(), of(b.qp).collect()]);
         assert_eq!(host.driver.hca().counters().rx_atomic_requests, 2);
     });
@@ -82,7 +82,7 @@ fn every_operation_does_the_same_both_ways() {
 }
 
 #[test]
-fn a_message_within_the_card_is_done_in_one_turn_and_asks_nobody() {
+fn internal_message_completes_in_one_poll_without_a_grant() {
     let mut host = Host::new(Loopback::Internal, Recovery::Fatal);
     let [mut a, mut b] = host.connected_pairs();
     host.fill(0, 64, 5);
@@ -98,7 +98,7 @@ fn a_message_within_the_card_is_done_in_one_turn_and_asks_nobody() {
 }
 
 #[test]
-fn a_turn_is_bounded_and_leaves_the_rest_to_the_next() {
+fn poll_is_bounded() {
     let mut host = Host::new(Loopback::Internal, Recovery::Fatal);
     let [mut a, _] = host.connected_pairs();
     for id in 0..8 {
@@ -109,10 +109,10 @@ fn a_turn_is_bounded_and_leaves_the_rest_to_the_next() {
     while before < 8 << 20 {
         assert!(host.poll(), "{before} bytes are there");
         let now = host.driver.hca().counters().rcvd_bytes;
-        assert!(now > before && now <= before + 4 * 65_536, "{} bytes in one turn", now - before);
+        assert!(now > before && now <= before + 4 * 65_536, "{} bytes in one poll", now - before);
         before = now;
         if now < 8 << 20 {
-            assert!(host.driver.has_pending_transmit(), "whoever sleeps now would lose the rest");
+            assert!(host.driver.has_pending_transmit(), "a thread must not sleep now");
             assert_eq!(host.driver.next_timeout(), Some(Duration::ZERO));
         }
     }
@@ -120,7 +120,7 @@ fn a_turn_is_bounded_and_leaves_the_rest_to_the_next() {
 }
 
 #[test]
-fn every_packet_is_sealed_and_received_as_it_was_sent() {
+fn every_packet_has_an_icrc_and_is_received_unchanged() {
     let mut stories = Vec::new();
     for_each_loopback(|loopback| {
         let mut host = Host::new(loopback, Recovery::Fatal);
@@ -129,10 +129,12 @@ fn every_packet_is_sealed_and_received_as_it_was_sent() {
         host.application.post(&mut a, 1, write, 0, 100_000);
         host.succeed(1);
         let RecordedTraffic { frames, .. } = &*host.recorder.0.lock().unwrap();
-        assert!(frames.iter().all(|(_, envelope, packet)| Icrc::verify(envelope, packet)));
+        assert!(frames.iter().all(|(_, addressing, packet)| Icrc::verify(addressing, packet)));
         let passed = |wanted| {
-            let chosen = frames.iter().filter(move |(passage, _, _)| *passage == wanted);
-            chosen.map(|(_, envelope, packet)| (envelope.traffic_class, envelope.source_port, packet.clone()))
+            let chosen = frames.iter().filter(move |(direction, _, _)| *direction == wanted);
+            chosen.map(|(_, addressing, packet)| {
+                (addressing.traffic_class, addressing.source_port, packet.clone())
+            })
         };
         assert!(passed(Stage::Admitted).eq(passed(Stage::Delivered)));
         let requests = passed(Stage::Delivered).filter_map(|(class, port, packet)| {
@@ -146,7 +148,7 @@ fn every_packet_is_sealed_and_received_as_it_was_sent() {
 }
 
 #[test]
-fn a_lost_packet_is_fatal_or_sent_again() {
+fn lost_packet_is_fatal_or_retransmitted() {
     for_each_loopback(|loopback| {
         for (recovery, ends) in [
             (Recovery::Fatal, [CompletionStatus::RetryExceededError, CompletionStatus::WrFlushError]),
@@ -160,8 +162,8 @@ fn a_lost_packet_is_fatal_or_sent_again() {
                 let write = host.application.write(QUARTER);
                 host.application.post(&mut a, id, write, 0, 50_000);
             }
-            let came = host.completions(2);
-            assert_eq!([came[0].2, came[1].2], ends, "{recovery:?}");
+            let received = host.completions(2);
+            assert_eq!([received[0].2, received[1].2], ends, "{recovery:?}");
             assert_eq!(host.holds(QUARTER, 50_000, 8), recovery == Recovery::GoBackN);
             let counters = host.driver.hca().counters();
             assert_eq!(counters.packet_seq_err, 1);
@@ -171,7 +173,7 @@ fn a_lost_packet_is_fatal_or_sent_again() {
 }
 
 #[test]
-fn a_damaged_packet_is_dropped_for_its_crc() {
+fn corrupted_packet_is_dropped_for_its_icrc() {
     for_each_loopback(|loopback| {
         let mut host = Host::new(loopback, Recovery::GoBackN);
         let [mut a, _] = host.connected_pairs();
@@ -181,13 +183,13 @@ fn a_damaged_packet_is_dropped_for_its_crc() {
         let write = host.application.write(QUARTER);
         host.application.post(&mut a, 1, write, 0, 5000);
         host.succeed(1);
-        assert!(host.holds(QUARTER, 5000, 9), "the damaged packet was not taken");
+        assert!(host.holds(QUARTER, 5000, 9), "the corrupted packet was not accepted");
         assert_eq!(host.driver.hca().counters().rx_icrc_encapsulated, 1);
     });
 }
 
 #[test]
-fn doubled_delayed_and_overtaken_packets_are_what_they_are_on_a_wire() {
+fn duplicated_delayed_and_reordered_packets_behave_as_on_a_wire() {
     for_each_loopback(|loopback| {
         let by = NonZeroU32::new(2).unwrap();
         for action in [
@@ -212,7 +214,7 @@ fn doubled_delayed_and_overtaken_packets_are_what_they_are_on_a_wire() {
 }
 
 #[test]
-fn a_mark_is_answered_by_a_notification_to_oneself() {
+fn ce_mark_is_answered_with_a_cnp_to_the_own_host() {
     for_each_loopback(|loopback| {
         let mut host = Host::new(loopback, Recovery::Fatal);
         let [mut a, _] = host.connected_pairs();
@@ -226,7 +228,7 @@ fn a_mark_is_answered_by_a_notification_to_oneself() {
 }
 
 #[test]
-fn a_pause_of_oneself_stops_its_priority_until_it_is_over() {
+fn pause_of_the_own_host_stops_a_priority_until_it_ends() {
     for_each_loopback(|loopback| {
         let mut host = Host::new(loopback, Recovery::Fatal);
         let [mut a, _] = host.connected_pairs();
@@ -235,20 +237,23 @@ fn a_pause_of_oneself_stops_its_priority_until_it_is_over() {
             let write = host.application.write(QUARTER);
             host.application.post(&mut a, 1, write, 0, 1000);
         };
-        // A link, if there is one, has to know its peer first.
+        // Establishes the link, if the host has one to itself.
         write(&host);
         host.succeed(1);
         host.driver.pause_peer(own, Pause { classes: 1 << 3, quanta: [0xffff; 8], rate: 100_000_000 });
         assert_eq!(
             host.driver.priorities_paused_by(own) == 1 << 3,
             loopback == Loopback::Internal,
-            "at once, within the card"
+            "at once with internal loopback"
         );
         drive(&mut [&mut host], |hosts| hosts[0].driver.priorities_paused_by(own) == 1 << 3);
         write(&host);
         drive(&mut [&mut host], |hosts| {
             let is_over = hosts[0].driver.priorities_paused_by(own) == 0;
-            assert!(is_over || hosts[0].application.completions.pop().is_none(), "in spite of the pause");
+            assert!(
+                is_over || hosts[0].application.completions.pop().is_none(),
+                "the write passed the pause"
+            );
             is_over
         });
         host.succeed(1);
@@ -258,7 +263,7 @@ fn a_pause_of_oneself_stops_its_priority_until_it_is_over() {
 }
 
 #[test]
-fn a_port_that_is_down_loses_what_goes_to_itself() {
+fn port_that_is_down_loses_its_own_packets() {
     for_each_loopback(|loopback| {
         let mut host = Host::new(loopback, Recovery::GoBackN);
         let [mut a, _] = host.connected_pairs();
@@ -278,7 +283,7 @@ fn a_port_that_is_down_loses_what_goes_to_itself() {
 }
 
 #[test]
-fn a_receiver_that_is_not_ready_is_tried_again() {
+fn rnr_nak_is_retried() {
     for_each_loopback(|loopback| {
         let mut host = Host::new(loopback, Recovery::Fatal);
         let [mut a, mut b] = host.connected_pairs();
@@ -292,7 +297,7 @@ fn a_receiver_that_is_not_ready_is_tried_again() {
 }
 
 #[test]
-fn a_datagram_to_oneself_has_the_same_route_header_both_ways() {
+fn datagram_to_the_own_host_has_the_same_grh_with_both_loopbacks() {
     let address = free_address();
     let mut headers = Vec::new();
     for_each_loopback(|loopback| {
@@ -324,10 +329,10 @@ fn a_datagram_to_oneself_has_the_same_route_header_both_ways() {
         assert!(host.holds(QUARTER + 40, 100, 7));
         let mut header = [0; 40];
         host.driver.memory().read(MemoryId(0), QUARTER, &mut header).unwrap();
-        // The host's own address is where sender and receiver are.
-        let place =
+        // The host's own address is both source and destination.
+        let offset =
             header.windows(4).position(|four| four == &own.0[12..]).expect("an address in the header");
-        header[place..].fill(0);
+        header[offset..].fill(0);
         headers.push(header);
     });
     assert_eq!(headers[0], headers[1]);
@@ -335,7 +340,7 @@ fn a_datagram_to_oneself_has_the_same_route_header_both_ways() {
 }
 
 #[test]
-fn others_are_served_while_a_card_is_busy_with_itself() {
+fn peers_are_served_during_internal_traffic() {
     for_each_loopback(|loopback| {
         let mut busy = Host::new(loopback, Recovery::Fatal);
         let mut other = Host::new(loopback, Recovery::Fatal);
@@ -377,26 +382,26 @@ fn others_are_served_while_a_card_is_busy_with_itself() {
     });
 }
 
-/// Nobody drives but the thread, which sleeps at once whenever it may.
+/// Only the thread polls, and it sleeps as soon as it is idle.
 #[test]
-fn a_thread_that_sleeps_loses_nothing_of_what_stays_in_the_card() {
+fn sleeping_thread_loses_no_internal_packet() {
     for_each_loopback(|loopback| {
         let mut host = Host::new(loopback, Recovery::GoBackN);
         let [mut a, mut b] = host.connected_pairs();
         let delay = once(PacketClasses::Data, Action::Delay { ns: 2_000_000 });
         host.driver.add_rule(1, Rule { repeat: Repeat::times(5), ..delay });
-        let Host { driver, application: mut ours, .. } = host;
-        let conduct = DrivePolicy::Thread { busy_poll: Duration::ZERO };
-        let station = SharedDriver::start(driver, conduct, SharedWords::heap(1)).unwrap();
+        let Host { driver, mut application, .. } = host;
+        let policy = DrivePolicy::Thread { busy_poll: Duration::ZERO };
+        let driver = SharedDriver::start(driver, policy, SharedWords::heap(1)).unwrap();
         let deadline = Clock::now() + Duration::from_secs(60);
         for round in 0..50 {
-            ours.receive(&mut b, round, QUARTER, 10_000);
-            ours.post(&mut a, round, Operation::Send(SendImmOrInvalidate::None), 0, 10_000);
-            station.wake();
+            application.receive(&mut b, round, QUARTER, 10_000);
+            application.post(&mut a, round, Operation::Send(SendImmOrInvalidate::None), 0, 10_000);
+            driver.wake();
             let mut left = 2;
             while left > 0 {
                 assert!(Clock::now() < deadline, "round {round} did not end");
-                match ours.completions.pop() {
+                match application.completions.pop() {
                     Some(end) => {
                         assert!(end.status.is_success(), "{end:?}");
                         left -= 1;
@@ -409,7 +414,7 @@ fn a_thread_that_sleeps_loses_nothing_of_what_stays_in_the_card() {
 }
 
 #[test]
-fn a_card_that_goes_in_the_middle_leaves_its_address_to_the_next() {
+fn address_of_a_stopped_host_can_be_bound_again() {
     for_each_loopback(|loopback| {
         let address = free_address();
         for round in 0..3 {

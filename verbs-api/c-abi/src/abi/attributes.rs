@@ -1,4 +1,4 @@
-//! What is asked for and what is told.
+//! Attributes.
 
 use super::*;
 use core::ffi::{c_char, c_int, c_uint, c_void};

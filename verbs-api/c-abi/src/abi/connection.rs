@@ -11,7 +11,7 @@ pub struct Storage(pub [u8; 128]);
 #[repr(C)]
 pub struct rdma_event_channel {
     pub fd: c_int,
-    /// Behind what programs see.
+    /// Beyond the fields that programs see.
     pub unused: c_int,
 }
 

@@ -1,4 +1,4 @@
-//! Numbers of the enumerations.
+//! Enumeration values.
 
 use core::ffi::c_int;
 
@@ -27,7 +27,7 @@ pub const IBV_DEVICE_MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
 pub const IBV_ATOMIC_HCA: c_int = 1;
 
 pub const IBV_GID_TYPE_ROCE_V2: u32 = 2;
-/// What the sysfs files of older versions say for RoCEv2.
+/// The value of RoCEv2 in the sysfs files of older versions.
 pub const IBV_GID_TYPE_SYSFS_ROCE_V2: c_int = 1;
 
 pub const IBV_QPT_RC: c_int = 2;
@@ -95,7 +95,7 @@ pub const IBV_MW_TYPE_2: c_int = 2;
 pub const IBV_REREG_MR_CHANGE_TRANSLATION: c_int = 1;
 pub const IBV_REREG_MR_CHANGE_PD: c_int = 1 << 1;
 pub const IBV_REREG_MR_CHANGE_ACCESS: c_int = 1 << 2;
-/// The region is as it was.
+/// The region is unchanged.
 pub const IBV_REREG_MR_ERR_INPUT: c_int = -1;
 pub const IBV_REREG_MR_ERR_CMD: c_int = -4;
 

@@ -1,7 +1,7 @@
-//! The structures and numbers of libibverbs, as its headers lay them out on 64-bit Linux.
+//! The structures and constants of libibverbs, with the layout of its headers on 64-bit Linux.
 //!
-//! The names are those of the headers. `layout.txt` lists every size and offset; the build compares this file
-//! with it, and a test compares it with the headers that are installed.
+//! The names are those of the headers. `layout.txt` lists every size and offset; the build compares this file with
+//! it, and a test compares it with the installed headers.
 
 #![allow(non_camel_case_types, missing_docs)]
 

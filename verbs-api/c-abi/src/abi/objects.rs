@@ -1,13 +1,13 @@
-//! What the library hands out.
+//! Objects.
 
 use super::*;
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
-/// Space for a lock of the C library, which is not used here.
+/// Space for a mutex of the C library, which this library does not use.
 pub type Mutex = [u64; 5];
-/// Space for a condition variable of the C library, which is not used here.
+/// Space for a condition variable of the C library, which this library does not use.
 pub type Condition = [u64; 6];
-/// A slot that nothing calls, or that says by being null that the verb is not supported.
+/// A slot without a caller, or null for an unsupported verb.
 pub type Unused = *const c_void;
 
 #[repr(C)]
@@ -50,7 +50,7 @@ pub struct ibv_context {
     pub abi_compat: *mut c_void,
 }
 
-/// Grows at its front: programs reach its slots from `context` upwards.
+/// Grows at its front: programs access its slots relative to `context`.
 #[repr(C)]
 pub struct verbs_context {
     pub query_port: unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int,

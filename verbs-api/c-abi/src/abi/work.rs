@@ -94,7 +94,7 @@ pub struct ibv_send_wr {
     pub num_sge: c_int,
     pub opcode: c_int,
     pub send_flags: c_uint,
-    /// Immediate data in network order, or the key to invalidate.
+    /// Immediate data in network byte order, or the rkey to invalidate.
     pub imm_data: u32,
     pub wr: Remote,
     pub qp_type: QpType,
@@ -117,7 +117,7 @@ pub struct ibv_wc {
     pub opcode: c_int,
     pub vendor_err: u32,
     pub byte_len: u32,
-    /// Immediate data in network order, or the key that was invalidated.
+    /// Immediate data in network byte order, or the invalidated rkey.
     pub imm_data: u32,
     pub qp_num: u32,
     pub src_qp: u32,

@@ -1,4 +1,4 @@
-//! What belongs to an identifier: its queue pair, its queues, and endpoints, which have everything.
+//! The queue pair and the queues of an identifier, and endpoints, which have all of them.
 
 use super::identifier::{self, CmIdState, create, destroy_id};
 use super::{event, return_code};
@@ -31,7 +31,7 @@ fn to_init_attr_ex(attr: &ibv_qp_init_attr) -> ibv_qp_init_attr_ex {
     }
 }
 
-/// A completion queue for an identifier, on a channel of its own.
+/// Creates a completion queue with its own channel for an identifier.
 unsafe fn create_cq_with_channel(
     id: *mut rdma_cm_id,
     slots: u32,
@@ -52,9 +52,9 @@ unsafe fn create_cq_with_channel(
     }
 }
 
-/// Makes the queues that the attributes do not name.
+/// Creates the queues that the attributes do not name.
 unsafe fn create_missing_cqs(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> bool {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe {
         let Some(state) = identifier::of(id) else { return false };
         if attr.recv_cq.is_null() && attr.qp_type != IBV_QPT_XRC_SEND {
@@ -71,9 +71,9 @@ unsafe fn create_missing_cqs(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex
     true
 }
 
-/// Ends the queues that were made for an identifier.
+/// Destroys the queues that were created for an identifier.
 unsafe fn destroy_owned_cqs(id: *mut rdma_cm_id) {
-    // SAFETY: as the caller says: everything is the identifier's own.
+    // SAFETY: the caller guarantees it: everything belongs to the identifier.
     unsafe {
         let Some(state) = identifier::of(id) else { return };
         if !core::mem::take(&mut *state.owns_queues.lock()) {
@@ -91,14 +91,14 @@ unsafe fn destroy_owned_cqs(id: *mut rdma_cm_id) {
 }
 
 pub unsafe extern "C" fn create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_qp_init_attr_ex) -> c_int {
-    // SAFETY: an identifier of ours, and the caller's attributes.
+    // SAFETY: an identifier of this library, and the caller's attributes.
     let (Some(state), attr) = (unsafe { identifier::of(id) }, unsafe { &mut *attr }) else {
-        return errno::minus(libc::EINVAL);
+        return errno::minus_one(libc::EINVAL);
     };
     // SAFETY: as above.
     unsafe {
         if identifier::device_of(id).is_none() || !(*id).qp.is_null() {
-            return errno::minus(libc::EINVAL);
+            return errno::minus_one(libc::EINVAL);
         }
         if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
             attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_qp_ini
         if attr.qp_type == IBV_QPT_XRC_RECV {
             attr.comp_mask &= !IBV_QP_INIT_ATTR_PD;
         } else if attr.pd.is_null() || (*attr.pd).context != (*id).verbs {
-            return errno::minus(libc::EINVAL);
+            return errno::minus_one(libc::EINVAL);
         }
         if !create_missing_cqs(id, attr) {
             destroy_owned_cqs(id);
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_qp_ini
             let kept = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL);
             queue_pair::destroy_qp(qp);
             destroy_owned_cqs(id);
-            return errno::minus(kept);
+            return errno::minus_one(kept);
         }
         ((*id).qp, (*id).pd) = (qp, attr.pd);
         identifier::update_qp_state(id);
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn create_qp(
     // SAFETY: the caller's attributes.
     let mut extended = to_init_attr_ex(unsafe { &*attr });
     (extended.comp_mask, extended.pd) = (IBV_QP_INIT_ATTR_PD, pd);
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe {
         let code = create_qp_ex(id, &mut extended);
         if code == 0 {
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn create_qp(
 }
 
 pub unsafe extern "C" fn destroy_qp(id: *mut rdma_cm_id) {
-    // SAFETY: an identifier of ours.
+    // SAFETY: an identifier of this library.
     let Some(state) = (unsafe { identifier::of(id) }) else { return };
     drop(state.id.detach_queue_pair());
     // SAFETY: as above; the queue pair is the identifier's.
@@ -166,10 +166,10 @@ pub unsafe extern "C" fn destroy_qp(id: *mut rdma_cm_id) {
 }
 
 pub unsafe extern "C" fn create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_srq_init_attr_ex) -> c_int {
-    // SAFETY: an identifier of ours, and the caller's attributes.
+    // SAFETY: an identifier of this library, and the caller's attributes.
     unsafe {
         if identifier::device_of(id).is_none() || !(*id).srq.is_null() {
-            return errno::minus(libc::EINVAL);
+            return errno::minus_one(libc::EINVAL);
         }
         let attr = &mut *attr;
         if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 || attr.pd.is_null() {
@@ -208,7 +208,7 @@ pub unsafe extern "C" fn create_srq(
 }
 
 pub unsafe extern "C" fn destroy_srq(id: *mut rdma_cm_id) {
-    // SAFETY: an identifier of ours.
+    // SAFETY: an identifier of this library.
     unsafe {
         if let Some(id) = id.as_mut() {
             shared_receive::destroy_srq(core::mem::replace(&mut id.srq, null_mut()));
@@ -216,7 +216,7 @@ pub unsafe extern "C" fn destroy_srq(id: *mut rdma_cm_id) {
     }
 }
 
-/// The attributes that a listening endpoint gives the queue pairs of its requests.
+/// The attributes for the queue pairs of a listening endpoint's connection requests.
 static LISTENER_QP_ATTRS: parking_lot::Mutex<std::collections::BTreeMap<usize, ListenerQpAttr>> =
     parking_lot::Mutex::new(std::collections::BTreeMap::new());
 
@@ -226,7 +226,7 @@ struct ListenerQpAttr {
     pd: *mut ibv_pd,
 }
 
-// SAFETY: the pointers are only given back to verbs.
+// SAFETY: the pointers are only passed to verbs.
 unsafe impl Send for ListenerQpAttr {}
 
 pub unsafe extern "C" fn create_ep(
@@ -235,8 +235,8 @@ pub unsafe extern "C" fn create_ep(
     pd: *mut ibv_pd,
     attr: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: the caller's own.
-    let Some(info) = (unsafe { info.as_ref() }) else { return errno::minus(libc::EINVAL) };
+    // SAFETY: a valid pointer of the caller.
+    let Some(info) = (unsafe { info.as_ref() }) else { return errno::minus_one(libc::EINVAL) };
     let kind = match info.ai_qp_type {
         IBV_QPT_UC => QpType::Uc,
         IBV_QPT_XRC_SEND => QpType::XrcInitiator,
@@ -244,7 +244,7 @@ pub unsafe extern "C" fn create_ep(
         _ => QpType::Rc,
     };
     let mut id = null_mut();
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe {
         if create(null_mut(), &mut id, null_mut(), info.ai_port_space, kind) != 0 {
             return -1;
@@ -252,7 +252,7 @@ pub unsafe extern "C" fn create_ep(
         let failed = |id| {
             let kept = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL);
             destroy_ep(id);
-            errno::minus(kept)
+            errno::minus_one(kept)
         };
         if info.ai_flags & RAI_PASSIVE != 0 {
             if identifier::bind_addr(id, info.ai_src_addr) != 0 {
@@ -285,7 +285,7 @@ pub unsafe extern "C" fn destroy_ep(id: *mut rdma_cm_id) {
         return;
     }
     LISTENER_QP_ATTRS.lock().remove(&(id as usize));
-    // SAFETY: an identifier of ours, with what belongs to it.
+    // SAFETY: an identifier of this library, with what belongs to it.
     unsafe {
         destroy_qp(id);
         if !(*id).srq.is_null() {
@@ -296,10 +296,10 @@ pub unsafe extern "C" fn destroy_ep(id: *mut rdma_cm_id) {
 }
 
 pub unsafe extern "C" fn get_request(listener: *mut rdma_cm_id, into: *mut *mut rdma_cm_id) -> c_int {
-    // SAFETY: an identifier of ours.
+    // SAFETY: an identifier of this library.
     let is_synchronous = unsafe { identifier::of(listener) }.is_some_and(CmIdState::is_blocking);
     if !is_synchronous {
-        return errno::minus(libc::EINVAL);
+        return errno::minus_one(libc::EINVAL);
     }
     // SAFETY: as above.
     unsafe {
@@ -321,7 +321,7 @@ pub unsafe extern "C" fn get_request(listener: *mut rdma_cm_id, into: *mut *mut 
             if create_qp(id, pd, &mut attr) != 0 {
                 let kept = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL);
                 destroy_id(id);
-                return errno::minus(kept);
+                return errno::minus_one(kept);
             }
         }
         *into = id;

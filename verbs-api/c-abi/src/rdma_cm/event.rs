@@ -1,4 +1,4 @@
-//! Events of connection management.
+//! Connection management events.
 
 use super::identifier::{self, EventChannelState};
 use crate::abi::*;
@@ -13,32 +13,32 @@ use softhca::rdma_cm::{Event, EventParameters, EventType};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// An event that a program has, and what its pointers point to.
+/// An event that a program holds, with the targets of its pointers.
 #[repr(C)]
 struct CmEventObject {
     abi: rdma_cm_event,
     private_data: Vec<u8>,
 }
 
-/// What programs gave with the groups that they joined, by identifier and group.
+/// The contexts that programs passed when they joined groups, by identifier and group.
 static MULTICAST_CONTEXTS: Mutex<BTreeMap<(usize, Gid), usize>> = Mutex::new(BTreeMap::new());
 
-/// Notes what a program wants to hear with the event of a group.
+/// Stores the context for the event of a group.
 pub fn set_multicast_context(id: *mut rdma_cm_id, group: IpAddr, program_context: *mut c_void) {
     MULTICAST_CONTEXTS.lock().insert((id as usize, Gid::from(group)), program_context as usize);
 }
 
-/// The next event of a channel, as programs see it; `None` if what it is about is gone.
+/// The next event of a channel in the form of librdmacm; `None` if its identifier is destroyed.
 unsafe fn new_event(channel: *mut rdma_event_channel, event: Event) -> Option<*mut CmEventObject> {
     let listener = event.listener.as_ref().and_then(identifier::object_of);
     let id = match event.kind {
         EventType::ConnectRequest => {
-            // SAFETY: a listener of ours.
+            // SAFETY: a listener of this library.
             let (context, ps) =
                 unsafe { listener?.as_ref() }.map(|listener| (listener.context, listener.ps))?;
             let kind = event.id.query().ok()?.qp_type;
             let id = identifier::new_cm_id(event.id.clone(), channel, context, ps, kind, false);
-            // SAFETY: it was just made.
+            // SAFETY: it was created above.
             if let Some(state) = unsafe { identifier::of(id) } {
                 *state.offer.lock() = event.offer();
             }
@@ -46,7 +46,7 @@ unsafe fn new_event(channel: *mut rdma_event_channel, event: Event) -> Option<*m
         }
         _ => identifier::object_of(&event.id)?,
     };
-    // SAFETY: an identifier of ours.
+    // SAFETY: an identifier of this library.
     unsafe {
         identifier::update_route(id);
         identifier::update_qp_state(id);
@@ -74,16 +74,17 @@ unsafe fn new_event(channel: *mut rdma_event_channel, event: Event) -> Option<*m
         EventParameters::Ud(target) => {
             let is_group = matches!(event.kind, EventType::MulticastJoin | EventType::MulticastError);
             let group = (id as usize, target.address_vector.dgid);
-            let given = MULTICAST_CONTEXTS.lock().get(&group).map_or(0, |given| *given);
+            let multicast_context =
+                MULTICAST_CONTEXTS.lock().get(&group).map_or(0, |multicast_context| *multicast_context);
             param.ud = rdma_ud_param {
-                private_data: if is_group { given as *const c_void } else { data },
+                private_data: if is_group { multicast_context as *const c_void } else { data },
                 private_data_len: length,
                 ah_attr: ah_attr(&target.address_vector),
                 qp_num: target.qpn.value(),
                 qkey: target.qkey.0,
             };
         }
-        // Both begin with the private data.
+        // Both structures begin with the private data.
         EventParameters::None => {
             param.conn.private_data = data;
             param.conn.private_data_len = length;
@@ -103,9 +104,9 @@ pub unsafe extern "C" fn get_cm_event(
     channel: *mut rdma_event_channel,
     into: *mut *mut rdma_cm_event,
 ) -> c_int {
-    // SAFETY: a channel of ours.
+    // SAFETY: a channel of this library.
     let Some(state) = (unsafe { object::state::<EventChannelState>(channel) }) else {
-        return errno::minus(libc::EINVAL);
+        return errno::minus_one(libc::EINVAL);
     };
     // SAFETY: as above.
     let fd = unsafe { (*channel).fd };
@@ -115,33 +116,33 @@ pub unsafe extern "C" fn get_cm_event(
                 Err(error) => return Some(Err(errno::report("rdma_get_cm_event", &error))),
                 Ok(None) => return None,
                 Ok(Some(event)) => {
-                    // SAFETY: as the caller says.
-                    if let Some(told) = unsafe { new_event(channel, event) } {
-                        return Some(Ok(told));
+                    // SAFETY: the caller guarantees it.
+                    if let Some(event_object) = unsafe { new_event(channel, event) } {
+                        return Some(Ok(event_object));
                     }
                 }
             }
         }
     });
     match found.and_then(|found| found) {
-        Ok(told) => {
-            // SAFETY: the caller's own.
-            unsafe { *into = told.cast() };
+        Ok(event_object) => {
+            // SAFETY: a valid pointer of the caller.
+            unsafe { *into = event_object.cast() };
             0
         }
-        Err(code) => errno::minus(code),
+        Err(code) => errno::minus_one(code),
     }
 }
 
 pub unsafe extern "C" fn ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     if event.is_null() {
-        return errno::minus(libc::EINVAL);
+        return errno::minus_one(libc::EINVAL);
     }
-    // SAFETY: an event of ours, which is acknowledged once.
-    let told = unsafe { Box::from_raw(event.cast::<CmEventObject>()) };
-    // A new identifier that a program does not keep goes with its listener's event.
-    // SAFETY: an identifier of ours, which is not destroyed before its events are acknowledged.
-    if let Some(state) = unsafe { identifier::of(told.abi.id) } {
+    // SAFETY: an event of this library, which is acknowledged once.
+    let event_object = unsafe { Box::from_raw(event.cast::<CmEventObject>()) };
+    // A new identifier that a program does not keep is destroyed with its listener's event.
+    // SAFETY: an identifier of this library, which is not destroyed before its events are acknowledged.
+    if let Some(state) = unsafe { identifier::of(event_object.abi.id) } {
         state.events.acknowledge(1);
     }
     0
@@ -150,9 +151,9 @@ pub unsafe extern "C" fn ack_cm_event(event: *mut rdma_cm_event) -> c_int {
 /// Acknowledges the event that a synchronous identifier keeps.
 ///
 /// # Safety
-/// `id` is an identifier of ours.
+/// `id` is an identifier of this library.
 pub unsafe fn ack_pending_event(id: *mut rdma_cm_id) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe {
         let event = core::mem::replace(&mut (*id).event, null_mut());
         if !event.is_null() {
@@ -161,12 +162,12 @@ pub unsafe fn ack_pending_event(id: *mut rdma_cm_id) {
     }
 }
 
-/// Waits for the event that ends a call of a synchronous identifier, and keeps it for the program.
+/// Waits for the event that completes a call of a synchronous identifier, and keeps it for the program.
 ///
 /// # Safety
-/// `id` is an identifier of ours with a channel of its own.
+/// `id` is an identifier of this library with its own channel.
 pub unsafe fn wait_for_event(id: *mut rdma_cm_id, kind: EventType) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe {
         ack_pending_event(id);
         let mut event = null_mut();
@@ -174,12 +175,12 @@ pub unsafe fn wait_for_event(id: *mut rdma_cm_id, kind: EventType) -> c_int {
             return -1;
         }
         (*id).event = event;
-        let (told, status) = ((*event).event, (*event).status);
-        if told == kind as c_int && status == 0 {
+        let (event_type, status) = ((*event).event, (*event).status);
+        if event_type == kind as c_int && status == 0 {
             return 0;
         }
-        errno::minus(match status {
-            _ if told == EventType::Rejected as c_int => libc::ECONNREFUSED,
+        errno::minus_one(match status {
+            _ if event_type == EventType::Rejected as c_int => libc::ECONNREFUSED,
             status if status < 0 => -status,
             _ => libc::ECONNREFUSED,
         })

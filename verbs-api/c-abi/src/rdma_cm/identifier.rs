@@ -17,35 +17,35 @@ use softhca::{Error, ModifyQp, QpAttributeMask, QpState, QpType, Qpn};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What is behind an `rdma_event_channel`.
+/// The state of an `rdma_event_channel`.
 pub struct EventChannelState {
     pub channel: EventChannel,
 }
 
-/// What is behind an `rdma_cm_id`.
+/// The state of an `rdma_cm_id`.
 pub struct CmIdState {
     pub id: Id,
     pub events: Unacknowledged,
-    /// Its calls wait until they are done: it has a channel of its own.
+    /// Its calls wait for completion: it has its own channel.
     pub is_synchronous: AtomicBool,
-    /// What the peer offered with its request.
+    /// The parameters of the peer's connection request.
     pub offer: Mutex<Option<PeerParameters>>,
-    /// The path that the route points to.
+    /// The path record that the route points to.
     path: Box<std::cell::UnsafeCell<ibv_sa_path_rec>>,
-    /// Completion queues and channels were made for it.
+    /// Completion queues and channels were created for it.
     pub owns_queues: Mutex<bool>,
 }
 
 impl CmIdState {
-    /// Whether its calls wait until they are done.
+    /// Whether its calls wait for completion.
     pub fn is_blocking(&self) -> bool {
         self.is_synchronous.load(Ordering::Relaxed)
     }
 }
 
-// SAFETY: the path is written by calls on the identifier, which programs do not make at the same time.
+// SAFETY: calls on the identifier write the path, and programs do not make them concurrently.
 unsafe impl Sync for CmIdState {}
-// SAFETY: nothing in it is of one thread.
+// SAFETY: no field belongs to one thread.
 unsafe impl Send for CmIdState {}
 
 object::kinds! {
@@ -53,7 +53,7 @@ object::kinds! {
     CmIdState = rdma_cm_id;
 }
 
-/// The identifiers of the process, by the card's number.
+/// The identifiers of the process, by HCA number.
 static IDS: Mutex<BTreeMap<u32, usize>> = Mutex::new(BTreeMap::new());
 
 /// The object of an identifier.
@@ -61,14 +61,14 @@ pub fn object_of(id: &Id) -> Option<*mut rdma_cm_id> {
     IDS.lock().get(&id.handle()).map(|address| *address as *mut rdma_cm_id)
 }
 
-/// Has the identifier of a queue pair that is about to be destroyed let go of it.
+/// Detaches a queue pair that is about to be destroyed from its identifier.
 ///
 /// # Safety
-/// `qp` is a queue pair of ours.
+/// `qp` is a queue pair of this library.
 pub unsafe fn detach_queue_pair(qp: *mut ibv_qp) {
     for address in IDS.lock().values() {
         let id = *address as *mut rdma_cm_id;
-        // SAFETY: a known identifier is not destroyed yet: that takes it off the list first.
+        // SAFETY: an identifier in the table is not destroyed yet: destruction first removes it.
         unsafe {
             if (*id).qp == qp
                 && let Some(state) = of(id)
@@ -83,21 +83,21 @@ pub unsafe fn detach_queue_pair(qp: *mut ibv_qp) {
 /// The identifier behind a pointer.
 ///
 /// # Safety
-/// `id` is null or an identifier of ours.
+/// `id` is null or an identifier of this library.
 pub unsafe fn of<'a>(id: *mut rdma_cm_id) -> Option<&'a CmIdState> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { object::state::<CmIdState>(id) }
 }
 
 pub unsafe extern "C" fn create_event_channel() -> *mut rdma_event_channel {
-    let home = match default_device() {
-        Ok(home) => home,
+    let default = match default_device() {
+        Ok(default) => default,
         Err(code) => return errno::null(code),
     };
-    let Some(open) = home.state() else { return errno::null(libc::ENODEV) };
+    let Some(open) = default.state() else { return errno::null(libc::ENODEV) };
     let made = EventChannel::new(&open.context).and_then(|channel| {
         channel.descriptor()?;
-        // It is readable at first; nothing is there yet.
+        // The descriptor is readable at first, although no event exists yet.
         channel.poll()?;
         Ok(channel)
     });
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn destroy_event_channel(channel: *mut rdma_event_channel)
     if channel.is_null() {
         return;
     }
-    // SAFETY: a channel of ours.
+    // SAFETY: a channel of this library.
     let fd = unsafe { (*channel).fd };
     // SAFETY: as above.
     if unsafe { object::destroy::<EventChannelState>(channel) }.is_some() {
@@ -147,7 +147,7 @@ fn qp_type(kind: QpType) -> c_int {
     }
 }
 
-/// Makes the object of an identifier.
+/// Creates the object of an identifier.
 pub fn new_cm_id(
     id: Id,
     channel: *mut rdma_event_channel,
@@ -174,7 +174,7 @@ pub fn new_cm_id(
     object
 }
 
-/// Creates an identifier, with a channel of its own if it is given none.
+/// Creates an identifier, with its own channel if none is given.
 pub unsafe fn create(
     channel: *mut rdma_event_channel,
     into: *mut *mut rdma_cm_id,
@@ -182,20 +182,20 @@ pub unsafe fn create(
     ps: c_int,
     kind: QpType,
 ) -> c_int {
-    let Some(space) = port_space(ps) else { return errno::minus(libc::EINVAL) };
+    let Some(space) = port_space(ps) else { return errno::minus_one(libc::EINVAL) };
     let is_synchronous = channel.is_null();
     // SAFETY: nothing is asked of the caller.
     let channel = if is_synchronous { unsafe { create_event_channel() } } else { channel };
-    // SAFETY: a channel of ours.
+    // SAFETY: a channel of this library.
     let Some(state) = (unsafe { object::state::<EventChannelState>(channel) }) else { return -1 };
     let kind = if matches!(space, PortSpace::Udp | PortSpace::IpOverIb) { QpType::Ud } else { kind };
     match state.channel.create_id_with_kind(space, kind) {
         Ok(id) => {
-            // SAFETY: the caller's own.
+            // SAFETY: a valid pointer of the caller.
             unsafe { *into = new_cm_id(id, channel, program_context, ps, kind, is_synchronous) };
             0
         }
-        Err(error) => errno::minus(errno::report("rdma_create_id", &error)),
+        Err(error) => errno::minus_one(errno::report("rdma_create_id", &error)),
     }
 }
 
@@ -205,13 +205,13 @@ pub unsafe extern "C" fn create_id(
     program_context: *mut c_void,
     ps: c_int,
 ) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { create(channel, into, program_context, ps, QpType::Rc) }
 }
 
 pub unsafe extern "C" fn destroy_id(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: an identifier of ours.
-    let Some(state) = (unsafe { of(id) }) else { return errno::minus(libc::EINVAL) };
+    // SAFETY: an identifier of this library.
+    let Some(state) = (unsafe { of(id) }) else { return errno::minus_one(libc::EINVAL) };
     // SAFETY: as above.
     unsafe { event::ack_pending_event(id) };
     IDS.lock().remove(&state.id.handle());
@@ -228,24 +228,24 @@ pub unsafe extern "C" fn destroy_id(id: *mut rdma_cm_id) -> c_int {
     0
 }
 
-/// Tells the program where the identifier is and where it goes to.
+/// Writes the addresses and the route of the identifier to the program's structure.
 ///
 /// # Safety
-/// `id` is an identifier of ours.
+/// `id` is an identifier of this library.
 pub unsafe fn update_route(id: *mut rdma_cm_id) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     let Some(state) = (unsafe { of(id) }) else { return };
     let Ok(view) = state.id.query() else { return };
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     let abi = unsafe { &mut *id };
     if let Some(local) = view.local {
         write_sockaddr(local, &mut abi.route.addr.src_storage);
         if !local.ip().is_unspecified()
-            && let Ok(home) = default_device()
+            && let Ok(default) = default_device()
         {
-            (abi.verbs, abi.port_num) = (home.context(), 1);
+            (abi.verbs, abi.port_num) = (default.context(), 1);
             if abi.pd.is_null() {
-                abi.pd = home.pd();
+                abi.pd = default.pd();
             }
         }
     }
@@ -257,7 +257,7 @@ pub unsafe fn update_route(id: *mut rdma_cm_id) {
         pkey: 0xffff,
     };
     abi.route.addr.addr.ibaddr = gids;
-    // SAFETY: the path is the identifier's own.
+    // SAFETY: the path belongs to the identifier.
     let path = unsafe { &mut *state.path.get() };
     (path.sgid, path.dgid, path.pkey) = (gids.sgid, gids.dgid, gids.pkey);
     (path.mtu, path.hop_limit, path.numb_path) = (view.path_mtu.code(), view.address_vector.hop_limit, 1);
@@ -265,13 +265,13 @@ pub unsafe fn update_route(id: *mut rdma_cm_id) {
     (abi.route.path_rec, abi.route.num_paths) = (state.path.get(), 1);
 }
 
-/// Notes the state that the queue pair of an identifier is in now.
+/// Writes the current state of the identifier's queue pair to the program's structure.
 ///
 /// # Safety
-/// `id` is an identifier of ours.
+/// `id` is an identifier of this library.
 pub unsafe fn update_qp_state(id: *mut rdma_cm_id) {
-    // SAFETY: as the caller says; the queue pair is ours. Another thread may take it from the identifier meanwhile, but
-    // not out of memory.
+    // SAFETY: the caller guarantees it; the queue pair belongs to this library. Another thread may detach it from the
+    // identifier meanwhile, but not free it.
     unsafe {
         let queue_pair = (*id).qp;
         if let Some(qp) = queue_pair::of(queue_pair)
@@ -282,20 +282,21 @@ pub unsafe fn update_qp_state(id: *mut rdma_cm_id) {
     }
 }
 
-/// Carries a call out, tells the program what it changed, and waits for the event of a synchronous identifier.
+/// Executes a call, writes its changes to the program's structure, and waits for the event of a synchronous
+/// identifier.
 unsafe fn call(
     name: &str,
     id: *mut rdma_cm_id,
     act: impl FnOnce(&CmIdState) -> Result<(), Error>,
     wait_for: Option<EventType>,
 ) -> c_int {
-    // SAFETY: as the caller says.
-    let Some(state) = (unsafe { of(id) }) else { return errno::minus(libc::EINVAL) };
+    // SAFETY: the caller guarantees it.
+    let Some(state) = (unsafe { of(id) }) else { return errno::minus_one(libc::EINVAL) };
     let code = return_code(name, act(state));
     if code != 0 {
         return code;
     }
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe {
         update_route(id);
         update_qp_state(id);
@@ -308,8 +309,8 @@ unsafe fn call(
 
 pub unsafe extern "C" fn bind_addr(id: *mut rdma_cm_id, address: *mut libc::sockaddr) -> c_int {
     // SAFETY: the caller's address.
-    let Some(address) = (unsafe { socket_address(address) }) else { return errno::minus(libc::EINVAL) };
-    // SAFETY: as the caller says.
+    let Some(address) = (unsafe { socket_address(address) }) else { return errno::minus_one(libc::EINVAL) };
+    // SAFETY: the caller guarantees it.
     unsafe { call("rdma_bind_addr", id, |state| state.id.bind(address), None) }
 }
 
@@ -321,43 +322,47 @@ pub unsafe extern "C" fn resolve_addr(
 ) -> c_int {
     // SAFETY: the caller's addresses.
     let (source, destination) = unsafe { (socket_address(source), socket_address(destination)) };
-    let Some(destination) = destination else { return errno::minus(libc::EINVAL) };
+    let Some(destination) = destination else { return errno::minus_one(libc::EINVAL) };
     let act = |state: &CmIdState| state.id.resolve_address(source, destination);
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { call("rdma_resolve_addr", id, act, Some(EventType::AddressResolved)) }
 }
 
 pub unsafe extern "C" fn resolve_route(id: *mut rdma_cm_id, _timeout: c_int) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe {
         call("rdma_resolve_route", id, |state| state.id.resolve_route(), Some(EventType::RouteResolved))
     }
 }
 
 pub unsafe extern "C" fn listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { call("rdma_listen", id, |state| state.id.listen(backlog.max(0) as u32), None) }
 }
 
-/// What the program offers and asks for; without parameters, what it was offered.
-unsafe fn connection_parameters(state: &CmIdState, given: *const rdma_conn_param) -> ConnectionParameters {
+/// The program's connection parameters; without any, those of the peer's request.
+unsafe fn connection_parameters(
+    state: &CmIdState,
+    conn_param: *const rdma_conn_param,
+) -> ConnectionParameters {
     let mut parameters = ConnectionParameters::default();
-    // SAFETY: the caller's own.
-    match unsafe { given.as_ref() } {
-        Some(given) => {
-            if !given.private_data.is_null() {
-                let length = usize::from(given.private_data_len);
-                // SAFETY: the caller's data is as long as it says.
+    // SAFETY: a valid pointer of the caller.
+    match unsafe { conn_param.as_ref() } {
+        Some(conn_param) => {
+            if !conn_param.private_data.is_null() {
+                let length = usize::from(conn_param.private_data_len);
+                // SAFETY: the caller's data has the given length.
                 parameters.private_data =
-                    unsafe { core::slice::from_raw_parts(given.private_data.cast::<u8>(), length) }.to_vec();
+                    unsafe { core::slice::from_raw_parts(conn_param.private_data.cast::<u8>(), length) }
+                        .to_vec();
             }
-            parameters.responder_resources = given.responder_resources;
-            parameters.initiator_depth = given.initiator_depth;
-            parameters.flow_control = given.flow_control != 0;
-            parameters.retry_count = given.retry_count & 7;
-            parameters.rnr_retry_count = given.rnr_retry_count & 7;
-            parameters.srq = given.srq != 0;
-            parameters.qpn = Qpn::new(given.qp_num);
+            parameters.responder_resources = conn_param.responder_resources;
+            parameters.initiator_depth = conn_param.initiator_depth;
+            parameters.flow_control = conn_param.flow_control != 0;
+            parameters.retry_count = conn_param.retry_count & 7;
+            parameters.rnr_retry_count = conn_param.rnr_retry_count & 7;
+            parameters.srq = conn_param.srq != 0;
+            parameters.qpn = Qpn::new(conn_param.qp_num);
         }
         None => {
             if let Some(offer) = *state.offer.lock() {
@@ -369,17 +374,17 @@ unsafe fn connection_parameters(state: &CmIdState, given: *const rdma_conn_param
     parameters
 }
 
-pub unsafe extern "C" fn connect(id: *mut rdma_cm_id, given: *mut rdma_conn_param) -> c_int {
-    // SAFETY: the caller's own.
-    let act = |state: &CmIdState| state.id.connect(&unsafe { connection_parameters(state, given) });
-    // SAFETY: as the caller says.
+pub unsafe extern "C" fn connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
+    // SAFETY: a valid pointer of the caller.
+    let act = |state: &CmIdState| state.id.connect(&unsafe { connection_parameters(state, conn_param) });
+    // SAFETY: the caller guarantees it.
     unsafe { call("rdma_connect", id, act, Some(EventType::Established)) }
 }
 
-pub unsafe extern "C" fn accept(id: *mut rdma_cm_id, given: *mut rdma_conn_param) -> c_int {
-    // SAFETY: the caller's own.
-    let act = |state: &CmIdState| state.id.accept(&unsafe { connection_parameters(state, given) });
-    // SAFETY: as the caller says; an answer to a request of datagrams has no event.
+pub unsafe extern "C" fn accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
+    // SAFETY: a valid pointer of the caller.
+    let act = |state: &CmIdState| state.id.accept(&unsafe { connection_parameters(state, conn_param) });
+    // SAFETY: the caller guarantees it; a SIDR response has no event.
     unsafe {
         let waits = id.as_ref().is_some_and(|id| id.qp_type != IBV_QPT_UD);
         call("rdma_accept", id, act, waits.then_some(EventType::Established))
@@ -387,31 +392,31 @@ pub unsafe extern "C" fn accept(id: *mut rdma_cm_id, given: *mut rdma_conn_param
 }
 
 pub unsafe extern "C" fn reject(id: *mut rdma_cm_id, data: *const c_void, length: u8) -> c_int {
-    // SAFETY: the caller's data is as long as it says.
+    // SAFETY: the caller's data has the given length.
     let data = unsafe {
         if data.is_null() { &[][..] } else { core::slice::from_raw_parts(data.cast::<u8>(), length.into()) }
     };
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { call("rdma_reject", id, |state| state.id.reject(data), None) }
 }
 
 pub unsafe extern "C" fn establish(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { call("rdma_establish", id, |state| state.id.establish(), None) }
 }
 
 pub unsafe extern "C" fn notify(id: *mut rdma_cm_id, _event: c_int) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { call("rdma_notify", id, |state| state.id.establish(), None) }
 }
 
 pub unsafe extern "C" fn disconnect(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { call("rdma_disconnect", id, |state| state.id.disconnect(), Some(EventType::Disconnected)) }
 }
 
 unsafe fn port(id: *mut rdma_cm_id, of_peer: bool) -> u16 {
-    // SAFETY: an identifier of ours, whose addresses are as long as their families say.
+    // SAFETY: an identifier of this library, whose addresses are as long as their families require.
     let address = unsafe {
         let Some(id) = id.as_ref() else { return 0 };
         let storage = if of_peer { &id.route.addr.dst_storage } else { &id.route.addr.src_storage };
@@ -421,12 +426,12 @@ unsafe fn port(id: *mut rdma_cm_id, of_peer: bool) -> u16 {
 }
 
 pub unsafe extern "C" fn get_src_port(id: *mut rdma_cm_id) -> u16 {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { port(id, false) }
 }
 
 pub unsafe extern "C" fn get_dst_port(id: *mut rdma_cm_id) -> u16 {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { port(id, true) }
 }
 
@@ -437,14 +442,14 @@ pub unsafe extern "C" fn set_option(
     value: *mut c_void,
     length: usize,
 ) -> c_int {
-    // SAFETY: an identifier of ours.
-    let Some(state) = (unsafe { of(id) }) else { return errno::minus(libc::EINVAL) };
-    // SAFETY: the caller's value is as long as it says.
+    // SAFETY: an identifier of this library.
+    let Some(state) = (unsafe { of(id) }) else { return errno::minus_one(libc::EINVAL) };
+    // SAFETY: the caller's value has the given length.
     let number = unsafe {
         match (length, value.is_null()) {
             (1, false) => u32::from(*value.cast::<u8>()),
             (4, false) => value.cast::<u32>().read_unaligned(),
-            _ => return errno::minus(libc::EINVAL),
+            _ => return errno::minus_one(libc::EINVAL),
         }
     };
     let option = match (level, name) {
@@ -452,27 +457,27 @@ pub unsafe extern "C" fn set_option(
         (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR) => CmOption::ReuseAddress(number != 0),
         (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY) => CmOption::AfOnly(number != 0),
         (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT) => CmOption::AckTimeout(number as u8),
-        _ => return errno::minus(libc::EOPNOTSUPP),
+        _ => return errno::minus_one(libc::EOPNOTSUPP),
     };
     return_code("rdma_set_option", state.id.set_option(option))
 }
 
-/// Events go to another channel from now on. Without one, calls wait from now on, as for an identifier that was
-/// created so; with one, they no longer do.
+/// Sends events to another channel from now on. Without a channel, calls wait for completion, as for an identifier
+/// created without one; with one, they do not.
 pub unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
-    // SAFETY: an identifier of ours.
-    let Some(state) = (unsafe { of(id) }) else { return errno::minus(libc::EINVAL) };
+    // SAFETY: an identifier of this library.
+    let Some(state) = (unsafe { of(id) }) else { return errno::minus_one(libc::EINVAL) };
     let becomes_synchronous = channel.is_null();
-    // SAFETY: the call makes a channel of its own.
+    // SAFETY: the call creates its own channel.
     let channel = if becomes_synchronous { unsafe { create_event_channel() } } else { channel };
     if channel.is_null() {
         return -1;
     }
-    // SAFETY: a channel of ours.
+    // SAFETY: a channel of this library.
     let Some(to) = (unsafe { object::state::<EventChannelState>(channel) }) else {
-        return errno::minus(libc::EINVAL);
+        return errno::minus_one(libc::EINVAL);
     };
-    // SAFETY: an identifier of ours.
+    // SAFETY: an identifier of this library.
     unsafe { event::ack_pending_event(id) };
     let code = return_code("rdma_migrate_id", state.id.migrate(&to.channel));
     // SAFETY: as above.
@@ -494,9 +499,9 @@ pub unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_even
 
 unsafe fn join(id: *mut rdma_cm_id, group: *mut libc::sockaddr, program_context: *mut c_void) -> c_int {
     // SAFETY: the caller's address.
-    let Some(group) = (unsafe { socket_address(group) }) else { return errno::minus(libc::EINVAL) };
+    let Some(group) = (unsafe { socket_address(group) }) else { return errno::minus_one(libc::EINVAL) };
     event::set_multicast_context(id, group.ip(), program_context);
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe {
         call(
             "rdma_join_multicast",
@@ -512,7 +517,7 @@ pub unsafe extern "C" fn join_multicast(
     group: *mut libc::sockaddr,
     program_context: *mut c_void,
 ) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { join(id, group, program_context) }
 }
 
@@ -521,47 +526,47 @@ pub unsafe extern "C" fn join_multicast_ex(
     attr: *mut rdma_cm_join_mc_attr_ex,
     program_context: *mut c_void,
 ) -> c_int {
-    /// Full membership: the only kind that there is without a subnet manager.
+    /// Full membership: the only kind without a subnet manager.
     const FULL: u32 = 0;
     // SAFETY: the caller's attributes.
-    let Some(attr) = (unsafe { attr.as_ref() }) else { return errno::minus(libc::EINVAL) };
+    let Some(attr) = (unsafe { attr.as_ref() }) else { return errno::minus_one(libc::EINVAL) };
     if attr.comp_mask & 1 == 0 {
-        return errno::minus(libc::EINVAL);
+        return errno::minus_one(libc::EINVAL);
     }
     if attr.comp_mask & 2 != 0 && attr.join_flags != FULL {
-        return errno::minus(libc::EOPNOTSUPP);
+        return errno::minus_one(libc::EOPNOTSUPP);
     }
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { join(id, attr.addr, program_context) }
 }
 
 pub unsafe extern "C" fn leave_multicast(id: *mut rdma_cm_id, group: *mut libc::sockaddr) -> c_int {
     // SAFETY: the caller's address.
-    let Some(group) = (unsafe { socket_address(group) }) else { return errno::minus(libc::EINVAL) };
-    // SAFETY: as the caller says.
+    let Some(group) = (unsafe { socket_address(group) }) else { return errno::minus_one(libc::EINVAL) };
+    // SAFETY: the caller guarantees it.
     unsafe { call("rdma_leave_multicast", id, |state| state.id.leave_multicast(group.ip()), None) }
 }
 
-/// The attributes that take the caller's queue pair to the state in `attr`.
+/// The attributes that move the caller's queue pair to the state in `attr`.
 pub unsafe extern "C" fn init_qp_attr(
     id: *mut rdma_cm_id,
     attr: *mut ibv_qp_attr,
     mask: *mut c_int,
 ) -> c_int {
-    // SAFETY: an identifier of ours, and the caller's attributes.
+    // SAFETY: an identifier of this library, and the caller's attributes.
     let (Some(state), attr) = (unsafe { of(id) }, unsafe { &mut *attr }) else {
-        return errno::minus(libc::EINVAL);
+        return errno::minus_one(libc::EINVAL);
     };
     let wanted = usize::try_from(attr.qp_state).ok().and_then(|index| QpState::ALL.get(index));
-    let Some(wanted) = wanted else { return errno::minus(libc::EINVAL) };
+    let Some(wanted) = wanted else { return errno::minus_one(libc::EINVAL) };
     match state.id.qp_attributes(*wanted) {
         Ok(modify) => {
             fill_qp_attr(attr, &modify);
-            // SAFETY: the caller's own.
+            // SAFETY: a valid pointer of the caller.
             unsafe { *mask = modify.mask().bits() as c_int };
             0
         }
-        Err(error) => errno::minus(errno::report("rdma_init_qp_attr", &error)),
+        Err(error) => errno::minus_one(errno::report("rdma_init_qp_attr", &error)),
     }
 }
 
@@ -596,8 +601,8 @@ fn fill_qp_attr(attr: &mut ibv_qp_attr, modify: &ModifyQp) {
 /// The context of an identifier, if its device is known.
 ///
 /// # Safety
-/// `id` is an identifier of ours.
+/// `id` is an identifier of this library.
 pub unsafe fn device_of<'a>(id: *mut rdma_cm_id) -> Option<&'a context::ContextState> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { if (*id).verbs.is_null() { None } else { context::of((*id).verbs) } }
 }

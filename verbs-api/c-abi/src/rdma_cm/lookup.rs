@@ -1,4 +1,4 @@
-//! Socket addresses, and finding them by name.
+//! Socket addresses and their resolution.
 
 use super::default_device;
 use crate::abi::*;
@@ -9,22 +9,22 @@ use core::mem::zeroed;
 use softhca::rdma_cm::{Hints, PortSpace, address_info};
 use std::net::SocketAddr;
 
-/// The address in a socket address, with its port.
+/// The IP address and port in a socket address.
 ///
 /// # Safety
-/// `address` is null or as long as its family says.
+/// `address` is null or as long as its family requires.
 pub unsafe fn socket_address(address: *mut libc::sockaddr) -> Option<SocketAddr> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     let ip = unsafe { ip_of(address) }?;
     // SAFETY: both families have the port at the same place.
     let port = unsafe { (*address.cast::<libc::sockaddr_in>()).sin_port };
     Some(SocketAddr::new(ip, u16::from_be(port)))
 }
 
-/// Writes a socket address down, and returns its length.
+/// Writes a socket address and returns its length.
 pub fn write_sockaddr(address: SocketAddr, into: &mut Storage) -> u32 {
     *into = Storage([0; 128]);
-    let place = (&raw mut *into).cast::<u8>();
+    let target = (&raw mut *into).cast::<u8>();
     match address {
         SocketAddr::V4(address) => {
             // SAFETY: zero is valid for every field.
@@ -32,8 +32,8 @@ pub fn write_sockaddr(address: SocketAddr, into: &mut Storage) -> u32 {
             raw.sin_family = libc::AF_INET as u16;
             raw.sin_port = address.port().to_be();
             raw.sin_addr.s_addr = u32::from(*address.ip()).to_be();
-            // SAFETY: the storage has room for every kind of address, and is aligned.
-            unsafe { place.cast::<libc::sockaddr_in>().write(raw) };
+            // SAFETY: the storage has space and alignment for every socket address.
+            unsafe { target.cast::<libc::sockaddr_in>().write(raw) };
             size_of::<libc::sockaddr_in>() as u32
         }
         SocketAddr::V6(address) => {
@@ -43,15 +43,15 @@ pub fn write_sockaddr(address: SocketAddr, into: &mut Storage) -> u32 {
             raw.sin6_port = address.port().to_be();
             raw.sin6_addr.s6_addr = address.ip().octets();
             // SAFETY: as above.
-            unsafe { place.cast::<libc::sockaddr_in6>().write(raw) };
+            unsafe { target.cast::<libc::sockaddr_in6>().write(raw) };
             size_of::<libc::sockaddr_in6>() as u32
         }
     }
 }
 
-/// The text behind a pointer that may be null.
+/// The string behind a pointer that may be null.
 unsafe fn string_from_c(pointer: *const c_char) -> Option<String> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
 }
 
@@ -62,7 +62,7 @@ fn boxed_sockaddr(address: Option<SocketAddr>) -> (*mut libc::sockaddr, u32) {
     (Box::into_raw(storage).cast(), length)
 }
 
-/// A numeric service, or the one that the system knows by this name.
+/// A numeric service, or the port of a service name of the system.
 fn port_of(service: &str) -> String {
     if service.parse::<u16>().is_ok() {
         return service.into();
@@ -79,13 +79,13 @@ pub unsafe extern "C" fn getaddrinfo(
     hints: *const rdma_addrinfo,
     into: *mut *mut rdma_addrinfo,
 ) -> c_int {
-    // SAFETY: strings and hints of the caller's.
+    // SAFETY: valid strings and hints of the caller.
     let (node, service, hints) = unsafe { (string_from_c(node), string_from_c(service), hints.as_ref()) };
-    let home = match default_device() {
-        Ok(home) => home,
-        Err(code) => return errno::minus(code),
+    let default = match default_device() {
+        Ok(default) => default,
+        Err(code) => return errno::minus_one(code),
     };
-    let Some(open) = home.state() else { return errno::minus(libc::ENODEV) };
+    let Some(open) = default.state() else { return errno::minus_one(libc::ENODEV) };
     let flags = hints.map_or(0, |hints| hints.ai_flags);
     let family = hints.map_or(0, |hints| hints.ai_family);
     let (mut space, mut kind) = hints.map_or((0, 0), |hints| (hints.ai_port_space, hints.ai_qp_type));
@@ -105,21 +105,21 @@ pub unsafe extern "C" fn getaddrinfo(
             _ => None,
         },
     };
-    // The addresses that the caller knows already.
-    // SAFETY: the caller's addresses.
+    // The addresses that the caller has already resolved.
+    // SAFETY: valid addresses of the caller.
     let [own, peer] = hints.map_or([None; 2], |hints| unsafe {
         [socket_address(hints.ai_src_addr), socket_address(hints.ai_dst_addr)]
     });
     let (source, destination) = if node.is_none() && service.is_none() {
         if hints.is_none() {
-            return errno::minus(libc::EINVAL);
+            return errno::minus_one(libc::EINVAL);
         }
         (own, peer)
     } else {
         let service = service.map_or_else(|| "0".into(), |service| port_of(&service));
         match address_info(&open.context, node.as_deref(), &service, &wanted) {
             Ok(found) => (found.source.or(own), found.destination),
-            Err(error) => return errno::minus(errno::report("rdma_getaddrinfo", &error)),
+            Err(error) => return errno::minus_one(errno::report("rdma_getaddrinfo", &error)),
         }
     };
     let (ai_src_addr, ai_src_len) = boxed_sockaddr(source);
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn getaddrinfo(
         ai_connect: core::ptr::null_mut(),
         ai_next: core::ptr::null_mut(),
     };
-    // SAFETY: the caller's own.
+    // SAFETY: a valid pointer of the caller.
     unsafe { *into = Box::into_raw(Box::new(info)) };
     0
 }

@@ -1,4 +1,4 @@
-//! librdmacm: connections by addresses, over the connection manager of the card.
+//! librdmacm: connections by IP address, over the HCA's connection manager.
 
 mod endpoint;
 mod event;
@@ -16,7 +16,7 @@ use core::ffi::c_int;
 use parking_lot::Mutex;
 use softhca::Error;
 
-/// What every identifier of the process is on: the device, opened once, and a domain for those who bring none.
+/// The default of every identifier: the device, opened once, and a protection domain for identifiers without one.
 #[derive(Clone, Copy)]
 struct DefaultDevice {
     context: usize,
@@ -33,18 +33,18 @@ impl DefaultDevice {
     }
 
     fn state<'a>(self) -> Option<&'a context::ContextState> {
-        // SAFETY: it was opened below and is closed by nobody but a program's mistake, which is recognised.
+        // SAFETY: it is opened below; only a faulty program closes it, which is detected.
         unsafe { context::of(self.context()) }
     }
 }
 
-/// The process's device, opened when it is needed first, and again after a daemon was gone.
+/// The process's device, opened on first use, and again after the daemon was lost.
 fn default_device() -> Result<DefaultDevice, c_int> {
     static DEVICE: Mutex<Option<(u32, DefaultDevice)>> = Mutex::new(None);
-    let mut home = DEVICE.lock();
+    let mut current = DEVICE.lock();
     let process = std::process::id();
-    // A child of a fork has a device of its own.
-    if let Some((owner, found)) = *home
+    // A forked child opens a device of its own.
+    if let Some((owner, found)) = *current
         && owner == process
         && found.state().is_some_and(|open| open.context.is_alive())
     {
@@ -52,7 +52,7 @@ fn default_device() -> Result<DefaultDevice, c_int> {
     }
     let device = device::default_device().ok_or(libc::ENODEV)?;
     let last = || std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENODEV);
-    // SAFETY: a device of ours.
+    // SAFETY: a device of this library.
     let context = unsafe { context::open_device(device) };
     if context.is_null() {
         return Err(last());
@@ -63,29 +63,29 @@ fn default_device() -> Result<DefaultDevice, c_int> {
         return Err(last());
     }
     let found = DefaultDevice { context: context as usize, pd: domain as usize };
-    *home = Some((process, found));
+    *current = Some((process, found));
     Ok(found)
 }
 
-/// What a call of librdmacm returns: zero, or −1 with errno set.
+/// The return value of a librdmacm call: zero, or −1 with errno set.
 fn return_code(call: &str, result: Result<(), Error>) -> c_int {
     match result {
         Ok(()) => 0,
-        Err(error) => errno::minus(errno::report(call, &error)),
+        Err(error) => errno::minus_one(errno::report(call, &error)),
     }
 }
 
 pub unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut ibv_context {
     let found = default_device();
-    // SAFETY: plain allocation, checked below; programs give it back to `free_devices`.
+    // SAFETY: plain allocation, checked below; programs free it with `free_devices`.
     let list = unsafe { libc::calloc(2, size_of::<*mut ibv_context>()) }.cast::<*mut ibv_context>();
     if list.is_null() {
         return errno::null(libc::ENOMEM);
     }
-    // SAFETY: the list has two places, the last of which stays null; the count is the caller's own.
+    // SAFETY: the list has two entries, the last of which stays null; the count is a valid pointer of the caller.
     unsafe {
-        if let Ok(home) = found {
-            *list = home.context();
+        if let Ok(default) = found {
+            *list = default.context();
         }
         if let Some(count) = count.as_mut() {
             *count = c_int::from(found.is_ok());

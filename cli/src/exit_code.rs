@@ -1,0 +1,10 @@
+//! Exit codes of the command besides 0 (success) and 1 (an expectation failed).
+
+/// Input that cannot be used.
+pub const BAD_INPUT: u8 = 2;
+/// `softhca exec` itself failed, as for env(1).
+pub const EXEC_FAILED: u8 = 125;
+/// The program exists and cannot be run.
+pub const CANNOT_RUN: u8 = 126;
+/// The program does not exist.
+pub const NOT_FOUND: u8 = 127;

@@ -1,0 +1,132 @@
+//! Output of `softhca why`, `lint` and `trace --follow` for the canonical captures and logs.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+fn example(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/captures").join(name)
+}
+
+fn softhca() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_softhca"))
+}
+
+fn format_output(output: Output) -> String {
+    let mut text = String::from_utf8(output.stdout).expect("UTF-8");
+    let stderr = String::from_utf8(output.stderr).expect("UTF-8");
+    if !stderr.is_empty() {
+        text += &format!("stderr: {stderr}");
+    }
+    text + &format!("exit {}", output.status.code().expect("an exit code"))
+}
+
+fn run(arguments: &[&str], file: &str) -> String {
+    let output = softhca().args(arguments).arg(example(file)).output().expect("the command runs");
+    format_output(output).replace(&*example(file).to_string_lossy(), "FILE")
+}
+
+#[test]
+fn a_loss_is_explained() {
+    insta::assert_snapshot!(run(&["why"], "loss-fatal.jsonl"));
+    insta::assert_snapshot!(
+        "a_flushed_request_is_explained",
+        run(&["why", "--qp", "alice.1", "--wr", "2"], "loss-fatal.jsonl")
+    );
+}
+
+#[test]
+fn bad_input_is_rejected_with_a_reason() {
+    let outputs = [
+        run(&["why", "--qp", "carol.1"], "rc-write.jsonl"),
+        run(&["why", "--wr", "77"], "rc-write.jsonl"),
+        run(&["why"], "rc-write.pcapng"),
+        run(&["lint"], "nothing.jsonl"),
+        run(&["trace", "--ladder"], "rc-write.jsonl"),
+    ];
+    insta::assert_snapshot!(outputs.join("\n"));
+}
+
+#[test]
+fn lint_findings_determine_the_exit_code() {
+    insta::assert_snapshot!(run(&["lint"], "rnr-exhausted.jsonl"));
+    insta::assert_snapshot!("findings_in_json", run(&["lint", "--json"], "nak-remote-access.jsonl"));
+    assert_eq!(run(&["lint"], "rc-write.jsonl"), "0 errors, 0 warnings, 0 notes\nexit 0");
+}
+
+#[test]
+fn trace_prints_a_log_line_by_line() {
+    insta::assert_snapshot!(run(&["trace"], "rnr.jsonl"));
+    let json = softhca().args(["trace", "--json"]).arg(example("rnr.jsonl")).output().expect("it runs");
+    let file = std::fs::read_to_string(example("rnr.jsonl")).expect("a log");
+    let lines = file.split_once('\n').expect("a first line").1;
+    assert_eq!(String::from_utf8(json.stdout).expect("UTF-8"), lines);
+}
+
+/// A command that is killed when the test ends.
+struct Following(Child);
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs a command with `--follow` on a file that grows in two parts, and reads `lines` of its output.
+fn follow(arguments: &[&str], source: &str, cut: usize, lines: [usize; 2]) -> Vec<String> {
+    let bytes = std::fs::read(example(source)).expect("a file");
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{source}", arguments.len()));
+    let mut file = std::fs::File::create(&path).expect("a file in the target folder");
+    file.write_all(&bytes[..cut]).expect("a file that can be written");
+    let child = softhca().args(arguments).arg("--follow").arg(&path).stdout(Stdio::piped()).spawn();
+    let mut child = Following(child.expect("the command runs"));
+    let output = BufReader::new(child.0.stdout.take().expect("a pipe"));
+    let mut output = output.lines().map(|line| line.expect("UTF-8"));
+    // The first part is printed before the file grows.
+    let mut printed: Vec<String> = output.by_ref().take(lines[0]).collect();
+    file.write_all(&bytes[cut..]).expect("a file that can be written");
+    printed.extend(output.take(lines[1]));
+    printed
+}
+
+#[test]
+fn a_growing_capture_is_followed() {
+    let whole = softhca().arg("trace").arg(example("rc-write.pcapng")).output().expect("it runs");
+    let whole = String::from_utf8(whole.stdout).expect("UTF-8");
+    let expected: Vec<&str> = whole.lines().take(7).collect();
+    // The cut is in the middle of the third packet.
+    let printed = follow(&["trace"], "rc-write.pcapng", 2800, [2, 5]);
+    assert_eq!(printed, expected);
+}
+
+#[test]
+fn a_growing_log_is_followed() {
+    let whole = softhca().arg("trace").arg(example("rc-write.jsonl")).output().expect("it runs");
+    let whole = String::from_utf8(whole.stdout).expect("UTF-8");
+    let expected: Vec<&str> = whole.lines().take(12).collect();
+    assert_eq!(follow(&["trace"], "rc-write.jsonl", 2000, [2, 10]), expected);
+}
+
+#[test]
+fn a_ladder_of_a_growing_capture_is_followed() {
+    let printed = follow(&["trace", "--ladder"], "loss-go-back-n.pcapng", 2800, [4, 8]);
+    insta::assert_snapshot!(printed.join("\n"));
+}
+
+#[test]
+fn standard_input_is_followed_until_it_ends() {
+    let mut child = softhca()
+        .args(["trace", "--ladder", "--follow", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the command runs");
+    let bytes = std::fs::read(example("rc-read.pcapng")).expect("a file");
+    child.stdin.take().expect("a pipe").write_all(&bytes).expect("a reader");
+    let mut text = String::new();
+    child.stdout.take().expect("a pipe").read_to_string(&mut text).expect("UTF-8");
+    assert!(child.wait().expect("an end").success());
+    insta::assert_snapshot!(text);
+    assert!(!text.contains('\x1b'), "no colours in a pipe");
+}

@@ -1,0 +1,44 @@
+//! Detects a client that stalls a host: the engine thread waits for a page of the client's memory.
+
+use crate::state::DaemonState;
+use std::time::Instant;
+
+/// Reports stalled hosts, ends the client if the configuration says so, and flushes recordings.
+pub(crate) struct StallWatchdog {
+    /// Per host, the memory access that the last poll found in progress, and the time of the first poll that did.
+    accesses: Vec<Option<((u64, u32), Instant)>>,
+}
+
+impl StallWatchdog {
+    pub fn new(hosts: usize) -> StallWatchdog {
+        StallWatchdog { accesses: vec![None; hosts] }
+    }
+
+    pub fn poll(&mut self, daemon: &DaemonState) {
+        daemon.recordings.flush();
+        for (host, seen) in daemon.hosts.iter().zip(&mut self.accesses) {
+            let current = host.access_monitor.current();
+            let since = seen.filter(|(access, _)| Some(*access) == current).map(|(_, since)| since);
+            if let (Some((_, pid)), Some(since)) = (current, since) {
+                let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+                let (host, name) = (&host.device.name, name.trim());
+                eprintln!(
+                    "softhca: host {host} is stalled by process {pid} ({name}): a page of its memory does not \
+                     arrive; all clients of the host wait"
+                );
+                if daemon.config.kill_after.is_some_and(|limit| since.elapsed() >= limit) {
+                    eprintln!("softhca: killing process {pid} ({name}) because it stalls host {host}");
+                    kill_process(pid);
+                }
+            }
+            *seen = current.map(|access| (access, since.unwrap_or_else(Instant::now)));
+        }
+    }
+}
+
+/// Sends SIGKILL. The number cannot belong to another process yet: the engine is accessing the memory of this one.
+fn kill_process(pid: u32) {
+    if let Some(process) = rustix::process::Pid::from_raw(pid as i32) {
+        let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+    }
+}

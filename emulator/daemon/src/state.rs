@@ -1,0 +1,101 @@
+//! The state that the server and all sessions of a daemon share.
+
+use crate::command_error::CommandError;
+use crate::config::Config;
+use crate::host::{AsyncEventWatchers, DaemonHost};
+use crate::qp_roles::QpRoles;
+use crate::recording::Recordings;
+use parking_lot::Mutex;
+use softhca_queue::control::{ClientStatus, DaemonStatus, HostStatus};
+use softhca_udp::HostNetwork;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Instant;
+use tokio::sync::{Notify, watch};
+
+/// The state of a session that `softhca status` shows.
+pub(crate) struct SessionStatus {
+    pub host_name: Option<String>,
+    pub client: ClientStatus,
+}
+
+/// The state that all sessions share.
+pub(crate) struct DaemonState {
+    pub config: Config,
+    pub hosts: Vec<Arc<DaemonHost>>,
+    pub watchers: Arc<AsyncEventWatchers>,
+    pub recordings: Arc<Recordings>,
+    pub roles: QpRoles,
+    /// How many rings and regions of clients the daemon has mapped.
+    pub mappings: Arc<AtomicUsize>,
+    /// The network between the hosts.
+    pub network: Option<Arc<HostNetwork>>,
+    /// True when every session must end.
+    pub stopping: watch::Sender<bool>,
+    /// A client asked the daemon to stop.
+    pub stop_requested: Notify,
+    pub sessions: Mutex<BTreeMap<u64, Arc<Mutex<SessionStatus>>>>,
+    started: Instant,
+}
+
+impl DaemonState {
+    pub fn new(
+        config: Config,
+        hosts: Vec<Arc<DaemonHost>>,
+        watchers: Arc<AsyncEventWatchers>,
+        recordings: Arc<Recordings>,
+        network: Option<Arc<HostNetwork>>,
+    ) -> DaemonState {
+        DaemonState {
+            config,
+            hosts,
+            watchers,
+            recordings,
+            roles: QpRoles::default(),
+            mappings: Arc::default(),
+            network,
+            stopping: watch::Sender::new(false),
+            stop_requested: Notify::new(),
+            sessions: Mutex::default(),
+            started: Instant::now(),
+        }
+    }
+
+    /// The host or device with this name; without a name, the first host.
+    pub fn host(&self, name: Option<&str>) -> Result<&Arc<DaemonHost>, CommandError> {
+        let found = match name {
+            None => self.hosts.first(),
+            Some(name) => {
+                self.hosts.iter().find(|host| host.device.name == name || host.device.device_name == name)
+            }
+        };
+        found.ok_or_else(|| {
+            let names: Vec<&str> = self.hosts.iter().map(|host| host.device.name.as_str()).collect();
+            let text =
+                format!("no host is named {:?}; the hosts are {}", name.unwrap_or(""), names.join(", "));
+            CommandError::new(libc::ENODEV, text)
+        })
+    }
+
+    pub fn status(&self) -> DaemonStatus {
+        let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
+        let hosts = self.hosts.iter().map(|host| {
+            let clients = sessions.iter().filter_map(|session| {
+                let session = session.lock();
+                (session.host_name.as_ref() == Some(&host.device.name)).then(|| session.client.clone())
+            });
+            let (queue_pairs, listening_ports) = host.driver.control(|driver| {
+                let hca = driver.hca();
+                (hca.queue_pair_count() as u32, hca.listening_ports().collect())
+            });
+            HostStatus { host: host.device.clone(), clients: clients.collect(), queue_pairs, listening_ports }
+        });
+        DaemonStatus {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            uptime_s: self.started.elapsed().as_secs(),
+            hosts: hosts.collect(),
+        }
+    }
+}

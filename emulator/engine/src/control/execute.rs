@@ -1,0 +1,178 @@
+//! The one entry of all control verbs.
+
+use super::QpRings;
+use crate::{ClientId, Context, Hca, MemoryId, MemoryRegion, QpState, Resource, VerbsError};
+use alloc::boxed::Box;
+use softhca_queue::{AccessFlags, Command, CompletionProducer, ReceiveConsumer, Reply, SharedWords, cm};
+use softhca_wire::RemoteKey;
+
+/// Memory that the back end allocates for a command.
+#[derive(Default)]
+pub struct Attachments {
+    /// Memory for the rings of a queue: [`Command::ring_words`] words.
+    pub rings: Option<SharedWords>,
+    /// Called after each completion that the HCA adds to a new or resized completion queue.
+    pub on_completion: Option<Box<dyn Fn() + Send + Sync>>,
+    /// Memory to register. After the call: memory that no region uses, which the back end releases.
+    pub memory: Option<MemoryId>,
+}
+
+impl Attachments {
+    /// An XRC target has no rings.
+    fn rings(&mut self) -> SharedWords {
+        self.rings.take().unwrap_or_else(|| SharedWords::heap(0))
+    }
+
+    fn completion_ring(&mut self, cqe: u32) -> CompletionProducer {
+        let ring = CompletionProducer::new(self.rings(), cqe);
+        match self.on_completion.take() {
+            Some(notify) => ring.with_notifier(notify),
+            None => ring,
+        }
+    }
+}
+
+/// Clears the bits that no flag has: they come over a socket as they are.
+fn known(access: AccessFlags) -> AccessFlags {
+    AccessFlags::from_bits_truncate(access.bits())
+}
+
+impl Hca {
+    /// Executes a control verb of a client.
+    pub fn execute(
+        &mut self,
+        ctx: &mut Context<'_>,
+        client: ClientId,
+        command: Command,
+        attachments: &mut Attachments,
+    ) -> Result<Reply, VerbsError> {
+        command.ring_words()?;
+        match command {
+            Command::AllocateProtectionDomain => {
+                return self.allocate_protection_domain(client).map(Reply::ProtectionDomain);
+            }
+            Command::DeallocateProtectionDomain(pd) => self.free_protection_domain(client, pd)?,
+            Command::RegisterMemoryRegion { pd, iova, length, access } => {
+                return self.register(client, pd, iova, length, access, attachments);
+            }
+            Command::ReregisterMemoryRegion { rkey, pd, mapping, access } => {
+                let mut region = self.query_memory_region(client, rkey)?;
+                let old = region.memory;
+                region.pd = pd.unwrap_or(region.pd);
+                region.access_flags = access.map_or(region.access_flags, known);
+                if let Some((iova, length)) = mapping {
+                    let memory = attachments.memory.expect("the back end attaches the new memory");
+                    (region.iova, region.length, region.memory) = (iova, length, memory);
+                }
+                let rkey = self.reregister_memory_region(client, rkey, region)?;
+                attachments.memory = mapping.map(|_| old);
+                return Ok(registered(rkey, &region));
+            }
+            Command::DeregisterMemoryRegion(rkey) => {
+                attachments.memory = Some(self.deregister_memory_region(client, rkey)?.memory);
+            }
+            Command::AllocateMemoryWindow { pd, mw_type } => {
+                return self.allocate_memory_window(client, pd, mw_type).map(Reply::MemoryWindow);
+            }
+            Command::DeallocateMemoryWindow(rkey) => self.free_memory_window(client, rkey)?,
+            Command::CreateCompletionQueue { cqe } => {
+                let ring = attachments.completion_ring(cqe);
+                return self.create_completion_queue(client, ring).map(Reply::CompletionQueue);
+            }
+            Command::ResizeCompletionQueue { cq, cqe } => {
+                self.resize_completion_queue(client, cq, attachments.completion_ring(cqe))?;
+            }
+            Command::DestroyCompletionQueue(cq) => self.destroy_completion_queue(client, cq)?,
+            Command::CreateSharedReceiveQueue { init, max_wr, max_sge } => {
+                let ring = ReceiveConsumer::new(attachments.rings(), max_wr, max_sge as usize);
+                return self.create_shared_receive_queue(client, init, ring).map(Reply::SharedReceiveQueue);
+            }
+            Command::ModifySharedReceiveQueue { srq, srq_limit } => {
+                self.arm_shared_receive_queue(ctx, client, srq, srq_limit)?;
+            }
+            Command::QuerySharedReceiveQueue(srq) => {
+                return self.query_shared_receive_queue(client, srq).map(Reply::SrqAttributes);
+            }
+            Command::DestroySharedReceiveQueue(srq) => self.destroy_shared_receive_queue(client, srq)?,
+            Command::OpenXrcDomain => return self.open_xrc_domain(client).map(Reply::XrcDomain),
+            Command::CloseXrcDomain(xrcd) => self.close_xrc_domain(client, xrcd)?,
+            Command::CreateAddressHandle { pd, address_vector } => {
+                return self.create_address_handle(client, pd, address_vector).map(Reply::AddressHandle);
+            }
+            Command::DestroyAddressHandle(ah) => self.destroy_address_handle(client, ah)?,
+            Command::CreateQueuePair { init, capabilities } => {
+                let (send, receive) = capabilities.consumers(&init, &attachments.rings(), false);
+                return self.create_queue_pair(client, init, QpRings { send, receive }).map(Reply::QueuePair);
+            }
+            Command::ModifyQueuePair { qpn, mut modify } => {
+                modify.access_flags = modify.access_flags.map(known);
+                return self.modify_queue_pair(ctx, client, qpn, &modify).map(Reply::QpState);
+            }
+            Command::QueryQueuePair(qpn) => return self.query_queue_pair(client, qpn).map(Reply::QpSnapshot),
+            Command::DestroyQueuePair(qpn) => self.destroy_queue_pair(ctx, client, qpn)?,
+            Command::AttachMulticast { qpn, group } => self.attach_multicast(client, qpn, group)?,
+            Command::DetachMulticast { qpn, group } => self.detach_multicast(client, qpn, group)?,
+            Command::QueryPort => return Ok(Reply::PortState(self.port_state())),
+            Command::Cm(command) => return self.execute_cm(ctx, client, command).map(Reply::Cm),
+            Command::TransitionQueuePair(transition) => {
+                return self.transition_queue_pair(ctx, client, &transition).map(Reply::Cm);
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    fn register(
+        &mut self,
+        client: ClientId,
+        pd: crate::PdId,
+        iova: Option<u64>,
+        length: u64,
+        access: AccessFlags,
+        attachments: &mut Attachments,
+    ) -> Result<Reply, VerbsError> {
+        let not_found = VerbsError::NotFound { resource: Resource::Client, number: client.0 };
+        let next_iova = self.clients.get(&client).ok_or(not_found)?.next_iova;
+        let memory = attachments.memory.expect("the back end attaches the memory");
+        let (iova, access_flags) = (iova.unwrap_or(next_iova), known(access));
+        let region = MemoryRegion { client, pd, iova, length, access_flags, memory };
+        let rkey = self.register_memory_region(region)?;
+        attachments.memory = None;
+        if let Some(client) = self.clients.get_mut(&client) {
+            // The next region begins on a page of its own, behind a page that belongs to no region.
+            let size = length.checked_next_multiple_of(4096).and_then(|size| size.checked_add(4096));
+            let next = size.and_then(|size| next_iova.checked_add(size));
+            client.next_iova = next.unwrap_or(super::FIRST_IOVA);
+        }
+        Ok(registered(rkey, &region))
+    }
+
+    /// Takes the queue pair of a connection through its states, then makes the connection manager's call.
+    fn transition_queue_pair(
+        &mut self,
+        ctx: &mut Context<'_>,
+        client: ClientId,
+        transition: &cm::QpTransition,
+    ) -> Result<cm::Reply, VerbsError> {
+        for state in &transition.states {
+            let query = cm::Command::InitQpAttributes { id: transition.id, state: *state };
+            let cm::Reply::QpAttributes(modify) = self.execute_cm(ctx, client, query)? else {
+                unreachable!("the connection manager replies with attributes")
+            };
+            let modify = transition.limit_rd_atomic(modify);
+            let modified = self.modify_queue_pair(ctx, client, transition.qpn, &modify);
+            // A queue pair in RESET or in the error state needs no transition to the error state.
+            if *state != QpState::Error {
+                modified?;
+            }
+        }
+        match transition.final_command() {
+            Some(command) => self.execute_cm(ctx, client, command),
+            None => Ok(cm::Reply::Done),
+        }
+    }
+}
+
+fn registered(rkey: RemoteKey, region: &MemoryRegion) -> Reply {
+    let is_zero_based = region.access_flags.contains(AccessFlags::ZERO_BASED);
+    Reply::MemoryRegion { rkey, iova: if is_zero_based { 0 } else { region.iova } }
+}

@@ -1,0 +1,139 @@
+//! Memory windows: allocation, binding and invalidation.
+
+use super::{KeyEntry, KeyKind, MwBinding, Protection};
+use crate::{AccessError, ClientId, DeviceLimits, MemoryWindowType, PdId, Resource, VerbsError};
+use softhca_queue::{AccessFlags, MemoryWindowBind};
+use softhca_wire::{Qpn, RemoteKey};
+
+impl Protection {
+    pub fn allocate_memory_window(
+        &mut self,
+        client: ClientId,
+        pd: PdId,
+        kind: MemoryWindowType,
+        tag: u8,
+    ) -> Result<RemoteKey, VerbsError> {
+        self.acquire_pd(client, pd)?;
+        let window = KeyKind::MemoryWindow { client, pd, kind, binding: None };
+        match self.keys.insert(tag, |_| KeyEntry { variant: tag, kind: window }) {
+            Some(number) => Ok(RemoteKey(number << 8 | u32::from(tag))),
+            None => {
+                self.release_pd(pd);
+                let limit = DeviceLimits::HCA.max_mr;
+                Err(VerbsError::Exhausted { resource: Resource::MemoryWindow, limit })
+            }
+        }
+    }
+
+    pub fn free_memory_window(&mut self, client: ClientId, key: RemoteKey) -> Result<(), VerbsError> {
+        let entry = self.entry(client, key.0, Resource::MemoryWindow)?;
+        let KeyKind::MemoryWindow { pd, binding, .. } = &mut entry.kind else {
+            unreachable!("entry() returned a window")
+        };
+        let (pd, binding) = (*pd, binding.take());
+        self.unbind(binding);
+        self.keys.remove(key.0 >> 8);
+        self.release_pd(pd);
+        Ok(())
+    }
+
+    fn unbind(&mut self, binding: Option<MwBinding>) {
+        if let Some(binding) = binding
+            && let Some(KeyEntry { kind: KeyKind::MemoryRegion { bound_windows, .. }, .. }) =
+                self.keys.get_mut(binding.region)
+        {
+            *bound_windows -= 1;
+        }
+    }
+
+    /// Binds a window on behalf of a queue pair of `pd`. Returns the new rkey.
+    pub fn bind_memory_window(
+        &mut self,
+        pd: PdId,
+        qpn: Qpn,
+        bind: &MemoryWindowBind,
+    ) -> Result<RemoteKey, AccessError> {
+        let window_key = bind.mw_rkey.0;
+        let Some(entry) = self.keys.get(window_key >> 8) else {
+            return Err(AccessError::UnknownKey { key: window_key });
+        };
+        let KeyKind::MemoryWindow { pd: window_pd, kind, binding, .. } = &entry.kind else {
+            return Err(AccessError::UnknownKey { key: window_key });
+        };
+        let (kind, bound) = (*kind, binding.is_some());
+        entry.check_variant(window_key)?;
+        if *window_pd != pd {
+            return Err(AccessError::PdMismatch { key: window_key });
+        }
+        // A type 2 window can be bound only while it is invalid, with a key of the same number.
+        if kind == MemoryWindowType::Type2 && (bound || bind.new_rkey.0 >> 8 != window_key >> 8) {
+            return Err(AccessError::StaleKey { key: bind.new_rkey.0, current: window_key });
+        }
+        let region_key = bind.mr_lkey.0;
+        let binding = if bind.length == 0 && kind == MemoryWindowType::Type1 {
+            None
+        } else {
+            let Some(entry) = self.keys.get(region_key >> 8) else {
+                return Err(AccessError::UnknownKey { key: region_key });
+            };
+            let KeyKind::MemoryRegion { region, .. } = &entry.kind else {
+                return Err(AccessError::UnknownKey { key: region_key });
+            };
+            entry.check_variant(region_key)?;
+            let mut required = AccessFlags::MW_BIND;
+            if bind.access.intersects(AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC) {
+                required |= AccessFlags::LOCAL_WRITE;
+            }
+            region.check_access(region_key, pd, required)?;
+            region.offset(region_key, bind.address, bind.length)?;
+            Some(MwBinding {
+                region: region_key >> 8,
+                address: bind.address,
+                length: bind.length,
+                access_flags: bind.access,
+                qpn,
+            })
+        };
+        if let Some(binding) = &binding
+            && let Some(KeyEntry { kind: KeyKind::MemoryRegion { bound_windows, .. }, .. }) =
+                self.keys.get_mut(binding.region)
+        {
+            *bound_windows += 1;
+        }
+        let entry = self.keys.get_mut(window_key >> 8).expect("the window exists");
+        entry.variant = match kind {
+            MemoryWindowType::Type1 => entry.variant.wrapping_add(1),
+            MemoryWindowType::Type2 => bind.new_rkey.0 as u8,
+        };
+        let key = RemoteKey(window_key & !0xff | u32::from(entry.variant));
+        let KeyKind::MemoryWindow { binding: slot, .. } = &mut entry.kind else {
+            unreachable!("the key is a window")
+        };
+        let old = core::mem::replace(slot, binding);
+        self.unbind(old);
+        Ok(key)
+    }
+
+    /// Invalidates a type 2 window, on behalf of a queue pair of `pd` or of its peer.
+    pub fn invalidate(&mut self, pd: PdId, qpn: Qpn, key: RemoteKey) -> Result<(), AccessError> {
+        let key = key.0;
+        let entry = self.keys.get_mut(key >> 8).ok_or(AccessError::UnknownKey { key })?;
+        entry.check_variant(key)?;
+        let KeyKind::MemoryWindow { pd: owner, kind: MemoryWindowType::Type2, binding, .. } = &mut entry.kind
+        else {
+            // Only keys that a work request can make valid again can be invalidated (IBA 10.6.7.2).
+            return Err(AccessError::UnknownKey { key });
+        };
+        if *owner != pd {
+            return Err(AccessError::PdMismatch { key });
+        }
+        match binding {
+            None => return Err(AccessError::Invalidated { key }),
+            Some(binding) if binding.qpn != qpn => return Err(AccessError::QpMismatch { key }),
+            Some(_) => {}
+        }
+        let old = binding.take();
+        self.unbind(old);
+        Ok(())
+    }
+}

@@ -1,0 +1,387 @@
+//! How often a rule acts on matching packets.
+
+use super::flow::FlowId;
+use super::flow_history::ObservedPacket;
+use crate::{Direction, Seed};
+use alloc::collections::{BTreeMap, BTreeSet};
+use core::fmt;
+use core::num::NonZeroU64;
+
+/// How often a rule acts on matching packets; by default always.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Repeat {
+    /// The number of packets to skip first.
+    pub skip: u64,
+    /// The maximum number of hits; `None` for no limit.
+    pub times: Option<u64>,
+    /// Which of the remaining packets are hit.
+    pub choice: Choice,
+    /// The scope of the counts.
+    pub scope: Scope,
+}
+
+impl Repeat {
+    /// The first `times` packets.
+    pub fn times(times: u64) -> Repeat {
+        Repeat { times: Some(times), ..Repeat::default() }
+    }
+
+    /// A choice without a limit.
+    pub fn choice(choice: Choice) -> Repeat {
+        Repeat { choice, ..Repeat::default() }
+    }
+}
+
+/// Which packets share a count.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scope {
+    /// All matching packets. With several flows, their order determines which is hit.
+    #[default]
+    Rule,
+    /// Each flow and direction separately.
+    Flow,
+}
+
+/// Which matching packets are hit.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// All packets.
+    #[default]
+    All,
+    /// Every n-th packet.
+    Every(NonZeroU64),
+    /// The packets at an `X` of a repeated pattern.
+    Pattern(Pattern),
+    /// Each packet with this probability, independently.
+    Probability {
+        /// The probability in parts per billion.
+        per_billion: u32,
+    },
+    /// Bursts.
+    Burst(GilbertElliott),
+}
+
+/// A sequence of hits and misses such as `XOO`, at most 64.
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(try_from = "alloc::string::String", into = "alloc::string::String")
+)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Pattern {
+    /// Bit n is set if packet n is a hit.
+    hits: u64,
+    length: u8,
+}
+
+impl Pattern {
+    /// Parses a pattern of `X` (hit) and `O` (miss) in either case.
+    ///
+    /// ```
+    /// use softhca_fabric::{Pattern, PatternError};
+    /// assert_eq!(Pattern::parse("XOO").unwrap().to_string(), "XOO");
+    /// assert_eq!(Pattern::parse("X-O"), Err(PatternError::InvalidChar('-')));
+    /// ```
+    pub fn parse(text: &str) -> Result<Pattern, PatternError> {
+        let mut pattern = Pattern { hits: 0, length: 0 };
+        for letter in text.chars() {
+            if pattern.length == 64 {
+                return Err(PatternError::TooLong);
+            }
+            let hit = match letter {
+                'X' | 'x' => 1,
+                'O' | 'o' => 0,
+                other => return Err(PatternError::InvalidChar(other)),
+            };
+            pattern.hits |= hit << pattern.length;
+            pattern.length += 1;
+        }
+        if pattern.length == 0 { Err(PatternError::Empty) } else { Ok(pattern) }
+    }
+
+    /// Whether the packet with this index is hit when the pattern repeats.
+    pub const fn hits(self, index: u64) -> bool {
+        self.hits >> (index % self.length as u64) & 1 == 1
+    }
+
+    /// Whether the pattern has no hit.
+    pub const fn never_hits(self) -> bool {
+        self.hits == 0
+    }
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<alloc::string::String> for Pattern {
+    type Error = PatternError;
+
+    fn try_from(text: alloc::string::String) -> Result<Pattern, PatternError> {
+        Pattern::parse(&text)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl From<Pattern> for alloc::string::String {
+    fn from(pattern: Pattern) -> alloc::string::String {
+        alloc::format!("{pattern}")
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (0..self.length).try_for_each(|n| f.write_str(if self.hits(n.into()) { "X" } else { "O" }))
+    }
+}
+
+impl fmt::Debug for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pattern({self})")
+    }
+}
+
+/// Why text is not a valid [`Pattern`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PatternError {
+    /// The text is empty.
+    Empty,
+    /// The text has more than 64 letters.
+    TooLong,
+    /// A letter is neither `X` nor `O`.
+    InvalidChar(char),
+}
+
+impl fmt::Display for PatternError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PatternError::Empty => f.write_str("the pattern is empty"),
+            PatternError::TooLong => f.write_str("the pattern has more than 64 letters"),
+            PatternError::InvalidChar(letter) => {
+                write!(f, "the pattern has {letter:?}; only X and O are valid")
+            }
+        }
+    }
+}
+
+impl core::error::Error for PatternError {}
+
+/// The Gilbert-Elliott model: each flow is in a good or a bad state and may change state with each packet; it
+/// starts in the good state. All values are parts per billion.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GilbertElliott {
+    /// Probability of a change from good to bad.
+    pub good_to_bad: u32,
+    /// Probability of a change from bad to good.
+    pub bad_to_good: u32,
+    /// Probability of a hit in the good state.
+    pub hit_in_good: u32,
+    /// Probability of a hit in the bad state.
+    pub hit_in_bad: u32,
+}
+
+/// The input of a draw, without the seed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DrawKey {
+    pub rule: u64,
+    pub direction: Direction,
+    pub packet: ObservedPacket,
+}
+
+/// The purposes of draws for one rule and packet.
+#[derive(Clone, Copy)]
+pub(crate) enum DrawPurpose {
+    Chance,
+    BurstState,
+    BurstHit,
+    BitPosition,
+}
+
+impl DrawKey {
+    /// The words of a draw: rule, direction, flow, PSN, transmission, purpose.
+    pub fn words(&self, draw: DrawPurpose) -> [u64; 6] {
+        let ObservedPacket { flow_id, packet_type, psn, relative_psn, transmission, .. } = self.packet;
+        let flow_id = match (flow_id, packet_type) {
+            (Some(flow_id), Some(packet_type)) => (u64::from(flow_id.0) << 1 | packet_type as u64) + 1,
+            _ => 0,
+        };
+        let psn = match relative_psn {
+            Some(relative) => relative as u64,
+            None => psn.map_or(0, |psn| psn.value().into()),
+        };
+        [self.rule, self.direction as u64, flow_id, psn, transmission, draw as u64]
+    }
+
+    fn flow(&self) -> (Direction, Option<FlowId>) {
+        (self.direction, self.packet.flow_id)
+    }
+}
+
+/// The state of a rule's repetition.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RepeatState {
+    /// Matches and hits by scope; the key is `None` for the whole rule.
+    counts: BTreeMap<Option<(Direction, Option<FlowId>)>, Count>,
+    /// The flows in the bad state.
+    bad: BTreeSet<(Direction, Option<FlowId>)>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    matched: u64,
+    hit: u64,
+}
+
+impl RepeatState {
+    /// Counts a matching packet and returns whether it is hit.
+    pub fn next(&mut self, repeat: &Repeat, seed: Seed, draw_key: &DrawKey) -> bool {
+        let scope = (repeat.scope == Scope::Flow).then(|| draw_key.flow());
+        let count = self.counts.entry(scope).or_default();
+        count.matched += 1;
+        // `ordinal` counts from one after the skipped packets.
+        let Some(ordinal @ 1..) = count.matched.checked_sub(repeat.skip) else { return false };
+        let hit = match repeat.choice {
+            Choice::All => true,
+            Choice::Every(n) => ordinal.is_multiple_of(n.get()),
+            Choice::Pattern(pattern) => pattern.hits(ordinal - 1),
+            Choice::Probability { per_billion } => {
+                seed.happens(per_billion, &draw_key.words(DrawPurpose::Chance))
+            }
+            Choice::Burst(burst) => burst.next(&mut self.bad, seed, draw_key),
+        };
+        let hit = hit && repeat.times.is_none_or(|times| count.hit < times);
+        count.hit += u64::from(hit);
+        hit
+    }
+}
+
+impl GilbertElliott {
+    fn next(&self, bad: &mut BTreeSet<(Direction, Option<FlowId>)>, seed: Seed, draw_key: &DrawKey) -> bool {
+        let flow = draw_key.flow();
+        let was_bad = bad.contains(&flow);
+        let change = if was_bad { self.bad_to_good } else { self.good_to_bad };
+        let is_bad = was_bad ^ seed.happens(change, &draw_key.words(DrawPurpose::BurstState));
+        if is_bad != was_bad {
+            if is_bad {
+                bad.insert(flow)
+            } else {
+                bad.remove(&flow)
+            };
+        }
+        let hit = if is_bad { self.hit_in_bad } else { self.hit_in_good };
+        seed.happens(hit, &draw_key.words(DrawPurpose::BurstHit))
+    }
+}
+
+impl Choice {
+    /// Whether the choice draws, which requires the transmission count.
+    pub(crate) const fn needs_history(&self) -> bool {
+        matches!(self, Choice::Probability { .. } | Choice::Burst(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{ALICE, BOB, Packet, flow};
+    use crate::{FlowTable, PER_BILLION};
+    use alloc::string::String;
+    use alloc::vec::Vec;
+    use softhca_wire::Operation;
+
+    fn draw_key(flow_id: u32, position: i64) -> DrawKey {
+        let mut flows = FlowTable::new();
+        flows.insert(flow(flow_id, ALICE, BOB, 0));
+        let mut observed = ObservedPacket::of(&Packet::rc(Operation::Write, 0).frame(), &flows);
+        observed.relative_psn = Some(position);
+        observed.transmission = 1;
+        DrawKey { rule: 0, direction: Direction::Forward, packet: observed }
+    }
+
+    /// The hits among the first packets of one flow.
+    fn hits(repeat: Repeat, packets: i64) -> String {
+        let mut progress = RepeatState::default();
+        let hit = |position| progress.next(&repeat, Seed(1), &draw_key(1, position));
+        (0..packets).map(hit).map(|hit| if hit { 'X' } else { 'O' }).collect()
+    }
+
+    #[test]
+    fn skip_times_every_and_pattern_select_packets() {
+        let every = |n| Choice::Every(NonZeroU64::new(n).expect("not zero"));
+        let pattern = |text| Choice::Pattern(Pattern::parse(text).expect("a pattern"));
+        assert_eq!(hits(Repeat::default(), 4), "XXXX");
+        assert_eq!(hits(Repeat::times(2), 4), "XXOO");
+        assert_eq!(hits(Repeat { skip: 1, ..Repeat::times(2) }, 4), "OXXO");
+        assert_eq!(hits(Repeat::choice(every(3)), 7), "OOXOOXO");
+        assert_eq!(hits(Repeat { skip: 1, ..Repeat::choice(every(2)) }, 6), "OOXOXO");
+        assert_eq!(hits(Repeat::choice(pattern("XOO")), 7), "XOOXOOX");
+        assert_eq!(hits(Repeat { times: Some(2), ..Repeat::choice(pattern("xo")) }, 6), "XOXOOO");
+        assert_eq!(hits(Repeat { skip: u64::MAX, ..Repeat::default() }, 2), "OO");
+        assert_eq!(hits(Repeat::times(0), 2), "OO");
+    }
+
+    #[test]
+    fn pattern_parses_or_reports_its_error() {
+        assert_eq!(Pattern::parse(""), Err(PatternError::Empty));
+        assert_eq!(Pattern::parse("XO X"), Err(PatternError::InvalidChar(' ')));
+        let long = "X".repeat(64);
+        assert!(Pattern::parse(&long).expect("64 letters").hits(63));
+        assert_eq!(Pattern::parse(&(long + "X")), Err(PatternError::TooLong));
+        assert!(Pattern::parse("OO").expect("a pattern").never_hits());
+    }
+
+    #[test]
+    fn flow_scope_counts_each_flow_separately() {
+        let both = |scope| {
+            let repeat = Repeat { scope, ..Repeat::times(1) };
+            let mut progress = RepeatState::default();
+            [1, 2, 1, 2].map(|flow_id| progress.next(&repeat, Seed(1), &draw_key(flow_id, 0)))
+        };
+        assert_eq!(both(Scope::Rule), [true, false, false, false]);
+        assert_eq!(both(Scope::Flow), [true, true, false, false]);
+    }
+
+    #[test]
+    fn probability_depends_on_every_word_of_the_draw_key() {
+        let repeat = Repeat::choice(Choice::Probability { per_billion: PER_BILLION / 2 });
+        let hits = |seed, change: fn(&mut DrawKey)| -> Vec<bool> {
+            let ask = |position| {
+                let mut draw_key = draw_key(1, position);
+                change(&mut draw_key);
+                RepeatState::default().next(&repeat, seed, &draw_key)
+            };
+            (0..64).map(ask).collect()
+        };
+        let usual = hits(Seed(1), |_| ());
+        assert_eq!(hits(Seed(1), |_| ()), usual);
+        assert_ne!(hits(Seed(2), |_| ()), usual);
+        assert_ne!(hits(Seed(1), |draw_key| draw_key.rule = 1), usual);
+        assert_ne!(hits(Seed(1), |draw_key| draw_key.direction = Direction::Backward), usual);
+        assert_ne!(hits(Seed(1), |draw_key| draw_key.packet.flow_id = Some(FlowId(2))), usual);
+        assert_ne!(hits(Seed(1), |draw_key| draw_key.packet.transmission = 2), usual);
+    }
+
+    #[test]
+    fn probability_does_not_depend_on_the_first_psn() {
+        let mut other = draw_key(1, 5);
+        other.packet.psn = other.packet.psn.map(|psn| psn.plus(77));
+        assert_eq!(other.words(DrawPurpose::Chance), draw_key(1, 5).words(DrawPurpose::Chance));
+    }
+
+    #[test]
+    fn burst_length_and_frequency_match_the_probabilities() {
+        // Bad for 10 packets, good for 90 on average.
+        let burst = GilbertElliott {
+            good_to_bad: PER_BILLION / 90,
+            bad_to_good: PER_BILLION / 10,
+            hit_in_good: 0,
+            hit_in_bad: PER_BILLION,
+        };
+        let hits = hits(Repeat::choice(Choice::Burst(burst)), 100_000);
+        let total = hits.matches('X').count();
+        let bursts = hits.split('O').filter(|run| !run.is_empty()).count();
+        assert!((9_000..11_000).contains(&total), "{total} hits");
+        assert!((9..=11).contains(&(total / bursts)), "{bursts} bursts");
+    }
+}

@@ -1,0 +1,80 @@
+//! Fault rules and their counters.
+
+use super::action::Action;
+use super::flow_history::ObservedPacket;
+use super::repetition::{DrawKey, Repeat, RepeatState};
+use super::selector::Selector;
+use crate::{Direction, Frame, Seed};
+
+/// Identifies a rule within a run. Draws depend on it, so it should not change when other rules are added or
+/// removed.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RuleId(pub u32);
+
+/// A fault rule: a selector, a repetition and an action.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// The rule's ID.
+    pub id: RuleId,
+    /// Which packets match.
+    pub selector: Selector,
+    /// How often the rule acts.
+    pub repeat: Repeat,
+    /// The action.
+    pub action: Action,
+}
+
+impl Rule {
+    /// Whether the rule depends on earlier packets of a flow.
+    pub(crate) const fn needs_history(&self) -> bool {
+        self.selector.needs_history() || self.repeat.choice.needs_history()
+    }
+}
+
+/// Rule counters.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RuleCounters {
+    /// Packets that matched.
+    pub matched: u64,
+    /// Packets that the rule acted on.
+    pub fired: u64,
+}
+
+/// A rule with its state on a link.
+#[derive(Clone, Debug)]
+pub(crate) struct ActiveRule {
+    pub rule: Rule,
+    pub counters: RuleCounters,
+    repeat_state: RepeatState,
+}
+
+impl ActiveRule {
+    pub fn new(rule: Rule) -> ActiveRule {
+        ActiveRule { rule, counters: RuleCounters::default(), repeat_state: RepeatState::default() }
+    }
+
+    /// Counts a packet and returns the action, if the rule fires.
+    pub fn evaluate(
+        &mut self,
+        now_ns: u64,
+        direction: Direction,
+        seed: Seed,
+        frame: &Frame,
+        observed: &ObservedPacket,
+    ) -> Option<(Action, DrawKey)> {
+        let Rule { id, selector, repeat, action } = &self.rule;
+        if !selector.matches(now_ns, direction, observed) || !action.applies_to(frame, observed.opcode) {
+            return None;
+        }
+        self.counters.matched += 1;
+        let draw_key = DrawKey { rule: id.0.into(), direction, packet: *observed };
+        if !self.repeat_state.next(repeat, seed, &draw_key) {
+            return None;
+        }
+        self.counters.fired += 1;
+        Some((*action, draw_key))
+    }
+}

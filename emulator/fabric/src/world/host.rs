@@ -1,0 +1,102 @@
+//! A host: an HCA, its memory, and the application's side of its queues.
+
+use super::memory::SparseMemory;
+use crate::{Direction, LinkId};
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec;
+use core::net::IpAddr;
+use softhca_engine::{ClientId, CqId, DeviceLimits, Hca, Settings, SrqId};
+use softhca_queue::{CompletionConsumer, DoorbellProducer, ReceiveProducer, SendProducer, doorbell_ring};
+use softhca_wire::{Gid, Qpn};
+
+/// The application's side of a queue pair's rings.
+pub(crate) struct QueueProducers {
+    pub send: Option<SendProducer>,
+    pub receive: Option<ReceiveProducer>,
+}
+
+/// A host of a world. The fields that every packet touches come first.
+#[repr(C)]
+pub struct Host {
+    /// The next scheduled wakeup; `u64::MAX` if none.
+    pub(crate) next_wakeup: u64,
+    /// The host is stalled until this time.
+    pub(crate) stalled_until: u64,
+    /// An event for the free link is scheduled.
+    pub(crate) waiting_for_link: bool,
+    pub(crate) address: IpAddr,
+    pub(crate) memory: SparseMemory,
+    pub(crate) hca: Hca,
+    /// Later scheduled wakeups, earliest last.
+    pub(crate) later_wakeups: alloc::vec::Vec<u64>,
+    pub(crate) name: String,
+    pub(crate) client: ClientId,
+    pub(crate) doorbell: DoorbellProducer,
+    pub(crate) queue_pairs: BTreeMap<Qpn, QueueProducers>,
+    pub(crate) completion_queues: BTreeMap<CqId, CompletionConsumer>,
+    pub(crate) shared_receive_queues: BTreeMap<SrqId, ReceiveProducer>,
+    /// The host's links and their egress directions.
+    pub(crate) links: alloc::vec::Vec<(LinkId, Direction)>,
+}
+
+impl Host {
+    pub(crate) fn new(name: &str, address: IpAddr, settings: Settings) -> Host {
+        let mut hca = Hca::new(settings, vec![Gid::from(address)]);
+        let (doorbell, heard) = doorbell_ring(DeviceLimits::HCA.max_qp as u32);
+        let client = hca.open_client(heard).expect("a new card has room for a client");
+        Host {
+            name: name.into(),
+            address,
+            hca,
+            memory: SparseMemory::default(),
+            client,
+            doorbell,
+            queue_pairs: BTreeMap::new(),
+            completion_queues: BTreeMap::new(),
+            shared_receive_queues: BTreeMap::new(),
+            links: vec::Vec::new(),
+            next_wakeup: u64::MAX,
+            later_wakeups: vec::Vec::new(),
+            waiting_for_link: false,
+            stalled_until: 0,
+        }
+    }
+
+    /// Records a wakeup. Returns false if an earlier one is scheduled.
+    pub(crate) fn schedule_wakeup(&mut self, at: u64) -> bool {
+        if at >= self.next_wakeup {
+            return false;
+        }
+        let later = core::mem::replace(&mut self.next_wakeup, at);
+        if later != u64::MAX {
+            self.later_wakeups.push(later);
+        }
+        true
+    }
+
+    /// Handles a due wakeup.
+    pub(crate) fn on_wakeup(&mut self) {
+        self.next_wakeup = self.later_wakeups.pop().unwrap_or(u64::MAX);
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its address.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// The links and their egress directions.
+    pub fn links(&self) -> &[(LinkId, Direction)] {
+        &self.links
+    }
+
+    /// The HCA.
+    pub fn hca(&self) -> &Hca {
+        &self.hca
+    }
+}

@@ -1,0 +1,617 @@
+//! Verbs in virtual time.
+
+use super::World;
+use super::host::QueueProducers;
+use crate::{Endpoint, Flow, FlowId, HostId};
+use alloc::vec::Vec;
+use core::time::Duration;
+use softhca_engine::{
+    AddressVector, AhId, Attachments, Command, CqId, Instant, Memory, MemoryId, MemoryRegion,
+    MemoryWindowType, ModifyQp, PayloadMode, PdId, QpAttributes, QpCapabilities, QpInitAttributes, QpRings,
+    QpSnapshot, QpState, QpType, Reply, SrqId, SrqInitAttributes, VerbsError, XrcdId,
+};
+use softhca_queue::{
+    AccessFlags, Completion, CompletionConsumer, CqNotify, InvalidWorkRequest, ReceiveProducer,
+    ReceiveWorkRequest, SendWorkRequest, SharedWords, cm, reply,
+};
+use softhca_wire::{Gid, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
+
+/// Ring sizes of a queue pair, and its SRQ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpOptions {
+    /// Capacity of the send queue in work requests.
+    pub max_send_wr: u32,
+    /// Capacity of the receive queue in work requests.
+    pub max_recv_wr: u32,
+    /// Scatter/gather entries per work request.
+    pub max_sge: usize,
+    /// Inline data in bytes.
+    pub max_inline_data: usize,
+    /// All send work requests are signaled.
+    pub sq_sig_all: bool,
+    /// The SRQ, if the queue pair has no receive queue of its own.
+    pub shared_receive_queue: Option<SrqId>,
+    /// The XRC domain of an XRC target.
+    pub xrc_domain: Option<XrcdId>,
+}
+
+impl Default for QpOptions {
+    fn default() -> QpOptions {
+        QpOptions {
+            max_send_wr: 64,
+            max_recv_wr: 64,
+            max_sge: 4,
+            max_inline_data: 64,
+            sq_sig_all: false,
+            shared_receive_queue: None,
+            xrc_domain: None,
+        }
+    }
+}
+
+impl QpOptions {
+    fn capabilities(&self) -> QpCapabilities {
+        QpCapabilities {
+            max_send_wr: self.max_send_wr,
+            max_recv_wr: self.max_recv_wr,
+            max_send_sge: self.max_sge as u32,
+            max_recv_sge: self.max_sge as u32,
+            max_inline_data: self.max_inline_data as u32,
+        }
+    }
+}
+
+/// Parameters of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectOptions {
+    /// The path MTU.
+    pub path_mtu: Mtu,
+    /// The first PSN of each direction.
+    pub first_psns: [Psn; 2],
+    /// Access flags of both queue pairs.
+    pub access: AccessFlags,
+    /// Outstanding READs and atomics, in both directions.
+    pub max_rd_atomic: u8,
+    /// The ACK timeout as an exponent of 4.096 µs.
+    pub timeout: u8,
+    /// The transport retry count.
+    pub retry_count: u8,
+    /// The RNR retry count.
+    pub rnr_retry: u8,
+    /// The minimum RNR NAK timer.
+    pub min_rnr_timer: RnrTimer,
+    /// DSCP and ECN bits.
+    pub traffic_class: u8,
+    /// The service level: the priority if the DSCP is zero.
+    pub service_level: u8,
+    /// The flow IDs of the two queue pairs in fault rules.
+    pub flow_ids: [Option<FlowId>; 2],
+}
+
+impl Default for ConnectOptions {
+    fn default() -> ConnectOptions {
+        ConnectOptions {
+            path_mtu: Mtu::B1024,
+            first_psns: [Psn::new(0), Psn::new(0)],
+            access: AccessFlags::LOCAL_WRITE
+                | AccessFlags::REMOTE_WRITE
+                | AccessFlags::REMOTE_READ
+                | AccessFlags::REMOTE_ATOMIC,
+            max_rd_atomic: 16,
+            timeout: 14,
+            retry_count: 7,
+            rnr_retry: 7,
+            min_rnr_timer: RnrTimer::new(12),
+            traffic_class: 0,
+            service_level: 0,
+            flow_ids: [None, None],
+        }
+    }
+}
+
+/// The verbs of one host.
+pub struct Verbs<'a> {
+    pub(crate) world: &'a mut World,
+    pub(crate) id: HostId,
+}
+
+impl Verbs<'_> {
+    /// Executes a control verb. The HCA transmits nothing before the world goes on.
+    fn execute(&mut self, command: Command) -> Result<Reply, VerbsError> {
+        self.execute_with(command, &mut Attachments::default())
+    }
+
+    fn execute_with(&mut self, command: Command, attachments: &mut Attachments) -> Result<Reply, VerbsError> {
+        let client = self.world.host(self.id).client;
+        self.world.with_context(self.id, |hca, ctx| hca.execute(ctx, client, command, attachments))
+    }
+
+    /// Executes a control verb that creates rings, and returns their memory.
+    fn execute_with_rings(&mut self, command: Command) -> Result<(Reply, SharedWords), VerbsError> {
+        let rings = SharedWords::heap(command.ring_words()?);
+        let mut attachments = Attachments { rings: Some(rings.clone()), ..Attachments::default() };
+        Ok((self.execute_with(command, &mut attachments)?, rings))
+    }
+
+    /// Executes a control verb, then lets the HCA transmit.
+    fn execute_and_transmit(&mut self, command: Command) -> Result<Reply, VerbsError> {
+        let client = self.world.host(self.id).client;
+        let mut attachments = Attachments::default();
+        self.world.with_hca(self.id, |hca, ctx| hca.execute(ctx, client, command, &mut attachments))
+    }
+
+    /// Allocates a protection domain.
+    pub fn allocate_protection_domain(&mut self) -> Result<PdId, VerbsError> {
+        Ok(reply!(self.execute(Command::AllocateProtectionDomain)?, Reply::ProtectionDomain(pd) => pd))
+    }
+
+    /// Deallocates a protection domain.
+    pub fn deallocate_protection_domain(&mut self, pd: PdId) -> Result<(), VerbsError> {
+        self.execute(Command::DeallocateProtectionDomain(pd)).map(|_| ())
+    }
+
+    /// Allocates and registers zeroed memory; it stays zeroed if payloads are elided. Returns the key and the
+    /// address of its first byte.
+    pub fn register_memory(
+        &mut self,
+        pd: PdId,
+        length: u64,
+        access: AccessFlags,
+    ) -> Result<(RemoteKey, u64), VerbsError> {
+        let host = self.world.host_mut(self.id);
+        let memory = match host.hca.settings().payload_mode {
+            PayloadMode::Carried => host.memory.allocate(length),
+            PayloadMode::Elided => host.memory.allocate_null(length),
+        };
+        let iova = access.contains(AccessFlags::ZERO_BASED).then_some(0);
+        let command = Command::RegisterMemoryRegion { pd, iova, length, access };
+        let mut attachments = Attachments { memory: Some(memory), ..Attachments::default() };
+        Ok(
+            reply!(self.execute_with(command, &mut attachments)?, Reply::MemoryRegion { rkey, iova } => (rkey, iova)),
+        )
+    }
+
+    /// Registers existing memory again, with other access flags, range or address.
+    pub fn register_existing(
+        &mut self,
+        domain: PdId,
+        memory: MemoryId,
+        base: u64,
+        length: u64,
+        access: AccessFlags,
+    ) -> Result<RemoteKey, VerbsError> {
+        let host = self.world.host_mut(self.id);
+        host.hca.register_memory_region(MemoryRegion {
+            client: host.client,
+            pd: domain,
+            iova: base,
+            length,
+            access_flags: access,
+            memory,
+        })
+    }
+
+    /// Registers zeroed memory with a chosen key and address. For replaying captures.
+    pub fn register_memory_with_key(
+        &mut self,
+        domain: PdId,
+        base: u64,
+        length: u64,
+        access: AccessFlags,
+        key: RemoteKey,
+    ) -> Result<(), VerbsError> {
+        let host = self.world.host_mut(self.id);
+        let memory = host.memory.allocate(length);
+        host.hca.register_memory_region_with_key(
+            MemoryRegion {
+                client: host.client,
+                pd: domain,
+                iova: base,
+                length,
+                access_flags: access,
+                memory,
+            },
+            key,
+        )
+    }
+
+    /// The registration of a region.
+    pub fn memory_region(&mut self, key: RemoteKey) -> Result<MemoryRegion, VerbsError> {
+        let host = self.world.host_mut(self.id);
+        host.hca.query_memory_region(host.client, key)
+    }
+
+    /// Changes a region in place.
+    pub fn reregister_memory(
+        &mut self,
+        key: RemoteKey,
+        change: impl FnOnce(&mut MemoryRegion),
+    ) -> Result<RemoteKey, VerbsError> {
+        let host = self.world.host_mut(self.id);
+        let mut region = host.hca.query_memory_region(host.client, key)?;
+        change(&mut region);
+        host.hca.reregister_memory_region(host.client, key, region)
+    }
+
+    /// Deregisters a region.
+    pub fn deregister_memory(&mut self, key: RemoteKey) -> Result<(), VerbsError> {
+        self.execute(Command::DeregisterMemoryRegion(key)).map(|_| ())
+    }
+
+    /// Frees the memory of a region without deregistering it: accesses fault.
+    pub fn unmap(&mut self, key: RemoteKey) -> Result<(), VerbsError> {
+        let memory = self.memory_region(key)?.memory;
+        self.world.host_mut(self.id).memory.free(memory);
+        Ok(())
+    }
+
+    /// Writes bytes to a region, as the application does.
+    ///
+    /// # Panics
+    /// If the bytes are outside the region: a bug in the caller.
+    pub fn write_memory(&mut self, key: RemoteKey, address: u64, bytes: &[u8]) {
+        let region = self.memory_region(key).expect("a region of this host");
+        let memory = &mut self.world.host_mut(self.id).memory;
+        memory.write(region.memory, address - region.iova, bytes).expect("bytes inside of the region");
+    }
+
+    /// Reads bytes from a region, as the application does.
+    ///
+    /// # Panics
+    /// If the bytes are outside the region: a bug in the caller.
+    pub fn read_memory(&mut self, key: RemoteKey, address: u64, length: usize) -> Vec<u8> {
+        let region = self.memory_region(key).expect("a region of this host");
+        let mut bytes = alloc::vec![0; length];
+        let memory = &self.world.host_mut(self.id).memory;
+        memory.read(region.memory, address - region.iova, &mut bytes).expect("bytes inside of the region");
+        bytes
+    }
+
+    /// Allocates a memory window.
+    pub fn allocate_memory_window(
+        &mut self,
+        pd: PdId,
+        mw_type: MemoryWindowType,
+    ) -> Result<RemoteKey, VerbsError> {
+        let command = Command::AllocateMemoryWindow { pd, mw_type };
+        Ok(reply!(self.execute(command)?, Reply::MemoryWindow(rkey) => rkey))
+    }
+
+    /// Deallocates a memory window.
+    pub fn deallocate_memory_window(&mut self, key: RemoteKey) -> Result<(), VerbsError> {
+        self.execute(Command::DeallocateMemoryWindow(key)).map(|_| ())
+    }
+
+    /// Creates a completion queue.
+    pub fn create_completion_queue(&mut self, cqe: u32) -> Result<CqId, VerbsError> {
+        let (reply, rings) = self.execute_with_rings(Command::CreateCompletionQueue { cqe })?;
+        let cq = reply!(reply, Reply::CompletionQueue(cq) => cq);
+        self.world.host_mut(self.id).completion_queues.insert(cq, CompletionConsumer::new(rings, cqe));
+        Ok(cq)
+    }
+
+    /// Resizes a completion queue.
+    pub fn resize_completion_queue(&mut self, cq: CqId, cqe: u32) -> Result<(), VerbsError> {
+        let (_, rings) = self.execute_with_rings(Command::ResizeCompletionQueue { cq, cqe })?;
+        self.world.host_mut(self.id).completion_queues.insert(cq, CompletionConsumer::new(rings, cqe));
+        Ok(())
+    }
+
+    /// Destroys a completion queue.
+    pub fn destroy_completion_queue(&mut self, cq: CqId) -> Result<(), VerbsError> {
+        self.execute(Command::DestroyCompletionQueue(cq))?;
+        self.world.host_mut(self.id).completion_queues.remove(&cq);
+        Ok(())
+    }
+
+    /// Requests a notification for the next completion.
+    pub fn request_notification(&mut self, cq: CqId, notify: CqNotify) {
+        if let Some(queue) = self.world.host_mut(self.id).completion_queues.get(&cq) {
+            queue.request_notification(notify);
+        }
+    }
+
+    /// Removes the oldest completion.
+    pub fn poll(&mut self, cq: CqId) -> Option<Completion> {
+        self.world.host_mut(self.id).completion_queues.get_mut(&cq)?.pop()
+    }
+
+    /// Removes all completions.
+    pub fn poll_all(&mut self, cq: CqId) -> Vec<Completion> {
+        core::iter::from_fn(|| self.poll(cq)).collect()
+    }
+
+    /// Creates a shared receive queue.
+    pub fn create_shared_receive_queue(
+        &mut self,
+        init: SrqInitAttributes,
+        max_wr: u32,
+        max_sge: usize,
+    ) -> Result<SrqId, VerbsError> {
+        let command = Command::CreateSharedReceiveQueue { init, max_wr, max_sge: max_sge as u32 };
+        let (reply, rings) = self.execute_with_rings(command)?;
+        let srq = reply!(reply, Reply::SharedReceiveQueue(srq) => srq);
+        let ring = ReceiveProducer::new(rings, max_wr, max_sge);
+        self.world.host_mut(self.id).shared_receive_queues.insert(srq, ring);
+        Ok(srq)
+    }
+
+    /// Arms the limit event of a shared receive queue.
+    pub fn set_srq_limit(&mut self, srq: SrqId, srq_limit: u32) -> Result<(), VerbsError> {
+        self.execute_and_transmit(Command::ModifySharedReceiveQueue { srq, srq_limit }).map(|_| ())
+    }
+
+    /// Destroys a shared receive queue.
+    pub fn destroy_shared_receive_queue(&mut self, srq: SrqId) -> Result<(), VerbsError> {
+        self.execute(Command::DestroySharedReceiveQueue(srq))?;
+        self.world.host_mut(self.id).shared_receive_queues.remove(&srq);
+        Ok(())
+    }
+
+    /// Opens an XRC domain.
+    pub fn open_xrc_domain(&mut self) -> Result<XrcdId, VerbsError> {
+        Ok(reply!(self.execute(Command::OpenXrcDomain)?, Reply::XrcDomain(xrcd) => xrcd))
+    }
+
+    /// Closes an XRC domain.
+    pub fn close_xrc_domain(&mut self, xrcd: XrcdId) -> Result<(), VerbsError> {
+        self.execute(Command::CloseXrcDomain(xrcd)).map(|_| ())
+    }
+
+    /// Creates an address handle.
+    pub fn create_address_handle(
+        &mut self,
+        pd: PdId,
+        address_vector: AddressVector,
+    ) -> Result<AhId, VerbsError> {
+        let command = Command::CreateAddressHandle { pd, address_vector };
+        Ok(reply!(self.execute(command)?, Reply::AddressHandle(ah) => ah))
+    }
+
+    /// Destroys an address handle.
+    pub fn destroy_address_handle(&mut self, ah: AhId) -> Result<(), VerbsError> {
+        self.execute(Command::DestroyAddressHandle(ah)).map(|_| ())
+    }
+
+    /// Creates a queue pair whose sends and receives complete to `cq`.
+    pub fn create_queue_pair(
+        &mut self,
+        kind: QpType,
+        domain: PdId,
+        cq: CqId,
+        options: QpOptions,
+    ) -> Result<Qpn, VerbsError> {
+        self.create_queue_pair_with(kind, domain, [cq, cq], options, None)
+    }
+
+    /// Creates a queue pair with separate completion queues for sends and receives, and with a chosen QPN if
+    /// given.
+    pub fn create_queue_pair_with(
+        &mut self,
+        qp_type: QpType,
+        pd: PdId,
+        [send_cq, recv_cq]: [CqId; 2],
+        options: QpOptions,
+        qpn: Option<Qpn>,
+    ) -> Result<Qpn, VerbsError> {
+        let capabilities = options.capabilities();
+        let is_target = qp_type == QpType::XrcTarget;
+        let init = QpInitAttributes {
+            qp_type,
+            pd: (!is_target).then_some(pd),
+            send_cq: (!is_target).then_some(send_cq),
+            recv_cq: (!is_target).then_some(recv_cq),
+            srq: options.shared_receive_queue,
+            xrcd: options.xrc_domain,
+            sq_sig_all: options.sq_sig_all,
+        };
+        let command = Command::CreateQueuePair { init, capabilities };
+        let (qpn, rings) = match qpn {
+            Some(qpn) => {
+                let rings = SharedWords::heap(command.ring_words()?);
+                let (send, receive) = capabilities.consumers(&init, &rings, false);
+                let host = self.world.host_mut(self.id);
+                let consumers = QpRings { send, receive };
+                (host.hca.create_queue_pair_with_qpn(host.client, init, consumers, qpn)?, rings)
+            }
+            None => {
+                let (reply, rings) = self.execute_with_rings(command)?;
+                (reply!(reply, Reply::QueuePair(qpn) => qpn), rings)
+            }
+        };
+        let (send, receive) = capabilities.producers(&init, &rings);
+        self.world.host_mut(self.id).queue_pairs.insert(qpn, QueueProducers { send, receive });
+        Ok(qpn)
+    }
+
+    /// Modifies a queue pair.
+    pub fn modify_queue_pair(&mut self, qpn: Qpn, modify: ModifyQp) -> Result<QpState, VerbsError> {
+        let command = Command::ModifyQueuePair { qpn, modify };
+        Ok(reply!(self.execute_and_transmit(command)?, Reply::QpState(state) => state))
+    }
+
+    /// Queries a queue pair.
+    pub fn query_queue_pair(&self, qpn: Qpn) -> Result<QpSnapshot, VerbsError> {
+        let host = self.world.host(self.id);
+        host.hca.query_queue_pair(host.client, qpn)
+    }
+
+    /// The attributes of a queue pair.
+    pub fn attributes(&self, qpn: Qpn) -> Result<QpAttributes, VerbsError> {
+        self.query_queue_pair(qpn).map(|view| view.attributes)
+    }
+
+    /// Destroys a queue pair.
+    pub fn destroy_queue_pair(&mut self, qpn: Qpn) -> Result<(), VerbsError> {
+        self.execute_and_transmit(Command::DestroyQueuePair(qpn))?;
+        self.world.host_mut(self.id).queue_pairs.remove(&qpn);
+        Ok(())
+    }
+
+    /// Attaches a UD queue pair to a multicast group.
+    pub fn attach_multicast(&mut self, qpn: Qpn, group: Gid) -> Result<(), VerbsError> {
+        self.execute(Command::AttachMulticast { qpn, group }).map(|_| ())
+    }
+
+    /// Detaches a queue pair from a multicast group.
+    pub fn detach_multicast(&mut self, qpn: Qpn, group: Gid) -> Result<(), VerbsError> {
+        self.execute(Command::DetachMulticast { qpn, group }).map(|_| ())
+    }
+
+    /// Executes a connection manager call.
+    pub fn cm(&mut self, command: cm::Command) -> Result<cm::Reply, VerbsError> {
+        Ok(reply!(self.execute_and_transmit(Command::Cm(command))?, Reply::Cm(reply) => reply))
+    }
+
+    /// Posts send work requests; all or none.
+    ///
+    /// # Panics
+    /// If the queue pair does not belong to this host or has no send queue: a bug in the caller.
+    pub fn post_sends(
+        &mut self,
+        qpn: Qpn,
+        requests: &[SendWorkRequest<'_>],
+    ) -> Result<(), InvalidWorkRequest> {
+        let host = self.world.host_mut(self.id);
+        let queues = host.queue_pairs.get_mut(&qpn).expect("a queue pair of this host");
+        let ring = queues.send.as_mut().expect("a queue pair with a send queue");
+        for request in requests {
+            if let Err(why) = ring.enqueue(request) {
+                ring.discard_unpublished();
+                return Err(why);
+            }
+        }
+        ring.publish();
+        ring.ring(&host.doorbell, qpn);
+        self.world.process_doorbells(self.id);
+        Ok(())
+    }
+
+    /// Posts one send work request.
+    pub fn post_send(&mut self, qpn: Qpn, request: &SendWorkRequest<'_>) -> Result<(), InvalidWorkRequest> {
+        self.post_sends(qpn, core::slice::from_ref(request))
+    }
+
+    /// Posts a receive work request.
+    ///
+    /// # Panics
+    /// If the queue pair does not belong to this host or has no receive queue: a bug in the caller.
+    pub fn post_receive(
+        &mut self,
+        qpn: Qpn,
+        receive: &ReceiveWorkRequest<'_>,
+    ) -> Result<(), InvalidWorkRequest> {
+        let host = self.world.host_mut(self.id);
+        let queues = host.queue_pairs.get_mut(&qpn).expect("a queue pair of this host");
+        let ring = queues.receive.as_mut().expect("a queue pair with a receive queue");
+        ring.enqueue(receive)?;
+        if ring.publish()
+            && let Some(send) = &queues.send
+        {
+            send.ring(&host.doorbell, qpn);
+        }
+        self.world.process_doorbells(self.id);
+        Ok(())
+    }
+
+    /// Posts a receive work request to an SRQ.
+    ///
+    /// # Panics
+    /// If the SRQ does not belong to this host: a bug in the caller.
+    pub fn post_srq_receive(
+        &mut self,
+        srq: SrqId,
+        receive: &ReceiveWorkRequest<'_>,
+    ) -> Result<(), InvalidWorkRequest> {
+        let host = self.world.host_mut(self.id);
+        let ring = host.shared_receive_queues.get_mut(&srq).expect("a shared receive queue of this host");
+        ring.enqueue(receive)?;
+        let _ = ring.publish();
+        Ok(())
+    }
+
+    /// Moves a UD queue pair to RTS.
+    pub fn start_datagrams(&mut self, qpn: Qpn, queue_key: QueueKey, psn: Psn) -> Result<(), VerbsError> {
+        let modify = ModifyQp::default();
+        self.modify_queue_pair(qpn, modify.state(QpState::Init).pkey_index(0).port(1).qkey(queue_key))?;
+        self.modify_queue_pair(qpn, modify.state(QpState::ReadyToReceive))?;
+        self.modify_queue_pair(qpn, modify.state(QpState::ReadyToSend).sq_psn(psn))?;
+        Ok(())
+    }
+
+    /// Moves a queue pair to RTS with this peer.
+    pub fn connect(
+        &mut self,
+        qpn: Qpn,
+        (peer, peer_qpn): (HostId, Qpn),
+        connection: &ConnectOptions,
+        [send_psn, receive_psn]: [Psn; 2],
+    ) -> Result<(), VerbsError> {
+        let destination = Gid::from(self.world.host(peer).address);
+        let kind = self.query_queue_pair(qpn)?.qp_type;
+        let ConnectOptions { traffic_class, service_level, .. } = *connection;
+        let path = AddressVector { traffic_class, service_level, ..AddressVector::to(destination) };
+        let modify = ModifyQp::default();
+        self.modify_queue_pair(
+            qpn,
+            modify.state(QpState::Init).pkey_index(0).port(1).access_flags(connection.access),
+        )?;
+        let mut receive = modify
+            .state(QpState::ReadyToReceive)
+            .address_vector(path)
+            .path_mtu(connection.path_mtu)
+            .dest_qpn(peer_qpn)
+            .rq_psn(receive_psn);
+        if matches!(kind, QpType::Rc | QpType::XrcTarget) {
+            receive =
+                receive.max_dest_rd_atomic(connection.max_rd_atomic).min_rnr_timer(connection.min_rnr_timer);
+        }
+        self.modify_queue_pair(qpn, receive)?;
+        let mut send = modify.state(QpState::ReadyToSend).sq_psn(send_psn);
+        if matches!(kind, QpType::Rc | QpType::XrcInitiator) {
+            send = send
+                .timeout(connection.timeout)
+                .retry_count(connection.retry_count)
+                .rnr_retry(connection.rnr_retry)
+                .max_rd_atomic(connection.max_rd_atomic);
+        } else if kind == QpType::XrcTarget {
+            send = send.timeout(connection.timeout);
+        }
+        self.modify_queue_pair(qpn, send)?;
+        Ok(())
+    }
+}
+
+impl World {
+    /// The verbs of a host.
+    pub fn verbs(&mut self, host: HostId) -> Verbs<'_> {
+        Verbs { world: self, id: host }
+    }
+
+    /// Connects two queue pairs and registers their flows.
+    pub fn connect(
+        &mut self,
+        first: (HostId, Qpn),
+        second: (HostId, Qpn),
+        connection: &ConnectOptions,
+    ) -> Result<(), VerbsError> {
+        let [a, b] = connection.first_psns;
+        self.verbs(first.0).connect(first.1, second, connection, [a, b])?;
+        self.verbs(second.0).connect(second.1, first, connection, [b, a])?;
+        let ends = [first, second].map(|(host, qpn)| Endpoint { address: self.host(host).address, qpn });
+        for (index, flow_id) in connection.flow_ids.into_iter().enumerate() {
+            if let Some(flow_id) = flow_id {
+                let (requester, responder) = (ends[index], Some(ends[1 - index]));
+                let first_psn = connection.first_psns[index];
+                self.flows_mut().insert(Flow { id: flow_id, requester, responder, first_psn });
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs for this long.
+    pub fn run_for(&mut self, duration: Duration) -> bool {
+        let until: Instant = self.now().plus(duration);
+        self.run_until(until)
+    }
+}

@@ -1,0 +1,307 @@
+//! The control verbs as values. Every back end executes them with `Hca::execute`.
+
+use crate::{
+    AccessFlags, AddressVector, AhId, CompletionProducer, CqId, DeviceLimits, MemoryWindowType, ModifyQp,
+    PdId, PortState, QpInitAttributes, QpSnapshot, QpState, QpType, ReceiveConsumer, ReceiveProducer,
+    Resource, SendConsumer, SendProducer, SharedWords, SrqAttributes, SrqId, SrqInitAttributes, VerbsError,
+    XrcdId, cm,
+};
+use softhca_wire::{Gid, Qpn, RemoteKey};
+
+/// The sizes of a queue pair's queues: `struct ibv_qp_cap`.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QpCapabilities {
+    /// Outstanding send work requests.
+    pub max_send_wr: u32,
+    /// Outstanding receive work requests.
+    pub max_recv_wr: u32,
+    /// Scatter/gather entries of a send work request.
+    pub max_send_sge: u32,
+    /// Scatter entries of a receive work request.
+    pub max_recv_sge: u32,
+    /// Bytes of inline data.
+    pub max_inline_data: u32,
+}
+
+/// A control verb and its operands.
+///
+/// A verb that creates or resizes a queue needs memory for its rings: [`Command::ring_words`] words. A verb that
+/// (re)registers memory needs the memory. Both accompany the command.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each is the verb of its name, with the operands of that verb")]
+pub enum Command {
+    AllocateProtectionDomain,
+    DeallocateProtectionDomain(PdId),
+    RegisterMemoryRegion {
+        pd: PdId,
+        /// The address of the first byte; `None` lets the HCA choose.
+        iova: Option<u64>,
+        length: u64,
+        access: AccessFlags,
+    },
+    /// Changes the properties that are `Some`.
+    ReregisterMemoryRegion {
+        rkey: RemoteKey,
+        pd: Option<PdId>,
+        /// The address of the first byte and the length of other memory.
+        mapping: Option<(u64, u64)>,
+        access: Option<AccessFlags>,
+    },
+    DeregisterMemoryRegion(RemoteKey),
+    AllocateMemoryWindow {
+        pd: PdId,
+        mw_type: MemoryWindowType,
+    },
+    DeallocateMemoryWindow(RemoteKey),
+    CreateCompletionQueue {
+        cqe: u32,
+    },
+    ResizeCompletionQueue {
+        cq: CqId,
+        cqe: u32,
+    },
+    DestroyCompletionQueue(CqId),
+    CreateSharedReceiveQueue {
+        init: SrqInitAttributes,
+        max_wr: u32,
+        max_sge: u32,
+    },
+    ModifySharedReceiveQueue {
+        srq: SrqId,
+        srq_limit: u32,
+    },
+    QuerySharedReceiveQueue(SrqId),
+    DestroySharedReceiveQueue(SrqId),
+    OpenXrcDomain,
+    CloseXrcDomain(XrcdId),
+    CreateAddressHandle {
+        pd: PdId,
+        address_vector: AddressVector,
+    },
+    DestroyAddressHandle(AhId),
+    CreateQueuePair {
+        init: QpInitAttributes,
+        capabilities: QpCapabilities,
+    },
+    ModifyQueuePair {
+        qpn: Qpn,
+        modify: ModifyQp,
+    },
+    QueryQueuePair(Qpn),
+    DestroyQueuePair(Qpn),
+    AttachMulticast {
+        qpn: Qpn,
+        group: Gid,
+    },
+    DetachMulticast {
+        qpn: Qpn,
+        group: Gid,
+    },
+    QueryPort,
+    /// A call to the connection manager.
+    Cm(cm::Command),
+    /// Takes the queue pair of a connection through its states.
+    TransitionQueuePair(cm::QpTransition),
+}
+
+/// The result of a [`Command`].
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each carries what the verb of its name returns")]
+#[allow(clippy::large_enum_variant, reason = "one at a time, and short-lived")]
+pub enum Reply {
+    Done,
+    ProtectionDomain(PdId),
+    MemoryRegion { rkey: RemoteKey, iova: u64 },
+    MemoryWindow(RemoteKey),
+    CompletionQueue(CqId),
+    SharedReceiveQueue(SrqId),
+    SrqAttributes(SrqAttributes),
+    XrcDomain(XrcdId),
+    AddressHandle(AhId),
+    QueuePair(Qpn),
+    QpState(QpState),
+    QpSnapshot(QpSnapshot),
+    PortState(PortState),
+    Cm(cm::Reply),
+}
+
+/// The value in a reply. Another reply than that of the command is a bug.
+#[macro_export]
+macro_rules! reply {
+    ($reply:expr, $pattern:pat => $value:expr) => {
+        match $reply {
+            $pattern => $value,
+            other => unreachable!("the reply to another command: {other:?}"),
+        }
+    };
+}
+
+fn check_range(what: &'static str, value: u32, min: u32, max: u32) -> Result<(), VerbsError> {
+    match value {
+        _ if value > max => Err(VerbsError::TooLarge { what, value: value.into(), limit: max.into() }),
+        _ if value < min => Err(VerbsError::Invalid { what, why: "at least one is required" }),
+        _ => Ok(()),
+    }
+}
+
+impl QpInitAttributes {
+    /// Whether the queue pair has a send queue.
+    pub fn has_send_queue(&self) -> bool {
+        self.qp_type != QpType::XrcTarget
+    }
+
+    /// Whether the queue pair has a receive queue of its own.
+    pub fn has_recv_queue(&self) -> bool {
+        !matches!(self.qp_type, QpType::XrcInitiator | QpType::XrcTarget) && self.srq.is_none()
+    }
+}
+
+impl QpCapabilities {
+    fn check(&self) -> Result<(), VerbsError> {
+        let limits = DeviceLimits::HCA;
+        check_range("max_send_wr", self.max_send_wr, 0, limits.max_qp_wr)?;
+        check_range("max_recv_wr", self.max_recv_wr, 0, limits.max_qp_wr)?;
+        check_range("max_send_sge", self.max_send_sge, 0, limits.max_sge as u32)?;
+        check_range("max_recv_sge", self.max_recv_sge, 0, limits.max_sge as u32)?;
+        check_range("max_inline_data", self.max_inline_data, 0, limits.max_inline_data as u32)
+    }
+
+    /// The words of the send ring and of the receive ring.
+    fn ring_words(&self, init: &QpInitAttributes) -> [usize; 2] {
+        let (sge, inline) = (self.max_send_sge as usize, self.max_inline_data as usize);
+        let send = SendProducer::layout(self.max_send_wr, sge, inline).words();
+        let recv = ReceiveProducer::layout(self.max_recv_wr, self.max_recv_sge as usize).words();
+        [if init.has_send_queue() { send } else { 0 }, if init.has_recv_queue() { recv } else { 0 }]
+    }
+
+    /// The rings of a queue pair within their memory: the send ring, then the receive ring.
+    fn split(&self, init: &QpInitAttributes, words: &SharedWords) -> [Option<SharedWords>; 2] {
+        let [send, recv] = self.ring_words(init);
+        [
+            init.has_send_queue().then(|| words.part(0..send)),
+            init.has_recv_queue().then(|| words.part(send..send + recv)),
+        ]
+    }
+
+    /// The application's side of a new queue pair's rings.
+    pub fn producers(
+        &self,
+        init: &QpInitAttributes,
+        words: &SharedWords,
+    ) -> (Option<SendProducer>, Option<ReceiveProducer>) {
+        let [send, recv] = self.split(init, words);
+        let QpCapabilities { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = *self;
+        let (send_sge, inline) = (max_send_sge as usize, max_inline_data as usize);
+        (
+            send.map(|words| SendProducer::new(words, max_send_wr, send_sge, inline)),
+            recv.map(|words| ReceiveProducer::new(words, max_recv_wr, max_recv_sge as usize)),
+        )
+    }
+
+    /// The HCA's side of a queue pair's rings, new or resumed from the indices in them.
+    pub fn consumers(
+        &self,
+        init: &QpInitAttributes,
+        words: &SharedWords,
+        resume: bool,
+    ) -> (Option<SendConsumer>, Option<ReceiveConsumer>) {
+        let [send, recv] = self.split(init, words);
+        let QpCapabilities { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = *self;
+        let (send_sge, recv_sge) = (max_send_sge as usize, max_recv_sge as usize);
+        let new_send = if resume { SendConsumer::resume } else { SendConsumer::new };
+        let new_recv = if resume { ReceiveConsumer::resume } else { ReceiveConsumer::new };
+        (
+            send.map(|words| new_send(words, max_send_wr, send_sge, max_inline_data as usize)),
+            recv.map(|words| new_recv(words, max_recv_wr, recv_sge)),
+        )
+    }
+}
+
+impl Command {
+    /// The words of ring memory that the command needs, after a check of the sizes it asks for.
+    pub fn ring_words(&self) -> Result<usize, VerbsError> {
+        let limits = DeviceLimits::HCA;
+        match self {
+            Command::CreateCompletionQueue { cqe } | Command::ResizeCompletionQueue { cqe, .. } => {
+                check_range("cqe", *cqe, 1, limits.max_cqe)?;
+                Ok(CompletionProducer::layout(*cqe).words())
+            }
+            Command::CreateSharedReceiveQueue { max_wr, max_sge, .. } => {
+                check_range("max_wr", *max_wr, 1, limits.max_qp_wr)?;
+                check_range("max_sge", *max_sge, 0, limits.max_sge as u32)?;
+                Ok(ReceiveProducer::layout(*max_wr, *max_sge as usize).words())
+            }
+            Command::CreateQueuePair { init, capabilities } => {
+                capabilities.check()?;
+                Ok(capabilities.ring_words(init).iter().sum())
+            }
+            _ => Ok(0),
+        }
+    }
+
+    /// The kind of resource that the command creates.
+    pub fn creates(&self) -> Option<Resource> {
+        Some(match self {
+            Command::AllocateProtectionDomain => Resource::ProtectionDomain,
+            Command::RegisterMemoryRegion { .. } => Resource::MemoryRegion,
+            Command::AllocateMemoryWindow { .. } => Resource::MemoryWindow,
+            Command::CreateCompletionQueue { .. } => Resource::CompletionQueue,
+            Command::CreateSharedReceiveQueue { .. } => Resource::SharedReceiveQueue,
+            Command::OpenXrcDomain => Resource::XrcDomain,
+            Command::CreateAddressHandle { .. } => Resource::AddressHandle,
+            Command::CreateQueuePair { .. } => Resource::QueuePair,
+            Command::Cm(cm::Command::CreateId { .. }) => Resource::CmIdentifier,
+            Command::Cm(cm::Command::CreateEventChannel) => Resource::CmChannel,
+            _ => return None,
+        })
+    }
+
+    /// The resource that the command destroys, with its number.
+    pub fn destroys(&self) -> Option<(Resource, u32)> {
+        Some(match self {
+            Command::DeallocateProtectionDomain(pd) => (Resource::ProtectionDomain, pd.0),
+            Command::DeregisterMemoryRegion(rkey) => (Resource::MemoryRegion, rkey.0),
+            Command::DeallocateMemoryWindow(rkey) => (Resource::MemoryWindow, rkey.0),
+            Command::DestroyCompletionQueue(cq) => (Resource::CompletionQueue, cq.0),
+            Command::DestroySharedReceiveQueue(srq) => (Resource::SharedReceiveQueue, srq.0),
+            Command::CloseXrcDomain(xrcd) => (Resource::XrcDomain, xrcd.0),
+            Command::DestroyAddressHandle(ah) => (Resource::AddressHandle, ah.0),
+            Command::DestroyQueuePair(qpn) => (Resource::QueuePair, qpn.value()),
+            Command::Cm(cm::Command::DestroyId(id)) => (Resource::CmIdentifier, id.0),
+            Command::Cm(cm::Command::DestroyEventChannel(channel)) => (Resource::CmChannel, channel.0),
+            _ => return None,
+        })
+    }
+
+    /// The queue pair that the command takes to RTR.
+    pub fn qp_ready_to_receive(&self) -> Option<Qpn> {
+        match self {
+            Command::ModifyQueuePair { qpn, modify } => {
+                (modify.state == Some(QpState::ReadyToReceive)).then_some(*qpn)
+            }
+            _ => self.connected_qp(QpState::ReadyToReceive),
+        }
+    }
+
+    /// The queue pair that the command takes to RTS with its first PSN.
+    pub fn qp_ready_to_send(&self) -> Option<Qpn> {
+        match self {
+            Command::ModifyQueuePair { qpn, modify } => {
+                (modify.state == Some(QpState::ReadyToSend) && modify.sq_psn.is_some()).then_some(*qpn)
+            }
+            _ => self.connected_qp(QpState::ReadyToSend),
+        }
+    }
+
+    fn connected_qp(&self, state: QpState) -> Option<Qpn> {
+        match self {
+            Command::TransitionQueuePair(transition) => {
+                transition.states.contains(&state).then_some(transition.qpn)
+            }
+            _ => None,
+        }
+    }
+}

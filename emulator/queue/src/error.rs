@@ -1,0 +1,225 @@
+//! Errors of control verbs. Every back end returns the same value for the same mistake.
+
+use crate::cm::CmState;
+use crate::{CmId, CorruptRing, QpAttributeMask, QpState};
+use core::net::IpAddr;
+use softhca_wire::Qpn;
+use thiserror::Error;
+
+/// Text of the program. A name of its own keeps serde from borrowing it from its input.
+type StaticStr = &'static str;
+
+/// A kind of resource, for messages.
+#[cfg_attr(feature = "control", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each variant is the resource of its name")]
+pub enum Resource {
+    Client,
+    ProtectionDomain,
+    MemoryRegion,
+    MemoryWindow,
+    CompletionQueue,
+    SharedReceiveQueue,
+    QueuePair,
+    AddressHandle,
+    XrcDomain,
+    MulticastGroup,
+    CmIdentifier,
+    CmChannel,
+    CmPort,
+}
+
+impl Resource {
+    /// Its name in messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Resource::Client => "client",
+            Resource::ProtectionDomain => "protection domain",
+            Resource::MemoryRegion => "memory region",
+            Resource::MemoryWindow => "memory window",
+            Resource::CompletionQueue => "completion queue",
+            Resource::SharedReceiveQueue => "shared receive queue",
+            Resource::QueuePair => "queue pair",
+            Resource::AddressHandle => "address handle",
+            Resource::XrcDomain => "XRC domain",
+            Resource::MulticastGroup => "multicast group",
+            Resource::CmIdentifier => "connection identifier",
+            Resource::CmChannel => "event channel",
+            Resource::CmPort => "port",
+        }
+    }
+}
+
+/// Why a control verb failed.
+#[cfg_attr(feature = "control", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum VerbsError {
+    /// The resource does not exist, or another client owns it.
+    #[error("{} {number:#x} does not exist", .resource.name())]
+    NotFound {
+        /// Its kind.
+        resource: Resource,
+        /// The number given.
+        number: u32,
+    },
+    /// Another resource still uses it.
+    #[error("{} {number:#x} is still used by a {}", .resource.name(), .user.name())]
+    Busy {
+        /// Its kind.
+        resource: Resource,
+        /// Its number.
+        number: u32,
+        /// The kind of its user.
+        user: Resource,
+    },
+    /// The HCA or this client has the maximum number of them.
+    #[error("no more than {limit} {}s", .resource.name())]
+    Exhausted {
+        /// The kind.
+        resource: Resource,
+        /// The limit.
+        limit: usize,
+    },
+    /// A number above the limit of the HCA.
+    #[error("{what} is {value}, the HCA allows {limit}")]
+    TooLarge {
+        /// The quantity.
+        #[cfg_attr(feature = "control", serde(deserialize_with = "static_text"))]
+        what: StaticStr,
+        /// The value given.
+        value: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// An invalid value.
+    #[error("{what}: {why}")]
+    Invalid {
+        /// The operand.
+        #[cfg_attr(feature = "control", serde(deserialize_with = "static_text"))]
+        what: StaticStr,
+        /// The reason.
+        #[cfg_attr(feature = "control", serde(deserialize_with = "static_text"))]
+        why: StaticStr,
+    },
+    /// The state machine has no such transition.
+    #[error("queue pair {queue_pair}: no transition from {from} to {to}")]
+    InvalidTransition {
+        /// The queue pair.
+        queue_pair: Qpn,
+        /// Its state.
+        from: QpState,
+        /// The requested state.
+        to: QpState,
+    },
+    /// A transition lacks required attributes or has attributes that it does not allow.
+    #[error("queue pair {queue_pair}, {from} to {to}: missing {missing}, not allowed {forbidden}")]
+    InvalidAttributes {
+        /// The queue pair.
+        queue_pair: Qpn,
+        /// Its state.
+        from: QpState,
+        /// The requested state.
+        to: QpState,
+        /// Required attributes that are absent.
+        missing: QpAttributeMask,
+        /// Attributes that the transition does not allow.
+        forbidden: QpAttributeMask,
+    },
+    /// The client corrupted its ring.
+    #[error("the client's ring is corrupt: {0}")]
+    CorruptRing(#[from] CorruptRing),
+    /// Another identifier has the port.
+    #[error("port {port} of the {space} port space is in use on this host")]
+    AddressInUse {
+        /// The name of the port space.
+        #[cfg_attr(feature = "control", serde(deserialize_with = "static_text"))]
+        space: StaticStr,
+        /// The port.
+        port: u16,
+    },
+    /// The host does not have this address.
+    #[error("{address} is not an address of this host")]
+    AddressNotAvailable {
+        /// The address.
+        address: IpAddr,
+    },
+    /// The host has no address of that IP version.
+    #[error("{address} is unreachable: the host has no address of that IP version")]
+    NetworkUnreachable {
+        /// The destination.
+        address: IpAddr,
+    },
+    /// The network rejects the multicast join.
+    #[error("the host cannot join multicast group {group}: errno {errno}")]
+    MulticastJoinFailed {
+        /// The group.
+        group: IpAddr,
+        /// The errno of the system call.
+        errno: i32,
+    },
+    /// The state of a connection does not allow the call.
+    #[error("connection identifier {:#x} is {state}: {call} is not possible now", .id.0)]
+    InvalidCmState {
+        /// The identifier.
+        id: CmId,
+        /// Its state.
+        state: CmState,
+        /// The call.
+        #[cfg_attr(feature = "control", serde(deserialize_with = "static_text"))]
+        call: StaticStr,
+    },
+    /// The HCA does not support this.
+    #[error("{what} is not supported")]
+    Unsupported {
+        /// The feature.
+        #[cfg_attr(feature = "control", serde(deserialize_with = "static_text"))]
+        what: StaticStr,
+    },
+}
+
+impl VerbsError {
+    /// The errno that C callers get.
+    pub const fn errno(&self) -> i32 {
+        const ENOENT: i32 = 2;
+        const ENOMEM: i32 = 12;
+        const EBUSY: i32 = 16;
+        const EINVAL: i32 = 22;
+        const EOPNOTSUPP: i32 = 95;
+        const EADDRINUSE: i32 = 98;
+        const EADDRNOTAVAIL: i32 = 99;
+        const ENETUNREACH: i32 = 101;
+        match self {
+            VerbsError::NotFound { .. } => ENOENT,
+            VerbsError::Busy { .. } => EBUSY,
+            VerbsError::Exhausted { .. } => ENOMEM,
+            VerbsError::Unsupported { .. } => EOPNOTSUPP,
+            VerbsError::AddressInUse { .. } => EADDRINUSE,
+            VerbsError::AddressNotAvailable { .. } => EADDRNOTAVAIL,
+            VerbsError::NetworkUnreachable { .. } => ENETUNREACH,
+            VerbsError::MulticastJoinFailed { errno, .. } => *errno,
+            VerbsError::TooLarge { .. }
+            | VerbsError::Invalid { .. }
+            | VerbsError::InvalidTransition { .. }
+            | VerbsError::InvalidAttributes { .. }
+            | VerbsError::InvalidCmState { .. }
+            | VerbsError::CorruptRing(_) => EINVAL,
+        }
+    }
+}
+
+/// Decodes text that every build of this protocol version contains. Each distinct text is allocated once.
+#[cfg(feature = "control")]
+fn static_text<'de, D: serde::Deserializer<'de>>(input: D) -> Result<&'static str, D::Error> {
+    use alloc::collections::BTreeSet;
+    use alloc::string::String;
+    static TEXTS: std::sync::Mutex<BTreeSet<&'static str>> = std::sync::Mutex::new(BTreeSet::new());
+    let text: String = serde::Deserialize::deserialize(input)?;
+    let mut texts = TEXTS.lock().expect("no panic under the lock");
+    if let Some(known) = texts.get(text.as_str()) {
+        return Ok(known);
+    }
+    let text: &'static str = text.leak();
+    texts.insert(text);
+    Ok(text)
+}
