@@ -1,7 +1,7 @@
-//! The program of every host: posts what the plan says, when it says so, and takes completions.
+//! The programs of all hosts: post work requests at the times of the plan, and process completions.
 //!
-//! It knows nothing of clocks and cards: a driver tells it the time, gives it [`Hosts`] to act on, and brings
-//! it completions. The same program runs in virtual and in real time.
+//! The executor has no clock and no devices. Its caller passes the time, the completions, and [`Hosts`] to call. It is
+//! the same in virtual and in real time.
 
 mod connections;
 mod faults;
@@ -19,92 +19,92 @@ use softhca_queue::{AccessFlags, Completion, CompletionStatus};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// The cards that a program acts on. Queue pairs and hosts are named by their place in the plan.
+/// The verbs that programs call. Queue pairs and hosts are indices in the plan.
 pub trait Hosts: ConnectionManagers {
     /// Posts a send work request.
     fn post(&mut self, qp: usize, id: u64, work: &WorkRequest) -> Result<(), Errno>;
-    /// Posts a receive, `offset` bytes into the queue pair's memory.
+    /// Posts a receive at an offset of the memory of a queue pair.
     fn post_receive(&mut self, qp: usize, id: u64, offset: u64, bytes: u32) -> Result<(), Errno>;
-    /// Changes a queue pair's state.
+    /// Modifies the state of a queue pair.
     fn modify(&mut self, qp: usize, state: QpState, notify_drained: bool) -> Result<(), String>;
     /// Destroys a queue pair.
     fn destroy(&mut self, qp: usize);
-    /// Takes the memory of a queue pair away.
+    /// Unmaps the memory of a queue pair.
     fn unmap(&mut self, qp: usize) -> Result<(), String>;
-    /// Deregisters the memory of a queue pair.
+    /// Deregisters the memory region of a queue pair.
     fn deregister(&mut self, qp: usize) -> Result<(), String>;
-    /// Changes what the memory of a queue pair allows.
+    /// Changes the access rights of the memory region of a queue pair.
     fn reregister(&mut self, qp: usize, access: AccessFlags) -> Result<(), String>;
-    /// Makes a queue pair a member of a multicast group.
+    /// Attaches a queue pair to a multicast group.
     fn attach_multicast(&mut self, qp: usize, group: IpAddr) -> Result<(), String>;
-    /// Takes a queue pair out of a multicast group.
+    /// Detaches a queue pair from a multicast group.
     fn detach_multicast(&mut self, qp: usize, group: IpAddr) -> Result<(), String>;
-    /// Does something to a cable, a switch or a card.
+    /// Applies a change to a link, a switch or a device.
     fn apply(&mut self, what: FabricChange) -> Result<(), String>;
 }
 
-/// Whose work a completion ends.
+/// The origin of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
-    /// A step's.
+    /// A step.
     Step(usize),
-    /// A flow's.
+    /// A flow.
     Flow(usize),
-    /// The answer in a ping-pong flow.
+    /// The reply in a ping-pong flow.
     PingPongReply(usize),
-    /// A receive that is posted again whenever it is used.
+    /// A receive that the executor keeps posted.
     AutoReceive,
 }
 
-/// A completion as the program got it.
+/// A completion that a program received.
 #[derive(Clone, Copy, Debug)]
 pub struct ObservedCompletion {
-    /// When.
+    /// Time.
     pub time_ns: u64,
-    /// On which queue pair.
+    /// Queue pair.
     pub qp: usize,
-    /// What.
+    /// Completion.
     pub completion: Completion,
-    /// Whose work it was.
+    /// Origin of the work request.
     pub origin: Option<Origin>,
-    /// When that was posted.
+    /// Time of the post.
     pub posted_ns: u64,
-    /// Its size.
+    /// Size of the work request.
     pub bytes: u32,
 }
 
-/// A call that failed.
+/// A verb call that returned an error.
 #[derive(Clone, Debug)]
 pub struct FailedCall {
-    /// When.
+    /// Time.
     pub time_ns: u64,
-    /// On which host.
+    /// Host.
     pub host: usize,
-    /// With which error.
+    /// Error.
     pub errno: Errno,
 }
 
-/// What the programs of all hosts did and saw: what a judge hears of them.
+/// What the programs of all hosts did and received, for the evaluation.
 #[derive(Clone, Debug, Default)]
 pub struct ProgramLog {
-    /// How far each flow has come.
+    /// Progress of each flow.
     pub progress: Vec<FlowProgress>,
-    /// Completions that each step has still to wait for.
+    /// Number of outstanding completions of each step.
     pub pending_completions: Vec<u32>,
-    /// How often each fault happened that is not about packets.
+    /// Number of times that each fault fired, without packet faults.
     pub fired: BTreeMap<RuleId, u64>,
-    /// Every completion that a program got.
+    /// All completions.
     pub completions: Vec<ObservedCompletion>,
-    /// Every call that failed.
+    /// All calls that returned an error.
     pub failed_calls: Vec<FailedCall>,
-    /// Their connections.
+    /// Connections.
     pub connections: ConnectionTable,
-    /// What the driver could not do.
+    /// Reason why the run cannot continue.
     pub error: Option<String>,
 }
 
 impl ProgramLog {
-    /// Nothing was done yet.
+    /// An empty log.
     pub fn new(plan: &Plan) -> ProgramLog {
         let left = |step: &StepPlan| if step.action.has_completion() { step.repeat } else { 0 };
         ProgramLog {
@@ -115,7 +115,7 @@ impl ProgramLog {
     }
 }
 
-/// What is done at a time.
+/// An action at a time.
 #[derive(Clone, Debug)]
 enum ScheduledAction {
     Fault(usize),
@@ -126,7 +126,7 @@ enum ScheduledAction {
     DeliverCompletion(usize, Completion),
 }
 
-/// What a program knows of a work request that it posted.
+/// A posted work request.
 #[derive(Clone, Copy, Debug)]
 struct Posted {
     origin: Origin,
@@ -139,7 +139,7 @@ struct QpProgress {
     next_id: u64,
     next_receive: u64,
     posted: BTreeMap<u64, Posted>,
-    /// Standing receives that are not posted at present.
+    /// Number of missing posted receives.
     receives_to_post: u32,
     is_destroyed: bool,
 }
@@ -151,7 +151,7 @@ struct ProgramState {
     receive_delay: u64,
 }
 
-/// Standing receives have ids of their own, so that the work requests of steps count from 1.
+/// First id of kept receives, so that the ids of steps count from 1.
 const FIRST_AUTO_RECEIVE: u64 = 1_000_000;
 
 /// The programs of all hosts.
@@ -162,14 +162,14 @@ pub struct Executor<'p> {
     qps: Vec<QpProgress>,
     programs: Vec<ProgramState>,
     hit_counters: BTreeMap<RuleId, HitCounter>,
-    /// What they did and saw.
+    /// What they did and received.
     pub log: ProgramLog,
 }
 
 impl<'p> Executor<'p> {
-    /// Everything is still to be done.
+    /// Schedules all actions of a plan.
     pub fn new(plan: &'p Plan) -> Executor<'p> {
-        let mut play = Executor {
+        let mut executor = Executor {
             plan,
             scheduled: BTreeMap::new(),
             serial: 0,
@@ -181,53 +181,53 @@ impl<'p> Executor<'p> {
             hit_counters: BTreeMap::new(),
             log: ProgramLog::new(plan),
         };
-        // At one time, faults come first, then receives, then work.
+        // At the same time, faults come first, then receives, then work requests.
         for (index, fault) in plan.faults.iter().enumerate() {
             if let FaultKind::Timed { at_ns, .. } = fault.kind {
-                play.schedule(at_ns, ScheduledAction::Fault(index));
+                executor.schedule(at_ns, ScheduledAction::Fault(index));
             }
         }
         for (qp, side) in plan.qps.iter().enumerate() {
             let receives = plan.pairs.get(side.pair).map_or(0, |pair| pair.posted_receives);
             if receives > 0 {
-                play.qps[qp].receives_to_post = receives;
-                play.schedule(0, ScheduledAction::PostReceives(qp));
+                executor.qps[qp].receives_to_post = receives;
+                executor.schedule(0, ScheduledAction::PostReceives(qp));
             }
         }
         for (index, step) in plan.steps.iter().enumerate() {
             if step.after.is_none() {
-                play.schedule(step.at_ns, ScheduledAction::Step(index));
+                executor.schedule(step.at_ns, ScheduledAction::Step(index));
             }
         }
         for (index, flow) in plan.flows.iter().enumerate() {
-            play.schedule(flow.at_ns, ScheduledAction::Flow(index));
+            executor.schedule(flow.at_ns, ScheduledAction::Flow(index));
         }
-        play
+        executor
     }
 
-    fn schedule(&mut self, at_ns: u64, cue: ScheduledAction) {
+    fn schedule(&mut self, at_ns: u64, action: ScheduledAction) {
         self.serial += 1;
-        self.scheduled.insert((at_ns, self.serial), cue);
+        self.scheduled.insert((at_ns, self.serial), action);
     }
 
-    /// When the program does something of its own accord next.
+    /// Time of the next scheduled action.
     pub fn next_due(&self) -> Option<u64> {
         self.scheduled.keys().next().map(|(at, _)| *at)
     }
 
-    /// Does everything that is due.
+    /// Performs all actions that are due.
     pub fn run_due(&mut self, now_ns: u64, hosts: &mut dyn Hosts) {
         while let Some(entry) = self.scheduled.first_entry() {
             if entry.key().0 > now_ns {
                 return;
             }
-            let cue = entry.remove();
-            self.perform(now_ns, cue, hosts);
+            let action = entry.remove();
+            self.perform(now_ns, action, hosts);
         }
     }
 
-    fn host_of(&self, cue: &ScheduledAction) -> Option<usize> {
-        let qp = match cue {
+    fn host_of(&self, action: &ScheduledAction) -> Option<usize> {
+        let qp = match action {
             ScheduledAction::PostReceives(qp) | ScheduledAction::DeliverCompletion(qp, _) => *qp,
             ScheduledAction::Step(step) => self.plan.steps[*step].qp,
             ScheduledAction::Flow(flow) => self.plan.flows[*flow].qp,
@@ -236,14 +236,14 @@ impl<'p> Executor<'p> {
         Some(self.plan.qps[qp].host)
     }
 
-    fn perform(&mut self, now_ns: u64, cue: ScheduledAction, hosts: &mut dyn Hosts) {
-        if let Some(host) = self.host_of(&cue) {
+    fn perform(&mut self, now_ns: u64, action: ScheduledAction, hosts: &mut dyn Hosts) {
+        if let Some(host) = self.host_of(&action) {
             let until = self.programs[host].stalled_until;
             if until > now_ns {
-                return self.schedule(until, cue);
+                return self.schedule(until, action);
             }
         }
-        match cue {
+        match action {
             ScheduledAction::Fault(index) => {
                 let fault = &self.plan.faults[index];
                 if let FaultKind::Timed { fault: what, .. } = &fault.kind {
@@ -395,7 +395,7 @@ impl<'p> Executor<'p> {
         }
     }
 
-    /// A completion came out of a queue.
+    /// Processes a polled completion.
     pub fn on_completion(
         &mut self,
         now_ns: u64,
@@ -412,7 +412,7 @@ impl<'p> Executor<'p> {
 
     fn deliver_completion(&mut self, now_ns: u64, qp: usize, completion: Completion, hosts: &mut dyn Hosts) {
         if self.log.completions.len() == limits::MAX_COMPLETIONS {
-            let why = format!("more than {} completions: make the run shorter", limits::MAX_COMPLETIONS);
+            let why = format!("more than {} completions: shorten the run", limits::MAX_COMPLETIONS);
             self.log.error.get_or_insert(why);
             return;
         }
@@ -441,7 +441,7 @@ impl<'p> Executor<'p> {
                 }
             }
             Some(Origin::Flow(flow)) => match self.plan.flows[flow].kind {
-                // The round is over when the answer is there.
+                // The round ends when the reply arrives.
                 FlowKind::PingPong if success => {}
                 _ => self.on_flow_completion(now_ns, flow, success, hosts),
             },

@@ -1,8 +1,8 @@
-//! Scenario files: hosts, what they do, what goes wrong, and what must come of it.
+//! Scenario files: hosts, their work, injected faults, and expectations about the result.
 //!
-//! A [`Scenario`] is a file that was read and checked; it makes a [`Plan`] for every seed; [`simulate`] carries
-//! a plan out in virtual time and judges it. None of this performs I/O: reading files and writing reports is
-//! the caller's. With the feature `udp`, `real` does the same on embedded cards and real sockets.
+//! A [`Scenario`] is a parsed and checked file. It builds a [`Plan`] for each seed, and [`simulate`] executes a plan in
+//! virtual time and evaluates its expectations. The crate performs no I/O: the caller reads files and writes reports.
+//! With the feature `udp`, the module `udp` executes plans on embedded devices and real sockets.
 //!
 //! ```
 //! use softhca_scenarios::{Recording, Scenario, Verdict, simulate};

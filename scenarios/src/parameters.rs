@@ -1,4 +1,4 @@
-//! Parameters: values that `--set` or the seed put into a file before it is read.
+//! Parameters: values that `--set` or the seed substitutes in a file.
 
 use crate::source::{Diagnostic, Source, join_path};
 use crate::spec::ParameterSpec;
@@ -6,50 +6,54 @@ use serde::Deserialize;
 use softhca_fabric::Seed;
 use std::collections::BTreeMap;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeTable, DeValue, ValueDeserializer};
 
-/// The parameters of a run by name, as TOML writes their values.
+/// Parameter values of a run by name, in TOML notation.
 pub type ParameterValues = BTreeMap<String, String>;
 
-/// What `--set NAME=all` asks for.
+/// The value of `--set` that sweeps a parameter.
 pub const SWEEP_ALL: &str = "all";
 
-/// The most values that a range may have.
+/// Maximum number of values of a range.
 const MAX_RANGE_VALUES: u64 = 10_000;
 
 /// The parameters that a file declares.
-pub(crate) fn parse_declarations(source: &Source) -> Result<BTreeMap<String, ParameterSpec>, Diagnostic> {
-    #[derive(Deserialize)]
-    struct Part {
-        #[serde(default)]
-        parameters: BTreeMap<String, ParameterSpec>,
-    }
-    let part: Part = toml::from_str(&source.text).map_err(|error| source.toml_error(&error))?;
-    for (name, parameter) in &part.parameters {
+pub(crate) fn parse_declarations(
+    source: &Source,
+    tree: &Spanned<DeTable<'_>>,
+) -> Result<BTreeMap<String, ParameterSpec>, Diagnostic> {
+    let Some((_, declared)) = tree.get_ref().iter().find(|(key, _)| key.get_ref() == "parameters") else {
+        return Ok(BTreeMap::new());
+    };
+    let parameters: BTreeMap<String, ParameterSpec> =
+        BTreeMap::deserialize(ValueDeserializer::from(declared.clone()))
+            .map_err(|error| source.toml_error(&error))?;
+    for (name, parameter) in &parameters {
         let path = join_path("parameters", name);
         if !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-') {
             return Err(source
-                .error_at(&path, format!("{name:?}: a parameter is named with letters, digits, _ and -")));
+                .error_at(&path, format!("{name:?}: parameter names consist of letters, digits, _ and -")));
         }
         if let Some(range) = parameter.range {
             if !parameter.values.is_empty() {
-                return Err(source.error_at(&path, "a parameter has `values` or a `range`, not both"));
+                return Err(source.error_at(&path, "give either `values` or `range`, not both"));
             }
             if parameter.step == 0 || (range.0.last - range.0.first) / parameter.step >= MAX_RANGE_VALUES {
-                let message = format!("a range has a step above 0 and at most {MAX_RANGE_VALUES} values");
+                let message =
+                    format!("a range needs a step above 0 and has at most {MAX_RANGE_VALUES} values");
                 return Err(source.error_at(&join_path(&path, "range"), message));
             }
         }
         if parameter.by_seed && sweep_values(parameter).is_empty() {
             return Err(source
-                .error_at(&path, "the seed cannot pick a value: there is nothing to pick from")
+                .error_at(&path, "the seed has no values to select from")
                 .help("give `values` or a `range`"));
         }
     }
-    Ok(part.parameters)
+    Ok(parameters)
 }
 
-/// The values of a sweep, as TOML writes them.
+/// The values of a sweep, in TOML notation.
 pub(crate) fn sweep_values(parameter: &ParameterSpec) -> Vec<String> {
     match parameter.range {
         Some(range) => {
@@ -59,7 +63,7 @@ pub(crate) fn sweep_values(parameter: &ParameterSpec) -> Vec<String> {
     }
 }
 
-/// The values of one run: what was set, what the seed picks, else the defaults.
+/// The values of one run: from `set`, else selected by the seed, else the defaults.
 pub(crate) fn resolve(
     declared: &BTreeMap<String, ParameterSpec>,
     set: &ParameterValues,
@@ -80,7 +84,7 @@ pub(crate) fn resolve(
     declared.iter().enumerate().map(value).collect()
 }
 
-/// Checks what `--set` asks for, and turns it into a list of settings: several if a parameter is swept.
+/// Checks the arguments of `--set` and returns the values of each run: several if a parameter is swept.
 pub(crate) fn sweep(
     source: &Source,
     declared: &BTreeMap<String, ParameterSpec>,
@@ -89,7 +93,7 @@ pub(crate) fn sweep(
     let mut runs = vec![ParameterValues::new()];
     for (name, text) in set {
         let Some(parameter) = declared.get(name) else {
-            let message = format!("--set {name}={text}: the file has no parameter {name:?}");
+            let message = format!("--set {name}={text}: the file declares no parameter {name:?}");
             return Err(source
                 .error_without_position(message)
                 .suggest(name, declared.keys().map(String::as_str)));
@@ -104,9 +108,9 @@ pub(crate) fn sweep(
         } else {
             let value = to_toml_literal(text);
             if !choices.is_empty() && !choices.contains(&value) {
-                let message = format!("--set {name}={text}: not one of the values of the parameter");
+                let message = format!("--set {name}={text}: not an allowed value of the parameter");
                 let problem = source.error_at(&join_path("parameters", name), message);
-                return Err(problem.help(format!("there are: {}", abbreviate(&choices))));
+                return Err(problem.help(format!("allowed values: {}", abbreviate(&choices))));
             }
             vec![value]
         };
@@ -131,7 +135,7 @@ fn abbreviate(choices: &[String]) -> String {
     }
 }
 
-/// A value as TOML writes it; what is no number, boolean or list is a string.
+/// A value in TOML notation. Text that is not a number, boolean or list becomes a string.
 fn to_toml_literal(text: &str) -> String {
     #[derive(Deserialize)]
     struct Holder {
@@ -143,7 +147,7 @@ fn to_toml_literal(text: &str) -> String {
     }
 }
 
-/// Puts values in the places that name them: `"$name"` becomes the value, `"${name}us"` a string with it.
+/// Replaces references by values: `"$name"` becomes the value, `"${name}us"` a string that contains it.
 pub(crate) fn substitute<'i>(
     source: &Source,
     tree: &mut Spanned<DeTable<'i>>,
@@ -164,7 +168,7 @@ fn substitute_value<'i>(
     values: &'i ParameterValues,
 ) -> Result<(), Diagnostic> {
     let unknown = |name: &str| {
-        let message = format!("${name}: the file has no such parameter");
+        let message = format!("${name}: the file declares no such parameter");
         source.error_at(path, message).suggest(name, values.keys().map(String::as_str))
     };
     match value.get_mut() {
@@ -178,10 +182,10 @@ fn substitute_value<'i>(
                 let mut rest = &text[..];
                 while let Some((before, after)) = rest.split_once("${") {
                     let Some((name, behind)) = after.split_once('}') else {
-                        return Err(source.error_at(path, "`${` has no `}`"));
+                        return Err(source.error_at(path, "`${` without `}`"));
                     };
                     result += before;
-                    // The addresses of hosts are put in when the program runs.
+                    // The addresses of hosts are substituted when the program starts.
                     if name.starts_with("ADDRESS_") {
                         result += &format!("${{{name}}}");
                     } else {

@@ -1,4 +1,4 @@
-//! Numbers with units, and the small notations inside of strings: `1.5us`, `100gbit`, `4MiB`, `>= 2`, `+1..+5`.
+//! Numbers with units, and the notations of ranges and counts: `1.5us`, `100gbit`, `4MiB`, `>= 2`, `+1..+5`.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
@@ -8,20 +8,20 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::str::FromStr;
 
-/// What can be written as a string, and perhaps as a bare number.
+/// A value that files write as a string, or as a bare number where that is unambiguous.
 trait Notation: FromStr<Err = String> {
-    /// What it is, for messages.
+    /// Description for messages.
     const DESCRIPTION: &'static str;
-    /// Examples, for messages and the schema.
+    /// Examples for messages and the schema.
     const EXAMPLES: &'static [&'static str];
 
-    /// The value of a whole number without a unit, if one makes sense.
+    /// The value of an integer without a unit, if that is allowed.
     fn from_integer(number: i64) -> Option<Self> {
         let _ = number;
         None
     }
 
-    /// The value of a fraction without a unit, if one makes sense.
+    /// The value of a fraction without a unit, if that is allowed.
     fn from_float(number: f64) -> Option<Self> {
         let _ = number;
         None
@@ -89,7 +89,7 @@ macro_rules! notation {
     };
 }
 
-/// A decimal number of units as a whole number of the smallest; no floating point, so no rounding.
+/// Converts a decimal number with a unit to an integer of the smallest unit, without rounding.
 fn parse_with_unit(text: &str, units: &[(&str, u64)]) -> Result<u64, String> {
     let text = text.trim();
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_').unwrap_or(text.len());
@@ -97,13 +97,13 @@ fn parse_with_unit(text: &str, units: &[(&str, u64)]) -> Result<u64, String> {
     let known = || units.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
     let Some((_, factor)) = units.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)) else {
         return Err(match unit {
-            "" => format!("a unit is missing (one of {})", known()),
-            _ => format!("the unit {unit:?} is none of {}", known()),
+            "" => format!("missing unit (one of {})", known()),
+            _ => format!("unknown unit {unit:?}, use one of {}", known()),
         });
     };
     let (whole, fraction) = number.split_once('.').unwrap_or((&number, ""));
     if whole.is_empty() && fraction.is_empty() {
-        return Err("a number is missing".into());
+        return Err("missing number".into());
     }
     let too_large = || "the number is too large".to_owned();
     let mut value = match whole {
@@ -113,7 +113,7 @@ fn parse_with_unit(text: &str, units: &[(&str, u64)]) -> Result<u64, String> {
     let mut place = *factor;
     for digit in fraction.bytes() {
         if !place.is_multiple_of(10) && digit != b'0' {
-            return Err("more decimal places than the smallest unit has".into());
+            return Err("more precise than the smallest unit".into());
         }
         place /= 10;
         value = value.checked_add(u64::from(digit - b'0') * place).ok_or_else(too_large)?;
@@ -138,14 +138,14 @@ impl FromStr for Time {
             ("min", 60_000_000_000),
         ];
         match parse_with_unit(text, &units)? {
-            ns if ns > Time::MAX.0 => Err("a run lasts a day at most".into()),
+            ns if ns > Time::MAX.0 => Err("a run lasts at most one day".into()),
             ns => Ok(Time(ns)),
         }
     }
 }
 
 impl Time {
-    /// The longest: a day. Sums of such times, and many of them, are numbers still.
+    /// The maximum, one day. Sums of many such times do not overflow.
     pub const MAX: Time = Time(86_400_000_000_000);
 }
 
@@ -221,7 +221,7 @@ impl fmt::Display for Rate {
     }
 }
 
-/// A number of bytes.
+/// A size in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Size(pub u64);
 
@@ -260,7 +260,7 @@ pub struct Probability(pub u32);
 
 impl Probability {
     fn from_fraction(fraction: f64) -> Option<Probability> {
-        // Rounded to the nearest billionth: the same on every machine, since IEEE 754 is.
+        // Rounded to the nearest billionth. IEEE 754 makes the result the same on every machine.
         (0.0..=1.0)
             .contains(&fraction)
             .then(|| Probability((fraction * f64::from(PER_BILLION)).round() as u32))
@@ -271,10 +271,10 @@ impl FromStr for Probability {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Probability, String> {
-        let out_of_range = || "it is not between 0 and 1".to_owned();
+        let out_of_range = || "not between 0 and 1".to_owned();
         if let Some((part, whole)) = text.split_once('/') {
             let number =
-                |text: &str| text.trim().parse::<u64>().map_err(|_| format!("{text:?} is no whole number"));
+                |text: &str| text.trim().parse::<u64>().map_err(|_| format!("{text:?} is not an integer"));
             let (part, whole) = (number(part)?, number(whole)?);
             if whole == 0 || part > whole {
                 return Err(out_of_range());
@@ -282,7 +282,7 @@ impl FromStr for Probability {
             return Ok(Probability((u128::from(part) * u128::from(PER_BILLION) / u128::from(whole)) as u32));
         }
         let (text, divisor) = text.strip_suffix('%').map_or((text, 1.0), |text| (text, 100.0));
-        let number: f64 = text.trim().parse().map_err(|_| "it is no number".to_owned())?;
+        let number: f64 = text.trim().parse().map_err(|_| "not a number".to_owned())?;
         Probability::from_fraction(number / divisor).ok_or_else(out_of_range)
     }
 }
@@ -302,12 +302,12 @@ impl Notation for Probability {
 
 notation!(Probability, ["string", "number"]);
 
-/// How many of something are expected: exactly, at least, at most, or within a range.
+/// An expected count: exact, with a bound, or a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountRange {
-    /// The smallest that will do.
+    /// Minimum.
     pub min: u64,
-    /// The largest that will do.
+    /// Maximum.
     pub max: u64,
 }
 
@@ -315,12 +315,12 @@ impl CountRange {
     /// One or more.
     pub const AT_LEAST_ONE: CountRange = CountRange { min: 1, max: u64::MAX };
 
-    /// Exactly so many.
+    /// An exact count.
     pub const fn exactly(number: u64) -> CountRange {
         CountRange { min: number, max: number }
     }
 
-    /// Whether `number` will do.
+    /// Whether the range contains `number`.
     pub const fn contains(self, number: u64) -> bool {
         self.min <= number && number <= self.max
     }
@@ -332,7 +332,7 @@ impl FromStr for CountRange {
     fn from_str(text: &str) -> Result<CountRange, String> {
         let number = |text: &str| {
             let digits = text.trim().replace('_', "");
-            digits.parse::<u64>().map_err(|_| format!("{:?} is no whole number", text.trim()))
+            digits.parse::<u64>().map_err(|_| format!("{:?} is not an integer", text.trim()))
         };
         let text = text.trim();
         let amount = if let Some(rest) = text.strip_prefix(">=") {
@@ -342,7 +342,7 @@ impl FromStr for CountRange {
         } else if let Some(rest) = text.strip_prefix('>') {
             CountRange { min: number(rest)?.saturating_add(1), max: u64::MAX }
         } else if let Some(rest) = text.strip_prefix('<') {
-            let most = number(rest)?.checked_sub(1).ok_or("nothing is below 0")?;
+            let most = number(rest)?.checked_sub(1).ok_or("no count is below 0")?;
             CountRange { min: 0, max: most }
         } else if let Some((first, last)) = text.split_once("..") {
             CountRange { min: number(first)?, max: number(last)? }
@@ -357,7 +357,7 @@ impl FromStr for CountRange {
 }
 
 impl Notation for CountRange {
-    const DESCRIPTION: &'static str = "an amount";
+    const DESCRIPTION: &'static str = "a count";
     const EXAMPLES: &'static [&'static str] = &["1", "\">= 2\"", "\"< 10\"", "\"3..5\""];
 
     fn from_integer(number: i64) -> Option<CountRange> {
@@ -378,7 +378,7 @@ impl fmt::Display for CountRange {
     }
 }
 
-/// Whole numbers from one to another: `3`, `"1..5"` (both included), `"2.."`.
+/// A range of integers: `3`, `"1..5"` (both included), `"2.."`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IntegerRange(pub InclusiveRange);
 
@@ -386,13 +386,13 @@ impl FromStr for IntegerRange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<IntegerRange, String> {
-        parse_range(text, |text| text.parse().map_err(|_| format!("{text:?} is no whole number")))
+        parse_range(text, |text| text.parse().map_err(|_| format!("{text:?} is not an integer")))
             .map(IntegerRange)
     }
 }
 
 impl Notation for IntegerRange {
-    const DESCRIPTION: &'static str = "a number or a range of numbers";
+    const DESCRIPTION: &'static str = "an integer or a range of integers";
     const EXAMPLES: &'static [&'static str] = &["3", "\"1..5\"", "\"2..\""];
 
     fn from_integer(number: i64) -> Option<IntegerRange> {
@@ -402,7 +402,7 @@ impl Notation for IntegerRange {
 
 notation!(IntegerRange, ["string", "integer"]);
 
-/// A span of time: `"10us..20us"`, `"1ms.."`.
+/// A time window: `"10us..20us"`, `"1ms.."`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeWindow(pub InclusiveRange);
 
@@ -411,7 +411,7 @@ impl FromStr for TimeWindow {
 
     fn from_str(text: &str) -> Result<TimeWindow, String> {
         if !text.contains("..") {
-            return Err("it has a beginning and an end, with .. between them".into());
+            return Err("write start and end with .. between them".into());
         }
         parse_range(text, |text| match text {
             "0" => Ok(0),
@@ -422,18 +422,18 @@ impl FromStr for TimeWindow {
 }
 
 impl Notation for TimeWindow {
-    const DESCRIPTION: &'static str = "a span of time";
+    const DESCRIPTION: &'static str = "a time window";
     const EXAMPLES: &'static [&'static str] = &["\"10us..20us\"", "\"1ms..\"", "\"0..5us\""];
 }
 
 notation!(TimeWindow, ["string"]);
 
-/// PSNs: relative to the first of the queue pair with a plus sign, absolute without.
+/// A range of PSNs: relative to the first of the queue pair with a plus sign, absolute without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PsnRange {
-    /// Counted from the first request of the queue pair: `"+1"`, `"+1..+5"`, `"+3.."`.
+    /// Relative to the first request of the queue pair: `"+1"`, `"+1..+5"`, `"+3.."`.
     Relative(InclusiveRange),
-    /// As in the packet: `"0x00abcd"`, `77`.
+    /// As in the BTH: `"0x00abcd"`, `77`.
     Absolute(InclusiveRange),
 }
 
@@ -446,13 +446,13 @@ impl FromStr for PsnRange {
             let digits = match (relative, text.strip_prefix('+')) {
                 (true, Some(digits)) => digits,
                 (false, None) => text,
-                _ => return Err("either both ends have a plus sign or none has".into()),
+                _ => return Err("write a plus sign at both ends or at none".into()),
             };
             let number = match digits.strip_prefix("0x") {
                 Some(digits) => u64::from_str_radix(digits, 16),
                 None => digits.parse(),
             };
-            number.map_err(|_| format!("{text:?} is no PSN"))
+            number.map_err(|_| format!("{text:?} is not a PSN"))
         })?;
         if !relative && parsed.first >= 1 << 24 {
             return Err("a PSN has 24 bits".into());
@@ -462,7 +462,7 @@ impl FromStr for PsnRange {
 }
 
 impl Notation for PsnRange {
-    const DESCRIPTION: &'static str = "a PSN or a range of them";
+    const DESCRIPTION: &'static str = "a PSN or a range of PSNs";
     const EXAMPLES: &'static [&'static str] = &["\"+1\"", "\"+1..+5\"", "\"+3..\"", "\"0xabcdef\""];
 
     fn from_integer(number: i64) -> Option<PsnRange> {
@@ -487,7 +487,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_with_units_are_exact() {
+    fn numbers_with_units_are_converted_without_rounding() {
         assert_eq!("1.5us".parse(), Ok(Time(1_500)));
         assert_eq!("0.001us".parse(), Ok(Time(1)));
         assert_eq!("838.84us".parse(), Ok(Time(838_840)));
@@ -500,20 +500,20 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_told() {
+    fn invalid_quantities_are_rejected_with_a_reason() {
         let time = |text: &str| text.parse::<Time>().unwrap_err();
         assert_eq!(time("5"), "a unit is missing (one of ns, us, µs, ms, s, min)");
         assert_eq!(time("5 parsecs"), "the unit \"parsecs\" is none of ns, us, µs, ms, s, min");
-        assert_eq!(time("0.5ns"), "more decimal places than the smallest unit has");
-        assert_eq!(time("us"), "a number is missing");
+        assert_eq!(time("0.5ns"), "more precise than the smallest unit");
+        assert_eq!(time("us"), "missing number");
         assert!(time("99999999999999999999s").contains("too large"));
         assert_eq!("5..3".parse::<IntegerRange>().unwrap_err(), "the range is empty");
-        assert_eq!("+5..7".parse::<PsnRange>().unwrap_err(), "either both ends have a plus sign or none has");
-        assert_eq!("3/2".parse::<Probability>().unwrap_err(), "it is not between 0 and 1");
+        assert_eq!("+5..7".parse::<PsnRange>().unwrap_err(), "write a plus sign at both ends or at none");
+        assert_eq!("3/2".parse::<Probability>().unwrap_err(), "not between 0 and 1");
     }
 
     #[test]
-    fn amounts_compare() {
+    fn count_ranges_contain_their_bounds() {
         let holds = |text: &str, number| text.parse::<CountRange>().unwrap().contains(number);
         assert!(holds(">= 2", 2) && !holds(">= 2", 1));
         assert!(holds("< 2", 1) && !holds("< 2", 2));

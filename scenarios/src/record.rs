@@ -1,4 +1,4 @@
-//! What happened in a run, as far as expectations and invariants ask for it.
+//! The events of a run that expectations and invariants need.
 
 use crate::plan::{Check, Plan};
 use crate::spec::Invariant;
@@ -13,105 +13,105 @@ use softhca_wire::{Opcode, Operation, Psn, Qpn, Syndrome};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// Something that an order or an invariant looks at.
+/// An event that orders and invariants check.
 #[derive(Clone, Debug)]
 pub enum RecordedEvent {
-    /// A packet left a queue pair.
+    /// A queue pair sent a packet.
     Sent {
-        /// As a cable would see it, without message and priority.
+        /// Packet as a link sees it, without message and priority.
         sighting: ObservedPacket,
     },
-    /// A packet came to a queue pair.
+    /// A queue pair received a packet.
     Received {
-        /// As a cable would see it.
+        /// Packet as a link sees it.
         sighting: ObservedPacket,
     },
-    /// A packet that came was not acted on.
+    /// A queue pair did not execute a received packet.
     Rejected {
-        /// Its PSN.
+        /// PSN.
         psn: Psn,
     },
-    /// A work request ended.
+    /// A work request completed.
     Completed {
-        /// How.
+        /// Completion.
         completion: Completion,
     },
     /// A queue pair changed its state.
     StateChanged {
-        /// To which.
+        /// New state.
         to: QpState,
     },
-    /// An event was raised.
+    /// A device raised an asynchronous event.
     AsyncEvent {
-        /// Which.
+        /// Name.
         name: &'static str,
     },
-    /// The connection manager told a program something.
+    /// The connection manager delivered an event.
     CmEvent {
-        /// The identifier.
+        /// Id.
         id: u32,
-        /// What.
+        /// Event.
         kind: EventType,
-        /// How.
+        /// Status.
         status: i32,
     },
-    /// Memory was written for this PSN.
+    /// A packet modified memory.
     MemoryWritten {
-        /// The PSN.
+        /// PSN.
         psn: Psn,
     },
-    /// A rule, or something else, did something to a packet.
+    /// A fault changed or dropped a packet.
     Fault {
-        /// The rule, if it was one.
+        /// Rule, if a rule was the cause.
         rule: Option<RuleId>,
-        /// The packet was lost.
+        /// The packet was dropped.
         lost: bool,
-        /// The packet.
+        /// Packet.
         sighting: ObservedPacket,
     },
-    /// A rule did something to a packet of a real program.
+    /// A rule fired on a packet of an external program.
     RuleFired {
-        /// The rule.
+        /// Rule.
         rule: RuleId,
     },
 }
 
-/// A moment, and where and when it was.
+/// An event with its time and place.
 #[derive(Clone, Debug)]
 pub struct TimelineEntry {
-    /// When.
+    /// Time.
     pub time_ns: u64,
-    /// On which host; none for what happened between switches.
+    /// Host; none between switches.
     pub host: Option<usize>,
-    /// On which queue pair, if on one of the plan.
+    /// Queue pair of the plan, if any.
     pub qp: Option<usize>,
-    /// What.
+    /// Event.
     pub event: RecordedEvent,
 }
 
-/// A queue pair as it turned out in a run.
+/// A queue pair of the plan in a run.
 #[derive(Clone, Copy, Debug)]
 struct KnownQueuePair {
     qp: usize,
     first_psn: Psn,
 }
 
-/// What a switch did, over all its ports.
+/// Counters of a switch, summed over its ports.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SwitchTotals {
-    /// Frames lost for want of room.
+    /// Frames dropped because a buffer was full.
     pub dropped: u64,
-    /// Packets marked.
+    /// Packets marked with CE.
     pub ecn_marked: u64,
-    /// Pause frames sent, without those that end a pause.
+    /// Pause frames sent, excluding those that resume.
     pub pause_frames: u64,
-    /// Frames that its watchdog dropped.
+    /// Frames dropped by the PFC watchdog.
     pub watchdog_dropped: u64,
-    /// The most bytes that ever waited in one queue.
+    /// Maximum depth of a queue in bytes.
     pub max_queue_bytes: u64,
 }
 
-/// Everything that is judged at the end.
+/// The input of the evaluation.
 #[derive(Clone, Debug, Default)]
 pub struct RunRecord {
     known: BTreeMap<Endpoint, KnownQueuePair>,
@@ -119,30 +119,31 @@ pub struct RunRecord {
     keeps_timeline: bool,
     messages: BTreeMap<(usize, CmMessage), u64>,
     transmissions: BTreeMap<(usize, PacketType, PacketClass, u32), u64>,
-    /// What happened, if anybody asks.
+    /// Events in order, if an order or invariant needs them.
     pub timeline: Vec<TimelineEntry>,
-    /// Why work requests failed, by queue pair, id and whether it was a receive.
+    /// Failure reasons by queue pair, work request id and whether it was a receive.
     pub reasons: BTreeMap<(usize, u64, bool), String>,
-    /// The states that queue pairs got into, with time and reason.
+    /// State changes with time, queue pair and reason.
     pub states: Vec<(u64, usize, QpState, String)>,
-    /// Asynchronous events by time, host and name.
+    /// Asynchronous events with time, host and name.
     pub async_events: Vec<(u64, usize, &'static str)>,
-    /// How often each rule fired, first and last time.
+    /// Times of the first and last firing of each rule.
     pub fired_at: BTreeMap<RuleId, (u64, u64)>,
-    /// Packets that were lost without a rule.
+    /// Number of packets lost without a rule.
     pub uninjected_losses: u64,
-    /// What each switch did.
+    /// Counters of each switch.
     pub switches: BTreeMap<SwitchId, SwitchTotals>,
-    /// Pause frames by cable and who sent them, without those that end a pause.
+    /// Pause frames by link and sender, excluding those that resume.
     pub pauses: BTreeMap<(LinkId, Node), u64>,
-    /// CNPs that left, by queue pair: times.
+    /// Times of sent CNPs by queue pair.
     pub cnps: BTreeMap<usize, Vec<u64>>,
 }
 
 impl RunRecord {
-    /// Ready to record a plan.
+    /// An empty record for a plan.
     pub fn new(plan: &Plan) -> RunRecord {
-        let asks = plan.expectations.iter().any(|expectation| matches!(expectation.check, Check::Order(_)));
+        let has_order =
+            plan.expectations.iter().any(|expectation| matches!(expectation.check, Check::Order(_)));
         let invariants = plan.invariants.iter().any(|invariant| {
             !matches!(
                 invariant,
@@ -152,15 +153,15 @@ impl RunRecord {
                     | Invariant::OneCompletionPerWorkRequest
             )
         });
-        RunRecord { keeps_timeline: asks || invariants, ..RunRecord::default() }
+        RunRecord { keeps_timeline: has_order || invariants, ..RunRecord::default() }
     }
 
-    /// Says which address a host of the plan got.
+    /// Adds the address of the next host.
     pub fn add_host(&mut self, address: IpAddr) {
         self.addresses.push(address);
     }
 
-    /// Says which number a queue pair of the plan got.
+    /// Adds the endpoint of a queue pair.
     pub fn add_queue_pair(&mut self, qp: usize, endpoint: Endpoint, first_psn: Psn) {
         self.known.insert(endpoint, KnownQueuePair { qp, first_psn });
     }
@@ -170,7 +171,7 @@ impl RunRecord {
         self.known.get(&Endpoint { address, qpn }).copied()
     }
 
-    /// A card told an event.
+    /// Records an event of a device.
     pub fn on_engine_event(&mut self, time_ns: u64, host: usize, event: &Event) {
         match *event {
             Event::QpStateChanged { qp, to, reason, .. } => {
@@ -199,11 +200,11 @@ impl RunRecord {
                 }
             }
             Event::CmEventRaised { id, event: kind, status, .. } => {
-                // Who has a queue pair for the connection hears of a REP when that is ready.
+                // Programs with a queue pair receive ESTABLISHED when it is ready.
                 let kind = if kind == EventType::ConnectResponse { EventType::Established } else { kind };
                 self.append(time_ns, host, None, RecordedEvent::CmEvent { id: id.0, kind, status });
             }
-            // Told as messages of the connection manager.
+            // Recorded as CM messages.
             Event::PacketSent { qp: Qpn::GSI, .. } => {}
             Event::PacketSent { qp, packet, .. } => {
                 if packet.opcode == Opcode::CNP
@@ -239,7 +240,7 @@ impl RunRecord {
         }
     }
 
-    /// A switch, or the port of a host, told an event.
+    /// Records an event of a switch or a port.
     pub fn on_fabric_event(&mut self, event: &FabricEvent) {
         match *event {
             FabricEvent::EcnMarked { node: Node::Switch(switch), .. } => {
@@ -248,13 +249,13 @@ impl RunRecord {
             FabricEvent::FrameDropped { node: at, reason: cause, .. } => {
                 self.uninjected_losses += 1;
                 if let Node::Switch(switch) = at {
-                    let deeds = self.switches.entry(switch).or_default();
+                    let totals = self.switches.entry(switch).or_default();
                     match cause {
-                        FrameDropReason::Watchdog => deeds.watchdog_dropped += 1,
+                        FrameDropReason::Watchdog => totals.watchdog_dropped += 1,
                         FrameDropReason::BufferFull
                         | FrameDropReason::QueueFull
                         | FrameDropReason::HeadroomFull => {
-                            deeds.dropped += 1;
+                            totals.dropped += 1;
                         }
                         FrameDropReason::NoRoute
                         | FrameDropReason::HopLimitExceeded
@@ -272,12 +273,12 @@ impl RunRecord {
         }
     }
 
-    /// The most bytes that ever waited in one queue of a switch.
+    /// Sets the maximum depth of a queue of a switch.
     pub fn set_max_queue_bytes(&mut self, switch: SwitchId, bytes: u64) {
         self.switches.entry(switch).or_default().max_queue_bytes = bytes;
     }
 
-    /// Something happened to a packet on a cable; `host` is its sender where that is known.
+    /// Records a fault on a link; `host` is the sender, if known.
     pub fn on_packet_fault(&mut self, time_ns: u64, host: Option<usize>, fault: &Fault) {
         let lost = matches!(fault.effect, FaultEffect::Dropped { .. });
         let rule = match fault.cause {
@@ -308,7 +309,7 @@ impl RunRecord {
         }
     }
 
-    /// What a cable would say of a message of the connection manager.
+    /// A CM message as a link sees it.
     fn cm_sighting(&mut self, host: usize, message: CmMessage) -> ObservedPacket {
         let count = self.messages.entry((host, message)).or_default();
         *count += 1;
@@ -326,7 +327,7 @@ impl RunRecord {
         }
     }
 
-    /// What a cable would say of a packet that a card tells of.
+    /// A packet of a device event as a link sees it.
     fn packet_sighting(
         &mut self,
         host: usize,
@@ -338,11 +339,11 @@ impl RunRecord {
         let sense = if operation.is_request() { PacketType::Request } else { PacketType::Response };
         let here = self.find(host, qpn);
         let there = self.known.get(&Endpoint { address: packet.peer, qpn: packet.dest_qp }).copied();
-        // The requester is who asks: the sender of a request, the receiver of an answer.
+        // The requester sends requests and receives responses.
         let requester = match (sense, is_sent) {
             (PacketType::Request, true) | (PacketType::Response, false) => here,
             (PacketType::Response, true) => there,
-            // Anybody may send to a group.
+            // Any queue pair can send to a group.
             (PacketType::Request, false) if packet.dest_qp == Qpn::MULTICAST => None,
             (PacketType::Request, false) => here.and_then(|here| self.peer_of(here.qp)),
         };
@@ -377,7 +378,7 @@ impl RunRecord {
     }
 
     fn peer_of(&self, qp: usize) -> Option<KnownQueuePair> {
-        // The two of a pair have numbers next to each other, the even one first.
+        // The queue pairs of a pair have consecutive indices, the even one first.
         let peer = qp ^ 1;
         self.known.values().find(|known| known.qp == peer).copied()
     }

@@ -1,144 +1,144 @@
-//! What a run came to: verdict, rules, expectations, and how it is written for programs.
+//! The result of a run: verdict, rules, expectations, and its JSON form.
 
 use crate::parameters::ParameterValues;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Whether everything held.
+/// The verdict on a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// Everything held.
+    /// All expectations held.
     Pass,
-    /// Something did not.
+    /// An expectation failed.
     Fail,
-    /// The run could not be carried out.
+    /// The run could not be executed.
     Error,
 }
 
-/// What a fault did.
+/// The result of a fault rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RuleOutcome {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// How often it happened.
+    /// Number of times that it fired.
     pub fired: u64,
-    /// It need not happen.
+    /// It does not have to fire.
     pub optional: bool,
 }
 
-/// What became of an expectation.
+/// The result of an expectation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ExpectationOutcome {
-    /// It in words.
+    /// The expectation in words.
     pub text: String,
     /// Whether it held.
     pub held: bool,
-    /// What was found.
+    /// Observed value.
     pub detail: String,
-    /// Where to look, if it did not hold.
+    /// Position in the trace that explains a failure.
     #[serde(skip)]
     pub location: Option<TraceLocation>,
 }
 
-/// A place in a trace.
+/// A position in a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceLocation {
-    /// When.
+    /// Time.
     pub time_ns: u64,
-    /// Whose ladder.
+    /// Queue pair of the ladder.
     pub qp: String,
 }
 
-/// An expectation that was not looked at.
+/// An expectation that was not checked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SkippedExpectation {
-    /// It in words.
+    /// The expectation in words.
     pub text: String,
-    /// Why not.
+    /// Reason.
     pub why: String,
 }
 
-/// What a run wrote down.
+/// The files of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Artifacts {
-    /// The event log, JSON lines.
+    /// Event log, JSON lines.
     pub events: Vec<u8>,
-    /// The capture, pcapng.
+    /// Capture, pcapng.
     pub capture: Vec<u8>,
-    /// The ladders of all connections.
+    /// Ladders of all connections.
     pub ladders: Vec<softhca_trace::Ladder>,
 }
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Whether everything held.
+    /// The verdict on a run.
     pub verdict: Verdict,
-    /// Why the run could not be carried out.
+    /// Reason why the run could not be executed.
     pub error: Option<String>,
-    /// What each fault did.
+    /// Results of the fault rules.
     pub rules: Vec<RuleOutcome>,
-    /// What became of each expectation.
+    /// Results of the expectations.
     pub expectations: Vec<ExpectationOutcome>,
-    /// Expectations that were not looked at.
+    /// Expectations that were not checked.
     pub skipped: Vec<SkippedExpectation>,
-    /// The SHA-256 of the event log, in virtual time.
+    /// SHA-256 of the event log, in virtual time.
     pub trace_sha256: Option<String>,
-    /// The SHA-256 of what virtual and real time have in common, in real time.
+    /// SHA-256 of the comparable trace.
     pub order_sha256: Option<String>,
-    /// What virtual and real time have in common, where it was kept.
+    /// The part of the trace that virtual and real time have in common, if recorded.
     pub comparable_trace: Option<softhca_trace::ComparableTrace>,
-    /// When the last thing happened, in nanoseconds.
+    /// Time of the last event, in nanoseconds.
     pub ended_ns: u64,
-    /// Goodput of every workload in bits per second, by name.
+    /// Goodput of each workload in bits per second, by name.
     pub goodput: BTreeMap<String, u64>,
-    /// What was written down, if it was asked for.
+    /// Files of the run, if recorded.
     pub artifacts: Option<Artifacts>,
 }
 
-/// A run as a line of JSON. The order of the keys is part of the format.
+/// A run as one line of JSON. The order of the keys is part of the format.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunReport<'a> {
-    /// The file, as it was named.
+    /// Path of the file as given.
     pub scenario: &'a str,
-    /// What it shows.
+    /// Title.
     pub title: &'a str,
-    /// The seed.
+    /// Seed.
     pub seed: u64,
     /// `sim` or `udp`.
     pub on: &'a str,
-    /// Whether everything held.
+    /// The verdict on a run.
     pub verdict: Verdict,
-    /// The SHA-256 of the event log; null in real time.
+    /// SHA-256 of the event log; null in real time.
     pub trace_sha256: Option<&'a str>,
-    /// The SHA-256 of what virtual and real time have in common.
+    /// SHA-256 of the comparable trace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub order_sha256: Option<&'a str>,
-    /// The command that does it again.
+    /// Command that repeats the run.
     pub replay: String,
-    /// What each fault did.
+    /// Results of the fault rules.
     pub rules: &'a [RuleOutcome],
-    /// What became of each expectation.
+    /// Results of the expectations.
     pub expectations: &'a [ExpectationOutcome],
-    /// Expectations that were not looked at.
+    /// Expectations that were not checked.
     #[serde(skip_serializing_if = "<[SkippedExpectation]>::is_empty")]
     pub skipped: &'a [SkippedExpectation],
-    /// The parameters.
+    /// Parameter values.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub parameters: &'a ParameterValues,
-    /// Goodput of every workload in bits per second.
+    /// Goodput of each workload in bits per second.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub goodput: &'a BTreeMap<String, u64>,
-    /// When the last thing happened, in nanoseconds.
+    /// Time of the last event, in nanoseconds.
     pub ended_ns: u64,
-    /// Why the run could not be carried out.
+    /// Reason why the run could not be executed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<&'a str>,
 }
 
 impl Outcome {
-    /// A run that could not be carried out.
+    /// The result of a run that could not be executed.
     pub fn failed_to_run(why: impl Into<String>) -> Outcome {
         Outcome {
             verdict: Verdict::Error,
@@ -155,17 +155,17 @@ impl Outcome {
         }
     }
 
-    /// The expectations that did not hold.
+    /// The expectations that failed.
     pub fn failures(&self) -> impl Iterator<Item = &ExpectationOutcome> {
         self.expectations.iter().filter(|expectation| !expectation.held)
     }
 }
 
-/// Steps of a ladder that are shown before and after a place.
+/// Ladder steps that are printed before and after a position.
 const CONTEXT_STEPS: usize = 10;
 
 impl Artifacts {
-    /// The part of a ladder that shows what went on at a place.
+    /// The part of a ladder around a position.
     pub fn ladder_at(&self, place: &TraceLocation, style: softhca_trace::LadderStyle) -> Option<String> {
         let mut ladder = self.ladders.iter().find(|ladder| ladder.involves(&place.qp))?.clone();
         let time = place.time_ns as i64;

@@ -1,4 +1,4 @@
-//! A scenario file that was read: from text to plans.
+//! A parsed scenario file, and the plans of its runs.
 
 use crate::parameters::{self, ParameterValues};
 use crate::plan::{self, Plan};
@@ -6,43 +6,50 @@ use crate::source::{Diagnostic, Source};
 use crate::spec::{ParameterSpec, ScenarioFile};
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use toml::Spanned;
 use toml::de::{DeTable, Deserializer};
 
-/// A scenario file that was read and checked.
+/// A parsed and checked scenario file.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     source: Source,
     parameters: BTreeMap<String, ParameterSpec>,
-    /// What the scenario shows.
+    /// The file with the default parameters.
+    file: ScenarioFile,
+    /// The plan with the default parameters and the default seed.
+    plan: Plan,
+    /// One sentence that states what the scenario shows.
     pub title: String,
-    /// The seed unless the command line gives one.
+    /// Seed if the command line gives none.
     pub seed: u64,
 }
 
 impl Scenario {
-    /// Reads a file: `name` is what messages call it, `text` what is in it. Everything is checked with the
-    /// default parameters.
+    /// Parses `text` and checks it with the default parameters. Error messages call the file `name`.
     pub fn parse(name: &str, text: &str) -> Result<Scenario, Diagnostic> {
-        let source = Source::new(name, text)?;
-        let parameters = parameters::parse_declarations(&source)?;
-        let mut scenario = Scenario { source, parameters, title: String::new(), seed: 1 };
-        let file = scenario.substituted_file(&scenario.resolve_parameters(&ParameterValues::new(), 1))?;
-        (scenario.title, scenario.seed) = (file.title, file.seed);
-        scenario.plan(&ParameterValues::new(), scenario.seed)?;
-        Ok(scenario)
+        let (source, tree) = Source::parse(name, text)?;
+        let parameters = parameters::parse_declarations(&source, &tree)?;
+        // The default seed can itself be a parameter; parameters that the seed selects use seed 1 to find it.
+        let values = parameters::resolve(&parameters, &ParameterValues::new(), 1);
+        let file = deserialize(&source, tree.clone(), &values)?;
+        let seed = file.seed;
+        let seeded = parameters::resolve(&parameters, &ParameterValues::new(), seed);
+        let file = if seeded == values { file } else { deserialize(&source, tree, &seeded)? };
+        let plan = plan::build(&file, &source, seeded, seed)?;
+        Ok(Scenario { parameters, title: file.title.clone(), seed, file, plan, source })
     }
 
-    /// The file's name.
+    /// The name of the file.
     pub fn name(&self) -> &str {
         &self.source.name
     }
 
-    /// The file's text.
+    /// The text of the file.
     pub fn text(&self) -> &str {
         &self.source.text
     }
 
-    /// What `--set` asks for, as settings of runs: several where a parameter is swept.
+    /// The parameter values of the runs that `--set` requests: several if a parameter is swept.
     pub fn sweep(&self, set: &[(String, String)]) -> Result<Vec<ParameterValues>, Diagnostic> {
         let runs = parameters::sweep(&self.source, &self.parameters, set)?;
         for run in &runs {
@@ -51,21 +58,26 @@ impl Scenario {
         Ok(runs)
     }
 
-    fn resolve_parameters(&self, set: &ParameterValues, seed: u64) -> ParameterValues {
-        parameters::resolve(&self.parameters, set, seed)
-    }
-
-    fn substituted_file(&self, values: &ParameterValues) -> Result<ScenarioFile, Diagnostic> {
-        let source = &self.source;
-        let mut tree = DeTable::parse(&source.text).map_err(|error| source.toml_error(&error))?;
-        parameters::substitute(source, &mut tree, values)?;
-        ScenarioFile::deserialize(Deserializer::from(tree)).map_err(|error| source.toml_error(&error))
-    }
-
     /// The plan of one run.
     pub fn plan(&self, set: &ParameterValues, seed: u64) -> Result<Plan, Diagnostic> {
-        let values = self.resolve_parameters(set, seed);
-        let file = self.substituted_file(&values)?;
-        plan::build(&file, &self.source, values, seed)
+        let values = parameters::resolve(&self.parameters, set, seed);
+        if values != self.plan.parameters {
+            let (_, tree) = Source::parse(&self.source.name, &self.source.text)?;
+            let file = deserialize(&self.source, tree, &values)?;
+            return plan::build(&file, &self.source, values, seed);
+        }
+        match seed == self.seed {
+            true => Ok(self.plan.clone()),
+            false => plan::build(&self.file, &self.source, values, seed),
+        }
     }
+}
+
+fn deserialize<'i>(
+    source: &Source,
+    mut tree: Spanned<DeTable<'i>>,
+    values: &'i ParameterValues,
+) -> Result<ScenarioFile, Diagnostic> {
+    parameters::substitute(source, &mut tree, values)?;
+    ScenarioFile::deserialize(Deserializer::from(tree)).map_err(|error| source.toml_error(&error))
 }

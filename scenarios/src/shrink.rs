@@ -1,7 +1,7 @@
-//! Delta debugging: the fewest faults with which a run still fails in the same way.
+//! Delta debugging: finds a minimal list of faults with which a run still fails in the same way.
 //!
-//! A rule that hits many packets, by chance or by count, is first taken apart into one fault for each packet
-//! that it hit; runs are the same every time, so that those hit the same packets again.
+//! A rule that hits many packets is first split into one fault for each packet that it hit. Runs are deterministic, so
+//! these faults hit the same packets again.
 
 use crate::plan::{FaultKind, FaultPlan, Node, Plan};
 use crate::{Outcome, Verdict, sim};
@@ -9,59 +9,59 @@ use softhca_fabric::{
     Choice, Direction, Fault, InclusiveRange, PacketClasses, PacketType, Repeat, Rule, Selector,
 };
 
-/// Of a rule that hit more packets than this, the first so many are looked at.
+/// Maximum number of hits of a rule that are considered.
 const MAX_HITS: usize = 2_000;
 
-/// What remained of a list of faults.
+/// A minimal list of faults.
 #[derive(Clone, Debug)]
 pub struct Minimized {
-    /// The faults that are enough, as a scenario file would say them.
+    /// The necessary faults, in the notation of scenario files.
     pub faults: Vec<String>,
-    /// How many there were, each hit counted.
+    /// Original number of faults, counting each hit.
     pub before: usize,
-    /// What the run with only these comes to.
+    /// Result of the run with only these faults.
     pub outcome: Outcome,
 }
 
-/// A fault that may be left out.
+/// A fault that may be unnecessary.
 struct Candidate {
     plan: FaultPlan,
     text: String,
 }
 
-/// Reduces the faults of a plan that fails to a list from which none can be left out; nothing if the plan does
-/// not fail. `tried` is told the number of each run.
+/// Reduces the faults of a failing plan to a list of which every fault is necessary; none if the plan does not fail.
+/// Calls `tried` with the number of each run.
 ///
-/// A rule that does not fire is no failure here: leaving out one fault often keeps another from firing.
+/// A rule that does not fire is not a failure here: removing one fault often keeps another from firing.
 pub fn shrink(plan: &Plan, mut tried: impl FnMut(usize)) -> Option<Minimized> {
     let (outcome, hits) = sim::trace_faults(plan);
     tried(1);
     let symptoms = symptoms(&outcome)?;
-    let mut suspects: Vec<Candidate> =
+    let mut candidates: Vec<Candidate> =
         plan.faults.iter().flat_map(|fault| split_by_hit(plan, fault, &hits)).collect();
-    let before = suspects.len();
+    let before = candidates.len();
     let mut runs = 1;
     let mut best = outcome;
-    let mut attempt = |suspects: &[&Candidate]| {
+    let mut attempt = |candidates: &[&Candidate]| {
         runs += 1;
         tried(runs);
         let mut fewer = plan.clone();
-        fewer.faults = suspects.iter().map(|suspect| suspect.plan.clone()).collect();
+        fewer.faults = candidates.iter().map(|candidate| candidate.plan.clone()).collect();
         let outcome = sim::simulate(&fewer, sim::Recording::Digest);
-        // Other failures than those that were there at first are another story.
+        // Only the original failures count.
         symptoms.iter().all(|symptom| has_symptom(&outcome, symptom)).then_some(outcome)
     };
-    // Larger pieces first: half of the list, then a quarter, then one by one until nothing more can go.
-    let mut piece = suspects.len().div_ceil(2).max(1);
+    // Try to remove half of the list, then a quarter, then single faults until none can be removed.
+    let mut piece = candidates.len().div_ceil(2).max(1);
     loop {
         let mut changed = false;
         let mut at = 0;
-        while at < suspects.len() {
-            let end = (at + piece).min(suspects.len());
-            let rest: Vec<&Candidate> = suspects[..at].iter().chain(&suspects[end..]).collect();
-            match attempt(&rest) {
+        while at < candidates.len() {
+            let end = (at + piece).min(candidates.len());
+            let remaining: Vec<&Candidate> = candidates[..at].iter().chain(&candidates[end..]).collect();
+            match attempt(&remaining) {
                 Some(outcome) => {
-                    suspects.drain(at..end);
+                    candidates.drain(at..end);
                     (best, changed) = (outcome, true);
                 }
                 None => at = end,
@@ -73,11 +73,11 @@ pub fn shrink(plan: &Plan, mut tried: impl FnMut(usize)) -> Option<Minimized> {
             _ => piece = piece.div_ceil(2),
         }
     }
-    let faults = suspects.into_iter().map(|suspect| suspect.text).collect();
+    let faults = candidates.into_iter().map(|candidate| candidate.text).collect();
     Some(Minimized { faults, before, outcome: best })
 }
 
-/// What is wrong with a run: the expectations that did not hold, or that it could not be carried out.
+/// The failures of a run: failed expectations, or an empty text if it could not be executed.
 fn symptoms(outcome: &Outcome) -> Option<Vec<String>> {
     let broken = outcome.error.iter().map(|_| String::new());
     let failures =
@@ -93,31 +93,32 @@ fn has_symptom(outcome: &Outcome, symptom: &str) -> bool {
     }
 }
 
-/// A rule as one fault for each packet that it hit; anything else as it is.
+/// Splits a rule into one fault for each packet that it hit. Other faults stay as they are.
 fn split_by_hit(plan: &Plan, fault: &FaultPlan, hits: &[(usize, Fault)]) -> Vec<Candidate> {
     let as_it_is = || {
         let optional = FaultPlan { optional: true, ..fault.clone() };
-        vec![Candidate { plan: optional, text: format!("the fault {:?}, as it is in the file", fault.name) }]
+        vec![Candidate { plan: optional, text: format!("the fault {:?} of the file", fault.name) }]
     };
     let FaultKind::Packets { rule, .. } = &fault.kind else { return as_it_is() };
     let hits_one = rule.repeat.choice == Choice::All && rule.repeat.times == Some(1);
-    let mine: Vec<&(usize, Fault)> =
+    let hits_of_rule: Vec<&(usize, Fault)> =
         hits.iter().filter(|(_, hit)| hit.cause == softhca_fabric::FaultCause::Rule(fault.id)).collect();
     let nameable = |(_, hit): &&(usize, Fault)| {
         hit.packet.flow_id.is_some()
             && hit.packet.relative_psn.is_some_and(|psn| psn >= 0)
             && hit.packet.transmission > 0
     };
-    if hits_one || !mine.iter().all(nameable) {
+    if hits_one || !hits_of_rule.iter().all(nameable) {
         return as_it_is();
     }
-    mine.into_iter()
+    hits_of_rule
+        .into_iter()
         .take(MAX_HITS)
-        .map(|(cable, hit)| single_hit_fault(plan, fault, rule, *cable, hit))
+        .map(|(link, hit)| single_hit_fault(plan, fault, rule, *link, hit))
         .collect()
 }
 
-fn single_hit_fault(plan: &Plan, fault: &FaultPlan, rule: &Rule, cable: usize, hit: &Fault) -> Candidate {
+fn single_hit_fault(plan: &Plan, fault: &FaultPlan, rule: &Rule, link: usize, hit: &Fault) -> Candidate {
     let sighting = &hit.packet;
     let (role, psn) = (sighting.flow_id.expect("checked"), sighting.relative_psn.expect("checked") as u64);
     let selector = Selector {
@@ -133,11 +134,11 @@ fn single_hit_fault(plan: &Plan, fault: &FaultPlan, rule: &Rule, cable: usize, h
         Node::Host(host) => plan.hosts[host].name.as_str(),
         Node::Switch(switch) => plan.switches[switch].name.as_str(),
     };
-    let [first, second] = plan.links[cable].ends.map(name);
+    let [first, second] = plan.links[link].ends.map(name);
     let [from, to] = if hit.direction == Direction::Forward { [first, second] } else { [second, first] };
     let class = if sighting.packet_type == Some(PacketType::Request) { "request" } else { "response" };
     let text = format!(
-        "[[fault]] # of {:?}: {:?}\n  on = \"{from} -> {to}\"\n  match = {{ class = \"{class}\", qp = \"{}\", psn = \"+{psn}\", \
+        "[[fault]] # part of {:?}: {:?}\n  on = \"{from} -> {to}\"\n  match = {{ class = \"{class}\", qp = \"{}\", psn = \"+{psn}\", \
          transmission = {} }}\n  action = {}\n  times = 1",
         fault.name,
         hit.effect,
@@ -145,13 +146,13 @@ fn single_hit_fault(plan: &Plan, fault: &FaultPlan, rule: &Rule, cable: usize, h
         sighting.transmission,
         action_toml(&rule.action)
     );
-    // The number stays: what chance decides about a packet depends on it.
+    // Keep the id: random decisions depend on it.
     let rule = Rule { id: rule.id, selector, repeat: Repeat::times(1), action: rule.action };
-    let kind = FaultKind::Packets { links: vec![cable], rule };
+    let kind = FaultKind::Packets { links: vec![link], rule };
     Candidate { plan: FaultPlan { id: fault.id, name: fault.name.clone(), optional: true, kind }, text }
 }
 
-/// An action as a scenario file says it.
+/// An action in the notation of scenario files.
 fn action_toml(action: &softhca_fabric::Action) -> String {
     use softhca_fabric::Action;
     match action {

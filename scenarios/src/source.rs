@@ -1,24 +1,25 @@
-//! The text of a scenario file: where things stand in it, and how to say what is wrong there.
+//! The text of a scenario file, the positions of its keys, and error messages with positions.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
+use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// Something in a file that cannot be used: what, where, and what to do.
+/// An error in a scenario file, with its position and advice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// The file, as it was named.
+    /// Name of the file.
     pub file: String,
-    /// The line, counted from 1; 0 if the problem is not in the text.
+    /// Line, from 1; 0 if the error has no position.
     pub line: usize,
-    /// The column in characters, counted from 1.
+    /// Column in characters, from 1.
     pub column: usize,
-    /// What is wrong.
+    /// Error message.
     pub message: String,
-    /// What to do about it.
+    /// Advice.
     pub help: Option<String>,
-    /// The line itself.
+    /// Text of the line.
     pub excerpt: String,
 }
 
@@ -42,27 +43,25 @@ impl fmt::Display for Diagnostic {
 
 impl std::error::Error for Diagnostic {}
 
-/// A file with its name.
+/// A scenario file.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
     pub name: String,
     pub text: String,
-    /// Where each key, or the item of an array, stands: `fault.2.match.psn`.
+    /// Position of each key and array item, by path: `fault.2.match.psn`.
     spans: BTreeMap<String, Range<usize>>,
 }
 
 impl Source {
-    /// Takes note of where everything stands.
-    pub fn new(name: &str, text: &str) -> Result<Source, Diagnostic> {
+    /// Parses a file and records the position of each key.
+    pub fn parse<'t>(name: &str, text: &'t str) -> Result<(Source, Spanned<DeTable<'t>>), Diagnostic> {
         let mut source = Source { name: name.into(), text: text.into(), spans: BTreeMap::new() };
         let tree = DeTable::parse(text).map_err(|error| source.toml_error(&error))?;
-        let mut places = BTreeMap::new();
-        record_table_spans(tree.get_ref(), "", &mut places);
-        source.spans = places;
-        Ok(source)
+        record_table_spans(tree.get_ref(), "", &mut source.spans);
+        Ok((source, tree))
     }
 
-    /// A problem at the place of a key. Where that key is not written, its nearest parent's place is taken.
+    /// An error at the position of a key. If the file does not contain the key, its closest parent is used.
     pub fn error_at(&self, path: &str, message: impl Into<String>) -> Diagnostic {
         let mut path = path;
         loop {
@@ -76,7 +75,7 @@ impl Source {
         }
     }
 
-    /// A problem that stands nowhere in the text.
+    /// An error without a position.
     pub fn error_without_position(&self, message: impl Into<String>) -> Diagnostic {
         Diagnostic {
             file: self.name.clone(),
@@ -103,37 +102,37 @@ impl Source {
         }
     }
 
-    /// What the TOML reader or serde found, with a suggestion where a name is nearly right.
+    /// An error of the TOML parser or of serde, with the closest valid name.
     pub fn toml_error(&self, error: &toml::de::Error) -> Diagnostic {
         let message = error.message().trim().to_owned();
-        let mut problem = match error.span() {
+        let mut diagnostic = match error.span() {
             Some(span) => self.error_at_offset(span.start, message.clone()),
             None => self.error_without_position(message.clone()),
         };
-        problem.help = suggestion_from_serde(&message);
-        problem
+        diagnostic.help = suggestion_from_serde(&message);
+        diagnostic
     }
 }
 
 impl Diagnostic {
-    /// With advice.
+    /// Adds advice.
     pub(crate) fn help(mut self, help: impl Into<String>) -> Diagnostic {
         self.help = Some(help.into());
         self
     }
 
-    /// With the nearest of the names that would have been right, or all of them.
+    /// Adds the closest valid name, or all valid names.
     pub(crate) fn suggest<'a>(mut self, wrong: &str, right: impl IntoIterator<Item = &'a str>) -> Diagnostic {
         let right: Vec<&str> = right.into_iter().collect();
         self.help = closest_name(wrong, &right).or_else(|| match right.is_empty() {
             true => None,
-            false => Some(format!("there are: {}", right.join(", "))),
+            false => Some(format!("valid names: {}", right.join(", "))),
         });
         self
     }
 }
 
-/// "did you mean", if one of the names is near.
+/// "did you mean", if a valid name is close.
 fn closest_name(wrong: &str, right: &[&str]) -> Option<String> {
     let distance = |name: &&&str| strsim::damerau_levenshtein(&wrong.to_lowercase(), &name.to_lowercase());
     let best = right.iter().min_by_key(distance)?;
@@ -141,7 +140,7 @@ fn closest_name(wrong: &str, right: &[&str]) -> Option<String> {
     near.then(|| format!("did you mean `{best}`?"))
 }
 
-/// Serde names what it expected in backticks: the nearest of those, if any.
+/// The closest of the names that serde lists in backticks.
 fn suggestion_from_serde(message: &str) -> Option<String> {
     let rest = message.strip_prefix("unknown ")?;
     let mut quoted = rest.split('`').skip(1).step_by(2);
@@ -150,34 +149,34 @@ fn suggestion_from_serde(message: &str) -> Option<String> {
     closest_name(wrong, &right)
 }
 
-fn record_table_spans(table: &DeTable<'_>, path: &str, places: &mut BTreeMap<String, Range<usize>>) {
+fn record_table_spans(table: &DeTable<'_>, path: &str, spans: &mut BTreeMap<String, Range<usize>>) {
     for (key, value) in table.iter() {
         let path = join_path(path, key.get_ref());
-        // A table written over several headers has the place of its key; a value has its own.
+        // A table can have several headers: use the position of its key.
         let span = match value.get_ref() {
             DeValue::Table(_) | DeValue::Array(_) => key.span(),
             _ => value.span(),
         };
-        places.insert(path.clone(), span);
-        record_value_spans(value.get_ref(), &path, places);
+        spans.insert(path.clone(), span);
+        record_value_spans(value.get_ref(), &path, spans);
     }
 }
 
-fn record_value_spans(value: &DeValue<'_>, path: &str, places: &mut BTreeMap<String, Range<usize>>) {
+fn record_value_spans(value: &DeValue<'_>, path: &str, spans: &mut BTreeMap<String, Range<usize>>) {
     match value {
-        DeValue::Table(table) => record_table_spans(table, path, places),
+        DeValue::Table(table) => record_table_spans(table, path, spans),
         DeValue::Array(items) => {
             for (index, item) in items.iter().enumerate() {
                 let path = join_path(path, &index.to_string());
-                places.insert(path.clone(), item.span());
-                record_value_spans(item.get_ref(), &path, places);
+                spans.insert(path.clone(), item.span());
+                record_value_spans(item.get_ref(), &path, spans);
             }
         }
         _ => {}
     }
 }
 
-/// A longer path.
+/// Appends a key to a path.
 pub(crate) fn join_path(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }

@@ -1,5 +1,4 @@
-//! What a plan means in verbs, alike for cards in virtual and in real time: the memory of queue pairs, their work
-//! requests, and what they offer when they connect.
+//! Translates a plan to verbs: memory layout, work requests and connection parameters. Virtual and real time share it.
 
 use crate::plan::{Area, PairPlan, WorkOperation, WorkRequest};
 use crate::spec::RemoteTarget;
@@ -8,31 +7,31 @@ use softhca_queue::cm::{ConnectionParameters, PortSpace, RDMA_UDP_QKEY};
 use softhca_queue::{Operation, RemoteAddress, SendFlags, SendImmOrInvalidate, SendWorkRequest, Sge};
 use softhca_wire::{LocalKey, Qpn, QueueKey, RemoteKey};
 
-/// The Q_Key of datagram pairs.
+/// The Q_Key of UD pairs that are connected before the run.
 pub(crate) const DATAGRAM_QKEY: QueueKey = QueueKey(0x1111_1111);
 
-/// The Q_Key of a datagram queue pair, and of the groups that it sends to.
+/// The Q_Key of a UD queue pair and of the multicast groups that it sends to.
 pub(crate) fn qkey_of(pair: &PairPlan) -> QueueKey {
     if pair.uses_cm { RDMA_UDP_QKEY } else { DATAGRAM_QKEY }
 }
 
-/// What is larger than this is left as zeroes: nobody looks at every byte of it.
+/// Larger source areas stay zero: no expectation compares every byte of them.
 pub(crate) const MAX_PATTERN_BYTES: u64 = 1 << 20;
 
-/// The length of the region behind four areas. Large ones are made so large that the store keeps only what is
-/// not zero.
+/// The length of the region that holds the four areas. Large regions are extended so that the memory store keeps only
+/// their nonzero pages.
 pub(crate) const fn region_length(area: u64) -> u64 {
     let length = 4 * area;
     if area > MAX_PATTERN_BYTES && length < 64 << 20 { 64 << 20 } else { length }
 }
 
-/// What a queue pair sends: bytes that differ at every place and for every queue pair.
+/// The source bytes of a queue pair. They differ between offsets and between queue pairs.
 pub(crate) fn fill_pattern(qp: usize, length: usize) -> Vec<u8> {
     let salt = (qp as u64 + 1) << 32;
     (0..length as u64).map(|at| ((at + salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
 
-/// A work request in terms of keys and addresses.
+/// Converts a work request of the plan to keys and addresses.
 pub(crate) fn send_request(
     id: u64,
     work: &WorkRequest,
@@ -81,7 +80,7 @@ pub(crate) fn send_request(
     (request, sge)
 }
 
-/// The port space of queue pairs of this kind.
+/// The port space of a queue pair type.
 pub(crate) const fn port_space(kind: QpType) -> PortSpace {
     match kind {
         QpType::Ud => PortSpace::Udp,
@@ -90,7 +89,7 @@ pub(crate) const fn port_space(kind: QpType) -> PortSpace {
     }
 }
 
-/// What a side of a pair offers and asks for.
+/// The connection parameters of one side of a pair.
 pub(crate) fn conn_params(pair: &PairPlan, queue_pair: Qpn, private_data: &[u8]) -> ConnectionParameters {
     ConnectionParameters {
         private_data: private_data.to_vec(),

@@ -1,4 +1,4 @@
-//! What programs do with the connection manager: who waits for a request, who asked whom, and what they heard.
+//! Connection management of programs: listeners, pending requests and events.
 
 use super::{Executor, FailedCall, Hosts};
 use crate::plan::StepAction;
@@ -7,65 +7,65 @@ use softhca_engine::{QpState, QpType};
 use softhca_queue::cm::{EventType, UdParameters};
 use std::collections::BTreeMap;
 
-/// The connection managers of all hosts. Queue pairs and hosts are named by their place in the plan.
+/// The connection management calls of programs. Queue pairs and hosts are indices in the plan.
 pub trait ConnectionManagers {
-    /// Takes requests at a port of a host, for queue pairs of this kind; returns the listener's identifier.
+    /// Listens at a port of a host for queue pairs of a type; returns the id of the listener.
     fn listen(&mut self, host: usize, kind: QpType, port: u16) -> Result<u32, Errno>;
-    /// Asks the host of a queue pair's peer for a connection; returns the identifier.
+    /// Requests a connection to the host of the peer; returns the id.
     fn connect(&mut self, qp: usize, port: u16, private_data: &[u8]) -> Result<u32, Errno>;
-    /// Takes a queue pair to RTS and accepts the request that an identifier stands for.
+    /// Takes a queue pair to RTS and accepts the request of an id.
     fn accept(&mut self, qp: usize, id: u32, private_data: &[u8]) -> Result<(), Errno>;
-    /// Refuses a request.
+    /// Rejects a request.
     fn reject(&mut self, qp: usize, id: u32, reason: u16, private_data: &[u8]) -> Result<(), Errno>;
-    /// Takes a queue pair whose request was accepted to RTS, and tells the other side.
+    /// Takes a queue pair to RTS after its request was accepted, and sends the RTU.
     fn establish(&mut self, qp: usize, id: u32) -> Result<(), Errno>;
-    /// Lets a datagram queue pair send to the one that was found.
+    /// Sets the destination of a UD queue pair.
     fn set_datagram_target(&mut self, qp: usize, target: UdParameters) -> Result<(), Errno>;
-    /// Stops a queue pair and ends its connection, or agrees to its end.
+    /// Stops a queue pair and closes its connection, or confirms a close.
     fn disconnect(&mut self, qp: usize, id: u32) -> Result<(), Errno>;
-    /// Lets go of everything that a host's program has of the connection manager.
+    /// Destroys the ids of the program of a host.
     fn destroy_cm_ids(&mut self, host: usize);
 }
 
-/// Something that the connection manager of a host tells its program.
+/// An event of the connection manager of a host.
 #[derive(Clone, Debug)]
 pub struct CmEvent {
-    /// The host.
+    /// Host.
     pub host: usize,
-    /// The identifier that it is about; of a request a new one.
+    /// Id; a new one for a request.
     pub id: u32,
-    /// The listener that a request came to.
+    /// Listener of a request.
     pub listener: Option<u32>,
-    /// The queue pair that asks for a connection.
+    /// Queue pair of the active side, if known.
     pub active_qp: Option<usize>,
-    /// What happened.
+    /// Event.
     pub kind: EventType,
-    /// Zero, a negative errno, or the reason of a refusal.
+    /// Zero, a negative errno, or the reason of a REJ.
     pub status: i32,
-    /// What the other side's program sent.
+    /// Private data of the peer.
     pub private_data: Vec<u8>,
-    /// Where datagrams go.
+    /// Destination of datagrams.
     pub target: Option<UdParameters>,
 }
 
-/// Something that a program heard of a connection.
+/// A connection management event that a program received.
 #[derive(Clone, Debug)]
 pub struct ObservedCmEvent {
-    /// When.
+    /// Time.
     pub time_ns: u64,
-    /// On which host.
+    /// Host.
     pub host: usize,
-    /// Of the connection of which queue pair; none for a request that no queue pair waits for.
+    /// Queue pair of the connection; none for a request without a waiting queue pair.
     pub qp: Option<usize>,
-    /// What.
+    /// Event.
     pub kind: EventType,
-    /// How.
+    /// Status.
     pub status: i32,
-    /// With which words of the other side.
+    /// Private data of the peer.
     pub private_data: Vec<u8>,
 }
 
-/// A request that waits for a queue pair.
+/// A request without a waiting queue pair.
 #[derive(Clone, Debug)]
 struct PendingRequest {
     host: usize,
@@ -75,32 +75,32 @@ struct PendingRequest {
     private_data: Vec<u8>,
 }
 
-/// Why a program refuses requests, and its words.
+/// Reason code and private data of a rejection.
 type Rejection = (u16, Vec<u8>);
 
 /// The connections of all programs.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionTable {
-    /// The listeners by host, whether they are of datagrams, and port.
+    /// Listeners by host, service and port.
     listeners: BTreeMap<(usize, bool, u16), u32>,
-    /// The queue pairs that wait for a request, each with the listener on its host.
+    /// Listener and queue pair of each waiting queue pair.
     waiting: Vec<(u32, usize)>,
-    /// The queue pairs that refused a request, with the listener and their answer: they refuse the next as well.
+    /// Listener, queue pair and rejection of each program that rejected a request. It rejects later requests too.
     rejecting: Vec<(u32, usize, Rejection)>,
-    /// Requests that no queue pair waited for.
+    /// Requests without a waiting queue pair.
     requests: Vec<PendingRequest>,
     by_id: BTreeMap<(usize, u32), usize>,
     by_qp: BTreeMap<usize, u32>,
-    /// The steps that wait for an event of a queue pair's connection.
+    /// Queue pair and step of each step that waits for an event.
     steps: Vec<(usize, usize)>,
-    /// Queue pairs that may send.
+    /// Queue pairs that can send.
     ready: Vec<usize>,
-    /// Everything that programs heard.
+    /// All received events.
     pub events: Vec<ObservedCmEvent>,
 }
 
 impl ConnectionTable {
-    /// The queue pair that an identifier of a host connects.
+    /// The queue pair of an id of a host.
     pub fn qp_of(&self, host: usize, id: u32) -> Option<usize> {
         self.by_id.get(&(host, id)).copied()
     }
@@ -111,12 +111,12 @@ impl ConnectionTable {
     }
 }
 
-/// Whether an event of its connection ends a step.
-fn completes_step(deed: &StepAction, kind: EventType) -> bool {
+/// Whether an event completes a step.
+fn completes_step(action: &StepAction, kind: EventType) -> bool {
     use EventType as E;
-    match deed {
+    match action {
         StepAction::Listen { .. } => kind == E::ConnectRequest,
-        // A DREQ may come before the RTU: who hears that the connection is over knows that it stood.
+        // A DREQ can arrive before the RTU. DISCONNECTED implies that the connection was established.
         StepAction::Connect { .. } | StepAction::Accept { .. } => {
             matches!(kind, E::Established | E::Rejected | E::Unreachable | E::ConnectError | E::Disconnected)
         }
@@ -126,17 +126,17 @@ fn completes_step(deed: &StepAction, kind: EventType) -> bool {
 }
 
 impl Executor<'_> {
-    /// Whether a queue pair may send: its connection stands, or it was connected before the run.
+    /// Whether a queue pair can send: it was connected before the run, or its connection is established.
     pub(super) fn is_ready(&self, qp: usize) -> bool {
         !self.plan.pair_of(qp).uses_cm || self.log.connections.ready.contains(&qp)
     }
 
-    /// Does a step of the connection manager.
+    /// Runs a connection management step.
     pub(super) fn run_cm_step(&mut self, now_ns: u64, step: usize, hosts: &mut dyn Hosts) {
         let plan = self.plan;
-        let (qp, deed) = (plan.steps[step].qp, &plan.steps[step].action);
+        let (qp, action) = (plan.steps[step].qp, &plan.steps[step].action);
         let id = self.log.connections.by_qp.get(&qp).copied();
-        let done = match (deed, id) {
+        let done = match (action, id) {
             _ if self.qps[qp].is_destroyed => Err(Errno::EINVAL),
             (StepAction::Listen { port }, _) => self.listen(now_ns, step, *port, hosts),
             (StepAction::Connect { port, private_data }, _) => {
@@ -148,7 +148,7 @@ impl Executor<'_> {
             (StepAction::Accept { private_data }, Some(id)) => hosts.accept(qp, id, private_data).map(|()| {
                 self.log.connections.ready.push(qp);
                 self.log.connections.steps.push((qp, step));
-                // Nobody tells that a datagram queue pair's name has arrived.
+                // The passive side of SIDR receives no further event.
                 if plan.pair_of(qp).kind.is_datagram() {
                     self.complete_steps(now_ns, qp, EventType::Established);
                 }
@@ -166,7 +166,7 @@ impl Executor<'_> {
                 }
                 done
             }
-            // No request came, or nothing was asked for.
+            // No request arrived, or no connection was requested.
             _ => Err(Errno::EINVAL),
         };
         if let Err(errno) = done {
@@ -175,7 +175,7 @@ impl Executor<'_> {
         }
     }
 
-    /// Lets a queue pair wait for a request at a port.
+    /// Makes a queue pair wait for a request at a port.
     fn listen(&mut self, now_ns: u64, step: usize, port: u16, hosts: &mut dyn Hosts) -> Result<(), Errno> {
         let qp = self.plan.steps[step].qp;
         let (host, kind) = (self.plan.qps[qp].host, self.plan.pair_of(qp).kind);
@@ -195,35 +195,36 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// Gives a request to the queue pair that waits for it: the peer of the one that asks, where the request says.
+    /// Assigns a request to a waiting queue pair: the peer of the active queue pair, if the request identifies it.
     fn dispatch_request(&mut self, now_ns: u64, request: PendingRequest, hosts: &mut dyn Hosts) {
-        let PendingRequest { host, listener, id, active_qp: asking, .. } = request;
+        let PendingRequest { host, listener, id, active_qp: active_qp, .. } = request;
         let plan = self.plan;
         let is_it = |at: u32, qp: usize| {
             at == listener
                 && plan.qps[qp].host == host
-                && asking.is_none_or(|asking| plan.qps[asking].peer == qp)
+                && active_qp.is_none_or(|active_qp| plan.qps[active_qp].peer == qp)
         };
         let kind = EventType::ConnectRequest;
-        let refusing = self.log.connections.rejecting.iter().find(|(at, qp, _)| is_it(*at, *qp)).cloned();
-        let qp = match (self.log.connections.waiting.iter().position(|(at, qp)| is_it(*at, *qp)), &refusing) {
+        let rejecting = self.log.connections.rejecting.iter().find(|(at, qp, _)| is_it(*at, *qp)).cloned();
+        let qp = match (self.log.connections.waiting.iter().position(|(at, qp)| is_it(*at, *qp)), &rejecting)
+        {
             (Some(place), _) => self.log.connections.waiting.remove(place).1,
             (None, Some((_, qp, _))) => *qp,
             (None, None) => return self.log.connections.requests.push(request),
         };
         self.log.connections.bind_id(host, id, qp);
         let private_data = request.private_data;
-        let heard = ObservedCmEvent { time_ns: now_ns, host, qp: Some(qp), kind, status: 0, private_data };
-        self.log.connections.events.push(heard);
+        let event = ObservedCmEvent { time_ns: now_ns, host, qp: Some(qp), kind, status: 0, private_data };
+        self.log.connections.events.push(event);
         self.complete_steps(now_ns, qp, kind);
-        if let Some((_, _, (reason, words))) = refusing
-            && let Err(errno) = hosts.reject(qp, id, reason, &words)
+        if let Some((_, _, (reason, private_data))) = rejecting
+            && let Err(errno) = hosts.reject(qp, id, reason, &private_data)
         {
             self.log.failed_calls.push(FailedCall { time_ns: now_ns, host, errno });
         }
     }
 
-    /// The listener that a queue pair waits or waited at.
+    /// The listener of a queue pair.
     fn listener_of(&self, qp: usize) -> Option<u32> {
         let plan = self.plan;
         let (host, is_datagram) = (plan.qps[qp].host, plan.pair_of(qp).kind.is_datagram());
@@ -234,14 +235,14 @@ impl Executor<'_> {
         self.log.connections.listeners.get(&(host, is_datagram, port)).copied()
     }
 
-    /// The connection manager of a host tells its program something.
-    pub fn on_cm_event(&mut self, now_ns: u64, news: CmEvent, hosts: &mut dyn Hosts) {
-        let CmEvent { host, id, listener, active_qp: asking, mut kind, mut status, private_data, target } =
-            news;
+    /// Processes an event of the connection manager of a host.
+    pub fn on_cm_event(&mut self, now_ns: u64, event: CmEvent, hosts: &mut dyn Hosts) {
+        let CmEvent { host, id, listener, active_qp: active_qp, mut kind, mut status, private_data, target } =
+            event;
         if let (EventType::ConnectRequest, Some(listener)) = (kind, listener) {
             return self.dispatch_request(
                 now_ns,
-                PendingRequest { host, listener, id, active_qp: asking, private_data },
+                PendingRequest { host, listener, id, active_qp: active_qp, private_data },
                 hosts,
             );
         }
@@ -271,13 +272,13 @@ impl Executor<'_> {
             private_data,
         });
         match kind {
-            // As librdmacm does: the queue pair of a connection that will not be is stopped.
+            // Like librdmacm: stop the queue pair of a failed connection.
             EventType::Rejected | EventType::Unreachable | EventType::ConnectError
                 if !self.plan.pair_of(qp).kind.is_datagram() =>
             {
                 let _ = hosts.modify(qp, QpState::Error, false);
             }
-            // As every program does: it lets go of its end, too.
+            // Like most programs: disconnect too.
             EventType::Disconnected => {
                 let _ = hosts.disconnect(qp, id);
             }
@@ -286,7 +287,7 @@ impl Executor<'_> {
         self.complete_steps(now_ns, qp, kind);
     }
 
-    /// An event of a queue pair's connection ends the steps that wait for it.
+    /// Completes the steps that wait for an event of a queue pair.
     fn complete_steps(&mut self, now_ns: u64, qp: usize, kind: EventType) {
         let plan = self.plan;
         let (over, left) = std::mem::take(&mut self.log.connections.steps)

@@ -1,4 +1,4 @@
-//! What goes wrong for programs: at a time, in a call, with a completion.
+//! Faults of programs: at a time, in a verb call, with a completion.
 
 use super::{Executor, Hosts, ScheduledAction};
 use crate::plan::{CompletionChange, FabricChange, FaultKind, TimedFault};
@@ -6,7 +6,7 @@ use crate::spec::{Errno, Verb};
 use softhca_fabric::{Choice, Repeat, RuleId, Seed};
 use softhca_queue::Completion;
 
-/// Which of the calls or completions a fault hits.
+/// Counts the calls or completions that match a fault.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct HitCounter {
     matched: u64,
@@ -19,7 +19,7 @@ impl HitCounter {
         let Some(ordinal @ 1..) = self.matched.checked_sub(repeat.skip) else { return false };
         let hit = match repeat.choice {
             Choice::All => true,
-            Choice::Burst(_) => unreachable!("bursts are of packets"),
+            Choice::Burst(_) => unreachable!("only packet faults have bursts"),
             Choice::Every(n) => ordinal.is_multiple_of(n.get()),
             Choice::Pattern(pattern) => pattern.hits(ordinal - 1),
             Choice::Probability { per_billion } => Seed(seed).happens(per_billion, &[id.0.into(), ordinal]),
@@ -31,14 +31,14 @@ impl HitCounter {
 }
 
 impl Executor<'_> {
-    /// Has the driver do it.
+    /// Applies a change to the fabric.
     pub(super) fn apply_change(&mut self, what: FabricChange, hosts: &mut dyn Hosts) {
         if let Err(why) = hosts.apply(what) {
             self.log.error.get_or_insert(why);
         }
     }
 
-    /// Something happens to programs, cards or cables.
+    /// Applies a timed fault.
     pub(super) fn apply_timed_fault(&mut self, now_ns: u64, what: &TimedFault, hosts: &mut dyn Hosts) {
         match *what {
             TimedFault::Fabric { change: what, for_ns } => {
@@ -86,7 +86,7 @@ impl Executor<'_> {
         }
     }
 
-    /// The error that a fault makes this call return.
+    /// The error that a fault injects into this call.
     pub(super) fn injected_error(&mut self, qp: usize, call: Verb) -> Option<Errno> {
         let plan = self.plan;
         for fault in &plan.faults {
@@ -102,7 +102,7 @@ impl Executor<'_> {
         None
     }
 
-    /// Changes a completion as faults say; tells how long it is held back.
+    /// Applies the faults of a completion; returns the delay of its delivery.
     pub(super) fn apply_completion_faults(&mut self, qp: usize, completion: &mut Completion) -> u64 {
         let plan = self.plan;
         let mut hold_ns = 0;

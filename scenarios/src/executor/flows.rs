@@ -1,4 +1,4 @@
-//! Traffic that goes on: what a flow posts next, and the rounds of a ping-pong.
+//! Flows: the next work request of a flow, and the rounds of a ping-pong.
 
 use super::{Executor, Hosts, ObservedCompletion, Origin, ScheduledAction};
 use crate::plan::{FlowKind, FlowPlan, WorkOperation, WorkRequest};
@@ -6,12 +6,12 @@ use crate::spec::RemoteTarget;
 use softhca_fabric::Seed;
 use softhca_queue::Completion;
 
-/// Work that a flow did.
+/// The progress of a flow.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FlowProgress {
-    /// Messages that were posted.
+    /// Number of posted messages.
     pub posted: u64,
-    /// Messages that succeeded.
+    /// Number of successful messages.
     pub done: u64,
     outstanding: u32,
     next_at_ns: u64,
@@ -20,7 +20,7 @@ pub struct FlowProgress {
 }
 
 impl Executor<'_> {
-    /// Posts as much of a flow as may be outstanding.
+    /// Posts messages of a flow up to its depth.
     pub(super) fn post_flow(&mut self, now_ns: u64, index: usize, hosts: &mut dyn Hosts) {
         let plan = self.plan;
         let flow = &plan.flows[index];
@@ -30,7 +30,7 @@ impl Executor<'_> {
                 return;
             }
             if flow.until_ns.is_some_and(|until| now_ns > until) {
-                // What is outstanding may still come back.
+                // Outstanding messages can still complete.
                 self.log.progress[index].is_finished = true;
                 return;
             }
@@ -88,7 +88,7 @@ impl Executor<'_> {
         }
     }
 
-    /// A message of a flow ended.
+    /// Processes the completion of a message.
     pub(super) fn on_flow_completion(
         &mut self,
         now_ns: u64,
@@ -105,14 +105,14 @@ impl Executor<'_> {
         self.post_flow(now_ns, flow, hosts);
     }
 
-    /// The ping-pong that a queue pair takes part in.
+    /// The ping-pong flow of a queue pair.
     pub(super) fn ping_pong_of(&self, qp: usize) -> Option<usize> {
         let peer = self.plan.qps[qp].peer;
         let takes_part = |flow: &FlowPlan| flow.qp == qp || flow.qp == peer;
         self.plan.flows.iter().position(|flow| flow.kind == FlowKind::PingPong && takes_part(flow))
     }
 
-    /// A message of a ping-pong came: the peer answers, the beginner begins the next round.
+    /// Processes a received ping-pong message: the peer replies, the initiator starts the next round.
     pub(super) fn on_ping_pong_receive(
         &mut self,
         now_ns: u64,
@@ -123,7 +123,7 @@ impl Executor<'_> {
         let Some(flow) = self.ping_pong_of(qp) else { return };
         if self.plan.flows[flow].qp == qp {
             let progress = self.log.progress[flow];
-            // The latency of a round counts from its first message.
+            // The latency of a round starts with its first message.
             let posted_ns = progress.next_at_ns;
             let bytes = self.plan.flows[flow].bytes;
             let origin = Some(Origin::Flow(flow));

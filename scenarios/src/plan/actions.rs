@@ -1,125 +1,125 @@
-//! What the queue pairs and programs of a plan do: steps, flows, commands, and the work requests of them.
+//! The actions of a plan: steps, flows, programs and their work requests.
 
 use crate::spec::RemoteTarget;
 use softhca_engine::QpState;
 use softhca_queue::AccessFlags;
 use std::net::IpAddr;
 
-/// What a work request does, in terms of areas.
+/// The operation of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkOperation {
-    /// Two-sided data.
+    /// SEND.
     Send {
-        /// Four bytes for the receiver.
+        /// Immediate data.
         immediate: Option<u32>,
     },
-    /// One-sided data.
+    /// RDMA WRITE.
     Write {
-        /// Four bytes for the receiver.
+        /// Immediate data.
         immediate: Option<u32>,
     },
-    /// The peer's memory.
+    /// RDMA READ.
     Read,
-    /// Swap if equal.
+    /// Atomic compare and swap.
     CompareSwap {
-        /// What must be there.
+        /// Value to compare with.
         compare: u64,
-        /// What is put there.
+        /// Value to swap in.
         swap: u64,
     },
-    /// Add.
+    /// Atomic fetch and add.
     FetchAdd {
-        /// How much.
+        /// Value to add.
         add: u64,
     },
 }
 
-/// A send work request, ready for any card.
+/// A send work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkRequest {
-    /// What it does.
+    /// Operation.
     pub operation: WorkOperation,
-    /// How much data.
+    /// Number of bytes.
     pub bytes: u32,
-    /// Where in its own area.
+    /// Offset in the local area.
     pub offset: u64,
-    /// Where in the peer's target area.
+    /// Offset in the target area of the peer.
     pub remote_offset: u64,
-    /// Whether the remote address is right.
+    /// Remote address and rkey.
     pub remote_target: RemoteTarget,
-    /// Report success.
+    /// Generate a completion on success.
     pub signaled: bool,
-    /// Wait for earlier reads.
+    /// Wait for earlier READs and atomics.
     pub fence: bool,
-    /// Ask for an event at the receiver.
+    /// Request a solicited event at the receiver.
     pub solicited: bool,
-    /// The data travels in the request.
+    /// Copy the data into the work request.
     pub inline: bool,
-    /// The multicast group that it goes to, in place of the peer.
+    /// Destination multicast group, in place of the peer.
     pub group: Option<IpAddr>,
 }
 
-/// What a step does.
+/// The action of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StepAction {
-    /// Posts a work request.
+    /// Post a send work request.
     Post(WorkRequest),
-    /// Posts a receive.
+    /// Post a receive.
     Receive {
-        /// Room.
+        /// Size of the buffer.
         bytes: u32,
-        /// Where in its area.
+        /// Offset in the received area.
         offset: u64,
     },
-    /// Changes the state.
+    /// Modify the state.
     Modify {
-        /// To this.
+        /// New state.
         state: QpState,
-        /// And raises an event when drained.
+        /// Raise an event when the send queue is drained.
         notify_drained: bool,
     },
-    /// Takes the next request that comes to a port.
+    /// Wait for the next request at a port.
     Listen {
-        /// Which.
+        /// Port.
         port: u16,
     },
-    /// Asks the host of the peer.
+    /// Request a connection.
     Connect {
-        /// At which port.
+        /// Port.
         port: u16,
-        /// With which words.
+        /// Private data.
         private_data: Vec<u8>,
     },
-    /// Accepts the request that came.
+    /// Accept the received request.
     Accept {
-        /// With which words.
+        /// Private data.
         private_data: Vec<u8>,
     },
-    /// Refuses the request that came.
+    /// Reject the received request.
     Reject {
-        /// Why.
+        /// Reason code.
         reason: u16,
-        /// With which words.
+        /// Private data.
         private_data: Vec<u8>,
     },
-    /// Ends the connection.
+    /// Close the connection.
     Disconnect,
-    /// Becomes a member of a multicast group.
+    /// Attach to a multicast group.
     AttachMulticast(IpAddr),
-    /// Leaves a multicast group.
+    /// Detach from a multicast group.
     DetachMulticast(IpAddr),
-    /// Destroys the queue pair.
+    /// Destroy the queue pair.
     Destroy,
-    /// Takes its memory away.
+    /// Unmap its memory.
     Unmap,
-    /// Deregisters its memory.
+    /// Deregister its memory region.
     Deregister,
-    /// Changes what its memory allows.
+    /// Change the access rights of its memory region.
     Reregister(AccessFlags),
 }
 
 impl StepAction {
-    /// Whether something will tell that it is done: a completion, or an event of the connection manager.
+    /// Whether a completion or a connection management event reports its end.
     pub fn has_completion(&self) -> bool {
         match self {
             StepAction::Post(work) => work.signaled,
@@ -132,7 +132,7 @@ impl StepAction {
         }
     }
 
-    /// Whether the connection manager does it.
+    /// Whether it calls the connection manager.
     pub fn is_cm_call(&self) -> bool {
         matches!(
             self,
@@ -148,70 +148,70 @@ impl StepAction {
 /// A step.
 #[derive(Clone, Debug)]
 pub struct StepPlan {
-    /// Its name.
+    /// Name.
     pub name: Option<String>,
-    /// When, or how long after `after`.
+    /// Time, or the delay after `after`.
     pub at_ns: u64,
-    /// The step before it.
+    /// Step that must complete first.
     pub after: Option<usize>,
-    /// Who does it.
+    /// Queue pair.
     pub qp: usize,
-    /// How often.
+    /// Number of repetitions.
     pub repeat: u32,
-    /// What.
+    /// Action.
     pub action: StepAction,
 }
 
-/// What a flow posts.
+/// The pattern of a flow.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FlowKind {
-    /// The same over and over.
+    /// The same operation every time.
     Uniform(WorkOperation),
-    /// A message, and an answer from the peer before the next.
+    /// A message, then a reply of the peer before the next.
     PingPong,
-    /// Reads and writes of records.
+    /// READs and WRITEs of records.
     KeyValue {
-        /// How many records.
+        /// Number of records.
         keys: u64,
-        /// The share of reads, per billion.
+        /// Fraction of READs, per billion.
         read_per_billion: u32,
     },
 }
 
-/// Traffic of one queue pair that goes on.
+/// The traffic of one queue pair in a workload.
 #[derive(Clone, Debug)]
 pub struct FlowPlan {
-    /// The workload that it belongs to.
+    /// Workload.
     pub workload: usize,
-    /// Who posts.
+    /// Queue pair.
     pub qp: usize,
-    /// What.
+    /// Pattern.
     pub kind: FlowKind,
-    /// Bytes of each message.
+    /// Size of each message.
     pub bytes: u32,
-    /// How many messages.
+    /// Number of messages.
     pub count: Option<u64>,
-    /// How many at once.
+    /// Maximum number of outstanding messages.
     pub depth: u32,
-    /// When it begins.
+    /// Start time.
     pub at_ns: u64,
-    /// When it posts its last.
+    /// Time after which it posts no message.
     pub until_ns: Option<u64>,
-    /// Time between two at least.
+    /// Minimum time between two posts.
     pub interval_ns: u64,
 }
 
-/// A program that is started on a host.
+/// A program on a host.
 #[derive(Clone, Debug)]
 pub struct CommandPlan {
-    /// The workload that it is.
+    /// Workload.
     pub workload: usize,
-    /// Where.
+    /// Host.
     pub host: usize,
-    /// The program and its arguments.
+    /// Program and arguments.
     pub argv: Vec<String>,
-    /// When.
+    /// Start time.
     pub at_ns: u64,
-    /// The exit code that it must have.
+    /// Expected exit code.
     pub exit_code: i32,
 }

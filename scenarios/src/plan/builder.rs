@@ -1,4 +1,4 @@
-//! From a file to a plan, and first of all its queue pairs: their names, how they are connected, their memory.
+//! Builds a plan from a file, starting with its queue pairs: names, connections, memory.
 
 use super::network::Network;
 use super::traffic::TrafficSummary;
@@ -15,7 +15,7 @@ use softhca_queue::AccessFlags;
 use softhca_wire::{Ecn, Mtu, Psn, RnrTimer};
 use std::collections::BTreeMap;
 
-/// Everything that is known while a plan is made.
+/// The state of plan building.
 pub(super) struct PlanBuilder<'a> {
     pub file: &'a ScenarioFile,
     pub source: &'a Source,
@@ -27,13 +27,13 @@ pub(super) struct PlanBuilder<'a> {
     pub commands: Vec<CommandPlan>,
     pub workloads: Vec<String>,
     pub traffic: TrafficSummary,
-    /// The file leaves queue pairs to real programs: their names are roles in the order of connection.
+    /// External programs create the queue pairs; names refer to them in the order in which they connect.
     pub has_external_programs: bool,
     pub qp_by_name: BTreeMap<String, usize>,
     pub seed: u64,
 }
 
-/// Makes a plan of a file for one seed.
+/// Builds the plan of a file for one seed.
 pub(crate) fn build(
     file: &ScenarioFile,
     source: &Source,
@@ -102,7 +102,7 @@ impl PlanBuilder<'_> {
         self.source.error_at(path, message)
     }
 
-    /// The queue pair of this name.
+    /// The queue pair with this name.
     pub fn qp(&mut self, name: &str, path: &str) -> Result<usize, Diagnostic> {
         if let Some(qp) = self.qp_by_name.get(name) {
             return Ok(*qp);
@@ -112,12 +112,10 @@ impl PlanBuilder<'_> {
         }
         let names: Vec<&str> = self.qp_by_name.keys().map(String::as_str).collect();
         let shown = if names.len() > 24 { &names[..24] } else { &names[..] };
-        Err(self
-            .error_at(path, format!("there is no queue pair {name:?}"))
-            .suggest(name, shown.iter().copied()))
+        Err(self.error_at(path, format!("unknown queue pair {name:?}")).suggest(name, shown.iter().copied()))
     }
 
-    /// A queue pair of a real program, known by the order in which programs connect them.
+    /// A queue pair of an external program, identified by the order in which programs connect.
     fn external_qp(&mut self, name: &str, path: &str) -> Result<usize, Diagnostic> {
         let (host, _) = self.parse_qp_name(name, path)?;
         let qp = self.qps.len();
@@ -126,12 +124,12 @@ impl PlanBuilder<'_> {
         Ok(qp)
     }
 
-    /// Host and number of a queue pair's name.
+    /// Host and number in the name of a queue pair.
     fn parse_qp_name(&self, name: &str, path: &str) -> Result<(usize, u32), Diagnostic> {
         let parts =
             name.rsplit_once('.').and_then(|(host, number)| Some((host, number.parse::<u32>().ok()?)));
         let Some((host, number @ 1..)) = parts else {
-            let problem = self.error_at(path, format!("{name:?} is no name of a queue pair"));
+            let problem = self.error_at(path, format!("{name:?} is not the name of a queue pair"));
             return Err(problem.help("write the host, a dot and a number from 1: \"alice.1\""));
         };
         Ok((self.network.host(host, self.source, path)?, number))
@@ -146,7 +144,7 @@ impl PlanBuilder<'_> {
                 let path = format!("{path}.qps.{side}");
                 hosts[side] = self.parse_qp_name(name, &path)?.0;
                 if self.qp_by_name.contains_key(name) || side == 1 && pair.qps[0] == *name {
-                    return Err(self.error_at(&path, format!("{name} is in a pair already")));
+                    return Err(self.error_at(&path, format!("{name} is already in a pair")));
                 }
             }
             let spec = pair.or(&self.file.connection);
@@ -164,7 +162,7 @@ impl PlanBuilder<'_> {
     ) -> Result<[usize; 2], Diagnostic> {
         if !self.network.has_path(hosts[0], hosts[1]) {
             let names = hosts.map(|host| self.network.hosts[host].name.clone());
-            let problem = self.error_at(path, format!("no cable leads from {} to {}", names[0], names[1]));
+            let problem = self.error_at(path, format!("no path from {} to {}", names[0], names[1]));
             let help = format!("add [[link]] between = [\"{}\", \"{}\"]", names[0], names[1]);
             return Err(problem.help(help));
         }
@@ -218,8 +216,8 @@ impl PlanBuilder<'_> {
             && Mtu::from_bytes(mtu).is_none()
         {
             return Err(self
-                .error_at(&join_path(path, "mtu"), format!("{mtu} is no path MTU"))
-                .help("256, 512, 1024, 2048 or 4096"));
+                .error_at(&join_path(path, "mtu"), format!("{mtu} is not a path MTU"))
+                .help("use 256, 512, 1024, 2048 or 4096"));
         }
         let limits = [
             ("timeout", spec.timeout, 31),
@@ -238,22 +236,20 @@ impl PlanBuilder<'_> {
         ];
         for (name, value, limit) in limits.into_iter().chain(sizes) {
             if let Some(value) = value.filter(|value| *value > limit) {
-                return Err(self.error_at(
-                    &join_path(path, name),
-                    format!("{name} is {value}, at most {limit} is possible"),
-                ));
+                return Err(self
+                    .error_at(&join_path(path, name), format!("{name} is {value}, the maximum is {limit}")));
             }
         }
         for (side, psn) in spec.sq_psn.into_iter().flatten().enumerate() {
             if psn >= 1 << 24 {
                 let path = format!("{path}.sq-psn.{side}");
-                return Err(self.error_at(&path, format!("{psn:#x} has more than the 24 bits of a PSN")));
+                return Err(self.error_at(&path, format!("{psn:#x} exceeds the 24 bits of a PSN")));
             }
         }
         Ok(())
     }
 
-    /// Makes the memory of each pair large enough for its messages, and posts receives where sends come.
+    /// Sizes the memory of each pair for its messages, and posts receives where SENDs arrive.
     fn size_areas(&mut self) {
         let area = |pair: &mut PairPlan, needed: u64| {
             pair.area_bytes = pair.area_bytes.max(needed.next_multiple_of(4096))

@@ -1,4 +1,4 @@
-//! What must come of a run, with every name resolved: what a judge looks at.
+//! The expectations of a plan, with all names resolved.
 
 use super::Area;
 use crate::quantity::CountRange;
@@ -8,200 +8,200 @@ use softhca_fabric::{Direction, InclusiveRange, RuleId, Selector};
 use softhca_queue::cm::EventType;
 use softhca_queue::{CompletionOpcode, CompletionStatus};
 
-/// Something that must hold at the end.
+/// A condition that must hold at the end of the run.
 #[derive(Clone, Debug)]
 pub struct Expectation {
-    /// It in words.
+    /// The condition in words.
     pub text: String,
-    /// It is about time, which real sockets do not keep.
+    /// It is about time, which real time does not reproduce.
     pub is_timed: bool,
-    /// What it is.
+    /// Check.
     pub check: Check,
 }
 
-/// Limits of a number, each if given.
+/// Optional bounds of a value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound<T> {
-    /// The smallest that will do.
+    /// Lower bound.
     pub at_least: Option<T>,
-    /// The largest that will do.
+    /// Upper bound.
     pub at_most: Option<T>,
 }
 
-/// What measurements are about.
+/// The subject of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject {
-    /// What it is called.
+    /// Name.
     pub name: String,
-    /// The queue pairs that post.
+    /// Queue pairs.
     pub qps: Vec<usize>,
-    /// Only work of this workload.
+    /// Counts only work of this workload.
     pub workload: Option<usize>,
-    /// Only work of this step.
+    /// Counts only work of this step.
     pub step: Option<usize>,
 }
 
-/// What is expected.
+/// A check of the results of a run.
 #[derive(Clone, Debug)]
 pub enum Check {
-    /// Completions.
+    /// Work completions.
     Completion(CompletionCheck),
-    /// A state at the end.
+    /// Final state of a queue pair.
     State {
-        /// Whose.
+        /// Queue pair.
         qp: usize,
-        /// Which.
+        /// State.
         is: QpState,
     },
-    /// Packets that a counting rule saw.
+    /// Packets that a counting rule matched.
     Packet {
-        /// The counting rule's place in the plan.
+        /// Index of the counting rule.
         count: usize,
-        /// How many.
+        /// Expected count.
         times: CountRange,
     },
     /// A counter.
     Counter {
-        /// Whose.
+        /// Host.
         host: usize,
-        /// Which.
+        /// Name.
         name: String,
-        /// How much.
+        /// Expected value.
         is: CountRange,
     },
     /// Asynchronous events.
     Event {
-        /// Where.
+        /// Host.
         host: usize,
-        /// Which.
+        /// Name.
         name: String,
-        /// How many.
+        /// Expected count.
         times: CountRange,
     },
-    /// What programs hear of connections.
+    /// Connection management events.
     Connection(ConnectionCheck),
-    /// Things in order.
+    /// Events in order.
     Order(Vec<OrderCheck>),
-    /// Bytes.
+    /// Contents of memory.
     Memory {
-        /// Whose.
+        /// Queue pair.
         qp: usize,
-        /// Which part.
+        /// Area.
         area: Area,
-        /// From where.
+        /// Offset in the area.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         bytes: u64,
-        /// What they are.
+        /// Expected bytes.
         claim: ExpectedMemory,
     },
-    /// Useful data in a time.
+    /// Application bytes per time.
     Goodput {
-        /// Of what.
+        /// Subject.
         of: Subject,
-        /// How much, in bits per second.
+        /// Bounds in bits per second.
         bound: Bound<u64>,
-        /// When.
+        /// Time window.
         during: Option<InclusiveRange>,
     },
     /// Jain's index.
     Fairness {
-        /// Of what.
+        /// Subject.
         of: Vec<Subject>,
-        /// How even.
+        /// Bounds of the index.
         bound: Bound<f64>,
-        /// When.
+        /// Time window.
         during: Option<InclusiveRange>,
     },
     /// Time from post to completion.
     Latency {
-        /// Of what.
+        /// Subject.
         of: Subject,
-        /// Which percentile.
+        /// Percentile.
         percentile: f64,
-        /// How long, in nanoseconds.
+        /// Bounds in nanoseconds.
         bound: Bound<u64>,
     },
-    /// Everything is done.
+    /// Completion of all work.
     Finish {
-        /// Of what.
+        /// Subject.
         of: Option<Subject>,
-        /// When, in nanoseconds.
+        /// Bounds in nanoseconds.
         bound: Bound<u64>,
     },
-    /// What a switch did.
+    /// Counters of a switch.
     Switch {
-        /// Which.
+        /// Switch.
         switch: usize,
-        /// How much of what.
+        /// Expected counters.
         spec: SwitchExpectation,
     },
-    /// Pauses.
+    /// PFC pause frames.
     PauseFrames {
-        /// On which cable.
+        /// Link.
         cable: usize,
-        /// Which way.
+        /// Direction.
         direction: Direction,
-        /// How many.
+        /// Expected count.
         times: CountRange,
     },
-    /// Calls that failed.
+    /// Verb calls that returned an error.
     VerbErrors {
-        /// Whose.
+        /// Host.
         host: usize,
-        /// With which error.
+        /// Error; any if none.
         errno: Option<Errno>,
-        /// How many.
+        /// Expected count.
         times: CountRange,
     },
 }
 
-/// Which completions, and how many.
+/// Selects and counts completions.
 #[derive(Clone, Debug, Default)]
 pub struct CompletionCheck {
-    /// Whose.
+    /// Queue pair.
     pub qp: Option<usize>,
-    /// Of which step.
+    /// Step.
     pub step: Option<usize>,
-    /// Of what.
+    /// Opcode.
     pub operation: Option<CompletionOpcode>,
-    /// With which status.
+    /// Status.
     pub status: Option<CompletionStatus>,
-    /// With so many bytes.
+    /// Number of bytes.
     pub bytes: Option<u64>,
-    /// With this immediate data.
+    /// Immediate data.
     pub imm_data: Option<u32>,
-    /// With these words in the reason.
+    /// Text that the reason contains.
     pub reason: Option<String>,
-    /// How many.
+    /// Expected count; at least one by default.
     pub times: Option<CountRange>,
-    /// Before this time.
+    /// Counts only completions before this time.
     pub before: Option<u64>,
 }
 
-/// Which events of connections, and how many.
+/// Selects and counts connection management events.
 #[derive(Clone, Debug)]
 pub struct ConnectionCheck {
-    /// Whose connection.
+    /// Queue pair of the connection.
     pub qp: Option<usize>,
-    /// Whose program.
+    /// Host of the program.
     pub host: Option<usize>,
-    /// What happened.
+    /// Event.
     pub kind: EventType,
-    /// With which status.
+    /// Status.
     pub status: Option<i32>,
-    /// With which words of the other side.
+    /// Prefix of the private data.
     pub private_data: Option<Vec<u8>>,
-    /// How many.
+    /// Expected count.
     pub times: CountRange,
-    /// When.
+    /// Time window.
     pub during: InclusiveRange,
 }
 
-/// What memory holds.
+/// Expected contents of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExpectedMemory {
-    /// What this queue pair sends from the same offset.
+    /// The source bytes of this queue pair at the same offset.
     SourceOf(usize),
     /// Zeroes.
     Zeroes,
@@ -209,25 +209,25 @@ pub enum ExpectedMemory {
     Bytes(Vec<u8>),
 }
 
-/// One of several things in order.
+/// One item of an order.
 #[derive(Clone, Debug)]
 pub enum OrderCheck {
-    /// A packet is sent.
+    /// A device sends a packet.
     Packet(PacketCheck, String),
-    /// A work request ends.
+    /// A work request completes.
     Completion(CompletionCheck, String),
-    /// A queue pair gets into a state.
+    /// A queue pair enters a state.
     State(usize, QpState, String),
-    /// An event is raised.
+    /// A device raises an asynchronous event.
     Event(usize, String),
-    /// A program hears of a connection.
+    /// A program receives a connection management event.
     Connection(ConnectionCheck, String),
-    /// A fault happens.
+    /// A fault fires.
     Fault(RuleId, String),
 }
 
 impl OrderCheck {
-    /// It in words.
+    /// The condition in words.
     pub fn text(&self) -> String {
         match self {
             OrderCheck::Packet(_, text)
@@ -240,11 +240,11 @@ impl OrderCheck {
     }
 }
 
-/// A packet as its sender's card tells of it.
+/// Selects packets in the events of the sending device.
 #[derive(Clone, Debug)]
 pub struct PacketCheck {
-    /// The host that sends it, if that matters.
+    /// Sending host, if given.
     pub from: Option<usize>,
-    /// What it is like; the direction is left out.
+    /// Selector, without the direction.
     pub selector: Selector,
 }

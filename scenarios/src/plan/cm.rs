@@ -1,4 +1,4 @@
-//! Steps that make and end connections: what they may say, and on which queue pairs.
+//! Checks of connection management steps and of rules for CM messages.
 
 use super::builder::PlanBuilder;
 use super::{StepAction, names};
@@ -9,7 +9,7 @@ use softhca_fabric::{CmMessage, Direction, PacketClass, PacketClasses};
 use softhca_queue::cm;
 
 impl PlanBuilder<'_> {
-    /// Whether a step connects one of these queue pairs, or waits for a request with it.
+    /// Whether a step listens or connects with one of these queue pairs.
     pub(super) fn uses_connection_manager(&self, names: &[String; 2]) -> bool {
         self.file
             .step
@@ -17,7 +17,7 @@ impl PlanBuilder<'_> {
             .any(|step| names.contains(&step.qp) && (step.listen.is_some() || step.connect.is_some()))
     }
 
-    /// What a step does with a connection.
+    /// The connection management action of a step.
     pub(super) fn cm_actions(
         &self,
         step: &StepSpec,
@@ -26,100 +26,104 @@ impl PlanBuilder<'_> {
     ) -> Result<Vec<StepAction>, Diagnostic> {
         let is_datagram = self.pairs[self.qps[qp].pair].kind.is_datagram();
         let data = |text: &str, key: &str, [connected, datagrams]: [usize; 2]| {
-            let most = if is_datagram { datagrams } else { connected };
-            match text.len() > most {
+            let max = if is_datagram { datagrams } else { connected };
+            match text.len() > max {
                 true => {
-                    let message = format!("{} bytes of private data, at most {most} fit here", text.len());
+                    let message = format!("{} bytes of private data, the maximum is {max}", text.len());
                     Err(self.error_at(&format!("{path}.{key}.private-data"), message))
                 }
                 false => Ok(text.as_bytes().to_vec()),
             }
         };
-        let mut deeds = Vec::new();
+        let mut actions = Vec::new();
         if let Some(spec) = &step.listen {
-            deeds.push(StepAction::Listen { port: self.port(spec.port, &join_path(path, "listen"))? });
+            actions.push(StepAction::Listen { port: self.port(spec.port, &join_path(path, "listen"))? });
         }
         if let Some(spec) = &step.connect {
-            let most = [cm::MAX_REQ_PRIVATE_DATA, cm::MAX_SIDR_REQ_PRIVATE_DATA];
-            let private_data = data(&spec.private_data, "connect", most)?;
-            deeds.push(StepAction::Connect {
+            let max = [cm::MAX_REQ_PRIVATE_DATA, cm::MAX_SIDR_REQ_PRIVATE_DATA];
+            let private_data = data(&spec.private_data, "connect", max)?;
+            actions.push(StepAction::Connect {
                 port: self.port(spec.port, &join_path(path, "connect"))?,
                 private_data,
             });
         }
         if let Some(spec) = &step.accept {
-            let most = [cm::MAX_REP_PRIVATE_DATA, cm::MAX_SIDR_REP_PRIVATE_DATA];
-            deeds.push(StepAction::Accept { private_data: data(&spec.private_data, "accept", most)? });
+            let max = [cm::MAX_REP_PRIVATE_DATA, cm::MAX_SIDR_REP_PRIVATE_DATA];
+            actions.push(StepAction::Accept { private_data: data(&spec.private_data, "accept", max)? });
         }
         if let Some(spec) = &step.reject {
-            let most = [cm::MAX_REJ_PRIVATE_DATA, cm::MAX_SIDR_REP_PRIVATE_DATA];
-            let private_data = data(&spec.private_data, "reject", most)?;
-            deeds.push(StepAction::Reject { reason: spec.reason, private_data });
+            let max = [cm::MAX_REJ_PRIVATE_DATA, cm::MAX_SIDR_REP_PRIVATE_DATA];
+            let private_data = data(&spec.private_data, "reject", max)?;
+            actions.push(StepAction::Reject { reason: spec.reason, private_data });
         }
         if step.disconnect {
-            deeds.push(StepAction::Disconnect);
+            actions.push(StepAction::Disconnect);
         }
-        Ok(deeds)
+        Ok(actions)
     }
 
     fn port(&self, port: u16, path: &str) -> Result<u16, Diagnostic> {
         match port {
-            0 => Err(self.error_at(&join_path(path, "port"), "nobody could know which port 0 stands for")),
+            0 => Err(self.error_at(&join_path(path, "port"), "port 0 does not identify a listener")),
             port => Ok(port),
         }
     }
 
-    /// Refuses what no connection manager would do for this queue pair.
+    /// Rejects actions that the connection manager does not support for this queue pair.
     pub(super) fn check_cm_action(
         &self,
         step: &StepSpec,
-        deed: &StepAction,
+        action: &StepAction,
         qp: usize,
         path: &str,
     ) -> Result<(), Diagnostic> {
         let (name, peer) = (&self.qps[qp].name, self.qps[qp].peer);
         let pair = &self.pairs[self.qps[qp].pair];
-        let is_answer = matches!(deed, StepAction::Accept { .. } | StepAction::Reject { .. });
-        if pair.uses_cm && pair.kind.is_datagram() && matches!(deed, StepAction::Post(_)) && self.listens(qp)
+        let is_answer = matches!(action, StepAction::Accept { .. } | StepAction::Reject { .. });
+        if pair.uses_cm
+            && pair.kind.is_datagram()
+            && matches!(action, StepAction::Post(_))
+            && self.listens(qp)
         {
-            let message = format!("{name} listens: it is told nothing of the queue pair that asks for it");
-            return Err(self.error_at(path, message).help("send from the side that connects"));
+            let message =
+                format!("{name} is the passive side: SIDR does not tell it the address of the peer");
+            return Err(self.error_at(path, message).help("send from the active side"));
         }
-        if !deed.is_cm_call() {
+        if !action.is_cm_call() {
             return Ok(());
         }
         if step.repeat != 1 {
-            return Err(self.error_at(&join_path(path, "repeat"), "a queue pair is connected once"));
+            return Err(self.error_at(&join_path(path, "repeat"), "a queue pair connects only once"));
         }
         if !pair.uses_cm {
-            let message = format!("{name} is connected before the run begins");
-            let help = "let a step of the pair `listen` and one of the other side `connect`";
+            let message = format!("{name} is connected before the run starts");
+            let help = "add a `listen` step for one side of the pair and a `connect` step for the other";
             return Err(self.error_at(path, message).help(help));
         }
         if is_answer && !self.listens(qp) {
-            let message = format!("no request comes to {name}: it does not listen");
+            let message = format!("{name} receives no request: it does not listen");
             return Err(self
                 .error_at(path, message)
                 .help("add an earlier step with `listen = { port = … }`"));
         }
-        if *deed == StepAction::Disconnect && pair.kind == QpType::Ud {
-            return Err(self.error_at(&join_path(path, "disconnect"), "datagrams have no connection to end"));
+        if *action == StepAction::Disconnect && pair.kind == QpType::Ud {
+            return Err(self.error_at(&join_path(path, "disconnect"), "UD queue pairs have no connection"));
         }
         let begins =
-            |deed: &StepAction| matches!(deed, StepAction::Listen { .. } | StepAction::Connect { .. });
-        if begins(deed) && self.steps.iter().any(|other| other.qp == qp && begins(&other.action)) {
+            |action: &StepAction| matches!(action, StepAction::Listen { .. } | StepAction::Connect { .. });
+        if begins(action) && self.steps.iter().any(|other| other.qp == qp && begins(&other.action)) {
             return Err(self
-                .error_at(path, format!("{name} listens or connects in an earlier step"))
-                .help("a queue pair is connected once: give the second connection a [[pair]] of its own"));
+                .error_at(path, format!("{name} already listens or connects in an earlier step"))
+                .help("a queue pair connects only once: add a [[pair]] for the second connection"));
         }
-        let same = |deed: &StepAction| match deed {
+        let same = |action: &StepAction| match action {
             StepAction::Listen { .. } => self.listens(peer),
             StepAction::Connect { .. } => self.connects(peer),
             _ => false,
         };
-        if same(deed) {
-            let message = format!("both sides of the pair do this: {} does it, too", self.qps[peer].name);
-            return Err(self.error_at(path, message).help("one side listens, the other connects"));
+        if same(action) {
+            let message = format!("both sides of the pair do this: {} does it too", self.qps[peer].name);
+            return Err(self.error_at(path, message).help("one side must listen and the other connect"));
         }
         Ok(())
     }
@@ -132,7 +136,7 @@ impl PlanBuilder<'_> {
         self.steps.iter().any(|step| step.qp == qp && matches!(step.action, StepAction::Connect { .. }))
     }
 
-    /// The connection manager takes the MTU of the cards: those of a pair that it connects get the pair's.
+    /// The connection manager uses the MTU of the devices: sets it to that of the pairs that it connects.
     pub(super) fn unify_cm_mtu(&mut self) -> Result<(), Diagnostic> {
         for pair in self.pairs.iter().filter(|pair| pair.uses_cm) {
             let hosts = pair.qps.map(|qp| self.qps[qp].host);
@@ -142,12 +146,12 @@ impl PlanBuilder<'_> {
             if let Some(other) = other {
                 let [name, stranger] = [pair, other].map(|pair| &self.qps[pair.qps[0]].name);
                 let message = format!(
-                    "{name} is connected through the connection manager, which takes the MTU of the cards: \
-                     {stranger} cannot have another"
+                    "{name} connects through the connection manager, which uses the MTU of the device: \
+                     {stranger} cannot have a different one"
                 );
                 return Err(self
                     .error_at("pair", message)
-                    .help("give all pairs of these hosts the same `mtu`"));
+                    .help("set the same `mtu` for all pairs of these hosts"));
             }
             for host in hosts {
                 self.network.hosts[host].settings.mtu = pair.mtu;
@@ -156,7 +160,7 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// Whether a connection that a step makes has a message of these, this way.
+    /// Whether a step can cause one of these messages in a direction.
     pub(super) fn may_send_cm_message(
         &self,
         wanted: &dyn Fn(&CmMessage) -> bool,
@@ -165,14 +169,14 @@ impl PlanBuilder<'_> {
         let mut connects = self.steps.iter().filter(|step| matches!(step.action, StepAction::Connect { .. }));
         connects.any(|step| {
             let plan = &self.qps[step.qp];
-            let [asking, asked] = names::cm_messages_by_side(self.pairs[plan.pair].kind.is_datagram());
+            let [active, passive] = names::cm_messages_by_side(self.pairs[plan.pair].kind.is_datagram());
             let [here, there] = [plan.host, self.qps[plan.peer].host];
-            asking.iter().any(wanted) && self.path_crosses(way, [here, there])
-                || asked.iter().any(wanted) && self.path_crosses(way, [there, here])
+            active.iter().any(wanted) && self.path_crosses(way, [here, there])
+                || passive.iter().any(wanted) && self.path_crosses(way, [there, here])
         })
     }
 
-    /// Refuses a selector of messages that nobody sends this way.
+    /// Rejects a selector of CM messages that no step causes in this direction.
     pub(super) fn check_cm_match(
         &self,
         matching: &PacketMatch,
@@ -188,15 +192,15 @@ impl PlanBuilder<'_> {
             self.error_at(&join_path(path, key), format!("this rule can never fire: {why}"))
         };
         if matching.qp.is_some() {
-            return Err(never("qp", "messages of the connection manager are from QP1 to QP1"));
+            return Err(never("qp", "CM messages are sent from QP1 to QP1"));
         }
         let key = if matching.cm.is_some() { "cm" } else { "class" };
         let Some(classes) = classes else { return Ok(()) };
         let wanted = |message: &CmMessage| classes.contains(PacketClass::Cm(*message));
         match self.may_send_cm_message(&wanted, way) {
             true => Ok(()),
-            false => Err(never(key, "no connection that a step makes has such a message this way")
-                .help("look at the direction of `on`, the transport of the pair, and which step connects")),
+            false => Err(never(key, "no step causes this message in this direction")
+                .help("check the direction of `on`, the transport of the pair, and the `connect` steps")),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! From `[[expect]]` to checks: names resolved, and the sentences that expectations are reported with.
+//! Converts `[[expect]]` tables to checks, and describes them in words.
 
 use super::builder::PlanBuilder;
 use super::check::{
@@ -17,10 +17,10 @@ use softhca_fabric::{Action, Direction, InclusiveRange, Repeat, Rule, RuleId, Se
 use softhca_queue::cm::EventType;
 use softhca_queue::{CompletionOpcode, Counters};
 
-/// The numbers of counting rules, out of the way of faults.
+/// First id of counting rules, above the ids of faults.
 const FIRST_COUNTING_RULE: u32 = 1 << 20;
 
-/// Every expectation of the file, and the rules that count for them.
+/// The expectations of the file, and the counting rules that they need.
 pub(super) fn expectations(
     builder: &mut PlanBuilder<'_>,
     faults: &[FaultPlan],
@@ -32,11 +32,13 @@ pub(super) fn expectations(
         let mut found = parse_expectation(builder, expect, faults, &path, &mut counts)?;
         match (found.pop(), found.is_empty()) {
             (Some(expectation), true) => all.push(expectation),
-            (None, _) => return Err(builder.error_at(&path, "this expects nothing").help(EXPECTATION_KINDS)),
+            (None, _) => {
+                return Err(builder.error_at(&path, "the expectation is empty").help(EXPECTATION_KINDS));
+            }
             (Some(_), false) => {
                 return Err(builder
-                    .error_at(&path, "an [[expect]] expects one thing")
-                    .help("make two of it"));
+                    .error_at(&path, "an [[expect]] has exactly one key")
+                    .help("split it into two"));
             }
         }
     }
@@ -46,7 +48,7 @@ pub(super) fn expectations(
 const EXPECTATION_KINDS: &str = "give one of completion, state, packet, counter, event, connection, order, memory, goodput, fairness, latency, \
                      finish, switch, pause, verb-error";
 
-/// Everything that one `[[expect]]` says; it should be one thing.
+/// The expectations of one `[[expect]]`; exactly one in a valid file.
 fn parse_expectation(
     builder: &mut PlanBuilder<'_>,
     expect: &ExpectSpec,
@@ -63,7 +65,7 @@ fn parse_expectation(
     if let Some(StateExpectation { qp, is }) = &expect.state {
         let at = builder.qp(qp, &join_path(path, "state.qp"))?;
         let is = *is;
-        found.push(untimed(format!("{qp} is in {is} at the end"), Check::State { qp: at, is }));
+        found.push(untimed(format!("{qp} ends in {is}"), Check::State { qp: at, is }));
     }
     if let Some(spec) = &expect.packet {
         found.push(packet(builder, spec, &join_path(path, "packet"), counts)?);
@@ -74,7 +76,7 @@ fn parse_expectation(
     if let Some(spec) = &expect.event {
         let (host, name) = event(builder, spec, &join_path(path, "event"))?;
         let times = spec.times.unwrap_or(CountRange::AT_LEAST_ONE);
-        let text = format!("{} hears of {name}, {}", spec.host, describe_times(times));
+        let text = format!("{} raises {name}, {}", spec.host, describe_times(times));
         found.push(untimed(text, Check::Event { host, name, times }));
     }
     if let Some(spec) = &expect.connection {
@@ -85,7 +87,7 @@ fn parse_expectation(
     }
     if let Some(steps) = &expect.order {
         if steps.is_empty() {
-            return Err(builder.error_at(&join_path(path, "order"), "an order of nothing always holds"));
+            return Err(builder.error_at(&join_path(path, "order"), "an order needs at least one item"));
         }
         let mut checks = Vec::new();
         for (index, step) in steps.iter().enumerate() {
@@ -119,7 +121,7 @@ fn parse_expectation(
         let host = builder.network.host(&spec.host, builder.source, &join_path(path, "verb-error.host"))?;
         let times = spec.times.unwrap_or(CountRange::AT_LEAST_ONE);
         let errno = spec.errno.map_or("an error".to_owned(), |errno| format!("{errno:?}"));
-        let text = format!("a call of {} fails with {errno}, {}", spec.host, describe_times(times));
+        let text = format!("a verb call of {} fails with {errno}, {}", spec.host, describe_times(times));
         found.push(untimed(text, Check::VerbErrors { host, errno: spec.errno, times }));
     }
     Ok(found)
@@ -135,17 +137,17 @@ fn packet(
     path: &str,
     counts: &mut Vec<CountingRule>,
 ) -> Result<Expectation, Diagnostic> {
-    let way = rules::link_selector(builder, spec.on.as_deref(), path)?;
+    let link_and_direction = rules::link_selector(builder, spec.on.as_deref(), path)?;
     let matching = spec.or(&PacketMatch::default());
     let times = spec.times.unwrap_or(CountRange::AT_LEAST_ONE);
-    let selector = match rules::selector(builder, &matching, way, path) {
-        // Packets that are expected not to come need not be possible.
+    let selector = match rules::selector(builder, &matching, link_and_direction, path) {
+        // A packet that must not occur can be impossible.
         Err(problem) if times.min == 0 && problem.message.contains("can never fire") => {
             Selector { time_ns: Some(InclusiveRange { first: 1, last: 0 }), ..Selector::default() }
         }
         other => other?,
     };
-    counts.push(counting_rule(way, builder.network.links.len(), selector, counts.len()));
+    counts.push(counting_rule(link_and_direction, builder.network.links.len(), selector, counts.len()));
     let text =
         format!("{}: {}, {}", link_name(spec), names::describe_packets(&matching), describe_times(times));
     let check = Check::Packet { count: counts.len() - 1, times };
@@ -160,8 +162,7 @@ fn counter(
     let host = builder.network.host(&spec.host, builder.source, &join_path(path, "host"))?;
     let known: Vec<&str> = Counters::default().iter().map(|(name, _)| name).collect();
     if !known.contains(&spec.name.as_str()) {
-        let problem =
-            builder.error_at(&join_path(path, "name"), format!("there is no counter {:?}", spec.name));
+        let problem = builder.error_at(&join_path(path, "name"), format!("unknown counter {:?}", spec.name));
         return Err(problem.suggest(&spec.name, known));
     }
     let text = format!("counter {} of {} is {}", spec.name, spec.host, spec.is);
@@ -176,51 +177,51 @@ fn switch(
     let switch = builder.network.switch_named(&spec.name, builder.source, &join_path(path, "name"))?;
     let parts = [
         ("dropped", spec.dropped),
-        ("marked", spec.ecn_marked),
-        ("paused its neighbours", spec.pause_frames),
-        ("dropped by its watchdog", spec.watchdog_dropped),
-        ("held bytes", spec.max_queue_bytes),
+        ("ECN-marked", spec.ecn_marked),
+        ("pause frames", spec.pause_frames),
+        ("dropped by the watchdog", spec.watchdog_dropped),
+        ("maximum queue bytes", spec.max_queue_bytes),
     ];
-    let said: Vec<String> =
+    let parts_in_words: Vec<String> =
         parts.iter().filter_map(|(word, amount)| amount.map(|amount| format!("{word}: {amount}"))).collect();
-    if said.is_empty() {
-        let problem = builder.error_at(path, "this expects nothing of the switch");
+    if parts_in_words.is_empty() {
+        let problem = builder.error_at(path, "the expectation about the switch is empty");
         return Err(
             problem.help("give dropped, ecn-marked, pause-frames, watchdog-dropped or max-queue-bytes")
         );
     }
-    let text = format!("switch {} {}", spec.name, said.join(", "));
+    let text = format!("switch {} {}", spec.name, parts_in_words.join(", "));
     Ok(untimed(text, Check::Switch { switch, spec: spec.clone() }))
 }
 
 fn pause(builder: &PlanBuilder<'_>, spec: &PauseExpectation, path: &str) -> Result<Expectation, Diagnostic> {
-    let (cable, direction) =
+    let (link, direction) =
         builder.network.link_direction(&spec.on, builder.source, &join_path(path, "on"))?;
     let Some(direction) = direction else {
-        let problem = builder.error_at(&join_path(path, "on"), "pauses go one way");
-        return Err(problem.help("say \"switch -> alice\""));
+        let problem = builder.error_at(&join_path(path, "on"), "pause frames need a direction");
+        return Err(problem.help("write \"switch -> alice\""));
     };
     let times = spec.times.unwrap_or(CountRange::AT_LEAST_ONE);
-    let text = format!("{}: pauses, {}", spec.on, describe_times(times));
-    Ok(untimed(text, Check::PauseFrames { cable, direction, times }))
+    let text = format!("{}: pause frames, {}", spec.on, describe_times(times));
+    Ok(untimed(text, Check::PauseFrames { link, direction, times }))
 }
 
 fn counting_rule(
-    way: Option<(usize, Option<Direction>)>,
-    cables: usize,
+    link_and_direction: Option<(usize, Option<Direction>)>,
+    links: usize,
     selector: Selector,
     index: usize,
 ) -> CountingRule {
     let id = RuleId(FIRST_COUNTING_RULE + index as u32);
-    let cables = way.map_or_else(|| (0..cables).collect(), |(cable, _)| vec![cable]);
+    let links = link_and_direction.map_or_else(|| (0..links).collect(), |(link, _)| vec![link]);
     CountingRule {
-        links: cables,
+        links: links,
         rule: Rule { id, selector, repeat: Repeat::default(), action: Action::Count },
     }
 }
 
 fn link_name(spec: &PacketExpectation) -> &str {
-    spec.on.as_deref().unwrap_or("the cable")
+    spec.on.as_deref().unwrap_or("the link")
 }
 
 fn describe_times(times: CountRange) -> String {
@@ -251,7 +252,7 @@ fn completion(
         (Some(qp), Some(step)) => format!("{qp}: step {step:?}"),
         (Some(qp), None) => qp.clone(),
         (None, Some(step)) => format!("step {step:?}"),
-        (None, None) => "anybody".into(),
+        (None, None) => "any queue pair".into(),
     };
     text += ": ";
     text += operation.map_or("a work request", CompletionOpcode::name);
@@ -266,7 +267,7 @@ fn completion(
         text += &format!(", immediate {immediate:#x}");
     }
     if let Some(why) = &spec.reason {
-        text += &format!(", because {why:?}");
+        text += &format!(", reason {why:?}");
     }
     if let Some(before) = spec.before {
         text += &format!(", before {before}");
@@ -289,7 +290,7 @@ fn step_named(builder: &PlanBuilder<'_>, name: &str, path: &str) -> Result<usize
     let found = builder.steps.iter().position(|step| step.name.as_deref() == Some(name));
     found.ok_or_else(|| {
         let names: Vec<&str> = builder.steps.iter().filter_map(|step| step.name.as_deref()).collect();
-        builder.error_at(path, format!("there is no step {name:?}")).suggest(name, names)
+        builder.error_at(path, format!("unknown step {name:?}")).suggest(name, names)
     })
 }
 
@@ -303,7 +304,7 @@ fn event(
     match AsyncEvent::NAMES.contains(&name.as_str()) {
         true => Ok((host, name)),
         false => Err(builder
-            .error_at(&join_path(path, "name"), format!("there is no event {:?}", spec.name))
+            .error_at(&join_path(path, "name"), format!("unknown event {:?}", spec.name))
             .suggest(&name, AsyncEvent::NAMES)),
     }
 }
@@ -322,14 +323,13 @@ fn connection(
         None => None,
     };
     if builder.has_external_programs {
-        return Err(builder.error_at(path, "what real programs hear is their own: it cannot be looked at"));
+        return Err(builder.error_at(path, "the events of external programs are not visible"));
     }
     if let (Some(at), Some(name)) = (qp, &spec.qp)
         && !builder.pairs[builder.qps[at].pair].uses_cm
     {
-        let message =
-            format!("{name} is connected before the run begins: nothing is heard of its connection");
-        let help = "let a step of the pair `listen` and one of the other side `connect`";
+        let message = format!("{name} is connected before the run starts and has no connection events");
+        let help = "add a `listen` step for one side of the pair and a `connect` step for the other";
         return Err(builder.error_at(&join_path(path, "qp"), message).help(help));
     }
     let kind = spec.event;
@@ -349,16 +349,16 @@ fn connection(
         let message = format!("programs of a scenario never receive {}", kind.name());
         return Err(builder.error_at(&join_path(path, "event"), message));
     }
-    let who = spec.qp.as_deref().or(spec.host.as_deref()).unwrap_or("somebody");
-    let mut text = format!("{who} hears {}", kind.name().trim_start_matches("RDMA_CM_EVENT_"));
+    let who = spec.qp.as_deref().or(spec.host.as_deref()).unwrap_or("any program");
+    let mut text = format!("{who} receives {}", kind.name().trim_start_matches("RDMA_CM_EVENT_"));
     if let Some(status) = spec.status {
         text += &format!(" with status {status}");
     }
     if let Some(words) = &spec.private_data {
-        text += &format!(" and {words:?}");
+        text += &format!(" and private data {words:?}");
     }
     if let Some(after) = spec.after {
-        text += &format!(", from {after} on");
+        text += &format!(", from {after}");
     }
     if let Some(before) = spec.before {
         text += &format!(", before {before}");
@@ -386,20 +386,20 @@ fn order_item(
     let mut found = Vec::new();
     if let Some(spec) = &step.packet {
         let path = join_path(path, "packet");
-        let way = rules::link_selector(builder, spec.on.as_deref(), &path)?;
+        let link_and_direction = rules::link_selector(builder, spec.on.as_deref(), &path)?;
         let matching = spec.or(&PacketMatch::default());
-        let selector = rules::selector(builder, &matching, way, &path)?;
+        let selector = rules::selector(builder, &matching, link_and_direction, &path)?;
         let unfit = [
             (selector.message.is_some(), "message"),
             (selector.packet.is_some(), "packet"),
             (selector.priority.is_some(), "priority"),
         ];
         if let Some((_, key)) = unfit.iter().find(|(given, _)| *given) {
-            let message = format!("`{key}` cannot be used in an order: cards do not tell it");
+            let message = format!("an order cannot use `{key}`: the events of a device do not contain it");
             return Err(builder.error_at(&join_path(&path, key), message));
         }
-        let from = way.and_then(|(cable, direction)| {
-            let [first, second] = builder.network.links[cable].ends;
+        let from = link_and_direction.and_then(|(link, direction)| {
+            let [first, second] = builder.network.links[link].ends;
             match if direction? == Direction::Forward { first } else { second } {
                 Node::Host(host) => Some(host),
                 Node::Switch(_) => None,
@@ -416,7 +416,7 @@ fn order_item(
     if let Some(StateExpectation { qp, is }) = &step.state {
         let at = builder.qp(qp, &join_path(path, "state.qp"))?;
         let is = *is;
-        found.push(OrderCheck::State(at, is, format!("{qp} goes to {is}")));
+        found.push(OrderCheck::State(at, is, format!("{qp} enters {is}")));
     }
     if let Some(spec) = &step.event {
         let (host, name) = event(builder, spec, &join_path(path, "event"))?;
@@ -426,13 +426,14 @@ fn order_item(
         let (check, text) = connection(builder, spec, &join_path(path, "connection"))?;
         if check.private_data.is_some() {
             let path = join_path(path, "connection.private-data");
-            return Err(builder.error_at(&path, "cards do not tell the words of programs: leave this out"));
+            return Err(builder
+                .error_at(&path, "the events of a device do not contain private data: remove this key"));
         }
         found.push(OrderCheck::Connection(check, text));
     }
     if let Some(name) = &step.fault {
         let Some(fault) = faults.iter().find(|fault| fault.name == *name) else {
-            let problem = builder.error_at(&join_path(path, "fault"), format!("there is no fault {name:?}"));
+            let problem = builder.error_at(&join_path(path, "fault"), format!("unknown fault {name:?}"));
             return Err(problem.suggest(name, faults.iter().map(|fault| fault.name.as_str())));
         };
         found.push(OrderCheck::Fault(fault.id, name.clone()));
@@ -440,7 +441,7 @@ fn order_item(
     match (found.pop(), found.is_empty()) {
         (Some(check), true) => Ok(check),
         _ => Err(builder
-            .error_at(path, "each item of an order is one thing")
+            .error_at(path, "each item of an order has exactly one key")
             .help("give one of packet, completion, state, event, connection, fault")),
     }
 }
@@ -451,14 +452,12 @@ fn memory(
     path: &str,
 ) -> Result<Expectation, Diagnostic> {
     if builder.file.device.payload == Some(PayloadMode::Elided) {
-        let message = "packets without payload write nothing that could be looked at";
-        return Err(builder.error_at(path, message).help("leave out `payload`"));
+        let message = "packets without payload do not write memory";
+        return Err(builder.error_at(path, message).help("remove `payload`"));
     }
     let qp = builder.qp(&spec.qp, &join_path(path, "qp"))?;
     if builder.has_external_programs {
-        return Err(
-            builder.error_at(path, "the memory of real programs is their own: it cannot be looked at")
-        );
+        return Err(builder.error_at(path, "the memory of external programs is not visible"));
     }
     let area = spec.area;
     let mut claims = Vec::new();
@@ -467,7 +466,7 @@ fn memory(
             "zeroes" => (ExpectedMemory::Zeroes, "zeroes".to_owned(), None),
             name => {
                 let from = builder.qp(name, &join_path(path, "holds"))?;
-                (ExpectedMemory::SourceOf(from), format!("what {name} sends"), None)
+                (ExpectedMemory::SourceOf(from), format!("the source of {name}"), None)
             }
         });
     }
@@ -481,9 +480,10 @@ fn memory(
                     .collect()
             });
         let Some(bytes) = bytes else {
-            return Err(
-                builder.error_at(&join_path(path, "hex"), "these are no bytes: two hexadecimal digits each")
-            );
+            return Err(builder.error_at(
+                &join_path(path, "hex"),
+                "not a sequence of bytes with two hexadecimal digits each",
+            ));
         };
         let length = bytes.len() as u64;
         claims.push((ExpectedMemory::Bytes(bytes), digits, Some(length)));
@@ -496,14 +496,16 @@ fn memory(
         ));
     }
     let (Some((claim, words, length)), true) = (claims.pop(), claims.is_empty()) else {
-        return Err(builder.error_at(path, "what should be there?").help("give one of holds, hex, number"));
+        return Err(builder
+            .error_at(path, "missing expected contents")
+            .help("give one of holds, hex, number"));
     };
     let Some(bytes) = length.or(spec.bytes.map(|size| size.0)) else {
-        return Err(builder.error_at(path, "how many bytes?").help("say bytes = 4000"));
+        return Err(builder.error_at(path, "missing `bytes`").help("add bytes = 4000"));
     };
     let size = builder.pairs[builder.qps[qp].pair].area_bytes;
     if spec.offset.saturating_add(bytes) > size {
-        let message = format!("the area has {size} bytes: what is beyond them holds nothing");
+        let message = format!("the range exceeds the {size} bytes of the area");
         return Err(builder.error_at(path, message));
     }
     let offset = spec.offset;

@@ -1,177 +1,177 @@
-//! What goes wrong in a plan, with every name resolved.
+//! The faults of a plan, with all names resolved.
 
 use crate::spec::{Errno, Verb};
 use softhca_engine::AsyncEvent;
 use softhca_fabric::{EcnMarking, LinkState, PfcSettings, Repeat, Rule, RuleId};
 use softhca_queue::CompletionStatus;
 
-/// Something that goes wrong.
+/// An injected fault.
 #[derive(Clone, Debug)]
 pub struct FaultPlan {
-    /// Its number, which draws depend on.
+    /// Its id, which random decisions depend on.
     pub id: RuleId,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// It need not happen.
+    /// It does not have to fire.
     pub optional: bool,
-    /// What it is.
+    /// Target and action.
     pub kind: FaultKind,
 }
 
-/// What a fault is about.
+/// The target and action of a fault.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "a plan has few of them")]
 pub enum FaultKind {
-    /// Packets on these cables.
+    /// Packets on links.
     Packets {
-        /// The cables.
+        /// Links.
         links: Vec<usize>,
-        /// The rule.
+        /// Rule.
         rule: Rule,
     },
-    /// Something that happens at a time.
+    /// A fault at a time.
     Timed {
-        /// When.
+        /// Time.
         at_ns: u64,
-        /// What.
+        /// Fault.
         fault: TimedFault,
     },
     /// Completions of a queue pair.
     Completions {
-        /// Whose.
+        /// Queue pair.
         qp: usize,
-        /// Which.
+        /// Completions that it hits.
         repeat: Repeat,
-        /// What becomes of them.
+        /// Change.
         change: CompletionChange,
     },
-    /// Calls of a host's program.
+    /// Verb calls of the program of a host.
     Verbs {
-        /// Whose.
+        /// Host.
         host: usize,
-        /// Which verb.
+        /// Verb.
         verb: Verb,
-        /// Which calls.
+        /// Calls that it hits.
         repeat: Repeat,
-        /// The error.
+        /// Error.
         errno: Errno,
     },
 }
 
-/// What becomes of a completion.
+/// The change of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionChange {
-    /// It has another status.
+    /// Replace the status.
     Status(CompletionStatus),
-    /// It is handed over later.
+    /// Deliver it later, in nanoseconds.
     Delay(u64),
 }
 
-/// Something that happens at a time, outside of packets.
+/// A fault at a time that does not apply to packets.
 #[derive(Clone, Debug)]
 pub enum TimedFault {
-    /// To a cable, a switch or a card.
+    /// A change of a link, a switch or a device.
     Fabric {
-        /// What.
+        /// Fault.
         change: FabricChange,
-        /// After which the opposite happens.
+        /// Time after which the change is reverted.
         for_ns: Option<u64>,
     },
-    /// A cable goes down and up.
+    /// A link goes down and up.
     Flap(Flap),
-    /// A host stands still, card and program.
+    /// Device and program of a host stop.
     Stall {
-        /// Which.
+        /// Host.
         host: usize,
-        /// For how long.
+        /// Duration.
         for_ns: u64,
     },
     /// A program posts no receives.
     WithholdReceives {
-        /// Whose.
+        /// Host.
         host: usize,
-        /// For how long.
+        /// Duration.
         for_ns: u64,
     },
-    /// A program takes its time.
+    /// A program delays its receives.
     DelayReceives {
-        /// Whose.
+        /// Host.
         host: usize,
-        /// How long each.
+        /// Delay of each receive.
         delay_ns: u64,
     },
-    /// A program dies.
+    /// A program ends.
     KillProgram {
-        /// Whose.
+        /// Host.
         host: usize,
     },
 }
 
-/// What a driver does to a cable, a switch or a card.
+/// A change of a link, a switch or a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FabricChange {
-    /// A cable goes down or comes up.
+    /// A link goes down or comes up.
     LinkState {
-        /// Which.
+        /// Link.
         link: usize,
-        /// Forward, backward.
+        /// Forward and backward direction.
         directions: [bool; 2],
-        /// What it is from now on.
+        /// New state.
         state: LinkState,
     },
-    /// A cable has another rate.
+    /// The rate of a link changes.
     LinkRate {
-        /// Which.
+        /// Link.
         link: usize,
         /// Bits per second.
         rate: u64,
     },
-    /// A cable has another MTU.
+    /// The MTU of a link changes.
     LinkMtu {
-        /// Which.
+        /// Link.
         link: usize,
         /// Bytes.
         mtu: u32,
     },
-    /// A switch has other settings: one of buffer, ECN and PFC.
+    /// A setting of a switch changes.
     Switch {
-        /// Which.
+        /// Switch.
         switch: usize,
-        /// What changes.
+        /// New setting.
         change: SwitchChange,
     },
-    /// A card pauses its neighbour.
+    /// A device starts to send pause frames.
     PauseStorm {
-        /// Whose.
+        /// Host.
         host: usize,
-        /// On which priority.
+        /// Priority.
         priority: u8,
     },
-    /// A card lets its neighbour go on.
+    /// A device stops sending pause frames.
     PauseStormEnd {
-        /// Whose.
+        /// Host.
         host: usize,
-        /// On which priority.
+        /// Priority.
         priority: u8,
     },
-    /// A card stands still.
+    /// A device stops.
     Stall {
-        /// Whose.
+        /// Host.
         host: usize,
-        /// For how long.
+        /// Duration.
         for_ns: u64,
     },
-    /// An event is raised.
+    /// A device raises an asynchronous event.
     AsyncEvent {
-        /// Where.
+        /// Host.
         host: usize,
-        /// Which.
+        /// Event.
         event: AsyncEvent,
     },
 }
 
 impl FabricChange {
-    /// What ends it, if anything does.
+    /// The change that reverts it, if any.
     pub const fn inverse(self) -> Option<FabricChange> {
         match self {
             FabricChange::LinkState { link: cable, directions: ways, state: LinkState::Down } => {
@@ -185,21 +185,21 @@ impl FabricChange {
     }
 }
 
-/// A cable that goes down and up.
+/// A link that goes down and up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flap {
-    /// Which.
+    /// Link.
     pub link: usize,
-    /// How long down.
+    /// Time down.
     pub down_ns: u64,
-    /// How long up.
+    /// Time up.
     pub up_ns: u64,
-    /// How often.
+    /// Number of repetitions.
     pub times: u32,
 }
 
 impl Flap {
-    /// When the cable goes down and comes up, if it begins at this time.
+    /// The times at which the link goes down and up, starting at `from_ns`.
     pub fn transitions(self, from_ns: u64) -> impl Iterator<Item = (u64, LinkState)> {
         let Flap { down_ns, up_ns, times, .. } = self;
         (0..u64::from(times)).flat_map(move |n| {
@@ -209,22 +209,22 @@ impl Flap {
     }
 }
 
-/// What a switch does differently from a time on.
+/// A new setting of a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SwitchChange {
-    /// The memory that all its queues share.
+    /// Size of the shared buffer.
     Buffer(u64),
-    /// When it marks.
+    /// ECN marking.
     Marking(EcnMarking),
-    /// When it pauses.
+    /// PFC settings.
     FlowControl(PfcSettings),
 }
 
-/// A rule that only counts.
+/// A rule that counts packets for an expectation.
 #[derive(Clone, Debug)]
 pub struct CountingRule {
-    /// The cables.
+    /// Links.
     pub links: Vec<usize>,
-    /// The rule.
+    /// Rule.
     pub rule: Rule,
 }

@@ -1,20 +1,20 @@
-//! How much a file may ask for: what is beyond would not end, or not fit into memory.
+//! Limits of a scenario. Larger runs would not end or not fit into memory.
 
-/// Hosts.
+/// Maximum number of hosts.
 pub(super) const MAX_HOSTS: usize = 4096;
-/// Switches that a topology has of one kind.
+/// Maximum number of switches of one kind in a topology.
 pub(super) const MAX_SWITCHES: u32 = 1024;
-/// Cables.
+/// Maximum number of links in a topology.
 pub(super) const MAX_LINKS: u64 = 16_384;
-/// Bytes of each area of a queue pair's memory.
+/// Maximum size of an area of a queue pair.
 pub(super) const MAX_AREA_BYTES: u64 = 4 << 30;
-/// How often a step is done.
+/// Maximum number of repetitions of a step.
 pub(super) const MAX_REPEATS: u32 = 100_000;
-/// Messages of all workloads together.
+/// Maximum number of messages of all workloads.
 pub(super) const MAX_MESSAGES: u64 = 1 << 22;
-/// Copies of a packet.
+/// Maximum number of copies of a packet.
 pub(super) const MAX_COPIES: u32 = 1000;
-/// How often a cable goes down and up.
+/// Maximum number of flaps of a link.
 pub(super) const MAX_FLAPS: u32 = 10_000;
-/// Completions that a run may have.
+/// Maximum number of completions of a run.
 pub(crate) const MAX_COMPLETIONS: usize = 1 << 22;

@@ -1,4 +1,4 @@
-//! Expectations about measurements: goodput, fairness, latency, and when everything is done.
+//! Expectations about goodput, fairness, latency and completion time.
 
 use super::builder::PlanBuilder;
 use super::check::{Bound, Check, Expectation, Subject};
@@ -32,7 +32,7 @@ pub(super) fn fairness(
         }
     }
     if of.is_empty() {
-        return Err(builder.error_at(&join_path(path, "of"), "fairness is among some"));
+        return Err(builder.error_at(&join_path(path, "of"), "fairness needs at least one queue pair"));
     }
     for (key, share) in [("at-least", spec.at_least), ("at-most", spec.at_most)] {
         if share.is_some_and(|share| !(0.0..=1.0).contains(&share)) {
@@ -72,18 +72,18 @@ pub(super) fn finish(
         None => None,
     };
     let bound = Bound { at_least: spec.after.map(|time| time.0), at_most: spec.before.map(|time| time.0) };
-    let what = spec.of.as_deref().unwrap_or("everything");
+    let what = spec.of.as_deref().unwrap_or("all work");
     let is_timed = bound.at_least.is_some() || bound.at_most.is_some();
     let text = match is_timed {
         true => {
-            format!("{what} is done, at a time {}", describe_bound(&bound, |time| Time(time).to_string()))
+            format!("{what} completes at a time {}", describe_bound(&bound, |time| Time(time).to_string()))
         }
-        false => format!("{what} is done"),
+        false => format!("{what} completes"),
     };
     Ok(Expectation { text, is_timed, check: Check::Finish { of, bound } })
 }
 
-/// What `of` stands for: a queue pair, a workload or a step.
+/// The queue pair, workload or step that `of` names.
 fn subject(builder: &mut PlanBuilder<'_>, name: &str, path: &str) -> Result<Subject, Diagnostic> {
     if let Some(workload) = builder.workloads.iter().position(|workload| workload == name) {
         let flows = builder.flows.iter().filter(|flow| flow.workload == workload);
@@ -101,8 +101,7 @@ fn subject(builder: &mut PlanBuilder<'_>, name: &str, path: &str) -> Result<Subj
             names.extend(builder.workloads.iter().cloned());
             names.extend(builder.steps.iter().filter_map(|step| step.name.clone()));
             names.truncate(24);
-            let problem =
-                builder.error_at(path, format!("there is no queue pair, workload or step {name:?}"));
+            let problem = builder.error_at(path, format!("unknown queue pair, workload or step {name:?}"));
             Err(problem.suggest(name, names.iter().map(String::as_str)))
         }
     }
@@ -113,6 +112,6 @@ fn describe_bound<T: Copy>(bound: &Bound<T>, show: impl Fn(T) -> String) -> Stri
         (Some(least), Some(most)) => format!("between {} and {}", show(least), show(most)),
         (Some(least), None) => format!("at least {}", show(least)),
         (None, Some(most)) => format!("at most {}", show(most)),
-        (None, None) => "of any size".into(),
+        (None, None) => "without bounds".into(),
     }
 }

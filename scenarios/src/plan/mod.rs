@@ -1,4 +1,4 @@
-//! A scenario with every name resolved and every claim checked: what a driver carries out.
+//! A scenario with all names resolved and all values checked, ready to execute.
 
 mod actions;
 mod builder;
@@ -38,56 +38,56 @@ use softhca_queue::AccessFlags;
 use softhca_wire::{Mtu, Psn, RnrTimer};
 use std::net::IpAddr;
 
-/// Everything that one run needs to know.
+/// The input of one run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What the scenario shows.
+    /// One sentence that states what the scenario shows.
     pub title: String,
-    /// The seed of this run.
+    /// Seed.
     pub seed: u64,
-    /// The parameters of this run.
+    /// Parameter values.
     pub parameters: ParameterValues,
-    /// When the run is cut off.
+    /// Time at which the run stops.
     pub duration_ns: Option<u64>,
-    /// The hosts, in the order of their names.
+    /// Hosts, in the order of their names.
     pub hosts: Vec<HostPlan>,
-    /// The switches, in the order of their names.
+    /// Switches, in the order of their names.
     pub switches: Vec<SwitchPlan>,
-    /// The cables.
+    /// Links.
     pub links: Vec<LinkPlan>,
-    /// Routes that are not the shortest way.
+    /// Routes that differ from the shortest path.
     pub routes: Vec<RoutePlan>,
-    /// The queue pairs; the n-th has role n + 1.
+    /// Queue pairs; the n-th has flow id n + 1.
     pub qps: Vec<QpPlan>,
-    /// How they are connected.
+    /// Pairs of queue pairs.
     pub pairs: Vec<PairPlan>,
-    /// What those queue pairs are that the file leaves to real programs.
+    /// Type of the queue pairs of external programs.
     pub transport: QpType,
-    /// Single steps.
+    /// Individual steps.
     pub steps: Vec<StepPlan>,
-    /// Traffic that goes on.
+    /// Flows of the workloads.
     pub flows: Vec<FlowPlan>,
-    /// Programs that are started.
+    /// External programs.
     pub commands: Vec<CommandPlan>,
-    /// The names of workloads.
+    /// Names of the workloads.
     pub workloads: Vec<String>,
-    /// What goes wrong.
+    /// Injected faults.
     pub faults: Vec<FaultPlan>,
-    /// Rules that only count, for expectations about packets.
+    /// Rules that count packets for expectations.
     pub counting_rules: Vec<CountingRule>,
-    /// What must come of it.
+    /// Expectations.
     pub expectations: Vec<Expectation>,
-    /// What must hold at every moment.
+    /// Invariants.
     pub invariants: Vec<Invariant>,
 }
 
 impl Plan {
-    /// The role of a queue pair.
+    /// The flow id of a queue pair.
     pub const fn role_of(qp: usize) -> FlowId {
         FlowId(qp as u32 + 1)
     }
 
-    /// The queue pair of a role.
+    /// The queue pair of a flow id.
     pub const fn qp_of_role(role: FlowId) -> usize {
         role.0 as usize - 1
     }
@@ -97,8 +97,7 @@ impl Plan {
         &self.pairs[self.qps[qp].pair]
     }
 
-    /// Whether chance decides about packets. What it decides about a packet that is sent again depends on how
-    /// often it is, and so on time.
+    /// Whether a fault is random. Its decision on a retransmission depends on the number of transmissions, and so on time.
     pub fn has_random_faults(&self) -> bool {
         let by_chance =
             |rule: &Rule| matches!(rule.repeat.choice, Choice::Probability { .. } | Choice::Burst(_));
@@ -107,33 +106,33 @@ impl Plan {
             .any(|fault| matches!(&fault.kind, FaultKind::Packets { rule, .. } if by_chance(rule)))
     }
 
-    /// Whether packets come late, so that what a timer makes of it is part of the story.
+    /// Whether a fault delays packets, so that timers can expire.
     pub fn has_delay_faults(&self) -> bool {
         self.faults.iter().any(|fault| {
             matches!(&fault.kind, FaultKind::Packets { rule, .. } if matches!(rule.action, Action::Delay { .. }))
         })
     }
 
-    /// What real time cannot check: the sentences of expectations about time.
+    /// The expectations about time, which real time does not check.
     pub fn timed_expectations(&self) -> impl Iterator<Item = &Expectation> {
         self.expectations.iter().filter(|expectation| expectation.is_timed)
     }
 
-    /// The rules that stand on the card of a host, with their names, in the order in which they apply: those that
-    /// count come first. Each is about what that card sends: its cable has the direction of that end.
+    /// The rules for packets that the device of a host sends, with their names, in the order in which they apply. Counting
+    /// rules come first.
     pub fn rules_for_host(&self, host: usize) -> Vec<(&str, Rule)> {
         let counts = self.counting_rules.iter().map(|count| ("", &count.links, &count.rule));
         let faults = self.faults.iter().filter_map(|fault| match &fault.kind {
-            FaultKind::Packets { links: cables, rule } => Some((fault.name.as_str(), cables, rule)),
+            FaultKind::Packets { links, rule } => Some((fault.name.as_str(), links, rule)),
             _ => None,
         });
         let mut found = Vec::new();
-        for (name, cables, rule) in counts.chain(faults) {
-            if cables.is_empty() {
+        for (name, links, rule) in counts.chain(faults) {
+            if links.is_empty() {
                 found.push((name, rule.clone()));
             }
-            for cable in cables {
-                let ends = self.links[*cable].ends;
+            for link in links {
+                let ends = self.links[*link].ends;
                 for (direction, end) in [Direction::Forward, Direction::Backward].into_iter().zip(ends) {
                     let wanted = rule.selector.direction.is_none_or(|wanted| wanted == direction);
                     if wanted && end == Node::Host(host) {
@@ -147,7 +146,7 @@ impl Plan {
         found
     }
 
-    /// Why real sockets cannot carry this out, if they cannot.
+    /// The reason why real time does not support this plan.
     pub fn unsupported_on_udp(&self) -> Option<&'static str> {
         if let Some(why) = self.unsupported_on_real_devices() {
             return Some(why);
@@ -161,35 +160,34 @@ impl Plan {
             ),
             _ => false,
         }) {
-            return Some("links and hosts fail at a virtual time only");
+            return Some("links and hosts fail only in virtual time");
         }
         None
     }
 
-    /// Why no real card can be like this, or stand on such a network.
+    /// The reason why real devices do not support this plan.
     pub(crate) fn unsupported_on_real_devices(&self) -> Option<&'static str> {
         if !self.switches.is_empty() {
-            return Some("switches exist in virtual time only");
+            return Some("switches require virtual time");
         }
         if self.hosts.iter().any(|host| host.receiver.is_some()) {
-            return Some("a real card takes what arrives as fast as it can");
+            return Some("a real device has no receive rate");
         }
         if self.hosts.iter().any(|host| host.initial_rate.is_some()) {
-            return Some("initial rates are set in virtual time only");
+            return Some("initial rates require virtual time");
         }
         if self.hosts.iter().any(|host| host.settings.payload_mode == PayloadMode::Elided) {
             return Some("real packets carry their payload");
         }
         if self.flows.iter().any(|flow| flow.count.is_none()) {
-            return Some("a workload without a count ends by virtual time only");
+            return Some("a workload without a count requires virtual time");
         }
-        let cables_of =
-            |host| self.links.iter().filter(|cable| cable.ends.contains(&Node::Host(host))).count();
-        if (0..self.hosts.len()).any(|host| cables_of(host) > 1) {
-            return Some("a card on real sockets has one cable");
+        let links_of = |host| self.links.iter().filter(|link| link.ends.contains(&Node::Host(host))).count();
+        if (0..self.hosts.len()).any(|host| links_of(host) > 1) {
+            return Some("a device on real sockets has one link");
         }
-        if self.links.iter().any(|cable| cable.line.mtu < u32::MAX) {
-            return Some("a real cable carries what its network carries");
+        if self.links.iter().any(|link| link.line.mtu < u32::MAX) {
+            return Some("the network sets the MTU of a real link");
         }
         let rules = self.faults.iter().filter_map(|fault| match &fault.kind {
             FaultKind::Packets { rule, .. } => Some(rule),
@@ -197,13 +195,13 @@ impl Plan {
         });
         let mut rules = rules.chain(self.counting_rules.iter().map(|count| &count.rule));
         if rules.any(|rule| rule.selector.absolute_psn.is_some()) {
-            return Some("real cards choose their first PSN themselves");
+            return Some("real devices choose their first PSN");
         }
         if self.steps.iter().any(|step| step.action == StepAction::Unmap) {
-            return Some("the memory of a real process stays where it is");
+            return Some("the memory of a real process cannot be unmapped");
         }
         if self.multicast_groups().len() > 256 {
-            return Some("at most 256 multicast groups get addresses of their own there");
+            return Some("at most 256 multicast groups are available");
         }
         let cuts = |fault: &FaultPlan| match &fault.kind {
             FaultKind::Packets { rule, .. } => {
@@ -212,7 +210,7 @@ impl Plan {
             _ => false,
         };
         if self.faults.iter().any(cuts) {
-            return Some("a real cable goes down one way only: each card has its own end");
+            return Some("a packet takes a real link down only in its own direction");
         }
         None
     }
@@ -223,15 +221,15 @@ impl Plan {
 pub struct HostPlan {
     /// Its name.
     pub name: String,
-    /// Its address in virtual time.
+    /// IP address in virtual time.
     pub address: IpAddr,
-    /// The settings of its card, without the seed.
+    /// Settings of its device, without the seed.
     pub settings: Settings,
-    /// What the file says that a lost packet does, if it says so.
+    /// Loss recovery, if the file sets it.
     pub configured_recovery: Option<Recovery>,
-    /// The rate that its queue pairs begin with, in bits per second; the line's without one.
+    /// Initial rate of its queue pairs in bits per second; the link rate by default.
     pub initial_rate: Option<u64>,
-    /// How fast its card takes what arrives; at once without one.
+    /// Receive rate and buffer of its device; unlimited by default.
     pub receiver: Option<ReceiverSettings>,
 }
 
@@ -244,32 +242,32 @@ pub struct SwitchPlan {
     pub settings: SwitchSettings,
 }
 
-/// A route that is not the shortest way.
+/// A route that differs from the shortest path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoutePlan {
-    /// At this switch
+    /// Switch.
     pub switch: usize,
-    /// packets for this host
+    /// Destination host.
     pub host: usize,
-    /// leave by this cable.
+    /// Egress link.
     pub link: usize,
 }
 
-/// An end of a cable.
+/// An end of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Node {
-    /// A host, by its place in the plan.
+    /// A host, by its index in the plan.
     Host(usize),
-    /// A switch, by its place in the plan.
+    /// A switch, by its index in the plan.
     Switch(usize),
 }
 
-/// A cable.
+/// A link.
 #[derive(Clone, Debug)]
 pub struct LinkPlan {
-    /// Its two ends; forward leads from the first to the second.
+    /// Its ends; the forward direction is from the first to the second.
     pub ends: [Node; 2],
-    /// Its physics.
+    /// Rate, delay and MTU.
     pub line: LinkSettings,
 }
 
@@ -278,49 +276,49 @@ pub struct LinkPlan {
 pub struct QpPlan {
     /// Its name.
     pub name: String,
-    /// Its host.
+    /// Index of its host.
     pub host: usize,
-    /// The queue pair at the other end.
+    /// Index of its peer.
     pub peer: usize,
-    /// Its pair.
+    /// Index of its pair.
     pub pair: usize,
 }
 
-/// Two queue pairs and how they are connected.
+/// Two queue pairs and the settings of their connection.
 #[derive(Clone, Debug)]
 pub struct PairPlan {
-    /// The two.
+    /// Indices of the queue pairs.
     pub qps: [usize; 2],
-    /// What they are.
+    /// Type of the queue pairs.
     pub kind: QpType,
-    /// Steps connect them, through the connection manager.
+    /// Steps connect them through the connection manager.
     pub uses_cm: bool,
-    /// Payload bytes per packet.
+    /// Path MTU.
     pub mtu: Mtu,
-    /// The exponent of the ack timeout.
+    /// Exponent of the ACK timeout.
     pub timeout: u8,
-    /// Retries.
+    /// Maximum number of retries.
     pub retry_count: u8,
-    /// Retries when no receive is posted.
+    /// Maximum number of retries after RNR NAKs.
     pub rnr_retry: u8,
-    /// The wait when no receive is posted.
+    /// Minimum RNR NAK timer.
     pub min_rnr_timer: RnrTimer,
-    /// Reads and atomics outstanding.
+    /// Maximum number of outstanding READs and atomics.
     pub max_rd_atomic: u8,
-    /// The first PSNs.
+    /// First PSNs.
     pub sq_psns: [Psn; 2],
-    /// What each side allows.
+    /// Access rights of each side.
     pub access: AccessFlags,
-    /// Receives that each side keeps posted.
+    /// Number of receives that each side keeps posted.
     pub posted_receives: u32,
-    /// Bytes of each.
+    /// Size of each receive.
     pub receive_bytes: u32,
     /// DSCP and ECN bits.
     pub traffic_class: u8,
-    /// Send work requests that may wait.
+    /// Size of the send queue.
     pub max_send_wr: u32,
-    /// Completions that the queue holds.
+    /// Size of the completion queue.
     pub cqe: u32,
-    /// Bytes of each of the four areas of a queue pair's memory.
+    /// Size of each of the four areas of a queue pair.
     pub area_bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! Multicast groups: who may be a member, and what may be sent to one.
+//! Multicast groups: checks of members and of datagrams to groups.
 
 use super::builder::PlanBuilder;
 use super::{Plan, StepAction};
@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 impl Plan {
-    /// The groups that datagrams are sent to, each with the queue pair that sends.
+    /// The groups that steps send to, with the sending queue pair.
     pub fn multicast_sends(&self) -> BTreeSet<(usize, IpAddr)> {
         let group = |deed: &StepAction| match deed {
             StepAction::Post(work) => work.group,
@@ -18,7 +18,7 @@ impl Plan {
         self.steps.iter().filter_map(|step| Some((step.qp, group(&step.action)?))).collect()
     }
 
-    /// Every group that a step names.
+    /// All groups that steps name.
     pub fn multicast_groups(&self) -> BTreeSet<IpAddr> {
         let group = |deed: &StepAction| match deed {
             StepAction::Post(work) => work.group,
@@ -30,7 +30,7 @@ impl Plan {
 }
 
 impl PlanBuilder<'_> {
-    /// What a step does with the membership of a queue pair.
+    /// The multicast action of a step.
     pub(super) fn multicast_actions(
         &self,
         step: &StepSpec,
@@ -50,7 +50,7 @@ impl PlanBuilder<'_> {
                 .iter()
                 .any(|earlier| earlier.qp == qp && earlier.action == StepAction::AttachMulticast(group))
             {
-                let message = format!("{} is no member of {group}", self.qps[qp].name);
+                let message = format!("{} is not attached to {group}", self.qps[qp].name);
                 let help = format!("add an earlier step with attach-mcast = \"{group}\"");
                 return Err(self.error_at(&path, message).help(help));
             }
@@ -59,7 +59,7 @@ impl PlanBuilder<'_> {
         Ok(deeds)
     }
 
-    /// Refuses what cannot be sent to a group.
+    /// Checks a datagram to a group.
     pub(super) fn check_multicast_send(
         &self,
         group: IpAddr,
@@ -69,9 +69,7 @@ impl PlanBuilder<'_> {
     ) -> Result<(), Diagnostic> {
         self.check_group(group, qp, &join_path(path, "group"))?;
         match &spec.to {
-            Some(_) => {
-                Err(self.error_at(&join_path(path, "to"), "a datagram goes to a queue pair or to a group"))
-            }
+            Some(_) => Err(self.error_at(&join_path(path, "to"), "give either `to` or `group`, not both")),
             None => Ok(()),
         }
     }
@@ -79,19 +77,22 @@ impl PlanBuilder<'_> {
     fn check_group(&self, group: IpAddr, qp: usize, path: &str) -> Result<(), Diagnostic> {
         let plan = &self.qps[qp];
         if self.pairs[plan.pair].kind != QpType::Ud {
-            let message = format!("{} has no groups: only UD queue pairs do", plan.name);
-            return Err(self.error_at(path, message).help("give the pair transport = \"ud\""));
+            let message =
+                format!("{} is not a UD queue pair: only UD queue pairs use multicast groups", plan.name);
+            return Err(self.error_at(path, message).help("set transport = \"ud\""));
         }
         if !group.is_multicast() {
-            let message = format!("{group} is no multicast address");
+            let message = format!("{group} is not a multicast address");
             return Err(self
                 .error_at(path, message)
-                .help("use one of 224.0.0.0 to 239.255.255.255, or of ff00::/8"));
+                .help("use an address from 224.0.0.0 to 239.255.255.255 or in ff00::/8"));
         }
         let host = &self.network.hosts[plan.host];
         if group.is_ipv4() != host.address.is_ipv4() {
-            let message =
-                format!("{} has the address {}: {group} is of the other family", host.name, host.address);
+            let message = format!(
+                "{} has the address {}, and {group} belongs to the other address family",
+                host.name, host.address
+            );
             return Err(self.error_at(path, message));
         }
         Ok(())

@@ -1,11 +1,11 @@
-//! What names of the language stand for in the fabric and the engine, and back.
+//! Packet classes of selectors, and selectors in words.
 
 use crate::quantity::{IntegerRange, PsnRange};
 use crate::spec::{ClassName, PacketMatch};
 use softhca_fabric::{CmMessage, InclusiveRange, PacketClass, PacketClasses};
 use softhca_wire::NakCode;
 
-/// The messages that the side that asks sends, and those of the side that is asked.
+/// The CM messages of the active side and of the passive side.
 pub(super) const fn cm_messages_by_side(datagrams: bool) -> [&'static [CmMessage]; 2] {
     use CmMessage as M;
     match datagrams {
@@ -16,17 +16,17 @@ pub(super) const fn cm_messages_by_side(datagrams: bool) -> [&'static [CmMessage
     }
 }
 
-/// The classes that a selector names; the error says which two of its words do not go together.
+/// The packet classes of a selector. The error names the keys that exclude each other.
 pub(super) fn packet_classes(matching: &PacketMatch) -> Result<Option<PacketClasses>, &'static str> {
     let class = match (matching.class, matching.code, matching.cm) {
         (None | Some(ClassName::Nak), Some(code), None) => {
             return Ok(Some(PacketClasses::Only(PacketClass::Nak(code))));
         }
-        (_, Some(_), _) => return Err("only class `nak` has a `code`"),
+        (_, Some(_), _) => return Err("`code` requires class `nak`"),
         (None | Some(ClassName::Cm), None, Some(message)) => {
             return Ok(Some(PacketClasses::Only(PacketClass::Cm(message))));
         }
-        (_, _, Some(_)) => return Err("only class `cm` has a `cm` message"),
+        (_, _, Some(_)) => return Err("`cm` requires class `cm`"),
         (None, None, None) => return Ok(None),
         (Some(class), None, None) => class,
     };
@@ -50,7 +50,7 @@ pub(super) fn packet_classes(matching: &PacketMatch) -> Result<Option<PacketClas
     }))
 }
 
-/// Whether requests, answers or both are of these classes.
+/// Whether the classes include requests and responses.
 pub(super) fn request_and_response(classes: Option<PacketClasses>) -> (bool, bool) {
     let Some(classes) = classes else { return (true, true) };
     let requests = [
@@ -72,12 +72,12 @@ pub(super) fn request_and_response(classes: Option<PacketClasses>) -> (bool, boo
 fn describe_range(span: InclusiveRange, sign: &str) -> String {
     match (span.first, span.last) {
         (first, last) if first == last => format!("{sign}{first}"),
-        (first, u64::MAX) => format!("{sign}{first} and later"),
+        (first, u64::MAX) => format!("{sign}{first} and above"),
         (first, last) => format!("{sign}{first} to {sign}{last}"),
     }
 }
 
-/// The packets of a selector in words: `NAK sequence, PSN +1`.
+/// The packets of a selector in words: `NAK sequence error, PSN +1`.
 pub(super) fn describe_packets(matching: &PacketMatch) -> String {
     let mut words = Vec::new();
     let numbers = |numbers: &IntegerRange| describe_range(numbers.0, "");
@@ -126,7 +126,7 @@ pub(super) fn describe_packets(matching: &PacketMatch) -> String {
     if let Some(time) = &matching.time {
         let (first, last) = (crate::quantity::Time(time.0.first), time.0.last);
         words.push(match last {
-            u64::MAX => format!("from {first} on"),
+            u64::MAX => format!("from {first}"),
             last => format!("from {first} to {}", crate::quantity::Time(last)),
         });
     }

@@ -1,4 +1,4 @@
-//! Hosts, switches and cables: from names to places.
+//! Hosts, switches, links and topologies.
 
 use super::{HostPlan, LinkPlan, Node, RoutePlan, SwitchPlan, limits};
 use crate::quantity::{Rate, Size, Time};
@@ -19,21 +19,21 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::num::{NonZeroU16, NonZeroU64};
 use std::time::Duration;
 
-/// What stands where.
+/// The nodes and links of a scenario.
 pub(super) struct Network {
     pub hosts: Vec<HostPlan>,
     pub switches: Vec<SwitchPlan>,
     pub links: Vec<LinkPlan>,
     pub routes: Vec<RoutePlan>,
     nodes: BTreeMap<String, Node>,
-    /// What each is joined to.
-    neighbours: BTreeMap<Node, Vec<Node>>,
+    /// Neighbors of each node.
+    neighbors: BTreeMap<Node, Vec<Node>>,
 }
 
-/// `h[1..4]` is h1, h2, h3, h4; anything else is itself.
+/// Expands `h[1..4]` to h1, h2, h3, h4. Other names stay as they are.
 pub(super) fn expand_host_range(name: &str) -> Result<Vec<String>, String> {
     let Some((stem, rest)) = name.split_once('[') else { return Ok(vec![name.to_owned()]) };
-    let bad = || format!("{name:?} is no range of names; one looks like \"h[1..16]\"");
+    let bad = || format!("{name:?} is not a range of names such as \"h[1..16]\"");
     let (range, tail) = rest.split_once(']').ok_or_else(bad)?;
     let (first, last) = range.split_once("..").ok_or_else(bad)?;
     let (Ok(first), Ok(last)) = (first.parse::<usize>(), last.parse::<usize>()) else { return Err(bad()) };
@@ -41,9 +41,9 @@ pub(super) fn expand_host_range(name: &str) -> Result<Vec<String>, String> {
         return Err(bad());
     }
     if last - first >= limits::MAX_HOSTS {
-        return Err(format!("{name:?} are more than {} names", limits::MAX_HOSTS));
+        return Err(format!("{name:?} expands to more than {} names", limits::MAX_HOSTS));
     }
-    // Equal width keeps the order of names that of numbers.
+    // Names of equal width sort like their numbers.
     let width = last.to_string().len();
     Ok((first..=last)
         .map(|n| {
@@ -64,7 +64,7 @@ impl Network {
             links: Vec::new(),
             routes: Vec::new(),
             nodes: BTreeMap::new(),
-            neighbours: BTreeMap::new(),
+            neighbors: BTreeMap::new(),
         };
         for (key, host) in &file.hosts {
             let path = join_path("hosts", key);
@@ -80,8 +80,7 @@ impl Network {
         }
         if let Some(topology) = &file.topology {
             if !file.link.is_empty() {
-                return Err(source
-                    .error_at("topology", "cables come from `topology` or from `[[link]]`, not from both"));
+                return Err(source.error_at("topology", "give either `topology` or `[[link]]`, not both"));
             }
             network.build_topology(topology, source)?;
         }
@@ -93,7 +92,7 @@ impl Network {
                 ends[end] = network.node(name, source, &format!("{path}.between.{end}"))?;
             }
             if ends[0] == ends[1] {
-                return Err(source.error_at(&join_path(&path, "between"), "a cable has two different ends"));
+                return Err(source.error_at(&join_path(&path, "between"), "the ends of a link must differ"));
             }
             network.links.push(LinkPlan { ends, line });
         }
@@ -102,8 +101,8 @@ impl Network {
             network.links.push(LinkPlan { ends: [Node::Host(0), Node::Host(1)], line });
         }
         for LinkPlan { ends: [first, second], .. } in &network.links {
-            network.neighbours.entry(*first).or_default().push(*second);
-            network.neighbours.entry(*second).or_default().push(*first);
+            network.neighbors.entry(*first).or_default().push(*second);
+            network.neighbors.entry(*second).or_default().push(*first);
         }
         Ok(network)
     }
@@ -123,19 +122,19 @@ impl Network {
         let n = self.hosts.len() as u32 + 1;
         let address = host.address.unwrap_or(IpAddr::V4(Ipv4Addr::from(0x0a00_0000 + n)));
         if address.is_multicast() || address.is_unspecified() {
-            return Err(source
-                .error_at(&join_path(path, "address"), format!("{address} is not the address of one host")));
-        }
-        if self.hosts.iter().any(|other| other.address == address) {
             return Err(
-                source.error_at(&join_path(path, "address"), format!("two hosts have the address {address}"))
+                source.error_at(&join_path(path, "address"), format!("{address} is not a unicast address"))
             );
         }
-        let place = |own: bool, key: &str| join_path(if own { path } else { "device" }, key);
+        if self.hosts.iter().any(|other| other.address == address) {
+            return Err(source
+                .error_at(&join_path(path, "address"), format!("another host has the address {address}")));
+        }
+        let key_path = |own: bool, key: &str| join_path(if own { path } else { "device" }, key);
         let merged = host.or(device);
         let mut settings = host_settings(&merged);
         if let Some(spec) = &merged.congestion_control {
-            let path = place(host.congestion_control.is_some(), "congestion-control");
+            let path = key_path(host.congestion_control.is_some(), "congestion-control");
             settings.congestion = congestion_settings(spec, source, &path)?;
         }
         if let Some(spec) = &device.cm {
@@ -145,7 +144,7 @@ impl Network {
             (Some(rate), buffer) => Some(slow_receiver(rate, buffer)),
             (None, None) => None,
             (None, Some(_)) => {
-                let path = place(host.receive_buffer.is_some(), "receive-buffer");
+                let path = key_path(host.receive_buffer.is_some(), "receive-buffer");
                 return Err(source
                     .error_at(&path, "a device without a receive rate never fills its buffer")
                     .help("add `receive-rate`"));
@@ -200,11 +199,11 @@ impl Network {
     fn add_node(&mut self, name: &str, node: Node, source: &Source, path: &str) -> Result<(), Diagnostic> {
         match self.nodes.insert(name.to_owned(), node) {
             None => Ok(()),
-            Some(_) => Err(source.error_at(path, format!("two hosts or switches are called {name:?}"))),
+            Some(_) => Err(source.error_at(path, format!("another host or switch has the name {name:?}"))),
         }
     }
 
-    /// A switch that a topology names: the one that the file describes, or one with defaults.
+    /// The switch with this name. A switch that the file does not declare has default settings.
     fn switch(&mut self, name: &str, source: &Source) -> Result<Node, Diagnostic> {
         match self.nodes.get(name) {
             Some(node @ Node::Switch(_)) => Ok(*node),
@@ -224,7 +223,7 @@ impl Network {
         match topology {
             Topology::Pair { delay, rate } => {
                 let [first, second] = hosts[..] else {
-                    let message = format!("a pair has two hosts, the file has {}", hosts.len());
+                    let message = format!("topology `pair` needs two hosts, the file has {}", hosts.len());
                     return Err(source.error_at("topology", message));
                 };
                 let line = line(rate, delay)?;
@@ -271,22 +270,22 @@ impl Network {
                 }
                 for (index, switch) in switches.iter().enumerate() {
                     let next = switches[(index + 1) % switches.len()];
-                    let cable = self.links.len();
+                    let link = self.links.len();
                     self.links.push(LinkPlan { ends: [*switch, next], line });
-                    // One way round, whichever is shorter: only so can the circle close.
+                    // Forward in one direction even where the other is shorter, so that the ring can deadlock.
                     if let Node::Switch(switch) = *switch {
                         let others = (0..self.hosts.len()).filter(|host| host % switches.len() != index);
-                        self.routes.extend(others.map(|host| RoutePlan { switch, host, link: cable }));
+                        self.routes.extend(others.map(|host| RoutePlan { switch, host, link }));
                     }
                 }
             }
             Topology::FatTree { k, delay, rate } => {
                 let (half, line) = (k / 2, line(rate, delay)?);
-                let most_hosts = u64::from(*k).saturating_pow(3) / 4;
-                check_link_count((2 * most_hosts).saturating_add(hosts.len() as u64), source)?;
-                if *k < 2 || k % 2 != 0 || hosts.len() as u64 > most_hosts {
+                let max_hosts = u64::from(*k).saturating_pow(3) / 4;
+                check_link_count((2 * max_hosts).saturating_add(hosts.len() as u64), source)?;
+                if *k < 2 || k % 2 != 0 || hosts.len() as u64 > max_hosts {
                     let message = format!(
-                        "a fat tree has an even k of at least 2 and at most k³/4 hosts; k is {k}, hosts are {}",
+                        "a fat tree needs an even k of at least 2 and at most k³/4 hosts; k is {k}, the file has {} hosts",
                         hosts.len()
                     );
                     return Err(source.error_at("topology", message));
@@ -315,44 +314,44 @@ impl Network {
 
     fn add_switches(&mut self, stem: &str, count: u32, source: &Source) -> Result<Vec<Node>, Diagnostic> {
         if count == 0 || count > limits::MAX_SWITCHES {
-            let message = format!("{count} switches: there are 1 to {} in a row", limits::MAX_SWITCHES);
+            let message = format!("{count} switches; a topology has 1 to {} of a kind", limits::MAX_SWITCHES);
             return Err(source.error_at("topology", message));
         }
         (1..=count).map(|n| self.switch(&format!("{stem}{n}"), source)).collect()
     }
 
-    /// A host or switch.
+    /// The host or switch with this name.
     pub fn node(&self, name: &str, source: &Source, path: &str) -> Result<Node, Diagnostic> {
         self.nodes.get(name).copied().ok_or_else(|| {
-            let message = format!("there is no host or switch {name:?}");
+            let message = format!("unknown host or switch {name:?}");
             source.error_at(path, message).suggest(name, self.nodes.keys().map(String::as_str))
         })
     }
 
-    /// A host.
+    /// The host with this name.
     pub fn host(&self, name: &str, source: &Source, path: &str) -> Result<usize, Diagnostic> {
         match self.nodes.get(name) {
             Some(Node::Host(host)) => Ok(*host),
             _ => {
                 let names = self.hosts.iter().map(|host| host.name.as_str());
-                Err(source.error_at(path, format!("there is no host {name:?}")).suggest(name, names))
+                Err(source.error_at(path, format!("unknown host {name:?}")).suggest(name, names))
             }
         }
     }
 
-    /// A host, or a range of them.
+    /// The hosts of a name or a range of names.
     pub fn hosts_matching(&self, name: &str, source: &Source, path: &str) -> Result<Vec<usize>, Diagnostic> {
         let names = expand_host_range(name).map_err(|why| source.error_at(path, why))?;
         names.iter().map(|name| self.host(name, source, path)).collect()
     }
 
-    /// A switch.
+    /// The switch with this name.
     pub fn switch_named(&self, name: &str, source: &Source, path: &str) -> Result<usize, Diagnostic> {
         match self.nodes.get(name) {
             Some(Node::Switch(switch)) => Ok(*switch),
             _ => {
                 let names = self.switches.iter().map(|switch| switch.name.as_str());
-                Err(source.error_at(path, format!("there is no switch {name:?}")).suggest(name, names))
+                Err(source.error_at(path, format!("unknown switch {name:?}")).suggest(name, names))
             }
         }
     }
@@ -365,7 +364,7 @@ impl Network {
         }
     }
 
-    /// What `"a -> b"` and `"a - b"` stand for: a cable, and one direction of it or both.
+    /// The link, and its direction or both, that `"a -> b"` and `"a - b"` name.
     pub fn link_direction(
         &self,
         text: &str,
@@ -374,16 +373,16 @@ impl Network {
     ) -> Result<(usize, Option<Direction>), Diagnostic> {
         let one_way = text.split_once("->");
         let Some((from, to)) = one_way.or_else(|| text.split_once(" - ")) else {
-            let problem = source.error_at(path, format!("{text:?} names no cable"));
-            return Err(problem.help("one direction is written \"alice -> bob\", both \"alice - bob\""));
+            let problem = source.error_at(path, format!("{text:?} is not a link"));
+            return Err(problem.help("write \"alice -> bob\" for one direction, \"alice - bob\" for both"));
         };
         let [from, to] = [self.node(from.trim(), source, path)?, self.node(to.trim(), source, path)?];
-        let found = self.links.iter().position(|cable| cable.ends == [from, to] || cable.ends == [to, from]);
-        let Some(cable) = found else {
-            let message = format!("there is no cable between {} and {}", self.name(from), self.name(to));
+        let found = self.links.iter().position(|link| link.ends == [from, to] || link.ends == [to, from]);
+        let Some(link) = found else {
+            let message = format!("no link between {} and {}", self.name(from), self.name(to));
             let mut names = Vec::new();
-            for cable in &self.links {
-                let [a, b] = cable.ends;
+            for link in &self.links {
+                let [a, b] = link.ends;
                 if [a, b].contains(&from) || [a, b].contains(&to) {
                     names.push(format!("\"{} - {}\"", self.name(a), self.name(b)));
                 }
@@ -392,20 +391,20 @@ impl Network {
             return Err(if names.is_empty() {
                 problem
             } else {
-                problem.help(format!("there are: {}", names.join(", ")))
+                problem.help(format!("links: {}", names.join(", ")))
             });
         };
-        let forward = self.links[cable].ends == [from, to];
+        let forward = self.links[link].ends == [from, to];
         let direction = if forward { Direction::Forward } else { Direction::Backward };
-        Ok((cable, one_way.is_some().then_some(direction)))
+        Ok((link, one_way.is_some().then_some(direction)))
     }
 
-    /// Whether packets find a way from one host to another.
+    /// Whether a path connects two hosts.
     pub fn has_path(&self, from: usize, to: usize) -> bool {
         let (mut seen, mut left) = (BTreeSet::from([Node::Host(from)]), vec![Node::Host(from)]);
         while let Some(node) = left.pop() {
-            for next in self.neighbours.get(&node).into_iter().flatten() {
-                // Hosts do not pass packets on.
+            for next in self.neighbors.get(&node).into_iter().flatten() {
+                // Hosts do not forward packets.
                 if seen.insert(*next) && matches!(next, Node::Switch(_)) {
                     left.push(*next);
                 }
@@ -415,11 +414,11 @@ impl Network {
     }
 }
 
-/// Whether so many cables can be laid.
-fn check_link_count(cables: u64, source: &Source) -> Result<(), Diagnostic> {
-    match cables > limits::MAX_LINKS {
+/// Checks the number of links of a topology.
+fn check_link_count(links: u64, source: &Source) -> Result<(), Diagnostic> {
+    match links > limits::MAX_LINKS {
         true => {
-            let message = format!("this has {cables} cables, at most {} are possible", limits::MAX_LINKS);
+            let message = format!("the topology has {links} links, the maximum is {}", limits::MAX_LINKS);
             Err(source.error_at("topology", message))
         }
         false => Ok(()),
@@ -430,7 +429,7 @@ fn check_name(name: &str, source: &Source, path: &str) -> Result<(), Diagnostic>
     let fine = |c: char| c.is_alphanumeric() || c == '-' || c == '_';
     match !name.is_empty() && name.chars().all(fine) {
         true => Ok(()),
-        false => Err(source.error_at(path, format!("{name:?}: names have letters, digits, - and _"))),
+        false => Err(source.error_at(path, format!("{name:?}: names consist of letters, digits, - and _"))),
     }
 }
 
@@ -444,52 +443,54 @@ fn link_line(
     let bits_per_second = match rate {
         None => None,
         Some(rate) => Some(NonZeroU64::new(rate.0).ok_or_else(|| {
-            source.error_at(&join_path(path, "rate"), "a cable with rate 0 carries nothing")
+            source.error_at(&join_path(path, "rate"), "a link with rate 0 carries no packets")
         })?),
     };
     if mtu == Some(0) {
-        return Err(source.error_at(&join_path(path, "mtu"), "a cable with MTU 0 carries nothing"));
+        return Err(source.error_at(&join_path(path, "mtu"), "a link with MTU 0 carries no packets"));
     }
     Ok(LinkSettings { bits_per_second, delay_ns: delay.0, mtu: mtu.unwrap_or(u32::MAX) })
 }
 
-/// When a switch marks.
+/// The ECN marking of a switch.
 pub(super) fn ecn_marking(spec: &EcnSpec, source: &Source, path: &str) -> Result<EcnMarking, Diagnostic> {
     if spec.kmin > spec.kmax {
-        return Err(source.error_at(path, "kmin is above kmax"));
+        return Err(source.error_at(path, "kmin exceeds kmax"));
     }
     Ok(EcnMarking { kmin: spec.kmin.0, kmax: spec.kmax.0, pmax_per_billion: spec.pmax.0 })
 }
 
-/// When a switch pauses.
+/// The PFC settings of a switch.
 pub(super) fn pfc_settings(spec: &PfcSpec, source: &Source, path: &str) -> Result<PfcSettings, Diagnostic> {
-    let usual = PfcSettings::default();
-    let xoff = spec.xoff.map_or(usual.xoff, |size| size.0);
+    let defaults = PfcSettings::default();
+    let xoff = spec.xoff.map_or(defaults.xoff, |size| size.0);
     let xon = spec.xon.map_or(xoff / 8 * 7, |size| size.0);
     if xon > xoff {
-        return Err(source.error_at(path, format!("xon, {xon} bytes, is above xoff, {xoff} bytes")));
+        return Err(source.error_at(path, format!("xon ({xon} bytes) exceeds xoff ({xoff} bytes)")));
     }
     let priorities = match &spec.priorities {
-        None => usual.priorities,
+        None => defaults.priorities,
         Some(list) => {
             if let Some(priority) = list.iter().find(|priority| **priority > 7) {
                 let path = join_path(path, "priorities");
-                return Err(source.error_at(&path, format!("{priority}: priorities are 0 to 7")));
+                return Err(source
+                    .error_at(&path, format!("priority {priority} is out of range, priorities are 0 to 7")));
             }
             list.iter().fold(0, |mask, priority| mask | 1 << priority)
         }
     };
-    let headroom = spec.headroom.map_or(usual.headroom, |size| size.0);
-    let quanta = spec.quanta.map_or(usual.quanta, NonZeroU16::get);
+    let headroom = spec.headroom.map_or(defaults.headroom, |size| size.0);
+    let quanta = spec.quanta.map_or(defaults.quanta, NonZeroU16::get);
     Ok(PfcSettings { priorities, xoff, xon, headroom, quanta })
 }
 
-/// A card that takes its time. Its thresholds are the same shares of any buffer.
+/// A device with a receive rate. Its thresholds are fixed fractions of the buffer.
 fn slow_receiver(rate: Rate, buffer: Option<Size>) -> ReceiverSettings {
-    let usual = ReceiverSettings::default();
-    let buffer = buffer.map_or(usual.buffer, |size| size.0);
-    let flow_control = usual.pfc.map(|flow| PfcSettings { xoff: buffer / 4, xon: buffer / 16 * 3, ..flow });
-    ReceiverSettings { bits_per_second: Some(rate.0), buffer, pfc: flow_control, ..usual }
+    let defaults = ReceiverSettings::default();
+    let buffer = buffer.map_or(defaults.buffer, |size| size.0);
+    let flow_control =
+        defaults.pfc.map(|flow| PfcSettings { xoff: buffer / 4, xon: buffer / 16 * 3, ..flow });
+    ReceiverSettings { bits_per_second: Some(rate.0), buffer, pfc: flow_control, ..defaults }
 }
 
 fn congestion_settings(
@@ -503,7 +504,7 @@ fn congestion_settings(
             .error_at(&join_path(path, "algorithm"), message)
             .suggest(&spec.algorithm, engine::CongestionSettings::NAMES)
     })?;
-    let Some(RateControlSettings::Dcqcn(usual)) = defaults.rate_control else { return Ok(defaults) };
+    let Some(RateControlSettings::Dcqcn(defaults)) = defaults.rate_control else { return Ok(defaults) };
     let zero = [
         (spec.gain.is_some_and(|gain| gain.0 == 0), "gain"),
         (spec.alpha_timer.is_some_and(|time| time.0 == 0), "alpha-timer"),
@@ -515,18 +516,19 @@ fn congestion_settings(
     if let Some((_, key)) = zero.iter().find(|(is_zero, _)| *is_zero) {
         return Err(source.error_at(&join_path(path, key), format!("`{key}` cannot be 0")));
     }
-    let time = |spec: Option<Time>, usual: Duration| spec.map_or(usual, |time| Duration::from_nanos(time.0));
-    let rate = |spec: Option<Rate>, usual: u64| spec.map_or(usual, |rate| rate.0);
+    let time =
+        |spec: Option<Time>, defaults: Duration| spec.map_or(defaults, |time| Duration::from_nanos(time.0));
+    let rate = |spec: Option<Rate>, defaults: u64| spec.map_or(defaults, |rate| rate.0);
     let control = DcqcnParameters {
-        min_rate: rate(spec.min_rate, usual.min_rate),
-        gain_divisor: spec.gain.map_or(usual.gain_divisor, |gain| (PER_BILLION + gain.0 / 2) / gain.0),
-        alpha_interval: time(spec.alpha_timer, usual.alpha_interval),
-        rate_increase_interval: time(spec.rate_timer, usual.rate_increase_interval),
-        byte_counter: spec.byte_counter.map_or(usual.byte_counter, |size| size.0),
-        fast_recovery_steps: spec.fast_recovery_steps.unwrap_or(usual.fast_recovery_steps),
-        additive_increase: rate(spec.additive_increase, usual.additive_increase),
-        hyper_increase: rate(spec.hyper_increase, usual.hyper_increase),
-        ..usual
+        min_rate: rate(spec.min_rate, defaults.min_rate),
+        gain_divisor: spec.gain.map_or(defaults.gain_divisor, |gain| (PER_BILLION + gain.0 / 2) / gain.0),
+        alpha_interval: time(spec.alpha_timer, defaults.alpha_interval),
+        rate_increase_interval: time(spec.rate_timer, defaults.rate_increase_interval),
+        byte_counter: spec.byte_counter.map_or(defaults.byte_counter, |size| size.0),
+        fast_recovery_steps: spec.fast_recovery_steps.unwrap_or(defaults.fast_recovery_steps),
+        additive_increase: rate(spec.additive_increase, defaults.additive_increase),
+        hyper_increase: rate(spec.hyper_increase, defaults.hyper_increase),
+        ..defaults
     };
     let interval = time(spec.cnp_interval, NotificationPoint::PAPER.min_cnp_interval);
     let notification = NotificationPoint { min_cnp_interval: interval, ..NotificationPoint::PAPER };
@@ -537,19 +539,19 @@ fn congestion_settings(
 }
 
 fn cm_times(spec: &CmSpec, source: &Source) -> Result<CmTimers, Diagnostic> {
-    let usual = CmTimers::LINUX;
-    let number = |key: &str, value: Option<u8>, most: u8, usual: u8| match value {
-        Some(value) if value > most => {
-            let message = format!("{key} is {value}, at most {most} is possible");
+    let defaults = CmTimers::LINUX;
+    let number = |key: &str, value: Option<u8>, max: u8, defaults: u8| match value {
+        Some(value) if value > max => {
+            let message = format!("{key} is {value}, the maximum is {max}");
             Err(source.error_at(&format!("device.cm.{key}"), message))
         }
-        value => Ok(value.unwrap_or(usual)),
+        value => Ok(value.unwrap_or(defaults)),
     };
     Ok(CmTimers {
-        response_timeout: number("response-timeout", spec.response_timeout, 31, usual.response_timeout)?,
-        packet_lifetime: number("packet-lifetime", spec.packet_lifetime, 31, usual.packet_lifetime)?,
-        max_retries: number("max-retries", spec.max_retries, 15, usual.max_retries)?,
-        service_timeout: number("service-timeout", spec.service_timeout, 24, usual.service_timeout)?,
+        response_timeout: number("response-timeout", spec.response_timeout, 31, defaults.response_timeout)?,
+        packet_lifetime: number("packet-lifetime", spec.packet_lifetime, 31, defaults.packet_lifetime)?,
+        max_retries: number("max-retries", spec.max_retries, 15, defaults.max_retries)?,
+        service_timeout: number("service-timeout", spec.service_timeout, 24, defaults.service_timeout)?,
     })
 }
 

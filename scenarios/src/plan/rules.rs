@@ -1,4 +1,4 @@
-//! Faults and selectors: from words to rules, and the refusal of rules that can never fire.
+//! Converts faults and packet selectors to rules, and rejects rules that can never fire.
 
 use super::builder::PlanBuilder;
 use super::network::{ecn_marking, pfc_settings};
@@ -7,9 +7,7 @@ use super::{
 };
 use crate::quantity::PsnRange;
 use crate::source::{Diagnostic, join_path};
-use crate::spec::{
-    ClassName, FaultAction as Spoken, FaultSpec, LinkDirections, LuminaEvent, LuminaKind, PacketMatch,
-};
+use crate::spec::{ClassName, FaultAction, FaultSpec, LinkDirections, LuminaEvent, LuminaKind, PacketMatch};
 use softhca_fabric::{
     Action, BitPosition, Choice, Direction, DownDirections, FieldValue, GilbertElliott, IcrcPolicy,
     InclusiveRange, LinkState, PacketClasses, Pattern, Repeat, Rule, RuleId, Scope, Selector,
@@ -17,7 +15,7 @@ use softhca_fabric::{
 use softhca_wire::Opcode;
 use std::num::NonZeroU64;
 
-/// What goes wrong, in the order of the file. Numbers start at 1 and belong to a fault for good.
+/// The faults in the order of the file. Ids start at 1 and stay with their fault.
 pub(super) fn faults(builder: &mut PlanBuilder<'_>) -> Result<Vec<FaultPlan>, Diagnostic> {
     let file = builder.file;
     let mut plans: Vec<FaultPlan> = Vec::new();
@@ -27,7 +25,7 @@ pub(super) fn faults(builder: &mut PlanBuilder<'_>) -> Result<Vec<FaultPlan>, Di
         let name = fault.name.clone().unwrap_or_else(|| format!("fault {}", index + 1));
         if plans.iter().any(|other| other.name == name) {
             return Err(
-                builder.error_at(&join_path(&path, "name"), format!("two faults are called {name:?}"))
+                builder.error_at(&join_path(&path, "name"), format!("another fault has the name {name:?}"))
             );
         }
         let kind = fault_kind(builder, fault, id, &path)?;
@@ -41,7 +39,7 @@ pub(super) fn faults(builder: &mut PlanBuilder<'_>) -> Result<Vec<FaultPlan>, Di
     Ok(plans)
 }
 
-/// Lumina's notation, word for word: relative queue pair, relative PSN, n-th iteration, kind.
+/// A fault in the notation of Lumina: relative queue pair, relative PSN, iteration, type.
 fn lumina_fault(
     builder: &mut PlanBuilder<'_>,
     event: &LuminaEvent,
@@ -49,8 +47,11 @@ fn lumina_fault(
     path: &str,
 ) -> Result<FaultPlan, Diagnostic> {
     let Some(pair) = builder.pairs.get(event.qpn as usize) else {
-        let message =
-            format!("qpn {}: the file has {} pairs, counted from 0", event.qpn, builder.pairs.len());
+        let message = format!(
+            "qpn {} is out of range: the file has {} pairs, counted from 0",
+            event.qpn,
+            builder.pairs.len()
+        );
         return Err(builder.error_at(&join_path(path, "qpn"), message));
     };
     let qp = pair.qps[0];
@@ -62,10 +63,10 @@ fn lumina_fault(
         transmission: Some(crate::quantity::IntegerRange(InclusiveRange::exactly(event.iter))),
         ..PacketMatch::default()
     };
-    let Some((cable, direction)) = first_hop(builder, host) else {
-        return Err(builder.error_at(path, "the requester has no cable"));
+    let Some((link, direction)) = first_hop(builder, host) else {
+        return Err(builder.error_at(path, "the requester has no link"));
     };
-    let selector = selector(builder, &matching, Some((cable, Some(direction))), path)?;
+    let selector = selector(builder, &matching, Some((link, Some(direction))), path)?;
     let action = match event.kind {
         LuminaKind::Drop => Action::Drop,
         LuminaKind::Ecn => Action::MarkCe,
@@ -75,13 +76,13 @@ fn lumina_fault(
     let name =
         format!("{{qpn: {}, psn: {}, type: {:?}, iter: {}}}", event.qpn, event.psn, event.kind, event.iter)
             .to_lowercase();
-    Ok(FaultPlan { id, name, optional: false, kind: FaultKind::Packets { links: vec![cable], rule } })
+    Ok(FaultPlan { id, name, optional: false, kind: FaultKind::Packets { links: vec![link], rule } })
 }
 
-/// The cable that leaves a host, and which way.
+/// The first link of a host, and its direction.
 fn first_hop(builder: &PlanBuilder<'_>, host: usize) -> Option<(usize, Direction)> {
-    builder.network.links.iter().enumerate().find_map(|(index, cable)| {
-        let side = cable.ends.iter().position(|end| *end == super::Node::Host(host))?;
+    builder.network.links.iter().enumerate().find_map(|(index, link)| {
+        let side = link.ends.iter().position(|end| *end == super::Node::Host(host))?;
         Some((index, if side == 0 { Direction::Forward } else { Direction::Backward }))
     })
 }
@@ -96,34 +97,34 @@ fn fault_kind(
     let targets = [on.is_some(), link.is_some(), switch.is_some(), host.is_some(), qp.is_some()];
     if targets.iter().filter(|given| **given).count() > 1 {
         return Err(builder
-            .error_at(path, "a fault has one target")
+            .error_at(path, "a fault has exactly one target")
             .help("give one of on, link, switch, host, qp"));
     }
     let at = join_path(path, "action");
     let misplaced = |builder: &PlanBuilder<'_>, fits: &str| {
-        Err(builder.error_at(&at, format!("this action is about {fits}")).help(ACTION_TARGETS))
+        Err(builder.error_at(&at, format!("this action applies to {fits}")).help(ACTION_TARGETS))
     };
     if is_packet_action(&fault.action) && link.is_none() {
         if switch.is_some() || host.is_some() || qp.is_some() {
-            return misplaced(builder, "packets on a cable");
+            return misplaced(builder, "packets on a link");
         }
         return packet_fault(builder, fault, id, path);
     }
     if fault.packet_match != PacketMatch::default() {
-        return Err(builder.error_at(&join_path(path, "match"), "only faults about packets have a `match`"));
+        return Err(builder.error_at(&join_path(path, "match"), "`match` requires a packet fault"));
     }
     if let Some(name) = link {
-        let (cable, direction) =
+        let (link, direction) =
             builder.network.link_direction(name, builder.source, &join_path(path, "link"))?;
-        return timed_fault(builder, fault, path, link_fault(builder, &fault.action, cable, direction, &at)?);
+        return timed_fault(builder, fault, path, link_fault(builder, &fault.action, link, direction, &at)?);
     }
     if let Some(name) = switch {
         let switch = builder.network.switch_named(name, builder.source, &join_path(path, "switch"))?;
         let change = match &fault.action {
-            Spoken::SetBuffer(size) => SwitchChange::Buffer(size.0),
-            Spoken::SetEcn(ecn) => SwitchChange::Marking(ecn_marking(ecn, builder.source, &at)?),
-            Spoken::SetPfc(pfc) => SwitchChange::FlowControl(pfc_settings(pfc, builder.source, &at)?),
-            _ => return misplaced(builder, "something else than switches"),
+            FaultAction::SetBuffer(size) => SwitchChange::Buffer(size.0),
+            FaultAction::SetEcn(ecn) => SwitchChange::Marking(ecn_marking(ecn, builder.source, &at)?),
+            FaultAction::SetPfc(pfc) => SwitchChange::FlowControl(pfc_settings(pfc, builder.source, &at)?),
+            _ => return misplaced(builder, "other targets than switches"),
         };
         let what = FabricChange::Switch { switch, change };
         return timed_fault(builder, fault, path, permanent(what));
@@ -131,9 +132,9 @@ fn fault_kind(
     if let Some(name) = qp {
         let qp = builder.qp(name, &join_path(path, "qp"))?;
         let change = match fault.action {
-            Spoken::SetStatus(status) => CompletionChange::Status(status),
-            Spoken::DelayCompletion(time) => CompletionChange::Delay(time.0),
-            _ => return misplaced(builder, "something else than completions"),
+            FaultAction::SetStatus(status) => CompletionChange::Status(status),
+            FaultAction::DelayCompletion(time) => CompletionChange::Delay(time.0),
+            _ => return misplaced(builder, "other targets than completions"),
         };
         return Ok(FaultKind::Completions { qp, repeat: call_repeat(builder, fault, path)?, change });
     }
@@ -142,30 +143,32 @@ fn fault_kind(
     };
     let host = builder.network.host(name, builder.source, &join_path(path, "host"))?;
     if let Some(call) = call {
-        let Spoken::Fail(errno) = fault.action else {
-            return misplaced(builder, "something else than calls");
+        let FaultAction::Fail(errno) = fault.action else {
+            return misplaced(builder, "other targets than verbs");
         };
         return Ok(FaultKind::Verbs { host, verb: *call, repeat: call_repeat(builder, fault, path)?, errno });
     }
     let what = match &fault.action {
-        Spoken::Stall(time) => TimedFault::Stall { host, for_ns: time.0 },
-        Spoken::WithholdReceives(time) => TimedFault::WithholdReceives { host, for_ns: time.0 },
-        Spoken::DelayReceives(time) => TimedFault::DelayReceives { host, delay_ns: time.0 },
-        Spoken::Kill => TimedFault::KillProgram { host },
-        Spoken::RaiseEvent(event) => permanent(FabricChange::AsyncEvent { host, event: (*event).into() }),
-        Spoken::PauseStorm(storm) => {
+        FaultAction::Stall(time) => TimedFault::Stall { host, for_ns: time.0 },
+        FaultAction::WithholdReceives(time) => TimedFault::WithholdReceives { host, for_ns: time.0 },
+        FaultAction::DelayReceives(time) => TimedFault::DelayReceives { host, delay_ns: time.0 },
+        FaultAction::Kill => TimedFault::KillProgram { host },
+        FaultAction::RaiseEvent(event) => {
+            permanent(FabricChange::AsyncEvent { host, event: (*event).into() })
+        }
+        FaultAction::PauseStorm(storm) => {
             if storm.priority > 7 {
                 return Err(builder.error_at(&at, "priorities are 0 to 7"));
             }
             let what = FabricChange::PauseStorm { host, priority: storm.priority };
             TimedFault::Fabric { change: what, for_ns: storm.duration.map(|time| time.0) }
         }
-        Spoken::Fail(_) => {
+        FaultAction::Fail(_) => {
             return Err(builder
-                .error_at(path, "which verb fails?")
-                .help("say verb = \"post-send\" or \"post-receive\""));
+                .error_at(path, "missing `verb`")
+                .help("add verb = \"post-send\" or \"post-receive\""));
         }
-        _ => return misplaced(builder, "something else than hosts"),
+        _ => return misplaced(builder, "other targets than hosts"),
     };
     timed_fault(builder, fault, path, what)
 }
@@ -175,18 +178,18 @@ const ACTION_TARGETS: &str = "drop, duplicate, reorder, delay, corrupt, mark-ce,
                               kill, withhold-receives, delay-receives, raise-event and pause-storm need `host`; set-status \
                               and delay-completion need `qp`; fail needs `host` and `verb`";
 
-fn is_packet_action(action: &Spoken) -> bool {
+fn is_packet_action(action: &FaultAction) -> bool {
     matches!(
         action,
-        Spoken::Count
-            | Spoken::Drop
-            | Spoken::Duplicate(_)
-            | Spoken::Reorder(_)
-            | Spoken::Delay(_)
-            | Spoken::Corrupt(_)
-            | Spoken::MarkCe
-            | Spoken::Rewrite(_)
-            | Spoken::LinkDown(_)
+        FaultAction::Count
+            | FaultAction::Drop
+            | FaultAction::Duplicate(_)
+            | FaultAction::Reorder(_)
+            | FaultAction::Delay(_)
+            | FaultAction::Corrupt(_)
+            | FaultAction::MarkCe
+            | FaultAction::Rewrite(_)
+            | FaultAction::LinkDown(_)
     )
 }
 
@@ -197,8 +200,10 @@ fn timed_fault(
     what: TimedFault,
 ) -> Result<FaultKind, Diagnostic> {
     if builder.file.duration.is_some_and(|ends| fault.at >= ends) {
-        return Err(builder
-            .error_at(&join_path(path, "at"), "this can never happen: it comes after the end of the run"));
+        return Err(builder.error_at(
+            &join_path(path, "at"),
+            "this fault can never fire: it comes after the end of the run",
+        ));
     }
     let repeats = fault.times.is_some()
         || fault.every.is_some()
@@ -208,27 +213,27 @@ fn timed_fault(
         || fault.skip > 0;
     if repeats {
         return Err(builder
-            .error_at(path, "this happens once, at its time")
-            .help("leave out times, every, pattern, probability, burst and skip"));
+            .error_at(path, "this fault fires once, at its time")
+            .help("remove times, every, pattern, probability, burst and skip"));
     }
     Ok(FaultKind::Timed { at_ns: fault.at.0, fault: what })
 }
 
-/// What stays as it is from its time on.
+/// A change that is not reverted.
 const fn permanent(what: FabricChange) -> TimedFault {
     TimedFault::Fabric { change: what, for_ns: None }
 }
 
 fn link_fault(
     builder: &PlanBuilder<'_>,
-    action: &Spoken,
-    cable: usize,
+    action: &FaultAction,
+    link: usize,
     direction: Option<Direction>,
     path: &str,
 ) -> Result<TimedFault, Diagnostic> {
     Ok(match action {
-        Spoken::LinkDown(down) => {
-            // A cable that is named the other way round has its directions the other way round, too.
+        FaultAction::LinkDown(down) => {
+            // Reversing the ends of the link reverses its directions.
             let ways = match (down.direction, direction) {
                 (LinkDirections::Both, None) => [true, true],
                 (LinkDirections::Both, Some(direction)) => {
@@ -239,31 +244,33 @@ fn link_fault(
             };
             let for_ns = down.duration.map(|time| time.0);
             TimedFault::Fabric {
-                change: FabricChange::LinkState { link: cable, directions: ways, state: LinkState::Down },
+                change: FabricChange::LinkState { link, directions: ways, state: LinkState::Down },
                 for_ns,
             }
         }
-        Spoken::Flap(flap) => {
+        FaultAction::Flap(flap) => {
             if flap.times == 0 {
-                return Err(builder.error_at(path, "this can never happen: times is 0"));
+                return Err(builder.error_at(path, "this fault can never fire: times is 0"));
             }
             if flap.times > limits::MAX_FLAPS {
-                let message = format!("times is {}, at most {} is possible", flap.times, limits::MAX_FLAPS);
+                let message = format!("times is {}, the maximum is {}", flap.times, limits::MAX_FLAPS);
                 return Err(builder.error_at(path, message));
             }
-            TimedFault::Flap(Flap { link: cable, down_ns: flap.down.0, up_ns: flap.up.0, times: flap.times })
+            TimedFault::Flap(Flap { link, down_ns: flap.down.0, up_ns: flap.up.0, times: flap.times })
         }
-        Spoken::SetRate(rate) if rate.0 > 0 => {
-            permanent(FabricChange::LinkRate { link: cable, rate: rate.0 })
+        FaultAction::SetRate(rate) if rate.0 > 0 => {
+            permanent(FabricChange::LinkRate { link, rate: rate.0 })
         }
-        Spoken::SetRate(_) => {
-            return Err(builder.error_at(path, "a cable with rate 0 carries nothing").help("use link-down"));
+        FaultAction::SetRate(_) => {
+            return Err(builder
+                .error_at(path, "a link with rate 0 carries no packets")
+                .help("use link-down"));
         }
-        Spoken::SetMtu(0) => {
-            return Err(builder.error_at(path, "a cable with MTU 0 carries nothing").help("use link-down"));
+        FaultAction::SetMtu(0) => {
+            return Err(builder.error_at(path, "a link with MTU 0 carries no packets").help("use link-down"));
         }
-        Spoken::SetMtu(mtu) => permanent(FabricChange::LinkMtu { link: cable, mtu: *mtu }),
-        _ => return Err(builder.error_at(path, "this action is not about links").help(ACTION_TARGETS)),
+        FaultAction::SetMtu(mtu) => permanent(FabricChange::LinkMtu { link, mtu: *mtu }),
+        _ => return Err(builder.error_at(path, "this action does not apply to links").help(ACTION_TARGETS)),
     })
 }
 
@@ -277,14 +284,14 @@ fn packet_fault(
     let selector = selector(builder, &fault.packet_match, way, &join_path(path, "match"))?;
     let action = packet_action(builder, &fault.action, &selector, &join_path(path, "action"))?;
     let repeat = repeat(builder, fault, path)?;
-    let cables = match way {
-        Some((cable, _)) => vec![cable],
+    let links = match way {
+        Some((link, _)) => vec![link],
         None => (0..builder.network.links.len()).collect(),
     };
-    Ok(FaultKind::Packets { links: cables, rule: Rule { id, selector, repeat, action } })
+    Ok(FaultKind::Packets { links: links, rule: Rule { id, selector, repeat, action } })
 }
 
-/// What `on` says; nothing if it is left out and there is one cable, or real programs decide.
+/// The link and direction of `on`; none for all links of external programs.
 pub(super) fn link_selector(
     builder: &PlanBuilder<'_>,
     on: Option<&str>,
@@ -294,28 +301,28 @@ pub(super) fn link_selector(
         Some(text) => builder.network.link_direction(text, builder.source, &join_path(path, "on")).map(Some),
         None if builder.network.links.len() == 1 => Ok(Some((0, None))),
         None if builder.has_external_programs => Ok(None),
-        None => Err(builder.error_at(path, "on which cable?").help("say on = \"alice -> bob\"")),
+        None => Err(builder.error_at(path, "missing `on`").help("add on = \"alice -> bob\"")),
     }
 }
 
 fn packet_action(
     builder: &PlanBuilder<'_>,
-    spoken: &Spoken,
+    requested: &FaultAction,
     selector: &Selector,
     path: &str,
 ) -> Result<Action, Diagnostic> {
-    Ok(match spoken {
-        Spoken::Count => Action::Count,
-        Spoken::Drop => Action::Drop,
-        Spoken::Duplicate(0) => return Err(builder.error_at(path, "duplicate = 0 does nothing")),
-        Spoken::Duplicate(copies) if *copies > limits::MAX_COPIES => {
-            let message = format!("{copies} copies of a packet, at most {} are possible", limits::MAX_COPIES);
+    Ok(match requested {
+        FaultAction::Count => Action::Count,
+        FaultAction::Drop => Action::Drop,
+        FaultAction::Duplicate(0) => return Err(builder.error_at(path, "duplicate = 0 has no effect")),
+        FaultAction::Duplicate(copies) if *copies > limits::MAX_COPIES => {
+            let message = format!("{copies} copies of a packet, the maximum is {}", limits::MAX_COPIES);
             return Err(builder.error_at(path, message));
         }
-        Spoken::Duplicate(copies) => Action::Duplicate { copies: *copies },
-        Spoken::Reorder(reorder) => Action::Reorder { by: reorder.by, within_ns: reorder.within.0 },
-        Spoken::Delay(time) => Action::Delay { ns: time.0 },
-        Spoken::Corrupt(corruption) => {
+        FaultAction::Duplicate(copies) => Action::Duplicate { copies: *copies },
+        FaultAction::Reorder(reorder) => Action::Reorder { by: reorder.by, within_ns: reorder.within.0 },
+        FaultAction::Delay(time) => Action::Delay { ns: time.0 },
+        FaultAction::Corrupt(corruption) => {
             let place = match (corruption.bit, corruption.payload_bit) {
                 (None, None) => BitPosition::Random,
                 (Some(bit), None) => BitPosition::Bit(bit),
@@ -329,26 +336,22 @@ fn packet_action(
                 icrc: if corruption.fix_icrc { IcrcPolicy::Recomputed } else { IcrcPolicy::Stale },
             }
         }
-        Spoken::MarkCe => Action::MarkCe,
-        Spoken::Rewrite(rewrite) => {
+        FaultAction::MarkCe => Action::MarkCe,
+        FaultAction::Rewrite(rewrite) => {
             let field = rewrite.field;
             let value = match (rewrite.value, rewrite.add) {
                 (Some(to), None) => FieldValue::Set(to),
                 (None, Some(plus)) => FieldValue::Add(plus),
                 _ => {
-                    return Err(
-                        builder.error_at(path, "give the new value with `to`, or the difference with `plus`")
-                    );
+                    return Err(builder.error_at(path, "give either `value` or `add`"));
                 }
             };
             if let FieldValue::Set(to) = value
                 && field.width() < 64
                 && to >> field.width() != 0
             {
-                return Err(builder.error_at(
-                    path,
-                    format!("{to:#x} has more than the {} bits of the field", field.width()),
-                ));
+                return Err(builder
+                    .error_at(path, format!("{to:#x} exceeds the {} bits of the field", field.width())));
             }
             let possible = |opcode: &Opcode| {
                 field.is_in(*opcode)
@@ -356,12 +359,13 @@ fn packet_action(
                     && (selector.opcodes.is_empty() || selector.opcodes.contains(opcode))
             };
             if !Opcode::all().any(|opcode| possible(&opcode)) {
-                return Err(builder
-                    .error_at(path, "this rule can never fire: no packet that it is about has the field"));
+                return Err(
+                    builder.error_at(path, "this rule can never fire: no matching packet has this field")
+                );
             }
             Action::Rewrite { field, value }
         }
-        Spoken::LinkDown(down) => {
+        FaultAction::LinkDown(down) => {
             let cut = if down.direction == LinkDirections::Both {
                 DownDirections::BothWays
             } else {
@@ -369,15 +373,17 @@ fn packet_action(
             };
             Action::LinkDown { directions: cut, for_ns: down.duration.map_or(u64::MAX / 2, |time| time.0) }
         }
-        _ => return Err(builder.error_at(path, "this action is not about packets").help(ACTION_TARGETS)),
+        _ => {
+            return Err(builder.error_at(path, "this action does not apply to packets").help(ACTION_TARGETS));
+        }
     })
 }
 
-/// Which completions or calls are hit. They are of no flow, so there is no state that bursts could be in.
+/// Which completions or calls a fault hits. They have no flow, and so no burst state.
 fn call_repeat(builder: &PlanBuilder<'_>, fault: &FaultSpec, path: &str) -> Result<Repeat, Diagnostic> {
     for (given, key) in [(fault.burst.is_some(), "burst"), (fault.per_flow, "per-flow")] {
         if given {
-            let message = format!("only faults about packets have `{key}`");
+            let message = format!("`{key}` requires a packet fault");
             return Err(builder
                 .error_at(&join_path(path, key), message)
                 .help("use every, pattern or probability"));
@@ -418,7 +424,7 @@ fn repeat(builder: &PlanBuilder<'_>, fault: &FaultSpec, path: &str) -> Result<Re
     }
     if let Some(burst) = fault.burst {
         if burst.good.0 == 0 && (burst.enter.0 == 0 || burst.bad.0 == 0) {
-            return Err(never("burst", "nothing is hit in either state"));
+            return Err(never("burst", "neither state has hits"));
         }
         let (enter, leave) = (burst.enter.0, burst.leave.0);
         choice = Choice::Burst(GilbertElliott {
@@ -432,7 +438,7 @@ fn repeat(builder: &PlanBuilder<'_>, fault: &FaultSpec, path: &str) -> Result<Re
     Ok(Repeat { skip: fault.skip, times: fault.times, choice, scope })
 }
 
-/// The packets that a rule or an expectation is about, on a cable in a direction.
+/// The selector of a rule or an expectation.
 pub(super) fn selector(
     builder: &mut PlanBuilder<'_>,
     matching: &PacketMatch,
@@ -446,7 +452,7 @@ pub(super) fn selector(
         && !opcodes.is_empty()
         && !opcodes.iter().any(|opcode| classes.may_contain(*opcode))
     {
-        let message = "this rule can never fire: no packet of that class has that opcode";
+        let message = "this rule can never fire: no packet of this class has this opcode";
         return Err(builder.error_at(&join_path(path, "opcode"), message));
     }
     let qp = match &matching.qp {
@@ -461,11 +467,11 @@ pub(super) fn selector(
     if let (Some(window), Some(ends)) = (matching.time, builder.file.duration)
         && window.0.first >= ends.0
     {
-        let message = "this rule can never fire: its time comes after the end of the run";
+        let message = "this rule can never fire: its time window starts after the end of the run";
         return Err(builder.error_at(&join_path(path, "time"), message));
     }
     if matching.transmission.is_some_and(|transmission| transmission.0.last == 0) {
-        let message = "this rule can never fire: the first transmission is number 1";
+        let message = "this rule can never fire: transmissions count from 1";
         return Err(builder.error_at(&join_path(path, "transmission"), message));
     }
     builder.check_cm_match(matching, classes, way, path)?;
@@ -506,8 +512,7 @@ fn opcodes(builder: &PlanBuilder<'_>, matching: &PacketMatch, path: &str) -> Res
             let mut names: Vec<&str> = Opcode::all().map(Opcode::name).collect();
             names.sort_unstable();
             names.dedup();
-            let problem =
-                builder.error_at(&join_path(path, "opcode"), format!("there is no opcode {name:?}"));
+            let problem = builder.error_at(&join_path(path, "opcode"), format!("unknown opcode {name:?}"));
             return Err(problem.suggest(&wanted, names));
         }
     }
@@ -515,14 +520,14 @@ fn opcodes(builder: &PlanBuilder<'_>, matching: &PacketMatch, path: &str) -> Res
 }
 
 impl PlanBuilder<'_> {
-    /// Whether what one host sends another passes this way; a switch at an end of the cable may stand for any host.
+    /// Whether packets between two hosts can cross a link in a direction. A switch end can lead to any host.
     pub(super) fn path_crosses(
         &self,
         way: Option<(usize, Option<Direction>)>,
         [from, to]: [usize; 2],
     ) -> bool {
-        let Some((cable, Some(direction))) = way else { return true };
-        let [mut first, mut second] = self.network.links[cable].ends;
+        let Some((link, Some(direction))) = way else { return true };
+        let [mut first, mut second] = self.network.links[link].ends;
         if direction == Direction::Backward {
             (first, second) = (second, first);
         }
@@ -534,7 +539,7 @@ impl PlanBuilder<'_> {
     }
 }
 
-/// Refuses a selector that no packet of the file's traffic can match.
+/// Rejects a selector that no packet of the scenario can match.
 fn check_can_match(
     builder: &PlanBuilder<'_>,
     matching: &PacketMatch,
@@ -549,13 +554,13 @@ fn check_can_match(
     let never = |key: &str, why: String| {
         builder.error_at(&join_path(path, key), format!("this rule can never fire: {why}"))
     };
-    let (requests, answers) = names::request_and_response(classes);
-    if !requests && !answers {
-        // CNPs and management datagrams depend on more than the work requests.
+    let (requests, responses) = names::request_and_response(classes);
+    if !requests && !responses {
+        // CNPs and management datagrams do not follow from work requests.
         return Ok(());
     }
     let everything = classes.unwrap_or(PacketClasses::Data);
-    let all_answers = classes.unwrap_or(PacketClasses::Responses);
+    let all_responses = classes.unwrap_or(PacketClasses::Responses);
     let passes = |from: usize, to: usize| builder.path_crosses(way, [from, to]);
     let mut found = false;
     let (mut packets, mut messages, mut longest) = (Some(0), Some(0), 0);
@@ -565,37 +570,36 @@ fn check_can_match(
         }
         let Some(traffic) = builder.traffic.of(index) else { continue };
         let peer = builder.qps[plan.peer].host;
-        let to_anybody =
+        let to_any_host =
             traffic.to_multicast && (0..builder.network.hosts.len()).any(|host| passes(plan.host, host));
-        let asks = requests && (passes(plan.host, peer) || to_anybody) && traffic.may_send(everything);
-        let answered = answers && passes(peer, plan.host) && traffic.may_be_answered(all_answers);
-        if asks || answered {
+        let sends = requests && (passes(plan.host, peer) || to_any_host) && traffic.may_send(everything);
+        let receives = responses && passes(peer, plan.host) && traffic.may_be_answered(all_responses);
+        if sends || receives {
             found = true;
             packets = packets.zip(traffic.packets).map(|(a, b): (u64, u64)| a.max(b));
             messages = messages.zip(traffic.messages).map(|(a, b): (u64, u64)| a.max(b));
             longest = longest.max(traffic.max_packets);
         }
     }
-    // Without a class, messages of the connection manager are as good as any packet.
+    // A selector without a class also matches CM messages.
     if classes.is_none() && qp.is_none() && builder.may_send_cm_message(&|_| true, way) {
         return Ok(());
     }
     if !found {
-        let who = qp.map_or("no queue pair".to_owned(), |qp| format!("{} never", builder.qps[qp].name));
-        let why = match qp {
-            Some(_) => format!("{who} sends or gets such a packet this way"),
-            None => format!("{who} sends or gets such a packet this way"),
-        };
+        let who = qp.map_or("no queue pair", |qp| &builder.qps[qp].name);
+        let verb = if qp.is_some() { "does not send or receive" } else { "sends or receives" };
+        let why = format!("{who} {verb} such a packet in this direction");
         let key = if matching.class.is_some() { "class" } else { "qp" };
-        return Err(never(key, why)
-            .help("look at the direction of `on`, the class, and which steps and workloads there are"));
+        return Err(
+            never(key, why).help("check the direction of `on`, the class, and the steps and workloads")
+        );
     }
     if let (Some(PsnRange::Relative(span)), Some(packets)) = (matching.psn, packets)
         && span.first >= packets
     {
         return Err(never(
             "psn",
-            format!("the requests take {packets} PSNs, +0 to +{}", packets.saturating_sub(1)),
+            format!("the requests use {packets} PSNs, +0 to +{}", packets.saturating_sub(1)),
         ));
     }
     if let (Some(numbers), Some(messages)) = (matching.message, messages)
@@ -603,7 +607,7 @@ fn check_can_match(
     {
         return Err(never(
             "message",
-            format!("there are {messages} messages, 0 to {}", messages.saturating_sub(1)),
+            format!("the file sends {messages} messages, 0 to {}", messages.saturating_sub(1)),
         ));
     }
     if let Some(numbers) = matching.packet

@@ -1,4 +1,4 @@
-//! What traffic a plan has at most: enough to see that a rule can never fire.
+//! Upper bounds of the traffic of a plan, which show that a rule can never fire.
 
 use super::{FlowKind, FlowPlan, PairPlan, QpPlan, StepAction, StepPlan, WorkOperation};
 use softhca_engine::QpType;
@@ -8,20 +8,20 @@ use std::collections::BTreeMap;
 /// The requests of one queue pair.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct QpTraffic {
-    /// PSNs that its requests take; none if there is no end to them.
+    /// Number of PSNs of its requests; none if unlimited.
     pub packets: Option<u64>,
-    /// Messages.
+    /// Number of messages.
     pub messages: Option<u64>,
-    /// Packets of its longest request, and of its longest answer.
+    /// Number of packets of its longest message.
     pub max_packets: u64,
     pub sends: bool,
     pub writes: bool,
     pub reads: bool,
     pub atomics: bool,
     pub datagrams: bool,
-    /// Some of it goes to multicast groups, and so to every host.
+    /// Some datagrams go to multicast groups, and so to every host.
     pub to_multicast: bool,
-    /// Somebody acknowledges.
+    /// The peer acknowledges requests.
     pub is_reliable: bool,
 }
 
@@ -30,7 +30,7 @@ impl QpTraffic {
         self.packets == Some(0)
     }
 
-    /// Whether requests of these classes may ever leave the queue pair.
+    /// Whether the queue pair can send requests of these classes.
     pub fn may_send(&self, classes: PacketClasses) -> bool {
         let has = |class| classes.contains(class);
         !self.is_empty()
@@ -41,7 +41,7 @@ impl QpTraffic {
                 || self.datagrams && has(PacketClass::Datagram))
     }
 
-    /// Whether answers of these classes may ever come back.
+    /// Whether the queue pair can receive responses of these classes.
     pub fn may_be_answered(&self, classes: PacketClasses) -> bool {
         let has = |class| classes.contains(class);
         if self.is_empty() || !self.is_reliable {
@@ -61,7 +61,7 @@ impl QpTraffic {
 #[derive(Clone, Debug, Default)]
 pub(super) struct TrafficSummary {
     traffic: BTreeMap<usize, QpTraffic>,
-    /// Real programs decide.
+    /// External programs generate the traffic.
     has_external_programs: bool,
 }
 
@@ -123,7 +123,7 @@ impl TrafficSummary {
         }
     }
 
-    /// The traffic of a queue pair; none where real programs decide.
+    /// The traffic of a queue pair; none if external programs generate it.
     pub fn of(&self, qp: usize) -> Option<&QpTraffic> {
         if self.has_external_programs { None } else { self.traffic.get(&qp) }
     }

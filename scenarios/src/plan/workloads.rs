@@ -1,4 +1,4 @@
-//! Workloads: which queue pairs they use or make, and the flows and programs that they are.
+//! Converts workloads to flows and programs, and creates their queue pairs.
 
 use super::builder::PlanBuilder;
 use super::{CommandPlan, FlowKind, FlowPlan, WorkOperation, limits};
@@ -14,25 +14,24 @@ use std::collections::BTreeSet;
 const WORKLOAD_KINDS: &str = "give one of stream, incast, permutation, ping-pong, key-value, command";
 
 impl PlanBuilder<'_> {
-    /// The workloads of the file, in its order.
+    /// Adds the workloads in the order of the file.
     pub(super) fn add_workloads(&mut self) -> Result<(), Diagnostic> {
         let mut names = BTreeSet::new();
         for (index, workload) in self.file.workload.iter().enumerate() {
             let path = format!("workload.{index}");
             let name = workload.name.clone().unwrap_or_else(|| format!("workload {}", index + 1));
             if !names.insert(name.clone()) {
-                return Err(
-                    self.error_at(&join_path(&path, "name"), format!("two workloads are called {name:?}"))
-                );
+                return Err(self
+                    .error_at(&join_path(&path, "name"), format!("another workload has the name {name:?}")));
             }
             self.workloads.push(name);
             match workload.kinds()[..] {
                 [ref flavour] => self.add_workload(index, flavour, &path)?,
-                [] => return Err(self.error_at(&path, "the workload does nothing").help(WORKLOAD_KINDS)),
+                [] => return Err(self.error_at(&path, "the workload has no pattern").help(WORKLOAD_KINDS)),
                 _ => {
                     return Err(self
-                        .error_at(&path, "a workload has one shape")
-                        .help("make two workloads of it"));
+                        .error_at(&path, "a workload has one pattern")
+                        .help("split it into two workloads"));
                 }
             }
         }
@@ -83,7 +82,7 @@ impl PlanBuilder<'_> {
         let to = self.network.host(&incast.to, self.source, &join_path(path, "to"))?;
         let senders = self.resolve_hosts(&incast.from, &join_path(path, "from"))?;
         if senders.is_empty() {
-            return Err(self.error_at(&join_path(path, "from"), "an incast needs one sender at least"));
+            return Err(self.error_at(&join_path(path, "from"), "an incast needs at least one sender"));
         }
         let spec = self.workload_connection(incast.priority, path)?;
         for (index, host) in senders.into_iter().enumerate() {
@@ -113,7 +112,7 @@ impl PlanBuilder<'_> {
         let hosts = self.resolve_hosts(&permutation.hosts, &join_path(path, "hosts"))?;
         let count = hosts.len();
         if count < 2 {
-            return Err(self.error_at(&join_path(path, "hosts"), "a permutation needs two hosts at least"));
+            return Err(self.error_at(&join_path(path, "hosts"), "a permutation needs at least two hosts"));
         }
         let shift = match permutation.shift {
             Some(shift) => shift as usize % count,
@@ -150,9 +149,7 @@ impl PlanBuilder<'_> {
         let qp = self.connected_qp(&ping_pong.between[0], &format!("{path}.between.0"))?;
         let peer = self.connected_qp(&ping_pong.between[1], &format!("{path}.between.1"))?;
         if self.qps[qp].peer != peer {
-            return Err(
-                self.error_at(&join_path(path, "between"), "these two are not connected to each other")
-            );
+            return Err(self.error_at(&join_path(path, "between"), "these queue pairs are not peers"));
         }
         let flow = FlowPlan {
             workload,
@@ -176,10 +173,9 @@ impl PlanBuilder<'_> {
     ) -> Result<(), Diagnostic> {
         let qp = self.connected_qp(&key_value.client, &join_path(path, "client"))?;
         if key_value.keys == 0 || key_value.keys.saturating_mul(key_value.bytes.0) > 1 << 30 {
-            return Err(self.error_at(
-                &join_path(path, "keys"),
-                "there is at least one record, and at most 1 GiB of them",
-            ));
+            return Err(
+                self.error_at(&join_path(path, "keys"), "the records need at least one key and at max 1 GiB")
+            );
         }
         let kind = FlowKind::KeyValue { keys: key_value.keys, read_per_billion: key_value.read_fraction.0 };
         let flow = FlowPlan {
@@ -199,22 +195,22 @@ impl PlanBuilder<'_> {
     fn add_command(&mut self, workload: usize, command: &CommandSpec, path: &str) -> Result<(), Diagnostic> {
         let host = self.network.host(&command.host, self.source, &join_path(path, "host"))?;
         if !self.has_external_programs {
-            let problem = self.error_at(path, "the file connects queue pairs of its own");
-            return Err(problem.help("a file that starts programs leaves queue pairs to them"));
+            let problem = self.error_at(path, "a file with programs cannot connect queue pairs");
+            return Err(problem.help("remove the pairs: the programs create the queue pairs"));
         }
         if command.argv.is_empty() {
-            return Err(self.error_at(&join_path(path, "argv"), "which program?"));
+            return Err(self.error_at(&join_path(path, "argv"), "missing program"));
         }
         if self.file.duration.is_some_and(|ends| command.at >= ends) {
-            return Err(self.error_at(&join_path(path, "at"), "it begins after the end of the run"));
+            return Err(self.error_at(&join_path(path, "at"), "it starts after the end of the run"));
         }
         self.check_addresses(&command.argv, &join_path(path, "argv"))?;
-        let (words, at_ns, exit) = (command.argv.clone(), command.at.0, command.exit_code);
-        self.commands.push(CommandPlan { workload, host, argv: words, at_ns, exit_code: exit });
+        let (argv, at_ns, exit) = (command.argv.clone(), command.at.0, command.exit_code);
+        self.commands.push(CommandPlan { workload, host, argv: argv, at_ns, exit_code: exit });
         Ok(())
     }
 
-    /// The hosts that names and ranges of names stand for.
+    /// Resolves names and ranges of names to hosts.
     fn resolve_hosts(&self, names: &[String], path: &str) -> Result<Vec<usize>, Diagnostic> {
         let mut hosts = Vec::new();
         for (index, name) in names.iter().enumerate() {
@@ -223,9 +219,9 @@ impl PlanBuilder<'_> {
         Ok(hosts)
     }
 
-    /// `${ADDRESS_name}` stands for the address of a host that there is.
-    fn check_addresses(&self, words: &[String], path: &str) -> Result<(), Diagnostic> {
-        for (index, word) in words.iter().enumerate() {
+    /// Checks that `${ADDRESS_name}` names a host.
+    fn check_addresses(&self, argv: &[String], path: &str) -> Result<(), Diagnostic> {
+        for (index, word) in argv.iter().enumerate() {
             for rest in word.split("${ADDRESS_").skip(1) {
                 let path = format!("{path}.{index}");
                 let name = rest.split_once('}').map_or(rest, |(name, _)| name);
@@ -238,7 +234,7 @@ impl PlanBuilder<'_> {
     /// A queue pair that the file connects.
     fn connected_qp(&mut self, name: &str, path: &str) -> Result<usize, Diagnostic> {
         if self.has_external_programs {
-            let problem = self.error_at(path, format!("the file connects no queue pair {name:?}"));
+            let problem = self.error_at(path, format!("the file does not connect queue pair {name:?}"));
             return Err(problem.help("add [[pair]] qps = [\"alice.1\", \"bob.1\"]"));
         }
         self.qp(name, path)
@@ -262,8 +258,10 @@ impl PlanBuilder<'_> {
         for (side, host) in hosts.into_iter().enumerate() {
             let host = &self.network.hosts[host].name;
             let taken = |name: &String| self.qp_by_name.contains_key(name) || names.contains(name);
-            names[side] =
-                (1..).map(|n| format!("{host}.{n}")).find(|name| !taken(name)).expect("numbers do not end");
+            names[side] = (1..)
+                .map(|n| format!("{host}.{n}"))
+                .find(|name| !taken(name))
+                .expect("integers are unlimited");
         }
         self.add_pair(names, hosts, spec, path)
     }
@@ -271,44 +269,42 @@ impl PlanBuilder<'_> {
     fn add_flow(&mut self, flow: FlowPlan, bytes: u64, path: &str) -> Result<(), Diagnostic> {
         let pair = &self.pairs[self.qps[flow.qp].pair];
         if pair.uses_cm {
-            let message = format!("{} is not connected when the run begins", self.qps[flow.qp].name);
-            return Err(self.error_at(path, message).help("give it steps `after` its connect or accept"));
+            let message = format!("{} is not connected at the start of the run", self.qps[flow.qp].name);
+            return Err(self.error_at(path, message).help("use steps `after` its connect or accept"));
         }
-        let most = if pair.kind.is_datagram() {
+        let max = if pair.kind.is_datagram() {
             pair.mtu.bytes().into()
         } else {
             u64::from(DeviceLimits::HCA.max_msg_sz)
         };
-        if bytes > most {
-            return Err(self
-                .error_at(&join_path(path, "bytes"), format!("{bytes} bytes, at most {most} can be sent")));
+        if bytes > max {
+            return Err(
+                self.error_at(&join_path(path, "bytes"), format!("{bytes} bytes, the maximum is {max}"))
+            );
         }
         if let FlowKind::Uniform(job) = flow.kind {
             self.check_operation(flow.qp, job, path)?;
         }
         if flow.depth == 0 || flow.depth > pair.max_send_wr {
             let message = format!(
-                "depth is {}, at least 1 and at most {} (`max-send-wr`) is possible",
+                "depth is {}, the minimum is 1 and the maximum {} (`max-send-wr`)",
                 flow.depth, pair.max_send_wr
             );
             return Err(self.error_at(&join_path(path, "depth"), message));
         }
         let posted: u64 = self.flows.iter().filter_map(|flow| flow.count).sum();
         if flow.count.is_some_and(|count| count > limits::MAX_MESSAGES - posted) {
-            let message = format!(
-                "more than {} messages in all: nobody could wait for their end",
-                limits::MAX_MESSAGES
-            );
+            let message = format!("more than {} messages in total", limits::MAX_MESSAGES);
             return Err(self.error_at(path, message));
         }
         let endless = flow.count.is_none() && flow.until_ns.is_none();
         if endless && self.file.duration.is_none() {
             return Err(self
-                .error_at(path, "this goes on for ever")
-                .help("say `count` or `until` here, or `duration` for the whole run"));
+                .error_at(path, "this workload never ends")
+                .help("add `count` or `until` here, or `duration` for the run"));
         }
         if self.file.duration.is_some_and(|ends| flow.at_ns >= ends.0) {
-            return Err(self.error_at(path, "it begins after the end of the run"));
+            return Err(self.error_at(path, "it starts after the end of the run"));
         }
         self.flows.push(flow);
         Ok(())
