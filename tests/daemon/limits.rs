@@ -48,13 +48,13 @@ fn exhaust<T>(mut make: impl FnMut() -> Result<T, Error>) -> (Vec<T>, Error) {
 
 #[test]
 fn every_resource_is_limited_and_can_be_created_again() {
-    let share = "completion_queues = 3\nshared_receive_queues = 2\nprotection_domains = 4\n\
-                 address_handles = 5\nxrc_domains = 1\n";
+    let share = "max_cq = 3\nmax_srq = 2\nmax_pd = 4\n\
+                 max_ah = 5\nmax_xrcd = 1\n";
     let daemon = TestDaemon::with(&[("TEST_SHARE", share)]);
     let device = daemon.open("alice");
     let limits = device.attributes().limits;
-    let said = [limits.max_cq, limits.max_srq, limits.max_pd, limits.max_ah, limits.max_xrcd];
-    assert_eq!(said, [3, 2, 4, 5, 1]);
+    let attributes = [limits.max_cq, limits.max_srq, limits.max_pd, limits.max_ah, limits.max_xrcd];
+    assert_eq!(attributes, [3, 2, 4, 5, 1]);
     let context = device.open();
     let domain = context.allocate_protection_domain().unwrap();
     let check = |what: &str, count: usize, limit: usize, error: Error| {
@@ -79,7 +79,7 @@ fn every_resource_is_limited_and_can_be_created_again() {
 #[test]
 fn rings_and_mappings_are_limited() {
     // A CQE takes 64 bytes: three rings of 1024 fit.
-    let daemon = TestDaemon::with(&[("TEST_SHARE", "ring_bytes = 250000")]);
+    let daemon = TestDaemon::with(&[("TEST_SHARE", "max_ring_bytes = 250000")]);
     let context = daemon.open("alice").open();
     for _ in 0..2 {
         let (made, error) = exhaust(|| context.create_completion_queue(1024));
