@@ -32,7 +32,7 @@ pub struct Arguments {
     /// Recovery from packet loss: fatal, go-back-n or go-back-0
     #[arg(long, value_name = "MODE", value_parser = parse_recovery)]
     recovery: Option<Recovery>,
-    /// How a host's traffic to itself is carried: socket, or card (faster, not visible to tcpdump)
+    /// How a host's traffic to itself is carried: socket, or internal (faster, not visible to tcpdump)
     #[arg(long, value_name = "METHOD", value_parser = parse_loopback)]
     loopback: Option<Loopback>,
     /// Write every transmitted packet to this pcapng file
@@ -72,7 +72,7 @@ pub fn parse_recovery(text: &str) -> Result<Recovery, String> {
 
 /// Parses the name of a loopback method.
 pub fn parse_loopback(text: &str) -> Result<Loopback, String> {
-    Loopback::from_name(text).ok_or_else(|| "expected socket or card".into())
+    Loopback::from_name(text).ok_or_else(|| "expected socket or internal".into())
 }
 
 /// Runs the command.

@@ -53,8 +53,8 @@ fn every_resource_is_limited_and_can_be_created_again() {
     let daemon = TestDaemon::with(&[("TEST_LIMITS", share)]);
     let device = daemon.open("alice");
     let limits = device.attributes().limits;
-    let said = [limits.max_cq, limits.max_srq, limits.max_pd, limits.max_ah, limits.max_xrcd];
-    assert_eq!(said, [3, 2, 4, 5, 1]);
+    let attributes = [limits.max_cq, limits.max_srq, limits.max_pd, limits.max_ah, limits.max_xrcd];
+    assert_eq!(attributes, [3, 2, 4, 5, 1]);
     let context = device.open();
     let domain = context.allocate_protection_domain().unwrap();
     let check = |what: &str, count: usize, limit: usize, error: Error| {

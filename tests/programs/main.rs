@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         let program = words.split(' ').next().expect("a program");
         let name = format!("within_a_card_{}", words.replace(' ', "_"));
         tests
-            .push(tools::needs_with(program, &name, move || run_pair(&mut Rig::with_card_loopback(), words)));
+            .push(tools::needs_with(program, &name, move || run_pair(&mut Rig::with_internal_loopback(), words)));
     }
     tools::run(tests)
 }
@@ -182,7 +182,7 @@ fn a_killed_peer_is_an_error() {
 }
 
 fn a_killed_peer_on_the_same_device_is_an_error() {
-    check_killed_peer(Rig::with_card_loopback());
+    check_killed_peer(Rig::with_internal_loopback());
 }
 
 fn check_killed_peer(mut rig: Rig) {

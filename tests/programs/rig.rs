@@ -39,7 +39,7 @@ impl Rig {
     }
 
     /// A rig with internal loopback.
-    pub fn with_card_loopback() -> Rig {
+    pub fn with_internal_loopback() -> Rig {
         let mut rig = Rig::new();
         rig.options.extend(["--loopback", "internal"]);
         rig

@@ -37,7 +37,7 @@ struct DaemonOptions {
     /// Recovery from packet loss: fatal, go-back-n or go-back-0
     #[arg(long, value_name = "MODE", value_parser = crate::daemon::parse_recovery)]
     recovery: Option<softhca::Recovery>,
-    /// How a host's traffic to itself is carried: socket, or card (faster, not visible to tcpdump)
+    /// How a host's traffic to itself is carried: socket, or internal (faster, not visible to tcpdump)
     #[arg(long, value_name = "METHOD", value_parser = crate::daemon::parse_loopback)]
     loopback: Option<softhca::Loopback>,
     /// Name of the daemon, if you run several
