@@ -233,12 +233,12 @@ impl Evaluator<'_> {
             Check::Latency { of, percentile, bound } => self.latency(of, *percentile, bound),
             Check::Finish { of, bound } => self.finish(of.as_ref(), bound),
             Check::Switch { switch, spec } => self.switch(*switch, spec),
-            Check::PauseFrames { cable, direction, times } => {
-                let at = match self.plan.links[*cable].ends[*direction as usize] {
+            Check::PauseFrames { link, direction, times } => {
+                let at = match self.plan.links[*link].ends[*direction as usize] {
                     Node::Host(host) => fabric::Node::Host(HostId(host as u32)),
                     Node::Switch(switch) => fabric::Node::Switch(SwitchId(switch as u32)),
                 };
-                let found = evidence.record.pauses.get(&(LinkId(*cable as u32), at)).copied().unwrap_or(0);
+                let found = evidence.record.pauses.get(&(LinkId(*link as u32), at)).copied().unwrap_or(0);
                 CheckResult::new(times.contains(found), format!("{found} of them"))
                     .at(self.default_location())
             }

@@ -139,7 +139,7 @@ pub enum Check {
     /// PFC pause frames.
     PauseFrames {
         /// Link.
-        cable: usize,
+        link: usize,
         /// Direction.
         direction: Direction,
         /// Expected count.

@@ -258,9 +258,7 @@ fn link_fault(
             }
             TimedFault::Flap(Flap { link, down_ns: flap.down.0, up_ns: flap.up.0, times: flap.times })
         }
-        FaultAction::SetRate(rate) if rate.0 > 0 => {
-            permanent(FabricChange::LinkRate { link, rate: rate.0 })
-        }
+        FaultAction::SetRate(rate) if rate.0 > 0 => permanent(FabricChange::LinkRate { link, rate: rate.0 }),
         FaultAction::SetRate(_) => {
             return Err(builder
                 .error_at(path, "a link with rate 0 carries no packets")

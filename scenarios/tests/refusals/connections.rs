@@ -22,16 +22,16 @@ fn refused(rest: &str, words: &[&str]) {
 #[test]
 fn steps_that_no_connection_manager_would_do_are_refused() {
     let step = |qp: &str, what: &str| format!("[[step]]\nqp = \"{qp}\"\n{what}\n");
-    refused(&step("alice.2", "listen = { port = 7471 }"), &["both sides of the pair", "one side listens"]);
+    refused(&step("alice.2", "listen = { port = 7471 }"), &["both sides of the pair", "one side must listen"]);
     refused(&step("bob.2", "connect = { port = 7471 }"), &["listens or connects in an earlier step"]);
-    refused(&step("alice.2", "accept = {}"), &["no request comes to alice.2", "listen"]);
+    refused(&step("alice.2", "accept = {}"), &["alice.2 receives no request", "listen"]);
     refused(&step("alice.2", "connect = { port = 0 }"), &["port 0"]);
     let long = "x".repeat(57);
     refused(
         &step("alice.2", &format!("connect = {{ port = 7471, private-data = \"{long}\" }}")),
         &["57 bytes of private data, at most 56"],
     );
-    refused(&step("bob.2", "repeat = 2\ndisconnect = true"), &["connected once"]);
+    refused(&step("bob.2", "repeat = 2\ndisconnect = true"), &["connects only once"]);
     refused(
         &step("alice.2", "conect = { port = 7471 }"),
         &["unknown field `conect`", "did you mean `connect`"],
@@ -40,22 +40,22 @@ fn steps_that_no_connection_manager_would_do_are_refused() {
         &format!(
             "{CONNECT}[[workload]]\nstream = {{ qp = \"alice.2\", op = \"send\", bytes = 1, count = 1 }}\n"
         ),
-        &["not connected when the run begins"],
+        &["not connected at the start of the run"],
     );
-    refused("[device]\ncm = { max-retries = 16 }\n", &["max-retries is 16, at most 15"]);
+    refused("[device]\ncm = { max-retries = 16 }\n", &["max-retries is 16, the maximum is 15"]);
 }
 
 #[test]
 fn pairs_that_no_step_connects_have_no_connection_manager() {
     let plain = crate::refused;
-    plain("[[step]]\nqp = \"alice.1\"\ndisconnect = true\n", &["connected before the run begins"]);
+    plain("[[step]]\nqp = \"alice.1\"\ndisconnect = true\n", &["connected before the run starts"]);
     plain(
         "[[expect]]\nconnection = { qp = \"alice.1\", event = \"established\" }\n",
-        &["nothing is heard of its connection"],
+        &["has no connection events"],
     );
     plain(
         "[[fault]]\non = \"alice -> bob\"\nmatch = { cm = \"req\" }\naction = \"drop\"\n",
-        &["this rule can never fire: no connection that a step makes"],
+        &["this rule can never fire: no step causes this message"],
     );
 }
 
@@ -64,7 +64,7 @@ fn messages_that_nobody_sends_this_way_are_refused() {
     let fault = |on: &str, matching: &str| {
         format!("{CONNECT}[[fault]]\non = \"{on}\"\nmatch = {{ {matching} }}\naction = \"drop\"\n")
     };
-    let never = "this rule can never fire: no connection that a step makes has such a message this way";
+    let never = "this rule can never fire: no step causes this message in this direction";
     refused(&fault("bob -> alice", "cm = \"req\""), &[never]);
     refused(&fault("alice -> bob", "cm = \"rep\""), &[never]);
     refused(&fault("alice -> bob", "cm = \"sidr-req\""), &[never, "transport"]);

@@ -26,13 +26,13 @@ const PERMUTATION: &str = "permutation = { hosts = [\"h[1..4]\"], bytes = 1, cou
 fn queues_are_as_long_as_those_of_a_card() {
     let pair =
         |more: &str| format!("[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\n{more}\n[[expect]]\nfinish = {{}}\n");
-    refused(&pair("max-send-wr = 4294967295"), &["max-send-wr is 4294967295, at most 16384 is possible"]);
+    refused(&pair("max-send-wr = 4294967295"), &["max-send-wr is 4294967295, the maximum is 16384"]);
     refused(
         &pair("posted-receives = 4294967295"),
-        &["posted-receives is 4294967295, at most 16384 is possible"],
+        &["posted-receives is 4294967295, the maximum is 16384"],
     );
-    refused(&pair("cqe = 4294967295"), &["cqe is 4294967295, at most 131072"]);
-    refused(&pair("receive-bytes = \"5GiB\""), &["receive-bytes is 5368709120, at most 4294967295"]);
+    refused(&pair("cqe = 4294967295"), &["cqe is 4294967295, the maximum is 131072"]);
+    refused(&pair("receive-bytes = \"5GiB\""), &["receive-bytes is 5368709120, the maximum is 4294967295"]);
     assert!(read(&pair("max-send-wr = 16384\nposted-receives = 16384")).is_ok());
 }
 
@@ -48,7 +48,7 @@ fn memory_is_of_sensible_size() {
     ] {
         refused(
             &step(&what),
-            &["8 bytes from 9223372036854775807 on: the memory has at most 4294967296 bytes"],
+            &["8 bytes at offset 9223372036854775807 exceed the maximum area size of 4294967296 bytes"],
         );
     }
 }
@@ -57,10 +57,10 @@ fn memory_is_of_sensible_size() {
 fn times_are_of_a_day_at_most() {
     refused(
         "[[step]]\nqp = \"alice.1\"\nat = \"1441min\"\nwrite = { bytes = 8 }\n",
-        &["lasts a day at most"],
+        &["lasts at most one day"],
     );
     let flap = "[[fault]]\nlink = \"alice - bob\"\naction = { flap = { down = \"1us\", up = \"1us\", times = 4294967295 } }\n";
-    refused(flap, &["times is 4294967295, at most 10000 is possible"]);
+    refused(flap, &["times is 4294967295, the maximum is 10000"]);
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn copies_and_messages_are_counted_before_they_are_made() {
     );
     refused(
         "[[workload]]\nstream = { qp = \"alice.1\", op = \"write\", bytes = 1, count = 9223372036854775807 }\n",
-        &["more than 4194304 messages in all"],
+        &["more than 4194304 messages in total"],
     );
 }
 
@@ -96,7 +96,7 @@ fn priorities_are_those_of_a_packet() {
 fn what_carries_nothing_is_refused() {
     refused(
         "[[fault]]\nlink = \"alice - bob\"\naction = { set-mtu = 0 }\n",
-        &["a cable with MTU 0 carries nothing", "use link-down"],
+        &["a link with MTU 0 carries no packets", "use link-down"],
     );
 }
 
@@ -111,11 +111,11 @@ fn addresses_are_of_one_host() {
 
 #[test]
 fn lists_that_say_nothing_or_too_much_are_refused() {
-    refused("[[expect]]\norder = []\n", &["an order of nothing always holds"]);
-    refused("[[expect]]\nfairness = { of = [] }\n", &["fairness is among some"]);
+    refused("[[expect]]\norder = []\n", &["an order needs at least one item"]);
+    refused("[[expect]]\nfairness = { of = [] }\n", &["fairness needs at least one queue pair"]);
     refused("[[expect]]\nfairness = { of = [\"alice.1\"], at-least = nan }\n", &["between 0 and 1"]);
     let incast = "incast = { from = [], to = \"h1\", bytes = 1, count = 1 }";
-    star_refused("star = {}", incast, "an incast needs one sender at least");
+    star_refused("star = {}", incast, "an incast needs at least one sender");
     let three = "[[pair]]\nqps = [\"alice.2\", \"bob.2\", \"bob.3\"]\n";
     refused(three, &["invalid length 3, expected an array of length 2"]);
     refused("[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\nsq-psn = [1, 2, 3]\n", &["invalid length 3"]);

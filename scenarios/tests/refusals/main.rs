@@ -47,7 +47,7 @@ fn fault(matching: &str, more: &str) -> String {
 #[test]
 fn a_problem_has_file_line_column_and_advice() {
     let message = refusal("[[fault]]\non = \"alice -> bobb\"\naction = \"drop\"\n");
-    let expected = "s.toml:15:6: there is no host or switch \"bobb\"\n 15 | on = \"alice -> bobb\"\n    |      ^\n   \
+    let expected = "s.toml:15:6: unknown host or switch \"bobb\"\n 15 | on = \"alice -> bobb\"\n    |      ^\n   \
                     help: did you mean `bob`?";
     assert_eq!(message, expected);
 }
@@ -71,13 +71,13 @@ fn groups_are_of_datagram_queue_pairs_and_multicast_addresses() {
         "[[step]]\nqp = \"alice.1\"\nattach-mcast = \"239.1.2.3\"\n",
         &["s.toml:16:16", "only UD", "transport = \"ud\""],
     );
-    refused(&step("attach-mcast = \"10.0.0.1\""), &["10.0.0.1 is no multicast address", "239.255.255.255"]);
-    refused(&step("attach-mcast = \"ff02::1\""), &["alice has the address 10.0.0.1", "other family"]);
-    refused(&step("detach-mcast = \"239.1.2.3\""), &["alice.2 is no member of 239.1.2.3", "attach-mcast = "]);
-    refused(&step("send = { bytes = 10, group = \"10.0.0.1\" }"), &["no multicast address"]);
+    refused(&step("attach-mcast = \"10.0.0.1\""), &["10.0.0.1 is not a multicast address", "239.255.255.255"]);
+    refused(&step("attach-mcast = \"ff02::1\""), &["alice has the address 10.0.0.1", "other address family"]);
+    refused(&step("detach-mcast = \"239.1.2.3\""), &["alice.2 is not attached to 239.1.2.3", "attach-mcast = "]);
+    refused(&step("send = { bytes = 10, group = \"10.0.0.1\" }"), &["not a multicast address"]);
     refused(
         &step("send = { bytes = 10, group = \"239.1.2.3\", to = \"bob.2\" }"),
-        &["a queue pair or to a group"],
+        &["either `to` or `group`"],
     );
     let other = "[[step]]\nqp = \"alice.1\"\nsend = { bytes = 10, group = \"239.1.2.3\" }\n";
     refused(other, &["only UD"]);
@@ -91,7 +91,7 @@ fn names_that_do_not_exist_are_refused() {
     );
     refused(
         "[[fault]]\nlink = \"alice - carol\"\naction = { link-down = {} }\n",
-        &["no host or switch \"carol\""],
+        &["unknown host or switch \"carol\""],
     );
     refused(
         "[[expect]]\ncounter = { host = \"bob\", name = \"sent_pkt\", is = 1 }\n",
@@ -113,7 +113,7 @@ fn unknown_fields_and_words_are_refused_with_the_nearest() {
         &["unknown variant `dropp`", "did you mean `drop`"],
     );
     refused(&fault("clas = \"data\"", ""), &["did you mean `class`"]);
-    refused(&fault("opcode = \"WRITE_FRIST\"", ""), &["no opcode", "did you mean `WRITE_FIRST`"]);
+    refused(&fault("opcode = \"WRITE_FRIST\"", ""), &["unknown opcode", "did you mean `WRITE_FIRST`"]);
     refused("[[step]]\nqp = \"alice.1\"\nat = \"5\"\nwrite = { bytes = 1 }\n", &["a unit is missing"]);
 }
 
@@ -138,7 +138,7 @@ fn rules_that_can_never_fire_are_refused() {
     refused(&fault("", "probability = 0\n"), &[never]);
     refused(
         "[[fault]]\nlink = \"alice - bob\"\nat = \"1ms\"\naction = { link-down = {} }\n",
-        &["never happen"],
+        &["never fire"],
     );
     let rewrite = "[[fault]]\non = \"alice -> bob\"\nmatch = { opcode = \"WRITE_MIDDLE\" }\naction = { rewrite = { field = \"rkey\", value = 1 } }\n";
     refused(rewrite, &[never, "has the field"]);
@@ -160,9 +160,9 @@ fn what_is_possible_is_accepted() {
 
 #[test]
 fn an_action_goes_with_its_target() {
-    refused("[[fault]]\nhost = \"bob\"\naction = \"drop\"\n", &["about packets"]);
-    refused("[[fault]]\nlink = \"alice - bob\"\naction = { stall = \"1us\" }\n", &["not about links"]);
-    refused("[[fault]]\nhost = \"bob\"\naction = { fail = \"EIO\" }\n", &["which verb fails"]);
+    refused("[[fault]]\nhost = \"bob\"\naction = \"drop\"\n", &["applies to packets"]);
+    refused("[[fault]]\nlink = \"alice - bob\"\naction = { stall = \"1us\" }\n", &["does not apply to links"]);
+    refused("[[fault]]\nhost = \"bob\"\naction = { fail = \"EIO\" }\n", &["missing `verb`"]);
     refused("[[fault]]\naction = \"kill\"\n", &["no target"]);
 }
 
@@ -171,11 +171,11 @@ fn bursts_are_of_packets() {
     let burst = "burst = { enter = 0.1, leave = 0.5 }\n";
     refused(
         &format!("[[fault]]\nqp = \"alice.1\"\naction = {{ delay-completion = \"1us\" }}\n{burst}"),
-        &["s.toml:17:1", "only faults about packets have `burst`"],
+        &["s.toml:17:1", "`burst` requires a packet fault"],
     );
     refused(
         &format!("[[fault]]\nhost = \"bob\"\nverb = \"post-send\"\naction = {{ fail = \"EIO\" }}\n{burst}"),
-        &["only faults about packets have `burst`"],
+        &["`burst` requires a packet fault"],
     );
     read(&fault("", &format!("optional = true\n{burst}"))).unwrap_or_else(|problem| panic!("{problem}"));
 }
@@ -184,10 +184,10 @@ fn bursts_are_of_packets() {
 fn what_cannot_be_carried_out_is_refused_and_not_ignored() {
     refused(
         "[[workload]]\ncommand = { host = \"bob\", argv = [\"true\"] }\n",
-        &["connects queue pairs of its own", "leaves queue pairs to them"],
+        &["cannot connect queue pairs", "the programs create the queue pairs"],
     );
     refused("[connection]\nrate-limit = \"1gbit\"\n", &["unknown field `rate-limit`"]);
-    refused("[device]\nreceive-buffer = \"1MB\"\n", &["s.toml:15:1", "never fills a buffer", "receive-rate"]);
+    refused("[device]\nreceive-buffer = \"1MB\"\n", &["s.toml:15:1", "never fills its buffer", "receive-rate"]);
     refused(
         "[device]\npayload = \"elided\"\n[[expect]]\nmemory = { qp = \"bob.1\", bytes = 4, holds = \"zeroes\" }\n",
         &["packets without payload"],
@@ -197,24 +197,24 @@ fn what_cannot_be_carried_out_is_refused_and_not_ignored() {
 #[test]
 fn switches_and_congestion_control_are_checked() {
     let switch = |spec: &str| format!("[switches]\ntor = {{ {spec} }}\n");
-    refused(&switch("pfc = { xoff = \"10KB\", xon = \"20KB\" }"), &["xon, 20000 bytes, is above xoff"]);
+    refused(&switch("pfc = { xoff = \"10KB\", xon = \"20KB\" }"), &["xon (20000 bytes) exceeds xoff"]);
     refused(&switch("pfc = { priorities = [8] }"), &["priorities are 0 to 7"]);
-    refused(&switch("ecn = { kmin = \"2KB\", kmax = \"1KB\", pmax = 1 }"), &["kmin is above kmax"]);
+    refused(&switch("ecn = { kmin = \"2KB\", kmax = \"1KB\", pmax = 1 }"), &["kmin exceeds kmax"]);
     refused(&switch("pfc = { xof = \"10KB\" }"), &["did you mean `xoff`"]);
     refused("[device]\ncongestion-control = { algorithm = \"dcqcn\", gain = 0 }\n", &["`gain` cannot be 0"]);
     let change =
         "[[fault]]\nswitch = \"tor\"\naction = { set-ecn = { kmin = \"2KB\", kmax = \"1KB\", pmax = 1 } }\n";
-    refused(&format!("{}{change}", switch("")), &["kmin is above kmax"]);
+    refused(&format!("{}{change}", switch("")), &["kmin exceeds kmax"]);
 }
 
 #[test]
 fn connections_are_checked() {
-    refused("[[pair]]\nqps = [\"alice.1\", \"bob.2\"]\n", &["alice.1 is in a pair already"]);
-    refused("[[pair]]\nqps = [\"alice.2\", \"bob\"]\n", &["no name of a queue pair", "alice.1"]);
-    refused("[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\nmtu = 1500\n", &["1500 is no path MTU"]);
+    refused("[[pair]]\nqps = [\"alice.1\", \"bob.2\"]\n", &["alice.1 is already in a pair"]);
+    refused("[[pair]]\nqps = [\"alice.2\", \"bob\"]\n", &["not the name of a queue pair", "alice.1"]);
+    refused("[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\nmtu = 1500\n", &["1500 is not a path MTU"]);
     refused(
         "[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\ntransport = \"ud\"\n[[step]]\nqp = \"alice.2\"\nwrite = { bytes = 1 }\n",
-        &["UD has no such operation"],
+        &["UD does not support this operation"],
     );
     refused(
         "[[workload]]\nstream = { qp = \"alice.1\", op = \"write\", bytes = 1, depth = 999 }\n",
@@ -224,7 +224,7 @@ fn connections_are_checked() {
         "[[step]]\nqp = \"alice.1\"\nat = \"2ms\"\nwrite = { bytes = 1 }\n",
         &["after the end of the run"],
     );
-    refused("[[step]]\nqp = \"alice.1\"\n", &["does nothing"]);
+    refused("[[step]]\nqp = \"alice.1\"\n", &["has no action"]);
 }
 
 #[test]
