@@ -1,179 +1,66 @@
-//! Two datagram queue pairs that throw a message back and forth, as `ibv_ud_pingpong` does.
+//! Two datagram queue pairs exchange a message back and forth, like `ibv_ud_pingpong`.
 //!
-//! Datagrams need no connection: every send says where it goes, with an address handle (the host), a queue
-//! pair number and a queue key. A message fits one packet, and the first 40 bytes of every receive are kept
-//! for the global routing header (GRH).
+//! Datagrams need no connection: every send names its destination, with an address handle (the host), a QPN and a
+//! Q_Key. A message fits one packet, and the first 40 bytes of every receive hold the global routing header (GRH).
 //!
 //! ```text
-//! cargo run --release --example ud_pingpong                  both ends in this process
-//! cargo run --release --example ud_pingpong -- --server      one end, waits on TCP port 18515
-//! cargo run --release --example ud_pingpong -- HOST          the other end
+//! cargo run --release --example ud_pingpong                  both sides in this process
+//! cargo run --release --example ud_pingpong -- --server      one side, waits on TCP port 18515
+//! cargo run --release --example ud_pingpong -- HOST          the other side
 //! ```
 //!
-//! Options: `-s BYTES` per message, `-n COUNT` of round trips, `-e` to sleep until an event says that there
-//! is a completion instead of polling, `-p PORT` for the exchange.
+//! Options: `-s BYTES` per message, `-n COUNT` of round trips, `-e` to sleep until a completion event instead of
+//! polling, `-p PORT` of the exchange. `common/pingpong.rs` has the options and the message loop.
 
+mod common;
+
+use common::Outcome;
+use common::pingpong::{self, Options, PingPong, RECV_WR_ID, SEND_WR_ID, Side};
 use softhca::{
     AccessFlags, AddressVector, CqNotify, Device, Endpoint, QpType, QueueKey, ReceiveRequest, SendRequest,
 };
-use std::error::Error;
-use std::net::{TcpListener, TcpStream};
-use std::time::Instant;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 
-/// Errors of both threads end up in `main`.
-type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
-
-/// The ids of our work requests: completions carry them, so that we know what is done.
-const RECEIVED: u64 = 1;
-const SENT: u64 = 2;
-
-/// Bytes before the data of every datagram.
+/// The length of the GRH.
 const GRH: u32 = 40;
 
-/// A datagram is taken only if it brings the receiver's queue key.
-const KEY: QueueKey = QueueKey(0x1111_1111);
-
-#[derive(Clone)]
-struct Options {
-    size: u32,
-    rounds: u64,
-    events: bool,
-    port: u16,
-    server: bool,
-    host: Option<String>,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Side {
-    Server,
-    Client,
-}
+/// A queue pair accepts a datagram only with its own Q_Key.
+const QKEY: QueueKey = QueueKey(0x1111_1111);
 
 fn main() -> Outcome {
-    let options = options()?;
-    if options.server {
-        // The two sides need a way to tell each other their addresses before RDMA works: a TCP connection.
-        let (stream, _) = TcpListener::bind(("0.0.0.0", options.port))?.accept()?;
-        return play(Side::Server, stream, &options);
-    }
-    if let Some(host) = &options.host {
-        return play(Side::Client, TcpStream::connect((host.as_str(), options.port))?, &options);
-    }
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let address = listener.local_addr()?;
-    let copy = options.clone();
-    let server = std::thread::spawn(move || play(Side::Server, listener.accept()?.0, &copy));
-    play(Side::Client, TcpStream::connect(address)?, &options)?;
-    server.join().expect("the server's thread")
+    pingpong::run(1024, 1, play)
 }
 
 fn play(side: Side, mut stream: TcpStream, options: &Options) -> Outcome {
-    // A card, and what is needed to use it: a domain that says what belongs together, memory that the card
-    // may reach, a queue where it reports, a queue pair that sends and receives.
+    // A device and its resources: a protection domain, registered memory, a completion queue and a queue pair.
     let device = Device::embedded()?;
     let context = device.open();
-    let domain = context.allocate_protection_domain()?;
-    let region = domain.allocate_region((GRH + options.size) as usize, AccessFlags::LOCAL_WRITE)?;
+    let pd = context.allocate_protection_domain()?;
+    let mr = pd.allocate_region((GRH + options.size) as usize, AccessFlags::LOCAL_WRITE)?;
     let channel = context.create_completion_channel()?;
-    let queue = context.create_completion_queue_with_channel(16, &channel)?;
-    let pair = domain.create_queue_pair(QpType::Ud, &queue).build()?;
+    let cq = context.create_completion_queue_with_channel(16, &channel)?;
+    let qp = pd.create_queue_pair(QpType::Ud, &cq).build()?;
 
-    // A datagram without a receive is dropped, so the receive comes first. The header goes before the data.
-    let room = [region.sge(0, GRH + options.size)];
-    let data = [region.sge(GRH.into(), options.size)];
-    let receive = ReceiveRequest { wr_id: RECEIVED, sg_list: &room };
-    pair.post_recv(&receive)?;
-    queue.request_notification(CqNotify::NextCompletion);
-    pair.start_ud(KEY)?;
+    // A datagram without a posted receive is dropped. The GRH precedes the data.
+    let buffer = [mr.sge(0, GRH + options.size)];
+    let data = [mr.sge(GRH.into(), options.size)];
+    let receive = ReceiveRequest { wr_id: RECV_WR_ID, sg_list: &buffer };
+    qp.post_recv(&receive)?;
+    cq.request_notification(CqNotify::NextCompletion);
+    qp.start_ud(QKEY)?;
 
-    // Who are you? A line each way over TCP, then a handle for the peer's host.
-    let peer: Endpoint = exchange(&mut stream, &pair.endpoint().to_string())?.parse()?;
-    let handle = domain.create_address_handle(AddressVector::to(peer.gid))?;
-    let send = SendRequest::send(SENT, &data).ud_address(&handle, peer.qpn, KEY);
+    // Exchange endpoints, one line each way, then create an address handle for the peer.
+    writeln!(stream, "{}", qp.endpoint())?;
+    let mut line = String::new();
+    BufReader::new(&stream).read_line(&mut line)?;
+    let peer: Endpoint = line.parse()?;
+    let ah = pd.create_address_handle(AddressVector::to(peer.gid))?;
+    let send = SendRequest::send(SEND_WR_ID, &data).ud_address(&ah, peer.qpn, QKEY);
     if side == Side::Client {
-        println!("  local address:  GID {}, QPN {}", pair.endpoint().gid, pair.qpn());
+        println!("  local address:  GID {}, QPN {}", qp.endpoint().gid, qp.qpn());
         println!("  remote address: GID {}, QPN {}", peer.gid, peer.qpn);
     }
-
-    let start = Instant::now();
-    let (mut sent, mut received) = (0, 0);
-    if side == Side::Client {
-        pair.post_send(&send)?;
-    }
-    while sent < options.rounds || received < options.rounds {
-        let completion = loop {
-            if let Some(completion) = queue.poll() {
-                break completion;
-            }
-            if options.events {
-                // Sleep until the channel tells, ask to be told again, and look once more: what came between
-                // the last look and the wish makes no event.
-                channel.wait();
-                queue.request_notification(CqNotify::NextCompletion);
-            }
-        };
-        if !completion.status.is_success() {
-            return Err(format!("request {} failed: {:?}", completion.wr_id, completion.status).into());
-        }
-        match completion.wr_id {
-            SENT => sent += 1,
-            _ => {
-                received += 1;
-                // The next receive first, then the answer: the peer's next message may be here at once.
-                if received < options.rounds {
-                    pair.post_recv(&receive)?;
-                }
-                let answers = if side == Side::Server { options.rounds } else { options.rounds - 1 };
-                if received <= answers {
-                    pair.post_send(&send)?;
-                }
-            }
-        }
-    }
-    let seconds = start.elapsed().as_secs_f64();
-    // Wait for the peer: a queue pair that is gone could not take our last message.
-    wait_for_peer(&mut stream)?;
-    if side == Side::Client {
-        let bytes = u64::from(options.size) * options.rounds * 2;
-        println!("{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec", bytes as f64 * 8e-6 / seconds);
-        let each = seconds * 1e6 / options.rounds as f64;
-        println!("{} iters in {seconds:.2} seconds = {each:.2} usec/iter", options.rounds);
-    }
-    Ok(())
-}
-
-/// Says that this side is done, and waits until the other is.
-fn wait_for_peer(stream: &mut TcpStream) -> Outcome {
-    use std::io::{Read, Write};
-    stream.write_all(b".")?;
-    stream.read_exact(&mut [0])?;
-    Ok(())
-}
-
-/// Sends a line and reads one.
-fn exchange(stream: &mut TcpStream, line: &str) -> Result<String, Box<dyn Error + Send + Sync>> {
-    use std::io::{BufRead, BufReader, Write};
-    writeln!(stream, "{line}")?;
-    let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer)?;
-    Ok(answer)
-}
-
-fn options() -> Result<Options, Box<dyn Error + Send + Sync>> {
-    let mut options =
-        Options { size: 1024, rounds: 1000, events: false, port: 18515, server: false, host: None };
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
-        match argument.as_str() {
-            "-s" => options.size = value()?.parse()?,
-            "-n" => options.rounds = value()?.parse()?,
-            "-p" => options.port = value()?.parse()?,
-            "-e" => options.events = true,
-            "--server" => options.server = true,
-            host if !host.starts_with('-') => options.host = Some(host.into()),
-            other => return Err(format!("unknown option {other}").into()),
-        }
-    }
-    Ok(options)
+    let pingpong = PingPong { side, options, channel: &channel, cq: &cq, stream };
+    pingpong.run(&[qp.qpn()], || qp.post_recv(&receive), |_| qp.post_send(&send))
 }

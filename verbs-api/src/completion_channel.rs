@@ -25,19 +25,19 @@ use std::time::Duration;
 ///
 /// ```
 /// # fn main() -> Result<(), softhca::Error> {
-/// use softhca::{Device, Notify, QpKind, SendRequest};
+/// use softhca::{Device, CqNotify, QpType, SendRequest};
 /// use std::time::Duration;
 ///
 /// let context = Device::embedded()?.open();
 /// let channel = context.create_completion_channel()?;
-/// let queue = context.create_completion_queue_on(16, &channel)?;
-/// queue.request_notification(Notify::Next);
+/// let queue = context.create_completion_queue_with_channel(16, &channel)?;
+/// queue.request_notification(CqNotify::NextCompletion);
 /// // A request of a queue pair that is not connected is flushed once it is in the error state.
-/// let pair = context.allocate_domain()?.queue_pair(QpKind::Rc, &queue).create()?;
-/// pair.modify(&softhca::ModifyQp::default().state(softhca::State::Error))?;
-/// pair.post(&SendRequest::send(1, &[]))?;
+/// let pair = context.allocate_protection_domain()?.create_queue_pair(QpType::Rc, &queue).build()?;
+/// pair.modify(&softhca::ModifyQp::default().state(softhca::QpState::Error))?;
+/// pair.post_send(&SendRequest::send(1, &[]))?;
 /// assert!(channel.wait_for(Duration::from_secs(5)) == Some(queue.clone()));
-/// assert_eq!(queue.poll().unwrap().id, 1);
+/// assert_eq!(queue.poll().unwrap().wr_id, 1);
 /// # Ok(())
 /// # }
 /// ```

@@ -115,7 +115,7 @@ impl Context {
     /// Waits for an asynchronous event; `None` when the time is over.
     ///
     /// # Panics
-    /// In the host code of a `World`, where [`Context::next_event`] is to be awaited.
+    /// In the host code of a `World`, where [`Context::next_async_event`] is to be awaited.
     pub fn wait_async_event(&self, timeout: Duration) -> Option<AsyncEvent> {
         self.backend.assert_same_process();
         assert_may_block("Context::wait_event", "context.next_event().await");

@@ -14,12 +14,12 @@ type Value = Arc<dyn Any + Send + Sync>;
 /// A board of names and values, to exchange endpoints and keys without sockets.
 ///
 /// Every clone is the same board. The hosts of a `World` share one, the embedded cards of a process another:
-/// [`Device::rendezvous`](crate::Device::rendezvous).
+/// [`Device::endpoint_exchange`](crate::Device::endpoint_exchange).
 ///
 /// ```
-/// let board = softhca::Rendezvous::new();
+/// let board = softhca::EndpointExchange::new();
 /// board.publish("port", 7);
-/// assert_eq!(board.wait::<i32>("port"), 7);
+/// assert_eq!(board.lookup_blocking::<i32>("port"), 7);
 /// ```
 #[derive(Clone, Default)]
 pub struct EndpointExchange {

@@ -10,23 +10,23 @@
 //! the simulated cards of a [`World`], where the async code of several hosts runs under virtual time.
 //!
 //! ```
-//! use softhca::{Access, Device, QpKind, SendRequest};
+//! use softhca::{AccessFlags, Device, QpType, SendRequest};
 //!
 //! # fn main() -> Result<(), softhca::Error> {
 //! // Two cards in this process, each on a loopback address of its own.
 //! let [alice, bob] = [Device::embedded()?, Device::embedded()?].map(|device| device.open());
-//! let [alice_domain, bob_domain] = [alice.allocate_domain()?, bob.allocate_domain()?];
-//! let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-//! let source = alice_domain.register(4096, rights)?;
-//! let target = bob_domain.register(4096, rights)?;
+//! let [alice_domain, bob_domain] = [alice.allocate_protection_domain()?, bob.allocate_protection_domain()?];
+//! let rights = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
+//! let source = alice_domain.allocate_region(4096, rights)?;
+//! let target = bob_domain.allocate_region(4096, rights)?;
 //! let queue = alice.create_completion_queue(16)?;
-//! let from = alice_domain.queue_pair(QpKind::Rc, &queue).create()?;
-//! let to = bob_domain.queue_pair(QpKind::Rc, &bob.create_completion_queue(16)?).create()?;
+//! let from = alice_domain.create_queue_pair(QpType::Rc, &queue).build()?;
+//! let to = bob_domain.create_queue_pair(QpType::Rc, &bob.create_completion_queue(16)?).build()?;
 //! from.connect(&to.endpoint(), &Default::default())?;
 //! to.connect(&from.endpoint(), &Default::default())?;
 //!
 //! source.write_at(0, b"one-sided");
-//! from.post(&SendRequest::write(1, &[source.entry(0, 9)], target.remote(100)))?;
+//! from.post_send(&SendRequest::rdma_write(1, &[source.sge(0, 9)], target.remote_address(100)))?;
 //! let completion = queue.wait()?;
 //! assert!(completion.status.is_success());
 //! assert_eq!(target.read_at(100, 9), b"one-sided");

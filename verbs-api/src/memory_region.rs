@@ -139,7 +139,7 @@ impl MemoryRegion {
     /// the address that its first byte gets; peers then need the new key.
     ///
     /// # Safety
-    /// As [`ProtectionDomain::register_foreign`], for the new memory.
+    /// As [`ProtectionDomain::register_memory`], for the new memory.
     #[allow(unsafe_code)]
     pub unsafe fn reregister_memory(
         &self,

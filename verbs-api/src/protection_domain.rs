@@ -39,7 +39,7 @@ impl ProtectionDomain {
     }
 
     /// The same in memory of this process's own, as `malloc` gives it: what the card of a daemon has to reach out
-    /// for. [`ProtectionDomain::register`] is faster there.
+    /// for. [`ProtectionDomain::allocate_region`] is faster there.
     pub fn allocate_private_region(&self, length: usize, access: AccessFlags) -> Result<MemoryRegion, Error> {
         MemoryRegion::new(self, Arc::new(MemoryBlock::new(length)), None, access)
     }
@@ -63,7 +63,7 @@ impl ProtectionDomain {
     /// Registers memory of the caller's own, whose first byte work requests and peers find at `address`.
     ///
     /// # Safety
-    /// As [`ProtectionDomain::register_foreign`].
+    /// As [`ProtectionDomain::register_memory`].
     #[allow(unsafe_code)]
     pub unsafe fn register_memory_iova(
         &self,

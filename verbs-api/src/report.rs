@@ -178,7 +178,7 @@ pub struct Report {
     pub digest: u64,
     /// How many frames went where.
     pub frame_counters: FrameCounters,
-    /// Everything that happened, if [`World::record`](crate::World::record) asked for it.
+    /// Everything that happened, if [`World::record_log`](crate::World::record_log) asked for it.
     pub log: Vec<LogEntry>,
     pub(crate) rule_counters: Vec<(RuleId, RuleCounters)>,
 }

@@ -71,27 +71,27 @@ struct PlannedFault {
 /// time passes in awaits. A test says what its hosts do, and runs:
 ///
 /// ```
-/// use softhca::{Access, Path, QpKind, ReceiveRequest, SendRequest, World};
+/// use softhca::{AccessFlags, ConnectOptions, QpType, ReceiveRequest, SendRequest, World};
 ///
 /// let mut world = World::new(7);
 /// world.host("server", |device| async move {
 ///     let context = device.open();
-///     let domain = context.allocate_domain()?;
+///     let domain = context.allocate_protection_domain()?;
 ///     let queue = context.create_completion_queue(16)?;
-///     let region = domain.register(64, Access::LOCAL_WRITE)?;
-///     let pair = domain.queue_pair(QpKind::Rc, &queue).create()?;
-///     pair.post_receive(&ReceiveRequest { id: 1, scatter: &[region.entry(0, 64)] })?;
-///     pair.meet(&device.rendezvous(), "greeting", &Path::default()).await?;
-///     assert_eq!(queue.next().await.bytes, 5);
+///     let region = domain.allocate_region(64, AccessFlags::LOCAL_WRITE)?;
+///     let pair = domain.create_queue_pair(QpType::Rc, &queue).build()?;
+///     pair.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &[region.sge(0, 64)] })?;
+///     pair.exchange_and_connect(&device.endpoint_exchange(), "greeting", &ConnectOptions::default()).await?;
+///     assert_eq!(queue.next().await.byte_len, 5);
 ///     assert_eq!(region.read_at(0, 5), b"hello");
 ///     Ok::<(), softhca::Error>(())
 /// });
 /// world.host("client", |device| async move {
 ///     let context = device.open();
 ///     let queue = context.create_completion_queue(16)?;
-///     let pair = context.allocate_domain()?.queue_pair(QpKind::Rc, &queue).create()?;
-///     pair.meet(&device.rendezvous(), "greeting", &Path::default()).await?;
-///     pair.post(&SendRequest::send(1, &[]).inline(b"hello"))?;
+///     let pair = context.allocate_protection_domain()?.create_queue_pair(QpType::Rc, &queue).build()?;
+///     pair.exchange_and_connect(&device.endpoint_exchange(), "greeting", &ConnectOptions::default()).await?;
+///     pair.post_send(&SendRequest::send(1, &[]).inline_data(b"hello"))?;
 ///     assert!(queue.next().await.status.is_success());
 ///     Ok::<(), softhca::Error>(())
 /// });
@@ -179,7 +179,7 @@ impl World {
         id
     }
 
-    /// Keeps everything that happens for [`Report::record`].
+    /// Keeps everything that happens for [`Report::log`].
     pub fn record_log(&mut self) -> &mut World {
         self.fabric.lock().sink().log.get_or_insert_default();
         self

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "no example needs all of it")]
 
+pub mod pingpong;
+
 use softhca::{Device, block_on, spawn};
 use std::collections::BTreeMap;
 use std::error::Error;

@@ -79,7 +79,7 @@ impl DaemonControl {
         self.socket.call(&Request::WatchAsyncEvents, &[]).map(|_| ())
     }
 
-    /// Waits for the next event, after [`DaemonControl::watch`].
+    /// Waits for the next event, after [`DaemonControl::subscribe_async_events`].
     pub fn next_async_event(&mut self) -> Result<HostAsyncEvent> {
         loop {
             if let Message::Notification(Notification::AsyncEventObserved { host, pid: process, event }) =
@@ -120,7 +120,7 @@ impl DaemonControl {
     }
 
     /// Has the daemon write what its cards do from now on: a capture, an event log, or both. They end with
-    /// [`DaemonControl::end_records`], or with this connection.
+    /// [`DaemonControl::stop_recording`], or with this connection.
     pub fn start_recording(
         &mut self,
         capture: Option<BorrowedFd<'_>>,

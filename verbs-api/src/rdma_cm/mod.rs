@@ -10,7 +10,7 @@
 //!
 //! ```
 //! use softhca::rdma_cm::{Connector, Listener};
-//! use softhca::{QpKind, World};
+//! use softhca::{QpType, World};
 //!
 //! let mut world = World::new(7);
 //! world.host("server", |device| async move {
@@ -19,14 +19,14 @@
 //!     let request = listener.next().await?;
 //!     assert_eq!(&request.private_data()[..5], b"hello");
 //!     let queue = context.create_completion_queue(16)?;
-//!     let pair = context.allocate_domain()?.queue_pair(QpKind::Rc, &queue).create()?;
+//!     let pair = context.allocate_protection_domain()?.create_queue_pair(QpType::Rc, &queue).build()?;
 //!     let connection = request.accept(&pair).await?;
-//!     connection.closed().await
+//!     connection.wait_disconnected().await
 //! });
 //! world.host("client", |device| async move {
 //!     let context = device.open();
 //!     let queue = context.create_completion_queue(16)?;
-//!     let pair = context.allocate_domain()?.queue_pair(QpKind::Rc, &queue).create()?;
+//!     let pair = context.allocate_protection_domain()?.create_queue_pair(QpType::Rc, &queue).build()?;
 //!     let connector = Connector::new(&context).private_data(b"hello");
 //!     let connection = connector.connect(&pair, "server:7174").await?;
 //!     connection.disconnect().await
