@@ -39,8 +39,9 @@ fn main() -> ExitCode {
     for words in DEVICE_LOOPBACK_PAIRS {
         let program = words.split(' ').next().expect("a program");
         let name = format!("within_a_card_{}", words.replace(' ', "_"));
-        tests
-            .push(tools::needs_with(program, &name, move || run_pair(&mut Rig::with_internal_loopback(), words)));
+        tests.push(tools::needs_with(program, &name, move || {
+            run_pair(&mut Rig::with_internal_loopback(), words)
+        }));
     }
     tools::run(tests)
 }

@@ -197,7 +197,7 @@ impl Executor<'_> {
 
     /// Assigns a request to a waiting queue pair: the peer of the active queue pair, if the request identifies it.
     fn dispatch_request(&mut self, now_ns: u64, request: PendingRequest, hosts: &mut dyn Hosts) {
-        let PendingRequest { host, listener, id, active_qp: active_qp, .. } = request;
+        let PendingRequest { host, listener, id, active_qp, .. } = request;
         let plan = self.plan;
         let is_it = |at: u32, qp: usize| {
             at == listener
@@ -237,8 +237,7 @@ impl Executor<'_> {
 
     /// Processes an event of the connection manager of a host.
     pub fn on_cm_event(&mut self, now_ns: u64, event: CmEvent, hosts: &mut dyn Hosts) {
-        let CmEvent { host, id, listener, active_qp: active_qp, mut kind, mut status, private_data, target } =
-            event;
+        let CmEvent { host, id, listener, active_qp, mut kind, mut status, private_data, target } = event;
         if let (EventType::ConnectRequest, Some(listener)) = (kind, listener) {
             return self.dispatch_request(
                 now_ns,

@@ -22,7 +22,10 @@ fn refused(rest: &str, words: &[&str]) {
 #[test]
 fn steps_that_no_connection_manager_would_do_are_refused() {
     let step = |qp: &str, what: &str| format!("[[step]]\nqp = \"{qp}\"\n{what}\n");
-    refused(&step("alice.2", "listen = { port = 7471 }"), &["both sides of the pair", "one side must listen"]);
+    refused(
+        &step("alice.2", "listen = { port = 7471 }"),
+        &["both sides of the pair", "one side must listen"],
+    );
     refused(&step("bob.2", "connect = { port = 7471 }"), &["listens or connects in an earlier step"]);
     refused(&step("alice.2", "accept = {}"), &["alice.2 receives no request", "listen"]);
     refused(&step("alice.2", "connect = { port = 0 }"), &["port 0"]);

@@ -71,9 +71,15 @@ fn groups_are_of_datagram_queue_pairs_and_multicast_addresses() {
         "[[step]]\nqp = \"alice.1\"\nattach-mcast = \"239.1.2.3\"\n",
         &["s.toml:16:16", "only UD", "transport = \"ud\""],
     );
-    refused(&step("attach-mcast = \"10.0.0.1\""), &["10.0.0.1 is not a multicast address", "239.255.255.255"]);
+    refused(
+        &step("attach-mcast = \"10.0.0.1\""),
+        &["10.0.0.1 is not a multicast address", "239.255.255.255"],
+    );
     refused(&step("attach-mcast = \"ff02::1\""), &["alice has the address 10.0.0.1", "other address family"]);
-    refused(&step("detach-mcast = \"239.1.2.3\""), &["alice.2 is not attached to 239.1.2.3", "attach-mcast = "]);
+    refused(
+        &step("detach-mcast = \"239.1.2.3\""),
+        &["alice.2 is not attached to 239.1.2.3", "attach-mcast = "],
+    );
     refused(&step("send = { bytes = 10, group = \"10.0.0.1\" }"), &["not a multicast address"]);
     refused(
         &step("send = { bytes = 10, group = \"239.1.2.3\", to = \"bob.2\" }"),
@@ -161,7 +167,10 @@ fn what_is_possible_is_accepted() {
 #[test]
 fn an_action_goes_with_its_target() {
     refused("[[fault]]\nhost = \"bob\"\naction = \"drop\"\n", &["applies to packets"]);
-    refused("[[fault]]\nlink = \"alice - bob\"\naction = { stall = \"1us\" }\n", &["does not apply to links"]);
+    refused(
+        "[[fault]]\nlink = \"alice - bob\"\naction = { stall = \"1us\" }\n",
+        &["does not apply to links"],
+    );
     refused("[[fault]]\nhost = \"bob\"\naction = { fail = \"EIO\" }\n", &["missing `verb`"]);
     refused("[[fault]]\naction = \"kill\"\n", &["no target"]);
 }
@@ -187,7 +196,10 @@ fn what_cannot_be_carried_out_is_refused_and_not_ignored() {
         &["cannot connect queue pairs", "the programs create the queue pairs"],
     );
     refused("[connection]\nrate-limit = \"1gbit\"\n", &["unknown field `rate-limit`"]);
-    refused("[device]\nreceive-buffer = \"1MB\"\n", &["s.toml:15:1", "never fills its buffer", "receive-rate"]);
+    refused(
+        "[device]\nreceive-buffer = \"1MB\"\n",
+        &["s.toml:15:1", "never fills its buffer", "receive-rate"],
+    );
     refused(
         "[device]\npayload = \"elided\"\n[[expect]]\nmemory = { qp = \"bob.1\", bytes = 4, holds = \"zeroes\" }\n",
         &["packets without payload"],
