@@ -175,24 +175,27 @@ fn names(list: &[&str]) -> Vec<String> {
 
 fn a_connection_differs_from_rxe_in_identifiers_only() {
     let found = compare(&our_rping(), &rxe_packets("rping.pcap"));
-    let identifiers = ["transaction", "local_id"];
+    let identifiers = ["transaction_id", "local_id"];
     let expected = BTreeMap::from([
         (
             "REQ",
             names(&[
                 identifiers[0],
                 identifiers[1],
-                "local_guid",
-                "local_qp",
+                "local_ca_guid",
+                "local_qpn",
                 "starting_psn",
                 "flow_label",
                 "private_data",
             ]),
         ),
-        ("REP", names(&["transaction", "local_id", "remote_id", "local_qp", "starting_psn", "local_guid"])),
-        ("RTU", names(&["transaction", "local_id", "remote_id"])),
-        ("DREQ", names(&["transaction", "local_id", "remote_id", "remote_qp"])),
-        ("DREP", names(&["transaction", "local_id", "remote_id"])),
+        (
+            "REP",
+            names(&["transaction_id", "local_id", "remote_id", "local_qpn", "starting_psn", "local_ca_guid"]),
+        ),
+        ("RTU", names(&["transaction_id", "local_id", "remote_id"])),
+        ("DREQ", names(&["transaction_id", "local_id", "remote_id", "remote_qpn"])),
+        ("DREP", names(&["transaction_id", "local_id", "remote_id"])),
     ]);
     assert_eq!(found, expected);
 }
@@ -217,10 +220,10 @@ fn a_rejection_differs_from_rxe_in_identifiers_only() {
     });
     // QP1 had sent packets before the capture.
     let found = compare(&ours, &rxe_packets("ucmatose_cmreject.pcap"));
-    let identifiers = ["psn", "transaction", "local_id", "local_guid", "local_qp", "starting_psn"];
+    let identifiers = ["psn", "transaction_id", "local_id", "local_ca_guid", "local_qpn", "starting_psn"];
     let expected = BTreeMap::from([
         ("REQ", names(&[&identifiers[..], &["flow_label", "private_data"]].concat())),
-        ("REJ", names(&["psn", "transaction", "remote_id"])),
+        ("REJ", names(&["psn", "transaction_id", "remote_id"])),
     ]);
     assert_eq!(found, expected);
 }
@@ -243,8 +246,8 @@ fn sidr_differs_from_rxe_in_identifiers_only() {
     let rxe = rxe_packets("udaddy.pcap");
     let found = compare(&ours, &[rxe[0].clone(), rxe[2].clone()]);
     let expected = BTreeMap::from([
-        ("SIDR_REQ", names(&["psn", "transaction", "request_id", "private_data"])),
-        ("SIDR_REP", names(&["psn", "transaction", "request_id", "qp"])),
+        ("SIDR_REQ", names(&["psn", "transaction_id", "request_id", "private_data"])),
+        ("SIDR_REP", names(&["psn", "transaction_id", "request_id", "qpn"])),
     ]);
     assert_eq!(found, expected);
 }

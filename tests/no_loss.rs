@@ -71,12 +71,12 @@ fn nothing_is_lost(senders: usize, buffer: usize) {
         assert!(!namespace::is_required(), "{}", namespace::NOT_ALLOWED);
         println!("{}: only the receiver's own sockets are asked", namespace::NOT_ALLOWED);
     }
-    let mut command = process::command(wrapper.unwrap_or_default(), "stage");
+    let mut command = process::command(wrapper.unwrap_or_default(), "coordinator");
     command.env("TEST_SENDERS", senders.to_string()).env("TEST_BUFFER", buffer.to_string());
     command.env("TEST_ALONE", if wrapper.is_some() { "1" } else { "0" });
-    let mut stage = Process::start(&mut command);
-    println!("{senders} processes: {}", stage.receive_line());
-    stage.finish();
+    let mut coordinator = Process::start(&mut command);
+    println!("{senders} processes: {}", coordinator.receive_line());
+    coordinator.finish();
 }
 
 fn variable(name: &str) -> usize {

@@ -28,13 +28,22 @@ pub fn needs(program: &'static str, name: &str, test: fn()) -> Trial {
 
 /// As [`needs()`], for a closure.
 pub fn needs_with(program: &'static str, name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
-    if is_installed(program) {
+    needs_condition(is_installed(program), format!("{program} is not installed"), name, test)
+}
+
+/// A test that needs a condition of the machine; `reason` says what is missing.
+pub fn needs_condition(
+    holds: bool,
+    reason: String,
+    name: &str,
+    test: impl FnOnce() + Send + 'static,
+) -> Trial {
+    if holds {
         return Trial::test(name, move || {
             test();
             Ok(())
         });
     }
-    let reason = format!("{program} is not installed");
     if std::env::var_os("SOFTHCA_REQUIRE_TOOLS").is_some_and(|value| value == "1") {
         return Trial::test(name, || Err(Failed::from(reason)));
     }

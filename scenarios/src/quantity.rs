@@ -502,8 +502,8 @@ mod tests {
     #[test]
     fn invalid_quantities_are_rejected_with_a_reason() {
         let time = |text: &str| text.parse::<Time>().unwrap_err();
-        assert_eq!(time("5"), "a unit is missing (one of ns, us, µs, ms, s, min)");
-        assert_eq!(time("5 parsecs"), "the unit \"parsecs\" is none of ns, us, µs, ms, s, min");
+        assert_eq!(time("5"), "missing unit (one of ns, us, µs, ms, s, min)");
+        assert_eq!(time("5 parsecs"), "unknown unit \"parsecs\", use one of ns, us, µs, ms, s, min");
         assert_eq!(time("0.5ns"), "more precise than the smallest unit");
         assert_eq!(time("us"), "missing number");
         assert!(time("99999999999999999999s").contains("too large"));

@@ -84,7 +84,7 @@ fn a_rule_can_lose_pause_frames() {
     let lossless = "[switches.tor]\npfc = { xoff = \"20KB\", headroom = \"64KB\" }\n[[expect]]\nswitch = { name = \"tor\", dropped = 0 }\n";
     passes(&format!("{STAR}{lossless}"));
     let with_rule = run(&format!("{STAR}{rule}{lossless}"));
-    assert_eq!(with_rule.verdict, Verdict::Fail, "a sender that hears no pause overruns the headroom");
+    assert_eq!(with_rule.verdict, Verdict::Fail, "a sender that receives no pause overruns the headroom");
 }
 
 #[test]

@@ -338,6 +338,6 @@ fn every_packet_carries_its_work_request_and_its_cause() {
         }
     }
     assert_eq!(works.into_iter().collect::<Vec<_>>(), [7, 8, 9]);
-    let expected = ["gap", "not-ready", "receiver-not-ready", "request", "sequence-nak", "work"];
+    let expected = ["psn-out-of-sequence", "receiver-not-ready", "request", "sequence-nak", "work"];
     assert_eq!(causes.into_iter().collect::<Vec<_>>(), expected);
 }

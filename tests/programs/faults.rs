@@ -164,7 +164,7 @@ fn the_exit_code_of_a_program_is_an_expectation() {
     let file = rig.write("three.toml", text);
     let seen = rig.softhca(&["run", "--on", "udp", &file]);
     assert!(seen.success && seen.text.contains("program \"p\" on a ends with 3: it did"), "{seen:?}");
-    let file = rig.write("four.toml", &text.replace("exit = 3", "exit = 4"));
+    let file = rig.write("four.toml", &text.replace("exit-code = 3", "exit-code = 4"));
     let seen = rig.softhca(&["run", "--on", "udp", &file]);
     assert_eq!(seen.code, Some(1), "{seen:?}");
     assert!(seen.text.contains("it ended with 3 and said: 127.0.0."), "{seen:?}");

@@ -225,7 +225,7 @@ fn an_unwritable_file_exits_with_125() {
         let seen = rig.exec(&[option, &file], &["true"]);
         assert_eq!(seen.code, Some(125), "{seen:?}");
         assert!(seen.text.contains(&format!("cannot write {file} ({option}): No such file")), "{seen:?}");
-        assert!(seen.text.contains("make its folder first"), "{seen:?}");
+        assert!(seen.text.contains("create the folder first"), "{seen:?}");
     }
 }
 

@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(write_all(&root, &jobs(5), |_| None), (5, None));
         let before = bytes_below(&root);
         // Seeds differ by a few bytes.
-        let little: FreeSpace = |_| Some(10_000);
+        let little: FreeSpace = |_| Some(5_000);
         assert_eq!(write_all(&root, &jobs(5), little), (5, None));
         assert_eq!(bytes_below(&root), before, "the same runs");
         let (written, error) = write_all(&root, &jobs(6), little);

@@ -241,7 +241,7 @@ impl Executor<'_> {
         if let (EventType::ConnectRequest, Some(listener)) = (kind, listener) {
             return self.dispatch_request(
                 now_ns,
-                PendingRequest { host, listener, id, active_qp: active_qp, private_data },
+                PendingRequest { host, listener, id, active_qp, private_data },
                 hosts,
             );
         }

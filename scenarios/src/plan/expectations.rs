@@ -214,10 +214,7 @@ fn counting_rule(
 ) -> CountingRule {
     let id = RuleId(FIRST_COUNTING_RULE + index as u32);
     let links = link_and_direction.map_or_else(|| (0..links).collect(), |(link, _)| vec![link]);
-    CountingRule {
-        links: links,
-        rule: Rule { id, selector, repeat: Repeat::default(), action: Action::Count },
-    }
+    CountingRule { links, rule: Rule { id, selector, repeat: Repeat::default(), action: Action::Count } }
 }
 
 fn link_name(spec: &PacketExpectation) -> &str {

@@ -286,7 +286,7 @@ fn packet_fault(
         Some((link, _)) => vec![link],
         None => (0..builder.network.links.len()).collect(),
     };
-    Ok(FaultKind::Packets { links: links, rule: Rule { id, selector, repeat, action } })
+    Ok(FaultKind::Packets { links, rule: Rule { id, selector, repeat, action } })
 }
 
 /// The link and direction of `on`; none for all links of external programs.

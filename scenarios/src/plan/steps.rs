@@ -54,7 +54,7 @@ impl PlanBuilder<'_> {
                 let message = format!("`repeat` is 1 to {}", limits::MAX_REPEATS);
                 return Err(self.error_at(&join_path(&path, "repeat"), message));
             }
-            self.steps.push(StepPlan { name, at_ns, after, qp, repeat, action: action });
+            self.steps.push(StepPlan { name, at_ns, after, qp, repeat, action });
         }
         Ok(())
     }
@@ -68,7 +68,7 @@ impl PlanBuilder<'_> {
             self.check_area_bounds(spec.offset, spec.bytes.0, &format!("{path}.{key}.offset"))?;
             self.check_area_bounds(spec.remote_offset, spec.bytes.0, &format!("{path}.{key}.remote-offset"))?;
             Ok(StepAction::Post(WorkRequest {
-                operation: operation,
+                operation,
                 bytes: spec.bytes.0 as u32,
                 offset: spec.offset,
                 remote_offset: spec.remote_offset,
@@ -86,7 +86,7 @@ impl PlanBuilder<'_> {
                 self.check_area_bounds(spec.offset, 8, &format!("{path}.{key}.offset"))?;
                 self.check_area_bounds(spec.remote_offset, 8, &format!("{path}.{key}.remote-offset"))?;
                 Ok(StepAction::Post(WorkRequest {
-                    operation: operation,
+                    operation,
                     bytes: 8,
                     offset: spec.offset,
                     remote_offset: spec.remote_offset,

@@ -206,7 +206,7 @@ impl PlanBuilder<'_> {
         }
         self.check_addresses(&command.argv, &join_path(path, "argv"))?;
         let (argv, at_ns, exit) = (command.argv.clone(), command.at.0, command.exit_code);
-        self.commands.push(CommandPlan { workload, host, argv: argv, at_ns, exit_code: exit });
+        self.commands.push(CommandPlan { workload, host, argv, at_ns, exit_code: exit });
         Ok(())
     }
 

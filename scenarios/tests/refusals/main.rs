@@ -1,4 +1,4 @@
-//! What makes no sense is refused when the file is read, at its place and with advice.
+//! What makes no sense is rejected when the file is read, at its place and with advice.
 
 mod connections;
 mod limits;
@@ -25,7 +25,7 @@ fn read(rest: &str) -> Result<Scenario, Diagnostic> {
 }
 
 /// The problem of a file that has `rest` behind the usual beginning, as people see it.
-fn refusal(rest: &str) -> String {
+fn rejection(rest: &str) -> String {
     match read(rest) {
         Err(problem) => problem.to_string(),
         Ok(_) => panic!("this was accepted:\n{rest}"),
@@ -33,8 +33,8 @@ fn refusal(rest: &str) -> String {
 }
 
 #[track_caller]
-fn refused(rest: &str, words: &[&str]) {
-    let message = refusal(rest);
+fn rejected(rest: &str, words: &[&str]) {
+    let message = rejection(rest);
     for word in words {
         assert!(message.contains(word), "{word:?} is not in:\n{message}");
     }
@@ -46,20 +46,20 @@ fn fault(matching: &str, more: &str) -> String {
 
 #[test]
 fn a_problem_has_file_line_column_and_advice() {
-    let message = refusal("[[fault]]\non = \"alice -> bobb\"\naction = \"drop\"\n");
+    let message = rejection("[[fault]]\non = \"alice -> bobb\"\naction = \"drop\"\n");
     let expected = "s.toml:15:6: unknown host or switch \"bobb\"\n 15 | on = \"alice -> bobb\"\n    |      ^\n   \
                     help: did you mean `bob`?";
     assert_eq!(message, expected);
 }
 
 #[test]
-fn xrc_is_refused_by_name_with_the_reason() {
-    refused(
+fn xrc_is_rejected_by_name_with_the_reason() {
+    rejected(
         "[connection]\ntransport = \"xrc-initiator\"\n",
         &["s.toml:15:13", "XRC", "initiator", "use \"rc\""],
     );
     let pair = "[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\ntransport = \"xrc-initiator\"\n";
-    refused(pair, &["s.toml:16:13", "shared receive queue"]);
+    rejected(pair, &["s.toml:16:13", "shared receive queue"]);
 }
 
 #[test]
@@ -67,87 +67,90 @@ fn groups_are_of_datagram_queue_pairs_and_multicast_addresses() {
     let ud = "[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\ntransport = \"ud\"\n[[step]]\nqp = \"alice.2\"\n";
     let step = |what: &str| format!("{ud}{what}\n");
     read(&step("attach-mcast = \"239.1.2.3\"")).expect("this is right");
-    refused(
+    rejected(
         "[[step]]\nqp = \"alice.1\"\nattach-mcast = \"239.1.2.3\"\n",
         &["s.toml:16:16", "only UD", "transport = \"ud\""],
     );
-    refused(
+    rejected(
         &step("attach-mcast = \"10.0.0.1\""),
         &["10.0.0.1 is not a multicast address", "239.255.255.255"],
     );
-    refused(&step("attach-mcast = \"ff02::1\""), &["alice has the address 10.0.0.1", "other address family"]);
-    refused(
+    rejected(
+        &step("attach-mcast = \"ff02::1\""),
+        &["alice has the address 10.0.0.1", "other address family"],
+    );
+    rejected(
         &step("detach-mcast = \"239.1.2.3\""),
         &["alice.2 is not attached to 239.1.2.3", "attach-mcast = "],
     );
-    refused(&step("send = { bytes = 10, group = \"10.0.0.1\" }"), &["not a multicast address"]);
-    refused(
+    rejected(&step("send = { bytes = 10, group = \"10.0.0.1\" }"), &["not a multicast address"]);
+    rejected(
         &step("send = { bytes = 10, group = \"239.1.2.3\", to = \"bob.2\" }"),
         &["either `to` or `group`"],
     );
     let other = "[[step]]\nqp = \"alice.1\"\nsend = { bytes = 10, group = \"239.1.2.3\" }\n";
-    refused(other, &["only UD"]);
+    rejected(other, &["only UD"]);
 }
 
 #[test]
-fn names_that_do_not_exist_are_refused() {
-    refused(
+fn names_that_do_not_exist_are_rejected() {
+    rejected(
         "[[step]]\nqp = \"alice.2\"\nwrite = { bytes = 1 }\n",
-        &["s.toml:15:6", "no queue pair \"alice.2\"", "alice.1"],
+        &["s.toml:15:6", "unknown queue pair \"alice.2\"", "alice.1"],
     );
-    refused(
+    rejected(
         "[[fault]]\nlink = \"alice - carol\"\naction = { link-down = {} }\n",
         &["unknown host or switch \"carol\""],
     );
-    refused(
+    rejected(
         "[[expect]]\ncounter = { host = \"bob\", name = \"sent_pkt\", is = 1 }\n",
         &["did you mean `sent_pkts`"],
     );
-    refused("[[expect]]\nevent = { host = \"bob\", name = \"QP_FATALL\" }\n", &["did you mean `QP_FATAL`"]);
-    refused("[[expect]]\ncompletion = { step = \"x\" }\n", &["no step \"x\""]);
-    refused("[[expect]]\ngoodput = { of = \"nothing\" }\n", &["no queue pair, workload or step"]);
+    rejected("[[expect]]\nevent = { host = \"bob\", name = \"QP_FATALL\" }\n", &["did you mean `QP_FATAL`"]);
+    rejected("[[expect]]\ncompletion = { step = \"x\" }\n", &["unknown step \"x\""]);
+    rejected("[[expect]]\ngoodput = { of = \"nothing\" }\n", &["unknown queue pair, workload or step"]);
 }
 
 #[test]
-fn unknown_fields_and_words_are_refused_with_the_nearest() {
-    refused(
+fn unknown_fields_and_words_are_rejected_with_the_nearest() {
+    rejected(
         "[[fault]]\non = \"alice -> bob\"\nacton = \"drop\"\n",
         &["unknown field `acton`", "did you mean `action`"],
     );
-    refused(
+    rejected(
         "[[fault]]\non = \"alice -> bob\"\naction = \"dropp\"\n",
         &["unknown variant `dropp`", "did you mean `drop`"],
     );
-    refused(&fault("clas = \"data\"", ""), &["did you mean `class`"]);
-    refused(&fault("opcode = \"WRITE_FRIST\"", ""), &["unknown opcode", "did you mean `WRITE_FIRST`"]);
-    refused("[[step]]\nqp = \"alice.1\"\nat = \"5\"\nwrite = { bytes = 1 }\n", &["a unit is missing"]);
+    rejected(&fault("clas = \"data\"", ""), &["did you mean `class`"]);
+    rejected(&fault("opcode = \"WRITE_FRIST\"", ""), &["unknown opcode", "did you mean `WRITE_FIRST`"]);
+    rejected("[[step]]\nqp = \"alice.1\"\nat = \"5\"\nwrite = { bytes = 1 }\n", &["missing unit"]);
 }
 
 #[test]
-fn rules_that_can_never_fire_are_refused() {
+fn rules_that_can_never_fire_are_rejected() {
     let never = "can never fire";
-    refused(
+    rejected(
         &fault("class = \"ack\", opcode = \"WRITE_FIRST\"", ""),
-        &[never, "no packet of that class has that opcode"],
+        &[never, "no packet of this class has this opcode"],
     );
-    refused(&fault("class = \"request\", psn = \"+4\"", ""), &[never, "take 4 PSNs, +0 to +3"]);
-    refused(&fault("message = 1", ""), &[never, "1 messages"]);
-    refused(&fault("packet = 4", ""), &[never, "longest message has 4 packets"]);
-    refused(&fault("time = \"2ms..3ms\"", ""), &[never, "after the end of the run"]);
-    refused(&fault("class = \"read-request\"", ""), &[never]);
-    refused(&fault("class = \"ack\"", ""), &[never, "direction"]);
-    refused(&fault("qp = \"bob.1\", class = \"request\"", ""), &[never]);
-    refused(&fault("priority = 8", ""), &[never]);
-    refused(&fault("", "times = 0\n"), &[never]);
-    refused(&fault("", "every = 0\n"), &[never]);
-    refused(&fault("", "pattern = \"OO\"\n"), &[never, "no X"]);
-    refused(&fault("", "probability = 0\n"), &[never]);
-    refused(
+    rejected(&fault("class = \"request\", psn = \"+4\"", ""), &[never, "use 4 PSNs, +0 to +3"]);
+    rejected(&fault("message = 1", ""), &[never, "1 messages"]);
+    rejected(&fault("packet = 4", ""), &[never, "longest message has 4 packets"]);
+    rejected(&fault("time = \"2ms..3ms\"", ""), &[never, "after the end of the run"]);
+    rejected(&fault("class = \"read-request\"", ""), &[never]);
+    rejected(&fault("class = \"ack\"", ""), &[never, "direction"]);
+    rejected(&fault("qp = \"bob.1\", class = \"request\"", ""), &[never]);
+    rejected(&fault("priority = 8", ""), &[never]);
+    rejected(&fault("", "times = 0\n"), &[never]);
+    rejected(&fault("", "every = 0\n"), &[never]);
+    rejected(&fault("", "pattern = \"OO\"\n"), &[never, "no X"]);
+    rejected(&fault("", "probability = 0\n"), &[never]);
+    rejected(
         "[[fault]]\nlink = \"alice - bob\"\nat = \"1ms\"\naction = { link-down = {} }\n",
         &["never fire"],
     );
     let rewrite = "[[fault]]\non = \"alice -> bob\"\nmatch = { opcode = \"WRITE_MIDDLE\" }\naction = { rewrite = { field = \"rkey\", value = 1 } }\n";
-    refused(rewrite, &[never, "has the field"]);
+    rejected(rewrite, &[never, "no matching packet has this field"]);
 }
 
 #[test]
@@ -166,23 +169,23 @@ fn what_is_possible_is_accepted() {
 
 #[test]
 fn an_action_goes_with_its_target() {
-    refused("[[fault]]\nhost = \"bob\"\naction = \"drop\"\n", &["applies to packets"]);
-    refused(
+    rejected("[[fault]]\nhost = \"bob\"\naction = \"drop\"\n", &["applies to packets"]);
+    rejected(
         "[[fault]]\nlink = \"alice - bob\"\naction = { stall = \"1us\" }\n",
         &["does not apply to links"],
     );
-    refused("[[fault]]\nhost = \"bob\"\naction = { fail = \"EIO\" }\n", &["missing `verb`"]);
-    refused("[[fault]]\naction = \"kill\"\n", &["no target"]);
+    rejected("[[fault]]\nhost = \"bob\"\naction = { fail = \"EIO\" }\n", &["missing `verb`"]);
+    rejected("[[fault]]\naction = \"kill\"\n", &["no target"]);
 }
 
 #[test]
 fn bursts_are_of_packets() {
     let burst = "burst = { enter = 0.1, leave = 0.5 }\n";
-    refused(
+    rejected(
         &format!("[[fault]]\nqp = \"alice.1\"\naction = {{ delay-completion = \"1us\" }}\n{burst}"),
         &["s.toml:17:1", "`burst` requires a packet fault"],
     );
-    refused(
+    rejected(
         &format!("[[fault]]\nhost = \"bob\"\nverb = \"post-send\"\naction = {{ fail = \"EIO\" }}\n{burst}"),
         &["`burst` requires a packet fault"],
     );
@@ -190,17 +193,17 @@ fn bursts_are_of_packets() {
 }
 
 #[test]
-fn what_cannot_be_carried_out_is_refused_and_not_ignored() {
-    refused(
+fn what_cannot_be_carried_out_is_rejected_and_not_ignored() {
+    rejected(
         "[[workload]]\ncommand = { host = \"bob\", argv = [\"true\"] }\n",
         &["cannot connect queue pairs", "the programs create the queue pairs"],
     );
-    refused("[connection]\nrate-limit = \"1gbit\"\n", &["unknown field `rate-limit`"]);
-    refused(
+    rejected("[connection]\nrate-limit = \"1gbit\"\n", &["unknown field `rate-limit`"]);
+    rejected(
         "[device]\nreceive-buffer = \"1MB\"\n",
         &["s.toml:15:1", "never fills its buffer", "receive-rate"],
     );
-    refused(
+    rejected(
         "[device]\npayload = \"elided\"\n[[expect]]\nmemory = { qp = \"bob.1\", bytes = 4, holds = \"zeroes\" }\n",
         &["packets without payload"],
     );
@@ -209,34 +212,34 @@ fn what_cannot_be_carried_out_is_refused_and_not_ignored() {
 #[test]
 fn switches_and_congestion_control_are_checked() {
     let switch = |spec: &str| format!("[switches]\ntor = {{ {spec} }}\n");
-    refused(&switch("pfc = { xoff = \"10KB\", xon = \"20KB\" }"), &["xon (20000 bytes) exceeds xoff"]);
-    refused(&switch("pfc = { priorities = [8] }"), &["priorities are 0 to 7"]);
-    refused(&switch("ecn = { kmin = \"2KB\", kmax = \"1KB\", pmax = 1 }"), &["kmin exceeds kmax"]);
-    refused(&switch("pfc = { xof = \"10KB\" }"), &["did you mean `xoff`"]);
-    refused("[device]\ncongestion-control = { algorithm = \"dcqcn\", gain = 0 }\n", &["`gain` cannot be 0"]);
+    rejected(&switch("pfc = { xoff = \"10KB\", xon = \"20KB\" }"), &["xon (20000 bytes) exceeds xoff"]);
+    rejected(&switch("pfc = { priorities = [8] }"), &["priorities are 0 to 7"]);
+    rejected(&switch("ecn = { kmin = \"2KB\", kmax = \"1KB\", pmax = 1 }"), &["kmin exceeds kmax"]);
+    rejected(&switch("pfc = { xof = \"10KB\" }"), &["did you mean `xoff`"]);
+    rejected("[device]\ncongestion-control = { algorithm = \"dcqcn\", gain = 0 }\n", &["`gain` cannot be 0"]);
     let change =
         "[[fault]]\nswitch = \"tor\"\naction = { set-ecn = { kmin = \"2KB\", kmax = \"1KB\", pmax = 1 } }\n";
-    refused(&format!("{}{change}", switch("")), &["kmin exceeds kmax"]);
+    rejected(&format!("{}{change}", switch("")), &["kmin exceeds kmax"]);
 }
 
 #[test]
 fn connections_are_checked() {
-    refused("[[pair]]\nqps = [\"alice.1\", \"bob.2\"]\n", &["alice.1 is already in a pair"]);
-    refused("[[pair]]\nqps = [\"alice.2\", \"bob\"]\n", &["not the name of a queue pair", "alice.1"]);
-    refused("[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\nmtu = 1500\n", &["1500 is not a path MTU"]);
-    refused(
+    rejected("[[pair]]\nqps = [\"alice.1\", \"bob.2\"]\n", &["alice.1 is already in a pair"]);
+    rejected("[[pair]]\nqps = [\"alice.2\", \"bob\"]\n", &["not the name of a queue pair", "alice.1"]);
+    rejected("[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\nmtu = 1500\n", &["1500 is not a path MTU"]);
+    rejected(
         "[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\ntransport = \"ud\"\n[[step]]\nqp = \"alice.2\"\nwrite = { bytes = 1 }\n",
         &["UD does not support this operation"],
     );
-    refused(
+    rejected(
         "[[workload]]\nstream = { qp = \"alice.1\", op = \"write\", bytes = 1, depth = 999 }\n",
         &["depth is 999"],
     );
-    refused(
+    rejected(
         "[[step]]\nqp = \"alice.1\"\nat = \"2ms\"\nwrite = { bytes = 1 }\n",
         &["after the end of the run"],
     );
-    refused("[[step]]\nqp = \"alice.1\"\n", &["has no action"]);
+    rejected("[[step]]\nqp = \"alice.1\"\n", &["has no action"]);
 }
 
 #[test]
@@ -249,7 +252,13 @@ fn parameters_are_checked_and_swept() {
     let set = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
     assert_eq!(scenario.sweep(&set("which", "all")).expect("a sweep").len(), 4);
     assert!(scenario.sweep(&set("wich", "1")).unwrap_err().to_string().contains("did you mean `which`"));
-    assert!(scenario.sweep(&set("which", "7")).unwrap_err().to_string().contains("not one of the values"));
+    assert!(
+        scenario
+            .sweep(&set("which", "7"))
+            .unwrap_err()
+            .to_string()
+            .contains("not an allowed value of the parameter")
+    );
     assert!(scenario.sweep(&set("size", "all")).is_err());
     let unknown = format!("{HEAD}{}", fault("psn = \"$x\"", ""));
     assert!(Scenario::parse("s.toml", &unknown).unwrap_err().to_string().contains("no such parameter"));
@@ -299,7 +308,7 @@ fn shrinking_leaves_the_faults_that_matter() {
     let scenario = read(&rest).unwrap_or_else(|problem| panic!("{problem}"));
     let plan = scenario.plan(&ParameterValues::new(), 1).expect("a plan");
     let shrunk = softhca_scenarios::shrink(&plan, |_| {}).expect("it fails");
-    assert_eq!(shrunk.faults, ["the fault \"loss\", as it is in the file"]);
+    assert_eq!(shrunk.faults, ["the fault \"loss\" of the file"]);
     assert!(shrunk.before >= 5, "every mark counts: {}", shrunk.before);
     // Of a rule that hits by chance, the one packet is found.
     let rest = "[[fault]]\nname = \"chance\"\non = \"alice -> bob\"\naction = \"drop\"\nprobability = 0.9\noptional = true\n\

@@ -1,5 +1,7 @@
 //! The parts that the ping-pong examples share: options, the two sides, the message loop and the result.
 
+#![allow(missing_docs, reason = "the names of an example speak for themselves")]
+
 use super::Outcome;
 use softhca::{CompletionChannel, CompletionQueue, CqNotify, Error, Qpn};
 use std::io::{Read, Write};

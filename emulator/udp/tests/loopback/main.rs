@@ -64,8 +64,8 @@ fn every_operation_has_the_same_result_with_both_loopbacks() {
         application.post(&mut a, 2, Operation::Send(SendImmOrInvalidate::Immediate(5)), 0, 10);
         application.post(&mut a, 3, application.write(QUARTER), 0, 10_000);
         let remote = RemoteAddress { address: QUARTER, rkey: application.key };
-        application.post(&mut a, 4, Operation::Write { remote: remote, imm_data: Some(9) }, 0, 10_000);
-        application.post(&mut a, 5, Operation::Read { remote: remote }, QUARTER + 20_000, 10_000);
+        application.post(&mut a, 4, Operation::Write { remote, imm_data: Some(9) }, 0, 10_000);
+        application.post(&mut a, 5, Operation::Read { remote }, QUARTER + 20_000, 10_000);
         application.post(&mut a, 6, Operation::FetchAdd { remote: word, add: 4 }, 3 * QUARTER + 8, 8);
         let swap = Operation::CompareSwap { remote: word, compare: 4, swap: 6 };
         application.post(&mut a, 7, swap, 3 * QUARTER + 16, 8);
