@@ -1,10 +1,10 @@
-//! What people and programs see of RoCE traffic.
+//! Captures, ladders, event logs and explanations of RoCE traffic.
 //!
-//! [`Capture`] reads pcap and pcapng files into [`Record`]s; [`Packet`] is what one record says, as a line
-//! of text or, through serde, as a JSON object; [`Tally`] counts them. [`CaptureWriter`] writes pcapng, and
-//! [`Tap`] lets a world do so. [`Ladders`] draws who told whom what, and
-//! [`log`] keeps it for programs; a [`Story`] is what two runs are compared by. [`why`] explains from a log
-//! why a work request failed, [`lint`] warns of what goes wrong in verbs programs. Nothing here opens a socket.
+//! [`CaptureReader`] reads pcap and pcapng files into [`Record`]s; [`Packet`] is a decoded record, printed as a line
+//! of text or serialised as a JSON object; [`PacketCounts`] counts them. [`CaptureWriter`] writes pcapng, and
+//! [`Tap`] captures a world. [`LadderBuilder`] draws connections, [`log`] is the event log, and a
+//! [`ComparableTrace`] compares two runs. [`why`] explains from a log why a work request failed, [`lint`] warns of
+//! pitfalls of verbs programs. This crate opens no socket.
 
 mod capture;
 mod comparable_trace;

@@ -15,9 +15,9 @@ struct PendingRecord {
     comment: String,
 }
 
-/// The port of one card in a capture that several may write to.
+/// The port of one card in a capture that several cards share.
 ///
-/// Call [`PortTap::release`] whenever the card tells anything else, and at the end.
+/// Call [`PortTap::flush_pending`] before any other event of the card, and at the end.
 #[derive(Debug)]
 pub struct PortTap {
     interface: InterfaceId,

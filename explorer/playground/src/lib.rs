@@ -1,7 +1,7 @@
 //! The card in a browser: a scenario goes in, its result, event log and frames come out.
 //!
-//! [`play`] is the same in every place. Around it are four functions for WebAssembly: the page asks for room with [`input`], writes
-//! the scenario there, calls [`run`], and reads what [`output`] points at. Everything is owned on this side, so nothing has to be freed.
+//! [`run_scenario`] is the same on every platform. Four functions export it to WebAssembly: the page allocates with [`input`], writes
+//! the scenario there, calls [`run`], and reads the memory at [`output`]. This side owns all memory, so the page frees nothing.
 
 use serde::Serialize;
 use softhca_explorer::{Run, WhyReport};

@@ -84,7 +84,7 @@ impl ConnectRequest {
         self.id.peer_address()
     }
 
-    /// What the peer's application sent, filled up with zeros to [`REQUEST_DATA`](super::REQUEST_DATA) bytes.
+    /// What the peer's application sent, filled up with zeros to [`REQUEST_DATA`](super::MAX_REQ_PRIVATE_DATA) bytes.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
@@ -149,7 +149,7 @@ impl Connector {
         Connector { context: DebugContext(context.clone()), parameters: ConnectionParameters::default() }
     }
 
-    /// Sends this to the listener's application: up to [`REQUEST_DATA`](super::REQUEST_DATA) bytes.
+    /// Sends this to the listener's application: up to [`REQUEST_DATA`](super::MAX_REQ_PRIVATE_DATA) bytes.
     pub fn private_data(mut self, data: &[u8]) -> Connector {
         self.parameters.private_data = data.to_vec();
         self

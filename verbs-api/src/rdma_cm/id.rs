@@ -126,13 +126,13 @@ impl Id {
         self.call(Command::BindAddress { id: self.inner.id, address }).map(|_| ())
     }
 
-    /// Finds out which address to send from: [`EventKind::AddressResolved`].
+    /// Finds out which address to send from: [`EventType::AddressResolved`].
     pub fn resolve_address(&self, source: Option<SocketAddr>, destination: SocketAddr) -> Result<(), Error> {
         self.call(Command::ResolveAddress { id: self.inner.id, source, destination })?;
         self.wait_if_synchronous(EventType::AddressResolved)
     }
 
-    /// Finds the path: [`EventKind::RouteResolved`].
+    /// Finds the path: [`EventType::RouteResolved`].
     pub fn resolve_route(&self) -> Result<(), Error> {
         let mtu = self.channel().backend().active_mtu();
         self.call(Command::ResolveRoute { id: self.inner.id, path_mtu: mtu })?;
@@ -200,13 +200,13 @@ impl Id {
         parameters
     }
 
-    /// Asks the peer for a connection, or for its datagram queue pair: [`EventKind::Established`].
+    /// Asks the peer for a connection, or for its datagram queue pair: [`EventType::Established`].
     pub fn connect(&self, parameters: &ConnectionParameters) -> Result<(), Error> {
         self.call(Command::Connect { id: self.inner.id, parameters: self.with_queue_pair(parameters) })?;
         self.wait_if_synchronous(EventType::Established)
     }
 
-    /// Accepts a request: [`EventKind::Established`] tells that the peer knows. A request of datagrams is
+    /// Accepts a request: [`EventType::Established`] tells that the peer knows. A request of datagrams is
     /// answered with that, and no event follows.
     pub fn accept(&self, parameters: &ConnectionParameters) -> Result<(), Error> {
         let mut parameters = self.with_queue_pair(parameters);
@@ -258,13 +258,13 @@ impl Id {
         self.call(Command::Reject { id: self.inner.id, reason, private_data }).map(|_| ())
     }
 
-    /// Tells the peer that the connection stands, after [`EventKind::ConnectResponse`]; or the card, that the
+    /// Tells the peer that the connection stands, after [`EventType::ConnectResponse`]; or the card, that the
     /// queue pair heard from its peer although no RTU came.
     pub fn establish(&self) -> Result<(), Error> {
         self.call(Command::Establish(self.inner.id)).map(|_| ())
     }
 
-    /// Ends the connection: the queue pair stops, and both sides hear [`EventKind::Disconnected`].
+    /// Ends the connection: the queue pair stops, and both sides hear [`EventType::Disconnected`].
     pub fn disconnect(&self) -> Result<(), Error> {
         match self.connected_queue_pair() {
             Some(pair) => self.advance(&pair, &[QpState::Error], FollowUp::Disconnect)?,
@@ -321,7 +321,7 @@ impl Id {
         self.query().ok()?.peer
     }
 
-    /// Joins a multicast group: the attached queue pair is a member when [`EventKind::MulticastJoin`] is taken.
+    /// Joins a multicast group: the attached queue pair is a member when [`EventType::MulticastJoin`] is taken.
     pub fn join_multicast(&self, group: IpAddr) -> Result<(), Error> {
         self.call(Command::JoinMulticast { id: self.inner.id, group })?;
         self.wait_if_synchronous(EventType::MulticastJoin)

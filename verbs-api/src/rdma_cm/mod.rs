@@ -2,8 +2,8 @@
 //!
 //! An [`Id`] is one end of a connection, or a listener; it belongs to an [`EventChannel`], where its [`Event`]s
 //! are taken. The calls are those of librdmacm without their prefix, and so is what they do: `connect` sends a
-//! REQ, the peer's listener hears [`EventKind::ConnectRequest`], and when both sides have taken
-//! [`EventKind::Established`] their queue pairs can send. An identifier that was made with [`Id::synchronous`]
+//! REQ, the peer's listener hears [`EventType::ConnectRequest`], and when both sides have taken
+//! [`EventType::Established`] their queue pairs can send. An identifier that was made with [`Id::synchronous`]
 //! waits in each call until it is done.
 //!
 //! [`Listener`], [`Connector`] and [`Connection`] say the same in async code, on every kind of card:

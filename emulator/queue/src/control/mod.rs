@@ -30,7 +30,7 @@ pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
 pub struct Hello {
     /// Always [`Hello::MAGIC`].
     pub magic: [u8; 8],
-    /// [`PROTOCOL`] of the client.
+    /// [`PROTOCOL_VERSION`] of the client.
     pub protocol: u32,
     /// The version of the client library, for messages.
     pub version: String,
@@ -49,7 +49,7 @@ impl Hello {
 /// The daemon's response to [`Hello`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// [`PROTOCOL`] of the daemon.
+    /// [`PROTOCOL_VERSION`] of the daemon.
     pub protocol: u32,
     /// The version of the daemon, for messages.
     pub version: String,

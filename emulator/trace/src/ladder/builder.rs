@@ -20,10 +20,10 @@ enum Observation {
     Event { address: IpAddr, event: Event },
 }
 
-/// Gathers facts from anywhere, in the order of their times, and yields a ladder per connection.
+/// Collects observations in the order of their times, and builds a ladder per connection.
 ///
-/// A host whose card is heard is told from its events; frames only add what events do not say. Of other
-/// hosts the frames are all there is. As an [`Observer`] it watches a world.
+/// The events of a card describe its host; frames only add what events do not contain. Other hosts are described
+/// by their frames alone. It is also an event sink.
 #[derive(Debug, Default)]
 pub struct LadderBuilder {
     names: NameTable,

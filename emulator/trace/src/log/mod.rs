@@ -161,10 +161,9 @@ impl EntryBuilder {
     }
 }
 
-/// Writes an event log. As an [`Observer`] it watches a world; anybody else calls [`EventLog::card`] and
-/// [`EventLog::fault`].
+/// Writes an event log. It is an event sink.
 ///
-/// Call [`EventLog::finish`] at the end: it tells whether all could be written.
+/// Call [`EventLog::finish`] at the end: it returns the first write error.
 #[derive(Debug)]
 pub struct EventLog<W> {
     output: W,

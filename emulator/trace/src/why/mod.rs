@@ -1,7 +1,7 @@
-//! Why a work request failed or took long: the chain of causes, told in sentences from an event log.
+//! Explains from an event log why a work request failed or was slow.
 //!
-//! [`Inquiry`] reads a log and answers. The chain is what the log says happened to the packets of the work
-//! request, in order; the verdict names the cause and what to do about it.
+//! [`LogAnalyzer`] reads a log and answers a [`Query`]. The evidence lists the events of the packets of the work
+//! request, in order; the conclusion names the cause and gives advice.
 
 mod cause;
 mod evidence;
