@@ -76,7 +76,7 @@ const MEANINGS = {
   WRITE: "An RDMA WRITE puts data straight into the peer's memory; the peer's program takes no part.",
   READ_REQUEST: "An RDMA READ asks the peer's card for a stretch of its memory.",
   READ_RESPONSE: "The peer's card answers an RDMA READ with data. Responses use the PSNs that the request reserved.",
-  ACKNOWLEDGE: "An acknowledgement covers its PSN and every one before it. With a NAK syndrome it refuses instead.",
+  ACKNOWLEDGE: "An acknowledgement covers its PSN and every one before it. With a NAK syndrome it rejects the request instead.",
   ATOMIC_ACKNOWLEDGE: "The answer to an atomic: the value that was there before.",
   COMPARE_SWAP: "An atomic: replace eight bytes at the peer if they have the expected value.",
   FETCH_ADD: "An atomic: add to eight bytes at the peer.",
@@ -102,17 +102,17 @@ export function opcodeMeaning(opcode) {
 const SYNDROMES = {
   "ack": "Everything up to this PSN has arrived.",
   "rnr-nak": "Receiver not ready: no receive is posted. The sender waits and tries again.",
-  "nak/sequence-error": "The responder expected another PSN: a packet is missing.",
-  "nak/invalid-request": "The request makes no sense to the responder.",
-  "nak/remote-access": "The key, the range or the rights do not allow this access.",
-  "nak/remote-operation": "The responder failed on its own side.",
+  "nak/psn-sequence-error": "The responder expected another PSN: a packet is missing.",
+  "nak/invalid-request": "The responder cannot execute the request.",
+  "nak/remote-access-error": "The rkey, the range or the access flags do not permit this access.",
+  "nak/remote-operational-error": "The responder has a local error.",
   "nak/invalid-rd-request": "Reliable datagram only.",
 };
 
 export function syndromeText(syndrome) {
   if (syndrome === "ack") return "ACK";
   if (syndrome === "rnr-nak") return "RNR NAK";
-  return "NAK " + syndrome.slice(syndrome.indexOf("/") + 1).replaceAll("-", " ");
+  return "NAK " + syndrome.slice(syndrome.indexOf("/") + 1).replaceAll("-", " ").replace(/^psn/, "PSN");
 }
 
 export function syndromeMeaning(syndrome) {

@@ -102,8 +102,8 @@ fn ladder() {
         "WRITE #3, 4000 B in 4 packets",
         "SEND_ONLY +0",
         "dropped by \"lose one\"",
-        "NAK sequence error +5",
-        "PSN +5 is missing, +6 came",
+        "NAK PSN sequence error +5",
+        "rejects +6: expected PSN +5, received PSN +6",
         "retry-exceeded",
         "async event QP_FATAL",
     ] {
@@ -378,7 +378,7 @@ fn multicast() {
     browser.open(&runs::page(&log), "");
     assert_eq!(browser.text("document.querySelectorAll('.ladder-head b')[1].textContent"), "239.1.2.3");
     let ladder = browser.text("document.querySelector('.ladder-sheet').textContent");
-    for words in ["SEND_ONLY +0", "bob.1: RECEIVE: success, 140 B", "bob.2: SEND_ONLY +0 not taken"] {
+    for words in ["SEND_ONLY +0", "bob.1: RECEIVE: success, 140 B", "bob.2: drops UD SEND_ONLY +0: the Q_Key is wrong"] {
         assert!(ladder.contains(words), "{words:?} is not in {ladder}");
     }
     browser.screenshot("multicast");

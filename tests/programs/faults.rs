@@ -76,7 +76,7 @@ fn a_fault_that_is_never_applied_fails_the_run() {
     let file = rig.write("never.toml", &text.replace("psn = \"+2\"", "psn = \"+900000\""));
     let seen = write_bw(&mut rig, "fatal", &["--scenario", &file]);
     assert_eq!(seen.code, Some(1), "{}", seen.text);
-    assert!(seen.text.contains("fault \"lose the third packet\" never happened"), "{}", seen.text);
+    assert!(seen.text.contains("fault \"lose the third packet\" never applied"), "{}", seen.text);
     assert!(seen.text.contains("FAIL"), "{}", seen.text);
 }
 
@@ -114,7 +114,7 @@ fn port_state_changes_raise_async_events() {
     for line in [
         "event_type IBV_EVENT_PORT_ERR (10), port 1",
         "event_type IBV_EVENT_PORT_ACTIVE (9), port 1",
-        "held   alice hears of PORT_ERR",
+        "held   alice raises PORT_ERR",
     ] {
         assert!(seen.text.contains(line), "{line:?} is not in {seen:?}");
     }
