@@ -98,13 +98,13 @@ fn run_cm_capture(dialogue: &CmCapture) -> [Vec<u8>; 2] {
     let writer = CaptureWriter::new(Vec::new()).expect("a vector takes everything");
     let tap = Tap::new(writer, cast.clone(), CapturePoints::Senders).expect("a vector takes everything");
     let log = EventLog::new(Vec::new(), dialogue.about, cast);
-    let scribe = WritersSink(Arc::new(Mutex::new((tap, log))));
+    let sink = WritersSink(Arc::new(Mutex::new((tap, log))));
     let mut world = softhca::World::new(1);
-    world.event_sink(scribe.clone());
+    world.event_sink(sink.clone());
     (dialogue.run)(&mut world);
     world.run().unwrap_or_else(|failure| panic!("{}: {failure}", dialogue.name));
     drop(world);
-    let both = Arc::into_inner(scribe.0).expect("the world let go of it");
+    let both = Arc::into_inner(sink.0).expect("the world let go of it");
     let (mut tap, mut log) = both.into_inner().expect("no panic");
     tap.finish().expect("a vector takes everything");
     log.finish().expect("a vector takes everything");

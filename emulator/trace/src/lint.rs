@@ -487,9 +487,9 @@ pub struct LiveLinter {
 impl LiveLinter {
     /// A linter for the hosts of this cast.
     pub fn new(cast: NameTable) -> LiveLinter {
-        let narrator = EntryBuilder::new(cast);
-        let linter = Linter::new(&narrator.header(""));
-        LiveLinter { entries: narrator, linter }
+        let entries = EntryBuilder::new(cast);
+        let linter = Linter::new(&entries.header(""));
+        LiveLinter { entries, linter }
     }
 
     /// A card told an event.

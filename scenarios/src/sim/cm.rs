@@ -60,12 +60,12 @@ pub(super) fn init_for_cm(
 }
 
 /// A new identifier of a host.
-fn create_cm_id(theatre: &mut Simulation, host: usize, kind: QpType) -> Result<CmId, VerbsError> {
-    let mut verbs = theatre.world.verbs(HostId(host as u32));
-    let channel = match theatre.connections.channels.get(&host) {
+fn create_cm_id(simulation: &mut Simulation, host: usize, kind: QpType) -> Result<CmId, VerbsError> {
+    let mut verbs = simulation.world.verbs(HostId(host as u32));
+    let channel = match simulation.connections.channels.get(&host) {
         Some(channel) => *channel,
         None => match verbs.cm(Command::CreateEventChannel)? {
-            Reply::EventChannel(channel) => *theatre.connections.channels.entry(host).or_insert(channel),
+            Reply::EventChannel(channel) => *simulation.connections.channels.entry(host).or_insert(channel),
             _ => unreachable!("the card answers with a channel"),
         },
     };
@@ -74,26 +74,31 @@ fn create_cm_id(theatre: &mut Simulation, host: usize, kind: QpType) -> Result<C
     else {
         unreachable!("the card answers with an identifier")
     };
-    theatre.connections.identifiers.push((host, id));
+    simulation.connections.identifiers.push((host, id));
     Ok(id)
 }
 
-fn listen(theatre: &mut Simulation, host: usize, kind: QpType, port: u16) -> Result<u32, VerbsError> {
-    let id = create_cm_id(theatre, host, kind)?;
-    let address = SocketAddr::new(theatre.connections.addresses[host], port);
-    let mut verbs = theatre.world.verbs(HostId(host as u32));
+fn listen(simulation: &mut Simulation, host: usize, kind: QpType, port: u16) -> Result<u32, VerbsError> {
+    let id = create_cm_id(simulation, host, kind)?;
+    let address = SocketAddr::new(simulation.connections.addresses[host], port);
+    let mut verbs = simulation.world.verbs(HostId(host as u32));
     verbs.cm(Command::BindAddress { id, address })?;
     verbs.cm(Command::Listen { id, backlog: 0 })?;
     Ok(id.0)
 }
 
-fn connect(theatre: &mut Simulation, qp: usize, port: u16, private_data: &[u8]) -> Result<u32, VerbsError> {
-    let SimQueuePair { host, qpn, peer, .. } = theatre.qps[qp];
-    let pair = theatre.connections.pairs[qp].clone();
-    let id = create_cm_id(theatre, host.0 as usize, pair.kind)?;
-    let there = theatre.qps[peer].host.0 as usize;
-    let destination = SocketAddr::new(theatre.connections.addresses[there], port);
-    let mut verbs = theatre.world.verbs(host);
+fn connect(
+    simulation: &mut Simulation,
+    qp: usize,
+    port: u16,
+    private_data: &[u8],
+) -> Result<u32, VerbsError> {
+    let SimQueuePair { host, qpn, peer, .. } = simulation.qps[qp];
+    let pair = simulation.connections.pairs[qp].clone();
+    let id = create_cm_id(simulation, host.0 as usize, pair.kind)?;
+    let there = simulation.qps[peer].host.0 as usize;
+    let destination = SocketAddr::new(simulation.connections.addresses[there], port);
+    let mut verbs = simulation.world.verbs(host);
     for option in [CmOption::AckTimeout(pair.timeout), CmOption::TypeOfService(pair.traffic_class)] {
         verbs.cm(Command::SetOption { id, option })?;
     }
@@ -103,26 +108,26 @@ fn connect(theatre: &mut Simulation, qp: usize, port: u16, private_data: &[u8]) 
     Ok(id.0)
 }
 
-fn accept(theatre: &mut Simulation, qp: usize, id: CmId, private_data: &[u8]) -> Result<(), VerbsError> {
-    let SimQueuePair { host, qpn, .. } = theatre.qps[qp];
-    let pair = theatre.connections.pairs[qp].clone();
+fn accept(simulation: &mut Simulation, qp: usize, id: CmId, private_data: &[u8]) -> Result<(), VerbsError> {
+    let SimQueuePair { host, qpn, .. } = simulation.qps[qp];
+    let pair = simulation.connections.pairs[qp].clone();
     // The peer may send as soon as it has the REP: the queue pair is ready before.
     if !pair.kind.is_datagram() {
-        make_ready(theatre, qp, id)?;
+        make_ready(simulation, qp, id)?;
     }
     let parameters = conn_params(&pair, qpn, private_data);
-    theatre.world.verbs(host).cm(Command::Accept { id, parameters }).map(|_| ())
+    simulation.world.verbs(host).cm(Command::Accept { id, parameters }).map(|_| ())
 }
 
-fn establish(theatre: &mut Simulation, qp: usize, id: CmId) -> Result<(), VerbsError> {
-    make_ready(theatre, qp, id)?;
-    theatre.world.verbs(theatre.qps[qp].host).cm(Command::Establish(id)).map(|_| ())
+fn establish(simulation: &mut Simulation, qp: usize, id: CmId) -> Result<(), VerbsError> {
+    make_ready(simulation, qp, id)?;
+    simulation.world.verbs(simulation.qps[qp].host).cm(Command::Establish(id)).map(|_| ())
 }
 
 /// Takes a queue pair to RTS with what the connection manager knows, and lets rules and traces know it.
-fn make_ready(theatre: &mut Simulation, qp: usize, id: CmId) -> Result<(), VerbsError> {
-    let SimQueuePair { host, qpn, .. } = theatre.qps[qp];
-    let mut verbs = theatre.world.verbs(host);
+fn make_ready(simulation: &mut Simulation, qp: usize, id: CmId) -> Result<(), VerbsError> {
+    let SimQueuePair { host, qpn, .. } = simulation.qps[qp];
+    let mut verbs = simulation.world.verbs(host);
     for state in [QpState::ReadyToReceive, QpState::ReadyToSend] {
         let Reply::QpAttributes(modify) = verbs.cm(Command::InitQpAttributes { id, state })? else {
             unreachable!("the card answers with attributes")
@@ -131,17 +136,17 @@ fn make_ready(theatre: &mut Simulation, qp: usize, id: CmId) -> Result<(), Verbs
     }
     let own = verbs.attributes(qpn)?;
     let responder = Endpoint { address: own.address_vector.dgid.ip(), qpn: own.dest_qpn };
-    register_flow(theatre, qp, own.sq_psn, Some(responder));
+    register_flow(simulation, qp, own.sq_psn, Some(responder));
     Ok(())
 }
 
 /// Lets rules and traces know a queue pair that got ready to send.
-fn register_flow(theatre: &mut Simulation, qp: usize, first_psn: Psn, responder: Option<Endpoint>) {
-    let SimQueuePair { host, qpn, .. } = theatre.qps[qp];
-    let requester = Endpoint { address: theatre.connections.addresses[host.0 as usize], qpn };
+fn register_flow(simulation: &mut Simulation, qp: usize, first_psn: Psn, responder: Option<Endpoint>) {
+    let SimQueuePair { host, qpn, .. } = simulation.qps[qp];
+    let requester = Endpoint { address: simulation.connections.addresses[host.0 as usize], qpn };
     let role = Plan::role_of(qp);
-    theatre.world.flows_mut().insert(Flow { id: role, requester, responder, first_psn });
-    let mut watcher = theatre.recorder.borrow_mut();
+    simulation.world.flows_mut().insert(Flow { id: role, requester, responder, first_psn });
+    let mut watcher = simulation.recorder.borrow_mut();
     watcher.record.add_queue_pair(qp, requester, first_psn);
     let watcher = &mut *watcher;
     let ladders = watcher.ladders.as_mut().map(|ladders| ladders.names_mut());
@@ -154,12 +159,13 @@ fn register_flow(theatre: &mut Simulation, qp: usize, first_psn: Psn, responder:
     }
 }
 
-fn aim(theatre: &mut Simulation, qp: usize, target: UdParameters) -> Result<(), VerbsError> {
-    let SimQueuePair { host, domain, .. } = theatre.qps[qp];
-    let handle = theatre.world.verbs(host).create_address_handle(domain, target.address_vector)?;
+fn aim(simulation: &mut Simulation, qp: usize, target: UdParameters) -> Result<(), VerbsError> {
+    let SimQueuePair { host, domain, .. } = simulation.qps[qp];
+    let handle = simulation.world.verbs(host).create_address_handle(domain, target.address_vector)?;
     let (queue_pair, queue_key) = (target.qpn, target.qkey);
-    theatre.qps[qp].datagram = UdDestination { ah: handle.0, remote_qpn: queue_pair, remote_qkey: queue_key };
-    register_flow(theatre, qp, Psn::new(0), None);
+    simulation.qps[qp].datagram =
+        UdDestination { ah: handle.0, remote_qpn: queue_pair, remote_qkey: queue_key };
+    register_flow(simulation, qp, Psn::new(0), None);
     Ok(())
 }
 

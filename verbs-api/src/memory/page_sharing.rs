@@ -122,16 +122,17 @@ impl Registrations {
     }
 
     /// Forgets a range. Its shared pages stay if another region has a part of them.
-    fn remove(&mut self, tenure: &RegisteredRange) {
+    fn remove(&mut self, registered: &RegisteredRange) {
         // The child of a fork finds neither.
-        if let Entry::Occupied(mut count) = self.ranges.entry((tenure.range.start, tenure.range.end)) {
+        if let Entry::Occupied(mut count) = self.ranges.entry((registered.range.start, registered.range.end))
+        {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
                 count.remove();
             }
         }
         let is_ended = |other: &Arc<SharedPages>| {
-            tenure.shared.as_ref().is_some_and(|shared| Arc::ptr_eq(other, shared))
+            registered.shared.as_ref().is_some_and(|shared| Arc::ptr_eq(other, shared))
         };
         if let Some(place) = self.shared.iter().position(is_ended) {
             let shared = self.shared.swap_remove(place);

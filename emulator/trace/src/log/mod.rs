@@ -174,9 +174,9 @@ pub struct EventLog<W> {
 impl<W: Write> EventLog<W> {
     /// Starts a log with its first line. The vantage points are the hosts that have a name by now.
     pub fn new(output: W, title: &str, cast: NameTable) -> EventLog<W> {
-        let narrator = EntryBuilder::new(cast);
-        let header = narrator.header(title);
-        let mut log = EventLog { output, entries: narrator, error: None };
+        let entries = EntryBuilder::new(cast);
+        let header = entries.header(title);
+        let mut log = EventLog { output, entries, error: None };
         log.write_line(&header);
         log
     }
