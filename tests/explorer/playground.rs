@@ -117,7 +117,7 @@ fn refusals(browser: &mut Browser) {
 /// An endless run does not block the page, and ends when the user stops it or starts another.
 fn stops(browser: &mut Browser) {
     let endless = "title = 'endless'\nduration = '600s'\n[hosts]\nalice = {}\nbob = {}\n[[pair]]\nqps = ['alice.1', 'bob.1']\n\
-                   [[workload]]\nstream = { qp = 'alice.1', op = 'write', bytes = 64, every = '1ms' }\n";
+                   [[workload]]\nstream = { qp = 'alice.1', op = 'write', bytes = 64, interval = '1ms' }\n";
     let start = format!(
         "views.playground.text.value = {}; app.played = undefined; document.querySelector('.play-bar .button').click()",
         serde_json::to_string(endless).expect("JSON")
