@@ -1,11 +1,9 @@
 //! Asynchronous events that wait to be taken.
 
-use crate::Error;
 use crate::notifier::Notifier;
 use parking_lot::Mutex;
 use softhca_engine::AsyncEvent;
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
 
 /// Asynchronous events, oldest first.
 #[derive(Default)]
@@ -37,7 +35,8 @@ impl AsyncEventQueue {
     }
 
     /// A descriptor that is readable while events wait.
-    pub fn descriptor(&self) -> Result<BorrowedFd<'_>, Error> {
+    #[cfg(feature = "sockets")]
+    pub fn descriptor(&self) -> Result<std::os::fd::BorrowedFd<'_>, crate::Error> {
         let waiting = self.events.lock();
         let descriptor = self.notifier.descriptor()?;
         if waiting.is_empty() {

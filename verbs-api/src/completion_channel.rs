@@ -3,15 +3,14 @@
 use crate::backend::Backend;
 use crate::completion_queue::{self, CompletionQueue};
 use crate::endpoint_exchange::assert_may_block;
+use crate::event_fd::EventFd;
 use crate::executor::{WaitReason, record_wait_reason};
 use crate::notifier::Notifier;
 use crate::{Context, Error};
 use parking_lot::Mutex;
 use softhca_engine::Instant;
-use softhca_udp::Waker;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
@@ -52,7 +51,7 @@ pub(crate) struct Channel {
     events: Mutex<VecDeque<u64>>,
     queues: Mutex<BTreeMap<u64, Weak<completion_queue::Inner>>>,
     notifier: Notifier,
-    waker: Waker,
+    event_fd: EventFd,
 }
 
 impl Channel {
@@ -71,7 +70,7 @@ impl Channel {
     pub fn notify(&self, token: u64) {
         let mut events = self.events.lock();
         events.push_back(token);
-        self.waker.wake();
+        self.event_fd.wake();
         drop(events);
         self.notifier.notify();
     }
@@ -82,7 +81,7 @@ impl Channel {
                 let mut events = self.events.lock();
                 let token = events.pop_front();
                 if events.is_empty() {
-                    self.waker.clear();
+                    self.event_fd.clear();
                 }
                 token?
             };
@@ -95,14 +94,14 @@ impl Channel {
 
 impl CompletionChannel {
     pub(crate) fn new(context: &Context) -> Result<CompletionChannel, Error> {
-        let waker =
-            Waker::new().map_err(|source| Error::System { what: "making an event descriptor", source })?;
+        let event_fd =
+            EventFd::new().map_err(|source| Error::System { what: "making an event descriptor", source })?;
         let inner = Channel {
             backend: context.backend.clone(),
             events: Mutex::default(),
             queues: Mutex::default(),
             notifier: Notifier::default(),
-            waker,
+            event_fd,
         };
         Ok(CompletionChannel { inner: Arc::new(inner) })
     }
@@ -173,8 +172,9 @@ impl CompletionChannel {
 }
 
 /// Readable while an event waits.
-impl AsFd for CompletionChannel {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inner.waker.as_fd()
+#[cfg(feature = "sockets")]
+impl std::os::fd::AsFd for CompletionChannel {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.inner.event_fd.as_fd()
     }
 }

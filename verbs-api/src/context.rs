@@ -8,7 +8,6 @@ use softhca_engine::{AsyncEvent, PortState};
 use softhca_wire::Gid;
 use std::future::poll_fn;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -99,7 +98,8 @@ impl Context {
     }
 
     /// A descriptor that is readable while an asynchronous event waits, for `poll`, `epoll` or a runtime.
-    pub fn async_fd(&self) -> Result<BorrowedFd<'_>, Error> {
+    #[cfg(feature = "sockets")]
+    pub fn async_fd(&self) -> Result<std::os::fd::BorrowedFd<'_>, Error> {
         self.backend.async_events().descriptor()
     }
 

@@ -1,24 +1,123 @@
 //! A card in this process: callers drive it when they poll, a thread of its own when nobody does.
 
 use crate::backend::Result;
+use crate::device::DeviceBackend;
 use crate::local_backend::{CardRuntime, EventBus, LocalBackend};
 use crate::memory::{MemoryBlock, MemoryTable};
 use crate::notifier::Notifier;
 use crate::time::real_now;
-use crate::{EndpointExchange, Error, PortSwitch};
-use softhca_engine::{Attachments, ClientId, Command, Context, Hca, Instant, MemoryId, Reply, VerbsError};
-use softhca_fabric::{EventSink, Flow, NetworkEvent, Rule, RuleCounters, Topology};
+use crate::{Device, EndpointExchange, Entropy, Error, IcrcCheck, Loopback, Settings};
+use softhca_engine::{
+    AckPolicy, Attachments, ClientId, Command, Context, Hca, Instant, MemoryId, Reply, ResponseOrder,
+    VerbsError,
+};
+use softhca_fabric::{
+    EventSink, Flow, LinkSettings, NetworkEvent, ReceiverSettings, Rule, RuleCounters, SwitchSettings,
+    Topology,
+};
 use softhca_queue::SharedWords;
 use softhca_udp::{
     DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, ProcessIdentity, ReceiveMemory,
-    SharedDriver,
+    SharedDriver, SocketOptions, bind_host,
 };
 use softhca_wire::Mtu;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// A switch before the port of an embedded card, of its own: what arrives passes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortSwitch {
+    /// The cables to the card and to whoever sends to it.
+    pub line: LinkSettings,
+    /// When the switch marks and pauses.
+    pub settings: SwitchSettings,
+    /// How fast the card's port takes what arrives; it pauses the switch before it loses anything.
+    pub receiver: ReceiverSettings,
+}
+
+/// What an embedded card may differ in.
+pub struct EmbeddedOptions {
+    /// The host's address; without one, `SOFTHCA_ADDRESS` or the first of 127.0.0.2, 127.0.0.3, … that is free.
+    pub address: Option<IpAddr>,
+    /// The host's IPv6 address beside an IPv4 one: its GID 1. Without one, a host on a network takes that of its
+    /// interface, if there is one and it is free.
+    pub ipv6: Option<Ipv6Addr>,
+    /// Which source port packets have.
+    pub entropy: Entropy,
+    /// Where goes what the host sends to itself.
+    pub loopback: Loopback,
+    /// The settings of the card. A seed of zero takes one from the operating system.
+    pub settings: Settings,
+    /// How the invariant CRC of arriving packets is checked.
+    pub icrc: IcrcCheck,
+    /// How many bytes of receive buffer to ask for. Linux doubles it, and gives less where it is above the
+    /// system's limit (`net.core.rmem_max`) and the process has no CAP_NET_ADMIN.
+    pub receive_buffer: usize,
+    /// A switch that queues, marks and pauses what other ports of this make send here; without one, it arrives as it comes.
+    pub switch: Option<PortSwitch>,
+    /// Sees every event and every packet.
+    pub event_sink: Box<dyn EventSink + Send>,
+}
+
+impl Default for EmbeddedOptions {
+    fn default() -> EmbeddedOptions {
+        EmbeddedOptions {
+            address: None,
+            ipv6: None,
+            entropy: Entropy::Off,
+            loopback: Loopback::Socket,
+            settings: Settings {
+                ack_policy: AckPolicy::Coalesce,
+                response_order: ResponseOrder::ResponseFirst,
+                min_ack_timeout: Duration::from_millis(500),
+                ..Settings::default()
+            },
+            icrc: IcrcCheck::default(),
+            receive_buffer: SocketOptions::default().receive_buffer,
+            switch: None,
+            event_sink: Box::new(()),
+        }
+    }
+}
+
+impl Device {
+    /// A card in this process, on a loopback address of its own. Needs nothing running and nothing set up.
+    pub fn embedded() -> Result<Device> {
+        Device::embedded_with(EmbeddedOptions::default())
+    }
+
+    /// A card in this process, as the options say.
+    pub fn embedded_with(mut options: EmbeddedOptions) -> Result<Device> {
+        if options.settings.seed == 0 {
+            options.settings.seed = RandomState::new().hash_one(0);
+        }
+        let buffers = SocketOptions { receive_buffer: options.receive_buffer, ..SocketOptions::default() };
+        let sockets = match options.address {
+            Some(address) => HostSockets::bind_dual_stack(address, options.ipv6, buffers)?,
+            None => match options.ipv6 {
+                None => bind_host(buffers)?,
+                ipv6 => bind_host(buffers)?.with_ipv6(ipv6, buffers)?,
+            },
+        };
+        let EmbeddedOptions { settings, icrc, entropy, loopback, .. } = options;
+        let driver = DriverOptions { settings, icrc, entropy, loopback };
+        let card = start(sockets, driver, options.switch, options.event_sink)?;
+        let address = card.runtime.address();
+        Ok(Device::new(DeviceBackend::Embedded(Arc::new(card)), address))
+    }
+
+    /// How full the receive buffers of an embedded card's sockets are, and how many datagrams they dropped:
+    /// first that of RoCE, then that of link control. Other cards are not asked.
+    pub fn receive_buffer_usage(&self) -> Result<Option<[ReceiveMemory; 2]>> {
+        match &self.backend {
+            DeviceBackend::Embedded(card) => card.runtime.receive_buffer_usage().map(Some),
+            _ => Ok(None),
+        }
+    }
+}
 
 /// How long a caller that waits for an event of a connection drives before it sleeps.
 const CM_SPIN_TIME: Duration = Duration::from_micros(50);
@@ -59,7 +158,7 @@ fn build_switch(switch: &PortSwitch, address: IpAddr) -> Result<Arc<HostNetwork>
 }
 
 /// Starts a card on these sockets.
-pub(crate) fn start(
+fn start(
     sockets: HostSockets,
     options: DriverOptions,
     switch: Option<PortSwitch>,

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use std::any::{Any, type_name};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::task::Poll;
 
 type Value = Arc<dyn Any + Send + Sync>;
@@ -41,8 +41,10 @@ impl EndpointExchange {
     }
 
     /// The board of all embedded cards of this process.
+    #[cfg(feature = "sockets")]
     pub(crate) fn process_wide() -> EndpointExchange {
-        static EXCHANGE: LazyLock<EndpointExchange> = LazyLock::new(EndpointExchange::new);
+        static EXCHANGE: std::sync::LazyLock<EndpointExchange> =
+            std::sync::LazyLock::new(EndpointExchange::new);
         EXCHANGE.clone()
     }
 

@@ -15,6 +15,7 @@ pub enum Error {
     #[error(transparent)]
     Post(#[from] InvalidWorkRequest),
     /// The host's sockets could not be had.
+    #[cfg(feature = "sockets")]
     #[error(transparent)]
     Bind(#[from] softhca_udp::BindError),
     /// The system failed.
@@ -102,6 +103,7 @@ impl Error {
         const ENOMEM: i32 = 12;
         const ENODEV: i32 = 19;
         const EINVAL: i32 = 22;
+        #[cfg(feature = "sockets")]
         const EADDRINUSE: i32 = 98;
         const ECONNREFUSED: i32 = 111;
         match self {
@@ -110,6 +112,7 @@ impl Error {
             Error::Post(_) | Error::NoQueue(_) | Error::InvalidEndpoint(_) | Error::OutOfRange { .. } => {
                 EINVAL
             }
+            #[cfg(feature = "sockets")]
             Error::Bind(_) => EADDRINUSE,
             Error::DaemonRejected { errno, .. } => *errno,
             Error::NoDaemon { .. } => ENODEV,

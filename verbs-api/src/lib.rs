@@ -9,6 +9,9 @@
 //! The same types work on an embedded card ([`Device::embedded`]: in this process, on real sockets) and on
 //! the simulated cards of a [`World`], where the async code of several hosts runs under virtual time.
 //!
+//! The feature `sockets`, on by default, adds the embedded card and the card of a daemon. Without it, the crate has
+//! simulated cards only and builds for wasm32.
+//!
 //! ```
 //! use softhca::{AccessFlags, Device, QpType, SendRequest};
 //!
@@ -39,12 +42,14 @@ mod backend;
 mod completion_channel;
 mod completion_queue;
 mod context;
-#[cfg(target_os = "linux")]
+#[cfg(all(feature = "sockets", target_os = "linux"))]
 mod daemon;
 mod device;
+#[cfg(feature = "sockets")]
 mod embedded;
 mod endpoint_exchange;
 mod error;
+mod event_fd;
 mod executor;
 mod local_backend;
 mod memory;
@@ -65,11 +70,13 @@ mod xrc;
 pub use completion_channel::CompletionChannel;
 pub use completion_queue::CompletionQueue;
 pub use context::Context;
-#[cfg(target_os = "linux")]
+#[cfg(all(feature = "sockets", target_os = "linux"))]
 pub use daemon::{
     ClientStatus, DaemonControl, DaemonStatus, FabricPort, HostAsyncEvent, HostDevice, HostStatus,
 };
-pub use device::{Device, DeviceAttributes, EmbeddedOptions, PortAttributes, PortSwitch};
+pub use device::{Device, DeviceAttributes, PortAttributes};
+#[cfg(feature = "sockets")]
+pub use embedded::{EmbeddedOptions, PortSwitch};
 pub use endpoint_exchange::EndpointExchange;
 pub use error::Error;
 pub use executor::{JoinHandle, WaitReason, block_on, spawn, yield_now};
@@ -93,12 +100,13 @@ pub use softhca_fabric::{
     LinkSettings, NetworkEvent, PacketClass, PacketClasses, Pattern, PfcSettings, ReceiverSettings, Repeat,
     Rule, RuleCounters, RuleId, Selector, Stage, SwitchSettings,
 };
-#[cfg(target_os = "linux")]
+#[cfg(all(feature = "sockets", target_os = "linux"))]
 pub use softhca_queue::control::{DEFAULT_NAME, HOST_VARIABLE, NAME_VARIABLE};
 pub use softhca_queue::{
     AccessFlags, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CqNotify, MemoryWindowBind,
     Operation, RemoteAddress, SendFlags, SendImmOrInvalidate, Sge, SrqAttributes, UdDestination,
 };
+#[cfg(feature = "sockets")]
 pub use softhca_udp::{Entropy, IcrcCheck, Loopback, ReceiveMemory};
 pub use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
 

@@ -1,10 +1,8 @@
 //! Waking whoever waits: threads, tasks.
 
-use crate::Error;
 use crate::completion_channel::Channel;
+use crate::event_fd::EventFd;
 use parking_lot::{Condvar, Mutex};
-use softhca_udp::Waker as Descriptor;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -17,7 +15,7 @@ pub(crate) struct Notifier {
     /// The channel that is told too, and by which token.
     channel: Option<(Arc<Channel>, u64)>,
     /// The descriptor that becomes readable too, once somebody asked for it.
-    descriptor: OnceLock<Descriptor>,
+    descriptor: OnceLock<EventFd>,
 }
 
 #[derive(Default)]
@@ -48,14 +46,15 @@ impl Notifier {
 
     /// A descriptor that becomes readable when something happens. It is readable at first: what happened
     /// before is not known here.
-    pub fn descriptor(&self) -> Result<BorrowedFd<'_>, Error> {
+    #[cfg(feature = "sockets")]
+    pub fn descriptor(&self) -> Result<std::os::fd::BorrowedFd<'_>, crate::Error> {
         if self.descriptor.get().is_none() {
-            let made = Descriptor::new()
-                .map_err(|source| Error::System { what: "making an event descriptor", source })?;
+            let made = EventFd::new()
+                .map_err(|source| crate::Error::System { what: "making an event descriptor", source })?;
             made.wake();
             let _ = self.descriptor.set(made);
         }
-        Ok(self.descriptor.get().expect("it was just made").as_fd())
+        Ok(std::os::fd::AsFd::as_fd(self.descriptor.get().expect("it was just made")))
     }
 
     /// Makes the descriptor readable.

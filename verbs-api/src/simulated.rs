@@ -30,8 +30,8 @@ pub(crate) struct SimulatedHost {
 }
 
 impl SimulatedHost {
-    /// Puts a rule on every cable that leaves the host.
-    pub fn add_rule(&self, rule: &Rule) {
+    /// Puts a rule on every cable that leaves the host. The seed of the world replaces `_seed`.
+    pub fn add_rule(&self, _seed: u64, rule: &Rule) {
         let mut fabric = self.fabric.lock();
         for (cable, direction) in fabric.host(self.host).links().to_vec() {
             let mut rule = rule.clone();
@@ -41,7 +41,7 @@ impl SimulatedHost {
     }
 
     /// Lets rules know a queue pair by its role.
-    pub fn add_flow(&self, flow: Flow) {
+    pub fn add_flow(&self, _seed: u64, flow: Flow) {
         self.fabric.lock().flows_mut().insert(flow);
     }
 

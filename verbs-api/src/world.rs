@@ -1,5 +1,6 @@
 //! Several hosts in virtual time, for deterministic tests of RDMA programs.
 
+use crate::device::DeviceBackend;
 use crate::executor::{Executor, WaitReason};
 use crate::local_backend::{EventBus, LocalBackend};
 use crate::report::{Failure, FailureCause, Report, RunRecorder};
@@ -262,7 +263,7 @@ impl World {
             random_draws: AtomicU64::new(0),
         };
         let card = LocalBackend::new(desk, board).expect("a new card has room for a client");
-        let device = Device::simulated(card, address);
+        let device = Device::new(DeviceBackend::Simulated(Arc::new(card)), address);
         self.hosts.push(Host {
             name: name.into(),
             id,

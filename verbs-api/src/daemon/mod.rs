@@ -10,6 +10,7 @@ pub use softhca_queue::control::{ClientStatus, DaemonStatus, FabricPort, HostDev
 
 use crate::async_events::AsyncEventQueue;
 use crate::backend::{Backend, Result};
+use crate::device::DeviceBackend;
 use crate::memory::{MemoryBlock, RegisteredRange};
 use crate::notifier::Notifier;
 use crate::time::real_now;
@@ -57,7 +58,7 @@ impl Device {
         let host = host.map(String::from).or_else(|| std::env::var(HOST_VARIABLE).ok());
         let backend = DaemonBackend::open(ControlSocket::connect(&daemon_name(daemon))?, host)?;
         let address = backend.host.address;
-        Ok(Device::from_daemon(backend, address))
+        Ok(Device::new(DeviceBackend::Daemon(Arc::new(backend)), address))
     }
 
     /// The devices of a daemon. Without a name, of the daemon in `SOFTHCA_DAEMON` or the default one.

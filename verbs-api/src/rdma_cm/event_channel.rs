@@ -14,7 +14,6 @@ use softhca_queue::reply;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::poll_fn;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
@@ -213,7 +212,8 @@ impl EventChannel {
     }
 
     /// A descriptor that is readable while an event may wait, for `poll`, `epoll` or a runtime.
-    pub fn descriptor(&self) -> Result<BorrowedFd<'_>, Error> {
+    #[cfg(feature = "sockets")]
+    pub fn descriptor(&self) -> Result<std::os::fd::BorrowedFd<'_>, Error> {
         self.inner.notifier.descriptor()
     }
 }
