@@ -390,7 +390,7 @@ fn loss(demo: &mut Demo) -> Result<(), DemoError> {
     });
     a.post_send_list(&requests)?;
     let outcomes = [alice.completion()?, alice.completion()?].map(|completion| completion.status.name());
-    if outcomes != ["retry-exceeded", "flushed"] {
+    if outcomes != ["RETRY_EXC_ERR", "WR_FLUSH_ERR"] {
         return Err(format!("expected the loss to break the connection, got {outcomes:?}").into());
     }
     let raised = bob.context.wait_async_event(COMPLETION_TIMEOUT);

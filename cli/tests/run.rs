@@ -38,7 +38,7 @@ const LOSS: &str = "fatal-lost-write-middle.toml";
 fn failing_scenario(folder: &Path) -> String {
     let text = fs::read_to_string(library(LOSS)).expect("a scenario");
     let path = folder.join("broken.toml");
-    let more = "\n[[expect]]\ncompletion = { qp = \"alice.1\", status = \"success\" }\n";
+    let more = "\n[[expect]]\ncompletion = { qp = \"alice.1\", status = \"SUCCESS\" }\n";
     fs::write(&path, text + more).expect("a file");
     path.display().to_string()
 }
@@ -77,7 +77,7 @@ fn a_failed_expectation_prints_its_packets_and_exits_with_1() {
     assert_eq!(code(&output), 1, "{text}");
     for part in [
         "FAIL",
-        "FAILED alice.1: a work request completes with success",
+        "FAILED alice.1: a work request completes with SUCCESS",
         "NAK sequence error +1",
         "dropped by",
         "replay: softhca run",

@@ -23,7 +23,7 @@ function figures(run) {
     if (syndrome === "ack") acks++;
     else if (syndrome) naks++;
   }
-  const done = run.works.filter((work) => work.status === "success");
+  const done = run.works.filter((work) => work.status === "SUCCESS");
   let last = 0;
   for (const work of done) last = Math.max(last, run.time.values[work.ended]);
   return [

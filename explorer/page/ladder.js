@@ -130,7 +130,7 @@ export class Ladder {
         const starts = isHere && work.started === event;
         const ends = isHere && work.ended === event;
         if (starts || ends) {
-          const failed = ends && work.status !== "success";
+          const failed = ends && work.status !== "SUCCESS";
           const from = starts ? middle : y;
           group.append(svg("path", {
             class: "bracket" + (failed ? " failed" : ""),

@@ -425,7 +425,7 @@ export class Run {
     switch (kind) {
       case KIND.STARTED: cls = CLASS.work; this.started(index, end, data); break;
       case KIND.COMPLETED: cls = this.completed(index, end, data); break;
-      case KIND.RETIRED: cls = CLASS.completion; this.finish(index, end, data.wr_id, "success"); break;
+      case KIND.RETIRED: cls = CLASS.completion; this.finish(index, end, data.wr_id, "SUCCESS"); break;
       case KIND.DROPPED:
         cls = CLASS["not taken"];
         if (data.packet) this.dropped(index, host, data.packet);
@@ -485,7 +485,7 @@ export class Run {
 
   completed(index, at, data) {
     this.payload.values[index] = data.bytes;
-    const failed = data.status !== "success";
+    const failed = data.status !== "SUCCESS";
     if (failed) {
       this.flags.values[index] |= FAILED;
       this.failures.push(index);

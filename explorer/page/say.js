@@ -93,8 +93,8 @@ export function sentence(run, index) {
     case KIND.COMPLETED: {
       const work = run.work.values[index];
       const name = work >= 0 ? workName(run, work) : data.operation.toUpperCase();
-      const bytes = data.operation.startsWith("receive") && data.status === "success" ? ", " + bytesText(data.bytes) : "";
-      return `${name}: ${data.status}${bytes}${data.status !== "success" && data.status !== "flushed" && entry.trigger ? " — " + relativeReason(run, index, entry.trigger) : ""}`;
+      const bytes = data.operation.startsWith("receive") && data.status === "SUCCESS" ? ", " + bytesText(data.bytes) : "";
+      return `${name}: ${data.status}${bytes}${data.status !== "SUCCESS" && data.status !== "WR_FLUSH_ERR" && entry.trigger ? " — " + relativeReason(run, index, entry.trigger) : ""}`;
     }
     case KIND.RETIRED: {
       const work = run.work.values[index];

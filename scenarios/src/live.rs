@@ -363,7 +363,7 @@ mod tests {
         link = "alice - bob"
         action = { flap = { down = "1ms", up = "1ms", times = 1 } }
         [[expect]]
-        completion = { qp = "alice.2", status = "retry-exceeded", times = 1 }
+        completion = { qp = "alice.2", status = "RETRY_EXC_ERR", times = 1 }
         [[expect]]
         state = { qp = "alice.2", is = "error" }
         [[expect]]
@@ -406,7 +406,7 @@ mod tests {
         arrive(&mut live, 19, "rc");
         for qp in [17, 19] {
             let failed = format!(
-                r#"{{"time":5,"host":"alice","name":"work:completed","data":{{"qp":{qp},"wr_id":3,"operation":"write","status":"retry-exceeded","bytes":0,"cq":1,"reason":"x","vendor_err":20}}}}"#
+                r#"{{"time":5,"host":"alice","name":"work:completed","data":{{"qp":{qp},"wr_id":3,"operation":"write","status":"RETRY_EXC_ERR","bytes":0,"cq":1,"reason":"x","vendor_err":20}}}}"#
             );
             live.on_log_entry(&serde_json::from_str(&failed).unwrap());
         }

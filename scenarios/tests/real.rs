@@ -108,7 +108,7 @@ fn a_real_run_leaves_a_log_a_capture_and_ladders() {
 
 #[test]
 fn a_real_run_that_fails_is_written_down_whether_or_not_somebody_asked() {
-    let wrong = format!("{LOSS}\n[[expect]]\ncompletion = {{ qp = \"alice.1\", status = \"success\" }}\n");
+    let wrong = format!("{LOSS}\n[[expect]]\ncompletion = {{ qp = \"alice.1\", status = \"SUCCESS\" }}\n");
     assert!(udp::run(&plan_of(&wrong), Recording::Digest).artifacts.is_some());
     assert!(udp::run(&plan_of(LOSS), Recording::Digest).artifacts.is_none());
 }

@@ -35,7 +35,7 @@ fn cq_overflow_stops_all_its_queue_pairs_and_no_others() {
     assert_eq!(states, ["ERR", "RTS"]);
     assert_eq!(
         pair.completion_statuses(a),
-        [(0, "success"), (1, "success")],
+        [(0, "SUCCESS"), (1, "SUCCESS")],
         "what fitted can still be polled"
     );
     assert_eq!(pair.counters(a).cq_overflow, 1);
@@ -49,7 +49,7 @@ fn a_cq_that_is_polled_in_time_does_not_overflow() {
     for id in 0..50 {
         pair.post_write(id, 0, 0, 8);
         pair.run();
-        assert_eq!(pair.completion_statuses(a), [(id, "success")]);
+        assert_eq!(pair.completion_statuses(a), [(id, "SUCCESS")]);
     }
 }
 
@@ -136,12 +136,12 @@ fn an_unsignaled_request_completes_only_on_failure() {
     pair.post_with(1, Operation::Write { remote: b.remote(0), imm_data: None }, &gather, quiet);
     pair.post_write(2, 0, 0, 8);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(2, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(2, "SUCCESS")]);
     let outside = b.remote(1 << 20);
     pair.post_with(3, Operation::Write { remote: outside, imm_data: None }, &gather, quiet);
     pair.post_with(4, Operation::Write { remote: b.remote(0), imm_data: None }, &gather, quiet);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(3, "remote-access"), (4, "flushed")]);
+    assert_eq!(pair.completion_statuses(a), [(3, "REM_ACCESS_ERR"), (4, "WR_FLUSH_ERR")]);
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn sq_sig_all_signals_every_request() {
     let quiet = |request: &mut SendWorkRequest<'_>| request.flags -= SendFlags::SIGNALED;
     pair.post_with(1, Operation::Write { remote: b.remote(0), imm_data: None }, &[a.sge(0, 8)], quiet);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
 }
 
 #[test]

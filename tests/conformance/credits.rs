@@ -57,7 +57,7 @@ fn without_credits_a_message_is_probed_with_one_packet() {
     pair.post_receive(1, 0, 4000);
     pair.post_receive(2, 0, 4000);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS"), (2, "SUCCESS")]);
     assert_eq!(pair.completions(b).iter().map(|c| c.byte_len).collect::<Vec<_>>(), [3000, 10]);
     assert_eq!(pair.state(a), QpState::ReadyToSend);
 }
@@ -69,7 +69,7 @@ fn writes_and_reads_need_no_credits() {
     pair.post_write(1, 0, 0, 5000);
     pair.post_read(2, 0, 0, 5000);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS"), (2, "SUCCESS")]);
 }
 
 #[test]
@@ -87,5 +87,5 @@ fn many_messages_arrive_with_few_receives() {
     }
     pair.run();
     let outcomes = pair.completion_statuses(a);
-    assert_eq!(outcomes, (0..20).map(|id| (id, "success")).collect::<Vec<_>>());
+    assert_eq!(outcomes, (0..20).map(|id| (id, "SUCCESS")).collect::<Vec<_>>());
 }

@@ -23,11 +23,11 @@ fn every_length_up_to_the_port_mtu_arrives_after_a_40_byte_grh() {
         pair.post_receive(100, 0, 40 + length);
         pair.post_send(1, 0, length);
         pair.run();
-        assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+        assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
         let received = pair.completions(b)[0];
         assert_eq!(
             (received.byte_len, received.src_qp, received.status.name()),
-            (40 + length, a.qp, "success")
+            (40 + length, a.qp, "SUCCESS")
         );
         assert_eq!(received.flags, CompletionFlags::GRH | CompletionFlags::IPV4);
         assert_eq!(pair.read_memory(b, 40, length as usize), data);
@@ -56,7 +56,7 @@ fn the_grh_is_the_ipv6_header() {
     pair.post_receive(100, 0, 60);
     pair.post_send(1, 0, 8);
     pair.run();
-    assert_eq!(pair.completion_statuses(b), [(100, "success")]);
+    assert_eq!(pair.completion_statuses(b), [(100, "SUCCESS")]);
     let grh = pair.read_memory(b, 0, 40);
     assert_eq!(grh[..8], [0x60, 0, 0, 0, 0, 40, 17, 64]);
     let address = |last| [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last];
@@ -72,7 +72,7 @@ fn connections_work_between_ipv6_addresses() {
         pair.write_memory(a, 0, &data);
         pair.post_write(1, 0, 0, 3000);
         pair.run();
-        assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+        assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
         assert_eq!(pair.read_memory(b, 0, 3000), data);
     }
 }
@@ -100,7 +100,7 @@ fn a_controlled_q_key_is_replaced_by_that_of_the_sender() {
         request.ud.remote_qkey = QueueKey(0x8000_0000);
     });
     pair.run();
-    assert_eq!(pair.completion_statuses(b), [(100, "success")]);
+    assert_eq!(pair.completion_statuses(b), [(100, "SUCCESS")]);
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn a_wrong_q_key_consumes_no_receive() {
     }
     pair.post_send(2, 0, 4);
     pair.run();
-    assert_eq!(pair.completion_statuses(b), [(100, "success")]);
+    assert_eq!(pair.completion_statuses(b), [(100, "SUCCESS")]);
     assert_eq!(pair.counters(b).rx_dropped, 3);
 }
 
@@ -129,7 +129,7 @@ fn a_datagram_to_an_unknown_qpn_is_dropped() {
         request.ud.remote_qpn = Qpn::new(0x123);
     });
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
     assert_eq!(pair.counters(b).rx_dropped, 1);
 }
 
@@ -149,7 +149,7 @@ fn psns_increment_and_gaps_are_ignored() {
         pair.post_send(id, 0, 4);
     }
     pair.run();
-    assert_eq!(pair.completion_statuses(b), [(0, "success"), (1, "success")]);
+    assert_eq!(pair.completion_statuses(b), [(0, "SUCCESS"), (1, "SUCCESS")]);
     let psns: Vec<_> = pair.packets().iter().map(|p| p.split(' ').nth(2).unwrap().to_owned()).collect();
     assert_eq!(psns, ["0", "1", "2"]);
 }
@@ -161,7 +161,7 @@ fn a_local_error_moves_to_sqe_and_receives_continue() {
     pair.post_send(1, 0, 4097);
     pair.post_send(2, 0, 4);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "local-length"), (2, "flushed")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "LOC_LEN_ERR"), (2, "WR_FLUSH_ERR")]);
     assert_eq!(pair.states(), ["SQE", "RTS"]);
     // The receive direction still works, and new sends are flushed.
     let to = AddressVector::to(Gid::from(pair.world.host(a.host).address()));
@@ -175,7 +175,7 @@ fn a_local_error_moves_to_sqe_and_receives_continue() {
     pair.on(b).post_send(b.qp, &request).unwrap();
     pair.post_send(3, 0, 4);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(3, "flushed"), (50, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(3, "WR_FLUSH_ERR"), (50, "SUCCESS")]);
     // After a transition to RTS it sends again.
     pair.on(a)
         .modify_queue_pair(a.qp, softhca_engine::ModifyQp::default().state(QpState::ReadyToSend))
@@ -183,7 +183,7 @@ fn a_local_error_moves_to_sqe_and_receives_continue() {
     pair.post_receive(100, 0, 100);
     pair.post_send(4, 0, 4);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(4, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(4, "SUCCESS")]);
 }
 
 fn group() -> Gid {
@@ -223,7 +223,7 @@ fn a_multicast_reaches_every_member_except_the_sender() {
     let stranger = member(&mut pair, b.host, QueueKey(5));
     pair.on(a).attach_multicast(a.qp, group()).unwrap();
     send_to_group(&mut pair);
-    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
     for ((_, cq), host) in members.into_iter().zip([a.host, b.host]) {
         let received = pair.world.verbs(host).poll_all(cq);
         assert_eq!(

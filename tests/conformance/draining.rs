@@ -24,7 +24,7 @@ fn a_started_message_finishes_and_the_next_one_waits() {
     assert!(pair.on(a).query_queue_pair(a.qp).unwrap().sq_draining);
     assert_eq!(pair.async_events(a), Vec::<&str>::new());
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
     assert_eq!(pair.async_events(a), ["SQ_DRAINED"]);
     assert!(!pair.on(a).query_queue_pair(a.qp).unwrap().sq_draining);
     pair.post_write(3, 0, 0, 8);
@@ -32,7 +32,7 @@ fn a_started_message_finishes_and_the_next_one_waits() {
     assert_eq!(pair.completion_statuses(a), []);
     resume(&mut pair, a);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(2, "success"), (3, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(2, "SUCCESS"), (3, "SUCCESS")]);
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn an_outstanding_read_delays_the_drain() {
     pair.run();
     assert_eq!(
         (pair.completion_statuses(a), pair.async_events(a)),
-        (vec![(1, "success")], vec!["SQ_DRAINED"])
+        (vec![(1, "SUCCESS")], vec!["SQ_DRAINED"])
     );
 }
 
@@ -82,8 +82,8 @@ fn a_drained_queue_pair_still_receives_and_responds() {
     pair.post_send(1, 0, 8);
     pair.post_read(2, 0, 0, 3000);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")]);
-    assert_eq!(pair.completion_statuses(b), [(100, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS"), (2, "SUCCESS")]);
+    assert_eq!(pair.completion_statuses(b), [(100, "SUCCESS")]);
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn attributes_can_change_in_sqd() {
     pair.on(b).modify_queue_pair(b.qp, ModifyQp::default().state(QpState::Reset)).unwrap();
     pair.post_write(1, 0, 0, 8);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "retry-exceeded")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "RETRY_EXC_ERR")]);
     assert_eq!(pair.world.now().nanos(), 8192);
 }
 

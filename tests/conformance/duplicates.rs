@@ -21,9 +21,9 @@ fn every_packet_may_be_duplicated() {
         let remote = b.remote(40_000);
         pair.post(4, Operation::FetchAdd { remote, add: 7 }, &[a.sge(40_000, 8)]);
         pair.run();
-        let done: Vec<_> = (1..=4).map(|id| (id, "success")).collect();
+        let done: Vec<_> = (1..=4).map(|id| (id, "SUCCESS")).collect();
         assert_eq!(pair.completion_statuses(a), done);
-        assert_eq!(pair.completion_statuses(b), [(100, "success")]);
+        assert_eq!(pair.completion_statuses(b), [(100, "SUCCESS")]);
         assert_eq!(pair.read_memory(b, 10_000, 3000), data);
         assert_eq!(pair.read_memory(a, 20_000, 3000), data);
         assert_eq!(pair.read_memory(b, 40_000, 8), 7u64.to_ne_bytes());
@@ -64,7 +64,7 @@ fn a_duplicate_atomic_gets_the_first_response_again() {
     let remote = b.remote(0);
     pair.post(1, Operation::FetchAdd { remote, add: 2 }, &[a.sge(0, 8)]);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
     assert_eq!(pair.read_memory(a, 0, 8), 40u64.to_ne_bytes());
     assert_eq!(pair.read_memory(b, 0, 8), 42u64.to_ne_bytes());
     assert_eq!(pair.counters(b).duplicate_request, 1);
@@ -79,7 +79,7 @@ fn the_responder_remembers_as_many_atomics_as_may_be_outstanding() {
         pair.post(id, Operation::FetchAdd { remote: b.remote(0), add: 1 }, &[a.sge(id * 8, 8)]);
     }
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(0, "success"), (1, "success"), (2, "success"), (3, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(0, "SUCCESS"), (1, "SUCCESS"), (2, "SUCCESS"), (3, "SUCCESS")]);
     let found: Vec<u64> =
         (0..4).map(|i| u64::from_ne_bytes(pair.read_memory(a, i * 8, 8).try_into().unwrap())).collect();
     assert_eq!(found, [0, 1, 2, 3]);
@@ -95,7 +95,7 @@ fn a_repeated_read_restarts_with_a_first_packet() {
     pair.drop_packets(responses(InclusiveRange::exactly(3)), 1);
     pair.post_read(1, 0, 0, 50_000);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
     assert_eq!(pair.read_memory(a, 0, 50_000), data);
     let resumed =
         pair.packets().into_iter().filter(|packet| packet.starts_with("<-") && packet.contains(" 3 "));

@@ -21,7 +21,7 @@ fn sent_and_queued_requests_are_flushed_in_order() {
         pair.post(id, Operation::FetchAdd { remote: b.remote(0), add: 1 }, &[a.sge(0, 8)]);
     }
     stop(&mut pair, a);
-    let expected: Vec<_> = (0..40).map(|id| (id, "flushed")).collect();
+    let expected: Vec<_> = (0..40).map(|id| (id, "WR_FLUSH_ERR")).collect();
     assert_eq!(pair.completion_statuses(a), expected);
     pair.world.run();
 }
@@ -37,7 +37,8 @@ fn the_failed_request_completes_before_the_flushed_ones() {
     pair.post_read(3, 0, 0, 8);
     pair.post_write(4, 0, 0, 8);
     pair.run();
-    let expected = [(0, "success"), (1, "success"), (2, "remote-access"), (3, "flushed"), (4, "flushed")];
+    let expected =
+        [(0, "SUCCESS"), (1, "SUCCESS"), (2, "REM_ACCESS_ERR"), (3, "WR_FLUSH_ERR"), (4, "WR_FLUSH_ERR")];
     assert_eq!(pair.completion_statuses(a), expected);
     assert_eq!(pair.completion_reason(a, 3), Reason::Flushed);
     assert_eq!(pair.state(b).name(), "ERR");
@@ -53,7 +54,7 @@ fn a_local_error_completes_after_earlier_requests() {
     pair.post(2, Operation::Send(softhca_queue::SendImmOrInvalidate::None), &outside);
     pair.post_write(3, 0, 0, 8);
     pair.run();
-    let expected = [(0, "success"), (1, "success"), (2, "local-protection"), (3, "flushed")];
+    let expected = [(0, "SUCCESS"), (1, "SUCCESS"), (2, "LOC_PROT_ERR"), (3, "WR_FLUSH_ERR")];
     assert_eq!(pair.completion_statuses(a), expected);
     assert_eq!(pair.packets().iter().filter(|packet| packet.starts_with("->")).count(), 4);
 }
@@ -68,7 +69,7 @@ fn receives_are_flushed_in_order_starting_with_the_one_in_use() {
     pair.post_send(1, 0, 100_000);
     pair.world.run_for(std::time::Duration::from_micros(100));
     stop(&mut pair, b);
-    let expected: Vec<_> = (100..105).map(|id| (id, "flushed")).collect();
+    let expected: Vec<_> = (100..105).map(|id| (id, "WR_FLUSH_ERR")).collect();
     assert_eq!(pair.completion_statuses(b), expected);
 }
 
@@ -84,7 +85,11 @@ fn requests_posted_in_the_error_state_are_flushed() {
             pair.on(a)
                 .post_receive(a.qp, &ReceiveWorkRequest { wr_id: 1000 + id, sg_list: &scatter })
                 .unwrap();
-            assert_eq!(pair.completion_statuses(a), [(id, "flushed"), (1000 + id, "flushed")], "{kind:?}");
+            assert_eq!(
+                pair.completion_statuses(a),
+                [(id, "WR_FLUSH_ERR"), (1000 + id, "WR_FLUSH_ERR")],
+                "{kind:?}"
+            );
         }
         assert_eq!(pair.counters(a).wr_flushed, 400);
         assert_eq!(pair.packets(), Vec::<String>::new());
@@ -113,7 +118,7 @@ fn pending_responses_are_sent_before_the_nak() {
     pair.post_read(1, 0, 0, 50_000);
     pair.post(2, Operation::Write { remote: nowhere, imm_data: None }, &[a.sge(0, 8)]);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "remote-access")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS"), (2, "REM_ACCESS_ERR")]);
 }
 
 #[test]
@@ -129,5 +134,5 @@ fn an_error_on_one_queue_pair_does_not_affect_others() {
     let write = Operation::Write { remote: b.remote(0), imm_data: None };
     pair.on(a).post_send(qa, &softhca_queue::SendWorkRequest::new(5, write, &gather)).unwrap();
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(5, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(5, "SUCCESS")]);
 }

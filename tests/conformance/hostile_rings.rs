@@ -137,7 +137,7 @@ fn an_operation_that_does_not_exist_is_a_local_error() {
     client.sends[24 + 1].store(0xee, Ordering::SeqCst);
     client.sends[0].store(2, Ordering::SeqCst);
     client.process_doorbells();
-    assert_eq!(client.outcomes(), ["local-qp-operation", "flushed"]);
+    assert_eq!(client.outcomes(), ["LOC_QP_OP_ERR", "WR_FLUSH_ERR"]);
     assert_eq!(client.state(), QpState::Error);
 }
 

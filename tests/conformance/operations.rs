@@ -17,7 +17,7 @@ fn a_write_arrives_complete_at_every_path_mtu_and_length() {
             pair.write_memory(a, 5, &data);
             pair.post_write(1, 5, 9, length as u32);
             pair.run();
-            assert_eq!(pair.completion_statuses(a), [(1, "success")], "{mtu:?} {length}");
+            assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")], "{mtu:?} {length}");
             assert_eq!(pair.read_memory(b, 9, length), data, "{mtu:?} {length}");
             assert_eq!(pair.read_memory(b, 9 + length as u64, 8), [0; 8]);
         }
@@ -33,7 +33,7 @@ fn a_send_fills_the_posted_receive() {
     pair.post_receive(77, 100, 4000);
     pair.post_send(1, 0, 2500);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
     let received = pair.completions(b);
     assert_eq!((received[0].wr_id, received[0].byte_len, received.len()), (77, 2500, 1));
     assert_eq!(pair.read_memory(b, 100, 2500), data);
@@ -48,7 +48,7 @@ fn a_read_returns_the_bytes_of_the_peer() {
         pair.write_memory(b, 64, &data);
         pair.post_read(1, 8, 64, length as u32);
         pair.run();
-        assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+        assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
         assert_eq!(pair.read_memory(a, 8, length), data);
     }
 }
@@ -63,7 +63,7 @@ fn atomics_return_the_original_value() {
     pair.post(2, Operation::CompareSwap { remote, compare: 42, swap: 7 }, &[a.sge(8, 8)]);
     pair.post(3, Operation::CompareSwap { remote, compare: 42, swap: 9 }, &[a.sge(16, 8)]);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success"), (3, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS"), (2, "SUCCESS"), (3, "SUCCESS")]);
     let words: Vec<u64> =
         (0..3).map(|i| u64::from_ne_bytes(pair.read_memory(a, i * 8, 8).try_into().unwrap())).collect();
     assert_eq!(words, [40, 42, 7]);
@@ -81,7 +81,7 @@ fn immediate_data_arrives_with_sends_and_writes() {
     let remote = b.remote(5000);
     pair.post(2, Operation::Write { remote, imm_data: Some(0x1234_5678) }, &[a.sge(0, 2000)]);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS"), (2, "SUCCESS")]);
     let received = pair.completions(b);
     let seen: Vec<_> =
         received.iter().map(|c| (c.wr_id, c.opcode, c.byte_len, c.imm_data, c.flags)).collect();
@@ -106,7 +106,7 @@ fn inline_data_is_copied_when_it_is_posted() {
         request.payload = Payload::Inline(&data);
         pair.on(a).post_send(a.qp, &request).unwrap();
         pair.run();
-        assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+        assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
         assert_eq!(pair.read_memory(b, 0, length as usize), data);
     }
     let mut request = SendWorkRequest::new(1, Operation::Send(SendImmOrInvalidate::None), &[]);
@@ -125,7 +125,7 @@ fn a_fenced_request_waits_for_earlier_reads() {
             request.flags.set(SendFlags::FENCE, fence);
         });
         pair.run();
-        assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")]);
+        assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS"), (2, "SUCCESS")]);
         let packets = pair.packets();
         let place = |name: &str| packets.iter().position(|packet| packet.contains(name)).unwrap();
         assert_eq!(place("SEND_ONLY") > place("READ_RESPONSE_LAST"), fence, "{packets:?}");
@@ -143,7 +143,7 @@ fn at_most_max_rd_atomic_reads_and_atomics_are_outstanding() {
         }
     }
     pair.run();
-    let done: Vec<_> = (0..10).map(|id| (id, "success")).collect();
+    let done: Vec<_> = (0..10).map(|id| (id, "SUCCESS")).collect();
     assert_eq!(pair.completion_statuses(a), done);
     let (mut outstanding, mut most) = (0i32, 0);
     for packet in pair.packets() {

@@ -16,8 +16,8 @@ fn a_psn_gap_breaks_the_connection_at_both_ends() {
     pair.post_write(1, 0, 0, 4000);
     pair.post_write(2, 0, 0, 8);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "retry-exceeded"), (2, "flushed")]);
-    assert_eq!(pair.completion_statuses(b), [(100, "flushed")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "RETRY_EXC_ERR"), (2, "WR_FLUSH_ERR")]);
+    assert_eq!(pair.completion_statuses(b), [(100, "WR_FLUSH_ERR")]);
     assert_eq!(pair.states(), ["ERR", "ERR"]);
     assert_eq!((pair.async_events(a).len(), pair.async_events(b)), (0, vec!["QP_FATAL"]));
     assert_eq!(pair.completion_reason(a, 1), Reason::SequenceNak { psn: Psn::new(1) });
@@ -42,8 +42,8 @@ fn later_packets_are_dropped_while_an_rnr_nak_is_outstanding() {
     pair.post_receive(100, 0, 4000);
     pair.post_receive(101, 0, 4000);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")]);
-    assert_eq!(pair.completion_statuses(b), [(100, "success"), (101, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS"), (2, "SUCCESS")]);
+    assert_eq!(pair.completion_statuses(b), [(100, "SUCCESS"), (101, "SUCCESS")]);
     assert_eq!(pair.counters(a).packet_seq_err, 0);
 }
 
@@ -55,7 +55,7 @@ fn a_duplicate_is_acknowledged_and_not_executed_again() {
     let (remote, gather) = (b.remote(0), [a.sge(0, 8)]);
     pair.post(1, Operation::FetchAdd { remote, add: 5 }, &gather);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
     assert_eq!(pair.read_memory(b, 0, 8), 5u64.to_ne_bytes());
     assert_eq!(pair.states(), ["RTS", "RTS"]);
     assert_eq!(pair.counters(b).duplicate_request, 1);
@@ -70,7 +70,7 @@ fn a_sequence_nak_fails_the_request_whose_packet_is_missing() {
         pair.post_write(id, 0, 0, 8);
     }
     pair.run();
-    let expected = [(0, "success"), (1, "retry-exceeded"), (2, "flushed"), (3, "flushed")];
+    let expected = [(0, "SUCCESS"), (1, "RETRY_EXC_ERR"), (2, "WR_FLUSH_ERR"), (3, "WR_FLUSH_ERR")];
     assert_eq!(pair.completion_statuses(a), expected);
     assert_eq!(pair.packets().iter().filter(|packet| packet.starts_with("->")).count(), 4);
 }
@@ -91,7 +91,7 @@ fn a_sequence_nak_is_ignored_while_its_psn_is_in_rnr_wait() {
     pair.run();
     assert_eq!(
         (pair.completion_statuses(a), pair.completion_statuses(b)),
-        (vec![(1, "success")], vec![(100, "success")])
+        (vec![(1, "SUCCESS")], vec![(100, "SUCCESS")])
     );
 }
 
@@ -103,7 +103,7 @@ fn a_gap_in_read_responses_fails_the_read() {
     pair.post_read(1, 0, 0, 4000);
     pair.post_read(2, 0, 0, 8);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "retry-exceeded"), (2, "flushed")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "RETRY_EXC_ERR"), (2, "WR_FLUSH_ERR")]);
     assert_eq!(pair.completion_reason(a, 1), Reason::ResponseGap { expected: Psn::new(1), got: Psn::new(2) });
     assert_eq!(pair.states(), ["ERR", "RTS"]);
 }
@@ -120,7 +120,7 @@ fn an_ack_beyond_an_outstanding_read_fails_the_read() {
         }
         pair.post_write(2, 0, 0, 8);
         pair.run();
-        assert_eq!(pair.completion_statuses(a), [(1, "retry-exceeded"), (2, "flushed")], "{operation}");
+        assert_eq!(pair.completion_statuses(a), [(1, "RETRY_EXC_ERR"), (2, "WR_FLUSH_ERR")], "{operation}");
         assert_eq!(
             pair.completion_reason(a, 1),
             Reason::ResponseGap { expected: Psn::new(0), got: Psn::new(1) }
@@ -136,7 +136,7 @@ fn a_lost_last_packet_times_out_after_all_retries() {
     pair.drop_packets(requests(InclusiveRange::exactly(2)), 1);
     pair.post_write(1, 0, 0, 3000);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "retry-exceeded")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "RETRY_EXC_ERR")]);
     assert_eq!(pair.completion_reason(a, 1), Reason::AckTimeout { psn: Psn::new(0) });
     assert_eq!(pair.states(), ["ERR", "RTS"]);
     assert_eq!(pair.world.now().nanos(), (4096 << 10) * 4, "timeout × (retry_cnt + 1)");
@@ -151,6 +151,6 @@ fn a_lost_ack_covered_by_a_later_one_is_not_a_loss() {
     pair.post_write(1, 0, 0, 8);
     pair.post_write(2, 0, 0, 8);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS"), (2, "SUCCESS")]);
     assert_eq!(pair.states(), ["RTS", "RTS"]);
 }

@@ -70,9 +70,9 @@ fn every_single_loss_is_recovered() {
                 pair.post(5, Operation::Write { remote: b.remote(8), imm_data: None }, &[a.sge(0, 1025)]);
                 pair.run();
                 let context = format!("{} loses {lost}, answers: {of_answers}", recovery.name());
-                let done: Vec<_> = (1..=5).map(|id| (id, "success")).collect();
+                let done: Vec<_> = (1..=5).map(|id| (id, "SUCCESS")).collect();
                 assert_eq!(pair.completion_statuses(a), done, "{context}");
-                assert_eq!(pair.completion_statuses(b), [(100, "success")], "{context}");
+                assert_eq!(pair.completion_statuses(b), [(100, "SUCCESS")], "{context}");
                 assert_eq!(pair.read_memory(b, 10_000, 3000), data, "{context}");
                 assert_eq!(pair.read_memory(a, 20_000, 3000), data, "{context}");
                 assert_eq!(pair.read_memory(b, 40_000, 8), 7u64.to_ne_bytes(), "{context}");
@@ -94,7 +94,7 @@ fn a_gap_in_responses_consumes_one_retry() {
         pair.drop_packets(responses(InclusiveRange::exactly(1)), 1);
         pair.post_read(1, 0, 0, 100_000);
         pair.run();
-        assert_eq!(pair.completion_statuses(a), [(1, "success")], "{}", recovery.name());
+        assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")], "{}", recovery.name());
         assert_eq!(pair.read_memory(a, 0, 100_000), data);
         assert_eq!(pair.counters(a).local_ack_timeout_err, 0);
         assert_eq!(pair.counters(b).duplicate_request, 1);
@@ -111,7 +111,7 @@ fn go_back_0_restarts_a_partially_acknowledged_message_without_a_timeout() {
     pair.drop_packets(requests(InclusiveRange::exactly(150)), 1);
     pair.post_write(1, 0, 0, 200_000);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
     assert_eq!(pair.read_memory(b, 0, 200_000), data);
     assert_eq!(pair.counters(a).local_ack_timeout_err, 0);
     assert_eq!(pair.counters(a).retransmitted_pkts, 196);
@@ -133,9 +133,9 @@ fn retries_are_limited_and_reset_by_progress() {
         };
         let mut enough = losing(2);
         let a = enough.a;
-        assert_eq!(enough.completion_statuses(a), [(1, "success"), (2, "success")]);
+        assert_eq!(enough.completion_statuses(a), [(1, "SUCCESS"), (2, "SUCCESS")]);
         let mut few = losing(3);
-        assert_eq!(few.completion_statuses(a), [(1, "retry-exceeded"), (2, "flushed")]);
+        assert_eq!(few.completion_statuses(a), [(1, "RETRY_EXC_ERR"), (2, "WR_FLUSH_ERR")]);
         assert_eq!(few.completion_reason(a, 1), Reason::AckTimeout { psn: Psn::new(0) });
         assert_eq!(few.counters(a).local_ack_timeout_err, 3);
         assert_eq!(few.states(), ["ERR", "RTS"]);
@@ -157,7 +157,7 @@ fn a_lost_nak_is_recovered_by_the_ack_timeout() {
         pair.drop_packets(nak, 1);
         pair.post_write(1, 0, 0, 4000);
         pair.run();
-        assert_eq!(pair.completion_statuses(a), [(1, "success")], "{}", recovery.name());
+        assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")], "{}", recovery.name());
         assert_eq!(pair.read_memory(b, 0, 4000), data);
         assert_eq!(pair.counters(a).local_ack_timeout_err, 1);
     }
@@ -184,6 +184,6 @@ fn reordered_packets_are_retransmitted() {
     pair.add_rule(requests(InclusiveRange::exactly(1)), Repeat::times(1), action);
     pair.post_write(1, 0, 0, 6000);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
     assert_eq!(pair.read_memory(b, 0, 6000), data);
 }

@@ -16,13 +16,13 @@ fn write_to(pair: &mut Pair, address: u64, key: RemoteKey, length: u32) -> &'sta
 #[test]
 fn access_is_limited_to_the_first_and_the_last_byte() {
     for (offset, length, outcome) in [
-        (0i64, 1u32, "success"),
-        (99, 1, "success"),
-        (0, 100, "success"),
-        (-1, 1, "remote-access"),
-        (100, 1, "remote-access"),
-        (1, 100, "remote-access"),
-        (0, 101, "remote-access"),
+        (0i64, 1u32, "SUCCESS"),
+        (99, 1, "SUCCESS"),
+        (0, 100, "SUCCESS"),
+        (-1, 1, "REM_ACCESS_ERR"),
+        (100, 1, "REM_ACCESS_ERR"),
+        (1, 100, "REM_ACCESS_ERR"),
+        (0, 101, "REM_ACCESS_ERR"),
     ] {
         let mut pair = Pair::new();
         let b = pair.b;
@@ -36,13 +36,13 @@ fn access_is_limited_to_the_first_and_the_last_byte() {
 fn an_address_range_that_wraps_is_rejected() {
     let mut pair = Pair::new();
     let b = pair.b;
-    assert_eq!(write_to(&mut pair, u64::MAX - 3, b.rkey, 8), "remote-access");
+    assert_eq!(write_to(&mut pair, u64::MAX - 3, b.rkey, 8), "REM_ACCESS_ERR");
 }
 
 #[test]
 fn a_zero_length_write_checks_and_writes_nothing() {
     let mut pair = Pair::new();
-    assert_eq!(write_to(&mut pair, 0x1234, RemoteKey(0x7777_7777), 0), "success");
+    assert_eq!(write_to(&mut pair, 0x1234, RemoteKey(0x7777_7777), 0), "SUCCESS");
 }
 
 #[test]
@@ -54,9 +54,9 @@ fn a_zero_based_region_starts_at_0() {
     assert_eq!(base, 0);
     let data = pattern(1, 50);
     pair.write_memory(a, 0, &data);
-    assert_eq!(write_to(&mut pair, 50, key, 50), "success");
+    assert_eq!(write_to(&mut pair, 50, key, 50), "SUCCESS");
     assert_eq!(pair.on(b).read_memory(key, 50, 50), data);
-    assert_eq!(write_to(&mut pair, 51, key, 50), "remote-access");
+    assert_eq!(write_to(&mut pair, 51, key, 50), "REM_ACCESS_ERR");
 }
 
 #[test]
@@ -70,8 +70,8 @@ fn re_registration_changes_access_flags_and_keeps_the_key() {
     let remote = RemoteAddress { address: b.base, rkey: b.rkey };
     pair.post(1, Operation::Read { remote }, &[a.sge(0, 8)]);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
-    assert_eq!(write_to(&mut pair, b.base, b.rkey, 8), "remote-access");
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
+    assert_eq!(write_to(&mut pair, b.base, b.rkey, 8), "REM_ACCESS_ERR");
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn re_registration_of_other_memory_changes_the_key_and_revokes_the_old_one() {
         let new = pair.on(b).reregister_memory(b.rkey, |region| region.length -= 8).unwrap();
         assert_ne!(new, b.rkey);
         assert_eq!(new.0 >> 8, b.rkey.0 >> 8, "the index stays, the variant changes");
-        let (key, outcome) = if use_old { (b.rkey, "remote-access") } else { (new, "success") };
+        let (key, outcome) = if use_old { (b.rkey, "REM_ACCESS_ERR") } else { (new, "SUCCESS") };
         assert_eq!(write_to(&mut pair, b.base, key, 8), outcome);
     }
 }
@@ -93,7 +93,7 @@ fn re_registration_can_move_a_region_to_another_domain() {
     let b = pair.b;
     let other = pair.on(b).allocate_protection_domain().unwrap();
     let new = pair.on(b).reregister_memory(b.rkey, |region| region.pd = other).unwrap();
-    assert_eq!(write_to(&mut pair, b.base, new, 8), "remote-access");
+    assert_eq!(write_to(&mut pair, b.base, new, 8), "REM_ACCESS_ERR");
     assert!(matches!(pair.on(b).deallocate_protection_domain(other), Err(VerbsError::Busy { .. })));
 }
 
@@ -103,10 +103,10 @@ fn a_deregistered_key_is_rejected_locally_and_remotely() {
     let (a, b) = (pair.a, pair.b);
     pair.on(b).deregister_memory(b.rkey).unwrap();
     assert!(matches!(pair.on(b).deregister_memory(b.rkey), Err(VerbsError::NotFound { .. })));
-    assert_eq!(write_to(&mut pair, b.base, b.rkey, 8), "remote-access");
+    assert_eq!(write_to(&mut pair, b.base, b.rkey, 8), "REM_ACCESS_ERR");
     let mut pair = Pair::new();
     pair.on(a).deregister_memory(a.rkey).unwrap();
-    assert_eq!(write_to(&mut pair, b.base, b.rkey, 8), "local-protection");
+    assert_eq!(write_to(&mut pair, b.base, b.rkey, 8), "LOC_PROT_ERR");
 }
 
 #[test]
@@ -150,14 +150,14 @@ fn a_list_of_32_sges_is_gathered_and_scattered_in_order() {
     pair.post_receive_into(100, &scatter);
     pair.post(1, Operation::Send(softhca_queue::SendImmOrInvalidate::None), &gather);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
     for piece in 0..32usize {
         let found = pair.read_memory(b, 90_000 - 100 * piece as u64, 33);
         assert_eq!(found, data[piece * 33..(piece + 1) * 33], "SGE {piece}");
     }
     pair.post(2, Operation::Read { remote: b.remote(90_000) }, &gather[..8]);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(2, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(2, "SUCCESS")]);
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn a_list_with_one_bad_sge_sends_nothing() {
     let bad = Sge { address: 0, length: 1, lkey: LocalKey(0x5555_5555) };
     pair.post(1, Operation::Send(softhca_queue::SendImmOrInvalidate::None), &[a.sge(0, 2000), bad]);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "local-protection")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "LOC_PROT_ERR")]);
     assert_eq!(pair.packets(), Vec::<String>::new());
 }
 
@@ -192,7 +192,7 @@ fn deregistering_the_source_of_a_send_is_a_local_error() {
     pair.world.run_for(std::time::Duration::from_micros(100));
     pair.on(a).deregister_memory(a.rkey).unwrap();
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "local-protection"), (2, "flushed")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "LOC_PROT_ERR"), (2, "WR_FLUSH_ERR")]);
     assert_eq!(pair.states(), ["ERR", "RTS"]);
 }
 
@@ -204,7 +204,7 @@ fn deregistering_the_target_of_a_write_is_a_remote_access_error() {
     pair.world.run_for(std::time::Duration::from_micros(100));
     pair.on(b).deregister_memory(b.rkey).unwrap();
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "remote-access")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "REM_ACCESS_ERR")]);
     assert_eq!(pair.states(), ["ERR", "ERR"]);
 }
 
@@ -216,5 +216,5 @@ fn deregistering_the_destination_of_a_read_is_a_local_error() {
     pair.world.run_for(std::time::Duration::from_micros(100));
     pair.on(a).deregister_memory(a.rkey).unwrap();
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "local-protection")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "LOC_PROT_ERR")]);
 }

@@ -22,7 +22,7 @@ fn the_requester_waits_for_the_rnr_timer_and_retries() {
             pair.run();
             assert_eq!(
                 (pair.completion_statuses(a), pair.completion_statuses(b)),
-                (vec![(1, "success")], vec![(100, "success")])
+                (vec![(1, "SUCCESS")], vec![(100, "SUCCESS")])
             );
             assert_eq!(pair.read_memory(b, 0, 3000), data);
             // Code 20 is 10.24 ms: one wait, and three one-way delays of 1 µs.
@@ -48,7 +48,7 @@ fn rnr_retry_7_retries_forever() {
     assert_eq!(pair.states(), ["RTS", "RTS"]);
     pair.post_receive(100, 0, 8);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
 }
 
 #[test]
@@ -64,11 +64,11 @@ fn rnr_retries_are_limited_and_reset_by_progress() {
         pair.post_receive(100, 0, 8);
     }
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(0, "success"), (1, "success"), (2, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(0, "SUCCESS"), (1, "SUCCESS"), (2, "SUCCESS")]);
     pair.post_send(9, 0, 8);
     pair.post_send(10, 0, 8);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(9, "rnr-retry-exceeded"), (10, "flushed")]);
+    assert_eq!(pair.completion_statuses(a), [(9, "RNR_RETRY_EXC_ERR"), (10, "WR_FLUSH_ERR")]);
     assert_eq!(pair.counters(a).rnr_nak_retry_err, 1);
     assert_eq!(pair.states(), ["ERR", "RTS"]);
 }
@@ -99,7 +99,7 @@ fn a_lost_rnr_nak_is_an_ack_timeout() {
     pair.world.run_for(Duration::from_millis(1));
     pair.post_receive(100, 0, 8);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
     assert_eq!(pair.counters(a).local_ack_timeout_err, 1);
 }
 

@@ -48,7 +48,7 @@ fn an_empty_srq_causes_rnr_naks() {
     assert_eq!(pair.counters(a).rcvd_rnr_err, 1);
     pair.post_receive(100, 0, 8);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_receive_in_use_completes_before_last_wqe_reached() {
     pair.post_send(1, 0, 100_000);
     pair.world.run_for(std::time::Duration::from_micros(100));
     pair.on(b).modify_queue_pair(b.qp, ModifyQp::default().state(QpState::Error)).unwrap();
-    assert_eq!(pair.completion_statuses(b), [(100, "flushed")]);
+    assert_eq!(pair.completion_statuses(b), [(100, "WR_FLUSH_ERR")]);
     assert_eq!(pair.async_events(b), ["QP_LAST_WQE_REACHED"]);
 }
 
@@ -120,5 +120,5 @@ fn datagrams_use_an_srq() {
     pair.post_receive(100, 0, 100);
     pair.post_send(1, 0, 8);
     pair.run();
-    assert_eq!(pair.completion_statuses(b), [(100, "success")]);
+    assert_eq!(pair.completion_statuses(b), [(100, "SUCCESS")]);
 }

@@ -212,7 +212,7 @@ fn the_first_request_raises_comm_est_in_rtr() {
         pair.post_write(1, 0, 0, 8);
         pair.post_write(2, 0, 0, 8);
         pair.run();
-        assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")]);
+        assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS"), (2, "SUCCESS")]);
         assert_eq!(pair.async_events(b), ["COMM_EST"], "{kind:?}");
     }
 }
@@ -244,6 +244,6 @@ fn a_queue_pair_can_connect_again_after_reset() {
     pair.run();
     assert_eq!(
         (pair.completion_statuses(a), pair.completion_statuses(b)),
-        (vec![(9, "success")], vec![(101, "success")])
+        (vec![(9, "SUCCESS")], vec![(101, "SUCCESS")])
     );
 }

@@ -17,7 +17,7 @@ fn every_timeout_value_waits_its_time_per_retry() {
         pair.drop_packets(requests(InclusiveRange::at_least(0)), u64::MAX);
         pair.post_write(1, 0, 0, 8);
         pair.run();
-        assert_eq!(pair.completion_statuses(a), [(1, "retry-exceeded")]);
+        assert_eq!(pair.completion_statuses(a), [(1, "RETRY_EXC_ERR")]);
         assert_eq!(pair.world.now().nanos(), (4096 << timeout) * 2, "timeout {timeout}");
         assert_eq!(pair.packets().len(), 2);
     }
@@ -46,7 +46,7 @@ fn each_ack_restarts_the_timer() {
         pair.world.run_for(Duration::from_micros(5));
     }
     pair.run();
-    assert!(pair.completion_statuses(a).iter().all(|(_, status)| *status == "success"));
+    assert!(pair.completion_statuses(a).iter().all(|(_, status)| *status == "SUCCESS"));
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn the_timer_stops_when_all_requests_are_acknowledged() {
     pair.world.run_for(Duration::from_secs(1));
     pair.post_write(2, 0, 0, 8);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS"), (2, "SUCCESS")]);
 }
 
 #[test]
@@ -80,6 +80,6 @@ fn a_late_response_after_a_timeout_is_accepted() {
     pair.add_rule(responses(InclusiveRange::exactly(0)), softhca_fabric::Repeat::times(1), late);
     pair.post_write(1, 0, 0, 8);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
     assert_eq!(pair.counters(a).local_ack_timeout_err, 1);
 }

@@ -24,7 +24,7 @@ fn sends_and_writes_with_and_without_immediate_arrive() {
     pair.post(3, Operation::Write { remote: b.remote(20_000), imm_data: None }, &[a.sge(0, 3000)]);
     pair.post(4, Operation::Write { remote: b.remote(30_000), imm_data: Some(88) }, &[a.sge(0, 3000)]);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success"), (3, "success"), (4, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS"), (2, "SUCCESS"), (3, "SUCCESS"), (4, "SUCCESS")]);
     let received: Vec<_> = pair.completions(b).iter().map(|c| (c.wr_id, c.byte_len, c.imm_data)).collect();
     assert_eq!(received, [(100, 3000, 0), (101, 3000, 77), (102, 3000, 88)]);
     for place in [0, 4000, 20_000, 30_000] {
@@ -47,7 +47,7 @@ fn a_message_with_a_lost_packet_is_dropped_and_its_receive_is_reused() {
         pair.run();
         assert_eq!(
             pair.completion_statuses(a),
-            [(1, "success"), (2, "success")],
+            [(1, "SUCCESS"), (2, "SUCCESS")],
             "the sender does not detect the loss"
         );
         let received: Vec<_> = pair.completions(b).iter().map(|c| (c.wr_id, c.byte_len)).collect();

@@ -50,17 +50,17 @@ fn window(pair: &mut Pair, kind: MemoryWindowType) -> RemoteKey {
 fn a_bound_window_allows_access_to_its_range_only() {
     for kind in [MemoryWindowType::Type1, MemoryWindowType::Type2] {
         for (offset, length, outcome) in [
-            (1000, 1000, "success"),
-            (1999, 1, "success"),
-            (999, 1, "remote-access"),
-            (1999, 2, "remote-access"),
-            (2000, 1, "remote-access"),
+            (1000, 1000, "SUCCESS"),
+            (1999, 1, "SUCCESS"),
+            (999, 1, "REM_ACCESS_ERR"),
+            (1999, 2, "REM_ACCESS_ERR"),
+            (2000, 1, "REM_ACCESS_ERR"),
         ] {
             let mut pair = Pair::new();
             let b = pair.b;
             let fresh = window(&mut pair, kind);
             let key = bind(&mut pair, fresh, variant(fresh, 1), AccessFlags::REMOTE_WRITE);
-            assert_eq!(pair.completion_statuses(b), [(500, "success")]);
+            assert_eq!(pair.completion_statuses(b), [(500, "SUCCESS")]);
             assert_eq!(write_through(&mut pair, key, offset, length), outcome, "{kind:?} {offset}+{length}");
         }
     }
@@ -71,14 +71,14 @@ fn a_window_has_its_own_access_flags() {
     let mut pair = Pair::new();
     let fresh = window(&mut pair, MemoryWindowType::Type1);
     let key = bind(&mut pair, fresh, variant(fresh, 1), AccessFlags::REMOTE_READ);
-    assert_eq!(write_through(&mut pair, key, 1000, 8), "remote-access");
+    assert_eq!(write_through(&mut pair, key, 1000, 8), "REM_ACCESS_ERR");
 }
 
 #[test]
 fn an_unbound_window_allows_no_access() {
     let mut pair = Pair::new();
     let key = window(&mut pair, MemoryWindowType::Type2);
-    assert_eq!(write_through(&mut pair, key, 1000, 8), "remote-access");
+    assert_eq!(write_through(&mut pair, key, 1000, 8), "REM_ACCESS_ERR");
 }
 
 #[test]
@@ -88,8 +88,8 @@ fn rebinding_a_type_1_window_revokes_the_old_rkey() {
     let fresh = window(&mut pair, MemoryWindowType::Type1);
     let first = bind(&mut pair, fresh, variant(fresh, 1), AccessFlags::REMOTE_WRITE);
     let second = bind(&mut pair, first, variant(first, 1), AccessFlags::REMOTE_WRITE);
-    assert_eq!(write_through(&mut pair, second, 1000, 8), "success");
-    assert_eq!(write_through(&mut pair, first, 1000, 8), "remote-access");
+    assert_eq!(write_through(&mut pair, second, 1000, 8), "SUCCESS");
+    assert_eq!(write_through(&mut pair, first, 1000, 8), "REM_ACCESS_ERR");
     let rejected = pair.recording.borrow().events.iter().find_map(|(.., event)| match event {
         softhca_engine::Event::RequestRejected { error, .. } => Some(*error),
         _ => None,
@@ -107,8 +107,8 @@ fn a_type_1_window_bound_with_length_0_allows_no_access() {
     let first = bind(&mut pair, fresh, variant(fresh, 1), AccessFlags::REMOTE_WRITE);
     let nothing = MemoryWindowBind { mw_rkey: first, ..MemoryWindowBind::default() };
     post_at(&mut pair, b, 501, Operation::BindMemoryWindow(nothing));
-    assert_eq!(pair.completion_statuses(b), [(500, "success"), (501, "success")]);
-    assert_eq!(write_through(&mut pair, variant(first, 1), 1000, 8), "remote-access");
+    assert_eq!(pair.completion_statuses(b), [(500, "SUCCESS"), (501, "SUCCESS")]);
+    assert_eq!(write_through(&mut pair, variant(first, 1), 1000, 8), "REM_ACCESS_ERR");
 }
 
 #[test]
@@ -119,10 +119,10 @@ fn a_type_2_window_can_be_rebound_only_after_invalidation() {
     let first = bind(&mut pair, fresh, variant(fresh, 7), AccessFlags::REMOTE_WRITE);
     post_at(&mut pair, b, 501, Operation::LocalInvalidate { rkey: first });
     let second = bind(&mut pair, first, variant(first, 3), AccessFlags::REMOTE_WRITE);
-    assert_eq!(write_through(&mut pair, second, 1000, 8), "success");
+    assert_eq!(write_through(&mut pair, second, 1000, 8), "SUCCESS");
     bind(&mut pair, second, variant(second, 1), AccessFlags::REMOTE_WRITE);
     let outcomes = pair.completion_statuses(b);
-    assert_eq!(outcomes, [(500, "success"), (501, "success"), (500, "success"), (500, "window-bind")]);
+    assert_eq!(outcomes, [(500, "SUCCESS"), (501, "SUCCESS"), (500, "SUCCESS"), (500, "MW_BIND_ERR")]);
 }
 
 #[test]
@@ -134,15 +134,15 @@ fn a_send_with_invalidate_invalidates_a_type_2_window() {
     pair.post_receive(100, 0, 100);
     pair.post(2, Operation::Send(SendImmOrInvalidate::Invalidate(key)), &[a.sge(0, 8)]);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(2, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(2, "SUCCESS")]);
     let received = pair.completions(b)[1];
     assert_eq!((received.imm_data, received.flags), (key.0, softhca_queue::CompletionFlags::INVALIDATED));
-    assert_eq!(write_through(&mut pair, key, 1000, 8), "remote-access");
+    assert_eq!(write_through(&mut pair, key, 1000, 8), "REM_ACCESS_ERR");
 }
 
 #[test]
 fn a_type_2_window_is_bound_to_its_queue_pair_and_type_1_to_the_domain() {
-    for (kind, outcome) in [(MemoryWindowType::Type1, "success"), (MemoryWindowType::Type2, "remote-access")]
+    for (kind, outcome) in [(MemoryWindowType::Type1, "SUCCESS"), (MemoryWindowType::Type2, "REM_ACCESS_ERR")]
     {
         let mut pair = Pair::new();
         let (a, b) = (pair.a, pair.b);
@@ -188,7 +188,7 @@ fn a_window_cannot_exceed_the_access_flags_of_its_region() {
         access: AccessFlags::REMOTE_WRITE,
     };
     post_at(&mut pair, b, 500, Operation::BindMemoryWindow(bind));
-    assert_eq!(pair.completion_statuses(b), [(500, "window-bind")]);
+    assert_eq!(pair.completion_statuses(b), [(500, "MW_BIND_ERR")]);
     assert!(matches!(
         pair.completion_reason(b, 500),
         Reason::MemoryWindowBind(AccessError::InsufficientAccess { .. })

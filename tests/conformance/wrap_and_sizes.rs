@@ -23,18 +23,18 @@ fn psns_wrap_in_the_middle_of_every_operation() {
             pair.write_memory(a, 0, &data);
             pair.write_memory(b, 50_000, &data);
             pair.post_receive(100, 0, 3000);
-            let mut done = vec![(1, "success"), (2, "success")];
+            let mut done = vec![(1, "SUCCESS"), (2, "SUCCESS")];
             pair.post_write(1, 0, 10_000, 3000);
             pair.post_send(2, 0, 3000);
             if kind != QpType::Uc {
                 pair.post_read(3, 50_000, 50_000, 3000);
                 pair.post(4, Operation::FetchAdd { remote: b.remote(60_000), add: 1 }, &[a.sge(60_000, 8)]);
                 pair.post_write(5, 0, 20_000, 3000);
-                done.extend((3..6).map(|id| (id, "success")));
+                done.extend((3..6).map(|id| (id, "SUCCESS")));
             }
             pair.run();
             assert_eq!(pair.completion_statuses(a), done, "{kind:?} {before}");
-            assert_eq!(pair.completion_statuses(b), [(100, "success")], "{kind:?} {before}");
+            assert_eq!(pair.completion_statuses(b), [(100, "SUCCESS")], "{kind:?} {before}");
             assert_eq!(pair.read_memory(b, 10_000, 3000), data);
             assert_eq!(pair.read_memory(b, 0, 3000), data);
             if kind != QpType::Uc {
@@ -61,7 +61,7 @@ fn loss_around_the_wrap_is_recovered() {
                     pair.post_read(1, 50_000, 50_000, 3000);
                     pair.post_write(2, 0, 10_000, 3000);
                     pair.run();
-                    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")]);
+                    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS"), (2, "SUCCESS")]);
                     assert_eq!(pair.read_memory(a, 50_000, 3000), data);
                     assert_eq!(pair.read_memory(b, 10_000, 3000), data);
                 }
@@ -83,7 +83,7 @@ fn every_length_around_every_path_mtu_arrives() {
             pair.post_send(1, 1, length);
             pair.post_read(2, 30_001, 3, length);
             pair.run();
-            assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")], "{mtu:?} {length}");
+            assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS"), (2, "SUCCESS")], "{mtu:?} {length}");
             assert_eq!(pair.completions(b)[0].byte_len, length);
             assert_eq!(pair.read_memory(b, 3, length as usize), data, "{mtu:?} {length}");
             assert_eq!(pair.read_memory(a, 30_001, length as usize), data, "{mtu:?} {length}");
@@ -116,7 +116,7 @@ fn huge(mtu: Mtu, length: u32, operation: &str) {
         _ => pair.post_send(1, 0, length),
     }
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success")], "{operation} of {length} at {mtu:?}");
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")], "{operation} of {length} at {mtu:?}");
     for place in places {
         assert_eq!(pair.read_memory(to, place, 100), pattern(place, 100), "{operation} at {mtu:?}");
     }
@@ -126,7 +126,7 @@ fn huge(mtu: Mtu, length: u32, operation: &str) {
     // The next message continues with the next PSN.
     pair.post_write(2, 0, 0, 8);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(2, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(2, "SUCCESS")]);
 }
 
 #[test]
@@ -178,6 +178,6 @@ fn traffic_of_a_host_to_itself_arrives_in_order() {
     world.run();
     let mut verbs = world.verbs(host);
     let outcomes: Vec<_> = verbs.poll_all(cq).iter().map(|c| (c.wr_id, c.status.name())).collect();
-    assert_eq!(outcomes, [(7, "success"), (1, "success")]);
+    assert_eq!(outcomes, [(7, "SUCCESS"), (1, "SUCCESS")]);
     assert_eq!(verbs.read_memory(key, base + 500_000, 300_000), data);
 }

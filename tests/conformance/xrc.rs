@@ -36,9 +36,9 @@ fn every_operation_works() {
     );
     pair.post(6, Operation::Write { remote: b.remote(20_000), imm_data: Some(8) }, &[a.sge(0, 2000)]);
     pair.run();
-    let done: Vec<_> = (1..=6).map(|id| (id, "success")).collect();
+    let done: Vec<_> = (1..=6).map(|id| (id, "SUCCESS")).collect();
     assert_eq!(pair.completion_statuses(a), done);
-    assert_eq!(pair.completion_statuses(b), [(100, "success"), (101, "success")]);
+    assert_eq!(pair.completion_statuses(b), [(100, "SUCCESS"), (101, "SUCCESS")]);
     for (end, place) in [(b, 0), (b, 10_000), (a, 50_000)] {
         assert_eq!(pair.read_memory(end, place, 3000), data);
     }
@@ -60,7 +60,7 @@ fn one_connection_serves_several_srqs() {
     let gather = [a.sge(0, 20)];
     pair.post_with(2, Operation::Send(SendImmOrInvalidate::None), &gather, |r| r.remote_srqn = other.0);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS"), (2, "SUCCESS")]);
     assert_eq!(pair.completions(b).iter().map(|c| (c.wr_id, c.byte_len)).collect::<Vec<_>>(), [(100, 10)]);
     let second = pair.on(b).poll_all(attributes);
     assert_eq!(second.iter().map(|c| (c.wr_id, c.byte_len)).collect::<Vec<_>>(), [(200, 20)]);
@@ -76,7 +76,7 @@ fn an_srq_of_another_xrc_domain_is_rejected() {
     let gather = [a.sge(0, 20)];
     pair.post_with(1, Operation::Send(SendImmOrInvalidate::None), &gather, |r| r.remote_srqn = other.0);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "remote-invalid-request")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "REM_INV_REQ_ERR")]);
     assert_eq!(pair.states(), ["ERR", "ERR"]);
 }
 
@@ -88,8 +88,8 @@ fn an_error_does_not_affect_the_srq() {
     pair.post_receive(101, 0, 10);
     pair.post_send(1, 0, 11);
     pair.run();
-    assert_eq!(pair.completion_statuses(a), [(1, "remote-invalid-request")]);
-    assert_eq!(pair.completion_statuses(b), [(100, "local-length")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "REM_INV_REQ_ERR")]);
+    assert_eq!(pair.completion_statuses(b), [(100, "LOC_LEN_ERR")]);
     assert_eq!(pair.async_events(b), Vec::<&str>::new());
 }
 

@@ -104,7 +104,7 @@ fn ladder() {
         "dropped by \"lose one\"",
         "NAK PSN sequence error +5",
         "rejects +6: expected PSN +5, received PSN +6",
-        "retry-exceeded",
+        "RETRY_EXC_ERR",
         "async event QP_FATAL",
     ] {
         assert!(text.contains(part), "{part:?} is not in {text}");
@@ -433,7 +433,7 @@ fn failed_run() {
     let right = library.join("fatal-lost-write-middle.toml");
     let wrong = folder.join("wrong.toml");
     let text = std::fs::read_to_string(&right).expect("a scenario");
-    std::fs::write(&wrong, text.replace("retry-exceeded", "success")).expect("a file");
+    std::fs::write(&wrong, text.replace("RETRY_EXC_ERR", "SUCCESS")).expect("a file");
     let ran = Command::new(softhca()).arg("run").args([&right, &wrong]).arg("--out").arg(&folder).output();
     let ran = ran.expect("the command starts");
     assert_eq!(ran.status.code(), Some(1), "{}", String::from_utf8_lossy(&ran.stdout));
@@ -443,7 +443,7 @@ fn failed_run() {
     assert!(browser.text("document.querySelector('.ladder-sheet').textContent").contains("dropped by"));
     browser.click("#tab-why");
     let why = browser.text("document.querySelector('.why').textContent");
-    assert!(why.contains("retry-exceeded") && why.contains("lose"), "{why}");
+    assert!(why.contains("RETRY_EXC_ERR") && why.contains("lose"), "{why}");
     browser.click("#tab-packet");
     browser.press("n");
     assert!(browser.text("document.querySelector('.packet').textContent").contains("destination QP"));

@@ -46,7 +46,7 @@ fn a_lost_packet_breaks_a_program_with_fatal_recovery() {
     // perftest prints status, wr_id and vendor_err; 20 means that the peer missed a packet.
     assert!(seen.text.contains("Failed status 12: wr_id 0 syndrom 0x14"), "{}", seen.text);
     // We print the same work request, the peer and the packet: the first PSN of the client plus 2.
-    assert!(seen.text.contains("WRITE 0 of bob.1 ended with retry-exceeded"), "{}", seen.text);
+    assert!(seen.text.contains("WRITE 0 of bob.1 ended with RETRY_EXC_ERR"), "{}", seen.text);
     let first = lines_after(&seen.text, " PSN 0x")[0];
     let lost = (u32::from_str_radix(first, 16).expect("a PSN") + 2) & 0xff_ffff;
     let sentence = format!("+2 (PSN {lost}) is lost on its way to alice.1");
@@ -67,7 +67,7 @@ fn a_lost_packet_only_slows_a_program_with_go_back_n() {
     let seen = write_bw(&mut rig, "go-back-n", &["--scenario", &scenario("lost-write")]);
     assert!(seen.success, "{}", seen.text);
     assert!(seen.text.contains("fault \"lose the third packet\" applied once"), "{}", seen.text);
-    assert!(!seen.text.contains("retry-exceeded"), "{}", seen.text);
+    assert!(!seen.text.contains("RETRY_EXC_ERR"), "{}", seen.text);
 }
 
 fn a_fault_that_is_never_applied_fails_the_run() {

@@ -59,18 +59,18 @@ const LOST_READ: &str = "the end of rxe's response was lost before it was captur
 
 /// The completion statuses of captures with failures, in order and without repetition.
 const FAILURES: &[(&str, &[&str])] = &[
-    ("vt_bad_psn", &["retry-exceeded"]),
-    ("vt_bad_psn2", &["retry-exceeded"]),
-    ("vt_badrkey", &["remote-access", "flushed"]),
-    ("vt_badrkey_big", &["remote-access"]),
-    ("vt_badrkey_read", &["remote-access"]),
-    ("vt_dead", &["retry-exceeded"]),
-    ("vt_mtu_mismatch", &["remote-invalid-request"]),
-    ("vt_noperm", &["remote-access"]),
-    ("vt_oob", &["remote-access"]),
-    ("vt_rnr_fail", &["rnr-retry-exceeded"]),
-    ("vt_send_inv", &["success", "remote-access"]),
-    ("vt_toobig", &["remote-operation"]),
+    ("vt_bad_psn", &["RETRY_EXC_ERR"]),
+    ("vt_bad_psn2", &["RETRY_EXC_ERR"]),
+    ("vt_badrkey", &["REM_ACCESS_ERR", "WR_FLUSH_ERR"]),
+    ("vt_badrkey_big", &["REM_ACCESS_ERR"]),
+    ("vt_badrkey_read", &["REM_ACCESS_ERR"]),
+    ("vt_dead", &["RETRY_EXC_ERR"]),
+    ("vt_mtu_mismatch", &["REM_INV_REQ_ERR"]),
+    ("vt_noperm", &["REM_ACCESS_ERR"]),
+    ("vt_oob", &["REM_ACCESS_ERR"]),
+    ("vt_rnr_fail", &["RNR_RETRY_EXC_ERR"]),
+    ("vt_send_inv", &["SUCCESS", "REM_ACCESS_ERR"]),
+    ("vt_toobig", &["REM_OP_ERR"]),
 ];
 
 /// Attributes that the captures do not contain.
@@ -158,7 +158,7 @@ fn the_responses_of_rxe_complete_our_requests_with_the_same_status() {
     for dialogue in names().iter().flat_map(|name| flows(name)) {
         let mut statuses = request(&dialogue, flow_assumptions(&dialogue.name)).1;
         statuses.dedup();
-        if statuses != ["success"] {
+        if statuses != ["SUCCESS"] {
             failures.insert(dialogue.name, statuses);
         }
     }

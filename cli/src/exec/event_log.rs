@@ -63,8 +63,8 @@ fn event_name(line: &str) -> &str {
 /// Whether a line is a failed completion other than a flushed one.
 fn is_failure(line: &str) -> bool {
     event_name(line) == "work:completed"
-        && !line.contains("\"status\":\"success\"")
-        && !line.contains("\"status\":\"flushed\"")
+        && !line.contains("\"status\":\"SUCCESS\"")
+        && !line.contains("\"status\":\"WR_FLUSH_ERR\"")
 }
 
 /// Where the log is stored.
@@ -235,7 +235,7 @@ mod tests {
             recent.push(&format!(r#"{{"time":{n},"host":"a","name":"packet:sent","data":{{}}}}"#));
         }
         assert_eq!(recent.kept.len(), 1, "the configuration of a queue pair is kept longer than packets");
-        let failed = r#"{"time":9,"host":"a","name":"work:completed","data":{"status":"retry-exceeded"}}"#;
+        let failed = r#"{"time":9,"host":"a","name":"work:completed","data":{"status":"RETRY_EXC_ERR"}}"#;
         assert!(is_failure(failed));
         recent.push(failed);
         recent.keep_window();

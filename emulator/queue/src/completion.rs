@@ -46,22 +46,22 @@ named_enum! {
     /// How a work request ended. The numbers are those of `enum ibv_wc_status`.
     #[allow(missing_docs, reason = "the names are those of every verbs text")]
     pub enum CompletionStatus {
-        Success = 0, "success";
-        LocalLengthError = 1, "local-length";
-        LocalQpOperationError = 2, "local-qp-operation";
-        LocalProtectionError = 4, "local-protection";
-        WrFlushError = 5, "flushed";
-        MwBindError = 6, "window-bind";
-        BadResponseError = 7, "bad-response";
-        LocalAccessError = 8, "local-access";
-        RemoteInvalidRequestError = 9, "remote-invalid-request";
-        RemoteAccessError = 10, "remote-access";
-        RemoteOperationError = 11, "remote-operation";
-        RetryExceededError = 12, "retry-exceeded";
-        RnrRetryExceededError = 13, "rnr-retry-exceeded";
-        RemoteAbortedError = 16, "remote-abort";
-        FatalError = 19, "fatal";
-        GeneralError = 21, "general";
+        Success = 0, "SUCCESS";
+        LocalLengthError = 1, "LOC_LEN_ERR";
+        LocalQpOperationError = 2, "LOC_QP_OP_ERR";
+        LocalProtectionError = 4, "LOC_PROT_ERR";
+        WrFlushError = 5, "WR_FLUSH_ERR";
+        MwBindError = 6, "MW_BIND_ERR";
+        BadResponseError = 7, "BAD_RESP_ERR";
+        LocalAccessError = 8, "LOC_ACCESS_ERR";
+        RemoteInvalidRequestError = 9, "REM_INV_REQ_ERR";
+        RemoteAccessError = 10, "REM_ACCESS_ERR";
+        RemoteOperationError = 11, "REM_OP_ERR";
+        RetryExceededError = 12, "RETRY_EXC_ERR";
+        RnrRetryExceededError = 13, "RNR_RETRY_EXC_ERR";
+        RemoteAbortedError = 16, "REM_ABORT_ERR";
+        FatalError = 19, "FATAL_ERR";
+        GeneralError = 21, "GENERAL_ERR";
     }
 }
 

@@ -46,7 +46,7 @@ impl WorkRequest {
     }
 
     pub fn failed(&self) -> bool {
-        self.status.as_deref().is_some_and(|status| status != "success")
+        self.status.as_deref().is_some_and(|status| status != "SUCCESS")
     }
 }
 

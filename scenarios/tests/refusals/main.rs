@@ -281,7 +281,7 @@ fn a_rule_that_did_not_fire_fails_the_run_unless_it_is_optional() {
 
 #[test]
 fn a_failed_expectation_says_what_there_was() {
-    let rest = "[[expect]]\ncompletion = { qp = \"alice.1\", op = \"write\", status = \"flushed\" }\n[[expect]]\nmemory = { qp = \"bob.1\", bytes = 4000, holds = \"zeroes\" }\n";
+    let rest = "[[expect]]\ncompletion = { qp = \"alice.1\", op = \"write\", status = \"WR_FLUSH_ERR\" }\n[[expect]]\nmemory = { qp = \"bob.1\", bytes = 4000, holds = \"zeroes\" }\n";
     let scenario = read(rest).unwrap_or_else(|problem| panic!("{problem}"));
     let outcome =
         simulate(&scenario.plan(&ParameterValues::new(), 1).expect("a plan"), Recording::Everything);
@@ -300,7 +300,7 @@ fn a_failed_expectation_says_what_there_was() {
 fn shrinking_leaves_the_faults_that_matter() {
     // Only the loss of +2 is fatal; the marks and the delay are not.
     let rest = format!(
-        "{}{}{}[[expect]]\ncompletion = {{ qp = \"alice.1\", status = \"success\" }}\n",
+        "{}{}{}[[expect]]\ncompletion = {{ qp = \"alice.1\", status = \"SUCCESS\" }}\n",
         "[[fault]]\nname = \"marks\"\non = \"alice -> bob\"\naction = \"mark-ce\"\n",
         "[[fault]]\nname = \"late\"\non = \"bob -> alice\"\naction = { delay = \"1us\" }\noptional = true\n",
         fault("psn = \"+2\"", "name = \"loss\"\ntimes = 1\n"),
@@ -312,7 +312,7 @@ fn shrinking_leaves_the_faults_that_matter() {
     assert!(shrunk.before >= 5, "every mark counts: {}", shrunk.before);
     // Of a rule that hits by chance, the one packet is found.
     let rest = "[[fault]]\nname = \"chance\"\non = \"alice -> bob\"\naction = \"drop\"\nprobability = 0.9\noptional = true\n\
-                [[expect]]\ncompletion = { qp = \"alice.1\", status = \"success\" }\n";
+                [[expect]]\ncompletion = { qp = \"alice.1\", status = \"SUCCESS\" }\n";
     let plan = read(rest).expect("a scenario").plan(&ParameterValues::new(), 3).expect("a plan");
     let shrunk = softhca_scenarios::shrink(&plan, |_| {}).expect("it fails");
     assert_eq!(shrunk.faults.len(), 1, "{:?}", shrunk.faults);

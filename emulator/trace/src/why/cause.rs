@@ -15,8 +15,8 @@ pub(super) fn cause_and_advice(
     let judge = CauseFinder { log: account, work_request: work, symptoms: findings };
     match work.status.as_deref() {
         None if work.completed.is_none() => judge.incomplete(),
-        None | Some("success") => judge.delayed(),
-        Some("flushed") => judge.flushed(),
+        None | Some("SUCCESS") => judge.delayed(),
+        Some("WR_FLUSH_ERR") => judge.flushed(),
         Some(_) => judge.failed(),
     }
 }

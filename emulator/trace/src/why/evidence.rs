@@ -54,7 +54,7 @@ pub(super) fn was_delayed(account: &ParsedLog, work: &WorkRequest) -> bool {
 /// Follows a work request through the log.
 pub(super) fn collect(account: &ParsedLog, work: &WorkRequest) -> Symptoms {
     let mut chain = EvidenceCollector::new(account, work);
-    if work.status.as_deref() == Some("flushed") || work.is_receive() {
+    if work.status.as_deref() == Some("WR_FLUSH_ERR") || work.is_receive() {
         // What made the queue pair fail lies before, and need not concern this work request's packets.
         chain.explain_error_state();
     } else {
@@ -373,7 +373,7 @@ impl<'a> EvidenceCollector<'a> {
         let culprit = account.work_requests.iter().find(|work| {
             work.queue_pair == place
                 && work.failed()
-                && work.status.as_deref() != Some("flushed")
+                && work.status.as_deref() != Some("WR_FLUSH_ERR")
                 && work.completed.is_some_and(|ended| ended <= end && ended + 4 > index)
                 && !std::ptr::eq(*work, self.work_request)
         });
@@ -424,23 +424,22 @@ impl<'a> EvidenceCollector<'a> {
                     let (own, why) = (self.local_name(), trigger_text(entry, reason));
                     self.add(entry.time, format!("{own} cannot go on with the answers that come: {why}."));
                 }
-                let verbs = ibv_wc_status(status);
                 let took = match self.work_request.started {
                     Some(started) => {
                         format!(", {} after it was started", duration(entry.time - self.log.time_of(started)))
                     }
                     None => String::new(),
                 };
-                self.add(entry.time, format!("{name} completes with {status} ({verbs}){took}."));
+                self.add(entry.time, format!("{name} completes with {status}{took}."));
             }
             _ => self.add(entry.time, format!("{name} is done; no completion was wanted.")),
         }
-        if self.work_request.status.as_deref() == Some("flushed") || !self.work_request.failed() {
+        if self.work_request.status.as_deref() == Some("WR_FLUSH_ERR") || !self.work_request.failed() {
             return;
         }
         let later = self.log.work_requests.iter().filter(|work| {
             work.queue_pair == self.work_request.queue_pair
-                && work.status.as_deref() == Some("flushed")
+                && work.status.as_deref() == Some("WR_FLUSH_ERR")
                 && work.completed.is_some_and(|ended| ended > index)
         });
         let count = later.count();
@@ -467,26 +466,4 @@ fn opcode_without_service(opcode: &str) -> String {
 
 fn is_request(opcode: &str) -> bool {
     !(opcode.contains("RESPONSE") || opcode.contains("ACKNOWLEDGE") || opcode.contains("CNP"))
-}
-
-/// What `enum ibv_wc_status` calls a status.
-fn ibv_wc_status(status: &str) -> &'static str {
-    match status {
-        "success" => "IBV_WC_SUCCESS",
-        "local-length" => "IBV_WC_LOC_LEN_ERR",
-        "local-qp-operation" => "IBV_WC_LOC_QP_OP_ERR",
-        "local-protection" => "IBV_WC_LOC_PROT_ERR",
-        "flushed" => "IBV_WC_WR_FLUSH_ERR",
-        "window-bind" => "IBV_WC_MW_BIND_ERR",
-        "bad-response" => "IBV_WC_BAD_RESP_ERR",
-        "local-access" => "IBV_WC_LOC_ACCESS_ERR",
-        "remote-invalid-request" => "IBV_WC_REM_INV_REQ_ERR",
-        "remote-access" => "IBV_WC_REM_ACCESS_ERR",
-        "remote-operation" => "IBV_WC_REM_OP_ERR",
-        "retry-exceeded" => "IBV_WC_RETRY_EXC_ERR",
-        "rnr-retry-exceeded" => "IBV_WC_RNR_RETRY_EXC_ERR",
-        "remote-abort" => "IBV_WC_REM_ABORT_ERR",
-        "fatal" => "IBV_WC_FATAL_ERR",
-        _ => "IBV_WC_GENERAL_ERR",
-    }
 }

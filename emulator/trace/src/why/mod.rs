@@ -112,7 +112,7 @@ impl LogAnalyzer {
         }
         let failed: Vec<&WorkRequest> = here.iter().copied().filter(|work| work.failed()).collect();
         let culprits: Vec<&WorkRequest> =
-            failed.iter().copied().filter(|work| work.status.as_deref() != Some("flushed")).collect();
+            failed.iter().copied().filter(|work| work.status.as_deref() != Some("WR_FLUSH_ERR")).collect();
         if !culprits.is_empty() {
             let flushed = failed.len() - culprits.len();
             let remark = match flushed {
@@ -166,7 +166,7 @@ impl LogAnalyzer {
         let account = &self.log;
         let findings = evidence::collect(account, work);
         let outcome = match (&work.status, work.completed) {
-            (Some(status), Some(_)) if status == "success" => "succeeded".into(),
+            (Some(status), Some(_)) if status == "SUCCESS" => "succeeded".into(),
             (Some(status), _) => format!("ended with {status}"),
             (None, Some(_)) => "succeeded, without a completion because none was wanted".into(),
             (None, None) => "has not ended".into(),
