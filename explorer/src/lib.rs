@@ -1,18 +1,18 @@
-//! Runs as a page for a browser: one file, nothing fetched, opened from disk.
+//! HTML pages of runs: one file that loads nothing and opens from disk.
 //!
-//! [`Run`] reads what there is to see: an event log, a capture, or the folder of a run. [`Page`] puts one or
-//! two of them into the page, whose parts in `page/` are built into this crate as they are. [`LiveServer`] serves
-//! the page of a run that goes on, on loopback, to whoever knows its link.
-//! What the page shows is its own business; here is only how the data gets in, and that no text of it can
-//! become code.
+//! [`Run`] reads an event log, a capture, or the folder of a run. [`Page`] puts one or two of them into the page. The
+//! scripts and the style sheet in `page/` are part of this crate. [`LiveServer`] serves the page of a live run on
+//! loopback. This crate puts the data into the page such that no text in them can become code; the scripts show them.
 
 mod bundle;
+#[cfg(not(target_family = "wasm"))]
 mod live;
 mod page;
 mod run;
 mod section;
 mod why;
 
+#[cfg(not(target_family = "wasm"))]
 pub use live::{EventFeed, LiveServer};
 pub use page::{ExampleScenario, Page};
 pub use run::{OpenError, Run};
