@@ -1,6 +1,6 @@
 //! `softhca report`: an HTML report from a run or a capture.
 
-use crate::exit_code;
+use crate::{exit_code, terminal};
 use softhca_explorer::{OpenError, Page, Run};
 use std::fs::File;
 use std::io::{self, BufWriter};
@@ -21,9 +21,18 @@ pub struct Arguments {
     output: PathBuf,
 }
 
+/// The length of the progress bar of a stage.
+const BAR_LENGTH: u64 = 1000;
+
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    let page = match build_page(arguments) {
+    let bar = terminal::progress_bar(BAR_LENGTH, "{bar:40} {percent:>3} %, {elapsed} elapsed, {msg}");
+    let page = build_page(arguments, &|stage, share| {
+        bar.set_message(stage);
+        bar.set_position((share * BAR_LENGTH as f64) as u64);
+    });
+    bar.finish_and_clear();
+    let page = match page {
         Ok(page) => page,
         Err(error) => {
             eprintln!("softhca report: {error}");
@@ -43,9 +52,9 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-fn build_page(arguments: &Arguments) -> Result<Page, OpenError> {
+fn build_page(arguments: &Arguments, report: &dyn Fn(&'static str, f64)) -> Result<Page, OpenError> {
     let open = |path: &PathBuf| {
-        let run = Run::open(path)?;
+        let run = Run::open_with_progress(path, report)?;
         for note in run.notes() {
             eprintln!("softhca report: {}: {note}", path.display());
         }

@@ -1,5 +1,6 @@
-//! Standard output: lines, width and colour.
+//! The terminal: lines, width, colour and progress bars.
 
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use softhca_trace::{ColorMode, LadderStyle};
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -32,4 +33,13 @@ pub fn style() -> LadderStyle {
         width: width.filter(|_| terminal).unwrap_or(default.width),
         color: if terminal && !plain { ColorMode::Ansi } else { ColorMode::Plain },
     }
+}
+
+/// A progress bar on standard error; invisible if that is not a terminal.
+pub fn progress_bar(length: u64, template: &str) -> ProgressBar {
+    let bar = match io::stderr().is_terminal() {
+        true => ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr()),
+        false => ProgressBar::hidden(),
+    };
+    bar.with_style(ProgressStyle::with_template(template).expect("a valid template"))
 }

@@ -1,4 +1,4 @@
-//! What there is to see: an event log, a capture, or a folder with the files of a run.
+//! Reads an event log, a capture, or a folder with the files of a run.
 
 use crate::section::Section;
 use crate::why::{Analysis, WhyReport};
@@ -15,22 +15,22 @@ use thiserror::Error;
 
 /// The name of a run's event log in its folder.
 const EVENTS: &str = "events.jsonl";
-/// More events than a browser holds with ease. A longer log is shown up to here.
+/// The most events that a page contains. A longer log is shown up to here.
 const MAX_EVENTS: u64 = 4_000_000;
-/// How much of a frame is kept: every header, and a whole management datagram.
+/// The bytes of a frame that a page contains: every header, and a whole management datagram.
 const MAX_FRAME_PREFIX: usize = 384;
-/// How much of all frames is kept.
+/// The most bytes of all frames together.
 const MAX_FRAME_BYTES: usize = 256 << 20;
 
-/// Why there is nothing to show at all.
+/// Why a run cannot be read at all.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// The operating system says no.
+    /// The operating system reports an error.
     #[error("{}: {cause}; give an event log, a folder that `softhca run --out` wrote, or a pcap or pcapng file", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// The error.
         #[source]
         cause: io::Error,
     },
@@ -51,7 +51,7 @@ pub enum OpenError {
     Log {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The error.
         #[source]
         cause: LogError,
     },
@@ -60,13 +60,49 @@ pub enum OpenError {
     Capture {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The error.
         #[source]
         cause: CaptureError,
     },
 }
 
-/// What a run was read from.
+/// Receives the stage and its progress from 0 to 1.
+pub(crate) type ReportProgress<'a> = &'a dyn Fn(&'static str, f64);
+
+const READING_LOG: &str = "reading the event log";
+const READING_CAPTURE: &str = "reading the capture";
+const CONVERTING: &str = "converting packets";
+/// The number of packets between two reports.
+const REPORT_INTERVAL: u64 = 1000;
+
+/// A file that reports how much of it has been read.
+struct ProgressReader<'a> {
+    file: File,
+    read: u64,
+    total: u64,
+    stage: &'static str,
+    report: ReportProgress<'a>,
+}
+
+impl<'a> ProgressReader<'a> {
+    fn open(path: &Path, stage: &'static str, report: ReportProgress<'a>) -> io::Result<Self> {
+        let file = File::open(path)?;
+        let total = file.metadata()?.len();
+        Ok(ProgressReader { file, read: 0, total, stage, report })
+    }
+}
+
+impl Read for ProgressReader<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read(buffer)?;
+        self.read += count as u64;
+        // A pipe has no length.
+        (self.report)(self.stage, (self.read as f64 / self.total.max(self.read).max(1) as f64).min(1.0));
+        Ok(count)
+    }
+}
+
+/// The kind of file that a run was read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Log,
@@ -88,37 +124,42 @@ pub struct Run {
     pub(crate) source: Source,
     /// The event log, line by line.
     pub(crate) lines: Section,
-    /// The bytes of packets: see [`Packer::frame`].
+    /// The bytes of packets: see [`RunBuilder::add_frame`].
     pub(crate) frames: Vec<u8>,
     pub(crate) frame_count: u64,
     pub(crate) events: u64,
-    /// Why things failed, if somebody asked.
+    /// The explanation of failures; none for a capture.
     pub(crate) why: Option<WhyReport>,
-    /// What the reader of the page should know: what was left out, what is broken.
+    /// What the page omits and what is damaged.
     pub(crate) notes: Vec<String>,
 }
 
 impl Run {
-    /// Reads a log, a capture or a folder. What is broken half way is shown up to there, and noted.
+    /// Reads a log, a capture or a folder. A damaged file is read up to the damage, with a note.
     pub fn open(path: &Path) -> Result<Run, OpenError> {
+        Run::open_with_progress(path, &|_, _| ())
+    }
+
+    /// As [`Run::open`]; calls `report` with the stage and its progress from 0 to 1.
+    pub fn open_with_progress(path: &Path, report: ReportProgress) -> Result<Run, OpenError> {
         if path.is_dir() {
-            return Run::open_folder(path);
+            return Run::open_folder(path, report);
         }
         let io = |cause| OpenError::Io { path: path.into(), cause };
         let mut file = BufReader::new(File::open(path).map_err(io)?);
         if file.fill_buf().map_err(io)?.first() == Some(&b'{') {
-            Run::open_log(path, None)
+            Run::open_log(path, None, report)
         } else {
-            Run::open_capture(path)
+            Run::open_capture(path, report)
         }
     }
 
-    /// The notes: what was left out, what is broken.
+    /// The notes: what the page omits and what is damaged.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Why things failed.
+    /// The explanation of failures.
     pub fn why(&self) -> Option<&WhyReport> {
         self.why.as_ref()
     }
@@ -128,7 +169,7 @@ impl Run {
         &self.frames
     }
 
-    fn open_folder(path: &Path) -> Result<Run, OpenError> {
+    fn open_folder(path: &Path, report: ReportProgress) -> Result<Run, OpenError> {
         let io = |cause| OpenError::Io { path: path.into(), cause };
         let mut captures = Vec::new();
         for entry in std::fs::read_dir(path).map_err(io)? {
@@ -141,29 +182,32 @@ impl Run {
         captures.sort();
         let events = path.join(EVENTS);
         match (events.is_file(), &captures[..]) {
-            (true, [capture]) => Run::open_log(&events, Some(capture)),
-            (true, []) => Run::open_log(&events, None),
+            (true, [capture]) => Run::open_log(&events, Some(capture), report),
+            (true, []) => Run::open_log(&events, None, report),
             (true, _) => {
-                let mut run = Run::open_log(&events, None)?;
+                let mut run = Run::open_log(&events, None, report)?;
                 run.notes.push(
                     "The folder has more than one capture, so packets are shown without their bytes.".into(),
                 );
                 Ok(run)
             }
-            (false, [capture]) => Run::open_capture(capture),
+            (false, [capture]) => Run::open_capture(capture, report),
             (false, []) => Err(OpenError::EmptyFolder { path: path.into() }),
             (false, _) => Err(OpenError::AmbiguousCaptures { path: path.into() }),
         }
     }
 
-    fn open_log(path: &Path, capture: Option<&Path>) -> Result<Run, OpenError> {
-        let open = |path: &Path| File::open(path).map_err(|cause| OpenError::Io { path: path.into(), cause });
-        let capture = capture.map(open).transpose()?.map(BufReader::new);
-        Run::from_log(&file_name(path), BufReader::new(open(path)?), capture)
+    fn open_log(path: &Path, capture: Option<&Path>, report: ReportProgress) -> Result<Run, OpenError> {
+        let open = |path: &Path, stage| {
+            let file = ProgressReader::open(path, stage, report);
+            Ok(BufReader::new(file.map_err(|cause| OpenError::Io { path: path.into(), cause })?))
+        };
+        let capture = capture.map(|capture| open(capture, READING_CAPTURE)).transpose()?;
+        Run::from_log(&file_name(path), open(path, READING_LOG)?, capture)
             .map_err(|cause| OpenError::Log { path: path.into(), cause })
     }
 
-    /// Reads an event log, and the bytes of its packets from a capture of the same run.
+    /// Reads an event log, and takes the bytes of its packets from a capture of the same run.
     pub fn from_log(name: &str, log: impl BufRead, capture: Option<impl Read>) -> Result<Run, LogError> {
         let reader = EventLogReader::new(log)?;
         let mut packer = RunBuilder::new(name, Source::Log, reader.header());
@@ -181,7 +225,7 @@ impl Run {
                 }
                 Err(error) => {
                     packer.notes.push(format!(
-                        "The log cannot be read beyond {error}. What is shown ends there; was the run or the file cut off?"
+                        "The log cannot be read beyond {error}. Later events are not shown; was the run or the file cut off?"
                     ));
                     break;
                 }
@@ -192,18 +236,21 @@ impl Run {
         Ok(packer.finish())
     }
 
-    fn open_capture(path: &Path) -> Result<Run, OpenError> {
+    fn open_capture(path: &Path, report: ReportProgress) -> Result<Run, OpenError> {
         let wrong = |cause| OpenError::Capture { path: path.into(), cause };
+        let file = ProgressReader::open(path, READING_CAPTURE, report)
+            .map_err(|cause| OpenError::Io { path: path.into(), cause })?;
         let mut conversion = CaptureConverter::default();
         let mut records = BTreeMap::new();
         let (mut tally, mut start_ns, mut kept) = (PacketCounts::default(), None, 0);
         let (mut others, mut notes) = (BTreeMap::<String, u64>::new(), Vec::new());
-        for record in CaptureReader::open(path).map_err(wrong)? {
+        for record in CaptureReader::new(BufReader::new(file)).map_err(wrong)? {
             let mut record = match record {
                 Ok(record) => record,
                 Err(error) => {
-                    notes
-                        .push(format!("What is shown is not all: The capture cannot be read beyond {error}"));
+                    notes.push(format!(
+                        "The capture cannot be read beyond {error}. Later packets are not shown."
+                    ));
                     break;
                 }
             };
@@ -213,11 +260,11 @@ impl Run {
                 PacketContents::Pause(_) => *others.entry("pause frames".into()).or_default() += 1,
                 _ => {}
             }
-            let is_told = matches!(packet.contents, PacketContents::Roce(_) | PacketContents::Malformed(..));
+            let is_shown = matches!(packet.contents, PacketContents::Roce(_) | PacketContents::Malformed(..));
             let is_intact = matches!(&packet.contents, PacketContents::Roce(roce) if roce.icrc_ok);
             conversion.push(&packet);
             tally.add(&packet);
-            if is_told && kept < MAX_FRAME_BYTES {
+            if is_shown && kept < MAX_FRAME_BYTES {
                 record.data.truncate(MAX_FRAME_PREFIX);
                 kept += record.data.len();
                 records.insert(tally.packets - 1, (record, is_intact));
@@ -234,7 +281,16 @@ impl Run {
         let (header, entries) = conversion.finish(&file_name(path));
         let mut packer = RunBuilder::new(&file_name(path), Source::Capture, &header);
         packer.notes = notes;
+        // A packet has several entries; most are of a sent packet.
+        let expected = tally.roce().max(1) as f64;
+        let mut sent = 0;
         for (number, entry) in entries {
+            if number.is_some() {
+                sent += 1;
+                if sent % REPORT_INTERVAL == 0 {
+                    report(CONVERTING, (sent as f64 / expected).min(1.0));
+                }
+            }
             if let Some((record, is_intact)) = number.and_then(|number| records.remove(&number)) {
                 packer.add_frame(&FramePrefix::new(&record, is_intact));
             }
@@ -248,13 +304,13 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// A sentence about what else is in a capture.
+/// A sentence about the other packets of a capture.
 fn other_protocols_note(tally: &PacketCounts, others: &BTreeMap<String, u64>) -> Option<String> {
     let count: u64 = others.values().sum();
     if tally.roce() == 0 {
         let packets = tally.packets;
         return Some(format!(
-            "There is no RoCE packet among the {packets} of this capture. RoCEv2 is UDP to port 4791; was it captured on the right interface?"
+            "The capture has no RoCE packet ({packets} packets read). RoCEv2 is UDP to port 4791; was it captured on the right interface?"
         ));
     }
     let mut kinds: Vec<(&String, &u64)> = others.iter().collect();
@@ -263,14 +319,14 @@ fn other_protocols_note(tally: &PacketCounts, others: &BTreeMap<String, u64>) ->
     let more = if kinds.len() > 3 { ", …" } else { "" };
     (count > 0).then(|| {
         format!(
-            "{count} of {} packets are of other protocols and left out: {}{more}.",
+            "{count} of {} packets belong to other protocols and are not shown: {}{more}.",
             tally.packets,
             named.join(", ")
         )
     })
 }
 
-/// A frame as the page gets it.
+/// The part of a frame that the page contains.
 struct FramePrefix {
     link_type: LinkType,
     icrc_ok: bool,
@@ -308,8 +364,8 @@ impl RunBuilder {
     }
 
     fn write_line(&mut self, object: &impl serde::Serialize) {
-        serde_json::to_writer(&mut self.run.lines, object).expect("a vector takes everything");
-        self.run.lines.write_all(b"\n").expect("a vector takes everything");
+        serde_json::to_writer(&mut self.run.lines, object).expect("a vector grows");
+        self.run.lines.write_all(b"\n").expect("a vector grows");
     }
 
     fn is_full(&mut self) -> bool {
@@ -320,13 +376,13 @@ impl RunBuilder {
         is_full
     }
 
-    fn add_entry(&mut self, add_entry: &Entry) {
-        self.write_line(add_entry);
+    fn add_entry(&mut self, entry: &Entry) {
+        self.write_line(entry);
         self.run.events += 1;
     }
 
-    /// The bytes of the packet that the next entry is about: the number of its event, its original length (both 32
-    /// bits), the bytes kept (16), its link (8), whether its ICRC is right (8), all little-endian, then the bytes.
+    /// Adds the bytes of the packet of the next entry: the number of its event, its original length (both 32 bits),
+    /// the number of bytes kept (16), its link type (8), whether its ICRC is right (8), all little-endian, then the bytes.
     fn add_frame(&mut self, kept: &FramePrefix) {
         let link: u8 = match kept.link_type {
             LinkType::Ethernet => 0,
@@ -349,11 +405,11 @@ impl RunBuilder {
     }
 }
 
-/// What a packet is known by in both a log and a capture.
+/// The fields that identify a packet in both a log and a capture.
 type FrameKey = (IpAddr, u32, u32, String);
 
-/// The frames of a capture, to be found by what the log says of them. A packet that went twice was captured twice, in
-/// the same order.
+/// The frames of a capture, by the fields that the log has too. A packet that was sent twice was captured twice, in the
+/// same order.
 struct FrameIndex {
     frames: BTreeMap<FrameKey, VecDeque<FramePrefix>>,
     note: Option<String>,
@@ -385,7 +441,9 @@ impl FrameIndex {
             let frame = FramePrefix::new(&record, roce.icrc_ok);
             kept += frame.data.len();
             if kept > MAX_FRAME_BYTES {
-                self.note = Some("The capture is long: only its first packets have their bytes here.".into());
+                self.note = Some(
+                    "The capture is too long: only its first packets are shown with their bytes.".into(),
+                );
                 break;
             }
             self.frames.entry(key).or_default().push_back(frame);
@@ -397,5 +455,26 @@ impl FrameIndex {
         let LogEvent::PacketSent { packet, .. } = &entry.event else { return None };
         let key = (packet.peer, packet.dest_qp, packet.psn, packet.opcode.to_string());
         self.frames.get_mut(&key)?.pop_front()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    #[test]
+    fn progress_grows_in_every_stage_and_reaches_its_end() {
+        let captures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/captures");
+        let seen = RefCell::new(Vec::new());
+        let report = |stage, share| seen.borrow_mut().push((stage, share));
+        for (file, stage) in [("ud-multicast.jsonl", READING_LOG), ("ud-multicast.pcapng", READING_CAPTURE)] {
+            seen.borrow_mut().clear();
+            Run::open_with_progress(&captures.join(file), &report).expect("a run");
+            let seen = seen.borrow();
+            let shares: Vec<f64> =
+                seen.iter().filter(|(name, _)| *name == stage).map(|(_, share)| *share).collect();
+            assert!(shares.is_sorted() && shares.last() == Some(&1.0), "{file}: {seen:?}");
+        }
     }
 }

@@ -1,29 +1,33 @@
-//! Data inside of a page: deflated, in base64, in an element that no browser executes.
+//! Data inside a page: deflated, in base64, in an element that no browser executes.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use flate2::Compression;
 use flate2::write::DeflateEncoder;
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 
-/// Bytes on their way into a page. Writing to memory cannot fail, so nothing here does.
-pub(crate) struct Section(DeflateEncoder<Vec<u8>>);
+/// The size of the buffer before the encoder, which is slow for small writes.
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// Bytes for a page. Writes to memory do not fail.
+pub(crate) struct Section(BufWriter<DeflateEncoder<Vec<u8>>>);
 
 impl Section {
     pub fn new() -> Section {
-        Section(DeflateEncoder::new(Vec::new(), Compression::new(4)))
+        Section(BufWriter::with_capacity(BUFFER_BYTES, DeflateEncoder::new(Vec::new(), Compression::new(4))))
     }
 
-    /// These bytes and nothing else.
+    /// A section with these bytes.
     pub fn of(bytes: &[u8]) -> Section {
         let mut section = Section::new();
-        section.write_all(bytes).expect("a vector takes everything");
+        section.write_all(bytes).expect("a vector grows");
         section
     }
 
-    /// The text that goes into the element: letters, digits, `+`, `/` and `=` only.
+    /// The text of the element: letters, digits, `+`, `/` and `=` only.
     pub fn into_base64(self) -> String {
-        STANDARD.encode(self.0.finish().expect("a vector takes everything"))
+        let encoder = self.0.into_inner().unwrap_or_else(|_| unreachable!("a vector grows"));
+        STANDARD.encode(encoder.finish().expect("a vector grows"))
     }
 }
 

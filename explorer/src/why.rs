@@ -1,13 +1,13 @@
-//! Why things failed, as the page shows it: the answer of `softhca why`.
+//! The explanation of failures by `softhca why`, for the page.
 
 use serde::Serialize;
 use softhca_trace::log::{Entry, Header};
 use softhca_trace::why::{Diagnosis, LogAnalyzer, Query};
 
-/// An inquiry keeps the entries; a longer log is not asked about.
+/// The analysis keeps all entries in memory; a longer log is not analyzed.
 const MAX_ENTRIES: usize = 500_000;
 
-/// What the page says about failures.
+/// The explanations of all failures of a run.
 #[derive(Debug, Default, Serialize)]
 pub struct WhyReport {
     explanations: Vec<Explanation>,
@@ -29,7 +29,7 @@ struct Evidence {
     text: String,
 }
 
-/// A log about which one question is asked at its end.
+/// Collects a log for its analysis.
 pub(crate) struct Analysis {
     analyzer: Option<LogAnalyzer>,
     entries: usize,
@@ -45,25 +45,24 @@ impl Analysis {
         if self.entries > MAX_ENTRIES {
             self.analyzer = None;
         }
-        if let Some(inquiry) = &mut self.analyzer {
-            inquiry.push(entry);
+        if let Some(analyzer) = &mut self.analyzer {
+            analyzer.push(entry);
         }
     }
 
     pub fn finish(self) -> WhyReport {
-        let Some(inquiry) = self.analyzer else {
-            let remark =
-                "The log is too long to be asked why. softhca why LOG --qp Q asks about one queue pair.";
+        let Some(analyzer) = self.analyzer else {
+            let remark = "The log is too long to be explained here. To explain one queue pair: softhca why LOG --qp Q.";
             return WhyReport { explanations: Vec::new(), summary: remark.into() };
         };
-        // A question about everything names nothing that a log could lack.
-        inquiry.diagnose(&Query::default()).map_or_else(|_| WhyReport::default(), WhyReport::from)
+        // The default query names nothing that a log could lack.
+        analyzer.diagnose(&Query::default()).map_or_else(|_| WhyReport::default(), WhyReport::from)
     }
 }
 
 impl From<Diagnosis> for WhyReport {
-    fn from(answer: Diagnosis) -> WhyReport {
-        let explanations = answer.explanations.into_iter().map(|explanation| Explanation {
+    fn from(diagnosis: Diagnosis) -> WhyReport {
+        let explanations = diagnosis.explanations.into_iter().map(|explanation| Explanation {
             title: explanation.title,
             evidence: explanation
                 .evidence
@@ -73,6 +72,6 @@ impl From<Diagnosis> for WhyReport {
             cause: explanation.cause,
             advice: explanation.advice,
         });
-        WhyReport { explanations: explanations.collect(), summary: answer.summary }
+        WhyReport { explanations: explanations.collect(), summary: diagnosis.summary }
     }
 }

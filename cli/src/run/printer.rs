@@ -4,9 +4,9 @@ use super::job::{Job, RunResult};
 use super::store::{ArtifactStore, KeepPolicy};
 use crate::scenario::format_verdict;
 use crate::terminal;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use softhca_scenarios::{Outcome, Verdict};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
@@ -30,15 +30,13 @@ pub struct RunPrinter<'a> {
 impl<'a> RunPrinter<'a> {
     /// Creates a printer for these jobs.
     pub fn new(jobs: &'a [Job], json: bool, out: Option<PathBuf>) -> RunPrinter<'a> {
-        let bar = match jobs.len() > 1 && io::stderr().is_terminal() {
-            true => ProgressBar::with_draw_target(Some(jobs.len() as u64), ProgressDrawTarget::stderr()),
+        let bar = match jobs.len() > 1 {
+            true => terminal::progress_bar(
+                jobs.len() as u64,
+                "{bar:40} {pos}/{len} runs, {elapsed} elapsed, {eta} remaining {msg}",
+            ),
             false => ProgressBar::hidden(),
         };
-        if let Ok(style) = ProgressStyle::with_template(
-            "{bar:40} {pos}/{len} runs, {elapsed} elapsed, {eta} remaining {msg}",
-        ) {
-            bar.set_style(style);
-        }
         let few = jobs.len() <= MAX_RUNS_PRINTED;
         let store = match out {
             Some(out) => ArtifactStore::new(out, jobs, KeepPolicy::All),
