@@ -61,15 +61,14 @@ pub struct ComparableTrace {
 }
 
 impl ComparableTrace {
-    /// The story of these events and faults. The cast names hosts, queue pairs, roles and rules, and tells where
-    /// PSNs start; what a queue pair without a name does is told under its host.
+    /// The trace of these events and faults. `names` has hosts, queue pairs, roles, rules and first PSNs. Events of a
+    /// queue pair without a name belong to its host.
     pub fn from_events<'a>(
-        cast: &NameTable,
+        names: &NameTable,
         events: impl IntoIterator<Item = (HostId, &'a Event)>,
         faults: impl IntoIterator<Item = &'a Fault>,
     ) -> ComparableTrace {
-        let mut teller =
-            TraceBuilder { names: cast, trace: ComparableTrace::default(), progress: BTreeMap::new() };
+        let mut teller = TraceBuilder { names, trace: ComparableTrace::default(), progress: BTreeMap::new() };
         for (host, event) in events {
             teller.event(host, event);
         }
@@ -129,7 +128,7 @@ impl fmt::Display for ComparableTrace {
     }
 }
 
-/// What is needed of a queue pair until the end is known.
+/// The state of a queue pair until the end of the log.
 #[derive(Default)]
 struct QueuePairProgress {
     posted: BTreeSet<u64>,
@@ -198,12 +197,12 @@ impl TraceBuilder<'_> {
             _ => return,
         };
         let fact = format!("{}: {what}", self.relative_psn(self.names.peer(at), packet.psn));
-        let told = self
+        let known = self
             .trace
             .queue_pairs
             .get(&self.queue_pair_name(at))
             .and_then(|chapter| chapter.get(&FactKind::Nak));
-        if told.and_then(|facts| facts.last()) != Some(&fact) {
+        if known.and_then(|facts| facts.last()) != Some(&fact) {
             self.add_fact(at, FactKind::Nak, fact);
         }
     }
@@ -261,8 +260,8 @@ impl TraceBuilder<'_> {
         // How often a message of the connection manager is sent again is a matter of time.
         if let PacketClass::Cm(message) = sighting.class {
             fact += &format!(" CM {}", message.name());
-            let told = self.trace.queue_pairs.get(&name).and_then(|chapter| chapter.get(&FactKind::Fault));
-            if told.is_some_and(|facts| facts.contains(&fact)) {
+            let known = self.trace.queue_pairs.get(&name).and_then(|chapter| chapter.get(&FactKind::Fault));
+            if known.is_some_and(|facts| facts.contains(&fact)) {
                 return;
             }
         }
@@ -311,17 +310,17 @@ mod tests {
     const HOST: HostId = HostId(0);
 
     /// One queue pair, 5, whose PSNs and those of its peer start at 100.
-    fn cast() -> NameTable {
+    fn names() -> NameTable {
         let [ours, theirs]: [IpAddr; 2] = ["10.0.0.1", "10.0.0.2"].map(|text| text.parse().unwrap());
         let [at, peer] =
             [(ours, 5), (theirs, 6)].map(|(address, qpn)| Endpoint { address, qpn: Qpn::new(qpn) });
-        let mut cast = NameTable::new();
-        cast.add_host(HOST, "alice", ours);
-        cast.add_queue_pair(at, "alice.1");
-        cast.connect(at, peer);
-        cast.set_first_psn(at, Psn::new(100));
-        cast.set_first_psn(peer, Psn::new(100));
-        cast
+        let mut names = NameTable::new();
+        names.add_host(HOST, "alice", ours);
+        names.add_queue_pair(at, "alice.1");
+        names.connect(at, peer);
+        names.set_first_psn(at, Psn::new(100));
+        names.set_first_psn(peer, Psn::new(100));
+        names
     }
 
     fn sent(psn: u32, opcode: &str, work: Option<u64>, again: bool, syndrome: Option<Syndrome>) -> Event {
@@ -358,7 +357,7 @@ mod tests {
     }
 
     fn story(events: &[Event]) -> ComparableTrace {
-        ComparableTrace::from_events(&cast(), events.iter().map(|event| (HOST, event)), [])
+        ComparableTrace::from_events(&names(), events.iter().map(|event| (HOST, event)), [])
     }
 
     #[test]

@@ -66,17 +66,17 @@ pub(crate) fn effect_without_time(fault: &Fault) -> String {
 }
 
 /// Who did it.
-pub(crate) fn cause(fault: &Fault, cast: &NameTable) -> String {
+pub(crate) fn cause(fault: &Fault, names: &NameTable) -> String {
     match fault.cause {
-        FaultCause::Rule(id) => cast.rule_name(id),
+        FaultCause::Rule(id) => names.rule_name(id),
         FaultCause::LinkDown => "the link: it is down".into(),
         FaultCause::ExceedsMtu => "the line: larger than its MTU".into(),
     }
 }
 
 /// What was done to a packet, and who did it.
-pub(crate) fn fault(fault: &Fault, cast: &NameTable) -> String {
-    format!("{} by {}", effect(fault), cause(fault, cast))
+pub(crate) fn fault(fault: &Fault, names: &NameTable) -> String {
+    format!("{} by {}", effect(fault), cause(fault, names))
 }
 
 /// How often: `once`, `twice`, `3 times`.

@@ -157,7 +157,7 @@ fn roce_object(time_ns: i64, roce: &RocePacket<'_>) -> RoceObject {
     }
 }
 
-/// The fields that tell one exchange from another; the rest is for whoever has the capture.
+/// The fields that distinguish exchanges; the capture has the others.
 #[derive(Serialize, Default)]
 struct CmObject {
     attr: &'static str,

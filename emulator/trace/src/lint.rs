@@ -1,7 +1,7 @@
 //! Pitfalls of verbs programming that can be seen in an event stream.
 //!
-//! [`Linter`] takes entries as they come, keeps little of them, and collects one [`Finding`] per pitfall and
-//! place. It warns of what went well this time as well: what is wrong on every card, not only on this one.
+//! [`Linter`] reads entries in order, keeps little of them, and collects one [`Finding`] per pitfall and object. It also
+//! warns of pitfalls that had no effect in this run but are errors on other cards.
 
 use crate::NameTable;
 use crate::log::{ConfigurationData, Entry, EntryBuilder, Header, LogEvent, SgeData};
@@ -92,7 +92,7 @@ pitfalls! {
         "One end may have more reads and atomics outstanding than the other answers."
         "max_rd_atomic must not be larger than max_dest_rd_atomic at the peer."
     RETRIES_HIDE_FAULTS "retries-hide-faults" Warning
-        "A queue pair was told to try for ever or as often as it can, and needed that."
+        "A queue pair with unlimited or maximum retries used them."
         "Set rnr_retry and retry_cnt to what a healthy run needs, so that a fault becomes visible, and cure the fault."
     TIMEOUT_ZERO "timeout-zero" Warning
         "A reliable queue pair has timeout 0: it waits for a dead peer for ever."
@@ -477,7 +477,7 @@ fn overlaps(buffer: &SgeData, address: u64, length: u32) -> bool {
     buffer.address < end(address, length) && address < end(buffer.address, buffer.length)
 }
 
-/// A linter that hears a world itself.
+/// A linter that receives the events of a world.
 #[derive(Debug)]
 pub struct LiveLinter {
     entries: EntryBuilder,
@@ -485,14 +485,14 @@ pub struct LiveLinter {
 }
 
 impl LiveLinter {
-    /// A linter for the hosts of this cast.
-    pub fn new(cast: NameTable) -> LiveLinter {
-        let entries = EntryBuilder::new(cast);
+    /// A linter for the hosts of these names.
+    pub fn new(names: NameTable) -> LiveLinter {
+        let entries = EntryBuilder::new(names);
         let linter = Linter::new(&entries.header(""));
         LiveLinter { entries, linter }
     }
 
-    /// A card told an event.
+    /// Adds an event of a card.
     pub fn record_event(&mut self, now: Instant, host: HostId, event: &Event) {
         self.linter.push(&self.entries.event(now, host, event));
     }

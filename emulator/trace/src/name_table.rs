@@ -5,7 +5,7 @@ use softhca_wire::{Psn, Qpn};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// The names of a run. What has no name is told by its number or address.
+/// The names of a run. An object without a name is shown by its number or address.
 #[derive(Clone, Debug, Default)]
 pub struct NameTable {
     hosts: BTreeMap<HostId, (String, IpAddr)>,
@@ -30,30 +30,30 @@ impl NameTable {
     /// The hosts, switches, cables and known queue pairs of a world as it is now. The queue pairs of a host are
     /// called by its name and a number, in the order of their roles: `alice.1`.
     pub fn from_world(world: &World) -> NameTable {
-        let mut cast = NameTable::new();
+        let mut names = NameTable::new();
         for (id, host) in world.hosts() {
-            cast.add_host(id, host.name(), host.address());
+            names.add_host(id, host.name(), host.address());
         }
         for (id, switch) in world.switches() {
-            cast.add_switch(id, switch.name());
+            names.add_switch(id, switch.name());
         }
         for index in 0.. {
             let Some(ends) = world.try_link_ends(LinkId(index)) else { break };
-            cast.links.insert(LinkId(index), ends);
+            names.links.insert(LinkId(index), ends);
         }
         let mut counts = BTreeMap::new();
         for flow in world.flows().iter() {
             let at = flow.requester;
             let count = counts.entry(at.address).and_modify(|count| *count += 1).or_insert(1);
-            let name = format!("{}.{count}", cast.host_name_at(at.address));
-            cast.add_queue_pair(at, &name);
-            cast.first_psns.insert(at, flow.first_psn);
-            cast.roles.insert(flow.id, at);
+            let name = format!("{}.{count}", names.host_name_at(at.address));
+            names.add_queue_pair(at, &name);
+            names.first_psns.insert(at, flow.first_psn);
+            names.roles.insert(flow.id, at);
             if let Some(peer) = flow.responder {
-                cast.peers.insert(at, peer);
+                names.peers.insert(at, peer);
             }
         }
-        cast
+        names
     }
 
     /// Names a host.
@@ -158,7 +158,7 @@ impl NameTable {
         }
     }
 
-    /// What is at the other end of a cable than `node`.
+    /// The other end of the link of `node`.
     pub fn other_end(&self, cable: LinkId, node: Node) -> Option<Node> {
         self.links.get(&cable)?.iter().copied().find(|end| *end != node)
     }

@@ -1,4 +1,4 @@
-//! What one record says, and the line that tells it.
+//! The packet in a record of a capture, and its line of text.
 
 use crate::Record;
 use softhca_wire::cm::Datagram;
@@ -35,7 +35,7 @@ pub struct RocePacket<'a> {
     pub frame: RoceFrame<'a>,
     /// Its headers and payload.
     pub transport: TransportPacket<'a>,
-    /// What is in it, if it is for QP1.
+    /// The MAD, if the destination is QP1.
     pub mad: Option<Mad>,
     /// Whether its ICRC is right.
     pub icrc_ok: bool,

@@ -23,7 +23,7 @@ pub(crate) struct WorkRequest {
     pub operation: String,
     /// First PSN and number of PSNs; none for receives and local operations.
     pub psns: Option<(u32, u32)>,
-    /// Where in the log it starts; none for a receive, which is first heard of when it completes.
+    /// The entry at which it starts; none for a receive, whose first entry is its completion.
     pub started: Option<usize>,
     /// Where in the log it ends.
     pub completed: Option<usize>,
@@ -177,7 +177,7 @@ impl QueuePairTable {
         }
     }
 
-    /// Takes note of whom an entry is about; tells the host.
+    /// Records the queue pair of an entry. Returns the host.
     pub fn observe(&mut self, entry: &Entry) -> usize {
         let host = self.host_index(&entry.host);
         // A packet that was dropped may name a queue pair that does not exist.
@@ -216,7 +216,7 @@ impl QueuePairTable {
     }
 
     /// What to call a queue pair: its host's name and its number among the queue pairs of that host, in the
-    /// order in which they are heard of.
+    /// order of their first entries.
     pub fn name(&self, id: QueuePairId) -> String {
         let same = self.queue_pairs.iter().filter(|other| other.host == id.host);
         let number = same.take_while(|other| **other != id).count() + 1;
@@ -227,7 +227,7 @@ impl QueuePairTable {
         &self.hosts[host].0
     }
 
-    /// The queue pair that somebody means: `alice.1`, or a number, decimal or with `0x`.
+    /// The queue pair with this name (`alice.1`) or number, decimal or with `0x`.
     pub fn find(&self, text: &str) -> Vec<QueuePairId> {
         let number = match text.strip_prefix("0x") {
             Some(digits) => u32::from_str_radix(digits, 16).ok(),
@@ -242,7 +242,7 @@ impl QueuePairTable {
         self.peers.get(&id).copied()
     }
 
-    /// The queue pair at the other end of a connection, if its card is heard.
+    /// The peer of a queue pair, if its card reports events.
     pub fn peer(&self, id: QueuePairId) -> Option<QueuePairId> {
         let (address, qp) = self.peer_address(id)?;
         let host = self.hosts.iter().position(|(_, known)| *known == Some(address))?;

@@ -6,7 +6,7 @@ use softhca_fabric::Fault;
 use softhca_wire::AddressHeaders;
 use std::io::{self, Write};
 
-/// A packet that may still get a comment: faults are told right after the packet they happen to.
+/// A packet that may still get a comment: the event of a fault follows that of its packet.
 #[derive(Debug)]
 struct PendingRecord {
     time_ns: u64,
@@ -35,32 +35,31 @@ impl PortTap {
         &mut self,
         writer: &mut CaptureWriter<W>,
         time_ns: u64,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         packet: &[u8],
     ) -> io::Result<()> {
         self.flush_pending(writer)?;
-        let (envelope, packet, comment) = (*envelope, packet.to_vec(), String::new());
-        self.pending = Some(PendingRecord { time_ns, addressing: envelope, packet, comment });
+        let (addressing, packet, comment) = (*addressing, packet.to_vec(), String::new());
+        self.pending = Some(PendingRecord { time_ns, addressing, packet, comment });
         Ok(())
     }
 
-    /// A rule did something to the packet that left last.
-    pub fn add_fault(&mut self, add_fault: &Fault, cast: &NameTable) {
+    /// Adds a fault to the comment of the last packet.
+    pub fn add_fault(&mut self, fault: &Fault, names: &NameTable) {
         if let Some(held) = &mut self.pending {
             if !held.comment.is_empty() {
                 held.comment.push_str("; ");
             }
-            held.comment += &describe::fault(add_fault, cast);
+            held.comment += &describe::fault(fault, names);
         }
     }
 
     /// Writes the packet that waited for a comment.
     pub fn flush_pending<W: Write>(&mut self, writer: &mut CaptureWriter<W>) -> io::Result<()> {
-        let Some(PendingRecord { time_ns, addressing: envelope, packet, comment }) = self.pending.take()
-        else {
+        let Some(PendingRecord { time_ns, addressing, packet, comment }) = self.pending.take() else {
             return Ok(());
         };
         let comment = (!comment.is_empty()).then_some(comment.as_str());
-        writer.write_packet(time_ns, self.interface, PacketDirection::Outbound, &envelope, &packet, comment)
+        writer.write_packet(time_ns, self.interface, PacketDirection::Outbound, &addressing, &packet, comment)
     }
 }

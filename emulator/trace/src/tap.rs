@@ -21,7 +21,7 @@ pub enum CapturePoints {
     EveryLink,
 }
 
-/// A frame that may still get a comment: faults are told right after the frame they happen to.
+/// A frame that may still get a comment: the event of a fault follows that of its frame.
 #[derive(Debug)]
 struct PendingRecord {
     time_ns: u64,
@@ -36,7 +36,7 @@ struct PendingRecord {
 /// Writes the frames of a world to a capture, one interface per host, and one per switch that something of it
 /// is written of. Pause frames are written where they are sent.
 ///
-/// Call [`Tap::finish`] at the end: it writes the last frame and tells whether all could be written.
+/// Call [`Tap::finish`] at the end: it writes the last frame and returns the first write error.
 #[derive(Debug)]
 pub struct Tap<W> {
     writer: CaptureWriter<W>,
@@ -51,11 +51,11 @@ pub struct Tap<W> {
 
 impl<W: Write> Tap<W> {
     /// A tap that writes to `writer`, with an interface for every host that has a name.
-    pub fn new(writer: CaptureWriter<W>, cast: NameTable, points: CapturePoints) -> io::Result<Tap<W>> {
+    pub fn new(writer: CaptureWriter<W>, names: NameTable, points: CapturePoints) -> io::Result<Tap<W>> {
         let (interfaces, switches) = (BTreeMap::new(), BTreeMap::new());
         let mut tap = Tap {
             writer,
-            names: cast,
+            names,
             points,
             interfaces,
             switch_interfaces: switches,
@@ -69,7 +69,7 @@ impl<W: Write> Tap<W> {
         Ok(tap)
     }
 
-    /// Writes what is left. The first thing that could not be written is the error.
+    /// Writes the last frame. Returns the first write error.
     pub fn finish(&mut self) -> io::Result<()> {
         self.flush_pending();
         match self.error.take() {

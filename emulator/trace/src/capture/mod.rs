@@ -37,7 +37,7 @@ pub struct Record {
 impl Record {
     /// The RoCE frame in this record.
     ///
-    /// A record that its snap length cut is malformed, unless what is left proves another protocol.
+    /// A record that the snap length truncated is malformed, unless its headers show another protocol.
     pub fn frame(&self) -> Result<RoceFrame<'_>, Malformed> {
         let frame = self
             .link_type
@@ -65,7 +65,7 @@ pub struct CaptureError {
     pub cause: CaptureErrorKind,
 }
 
-/// What is wrong with a capture.
+/// The error of a capture that cannot be read.
 #[derive(Debug, Error)]
 pub enum CaptureErrorKind {
     /// The operating system says no.
@@ -138,7 +138,7 @@ impl CaptureReader<BufReader<File>> {
 }
 
 impl<R: Read> CaptureReader<R> {
-    /// Reads the start of a capture, which tells the format.
+    /// Reads the start of a capture, which determines the format.
     pub fn new(reader: R) -> Result<Self, CaptureError> {
         let mut source = OffsetReader::new(reader);
         let magic: [u8; 4] = source.read_array("its first four bytes")?;

@@ -32,7 +32,7 @@ impl Reader {
                 cause: CaptureErrorKind::UnsupportedVersion { format: "pcap", version },
             });
         }
-        // The upper half of the last word tells the length of a frame check sequence.
+        // The upper half of the last word is the length of a frame check sequence.
         let [.., link] = order.u32_array::<5>(&header);
         let link = LinkType::from_number(link as u16)
             .ok_or(CaptureError { offset: 20, cause: CaptureErrorKind::UnsupportedLinkType(link as u16) })?;

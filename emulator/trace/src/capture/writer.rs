@@ -32,7 +32,7 @@ pub enum PacketDirection {
     Outbound,
 }
 
-/// What stands around a transport packet.
+/// The headers around a transport packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum RoceVersion {
     /// Ethernet, IP and UDP, as it was sealed for.
@@ -91,19 +91,19 @@ impl<W: Write> CaptureWriter<W> {
         Ok(InterfaceId(self.interfaces - 1))
     }
 
-    /// Writes a packet, from the BTH to the ICRC, with the headers that its envelope stands for.
+    /// Writes a packet, from the BTH to the ICRC, with these headers.
     pub fn write_packet(
         &mut self,
         time_ns: u64,
         interface: InterfaceId,
         heading: PacketDirection,
-        envelope: &AddressHeaders,
+        headers: &AddressHeaders,
         packet: &[u8],
         comment: Option<&str>,
     ) -> io::Result<()> {
         let frame = match self.version {
-            RoceVersion::V2 => RoceFrame::new(envelope, packet).to_vec(),
-            RoceVersion::V1 => roce_v1_frame(envelope, packet),
+            RoceVersion::V2 => RoceFrame::new(headers, packet).to_vec(),
+            RoceVersion::V1 => roce_v1_frame(headers, packet),
         };
         self.write_frame(time_ns, interface, heading, &frame, comment)
     }
@@ -142,7 +142,7 @@ impl<W: Write> CaptureWriter<W> {
         self.end_block()
     }
 
-    /// Hands everything that was written on to whoever stores it.
+    /// Flushes the output.
     pub fn flush(&mut self) -> io::Result<()> {
         self.output.flush()
     }
@@ -184,25 +184,25 @@ impl<W: Write> CaptureWriter<W> {
 }
 
 /// The packet as RoCE v1 would frame it.
-fn roce_v1_frame(envelope: &AddressHeaders, packet: &[u8]) -> Vec<u8> {
+fn roce_v1_frame(headers: &AddressHeaders, packet: &[u8]) -> Vec<u8> {
     let grh = Grh {
-        source: Gid::from(envelope.source),
-        destination: Gid::from(envelope.destination),
-        traffic_class: envelope.traffic_class,
-        flow_label: envelope.flow_label,
+        source: Gid::from(headers.source),
+        destination: Gid::from(headers.destination),
+        traffic_class: headers.traffic_class,
+        flow_label: headers.flow_label,
         payload_length: packet.len() as u16,
-        hop_limit: envelope.hop_limit,
+        hop_limit: headers.hop_limit,
     };
     let mut sealed = packet.to_vec();
     if let Ok((transport, found)) = Icrc::split(packet) {
-        let (right, version_1) = (Icrc::compute(envelope, transport), Icrc::compute_v1(&grh, transport));
+        let (right, version_1) = (Icrc::compute(headers, transport), Icrc::compute_v1(&grh, transport));
         // What was wrong with the ICRC stays wrong with it.
         let icrc: [u8; ICRC_LEN] = std::array::from_fn(|i| version_1.0[i] ^ right.0[i] ^ found.0[i]);
         sealed[transport.len()..].copy_from_slice(&icrc);
     }
     let ethernet = Ethernet {
-        destination: MacAddress::from_ip(envelope.destination),
-        source: MacAddress::from_ip(envelope.source),
+        destination: MacAddress::from_ip(headers.destination),
+        source: MacAddress::from_ip(headers.source),
         vlan: None,
         ether_type: EtherType::ROCE,
     };
@@ -222,7 +222,7 @@ mod tests {
     use softhca_wire::{Bth, Opcode, Psn, Qpn};
     use std::net::Ipv4Addr;
 
-    fn envelope() -> AddressHeaders {
+    fn headers() -> AddressHeaders {
         let host = |last| Ipv4Addr::new(10, 0, 0, last).into();
         AddressHeaders {
             identification: 0x1234,
@@ -235,7 +235,7 @@ mod tests {
         let opcode = Opcode::from_byte(0x04).expect("RC SEND_ONLY");
         let mut packet = vec![0; Bth::LEN + 8 + ICRC_LEN];
         Bth::new(opcode, Qpn::new(0x11), Psn::new(7)).emit(&mut packet);
-        Icrc::write(&envelope(), &mut packet);
+        Icrc::write(&headers(), &mut packet);
         packet
     }
 
@@ -258,13 +258,11 @@ mod tests {
             let bob = writer.add_interface("bob", "10.0.0.2").unwrap();
             let time = 5_000_000_007;
             writer
-                .write_packet(time, alice, PacketDirection::Outbound, &envelope(), &sealed(), Some("dropped"))
+                .write_packet(time, alice, PacketDirection::Outbound, &headers(), &sealed(), Some("dropped"))
                 .unwrap();
             let mut damaged = sealed();
             damaged[14] ^= 1;
-            writer
-                .write_packet(time + 1, bob, PacketDirection::Inbound, &envelope(), &damaged, None)
-                .unwrap();
+            writer.write_packet(time + 1, bob, PacketDirection::Inbound, &headers(), &damaged, None).unwrap();
             let pause = Pfc { source: MacAddress([2, 0, 10, 0, 0, 1]), pause: [Some(9); 8] };
             writer.write_pause(time + 2, bob, PacketDirection::Outbound, &pause, None).unwrap();
             let file = writer.into_inner();

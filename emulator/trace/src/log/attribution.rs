@@ -1,4 +1,4 @@
-//! Which work request a packet belongs to, and why it left: what one card's event alone does not tell.
+//! The work request of a packet and the cause of its transmission, which the event of the card alone does not contain.
 
 use crate::describe::kebab_case;
 use softhca_engine::{Event, PacketSummary};
@@ -31,13 +31,13 @@ struct QueuePairHistory {
 /// A queue pair by the address of its host.
 type QueuePairKey = (IpAddr, Qpn);
 
-/// Follows the work requests of every card that is heard.
+/// Follows the work requests of every card that reports events.
 #[derive(Debug, Default)]
 pub(super) struct PacketAttribution {
     queue_pairs: BTreeMap<QueuePairKey, QueuePairHistory>,
-    /// Who sends requests from a host to a queue pair: the packets of a connection do not tell.
+    /// The queue pair that sends requests from a host to a queue pair. Packets of a connection do not name it.
     senders: BTreeMap<(IpAddr, QueuePairKey), Qpn>,
-    /// The host whose event is told now.
+    /// The host of the current event.
     current_host: Option<IpAddr>,
 }
 
@@ -46,7 +46,7 @@ impl PacketAttribution {
         self.queue_pairs.entry((address, qp)).or_default()
     }
 
-    /// Takes note of an event before it is told.
+    /// Updates the state before an event is logged.
     pub fn before_entry(&mut self, here: Option<IpAddr>, event: &Event) {
         self.current_host = here;
         let Some(address) = here else { return };

@@ -1,4 +1,4 @@
-//! A capture told as an event log.
+//! Converts a capture to an event log.
 //!
 //! Packets are what a capture has; what follows from them is added, as far as it does for sure: where a
 //! message begins and which answer ends it, and which bytes a WRITE puts where.
@@ -20,7 +20,7 @@ const RECENT_WRITES: usize = 64;
 /// An entry, and which packet it is, counted from 0 in the order they were given; none if it only follows.
 pub type ConvertedEntry = (Option<u64>, Entry);
 
-/// Takes the packets of a capture, in order, and tells them as entries.
+/// Converts the packets of a capture, in order, to entries.
 #[derive(Debug, Default)]
 pub struct CaptureConverter {
     flows: Flows,
@@ -78,7 +78,7 @@ struct RecentWrite {
 }
 
 impl CaptureConverter {
-    /// Takes the next packet. Other protocols are counted and not told.
+    /// Adds the next packet. Packets of other protocols are counted and have no entry.
     pub fn push(&mut self, push: &Packet<'_>) {
         let number = self.records;
         self.records += 1;
@@ -162,7 +162,7 @@ impl CaptureConverter {
         if !seen.retransmission {
             let message = &mut self.messages[index];
             message.packets += 1;
-            // A WRITE's length stands in its first packet.
+            // The first packet of a WRITE has its length.
             if seen.opcode.operation() == Operation::Send {
                 message.bytes += seen.payload;
             }
@@ -210,7 +210,7 @@ impl CaptureConverter {
         (header, entries)
     }
 
-    /// What one packet tells.
+    /// The entries of one packet.
     fn entries_of(&self, number: u64, time: u64, seen: &RoceInfo) -> Vec<ConvertedEntry> {
         let flow = self.flows.get(seen.flow);
         let (from, to) = (flow.from.to_string(), flow.to.address.to_string());

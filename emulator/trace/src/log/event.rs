@@ -14,7 +14,7 @@ use softhca_wire::{Mtu, Opcode, Psn, Qpn};
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// How an event stands out in a ladder.
+/// The emphasis of an event in a ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Emphasis {
     /// Expected.
@@ -47,7 +47,7 @@ pub struct EventSchema {
     pub name: &'static str,
     /// The meaning.
     pub description: &'static str,
-    /// How it stands out.
+    /// Its emphasis.
     pub emphasis: Emphasis,
     /// Its text, with the names of fields in braces.
     pub text: &'static str,

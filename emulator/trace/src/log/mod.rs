@@ -43,11 +43,11 @@ pub struct Header {
     pub version: u32,
     /// What the run was about.
     pub title: String,
-    /// The hosts whose cards tell.
+    /// The hosts whose cards report events.
     pub vantage_points: Vec<VantagePoint>,
 }
 
-/// A host whose card tells.
+/// A host whose card reports events.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VantagePoint {
     /// Its name.
@@ -71,7 +71,7 @@ pub struct Entry {
     pub trigger: Option<String>,
 }
 
-/// Tells events and faults as entries of a log, with the names of a cast.
+/// Turns events and faults into entries of a log, with the names of a run.
 #[derive(Debug, Default)]
 pub struct EntryBuilder {
     names: NameTable,
@@ -79,9 +79,9 @@ pub struct EntryBuilder {
 }
 
 impl EntryBuilder {
-    /// Nothing was told yet.
-    pub fn new(cast: NameTable) -> EntryBuilder {
-        EntryBuilder { names: cast, attribution: Default::default() }
+    /// A builder without history.
+    pub fn new(names: NameTable) -> EntryBuilder {
+        EntryBuilder { names, attribution: Default::default() }
     }
 
     /// The first line of a log. The vantage points are the hosts that have a name by now.
@@ -173,8 +173,8 @@ pub struct EventLog<W> {
 
 impl<W: Write> EventLog<W> {
     /// Starts a log with its first line. The vantage points are the hosts that have a name by now.
-    pub fn new(output: W, title: &str, cast: NameTable) -> EventLog<W> {
-        let entries = EntryBuilder::new(cast);
+    pub fn new(output: W, title: &str, names: NameTable) -> EventLog<W> {
+        let entries = EntryBuilder::new(names);
         let header = entries.header(title);
         let mut log = EventLog { output, entries, error: None };
         log.write_line(&header);
@@ -186,12 +186,12 @@ impl<W: Write> EventLog<W> {
         &mut self.entries.names
     }
 
-    /// Hands what was written so far on to whoever stores it.
+    /// Flushes the output.
     pub fn flush(&mut self) -> io::Result<()> {
         self.output.flush()
     }
 
-    /// A card told an event.
+    /// Logs an event of a card.
     pub fn record_event(&mut self, now: Instant, host: HostId, event: &Event) {
         let entry = self.entries.event(now, host, event);
         self.write_line(&entry);
@@ -203,7 +203,7 @@ impl<W: Write> EventLog<W> {
         self.write_line(&entry);
     }
 
-    /// A switch, or the port of a host, told an event.
+    /// Logs an event of a switch, or of the port of a host.
     pub fn record_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
         let entry = self.entries.fabric_event(now, event);
         self.write_line(&entry);

@@ -18,7 +18,7 @@ pub struct LogError {
     pub cause: LogErrorKind,
 }
 
-/// What is wrong with a log.
+/// The error of a log that cannot be read.
 #[derive(Debug, Error)]
 pub enum LogErrorKind {
     /// The operating system says no.
@@ -73,7 +73,7 @@ impl<R: BufRead> EventLogReader<R> {
     }
 }
 
-/// The next line, if there is one. What is no text, or longer than any line of a log, is invalid data.
+/// The next line, or none at the end. A line that is not UTF-8, or longer than any line of a log, is invalid data.
 fn next_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut line = String::new();
     match input.take(MAX_LINE_BYTES).read_line(&mut line)? {
