@@ -5,7 +5,7 @@ use softhca_explorer::{ExampleScenario, Page};
 use std::fs::{self, File};
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 /// Arguments of `softhca playground`.
 #[derive(clap::Args)]
@@ -59,7 +59,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             scenarios.push(ExampleScenario { name: (*name).into(), text: (*text).into() });
         }
     }
-    let Some(module) = candidate_paths().into_iter().find(|path| path.is_file()) else {
+    let Some(module) = find_module().or_else(|| build_module().and_then(|()| find_module())) else {
         return report_error(
             Path::new(WASM_MODULE),
             &format_args!(
@@ -71,7 +71,8 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         Ok(bytes) => bytes,
         Err(error) => return report_error(&module, &error),
     };
-    match write(Page::playground(module, scenarios), &arguments.output) {
+    let schema = serde_json::from_str(&softhca_scenarios::schema()).expect("a schema is JSON");
+    match write(Page::playground(module, scenarios, schema), &arguments.output) {
         Ok(()) => {
             outln!("playground: {}", arguments.output.display());
             ExitCode::SUCCESS
@@ -80,15 +81,31 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// Where the module may be: next to the executable, in an installed package, or in cargo's target folder.
-fn candidate_paths() -> Vec<PathBuf> {
-    let Some(folder) = std::env::current_exe().ok().and_then(|command| Some(command.parent()?.to_owned()))
-    else {
-        return Vec::new();
-    };
+/// The folder of the executable.
+fn own_folder() -> Option<PathBuf> {
+    Some(std::env::current_exe().ok()?.parent()?.to_owned())
+}
+
+/// The module: next to the executable, in an installed package, or in cargo's target folder.
+fn find_module() -> Option<PathBuf> {
+    let folder = own_folder()?;
     [".", "../lib/softhca", "../wasm32-unknown-unknown/playground"]
         .map(|path| folder.join(path).join(WASM_MODULE))
-        .into()
+        .into_iter()
+        .find(|path| path.is_file())
+}
+
+/// Builds the module if this executable is in the target folder of its source tree.
+fn build_module() -> Option<()> {
+    let tree = Path::new(env!("CARGO_MANIFEST_DIR")).parent()?;
+    let target = own_folder()?.parent()?.to_owned();
+    if !target.starts_with(tree) || !tree.join("explorer/playground/Cargo.toml").is_file() {
+        return None;
+    }
+    eprintln!("softhca playground: building the WebAssembly module: {BUILD_COMMAND}");
+    let mut command = Command::new("cargo");
+    command.args(BUILD_COMMAND.split(' ').skip(1)).arg("--target-dir").arg(target).current_dir(tree);
+    command.status().ok()?.success().then_some(())
 }
 
 fn write(page: Page, output: &Path) -> io::Result<()> {

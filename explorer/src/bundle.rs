@@ -1,8 +1,8 @@
-//! The page's scripts as one.
+//! The scripts of the page as one script.
 //!
-//! Each file is an ES module of its own, so that editors and people see what it needs. A page that is opened
-//! from disk cannot import files, so they are put into one scope in order: lines that import go, the word
-//! `export` goes. A name may therefore be declared at the top level of one file only; a test watches.
+//! Each file is an ES module, so that editors and readers see its dependencies. A page that is opened from disk cannot
+//! import files, so this module concatenates them in order, without import lines and without the word `export`. A name
+//! may therefore be declared at the top level of one file only; a test checks that.
 
 const MODULES: &[(&str, &str)] = &[
     ("words.js", include_str!("../page/words.js")),
@@ -27,6 +27,8 @@ const MODULES: &[(&str, &str)] = &[
     ("overview.js", include_str!("../page/overview.js")),
     ("live.js", include_str!("../page/live.js")),
     ("card.js", include_str!("../page/card.js")),
+    ("toml.js", include_str!("../page/toml.js")),
+    ("editor.js", include_str!("../page/editor.js")),
     ("playground.js", include_str!("../page/playground.js")),
     ("main.js", include_str!("../page/main.js")),
 ];
@@ -34,7 +36,7 @@ const MODULES: &[(&str, &str)] = &[
 /// The style sheet.
 pub(crate) const STYLE: &str = include_str!("../page/style.css");
 
-/// All scripts, in the order of their needs.
+/// All scripts, each after those that it imports.
 pub(crate) fn script() -> String {
     let mut script = String::from("\"use strict\";\n");
     for (name, source) in MODULES {
@@ -78,18 +80,18 @@ mod tests {
     }
 
     #[test]
-    fn a_module_imports_only_what_stands_before_it_and_is_exported_there() {
+    fn a_module_imports_only_exported_names_of_earlier_modules() {
         for (index, (file, source)) in MODULES.iter().enumerate() {
             for line in source.lines().filter(|line| line.starts_with("import ")) {
                 let (names, from) = line
                     .strip_prefix("import { ")
                     .and_then(|rest| rest.strip_suffix("\";"))
                     .and_then(|rest| rest.split_once(" } from \"./"))
-                    .unwrap_or_else(|| panic!("{file}: `{line}` is not in the one form that is known"));
+                    .unwrap_or_else(|| panic!("{file}: `{line}` has another form than the bundler reads"));
                 let (_, exporter) = MODULES[..index]
                     .iter()
                     .find(|(name, _)| *name == from)
-                    .unwrap_or_else(|| panic!("{file}: {from} does not stand before it"));
+                    .unwrap_or_else(|| panic!("{file}: {from} is not an earlier module"));
                 for name in names.split(", ") {
                     let is_exported = exporter.lines().any(|line| {
                         line.strip_prefix("export ").is_some_and(|rest| {
@@ -104,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_in_the_script_can_end_its_element_or_turn_text_into_markup() {
+    fn the_script_can_neither_end_its_element_nor_turn_text_into_markup() {
         let script = script();
         for forbidden in
             ["</script", "<!--", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("]

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use softhca_trace::log::EVENT_SCHEMAS;
 use std::io::{self, Write};
 
-/// A page with one run, with two that stand side by side, with one that goes on, or with the card itself.
+/// A page with one run, with two runs to compare, with a live run, or with the emulator itself.
 #[derive(Default)]
 pub struct Page {
     runs: Vec<Run>,
@@ -26,9 +26,12 @@ struct PageData<'a> {
     live: Option<LiveRun>,
     playground: bool,
     scenarios: &'a [ExampleScenario],
+    /// The JSON Schema of scenarios, for completion.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    schema: Option<&'a serde_json::Value>,
 }
 
-/// A run that the page asks its server for.
+/// A run whose events the server sends.
 #[derive(Serialize)]
 struct LiveRun {
     name: String,
@@ -38,18 +41,19 @@ struct LiveRun {
 struct Playground {
     module: Vec<u8>,
     scenarios: Vec<ExampleScenario>,
+    schema: serde_json::Value,
 }
 
-/// A scenario that a playground comes with.
+/// A scenario that a playground contains.
 #[derive(Serialize)]
 pub struct ExampleScenario {
-    /// What a link calls it.
+    /// The name in links.
     pub name: String,
     /// The file.
     pub text: String,
 }
 
-/// An event of the log, so that the page explains it.
+/// The description of an event of the log.
 #[derive(Serialize)]
 struct EventDoc {
     name: &'static str,
@@ -76,18 +80,19 @@ impl Page {
         Page { runs: vec![run], ..Page::default() }
     }
 
-    /// A page that asks the server it came from for the events of a run that goes on.
+    /// A page that follows a live run; its events come from the server of the page.
     pub fn live(name: &str) -> Page {
         let live = LiveRun { name: name.into(), notes: Vec::new() };
         Page { live: Some(live), ..Page::default() }
     }
 
-    /// A page in which scenarios are run by `module`, the playground's WebAssembly; the first is there to begin with.
-    pub fn playground(module: Vec<u8>, scenarios: Vec<ExampleScenario>) -> Page {
-        Page { playground: Some(Playground { module, scenarios }), ..Page::default() }
+    /// A page that runs scenarios with `module`, the WebAssembly of the playground. It opens with the first scenario;
+    /// `schema` is the JSON Schema of scenarios.
+    pub fn playground(module: Vec<u8>, scenarios: Vec<ExampleScenario>, schema: serde_json::Value) -> Page {
+        Page { playground: Some(Playground { module, scenarios, schema }), ..Page::default() }
     }
 
-    /// The same page with another run beside the first.
+    /// The same page with a second run.
     pub fn with_run(mut self, run: Run) -> Page {
         self.runs.push(run);
         self
@@ -122,8 +127,9 @@ impl Page {
             live: self.live,
             playground: playground.is_some(),
             scenarios: playground.map_or(&[], |playground| &playground.scenarios),
+            schema: playground.map(|playground| &playground.schema),
         };
-        // Only code that this crate holds may run: it is named by its hash, so text from a log cannot.
+        // Only the script of this crate may run. The policy contains its hash, so text from a log cannot.
         let policy = format!(
             "default-src 'none'; script-src 'sha256-{}'{}; style-src 'sha256-{}'{}{}; base-uri 'none'; form-action 'none'",
             STANDARD.encode(Sha256::digest(&script)),
@@ -141,7 +147,7 @@ impl Page {
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
              <meta name=\"color-scheme\" content=\"light dark\">\n\
              <title>SoftHCA explorer</title>\n<style>{}</style>\n</head>\n<body>\n\
-             <noscript>This page draws itself with JavaScript, which is switched off here.</noscript>\n\
+             <noscript>This page needs JavaScript.</noscript>\n\
              <div id=\"app\"></div>\n",
             bundle::STYLE
         )?;
@@ -150,6 +156,8 @@ impl Page {
             "<script type=\"application/json\" id=\"meta\">{}</script>",
             escape_for_script_element(&meta)
         )?;
+        // The script precedes the data, so that the browser shows the page while it still reads them.
+        writeln!(output, "<script>{script}</script>")?;
         for (index, run) in self.runs.into_iter().enumerate() {
             element(&mut output, &format!("lines-{index}"), run.lines)?;
             element(&mut output, &format!("frames-{index}"), Section::of(&run.frames))?;
@@ -157,7 +165,7 @@ impl Page {
         if let Some(playground) = self.playground {
             element(&mut output, "playground", Section::of(&playground.module))?;
         }
-        write!(output, "<script>{script}</script>\n</body>\n</html>\n")?;
+        write!(output, "</body>\n</html>\n")?;
         output.flush()
     }
 }
@@ -167,7 +175,7 @@ fn element(output: &mut impl Write, id: &str, section: Section) -> io::Result<()
     writeln!(output, "<script type=\"application/octet-stream\" id=\"{id}\">{text}</script>")
 }
 
-/// JSON that cannot end the element that it stands in: `<` occurs in strings only, and may be escaped there.
+/// JSON that cannot end its element: `<` occurs in strings only, where it can be escaped.
 fn escape_for_script_element(json: &str) -> String {
     json.replace('<', "\\u003c")
 }

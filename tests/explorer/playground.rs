@@ -12,7 +12,7 @@ const NAME: &str = "the_playground_does_what_the_command_does";
 
 /// The path of the module built by `cargo build --profile playground --target wasm32-unknown-unknown -p
 /// softhca-playground`.
-fn module() -> PathBuf {
+pub fn module() -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("a target folder");
     target.join("wasm32-unknown-unknown/playground/softhca_playground.wasm")
 }
@@ -50,6 +50,7 @@ fn run() {
     browser.assert_no_errors();
     hashes(&mut browser);
     links(&mut browser, &page);
+    editor(&mut browser, &page);
     refusals(&mut browser);
     stops(&mut browser);
 }
@@ -96,9 +97,58 @@ fn links(browser: &mut Browser, page: &Path) {
     assert_eq!(browser.text("app.played.trace_sha256"), sum);
     assert!(browser.text("views.playground.text.value").ends_with("# edited\n"));
     browser.open(page, "#text=nonsense&view=ladder");
-    browser.wait("document.querySelector('.play-result').textContent.includes('was the link cut off?')");
+    browser.wait("document.querySelector('.play-result').textContent.includes('is the link complete?')");
     browser.open(page, "#scenario=nobody&view=ladder");
     browser.wait("document.querySelector('.play-result').textContent.includes('no scenario nobody')");
+    browser.assert_no_errors();
+}
+
+/// The editor colours the text, completes keys and values from the schema, and marks an error where it is.
+fn editor(browser: &mut Browser, page: &Path) {
+    browser.open(page, "");
+    let text = "document.querySelector('.scenario').value";
+    assert_eq!(
+        browser.text("document.querySelector('.scenario-copy').textContent"),
+        browser.text(text) + "\n"
+    );
+    for (kind, token) in [("table", "[[fault]]"), ("key", "action"), ("string", "\"drop\""), ("literal", "1")]
+    {
+        let tokens = browser.value(&format!(
+            "[...document.querySelectorAll('.toml-{kind}')].map((token) => token.textContent)"
+        ));
+        assert!(tokens.as_array().expect("a list").iter().any(|found| found == token), "{kind}: {tokens}");
+    }
+    browser.value("views.playground.text.value = '[[fault]]\\n'; views.playground.text.focus()");
+    let listed = "[...document.querySelectorAll('.completions:not([hidden]) b')].map((item) => item.textContent).join()";
+    browser.insert_text("act");
+    assert_eq!(browser.text(listed), "action");
+    browser.screenshot("playground-completion");
+    browser.press("Enter");
+    browser.insert_text("\"dr");
+    assert_eq!(browser.text(listed), "drop");
+    browser.press("Tab");
+    browser.insert_text("\nmatch = { cl");
+    assert_eq!(browser.text(listed), "class");
+    browser.press("Escape");
+    assert_eq!(browser.text(listed), "");
+    assert_eq!(browser.text(text), "[[fault]]\naction = \"drop\"\nmatch = { cl");
+    browser.value("views.playground.choose('rnr-recovers'); views.playground.text.setSelectionRange(0, 0); views.playground.text.focus()");
+    browser.insert_text("# é\n  titel = 1\n");
+    browser.wait("document.querySelector('.squiggle')?.textContent === 'titel'");
+    assert!(
+        browser
+            .text("document.querySelector('.scenario-problem').textContent")
+            .contains("line 2, column 3: ")
+    );
+    browser.screenshot("playground-squiggle");
+    // A link keeps what was not run yet.
+    browser.press("Escape");
+    browser.click(".top .button[title^=\"Copy a link\"]");
+    browser.wait("location.hash.includes('text=')");
+    let link = browser.text("location.hash");
+    browser.open(page, &link);
+    assert!(browser.text(text).starts_with("# é\n  titel = 1\n"));
+    browser.value("views.playground.choose('rnr-recovers')");
     browser.assert_no_errors();
 }
 
@@ -122,7 +172,7 @@ fn stops(browser: &mut Browser) {
         "views.playground.text.value = {}; app.played = undefined; document.querySelector('.play-bar .button').click()",
         serde_json::to_string(endless).expect("JSON")
     );
-    let halt = "!document.querySelector('.play-bar .button[title=\"End this run\"]').hidden";
+    let halt = "!document.querySelector('.play-bar .button[title=\"Stop this run\"]').hidden";
     browser.value(&start);
     browser.wait("document.querySelector('.play-result').textContent.includes('Running for')");
     browser.screenshot("playground-running");
@@ -131,7 +181,7 @@ fn stops(browser: &mut Browser) {
     assert!(browser.number("document.querySelectorAll('.step').length") > 0.0);
     browser.click("#tab-playground");
     assert_eq!(browser.value(halt), true);
-    browser.click(".play-bar .button[title=\"End this run\"]");
+    browser.click(".play-bar .button[title=\"Stop this run\"]");
     browser.wait("document.querySelector('.play-result').textContent.includes('Stopped after')");
     assert_eq!(browser.value(&format!("app.played === undefined && !({halt})")), true);
     browser.screenshot("playground-stopped");

@@ -1,16 +1,16 @@
-//! The card in a browser: a scenario goes in, its result, event log and frames come out.
+//! The emulator in a browser: takes a scenario, returns its result, event log and frames.
 //!
-//! [`run_scenario`] is the same on every platform. Four functions export it to WebAssembly: the page allocates with [`input`], writes
-//! the scenario there, calls [`run`], and reads the memory at [`output`]. This side owns all memory, so the page frees nothing.
+//! [`run_scenario`] is the same on every platform. Five functions export it to WebAssembly: the page allocates with [`input`], writes
+//! the scenario there, calls [`run`] or [`check`], and reads the memory at [`output`]. This module owns all memory, so the page frees nothing.
 
 use serde::Serialize;
 use softhca_explorer::{Run, WhyReport};
 use softhca_scenarios::{
-    Diagnostic, ExpectationOutcome, Recording, RuleOutcome, Scenario, Verdict, simulate,
+    Diagnostic, ExpectationOutcome, Plan, Recording, RuleOutcome, Scenario, Verdict, simulate,
 };
 use std::sync::Mutex;
 
-/// What came of a scenario.
+/// The output of a scenario.
 #[derive(Debug, Default)]
 pub struct RunOutput {
     /// The result, in JSON.
@@ -26,7 +26,7 @@ struct ParseFailure<'a> {
     problem: ProblemLocation<'a>,
 }
 
-/// Where a scenario is wrong, and how.
+/// The position and text of an error in a scenario.
 #[derive(Serialize)]
 struct ProblemLocation<'a> {
     line: usize,
@@ -46,17 +46,24 @@ struct RunResult<'a> {
     why: Option<&'a WhyReport>,
 }
 
-/// Reads, runs and judges a scenario with this seed.
+fn plan(text: &str, seed: u64) -> Result<Plan, Diagnostic> {
+    Scenario::parse("scenario.toml", text).and_then(|scenario| scenario.plan(&Default::default(), seed))
+}
+
+/// Checks a scenario without running it: its error, or an empty result.
+pub fn check_scenario(text: &str) -> RunOutput {
+    plan(text, 1).map_or_else(|problem| parse_failure(&problem), |_| RunOutput::default())
+}
+
+/// Runs a scenario with this seed and evaluates its expectations.
 pub fn run_scenario(text: &str, seed: u64) -> RunOutput {
-    let plan = match Scenario::parse("scenario.toml", text)
-        .and_then(|scenario| scenario.plan(&Default::default(), seed))
-    {
+    let plan = match plan(text, seed) {
         Ok(plan) => plan,
         Err(problem) => return parse_failure(&problem),
     };
     let outcome = simulate(&plan, Recording::Everything);
     let artefacts = outcome.artifacts.unwrap_or_default();
-    // A run that broke off has no log.
+    // A run that failed to start has no log.
     let run = Run::from_log(&plan.title, &artefacts.events[..], Some(&artefacts.capture[..])).ok();
     let done = RunResult {
         title: &plan.title,
@@ -88,7 +95,7 @@ fn json(value: &impl Serialize) -> Vec<u8> {
 static INPUT: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 static OUTPUT: Mutex<[Vec<u8>; 3]> = Mutex::new([Vec::new(), Vec::new(), Vec::new()]);
 
-/// Room for a scenario of this many bytes.
+/// Allocates memory for a scenario of this many bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn input(length: usize) -> *mut u8 {
     let mut input = INPUT.lock().expect("there is one thread");
@@ -100,11 +107,21 @@ pub extern "C" fn input(length: usize) -> *mut u8 {
 /// Runs the scenario that was written to [`input`].
 #[unsafe(no_mangle)]
 pub extern "C" fn run(seed: u64) {
-    // Whoever panics here is stopped by the browser with one word; what it said is left as the result.
+    execute(|text| run_scenario(text, seed));
+}
+
+/// Checks the scenario that was written to [`input`].
+#[unsafe(no_mangle)]
+pub extern "C" fn check() {
+    execute(check_scenario);
+}
+
+fn execute(action: impl FnOnce(&str) -> RunOutput) {
+    // The browser reports a panic without its message; the message becomes the result.
     std::panic::set_hook(Box::new(|panic| set_output([panic.to_string().into(), Vec::new(), Vec::new()])));
     set_output(Default::default());
     let input = INPUT.lock().expect("there is one thread");
-    let RunOutput { result, events, frames } = run_scenario(&String::from_utf8_lossy(&input), seed);
+    let RunOutput { result, events, frames } = action(&String::from_utf8_lossy(&input));
     set_output([result, events, frames]);
 }
 
@@ -112,13 +129,13 @@ fn set_output(parts: [Vec<u8>; 3]) {
     *OUTPUT.lock().expect("there is one thread") = parts;
 }
 
-/// Where a part of the outcome is: 0 the result, 1 the event log, 2 the frames.
+/// The address of a part of the output: 0 the result, 1 the event log, 2 the frames.
 #[unsafe(no_mangle)]
 pub extern "C" fn output(part: usize) -> *const u8 {
     OUTPUT.lock().expect("there is one thread").get(part).map_or(std::ptr::null(), |bytes| bytes.as_ptr())
 }
 
-/// How many bytes it has.
+/// The number of bytes of that part.
 #[unsafe(no_mangle)]
 pub extern "C" fn output_length(part: usize) -> usize {
     OUTPUT.lock().expect("there is one thread").get(part).map_or(0, Vec::len)
