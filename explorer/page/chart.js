@@ -1,4 +1,4 @@
-// A plane of time and something else, to be zoomed and dragged. The time range belongs to all charts.
+// A chart over time that can be zoomed and moved. All charts share the time range.
 
 import { colours, el, paint } from "./dom.js";
 import { timeUnit } from "./words.js";
@@ -25,9 +25,9 @@ export function ticks(from, to, count, least = 0) {
 }
 
 export class Chart {
-  /** `draw(context, plane)`; `pick(x, y, plane)` selects what is near. */
-  constructor(draw, pick) {
-    this.canvas = el("canvas", { class: "chart", tabindex: "0", role: "img" });
+  /** `draw(context, plane)`; `pick(x, y, plane)` selects the nearest event; `label` names the chart. */
+  constructor(draw, pick, label) {
+    this.canvas = el("canvas", { class: "chart", tabindex: "0", role: "img", "aria-label": label });
     this.paintPlane = draw;
     this.canvas.addEventListener("wheel", (event) => {
       event.preventDefault();
@@ -36,30 +36,52 @@ export class Chart {
         const shift = (event.deltaX / this.width()) * (to - from);
         return look({ from: Math.max(0, from + shift), to: to + shift });
       }
-      const middle = from + ((event.offsetX - LEFT) / this.width()) * (to - from);
-      const factor = Math.exp(event.deltaY * 0.002);
-      const [low, high] = [middle - (middle - from) * factor, middle + (to - middle) * factor];
-      if (high - low < 2) return;
-      if (low <= 0 && high >= currentRun().end) look({ from: -1, to: -1 });
-      else look({ from: Math.max(0, low), to: high });
+      this.zoom([from, to], event.offsetX, Math.exp(event.deltaY * 0.002));
     }, { passive: false });
     let start = null;
+    const fingers = new Map();
+    let pinch = null;
+    const span = () => {
+      const [one, other] = fingers.values();
+      return { middle: (one + other) / 2, apart: Math.max(20, Math.abs(one - other)) };
+    };
     this.canvas.addEventListener("pointerdown", (event) => {
+      if (event.pointerType === "touch") fingers.set(event.pointerId, event.offsetX);
+      if (fingers.size === 2) {
+        pinch = { times: shownTimes(), apart: span().apart };
+        start = null;
+        return;
+      }
       start = { x: event.offsetX, times: shownTimes(), moved: false };
       this.canvas.setPointerCapture(event.pointerId);
     });
     this.canvas.addEventListener("pointermove", (event) => {
+      if (fingers.has(event.pointerId)) fingers.set(event.pointerId, event.offsetX);
+      if (pinch && fingers.size === 2) return this.zoom(pinch.times, span().middle, pinch.apart / span().apart);
       if (!start || event.buttons === 0) return;
       const [from, to] = start.times;
       const shift = ((start.x - event.offsetX) / this.width()) * (to - from);
       if (Math.abs(event.offsetX - start.x) > 4) start.moved = true;
       if (start.moved) look({ from: Math.max(0, from + shift), to: Math.max(0, from + shift) + (to - from) });
     });
+    for (const end of ["pointerup", "pointercancel"]) this.canvas.addEventListener(end, (event) => {
+      fingers.delete(event.pointerId);
+      pinch = null;
+    });
     this.canvas.addEventListener("pointerup", (event) => {
       if (start && !start.moved) pick?.(event.offsetX, event.offsetY, this.plane);
       start = null;
     });
     this.canvas.addEventListener("dblclick", () => look({ from: -1, to: -1 }));
+  }
+
+  /** Shows `factor` times the range around the time at `x`. */
+  zoom([from, to], x, factor) {
+    const middle = from + ((x - LEFT) / this.width()) * (to - from);
+    const [low, high] = [middle - (middle - from) * factor, middle + (to - middle) * factor];
+    if (high - low < 2) return;
+    if (low <= 0 && high >= currentRun().end) look({ from: -1, to: -1 });
+    else look({ from: Math.max(0, low), to: high });
   }
 
   width() {

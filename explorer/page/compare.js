@@ -1,4 +1,4 @@
-// Two runs side by side: what differs in numbers, and both ladders.
+// Two runs: their figures, and both ladders.
 
 import { el, replace } from "./dom.js";
 import { bytesText, countText, timeText } from "./words.js";
@@ -6,7 +6,7 @@ import { AGAIN, KIND, LOST } from "./run.js";
 import { app, look, redraw } from "./state.js";
 import { Ladder } from "./ladder.js";
 
-/** What is counted of a run. */
+/** The figures of a run. */
 function figures(run) {
   let [packets, again, lost, naks, acks, payload, repeated] = [0, 0, 0, 0, 0, 0, 0];
   for (let event = 0; event < run.length; event++) {
@@ -27,16 +27,16 @@ function figures(run) {
   let last = 0;
   for (const work of done) last = Math.max(last, run.time.values[work.ended]);
   return [
-    ["packets sent", packets, countText], ["of these again", again, countText], ["lost on the way", lost, countText],
-    ["payload sent", payload, bytesText], ["of this again", repeated, bytesText], ["ACKs", acks, countText], ["NAKs", naks, countText],
-    ["work requests done", done.length, countText], ["completions that failed", run.failures.length, countText],
+    ["packets sent", packets, countText], ["of these retransmitted", again, countText], ["lost in the network", lost, countText],
+    ["payload sent", payload, bytesText], ["of this retransmitted", repeated, bytesText], ["ACKs", acks, countText], ["NAKs", naks, countText],
+    ["work requests completed", done.length, countText], ["failed completions", run.failures.length, countText],
     ["last success at", last, (value) => (done.length ? timeText(value, run.end) : "—")], ["end of the run", run.end, (value) => timeText(value)],
   ];
 }
 
 export class Compare {
   constructor(openFile) {
-    this.table = el("div", { class: "compare-table" });
+    this.table = el("div", { class: "compare-table", tabindex: "0", role: "group", "aria-label": "Figures" });
     this.ladders = [0, 1].map((number) => new Ladder(() => ({
       run: app.runs[number] ?? app.runs[0], number, connection: this.connection(number),
     })));
@@ -44,7 +44,7 @@ export class Compare {
     this.element = el("div", { class: "compare" }, this.table, this.sides);
     this.openFile = openFile;
     this.stamp = "";
-    // Both scroll together, by the share of the way.
+    // Both scroll together, in proportion to their lengths.
     this.ladders.forEach((ladder, number) => ladder.rows.element.addEventListener("wheel", () => {
       const other = this.ladders[1 - number].rows;
       other.scrollTo((ladder.rows.top / Math.max(1, ladder.rows.limit())) * other.limit());
@@ -61,7 +61,7 @@ export class Compare {
       this.stamp = "";
       replace(this.sides);
       return replace(this.table, el("div", { class: "empty" },
-        el("p", {}, "There is one run in this page. Open the event log of another to see both side by side, or make the page of both: softhca report RUN OTHER."),
+        el("p", {}, "The page has one run. Open the event log of another run to compare them, or create a report of both: softhca report RUN OTHER."),
         el("button", { class: "button", onclick: this.openFile }, "Open an event log…")));
     }
     const stamp = app.runs.map((run) => run.version).join("/");
@@ -69,11 +69,11 @@ export class Compare {
       this.stamp = stamp;
       const [one, other] = app.runs.map(figures);
       replace(this.table, el("table", { class: "list" },
-        el("thead", {}, el("tr", {}, el("th", {}, ""), one.map(([name, value], at) => el("th", {}, (value !== other[at][1] ? "≠\u00a0" : "") + name)))),
+        el("thead", {}, el("tr", {}, el("td", {}), one.map(([name, value], at) => el("th", {}, (value !== other[at][1] ? "≠\u00a0" : "") + name)))),
         el("tbody", {}, [one, other].map((counts, number) => el("tr", {}, el("th", {}, app.runs[number].title),
           counts.map(([, value, text], at) => el("td", { class: one[at][1] !== other[at][1] ? "differs" : "" }, text(value))))))));
       replace(this.sides, this.ladders.map((ladder, number) => el("section", { onclick: () => app.state.run !== number && look({ run: number }) },
-        el("h3", {}, app.runs[number].title), ladder.element)));
+        el("h2", {}, app.runs[number].title), ladder.element)));
       redraw();
     }
     for (const ladder of this.ladders) ladder.draw();

@@ -1,4 +1,4 @@
-// The data that the page came with.
+// The data in the page.
 
 import { Run, readStream } from "./run.js";
 
@@ -25,12 +25,12 @@ export function inflated(id) {
   return stream;
 }
 
-/** What the page knows without reading any run. */
+/** The description of the page and its runs. */
 export function readMeta() {
   return JSON.parse(document.getElementById("meta").textContent);
 }
 
-/** Reads the runs one after the other; `progressed` is called whenever there is more to see. */
+/** Reads the runs one after the other; calls `progressed` when more events can be shown. */
 export async function readRuns(meta, runs, progressed) {
   for (const [index, about] of meta.runs.entries()) {
     const run = runs[index];
@@ -56,7 +56,7 @@ export async function readFile(file, progressed) {
   const first = new Uint8Array(await file.slice(0, 4).arrayBuffer());
   if (first.length > 0 && first[0] !== 0x7b) {
     run.isComplete = true;
-    run.notes.push(`${file.name} is no event log. For a capture, make a page of it first: softhca report ${file.name}`);
+    run.notes.push(`${file.name} is not an event log. For a capture, create a report: softhca report ${file.name}`);
     return run;
   }
   await readStream(file.stream(), run, progressed);

@@ -1,4 +1,4 @@
-// The bytes of a frame, field by field: name, place, value, and what it means.
+// The fields of a frame: name, position, value and meaning.
 
 import { bytesText, hex } from "./words.js";
 
@@ -60,34 +60,34 @@ function ipv6(value) {
 }
 
 const ETHERNET = [
-  ["destination", 48, "The card that the frame is for.", mac],
-  ["source", 48, "The card that sent it.", mac],
-  ["type", 16, "What follows: 0x0800 is IPv4, 0x86dd IPv6, 0x8915 RoCE v1.", hexOf(4)],
+  ["destination", 48, "The MAC address of the receiver or of the next router.", mac],
+  ["source", 48, "The MAC address of the sender.", mac],
+  ["type", 16, "The type of the next header: 0x0800 is IPv4, 0x86dd IPv6, 0x8915 RoCE v1.", hexOf(4)],
 ];
 const VLAN = [
-  ["priority", 3, "The priority of the frame: what PFC pauses by."], ["drop eligible", 1, "Whether it may go first when something must.", yes],
-  ["VLAN", 12, "The virtual network."], ["type", 16, "What follows.", hexOf(4)],
+  ["priority", 3, "The priority of the frame, which PFC pauses."], ["drop eligible", 1, "Whether a congested switch may drop it first.", yes],
+  ["VLAN", 12, "The virtual network."], ["type", 16, "The type of the next header.", hexOf(4)],
 ];
 const IPV4 = [
   ["version", 4, "4."], ["header length", 4, "In words of 32 bits; RoCEv2 has no options, so 5."],
   ["DSCP", 6, "The traffic class: networks map it to a priority."],
-  ["ECN", 2, "Congestion: a switch turns capable into experienced instead of dropping.", ecnText],
+  ["ECN", 2, "Explicit congestion notification: a congested switch sets CE (congestion experienced) instead of dropping the packet.", ecnText],
   ["total length", 16, "Bytes from here to the end of the ICRC."],
-  ["identification", 16, "A number for fragments. The ICRC covers it.", hexOf(4)], ["flags", 3, "2 is do not fragment: RoCE frames never are."],
-  ["fragment offset", 13, "Always 0."], ["time to live", 8, "How many routers may still pass it on. Not under the ICRC."],
-  ["protocol", 8, "17 is UDP."], ["header checksum", 16, "Over this header only. Not under the ICRC.", hexOf(4)],
-  ["source", 32, "Who sent it.", ipv4], ["destination", 32, "Whom it is for.", ipv4],
+  ["identification", 16, "The number of the packet for reassembly. The ICRC covers it.", hexOf(4)], ["flags", 3, "2 is do not fragment: RoCE packets are never fragmented."],
+  ["fragment offset", 13, "Always 0."], ["time to live", 8, "The remaining number of hops. The ICRC does not cover it."],
+  ["protocol", 8, "17 is UDP."], ["header checksum", 16, "The checksum of this header. The ICRC does not cover it.", hexOf(4)],
+  ["source", 32, "The IP address of the sender.", ipv4], ["destination", 32, "The IP address of the receiver.", ipv4],
 ];
 const IPV6 = [
   ["version", 4, "6."], ["DSCP", 6, "The traffic class: networks map it to a priority."],
-  ["ECN", 2, "Congestion: a switch turns capable into experienced instead of dropping.", ecnText],
-  ["flow label", 20, "The same for all packets of a flow.", hexOf(5)], ["payload length", 16, "Bytes behind this header."],
-  ["next header", 8, "17 is UDP, 27 is RoCE v1."], ["hop limit", 8, "How many routers may still pass it on."],
-  ["source", 128, "Who sent it.", ipv6], ["destination", 128, "Whom it is for.", ipv6],
+  ["ECN", 2, "Explicit congestion notification: a congested switch sets CE (congestion experienced) instead of dropping the packet.", ecnText],
+  ["flow label", 20, "The same for all packets of a flow.", hexOf(5)], ["payload length", 16, "Bytes after this header."],
+  ["next header", 8, "17 is UDP, 27 is RoCE v1."], ["hop limit", 8, "The remaining number of hops. The ICRC does not cover it."],
+  ["source", 128, "The IP address of the sender.", ipv6], ["destination", 128, "The IP address of the receiver.", ipv6],
 ];
 const UDP = [
-  ["source port", 16, "Chosen by the sender, so that switches spread flows over paths."], ["destination port", 16, "4791 is RoCEv2."],
-  ["length", 16, "Bytes from here to the end of the ICRC."], ["checksum", 16, "0 for RoCE: the ICRC protects more.", hexOf(4)],
+  ["source port", 16, "Chosen by the sender. Switches select one of several paths by it."], ["destination port", 16, "4791 is RoCEv2."],
+  ["length", 16, "Bytes from here to the end of the ICRC."], ["checksum", 16, "0 for RoCE, which has the ICRC.", hexOf(4)],
 ];
 
 const SERVICES = { 0: "RC", 1: "UC", 3: "UD", 4: "CNP", 5: "XRC" };
@@ -106,37 +106,37 @@ export function opcodeText(byte) {
 }
 
 const BTH = [
-  ["opcode", 8, "Service and operation: the upper three bits say RC, UC, UD or XRC, the lower five what the packet does.", (value) => `${opcodeText(value)} (${hex(value, 2)})`],
-  ["solicited event", 1, "Asks that the receiver's completion wakes whoever waits for solicited ones only.", yes],
+  ["opcode", 8, "Transport service (upper three bits) and operation (lower five bits).", (value) => `${opcodeText(value)} (${hex(value, 2)})`],
+  ["solicited event", 1, "Requests a completion event at a receiver that waits for solicited completions only.", yes],
   ["migration", 1, "Path migration: 1 is the state migrated.", yes],
-  ["pad count", 2, "Bytes of padding behind the payload, so that it ends on a multiple of four."],
-  ["version", 4, "0: the only one."], ["P_Key", 16, "The partition: both ends must share it. 0xffff is the default.", hexOf(4)],
+  ["pad count", 2, "Bytes of padding after the payload, to a multiple of four."],
+  ["version", 4, "Always 0."], ["P_Key", 16, "The partition: both ends must share it. 0xffff is the default.", hexOf(4)],
   ["FECN", 1, "Forward congestion notification of InfiniBand.", yes], ["BECN", 1, "Backward congestion notification: set in CNPs.", yes],
-  ["reserved", 6, "0. Not under the ICRC."],
-  ["destination QP", 24, "The queue pair that the packet is for.", (value) => `${value} (${hex(value, 6)})`],
-  ["ack request", 1, "Asks the responder for an acknowledgement.", yes], ["reserved 2", 7, "0."],
-  ["PSN", 24, "The packet sequence number: counts packets of one direction, modulo 2^24. A hole in it is a loss."],
+  ["reserved", 6, "0. The ICRC does not cover it."],
+  ["destination QP", 24, "The destination queue pair.", (value) => `${value} (${hex(value, 6)})`],
+  ["ack request", 1, "Requests an acknowledgement from the responder.", yes], ["reserved 2", 7, "0."],
+  ["PSN", 24, "The packet sequence number: counts the packets of one direction, modulo 2^24. A gap means that a packet is missing."],
 ];
 const EXTENDED = {
-  DETH: [["Q_Key", 32, "The password of a datagram queue pair.", hexOf(8)], ["reserved", 8, "0."], ["source QP", 24, "Who sent the datagram, to be answered."]],
-  XRCETH: [["reserved", 8, "0."], ["XRC SRQ", 24, "The shared receive queue that takes the message."]],
+  DETH: [["Q_Key", 32, "The key of the destination UD queue pair; a packet with another key is dropped.", hexOf(8)], ["reserved", 8, "0."], ["source QP", 24, "The queue pair of the sender."]],
+  XRCETH: [["reserved", 8, "0."], ["XRC SRQ", 24, "The shared receive queue for the message."]],
   FETH: [["parameters", 32, "Placement and range of a FLUSH.", hexOf(8)]],
   RETH: [
-    ["virtual address", 64, "Where in the peer's memory, in the region's own addresses.", hexOf(16)],
-    ["R_Key", 32, "The key that the peer gave out: it names the region and its rights.", hexOf(8)],
+    ["virtual address", 64, "The address in the memory region of the peer.", hexOf(16)],
+    ["R_Key", 32, "The rkey of the memory region of the peer.", hexOf(8)],
     ["DMA length", 32, "Bytes of the whole message, not of this packet.", (value) => bytesText(value)],
   ],
   AtomicETH: [
     ["virtual address", 64, "Eight bytes of the peer's memory, aligned.", hexOf(16)], ["R_Key", 32, "The key of the region.", hexOf(8)],
-    ["swap or add", 64, "The new value, or what is added.", hexOf(16)], ["compare", 64, "The value that must be there for a swap.", hexOf(16)],
+    ["swap or add", 64, "The new value, or the addend.", hexOf(16)], ["compare", 64, "The value that the memory must have for a swap.", hexOf(16)],
   ],
   AETH: [
     ["syndrome", 8, "ACK with credits, RNR NAK with its timer, or NAK with its code.", aethText],
-    ["MSN", 24, "How many messages the responder has completed, modulo 2^24."],
+    ["MSN", 24, "The number of messages that the responder has completed, modulo 2^24."],
   ],
-  AtomicAckETH: [["original", 64, "What was there before the atomic.", hexOf(16)]],
-  ImmDt: [["immediate", 32, "Four bytes for the receiver's completion.", hexOf(8)]],
-  IETH: [["R_Key", 32, "The key that the receiver's card invalidates.", hexOf(8)]],
+  AtomicAckETH: [["original", 64, "The value before the atomic.", hexOf(16)]],
+  ImmDt: [["immediate", 32, "Four bytes in the receiver's completion.", hexOf(8)]],
+  IETH: [["R_Key", 32, "The rkey that the receiver invalidates.", hexOf(8)]],
 };
 
 const NAKS = ["PSN sequence error", "invalid request", "remote access error", "remote operational error", "invalid RD request"];
@@ -151,7 +151,7 @@ function aethText(value) {
   }
 }
 
-/** The extended headers behind a BTH, in wire order. */
+/** The extended transport headers after a BTH, in wire order. */
 function extendedHeaders(opcode) {
   const [service, low] = [opcode >> 5, opcode & 31];
   const found = [];
@@ -199,12 +199,12 @@ export function dissect(frame) {
     }
     case "loopback": cursor.header("Loopback", 4, [["family", 32, "The address family, in the byte order of the machine.", hexOf(8)]]); break;
     case "cooked": {
-      const link = cursor.header("Cooked", 16, [["packet type", 16, "0 is to us, 4 is from us."], ["device type", 16, ""], ["address length", 16, ""], ["address", 64, "", hexOf(16)], ["type", 16, "What follows.", hexOf(4)]], "What Linux writes for the interface any.");
+      const link = cursor.header("Cooked", 16, [["packet type", 16, "0 is to us, 4 is from us."], ["device type", 16, ""], ["address length", 16, ""], ["address", 64, "", hexOf(16)], ["type", 16, "The type of the next header.", hexOf(4)]], "What Linux writes for the interface any.");
       type = link?.type;
       break;
     }
     case "cooked2": {
-      const link = cursor.header("Cooked 2", 20, [["type", 16, "What follows.", hexOf(4)], ["reserved", 16, ""], ["interface", 32, ""], ["device type", 16, ""], ["packet type", 8, ""], ["address length", 8, ""], ["address", 64, "", hexOf(16)]], "What Linux writes for the interface any.");
+      const link = cursor.header("Cooked 2", 20, [["type", 16, "The type of the next header.", hexOf(4)], ["reserved", 16, ""], ["interface", 32, ""], ["device type", 16, ""], ["packet type", 8, ""], ["address length", 8, ""], ["address", 64, "", hexOf(16)]], "What Linux writes for the interface any.");
       type = link?.type;
       break;
     }

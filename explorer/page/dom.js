@@ -1,4 +1,4 @@
-// Elements. Text from a log only ever becomes text: there is no way here to make markup of it.
+// Elements. Text from a log always becomes a text node, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -31,13 +31,13 @@ export function svg(tag, attributes, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** Puts these children in place of what was there. */
+/** Replaces the children of an element. */
 export function replace(element, ...children) {
   element.replaceChildren();
   append(element, children);
 }
 
-/** A canvas that is as sharp as the screen; `draw(context, width, height)` in CSS pixels. */
+/** Draws a canvas in the resolution of the screen; `draw(context, width, height)` in CSS pixels. */
 export function paint(canvas, draw) {
   const box = canvas.getBoundingClientRect();
   const ratio = window.devicePixelRatio || 1;

@@ -1,7 +1,7 @@
 // Every event of the run, one line each.
 
 import { el, replace } from "./dom.js";
-import { timeText } from "./words.js";
+import { timeDigits, timeText } from "./words.js";
 import { CLASSES, KIND, LOST } from "./run.js";
 import { app, currentRun, filteredEvents, look } from "./state.js";
 import { sentence, toneMark, toneOf, whoOf } from "./say.js";
@@ -34,6 +34,7 @@ export class Events {
       },
       draw: (first, last, height, offset) => {
         const lines = [];
+        const digits = timeDigits(last - first, (row) => run.time.values[at(first + row)], run.end);
         for (let row = first; row < last; row++) {
           const event = at(row);
           const tone = toneOf(run, event);
@@ -42,7 +43,7 @@ export class Events {
             onclick: () => look({ sel: event }),
           },
           el("span", { class: "number" }, event + 1),
-          el("span", { class: "time" }, timeText(run.time.values[event], run.end)),
+          el("span", { class: "time" }, timeText(run.time.values[event], run.end, digits)),
           el("span", { class: "who" }, whoOf(run, event)),
           el("span", { class: "class" }, CLASSES[run.cls.values[event]]),
           el("span", { class: "what" }, (toneMark(tone) ? toneMark(tone) + " " : "") + sentence(run, event))));

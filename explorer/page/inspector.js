@@ -1,4 +1,4 @@
-// The selected event, in full: what it means, its fields, and what belongs to it.
+// The selected event: its meaning, its fields and related events. On narrow screens a sheet below the view.
 
 import { el, replace } from "./dom.js";
 import { bytesText, opcodeMeaning, syndromeMeaning, timeText } from "./words.js";
@@ -19,8 +19,10 @@ export class Inspector {
     const stamp = `${app.state.run}/${event}/${run.version}`;
     if (stamp === this.stamp) return;
     this.stamp = stamp;
-    if (event < 0 || event >= run.length) {
-      return replace(this.element, el("p", { class: "empty" }, "Select an event to see all of it. Keys: ? for help, n for the next packet, f for the next failure."));
+    const isEmpty = event < 0 || event >= run.length;
+    this.element.classList.toggle("unused", isEmpty);
+    if (isEmpty) {
+      return replace(this.element, el("p", { class: "empty" }, "Select an event to see its fields. Keys: ? for help, n for the next packet, f for the next failure."));
     }
     const entry = run.entry(event);
     const schema = app.meta.events.find((schema) => schema.name === entry.name);
@@ -28,6 +30,7 @@ export class Inspector {
     const text = sentence(run, event);
     replace(this.live, `${whoOf(run, event)}: ${text}`);
     replace(this.element,
+      el("button", { class: "button close", title: "Close", "aria-label": "Close", onclick: () => look({ sel: -1, step: 0 }) }, "✕"),
       el("p", { class: "muted" }, `${whoOf(run, event)} · ${timeText(run.time.values[event], run.end)} · event ${event + 1}`),
       el("h2", { class: tone }, (toneMark(tone) ? toneMark(tone) + " " : "") + text),
       el("p", {}, schema?.description ?? "", " ", el("code", {}, entry.name)),
@@ -36,6 +39,7 @@ export class Inspector {
       this.related(run, event),
       fieldTable(entry.data, schema),
       el("details", {}, el("summary", {}, "The line of the log"), el("pre", {}, run.line(event))));
+    this.element.scrollTop = 0;
   }
 
   terms(run, event) {
@@ -53,7 +57,7 @@ export class Inspector {
     const linked = run.link.values[event];
     const kind = run.kind.values[event];
     if (linked >= 0 && kind === KIND.SENT) to(`arrived ${timeText(run.time.values[linked] - run.time.values[event])} later`, linked);
-    if (linked >= 0 && kind !== KIND.SENT) to(kind === KIND.FAULT ? "the packet" : "its departure", linked);
+    if (linked >= 0 && kind !== KIND.SENT) to(kind === KIND.FAULT ? "the packet" : "when it was sent", linked);
     for (const fault of run.faults.get(event) ?? []) to("⚡ " + faultText(run, fault), fault);
     const work = run.work.values[event];
     if (work >= 0) {

@@ -1,20 +1,20 @@
-// The two-sided ladder of a connection: rails, brackets for work requests, an arrow per packet.
+// The ladder of a connection: a rail for each queue pair, a bracket for each work request, an arrow for each packet.
 
 import { el, replace, svg } from "./dom.js";
-import { plural, timeText, timeUnit } from "./words.js";
+import { plural, timeDigits, timeText, timeUnit } from "./words.js";
 import { AGAIN, FAULTED, KIND, LOST, MARKED } from "./run.js";
 import { app, filteredEvents, look } from "./state.js";
 import { faultText, packetDetail, packetLabel, packetMark, sentence, toneMark, toneOf, whoOf } from "./say.js";
 import { Rows } from "./rows.js";
 
-const LANE = 9, LANES = 5;
+const LANES = 5;
 
 /** How wide a character of the ladder is. */
 function characterWidth() {
   return parseFloat(getComputedStyle(document.documentElement).fontSize) * 0.9 * 0.605;
 }
 
-/** A cloth under words that stand on a line. */
+/** A background for text on a line. */
 function cloth(x, middle, characters, toRight) {
   const width = characters * characterWidth() + 10;
   return svg("rect", { class: "cloth", x: toRight ? x - 5 : x - width + 5, y: middle - 9, width, height: 18 });
@@ -24,8 +24,9 @@ export class Ladder {
   /** `which()` gives `{ run, connection, number }`; `number` is the run's. */
   constructor(which) {
     this.which = which;
-    this.sheet = svg("svg", { class: "ladder-sheet", role: "img", "aria-label": "Ladder" });
+    this.sheet = svg("svg", { class: "ladder-sheet", "aria-label": "Ladder" });
     this.heads = el("div", { class: "ladder-heads" });
+    this.unit = el("span", { class: "ladder-unit" });
     this.rows = new Rows(() => this.source(), this.sheet);
     this.element = el("div", { class: "ladder" }, this.heads, this.rows.element);
     this.shown = -1;
@@ -74,7 +75,7 @@ export class Ladder {
       return el("div", { class: "ladder-head " + (side ? "right" : "left") },
         el("b", {}, end.name), el("span", {}, run.source === "capture" ? "" : ` ${address} qp ${end.qp || "?"}`));
     };
-    replace(this.heads, head(0), el("span", { class: "ladder-service" }, `${connection.service} · ${plural(connection.packets, "packet")}`), head(1));
+    replace(this.heads, this.unit, head(0), el("span", { class: "ladder-service" }, `${connection.service} · ${plural(connection.packets, "packet")}`), head(1));
     const isMine = app.state.run === number;
     if (isMine && app.state.sel >= 0 && this.shown !== app.state.sel) {
       const row = rowOf(this.list(), anchor(run, app.state.sel));
@@ -89,9 +90,17 @@ export class Ladder {
     const { run, connection, number } = this.which();
     const width = this.sheet.clientWidth || 600;
     const narrow = width < 620;
-    const left = (narrow ? 84 : 96) + LANES * LANE;
-    const right = width - LANES * LANE - 10;
+    const lane = narrow ? 5 : 9;
     const [unit, unitName] = timeUnit(run.end);
+    const digits = timeDigits(last - first, (row) => run.time.values[list.events[first + row]], run.end);
+    // The first row has the unit too; a narrow ladder has it in its head.
+    const timeLength = (run.end / unit).toFixed(digits).length + (narrow ? 0 : unitName.length + 1);
+    const timeWidth = Math.max(narrow ? 36 : 84, timeLength * characterWidth() * 0.9 + 6);
+    const left = timeWidth + 10 + LANES * lane;
+    const right = width - LANES * lane - (narrow ? 4 : 10);
+    this.heads.style.paddingLeft = left - (narrow ? 6 : 12) + "px";
+    this.heads.style.paddingRight = width - right + "px";
+    this.unit.textContent = narrow ? unitName : "";
     const parts = [];
     const selected = app.state.run === number ? anchor(run, app.state.sel) : -1;
     let lastTime = -1;
@@ -103,11 +112,11 @@ export class Ladder {
       const group = svg("g", { class: "step" + (event === selected ? " selected" : ""), onclick: () => look({ run: number, sel: event }) });
       group.append(svg("rect", { class: "step-area", x: 0, y, width, height }));
       if (time !== lastTime) {
-        const text = (time / unit).toFixed(3) + (row === first ? " " + unitName : "");
-        group.append(svg("text", { class: "time", x: left - LANES * LANE - 12, y: middle }, text));
+        const text = (time / unit).toFixed(digits) + (row === first && !narrow ? " " + unitName : "");
+        group.append(svg("text", { class: "time", x: timeWidth, y: middle }, text));
       }
       lastTime = time;
-      this.brackets(group, run, connection, list, row, event, { y, middle, height, left, right });
+      this.brackets(group, run, connection, list, row, event, { y, middle, height, left, right, lane });
       if (run.kind.values[event] === KIND.SENT) this.arrow(group, run, connection, event, { middle, left, right, narrow });
       else this.note(group, run, connection, event, { middle, left, right });
       parts.push(group);
@@ -116,7 +125,7 @@ export class Ladder {
     this.sheet.setAttribute("aria-label", `Ladder, rows ${first + 1} to ${last} of ${list.length}`);
   }
 
-  brackets(group, run, connection, list, row, event, { y, middle, height, left, right }) {
+  brackets(group, run, connection, list, row, event, { y, middle, height, left, right, lane: width }) {
     group.append(svg("line", { class: "rail", x1: left, x2: left, y1: y, y2: y + height }));
     group.append(svg("line", { class: "rail", x1: right, x2: right, y1: y, y2: y + height }));
     const place = list.places ? list.places[row] : row;
@@ -125,7 +134,7 @@ export class Ladder {
     const work = own >= 0 && (run.works[own].started === event || run.works[own].ended === event) ? run.works[own] : null;
     for (let side = 0; side < 2; side++) {
       for (let lane = 0; lane < LANES; lane++) {
-        const x = side ? right + (lane + 1) * LANE - 3 : left - (lane + 1) * LANE + 3;
+        const x = side ? right + (lane + 1) * width - 3 : left - (lane + 1) * width + 3;
         const isHere = work && run.ends[work.end].index === connection.ends[side] && Math.min(work.lane, LANES - 1) === lane;
         const starts = isHere && work.started === event;
         const ends = isHere && work.ended === event;
@@ -134,7 +143,7 @@ export class Ladder {
           const from = starts ? middle : y;
           group.append(svg("path", {
             class: "bracket" + (failed ? " failed" : ""),
-            d: `M${side ? x - 6 : x + 6} ${middle} H${x} M${x} ${from} V${starts ? y + height : middle}`,
+            d: `M${side ? x - width + 3 : x + width - 3} ${middle} H${x} M${x} ${from} V${starts ? y + height : middle}`,
           }));
         } else if (mask & (1 << (lane + 8 * side))) {
           group.append(svg("line", { class: "bracket", x1: x, x2: x, y1: y, y2: y + height }));
@@ -149,41 +158,49 @@ export class Ladder {
     const lost = flags & LOST;
     const tone = toneOf(run, event);
     const [start, goal] = fromLeft ? [left, right] : [right, left];
-    const end = lost ? start + (goal - start) * 0.56 : goal;
     const direction = fromLeft ? 1 : -1;
+    const { label, characters } = this.label(run, event, tone, Math.floor((right - left - 40) / characterWidth()), narrow);
+    // The label of a lost packet ends before its cross.
+    const labelWidth = Math.min(Math.abs(goal - start) - 8, 30 + characters * characterWidth());
+    const end = lost ? start + direction * Math.max(Math.abs(goal - start) * 0.56, labelWidth) : goal;
     const [y1, y2] = [middle - 3, lost ? middle + 1 : middle + 4];
     const isAck = run.opcodes.words[run.opcode.values[event]].endsWith("ACKNOWLEDGE");
     const kind = `arrow ${tone}${isAck ? " ack" : ""}${flags & 1 ? " again" : ""}`;
     group.append(svg("line", { class: kind, x1: start, y1, x2: end - (lost ? 0 : 7 * direction), y2 }));
     if (lost) group.append(svg("path", { class: "cross", d: `M${end - 6} ${y2 - 6} l12 12 m0 -12 l-12 12` }));
     else group.append(svg("path", { class: kind + " head", d: `M${end} ${y2} l${-9 * direction} -4.5 v9 z` }));
-    const mark = packetMark(run, event);
-    const label = svg("text", { class: "label " + tone, x: start + 16 * direction, y: middle, "text-anchor": fromLeft ? "start" : "end" });
-    const name = svg("tspan", { class: "label-name" }, (mark ? mark + " " : "") + packetLabel(run, event));
-    const detail = packetDetail(run, event);
-    label.append(name);
-    if (detail && !narrow) label.append(svg("tspan", { class: "label-detail", dx: "8" }, detail));
-    if (flags & MARKED) label.append(svg("tspan", { class: "label-mark", dx: "8" }, "⚑ CE"));
-    const characters = label.textContent.length + label.childElementCount - 1;
+    for (const [name, value] of Object.entries({ x: start + 16 * direction, y: middle, "text-anchor": fromLeft ? "start" : "end" })) label.setAttribute(name, value);
     group.append(cloth(start + 16 * direction, middle, characters, fromLeft), label);
     const remarks = flags & FAULTED ? (run.faults.get(event) ?? []).map((fault) => faultText(run, fault)) : [];
     const arrived = run.link.values[event];
     const late = !lost && arrived >= 0 ? run.time.values[arrived] - run.time.values[event] : 0;
     if (remarks.length > 0) {
       const remark = (lost ? "" : "⚡ ") + remarks.join("; ");
-      // What is lost ends half way: its remark has the other half.
-      const room = lost ? Math.floor((Math.abs(goal - end) - 24) / characterWidth()) : remark.length;
-      if (!lost) group.append(cloth(end - 16 * direction, middle, remark.length + 1, !fromLeft));
+      // The remark about a lost packet follows its cross.
+      const room = lost ? Math.floor((Math.abs(goal - end) - 24) / characterWidth()) : narrow ? 1 : remark.length;
+      if (lost && room < 6) return;
+      if (!lost) group.append(cloth(end - 16 * direction, middle, Math.min(room, remark.length) + 1, !fromLeft));
       group.append(svg("text", {
         class: "fault", x: end + (lost ? 12 * direction : -16 * direction), y: middle,
         "text-anchor": (lost ? fromLeft : !fromLeft) ? "start" : "end",
-      }, remark.length > room ? remark.slice(0, Math.max(1, room - 1)) + "…" : remark));
+      }, remark.length > room ? remark.slice(0, Math.max(1, room - 1)) + (room > 1 ? "…" : "") : remark));
     } else if (late > 0 && !narrow) {
       group.append(cloth(goal - 14 * direction, middle, timeText(late).length, !fromLeft));
       group.append(svg("text", {
         class: "late", x: goal - 14 * direction, y: middle, "text-anchor": fromLeft ? "end" : "start",
       }, "+" + timeText(late)));
     }
+  }
+
+  /** The text on an arrow, of at most `room` characters. */
+  label(run, event, tone, room, narrow) {
+    const mark = packetMark(run, event);
+    const name = (mark ? mark + " " : "") + packetLabel(run, event);
+    const label = svg("text", { class: "label " + tone }, svg("tspan", { class: "label-name" }, name.length > room ? name.slice(0, room - 1) + "…" : name));
+    const detail = packetDetail(run, event);
+    if (detail && !narrow) label.append(svg("tspan", { class: "label-detail", dx: "8" }, detail));
+    if (run.flags.values[event] & MARKED) label.append(svg("tspan", { class: "label-mark", dx: "8" }, "⚑ CE"));
+    return { label, characters: label.textContent.length + label.childElementCount - 1 };
   }
 
   note(group, run, connection, event, { middle, left, right }) {
@@ -193,7 +210,7 @@ export class Ladder {
     // Members of a group share its side.
     const who = connection.ends.includes(run.end_.values[event]) ? "" : whoOf(run, event) + ": ";
     const text = (mark ? mark + " " : "") + who + sentence(run, event);
-    const room = Math.floor((right - left - 30) / 7.2);
+    const room = Math.floor((right - left - 30) / 7.7);
     group.append(svg("circle", { class: "dot " + tone, cx: atLeft ? left : right, cy: middle, r: 4 }));
     group.append(svg("text", {
       class: "note " + tone, x: atLeft ? left + 14 : right - 14, y: middle, "text-anchor": atLeft ? "start" : "end",
@@ -212,7 +229,7 @@ export function rowOf(list, event) {
   return low - 1;
 }
 
-/** The event that stands in a ladder for another: the departure of what arrived, the packet of a fault. */
+/** The event of a ladder that represents another: the sent packet for a received one, the packet of a fault. */
 export function anchor(run, event) {
   if (event < 0 || event >= run.length) return -1;
   const kind = run.kind.values[event];

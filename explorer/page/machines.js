@@ -1,4 +1,4 @@
-// The state machines of both ends, with the way that each has gone.
+// The state machines of both queue pairs, with their transitions.
 
 import { el, replace, svg } from "./dom.js";
 import { STATE_MEANINGS, timeText } from "./words.js";
@@ -14,7 +14,7 @@ const [BOX_WIDTH, BOX_HEIGHT] = [92, 42];
 
 export class Machines {
   constructor() {
-    this.element = el("div", { class: "machines" });
+    this.element = el("div", { class: "machines", tabindex: "0", role: "group", "aria-label": "State machines" });
   }
 
   draw() {
@@ -50,10 +50,10 @@ function machine(run, end) {
     onclick: () => look({ sel: change.event }),
   }, el("td", {}, number + 1), el("td", {}, timeText(run.time.values[change.event], run.end)), el("td", {}, sentence(run, change.event))));
   return el("section", { class: "card" },
-    el("h3", {}, end.name, el("span", { class: "muted" }, ` queue pair ${end.qp}`)),
+    el("h2", {}, end.name, el("span", { class: "muted" }, ` queue pair ${end.qp}`)),
     drawing,
-    el("p", { class: "muted" }, now ? `${now}: ${STATE_MEANINGS[now] ?? ""}` : "The log tells no state change of this end."
-      + (run.source === "capture" ? " A capture shows packets only." : " It was connected before the log began, and stayed as it was.")),
+    el("p", { class: "muted" }, now ? `${now}: ${STATE_MEANINGS[now] ?? ""}` : "The log has no state change of this queue pair."
+      + (run.source === "capture" ? " A capture shows packets only." : " It was connected before the log began, and its state did not change.")),
     list.length > 0 && el("table", { class: "list" }, el("tbody", {}, list)));
 }
 

@@ -1,4 +1,4 @@
-// The page: its frame, its keys, and the view at hand.
+// The frame of the page, its keys, and the current view.
 
 import { el, replace } from "./dom.js";
 import { countText, plural } from "./words.js";
@@ -21,9 +21,9 @@ import { followEvents, liveRun } from "./live.js";
 import { Playground } from "./playground.js";
 
 const VIEWS = [
-  ["ladder", "Ladder", "Who told whom what"], ["sequence", "PSNs", "PSNs over time, and the ACK line"],
-  ["timeline", "Timeline", "Throughput, rates, queues, pauses, CNPs"], ["states", "States", "The state machines of both ends"],
-  ["memory", "Memory", "Which bytes were written when, by whom"], ["why", "Why", "The chain of causes of a failure"],
+  ["ladder", "Ladder", "Packets and events between two queue pairs"], ["sequence", "PSNs", "PSNs over time, and the acknowledged PSN"],
+  ["timeline", "Timeline", "Throughput, rates, queues, pauses, CNPs"], ["states", "States", "The state machines of both queue pairs"],
+  ["memory", "Memory", "Written bytes by time and writer"], ["why", "Why", "The chain of causes of a failure"],
   ["packet", "Bytes", "The bytes of a packet, field by field"], ["compare", "Compare", "Two runs side by side"],
   ["events", "Events", "Every event, one line each"],
 ];
@@ -47,12 +47,12 @@ const inspector = new Inspector();
 const overview = new Overview();
 
 const page = {
-  title: el("h1", {}),
+  title: el("h1", {}, "SoftHCA explorer"),
   status: el("span", { class: "status", role: "status" }),
-  notes: el("div", { class: "notes", role: "alert" }),
+  notes: el("section", { class: "notes", role: "alert", "aria-label": "Notes" }),
   tabs: el("nav", { class: "tabs", "aria-label": "Views" }),
-  filters: el("div", { class: "filters" }),
-  caption: el("div", { class: "caption" }),
+  filters: el("div", { class: "filters", role: "search", "aria-label": "Connection, search and filters" }),
+  caption: el("section", { class: "caption", "aria-label": "Step" }),
   view: el("main", { class: "view" }),
   help: el("dialog", { class: "help" }),
 };
@@ -83,26 +83,38 @@ function build(root) {
   page.step = step;
   const clear = el("button", { class: "button", title: "Clear search and filters (Esc)", onclick: clearFilters }, "Clear");
   page.clear = clear;
-  page.filters.append(choices.run, choices.conn, search, choices.host, choices.qp, choices.opcode, choices.cls, clear,
+  page.filters.append(choices.run, choices.conn, search,
+    el("div", { class: "more-filters" }, choices.host, choices.qp, choices.opcode, choices.cls), clear,
     el("span", { class: "spring" }),
-    el("button", { class: "button", title: "Previous packet (p)", onclick: () => stepPacket(-1) }, "‹"),
+    moreButton("more-filters", "Filters", "More filters", page.filters),
+    el("button", { class: "button", title: "Previous packet (p)", "aria-label": "Previous packet", onclick: () => stepPacket(-1) }, "‹"),
     step,
     el("button", { class: "button", title: "Next packet (n)", onclick: () => stepPacket(1) }, "Next packet ›"));
   replace(page.help, el("h2", {}, "Keys"), el("table", {}, el("tbody", {}, KEYS.map(([keys, about]) => el("tr", {}, el("th", {}, keys), el("td", {}, about))))),
-    el("h2", {}, "Signs"), el("p", {}, "✕ lost or failed · ⊘ NAK · ↻ sent again · ⚡ a rule did something · △ odd · ✓ done · ⚑ marked CE · ◆ CNP"),
-    el("h2", {}, "Search"), el("p", {}, "Words are looked for in the lines of the log; +12 is a PSN counted from the connection's first."),
+    el("h2", {}, "Signs"), el("p", {}, "✕ lost or failed · ⊘ NAK · ↻ retransmitted · ⚡ fault rule · △ unusual · ✓ completed · ⚑ CE mark · ◆ CNP"),
+    el("h2", {}, "Search"), el("p", {}, "Words are searched in the lines of the log; +12 is a PSN relative to the first of its connection."),
     el("form", { method: "dialog" }, el("button", { class: "button" }, "Close")));
-  root.append(
-    el("header", { class: "top" }, el("span", { class: "logo", "aria-hidden": "true" }, "⇄"), page.title, page.status, el("span", { class: "spring" }),
-      el("button", { class: "button", title: "Open an event log beside this one", onclick: () => filePicker.click() }, "Open…"),
-      el("button", { class: "button", title: "Copy a link to this view (c)", onclick: copyLink }, "Link"),
-      el("button", { class: "button", title: "Larger (+)", onclick: () => scale(1) }, "A+"),
-      el("button", { class: "button", title: "Smaller (−)", onclick: () => scale(-1) }, "A−"),
-      el("button", { class: "button", title: "Light or dark (t)", onclick: turnTheme }, "◐"),
-      el("button", { class: "button", title: "Help (?)", onclick: () => page.help.showModal() }, "?")),
+  const top = el("header", { class: "top" }, el("span", { class: "logo", "aria-hidden": "true" }, "⇄"), page.title, page.status, el("span", { class: "spring" }));
+  top.append(moreButton("more", "⋯", "More", top), el("div", { class: "top-buttons" },
+    el("button", { class: "button", title: "Open a second event log", onclick: () => filePicker.click() }, "Open…"),
+    el("button", { class: "button", title: "Copy a link to this view (c)", onclick: copyLink }, "Link"),
+    el("button", { class: "button", title: "Larger (+)", onclick: () => scale(1) }, "A+"),
+    el("button", { class: "button", title: "Smaller (−)", onclick: () => scale(-1) }, "A−"),
+    el("button", { class: "button", title: "Light or dark (t)", "aria-label": "Light or dark", onclick: turnTheme }, "◐"),
+    el("button", { class: "button", title: "Help (?)", "aria-label": "Help", onclick: () => page.help.showModal() }, "?")));
+  root.append(top,
     page.tabs, page.filters, page.notes,
     el("div", { class: "middle" }, page.view, inspector.element),
-    page.caption, overview.canvas, page.help, filePicker, inspector.live);
+    page.caption, el("footer", {}, overview.canvas, filePicker, inspector.live), page.help);
+}
+
+/** A button that shows on narrow screens the controls which have no room there. */
+function moreButton(id, text, label, owner) {
+  const button = el("button", { class: "button more", id, title: label, "aria-label": label, "aria-expanded": "false", onclick: () => {
+    button.setAttribute("aria-expanded", String(owner.classList.toggle("open")));
+    redraw();
+  } }, text);
+  return button;
 }
 
 let drawnView = null;
@@ -122,12 +134,14 @@ function draw() {
   drawFilters(run);
   if (drawnView !== view) {
     drawnView = view;
+    document.getElementById("tab-" + view).scrollIntoView({ block: "nearest", inline: "nearest" });
     replace(page.view, views[view].element);
   }
+  page.filters.hidden = view === "playground";
   document.body.classList.toggle("wide", ["packet", "compare", "playground"].includes(view));
   if (run.length === 0 && run.isComplete && view !== "compare" && view !== "playground") {
     drawnView = null;
-    replace(page.view, el("p", { class: "empty big" }, "There is no event to show."));
+    replace(page.view, el("p", { class: "empty big" }, "The run has no event."));
   } else views[view].draw();
   page.step.classList.toggle("on", Boolean(app.state.step));
   page.caption.hidden = !app.state.step;
@@ -173,7 +187,7 @@ function connectionText(run, { ends, service, packets, troubles }) {
   return `${run.ends[ends[0]].name} ↔ ${run.ends[ends[1]].name} · ${service} · ${plural(packets, "packet")}${troubles ? " · " + troubles + " ✕" : ""}`;
 }
 
-/** The rows of the ladder as the filters leave them. */
+/** The rows of the ladder that pass the filters. */
 function ladderRows() {
   const run = currentRun();
   const connection = currentConnection();
@@ -181,7 +195,7 @@ function ladderRows() {
   return filteredEvents(run, "ladder" + connection.index, connection.rows.values, connection.rows.length);
 }
 
-/** Moves the selection by rows to the next that `wanted` takes. */
+/** Moves the selection to the next row for which `wanted` holds. */
 function move(direction, wanted = () => true) {
   const run = currentRun();
   if (app.state.view === "events") {
@@ -241,12 +255,12 @@ function scale(direction) {
   redraw();
 }
 
-/** Remembers a taste where the browser lets pages from disk do so. */
+/** Stores a preference, where the browser permits that to pages from disk. */
 function keep(name, value) {
   try {
     localStorage.setItem("softhca-" + name, value);
   } catch {
-    // Then not.
+    // The preference is lost.
   }
 }
 
@@ -256,11 +270,12 @@ function recall() {
     if (theme === "dark" || theme === "light") document.documentElement.dataset.theme = theme;
     if (size >= 11 && size <= 28) document.documentElement.style.fontSize = size + "px";
   } catch {
-    // Then not.
+    // The preference is lost.
   }
 }
 
 async function copyLink() {
+  if (app.meta.playground) look(await playground.linkState());
   const link = location.href.split("#")[0] + "#" + linkOf(app.state);
   try {
     await navigator.clipboard.writeText(link);
@@ -307,13 +322,19 @@ async function openFile(file) {
   look({ view: "compare" });
 }
 
+/** Resolves when the browser has read the whole page, whose data follow the script. */
+function loaded() {
+  if (document.readyState !== "loading") return Promise.resolve();
+  return new Promise((resolve) => document.addEventListener("DOMContentLoaded", resolve, { once: true }));
+}
+
 async function begin() {
   const root = document.getElementById("app");
   try {
-    if (typeof DecompressionStream === "undefined") throw new Error("this browser is too old for this page; any of the last years' will do");
+    if (typeof DecompressionStream === "undefined") throw new Error("this browser has no DecompressionStream; use a newer one");
     app.meta = readMeta();
     app.runs = app.meta.live ? [liveRun(app.meta.live)] : emptyRuns(app.meta);
-    // A page without a run is there to make one.
+    // A playground has no run yet.
     if (app.runs.length === 0) {
       app.runs = [new Run("playground", "log")];
       app.runs[0].isComplete = true;
@@ -336,13 +357,14 @@ async function begin() {
       if (event.dataTransfer.files[0]) openFile(event.dataTransfer.files[0]);
     });
     draw();
+    await loaded();
     if (app.meta.live) followEvents(app.runs[0]);
     else if (app.meta.playground) await playground.open();
     else await readRuns(app.meta, app.runs, redraw);
     app.readAt = performance.now();
     redraw();
   } catch (error) {
-    replace(root, el("p", { class: "empty big" }, "This page cannot show its run: " + error.message));
+    replace(root, el("p", { class: "empty big" }, "The page cannot show the run: " + error.message));
     throw error;
   }
 }

@@ -1,7 +1,7 @@
-// Which bytes of which region were written when, by whom.
+// The bytes of a memory region that were written, by time and writer.
 
 import { el, replace } from "./dom.js";
-import { bytesText, countText, hex, plural, timeText } from "./words.js";
+import { bytesText, countText, hex, plural, timeDigits, timeText } from "./words.js";
 import { app, currentRun, filteredEvents, look } from "./state.js";
 import { Chart, valueAxis } from "./chart.js";
 import { psnOf } from "./say.js";
@@ -10,7 +10,7 @@ import { Rows } from "./rows.js";
 
 export class MemoryView {
   constructor() {
-    this.chart = new Chart((context, plane) => this.paint(context, plane), (x, y, plane) => this.pick(x, y, plane));
+    this.chart = new Chart((context, plane) => this.paint(context, plane), (x, y, plane) => this.pick(x, y, plane), "Written bytes over time");
     this.bar = el("div", { class: "chart-bar" });
     this.table = el("div", { class: "table-body" });
     this.rows = new Rows(() => this.source(), this.table);
@@ -28,14 +28,14 @@ export class MemoryView {
     const region = this.region();
     if (!region) {
       this.element.classList.add("nothing");
-      return replace(this.bar, el("p", { class: "empty" }, "No memory was written that this run tells of."));
+      return replace(this.bar, el("p", { class: "empty" }, "The run has no event about written memory."));
     }
     this.element.classList.remove("nothing");
     const chips = [...run.regions].slice(0, 24).map(([key, other]) => el("button", {
       class: "chip" + (other === region ? " on" : ""), "aria-pressed": String(other === region), onclick: () => look({ region: key }),
     }, `${run.hosts.words[other.host]} key ${hex(other.key)}`, el("span", { class: "muted" }, " " + plural(other.writes.length, "write"))));
     const more = run.regions.size > 24 ? el("span", { class: "hint" }, `and ${run.regions.size - 24} more regions`) : null;
-    replace(this.bar, chips, more, el("span", { class: "hint" }, "up: address · right: time · a bar is a stretch of bytes from when it was written"));
+    replace(this.bar, chips, more, el("span", { class: "hint" }, "up: address · right: time · a bar is a range of bytes from the time it was written"));
     this.chart.draw();
     const list = this.list();
     if (app.state.sel !== this.shown) {
@@ -60,6 +60,7 @@ export class MemoryView {
       length: list.length, stamp: `${region?.key}/${list.length}`, mark: () => 0,
       draw: (first, last, height, offset) => {
         const lines = [];
+        const digits = timeDigits(last - first, (row) => run.time.values[list.events[first + row]], run.end);
         for (let row = first; row < last; row++) {
           const event = list.events[row];
           const address = region.address.values[list.places ? list.places[row] : row];
@@ -69,7 +70,7 @@ export class MemoryView {
             class: "line" + (event === app.state.sel ? " selected" : ""), style: { top: offset + (row - first) * height + "px", height: height + "px" },
             onclick: () => look({ sel: event }),
           },
-          el("span", { class: "time" }, timeText(run.time.values[event], run.end)),
+          el("span", { class: "time" }, timeText(run.time.values[event], run.end, digits)),
           el("span", { class: "mono" }, `${hex(address)} … ${hex(address + length)}`),
           el("span", {}, bytesText(length)),
           el("span", {}, writer ? `by ${writer.name}, PSN ${psnOf(run, event)}` : "")));
@@ -99,7 +100,7 @@ export class MemoryView {
       const offset = region.address.values[at] - region.from;
       const [top, bottom] = [y(offset + run.payload.values[event]), y(offset)];
       const x = Math.max(plane.left, plane.x(time));
-      // Whoever wrote last is seen.
+      // The last writer covers earlier ones.
       context.fillStyle = plane.colour.bg;
       context.fillRect(x, top, plane.right - x, Math.max(1, bottom - top));
       context.globalAlpha = 0.2;
@@ -130,7 +131,7 @@ export class MemoryView {
     const region = this.region();
     if (!region || !plane?.y) return;
     const time = plane.time(x);
-    // The last one that had written there by then.
+    // The last write to this address before this time.
     for (let at = region.writes.length - 1; at >= 0; at--) {
       const event = region.writes.values[at];
       if (run.time.values[event] > time) continue;

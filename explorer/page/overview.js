@@ -1,4 +1,4 @@
-// The whole run in one strip: how much happens when, and where it went wrong.
+// The whole run in one strip: the number of events over time, and failures.
 
 import { colours, el, paint } from "./dom.js";
 import { timeText } from "./words.js";
@@ -7,7 +7,7 @@ import { app, currentRun, look } from "./state.js";
 
 export class Overview {
   constructor() {
-    this.canvas = el("canvas", { class: "overview", title: "The whole run: click to go there" });
+    this.canvas = el("canvas", { class: "overview", role: "img", title: "The whole run: click to go there", "aria-label": "Events and failures over the whole run" });
     this.bins = { stamp: "" };
     this.canvas.addEventListener("click", (event) => {
       const run = currentRun();

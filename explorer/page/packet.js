@@ -1,4 +1,4 @@
-// The bytes of a packet beside the names of its fields.
+// The bytes of a packet and its fields.
 
 import { el, replace } from "./dom.js";
 import { bytesText, opcodeMeaning, syndromeMeaning } from "./words.js";
@@ -9,23 +9,25 @@ import { packetLabel } from "./say.js";
 
 export class PacketView {
   constructor() {
-    this.element = el("div", { class: "packet" });
+    this.element = el("div", { class: "packet", tabindex: "0", role: "group", "aria-label": "Packet" });
     this.stamp = "";
   }
 
   draw() {
     const run = currentRun();
     const event = app.state.sel;
-    const stamp = `${app.state.run}/${event}/${run.version}`;
+    // A narrow screen has room for eight bytes in a line.
+    const perLine = innerWidth < 640 ? 8 : 16;
+    const stamp = `${app.state.run}/${event}/${run.version}/${perLine}`;
     if (stamp === this.stamp) return;
     this.stamp = stamp;
     if (event < 0 || event >= run.length) return replace(this.element, el("p", { class: "empty" }, "Select a packet: click one in the ladder, or press n for the next."));
     const frame = run.frame(event);
-    if (frame) return replace(this.element, this.dissected(run, event, frame));
-    replace(this.element, this.told(run, event));
+    if (frame) return replace(this.element, this.dissected(run, event, frame, perLine));
+    replace(this.element, this.fields(run, event));
   }
 
-  dissected(run, event, frame) {
+  dissected(run, event, frame, perLine) {
     const headers = dissect(frame);
     const cells = [];
     const dump = el("div", { class: "dump", role: "img", "aria-label": "Bytes of the packet" });
@@ -33,9 +35,9 @@ export class PacketView {
     headers.forEach((header, number) => { for (let at = header.from; at < header.to; at++) owner[at] = number; });
     const fields = new Map();
     const light = (from, to, on) => { for (let at = from; at < to; at++) cells[at]?.classList.toggle("lit", on); };
-    for (let at = 0; at < frame.bytes.length; at += 16) {
+    for (let at = 0; at < frame.bytes.length; at += perLine) {
       const line = el("div", { class: "dump-line" }, el("span", { class: "dump-offset" }, at.toString(16).padStart(4, "0")));
-      for (let byte = at; byte < at + 16; byte++) {
+      for (let byte = at; byte < at + perLine; byte++) {
         if (byte >= frame.bytes.length) break;
         const first = owner[byte] !== owner[byte - 1];
         const cell = el("span", { class: `byte h${(owner[byte] ?? 0) % 6}${first ? " first" : ""}`, title: headers[owner[byte]]?.name ?? "" },
@@ -43,12 +45,12 @@ export class PacketView {
         cells[byte] = cell;
         line.append(cell);
       }
-      const text = Array.from(frame.bytes.subarray(at, at + 16), (byte) => (byte >= 32 && byte < 127 ? String.fromCharCode(byte) : "·")).join("");
+      const text = Array.from(frame.bytes.subarray(at, at + perLine), (byte) => (byte >= 32 && byte < 127 ? String.fromCharCode(byte) : "·")).join("");
       line.append(el("span", { class: "dump-text" }, text));
       dump.append(line);
     }
     const tree = headers.map((header, number) => el("section", { class: `header h${number % 6}` },
-      el("h4", { onmouseenter: () => light(header.from, header.to, true), onmouseleave: () => light(header.from, header.to, false) },
+      el("h3", { onmouseenter: () => light(header.from, header.to, true), onmouseleave: () => light(header.from, header.to, false) },
         header.name, el("span", { class: "muted" }, ` bytes ${header.from}–${header.to - 1} · ${header.meaning}`)),
       header.fields.length > 0 && el("table", {}, el("tbody", {}, header.fields.map((field) => {
         const row = el("tr", {
@@ -65,23 +67,23 @@ export class PacketView {
       if (field) fields.get(field.name)?.classList.add("lit");
     }));
     return [
-      el("h3", {}, packetLabel(run, event), el("span", { class: "muted" }, ` ${bytesText(frame.length)} on the wire, ICRC ${frame.intact ? "right" : "WRONG"}`)),
+      el("h2", {}, packetLabel(run, event), el("span", { class: "muted" }, ` ${bytesText(frame.length)} on the wire, ICRC ${frame.intact ? "right" : "WRONG"}`)),
       el("div", { class: "packet-split" }, dump, el("div", { class: "fields" }, tree)),
     ];
   }
 
-  /** What a log without bytes tells of a packet. */
-  told(run, event) {
+  /** The fields of a packet in a log without bytes. */
+  fields(run, event) {
     const kind = run.kind.values[event];
     const opcode = run.opcodes.words[run.opcode.values[event]];
-    if (!opcode) return [el("h3", {}, "This event is no packet"), el("p", { class: "empty" }, "Press n for the next packet.")];
+    if (!opcode) return [el("h2", {}, "This event is not a packet"), el("p", { class: "empty" }, "Press n for the next packet.")];
     const packet = run.entry(event).data.packet ?? {};
     const syndrome = run.syndromes.words[run.syndrome.values[event]];
     const rows = Object.entries(packet).map(([name, value]) => el("tr", {}, el("th", {}, name), el("td", { class: "mono" }, String(value)),
       el("td", { class: "muted" }, name === "opcode" ? opcodeMeaning(opcode) : name === "syndrome" ? syndromeMeaning(syndrome) : "")));
     return [
-      el("h3", {}, packetLabel(run, event)),
-      el("p", { class: "empty" }, "This log has no bytes. With a capture of the same run in its folder, the page shows them too: softhca report FOLDER."),
+      el("h2", {}, packetLabel(run, event)),
+      el("p", { class: "empty" }, "This log has no bytes. To see them, create the report from a folder with a capture of the same run: softhca report FOLDER."),
       el("table", { class: "fields" }, el("tbody", {}, rows)),
       kind === KIND.SENT && el("p", { class: "muted" }, opcodeMeaning(opcode)),
     ];

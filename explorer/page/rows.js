@@ -1,6 +1,6 @@
-// A list of rows of which only those in sight exist, with a map of the whole beside it.
+// A list that creates only its visible rows, with a map of all rows beside it.
 //
-// It scrolls by itself rather than by the browser's bar, which ends at some 30 million pixels.
+// It scrolls without the scroll bar of the browser, which ends at about 30 million pixels.
 
 import { colours, el, paint } from "./dom.js";
 
@@ -13,8 +13,8 @@ export class Rows {
     this.content = drawn;
     this.sticks = false;
     this.lastLimit = 0;
-    this.map = el("canvas", { class: "map", title: "The whole, with faults and failures marked; click to go there" });
-    this.element = el("div", { class: "rows", tabindex: "0" }, el("div", { class: "rows-body" }, drawn), this.map);
+    this.map = el("canvas", { class: "map", title: "All rows, with faults and failures marked; click to go there" });
+    this.element = el("div", { class: "rows", tabindex: "0", role: "group", "aria-label": "Rows" }, el("div", { class: "rows-body" }, drawn), this.map);
     this.element.addEventListener("wheel", (event) => {
       event.preventDefault();
       const unit = event.deltaMode === 1 ? 1 : event.deltaMode === 2 ? this.visible() : 1 / this.rowHeight;
@@ -41,7 +41,7 @@ export class Rows {
       this.scrollTo(this.top - (event.clientY - last) / this.rowHeight);
       last = event.clientY;
     });
-    this.content.addEventListener("pointerup", () => { last = null; });
+    for (const end of ["pointerup", "pointercancel"]) this.content.addEventListener(end, () => { last = null; });
   }
 
   visible() {
@@ -57,7 +57,7 @@ export class Rows {
     this.draw();
   }
 
-  /** Brings a row into sight. */
+  /** Scrolls until a row is visible. */
   reveal(row) {
     const visible = this.visible();
     if (row < this.top + 1) this.top = Math.max(0, row - Math.min(3, visible / 4));
@@ -68,7 +68,7 @@ export class Rows {
   draw() {
     const source = this.source();
     this.rowHeight = Math.round(1.75 * parseFloat(getComputedStyle(document.documentElement).fontSize));
-    // Whoever looks at the end of a run that goes on stays at its end.
+    // At the end of a live run, the list follows it.
     const limit = this.limit();
     this.top = this.sticks && this.top >= this.lastLimit ? limit : Math.min(this.top, limit);
     this.lastLimit = limit;
@@ -97,7 +97,7 @@ export class Rows {
         const mark = this.marks.bins[y];
         if (mark === 0) continue;
         context.fillStyle = mark === 2 ? colour.red : colour.orange;
-        // Bad is wide, odd is narrow: width tells what colour tells.
+        // The width repeats the meaning of the colour.
         context.fillRect(mark === 2 ? 2 : width / 2, y, mark === 2 ? width - 4 : width / 2 - 2, 2);
       }
       const length = Math.max(this.visible(), source.length);

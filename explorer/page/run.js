@@ -1,11 +1,11 @@
-// A run in memory: a column per field, so that a million events fit and are found at once.
+// A run in memory: one column per field, so that a million events fit and lookups are fast.
 //
-// Entries come in order, from a report, a file or a live card; each is read once into the columns, and its line is
-// kept as text for whoever wants to see all of it.
+// Entries arrive in order, from a report, a file or a live card. Each is read once into the columns, and its line is
+// kept as text for the inspector.
 
 import { isResponse, psnDistance } from "./words.js";
 
-/** Words that are numbers. */
+/** A table of strings and their numbers. */
 class Interner {
   constructor(first = []) {
     this.words = [];
@@ -63,7 +63,7 @@ const MULTICAST = 0xffffff;
 /** Flags of an event. */
 export const AGAIN = 1, LOST = 2, FAULTED = 4, ARRIVED = 8, FAILED = 16, MARKED = 32, DAMAGED = 64;
 
-/** What an event is about; the filter by class. */
+/** The class of an event, for the filter. */
 export const CLASSES = [
   "other", "request", "read response", "ack", "nak", "rnr nak", "cnp", "fault", "not taken", "duplicate", "recovery",
   "work", "completion", "failure", "state", "memory", "async event", "congestion", "received",
@@ -80,7 +80,7 @@ const KINDS = {
 export const KIND = { STARTED: 1, COMPLETED: 2, RETIRED: 3, SENT: 4, RECEIVED: 5, DROPPED: 6, DUPLICATE: 7, REFUSED: 8,
   BACK: 9, RNR_WAIT: 10, TIMED_OUT: 11, WRITTEN: 12, STATE: 13, NOTIFIED: 14, ASYNC: 15, CLIENT: 16, FAULT: 17, OTHER: 18 };
 
-/** The last packets of a flow by PSN, so that an arrival finds its departure. */
+/** The last sent packets of a flow by PSN, to match received packets with sent ones. */
 class Recent {
   constructor() {
     this.size = 256;
@@ -129,7 +129,7 @@ export class Run {
     this.syndromes = new Interner([""]);
     this.responses = [false];
 
-    // What is not said of an event is its column's default.
+    // A column has its default where the event has no value.
     this.capacity = 0;
     this.time = new Field(Float64Array, 0);
     this.kind = new Field(Uint8Array, 0);
@@ -168,7 +168,7 @@ export class Run {
     this.frameAt = null;
   }
 
-  /** Room for more events, in every column. */
+  /** Grows every column. */
   grow() {
     this.capacity = Math.max(1024, this.capacity * 2, Math.min(this.expected ?? 0, 1 << 22));
     for (const field of Object.values(this)) if (field instanceof Field) field.grow(this.capacity);
@@ -190,7 +190,7 @@ export class Run {
     return host;
   }
 
-  /** The end that a queue pair is. */
+  /** The end of a connection for a queue pair. */
   endAt(host, qp) {
     const key = host * 0x1000000 + qp;
     let index = this.endOf.get(key);
@@ -223,7 +223,7 @@ export class Run {
     return index;
   }
 
-  /** What happened before a connection was known stands in the order of its time, with the brackets of that time. */
+  /** Inserts the events before the connection was known in the order of time, with their brackets. */
   takeEarly(connection) {
     const ends = [...new Set(connection.ends)].map((at) => this.ends[at]).filter((end) => end.conn < 0);
     const early = ends.flatMap((end) => end.early).sort((one, other) => one.event - other.event);
@@ -238,7 +238,7 @@ export class Run {
     }
   }
 
-  /** A queue pair that got something as a member of a group belongs to the group's ladder from then on, unless it has one. */
+  /** A queue pair that received a packet as a member of a group joins the ladder of the group, unless it has its own. */
   adopt(end, conn) {
     if (this.ends[end].conn < 0) this.ends[end].conn = conn;
   }
@@ -248,7 +248,7 @@ export class Run {
     this.row(event, conn);
   }
 
-  /** Makes an event a row of its connection's ladder. */
+  /** Adds an event to the ladder of its connection. */
   row(event, conn, mask = this.laneMask(this.connections[conn])) {
     const kind = this.kind.values[event];
     if (kind === KIND.RECEIVED || kind === KIND.WRITTEN || kind === KIND.NOTIFIED) return;
@@ -257,7 +257,7 @@ export class Run {
     connection.lanes.push(mask);
   }
 
-  /** Which brackets are open at both sides: eight bits each. */
+  /** The open brackets of both sides: eight bits each. */
   laneMask(connection) {
     let mask = 0;
     for (let side = 0; side < 2; side++) {
@@ -290,7 +290,7 @@ export class Run {
     return number;
   }
 
-  /** Takes an entry; its line starts at `start` of `chunk`. */
+  /** Adds an entry; its line starts at `start` of `chunk`. */
   add(entry, chunk, start) {
     const index = this.length;
     const kind = KINDS[entry.name] ?? KIND.OTHER;
@@ -315,7 +315,7 @@ export class Run {
         break;
       case KIND.RECEIVED: this.received(index, host, data); break;
       case KIND.FAULT: this.fault(index, host, data); break;
-      default: this.told(index, kind, host, entry.name, data);
+      default: this.addOther(index, kind, host, entry.name, data);
     }
   }
 
@@ -373,11 +373,11 @@ export class Run {
     }
   }
 
-  /** The departure of a packet that came, or -1. */
+  /** The event that sent a received packet, or -1. */
   departure(index, host, peer, packet) {
     const opcode = this.opcode.values[index];
     const find = (flow) => (flow ? (this.responses[opcode] ? flow.responses : flow.requests).find(packet.psn, opcode, this) : -1);
-    // What goes to a group arrives at hosts that it was not addressed to.
+    // A multicast packet arrives at hosts other than its destination.
     if (packet.dest_qp === MULTICAST) {
       return Math.max(-1, ...(this.flowsOfHost.get(peer) ?? []).filter((flow) => flow.qp === MULTICAST).map(find));
     }
@@ -391,7 +391,7 @@ export class Run {
     if (data.opcode !== undefined) {
       const opcode = this.opcodeOf(data.opcode);
       this.opcode.values[index] = opcode;
-      // A switch sends what others sent.
+      // A switch forwards packets of other hosts.
       for (const flow of this.flowsOfHost.get(host) ?? this.flows.values()) {
         const at = (this.responses[opcode] ? flow.responses : flow.requests).find(data.psn, opcode, this);
         if (at <= found) continue;
@@ -406,17 +406,17 @@ export class Run {
     this.conn.values[index] = conn;
     this.connections[conn].troubles++;
     this.flags.values[found] |= FAULTED;
-    // One copy of many is not all of them.
+    // Other copies of the packet may still arrive.
     if (data.effect.kind === "dropped" && !toGroup) this.flags.values[found] |= LOST;
     if (data.effect.kind === "marked-ce") this.flags.values[found] |= MARKED;
     if (!this.faults.has(found)) this.faults.set(found, []);
     this.faults.get(found).push(index);
   }
 
-  told(index, kind, host, name, data) {
+  addOther(index, kind, host, name, data) {
     const qp = data.qp ?? (kind === KIND.ASYNC && (data.event.startsWith("QP") || data.event === "COMM_EST"
       || data.event === "SQ_DRAINED") ? data.element : undefined);
-    // A capture may not tell who sent; the packets of that sender still belong together.
+    // A capture may not show the sender; its packets still form one flow.
     const isKnown = qp !== undefined && (qp !== 0 || (this.source === "capture" && kind !== KIND.DROPPED));
     const end = isKnown ? this.endAt(host, qp) : -1;
     this.end_.values[index] = end;
@@ -522,7 +522,7 @@ export class Run {
     region.address.push(address);
   }
 
-  /** Takes what congestion control, switches and pauses tell; whether it was one of these. */
+  /** Adds an event of congestion control, of a switch or of a pause. Returns whether it was one. */
   congestion(index, host, name, data) {
     const where = this.hosts.words[host];
     const lane = data.link === undefined ? where : this.lane(where, data.link, data.priority);
@@ -545,7 +545,7 @@ export class Run {
     }
   }
 
-  /** The key of a queue: whose it is, the cable that it leads to, and its priority. */
+  /** The key of a queue: its owner, its link and its priority. */
   lane(where, cable, priority) {
     const key = `${where}/${cable}/${priority}`;
     if (!this.lanes.has(key)) {
@@ -562,7 +562,7 @@ export class Run {
     else if (this.targets.get(key) !== target) this.targets.set(key, null);
   }
 
-  /** A queue in words. The log numbers cables; who is at the other end shows in what else happened there. */
+  /** The name of a queue. The log numbers links; other events on the link show the other end. */
   laneText(key) {
     const lane = this.lanes.get(key);
     if (!lane) return key;
@@ -571,7 +571,7 @@ export class Run {
     return (other ? `${where} → ${other}` : `${where}, cable ${cable}`) + `, priority ${priority}`;
   }
 
-  /** Something happened to a packet inside of the fabric. */
+  /** Adds an event of a packet inside the fabric. */
   hit(index, packet, flag) {
     if (packet?.psn === undefined || packet.dest_qp === undefined) return;
     const [from, to] = [this.hostAt(packet.source), this.hostAt(packet.destination)];
@@ -611,7 +611,7 @@ export class Run {
     series.values.push(value);
   }
 
-  /** A queue pair asks for something: its PSNs are counted from here, unless their start was told. */
+  /** The first request of a queue pair: its PSNs are relative to this one, unless the first PSN is known. */
   begun(at, psn) {
     const end = this.ends[at];
     if (end.zero < 0) end.zero = psn;
@@ -620,14 +620,14 @@ export class Run {
 
   /** Both ends and their first PSNs are known before the first packet. */
   configured(end, data) {
-    // It is told at each change of its state; what it was before the last of them does not count.
+    // Every state change has the first PSN; the last one counts.
     if (data.sq_psn !== undefined && !this.ends[end].hasBegun) this.ends[end].zero = data.sq_psn;
     if (data.peer !== undefined && data.dest_qp !== undefined) {
       this.ends[end].conn = this.connect(end, this.endAt(this.hostAt(data.peer), data.dest_qp));
     }
   }
 
-  /** The line of an event, as it stands in the log. */
+  /** The line of an event in the log. */
   line(index) {
     const chunk = this.chunk.values[index];
     const next = index + 1 < this.length && this.chunk.values[index + 1] === chunk ? this.start.values[index + 1] - 1 : undefined;
@@ -638,7 +638,7 @@ export class Run {
     return parseExactly(this.line(index));
   }
 
-  /** The zero that the PSN of a packet is counted from: that of whoever asks. */
+  /** The first PSN to which the PSN of a packet is relative: that of the requester. */
   zero(index) {
     const at = this.end_.values[index];
     if (at < 0) return -1;
@@ -651,7 +651,7 @@ export class Run {
     return this.peerOf(index)?.zero ?? -1;
   }
 
-  /** The end across. */
+  /** The peer. */
   peerOf(index) {
     const conn = this.conn.values[index];
     if (conn < 0) return null;
@@ -682,7 +682,7 @@ export class Run {
     this.version++;
   }
 
-  /** The bytes of a packet, if there are some: of its departure, for an arrival. */
+  /** The bytes of a packet, if the page has them; those of the sent packet for a received one. */
   frame(index) {
     if (!this.frames) return null;
     let offset = this.frames.at.get(index);
@@ -697,23 +697,23 @@ export class Run {
   }
 }
 
-/** JSON whose large integers are not rounded: they become text. */
+/** Parses JSON without rounding: large integers become strings. */
 export function parseExactly(line) {
   return JSON.parse(/\d{16,}/.test(line) ? line.replace(/([:,[])(\d{16,})(?=[,}\]])/g, '$1"$2"') : line);
 }
 
-/** Whether a number that must be exact is larger than a number can be. */
+/** Whether an integer is too large for a double. */
 function isRounded(data) {
   return data !== undefined && (data.wr_id > Number.MAX_SAFE_INTEGER || data.address > Number.MAX_SAFE_INTEGER);
 }
 
-/** How long the page reads before it lets the browser do something else, and before it draws what there is by then. */
+/** How long the page reads before it yields to the browser, and before it draws the events so far. */
 const SLICE_MS = 24, DRAW_MS = 400;
 
 /** The version of the log whose names and fields this page knows. */
 const LOG_VERSION = 1;
 
-/** Reads the lines of a log as they come. */
+/** Reads the lines of a log as they arrive. */
 export class LogReader {
   constructor(run) {
     this.run = run;
@@ -722,7 +722,7 @@ export class LogReader {
     this.failed = false;
   }
 
-  /** Takes more text; lines that are not whole yet wait. */
+  /** Adds text; an incomplete last line waits for the rest. */
   take(text) {
     if (this.failed) return;
     text = this.rest + text;
@@ -745,7 +745,7 @@ export class LogReader {
 
   fail(why) {
     this.failed = true;
-    this.run.notes.push(`The log cannot be read beyond line ${this.lineNumber}: ${why}. What is shown ends there; was the run or the file cut off?`);
+    this.run.notes.push(`The log cannot be read beyond line ${this.lineNumber}: ${why}. Later events are not shown; was the run or the file cut off?`);
     this.run.isComplete = true;
     this.run.version++;
   }
@@ -760,13 +760,13 @@ export class LogReader {
       try {
         header = JSON.parse(text.slice(0, end));
       } catch {
-        return this.fail("this is no event log; `softhca run --out` writes them as events.jsonl, and `softhca report` reads captures");
+        return this.fail("this is not an event log; `softhca run --out` writes them as events.jsonl, and `softhca report` reads captures");
       }
       if (header?.format !== "softhca-events" || !Array.isArray(header.vantage_points)) {
-        return this.fail("this is no event log; `softhca run --out` writes them as events.jsonl, and `softhca report` reads captures");
+        return this.fail("this is not an event log; `softhca run --out` writes them as events.jsonl, and `softhca report` reads captures");
       }
       if (header.version !== LOG_VERSION) {
-        run.notes.push(`The log has version ${header.version}, this page knows version ${LOG_VERSION}: what is new in it is shown with its fields, and not explained.`);
+        run.notes.push(`The log has version ${header.version}, this page knows version ${LOG_VERSION}: new events are shown with their fields, without an explanation.`);
       }
       run.begin(header);
       start = end + 1;
@@ -776,7 +776,7 @@ export class LogReader {
     try {
       entries = JSON.parse("[" + text.slice(start).trimEnd().replaceAll("\n", ",") + "]");
     } catch {
-      // One of them is not JSON: the slow way finds it.
+      // One line is not JSON; parsing line by line finds it.
     }
     for (let at = 0; start < text.length; at++) {
       const end = text.indexOf("\n", start);

@@ -1,10 +1,10 @@
-// Events as sentences.
+// The texts of events.
 
 import { bytesText, opcodeName, rateText, relativePsn, syndromeText, timeText } from "./words.js";
 import { AGAIN, KIND, LOST, NO_PSN } from "./run.js";
 import { app } from "./state.js";
 
-/** The PSN of an event as people read it. */
+/** The relative PSN of an event. */
 export function psnOf(run, index) {
   const psn = run.psn.values[index];
   return psn === NO_PSN ? "" : relativePsn(psn, run.zero(index));
@@ -21,7 +21,7 @@ export function packetLabel(run, index) {
   return name + " " + psnOf(run, index);
 }
 
-/** A mark beside the label, so that no meaning hangs on colour alone. */
+/** A mark beside the label, so that no meaning depends on colour alone. */
 export function packetMark(run, index) {
   const flags = run.flags.values[index];
   const syndrome = run.syndromes.words[run.syndrome.values[index]];
@@ -44,7 +44,7 @@ export function workName(run, work) {
   return operation.toUpperCase() + " #" + number;
 }
 
-/** What was done to a packet, by whom. */
+/** The effect of a fault on a packet, with its rule. */
 export function faultText(run, fault) {
   const entry = run.entry(fault);
   return entry.trigger ?? entry.data.effect?.kind ?? "lost";
@@ -144,7 +144,7 @@ function hexText(value) {
   return "0x" + BigInt(value).toString(16);
 }
 
-/** The log's reason, with the PSNs of the connection's own counting. */
+/** The reason in the log, with relative PSNs. */
 function relativeReason(run, index, text) {
   const kind = run.kind.values[index];
   const at = run.end_.values[index];
@@ -157,7 +157,7 @@ function relativeReason(run, index, text) {
   return text.replace(/PSN (\d+)/g, (_, psn) => `PSN ${relativePsn(+psn, zero)}`);
 }
 
-/** Who an event is of. */
+/** The queue pair or host of an event. */
 export function whoOf(run, index) {
   const end = run.end_.values[index];
   return end >= 0 ? run.ends[end].name : run.hosts.words[run.host.values[index]] || "fabric";

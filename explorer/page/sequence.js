@@ -1,4 +1,4 @@
-// PSNs over time: what left, what left again, what was lost, and how far the peer has acknowledged.
+// PSNs over time: sent, retransmitted, lost and acknowledged packets.
 
 import { el, replace } from "./dom.js";
 import { countText, psnDistance } from "./words.js";
@@ -6,7 +6,7 @@ import { AGAIN, KIND, LOST, NO_PSN } from "./run.js";
 import { app, currentConnection, currentRun, look } from "./state.js";
 import { Chart, valueAxis } from "./chart.js";
 
-/** What one side of a connection asked for, as points. */
+/** The requests of one side of a connection, as points. */
 class Track {
   constructor(run, connection, side) {
     this.run = run;
@@ -52,7 +52,7 @@ function trackOf(run, connection, side) {
 
 export class Sequence {
   constructor() {
-    this.chart = new Chart((context, plane) => this.paint(context, plane), (x, y, plane) => this.pick(x, y, plane));
+    this.chart = new Chart((context, plane) => this.paint(context, plane), (x, y, plane) => this.pick(x, y, plane), "PSNs over time");
     this.bar = el("div", { class: "chart-bar" });
     this.element = el("div", { class: "chart-view" }, this.bar, this.chart.canvas);
   }
@@ -66,9 +66,9 @@ export class Sequence {
       onclick: () => look({ side: number, sel: app.state.sel }),
     }, "requests of " + run.ends[connection.ends[number]].name);
     replace(this.bar, side(0), side(1), el("span", { class: "legend" },
-      el("i", { class: "key sent" }), "sent", el("i", { class: "key again" }), "sent again", el("i", { class: "key lost" }), "lost",
+      el("i", { class: "key sent" }), "sent", el("i", { class: "key again" }), "retransmitted", el("i", { class: "key lost" }), "lost",
       el("i", { class: "key acked" }), "acknowledged", el("i", { class: "key nak" }), "NAK"),
-    el("span", { class: "hint" }, "wheel: zoom · drag: move · double click: all"));
+    el("span", { class: "hint" }, "wheel or pinch: zoom · drag: move · double click: all"));
     this.chart.draw();
   }
 
@@ -134,7 +134,7 @@ export class Sequence {
   }
 }
 
-/** The part of a list of events whose times are in sight. */
+/** The part of a list of events whose times are visible. */
 function rangeOf(events, plane, time) {
   const find = (wanted) => {
     let [low, high] = [0, events.length];

@@ -1,9 +1,9 @@
-// What is looked at: the one selection that all views share, and the link that brings it back.
+// The state of the page: the selection that all views share, and the link that restores it.
 
 import { AGAIN, CLASSES, FAULTED, KIND, LOST, NO_PSN } from "./run.js";
 import { psnDistance } from "./words.js";
 
-/** What a link keeps. Everything has a default, so that a link is short. */
+/** The state that a link keeps. It omits defaults. */
 const DEFAULTS = {
   view: "ladder", run: 0, conn: 0, sel: -1, from: -1, to: -1, step: 0,
   q: "", host: "", qp: "", opcode: "", cls: "", region: "", side: 0,
@@ -22,7 +22,7 @@ export function currentConnection() {
   return run.connections[app.state.conn] ?? null;
 }
 
-/** Changes what is looked at, and the link with it. */
+/** Changes the state and the link. */
 export function look(change) {
   Object.assign(app.state, change);
   if ("sel" in change && change.sel >= 0) follow(change);
@@ -30,7 +30,7 @@ export function look(change) {
   redraw();
 }
 
-/** A selected event takes its connection along. */
+/** Selecting an event selects its connection too. */
 function follow(change) {
   const run = currentRun();
   const conn = run.conn.values[change.sel];
@@ -54,14 +54,14 @@ export function readLink() {
       const text = decodeURIComponent(value);
       state[name] = NUMBERS.includes(name) ? Number(text) || 0 : text;
     } catch {
-      // A link that somebody cut: that part keeps its default.
+      // A damaged part of a link keeps its default.
     }
   }
   app.state = state;
   redraw();
 }
 
-/** Draws once before the next frame, however often it is asked for. */
+/** Draws once before the next frame, however often it is called. */
 export function redraw() {
   if (app.scheduled) return;
   app.scheduled = true;
@@ -76,7 +76,7 @@ export function isFiltered() {
   return Boolean(q || host || qp || opcode || cls);
 }
 
-/** A test for events that the filters let through; null if all do. */
+/** A test for events that pass the filters; null if all pass. */
 function makeFilter(run, { q, host, qp, opcode, cls }) {
   const tests = [];
   if (host) {
@@ -114,7 +114,7 @@ function makeFilter(run, { q, host, qp, opcode, cls }) {
   return (index) => tests.every((test) => test(index));
 }
 
-/** Which events have a word in their line. */
+/** The events whose line contains a word. */
 function textMatches(run, term) {
   const found = new Uint8Array(run.length);
   let event = 0;
@@ -135,7 +135,7 @@ function textMatches(run, term) {
 
 const filtered = new Map();
 
-/** The events of a list that the filters let through; kept until the filters or the list change. */
+/** The events of a list that pass the filters; cached until the filters or the list change. */
 export function filteredEvents(run, name, events, length) {
   const { q, host, qp, opcode, cls } = app.state;
   if (!isFiltered()) return { events, length };

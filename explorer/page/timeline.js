@@ -1,4 +1,4 @@
-// One clock for everything that congestion does: what is sent, rates, alpha, queues, pauses, CNPs.
+// Throughput, rates, alpha, queues, pauses and CNPs on one time axis.
 
 import { el, replace } from "./dom.js";
 import { countText, rateText } from "./words.js";
@@ -10,7 +10,7 @@ const LANE_GAP = 14;
 
 export class Timeline {
   constructor() {
-    this.chart = new Chart((context, plane) => this.paint(context, plane), (x, y, plane) => this.pick(x, y, plane));
+    this.chart = new Chart((context, plane) => this.paint(context, plane), (x, y, plane) => this.pick(x, y, plane), "Rates, queues, pauses and marks over time");
     this.bar = el("div", { class: "chart-bar" });
     this.element = el("div", { class: "chart-view" }, this.bar, this.chart.canvas);
   }
@@ -18,7 +18,7 @@ export class Timeline {
   draw() {
     const run = currentRun();
     const has = run.series.size > 0 || run.spans.size > 0;
-    replace(this.bar, el("span", { class: "legend" }, "one clock for all lanes"),
+    replace(this.bar, el("span", { class: "legend" }, "all lanes have one time axis"),
       !has && el("span", { class: "hint" }, "This run tells no rates, queues or pauses; throughput and marks are counted from its packets."),
       el("span", { class: "hint" }, "wheel: zoom · drag: move · double click: all"));
     this.chart.draw();
@@ -47,7 +47,7 @@ export class Timeline {
   }
 }
 
-/** More lines than these cannot be told apart: then there is one for all. */
+/** More lines cannot be distinguished; then one line is the sum of all. */
 const MOST_LINES = 6;
 
 /** Payload per time that every host sends, as steps. */
@@ -106,14 +106,14 @@ function throughputLane(run, plane) {
 
 const TICK_MARKS = [
   ["lost", "✕", "red", (run, event) => run.kind.values[event] === KIND.SENT && run.flags.values[event] & LOST],
-  ["sent again", "↻", "orange", (run, event) => run.kind.values[event] === KIND.SENT && run.flags.values[event] & AGAIN],
+  ["repeated", "↻", "orange", (run, event) => run.kind.values[event] === KIND.SENT && run.flags.values[event] & AGAIN],
   ["NAK", "⊘", "red", (run, event) => run.kind.values[event] === KIND.SENT && run.syndrome.values[event] > 0
     && run.syndromes.words[run.syndrome.values[event]] !== "ack"],
   ["CNP", "◆", "purple", (run, event) => run.kind.values[event] === KIND.SENT && run.opcodes.words[run.opcode.values[event]].endsWith("CNP")],
   ["failed", "!", "red", (run, event) => (run.flags.values[event] & 16) !== 0],
 ];
 
-/** Ticks for what is rare: losses, repetitions, NAKs, CNPs, failures. */
+/** Marks for rare events: losses, retransmissions, NAKs, CNPs, failures. */
 function marksLane(run, plane) {
   const found = TICK_MARKS.map(() => []);
   const last = Math.min(run.length, run.at(plane.to) + 1);
@@ -152,16 +152,16 @@ function marksLane(run, plane) {
   };
 }
 
-/** So many queues at most are shown of those that stood still. */
+/** The most paused queues that are shown. */
 const MOST_PAUSED = 16;
 
-/** When which priority stood still. */
+/** The pauses per queue and priority. */
 function pauseLanes(run) {
   if (run.spans.size === 0) return [];
   const all = [...run.spans].map(([key, spans]) => [run.laneText(key), spans]).sort(([one], [other]) => one.localeCompare(other));
   const lanes = all.slice(0, MOST_PAUSED);
   return [{
-    title: `paused ❚❚ (who stands still → who asked for it)${all.length > lanes.length ? `: the first ${lanes.length} of ${all.length}` : ""}`,
+    title: `paused ❚❚ (paused sender → sender of the pause)${all.length > lanes.length ? `: the first ${lanes.length} of ${all.length}` : ""}`,
     weight: 0.6 + lanes.length * 0.28,
     paint: (context, plane, top, bottom) => {
       const height = (bottom - top) / lanes.length;
@@ -193,7 +193,7 @@ const MOST_DASHED = 5000;
 const LINE_DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
 const SERIES = ["rate", "alpha", "queue depth"];
 
-/** A lane per measured quantity, with a line for each thing that has it. */
+/** A lane per measured quantity, with a line per queue pair or queue. */
 function seriesLanes(run) {
   const groups = new Map();
   for (const series of run.series.values()) {
@@ -212,7 +212,7 @@ function seriesLanes(run) {
         const palette = [plane.colour.blue, plane.colour.orange, plane.colour.purple, plane.colour.green];
         list.slice(0, 12).forEach((series, number) => {
           context.strokeStyle = palette[number % 4];
-          // What is the same for two is seen to be two. Long lines would take long to dash.
+          // Dashes make equal lines distinguishable. Long lines are not dashed, because that is slow.
           context.setLineDash(series.events.length < MOST_DASHED ? LINE_DASHES[number % 4] : []);
           context.lineWidth = 1.6;
           context.beginPath();

@@ -1,4 +1,4 @@
-// Why a work request failed: the chain of causes, as `softhca why` tells it.
+// Why a work request failed: the chain of causes of `softhca why`.
 
 import { el, replace } from "./dom.js";
 import { timeText } from "./words.js";
@@ -16,14 +16,14 @@ export class Why {
     const { explanations, summary } = run.why;
     if (explanations.length === 0) {
       const text = run.source === "capture"
-        ? "A capture tells no completions, so there is nothing to explain. NAKs and retransmissions are in the ladder."
-        : summary || (run.failures.length > 0 ? "Whoever made this page did not ask why. Run: softhca why LOG" : "No completion of this run failed: there is nothing to explain.");
+        ? "A capture has no completions, so there is nothing to explain. The ladder shows NAKs and retransmissions."
+        : summary || (run.failures.length > 0 ? "The page has no explanation of these failures. Run: softhca why LOG" : "No completion of this run failed, so there is nothing to explain.");
       return replace(this.element, el("p", { class: "empty" }, run.isComplete ? text : "Reading…"));
     }
     const chosen = explanations[this.chosen] ?? explanations[0];
     replace(this.element,
-      el("nav", { class: "why-list", "aria-label": "What is explained" },
-        el("h3", {}, "What went wrong"),
+      el("nav", { class: "why-list", "aria-label": "Failures" },
+        el("h2", {}, "Failures"),
         explanations.map((explanation, number) => el("button", {
           class: "why-item" + (explanation === chosen ? " on" : ""), "aria-pressed": String(explanation === chosen),
           onclick: () => {
@@ -33,7 +33,7 @@ export class Why {
         }, explanation.title)),
         summary && el("p", { class: "muted" }, summary)),
       el("section", { class: "chain" },
-        el("h3", {}, chosen.title),
+        el("h2", {}, chosen.title),
         el("p", { class: "verdict" }, chosen.cause),
         chosen.advice && el("p", { class: "advice" }, "→ " + chosen.advice),
         el("ol", {}, chosen.evidence.map((link, number) => cause(run, link, number + 1)))));

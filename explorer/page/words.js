@@ -1,4 +1,4 @@
-// Words and numbers: opcodes, times, PSNs, and what the terms of RoCE mean.
+// Names and numbers: opcodes, times, PSNs, and the meaning of RoCE terms.
 
 export const PSN_SPACE = 0x1000000;
 
@@ -15,9 +15,22 @@ export function relativePsn(psn, zero) {
 }
 
 /** A time in nanoseconds in the unit that fits `span`. */
-export function timeText(ns, span = ns) {
+export function timeText(ns, span = ns, digits = 3) {
   const [unit, name] = timeUnit(Math.max(Math.abs(span), Math.abs(ns)));
-  return (ns / unit).toFixed(unit === 1 ? 0 : 3) + " " + name;
+  return (ns / unit).toFixed(unit === 1 ? 0 : digits) + " " + name;
+}
+
+/** The decimals with which `count` ascending times differ if they differ, in the unit that fits `span`; 3 at least, nanoseconds at most. */
+export function timeDigits(count, timeAt, span) {
+  const [unit] = timeUnit(span);
+  let least = Infinity;
+  for (let at = 1; at < count; at++) {
+    const step = timeAt(at) - timeAt(at - 1);
+    if (step > 0 && step < least) least = step;
+  }
+  let digits = Math.min(3, Math.log10(unit));
+  while (digits < Math.log10(unit) && least / unit < 10 ** -digits) digits++;
+  return digits;
 }
 
 export function timeUnit(span) {
@@ -27,7 +40,7 @@ export function timeUnit(span) {
   return [1e9, "s"];
 }
 
-/** A time on the clock of whoever waits, in milliseconds. */
+/** A real time in milliseconds. */
 export function secondsText(ms) {
   return (ms / 1000).toFixed(ms < 9950 ? 1 : 0) + " s";
 }
@@ -65,23 +78,23 @@ export function opcodeName(opcode) {
   return space < 0 ? opcode : opcode.slice(space + 1);
 }
 
-/** Whether a packet answers one of the other side, by its opcode. */
+/** Whether an opcode is that of a response. */
 export function isResponse(opcode) {
   const name = opcodeName(opcode);
   return name === "ACKNOWLEDGE" || name === "ATOMIC_ACKNOWLEDGE" || name.startsWith("READ_RESPONSE") || name === "CNP";
 }
 
 const MEANINGS = {
-  SEND: "A SEND carries data into whatever buffer the receiver has posted next.",
-  WRITE: "An RDMA WRITE puts data straight into the peer's memory; the peer's program takes no part.",
-  READ_REQUEST: "An RDMA READ asks the peer's card for a stretch of its memory.",
-  READ_RESPONSE: "The peer's card answers an RDMA READ with data. Responses use the PSNs that the request reserved.",
+  SEND: "A SEND carries data into the next receive that the peer has posted.",
+  WRITE: "An RDMA WRITE places data in the peer's memory without the peer's program.",
+  READ_REQUEST: "An RDMA READ requests a range of the peer's memory.",
+  READ_RESPONSE: "A response to an RDMA READ, with its data. Responses use the PSNs that the request reserved.",
   ACKNOWLEDGE: "An acknowledgement covers its PSN and every one before it. With a NAK syndrome it rejects the request instead.",
-  ATOMIC_ACKNOWLEDGE: "The answer to an atomic: the value that was there before.",
-  COMPARE_SWAP: "An atomic: replace eight bytes at the peer if they have the expected value.",
-  FETCH_ADD: "An atomic: add to eight bytes at the peer.",
-  CNP: "A congestion notification: the receiver saw a CE mark and tells the sender to slow down.",
-  FLUSH: "Asks that earlier writes be visible or persistent.",
+  ATOMIC_ACKNOWLEDGE: "The response to an atomic: the value before the operation.",
+  COMPARE_SWAP: "An atomic: replaces eight bytes of the peer if they have the expected value.",
+  FETCH_ADD: "An atomic: adds to eight bytes of the peer.",
+  CNP: "A congestion notification packet: a packet arrived with a CE mark, and the sender must reduce its rate.",
+  FLUSH: "Requests that earlier writes become visible or persistent.",
   ATOMIC_WRITE: "Writes eight bytes at once.",
 };
 
@@ -116,15 +129,15 @@ export function syndromeText(syndrome) {
 }
 
 export function syndromeMeaning(syndrome) {
-  return SYNDROMES[syndrome] ?? "The responder refuses the request.";
+  return SYNDROMES[syndrome] ?? "The responder rejects the request.";
 }
 
 export const STATE_MEANINGS = {
   RESET: "Just created: nothing can be posted.",
-  INIT: "Receives can be posted; packets are not taken yet.",
-  RTR: "Ready to receive: the peer is known, requests are answered.",
-  RTS: "Ready to send: works in both directions.",
+  INIT: "Receives can be posted; packets are not processed yet.",
+  RTR: "Ready to receive: the peer is known, and requests are executed.",
+  RTS: "Ready to send: fully operational.",
   SQD: "Send queue draining: no new send starts.",
-  SQE: "Send queue error: sends failed, receives go on.",
-  ERR: "Error: everything that was posted is flushed.",
+  SQE: "Send queue error: sends failed, receives continue.",
+  ERR: "Error: all posted work requests are flushed.",
 };

@@ -130,10 +130,7 @@ impl Browser {
             );
             std::thread::sleep(Duration::from_millis(20));
         }
-        // Wait until pending drawing is done.
-        self.value(
-            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))",
-        );
+        self.wait_for_frames();
     }
 
     /// Opens a page from disk and waits until it has loaded everything.
@@ -150,15 +147,79 @@ impl Browser {
 
     pub fn click(&mut self, selector: &str) {
         self.value(&format!("document.querySelector({selector:?}).click()"));
-        self.value(
-            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))",
-        );
+        self.wait_for_frames();
     }
 
     pub fn press(&mut self, key: &str) {
         let text = if key.chars().count() == 1 { key } else { "" };
         self.call("Input.dispatchKeyEvent", json!({"type": "keyDown", "key": key, "text": text}));
         self.call("Input.dispatchKeyEvent", json!({"type": "keyUp", "key": key}));
+        self.wait_for_frames();
+    }
+
+    /// Emulates a phone with a touch screen of this size in CSS pixels.
+    pub fn emulate_phone(&mut self, width: u32, height: u32) {
+        let metrics = json!({"width": width, "height": height, "deviceScaleFactor": 2, "mobile": true});
+        self.call("Emulation.setDeviceMetricsOverride", metrics);
+        self.call("Emulation.setTouchEmulationEnabled", json!({"enabled": true}));
+    }
+
+    /// Runs a script in every page before its own.
+    pub fn run_before_pages(&mut self, script: &str) {
+        self.call("Page.addScriptToEvaluateOnNewDocument", json!({"source": script}));
+    }
+
+    /// Touches the middle of the first element that matches, as a finger does. It must be visible and uncovered.
+    pub fn tap(&mut self, selector: &str) {
+        let place = self.value(&format!(
+            "(() => {{ const element = document.querySelector({selector:?}); const box = element.getBoundingClientRect(); \
+             const [x, y] = [box.x + box.width / 2, box.y + box.height / 2]; const top = document.elementFromPoint(x, y); \
+             return [x, y, top === element || element.contains(top)]; }})()"
+        ));
+        assert_eq!(place[2], json!(true), "{selector} is not on the screen: {place}");
+        let touch = json!({"type": "touchStart", "touchPoints": [{"x": place[0], "y": place[1]}]});
+        self.call("Input.dispatchTouchEvent", touch);
+        self.call("Input.dispatchTouchEvent", json!({"type": "touchEnd", "touchPoints": []}));
+        self.wait_for_frames();
+    }
+
+    /// Moves a finger from one point to another in steps.
+    pub fn drag(&mut self, from: [f64; 2], to: [f64; 2]) {
+        let point = |step: f64| json!([{"x": from[0] + (to[0] - from[0]) * step, "y": from[1] + (to[1] - from[1]) * step}]);
+        self.call("Input.dispatchTouchEvent", json!({"type": "touchStart", "touchPoints": point(0.0)}));
+        for step in 1..=10 {
+            let touch = json!({"type": "touchMove", "touchPoints": point(f64::from(step) / 10.0)});
+            self.call("Input.dispatchTouchEvent", touch);
+        }
+        self.call("Input.dispatchTouchEvent", json!({"type": "touchEnd", "touchPoints": []}));
+        self.wait_for_frames();
+    }
+
+    /// Moves two fingers apart, each from `start` to `end` pixels beside a point.
+    pub fn pinch(&mut self, middle: [f64; 2], start: f64, end: f64) {
+        let points = |apart: f64| {
+            json!([
+                {"x": middle[0] - apart, "y": middle[1], "id": 0},
+                {"x": middle[0] + apart, "y": middle[1], "id": 1},
+            ])
+        };
+        self.call("Input.dispatchTouchEvent", json!({"type": "touchStart", "touchPoints": points(start)}));
+        for step in 1..=10 {
+            let apart = start + (end - start) * f64::from(step) / 10.0;
+            self.call("Input.dispatchTouchEvent", json!({"type": "touchMove", "touchPoints": points(apart)}));
+        }
+        self.call("Input.dispatchTouchEvent", json!({"type": "touchEnd", "touchPoints": []}));
+        self.wait_for_frames();
+    }
+
+    /// Types text into the focused element.
+    pub fn insert_text(&mut self, text: &str) {
+        self.call("Input.insertText", json!({"text": text}));
+        self.wait_for_frames();
+    }
+
+    /// Waits until pending drawing is done.
+    fn wait_for_frames(&mut self) {
         self.value(
             "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))",
         );

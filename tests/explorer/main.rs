@@ -1,8 +1,10 @@
 //! The explorer's page in a real browser: every view, link and key works, without errors.
 
+mod accessibility;
 mod browser;
 #[cfg(target_os = "linux")]
 mod daemon;
+mod phone;
 mod playground;
 mod runs;
 
@@ -33,12 +35,16 @@ fn main() -> ExitCode {
         needs("text_never_becomes_markup", markup),
         needs("a_group_has_its_ladder", multicast),
         needs("a_file_can_be_opened_in_the_page", open_file),
-        needs("a_run_that_goes_on_is_followed", live),
-        needs("why_something_failed_is_told_and_leads_to_its_packets", why),
+        needs("a_live_run_is_followed", live),
+        needs("a_live_page_reconnects_and_loses_no_event", reconnect),
+        needs("live_times_have_enough_digits", live_times),
+        needs("a_failure_is_explained_and_links_to_its_packets", why),
         needs("a_failed_run_leaves_a_page", failed_run),
         needs("congestion_is_seen_on_one_clock", congestion),
         #[cfg(target_os = "linux")]
         needs("the_cards_of_a_daemon_are_followed", daemon::followed),
+        phone::trial(),
+        accessibility::trial(),
         playground::trial(),
         slow("a_million_events_open_and_scroll", million_events),
     ])
@@ -211,7 +217,9 @@ fn compare() {
     browser.wait("document.querySelectorAll('.compare .ladder-sheet').length === 2");
     let table = browser.text("document.querySelector('.compare-table').textContent");
     assert!(
-        table.contains("go-back-n") && table.contains("go-back-0") && table.contains("≠\u{a0}of these again"),
+        table.contains("go-back-n")
+            && table.contains("go-back-0")
+            && table.contains("≠\u{a0}of these retransmitted"),
         "{table}"
     );
     let again: Value = browser.value("app.runs.map((run) => figures(run)[1][1])");
@@ -331,15 +339,10 @@ fn broken() {
     foreign.extend([[0xff; 12].as_slice(), &[8, 6], &[0; 28]].concat());
     let cases = [
         ("cut.jsonl", whole[..whole.len() / 2].to_vec(), "The log cannot be read beyond line", true),
-        ("nothing.jsonl", header, "There is no event to show", false),
+        ("nothing.jsonl", header, "The run has no event", false),
         ("cut.pcap", capture[..capture.len() / 2].to_vec(), "The capture cannot be read beyond offset", true),
-        (
-            "mixed.pcap",
-            [&foreign[..], &capture[24..]].concat(),
-            "packets are of other protocols and left out",
-            true,
-        ),
-        ("foreign.pcap", foreign, "There is no RoCE packet among the 1 of this capture", false),
+        ("mixed.pcap", [&foreign[..], &capture[24..]].concat(), "packets belong to other protocols", true),
+        ("foreign.pcap", foreign, "The capture has no RoCE packet (1 packets read)", false),
     ];
     for (name, bytes, message, has_events) in cases {
         let file = scratch(name);
@@ -398,7 +401,7 @@ fn open_file() {
     browser.value("openFile(new File(['\\u0000\\u0001binary'], 'capture.pcap'))");
     browser.wait("document.querySelector('.notes').textContent.includes('softhca report capture.pcap')");
     browser.value("openFile(new File(['{\"format\":\"other\"}'], 'other.json'))");
-    browser.wait("document.querySelector('.notes').textContent.includes('this is no event log')");
+    browser.wait("document.querySelector('.notes').textContent.includes('this is not an event log')");
     browser.assert_no_errors();
 }
 
@@ -406,11 +409,8 @@ fn live() {
     let log = std::fs::read_to_string(runs::fatal_loss().join("events.jsonl")).expect("a log");
     let lines: Vec<&str> = log.lines().collect();
     let feed = EventFeed::default();
-    let server = LiveServer::bind(0, "0123456789abcdef", "a live run", feed.clone()).expect("a port");
-    let link = server.url();
-    std::thread::spawn(move || server.serve());
     let mut browser = Browser::start(1440, 900);
-    browser.visit(&link);
+    browser.visit(&serve(&feed));
     browser
         .wait("typeof app === 'object' && document.querySelector('.status')?.textContent.startsWith('live')");
     for (number, line) in lines.iter().enumerate() {
@@ -422,6 +422,74 @@ fn live() {
     feed.end();
     browser.wait(&format!("currentRun().length === {} && currentRun().isComplete", lines.len() - 1));
     assert!(browser.text("document.querySelector('.ladder-sheet').textContent").contains("dropped by"));
+    browser.assert_no_errors();
+}
+
+/// Starts a server for this feed and returns its URL.
+fn serve(feed: &EventFeed) -> String {
+    let server = LiveServer::bind(0, "0123456789abcdef", "a live run", feed.clone()).expect("a port");
+    let url = server.url();
+    std::thread::spawn(move || server.serve());
+    url
+}
+
+/// A page that lost its connection continues at the line after its last one.
+fn reconnect() {
+    let log = std::fs::read_to_string(runs::fatal_loss().join("events.jsonl")).expect("a log");
+    let lines: Vec<&str> = log.lines().collect();
+    let feed = EventFeed::default();
+    for line in &lines[..10] {
+        feed.push(line);
+    }
+    let mut browser = Browser::start(1440, 900);
+    browser.run_before_pages(
+        "window.sockets = []; window.WebSocket = class extends WebSocket { \
+         constructor(url) { super(url); window.sockets.push(this); } };",
+    );
+    browser.visit(&serve(&feed));
+    browser.wait("typeof app === 'object' && currentRun()?.length === 9");
+    browser.value("sockets[0].close(3000)");
+    for line in &lines[10..] {
+        feed.push(line);
+    }
+    feed.end();
+    browser.wait(&format!("currentRun().isComplete && currentRun().length === {}", lines.len() - 1));
+    assert_eq!(browser.number("sockets.length"), 2.0);
+    assert_eq!(browser.text("sockets[1].url.split('?')[1]"), "from=10");
+    assert_eq!(browser.value("currentRun().notes"), json!([]));
+    browser.assert_no_errors();
+}
+
+/// Rows that differ in time show different times, also late in a long run.
+fn live_times() {
+    let log = std::fs::read_to_string(runs::fatal_loss().join("events.jsonl")).expect("a log");
+    let feed = EventFeed::default();
+    for (number, line) in log.lines().enumerate() {
+        let mut line: Value = serde_json::from_str(line).expect("JSON");
+        if number > 0 {
+            let time = line["time"].as_u64().expect("a time");
+            line["time"] = json!(5_073_000_000 + time);
+        }
+        feed.push(&line.to_string());
+    }
+    feed.end();
+    let mut browser = Browser::start(1440, 900);
+    browser.visit(&serve(&feed));
+    browser.wait("typeof app === 'object' && currentRun()?.isComplete && document.querySelectorAll('.step').length > 5");
+    for (view, times) in [("ladder", ".ladder-sheet .time"), ("events", ".line .time")] {
+        browser.click(&format!("#tab-{view}"));
+        let shown = browser.number(&format!(
+            "new Set([...document.querySelectorAll('{times}')].map((time) => time.textContent)).size"
+        ));
+        let different =
+            browser.number("new Set([...currentRun().time.values.slice(0, currentRun().length)]).size");
+        assert!(shown >= different.min(8.0), "{view}: {shown} of {different} times");
+        let text = browser.text(&format!("document.querySelectorAll('{times}')[3].textContent"));
+        assert!(text.starts_with("5.07300") && text.len() > 8, "{view}: {text}");
+        let fits = browser.value(&format!("[...document.querySelectorAll('{times}')].every((time) => time.getBoundingClientRect().left >= 0)"));
+        assert_eq!(fits, json!(true), "{view}");
+        browser.screenshot(&format!("live-times-{view}"));
+    }
     browser.assert_no_errors();
 }
 
@@ -544,6 +612,9 @@ fn million_events() {
     browser.open(&page, "");
     eprintln!("opened and read after {:?}", start.elapsed());
     assert_eq!(browser.number("currentRun().length"), events as f64);
+    let painted = browser.number("performance.getEntriesByName('first-contentful-paint')[0].startTime");
+    eprintln!("first text after {painted:.0} ms");
+    assert!(painted < browser.number("app.readAt"), "text appears before the events are read");
     let [now, most] = browser.memory();
     eprintln!(
         "read {:.0} ms after the start of the page; its process has {now} MiB, and had {most} at most",
