@@ -61,7 +61,7 @@ pub fn followed() {
             .expect("room");
         assert!(queues[0].wait().expect("a completion").status.is_success());
         browser
-            .wait(&format!("currentRun().works.filter((work) => work.status === 'success').length >= {id}"));
+            .wait(&format!("currentRun().works.filter((work) => work.status === 'SUCCESS').length >= {id}"));
     }
     browser.press("Home");
     let ladder = browser.text("document.querySelector('.ladder-sheet').textContent");

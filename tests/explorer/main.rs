@@ -382,7 +382,7 @@ fn multicast() {
     assert_eq!(browser.text("document.querySelectorAll('.ladder-head b')[1].textContent"), "239.1.2.3");
     let ladder = browser.text("document.querySelector('.ladder-sheet').textContent");
     for words in
-        ["SEND_ONLY +0", "bob.1: RECEIVE: success, 140 B", "bob.2: drops UD SEND_ONLY +0: the Q_Key is wrong"]
+        ["SEND_ONLY +0", "bob.1: RECEIVE: SUCCESS, 140 B", "bob.2: drops UD SEND_ONLY +0: the Q_Key is wrong"]
     {
         assert!(ladder.contains(words), "{words:?} is not in {ladder}");
     }
