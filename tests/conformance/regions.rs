@@ -46,6 +46,28 @@ fn a_zero_length_write_checks_and_writes_nothing() {
 }
 
 #[test]
+fn a_region_without_bytes_allows_only_access_to_none() {
+    let mut pair = Pair::new();
+    let b = pair.b;
+    let (key, base) = pair.on(b).register_memory(b.domain, 0, ALL_ACCESS).unwrap();
+    assert_eq!(write_to(&mut pair, base, key, 0), "SUCCESS");
+    assert_eq!(write_to(&mut pair, base, key, 1), "REM_ACCESS_ERR");
+    pair.on(b).deregister_memory(key).unwrap();
+}
+
+#[test]
+fn a_key_that_is_taken_does_not_use_its_protection_domain() {
+    let mut pair = Pair::new();
+    let b = pair.b;
+    let domain = pair.on(b).allocate_protection_domain().unwrap();
+    let key = RemoteKey(0x0012_3456);
+    pair.on(b).register_memory_with_key(b.domain, 0, 64, ALL_ACCESS, key).unwrap();
+    let taken = pair.on(b).register_memory_with_key(domain, 0, 64, ALL_ACCESS, key);
+    assert!(matches!(taken, Err(VerbsError::Busy { .. })));
+    pair.on(b).deallocate_protection_domain(domain).unwrap();
+}
+
+#[test]
 fn a_zero_based_region_starts_at_0() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);

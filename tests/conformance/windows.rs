@@ -1,12 +1,12 @@
 //! Memory windows of both types.
 
-use softhca_engine::{AccessError, MemoryWindowType, Reason, RequestError, VerbsError};
+use softhca_engine::{AccessError, MemoryWindowType, QpType, Reason, RequestError, VerbsError};
 use softhca_fabric::{ConnectOptions, QpOptions};
 use softhca_queue::{
     AccessFlags, MemoryWindowBind, Operation, RemoteAddress, SendImmOrInvalidate, SendWorkRequest,
 };
 use softhca_tests::pair::{Pair, PairEnd};
-use softhca_wire::{LocalKey, RemoteKey};
+use softhca_wire::{LocalKey, Qpn, RemoteKey};
 
 /// Binds the second end's window to bytes 1000..2000 of its region; returns the rkey.
 fn bind(pair: &mut Pair, window: RemoteKey, new_key: RemoteKey, access: AccessFlags) -> RemoteKey {
@@ -126,6 +126,90 @@ fn a_type_2_window_can_be_rebound_only_after_invalidation() {
 }
 
 #[test]
+fn a_type_2_bind_takes_only_the_low_byte_of_its_key() {
+    let mut pair = Pair::new();
+    let b = pair.b;
+    let fresh = window(&mut pair, MemoryWindowType::Type2);
+    bind(
+        &mut pair,
+        fresh,
+        RemoteKey(0xdead_be00 | u32::from(variant(fresh, 9).0 as u8)),
+        AccessFlags::REMOTE_WRITE,
+    );
+    assert_eq!(pair.completion_statuses(b), [(500, "SUCCESS")]);
+    assert_eq!(write_through(&mut pair, variant(fresh, 9), 1000, 8), "SUCCESS");
+}
+
+#[test]
+fn a_zero_based_window_starts_at_0() {
+    for kind in [MemoryWindowType::Type1, MemoryWindowType::Type2] {
+        for (address, outcome) in [(0, "SUCCESS"), (992, "SUCCESS"), (993, "REM_ACCESS_ERR")] {
+            let mut pair = Pair::new();
+            let (a, b) = (pair.a, pair.b);
+            let fresh = window(&mut pair, kind);
+            let access = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::ZERO_BASED;
+            let key = bind(&mut pair, fresh, variant(fresh, 1), access);
+            assert_eq!(pair.completion_statuses(b), [(500, "SUCCESS")]);
+            pair.write_memory(a, 0, &[7; 8]);
+            let remote = RemoteAddress { address, rkey: key };
+            pair.post(1, Operation::Write { remote, imm_data: None }, &[a.sge(0, 8)]);
+            pair.post(2, Operation::Read { remote }, &[a.sge(64, 8)]);
+            pair.run();
+            assert_eq!(pair.completion_statuses(a)[0], (1, outcome), "{kind:?} at {address}");
+            if outcome == "SUCCESS" {
+                assert_eq!(pair.read_memory(b, 1000 + address, 8), [7; 8]);
+                assert_eq!(pair.read_memory(a, 64, 8), [7; 8]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failed_bind_does_not_change_the_window() {
+    for kind in [MemoryWindowType::Type1, MemoryWindowType::Type2] {
+        // The program restores its copy of the key, or goes on from the one that the failed bind would have set.
+        for next in [1, 2] {
+            let mut pair = Pair::new();
+            let (a, b) = (pair.a, pair.b);
+            let fresh = window(&mut pair, kind);
+            let unknown = MemoryWindowBind {
+                mw_rkey: fresh,
+                new_rkey: variant(fresh, 1),
+                mr_lkey: LocalKey(0x7777_7777),
+                address: b.base,
+                length: 100,
+                access: AccessFlags::REMOTE_WRITE,
+            };
+            post_at(&mut pair, b, 500, Operation::BindMemoryWindow(unknown));
+            assert_eq!(pair.completion_statuses(b), [(500, "MW_BIND_ERR")]);
+            let (qa, qb) = second_connection(&mut pair);
+            let bind =
+                MemoryWindowBind { new_rkey: variant(fresh, next), mr_lkey: LocalKey(b.rkey.0), ..unknown };
+            let request = SendWorkRequest::new(501, Operation::BindMemoryWindow(bind), &[]);
+            pair.on(b).post_send(qb, &request).unwrap();
+            pair.run();
+            assert_eq!(pair.completion_statuses(b), [(501, "SUCCESS")], "{kind:?}");
+            let remote = RemoteAddress { address: b.base, rkey: variant(fresh, next) };
+            let gather = [a.sge(0, 8)];
+            let request = SendWorkRequest::new(1, Operation::Write { remote, imm_data: None }, &gather);
+            pair.on(a).post_send(qa, &request).unwrap();
+            pair.run();
+            assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")], "{kind:?}");
+        }
+    }
+}
+
+/// Another connection between the hosts.
+fn second_connection(pair: &mut Pair) -> (Qpn, Qpn) {
+    let (a, b) = (pair.a, pair.b);
+    let options = QpOptions::default();
+    let qa = pair.on(a).create_queue_pair(QpType::Rc, a.domain, a.cq, options).unwrap();
+    let qb = pair.on(b).create_queue_pair(QpType::Rc, b.domain, b.cq, options).unwrap();
+    pair.world.connect((a.host, qa), (b.host, qb), &ConnectOptions::default()).unwrap();
+    (qa, qb)
+}
+
+#[test]
 fn a_send_with_invalidate_invalidates_a_type_2_window() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
@@ -148,10 +232,7 @@ fn a_type_2_window_is_bound_to_its_queue_pair_and_type_1_to_the_domain() {
         let (a, b) = (pair.a, pair.b);
         let fresh = window(&mut pair, kind);
         let key = bind(&mut pair, fresh, variant(fresh, 1), AccessFlags::REMOTE_WRITE);
-        let options = QpOptions::default();
-        let qa = pair.on(a).create_queue_pair(softhca_engine::QpType::Rc, a.domain, a.cq, options).unwrap();
-        let qb = pair.on(b).create_queue_pair(softhca_engine::QpType::Rc, b.domain, b.cq, options).unwrap();
-        pair.world.connect((a.host, qa), (b.host, qb), &ConnectOptions::default()).unwrap();
+        let (qa, _) = second_connection(&mut pair);
         let remote = RemoteAddress { address: b.base + 1000, rkey: key };
         let gather = [a.sge(0, 8)];
         let request = SendWorkRequest::new(1, Operation::Write { remote, imm_data: None }, &gather);

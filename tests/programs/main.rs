@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         needs!("mckey", multicast_reaches_the_members_of_a_group),
         needs!("cmtime", cmtime_measures_connections),
         needs!(compiler(), a_program_forks_while_writes_are_outstanding),
+        needs!(compiler(), windows_bind_as_the_manual_says),
     ];
     tests.extend(faults::tests());
     for words in PAIRS {
@@ -259,13 +260,23 @@ fn compiler() -> &'static str {
 }
 
 fn a_program_forks_while_writes_are_outstanding() {
-    let mut rig = Rig::new();
-    let program = rig.file("forking");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/forking.c");
-    let compiled = Command::new("cc").args(["-O1", "-Wall", "-o", &program, source, "-libverbs"]).status();
-    assert!(compiled.expect("cc runs").success(), "{source} cannot be compiled");
-    let seen = rig.run(&[&program]);
+    let seen = run_source("forking");
     assert!(seen.success && seen.text.contains("4000 writes, 20 forks"), "{seen:?}");
+}
+
+/// Compiles a C program of this folder and runs it.
+fn run_source(name: &str) -> rig::ProgramOutput {
+    let mut rig = Rig::new();
+    let program = rig.file(name);
+    let source = format!("{}/programs/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let compiled = Command::new("cc").args(["-O1", "-Wall", "-o", &program, &source, "-libverbs"]).status();
+    assert!(compiled.expect("cc runs").success(), "{source} cannot be compiled");
+    rig.run(&[&program])
+}
+
+fn windows_bind_as_the_manual_says() {
+    let seen = run_source("windows");
+    assert!(seen.success && seen.text.contains("windows and datagrams work"), "{seen:?}");
 }
 
 fn eight_pairs_run_at_once() {

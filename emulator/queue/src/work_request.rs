@@ -77,9 +77,9 @@ pub enum SendImmOrInvalidate {
 /// The binding of a memory window (`struct ibv_mw_bind`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct MemoryWindowBind {
-    /// The current rkey of the memory window.
+    /// The memory window: its present rkey or any earlier one. Only the upper 24 bits count.
     pub mw_rkey: RemoteKey,
-    /// The new rkey. Ignored for type 1, where the HCA chooses the rkey.
+    /// The rkey from the successful bind on. Only the lower 8 bits count, the consumer's part of the key.
     pub new_rkey: RemoteKey,
     /// The lkey of the memory region.
     pub mr_lkey: LocalKey,
@@ -87,7 +87,7 @@ pub struct MemoryWindowBind {
     pub address: u64,
     /// The length in bytes; zero unbinds a type 1 window.
     pub length: u64,
-    /// The access rights of the window.
+    /// The access rights of the window. With ZERO_BASED, peers address its first byte as 0.
     pub access: AccessFlags,
 }
 

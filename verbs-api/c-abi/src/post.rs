@@ -35,7 +35,7 @@ pub fn send_flags(bits: c_uint) -> Option<SendFlags> {
     u8::try_from(bits).ok().and_then(SendFlags::from_bits)
 }
 
-/// The bind of `mw`, which has its new rkey from now on.
+/// The bind of `mw`. The card identifies the window by its number; its rkey changes when the bind succeeds.
 ///
 /// # Safety
 /// The pointers are objects of this library.
@@ -47,9 +47,8 @@ pub unsafe fn bind_operation(mw: *mut ibv_mw, new_key: u32, info: &ibv_mw_bind_i
         // SAFETY: the caller guarantees it.
         _ => LocalKey(unsafe { info.mr.as_ref() }?.lkey),
     };
-    let present = window.replace_key(new_key);
     Some(Operation::BindMemoryWindow(MemoryWindowBind {
-        mw_rkey: RemoteKey(present),
+        mw_rkey: window.window.rkey(),
         new_rkey: RemoteKey(new_key),
         mr_lkey: region,
         address: info.addr,
@@ -199,15 +198,17 @@ pub unsafe extern "C" fn post_recv(
     unsafe { post_recv_list(wr, bad, |receive| state.pair.post_recv(receive)) }
 }
 
-/// Binds a type 1 memory window: the HCA chooses the next rkey, the successor of the current one.
+/// Binds a type 1 memory window. Its next rkey is the successor of `mw->rkey`, which the program restores after a bind
+/// that failed, as ibv_bind_mw(3) says.
 pub unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, info: *mut ibv_mw_bind) -> c_int {
     // SAFETY: objects of this library, and the caller's own.
     let (Some(state), info) = (unsafe { queue_pair::of(qp) }, unsafe { &*info }) else { return libc::EINVAL };
     // SAFETY: as above.
     let Some(window) = (unsafe { object::state::<Mw>(mw) }) else { return libc::EINVAL };
     let Some(flags) = send_flags(info.send_flags) else { return libc::EINVAL };
-    let present = window.rkey();
-    let next = present & !0xff | present.wrapping_add(1) & 0xff;
+    // SAFETY: as above.
+    let present = unsafe { (*mw).rkey };
+    let next = window.window.rkey().0 & !0xff | present.wrapping_add(1) & 0xff;
     // SAFETY: as above.
     let Some(operation) = (unsafe { bind_operation(mw, next, &info.bind_info) }) else { return libc::EINVAL };
     match state.pair.post_send(&SendRequest::new(info.wr_id, operation, &[]).flags(flags)) {
@@ -216,9 +217,6 @@ pub unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, info: *mut ib
             unsafe { (*mw).rkey = next };
             0
         }
-        Err(error) => {
-            window.replace_key(present);
-            errno::from_result("ibv_bind_mw", Err(error))
-        }
+        Err(error) => errno::from_result("ibv_bind_mw", Err(error)),
     }
 }

@@ -7,7 +7,6 @@ use core::ptr::NonNull;
 use parking_lot::Mutex;
 use softhca::{AccessFlags, MemoryRegion, MemoryWindow, MemoryWindowType, ProtectionDomain};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The state of an `ibv_pd`. A parent domain is another handle of its protection domain.
 pub struct Pd {
@@ -35,21 +34,8 @@ pub struct Mr {
 
 pub struct Mw {
     /// Deallocates the window when it is dropped.
-    _window: MemoryWindow,
-    /// The rkey of the window once all posted work requests are complete.
-    key: AtomicU32,
+    pub window: MemoryWindow,
     _domain: UseCount,
-}
-
-impl Mw {
-    pub fn rkey(&self) -> u32 {
-        self.key.load(Ordering::Acquire)
-    }
-
-    /// Stores a new rkey and returns the previous one.
-    pub fn replace_key(&self, key: u32) -> u32 {
-        self.key.swap(key, Ordering::AcqRel)
-    }
 }
 
 object::kinds! {
@@ -136,7 +122,9 @@ unsafe fn register(
     // SAFETY: a domain of this library.
     let Some(state) = (unsafe { object::state::<Pd>(pd) }) else { return errno::null(libc::EINVAL) };
     let Some(access) = rights(access) else { return errno::null(libc::EOPNOTSUPP) };
-    let Some(base) = NonNull::new(at.cast::<u8>()).filter(|_| length > 0) else {
+    // A region without bytes needs no address.
+    let nowhere = || (length == 0).then(NonNull::dangling);
+    let Some(base) = NonNull::new(at.cast::<u8>()).or_else(nowhere) else {
         return errno::null(libc::EINVAL);
     };
     // SAFETY: the daemon accesses the memory through the kernel, which rejects addresses that do not exist.
@@ -280,7 +268,7 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_int) -> *mut ibv_mw {
             let rkey = window.rkey().0;
             // SAFETY: a domain of this library.
             let context = unsafe { (*pd).context };
-            let state = Mw { _window: window, key: rkey.into(), _domain: state.add_user() };
+            let state = Mw { window, _domain: state.add_user() };
             object::create(ibv_mw { context, pd, rkey, handle: rkey >> 8, r#type: kind }, state)
         }
         Err(error) => errno::null(errno::report("ibv_alloc_mw", &error)),

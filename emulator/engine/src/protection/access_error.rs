@@ -15,6 +15,8 @@ pub enum AccessError {
     Invalidated { key: u32 },
     #[error("key {key:#x} belongs to another protection domain")]
     PdMismatch { key: u32 },
+    #[error("memory window {key:#x} is bound: a type 2 window must be invalidated before the next bind")]
+    AlreadyBound { key: u32 },
     #[error("memory window {key:#x} is bound to another queue pair")]
     QpMismatch { key: u32 },
     #[error("{length} bytes at {address:#x} are outside {base:#x}+{size} (key {key:#x})")]

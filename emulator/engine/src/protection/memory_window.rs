@@ -46,7 +46,9 @@ impl Protection {
         }
     }
 
-    /// Binds a window on behalf of a queue pair of `pd`. Returns the new rkey.
+    /// Binds a window on behalf of a queue pair of `pd`. Returns the new rkey. A bind that fails changes nothing: the
+    /// application computes the next key from the one that it last used, and may have posted more binds meanwhile, so
+    /// that the number of the window identifies it and not its present key.
     pub fn bind_memory_window(
         &mut self,
         pd: PdId,
@@ -60,14 +62,13 @@ impl Protection {
         let KeyKind::MemoryWindow { pd: window_pd, kind, binding, .. } = &entry.kind else {
             return Err(AccessError::UnknownKey { key: window_key });
         };
-        let (kind, bound) = (*kind, binding.is_some());
-        entry.check_variant(window_key)?;
+        let kind = *kind;
         if *window_pd != pd {
             return Err(AccessError::PdMismatch { key: window_key });
         }
-        // A type 2 window can be bound only while it is invalid, with a key of the same number.
-        if kind == MemoryWindowType::Type2 && (bound || bind.new_rkey.0 >> 8 != window_key >> 8) {
-            return Err(AccessError::StaleKey { key: bind.new_rkey.0, current: window_key });
+        // A type 2 window can be bound only while it is invalid (IBA o10-37.2.44).
+        if kind == MemoryWindowType::Type2 && binding.is_some() {
+            return Err(AccessError::AlreadyBound { key: entry.key(window_key) });
         }
         let region_key = bind.mr_lkey.0;
         let binding = if bind.length == 0 && kind == MemoryWindowType::Type1 {
@@ -101,11 +102,8 @@ impl Protection {
             *bound_windows += 1;
         }
         let entry = self.keys.get_mut(window_key >> 8).expect("the window exists");
-        entry.variant = match kind {
-            MemoryWindowType::Type1 => entry.variant.wrapping_add(1),
-            MemoryWindowType::Type2 => bind.new_rkey.0 as u8,
-        };
-        let key = RemoteKey(window_key & !0xff | u32::from(entry.variant));
+        entry.variant = bind.new_rkey.0 as u8;
+        let key = RemoteKey(entry.key(window_key));
         let KeyKind::MemoryWindow { binding: slot, .. } = &mut entry.kind else {
             unreachable!("the key is a window")
         };

@@ -70,7 +70,12 @@ impl KeyEntry {
         if self.variant == key as u8 {
             return Ok(());
         }
-        Err(AccessError::StaleKey { key, current: key & !0xff | u32::from(self.variant) })
+        Err(AccessError::StaleKey { key, current: self.key(key) })
+    }
+
+    /// The present key of the entry that `key` names.
+    fn key(&self, key: u32) -> u32 {
+        key & !0xff | u32::from(self.variant)
     }
 }
 
@@ -195,7 +200,11 @@ impl Protection {
             number: key.0,
             user: Resource::MemoryRegion,
         };
-        self.keys.insert_at(key.0 >> 8, |_| KeyEntry { variant: key.0 as u8, kind }).map(|_| ()).ok_or(taken)
+        let inserted = self.keys.insert_at(key.0 >> 8, |_| KeyEntry { variant: key.0 as u8, kind });
+        if inserted.is_none() {
+            self.release_pd(region.pd);
+        }
+        inserted.map(|_| ()).ok_or(taken)
     }
 
     fn entry(&mut self, client: ClientId, key: u32, resource: Resource) -> Result<&mut KeyEntry, VerbsError> {
@@ -306,6 +315,7 @@ impl Protection {
         let found = self.keys.get(key >> 8).ok_or(AccessError::UnknownKey { key })?;
         found.check_variant(key)?;
         let length = u64::from(length);
+        let mut region_address = address;
         let (owner, access, region) = match &found.kind {
             KeyKind::MemoryRegion { region, .. } => (region.pd, region.access_flags, region),
             KeyKind::MemoryWindow { pd: owner, kind, binding, .. } => {
@@ -318,7 +328,10 @@ impl Protection {
                 else {
                     return Err(AccessError::Invalidated { key });
                 };
-                check_bounds(key, binding.address, binding.length, address, length)?;
+                let is_zero_based = binding.access_flags.contains(AccessFlags::ZERO_BASED);
+                let base = if is_zero_based { 0 } else { binding.address };
+                let offset = check_bounds(key, base, binding.length, address, length)?;
+                region_address = binding.address + offset;
                 (*owner, binding.access_flags, region)
             }
         };
@@ -326,7 +339,7 @@ impl Protection {
             return Err(AccessError::PdMismatch { key });
         }
         check_flags(key, access, required)?;
-        let offset = region.offset(key, address, length)?;
+        let offset = region.offset(key, region_address, length)?;
         Ok(TranslatedAddress { memory: region.memory, offset, key })
     }
 
