@@ -8,7 +8,8 @@ use softhca::{
 use softhca_engine::Instant;
 use softhca_tests::tools;
 use softhca_wire::{AddressHeaders, Gid};
-use std::net::IpAddr;
+use std::net::{IpAddr, UdpSocket};
+use std::os::fd::AsRawFd;
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -28,12 +29,16 @@ fn main() -> ExitCode {
         Ok("both") => both_versions(),
         Ok("jumbo") => jumbo_frames(),
         Ok("entropy") => entropy(),
+        Ok("flow-label") => flow_label(),
         _ => {
             return tools::run(vec![
                 tools::needs("unshare", "a_host_on_a_network_has_two_gids_and_its_mtu", || run("both", 1500)),
                 tools::needs("unshare", "jumbo_frames_carry_the_largest_packets", || run("jumbo", 9000)),
                 tools::needs("unshare", "with_entropy_flows_leave_from_ports_of_their_own", || {
                     run("entropy", 1500)
+                }),
+                tools::needs("unshare", "the_flow_label_of_an_address_vector_is_that_of_its_packets", || {
+                    run("flow-label", 1500)
                 }),
             ]);
         }
@@ -188,6 +193,69 @@ fn multicast(from: &Context, to: &Context, group: Gid) {
         assert!(completion.wr_id == 1 && completion.byte_len == 40 + 4096, "{completion:?}");
         assert_eq!(region.read_at(40, 4096), bytes);
     }
+}
+
+/// Sends datagrams with flow labels to a plain socket, which sees the label of each packet.
+fn flow_label() {
+    let peer = UdpSocket::bind("[fd77::3]:4791").unwrap();
+    receive_flow_labels(&peer);
+    let (device, _) = open_device("10.77.0.1", Some("fd77::1"), Entropy::Off);
+    let context = device.open();
+    let domain = context.allocate_protection_domain().unwrap();
+    let queue = context.create_completion_queue(16).unwrap();
+    let pair = domain.create_queue_pair(QpType::Ud, &queue).build().unwrap();
+    pair.start_ud(QUEUE_KEY).unwrap();
+    let region = domain.allocate_region(64, AccessFlags::LOCAL_WRITE).unwrap();
+    let gather = [region.sge(0, 64)];
+    for label in [0xabcde, 1, 0xf_ffff] {
+        let to = gid("fd77::3");
+        let vector = AddressVector { sgid_index: 1, flow_label: label, ..AddressVector::to(to) };
+        let handle = domain.create_address_handle(vector).unwrap();
+        pair.post_send(&SendRequest::send(1, &gather).ud_address(&handle, Qpn::new(5), QUEUE_KEY)).unwrap();
+        assert!(queue.wait_for(COMPLETION_TIMEOUT).expect("a completion").status.is_success());
+        assert_eq!(next_flow_label(&peer), label);
+    }
+}
+
+#[allow(unsafe_code)]
+fn receive_flow_labels(socket: &UdpSocket) {
+    socket.set_read_timeout(Some(COMPLETION_TIMEOUT)).unwrap();
+    let on: libc::c_int = 1;
+    let length = size_of_val(&on) as libc::socklen_t;
+    let descriptor = socket.as_raw_fd();
+    // SAFETY: the value outlives the call and has the given length.
+    let result = unsafe {
+        let value = std::ptr::from_ref(&on).cast();
+        libc::setsockopt(descriptor, libc::IPPROTO_IPV6, libc::IPV6_FLOWINFO, value, length)
+    };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// The flow label of the next datagram.
+#[allow(unsafe_code)]
+fn next_flow_label(socket: &UdpSocket) -> u32 {
+    let mut bytes = [0u8; 2048];
+    let mut control = [0u64; 32];
+    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: a message header is pointers, which may be null, and integers.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    (header.msg_iov, header.msg_iovlen) = (&mut part, 1);
+    (header.msg_control, header.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control) as _);
+    // SAFETY: the header points to buffers of their true lengths, which outlive the call.
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut header, 0) };
+    assert!(received > 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the kernel has filled the control messages; the data of a flow label has four bytes.
+    unsafe {
+        let mut at = libc::CMSG_FIRSTHDR(&header);
+        while !at.is_null() {
+            if ((*at).cmsg_level, (*at).cmsg_type) == (libc::IPPROTO_IPV6, libc::IPV6_FLOWINFO) {
+                let value: u32 = std::ptr::read_unaligned(libc::CMSG_DATA(at).cast());
+                return u32::from_be(value) & 0xf_ffff;
+            }
+            at = libc::CMSG_NXTHDR(&header, at);
+        }
+    }
+    panic!("a datagram without a flow label")
 }
 
 fn entropy() {

@@ -11,7 +11,7 @@ use softhca_engine::{Instant, Memory, PacketBatch};
 use softhca_fabric::{EventSink, Frame, Stage};
 use softhca_wire::{AddressHeaders, Icrc, Qpn, ROCE_PORT};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 pub(super) struct Transmitter {
     buffer: Box<[u8]>,
@@ -144,7 +144,11 @@ impl Transmitter {
                 bytes = &bytes[..bytes.len().min(allowed * segment_size)];
             }
             let socket = port.egress_socket(&addressing);
-            let to = SocketAddr::new(destination, ROCE_PORT);
+            let to = match destination {
+                IpAddr::V4(_) => SocketAddr::new(destination, ROCE_PORT),
+                // The kernel takes the label in network byte order.
+                IpAddr::V6(ip) => SocketAddrV6::new(ip, ROCE_PORT, addressing.flow_label.to_be(), 0).into(),
+            };
             match socket.send_batch_to(to, addressing.traffic_class, segment_size, bytes) {
                 Ok(count) => {
                     if !destination.is_multicast() {

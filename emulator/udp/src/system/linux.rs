@@ -44,6 +44,8 @@ pub(crate) fn configure(socket: &Socket, ipv6: bool, receive_buffer: usize) -> i
         set_option(socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
         set_option(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, ON)?;
         set_option(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, ON)?;
+        // The destination's flow label goes into the header; the kernel chooses one if it is zero.
+        set_option(socket, libc::IPPROTO_IPV6, libc::IPV6_FLOWINFO_SEND, ON)?;
         // rxe sends without a UDP checksum.
         set_option(socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, ON)?;
     } else {
