@@ -46,7 +46,7 @@ impl Default for ClientLimits {
             max_srq: 1024,
             max_pd: 1024,
             max_mr: 8192,
-            max_ah: 8192,
+            max_ah: 32_768,
             max_xrcd: 128,
             max_ring_bytes: 1 << 30,
         }
