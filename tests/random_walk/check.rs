@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use softhca_engine::{QpState, Recovery};
 use softhca_fabric::Action;
-use softhca_queue::{Completion, CompletionStatus};
+use softhca_queue::CompletionStatus;
 
 /// Whether valid requests may fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub enum Expected {
 
 type CheckResult = Result<(), TestCaseError>;
 
-/// Checks every direction of an RC walk.
+/// Checks every direction of an RC or XRC walk.
 pub fn check_reliable(walk: &Walk, demand: Expected) -> CheckResult {
     let mut run = WalkRun::new(walk);
     run.run();
@@ -63,13 +63,13 @@ fn check_direction(
     // go-back-0 restarts a message but does not undo its stores.
     let touched = outcome.stored.iter().map(|(psn, _)| psn + 1).max().unwrap_or(0);
     let reached = outcome.executed_psns.max(touched);
-    let state = direction.state_after(index, |psn| psn < reached);
+    let mut state = direction.state_after(index, |psn| psn < reached);
     prop_assert!(outcome.target == state.target, "the target differs from the model");
-    check_receives(
-        direction,
-        outcome,
-        &direction.state_after(index, |psn| psn < outcome.executed_psns).received,
-    )?;
+    let received = match reached == outcome.executed_psns {
+        true => std::mem::take(&mut state.received),
+        false => direction.state_after(index, |psn| psn < outcome.executed_psns).received,
+    };
+    check_receives(walk, direction, outcome, &received)?;
     check_once(walk, direction, outcome)?;
     for request in direction.requests[..done].iter().filter(|request| request.request.verb != Verb::Send) {
         for (at, length) in &request.sges {
@@ -120,22 +120,42 @@ fn check_sends(direction: &DirectionModel, outcome: &Outcome) -> Result<usize, T
     Ok(done)
 }
 
-/// Every executed message consumed the next receive; the others are flushed in order if the queue pair failed.
+/// Every executed message consumed the next receive. If the queue pair failed, the others are flushed in order; a shared
+/// receive queue keeps them, but for the one of a message in progress.
 fn check_receives(
+    walk: &Walk,
     direction: &DirectionModel,
     outcome: &Outcome,
     received: &[(usize, Vec<u8>)],
 ) -> CheckResult {
-    let flushed = match outcome.receiver_state {
+    let most = match outcome.receiver_state {
+        QpState::Error if walk.shared_receives => received.len() + 1,
         QpState::Error => direction.receives,
         _ => received.len(),
     };
     let ids: Vec<u64> = outcome.receives.iter().map(|completion| completion.wr_id).collect();
-    prop_assert_eq!(ids, (0..flushed as u64).collect::<Vec<_>>(), "{:?}", outcome.receives);
+    if walk.shared_receives {
+        prop_assert!((received.len()..=most).contains(&ids.len()), "{:?}", outcome.receives);
+        prop_assert!(ids.is_sorted_by(|a, b| a < b), "{:?}", ids);
+    } else {
+        prop_assert_eq!(ids, (0..most as u64).collect::<Vec<_>>(), "{:?}", outcome.receives);
+    }
+    // A WRITE of one packet with immediate and a bad rkey fails its receive.
+    let failing = direction.first_failing().map(|number| &direction.requests[number]);
+    let fails_receive = failing.is_some_and(|request| {
+        request.failure == Some(CompletionStatus::RemoteAccessError)
+            && request.consumes_receive()
+            && request.packets == 1
+    });
     for (number, completion) in outcome.receives.iter().enumerate() {
         match received.get(number) {
-            Some((request, data)) => check_received(direction, outcome, completion, *request, data, 0)?,
-            None => prop_assert_eq!(completion.status, CompletionStatus::WrFlushError),
+            Some((request, data)) => check_received(direction, outcome, number, *request, data, 0)?,
+            None => {
+                let is_failed = fails_receive
+                    && number == received.len()
+                    && completion.status == CompletionStatus::LocalAccessError;
+                prop_assert!(is_failed || completion.status == CompletionStatus::WrFlushError);
+            }
         }
     }
     Ok(())
@@ -144,18 +164,19 @@ fn check_receives(
 fn check_received(
     direction: &DirectionModel,
     outcome: &Outcome,
-    completion: &Completion,
+    number: usize,
     request: usize,
     data: &[u8],
     header: u32,
 ) -> CheckResult {
+    let completion = &outcome.receives[number];
     let request = &direction.requests[request];
     prop_assert_eq!(completion.status, CompletionStatus::Success);
     prop_assert_eq!(completion.byte_len, request.length + header);
     prop_assert_eq!(completion.imm_data, request.immediate.unwrap_or(0));
-    let at = completion.wr_id as usize * direction.receive_bytes as usize + header as usize;
+    let at = header as usize;
     prop_assert!(
-        outcome.receive_memory[at..at + data.len()] == *data,
+        outcome.receive_memory[number][at..at + data.len()] == *data,
         "{:?} received other bytes",
         completion
     );
@@ -195,7 +216,7 @@ pub fn check_unreliable(walk: &Walk) -> CheckResult {
         let direction = &run.directions[index];
         prop_assert_eq!(check_sends(direction, &outcome)?, direction.requests.len());
         prop_assert_eq!(outcome.receiver_state, QpState::ReadyToSend);
-        let delivered = check_delivered(direction, &outcome, 0, index)?;
+        let delivered = check_delivered(walk, direction, &outcome, 0, index)?;
         if !is_straight {
             continue;
         }
@@ -217,7 +238,7 @@ pub fn check_datagrams(walk: &Walk) -> CheckResult {
         let outcome = run.outcome(index);
         let direction = &run.directions[index];
         prop_assert_eq!(check_sends(direction, &outcome)?, direction.requests.len());
-        let delivered = check_delivered(direction, &outcome, GRH_BYTES, index)?;
+        let delivered = check_delivered(walk, direction, &outcome, GRH_BYTES, index)?;
         for request in 0..direction.requests.len() {
             let times = delivered.iter().filter(|number| **number == request).count() as u64;
             prop_assert!(times <= 1 + outcome.copies, "{} was delivered {} times", request, times);
@@ -231,6 +252,7 @@ pub fn check_datagrams(walk: &Walk) -> CheckResult {
 
 /// The requests that consumed a receive, in order of their completions.
 fn check_delivered(
+    walk: &Walk,
     direction: &DirectionModel,
     outcome: &Outcome,
     header: u32,
@@ -239,11 +261,11 @@ fn check_delivered(
     let sender = direction.initial_sender(index);
     let mut delivered = Vec::new();
     for (number, completion) in outcome.receives.iter().enumerate() {
-        prop_assert_eq!(completion.wr_id, number as u64);
+        prop_assert!(completion.wr_id == number as u64 || walk.shared_receives);
         let request = completion.imm_data as usize - 1;
         let is_send = direction.requests[request].request.verb == Verb::Send;
         let data = if is_send { direction.data(&direction.requests[request], &sender) } else { Vec::new() };
-        check_received(direction, outcome, completion, request, &data, header)?;
+        check_received(direction, outcome, number, request, &data, header)?;
         delivered.push(request);
     }
     Ok(delivered)

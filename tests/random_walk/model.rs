@@ -7,11 +7,12 @@ use crate::walk::{BadKey, Request, Step, Verb, Walk};
 use softhca_engine::QpType;
 use softhca_queue::CompletionStatus;
 use softhca_tests::pair::pattern;
+use std::sync::LazyLock;
 
 /// Bytes of constant source data at the sender.
-pub const SOURCE_BYTES: u64 = 64 << 10;
+pub const SOURCE_BYTES: u64 = 32 << 10;
 /// Bytes at the receiver that WRITEs, READs and atomics access.
-pub const TARGET_BYTES: u64 = 32 << 10;
+pub const TARGET_BYTES: u64 = 24 << 10;
 /// The max_inline_data of a queue pair.
 pub const MAX_INLINE: u32 = 64;
 /// Bytes of the GRH before the data of a datagram.
@@ -52,6 +53,14 @@ impl ModelRequest {
     }
 }
 
+impl Walk {
+    /// Bytes of each receive.
+    pub fn receive_bytes(&self) -> u32 {
+        let header = if self.kind == QpType::Ud { GRH_BYTES } else { 0 };
+        4 * self.mtu.bytes() + 8 + header
+    }
+}
+
 /// One direction of a connection.
 #[derive(Debug)]
 pub struct DirectionModel {
@@ -79,24 +88,22 @@ pub struct ModelState {
 impl DirectionModel {
     /// The initial source data.
     pub fn initial_source(index: usize) -> Vec<u8> {
-        pattern(index as u64 * 1_000_003, SOURCE_BYTES as usize)
+        initial_bytes(index)[..SOURCE_BYTES as usize].to_vec()
     }
 
     /// The initial contents of the receiver's target.
     pub fn initial_target(index: usize) -> Vec<u8> {
-        pattern(index as u64 * 1_000_003 + 77, TARGET_BYTES as usize)
+        initial_bytes(index)[77..77 + TARGET_BYTES as usize].to_vec()
     }
 
     fn new(walk: &Walk) -> DirectionModel {
         let mtu = walk.mtu.bytes();
-        let header = if walk.kind == QpType::Ud { GRH_BYTES } else { 0 };
-        let room = 4 * mtu + 8 + header;
         DirectionModel {
             mtu,
             kind: walk.kind,
             requests: Vec::new(),
             sender_bytes: SOURCE_BYTES,
-            receive_bytes: room,
+            receive_bytes: walk.receive_bytes(),
             receives: 0,
         }
     }
@@ -130,7 +137,7 @@ impl DirectionModel {
                 && earlier.remote_offset < remote + u64::from(length)
                 && remote < earlier.remote_offset + u64::from(earlier.length)
         });
-        let reliable = self.kind == QpType::Rc;
+        let reliable = self.kind.is_reliable();
         let immediate = (request.immediate || !reliable) && matches!(verb, Verb::Send | Verb::Write);
         let first = self.requests.last().map_or(0, ModelRequest::end_psn);
         let packets = if is_atomic { 1 } else { length.div_ceil(self.mtu).max(1) };
@@ -238,6 +245,13 @@ impl DirectionModel {
     }
 }
 
+/// The data of a direction. All walks use the same, which is computed once.
+fn initial_bytes(index: usize) -> &'static [u8] {
+    static BYTES: LazyLock<Vec<Vec<u8>>> =
+        LazyLock::new(|| (0..6).map(|index| pattern(index * 1_000_003, SOURCE_BYTES as usize)).collect());
+    &BYTES[index]
+}
+
 /// Splits `length` bytes at `start` into consecutive ranges.
 pub fn split(start: u64, length: u32, sges: usize) -> Vec<(u64, u32)> {
     let sges = sges as u32;
@@ -263,7 +277,7 @@ pub fn directions(walk: &Walk) -> Vec<DirectionModel> {
             Step::Receive { direction, count: receives } => {
                 directions[direction % count].receives += receives
             }
-            Step::Run { .. } => {}
+            Step::Run { .. } | Step::Drain { .. } | Step::Resume { .. } | Step::Rebind { .. } => {}
         }
     }
     for direction in &mut directions {

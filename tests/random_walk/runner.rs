@@ -1,46 +1,90 @@
 //! Runs a walk in a simulation and collects the results.
 
 use crate::model::{DirectionModel, MAX_INLINE, SOURCE_BYTES, TARGET_BYTES, directions, split};
-use crate::walk::{Step, Verb, Walk};
-use softhca_engine::{Event, QpState, QpType, Settings};
+use crate::walk::{Step, Verb, Walk, Window};
+use softhca_engine::{
+    CqId, EndToEndCredits, Event, MemoryWindowType, ModifyQp, PdId, QpState, QpType, Settings, SrqId,
+    SrqInitAttributes, XrcdId,
+};
 use softhca_fabric::{
     ConnectOptions, FlowId, HostId, LinkSettings, QpOptions, Rule, RuleId, Selector, World,
 };
 use softhca_queue::{
-    Completion, CompletionStatus, Operation, Payload, ReceiveWorkRequest, RemoteAddress, SendFlags,
-    SendImmOrInvalidate, SendWorkRequest, Sge, UdDestination,
+    AccessFlags, Completion, CompletionOpcode, CompletionStatus, MemoryWindowBind, Operation, Payload,
+    ReceiveWorkRequest, RemoteAddress, SendFlags, SendImmOrInvalidate, SendWorkRequest, Sge, UdDestination,
 };
 use softhca_tests::pair::{ALL_ACCESS, Recorder, Recording};
 use softhca_wire::{Gid, LocalKey, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
 const QUEUE_KEY: QueueKey = QueueKey(0x1234);
 
+/// The wr_id of binds and invalidations. They are unsignaled: a completion with it is an error.
+const LOCAL_OPERATION: u64 = 1 << 32;
+
 /// One end of a connection.
 #[derive(Clone, Copy)]
 struct ConnectionEnd {
     host: HostId,
+    /// The queue pair that sends.
     qp: Qpn,
-    send_cq: softhca_engine::CqId,
-    receive_cq: softhca_engine::CqId,
+    /// The queue pair that receives: another one only for XRC.
+    receive_qp: Qpn,
+    send_cq: CqId,
+    receive_cq: CqId,
     rkey: RemoteKey,
     base: u64,
     /// The offset of the incoming direction's memory: the target, then the receives.
     receive_offset: u64,
     address_handle: u32,
+    /// The window onto the target, its present key, and whether it is bound.
+    window: Option<(Window, RemoteKey, bool)>,
+    /// The work requests on its send queue.
+    posted: usize,
 }
 
 impl ConnectionEnd {
     fn sges(&self, sges: &[(u64, u32)]) -> Vec<Sge> {
-        let entry = |(at, length): &(u64, u32)| Sge {
-            address: self.base + at,
-            length: *length,
-            lkey: LocalKey(self.rkey.0),
-        };
-        sges.iter().map(entry).collect()
+        to_sges(self.rkey, self.base, sges)
     }
+
+    /// How a peer addresses a byte of the target.
+    fn remote(&self, offset: u64) -> RemoteAddress {
+        let address = self.base + self.receive_offset + offset;
+        match self.window {
+            Some((Window { zero_based: true, .. }, rkey, _)) => RemoteAddress { address: offset, rkey },
+            Some((_, rkey, _)) => RemoteAddress { address, rkey },
+            None => RemoteAddress { address, rkey: self.rkey },
+        }
+    }
+}
+
+fn to_sges(rkey: RemoteKey, base: u64, sges: &[(u64, u32)]) -> Vec<Sge> {
+    let entry =
+        |(at, length): &(u64, u32)| Sge { address: base + at, length: *length, lkey: LocalKey(rkey.0) };
+    sges.iter().map(entry).collect()
+}
+
+/// What the ends of a host share.
+struct WalkHost {
+    id: HostId,
+    domain: PdId,
+    receives: Option<SharedReceives>,
+}
+
+/// A shared receive queue and the memory of its receives.
+struct SharedReceives {
+    srq: SrqId,
+    cq: CqId,
+    xrc_domain: Option<XrcdId>,
+    rkey: RemoteKey,
+    base: u64,
+    posted: usize,
+    capacity: usize,
 }
 
 /// The result of a direction.
@@ -51,10 +95,11 @@ pub struct Outcome {
     pub executed_psns: u32,
     pub sender_state: QpState,
     pub receiver_state: QpState,
-    /// The sender's memory, the receiver's target and its receives.
+    /// The sender's memory and the receiver's target.
     pub sender: Vec<u8>,
     pub target: Vec<u8>,
-    pub receive_memory: Vec<u8>,
+    /// The memory of each completed receive.
+    pub receive_memory: Vec<Vec<u8>>,
     /// PSN and address of the stores at the receiver, in order.
     pub stored: Vec<(u32, u64)>,
     /// The number of packets that the links duplicated.
@@ -67,9 +112,12 @@ pub struct WalkRun<'a> {
     pub directions: Vec<DirectionModel>,
     world: World,
     pub recording: Rc<RefCell<Recording>>,
+    hosts: Vec<WalkHost>,
     ends: Vec<ConnectionEnd>,
     posted: Vec<usize>,
     received: Vec<usize>,
+    /// The completions of receives, by host and queue pair.
+    receive_completions: BTreeMap<(u32, u32), Vec<Completion>>,
 }
 
 impl<'a> WalkRun<'a> {
@@ -82,6 +130,7 @@ impl<'a> WalkRun<'a> {
             ack_policy: walk.acks,
             ack_request_interval: walk.ack_request_every,
             mtu: walk.mtu,
+            end_to_end_credits: if walk.credits { EndToEndCredits::On } else { EndToEndCredits::Off },
             ..Settings::default()
         };
         let hosts: Vec<_> = ["alice", "bob", "carol"][..walk.hosts]
@@ -103,44 +152,69 @@ impl<'a> WalkRun<'a> {
             }
         }
         let directions = directions(walk);
+        let pairs: Vec<[usize; 2]> =
+            (0..walk.psns.len()).map(|pair| [pair % hosts.len(), (pair + 1) % hosts.len()]).collect();
+        let hosts: Vec<WalkHost> = hosts
+            .iter()
+            .enumerate()
+            .map(|(index, host)| {
+                let here = |side: &usize| pairs[side / 2][side % 2] == index;
+                let incoming: Vec<usize> = (0..directions.len()).filter(here).map(|side| side ^ 1).collect();
+                // A queue pair that fails in the middle of a message flushes one receive more.
+                let capacity = incoming.iter().map(|index| directions[*index].receives + 1).sum();
+                create_host(&mut world, walk, *host, capacity)
+            })
+            .collect();
         let mut ends = Vec::new();
-        for pair in 0..walk.psns.len() {
-            let between = [hosts[pair % hosts.len()], hosts[(pair + 1) % hosts.len()]];
+        for (pair, between) in pairs.iter().enumerate() {
             for side in 0..2 {
-                ends.push(create_end(&mut world, walk, between, side, &directions, pair));
+                let [host, peer] = [between[side], between[1 - side]];
+                let peer = world.host(hosts[peer].id).address();
+                ends.push(create_end(&mut world, walk, &hosts[host], peer, &directions, pair * 2 + side));
             }
             let [first, second] = [ends[pair * 2], ends[pair * 2 + 1]];
             let psns = walk.psns[pair].map(Psn::new);
+            let connection = |psns, flow: u32| ConnectOptions {
+                path_mtu: walk.mtu,
+                first_psns: psns,
+                max_rd_atomic: walk.max_rd_atomic,
+                timeout: 8,
+                min_rnr_timer: RnrTimer::new(walk.rnr_timer),
+                flow_ids: [0, 1].map(|side| Some(FlowId(pair as u32 * 4 + flow + side))),
+                ..ConnectOptions::default()
+            };
             match walk.kind {
                 QpType::Ud => {
                     for (end, psn) in [first, second].into_iter().zip(psns) {
                         world.verbs(end.host).start_datagrams(end.qp, QUEUE_KEY, psn).unwrap();
                     }
                 }
+                QpType::XrcInitiator => {
+                    for (from, to, psn, flow) in [(first, second, psns[0], 0), (second, first, psns[1], 2)] {
+                        let options = connection([psn, Psn::new(0)], flow);
+                        world.connect((from.host, from.qp), (to.host, to.receive_qp), &options).unwrap();
+                    }
+                }
                 _ => {
-                    let connection = ConnectOptions {
-                        path_mtu: walk.mtu,
-                        first_psns: psns,
-                        max_rd_atomic: walk.max_rd_atomic,
-                        timeout: 8,
-                        min_rnr_timer: RnrTimer::new(walk.rnr_timer),
-                        flow_ids: [0, 1].map(|side| Some(FlowId(pair as u32 * 2 + side))),
-                        ..ConnectOptions::default()
-                    };
-                    world.connect((first.host, first.qp), (second.host, second.qp), &connection).unwrap();
+                    let options = connection(psns, 0);
+                    world.connect((first.host, first.qp), (second.host, second.qp), &options).unwrap();
                 }
             }
         }
         let count = directions.len();
-        WalkRun {
+        let mut run = WalkRun {
             walk,
             directions,
             world,
             recording: record,
+            hosts,
             ends,
             posted: vec![0; count],
             received: vec![0; count],
-        }
+            receive_completions: BTreeMap::new(),
+        };
+        (0..count).for_each(|direction| run.bind_window(direction));
+        run
     }
 
     /// Runs all steps, posts the missing receives and waits until the network is idle.
@@ -154,6 +228,14 @@ impl<'a> WalkRun<'a> {
                 Step::Run { nanoseconds } => {
                     self.world.run_for(Duration::from_nanos(*nanoseconds));
                 }
+                Step::Drain { direction } => {
+                    // A queue pair that failed stays in ERR.
+                    let end = self.ends[direction % self.directions.len()];
+                    let drain = ModifyQp::default().state(QpState::SendQueueDrained);
+                    let _ = self.world.verbs(end.host).modify_queue_pair(end.qp, drain);
+                }
+                Step::Resume { direction } => self.resume(direction % self.directions.len()),
+                Step::Rebind { direction } => self.bind_window(direction % self.directions.len()),
             }
         }
         for direction in 0..self.directions.len() {
@@ -161,23 +243,109 @@ impl<'a> WalkRun<'a> {
                 self.post_receive(direction);
             }
         }
+        for host in 0..self.hosts.len() {
+            let ready = |host: &WalkHost| host.receives.as_ref().is_none_or(|all| all.posted == all.capacity);
+            while !ready(&self.hosts[host]) {
+                self.post_shared_receive(host);
+            }
+        }
+        self.world.run_for(Duration::from_secs(1));
+        (0..self.directions.len()).for_each(|direction| self.resume(direction));
         let is_busy = self.world.run_for(Duration::from_secs(10));
+        let mut queues: Vec<(HostId, CqId)> =
+            self.ends.iter().map(|end| (end.host, end.receive_cq)).collect();
+        queues.extend(self.hosts.iter().filter_map(|host| Some((host.id, host.receives.as_ref()?.cq))));
+        for (host, cq) in queues {
+            for completion in self.world.verbs(host).poll_all(cq) {
+                let key = (host.0, completion.qpn.value());
+                self.receive_completions.entry(key).or_default().push(completion);
+            }
+        }
         assert!(!is_busy, "the network is still busy after ten seconds");
         let census = self.world.frame_counters();
         assert!(census.is_balanced() && census.in_flight == 0, "{census:?}");
     }
 
+    /// Moves the sending queue pair of a direction from SQD to RTS.
+    fn resume(&mut self, direction: usize) {
+        let end = self.ends[direction];
+        let mut verbs = self.world.verbs(end.host);
+        if verbs.query_queue_pair(end.qp).unwrap().state == QpState::SendQueueDrained {
+            let resume = ModifyQp::default().state(QpState::ReadyToSend);
+            verbs.modify_queue_pair(end.qp, resume).unwrap();
+        }
+    }
+
+    /// Whether an end is in RTS and all its sends have completed.
+    fn is_idle(&mut self, index: usize) -> bool {
+        let end = self.ends[index];
+        let record = self.recording.borrow();
+        let completed = record.events.iter().filter(|(_, host, event)| {
+            *host == end.host
+                && match event {
+                    Event::UnsignaledCompleted { qp, .. } => *qp == end.qp,
+                    Event::Completed { completion, .. } => {
+                        let is_send = (completion.opcode as u8) < CompletionOpcode::Receive as u8;
+                        completion.qpn == end.qp && is_send
+                    }
+                    _ => false,
+                }
+        });
+        let completed = completed.count();
+        drop(record);
+        let state = self.world.verbs(end.host).query_queue_pair(end.qp).unwrap().state;
+        completed == end.posted && state == QpState::ReadyToSend
+    }
+
+    /// Binds the window of a direction under its next key, if the direction has one and nothing is outstanding.
+    fn bind_window(&mut self, direction: usize) {
+        let owner = direction ^ 1;
+        let Some((window, rkey, is_bound)) = self.ends[owner].window else { return };
+        if !self.is_idle(direction) || !self.is_idle(owner) {
+            return;
+        }
+        let end = self.ends[owner];
+        let new_rkey = RemoteKey(rkey.0 & !0xff | u32::from((rkey.0 as u8).wrapping_add(1)));
+        let mut access = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
+        access.set(AccessFlags::ZERO_BASED, window.zero_based);
+        let bind = Operation::BindMemoryWindow(MemoryWindowBind {
+            mw_rkey: rkey,
+            new_rkey,
+            mr_lkey: LocalKey(end.rkey.0),
+            address: end.base + end.receive_offset,
+            length: TARGET_BYTES,
+            access,
+        });
+        let invalidates = is_bound && window.kind == MemoryWindowType::Type2;
+        let invalidate = invalidates.then_some(Operation::LocalInvalidate { rkey });
+        for operation in invalidate.into_iter().chain([bind]) {
+            let mut request = SendWorkRequest::new(LOCAL_OPERATION, operation, &[]);
+            request.flags = SendFlags::empty();
+            self.world.verbs(end.host).post_send(end.qp, &request).unwrap();
+            self.ends[owner].posted += 1;
+        }
+        self.ends[owner].window = Some((window, new_rkey, true));
+        // Packets of other queue pairs may occupy the port.
+        let is_done = (0..1000).any(|_| {
+            let is_idle = self.is_idle(owner);
+            if !is_idle {
+                self.world.run_for(Duration::from_micros(1));
+            }
+            is_idle
+        });
+        assert!(is_done, "a local operation waits for nothing but the port");
+    }
+
     fn post(&mut self, direction: usize) {
         let (sender, receiver) = (self.ends[direction], self.ends[direction ^ 1]);
+        self.ends[direction].posted += 1;
         let number = self.posted[direction];
         self.posted[direction] += 1;
         let deed = &self.directions[direction].requests[number];
         // The right key with another variant.
         let spoil = |status| if deed.failure == Some(status) { 0xff } else { 0 };
-        let remote = RemoteAddress {
-            address: receiver.base + receiver.receive_offset + deed.remote_offset,
-            rkey: RemoteKey(receiver.rkey.0 ^ spoil(CompletionStatus::RemoteAccessError)),
-        };
+        let mut remote = receiver.remote(deed.remote_offset);
+        remote.rkey.0 ^= spoil(CompletionStatus::RemoteAccessError);
         let (compare, operand) = deed.operands();
         let operation = match deed.request.verb {
             Verb::Send => Operation::Send(
@@ -202,13 +370,21 @@ impl<'a> WalkRun<'a> {
         }
         request.ud =
             UdDestination { ah: sender.address_handle, remote_qpn: receiver.qp, remote_qkey: QUEUE_KEY };
+        let peer = self.hosts.iter().find(|host| host.id == receiver.host);
+        request.remote_srqn =
+            peer.and_then(|host| host.receives.as_ref()).map_or(0, |receives| receives.srq.0);
         self.world.verbs(sender.host).post_send(sender.qp, &request).unwrap();
     }
 
+    /// Posts a receive for a direction. A shared receive may serve any direction.
     fn post_receive(&mut self, direction: usize) {
         let end = self.ends[direction ^ 1];
         let number = self.received[direction];
         self.received[direction] += 1;
+        if self.walk.shared_receives {
+            let host = self.hosts.iter().position(|host| host.id == end.host);
+            return self.post_shared_receive(host.expect("an end is on a host"));
+        }
         let room = self.directions[direction].receive_bytes;
         let at = end.receive_offset + TARGET_BYTES + number as u64 * u64::from(room);
         let scatter = end.sges(&split(at, room, 1 + number % 3));
@@ -216,18 +392,33 @@ impl<'a> WalkRun<'a> {
         self.world.verbs(end.host).post_receive(end.qp, &receive).unwrap();
     }
 
+    fn post_shared_receive(&mut self, host: usize) {
+        let WalkHost { id, receives: Some(receives), .. } = &mut self.hosts[host] else { return };
+        let (number, room) = (receives.posted, self.walk.receive_bytes());
+        receives.posted += 1;
+        let pieces = split(number as u64 * u64::from(room), room, 1 + number % 3);
+        let scatter = to_sges(receives.rkey, receives.base, &pieces);
+        let receive = ReceiveWorkRequest { wr_id: number as u64, sg_list: &scatter };
+        self.world.verbs(*id).post_srq_receive(receives.srq, &receive).unwrap();
+    }
+
     pub fn outcome(&mut self, direction: usize) -> Outcome {
         let (sender, receiver) = (self.ends[direction], self.ends[direction ^ 1]);
         let model = &self.directions[direction];
         let first = self.walk.psns[direction / 2][direction % 2];
         let from = receiver.base + receiver.receive_offset;
-        let inbox = model.receives * model.receive_bytes as usize;
+        let shared = self.hosts.iter().find(|host| host.id == receiver.host);
+        let shared = shared.and_then(|host| host.receives.as_ref());
         let record = self.recording.borrow();
         let stored = record.events.iter().filter_map(|(_, host, event)| match event {
-            Event::MemoryWritten { qp, address, psn, .. }
-                if *host == receiver.host && *qp == receiver.qp && *address >= from =>
+            Event::MemoryWritten { qp, key, address, psn, .. }
+                if *host == receiver.host && *qp == receiver.receive_qp =>
             {
-                Some((psn.since(Psn::new(first)), *address))
+                // Its own READs and atomics store below the target.
+                let is_window = receiver.window.is_some_and(|(_, rkey, _)| rkey.0 >> 8 == key >> 8);
+                let is_shared = shared.is_some_and(|shared| shared.rkey.0 == *key);
+                let is_incoming = is_window || is_shared || *key == receiver.rkey.0 && *address >= from;
+                is_incoming.then(|| (psn.since(Psn::new(first)), *address))
             }
             _ => None,
         });
@@ -238,10 +429,19 @@ impl<'a> WalkRun<'a> {
         });
         let copies = copies.sum();
         let mut verbs = self.world.verbs(receiver.host);
-        let view = verbs.query_queue_pair(receiver.qp).unwrap();
-        let receives = verbs.poll_all(receiver.receive_cq);
+        let view = verbs.query_queue_pair(receiver.receive_qp).unwrap();
         let target = verbs.read_memory(receiver.rkey, from, TARGET_BYTES as usize);
-        let inbox = verbs.read_memory(receiver.rkey, from + TARGET_BYTES, inbox);
+        let key = (receiver.host.0, receiver.receive_qp.value());
+        let receives = self.receive_completions.remove(&key).unwrap_or_default();
+        let (rkey, inbox) = match shared {
+            Some(shared) => (shared.rkey, shared.base),
+            None => (receiver.rkey, from + TARGET_BYTES),
+        };
+        let room = model.receive_bytes;
+        let read_receive = |completion: &Completion| {
+            verbs.read_memory(rkey, inbox + completion.wr_id * u64::from(room), room as usize)
+        };
+        let receive_memory = receives.iter().map(read_receive).collect();
         let mut verbs = self.world.verbs(sender.host);
         Outcome {
             sends: verbs.poll_all(sender.send_cq),
@@ -251,42 +451,82 @@ impl<'a> WalkRun<'a> {
             receiver_state: view.state,
             sender: verbs.read_memory(sender.rkey, sender.base, model.sender_bytes as usize),
             target,
-            receive_memory: inbox,
+            receive_memory,
             stored,
             copies,
         }
     }
 }
 
+fn create_host(world: &mut World, walk: &Walk, id: HostId, capacity: usize) -> WalkHost {
+    let mut verbs = world.verbs(id);
+    let domain = verbs.allocate_protection_domain().unwrap();
+    let receives = walk.shared_receives.then(|| {
+        let cq = verbs.create_completion_queue(2048).unwrap();
+        let is_xrc = walk.kind == QpType::XrcInitiator;
+        let xrc_domain = is_xrc.then(|| verbs.open_xrc_domain().unwrap());
+        let xrc = xrc_domain.map(|domain| (cq, domain));
+        let init = SrqInitAttributes { pd: domain, srq_limit: 0, xrc };
+        let srq = verbs.create_shared_receive_queue(init, 2048, 3).unwrap();
+        let bytes = capacity as u64 * u64::from(walk.receive_bytes());
+        let (rkey, base) = verbs.register_memory(domain, bytes, ALL_ACCESS).unwrap();
+        SharedReceives { srq, cq, xrc_domain, rkey, base, posted: 0, capacity }
+    });
+    WalkHost { id, domain, receives }
+}
+
 fn create_end(
     world: &mut World,
     walk: &Walk,
-    between: [HostId; 2],
-    side: usize,
+    host: &WalkHost,
+    peer: IpAddr,
     directions: &[DirectionModel],
-    pair: usize,
+    out: usize,
 ) -> ConnectionEnd {
-    let host = between[side];
-    let peer = world.host(between[1 - side]).address();
-    let (out, back) = (pair * 2 + side, pair * 2 + 1 - side);
+    let back = out ^ 1;
     let inbox = directions[out].sender_bytes;
-    let room = TARGET_BYTES + directions[back].receives as u64 * u64::from(directions[back].receive_bytes);
-    let mut verbs = world.verbs(host);
-    let domain = verbs.allocate_protection_domain().unwrap();
+    let receives = if walk.shared_receives { 0 } else { directions[back].receives as u64 };
+    let room = TARGET_BYTES + receives * u64::from(directions[back].receive_bytes);
+    let mut verbs = world.verbs(host.id);
+    let domain = host.domain;
     let send_cq = verbs.create_completion_queue(256).unwrap();
-    let receive_cq = verbs.create_completion_queue(256).unwrap();
+    let receive_cq = verbs.create_completion_queue(2048).unwrap();
+    let shared = host.receives.as_ref();
+    let is_xrc = walk.kind == QpType::XrcInitiator;
     let options = QpOptions {
         max_send_wr: 64,
         max_recv_wr: 256,
         max_inline_data: MAX_INLINE as usize,
+        shared_receive_queue: shared.filter(|_| !is_xrc).map(|shared| shared.srq),
         ..QpOptions::default()
     };
-    let qp = verbs.create_queue_pair_with(walk.kind, domain, [send_cq, receive_cq], options, None).unwrap();
+    let queues = [send_cq, receive_cq];
+    let qp = verbs.create_queue_pair_with(walk.kind, domain, queues, options, None).unwrap();
+    let receive_qp = match shared.and_then(|shared| shared.xrc_domain) {
+        Some(xrc_domain) => {
+            let options = QpOptions { xrc_domain: Some(xrc_domain), ..QpOptions::default() };
+            verbs.create_queue_pair_with(QpType::XrcTarget, domain, queues, options, None).unwrap()
+        }
+        None => qp,
+    };
     let (key, base) = verbs.register_memory(domain, inbox + room, ALL_ACCESS).unwrap();
     verbs.write_memory(key, base, &DirectionModel::initial_source(out));
     verbs.write_memory(key, base + inbox, &DirectionModel::initial_target(back));
     let vector = softhca_engine::AddressVector::to(Gid::from(peer));
     let address_handle = verbs.create_address_handle(domain, vector).unwrap().0;
+    let window = walk.windows[out].map(|w| (w, verbs.allocate_memory_window(domain, w.kind).unwrap(), false));
     debug_assert_eq!(SOURCE_BYTES, DirectionModel::initial_source(out).len() as u64);
-    ConnectionEnd { host, qp, send_cq, receive_cq, rkey: key, base, receive_offset: inbox, address_handle }
+    ConnectionEnd {
+        host: host.id,
+        qp,
+        receive_qp,
+        send_cq,
+        receive_cq,
+        rkey: key,
+        base,
+        receive_offset: inbox,
+        address_handle,
+        window,
+        posted: 0,
+    }
 }

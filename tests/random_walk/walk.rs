@@ -3,7 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use softhca_engine::{AckPolicy, QpType, Recovery};
+use softhca_engine::{AckPolicy, MemoryWindowType, QpType, Recovery};
 use softhca_fabric::{Action, BitPosition, Choice, IcrcPolicy, PacketClass, PacketClasses, Repeat};
 use softhca_wire::Mtu;
 use std::num::NonZeroU32;
@@ -22,6 +22,12 @@ pub struct Walk {
     /// The RNR timer code.
     pub rnr_timer: u8,
     pub hosts: usize,
+    /// The queue pairs of a host take receives from one shared receive queue. XRC always does.
+    pub shared_receives: bool,
+    /// End-to-end credits.
+    pub credits: bool,
+    /// The memory window through which peers access the target of a direction, if any, by connection and side.
+    pub windows: Vec<Option<Window>>,
     /// The initial PSNs of each connection.
     pub psns: Vec<[u32; 2]>,
     pub faults: Vec<RandomFault>,
@@ -36,15 +42,41 @@ pub struct RandomFault {
     pub action: Action,
 }
 
+/// A memory window.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    pub kind: MemoryWindowType,
+    pub zero_based: bool,
+}
+
 /// One step of the walk. Directions are taken modulo their number.
 #[derive(Clone, Debug)]
 pub enum Step {
     /// Posts a request at the sending end of a direction.
-    Post { direction: usize, request: Request },
+    Post {
+        direction: usize,
+        request: Request,
+    },
     /// Posts receives at the receiving end of a direction.
-    Receive { direction: usize, count: usize },
+    Receive {
+        direction: usize,
+        count: usize,
+    },
     /// Lets time pass.
-    Run { nanoseconds: u64 },
+    Run {
+        nanoseconds: u64,
+    },
+    /// Moves the sending queue pair of a direction to SQD, or back to RTS.
+    Drain {
+        direction: usize,
+    },
+    Resume {
+        direction: usize,
+    },
+    /// Binds the window of a direction anew, under another key, if nothing is outstanding.
+    Rebind {
+        direction: usize,
+    },
 }
 
 /// A request in terms that survive shrinking: offsets and sizes are reduced to their ranges later.
@@ -100,7 +132,9 @@ pub enum FaultLevel {
 
 fn any_request(kind: QpType) -> impl Strategy<Value = Request> {
     let verbs = match kind {
-        QpType::Rc => vec![Verb::Send, Verb::Write, Verb::Read, Verb::CompareSwap, Verb::FetchAdd],
+        QpType::Rc | QpType::XrcInitiator => {
+            vec![Verb::Send, Verb::Write, Verb::Read, Verb::CompareSwap, Verb::FetchAdd]
+        }
         QpType::Uc => vec![Verb::Send, Verb::Write],
         _ => vec![Verb::Send],
     };
@@ -130,6 +164,11 @@ fn any_step(kind: QpType) -> impl Strategy<Value = Step> {
         3 => (0..6usize, 1..=4usize).prop_map(|(direction, count)| Step::Receive { direction, count }),
         2 => select(vec![100, 1_000, 3_000, 20_000, 200_000, 2_000_000])
             .prop_map(|nanoseconds| Step::Run { nanoseconds }),
+        1 => (0..6usize, 0..3usize).prop_map(|(direction, what)| match what {
+            0 => Step::Drain { direction },
+            1 => Step::Resume { direction },
+            _ => Step::Rebind { direction },
+        }),
     ]
 }
 
@@ -174,6 +213,17 @@ fn any_fault(level: FaultLevel) -> impl Strategy<Value = RandomFault> {
     })
 }
 
+fn any_window(kind: QpType) -> BoxedStrategy<Option<Window>> {
+    let kinds = match kind {
+        QpType::Ud => return Just(None).boxed(),
+        // A window of type 2 belongs to the queue pair that binds it, and an XRC target binds nothing.
+        QpType::XrcInitiator => vec![MemoryWindowType::Type1],
+        _ => vec![MemoryWindowType::Type1, MemoryWindowType::Type2],
+    };
+    let window = (select(kinds), any::<bool>()).prop_map(|(kind, zero_based)| Window { kind, zero_based });
+    prop::option::weighted(0.4, window).boxed()
+}
+
 /// Walks over queue pairs of one type.
 pub fn any_walk(kind: QpType, recovery: Recovery, level: FaultLevel) -> impl Strategy<Value = Walk> {
     let faults = match level {
@@ -190,9 +240,20 @@ pub fn any_walk(kind: QpType, recovery: Recovery, level: FaultLevel) -> impl Str
         select(vec![1, 5, 12u8]),
     );
     let scene = (any::<u64>(), 2..=3usize, vec([psn.clone(), psn], 1..=3));
-    (scene, device, vec(any_fault(level), faults), vec(any_step(kind), 1..40)).prop_map(
-        move |((seed, hosts, psns), (acks, ack_request_every, mtu, reads, rnr_timer), faults, steps)| Walk {
+    let features = (any::<bool>(), any::<bool>(), vec(any_window(kind), 6));
+    (scene, device, features, vec(any_fault(level), faults), vec(any_step(kind), 1..40)).prop_map(
+        move |(
+            (seed, hosts, psns),
+            (acks, ack_request_every, mtu, reads, rnr_timer),
+            (shared_receives, credits, windows),
+            faults,
+            steps,
+        )| Walk {
             seed,
+            // UC queue pairs cannot use a shared receive queue.
+            shared_receives: kind == QpType::XrcInitiator || shared_receives && kind != QpType::Uc,
+            credits,
+            windows,
             kind,
             recovery,
             acks,
