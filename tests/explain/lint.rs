@@ -197,6 +197,16 @@ fn timeout_zero() {
 }
 
 #[test]
+fn waits_for_ever() {
+    insta::assert_snapshot!(findings(Setup::default().connection(|c| c.timeout = 0), |pair| {
+        let b = pair.b;
+        pair.on(b).modify_queue_pair(b.qp, ModifyQp::default().state(QpState::Error)).unwrap();
+        pair.post_write(7, 0, 0, 100);
+        pair.run();
+    }));
+}
+
+#[test]
 fn wrong_queue_key() {
     insta::assert_snapshot!(findings(Setup::with_kind(QpType::Ud), |pair| {
         pair.post_receive(1, 0, 200);

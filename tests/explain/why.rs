@@ -3,13 +3,16 @@
 use crate::{reader, run_and_log};
 use softhca_engine::{ModifyQp, QpState, QpType, Recovery};
 use softhca_fabric::{
-    Action, BitPosition, Direction, DownDirections, IcrcPolicy, InclusiveRange, PacketClass, PacketClasses,
-    Repeat, Selector,
+    Action, BitPosition, Direction, DownDirections, Frame, IcrcPolicy, InclusiveRange, PacketClass,
+    PacketClasses, Repeat, Selector,
 };
 use softhca_queue::{AccessFlags, Operation, RemoteAddress, SendImmOrInvalidate, Sge};
 use softhca_tests::pair::{Pair, Setup, requests, responses};
 use softhca_trace::why::{LogAnalyzer, Query};
-use softhca_wire::{LocalKey, Mtu, Psn, RemoteKey};
+use softhca_wire::{
+    AddressHeaders, Aeth, Bth, ICRC_LEN, Icrc, LocalKey, Mtu, NakCode, Opcode, Psn, RemoteKey, Syndrome,
+    TransportHeader,
+};
 use std::time::Duration;
 
 fn setup() -> Setup {
@@ -149,6 +152,74 @@ fn an_infinite_rnr_retry() {
         pair.post_send(7, 0, 100);
         pair.world.run_for(Duration::from_millis(10));
     }));
+}
+
+#[test]
+fn a_sequence_nak_after_an_rnr_nak() {
+    insta::assert_snapshot!(why(setup(), |pair| {
+        pair.post_send(7, 0, 3000);
+        pair.world.run_for(Duration::from_micros(642));
+        // What rxe sends once, twice: the retry was lost.
+        for _ in 0..2 {
+            let frame = sequence_nak(pair, Psn::new(5000));
+            pair.world.inject(pair.a.host, frame);
+        }
+    }));
+}
+
+fn sequence_nak(pair: &Pair, psn: Psn) -> Frame {
+    let acknowledge = Opcode::all().find(|opcode| opcode.name() == "ACKNOWLEDGE").unwrap();
+    let mut header = TransportHeader::new(Bth::new(acknowledge, pair.a.qp, psn));
+    header.aeth = Some(Aeth { syndrome: Syndrome::Nak(NakCode::PsnSequenceError), msn: 0 });
+    let mut bytes = vec![0; TransportHeader::MAX_LEN + ICRC_LEN];
+    let length = header.emit(&mut bytes);
+    bytes.truncate(length + ICRC_LEN);
+    let [source, destination] = [pair.b, pair.a].map(|end| pair.world.host(end.host).address());
+    let addressing = AddressHeaders::between(source, destination);
+    Icrc::write(&addressing, &mut bytes);
+    Frame::new(addressing, bytes)
+}
+
+#[test]
+fn a_peer_in_err_and_timeout_0() {
+    insta::assert_snapshot!(why(setup().connection(|c| c.timeout = 0), |pair| {
+        let b = pair.b;
+        pair.on(b).modify_queue_pair(b.qp, ModifyQp::default().state(QpState::Error)).unwrap();
+        pair.post_write(7, 0, 0, 100);
+        pair.run();
+    }));
+}
+
+/// A WRITE of 200 packets whose last one is lost. The peer acknowledges every 64th.
+fn last_packet_lost(timeout: u8) -> Vec<u8> {
+    run_and_log(setup().connection(|c| c.timeout = timeout), |pair| {
+        pair.drop_packets(requests(InclusiveRange::exactly(199)), 1);
+        pair.post_write(7, 0, 0, 200 * 1024);
+        pair.run();
+    })
+}
+
+/// The log without the peer's side and without the faults: what a card knows whose peer is not SoftHCA.
+fn one_sided(log: &[u8]) -> Vec<u8> {
+    let text = std::str::from_utf8(log).unwrap();
+    let mut lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let mut header = lines.next().unwrap();
+    header["vantage_points"].as_array_mut().unwrap().retain(|point| point["host"] != "bob");
+    let is_known = |entry: &serde_json::Value| {
+        entry["host"] == "alice" && !entry["name"].as_str().is_some_and(|name| name.ends_with("fault"))
+    };
+    let kept = std::iter::once(header).chain(lines.filter(is_known));
+    kept.map(|line| format!("{line}\n")).collect::<String>().into_bytes()
+}
+
+#[test]
+fn an_answer_to_a_part_of_the_request_is_not_silence() {
+    for timeout in [0, 14] {
+        let answer = explain(&one_sided(&last_packet_lost(timeout)), &Query::default());
+        assert!(answer.contains("is alive: it answered"), "{answer}");
+        assert!(!answer.contains("obody"), "{answer}");
+    }
+    insta::assert_snapshot!(explain(&last_packet_lost(0), &Query::default()));
 }
 
 #[test]

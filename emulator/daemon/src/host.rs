@@ -129,7 +129,7 @@ struct HostEventSink {
 impl EventSink for HostEventSink {
     fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
         match *event {
-            NetworkEvent::Hca { event, .. } => self.on_hca_event(event),
+            NetworkEvent::Hca { event, .. } => self.on_hca_event(now, event),
             NetworkEvent::Frame { stage: Stage::Admitted, addressing, packet, .. } => {
                 self.recordings.on_packet_sent(self.host, addressing, packet);
             }
@@ -160,8 +160,8 @@ impl EventSink for HostEventSink {
 }
 
 impl HostEventSink {
-    fn on_hca_event(&mut self, event: &Event) {
-        self.recordings.on_engine_event(self.host, event);
+    fn on_hca_event(&mut self, now: Instant, event: &Event) {
+        self.recordings.on_engine_event(self.host, now, event);
         match event {
             Event::CompletionNotified { cq } => self.pending_notifications.push(*cq),
             Event::AsyncEventRaised { client, event } => self.bus.publish_async_event(*client, *event),
@@ -268,7 +268,7 @@ mod tests {
             pending_notifications: Vec::new(),
         };
         for number in [2, 1] {
-            sink.on_hca_event(&Event::CompletionNotified { cq: CqId(number) });
+            sink.on_hca_event(Instant::ZERO, &Event::CompletionNotified { cq: CqId(number) });
             assert!(queue.drain().unwrap().is_empty(), "the batch is not complete");
         }
         bus.remove_completion_queue(CqId(1));

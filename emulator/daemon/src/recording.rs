@@ -186,10 +186,15 @@ impl Recordings {
         }
     }
 
-    pub fn on_engine_event(&self, host: HostId, event: &Event) {
+    /// Records an event of a host, with a time of the driver's clock.
+    pub fn on_engine_event(&self, host: HostId, at: Instant, event: &Event) {
         self.for_each(|recording, now| {
             if let Some(log) = &mut recording.log {
-                log.record_event(now, host, event);
+                let mut event = *event;
+                if let Event::RnrWaitStarted { until, .. } = &mut event {
+                    *until = now.plus(until.since(at));
+                }
+                log.record_event(now, host, &event);
             }
             match &mut recording.capture {
                 Some(Capture { writer, taps, .. }) => taps[host.0 as usize].flush_pending(writer),

@@ -97,6 +97,9 @@ pitfalls! {
     TIMEOUT_ZERO "timeout-zero" Warning
         "A reliable queue pair has timeout 0: it waits for a dead peer for ever."
         "Set timeout to something like 14 (67 ms)."
+    WAITS_FOR_EVER "waits-for-ever" Error
+        "A requester with timeout 0 waits for a queue pair in ERR, which does not answer."
+        "Set timeout to something like 14 (67 ms): the specification demands that a queue pair in ERR drops requests silently, so only a timer ends the wait."
     WRONG_QKEY "wrong-queue-key" Error
         "A datagram was dropped because its Q_Key is not that of the queue pair."
         "Send with the Q_Key that the receiving queue pair was given."
@@ -424,6 +427,10 @@ impl Linter {
             "qkey-mismatch" => {
                 self.report(now, WRONG_QKEY, format!("{name} dropped a datagram with another Q_Key"));
             }
+            "datagram-too-long" | "uc-request/receive-too-small" => {
+                self.report(now, RECEIVE_TOO_SMALL, format!("{name} dropped a message: {why}"));
+            }
+            "invalid-qp-state/error" => self.request_in_error_state(now, place),
             "invalid-qp-state/reset" | "invalid-qp-state/init" if !self.history(place).entered_error => {
                 self.report(now, SENT_BEFORE_READY, format!("a packet came to {name}, but {why}"));
             }
@@ -431,8 +438,24 @@ impl Linter {
         }
     }
 
+    /// A request came to a queue pair in ERR: its sender learns of that only from its timer.
+    fn request_in_error_state(&mut self, now: u64, place: QueuePairId) {
+        let Some(peer) = self.queue_pairs.peer(place) else { return };
+        let waits = self.queue_pairs.attributes(peer).is_some_and(|profile| profile.ack_timeout.is_none());
+        // A completion in ERR, or a flush, ends the wait.
+        if waits && !self.history(peer).entered_error {
+            let text = format!(
+                "{} has timeout 0 and waits for {}, which is in ERR and does not answer",
+                self.name(peer),
+                self.name(place)
+            );
+            self.report(now, WAITS_FOR_EVER, text);
+        }
+    }
+
     fn access_denied(&mut self, now: u64, name: &str, reason: &str, why: &str) {
-        let Some(case) = reason.strip_prefix("access/").or(reason.strip_prefix("uc-access/")) else {
+        let prefixes = ["access/", "uc-access/", "write-with-imm-access/"];
+        let Some(case) = prefixes.iter().find_map(|prefix| reason.strip_prefix(prefix)) else {
             return;
         };
         match case {

@@ -27,6 +27,13 @@ struct CauseFinder<'a> {
     symptoms: &'a Symptoms,
 }
 
+const PARTIAL_ANSWER_ADVICE: &str = "Look in the log for the packets of this request that the peer received, and for what it answered. Responses that are lost on the way back look the same from here.";
+
+/// The reason of a denied access, for a WRITE with immediate as for any other request.
+fn plain_access(reason: &str) -> &str {
+    reason.strip_prefix("write-with-imm-").unwrap_or(reason)
+}
+
 fn conclude(cause: impl Into<String>, advice: impl Into<String>) -> CauseAndAdvice {
     (cause.into(), advice.into())
 }
@@ -71,6 +78,18 @@ impl CauseFinder<'_> {
 
     /// A gap: some packet did not arrive, a later one did.
     fn packet_lost(&self) -> CauseAndAdvice {
+        let found = self.symptoms;
+        if found.rnr_waits > 0 && found.lost_request.is_none() && found.corrupted.is_none() {
+            return conclude(
+                format!(
+                    "{} had no receive posted: it refused the request {} with an RNR NAK. After the last wait it sent more than one sequence NAK for the same packet. Linux rxe sends one after each RNR NAK, which is ignored; another means that the repeated packet was lost. {}",
+                    self.peer_name(),
+                    times(found.rnr_waits),
+                    self.recovery_text()
+                ),
+                "Post receives before the peer may send: without the RNR NAK there is nothing to repeat. With a peer that is not SoftHCA, recovery go-back-n sends lost packets again.",
+            );
+        }
         let what = match (&self.symptoms.lost_request, &self.symptoms.lost_response) {
             (Some((packet, who)), _) => format!("One packet did not arrive: {packet}, {who}."),
             (None, Some((packet, who))) => format!("One answer did not arrive: {packet}, {who}."),
@@ -137,6 +156,18 @@ impl CauseFinder<'_> {
                 "Mind that the operation may have been done although it failed here: the memory of the peer may have changed.",
             );
         }
+        if found.rnr_waits > 0 {
+            return conclude(
+                format!(
+                    "{other} had no receive posted: it refused the request {} with an RNR NAK, and did not answer after the last wait. {timer}",
+                    times(found.rnr_waits)
+                ),
+                "Post receives before the peer may send, and see whether the peer is still alive.",
+            );
+        }
+        if found.responses > 0 {
+            return conclude(format!("{} {timer}", self.partial_answer()), PARTIAL_ANSWER_ADVICE);
+        }
         if self.log.peer(self.work_request.queue_pair).is_none() {
             let (address, qp) = match self.log.peer_address(self.work_request.queue_pair) {
                 Some((address, qp)) => (address.to_string(), format!("{qp:#x}")),
@@ -154,6 +185,17 @@ impl CauseFinder<'_> {
         conclude(
             format!("The card of {other} {heard}. {timer}"),
             "See whether the peer is alive, in RTR or RTS, and connected to this queue pair: `softhca trace` on a capture of both ends shows how far the packets came.",
+        )
+    }
+
+    /// The peer answers, but not this.
+    fn partial_answer(&self) -> String {
+        let Symptoms { responses, last_response_ns, .. } = self.symptoms;
+        format!(
+            "{} is alive: it answered {}, the last time at {}, but not this request.",
+            self.peer_name(),
+            times(*responses),
+            duration(*last_response_ns)
         )
     }
 
@@ -194,6 +236,9 @@ impl CauseFinder<'_> {
             "bad-icrc" => {
                 "The packet was damaged on the way; a card drops it without an answer. Look for a rule that corrupts, or for a middlebox that rewrites headers."
             }
+            "beyond-window" => {
+                "The two ends count from different PSNs: sq_psn here must be rq_psn there. Exchange the PSN with the queue pair number."
+            }
             "wrong-service" => "One end is RC and the other UC or UD: create both with the same type.",
             reason if reason.starts_with("invalid-qp-state") => {
                 "The peer has to be in RTR before the first packet comes. Exchange a message of your own (over TCP, or the connection manager) when it is."
@@ -230,7 +275,8 @@ impl CauseFinder<'_> {
     /// The peer said no.
     fn nak_received(&self) -> CauseAndAdvice {
         let other = self.peer_name();
-        let Some((reason, sentence)) = &self.symptoms.nak else {
+        let nak = self.symptoms.nak.as_ref();
+        let Some((reason, sentence)) = nak.map(|(reason, text)| (plain_access(reason), text)) else {
             return conclude(
                 format!(
                     "{other} refused the request: {}. Its own log would say why.",
@@ -240,7 +286,7 @@ impl CauseFinder<'_> {
             );
         };
         let cause = format!("{other} refused the request, and a NAK ends the connection: {sentence}.");
-        let advice = match reason.as_str() {
+        let advice = match reason {
             "access/unknown-key" | "access/stale-key" | "access/invalidated" => {
                 "The key (rkey) is not, or no longer, one of the peer's: exchange it after every registration, and keep the region registered until the last operation on it has completed."
             }
@@ -288,6 +334,12 @@ impl CauseFinder<'_> {
         let advice = match reason {
             "request-rejected/receive-too-small" => {
                 "Post receives as large as the largest message. On UD add 40 bytes: the routing header (GRH) stands before the data."
+            }
+            reason if reason.starts_with("request-rejected/write-with-imm-access") => {
+                "The peer's WRITE with immediate named memory that it may not write. The data is rejected and the connection ends; exchange the rkey anew."
+            }
+            reason if reason.starts_with("request-rejected/invalidate-failed") => {
+                "The peer's SEND asked this card to invalidate a key that is not a bound window of type 2 of this queue pair. Only this side learns of it: the peer's SEND succeeds, and this queue pair is in ERR."
             }
             "request-rejected/receive-access" => {
                 "The receive must point into a region of this queue pair's protection domain, with LOCAL_WRITE, and stay inside of it."
@@ -432,10 +484,23 @@ impl CauseFinder<'_> {
             );
         }
         if profile.is_some_and(|profile| profile.ack_timeout.is_none()) {
-            return conclude(
-                "Nobody answered, and timeout 0 means to wait for ever: it will not end by itself.",
-                "Set timeout to something like 14 (67 ms) when going to RTS.",
-            );
+            const FOR_EVER: &str = "A timeout of 0 means to wait for ever: it will not end by itself.";
+            let found = self.symptoms;
+            let cause = match (&found.dropped_by_peer, &found.lost_request) {
+                (Some((reason, sentence)), _) if reason.starts_with("invalid-qp-state") => format!(
+                    "{} does not answer: {sentence}, and a queue pair in that state drops requests silently, as the specification demands. {FOR_EVER}",
+                    self.peer_name()
+                ),
+                (Some((_, sentence)), _) => {
+                    format!("{} drops the request silently: {sentence}. {FOR_EVER}", self.peer_name())
+                }
+                (None, Some((packet, who))) => {
+                    format!("{packet} did not arrive ({who}), and nothing after it shows the gap. {FOR_EVER}")
+                }
+                (None, None) if found.responses > 0 => format!("{} {FOR_EVER}", self.partial_answer()),
+                (None, None) => format!("Nobody answered. {FOR_EVER}"),
+            };
+            return conclude(cause, "Set timeout to something like 14 (67 ms) when going to RTS.");
         }
         conclude("The log ends before it does.", "Write the log for longer.")
     }

@@ -31,6 +31,9 @@ pub(super) struct Symptoms {
     pub timeouts: u32,
     /// Whether the peer's card heard anything of it.
     pub reached_peer: bool,
+    /// The responses that its queue pair received meanwhile, and the time of the last.
+    pub responses: u32,
+    pub last_response_ns: u64,
     /// A duplicate was answered.
     pub duplicates: u32,
     /// The reason and sentence of the completion.
@@ -181,8 +184,12 @@ impl<'a> EvidenceCollector<'a> {
                 self.symptoms.rnr_waits += 1;
                 self.symptoms.rnr_wait_ns += wait;
                 let psn = self.psn(*psn);
-                let text = format!("{own} waits {} as the NAK says, then sends {psn} again.", duration(wait));
-                self.add(entry.time, text);
+                let time = if wait > 0 { format!("{} ", duration(wait)) } else { String::new() };
+                self.add(entry.time, format!("{own} waits {time}as the NAK says, then sends {psn} again."));
+            }
+            LogEvent::PacketReceived { packet, .. } if !is_request(&packet.opcode) => {
+                self.symptoms.responses += 1;
+                self.symptoms.last_response_ns = entry.time;
             }
             LogEvent::AckTimedOut { oldest_psn, .. } if self.work_request.has_psn(*oldest_psn) => {
                 self.symptoms.timeouts += 1;
