@@ -35,6 +35,29 @@ fn every_length_up_to_the_port_mtu_arrives_after_a_40_byte_grh() {
 }
 
 #[test]
+fn what_was_posted_is_sent_although_the_queue_pair_is_destroyed() {
+    for kind in [QpType::Ud, QpType::Uc] {
+        // The port is busy for 33 µs with each packet.
+        let mut pair = Setup::with_kind(kind).mtu(softhca_wire::Mtu::B4096).one_gigabit().build();
+        let (a, b) = (pair.a, pair.b);
+        let length = if kind == QpType::Ud { 4096 } else { 10_000 };
+        for id in 0..20 {
+            pair.post_receive(id, 20_000 * id, 20_000);
+            pair.write_memory(a, 20_000 * id, &pattern(id, length as usize));
+            pair.post_send(id, 20_000 * id, length);
+        }
+        pair.on(a).destroy_queue_pair(a.qp).unwrap();
+        pair.on(a).deregister_memory(a.rkey).unwrap();
+        pair.run();
+        let received: Vec<u64> = pair.completions(b).iter().map(|c| c.wr_id).collect();
+        assert_eq!(received, (0..20).collect::<Vec<_>>(), "{kind:?}");
+        let header = if kind == QpType::Ud { 40 } else { 0 };
+        let last = pair.read_memory(b, 19 * 20_000 + header, length as usize);
+        assert_eq!(last, pattern(19, length as usize), "{kind:?}");
+    }
+}
+
+#[test]
 fn the_second_half_of_the_grh_is_the_ipv4_header() {
     let mut pair = ud();
     let b = pair.b;

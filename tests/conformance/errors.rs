@@ -328,11 +328,32 @@ fn an_atomic_without_the_access_flag_is_a_remote_access_error() {
 }
 
 #[test]
-fn a_send_with_invalidate_of_an_unknown_rkey_is_a_remote_access_error() {
+fn a_send_with_invalidate_of_an_unknown_rkey_fails_the_responder() {
     let mut pair = rc();
     let gather = [pair.a.sge(0, 8)];
     pair.post(1, Operation::Send(SendImmOrInvalidate::Invalidate(RemoteKey(0x1234_5678))), &gather);
-    pair.assert_row("a_send_with_invalidate_of_an_unknown_rkey_is_a_remote_access_error");
+    pair.assert_row("a_send_with_invalidate_of_an_unknown_rkey_fails_the_responder");
+    assert_eq!(pair.completion_statuses(pair.a), [(1, "SUCCESS")]);
+}
+
+fn write_with_imm_and_unknown_rkey(length: u32) -> Pair {
+    let mut pair = rc();
+    let (remote, gather) =
+        (RemoteAddress { address: 0, rkey: RemoteKey(0x1234_5678) }, [pair.a.sge(0, length)]);
+    pair.post(1, Operation::Write { remote, imm_data: Some(1) }, &gather);
+    pair
+}
+
+#[test]
+fn a_write_with_imm_and_an_unknown_rkey_fails_its_receive() {
+    let mut pair = write_with_imm_and_unknown_rkey(8);
+    pair.assert_row("a_write_with_imm_and_an_unknown_rkey_fails_its_receive");
+}
+
+#[test]
+fn a_long_write_with_imm_and_an_unknown_rkey_takes_no_receive() {
+    let mut pair = write_with_imm_and_unknown_rkey(3000);
+    pair.assert_row("a_long_write_with_imm_and_an_unknown_rkey_takes_no_receive");
 }
 
 #[test]
@@ -530,10 +551,13 @@ fn a_peer_in_reset_does_not_respond() {
 }
 
 #[test]
-fn a_uc_send_longer_than_the_receive_stops_the_responder() {
+fn a_uc_send_longer_than_the_receive_is_dropped() {
     let mut pair = pair(Setup::with_kind(QpType::Uc));
     pair.post_send(1, 0, 101);
-    pair.assert_row("a_uc_send_longer_than_the_receive_stops_the_responder");
+    pair.assert_row("a_uc_send_longer_than_the_receive_is_dropped");
+    pair.post_send(2, 0, 100);
+    pair.run();
+    assert_eq!(pair.completion_statuses(pair.b), [(100, "SUCCESS")], "the receive stays");
 }
 
 #[test]
@@ -551,10 +575,26 @@ fn a_uc_write_with_an_unknown_rkey_is_dropped() {
 }
 
 #[test]
-fn a_datagram_longer_than_the_receive_stops_the_responder() {
+fn a_datagram_longer_than_the_receive_is_dropped() {
     let mut pair = pair(Setup::with_kind(QpType::Ud));
     pair.post_send(1, 0, 61);
-    pair.assert_row("a_datagram_longer_than_the_receive_stops_the_responder");
+    pair.assert_row("a_datagram_longer_than_the_receive_is_dropped");
+    assert_eq!(pair.read_memory(pair.b, 0, 100), [0; 100], "nothing of it is placed, not even the GRH");
+    pair.post_send(2, 0, 60);
+    pair.run();
+    assert_eq!(pair.completion_statuses(pair.b), [(100, "SUCCESS")], "the receive stays");
+}
+
+#[test]
+fn a_datagram_longer_than_a_shared_receive_fails_that_receive() {
+    let mut pair = pair(Setup::with_kind(QpType::Ud).with_shared_receive_queue());
+    pair.post_send(1, 0, 61);
+    pair.assert_row("a_datagram_longer_than_a_shared_receive_fails_that_receive");
+    pair.completions(pair.b);
+    pair.post_receive(101, 0, 100);
+    pair.post_send(2, 0, 60);
+    pair.run();
+    assert_eq!(pair.completion_statuses(pair.b), [(101, "SUCCESS")], "the queue pair goes on");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use softhca_queue::{Operation, SendWorkRequest};
 use softhca_tests::pair::{Pair, PairEnd, Setup};
 use softhca_wire::{
     AddressHeaders, Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ExtendedHeaders, Feth, Icrc, Ieth, Immediate,
-    Opcode, Psn, QueueKey, RemoteKey, Reth, Syndrome, TransportHeader, XrcEth,
+    Opcode, Psn, Qpn, QueueKey, RemoteKey, Reth, Syndrome, TransportHeader, XrcEth,
 };
 
 /// The fields that a hostile peer chooses.
@@ -260,6 +260,78 @@ fn a_packet_from_another_host_does_not_affect_a_connection() {
     assert_eq!(reason, Some(DropReason::AddressMismatch));
 }
 
+/// A SEND of eight bytes.
+fn forged_send(psn: u32) -> ForgedPacket {
+    ForgedPacket {
+        opcode: Opcode::all().find(|opcode| opcode.name() == "SEND_ONLY").unwrap(),
+        psn,
+        ack_request: true,
+        length: 0,
+        payload: 8,
+        known_key: true,
+        offset: 0,
+        syndrome: 0,
+        extended: 0,
+    }
+}
+
+#[test]
+fn spoofed_psns_outside_the_window_do_not_end_a_connection() {
+    for recovery in [Recovery::Fatal, Recovery::GoBackN, Recovery::GoBack0] {
+        let first = Psn::new(0xff_f000);
+        let mut pair = Setup::default().recovery(recovery).connection(|c| c.first_psns[0] = first).build();
+        let (a, b) = (pair.a, pair.b);
+        pair.post_receive(100, 0, 100);
+        // Every multiple of 12,289 but those that a lost packet of the peer could explain.
+        let psns: Vec<u32> = (0..Psn::SPACE).step_by(12_289).collect();
+        let ahead = |psn: u32| Psn::new(psn).distance(first);
+        let spoofed: Vec<u32> = psns.into_iter().filter(|psn| !(0..=8192).contains(&ahead(*psn))).collect();
+        assert!(spoofed.len() > 1300);
+        for psn in &spoofed {
+            let frame = forge(&pair, b, a, forged_send(*psn));
+            pair.world.inject(b.host, frame);
+            pair.world.run_for(std::time::Duration::from_micros(10));
+        }
+        let far = spoofed.iter().filter(|psn| ahead(**psn) > 0).count() as u64;
+        assert!(far > 600 && pair.counters(b).rx_dropped == far, "each of {far} is counted");
+        let dropped = pair.recording.borrow().events.iter().any(|(.., event)| {
+            let expected = DropReason::BeyondWindow { expected: first };
+            matches!(event, Event::PacketDropped { reason, .. } if *reason == expected)
+        });
+        assert!(dropped, "and has its reason in the log");
+        pair.post_send(1, 0, 100);
+        pair.run();
+        assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")], "{recovery:?}");
+        assert_eq!(pair.completion_statuses(b), [(100, "SUCCESS")]);
+    }
+}
+
+#[test]
+fn queue_pair_numbers_cannot_be_guessed() {
+    let qpn = |seed| {
+        let setup = Setup { seed, ..Setup::default() };
+        setup.build().b.qp.value()
+    };
+    assert_eq!(qpn(7), qpn(7), "the same in every run");
+    let low: std::collections::BTreeSet<u16> = (0..64).map(|seed| qpn(seed) as u16).collect();
+    assert!(low.len() > 60, "{low:x?}");
+    // The numbers that a card with consecutive ones would have.
+    let mut pair = Pair::new();
+    let (a, b) = (pair.a, pair.b);
+    pair.post_receive(100, 0, 100);
+    for tag in 0..0x80u32 {
+        for index in 2..6 {
+            let guess = PairEnd { qp: Qpn::new(tag << 16 | index), ..b };
+            let frame = forge(&pair, guess, a, forged_send(1));
+            pair.world.inject(b.host, frame);
+        }
+    }
+    assert_eq!(pair.counters(b).rx_dropped, 512);
+    pair.post_send(1, 0, 100);
+    pair.run();
+    assert_eq!(pair.completion_statuses(b), [(100, "SUCCESS")]);
+}
+
 #[test]
 fn corrupted_traffic_never_panics_and_every_frame_is_counted() {
     for seed in 0..60 {
@@ -294,17 +366,6 @@ fn corrupted_traffic_never_panics_and_every_frame_is_counted() {
 fn a_flood_of_requests_without_a_receive_queues_one_response() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
-    let forgery = ForgedPacket {
-        opcode: Opcode::all().find(|opcode| opcode.name() == "SEND_ONLY").unwrap(),
-        psn: 0,
-        ack_request: true,
-        length: 0,
-        payload: 8,
-        known_key: true,
-        offset: 0,
-        syndrome: 0,
-        extended: 0,
-    };
     // The link is busy for a long time, so that nothing can be sent.
     let slow = softhca_fabric::LinkSettings {
         bits_per_second: std::num::NonZeroU64::new(1000),
@@ -313,7 +374,7 @@ fn a_flood_of_requests_without_a_receive_queues_one_response() {
     let link = pair.link;
     *pair.world.link_mut(link) = softhca_fabric::Link::new(softhca_fabric::Seed(1), slow);
     for _ in 0..1000 {
-        let frame = forge(&pair, b, a, forgery);
+        let frame = forge(&pair, b, a, forged_send(0));
         pair.world.inject(b.host, frame);
     }
     pair.world.run_for(std::time::Duration::from_secs(60));

@@ -1,15 +1,17 @@
 //! Receiver not ready: RNR NAKs, waits and retries.
 
-use softhca_engine::{QpType, Recovery};
-use softhca_fabric::InclusiveRange;
+use softhca_engine::{Event, QpType, Recovery, RetransmitCause};
+use softhca_fabric::{Frame, InclusiveRange};
 use softhca_queue::Operation;
 use softhca_tests::pair::{Pair, Setup, pattern, responses};
-use softhca_wire::RnrTimer;
+use softhca_wire::{
+    AddressHeaders, Aeth, Bth, ICRC_LEN, Icrc, NakCode, Opcode, Psn, RnrTimer, Syndrome, TransportHeader,
+};
 use std::time::Duration;
 
 #[test]
 fn the_requester_waits_for_the_rnr_timer_and_retries() {
-    for recovery in [Recovery::Fatal, Recovery::GoBackN, Recovery::GoBack0] {
+    for recovery in RECOVERIES {
         for kind in [QpType::Rc, QpType::XrcInitiator] {
             let setup = Setup::with_kind(kind).recovery(recovery);
             let mut pair = setup.connection(|c| c.min_rnr_timer = RnrTimer::new(20)).build();
@@ -101,6 +103,72 @@ fn a_lost_rnr_nak_is_an_ack_timeout() {
     pair.run();
     assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
     assert_eq!(pair.counters(a).local_ack_timeout_err, 1);
+}
+
+/// rxe rejects a packet with an RNR NAK, and the packet after it with a sequence NAK for the same PSN.
+fn deliver_sequence_nak(pair: &mut Pair, psn: u32) {
+    let (a, b) = (pair.a, pair.b);
+    let acknowledge = Opcode::all().find(|opcode| opcode.name() == "ACKNOWLEDGE").unwrap();
+    let mut header = TransportHeader::new(Bth::new(acknowledge, a.qp, Psn::new(psn)));
+    header.aeth = Some(Aeth { syndrome: Syndrome::Nak(NakCode::PsnSequenceError), msn: 0 });
+    let mut bytes = vec![0; TransportHeader::MAX_LEN + ICRC_LEN];
+    let length = header.emit(&mut bytes);
+    bytes.truncate(length + ICRC_LEN);
+    let [source, destination] = [b, a].map(|end| pair.world.host(end.host).address());
+    let addressing = AddressHeaders::between(source, destination);
+    Icrc::write(&addressing, &mut bytes);
+    pair.world.inject(a.host, Frame::new(addressing, bytes));
+}
+
+/// A pair whose first end has a SEND of three packets in RNR wait. The wait takes 640 µs.
+fn pair_in_rnr_wait(recovery: Recovery) -> Pair {
+    let mut pair = Setup::default().recovery(recovery).build();
+    pair.post_send(1, 0, 3000);
+    pair.world.run_for(Duration::from_micros(2));
+    assert_eq!(pair.counters(pair.a).rcvd_rnr_err, 1);
+    pair
+}
+
+const RECOVERIES: [Recovery; 3] = [Recovery::Fatal, Recovery::GoBackN, Recovery::GoBack0];
+
+#[test]
+fn the_sequence_nak_that_rxe_sends_after_an_rnr_nak_is_no_loss() {
+    for recovery in RECOVERIES {
+        let mut pair = pair_in_rnr_wait(recovery);
+        let (a, b) = (pair.a, pair.b);
+        for round in 1..=20 {
+            // In time every other round, and late in all.
+            if round % 2 == 0 {
+                deliver_sequence_nak(&mut pair, 0);
+            }
+            pair.world.run_for(Duration::from_micros(640));
+            deliver_sequence_nak(&mut pair, 0);
+            assert_eq!(pair.states(), ["RTS", "RTS"], "{recovery:?}, round {round}");
+            pair.world.run_for(Duration::from_micros(2));
+            assert_eq!(pair.counters(a).rcvd_rnr_err, round + 1);
+        }
+        pair.post_receive(100, 0, 3000);
+        pair.run();
+        assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")], "{recovery:?}");
+        assert_eq!(pair.completion_statuses(b), [(100, "SUCCESS")]);
+        assert_eq!(pair.counters(a).local_ack_timeout_err, 0);
+        let retransmissions = pair.recording.borrow().events.iter().any(|(.., event)| {
+            matches!(event, Event::Retransmitted { cause: RetransmitCause::SequenceNak, .. })
+        });
+        assert!(!retransmissions, "{recovery:?}: no retry is spent on it");
+    }
+}
+
+#[test]
+fn the_second_sequence_nak_after_an_rnr_retry_is_a_loss() {
+    for recovery in RECOVERIES {
+        let mut pair = pair_in_rnr_wait(recovery);
+        pair.world.run_for(Duration::from_micros(640));
+        deliver_sequence_nak(&mut pair, 0);
+        deliver_sequence_nak(&mut pair, 0);
+        let state = if recovery == Recovery::Fatal { "ERR" } else { "RTS" };
+        assert_eq!(pair.states()[0], state, "{recovery:?}");
+    }
 }
 
 #[test]

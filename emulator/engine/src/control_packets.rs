@@ -1,26 +1,49 @@
-//! Packets without payload that the HCA sends on its own behalf: CNPs, and ACKs that outlive their queue pair.
+//! Packets that the HCA sends on its own behalf: CNPs, and what outlives its queue pair: ACKs, datagrams, UC messages.
 //!
 //! The HCA sends them before all other packets. Their queue pair may no longer exist.
 
 use crate::{Context, DropReason, Event, PacketSummary};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use softhca_wire::{AddressHeaders, Qpn, TransportHeader};
+use softhca_wire::{AddressHeaders, ICRC_LEN, Qpn, TransportHeader};
 
 /// Bounds the memory that a port which never sends can consume.
 const MAX_CONTROL_PACKETS: usize = 4096;
 
 /// A control packet that waits for transmission.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct ControlPacket {
     pub qpn: Qpn,
     pub addressing: AddressHeaders,
     pub service_level: u8,
     pub header: TransportHeader,
-    /// Zero bytes after the headers.
-    pub body_length: usize,
+    pub body: Body,
     /// The packet answers a duplicate request.
     pub retransmission: bool,
+}
+
+/// The bytes between the headers and the ICRC.
+#[derive(Debug)]
+pub(crate) enum Body {
+    /// Zero bytes.
+    Reserved(usize),
+    /// The payload and pad of a request whose queue pair no longer exists. The event of its transmission was emitted
+    /// when the queue pair was destroyed.
+    Payload(Vec<u8>),
+    /// The same, of this length and without payload bytes.
+    ElidedPayload(usize),
+}
+
+impl ControlPacket {
+    /// The length from the BTH to the ICRC.
+    pub fn len(&self) -> usize {
+        let body = match &self.body {
+            Body::Reserved(length) => *length,
+            Body::Payload(bytes) => bytes.len(),
+            Body::ElidedPayload(_) => 0,
+        };
+        self.header.bth.opcode.header_length() + body + ICRC_LEN
+    }
 }
 
 /// The queue of control packets.
@@ -41,9 +64,13 @@ impl ControlPackets {
         self.ready.is_empty() && self.blocked.is_empty()
     }
 
+    pub fn has_room(&self) -> bool {
+        self.ready.len() + self.blocked.len() < MAX_CONTROL_PACKETS
+    }
+
     /// Queues a packet. A full queue drops it.
     pub fn push(&mut self, ctx: &mut Context<'_>, packet: ControlPacket) {
-        if self.ready.len() + self.blocked.len() < MAX_CONTROL_PACKETS {
+        if self.has_room() {
             return self.ready.push_back(packet);
         }
         let summary = PacketSummary::new(&packet.header, 0, packet.addressing.destination);

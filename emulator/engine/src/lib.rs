@@ -26,6 +26,7 @@ mod memory;
 mod packet_batch;
 mod protection;
 mod queue_pair;
+mod random;
 mod rate_control;
 mod reason;
 mod recovery;

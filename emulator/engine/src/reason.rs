@@ -18,6 +18,7 @@ pub enum DropReason {
     AddressMismatch,
     InvalidQpState(QpState),
     NakOutstanding { expected: Psn },
+    BeyondWindow { expected: Psn },
     StaleResponse { oldest: Psn },
     AlreadyRetransmitting { expected: Psn },
     NoOutstandingRequest,
@@ -28,9 +29,12 @@ pub enum DropReason {
     UcRequest(RequestError),
     NoReceivePosted,
     PayloadExceedsPmtu { length: u32, mtu: u32 },
+    DatagramTooLong { length: u64, capacity: u64 },
     TooManyPendingResponses,
     NotMulticastMember,
     InRnrWait,
+    AfterRnrRetry,
+    QpDestroyed,
     PortDown,
 }
 
@@ -49,6 +53,9 @@ impl fmt::Display for DropReason {
             DropReason::InvalidQpState(state) => write!(f, "the queue pair is in {state}"),
             DropReason::NakOutstanding { expected } => {
                 write!(f, "a NAK is outstanding: the responder accepts only PSN {expected}")
+            }
+            DropReason::BeyondWindow { expected } => {
+                write!(f, "the PSN is too far ahead of {expected}, the expected one, to follow a loss")
             }
             DropReason::StaleResponse { oldest } => {
                 write!(f, "a stale response: PSN {oldest} is the oldest outstanding")
@@ -70,12 +77,21 @@ impl fmt::Display for DropReason {
             DropReason::PayloadExceedsPmtu { length, mtu } => {
                 write!(f, "a payload of {length} bytes exceeds the path MTU {mtu}")
             }
+            DropReason::DatagramTooLong { length, capacity } => {
+                write!(f, "GRH and payload have {length} bytes, the posted receive {capacity}")
+            }
             DropReason::TooManyPendingResponses => f.write_str("too many responses are pending"),
             DropReason::NotMulticastMember => {
                 f.write_str("no queue pair of this host is a member of the multicast group")
             }
             DropReason::PortDown => f.write_str("the port is down"),
             DropReason::InRnrWait => f.write_str("the requester is in an RNR wait"),
+            DropReason::AfterRnrRetry => {
+                f.write_str("the first sequence NAK after an RNR retry answers packets sent before it")
+            }
+            DropReason::QpDestroyed => {
+                f.write_str("the queue pair was destroyed with more posted sends than the port keeps")
+            }
         }
     }
 }
@@ -93,6 +109,7 @@ pub enum RequestError {
     TooManyRdAtomic { limit: u8 },
     MisalignedAtomic { address: u64 },
     Access(AccessError),
+    WriteWithImmAccess(AccessError),
     ReceiveTooSmall { message: u64, capacity: u64 },
     ReceiveAccess(AccessError),
     ReadAccess(AccessError),
@@ -124,7 +141,7 @@ impl fmt::Display for RequestError {
             RequestError::MisalignedAtomic { address } => {
                 write!(f, "the atomic address {address:#x} is not a multiple of 8")
             }
-            RequestError::Access(denied) => denied.fmt(f),
+            RequestError::Access(denied) | RequestError::WriteWithImmAccess(denied) => denied.fmt(f),
             RequestError::ReceiveTooSmall { message, capacity: room } => {
                 write!(f, "a message of {message} bytes exceeds the receive buffer of {room} bytes")
             }

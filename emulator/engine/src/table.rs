@@ -10,6 +10,11 @@ pub(crate) struct Table<T> {
     free: VecDeque<u16>,
     limit: usize,
     live: usize,
+    /// Numbers below are never given out.
+    reserved: u16,
+    /// The exclusive or of a slot index and the lower 16 bits of its number: who does not know it cannot tell which
+    /// numbers are in use.
+    mask: u16,
 }
 
 struct Slot<T> {
@@ -21,7 +26,13 @@ impl<T> Table<T> {
     /// Creates a table of at most `limit` entries with numbers from `reserved` on.
     pub fn new(limit: usize, reserved: u16) -> Table<T> {
         let slots = (0..reserved).map(|_| Slot { tag: 0, value: None }).collect();
-        Table { slots, free: VecDeque::new(), limit: limit.min(usize::from(u16::MAX - reserved)), live: 0 }
+        let limit = limit.min(usize::from(u16::MAX - reserved));
+        Table { slots, free: VecDeque::new(), limit, live: 0, reserved, mask: 0 }
+    }
+
+    /// The same table, with numbers that start at an unpredictable one.
+    pub fn with_mask(self, mask: u16) -> Table<T> {
+        Table { mask, ..self }
     }
 
     pub fn len(&self) -> usize {
@@ -48,15 +59,22 @@ impl<T> Table<T> {
         let slot = &mut self.slots[usize::from(index)];
         // The multicast QPN is all ones, so that a tag must not be.
         slot.tag &= 0x7f;
-        let number = u32::from(slot.tag) << 16 | u32::from(index);
+        let low = index ^ self.mask;
+        if slot.tag == 0 && low < self.reserved {
+            slot.tag = 1;
+        }
+        let number = u32::from(slot.tag) << 16 | u32::from(low);
         slot.value = Some(make(number));
         self.live += 1;
         Some(number)
     }
 
-    /// Adds an entry with a given number, if that is free.
+    /// Adds an entry with a given number, if that is free. If it is the first, all numbers follow without a mask.
     pub fn insert_at(&mut self, number: u32, make: impl FnOnce(u32) -> T) -> Option<u32> {
-        let (index, tag) = (number as u16, (number >> 16) as u8);
+        if self.slots.len() == usize::from(self.reserved) {
+            self.mask = 0;
+        }
+        let (index, tag) = (number as u16 ^ self.mask, (number >> 16) as u8);
         if usize::from(index) >= self.slots.len() {
             let fresh = self.slots.len() as u16..index;
             self.free.extend(fresh);
@@ -76,7 +94,8 @@ impl<T> Table<T> {
 
     #[inline]
     fn slot(&self, number: u32) -> Option<&Slot<T>> {
-        self.slots.get(usize::from(number as u16)).filter(|slot| u32::from(slot.tag) == number >> 16)
+        let index = number as u16 ^ self.mask;
+        self.slots.get(usize::from(index)).filter(|slot| u32::from(slot.tag) == number >> 16)
     }
 
     #[inline]
@@ -86,12 +105,12 @@ impl<T> Table<T> {
 
     #[inline]
     pub fn get_mut(&mut self, number: u32) -> Option<&mut T> {
-        let slot = self.slots.get_mut(usize::from(number as u16))?;
+        let slot = self.slots.get_mut(usize::from(number as u16 ^ self.mask))?;
         if u32::from(slot.tag) == number >> 16 { slot.value.as_mut() } else { None }
     }
 
     pub fn remove(&mut self, number: u32) -> Option<T> {
-        let index = number as u16;
+        let index = number as u16 ^ self.mask;
         let slot = self.slots.get_mut(usize::from(index)).filter(|s| u32::from(s.tag) == number >> 16)?;
         let value = slot.value.take()?;
         slot.tag = slot.tag.wrapping_add(1);
@@ -103,7 +122,7 @@ impl<T> Table<T> {
     /// All entries with their numbers, in slot order.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.slots.iter().enumerate().filter_map(|(index, slot)| {
-            Some((u32::from(slot.tag) << 16 | index as u32, slot.value.as_ref()?))
+            Some((u32::from(slot.tag) << 16 | u32::from(index as u16 ^ self.mask), slot.value.as_ref()?))
         })
     }
 
@@ -131,6 +150,22 @@ mod tests {
         assert_eq!(table.get_mut(b), Some(&mut b.clone()));
         table.insert(0, |_| 0).unwrap();
         assert_eq!(table.insert(0, |_| 0), None);
+    }
+
+    #[test]
+    fn masked_numbers_are_found_again_and_never_reserved() {
+        for mask in [0, 1, 2, 3, 0x8000, 0xabcd, 0xffff] {
+            let mut table = Table::new(1000, 2).with_mask(mask);
+            let numbers: Vec<u32> = (0..1000).map(|_| table.insert(0, |number| number).unwrap()).collect();
+            assert_eq!(numbers[0] as u16, 2 ^ mask, "the first number is as unpredictable as the mask");
+            assert!(numbers.iter().all(|number| *number >= 2 && table.get(*number) == Some(number)));
+            assert!(table.iter().all(|(number, value)| number == *value));
+            assert_eq!(table.get(numbers[7] ^ 0x1_0000), None);
+            for number in numbers {
+                assert_eq!(table.remove(number), Some(number));
+            }
+            assert_eq!((table.len(), table.iter().count()), (0, 0));
+        }
     }
 
     #[test]

@@ -109,11 +109,7 @@ impl ConnectionManager {
 
     /// The next number of the seeded generator.
     fn next_random(&mut self) -> u64 {
-        let mut z = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        self.seed = z;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        crate::random::next_random(&mut self.seed)
     }
 
     /// A communication ID that is neither in use nor in time wait.

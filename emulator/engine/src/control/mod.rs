@@ -21,11 +21,7 @@ const FIRST_IOVA: u64 = 0x1000_0000;
 impl Hca {
     /// A tag for numbers and keys: different for each seed and each resource, the same in every run.
     fn next_tag(&mut self) -> u8 {
-        let mut z = self.state.settings.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        self.state.settings.seed = z;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) as u8
+        crate::random::next_random(&mut self.state.settings.seed) as u8
     }
 
     /// Lets an application in: the owner of everything that it creates.

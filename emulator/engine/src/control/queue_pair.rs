@@ -208,6 +208,7 @@ impl Hca {
     ) -> Result<(), VerbsError> {
         self.queue_pair(client, number)?;
         let mut qp = self.queue_pairs.remove(number.value()).expect("it was found above");
+        qp.detach_requests(&mut self.state, ctx);
         qp.detach_acks(&mut self.state, ctx);
         qp.change_state(ctx, QpState::Reset, Reason::Requested);
         if let Some(domain) = qp.pd {
@@ -225,6 +226,7 @@ impl Hca {
             members.retain(|member| *member != number);
         }
         self.state.multicast_groups.retain(|_, members| !members.is_empty());
+        self.handle_cq_overflows(ctx);
         Ok(())
     }
 }

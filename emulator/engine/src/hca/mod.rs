@@ -6,7 +6,8 @@ mod transmit;
 
 use crate::cm::ConnectionManager;
 use crate::hca_state::HcaState;
-use crate::queue_pair::QueuePair;
+use crate::queue_pair::{PEER_WINDOW, QueuePair};
+use crate::random::next_random;
 use crate::table::Table;
 use crate::{
     AsyncEvent, ClientId, Context, Counters, DeviceLimits, DropReason, Event, Instant, PacketSummary,
@@ -43,8 +44,10 @@ impl Hca {
     /// Creates an HCA. GID 0 is the address of its port.
     pub fn new(settings: Settings, gids: Vec<Gid>) -> Hca {
         let limits = DeviceLimits::HCA;
+        // A sequence of its own: whoever knows the tags of keys and numbers does not know the mask.
+        let qpn_mask = next_random(&mut (settings.seed ^ 0x7170_6e5f_6d61_736b)) as u16;
         Hca {
-            queue_pairs: Table::new(limits.max_qp, 2),
+            queue_pairs: Table::new(limits.max_qp, 2).with_mask(qpn_mask),
             state: HcaState::new(settings, gids, &limits),
             clients: BTreeMap::new(),
             next_client: 0,
@@ -134,7 +137,7 @@ impl Hca {
             (QpType::Rc | QpType::XrcTarget, true) => {
                 qp.state.accepts_requests()
                     && !qp.responder.nak_sent
-                    && bth.psn.distance(qp.responder.expected_psn) > 0
+                    && (1..=PEER_WINDOW).contains(&bth.psn.distance(qp.responder.expected_psn))
             }
             (QpType::Uc, true) => {
                 qp.state.accepts_requests() && bth.psn.distance(qp.responder.expected_psn) > 0

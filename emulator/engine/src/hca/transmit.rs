@@ -2,10 +2,10 @@
 
 use super::Hca;
 use crate::addressing::priority;
-use crate::control_packets::ControlPacket;
+use crate::control_packets::{Body, ControlPacket};
 use crate::{Context, Event, PacketBatch, PacketSummary, TransmitGate};
 use core::net::IpAddr;
-use softhca_wire::{ICRC_LEN, Opcode, Qpn};
+use softhca_wire::{Opcode, Qpn};
 
 impl Hca {
     /// Builds the next packets of one queue pair in `buffer`, at most `max_packets`. `None` if nothing can be sent
@@ -76,21 +76,26 @@ impl Hca {
         buffer: &mut [u8],
     ) -> Option<PacketBatch> {
         while let Some(packet) = self.state.control_packets.pop() {
-            let ControlPacket { qpn, addressing, service_level, header, body_length, retransmission } =
-                packet;
+            let (bytes, addressing, service_level) = (packet.len(), packet.addressing, packet.service_level);
             let paused = self.state.paused_priorities >> priority(&addressing, service_level) & 1 == 1;
-            let size = header.bth.opcode.header_length() + body_length + ICRC_LEN;
-            if paused || gate.allowed_packets(&addressing, size) == 0 {
+            if paused || gate.allowed_packets(&addressing, bytes) == 0 {
                 self.state.control_packets.block(packet);
                 continue;
             }
+            let ControlPacket { qpn, header, body, retransmission, .. } = packet;
             let at = header.emit(buffer);
-            let bytes = at + body_length + ICRC_LEN;
             buffer[at..bytes].fill(0);
-            self.state.counters.np_cnp_sent += u64::from(header.bth.opcode == Opcode::CNP);
-            self.state.counters.sent_pkts += 1;
-            let packet = PacketSummary::new(&header, 0, addressing.destination);
-            ctx.emit(Event::PacketSent { qp: qpn, packet, wr_id: None, retransmission });
+            let mut elided_payload = 0;
+            match body {
+                Body::Payload(payload) => buffer[at..at + payload.len()].copy_from_slice(&payload),
+                Body::ElidedPayload(length) => elided_payload = length,
+                Body::Reserved(_) => {
+                    self.state.counters.np_cnp_sent += u64::from(header.bth.opcode == Opcode::CNP);
+                    self.state.counters.sent_pkts += 1;
+                    let packet = PacketSummary::new(&header, 0, addressing.destination);
+                    ctx.emit(Event::PacketSent { qp: qpn, packet, wr_id: None, retransmission });
+                }
+            }
             return Some(PacketBatch {
                 addressing,
                 segment_size: bytes,
@@ -98,7 +103,7 @@ impl Hca {
                 bytes,
                 qpn,
                 service_level,
-                elided_payload: 0,
+                elided_payload,
             });
         }
         None

@@ -244,6 +244,10 @@ impl QueuePair {
         if self.requester.rnr_wait_until.is_some() {
             return self.emit_dropped(hca, ctx, packet, DropReason::InRnrWait);
         }
+        // If the packet is really lost, the ACK timeout detects it.
+        if self.requester.rnr_retried_psn.take_if(|retried| *retried == psn).is_some() {
+            return self.emit_dropped(hca, ctx, packet, DropReason::AfterRnrRetry);
+        }
         if self.ack_and_retire(hca, ctx, psn, packet) {
             self.recover(hca, ctx, psn, RetransmitCause::SequenceNak, Reason::SequenceNak { psn });
         }
@@ -426,6 +430,7 @@ impl QueuePair {
         if self.requester.rnr_wait_until.is_some_and(|until| until <= ctx.now) {
             self.requester.rnr_wait_until = None;
             let (to, retries_left) = (self.requester.next_psn, self.requester.rnr_retries_left);
+            self.requester.rnr_retried_psn = Some(to);
             let cause = RetransmitCause::ReceiverNotReady;
             ctx.emit(Event::Retransmitted { qp: self.qpn, from_psn: to, cause, retries_left });
             self.restart_ack_timer(hca, ctx);

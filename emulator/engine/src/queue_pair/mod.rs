@@ -17,6 +17,7 @@ mod transmit;
 mod unreliable;
 
 pub(crate) use requester_state::RequesterState;
+pub(crate) use responder::PEER_WINDOW;
 pub(crate) use responder_state::ResponderState;
 pub(crate) use transition::check_modify;
 pub use transition::{Transition, transition};

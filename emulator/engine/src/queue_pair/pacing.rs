@@ -2,7 +2,7 @@
 
 use super::QueuePair;
 use super::planned_packet::PlannedPacket;
-use crate::control_packets::ControlPacket;
+use crate::control_packets::{Body, ControlPacket};
 use crate::hca_state::HcaState;
 use crate::rate_control::{RateControl, RateSample};
 use crate::{Context, Event, Instant, PacketSummary, QpState, RateCause};
@@ -29,7 +29,7 @@ impl QueuePair {
             let bth = Bth::new(Opcode::CNP, self.attributes.dest_qpn, Psn::new(0));
             let header = TransportHeader::new(Bth { reserved_byte: BECN, ..bth });
             let queue_pair = self.qpn;
-            let (service_level, body, again) = (0, CNP_RESERVED_LEN, false);
+            let (service_level, body, again) = (0, Body::Reserved(CNP_RESERVED_LEN), false);
             hca.control_packets.push(
                 ctx,
                 ControlPacket {
@@ -37,7 +37,7 @@ impl QueuePair {
                     addressing,
                     service_level,
                     header,
-                    body_length: body,
+                    body,
                     retransmission: again,
                 },
             );

@@ -4,9 +4,10 @@ use super::QueuePair;
 use super::pacing::set_ecn_capable;
 use super::planned_packet::PlannedPacket;
 use super::responder_state::PendingResponse;
-use crate::control_packets::ControlPacket;
+use crate::control_packets::{Body, ControlPacket};
 use crate::hca_state::HcaState;
-use crate::{Context, EndToEndCredits, RequestError};
+use crate::{Context, DropReason, EndToEndCredits, Event, PayloadMode, QpState, RequestError};
+use alloc::vec;
 use softhca_queue::AccessFlags;
 use softhca_wire::{
     Aeth, AtomicAckEth, Bth, Credits, ImmOrInvalidate, Opcode, Operation, Position, Syndrome, TransportHeader,
@@ -162,13 +163,43 @@ impl QueuePair {
                 self.responder.pending_responses.pop_front(),
                 Some(PendingResponse::AtomicResponse { is_duplicate: true, .. })
             );
-            let (qpn, body_length) = (self.qpn, 0);
+            let (qpn, body) = (self.qpn, Body::Reserved(0));
             let PlannedPacket { header, addressing, service_level, .. } = plan;
-            let packet =
-                ControlPacket { qpn, addressing, service_level, header, body_length, retransmission };
+            let packet = ControlPacket { qpn, addressing, service_level, header, body, retransmission };
             hca.control_packets.push(ctx, packet);
         }
         self.responder.pending_responses.clear();
+    }
+
+    /// Hands what was posted on an unreliable service to the HCA, because the queue pair is about to be destroyed and
+    /// its memory may follow. No peer would ask for these packets again.
+    pub(crate) fn detach_requests(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
+        if self.kind.is_reliable() || self.state != QpState::ReadyToSend {
+            return;
+        }
+        // A rate that outlives its queue pair would need a timer of its own.
+        self.rate_control = None;
+        while let Some(plan) = self.plan_request(hca, ctx) {
+            if !hca.control_packets.has_room() {
+                let reason = DropReason::QpDestroyed;
+                return ctx.emit(Event::PacketDropped { qp: self.qpn, packet: None, reason });
+            }
+            let length = plan.payload_length as usize + usize::from(plan.header.bth.pad);
+            let body = if hca.settings.payload_mode == PayloadMode::Elided {
+                Body::ElidedPayload(length)
+            } else {
+                let mut bytes = vec![0; length];
+                if !self.fill_payload(hca, ctx, &plan, &mut bytes[..plan.payload_length as usize]) {
+                    continue;
+                }
+                Body::Payload(bytes)
+            };
+            self.on_request_sent(hca, ctx, &plan);
+            let (qpn, retransmission) = (self.qpn, false);
+            let PlannedPacket { header, addressing, service_level, .. } = plan;
+            let packet = ControlPacket { qpn, addressing, service_level, header, body, retransmission };
+            hca.control_packets.push(ctx, packet);
+        }
     }
 
     /// A new connection starts: its peer must not receive the orphaned ACKs of an earlier one.

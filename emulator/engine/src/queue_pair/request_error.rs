@@ -60,10 +60,20 @@ impl QueuePair {
                 let event = AsyncEvent::QueuePairRequestError(number);
                 (Syndrome::Nak(NakCode::InvalidRequest), Some(event), None)
             }
-            RequestError::Access(_) | RequestError::InvalidateFailed(_) => {
+            RequestError::Access(_) => {
                 hca.counters.resp_remote_access_errors += 1;
                 let event = AsyncEvent::QueuePairAccessError(number);
                 (Syndrome::Nak(NakCode::RemoteAccessError), Some(event), None)
+            }
+            RequestError::WriteWithImmAccess(_) => {
+                hca.counters.resp_remote_access_errors += 1;
+                let status = CompletionStatus::LocalAccessError;
+                (Syndrome::Nak(NakCode::RemoteAccessError), None, Some(status))
+            }
+            // The data has arrived, so that the requester gets its ACK; only the responder fails (class J, as rxe).
+            RequestError::InvalidateFailed(_) => {
+                hca.counters.resp_remote_invalid_request += 1;
+                (Syndrome::ACK, None, Some(CompletionStatus::RemoteInvalidRequestError))
             }
             RequestError::ReceiveTooSmall { .. } => {
                 hca.counters.resp_local_length_error += 1;

@@ -103,6 +103,9 @@ pub(crate) struct RequesterState {
     /// The requester has retransmitted because of a gap in the responses. Responses that were in flight show the same
     /// gap.
     pub implied_nak_handled: bool,
+    /// The PSN of the last RNR retry, until a sequence NAK for it arrives. rxe sends one for the packets that followed
+    /// the rejected one; it may arrive after the wait.
+    pub rnr_retried_psn: Option<Psn>,
     /// The send queue drained event was raised.
     pub is_drained: bool,
     /// The limit sequence number: the last message for which the peer has a receive; `None` if it sends no credits.
@@ -138,6 +141,7 @@ impl RequesterState {
             retries_left: 0,
             rnr_retries_left: 0,
             implied_nak_handled: false,
+            rnr_retried_psn: None,
             rnr_wait_until: None,
             ack_deadline: None,
             is_drained: false,
@@ -155,6 +159,7 @@ impl RequesterState {
         self.lsn = Some(0);
         self.packets_since_ack_request = 0;
         self.implied_nak_handled = false;
+        self.rnr_retried_psn = None;
         self.rnr_wait_until = None;
         self.ack_deadline = None;
         self.is_drained = false;

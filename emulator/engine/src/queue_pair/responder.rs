@@ -17,6 +17,11 @@ use softhca_wire::{
 /// The number of pending responses at which the responder stops to answer duplicates.
 pub(crate) const MAX_PENDING_RESPONSES: usize = 512;
 
+/// How far a request may be ahead of the expected PSN. A burst of lost packets is shorter, so that a packet beyond is
+/// forged, stale, or behind the lost request of a READ that is longer; the ACK timeout covers the last case. Without
+/// this limit one packet with a random PSN would end every second connection.
+pub(crate) const PEER_WINDOW: i32 = 8192;
+
 impl QueuePair {
     /// Handles a request of a reliable connection.
     pub(crate) fn on_request(
@@ -31,6 +36,10 @@ impl QueuePair {
         let psn = packet.psn;
         match psn.distance(self.responder.expected_psn) {
             0 => {}
+            ahead if ahead > PEER_WINDOW => {
+                let expected = self.responder.expected_psn;
+                return self.emit_dropped(hca, ctx, packet, DropReason::BeyondWindow { expected });
+            }
             ahead if ahead > 0 => {
                 hca.counters.out_of_sequence += 1;
                 if self.responder.nak_sent {
@@ -358,20 +367,29 @@ impl QueuePair {
         if remote.dma_length > DeviceLimits::HCA.max_msg_sz || !adds_up {
             return Err(RequestError::MessageLength { got: placed, dma_length: remote.dma_length });
         }
-        // Every packet checks the access of the whole message: the region may disappear in between.
-        let target = match remote.dma_length {
-            0 => None,
-            _ => Some(self.check_remote_access(hca, header, remote, AccessFlags::REMOTE_WRITE)?),
-        };
         if header.immediate.is_some() {
             self.ensure_receive_wqe(hca, ctx, header)?;
         }
+        let access_error = |error| match error {
+            RequestError::Access(error) if header.immediate.is_some() => {
+                RequestError::WriteWithImmAccess(error)
+            }
+            other => other,
+        };
+        // Every packet checks the access of the whole message: the region may disappear in between.
+        let target = match remote.dma_length {
+            0 => None,
+            _ => {
+                let checked = self.check_remote_access(hca, header, remote, AccessFlags::REMOTE_WRITE);
+                Some(checked.map_err(access_error)?)
+            }
+        };
         if let Some(target) = target {
             let offset = target.offset + message.bytes_received;
             if !hca.payload_placed {
                 ctx.memory
                     .write(target.memory, offset, transport.payload)
-                    .map_err(|fault| RequestError::Access(target.to_access_error(fault)))?;
+                    .map_err(|fault| access_error(RequestError::Access(target.to_access_error(fault))))?;
             }
             ctx.emit(Event::MemoryWritten {
                 qp: self.qpn,

@@ -164,7 +164,7 @@ impl QueuePair {
 
     /// Fills in the payload. Returns false if that fails and the packet is not sent.
     #[inline]
-    fn fill_payload(
+    pub(crate) fn fill_payload(
         &mut self,
         hca: &mut HcaState,
         ctx: &mut Context<'_>,

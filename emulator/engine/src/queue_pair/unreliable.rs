@@ -38,33 +38,27 @@ impl QueuePair {
         let Err(error) = taken else { return };
         self.responder.in_progress_message = None;
         match error {
+            RequestError::ReceiveAccess(_) => self.fail_receive(hca, ctx, error),
+            // The next message uses the receive (class D). UC queue pairs have no shared receive queue.
             RequestError::ReceiveTooSmall { .. } => {
                 hca.counters.resp_local_length_error += 1;
-                self.fail_receive(hca, ctx, CompletionStatus::LocalLengthError, error);
-            }
-            RequestError::ReceiveAccess(_) => {
-                self.fail_receive(hca, ctx, CompletionStatus::LocalProtectionError, error)
+                self.emit_dropped(hca, ctx, packet, DropReason::UcRequest(error));
             }
             RequestError::ReceiverNotReady => {
                 self.emit_dropped(hca, ctx, packet, DropReason::NoReceivePosted)
             }
-            RequestError::Access(error) => {
+            RequestError::Access(error) | RequestError::WriteWithImmAccess(error) => {
                 self.emit_dropped(hca, ctx, packet, DropReason::UcAccess(error));
             }
             other => self.emit_dropped(hca, ctx, packet, DropReason::UcRequest(other)),
         }
     }
 
-    /// Fails the receive WQE and the queue pair.
-    fn fail_receive(
-        &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
-        status: CompletionStatus,
-        error: RequestError,
-    ) {
+    /// The receive WQE names memory that the queue pair may not write: fails both.
+    fn fail_receive(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, error: RequestError) {
         let reason = Reason::RequestRejected(error);
         if let Some(buffer) = self.responder.receive_wqe.take() {
+            let status = CompletionStatus::LocalProtectionError;
             self.complete_receive_with_error(hca, ctx, buffer, status, reason);
         }
         self.enter_error(hca, ctx, reason, None);
@@ -98,6 +92,22 @@ impl QueuePair {
             return self.emit_dropped(hca, ctx, packet, reason);
         }
         let grh = Grh::for_ud_receive(addressing, transport.len() + ICRC_LEN);
+        let message = (grh.len() + transport.payload.len()) as u64;
+        let capacity = self.responder.receive_wqe.as_ref().map_or(0, |wqe| wqe.capacity);
+        if message > capacity {
+            hca.counters.resp_local_length_error += 1;
+            if self.srq.is_some()
+                && let Some(buffer) = self.responder.receive_wqe.take()
+            {
+                // Class E: another queue pair may depend on the order of a shared receive queue.
+                let reason = Reason::RequestRejected(RequestError::ReceiveTooSmall { message, capacity });
+                let status = CompletionStatus::LocalLengthError;
+                return self.complete_receive_with_error(hca, ctx, buffer, status, reason);
+            }
+            // Class D: the next datagram uses the receive.
+            let reason = DropReason::DatagramTooLong { length: message, capacity };
+            return self.emit_dropped(hca, ctx, packet, reason);
+        }
         let placed = self
             .place_payload(hca, ctx, packet.psn, 0, &grh)
             .and_then(|at| self.place_payload(hca, ctx, packet.psn, at, transport.payload));
@@ -108,11 +118,7 @@ impl QueuePair {
                 flags.set(CompletionFlags::IPV4, addressing.source.is_ipv4());
                 self.complete_receive(hca, ctx, &transport.header, operation, bytes, deth.source_qp, flags);
             }
-            Err(error @ RequestError::ReceiveTooSmall { .. }) => {
-                hca.counters.resp_local_length_error += 1;
-                self.fail_receive(hca, ctx, CompletionStatus::LocalLengthError, error);
-            }
-            Err(error) => self.fail_receive(hca, ctx, CompletionStatus::LocalProtectionError, error),
+            Err(error) => self.fail_receive(hca, ctx, error),
         }
     }
 }

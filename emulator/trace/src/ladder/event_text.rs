@@ -122,6 +122,10 @@ fn drop_reason_text(reason: DropReason, base: Option<Psn>) -> String {
         DropReason::NakOutstanding { expected } => {
             format!("a NAK is outstanding: the responder accepts only {}", relative_psn(expected, base))
         }
+        DropReason::BeyondWindow { expected } => {
+            let expected = relative_psn(expected, base);
+            format!("the PSN is too far ahead of {expected}, the expected one, to follow a loss")
+        }
         DropReason::StaleResponse { oldest } => {
             format!("a stale response: {} is the oldest outstanding", relative_psn(oldest, base))
         }
