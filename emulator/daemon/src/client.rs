@@ -1,4 +1,4 @@
-//! A client of a host: carries its control calls out, within its share, and cleans up behind it.
+//! A client of a host: executes its commands within its quota, and frees its resources when it ends.
 
 use crate::client_memory::{ClientMemory, MappedMemory, ProcessMemory, ProcessRange};
 use crate::client_process::ClientProcess;
@@ -30,7 +30,7 @@ pub(crate) struct Client {
     completion_doorbell: CompletionDoorbell,
     pub quota: ClientQuota,
     completion_queues: Vec<CqId>,
-    /// Wakes the engine thread; the client has a copy.
+    /// Wakes the engine thread. The client process has a copy.
     _waker: OwnedFd,
 }
 
@@ -41,60 +41,56 @@ struct RingMemory {
 }
 
 impl Client {
-    /// Lets a process in.
+    /// Opens the device of a host for a process.
     pub fn open(
-        shared: &Arc<DaemonState>,
+        daemon: &Arc<DaemonState>,
         host: &Arc<DaemonHost>,
-        peer: &ClientProcess,
-        outbox: &Arc<NotificationQueue>,
-        memory: Option<OwnedFd>,
+        process: &ClientProcess,
+        notifications: &Arc<NotificationQueue>,
+        proc_mem: Option<OwnedFd>,
     ) -> Result<(Client, Response, Vec<OwnedFd>), CommandError> {
-        let doorbells = host.device.limits.max_qp as u32;
-        let words = CompletionDoorbell::WORDS + DoorbellProducer::words(doorbells);
+        let doorbell_slots = host.device.limits.max_qp as u32;
+        let words = CompletionDoorbell::WORDS + DoorbellProducer::words(doorbell_slots);
         let page = Arc::new(SharedMemory::create("softhca-client", words * 8, MapMode::ReadWrite)?);
-        let bell = CompletionDoorbell::new(page.words(0, CompletionDoorbell::WORDS));
-        let rung = page.words(CompletionDoorbell::WORDS, DoorbellProducer::words(doorbells));
+        let completion_doorbell = CompletionDoorbell::new(page.words(0, CompletionDoorbell::WORDS));
+        let doorbells = page.words(CompletionDoorbell::WORDS, DoorbellProducer::words(doorbell_slots));
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let waker = rustix::event::eventfd(0, flags).map_err(std::io::Error::from)?;
         host.driver.add_wake_source(waker.as_fd())?;
         let descriptors = vec![waker.try_clone()?, host.sleep_flag.try_clone()?, descriptor(&page)?];
         let (id, gids) = host.driver.control(|driver| {
             driver.control(|hca, _| {
-                let id = hca.open_client(DoorbellConsumer::new(rung, doorbells))?;
+                let id = hca.open_client(DoorbellConsumer::new(doorbells, doorbell_slots))?;
                 Ok::<_, CommandError>((id, hca.gids().to_vec()))
             })
         })?;
-        host.event_bus.add_client(id, peer.pid, &peer.name, outbox);
+        host.event_bus.add_client(id, process.pid, &process.name, notifications);
         let client = Client {
-            daemon: shared.clone(),
+            daemon: daemon.clone(),
             host: host.clone(),
             id,
-            process: Arc::new(ProcessMemory::new(peer.pid, memory.map(File::from))),
-            notifications: outbox.clone(),
-            completion_doorbell: bell,
-            quota: ClientQuota::new(shared.config.client_limits),
+            process: Arc::new(ProcessMemory::new(process.pid, proc_mem.map(File::from))),
+            notifications: notifications.clone(),
+            completion_doorbell,
+            quota: ClientQuota::new(daemon.config.client_limits),
             completion_queues: Vec::new(),
             _waker: waker,
         };
-        Ok((
-            client,
-            Response::Opened { host: host.device.clone(), gids, doorbell_slots: doorbells },
-            descriptors,
-        ))
+        Ok((client, Response::Opened { host: host.device.clone(), gids, doorbell_slots }, descriptors))
     }
 
     fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>, ClientId) -> R) -> R {
         self.host.driver.control(|driver| driver.control(|hca, ctx| act(hca, ctx, self.id)))
     }
 
-    /// Gives the card the turns that it would have had by now: a queue is resized by what completes without
-    /// waiting for a peer, and a client that just posted counts on that.
+    /// Polls the driver, so that work requests that need no peer complete before a completion queue is resized: a
+    /// client that just posted them relies on that.
     fn process_posted_work(&self) {
-        const TURNS: usize = 16;
-        self.host.driver.control(|driver| (0..TURNS).take_while(|_| driver.poll().unwrap_or(false)).count());
+        const POLLS: usize = 16;
+        self.host.driver.control(|driver| (0..POLLS).take_while(|_| driver.poll().unwrap_or(false)).count());
     }
 
-    /// Memory for rings of so many words, within the client's quota.
+    /// Allocates the memory of rings within the client's quota.
     fn allocate_rings(&self, words: usize) -> Result<RingMemory, CommandError> {
         self.quota.check_rings(words as u64 * 8)?;
         let guard = reserve_mapping(&self.daemon.mappings, self.daemon.config.max_mappings)?;
@@ -102,7 +98,7 @@ impl Client {
         Ok(RingMemory { memory: Arc::new(memory), guard })
     }
 
-    /// Executes a control verb. `backing` and a descriptor say where memory to register is.
+    /// Executes a control verb. `backing` and a descriptor locate the memory to register.
     pub fn execute(
         &mut self,
         command: Command,
@@ -130,14 +126,14 @@ impl Client {
         let result = self.host.driver.control(|driver| {
             let reply = driver.execute(self.id, command.clone(), &mut attachments)?;
             if has_roles && let Some(qpn) = command.qp_ready_to_receive() {
-                // Assigned under the lock, in the order of the HCA's events.
+                // With the driver locked, so that roles are assigned in the order of the transitions.
                 self.daemon
                     .roles
                     .assign(&self.host.device.name, &driver.hca().query_queue_pair(self.id, qpn)?);
             }
             Ok::<_, VerbsError>(reply)
         });
-        // Unmapped here, not under the lock.
+        // Unmapping takes time, so the memory is dropped without the lock.
         drop(
             attachments
                 .memory
@@ -226,14 +222,14 @@ impl Client {
         let Some(backing) = backing else {
             return Err(CommandError::new(
                 libc::EINVAL,
-                "memory registration without the place of the memory",
+                "a memory registration needs the location of the memory",
             ));
         };
         let memory = Arc::new(self.map_region(length, backing, access, descriptors)?);
         Ok(Some(self.host.driver.control(|driver| driver.memory().add(memory))))
     }
 
-    /// Checks that the client's own mappings allow a region's new access flags.
+    /// Checks that the mappings of the client allow the new access flags of a region.
     fn check_access(&self, region: &MemoryRegion, access: AccessFlags) -> Result<(), CommandError> {
         let memory = self.host.driver.control(|driver| driver.memory().get(region.memory).ok().cloned());
         match memory.as_deref().and_then(|memory| memory.process.as_ref()) {
@@ -284,7 +280,7 @@ impl Client {
 }
 
 impl Drop for Client {
-    /// Everything that the client had goes with it; its peers meet silence, as with any dead host.
+    /// Frees all resources of the client. Its peers get no notice, as when a host fails.
     fn drop(&mut self) {
         self.process.mark_exited();
         for cq in &self.completion_queues {
@@ -302,5 +298,5 @@ impl Drop for Client {
 fn descriptor(memory: &SharedMemory) -> Result<OwnedFd, CommandError> {
     memory
         .take_descriptor()
-        .ok_or_else(|| CommandError::new(libc::EBADF, "the descriptor was passed already"))
+        .ok_or_else(|| CommandError::new(libc::EBADF, "the descriptor was already passed"))
 }

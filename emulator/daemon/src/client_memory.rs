@@ -48,19 +48,19 @@ fn local_iovec(bytes: &[u8]) -> libc::iovec {
 }
 
 /// Joins adjacent ranges, because the kernel looks up the pages of each range separately.
-fn coalesce(places: &mut [libc::iovec]) -> &[libc::iovec] {
+fn coalesce(ranges: &mut [libc::iovec]) -> &[libc::iovec] {
     let mut last = 0;
-    for index in 1..places.len() {
-        let next = places[index];
-        let end = places[last].iov_base as usize + places[last].iov_len;
+    for index in 1..ranges.len() {
+        let next = ranges[index];
+        let end = ranges[last].iov_base as usize + ranges[last].iov_len;
         if end == next.iov_base as usize {
-            places[last].iov_len += next.iov_len;
+            ranges[last].iov_len += next.iov_len;
         } else {
             last += 1;
-            places[last] = next;
+            ranges[last] = next;
         }
     }
-    &places[..places.len().min(last + 1)]
+    &ranges[..ranges.len().min(last + 1)]
 }
 
 /// The number of last bytes that must become visible after all others: a word of eight or four bytes. The kernel
@@ -134,9 +134,9 @@ impl ProcessMemory {
                 .and_then(|()| memory.write_all_at(tail, address + head.len() as u64));
             return written.map_err(|_| MemoryFault);
         }
-        let places =
+        let ranges =
             &mut [remote_iovec(address, head.len()), remote_iovec(address + head.len() as u64, tail.len())];
-        let done = self.writev_ordered(&[local_iovec(head), local_iovec(tail)], places);
+        let done = self.writev_ordered(&[local_iovec(head), local_iovec(tail)], ranges);
         if done == from.len() as isize {
             return Ok(());
         }
@@ -145,37 +145,37 @@ impl ProcessMemory {
 
     /// Writes the local pieces to the remote ranges in order. Returns the result of the system call. The vectors are
     /// undefined afterwards.
-    fn writev_ordered(&self, pieces: &[libc::iovec], places: &mut [libc::iovec]) -> isize {
+    fn writev_ordered(&self, pieces: &[libc::iovec], ranges: &mut [libc::iovec]) -> isize {
         let (local, count) = (pieces.as_ptr(), pieces.len() as libc::c_ulong);
         // The kernel copies each local piece separately, and x86-64 makes stores visible in order. Other processors
         // need the synchronization of the kernel between two remote ranges, so those are not joined.
-        let places = if cfg!(target_arch = "x86_64") { coalesce(places) } else { places };
-        let (remote, spans) = (places.as_ptr(), places.len() as libc::c_ulong);
+        let ranges = if cfg!(target_arch = "x86_64") { coalesce(ranges) } else { ranges };
+        let (remote, range_count) = (ranges.as_ptr(), ranges.len() as libc::c_ulong);
         // SAFETY: the kernel only reads the local pieces, which every caller keeps alive, and checks the remote ranges.
-        unsafe { libc::process_vm_writev(self.pid as i32, local, count, remote, spans, 0) }
+        unsafe { libc::process_vm_writev(self.pid as i32, local, count, remote, range_count, 0) }
     }
 
     /// Reads each range, to multiples of `stride` in `into`. False if not everything could be read.
-    fn read_batch(&self, places: &[(u64, usize)], into: &mut [u8], stride: usize) -> bool {
-        if self.check_alive().is_err() || self.proc_mem_fallback().is_some() || places.len() > MAX_PACKETS {
+    fn read_batch(&self, ranges: &[(u64, usize)], into: &mut [u8], stride: usize) -> bool {
+        if self.check_alive().is_err() || self.proc_mem_fallback().is_some() || ranges.len() > MAX_PACKETS {
             return false;
         }
         let (mut local, mut remote) = ([EMPTY; MAX_PACKETS], [EMPTY; MAX_PACKETS]);
         let (mut count, mut length) = (0, 0);
-        for (bytes, (address, size)) in into.chunks_mut(stride).zip(places) {
+        for (bytes, (address, size)) in into.chunks_mut(stride).zip(ranges) {
             let Some(bytes) = bytes.get_mut(..*size) else { return false };
             local[count] = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
             remote[count] = remote_iovec(*address, *size);
             (count, length) = (count + 1, length + size);
         }
-        if count != places.len() {
+        if count != ranges.len() {
             return false;
         }
         let remote = coalesce(&mut remote[..count]);
-        let (local, spans) = (local.as_ptr(), remote.len() as libc::c_ulong);
+        let (local, range_count) = (local.as_ptr(), remote.len() as libc::c_ulong);
         let (count, remote) = (count as libc::c_ulong, remote.as_ptr());
         // SAFETY: `local` are pieces of `into`, which nothing else refers to; the kernel checks the remote ranges.
-        let done = unsafe { libc::process_vm_readv(self.pid as i32, local, count, remote, spans, 0) };
+        let done = unsafe { libc::process_vm_readv(self.pid as i32, local, count, remote, range_count, 0) };
         done == length as isize
     }
 
@@ -312,19 +312,19 @@ pub(crate) struct ClientMemories {
 }
 
 impl ClientMemories {
-    pub fn new(reaching: Arc<AccessMonitor>) -> ClientMemories {
-        ClientMemories { monitor: reaching, ..ClientMemories::default() }
+    pub fn new(monitor: Arc<AccessMonitor>) -> ClientMemories {
+        ClientMemories { monitor, ..ClientMemories::default() }
     }
 
-    pub fn add(&mut self, reach: Arc<ClientMemory>) -> MemoryId {
-        self.process_only += usize::from(reach.is_process_only());
+    pub fn add(&mut self, region: Arc<ClientMemory>) -> MemoryId {
+        self.process_only += usize::from(region.is_process_only());
         match self.free.pop() {
             Some(index) => {
-                self.regions[index as usize] = Some(reach);
+                self.regions[index as usize] = Some(region);
                 MemoryId(index)
             }
             None => {
-                self.regions.push(Some(reach));
+                self.regions.push(Some(region));
                 MemoryId(self.regions.len() as u32 - 1)
             }
         }
@@ -333,8 +333,8 @@ impl ClientMemories {
     /// Removes a region. Drop the result without holding the lock of the driver, because unmapping takes time.
     pub fn remove(&mut self, memory: MemoryId) -> Option<Arc<ClientMemory>> {
         let removed = self.regions.get_mut(memory.0 as usize)?.take();
-        if let Some(reach) = &removed {
-            self.process_only -= usize::from(reach.is_process_only());
+        if let Some(region) = &removed {
+            self.process_only -= usize::from(region.is_process_only());
             self.free.push(memory.0);
         }
         removed
@@ -347,14 +347,15 @@ impl ClientMemories {
     /// The process of the first locations, and how many of them are in it. Reports the index and address of each.
     fn common_process(
         &self,
-        places: &[MemoryLocation],
+        locations: &[MemoryLocation],
         mut report: impl FnMut(usize, u64),
     ) -> Option<(&ProcessMemory, usize)> {
         let mut found: Option<&ProcessMemory> = None;
         let mut count = 0;
-        for place in places.iter().take(MAX_PACKETS) {
-            let Ok(AccessMethod::Process(process, at)) =
-                self.get(place.memory).and_then(|reach| reach.access_method(place.offset, place.length))
+        for location in locations.iter().take(MAX_PACKETS) {
+            let Ok(AccessMethod::Process(process, at)) = self
+                .get(location.memory)
+                .and_then(|region| region.access_method(location.offset, location.length))
             else {
                 break;
             };
@@ -388,20 +389,21 @@ impl Memory for ClientMemories {
         self.process_only > 0
     }
 
-    fn read_batch(&self, places: &[MemoryLocation], into: &mut [u8], stride: usize) -> bool {
+    fn read_batch(&self, locations: &[MemoryLocation], into: &mut [u8], stride: usize) -> bool {
         let mut addresses = [(0, 0); MAX_PACKETS];
-        let Some((process, count)) = self.common_process(places, |index, address| {
-            addresses[index] = (address, places[index].length);
+        let Some((process, count)) = self.common_process(locations, |index, address| {
+            addresses[index] = (address, locations[index].length);
         }) else {
             return false;
         };
-        count == places.len()
+        count == locations.len()
             && self.monitor.track(process.pid, || process.read_batch(&addresses[..count], into, stride))
     }
 
-    fn write_batch(&mut self, places: &[MemoryLocation], from: &[&[u8]]) -> usize {
+    fn write_batch(&mut self, locations: &[MemoryLocation], from: &[&[u8]]) -> usize {
         let mut addresses = [0; MAX_PACKETS];
-        let Some((process, count)) = self.common_process(places, |index, address| addresses[index] = address)
+        let Some((process, count)) =
+            self.common_process(locations, |index, address| addresses[index] = address)
         else {
             return 0;
         };
@@ -482,8 +484,8 @@ mod tests {
         assert_eq!(process.write_batch(&addresses, &pieces), 3);
         assert!(bytes[7..3007].iter().zip(&sent).all(|(byte, sent)| byte.load(Ordering::Relaxed) == *sent));
         let mut into = [0xee; 3 * 1020];
-        let places = [(addresses[0], 1001), (addresses[1], 1001), (addresses[2], 998)];
-        assert!(process.read_batch(&places, &mut into, 1020));
+        let ranges = [(addresses[0], 1001), (addresses[1], 1001), (addresses[2], 998)];
+        assert!(process.read_batch(&ranges, &mut into, 1020));
         for (piece, sent) in into.chunks(1020).zip(&pieces) {
             assert_eq!(piece[..sent.len()], **sent);
             assert!(
@@ -508,8 +510,8 @@ mod tests {
         assert_eq!(write(&[16, 5000, 8192, 32], &[16; 4]), 2);
         assert_eq!(bytes[4096 + 2999].load(Ordering::Relaxed), 7);
         assert_eq!([31, 32, 5015].map(|at| bytes[at].load(Ordering::Relaxed)), [7, 0, 7]);
-        let places = [(address + 4096, 3000), (address + 7096, 3000)];
-        assert!(!process.read_batch(&places, &mut [0; 6000], 3000));
+        let ranges = [(address + 4096, 3000), (address + 7096, 3000)];
+        assert!(!process.read_batch(&ranges, &mut [0; 6000], 3000));
         process.mark_exited();
         assert_eq!(write(&[0, 8], &[8; 2]), 0);
     }

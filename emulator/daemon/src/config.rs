@@ -56,17 +56,17 @@ impl Default for ClientLimits {
 impl ClientLimits {
     /// The limits in the device attributes: the lower of these limits and those of the HCA.
     pub fn device_limits(&self, max_clients: usize) -> DeviceLimits {
-        let card = DeviceLimits::HCA;
+        let hca = DeviceLimits::HCA;
         DeviceLimits {
             max_clients,
-            max_qp: card.max_qp.min(self.max_qp),
-            max_cq: card.max_cq.min(self.max_cq),
-            max_srq: card.max_srq.min(self.max_srq),
-            max_pd: card.max_pd.min(self.max_pd),
-            max_mr: card.max_mr.min(self.max_mr),
-            max_ah: card.max_ah.min(self.max_ah),
-            max_xrcd: card.max_xrcd.min(self.max_xrcd),
-            ..card
+            max_qp: hca.max_qp.min(self.max_qp),
+            max_cq: hca.max_cq.min(self.max_cq),
+            max_srq: hca.max_srq.min(self.max_srq),
+            max_pd: hca.max_pd.min(self.max_pd),
+            max_mr: hca.max_mr.min(self.max_mr),
+            max_ah: hca.max_ah.min(self.max_ah),
+            max_xrcd: hca.max_xrcd.min(self.max_xrcd),
+            ..hca
         }
     }
 }
