@@ -19,6 +19,7 @@ pub fn run() -> ExitCode {
         Err(Error::NoDaemon { path, why, .. }) if Path::new(&path).exists() => {
             print_missing("daemon", &format!("{path}: {why}; the next `softhca daemon` replaces it"));
         }
+        Err(error @ Error::DaemonRefused { .. }) => print_missing("daemon", &error.to_string()),
         Err(_) => print_ok("daemon", "not running; embedded devices do not need one"),
     }
     match Device::embedded() {

@@ -41,7 +41,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("softhca explore: {error}");
+            errln!("softhca explore: {error}");
             ExitCode::from(exit_code::BAD_INPUT)
         }
     }
@@ -51,7 +51,7 @@ fn follow_file(log: &Path, port: u16) -> io::Result<()> {
     let file = File::open(log)?;
     let name = log.file_name().unwrap_or(log.as_os_str()).to_string_lossy().into_owned();
     let may_grow = file.metadata()?.is_file();
-    serve(&name, BufReader::new(file), may_grow, port)
+    serve(&name, port, move |feed| follow(BufReader::new(file), may_grow, feed))
 }
 
 /// Has a daemon write its event log to a pipe for as long as the connection lasts.
@@ -63,7 +63,14 @@ fn follow_daemon(arguments: &Arguments) -> Result<(), String> {
     control.start_recording(None, Some(writer.as_fd())).map_err(|error| error.to_string())?;
     drop(writer);
     let name = arguments.name.as_deref().unwrap_or("the daemon");
-    serve(name, BufReader::new(reader), false, arguments.port).map_err(|error| error.to_string())
+    serve(name, arguments.port, move |feed| {
+        follow(BufReader::new(reader), false, feed)?;
+        // The pipe ends before the connection if the daemon ended the recording.
+        control.stop_recording().map_err(|error| {
+            io::Error::other(format!("the daemon ended the recording; later events are not shown: {error}"))
+        })
+    })
+    .map_err(|error| error.to_string())
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -71,15 +78,19 @@ fn follow_daemon(_: &Arguments) -> Result<(), String> {
     Err("daemons run on Linux only; give the path of an event log".into())
 }
 
-/// Serves a log while reading it.
-fn serve(name: &str, log: impl BufRead + Send + 'static, may_grow: bool, port: u16) -> io::Result<()> {
+/// Serves a log while `follow` reads it.
+fn serve(
+    name: &str,
+    port: u16,
+    follow: impl FnOnce(&EventFeed) -> io::Result<()> + Send + 'static,
+) -> io::Result<()> {
     let feed = EventFeed::default();
     let server = LiveServer::bind(port, &token()?, name, feed.clone())?;
     // A closed standard output does not stop the server.
     let _ = writeln!(io::stdout(), "explore: {}", server.url());
     std::thread::spawn(move || {
-        if let Err(error) = follow(log, may_grow, &feed) {
-            eprintln!("softhca explore: {error}");
+        if let Err(error) = follow(&feed) {
+            errln!("softhca explore: {error}");
         }
         feed.end();
     });

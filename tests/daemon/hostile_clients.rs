@@ -29,13 +29,17 @@ struct RawClient {
 }
 
 impl RawClient {
-    fn connect(daemon: &TestDaemon) -> RawClient {
-        let stream = UnixStream::connect(RuntimeDir::for_user().socket(&daemon.name)).unwrap();
+    fn connect(daemon: &str) -> RawClient {
+        let stream = UnixStream::connect(RuntimeDir::for_user().socket(daemon)).unwrap();
         stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         RawClient { stream, reader: MessageReader::default(), news: None }
     }
 
     fn handshaken(daemon: &TestDaemon) -> RawClient {
+        RawClient::handshaken_with(&daemon.name)
+    }
+
+    fn handshaken_with(daemon: &str) -> RawClient {
         let mut raw = RawClient::connect(daemon);
         raw.send(&encode(&Hello::current()), &[]);
         let answer: Result<Welcome, String> = decode(&raw.frame().unwrap().bytes).unwrap();
@@ -130,7 +134,7 @@ fn assert_others_unaffected(attack: impl FnOnce(&TestDaemon)) {
 fn garbage_on_the_socket_closes_that_connection_only() {
     assert_others_unaffected(|daemon| {
         for garbage in [&[0xff; 64][..], b"GET / HTTP/1.1\r\n\r\n", &[3, 0, 0, 0, 0, 1, 2, 3], &[0; 5]] {
-            let mut raw = RawClient::connect(daemon);
+            let mut raw = RawClient::connect(&daemon.name);
             raw.stream.write_all(garbage).unwrap();
             raw.stream.shutdown(std::net::Shutdown::Write).unwrap();
             assert!(raw.frame().is_none(), "{garbage:?}");
@@ -148,7 +152,7 @@ fn garbage_on_the_socket_closes_that_connection_only() {
 #[test]
 fn a_client_of_another_version_gets_an_error() {
     let daemon = TestDaemon::start();
-    let mut raw = RawClient::connect(&daemon);
+    let mut raw = RawClient::connect(&daemon.name);
     raw.send(&encode(&Hello { protocol: 999, version: "9.9.9".into(), ..Hello::current() }), &[]);
     let answer: Result<Welcome, String> = decode(&raw.frame().unwrap().bytes).unwrap();
     let why = answer.unwrap_err();
@@ -365,6 +369,94 @@ fn untrusted_memory_is_not_registered() {
     let command = Command::ReregisterMemoryRegion { rkey, pd: None, mapping: None, access: Some(ALL_ACCESS) };
     let (_, why) = raw.expect_error(&verb(command), &[]);
     assert!(why.contains("read-only"), "{why}");
+}
+
+const TIB: u64 = 1 << 40;
+
+/// A sealed memfd of which no page exists.
+fn sparse_memory(bytes: u64) -> OwnedFd {
+    let flags = rustix::fs::MemfdFlags::ALLOW_SEALING | rustix::fs::MemfdFlags::CLOEXEC;
+    let memory = rustix::fs::memfd_create("sparse", flags).unwrap();
+    rustix::fs::ftruncate(&memory, bytes).unwrap();
+    rustix::fs::fcntl_add_seals(&memory, rustix::fs::SealFlags::SHRINK).unwrap();
+    memory
+}
+
+/// Registers sparse memory on several connections until each is refused. Returns the TiB and the last error.
+fn map_sparse_memory(daemon: &str) -> (Vec<RawClient>, u64, (i32, String)) {
+    let mut connections = Vec::new();
+    let (mut mapped, mut refused) = (0, (0, String::new()));
+    for _ in 0..4 {
+        let mut raw = RawClient::handshaken_with(daemon);
+        raw.open("bob");
+        let (reply, _) = raw.call(&verb(Command::AllocateProtectionDomain), &[]);
+        let Response::Executed(Reply::ProtectionDomain(pd)) = reply else { panic!("{reply:?}") };
+        let command =
+            Command::RegisterMemoryRegion { pd, iova: None, length: 2 * TIB, access: AccessFlags::empty() };
+        let call = Request::Execute { command, backing: Some(RegionBacking::MemoryFile) };
+        loop {
+            match raw.call(&call, &[sparse_memory(2 * TIB).as_fd()]).0 {
+                Response::Executed(_) => mapped += 2,
+                Response::Error { errno, message } => break refused = (errno, message),
+                other => panic!("{other:?}"),
+            }
+            assert!(mapped < 128, "the address space has 128 TiB");
+        }
+        connections.push(raw);
+    }
+    (connections, mapped, refused)
+}
+
+/// A process that maps as much as it can, and keeps it.
+pub fn run_mapper() {
+    let (_connections, mapped, (errno, message)) =
+        map_sparse_memory(&std::env::var("SOFTHCA_DAEMON").unwrap());
+    send_line(&format!("{mapped} {errno} {message}"));
+    while receive_line().is_some() {}
+}
+
+#[test]
+fn sparse_memory_of_many_terabytes_leaves_room_for_others() {
+    assert_others_unaffected(|daemon| {
+        let mut mappers: Vec<_> = (0..3).map(|_| spawn("mapper", &daemon.name, &[])).collect();
+        let mapped: Vec<u64> = mappers
+            .iter_mut()
+            .map(|mapper| {
+                let line = mapper.receive_line();
+                let words: Vec<&str> = line.splitn(3, ' ').collect();
+                assert_eq!(words[1], libc::ENOMEM.to_string(), "{line}");
+                assert!(words[2].contains(" bytes") && words[2].contains("limit of"), "{line}");
+                words[0].parse().unwrap()
+            })
+            .collect();
+        // At most half of the address space, and no process all of that.
+        let all: u64 = mapped.iter().sum();
+        assert!((16..=64).contains(&all) && mapped.iter().all(|one| *one <= 26), "{mapped:?}");
+        // Others get new rings and regions.
+        ConnectedHost::new(&daemon.open("alice"), 1 << 20);
+    });
+}
+
+#[test]
+fn memory_that_cannot_be_mapped_is_a_rejected_call() {
+    assert_others_unaffected(|daemon| {
+        let mut raw = RawClient::handshaken(daemon);
+        raw.open("bob");
+        let (reply, _) = raw.call(&verb(Command::AllocateProtectionDomain), &[]);
+        let Response::Executed(Reply::ProtectionDomain(pd)) = reply else { panic!("{reply:?}") };
+        // The daemon may map 1 GiB more than it has now.
+        let statm = std::fs::read_to_string(format!("/proc/{}/statm", daemon.process.id())).unwrap();
+        let pages: u64 = statm.split(' ').next().unwrap().parse().unwrap();
+        let limit = Some(pages * 4096 + (1 << 30));
+        let process = rustix::process::Pid::from_raw(daemon.process.id() as i32);
+        let limit = rustix::process::Rlimit { current: limit, maximum: None };
+        rustix::process::prlimit(process, rustix::process::Resource::As, limit).unwrap();
+        let command =
+            Command::RegisterMemoryRegion { pd, iova: None, length: TIB, access: AccessFlags::empty() };
+        let call = Request::Execute { command, backing: Some(RegionBacking::MemoryFile) };
+        let (errno, why) = raw.expect_error(&call, &[sparse_memory(TIB).as_fd()]);
+        assert!(errno == libc::ENOMEM && why.contains("cannot map"), "{errno} {why}");
+    });
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::data::ALL_ACCESS;
 use crate::process::{self, TestDaemon, send_line};
-use softhca::{AddressVector, Device, Error, QpType};
+use softhca::{AddressVector, DaemonControl, Device, Error, QpType};
 use softhca_queue::control::{FramedMessage, Hello, MessageReader, Welcome, decode, encode, send_message};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
@@ -88,19 +88,42 @@ fn rings_and_mappings_are_limited() {
         // A resized ring counts once.
         made[0].resize(16).unwrap();
     }
-    let daemon = TestDaemon::with(&[("TEST_MAPPINGS", "20")]);
-    let context = daemon.open("alice").open();
-    let domain = context.allocate_protection_domain().unwrap();
-    for _ in 0..2 {
-        let (made, error) = exhaust(|| domain.allocate_region(4096, ALL_ACCESS));
-        assert_eq!(made.len(), 20);
-        assert!(error.errno() == libc::ENOMEM && error.to_string().contains("20"), "{error}");
-        // All clients share the limit.
-        let other = daemon.open("bob").open();
-        assert_eq!(other.create_completion_queue(4).err().unwrap().errno(), libc::ENOMEM);
-        drop(made);
-        other.create_completion_queue(4).unwrap();
-    }
+}
+
+/// A process that creates completion queues until an error, and keeps them: prints their number and the error.
+pub fn run_hoarder() {
+    let context = Device::daemon_host(None, Some("alice")).unwrap().open();
+    let (made, error) = exhaust(|| context.create_completion_queue(4));
+    send_line(&format!("{} {error}", made.len()));
+    while process::receive_line().is_some() {}
+}
+
+fn hoard(daemon: &TestDaemon) -> (process::Process, usize, String) {
+    let mut hoarder = process::spawn("hoarder", &daemon.name, &[]);
+    let line = hoarder.receive_line();
+    let (count, error) = line.split_once(' ').unwrap();
+    (hoarder, count.parse().unwrap(), error.into())
+}
+
+#[test]
+fn one_process_cannot_take_the_mappings_of_others() {
+    // Each of 10 clients is guaranteed 20 mappings; a process may have half of the other 600 besides.
+    let daemon = TestDaemon::with(&[("TEST_MAPPINGS", "800"), ("TEST_CLIENTS", "10")]);
+    let hoarders = [hoard(&daemon), hoard(&daemon), hoard(&daemon)];
+    let [(first, count, error), (_, second, _), (third, third_count, third_error)] = hoarders;
+    assert_eq!((count, second, third_count), (320, 320, 20));
+    assert!(error.contains(&format!("process {}", first.id())) && error.contains("320 mappings"), "{error}");
+    assert!(third_error.contains("800 mappings"), "{third_error}");
+    // A process with several connections has one share.
+    let contexts = [(); 4].map(|()| daemon.open("bob").open());
+    let made: Vec<_> =
+        contexts.iter().map(|context| exhaust(|| context.create_completion_queue(4)).0).collect();
+    assert_eq!(made.iter().map(Vec::len).collect::<Vec<_>>(), [20, 0, 0, 0]);
+    drop(made);
+    // What a process that ends had is free for others.
+    drop((first, third));
+    daemon.wait_until("the end of two processes", |status| status.hosts[0].clients.len() == 1);
+    assert_eq!(exhaust(|| contexts[0].create_completion_queue(4)).0.len(), 320);
 }
 
 #[test]
@@ -124,22 +147,45 @@ fn sizes_beyond_the_device_limits_are_rejected_before_allocation() {
 }
 
 #[test]
-fn one_client_too_many_is_rejected_with_a_message() {
-    let daemon = TestDaemon::with(&[("TEST_CLIENTS", "2")]);
-    let first = daemon.open("alice");
-    let _second = daemon.open("bob");
-    let error = Device::daemon_host(Some(&daemon.name), None).err().expect("a third is too many");
-    assert!(error.to_string().contains("clients"), "{error}");
-    drop(first);
+fn a_full_daemon_says_which_limit_is_reached_and_still_answers_commands() {
+    let daemon = TestDaemon::with(&[("TEST_CLIENTS", "4"), ("TEST_LIMITS", "max_cq = 3")]);
+    let own = [daemon.open("alice"), daemon.open("bob")];
+    let open = || Device::daemon_host(Some(&daemon.name), None).err().expect("too many");
+    let error = open();
+    assert!(error.errno() == libc::EMFILE && error.to_string().contains("limit of a process"), "{error}");
+    let _others = [hoard(&daemon), hoard(&daemon)];
+    drop(own);
+    daemon.wait_until("the end of two clients", |status| {
+        status.hosts.iter().map(|host| host.clients.len()).sum::<usize>() == 2
+    });
+    let _own = [daemon.open("alice"), daemon.open("bob")];
+    let error = open();
+    assert!(error.to_string().contains("4 clients, which is its limit (max_clients)"), "{error}");
+    // The connections of a process are limited as well.
+    let (controls, error) = exhaust(|| DaemonControl::connect(Some(&daemon.name)));
+    assert!(matches!(error, Error::DaemonRefused { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("10 connections") && !text.contains("start one"), "{text}");
+    // Connections that ended a moment ago may still count.
+    assert!((1..=8).contains(&controls.len()), "{}", controls.len());
+    drop(controls);
+    // The daemon ends the connections soon.
     let deadline = std::time::Instant::now() + process::TEST_TIMEOUT;
-    while let Err(error) = Device::daemon_host(Some(&daemon.name), None) {
-        assert!(std::time::Instant::now() < deadline, "{error}");
-        std::thread::yield_now();
-    }
+    let mut control = loop {
+        match DaemonControl::connect(Some(&daemon.name)) {
+            Ok(control) => break control,
+            Err(error) => assert!(std::time::Instant::now() < deadline, "{error}"),
+        }
+    };
+    control.status().unwrap();
 }
 
-/// A process of another user that tries to open a device.
+/// A process of another user that tries to open a device, or files.
 pub fn run_unprivileged() {
+    if let Ok(paths) = std::env::var("TEST_PATHS") {
+        let opened: Vec<&str> = paths.split(':').filter(|path| can_open(path)).collect();
+        return send_line(&format!("opened {opened:?}"));
+    }
     if let Some(path) = std::env::var_os("TEST_SOCKET") {
         // Without the library, directly to the socket.
         let stream = UnixStream::connect(path).unwrap();
@@ -150,7 +196,9 @@ pub fn run_unprivileged() {
         return send_line(&answer.map_or_else(|why| format!("rejected: {why}"), |_| "accepted".into()));
     }
     match Device::daemon() {
-        Err(error @ Error::NoDaemon { .. }) => send_line(&format!("rejected: {error}")),
+        Err(error @ (Error::NoDaemon { .. } | Error::DaemonRefused { .. })) => {
+            send_line(&format!("rejected: {error}"))
+        }
         Err(error) => send_line(&format!("another error: {error}")),
         Ok(_) => send_line("accepted"),
     }
@@ -195,6 +243,39 @@ fn another_user_who_reaches_the_socket_is_rejected_by_its_credentials() {
     assert!(answer.starts_with("rejected") && answer.contains("65534"), "{answer}");
     drop(daemon);
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Whether this process can open a file, or list a folder.
+fn can_open(path: &str) -> bool {
+    std::fs::File::open(path).is_ok() || std::fs::read_dir(path).is_ok()
+}
+
+#[test]
+fn another_user_cannot_open_rings_regions_sockets_or_recordings() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can switch to another user");
+        return;
+    }
+    let daemon = TestDaemon::start();
+    let (end, echo, _) = crate::data::connected(&daemon, "alice", "bob");
+    let folder = softhca_queue::control::RuntimeDir::for_user();
+    let mut paths = vec![folder.path().display().to_string()];
+    paths.extend(
+        [folder.socket(&daemon.name), folder.lock(&daemon.name)].map(|path| path.display().to_string()),
+    );
+    // Rings and regions are memfds, which have no name: a process reaches them through the descriptors and the memory
+    // of the processes that map them.
+    for pid in [daemon.process.id(), echo.id(), std::process::id()] {
+        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+        paths.extend(descriptors.map(|entry| entry.unwrap().path().display().to_string()));
+        paths.extend([format!("/proc/{pid}/mem"), format!("/proc/{pid}/map_files")]);
+    }
+    assert!(paths.iter().filter(|path| can_open(path)).count() > 10, "root can open many of {paths:?}");
+    let variables = [("TEST_PATHS", paths.join(":"))];
+    let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let mut stranger = process::spawn_as("stranger", &daemon.name, &variables, Some(65_534));
+    assert_eq!(stranger.receive_line(), "opened []");
+    drop(end);
 }
 
 #[test]

@@ -13,6 +13,8 @@ mod memory;
 mod multicast;
 mod process;
 mod process_death;
+mod recordings;
+mod soak;
 
 /// Runs this binary in a role: see `process::spawn`.
 #[test]
@@ -26,6 +28,9 @@ fn role() {
         Ok("forker") => fork::run_forker(),
         Ok("stranger") => limits::run_unprivileged(),
         Ok("owner") => memory::run_owner(),
+        Ok("hoarder") => limits::run_hoarder(),
+        Ok("soaker") => soak::run_soaker(),
+        Ok("mapper") => hostile_clients::run_mapper(),
         _ => {}
     }
 }

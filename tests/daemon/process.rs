@@ -20,6 +20,9 @@ pub fn spawn_as(role: &str, daemon: &str, variables: &[(&str, &str)], user: Opti
     if let Some(user) = user {
         command.uid(user).gid(user);
     }
+    if let Some((_, path)) = variables.iter().find(|(name, _)| *name == "TEST_STDERR") {
+        command.stderr(std::fs::File::create(path).unwrap());
+    }
     Process::start(&mut command)
 }
 

@@ -34,7 +34,15 @@ pub enum Error {
         /// Why, in the daemon's words.
         message: String,
     },
-    /// There is no daemon, or it speaks another protocol.
+    /// The daemon does not accept another connection, or not this one.
+    #[error("the daemon at {path} refused the connection: {why}")]
+    DaemonRefused {
+        /// Its socket.
+        path: String,
+        /// The reason.
+        why: String,
+    },
+    /// No daemon is running, or its socket cannot be used.
     #[error("no daemon at {path}: {why}; start one with `softhca daemon`")]
     NoDaemon {
         /// Where it was looked for.
@@ -116,6 +124,7 @@ impl Error {
             Error::Bind(_) => EADDRINUSE,
             Error::DaemonRejected { errno, .. } => *errno,
             Error::NoDaemon { .. } => ENODEV,
+            Error::DaemonRefused { .. } => ECONNREFUSED,
             Error::DeviceGone { .. } => EIO,
             Error::Forked { .. } => EINVAL,
             Error::Connection { kind: EventType::Rejected, .. } => ECONNREFUSED,

@@ -5,7 +5,7 @@ use crate::client_process::ClientProcess;
 use crate::command_error::{CommandError, RequestResult};
 use crate::host::DaemonHost;
 use crate::notification_queue::NotificationQueue;
-use crate::quota::{ClientQuota, MappingGuard, reserve_mapping};
+use crate::quota::{ClientQuota, MappingGuard};
 use crate::state::DaemonState;
 use softhca_engine::{
     Attachments, ClientId, CmChannelId, Command, Context, CqId, Hca, MemoryId, MemoryRegion, Reply, Resource,
@@ -93,8 +93,9 @@ impl Client {
     /// Allocates the memory of rings within the client's quota.
     fn allocate_rings(&self, words: usize) -> Result<RingMemory, CommandError> {
         self.quota.check_rings(words as u64 * 8)?;
-        let guard = reserve_mapping(&self.daemon.mappings, self.daemon.config.max_mappings)?;
-        let memory = SharedMemory::create("softhca-ring", words * 8, MapMode::ReadWrite)?;
+        let guard = self.daemon.mappings.reserve(self.process.pid(), words * 8)?;
+        let memory = SharedMemory::create("softhca-ring", words * 8, MapMode::ReadWrite)
+            .map_err(|error| mapping_error(words * 8, error))?;
         Ok(RingMemory { memory: Arc::new(memory), guard })
     }
 
@@ -255,8 +256,10 @@ impl Client {
             let Some(descriptor) = descriptors.into_iter().next() else {
                 return Err(CommandError::new(libc::EBADF, "a region in shared memory needs its descriptor"));
             };
-            let mapping_guard = reserve_mapping(&self.daemon.mappings, self.daemon.config.max_mappings)?;
-            let memory = Arc::new(SharedMemory::adopt(descriptor, size, MapMode::ReadWrite)?);
+            let mapping_guard = self.daemon.mappings.reserve(self.process.pid(), size)?;
+            let memory = SharedMemory::adopt(descriptor, size, MapMode::ReadWrite)
+                .map_err(|error| mapping_error(size, error))?;
+            let memory = Arc::new(memory);
             Ok(MappedMemory { block: memory.block(), offset, mapping_guard })
         };
         match backing {
@@ -299,4 +302,11 @@ fn descriptor(memory: &SharedMemory) -> Result<OwnedFd, CommandError> {
     memory
         .take_descriptor()
         .ok_or_else(|| CommandError::new(libc::EBADF, "the descriptor was already passed"))
+}
+
+fn mapping_error(bytes: usize, error: std::io::Error) -> CommandError {
+    match error.raw_os_error() {
+        Some(errno) => CommandError::new(errno, format!("the daemon cannot map {bytes} bytes: {error}")),
+        None => error.into(),
+    }
 }

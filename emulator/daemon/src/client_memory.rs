@@ -94,6 +94,10 @@ impl ProcessMemory {
         }
     }
 
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
     /// The process has exited: its number may be reused.
     pub fn mark_exited(&self) {
         self.alive.store(false, Ordering::Release);

@@ -1,5 +1,6 @@
 //! The process at the other end of a control connection.
 
+use crate::messages::printable;
 use crate::readable_fd::ReadableFd;
 use rustix::process::PidfdFlags;
 use std::io;
@@ -25,7 +26,7 @@ impl ClientProcess {
             None => rustix::process::pidfd_open(credentials.pid, PidfdFlags::empty())?,
         };
         let pidfd = ReadableFd::new(pidfd)?;
-        Ok(ClientProcess { pid, uid: credentials.uid.as_raw(), name: name.trim().into(), pidfd })
+        Ok(ClientProcess { pid, uid: credentials.uid.as_raw(), name: printable(name.trim()), pidfd })
     }
 
     /// Waits until the process has exited, even if its number is reused.

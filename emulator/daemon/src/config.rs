@@ -110,6 +110,8 @@ pub struct Config {
     /// The most rings and memory regions of all clients together. The kernel allows a process 65530 mappings, and the
     /// daemon needs some of them.
     pub max_mappings: usize,
+    /// The most bytes of the rings and mapped memory regions of all clients together.
+    pub max_mapped_bytes: u64,
     /// Kill a client that stalls a host for this long. All clients of the host wait, and nothing else ends the stall.
     /// With `None`, the daemon only reports the stall.
     pub kill_after: Option<Duration>,
@@ -133,10 +135,26 @@ impl Default for Config {
             max_clients: 128,
             client_limits: ClientLimits::default(),
             max_mappings: 48_000,
+            max_mapped_bytes: address_space() / 2,
             kill_after: None,
             busy_poll: Duration::from_micros(50),
             idle_exit_after: None,
         }
+    }
+}
+
+/// The bytes that the kernel lets this process map.
+fn address_space() -> u64 {
+    let on_stack = 0u8;
+    // The stack is at the end of the address space, whose size is a power of two.
+    let size = (&raw const on_stack as u64).next_power_of_two();
+    rustix::process::getrlimit(rustix::process::Resource::As).current.unwrap_or(size).min(size)
+}
+
+impl Config {
+    /// The most devices that one process may have open: half of all.
+    pub(crate) fn max_clients_per_process(&self) -> usize {
+        self.max_clients.div_ceil(2)
     }
 }
 

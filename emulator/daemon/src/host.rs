@@ -2,6 +2,7 @@
 
 use crate::client_memory::{AccessMonitor, ClientMemories};
 use crate::config::{Config, HostConfig};
+use crate::messages::report;
 use crate::notification_queue::NotificationQueue;
 use crate::recording::Recordings;
 use crate::start_error::StartError;
@@ -176,7 +177,7 @@ impl HostEventSink {
             Event::ClientFaulted { client, qp, corrupt_ring: why } => {
                 let clients = self.bus.clients.lock();
                 if let Some(ClientSubscription { pid, name, .. }) = clients.get(client) {
-                    eprintln!("softhca: queue pair {qp} of process {pid} ({name}) was stopped: {why}");
+                    report!("queue pair {qp} of process {pid} ({name}) was stopped: {why}");
                 }
             }
             _ => {}

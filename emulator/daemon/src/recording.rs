@@ -1,5 +1,8 @@
 //! Captures and event logs of the hosts of a daemon.
 
+use crate::command_error::CommandError;
+use crate::messages::report;
+use crate::record_writer::{RecordOutput, RecordWriter};
 use parking_lot::Mutex;
 use softhca_engine::{Event, Instant};
 use softhca_fabric::{
@@ -7,26 +10,50 @@ use softhca_fabric::{
 };
 use softhca_trace::{CaptureWriter, EventLog, InterfaceId, NameTable, PacketDirection, PortTap};
 use softhca_wire::{AddressHeaders, Pfc};
+use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, BufWriter};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// The most recordings of one process, and of all processes. Every event is formatted once per recording.
+const MAX_PER_PROCESS: usize = 4;
+const MAX_RECORDINGS: usize = 64;
+
 /// A capture with an interface and a tap per host.
 struct Capture {
-    writer: CaptureWriter<BufWriter<File>>,
+    writer: CaptureWriter<RecordWriter>,
     taps: Vec<PortTap>,
     interfaces: Vec<InterfaceId>,
 }
 
-/// A capture, an event log, or both, of all hosts.
+/// A capture or an event log of all hosts.
 struct Recording {
     /// The session that started it; zero for the daemon.
     owner: u64,
     names: NameTable,
     capture: Option<Capture>,
-    log: Option<EventLog<BufWriter<File>>>,
+    log: Option<EventLog<RecordWriter>>,
+    output: RecordOutput,
     write_error: Option<io::Error>,
+}
+
+/// Counts a recording of a process until its file is closed.
+struct RecordingGuard {
+    counts: Arc<Mutex<BTreeMap<u32, usize>>>,
+    pid: u32,
+}
+
+impl Drop for RecordingGuard {
+    fn drop(&mut self) {
+        let mut counts = self.counts.lock();
+        if let Some(count) = counts.get_mut(&self.pid) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.pid);
+            }
+        }
+    }
 }
 
 impl Recording {
@@ -35,7 +62,8 @@ impl Recording {
         if let Err(error) = written
             && self.write_error.is_none()
         {
-            eprintln!("softhca: a recording ends early: {error}");
+            let what = if self.log.is_some() { "an event log" } else { "a capture" };
+            report!("the recording of {what} ends early: {error}");
             self.write_error = Some(error);
         }
     }
@@ -46,20 +74,20 @@ impl Recording {
         self.check_write(capture.and(log));
     }
 
+    /// Writes the rest and closes the file.
     fn finish(mut self) -> io::Result<()> {
-        if let Some(Capture { writer, taps, .. }) = &mut self.capture {
-            for tap in taps {
-                tap.flush_pending(writer)?;
+        let mut write_rest = || {
+            if let Some(Capture { writer, taps, .. }) = &mut self.capture {
+                taps.iter_mut().try_for_each(|tap| tap.flush_pending(writer))?;
+                writer.flush()?;
             }
-            writer.flush()?;
-        }
-        if let Some(log) = &mut self.log {
-            log.finish()?;
-        }
-        match self.write_error {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
+            self.log.as_mut().map_or(Ok(()), EventLog::finish)
+        };
+        let written = if self.write_error.is_none() { write_rest() } else { Ok(()) };
+        let Recording { capture, log, output, write_error, .. } = self;
+        // Without a writer, the output ends.
+        drop((capture, log));
+        write_error.map_or(written, Err).and(output.finish())
     }
 }
 
@@ -70,6 +98,8 @@ pub(crate) struct Recordings {
     /// A recording exists. Without one, no thread takes the lock.
     is_active: AtomicBool,
     recordings: Mutex<Vec<Recording>>,
+    /// The recordings of each process.
+    counts: Arc<Mutex<BTreeMap<u32, usize>>>,
 }
 
 impl Recordings {
@@ -79,6 +109,7 @@ impl Recordings {
             started: std::time::Instant::now(),
             is_active: AtomicBool::new(false),
             recordings: Mutex::default(),
+            counts: Arc::default(),
         })
     }
 
@@ -136,26 +167,55 @@ impl Recordings {
         }
     }
 
-    /// Starts a recording.
-    pub fn start(&self, owner: u64, capture: Option<File>, log: Option<File>) -> io::Result<()> {
-        // The lock is held until the recording is in the list, so that it misses no name.
+    /// Starts a capture, an event log, or both, for a process or for the daemon itself.
+    pub fn start(
+        &self,
+        owner: u64,
+        pid: Option<u32>,
+        capture: Option<File>,
+        log: Option<File>,
+    ) -> Result<(), CommandError> {
+        let guards = pid.map(|pid| self.count(pid)).transpose()?;
+        // The lock is held until the recordings are in the list, so that they miss no name.
         let locked = self.names.lock();
-        let names = locked.clone();
-        let capture = match capture {
-            None => None,
-            Some(file) => {
-                let mut writer = CaptureWriter::new(BufWriter::new(file))?;
-                let interfaces = names.hosts().map(|(name, at)| writer.add_interface(name, &at.to_string()));
-                let interfaces = interfaces.collect::<io::Result<Vec<_>>>()?;
-                let taps = interfaces.iter().map(|interface| PortTap::new(*interface)).collect();
-                Some(Capture { writer, taps, interfaces })
-            }
-        };
-        let log = log.map(|file| EventLog::new(BufWriter::new(file), "softhca daemon", names.clone()));
-        self.recordings.lock().push(Recording { owner, names, capture, log, write_error: None });
+        let mut started = Vec::new();
+        if let Some(file) = capture {
+            let names = locked.clone();
+            let writer = RecordWriter::start(file, guards.clone())?;
+            let output = writer.output();
+            let mut writer = CaptureWriter::new(writer)?;
+            let interfaces = names.hosts().map(|(name, at)| writer.add_interface(name, &at.to_string()));
+            let interfaces = interfaces.collect::<io::Result<Vec<_>>>()?;
+            let taps = interfaces.iter().map(|interface| PortTap::new(*interface)).collect();
+            let capture = Some(Capture { writer, taps, interfaces });
+            started.push(Recording { owner, names, capture, log: None, output, write_error: None });
+        }
+        if let Some(file) = log {
+            let names = locked.clone();
+            let writer = RecordWriter::start(file, guards)?;
+            let output = writer.output();
+            let log = Some(EventLog::new(writer, "softhca daemon", names.clone()));
+            started.push(Recording { owner, names, capture: None, log, output, write_error: None });
+        }
+        self.recordings.lock().extend(started);
         drop(locked);
         self.is_active.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// Counts a recording of a process, if the limits permit it.
+    fn count(&self, pid: u32) -> Result<Arc<RecordingGuard>, CommandError> {
+        let mut counts = self.counts.lock();
+        let of_process = counts.get(&pid).copied().unwrap_or(0);
+        let text = if of_process >= MAX_PER_PROCESS {
+            format!("process {pid} has {MAX_PER_PROCESS} recordings, which is the limit of a process")
+        } else if counts.values().sum::<usize>() >= MAX_RECORDINGS {
+            format!("the daemon has {MAX_RECORDINGS} recordings, which is its limit")
+        } else {
+            counts.insert(pid, of_process + 1);
+            return Ok(Arc::new(RecordingGuard { counts: self.counts.clone(), pid }));
+        };
+        Err(CommandError::new(libc::EMFILE, text))
     }
 
     /// Ends the recordings of `owner`. Returns the first write error.

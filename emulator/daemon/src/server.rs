@@ -6,6 +6,7 @@
 use crate::client_process::ClientProcess;
 use crate::config::{Config, FabricConfig};
 use crate::host::{AsyncEventWatchers, DaemonHost};
+use crate::messages::{self, report};
 use crate::readable_fd::ReadableFd;
 use crate::recording::{FabricEventSink, Recordings};
 use crate::session::Session;
@@ -32,6 +33,8 @@ use tokio::task::JoinSet;
 
 /// Threads that run sessions. One handles thousands of commands per second; the second one hides its system calls.
 const WORKERS: usize = 2;
+/// Connections beyond those of clients: commands such as `softhca status` and `softhca stop` reach a full daemon.
+const CONTROL_CONNECTIONS: usize = 16;
 /// How often the server flushes recordings and looks for stalled hosts.
 const TICK: Duration = Duration::from_secs(1);
 /// How long an idle server waits for a client that is connecting, before it tries to exit again.
@@ -124,7 +127,7 @@ impl Daemon {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(WORKERS)
             // Every session may block in a command at the same time.
-            .max_blocking_threads(config.max_clients.saturating_add(WORKERS))
+            .max_blocking_threads(config.max_clients.saturating_add(CONTROL_CONNECTIONS + WORKERS))
             .thread_name("control")
             .enable_all()
             .build()?;
@@ -143,7 +146,10 @@ impl Daemon {
 
     /// Records all hosts until the daemon ends: a capture, an event log, or both.
     pub fn start_recording(&self, capture: Option<File>, log: Option<File>) -> io::Result<()> {
-        self.state.recordings.start(0, capture, log)
+        self.state
+            .recordings
+            .start(0, None, capture, log)
+            .map_err(|error| io::Error::other(error.to_string()))
     }
 
     /// The path of the control socket.
@@ -184,7 +190,7 @@ impl Daemon {
                 accepted = listener.accept() => match accepted.and_then(|(stream, _)| stream.into_std()) {
                     Ok(stream) => match self.admit(stream) {
                         Ok(()) => exit_at = None,
-                        Err(error) => eprintln!("softhca: connection refused: {error}"),
+                        Err(error) => report!("connection refused: {error}"),
                     },
                     Err(_) => tokio::time::sleep(ACCEPT_RETRY).await,
                 },
@@ -220,17 +226,33 @@ impl Daemon {
         }
     }
 
+    /// The limit that another connection of a process exceeds.
+    fn connection_limit(&self, pid: u32) -> Option<String> {
+        let Config { max_clients, .. } = self.state.config;
+        let sessions = self.state.sessions.lock();
+        let limit = max_clients + CONTROL_CONNECTIONS;
+        if sessions.len() >= limit {
+            return Some(format!(
+                "the daemon has {limit} connections, which is its limit: max_clients, {max_clients}, and \
+                 {CONTROL_CONNECTIONS} for commands; `softhca status` shows the clients"
+            ));
+        }
+        let share = self.state.config.max_clients_per_process() + CONTROL_CONNECTIONS / 2;
+        let of_process = sessions.values().filter(|session| session.lock().client.pid == pid).count();
+        (of_process >= share).then(|| {
+            format!("process {pid} has {share} connections to the daemon, which is the limit of a process")
+        })
+    }
+
     /// Starts a session.
     fn admit(&mut self, stream: UnixStream) -> io::Result<()> {
-        let limit = self.state.config.max_clients;
-        if self.state.sessions.lock().len() >= limit {
-            let reason = format!("the daemon has {limit} clients, which is its limit");
+        let process = ClientProcess::from_stream(&stream)?;
+        if let Some(reason) = self.connection_limit(process.pid) {
             let frame = FramedMessage::frame(&encode(&Err::<Welcome, _>(&reason)), 0);
             // A new socket has room for this.
             let _ = send_message(stream.as_fd(), &frame, 0, &[]);
             return Err(io::Error::other(reason));
         }
-        let process = ClientProcess::from_stream(&stream)?;
         let (pid, name) = (process.pid, process.name.clone());
         let client = ClientStatus { pid, name: name.clone(), resources: Vec::new() };
         let status = Arc::new(Mutex::new(SessionStatus { host_name: None, client }));
@@ -241,7 +263,7 @@ impl Daemon {
         let state = self.state.clone();
         self.sessions.spawn(async move {
             if let Err(error) = session.run().await {
-                eprintln!("softhca: process {pid} ({name}) was disconnected: {error}");
+                report!("process {pid} ({name}) was disconnected: {error}");
             }
             state.sessions.lock().remove(&id);
         });
@@ -255,8 +277,9 @@ impl Daemon {
         self.state.stopping.send_replace(true);
         runtime.block_on(async { while self.sessions.join_next().await.is_some() {} });
         if let Err(error) = self.state.recordings.end(0) {
-            eprintln!("softhca: the recording is incomplete: {error}");
+            report!("the recording is incomplete: {error}");
         }
+        messages::flush();
     }
 }
 
@@ -299,6 +322,7 @@ fn raise_descriptor_limit() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use softhca_queue::control::{Hello, MessageReader, Request};
 
     #[test]
     fn an_idle_daemon_holds_its_locks_until_it_is_gone() {
@@ -320,5 +344,51 @@ mod tests {
         for path in [directory.start_lock(&name), directory.lock(&name)] {
             std::fs::remove_file(path).expect("the test owns it");
         }
+    }
+
+    /// Connects, and returns once the daemon has answered the handshake.
+    fn connect(socket: &Path) -> UnixStream {
+        let stream = UnixStream::connect(socket).expect("the daemon listens");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout above zero");
+        send(&stream, &Hello::current());
+        MessageReader::default().read(stream.as_fd()).expect("an answer in time").expect("a welcome");
+        stream
+    }
+
+    fn send<T: serde::Serialize>(stream: &UnixStream, message: &T) {
+        send_message(stream.as_fd(), &FramedMessage::frame(&encode(message), 0), 0, &[]).expect("room");
+    }
+
+    /// The bytes that the other end has not read yet.
+    #[allow(unsafe_code)]
+    fn unread_bytes(stream: &UnixStream) -> libc::c_int {
+        use std::os::fd::AsRawFd;
+        let mut bytes = 0;
+        // SAFETY: the call writes one integer, which outlives it.
+        assert_eq!(unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) }, 0);
+        bytes
+    }
+
+    #[test]
+    fn sessions_that_wait_for_a_busy_driver_do_not_block_others() {
+        let config = Config { name: format!("busy-{}", std::process::id()), ..Config::default() };
+        let mut daemon = Daemon::start(config).expect("it starts");
+        let (state, socket) = (daemon.state.clone(), daemon.socket.clone());
+        let server = std::thread::spawn(move || daemon.run(None));
+        let waiting = state.hosts[0].driver.control(|_| {
+            let waiting = [(); 2 * WORKERS].map(|()| connect(&socket));
+            waiting.iter().for_each(|stream| send(stream, &Request::Status));
+            // Each session has read its request, and waits for the driver.
+            while waiting.iter().any(|stream| unread_bytes(stream) > 0) {
+                std::thread::yield_now();
+            }
+            connect(&socket);
+            waiting
+        });
+        for stream in &waiting {
+            MessageReader::default().read(stream.as_fd()).expect("an answer in time").expect("a status");
+        }
+        send(&waiting[0], &Request::Stop);
+        server.join().expect("no panic").expect("it serves until it is stopped");
     }
 }

@@ -221,8 +221,10 @@ impl Session {
                 }
                 let host = self.daemon.host(host.as_deref())?.clone();
                 let memory = descriptors.pop();
+                self.daemon.add_client(&self.status, &host.device.name)?;
+                let opened = Client::open(&self.daemon, &host, &self.process, &self.notifications, memory);
                 let (client, response, mut passed) =
-                    Client::open(&self.daemon, &host, &self.process, &self.notifications, memory)?;
+                    opened.inspect_err(|_| self.status.lock().host_name = None)?;
                 let (ours, theirs) = UnixStream::pair()?;
                 passed.insert(passed.len() - 1, theirs.into());
                 let direct = ours.try_clone()?;
@@ -270,7 +272,8 @@ impl Session {
                     let text = "a recording needs the descriptor that it is written to";
                     return Err(CommandError::new(libc::EBADF, text));
                 }
-                block_in_place(|| self.daemon.recordings.start(self.id, capture.flatten(), log.flatten()))?;
+                let files = (capture.flatten(), log.flatten());
+                self.daemon.recordings.start(self.id, Some(self.process.pid), files.0, files.1)?;
                 Response::Done
             }
             Request::StopRecordings => {
@@ -307,9 +310,7 @@ impl Session {
     fn update_status(&mut self) {
         let Some(client) = &mut self.client else { return };
         if let Some(counts) = client.quota.changed_counts() {
-            let mut status = self.status.lock();
-            status.host_name.get_or_insert_with(|| client.host.device.name.clone());
-            status.client.resources = counts;
+            self.status.lock().client.resources = counts;
         }
     }
 }

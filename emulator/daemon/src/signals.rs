@@ -58,6 +58,23 @@ impl Signals {
         Ok(Signals { descriptor: unsafe { OwnedFd::from_raw_fd(descriptor) }, previous_mask: before })
     }
 
+    /// Kills a program that is started when the calling thread ends, even if SIGKILL ended it. The kernel does not kill
+    /// the program's own children, and forgets the setting when the program is setuid.
+    pub fn kill_with_parent(command: &mut Command) {
+        let parent = rustix::process::getpid();
+        // SAFETY: the closure makes two system calls and does not allocate.
+        unsafe {
+            command.pre_exec(move || {
+                rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+                // The parent may have ended before the call.
+                match rustix::process::getppid() == Some(parent) {
+                    true => Ok(()),
+                    false => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+                }
+            });
+        }
+    }
+
     /// Restores the previous signal mask in a program that is started.
     pub fn unblock_in_child(&self, command: &mut Command) {
         let before = self.previous_mask;

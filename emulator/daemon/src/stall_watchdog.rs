@@ -1,5 +1,6 @@
 //! Detects a client that stalls a host: the engine thread waits for a page of the client's memory.
 
+use crate::messages::report;
 use crate::state::DaemonState;
 use std::time::Instant;
 
@@ -22,12 +23,12 @@ impl StallWatchdog {
             if let (Some((_, pid)), Some(since)) = (current, since) {
                 let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
                 let (host, name) = (&host.device.name, name.trim());
-                eprintln!(
-                    "softhca: host {host} is stalled by process {pid} ({name}): a page of its memory does not \
+                report!(
+                    "host {host} is stalled by process {pid} ({name}): a page of its memory does not \
                      arrive; all clients of the host wait"
                 );
                 if daemon.config.kill_after.is_some_and(|limit| since.elapsed() >= limit) {
-                    eprintln!("softhca: killing process {pid} ({name}) because it stalls host {host}");
+                    report!("killing process {pid} ({name}) because it stalls host {host}");
                     kill_process(pid);
                 }
             }

@@ -4,13 +4,13 @@ use crate::command_error::CommandError;
 use crate::config::Config;
 use crate::host::{AsyncEventWatchers, DaemonHost};
 use crate::qp_roles::QpRoles;
+use crate::quota::Mappings;
 use crate::recording::Recordings;
 use parking_lot::Mutex;
 use softhca_queue::control::{ClientStatus, DaemonStatus, HostStatus};
 use softhca_udp::HostNetwork;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 use tokio::sync::{Notify, watch};
 
@@ -27,8 +27,7 @@ pub(crate) struct DaemonState {
     pub watchers: Arc<AsyncEventWatchers>,
     pub recordings: Arc<Recordings>,
     pub roles: QpRoles,
-    /// How many rings and regions of clients the daemon has mapped.
-    pub mappings: Arc<AtomicUsize>,
+    pub mappings: Arc<Mappings>,
     /// The network between the hosts.
     pub network: Option<Arc<HostNetwork>>,
     /// True when every session must end.
@@ -48,12 +47,12 @@ impl DaemonState {
         network: Option<Arc<HostNetwork>>,
     ) -> DaemonState {
         DaemonState {
+            mappings: Mappings::new(&config),
             config,
             hosts,
             watchers,
             recordings,
             roles: QpRoles::default(),
-            mappings: Arc::default(),
             network,
             stopping: watch::Sender::new(false),
             stop_requested: Notify::new(),
@@ -76,6 +75,33 @@ impl DaemonState {
                 format!("no host is named {:?}; the hosts are {}", name.unwrap_or(""), names.join(", "));
             CommandError::new(libc::ENODEV, text)
         })
+    }
+
+    /// Counts a session as a client of a host, if the limits of clients permit it.
+    pub fn add_client(&self, own: &Mutex<SessionStatus>, host: &str) -> Result<(), CommandError> {
+        // Held until the session counts: two sessions cannot take the last place.
+        let sessions = self.sessions.lock();
+        let pid = own.lock().client.pid;
+        let (mut all, mut of_process) = (0, 0);
+        for session in sessions.values() {
+            let session = session.lock();
+            if session.host_name.is_some() {
+                all += 1;
+                of_process += usize::from(session.client.pid == pid);
+            }
+        }
+        let (limit, share) = (self.config.max_clients, self.config.max_clients_per_process());
+        let message = if all >= limit {
+            format!("the daemon has {limit} clients, which is its limit (max_clients)")
+        } else if of_process >= share {
+            format!(
+                "process {pid} has {share} open devices, which is the limit of a process: half of max_clients, {limit}"
+            )
+        } else {
+            own.lock().host_name = Some(host.into());
+            return Ok(());
+        };
+        Err(CommandError::new(libc::EMFILE, message))
     }
 
     pub fn status(&self) -> DaemonStatus {

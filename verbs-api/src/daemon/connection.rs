@@ -53,9 +53,8 @@ impl ControlSocket {
     }
 
     fn handshake(stream: UnixStream, path: &Path) -> Result<ControlSocket> {
-        let missing =
-            |why: String| Error::NoDaemon { path: path.display().to_string(), why, is_absent: false };
-        let fault = |error: io::Error| missing(error.to_string());
+        let refused = |why: String| Error::DaemonRefused { path: path.display().to_string(), why };
+        let fault = |error: io::Error| refused(error.to_string());
         match send(stream.as_fd(), &encode(&Hello::current()), &[]) {
             // It may have said why before it closed.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
@@ -63,14 +62,14 @@ impl ControlSocket {
         }
         let mut reader = MessageReader::default();
         let Some(frame) = reader.read(stream.as_fd()).map_err(fault)? else {
-            return Err(missing("it closed the connection: it may have as many clients as it allows".into()));
+            return Err(refused("it closed the connection without a reason".into()));
         };
         let answer: std::result::Result<Welcome, String> =
-            decode(&frame.bytes).map_err(|error| missing(error.to_string()))?;
-        let welcome = answer.map_err(missing)?;
+            decode(&frame.bytes).map_err(|error| refused(error.to_string()))?;
+        let welcome = answer.map_err(refused)?;
         if welcome.protocol != PROTOCOL_VERSION {
             let text = format!("it speaks protocol {}, this library {PROTOCOL_VERSION}", welcome.protocol);
-            return Err(missing(text));
+            return Err(refused(text));
         }
         Ok(ControlSocket { stream, reader, process: ProcessIdentity::current(), welcome })
     }

@@ -1,0 +1,306 @@
+//! A soak: processes exchange random traffic over a daemon and over embedded devices, while processes and daemons are
+//! killed, links lose packets, and memory regions come and go. Nothing may be lost, nothing may leak, and the counters
+//! must agree. `SOFTHCA_SOAK` is the number of seconds:
+//! `SOFTHCA_SOAK=1800 cargo test -p softhca-tests --test daemon -- --ignored --nocapture soak`
+
+use crate::data::{ALL_ACCESS, ConnectedHost};
+use crate::process::{Process, TEST_TIMEOUT, TestDaemon, receive_line, send_line, spawn};
+use softhca::{
+    Action, Choice, CompletionStatus, ConnectOptions, Counters, DaemonControl, Device, EmbeddedOptions,
+    Error, ReceiveRequest, Recovery, RemoteAddress, Repeat, Rule, RuleId, Selector, SendRequest,
+};
+use std::time::{Duration, Instant};
+
+const SOAKERS: usize = 3;
+const REGION: usize = 256 << 10;
+/// Rounds after which the resources of a process are its baseline.
+const WARM_UP: u64 = 4;
+
+/// Pseudorandom numbers.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % limit
+    }
+}
+
+fn lossy_rule(id: u32) -> Rule {
+    let choice = Choice::Probability { per_billion: 2_000_000 };
+    Rule {
+        id: RuleId(id),
+        selector: Selector::default(),
+        repeat: Repeat::choice(choice),
+        action: Action::Drop,
+    }
+}
+
+/// The packets that a device sent, and those that it accounts for on arrival.
+fn packets(counters: &Counters) -> [u64; 2] {
+    let Counters { rcvd_pkts, rx_dropped, rx_malformed, rx_icrc_encapsulated, .. } = *counters;
+    [counters.sent_pkts, rcvd_pkts + rx_dropped + rx_malformed + rx_icrc_encapsulated]
+}
+
+/// The resources of a process: descriptors, mappings, and kilobytes of memory.
+fn resources(pid: u32) -> [u64; 3] {
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    let mappings = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().lines().count();
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let resident = resident.split_whitespace().next().unwrap().parse().unwrap();
+    [descriptors as u64, mappings as u64, resident]
+}
+
+/// Compares the resources of a process with its baseline, which allows for caches of the allocator and the runtime.
+struct LeakCheck {
+    rounds: u64,
+    baseline: [u64; 3],
+}
+
+impl LeakCheck {
+    fn new() -> LeakCheck {
+        LeakCheck { rounds: 0, baseline: [0; 3] }
+    }
+
+    fn check(&mut self, what: &str, now: [u64; 3]) {
+        self.rounds += 1;
+        if self.rounds <= WARM_UP {
+            self.baseline = std::array::from_fn(|index| self.baseline[index].max(now[index]));
+            return;
+        }
+        let allowed = [4, 64, 64 << 10];
+        for index in 0..3 {
+            let limit = self.baseline[index] + allowed[index];
+            assert!(now[index] <= limit, "{what} leaks: {now:?} after {:?}", self.baseline);
+        }
+    }
+}
+
+/// A process that runs a round for each line, and prints its operations or that the daemon is gone.
+pub fn run_soaker() {
+    while let Some(line) = receive_line() {
+        let mut random = Random(line.parse().unwrap());
+        let outcome = match random.below(3) {
+            0 => embedded_round(&mut random),
+            _ => daemon_round(&mut random),
+        };
+        match outcome {
+            Some(operations) => send_line(&format!("done {operations}")),
+            None => send_line("gone"),
+        }
+    }
+}
+
+fn embedded_round(random: &mut Random) -> Option<u64> {
+    let devices = [(); 2].map(|()| {
+        let mut options = EmbeddedOptions::default();
+        options.settings.recovery = Recovery::GoBackN;
+        Device::embedded_with(options).expect("an embedded device")
+    });
+    if random.below(2) == 0 {
+        devices.iter().for_each(|device| device.add_rule(7, lossy_rule(1)));
+    }
+    let operations = traffic(&devices, random).expect("an embedded device stays");
+    // Every packet that left arrived, or a rule dropped it. The last ACKs may be on their way.
+    let contexts = devices.each_ref().map(Device::open);
+    let fired: fn(&Device) -> u64 = |device| device.rules().iter().map(|(_, counters)| counters.fired).sum();
+    await_balance(|| {
+        let counted = contexts.each_ref().map(|context| packets(&context.counters()));
+        let dropped: u64 = devices.iter().map(fired).sum();
+        [counted[0][0] + counted[1][0], counted[0][1] + counted[1][1] + dropped]
+    });
+    Some(operations)
+}
+
+fn daemon_round(random: &mut Random) -> Option<u64> {
+    let open = |host| match Device::daemon_host(None, Some(host)) {
+        Ok(device) => Some(device),
+        Err(Error::NoDaemon { .. } | Error::DaemonRefused { .. } | Error::DeviceGone { .. }) => None,
+        Err(error) => panic!("{error}"),
+    };
+    traffic(&[open("alice")?, open("bob")?], random)
+}
+
+/// Waits until as many packets arrived as left.
+fn await_balance(counts: impl Fn() -> [u64; 2]) {
+    let deadline = Instant::now() + TEST_TIMEOUT;
+    while let [sent, arrived] = counts()
+        && sent != arrived
+    {
+        assert!(Instant::now() < deadline, "{sent} packets left, {arrived} arrived or were dropped");
+        std::thread::yield_now();
+    }
+}
+
+/// Random operations between two devices, each of which must complete once and move the right bytes. `None` if the
+/// daemon ended.
+fn traffic(devices: &[Device; 2], random: &mut Random) -> Option<u64> {
+    // A daemon that ends while objects are created makes the test's helper panic.
+    let create = || devices.each_ref().map(|device| ConnectedHost::new(device, REGION));
+    let Ok([near, far]) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(create)) else {
+        assert!(devices.iter().any(|device| !device.open().is_alive()), "objects cannot be created");
+        return None;
+    };
+    let is_gone = || !near.context.is_alive() || !far.context.is_alive();
+    let lost = |what: &str| -> Option<u64> {
+        // The end of a daemon may show in a completion before it shows in the device.
+        let deadline = Instant::now() + TEST_TIMEOUT;
+        while !is_gone() {
+            assert!(Instant::now() < deadline, "{what}");
+        }
+        None
+    };
+    if near.pair.connect_both(&far.pair, &ConnectOptions::default()).is_err() {
+        return lost("the queue pairs cannot be connected");
+    }
+    let operations = 40 + random.below(80);
+    let mut sum = 0;
+    far.region.write_at(0, &[0; 8]);
+    for id in 0..operations {
+        let length = 1 + random.below(60 << 10) as usize;
+        let pattern: Vec<u8> = (0..length).map(|index| (id as usize * 7 + index) as u8).collect();
+        let remote = |offset: u64| -> RemoteAddress {
+            let start = far.region.remote_address(0);
+            RemoteAddress { address: start.address + offset, ..start }
+        };
+        // Half of the regions are new.
+        let Ok(fresh) = near.domain.allocate_region(64 << 10, ALL_ACCESS) else { return lost("no region") };
+        let own = if random.below(2) == 0 { &fresh } else { &near.region };
+        own.write_at(0, &pattern);
+        let gather = [own.sge(0, length as u32)];
+        let mut received = 0;
+        let kind = random.below(4);
+        let posted = match kind {
+            0 => near.pair.post_send(&SendRequest::rdma_write(id, &gather, remote(4096))),
+            1 => {
+                far.region.write_at(4096, &pattern);
+                own.write_at(0, &vec![0; length]);
+                near.pair.post_send(&SendRequest::rdma_read(id, &gather, remote(4096)))
+            }
+            2 => {
+                let scatter = [far.region.sge(4096, 64 << 10)];
+                received = 1;
+                far.pair
+                    .post_recv(&ReceiveRequest { wr_id: id, sg_list: &scatter })
+                    .and_then(|()| near.pair.post_send(&SendRequest::send(id, &gather)))
+            }
+            _ => near.pair.post_send(&SendRequest::fetch_and_add(id, &[own.sge(0, 8)], remote(0), id)),
+        };
+        if posted.is_err() {
+            return lost("a work request cannot be posted");
+        }
+        for (end, count) in [(&near, 1), (&far, received)] {
+            for _ in 0..count {
+                let Some(completion) = end.queue.wait_for(TEST_TIMEOUT) else { return lost("no completion") };
+                if completion.status != CompletionStatus::Success {
+                    return lost(&format!("{completion:?}"));
+                }
+                assert_eq!(completion.wr_id, id);
+            }
+        }
+        match kind {
+            0 | 2 => assert_eq!(far.region.read_at(4096, length), pattern, "operation {id}"),
+            1 => assert_eq!(own.read_at(0, length), pattern, "operation {id}"),
+            _ => {
+                assert_eq!(own.load(0), sum, "operation {id}");
+                sum += id;
+            }
+        }
+    }
+    assert!(is_gone() || near.queue.poll().is_none() && far.queue.poll().is_none(), "a completion too many");
+    Some(operations)
+}
+
+fn start_soaker(daemon: &TestDaemon) -> (Process, LeakCheck) {
+    (spawn("soaker", &daemon.name, &[]), LeakCheck::new())
+}
+
+/// Waits until the daemon has no clients, and checks its objects and counters.
+fn check_daemon(daemon: &TestDaemon, control: &mut DaemonControl, dropped: u64) {
+    daemon.wait_until("the end of all clients", |status| {
+        status.hosts.iter().all(|host| host.clients.is_empty() && host.queue_pairs == 0)
+    });
+    let mut counts = || {
+        let counted = ["alice", "bob"].map(|host| packets(&control.counters(Some(host)).unwrap()));
+        [counted[0][0] + counted[1][0], counted[0][1] + counted[1][1] + dropped]
+    };
+    let deadline = Instant::now() + TEST_TIMEOUT;
+    while let [sent, arrived] = counts()
+        && sent != arrived
+    {
+        assert!(Instant::now() < deadline, "daemon: {sent} packets left, {arrived} arrived or were dropped");
+    }
+}
+
+fn fired(control: &mut DaemonControl) -> u64 {
+    let of = |host: &str, control: &mut DaemonControl| -> u64 {
+        control.rules(host).unwrap().iter().map(|(_, counters)| counters.fired).sum()
+    };
+    of("alice", control) + of("bob", control)
+}
+
+#[test]
+#[ignore = "takes as long as SOFTHCA_SOAK says, two minutes by default"]
+fn soak() {
+    let seconds = std::env::var("SOFTHCA_SOAK").ok().and_then(|text| text.parse().ok()).unwrap_or(120);
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let variables = [("TEST_CONFIG", "recovery = 'go-back-n'")];
+    let mut daemon = TestDaemon::with(&variables);
+    let mut control = daemon.control();
+    let (mut check, mut dropped) = (LeakCheck::new(), 0);
+    let mut soakers: Vec<_> = (0..SOAKERS).map(|_| start_soaker(&daemon)).collect();
+    let mut random = Random(std::process::id().into());
+    let (mut rounds, mut operations, mut kills, mut restarts) = (0u64, 0u64, 0u64, 0u64);
+    while Instant::now() < end {
+        rounds += 1;
+        if random.below(2) == 0 {
+            for host in ["alice", "bob"] {
+                control.add_rules(host, rounds, &[(lossy_rule(1), "lose some")]).unwrap();
+            }
+        }
+        for (soaker, _) in &mut soakers {
+            soaker.send_line(&random.below(1 << 50).max(1).to_string());
+        }
+        let event = random.below(8);
+        if event < 3 {
+            // At some moment of the round, if any soaker uses the daemon in it.
+            let deadline = Instant::now() + Duration::from_millis(random.below(200));
+            while control.status().unwrap().hosts[0].queue_pairs == 0 && Instant::now() < deadline {}
+        }
+        match event {
+            0 => {
+                dropped = 0;
+                daemon.process.kill();
+                daemon = TestDaemon::named(daemon.name.clone(), &variables);
+                control = daemon.control();
+                check = LeakCheck::new();
+                restarts += 1;
+            }
+            1 | 2 => {
+                let index = random.below(SOAKERS as u64) as usize;
+                soakers[index].0.kill();
+                soakers[index] = start_soaker(&daemon);
+                soakers[index].0.send_line("12345");
+                kills += 1;
+            }
+            _ => {}
+        }
+        for (soaker, check) in &mut soakers {
+            let line = soaker.receive_line();
+            match line.split_once(' ') {
+                Some(("done", count)) => operations += count.parse::<u64>().unwrap(),
+                _ => assert!(line == "gone" && event == 0, "round {rounds}, event {event}: {line}"),
+            }
+            check.check("a client", resources(soaker.id()));
+        }
+        dropped += fired(&mut control);
+        ["alice", "bob"].iter().for_each(|host| control.clear_rules(host).unwrap());
+        check_daemon(&daemon, &mut control, dropped);
+        check.check("the daemon", resources(daemon.process.id()));
+    }
+    println!("{rounds} rounds, {operations} operations, {kills} processes and {restarts} daemons killed");
+    assert!(operations > 0);
+}
