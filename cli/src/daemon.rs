@@ -81,14 +81,14 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     let (config, files) = match prepared {
         Ok(prepared) => prepared,
         Err(message) => {
-            eprintln!("softhca: {message}");
+            errln!("softhca: {message}");
             return ExitCode::from(crate::exit_code::BAD_INPUT);
         }
     };
     match serve(config, files) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("softhca: {error}");
+            errln!("softhca: {error}");
             ExitCode::FAILURE
         }
     }

@@ -38,14 +38,18 @@ const SEED: u64 = 1;
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    let path = arguments
-        .capture
-        .clone()
-        .unwrap_or_else(|| std::env::temp_dir().join(format!("softhca-demo-{}.pcapng", std::process::id())));
-    let file = match output::create("--capture", &path) {
-        Ok(file) => file,
+    let created = match &arguments.capture {
+        Some(path) => output::create("--capture", path).map(|file| (path.clone(), file)),
+        None => {
+            let path = output::unpredictable_path("softhca-demo-", ".pcapng");
+            let file = output::create_new(&path);
+            file.map_err(|error| output::write_error("--capture", &path, &error)).map(|file| (path, file))
+        }
+    };
+    let (path, file) = match created {
+        Ok(created) => created,
         Err(why) => {
-            eprintln!("softhca demo: {why}");
+            errln!("softhca demo: {why}");
             return ExitCode::from(exit_code::BAD_INPUT);
         }
     };
@@ -55,7 +59,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(why) => {
-            eprintln!("softhca demo: {why}");
+            errln!("softhca demo: {why}");
             ExitCode::FAILURE
         }
     }

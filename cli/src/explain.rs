@@ -61,9 +61,9 @@ fn report_read_error(command: &str, path: &Path, error: &LogError) -> ExitCode {
     let file = path.display();
     match error {
         LogError { line: 0, cause } => {
-            eprintln!("softhca {command}: {file}: {cause}; give the path of an event log");
+            errln!("softhca {command}: {file}: {cause}; give the path of an event log");
         }
-        error => eprintln!("softhca {command}: {file}: {error}"),
+        error => errln!("softhca {command}: {file}: {error}"),
     }
     ExitCode::from(exit_code::BAD_INPUT)
 }
@@ -71,9 +71,9 @@ fn report_read_error(command: &str, path: &Path, error: &LogError) -> ExitCode {
 /// Writes to standard output. A closed pipe is not an error.
 fn print(command: &str, text: &str) -> Result<(), ExitCode> {
     let mut output = io::stdout().lock();
-    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+    match output.write_all(terminal::printable(text).as_bytes()).and_then(|()| output.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            eprintln!("softhca {command}: cannot write the output: {error}");
+            errln!("softhca {command}: cannot write the output: {error}");
             Err(ExitCode::from(exit_code::BAD_INPUT))
         }
         _ => Ok(()),
@@ -93,7 +93,7 @@ pub fn why(arguments: &WhyArguments) -> ExitCode {
             Err(code) => code,
         },
         Err(why) => {
-            eprintln!("softhca why: {why}");
+            errln!("softhca why: {why}");
             ExitCode::from(exit_code::BAD_INPUT)
         }
     }

@@ -1,17 +1,52 @@
 //! Output files of a command.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{Error, ErrorKind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Creates or truncates the file that an option names. The error says how to fix it.
 pub fn create(option: &str, path: &Path) -> Result<File, String> {
-    File::create(path).map_err(|error| write_error(option, path, &error))
+    create_private(path).map_err(|error| write_error(option, path, &error))
+}
+
+/// Creates or truncates a file. Captures and logs contain payload: a new file is accessible to its owner only.
+pub fn create_private(path: &Path) -> std::io::Result<File> {
+    private().create(true).truncate(true).open(path)
+}
+
+/// Creates a file that does not exist yet. Never follows a symbolic link.
+pub fn create_new(path: &Path) -> std::io::Result<File> {
+    private().create_new(true).open(path)
+}
+
+/// Creates a folder and its parents. New folders are accessible to their owner only.
+pub fn create_folder(path: &Path) -> std::io::Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.recursive(true).create(path)
+}
+
+/// Options to write a file that only its owner may access.
+fn private() -> OpenOptions {
+    let mut options = File::options();
+    options.write(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options
+}
+
+/// A path in the temporary directory that nobody can predict: other users may create files there.
+pub fn unpredictable_path(prefix: &str, suffix: &str) -> PathBuf {
+    // The standard library seeds each state from the operating system's random numbers.
+    let random = RandomState::new().hash_one(std::process::id());
+    std::env::temp_dir().join(format!("{prefix}{random:016x}{suffix}"))
 }
 
 /// Opens or creates the file that an option names, and keeps its contents: see [`truncate`].
 pub fn open(option: &str, path: &Path) -> Result<File, String> {
-    let opened = File::options().write(true).create(true).truncate(false).open(path);
+    let opened = private().create(true).truncate(false).open(path);
     opened.map_err(|error| write_error(option, path, &error))
 }
 

@@ -43,7 +43,7 @@ const BUILD_COMMAND: &str =
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
     let report_error = |what: &Path, why: &dyn std::fmt::Display| {
-        eprintln!("softhca playground: {}: {why}", what.display());
+        errln!("softhca playground: {}: {why}", what.display());
         ExitCode::from(exit_code::BAD_INPUT)
     };
     let mut scenarios = Vec::new();

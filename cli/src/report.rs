@@ -1,8 +1,7 @@
 //! `softhca report`: an HTML report from a run or a capture.
 
-use crate::{exit_code, terminal};
+use crate::{exit_code, output, terminal};
 use softhca_explorer::{OpenError, Page, Run};
-use std::fs::File;
 use std::io::{self, BufWriter};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -35,7 +34,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     let page = match page {
         Ok(page) => page,
         Err(error) => {
-            eprintln!("softhca report: {error}");
+            errln!("softhca report: {error}");
             return ExitCode::from(exit_code::BAD_INPUT);
         }
     };
@@ -46,7 +45,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("softhca report: {output}: {error}; choose another file with -o");
+            errln!("softhca report: {output}: {error}; choose another file with -o");
             ExitCode::from(exit_code::BAD_INPUT)
         }
     }
@@ -56,7 +55,7 @@ fn build_page(arguments: &Arguments, report: &dyn Fn(&'static str, f64)) -> Resu
     let open = |path: &PathBuf| {
         let run = Run::open_with_progress(path, report)?;
         for note in run.notes() {
-            eprintln!("softhca report: {}: {note}", path.display());
+            errln!("softhca report: {}: {note}", path.display());
         }
         Ok(run)
     };
@@ -68,5 +67,5 @@ fn build_page(arguments: &Arguments, report: &dyn Fn(&'static str, f64)) -> Resu
 }
 
 fn write(page: Page, arguments: &Arguments) -> io::Result<()> {
-    page.write(BufWriter::new(File::create(&arguments.output)?))
+    page.write(BufWriter::new(output::create_private(&arguments.output)?))
 }

@@ -28,7 +28,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     match shrink(arguments) {
         Ok(code) => code,
         Err(why) => {
-            eprintln!("{why}");
+            errln!("{why}");
             ExitCode::from(exit_code::BAD_INPUT)
         }
     }

@@ -51,7 +51,7 @@ fn exit_code(outcome: DaemonResult) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("softhca: {error}");
+            errln!("softhca: {error}");
             ExitCode::FAILURE
         }
     }

@@ -2,6 +2,7 @@
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use softhca_trace::{ColorMode, LadderStyle};
+use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 
@@ -12,14 +13,86 @@ macro_rules! outln {
     };
 }
 
+/// Writes a line to standard error, as `eprintln!` does.
+macro_rules! errln {
+    ($($text:tt)*) => {
+        $crate::terminal::print_error(format_args!($($text)*))
+    };
+}
+
 /// The function behind [`outln`]. A closed pipe, as after `head`, is not an error: the command exits with 0.
 pub fn print_line(text: fmt::Arguments<'_>) {
-    if let Err(error) = writeln!(io::stdout().lock(), "{text}") {
+    if let Err(error) = writeln!(io::stdout().lock(), "{}", printable(&text.to_string())) {
         if error.kind() == io::ErrorKind::BrokenPipe {
             std::process::exit(0);
         }
-        eprintln!("softhca: cannot write to standard output: {error}");
+        errln!("softhca: cannot write to standard output: {error}");
         std::process::exit(1);
+    }
+}
+
+/// The function behind [`errln`]. Nobody may read standard error.
+pub fn print_error(text: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr().lock(), "{}", printable(&text.to_string()));
+}
+
+/// The text with the characters escaped that a terminal would act on. Titles, names and comments of files, captures and
+/// peers may contain them. The escapes are those of JSON, so that a line of JSON stays one. The colours of ladders stay.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let is_harmful = |c: char| {
+        (c.is_control() && !matches!(c, '\n' | '\t'))
+            || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(is_harmful) {
+        return text.into();
+    }
+    let mut escaped = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let length = color_length(rest).unwrap_or(c.len_utf8());
+        match length == c.len_utf8() && is_harmful(c) {
+            true => escaped.push_str(&format!("\\u{:04x}", u32::from(c))),
+            false => escaped.push_str(&rest[..length]),
+        }
+        rest = &rest[length..];
+    }
+    escaped.into()
+}
+
+/// The length of a colour that a ladder uses, at the start of the text.
+fn color_length(text: &str) -> Option<usize> {
+    let code = text.strip_prefix("\x1b[")?.split_once('m')?.0;
+    ["0", "31", "32", "33"].contains(&code).then_some("\x1b[m".len() + code.len())
+}
+
+/// A writer whose text passes through [`printable`], line by line.
+pub struct PrintableWriter<W: Write> {
+    output: W,
+    line: Vec<u8>,
+}
+
+impl<W: Write> PrintableWriter<W> {
+    /// Writes to `output`.
+    pub fn new(output: W) -> PrintableWriter<W> {
+        PrintableWriter { output, line: Vec::new() }
+    }
+}
+
+impl<W: Write> Write for PrintableWriter<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.line.extend_from_slice(bytes);
+        if let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') {
+            let rest = self.line.split_off(self.line.len() - (bytes.len() - end - 1));
+            let lines = std::mem::replace(&mut self.line, rest);
+            self.output.write_all(printable(&String::from_utf8_lossy(&lines)).as_bytes())?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let rest = std::mem::take(&mut self.line);
+        self.output.write_all(printable(&String::from_utf8_lossy(&rest)).as_bytes())?;
+        self.output.flush()
     }
 }
 
@@ -42,4 +115,37 @@ pub fn progress_bar(length: u64, template: &str) -> ProgressBar {
         false => ProgressBar::hidden(),
     };
     bar.with_style(ProgressStyle::with_template(template).expect("a valid template"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_acts_on_nothing_but_the_colours_of_ladders() {
+        let red = "\x1b[31mNAK\x1b[0m";
+        assert_eq!(printable(red), red);
+        for (text, escaped) in [
+            ("plain — text\n\tand more", "plain — text\n\tand more"),
+            ("\x1b]0;title\x07", "\\u001b]0;title\\u0007"),
+            ("\x1b[2J", "\\u001b[2J"),
+            ("\x1b[8mhidden", "\\u001b[8mhidden"),
+            ("\x1b", "\\u001b"),
+            ("\u{9b}31m", "\\u009b31m"),
+            ("line\r\x7f", "line\\u000d\\u007f"),
+            ("a\u{202e}b", "a\\u202eb"),
+        ] {
+            assert_eq!(printable(text), escaped);
+            // In pieces, as a formatter writes them.
+            let mut writer = PrintableWriter::new(Vec::new());
+            text.as_bytes().iter().for_each(|byte| writer.write_all(&[*byte]).unwrap());
+            writer.flush().unwrap();
+            assert_eq!(String::from_utf8(writer.output).unwrap(), escaped);
+        }
+        let json = serde_json::json!({"title": "\u{9b}2J"}).to_string();
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&printable(&json)).unwrap()["title"],
+            "\u{9b}2J"
+        );
+    }
 }

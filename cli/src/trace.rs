@@ -1,7 +1,8 @@
 //! `softhca trace`: prints the packets in a capture or the events in a log.
 
+use crate::terminal::PrintableWriter;
 use crate::time::Time;
-use crate::{exit_code, input, terminal};
+use crate::{exit_code, input, output, terminal};
 use softhca_trace::log::{EntryFormatter, LogError};
 use softhca_trace::{
     CaptureError, CaptureErrorKind, CaptureReader, CaptureWriter, EventLogReader, InterfaceId, LadderBuilder,
@@ -78,7 +79,7 @@ impl From<io::Error> for TraceError {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    let mut output = BufWriter::new(io::stdout().lock());
+    let mut output = BufWriter::new(PrintableWriter::new(io::stdout().lock()));
     let mut tally = PacketCounts::default();
     let printed = print_file(arguments, &mut tally, &mut output);
     let file = arguments.file.display();
@@ -89,19 +90,19 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         Err(TraceError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             match error {
-                TraceError::Output(error) => eprintln!("softhca trace: cannot write the output: {error}"),
+                TraceError::Output(error) => errln!("softhca trace: cannot write the output: {error}"),
                 TraceError::Input(CaptureError { offset: 0, cause: CaptureErrorKind::Io(error) }) => {
-                    eprintln!("softhca trace: {file}: {error}; give the path of a pcap or pcapng file");
+                    errln!("softhca trace: {file}: {error}; give the path of a pcap or pcapng file");
                 }
-                TraceError::Input(error) => eprintln!("softhca trace: {file}: {error}"),
-                TraceError::Log(error) => eprintln!("softhca trace: {file}: {error}"),
-                TraceError::UnsupportedForLogs => eprintln!(
+                TraceError::Input(error) => errln!("softhca trace: {file}: {error}"),
+                TraceError::Log(error) => errln!("softhca trace: {file}: {error}"),
+                TraceError::UnsupportedForLogs => errln!(
                     "softhca trace: {file} is an event log: --ladder, --check and --roce-v1 apply to captures only; \
                      use `softhca why` to explain a log"
                 ),
                 TraceError::RoceV1Output(error) => {
                     let file = arguments.roce_v1.as_deref().unwrap_or(&arguments.file).display();
-                    eprintln!("softhca trace: cannot write {file}: {error}");
+                    errln!("softhca trace: cannot write {file}: {error}");
                 }
             }
             ExitCode::from(exit_code::BAD_INPUT)
@@ -209,7 +210,7 @@ struct RoceV1Writer {
 
 impl RoceV1Writer {
     fn create(path: &Path) -> io::Result<RoceV1Writer> {
-        let output = BufWriter::new(File::create(path)?);
+        let output = BufWriter::new(output::create_private(path)?);
         let mut writer = CaptureWriter::with_version(output, RoceVersion::V1)?;
         let interface = writer.add_interface("roce-v1", "the same packets as RoCE v1")?;
         Ok(RoceV1Writer { writer, interface })

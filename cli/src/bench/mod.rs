@@ -87,7 +87,7 @@ impl Arguments {
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
     if let Err(why) = arguments.check_filter() {
-        eprintln!("softhca bench: {why}");
+        errln!("softhca bench: {why}");
         return ExitCode::from(crate::exit_code::BAD_INPUT);
     }
     let effort = match arguments.quick {
@@ -104,7 +104,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             _ => BenchDaemon::start(Loopback::Socket).map(Mode::Daemon),
         };
         if let Err(why) = mode.and_then(|mode| measure(arguments, &mode, effort, &mut output)) {
-            eprintln!("softhca: {selected}: {why}");
+            errln!("softhca: {selected}: {why}");
             return ExitCode::FAILURE;
         }
     }
@@ -112,13 +112,13 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     if arguments.is_selected("programs")
         && let Err(why) = programs::measure(&selected, effort, &mut |measurement| output.print(measurement))
     {
-        eprintln!("softhca: programs: {why}");
+        errln!("softhca: programs: {why}");
         return ExitCode::FAILURE;
     }
     if arguments.is_selected("peer")
         && let Err(why) = peer::measure(&selected, effort, &mut |measurement| output.print(measurement))
     {
-        eprintln!("softhca: peers: {why}");
+        errln!("softhca: peers: {why}");
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS

@@ -62,7 +62,7 @@ pub fn measure(
 ) -> Result<(), BenchError> {
     for peer in &PEERS {
         if !is_installed(peer.program) {
-            eprintln!("softhca: {}: {} is not installed", peer.mode, peer.program);
+            errln!("softhca: {}: {} is not installed", peer.mode, peer.program);
             continue;
         }
         for measure in peer.metrics {
@@ -92,7 +92,7 @@ pub fn measure(
                         p99: None,
                     });
                 }
-                Err(why) => eprintln!("softhca: {} {name}: {why}", peer.mode),
+                Err(why) => errln!("softhca: {} {name}: {why}", peer.mode),
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Connects to the running daemon or starts one.
 
+use crate::output;
 use rustix::fs::FlockOperation;
 use softhca::{DEFAULT_NAME, DaemonControl, Error, Loopback, NAME_VARIABLE, Recovery};
 use softhca_queue::control::RuntimeDir;
@@ -102,7 +103,7 @@ fn start(
     let own = std::env::current_exe()
         .map_err(|error| format!("cannot find the path of the executable: {error}"))?;
     let path = folder.log(name);
-    let log = File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let log = output::create_private(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let mut command = Command::new(own);
     command.args(["daemon", "--name", name]);
     let mut hosts: Vec<&str> = requirements.hosts.iter().map(String::as_str).collect();

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -92,7 +92,9 @@ impl DaemonEventLog {
     pub fn create(path: Option<&Path>) -> io::Result<DaemonEventLog> {
         let (file, store) = match path {
             Some(path) => {
-                let file = File::options().create(true).truncate(true).read(true).write(true).open(path)?;
+                let mut options = File::options();
+                options.create(true).truncate(true).read(true).write(true).mode(0o600);
+                let file = options.open(path)?;
                 (file, LogStorage::File(path.into()))
             }
             None => {
@@ -183,7 +185,7 @@ impl DaemonEventLog {
     fn print_findings(&mut self) {
         let Some(linter) = &self.linter else { return };
         for finding in linter.findings().skip(self.findings_printed) {
-            eprintln!("softhca lint: {finding}");
+            errln!("softhca lint: {finding}");
             self.findings_printed += 1;
         }
     }

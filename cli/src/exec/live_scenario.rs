@@ -114,6 +114,6 @@ pub fn read_events(events: &mut DaemonEventLog, scenario: Option<&mut DaemonScen
         None => events.read_new(lint, |_| false, &mut |_| {}),
     };
     if let Err(error) = read {
-        eprintln!("softhca: cannot read the event log: {error}");
+        errln!("softhca: cannot read the event log: {error}");
     }
 }

@@ -107,7 +107,7 @@ impl DaemonOptions {
 }
 
 fn report_failure(error: &ExecError) -> ExitCode {
-    eprintln!("softhca: {}", error.message);
+    errln!("softhca: {}", error.message);
     ExitCode::from(error.code)
 }
 
@@ -165,17 +165,17 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     if let Some(events) = &mut events {
         live_scenario::read_events(events, live.as_mut(), arguments.lint);
         if let Some(text) = events.explanation() {
-            eprintln!("\n{text}");
+            errln!("\n{text}");
         }
         if arguments.lint {
-            eprintln!("{}", events.lint_summary());
+            errln!("{}", events.lint_summary());
         }
     }
     let mut failed = false;
     if let (Some(live), Some(scenario)) = (live, &scenario) {
         let outcome = live.finish(&mut connection)?;
         let heading = format!("{}  ({})", scenario.title, scenario.name());
-        eprint!("\n{}", scenario::format_verdict(&heading, &outcome));
+        errln!("\n{}", scenario::format_verdict(&heading, &outcome).trim_end_matches('\n'));
         if let Some(error) = outcome.error {
             return Err(format!("the scenario could not be run: {error}").into());
         }

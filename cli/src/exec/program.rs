@@ -105,6 +105,8 @@ pub fn run(
         let mut command = Command::new(path);
         command.arg0(&argv[0]).args(&argv[1..]).envs(variables.iter().map(|(name, value)| (name, value)));
         signals.unblock_in_child(&mut command);
+        // This is the main thread, which lasts as long as the process.
+        Signals::kill_with_parent(&mut command);
         if let Some(view) = view {
             view.apply_to(&mut command);
         }

@@ -1,12 +1,13 @@
 //! The files of a run: event log, capture, ladder, result and, if it failed, an HTML report.
 
 use super::job::{Job, RunResult};
+use crate::output;
 use softhca_explorer::{Page, Run};
 use softhca_scenarios::Verdict;
 use softhca_trace::LadderStyle;
 use std::borrow::Cow;
-use std::fs::{self, File};
-use std::io::{self, BufWriter};
+use std::fs;
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// The allocation unit of file systems.
@@ -42,14 +43,14 @@ impl<'a> Artifacts<'a> {
 
     /// Writes the files into a folder.
     pub fn write(&self, folder: &Path) -> io::Result<()> {
-        fs::create_dir_all(folder)?;
+        output::create_folder(folder)?;
         for (name, content) in &self.files {
-            fs::write(folder.join(name), content)?;
+            output::create_private(&folder.join(name))?.write_all(content)?;
         }
         if self.has_report
             && let Ok(run) = Run::open(folder)
         {
-            Page::new(run).write(BufWriter::new(File::create(folder.join("report.html"))?))?;
+            Page::new(run).write(BufWriter::new(output::create_private(&folder.join("report.html"))?))?;
         }
         Ok(())
     }

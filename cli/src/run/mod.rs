@@ -104,12 +104,12 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     let jobs = match collect_jobs(arguments) {
         Ok(jobs) => jobs,
         Err(problems) => {
-            problems.iter().for_each(|problem| eprintln!("{problem}"));
+            problems.iter().for_each(|problem| errln!("{problem}"));
             return ExitCode::from(exit_code::BAD_INPUT);
         }
     };
     if let Err(why) = check_outputs(arguments) {
-        eprintln!("softhca run: {why}");
+        errln!("softhca run: {why}");
         return ExitCode::from(exit_code::BAD_INPUT);
     }
     let mut run_printer = printer::RunPrinter::new(&jobs, arguments.json, arguments.out.clone());
@@ -122,12 +122,12 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     if let Some(path) = &arguments.junit {
         let report = junit::report(&jobs, &results);
         if let Err(error) = fs::write(path, report) {
-            eprintln!("softhca run: {}", output::write_error("--junit", path, &error));
+            errln!("softhca run: {}", output::write_error("--junit", path, &error));
             return ExitCode::from(exit_code::BAD_INPUT);
         }
     }
     if let Some(why) = run_printer.write_error() {
-        eprintln!("softhca run: {why}");
+        errln!("softhca run: {why}");
         return ExitCode::from(exit_code::BAD_INPUT);
     }
     let has = |verdict| results.iter().any(|(_, summary)| summary.verdict == verdict);
@@ -225,7 +225,7 @@ fn merge(arguments: &Arguments) -> ExitCode {
         match fs::read_to_string(path) {
             Ok(text) => reports.push((path.display().to_string(), text)),
             Err(error) => {
-                eprintln!("softhca run: {}: {error}", path.display());
+                errln!("softhca run: {}: {error}", path.display());
                 return ExitCode::from(exit_code::BAD_INPUT);
             }
         }
@@ -237,7 +237,7 @@ fn merge(arguments: &Arguments) -> ExitCode {
     match written {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            eprintln!("softhca run: {why}");
+            errln!("softhca run: {why}");
             ExitCode::from(exit_code::BAD_INPUT)
         }
     }

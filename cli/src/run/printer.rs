@@ -3,7 +3,7 @@
 use super::job::{Job, RunResult};
 use super::store::{ArtifactStore, KeepPolicy};
 use crate::scenario::format_verdict;
-use crate::terminal;
+use crate::{output, terminal};
 use indicatif::ProgressBar;
 use softhca_scenarios::{Outcome, Verdict};
 use std::io::{self, Write};
@@ -41,7 +41,7 @@ impl<'a> RunPrinter<'a> {
         let store = match out {
             Some(out) => ArtifactStore::new(out, jobs, KeepPolicy::All),
             None => {
-                let root = std::env::temp_dir().join(format!("softhca-run-{}", std::process::id()));
+                let root = output::unpredictable_path("softhca-run-", "");
                 ArtifactStore::new(root, jobs, KeepPolicy::Failures)
             }
         };
@@ -71,7 +71,7 @@ impl<'a> RunPrinter<'a> {
         self.progress.suspend(|| {
             let mut output = io::stdout().lock();
             // The reader may have closed the pipe.
-            let _ = output.write_all(text.as_bytes());
+            let _ = output.write_all(terminal::printable(&text).as_bytes());
         });
         self.progress.inc(1);
         let [_, failed, errors] = self.counts;
