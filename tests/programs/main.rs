@@ -25,8 +25,11 @@ fn main() -> ExitCode {
         needs!("true", an_unwritable_file_exits_with_125),
         needs!("mckey", multicast_reaches_the_members_of_a_group),
         needs!("cmtime", cmtime_measures_connections),
+        needs!("sh", a_program_ends_with_exec),
+        needs!("ib_write_bw", a_stopped_explorer_does_not_stop_the_daemon),
         needs!(compiler(), a_program_forks_while_writes_are_outstanding),
         needs!(compiler(), windows_bind_as_the_manual_says),
+        needs!(compiler(), verbs_in_any_order_are_rejected_or_executed),
     ];
     tests.extend(faults::tests());
     for words in PAIRS {
@@ -190,7 +193,7 @@ fn a_killed_peer_on_the_same_device_is_an_error() {
 fn check_killed_peer(mut rig: Rig) {
     let words = ["ib_write_bw", "-n", "100000000"];
     let (server, mut client) = rig.start_pair(&words);
-    std::thread::sleep(Duration::from_millis(500));
+    rig.await_packets(10_000);
     server.kill();
     let left = client.wait();
     assert!(!left.success, "{left:?}");
@@ -200,7 +203,7 @@ fn a_killed_daemon_is_an_error() {
     let mut rig = Rig::new();
     let words = ["ibv_rc_pingpong", "-g", "0", "-n", "100000000"];
     let (mut server, mut client) = rig.start_pair(&words);
-    std::thread::sleep(Duration::from_millis(500));
+    rig.await_packets(1000);
     rig.kill_daemon();
     for left in [server.wait(), client.wait()] {
         assert!(!left.success, "{left:?}");
@@ -210,9 +213,13 @@ fn a_killed_daemon_is_an_error() {
 fn packets_are_captured() {
     let mut rig = Rig::new();
     let file = rig.file("capture.pcapng");
-    let both = "ibv_rc_pingpong -g 0 -n 10 -p 18599 > /dev/null & sleep 1; \
-                ibv_rc_pingpong -g 0 -n 10 -p 18599 localhost; code=$?; wait; exit $code";
-    let seen = rig.exec(&["--capture", &file], &["sh", "-c", both]);
+    let port = rig::free_port();
+    let both = format!(
+        "ibv_rc_pingpong -g 0 -n 10 -p {port} > /dev/null & \
+         until grep -q ':{port:04X} [0-9A-F:]* 0A' /proc/net/tcp /proc/net/tcp6; do sleep 0.02; done; \
+         ibv_rc_pingpong -g 0 -n 10 -p {port} localhost; code=$?; wait; exit $code"
+    );
+    let seen = rig.exec(&["--capture", &file], &["sh", "-c", &both]);
     assert!(seen.success, "{seen:?}");
     let packets = std::fs::metadata(&file).expect("the capture").len();
     // Ten messages of 4096 bytes in each direction, and their ACKs.
@@ -245,10 +252,64 @@ fn multicast_reaches_the_members_of_a_group() {
 /// The server of cmtime does not exit.
 fn cmtime_measures_connections() {
     let mut rig = Rig::new();
-    let _server = rig.start(&["cmtime"]);
-    std::thread::sleep(Duration::from_secs(1));
+    let mut server = rig.start(&["cmtime"]);
+    rig.await_cm_listener(&mut server).expect("cmtime listens");
     let client = rig.run(&["cmtime", "-s", "127.0.0.1", "-c", "10"]);
     assert!(client.success && client.text.contains("disconnect"), "{client:?}");
+}
+
+/// The program does not outlive `softhca exec`, not even when SIGKILL ends that.
+fn a_program_ends_with_exec() {
+    let mut rig = Rig::new();
+    let file = rig.file("process");
+    let mut exec =
+        rig.start(&["sh", "-c", &format!("echo $$ > {file}.new && mv {file}.new {file} && exec sleep 1000")]);
+    while !std::path::Path::new(&file).exists() {
+        assert!(!exec.has_ended(), "{:?}", exec.wait());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let process = std::fs::read_to_string(&file).expect("it exists");
+    let stat = format!("/proc/{}/stat", process.trim());
+    // Gone, or a zombie that nobody has waited for.
+    let is_running = || std::fs::read_to_string(&stat).is_ok_and(|text| !text.contains(") Z "));
+    assert!(is_running());
+    exec.kill_only_exec();
+    let until = std::time::Instant::now() + Duration::from_secs(60);
+    while is_running() {
+        assert!(std::time::Instant::now() < until, "the program still runs");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// `softhca explore` is stopped, as with Ctrl+Z: programs continue, and it learns why its recording ended.
+fn a_stopped_explorer_does_not_stop_the_daemon() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let mut rig = Rig::new();
+    let here = rig.file("here");
+    let _holder = rig.start(&["sh", "-c", &format!("touch {here}; exec sleep 1000")]);
+    let until = std::time::Instant::now() + Duration::from_secs(120);
+    let await_that = |what: &str, held: &dyn Fn() -> bool| {
+        while !held() {
+            assert!(std::time::Instant::now() < until, "{what}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    await_that("the daemon does not start", &|| std::path::Path::new(&here).exists());
+    let [output, errors] = ["output", "errors"].map(|name| rig.file(name));
+    let mut explorer = rig.spawn_softhca(&["explore"], &output, &errors);
+    let contains =
+        |path: &str, text: &str| std::fs::read_to_string(path).is_ok_and(|found| found.contains(text));
+    await_that("no page", &|| contains(&output, "http://127.0.0.1"));
+    kill_process(Pid::from_child(&explorer), Signal::STOP).expect("it runs");
+    // More events than the daemon keeps for a reader.
+    let (mut server, mut client) = rig.start_pair(&["ib_write_bw", "-n", "5000"]);
+    for seen in [client.wait(), server.wait()] {
+        assert!(seen.success, "{seen:?}");
+    }
+    kill_process(Pid::from_child(&explorer), Signal::CONT).expect("it runs");
+    await_that("the explorer says nothing", &|| contains(&errors, "does not keep up"));
+    explorer.kill().expect("it runs");
+    explorer.wait().expect("it ends");
 }
 
 /// The requirements to compile a verbs program: a compiler and the headers of libibverbs.
@@ -259,6 +320,15 @@ fn compiler() -> &'static str {
     }
 }
 
+/// Compiles a program of this folder against the headers of libibverbs.
+fn compile(rig: &Rig, name: &str) -> String {
+    let program = rig.file(name);
+    let source = format!("{}/programs/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let compiled = Command::new("cc").args(["-O1", "-Wall", "-o", &program, &source, "-libverbs"]).status();
+    assert!(compiled.expect("cc runs").success(), "{source} cannot be compiled");
+    program
+}
+
 fn a_program_forks_while_writes_are_outstanding() {
     let seen = run_source("forking");
     assert!(seen.success && seen.text.contains("4000 writes, 20 forks"), "{seen:?}");
@@ -267,16 +337,25 @@ fn a_program_forks_while_writes_are_outstanding() {
 /// Compiles a C program of this folder and runs it.
 fn run_source(name: &str) -> rig::ProgramOutput {
     let mut rig = Rig::new();
-    let program = rig.file(name);
-    let source = format!("{}/programs/{name}.c", env!("CARGO_MANIFEST_DIR"));
-    let compiled = Command::new("cc").args(["-O1", "-Wall", "-o", &program, &source, "-libverbs"]).status();
-    assert!(compiled.expect("cc runs").success(), "{source} cannot be compiled");
+    let program = compile(&rig, name);
     rig.run(&[&program])
 }
 
 fn windows_bind_as_the_manual_says() {
     let seen = run_source("windows");
     assert!(seen.success && seen.text.contains("windows and datagrams work"), "{seen:?}");
+}
+
+/// The calls are in random order, but memory-safe: a failure is an error of the library. `SOFTHCA_SEQUENCES` sets the
+/// number of seeds.
+fn verbs_in_any_order_are_rejected_or_executed() {
+    let mut rig = Rig::new();
+    let program = compile(&rig, "sequences");
+    let seeds = std::env::var("SOFTHCA_SEQUENCES").ok().and_then(|text| text.parse().ok()).unwrap_or(8u32);
+    for seed in 1..=seeds {
+        let seen = rig.run(&[&program, &seed.to_string(), "3000"]);
+        assert!(seen.success && seen.text.contains("3000 steps"), "seed {seed}: {seen:?}");
+    }
 }
 
 fn eight_pairs_run_at_once() {

@@ -113,6 +113,41 @@ impl Rig {
         Running::new(command).wait()
     }
 
+    /// Waits until a server listens on a port of the emulated host.
+    pub fn await_cm_listener(&self, server: &mut Running) -> Result<(), String> {
+        let until = Instant::now() + PROGRAM_TIMEOUT;
+        while !self.softhca(&["status"]).text.contains("listening at ") {
+            if server.has_ended() || Instant::now() > until {
+                return Err(format!("no listener; the server: {:?}", server.try_wait()));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Waits until the devices of the daemon have sent this many packets.
+    pub fn await_packets(&self, count: u64) {
+        let until = Instant::now() + PROGRAM_TIMEOUT;
+        let sent = || {
+            let text = self.softhca(&["stats"]).text;
+            let of_host = |line: &str| line.split_once(" sent_pkts ")?.1.trim().parse::<u64>().ok();
+            text.lines().filter_map(of_host).sum::<u64>()
+        };
+        while sent() < count {
+            assert!(Instant::now() < until, "{count} packets were not sent: {:?}", self.softhca(&["stats"]));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Starts another subcommand of softhca with its output in files.
+    pub fn spawn_softhca(&self, words: &[&str], output: &str, errors: &str) -> Child {
+        let [output, errors] =
+            [output, errors].map(|path| std::fs::File::create(path).expect("a folder of ours"));
+        let mut command = Command::new(softhca());
+        command.args(words).env("XDG_RUNTIME_DIR", &self.folder).env_remove("SOFTHCA_DAEMON");
+        command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn().expect("the command runs")
+    }
+
     /// Writes a file of the test.
     pub fn write(&self, name: &str, text: &str) -> String {
         let path = self.file(name);
@@ -247,6 +282,13 @@ impl Running {
 }
 
 impl Running {
+    /// Kills `softhca exec`, and not the program.
+    pub fn kill_only_exec(&mut self) {
+        let exec = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(exec, rustix::process::Signal::KILL).expect("it runs");
+        let _ = self.child.wait();
+    }
+
     /// Kills the program and all its children.
     fn kill_group(&mut self) {
         let group = rustix::process::Pid::from_child(&self.child);
@@ -321,13 +363,7 @@ const NO_LISTENER_ERRORS: [&str; 2] =
 /// forever.
 fn run_by_address(rig: &mut Rig, server: &[&str], client_words: &[&str]) -> Result<ConnectResult, String> {
     let mut server = rig.start(server);
-    let until = Instant::now() + PROGRAM_TIMEOUT;
-    while !rig.softhca(&["status"]).text.contains("listening at ") {
-        if server.has_ended() || Instant::now() > until {
-            return Err(format!("no listener for {client_words:?}; the server: {:?}", server.try_wait()));
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    rig.await_cm_listener(&mut server).map_err(|why| format!("{client_words:?}: {why}"))?;
     let mut client = rig.start(client_words);
     let seen = client.try_wait()?;
     let is_early = NO_LISTENER_ERRORS.iter().any(|words| seen.text.contains(words));
