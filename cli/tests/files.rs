@@ -68,7 +68,7 @@ match = {{ class = "request", psn = "+1" }}
 action = "drop"
 times = 1
 [[expect]]
-completion = {{ qp = "alice.1", status = "success" }}
+completion = {{ qp = "alice.1", status = "SUCCESS" }}
 "#
     );
     folder.write("failing.toml", &text)
