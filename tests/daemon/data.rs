@@ -2,8 +2,9 @@
 
 use crate::process::{self, Process, TEST_TIMEOUT, TestDaemon, receive_line, send_line};
 use softhca::{
-    AccessFlags, CompletionQueue, ConnectOptions, Context, Device, Endpoint, Gid, MemoryRegion,
-    ProtectionDomain, Psn, QpType, Qpn, QueuePair, ReceiveRequest, RemoteAddress, RemoteKey, SendRequest,
+    AccessFlags, CompletionQueue, CompletionStatus, ConnectOptions, Context, Device, Endpoint, Gid,
+    MemoryRegion, MemoryWindowBind, MemoryWindowType, Operation, ProtectionDomain, Psn, QpType, Qpn,
+    QueuePair, ReceiveRequest, RemoteAddress, RemoteKey, SendRequest,
 };
 use std::ptr::NonNull;
 
@@ -249,4 +250,41 @@ fn one_round(end: &ConnectedHost) -> std::time::Duration {
         while end.queue.poll().is_none() {}
     }
     started.elapsed()
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn a_dropped_region_is_out_of_reach_of_a_bound_window() {
+    let daemon = TestDaemon::start();
+    let ends = ["alice", "bob"].map(|host| ConnectedHost::new(&daemon.open(host), 4096));
+    let [a, b] = &ends;
+    a.pair.connect_both(&b.pair, &ConnectOptions::default()).unwrap();
+    let mut memory = vec![0u8; 8192];
+    let base = NonNull::new(memory.as_mut_ptr()).unwrap();
+    // SAFETY: nothing else accesses the memory until the region is gone.
+    let region = unsafe { b.domain.register_memory(base, 8192, ALL_ACCESS | AccessFlags::MW_BIND) }.unwrap();
+    let window = b.domain.allocate_memory_window(MemoryWindowType::Type2).unwrap();
+    let rkey = RemoteKey(window.rkey().0 & !0xff | 0x5a);
+    let bind = MemoryWindowBind {
+        mw_rkey: window.rkey(),
+        new_rkey: rkey,
+        mr_lkey: region.lkey(),
+        address: region.address(),
+        length: 8192,
+        access: AccessFlags::REMOTE_WRITE,
+    };
+    b.pair.post_send(&SendRequest::new(1, Operation::BindMemoryWindow(bind), &[])).unwrap();
+    b.finish();
+    let remote = RemoteAddress { address: region.address(), rkey };
+    a.region.write_at(0, &[7; 64]);
+    a.pair.post_send(&SendRequest::rdma_write(2, &[a.region.sge(0, 64)], remote)).unwrap();
+    a.finish();
+    assert_eq!(region.read_at(0, 64), [7; 64]);
+    assert!(region.deregister().is_err(), "a window is bound");
+    drop(region);
+    memory.fill(1);
+    a.pair.post_send(&SendRequest::rdma_write(3, &[a.region.sge(0, 64)], remote)).unwrap();
+    let completion = a.queue.wait_for(TEST_TIMEOUT).expect("a completion");
+    assert_eq!(completion.status, CompletionStatus::RemoteAccessError);
+    assert_eq!(memory, [1; 8192], "the daemon wrote to memory that the program has back");
 }

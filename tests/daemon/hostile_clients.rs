@@ -287,7 +287,8 @@ fn handles_and_keys_of_other_clients_are_invalid() {
         Command::QueryQueuePair(pair),
         Command::DestroyQueuePair(pair),
         Command::ModifyQueuePair { qpn: pair, modify: ModifyQp::default().state(QpState::Error) },
-        Command::DeregisterMemoryRegion(key),
+        Command::DeregisterMemoryRegion { rkey: key, invalidate_windows: false },
+        Command::DeregisterMemoryRegion { rkey: key, invalidate_windows: true },
         Command::ReregisterMemoryRegion {
             rkey: key,
             pd: None,

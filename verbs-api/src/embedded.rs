@@ -15,7 +15,7 @@ use softhca_fabric::{
     EventSink, Flow, LinkSettings, NetworkEvent, ReceiverSettings, Rule, RuleCounters, SwitchSettings,
     Topology,
 };
-use softhca_queue::SharedWords;
+use softhca_queue::{SharedWords, SleepFlag};
 use softhca_udp::{
     DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, ProcessIdentity, ReceiveMemory,
     SharedDriver, SocketOptions, bind_host,
@@ -172,8 +172,12 @@ fn start(
     if let Some(backbone) = &backbone {
         driver.attach_to_network(backbone.clone());
     }
-    let station = SharedDriver::start(driver, DrivePolicy::Callers, SharedWords::heap(1))
-        .map_err(|source| Error::System { what: "starting the card's thread", source })?;
+    let station = SharedDriver::start(
+        driver,
+        DrivePolicy::Callers,
+        SleepFlag::new(SharedWords::heap(SleepFlag::WORDS)),
+    )
+    .map_err(|source| Error::System { what: "starting the card's thread", source })?;
     if let Some(bell) = backbone.as_ref().and_then(|backbone| backbone.wake_descriptor(address)) {
         let listen = station.add_wake_source(bell);
         listen.map_err(|source| Error::System { what: "listening to the card's switch", source })?;

@@ -6,7 +6,7 @@ use crate::{
     AccessFlags, Error, LocalKey, MemoryWindowType, ProtectionDomain, RemoteAddress, RemoteKey, Sge,
 };
 use parking_lot::Mutex;
-use softhca_engine::{Command, Reply};
+use softhca_engine::{Command, Reply, VerbsError};
 use softhca_queue::reply;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -91,12 +91,19 @@ impl MemoryRegion {
         self.inner.registration.lock().block.clone()
     }
 
-    /// Copies bytes in. Whoever sees them sees what this thread wrote before.
+    /// Copies bytes in. A peer or thread that sees the last byte sees all others, and everything that this thread wrote
+    /// before.
     ///
     /// # Panics
-    /// If they do not fit, as with a slice.
+    /// If they do not fit, as with a slice, or if the region is memory of the caller that was registered without
+    /// LOCAL_WRITE and so may be read-only.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) {
-        self.block().write(offset, bytes).expect("bytes inside of the region");
+        let block = self.block();
+        assert!(
+            block.is_writable(),
+            "the region is read-only: its memory was registered without LOCAL_WRITE"
+        );
+        block.write(offset, bytes).expect("bytes inside of the region");
     }
 
     /// Copies bytes out.
@@ -139,7 +146,7 @@ impl MemoryRegion {
     /// the address that its first byte gets; peers then need the new key.
     ///
     /// # Safety
-    /// As [`ProtectionDomain::register_memory`], for the new memory.
+    /// As [`ProtectionDomain::register_memory`], for the memory and access flags that the region then has.
     #[allow(unsafe_code)]
     pub unsafe fn reregister_memory(
         &self,
@@ -147,9 +154,16 @@ impl MemoryRegion {
         memory: Option<(NonNull<u8>, usize, u64)>,
         access: Option<AccessFlags>,
     ) -> Result<(), Error> {
-        // SAFETY: as the caller says.
-        let memory =
-            memory.map(|(at, length, base)| (base, Arc::new(unsafe { MemoryBlock::borrowed(at, length) })));
+        let writable = access
+            .map_or_else(|| self.block().is_writable(), |access| access.contains(AccessFlags::LOCAL_WRITE));
+        let memory = memory.map(|(at, length, base)| {
+            // SAFETY: as the caller says.
+            (base, Arc::new(unsafe { MemoryBlock::borrowed(at, length, writable) }))
+        });
+        if access.is_some() && writable && memory.is_none() {
+            // SAFETY: as the caller says.
+            unsafe { self.block().set_writable() };
+        }
         self.reregister(domain, memory, access)
     }
 
@@ -161,6 +175,11 @@ impl MemoryRegion {
     ) -> Result<(), Error> {
         self.inner.backend.check_process()?;
         let mut present = self.inner.registration.lock();
+        let block = memory.as_ref().map_or(&present.block, |(_, block)| block);
+        if access.is_some_and(|access| access.contains(AccessFlags::LOCAL_WRITE)) && !block.is_writable() {
+            let why = "the memory was registered as read-only, without LOCAL_WRITE";
+            return Err(VerbsError::Invalid { what: "access flags", why }.into());
+        }
         let pd = domain.map(|domain| domain.inner.id);
         let mapping = memory.as_ref().map(|(iova, block)| (*iova, block.len() as u64));
         let command = Command::ReregisterMemoryRegion { rkey: present.rkey, pd, mapping, access };
@@ -182,7 +201,8 @@ impl MemoryRegion {
         self.inner.backend.check_process()?;
         let mut present = self.inner.registration.lock();
         if present.is_registered {
-            self.inner.backend.execute(Command::DeregisterMemoryRegion(present.rkey))?;
+            let command = Command::DeregisterMemoryRegion { rkey: present.rkey, invalidate_windows: false };
+            self.inner.backend.execute(command)?;
             present.is_registered = false;
         }
         Ok(())
@@ -193,7 +213,9 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let present = self.registration.get_mut();
         if present.is_registered && self.backend.check_process().is_ok() {
-            let _ = self.backend.execute(Command::DeregisterMemoryRegion(present.rkey));
+            // The card must forget the memory before it is released. This fails only if the card is gone.
+            let command = Command::DeregisterMemoryRegion { rkey: present.rkey, invalidate_windows: true };
+            let _ = self.backend.execute(command);
         }
     }
 }

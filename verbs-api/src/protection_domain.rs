@@ -47,8 +47,8 @@ impl ProtectionDomain {
     /// Registers memory of the caller's own, at its own address.
     ///
     /// # Safety
-    /// `length` bytes at `base` stay mapped, readable and (with local write) writable until the region is
-    /// dropped, and for as long no Rust reference to them exists: peers write them at any time.
+    /// `length` bytes at `base` stay mapped and readable, and with LOCAL_WRITE writable, until the region is dropped or
+    /// deregistered. Until then, no Rust reference to them exists while a peer or the card may write them.
     #[allow(unsafe_code)]
     pub unsafe fn register_memory(
         &self,
@@ -72,8 +72,9 @@ impl ProtectionDomain {
         address: u64,
         access: AccessFlags,
     ) -> Result<MemoryRegion, Error> {
+        let writable = access.contains(AccessFlags::LOCAL_WRITE);
         // SAFETY: as the caller says.
-        let block = Arc::new(unsafe { MemoryBlock::borrowed(base, length) });
+        let block = Arc::new(unsafe { MemoryBlock::borrowed(base, length, writable) });
         MemoryRegion::new(self, block, Some(address), access)
     }
 

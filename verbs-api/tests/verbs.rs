@@ -1,8 +1,9 @@
 //! The verbs, each test on an embedded card and on a simulated one.
+#![allow(unsafe_code, reason = "memory of the caller is registered")]
 
 use softhca::{
     AccessFlags, AddressVector, AsyncEvent, Completion, CompletionFlags, CompletionOpcode, CompletionQueue,
-    CompletionStatus, ConnectOptions, Context, CqNotify, Device, Endpoint, Error, MemoryRegion,
+    CompletionStatus, ConnectOptions, Context, CqNotify, Device, Endpoint, Error, MemoryRegion, MemoryWindow,
     MemoryWindowBind, MemoryWindowType, ModifyQp, Operation, ProtectionDomain, QpState, QpType, QueueKey,
     QueuePair, ReceiveRequest, RemoteAddress, RemoteKey, SendFlags, SendRequest, World,
 };
@@ -42,6 +43,9 @@ on_both! {
     a_resized_queue_keeps_what_waits
     waiting_ends_when_the_time_is_over
     handles_may_be_dropped_in_any_order
+    a_region_with_bound_windows_is_gone_when_it_is_dropped
+    requests_that_name_a_dropped_region_fail
+    read_only_memory_is_served_and_never_written
 }
 
 const RIGHTS: AccessFlags = AccessFlags::LOCAL_WRITE
@@ -336,4 +340,89 @@ fn handles_may_be_dropped_in_any_order(devices: [Device; 2]) {
     drop(pair);
     region.write_at(0, b"still there");
     assert_eq!(region.read_at(0, 11), b"still there");
+}
+
+/// Binds a type 2 window to the first bytes of a region and returns its key.
+fn bind(end: &End, region: &MemoryRegion, length: u64, access: AccessFlags) -> (MemoryWindow, RemoteKey) {
+    let window = end.domain.allocate_memory_window(MemoryWindowType::Type2).unwrap();
+    let new_rkey = RemoteKey(window.rkey().0 & !0xff | 0x5a);
+    let (mr_lkey, address) = (region.lkey(), region.address());
+    let bind = MemoryWindowBind { mw_rkey: window.rkey(), new_rkey, mr_lkey, address, length, access };
+    end.pair.post_send(&SendRequest::new(99, Operation::BindMemoryWindow(bind), &[])).unwrap();
+    end.succeed();
+    (window, new_rkey)
+}
+
+fn a_region_with_bound_windows_is_gone_when_it_is_dropped(devices: [Device; 2]) {
+    let [a, b] = connected(&devices);
+    let memory = std::alloc::Layout::from_size_align(4096, 4096).unwrap();
+    // SAFETY: the layout has a size; the memory is freed at the end, when the region is gone.
+    let base = std::ptr::NonNull::new(unsafe { std::alloc::alloc_zeroed(memory) }).unwrap();
+    // SAFETY: nothing else refers to the memory.
+    let region = unsafe { b.domain.register_memory(base, 4096, RIGHTS) }.unwrap();
+    let (window, rkey) = bind(&b, &region, 64, AccessFlags::REMOTE_WRITE);
+    let remote = RemoteAddress { address: region.address(), rkey };
+    assert!(region.deregister().unwrap_err().to_string().contains("is still used by a memory window"));
+    drop(region);
+    a.region.write_at(0, &[3; 64]);
+    a.pair.post_send(&SendRequest::rdma_write(1, &[a.region.sge(0, 64)], remote)).unwrap();
+    assert_eq!(a.wait().status, CompletionStatus::RemoteAccessError);
+    // SAFETY: the card no longer knows the memory.
+    unsafe {
+        assert_eq!(*base.as_ptr(), 0, "the peer wrote to memory that was released");
+        std::alloc::dealloc(base.as_ptr(), memory);
+    }
+    // The window can be bound again, to another region.
+    let reset = ModifyQp::default().state(QpState::Reset);
+    for end in [&a, &b] {
+        end.pair.modify(&reset).unwrap();
+    }
+    a.pair.connect_both(&b.pair, &ConnectOptions::default()).unwrap();
+    let bind = MemoryWindowBind {
+        mw_rkey: rkey,
+        new_rkey: RemoteKey(rkey.0 + 1),
+        mr_lkey: b.region.lkey(),
+        address: b.region.address(),
+        length: 64,
+        access: AccessFlags::REMOTE_WRITE,
+    };
+    b.pair.post_send(&SendRequest::new(98, Operation::BindMemoryWindow(bind), &[])).unwrap();
+    b.succeed();
+    drop(window);
+}
+
+fn requests_that_name_a_dropped_region_fail(devices: [Device; 2]) {
+    let [a, b] = connected(&devices);
+    let region = b.domain.allocate_region(64, RIGHTS).unwrap();
+    b.pair.post_recv(&ReceiveRequest { wr_id: 5, sg_list: &[region.sge(0, 64)] }).unwrap();
+    drop(region);
+    a.pair.post_send(&SendRequest::send(1, &[a.region.sge(0, 8)])).unwrap();
+    assert_eq!(a.wait().status, CompletionStatus::RemoteOperationError);
+    let received = b.wait();
+    assert_eq!((received.wr_id, received.status), (5, CompletionStatus::LocalProtectionError));
+    let source = a.domain.allocate_region(64, RIGHTS).unwrap();
+    let entry = source.sge(0, 64);
+    drop(source);
+    let pair = a.domain.create_queue_pair(QpType::Rc, &a.queue).build().unwrap();
+    let peer = b.domain.create_queue_pair(QpType::Rc, &b.queue).build().unwrap();
+    pair.connect_both(&peer, &ConnectOptions::default()).unwrap();
+    pair.post_send(&SendRequest::rdma_write(2, &[entry], b.region.remote_address(0))).unwrap();
+    assert_eq!(a.wait().status, CompletionStatus::LocalProtectionError);
+}
+
+fn read_only_memory_is_served_and_never_written(devices: [Device; 2]) {
+    static BYTES: [u64; 8] = [7; 8];
+    let [a, b] = connected(&devices);
+    let base = std::ptr::NonNull::from(&BYTES).cast();
+    // SAFETY: the memory is static, and without LOCAL_WRITE nothing writes it.
+    let region = unsafe { b.domain.register_memory(base, 64, AccessFlags::REMOTE_READ) }.unwrap();
+    assert_eq!((region.load(0), region.read_at(8, 8)), (7, BYTES[1].to_ne_bytes().to_vec()));
+    a.pair.post_send(&SendRequest::rdma_read(1, &[a.region.sge(0, 64)], region.remote_address(0))).unwrap();
+    a.succeed();
+    assert_eq!(a.region.load(56), 7);
+    let error = region.change_access(AccessFlags::LOCAL_WRITE).unwrap_err().to_string();
+    assert!(error.contains("read-only"), "{error}");
+    let write = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| region.write_at(0, &[1])));
+    assert!(write.is_err());
+    assert_eq!(BYTES, [7; 8]);
 }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use softhca_engine::{AckPolicy, ClientId, CqId, Event, Instant, Settings};
 use softhca_fabric::{EventSink, HostId, NetworkEvent, Stage};
 use softhca_queue::control::{HostDevice, Notification};
-use softhca_queue::{MapMode, SharedMemory};
+use softhca_queue::{MapMode, SharedMemory, SleepFlag};
 use softhca_trace::PacketDirection;
 use softhca_udp::{
     DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, IcrcCheck, SharedDriver, SocketOptions,
@@ -238,7 +238,8 @@ impl DaemonHost {
         let page = Arc::new(SharedMemory::create("softhca-sleep-flag", 4096, MapMode::ReadOnly)?);
         let sleep_flag = page.take_descriptor().expect("a new memory has its descriptor");
         let policy = DrivePolicy::Thread { busy_poll: config.busy_poll };
-        let driver = HostDriver(SharedDriver::start(driver, policy, page.words(0, 1))?);
+        let driver =
+            HostDriver(SharedDriver::start(driver, policy, SleepFlag::new(page.words(0, SleepFlag::WORDS)))?);
         Ok(DaemonHost { device, driver, event_bus, access_monitor, sleep_flag })
     }
 

@@ -49,7 +49,11 @@ pub enum Command {
         mapping: Option<(u64, u64)>,
         access: Option<AccessFlags>,
     },
-    DeregisterMemoryRegion(RemoteKey),
+    /// Fails while windows are bound to the region, unless they are to be invalidated first.
+    DeregisterMemoryRegion {
+        rkey: RemoteKey,
+        invalidate_windows: bool,
+    },
     AllocateMemoryWindow {
         pd: PdId,
         mw_type: MemoryWindowType,
@@ -263,7 +267,7 @@ impl Command {
     pub fn destroys(&self) -> Option<(Resource, u32)> {
         Some(match self {
             Command::DeallocateProtectionDomain(pd) => (Resource::ProtectionDomain, pd.0),
-            Command::DeregisterMemoryRegion(rkey) => (Resource::MemoryRegion, rkey.0),
+            Command::DeregisterMemoryRegion { rkey, .. } => (Resource::MemoryRegion, rkey.0),
             Command::DeallocateMemoryWindow(rkey) => (Resource::MemoryWindow, rkey.0),
             Command::DestroyCompletionQueue(cq) => (Resource::CompletionQueue, cq.0),
             Command::DestroySharedReceiveQueue(srq) => (Resource::SharedReceiveQueue, srq.0),

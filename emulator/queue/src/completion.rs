@@ -4,10 +4,10 @@
 //! clears it when it notifies.
 
 use crate::ring::{Ring, high, load, low, pair, store};
+use crate::sync::{Ordering, fence};
 use crate::{RingLayout, SharedWords};
 use alloc::boxed::Box;
 use bitflags::bitflags;
-use core::sync::atomic::{Ordering, fence};
 use softhca_wire::Qpn;
 
 const STRIDE: u32 = 8;

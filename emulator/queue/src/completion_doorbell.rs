@@ -2,7 +2,7 @@
 
 use crate::SharedWords;
 use crate::shared_memory::{futex_wait, futex_wake_all};
-use core::sync::atomic::{Ordering, fence};
+use crate::sync::{Ordering, fence};
 use std::time::Duration;
 
 const COUNT: usize = 0;

@@ -4,8 +4,8 @@
 //! with one slot per queue pair never overflows.
 
 use crate::SharedWords;
+use crate::sync::{AtomicU64, Ordering, fence};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU64, Ordering};
 use softhca_wire::Qpn;
 
 const PRODUCER_INDEX: usize = 0;
@@ -23,6 +23,48 @@ pub struct DoorbellConsumer {
     words: SharedWords,
     slots: u64,
     next: u64,
+}
+
+/// Tells the producers of doorbells that the HCA sleeps, or is about to.
+///
+/// The HCA sets the flag and polls the doorbells once more before it sleeps. A producer rings and reads the flag. Both
+/// have a full fence in between, so that the producer sees the flag or the HCA sees the doorbell.
+#[derive(Clone)]
+pub struct SleepFlag {
+    words: SharedWords,
+}
+
+impl SleepFlag {
+    /// The size in words.
+    pub const WORDS: usize = 1;
+
+    /// The flag in the first of `words`. Producers in other processes map it read-only.
+    ///
+    /// # Panics
+    /// If there is no word.
+    pub fn new(words: SharedWords) -> SleepFlag {
+        assert!(words.len() >= Self::WORDS, "a sleep flag has a word");
+        SleepFlag { words }
+    }
+
+    /// Sets the flag. Poll the doorbells afterwards.
+    #[inline]
+    pub fn set(&self) {
+        self.words[0].store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Clears the flag: the HCA polls.
+    #[inline]
+    pub fn clear(&self) {
+        self.words[0].store(0, Ordering::Release);
+    }
+
+    /// Whether the HCA must be woken, after a doorbell.
+    #[inline]
+    pub fn is_set(&self) -> bool {
+        self.words[0].load(Ordering::Acquire) != 0
+    }
 }
 
 /// Creates a doorbell ring for up to `slots` queue pairs on the heap of this process.
@@ -45,14 +87,15 @@ impl DoorbellProducer {
 
     /// Rings for `qpn`, unless `rung`, a flag of that queue pair, is set: its last doorbell is still pending.
     ///
-    /// The HCA sets its sleep flag before it polls this ring a last time. A caller that reads the sleep flag after this
-    /// call either sees it set, or that last poll sees the doorbell: all four accesses are sequentially consistent.
+    /// Read the [`SleepFlag`] of the HCA afterwards, and wake it if the flag is set.
     #[inline]
     pub fn ring(&self, qpn: Qpn, rung: &AtomicU64) {
-        if rung.swap(1, Ordering::SeqCst) == 0 {
+        if rung.swap(1, Ordering::AcqRel) == 0 {
             let index = self.words[PRODUCER_INDEX].fetch_add(1, Ordering::Relaxed);
             let slot = &self.words[SLOTS + (index % self.slots) as usize];
-            slot.store(u64::from(qpn.value()) + 1, Ordering::SeqCst);
+            slot.store(u64::from(qpn.value()) + 1, Ordering::Release);
+            // Pairs with `SleepFlag::set`. If the flag was set before, the producer that set it wakes the HCA.
+            fence(Ordering::SeqCst);
         }
     }
 }
@@ -67,7 +110,7 @@ impl DoorbellConsumer {
     /// Whether a doorbell is pending.
     #[inline]
     pub fn is_rung(&self) -> bool {
-        self.slot().load(Ordering::SeqCst) != 0
+        self.slot().load(Ordering::Acquire) != 0
     }
 
     #[inline]

@@ -30,9 +30,11 @@ mod receive;
 mod resource;
 mod ring;
 mod send;
+mod shared_access;
 #[cfg(all(feature = "shared", target_os = "linux"))]
 mod shared_memory;
 mod shared_words;
+mod sync;
 mod work_request;
 
 pub use address::AddressVector;
@@ -45,7 +47,7 @@ pub use completion::{
 #[cfg(all(feature = "shared", target_os = "linux"))]
 pub use completion_doorbell::CompletionDoorbell;
 pub use counters::{Counters, PortCounters};
-pub use doorbell::{DoorbellConsumer, DoorbellProducer, doorbell_ring};
+pub use doorbell::{DoorbellConsumer, DoorbellProducer, SleepFlag, doorbell_ring};
 pub use error::{Resource, VerbsError};
 pub use handle::{AhId, ClientId, CmChannelId, CmId, CqId, PdId, SrqId, XrcdId};
 pub use limits::DeviceLimits;

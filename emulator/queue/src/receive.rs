@@ -3,8 +3,8 @@
 //! A slot (WQE) holds the work request ID, the number of SGEs, and the SGEs of two words each.
 
 use crate::ring::{Ring, high, load, low, pair, store};
+use crate::sync::{Ordering, fence};
 use crate::{CorruptRing, InvalidWorkRequest, QueueFull, RingLayout, Sge, SharedWords};
-use core::sync::atomic::{Ordering, fence};
 use softhca_wire::LocalKey;
 
 const HEADER: usize = 2;

@@ -1,7 +1,7 @@
 //! The layout that all rings share: two indices that only grow, each on its own cache line, and slots.
 
 use crate::SharedWords;
-use core::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering};
 use thiserror::Error;
 
 const PRODUCER_INDEX: usize = 0;

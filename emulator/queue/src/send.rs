@@ -4,12 +4,12 @@
 //! WQE once. The application may reuse the slot when the work request has completed.
 
 use crate::ring::{Ring, high, load, low, pair, store};
+use crate::sync::Ordering;
 use crate::{
     AccessFlags, CorruptRing, DoorbellProducer, MemoryWindowBind, Operation, Payload, QueueFull,
     RemoteAddress, RingLayout, SendFlags, SendImmOrInvalidate, SendWorkRequest, Sge, SharedWords,
     UdDestination,
 };
-use core::sync::atomic::{Ordering, fence};
 use softhca_wire::{LocalKey, Qpn, QueueKey, RemoteKey};
 use thiserror::Error;
 
@@ -245,8 +245,8 @@ impl SendConsumer {
 
     /// Clears the doorbell flag, so that the next post rings again. Poll the ring afterwards.
     pub fn clear_doorbell(&self) {
-        self.ring.control().store(0, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        // Reads the flag of a producer that found it set, and with it what that producer published.
+        self.ring.control().swap(0, Ordering::AcqRel);
     }
 }
 

@@ -30,6 +30,7 @@ pub enum MapMode {
 pub struct SharedMemory {
     base: NonNull<u8>,
     length: usize,
+    mode: MapMode,
     /// `None` once it is passed to the other process: descriptors are scarce.
     descriptor: Mutex<Option<OwnedFd>>,
 }
@@ -45,7 +46,7 @@ impl SharedMemory {
         let descriptor = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&descriptor, length.max(1) as u64)?;
         let base = map(&descriptor, length, ProtFlags::READ | ProtFlags::WRITE)?;
-        let memory = SharedMemory { base, length, descriptor: Mutex::new(None) };
+        let memory = SharedMemory { base, length, mode: MapMode::ReadWrite, descriptor: Mutex::new(None) };
         let mut seals = SealFlags::SHRINK | SealFlags::GROW;
         if others == MapMode::ReadOnly {
             seals |= SealFlags::FUTURE_WRITE;
@@ -75,7 +76,7 @@ impl SharedMemory {
             MapMode::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
         let base = map(&descriptor, length, protection)?;
-        Ok(SharedMemory { base, length, descriptor: Mutex::new(None) })
+        Ok(SharedMemory { base, length, mode, descriptor: Mutex::new(None) })
     }
 
     /// The descriptor to pass to the other process. Returns it once.
@@ -110,8 +111,9 @@ impl SharedMemory {
 
     /// The whole memory as the block of a memory region.
     pub fn block(self: &Arc<Self>) -> MemoryBlock {
+        let writable = self.mode == MapMode::ReadWrite;
         // SAFETY: the bytes are those of the mapping, which `self` keeps.
-        unsafe { MemoryBlock::mapped(self.base, self.length, self.clone()) }
+        unsafe { MemoryBlock::mapped(self.base, self.length, writable, self.clone()) }
     }
 }
 

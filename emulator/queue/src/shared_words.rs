@@ -1,11 +1,11 @@
 //! Shared memory as a slice of atomics.
 
+use crate::sync::AtomicU64;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::any::Any;
 use core::ops::{Deref, Range};
 use core::ptr::NonNull;
-use core::sync::atomic::AtomicU64;
 
 /// Words of eight bytes that another thread or process may change at any time: on the heap, or in a shared mapping.
 #[derive(Clone)]

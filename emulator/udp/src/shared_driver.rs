@@ -4,7 +4,7 @@ use crate::system::WakeSet;
 use crate::{Driver, ProcessIdentity, Waker, wait_readable};
 use parking_lot::{Mutex, MutexGuard};
 use softhca_engine::Memory;
-use softhca_queue::SharedWords;
+use softhca_queue::SleepFlag;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -45,7 +45,7 @@ struct Shared<M> {
     /// Consecutive polls of callers in which nothing moved.
     idle_polls: AtomicU32,
     /// Not zero while the thread sleeps and a doorbell must wake it.
-    sleep_flag: SharedWords,
+    sleep_flag: SleepFlag,
     /// When the sleeping thread wakes by itself, in the driver's time. Written under the driver's lock.
     wakes_at: AtomicU64,
     stop: AtomicBool,
@@ -65,11 +65,11 @@ pub struct SharedDriver<M> {
 }
 
 impl<M: Memory + Send + 'static> SharedDriver<M> {
-    /// Starts the thread. The first word of `sleep_flag` tells the producers of doorbells that the thread sleeps.
+    /// Starts the thread. `sleep_flag` tells the producers of doorbells that it sleeps.
     pub fn start(
         mut driver: Driver<M>,
         policy: DrivePolicy,
-        sleep_flag: SharedWords,
+        sleep_flag: SleepFlag,
     ) -> io::Result<SharedDriver<M>> {
         let [roce, link] = driver.descriptors().map(|descriptor| descriptor.try_clone_to_owned());
         let wake_set = Arc::new(WakeSet::new()?);
@@ -117,7 +117,7 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
         act: impl FnOnce(&mut Driver<M>) -> R,
     ) -> R {
         let result = act(&mut driver);
-        let is_asleep = self.shared.sleep_flag[0].load(Ordering::SeqCst) != 0;
+        let is_asleep = self.shared.sleep_flag.is_set();
         let is_due = is_asleep && driver.next_timeout().is_some_and(|left| self.shared.would_oversleep(left));
         drop(driver);
         if is_due {
@@ -145,7 +145,7 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
 
     /// Wakes the thread if it sleeps, after a doorbell.
     pub fn wake(&self) {
-        if self.shared.sleep_flag[0].load(Ordering::SeqCst) != 0 {
+        if self.shared.sleep_flag.is_set() {
             self.shared.waker.wake();
         }
     }
@@ -189,7 +189,7 @@ impl<M: Memory> Shared<M> {
         let has_pending = driver.has_pending_transmit();
         drop(driver);
         // The caller may not poll again, and the datagram that would have woken the thread has been read.
-        if has_pending && self.sleep_flag[0].load(Ordering::SeqCst) != 0 {
+        if has_pending && self.sleep_flag.is_set() {
             self.waker.wake();
         }
         Some(moved)
@@ -265,7 +265,7 @@ impl<M: Memory> Shared<M> {
 
     /// Polls once more and, if nothing moved, sleeps until the driver has work.
     fn poll_or_sleep(&self, mut driver: MutexGuard<'_, Driver<M>>) {
-        self.sleep_flag[0].store(1, Ordering::SeqCst);
+        self.sleep_flag.set();
         // Processes a doorbell that was rung before its producer could see the flag.
         let moved = driver.poll().unwrap_or(false);
         let timeout = driver.next_timeout();
@@ -275,7 +275,7 @@ impl<M: Memory> Shared<M> {
         if !moved {
             self.sleep(timeout);
         }
-        self.sleep_flag[0].store(0, Ordering::SeqCst);
+        self.sleep_flag.clear();
     }
 
     fn sleep(&self, timeout: Option<Duration>) {

@@ -26,7 +26,7 @@ use softhca_queue::control::{
     self as protocol, HOST_VARIABLE, Notification, RegionBacking, Request, Response, SharedRange,
 };
 use softhca_queue::{
-    CompletionDoorbell, DoorbellProducer, MapMode, SendProducer, SharedMemory, SharedWords, cm,
+    CompletionDoorbell, DoorbellProducer, MapMode, SendProducer, SharedMemory, SharedWords, SleepFlag, cm,
 };
 use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
 use std::collections::BTreeMap;
@@ -36,7 +36,6 @@ use std::io::Write;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Empty polls after which a caller yields its processor: the HCA needs one too.
@@ -123,8 +122,8 @@ pub(crate) struct DaemonBackend {
     gids: Vec<Gid>,
     doorbell: DoorbellProducer,
     completion_doorbell: CompletionDoorbell,
-    /// Not zero while the engine thread sleeps. Read-only.
-    engine_asleep: SharedWords,
+    /// Set while the engine thread sleeps. Read-only.
+    engine_asleep: SleepFlag,
     waker: File,
     /// The registered ranges of the program's own memory.
     registered_ranges: Mutex<BTreeMap<RemoteKey, RegisteredRange>>,
@@ -158,7 +157,7 @@ impl DaemonBackend {
             gids,
             doorbell: DoorbellProducer::new(page.words(CompletionDoorbell::WORDS, rings), doorbell_slots),
             completion_doorbell: CompletionDoorbell::new(page.words(0, CompletionDoorbell::WORDS)),
-            engine_asleep: asleep.words(0, 1),
+            engine_asleep: SleepFlag::new(asleep.words(0, SleepFlag::WORDS)),
             waker: File::from(waker),
             registered_ranges: Mutex::default(),
         })
@@ -334,7 +333,7 @@ impl Backend for DaemonBackend {
             None => self.request(&command, None, &[]),
         };
         self.destroy_ids(orphaned_requests);
-        if let Command::DeregisterMemoryRegion(rkey) = &command
+        if let Command::DeregisterMemoryRegion { rkey, .. } = &command
             && result.as_ref().err().is_none_or(Error::is_device_gone)
         {
             // An HCA that is gone accesses nothing any more.
@@ -399,7 +398,7 @@ impl Backend for DaemonBackend {
 
     fn ring_doorbell(&self, qpn: Qpn, send: &SendProducer) {
         send.ring(&self.doorbell, qpn);
-        if self.engine_asleep[0].load(Ordering::SeqCst) != 0 {
+        if self.engine_asleep.is_set() {
             let _ = (&self.waker).write(&1u64.to_ne_bytes());
         }
         if self.state.orphaned_rings.is_daemon_gone() {

@@ -68,7 +68,10 @@ impl Hca {
                 attachments.memory = mapping.map(|_| old);
                 return Ok(registered(rkey, &region));
             }
-            Command::DeregisterMemoryRegion(rkey) => {
+            Command::DeregisterMemoryRegion { rkey, invalidate_windows } => {
+                if invalidate_windows {
+                    self.state.protection.invalidate_windows(client, rkey)?;
+                }
                 attachments.memory = Some(self.deregister_memory_region(client, rkey)?.memory);
             }
             Command::AllocateMemoryWindow { pd, mw_type } => {

@@ -37,6 +37,28 @@ impl Protection {
         Ok(())
     }
 
+    /// Invalidates every window that is bound to a region.
+    pub fn invalidate_windows(&mut self, client: ClientId, region: RemoteKey) -> Result<(), VerbsError> {
+        if self.check_not_bound(client, region).is_ok() {
+            return Ok(());
+        }
+        let number = region.0 >> 8;
+        let is_bound = |entry: &KeyEntry| match &entry.kind {
+            KeyKind::MemoryWindow { binding: Some(binding), .. } => binding.region == number,
+            _ => false,
+        };
+        self.memory_region(client, region)?;
+        for window in self.keys.numbers(is_bound) {
+            if let Some(KeyEntry { kind: KeyKind::MemoryWindow { binding, .. }, .. }) =
+                self.keys.get_mut(window)
+            {
+                let old = binding.take();
+                self.unbind(old);
+            }
+        }
+        Ok(())
+    }
+
     fn unbind(&mut self, binding: Option<MwBinding>) {
         if let Some(binding) = binding
             && let Some(KeyEntry { kind: KeyKind::MemoryRegion { bound_windows, .. }, .. }) =

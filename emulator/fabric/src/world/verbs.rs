@@ -235,7 +235,7 @@ impl Verbs<'_> {
 
     /// Deregisters a region.
     pub fn deregister_memory(&mut self, key: RemoteKey) -> Result<(), VerbsError> {
-        self.execute(Command::DeregisterMemoryRegion(key)).map(|_| ())
+        self.execute(Command::DeregisterMemoryRegion { rkey: key, invalidate_windows: false }).map(|_| ())
     }
 
     /// Frees the memory of a region without deregistering it: accesses fault.

@@ -9,7 +9,7 @@ use harness::{Host, QKEY, QUARTER, RecordedTraffic, drive, for_each_loopback, fr
 use softhca_engine::{AddressVector, Memory, MemoryId, ModifyQp, PortState, QpState, QpType, Recovery};
 use softhca_fabric::{Action, BitPosition, IcrcPolicy, PacketClasses, Repeat, Rule, Stage};
 use softhca_queue::{
-    CompletionStatus, Operation, RemoteAddress, SendImmOrInvalidate, SendWorkRequest, SharedWords,
+    CompletionStatus, Operation, RemoteAddress, SendImmOrInvalidate, SendWorkRequest, SharedWords, SleepFlag,
     UdDestination,
 };
 use softhca_udp::{DrivePolicy, Loopback, SharedDriver};
@@ -392,7 +392,7 @@ fn sleeping_thread_loses_no_internal_packet() {
         host.driver.add_rule(1, Rule { repeat: Repeat::times(5), ..delay });
         let Host { driver, mut application, .. } = host;
         let policy = DrivePolicy::Thread { busy_poll: Duration::ZERO };
-        let driver = SharedDriver::start(driver, policy, SharedWords::heap(1)).unwrap();
+        let driver = SharedDriver::start(driver, policy, SleepFlag::new(SharedWords::heap(1))).unwrap();
         let deadline = Clock::now() + Duration::from_secs(60);
         for round in 0..50 {
             application.receive(&mut b, round, QUARTER, 10_000);
