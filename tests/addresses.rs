@@ -2,8 +2,10 @@
 //! GID, the source port of flows.
 
 use softhca::{
-    AccessFlags, AddressVector, ConnectOptions, Context, Device, EmbeddedOptions, Entropy, EventSink, Mtu,
-    NetworkEvent, QpType, Qpn, QueueKey, QueuePair, ReceiveRequest, SendRequest, Stage,
+    AccessFlags, AddressVector, ConnectOptions, Context, Device, EmbeddedOptions, Entropy, Mtu, QpType, Qpn,
+    QueueKey, QueuePair, ReceiveRequest, SendRequest,
+    fault::Stage,
+    trace::{EventSink, NetworkEvent},
 };
 use softhca_engine::Instant;
 use softhca_tests::tools;

@@ -2,8 +2,9 @@
 //! stay in order whichever thread drives, and an idle device uses no CPU time.
 
 use softhca::{
-    AccessFlags, Completion, CompletionQueue, ConnectOptions, Context, Device, EmbeddedOptions, EventSink,
-    Instant, Loopback, MemoryRegion, Mtu, NetworkEvent, QpType, QueuePair, SendRequest,
+    AccessFlags, Completion, CompletionQueue, ConnectOptions, Context, Device, EmbeddedOptions, Instant,
+    Loopback, MemoryRegion, Mtu, QpType, QueuePair, SendRequest,
+    trace::{EventSink, NetworkEvent},
 };
 use softhca_tests::process::{self, Process, TEST_TIMEOUT, receive_line, send_line};
 use std::collections::BTreeSet;

@@ -43,6 +43,7 @@ impl Harness {
             .create_queue_pair(QpType::Rc, &queue)
             .build()
             .unwrap();
+        pair.init(&ConnectOptions::default()).unwrap();
         for id in 0..16 {
             pair.post_recv(&ReceiveRequest { wr_id: id, sg_list: &[] }).unwrap();
         }

@@ -163,6 +163,7 @@ fn run_bob() {
     let pair = domain.create_queue_pair(QpType::Rc, &queue).build().unwrap();
     let RemoteAddress { address, rkey: key } = region.remote_address(0);
     send_line(&format!("{address} {} {}", key.0, pair.endpoint()));
+    pair.init(&path()).unwrap();
     for id in 0..MESSAGES {
         let scatter = [region.sge((BYTES / 2) as u64 + id * 16_384, 16_384)];
         pair.post_recv(&ReceiveRequest { wr_id: id, sg_list: &scatter }).unwrap();

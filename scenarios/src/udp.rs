@@ -14,9 +14,9 @@ use crate::verbs::{DATAGRAM_QKEY, fill_pattern, send_request};
 use cm::CmConnections;
 use multicast::MulticastGroups;
 use softhca::{
-    AddressHandle, AddressVector, CompletionQueue, ConnectOptions, Context, Device, EmbeddedOptions, Event,
-    EventSink, MemoryRegion, ModifyQp, NetworkEvent, ProtectionDomain, QpState, QueuePair, ReceiveRequest,
-    SendRequest,
+    AddressHandle, AddressVector, CompletionQueue, ConnectOptions, Context, Device, EmbeddedOptions,
+    MemoryRegion, ModifyQp, ProtectionDomain, QpState, QueuePair, ReceiveRequest, SendRequest,
+    trace::{Event, EventSink, NetworkEvent},
 };
 use softhca_engine::Instant;
 use softhca_fabric::{Endpoint, Fault, Flow, HostId, LinkId, RuleId, Seed, Stage};

@@ -6,8 +6,9 @@
 use crate::data::{ALL_ACCESS, ConnectedHost};
 use crate::process::{Process, TEST_TIMEOUT, TestDaemon, receive_line, send_line, spawn};
 use softhca::{
-    Action, Choice, CompletionStatus, ConnectOptions, Counters, DaemonControl, Device, EmbeddedOptions,
-    Error, ReceiveRequest, Recovery, RemoteAddress, Repeat, Rule, RuleId, Selector, SendRequest,
+    CompletionStatus, ConnectOptions, Counters, DaemonControl, Device, EmbeddedOptions, Error,
+    ReceiveRequest, Recovery, RemoteAddress, SendRequest,
+    fault::{Action, Choice, Repeat, Rule, RuleId, Selector},
 };
 use std::time::{Duration, Instant};
 

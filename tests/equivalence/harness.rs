@@ -1,10 +1,12 @@
 //! Two hosts that run a script in virtual time or over sockets, and their comparable traces.
 
 use softhca::{
-    AccessFlags, Action, Completion, CompletionQueue, ConnectOptions, Context, Device, EmbeddedOptions,
-    Endpoint, Event, EventSink, Fault, FlowId, InclusiveRange, Instant, Loopback, MemoryRegion, NetworkEvent,
-    ProtectionDomain, QpType, QueueKey, QueuePair, ReceiveRequest, Recovery, Repeat, Rule, RuleId, Selector,
-    SendRequest, Settings, SharedReceiveQueue, World,
+    AccessFlags, Completion, CompletionQueue, ConnectOptions, Context, Device, EmbeddedOptions, Endpoint,
+    Instant, Loopback, MemoryRegion, ProtectionDomain, QpType, QueueKey, QueuePair, ReceiveRequest, Recovery,
+    SendRequest, Settings, SharedReceiveQueue,
+    fault::{Action, Fault, FlowId, InclusiveRange, Repeat, Rule, RuleId, Selector},
+    sim::World,
+    trace::{Event, EventSink, NetworkEvent},
 };
 use softhca_engine::AckPolicy;
 use softhca_fabric::{Flow, HostId, PacketType};

@@ -240,26 +240,28 @@ impl CompletionQueue {
         self.inner.completions.lock().ring.request_notification(notify);
     }
 
-    /// The next completion, for async code. Futures never drive: the card's own thread does.
+    /// The next completion, for async code under any runtime. The future does not drive the device: its own thread
+    /// does. No completion is lost if the future is dropped before it is ready.
     pub async fn next(&self) -> Completion {
-        poll_fn(|context| {
-            self.inner.backend.assert_same_process();
-            let seen = self.inner.notifier.count();
-            let ring = &self.inner.completions;
-            if let Some(completion) = ring.lock().pop() {
-                return Poll::Ready(completion);
-            }
-            ring.lock().ring.request_notification(CqNotify::NextCompletion);
-            if let Some(completion) = ring.lock().pop() {
-                return Poll::Ready(completion);
-            }
-            if !self.inner.notifier.register_waker(seen, context.waker()) {
-                context.waker().wake_by_ref();
-            }
-            record_wait_reason(|| WaitReason::Completion(self.inner.id));
-            Poll::Pending
-        })
-        .await
+        poll_fn(|context| self.poll_next_completion(context)).await
+    }
+
+    fn poll_next_completion(&self, context: &mut std::task::Context<'_>) -> Poll<Completion> {
+        self.inner.backend.assert_same_process();
+        let seen = self.inner.notifier.count();
+        let ring = &self.inner.completions;
+        if let Some(completion) = ring.lock().pop() {
+            return Poll::Ready(completion);
+        }
+        ring.lock().ring.request_notification(CqNotify::NextCompletion);
+        if let Some(completion) = ring.lock().pop() {
+            return Poll::Ready(completion);
+        }
+        if !self.inner.notifier.register_waker(seen, context.waker()) {
+            context.waker().wake_by_ref();
+        }
+        record_wait_reason(|| WaitReason::Completion(self.inner.id));
+        Poll::Pending
     }
 
     /// Changes how many completions may wait. Those that wait stay.
@@ -270,6 +272,19 @@ impl CompletionQueue {
         let (_, rings) = self.inner.backend.execute_with_rings(command)?;
         ring.ring = CompletionConsumer::new(rings, cqe);
         Ok(())
+    }
+}
+
+/// The completions. It never ends. Several streams of one queue share its completions.
+#[cfg(feature = "tokio")]
+impl futures_core::Stream for CompletionQueue {
+    type Item = Completion;
+
+    fn poll_next(
+        self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> Poll<Option<Completion>> {
+        self.poll_next_completion(context).map(Some)
     }
 }
 

@@ -6,11 +6,14 @@ use crate::local_backend::{EventBus, LocalBackend};
 use crate::report::{Failure, FailureCause, Report, RunRecorder};
 use crate::simulated::{Fabric, SimulatedHost};
 use crate::{
-    Action, Device, EndpointExchange, EventSink, Instant, LinkSettings, Repeat, Rule, RuleCounters, RuleId,
-    Selector, Settings,
+    Device, EndpointExchange, Instant, Settings,
+    fault::{Rule, RuleCounters, RuleId},
+    sim::LinkSettings,
+    trace::EventSink,
 };
 use parking_lot::Mutex;
 use softhca_fabric::{Direction, HostId, LinkId};
+use softhca_trace::NameTable;
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::future::Future;
@@ -72,7 +75,7 @@ struct PlannedFault {
 /// time passes in awaits. A test says what its hosts do, and runs:
 ///
 /// ```
-/// use softhca::{AccessFlags, ConnectOptions, QpType, ReceiveRequest, SendRequest, World};
+/// use softhca::{AccessFlags, ConnectOptions, QpType, ReceiveRequest, SendRequest, sim::World};
 ///
 /// let mut world = World::new(7);
 /// world.host("server", |device| async move {
@@ -81,6 +84,7 @@ struct PlannedFault {
 ///     let queue = context.create_completion_queue(16)?;
 ///     let region = domain.allocate_region(64, AccessFlags::LOCAL_WRITE)?;
 ///     let pair = domain.create_queue_pair(QpType::Rc, &queue).build()?;
+///     pair.init(&ConnectOptions::default())?;
 ///     pair.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &[region.sge(0, 64)] })?;
 ///     pair.exchange_and_connect(&device.endpoint_exchange(), "greeting", &ConnectOptions::default()).await?;
 ///     assert_eq!(queue.next().await.byte_len, 5);
@@ -161,20 +165,14 @@ impl World {
         self
     }
 
-    /// Has packets from one host to another meet a fault. The hosts may be added later.
+    /// Puts a fault rule on the link from one host to another, such as `fault::acks().nth(2).drop()`. The hosts may be
+    /// added later. Returns the number of the rule, which replaces the one it has.
     ///
     /// Relative PSNs, messages and transmissions in the selector count for each queue pair from its first
     /// packet; roles are numbers in the order in which queue pairs reach RTS, from zero.
-    pub fn fault(
-        &mut self,
-        from: &str,
-        to: &str,
-        selector: Selector,
-        repeat: Repeat,
-        action: Action,
-    ) -> RuleId {
+    pub fn fault(&mut self, from: &str, to: &str, rule: Rule) -> RuleId {
         let id = RuleId(self.faults.len() as u32);
-        let rule = Rule { id, selector, repeat, action };
+        let rule = Rule { id, ..rule };
         self.faults.push(PlannedFault { from: from.into(), to: to.into(), rule, link: None });
         self.apply_topology();
         id
@@ -317,8 +315,67 @@ impl World {
         }
     }
 
+    /// Runs a test once for each seed, or only for the one in `SOFTHCA_SEED`. `prepare` adds hosts and faults.
+    ///
+    /// ```
+    /// use softhca::sim::World;
+    ///
+    /// World::for_each_seed(1..=20, |world| {
+    ///     world.host("alone", |_| async { softhca::sleep(std::time::Duration::from_micros(1)).await });
+    /// });
+    /// ```
+    ///
+    /// # Panics
+    /// If a run fails. The message has the failure with its explanation, and the command that repeats the seed. If
+    /// `SOFTHCA_TEST_LOGS` names a folder, the event log of the run is there, for `softhca why` and `softhca report`.
+    pub fn for_each_seed(seeds: impl IntoIterator<Item = u64>, prepare: impl Fn(&mut World)) {
+        let chosen = std::env::var("SOFTHCA_SEED");
+        let seeds: Vec<u64> = match &chosen {
+            Ok(text) => vec![text.parse().unwrap_or_else(|_| panic!("SOFTHCA_SEED={text} is not a number"))],
+            Err(_) => seeds.into_iter().collect(),
+        };
+        for seed in seeds {
+            let mut world = World::new(seed);
+            prepare(&mut world);
+            let Err(failure) = world.run() else { continue };
+            let thread = std::thread::current();
+            let test = thread.name().filter(|name| *name != "main").unwrap_or_default();
+            let log = match std::env::var_os("SOFTHCA_TEST_LOGS") {
+                Some(folder) => {
+                    let name = format!("{}-{seed}.jsonl", test.replace("::", "-"));
+                    let path = std::path::Path::new(&folder).join(name);
+                    match world.write_log(test, &path) {
+                        Ok(()) => format!("\nThe event log: {}", path.display()),
+                        Err(error) => format!("\nNo event log: {}: {error}", path.display()),
+                    }
+                }
+                None => String::new(),
+            };
+            panic!("{failure}\n\nTo run this seed alone: SOFTHCA_SEED={seed} cargo test {test}{log}");
+        }
+    }
+
+    fn write_log(&self, title: &str, path: &std::path::Path) -> std::io::Result<()> {
+        let mut fabric = self.fabric.lock();
+        let names = self.names(&fabric);
+        fabric.sink().recent.write_log(&names, title, path)
+    }
+
+    fn names(&self, fabric: &Fabric) -> NameTable {
+        let mut names = NameTable::from_world(fabric);
+        for fault in &self.faults {
+            names.add_rule(fault.rule.id, &format!("{} to {}", fault.from, fault.to));
+        }
+        names
+    }
+
     fn failure(&self, cause: FailureCause) -> Failure {
-        Failure { seed: self.seed, at: self.now(), cause }
+        let mut fabric = self.fabric.lock();
+        let names = self.names(&fabric);
+        let has_outstanding =
+            fabric.hosts().any(|(_, host)| host.hca().queue_pairs().any(|view| view.outstanding > 0));
+        let (at, explanation) = (fabric.now(), fabric.sink().recent.explain(&names, has_outstanding));
+        Failure { seed: self.seed, at, cause, explanation }
     }
 
     /// Every name that cables and faults use has a host.
@@ -391,15 +448,16 @@ impl World {
             let mut fabric = self.fabric.lock();
             match (executor.next_timer(), fabric.next_event_at()) {
                 (None, None) => {
-                    let queue_pairs = busy_queue_pairs(&fabric);
+                    let queue_pairs = describe_waits(&mut fabric);
                     drop(fabric);
                     return Err(self.failure(FailureCause::Deadlock { waiting: waiting(), queue_pairs }));
                 }
                 (timer, event) if timer.into_iter().chain(event).min() > Some(until) => {
                     fabric.run_until(until);
+                    let (limit, queue_pairs) = (self.time_limit, describe_waits(&mut fabric));
                     drop(fabric);
-                    let limit = self.time_limit;
-                    return Err(self.failure(FailureCause::TimeLimit { limit, waiting: waiting() }));
+                    let waiting = waiting();
+                    return Err(self.failure(FailureCause::TimeLimit { limit, waiting, queue_pairs }));
                 }
                 (Some(timer), event) if event.is_none_or(|event| timer < event) => {
                     fabric.run_until(timer);
@@ -449,14 +507,10 @@ where
     })
 }
 
-/// Queue pairs with work that nobody answers, in words.
-fn busy_queue_pairs(fabric: &Fabric) -> Vec<String> {
-    let mut busy = Vec::new();
-    for (_, host) in fabric.hosts() {
-        for view in host.hca().queue_pairs().filter(|view| view.outstanding > 0) {
-            let (name, state, count) = (host.name(), view.state, view.outstanding);
-            busy.push(format!("{name}'s queue pair {} is in {state} with {count} unanswered", view.qpn));
-        }
-    }
-    busy
+/// Queue pairs with outstanding work requests, and what they wait for.
+fn describe_waits(fabric: &mut Fabric) -> Vec<String> {
+    let recent = std::mem::take(&mut fabric.sink().recent);
+    let waits = recent.describe_waits(fabric);
+    fabric.sink().recent = recent;
+    waits
 }

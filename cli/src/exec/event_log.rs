@@ -73,6 +73,8 @@ enum LogStorage {
     File(PathBuf),
     /// In memory, freed after reading.
     Memory,
+    /// In a file that is removed after reading.
+    Temporary,
 }
 
 /// The event log of a daemon, read while it is written.
@@ -102,16 +104,25 @@ impl DaemonEventLog {
                 (File::from(memory), LogStorage::Memory)
             }
         };
-        Ok(DaemonEventLog {
+        Ok(DaemonEventLog::new(file, store))
+    }
+
+    /// A log that is complete, and that its owner removes.
+    pub fn read_only(file: File) -> DaemonEventLog {
+        DaemonEventLog::new(file, LogStorage::Temporary)
+    }
+
+    fn new(file: File, storage: LogStorage) -> DaemonEventLog {
+        DaemonEventLog {
             file,
-            storage: store,
+            storage,
             offset: 0,
             partial_line: Vec::new(),
             header: None,
             recent: RecentLines::default(),
             linter: None,
             findings_printed: 0,
-        })
+        }
     }
 
     /// Has the daemon write events to this log, and packets to `capture`, from now on.
@@ -215,9 +226,12 @@ impl DaemonEventLog {
             (LogStorage::File(path), more) => {
                 format!("{more} more failed: run `softhca why {}`.", path.display())
             }
-            (LogStorage::Memory, 0) => String::new(),
+            (LogStorage::Memory | LogStorage::Temporary, 0) => String::new(),
             (LogStorage::Memory, more) => {
                 format!("{more} more failed: keep the log with `--log FILE` to explain them.")
+            }
+            (LogStorage::Temporary, more) => {
+                format!("{more} more failed: keep the log with SOFTHCA_LOG=FILE to explain them.")
             }
         };
         Some(answer.text(terminal::style().width))

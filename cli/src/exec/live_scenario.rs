@@ -1,7 +1,10 @@
 //! A scenario on the hosts of a daemon while real programs use them.
 
 use super::event_log::DaemonEventLog;
-use softhca::{Counters, DaemonControl, PortState, Recovery, RuleCounters, RuleId};
+use softhca::{
+    Counters, DaemonControl, PortState, Recovery,
+    fault::{RuleCounters, RuleId},
+};
 use softhca_scenarios::live::{self, LiveScenario, PortControl};
 use softhca_scenarios::{Outcome, Plan};
 use softhca_trace::log::Entry;

@@ -4,6 +4,7 @@
 //! and 127 if it does not exist.
 
 mod daemon;
+mod embedded_logs;
 mod event_log;
 mod library;
 mod live_scenario;
@@ -17,6 +18,7 @@ pub use sysfs::check_allowed as check_view_allowed;
 use crate::{output, scenario, shell};
 use clap::Args;
 use daemon::{DaemonLifetime, DaemonRequirements};
+use embedded_logs::EmbeddedLogs;
 use event_log::{DaemonEventLog, LOG_POLL_INTERVAL};
 use live_scenario::DaemonScenario;
 use program::ExecError;
@@ -151,7 +153,9 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     let mut connection = daemon::connect_or_start(&requirements, DaemonLifetime::WhileUsed)?;
     let mut events = start_recording(&mut connection, arguments)?;
     let mut live = plan.as_ref().map(|plan| DaemonScenario::load(plan, &mut connection)).transpose()?;
-    let variables = arguments.daemon.environment(&folder);
+    let mut variables = arguments.daemon.environment(&folder);
+    let embedded = if arguments.why || arguments.lint { EmbeddedLogs::create()? } else { None };
+    variables.extend(embedded.iter().map(EmbeddedLogs::variable));
     let view = if arguments.no_view { None } else { arguments.daemon.sysfs_view(&connection) };
     let code = program::run(&path, &arguments.program, &variables, view, &mut || {
         let next = live.as_mut().and_then(|live| live.run_due_actions(&mut connection));
@@ -161,6 +165,14 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     })?;
     if events.is_some() || arguments.capture.is_some() {
         connection.stop_recording().map_err(|error| format!("the recording is incomplete: {error}"))?;
+    }
+    if let Some(logs) = &embedded {
+        let explanations = logs.explanations(arguments.lint);
+        for text in
+            explanations.map_err(|error| format!("cannot read the logs of embedded devices: {error}"))?
+        {
+            eprintln!("\n{text}");
+        }
     }
     if let Some(events) = &mut events {
         live_scenario::read_events(events, live.as_mut(), arguments.lint);

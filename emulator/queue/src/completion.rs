@@ -8,6 +8,7 @@ use crate::sync::{Ordering, fence};
 use crate::{RingLayout, SharedWords};
 use alloc::boxed::Box;
 use bitflags::bitflags;
+use core::fmt;
 use softhca_wire::Qpn;
 
 const STRIDE: u32 = 8;
@@ -37,6 +38,12 @@ macro_rules! named_enum {
             /// The value with this name.
             pub fn from_name(name: &str) -> Option<$type> {
                 $type::ALL.iter().copied().find(|value| value.name() == name)
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.name())
             }
         }
     };
@@ -69,6 +76,52 @@ impl CompletionStatus {
     /// Whether the work request was done.
     pub const fn is_success(self) -> bool {
         matches!(self, CompletionStatus::Success)
+    }
+
+    /// The cause of a failure and its remedy. A log of events has the exact cause: `softhca why`.
+    pub const fn advice(self) -> &'static str {
+        match self {
+            CompletionStatus::Success => "the work request is done",
+            CompletionStatus::LocalLengthError => {
+                "the message is longer than the SGEs of the receive, or than the device allows: post larger receives"
+            }
+            CompletionStatus::LocalQpOperationError => {
+                "the queue pair cannot execute this operation: check its type, max_rd_atomic and the address handle"
+            }
+            CompletionStatus::LocalProtectionError => {
+                "an SGE is outside of its memory region, or its lkey is wrong, deregistered or without LOCAL_WRITE: \
+                 keep the region until the completion"
+            }
+            CompletionStatus::WrFlushError => {
+                "the queue pair is in ERR: the first completion with another status, or the asynchronous event, has the \
+                 cause"
+            }
+            CompletionStatus::MwBindError => {
+                "the memory window could not be bound: check its rkey, and the region's bounds and MW_BIND"
+            }
+            CompletionStatus::BadResponseError => "the response of the peer does not match the request",
+            CompletionStatus::LocalAccessError => "the memory of the receive does not allow the access",
+            CompletionStatus::RemoteInvalidRequestError => {
+                "the peer rejected the request as invalid: its receive is too small, or the queue pair there does not \
+                 support the operation"
+            }
+            CompletionStatus::RemoteAccessError => {
+                "the peer rejected the rkey, the address range or the access: use the rkey of a region that is still \
+                 registered, stay in its bounds, and give region and queue pair the REMOTE_ access flag"
+            }
+            CompletionStatus::RemoteOperationError => {
+                "the peer could not execute the request: a receive there names memory that is not accessible"
+            }
+            CompletionStatus::RetryExceededError => {
+                "the peer did not acknowledge: it is gone, not yet in RTR, or a packet is lost and recovery is fatal"
+            }
+            CompletionStatus::RnrRetryExceededError => {
+                "the peer had no receive posted in any retry: post receives before the peer sends, or raise rnr_retry"
+            }
+            CompletionStatus::RemoteAbortedError => "the peer aborted the operation",
+            CompletionStatus::FatalError => "the device failed",
+            CompletionStatus::GeneralError => "the device reported an unknown error",
+        }
     }
 }
 
@@ -137,6 +190,17 @@ pub struct Completion {
     pub vendor_error: u32,
     /// The time of completion in nanoseconds of the HCA clock.
     pub timestamp: u64,
+}
+
+/// One line: what completed and, for a failure, its cause and remedy.
+impl fmt::Display for Completion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (id, qpn, status) = (self.wr_id, self.qpn, self.status);
+        if status.is_success() {
+            return write!(f, "{} {id} of queue pair {qpn}: success, {} bytes", self.opcode, self.byte_len);
+        }
+        write!(f, "work request {id} of queue pair {qpn}: {status}: {}", status.advice())
+    }
 }
 
 /// The completions that notify the application (`ibv_req_notify_cq`).

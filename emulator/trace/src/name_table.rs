@@ -1,6 +1,6 @@
 //! Who is who: the names that people know hosts, queue pairs and rules by.
 
-use softhca_fabric::{Direction, Endpoint, FlowId, HostId, LinkId, Node, RuleId, SwitchId, World};
+use softhca_fabric::{Direction, Endpoint, EventSink, FlowId, HostId, LinkId, Node, RuleId, SwitchId, World};
 use softhca_wire::{Psn, Qpn};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -29,7 +29,7 @@ impl NameTable {
 
     /// The hosts, switches, cables and known queue pairs of a world as it is now. The queue pairs of a host are
     /// called by its name and a number, in the order of their roles: `alice.1`.
-    pub fn from_world(world: &World) -> NameTable {
+    pub fn from_world<S: EventSink>(world: &World<S>) -> NameTable {
         let mut names = NameTable::new();
         for (id, host) in world.hosts() {
             names.add_host(id, host.name(), host.address());

@@ -5,7 +5,7 @@ use crate::executor::{CmEvent, ConnectionManagers, Executor};
 use crate::plan::PairPlan;
 use crate::spec::Errno;
 use crate::verbs::{conn_params, port_space};
-use softhca::rdma_cm::{CmOption, CmState, Event, EventChannel, Id, RDMA_UDP_QKEY, UdParameters};
+use softhca::cm::{CmOption, CmState, Event, EventChannel, Id, RDMA_UDP_QKEY, UdParameters};
 use softhca::{Error, ModifyQp, QpState, QpType, QueuePair};
 use softhca_engine::Resource;
 use softhca_fabric::Endpoint;
@@ -101,8 +101,7 @@ fn connect(stage: &mut RealTimeRun<'_>, qp: usize, port: u16, private_data: &[u8
 
 /// The identifier of this number on the host of a queue pair.
 fn cm_id(stage: &RealTimeRun<'_>, qp: usize, id: u32) -> Result<Id, Error> {
-    let gone =
-        Error::Verb(softhca_engine::VerbsError::NotFound { resource: Resource::CmIdentifier, number: id });
+    let gone = Error::NotFound { resource: Resource::CmIdentifier, number: id };
     stage.connections.id(stage.plan.qps[qp].host, id).ok_or(gone)
 }
 
@@ -124,7 +123,7 @@ fn establish(stage: &mut RealTimeRun<'_>, qp: usize, id: u32) -> Result<(), Erro
 /// Takes a queue pair to RTS with what the connection manager knows, and lets rules and traces know it.
 fn make_ready(stage: &mut RealTimeRun<'_>, qp: usize, id: &Id) -> Result<(), Error> {
     let number = stage.qps[qp].qpn.value();
-    let gone = Error::Verb(softhca_engine::VerbsError::NotFound { resource: Resource::QueuePair, number });
+    let gone = Error::NotFound { resource: Resource::QueuePair, number };
     let pair = stage.qps[qp].pair.clone().ok_or(gone)?;
     for state in [QpState::ReadyToReceive, QpState::ReadyToSend] {
         pair.modify(&id.qp_attributes(state)?)?;

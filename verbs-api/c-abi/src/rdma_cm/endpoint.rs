@@ -8,7 +8,7 @@ use core::ffi::{c_int, c_void};
 use core::mem::zeroed;
 use core::ptr::null_mut;
 use softhca::QpType;
-use softhca::rdma_cm::EventType;
+use softhca::cm::EventType;
 
 fn to_init_attr_ex(attr: &ibv_qp_init_attr) -> ibv_qp_init_attr_ex {
     ibv_qp_init_attr_ex {

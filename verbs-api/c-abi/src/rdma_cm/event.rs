@@ -9,7 +9,7 @@ use core::mem::zeroed;
 use core::ptr::null_mut;
 use parking_lot::Mutex;
 use softhca::Gid;
-use softhca::rdma_cm::{Event, EventParameters, EventType};
+use softhca::cm::{Event, EventParameters, EventType};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 

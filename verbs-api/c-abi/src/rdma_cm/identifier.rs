@@ -10,9 +10,7 @@ use crate::{context, errno, event_fd, object, queue_pair};
 use core::ffi::{c_int, c_void};
 use core::mem::zeroed;
 use parking_lot::Mutex;
-use softhca::rdma_cm::{
-    CmOption, ConnectionParameters, EventChannel, EventType, Id, PeerParameters, PortSpace,
-};
+use softhca::cm::{CmOption, ConnectionParameters, EventChannel, EventType, Id, PeerParameters, PortSpace};
 use softhca::{Error, ModifyQp, QpAttributeMask, QpState, QpType, Qpn};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

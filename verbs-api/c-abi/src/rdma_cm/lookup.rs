@@ -6,7 +6,7 @@ use crate::address::ip_of;
 use crate::errno;
 use core::ffi::{CStr, c_char, c_int};
 use core::mem::zeroed;
-use softhca::rdma_cm::{Hints, PortSpace, address_info};
+use softhca::cm::{Hints, PortSpace, address_info};
 use std::net::SocketAddr;
 
 /// The IP address and port in a socket address.

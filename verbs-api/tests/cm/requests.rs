@@ -1,10 +1,15 @@
 //! Requests that are refused, that wait, or that nobody answers.
 
 use crate::{connect_and_leave, only, pair, resolve, story};
-use softhca::rdma_cm::{
+use softhca::cm::{
     ConnectionParameters, Connector, EventChannel, EventType, Listener, PortSpace, RejectReason,
 };
-use softhca::{Action, CmMessage, Error, QpState, Repeat, Selector, World, sleep, spawn};
+use softhca::{
+    Error, QpState,
+    fault::{self, CmMessage},
+    sim::World,
+    sleep, spawn,
+};
 use std::time::Duration;
 
 #[test]
@@ -32,7 +37,7 @@ fn a_lost_refusal_is_asked_for_again() {
         assert!(matches!(error, Error::Connection { kind: EventType::Rejected, status: 8 }), "{error}");
         Ok::<(), Error>(())
     });
-    world.fault("server", "client", only(CmMessage::Rej), Repeat::times(1), Action::Drop);
+    world.fault("server", "client", fault::cm(CmMessage::Rej).times(1).drop());
     assert!(world.run().unwrap().ended_at.nanos() > 6_000_000_000);
 }
 
@@ -42,9 +47,9 @@ fn a_server_refuses_with_its_own_words_and_any_reason() {
     world.host("server", |device| async move {
         let context = device.open();
         let listener = Listener::bind(&context, "0.0.0.0:7174")?;
-        listener.next().await?.reject(b"not today")?;
-        listener.next().await?.reject_with_reason(RejectReason::NO_RESOURCES, &[])?;
-        drop(listener.next().await?);
+        listener.accept().await?.reject(b"not today")?;
+        listener.accept().await?.reject_with_reason(RejectReason::NO_RESOURCES, &[])?;
+        drop(listener.accept().await?);
         Ok::<(), Error>(())
     });
     world.host("client", |device| async move {
@@ -93,7 +98,7 @@ fn a_peer_that_dies_while_connecting_is_unreachable() {
     world.service("server", |device| async move {
         let context = device.open();
         let listener = Listener::bind(&context, "0.0.0.0:7174")?;
-        let request = listener.next().await?;
+        let request = listener.accept().await?;
         // It has the request, and then its cable is pulled.
         sleep(Duration::from_secs(3600)).await;
         drop(request);
@@ -105,7 +110,7 @@ fn a_peer_that_dies_while_connecting_is_unreachable() {
         assert!(matches!(error, Error::Connection { kind: EventType::Unreachable, status: -110 }), "{error}");
         Ok::<(), Error>(())
     });
-    world.fault("server", "client", Selector::default(), Repeat::default(), Action::Drop);
+    world.fault("server", "client", fault::packets().drop());
     world.run().unwrap();
 }
 
@@ -116,7 +121,7 @@ fn a_slow_server_asks_for_patience() {
     world.host("server", |device| async move {
         let context = device.open();
         let listener = Listener::bind(&context, "0.0.0.0:7174")?;
-        let request = listener.next().await?;
+        let request = listener.accept().await?;
         sleep(Duration::from_secs(60)).await;
         request.accept(&pair(&context)?).await?.wait_disconnected().await
     });
@@ -136,7 +141,7 @@ fn more_requests_than_the_backlog_wait_until_there_is_room() {
         let listener = Listener::bind_with(&context, "0.0.0.0:7174".parse().unwrap(), 2)?;
         sleep(Duration::from_secs(1)).await;
         loop {
-            let (request, pair) = (listener.next().await?, pair(&context)?);
+            let (request, pair) = (listener.accept().await?, pair(&context)?);
             spawn(async move { request.accept(&pair).await?.wait_disconnected().await });
         }
         #[allow(unreachable_code, reason = "it says what the errors are")]

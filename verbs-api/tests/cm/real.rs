@@ -1,6 +1,6 @@
 //! The same on real cards, with calls that wait.
 
-use softhca::rdma_cm::{ConnectionParameters, Endpoint, EventType, Hints, address_info, create_endpoint};
+use softhca::cm::{ConnectionParameters, Endpoint, EventType, Hints, address_info, create_endpoint};
 use softhca::{AccessFlags, Device, Error, ReceiveRequest, SendRequest};
 
 #[test]

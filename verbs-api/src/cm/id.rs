@@ -169,7 +169,9 @@ impl Id {
     /// Takes the queue pair through states, and then does what it is made ready for.
     fn advance(&self, pair: &QueuePair, states: &[QpState], then: FollowUp) -> Result<(), Error> {
         let advance = QpTransition::new(self.inner.id, pair.qpn(), states, then);
-        self.channel().backend().execute(softhca_queue::Command::TransitionQueuePair(advance)).map(|_| ())
+        self.channel().backend().execute(softhca_queue::Command::TransitionQueuePair(advance))?;
+        states.last().into_iter().for_each(|state| pair.set_state(*state));
+        Ok(())
     }
 
     /// The queue pair that is attached.
@@ -231,6 +233,7 @@ impl Id {
                     follow_up: FollowUp::Accept(parameters),
                 };
                 self.channel().backend().execute(softhca_queue::Command::TransitionQueuePair(advance))?;
+                CONNECT_STATES.last().into_iter().for_each(|state| pair.set_state(*state));
             }
             None => {
                 self.call(Command::Accept { id: self.inner.id, parameters })?;

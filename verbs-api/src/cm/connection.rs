@@ -5,7 +5,9 @@ use super::{
     resolve,
 };
 use crate::{Context, Error, QueuePair};
+use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::task::Poll;
 
 /// Takes requests for connections.
 #[derive(Clone, Debug)]
@@ -34,12 +36,16 @@ impl Listener {
         self.id.local_address()
     }
 
-    /// The next request.
-    pub async fn next(&self) -> Result<ConnectRequest, Error> {
+    /// The next request. Nothing is lost if the future is dropped before it is ready.
+    pub async fn accept(&self) -> Result<ConnectRequest, Error> {
+        poll_fn(|context| self.poll_accept(context)).await
+    }
+
+    fn poll_accept(&self, context: &mut std::task::Context<'_>) -> Poll<Result<ConnectRequest, Error>> {
         loop {
-            let event = self.channel.next().await?;
+            let event = std::task::ready!(self.channel.poll_next_event(context))?;
             if let Some(request) = self.accept_event(event)? {
-                return Ok(request);
+                return Poll::Ready(Ok(request));
             }
         }
     }
@@ -47,7 +53,7 @@ impl Listener {
     /// The next request; sleeps until there is one.
     ///
     /// # Panics
-    /// In the host code of a `World`, where [`Listener::next`] is to be awaited.
+    /// In the host code of a `World`, where [`Listener::accept`] is to be awaited.
     pub fn wait(&self) -> Result<ConnectRequest, Error> {
         loop {
             if let Some(request) = self.accept_event(self.channel.wait()?)? {
@@ -66,6 +72,19 @@ impl Listener {
         let channel = EventChannel::new(self.channel.context())?;
         id.migrate(&channel)?;
         Ok(offer.map(|offer| ConnectRequest { id, channel, private_data, offer }))
+    }
+}
+
+/// The requests. It never ends.
+#[cfg(feature = "tokio")]
+impl futures_core::Stream for Listener {
+    type Item = Result<ConnectRequest, Error>;
+
+    fn poll_next(
+        self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> Poll<Option<Self::Item>> {
+        self.poll_accept(context).map(Some)
     }
 }
 

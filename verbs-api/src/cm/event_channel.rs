@@ -193,22 +193,21 @@ impl EventChannel {
         }
     }
 
-    /// The next event, for async code.
+    /// The next event, for async code. Nothing is lost if the future is dropped before it is ready.
     pub async fn next(&self) -> Result<Event, Error> {
-        poll_fn(|context| {
-            let seen = self.inner.notifier.count();
-            match self.poll() {
-                Ok(Some(event)) => return Poll::Ready(Ok(event)),
-                Err(error) => return Poll::Ready(Err(error)),
-                Ok(None) => {}
-            }
-            if !self.inner.notifier.register_waker(seen, context.waker()) {
-                context.waker().wake_by_ref();
-            }
-            record_wait_reason(|| WaitReason::CmEvent);
-            Poll::Pending
-        })
-        .await
+        poll_fn(|context| self.poll_next_event(context)).await
+    }
+
+    pub(super) fn poll_next_event(&self, context: &mut std::task::Context<'_>) -> Poll<Result<Event, Error>> {
+        let seen = self.inner.notifier.count();
+        if let Some(event) = self.poll()? {
+            return Poll::Ready(Ok(event));
+        }
+        if !self.inner.notifier.register_waker(seen, context.waker()) {
+            context.waker().wake_by_ref();
+        }
+        record_wait_reason(|| WaitReason::CmEvent);
+        Poll::Pending
     }
 
     /// A descriptor that is readable while an event may wait, for `poll`, `epoll` or a runtime.

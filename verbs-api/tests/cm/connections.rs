@@ -1,11 +1,11 @@
 //! Connections that stand: what both sides agree on, and data over them.
 
 use crate::{pair, resolve};
-use softhca::rdma_cm::{
+use softhca::cm::{
     CmOption, CmState, ConnectionParameters, Connector, EventChannel, EventType, Listener,
     MAX_REQ_PRIVATE_DATA, PortSpace,
 };
-use softhca::{AccessFlags, Mtu, QpType, ReceiveRequest, SendRequest, Settings, World, spawn};
+use softhca::{AccessFlags, Mtu, QpType, ReceiveRequest, SendRequest, Settings, sim::World, spawn};
 
 #[test]
 fn hosts_that_connect_to_each_other_at_once_get_a_connection_each_way() {
@@ -16,7 +16,7 @@ fn hosts_that_connect_to_each_other_at_once_get_a_connection_each_way() {
             let listener = Listener::bind(&context, "0.0.0.0:9")?;
             let answering = spawn({
                 let context = context.clone();
-                async move { listener.next().await?.accept(&pair(&context)?).await?.wait_disconnected().await }
+                async move { listener.accept().await?.accept(&pair(&context)?).await?.wait_disconnected().await }
             });
             let connection = Connector::new(&context).connect(&pair(&context)?, peer).await?;
             connection.disconnect().await?;
@@ -36,7 +36,7 @@ fn a_host_connects_to_itself_as_127_0_0_1() {
         assert!(port >= 32_768, "any port is one of the dynamic ones: {port}");
         let answering = spawn({
             let context = context.clone();
-            async move { listener.next().await?.accept(&pair(&context)?).await?.wait_disconnected().await }
+            async move { listener.accept().await?.accept(&pair(&context)?).await?.wait_disconnected().await }
         });
         let peer = format!("127.0.0.1:{port}");
         let connection = Connector::new(&context).connect(&pair(&context)?, &peer).await?;
@@ -54,7 +54,7 @@ fn both_sides_agree_on_what_each_can_do() {
     world.host("server", |device| async move {
         let context = device.open();
         let listener = Listener::bind(&context, "0.0.0.0:7174")?;
-        let request = listener.next().await?;
+        let request = listener.accept().await?;
         assert_eq!(&request.private_data()[..4], b"ping");
         assert_eq!(request.private_data().len(), MAX_REQ_PRIVATE_DATA);
         let offer = request.offer();
@@ -104,7 +104,7 @@ fn data_flows_over_a_connection() {
     world.host("server", |device| async move {
         let context = device.open();
         let listener = Listener::bind(&context, "0.0.0.0:7174")?;
-        let request = listener.next().await?;
+        let request = listener.accept().await?;
         let domain = context.allocate_protection_domain()?;
         let queue = context.create_completion_queue(16)?;
         let region = domain.allocate_region(64, AccessFlags::LOCAL_WRITE)?;
@@ -134,7 +134,7 @@ fn options_reach_the_packets_and_the_queue_pair() {
         let context = device.open();
         let listener = Listener::bind(&context, "0.0.0.0:7174")?;
         let pair = pair(&context)?;
-        let connection = listener.next().await?.accept(&pair).await?;
+        let connection = listener.accept().await?.accept(&pair).await?;
         let own = pair.query()?.attributes;
         assert_eq!((own.address_vector.traffic_class, own.timeout), (104, 17));
         connection.wait_disconnected().await

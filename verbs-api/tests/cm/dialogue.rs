@@ -2,8 +2,13 @@
 //! twice.
 
 use crate::{connect_and_leave, only, pair, serve_one, story};
-use softhca::rdma_cm::{CmState, ConnectionParameters, Connector, EventChannel, EventType, PortSpace};
-use softhca::{Action, CmMessage, Error, Repeat, Report, World, sleep};
+use softhca::cm::{CmState, ConnectionParameters, Connector, EventChannel, EventType, PortSpace};
+use softhca::{
+    Error,
+    fault::{self, Action, CmMessage, Repeat, Rule, RuleId},
+    sim::{Report, World},
+    sleep,
+};
 use std::time::Duration;
 
 /// Runs a server and a client that connect and part, with a fault on the way.
@@ -18,7 +23,7 @@ fn with_fault(message: CmMessage, from_client: bool, repeat: Repeat, action: Act
         sleep(Duration::from_secs(300)).await;
     });
     let ends = if from_client { ["client", "server"] } else { ["server", "client"] };
-    let rule = world.fault(ends[0], ends[1], only(message), repeat, action);
+    let rule = world.fault(ends[0], ends[1], Rule { id: RuleId(0), selector: only(message), repeat, action });
     let report = world.run().unwrap();
     let fired = report.rule_counters(rule).fired;
     (report, fired)
@@ -185,7 +190,7 @@ fn without_an_rtu_the_server_gives_up_and_the_client_hears_that_it_is_over() {
         let connection = Connector::new(&context).connect(&pair(&context)?, "server:7174").await?;
         connection.wait_disconnected().await
     });
-    world.fault("client", "server", only(CmMessage::Rtu), Repeat::default(), Action::Drop);
+    world.fault("client", "server", fault::cm(CmMessage::Rtu).drop());
     let report = world.run().unwrap();
     let told = heard(&report);
     assert_eq!(told[2..4], ["server hears UNREACHABLE -110", "client hears DISCONNECTED 0"], "{told:?}");

@@ -1,10 +1,12 @@
 //! Datagram services that are found by their port, and groups that are joined.
 
 use crate::{only, resolve};
-use softhca::rdma_cm::{
-    ConnectionParameters, Event, EventChannel, EventParameters, EventType, Id, PortSpace,
+use softhca::cm::{ConnectionParameters, Event, EventChannel, EventParameters, EventType, Id, PortSpace};
+use softhca::{
+    AccessFlags, Device, Error, QpType, QueuePair,
+    fault::{Action, CmMessage, Repeat, Rule, RuleId},
+    sim::World,
 };
-use softhca::{AccessFlags, Action, CmMessage, Device, Error, QpType, QueuePair, Repeat, World};
 
 /// Answers a request of datagrams.
 async fn name_queue_pair(device: Device) -> Result<(QueuePair, Id), Error> {
@@ -59,7 +61,11 @@ fn datagram_services_are_found_and_messages_about_them_may_be_lost_late_or_twice
                 Ok::<(), Error>(())
             });
             let ends = if from_client { ["client", "server"] } else { ["server", "client"] };
-            let rule = world.fault(ends[0], ends[1], only(message), repeat, action);
+            let rule = world.fault(
+                ends[0],
+                ends[1],
+                Rule { id: RuleId(0), selector: only(message), repeat, action },
+            );
             assert!(world.run().unwrap().rule_counters(rule).fired >= 1);
         }
     }

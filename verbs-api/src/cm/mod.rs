@@ -9,14 +9,14 @@
 //! [`Listener`], [`Connector`] and [`Connection`] say the same in async code, on every kind of card:
 //!
 //! ```
-//! use softhca::rdma_cm::{Connector, Listener};
-//! use softhca::{QpType, World};
+//! use softhca::cm::{Connector, Listener};
+//! use softhca::{QpType, sim::World};
 //!
 //! let mut world = World::new(7);
 //! world.host("server", |device| async move {
 //!     let context = device.open();
 //!     let listener = Listener::bind(&context, "0.0.0.0:7174")?;
-//!     let request = listener.next().await?;
+//!     let request = listener.accept().await?;
 //!     assert_eq!(&request.private_data()[..5], b"hello");
 //!     let queue = context.create_completion_queue(16)?;
 //!     let pair = context.allocate_protection_domain()?.create_queue_pair(QpType::Rc, &queue).build()?;

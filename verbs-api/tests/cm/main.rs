@@ -7,10 +7,11 @@ mod identifiers;
 mod real;
 mod requests;
 
-use softhca::rdma_cm::{Connector, EventType, Id, Listener};
+use softhca::cm::{Connector, EventType, Id, Listener};
 use softhca::{
-    CmMessage, Context, Device, Error, LogEntryKind, PacketClass, PacketClasses, QpType, QueuePair, Report,
-    Selector,
+    Context, Device, Error, QpType, QueuePair,
+    fault::{CmMessage, PacketClass, PacketClasses, Selector},
+    sim::{LogEntryKind, Report},
 };
 
 type Outcome = Result<(), Error>;
@@ -24,7 +25,7 @@ fn pair(context: &Context) -> Result<QueuePair, Error> {
 async fn serve_one(device: Device) -> Outcome {
     let context = device.open();
     let listener = Listener::bind(&context, "0.0.0.0:7174")?;
-    let connection = listener.next().await?.accept(&pair(&context)?).await?;
+    let connection = listener.accept().await?.accept(&pair(&context)?).await?;
     connection.wait_disconnected().await
 }
 
@@ -41,11 +42,11 @@ fn only(message: CmMessage) -> Selector {
 /// What the two hosts sent and heard of the connection manager, in order.
 fn story(report: &Report) -> Vec<String> {
     let told = report.log.iter().filter_map(|moment| match moment.kind {
-        LogEntryKind::Event(softhca::Event::CmSent { message, retransmission: again, .. }) => {
+        LogEntryKind::Event(softhca::trace::Event::CmSent { message, retransmission: again, .. }) => {
             let again = if again { " again" } else { "" };
             Some(format!("{} sends {}{again}", moment.host, message.name()))
         }
-        LogEntryKind::Event(softhca::Event::CmEventRaised { event: kind, status, .. }) => {
+        LogEntryKind::Event(softhca::trace::Event::CmEventRaised { event: kind, status, .. }) => {
             let kind = kind.name().trim_start_matches("RDMA_CM_EVENT_");
             Some(format!("{} hears {kind} {status}", moment.host))
         }

@@ -1,7 +1,7 @@
 //! Identifiers and the ports that they are bound to.
 
-use softhca::World;
-use softhca::rdma_cm::{ConnectionParameters, EventChannel, EventType, PortSpace};
+use softhca::cm::{ConnectionParameters, EventChannel, EventType, PortSpace};
+use softhca::sim::World;
 
 #[test]
 fn ports_belong_to_the_host() {
