@@ -6,7 +6,7 @@ use softhca::{
 };
 use softhca_tests::process::TEST_TIMEOUT;
 use softhca_udp::{
-    HostSockets, LinkControl, ReceiveBatch, RoceSocket, SocketOptions, bind_host, grant_budget,
+    HostSockets, LinkControl, LinkSecret, ReceiveBatch, RoceSocket, SocketOptions, bind_host, grant_budget,
 };
 use softhca_wire::link_control::{Body, Incarnation, Message};
 use softhca_wire::{AddressHeaders, Bth, ICRC_LEN, Icrc, Opcode, PartitionKey};
@@ -52,7 +52,12 @@ impl Harness {
             &ConnectOptions::default(),
         )
         .unwrap();
-        let links = LinkControl::new(Incarnation::new(1), grant_budget(port.roce.receive_buffer()), 0);
+        let links = LinkControl::new(
+            Incarnation::new(1),
+            LinkSecret::from_system(),
+            grant_budget(port.roce.receive_buffer()),
+            0,
+        );
         let card = device.address();
         let (batch, started) = (ReceiveBatch::new(), Instant::now());
         Harness {
@@ -80,14 +85,14 @@ impl Harness {
             socket.receive(&mut self.batch).unwrap();
             for chunk in self.batch.chunks() {
                 if socket.local_address() == self.port.roce.local_address() {
-                    self.links.record_received(chunk.source.ip(), chunk.charge(), now);
+                    self.links.record_received(chunk.source.ip().into(), chunk.charge(), now);
                     self.frames += chunk.datagrams().count();
                     continue;
                 }
                 for datagram in chunk.datagrams() {
                     let message = Message::parse(datagram.bytes).expect("link control");
                     if !self.is_unresponsive || !matches!(message.body, Body::Heartbeat(_)) {
-                        self.links.on_message(datagram.source.ip(), &message, now);
+                        let _ = self.links.on_message(datagram.source.ip(), &message, now);
                     }
                 }
             }
@@ -101,7 +106,7 @@ impl Harness {
             {
                 grant.max_unused = 0;
             }
-            self.port.link.send_batch(to, 0, Message::LEN, &message.emit()).unwrap();
+            self.port.link.send_batch(to.address, 0, Message::LEN, &message.emit()).unwrap();
         }
     }
 
