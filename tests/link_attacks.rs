@@ -3,7 +3,7 @@
 
 use softhca::{
     AccessFlags, CompletionQueue, ConnectOptions, Context, Device, EmbeddedOptions, Event, EventSink,
-    Instant, MemoryRegion, NetworkEvent, QpType, QueuePair, SendRequest,
+    Instant, MemoryRegion, NetworkEvent, ProtectionDomain, QpType, QueuePair, SendRequest,
 };
 use softhca_tests::process::TEST_TIMEOUT;
 use softhca_udp::MAX_FRAME_CHARGE;
@@ -37,6 +37,7 @@ impl EventSink for RejectReasons {
 struct Host {
     device: Device,
     context: Context,
+    domain: ProtectionDomain,
     cq: CompletionQueue,
     region: MemoryRegion,
     reasons: RejectReasons,
@@ -56,15 +57,13 @@ impl Host {
         let cq = context.create_completion_queue(256).unwrap();
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
         let region = domain.allocate_region(BYTES as usize, access).unwrap();
-        Host { device, context, cq, region, reasons }
+        Host { device, context, domain, cq, region, reasons }
     }
 
     /// A queue pair to `other`, and the one at the other end.
     fn connect(&self, other: &Host) -> [QueuePair; 2] {
-        let ends = [self, other].map(|host| {
-            let domain = host.context.allocate_protection_domain().unwrap();
-            domain.create_queue_pair(QpType::Rc, &host.cq).build().unwrap()
-        });
+        let ends =
+            [self, other].map(|host| host.domain.create_queue_pair(QpType::Rc, &host.cq).build().unwrap());
         ends[0].connect(&ends[1].endpoint(), &ConnectOptions::default()).unwrap();
         ends[1].connect(&ends[0].endpoint(), &ConnectOptions::default()).unwrap();
         ends
