@@ -93,7 +93,7 @@ impl QueuePair {
     /// Updates the window after the progress of the requester changed. `acked` says that an ACK changed it.
     #[inline]
     pub(crate) fn update_window(&mut self, hca: &mut HcaState, acked: bool) {
-        if !hca.peer_windows.is_empty() {
+        if !hca.peer_windows.is_empty() && self.kind.is_reliable() {
             self.count_unacked(hca, acked);
         }
     }
