@@ -147,11 +147,11 @@ impl Harness {
         let price = |socket: &RoceSocket| socket.batch_charge(card, FRAME_BYTES, count);
         self.poll_until("no grant came", |harness| {
             let now = harness.now();
-            harness.links.may_send(card, price(&harness.port.roce), now)
+            harness.links.may_send(card.into(), price(&harness.port.roce), now)
         });
         let (now, price) = (self.now(), price(&self.port.roce));
         assert_eq!(self.port.roce.send_batch(card, 0, FRAME_BYTES, &run).unwrap(), count);
-        self.links.record_sent(card, price, now);
+        self.links.record_sent(card.into(), price, now);
     }
 
     fn receive(&mut self, count: usize) {
