@@ -17,6 +17,7 @@ fn main() -> ExitCode {
         needs!("ibv_devinfo", the_device_is_described),
         needs!("sh", exit_codes_are_those_of_env),
         needs!("sh", settings_of_a_running_daemon_do_not_change),
+        needs!("ibv_devinfo", address_variable_is_the_address_of_the_programs_host),
         needs!("ibv_rc_pingpong", a_killed_peer_is_an_error),
         needs!("ibv_rc_pingpong", a_killed_peer_on_the_same_device_is_an_error),
         needs!("ibv_rc_pingpong", a_killed_daemon_is_an_error),
@@ -178,6 +179,30 @@ fn settings_of_a_running_daemon_do_not_change() {
     assert!(status.text.contains("loopback socket"), "{status:?}");
     let seen = rig.exec(&["--host", "nobody"], &["true"]);
     assert_eq!(seen.code, Some(125), "{seen:?}");
+}
+
+fn address_variable_is_the_address_of_the_programs_host() {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let address = |last: u8| format!("127.{}.{low}.{last}", 96 | high & 15);
+    let mut rig = Rig::new();
+    let here = rig.file("here");
+    // The daemon has two hosts: only that of the program has the address.
+    let script = format!("ibv_devinfo -v && touch {here} && exec sleep 100");
+    let holder = rig.start_at(&address(1), &["--host", "bob"], &["sh", "-c", &script]);
+    while !std::path::Path::new(&here).exists() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let seen = rig.exec(&["--host", "bob"], &["ibv_devinfo", "-v"]);
+    assert!(seen.success && seen.text.contains(&format!("::ffff:{}", address(1))), "{seen:?}");
+    let seen = rig.exec(&["--host", "alice"], &["ibv_devinfo", "-v"]);
+    assert!(seen.success && !seen.text.contains(&address(1)), "{seen:?}");
+    let seen = rig.start_at(&address(1), &["--host", "bob"], &["true"]).wait();
+    assert_eq!(seen.code, Some(0), "{seen:?}");
+    let seen = rig.start_at(&address(2), &["--host", "bob"], &["true"]).wait();
+    assert_eq!(seen.code, Some(125), "{seen:?}");
+    let message = format!("SOFTHCA_ADDRESS is {}, but host \"bob\"", address(2));
+    assert!(seen.text.contains(&message), "{seen:?}");
+    drop(holder);
 }
 
 /// The remaining program exits by itself with an error. WRITEs are always outstanding here: a program that only waits for

@@ -77,6 +77,13 @@ impl Rig {
         Running::new(self.command(options, words))
     }
 
+    /// Starts a program with SOFTHCA_ADDRESS.
+    pub fn start_at(&mut self, address: &str, options: &[&str], words: &[&str]) -> Running {
+        let mut command = self.command(options, words);
+        command.env("SOFTHCA_ADDRESS", address);
+        Running::new(command)
+    }
+
     /// Runs a program until it exits.
     pub fn exec(&mut self, options: &[&str], words: &[&str]) -> ProgramOutput {
         Running::new(self.command(options, words)).wait()

@@ -58,6 +58,9 @@ pub struct EmbeddedOptions {
     /// How many bytes of receive buffer to ask for. Linux doubles it, and gives less where it is above the
     /// system's limit (`net.core.rmem_max`) and the process has no CAP_NET_ADMIN.
     pub receive_buffer: usize,
+    /// Whether the card has link control. Without it, the card is a foreign peer for others, and every peer is foreign
+    /// for it: packets may be lost.
+    pub link_control: bool,
     /// A switch that queues, marks and pauses what other ports of this make send here; without one, it arrives as it comes.
     pub switch: Option<PortSwitch>,
     /// A file for the event log of the device, which `softhca why` reads; without one, that of `SOFTHCA_LOG`. All devices
@@ -84,6 +87,7 @@ impl Default for EmbeddedOptions {
             },
             icrc: IcrcCheck::default(),
             receive_buffer: SocketOptions::default().receive_buffer,
+            link_control: true,
             switch: None,
             log: None,
             capture: None,
@@ -111,6 +115,7 @@ impl Device {
                 ipv6 => bind_host(buffers)?.with_ipv6(ipv6, buffers)?,
             },
         };
+        let sockets = if options.link_control { sockets } else { sockets.without_link_control(buffers)? };
         let EmbeddedOptions { settings, icrc, entropy, loopback, .. } = options;
         let driver = DriverOptions { settings, icrc, entropy, loopback };
         let sink = recording::record(options.log, options.capture, sockets.address(), options.event_sink)?;

@@ -25,6 +25,7 @@ use program::ExecError;
 use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
 use softhca_daemon::MountNamespace;
 use softhca_scenarios::{ParameterValues, Verdict};
+use softhca_udp::ADDRESS_VARIABLE;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -88,7 +89,9 @@ pub struct EnvArguments {
 impl DaemonOptions {
     fn requirements(&self) -> DaemonRequirements<'_> {
         let (name, host) = (self.name.as_deref(), self.host.as_deref());
-        DaemonRequirements { name, host, hosts: &[], recovery: self.recovery, loopback: self.loopback }
+        let address = std::env::var(ADDRESS_VARIABLE).ok();
+        let (recovery, loopback) = (self.recovery, self.loopback);
+        DaemonRequirements { name, host, address, hosts: &[], recovery, loopback }
     }
 
     /// The environment variables of a program whose libraries are in `folder`.

@@ -160,7 +160,7 @@ impl Hca {
             QpState::Reset => {
                 qp.detach_acks(card, ctx);
                 qp.change_state(ctx, to, Reason::Requested);
-                qp.reset();
+                qp.reset(card);
                 qp.attributes = QpAttributes::reset(card.settings.mtu);
                 return Ok(to);
             }
@@ -210,6 +210,9 @@ impl Hca {
         let mut qp = self.queue_pairs.remove(number.value()).expect("it was found above");
         qp.detach_requests(&mut self.state, ctx);
         qp.detach_acks(&mut self.state, ctx);
+        let start = qp.requester.unacked_psn;
+        qp.requester.start_at(start);
+        qp.update_window(&mut self.state, false);
         qp.change_state(ctx, QpState::Reset, Reason::Requested);
         if let Some(domain) = qp.pd {
             self.state.protection.release_pd(domain);
