@@ -1,6 +1,6 @@
 //! A driver behind a lock, shared by callers and a thread that polls it when no caller does.
 
-use crate::system::WakeSet;
+use crate::system::{WakeSet, request_short_time_slices};
 use crate::{Driver, ProcessIdentity, Waker, wait_readable};
 use parking_lot::{Mutex, MutexGuard};
 use softhca_engine::Memory;
@@ -203,6 +203,7 @@ impl<M: Memory> Shared<M> {
     }
 
     fn run(&self) {
+        request_short_time_slices();
         while !self.stop.load(Ordering::Acquire) {
             match self.policy {
                 DrivePolicy::Callers => self.poll_if_callers_idle(),

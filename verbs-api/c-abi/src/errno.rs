@@ -61,10 +61,6 @@ impl Rejection {
         Rejection::new(libc::EAGAIN, "")
     }
 
-    pub fn is_device_gone(&self) -> bool {
-        matches!(&self.why, Reason::Error(error) if error.is_device_gone())
-    }
-
     /// Sets errno, and explains if that is requested.
     fn report(self, verb: &str) -> c_int {
         static EXPLAINED: LazyLock<bool> = LazyLock::new(|| std::env::var_os(EXPLAIN_VARIABLE).is_some());
@@ -102,12 +98,6 @@ impl Rejection {
     pub fn null<T>(self, verb: &str) -> *mut T {
         self.report(verb);
         core::ptr::null_mut()
-    }
-
-    /// A call without a result.
-    #[cold]
-    pub fn nothing(self, verb: &str) {
-        self.report(verb);
     }
 }
 

@@ -212,7 +212,8 @@ pub unsafe extern "C" fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr)
     unsafe { register(VERB, pd, attr.addr, attr.length, address, attr.access as c_uint) }
 }
 
-/// The handle of [`alloc_buf`]: the size of the mapping, at its address.
+/// The handle of [`alloc_buf`]: its mapping.
+#[allow(non_camel_case_types, reason = "the name of the C headers")]
 pub struct ibv_buf {
     at: *mut c_void,
     size: usize,
