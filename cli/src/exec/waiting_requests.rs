@@ -11,7 +11,6 @@ const MAX_REPORTED: usize = 4;
 pub struct WaitingRequests {
     /// By host and number. Queue pairs with a timeout are absent.
     queue_pairs: BTreeMap<(String, u64), VecDeque<Outstanding>>,
-    last_time: u64,
 }
 
 struct Outstanding {
@@ -32,7 +31,6 @@ impl WaitingRequests {
         let (host, data) = (line["host"].as_str().unwrap_or_default(), &line["data"]);
         let key = (host.to_owned(), data["qp"].as_u64().unwrap_or_default());
         let text = |field: &str| data[field].as_str().unwrap_or_default();
-        self.last_time = line["time"].as_u64().unwrap_or_default();
         if is_configured {
             let is_requester = matches!(text("qp_type"), "rc" | "xrc-initiator");
             if is_requester && data["ack_timeout"].is_null() {
@@ -48,7 +46,7 @@ impl WaitingRequests {
             outstanding.push_back(Outstanding {
                 wr_id,
                 operation: text("operation").into(),
-                since: self.last_time,
+                since: line["time"].as_u64().unwrap_or_default(),
             });
         } else if !text("operation").starts_with("rec") {
             // Work requests of a queue complete in order.
@@ -62,11 +60,13 @@ impl WaitingRequests {
     pub fn findings(&self) -> Vec<String> {
         let waiting = self.queue_pairs.iter().filter_map(|((host, qp), requests)| {
             let first = requests.front()?;
-            let seconds = self.last_time.saturating_sub(first.since) as f64 / 1e9;
-            let count = requests.len();
+            let seconds = first.since as f64 / 1e9;
+            let count = match requests.len() {
+                1 => "a work request is".into(),
+                count => format!("{count} work requests are"),
+            };
             Some(format!(
-                "{host} QP {qp:#x}: {count} work requests are not acknowledged, the first ({}, wr_id {:#x}) since {seconds:.1} s \
-                 before the last event. The queue pair has timeout 0, so it waits for ever: a peer that is gone or in \
+                "{host} QP {qp:#x}: {count} not acknowledged, since {seconds:.3} s ({}, wr_id {:#x}). The queue pair has timeout 0, so it waits for ever: a peer that is gone or in \
                  ERR does not answer. Set timeout to something like 14 (67 ms).",
                 first.operation, first.wr_id
             ))
@@ -97,7 +97,10 @@ mod tests {
         push(&mut waiting, "work:unsignaled_completed", r#""qp":18,"wr_id":1"#);
         let findings = waiting.findings();
         assert_eq!(findings.len(), 1, "{findings:?}");
-        assert!(findings[0].starts_with("bob QP 0x12: 1 work requests"), "{findings:?}");
+        assert!(
+            findings[0].starts_with("bob QP 0x12: a work request is not acknowledged, since 2.000 s"),
+            "{findings:?}"
+        );
         assert!(findings[0].contains("(send, wr_id 0x2)"), "{findings:?}");
         push(&mut waiting, "work:completed", r#""qp":18,"wr_id":2,"operation":"send""#);
         assert!(waiting.findings().is_empty());

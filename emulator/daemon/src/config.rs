@@ -121,6 +121,15 @@ pub struct Config {
     pub idle_exit_after: Option<Duration>,
 }
 
+/// With two processors, programs that poll occupy both. A thread that sleeps preempts them when it is woken, and one that
+/// polls waits for their time slices.
+fn default_busy_poll() -> Duration {
+    match std::thread::available_parallelism() {
+        Ok(processors) if processors.get() > 2 => Duration::from_micros(50),
+        _ => Duration::ZERO,
+    }
+}
+
 impl Default for Config {
     fn default() -> Config {
         Config {
@@ -137,7 +146,7 @@ impl Default for Config {
             max_mappings: 48_000,
             max_mapped_bytes: address_space() / 2,
             kill_after: None,
-            busy_poll: Duration::from_micros(50),
+            busy_poll: default_busy_poll(),
             idle_exit_after: None,
         }
     }

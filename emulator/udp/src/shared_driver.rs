@@ -264,8 +264,8 @@ impl<M: Memory> Shared<M> {
             } else if last.elapsed() >= busy_poll {
                 break;
             } else {
-                // The thread that produces work may wait for this processor.
-                std::thread::yield_now();
+                // A thread that yields waits for the time slices of programs that poll.
+                std::hint::spin_loop();
             }
         }
         self.poll_or_sleep(self.driver.lock());
