@@ -116,6 +116,23 @@ fn a_sleeping_target_receives_data() {
     }
 }
 
+/// How often this thread has given up its processor by itself.
+fn voluntary_switches() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let line = text.lines().find(|line| line.starts_with("voluntary_ctxt_switches")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn polling_never_sleeps() {
+    let ends = connected();
+    let before = voluntary_switches();
+    for _ in 0..200_000 {
+        assert_eq!(ends[0].cq.poll(), None);
+    }
+    assert_eq!(voluntary_switches(), before);
+}
+
 #[test]
 fn two_threads_post_to_and_poll_one_queue_pair() {
     const EACH: u64 = 2000;

@@ -280,10 +280,15 @@ impl Running {
         texts.collect::<Vec<_>>().join("\n")
     }
 
-    /// Kills the program itself: `softhca exec` forwards the signal.
-    pub fn kill(mut self) {
+    /// Terminates the program itself: `softhca exec` forwards the signal.
+    pub fn terminate(&self) {
         let process = self.child.id().to_string();
         let _ = Command::new("kill").args(["-TERM", &process]).status();
+    }
+
+    /// Terminates the program and waits for it.
+    pub fn kill(mut self) {
+        self.terminate();
         let _ = self.wait();
     }
 }

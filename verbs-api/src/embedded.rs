@@ -267,8 +267,8 @@ impl CardRuntime for EmbeddedRuntime {
         None
     }
 
-    fn drive(&self) {
-        self.driver.drive();
+    fn drive(&self) -> bool {
+        self.driver.drive()
     }
 
     fn now(&self) -> Instant {

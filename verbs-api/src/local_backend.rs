@@ -64,7 +64,7 @@ pub(crate) trait CardRuntime: Send + Sync + 'static {
     /// As in [`Backend`].
     fn resolve_host(&self, name: &str) -> Option<IpAddr>;
     /// As in [`Backend`].
-    fn drive(&self);
+    fn drive(&self) -> bool;
     /// As in [`Backend`].
     fn now(&self) -> Instant;
     /// As in [`Backend`].
@@ -112,7 +112,7 @@ impl<R: CardRuntime> Backend for LocalBackend<R> {
             words => Some(SharedWords::heap(words)),
         };
         let memory = memory.map(|block| self.runtime.add_memory(block.clone()));
-        let mut attachments = Attachments { rings: rings.clone(), on_completion: None, memory };
+        let mut attachments = Attachments { rings: rings.clone(), memory };
         let result = self.runtime.execute(self.client, command.clone(), &mut attachments);
         if let Some(memory) = attachments.memory {
             self.runtime.remove_memory(memory);
@@ -169,8 +169,8 @@ impl<R: CardRuntime> Backend for LocalBackend<R> {
         self.runtime.on_doorbell();
     }
 
-    fn drive(&self, _: CqId) {
-        self.runtime.drive();
+    fn drive(&self) -> bool {
+        self.runtime.drive()
     }
 
     fn now(&self) -> Instant {

@@ -116,13 +116,14 @@ impl CardRuntime for SimulatedHost {
         fabric.hosts().find(|(_, host)| host.name() == name).map(|(_, host)| host.address())
     }
 
-    fn drive(&self) {
+    fn drive(&self) -> bool {
         match Executor::current() {
             Some(executor) => executor.count_empty_poll(),
             None => {
                 self.fabric.lock().step();
             }
         }
+        true
     }
 
     fn now(&self) -> Instant {

@@ -1,5 +1,6 @@
 //! The event log of a daemon while a program runs: read as it grows, and kept as far as explanations need it.
 
+use super::waiting_requests::WaitingRequests;
 use crate::terminal;
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use softhca::DaemonControl;
@@ -85,6 +86,7 @@ pub struct DaemonEventLog {
     partial_line: Vec<u8>,
     header: Option<Header>,
     recent: RecentLines,
+    waiting: WaitingRequests,
     linter: Option<Linter>,
     findings_printed: usize,
 }
@@ -120,6 +122,7 @@ impl DaemonEventLog {
             partial_line: Vec::new(),
             header: None,
             recent: RecentLines::default(),
+            waiting: WaitingRequests::default(),
             linter: None,
             findings_printed: 0,
         }
@@ -177,6 +180,7 @@ impl DaemonEventLog {
             return;
         };
         self.recent.push(line);
+        self.waiting.push(event_name(line), line);
         if lint || wanted(event_name(line)) {
             // The daemon has the same version, so every line parses.
             let Ok(entry) = serde_json::from_str::<Entry>(line) else { return };
@@ -207,6 +211,11 @@ impl DaemonEventLog {
         let of = |severity| findings().filter(|finding| finding.pitfall.severity == severity).count();
         let counts = [of(Severity::Error), of(Severity::Warning), of(Severity::Note)];
         format!("softhca lint: {} errors, {} warnings, {} notes", counts[0], counts[1], counts[2])
+    }
+
+    /// The requesters that waited for ever when the program ended.
+    pub fn waiting_requests(&self) -> Vec<String> {
+        self.waiting.findings()
     }
 
     /// Explains the failed work requests, if there are any.

@@ -43,8 +43,8 @@ impl Default for ClientLimits {
         ClientLimits {
             max_qp: 4096,
             max_cq: 4096,
-            max_srq: 1024,
-            max_pd: 1024,
+            max_srq: 8192,
+            max_pd: 8192,
             max_mr: 8192,
             max_ah: 32_768,
             max_xrcd: 128,
@@ -125,6 +125,15 @@ pub struct Config {
     pub idle_exit_after: Option<Duration>,
 }
 
+/// With two processors, programs that poll occupy both. A thread that sleeps preempts them when it is woken, and one that
+/// polls waits for their time slices.
+fn default_busy_poll() -> Duration {
+    match std::thread::available_parallelism() {
+        Ok(processors) if processors.get() > 2 => Duration::from_micros(50),
+        _ => Duration::ZERO,
+    }
+}
+
 impl Default for Config {
     fn default() -> Config {
         Config {
@@ -138,12 +147,12 @@ impl Default for Config {
             foreign_window: Settings::default().foreign_window,
             congestion: CongestionSettings::default(),
             fabric: None,
-            max_clients: 128,
+            max_clients: 1024,
             client_limits: ClientLimits::default(),
             max_mappings: 48_000,
             max_mapped_bytes: address_space() / 2,
             kill_after: None,
-            busy_poll: Duration::from_micros(50),
+            busy_poll: default_busy_poll(),
             idle_exit_after: None,
         }
     }

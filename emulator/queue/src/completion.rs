@@ -6,7 +6,6 @@
 use crate::ring::{Ring, high, load, low, pair, store};
 use crate::sync::{Ordering, fence};
 use crate::{RingLayout, SharedWords};
-use alloc::boxed::Box;
 use bitflags::bitflags;
 use core::fmt;
 use softhca_wire::Qpn;
@@ -217,8 +216,6 @@ pub enum CqNotify {
 pub struct CompletionProducer {
     ring: Ring,
     produced: u64,
-    /// Called after every completion, because the consumer may sleep in another process.
-    notifier: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// The application's side of a completion queue.
@@ -241,7 +238,7 @@ impl CompletionProducer {
 
     /// The HCA's side of the ring in `words`.
     pub fn new(words: SharedWords, slots: u32) -> CompletionProducer {
-        CompletionProducer { ring: Ring::new(words, Self::layout(slots)), produced: 0, notifier: None }
+        CompletionProducer { ring: Ring::new(words, Self::layout(slots)), produced: 0 }
     }
 
     /// Takes over the HCA's side of a ring whose HCA is gone, behind the last CQE of that HCA.
@@ -249,12 +246,6 @@ impl CompletionProducer {
         let mut producer = CompletionProducer::new(words, slots);
         producer.produced = producer.ring.producer_index().load(Ordering::Acquire);
         producer
-    }
-
-    /// Calls `notifier` after every completion.
-    pub fn with_notifier(mut self, notifier: impl Fn() + Send + Sync + 'static) -> CompletionProducer {
-        self.notifier = Some(Box::new(notifier));
-        self
     }
 
     /// The number of CQEs that the queue holds.
@@ -280,9 +271,6 @@ impl CompletionProducer {
         }
         self.produced += 1;
         self.ring.producer_index().store(self.produced, Ordering::Release);
-        if let Some(notify) = &self.notifier {
-            notify();
-        }
         Ok(())
     }
 

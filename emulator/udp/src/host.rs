@@ -175,9 +175,13 @@ impl HostSockets {
         self.roce.local_address().ip()
     }
 
-    /// The GID table: one entry per address.
+    /// The GID table: one entry per address, then a link-local alias of the IPv4 address.
     pub fn gids(&self) -> Vec<Gid> {
-        self.by_address().map(|sockets| Gid::from(sockets.address())).collect()
+        let mut gids: Vec<Gid> = self.by_address().map(|sockets| Gid::from(sockets.address())).collect();
+        if let IpAddr::V4(address) = self.address() {
+            gids.push(Gid::link_local(address));
+        }
+        gids
     }
 
     /// The interface with the address.

@@ -1,6 +1,8 @@
 //! The memory behind regions, by the numbers that a card knows it by.
 
 #[cfg(all(feature = "sockets", target_os = "linux"))]
+mod fork_safe;
+#[cfg(all(feature = "sockets", target_os = "linux"))]
 mod library_threads;
 #[cfg(all(feature = "sockets", target_os = "linux"))]
 mod mappings;
@@ -9,6 +11,8 @@ mod memory_table;
 #[cfg(all(feature = "sockets", target_os = "linux"))]
 mod page_sharing;
 
+#[cfg(all(feature = "sockets", target_os = "linux"))]
+use fork_safe::ForkSafe;
 #[cfg(all(feature = "sockets", target_os = "linux"))]
 pub(crate) use {library_threads::spawn as spawn_bystander, page_sharing::RegisteredRange};
 

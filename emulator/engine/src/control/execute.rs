@@ -2,7 +2,6 @@
 
 use super::QpRings;
 use crate::{ClientId, Context, Hca, MemoryId, MemoryRegion, QpState, Resource, VerbsError};
-use alloc::boxed::Box;
 use softhca_queue::{AccessFlags, Command, CompletionProducer, ReceiveConsumer, Reply, SharedWords, cm};
 use softhca_wire::RemoteKey;
 
@@ -11,8 +10,6 @@ use softhca_wire::RemoteKey;
 pub struct Attachments {
     /// Memory for the rings of a queue: [`Command::ring_words`] words.
     pub rings: Option<SharedWords>,
-    /// Called after each completion that the HCA adds to a new or resized completion queue.
-    pub on_completion: Option<Box<dyn Fn() + Send + Sync>>,
     /// Memory to register. After the call: memory that no region uses, which the back end releases.
     pub memory: Option<MemoryId>,
 }
@@ -24,11 +21,7 @@ impl Attachments {
     }
 
     fn completion_ring(&mut self, cqe: u32) -> CompletionProducer {
-        let ring = CompletionProducer::new(self.rings(), cqe);
-        match self.on_completion.take() {
-            Some(notify) => ring.with_notifier(notify),
-            None => ring,
-        }
+        CompletionProducer::new(self.rings(), cqe)
     }
 }
 

@@ -146,6 +146,7 @@ impl Hca {
     ) -> Result<QpState, VerbsError> {
         let qp = self.queue_pair(client, number)?;
         let (kind, from) = (qp.kind, qp.state);
+        let modify = &modify.without_ignored(kind);
         let to = check_modify(number, kind, from, modify)?;
         if let Some(path) = &modify.address_vector {
             self.check_address_vector(path)?;
