@@ -12,6 +12,7 @@ mod multicast;
 mod names;
 mod network;
 mod rules;
+mod selectors;
 mod steps;
 mod traffic;
 mod workloads;
