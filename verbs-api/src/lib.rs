@@ -61,6 +61,7 @@ mod random;
 pub mod rdma_cm;
 mod report;
 mod shared_receive_queue;
+mod shared_sink;
 mod simulated;
 mod time;
 mod work_request;
@@ -86,6 +87,8 @@ pub use queue_pair::{ConnectOptions, Endpoint, QueuePair, QueuePairBuilder, Send
 pub use random::{Rng, rng};
 pub use report::{Failure, FailureCause, LogEntry, LogEntryKind, Report};
 pub use shared_receive_queue::SharedReceiveQueue;
+pub use shared_sink::SharedSink;
+pub use simulated::{FabricSink, SimulatedFabric};
 pub use time::{Sleep, now, sleep, timeout};
 pub use work_request::{ReceiveRequest, SendRequest};
 pub use world::{HostResult, World};

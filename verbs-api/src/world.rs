@@ -1,23 +1,18 @@
 //! Several hosts in virtual time, for deterministic tests of RDMA programs.
 
-use crate::device::DeviceBackend;
 use crate::executor::{Executor, WaitReason};
-use crate::local_backend::{EventBus, LocalBackend};
 use crate::report::{Failure, FailureCause, Report, RunRecorder};
-use crate::simulated::{Fabric, SimulatedHost};
+use crate::simulated::{FabricSink, FlowIds, SimulatedFabric};
 use crate::{
     Action, Device, EndpointExchange, EventSink, Instant, LinkSettings, Repeat, Rule, RuleCounters, RuleId,
-    Selector, Settings,
+    Selector, Settings, SharedSink,
 };
-use parking_lot::Mutex;
 use softhca_fabric::{Direction, HostId, LinkId};
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// Polls of tasks that may follow each other without time passing.
@@ -111,30 +106,32 @@ struct PlannedFault {
 /// [`World::device`], blocking calls are fine: they let virtual time go on.
 pub struct World {
     seed: u64,
-    fabric: Arc<Mutex<Fabric>>,
+    fabric: SimulatedFabric,
+    recorder: SharedSink<RunRecorder>,
     hosts: Vec<Host>,
     settings: Settings,
     default_link: Option<LinkSettings>,
     link_settings: BTreeMap<[String; 2], LinkSettings>,
     links: BTreeMap<[HostId; 2], LinkId>,
     faults: Vec<PlannedFault>,
-    endpoint_exchange: EndpointExchange,
     time_limit: Duration,
 }
 
 impl World {
     /// A world without hosts. Pairs of hosts get a cable that takes 1 µs, unless told otherwise.
     pub fn new(seed: u64) -> World {
+        let (fabric, recorder) = (SimulatedFabric::new(seed), SharedSink::<RunRecorder>::default());
+        fabric.set_sink(recorder.clone());
         World {
             seed,
-            fabric: Arc::new(Mutex::new(Fabric::with_sink(seed, RunRecorder::default()))),
+            fabric,
+            recorder,
             hosts: Vec::new(),
             settings: Settings::default(),
             default_link: Some(LinkSettings { delay_ns: 1_000, ..LinkSettings::default() }),
             link_settings: BTreeMap::new(),
             links: BTreeMap::new(),
             faults: Vec::new(),
-            endpoint_exchange: EndpointExchange::new(),
             time_limit: Duration::from_secs(600),
         }
     }
@@ -182,13 +179,13 @@ impl World {
 
     /// Keeps everything that happens for [`Report::log`].
     pub fn record_log(&mut self) -> &mut World {
-        self.fabric.lock().sink().log.get_or_insert_default();
+        self.recorder.lock().log.get_or_insert_default();
         self
     }
 
     /// Shows everything that happens to `sink`, which must not call verbs.
     pub fn event_sink(&mut self, sink: impl EventSink + Send + 'static) -> &mut World {
-        self.fabric.lock().sink().forward_to = Some(Box::new(sink));
+        self.recorder.lock().forward_to = Some(Box::new(sink));
         self
     }
 
@@ -200,7 +197,7 @@ impl World {
 
     /// Where hosts meet before they are connected.
     pub fn endpoint_exchange(&self) -> EndpointExchange {
-        self.endpoint_exchange.clone()
+        self.fabric.endpoint_exchange()
     }
 
     /// The time.
@@ -249,21 +246,9 @@ impl World {
         main: Option<Box<dyn FnOnce(Device) -> HostFuture>>,
     ) -> Device {
         assert!(self.hosts.iter().all(|host| host.name != name), "there is a host {name:?} already");
-        let board = Arc::new(EventBus::default());
-        let mut fabric = self.fabric.lock();
-        let id = fabric.add_host(name, self.settings);
-        let address = fabric.host(id).address();
-        fabric.sink().event_buses.push(board.clone());
-        fabric.sink().host_names.push(name.into());
-        drop(fabric);
-        let desk = SimulatedHost {
-            fabric: self.fabric.clone(),
-            host: id,
-            endpoint_exchange: self.endpoint_exchange.clone(),
-            random_draws: AtomicU64::new(0),
-        };
-        let card = LocalBackend::new(desk, board).expect("a new card has room for a client");
-        let device = Device::new(DeviceBackend::Simulated(Arc::new(card)), address);
+        let id = self.fabric.lock().add_host(name, self.settings);
+        self.recorder.lock().host_names.push(name.into());
+        let device = self.fabric.device(id, FlowIds::Automatic);
         self.hosts.push(Host {
             name: name.into(),
             id,
@@ -290,7 +275,7 @@ impl World {
                 match (self.links.get(&[first.id, second.id]), own.or(self.default_link)) {
                     (None, Some(line)) => {
                         let cable = fabric.add_link(first.id, second.id, line);
-                        fabric.sink().link_ends.push([first.id, second.id]);
+                        self.recorder.lock().link_ends.push([first.id, second.id]);
                         self.links.insert([first.id, second.id], cable);
                     }
                     (Some(cable), _) if own.is_some_and(|own| own != *fabric.link(*cable).settings()) => {
@@ -416,7 +401,7 @@ impl World {
     }
 
     fn report(&self) -> Report {
-        let mut fabric = self.fabric.lock();
+        let fabric = self.fabric.lock();
         let tallies = self.faults.iter().filter_map(|fault| {
             let mut rules = fabric.link(fault.link?).rules();
             rules
@@ -425,8 +410,9 @@ impl World {
         });
         let tallies = tallies.collect();
         let (ended_at, census) = (fabric.now(), fabric.frame_counters());
-        let digest = fabric.sink().digest.0;
-        let record = fabric.sink().log.as_mut().map(std::mem::take).unwrap_or_default();
+        let mut recorder = self.recorder.lock();
+        let digest = recorder.digest.0;
+        let record = recorder.log.as_mut().map(std::mem::take).unwrap_or_default();
         Report {
             seed: self.seed,
             ended_at,
@@ -450,7 +436,7 @@ where
 }
 
 /// Queue pairs with work that nobody answers, in words.
-fn busy_queue_pairs(fabric: &Fabric) -> Vec<String> {
+fn busy_queue_pairs(fabric: &softhca_fabric::World<FabricSink>) -> Vec<String> {
     let mut busy = Vec::new();
     for (_, host) in fabric.hosts() {
         for view in host.hca().queue_pairs().filter(|view| view.outstanding > 0) {
