@@ -233,19 +233,15 @@ impl ScriptRun {
             let Endpoint { psn, .. } = end.qp.endpoint();
             let at = end.endpoint();
             cast.add_queue_pair(at, ["alice.1", "bob.1"][index]);
-            cast.set_first_psn(at, psn);
-            cast.set_role(FlowId(index as u32), at);
-            if connected {
-                cast.connect(at, peer.endpoint());
-            }
+            let flow = Flow {
+                id: FlowId(index as u32),
+                requester: at,
+                responder: connected.then(|| peer.endpoint()),
+                first_psn: psn,
+            };
+            cast.add_flow(&flow);
             // A simulation assigns the roles itself, in this order.
             if !matches!(on, Backend::Simulation) {
-                let flow = Flow {
-                    id: FlowId(index as u32),
-                    requester: at,
-                    responder: connected.then(|| peer.endpoint()),
-                    first_psn: psn,
-                };
                 end.device.add_flow(SEED, flow);
                 peer.device.add_flow(SEED, flow);
             }

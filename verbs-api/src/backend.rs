@@ -56,9 +56,7 @@ pub(crate) trait Backend: Send + Sync {
     fn set_cm_notifier(&self, channel: CmChannelId, notifier: Arc<Notifier>);
 
     /// Allocates memory for a region.
-    fn allocate_memory(&self, length: usize) -> Result<Arc<MemoryBlock>> {
-        Ok(Arc::new(MemoryBlock::new(length)))
-    }
+    fn allocate_memory(&self, length: usize) -> Result<Arc<MemoryBlock>>;
 
     fn gids(&self) -> Vec<Gid>;
     /// Whether the HCA still exists.

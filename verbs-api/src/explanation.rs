@@ -1,8 +1,8 @@
 //! The recent events of a world, from which a failure is explained.
 
-use crate::simulated::Fabric;
+use crate::simulated::FabricSink;
 use softhca_engine::{Event, Instant};
-use softhca_fabric::{Fault, HostId, LinkId};
+use softhca_fabric::{Fault, HostId, LinkId, World};
 use softhca_queue::CompletionOpcode;
 use softhca_trace::log::EntryBuilder;
 use softhca_trace::why::{LogAnalyzer, Query};
@@ -96,7 +96,7 @@ impl RecentEvents {
     }
 
     /// Queue pairs with outstanding work requests, and what each waits for.
-    pub fn describe_waits(&self, fabric: &Fabric) -> Vec<String> {
+    pub fn describe_waits(&self, fabric: &World<FabricSink>) -> Vec<String> {
         let mut oldest: BTreeMap<(HostId, Qpn), VecDeque<(u64, CompletionOpcode)>> = BTreeMap::new();
         let mut rnr_waits: BTreeMap<(HostId, Qpn), u8> = BTreeMap::new();
         for (_, event) in &self.events {

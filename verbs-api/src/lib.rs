@@ -65,6 +65,7 @@ mod random;
 mod recording;
 mod report;
 mod shared_receive_queue;
+mod shared_sink;
 mod simulated;
 mod time;
 mod work_request;
@@ -117,6 +118,7 @@ pub use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTim
 pub mod sim {
     pub use crate::executor::WaitReason;
     pub use crate::report::{Failure, FailureCause, LogEntry, LogEntryKind, Report};
+    pub use crate::simulated::{FabricSink, SimulatedFabric};
     pub use crate::world::{HostResult, World};
     pub use softhca_fabric::{
         EcnMarking, FrameCounters, LinkSettings, PfcSettings, ReceiverSettings, SwitchSettings,
@@ -125,6 +127,7 @@ pub mod sim {
 
 /// Events of devices and of the network, and how to subscribe to them.
 pub mod trace {
+    pub use crate::shared_sink::SharedSink;
     pub use softhca_engine::{DropReason, Event, Reason, RequestError};
     pub use softhca_fabric::{EventSink, HostId, LinkId, NetworkEvent};
     pub use softhca_wire::AddressHeaders;

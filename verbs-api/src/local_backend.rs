@@ -53,6 +53,10 @@ pub(crate) trait CardRuntime: Send + Sync + 'static {
         command: Command,
         attachments: &mut Attachments,
     ) -> std::result::Result<Reply, VerbsError>;
+    /// As in [`Backend`].
+    fn allocate_memory(&self, length: usize) -> Arc<MemoryBlock> {
+        Arc::new(MemoryBlock::new(length))
+    }
     /// Adds memory that regions can use.
     fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId;
     /// Removes memory that no region uses.
@@ -83,7 +87,7 @@ pub(crate) trait CardRuntime: Send + Sync + 'static {
 pub(crate) struct LocalBackend<R: CardRuntime> {
     pub runtime: R,
     event_bus: Arc<EventBus>,
-    client: ClientId,
+    pub client: ClientId,
     doorbell: DoorbellProducer,
 }
 
@@ -136,6 +140,10 @@ impl<R: CardRuntime> Backend for LocalBackend<R> {
 
     fn set_cm_notifier(&self, channel: CmChannelId, notifier: Arc<Notifier>) {
         self.event_bus.cm_channels.lock().insert(channel, notifier);
+    }
+
+    fn allocate_memory(&self, length: usize) -> Result<Arc<MemoryBlock>> {
+        Ok(self.runtime.allocate_memory(length))
     }
 
     fn gids(&self) -> Vec<Gid> {

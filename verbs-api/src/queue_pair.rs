@@ -110,6 +110,7 @@ pub struct QueuePairBuilder {
     queues: Queues,
     capabilities: QpCapabilities,
     sq_sig_all: bool,
+    sq_psn: Option<Psn>,
 }
 
 impl QueuePairBuilder {
@@ -132,6 +133,7 @@ impl QueuePairBuilder {
                 max_inline_data: 64,
             },
             sq_sig_all: false,
+            sq_psn: None,
         }
     }
 
@@ -143,6 +145,7 @@ impl QueuePairBuilder {
             queues: Queues { xrc_domain: Some(xrc_domain.clone()), ..Queues::default() },
             capabilities: QpCapabilities::default(),
             sq_sig_all: false,
+            sq_psn: None,
         }
     }
 
@@ -194,6 +197,12 @@ impl QueuePairBuilder {
         self
     }
 
+    /// The first PSN that [`QueuePair::connect`] and [`QueuePair::start_ud`] use: random by default.
+    pub fn sq_psn(mut self, psn: Psn) -> Self {
+        self.sq_psn = Some(psn);
+        self
+    }
+
     /// Creates the queue pair, in RESET.
     pub fn build(self) -> Result<QueuePair, Error> {
         let init = QpInitAttributes {
@@ -210,7 +219,7 @@ impl QueuePairBuilder {
         let (reply, rings) = self.context.backend.execute_with_rings(command)?;
         let qpn = reply!(reply, Reply::QueuePair(qpn) => qpn);
         let (send_queue, recv_queue) = capabilities.producers(&init, &rings);
-        let psn = Psn::new(self.context.backend.random() as u32);
+        let psn = self.sq_psn.unwrap_or_else(|| Psn::new(self.context.backend.random() as u32));
         Ok(QueuePair {
             inner: Arc::new(Inner {
                 context: self.context,

@@ -2,7 +2,6 @@
 
 use crate::executor::WaitReason;
 use crate::explanation::RecentEvents;
-use crate::local_backend::EventBus;
 use softhca_engine::{Event, Instant};
 use softhca_fabric::{
     Direction, EventSink, Fault, FaultEffect, FrameCounters, HostId, NetworkEvent, RuleCounters, RuleId,
@@ -12,10 +11,9 @@ use std::fmt::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Sees everything in a world: brings the cards their news, keeps a digest, and a record if wanted.
+/// Keeps a digest of the events of a world, and a log on request.
 #[derive(Default)]
 pub(crate) struct RunRecorder {
-    pub event_buses: Vec<Arc<EventBus>>,
     pub host_names: Vec<Arc<str>>,
     /// The hosts at the ends of each cable.
     pub link_ends: Vec<[HostId; 2]>,
@@ -38,7 +36,6 @@ impl EventSink for RunRecorder {
     fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
         match *event {
             NetworkEvent::Hca { host, event } => {
-                self.event_buses[host.0 as usize].dispatch(event);
                 self.recent.record_event(now, host, event);
                 self.record_entry(now, host, LogEntryKind::Event(*event));
             }

@@ -1,17 +1,14 @@
 //! Several hosts in virtual time, for deterministic tests of RDMA programs.
 
-use crate::device::DeviceBackend;
 use crate::executor::{Executor, WaitReason};
-use crate::local_backend::{EventBus, LocalBackend};
 use crate::report::{Failure, FailureCause, Report, RunRecorder};
-use crate::simulated::{Fabric, SimulatedHost};
+use crate::simulated::{FabricSink, FlowIds, SimulatedFabric};
 use crate::{
     Device, EndpointExchange, Instant, Settings,
     fault::{Rule, RuleCounters, RuleId},
     sim::LinkSettings,
-    trace::EventSink,
+    trace::{EventSink, SharedSink},
 };
-use parking_lot::Mutex;
 use softhca_fabric::{Direction, HostId, LinkId};
 use softhca_trace::NameTable;
 use std::collections::BTreeMap;
@@ -19,8 +16,6 @@ use std::fmt::Display;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// Polls of tasks that may follow each other without time passing.
@@ -115,30 +110,32 @@ struct PlannedFault {
 /// [`World::device`], blocking calls are fine: they let virtual time go on.
 pub struct World {
     seed: u64,
-    fabric: Arc<Mutex<Fabric>>,
+    fabric: SimulatedFabric,
+    recorder: SharedSink<RunRecorder>,
     hosts: Vec<Host>,
     settings: Settings,
     default_link: Option<LinkSettings>,
     link_settings: BTreeMap<[String; 2], LinkSettings>,
     links: BTreeMap<[HostId; 2], LinkId>,
     faults: Vec<PlannedFault>,
-    endpoint_exchange: EndpointExchange,
     time_limit: Duration,
 }
 
 impl World {
     /// A world without hosts. Pairs of hosts get a cable that takes 1 µs, unless told otherwise.
     pub fn new(seed: u64) -> World {
+        let (fabric, recorder) = (SimulatedFabric::new(seed), SharedSink::<RunRecorder>::default());
+        fabric.set_sink(recorder.clone());
         World {
             seed,
-            fabric: Arc::new(Mutex::new(Fabric::with_sink(seed, RunRecorder::default()))),
+            fabric,
+            recorder,
             hosts: Vec::new(),
             settings: Settings::default(),
             default_link: Some(LinkSettings { delay_ns: 1_000, ..LinkSettings::default() }),
             link_settings: BTreeMap::new(),
             links: BTreeMap::new(),
             faults: Vec::new(),
-            endpoint_exchange: EndpointExchange::new(),
             time_limit: Duration::from_secs(600),
         }
     }
@@ -180,13 +177,13 @@ impl World {
 
     /// Keeps everything that happens for [`Report::log`].
     pub fn record_log(&mut self) -> &mut World {
-        self.fabric.lock().sink().log.get_or_insert_default();
+        self.recorder.lock().log.get_or_insert_default();
         self
     }
 
     /// Shows everything that happens to `sink`, which must not call verbs.
     pub fn event_sink(&mut self, sink: impl EventSink + Send + 'static) -> &mut World {
-        self.fabric.lock().sink().forward_to = Some(Box::new(sink));
+        self.recorder.lock().forward_to = Some(Box::new(sink));
         self
     }
 
@@ -198,7 +195,7 @@ impl World {
 
     /// Where hosts meet before they are connected.
     pub fn endpoint_exchange(&self) -> EndpointExchange {
-        self.endpoint_exchange.clone()
+        self.fabric.endpoint_exchange()
     }
 
     /// The time.
@@ -247,21 +244,9 @@ impl World {
         main: Option<Box<dyn FnOnce(Device) -> HostFuture>>,
     ) -> Device {
         assert!(self.hosts.iter().all(|host| host.name != name), "there is a host {name:?} already");
-        let board = Arc::new(EventBus::default());
-        let mut fabric = self.fabric.lock();
-        let id = fabric.add_host(name, self.settings);
-        let address = fabric.host(id).address();
-        fabric.sink().event_buses.push(board.clone());
-        fabric.sink().host_names.push(name.into());
-        drop(fabric);
-        let desk = SimulatedHost {
-            fabric: self.fabric.clone(),
-            host: id,
-            endpoint_exchange: self.endpoint_exchange.clone(),
-            random_draws: AtomicU64::new(0),
-        };
-        let card = LocalBackend::new(desk, board).expect("a new card has room for a client");
-        let device = Device::new(DeviceBackend::Simulated(Arc::new(card)), address);
+        let id = self.fabric.lock().add_host(name, self.settings);
+        self.recorder.lock().host_names.push(name.into());
+        let device = self.fabric.device(id, FlowIds::Automatic);
         self.hosts.push(Host {
             name: name.into(),
             id,
@@ -288,7 +273,7 @@ impl World {
                 match (self.links.get(&[first.id, second.id]), own.or(self.default_link)) {
                     (None, Some(line)) => {
                         let cable = fabric.add_link(first.id, second.id, line);
-                        fabric.sink().link_ends.push([first.id, second.id]);
+                        self.recorder.lock().link_ends.push([first.id, second.id]);
                         self.links.insert([first.id, second.id], cable);
                     }
                     (Some(cable), _) if own.is_some_and(|own| own != *fabric.link(*cable).settings()) => {
@@ -356,12 +341,11 @@ impl World {
     }
 
     fn write_log(&self, title: &str, path: &std::path::Path) -> std::io::Result<()> {
-        let mut fabric = self.fabric.lock();
-        let names = self.names(&fabric);
-        fabric.sink().recent.write_log(&names, title, path)
+        let names = self.names(&self.fabric.lock());
+        self.recorder.lock().recent.write_log(&names, title, path)
     }
 
-    fn names(&self, fabric: &Fabric) -> NameTable {
+    fn names(&self, fabric: &softhca_fabric::World<FabricSink>) -> NameTable {
         let mut names = NameTable::from_world(fabric);
         for fault in &self.faults {
             names.add_rule(fault.rule.id, &format!("{} to {}", fault.from, fault.to));
@@ -370,12 +354,12 @@ impl World {
     }
 
     fn failure(&self, cause: FailureCause) -> Failure {
-        let mut fabric = self.fabric.lock();
+        let fabric = self.fabric.lock();
         let names = self.names(&fabric);
         let has_outstanding =
             fabric.hosts().any(|(_, host)| host.hca().queue_pairs().any(|view| view.outstanding > 0));
-        let (at, explanation) = (fabric.now(), fabric.sink().recent.explain(&names, has_outstanding));
-        Failure { seed: self.seed, at, cause, explanation }
+        let explanation = self.recorder.lock().recent.explain(&names, has_outstanding);
+        Failure { seed: self.seed, at: fabric.now(), cause, explanation }
     }
 
     /// Every name that cables and faults use has a host.
@@ -448,13 +432,14 @@ impl World {
             let mut fabric = self.fabric.lock();
             match (executor.next_timer(), fabric.next_event_at()) {
                 (None, None) => {
-                    let queue_pairs = describe_waits(&mut fabric);
+                    let queue_pairs = self.recorder.lock().recent.describe_waits(&fabric);
                     drop(fabric);
                     return Err(self.failure(FailureCause::Deadlock { waiting: waiting(), queue_pairs }));
                 }
                 (timer, event) if timer.into_iter().chain(event).min() > Some(until) => {
                     fabric.run_until(until);
-                    let (limit, queue_pairs) = (self.time_limit, describe_waits(&mut fabric));
+                    let queue_pairs = self.recorder.lock().recent.describe_waits(&fabric);
+                    let limit = self.time_limit;
                     drop(fabric);
                     let waiting = waiting();
                     return Err(self.failure(FailureCause::TimeLimit { limit, waiting, queue_pairs }));
@@ -474,7 +459,7 @@ impl World {
     }
 
     fn report(&self) -> Report {
-        let mut fabric = self.fabric.lock();
+        let fabric = self.fabric.lock();
         let tallies = self.faults.iter().filter_map(|fault| {
             let mut rules = fabric.link(fault.link?).rules();
             rules
@@ -483,8 +468,9 @@ impl World {
         });
         let tallies = tallies.collect();
         let (ended_at, census) = (fabric.now(), fabric.frame_counters());
-        let digest = fabric.sink().digest.0;
-        let record = fabric.sink().log.as_mut().map(std::mem::take).unwrap_or_default();
+        let mut recorder = self.recorder.lock();
+        let digest = recorder.digest.0;
+        let record = recorder.log.as_mut().map(std::mem::take).unwrap_or_default();
         Report {
             seed: self.seed,
             ended_at,
@@ -505,12 +491,4 @@ where
         let future = code(device);
         Box::pin(async move { future.await.into_error() })
     })
-}
-
-/// Queue pairs with outstanding work requests, and what they wait for.
-fn describe_waits(fabric: &mut Fabric) -> Vec<String> {
-    let recent = std::mem::take(&mut fabric.sink().recent);
-    let waits = recent.describe_waits(fabric);
-    fabric.sink().recent = recent;
-    waits
 }

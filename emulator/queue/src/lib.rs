@@ -48,7 +48,7 @@ pub use error::{Resource, VerbsError};
 pub use handle::{AhId, ClientId, CmChannelId, CmId, CqId, PdId, SrqId, XrcdId};
 pub use limits::DeviceLimits;
 pub use memory::{AtomicOperation, MemoryFault};
-pub use memory_block::MemoryBlock;
+pub use memory_block::{ExternalMemory, MemoryBlock};
 pub use receive::{ReceiveConsumer, ReceiveProducer, ReceiveWorkRequest, receive_ring};
 pub use resource::{
     AsyncEvent, MemoryWindowType, PortState, QpInitAttributes, QpSnapshot, SrqAttributes, SrqInitAttributes,

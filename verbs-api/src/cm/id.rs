@@ -4,7 +4,7 @@ use super::{
     CmOption, ConnectionParameters, Event, EventChannel, EventType, IdSnapshot, PortSpace, RDMA_UDP_QKEY,
     RejectReason, resolve,
 };
-use crate::{Context, Error, Gid, ModifyQp, QpState, QpType, QueuePair};
+use crate::{Context, Error, Gid, ModifyQp, Mtu, QpState, QpType, QueuePair};
 use parking_lot::Mutex;
 use softhca_engine::CmId;
 use softhca_queue::cm::{Command, FollowUp, QpTransition, Reply};
@@ -134,8 +134,12 @@ impl Id {
 
     /// Finds the path: [`EventType::RouteResolved`].
     pub fn resolve_route(&self) -> Result<(), Error> {
-        let mtu = self.channel().backend().active_mtu();
-        self.call(Command::ResolveRoute { id: self.inner.id, path_mtu: mtu })?;
+        self.resolve_route_with_path_mtu(self.channel().backend().active_mtu())
+    }
+
+    /// Finds a path with this path MTU: [`EventType::RouteResolved`].
+    pub fn resolve_route_with_path_mtu(&self, path_mtu: Mtu) -> Result<(), Error> {
+        self.call(Command::ResolveRoute { id: self.inner.id, path_mtu })?;
         self.wait_if_synchronous(EventType::RouteResolved)
     }
 

@@ -1,6 +1,7 @@
 //! The one entry of all control verbs.
 
-use super::QpRings;
+use super::client::FIRST_IOVA;
+use super::queue_pair::QpRings;
 use crate::{ClientId, Context, Hca, MemoryId, MemoryRegion, QpState, Resource, VerbsError};
 use softhca_queue::{AccessFlags, Command, CompletionProducer, ReceiveConsumer, Reply, SharedWords, cm};
 use softhca_wire::RemoteKey;
@@ -137,7 +138,7 @@ impl Hca {
             // The next region begins on a page of its own, behind a page that belongs to no region.
             let size = length.checked_next_multiple_of(4096).and_then(|size| size.checked_add(4096));
             let next = size.and_then(|size| next_iova.checked_add(size));
-            client.next_iova = next.unwrap_or(super::FIRST_IOVA);
+            client.next_iova = next.unwrap_or(FIRST_IOVA);
         }
         Ok(registered(rkey, &region))
     }

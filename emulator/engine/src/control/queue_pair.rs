@@ -1,6 +1,6 @@
 //! Control verbs of queue pairs.
 
-use super::check_limit;
+use super::limits::check_limit;
 use crate::addressing::address_headers;
 use crate::queue_pair::{QueuePair, RequesterState, ResponderState, check_modify};
 use crate::{
