@@ -8,6 +8,7 @@ use softhca::{
     QueuePair, ReceiveRequest, SendRequest, spawn_send,
 };
 
+/// What a task returns.
 pub type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
 const PORT: u16 = 7471;

@@ -150,6 +150,13 @@ impl MemoryBlock {
             return memory.read(offset, into);
         }
         let from = self.pointer_at(offset, into.len())?;
+        #[cfg(miri)]
+        if !self.is_writable() {
+            // An atomic reference needs permission to write. Nothing in this process writes the bytes.
+            // SAFETY: `from` has as many bytes as `into`.
+            unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) };
+            return Ok(());
+        }
         // SAFETY: `from` has as many bytes as `into`, and nothing else refers to `into`.
         unsafe { shared_access::read(from.as_ptr(), into.as_mut_ptr(), into.len()) };
         Ok(())
@@ -188,6 +195,11 @@ impl MemoryBlock {
         let at = self.pointer_at(offset, 8)?.cast::<u64>();
         if !at.as_ptr().is_aligned() {
             return Err(MemoryFault);
+        }
+        #[cfg(miri)]
+        if !self.is_writable() {
+            // SAFETY: eight aligned bytes of the block, which nothing in this process writes.
+            return Ok(unsafe { at.read() });
         }
         // SAFETY: eight aligned bytes of the block.
         Ok(unsafe { shared_access::load(at.as_ptr()) })

@@ -1,6 +1,6 @@
 //! Requests that are refused, that wait, or that nobody answers.
 
-use crate::{connect_and_leave, only, pair, resolve, story};
+use crate::{connect_and_leave, pair, resolve, story};
 use softhca::cm::{
     ConnectionParameters, Connector, EventChannel, EventType, Listener, PortSpace, RejectReason,
 };
