@@ -1,9 +1,10 @@
 //! Attacks on link control over loopback, as another user of the machine can mount them: forged messages, addresses that
 //! hoard grants, and a port that restarts all the time. Connections of other hosts go on.
 
+use softhca::trace::{Event, EventSink, NetworkEvent};
 use softhca::{
-    AccessFlags, CompletionQueue, ConnectOptions, Context, Device, EmbeddedOptions, Event, EventSink,
-    Instant, MemoryRegion, NetworkEvent, ProtectionDomain, QpType, QueuePair, SendRequest,
+    AccessFlags, CompletionQueue, ConnectOptions, Context, Device, EmbeddedOptions, Instant, MemoryRegion,
+    ProtectionDomain, QpType, QueuePair, SendRequest,
 };
 use softhca_tests::process::TEST_TIMEOUT;
 use softhca_udp::MAX_FRAME_CHARGE;

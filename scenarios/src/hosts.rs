@@ -17,7 +17,8 @@ use multicast::MulticastGroups;
 use softhca::cm::RDMA_UDP_QKEY;
 use softhca::{
     AddressHandle, AddressVector, CompletionQueue, ConnectOptions, Context, Device, Error, MemoryRegion,
-    ModifyQp, ProtectionDomain, QpState, QueuePair, ReceiveRequest, SendRequest, SharedSink, SimulatedFabric,
+    ModifyQp, ProtectionDomain, QpState, QueuePair, ReceiveRequest, SendRequest, sim::SimulatedFabric,
+    trace::SharedSink,
 };
 use softhca_fabric::{Endpoint, Flow, HostId, LinkId, RuleCounters, RuleId};
 use softhca_queue::{AccessFlags, Completion, Counters};
@@ -285,8 +286,7 @@ impl<'p> Hosts<'p> {
 
     fn pair(&self, qp: usize) -> Result<QueuePair, Error> {
         let (resource, number) = (softhca_engine::Resource::QueuePair, self.qps[qp].qpn.value());
-        let destroyed = softhca_engine::VerbsError::NotFound { resource, number };
-        self.qps[qp].pair.clone().ok_or(Error::Verb(destroyed))
+        self.qps[qp].pair.clone().ok_or(Error::NotFound { resource, number })
     }
 
     /// Polls the completion queue of a queue pair.

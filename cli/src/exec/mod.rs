@@ -4,8 +4,8 @@
 //! and 127 if it does not exist.
 
 mod daemon;
-mod embedded_logs;
 mod device_use;
+mod embedded_logs;
 mod event_log;
 mod library;
 mod live_scenario;
@@ -20,8 +20,8 @@ pub use sysfs::check_allowed as check_view_allowed;
 use crate::{output, scenario, shell};
 use clap::Args;
 use daemon::{DaemonLifetime, DaemonRequirements};
-use embedded_logs::EmbeddedLogs;
 use device_use::DeviceUse;
+use embedded_logs::EmbeddedLogs;
 use event_log::{DaemonEventLog, LOG_POLL_INTERVAL};
 use live_scenario::DaemonScenario;
 use program::ExecError;
