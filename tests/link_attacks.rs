@@ -73,8 +73,8 @@ impl Host {
     /// Writes this often to `other`, and waits for every completion.
     fn write(&self, qp: &QueuePair, other: &Host, times: u64) {
         for id in 0..times {
-            let request =
-                SendRequest::rdma_write(id, &[self.region.sge(0, BYTES)], other.region.remote_address(0));
+            let sg_list = [self.region.sge(0, BYTES)];
+            let request = SendRequest::rdma_write(id, &sg_list, other.region.remote_address(0));
             qp.post_send(&request).unwrap();
             let completion = self.cq.wait_for(TEST_TIMEOUT).expect("the connection makes progress");
             assert!(completion.status.is_success(), "{completion:?}");
@@ -214,7 +214,8 @@ fn port_that_restarts_all_the_time_does_not_stop_other_hosts() {
     thread::scope(|scope| {
         let _stop = StopOnDrop(&stop);
         let mut attacker = Attacker::new(loopback(64, 0), victim.device.address());
-        scope.spawn(|| {
+        let (stop, restarts) = (&stop, &restarts);
+        scope.spawn(move || {
             attacker.socket.set_read_timeout(Some(Duration::from_millis(2))).unwrap();
             while !stop.load(Ordering::Acquire) {
                 if attacker.receive().is_some_and(|grant| grant.granted > 0) {

@@ -187,7 +187,7 @@ mod tests {
         let address = IpAddr::from([127, 0, 0, 3]);
         let [mapped, alias] = Gid::table(address).try_into().unwrap();
         assert_eq!(mapped, Gid::from(address));
-        assert_eq!(alias.to_string(), "fe80::5efe:7f00:3");
+        assert_eq!(alloc::format!("{alias}"), "fe80::5efe:7f00:3");
         assert_eq!([mapped.ip(), alias.ip()], [address; 2]);
         let other: IpAddr = "fe80::1".parse().unwrap();
         assert_eq!(Gid::table(other), [Gid::from(other)]);

@@ -477,9 +477,9 @@ mod tests {
         #[test]
         fn emitted_message_parses_to_the_same_value(
             sender in 1u64..,
-            (receiver, token): (u64, u64),
+            (receiver, token) in any::<(u64, u64)>(),
             (bits, source, destination, source_port) in (0..=MAX_SLOT_BITS, any::<u16>(), any::<u16>(), any::<u16>()),
-            changed: bool,
+            changed in any::<bool>(),
             body in bodies(),
         ) {
             let source = (u32::from(source) & ((1 << bits) - 1)) as u16;
