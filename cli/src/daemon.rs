@@ -3,7 +3,7 @@
 use crate::output;
 use clap::Args;
 use softhca::{Entropy, Loopback, Recovery};
-use softhca_daemon::{Config, Daemon, HostConfig, Signals};
+use softhca_daemon::{Config, Daemon, DataPath, HostConfig, Signals};
 use softhca_udp::parse_addresses;
 use std::fs::File;
 use std::io::{self, Write};
@@ -35,6 +35,9 @@ pub struct Arguments {
     /// How a host's traffic to itself is carried: socket, or internal (faster, not visible to tcpdump)
     #[arg(long, value_name = "METHOD", value_parser = parse_loopback)]
     loopback: Option<Loopback>,
+    /// Which process executes the transport: the daemon, or each client for itself ("direct")
+    #[arg(long, value_name = "PROCESS", value_parser = parse_data_path)]
+    data_path: Option<DataPath>,
     /// Write every transmitted packet to this pcapng file
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
@@ -68,6 +71,11 @@ fn parse_host(text: &str) -> Result<(HostConfig, Option<Ipv6Addr>), String> {
 /// Parses the name of a recovery mode.
 pub fn parse_recovery(text: &str) -> Result<Recovery, String> {
     Recovery::from_name(text).ok_or_else(|| "expected fatal, go-back-n or go-back-0".into())
+}
+
+/// Parses the name of a data path.
+pub fn parse_data_path(text: &str) -> Result<DataPath, String> {
+    DataPath::from_name(text).ok_or_else(|| "expected daemon or direct".into())
 }
 
 /// Parses the name of a loopback method.
@@ -109,6 +117,9 @@ fn configure(arguments: &Arguments) -> Result<Config, String> {
     }
     if let Some(recovery) = arguments.recovery {
         config.set_recovery(recovery);
+    }
+    if let Some(data_path) = arguments.data_path {
+        config.data_path = data_path;
     }
     if let Some(loopback) = arguments.loopback {
         config.loopback = loopback;

@@ -39,7 +39,9 @@ impl Device {
         match &self.backend {
             #[cfg(all(feature = "sockets", target_os = "linux"))]
             DeviceBackend::Daemon(card) => card.device_name(),
-            _ => "softhca0",
+            #[cfg(feature = "sockets")]
+            DeviceBackend::Embedded(card) => card.runtime.device_name(),
+            DeviceBackend::Simulated(_) => "softhca0",
         }
     }
 
@@ -58,7 +60,9 @@ impl Device {
         let limits = match &self.backend {
             #[cfg(all(feature = "sockets", target_os = "linux"))]
             DeviceBackend::Daemon(card) => card.limits(),
-            _ => DeviceLimits::HCA,
+            #[cfg(feature = "sockets")]
+            DeviceBackend::Embedded(card) => card.runtime.limits(),
+            DeviceBackend::Simulated(_) => DeviceLimits::HCA,
         };
         DeviceAttributes { limits }
     }

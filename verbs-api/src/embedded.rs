@@ -1,6 +1,8 @@
 //! A card in this process: callers drive it when they poll, a thread of its own when nobody does.
 
 use crate::backend::Result;
+#[cfg(target_os = "linux")]
+use crate::daemon::DirectHost;
 use crate::device::DeviceBackend;
 use crate::local_backend::{CardRuntime, EventBus, LocalBackend};
 use crate::memory::{MemoryBlock, MemoryTable};
@@ -9,8 +11,8 @@ use crate::recording;
 use crate::time::real_now;
 use crate::{Device, EndpointExchange, Entropy, Error, IcrcCheck, Loopback, Settings};
 use softhca_engine::{
-    AckPolicy, Attachments, ClientId, Command, Context, Hca, Instant, MemoryId, Reply, ResponseOrder,
-    VerbsError,
+    AckPolicy, Attachments, ClientId, CmChannelId, Command, Context, DeviceLimits, Hca, Instant, MemoryId, Reply,
+    ResponseOrder,
 };
 use softhca_fabric::{
     EventSink, Flow, LinkSettings, NetworkEvent, ReceiverSettings, Rule, RuleCounters, SwitchSettings,
@@ -18,7 +20,7 @@ use softhca_fabric::{
 };
 use softhca_queue::{SharedWords, SleepFlag};
 use softhca_udp::{
-    DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, ProcessIdentity, ReceiveMemory,
+    DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, OpenSendSocket, ProcessIdentity, ReceiveMemory,
     SharedDriver, SocketOptions, bind_host,
 };
 use softhca_wire::Mtu;
@@ -157,8 +159,55 @@ pub(crate) type EmbeddedBackend = LocalBackend<EmbeddedRuntime>;
 
 /// The station of an embedded card: callers drive it when they poll.
 pub(crate) struct EmbeddedRuntime {
-    driver: SharedDriver<MemoryTable>,
+    driver: Arc<SharedDriver<MemoryTable>>,
     process: ProcessIdentity,
+    /// The host of a daemon that gave this process its sockets.
+    #[cfg(target_os = "linux")]
+    direct: Option<DirectCard>,
+}
+
+/// A card on the sockets of a daemon's host.
+#[cfg(target_os = "linux")]
+struct DirectCard {
+    host: DirectHost,
+    /// Fails the card when the daemon is gone.
+    _on_daemon_gone: Arc<dyn Fn() + Send + Sync>,
+}
+
+/// Starts a card on sockets that a daemon gave this process.
+#[cfg(target_os = "linux")]
+pub(crate) fn start_direct(
+    sockets: HostSockets,
+    options: DriverOptions,
+    event_bus: Arc<EventBus>,
+    open_send_socket: OpenSendSocket,
+    host: DirectHost,
+) -> Result<EmbeddedBackend> {
+    let sink = EventForwarder { event_bus: event_bus.clone(), forward_to: Box::new(()) };
+    let mut driver = Driver::new(sockets, options, MemoryTable::default(), Box::new(sink));
+    driver.set_send_socket_source(open_send_socket);
+    let driver = share(driver)?;
+    let fail: Arc<dyn Fn() + Send + Sync> = Arc::new({
+        let (driver, event_bus) = (Arc::downgrade(&driver), event_bus.clone());
+        move || {
+            if let Some(driver) = driver.upgrade() {
+                driver.control(|driver| driver.control(|hca, ctx| hca.flush_all(ctx)));
+            }
+            event_bus.wake_all();
+        }
+    });
+    host.on_daemon_gone(&fail);
+    let process = ProcessIdentity::current();
+    let direct = Some(DirectCard { host, _on_daemon_gone: fail });
+    LocalBackend::new(EmbeddedRuntime { driver, process, direct }, event_bus)
+}
+
+/// Starts the thread of a card.
+fn share(driver: Driver<MemoryTable>) -> Result<Arc<SharedDriver<MemoryTable>>> {
+    let sleep_flag = SleepFlag::new(SharedWords::heap(SleepFlag::WORDS));
+    SharedDriver::start(driver, DrivePolicy::Callers, sleep_flag)
+        .map(Arc::new)
+        .map_err(|source| Error::System { what: "starting the card's thread", source })
 }
 
 /// Builds the switch before the card with this address.
@@ -187,17 +236,19 @@ fn start(
     if let Some(backbone) = &backbone {
         driver.attach_to_network(backbone.clone());
     }
-    let station = SharedDriver::start(
-        driver,
-        DrivePolicy::Callers,
-        SleepFlag::new(SharedWords::heap(SleepFlag::WORDS)),
-    )
-    .map_err(|source| Error::System { what: "starting the card's thread", source })?;
+    let station = share(driver)?;
     if let Some(bell) = backbone.as_ref().and_then(|backbone| backbone.wake_descriptor(address)) {
         let listen = station.add_wake_source(bell);
         listen.map_err(|source| Error::System { what: "listening to the card's switch", source })?;
     }
-    LocalBackend::new(EmbeddedRuntime { driver: station, process: ProcessIdentity::current() }, board)
+    let process = ProcessIdentity::current();
+    let runtime = EmbeddedRuntime {
+        driver: station,
+        process,
+        #[cfg(target_os = "linux")]
+        direct: None,
+    };
+    LocalBackend::new(runtime, board)
 }
 
 /// Refuses in a child of the process that `mark` stands for.
@@ -206,6 +257,27 @@ pub(crate) fn check_process(mark: &ProcessIdentity) -> Result<()> {
 }
 
 impl EmbeddedRuntime {
+    #[cfg(target_os = "linux")]
+    fn host(&self) -> Option<&DirectHost> {
+        self.direct.as_ref().map(|direct| &direct.host)
+    }
+
+    pub fn device_name(&self) -> &str {
+        #[cfg(target_os = "linux")]
+        if let Some(host) = self.host() {
+            return &host.device.device_name;
+        }
+        "softhca0"
+    }
+
+    pub fn limits(&self) -> DeviceLimits {
+        #[cfg(target_os = "linux")]
+        if let Some(host) = self.host() {
+            return host.limits();
+        }
+        DeviceLimits::HCA
+    }
+
     pub fn address(&self) -> IpAddr {
         self.driver.control(|driver| driver.address())
     }
@@ -243,8 +315,28 @@ impl CardRuntime for EmbeddedRuntime {
         client: ClientId,
         command: Command,
         attachments: &mut Attachments,
-    ) -> std::result::Result<Reply, VerbsError> {
-        self.driver.control(|driver| driver.execute(client, command, attachments))
+    ) -> Result<Reply> {
+        #[cfg(target_os = "linux")]
+        if let (Command::Cm(command), Some(host)) = (&command, self.host()) {
+            return host.execute_cm(command.clone());
+        }
+        Ok(self.driver.control(|driver| driver.execute(client, command, attachments))?)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn is_alive(&self) -> bool {
+        self.host().is_none_or(DirectHost::is_alive)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn set_remote_cm_notifier(
+        &self,
+        channel: CmChannelId,
+        notifier: Arc<Notifier>,
+    ) -> Option<Arc<Notifier>> {
+        let Some(host) = self.host() else { return Some(notifier) };
+        host.cm_events().add_channel(channel, notifier);
+        None
     }
 
     fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId {
@@ -263,7 +355,12 @@ impl CardRuntime for EmbeddedRuntime {
         self.driver.control(|driver| driver.hca().settings().mtu)
     }
 
-    fn resolve_host(&self, _: &str) -> Option<IpAddr> {
+    fn resolve_host(&self, name: &str) -> Option<IpAddr> {
+        #[cfg(target_os = "linux")]
+        if let Some(host) = self.host() {
+            return host.resolve_host(name);
+        }
+        let _ = name;
         None
     }
 

@@ -7,8 +7,8 @@ use crate::memory::MemoryBlock;
 use crate::notifier::Notifier;
 use parking_lot::Mutex;
 use softhca_engine::{
-    Attachments, ClientId, CmChannelId, Command, Context, Counters, CqId, DeviceLimits, Event, Hca, Instant,
-    MemoryId, Reply, VerbsError,
+    AsyncEvent, Attachments, ClientId, CmChannelId, Command, Context, Counters, CqId, DeviceLimits, Event, Hca,
+    Instant, MemoryId, Reply,
 };
 use softhca_queue::{DoorbellProducer, SendProducer, SharedWords, cm, doorbell_ring};
 use softhca_wire::{Gid, Mtu, Qpn};
@@ -25,6 +25,16 @@ pub(crate) struct EventBus {
 }
 
 impl EventBus {
+    pub fn push_async_event(&self, event: AsyncEvent) {
+        self.async_events.push(event);
+    }
+
+    /// Lets everyone who waits for a completion look again.
+    pub fn wake_all(&self) {
+        let notifiers: Vec<_> = self.completion_queues.lock().values().cloned().collect();
+        notifiers.iter().for_each(|notifier| notifier.notify());
+    }
+
     pub fn dispatch(&self, event: &Event) {
         let notifier = match event {
             Event::CompletionNotified { cq } => self.completion_queues.lock().get(cq).cloned(),
@@ -52,7 +62,15 @@ pub(crate) trait CardRuntime: Send + Sync + 'static {
         client: ClientId,
         command: Command,
         attachments: &mut Attachments,
-    ) -> std::result::Result<Reply, VerbsError>;
+    ) -> Result<Reply>;
+    /// As in [`Backend`].
+    fn is_alive(&self) -> bool {
+        true
+    }
+    /// Sets the notifier of a CM event channel of a connection manager elsewhere. Returns it if there is none.
+    fn set_remote_cm_notifier(&self, _: CmChannelId, notifier: Arc<Notifier>) -> Option<Arc<Notifier>> {
+        Some(notifier)
+    }
     /// As in [`Backend`].
     fn allocate_memory(&self, length: usize) -> Arc<MemoryBlock> {
         Arc::new(MemoryBlock::new(length))
@@ -139,7 +157,13 @@ impl<R: CardRuntime> Backend for LocalBackend<R> {
     }
 
     fn set_cm_notifier(&self, channel: CmChannelId, notifier: Arc<Notifier>) {
-        self.event_bus.cm_channels.lock().insert(channel, notifier);
+        if let Some(notifier) = self.runtime.set_remote_cm_notifier(channel, notifier) {
+            self.event_bus.cm_channels.lock().insert(channel, notifier);
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        self.runtime.is_alive()
     }
 
     fn allocate_memory(&self, length: usize) -> Result<Arc<MemoryBlock>> {

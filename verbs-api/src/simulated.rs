@@ -8,7 +8,7 @@ use crate::memory::{AdoptedBlock, MemoryBlock, SimulatedMemory};
 use crate::notifier::Notifier;
 use crate::{Device, EndpointExchange, Error, RemoteKey, Settings};
 use parking_lot::{Mutex, MutexGuard};
-use softhca_engine::{Attachments, ClientId, Command, Context, Hca, Instant, MemoryId, Reply, VerbsError};
+use softhca_engine::{Attachments, ClientId, Command, Context, Hca, Instant, MemoryId, Reply};
 use softhca_fabric::{
     Endpoint, EventSink, Flow, FlowId, HostId, NetworkEvent, Rule, RuleCounters, RuleId, World,
 };
@@ -170,7 +170,7 @@ impl CardRuntime for SimulatedHost {
         client: ClientId,
         command: Command,
         attachments: &mut Attachments,
-    ) -> std::result::Result<Reply, VerbsError> {
+    ) -> crate::backend::Result<Reply> {
         let started = command.qp_ready_to_send().filter(|_| self.flow_ids == FlowIds::Automatic);
         let mut fabric = self.fabric.lock();
         let reply = fabric.with_hca(self.host, |hca, ctx| hca.execute(ctx, client, command, attachments))?;

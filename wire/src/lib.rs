@@ -41,7 +41,7 @@ pub use ipv4::Ipv4;
 pub use ipv6::Ipv6;
 pub use mad::MadHeader;
 pub use malformed::Malformed;
-pub use number::{LocalKey, Mtu, PartitionKey, Psn, Qpn, QueueKey, RemoteKey};
+pub use number::{LocalKey, Mtu, PartitionKey, Psn, Qpn, QpnSlot, QueueKey, RemoteKey};
 pub use opcode::{ImmOrInvalidate, Opcode, Operation, Position, Service};
 pub use pfc::Pfc;
 pub use transport_header::{TransportHeader, TransportPacket};

@@ -249,6 +249,8 @@ pub struct Message {
 impl Message {
     /// Bytes of every message on the wire.
     pub const LEN: usize = 72;
+    /// Where the slot of the receiver is: two bytes, most significant first.
+    pub const DESTINATION_SLOT_OFFSET: usize = 10;
 
     /// Parses a datagram.
     pub fn parse(bytes: &[u8]) -> Result<Message, Malformed> {

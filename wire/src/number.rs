@@ -115,6 +115,36 @@ impl Qpn {
     }
 }
 
+/// The QPNs of one process, where the processes of a host share its address: those with the same high bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct QpnSlot {
+    /// The high bits.
+    pub number: u16,
+    /// How many there are; zero for a host whose QPNs all belong to one process.
+    pub bits: u8,
+}
+
+impl QpnSlot {
+    /// The slot bits of a host that is shared: 512 slots of 32,768 QPNs.
+    pub const BITS: u8 = 9;
+    /// The QPNs of a host with one process.
+    pub const ALL: QpnSlot = QpnSlot { number: 0, bits: 0 };
+
+    /// The slot of a QPN on a host with this many slot bits. Multicast goes to slot 0.
+    #[inline]
+    pub const fn of(qpn: Qpn, bits: u8) -> QpnSlot {
+        let number = if bits == 0 || qpn.0 == Qpn::MULTICAST.0 { 0 } else { qpn.0 >> (24 - bits) };
+        QpnSlot { number: number as u16, bits }
+    }
+
+    /// Whether a QPN is one of these.
+    #[inline]
+    pub const fn contains(self, qpn: Qpn) -> bool {
+        QpnSlot::of(qpn, self.bits).number == self.number
+    }
+}
+
 impl fmt::Debug for Qpn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Qpn({:#x})", self.0)

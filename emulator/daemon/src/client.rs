@@ -6,15 +6,19 @@ use crate::command_error::{CommandError, RequestResult};
 use crate::host::DaemonHost;
 use crate::notification_queue::NotificationQueue;
 use crate::quota::{ClientQuota, MappingGuard};
+use crate::slots::{HostSlots, SlotLease};
 use crate::state::DaemonState;
 use softhca_engine::{
     Attachments, ClientId, CmChannelId, Command, Context, CqId, Hca, MemoryId, MemoryRegion, Reply, Resource,
     VerbsError,
 };
 use softhca_queue::cm::{self, EventType};
-use softhca_queue::control::{RegionBacking, Response, SharedRange};
+use softhca_queue::control::{DirectPath, RegionBacking, Response, SharedRange};
 use softhca_queue::{AccessFlags, DoorbellConsumer, DoorbellProducer, MapMode, SharedMemory};
+use softhca_udp::{RoceSocket, SlotGroup, SocketOptions};
+use softhca_wire::Gid;
 use std::fs::File;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -29,6 +33,9 @@ pub(crate) struct Client {
     completion_queues: Vec<CqId>,
     /// Wakes the engine thread. The client process has a copy.
     _waker: OwnedFd,
+    /// The slot of a client with a direct data path.
+    slot: Option<SlotLease>,
+    send_sockets: usize,
 }
 
 /// Memory for the rings of a queue.
@@ -53,7 +60,17 @@ impl Client {
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let waker = rustix::event::eventfd(0, flags).map_err(std::io::Error::from)?;
         host.driver.add_wake_source(waker.as_fd())?;
-        let descriptors = vec![waker.try_clone()?, host.sleep_flag.try_clone()?, descriptor(&page)?];
+        let mut descriptors = vec![waker.try_clone()?, host.sleep_flag.try_clone()?, descriptor(&page)?];
+        let slot = host.slots.as_ref().map(HostSlots::assign).transpose()?;
+        if let Some(slot) = &slot {
+            descriptors.extend(slot.descriptors()?);
+        }
+        let direct = slot.as_ref().map(|lease| DirectPath {
+            slot: lease.slot,
+            foreign_recovery: daemon.config.foreign_recovery.name().into(),
+            foreign_window: daemon.config.foreign_window,
+            congestion: daemon.config.congestion.name().unwrap_or_default().into(),
+        });
         let (id, gids) = host.driver.control(|driver| {
             driver.control(|hca, _| {
                 let id = hca.open_client(DoorbellConsumer::new(doorbells, doorbell_slots))?;
@@ -70,8 +87,28 @@ impl Client {
             quota: ClientQuota::new(daemon.config.client_limits),
             completion_queues: Vec::new(),
             _waker: waker,
+            slot,
+            send_sockets: 0,
         };
-        Ok((client, Response::Opened { host: host.device.clone(), gids, doorbell_slots }, descriptors))
+        let response = Response::Opened { host: host.device.clone(), gids, doorbell_slots, direct };
+        Ok((client, response, descriptors))
+    }
+
+    /// Opens a socket that sends from an address of the host.
+    pub fn open_send_socket(&mut self, source: IpAddr) -> RequestResult {
+        let gids = self.control(|hca, _, _| hca.gids().to_vec());
+        if self.slot.is_none() || !gids.contains(&Gid::from(source)) {
+            let message = format!("{source} is not an address that this client sends from");
+            return Err(CommandError::new(libc::EADDRNOTAVAIL, message));
+        }
+        if self.send_sockets >= 2 * SlotGroup::MAX_SLOTS {
+            return Err(CommandError::new(libc::EMFILE, "the client has a socket for every slot"));
+        }
+        // No reader: the smallest buffer is sufficient.
+        let options = SocketOptions { receive_buffer: 0, ..SocketOptions::default() };
+        let socket = RoceSocket::bind(SocketAddr::new(source, 0), options).map_err(std::io::Error::other)?;
+        self.send_sockets += 1;
+        Ok((Response::Done, vec![socket.as_fd().try_clone_to_owned()?]))
     }
 
     fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>, ClientId) -> R) -> R {

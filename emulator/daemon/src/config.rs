@@ -84,6 +84,34 @@ pub struct FabricConfig {
     pub receive_rates: BTreeMap<String, u64>,
 }
 
+/// Which process executes the transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum DataPath {
+    /// The daemon, for all its clients.
+    #[default]
+    Daemon,
+    /// Each client for itself, on sockets that the daemon gives it.
+    Direct,
+}
+
+impl DataPath {
+    /// All values.
+    pub const ALL: [DataPath; 2] = [DataPath::Daemon, DataPath::Direct];
+
+    /// Its name: `daemon` or `direct`.
+    pub fn name(self) -> &'static str {
+        match self {
+            DataPath::Daemon => "daemon",
+            DataPath::Direct => "direct",
+        }
+    }
+
+    /// The value with this name.
+    pub fn from_name(name: &str) -> Option<DataPath> {
+        DataPath::ALL.into_iter().find(|path| path.name() == name)
+    }
+}
+
 /// The configuration of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -97,6 +125,8 @@ pub struct Config {
     pub entropy: Entropy,
     /// How a host's traffic to itself is carried.
     pub loopback: Loopback,
+    /// Which process executes the transport.
+    pub data_path: DataPath,
     /// The recovery mode after packet loss.
     pub recovery: Recovery,
     /// The recovery mode of connections to a foreign peer.
@@ -142,6 +172,7 @@ impl Default for Config {
             ipv6: BTreeMap::new(),
             entropy: Entropy::Off,
             loopback: Loopback::Socket,
+            data_path: DataPath::default(),
             recovery: Recovery::Fatal,
             foreign_recovery: Settings::default().foreign_recovery,
             foreign_window: Settings::default().foreign_window,
@@ -354,6 +385,7 @@ struct ConfigFile {
     foreign_recovery: Option<String>,
     foreign_window: Option<u32>,
     loopback: Option<String>,
+    data_path: Option<String>,
     congestion: Option<String>,
     fabric: Option<FabricTable>,
     max_clients: Option<usize>,
@@ -367,7 +399,7 @@ struct ConfigFile {
 }
 
 impl Config {
-    /// Reads a TOML file: `name`, `recovery`, `foreign_recovery`, `foreign_window` in packets, `loopback`, `congestion`, `max_clients`, `kill_after` in seconds, `entropy`,
+    /// Reads a TOML file: `name`, `recovery`, `foreign_recovery`, `foreign_window` in packets, `loopback`, `data_path`, `congestion`, `max_clients`, `kill_after` in seconds, `entropy`,
     /// a table `[hosts]` of names and addresses (`"10.0.0.1"`, or `"10.0.0.1, fd00::1"` for a host with both IP
     /// versions), a table `[fabric]` of the network between them, and a table `[client_limits]`.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
@@ -409,6 +441,10 @@ impl Config {
         if let Some(name) = file.loopback {
             config.loopback = Loopback::from_name(&name)
                 .ok_or_else(|| format!("loopback is {name:?}, expected one of \"socket\", \"internal\""))?;
+        }
+        if let Some(name) = file.data_path {
+            config.data_path = DataPath::from_name(&name)
+                .ok_or_else(|| format!("data_path is {name:?}, expected one of \"daemon\", \"direct\""))?;
         }
         if let Some(name) = file.congestion {
             config.congestion = CongestionSettings::from_name(&name).ok_or_else(|| {

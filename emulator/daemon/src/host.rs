@@ -1,10 +1,11 @@
 //! A host: its HCA, the engine thread that drives it, and the distribution of its events.
 
 use crate::client_memory::{AccessMonitor, ClientMemories};
-use crate::config::{Config, HostConfig};
+use crate::config::{Config, DataPath, HostConfig};
 use crate::messages::report;
 use crate::notification_queue::NotificationQueue;
 use crate::recording::Recordings;
+use crate::slots::HostSlots;
 use crate::start_error::StartError;
 use parking_lot::Mutex;
 use softhca_engine::{AckPolicy, ClientId, CqId, Event, Instant, Settings};
@@ -16,6 +17,7 @@ use softhca_udp::{
     DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, IcrcCheck, SharedDriver, SocketOptions,
     bind_free_host, bind_host,
 };
+use softhca_wire::QpnSlot;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -34,6 +36,8 @@ pub(crate) struct DaemonHost {
     pub access_monitor: Arc<AccessMonitor>,
     /// The page with the sleep flag of the engine thread, which clients map read-only.
     pub sleep_flag: OwnedFd,
+    /// The slots of processes with a direct data path, if the kernel supports them and the configuration permits.
+    pub slots: Option<Arc<HostSlots>>,
 }
 
 /// The driver of a host, for use by tasks.
@@ -205,7 +209,7 @@ impl DaemonHost {
                 false => bind_free_host(SocketOptions::default()).map_err(bind_error)?,
             },
         };
-        let settings = Settings {
+        let mut settings = Settings {
             recovery: config.recovery,
             foreign_recovery: config.foreign_recovery,
             foreign_window: config.foreign_window,
@@ -215,6 +219,16 @@ impl DaemonHost {
             seed: RandomState::new().hash_one(index),
             ..Settings::default()
         };
+        let is_central = config.fabric.is_some() || config.congestion.name().is_none();
+        let slots = match config.data_path == DataPath::Direct && !is_central {
+            true => HostSlots::new(&sockets, settings)
+                .inspect_err(|error| report!("no direct data path: the kernel does not share ports: {error}"))
+                .ok(),
+            false => None,
+        };
+        if slots.is_some() {
+            settings.qpn_slot = QpnSlot { number: 0, bits: QpnSlot::BITS };
+        }
         let device = HostDevice {
             name: host.name.clone(),
             device_name: format!("softhca{index}"),
@@ -246,7 +260,7 @@ impl DaemonHost {
         let policy = DrivePolicy::Thread { busy_poll: config.busy_poll };
         let driver =
             HostDriver(SharedDriver::start(driver, policy, SleepFlag::new(page.words(0, SleepFlag::WORDS)))?);
-        Ok(DaemonHost { device, driver, event_bus, access_monitor, sleep_flag })
+        Ok(DaemonHost { device, driver, event_bus, access_monitor, sleep_flag, slots })
     }
 
     /// Attaches the host to the network between the hosts.

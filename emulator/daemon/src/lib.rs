@@ -26,11 +26,12 @@ mod recording;
 mod server;
 mod session;
 mod signals;
+mod slots;
 mod stall_watchdog;
 mod start_error;
 mod state;
 
-pub use config::{ClientLimits, Config, ConfigError, HostConfig};
+pub use config::{ClientLimits, Config, ConfigError, DataPath, HostConfig};
 pub use mount_namespace::MountNamespace;
 pub use server::Daemon;
 pub use signals::{Signal, Signals};

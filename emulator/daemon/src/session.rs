@@ -226,13 +226,18 @@ impl Session {
                 let (client, response, mut passed) =
                     opened.inspect_err(|_| self.status.lock().host_name = None)?;
                 let (ours, theirs) = UnixStream::pair()?;
-                passed.insert(passed.len() - 1, theirs.into());
+                // After the eventfd and the sleep flag.
+                passed.insert(2, theirs.into());
                 let direct = ours.try_clone()?;
                 self.notification_socket = Some(ControlSocket::new(ours)?);
                 self.notifications.attach_socket(direct);
                 self.client = Some(client);
                 return Ok((response, passed));
             }
+            Request::OpenSendSocket { source } => match &mut self.client {
+                Some(client) => return client.open_send_socket(source),
+                None => return Err(CommandError::new(libc::ENODEV, "no device is open on this connection")),
+            },
             Request::Status => Response::Status(self.daemon.status()),
             Request::Counters { host } => {
                 let host = self.host(host)?;

@@ -10,7 +10,7 @@ use crate::table::Table;
 use crate::timers::Timers;
 use crate::{
     AccessError, AddressVector, AsyncEvent, ClientId, Context, Counters, CqId, DeviceLimits, Event, PdId,
-    PortState, Reason, Recovery, Settings, SrqId,
+    Peer, PortState, Reason, Recovery, Settings, SrqId,
 };
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -49,8 +49,8 @@ pub(crate) struct HcaState {
     pub payload_placed: bool,
     pub protection: Protection,
     pub counters: Counters,
-    /// Ports that do not respond at present: timers of their connections do not expire.
-    pub stalled_peers: BTreeSet<IpAddr>,
+    /// Peers that do not respond at present: timers of their connections do not expire.
+    pub stalled_peers: BTreeSet<Peer>,
     /// The windows of foreign peers.
     pub peer_windows: BTreeMap<IpAddr, PeerWindow>,
     pub completion_queues: Table<CompletionQueue>,

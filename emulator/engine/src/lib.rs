@@ -53,7 +53,7 @@ pub use recovery::Recovery;
 pub use settings::{AckPolicy, CmTimers, EndToEndCredits, PayloadMode, ResponseOrder, Settings};
 pub use time::Instant;
 
-pub use packet_batch::{PacketBatch, TransmitGate};
+pub use packet_batch::{PacketBatch, Peer, TransmitGate};
 pub use softhca_queue::{
     AddressVector, AhId, AsyncEvent, ClientId, CmChannelId, CmId, Command, Counters, CqId, DeviceLimits,
     MemoryWindowType, ModifyQp, PdId, PortState, QpAttributeMask, QpAttributes, QpCapabilities,

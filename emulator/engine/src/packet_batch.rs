@@ -1,19 +1,48 @@
 //! Packets that a driver sends at once, and the gate that admits them.
 
-use softhca_wire::{AddressHeaders, Qpn};
+use core::net::IpAddr;
+use softhca_wire::{AddressHeaders, Qpn, QpnSlot};
+
+/// The queue pairs of a remote process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Peer {
+    /// The address of its host.
+    pub address: IpAddr,
+    /// Its QPNs.
+    pub slot: QpnSlot,
+}
+
+impl Peer {
+    /// Whether the queue pair with this address and number is one of these.
+    pub fn contains(&self, address: IpAddr, qpn: Qpn) -> bool {
+        self.address == address && self.slot.contains(qpn)
+    }
+}
+
+/// All queue pairs of a host.
+impl From<IpAddr> for Peer {
+    fn from(address: IpAddr) -> Peer {
+        Peer { address, slot: QpnSlot::ALL }
+    }
+}
 
 /// Decides whether the driver may send to a destination now. A queue pair that may not send is blocked until
 /// [`crate::Hca::unblock`].
 pub trait TransmitGate {
-    /// The number of packets of up to `size` bytes, without IP headers, that may be sent with this addressing now.
-    /// Zero blocks the queue pair. A peer acknowledges the packets unless `is_unacknowledged`.
-    fn allowed_packets(&mut self, addressing: &AddressHeaders, size: usize, is_unacknowledged: bool)
-    -> usize;
+    /// The number of packets of up to `size` bytes, without IP headers, that may be sent to this queue pair with this
+    /// addressing now. Zero blocks the queue pair. A peer acknowledges the packets unless `is_unacknowledged`.
+    fn allowed_packets(
+        &mut self,
+        addressing: &AddressHeaders,
+        destination_qp: Qpn,
+        size: usize,
+        is_unacknowledged: bool,
+    ) -> usize;
 }
 
 /// Admits everything.
 impl TransmitGate for () {
-    fn allowed_packets(&mut self, _: &AddressHeaders, _: usize, _: bool) -> usize {
+    fn allowed_packets(&mut self, _: &AddressHeaders, _: Qpn, _: usize, _: bool) -> usize {
         usize::MAX
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{CongestionSettings, Recovery};
 use core::time::Duration;
-use softhca_wire::Mtu;
+use softhca_wire::{Mtu, QpnSlot};
 
 /// The number of ACKs that a responder sends.
 #[cfg_attr(
@@ -115,6 +115,8 @@ pub struct Settings {
     pub payload_mode: PayloadMode,
     /// Timing of the connection manager.
     pub cm: CmTimers,
+    /// The QPNs that the device gives out.
+    pub qpn_slot: QpnSlot,
     /// The seed of queue pair numbers and keys.
     pub seed: u64,
 }
@@ -134,6 +136,7 @@ impl Default for Settings {
             congestion: CongestionSettings::default(),
             payload_mode: PayloadMode::default(),
             cm: CmTimers::default(),
+            qpn_slot: QpnSlot::ALL,
             seed: 0,
         }
     }

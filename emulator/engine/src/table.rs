@@ -1,38 +1,68 @@
-//! A table of numbered resources. The lower bits of a number find the slot, a tag detects stale numbers.
+//! A table of numbered resources, which detects stale numbers.
 
 use alloc::collections::VecDeque;
+use alloc::vec;
 use alloc::vec::Vec;
+use softhca_wire::QpnSlot;
 
-/// Numbers have 24 bits: 16 bits of slot index and an 8-bit tag that changes when a slot is reused. Slots are reused
-/// oldest first, so that a stale number stays invalid as long as possible.
+/// Entries are reused oldest first, so that a stale number stays invalid as long as possible.
 pub(crate) struct Table<T> {
-    slots: Vec<Slot<T>>,
+    entries: Vec<Entry<T>>,
     free: VecDeque<u16>,
     limit: usize,
     live: usize,
     /// Numbers below are never given out.
     reserved: u16,
-    /// The exclusive or of a slot index and the lower 16 bits of its number: who does not know it cannot tell which
-    /// numbers are in use.
-    mask: u16,
+    numbering: Numbering,
 }
 
-struct Slot<T> {
-    tag: u8,
+/// How numbers, of 24 bits, are given out and found.
+enum Numbering {
+    /// 16 bits of index and an 8-bit tag that changes when an entry is reused. The mask is the exclusive or of an index
+    /// and the lower 16 bits of its number: who does not know it cannot tell which numbers are in use.
+    Tagged { mask: u16 },
+    /// The numbers of a slot in turn, so that each is used again as late as possible.
+    Cyclic {
+        /// The first number of the slot.
+        base: u32,
+        /// The number that was given out last, less `base`.
+        last: u32,
+        /// The entry of each number, or [`UNUSED`].
+        indices: Vec<u16>,
+    },
+}
+
+const UNUSED: u16 = u16::MAX;
+
+struct Entry<T> {
+    /// The number of the value, or the next tag in its upper bits.
+    number: u32,
     value: Option<T>,
 }
 
 impl<T> Table<T> {
     /// Creates a table of at most `limit` entries with numbers from `reserved` on.
     pub fn new(limit: usize, reserved: u16) -> Table<T> {
-        let slots = (0..reserved).map(|_| Slot { tag: 0, value: None }).collect();
+        let entries = (0..reserved).map(|_| Entry { number: 0, value: None }).collect();
         let limit = limit.min(usize::from(u16::MAX - reserved));
-        Table { slots, free: VecDeque::new(), limit, live: 0, reserved, mask: 0 }
+        let numbering = Numbering::Tagged { mask: 0 };
+        Table { entries, free: VecDeque::new(), limit, live: 0, reserved, numbering }
     }
 
     /// The same table, with numbers that start at an unpredictable one.
     pub fn with_mask(self, mask: u16) -> Table<T> {
-        Table { mask, ..self }
+        Table { numbering: Numbering::Tagged { mask }, ..self }
+    }
+
+    /// The same table, with the numbers of a slot from `start` on, which should be unpredictable too.
+    pub fn with_slot(self, slot: QpnSlot, start: u32) -> Table<T> {
+        let size = 1 << (24 - slot.bits);
+        let numbering = Numbering::Cyclic {
+            base: u32::from(slot.number) * size,
+            last: start % size,
+            indices: vec![UNUSED; size as usize],
+        };
+        Table { numbering, limit: self.limit.min(size as usize - usize::from(self.reserved)), ..self }
     }
 
     pub fn len(&self) -> usize {
@@ -52,78 +82,102 @@ impl<T> Table<T> {
         let index = match self.free.pop_front() {
             Some(index) => index,
             None => {
-                self.slots.push(Slot { tag, value: None });
-                (self.slots.len() - 1) as u16
+                self.entries.push(Entry { number: u32::from(tag) << 16, value: None });
+                (self.entries.len() - 1) as u16
             }
         };
-        let slot = &mut self.slots[usize::from(index)];
-        // The multicast QPN is all ones, so that a tag must not be.
-        slot.tag &= 0x7f;
-        let low = index ^ self.mask;
-        if slot.tag == 0 && low < self.reserved {
-            slot.tag = 1;
-        }
-        let number = u32::from(slot.tag) << 16 | u32::from(low);
-        slot.value = Some(make(number));
+        let entry = &mut self.entries[usize::from(index)];
+        entry.number = match &mut self.numbering {
+            Numbering::Tagged { mask } => {
+                // The multicast QPN is all ones, so that a tag must not be.
+                let (mut tag, low) = (entry.number >> 16 & 0x7f, index ^ *mask);
+                if tag == 0 && low < self.reserved {
+                    tag = 1;
+                }
+                tag << 16 | u32::from(low)
+            }
+            Numbering::Cyclic { base, last, indices } => {
+                let size = indices.len() as u32;
+                let mut next = (*last + 1) % size;
+                while *base + next < self.reserved.into() || indices[next as usize] != UNUSED {
+                    next = (next + 1) % size;
+                }
+                *last = next;
+                indices[next as usize] = index;
+                *base + next
+            }
+        };
+        entry.value = Some(make(entry.number));
         self.live += 1;
-        Some(number)
+        Some(entry.number)
     }
 
-    /// Adds an entry with a given number, if that is free. If it is the first, all numbers follow without a mask.
+    /// Adds an entry with a given number, if that is free. If it is the first, all numbers follow without a mask. A
+    /// table with the numbers of a slot does not support it.
     pub fn insert_at(&mut self, number: u32, make: impl FnOnce(u32) -> T) -> Option<u32> {
-        if self.slots.len() == usize::from(self.reserved) {
-            self.mask = 0;
+        let Numbering::Tagged { mask } = &mut self.numbering else { return None };
+        if self.entries.len() == usize::from(self.reserved) {
+            *mask = 0;
         }
-        let (index, tag) = (number as u16 ^ self.mask, (number >> 16) as u8);
-        if usize::from(index) >= self.slots.len() {
-            let fresh = self.slots.len() as u16..index;
+        let index = number as u16 ^ *mask;
+        if usize::from(index) >= self.entries.len() {
+            let fresh = self.entries.len() as u16..index;
             self.free.extend(fresh);
-            self.slots.resize_with(usize::from(index) + 1, || Slot { tag: 0, value: None });
+            self.entries.resize_with(usize::from(index) + 1, || Entry { number: 0, value: None });
         } else {
             self.free.retain(|free| *free != index);
         }
-        let slot = &mut self.slots[usize::from(index)];
-        if slot.value.is_some() {
+        let entry = &mut self.entries[usize::from(index)];
+        if entry.value.is_some() {
             return None;
         }
-        slot.tag = tag;
-        slot.value = Some(make(number));
+        entry.number = number;
+        entry.value = Some(make(number));
         self.live += 1;
         Some(number)
     }
 
+    /// The index of the entry that may have this number.
     #[inline]
-    fn slot(&self, number: u32) -> Option<&Slot<T>> {
-        let index = number as u16 ^ self.mask;
-        self.slots.get(usize::from(index)).filter(|slot| u32::from(slot.tag) == number >> 16)
+    fn index(&self, number: u32) -> usize {
+        match &self.numbering {
+            Numbering::Tagged { mask } => usize::from(number as u16 ^ mask),
+            Numbering::Cyclic { base, indices, .. } => {
+                let number = number.wrapping_sub(*base) as usize;
+                indices.get(number).copied().unwrap_or(UNUSED).into()
+            }
+        }
     }
 
     #[inline]
     pub fn get(&self, number: u32) -> Option<&T> {
-        self.slot(number)?.value.as_ref()
+        let entry = self.entries.get(self.index(number))?;
+        if entry.number == number { entry.value.as_ref() } else { None }
     }
 
     #[inline]
     pub fn get_mut(&mut self, number: u32) -> Option<&mut T> {
-        let slot = self.slots.get_mut(usize::from(number as u16 ^ self.mask))?;
-        if u32::from(slot.tag) == number >> 16 { slot.value.as_mut() } else { None }
+        let index = self.index(number);
+        let entry = self.entries.get_mut(index)?;
+        if entry.number == number { entry.value.as_mut() } else { None }
     }
 
     pub fn remove(&mut self, number: u32) -> Option<T> {
-        let index = number as u16 ^ self.mask;
-        let slot = self.slots.get_mut(usize::from(index)).filter(|s| u32::from(s.tag) == number >> 16)?;
-        let value = slot.value.take()?;
-        slot.tag = slot.tag.wrapping_add(1);
-        self.free.push_back(index);
+        let index = self.index(number);
+        let entry = self.entries.get_mut(index).filter(|entry| entry.number == number)?;
+        let value = entry.value.take()?;
+        match &mut self.numbering {
+            Numbering::Tagged { .. } => entry.number = entry.number.wrapping_add(1 << 16) & 0xff_ffff,
+            Numbering::Cyclic { base, indices, .. } => indices[(number - *base) as usize] = UNUSED,
+        }
+        self.free.push_back(index as u16);
         self.live -= 1;
         Some(value)
     }
 
-    /// All entries with their numbers, in slot order.
+    /// All entries with their numbers, in the order of entries.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        self.slots.iter().enumerate().filter_map(|(index, slot)| {
-            Some((u32::from(slot.tag) << 16 | u32::from(index as u16 ^ self.mask), slot.value.as_ref()?))
-        })
+        self.entries.iter().filter_map(|entry| Some((entry.number, entry.value.as_ref()?)))
     }
 
     /// The numbers of the entries that match `wanted`.
@@ -137,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reused_slot_has_a_new_number_and_the_old_number_is_invalid() {
+    fn a_reused_entry_has_a_new_number_and_the_old_number_is_invalid() {
         let mut table = Table::new(2, 2);
         let a = table.insert(5, |number| number).unwrap();
         assert_eq!(table.get(a), Some(&a));
@@ -165,6 +219,31 @@ mod tests {
                 assert_eq!(table.remove(number), Some(number));
             }
             assert_eq!((table.len(), table.iter().count()), (0, 0));
+        }
+    }
+
+    #[test]
+    fn the_numbers_of_a_slot_are_used_in_turn_and_wrap() {
+        for number in [0, 1, 300] {
+            let slot = QpnSlot { number, bits: QpnSlot::BITS };
+            let mut table = Table::new(40_000, 2).with_slot(slot, 0x7ffd);
+            let kept = table.insert(0, |number| number).unwrap();
+            assert_eq!(kept, u32::from(number) << 15 | 0x7ffe);
+            let mut seen = Vec::new();
+            for _ in 0..40_000 {
+                let next = table.insert(0, |number| number).unwrap();
+                assert!(next >= 2 && slot.contains(softhca_wire::Qpn::new(next)) && next != kept);
+                assert_eq!(table.get(next), Some(&next));
+                assert_eq!(table.remove(next), Some(next));
+                assert!(table.get(next).is_none() && table.remove(next).is_none());
+                seen.push(next);
+            }
+            let size = seen.iter().skip(1).position(|next| *next == seen[0]).unwrap() + 1;
+            assert_eq!(size, if number == 0 { 32_765 } else { 32_767 }, "every other number comes first");
+            assert_eq!(table.get(kept), Some(&kept));
+            while table.insert(0, |number| number).is_some() {}
+            assert_eq!(table.len(), 32_766);
+            assert_eq!(table.get(kept ^ 0x10_0000), None);
         }
     }
 

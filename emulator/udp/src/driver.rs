@@ -14,7 +14,9 @@ use crate::entropy::FlowSockets;
 use crate::fault_injector::FaultInjector;
 use crate::host_network::{HostNetwork, HostPort};
 use crate::system::WakeSet;
-use crate::{Entropy, HostSockets, LinkControl, LinkSecret, Loopback, ReceiveMemory, grant_budget};
+use crate::{
+    Entropy, HostSockets, LinkControl, LinkSecret, Loopback, OpenSendSocket, ReceiveMemory, grant_budget,
+};
 use engine::Engine;
 use link::Port;
 use receive::Receiver;
@@ -97,6 +99,7 @@ impl<M: Memory> Driver<M> {
             control.allow_slack(PACING_SLACK);
         }
         let mut links = LinkControl::new(incarnation, LinkSecret::from_system(), grant_budget(buffer), 0);
+        links.set_slot(settings.qpn_slot);
         if options.loopback == Loopback::Internal {
             links.set_internal_addresses(sockets.by_address().map(HostSockets::address));
         }
@@ -155,6 +158,11 @@ impl<M: Memory> Driver<M> {
     pub fn receive_memory(&self) -> io::Result<[ReceiveMemory; 2]> {
         let sockets = self.sockets();
         Ok([sockets.roce.receive_memory()?, sockets.link.receive_memory()?])
+    }
+
+    /// Opens sockets that send to processes which share an address by `open`, in the network namespace of the host.
+    pub fn set_send_socket_source(&mut self, open: OpenSendSocket) {
+        self.port.send_sockets.open = Some(open);
     }
 
     /// The memory behind memory regions.
@@ -312,8 +320,8 @@ impl<M: Memory> Driver<M> {
         if engine.hca.has_pending_transmit() || self.needs_poll {
             return Some(Duration::ZERO);
         }
-        if let Some(batch) = transmitter.pending()
-            && port.is_granted(batch, now)
+        if let Some((batch, peer)) = transmitter.pending()
+            && port.is_granted(batch, peer, now)
         {
             // The send buffer is full; on loopback it empties within microseconds.
             return Some(Duration::from_micros(20));
@@ -323,7 +331,7 @@ impl<M: Memory> Driver<M> {
             engine.hca.next_timeout().map(Instant::nanos),
             port.links.next_timeout(),
             port.pauses.next_timeout(),
-            faults.and_then(|faults| faults.next_timeout(|peer| port.is_blocked_on_grant(peer))),
+            faults.and_then(|faults| faults.next_timeout(|frame| port.is_blocked_on_grant(frame))),
             receiver.next_timeout(),
             port.network.as_ref().and_then(HostPort::next_timeout).map(|wait| now + wait),
         ];

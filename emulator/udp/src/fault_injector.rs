@@ -6,7 +6,6 @@ use softhca_fabric::{
     NetworkEvent, Rule, Seed,
 };
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 
 /// A link, and the frames that it delays.
 pub(crate) struct FaultInjector {
@@ -103,8 +102,8 @@ impl FaultInjector {
     }
 
     /// When the next frame leaves the link. A frame whose destination `is_blocked` has no time of its own.
-    pub fn next_timeout(&self, is_blocked: impl Fn(IpAddr) -> bool) -> Option<u64> {
-        let first = self.output.iter().next().filter(|(_, frame)| !is_blocked(frame.addressing.destination));
+    pub fn next_timeout(&self, is_blocked: impl Fn(&Frame) -> bool) -> Option<u64> {
+        let first = self.output.iter().next().filter(|(_, frame)| !is_blocked(frame));
         [first.map(|((at, _), _)| *at), self.link.next_timeout()].into_iter().flatten().min()
     }
 }

@@ -99,7 +99,7 @@ impl BindError {
 }
 
 /// The receive buffer of the link control socket: the kernel's default limit for unprivileged processes.
-const LINK_CONTROL_RECEIVE_BUFFER: usize = 212_992;
+pub(crate) const LINK_CONTROL_RECEIVE_BUFFER: usize = 212_992;
 
 /// The two sockets of a host, or four if it has an IPv4 and an IPv6 address.
 #[derive(Debug)]
@@ -120,12 +120,20 @@ impl HostSockets {
         // Link control first: a peer that finds it missing takes the port for a foreign one.
         let link = bind(LINK_PORT, SocketOptions { receive_buffer: LINK_CONTROL_RECEIVE_BUFFER, ..options })?;
         let roce = bind(ROCE_PORT, options)?;
-        let interface = interface_of(address);
+        Ok(HostSockets::from_parts(roce, link, interface_of(address), None))
+    }
+
+    pub(crate) fn from_parts(
+        roce: RoceSocket,
+        link: RoceSocket,
+        interface: Option<Interface>,
+        ipv6: Option<HostSockets>,
+    ) -> HostSockets {
         if let Some(interface) = &interface {
             // If this fails, joining a group fails too, and the caller gets that error.
             let _ = roce.set_multicast_interface(interface);
         }
-        Ok(HostSockets { roce, link, interface, ipv6: None })
+        HostSockets { roce, link, interface, ipv6: ipv6.map(Box::new) }
     }
 
     /// Gives up the link control port: peers take this host for a foreign one, such as rxe.

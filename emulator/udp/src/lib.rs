@@ -20,6 +20,7 @@ mod pauses;
 pub mod raw;
 mod reorder;
 mod shared_driver;
+mod slots;
 mod socket;
 mod system;
 
@@ -34,6 +35,7 @@ pub use host_network::{HostNetwork, HostNetworkError};
 pub use link::{LinkChange, LinkControl, LinkEvent, LinkSecret, PeerPort, PeerState, UnreachablePort};
 pub use loopback::Loopback;
 pub use shared_driver::{DrivePolicy, SharedDriver};
+pub use slots::{OpenSendSocket, SlotGroup};
 pub use socket::{
     MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, NetworkError, NetworkErrorCause, ReceiveMemory, RoceSocket,
     Segmentation, SendError, SocketOptions,

@@ -14,11 +14,11 @@ mod secret;
 use crate::grant::{GRANT_LEASE, GrantIssuer};
 use peer::PeerLink;
 pub use secret::LinkSecret;
-use softhca_engine::LinkReject;
-use softhca_wire::ROCE_PORT;
+use softhca_engine::{LinkReject, Peer};
 use softhca_wire::link_control::{
     Body, ExchangeKind, FrameOrder, Heartbeat, Hello, Incarnation, Message, Pause, Slots, Token,
 };
+use softhca_wire::{Qpn, QpnSlot, ROCE_PORT};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
@@ -133,8 +133,12 @@ pub enum UnreachablePort {
 pub struct LinkControl {
     incarnation: Incarnation,
     secret: LinkSecret,
+    /// The QPNs of this port.
+    slot: QpnSlot,
     dead_after: u64,
     peers: BTreeMap<PeerPort, PeerLink>,
+    /// The senders that share their address, by the port that they send from.
+    senders: BTreeMap<(IpAddr, u16), PeerPort>,
     grant_issuer: GrantIssuer,
     /// Addresses of this port whose traffic stays inside the HCA, without a link.
     internal_addresses: Vec<IpAddr>,
@@ -162,8 +166,10 @@ impl LinkControl {
         LinkControl {
             incarnation,
             secret,
+            slot: QpnSlot::ALL,
             dead_after: Self::DEAD_AFTER,
             peers: BTreeMap::new(),
+            senders: BTreeMap::new(),
             grant_issuer: GrantIssuer::new(budget, now),
             internal_addresses: Vec::new(),
             is_disabled: false,
@@ -177,6 +183,45 @@ impl LinkControl {
         }
     }
 
+    /// Makes this the port of one process of a host.
+    pub fn set_slot(&mut self, slot: QpnSlot) {
+        self.slot = slot;
+    }
+
+    /// The QPNs of this port.
+    pub fn slot(&self) -> QpnSlot {
+        self.slot
+    }
+
+    /// How many high bits of the QPNs at an address are the slot, as slot 0 of the host has announced. Until then
+    /// every QPN there counts as one of slot 0.
+    pub fn slot_bits(&self, address: IpAddr) -> u8 {
+        self.peers.get(&address.into()).map_or(0, |peer| peer.slot_bits)
+    }
+
+    /// The port of the process with this queue pair.
+    pub fn port_of(&self, address: IpAddr, qpn: Qpn) -> PeerPort {
+        PeerPort { address, slot: QpnSlot::of(qpn, self.slot_bits(address)).number }
+    }
+
+    /// The port that sends from this address and UDP port.
+    pub fn sender(&self, address: IpAddr, source_port: u16) -> PeerPort {
+        match source_port {
+            ROCE_PORT => address.into(),
+            _ => self.senders.get(&(address, source_port)).copied().unwrap_or(address.into()),
+        }
+    }
+
+    /// The queue pairs of a port.
+    pub fn queue_pairs_of(&self, port: PeerPort) -> Peer {
+        let bits = match port.slot {
+            0 => self.slot_bits(port.address),
+            // Slot 0 may be unknown.
+            _ => self.peers.get(&port).map_or(0, |peer| peer.slot_bits),
+        };
+        Peer { address: port.address, slot: QpnSlot { number: port.slot, bits } }
+    }
+
     /// Treats every peer as a foreign one, and sends and accepts no messages.
     pub fn disable(&mut self) {
         self.is_disabled = true;
@@ -187,14 +232,14 @@ impl LinkControl {
         self.dead_after = nanoseconds.max(2 * GRANT_LEASE);
     }
 
-    /// Keeps traffic to these addresses, the port's own, inside the HCA: no link and no grants.
+    /// Keeps traffic of the port to itself inside the HCA, at these addresses: no link and no grants.
     pub fn set_internal_addresses(&mut self, addresses: impl IntoIterator<Item = IpAddr>) {
         self.internal_addresses.extend(addresses);
     }
 
-    /// Whether traffic to an address stays inside the HCA.
-    pub fn is_internal(&self, address: IpAddr) -> bool {
-        self.internal_addresses.contains(&address)
+    /// Whether traffic to a port stays inside the HCA.
+    pub fn is_internal(&self, port: PeerPort) -> bool {
+        port.slot == self.slot.number && self.internal_addresses.contains(&port.address)
     }
 
     /// From now on a fault rule sends frames out of PSN order. No frame leaves before its peer has been informed.
@@ -231,7 +276,7 @@ impl LinkControl {
 
     /// The peer, inserted if it is new; `None` if there are too many, or if the address is internal.
     fn peer_or_insert(&mut self, peer: PeerPort, now: u64) -> Option<&mut PeerLink> {
-        if self.is_internal(peer.address) {
+        if self.is_internal(peer) {
             return None;
         }
         if self.peers.len() >= MAX_PEERS && !self.peers.contains_key(&peer) {
@@ -242,6 +287,7 @@ impl LinkControl {
             let removed = *oldest?.0;
             self.grant_issuer.remove_sender(removed, now);
             let link = self.peers.remove(&removed).expect("the peer was just found");
+            self.senders.retain(|_, sender| *sender != removed);
             // Neither this peer nor its successor may see an earlier incarnation of this port again.
             self.incarnation = self.incarnation.max(link.local_incarnation.next());
         }
@@ -332,7 +378,7 @@ impl LinkControl {
     /// Sends a priority flow control frame once, merged with one that is still pending. A frame to the port itself
     /// takes effect at once.
     pub fn send_pause(&mut self, peer: PeerPort, pause: Pause, now: u64) {
-        if self.is_internal(peer.address) {
+        if self.is_internal(peer) {
             self.emit(peer, LinkChange::PauseReceived(pause));
         } else if let Some(peer) = self.peer_or_insert(peer, now) {
             peer.pending_pause.get_or_insert_default().merge(&pause);
@@ -391,7 +437,8 @@ impl LinkControl {
     /// Processes a link control message. A rejected message changes nothing.
     pub fn on_message(&mut self, from: IpAddr, message: &Message, now: u64) -> Result<(), LinkReject> {
         let from = PeerPort { address: from, slot: message.slots.source };
-        if message.slots.destination != 0 || self.is_internal(from.address) || self.is_disabled {
+        let is_for_other = message.slots.destination != self.slot.number;
+        if is_for_other || self.is_internal(from) || self.is_disabled {
             return Err(LinkReject::NoSuchPort);
         }
         let is_authentic = message.token == Some(self.secret.token(from));
@@ -476,7 +523,7 @@ impl LinkControl {
             // A reply names the incarnation of the peer that this port knows, not the one that asks.
             receiver: receiver.filter(|_| known.is_some_and(|peer| peer.remote_incarnation == receiver)),
             token,
-            slots: slots(to),
+            slots: self.slots(to),
             frame_order: self.transmit_order,
             body: Body::Hello(self.hello(to, exchange)),
         };
@@ -521,6 +568,7 @@ impl LinkControl {
         peer.remote_incarnation = Some(message.sender);
         peer.remote_budget = hello.budget;
         peer.remote_order = message.frame_order;
+        peer.slot_bits = message.slots.bits;
         peer.supports_link_control = true;
         peer.hello_interval = MIN_HELLO_INTERVAL;
         peer.silent_for = 0;
@@ -528,6 +576,10 @@ impl LinkControl {
         peer.last_used_at = now;
         peer.heartbeat_due = true;
         peer.next_heartbeat_at = now + HEARTBEAT_INTERVAL;
+        if from.slot != 0 {
+            self.senders.retain(|_, sender| *sender != from);
+            self.senders.insert((from.address, message.slots.source_port), from);
+        }
         if restarted {
             self.grant_issuer.remove_sender(from, now);
             self.emit(from, LinkChange::Restarted);
@@ -636,7 +688,8 @@ impl LinkControl {
         if let Some((address, grant)) = self.grant_issuer.transmit(now)
             && let Some(peer) = self.peers.get(&address)
         {
-            return Some((address, peer.message(slots(address), self.transmit_order, Body::Grant(grant))));
+            let slots = self.slots(address);
+            return Some((address, peer.message(slots, self.transmit_order, Body::Grant(grant))));
         }
         if let Some(answer) = self.answers.pop_front() {
             return Some(answer);
@@ -644,7 +697,7 @@ impl LinkControl {
         if !self.has_pending_messages || self.is_disabled {
             return None;
         }
-        let LinkControl { peers, secret, grant_issuer, transmit_order, .. } = self;
+        let LinkControl { peers, secret, grant_issuer, transmit_order, slot, .. } = self;
         for (address, peer) in peers {
             if let Some(mut body) = peer.next_message(now) {
                 match &mut body {
@@ -654,11 +707,15 @@ impl LinkControl {
                     Body::Heartbeat(heartbeat) => heartbeat.returned = grant_issuer.returned(*address),
                     _ => {}
                 }
-                return Some((*address, peer.message(slots(*address), *transmit_order, body)));
+                return Some((*address, peer.message(slots(*slot, *address), *transmit_order, body)));
             }
         }
         self.has_pending_messages = false;
         None
+    }
+
+    fn slots(&self, peer: PeerPort) -> Slots {
+        slots(self.slot, peer)
     }
 
     /// The oldest unread change.
@@ -667,7 +724,7 @@ impl LinkControl {
     }
 }
 
-/// The slots of a link to `peer`: this port serves its host alone and sends from the RoCE port.
-fn slots(peer: PeerPort) -> Slots {
-    Slots { source: 0, destination: peer.slot, bits: 0, source_port: ROCE_PORT }
+/// The slots of a link to `peer`. The driver sets the port that it sends from.
+fn slots(own: QpnSlot, peer: PeerPort) -> Slots {
+    Slots { source: own.number, destination: peer.slot, bits: own.bits, source_port: ROCE_PORT }
 }

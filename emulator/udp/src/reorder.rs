@@ -6,7 +6,7 @@
 
 use softhca_wire::{AddressHeaders, Bth, Qpn};
 use std::collections::{BTreeMap, VecDeque};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// How long a frame waits for its predecessors.
 const REORDER_TIMEOUT: u64 = 1_000_000;
@@ -115,9 +115,14 @@ impl ReorderBuffer {
         self.flows.values().map(|flow| flow.waiting_since + REORDER_TIMEOUT).min()
     }
 
-    /// Drops the frames of a dead peer.
-    pub fn remove_peer(&mut self, peer: IpAddr) {
-        self.flows.retain(|key, _| key.peer != peer);
+    /// Drops the frames of a dead peer: those that came from its address and port.
+    pub fn remove_peer(&mut self, is_peer: impl Fn(SocketAddr) -> bool) {
+        self.flows.retain(|_, flow| {
+            let first = flow.frames.front().map(|frame| &frame.addressing);
+            !first.is_some_and(|addressing| {
+                is_peer(SocketAddr::new(addressing.source, addressing.source_port))
+            })
+        });
     }
 }
 
@@ -257,7 +262,7 @@ mod tests {
     fn frames_of_a_dead_peer_are_dropped() {
         let mut receiver = Receiver::default();
         receiver.arrive(7, 0);
-        receiver.reorder_buffer.remove_peer(PEER);
+        receiver.reorder_buffer.remove_peer(|source| source.ip() == PEER);
         assert!(receiver.reorder_buffer.is_empty());
     }
 

@@ -9,7 +9,7 @@ use socket2::{Domain, InterfaceIndexOrAddress, Protocol, Socket, Type};
 use softhca_wire::ROCE_PORT;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use thiserror::Error;
 
 /// The most datagrams in one batch; older kernels refuse more.
@@ -109,6 +109,19 @@ pub struct RoceSocket {
 impl RoceSocket {
     /// Binds `address` exclusively. With port zero the kernel chooses one.
     pub fn bind(address: SocketAddr, options: SocketOptions) -> Result<RoceSocket, BindError> {
+        RoceSocket::bind_with(address, options, false)
+    }
+
+    /// Binds an address that another socket of this user has and shares.
+    pub(crate) fn bind_shared(address: SocketAddr, options: SocketOptions) -> Result<RoceSocket, BindError> {
+        RoceSocket::bind_with(address, options, true)
+    }
+
+    fn bind_with(
+        address: SocketAddr,
+        options: SocketOptions,
+        is_shared: bool,
+    ) -> Result<RoceSocket, BindError> {
         let other = |source| BindError::Other { address, source };
         let socket =
             Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP)).map_err(other)?;
@@ -118,10 +131,34 @@ impl RoceSocket {
         }
         let offload = system::configure(&socket, address.is_ipv6(), options.receive_buffer).map_err(other)?;
         let receive_buffer = socket.recv_buffer_size().map_err(other)?;
+        if is_shared {
+            socket.set_reuse_port(true).map_err(other)?;
+        }
         socket.bind(&address.into()).map_err(|source| BindError::from_io(address, source))?;
         let local = socket.local_addr().map_err(other)?.as_socket().unwrap_or(address);
         let segmentation = if offload { options.segmentation } else { Segmentation::PerDatagram };
         Ok(RoceSocket { socket, local, segmentation, receive_buffer })
+    }
+
+    /// Lets other sockets of this user bind the same port.
+    pub(crate) fn share_port(&self) -> io::Result<()> {
+        self.socket.set_reuse_port(true)
+    }
+
+    /// A socket that another process has bound.
+    pub fn adopt(descriptor: OwnedFd) -> io::Result<RoceSocket> {
+        let socket = Socket::from(descriptor);
+        let unbound = || io::Error::new(io::ErrorKind::InvalidInput, "the socket is not bound to an IP address");
+        let local = socket.local_addr()?.as_socket().ok_or_else(unbound)?;
+        let receive_buffer = socket.recv_buffer_size()?;
+        let segmentation =
+            if system::supports_gso(&socket) { Segmentation::Gso } else { Segmentation::PerDatagram };
+        Ok(RoceSocket { socket, local, segmentation, receive_buffer })
+    }
+
+    /// Keeps datagrams apart that arrive together.
+    pub(crate) fn disable_gro(&self) {
+        system::disable_gro(&self.socket);
     }
 
     /// A socket that receives from a multicast group on an interface, together with all other sockets of the group.

@@ -1,15 +1,17 @@
 //! Events of connection management that the daemon brought, until the application takes them.
 
+use crate::Error;
+use crate::backend::Result;
 use crate::notifier::Notifier;
 use parking_lot::Mutex;
-use softhca_engine::{CmChannelId, CmId};
-use softhca_queue::cm::{Event, EventType};
+use softhca_engine::{CmChannelId, CmId, Reply};
+use softhca_queue::cm::{self, Event, EventType};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// What waits, by channel.
 #[derive(Default)]
-pub(super) struct CmEventQueue {
+pub(crate) struct CmEventQueue {
     state: Mutex<State>,
 }
 
@@ -26,6 +28,41 @@ struct ChannelQueue {
 }
 
 impl CmEventQueue {
+    /// Executes a call to the connection manager of the daemon by `request`. The daemon sends events as they occur, so
+    /// that taking one needs no request.
+    pub fn execute(
+        &self,
+        command: cm::Command,
+        is_alive: bool,
+        request: impl Fn(cm::Command) -> Result<Reply>,
+    ) -> Result<Reply> {
+        let mut orphaned = Vec::new();
+        match &command {
+            cm::Command::GetEvent(channel) => {
+                let (event, left) = self.pop(*channel);
+                if event.is_none() && !is_alive {
+                    return Err(Error::DeviceGone { why: "it closed the connection".into() });
+                }
+                return Ok(Reply::Cm(cm::Reply::Event(event, left)));
+            }
+            cm::Command::MigrateId { id, channel } => self.migrate_id(*id, *channel),
+            cm::Command::DestroyId(id) => orphaned = self.remove_id(*id),
+            cm::Command::DestroyEventChannel(channel) => orphaned = self.remove_channel(*channel),
+            _ => {}
+        }
+        let is_channel = matches!(command, cm::Command::DestroyEventChannel(_));
+        let reject = |ids: Vec<CmId>| {
+            // Connect requests that the application has not taken and nobody will answer.
+            ids.into_iter().for_each(|id| drop(request(cm::Command::DestroyId(id))));
+        };
+        if is_channel {
+            reject(std::mem::take(&mut orphaned));
+        }
+        let result = request(command);
+        reject(orphaned);
+        result
+    }
+
     pub fn add_channel(&self, channel: CmChannelId, news: Arc<Notifier>) {
         self.state.lock().channels.insert(channel, ChannelQueue { notifier: news, events: VecDeque::new() });
     }

@@ -3,9 +3,11 @@
 mod cm_event_queue;
 mod connection;
 mod control;
+mod direct;
 mod orphaned_rings;
 
 pub use control::{DaemonControl, HostAsyncEvent};
+pub(crate) use direct::DirectHost;
 pub use softhca_queue::control::{ClientStatus, DaemonStatus, FabricPort, HostDevice, HostStatus};
 
 use crate::async_events::AsyncEventQueue;
@@ -20,12 +22,12 @@ use connection::{ControlConnection, ControlSocket, NotificationHandler};
 use control::{daemon_name, unexpected_reply};
 use orphaned_rings::{OrphanedRings, QueuePairRings};
 use parking_lot::Mutex;
-use softhca_engine::{AsyncEvent, CmChannelId, CmId, Command, Counters, CqId, DeviceLimits, Instant, Reply};
+use softhca_engine::{AsyncEvent, CmChannelId, Command, Counters, CqId, DeviceLimits, Instant, Reply};
 use softhca_fabric::{Flow, Rule, RuleCounters};
 use softhca_queue::control::{
-    self as protocol, HOST_VARIABLE, Notification, RegionBacking, Request, Response, SharedRange,
+    self as protocol, DirectPath, HOST_VARIABLE, Notification, RegionBacking, Request, Response, SharedRange,
 };
-use softhca_queue::{DoorbellProducer, MapMode, SendProducer, SharedMemory, SharedWords, SleepFlag, cm};
+use softhca_queue::{DoorbellProducer, MapMode, SendProducer, SharedMemory, SharedWords, SleepFlag};
 use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -45,9 +47,14 @@ impl Device {
     /// The device of a host of a daemon, both by name. `None` is as in [`Device::daemon`].
     pub fn daemon_host(daemon: Option<&str>, host: Option<&str>) -> Result<Device> {
         let host = host.map(String::from).or_else(|| std::env::var(HOST_VARIABLE).ok());
-        let backend = DaemonBackend::open(ControlSocket::connect(&daemon_name(daemon))?, host)?;
-        let address = backend.host.address;
-        Ok(Device::new(DeviceBackend::Daemon(Arc::new(backend)), address))
+        let mut socket = ControlSocket::connect(&daemon_name(daemon))?;
+        let opened = OpenedHost::open(&mut socket, host)?;
+        let address = opened.host.address;
+        let backend = match opened.direct {
+            Some(_) => DeviceBackend::Embedded(Arc::new(direct::open(socket, opened)?)),
+            None => DeviceBackend::Daemon(Arc::new(DaemonBackend::new(socket, opened)?)),
+        };
+        Ok(Device::new(backend, address))
     }
 
     /// The devices of a daemon. Without a name, of the daemon in `SOFTHCA_DAEMON` or the default one.
@@ -109,19 +116,40 @@ pub(crate) struct DaemonBackend {
     registered_ranges: Mutex<BTreeMap<RemoteKey, RegisteredRange>>,
 }
 
-impl DaemonBackend {
-    fn open(mut socket: ControlSocket, host: Option<String>) -> Result<DaemonBackend> {
-        let system = |what| move |source| Error::System { what, source };
+/// What the daemon replied when this process opened the device of a host.
+struct OpenedHost {
+    host: HostDevice,
+    gids: Vec<Gid>,
+    doorbell_slots: u32,
+    direct: Option<DirectPath>,
+    /// The eventfd that wakes the engine thread, the page with its sleep flag, the notification socket, the doorbells.
+    descriptors: [OwnedFd; 4],
+    /// The sockets of the slot of a process with a direct data path.
+    sockets: Vec<OwnedFd>,
+}
+
+impl OpenedHost {
+    fn open(socket: &mut ControlSocket, host: Option<String>) -> Result<OpenedHost> {
         // Gives the daemon access to this process where the kernel would deny it.
         let memory = File::options().read(true).write(true).open("/proc/self/mem").ok();
         let passed: Vec<BorrowedFd<'_>> = memory.iter().map(|memory| memory.as_fd()).collect();
-        let (response, descriptors) = socket.call(&Request::Open { host }, &passed)?;
-        let Response::Opened { host, gids, doorbell_slots } = response else {
+        let (response, mut descriptors) = socket.call(&Request::Open { host }, &passed)?;
+        let Response::Opened { host, gids, doorbell_slots, direct } = response else {
             return Err(unexpected_reply(&response));
         };
-        let Ok([waker, asleep, notifications, page]) = <[OwnedFd; 4]>::try_from(descriptors) else {
+        let sockets = descriptors.split_off(descriptors.len().min(4));
+        let Ok(descriptors) = <[OwnedFd; 4]>::try_from(descriptors) else {
             return Err(Error::DeviceGone { why: "it did not pass its descriptors".into() });
         };
+        Ok(OpenedHost { host, gids, doorbell_slots, direct, descriptors, sockets })
+    }
+}
+
+impl DaemonBackend {
+    fn new(socket: ControlSocket, opened: OpenedHost) -> Result<DaemonBackend> {
+        let system = |what| move |source| Error::System { what, source };
+        let OpenedHost { host, gids, doorbell_slots, descriptors, .. } = opened;
+        let [waker, asleep, notifications, page] = descriptors;
         let rings = DoorbellProducer::words(doorbell_slots);
         let page = SharedMemory::adopt(page, rings * 8, MapMode::ReadWrite);
         let page = Arc::new(page.map_err(system("mapping the doorbells"))?);
@@ -230,13 +258,6 @@ impl DaemonBackend {
         drop(old);
     }
 
-    /// Rejects connect requests that the application has not taken and nobody will answer.
-    fn destroy_ids(&self, ids: Vec<CmId>) {
-        for id in ids {
-            let _ = self.request(&Command::Cm(cm::Command::DestroyId(id)), None, &[]);
-        }
-    }
-
     fn adopt_rings(&self, descriptors: Vec<OwnedFd>, words: usize) -> Result<SharedWords> {
         let Some(descriptor) = descriptors.into_iter().next() else {
             return Err(Error::DeviceGone { why: "it did not pass the memory of the rings".into() });
@@ -280,24 +301,11 @@ impl Backend for DaemonBackend {
         memory: Option<&Arc<MemoryBlock>>,
     ) -> Result<(Reply, Option<SharedWords>)> {
         self.check_process()?;
-        let mut orphaned_requests = Vec::new();
         match &command {
-            // The daemon sends events as they occur.
-            Command::Cm(cm::Command::GetEvent(channel)) => {
-                let (event, left) = self.state.cm_events.pop(*channel);
-                if event.is_none() && !self.is_alive() {
-                    return Err(Error::DeviceGone { why: "it closed the connection".into() });
-                }
-                return Ok((Reply::Cm(cm::Reply::Event(event, left)), None));
-            }
-            Command::Cm(cm::Command::MigrateId { id, channel }) => {
-                self.state.cm_events.migrate_id(*id, *channel);
-            }
-            Command::Cm(cm::Command::DestroyId(id)) => {
-                orphaned_requests = self.state.cm_events.remove_id(*id);
-            }
-            Command::Cm(cm::Command::DestroyEventChannel(channel)) => {
-                self.destroy_ids(self.state.cm_events.remove_channel(*channel));
+            Command::Cm(command) => {
+                let request = |command| self.request(&Command::Cm(command), None, &[]).map(|(reply, _)| reply);
+                let reply = self.state.cm_events.execute(command.clone(), self.is_alive(), request)?;
+                return Ok((reply, None));
             }
             Command::DestroyCompletionQueue(cq) => {
                 self.state.completion_queues.lock().remove(cq);
@@ -311,7 +319,6 @@ impl Backend for DaemonBackend {
             Some(block) => self.register(&command, block).map(|reply| (reply, Vec::new())),
             None => self.request(&command, None, &[]),
         };
-        self.destroy_ids(orphaned_requests);
         if let Command::DeregisterMemoryRegion { rkey, .. } = &command
             && result.as_ref().err().is_none_or(Error::is_device_gone)
         {

@@ -87,7 +87,7 @@ impl MadQueue {
                     max_packets = if held {
                         0
                     } else {
-                        max_packets.min(gate.allowed_packets(&addressing, SEGMENT, false))
+                        max_packets.min(gate.allowed_packets(&addressing, Qpn::GSI, SEGMENT, false))
                     };
                     if max_packets == 0 {
                         if !held {

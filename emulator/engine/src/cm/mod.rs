@@ -221,7 +221,7 @@ impl ConnectionManager {
         let peer = identifier.peer_address();
         let Some(unanswered) = &mut identifier.awaited_reply else { return };
         // The timers of a stalled port are suspended.
-        let stalled = hca.stalled_peers.contains(&peer);
+        let stalled = hca.stalled_peers.iter().any(|stalled| stalled.contains(peer, Qpn::GSI));
         if unanswered.retries_left == 0 && !stalled {
             return self.fail_connection(hca, ctx, id, CmFailure::TimedOut);
         }

@@ -12,14 +12,14 @@ use crate::random::next_random;
 use crate::table::Table;
 use crate::{
     AsyncEvent, ClientId, Context, Counters, DeviceLimits, DropReason, Event, Instant, LinkReject,
-    PacketSummary, PortState, QpState, QpType, Reason, Settings,
+    PacketSummary, Peer, PortState, QpState, QpType, Reason, Settings,
 };
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use softhca_queue::DoorbellConsumer;
 use softhca_wire::{
-    AddressHeaders, Bth, Ecn, Gid, Malformed, Opcode, PartitionKey, Qpn, TransportHeader, TransportPacket,
+    AddressHeaders, Bth, Ecn, Gid, Malformed, Opcode, PartitionKey, Qpn, QpnSlot, TransportHeader, TransportPacket,
 };
 
 /// An application of the HCA: the owner of its resources.
@@ -45,10 +45,14 @@ impl Hca {
     /// Creates an HCA. GID 0 is the address of its port.
     pub fn new(settings: Settings, gids: Vec<Gid>) -> Hca {
         let limits = DeviceLimits::HCA;
-        // A sequence of its own: whoever knows the tags of keys and numbers does not know the mask.
-        let qpn_mask = next_random(&mut (settings.seed ^ 0x7170_6e5f_6d61_736b)) as u16;
+        // A sequence of its own: whoever knows the tags of keys and numbers does not know the first QPN.
+        let start = next_random(&mut (settings.seed ^ 0x7170_6e5f_6d61_736b));
+        let queue_pairs = Table::new(limits.max_qp, 2);
         Hca {
-            queue_pairs: Table::new(limits.max_qp, 2).with_mask(qpn_mask),
+            queue_pairs: match settings.qpn_slot {
+                QpnSlot::ALL => queue_pairs.with_mask(start as u16),
+                slot => queue_pairs.with_slot(slot, start as u32),
+            },
             state: HcaState::new(settings, gids, &limits),
             clients: BTreeMap::new(),
             next_client: 0,
@@ -275,22 +279,29 @@ impl Hca {
         }
     }
 
-    /// The port at `destination` does not respond: suspends the timers of its connections.
-    pub fn stall(&mut self, destination: IpAddr) {
-        self.state.stalled_peers.insert(destination);
+    /// The peer does not respond: suspends the timers of its connections.
+    pub fn stall(&mut self, peer: impl Into<Peer>) {
+        self.state.stalled_peers.insert(peer.into());
     }
 
-    /// The port at `destination` responds again: restarts the timers of its connections.
-    pub fn resume(&mut self, ctx: &mut Context<'_>, destination: IpAddr) {
-        if !self.state.stalled_peers.remove(&destination) {
+    /// The peer responds again: restarts the timers of its connections.
+    pub fn resume(&mut self, ctx: &mut Context<'_>, peer: impl Into<Peer>) {
+        let peer = peer.into();
+        // The host may have had another number of processes when the peer stalled.
+        let is_same = |stalled: &Peer| stalled.address == peer.address && stalled.slot.number == peer.slot.number;
+        let stalled = self.state.stalled_peers.len();
+        self.state.stalled_peers.retain(|stalled| !is_same(stalled));
+        if self.state.stalled_peers.len() == stalled {
             return;
         }
-        for qpn in self.queue_pairs.numbers(|qp| qp.addressing.destination == destination) {
+        for qpn in self.queue_pairs.numbers(|qp| qp.is_connected_to(peer)) {
             if let Some(qp) = self.queue_pairs.get_mut(qpn) {
                 qp.restart_timers(&mut self.state, ctx);
             }
         }
-        self.cm.resume(&mut self.state, ctx, destination);
+        if peer.contains(peer.address, Qpn::GSI) {
+            self.cm.resume(&mut self.state, ctx, peer.address);
+        }
     }
 
     /// The port at `peer` has no link control, or has one again. A foreign peer gets a window of unacknowledged packets
@@ -419,12 +430,21 @@ impl Hca {
         ctx.emit(Event::AsyncEventRaised { client: None, event });
     }
 
-    /// Fails the connections to `destination`, whose port is dead.
-    pub fn fail_peer(&mut self, ctx: &mut Context<'_>, destination: IpAddr) {
+    /// The device is gone: flushes all work requests, also those that are posted from now on.
+    pub fn flush_all(&mut self, ctx: &mut Context<'_>) {
+        for qpn in self.queue_pairs.numbers(|_| true) {
+            if let Some(qp) = self.queue_pairs.get_mut(qpn) {
+                qp.enter_error(&mut self.state, ctx, Reason::Flushed, None);
+            }
+        }
+        self.handle_cq_overflows(ctx);
+    }
+
+    /// Fails the connections to a peer that is dead.
+    pub fn fail_peer(&mut self, ctx: &mut Context<'_>, peer: impl Into<Peer>) {
+        let peer = peer.into();
         let affected = self.queue_pairs.numbers(|qp| {
-            qp.kind.is_reliable()
-                && qp.addressing.destination == destination
-                && qp.requester.has_outstanding()
+            qp.kind.is_reliable() && qp.is_connected_to(peer) && qp.requester.has_outstanding()
         });
         for qpn in affected {
             if let Some(qp) = self.queue_pairs.get_mut(qpn) {
@@ -436,8 +456,10 @@ impl Hca {
                 );
             }
         }
-        self.cm.fail_peer(&mut self.state, ctx, destination);
-        self.discard_orphaned_acks(destination);
+        if peer.contains(peer.address, Qpn::GSI) {
+            self.cm.fail_peer(&mut self.state, ctx, peer.address);
+        }
+        self.discard_orphaned_acks(peer);
         self.handle_cq_overflows(ctx);
     }
 }

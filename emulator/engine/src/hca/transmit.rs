@@ -3,7 +3,7 @@
 use super::Hca;
 use crate::addressing::priority;
 use crate::control_packets::{Body, ControlPacket};
-use crate::{Context, Event, PacketBatch, PacketSummary, TransmitGate};
+use crate::{Context, Event, PacketBatch, Peer, PacketSummary, TransmitGate};
 use core::net::IpAddr;
 use softhca_wire::{Opcode, Qpn};
 
@@ -63,9 +63,12 @@ impl Hca {
         !self.state.control_packets.is_empty() || !self.cm.mad_queue.is_empty()
     }
 
-    /// Discards the control packets to a port that is dead or has restarted.
-    pub fn discard_orphaned_acks(&mut self, destination: IpAddr) {
-        self.state.control_packets.discard(|packet| packet.addressing.destination == destination);
+    /// Discards the control packets to a peer that is dead or has restarted.
+    pub fn discard_orphaned_acks(&mut self, peer: impl Into<Peer>) {
+        let peer = peer.into();
+        self.state.control_packets.discard(|packet| {
+            peer.contains(packet.addressing.destination, packet.header.bth.destination_qp)
+        });
     }
 
     /// Builds the next control packet that the port may send.
@@ -78,7 +81,7 @@ impl Hca {
         while let Some(packet) = self.state.control_packets.pop() {
             let (bytes, addressing, service_level) = (packet.len(), packet.addressing, packet.service_level);
             let paused = self.state.paused_priorities >> priority(&addressing, service_level) & 1 == 1;
-            if paused || gate.allowed_packets(&addressing, bytes, false) == 0 {
+            if paused || gate.allowed_packets(&addressing, packet.header.bth.destination_qp, bytes, false) == 0 {
                 self.state.control_packets.block(packet);
                 continue;
             }

@@ -25,7 +25,7 @@ pub use transition::{Transition, transition};
 use crate::hca_state::HcaState;
 use crate::rate_control::RateControl;
 use crate::{
-    ClientId, CqId, Event, Instant, PdId, QpAttributes, QpConfiguration, QpSnapshot, QpState, QpType, Reason,
+    ClientId, CqId, Event, Instant, PdId, Peer, QpAttributes, QpConfiguration, QpSnapshot, QpState, QpType, Reason,
     Recovery, SrqId, XrcdId,
 };
 use alloc::boxed::Box;
@@ -84,6 +84,11 @@ impl QueuePair {
     /// The recovery mode of this connection.
     pub fn recovery(&self, state: &HcaState) -> Recovery {
         state.recovery(self.addressing.destination)
+    }
+
+    /// Whether the queue pair is connected to one of the peer's.
+    pub fn is_connected_to(&self, peer: Peer) -> bool {
+        peer.contains(self.addressing.destination, self.attributes.dest_qpn)
     }
 
     /// The attributes so far.

@@ -9,7 +9,7 @@ use crate::{
     Context, DropReason, Event, PacketBatch, PacketSummary, PayloadMode, ResponseOrder, TransmitGate,
 };
 use core::net::IpAddr;
-use softhca_wire::{ICRC_LEN, TransportHeader};
+use softhca_wire::{ICRC_LEN, Qpn, QpnSlot, TransportHeader};
 
 impl QueuePair {
     /// Fills `buffer` with packets of one size. Schedules the queue pair again if it has more.
@@ -34,6 +34,7 @@ impl QueuePair {
         let elides = hca.settings.payload_mode == PayloadMode::Elided;
         let mut max_packets = max_packets;
         let mut replied = false;
+        let mut to = Qpn::default();
         let is_far = ctx.memory.prefers_batches();
         let mut ahead = ReadAhead::default();
         if is_far {
@@ -48,7 +49,8 @@ impl QueuePair {
                 }
                 batch.is_unacknowledged =
                     !self.kind.is_reliable() || plan.is_response && plan.payload_length > 0;
-                let allowed = gate.allowed_packets(&plan.addressing, largest, batch.is_unacknowledged);
+                to = plan.header.bth.destination_qp;
+                let allowed = gate.allowed_packets(&plan.addressing, to, largest, batch.is_unacknowledged);
                 max_packets = max_packets.min(allowed);
                 if max_packets == 0 {
                     self.block(hca, plan.addressing.destination);
@@ -75,9 +77,12 @@ impl QueuePair {
             }
             let end = at + payload + pad + ICRC_LEN;
             let size = end - batch.bytes;
-            // All packets of a connected queue pair have the same destination.
+            // All packets of a connected queue pair have the same destination. A batch goes to one process.
             let elsewhere = match self.kind.is_datagram() {
-                true => plan.addressing != batch.addressing,
+                true => {
+                    let slot = |qpn| QpnSlot::of(qpn, QpnSlot::BITS);
+                    plan.addressing != batch.addressing || slot(plan.header.bth.destination_qp) != slot(to)
+                }
                 false => plan.addressing.traffic_class != batch.addressing.traffic_class,
             };
             if batch.packets > 0 && (size > batch.segment_size || elsewhere) {

@@ -41,6 +41,11 @@ impl CongestionSettings {
             _ => None,
         }
     }
+
+    /// The name of default settings of an algorithm.
+    pub fn name(&self) -> Option<&'static str> {
+        Self::NAMES.into_iter().find(|name| Self::from_name(name).as_ref() == Some(self))
+    }
 }
 
 /// The notification point: the reaction of a receiver to ECN-marked packets.

@@ -17,10 +17,10 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use serde::{Deserialize, Serialize};
-use softhca_wire::{Gid, Mtu};
+use softhca_wire::{Gid, Mtu, QpnSlot};
 
 /// The version of the messages and of the ring layouts. Every change of either increments it.
-pub const PROTOCOL_VERSION: u32 = 10;
+pub const PROTOCOL_VERSION: u32 = 11;
 
 /// The environment variable that selects the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
@@ -78,6 +78,19 @@ pub struct HostDevice {
     pub loopback: String,
 }
 
+/// What a process needs to execute the transport itself, on the sockets of its slot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirectPath {
+    /// The QPNs of the process.
+    pub slot: QpnSlot,
+    /// The recovery mode of connections to a foreign peer.
+    pub foreign_recovery: String,
+    /// The most unacknowledged packets to a foreign peer.
+    pub foreign_window: u32,
+    /// The congestion control.
+    pub congestion: String,
+}
+
 /// Where the memory of a region is located.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RegionBacking {
@@ -120,6 +133,9 @@ pub struct FabricPort {
 pub enum Request {
     /// Opens the device of a host; without a name, of the first host. A descriptor of /proc/self/mem may accompany it.
     Open { host: Option<String> },
+    /// Opens a socket that sends from this address of the host, from a port that the kernel chooses. It accompanies the
+    /// response.
+    OpenSendSocket { source: IpAddr },
     /// The status of the daemon.
     Status,
     /// The counters of a host.
@@ -178,10 +194,14 @@ pub enum Response {
     Done,
     /// The device is open. These descriptors accompany the response: an eventfd that wakes the engine thread, the page
     /// with its sleep flag, the notification socket, and the memory with the completion doorbell and doorbell ring.
+    ///
+    /// With a direct data path, the sockets of the process's slot follow: for each address of the host the RoCE socket
+    /// and the link control socket.
     Opened {
         host: HostDevice,
         gids: Vec<Gid>,
         doorbell_slots: u32,
+        direct: Option<DirectPath>,
     },
     /// The reply to a control verb. The memory of new rings accompanies it.
     Executed(Reply),

@@ -5,14 +5,15 @@ use super::engine::pause_event;
 use crate::entropy::FlowSockets;
 use crate::host_network::HostPort;
 use crate::pauses::PeerPauses;
+use crate::slots::SendSockets;
 use crate::{
     HostSockets, LinkChange, LinkControl, NetworkErrorCause, PeerPort, PeerState, ReceiveBatch, RoceSocket,
     SendError, UnreachablePort, charge,
 };
 use softhca_engine::{Instant, LinkReject, Memory, PacketBatch, TransmitGate};
-use softhca_fabric::{NetworkEvent, Stage};
+use softhca_fabric::{Frame, NetworkEvent, Stage};
 use softhca_wire::link_control::{LINK_PORT, Message, Pause};
-use softhca_wire::{AddressHeaders, MacAddress, Malformed};
+use softhca_wire::{AddressHeaders, MacAddress, Malformed, Qpn, ROCE_PORT};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
@@ -36,10 +37,12 @@ pub(super) struct Port {
     pub pauses: PeerPauses,
     /// The port in a host network, if one is attached.
     pub network: Option<HostPort>,
+    /// Sockets to the processes of hosts that share an address.
+    pub send_sockets: SendSockets,
     /// Destinations that wait for a grant, with the smallest charge that lets a queue pair send.
-    blocked_on_grant: BTreeMap<IpAddr, u64>,
+    blocked_on_grant: BTreeMap<PeerPort, u64>,
     /// Destinations that wait for a pause to end.
-    blocked_on_pause: BTreeSet<IpAddr>,
+    blocked_on_pause: BTreeSet<PeerPort>,
     link_batch: ReceiveBatch,
     rejects: RejectLog,
     links_polled_at: u64,
@@ -54,6 +57,7 @@ impl Port {
             links,
             pauses: PeerPauses::default(),
             network: None,
+            send_sockets: SendSockets::default(),
             blocked_on_grant: BTreeMap::new(),
             blocked_on_pause: BTreeSet::new(),
             link_batch: ReceiveBatch::new(),
@@ -68,65 +72,85 @@ impl Port {
         self.network.as_ref().filter(|network| network.routes_to(destination))
     }
 
+    /// The port that a packet with this addressing goes to, from its BTH.
+    pub fn destination_port(&self, destination: IpAddr, packet: &[u8]) -> PeerPort {
+        let qpn = packet.get(5..8).map_or(0, |qpn| u32::from_be_bytes([0, qpn[0], qpn[1], qpn[2]]));
+        self.links.port_of(destination, Qpn::new(qpn))
+    }
+
+    /// Whether packets to a port leave from a socket for its slot: one of the hosts has several processes.
+    fn uses_send_socket(&self, peer: PeerPort) -> bool {
+        let bits = self.links.slot().bits | self.links.slot_bits(peer.address);
+        bits > 0 && !peer.address.is_multicast()
+    }
+
+    /// The source port of packets to a port: that of their socket, or that of the flow with entropy, else 4791.
+    pub fn source_port(&mut self, peer: PeerPort, source: IpAddr, flow_port: u16) -> u16 {
+        if self.uses_send_socket(peer) {
+            let socket = self.send_sockets.socket(source, peer.slot);
+            return socket.map_or(ROCE_PORT, |socket| socket.local_address().port());
+        }
+        match &mut self.flow_sockets {
+            Some(sockets) => sockets.source_port_for(source, flow_port),
+            None => ROCE_PORT,
+        }
+    }
+
     /// The socket that packets with this addressing leave from.
-    pub fn egress_socket(&mut self, addressing: &AddressHeaders) -> &mut RoceSocket {
+    pub fn egress_socket(&mut self, addressing: &AddressHeaders, peer: PeerPort) -> &mut RoceSocket {
         let AddressHeaders { source, source_port, destination, .. } = *addressing;
-        let flow_socket = self.flow_sockets.as_mut().and_then(|sockets| sockets.socket(source, source_port));
-        flow_socket.unwrap_or_else(|| &mut self.sockets.for_destination_mut(destination).roce)
+        let socket = match self.uses_send_socket(peer) {
+            true => self.send_sockets.socket(source, peer.slot),
+            false => self.flow_sockets.as_mut().and_then(|sockets| sockets.socket(source, source_port)),
+        };
+        socket.unwrap_or_else(|| &mut self.sockets.for_destination_mut(destination).roce)
     }
 
-    /// Whether the window of a foreign peer, which the HCA keeps, limits what is sent to `destination`.
-    fn is_clocked_by_acks(&self, destination: IpAddr, is_unacknowledged: bool) -> bool {
-        !is_unacknowledged && self.links.state(destination.into()) == Some(PeerState::Foreign)
+    /// Whether the window of a foreign peer, which the HCA keeps, limits what is sent to it.
+    fn is_clocked_by_acks(&self, peer: PeerPort, is_unacknowledged: bool) -> bool {
+        !is_unacknowledged && self.links.state(peer) == Some(PeerState::Foreign)
     }
 
-    /// The charge that may be sent to `destination` now.
-    pub fn allowance(&self, destination: IpAddr, is_unacknowledged: bool, now: u64) -> u64 {
-        match destination.is_multicast() || self.is_clocked_by_acks(destination, is_unacknowledged) {
+    /// The charge that may be sent to a port now.
+    pub fn allowance(&self, peer: PeerPort, is_unacknowledged: bool, now: u64) -> u64 {
+        match peer.address.is_multicast() || self.is_clocked_by_acks(peer, is_unacknowledged) {
             true => u64::MAX,
-            false => self.links.allowance(destination.into(), now),
+            false => self.links.allowance(peer, now),
         }
     }
 
     /// Counts what the socket has accepted.
-    pub fn record_sent(&mut self, destination: IpAddr, charge: u64, is_unacknowledged: bool, now: u64) {
-        if self.is_clocked_by_acks(destination, is_unacknowledged) {
-            self.links.record_clocked(destination.into(), charge, now);
-        } else if !destination.is_multicast() {
-            self.links.record_sent(destination.into(), charge, now);
+    pub fn record_sent(&mut self, peer: PeerPort, charge: u64, is_unacknowledged: bool, now: u64) {
+        if self.is_clocked_by_acks(peer, is_unacknowledged) {
+            self.links.record_clocked(peer, charge, now);
+        } else if !peer.address.is_multicast() {
+            self.links.record_sent(peer, charge, now);
         }
     }
 
-    /// Whether a packet of this charge may be sent to `destination`. If not, the destination is unblocked when the
-    /// peer grants the charge.
-    pub fn request_grant(
-        &mut self,
-        destination: IpAddr,
-        charge: u64,
-        is_unacknowledged: bool,
-        now: u64,
-    ) -> bool {
-        if self.is_clocked_by_acks(destination, is_unacknowledged) {
+    /// Whether a packet of this charge may be sent to a port. If not, the port is unblocked when it grants the charge.
+    pub fn request_grant(&mut self, peer: PeerPort, charge: u64, is_unacknowledged: bool, now: u64) -> bool {
+        if self.is_clocked_by_acks(peer, is_unacknowledged) {
             return true;
         }
-        let is_granted = self.links.may_send(destination.into(), charge, now);
+        let is_granted = self.links.may_send(peer, charge, now);
         if !is_granted {
-            let least = self.blocked_on_grant.entry(destination).or_insert(charge);
+            let least = self.blocked_on_grant.entry(peer).or_insert(charge);
             *least = charge.min(*least);
         }
         is_granted
     }
 
-    pub fn is_blocked_on_grant(&self, destination: IpAddr) -> bool {
-        self.blocked_on_grant.contains_key(&destination)
+    pub fn is_blocked_on_grant(&self, frame: &Frame) -> bool {
+        let peer = self.destination_port(frame.addressing.destination, &frame.bytes);
+        self.blocked_on_grant.contains_key(&peer)
     }
 
     /// Whether the grants of its destination cover at least one segment of the batch.
-    pub fn is_granted(&self, batch: &PacketBatch, now: u64) -> bool {
-        let destination = batch.addressing.destination;
-        let allowance = self.allowance(destination, batch.is_unacknowledged, now);
-        let socket = &self.sockets.for_destination(destination).roce;
-        socket.max_segments_within(destination, batch.segment_size, allowance) > 0
+    pub fn is_granted(&self, batch: &PacketBatch, peer: PeerPort, now: u64) -> bool {
+        let allowance = self.allowance(peer, batch.is_unacknowledged, now);
+        let socket = &self.sockets.for_destination(peer.address).roce;
+        socket.max_segments_within(peer.address, batch.segment_size, allowance) > 0
     }
 
     /// Reads the error queues at the next poll.
@@ -172,14 +196,17 @@ impl Port {
 
     fn poll_error_queues(&mut self, now: u64) -> io::Result<()> {
         let sockets = self.sockets.by_address().flat_map(|sockets| {
-            [(UnreachablePort::Roce, &sockets.roce), (UnreachablePort::Link, &sockets.link)]
+            [(UnreachablePort::Roce, 0, &sockets.roce), (UnreachablePort::Link, 0, &sockets.link)]
         });
-        let flow_sockets = self.flow_sockets.iter().flat_map(FlowSockets::iter);
-        for (port, socket) in sockets.chain(flow_sockets.map(|socket| (UnreachablePort::Roce, socket))) {
+        let flow_sockets = self.flow_sockets.iter().flat_map(FlowSockets::iter).map(|socket| (0, socket));
+        let senders = flow_sockets.chain(self.send_sockets.iter());
+        let senders = senders.map(|(slot, socket)| (UnreachablePort::Roce, slot, socket));
+        for (port, slot, socket) in sockets.chain(senders) {
             for _ in 0..MAX_ERRORS_PER_POLL {
                 let Some(error) = socket.poll_error()? else { break };
                 if let (Some(peer), NetworkErrorCause::PortUnreachable) = (error.peer, error.cause) {
-                    self.links.on_unreachable(peer.ip().into(), port, now);
+                    // No process of the host has the port any more; the others are tried as they are used.
+                    self.links.on_unreachable(PeerPort { address: peer.ip(), slot }, port, now);
                 }
             }
         }
@@ -188,7 +215,9 @@ impl Port {
 
     /// Sends every link control message that is due.
     pub fn transmit_link_messages(&mut self, now: u64) -> io::Result<()> {
-        while let Some((peer, message)) = self.links.transmit(now) {
+        while let Some((peer, mut message)) = self.links.transmit(now) {
+            let source = self.sockets.for_destination(peer.address).address();
+            message.slots.source_port = self.source_port(peer, source, ROCE_PORT);
             let (peer, bytes) = (peer.address, message.emit());
             match self.sockets.for_destination_mut(peer).link.send_batch(peer, 0, bytes.len(), &bytes) {
                 // Link control repeats every message until it has its effect: a lost one only costs time.
@@ -264,6 +293,7 @@ impl TransmitGate for PortGate<'_> {
     fn allowed_packets(
         &mut self,
         addressing: &AddressHeaders,
+        destination_qp: Qpn,
         size: usize,
         is_unacknowledged: bool,
     ) -> usize {
@@ -275,18 +305,19 @@ impl TransmitGate for PortGate<'_> {
         if let Some(network) = port.network.as_mut().filter(|network| network.routes_to(destination)) {
             return network.can_send(destination, *paused_priorities).into();
         }
+        let peer = port.links.port_of(destination, destination_qp);
         // A packet does not carry its service level: a peer derives the priority from the DSCP.
-        if port.pauses.mask(destination.into()) >> (addressing.traffic_class >> 5) & 1 == 1 {
-            port.blocked_on_pause.insert(destination);
+        if port.pauses.mask(peer) >> (addressing.traffic_class >> 5) & 1 == 1 {
+            port.blocked_on_pause.insert(peer);
             return 0;
         }
-        if port.links.is_internal(destination) {
+        if port.links.is_internal(peer) {
             return usize::MAX;
         }
-        if !port.request_grant(destination, charge(size, 1), is_unacknowledged, *now) {
+        if !port.request_grant(peer, charge(size, 1), is_unacknowledged, *now) {
             return 0;
         }
-        let allowance = port.allowance(destination, is_unacknowledged, *now);
+        let allowance = port.allowance(peer, is_unacknowledged, *now);
         port.sockets.for_destination(destination).roce.max_segments_within(destination, size, allowance)
     }
 }
@@ -324,9 +355,8 @@ impl<M: Memory> Driver<M> {
 
     /// Unblocks queue pairs that wait for a pause of these peers to end.
     fn unblock_paused(&mut self, now: Instant, peers: Vec<PeerPort>) {
-        let peers = peers.into_iter().map(|peer| peer.address);
-        for peer in peers.filter(|peer| self.port.blocked_on_pause.remove(peer)) {
-            self.engine.call(now, |hca, ctx| hca.unblock(ctx, peer));
+        for peer in peers.into_iter().filter(|peer| self.port.blocked_on_pause.remove(peer)) {
+            self.engine.call(now, |hca, ctx| hca.unblock(ctx, peer.address));
         }
     }
 
@@ -335,30 +365,40 @@ impl<M: Memory> Driver<M> {
         let mut resumed = Vec::new();
         let Driver { engine, port, transmitter, receiver, .. } = self;
         while let Some(event) = port.links.poll_event() {
-            let peer = event.peer.address;
+            let (address, peer) = (event.peer.address, port.links.queue_pairs_of(event.peer));
             let change = event.change.name();
-            engine.sink.on_event(now, &NetworkEvent::PeerLinkChanged { peer, change });
+            engine.sink.on_event(now, &NetworkEvent::PeerLinkChanged { peer: address, change });
             if let LinkChange::StateChanged(state) = event.change {
-                engine.call(now, |hca, ctx| hca.set_foreign(ctx, peer, state == PeerState::Foreign));
+                engine.call(now, |hca, ctx| hca.set_foreign(ctx, address, state == PeerState::Foreign));
             }
             match event.change {
                 LinkChange::StateChanged(PeerState::Stalled) => engine.hca.stall(peer),
+                // The queue pairs of another process in the slot have other numbers.
+                LinkChange::Restarted if event.peer.slot != 0 => {
+                    engine.call(now, |hca, ctx| {
+                        hca.resume(ctx, peer);
+                        hca.fail_peer(ctx, peer);
+                    });
+                    if port.pauses.remove_peer(event.peer) {
+                        resumed.push(event.peer);
+                    }
+                }
                 LinkChange::StateChanged(PeerState::Dead) => {
-                    receiver.remove_peer(peer);
-                    transmitter.remove_peer(peer);
+                    receiver.remove_peer(|source| port.links.sender(source.ip(), source.port()) == event.peer);
+                    transmitter.remove_peer(event.peer);
                     if port.pauses.remove_peer(event.peer) {
                         resumed.push(event.peer);
                     }
                     if let Some(network) = &port.network {
-                        network.discard_external(peer);
+                        network.discard_external(address);
                     }
                     // Unconnected queue pairs cannot fail: they request a grant again.
-                    let was_blocked = port.blocked_on_grant.remove(&peer).is_some();
+                    let was_blocked = port.blocked_on_grant.remove(&event.peer).is_some();
                     engine.call(now, |hca, ctx| {
                         hca.resume(ctx, peer);
                         hca.fail_peer(ctx, peer);
                         if was_blocked {
-                            hca.unblock(ctx, peer);
+                            hca.unblock(ctx, address);
                         }
                     });
                 }
@@ -369,10 +409,19 @@ impl<M: Memory> Driver<M> {
                     engine.hca.discard_orphaned_acks(peer);
                     engine.call(now, |hca, ctx| hca.resume(ctx, peer));
                 }
-                LinkChange::StateChanged(_) => engine.call(now, |hca, ctx| hca.resume(ctx, peer)),
+                LinkChange::StateChanged(_) => {
+                    engine.call(now, |hca, ctx| hca.resume(ctx, peer));
+                    // What waited for slot 0 may be for another slot.
+                    if peer.slot.bits > 0
+                        && event.peer.slot == 0
+                        && port.blocked_on_grant.remove(&event.peer).is_some()
+                    {
+                        engine.call(now, |hca, ctx| hca.unblock(ctx, address));
+                    }
+                }
                 LinkChange::PauseReceived(pause) => {
                     engine.hca.count_pause_frames(1);
-                    let frame = pause.to_pfc(MacAddress::from_ip(peer));
+                    let frame = pause.to_pfc(MacAddress::from_ip(address));
                     engine.sink.on_event(now, &pause_event(Stage::Delivered, &frame));
                     let emit = |event| engine.sink.on_event(now, &NetworkEvent::Fabric(event));
                     if port.pauses.apply(event.peer, &pause, now.nanos(), emit) {
@@ -385,9 +434,9 @@ impl<M: Memory> Driver<M> {
         // the peer has not answered a heartbeat lately.
         let Port { links, blocked_on_grant, .. } = port;
         blocked_on_grant.retain(|peer, charge| {
-            let is_granted = links.may_send((*peer).into(), *charge, now.nanos());
+            let is_granted = links.may_send(*peer, *charge, now.nanos());
             if is_granted {
-                engine.call(now, |hca, ctx| hca.unblock(ctx, *peer));
+                engine.call(now, |hca, ctx| hca.unblock(ctx, peer.address));
             }
             !is_granted
         });

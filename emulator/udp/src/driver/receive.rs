@@ -6,13 +6,13 @@ use super::{Driver, IcrcCheck};
 use crate::host_network::HostPort;
 use crate::multicast::MulticastGroups;
 use crate::reorder::{EarlyFrame, FlowKey, ReorderBuffer};
-use crate::{Chunk, LinkControl, MAX_BATCH_SEGMENTS, PeerState, ReceiveBatch};
+use crate::{Chunk, LinkControl, MAX_BATCH_SEGMENTS, PeerPort, PeerState, ReceiveBatch};
 use softhca_engine::{Context, Hca, Instant, Memory};
 use softhca_fabric::{ExternalPortUpdate, Frame, Origin, Stage};
 use softhca_wire::link_control::Pause;
 use softhca_wire::{AddressHeaders, Bth, Icrc};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU64;
 
 /// Reads the sockets of the host and of its multicast groups.
@@ -34,6 +34,7 @@ pub(super) struct PacketReceiver {
 #[derive(Clone, Copy)]
 pub(super) struct Arrival<'a> {
     pub chunk: Chunk<'a>,
+    pub peer: PeerPort,
     pub destination: IpAddr,
     pub check: IcrcCheck,
 }
@@ -49,7 +50,7 @@ struct IcrcVerifier<'a, 'b> {
 impl<'b> IcrcVerifier<'_, 'b> {
     /// The addressing of a datagram, and its transport packet if the ICRC is correct.
     fn verify(&mut self, index: usize, bytes: &'b [u8]) -> (AddressHeaders, Option<&'b [u8]>) {
-        let Arrival { chunk, destination, check } = self.arrival;
+        let Arrival { chunk, destination, check, .. } = self.arrival;
         let mut addressing = AddressHeaders::between(chunk.source.ip(), destination);
         addressing.source_port = chunk.source.port();
         addressing.traffic_class = chunk.traffic_class;
@@ -83,8 +84,8 @@ impl Receiver {
     }
 
     /// Drops the early frames of a dead peer.
-    pub fn remove_peer(&mut self, peer: IpAddr) {
-        self.packets.reorder_buffer.remove_peer(peer);
+    pub fn remove_peer(&mut self, is_peer: impl Fn(SocketAddr) -> bool) {
+        self.packets.reorder_buffer.remove_peer(is_peer);
     }
 
     /// Receives one batch. After an early frame it receives more, until the missing frames arrive or the sockets are
@@ -130,7 +131,8 @@ impl Receiver {
             received |= !batch.is_empty();
             is_drained &= !batch.is_full() || destination.is_multicast();
             for chunk in batch.chunks() {
-                let arrival = Arrival { chunk, destination, check };
+                let peer = links.sender(chunk.source.ip(), chunk.source.port());
+                let arrival = Arrival { chunk, peer, destination, check };
                 packets.receive_chunk(now, arrival, engine, links, network.as_ref());
             }
         }
@@ -151,18 +153,17 @@ impl PacketReceiver {
         links: &mut LinkControl,
         network: Option<&HostPort>,
     ) {
-        let Arrival { chunk, destination, check } = arrival;
-        let peer = chunk.source.ip();
+        let Arrival { chunk, peer, destination, check } = arrival;
         let is_unicast = !destination.is_multicast();
         let mut granted =
-            if is_unicast { links.record_received(peer.into(), chunk.charge(), now.nanos()) } else { 0 };
+            if is_unicast { links.record_received(peer, chunk.charge(), now.nanos()) } else { 0 };
         // Only packets of native peers pass the switch of this host: a foreign peer cannot be paused.
-        let network = network.filter(|_| is_unicast && links.is_established(peer.into()));
-        let identification_limit = match (check, links.state(peer.into())) {
+        let network = network.filter(|_| is_unicast && links.is_established(peer));
+        let identification_limit = match (check, links.state(peer)) {
             (IcrcCheck::Auto, Some(PeerState::Foreign) | None) if !links.is_internal(peer) => 65_536,
             _ => MAX_BATCH_SEGMENTS as u32,
         };
-        let in_order = links.transmits_in_order(peer.into());
+        let in_order = links.transmits_in_order(peer);
         let PacketReceiver { identifications, reorder_buffer, .. } = self;
         identifications.clear();
         let mut verifier = IcrcVerifier { arrival, identification_limit, identifications };
@@ -174,7 +175,7 @@ impl PacketReceiver {
                 let frame = Frame::new(addressing, datagram.bytes.to_vec());
                 if network.inject_external(frame, links.grant_issuer().budget()).is_ok() {
                     // The packet occupies granted buffer space until it has entered the network.
-                    links.add_buffered(peer.into(), std::mem::take(&mut granted));
+                    links.add_buffered(peer, std::mem::take(&mut granted));
                     continue;
                 }
             }

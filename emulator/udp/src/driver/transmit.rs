@@ -6,7 +6,7 @@ use super::link::{Port, PortGate, is_peer_error};
 use super::receive::{Arrival, PacketReceiver};
 use super::{IcrcCheck, MAX_BATCHES_PER_POLL};
 use crate::fault_injector::FaultInjector;
-use crate::{Chunk, MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, SendError, charge};
+use crate::{Chunk, MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, PeerPort, SendError, charge};
 use softhca_engine::{Instant, Memory, PacketBatch};
 use softhca_fabric::{EventSink, Frame, Stage};
 use softhca_wire::{AddressHeaders, Icrc, Qpn, ROCE_PORT};
@@ -22,6 +22,7 @@ pub(super) struct Transmitter {
 
 struct PendingBatch {
     batch: PacketBatch,
+    peer: PeerPort,
     sent_bytes: usize,
 }
 
@@ -31,14 +32,14 @@ impl Transmitter {
         Transmitter { buffer, pending: None, fault_injector: None }
     }
 
-    /// The batch that waits for the kernel, if any.
-    pub fn pending(&self) -> Option<&PacketBatch> {
-        self.pending.as_ref().map(|pending| &pending.batch)
+    /// The batch that waits for the kernel, if any, and its destination.
+    pub fn pending(&self) -> Option<(&PacketBatch, PeerPort)> {
+        self.pending.as_ref().map(|pending| (&pending.batch, pending.peer))
     }
 
     /// Drops the pending batch if its destination is a dead peer.
-    pub fn remove_peer(&mut self, peer: IpAddr) {
-        self.pending.take_if(|pending| pending.batch.addressing.destination == peer);
+    pub fn remove_peer(&mut self, peer: PeerPort) {
+        self.pending.take_if(|pending| pending.peer == peer);
     }
 
     /// Sends a few batches, as far as the port admits them. Returns whether any packet moved.
@@ -65,15 +66,15 @@ impl Transmitter {
             if self.send_to_host_network(now, &batch, port, &mut *engine.sink) {
                 continue;
             }
-            assign_source_port(&mut batch.addressing, port);
-            self.write_icrcs(now, &batch, 0, port, &mut *engine.sink);
-            if port.links.is_internal(batch.addressing.destination) {
+            let peer = self.assign_source_port(&mut batch.addressing, port);
+            self.write_icrcs(now, &batch, peer, 0, port, &mut *engine.sink);
+            if port.links.is_internal(peer) {
                 // Nothing can have changed the packets since.
-                let arrival = self.loopback_arrival(&batch, IcrcCheck::Ignore);
+                let arrival = self.loopback_arrival(&batch, peer, IcrcCheck::Ignore);
                 receiver.receive_chunk(now, arrival, engine, &mut port.links, port.network.as_ref());
                 continue;
             }
-            self.pending = Some(PendingBatch { batch, sent_bytes: 0 });
+            self.pending = Some(PendingBatch { batch, peer, sent_bytes: 0 });
             if !self.send_pending(now, port, &mut *engine.sink)? {
                 break;
             }
@@ -97,11 +98,11 @@ impl Transmitter {
     }
 
     /// The batch in the buffer as a chunk that arrives at this host.
-    fn loopback_arrival(&self, batch: &PacketBatch, check: IcrcCheck) -> Arrival<'_> {
+    fn loopback_arrival(&self, batch: &PacketBatch, peer: PeerPort, check: IcrcCheck) -> Arrival<'_> {
         let AddressHeaders { source, source_port, destination, traffic_class, .. } = batch.addressing;
         let source = SocketAddr::new(source, source_port);
         let (segment_size, bytes) = (batch.segment_size, &self.buffer[..batch.bytes]);
-        Arrival { chunk: Chunk { source, traffic_class, segment_size, bytes }, destination, check }
+        Arrival { chunk: Chunk { source, traffic_class, segment_size, bytes }, peer, destination, check }
     }
 
     /// Writes the ICRC of each packet from byte `from` on, with the IPv4 identification that the kernel will use.
@@ -110,13 +111,14 @@ impl Transmitter {
         &mut self,
         now: Instant,
         batch: &PacketBatch,
+        peer: PeerPort,
         from: usize,
         port: &mut Port,
         sink: &mut dyn EventSink,
     ) {
         let mut addressing = batch.addressing;
-        let is_internal = port.links.is_internal(addressing.destination);
-        let socket = port.egress_socket(&addressing);
+        let is_internal = port.links.is_internal(peer);
+        let socket = port.egress_socket(&addressing, peer);
         for (index, packet) in self.buffer[from..batch.bytes].chunks_mut(batch.segment_size).enumerate() {
             addressing.identification = if is_internal { index as u16 } else { socket.identification(index) };
             Icrc::write(&addressing, packet);
@@ -128,22 +130,23 @@ impl Transmitter {
 
     /// Hands the pending batch to the kernel. Returns whether nothing of it is left.
     fn send_pending(&mut self, now: Instant, port: &mut Port, sink: &mut dyn EventSink) -> io::Result<bool> {
-        while let Some(PendingBatch { batch, sent_bytes }) = &mut self.pending {
+        while let Some(PendingBatch { batch, peer, sent_bytes }) = &mut self.pending {
+            let peer = *peer;
             let PacketBatch { addressing, segment_size, is_unacknowledged, .. } = *batch;
             let destination = addressing.destination;
             let mut bytes = &self.buffer[*sent_bytes..batch.bytes];
             // The grant may be gone by now, or too small for a path without segmentation offload.
-            let allowance = port.allowance(destination, is_unacknowledged, now.nanos());
+            let allowance = port.allowance(peer, is_unacknowledged, now.nanos());
             if allowance < u64::MAX {
-                let socket = port.egress_socket(&addressing);
+                let socket = port.egress_socket(&addressing, peer);
                 let allowed = socket.max_segments_within(destination, segment_size, allowance);
                 if allowed == 0 {
-                    port.links.may_send(destination.into(), charge(segment_size, 1), now.nanos());
+                    port.links.may_send(peer, charge(segment_size, 1), now.nanos());
                     return Ok(false);
                 }
                 bytes = &bytes[..bytes.len().min(allowed * segment_size)];
             }
-            let socket = port.egress_socket(&addressing);
+            let socket = port.egress_socket(&addressing, peer);
             let to = match destination {
                 IpAddr::V4(_) => SocketAddr::new(destination, ROCE_PORT),
                 // The kernel takes the label in network byte order.
@@ -152,7 +155,7 @@ impl Transmitter {
             match socket.send_batch_to(to, addressing.traffic_class, segment_size, bytes) {
                 Ok(count) => {
                     let charge = socket.batch_charge(destination, segment_size, count);
-                    port.record_sent(destination, charge, is_unacknowledged, now.nanos());
+                    port.record_sent(peer, charge, is_unacknowledged, now.nanos());
                     *sent_bytes = (*sent_bytes + count * segment_size).min(batch.bytes);
                     if *sent_bytes == batch.bytes {
                         self.pending = None;
@@ -161,7 +164,7 @@ impl Transmitter {
                 Err(SendError::WouldBlock | SendError::NoBuffers) => return Ok(false),
                 Err(SendError::SegmentationUnsupported) => {
                     let (batch, from) = (*batch, *sent_bytes);
-                    self.write_icrcs(now, &batch, from, port, sink);
+                    self.write_icrcs(now, &batch, peer, from, port, sink);
                 }
                 // A packet that exceeds the path MTU is lost, as on any network; the peer detects the gap.
                 Err(SendError::TooLarge) => self.pending = None,
@@ -184,8 +187,8 @@ impl Transmitter {
         for _ in 0..MAX_BATCH_SEGMENTS {
             let Some(mut batch) = self.next_batch(now, engine, port, 1) else { break };
             moved = true;
-            assign_source_port(&mut batch.addressing, port);
-            self.write_icrcs(now, &batch, 0, port, &mut *engine.sink);
+            let peer = self.assign_source_port(&mut batch.addressing, port);
+            self.write_icrcs(now, &batch, peer, 0, port, &mut *engine.sink);
             let frame = Frame {
                 service_level: batch.service_level,
                 ..Frame::new(batch.addressing, self.buffer[..batch.bytes].to_vec())
@@ -203,9 +206,10 @@ impl Transmitter {
                 moved = true;
                 continue;
             }
-            let is_internal = port.links.is_internal(destination);
+            let peer = port.destination_port(destination, &frame.bytes);
+            let is_internal = port.links.is_internal(peer);
             let is_exempt = is_internal || destination.is_multicast();
-            if !is_exempt && !port.request_grant(destination, charge(length, 1), false, now.nanos()) {
+            if !is_exempt && !port.request_grant(peer, charge(length, 1), false, now.nanos()) {
                 faults.requeue(now.nanos(), frame);
                 break;
             }
@@ -222,16 +226,23 @@ impl Transmitter {
                 elided_payload: 0,
             };
             if is_internal {
-                let arrival = self.loopback_arrival(&batch, receiver.icrc_check);
+                let arrival = self.loopback_arrival(&batch, peer, receiver.icrc_check);
                 receiver.receive_chunk(now, arrival, engine, &mut port.links, port.network.as_ref());
                 continue;
             }
-            self.pending = Some(PendingBatch { batch, sent_bytes: 0 });
+            self.pending = Some(PendingBatch { batch, peer, sent_bytes: 0 });
             if !self.send_pending(now, port, &mut *engine.sink)? {
                 break;
             }
         }
         Ok(moved)
+    }
+
+    /// Finds the destination of the packets in the buffer, and sets the port that they leave from.
+    fn assign_source_port(&self, addressing: &mut AddressHeaders, port: &mut Port) -> PeerPort {
+        let peer = port.destination_port(addressing.destination, &self.buffer);
+        addressing.source_port = port.source_port(peer, addressing.source, addressing.source_port);
+        peer
     }
 
     /// Hands the packet in the buffer to the host network, if that leads to its destination.
@@ -251,10 +262,3 @@ impl Transmitter {
     }
 }
 
-/// Sets the source port: that of the flow with entropy, 4791 without.
-fn assign_source_port(addressing: &mut AddressHeaders, port: &mut Port) {
-    addressing.source_port = match &mut port.flow_sockets {
-        Some(sockets) => sockets.source_port_for(addressing.source, addressing.source_port),
-        None => ROCE_PORT,
-    };
-}

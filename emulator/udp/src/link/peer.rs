@@ -25,6 +25,8 @@ pub(super) struct PeerLink {
     pub remote_incarnation: Option<Incarnation>,
     /// The token that the peer gave this port.
     pub remote_token: Option<Token>,
+    /// How many high bits of the QPNs of its host are the slot.
+    pub slot_bits: u8,
     /// What the peer can grant in all.
     pub remote_budget: u64,
     /// This port has sent to it, or wants to.
@@ -63,6 +65,7 @@ impl PeerLink {
             local_incarnation: ours,
             remote_incarnation: None,
             remote_token: None,
+            slot_bits: 0,
             remote_budget: 0,
             is_used: false,
             supports_link_control: false,

@@ -1,10 +1,12 @@
 //! Systems other than Linux: one datagram per call, one traffic class per socket at a time, no error queue.
 
 use crate::batch::{ReceiveBatch, SLOT_BYTES, Slot};
+use crate::slots::SlotField;
 use crate::socket::{NetworkError, ReceiveMemory};
 use socket2::Socket;
 use std::io::{self, Read};
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 
 pub(crate) fn configure(socket: &Socket, _ipv6: bool, receive_buffer: usize) -> io::Result<bool> {
     // Some systems refuse a size beyond their limit instead of reducing it.
@@ -13,6 +15,17 @@ pub(crate) fn configure(socket: &Socket, _ipv6: bool, receive_buffer: usize) -> 
         size /= 2;
     }
     Ok(false)
+}
+
+pub(crate) fn supports_gso(_: &Socket) -> bool {
+    false
+}
+
+pub(crate) fn disable_gro(_: &Socket) {}
+
+/// Only Linux gives datagrams of one port to several sockets by their content.
+pub(crate) fn steer_by_slot(_: BorrowedFd<'_>, _: SlotField, _: usize) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 /// The bound address has this effect on other systems.

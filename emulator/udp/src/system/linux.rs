@@ -1,12 +1,15 @@
 //! Linux: GSO and GRO, control messages, the error queue, socket memory.
 
 use crate::batch::{BATCH_SLOTS, ReceiveBatch, SLOT_BYTES, Slot};
+use crate::slots::SlotField;
 use crate::socket::{MAX_BATCH_SEGMENTS, NetworkError, NetworkErrorCause, ReceiveMemory};
 use socket2::{SockAddr, SockAddrStorage, Socket};
+use softhca_wire::link_control::Message;
+use softhca_wire::{Qpn, QpnSlot};
 use std::io;
 use std::mem::{MaybeUninit, size_of, size_of_val, zeroed};
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
 /// The index of the drop counter in SO_MEMINFO, and the number of values.
@@ -54,7 +57,7 @@ pub(crate) fn configure(socket: &Socket, ipv6: bool, receive_buffer: usize) -> i
         set_option(socket, libc::IPPROTO_IP, libc::IP_RECVTOS, ON)?;
     }
     // Without these two (before Linux 5.0) the socket works, but slowly.
-    let offload = set_option(socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0 as libc::c_int).is_ok();
+    let offload = supports_gso(socket);
     let _ = set_option(socket, libc::SOL_UDP, libc::UDP_GRO, ON);
     // With CAP_NET_ADMIN beyond the system limit, otherwise up to it.
     let size = libc::c_int::try_from(receive_buffer).unwrap_or(libc::c_int::MAX);
@@ -62,6 +65,58 @@ pub(crate) fn configure(socket: &Socket, ipv6: bool, receive_buffer: usize) -> i
         set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, size)?;
     }
     Ok(offload)
+}
+
+/// Whether the kernel splits a batch into datagrams.
+pub(crate) fn supports_gso(socket: &Socket) -> bool {
+    set_option(socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0 as libc::c_int).is_ok()
+}
+
+/// Receives each datagram on its own.
+pub(crate) fn disable_gro(socket: &Socket) {
+    const OFF: libc::c_int = 0;
+    let _ = set_option(socket, libc::SOL_UDP, libc::UDP_GRO, OFF);
+}
+
+/// Attaches the filter that gives each datagram to the socket of its slot to the group of a socket. An attached filter
+/// is replaced in one step.
+pub(crate) fn steer_by_slot(socket: BorrowedFd<'_>, field: SlotField, slots: usize) -> io::Result<()> {
+    use libc::{
+        BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_H, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_RSH,
+        BPF_W,
+    };
+    let instruction =
+        |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
+    let slots = slots as u32;
+    // Offsets count from the UDP payload. A datagram that is too short goes to the first socket, slot 0.
+    let mut filter = match field {
+        SlotField::DestinationQp => vec![
+            instruction(BPF_LD | BPF_W | BPF_ABS, 4, 0, 0),
+            instruction(BPF_ALU | BPF_AND | BPF_K, Qpn::MULTICAST.value(), 0, 0),
+            instruction(BPF_JMP | BPF_JEQ | BPF_K, Qpn::MULTICAST.value(), 2, 0),
+            instruction(BPF_ALU | BPF_RSH | BPF_K, 24 - u32::from(QpnSlot::BITS), 0, 0),
+        ],
+        SlotField::LinkControl => {
+            vec![instruction(BPF_LD | BPF_H | BPF_ABS, Message::DESTINATION_SLOT_OFFSET as u32, 0, 0)]
+        }
+    };
+    filter.extend([
+        instruction(BPF_JMP | BPF_JGE | BPF_K, slots, 0, 1),
+        instruction(BPF_RET | BPF_K, 0, 0, 0),
+        instruction(BPF_RET | BPF_A, 0, 0, 0),
+    ]);
+    let program = libc::sock_fprog { len: filter.len() as libc::c_ushort, filter: filter.as_mut_ptr() };
+    // SAFETY: the kernel copies the program, which outlives the call and has the stated length.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_REUSEPORT_CBPF,
+            ptr::from_ref(&program).cast(),
+            size_of_val(&program) as libc::socklen_t,
+        )
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Excludes datagrams to groups that another socket of the machine has joined.

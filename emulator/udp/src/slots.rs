@@ -1,0 +1,151 @@
+//! The sockets of processes that share the address of their host.
+//!
+//! All bind the same port in one SO_REUSEPORT group, and the kernel gives each datagram to the socket of the slot that
+//! it is for. Its position in the group is the slot: sockets are only ever added, and none is closed before the group.
+
+use crate::host::LINK_CONTROL_RECEIVE_BUFFER;
+use crate::socket::{RoceSocket, SocketOptions};
+use crate::{BindError, HostSockets, system};
+use softhca_wire::QpnSlot;
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+
+/// The field of a datagram that holds its slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SlotField {
+    /// The high bits of the destination QPN of a RoCE packet.
+    DestinationQp,
+    /// The destination slot of a link control message.
+    LinkControl,
+}
+
+/// The sockets of all slots of an address.
+pub struct SlotGroup {
+    /// The RoCE and the link control port of each address of the host.
+    addresses: Vec<[SocketAddr; 2]>,
+    /// The sockets of slot 1, 2, …; slot 0 has those of the host.
+    slots: Vec<HostSockets>,
+    options: SocketOptions,
+}
+
+impl SlotGroup {
+    /// The most slots: the last QPN of slot 511 is the multicast QPN.
+    pub const MAX_SLOTS: usize = (1 << QpnSlot::BITS) - 1;
+
+    /// Lets other slots share the addresses of slot 0, and opens slot 1: a group has at least two sockets. Only sockets
+    /// of this user can join, and only once slot 0 has the port.
+    pub fn new(slot_0: &HostSockets, options: SocketOptions) -> io::Result<SlotGroup> {
+        for sockets in slot_0.by_address() {
+            sockets.roce.share_port()?;
+            sockets.link.share_port()?;
+            // Merged messages would all go to the slot of the first.
+            sockets.link.disable_gro();
+        }
+        let addresses = slot_0.by_address().map(|sockets| [&sockets.roce, &sockets.link]);
+        let addresses = addresses.map(|sockets| sockets.map(RoceSocket::local_address)).collect();
+        let mut group = SlotGroup { addresses, slots: Vec::new(), options };
+        group.add_slot().map_err(io::Error::other)?;
+        Ok(group)
+    }
+
+    /// How many slots have sockets, slot 0 included.
+    pub fn slots(&self) -> usize {
+        self.slots.len() + 1
+    }
+
+    /// Opens the sockets of the next slot. Returns its number.
+    pub fn add_slot(&mut self) -> Result<u16, BindError> {
+        self.slots.push(HostSockets::bind_slot(&self.addresses, self.options)?);
+        let count = self.slots();
+        let sockets = self.slots.last().expect("it was just added");
+        for sockets in sockets.by_address() {
+            let failed = |source| BindError::Other { address: sockets.roce.local_address(), source };
+            sockets.roce.steer(SlotField::DestinationQp, count).map_err(failed)?;
+            sockets.link.steer(SlotField::LinkControl, count).map_err(failed)?;
+        }
+        Ok((count - 1) as u16)
+    }
+
+    /// The sockets of a slot.
+    pub fn slot(&self, slot: u16) -> Option<&HostSockets> {
+        self.slots.get(usize::from(slot).checked_sub(1)?)
+    }
+}
+
+/// Opens a socket that sends from a port of an address which the kernel chooses.
+pub type OpenSendSocket = Box<dyn FnMut(IpAddr) -> io::Result<OwnedFd> + Send>;
+
+/// The sockets that send to processes which share an address. The kernel of a receiver merges datagrams from one port
+/// before it looks at their slots, so that each slot has a port of its own.
+#[derive(Default)]
+pub(crate) struct SendSockets {
+    /// By source address and destination slot; `None` if it could not be opened.
+    sockets: BTreeMap<(IpAddr, u16), Option<RoceSocket>>,
+    /// How to open one in the network namespace of the host; without it, in that of this process.
+    pub open: Option<OpenSendSocket>,
+}
+
+impl SendSockets {
+    /// The socket that sends from `source` to slots of this number.
+    pub fn socket(&mut self, source: IpAddr, slot: u16) -> Option<&mut RoceSocket> {
+        let SendSockets { sockets, open } = self;
+        let socket = sockets.entry((source, slot)).or_insert_with(|| {
+            // No reader: the smallest buffer is sufficient.
+            let options = SocketOptions { receive_buffer: 0, ..SocketOptions::default() };
+            match open {
+                Some(open) => open(source).and_then(RoceSocket::adopt).ok(),
+                None => RoceSocket::bind(SocketAddr::new(source, 0), options).ok(),
+            }
+        });
+        socket.as_mut()
+    }
+
+    /// All sockets, with the slot that each sends to.
+    pub fn iter(&self) -> impl Iterator<Item = (u16, &RoceSocket)> {
+        self.sockets.iter().filter_map(|((_, slot), socket)| Some((*slot, socket.as_ref()?)))
+    }
+}
+
+impl HostSockets {
+    /// The sockets of another slot of a host with these addresses.
+    fn bind_slot(addresses: &[[SocketAddr; 2]], options: SocketOptions) -> Result<HostSockets, BindError> {
+        let ([roce, link], rest) = addresses.split_first().expect("a host has an address");
+        let link_options = SocketOptions { receive_buffer: LINK_CONTROL_RECEIVE_BUFFER, ..options };
+        let link = RoceSocket::bind_shared(*link, link_options)?;
+        link.disable_gro();
+        let roce = RoceSocket::bind_shared(*roce, options)?;
+        let ipv6 = if rest.is_empty() { None } else { Some(HostSockets::bind_slot(rest, options)?) };
+        let interface = crate::interface_of(roce.local_address().ip());
+        Ok(HostSockets::from_parts(roce, link, interface, ipv6))
+    }
+
+    /// The sockets of a slot that another process has opened, for the first address and then for the second: the RoCE
+    /// socket and the link control socket of each.
+    pub fn adopt(descriptors: Vec<OwnedFd>) -> io::Result<HostSockets> {
+        let mut descriptors = descriptors.into_iter();
+        let mut next = || {
+            let missing = || io::Error::other("a slot has two sockets for each address");
+            RoceSocket::adopt(descriptors.next().ok_or_else(missing)?)
+        };
+        let (roce, link) = (next()?, next()?);
+        let rest: Vec<OwnedFd> = descriptors.collect();
+        let ipv6 = if rest.is_empty() { None } else { Some(HostSockets::adopt(rest)?) };
+        let interface = crate::interface_of(roce.local_address().ip());
+        Ok(HostSockets::from_parts(roce, link, interface, ipv6))
+    }
+
+    /// Copies of the descriptors, in the order that [`HostSockets::adopt`] takes them.
+    pub fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
+        let sockets = self.by_address().flat_map(|sockets| [&sockets.roce, &sockets.link]);
+        sockets.map(|socket| socket.as_fd().try_clone_to_owned()).collect()
+    }
+}
+
+impl RoceSocket {
+    /// Gives each datagram of the group to the socket of its slot, among the first `slots`, and all others to slot 0.
+    pub(crate) fn steer(&self, field: SlotField, slots: usize) -> io::Result<()> {
+        system::steer_by_slot(self.as_fd(), field, slots)
+    }
+}

@@ -1,0 +1,142 @@
+//! An HCA in this process, on the sockets that a daemon gave it: the process executes the transport itself, and the
+//! daemon the connection manager, for all processes of the host.
+
+use super::OpenedHost;
+use super::cm_event_queue::CmEventQueue;
+use super::connection::{ControlConnection, ControlSocket, NotificationHandler};
+use super::control::unexpected_reply;
+use crate::Error;
+use crate::backend::Result;
+use crate::embedded::{EmbeddedBackend, start_direct};
+use crate::local_backend::EventBus;
+use softhca_engine::{
+    AckPolicy, AsyncEvent, Command, CongestionSettings, DeviceLimits, Recovery, Reply, ResponseOrder, Settings,
+};
+use softhca_queue::cm;
+use softhca_queue::control::{DirectPath, HostDevice, Notification, Request, Response};
+use softhca_udp::{DriverOptions, Entropy, HostSockets, IcrcCheck, Loopback, OpenSendSocket};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// The host of a daemon whose transport this process executes itself.
+pub(crate) struct DirectHost {
+    connection: Arc<ControlConnection>,
+    state: Arc<DirectState>,
+    pub device: HostDevice,
+    /// All hosts of the daemon.
+    hosts: Vec<HostDevice>,
+}
+
+/// State that the notification thread and the callers share.
+struct DirectState {
+    cm_events: CmEventQueue,
+    is_gone: AtomicBool,
+    event_bus: Arc<EventBus>,
+    /// The card, once it exists: it fails with the daemon.
+    card: std::sync::OnceLock<Weak<dyn Fn() + Send + Sync>>,
+}
+
+impl NotificationHandler for DirectState {
+    fn on_notification(&self, notification: Notification) {
+        match notification {
+            Notification::AsyncEventRaised(event) => self.event_bus.push_async_event(event),
+            Notification::CmEventsRaised { channel, events } => self.cm_events.push(channel, events),
+            Notification::CompletionNotified(_) | Notification::AsyncEventObserved { .. } => {}
+        }
+    }
+
+    fn on_disconnect(&self) {
+        self.is_gone.store(true, Ordering::Release);
+        if let Some(fail) = self.card.get().and_then(Weak::upgrade) {
+            fail();
+        }
+        self.event_bus.push_async_event(AsyncEvent::DeviceFatal);
+        self.cm_events.wake_all();
+    }
+}
+
+impl DirectHost {
+    pub fn cm_events(&self) -> &CmEventQueue {
+        &self.state.cm_events
+    }
+
+    pub fn is_alive(&self) -> bool {
+        !self.state.is_gone.load(Ordering::Acquire)
+    }
+
+    pub fn limits(&self) -> DeviceLimits {
+        self.device.limits
+    }
+
+    pub fn resolve_host(&self, name: &str) -> Option<IpAddr> {
+        self.hosts.iter().find(|host| host.name == name).map(|host| host.address)
+    }
+
+    /// Has the daemon execute a call to the connection manager.
+    pub fn execute_cm(&self, command: cm::Command) -> Result<Reply> {
+        self.state.cm_events.execute(command, self.is_alive(), |command| {
+            let request = Request::Execute { command: Command::Cm(command), backing: None };
+            match self.connection.call(&request, &[])? {
+                (Response::Executed(reply), _) => Ok(reply),
+                (other, _) => Err(unexpected_reply(&other)),
+            }
+        })
+    }
+
+    /// Calls `fail` when the daemon is gone.
+    pub fn on_daemon_gone(&self, fail: &Arc<dyn Fn() + Send + Sync>) {
+        let _ = self.state.card.set(Arc::downgrade(fail));
+        if !self.is_alive() {
+            fail();
+        }
+    }
+}
+
+/// Starts an HCA on the sockets of the process's slot.
+pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<EmbeddedBackend> {
+    let system = |what| move |source| Error::System { what, source };
+    let OpenedHost { host, direct, descriptors, sockets, .. } = opened;
+    let refused = |why: &str| Error::DeviceGone { why: why.into() };
+    let DirectPath { slot, foreign_recovery, foreign_window, congestion } =
+        direct.ok_or_else(|| refused("it did not give this process a slot"))?;
+    let unknown = || refused("it uses settings that this library does not know");
+    let sockets = HostSockets::adopt(sockets).map_err(system("adopting the sockets of the host"))?;
+    let settings = Settings {
+        recovery: Recovery::from_name(&host.recovery).ok_or_else(unknown)?,
+        foreign_recovery: Recovery::from_name(&foreign_recovery).ok_or_else(unknown)?,
+        foreign_window,
+        congestion: CongestionSettings::from_name(&congestion).ok_or_else(unknown)?,
+        ack_policy: AckPolicy::Coalesce,
+        response_order: ResponseOrder::ResponseFirst,
+        min_ack_timeout: Duration::from_millis(500),
+        qpn_slot: slot,
+        seed: RandomState::new().hash_one(0),
+        ..Settings::default()
+    };
+    let loopback = Loopback::from_name(&host.loopback).ok_or_else(unknown)?;
+    let options = DriverOptions { settings, icrc: IcrcCheck::default(), entropy: Entropy::Off, loopback };
+    let event_bus = Arc::new(EventBus::default());
+    let state = Arc::new(DirectState {
+        cm_events: CmEventQueue::default(),
+        is_gone: AtomicBool::new(false),
+        event_bus: event_bus.clone(),
+        card: std::sync::OnceLock::new(),
+    });
+    let hosts = socket.welcome.hosts.clone();
+    let [_, _, notifications, _] = descriptors;
+    let connection = Arc::new(socket.start_notification_thread(notifications.into(), state.clone())?);
+    let open_send_socket: OpenSendSocket = Box::new({
+        let connection = connection.clone();
+        move |source| {
+            let (_, descriptors) =
+                connection.call(&Request::OpenSendSocket { source }, &[]).map_err(io::Error::other)?;
+            descriptors.into_iter().next().ok_or_else(|| io::Error::other("the daemon passed no socket"))
+        }
+    });
+    let direct = DirectHost { connection, state, device: host, hosts };
+    start_direct(sockets, options, event_bus, open_send_socket, direct)
+}
