@@ -122,7 +122,7 @@ fn configure(arguments: &Arguments) -> Result<Config, String> {
         config.data_path = data_path;
     }
     if let Some(loopback) = arguments.loopback {
-        config.loopback = loopback;
+        config.loopback = Some(loopback);
     }
     if arguments.entropy {
         config.entropy = Entropy::On;

@@ -20,7 +20,7 @@ use softhca_fabric::{
 };
 use softhca_queue::{SharedWords, SleepFlag};
 use softhca_udp::{
-    DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, OpenSendSocket, ProcessIdentity, ReceiveMemory,
+    DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, OpenRings, OpenSendSocket, ProcessIdentity, ReceiveMemory,
     SharedDriver, SocketOptions, bind_host,
 };
 use softhca_wire::Mtu;
@@ -163,15 +163,7 @@ pub(crate) struct EmbeddedRuntime {
     process: ProcessIdentity,
     /// The host of a daemon that gave this process its sockets.
     #[cfg(target_os = "linux")]
-    direct: Option<DirectCard>,
-}
-
-/// A card on the sockets of a daemon's host.
-#[cfg(target_os = "linux")]
-struct DirectCard {
-    host: DirectHost,
-    /// Fails the card when the daemon is gone.
-    _on_daemon_gone: Arc<dyn Fn() + Send + Sync>,
+    direct: Option<DirectHost>,
 }
 
 /// Starts a card on sockets that a daemon gave this process.
@@ -180,26 +172,17 @@ pub(crate) fn start_direct(
     sockets: HostSockets,
     options: DriverOptions,
     event_bus: Arc<EventBus>,
-    open_send_socket: OpenSendSocket,
+    (open_send_socket, open_rings): (OpenSendSocket, OpenRings),
     host: DirectHost,
 ) -> Result<EmbeddedBackend> {
     let sink = EventForwarder { event_bus: event_bus.clone(), forward_to: Box::new(()) };
     let mut driver = Driver::new(sockets, options, MemoryTable::default(), Box::new(sink));
     driver.set_send_socket_source(open_send_socket);
+    driver.set_ring_source(open_rings);
     let driver = share(driver)?;
-    let fail: Arc<dyn Fn() + Send + Sync> = Arc::new({
-        let (driver, event_bus) = (Arc::downgrade(&driver), event_bus.clone());
-        move || {
-            if let Some(driver) = driver.upgrade() {
-                driver.control(|driver| driver.control(|hca, ctx| hca.flush_all(ctx)));
-            }
-            event_bus.wake_all();
-        }
-    });
-    host.on_daemon_gone(&fail);
+    host.attach(&driver);
     let process = ProcessIdentity::current();
-    let direct = Some(DirectCard { host, _on_daemon_gone: fail });
-    LocalBackend::new(EmbeddedRuntime { driver, process, direct }, event_bus)
+    LocalBackend::new(EmbeddedRuntime { driver, process, direct: Some(host) }, event_bus)
 }
 
 /// Starts the thread of a card.
@@ -259,7 +242,7 @@ pub(crate) fn check_process(mark: &ProcessIdentity) -> Result<()> {
 impl EmbeddedRuntime {
     #[cfg(target_os = "linux")]
     fn host(&self) -> Option<&DirectHost> {
-        self.direct.as_ref().map(|direct| &direct.host)
+        self.direct.as_ref()
     }
 
     pub fn device_name(&self) -> &str {

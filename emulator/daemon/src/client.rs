@@ -6,7 +6,7 @@ use crate::command_error::{CommandError, RequestResult};
 use crate::host::DaemonHost;
 use crate::notification_queue::NotificationQueue;
 use crate::quota::{ClientQuota, MappingGuard};
-use crate::slots::{HostSlots, SlotLease};
+use crate::slots::SlotLease;
 use crate::state::DaemonState;
 use softhca_engine::{
     Attachments, ClientId, CmChannelId, Command, Context, CqId, Hca, MemoryId, MemoryRegion, Reply, Resource,
@@ -61,7 +61,7 @@ impl Client {
         let waker = rustix::event::eventfd(0, flags).map_err(std::io::Error::from)?;
         host.driver.add_wake_source(waker.as_fd())?;
         let mut descriptors = vec![waker.try_clone()?, host.sleep_flag.try_clone()?, descriptor(&page)?];
-        let slot = host.slots.as_ref().map(HostSlots::assign).transpose()?;
+        let slot = host.slots.as_ref().map(|slots| slots.assign(notifications)).transpose()?;
         if let Some(slot) = &slot {
             descriptors.extend(slot.descriptors()?);
         }
@@ -92,6 +92,12 @@ impl Client {
         };
         let response = Response::Opened { host: host.device.clone(), gids, doorbell_slots, direct };
         Ok((client, response, descriptors))
+    }
+
+    /// The slot of a client with a direct data path.
+    pub fn slot(&self) -> Result<&SlotLease, CommandError> {
+        let message = "this client has no direct data path";
+        self.slot.as_ref().ok_or_else(|| CommandError::new(libc::EINVAL, message))
     }
 
     /// Opens a socket that sends from an address of the host.

@@ -123,8 +123,9 @@ pub struct Config {
     pub ipv6: BTreeMap<String, Ipv6Addr>,
     /// The UDP source port of packets.
     pub entropy: Entropy,
-    /// How a host's traffic to itself is carried.
-    pub loopback: Loopback,
+    /// How a host's traffic to itself is carried. By default inside the HCA and in rings on the direct data path, and
+    /// through sockets on the daemon's.
+    pub loopback: Option<Loopback>,
     /// Which process executes the transport.
     pub data_path: DataPath,
     /// The recovery mode after packet loss.
@@ -171,7 +172,7 @@ impl Default for Config {
             hosts: vec![HostConfig { name: "host".into(), address: None }],
             ipv6: BTreeMap::new(),
             entropy: Entropy::Off,
-            loopback: Loopback::Socket,
+            loopback: None,
             data_path: DataPath::default(),
             recovery: Recovery::Fatal,
             foreign_recovery: Settings::default().foreign_recovery,
@@ -198,6 +199,14 @@ fn address_space() -> u64 {
 }
 
 impl Config {
+    /// How a host's traffic to itself is carried.
+    pub(crate) fn loopback(&self) -> Loopback {
+        self.loopback.unwrap_or(match self.data_path {
+            DataPath::Daemon => Loopback::Socket,
+            DataPath::Direct => Loopback::Internal,
+        })
+    }
+
     /// The most devices that one process may have open: half of all.
     pub(crate) fn max_clients_per_process(&self) -> usize {
         self.max_clients.div_ceil(2)
@@ -439,8 +448,8 @@ impl Config {
         }
         config.foreign_window = file.foreign_window.unwrap_or(config.foreign_window);
         if let Some(name) = file.loopback {
-            config.loopback = Loopback::from_name(&name)
-                .ok_or_else(|| format!("loopback is {name:?}, expected one of \"socket\", \"internal\""))?;
+            let unknown = || format!("loopback is {name:?}, expected one of \"socket\", \"internal\"");
+            config.loopback = Some(Loopback::from_name(&name).ok_or_else(unknown)?);
         }
         if let Some(name) = file.data_path {
             config.data_path = DataPath::from_name(&name)
@@ -506,10 +515,12 @@ mod tests {
 
     #[test]
     fn a_file_configures_loopback() {
-        assert_eq!(Config::parse("").unwrap().loopback, Loopback::Socket);
+        assert_eq!(Config::parse("").unwrap().loopback(), Loopback::Socket);
+        assert_eq!(Config::parse("data_path = 'direct'").unwrap().loopback(), Loopback::Internal);
+        assert!(Config::parse("data_path = 'far'").unwrap_err().contains("daemon"));
         for loopback in Loopback::ALL {
             let config = Config::parse(&format!("loopback = '{}'", loopback.name())).unwrap();
-            assert_eq!(config.loopback, loopback);
+            assert_eq!(config.loopback(), loopback);
         }
         let message = Config::parse("loopback = 'kernel'").unwrap_err();
         assert!(message.contains("\"kernel\"") && message.contains("\"socket\", \"internal\""), "{message}");

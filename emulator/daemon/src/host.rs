@@ -236,14 +236,14 @@ impl DaemonHost {
             active_mtu: sockets.active_mtu(),
             limits: config.client_limits.device_limits(config.max_clients),
             recovery: config.recovery.name().into(),
-            loopback: config.loopback.name().into(),
+            loopback: config.loopback().name().into(),
         };
         let event_bus = Arc::new(EventBus {
             host_name: host.name.clone(),
             watchers: watchers.clone(),
             ..EventBus::default()
         });
-        let Config { entropy, loopback, .. } = *config;
+        let (entropy, loopback) = (config.entropy, config.loopback());
         let options = DriverOptions { settings, icrc: IcrcCheck::default(), entropy, loopback };
         let access_monitor = Arc::new(AccessMonitor::default());
         let id = HostId(index as u32);

@@ -148,6 +148,14 @@ impl Session {
         let Session { client, requests, notification_socket, .. } = self;
         let socket = notification_socket.as_mut().unwrap_or(requests);
         for notification in notifications {
+            if let Notification::RingsOpened { slot } = notification {
+                // The other process may be gone by now.
+                let rings = client.as_ref().and_then(|client| client.slot().ok()?.rings(slot).ok());
+                if let Some(descriptors) = rings {
+                    socket.send(&Message::Notification(notification), descriptors);
+                }
+                continue;
+            }
             let Notification::CmEventsRaised { channel, .. } = notification else {
                 socket.send(&Message::Notification(notification), Vec::new());
                 continue;
@@ -234,10 +242,10 @@ impl Session {
                 self.client = Some(client);
                 return Ok((response, passed));
             }
-            Request::OpenSendSocket { source } => match &mut self.client {
-                Some(client) => return client.open_send_socket(source),
-                None => return Err(CommandError::new(libc::ENODEV, "no device is open on this connection")),
-            },
+            Request::OpenSendSocket { source } => return self.client()?.open_send_socket(source),
+            Request::OpenRings { slot } => {
+                return Ok((Response::Done, self.client()?.slot()?.open_rings(slot)?));
+            }
             Request::Status => Response::Status(self.daemon.status()),
             Request::Counters { host } => {
                 let host = self.host(host)?;
@@ -295,12 +303,16 @@ impl Session {
                 self.daemon.stop_requested.notify_one();
                 Response::Done
             }
-            Request::Execute { command, backing } => match &mut self.client {
-                Some(client) => return client.execute(command, backing, descriptors),
-                None => return Err(CommandError::new(libc::ENODEV, "no device is open on this connection")),
-            },
+            Request::Execute { command, backing } => {
+                return self.client()?.execute(command, backing, descriptors);
+            }
         };
         Ok((response, Vec::new()))
+    }
+
+    fn client(&mut self) -> Result<&mut Client, CommandError> {
+        let message = "no device is open on this connection";
+        self.client.as_mut().ok_or_else(|| CommandError::new(libc::ENODEV, message))
     }
 
     /// The host with this name. Without a name: the client's host, or else the first.

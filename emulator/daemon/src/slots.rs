@@ -3,10 +3,14 @@
 use crate::client_memory::{AccessMonitor, ClientMemories};
 use crate::command_error::CommandError;
 use crate::messages::report;
+use crate::notification_queue::NotificationQueue;
 use parking_lot::Mutex;
 use softhca_engine::Settings;
+use softhca_queue::control::Notification;
 use softhca_queue::{SharedWords, SleepFlag};
-use softhca_udp::{DrivePolicy, Driver, DriverOptions, HostSockets, SharedDriver, SlotGroup, SocketOptions};
+use softhca_udp::{
+    DrivePolicy, Driver, DriverOptions, HostSockets, RingPair, SharedDriver, SlotGroup, SocketOptions,
+};
 use softhca_wire::QpnSlot;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -29,18 +33,31 @@ struct SlotTable {
     /// Free slots that had a process: a port without queue pairs, which tells peers that the process is gone and
     /// discards what they still send.
     vacant: BTreeMap<u16, SharedDriver<ClientMemories>>,
+    /// The processes, by slot.
+    owners: BTreeMap<u16, Arc<NotificationQueue>>,
+    /// The rings between two processes, by their slots, the lower first.
+    rings: BTreeMap<[u16; 2], RingPair>,
 }
 
 impl HostSlots {
     /// Lets processes share the addresses of a host. `sockets` are those of slot 0, the daemon's.
     pub fn new(sockets: &HostSockets, settings: Settings) -> io::Result<Arc<HostSlots>> {
         let group = SlotGroup::new(sockets, SocketOptions::default())?;
-        let table = SlotTable { group, free: VecDeque::from([1]), vacant: BTreeMap::new() };
+        let table = SlotTable {
+            group,
+            free: VecDeque::from([1]),
+            vacant: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            rings: BTreeMap::new(),
+        };
         Ok(Arc::new(HostSlots { settings, table: Mutex::new(table) }))
     }
 
     /// Gives a process a slot.
-    pub fn assign(self: &Arc<HostSlots>) -> Result<SlotLease, CommandError> {
+    pub fn assign(
+        self: &Arc<HostSlots>,
+        notifications: &Arc<NotificationQueue>,
+    ) -> Result<SlotLease, CommandError> {
         let mut table = self.table.lock();
         let has_fresh = table.vacant.len() < table.free.len();
         let may_add = !has_fresh && (table.free.is_empty() || table.group.slots() <= FRESH_SLOTS);
@@ -51,6 +68,7 @@ impl HostSlots {
             table.free.pop_front().ok_or_else(|| CommandError::new(libc::EMFILE, message))?
         };
         let vacant = table.vacant.remove(&slot);
+        table.owners.insert(slot, notifications.clone());
         drop(table);
         // Sends what is pending, which takes time.
         drop(vacant);
@@ -81,6 +99,33 @@ pub(crate) struct SlotLease {
 }
 
 impl SlotLease {
+    /// Opens rings to the process in another slot, which is notified. Both may ask for them.
+    pub fn open_rings(&self, peer: u16) -> Result<Vec<OwnedFd>, CommandError> {
+        let own = self.slot.number;
+        let mut table = self.slots.table.lock();
+        let Some(owner) = table.owners.get(&peer).filter(|_| peer != own).cloned() else {
+            return Err(CommandError::new(libc::ENOENT, format!("no process has slot {peer} of the host")));
+        };
+        let key = [own.min(peer), own.max(peer)];
+        if !table.rings.contains_key(&key) {
+            table.rings.insert(key, RingPair::create()?);
+            owner.push(Notification::RingsOpened { slot: own });
+        }
+        self.ring_descriptors(&table, peer)
+    }
+
+    /// Copies of the descriptors of the rings to the process in another slot.
+    pub fn rings(&self, peer: u16) -> Result<Vec<OwnedFd>, CommandError> {
+        self.ring_descriptors(&self.slots.table.lock(), peer)
+    }
+
+    fn ring_descriptors(&self, table: &SlotTable, peer: u16) -> Result<Vec<OwnedFd>, CommandError> {
+        let own = self.slot.number;
+        let rings = table.rings.get(&[own.min(peer), own.max(peer)]);
+        let gone = || CommandError::new(libc::ENOENT, format!("the process in slot {peer} is gone"));
+        Ok(rings.ok_or_else(gone)?.descriptors()?)
+    }
+
     /// Copies of the sockets.
     pub fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
         self.slots.descriptors(self.slot.number)
@@ -89,6 +134,19 @@ impl SlotLease {
 
 impl Drop for SlotLease {
     fn drop(&mut self) {
+        let own = self.slot.number;
+        let mut table = self.slots.table.lock();
+        let SlotTable { owners, rings, .. } = &mut *table;
+        owners.remove(&own);
+        rings.retain(|slots, _| {
+            let is_own = slots.contains(&own);
+            let peer = if slots[0] == own { slots[1] } else { slots[0] };
+            if let Some(peer) = owners.get(&peer).filter(|_| is_own) {
+                peer.push(Notification::ProcessGone { slot: own });
+            }
+            !is_own
+        });
+        drop(table);
         let vacant = self.slots.start_vacant(self.slot);
         let mut table = self.slots.table.lock();
         match vacant {

@@ -20,10 +20,12 @@ pub mod control;
 mod counters;
 mod doorbell;
 mod error;
+mod guarded_access;
 mod handle;
 mod limits;
 mod memory;
 mod memory_block;
+mod packet_ring;
 mod receive;
 mod resource;
 mod ring;
@@ -45,10 +47,12 @@ pub use completion::{
 pub use counters::{Counters, PortCounters};
 pub use doorbell::{DoorbellConsumer, DoorbellProducer, SleepFlag, doorbell_ring};
 pub use error::{Resource, VerbsError};
+pub use guarded_access::recover as recover_from_memory_fault;
 pub use handle::{AhId, ClientId, CmChannelId, CmId, CqId, PdId, SrqId, XrcdId};
 pub use limits::DeviceLimits;
 pub use memory::{AtomicOperation, MemoryFault};
 pub use memory_block::{ExternalMemory, MemoryBlock};
+pub use packet_ring::{PacketChunk, PacketConsumer, PacketProducer, PacketRing};
 pub use receive::{ReceiveConsumer, ReceiveProducer, ReceiveWorkRequest, receive_ring};
 pub use resource::{
     AsyncEvent, MemoryWindowType, PortState, QpInitAttributes, QpSnapshot, SrqAttributes, SrqInitAttributes,

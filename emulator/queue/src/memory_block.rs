@@ -5,7 +5,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::{AtomicOperation, MemoryFault, shared_access};
+use crate::{AtomicOperation, MemoryFault, guarded_access, shared_access};
 use alloc::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -40,7 +40,7 @@ enum Storage {
     Heap,
     /// A mapping.
     Mapped(Arc<dyn Any + Send + Sync>),
-    /// The caller, who keeps them mapped.
+    /// The caller, who should keep them mapped.
     Borrowed,
     /// Somewhere else; `base` is not used.
     External(Box<dyn ExternalMemory>),
@@ -64,8 +64,9 @@ impl MemoryBlock {
     /// Wraps memory that the caller owns.
     ///
     /// # Safety
-    /// `length` bytes at `base` stay readable, and writable if `writable` is set, for the lifetime of the block. Others
-    /// may change them.
+    /// `length` bytes at `base` stay readable, and writable if `writable` is set, for the lifetime of the block; or
+    /// a signal handler calls [`recover_from_memory_fault`](crate::recover_from_memory_fault), and an access fails.
+    /// Others may change them.
     pub unsafe fn borrowed(base: NonNull<u8>, length: usize, writable: bool) -> MemoryBlock {
         MemoryBlock { base, length, writable: writable.into(), storage: Storage::Borrowed }
     }
@@ -158,7 +159,12 @@ impl MemoryBlock {
             return Ok(());
         }
         // SAFETY: `from` has as many bytes as `into`, and nothing else refers to `into`.
-        unsafe { shared_access::read(from.as_ptr(), into.as_mut_ptr(), into.len()) };
+        unsafe {
+            match self.storage {
+                Storage::Borrowed => guarded_access::read(from.as_ptr(), into.as_mut_ptr(), into.len())?,
+                _ => shared_access::read(from.as_ptr(), into.as_mut_ptr(), into.len()),
+            }
+        }
         Ok(())
     }
 
@@ -170,7 +176,12 @@ impl MemoryBlock {
         }
         let to = self.writable_at(offset, from.len())?;
         // SAFETY: `to` has as many bytes as `from`, which nothing else writes.
-        unsafe { shared_access::write(from.as_ptr(), to.as_ptr(), from.len()) };
+        unsafe {
+            match self.storage {
+                Storage::Borrowed => guarded_access::write(from.as_ptr(), to.as_ptr(), from.len())?,
+                _ => shared_access::write(from.as_ptr(), to.as_ptr(), from.len()),
+            }
+        }
         Ok(())
     }
 
@@ -184,7 +195,12 @@ impl MemoryBlock {
             return Err(MemoryFault);
         }
         // SAFETY: eight aligned, writable bytes of the block.
-        Ok(unsafe { shared_access::atomic(at.as_ptr(), operation) })
+        unsafe {
+            match self.storage {
+                Storage::Borrowed => guarded_access::atomic(at.as_ptr(), operation),
+                _ => Ok(shared_access::atomic(at.as_ptr(), operation)),
+            }
+        }
     }
 
     /// Loads the eight aligned bytes at `offset` in one access.

@@ -13,21 +13,25 @@ mod transmit;
 use crate::entropy::FlowSockets;
 use crate::fault_injector::FaultInjector;
 use crate::host_network::{HostNetwork, HostPort};
+use crate::process_rings::ProcessRings;
 use crate::system::WakeSet;
 use crate::{
-    Entropy, HostSockets, LinkControl, LinkSecret, Loopback, OpenSendSocket, ReceiveMemory, grant_budget,
+    Chunk, Entropy, HostSockets, LinkControl, LinkSecret, Loopback, OpenRings, OpenSendSocket, PeerPort,
+    ReceiveMemory, RingPair, grant_budget,
 };
 use engine::Engine;
 use link::Port;
-use receive::Receiver;
+use receive::{Arrival, Receiver};
 use softhca_engine::{
-    Attachments, ClientId, Command, Context, Hca, Instant, Memory, PortState, Reply, Settings, VerbsError,
+    Attachments, ClientId, Command, Context, Hca, Instant, Memory, Peer, PortState, Reply, Settings,
+    VerbsError,
 };
 use softhca_fabric::{EventSink, Flow, LinkState, Rule, RuleCounters};
-use softhca_wire::Gid;
+use softhca_queue::PacketChunk;
+use softhca_wire::{Gid, QpnSlot, ROCE_PORT};
 use softhca_wire::link_control::Incarnation;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -73,8 +77,6 @@ pub struct Driver<M> {
     port: Port,
     transmitter: Transmitter,
     receiver: Receiver,
-    /// Wakes the driver's thread for every descriptor that is not in [`Driver::descriptors`].
-    wake_set: Option<Arc<WakeSet>>,
     started: std::time::Instant,
     polled_at: Instant,
     /// Link control messages could not be sent between polls.
@@ -100,9 +102,8 @@ impl<M: Memory> Driver<M> {
         }
         let mut links = LinkControl::new(incarnation, LinkSecret::from_system(), grant_budget(buffer), 0);
         links.set_slot(settings.qpn_slot);
-        if options.loopback == Loopback::Internal {
-            links.set_internal_addresses(sockets.by_address().map(HostSockets::address));
-        }
+        let addresses = sockets.by_address().map(HostSockets::address);
+        links.set_own_addresses(addresses, options.loopback == Loopback::Internal);
         if !sockets.has_link_control() {
             links.disable();
         }
@@ -112,7 +113,6 @@ impl<M: Memory> Driver<M> {
             port: Port::new(sockets, flow_sockets, links),
             transmitter: Transmitter::new(),
             receiver: Receiver::new(options.icrc),
-            wake_set: None,
             started: std::time::Instant::now(),
             polled_at: Instant::from_nanos(0),
             needs_poll: false,
@@ -165,6 +165,82 @@ impl<M: Memory> Driver<M> {
         self.port.send_sockets.open = Some(open);
     }
 
+    /// Lets rings carry the packets to other processes of the host.
+    pub fn set_ring_source(&mut self, open: OpenRings) {
+        self.port.rings = Some(ProcessRings::new(self.port.links.slot().number, open));
+    }
+
+    /// Adds rings that the process in a slot of this host asked for.
+    pub fn add_rings(&mut self, slot: u16, rings: RingPair) -> io::Result<()> {
+        let Some(own) = &mut self.port.rings else { return Ok(()) };
+        match (own.add(slot, rings)?, &self.port.wake_set) {
+            (Some(descriptor), Some(wake_set)) => wake_set.add(descriptor),
+            _ => Ok(()),
+        }
+    }
+
+    /// The process in a slot of this host is gone.
+    pub fn remove_rings(&mut self, slot: u16) {
+        let now = self.now();
+        if let Some(rings) = &mut self.port.rings {
+            rings.remove(slot);
+            rings.lost.push(slot);
+        }
+        self.fail_lost_processes(now);
+    }
+
+    /// Tells other processes of the host whether a packet must wake this one.
+    pub(crate) fn set_asleep(&mut self, is_asleep: bool) {
+        if let Some(rings) = &mut self.port.rings {
+            rings.set_asleep(is_asleep);
+        }
+    }
+
+    /// Fails the connections to processes of this host that are gone.
+    fn fail_lost_processes(&mut self, now: Instant) {
+        let Driver { engine, port, .. } = self;
+        let Some(rings) = &mut port.rings else { return };
+        for slot in rings.lost.drain(..) {
+            for sockets in port.sockets.by_address() {
+                let address = sockets.address();
+                let peer = Peer { address, slot: QpnSlot { number: slot, ..port.links.slot() } };
+                engine.call(now, |hca, ctx| {
+                    hca.fail_peer(ctx, peer);
+                    hca.unblock(ctx, address);
+                });
+            }
+        }
+    }
+
+    /// Moves packets between this process and others of the host. Returns whether there were any.
+    fn poll_rings(&mut self, now: Instant) -> bool {
+        let Driver { engine, port, receiver, .. } = self;
+        let Some(rings) = &mut port.rings else { return false };
+        if rings.is_empty() && rings.lost.is_empty() {
+            return false;
+        }
+        let (links, sockets, network) = (&mut port.links, &port.sockets, port.network.as_ref());
+        let moved = rings.receive(|slot, chunk, bytes| {
+            let Some(sockets) = sockets.by_address().nth(chunk.address.into()) else { return };
+            let address = sockets.address();
+            let PacketChunk { segment_size, traffic_class, .. } = chunk;
+            let source = SocketAddr::new(address, ROCE_PORT);
+            let chunk = Chunk { source, traffic_class, segment_size, bytes };
+            let peer = PeerPort { address, slot };
+            let arrival = Arrival { chunk, peer, destination: address, check: IcrcCheck::Ignore };
+            receiver.packets.receive_chunk(now, arrival, engine, links, network);
+        });
+        if rings.unblocked() {
+            for sockets in port.sockets.by_address() {
+                engine.call(now, |hca, ctx| hca.unblock(ctx, sockets.address()));
+            }
+        }
+        if !rings.lost.is_empty() {
+            self.fail_lost_processes(now);
+        }
+        moved
+    }
+
     /// The memory behind memory regions.
     pub fn memory(&mut self) -> &mut M {
         &mut self.engine.memory
@@ -179,7 +255,7 @@ impl<M: Memory> Driver<M> {
         let groups = || self.engine.hca.multicast_groups().map(Gid::ip);
         if !self.receiver.multicast.matches(groups()) {
             let groups = groups().collect();
-            self.receiver.multicast.update(&groups, &self.port.sockets, self.wake_set.as_deref());
+            self.receiver.multicast.update(&groups, &self.port.sockets, self.port.wake_set.as_deref());
         }
         self.transmit_between_polls(now);
         self.engine.sink.flush();
@@ -240,7 +316,10 @@ impl<M: Memory> Driver<M> {
             wake_set.add(sockets.link.as_fd())?;
         }
         self.receiver.multicast.add_to_wake_set(&wake_set)?;
-        self.wake_set = Some(wake_set);
+        if let Some(rings) = &self.port.rings {
+            rings.wake_descriptors().try_for_each(|descriptor| wake_set.add(descriptor))?;
+        }
+        self.port.wake_set = Some(wake_set);
         Ok(())
     }
 
@@ -349,7 +428,7 @@ impl<M: Memory> Driver<M> {
         self.polled_at = now;
         self.needs_poll = false;
         self.expire_pauses(now);
-        let mut moved = self.poll_host_network(now);
+        let mut moved = self.poll_host_network(now) | self.poll_rings(now);
         self.engine.call(now, |hca, ctx| {
             hca.process_doorbells(ctx);
             if hca.next_timeout().is_some_and(|at| at <= now) {

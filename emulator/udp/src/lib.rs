@@ -17,6 +17,7 @@ mod link;
 mod loopback;
 mod multicast;
 mod pauses;
+mod process_rings;
 pub mod raw;
 mod reorder;
 mod shared_driver;
@@ -34,10 +35,13 @@ pub use host::{
 pub use host_network::{HostNetwork, HostNetworkError};
 pub use link::{LinkChange, LinkControl, LinkEvent, LinkSecret, PeerPort, PeerState, UnreachablePort};
 pub use loopback::Loopback;
+pub use process_rings::{OpenRings, RingPair};
 pub use shared_driver::{DrivePolicy, SharedDriver};
 pub use slots::{OpenSendSocket, SlotGroup};
 pub use socket::{
     MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, NetworkError, NetworkErrorCause, ReceiveMemory, RoceSocket,
     Segmentation, SendError, SocketOptions,
 };
-pub use system::{Interface, ProcessIdentity, Ready, Waker, interface_of, wait_readable, wait_writable};
+pub use system::{
+    Interface, ProcessIdentity, Ready, SignalsBlocked, Waker, interface_of, wait_readable, wait_writable,
+};

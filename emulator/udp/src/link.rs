@@ -140,8 +140,10 @@ pub struct LinkControl {
     /// The senders that share their address, by the port that they send from.
     senders: BTreeMap<(IpAddr, u16), PeerPort>,
     grant_issuer: GrantIssuer,
-    /// Addresses of this port whose traffic stays inside the HCA, without a link.
-    internal_addresses: Vec<IpAddr>,
+    /// The addresses of this port.
+    own_addresses: Vec<IpAddr>,
+    /// Traffic to them needs no link.
+    keeps_local: bool,
     /// Every peer is a foreign one.
     is_disabled: bool,
     /// The order in which this port sends frames.
@@ -171,7 +173,8 @@ impl LinkControl {
             peers: BTreeMap::new(),
             senders: BTreeMap::new(),
             grant_issuer: GrantIssuer::new(budget, now),
-            internal_addresses: Vec::new(),
+            own_addresses: Vec::new(),
+            keeps_local: false,
             is_disabled: false,
             transmit_order: FrameOrder::InOrder,
             events: VecDeque::new(),
@@ -196,6 +199,9 @@ impl LinkControl {
     /// How many high bits of the QPNs at an address are the slot, as slot 0 of the host has announced. Until then
     /// every QPN there counts as one of slot 0.
     pub fn slot_bits(&self, address: IpAddr) -> u8 {
+        if self.slot.bits > 0 && self.own_addresses.contains(&address) {
+            return self.slot.bits;
+        }
         self.peers.get(&address.into()).map_or(0, |peer| peer.slot_bits)
     }
 
@@ -232,14 +238,22 @@ impl LinkControl {
         self.dead_after = nanoseconds.max(2 * GRANT_LEASE);
     }
 
-    /// Keeps traffic of the port to itself inside the HCA, at these addresses: no link and no grants.
-    pub fn set_internal_addresses(&mut self, addresses: impl IntoIterator<Item = IpAddr>) {
-        self.internal_addresses.extend(addresses);
+    /// The addresses of this port. With `keeps_local`, traffic to them stays off the sockets: to this port inside the
+    /// HCA, and to other processes, except the daemon, in rings. Neither has a link or needs grants.
+    pub fn set_own_addresses(&mut self, addresses: impl IntoIterator<Item = IpAddr>, keeps_local: bool) {
+        self.own_addresses.extend(addresses);
+        self.keeps_local = keeps_local;
     }
 
     /// Whether traffic to a port stays inside the HCA.
     pub fn is_internal(&self, port: PeerPort) -> bool {
-        port.slot == self.slot.number && self.internal_addresses.contains(&port.address)
+        port.slot == self.slot.number && self.is_local(port)
+    }
+
+    /// Whether a port has no link to this one: it is in this HCA, or rings lead to it.
+    pub fn is_local(&self, port: PeerPort) -> bool {
+        let is_reached = port.slot == self.slot.number || port.slot != 0 && self.slot.number != 0;
+        self.keeps_local && is_reached && self.own_addresses.contains(&port.address)
     }
 
     /// From now on a fault rule sends frames out of PSN order. No frame leaves before its peer has been informed.
@@ -276,7 +290,7 @@ impl LinkControl {
 
     /// The peer, inserted if it is new; `None` if there are too many, or if the address is internal.
     fn peer_or_insert(&mut self, peer: PeerPort, now: u64) -> Option<&mut PeerLink> {
-        if self.is_internal(peer) {
+        if self.is_local(peer) {
             return None;
         }
         if self.peers.len() >= MAX_PEERS && !self.peers.contains_key(&peer) {
@@ -438,7 +452,7 @@ impl LinkControl {
     pub fn on_message(&mut self, from: IpAddr, message: &Message, now: u64) -> Result<(), LinkReject> {
         let from = PeerPort { address: from, slot: message.slots.source };
         let is_for_other = message.slots.destination != self.slot.number;
-        if is_for_other || self.is_internal(from) || self.is_disabled {
+        if is_for_other || self.is_local(from) || self.is_disabled {
             return Err(LinkReject::NoSuchPort);
         }
         let is_authentic = message.token == Some(self.secret.token(from));

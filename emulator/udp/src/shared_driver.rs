@@ -1,7 +1,7 @@
 //! A driver behind a lock, shared by callers and a thread that polls it when no caller does.
 
 use crate::system::{WakeSet, request_short_time_slices};
-use crate::{Driver, ProcessIdentity, Waker, wait_readable};
+use crate::{Driver, ProcessIdentity, SignalsBlocked, Waker, wait_readable};
 use parking_lot::{Mutex, MutexGuard};
 use softhca_engine::Memory;
 use softhca_queue::SleepFlag;
@@ -50,6 +50,8 @@ struct Shared<M> {
     /// When the sleeping thread wakes by itself, in the driver's time. Written under the driver's lock.
     wakes_at: AtomicU64,
     stop: AtomicBool,
+    /// Other processes of the host wake the thread for every packet.
+    is_announced_asleep: AtomicBool,
     /// The thread leaves polling to callers.
     waiting_for_callers: AtomicBool,
     waker: Waker,
@@ -87,10 +89,12 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
             sleep_flag,
             wakes_at: AtomicU64::new(0),
             stop: AtomicBool::new(false),
+            is_announced_asleep: AtomicBool::new(false),
             waiting_for_callers: AtomicBool::new(false),
             waker: Waker::new()?,
             wake_set,
         });
+        let _blocked = SignalsBlocked::begin();
         let thread = std::thread::Builder::new().name(name).spawn({
             let core = core.clone();
             move || core.run()
@@ -244,6 +248,9 @@ impl<M: Memory> Shared<M> {
 
     /// Waits for a moment, or until a caller hands over.
     fn wait_for_callers(&self) {
+        if self.is_announced_asleep.load(Ordering::Relaxed) {
+            self.announce_awake();
+        }
         self.waiting_for_callers.store(true, Ordering::SeqCst);
         if wait_readable(&[self.waker.as_fd()], Some(TAKEOVER_DELAY)).is_ok_and(|ready| ready.readable(0)) {
             self.waker.clear();
@@ -274,6 +281,8 @@ impl<M: Memory> Shared<M> {
     /// Polls once more and, if nothing moved, sleeps until the driver has work.
     fn poll_or_sleep(&self, mut driver: MutexGuard<'_, Driver<M>>) {
         self.sleep_flag.set();
+        driver.set_asleep(true);
+        self.is_announced_asleep.store(true, Ordering::Relaxed);
         // Processes a doorbell that was rung before its producer could see the flag.
         let moved = driver.poll().unwrap_or(false);
         let timeout = driver.next_timeout();
@@ -284,6 +293,15 @@ impl<M: Memory> Shared<M> {
             self.sleep(timeout);
         }
         self.sleep_flag.clear();
+        self.announce_awake();
+    }
+
+    /// Tells other processes that no packet must wake this one, unless another thread polls now.
+    fn announce_awake(&self) {
+        if let Some(mut driver) = self.driver.try_lock() {
+            driver.set_asleep(false);
+            self.is_announced_asleep.store(false, Ordering::Relaxed);
+        }
     }
 
     fn sleep(&self, timeout: Option<Duration>) {

@@ -104,9 +104,9 @@ impl ControlSocket {
             let news = news.try_clone().map_err(system)?;
             move || {
                 let mut reader = MessageReader::default();
-                while let Ok((message, _)) = receive(&mut reader, news.as_fd()) {
+                while let Ok((message, descriptors)) = receive(&mut reader, news.as_fd()) {
                     if let Message::Notification(news) = message {
-                        listener.on_notification(news);
+                        listener.on_notification(news, descriptors);
                     }
                 }
                 listener.on_disconnect();
@@ -125,7 +125,7 @@ impl ControlSocket {
 
 /// Hears what the daemon tells unasked.
 pub(crate) trait NotificationHandler: Send + Sync {
-    fn on_notification(&self, on_notification: Notification);
+    fn on_notification(&self, notification: Notification, descriptors: Vec<OwnedFd>);
     /// The daemon is gone, or let us go.
     fn on_disconnect(&self);
 }

@@ -9,17 +9,22 @@ use crate::Error;
 use crate::backend::Result;
 use crate::embedded::{EmbeddedBackend, start_direct};
 use crate::local_backend::EventBus;
+use crate::memory::{MemoryTable, install_fault_handler};
 use softhca_engine::{
     AckPolicy, AsyncEvent, Command, CongestionSettings, DeviceLimits, Recovery, Reply, ResponseOrder, Settings,
 };
 use softhca_queue::cm;
 use softhca_queue::control::{DirectPath, HostDevice, Notification, Request, Response};
-use softhca_udp::{DriverOptions, Entropy, HostSockets, IcrcCheck, Loopback, OpenSendSocket};
+use softhca_udp::{
+    Driver, DriverOptions, Entropy, HostSockets, IcrcCheck, Loopback, OpenRings, OpenSendSocket, RingPair,
+    SharedDriver,
+};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 /// The host of a daemon whose transport this process executes itself.
@@ -36,13 +41,33 @@ struct DirectState {
     cm_events: CmEventQueue,
     is_gone: AtomicBool,
     event_bus: Arc<EventBus>,
-    /// The card, once it exists: it fails with the daemon.
-    card: std::sync::OnceLock<Weak<dyn Fn() + Send + Sync>>,
+    /// The card, once it exists.
+    card: OnceLock<Weak<SharedDriver<MemoryTable>>>,
+}
+
+impl DirectState {
+    /// Calls `act` with the driver of the card.
+    fn control(&self, act: impl FnOnce(&mut Driver<MemoryTable>)) {
+        if let Some(card) = self.card.get().and_then(Weak::upgrade) {
+            card.control(act);
+        }
+    }
+
+    /// Flushes everything: the daemon is gone.
+    fn fail(&self) {
+        self.control(|driver| driver.control(|hca, ctx| hca.flush_all(ctx)));
+        self.event_bus.wake_all();
+    }
 }
 
 impl NotificationHandler for DirectState {
-    fn on_notification(&self, notification: Notification) {
+    fn on_notification(&self, notification: Notification, descriptors: Vec<OwnedFd>) {
         match notification {
+            Notification::RingsOpened { slot } => self.control(|driver| {
+                // Without the rings, the other process finds out that its packets are not received.
+                let _ = RingPair::adopt(descriptors).and_then(|rings| driver.add_rings(slot, rings));
+            }),
+            Notification::ProcessGone { slot } => self.control(|driver| driver.remove_rings(slot)),
             Notification::AsyncEventRaised(event) => self.event_bus.push_async_event(event),
             Notification::CmEventsRaised { channel, events } => self.cm_events.push(channel, events),
             Notification::CompletionNotified(_) | Notification::AsyncEventObserved { .. } => {}
@@ -51,9 +76,7 @@ impl NotificationHandler for DirectState {
 
     fn on_disconnect(&self) {
         self.is_gone.store(true, Ordering::Release);
-        if let Some(fail) = self.card.get().and_then(Weak::upgrade) {
-            fail();
-        }
+        self.fail();
         self.event_bus.push_async_event(AsyncEvent::DeviceFatal);
         self.cm_events.wake_all();
     }
@@ -87,17 +110,18 @@ impl DirectHost {
         })
     }
 
-    /// Calls `fail` when the daemon is gone.
-    pub fn on_daemon_gone(&self, fail: &Arc<dyn Fn() + Send + Sync>) {
-        let _ = self.state.card.set(Arc::downgrade(fail));
+    /// Gives notifications to this card from now on.
+    pub fn attach(&self, card: &Arc<SharedDriver<MemoryTable>>) {
+        let _ = self.state.card.set(Arc::downgrade(card));
         if !self.is_alive() {
-            fail();
+            self.state.fail();
         }
     }
 }
 
 /// Starts an HCA on the sockets of the process's slot.
 pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<EmbeddedBackend> {
+    install_fault_handler();
     let system = |what| move |source| Error::System { what, source };
     let OpenedHost { host, direct, descriptors, sockets, .. } = opened;
     let refused = |why: &str| Error::DeviceGone { why: why.into() };
@@ -124,7 +148,7 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
         cm_events: CmEventQueue::default(),
         is_gone: AtomicBool::new(false),
         event_bus: event_bus.clone(),
-        card: std::sync::OnceLock::new(),
+        card: OnceLock::new(),
     });
     let hosts = socket.welcome.hosts.clone();
     let [_, _, notifications, _] = descriptors;
@@ -137,6 +161,14 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
             descriptors.into_iter().next().ok_or_else(|| io::Error::other("the daemon passed no socket"))
         }
     });
+    let open_rings: OpenRings = Box::new({
+        let connection = connection.clone();
+        move |slot| {
+            let (_, descriptors) =
+                connection.call(&Request::OpenRings { slot }, &[]).map_err(io::Error::other)?;
+            RingPair::adopt(descriptors)
+        }
+    });
     let direct = DirectHost { connection, state, device: host, hosts };
-    start_direct(sockets, options, event_bus, open_send_socket, direct)
+    start_direct(sockets, options, event_bus, (open_send_socket, open_rings), direct)
 }

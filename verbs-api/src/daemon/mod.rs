@@ -74,7 +74,7 @@ struct ClientState {
 }
 
 impl NotificationHandler for ClientState {
-    fn on_notification(&self, notification: Notification) {
+    fn on_notification(&self, notification: Notification, _: Vec<OwnedFd>) {
         match notification {
             Notification::CompletionNotified(cq) => {
                 let notifier = self.completion_queues.lock().get(&cq).cloned();
@@ -84,7 +84,9 @@ impl NotificationHandler for ClientState {
             }
             Notification::AsyncEventRaised(event) => self.async_events.push(event),
             Notification::CmEventsRaised { channel, events } => self.cm_events.push(channel, events),
-            Notification::AsyncEventObserved { .. } => {}
+            Notification::AsyncEventObserved { .. }
+            | Notification::RingsOpened { .. }
+            | Notification::ProcessGone { .. } => {}
         }
     }
 

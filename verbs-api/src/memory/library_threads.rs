@@ -3,35 +3,13 @@
 #![allow(unsafe_code)]
 
 use super::ForkSafe;
+use softhca_udp::SignalsBlocked;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::{io, mem, ptr};
+use std::io;
 
 /// The library's own threads.
 static LIBRARY_THREADS: ForkSafe<Vec<libc::pid_t>> = ForkSafe::new();
-
-/// Blocks all signals of the calling thread, until it is dropped.
-pub(super) struct SignalsBlocked(libc::sigset_t);
-
-impl SignalsBlocked {
-    pub fn begin() -> SignalsBlocked {
-        // SAFETY: a set of signals is plain bits, filled here; the mask that was is stored in another.
-        unsafe {
-            let mut all: libc::sigset_t = mem::zeroed();
-            let mut before: libc::sigset_t = mem::zeroed();
-            libc::sigfillset(&mut all);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-            SignalsBlocked(before)
-        }
-    }
-}
-
-impl Drop for SignalsBlocked {
-    fn drop(&mut self) {
-        // SAFETY: the mask that the thread had.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, ptr::null_mut()) };
-    }
-}
 
 /// Leaves the list when the thread ends, however it does.
 struct ThreadRegistration(libc::pid_t);

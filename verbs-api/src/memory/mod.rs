@@ -1,6 +1,8 @@
 //! The memory behind regions, by the numbers that a card knows it by.
 
 #[cfg(all(feature = "sockets", target_os = "linux"))]
+mod fault_handler;
+#[cfg(all(feature = "sockets", target_os = "linux"))]
 mod fork_safe;
 #[cfg(all(feature = "sockets", target_os = "linux"))]
 mod library_threads;
@@ -14,7 +16,10 @@ mod page_sharing;
 #[cfg(all(feature = "sockets", target_os = "linux"))]
 use fork_safe::ForkSafe;
 #[cfg(all(feature = "sockets", target_os = "linux"))]
-pub(crate) use {library_threads::spawn as spawn_bystander, page_sharing::RegisteredRange};
+pub(crate) use {
+    fault_handler::install as install_fault_handler, library_threads::spawn as spawn_bystander,
+    page_sharing::RegisteredRange,
+};
 
 #[cfg(feature = "sockets")]
 pub(crate) use memory_table::MemoryTable;

@@ -10,9 +10,10 @@
 #![allow(unsafe_code)]
 
 use super::ForkSafe;
-use super::library_threads::{self, SignalsBlocked, is_only_program_thread};
+use super::library_threads::{self, is_only_program_thread};
 use super::mappings::{Mapping, Mappings, PageMap};
 use softhca_queue::{MapMode, SharedMemory};
+use softhca_udp::SignalsBlocked;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs::File;

@@ -136,6 +136,8 @@ pub enum Request {
     /// Opens a socket that sends from this address of the host, from a port that the kernel chooses. It accompanies the
     /// response.
     OpenSendSocket { source: IpAddr },
+    /// Opens rings to the process in a slot of the client's host. Their descriptors accompany the response.
+    OpenRings { slot: u16 },
     /// The status of the daemon.
     Status,
     /// The counters of a host.
@@ -225,6 +227,16 @@ pub enum Notification {
         channel: CmChannelId,
         /// The events.
         events: Vec<cm::Event>,
+    },
+    /// The process in a slot of the client's host has opened rings to it. Their descriptors accompany the notification.
+    RingsOpened {
+        /// The slot.
+        slot: u16,
+    },
+    /// The process in a slot, which had rings to the client, is gone.
+    ProcessGone {
+        /// The slot.
+        slot: u16,
     },
     /// An asynchronous event of any host, after [`Request::WatchAsyncEvents`].
     AsyncEventObserved {

@@ -5,18 +5,22 @@ use super::engine::pause_event;
 use crate::entropy::FlowSockets;
 use crate::host_network::HostPort;
 use crate::pauses::PeerPauses;
+use crate::process_rings::ProcessRings;
 use crate::slots::SendSockets;
+use crate::system::WakeSet;
 use crate::{
     HostSockets, LinkChange, LinkControl, NetworkErrorCause, PeerPort, PeerState, ReceiveBatch, RoceSocket,
     SendError, UnreachablePort, charge,
 };
 use softhca_engine::{Instant, LinkReject, Memory, PacketBatch, TransmitGate};
 use softhca_fabric::{Frame, NetworkEvent, Stage};
+use softhca_queue::PacketChunk;
 use softhca_wire::link_control::{LINK_PORT, Message, Pause};
 use softhca_wire::{AddressHeaders, MacAddress, Malformed, Qpn, ROCE_PORT};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 /// The longest time between two reads of the link sockets while a caller polls.
 const LINK_POLL_INTERVAL: u64 = 20_000;
@@ -39,6 +43,10 @@ pub(super) struct Port {
     pub network: Option<HostPort>,
     /// Sockets to the processes of hosts that share an address.
     pub send_sockets: SendSockets,
+    /// Rings to other processes of the host.
+    pub rings: Option<ProcessRings>,
+    /// Wakes the driver's thread for every descriptor that is not in [`Driver::descriptors`].
+    pub wake_set: Option<Arc<WakeSet>>,
     /// Destinations that wait for a grant, with the smallest charge that lets a queue pair send.
     blocked_on_grant: BTreeMap<PeerPort, u64>,
     /// Destinations that wait for a pause to end.
@@ -58,6 +66,8 @@ impl Port {
             pauses: PeerPauses::default(),
             network: None,
             send_sockets: SendSockets::default(),
+            rings: None,
+            wake_set: None,
             blocked_on_grant: BTreeMap::new(),
             blocked_on_pause: BTreeSet::new(),
             link_batch: ReceiveBatch::new(),
@@ -76,6 +86,37 @@ impl Port {
     pub fn destination_port(&self, destination: IpAddr, packet: &[u8]) -> PeerPort {
         let qpn = packet.get(5..8).map_or(0, |qpn| u32::from_be_bytes([0, qpn[0], qpn[1], qpn[2]]));
         self.links.port_of(destination, Qpn::new(qpn))
+    }
+
+    /// How many packets of `size` bytes the rings to a port have room for. `None` if sockets lead to it.
+    pub fn room_in_rings(&mut self, peer: PeerPort, size: usize, now: u64) -> Option<usize> {
+        if !self.links.is_local(peer) || self.links.is_internal(peer) {
+            return None;
+        }
+        let rings = self.rings.as_mut()?;
+        // A process that is gone has no rings: packets to it are lost.
+        if let (Ok(Some(descriptor)), Some(wake_set)) = (rings.connect(peer.slot, now), &self.wake_set) {
+            let _ = wake_set.add(descriptor);
+        }
+        Some(rings.allowed(peer.slot, size))
+    }
+
+    /// Sends packets to another process of the host. Returns false if sockets lead to it.
+    pub fn send_in_rings(&mut self, peer: PeerPort, batch: &PacketBatch, bytes: &[u8]) -> bool {
+        if !self.links.is_local(peer) || self.links.is_internal(peer) {
+            return false;
+        }
+        let Some(rings) = &mut self.rings else { return false };
+        let is_second = self.sockets.address() != peer.address;
+        let chunk = PacketChunk {
+            length: bytes.len(),
+            segment_size: batch.segment_size,
+            traffic_class: batch.addressing.traffic_class,
+            address: is_second.into(),
+        };
+        // The transmit gate has looked for room.
+        rings.send(peer.slot, chunk, bytes);
+        true
     }
 
     /// Whether packets to a port leave from a socket for its slot: one of the hosts has several processes.
@@ -313,6 +354,9 @@ impl TransmitGate for PortGate<'_> {
         }
         if port.links.is_internal(peer) {
             return usize::MAX;
+        }
+        if let Some(room) = port.room_in_rings(peer, size, *now) {
+            return room;
         }
         if !port.request_grant(peer, charge(size, 1), is_unacknowledged, *now) {
             return 0;

@@ -160,7 +160,7 @@ impl PacketReceiver {
         // Only packets of native peers pass the switch of this host: a foreign peer cannot be paused.
         let network = network.filter(|_| is_unicast && links.is_established(peer));
         let identification_limit = match (check, links.state(peer)) {
-            (IcrcCheck::Auto, Some(PeerState::Foreign) | None) if !links.is_internal(peer) => 65_536,
+            (IcrcCheck::Auto, Some(PeerState::Foreign) | None) if !links.is_local(peer) => 65_536,
             _ => MAX_BATCH_SEGMENTS as u32,
         };
         let in_order = links.transmits_in_order(peer);

@@ -74,6 +74,9 @@ impl Transmitter {
                 receiver.receive_chunk(now, arrival, engine, &mut port.links, port.network.as_ref());
                 continue;
             }
+            if port.send_in_rings(peer, &batch, &self.buffer[..batch.bytes]) {
+                continue;
+            }
             self.pending = Some(PendingBatch { batch, peer, sent_bytes: 0 });
             if !self.send_pending(now, port, &mut *engine.sink)? {
                 break;
@@ -117,7 +120,7 @@ impl Transmitter {
         sink: &mut dyn EventSink,
     ) {
         let mut addressing = batch.addressing;
-        let is_internal = port.links.is_internal(peer);
+        let is_internal = port.links.is_local(peer);
         let socket = port.egress_socket(&addressing, peer);
         for (index, packet) in self.buffer[from..batch.bytes].chunks_mut(batch.segment_size).enumerate() {
             addressing.identification = if is_internal { index as u16 } else { socket.identification(index) };
@@ -208,7 +211,12 @@ impl Transmitter {
             }
             let peer = port.destination_port(destination, &frame.bytes);
             let is_internal = port.links.is_internal(peer);
-            let is_exempt = is_internal || destination.is_multicast();
+            let in_rings = port.room_in_rings(peer, length, now.nanos());
+            if in_rings == Some(0) {
+                faults.requeue(now.nanos(), frame);
+                break;
+            }
+            let is_exempt = is_internal || destination.is_multicast() || in_rings.is_some();
             if !is_exempt && !port.request_grant(peer, charge(length, 1), false, now.nanos()) {
                 faults.requeue(now.nanos(), frame);
                 break;
@@ -228,6 +236,9 @@ impl Transmitter {
             if is_internal {
                 let arrival = self.loopback_arrival(&batch, peer, receiver.icrc_check);
                 receiver.receive_chunk(now, arrival, engine, &mut port.links, port.network.as_ref());
+                continue;
+            }
+            if port.send_in_rings(peer, &batch, &self.buffer[..batch.bytes]) {
                 continue;
             }
             self.pending = Some(PendingBatch { batch, peer, sent_bytes: 0 });

@@ -6,6 +6,9 @@ pub use interface::{Interface, interface_of};
 mod process;
 pub use process::ProcessIdentity;
 
+mod signals;
+pub use signals::SignalsBlocked;
+
 mod wait;
 pub use wait::{Ready, Waker, wait_readable, wait_writable};
 

@@ -1,0 +1,258 @@
+//! Rings in shared memory that carry packets between the processes of one host, in place of sockets.
+
+use crate::{MAX_BATCH_BYTES, Waker};
+use softhca_queue::{PacketChunk, PacketConsumer, PacketProducer, PacketRing};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// The bytes in flight in each direction.
+const CAPACITY: usize = 1 << 20;
+/// How long a slot without a process stays absent, in nanoseconds: packets to it are discarded.
+const ABSENT_FOR: u64 = 100_000_000;
+/// The most chunks that one poll takes from a ring.
+const MAX_CHUNKS_PER_POLL: usize = 8;
+
+/// The rings between two processes, one in each direction, and the event descriptors that wake each of them.
+pub struct RingPair {
+    memory: OwnedFd,
+    /// Wakes the process with the lower slot, and the other one.
+    wake: [OwnedFd; 2],
+}
+
+impl RingPair {
+    /// New rings.
+    pub fn create() -> io::Result<RingPair> {
+        let wake = || Waker::new()?.as_fd().try_clone_to_owned();
+        Ok(RingPair { memory: shared::create(Self::bytes())?, wake: [wake()?, wake()?] })
+    }
+
+    fn bytes() -> usize {
+        2 * PacketRing::words(CAPACITY) * 8
+    }
+
+    /// Copies of the descriptors, to pass to a process.
+    pub fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
+        let [low, high] = &self.wake;
+        [&self.memory, low, high].into_iter().map(OwnedFd::try_clone).collect()
+    }
+
+    /// The rings in descriptors that another process passed.
+    pub fn adopt(descriptors: Vec<OwnedFd>) -> io::Result<RingPair> {
+        match <[OwnedFd; 3]>::try_from(descriptors) {
+            Ok([memory, low, high]) => Ok(RingPair { memory, wake: [low, high] }),
+            Err(_) => Err(io::Error::other("rings have a memory and two event descriptors")),
+        }
+    }
+
+    /// The end of the process in slot `own`, towards that in slot `peer`.
+    fn into_end(self, own: u16, peer: u16) -> io::Result<RingEnd> {
+        let [first, second] = shared::adopt(self.memory, Self::bytes())?;
+        let [low, high] = self.wake;
+        let (send, receive, wake, wake_peer) =
+            if own < peer { (first, second, low, high) } else { (second, first, high, low) };
+        let (producer, consumer) = (PacketProducer::new(send), PacketConsumer::new(receive));
+        let [wake, wake_peer] = [wake, wake_peer].map(File::from);
+        Ok(RingEnd { producer, consumer, wake, wake_peer, is_blocked: false })
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod shared {
+    use super::CAPACITY;
+    use softhca_queue::{MapMode, PacketRing, SharedMemory};
+    use std::io;
+    use std::os::fd::OwnedFd;
+    use std::sync::Arc;
+
+    pub fn create(bytes: usize) -> io::Result<OwnedFd> {
+        let memory = SharedMemory::create("softhca-packets", bytes, MapMode::ReadWrite)?;
+        memory.take_descriptor().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    pub fn adopt(memory: OwnedFd, bytes: usize) -> io::Result<[PacketRing; 2]> {
+        let words = PacketRing::words(CAPACITY);
+        let memory = Arc::new(SharedMemory::adopt(memory, bytes, MapMode::ReadWrite)?);
+        let block = Arc::new(memory.block());
+        let part = |index: usize| (memory.words(index * words, words), block.clone(), index * words * 8);
+        Ok([0, 1].map(|index| {
+            let (words, block, offset) = part(index);
+            PacketRing::new(words, block, offset, CAPACITY)
+        }))
+    }
+}
+
+/// Only daemons open rings, and daemons run on Linux.
+#[cfg(not(target_os = "linux"))]
+mod shared {
+    use softhca_queue::PacketRing;
+    use std::io;
+    use std::os::fd::OwnedFd;
+
+    pub fn create(_: usize) -> io::Result<OwnedFd> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub fn adopt(_: OwnedFd, _: usize) -> io::Result<[PacketRing; 2]> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// One process's end of a pair of rings.
+struct RingEnd {
+    producer: PacketProducer,
+    consumer: PacketConsumer,
+    wake: File,
+    wake_peer: File,
+    /// A queue pair waits for room.
+    is_blocked: bool,
+}
+
+/// Wakes a process. A full counter has woken it already.
+fn wake(mut event: &File) {
+    let _ = event.write(&1u64.to_ne_bytes());
+}
+
+/// Asks for rings to the process in a slot.
+pub type OpenRings = Box<dyn FnMut(u16) -> io::Result<RingPair> + Send>;
+
+/// The rings of a process.
+pub(crate) struct ProcessRings {
+    own: u16,
+    open: OpenRings,
+    ends: BTreeMap<u16, RingEnd>,
+    /// Slots without a process, and until when they count as such.
+    absent: BTreeMap<u16, u64>,
+    /// Slots whose process turned out to be gone.
+    pub lost: Vec<u16>,
+    /// A packet must wake this process.
+    is_asleep: bool,
+    buffer: Box<[u8]>,
+}
+
+impl ProcessRings {
+    pub fn new(own: u16, open: OpenRings) -> ProcessRings {
+        let buffer = vec![0; MAX_BATCH_BYTES].into_boxed_slice();
+        ProcessRings { own, open, ends: BTreeMap::new(), absent: BTreeMap::new(), lost: Vec::new(), is_asleep: false, buffer }
+    }
+
+    /// Adds rings that the other process asked for. Returns the descriptor that wakes this process.
+    pub fn add(&mut self, peer: u16, rings: RingPair) -> io::Result<Option<BorrowedFd<'_>>> {
+        self.absent.remove(&peer);
+        if self.ends.contains_key(&peer) {
+            return Ok(None);
+        }
+        let end = rings.into_end(self.own, peer)?;
+        end.consumer.set_asleep(self.is_asleep);
+        // The other process may have sent before it could see the flag.
+        if self.is_asleep && !end.consumer.is_empty() {
+            wake(&end.wake);
+        }
+        Ok(Some(self.ends.entry(peer).or_insert(end).wake.as_fd()))
+    }
+
+    /// The process in a slot is gone.
+    pub fn remove(&mut self, peer: u16) {
+        self.ends.remove(&peer);
+    }
+
+    /// Asks for rings to the process in a slot, unless they exist. Returns the descriptor that wakes this process if they
+    /// are new.
+    pub fn connect(&mut self, peer: u16, now: u64) -> io::Result<Option<BorrowedFd<'_>>> {
+        if self.ends.contains_key(&peer) || self.absent.get(&peer).is_some_and(|until| now < *until) {
+            return Ok(None);
+        }
+        match (self.open)(peer) {
+            Ok(rings) => self.add(peer, rings),
+            Err(error) => {
+                self.absent.insert(peer, now + ABSENT_FOR);
+                self.lost.push(peer);
+                Err(error)
+            }
+        }
+    }
+
+    /// How many packets of `size` bytes can be sent to a slot now. Packets to a slot without a process are discarded.
+    pub fn allowed(&mut self, peer: u16, size: usize) -> usize {
+        let Some(end) = self.ends.get_mut(&peer) else { return usize::MAX };
+        let mut allowed = end.producer.room() / size.max(1);
+        if allowed == 0 {
+            end.producer.wait_for_room();
+            allowed = end.producer.room() / size.max(1);
+        }
+        end.is_blocked |= allowed == 0;
+        allowed
+    }
+
+    /// Sends packets to a slot. Returns false if they do not fit.
+    pub fn send(&mut self, peer: u16, chunk: PacketChunk, bytes: &[u8]) -> bool {
+        let Some(end) = self.ends.get_mut(&peer) else { return true };
+        let is_sent = end.producer.push(chunk, bytes);
+        if is_sent && end.producer.must_wake() {
+            wake(&end.wake_peer);
+        }
+        is_sent
+    }
+
+    /// Takes packets out of every ring and gives them to `receive`. Returns whether there were any.
+    pub fn receive(&mut self, mut receive: impl FnMut(u16, PacketChunk, &[u8])) -> bool {
+        let ProcessRings { ends, buffer, lost, .. } = self;
+        let mut received = false;
+        ends.retain(|peer, end| {
+            for _ in 0..MAX_CHUNKS_PER_POLL {
+                match end.consumer.pop(buffer) {
+                    Ok(Some(chunk)) => {
+                        received = true;
+                        receive(*peer, chunk, &buffer[..chunk.length]);
+                    }
+                    Ok(None) => break,
+                    Err(_) => {
+                        lost.push(*peer);
+                        return false;
+                    }
+                }
+            }
+            if end.consumer.must_wake() {
+                wake(&end.wake_peer);
+            }
+            true
+        });
+        received
+    }
+
+    /// Whether a queue pair waits for room that there is now.
+    pub fn unblocked(&mut self) -> bool {
+        let mut unblocked = false;
+        for end in self.ends.values_mut().filter(|end| end.is_blocked) {
+            if end.producer.room() >= CAPACITY / 4 {
+                end.is_blocked = false;
+                unblocked = true;
+            } else {
+                end.producer.wait_for_room();
+                // The consumer may have made room and slept before it saw the request.
+                if end.producer.room() >= CAPACITY / 4 {
+                    end.is_blocked = false;
+                    unblocked = true;
+                }
+            }
+        }
+        unblocked
+    }
+
+    /// Tells the other processes whether this one sleeps.
+    pub fn set_asleep(&mut self, is_asleep: bool) {
+        self.is_asleep = is_asleep;
+        self.ends.values().for_each(|end| end.consumer.set_asleep(is_asleep));
+    }
+
+    /// Whether there are rings.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// The descriptors that wake this process.
+    pub fn wake_descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.ends.values().map(|end| end.wake.as_fd())
+    }
+}
