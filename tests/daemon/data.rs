@@ -102,7 +102,7 @@ pub fn connected(daemon: &TestDaemon, ours: &str, theirs: &str) -> (ConnectedHos
 /// The configuration of a daemon with internal loopback.
 pub const DEVICE_LOOPBACK: [(&str, &str); 1] = [("TEST_CONFIG", "loopback = 'internal'")];
 
-fn every_operation(daemon: &TestDaemon, ours: &str, theirs: &str) {
+pub fn every_operation(daemon: &TestDaemon, ours: &str, theirs: &str) {
     let (end, mut echo, remote) = connected(daemon, ours, theirs);
     echo.send_line("50");
     for round in 0..50u64 {
@@ -170,7 +170,7 @@ fn application_memory_is_read_and_written_with_internal_loopback() {
 }
 
 #[allow(unsafe_code)]
-fn check_application_memory(daemon: &TestDaemon, ours: &str, theirs: &str) {
+pub fn check_application_memory(daemon: &TestDaemon, ours: &str, theirs: &str) {
     let (end, _echo, remote) = connected(daemon, ours, theirs);
     let memory: &'static mut [u8] = vec![7u8; 50_000].leak();
     let base = NonNull::new(memory.as_mut_ptr()).unwrap();

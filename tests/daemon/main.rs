@@ -3,6 +3,7 @@
 mod congestion;
 mod connections;
 mod data;
+mod direct;
 mod errors;
 mod faults;
 mod fork;

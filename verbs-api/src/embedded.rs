@@ -300,8 +300,13 @@ impl CardRuntime for EmbeddedRuntime {
         attachments: &mut Attachments,
     ) -> Result<Reply> {
         #[cfg(target_os = "linux")]
-        if let (Command::Cm(command), Some(host)) = (&command, self.host()) {
-            return host.execute_cm(command.clone());
+        if let Some(host) = self.host() {
+            match &command {
+                Command::Cm(command) => return host.execute_cm(command.clone()),
+                // Only what frees resources still works.
+                _ if !host.is_alive() && command.destroys().is_none() => return Err(host.gone()),
+                _ => {}
+            }
         }
         Ok(self.driver.control(|driver| driver.execute(client, command, attachments))?)
     }

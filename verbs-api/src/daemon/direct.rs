@@ -91,6 +91,11 @@ impl DirectHost {
         !self.state.is_gone.load(Ordering::Acquire)
     }
 
+    /// The error of a verb when the daemon is gone.
+    pub fn gone(&self) -> Error {
+        Error::DeviceGone { why: "its daemon closed the connection".into() }
+    }
+
     pub fn limits(&self) -> DeviceLimits {
         self.device.limits
     }

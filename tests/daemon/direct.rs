@@ -1,0 +1,101 @@
+//! The direct data path: each process executes the transport itself, on the sockets of its slot and in rings.
+
+use crate::data::{ALL_ACCESS, ConnectedHost, check_application_memory, connected, every_operation};
+use crate::process::{TEST_TIMEOUT, TestDaemon};
+use softhca::{AsyncEvent, CompletionStatus, Error, QpState, ReceiveRequest, SendRequest};
+use std::ptr::{NonNull, null_mut};
+
+const DIRECT: [(&str, &str); 1] = [("TEST_CONFIG", "data_path = 'direct'")];
+const DIRECT_SOCKETS: [(&str, &str); 1] = [("TEST_CONFIG", "data_path = 'direct'\nloopback = 'socket'")];
+
+/// The slot in the QPN of an end.
+fn slot(end: &ConnectedHost) -> u32 {
+    end.pair.endpoint().qpn.value() >> 15
+}
+
+#[test]
+fn processes_do_every_operation_over_sockets_and_in_rings() {
+    for variables in [&DIRECT, &DIRECT_SOCKETS] {
+        let daemon = TestDaemon::with(variables);
+        for theirs in ["alice", "bob"] {
+            every_operation(&daemon, "alice", theirs);
+            check_application_memory(&daemon, "alice", theirs);
+        }
+        let status = daemon.control().status().unwrap();
+        assert!(status.hosts.iter().all(|host| host.queue_pairs == 0), "the daemon has none: {status:?}");
+    }
+}
+
+#[test]
+fn the_queue_pairs_of_a_process_have_the_numbers_of_its_slot() {
+    let daemon = TestDaemon::with(&DIRECT);
+    let ends: Vec<_> = (0..3).map(|_| ConnectedHost::new(&daemon.open("alice"), 4096)).collect();
+    let mut slots: Vec<u32> = ends.iter().map(slot).collect();
+    slots.sort();
+    slots.dedup();
+    assert!(slots.len() == 3 && slots[0] > 0, "{slots:?}");
+}
+
+#[test]
+fn a_killed_process_fails_its_connections_and_no_other() {
+    for (variables, theirs) in [(&DIRECT, "alice"), (&DIRECT, "bob"), (&DIRECT_SOCKETS, "alice")] {
+        let daemon = TestDaemon::with(variables);
+        let (end, mut echo, remote) = connected(&daemon, "alice", theirs);
+        let (other, _other_echo, other_remote) = connected(&daemon, "alice", theirs);
+        end.pair.post_send(&SendRequest::rdma_write(0, &[end.region.sge(0, 100)], remote)).unwrap();
+        end.finish();
+        echo.kill();
+        end.pair.post_send(&SendRequest::rdma_write(1, &[end.region.sge(0, 1 << 20)], remote)).unwrap();
+        let completion = end.queue.wait_for(TEST_TIMEOUT).expect("the request completes");
+        assert_eq!(completion.status, CompletionStatus::RetryExceededError, "{theirs}");
+        assert_eq!(end.pair.state().unwrap(), QpState::Error);
+        let entries = [other.region.sge(0, 100_000)];
+        other.pair.post_send(&SendRequest::rdma_write(2, &entries, other_remote)).unwrap();
+        other.finish();
+        // The slot of the killed process serves another one.
+        every_operation(&daemon, "alice", theirs);
+    }
+}
+
+#[test]
+fn a_killed_daemon_flushes_the_work_of_its_processes() {
+    let mut daemon = TestDaemon::with(&DIRECT);
+    let (end, echo, _) = connected(&daemon, "alice", "bob");
+    end.pair.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &[end.region.sge(0, 100)] }).unwrap();
+    daemon.process.kill();
+    let completion = end.queue.wait_for(TEST_TIMEOUT).expect("the receive is flushed");
+    assert_eq!((completion.wr_id, completion.status), (1, CompletionStatus::WrFlushError));
+    let event = std::iter::from_fn(|| end.context.wait_async_event(TEST_TIMEOUT))
+        .find(|event| *event == AsyncEvent::DeviceFatal);
+    assert_eq!(event, Some(AsyncEvent::DeviceFatal));
+    let error = end.context.allocate_protection_domain().err().expect("no device, no protection domain");
+    assert!(matches!(error, Error::DeviceGone { .. }), "{error}");
+    end.pair.post_send(&SendRequest::send(2, &[])).unwrap();
+    assert_eq!(end.queue.wait_for(TEST_TIMEOUT).unwrap().status, CompletionStatus::WrFlushError);
+    drop((end, echo));
+    // A new daemon takes the addresses.
+    let daemon = TestDaemon::named(daemon.name.clone(), &DIRECT);
+    every_operation(&daemon, "alice", "bob");
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+fn memory_that_the_program_unmaps_fails_the_work_request() {
+    const LENGTH: usize = 1 << 16;
+    let daemon = TestDaemon::with(&DIRECT);
+    let (end, _echo, remote) = connected(&daemon, "alice", "alice");
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: new memory at an address that the kernel chooses.
+    let base = unsafe { libc::mmap(null_mut(), LENGTH, protection, flags, -1, 0) };
+    let base = NonNull::new(base.cast::<u8>()).unwrap();
+    // SAFETY: the library recovers from accesses to the memory once it is unmapped.
+    let own = unsafe { end.domain.register_memory(base, LENGTH, ALL_ACCESS) }.unwrap();
+    end.pair.post_send(&SendRequest::rdma_write(1, &[own.sge(0, 100)], remote)).unwrap();
+    end.finish();
+    // SAFETY: only the region refers to the memory.
+    assert_eq!(unsafe { libc::munmap(base.as_ptr().cast(), LENGTH) }, 0);
+    end.pair.post_send(&SendRequest::rdma_write(2, &[own.sge(0, 100)], remote)).unwrap();
+    let completion = end.queue.wait_for(TEST_TIMEOUT).expect("the request completes");
+    assert_eq!(completion.status, CompletionStatus::LocalProtectionError);
+}
