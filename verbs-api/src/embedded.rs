@@ -303,6 +303,12 @@ impl CardRuntime for EmbeddedRuntime {
         if let Some(host) = self.host() {
             match &command {
                 Command::Cm(command) => return host.execute_cm(command.clone()),
+                Command::TransitionQueuePair(transition) => {
+                    return host.transition_queue_pair(transition, |modify| {
+                        let command = Command::ModifyQueuePair { qpn: transition.qpn, modify };
+                        self.driver.control(|driver| driver.execute(client, command, attachments))
+                    });
+                }
                 // Only what frees resources still works.
                 _ if !host.is_alive() && command.destroys().is_none() => return Err(host.gone()),
                 _ => {}

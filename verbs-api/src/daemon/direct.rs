@@ -11,9 +11,10 @@ use crate::embedded::{EmbeddedBackend, start_direct};
 use crate::local_backend::EventBus;
 use crate::memory::{MemoryTable, install_fault_handler};
 use softhca_engine::{
-    AckPolicy, AsyncEvent, Command, CongestionSettings, DeviceLimits, Recovery, Reply, ResponseOrder, Settings,
+    AckPolicy, AsyncEvent, Command, CongestionSettings, DeviceLimits, ModifyQp, QpState, Recovery, Reply,
+    ResponseOrder, Settings, VerbsError,
 };
-use softhca_queue::cm;
+use softhca_queue::{cm, reply};
 use softhca_queue::control::{DirectPath, HostDevice, Notification, Request, Response};
 use softhca_udp::{
     Driver, DriverOptions, Entropy, HostSockets, IcrcCheck, Loopback, OpenRings, OpenSendSocket, RingPair,
@@ -113,6 +114,28 @@ impl DirectHost {
                 (other, _) => Err(unexpected_reply(&other)),
             }
         })
+    }
+
+    /// Moves a queue pair of this process through the states of its connection by `modify`, and then has the daemon
+    /// execute the command that follows.
+    pub fn transition_queue_pair(
+        &self,
+        transition: &cm::QpTransition,
+        mut modify: impl FnMut(ModifyQp) -> std::result::Result<Reply, VerbsError>,
+    ) -> Result<Reply> {
+        for state in &transition.states {
+            let query = cm::Command::InitQpAttributes { id: transition.id, state: *state };
+            let attributes = reply!(self.execute_cm(query)?, Reply::Cm(cm::Reply::QpAttributes(modify)) => modify);
+            let modified = modify(transition.limit_rd_atomic(attributes));
+            // A queue pair in RESET or in the error state needs no transition to the error state.
+            if *state != QpState::Error {
+                modified?;
+            }
+        }
+        match transition.final_command() {
+            Some(command) => self.execute_cm(command),
+            None => Ok(Reply::Cm(cm::Reply::Done)),
+        }
     }
 
     /// Gives notifications to this card from now on.
