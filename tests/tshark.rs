@@ -154,10 +154,13 @@ fn tshark(name: &str, file: &[u8], fields: &[&str]) -> Vec<Vec<String>> {
     std::fs::write(&path, file).expect("a file in the target folder");
     let mut command = Command::new("tshark");
     command.arg("-r").arg(&path).args(["-n", "-T", "fields", "-E", "separator=|", "-E", "occurrence=f"]);
-    // Heuristic dissectors would misinterpret our payload.
+    // Heuristic dissectors would misinterpret the payload of tests. What is for people to open has another one.
+    let is_for_people = name.starts_with("canonical-");
     for protocol in ["rpcordma", "smb_direct", "nvme-rdma", "lnet", "iser", "infiniband_sdp", "smc", "fcoib"]
     {
-        command.args(["--disable-protocol", protocol]);
+        if !is_for_people {
+            command.args(["--disable-protocol", protocol]);
+        }
     }
     for field in fields {
         command.args(["-e", field]);

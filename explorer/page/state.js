@@ -1,6 +1,7 @@
 // The state of the page: the selection that all views share, and the link that restores it.
 
-import { AGAIN, CLASSES, FAULTED, KIND, LOST, NO_PSN } from "./run.js";
+import { FILTER_FIELDS, FilterError, looksLikeFilter, parseFilter } from "./filter.js";
+import { AGAIN, CLASSES, DAMAGED, FAULTED, INFERRED_LOST, KIND, LOST, MARKED, NO_PSN } from "./run.js";
 import { psnDistance } from "./words.js";
 
 /** The state that a link keeps. It omits defaults. */
@@ -97,6 +98,21 @@ function makeFilter(run, { q, host, qp, opcode, cls }) {
     const number = CLASSES.indexOf(cls);
     tests.push((index) => run.cls.values[index] === number);
   }
+  app.filterError = "";
+  if (looksLikeFilter(q)) {
+    try {
+      const test = parseFilter(q);
+      const unsearched = FILTER_FIELDS.find(([name, ...others]) => UNSEARCHED.includes(name)
+        && q.split(/[^\w.]+/).some((word) => word === name || others.includes(word)));
+      if (unsearched) throw new FilterError(1, `this page does not search ${unsearched[0]}; softhca trace --filter does`);
+      tests.push((index) => run.kind.values[index] === KIND.SENT && test(filterInput(run, index)));
+    } catch (error) {
+      if (!(error instanceof FilterError)) throw error;
+      app.filterError = `column ${error.column}: ${error.message}`;
+      tests.push(() => false);
+    }
+    q = "";
+  }
   for (const term of q.toLowerCase().split(/\s+/).filter(Boolean)) {
     const psn = term.match(/^(?:psn[:=])?([+-]\d+)$/);
     if (psn) {
@@ -113,6 +129,40 @@ function makeFilter(run, { q, host, qp, opcode, cls }) {
   if (tests.length === 0) return null;
   return (index) => tests.every((test) => test(index));
 }
+
+/** What the filter language sees of a packet that was sent. */
+function filterInput(run, index) {
+  const data = run.entry(index).data;
+  const { packet } = data;
+  const name = packet.opcode.slice(packet.opcode.indexOf(" ") + 1);
+  const [flags, response] = [run.flags.values[index], run.responses[run.opcode.values[index]]];
+  const zero = run.zero(index);
+  const syndrome = packet.syndrome ?? "";
+  const words = {
+    request: !response, response: response && name !== "CNP", send: name.startsWith("SEND"), write: name.startsWith("WRITE"),
+    read: name.startsWith("READ"), atomic: /ATOMIC|FETCH_ADD|COMPARE_SWAP/.test(name), ack: name === "ACKNOWLEDGE" && syndrome === "ack",
+    nak: syndrome !== "" && syndrome !== "ack", rnr: syndrome === "rnr-nak", cnp: name === "CNP", cm: packet.dest_qp === 1,
+    ce: flags & MARKED, retransmission: flags & AGAIN, bad_icrc: flags & DAMAGED,
+    lost: flags & LOST || (run.faults.get(index) ?? []).some((fault) => run.flags.values[fault] & INFERRED_LOST),
+  };
+  return {
+    numbers: {
+      number: [index + 1], time: [run.time.values[index] / 1e9], qp: data.qp ? [packet.dest_qp, data.qp] : [packet.dest_qp],
+      dest_qp: [packet.dest_qp], psn: [packet.psn], payload: [packet.payload], opcode: opcodeByte(packet.opcode),
+    },
+    addresses: [run.addressOf(run.host.values[index]), packet.peer], opcode: packet.opcode,
+    relative_psn: zero >= 0 ? psnDistance(packet.psn, zero) : undefined, flags: Object.keys(words).filter((word) => words[word]),
+  };
+}
+
+/** The number of an opcode, as a list that is empty if it is not known. */
+function opcodeByte(name) {
+  const at = app.meta.opcodes?.[name];
+  return at === undefined ? [] : [at];
+}
+
+/** Fields that only the bytes of a packet have, and the page does not search. */
+const UNSEARCHED = ["port", "ecn", "ack_req", "pad", "pkey", "va", "rkey", "len", "syndrome", "msn", "qkey", "src_qp", "imm"];
 
 /** The events whose line contains a word. */
 function textMatches(run, term) {

@@ -284,6 +284,7 @@ impl Run {
         // A packet has several entries; most are of a sent packet.
         let expected = tally.roce().max(1) as f64;
         let mut sent = 0;
+        let mut asked = Analysis::new(&header);
         for (number, entry) in entries {
             if number.is_some() {
                 sent += 1;
@@ -295,7 +296,9 @@ impl Run {
                 packer.add_frame(&FramePrefix::new(&record, is_intact));
             }
             packer.add_entry(&entry);
+            asked.push_converted((number, entry));
         }
+        packer.run.why = Some(asked.finish());
         Ok(packer.finish())
     }
 }

@@ -62,7 +62,7 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
         pair.post_receive(1, 0, 4096);
         pair.post_receive(2, 4096, 4096);
         pair.post_send(1, 0, 2500);
-        pair.post_send(2, 0, 5);
+        pair.post_send(2, 0, 45);
     }),
     capture(
         "rc-send-immediate",
@@ -218,7 +218,7 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
         rc,
         |pair| {
             pair.post_receive_into(1, &[Sge { address: 0, length: 100, lkey: LocalKey(0x7777_7777) }]);
-            pair.post_send(1, 0, 8);
+            pair.post_send(1, 0, 64);
         },
     ),
     capture_with_fault(
@@ -388,7 +388,7 @@ fn atomics(pair: &mut Pair) {
 /// Binds a window of the second end and invalidates it from the first end, with one packet and with several.
 fn invalidate(pair: &mut Pair) {
     let b = pair.b;
-    for (id, length) in [(1, 5), (2, 2500)] {
+    for (id, length) in [(1, 45), (2, 2500)] {
         let window = pair.on(b).allocate_memory_window(b.domain, MemoryWindowType::Type2).unwrap();
         let new_key = RemoteKey(window.0 ^ 1);
         let (region, address, access) = (LocalKey(b.rkey.0), b.base, AccessFlags::REMOTE_WRITE);

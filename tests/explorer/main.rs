@@ -41,6 +41,8 @@ fn main() -> ExitCode {
         needs("a_failure_is_explained_and_links_to_its_packets", why),
         needs("a_failed_run_leaves_a_page", failed_run),
         needs("congestion_is_seen_on_one_clock", congestion),
+        needs("the_search_box_speaks_the_filter_language", filter_language),
+        needs("a_capture_shows_its_findings", capture_findings),
         #[cfg(target_os = "linux")]
         needs("the_cards_of_a_daemon_are_followed", daemon::followed),
         phone::trial(),
@@ -50,8 +52,8 @@ fn main() -> ExitCode {
     ])
 }
 
-const VIEWS: [&str; 9] =
-    ["ladder", "sequence", "timeline", "states", "memory", "why", "packet", "compare", "events"];
+const VIEWS: [&str; 10] =
+    ["summary", "ladder", "sequence", "timeline", "states", "memory", "why", "packet", "compare", "events"];
 
 /// The number of non-empty pixels of a canvas.
 fn painted(browser: &mut Browser, selector: &str) -> f64 {
@@ -575,7 +577,9 @@ fn why() {
     browser.press("1");
     assert_eq!(browser.number("document.querySelectorAll('.step.selected').length"), 1.0);
     browser.open(&runs::page(&captures_folder().join("rping.pcap")), "#view=why");
-    assert!(browser.text("document.querySelector('.why').textContent").contains("nothing to explain"));
+    assert!(
+        browser.text("document.querySelector('.why').textContent").contains("10.0.0.1 connected to 10.0.0.2")
+    );
     browser.assert_no_errors();
 }
 
@@ -644,4 +648,42 @@ fn million_events() {
 
 fn mib(path: &Path) -> u64 {
     std::fs::metadata(path).expect("a file").len() >> 20
+}
+
+/// The search box understands the same expressions as the command.
+fn filter_language() {
+    let table = include_str!("../../emulator/trace/src/filter_cases.json");
+    let mut browser = Browser::start(1000, 700);
+    browser.open(&runs::page(&runs::fatal_loss()), "");
+    let failures = browser.text(&format!(
+        "(() => {{ const cases = {table}; const failures = []; \
+         for (const [expression, expected] of cases.matches) {{ const test = parseFilter(expression); \
+           const passed = Object.keys(cases.packets).filter((name) => test(cases.packets[name])); \
+           if (passed.join() !== expected.join()) failures.push(`${{expression}}: ${{passed}}`); }} \
+         for (const [expression, column, message] of cases.errors) {{ \
+           try {{ parseFilter(expression); failures.push(`${{expression}}: no error`); }} \
+           catch (error) {{ if (error.column !== column || error.message !== message) failures.push(`${{expression}}: ${{error.column}} ${{error.message}}`); }} }} \
+         return failures.join('\\n'); }})()"
+    ));
+    assert_eq!(failures, "");
+    browser.value("look({ view: 'events', q: 'request && psn == +5' }); draw()");
+    assert_eq!(
+        browser.number("filteredEvents(currentRun(), 'events', null, currentRun().length).length"),
+        1.0
+    );
+    browser.value("look({ q: 'psm == 7' }); draw()");
+    assert!(browser.text("document.querySelector('.status').textContent").contains("did you mean psn?"));
+}
+
+/// A capture has its summary, its explanations with their certainty, and inferred losses.
+fn capture_findings() {
+    let mut browser = Browser::start(1200, 800);
+    browser.open(&runs::page(&captures_folder().join("vt_loss_write.pcap")), "#view=summary");
+    let text = browser.text("document.querySelector('.view').textContent");
+    assert!(text.contains("request-lost") && text.contains("Slowest work requests"), "{text}");
+    browser.click("#tab-why");
+    let text = browser.text("document.querySelector('.view').textContent");
+    assert!(text.contains("Inferred: ") && text.contains("packet "), "{text}");
+    let marked = "[...Array(currentRun().length).keys()].filter((event) => currentRun().flags.values[event] & INFERRED_LOST).length";
+    assert!(browser.number(marked) > 0.0);
 }

@@ -4,18 +4,23 @@
 //! sender is found when an answer fits a request of the other direction.
 
 use crate::NameTable;
+use crate::sequence::{Arrival, RequestHeaders, RequestSequence};
 use softhca_fabric::Endpoint;
-use softhca_wire::{NakCode, Opcode, Operation, Psn, Qpn, Service, Syndrome};
+use softhca_wire::{NakCode, Opcode, Operation, Position, Psn, Qpn, Service, Syndrome, TransportHeader};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
 /// A message of a flow that is not answered yet; only followed where no card tells.
 #[derive(Debug)]
 struct PendingMessage {
+    /// Its number among the messages of the flow.
+    id: usize,
     first_psn: Psn,
     /// Its last PSN, once seen.
     last_psn: Option<Psn>,
     has_data_response: bool,
+    /// Its first packet was seen.
+    has_start: bool,
 }
 
 /// Everything from one host, or one queue pair of it, to one queue pair.
@@ -24,14 +29,13 @@ pub(crate) struct Flow {
     pub from: IpAddr,
     pub from_qp: Option<Qpn>,
     pub to: Endpoint,
-    service: Service,
+    pub service: Service,
     source_port: u16,
-    /// The zero of the relative PSNs of its requests, and of its answers where the requests are not seen.
-    first_request: Option<Psn>,
+    pub requests: RequestSequence,
+    /// The zero of the relative PSNs of its answers where the requests are not seen.
     first_response: Option<Psn>,
-    /// The PSN after the last that was requested.
-    next_psn: Option<Psn>,
     pending: VecDeque<PendingMessage>,
+    messages: usize,
 }
 
 impl Flow {
@@ -40,53 +44,77 @@ impl Flow {
     }
 
     fn has_requested(&self, psn: Psn) -> bool {
-        match (self.first_request, self.next_psn) {
-            (Some(first), Some(_)) => !psn.is_before(first),
-            _ => false,
+        self.requests.first().is_some_and(|first| !psn.is_before(first))
+    }
+
+    /// Whether PSNs of this flow are consecutive: those of datagrams count the packets to all destinations.
+    pub fn is_sequenced(&self) -> bool {
+        self.service != Service::Ud && self.to.qpn != Qpn::GSI
+    }
+
+    /// Takes note of a request.
+    pub fn record_request(&mut self, request: &RequestHeaders) -> Arrival {
+        match self.is_sequenced() {
+            true => self.requests.record(request),
+            false => self.requests.record_unsequenced(request.psn),
         }
     }
 
-    /// Takes note of a request; tells whether it went before.
-    pub fn record_request(&mut self, psn: Psn) -> bool {
-        self.first_request.get_or_insert(psn);
-        let again = self.next_psn.is_some_and(|next| psn.is_before(next));
-        if !again {
-            self.next_psn = Some(psn.plus(1));
+    /// Follows a message of which no card tells: the number of the one that begins with this request.
+    pub fn begin_message(&mut self, opcode: Opcode, psn: Psn, arrival: Arrival) -> Option<usize> {
+        if arrival == Arrival::Again || !opcode.service().is_reliable() {
+            return None;
         }
-        again
-    }
-
-    /// Follows a message of which no card tells: how many begin with this request.
-    pub fn begin_message(&mut self, opcode: Opcode, psn: Psn, again: bool) -> i32 {
-        if again || !opcode.service().is_reliable() {
-            return 0;
+        let (starts, ends) = (opcode.position().starts_message(), opcode.position().ends_message());
+        let has_data_response =
+            opcode.operation() == Operation::ReadRequest || opcode.operation().is_atomic();
+        let last_psn = (ends && !has_data_response).then_some(psn);
+        // The message that was begun before this packet, and is not known to have ended before it.
+        let behind = self.pending.iter().rposition(|message| !psn.is_before(message.first_psn));
+        let open = behind.filter(|at| {
+            let message = &self.pending[*at];
+            !starts && message.last_psn.is_none_or(|last| !last.is_before(psn)) && !message.has_data_response
+        });
+        if let Some(open) = open {
+            self.pending[open].last_psn = self.pending[open].last_psn.or(last_psn);
+            return None;
         }
-        let position = opcode.position();
-        let data = matches!(opcode.operation(), Operation::ReadRequest) || opcode.operation().is_atomic();
-        if position.starts_message() {
-            self.pending.push_back(PendingMessage {
-                first_psn: psn,
-                last_psn: None,
-                has_data_response: data,
-            });
-        }
-        if position.ends_message()
-            && !data
-            && let Some(pending) = self.pending.back_mut()
+        let at = behind.map_or(0, |behind| behind + 1);
+        if let Some(behind) = behind
+            && self.pending[behind].last_psn.is_none()
+            && !self.pending[behind].has_data_response
         {
-            pending.last_psn = Some(psn);
+            // Its end was not seen; it ends before this one begins.
+            self.pending[behind].last_psn = Some(psn.minus(1));
         }
-        i32::from(position.starts_message())
+        if starts
+            && !ends
+            && let Some(later) = self.pending.get_mut(at)
+            && !later.has_start
+        {
+            (later.first_psn, later.has_start) = (psn, true);
+            return None;
+        }
+        let id = self.messages;
+        self.messages += 1;
+        let message = PendingMessage { id, first_psn: psn, last_psn, has_data_response, has_start: starts };
+        self.pending.insert(at, message);
+        Some(id)
     }
 
-    /// How many messages of which no card tells end with this answer.
-    pub fn complete_messages(&mut self, opcode: Opcode, psn: Psn, syndrome: Option<Syndrome>) -> i32 {
+    /// The number of the unanswered message that a request belongs to.
+    pub fn message_at(&self, psn: Psn) -> Option<usize> {
+        self.pending.iter().rev().find(|message| !psn.is_before(message.first_psn)).map(|message| message.id)
+    }
+
+    /// The messages of which no card tells that end with this answer.
+    pub fn complete_messages(&mut self, opcode: Opcode, psn: Psn, syndrome: Option<Syndrome>) -> Vec<usize> {
+        let mut completed = Vec::new();
         let refused = match syndrome {
-            Some(Syndrome::Nak(NakCode::PsnSequenceError) | Syndrome::RnrNak(_)) => return 0,
+            Some(Syndrome::Nak(NakCode::PsnSequenceError) | Syndrome::RnrNak(_)) => return completed,
             Some(Syndrome::Nak(_)) => true,
             _ => false,
         };
-        let mut ended = 0;
         let data = opcode.operation() != Operation::Acknowledge;
         while let Some(oldest) = self.pending.front() {
             let covered = oldest.last_psn.is_some_and(|last| !psn.is_before(last));
@@ -97,15 +125,35 @@ impl Flow {
             if !(covered || answered || refused) {
                 break;
             }
-            self.pending.pop_front();
-            ended += 1;
+            completed.extend(self.pending.pop_front().map(|message| message.id));
             if answered {
                 break;
             }
         }
-        ended
+        completed
+    }
+
+    /// The messages without an answer, oldest first.
+    pub fn unanswered(&self) -> impl Iterator<Item = usize> {
+        self.pending.iter().map(|message| message.id)
     }
 }
+
+/// What a packet of a capture changes.
+#[derive(Debug, Default)]
+pub(crate) struct Observation {
+    /// How a request relates to those before it.
+    pub arrival: Option<Arrival>,
+    /// The message that begins with it.
+    pub begins: Option<usize>,
+    /// The messages that end with it.
+    pub completes: Vec<usize>,
+    /// Requests that it acknowledges although they were not seen: the first PSN and their number.
+    pub unseen: Option<(Psn, u32)>,
+}
+
+/// An ACK further beyond the last request than this belongs to other requests.
+const MAX_UNSEEN: i32 = 1 << 16;
 
 /// Every flow that was seen.
 #[derive(Debug, Default)]
@@ -136,10 +184,10 @@ impl Flows {
             to,
             service: opcode.service(),
             source_port: port,
-            first_request: None,
+            requests: RequestSequence::default(),
             first_response: None,
-            next_psn: None,
             pending: VecDeque::new(),
+            messages: 0,
         });
         self.by_key.insert(key, index);
         if let Some(qpn) = from_qp {
@@ -160,6 +208,10 @@ impl Flows {
         }
     }
 
+    pub fn len(&self) -> usize {
+        self.flows.len()
+    }
+
     pub fn get(&self, index: usize) -> &Flow {
         &self.flows[index]
     }
@@ -175,6 +227,17 @@ impl Flows {
     /// The requests that the answers of this flow are about.
     pub fn reverse(&self, index: usize) -> Option<usize> {
         self.reverse.get(&index).copied()
+    }
+
+    /// Pairs the flows of two queue pairs that a connection manager connected, as soon as both are seen.
+    pub fn pair_endpoints(&mut self, one: Endpoint, other: Endpoint) {
+        let find = |from: Endpoint, to: Endpoint| self.by_key.get(&(from.address, None, to)).copied();
+        if let (Some(there), Some(back)) = (find(one, other), find(other, one))
+            && !self.reverse.contains_key(&there)
+            && !self.reverse.contains_key(&back)
+        {
+            self.pair(there, back);
+        }
     }
 
     /// Takes note of an answer: it may show which flow it answers.
@@ -195,12 +258,45 @@ impl Flows {
         // Cards that vary their source port use the same one for both directions of a connection.
         let best = (0..self.flows.len()).filter(fits).max_by_key(|other| {
             let candidate = &self.flows[*other];
-            let nearest = candidate.next_psn.map_or(i32::MIN, |next| -(next.minus(1).distance(psn).abs()));
+            let nearest =
+                candidate.requests.next().map_or(i32::MIN, |next| -(next.minus(1).distance(psn).abs()));
             (candidate.source_port == flow.source_port, nearest)
         });
         if let Some(other) = best {
             self.pair(index, other);
         }
+    }
+
+    /// Follows a packet of a host whose card is not heard.
+    pub fn observe(&mut self, index: usize, header: &TransportHeader, payload: u32) -> Observation {
+        let (opcode, psn) = (header.bth.opcode, header.bth.psn);
+        let mut observation = Observation::default();
+        if opcode.operation().is_request() {
+            let dma_length = header.reth.map(|reth| reth.dma_length);
+            let flow = &mut self.flows[index];
+            let arrival = flow.record_request(&RequestHeaders { opcode, psn, payload, dma_length });
+            observation.begins = flow.begin_message(opcode, psn, arrival);
+            observation.arrival = Some(arrival);
+        } else if opcode != Opcode::CNP {
+            self.record_response(index, psn);
+            let Some(requests) = self.reverse(index).map(|requests| &mut self.flows[requests]) else {
+                return observation;
+            };
+            let data = opcode.operation() == Operation::ReadResponse;
+            if data && matches!(opcode.position(), Position::First | Position::Middle) {
+                requests.requests.learn_path_mtu(payload);
+            }
+            let syndrome = header.aeth.map(|aeth| aeth.syndrome);
+            let unseen = requests.requests.next().filter(|_| matches!(syndrome, Some(Syndrome::Ack(_))));
+            if let Some(next) = unseen
+                && (0..MAX_UNSEEN).contains(&psn.distance(next))
+            {
+                observation.unseen = Some((next, psn.since(next) + 1));
+                requests.requests.skip_to(psn.plus(1));
+            }
+            observation.completes = requests.complete_messages(opcode, psn, syndrome);
+        }
+        observation
     }
 
     /// Pairs what no answer has paired: same service and source port, or the only one each way.
@@ -246,9 +342,9 @@ impl Flows {
         let flow = &self.flows[index];
         let known = |address, qpn: Option<Qpn>| qpn.and_then(|qpn| cast.first_psn(Endpoint { address, qpn }));
         if is_request {
-            return known(flow.from, flow.from_qp).or(flow.first_request);
+            return known(flow.from, flow.from_qp).or(flow.requests.first());
         }
-        let requests = self.reverse(index).and_then(|other| self.flows[other].first_request);
+        let requests = self.reverse(index).and_then(|other| self.flows[other].requests.first());
         known(flow.to.address, Some(flow.to.qpn)).or(requests).or(flow.first_response)
     }
 }
