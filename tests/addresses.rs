@@ -2,8 +2,10 @@
 //! GID, the source port of flows.
 
 use softhca::{
-    AccessFlags, AddressVector, ConnectOptions, Context, Device, EmbeddedOptions, Entropy, EventSink, Mtu,
-    NetworkEvent, QpType, Qpn, QueueKey, QueuePair, ReceiveRequest, SendRequest, Stage,
+    AccessFlags, AddressVector, ConnectOptions, Context, Device, EmbeddedOptions, Entropy, Mtu, QpType, Qpn,
+    QueueKey, QueuePair, ReceiveRequest, SendRequest,
+    fault::Stage,
+    trace::{EventSink, NetworkEvent},
 };
 use softhca_engine::Instant;
 use softhca_tests::tools;
@@ -130,7 +132,8 @@ fn both_versions() {
     let [first, second, third] = [first, second, third].map(|device| device.open());
     assert_eq!(first.gid(0), Some(gid("10.77.0.1")));
     assert!(ipv6.to_string().starts_with("fd77::"), "{ipv6}");
-    assert_eq!((second.gid(0), second.gid(1)), (Some(gid("10.77.0.2")), None));
+    assert_eq!((second.gid(0), second.gid(1)), (Some(gid("10.77.0.2")), Some(gid("fe80::5efe:a4d:2"))));
+    assert_eq!((third.gid(2), third.gid(3)), (Some(gid("fe80::5efe:a4d:3")), None));
     assert_eq!((third.gid(0), third.gid(1)), (Some(gid("10.77.0.3")), Some(gid(free))));
     for (index, source) in [(0, gid("10.77.0.1")), (1, ipv6)] {
         seen.lock().unwrap().clear();

@@ -1,7 +1,7 @@
 //! Congestion in the event log and the capture: PFC pauses, queue depths, ECN marks and rates; and a switch in front of
 //! an embedded device.
 
-use softhca::{Device, EmbeddedOptions, PortSwitch, ReceiverSettings};
+use softhca::{Device, EmbeddedOptions, PortSwitch, sim::ReceiverSettings};
 use softhca_engine::{CongestionSettings, Instant, QpType, Settings};
 use softhca_fabric::{
     ConnectOptions, EcnMarking, EventSink, FabricEvent, HostId, LinkSettings, NetworkEvent, PER_BILLION,

@@ -4,8 +4,8 @@
 #![allow(clippy::duplicate_mod, reason = "each example brings its options along")]
 
 use libtest_mimic::Trial;
-use softhca::rdma_cm::{ConnectionParameters, Connector};
-use softhca::{Mtu, QpType, Settings, World};
+use softhca::cm::{ConnectionParameters, Connector};
+use softhca::{Mtu, QpType, Settings, sim::World};
 use softhca_fabric::{EventSink, NetworkEvent, Stage};
 use softhca_tests::{capture, needs, tools};
 use softhca_trace::{CaptureReader, CaptureWriter, PacketDirection};

@@ -2,7 +2,7 @@
 //! additional addresses. Without permission for namespaces the tests count as ignored.
 
 use libtest_mimic::{Failed, Trial};
-use softhca::rdma_cm::{ConnectionParameters, EventChannel, EventType, Id, PortSpace};
+use softhca::cm::{ConnectionParameters, EventChannel, EventType, Id, PortSpace};
 use softhca::{
     AccessFlags, CompletionQueue, Device, EmbeddedOptions, Error, MemoryRegion, ProtectionDomain, QpType,
     QueuePair, ReceiveRequest, SendRequest,
@@ -97,11 +97,11 @@ impl Endpoint {
         id
     }
 
-    fn event(&self) -> softhca::rdma_cm::Event {
+    fn event(&self) -> softhca::cm::Event {
         self.channel.wait_for(TEST_TIMEOUT).unwrap().expect("an event")
     }
 
-    fn expect_event(&self, kind: EventType) -> softhca::rdma_cm::Event {
+    fn expect_event(&self, kind: EventType) -> softhca::cm::Event {
         self.event().expect(kind).unwrap_or_else(|error: Error| panic!("{kind}: {error}"))
     }
 

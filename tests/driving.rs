@@ -2,8 +2,9 @@
 //! stay in order whichever thread drives, and an idle device uses no CPU time.
 
 use softhca::{
-    AccessFlags, Completion, CompletionQueue, ConnectOptions, Context, Device, EmbeddedOptions, EventSink,
-    Instant, Loopback, MemoryRegion, Mtu, NetworkEvent, QpType, QueuePair, SendRequest,
+    AccessFlags, Completion, CompletionQueue, ConnectOptions, Context, Device, EmbeddedOptions, Instant,
+    Loopback, MemoryRegion, Mtu, QpType, QueuePair, SendRequest,
+    trace::{EventSink, NetworkEvent},
 };
 use softhca_tests::process::{self, Process, TEST_TIMEOUT, receive_line, send_line};
 use std::collections::BTreeSet;
@@ -113,6 +114,23 @@ fn a_sleeping_target_receives_data() {
         a.wait_success();
         assert_eq!(a.region.read_at(8192, 5000), vec![round; 5000]);
     }
+}
+
+/// How often this thread has given up its processor by itself.
+fn voluntary_switches() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let line = text.lines().find(|line| line.starts_with("voluntary_ctxt_switches")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn polling_never_sleeps() {
+    let ends = connected();
+    let before = voluntary_switches();
+    for _ in 0..200_000 {
+        assert_eq!(ends[0].cq.poll(), None);
+    }
+    assert_eq!(voluntary_switches(), before);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use softhca::{
 };
 use softhca_tests::process::TEST_TIMEOUT;
 use softhca_udp::{
-    HostSockets, LinkControl, ReceiveBatch, RoceSocket, SocketOptions, bind_host, grant_budget,
+    HostSockets, LinkControl, LinkSecret, ReceiveBatch, RoceSocket, SocketOptions, bind_host, grant_budget,
 };
 use softhca_wire::link_control::{Body, Incarnation, Message};
 use softhca_wire::{AddressHeaders, Bth, ICRC_LEN, Icrc, Opcode, PartitionKey};
@@ -43,6 +43,7 @@ impl Harness {
             .create_queue_pair(QpType::Rc, &queue)
             .build()
             .unwrap();
+        pair.init(&ConnectOptions::default()).unwrap();
         for id in 0..16 {
             pair.post_recv(&ReceiveRequest { wr_id: id, sg_list: &[] }).unwrap();
         }
@@ -52,7 +53,12 @@ impl Harness {
             &ConnectOptions::default(),
         )
         .unwrap();
-        let links = LinkControl::new(Incarnation::new(1), grant_budget(port.roce.receive_buffer()), 0);
+        let links = LinkControl::new(
+            Incarnation::new(1),
+            LinkSecret::from_system(),
+            grant_budget(port.roce.receive_buffer()),
+            0,
+        );
         let card = device.address();
         let (batch, started) = (ReceiveBatch::new(), Instant::now());
         Harness {
@@ -80,14 +86,14 @@ impl Harness {
             socket.receive(&mut self.batch).unwrap();
             for chunk in self.batch.chunks() {
                 if socket.local_address() == self.port.roce.local_address() {
-                    self.links.record_received(chunk.source.ip(), chunk.charge(), now);
+                    self.links.record_received(chunk.source.ip().into(), chunk.charge(), now);
                     self.frames += chunk.datagrams().count();
                     continue;
                 }
                 for datagram in chunk.datagrams() {
                     let message = Message::parse(datagram.bytes).expect("link control");
                     if !self.is_unresponsive || !matches!(message.body, Body::Heartbeat(_)) {
-                        self.links.on_message(datagram.source.ip(), &message, now);
+                        let _ = self.links.on_message(datagram.source.ip(), &message, now);
                     }
                 }
             }
@@ -101,7 +107,7 @@ impl Harness {
             {
                 grant.max_unused = 0;
             }
-            self.port.link.send_batch(to, 0, Message::LEN, &message.emit()).unwrap();
+            self.port.link.send_batch(to.address, 0, Message::LEN, &message.emit()).unwrap();
         }
     }
 
@@ -142,11 +148,11 @@ impl Harness {
         let price = |socket: &RoceSocket| socket.batch_charge(card, FRAME_BYTES, count);
         self.poll_until("no grant came", |harness| {
             let now = harness.now();
-            harness.links.may_send(card, price(&harness.port.roce), now)
+            harness.links.may_send(card.into(), price(&harness.port.roce), now)
         });
         let (now, price) = (self.now(), price(&self.port.roce));
         assert_eq!(self.port.roce.send_batch(card, 0, FRAME_BYTES, &run).unwrap(), count);
-        self.links.record_sent(card, price, now);
+        self.links.record_sent(card.into(), price, now);
     }
 
     fn receive(&mut self, count: usize) {

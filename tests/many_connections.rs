@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "a global allocator is unsafe to write; this one only counts")]
 
-use softhca::rdma_cm::{CmOption, ConnectionParameters, EventChannel, EventType, Id, PortSpace};
+use softhca::cm::{CmOption, ConnectionParameters, EventChannel, EventType, Id, PortSpace};
 use softhca::{CompletionQueue, Context, Device, Error, ProtectionDomain, QpType};
 use softhca_tests::process::TEST_TIMEOUT;
 use std::alloc::{GlobalAlloc, Layout, System};

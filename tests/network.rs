@@ -1,10 +1,10 @@
-//! Two processes in two network namespaces, connected by a veth pair: MTU 1500 and 9000, IPv4 and IPv6. The test creates
-//! the namespaces; without permission it counts as ignored.
+//! Two processes in two network namespaces, connected by a veth pair: MTU 1500 and 9000, IPv4 and IPv6; and a foreign
+//! peer behind a slow link with a small queue. The test creates the namespaces; without permission it counts as ignored.
 
 use libtest_mimic::{Failed, Trial};
 use softhca::{
-    AccessFlags, ConnectOptions, Device, EmbeddedOptions, Endpoint, Mtu, QpType, ReceiveRequest,
-    RemoteAddress, RemoteKey, SendRequest,
+    AccessFlags, ConnectOptions, Device, EmbeddedOptions, Endpoint, Mtu, QpType, ReceiveRequest, Recovery,
+    RemoteAddress, RemoteKey, SendRequest, Settings,
 };
 use softhca_tests::process::{self, Process, TEST_TIMEOUT, receive_line, send_line};
 use softhca_tests::{namespace, tools};
@@ -17,6 +17,8 @@ fn main() -> ExitCode {
     match process::role().as_deref() {
         Some("alice") => run_alice(),
         Some("bob") => run_bob(),
+        Some("requester") => run_requester(),
+        Some("foreign responder") => run_foreign_responder(),
         _ => {
             let mut tests = Vec::new();
             for mtu in [1500, 9000] {
@@ -24,6 +26,11 @@ fn main() -> ExitCode {
                     let name = format!("two_hosts_on_a_link_of_mtu_{mtu}_over_ipv{version}");
                     tests.push(needs_namespace(&name, move || run(mtu, version)));
                 }
+            }
+            for (recovery, queue) in [(Recovery::Fatal, "400kb"), (Recovery::GoBackN, "48kb")] {
+                let name =
+                    format!("foreign_peer_behind_a_queue_of_{queue}_with_recovery_{}", recovery.name());
+                tests.push(needs_namespace(&name, move || run_foreign(recovery, queue)));
             }
             return tools::run(tests);
         }
@@ -54,9 +61,13 @@ fn run(mtu: u32, version: u32) {
     alice.finish();
 }
 
+fn run_tool(program: &str, arguments: &str) {
+    let status = Command::new(program).args(arguments.split(' ')).status().unwrap();
+    assert!(status.success(), "{program} {arguments}");
+}
+
 fn ip(arguments: &str) {
-    let status = Command::new("ip").args(arguments.split(' ')).status().unwrap();
-    assert!(status.success(), "ip {arguments}");
+    run_tool("ip", arguments);
 }
 
 fn number(name: &str) -> u32 {
@@ -163,6 +174,7 @@ fn run_bob() {
     let pair = domain.create_queue_pair(QpType::Rc, &queue).build().unwrap();
     let RemoteAddress { address, rkey: key } = region.remote_address(0);
     send_line(&format!("{address} {} {}", key.0, pair.endpoint()));
+    pair.init(&path()).unwrap();
     for id in 0..MESSAGES {
         let scatter = [region.sge((BYTES / 2) as u64 + id * 16_384, 16_384)];
         pair.post_recv(&ReceiveRequest { wr_id: id, sg_list: &scatter }).unwrap();
@@ -178,4 +190,105 @@ fn run_bob() {
     assert_eq!(receive_line().unwrap(), "done");
     assert_nothing_dropped(&device);
     assert_eq!(context.counters().out_of_sequence, 0);
+}
+
+/// Messages of each kind and size to a foreign peer.
+const FOREIGN_MESSAGES: u64 = 8;
+const FOREIGN_SIZES: [u32; 2] = [64 << 10, 1 << 20];
+
+fn run_foreign(recovery: Recovery, queue: &str) {
+    let mut command = process::command(namespace::wrapper().unwrap(), "requester");
+    command.env("TEST_MTU", "1500").env("TEST_VERSION", "4");
+    command.env("TEST_RECOVERY", recovery.name()).env("TEST_QUEUE", queue);
+    let mut requester = Process::start(&mut command);
+    println!("{}, queue of {queue}: {}", recovery.name(), requester.receive_line());
+    requester.finish();
+}
+
+fn open_foreign_device(host: u32, link_control: bool) -> Device {
+    let foreign_recovery = Recovery::from_name(&std::env::var("TEST_RECOVERY").unwrap()).unwrap();
+    let defaults = EmbeddedOptions::default();
+    let settings = Settings { foreign_recovery, ..defaults.settings };
+    let address = Some(format!("10.77.0.{host}").parse().unwrap());
+    Device::embedded_with(EmbeddedOptions { address, settings, link_control, ..defaults }).unwrap()
+}
+
+/// Sends to a peer without link control over a link of 400 Mb/s. Its queue is larger than the window in `fatal`, and
+/// overflows in `go-back-n`.
+fn run_requester() {
+    let mut responder = Process::start(&mut process::command(&["unshare", "--net"], "foreign responder"));
+    assert_eq!(responder.receive_line(), "here");
+    ip("link add alice0 type veth peer name bob0");
+    ip(&format!("link set bob0 netns {}", responder.id()));
+    configure("alice0", 1);
+    let queue = std::env::var("TEST_QUEUE").unwrap();
+    run_tool("tc", &format!("qdisc add dev alice0 root tbf rate 400mbit burst 16kb limit {queue}"));
+    responder.send_line("the link is up");
+    let device = open_foreign_device(1, true);
+    let context = device.open();
+    let domain = context.allocate_protection_domain().unwrap();
+    let cq = context.create_completion_queue(256).unwrap();
+    let region = domain.allocate_region(1 << 20, ACCESS).unwrap();
+    let qp = domain.create_queue_pair(QpType::Rc, &cq).build().unwrap();
+    let answer = responder.receive_line();
+    let mut fields = answer.splitn(3, ' ');
+    let mut field = || fields.next().unwrap();
+    let remote =
+        RemoteAddress { address: field().parse().unwrap(), rkey: RemoteKey(field().parse().unwrap()) };
+    let peer: Endpoint = field().parse().unwrap();
+    qp.connect(&peer, &path()).unwrap();
+    responder.send_line(&qp.endpoint().to_string());
+    assert_eq!(responder.receive_line(), "connected");
+    let data: Vec<u8> = (0..1u32 << 20).map(|index| (index % 251) as u8).collect();
+    region.write_at(0, &data);
+    for size in FOREIGN_SIZES {
+        let sges = [region.sge(0, size)];
+        for id in 0..FOREIGN_MESSAGES {
+            qp.post_send(&SendRequest::rdma_write(id, &sges, remote)).unwrap();
+            qp.post_send(&SendRequest::send(id, &sges)).unwrap();
+        }
+        for _ in 0..2 * FOREIGN_MESSAGES {
+            let completion = cq.wait_for(TEST_TIMEOUT).expect("a completion");
+            assert!(completion.status.is_success(), "{completion:?}");
+        }
+    }
+    assert_eq!(responder.receive_line(), "received");
+    let counters = context.counters();
+    let report = format!("{} packets, {} retransmitted", counters.sent_pkts, counters.retransmitted_pkts);
+    let is_fatal = std::env::var("TEST_RECOVERY").unwrap() == Recovery::Fatal.name();
+    let most = if is_fatal { 0 } else { counters.sent_pkts / 4 };
+    assert!(counters.retransmitted_pkts <= most, "{report}");
+    responder.send_line("done");
+    responder.finish();
+    send_line(&report);
+}
+
+fn run_foreign_responder() {
+    send_line("here");
+    assert_eq!(receive_line().unwrap(), "the link is up");
+    configure("bob0", 2);
+    let device = open_foreign_device(2, false);
+    let context = device.open();
+    let domain = context.allocate_protection_domain().unwrap();
+    let cq = context.create_completion_queue(256).unwrap();
+    let region = domain.allocate_region(2 << 20, ACCESS).unwrap();
+    let qp = domain.create_queue_pair(QpType::Rc, &cq).build().unwrap();
+    let RemoteAddress { address, rkey } = region.remote_address(0);
+    send_line(&format!("{address} {} {}", rkey.0, qp.endpoint()));
+    for id in 0..FOREIGN_SIZES.len() as u64 * FOREIGN_MESSAGES {
+        qp.post_recv(&ReceiveRequest { wr_id: id, sg_list: &[region.sge(1 << 20, 1 << 20)] }).unwrap();
+    }
+    qp.connect(&receive_line().unwrap().parse().unwrap(), &path()).unwrap();
+    send_line("connected");
+    for size in FOREIGN_SIZES {
+        for _ in 0..FOREIGN_MESSAGES {
+            let completion = cq.wait_for(TEST_TIMEOUT).expect("a message");
+            assert!(completion.status.is_success() && completion.byte_len == size, "{completion:?}");
+        }
+    }
+    let data: Vec<u8> = (0..1u32 << 20).map(|index| (index % 251) as u8).collect();
+    assert_eq!(region.read_at(0, 1 << 20), data, "written");
+    assert_eq!(region.read_at(1 << 20, 1 << 20), data, "sent");
+    send_line("received");
+    assert_eq!(receive_line().unwrap(), "done");
 }

@@ -14,6 +14,7 @@ use softhca_tests::tools;
 use std::ops::Range;
 use std::process::ExitCode;
 use std::ptr::NonNull;
+use std::sync::Mutex;
 use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
 
@@ -21,12 +22,13 @@ use std::thread::JoinHandle;
 type Role = (&'static str, fn(), u32);
 
 const DEFAULT_MAPPINGS: u32 = 1000;
-const ROLES: [Role; 10] = [
+const ROLES: [Role; 11] = [
     ("whole_pages_are_shared_while_they_are_registered", share_whole_pages, DEFAULT_MAPPINGS),
     ("a_program_with_threads_keeps_its_pages", keep_with_threads, DEFAULT_MAPPINGS),
     ("a_program_that_disables_sharing_keeps_its_pages", keep_when_disabled, DEFAULT_MAPPINGS),
     ("replaced_mappings_are_left_alone", leave_replaced_pages, DEFAULT_MAPPINGS),
     ("a_forked_child_has_private_pages", fork_with_own_pages, DEFAULT_MAPPINGS),
+    ("a_program_deregisters_in_its_own_fork_handlers", deregister_in_fork_handlers, DEFAULT_MAPPINGS),
     ("untouched_pages_stay_unallocated", keep_holes, DEFAULT_MAPPINGS),
     ("an_overlapping_region_keeps_working_alone", register_twice, DEFAULT_MAPPINGS),
     (
@@ -343,6 +345,46 @@ fn fork_with_own_pages() {
     assert!(target.read(0, target.length) == pattern(target.length, 2), "the child wrote into the parent");
     rig.write(&from, &to);
     assert!(target.read(0, target.length) == pattern(target.length, 1));
+}
+
+/// The registration cache of UCX does this. Its handlers are installed before those of the library, so that they run
+/// between the library's: after `prepare`, and before `parent` and `child`.
+fn deregister_in_fork_handlers() {
+    static REGIONS: Mutex<Vec<MemoryRegion>> = Mutex::new(Vec::new());
+    fn deregister_one() {
+        if let Some(region) = REGIONS.lock().unwrap().pop() {
+            // The child's verbs fail.
+            let _ = region.deregister();
+        }
+    }
+    extern "C" fn handler() {
+        deregister_one();
+    }
+    // SAFETY: the function stays as long as the program.
+    assert_eq!(unsafe { libc::pthread_atfork(Some(handler), Some(handler), Some(handler)) }, 0);
+    let rig = Rig::new();
+    let pages: Vec<Pages> = (0..3).map(|seed| Pages::filled(4, seed)).collect();
+    let regions = pages.iter().map(|pages| pages.register(&rig.alice, 0..pages.length));
+    REGIONS.lock().unwrap().extend(regions);
+    assert!(pages.iter().all(|pages| pages.shared().len() == 4));
+    // SAFETY: the child only accesses memory and exits.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let is_own = pages.iter().all(|pages| pages.shared() == NONE);
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(!is_own)) };
+    }
+    let mut status = -1;
+    // SAFETY: `status` outlives the call.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0, "the child has private pages");
+    assert_eq!(REGIONS.lock().unwrap().len(), 1, "prepare and parent deregistered one each");
+    assert_eq!(pages[0].shared().len(), 4, "its region is still registered");
+    for (seed, pages) in pages.iter().enumerate() {
+        assert!(pages.read(0, pages.length) == pattern(pages.length, seed as u8));
+    }
+    rig.write(&REGIONS.lock().unwrap()[0], &pages[1].register(&rig.bob, 0..4 * PAGE));
+    assert!(pages[1].read(0, 4 * PAGE) == pattern(4 * PAGE, 0));
 }
 
 /// Kilobytes of this process, by the name in /proc/self/status.

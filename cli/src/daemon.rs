@@ -108,7 +108,7 @@ fn configure(arguments: &Arguments) -> Result<Config, String> {
         config.ipv6 = ipv6.collect();
     }
     if let Some(recovery) = arguments.recovery {
-        config.recovery = recovery;
+        config.set_recovery(recovery);
     }
     if let Some(loopback) = arguments.loopback {
         config.loopback = loopback;

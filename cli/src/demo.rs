@@ -4,8 +4,9 @@ use crate::{exit_code, output, terminal};
 use clap::Args;
 use softhca::{
     AccessFlags, AddressVector, Completion, CompletionQueue, ConnectOptions, Context, Device,
-    EmbeddedOptions, EventSink, MemoryRegion, NetworkEvent, ProtectionDomain, QpType, QueueKey, QueuePair,
-    ReceiveRequest, SendFlags, SendRequest,
+    EmbeddedOptions, MemoryRegion, ProtectionDomain, QpType, QueueKey, QueuePair, ReceiveRequest, SendFlags,
+    SendRequest,
+    trace::{EventSink, NetworkEvent},
 };
 use softhca_engine::Instant;
 use softhca_fabric::{

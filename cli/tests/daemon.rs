@@ -21,7 +21,12 @@ impl Daemon {
     fn start(test: &str, arguments: &[&str]) -> Daemon {
         let folder = std::env::temp_dir().join(format!("softhca-cli-{test}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        let mut child = softhca(&folder, arguments).stdout(Stdio::piped()).spawn().unwrap();
+        let mut command = softhca(&folder, arguments);
+        Daemon::spawn(folder, &mut command)
+    }
+
+    fn spawn(folder: PathBuf, command: &mut Command) -> Daemon {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let ready = lines.map(Result::unwrap).find(|line| line.starts_with("ready: "));
         assert!(ready.is_some(), "the daemon did not start");
@@ -84,6 +89,20 @@ fn status_devices_devinfo_stats_and_stop_work() {
     let gone = daemon.run(&["status"]);
     assert_eq!(gone.status.code(), Some(1));
     assert!(String::from_utf8(gone.stderr).unwrap().contains("softhca daemon"));
+}
+
+#[test]
+fn one_host_of_several_has_the_address_of_the_environment() {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let address = format!("127.{}.{low}.3", 80 | high & 15);
+    let folder = std::env::temp_dir().join(format!("softhca-cli-address-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let mut command = softhca(&folder, &["daemon", "--host", "alice", "--host", "bob"]);
+    let daemon = Daemon::spawn(folder, command.env("SOFTHCA_ADDRESS", &address));
+    let status = daemon.lines(&["status", "--json"]);
+    let addresses: Vec<_> = status.iter().map(|line| line["address"].as_str().unwrap()).collect();
+    assert_eq!(addresses[0], address);
+    assert!(addresses[1].starts_with("127.0.0."), "{addresses:?}");
 }
 
 #[test]

@@ -97,7 +97,9 @@ function throughputLane(run, plane) {
         context.lineWidth = 1;
         context.textAlign = "right";
         context.fillStyle = colour;
-        if (!isAll) context.fillText("— " + run.hosts.words[host], plane.right - 4 - 110 * number, top - 8);
+        // A narrow chart has the names below each other.
+        const [across, down] = plane.width < 480 ? [0, 13] : [110, 0];
+        if (!isAll) context.fillText("— " + run.hosts.words[host], plane.right - 4 - across * number, top - 8 + down * number);
         number++;
       }
     },

@@ -16,12 +16,14 @@ use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use std::collections::VecDeque;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 /// The most bytes of a request.
@@ -36,8 +38,11 @@ const PING_INTERVAL: Duration = Duration::from_secs(10);
 const MAX_LINES_PER_MESSAGE: usize = 2000;
 /// The most bytes of a message from a browser, which has nothing to say.
 const MAX_BROWSER_MESSAGE_BYTES: usize = 1 << 10;
-/// The most connections at a time.
+/// The most connections with the token at a time.
 const MAX_CONNECTIONS: usize = 32;
+/// The most connections at a time whose request has not arrived. Every user of the machine can connect and send nothing:
+/// one connection more closes the oldest, so that they do not lock out the owner.
+const MAX_PENDING: usize = 32;
 /// The most bytes that the feed keeps for browsers that connect later. A longer log ends there.
 const MAX_FEED_BYTES: usize = 1 << 30;
 const RESPONSE_HEADERS: [(HeaderName, &str); 4] = [
@@ -176,24 +181,49 @@ impl LiveServer {
             .fallback(|| async { rejection(StatusCode::NOT_FOUND) })
             .layer(middleware::from_fn_with_state(self.shared.clone(), authorize))
             .with_state(self.shared.clone());
-        let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let listener = self.listener.try_clone()?;
         tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
             let listener = tokio::net::TcpListener::from_std(listener)?;
+            let mut pending: VecDeque<(AbortHandle, Weak<Admission>)> = VecDeque::new();
             loop {
                 let Ok((stream, _)) = listener.accept().await else { continue };
-                // Above the limit a connection is closed at once.
-                if let Ok(permit) = connections.clone().try_acquire_owned() {
-                    tokio::spawn(serve_connection(stream, router.clone(), Arc::new(permit)));
+                pending.retain(|(_, admission)| {
+                    admission.upgrade().is_some_and(|admission| admission.permit.get().is_none())
+                });
+                if pending.len() == MAX_PENDING
+                    && let Some((oldest, _)) = pending.pop_front()
+                {
+                    oldest.abort();
                 }
+                let admission = Arc::new(Admission { permits: permits.clone(), permit: OnceLock::new() });
+                let weak = Arc::downgrade(&admission);
+                let task = tokio::spawn(serve_connection(stream, router.clone(), admission));
+                pending.push_back((task.abort_handle(), weak));
             }
         })
     }
 }
 
-/// Answers the one request of a connection. A WebSocket keeps the permit.
-async fn serve_connection(stream: TcpStream, router: Router, permit: Arc<OwnedSemaphorePermit>) {
-    let service = TowerToHyperService::new(router.layer(Extension(permit)));
+/// A connection. It takes a permit when its request has the token.
+struct Admission {
+    permits: Arc<Semaphore>,
+    permit: OnceLock<OwnedSemaphorePermit>,
+}
+
+impl Admission {
+    /// Whether the number of connections permits this one.
+    fn is_granted(&self) -> bool {
+        match self.permits.clone().try_acquire_owned() {
+            Ok(permit) => self.permit.set(permit).is_ok(),
+            Err(_) => false,
+        }
+    }
+}
+
+/// Answers the one request of a connection. A WebSocket keeps the admission.
+async fn serve_connection(stream: TcpStream, router: Router, admission: Arc<Admission>) {
+    let service = TowerToHyperService::new(router.layer(Extension(admission)));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(IDLE_TIMEOUT)
@@ -206,12 +236,19 @@ async fn serve_connection(stream: TcpStream, router: Router, permit: Arc<OwnedSe
 }
 
 /// Rejects a request without the token, from another site, or with another method than GET.
-async fn authorize(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+async fn authorize(
+    State(shared): State<Arc<Shared>>,
+    Extension(admission): Extension<Arc<Admission>>,
+    request: Request,
+    next: Next,
+) -> Response {
     let token = request.uri().path().split('/').nth(1).unwrap_or_default();
     let response = if !constant_time_eq(token, &shared.token) || !is_same_site(&shared, request.headers()) {
         rejection(StatusCode::NOT_FOUND)
     } else if request.method() != Method::GET {
         rejection(StatusCode::METHOD_NOT_ALLOWED)
+    } else if !admission.is_granted() {
+        rejection(StatusCode::SERVICE_UNAVAILABLE)
     } else {
         next.run(request).await
     };
@@ -244,14 +281,14 @@ struct Position {
 
 async fn events(
     State(shared): State<Arc<Shared>>,
-    Extension(permit): Extension<Arc<OwnedSemaphorePermit>>,
+    Extension(admission): Extension<Arc<Admission>>,
     Query(Position { from }): Query<Position>,
     upgrade: WebSocketUpgrade,
 ) -> Response {
     upgrade.max_message_size(MAX_BROWSER_MESSAGE_BYTES).on_upgrade(move |socket| async move {
         // A browser that disconnects is not an error.
         let _ = shared.feed.send(socket, from).await;
-        drop(permit);
+        drop(admission);
     })
 }
 
@@ -369,7 +406,20 @@ mod tests {
     }
 
     #[test]
-    fn connections_above_the_limit_are_closed_and_a_closed_one_makes_room() {
+    fn connections_without_a_request_do_not_lock_out_the_owner() {
+        let server = start(&EventFeed::default());
+        // As another user can: some send nothing, some a part of a request.
+        let slow: Vec<_> = (0..2 * MAX_PENDING)
+            .map(|index| connect(&server, if index % 2 == 0 { "" } else { "GET /secret/ HT" }))
+            .collect();
+        let request = format!("GET /secret/ HTTP/1.1\r\nHost: {}\r\n\r\n", server.address);
+        let response = response(connect(&server, &request));
+        assert!(status(&response).contains("200"), "{}", status(&response));
+        drop(slow);
+    }
+
+    #[test]
+    fn connections_above_the_limit_are_rejected_and_a_closed_one_makes_room() {
         let feed = EventFeed::default();
         let server = start(&feed);
         let request = websocket(&server, "/secret/events");
@@ -379,7 +429,7 @@ mod tests {
             assert!(status(&read_head(&mut stream)).contains("101"));
             open.push(stream);
         }
-        assert_eq!(response(connect(&server, &request)), b"", "there is no room");
+        assert!(status(&response(connect(&server, &request))).contains("503"), "there is no room");
         open.pop().expect("a connection").shutdown(Shutdown::Both).expect("it is open");
         // The server notices the end of a connection in its own time.
         while !status(&read_head(&mut connect(&server, &request))).contains("101") {

@@ -1,12 +1,14 @@
-//! Holds what happened against what was expected, and says in plain words where they differ.
+//! Compares the results of a run with its expectations, and describes the differences.
 
 mod invariants;
 mod measurements;
 mod order;
 
 use crate::executor::{ObservedCmEvent, ObservedCompletion, Origin, ProgramLog};
+use crate::hosts::FinalState;
 use crate::plan::{
-    Check, CompletionCheck, ConnectionCheck, Expectation, ExpectedMemory, Node, OrderCheck, Plan,
+    Check, CompletionCheck, ConnectionCheck, Expectation, ExpectedMemory, FaultKind, FaultPlan, OrderCheck,
+    Plan,
 };
 use crate::quantity::{CountRange, Time};
 use crate::record::{RunRecord, SwitchTotals};
@@ -14,36 +16,39 @@ use crate::report::{ExpectationOutcome, Outcome, RuleOutcome, SkippedExpectation
 use crate::spec::SwitchExpectation;
 use crate::verbs::fill_pattern;
 use softhca_engine::QpState;
-use softhca_fabric::{self as fabric, HostId, LinkId, RuleId, SwitchId};
-use softhca_queue::{Completion, Counters};
-use std::collections::BTreeMap;
+use softhca_fabric::{LinkId, RuleCounters, RuleId, SwitchId};
+use softhca_queue::Completion;
 
-/// Everything that a driver found out.
+/// The results of a run.
 pub(crate) struct RunResults<'a> {
     pub record: &'a RunRecord,
     pub log: &'a ProgramLog,
-    /// Packets that each counting rule saw.
-    pub counted_packets: Vec<u64>,
-    /// How often each fault happened.
-    pub fired: BTreeMap<RuleId, u64>,
-    /// The counters of every host.
-    pub counters: Vec<Counters>,
-    /// The states of all queue pairs; none for those that are gone.
-    pub states: Vec<Option<QpState>>,
-    /// When the run ended.
-    pub ended_ns: u64,
-    /// The run did not end by itself.
-    pub timed_out: bool,
-    /// Time means nothing.
-    pub in_real_time: bool,
-    /// Real programs did the work: what their cards told is all that is known.
+    pub end: &'a FinalState,
+    /// External programs did the work: only the events of their devices are known.
     pub external_programs: bool,
 }
 
 impl RunResults<'_> {
+    /// The counters of a rule, summed over the places where it is installed.
+    fn rule_counters(&self, id: RuleId) -> RuleCounters {
+        let counters = self.end.rule_counters.iter().filter(|(rule, _)| *rule == id);
+        counters.fold(RuleCounters::default(), |sum, (_, counters)| RuleCounters {
+            matched: sum.matched + counters.matched,
+            fired: sum.fired + counters.fired,
+        })
+    }
+
+    /// How often a fault happened.
+    fn fired(&self, fault: &FaultPlan) -> u64 {
+        match fault.kind {
+            FaultKind::Packets { .. } => self.rule_counters(fault.id).fired,
+            _ => self.log.fired.get(&fault.id).copied().unwrap_or(0),
+        }
+    }
+
     /// Why an expectation cannot be judged, if it cannot.
     fn skip_reason(&self, expectation: &Expectation) -> Option<&'static str> {
-        if self.in_real_time && expectation.is_timed {
+        if self.end.in_real_time && expectation.is_timed {
             return Some("real sockets keep no time");
         }
         let is_packet = |check: &OrderCheck| matches!(check, OrderCheck::Packet(..));
@@ -105,18 +110,18 @@ impl ExpectationOutcome {
 /// Judges a run. `memory` reads so many bytes of a queue pair's memory from an offset.
 pub(crate) fn evaluate(
     plan: &Plan,
-    evidence: &RunResults<'_>,
-    memory: &mut dyn FnMut(usize, u64, u64) -> Vec<u8>,
+    results: &RunResults<'_>,
+    memory: &dyn Fn(usize, u64, u64) -> Vec<u8>,
 ) -> Outcome {
-    let judge = Evaluator { plan, results: evidence };
+    let evaluator = Evaluator { plan, results };
     let mut expectations = Vec::new();
     let mut skipped = Vec::new();
     for expectation in &plan.expectations {
-        if let Some(why) = evidence.skip_reason(expectation) {
+        if let Some(why) = results.skip_reason(expectation) {
             skipped.push(SkippedExpectation { text: expectation.text.clone(), why: why.to_owned() });
             continue;
         }
-        let CheckResult { held, detail, location: around } = judge.check(expectation, memory);
+        let CheckResult { held, detail, location: around } = evaluator.check(expectation, memory);
         expectations.push(ExpectationOutcome {
             text: expectation.text.clone(),
             held,
@@ -125,8 +130,8 @@ pub(crate) fn evaluate(
         });
     }
     for invariant in &plan.invariants {
-        let (text, CheckResult { held, detail, location: around }) = judge.invariant(*invariant);
-        if evidence.external_programs {
+        let (text, CheckResult { held, detail, location: around }) = evaluator.invariant(*invariant);
+        if results.external_programs {
             let why = "the packets of real programs are counted, not kept in order".to_owned();
             skipped.push(SkippedExpectation { text: text.to_owned(), why });
             continue;
@@ -135,29 +140,29 @@ pub(crate) fn evaluate(
     }
     let mut rules = Vec::new();
     for fault in &plan.faults {
-        let fired = evidence.fired.get(&fault.id).copied().unwrap_or(0);
+        let fired = results.fired(fault);
         rules.push(RuleOutcome { name: fault.name.clone(), fired, optional: fault.optional });
         if fired == 0 && !fault.optional {
             expectations.push(ExpectationOutcome {
                 text: format!("{RULE_PREFIX}{:?} happens", fault.name),
                 held: false,
                 detail: "it never did; if it need not, say optional = true".into(),
-                location: judge.default_location(),
+                location: evaluator.default_location(),
             });
         }
     }
-    if evidence.timed_out {
+    if results.end.timed_out {
         expectations.push(ExpectationOutcome {
             text: "the run ends by itself".into(),
             held: false,
             detail: format!(
                 "after {} it still went on; say `duration` if that is meant",
-                Time(evidence.ended_ns)
+                Time(results.end.ended_ns)
             ),
-            location: judge.default_location(),
+            location: evaluator.default_location(),
         });
     }
-    let error = evidence.log.error.clone();
+    let error = results.log.error.clone();
     let verdict = match (&error, expectations.iter().all(|expectation| expectation.held)) {
         (Some(_), _) => Verdict::Error,
         (None, true) => Verdict::Pass,
@@ -172,8 +177,8 @@ pub(crate) fn evaluate(
         trace_sha256: None,
         order_sha256: None,
         comparable_trace: None,
-        ended_ns: evidence.ended_ns,
-        goodput: judge.goodputs(),
+        ended_ns: results.end.ended_ns,
+        goodput: evaluator.goodputs(),
         artifacts: None,
     }
 }
@@ -198,23 +203,19 @@ impl Evaluator<'_> {
         (!self.plan.qps.is_empty()).then(|| TraceLocation { time_ns: last, qp: self.name(0).to_owned() })
     }
 
-    fn check(
-        &self,
-        expectation: &Expectation,
-        memory: &mut dyn FnMut(usize, u64, u64) -> Vec<u8>,
-    ) -> CheckResult {
-        let evidence = self.results;
+    fn check(&self, expectation: &Expectation, memory: &dyn Fn(usize, u64, u64) -> Vec<u8>) -> CheckResult {
+        let results = self.results;
         match &expectation.check {
             Check::Completion(check) => self.completion(check),
             Check::State { qp, is } => self.state(*qp, *is),
             Check::Packet { count, times } => self.packets(*count, *times),
             Check::Counter { host, name, is } => {
-                let found = evidence.counters[*host].iter().find(|(known, _)| known == name);
+                let found = results.end.counters[*host].iter().find(|(known, _)| known == name);
                 let value = found.map_or(0, |(_, value)| value);
                 CheckResult::new(is.contains(value), format!("it is {value}")).at(self.default_location())
             }
             Check::Event { host, name, times } => {
-                let raised = evidence.record.async_events.iter().filter(|(_, at, _)| at == host);
+                let raised = results.record.async_events.iter().filter(|(_, at, _)| at == host);
                 let found = raised.clone().filter(|(_, _, raised)| raised == name).count() as u64;
                 let all: Vec<&str> = raised.map(|(_, _, name)| *name).collect();
                 let others = if all.is_empty() { "none".to_owned() } else { all.join(", ") };
@@ -234,19 +235,16 @@ impl Evaluator<'_> {
             Check::Finish { of, bound } => self.finish(of.as_ref(), bound),
             Check::Switch { switch, spec } => self.switch(*switch, spec),
             Check::PauseFrames { link, direction, times } => {
-                let at = match self.plan.links[*link].ends[*direction as usize] {
-                    Node::Host(host) => fabric::Node::Host(HostId(host as u32)),
-                    Node::Switch(switch) => fabric::Node::Switch(SwitchId(switch as u32)),
-                };
-                let found = evidence.record.pauses.get(&(LinkId(*link as u32), at)).copied().unwrap_or(0);
+                let at = self.plan.links[*link].ends[*direction as usize].into();
+                let found = results.record.pauses.get(&(LinkId(*link as u32), at)).copied().unwrap_or(0);
                 CheckResult::new(times.contains(found), format!("{found} of them"))
                     .at(self.default_location())
             }
             Check::VerbErrors { host, errno, times } => {
-                let failed = evidence.log.failed_calls.iter().filter(|failed| failed.host == *host);
+                let failed = results.log.failed_calls.iter().filter(|failed| failed.host == *host);
                 let found =
                     failed.filter(|failed| errno.is_none_or(|errno| errno == failed.errno)).count() as u64;
-                let last = evidence.log.failed_calls.last().map_or(0, |failed| failed.time_ns);
+                let last = results.log.failed_calls.last().map_or(0, |failed| failed.time_ns);
                 let detail = match found {
                     0 => "no call failed so".to_owned(),
                     _ => format!("{found} calls failed so, the last at {}", Time(last)),
@@ -257,27 +255,21 @@ impl Evaluator<'_> {
     }
 
     fn switch(&self, switch: usize, spec: &SwitchExpectation) -> CheckResult {
-        let deeds = self.results.record.switches.get(&SwitchId(switch as u32)).copied().unwrap_or_default();
-        let SwitchTotals {
-            dropped,
-            ecn_marked: marked,
-            pause_frames: paused,
-            watchdog_dropped: watchdog,
-            max_queue_bytes: held,
-        } = deeds;
-        let held_up = [
+        let totals = self.results.record.switches.get(&SwitchId(switch as u32)).copied().unwrap_or_default();
+        let SwitchTotals { dropped, ecn_marked, pause_frames, watchdog_dropped, max_queue_bytes } = totals;
+        let found = [
             (spec.dropped, dropped),
-            (spec.ecn_marked, marked),
-            (spec.pause_frames, paused),
-            (spec.watchdog_dropped, watchdog),
-            (spec.max_queue_bytes, held),
+            (spec.ecn_marked, ecn_marked),
+            (spec.pause_frames, pause_frames),
+            (spec.watchdog_dropped, watchdog_dropped),
+            (spec.max_queue_bytes, max_queue_bytes),
         ];
-        let fine = held_up.iter().all(|(wanted, found)| wanted.is_none_or(|wanted| wanted.contains(*found)));
+        let held = found.iter().all(|(wanted, found)| wanted.is_none_or(|wanted| wanted.contains(*found)));
         let detail = format!(
-            "dropped {dropped}, marked {marked}, {paused} pauses, {watchdog} dropped by its watchdog, \
-             {held} bytes in its fullest queue"
+            "dropped {dropped}, marked {ecn_marked}, {pause_frames} pauses, {watchdog_dropped} dropped by its \
+             watchdog, {max_queue_bytes} bytes in its fullest queue"
         );
-        CheckResult::new(fine, detail).at(self.default_location())
+        CheckResult::new(held, detail).at(self.default_location())
     }
 
     fn completion_matches(
@@ -332,42 +324,42 @@ impl Evaluator<'_> {
             }
         }
         let place = others.first().map(|seen| (seen.time_ns, seen.qp));
-        let (time_ns, qp) = place.unwrap_or((self.results.ended_ns, check.qp.unwrap_or(0)));
+        let (time_ns, qp) = place.unwrap_or((self.results.end.ended_ns, check.qp.unwrap_or(0)));
         CheckResult::new(times.contains(found), detail).at(self.location(time_ns, qp))
     }
 
     fn connection(&self, check: &ConnectionCheck) -> CheckResult {
-        let heard = &self.results.log.connections.events;
-        let near = |heard: &&ObservedCmEvent| {
-            check.qp.is_none_or(|qp| heard.qp == Some(qp)) && check.host.is_none_or(|host| heard.host == host)
+        let events = &self.results.log.connections.events;
+        let near = |event: &&ObservedCmEvent| {
+            check.qp.is_none_or(|qp| event.qp == Some(qp)) && check.host.is_none_or(|host| event.host == host)
         };
-        let matches = |heard: &&ObservedCmEvent| {
-            near(heard)
-                && heard.kind == check.kind
-                && check.status.is_none_or(|status| status == heard.status)
-                && check.private_data.as_ref().is_none_or(|words| heard.private_data.starts_with(words))
-                && (check.during.first..=check.during.last).contains(&heard.time_ns)
+        let matches = |event: &&ObservedCmEvent| {
+            near(event)
+                && event.kind == check.kind
+                && check.status.is_none_or(|status| status == event.status)
+                && check.private_data.as_ref().is_none_or(|data| event.private_data.starts_with(data))
+                && (check.during.first..=check.during.last).contains(&event.time_ns)
         };
-        let found = heard.iter().filter(matches).count() as u64;
-        let told = heard.iter().filter(near).map(|heard| {
-            let name = heard.kind.name().trim_start_matches("RDMA_CM_EVENT_");
-            let when = match self.results.in_real_time {
+        let found = events.iter().filter(matches).count() as u64;
+        let all = events.iter().filter(near).map(|event| {
+            let name = event.kind.name().trim_start_matches("RDMA_CM_EVENT_");
+            let when = match self.results.end.in_real_time {
                 true => String::new(),
-                false => format!(" at {}", Time(heard.time_ns)),
+                false => format!(" at {}", Time(event.time_ns)),
             };
-            format!("{name} {}{when}", heard.status)
+            format!("{name} {}{when}", event.status)
         });
-        let told: Vec<String> = told.collect();
-        let mut detail = format!("{found} of them; there were: {}", told.join("; "));
-        if told.is_empty() {
-            detail = "nothing was heard there".into();
+        let all: Vec<String> = all.collect();
+        let mut detail = format!("{found} of them; all events: {}", all.join("; "));
+        if all.is_empty() {
+            detail = "there was no event".into();
         }
         let failed = &self.results.log.failed_calls;
         if let (false, Some(last)) = (check.times.contains(found), failed.last()) {
             detail += &format!("; {} calls failed, the last with {:?}", failed.len(), last.errno);
         }
-        let place = heard.iter().filter(near).find_map(|heard| Some((heard.time_ns, heard.qp?)));
-        let (time_ns, qp) = place.unwrap_or((self.results.ended_ns, check.qp.unwrap_or(0)));
+        let location = events.iter().filter(near).find_map(|event| Some((event.time_ns, event.qp?)));
+        let (time_ns, qp) = location.unwrap_or((self.results.end.ended_ns, check.qp.unwrap_or(0)));
         CheckResult::new(check.times.contains(found), detail).at(self.location(time_ns, qp))
     }
 
@@ -380,25 +372,25 @@ impl Evaluator<'_> {
         if let Some(reason) = self.results.record.reasons.get(&key) {
             text += &format!(" ({reason})");
         }
-        if !self.results.in_real_time {
+        if !self.results.end.in_real_time {
             text += &format!(" at {}", Time(seen.time_ns));
         }
         text
     }
 
     fn state(&self, qp: usize, is: QpState) -> CheckResult {
-        let state = self.results.states[qp];
+        let state = self.results.end.states[qp];
         let last = self.results.record.states.iter().rev().find(|(_, at, ..)| *at == qp);
-        let mut detail = state.map_or("it is gone".to_owned(), |state| format!("it is in {state}"));
+        let mut detail = state.map_or("it is destroyed".to_owned(), |state| format!("it is in {state}"));
         if let Some((time_ns, _, _, reason)) = last {
             detail += &format!(", since {}: {reason}", Time(*time_ns));
         }
-        let time_ns = last.map_or(self.results.ended_ns, |(time_ns, ..)| *time_ns);
+        let time_ns = last.map_or(self.results.end.ended_ns, |(time_ns, ..)| *time_ns);
         CheckResult::new(state == Some(is), detail).at(self.location(time_ns, qp))
     }
 
     fn packets(&self, count: usize, times: CountRange) -> CheckResult {
-        let found = self.results.counted_packets[count];
+        let found = self.results.rule_counters(self.plan.counting_rules[count].rule.id).matched;
         let words = match found {
             0 => "none passed".to_owned(),
             1 => "one passed".to_owned(),

@@ -1,47 +1,22 @@
 //! The programs of all hosts: post work requests at the times of the plan, and process completions.
 //!
-//! The executor has no clock and no devices. Its caller passes the time, the completions, and [`Hosts`] to call. It is
-//! the same in virtual and in real time.
+//! The executor has no clock and no devices. Its caller passes the time and the [`Hosts`] to call. It is the same in
+//! virtual and in real time.
 
 mod connections;
 mod faults;
 mod flows;
 
-pub use connections::{CmEvent, ConnectionManagers, ConnectionTable, ObservedCmEvent};
+pub use connections::{ConnectionTable, ObservedCmEvent};
 pub use flows::FlowProgress;
 
+use crate::hosts::Hosts;
 use crate::plan::{Area, FabricChange, FaultKind, FlowKind, Plan, StepAction, StepPlan, WorkRequest, limits};
 use crate::spec::{Errno, Verb};
 use faults::HitCounter;
-use softhca_engine::QpState;
 use softhca_fabric::RuleId;
-use softhca_queue::{AccessFlags, Completion, CompletionStatus};
+use softhca_queue::{Completion, CompletionStatus};
 use std::collections::BTreeMap;
-use std::net::IpAddr;
-
-/// The verbs that programs call. Queue pairs and hosts are indices in the plan.
-pub trait Hosts: ConnectionManagers {
-    /// Posts a send work request.
-    fn post(&mut self, qp: usize, id: u64, work: &WorkRequest) -> Result<(), Errno>;
-    /// Posts a receive at an offset of the memory of a queue pair.
-    fn post_receive(&mut self, qp: usize, id: u64, offset: u64, bytes: u32) -> Result<(), Errno>;
-    /// Modifies the state of a queue pair.
-    fn modify(&mut self, qp: usize, state: QpState, notify_drained: bool) -> Result<(), String>;
-    /// Destroys a queue pair.
-    fn destroy(&mut self, qp: usize);
-    /// Unmaps the memory of a queue pair.
-    fn unmap(&mut self, qp: usize) -> Result<(), String>;
-    /// Deregisters the memory region of a queue pair.
-    fn deregister(&mut self, qp: usize) -> Result<(), String>;
-    /// Changes the access rights of the memory region of a queue pair.
-    fn reregister(&mut self, qp: usize, access: AccessFlags) -> Result<(), String>;
-    /// Attaches a queue pair to a multicast group.
-    fn attach_multicast(&mut self, qp: usize, group: IpAddr) -> Result<(), String>;
-    /// Detaches a queue pair from a multicast group.
-    fn detach_multicast(&mut self, qp: usize, group: IpAddr) -> Result<(), String>;
-    /// Applies a change to a link, a switch or a device.
-    fn apply(&mut self, what: FabricChange) -> Result<(), String>;
-}
 
 /// The origin of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -216,7 +191,7 @@ impl<'p> Executor<'p> {
     }
 
     /// Performs all actions that are due.
-    pub fn run_due(&mut self, now_ns: u64, hosts: &mut dyn Hosts) {
+    pub fn run_due(&mut self, now_ns: u64, hosts: &mut Hosts<'_>) {
         while let Some(entry) = self.scheduled.first_entry() {
             if entry.key().0 > now_ns {
                 return;
@@ -236,7 +211,7 @@ impl<'p> Executor<'p> {
         Some(self.plan.qps[qp].host)
     }
 
-    fn perform(&mut self, now_ns: u64, action: ScheduledAction, hosts: &mut dyn Hosts) {
+    fn perform(&mut self, now_ns: u64, action: ScheduledAction, hosts: &mut Hosts<'_>) {
         if let Some(host) = self.host_of(&action) {
             let until = self.programs[host].stalled_until;
             if until > now_ns {
@@ -264,7 +239,7 @@ impl<'p> Executor<'p> {
         }
     }
 
-    fn post_receives(&mut self, now_ns: u64, qp: usize, hosts: &mut dyn Hosts) {
+    fn post_receives(&mut self, now_ns: u64, qp: usize, hosts: &mut Hosts<'_>) {
         let plan = self.plan;
         let until = self.programs[plan.qps[qp].host].no_receives_until;
         if until > now_ns {
@@ -288,7 +263,7 @@ impl<'p> Executor<'p> {
         offset: u64,
         bytes: u32,
         origin: Origin,
-        hosts: &mut dyn Hosts,
+        hosts: &mut Hosts<'_>,
     ) -> bool {
         let result = match self.injected_error(qp, Verb::PostReceive) {
             Some(errno) => Err(errno),
@@ -303,7 +278,7 @@ impl<'p> Executor<'p> {
         qp: usize,
         work: &WorkRequest,
         origin: Origin,
-        hosts: &mut dyn Hosts,
+        hosts: &mut Hosts<'_>,
     ) -> bool {
         let id = self.qps[qp].next_id;
         self.qps[qp].next_id += 1;
@@ -340,7 +315,7 @@ impl<'p> Executor<'p> {
         }
     }
 
-    fn run_step(&mut self, now_ns: u64, index: usize, hosts: &mut dyn Hosts) {
+    fn run_step(&mut self, now_ns: u64, index: usize, hosts: &mut Hosts<'_>) {
         let plan = self.plan;
         let step = &plan.steps[index];
         let area = plan.pair_of(step.qp).area_bytes;
@@ -395,14 +370,26 @@ impl<'p> Executor<'p> {
         }
     }
 
-    /// Processes a polled completion.
-    pub fn on_completion(
-        &mut self,
-        now_ns: u64,
-        qp: usize,
-        mut completion: Completion,
-        hosts: &mut dyn Hosts,
-    ) {
+    /// Delivers connection events and completions to the programs. Returns whether there were any.
+    pub fn deliver_events(&mut self, now_ns: impl Fn() -> u64, hosts: &mut Hosts<'_>) -> bool {
+        let (qps, cm_hosts) = hosts.take_ready();
+        let mut any = false;
+        for host in cm_hosts {
+            while let Some(event) = hosts.poll_cm(host) {
+                any = true;
+                self.on_cm_event(now_ns(), event, hosts);
+            }
+        }
+        for qp in qps {
+            while let Some(completion) = hosts.poll(qp) {
+                any = true;
+                self.on_completion(now_ns(), qp, completion, hosts);
+            }
+        }
+        any
+    }
+
+    fn on_completion(&mut self, now_ns: u64, qp: usize, mut completion: Completion, hosts: &mut Hosts<'_>) {
         let hold_ns = self.apply_completion_faults(qp, &mut completion);
         match hold_ns {
             0 => self.deliver_completion(now_ns, qp, completion, hosts),
@@ -410,7 +397,7 @@ impl<'p> Executor<'p> {
         }
     }
 
-    fn deliver_completion(&mut self, now_ns: u64, qp: usize, completion: Completion, hosts: &mut dyn Hosts) {
+    fn deliver_completion(&mut self, now_ns: u64, qp: usize, completion: Completion, hosts: &mut Hosts<'_>) {
         if self.log.completions.len() == limits::MAX_COMPLETIONS {
             let why = format!("more than {} completions: shorten the run", limits::MAX_COMPLETIONS);
             self.log.error.get_or_insert(why);

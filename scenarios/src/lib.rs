@@ -27,11 +27,13 @@
 
 mod evaluate;
 mod executor;
+mod hosts;
 pub mod live;
 mod parameters;
 pub mod plan;
 pub mod quantity;
 mod record;
+mod recorder;
 mod report;
 mod scenario;
 mod shrink;
@@ -44,12 +46,13 @@ mod verbs;
 
 pub use parameters::{ParameterValues, SWEEP_ALL};
 pub use plan::Plan;
+pub use recorder::Recording;
 pub use report::{
     Artifacts, ExpectationOutcome, Outcome, RuleOutcome, RunReport, SkippedExpectation, TraceLocation,
     Verdict,
 };
 pub use scenario::Scenario;
 pub use shrink::{Minimized, shrink};
-pub use sim::{Recording, simulate};
+pub use sim::simulate;
 pub use source::Diagnostic;
 pub use spec::schema;

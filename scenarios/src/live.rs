@@ -1,11 +1,12 @@
-//! A plan on real programs: the rules that stand on their cards, who is who among their queue pairs, and the
-//! verdict from what the cards told.
+//! Plans for external programs: the rules of their devices, the names of their queue pairs, and the evaluation of their
+//! event log.
 //!
-//! `alice.1` is the first queue pair of the file's transport that gets ready to receive on that host from now on.
-//! Nothing here talks to a card: whoever does takes rules and roles from here, and brings what an event log says.
+//! `alice.1` is the first queue pair of the file's transport that becomes ready to receive on that host. This module
+//! performs no I/O: the caller installs rules and roles, and passes the entries of the event log.
 
 use crate::evaluate::{self, RunResults};
 use crate::executor::{ObservedCompletion, ProgramLog};
+use crate::hosts::FinalState;
 use crate::plan::{FabricChange, FaultKind, FaultPlan, HostPlan, Node, Plan, TimedFault, default_settings};
 use crate::quantity::Time;
 use crate::record::{RecordedEvent, RunRecord, TimelineEntry};
@@ -17,80 +18,71 @@ use softhca_trace::log::{CompletionData, Entry, LogEvent};
 use softhca_wire::Qpn;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// The port of a host, as a cable that goes down or comes up takes it with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PortState {
-    /// It sends and receives.
-    Up,
-    /// It does neither.
-    Down,
-}
-
-/// The cards that something happens to. Hosts are named by their place in the plan.
+/// The ports of the devices. Hosts are indices in the plan.
 pub trait PortControl {
-    /// Takes the port of a host down, or brings it up.
-    fn set_port(&mut self, host: usize, port: PortState) -> Result<(), String>;
+    /// Takes the port of a host down or up.
+    fn set_port(&mut self, host: usize, state: LinkState) -> Result<(), String>;
 }
 
-/// A plan under which real programs run.
+/// A plan for external programs.
 pub struct LiveScenario<'p> {
     plan: &'p Plan,
     log: ProgramLog,
-    /// What is still to happen to cables, in the order of time.
+    /// The state changes of links that are still due, in the order of time.
     link_transitions: VecDeque<LinkTransition>,
     record: RunRecord,
     states: Vec<Option<QpState>>,
-    /// Queue pairs of the plan that wait for one of a program, by host, in order; none for those without a name.
+    /// The queue pairs of the plan by host, in the order in which programs create them; none for those without a name.
     expected_qps: Vec<Vec<Option<usize>>>,
-    /// How many of them met theirs, by host.
+    /// The number of queue pairs that programs have created, by host.
     matched_qps: Vec<usize>,
-    /// Queue pairs of programs, and which of the plan they are.
+    /// The queue pairs of the plan by host and QPN.
     qp_by_number: BTreeMap<(usize, u32), usize>,
-    /// Queue pairs that got ready to receive, and that nothing else is known of yet.
+    /// Queue pairs in RTR whose configuration is not known yet.
     pending_rtr: BTreeSet<(usize, u32)>,
     exits: BTreeMap<usize, (i32, String)>,
     ended_ns: u64,
 }
 
 impl<'p> LiveScenario<'p> {
-    /// Nothing has happened yet. The error is a sentence about what no real program can be subjected to.
+    /// A run that has not begun. The error names what external programs do not support.
     pub fn new(plan: &'p Plan) -> Result<LiveScenario<'p>, String> {
         if !plan.steps.is_empty() || !plan.flows.is_empty() {
             return Err("the file has steps or workloads of its own: it is for `softhca run`".into());
         }
         if let Some(why) = plan.unsupported_on_real_devices() {
-            return Err(format!("not possible on real cards: {why}"));
+            return Err(format!("not possible on real devices: {why}"));
         }
         let usual = |host: &HostPlan| Settings { recovery: host.settings.recovery, ..default_settings() };
         if let Some(host) = plan.hosts.iter().find(|host| host.settings != usual(host)) {
             return Err(format!(
-                "{}: of the settings of a card, only `recovery` can be given to a daemon's; `softhca daemon \
-                 --config` has those of congestion",
+                "{}: `recovery` is the only device setting that a scenario can give to a daemon; `softhca daemon \
+                 --config` has the settings of congestion control",
                 host.name
             ));
         }
-        let mut turns = Vec::new();
+        let mut transitions = Vec::new();
         for fault in &plan.faults {
             let found = link_transitions(fault)
-                .map_err(|about| format!("fault {:?}: {about} cannot be had on real programs", fault.name))?;
-            turns.extend(found);
+                .map_err(|what| format!("fault {:?}: {what} not supported for real programs", fault.name))?;
+            transitions.extend(found);
         }
-        turns.sort_by_key(|turn| turn.at_ns);
-        let mut waiting = vec![Vec::new(); plan.hosts.len()];
+        transitions.sort_by_key(|transition| transition.at_ns);
+        let mut expected_qps = vec![Vec::new(); plan.hosts.len()];
         for (index, qp) in plan.qps.iter().enumerate() {
             let number = qp.name.rsplit_once('.').and_then(|(_, number)| number.parse::<usize>().ok());
             let place = number.unwrap_or(1).max(1) - 1;
-            let row: &mut Vec<Option<usize>> = &mut waiting[qp.host];
+            let row: &mut Vec<Option<usize>> = &mut expected_qps[qp.host];
             row.resize(row.len().max(place + 1), None);
             row[place] = Some(index);
         }
         Ok(LiveScenario {
             plan,
             log: ProgramLog::new(plan),
-            link_transitions: turns.into(),
+            link_transitions: transitions.into(),
             record: RunRecord::new(plan),
             states: vec![None; plan.qps.len()],
-            expected_qps: waiting,
+            expected_qps,
             matched_qps: vec![0; plan.hosts.len()],
             qp_by_number: BTreeMap::new(),
             pending_rtr: BTreeSet::new(),
@@ -99,35 +91,35 @@ impl<'p> LiveScenario<'p> {
         })
     }
 
-    /// The rules for the card of a host, with their names.
+    /// The rules for the device of a host, with their names.
     pub fn rules(&self, host: usize) -> Vec<(Rule, &'p str)> {
         self.plan.rules_for_host(host).into_iter().map(|(name, rule)| (rule, name)).collect()
     }
 
-    /// The roles of the queue pairs of a host, in the order in which they get ready to receive. Those that the file
-    /// does not speak of have roles that no rule speaks of.
+    /// The roles of the queue pairs of a host, in the order in which they become ready to receive. Those that the file
+    /// does not name have roles that no rule selects.
     pub fn roles(&self, host: usize) -> Vec<(QpType, FlowId)> {
         let unnamed = |place: usize| FlowId((self.plan.qps.len() + 1 + place) as u32);
         let role = |(place, qp): (usize, &Option<usize>)| qp.map_or_else(|| unnamed(place), Plan::role_of);
         self.expected_qps[host].iter().enumerate().map(|slot| (self.plan.transport, role(slot))).collect()
     }
 
-    /// When something of the plan happens next, in nanoseconds since the start.
+    /// The time of the next action, in nanoseconds since the start.
     pub fn next_due(&self) -> Option<u64> {
-        self.link_transitions.front().map(|turn| turn.at_ns)
+        self.link_transitions.front().map(|transition| transition.at_ns)
     }
 
-    /// Has everything happen that is due.
-    pub fn run_due(&mut self, now_ns: u64, cards: &mut dyn PortControl) {
+    /// Performs all actions that are due.
+    pub fn run_due(&mut self, now_ns: u64, ports: &mut dyn PortControl) {
         while self.next_due().is_some_and(|at| at <= now_ns)
-            && let Some(turn) = self.link_transitions.pop_front()
+            && let Some(transition) = self.link_transitions.pop_front()
         {
-            if let Some(fault) = turn.begins {
+            if let Some(fault) = transition.begins {
                 *self.log.fired.entry(fault).or_default() += 1;
             }
-            for end in self.plan.links[turn.cable].ends {
+            for end in self.plan.links[transition.link].ends {
                 if let Node::Host(host) = end
-                    && let Err(why) = cards.set_port(host, turn.port)
+                    && let Err(why) = ports.set_port(host, transition.state)
                 {
                     self.log.error.get_or_insert(why);
                 }
@@ -135,12 +127,12 @@ impl<'p> LiveScenario<'p> {
         }
     }
 
-    /// What could not be done.
+    /// The action that failed.
     pub fn error(&self) -> Option<&str> {
         self.log.error.as_deref()
     }
 
-    /// Whether an entry of this name is of use: others need not be read.
+    /// Whether entries with this name are used. The caller can skip others.
     pub fn uses_event(name: &str) -> bool {
         matches!(
             name,
@@ -148,7 +140,7 @@ impl<'p> LiveScenario<'p> {
         )
     }
 
-    /// Takes the next entry of the log.
+    /// Processes the next entry of the log.
     pub fn on_log_entry(&mut self, entry: &Entry) {
         let Some(host) = self.plan.hosts.iter().position(|host| host.name == entry.host) else { return };
         let time_ns = entry.time;
@@ -222,13 +214,13 @@ impl<'p> LiveScenario<'p> {
         }
     }
 
-    /// A queue pair of a program takes the place of the next one of the plan.
+    /// Assigns the next queue pair of the plan to a queue pair of a program.
     fn assign_role(&mut self, time_ns: u64, host: usize, number: u32) {
-        let place = self.matched_qps[host];
+        let index = self.matched_qps[host];
         self.matched_qps[host] += 1;
         self.qp_by_number.remove(&(host, number));
-        // One without a name has taken its place all the same.
-        if let Some(Some(qp)) = self.expected_qps[host].get(place).copied() {
+        // One without a name has a position too.
+        if let Some(Some(qp)) = self.expected_qps[host].get(index).copied() {
             self.qp_by_number.insert((host, number), qp);
             self.state(time_ns, host, qp, QpState::ReadyToReceive, None);
         }
@@ -236,51 +228,39 @@ impl<'p> LiveScenario<'p> {
 
     fn state(&mut self, time_ns: u64, host: usize, qp: usize, to: QpState, why: Option<&str>) {
         self.states[qp] = Some(to);
-        self.record.states.push((time_ns, qp, to, why.unwrap_or("the program asked for it").to_owned()));
+        self.record.states.push((time_ns, qp, to, why.unwrap_or("the program requested it").to_owned()));
         self.append(time_ns, host, Some(qp), RecordedEvent::StateChanged { to });
     }
 
-    fn append(&mut self, time_ns: u64, host: usize, qp: Option<usize>, moment: RecordedEvent) {
-        self.record.timeline.push(TimelineEntry { time_ns, host: Some(host), qp, event: moment });
+    fn append(&mut self, time_ns: u64, host: usize, qp: Option<usize>, event: RecordedEvent) {
+        self.record.timeline.push(TimelineEntry { time_ns, host: Some(host), qp, event });
     }
 
-    /// A program of the plan ended with this exit code; `said` are its last words.
-    pub fn on_exit(&mut self, command: usize, code: i32, said: String) {
-        self.exits.insert(command, (code, said));
+    /// Records the exit code of a program of the plan, and the end of its output.
+    pub fn on_exit(&mut self, command: usize, code: i32, output: String) {
+        self.exits.insert(command, (code, output));
     }
 
-    /// Judges what happened: with the tallies of all rules of all cards, and what each card counted meanwhile.
-    pub fn evaluate(&self, tallies: &[(RuleId, RuleCounters)], counters: Vec<Counters>) -> Outcome {
-        let of = |id: RuleId| tallies.iter().filter(move |(rule, _)| *rule == id).map(|(_, tally)| tally);
-        let counted = self.plan.counting_rules.iter();
-        let counted = counted.map(|count| of(count.rule.id).map(|tally| tally.matched).sum()).collect();
-        let mut fired = self.log.fired.clone();
-        for fault in &self.plan.faults {
-            if matches!(fault.kind, FaultKind::Packets { .. }) {
-                fired.insert(fault.id, of(fault.id).map(|tally| tally.fired).sum());
-            }
-        }
-        let evidence = RunResults {
-            record: &self.record,
-            log: &self.log,
-            counted_packets: counted,
-            fired,
+    /// Evaluates the run, with the counters of all rules of all devices and the counters of each device.
+    pub fn evaluate(&self, rule_counters: Vec<(RuleId, RuleCounters)>, counters: Vec<Counters>) -> Outcome {
+        let end = FinalState {
+            rule_counters,
             counters,
             states: self.states.clone(),
             ended_ns: self.ended_ns,
             timed_out: false,
             in_real_time: true,
-            external_programs: true,
         };
-        let mut outcome = evaluate::evaluate(self.plan, &evidence, &mut |_, _, _| Vec::new());
+        let results = RunResults { record: &self.record, log: &self.log, end: &end, external_programs: true };
+        let mut outcome = evaluate::evaluate(self.plan, &results, &|_, _, _| Vec::new());
         for (index, command) in self.plan.commands.iter().enumerate() {
             let host = &self.plan.hosts[command.host].name;
             let name = &self.plan.workloads[command.workload];
             let text = format!("program {name:?} on {host} ends with {}", command.exit_code);
             let (held, detail) = match self.exits.get(&index) {
                 Some((code, _)) if *code == command.exit_code => (true, "it did".to_owned()),
-                Some((code, said)) if said.is_empty() => (false, format!("it ended with {code}")),
-                Some((code, said)) => (false, format!("it ended with {code} and said: {said}")),
+                Some((code, output)) if output.is_empty() => (false, format!("it ended with {code}")),
+                Some((code, output)) => (false, format!("it ended with {code} and printed: {output}")),
                 None => (false, format!("it did not end within {}", Time(self.ended_ns))),
             };
             outcome.expectations.push(ExpectationOutcome { text, held, detail, location: None });
@@ -292,46 +272,45 @@ impl<'p> LiveScenario<'p> {
     }
 }
 
-/// A cable that goes down or comes up at a time.
+/// A link that goes down or up at a time.
 struct LinkTransition {
     at_ns: u64,
-    cable: usize,
-    port: PortState,
+    link: usize,
+    state: LinkState,
     /// The fault that begins with it.
     begins: Option<RuleId>,
 }
 
-/// What a fault does to cables. The error is what else it is about, and no real program can be subjected to.
+/// The state changes of links that a fault causes. The error names a fault that external programs do not support.
 fn link_transitions(fault: &FaultPlan) -> Result<Vec<LinkTransition>, &'static str> {
     let (at_ns, what) = match &fault.kind {
         FaultKind::Packets { .. } => return Ok(Vec::new()),
         FaultKind::Timed { at_ns, fault: what } => (*at_ns, what),
-        FaultKind::Completions { .. } => return Err("the completions of a program"),
-        FaultKind::Verbs { .. } => return Err("the calls of a program"),
+        FaultKind::Completions { .. } => return Err("faults of completions are"),
+        FaultKind::Verbs { .. } => return Err("faults of verb calls are"),
     };
-    let (cable, states): (usize, Vec<(u64, LinkState)>) = match *what {
+    let (link, states): (usize, Vec<(u64, LinkState)>) = match *what {
         TimedFault::Fabric {
-            change: FabricChange::LinkState { link: cable, directions: [true, true], state },
+            change: FabricChange::LinkState { link, directions: [true, true], state },
             for_ns,
         } => {
             let up = for_ns.map(|ns| (at_ns + ns, LinkState::Up));
-            (cable, [(at_ns, state)].into_iter().chain(up).collect())
+            (link, [(at_ns, state)].into_iter().chain(up).collect())
         }
         TimedFault::Flap(flap) => (flap.link, flap.transitions(at_ns).collect()),
         TimedFault::Fabric { change: FabricChange::LinkState { .. }, .. } => {
-            return Err("a cable that goes down one way only");
+            return Err("a link that is down in one direction only is");
         }
-        TimedFault::KillProgram { .. } => return Err("a program that is killed"),
-        _ => return Err("what happens to a host or a cable other than that it goes down"),
+        TimedFault::KillProgram { .. } => return Err("`kill` is"),
+        _ => return Err("a fault of a host or a link, other than a link that goes down, is"),
     };
-    let turn = |(place, (at_ns, state)): (usize, (u64, LinkState))| {
-        let port = match state {
-            LinkState::Up => PortState::Up,
-            LinkState::Down => PortState::Down,
-        };
-        LinkTransition { at_ns, cable, port, begins: (place == 0).then_some(fault.id) }
+    let transition = |(index, (at_ns, state)): (usize, (u64, LinkState))| LinkTransition {
+        at_ns,
+        link,
+        state,
+        begins: (index == 0).then_some(fault.id),
     };
-    Ok(states.into_iter().enumerate().map(turn).collect())
+    Ok(states.into_iter().enumerate().map(transition).collect())
 }
 
 const fn kind_name(kind: QpType) -> &'static str {
@@ -370,10 +349,10 @@ mod tests {
         finish = {}
     "#;
 
-    struct Recorded(Vec<(usize, PortState)>);
+    struct Recorded(Vec<(usize, LinkState)>);
 
     impl PortControl for Recorded {
-        fn set_port(&mut self, host: usize, port: PortState) -> Result<(), String> {
+        fn set_port(&mut self, host: usize, port: LinkState) -> Result<(), String> {
             self.0.push((host, port));
             Ok(())
         }
@@ -417,25 +396,28 @@ mod tests {
         live.run_due(1_000_000, &mut cards);
         assert_eq!(
             cards.0,
-            [(0, PortState::Down), (1, PortState::Down), (0, PortState::Up), (1, PortState::Up)]
+            [(0, LinkState::Down), (1, LinkState::Down), (0, LinkState::Up), (1, LinkState::Up)]
         );
         let tally = RuleCounters { matched: 1, fired: 1 };
-        let outcome = live.evaluate(&[(RuleId(1), tally)], vec![Counters::default(); 2]);
+        let outcome = live.evaluate(vec![(RuleId(1), tally)], vec![Counters::default(); 2]);
         assert_eq!(outcome.verdict, Verdict::Pass, "{:?}", outcome.expectations);
         assert_eq!(outcome.skipped.len(), 1);
-        let silent = live.evaluate(&[], vec![Counters::default(); 2]);
+        let silent = live.evaluate(Vec::new(), vec![Counters::default(); 2]);
         assert_eq!(silent.verdict, Verdict::Fail, "a rule that never fired");
     }
 
     #[test]
-    fn what_no_program_can_be_subjected_to_is_refused() {
+    fn faults_that_external_programs_do_not_support_are_rejected() {
         let fault = |text: &str| {
             format!("title = \"t\"\n[hosts]\nalice = {{}}\nbob = {{}}\n[[fault]]\nname = \"f\"\n{text}\n")
         };
         for (text, sentence) in [
-            ("host = \"alice\"\naction = \"kill\"", "a program that is killed"),
-            ("qp = \"alice.1\"\naction = { delay-completion = \"1ms\" }", "the completions of a program"),
-            ("link = \"alice -> bob\"\naction = { link-down = {} }", "one way only"),
+            ("host = \"alice\"\naction = \"kill\"", "`kill` is not supported"),
+            (
+                "qp = \"alice.1\"\naction = { delay-completion = \"1ms\" }",
+                "faults of completions are not supported",
+            ),
+            ("link = \"alice -> bob\"\naction = { link-down = {} }", "one direction only"),
         ] {
             let plan = Scenario::parse("f", &fault(text)).unwrap().plan(&ParameterValues::new(), 1).unwrap();
             let why = LiveScenario::new(&plan).err().unwrap();

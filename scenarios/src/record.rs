@@ -166,6 +166,11 @@ impl RunRecord {
         self.known.insert(endpoint, KnownQueuePair { qp, first_psn });
     }
 
+    /// The queue pair of the plan with this number on a host.
+    pub fn qp_at(&self, host: usize, qpn: Qpn) -> Option<usize> {
+        self.find(host, qpn).map(|known| known.qp)
+    }
+
     fn find(&self, host: usize, qpn: Qpn) -> Option<KnownQueuePair> {
         let address = *self.addresses.get(host)?;
         self.known.get(&Endpoint { address, qpn }).copied()
@@ -213,27 +218,27 @@ impl RunRecord {
                     self.cnps.entry(known.qp).or_default().push(time_ns);
                 }
                 if self.keeps_timeline {
-                    let at = self.find(host, qp).map(|known| known.qp);
+                    let at = self.qp_at(host, qp);
                     let sighting = self.packet_sighting(host, qp, &packet, true);
                     self.append(time_ns, host, at, RecordedEvent::Sent { sighting });
                 }
             }
             Event::PacketReceived { qp, packet } if self.keeps_timeline => {
-                let at = self.find(host, qp).map(|known| known.qp);
+                let at = self.qp_at(host, qp);
                 let sighting = self.packet_sighting(host, qp, &packet, false);
                 self.append(time_ns, host, at, RecordedEvent::Received { sighting });
             }
             Event::PacketDropped { qp, packet: Some(packet), .. } if self.keeps_timeline => {
-                let at = self.find(host, qp).map(|known| known.qp);
+                let at = self.qp_at(host, qp);
                 self.append(time_ns, host, at, RecordedEvent::Rejected { psn: packet.psn });
             }
             Event::RequestRejected { qp, psn, error: refusal } if self.keeps_timeline => {
-                let at = self.find(host, qp).map(|known| known.qp);
+                let at = self.qp_at(host, qp);
                 let psn = if let RequestError::PsnOutOfSequence { got, .. } = refusal { got } else { psn };
                 self.append(time_ns, host, at, RecordedEvent::Rejected { psn });
             }
             Event::MemoryWritten { qp, psn, .. } if self.keeps_timeline => {
-                let at = self.find(host, qp).map(|known| known.qp);
+                let at = self.qp_at(host, qp);
                 self.append(time_ns, host, at, RecordedEvent::MemoryWritten { psn });
             }
             _ => {}
@@ -263,8 +268,8 @@ impl RunRecord {
                     }
                 }
             }
-            FabricEvent::PauseSent { node: at, link: cable, quanta: 1.., .. } => {
-                *self.pauses.entry((cable, at)).or_default() += 1;
+            FabricEvent::PauseSent { node: at, link, quanta: 1.., .. } => {
+                *self.pauses.entry((link, at)).or_default() += 1;
                 if let Node::Switch(switch) = at {
                     self.switches.entry(switch).or_default().pause_frames += 1;
                 }

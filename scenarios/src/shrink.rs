@@ -4,7 +4,7 @@
 //! these faults hit the same packets again.
 
 use crate::plan::{FaultKind, FaultPlan, Node, Plan};
-use crate::{Outcome, Verdict, sim};
+use crate::{Outcome, Recording, Verdict, sim};
 use softhca_fabric::{
     Choice, Direction, Fault, InclusiveRange, PacketClasses, PacketType, Repeat, Rule, Selector,
 };
@@ -34,7 +34,7 @@ struct Candidate {
 ///
 /// A rule that does not fire is not a failure here: removing one fault often keeps another from firing.
 pub fn shrink(plan: &Plan, mut tried: impl FnMut(usize)) -> Option<Minimized> {
-    let (outcome, hits) = sim::trace_faults(plan);
+    let (outcome, hits) = sim::trace_faults(plan, Recording::Digest);
     tried(1);
     let symptoms = symptoms(&outcome)?;
     let mut candidates: Vec<Candidate> =
@@ -47,7 +47,7 @@ pub fn shrink(plan: &Plan, mut tried: impl FnMut(usize)) -> Option<Minimized> {
         tried(runs);
         let mut fewer = plan.clone();
         fewer.faults = candidates.iter().map(|candidate| candidate.plan.clone()).collect();
-        let outcome = sim::simulate(&fewer, sim::Recording::Digest);
+        let outcome = sim::simulate(&fewer, Recording::Digest);
         // Only the original failures count.
         symptoms.iter().all(|symptom| has_symptom(&outcome, symptom)).then_some(outcome)
     };

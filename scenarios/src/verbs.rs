@@ -4,7 +4,7 @@ use crate::plan::{Area, PairPlan, WorkOperation, WorkRequest};
 use crate::spec::RemoteTarget;
 use softhca_engine::QpType;
 use softhca_queue::cm::{ConnectionParameters, PortSpace, RDMA_UDP_QKEY};
-use softhca_queue::{Operation, RemoteAddress, SendFlags, SendImmOrInvalidate, SendWorkRequest, Sge};
+use softhca_queue::{Operation, RemoteAddress, SendFlags, SendImmOrInvalidate, Sge};
 use softhca_wire::{LocalKey, Qpn, QueueKey, RemoteKey};
 
 /// The Q_Key of UD pairs that are connected before the run.
@@ -33,11 +33,10 @@ pub(crate) fn fill_pattern(qp: usize, length: usize) -> Vec<u8> {
 
 /// Converts a work request of the plan to keys and addresses.
 pub(crate) fn send_request(
-    id: u64,
     work: &WorkRequest,
     (base, key, area): (u64, RemoteKey, u64),
     (peer_base, peer_key, peer_area): (u64, RemoteKey, u64),
-) -> (SendWorkRequest<'static>, Sge) {
+) -> (Operation, SendFlags, Sge) {
     let local = match work.operation {
         WorkOperation::Send { .. } | WorkOperation::Write { .. } => Area::Source,
         WorkOperation::Read | WorkOperation::CompareSwap { .. } | WorkOperation::FetchAdd { .. } => {
@@ -65,8 +64,7 @@ pub(crate) fn send_request(
         WorkOperation::CompareSwap { compare, swap } => Operation::CompareSwap { remote, compare, swap },
         WorkOperation::FetchAdd { add } => Operation::FetchAdd { remote, add },
     };
-    let mut request = SendWorkRequest::new(id, operation, &[]);
-    request.flags = SendFlags::empty();
+    let mut flags = SendFlags::empty();
     for (wanted, flag) in [
         (work.signaled, SendFlags::SIGNALED),
         (work.fence, SendFlags::FENCE),
@@ -74,10 +72,10 @@ pub(crate) fn send_request(
         (work.inline, SendFlags::INLINE),
     ] {
         if wanted {
-            request.flags |= flag;
+            flags |= flag;
         }
     }
-    (request, sge)
+    (operation, flags, sge)
 }
 
 /// The port space of a queue pair type.

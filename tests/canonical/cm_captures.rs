@@ -1,9 +1,11 @@
 //! Captures of connection management: alice is the active side, bob the passive side.
 
-use softhca::rdma_cm::{ConnectionParameters, Connector, EventChannel, EventType, Id, Listener, PortSpace};
+use softhca::cm::{ConnectionParameters, Connector, EventChannel, EventType, Id, Listener, PortSpace};
 use softhca::{
-    AccessFlags, Action, Context, Device, Error, QpType, QueuePair, ReceiveRequest, Repeat, Selector,
-    SendRequest, World, sleep,
+    AccessFlags, Context, Device, Error, QpType, QueuePair, ReceiveRequest, SendRequest,
+    fault::{self, Selector},
+    sim::World,
+    sleep,
 };
 use softhca_fabric::{CmMessage, PacketClass, PacketClasses};
 use std::time::Duration;
@@ -33,7 +35,7 @@ pub const CM_CAPTURES: &[CmCapture] = &[
                 classes: Some(PacketClasses::Only(PacketClass::Cm(CmMessage::Req))),
                 ..Selector::default()
             };
-            world.fault("alice", "bob", selector, Repeat::times(1), Action::Drop);
+            world.fault("alice", "bob", fault::select(selector).times(1).drop());
         },
     },
     CmCapture {
@@ -42,7 +44,7 @@ pub const CM_CAPTURES: &[CmCapture] = &[
         run: |world| {
             world.host("alice", connect_and_expect_rejection).host("bob", |device| async move {
                 let listener = Listener::bind(&device.open(), "0.0.0.0:7174")?;
-                listener.next().await?.reject(b"not today")
+                listener.accept().await?.reject(b"not today")
             });
         },
     },
@@ -61,7 +63,7 @@ pub const CM_CAPTURES: &[CmCapture] = &[
             world.host("alice", connect).host("bob", |device| async move {
                 let context = device.open();
                 let listener = Listener::bind(&context, "0.0.0.0:7174")?;
-                let request = listener.next().await?;
+                let request = listener.accept().await?;
                 sleep(Duration::from_secs(60)).await;
                 receive_one(&context, request).await
             });
@@ -99,11 +101,11 @@ async fn connect(device: Device) -> Result<(), Error> {
 async fn serve(device: Device) -> Result<(), Error> {
     let context = device.open();
     let listener = Listener::bind(&context, "0.0.0.0:7174")?;
-    let request = listener.next().await?;
+    let request = listener.accept().await?;
     receive_one(&context, request).await
 }
 
-async fn receive_one(context: &Context, request: softhca::rdma_cm::ConnectRequest) -> Result<(), Error> {
+async fn receive_one(context: &Context, request: softhca::cm::ConnectRequest) -> Result<(), Error> {
     let domain = context.allocate_protection_domain()?;
     let queue = context.create_completion_queue(256)?;
     let pair = domain.create_queue_pair(QpType::Rc, &queue).build()?;

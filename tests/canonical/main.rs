@@ -99,7 +99,7 @@ fn run_cm_capture(dialogue: &CmCapture) -> [Vec<u8>; 2] {
     let tap = Tap::new(writer, cast.clone(), CapturePoints::Senders).expect("a vector takes everything");
     let log = EventLog::new(Vec::new(), dialogue.about, cast);
     let sink = WritersSink(Arc::new(Mutex::new((tap, log))));
-    let mut world = softhca::World::new(1);
+    let mut world = softhca::sim::World::new(1);
     world.event_sink(sink.clone());
     (dialogue.run)(&mut world);
     world.run().unwrap_or_else(|failure| panic!("{}: {failure}", dialogue.name));

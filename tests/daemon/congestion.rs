@@ -3,7 +3,8 @@
 use crate::data::ConnectedHost;
 use crate::process::{TEST_TIMEOUT, TestDaemon};
 use softhca::{
-    Action, ConnectOptions, DaemonControl, PacketClasses, Repeat, Rule, RuleId, Selector, SendRequest,
+    ConnectOptions, DaemonControl, SendRequest,
+    fault::{Action, PacketClasses, Repeat, Rule, RuleId, Selector},
 };
 use softhca_trace::log::{Entry, LogEvent};
 use softhca_trace::{CaptureReader, EventLogReader, Packet, PacketContents, Record};

@@ -3,7 +3,7 @@
 
 use crate::data::DEVICE_LOOPBACK;
 use crate::process::{TEST_TIMEOUT, TestDaemon};
-use softhca::rdma_cm::{ConnectionParameters, Connector, EventChannel, EventType, Id, Listener, PortSpace};
+use softhca::cm::{ConnectionParameters, Connector, EventChannel, EventType, Id, Listener, PortSpace};
 use softhca::{Context, DaemonControl, Device, Error, QpType, QueuePair, block_on, spawn};
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ fn connect_and_disconnect(client: &Device, server: &Device, peer: &str) {
     let listener = Listener::bind(&server, "0.0.0.0:7174").unwrap();
     block_on(async {
         let serving = spawn(async move {
-            let connection = listener.next().await?.accept(&create_queue_pair(&server)?).await?;
+            let connection = listener.accept().await?.accept(&create_queue_pair(&server)?).await?;
             connection.wait_disconnected().await
         });
         let connection = Connector::new(&client).connect(&create_queue_pair(&client)?, peer).await?;

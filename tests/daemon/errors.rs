@@ -1,35 +1,37 @@
 //! A mistake has the same error value on every back end: embedded, simulated and in a daemon.
 
 use crate::process::TestDaemon;
-use softhca::rdma_cm::{ConnectionParameters, EventChannel, PortSpace};
+use softhca::cm::{ConnectionParameters, EventChannel, PortSpace};
 use softhca::{
-    AccessFlags, AddressVector, Device, Error, Gid, ModifyQp, Mtu, Psn, QpState, QpType, Qpn, QueueKey, World,
+    AccessFlags, AddressVector, CmId, ConnectOptions, Device, Error, Gid, ModifyQp, Mtu, Psn, QpState,
+    QpType, Qpn, QueueKey, ReceiveRequest, SendRequest, sim::World,
 };
-use softhca_engine::VerbsError;
-use softhca_queue::CmId;
 use std::net::IpAddr;
 
 /// The error without the numbers that an HCA chooses.
-fn normalized(error: VerbsError) -> VerbsError {
-    let (queue_pair, id) = (Qpn::new(0), CmId(0));
-    match error {
-        VerbsError::InvalidTransition { from, to, .. } => {
-            VerbsError::InvalidTransition { queue_pair, from, to }
+fn normalized(error: Error) -> String {
+    let (qpn, id) = (Qpn::new(0), CmId(0));
+    let error = match error {
+        Error::InvalidTransition { from, to, .. } => Error::InvalidTransition { qpn, from, to },
+        Error::InvalidAttributes { from, to, missing, forbidden, .. } => {
+            Error::InvalidAttributes { qpn, from, to, missing, forbidden }
         }
-        VerbsError::InvalidAttributes { from, to, missing, forbidden, .. } => {
-            VerbsError::InvalidAttributes { queue_pair, from, to, missing, forbidden }
-        }
-        VerbsError::InvalidCmState { state, call, .. } => VerbsError::InvalidCmState { id, state, call },
+        Error::InvalidState { state, call, .. } => Error::InvalidState { qpn, state, call },
+        Error::InvalidCmState { state, call, .. } => Error::InvalidCmState { id, state, call },
+        Error::NotFound { resource, .. } => Error::NotFound { resource, number: 0 },
+        Error::Busy { resource, user, .. } => Error::Busy { resource, number: 0, user },
         other => other,
-    }
+    };
+    format!("{error:?}: {error}")
 }
 
 /// Makes mistakes on a device, and returns their errors in order.
-fn mistakes(device: &Device) -> Vec<VerbsError> {
+fn mistakes(device: &Device) -> Vec<String> {
     let mut errors = Vec::new();
     let mut record = |result: Result<(), Error>| match result {
-        Err(Error::Verb(error)) => errors.push(normalized(error)),
-        other => panic!("mistake {}: {other:?}", errors.len()),
+        Err(Error::DaemonRejected { errno, message }) => panic!("not an error of a verb: {errno}, {message}"),
+        Err(error) => errors.push(normalized(error)),
+        Ok(()) => panic!("mistake {} succeeds", errors.len()),
     };
     let context = device.open();
     let domain = context.allocate_protection_domain().unwrap();
@@ -77,12 +79,21 @@ fn mistakes(device: &Device) -> Vec<VerbsError> {
     let group = Gid::from("239.1.2.3".parse::<IpAddr>().unwrap());
     record(rc.attach_multicast(group));
     record(ud.attach_multicast(Gid::from(device.address())));
-    record(ud.detach_multicast(group).map_err(|error| match error {
-        Error::Verb(VerbsError::NotFound { resource, .. }) => {
-            Error::Verb(VerbsError::NotFound { resource, number: 0 })
-        }
-        other => other,
-    }));
+    record(ud.detach_multicast(group));
+
+    let (send, receive) = (SendRequest::send(1, &[]), ReceiveRequest { wr_id: 1, sg_list: &[] });
+    let fresh = qp(QpType::Rc).max_send_wr(1).max_recv_wr(1).build().unwrap();
+    record(fresh.post_send(&send));
+    record(fresh.post_recv(&receive));
+    fresh.modify(&init).unwrap();
+    record(fresh.post_send(&send));
+    record(fresh.post_send_list(&[send, send]));
+    fresh.post_recv(&receive).unwrap();
+    record(fresh.post_recv(&receive));
+    record(fresh.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &[softhca::Sge::default(); 5] }));
+    fresh.connect(&fresh.endpoint(), &ConnectOptions::default()).unwrap();
+    record(fresh.post_send(&SendRequest::send(1, &[]).inline_data(&[0; 65])));
+    record(srq.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &[softhca::Sge::default(); 2] }));
 
     let channel = EventChannel::new(&context).unwrap();
     let id = || channel.create_id(PortSpace::Tcp).unwrap();

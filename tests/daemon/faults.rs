@@ -3,8 +3,8 @@
 use crate::data::{ALL_ACCESS, ConnectedHost};
 use crate::process::{TEST_TIMEOUT, TestDaemon};
 use softhca::{
-    Action, AsyncEvent, CompletionStatus, ConnectOptions, FlowId, InclusiveRange, PortState, QpType, Repeat,
-    Rule, RuleId, Selector, SendRequest,
+    AsyncEvent, CompletionStatus, ConnectOptions, PortState, QpType, SendRequest,
+    fault::{Action, FlowId, InclusiveRange, Repeat, Rule, RuleId, Selector},
 };
 use softhca_fabric::Flow;
 use softhca_trace::{CaptureReader, EventLogReader};

@@ -8,8 +8,8 @@ use softhca_queue::control::{
     SharedRange, Welcome, decode, encode, send_message,
 };
 use softhca_queue::{
-    AccessFlags, AhId, AsyncEvent, Command, CompletionDoorbell, CqId, DoorbellProducer, MapMode, ModifyQp,
-    PdId, QpCapabilities, QpInitAttributes, QpState, Reply, SharedMemory, SharedWords, SrqId, XrcdId,
+    AccessFlags, AhId, AsyncEvent, Command, CqId, DoorbellProducer, MapMode, ModifyQp, PdId, QpCapabilities,
+    QpInitAttributes, QpState, Reply, SharedMemory, SharedWords, SrqId, XrcdId,
 };
 use softhca_tests::bare::{reliable, steps};
 use softhca_wire::{Gid, Psn, Qpn, RemoteKey};
@@ -90,10 +90,10 @@ impl RawClient {
     fn open(&mut self, host: &str) -> (SharedWords, DoorbellProducer, std::fs::File) {
         let (reply, mut descriptors) = self.call(&Request::Open { host: Some(host.into()) }, &[]);
         let Response::Opened { doorbell_slots: doorbells, .. } = reply else { panic!("{reply:?}") };
-        let words = CompletionDoorbell::WORDS + DoorbellProducer::words(doorbells);
+        let words = DoorbellProducer::words(doorbells);
         let page = SharedMemory::adopt(descriptors.pop().unwrap(), words * 8, MapMode::ReadWrite).unwrap();
         let page = Arc::new(page);
-        let rung = page.words(CompletionDoorbell::WORDS, DoorbellProducer::words(doorbells));
+        let rung = page.words(0, words);
         self.news = descriptors.pop().map(UnixStream::from);
         let waker = std::fs::File::from(descriptors.remove(0));
         (rung.clone(), DoorbellProducer::new(rung, doorbells), waker)

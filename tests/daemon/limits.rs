@@ -300,3 +300,15 @@ fn control_calls_are_answered_while_the_device_is_busy() {
         (0..8).for_each(|_| end.finish());
     }
 }
+
+/// MPI and UCX jobs open a device in each process, and in each worker.
+#[test]
+fn two_hundred_clients_are_served_at_once() {
+    let most = softhca_daemon::Config::default().max_clients;
+    assert!(most >= 1024, "{most}");
+    let daemon = TestDaemon::with(&[("TEST_CLIENTS", &most.to_string())]);
+    let clients: Vec<_> = (0..200).map(|index| daemon.open(["alice", "bob"][index % 2])).collect();
+    for client in &clients {
+        client.open().create_completion_queue(16).unwrap();
+    }
+}

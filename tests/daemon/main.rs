@@ -10,6 +10,7 @@ mod hostile_clients;
 mod last_byte;
 mod limits;
 mod memory;
+mod mistakes;
 mod multicast;
 mod process;
 mod process_death;

@@ -31,6 +31,7 @@ impl GroupMember {
         let builder = domain.create_queue_pair(QpType::Ud, &sent).recv_cq(&received);
         let pair = builder.build().unwrap();
         let region = domain.allocate_region(17 * RECEIVE_BYTES as usize, AccessFlags::LOCAL_WRITE).unwrap();
+        pair.init_ud(QUEUE_KEY).unwrap();
         for id in 0..16 {
             let scatter = [region.sge(id * u64::from(RECEIVE_BYTES), RECEIVE_BYTES)];
             pair.post_recv(&ReceiveRequest { wr_id: id, sg_list: &scatter }).unwrap();

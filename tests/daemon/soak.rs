@@ -6,8 +6,9 @@
 use crate::data::{ALL_ACCESS, ConnectedHost};
 use crate::process::{Process, TEST_TIMEOUT, TestDaemon, receive_line, send_line, spawn};
 use softhca::{
-    Action, Choice, CompletionStatus, ConnectOptions, Counters, DaemonControl, Device, EmbeddedOptions,
-    Error, ReceiveRequest, Recovery, RemoteAddress, Repeat, Rule, RuleId, Selector, SendRequest,
+    CompletionStatus, ConnectOptions, Counters, DaemonControl, Device, EmbeddedOptions, Error,
+    ReceiveRequest, Recovery, RemoteAddress, SendRequest,
+    fault::{Action, Choice, Repeat, Rule, RuleId, Selector},
 };
 use std::time::{Duration, Instant};
 
@@ -38,10 +39,41 @@ fn lossy_rule(id: u32) -> Rule {
     }
 }
 
-/// The packets that a device sent, and those that it accounts for on arrival.
-fn packets(counters: &Counters) -> [u64; 2] {
-    let Counters { rcvd_pkts, rx_dropped, rx_malformed, rx_icrc_encapsulated, .. } = *counters;
-    [counters.sent_pkts, rcvd_pkts + rx_dropped + rx_malformed + rx_icrc_encapsulated]
+/// What happened to the packets of both ends.
+#[derive(Clone, Copy, Debug)]
+struct Packets {
+    sent: u64,
+    /// Received by a queue pair, or dropped by a rule.
+    arrived: u64,
+    /// Dropped on arrival; a queue pair may have received some of them.
+    dropped: u64,
+}
+
+impl Packets {
+    fn new(counters: [Counters; 2], fired: u64) -> Packets {
+        let of = |one: fn(&Counters) -> u64| counters.iter().map(one).sum::<u64>();
+        Packets {
+            sent: of(|counters| counters.sent_pkts),
+            arrived: of(|counters| counters.rcvd_pkts) + fired,
+            dropped: of(|counters| {
+                counters.rx_dropped + counters.rx_malformed + counters.rx_icrc_encapsulated
+            }),
+        }
+    }
+
+    /// Every packet is accounted for, and none twice.
+    fn is_balanced(&self) -> bool {
+        (self.arrived..=self.arrived + self.dropped).contains(&self.sent)
+    }
+}
+
+/// Waits until every packet is accounted for: the last ACKs may be on their way.
+fn await_balance(whose: &str, mut packets: impl FnMut() -> Packets) {
+    let deadline = Instant::now() + TEST_TIMEOUT;
+    while !packets().is_balanced() {
+        assert!(Instant::now() < deadline, "{whose}: {:?}", packets());
+        std::thread::yield_now();
+    }
 }
 
 /// The resources of a process: descriptors, mappings, and kilobytes of memory.
@@ -104,13 +136,11 @@ fn embedded_round(random: &mut Random) -> Option<u64> {
         devices.iter().for_each(|device| device.add_rule(7, lossy_rule(1)));
     }
     let operations = traffic(&devices, random).expect("an embedded device stays");
-    // Every packet that left arrived, or a rule dropped it. The last ACKs may be on their way.
     let contexts = devices.each_ref().map(Device::open);
     let fired: fn(&Device) -> u64 = |device| device.rules().iter().map(|(_, counters)| counters.fired).sum();
-    await_balance(|| {
-        let counted = contexts.each_ref().map(|context| packets(&context.counters()));
-        let dropped: u64 = devices.iter().map(fired).sum();
-        [counted[0][0] + counted[1][0], counted[0][1] + counted[1][1] + dropped]
+    await_balance("embedded devices", || {
+        let counters = contexts.each_ref().map(|context| context.counters());
+        Packets::new(counters, devices.iter().map(fired).sum())
     });
     Some(operations)
 }
@@ -122,17 +152,6 @@ fn daemon_round(random: &mut Random) -> Option<u64> {
         Err(error) => panic!("{error}"),
     };
     traffic(&[open("alice")?, open("bob")?], random)
-}
-
-/// Waits until as many packets arrived as left.
-fn await_balance(counts: impl Fn() -> [u64; 2]) {
-    let deadline = Instant::now() + TEST_TIMEOUT;
-    while let [sent, arrived] = counts()
-        && sent != arrived
-    {
-        assert!(Instant::now() < deadline, "{sent} packets left, {arrived} arrived or were dropped");
-        std::thread::yield_now();
-    }
 }
 
 /// Random operations between two devices, each of which must complete once and move the right bytes. `None` if the
@@ -223,16 +242,9 @@ fn check_daemon(daemon: &TestDaemon, control: &mut DaemonControl, dropped: u64) 
     daemon.wait_until("the end of all clients", |status| {
         status.hosts.iter().all(|host| host.clients.is_empty() && host.queue_pairs == 0)
     });
-    let mut counts = || {
-        let counted = ["alice", "bob"].map(|host| packets(&control.counters(Some(host)).unwrap()));
-        [counted[0][0] + counted[1][0], counted[0][1] + counted[1][1] + dropped]
-    };
-    let deadline = Instant::now() + TEST_TIMEOUT;
-    while let [sent, arrived] = counts()
-        && sent != arrived
-    {
-        assert!(Instant::now() < deadline, "daemon: {sent} packets left, {arrived} arrived or were dropped");
-    }
+    await_balance("the daemon", || {
+        Packets::new(["alice", "bob"].map(|host| control.counters(Some(host)).unwrap()), dropped)
+    });
 }
 
 fn fired(control: &mut DaemonControl) -> u64 {

@@ -1,10 +1,12 @@
 //! Two hosts that run a script in virtual time or over sockets, and their comparable traces.
 
 use softhca::{
-    AccessFlags, Action, Completion, CompletionQueue, ConnectOptions, Context, Device, EmbeddedOptions,
-    Endpoint, Event, EventSink, Fault, FlowId, InclusiveRange, Instant, Loopback, MemoryRegion, NetworkEvent,
-    ProtectionDomain, QpType, QueueKey, QueuePair, ReceiveRequest, Recovery, Repeat, Rule, RuleId, Selector,
-    SendRequest, Settings, SharedReceiveQueue, World,
+    AccessFlags, Completion, CompletionQueue, ConnectOptions, Context, Device, EmbeddedOptions, Endpoint,
+    Instant, Loopback, MemoryRegion, ProtectionDomain, QpType, QueueKey, QueuePair, ReceiveRequest, Recovery,
+    SendRequest, Settings, SharedReceiveQueue,
+    fault::{Action, Fault, FlowId, InclusiveRange, Repeat, Rule, RuleId, Selector},
+    sim::World,
+    trace::{Event, EventSink, NetworkEvent},
 };
 use softhca_engine::AckPolicy;
 use softhca_fabric::{Flow, HostId, PacketType};
@@ -231,19 +233,15 @@ impl ScriptRun {
             let Endpoint { psn, .. } = end.qp.endpoint();
             let at = end.endpoint();
             cast.add_queue_pair(at, ["alice.1", "bob.1"][index]);
-            cast.set_first_psn(at, psn);
-            cast.set_role(FlowId(index as u32), at);
-            if connected {
-                cast.connect(at, peer.endpoint());
-            }
+            let flow = Flow {
+                id: FlowId(index as u32),
+                requester: at,
+                responder: connected.then(|| peer.endpoint()),
+                first_psn: psn,
+            };
+            cast.add_flow(&flow);
             // A simulation assigns the roles itself, in this order.
             if !matches!(on, Backend::Simulation) {
-                let flow = Flow {
-                    id: FlowId(index as u32),
-                    requester: at,
-                    responder: connected.then(|| peer.endpoint()),
-                    first_psn: psn,
-                };
                 end.device.add_flow(SEED, flow);
                 peer.device.add_flow(SEED, flow);
             }

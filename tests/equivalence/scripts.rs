@@ -2,9 +2,9 @@
 
 use super::harness::{QUEUE_KEY, Script, ScriptRun, requests};
 use softhca::{
-    AccessFlags, Action, AddressVector, Choice, ConnectOptions, InclusiveRange, Operation, PacketClass,
-    PacketClasses, QpState, QpType, Recovery, RemoteAddress, RemoteKey, Repeat, RnrTimer, Selector,
-    SendFlags, SendImmOrInvalidate, SendRequest,
+    AccessFlags, AddressVector, ConnectOptions, Operation, QpState, QpType, Recovery, RemoteAddress,
+    RemoteKey, RnrTimer, SendFlags, SendImmOrInvalidate, SendRequest,
+    fault::{Action, Choice, InclusiveRange, PacketClass, PacketClasses, Repeat, Selector},
 };
 use softhca_fabric::PacketType;
 use std::num::NonZeroU32;

@@ -82,7 +82,7 @@ fn cq_too_small() {
 }
 
 #[test]
-fn unsignalled_fills_queue() {
+fn unsignaled_send_queue_full() {
     let mut setup = Setup::default();
     setup.options.max_send_wr = 4;
     let run = |signalled: u64| {
@@ -122,7 +122,7 @@ fn buffer_in_use() {
 }
 
 #[test]
-fn missing_right() {
+fn missing_access_flag() {
     insta::assert_snapshot!(findings(Setup::default(), |pair| {
         let (b, gather) = (pair.b, [pair.a.sge(0, 8)]);
         let (key, address) = pair.on(b).register_memory(b.domain, 4096, AccessFlags::LOCAL_WRITE).unwrap();
@@ -133,7 +133,7 @@ fn missing_right() {
 }
 
 #[test]
-fn bad_key() {
+fn unknown_key() {
     insta::assert_snapshot!(findings(Setup::default(), |pair| {
         let gather = [pair.a.sge(0, 8)];
         let remote = RemoteAddress { address: 0, rkey: RemoteKey(0x1234_5678) };
@@ -169,7 +169,7 @@ fn psn_mismatch() {
 }
 
 #[test]
-fn reads_mismatch() {
+fn max_rd_atomic_mismatch() {
     insta::assert_snapshot!(findings(Setup::default(), |pair| reconnect(pair, |connection| connection
         .max_rd_atomic =
         4)));
@@ -207,7 +207,7 @@ fn waits_for_ever() {
 }
 
 #[test]
-fn wrong_queue_key() {
+fn wrong_qkey() {
     insta::assert_snapshot!(findings(Setup::with_kind(QpType::Ud), |pair| {
         pair.post_receive(1, 0, 200);
         let gather = [pair.a.sge(0, 100)];

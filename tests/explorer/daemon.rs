@@ -4,6 +4,7 @@ use crate::browser::{Browser, softhca};
 use softhca::{AccessFlags, ConnectOptions, Device, QpType, SendRequest};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 
 /// A process that is killed when the test ends.
@@ -40,7 +41,7 @@ fn http_response(address: &str, method: &str, path: &str) -> String {
 pub fn followed() {
     let name = format!("explorer-{}", std::process::id());
     let (_daemon, _) = start(&["daemon", "--name", &name, "--host", "alice", "--host", "bob"], "ready: ");
-    let (_server, link) = start(&["explore", "--name", &name], "explore: ");
+    let (mut server, link) = start(&["explore", "--name", &name], "explore: ");
     let mut browser = Browser::start(1440, 900);
     browser.visit(&link);
     browser
@@ -68,7 +69,6 @@ pub fn followed() {
     assert!(ladder.contains("WRITE_FIRST +0") && ladder.contains("WRITE #1, 8192 B"), "{ladder}");
     browser.screenshot("daemon");
     browser.assert_no_errors();
-    drop(browser);
 
     let (address, path) = link.strip_prefix("http://").and_then(|link| link.split_once('/')).expect("a link");
     assert!(address.starts_with("127.0.0.1:"), "{link}");
@@ -79,4 +79,9 @@ pub fn followed() {
         let response = http_response(address, method, &path);
         assert!(response.contains(" 40"), "{method} {path}: {response}");
     }
+    // Ctrl+C ends the server while a browser is connected.
+    rustix::process::kill_process(rustix::process::Pid::from_child(&server.0), rustix::process::Signal::INT)
+        .expect("it runs");
+    assert_eq!(server.0.wait().expect("it ends").signal(), Some(libc::SIGINT));
+    browser.wait("document.querySelector('.status').textContent.startsWith('not connected')");
 }

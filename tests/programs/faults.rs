@@ -167,5 +167,5 @@ fn the_exit_code_of_a_program_is_an_expectation() {
     let file = rig.write("four.toml", &text.replace("exit-code = 3", "exit-code = 4"));
     let seen = rig.softhca(&["run", "--on", "udp", &file]);
     assert_eq!(seen.code, Some(1), "{seen:?}");
-    assert!(seen.text.contains("it ended with 3 and said: 127.0.0."), "{seen:?}");
+    assert!(seen.text.contains("it ended with 3 and printed: 127.0.0."), "{seen:?}");
 }

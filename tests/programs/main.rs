@@ -1,6 +1,7 @@
 //! Unmodified Debian programs on emulated hosts: both ends on this machine, under `softhca exec`.
 
 mod faults;
+mod libraries;
 mod rig;
 
 use rig::{Rig, run_pair};
@@ -17,6 +18,7 @@ fn main() -> ExitCode {
         needs!("ibv_devinfo", the_device_is_described),
         needs!("sh", exit_codes_are_those_of_env),
         needs!("sh", settings_of_a_running_daemon_do_not_change),
+        needs!("ibv_devinfo", address_variable_is_the_address_of_the_programs_host),
         needs!("ibv_rc_pingpong", a_killed_peer_is_an_error),
         needs!("ibv_rc_pingpong", a_killed_peer_on_the_same_device_is_an_error),
         needs!("ibv_rc_pingpong", a_killed_daemon_is_an_error),
@@ -30,8 +32,12 @@ fn main() -> ExitCode {
         needs!(compiler(), a_program_forks_while_writes_are_outstanding),
         needs!(compiler(), windows_bind_as_the_manual_says),
         needs!(compiler(), verbs_in_any_order_are_rejected_or_executed),
+        needs!(compiler(), every_rejected_call_sets_errno_and_is_explained),
+        needs!(compiler(), polling_never_sleeps),
+        needs!(compiler(), why_reports_a_requester_that_waits_for_ever),
     ];
     tests.extend(faults::tests());
+    tests.extend(libraries::tests());
     for words in PAIRS {
         let program = words.split(' ').next().expect("a program");
         let name = words.replace(' ', "_");
@@ -59,6 +65,9 @@ const PAIRS: &[&str] = &[
     "ibv_rc_pingpong -g 0 -s 1048576 -n 1000",
     "ibv_uc_pingpong -g 0 -n 200",
     "ibv_ud_pingpong -g 0 -n 200",
+    "ibv_rc_pingpong -g 1 -n 200",
+    "ibv_ud_pingpong -g 1 -n 200",
+    "ib_write_bw -n 100 -x 1",
     "ibv_srq_pingpong -g 0 -n 200",
     "ibv_xsrq_pingpong -g 0 -n 200",
     "ib_send_bw -n 100",
@@ -69,6 +78,12 @@ const PAIRS: &[&str] = &[
     "ib_send_bw -n 100 --use-srq -q 2",
     "ib_send_bw -n 50 -q 8",
     "ib_send_bw -n 100 -R",
+    "ib_send_bw -n 100 -c XRC",
+    "ib_send_lat -n 100 -c XRC",
+    "ib_write_bw -n 100 -c XRC",
+    "ib_write_lat -n 50 -c XRC",
+    "ib_read_bw -n 100 -c XRC",
+    "ib_atomic_bw -n 100 -c XRC",
     "ib_send_bw -n 100 -R -c UD",
     "ib_send_lat -n 100",
     "ib_send_lat -n 100 -c UC",
@@ -138,7 +153,13 @@ fn the_device_is_listed() {
 
 fn the_device_is_described() {
     let seen = Rig::new().run(&["ibv_devinfo", "-v"]);
-    for line in ["board_id:\t\t\tSoftHCA", "state:\t\t\tPORT_ACTIVE (4)", "RoCE v2", "MEM_WINDOW_TYPE_2B"] {
+    for line in [
+        "board_id:\t\t\tSoftHCA",
+        "state:\t\t\tPORT_ACTIVE (4)",
+        "RoCE v2",
+        "MEM_WINDOW_TYPE_2B",
+        "GID[  1]:\t\tfe80::5efe:7f",
+    ] {
         assert!(seen.text.contains(line), "{line:?} is not in {seen:?}");
     }
 }
@@ -178,6 +199,30 @@ fn settings_of_a_running_daemon_do_not_change() {
     assert!(status.text.contains("loopback socket"), "{status:?}");
     let seen = rig.exec(&["--host", "nobody"], &["true"]);
     assert_eq!(seen.code, Some(125), "{seen:?}");
+}
+
+fn address_variable_is_the_address_of_the_programs_host() {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let address = |last: u8| format!("127.{}.{low}.{last}", 96 | high & 15);
+    let mut rig = Rig::new();
+    let here = rig.file("here");
+    // The daemon has two hosts: only that of the program has the address.
+    let script = format!("ibv_devinfo -v && touch {here} && exec sleep 100");
+    let holder = rig.start_at(&address(1), &["--host", "bob"], &["sh", "-c", &script]);
+    while !std::path::Path::new(&here).exists() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let seen = rig.exec(&["--host", "bob"], &["ibv_devinfo", "-v"]);
+    assert!(seen.success && seen.text.contains(&format!("::ffff:{}", address(1))), "{seen:?}");
+    let seen = rig.exec(&["--host", "alice"], &["ibv_devinfo", "-v"]);
+    assert!(seen.success && !seen.text.contains(&address(1)), "{seen:?}");
+    let seen = rig.start_at(&address(1), &["--host", "bob"], &["true"]).wait();
+    assert_eq!(seen.code, Some(0), "{seen:?}");
+    let seen = rig.start_at(&address(2), &["--host", "bob"], &["true"]).wait();
+    assert_eq!(seen.code, Some(125), "{seen:?}");
+    let message = format!("SOFTHCA_ADDRESS is {}, but host \"bob\"", address(2));
+    assert!(seen.text.contains(&message), "{seen:?}");
+    drop(holder);
 }
 
 /// The remaining program exits by itself with an error. WRITEs are always outstanding here: a program that only waits for
@@ -320,13 +365,68 @@ fn compiler() -> &'static str {
     }
 }
 
-/// Compiles a program of this folder against the headers of libibverbs.
-fn compile(rig: &Rig, name: &str) -> String {
+/// Compiles a program of this folder, with further arguments.
+fn compile_with(rig: &Rig, name: &str, arguments: &[&str]) -> String {
     let program = rig.file(name);
     let source = format!("{}/programs/{name}.c", env!("CARGO_MANIFEST_DIR"));
-    let compiled = Command::new("cc").args(["-O1", "-Wall", "-o", &program, &source, "-libverbs"]).status();
-    assert!(compiled.expect("cc runs").success(), "{source} cannot be compiled");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-Wall", "-o", &program, &source]).args(arguments);
+    assert!(compiler.status().expect("cc runs").success(), "{source} cannot be compiled");
     program
+}
+
+/// Compiles a program of this folder against libibverbs.
+fn compile(rig: &Rig, name: &str) -> String {
+    compile_with(rig, name, &["-libverbs"])
+}
+
+fn every_rejected_call_sets_errno_and_is_explained() {
+    let mut rig = Rig::new();
+    let program = compile_with(&rig, "rejected", &["-libverbs", "-lrdmacm"]);
+    let seen = rig.run(&["env", "SOFTHCA_EXPLAIN=1", &program]);
+    assert!(seen.success, "{seen:?}");
+    let count = seen.text.split(" calls rejected").next().and_then(|text| text.split_whitespace().last());
+    let count: usize = count.and_then(|count| count.parse().ok()).expect("the number of calls");
+    let is_explanation =
+        |line: &&str| line.starts_with("softhca: ibv_") || line.starts_with("softhca: rdma_");
+    let explained: Vec<&str> = seen.text.lines().filter(is_explanation).collect();
+    assert!(count > 50 && explained.len() == count, "{count} calls rejected: {explained:#?}");
+    for reason in [
+        "ibv_dealloc_pd: 1 objects use the protection domain",
+        "ibv_dereg_mr: no memory region has handle",
+        "ibv_dereg_mr: the memory region was destroyed",
+        "ibv_modify_qp: ah_attr.is_global is 0: RoCE needs a GRH",
+        "ibv_post_send: the queue pair is in RESET: the send queue takes work requests from RTS on",
+        "ibv_post_recv: the queue pair is in RESET: the receive queue takes work requests from INIT on",
+        "ibv_query_port: port 2 does not exist",
+        "ibv_create_cq: cqe is 4194304, the maximum is 4194303",
+    ] {
+        assert!(seen.text.contains(reason), "{reason:?} is not in {explained:#?}");
+    }
+    let quiet = rig.run(&[&program]);
+    assert!(quiet.success && !quiet.text.contains("softhca: ibv_"), "{quiet:?}");
+}
+
+fn polling_never_sleeps() {
+    let mut rig = Rig::new();
+    let program = compile_with(&rig, "rejected", &["-libverbs", "-lrdmacm"]);
+    let seen = rig.run(&[&program, "polls"]);
+    assert!(seen.success && seen.text.contains("slept 0 times"), "{seen:?}");
+}
+
+fn why_reports_a_requester_that_waits_for_ever() {
+    let mut rig = Rig::new();
+    let program = compile_with(&rig, "rejected", &["-libverbs", "-lrdmacm"]);
+    let log = rig.file("log.jsonl");
+    let mut running = rig.start_with(&["--log", &log], &[&program, "silent-peer"]);
+    while !std::fs::read_to_string(&log).is_ok_and(|text| text.contains("work:fetched")) {
+        assert!(!running.has_ended(), "{:?}", running.wait());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    running.terminate();
+    let seen = running.wait();
+    assert!(seen.text.contains("softhca why: alice QP 0x"), "{seen:?}");
+    assert!(seen.text.contains("has timeout 0, so it waits for ever"), "{seen:?}");
 }
 
 fn a_program_forks_while_writes_are_outstanding() {

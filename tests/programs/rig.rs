@@ -77,6 +77,13 @@ impl Rig {
         Running::new(self.command(options, words))
     }
 
+    /// Starts a program with SOFTHCA_ADDRESS.
+    pub fn start_at(&mut self, address: &str, options: &[&str], words: &[&str]) -> Running {
+        let mut command = self.command(options, words);
+        command.env("SOFTHCA_ADDRESS", address);
+        Running::new(command)
+    }
+
     /// Runs a program until it exits.
     pub fn exec(&mut self, options: &[&str], words: &[&str]) -> ProgramOutput {
         Running::new(self.command(options, words)).wait()
@@ -273,10 +280,15 @@ impl Running {
         texts.collect::<Vec<_>>().join("\n")
     }
 
-    /// Kills the program itself: `softhca exec` forwards the signal.
-    pub fn kill(mut self) {
+    /// Terminates the program itself: `softhca exec` forwards the signal.
+    pub fn terminate(&self) {
         let process = self.child.id().to_string();
         let _ = Command::new("kill").args(["-TERM", &process]).status();
+    }
+
+    /// Terminates the program and waits for it.
+    pub fn kill(mut self) {
+        self.terminate();
         let _ = self.wait();
     }
 }

@@ -84,6 +84,18 @@ impl Exports {
         };
         let mut text = String::new();
         for (index, Export { node, symbol, function, is_old }) in self.0.iter().enumerate() {
+            let function = match function.strip_prefix("unsupported::") {
+                // A function of its own, which can name the call.
+                Some(form) if form != "nothing" => {
+                    let result = if form == "null" { "*mut core::ffi::c_void" } else { "core::ffi::c_int" };
+                    let _ = writeln!(
+                        text,
+                        "unsafe extern \"C\" fn unsupported_{index}() -> {result} {{ {function}(\"{symbol}\") }}"
+                    );
+                    &format!("unsupported_{index}")
+                }
+                _ => function,
+            };
             let name = if *is_old { format!("softhca_old_{index}") } else { symbol.clone() };
             let _ = write!(
                 text,

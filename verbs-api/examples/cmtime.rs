@@ -12,7 +12,7 @@
 mod common;
 
 use common::{Options, Outcome, Settings};
-use softhca::rdma_cm::{ConnectionParameters, EventChannel, EventType, Id, PortSpace, resolve};
+use softhca::cm::{ConnectionParameters, EventChannel, EventType, Id, PortSpace, resolve};
 use softhca::{Device, QpType, QueuePair};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -3,9 +3,9 @@
 //! This is what a test of your own RDMA program can look like: hosts as async code, a fault that hits the same
 //! packet in every run, and assertions on what the program makes of it.
 
+use softhca::sim::{Report, World};
 use softhca::{
-    AccessFlags, Action, CompletionStatus, ConnectOptions, Error, InclusiveRange, PacketClasses, QpType,
-    ReceiveRequest, Repeat, Report, Selector, SendRequest, World,
+    AccessFlags, CompletionStatus, ConnectOptions, Error, QpType, ReceiveRequest, SendRequest, fault,
 };
 
 fn lost_packet(seed: u64) -> Report {
@@ -13,17 +13,7 @@ fn lost_packet(seed: u64) -> Report {
     world.record_log();
 
     // The second packet that the client sends to the server is lost, once.
-    let loss = world.fault(
-        "client",
-        "server",
-        Selector {
-            classes: Some(PacketClasses::Data),
-            psn: Some(InclusiveRange::exactly(1)),
-            ..Selector::default()
-        },
-        Repeat::times(1),
-        Action::Drop,
-    );
+    let loss = world.fault("client", "server", fault::data().psn(1).times(1).drop());
 
     world.host("server", |device| async move {
         let context = device.open();
@@ -31,6 +21,7 @@ fn lost_packet(seed: u64) -> Report {
         let queue = context.create_completion_queue(16)?;
         let region = domain.allocate_region(8192, AccessFlags::LOCAL_WRITE)?;
         let pair = domain.create_queue_pair(QpType::Rc, &queue).build()?;
+        pair.init(&ConnectOptions::default())?;
         pair.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &[region.sge(0, 8192)] })?;
         pair.exchange_and_connect(&device.endpoint_exchange(), "the connection", &ConnectOptions::default())
             .await?;

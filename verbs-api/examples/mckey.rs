@@ -12,7 +12,7 @@
 mod common;
 
 use common::{Options, Outcome};
-use softhca::rdma_cm::{EventParameters, Id, PortSpace};
+use softhca::cm::{EventParameters, Id, PortSpace};
 use softhca::{
     AccessFlags, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QpType, QueuePair, ReceiveRequest,
 };

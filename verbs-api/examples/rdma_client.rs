@@ -8,7 +8,7 @@
 mod common;
 
 use common::{Options, Outcome};
-use softhca::rdma_cm::{ConnectionParameters, Hints, address_info, create_endpoint};
+use softhca::cm::{ConnectionParameters, Hints, address_info, create_endpoint};
 use softhca::{AccessFlags, ReceiveRequest, SendRequest};
 
 fn main() -> Outcome {

@@ -9,7 +9,7 @@
 mod common;
 
 use common::{Options, Outcome};
-use softhca::rdma_cm::{ConnectionParameters, Endpoint, EventType, Hints, address_info, create_endpoint};
+use softhca::cm::{ConnectionParameters, Endpoint, EventType, Hints, address_info, create_endpoint};
 use softhca::{AccessFlags, ReceiveRequest, SendRequest};
 
 fn main() -> Outcome {

@@ -13,7 +13,7 @@
 pub mod common;
 
 use common::{Options, Outcome};
-use softhca::rdma_cm::{ConnectionParameters, Event, EventChannel, EventType, Id, PortSpace, resolve};
+use softhca::cm::{ConnectionParameters, Event, EventChannel, EventType, Id, PortSpace, resolve};
 use softhca::{
     AccessFlags, CompletionOpcode, CompletionQueue, Context, Device, MemoryRegion, QpState, QpType,
     QueuePair, ReceiveRequest, RemoteAddress, RemoteKey, SendRequest, block_on,

@@ -33,14 +33,15 @@ fn play(side: Side, mut stream: TcpStream, options: &Options) -> Outcome {
     let cq = context.create_completion_queue_with_channel(16, &channel)?;
     let qp = pd.create_queue_pair(QpType::Uc, &cq).build()?;
 
-    // A message needs a posted receive: post it before the peer can send.
+    // A message needs a posted receive: post it in INIT, before the peer can send.
     let buffer = [mr.sge(0, options.size)];
     let receive = ReceiveRequest { wr_id: RECV_WR_ID, sg_list: &buffer };
     let send = SendRequest::send(SEND_WR_ID, &buffer);
+    qp.init(&ConnectOptions::default())?;
     qp.post_recv(&receive)?;
     cq.request_notification(CqNotify::NextCompletion);
 
-    // One call takes the queue pair from RESET through INIT and RTR to RTS. UC has no timeout and no retry counts.
+    // One call takes the queue pair from INIT through RTR to RTS. UC has no timeout and no retry counts.
     let peer = qp.connect_over_stream(&mut stream, &ConnectOptions::default())?;
     if side == Side::Client {
         println!("  local address:  GID {}, QPN {}", qp.endpoint().gid, qp.qpn());

@@ -13,7 +13,7 @@
 mod common;
 
 use common::{Options, Outcome, Settings};
-use softhca::rdma_cm::{CmOption, ConnectionParameters, EventChannel, EventType, Id, PortSpace, resolve};
+use softhca::cm::{CmOption, ConnectionParameters, EventChannel, EventType, Id, PortSpace, resolve};
 use softhca::{
     AccessFlags, CompletionQueue, Context, Device, MemoryRegion, QpType, QueuePair, ReceiveRequest,
     SendRequest,

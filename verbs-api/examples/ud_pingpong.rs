@@ -46,6 +46,7 @@ fn play(side: Side, mut stream: TcpStream, options: &Options) -> Outcome {
     let buffer = [mr.sge(0, GRH + options.size)];
     let data = [mr.sge(GRH.into(), options.size)];
     let receive = ReceiveRequest { wr_id: RECV_WR_ID, sg_list: &buffer };
+    qp.init_ud(QKEY)?;
     qp.post_recv(&receive)?;
     cq.request_notification(CqNotify::NextCompletion);
     qp.start_ud(QKEY)?;

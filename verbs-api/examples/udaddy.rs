@@ -12,7 +12,7 @@
 pub mod common;
 
 use common::{Options, Outcome, Settings};
-use softhca::rdma_cm::{ConnectionParameters, EventChannel, EventType, Id, PortSpace, UdParameters, resolve};
+use softhca::cm::{ConnectionParameters, EventChannel, EventType, Id, PortSpace, UdParameters, resolve};
 use softhca::{
     AccessFlags, AddressHandle, AddressVector, CompletionQueue, Context, Device, Gid, MemoryRegion,
     ProtectionDomain, QpType, Qpn, QueuePair, ReceiveRequest, SendRequest,
@@ -125,7 +125,7 @@ pub async fn server(device: Device, options: Options) -> Outcome {
             let queue_pair = node.receive(&settings).await?;
             let path = AddressVector::to(node.sender());
             let target =
-                UdParameters { address_vector: path, qpn: queue_pair, qkey: softhca::rdma_cm::RDMA_UDP_QKEY };
+                UdParameters { address_vector: path, qpn: queue_pair, qkey: softhca::cm::RDMA_UDP_QKEY };
             peers.push((target, node.domain.create_address_handle(path)?));
         }
         println!("sending replies");

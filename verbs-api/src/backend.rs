@@ -56,9 +56,7 @@ pub(crate) trait Backend: Send + Sync {
     fn set_cm_notifier(&self, channel: CmChannelId, notifier: Arc<Notifier>);
 
     /// Allocates memory for a region.
-    fn allocate_memory(&self, length: usize) -> Result<Arc<MemoryBlock>> {
-        Ok(Arc::new(MemoryBlock::new(length)))
-    }
+    fn allocate_memory(&self, length: usize) -> Result<Arc<MemoryBlock>>;
 
     fn gids(&self) -> Vec<Gid>;
     /// Whether the HCA still exists.
@@ -82,8 +80,9 @@ pub(crate) trait Backend: Send + Sync {
 
     /// Rings the doorbell of a queue pair with new work requests.
     fn ring_doorbell(&self, qpn: Qpn, send: &SendProducer);
-    /// Makes progress on the time of a caller that found this completion queue empty.
-    fn drive(&self, cq: CqId);
+    /// Makes progress on the time of a caller that found a completion queue empty, without sleeping. Returns whether it
+    /// may have made any.
+    fn drive(&self) -> bool;
 
     /// The time by which the application waits.
     fn now(&self) -> Instant;

@@ -136,17 +136,28 @@ impl CompletionQueue {
         self.inner.completions.lock().discard_qp(queue_pair);
     }
 
-    /// Takes the oldest completion. If there is none, the card gets a turn on the caller's time.
+    /// Takes the oldest completion. If there is none, an embedded card may get a turn on the caller's time. Polling never
+    /// sleeps: a poll in vain takes a fraction of a microsecond, and a daemon's card is not involved.
     ///
     /// # Panics
     /// In the host code of a `World`, after ten thousand calls in vain without an await: time stands still. In
     /// a child of the process that opened the device.
     pub fn poll(&self) -> Option<Completion> {
-        self.inner.backend.assert_same_process();
-        if let Some(completion) = self.inner.completions.lock().pop() {
+        if let Some(completion) = self.try_poll() {
             return Some(completion);
         }
-        self.inner.backend.drive(self.inner.id);
+        if !self.inner.backend.drive() {
+            return None;
+        }
+        self.inner.completions.lock().pop()
+    }
+
+    /// Takes the oldest completion, and never drives the card: on a simulated card, time does not advance.
+    ///
+    /// # Panics
+    /// In a child of the process that opened the device.
+    pub fn try_poll(&self) -> Option<Completion> {
+        self.inner.backend.assert_same_process();
         self.inner.completions.lock().pop()
     }
 
@@ -165,8 +176,8 @@ impl CompletionQueue {
     pub fn poll_each(&self, most: usize, mut take: impl FnMut(Completion)) -> usize {
         let mut taken = 0;
         for turn in 0..2 {
-            if turn == 1 {
-                self.inner.backend.drive(self.inner.id);
+            if turn == 1 && !self.inner.backend.drive() {
+                break;
             }
             let mut ring = self.inner.completions.lock();
             while taken < most
@@ -240,26 +251,28 @@ impl CompletionQueue {
         self.inner.completions.lock().ring.request_notification(notify);
     }
 
-    /// The next completion, for async code. Futures never drive: the card's own thread does.
+    /// The next completion, for async code under any runtime. The future does not drive the device: its own thread
+    /// does. No completion is lost if the future is dropped before it is ready.
     pub async fn next(&self) -> Completion {
-        poll_fn(|context| {
-            self.inner.backend.assert_same_process();
-            let seen = self.inner.notifier.count();
-            let ring = &self.inner.completions;
-            if let Some(completion) = ring.lock().pop() {
-                return Poll::Ready(completion);
-            }
-            ring.lock().ring.request_notification(CqNotify::NextCompletion);
-            if let Some(completion) = ring.lock().pop() {
-                return Poll::Ready(completion);
-            }
-            if !self.inner.notifier.register_waker(seen, context.waker()) {
-                context.waker().wake_by_ref();
-            }
-            record_wait_reason(|| WaitReason::Completion(self.inner.id));
-            Poll::Pending
-        })
-        .await
+        poll_fn(|context| self.poll_next_completion(context)).await
+    }
+
+    fn poll_next_completion(&self, context: &mut std::task::Context<'_>) -> Poll<Completion> {
+        self.inner.backend.assert_same_process();
+        let seen = self.inner.notifier.count();
+        let ring = &self.inner.completions;
+        if let Some(completion) = ring.lock().pop() {
+            return Poll::Ready(completion);
+        }
+        ring.lock().ring.request_notification(CqNotify::NextCompletion);
+        if let Some(completion) = ring.lock().pop() {
+            return Poll::Ready(completion);
+        }
+        if !self.inner.notifier.register_waker(seen, context.waker()) {
+            context.waker().wake_by_ref();
+        }
+        record_wait_reason(|| WaitReason::Completion(self.inner.id));
+        Poll::Pending
     }
 
     /// Changes how many completions may wait. Those that wait stay.
@@ -270,6 +283,19 @@ impl CompletionQueue {
         let (_, rings) = self.inner.backend.execute_with_rings(command)?;
         ring.ring = CompletionConsumer::new(rings, cqe);
         Ok(())
+    }
+}
+
+/// The completions. It never ends. Several streams of one queue share its completions.
+#[cfg(feature = "tokio")]
+impl futures_core::Stream for CompletionQueue {
+    type Item = Completion;
+
+    fn poll_next(
+        self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> Poll<Option<Completion>> {
+        self.poll_next_completion(context).map(Some)
     }
 }
 

@@ -73,18 +73,19 @@ impl Context {
         ProtectionDomain::new(self)
     }
 
-    /// Creates a completion queue with room for `slots` completions.
-    pub fn create_completion_queue(&self, slots: u32) -> Result<CompletionQueue, Error> {
-        CompletionQueue::new(self, slots, None)
+    /// Creates a completion queue with room for exactly `cqe` completions. One more overflows it: the queue fails
+    /// ([`AsyncEvent::CompletionQueueError`]), and its queue pairs with it.
+    pub fn create_completion_queue(&self, cqe: u32) -> Result<CompletionQueue, Error> {
+        CompletionQueue::new(self, cqe, None)
     }
 
     /// Creates a completion queue that tells a channel when it has news.
     pub fn create_completion_queue_with_channel(
         &self,
-        slots: u32,
+        cqe: u32,
         channel: &CompletionChannel,
     ) -> Result<CompletionQueue, Error> {
-        CompletionQueue::new(self, slots, Some(channel))
+        CompletionQueue::new(self, cqe, Some(channel))
     }
 
     /// Creates a channel for completion queues.
@@ -118,7 +119,7 @@ impl Context {
     /// In the host code of a `World`, where [`Context::next_async_event`] is to be awaited.
     pub fn wait_async_event(&self, timeout: Duration) -> Option<AsyncEvent> {
         self.backend.assert_same_process();
-        assert_may_block("Context::wait_event", "context.next_event().await");
+        assert_may_block("Context::wait_async_event", "context.next_async_event().await");
         let until = self.backend.now().plus(timeout);
         loop {
             let seen = self.backend.async_events().notifier().count();
@@ -133,18 +134,52 @@ impl Context {
 
     /// The next asynchronous event, for async code.
     pub async fn next_async_event(&self) -> AsyncEvent {
-        poll_fn(|context| {
-            self.backend.assert_same_process();
-            let seen = self.backend.async_events().notifier().count();
-            if let Some(event) = self.backend.async_events().pop() {
-                return Poll::Ready(event);
-            }
-            if !self.backend.async_events().notifier().register_waker(seen, context.waker()) {
-                context.waker().wake_by_ref();
-            }
-            record_wait_reason(|| WaitReason::AsyncEvent);
-            Poll::Pending
-        })
-        .await
+        self.async_events().next().await
+    }
+
+    /// The asynchronous events, for async code. All streams of a device share its events.
+    pub fn async_events(&self) -> AsyncEvents {
+        AsyncEvents { backend: self.backend.clone() }
+    }
+}
+
+/// The asynchronous events of a device.
+///
+/// With feature `tokio` it is a `Stream`, which never ends.
+#[derive(Clone)]
+pub struct AsyncEvents {
+    backend: Arc<dyn Backend>,
+}
+
+impl AsyncEvents {
+    /// The next event. None is lost if the future is dropped before it is ready.
+    pub async fn next(&self) -> AsyncEvent {
+        poll_fn(|context| self.poll_next_event(context)).await
+    }
+
+    fn poll_next_event(&self, context: &mut std::task::Context<'_>) -> Poll<AsyncEvent> {
+        self.backend.assert_same_process();
+        let events = self.backend.async_events();
+        let seen = events.notifier().count();
+        if let Some(event) = events.pop() {
+            return Poll::Ready(event);
+        }
+        if !events.notifier().register_waker(seen, context.waker()) {
+            context.waker().wake_by_ref();
+        }
+        record_wait_reason(|| WaitReason::AsyncEvent);
+        Poll::Pending
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl futures_core::Stream for AsyncEvents {
+    type Item = AsyncEvent;
+
+    fn poll_next(
+        self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> Poll<Option<AsyncEvent>> {
+        self.poll_next_event(context).map(Some)
     }
 }

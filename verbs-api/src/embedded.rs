@@ -5,6 +5,7 @@ use crate::device::DeviceBackend;
 use crate::local_backend::{CardRuntime, EventBus, LocalBackend};
 use crate::memory::{MemoryBlock, MemoryTable};
 use crate::notifier::Notifier;
+use crate::recording;
 use crate::time::real_now;
 use crate::{Device, EndpointExchange, Entropy, Error, IcrcCheck, Loopback, Settings};
 use softhca_engine::{
@@ -24,6 +25,7 @@ use softhca_wire::Mtu;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,8 +58,16 @@ pub struct EmbeddedOptions {
     /// How many bytes of receive buffer to ask for. Linux doubles it, and gives less where it is above the
     /// system's limit (`net.core.rmem_max`) and the process has no CAP_NET_ADMIN.
     pub receive_buffer: usize,
+    /// Whether the card has link control. Without it, the card is a foreign peer for others, and every peer is foreign
+    /// for it: packets may be lost.
+    pub link_control: bool,
     /// A switch that queues, marks and pauses what other ports of this make send here; without one, it arrives as it comes.
     pub switch: Option<PortSwitch>,
+    /// A file for the event log of the device, which `softhca why` reads; without one, that of `SOFTHCA_LOG`. All devices
+    /// of the process with the same path share the file. `%p` stands for the number of the process.
+    pub log: Option<PathBuf>,
+    /// A file for a capture of the packets that the device sends; without one, that of `SOFTHCA_CAPTURE`. As `log`.
+    pub capture: Option<PathBuf>,
     /// Sees every event and every packet.
     pub event_sink: Box<dyn EventSink + Send>,
 }
@@ -77,7 +87,10 @@ impl Default for EmbeddedOptions {
             },
             icrc: IcrcCheck::default(),
             receive_buffer: SocketOptions::default().receive_buffer,
+            link_control: true,
             switch: None,
+            log: None,
+            capture: None,
             event_sink: Box::new(()),
         }
     }
@@ -102,9 +115,11 @@ impl Device {
                 ipv6 => bind_host(buffers)?.with_ipv6(ipv6, buffers)?,
             },
         };
+        let sockets = if options.link_control { sockets } else { sockets.without_link_control(buffers)? };
         let EmbeddedOptions { settings, icrc, entropy, loopback, .. } = options;
         let driver = DriverOptions { settings, icrc, entropy, loopback };
-        let card = start(sockets, driver, options.switch, options.event_sink)?;
+        let sink = recording::record(options.log, options.capture, sockets.address(), options.event_sink)?;
+        let card = start(sockets, driver, options.switch, sink)?;
         let address = card.runtime.address();
         Ok(Device::new(DeviceBackend::Embedded(Arc::new(card)), address))
     }
@@ -252,8 +267,8 @@ impl CardRuntime for EmbeddedRuntime {
         None
     }
 
-    fn drive(&self) {
-        self.driver.drive();
+    fn drive(&self) -> bool {
+        self.driver.drive()
     }
 
     fn now(&self) -> Instant {

@@ -1,24 +1,179 @@
-//! What can go wrong, by whose fault.
+//! Why a call failed.
 
-use softhca_queue::InvalidWorkRequest;
-use softhca_queue::cm::{EventType, RejectReason};
+use softhca_queue::cm::{CmState, EventType, RejectReason};
+use softhca_queue::{
+    CmId, CorruptRing, InvalidWorkRequest, QpAttributeMask, QpState, QueueFull, Resource, VerbsError,
+};
+use softhca_wire::Qpn;
+use std::net::IpAddr;
 use thiserror::Error as ThisError;
 
-/// Why a call was refused. A completion status is data, not an error.
+/// Why a call failed. Every back end returns the same variant for the same mistake.
+///
+/// A completion with a status other than success is no error: it is data, see
+/// [`CompletionStatus`](crate::CompletionStatus).
+///
+/// ```
+/// use softhca::{Device, Error, QpState, QpType, SendRequest};
+///
+/// # fn main() -> Result<(), Error> {
+/// let context = Device::embedded()?.open();
+/// let cq = context.create_completion_queue(1)?;
+/// let qp = context.allocate_protection_domain()?.create_queue_pair(QpType::Rc, &cq).build()?;
+/// match qp.post_send(&SendRequest::send(1, &[])) {
+///     Err(Error::InvalidState { state, .. }) => assert_eq!(state, QpState::Reset),
+///     other => panic!("a queue pair in RESET accepts no sends: {other:?}"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, ThisError)]
 #[non_exhaustive]
 pub enum Error {
-    /// The card refused a control verb.
-    #[error(transparent)]
-    Verb(#[from] softhca_engine::VerbsError),
-    /// A work request could not be posted.
-    #[error(transparent)]
-    Post(#[from] InvalidWorkRequest),
-    /// The host's sockets could not be had.
+    /// A queue has no room for another work request.
+    #[error(
+        "the {queue} queue is full: all {max_wr} work requests are outstanding. Poll completions first (unsignaled sends \
+         need a later signaled one), or create the queue with more"
+    )]
+    QueueFull {
+        /// The queue: `send`, `receive` or `shared receive`.
+        queue: &'static str,
+        /// How many work requests it holds.
+        max_wr: u32,
+    },
+    /// The state of a queue pair does not allow the call.
+    #[error("{call}: queue pair {qpn} is in {state}{}", describe_state_remedy(.call))]
+    InvalidState {
+        /// The queue pair.
+        qpn: Qpn,
+        /// Its state.
+        state: QpState,
+        /// The call.
+        call: &'static str,
+    },
+    /// The state machine has no such transition.
+    #[error(
+        "queue pair {qpn}: no transition from {from} to {to}. The order is RESET, INIT, RTR, RTS; any state may go to \
+         ERR or RESET"
+    )]
+    InvalidTransition {
+        /// The queue pair.
+        qpn: Qpn,
+        /// Its state.
+        from: QpState,
+        /// The requested state.
+        to: QpState,
+    },
+    /// A transition lacks required attributes or has attributes that it does not allow.
+    #[error("queue pair {qpn}, {from} to {to}: missing {missing}, not allowed {forbidden}")]
+    InvalidAttributes {
+        /// The queue pair.
+        qpn: Qpn,
+        /// Its state.
+        from: QpState,
+        /// The requested state.
+        to: QpState,
+        /// Required attributes that are absent.
+        missing: QpAttributeMask,
+        /// Attributes that the transition does not allow.
+        forbidden: QpAttributeMask,
+    },
+    /// A number above a limit of the queue, the device or the client.
+    #[error("{what} is {value}, the limit is {limit}")]
+    LimitExceeded {
+        /// The quantity.
+        what: &'static str,
+        /// The value given.
+        value: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// The device or this client has as many resources of a kind as it may have.
+    #[error("no more than {limit} {}s", .resource.name())]
+    Exhausted {
+        /// The kind.
+        resource: Resource,
+        /// The limit.
+        limit: usize,
+    },
+    /// An invalid value.
+    #[error("{what}: {why}")]
+    Invalid {
+        /// The operand.
+        what: &'static str,
+        /// The reason.
+        why: &'static str,
+    },
+    /// The resource does not exist, or another client owns it: a wrong key or number.
+    #[error("{} {number:#x} does not exist", .resource.name())]
+    NotFound {
+        /// Its kind.
+        resource: Resource,
+        /// The key or number given.
+        number: u32,
+    },
+    /// Another resource still uses it.
+    #[error("{} {number:#x} is still used by a {}", .resource.name(), .user.name())]
+    Busy {
+        /// Its kind.
+        resource: Resource,
+        /// Its number.
+        number: u32,
+        /// The kind of its user.
+        user: Resource,
+    },
+    /// The device does not support this.
+    #[error("{what} is not supported")]
+    Unsupported {
+        /// The feature.
+        what: &'static str,
+    },
+    /// The rings of this client are corrupt.
+    #[error("the client's ring is corrupt: {0}")]
+    CorruptRing(CorruptRing),
+    /// Another identifier of connection management has the port.
+    #[error("port {port} of the {space} port space is in use on this host")]
+    PortInUse {
+        /// The name of the port space.
+        space: &'static str,
+        /// The port.
+        port: u16,
+    },
+    /// The host does not have this address.
+    #[error("{address} is not an address of this host")]
+    AddressNotAvailable {
+        /// The address.
+        address: IpAddr,
+    },
+    /// The host has no address of that IP version.
+    #[error("{address} is unreachable: the host has no address of that IP version")]
+    NetworkUnreachable {
+        /// The destination.
+        address: IpAddr,
+    },
+    /// The network rejects the multicast join.
+    #[error("the host cannot join multicast group {group}: errno {errno}")]
+    MulticastJoinFailed {
+        /// The group.
+        group: IpAddr,
+        /// The errno of the system call.
+        errno: i32,
+    },
+    /// The state of a connection does not allow the call.
+    #[error("connection identifier {:#x} is {state}: {call} is not possible now", .id.0)]
+    InvalidCmState {
+        /// The identifier.
+        id: CmId,
+        /// Its state.
+        state: CmState,
+        /// The call.
+        call: &'static str,
+    },
+    /// The sockets of an embedded device cannot be bound.
     #[cfg(feature = "sockets")]
     #[error(transparent)]
     Bind(#[from] softhca_udp::BindError),
-    /// The system failed.
+    /// A system call failed.
     #[error("{what}: {source}")]
     System {
         /// What was tried.
@@ -26,12 +181,18 @@ pub enum Error {
         /// Why it failed.
         source: std::io::Error,
     },
-    /// A daemon's card refused a control verb.
+    /// The daemon has no such device.
+    #[error("{why}")]
+    NoSuchDevice {
+        /// The name, and the names that exist.
+        why: String,
+    },
+    /// A daemon rejected the request, for a reason of its own.
     #[error("{message}")]
     DaemonRejected {
         /// The errno that C callers get.
         errno: i32,
-        /// Why, in the daemon's words.
+        /// The reason.
         message: String,
     },
     /// The daemon does not accept another connection, or not this one.
@@ -45,14 +206,14 @@ pub enum Error {
     /// No daemon is running, or its socket cannot be used.
     #[error("no daemon at {path}: {why}; start one with `softhca daemon`")]
     NoDaemon {
-        /// Where it was looked for.
+        /// The path of its socket.
         path: String,
-        /// What was found instead.
+        /// What is there instead.
         why: String,
-        /// Nobody is there, so that one can be started.
+        /// Nothing is there, so that a daemon can be started.
         is_absent: bool,
     },
-    /// The daemon is gone, and with it the card and everything on it.
+    /// The daemon is gone, and with it the device and everything on it.
     #[error("the daemon is gone ({why}): open the device again when it is back")]
     DeviceGone {
         /// How that was noticed.
@@ -61,15 +222,15 @@ pub enum Error {
     /// The process was forked from the one that opened the device.
     #[error("the device was opened by process {parent} before a fork: open it again in the child")]
     Forked {
-        /// Who opened it.
+        /// The process that opened it.
         parent: u32,
     },
     /// A connection could not be made, or is over.
     #[error("{}", describe_connection_error(*.kind, *.status))]
     Connection {
-        /// What the connection manager told.
+        /// The event of the connection manager.
         kind: EventType,
-        /// Its status: a negative errno, or the reason of a refusal.
+        /// Its status: a negative errno, or the reason of a rejection.
         status: i32,
     },
     /// A name that no host has.
@@ -77,13 +238,13 @@ pub enum Error {
     UnknownHost {
         /// The name.
         name: String,
-        /// What was looked up.
+        /// Where it was looked up.
         why: String,
     },
     /// The queue pair has no such queue.
     #[error("the queue pair has no {0} queue")]
     NoQueue(&'static str),
-    /// Text that does not name an endpoint.
+    /// Text that is not an endpoint.
     #[error("{0:?} is not an endpoint: GID/queue pair/PSN in hexadecimal")]
     InvalidEndpoint(String),
     /// A range outside of a region.
@@ -99,9 +260,27 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the card is gone, and with it everything that was on it.
+    /// Whether the device is gone, and with it everything that was on it.
     pub fn is_device_gone(&self) -> bool {
         matches!(self, Error::DeviceGone { .. })
+    }
+
+    /// The error of a post to a queue.
+    pub(crate) fn from_post(queue: &'static str, error: InvalidWorkRequest) -> Error {
+        match error {
+            InvalidWorkRequest::Full(QueueFull { slots }) => Error::QueueFull { queue, max_wr: slots },
+            InvalidWorkRequest::TooManySges { sges, limit } => {
+                Error::LimitExceeded { what: "the number of SGEs", value: sges as u64, limit: limit as u64 }
+            }
+            InvalidWorkRequest::InlineTooLong { bytes, limit } => Error::LimitExceeded {
+                what: "the number of bytes of inline data",
+                value: bytes as u64,
+                limit: limit as u64,
+            },
+            InvalidWorkRequest::UnknownOpcode(_) => {
+                Error::Invalid { what: "opcode", why: "it is not a send opcode" }
+            }
+        }
     }
 
     /// The errno that C callers get.
@@ -109,30 +288,78 @@ impl Error {
         const ENOENT: i32 = 2;
         const EIO: i32 = 5;
         const ENOMEM: i32 = 12;
+        const EBUSY: i32 = 16;
         const ENODEV: i32 = 19;
         const EINVAL: i32 = 22;
-        #[cfg(feature = "sockets")]
+        const EOPNOTSUPP: i32 = 95;
         const EADDRINUSE: i32 = 98;
+        const EADDRNOTAVAIL: i32 = 99;
+        const ENETUNREACH: i32 = 101;
         const ECONNREFUSED: i32 = 111;
         match self {
-            Error::Verb(error) => error.errno(),
-            Error::Post(InvalidWorkRequest::Full(_)) => ENOMEM,
-            Error::Post(_) | Error::NoQueue(_) | Error::InvalidEndpoint(_) | Error::OutOfRange { .. } => {
-                EINVAL
-            }
+            Error::QueueFull { .. } | Error::Exhausted { .. } => ENOMEM,
+            Error::InvalidState { .. }
+            | Error::InvalidTransition { .. }
+            | Error::InvalidAttributes { .. }
+            | Error::LimitExceeded { .. }
+            | Error::Invalid { .. }
+            | Error::CorruptRing(_)
+            | Error::InvalidCmState { .. }
+            | Error::Forked { .. }
+            | Error::NoQueue(_)
+            | Error::InvalidEndpoint(_)
+            | Error::OutOfRange { .. } => EINVAL,
+            Error::NotFound { .. } | Error::UnknownHost { .. } => ENOENT,
+            Error::Busy { .. } => EBUSY,
+            Error::Unsupported { .. } => EOPNOTSUPP,
+            Error::PortInUse { .. } => EADDRINUSE,
+            Error::AddressNotAvailable { .. } => EADDRNOTAVAIL,
+            Error::NetworkUnreachable { .. } => ENETUNREACH,
+            Error::MulticastJoinFailed { errno, .. } | Error::DaemonRejected { errno, .. } => *errno,
             #[cfg(feature = "sockets")]
             Error::Bind(_) => EADDRINUSE,
-            Error::DaemonRejected { errno, .. } => *errno,
-            Error::NoDaemon { .. } => ENODEV,
+            Error::System { source, .. } => source.raw_os_error().unwrap_or(EINVAL),
+            Error::NoSuchDevice { .. } | Error::NoDaemon { .. } => ENODEV,
             Error::DaemonRefused { .. } => ECONNREFUSED,
             Error::DeviceGone { .. } => EIO,
-            Error::Forked { .. } => EINVAL,
             Error::Connection { kind: EventType::Rejected, .. } => ECONNREFUSED,
             Error::Connection { status, .. } if *status < 0 => -status,
             Error::Connection { .. } => ECONNREFUSED,
-            Error::UnknownHost { .. } => ENOENT,
-            Error::System { source, .. } => source.raw_os_error().unwrap_or(EINVAL),
         }
+    }
+}
+
+impl From<VerbsError> for Error {
+    fn from(error: VerbsError) -> Error {
+        match error {
+            VerbsError::NotFound { resource, number } => Error::NotFound { resource, number },
+            VerbsError::Busy { resource, number, user } => Error::Busy { resource, number, user },
+            VerbsError::Exhausted { resource, limit } => Error::Exhausted { resource, limit },
+            VerbsError::TooLarge { what, value, limit } => Error::LimitExceeded { what, value, limit },
+            VerbsError::Invalid { what, why } => Error::Invalid { what, why },
+            VerbsError::InvalidTransition { queue_pair: qpn, from, to } => {
+                Error::InvalidTransition { qpn, from, to }
+            }
+            VerbsError::InvalidAttributes { queue_pair: qpn, from, to, missing, forbidden } => {
+                Error::InvalidAttributes { qpn, from, to, missing, forbidden }
+            }
+            VerbsError::CorruptRing(why) => Error::CorruptRing(why),
+            VerbsError::AddressInUse { space, port } => Error::PortInUse { space, port },
+            VerbsError::AddressNotAvailable { address } => Error::AddressNotAvailable { address },
+            VerbsError::NetworkUnreachable { address } => Error::NetworkUnreachable { address },
+            VerbsError::MulticastJoinFailed { group, errno } => Error::MulticastJoinFailed { group, errno },
+            VerbsError::InvalidCmState { id, state, call } => Error::InvalidCmState { id, state, call },
+            VerbsError::Unsupported { what } => Error::Unsupported { what },
+            _ => Error::Invalid { what: "command", why: "the device rejected it" },
+        }
+    }
+}
+
+/// What to do about a call in a state that does not allow it.
+fn describe_state_remedy(call: &str) -> &'static str {
+    match call {
+        "post_recv" => ". A receive needs INIT: call `init`, or connect the queue pair, first",
+        _ => ". A send needs RTS: connect the queue pair first",
     }
 }
 

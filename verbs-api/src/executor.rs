@@ -1,4 +1,4 @@
-//! The executor behind [`World::run`](crate::World::run) and [`block_on`]: one thread, one queue of woken
+//! The executor behind [`World::run`](crate::sim::World::run) and [`block_on`]: one thread, one queue of woken
 //! tasks in the order in which they were woken. Nothing here knows of cards.
 
 use crate::time::real_now;
@@ -359,9 +359,25 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
 struct JoinState<T> {
     value: Option<T>,
     waker: Option<Waker>,
+    /// The task is gone, with or without a value.
+    ended: bool,
+}
+
+/// Ends a task, even if it panics or its runtime drops it.
+struct TaskEnd<T>(Arc<Mutex<JoinState<T>>>);
+
+impl<T> Drop for TaskEnd<T> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.ended = true;
+        state.waker.take().into_iter().for_each(Waker::wake);
+    }
 }
 
 /// A task that was spawned: a future of what it returns. The task goes on when this is dropped.
+///
+/// # Panics
+/// When polled after the task panicked or its runtime was shut down.
 pub struct JoinHandle<T> {
     state: Arc<Mutex<JoinState<T>>>,
 }
@@ -373,6 +389,9 @@ impl<T> Future for JoinHandle<T> {
         let mut joint = self.state.lock();
         match joint.value.take() {
             Some(value) => Poll::Ready(value),
+            None if joint.ended => {
+                panic!("the task ended without a value: it panicked, or its runtime is gone")
+            }
             None => {
                 joint.waker = Some(context.waker().clone());
                 record_wait_reason(|| WaitReason::Task);
@@ -385,19 +404,41 @@ impl<T> Future for JoinHandle<T> {
 /// Runs a future beside the one that calls: on the same host of a `World`, or within the same [`block_on`].
 ///
 /// # Panics
-/// Outside of both. Under another runtime, use that runtime's own.
+/// Outside of both. Under tokio use `spawn_send` (feature `tokio`) or tokio's own.
 pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
     let executor = Executor::current();
     let executor = executor.expect("spawn needs a World's host code or block_on around it");
-    let joint = Arc::new(Mutex::new(JoinState { value: None, waker: None }));
-    let handle = JoinHandle { state: joint.clone() };
-    executor.spawn_in(executor.group.get(), async move {
-        let value = future.await;
-        let mut joint = joint.lock();
-        joint.value = Some(value);
-        joint.waker.take().into_iter().for_each(Waker::wake);
-    });
+    let (handle, task) = joinable(future);
+    executor.spawn_in(executor.group.get(), task);
     handle
+}
+
+/// Runs a future beside the one that calls, wherever that runs: on the same host of a `World`, within the same
+/// [`block_on`], or as a task of the current tokio runtime. Code that uses it runs on all of them.
+///
+/// # Panics
+/// Outside of all three.
+#[cfg(feature = "tokio")]
+pub fn spawn_send<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+    match Executor::current() {
+        Some(_) => spawn(future),
+        None => {
+            let (handle, task) = joinable(future);
+            tokio::spawn(task);
+            handle
+        }
+    }
+}
+
+/// A future that leaves its value to a handle.
+fn joinable<T>(future: impl Future<Output = T>) -> (JoinHandle<T>, impl Future<Output = ()>) {
+    let state = Arc::new(Mutex::new(JoinState { value: None, waker: None, ended: false }));
+    let end = TaskEnd(state.clone());
+    let task = async move {
+        let value = future.await;
+        end.0.lock().value = Some(value);
+    };
+    (JoinHandle { state }, task)
 }
 
 /// Lets everybody else go on. In a `World` that means until anything happens: polling without time is vain.

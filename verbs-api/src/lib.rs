@@ -7,7 +7,7 @@
 //! and written through the region, never through a reference.
 //!
 //! The same types work on an embedded card ([`Device::embedded`]: in this process, on real sockets) and on
-//! the simulated cards of a [`World`], where the async code of several hosts runs under virtual time.
+//! the simulated cards of a [`World`](sim::World), where the async code of several hosts runs under virtual time.
 //!
 //! The feature `sockets`, on by default, adds the embedded card and the card of a daemon. Without it, the crate has
 //! simulated cards only and builds for wasm32.
@@ -39,6 +39,7 @@
 
 mod async_events;
 mod backend;
+pub mod cm;
 mod completion_channel;
 mod completion_queue;
 mod context;
@@ -51,6 +52,8 @@ mod endpoint_exchange;
 mod error;
 mod event_fd;
 mod executor;
+mod explanation;
+pub mod fault;
 mod local_backend;
 mod memory;
 mod memory_region;
@@ -58,9 +61,11 @@ mod notifier;
 mod protection_domain;
 mod queue_pair;
 mod random;
-pub mod rdma_cm;
+#[cfg(feature = "sockets")]
+mod recording;
 mod report;
 mod shared_receive_queue;
+mod shared_sink;
 mod simulated;
 mod time;
 mod work_request;
@@ -69,7 +74,7 @@ mod xrc;
 
 pub use completion_channel::CompletionChannel;
 pub use completion_queue::CompletionQueue;
-pub use context::Context;
+pub use context::{AsyncEvents, Context};
 #[cfg(all(feature = "sockets", target_os = "linux"))]
 pub use daemon::{
     ClientStatus, DaemonControl, DaemonStatus, FabricPort, HostAsyncEvent, HostDevice, HostStatus,
@@ -79,36 +84,54 @@ pub use device::{Device, DeviceAttributes, PortAttributes};
 pub use embedded::{EmbeddedOptions, PortSwitch};
 pub use endpoint_exchange::EndpointExchange;
 pub use error::Error;
-pub use executor::{JoinHandle, WaitReason, block_on, spawn, yield_now};
+#[cfg(feature = "tokio")]
+pub use executor::spawn_send;
+pub use executor::{JoinHandle, block_on, spawn, yield_now};
 pub use memory_region::{MemoryRegion, MemoryWindow};
 pub use protection_domain::{AddressHandle, ProtectionDomain};
 pub use queue_pair::{ConnectOptions, Endpoint, QueuePair, QueuePairBuilder, SendBatch};
 pub use random::{Rng, rng};
-pub use report::{Failure, FailureCause, LogEntry, LogEntryKind, Report};
+#[cfg(feature = "sockets")]
+pub use recording::{CAPTURE_VARIABLE, LOG_VARIABLE};
 pub use shared_receive_queue::SharedReceiveQueue;
 pub use time::{Sleep, now, sleep, timeout};
 pub use work_request::{ReceiveRequest, SendRequest};
-pub use world::{HostResult, World};
 pub use xrc::XrcDomain;
 
 pub use softhca_engine::{
-    AckPolicy, AddressVector, AsyncEvent, CmTimers, Counters, Event, Instant, MemoryWindowType, ModifyQp,
-    PortState, QpAttributeMask, QpAttributes, QpSnapshot, QpState, QpType, Recovery, ResponseOrder, Settings,
-};
-pub use softhca_fabric::{
-    Action, Choice, CmMessage, EcnMarking, EventSink, Fault, FlowId, FrameCounters, InclusiveRange,
-    LinkSettings, NetworkEvent, PacketClass, PacketClasses, Pattern, PfcSettings, ReceiverSettings, Repeat,
-    Rule, RuleCounters, RuleId, Selector, Stage, SwitchSettings,
+    AckPolicy, AddressVector, AsyncEvent, CmTimers, Counters, DeviceLimits, Instant, MemoryWindowType,
+    ModifyQp, PortState, QpAttributeMask, QpAttributes, QpSnapshot, QpState, QpType, Recovery, Resource,
+    ResponseOrder, Settings,
 };
 #[cfg(all(feature = "sockets", target_os = "linux"))]
 pub use softhca_queue::control::{DEFAULT_NAME, HOST_VARIABLE, NAME_VARIABLE};
 pub use softhca_queue::{
-    AccessFlags, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CqNotify, MemoryWindowBind,
-    Operation, RemoteAddress, SendFlags, SendImmOrInvalidate, Sge, SrqAttributes, UdDestination,
+    AccessFlags, CmId, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CorruptRing, CqId,
+    CqNotify, MemoryWindowBind, Operation, RemoteAddress, SendFlags, SendImmOrInvalidate, Sge, SrqAttributes,
+    SrqId, UdDestination,
 };
 #[cfg(feature = "sockets")]
-pub use softhca_udp::{Entropy, IcrcCheck, Loopback, ReceiveMemory};
+pub use softhca_udp::{BindError, Entropy, IcrcCheck, Loopback, PortOwner, ReceiveMemory};
 pub use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
+
+/// Hosts under virtual time, the links between them, and the result of a run.
+pub mod sim {
+    pub use crate::executor::WaitReason;
+    pub use crate::report::{Failure, FailureCause, LogEntry, LogEntryKind, Report};
+    pub use crate::simulated::{FabricSink, SimulatedFabric};
+    pub use crate::world::{HostResult, World};
+    pub use softhca_fabric::{
+        EcnMarking, FrameCounters, LinkSettings, PfcSettings, ReceiverSettings, SwitchSettings,
+    };
+}
+
+/// Events of devices and of the network, and how to subscribe to them.
+pub mod trace {
+    pub use crate::shared_sink::SharedSink;
+    pub use softhca_engine::{DropReason, Event, Reason, RequestError};
+    pub use softhca_fabric::{EventSink, HostId, LinkId, NetworkEvent};
+    pub use softhca_wire::AddressHeaders;
+}
 
 /// The Rust of the README and the book is run as doc tests.
 #[cfg(doctest)]
@@ -121,4 +144,6 @@ mod pages {
     struct ConnectionManagement;
     #[doc = include_str!("../../docs/lessons/12-testing.md")]
     struct Testing;
+    #[doc = include_str!("../../docs/lessons/13-mistakes.md")]
+    struct Mistakes;
 }

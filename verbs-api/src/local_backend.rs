@@ -53,6 +53,10 @@ pub(crate) trait CardRuntime: Send + Sync + 'static {
         command: Command,
         attachments: &mut Attachments,
     ) -> std::result::Result<Reply, VerbsError>;
+    /// As in [`Backend`].
+    fn allocate_memory(&self, length: usize) -> Arc<MemoryBlock> {
+        Arc::new(MemoryBlock::new(length))
+    }
     /// Adds memory that regions can use.
     fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId;
     /// Removes memory that no region uses.
@@ -64,7 +68,7 @@ pub(crate) trait CardRuntime: Send + Sync + 'static {
     /// As in [`Backend`].
     fn resolve_host(&self, name: &str) -> Option<IpAddr>;
     /// As in [`Backend`].
-    fn drive(&self);
+    fn drive(&self) -> bool;
     /// As in [`Backend`].
     fn now(&self) -> Instant;
     /// As in [`Backend`].
@@ -83,7 +87,7 @@ pub(crate) trait CardRuntime: Send + Sync + 'static {
 pub(crate) struct LocalBackend<R: CardRuntime> {
     pub runtime: R,
     event_bus: Arc<EventBus>,
-    client: ClientId,
+    pub client: ClientId,
     doorbell: DoorbellProducer,
 }
 
@@ -112,7 +116,7 @@ impl<R: CardRuntime> Backend for LocalBackend<R> {
             words => Some(SharedWords::heap(words)),
         };
         let memory = memory.map(|block| self.runtime.add_memory(block.clone()));
-        let mut attachments = Attachments { rings: rings.clone(), on_completion: None, memory };
+        let mut attachments = Attachments { rings: rings.clone(), memory };
         let result = self.runtime.execute(self.client, command.clone(), &mut attachments);
         if let Some(memory) = attachments.memory {
             self.runtime.remove_memory(memory);
@@ -136,6 +140,10 @@ impl<R: CardRuntime> Backend for LocalBackend<R> {
 
     fn set_cm_notifier(&self, channel: CmChannelId, notifier: Arc<Notifier>) {
         self.event_bus.cm_channels.lock().insert(channel, notifier);
+    }
+
+    fn allocate_memory(&self, length: usize) -> Result<Arc<MemoryBlock>> {
+        Ok(self.runtime.allocate_memory(length))
     }
 
     fn gids(&self) -> Vec<Gid> {
@@ -169,8 +177,8 @@ impl<R: CardRuntime> Backend for LocalBackend<R> {
         self.runtime.on_doorbell();
     }
 
-    fn drive(&self, _: CqId) {
-        self.runtime.drive();
+    fn drive(&self) -> bool {
+        self.runtime.drive()
     }
 
     fn now(&self) -> Instant {

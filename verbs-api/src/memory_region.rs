@@ -6,7 +6,7 @@ use crate::{
     AccessFlags, Error, LocalKey, MemoryWindowType, ProtectionDomain, RemoteAddress, RemoteKey, Sge,
 };
 use parking_lot::Mutex;
-use softhca_engine::{Command, Reply, VerbsError};
+use softhca_engine::{Command, Reply};
 use softhca_queue::reply;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -178,7 +178,7 @@ impl MemoryRegion {
         let block = memory.as_ref().map_or(&present.block, |(_, block)| block);
         if access.is_some_and(|access| access.contains(AccessFlags::LOCAL_WRITE)) && !block.is_writable() {
             let why = "the memory was registered as read-only, without LOCAL_WRITE";
-            return Err(VerbsError::Invalid { what: "access flags", why }.into());
+            return Err(Error::Invalid { what: "access flags", why });
         }
         let pd = domain.map(|domain| domain.inner.id);
         let mapping = memory.as_ref().map(|(iova, block)| (*iova, block.len() as u64));

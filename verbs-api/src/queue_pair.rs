@@ -12,6 +12,7 @@ use std::fmt;
 use std::io::{Read, Write};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// What a peer must know to connect: carry it over by any means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,12 +60,19 @@ pub struct ConnectOptions {
     pub timeout: u8,
     /// How often to try again.
     pub retry_cnt: u8,
-    /// How often to try again when no receive is posted; 7 means for ever.
+    /// How often to send again when the peer has no receive posted: 6 by default, which fails with
+    /// [`RnrRetryExceededError`](crate::CompletionStatus::RnrRetryExceededError) after about 30 ms;
+    /// [`ConnectOptions::RNR_RETRY_INFINITE`] never fails.
     pub rnr_retry: u8,
-    /// How long a peer waits when no receive is posted.
+    /// How long a peer waits before it sends again when no receive is posted here.
     pub min_rnr_timer: RnrTimer,
     /// DSCP and ECN bits of the IP header.
     pub traffic_class: u8,
+}
+
+impl ConnectOptions {
+    /// The `rnr_retry` that waits for a receive forever.
+    pub const RNR_RETRY_INFINITE: u8 = 7;
 }
 
 impl Default for ConnectOptions {
@@ -78,8 +86,8 @@ impl Default for ConnectOptions {
             max_rd_atomic: 16,
             timeout: 14,
             retry_cnt: 7,
-            rnr_retry: 7,
-            min_rnr_timer: RnrTimer::new(12),
+            rnr_retry: 6,
+            min_rnr_timer: RnrTimer::new(18),
             traffic_class: 0,
         }
     }
@@ -102,6 +110,7 @@ pub struct QueuePairBuilder {
     queues: Queues,
     capabilities: QpCapabilities,
     sq_sig_all: bool,
+    sq_psn: Option<Psn>,
 }
 
 impl QueuePairBuilder {
@@ -124,6 +133,7 @@ impl QueuePairBuilder {
                 max_inline_data: 64,
             },
             sq_sig_all: false,
+            sq_psn: None,
         }
     }
 
@@ -135,6 +145,7 @@ impl QueuePairBuilder {
             queues: Queues { xrc_domain: Some(xrc_domain.clone()), ..Queues::default() },
             capabilities: QpCapabilities::default(),
             sq_sig_all: false,
+            sq_psn: None,
         }
     }
 
@@ -186,6 +197,12 @@ impl QueuePairBuilder {
         self
     }
 
+    /// The first PSN that [`QueuePair::connect`] and [`QueuePair::start_ud`] use: random by default.
+    pub fn sq_psn(mut self, psn: Psn) -> Self {
+        self.sq_psn = Some(psn);
+        self
+    }
+
     /// Creates the queue pair, in RESET.
     pub fn build(self) -> Result<QueuePair, Error> {
         let init = QpInitAttributes {
@@ -202,7 +219,7 @@ impl QueuePairBuilder {
         let (reply, rings) = self.context.backend.execute_with_rings(command)?;
         let qpn = reply!(reply, Reply::QueuePair(qpn) => qpn);
         let (send_queue, recv_queue) = capabilities.producers(&init, &rings);
-        let psn = Psn::new(self.context.backend.random() as u32);
+        let psn = self.sq_psn.unwrap_or_else(|| Psn::new(self.context.backend.random() as u32));
         Ok(QueuePair {
             inner: Arc::new(Inner {
                 context: self.context,
@@ -210,6 +227,7 @@ impl QueuePairBuilder {
                 kind: self.kind,
                 qpn,
                 psn,
+                state: AtomicU8::new(QpState::Reset as u8),
                 send_queue: send_queue.map(Mutex::new),
                 recv_queue: recv_queue.map(Mutex::new),
                 queues: self.queues,
@@ -231,6 +249,8 @@ struct Inner {
     kind: QpType,
     qpn: Qpn,
     psn: Psn,
+    /// The state to which the application took it. The device may have taken it to SQE or ERR since.
+    state: AtomicU8,
     send_queue: Option<Mutex<SendProducer>>,
     recv_queue: Option<Mutex<ReceiveProducer>>,
     /// What it completes to and takes from lives at least as long.
@@ -269,12 +289,18 @@ impl QueuePair {
     pub fn modify(&self, modify: &ModifyQp) -> Result<QpState, Error> {
         let command = Command::ModifyQueuePair { qpn: self.inner.qpn, modify: *modify };
         let state = reply!(self.inner.context.backend.execute(command)?, Reply::QpState(state) => state);
+        self.set_state(state);
         if state == QpState::Reset {
             for queue in [&self.inner.queues.send_cq, &self.inner.queues.recv_cq].into_iter().flatten() {
                 queue.discard_qp(self.inner.qpn);
             }
         }
         Ok(state)
+    }
+
+    /// The application took it to this state.
+    pub(crate) fn set_state(&self, state: QpState) {
+        self.inner.state.store(state as u8, Ordering::Release);
     }
 
     /// What it is doing.
@@ -288,7 +314,13 @@ impl QueuePair {
         self.query().map(|view| view.state)
     }
 
-    /// Takes a connected queue pair through INIT and RTR to RTS, towards a peer.
+    /// Takes a connected queue pair to INIT, in which receives can be posted before the peer can send.
+    pub fn init(&self, path: &ConnectOptions) -> Result<(), Error> {
+        let modify = ModifyQp::default().state(QpState::Init).pkey_index(0).port(1);
+        self.modify(&modify.access_flags(path.access)).map(|_| ())
+    }
+
+    /// Takes a connected queue pair through INIT and RTR to RTS, towards a peer. It may be in INIT already.
     pub fn connect(&self, peer: &Endpoint, path: &ConnectOptions) -> Result<(), Error> {
         let source_index = self.inner.context.gid_index_for(peer.gid);
         let vector = AddressVector {
@@ -297,7 +329,7 @@ impl QueuePair {
             ..AddressVector::to(peer.gid)
         };
         let modify = ModifyQp::default();
-        self.modify(&modify.state(QpState::Init).pkey_index(0).port(1).access_flags(path.access))?;
+        self.init(path)?;
         let mut receive = modify
             .state(QpState::ReadyToReceive)
             .address_vector(vector)
@@ -355,16 +387,26 @@ impl QueuePair {
         other.connect(&self.endpoint(), path)
     }
 
-    /// Takes a datagram queue pair to RTS.
+    /// Takes a datagram queue pair to INIT, in which receives can be posted.
+    pub fn init_ud(&self, queue_key: QueueKey) -> Result<(), Error> {
+        let modify = ModifyQp::default().state(QpState::Init).pkey_index(0).port(1);
+        self.modify(&modify.qkey(queue_key)).map(|_| ())
+    }
+
+    /// Takes a datagram queue pair to RTS. It may be in INIT already.
     pub fn start_ud(&self, queue_key: QueueKey) -> Result<(), Error> {
         let modify = ModifyQp::default();
-        self.modify(&modify.state(QpState::Init).pkey_index(0).port(1).qkey(queue_key))?;
+        self.init_ud(queue_key)?;
         self.modify(&modify.state(QpState::ReadyToReceive))?;
         self.modify(&modify.state(QpState::ReadyToSend).sq_psn(self.inner.psn))?;
         Ok(())
     }
 
     /// Posts a send work request.
+    ///
+    /// # Errors
+    /// In RESET, INIT and RTR: [`Error::InvalidState`]. In SQE and ERR the request is accepted, and completes as
+    /// flushed. [`Error::QueueFull`] if `max_send_wr` requests are outstanding.
     pub fn post_send(&self, request: &SendRequest<'_>) -> Result<(), Error> {
         self.post_send_list(std::slice::from_ref(request))
     }
@@ -383,10 +425,15 @@ impl QueuePair {
     pub fn send_batch(&self) -> Result<SendBatch<'_>, Error> {
         self.inner.context.backend.check_process()?;
         let ring = self.inner.send_queue.as_ref().ok_or(Error::NoQueue("send"))?;
+        self.inner.check_state("post_send", QpState::ReadyToSend)?;
         Ok(SendBatch { queue_pair: &self.inner, ring: ring.lock() })
     }
 
     /// Posts a receive work request.
+    ///
+    /// # Errors
+    /// In RESET: [`Error::InvalidState`]. In ERR the request is accepted, and completes as flushed.
+    /// [`Error::QueueFull`] if `max_recv_wr` requests are outstanding.
     pub fn post_recv(&self, request: &ReceiveRequest<'_>) -> Result<(), Error> {
         self.post_recv_list(std::slice::from_ref(request))
     }
@@ -395,11 +442,12 @@ impl QueuePair {
     pub fn post_recv_list(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), Error> {
         self.inner.context.backend.check_process()?;
         let ring = self.inner.recv_queue.as_ref().ok_or(Error::NoQueue("receive"))?;
+        self.inner.check_state("post_recv", QpState::Init)?;
         let mut ring = ring.lock();
         for request in requests {
             if let Err(why) = ring.enqueue(request) {
                 ring.discard_unpublished();
-                return Err(why.into());
+                return Err(Error::from_post("receive", why));
             }
         }
         if ring.publish()
@@ -432,7 +480,7 @@ pub struct SendBatch<'a> {
 impl SendBatch<'_> {
     /// Adds a request. One that cannot be posted leaves the others as they are.
     pub fn add(&mut self, request: &SendRequest<'_>) -> Result<(), Error> {
-        Ok(self.ring.enqueue(&request.inner)?)
+        self.ring.enqueue(&request.inner).map_err(|why| Error::from_post("send", why))
     }
 
     /// Posts everything that was added.
@@ -446,6 +494,18 @@ impl Drop for SendBatch<'_> {
     fn drop(&mut self) {
         // What was posted is published already and stays.
         self.ring.discard_unpublished();
+    }
+}
+
+impl Inner {
+    /// Fails in states before `least`, in the order of `enum ibv_qp_state`.
+    #[inline]
+    fn check_state(&self, call: &'static str, least: QpState) -> Result<(), Error> {
+        let state = self.state.load(Ordering::Acquire);
+        if state >= least as u8 {
+            return Ok(());
+        }
+        Err(Error::InvalidState { qpn: self.qpn, state: QpState::ALL[usize::from(state)], call })
     }
 }
 

@@ -1,4 +1,4 @@
-//! Random numbers: from the seed in a [`World`](crate::World), from the operating system elsewhere.
+//! Random numbers: from the seed in a [`World`](crate::sim::World), from the operating system elsewhere.
 
 use crate::executor::Executor;
 use softhca_fabric::Seed;

@@ -1,7 +1,7 @@
 //! What a world tells of its run: the record while it goes on, the report or the failure at its end.
 
 use crate::executor::WaitReason;
-use crate::local_backend::EventBus;
+use crate::explanation::RecentEvents;
 use softhca_engine::{Event, Instant};
 use softhca_fabric::{
     Direction, EventSink, Fault, FaultEffect, FrameCounters, HostId, NetworkEvent, RuleCounters, RuleId,
@@ -11,16 +11,16 @@ use std::fmt::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Sees everything in a world: brings the cards their news, keeps a digest, and a record if wanted.
+/// Keeps a digest of the events of a world, and a log on request.
 #[derive(Default)]
 pub(crate) struct RunRecorder {
-    pub event_buses: Vec<Arc<EventBus>>,
     pub host_names: Vec<Arc<str>>,
     /// The hosts at the ends of each cable.
     pub link_ends: Vec<[HostId; 2]>,
     pub log: Option<Vec<LogEntry>>,
     pub forward_to: Option<Box<dyn EventSink + Send>>,
     pub digest: Digest,
+    pub recent: RecentEvents,
 }
 
 impl RunRecorder {
@@ -36,10 +36,11 @@ impl EventSink for RunRecorder {
     fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
         match *event {
             NetworkEvent::Hca { host, event } => {
-                self.event_buses[host.0 as usize].dispatch(event);
+                self.recent.record_event(now, host, event);
                 self.record_entry(now, host, LogEntryKind::Event(*event));
             }
             NetworkEvent::Fault { link, fault } => {
+                self.recent.record_fault(now, link, fault);
                 let [first, second] = self.link_ends[link.0 as usize];
                 let from = if fault.direction == Direction::Forward { first } else { second };
                 self.record_entry(now, from, LogEntryKind::Fault(*fault));
@@ -142,7 +143,7 @@ fn write_event(f: &mut fmt::Formatter<'_>, event: &Event) -> fmt::Result {
         }
         Event::Completed { completion, reason, .. } => {
             let (qp, id, status) = (completion.qpn, completion.wr_id, completion.status);
-            write!(f, "{qp} completed request {id}: {status:?}, {reason}")
+            write!(f, "{qp} completed request {id}: {status}, {reason}")
         }
         Event::MemoryWritten { qp, address, length, .. } => {
             write!(f, "{qp} wrote {length} bytes at {address:#x}")
@@ -178,7 +179,7 @@ pub struct Report {
     pub digest: u64,
     /// How many frames went where.
     pub frame_counters: FrameCounters,
-    /// Everything that happened, if [`World::record_log`](crate::World::record_log) asked for it.
+    /// Everything that happened, if [`World::record_log`](crate::sim::World::record_log) asked for it.
     pub log: Vec<LogEntry>,
     pub(crate) rule_counters: Vec<(RuleId, RuleCounters)>,
 }
@@ -200,6 +201,9 @@ pub struct Failure {
     pub at: Instant,
     /// What happened.
     pub cause: FailureCause,
+    /// Why work requests failed, and the last steps of the connection concerned, as text; empty if none failed and none
+    /// is outstanding.
+    pub explanation: String,
 }
 
 /// What made a run fail.
@@ -224,7 +228,7 @@ pub enum FailureCause {
     Deadlock {
         /// Which hosts, and for what.
         waiting: Vec<(String, Vec<WaitReason>)>,
-        /// Queue pairs with work that nobody answers, in words.
+        /// Queue pairs with outstanding work requests, and what they wait for.
         queue_pairs: Vec<String>,
     },
     /// The run took longer than the world's limit.
@@ -233,6 +237,8 @@ pub enum FailureCause {
         limit: Duration,
         /// Which hosts had not ended, and what they waited for.
         waiting: Vec<(String, Vec<WaitReason>)>,
+        /// Queue pairs with outstanding work requests, and what they wait for.
+        queue_pairs: Vec<String>,
     },
     /// Code went on and on without letting time pass.
     Livelock {
@@ -276,9 +282,12 @@ impl fmt::Display for Failure {
                     write!(f, "\n  {queue_pair}")?;
                 }
             }
-            FailureCause::TimeLimit { limit, waiting } => {
+            FailureCause::TimeLimit { limit, waiting, queue_pairs } => {
                 write!(f, "the run did not end within {limit:?} of virtual time:")?;
                 write_waiting(f, waiting)?;
+                for queue_pair in queue_pairs {
+                    write!(f, "\n  {queue_pair}")?;
+                }
             }
             FailureCause::Livelock { host } => {
                 write!(f, "host {host:?} runs at {microseconds} µs without letting time pass")?;
@@ -287,7 +296,7 @@ impl fmt::Display for Failure {
                 write!(f, "there is no host {name:?} in this world: it has {}", known.join(", "))?;
             }
         }
-        write!(f, "\n  to see it again: World::new({})", self.seed)
+        write!(f, "\n  to see it again: World::new({}){}", self.seed, self.explanation)
     }
 }
 

@@ -63,7 +63,7 @@ impl SharedReceiveQueue {
     pub fn post_recv(&self, request: &ReceiveRequest<'_>) -> Result<(), Error> {
         self.inner.domain.inner.backend.check_process()?;
         let mut ring = self.inner.ring.lock();
-        ring.enqueue(request)?;
+        ring.enqueue(request).map_err(|why| Error::from_post("shared receive", why))?;
         let _ = ring.publish();
         Ok(())
     }

@@ -1,32 +1,125 @@
 //! A card on a host of a world: virtual time goes on between awaits, or when a blocking call outside of host
 //! code has to wait.
 
-use crate::EndpointExchange;
+use crate::device::DeviceBackend;
 use crate::executor::Executor;
-use crate::local_backend::{CardRuntime, LocalBackend};
-use crate::memory::{AdoptedBlock, MemoryBlock};
+use crate::local_backend::{CardRuntime, EventBus, LocalBackend};
+use crate::memory::{AdoptedBlock, MemoryBlock, SimulatedMemory};
 use crate::notifier::Notifier;
-use crate::report::RunRecorder;
-use parking_lot::Mutex;
+use crate::{Device, EndpointExchange, Error, RemoteKey, Settings};
+use parking_lot::{Mutex, MutexGuard};
 use softhca_engine::{Attachments, ClientId, Command, Context, Hca, Instant, MemoryId, Reply, VerbsError};
-use softhca_fabric::{Endpoint, Flow, FlowId, HostId, Rule, RuleCounters, RuleId};
+use softhca_fabric::{
+    Endpoint, EventSink, Flow, FlowId, HostId, NetworkEvent, Rule, RuleCounters, RuleId, World,
+};
 use softhca_wire::Mtu;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The world that simulated cards share.
-pub(crate) type Fabric = softhca_fabric::World<RunRecorder>;
+/// The events of a [`SimulatedFabric`]: to the applications that wait for them, then to a sink.
+pub struct FabricSink {
+    event_buses: Vec<Arc<EventBus>>,
+    forward_to: Box<dyn EventSink + Send>,
+}
+
+impl EventSink for FabricSink {
+    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
+        if let NetworkEvent::Hca { host, event } = event {
+            self.event_buses[host.0 as usize].dispatch(event);
+        }
+        self.forward_to.on_event(now, event);
+    }
+
+    fn flush(&mut self) {
+        self.forward_to.flush();
+    }
+}
+
+/// Hosts, links and switches under a virtual clock, with a device on each host.
+///
+/// The caller builds the network and advances its time. [`World`](crate::World) does both for the code of hosts.
+#[derive(Clone)]
+pub struct SimulatedFabric {
+    world: Arc<Mutex<World<FabricSink>>>,
+    endpoint_exchange: EndpointExchange,
+}
+
+/// How the queue pairs of a simulated device get the flow IDs that rules select.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FlowIds {
+    /// In the order in which they become ready to send, from zero.
+    Automatic,
+    /// With [`Device::add_flow`].
+    ByCaller,
+}
+
+impl SimulatedFabric {
+    /// A network without hosts. The seed determines queue pair numbers, keys and all random draws.
+    pub fn new(seed: u64) -> SimulatedFabric {
+        let sink = FabricSink { event_buses: Vec::new(), forward_to: Box::new(()) };
+        let world = Arc::new(Mutex::new(World::with_sink(seed, sink)));
+        SimulatedFabric { world, endpoint_exchange: EndpointExchange::new() }
+    }
+
+    /// Sends all further events to `sink`, which must not call verbs.
+    pub fn set_sink(&self, sink: impl EventSink + Send + 'static) {
+        self.world.lock().sink().forward_to = Box::new(sink);
+    }
+
+    /// Adds a host. The n-th host has the ID n, counted from zero.
+    pub fn add_host(&self, name: &str, address: IpAddr, settings: Settings) -> Device {
+        let host = self.world.lock().add_host_at(name, address, settings);
+        self.device(host, FlowIds::ByCaller)
+    }
+
+    /// The device of a new host.
+    pub(crate) fn device(&self, host: HostId, flow_ids: FlowIds) -> Device {
+        let event_bus = Arc::new(EventBus::default());
+        let mut world = self.world.lock();
+        world.sink().event_buses.push(event_bus.clone());
+        let address = world.host(host).address();
+        drop(world);
+        let runtime = SimulatedHost { fabric: self.clone(), host, flow_ids, random_draws: AtomicU64::new(0) };
+        let backend = LocalBackend::new(runtime, event_bus).expect("a new HCA has room for a client");
+        Device::new(DeviceBackend::Simulated(Arc::new(backend)), address)
+    }
+
+    /// Where hosts exchange endpoints.
+    pub(crate) fn endpoint_exchange(&self) -> EndpointExchange {
+        self.endpoint_exchange.clone()
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, World<FabricSink>> {
+        self.world.lock()
+    }
+
+    /// Calls `act` with the network. It must not call verbs.
+    pub fn with<R>(&self, act: impl FnOnce(&mut World<FabricSink>) -> R) -> R {
+        act(&mut self.world.lock())
+    }
+
+    /// Unmaps the memory of a region without deregistering it: accesses of the device fault.
+    pub fn unmap(&self, device: &Device, rkey: RemoteKey) -> Result<(), Error> {
+        if let DeviceBackend::Simulated(card) = &device.backend {
+            let mut world = self.world.lock();
+            let (host, client) = (card.runtime.host, card.client);
+            let region = world.with_hca(host, |hca, _| hca.query_memory_region(client, rkey))?;
+            world.memory(host).free(region.memory);
+        }
+        Ok(())
+    }
+}
 
 /// A card in virtual time.
 pub(crate) type SimulatedBackend = LocalBackend<SimulatedHost>;
 
 /// A host of a world.
 pub(crate) struct SimulatedHost {
-    pub fabric: Arc<Mutex<Fabric>>,
-    pub host: HostId,
-    pub endpoint_exchange: EndpointExchange,
-    pub random_draws: AtomicU64,
+    fabric: SimulatedFabric,
+    host: HostId,
+    flow_ids: FlowIds,
+    random_draws: AtomicU64,
 }
 
 impl SimulatedHost {
@@ -70,15 +163,14 @@ impl CardRuntime for SimulatedHost {
         self.fabric.lock().with_hca(self.host, act)
     }
 
-    /// Rules select packets by PSNs relative to the first of a queue pair, and by flow identifiers in the order in
-    /// which queue pairs become ready to send.
+    /// Rules select packets by flow ID, and by PSNs relative to the first of a queue pair.
     fn execute(
         &self,
         client: ClientId,
         command: Command,
         attachments: &mut Attachments,
     ) -> std::result::Result<Reply, VerbsError> {
-        let started = command.qp_ready_to_send();
+        let started = command.qp_ready_to_send().filter(|_| self.flow_ids == FlowIds::Automatic);
         let mut fabric = self.fabric.lock();
         let reply = fabric.with_hca(self.host, |hca, ctx| hca.execute(ctx, client, command, attachments))?;
         if let Some(qpn) = started {
@@ -93,6 +185,11 @@ impl CardRuntime for SimulatedHost {
             fabric.flows_mut().insert(Flow { id, requester, responder, first_psn });
         }
         Ok(reply)
+    }
+
+    fn allocate_memory(&self, length: usize) -> Arc<MemoryBlock> {
+        let payload_mode = self.fabric.lock().host(self.host).hca().settings().payload_mode;
+        SimulatedMemory::allocate(length, payload_mode)
     }
 
     fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId {
@@ -116,13 +213,14 @@ impl CardRuntime for SimulatedHost {
         fabric.hosts().find(|(_, host)| host.name() == name).map(|(_, host)| host.address())
     }
 
-    fn drive(&self) {
+    fn drive(&self) -> bool {
         match Executor::current() {
             Some(executor) => executor.count_empty_poll(),
             None => {
                 self.fabric.lock().step();
             }
         }
+        true
     }
 
     fn now(&self) -> Instant {
@@ -160,6 +258,6 @@ impl CardRuntime for SimulatedHost {
     }
 
     fn endpoint_exchange(&self) -> EndpointExchange {
-        self.endpoint_exchange.clone()
+        self.fabric.endpoint_exchange()
     }
 }

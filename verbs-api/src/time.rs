@@ -1,4 +1,4 @@
-//! Time, virtual in a [`World`](crate::World) and real elsewhere.
+//! Time, virtual in a [`World`](crate::sim::World) and real elsewhere.
 
 use crate::executor::{Executor, WaitReason, record_wait_reason};
 use parking_lot::{Condvar, Mutex};

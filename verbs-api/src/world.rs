@@ -1,23 +1,21 @@
 //! Several hosts in virtual time, for deterministic tests of RDMA programs.
 
-use crate::device::DeviceBackend;
 use crate::executor::{Executor, WaitReason};
-use crate::local_backend::{EventBus, LocalBackend};
 use crate::report::{Failure, FailureCause, Report, RunRecorder};
-use crate::simulated::{Fabric, SimulatedHost};
+use crate::simulated::{FabricSink, FlowIds, SimulatedFabric};
 use crate::{
-    Action, Device, EndpointExchange, EventSink, Instant, LinkSettings, Repeat, Rule, RuleCounters, RuleId,
-    Selector, Settings,
+    Device, EndpointExchange, Instant, Settings,
+    fault::{Rule, RuleCounters, RuleId},
+    sim::LinkSettings,
+    trace::{EventSink, SharedSink},
 };
-use parking_lot::Mutex;
 use softhca_fabric::{Direction, HostId, LinkId};
+use softhca_trace::NameTable;
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// Polls of tasks that may follow each other without time passing.
@@ -72,7 +70,7 @@ struct PlannedFault {
 /// time passes in awaits. A test says what its hosts do, and runs:
 ///
 /// ```
-/// use softhca::{AccessFlags, ConnectOptions, QpType, ReceiveRequest, SendRequest, World};
+/// use softhca::{AccessFlags, ConnectOptions, QpType, ReceiveRequest, SendRequest, sim::World};
 ///
 /// let mut world = World::new(7);
 /// world.host("server", |device| async move {
@@ -81,6 +79,7 @@ struct PlannedFault {
 ///     let queue = context.create_completion_queue(16)?;
 ///     let region = domain.allocate_region(64, AccessFlags::LOCAL_WRITE)?;
 ///     let pair = domain.create_queue_pair(QpType::Rc, &queue).build()?;
+///     pair.init(&ConnectOptions::default())?;
 ///     pair.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &[region.sge(0, 64)] })?;
 ///     pair.exchange_and_connect(&device.endpoint_exchange(), "greeting", &ConnectOptions::default()).await?;
 ///     assert_eq!(queue.next().await.byte_len, 5);
@@ -111,30 +110,32 @@ struct PlannedFault {
 /// [`World::device`], blocking calls are fine: they let virtual time go on.
 pub struct World {
     seed: u64,
-    fabric: Arc<Mutex<Fabric>>,
+    fabric: SimulatedFabric,
+    recorder: SharedSink<RunRecorder>,
     hosts: Vec<Host>,
     settings: Settings,
     default_link: Option<LinkSettings>,
     link_settings: BTreeMap<[String; 2], LinkSettings>,
     links: BTreeMap<[HostId; 2], LinkId>,
     faults: Vec<PlannedFault>,
-    endpoint_exchange: EndpointExchange,
     time_limit: Duration,
 }
 
 impl World {
     /// A world without hosts. Pairs of hosts get a cable that takes 1 µs, unless told otherwise.
     pub fn new(seed: u64) -> World {
+        let (fabric, recorder) = (SimulatedFabric::new(seed), SharedSink::<RunRecorder>::default());
+        fabric.set_sink(recorder.clone());
         World {
             seed,
-            fabric: Arc::new(Mutex::new(Fabric::with_sink(seed, RunRecorder::default()))),
+            fabric,
+            recorder,
             hosts: Vec::new(),
             settings: Settings::default(),
             default_link: Some(LinkSettings { delay_ns: 1_000, ..LinkSettings::default() }),
             link_settings: BTreeMap::new(),
             links: BTreeMap::new(),
             faults: Vec::new(),
-            endpoint_exchange: EndpointExchange::new(),
             time_limit: Duration::from_secs(600),
         }
     }
@@ -161,20 +162,14 @@ impl World {
         self
     }
 
-    /// Has packets from one host to another meet a fault. The hosts may be added later.
+    /// Puts a fault rule on the link from one host to another, such as `fault::acks().nth(2).drop()`. The hosts may be
+    /// added later. Returns the number of the rule, which replaces the one it has.
     ///
     /// Relative PSNs, messages and transmissions in the selector count for each queue pair from its first
     /// packet; roles are numbers in the order in which queue pairs reach RTS, from zero.
-    pub fn fault(
-        &mut self,
-        from: &str,
-        to: &str,
-        selector: Selector,
-        repeat: Repeat,
-        action: Action,
-    ) -> RuleId {
+    pub fn fault(&mut self, from: &str, to: &str, rule: Rule) -> RuleId {
         let id = RuleId(self.faults.len() as u32);
-        let rule = Rule { id, selector, repeat, action };
+        let rule = Rule { id, ..rule };
         self.faults.push(PlannedFault { from: from.into(), to: to.into(), rule, link: None });
         self.apply_topology();
         id
@@ -182,13 +177,13 @@ impl World {
 
     /// Keeps everything that happens for [`Report::log`].
     pub fn record_log(&mut self) -> &mut World {
-        self.fabric.lock().sink().log.get_or_insert_default();
+        self.recorder.lock().log.get_or_insert_default();
         self
     }
 
     /// Shows everything that happens to `sink`, which must not call verbs.
     pub fn event_sink(&mut self, sink: impl EventSink + Send + 'static) -> &mut World {
-        self.fabric.lock().sink().forward_to = Some(Box::new(sink));
+        self.recorder.lock().forward_to = Some(Box::new(sink));
         self
     }
 
@@ -200,7 +195,7 @@ impl World {
 
     /// Where hosts meet before they are connected.
     pub fn endpoint_exchange(&self) -> EndpointExchange {
-        self.endpoint_exchange.clone()
+        self.fabric.endpoint_exchange()
     }
 
     /// The time.
@@ -249,21 +244,9 @@ impl World {
         main: Option<Box<dyn FnOnce(Device) -> HostFuture>>,
     ) -> Device {
         assert!(self.hosts.iter().all(|host| host.name != name), "there is a host {name:?} already");
-        let board = Arc::new(EventBus::default());
-        let mut fabric = self.fabric.lock();
-        let id = fabric.add_host(name, self.settings);
-        let address = fabric.host(id).address();
-        fabric.sink().event_buses.push(board.clone());
-        fabric.sink().host_names.push(name.into());
-        drop(fabric);
-        let desk = SimulatedHost {
-            fabric: self.fabric.clone(),
-            host: id,
-            endpoint_exchange: self.endpoint_exchange.clone(),
-            random_draws: AtomicU64::new(0),
-        };
-        let card = LocalBackend::new(desk, board).expect("a new card has room for a client");
-        let device = Device::new(DeviceBackend::Simulated(Arc::new(card)), address);
+        let id = self.fabric.lock().add_host(name, self.settings);
+        self.recorder.lock().host_names.push(name.into());
+        let device = self.fabric.device(id, FlowIds::Automatic);
         self.hosts.push(Host {
             name: name.into(),
             id,
@@ -290,7 +273,7 @@ impl World {
                 match (self.links.get(&[first.id, second.id]), own.or(self.default_link)) {
                     (None, Some(line)) => {
                         let cable = fabric.add_link(first.id, second.id, line);
-                        fabric.sink().link_ends.push([first.id, second.id]);
+                        self.recorder.lock().link_ends.push([first.id, second.id]);
                         self.links.insert([first.id, second.id], cable);
                     }
                     (Some(cable), _) if own.is_some_and(|own| own != *fabric.link(*cable).settings()) => {
@@ -317,8 +300,66 @@ impl World {
         }
     }
 
+    /// Runs a test once for each seed, or only for the one in `SOFTHCA_SEED`. `prepare` adds hosts and faults.
+    ///
+    /// ```
+    /// use softhca::sim::World;
+    ///
+    /// World::for_each_seed(1..=20, |world| {
+    ///     world.host("alone", |_| async { softhca::sleep(std::time::Duration::from_micros(1)).await });
+    /// });
+    /// ```
+    ///
+    /// # Panics
+    /// If a run fails. The message has the failure with its explanation, and the command that repeats the seed. If
+    /// `SOFTHCA_TEST_LOGS` names a folder, the event log of the run is there, for `softhca why` and `softhca report`.
+    pub fn for_each_seed(seeds: impl IntoIterator<Item = u64>, prepare: impl Fn(&mut World)) {
+        let chosen = std::env::var("SOFTHCA_SEED");
+        let seeds: Vec<u64> = match &chosen {
+            Ok(text) => vec![text.parse().unwrap_or_else(|_| panic!("SOFTHCA_SEED={text} is not a number"))],
+            Err(_) => seeds.into_iter().collect(),
+        };
+        for seed in seeds {
+            let mut world = World::new(seed);
+            prepare(&mut world);
+            let Err(failure) = world.run() else { continue };
+            let thread = std::thread::current();
+            let test = thread.name().filter(|name| *name != "main").unwrap_or_default();
+            let log = match std::env::var_os("SOFTHCA_TEST_LOGS") {
+                Some(folder) => {
+                    let name = format!("{}-{seed}.jsonl", test.replace("::", "-"));
+                    let path = std::path::Path::new(&folder).join(name);
+                    match world.write_log(test, &path) {
+                        Ok(()) => format!("\nThe event log: {}", path.display()),
+                        Err(error) => format!("\nNo event log: {}: {error}", path.display()),
+                    }
+                }
+                None => String::new(),
+            };
+            panic!("{failure}\n\nTo run this seed alone: SOFTHCA_SEED={seed} cargo test {test}{log}");
+        }
+    }
+
+    fn write_log(&self, title: &str, path: &std::path::Path) -> std::io::Result<()> {
+        let names = self.names(&self.fabric.lock());
+        self.recorder.lock().recent.write_log(&names, title, path)
+    }
+
+    fn names(&self, fabric: &softhca_fabric::World<FabricSink>) -> NameTable {
+        let mut names = NameTable::from_world(fabric);
+        for fault in &self.faults {
+            names.add_rule(fault.rule.id, &format!("{} to {}", fault.from, fault.to));
+        }
+        names
+    }
+
     fn failure(&self, cause: FailureCause) -> Failure {
-        Failure { seed: self.seed, at: self.now(), cause }
+        let fabric = self.fabric.lock();
+        let names = self.names(&fabric);
+        let has_outstanding =
+            fabric.hosts().any(|(_, host)| host.hca().queue_pairs().any(|view| view.outstanding > 0));
+        let explanation = self.recorder.lock().recent.explain(&names, has_outstanding);
+        Failure { seed: self.seed, at: fabric.now(), cause, explanation }
     }
 
     /// Every name that cables and faults use has a host.
@@ -391,15 +432,17 @@ impl World {
             let mut fabric = self.fabric.lock();
             match (executor.next_timer(), fabric.next_event_at()) {
                 (None, None) => {
-                    let queue_pairs = busy_queue_pairs(&fabric);
+                    let queue_pairs = self.recorder.lock().recent.describe_waits(&fabric);
                     drop(fabric);
                     return Err(self.failure(FailureCause::Deadlock { waiting: waiting(), queue_pairs }));
                 }
                 (timer, event) if timer.into_iter().chain(event).min() > Some(until) => {
                     fabric.run_until(until);
-                    drop(fabric);
+                    let queue_pairs = self.recorder.lock().recent.describe_waits(&fabric);
                     let limit = self.time_limit;
-                    return Err(self.failure(FailureCause::TimeLimit { limit, waiting: waiting() }));
+                    drop(fabric);
+                    let waiting = waiting();
+                    return Err(self.failure(FailureCause::TimeLimit { limit, waiting, queue_pairs }));
                 }
                 (Some(timer), event) if event.is_none_or(|event| timer < event) => {
                     fabric.run_until(timer);
@@ -416,7 +459,7 @@ impl World {
     }
 
     fn report(&self) -> Report {
-        let mut fabric = self.fabric.lock();
+        let fabric = self.fabric.lock();
         let tallies = self.faults.iter().filter_map(|fault| {
             let mut rules = fabric.link(fault.link?).rules();
             rules
@@ -425,8 +468,9 @@ impl World {
         });
         let tallies = tallies.collect();
         let (ended_at, census) = (fabric.now(), fabric.frame_counters());
-        let digest = fabric.sink().digest.0;
-        let record = fabric.sink().log.as_mut().map(std::mem::take).unwrap_or_default();
+        let mut recorder = self.recorder.lock();
+        let digest = recorder.digest.0;
+        let record = recorder.log.as_mut().map(std::mem::take).unwrap_or_default();
         Report {
             seed: self.seed,
             ended_at,
@@ -447,16 +491,4 @@ where
         let future = code(device);
         Box::pin(async move { future.await.into_error() })
     })
-}
-
-/// Queue pairs with work that nobody answers, in words.
-fn busy_queue_pairs(fabric: &Fabric) -> Vec<String> {
-    let mut busy = Vec::new();
-    for (_, host) in fabric.hosts() {
-        for view in host.hca().queue_pairs().filter(|view| view.outstanding > 0) {
-            let (name, state, count) = (host.name(), view.state, view.outstanding);
-            busy.push(format!("{name}'s queue pair {} is in {state} with {count} unanswered", view.qpn));
-        }
-    }
-    busy
 }

@@ -1,9 +1,10 @@
 //! Host code in virtual time: determinism, faults, and what a failure says.
 
 use softhca::{
-    AccessFlags, Action, Choice, CompletionQueue, CompletionStatus, ConnectOptions, Device, Error, Failure,
-    FailureCause, LinkSettings, PacketClasses, QpType, QueuePair, ReceiveRequest, Recovery, Repeat, Report,
-    Selector, SendRequest, Settings, World, now, rng, sleep, spawn, timeout, yield_now,
+    AccessFlags, CompletionQueue, CompletionStatus, ConnectOptions, Device, Error, MemoryRegion, QpType,
+    QueuePair, ReceiveRequest, Recovery, SendRequest, Settings, fault, now, rng,
+    sim::{Failure, FailureCause, LinkSettings, Report, World},
+    sleep, spawn, timeout, yield_now,
 };
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ async fn connect(device: &Device) -> Result<(QueuePair, CompletionQueue), Error>
     let context = device.open();
     let queue = context.create_completion_queue(64)?;
     let pair = context.allocate_protection_domain()?.create_queue_pair(QpType::Rc, &queue).build()?;
+    pair.init(&ConnectOptions::default())?;
     for id in 0..32 {
         pair.post_recv(&ReceiveRequest { wr_id: id, sg_list: &[] })?;
     }
@@ -31,9 +33,8 @@ fn busy_world(seed: u64) -> Result<Report, Failure> {
         ..LinkSettings::default()
     };
     world.link("left", "right", line);
-    let chance = Repeat::choice(Choice::Probability { per_billion: 50_000_000 });
-    world.fault("left", "right", Selector::default(), chance, Action::Drop);
-    world.fault("right", "left", Selector::default(), chance, Action::Drop);
+    world.fault("left", "right", fault::packets().with_probability(0.05).drop());
+    world.fault("right", "left", fault::packets().with_probability(0.05).drop());
     for name in ["left", "right"] {
         world.host(name, move |device| async move {
             let context = device.open();
@@ -165,7 +166,7 @@ fn blocking_calls_panic_and_name_what_to_await() {
     let message = panic_of(|device| async move {
         let _ = device.open().wait_async_event(MICROSECOND);
     });
-    assert!(message.contains("next_event().await"), "{message}");
+    assert!(message.contains("next_async_event().await"), "{message}");
 }
 
 #[test]
@@ -236,8 +237,7 @@ fn endless_runs_and_unknown_names_are_refused() {
 #[test]
 fn a_service_need_not_end_and_a_cut_cable_fails_the_connection() {
     let mut world = World::new(12);
-    let everything = Selector { classes: Some(PacketClasses::Data), ..Selector::default() };
-    let cut = world.fault("client", "server", everything, Repeat::default(), Action::Drop);
+    let cut = world.fault("client", "server", fault::data().drop());
     world.service("server", |device| async move {
         let (_pair, queue) = connect(&device).await?;
         loop {
@@ -276,4 +276,105 @@ fn hosts_without_a_cable_do_not_reach_each_other() {
     pairs[0].connect_both(&pairs[1], &ConnectOptions::default()).unwrap();
     pairs[0].post_send(&SendRequest::send(1, &[])).unwrap();
     assert_eq!(queues[0].wait().unwrap().status, CompletionStatus::RetryExceededError);
+}
+
+/// A server with a region that its client may not write, and a client that expects success.
+fn forbidden_write(world: &mut World) {
+    world.host("server", |device| async move {
+        let (pair, _queue, region) = with_region(&device, AccessFlags::LOCAL_WRITE)?;
+        device.endpoint_exchange().publish("target", region.remote_address(0));
+        pair.exchange_and_connect(&device.endpoint_exchange(), "pair", &ConnectOptions::default()).await?;
+        let _: () = device.endpoint_exchange().lookup("done").await;
+        Ok::<(), Error>(())
+    });
+    world.host("client", |device| async move {
+        let (pair, queue, region) = with_region(&device, AccessFlags::LOCAL_WRITE)?;
+        let target = device.endpoint_exchange().lookup("target").await;
+        pair.exchange_and_connect(&device.endpoint_exchange(), "pair", &ConnectOptions::default()).await?;
+        pair.post_send(&SendRequest::rdma_write(7, &[region.sge(0, 8)], target))?;
+        assert!(queue.next().await.status.is_success(), "the write failed");
+        Ok::<(), Error>(())
+    });
+}
+
+fn with_region(
+    device: &Device,
+    access: AccessFlags,
+) -> Result<(QueuePair, CompletionQueue, MemoryRegion), Error> {
+    let context = device.open();
+    let domain = context.allocate_protection_domain()?;
+    let queue = context.create_completion_queue(16)?;
+    let pair = domain.create_queue_pair(QpType::Rc, &queue).build()?;
+    Ok((pair, queue, domain.allocate_region(64, access)?))
+}
+
+#[test]
+fn a_failure_explains_the_work_request_and_shows_the_ladder() {
+    let mut world = World::new(3);
+    forbidden_write(&mut world);
+    let text = world.run().unwrap_err().to_string();
+    for part in [
+        "the write failed",
+        "WRITE 7 of client.1 ended with REM_ACCESS_ERR",
+        "allows LOCAL_WRITE; the access requires REMOTE_WRITE",
+        "Cause:",
+        "What to do:",
+        "The last steps of the connection:",
+        "WRITE_ONLY",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in:\n{text}");
+    }
+}
+
+#[test]
+fn a_test_over_seeds_names_the_seed_and_the_command() {
+    let result = std::panic::catch_unwind(|| World::for_each_seed([5, 6], forbidden_write));
+    let message = *result.unwrap_err().downcast::<String>().unwrap();
+    assert!(message.contains("SOFTHCA_SEED=5 cargo test a_test_over_seeds_names_the_seed"), "{message}");
+    assert!(message.contains("Cause:"), "{message}");
+}
+
+#[test]
+fn a_wait_for_a_receive_is_named() {
+    let mut world = World::new(9);
+    world.time_limit(Duration::from_millis(100));
+    let options =
+        ConnectOptions { rnr_retry: ConnectOptions::RNR_RETRY_INFINITE, ..ConnectOptions::default() };
+    world.host("server", move |device| async move {
+        let (pair, queue, _region) = with_region(&device, AccessFlags::LOCAL_WRITE)?;
+        pair.exchange_and_connect(&device.endpoint_exchange(), "pair", &options).await?;
+        queue.next().await;
+        Ok::<(), Error>(())
+    });
+    world.host("client", move |device| async move {
+        let (pair, queue, _region) = with_region(&device, AccessFlags::LOCAL_WRITE)?;
+        pair.exchange_and_connect(&device.endpoint_exchange(), "pair", &options).await?;
+        pair.post_send(&SendRequest::send(7, &[]))?;
+        queue.next().await;
+        Ok::<(), Error>(())
+    });
+    let failure = world.run().unwrap_err();
+    assert!(matches!(failure.cause, FailureCause::TimeLimit { .. }), "{failure}");
+    let text = failure.to_string();
+    assert!(text.contains("is in RTS: send 7 waits for a receive of its peer (RNR)"), "{text}");
+}
+
+#[test]
+fn a_missing_receive_is_an_rnr_error_by_default() {
+    let mut world = World::new(9);
+    world.host("server", |device| async move {
+        let (pair, _queue, _region) = with_region(&device, AccessFlags::LOCAL_WRITE)?;
+        pair.exchange_and_connect(&device.endpoint_exchange(), "pair", &ConnectOptions::default()).await?;
+        let _: () = device.endpoint_exchange().lookup("done").await;
+        Ok::<(), Error>(())
+    });
+    world.host("client", |device| async move {
+        let (pair, queue, _region) = with_region(&device, AccessFlags::LOCAL_WRITE)?;
+        pair.exchange_and_connect(&device.endpoint_exchange(), "pair", &ConnectOptions::default()).await?;
+        pair.post_send(&SendRequest::send(7, &[]))?;
+        assert_eq!(queue.next().await.status, CompletionStatus::RnrRetryExceededError);
+        device.endpoint_exchange().publish("done", ());
+        Ok::<(), Error>(())
+    });
+    world.run().unwrap();
 }

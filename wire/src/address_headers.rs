@@ -1,21 +1,48 @@
 //! The fields of the IP and UDP headers around a transport packet, independent of the code that builds them.
 
 use core::fmt;
-use core::net::{IpAddr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// A global identifier. In RoCEv2 it is an IPv6 address or an IPv4-mapped IPv6 address.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Gid(pub [u8; 16]);
 
+/// The first twelve bytes of [`Gid::link_local`].
+const LINK_LOCAL_ALIAS: [u8; 12] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0x5e, 0xfe];
+
 impl Gid {
-    /// The IP address.
+    /// The IP address that packets carry. For [`Gid::link_local`], this is the IPv4 address.
     pub fn ip(self) -> IpAddr {
         let v6 = Ipv6Addr::from(self.0);
-        match v6.to_ipv4_mapped() {
+        match v6.to_ipv4_mapped().or_else(|| self.embedded_ipv4()) {
             Some(v4) => IpAddr::V4(v4),
             None => IpAddr::V6(v6),
         }
+    }
+
+    /// A link-local GID of the card with this IPv4 address, which may have no IPv6 address to bind: an alias, with the
+    /// IPv4 address in its interface identifier as in RFC 5214 (fe80::5efe:192.0.2.1). Packets travel as IPv4.
+    pub fn link_local(address: Ipv4Addr) -> Gid {
+        let mut gid = [0; 16];
+        gid[..12].copy_from_slice(&LINK_LOCAL_ALIAS);
+        gid[12..].copy_from_slice(&address.octets());
+        Gid(gid)
+    }
+
+    /// The GID table of a card with this address alone: the address and, for IPv4, the link-local alias.
+    pub fn table(address: IpAddr) -> alloc::vec::Vec<Gid> {
+        let alias = match address {
+            IpAddr::V4(v4) => Some(Gid::link_local(v4)),
+            IpAddr::V6(_) => None,
+        };
+        core::iter::once(Gid::from(address)).chain(alias).collect()
+    }
+
+    fn embedded_ipv4(self) -> Option<Ipv4Addr> {
+        let (prefix, address) = self.0.split_at(12);
+        let address: [u8; 4] = address.try_into().expect("four bytes");
+        (prefix == LINK_LOCAL_ALIAS).then(|| address.into())
     }
 
     /// Whether this is a multicast group.
@@ -148,5 +175,22 @@ impl AddressHeaders {
 impl fmt::Display for AddressHeaders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} > {}", self.source, self.destination)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_link_local_alias_stands_for_the_ipv4_address() {
+        let address = IpAddr::from([127, 0, 0, 3]);
+        let [mapped, alias] = Gid::table(address).try_into().unwrap();
+        assert_eq!(mapped, Gid::from(address));
+        assert_eq!(alloc::format!("{alias}"), "fe80::5efe:7f00:3");
+        assert_eq!([mapped.ip(), alias.ip()], [address; 2]);
+        let other: IpAddr = "fe80::1".parse().unwrap();
+        assert_eq!(Gid::table(other), [Gid::from(other)]);
+        assert_eq!(Gid::from(other).ip(), other);
     }
 }

@@ -1,9 +1,13 @@
 //! Link control between two SoftHCA ports: peer discovery, receiver-driven grants and priority pauses.
 //!
-//! Link control is not RoCE and has its own UDP port. All messages have the same size. Each message is
-//! self-contained, so loss, duplication and reordering are harmless: amounts are cumulative, and the newest
-//! message supersedes all earlier ones. Amounts count from the first exchange between the two
-//! [`Incarnation`]s in a message.
+//! Link control is not RoCE and has its own UDP port. All messages have the same size, so that no reply is longer
+//! than its query. Each message is self-contained, so loss, duplication and reordering are harmless: amounts are
+//! cumulative, and the newest message supersedes all earlier ones. Amounts count from the first exchange between
+//! the two [`Incarnation`]s in a message.
+//!
+//! A port gives each peer an unpredictable [`Token`] in its HELLO and accepts from that peer only messages that
+//! carry it: their sender has received a datagram at the address that it sends from. HELLO without the token
+//! changes nothing; it is answered with a HELLO that carries the token.
 
 use crate::{MacAddress, Malformed, Pfc};
 use core::fmt;
@@ -15,9 +19,9 @@ pub const LINK_PORT: u16 = 4792;
 /// The first bytes of every message.
 const MAGIC: u32 = u32::from_be_bytes(*b"SHLC");
 /// The supported protocol version.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// Offset of the body.
-const BODY_OFFSET: usize = 24;
+const BODY_OFFSET: usize = 40;
 
 /// The incarnation of a port on a link. A peer that returns with a higher number has lost its state, because
 /// it restarted or because it considered the link dead. A lower number marks an old message.
@@ -44,6 +48,37 @@ impl fmt::Display for Incarnation {
         write!(f, "{:x}", self.0)
     }
 }
+
+/// The proof that a sender receives at its address: an unpredictable number that the receiver gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Token(pub NonZeroU64);
+
+impl Token {
+    /// The token with this number. Zero means "unknown" on the wire, so it becomes one.
+    pub const fn new(number: u64) -> Token {
+        match NonZeroU64::new(number) {
+            Some(number) => Token(number),
+            None => Token(NonZeroU64::MIN),
+        }
+    }
+}
+
+/// The processes at both ends of a link. The processes of one host share its address; the high bits of a QPN are
+/// the slot of its process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Slots {
+    /// The sender's slot.
+    pub source: u16,
+    /// The receiver's slot.
+    pub destination: u16,
+    /// How many high bits of the sender's QPNs are the slot; zero for a host with one process.
+    pub bits: u8,
+    /// The UDP port that the sender's RoCE packets to the receiver come from.
+    pub source_port: u16,
+}
+
+/// The most slot bits: a QPN has 24 bits, and a process needs some of them.
+const MAX_SLOT_BITS: u8 = 16;
 
 /// Whether a message requests a reply or is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,7 +113,7 @@ impl ExchangeKind {
 pub struct GrantRequest {
     /// Charged for sent frames, including those sent before the first grant.
     pub consumed: u64,
-    /// Returned unused.
+    /// Returned unused, or revoked.
     pub returned: u64,
     /// The grant total that the blocked frame needs; at most `consumed + returned` if no frame is blocked.
     pub needed: u64,
@@ -91,7 +126,8 @@ pub struct GrantRequest {
 pub struct Grant {
     /// The upper limit for `consumed + returned`. Never decreases.
     pub granted: u64,
-    /// The latest `returned` that the receiver has seen.
+    /// The latest `returned` that the receiver has seen. A higher total than the sender's own revokes the
+    /// difference.
     pub returned: u64,
     /// The largest unused grant that the sender may keep; the sender must return the excess, which other
     /// senders need.
@@ -105,6 +141,19 @@ pub struct Heartbeat {
     pub exchange: ExchangeKind,
     /// Chosen by the sender of the query; the reply repeats it.
     pub stamp: u64,
+    /// In a reply, [`Grant::returned`]: nobody uses a revoked grant after it.
+    pub returned: u64,
+}
+
+/// The introduction of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Hello {
+    /// Query or reply.
+    pub exchange: ExchangeKind,
+    /// The token that the receiver must use towards the sender.
+    pub token: Token,
+    /// The bytes that the sender can grant in all.
+    pub budget: u64,
 }
 
 /// The content of a priority flow control frame (IEEE 802.1Qbb).
@@ -173,8 +222,7 @@ impl FrameOrder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "each variant is the message of its type")]
 pub enum Body {
-    /// Announces the sender's incarnation.
-    Hello(ExchangeKind),
+    Hello(Hello),
     Request(GrantRequest),
     Grant(Grant),
     Heartbeat(Heartbeat),
@@ -188,6 +236,10 @@ pub struct Message {
     pub sender: Incarnation,
     /// The receiver's incarnation, if the sender knows it.
     pub receiver: Option<Incarnation>,
+    /// The token that the receiver gave the sender, if the sender knows it.
+    pub token: Option<Token>,
+    /// The processes at both ends.
+    pub slots: Slots,
     /// The order of the sender's frames.
     pub frame_order: FrameOrder,
     /// The body.
@@ -196,10 +248,17 @@ pub struct Message {
 
 impl Message {
     /// Bytes of every message on the wire.
-    pub const LEN: usize = 64;
+    pub const LEN: usize = 72;
 
     /// Parses a datagram.
     pub fn parse(bytes: &[u8]) -> Result<Message, Malformed> {
+        // The version first: another version may have another length.
+        if let [a, b, c, d, version, ..] = *bytes
+            && u32::from_be_bytes([a, b, c, d]) == MAGIC
+            && version != VERSION
+        {
+            return Err(Malformed::Version { what: "link", version });
+        }
         let b: &[u8; Self::LEN] = bytes.try_into().map_err(|_| Malformed::Length {
             what: "a link message",
             stated: Self::LEN,
@@ -210,18 +269,28 @@ impl Message {
         if magic != MAGIC {
             return Err(Malformed::Field { what: "link magic", value: magic.into() });
         }
-        let [version, kind] = fields.read_array();
-        if version != VERSION {
-            return Err(Malformed::Version { what: "link", version });
-        }
+        let [_version, kind] = fields.read_array();
         let order = FrameOrder::parse(fields.u8())?;
-        fields.skip_reserved(8)?;
+        let bits = fields.u8();
+        let slots =
+            Slots { bits, source: fields.u16(), destination: fields.u16(), source_port: fields.u16() };
+        if bits > MAX_SLOT_BITS || u32::from(slots.source) >> bits != 0 {
+            return Err(Malformed::Field { what: "link slot", value: slots.source.into() });
+        }
+        fields.skip_reserved(16)?;
         let sender = NonZeroU64::new(fields.u64())
             .map(Incarnation)
             .ok_or(Malformed::Field { what: "link incarnation", value: 0 })?;
         let receiver = NonZeroU64::new(fields.u64()).map(Incarnation);
+        let token = NonZeroU64::new(fields.u64()).map(Token);
         let body = match kind {
-            1 => Body::Hello(ExchangeKind::parse(fields.u8())?),
+            1 => Body::Hello(Hello {
+                token: NonZeroU64::new(fields.u64())
+                    .map(Token)
+                    .ok_or(Malformed::Field { what: "link token", value: 0 })?,
+                budget: fields.u64(),
+                exchange: ExchangeKind::parse(fields.u8())?,
+            }),
             2 => Body::Request(GrantRequest {
                 consumed: fields.u64(),
                 returned: fields.u64(),
@@ -233,17 +302,18 @@ impl Message {
             }
             4 => Body::Heartbeat(Heartbeat {
                 stamp: fields.u64(),
+                returned: fields.u64(),
                 exchange: ExchangeKind::parse(fields.u8())?,
             }),
             5 => Body::Pause(Pause {
-                classes: u16::from_be_bytes(fields.read_array()),
-                quanta: core::array::from_fn(|_| u16::from_be_bytes(fields.read_array())),
+                classes: fields.u16(),
+                quanta: core::array::from_fn(|_| fields.u16()),
                 rate: fields.u64(),
             }),
             _ => return Err(Malformed::Field { what: "link message kind", value: kind.into() }),
         };
         fields.skip_reserved(Self::LEN)?;
-        Ok(Message { sender, receiver, frame_order: order, body })
+        Ok(Message { sender, receiver, token, slots, frame_order: order, body })
     }
 
     /// The datagram's bytes.
@@ -255,8 +325,10 @@ impl Message {
             at += part.len();
         };
         let kind = match self.body {
-            Body::Hello(exchange) => {
-                put(&[exchange as u8]);
+            Body::Hello(hello) => {
+                put(&hello.token.0.get().to_be_bytes());
+                put(&hello.budget.to_be_bytes());
+                put(&[hello.exchange as u8]);
                 1
             }
             Body::Request(r) => {
@@ -273,6 +345,7 @@ impl Message {
             }
             Body::Heartbeat(heartbeat) => {
                 put(&heartbeat.stamp.to_be_bytes());
+                put(&heartbeat.returned.to_be_bytes());
                 put(&[heartbeat.exchange as u8]);
                 4
             }
@@ -286,10 +359,17 @@ impl Message {
             }
         };
         bytes[..4].copy_from_slice(&MAGIC.to_be_bytes());
-        bytes[4..7].copy_from_slice(&[VERSION, kind, self.frame_order as u8]);
-        bytes[8..16].copy_from_slice(&self.sender.0.get().to_be_bytes());
-        bytes[16..BODY_OFFSET]
-            .copy_from_slice(&self.receiver.map_or(0, |receiver| receiver.0.get()).to_be_bytes());
+        let Slots { source, destination, bits, source_port } = self.slots;
+        bytes[4..8].copy_from_slice(&[VERSION, kind, self.frame_order as u8, bits]);
+        for (field, value) in bytes[8..14].chunks_mut(2).zip([source, destination, source_port]) {
+            field.copy_from_slice(&value.to_be_bytes());
+        }
+        let receiver = self.receiver.map_or(0, |receiver| receiver.0.get());
+        let token = self.token.map_or(0, |token| token.0.get());
+        for (field, value) in bytes[16..BODY_OFFSET].chunks_mut(8).zip([self.sender.0.get(), receiver, token])
+        {
+            field.copy_from_slice(&value.to_be_bytes());
+        }
         bytes
     }
 }
@@ -310,6 +390,10 @@ impl FieldReader<'_> {
     fn u8(&mut self) -> u8 {
         let [byte] = self.read_array();
         byte
+    }
+
+    fn u16(&mut self) -> u16 {
+        u16::from_be_bytes(self.read_array())
     }
 
     fn u64(&mut self) -> u64 {
@@ -343,7 +427,7 @@ impl fmt::Display for Pause {
 impl fmt::Display for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.body {
-            Body::Hello(exchange) => write!(f, "HELLO{} {}", exchange.suffix(), self.sender),
+            Body::Hello(hello) => write!(f, "HELLO{} {}", hello.exchange.suffix(), self.sender),
             Body::Request(r) => write!(
                 f,
                 "REQUEST consumed={} returned={} needed={} wanted={}",
@@ -369,15 +453,18 @@ mod tests {
     fn bodies() -> impl Strategy<Value = Body> {
         let exchange = prop_oneof![Just(ExchangeKind::Query), Just(ExchangeKind::Reply)];
         prop_oneof![
-            exchange.clone().prop_map(Body::Hello),
+            (exchange.clone(), 1u64.., any::<u64>()).prop_map(|(exchange, token, budget)| {
+                Body::Hello(Hello { exchange, token: Token::new(token), budget })
+            }),
             any::<[u64; 4]>().prop_map(|[consumed, returned, needed, wanted]| {
                 Body::Request(GrantRequest { consumed, returned, needed, wanted })
             }),
             any::<[u64; 3]>().prop_map(|[granted, returned, max_unused]| {
                 Body::Grant(Grant { granted, returned, max_unused })
             }),
-            (exchange, any::<u64>())
-                .prop_map(|(exchange, stamp)| Body::Heartbeat(Heartbeat { exchange, stamp })),
+            (exchange, any::<[u64; 2]>()).prop_map(|(exchange, [stamp, returned])| {
+                Body::Heartbeat(Heartbeat { exchange, stamp, returned })
+            }),
             any::<(u16, [u16; 8], u64)>().prop_map(|(classes, quanta, rate)| Body::Pause(Pause {
                 classes,
                 quanta,
@@ -388,10 +475,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn emitted_message_parses_to_the_same_value(sender in 1u64.., receiver: u64, changed: bool, body in bodies()) {
+        fn emitted_message_parses_to_the_same_value(
+            sender in 1u64..,
+            (receiver, token) in any::<(u64, u64)>(),
+            (bits, source, destination, source_port) in (0..=MAX_SLOT_BITS, any::<u16>(), any::<u16>(), any::<u16>()),
+            changed in any::<bool>(),
+            body in bodies(),
+        ) {
+            let source = (u32::from(source) & ((1 << bits) - 1)) as u16;
             let message = Message {
                 sender: Incarnation::new(sender),
                 receiver: NonZeroU64::new(receiver).map(Incarnation),
+                token: NonZeroU64::new(token).map(Token),
+                slots: Slots { source, destination, bits, source_port },
                 frame_order: if changed { FrameOrder::Reordered } else { FrameOrder::InOrder },
                 body,
             };
@@ -399,9 +495,10 @@ mod tests {
         }
 
         #[test]
-        fn parsed_message_emits_the_same_bytes(kind in 0u8..7, mut tail in proptest::collection::vec(any::<u8>(), 58)) {
+        fn parsed_message_emits_the_same_bytes(kind in 0u8..7, mut tail in proptest::collection::vec(any::<u8>(), Message::LEN - 6)) {
             tail[0] &= 1;
-            tail[1] = 0;
+            tail[1] &= 31;
+            tail[8..10].fill(0);
             let mut bytes = [b"SHLC".as_slice(), &[VERSION, kind], &tail].concat();
             if let Ok(message) = Message::parse(&bytes) {
                 prop_assert_eq!(&message.emit()[..], &bytes);
@@ -412,28 +509,46 @@ mod tests {
         }
     }
 
+    const HELLO: Body =
+        Body::Hello(Hello { exchange: ExchangeKind::Query, token: Token::new(0), budget: 79_872 });
+
+    fn message(body: Body) -> Message {
+        let (sender, slots) = (Incarnation::new(0xbee), Slots::default());
+        Message { sender, receiver: None, token: None, slots, frame_order: FrameOrder::InOrder, body }
+    }
+
+    #[test]
+    fn slot_beyond_the_slot_bits_is_rejected() {
+        let slots =
+            |bits, source| Message { slots: Slots { bits, source, ..Slots::default() }, ..message(HELLO) };
+        assert!(Message::parse(&slots(9, 511).emit()).is_ok());
+        for (bits, source) in [(0, 1), (9, 512), (17, 0), (255, 0)] {
+            assert!(Message::parse(&slots(bits, source).emit()).is_err(), "slot {source} of {bits} bits");
+        }
+    }
+
     #[test]
     fn other_versions_and_protocols_are_rejected() {
-        let (sender, body) = (Incarnation::new(7), Body::Hello(ExchangeKind::Query));
-        let message = Message { sender, receiver: None, frame_order: FrameOrder::InOrder, body };
-        let mut bytes = message.emit();
-        bytes[4] = 2;
-        assert_eq!(Message::parse(&bytes), Err(Malformed::Version { what: "link", version: 2 }));
+        let mut bytes = message(HELLO).emit();
+        bytes[4] = 1;
+        // Version 1 had shorter messages.
+        for bytes in [&bytes[..], &bytes[..64]] {
+            assert_eq!(Message::parse(bytes), Err(Malformed::Version { what: "link", version: 1 }));
+        }
         bytes[0] = 0;
         assert!(matches!(Message::parse(&bytes), Err(Malformed::Field { what: "link magic", .. })));
     }
 
     #[test]
     fn message_displays_as_one_line() {
-        let sender = Incarnation::new(0xbee);
-        let display =
-            |body| Message { sender, receiver: None, frame_order: FrameOrder::InOrder, body }.to_string();
-        assert_eq!(display(Body::Hello(ExchangeKind::Query)), "HELLO? bee");
+        let display = |body| message(body).to_string();
+        assert_eq!(display(HELLO), "HELLO? bee");
         let grant = Grant { granted: 8448, returned: 0, max_unused: 8448 };
         assert_eq!(display(Body::Grant(grant)), "GRANT granted=8448 returned=0 keep=8448");
         let pause = Pause { classes: 0b1001, quanta: [0xffff, 1, 1, 0, 1, 1, 1, 1], rate: 0 };
         assert_eq!(display(Body::Pause(pause)), "PAUSE 0:65535 3:0");
     }
+
     #[test]
     fn pause_round_trips_through_a_pfc_frame() {
         let source = MacAddress([2, 0, 0, 0, 0, 1]);

@@ -2,7 +2,7 @@
 
 use super::mode::Mode;
 use super::results::BenchError;
-use softhca::rdma_cm::{ConnectionParameters, EventChannel, EventType, Id, PortSpace};
+use softhca::cm::{ConnectionParameters, EventChannel, EventType, Id, PortSpace};
 use softhca::{CompletionQueue, Context, ProtectionDomain, QpType, QueuePair};
 use std::collections::BTreeMap;
 use std::io::Read;

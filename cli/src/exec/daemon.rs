@@ -2,8 +2,9 @@
 
 use crate::output;
 use rustix::fs::FlockOperation;
-use softhca::{DEFAULT_NAME, DaemonControl, Error, Loopback, NAME_VARIABLE, Recovery};
+use softhca::{DEFAULT_NAME, DaemonControl, Error, HostDevice, Loopback, NAME_VARIABLE, Recovery};
 use softhca_queue::control::RuntimeDir;
+use softhca_udp::{ADDRESS_VARIABLE, BindError, parse_addresses};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -16,6 +17,8 @@ const DEFAULT_HOSTS: [&str; 2] = ["alice", "bob"];
 pub struct DaemonRequirements<'a> {
     pub name: Option<&'a str>,
     pub host: Option<&'a str>,
+    /// The address of the program's host: the value of `SOFTHCA_ADDRESS`.
+    pub address: Option<String>,
     /// The hosts of a scenario.
     pub hosts: &'a [String],
     pub recovery: Option<Recovery>,
@@ -79,6 +82,18 @@ fn check_settings(
         return Err(format!("the running daemon {name:?} has no host {host:?}, only {names}: {advice}"));
     }
     let Some(device) = connection.hosts().first() else { return Ok(()) };
+    if let Some(text) = &requirements.address {
+        let (address, _) = parse_addresses(text)
+            .ok_or_else(|| BindError::BadVariable { value: text.clone() }.to_string())?;
+        let is_program_host = |device: &&HostDevice| requirements.host.is_none_or(|host| device.name == host);
+        let device = connection.hosts().iter().find(is_program_host).unwrap_or(device);
+        if device.address != address {
+            let HostDevice { name: host, address: current, .. } = device;
+            return Err(format!(
+                "{ADDRESS_VARIABLE} is {address}, but host {host:?} of the running daemon {name:?} has {current}: {advice}"
+            ));
+        }
+    }
     let settings = [
         ("recovery", &device.recovery, requirements.recovery.map(Recovery::name)),
         ("loopback", &device.loopback, requirements.loopback.map(Loopback::name)),
@@ -113,9 +128,14 @@ fn start(
     if let Some(host) = requirements.host.filter(|host| !hosts.contains(host)) {
         hosts.push(host);
     }
+    let program_host = requirements.host.unwrap_or(hosts[0]);
     for host in hosts {
-        command.args(["--host", host]);
+        match &requirements.address {
+            Some(address) if host == program_host => command.arg("--host").arg(format!("{host}={address}")),
+            _ => command.args(["--host", host]),
+        };
     }
+    command.env_remove(ADDRESS_VARIABLE);
     if let Some(recovery) = requirements.recovery {
         command.args(["--recovery", recovery.name()]);
     }

@@ -1,5 +1,6 @@
 //! The event log of a daemon while a program runs: read as it grows, and kept as far as explanations need it.
 
+use super::waiting_requests::WaitingRequests;
 use crate::terminal;
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use softhca::DaemonControl;
@@ -73,6 +74,8 @@ enum LogStorage {
     File(PathBuf),
     /// In memory, freed after reading.
     Memory,
+    /// In a file that is removed after reading.
+    Temporary,
 }
 
 /// The event log of a daemon, read while it is written.
@@ -83,6 +86,7 @@ pub struct DaemonEventLog {
     partial_line: Vec<u8>,
     header: Option<Header>,
     recent: RecentLines,
+    waiting: WaitingRequests,
     linter: Option<Linter>,
     findings_printed: usize,
 }
@@ -102,16 +106,26 @@ impl DaemonEventLog {
                 (File::from(memory), LogStorage::Memory)
             }
         };
-        Ok(DaemonEventLog {
+        Ok(DaemonEventLog::new(file, store))
+    }
+
+    /// A log that is complete, and that its owner removes.
+    pub fn read_only(file: File) -> DaemonEventLog {
+        DaemonEventLog::new(file, LogStorage::Temporary)
+    }
+
+    fn new(file: File, storage: LogStorage) -> DaemonEventLog {
+        DaemonEventLog {
             file,
-            storage: store,
+            storage,
             offset: 0,
             partial_line: Vec::new(),
             header: None,
             recent: RecentLines::default(),
+            waiting: WaitingRequests::default(),
             linter: None,
             findings_printed: 0,
-        })
+        }
     }
 
     /// Has the daemon write events to this log, and packets to `capture`, from now on.
@@ -166,6 +180,7 @@ impl DaemonEventLog {
             return;
         };
         self.recent.push(line);
+        self.waiting.push(event_name(line), line);
         if lint || wanted(event_name(line)) {
             // The daemon has the same version, so every line parses.
             let Ok(entry) = serde_json::from_str::<Entry>(line) else { return };
@@ -198,6 +213,11 @@ impl DaemonEventLog {
         format!("softhca lint: {} errors, {} warnings, {} notes", counts[0], counts[1], counts[2])
     }
 
+    /// The requesters that waited for ever when the program ended.
+    pub fn waiting_requests(&self) -> Vec<String> {
+        self.waiting.findings()
+    }
+
     /// Explains the failed work requests, if there are any.
     pub fn explanation(&self) -> Option<String> {
         let header = self.header.as_ref().filter(|_| self.recent.failures > 0)?;
@@ -215,9 +235,12 @@ impl DaemonEventLog {
             (LogStorage::File(path), more) => {
                 format!("{more} more failed: run `softhca why {}`.", path.display())
             }
-            (LogStorage::Memory, 0) => String::new(),
+            (LogStorage::Memory | LogStorage::Temporary, 0) => String::new(),
             (LogStorage::Memory, more) => {
                 format!("{more} more failed: keep the log with `--log FILE` to explain them.")
+            }
+            (LogStorage::Temporary, more) => {
+                format!("{more} more failed: keep the log with SOFTHCA_LOG=FILE to explain them.")
             }
         };
         Some(answer.text(terminal::style().width))

@@ -7,8 +7,18 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 const LIBRARY_FILE: &str = "libsofthca_verbs.so";
-/// One file serves all of these: the loader maps it once.
-const SONAMES: [&str; 4] = ["libibverbs.so.1", "librdmacm.so.1", "libmlx5.so.1", "libefa.so.1"];
+/// One file serves all of these: the loader maps it once. NCCL opens the names without a version first, which exist
+/// where the development packages are installed.
+const SONAMES: [&str; 8] = [
+    "libibverbs.so.1",
+    "librdmacm.so.1",
+    "libmlx5.so.1",
+    "libefa.so.1",
+    "libibverbs.so",
+    "librdmacm.so",
+    "libmlx5.so",
+    "libefa.so",
+];
 
 /// Finds the library next to the executable or in `../lib/softhca`. In a cargo target folder it may also be in
 /// `deps`: the newest wins.
@@ -56,6 +66,16 @@ fn symlink(target: &Path, link: &Path) -> io::Result<()> {
     let _ = std::fs::remove_file(&new);
     std::os::unix::fs::symlink(target, &new)?;
     std::fs::rename(&new, link)
+}
+
+/// The libraries to load before all others: SoftHCA's, then those that the user set.
+pub fn preload_list(folder: &Path) -> OsString {
+    let mut list = OsString::from(folder.join(SONAMES[0]));
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        list.push(":");
+        list.push(others);
+    }
+    list
 }
 
 /// The library search path of a program: `folder`, then the folders that the user set.

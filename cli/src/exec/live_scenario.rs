@@ -1,8 +1,10 @@
 //! A scenario on the hosts of a daemon while real programs use them.
 
 use super::event_log::DaemonEventLog;
-use softhca::{Counters, DaemonControl, PortState, Recovery, RuleCounters, RuleId};
-use softhca_scenarios::live::{self, LiveScenario, PortControl};
+use softhca::fault::{RuleCounters, RuleId};
+use softhca::{Counters, DaemonControl, PortState, Recovery};
+use softhca_fabric::LinkState;
+use softhca_scenarios::live::{LiveScenario, PortControl};
 use softhca_scenarios::{Outcome, Plan};
 use softhca_trace::log::Entry;
 use std::time::{Duration, Instant};
@@ -44,10 +46,10 @@ struct DaemonPorts<'a> {
 }
 
 impl PortControl for DaemonPorts<'_> {
-    fn set_port(&mut self, host: usize, port: live::PortState) -> Result<(), String> {
-        let state = match port {
-            live::PortState::Up => PortState::Active,
-            live::PortState::Down => PortState::Down,
+    fn set_port(&mut self, host: usize, state: LinkState) -> Result<(), String> {
+        let state = match state {
+            LinkState::Up => PortState::Active,
+            LinkState::Down => PortState::Down,
         };
         let host = &self.plan.hosts[host].name;
         self.connection.set_port_state(host, state).map_err(|error| format!("{host}: {error}"))
@@ -101,7 +103,7 @@ impl<'p> DaemonScenario<'p> {
             counters.push(connection.counters(Some(&host.name)).map_err(message)?.since(before));
             connection.clear_rules(&host.name).map_err(message)?;
         }
-        Ok(self.live.evaluate(&rule_counters, counters))
+        Ok(self.live.evaluate(rule_counters, counters))
     }
 }
 

@@ -4,12 +4,15 @@
 //! and 127 if it does not exist.
 
 mod daemon;
+mod device_use;
+mod embedded_logs;
 mod event_log;
 mod library;
 mod live_scenario;
 mod program;
 mod scenario_programs;
 mod sysfs;
+mod waiting_requests;
 
 pub use scenario_programs::run_programs;
 pub use sysfs::check_allowed as check_view_allowed;
@@ -17,12 +20,15 @@ pub use sysfs::check_allowed as check_view_allowed;
 use crate::{output, scenario, shell};
 use clap::Args;
 use daemon::{DaemonLifetime, DaemonRequirements};
+use device_use::DeviceUse;
+use embedded_logs::EmbeddedLogs;
 use event_log::{DaemonEventLog, LOG_POLL_INTERVAL};
 use live_scenario::DaemonScenario;
 use program::ExecError;
 use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
 use softhca_daemon::MountNamespace;
 use softhca_scenarios::{ParameterValues, Verdict};
+use softhca_udp::ADDRESS_VARIABLE;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -71,6 +77,9 @@ pub struct Arguments {
     /// Do not show the emulated device in /sys/class and /dev; programs that look there find no RDMA device
     #[arg(long)]
     no_view: bool,
+    /// Load SoftHCA before all other libraries: for programs that bring their own libibverbs, as Python wheels do
+    #[arg(long)]
+    preload: bool,
     /// Program to run, with its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -89,12 +98,18 @@ pub struct EnvArguments {
 impl DaemonOptions {
     fn requirements(&self) -> DaemonRequirements<'_> {
         let (name, host) = (self.name.as_deref(), self.host.as_deref());
-        DaemonRequirements { name, host, hosts: &[], recovery: self.recovery, loopback: self.loopback }
+        let address = std::env::var(ADDRESS_VARIABLE).ok();
+        let (recovery, loopback) = (self.recovery, self.loopback);
+        DaemonRequirements { name, host, address, hosts: &[], recovery, loopback }
     }
 
     /// The environment variables of a program whose libraries are in `folder`.
     fn environment(&self, folder: &Path) -> Vec<(&'static str, OsString)> {
         let mut variables = vec![("LD_LIBRARY_PATH", library::search_path(folder))];
+        // NCCL 2.28 crashes in its GPU-initiated networking if no device is an mlx5 one, unless the proxy type is chosen.
+        if std::env::var_os("NCCL_GIN_TYPE").is_none() {
+            variables.push(("NCCL_GIN_TYPE", "2".into()));
+        }
         variables.extend(self.name.as_ref().map(|name| (NAME_VARIABLE, name.into())));
         variables.extend(self.host.as_ref().map(|host| (HOST_VARIABLE, host.into())));
         variables
@@ -154,14 +169,25 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     let mut connection = daemon::connect_or_start(&requirements, DaemonLifetime::WhileUsed)?;
     let mut events = start_recording(&mut connection, arguments)?;
     let mut live = plan.as_ref().map(|plan| DaemonScenario::load(plan, &mut connection)).transpose()?;
-    let variables = arguments.daemon.environment(&folder);
+    let mut variables = arguments.daemon.environment(&folder);
+    let embedded = if arguments.why || arguments.lint { EmbeddedLogs::create()? } else { None };
+    variables.extend(embedded.iter().map(EmbeddedLogs::variable));
+    if arguments.preload {
+        variables.push(("LD_PRELOAD", library::preload_list(&folder)));
+    }
+    let mut device_use = DeviceUse::watch();
+    variables.push(device_use.variable());
     let view = if arguments.no_view { None } else { arguments.daemon.sysfs_view(&connection) };
-    let code = program::run(&path, &arguments.program, &variables, view, &mut || {
-        let next = live.as_mut().and_then(|live| live.run_due_actions(&mut connection));
+    let code = program::run(&path, &arguments.program, &variables, view, &mut |process| {
+        let due = live.as_mut().and_then(|live| live.run_due_actions(&mut connection));
+        let next = [due, device_use.look(process)].into_iter().flatten().min();
         let Some(events) = &mut events else { return next };
         live_scenario::read_events(events, live.as_mut(), arguments.lint);
         Some(next.unwrap_or(LOG_POLL_INTERVAL).min(LOG_POLL_INTERVAL))
     })?;
+    if let Some(warning) = device_use.warning(&first, arguments.preload) {
+        eprintln!("softhca: {warning}");
+    }
     if events.is_some() || arguments.capture.is_some() {
         connection.stop_recording().map_err(|error| format!("the recording is incomplete: {error}"))?;
     }
@@ -171,10 +197,21 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
             format!("cannot filter {} (--filter): {error}; it has all packets", path.display())
         })?;
     }
+    if let Some(logs) = &embedded {
+        let explanations = logs.explanations(arguments.lint);
+        for text in
+            explanations.map_err(|error| format!("cannot read the logs of embedded devices: {error}"))?
+        {
+            eprintln!("\n{text}");
+        }
+    }
     if let Some(events) = &mut events {
         live_scenario::read_events(events, live.as_mut(), arguments.lint);
         if let Some(text) = events.explanation() {
             errln!("\n{text}");
+        }
+        for finding in events.waiting_requests() {
+            eprintln!("softhca why: {finding}");
         }
         if arguments.lint {
             errln!("{}", events.lint_summary());

@@ -91,13 +91,13 @@ fn is_static(path: &Path) -> bool {
 
 /// Runs the program until it exits, and returns its exit code. Forwards signals sent by processes; the terminal
 /// signals the program itself. If the kernel does not allow the view, the program runs without it. `poll` is called
-/// periodically and returns the time until its next call.
+/// periodically with the process and returns the time until its next call.
 pub fn run(
     path: &Path,
     argv: &[OsString],
     variables: &[(&'static str, OsString)],
     view: Option<MountNamespace>,
-    poll: &mut dyn FnMut() -> Option<Duration>,
+    poll: &mut dyn FnMut(i32) -> Option<Duration>,
 ) -> Result<u8, ExecError> {
     let failed = |error: io::Error| program_error(exit_code::EXEC_FAILED, path, &error.to_string());
     let signals = Signals::block_all().map_err(failed)?;
@@ -121,7 +121,7 @@ pub fn run(
     })?;
     let process = Pid::from_child(&child);
     loop {
-        let timeout = poll();
+        let timeout = poll(process.as_raw_nonzero().get());
         let Some(received) = signals.wait(timeout).map_err(failed)? else { continue };
         let Some(signal) = Signal::from_named_raw(received.number) else { continue };
         if signal == Signal::CHILD {

@@ -47,8 +47,14 @@ fn try_run_programs(plan: &Plan) -> Result<Outcome, String> {
     let name = format!("run-{}-{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed));
     let folder = library::library_folder()?;
     let (hosts, recovery) = live_scenario::required_settings(plan, None)?;
-    let requirements =
-        DaemonRequirements { name: Some(&name), host: None, hosts: &hosts, recovery, loopback: None };
+    let requirements = DaemonRequirements {
+        name: Some(&name),
+        host: None,
+        address: None,
+        hosts: &hosts,
+        recovery,
+        loopback: None,
+    };
     let mut connection = daemon::connect_or_start(&requirements, daemon::DaemonLifetime::WhileUsed)?;
     let mut events = DaemonEventLog::create(None)
         .map_err(|error| format!("cannot allocate memory for the event log: {error}"))?;

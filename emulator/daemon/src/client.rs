@@ -13,9 +13,7 @@ use softhca_engine::{
 };
 use softhca_queue::cm::{self, EventType};
 use softhca_queue::control::{RegionBacking, Response, SharedRange};
-use softhca_queue::{
-    AccessFlags, CompletionDoorbell, DoorbellConsumer, DoorbellProducer, MapMode, SharedMemory,
-};
+use softhca_queue::{AccessFlags, DoorbellConsumer, DoorbellProducer, MapMode, SharedMemory};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -27,7 +25,6 @@ pub(crate) struct Client {
     id: ClientId,
     process: Arc<ProcessMemory>,
     notifications: Arc<NotificationQueue>,
-    completion_doorbell: CompletionDoorbell,
     pub quota: ClientQuota,
     completion_queues: Vec<CqId>,
     /// Wakes the engine thread. The client process has a copy.
@@ -50,10 +47,9 @@ impl Client {
         proc_mem: Option<OwnedFd>,
     ) -> Result<(Client, Response, Vec<OwnedFd>), CommandError> {
         let doorbell_slots = host.device.limits.max_qp as u32;
-        let words = CompletionDoorbell::WORDS + DoorbellProducer::words(doorbell_slots);
+        let words = DoorbellProducer::words(doorbell_slots);
         let page = Arc::new(SharedMemory::create("softhca-client", words * 8, MapMode::ReadWrite)?);
-        let completion_doorbell = CompletionDoorbell::new(page.words(0, CompletionDoorbell::WORDS));
-        let doorbells = page.words(CompletionDoorbell::WORDS, DoorbellProducer::words(doorbell_slots));
+        let doorbells = page.words(0, words);
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let waker = rustix::event::eventfd(0, flags).map_err(std::io::Error::from)?;
         host.driver.add_wake_source(waker.as_fd())?;
@@ -71,7 +67,6 @@ impl Client {
             id,
             process: Arc::new(ProcessMemory::new(process.pid, proc_mem.map(File::from))),
             notifications: notifications.clone(),
-            completion_doorbell,
             quota: ClientQuota::new(daemon.config.client_limits),
             completion_queues: Vec::new(),
             _waker: waker,
@@ -114,10 +109,8 @@ impl Client {
             words => Some(self.allocate_rings(words)?),
         };
         let passed = rings.iter().map(|rings| descriptor(&rings.memory)).collect::<Result<_, _>>()?;
-        let completion_doorbell = self.completion_doorbell.clone();
         let mut attachments = Attachments {
             rings: rings.as_ref().map(|rings| rings.memory.words(0, rings.memory.len() / 8)),
-            on_completion: Some(Box::new(move || completion_doorbell.ring())),
             memory: self.attach_memory(&command, backing, descriptors)?,
         };
         if let Command::ResizeCompletionQueue { .. } = command {

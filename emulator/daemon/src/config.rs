@@ -1,7 +1,7 @@
 //! The configuration of a daemon.
 
 use serde::Deserialize;
-use softhca_engine::{CongestionSettings, DeviceLimits, Recovery};
+use softhca_engine::{CongestionSettings, DeviceLimits, Recovery, Settings};
 use softhca_fabric::{EcnMarking, LinkSettings, PER_BILLION, PfcSettings, SwitchSettings, Topology};
 use softhca_queue::control::DEFAULT_NAME;
 use softhca_udp::{Entropy, Loopback, parse_addresses};
@@ -43,8 +43,8 @@ impl Default for ClientLimits {
         ClientLimits {
             max_qp: 4096,
             max_cq: 4096,
-            max_srq: 1024,
-            max_pd: 1024,
+            max_srq: 8192,
+            max_pd: 8192,
             max_mr: 8192,
             max_ah: 32_768,
             max_xrcd: 128,
@@ -99,6 +99,10 @@ pub struct Config {
     pub loopback: Loopback,
     /// The recovery mode after packet loss.
     pub recovery: Recovery,
+    /// The recovery mode of connections to a foreign peer.
+    pub foreign_recovery: Recovery,
+    /// The most unacknowledged packets to a foreign peer.
+    pub foreign_window: u32,
     /// Congestion control.
     pub congestion: CongestionSettings,
     /// The network between the hosts. Without one, the hosts send to each other over sockets.
@@ -121,6 +125,15 @@ pub struct Config {
     pub idle_exit_after: Option<Duration>,
 }
 
+/// With two processors, programs that poll occupy both. A thread that sleeps preempts them when it is woken, and one that
+/// polls waits for their time slices.
+fn default_busy_poll() -> Duration {
+    match std::thread::available_parallelism() {
+        Ok(processors) if processors.get() > 2 => Duration::from_micros(50),
+        _ => Duration::ZERO,
+    }
+}
+
 impl Default for Config {
     fn default() -> Config {
         Config {
@@ -130,14 +143,16 @@ impl Default for Config {
             entropy: Entropy::Off,
             loopback: Loopback::Socket,
             recovery: Recovery::Fatal,
+            foreign_recovery: Settings::default().foreign_recovery,
+            foreign_window: Settings::default().foreign_window,
             congestion: CongestionSettings::default(),
             fabric: None,
-            max_clients: 128,
+            max_clients: 1024,
             client_limits: ClientLimits::default(),
             max_mappings: 48_000,
             max_mapped_bytes: address_space() / 2,
             kill_after: None,
-            busy_poll: Duration::from_micros(50),
+            busy_poll: default_busy_poll(),
             idle_exit_after: None,
         }
     }
@@ -336,6 +351,8 @@ impl FabricTable {
 struct ConfigFile {
     name: Option<String>,
     recovery: Option<String>,
+    foreign_recovery: Option<String>,
+    foreign_window: Option<u32>,
     loopback: Option<String>,
     congestion: Option<String>,
     fabric: Option<FabricTable>,
@@ -350,7 +367,7 @@ struct ConfigFile {
 }
 
 impl Config {
-    /// Reads a TOML file: `name`, `recovery`, `loopback`, `congestion`, `max_clients`, `kill_after` in seconds, `entropy`,
+    /// Reads a TOML file: `name`, `recovery`, `foreign_recovery`, `foreign_window` in packets, `loopback`, `congestion`, `max_clients`, `kill_after` in seconds, `entropy`,
     /// a table `[hosts]` of names and addresses (`"10.0.0.1"`, or `"10.0.0.1, fd00::1"` for a host with both IP
     /// versions), a table `[fabric]` of the network between them, and a table `[client_limits]`.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
@@ -358,6 +375,11 @@ impl Config {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Unreadable { path: shown.clone(), source })?;
         Config::parse(&text).map_err(|message| ConfigError::Malformed { path: shown, message })
+    }
+
+    /// Sets the recovery mode of all connections, to foreign peers too.
+    pub fn set_recovery(&mut self, recovery: Recovery) {
+        (self.recovery, self.foreign_recovery) = (recovery, recovery);
     }
 
     /// Parses the text of a configuration.
@@ -372,11 +394,18 @@ impl Config {
         if let Some(clients) = file.max_clients {
             config.max_clients = clients;
         }
+        let recovery = |key: &str, name: String| {
+            Recovery::from_name(&name).ok_or_else(|| {
+                format!("{key} is {name:?}, expected one of \"fatal\", \"go-back-n\", \"go-back-0\"")
+            })
+        };
         if let Some(name) = file.recovery {
-            config.recovery = Recovery::from_name(&name).ok_or_else(|| {
-                format!("recovery is {name:?}, expected one of \"fatal\", \"go-back-n\", \"go-back-0\"")
-            })?;
+            config.set_recovery(recovery("recovery", name)?);
         }
+        if let Some(name) = file.foreign_recovery {
+            config.foreign_recovery = recovery("foreign_recovery", name)?;
+        }
+        config.foreign_window = file.foreign_window.unwrap_or(config.foreign_window);
         if let Some(name) = file.loopback {
             config.loopback = Loopback::from_name(&name)
                 .ok_or_else(|| format!("loopback is {name:?}, expected one of \"socket\", \"internal\""))?;
@@ -411,13 +440,29 @@ mod tests {
     use super::*;
 
     #[test]
+    fn foreign_peers_have_settings_of_their_own() {
+        let parse = |text| Config::parse(text).map(|config| (config.foreign_recovery, config.foreign_window));
+        assert_eq!(parse(""), Ok((Recovery::GoBackN, 128)));
+        assert_eq!(
+            parse("recovery = 'fatal'"),
+            Ok((Recovery::Fatal, 128)),
+            "a mode that is set is for all peers"
+        );
+        let both = "recovery = 'fatal'\nforeign_recovery = 'go-back-n'\nforeign_window = 32";
+        assert_eq!(parse(both), Ok((Recovery::GoBackN, 32)));
+        assert!(
+            parse("foreign_recovery = 'never'").unwrap_err().starts_with("foreign_recovery is \"never\"")
+        );
+    }
+
+    #[test]
     fn a_file_configures_hosts_and_limits() {
         let config = Config::parse(
             "name = 'lab'\nrecovery = 'go-back-n'\n[hosts]\nalice = '127.0.0.2'\nbob = '127.0.0.3'\n[client_limits]\nmax_qp = 7\n",
         )
         .unwrap();
         assert_eq!(config.name, "lab");
-        assert_eq!(config.recovery, Recovery::GoBackN);
+        assert_eq!((config.recovery, config.foreign_recovery), (Recovery::GoBackN, Recovery::GoBackN));
         assert_eq!(config.hosts.len(), 2);
         assert_eq!(config.client_limits.device_limits(1).max_qp, 7);
         assert_eq!(config.client_limits.device_limits(1).max_mr, ClientLimits::default().max_mr);

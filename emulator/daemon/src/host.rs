@@ -14,7 +14,7 @@ use softhca_queue::{MapMode, SharedMemory, SleepFlag};
 use softhca_trace::PacketDirection;
 use softhca_udp::{
     DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, IcrcCheck, SharedDriver, SocketOptions,
-    bind_host,
+    bind_free_host, bind_host,
 };
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -199,10 +199,16 @@ impl DaemonHost {
                 let ipv6 = config.ipv6.get(&host.name).copied();
                 HostSockets::bind_dual_stack(address, ipv6, SocketOptions::default()).map_err(bind_error)?
             }
-            None => bind_host(SocketOptions::default()).map_err(bind_error)?,
+            // SOFTHCA_ADDRESS is the address of one host.
+            None => match config.hosts.iter().position(|host| host.address.is_none()) == Some(index) {
+                true => bind_host(SocketOptions::default()).map_err(bind_error)?,
+                false => bind_free_host(SocketOptions::default()).map_err(bind_error)?,
+            },
         };
         let settings = Settings {
             recovery: config.recovery,
+            foreign_recovery: config.foreign_recovery,
+            foreign_window: config.foreign_window,
             congestion: config.congestion,
             ack_policy: AckPolicy::Coalesce,
             min_ack_timeout: Duration::from_millis(500),

@@ -7,7 +7,7 @@
 
 use crate::{
     AsyncEvent, ClientId, CmChannelId, CmDropReason, CmFailure, CmId, CmMessageKind, CqId, DropReason,
-    Instant, QpState, QpType, RateCause, Reason, Recovery, RequestError, RetransmitCause,
+    Instant, LinkReject, QpState, QpType, RateCause, Reason, Recovery, RequestError, RetransmitCause,
 };
 use core::net::IpAddr;
 use core::time::Duration;
@@ -313,6 +313,26 @@ macro_rules! hca_events {
                 /// The invalid index.
                 #[serde(flatten)]
                 corrupt_ring: CorruptRing,
+            }
+            /// A peer without link control was detected: rxe, a hardware HCA, or no port at all.
+            "link:foreign_peer" ForeignPeerDetected
+            [unusual "{peer} is not SoftHCA: packets may be lost; recovery {recovery}, at most {window} unacknowledged packets"] {
+                /// The address of the other host.
+                peer: IpAddr,
+                /// The effect of a lost packet on connections to it.
+                recovery: Recovery,
+                /// The most unacknowledged packets to it.
+                window: u32,
+            }
+            /// Link control messages were rejected without effect. One event per reason and 100 ms.
+            "link:message_rejected" LinkMessageRejected
+            [unusual "rejects a link control message from {peer} ({messages} for this reason): {trigger}"] {
+                /// The source address of the last one.
+                peer: IpAddr,
+                /// Why.
+                reason: LinkReject,
+                /// How many since the last such event.
+                messages: u64,
             }
             /// A CM message was sent.
             "cm:message_sent" CmSent

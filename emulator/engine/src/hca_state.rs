@@ -2,6 +2,7 @@
 
 use crate::completion_queue::CompletionQueue;
 use crate::control_packets::ControlPackets;
+use crate::peer_window::PeerWindow;
 use crate::protection::{Protection, TranslatedAddress};
 use crate::reason::is_failure;
 use crate::shared_receive_queue::SharedReceiveQueue;
@@ -9,7 +10,7 @@ use crate::table::Table;
 use crate::timers::Timers;
 use crate::{
     AccessError, AddressVector, AsyncEvent, ClientId, Context, Counters, CqId, DeviceLimits, Event, PdId,
-    PortState, Reason, Settings, SrqId,
+    PortState, Reason, Recovery, Settings, SrqId,
 };
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -50,6 +51,8 @@ pub(crate) struct HcaState {
     pub counters: Counters,
     /// Ports that do not respond at present: timers of their connections do not expire.
     pub stalled_peers: BTreeSet<IpAddr>,
+    /// The windows of foreign peers.
+    pub peer_windows: BTreeMap<IpAddr, PeerWindow>,
     pub completion_queues: Table<CompletionQueue>,
     pub shared_receive_queues: Table<SharedReceiveQueue>,
     pub address_handles: Table<AddressHandle>,
@@ -85,7 +88,16 @@ impl HcaState {
             paused_qps: Default::default(),
             control_packets: ControlPackets::default(),
             stalled_peers: BTreeSet::new(),
+            peer_windows: BTreeMap::new(),
             overflowed_cqs: Vec::new(),
+        }
+    }
+
+    /// The recovery mode of connections to this peer.
+    pub fn recovery(&self, peer: IpAddr) -> Recovery {
+        match self.peer_windows.contains_key(&peer) {
+            true => self.settings.foreign_recovery,
+            false => self.settings.recovery,
         }
     }
 

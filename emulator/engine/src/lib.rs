@@ -24,6 +24,7 @@ mod hca;
 mod hca_state;
 mod memory;
 mod packet_batch;
+mod peer_window;
 mod protection;
 mod queue_pair;
 mod random;
@@ -47,7 +48,7 @@ pub use queue_pair::{Transition, transition};
 pub use rate_control::{
     CongestionSettings, DcqcnParameters, NotificationPoint, RateCause, RateControlSettings,
 };
-pub use reason::{DropReason, Reason, RequestError, RetransmitCause};
+pub use reason::{DropReason, LinkReject, Reason, RequestError, RetransmitCause};
 pub use recovery::Recovery;
 pub use settings::{AckPolicy, CmTimers, EndToEndCredits, PayloadMode, ResponseOrder, Settings};
 pub use time::Instant;

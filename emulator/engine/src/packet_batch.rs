@@ -6,13 +6,14 @@ use softhca_wire::{AddressHeaders, Qpn};
 /// [`crate::Hca::unblock`].
 pub trait TransmitGate {
     /// The number of packets of up to `size` bytes, without IP headers, that may be sent with this addressing now.
-    /// Zero blocks the queue pair.
-    fn allowed_packets(&mut self, addressing: &AddressHeaders, size: usize) -> usize;
+    /// Zero blocks the queue pair. A peer acknowledges the packets unless `is_unacknowledged`.
+    fn allowed_packets(&mut self, addressing: &AddressHeaders, size: usize, is_unacknowledged: bool)
+    -> usize;
 }
 
 /// Admits everything.
 impl TransmitGate for () {
-    fn allowed_packets(&mut self, _: &AddressHeaders, _: usize) -> usize {
+    fn allowed_packets(&mut self, _: &AddressHeaders, _: usize, _: bool) -> usize {
         usize::MAX
     }
 }
@@ -29,6 +30,8 @@ pub struct PacketBatch {
     pub packets: usize,
     /// The bytes of all packets.
     pub bytes: usize,
+    /// Whether no ACK says that the packets arrived: datagrams, unreliable connections and READ responses.
+    pub is_unacknowledged: bool,
     /// The sending queue pair.
     pub qpn: Qpn,
     /// The service level of its path: the priority if the DSCP is zero.

@@ -262,6 +262,45 @@ pub enum RetransmitCause {
     ReceiverNotReady,
 }
 
+/// Why a link control message is rejected. A rejected message changes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LinkReject {
+    /// Another version of link control.
+    Version(u8),
+    /// Not a link control message.
+    Malformed,
+    /// It is for another port of this address, or comes from a port that is not a link control port.
+    NoSuchPort,
+    /// The token is not the one that this port gave the sender: forged, or from before a restart.
+    BadToken,
+    /// One of the two ports has restarted since.
+    Stale,
+    /// A value that no port can mean.
+    OutOfBounds,
+    /// The port has the most peers that it can have.
+    TooManyPeers,
+}
+
+impl fmt::Display for LinkReject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LinkReject::Version(version) => {
+                return write!(
+                    f,
+                    "version {version} of link control, this port has version 2: use the same release of SoftHCA on \
+                     both hosts"
+                );
+            }
+            LinkReject::Malformed => "not a link control message",
+            LinkReject::NoSuchPort => "not from a link control port, or for another port of this address",
+            LinkReject::BadToken => "wrong token: forged, or from before a restart",
+            LinkReject::Stale => "from before a restart of one of the two ports",
+            LinkReject::OutOfBounds => "impossible value",
+            LinkReject::TooManyPeers => "the port has too many peers",
+        })
+    }
+}
+
 /// Whether a status is a failure other than a flush.
 pub(crate) const fn is_failure(status: CompletionStatus) -> bool {
     !matches!(status, CompletionStatus::Success | CompletionStatus::WrFlushError)

@@ -93,6 +93,10 @@ impl Default for CmTimers {
 pub struct Settings {
     /// The recovery mode.
     pub recovery: Recovery,
+    /// The recovery mode of connections to a foreign peer, on whose network packets are lost.
+    pub foreign_recovery: Recovery,
+    /// The most unacknowledged packets to a foreign peer, over all queue pairs.
+    pub foreign_window: u32,
     /// The number of ACKs.
     pub ack_policy: AckPolicy,
     /// The order of responses and ACKs.
@@ -119,6 +123,8 @@ impl Default for Settings {
     fn default() -> Settings {
         Settings {
             recovery: Recovery::default(),
+            foreign_recovery: Recovery::GoBackN,
+            foreign_window: 128,
             ack_policy: AckPolicy::default(),
             response_order: ResponseOrder::default(),
             min_ack_timeout: Duration::ZERO,

@@ -157,7 +157,7 @@ fn acks_and_responses_share_a_send_while_others_wait() {
 struct Closed;
 
 impl TransmitGate for Closed {
-    fn allowed_packets(&mut self, _: &AddressHeaders, _: usize) -> usize {
+    fn allowed_packets(&mut self, _: &AddressHeaders, _: usize, _: bool) -> usize {
         0
     }
 }

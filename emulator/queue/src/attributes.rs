@@ -292,6 +292,21 @@ modify! {
     path_mig_state: () = PATH_MIG_STATE,
 }
 
+impl ModifyQp {
+    /// The change without the attributes that a queue pair of this type ignores, as in Linux: an XRC initiator those of
+    /// a responder, an XRC target those of a requester. Programs pass the attributes of RC for both.
+    pub fn without_ignored(mut self, kind: QpType) -> ModifyQp {
+        match kind {
+            QpType::XrcInitiator => (self.max_dest_rd_atomic, self.min_rnr_timer) = (None, None),
+            QpType::XrcTarget => {
+                (self.max_rd_atomic, self.retry_count, self.rnr_retry) = (None, None, None);
+            }
+            _ => {}
+        }
+        self
+    }
+}
+
 impl QpAttributes {
     /// Applies the attributes that are set in `modify`.
     pub fn apply(&mut self, modify: &ModifyQp) {

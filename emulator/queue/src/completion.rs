@@ -6,8 +6,8 @@
 use crate::ring::{Ring, high, load, low, pair, store};
 use crate::sync::{Ordering, fence};
 use crate::{RingLayout, SharedWords};
-use alloc::boxed::Box;
 use bitflags::bitflags;
+use core::fmt;
 use softhca_wire::Qpn;
 
 const STRIDE: u32 = 8;
@@ -37,6 +37,12 @@ macro_rules! named_enum {
             /// The value with this name.
             pub fn from_name(name: &str) -> Option<$type> {
                 $type::ALL.iter().copied().find(|value| value.name() == name)
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.name())
             }
         }
     };
@@ -69,6 +75,52 @@ impl CompletionStatus {
     /// Whether the work request was done.
     pub const fn is_success(self) -> bool {
         matches!(self, CompletionStatus::Success)
+    }
+
+    /// The cause of a failure and its remedy. A log of events has the exact cause: `softhca why`.
+    pub const fn advice(self) -> &'static str {
+        match self {
+            CompletionStatus::Success => "the work request is done",
+            CompletionStatus::LocalLengthError => {
+                "the message is longer than the SGEs of the receive, or than the device allows: post larger receives"
+            }
+            CompletionStatus::LocalQpOperationError => {
+                "the queue pair cannot execute this operation: check its type, max_rd_atomic and the address handle"
+            }
+            CompletionStatus::LocalProtectionError => {
+                "an SGE is outside of its memory region, or its lkey is wrong, deregistered or without LOCAL_WRITE: \
+                 keep the region until the completion"
+            }
+            CompletionStatus::WrFlushError => {
+                "the queue pair is in ERR: the first completion with another status, or the asynchronous event, has the \
+                 cause"
+            }
+            CompletionStatus::MwBindError => {
+                "the memory window could not be bound: check its rkey, and the region's bounds and MW_BIND"
+            }
+            CompletionStatus::BadResponseError => "the response of the peer does not match the request",
+            CompletionStatus::LocalAccessError => "the memory of the receive does not allow the access",
+            CompletionStatus::RemoteInvalidRequestError => {
+                "the peer rejected the request as invalid: its receive is too small, or the queue pair there does not \
+                 support the operation"
+            }
+            CompletionStatus::RemoteAccessError => {
+                "the peer rejected the rkey, the address range or the access: use the rkey of a region that is still \
+                 registered, stay in its bounds, and give region and queue pair the REMOTE_ access flag"
+            }
+            CompletionStatus::RemoteOperationError => {
+                "the peer could not execute the request: a receive there names memory that is not accessible"
+            }
+            CompletionStatus::RetryExceededError => {
+                "the peer did not acknowledge: it is gone, not yet in RTR, or a packet is lost and recovery is fatal"
+            }
+            CompletionStatus::RnrRetryExceededError => {
+                "the peer had no receive posted in any retry: post receives before the peer sends, or raise rnr_retry"
+            }
+            CompletionStatus::RemoteAbortedError => "the peer aborted the operation",
+            CompletionStatus::FatalError => "the device failed",
+            CompletionStatus::GeneralError => "the device reported an unknown error",
+        }
     }
 }
 
@@ -139,6 +191,17 @@ pub struct Completion {
     pub timestamp: u64,
 }
 
+/// One line: what completed and, for a failure, its cause and remedy.
+impl fmt::Display for Completion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (id, qpn, status) = (self.wr_id, self.qpn, self.status);
+        if status.is_success() {
+            return write!(f, "{} {id} of queue pair {qpn}: success, {} bytes", self.opcode, self.byte_len);
+        }
+        write!(f, "work request {id} of queue pair {qpn}: {status}: {}", status.advice())
+    }
+}
+
 /// The completions that notify the application (`ibv_req_notify_cq`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
@@ -153,8 +216,6 @@ pub enum CqNotify {
 pub struct CompletionProducer {
     ring: Ring,
     produced: u64,
-    /// Called after every completion, because the consumer may sleep in another process.
-    notifier: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// The application's side of a completion queue.
@@ -177,7 +238,7 @@ impl CompletionProducer {
 
     /// The HCA's side of the ring in `words`.
     pub fn new(words: SharedWords, slots: u32) -> CompletionProducer {
-        CompletionProducer { ring: Ring::new(words, Self::layout(slots)), produced: 0, notifier: None }
+        CompletionProducer { ring: Ring::new(words, Self::layout(slots)), produced: 0 }
     }
 
     /// Takes over the HCA's side of a ring whose HCA is gone, behind the last CQE of that HCA.
@@ -185,12 +246,6 @@ impl CompletionProducer {
         let mut producer = CompletionProducer::new(words, slots);
         producer.produced = producer.ring.producer_index().load(Ordering::Acquire);
         producer
-    }
-
-    /// Calls `notifier` after every completion.
-    pub fn with_notifier(mut self, notifier: impl Fn() + Send + Sync + 'static) -> CompletionProducer {
-        self.notifier = Some(Box::new(notifier));
-        self
     }
 
     /// The number of CQEs that the queue holds.
@@ -216,9 +271,6 @@ impl CompletionProducer {
         }
         self.produced += 1;
         self.ring.producer_index().store(self.produced, Ordering::Release);
-        if let Some(notify) = &self.notifier {
-            notify();
-        }
         Ok(())
     }
 

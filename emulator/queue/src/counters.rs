@@ -84,6 +84,18 @@ counters! {
     rx_dropped,
     /// Packets that the kernel delivered out of order and that the driver reordered.
     host_reordered,
+    /// Link control messages rejected because of another version.
+    link_version_err,
+    /// Link control messages rejected as malformed, or because of their source or destination port.
+    link_malformed_err,
+    /// Link control messages rejected because of their token: forged, or from before a restart.
+    link_token_err,
+    /// Link control messages rejected because one of the ports has restarted since.
+    link_stale_err,
+    /// Link control messages rejected because of an impossible value, or because the port has too many peers.
+    link_bounds_err,
+    /// Grants revoked because a peer neither used nor returned them while another one waited.
+    link_grants_revoked,
     /// READ requests received.
     rx_read_requests,
     /// WRITE requests received.

@@ -15,8 +15,6 @@ mod attributes;
 pub mod cm;
 mod command;
 mod completion;
-#[cfg(all(feature = "shared", target_os = "linux"))]
-mod completion_doorbell;
 #[cfg(all(feature = "control", target_os = "linux"))]
 pub mod control;
 mod counters;
@@ -44,15 +42,13 @@ pub use completion::{
     Completion, CompletionConsumer, CompletionFlags, CompletionOpcode, CompletionProducer, CompletionStatus,
     CqNotify, completion_ring,
 };
-#[cfg(all(feature = "shared", target_os = "linux"))]
-pub use completion_doorbell::CompletionDoorbell;
 pub use counters::{Counters, PortCounters};
 pub use doorbell::{DoorbellConsumer, DoorbellProducer, SleepFlag, doorbell_ring};
 pub use error::{Resource, VerbsError};
 pub use handle::{AhId, ClientId, CmChannelId, CmId, CqId, PdId, SrqId, XrcdId};
 pub use limits::DeviceLimits;
 pub use memory::{AtomicOperation, MemoryFault};
-pub use memory_block::MemoryBlock;
+pub use memory_block::{ExternalMemory, MemoryBlock};
 pub use receive::{ReceiveConsumer, ReceiveProducer, ReceiveWorkRequest, receive_ring};
 pub use resource::{
     AsyncEvent, MemoryWindowType, PortState, QpInitAttributes, QpSnapshot, SrqAttributes, SrqInitAttributes,
@@ -60,7 +56,7 @@ pub use resource::{
 pub use ring::{CorruptRing, QueueFull, RingLayout};
 pub use send::{InvalidWorkRequest, SendConsumer, SendProducer, send_ring};
 #[cfg(all(feature = "shared", target_os = "linux"))]
-pub use shared_memory::{MapMode, SharedMemory, futex_wait, futex_wake_all};
+pub use shared_memory::{MapMode, SharedMemory};
 pub use shared_words::SharedWords;
 pub use work_request::{
     AccessFlags, MemoryWindowBind, Operation, Payload, RemoteAddress, SendFlags, SendImmOrInvalidate,

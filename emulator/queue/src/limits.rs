@@ -27,20 +27,20 @@ pub struct DeviceLimits {
 impl DeviceLimits {
     /// The limits of every HCA.
     pub const HCA: DeviceLimits = DeviceLimits {
-        max_clients: 1024,
+        max_clients: 4096,
         max_qp: 32_768,
         max_cq: 32_768,
         max_srq: 8_192,
         max_pd: 8_192,
         max_mr: 65_000,
-        max_ah: 32_768,
+        max_ah: 65_000,
         max_xrcd: 1_024,
         max_mcast_grp: 1_024,
         max_mcast_qp_attach: 256,
         max_qp_wr: 16_384,
         max_sge: 32,
         max_inline_data: 1_024,
-        max_cqe: 131_072,
+        max_cqe: 4_194_303,
         max_qp_rd_atom: 128,
         max_msg_sz: 1 << 31,
     };

@@ -7,6 +7,7 @@
 
 use crate::{AtomicOperation, MemoryFault, shared_access};
 use alloc::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::any::Any;
 use core::ptr::NonNull;
@@ -14,7 +15,17 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 const PAGE: usize = 4096;
 
-/// The memory of a region: on the heap, in a mapping that another process shares, or owned by the caller.
+/// Memory that has no address in this process, such as that of a simulated host.
+pub trait ExternalMemory: Send + Sync {
+    /// Copies the bytes at `offset` out.
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault>;
+    /// Stores bytes at `offset`.
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemoryFault>;
+    /// Applies an atomic operation to the eight bytes at `offset` and returns their previous value.
+    fn atomic(&self, offset: u64, operation: AtomicOperation) -> Result<u64, MemoryFault>;
+}
+
+/// The memory of a region: on the heap, in a mapping that another process shares, owned by the caller, or external.
 pub struct MemoryBlock {
     base: NonNull<u8>,
     length: usize,
@@ -31,6 +42,8 @@ enum Storage {
     Mapped(Arc<dyn Any + Send + Sync>),
     /// The caller, who keeps them mapped.
     Borrowed,
+    /// Somewhere else; `base` is not used.
+    External(Box<dyn ExternalMemory>),
 }
 
 // SAFETY: any thread may access the block, which it does through copies and atomics only.
@@ -71,6 +84,12 @@ impl MemoryBlock {
         MemoryBlock { base, length, writable: writable.into(), storage: Storage::Mapped(owner) }
     }
 
+    /// Wraps memory that has no address in this process.
+    pub fn external(length: usize, memory: Box<dyn ExternalMemory>) -> MemoryBlock {
+        let base = NonNull::dangling();
+        MemoryBlock { base, length, writable: true.into(), storage: Storage::External(memory) }
+    }
+
     /// The address of the first byte in this process.
     pub fn address(&self) -> u64 {
         self.base.as_ptr() as u64
@@ -90,7 +109,7 @@ impl MemoryBlock {
     pub fn mapping(&self) -> Option<&Arc<dyn Any + Send + Sync>> {
         match &self.storage {
             Storage::Mapped(owner) => Some(owner),
-            Storage::Heap | Storage::Borrowed => None,
+            Storage::Heap | Storage::Borrowed | Storage::External(_) => None,
         }
     }
 
@@ -127,7 +146,17 @@ impl MemoryBlock {
 
     /// Copies the bytes at `offset` out, in any order, before any later access of the caller.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
+        if let Storage::External(memory) = &self.storage {
+            return memory.read(offset, into);
+        }
         let from = self.pointer_at(offset, into.len())?;
+        #[cfg(miri)]
+        if !self.is_writable() {
+            // An atomic reference needs permission to write. Nothing in this process writes the bytes.
+            // SAFETY: `from` has as many bytes as `into`.
+            unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) };
+            return Ok(());
+        }
         // SAFETY: `from` has as many bytes as `into`, and nothing else refers to `into`.
         unsafe { shared_access::read(from.as_ptr(), into.as_mut_ptr(), into.len()) };
         Ok(())
@@ -136,6 +165,9 @@ impl MemoryBlock {
     /// Stores bytes after all earlier accesses of the caller. The last eight become visible after all others, because
     /// programs poll the last byte of a message.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemoryFault> {
+        if let Storage::External(memory) = &self.storage {
+            return memory.write(offset, from);
+        }
         let to = self.writable_at(offset, from.len())?;
         // SAFETY: `to` has as many bytes as `from`, which nothing else writes.
         unsafe { shared_access::write(from.as_ptr(), to.as_ptr(), from.len()) };
@@ -144,6 +176,9 @@ impl MemoryBlock {
 
     /// Applies an atomic operation to the aligned eight bytes at `offset` and returns their previous value.
     pub fn atomic(&self, offset: u64, operation: AtomicOperation) -> Result<u64, MemoryFault> {
+        if let Storage::External(memory) = &self.storage {
+            return memory.atomic(offset, operation);
+        }
         let at = self.writable_at(offset, 8)?.cast::<u64>();
         if !at.as_ptr().is_aligned() {
             return Err(MemoryFault);
@@ -154,9 +189,17 @@ impl MemoryBlock {
 
     /// Loads the eight aligned bytes at `offset` in one access.
     pub fn load(&self, offset: u64) -> Result<u64, MemoryFault> {
+        if let Storage::External(memory) = &self.storage {
+            return memory.atomic(offset, AtomicOperation::FetchAdd { add: 0 });
+        }
         let at = self.pointer_at(offset, 8)?.cast::<u64>();
         if !at.as_ptr().is_aligned() {
             return Err(MemoryFault);
+        }
+        #[cfg(miri)]
+        if !self.is_writable() {
+            // SAFETY: eight aligned bytes of the block, which nothing in this process writes.
+            return Ok(unsafe { at.read() });
         }
         // SAFETY: eight aligned bytes of the block.
         Ok(unsafe { shared_access::load(at.as_ptr()) })

@@ -1,6 +1,7 @@
 //! The attributes that resources are created with, and the results of queries.
 
 use crate::{CqId, PdId, QpAttributes, QpState, QpType, SrqId, XrcdId};
+use core::fmt;
 use softhca_wire::{Psn, Qpn};
 
 /// The attributes that a queue pair is created with (`struct ibv_qp_init_attr`).
@@ -147,6 +148,39 @@ impl AsyncEvent {
         }]
     }
 
+    /// The cause of the event and what to do about it.
+    pub const fn advice(&self) -> &'static str {
+        match self {
+            AsyncEvent::CompletionQueueError(_) => {
+                "the completion queue overflowed and its queue pairs are in ERR: create it with an entry for every work \
+                 request that can be outstanding, or poll more often"
+            }
+            AsyncEvent::QueuePairFatal(_) => {
+                "the queue pair is in ERR: a packet is lost and recovery is fatal, or its completion queue failed"
+            }
+            AsyncEvent::QueuePairRequestError(_) => {
+                "the peer sent an invalid request and the queue pair is in ERR: the receive may be too small"
+            }
+            AsyncEvent::QueuePairAccessError(_) => {
+                "the peer used a wrong rkey, range or access and the queue pair is in ERR: check the rkey, and the \
+                 REMOTE_ access flags of region and queue pair"
+            }
+            AsyncEvent::CommunicationEstablished(_) => "the first message arrived before RTS",
+            AsyncEvent::SendQueueDrained(_) => "all outstanding sends have completed",
+            AsyncEvent::LastWorkRequestReached(_) => {
+                "the queue pair takes no more receives from its shared receive queue"
+            }
+            AsyncEvent::SharedReceiveQueueError(_) => "the shared receive queue failed",
+            AsyncEvent::SharedReceiveQueueLimit(_) => {
+                "fewer receives are posted than the limit: post more and set it again"
+            }
+            AsyncEvent::PortActive => "the link is up",
+            AsyncEvent::PortDown => "the link is down",
+            AsyncEvent::GidChange => "the GID table changed",
+            AsyncEvent::DeviceFatal => "the device is gone: open it again",
+        }
+    }
+
     /// The queue pair of a queue pair event.
     pub const fn qpn(&self) -> Option<Qpn> {
         match *self {
@@ -158,5 +192,23 @@ impl AsyncEvent {
             | AsyncEvent::LastWorkRequestReached(qp) => Some(qp),
             _ => None,
         }
+    }
+}
+
+/// One line: the event, its object, its cause and its remedy.
+impl fmt::Display for AsyncEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        match *self {
+            AsyncEvent::CompletionQueueError(cq) => write!(f, " of completion queue {:#x}", cq.0)?,
+            AsyncEvent::SharedReceiveQueueError(srq) | AsyncEvent::SharedReceiveQueueLimit(srq) => {
+                write!(f, " of shared receive queue {:#x}", srq.0)?;
+            }
+            _ => {}
+        }
+        if let Some(qpn) = self.qpn() {
+            write!(f, " of queue pair {qpn}")?;
+        }
+        write!(f, ": {}", self.advice())
     }
 }

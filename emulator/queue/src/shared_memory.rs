@@ -1,4 +1,4 @@
-//! Memory that two processes share, and futexes across them.
+//! Memory that two processes share.
 //!
 //! The memory is a memfd that is sealed against shrinking, so that an access to a mapping cannot fail.
 
@@ -6,13 +6,12 @@
 
 use crate::{MemoryBlock, SharedWords};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::AtomicU64;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 /// The file system type of a memfd in `fstatfs`.
 const TMPFS: u64 = 0x0102_1994;
@@ -139,28 +138,6 @@ fn map(descriptor: &OwnedFd, length: usize, protection: ProtFlags) -> io::Result
     NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))
 }
 
-/// The half of a word that a futex compares: the low one, which changes with every increment.
-fn futex_word(word: &AtomicU64) -> &AtomicU32 {
-    let at = core::ptr::from_ref(word).cast::<AtomicU32>();
-    // SAFETY: a half of an atomic word, aligned, for as long as the word; both are only accessed as atomics.
-    unsafe { &*at.add(usize::from(cfg!(target_endian = "big"))) }
-}
-
-/// Sleeps until the word is woken, if it still is `expected`, at most for `timeout`.
-pub fn futex_wait(word: &AtomicU64, expected: u64, timeout: Duration) {
-    use rustix::thread::futex;
-    let timeout =
-        futex::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-    // The caller checks the word again in every case.
-    let _ = futex::wait(futex_word(word), futex::Flags::empty(), expected as u32, Some(&timeout));
-}
-
-/// Wakes all threads that sleep on the word, in any process.
-pub fn futex_wake_all(word: &AtomicU64) {
-    let _ =
-        rustix::thread::futex::wake(futex_word(word), rustix::thread::futex::Flags::empty(), i32::MAX as u32);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -189,23 +166,5 @@ mod tests {
         let other = Arc::new(SharedMemory::adopt(descriptor, 64, MapMode::ReadOnly).unwrap());
         memory.words(1, 1)[0].store(7, Ordering::Release);
         assert_eq!(other.words(0, 8)[1].load(Ordering::Acquire), 7);
-    }
-
-    #[test]
-    fn a_sleeper_is_woken_or_times_out() {
-        let word = Arc::new(AtomicU64::new(0));
-        futex_wait(&word, 1, Duration::from_secs(60));
-        futex_wait(&word, 0, Duration::from_micros(50));
-        let waker = std::thread::spawn({
-            let word = word.clone();
-            move || {
-                word.store(1, Ordering::SeqCst);
-                futex_wake_all(&word);
-            }
-        });
-        while word.load(Ordering::SeqCst) == 0 {
-            futex_wait(&word, 0, Duration::from_secs(60));
-        }
-        waker.join().unwrap();
     }
 }

@@ -59,52 +59,52 @@ macro_rules! pitfalls {
 
 pitfalls! {
     RECEIVE_NOT_POSTED "receive-not-posted" Warning
-        "A message came and no receive was posted."
-        "Post receives before the peer may send, and keep one posted for each message that can be under way."
+        "A message arrived and no receive was posted."
+        "Post receives before the peer may send, and keep one posted for each message that can be in flight."
     RECEIVE_TOO_SMALL "receive-too-small" Error
-        "A message was longer than the receive that it came to."
+        "A message was longer than its receive."
         "Post receives as large as the largest message; on UD add 40 bytes for the routing header."
     CQ_OVERFLOW "cq-overflow" Error
-        "A completion queue had no room for a completion, and every queue pair that uses it was stopped."
+        "A completion queue overflowed, and every queue pair that uses it went to the error state."
         "Make it larger, or poll it more often."
     CQ_TOO_SMALL "cq-too-small" Note
-        "A completion queue has less room than the queues that complete to it."
-        "Make it at least as large as the send and receive queues of all its queue pairs together, or never have more work outstanding than it has room."
-    UNSIGNALED_FILLS_QUEUE "unsignalled-fills-queue" Warning
-        "More unsignalled work requests in a row than the send queue holds."
-        "Signal at least one request per queue length and poll its completion: a real card gives places back only then, and posting fails with ENOMEM."
+        "A completion queue is smaller than the queues that complete to it."
+        "Make it at least as large as the send and receive queues of all its queue pairs together, or never have more work outstanding than it can hold."
+    UNSIGNALED_SEND_QUEUE_FULL "unsignaled-send-queue-full" Warning
+        "More unsignaled work requests in a row than the send queue holds."
+        "Signal at least one request per queue length and poll its completion: a real device frees send queue entries only then, and posting fails with ENOMEM."
     BUFFER_IN_USE "buffer-in-use" Warning
-        "Memory was written while a work request that uses it was under way."
-        "Leave a buffer alone until the completion of its request came: what the peer gets, or finds after a retransmission, is undefined before."
-    MISSING_ACCESS_FLAG "missing-right" Error
-        "A peer asked for something that the region or the queue pair does not allow."
-        "Give the right both to the region (at registration) and to the queue pair (qp_access_flags)."
-    BAD_RKEY "bad-key" Error
-        "A peer used a key that names nothing, or nothing any more."
-        "Exchange the key after each registration, and deregister only when nobody uses it."
+        "Memory was written while a work request that uses it was outstanding."
+        "Do not change a buffer before its request completes: until then, the data that the peer receives is undefined."
+    MISSING_ACCESS_FLAG "missing-access-flag" Error
+        "The region or the queue pair does not allow the access of a peer."
+        "Set the access flag both of the region (at registration) and of the queue pair (qp_access_flags)."
+    UNKNOWN_KEY "unknown-key" Error
+        "A peer used a key that no memory region has, or has any more."
+        "Exchange the key after each registration, and deregister only when no peer uses it."
     MTU_MISMATCH "mtu-mismatch" Error
         "The two ends of a connection have different path MTUs."
         "Exchange the smaller one before going to RTR."
     PSN_MISMATCH "psn-mismatch" Error
-        "One end starts at another PSN than the other expects."
+        "One end starts at a PSN that the other does not expect."
         "Exchange the PSN with the queue pair number: sq_psn here is rq_psn there."
-    RD_ATOMIC_MISMATCH "reads-mismatch" Warning
-        "One end may have more reads and atomics outstanding than the other answers."
+    MAX_RD_ATOMIC_MISMATCH "max-rd-atomic-mismatch" Warning
+        "One end may have more READs and atomics outstanding than the other accepts."
         "max_rd_atomic must not be larger than max_dest_rd_atomic at the peer."
     RETRIES_HIDE_FAULTS "retries-hide-faults" Warning
         "A queue pair with unlimited or maximum retries used them."
-        "Set rnr_retry and retry_cnt to what a healthy run needs, so that a fault becomes visible, and cure the fault."
+        "Set rnr_retry and retry_cnt to what a healthy run needs, so that a fault becomes visible, and remove the fault."
     TIMEOUT_ZERO "timeout-zero" Warning
-        "A reliable queue pair has timeout 0: it waits for a dead peer for ever."
+        "A reliable queue pair has timeout 0: it waits for a dead peer without end."
         "Set timeout to something like 14 (67 ms)."
     WAITS_FOR_EVER "waits-for-ever" Error
         "A requester with timeout 0 waits for a queue pair in ERR, which does not answer."
         "Set timeout to something like 14 (67 ms): the specification demands that a queue pair in ERR drops requests silently, so only a timer ends the wait."
-    WRONG_QKEY "wrong-queue-key" Error
+    WRONG_QKEY "wrong-qkey" Error
         "A datagram was dropped because its Q_Key is not that of the queue pair."
-        "Send with the Q_Key that the receiving queue pair was given."
+        "Send with the Q_Key of the receiving queue pair."
     SENT_BEFORE_READY "sent-before-ready" Error
-        "A packet came to a queue pair that was not in RTR yet."
+        "A packet arrived at a queue pair that was not in RTR yet."
         "Take the receiver to RTR before the sender may send: exchange a message of your own, or use the connection manager."
 }
 
@@ -300,7 +300,7 @@ impl Linter {
                 "{name} may have {} reads and atomics outstanding, {other} answers {}",
                 mine.max_rd_atomic, theirs.max_dest_rd_atomic
             );
-            self.report_once(now, RD_ATOMIC_MISMATCH, text);
+            self.report_once(now, MAX_RD_ATOMIC_MISMATCH, text);
         }
     }
 
@@ -377,7 +377,7 @@ impl Linter {
                 "{} was given more than {slots} unsignalled requests in a row, its send queue holds {slots}",
                 self.name(place)
             );
-            self.report(now, UNSIGNALED_FILLS_QUEUE, text);
+            self.report(now, UNSIGNALED_SEND_QUEUE_FULL, text);
         }
     }
 
@@ -412,7 +412,7 @@ impl Linter {
             }
             "receive-too-small" => self.report(now, RECEIVE_TOO_SMALL, format!("{name}: {why}")),
             "payload-length" => self.report(now, MTU_MISMATCH, format!("{name}: {why}")),
-            "too-many-rd-atomic" => self.report(now, RD_ATOMIC_MISMATCH, format!("{name}: {why}")),
+            "too-many-rd-atomic" => self.report(now, MAX_RD_ATOMIC_MISMATCH, format!("{name}: {why}")),
             _ => self.access_denied(now, &name, reason, &why),
         }
     }
@@ -461,7 +461,7 @@ impl Linter {
         match case {
             "insufficient-access" => self.report(now, MISSING_ACCESS_FLAG, format!("{name}: {why}")),
             "unknown-key" | "stale-key" | "invalidated" => {
-                self.report(now, BAD_RKEY, format!("{name}: {why}"));
+                self.report(now, UNKNOWN_KEY, format!("{name}: {why}"));
             }
             _ => {}
         }

@@ -1,6 +1,8 @@
 //! Who is who: the names that people know hosts, queue pairs and rules by.
 
-use softhca_fabric::{Direction, Endpoint, FlowId, HostId, LinkId, Node, RuleId, SwitchId, World};
+use softhca_fabric::{
+    Direction, Endpoint, EventSink, Flow, FlowId, HostId, LinkId, Node, RuleId, SwitchId, World,
+};
 use softhca_wire::{Psn, Qpn};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -29,7 +31,7 @@ impl NameTable {
 
     /// The hosts, switches, cables and known queue pairs of a world as it is now. The queue pairs of a host are
     /// called by its name and a number, in the order of their roles: `alice.1`.
-    pub fn from_world(world: &World) -> NameTable {
+    pub fn from_world<S: EventSink>(world: &World<S>) -> NameTable {
         let mut names = NameTable::new();
         for (id, host) in world.hosts() {
             names.add_host(id, host.name(), host.address());
@@ -47,11 +49,7 @@ impl NameTable {
             let count = counts.entry(at.address).and_modify(|count| *count += 1).or_insert(1);
             let name = format!("{}.{count}", names.host_name_at(at.address));
             names.add_queue_pair(at, &name);
-            names.first_psns.insert(at, flow.first_psn);
-            names.roles.insert(flow.id, at);
-            if let Some(peer) = flow.responder {
-                names.peers.insert(at, peer);
-            }
+            names.add_flow(flow);
         }
         names
     }
@@ -88,14 +86,18 @@ impl NameTable {
         self.peers.insert(second, first);
     }
 
+    /// Registers the flow of a named queue pair.
+    pub fn add_flow(&mut self, flow: &Flow) {
+        self.first_psns.insert(flow.requester, flow.first_psn);
+        self.roles.insert(flow.id, flow.requester);
+        if let Some(responder) = flow.responder {
+            self.connect(flow.requester, responder);
+        }
+    }
+
     /// Says where a queue pair's PSNs start.
     pub fn set_first_psn(&mut self, endpoint: Endpoint, first: Psn) {
         self.first_psns.insert(endpoint, first);
-    }
-
-    /// Says which queue pair fault rules know by this role.
-    pub fn set_role(&mut self, role: FlowId, endpoint: Endpoint) {
-        self.roles.insert(role, endpoint);
     }
 
     /// Names a fault rule.

@@ -169,7 +169,8 @@ impl QueuePairTable {
         if let Some(index) = self.hosts.iter().position(|(host, _)| host == name) {
             return index;
         }
-        self.hosts.push((name.to_owned(), None));
+        // Embedded devices join a log at any time, by their addresses.
+        self.hosts.push((name.to_owned(), name.parse().ok()));
         self.hosts.len() - 1
     }
 

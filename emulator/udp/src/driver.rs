@@ -14,7 +14,7 @@ use crate::entropy::FlowSockets;
 use crate::fault_injector::FaultInjector;
 use crate::host_network::{HostNetwork, HostPort};
 use crate::system::WakeSet;
-use crate::{Entropy, HostSockets, LinkControl, Loopback, ReceiveMemory, grant_budget};
+use crate::{Entropy, HostSockets, LinkControl, LinkSecret, Loopback, ReceiveMemory, grant_budget};
 use engine::Engine;
 use link::Port;
 use receive::Receiver;
@@ -96,9 +96,12 @@ impl<M: Memory> Driver<M> {
         if let Some(control) = &mut settings.congestion.rate_control {
             control.allow_slack(PACING_SLACK);
         }
-        let mut links = LinkControl::new(incarnation, grant_budget(buffer), 0);
+        let mut links = LinkControl::new(incarnation, LinkSecret::from_system(), grant_budget(buffer), 0);
         if options.loopback == Loopback::Internal {
             links.set_internal_addresses(sockets.by_address().map(HostSockets::address));
+        }
+        if !sockets.has_link_control() {
+            links.disable();
         }
         let flow_sockets = (options.entropy == Entropy::On).then(FlowSockets::default);
         Driver {
@@ -288,7 +291,7 @@ impl<M: Memory> Driver<M> {
 
     /// The priorities that a peer has paused, as a mask: the driver does not send them to it now.
     pub fn priorities_paused_by(&self, peer: IpAddr) -> u8 {
-        self.port.pauses.mask(peer)
+        self.port.pauses.mask(peer.into())
     }
 
     /// The descriptors that become readable when a datagram arrives for the first address.
@@ -310,7 +313,7 @@ impl<M: Memory> Driver<M> {
             return Some(Duration::ZERO);
         }
         if let Some(batch) = transmitter.pending()
-            && port.is_granted(batch.addressing.destination, batch.segment_size, now)
+            && port.is_granted(batch, now)
         {
             // The send buffer is full; on loopback it empties within microseconds.
             return Some(Duration::from_micros(20));

@@ -4,13 +4,16 @@
 //! grants shares of the buffer, in the unit in which the kernel charges it ([`charge`]), and each sender's
 //! [`GrantBalance`] accounts for them. The outstanding grants of all senders never exceed the budget. Both are state
 //! machines without I/O: time is an argument in nanoseconds, messages are values, and any message may be lost.
+//!
+//! Half of the budget is for senders that have used their grants before. A sender that neither uses nor returns what
+//! others wait for loses it: see [`REVOKE_AFTER`].
 
 mod balance;
 
+use crate::link::PeerPort;
 pub use balance::GrantBalance;
 use softhca_wire::link_control::{Grant, GrantRequest};
 use std::collections::{BTreeMap, VecDeque};
-use std::net::IpAddr;
 
 const MILLISECOND: u64 = 1_000_000;
 /// How long after a REQUEST an empty socket proves that everything the REQUEST counts has arrived or is lost: a
@@ -18,6 +21,23 @@ const MILLISECOND: u64 = 1_000_000;
 const SETTLE_DELAY: u64 = 5 * MILLISECOND;
 /// How often senders are asked to return unused grants while others wait.
 const RECLAIM_INTERVAL: u64 = 5 * MILLISECOND;
+/// How often a sender is asked in vain before its grant is revoked. By then the lease of a sender that was stopped has
+/// ended ([`GRANT_LEASE`]), and a heartbeat tells it of the revocation before it may send again. Requests count instead
+/// of time, because this process may have been stopped itself.
+const REVOKE_AFTER: u32 = (GRANT_LEASE / RECLAIM_INTERVAL) as u32 + 20;
+/// How long a sender comes after all others when its grant was revoked.
+const REVOCATION_PENALTY: u64 = 10_000 * MILLISECOND;
+/// How long grants are valid after a heartbeat that the peer answered: the peers of a port that was stopped may have
+/// declared it dead.
+pub(crate) const GRANT_LEASE: u64 = 500 * MILLISECOND;
+/// How far ahead a busy sender requests. Larger than any buffer, so that receivers grant without further REQUESTs.
+const REQUEST_AHEAD: u64 = 1 << 28;
+/// The highest total of a REQUEST: no port sends this much, and sums of totals do not overflow.
+const MAX_TOTAL: u64 = 1 << 62;
+
+/// A total in a message that its sender cannot mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfBounds;
 
 /// The most that the kernel charges a receive buffer for `segments` datagrams of `len` bytes sent as one batch.
 ///
@@ -35,6 +55,8 @@ pub const fn charge(len: usize, segments: usize) -> u64 {
 
 /// The charge of the largest RoCE frame. Every sender that requests a grant gets at least this much in time.
 pub const MAX_FRAME_CHARGE: u64 = charge(4096 + 128, 1);
+/// A sender that has used this much since it came, or since its grant was revoked, is no newcomer.
+const NEWCOMER_CHARGE: u64 = 4 * MAX_FRAME_CHARGE;
 
 /// How much of a receive buffer can be granted. Up to a quarter stays charged after it is read. Linux 6.18 also
 /// charges a datagram twice until it has woken the reader; a hypervisor can preempt a processor during that time
@@ -48,6 +70,7 @@ pub const fn grant_budget(receive_buffer: usize) -> u64 {
 #[derive(Debug, Default)]
 struct SenderGrants {
     granted: u64,
+    /// Returned by the sender, or revoked.
     returned: u64,
     /// Read from the socket, or known to be lost.
     drained: u64,
@@ -56,14 +79,17 @@ struct SenderGrants {
     /// What the sender reports as consumed, and when it did; settled when the socket is empty.
     claimed: u64,
     claimed_at: u64,
-    /// The most that the socket may hold from before the first grant, unless the socket has been empty since.
-    ungranted: u64,
-    ungranted_since: u64,
+    /// Read from the socket since the sender came or its grant was revoked.
+    used: u64,
+    /// Until when the sender comes after all others.
+    penalized_until: u64,
     /// The highest `consumed + returned` seen, which orders REQUESTs.
     last_position: u64,
     is_waiting: bool,
     grant_due: bool,
+    /// When it was last asked to return unused grants, and how often in vain.
     reclaimed_at: u64,
+    vain_reclaims: u32,
 }
 
 impl SenderGrants {
@@ -75,48 +101,54 @@ impl SenderGrants {
     fn wants_more(&self) -> bool {
         self.wanted.max(self.needed) > self.granted
     }
+
+    fn is_newcomer(&self) -> bool {
+        self.used < NEWCOMER_CHARGE
+    }
 }
 
 /// The receiver's side: divides one receive buffer among all senders.
 #[derive(Debug)]
 pub struct GrantIssuer {
     budget: u64,
-    senders: BTreeMap<IpAddr, SenderGrants>,
+    /// Grants of the last port at this address may be valid until then.
+    settled_at: Option<u64>,
+    senders: BTreeMap<PeerPort, SenderGrants>,
     /// Senders that need a grant for their next frame, in the order of their REQUESTs.
-    waiting: VecDeque<IpAddr>,
-    /// The sums over all senders, including the ungranted bytes of removed ones.
+    waiting: VecDeque<PeerPort>,
+    /// The sum over all senders.
     outstanding: u64,
-    ungranted: u64,
-    /// What removed senders may still have in the socket, and when the last was removed.
-    retired: BTreeMap<IpAddr, u64>,
-    retired_ungranted: u64,
-    retired_at: u64,
+    /// What removed senders may still have in the socket, and when they were removed, oldest first.
+    retired: VecDeque<(PeerPort, u64, u64)>,
     /// Granted, read from the socket, and waiting to enter the host network.
-    buffered: BTreeMap<IpAddr, u64>,
+    buffered: BTreeMap<PeerPort, u64>,
     /// When an empty socket can settle the next claim.
     next_settle_at: Option<u64>,
     /// When to ask senders again to return unused grants.
     next_reclaim_at: Option<u64>,
+    /// When the socket was last empty.
+    emptied_at: u64,
+    revocations: u64,
     share: u64,
     is_oversubscribed: bool,
     changed: bool,
 }
 
 impl GrantIssuer {
-    /// An issuer of `budget` bytes of charge; see [`grant_budget`].
-    pub fn new(budget: u64) -> GrantIssuer {
+    /// An issuer of `budget` bytes of charge, for a port that starts at `now`; see [`grant_budget`].
+    pub fn new(budget: u64, now: u64) -> GrantIssuer {
         GrantIssuer {
             budget,
+            settled_at: Some(now + GRANT_LEASE),
             senders: BTreeMap::new(),
             waiting: VecDeque::new(),
             outstanding: 0,
-            ungranted: 0,
-            retired: BTreeMap::new(),
-            retired_ungranted: 0,
-            retired_at: 0,
+            retired: VecDeque::new(),
             buffered: BTreeMap::new(),
             next_settle_at: None,
             next_reclaim_at: None,
+            emptied_at: now,
+            revocations: 0,
             share: budget,
             is_oversubscribed: false,
             changed: false,
@@ -128,25 +160,65 @@ impl GrantIssuer {
         self.budget
     }
 
+    /// How many grants were revoked because their senders did not return them.
+    pub fn revocations(&self) -> u64 {
+        self.revocations
+    }
+
+    /// The bytes to divide now. A port that just started leaves three quarters to the senders that still use the
+    /// grants of the last port at its address: both together stay within half of the receive buffer.
+    fn limit(&self) -> u64 {
+        match self.settled_at {
+            Some(_) => (self.budget / 4).max(MAX_FRAME_CHARGE),
+            None => self.budget,
+        }
+    }
+
+    /// What removed senders may still have in the socket.
+    fn retired(&self) -> u64 {
+        self.retired.iter().map(|(_, amount, _)| amount).sum()
+    }
+
     /// The bytes that senders hold, that the socket holds, or that are buffered behind it.
     pub fn outstanding(&self) -> u64 {
-        self.outstanding + self.retired.values().sum::<u64>() + self.buffered.values().sum::<u64>()
+        self.outstanding + self.retired() + self.buffered.values().sum::<u64>()
     }
 
     /// The bytes that can be granted now.
     fn available(&self) -> u64 {
-        self.budget.saturating_sub(self.outstanding() + self.ungranted)
+        self.limit().saturating_sub(self.outstanding())
+    }
+
+    /// The part of the available bytes that newcomers can get: senders that have used their grants keep half.
+    fn available_to_newcomers(&self) -> u64 {
+        let newcomers = self.senders.values().filter(|sender| sender.is_newcomer());
+        let held = newcomers.clone().map(SenderGrants::outstanding).sum::<u64>() + self.retired();
+        let pool = match newcomers.count() == self.senders.len() {
+            true => self.limit(),
+            false => (self.limit() / 2).max(MAX_FRAME_CHARGE),
+        };
+        pool.saturating_sub(held).min(self.available())
+    }
+
+    /// The most that one newcomer holds.
+    fn newcomer_share(&self) -> u64 {
+        self.share.min((self.budget / 16).max(2 * MAX_FRAME_CHARGE))
+    }
+
+    /// What a sender has returned, or lost by revocation.
+    pub fn returned(&self, sender: PeerPort) -> u64 {
+        self.senders.get(&sender).map_or(0, |sender| sender.returned)
     }
 
     /// Keeps this much of what was received in use: it makes no room for new grants.
-    pub fn add_buffered(&mut self, from: IpAddr, granted: u64) {
+    pub fn add_buffered(&mut self, from: PeerPort, granted: u64) {
         if granted > 0 {
             *self.buffered.entry(from).or_default() += granted;
         }
     }
 
     /// Releases what was received from a sender, except for at most `kept` bytes.
-    pub fn limit_buffered(&mut self, from: IpAddr, kept: u64) {
+    pub fn limit_buffered(&mut self, from: PeerPort, kept: u64) {
         if let Some(buffered) = self.buffered.get_mut(&from) {
             self.changed |= kept < *buffered;
             *buffered = kept.min(*buffered);
@@ -156,25 +228,27 @@ impl GrantIssuer {
         }
     }
 
-    /// Processes a REQUEST.
-    pub fn on_request(&mut self, from: IpAddr, request: &GrantRequest, now: u64) {
+    /// Processes a REQUEST. Impossible totals change nothing.
+    pub fn on_request(
+        &mut self,
+        from: PeerPort,
+        request: &GrantRequest,
+        now: u64,
+    ) -> Result<(), OutOfBounds> {
+        let reached = request.consumed.saturating_add(request.returned);
+        if reached > MAX_TOTAL
+            || request.needed > reached + MAX_FRAME_CHARGE
+            || request.wanted > reached + REQUEST_AHEAD
+        {
+            return Err(OutOfBounds);
+        }
         let sender = self.senders.entry(from).or_insert_with(|| {
             // Consumed before the first grant: an earlier incarnation of this port granted it, or the sender took
-            // this port for a foreign one. The last of it may be in this socket.
-            let consumed = request.consumed;
-            let ungranted = consumed.min(self.budget);
-            self.ungranted += ungranted;
-            SenderGrants {
-                granted: consumed,
-                drained: consumed,
-                ungranted,
-                ungranted_since: now,
-                ..SenderGrants::default()
-            }
+            // this port for a foreign one.
+            SenderGrants { granted: request.consumed, drained: request.consumed, ..SenderGrants::default() }
         });
-        let reached = request.consumed.saturating_add(request.returned);
         if reached < sender.last_position {
-            return;
+            return Ok(());
         }
         sender.last_position = reached;
         let returned = request.returned.min(sender.granted - sender.drained).saturating_sub(sender.returned);
@@ -185,9 +259,6 @@ impl GrantIssuer {
             (sender.claimed, sender.claimed_at) = (claim, now);
             self.next_settle_at.get_or_insert(now + SETTLE_DELAY);
         }
-        if sender.ungranted > 0 {
-            self.next_settle_at.get_or_insert(now + SETTLE_DELAY);
-        }
         (sender.needed, sender.wanted) = (request.needed, request.wanted);
         if sender.needed > sender.granted && !sender.is_waiting {
             sender.is_waiting = true;
@@ -195,13 +266,14 @@ impl GrantIssuer {
         }
         sender.grant_due = true;
         self.changed = true;
+        Ok(())
     }
 
     /// Counts a chunk that was read from the socket. Returns how much of it was granted.
-    pub fn record_received(&mut self, from: IpAddr, mut charge: u64) -> u64 {
+    pub fn record_received(&mut self, from: PeerPort, mut charge: u64) -> u64 {
         let mut granted = 0;
         // What the socket held when the sender was removed comes first.
-        if let Some(retired) = self.retired.get_mut(&from) {
+        for (_, retired, _) in self.retired.iter_mut().filter(|(sender, ..)| *sender == from) {
             let old = charge.min(*retired);
             *retired -= old;
             charge -= old;
@@ -209,11 +281,9 @@ impl GrantIssuer {
             self.changed = true;
         }
         if let Some(sender) = self.senders.get_mut(&from) {
-            let ungranted = charge.min(sender.ungranted);
-            sender.ungranted -= ungranted;
-            self.ungranted -= ungranted;
-            let drained = (charge - ungranted).min(sender.outstanding());
+            let drained = charge.min(sender.outstanding());
             sender.drained += drained;
+            sender.used += drained;
             self.outstanding -= drained;
             granted += drained;
             self.changed = true;
@@ -222,41 +292,37 @@ impl GrantIssuer {
     }
 
     /// Removes a sender that restarted or is dead. Its share becomes available when the socket has been empty.
-    pub fn remove_sender(&mut self, from: IpAddr, now: u64) {
+    pub fn remove_sender(&mut self, from: PeerPort, now: u64) {
         if let Some(sender) = self.senders.remove(&from) {
             self.waiting.retain(|waiting| *waiting != from);
             self.outstanding -= sender.outstanding();
-            self.retired_ungranted += sender.ungranted;
-            *self.retired.entry(from).or_default() += sender.outstanding();
-            self.retired_at = now;
+            if sender.outstanding() > 0 {
+                self.retired.push_back((from, sender.outstanding(), now));
+            }
             self.changed = true;
         }
     }
 
     /// The socket is empty.
     pub fn on_socket_empty(&mut self, now: u64) {
-        if !self.retired.is_empty() && now >= self.retired_at + SETTLE_DELAY {
-            self.retired.clear();
-            self.ungranted -= std::mem::take(&mut self.retired_ungranted);
+        self.emptied_at = now;
+        while self.retired.front().is_some_and(|(.., at)| now >= at + SETTLE_DELAY) {
+            self.retired.pop_front();
             self.changed = true;
         }
+        self.changed |= self.settled_at.take_if(|at| now >= *at).is_some();
         if self.next_settle_at.is_none_or(|at| now < at) {
             return;
         }
         self.next_settle_at = None;
-        for sender in self.senders.values_mut() {
-            if now >= sender.ungranted_since + SETTLE_DELAY {
-                self.changed |= sender.ungranted > 0;
-                self.ungranted -= std::mem::take(&mut sender.ungranted);
-            }
-            let claimed = sender.claimed > sender.drained;
-            if claimed && now >= sender.claimed_at + SETTLE_DELAY {
+        for sender in self.senders.values_mut().filter(|sender| sender.claimed > sender.drained) {
+            let at = sender.claimed_at + SETTLE_DELAY;
+            if now >= at {
                 let lost = (sender.claimed - sender.drained).min(sender.outstanding());
                 sender.drained += lost;
                 self.outstanding -= lost;
                 self.changed = true;
-            } else if claimed || sender.ungranted > 0 {
-                let at = SETTLE_DELAY + if claimed { sender.claimed_at } else { sender.ungranted_since };
+            } else {
                 self.next_settle_at = Some(self.next_settle_at.map_or(at, |other| other.min(at)));
             }
         }
@@ -264,12 +330,13 @@ impl GrantIssuer {
 
     /// When to read the socket again even if nothing arrives, and to report whether it is empty.
     pub fn next_timeout(&self) -> Option<u64> {
-        let retired = (!self.retired.is_empty()).then(|| self.retired_at + SETTLE_DELAY);
-        [retired, self.next_settle_at, self.next_reclaim_at].into_iter().flatten().min()
+        let retired = self.retired.front().map(|(.., at)| at + SETTLE_DELAY);
+        let settled = self.settled_at.filter(|_| !self.senders.is_empty());
+        [retired, settled, self.next_settle_at, self.next_reclaim_at].into_iter().flatten().min()
     }
 
     /// The next GRANT to send.
-    pub fn transmit(&mut self, now: u64) -> Option<(IpAddr, Grant)> {
+    pub fn transmit(&mut self, now: u64) -> Option<(PeerPort, Grant)> {
         if self.changed || self.next_reclaim_at.is_some_and(|at| now >= at) {
             self.changed = false;
             self.distribute(now);
@@ -288,7 +355,7 @@ impl GrantIssuer {
 
     /// What is reserved for new senders: senders that can send their next frame do not get it.
     fn reserve(&self) -> u64 {
-        (self.budget / 8).max(MAX_FRAME_CHARGE)
+        (self.limit() / 8).max(MAX_FRAME_CHARGE)
     }
 
     /// Grants what is available: first to senders that cannot send at all, in the order of their REQUESTs, then up to
@@ -296,30 +363,13 @@ impl GrantIssuer {
     /// use.
     fn distribute(&mut self, now: u64) {
         let wanting = self.senders.values().filter(|sender| sender.wants_more()).count().max(1) as u64;
-        self.is_oversubscribed = wanting * MAX_FRAME_CHARGE > self.budget;
-        self.share = (self.budget / wanting).max(MAX_FRAME_CHARGE);
-        let reserve = self.reserve();
-        while let Some(address) = self.waiting.front() {
-            let available = self.available();
-            let sender = self.senders.get_mut(address).expect("a waiting sender is known");
-            let need = sender.needed.saturating_sub(sender.granted).min(MAX_FRAME_CHARGE);
-            if need > available {
-                break;
-            }
-            let buffered = self.buffered.get(address).copied().unwrap_or(0);
-            let room = self
-                .share
-                .saturating_sub(sender.outstanding() + buffered)
-                .min(available.saturating_sub(reserve));
-            let amount = room.min(sender.wanted.saturating_sub(sender.granted)).max(need);
-            sender.granted += amount;
-            self.outstanding += amount;
-            sender.grant_due = true;
-            sender.is_waiting = false;
-            self.waiting.pop_front();
-        }
+        self.is_oversubscribed = wanting * MAX_FRAME_CHARGE > self.limit();
+        self.share = (self.limit() / wanting).max(MAX_FRAME_CHARGE);
+        self.serve_waiting(|sender| now >= sender.penalized_until);
+        self.serve_waiting(|_| true);
         if self.waiting.is_empty() {
             self.next_reclaim_at = None;
+            self.senders.values_mut().for_each(|sender| sender.vain_reclaims = 0);
             self.top_up();
         } else {
             self.reclaim_unused(now);
@@ -327,29 +377,82 @@ impl GrantIssuer {
         assert!(self.outstanding() <= self.budget, "the outstanding grants exceed the budget");
     }
 
+    /// Grants their next frame to the waiting senders that `selected` selects, until one of them finds too little.
+    /// Newcomers that find too little do not delay the others.
+    fn serve_waiting(&mut self, selected: impl Fn(&SenderGrants) -> bool) {
+        let reserve = self.reserve();
+        let mut is_exhausted = [false; 2];
+        for address in std::mem::take(&mut self.waiting) {
+            let sender = &self.senders[&address];
+            let is_newcomer = sender.is_newcomer();
+            if !selected(sender) || is_exhausted[0] || is_exhausted[usize::from(is_newcomer)] {
+                self.waiting.push_back(address);
+                continue;
+            }
+            let (available, share) = match is_newcomer {
+                true => (self.available_to_newcomers(), self.newcomer_share()),
+                false => (self.available(), self.share),
+            };
+            let need = sender.needed.saturating_sub(sender.granted).min(MAX_FRAME_CHARGE);
+            if need > available {
+                is_exhausted[usize::from(is_newcomer)] = true;
+                self.waiting.push_back(address);
+                continue;
+            }
+            let buffered = self.buffered.get(&address).copied().unwrap_or(0);
+            let room =
+                share.saturating_sub(sender.outstanding() + buffered).min(available.saturating_sub(reserve));
+            let amount = room.min(sender.wanted.saturating_sub(sender.granted)).max(need);
+            let sender = self.senders.get_mut(&address).expect("a waiting sender is known");
+            sender.granted += amount;
+            self.outstanding += amount;
+            sender.grant_due = true;
+            sender.is_waiting = false;
+        }
+    }
+
     /// Raises every sender that wants more to the share.
     fn top_up(&mut self) {
-        let worth_a_message = (self.share / 4).max(MAX_FRAME_CHARGE);
+        let newcomer_share = self.newcomer_share();
         let mut available = self.available().saturating_sub(self.reserve());
+        let mut available_to_newcomers = self.available_to_newcomers().saturating_sub(self.reserve());
         for (address, sender) in self.senders.iter_mut().filter(|(_, sender)| sender.wants_more()) {
+            let is_newcomer = sender.is_newcomer();
             let buffered = self.buffered.get(address).copied().unwrap_or(0);
-            let room = self.share.saturating_sub(sender.outstanding() + buffered);
-            let amount = room.min(sender.wanted.saturating_sub(sender.granted)).min(available);
-            if amount >= worth_a_message {
+            let share = if is_newcomer { newcomer_share } else { self.share };
+            let room = share.saturating_sub(sender.outstanding() + buffered);
+            let most = if is_newcomer { available.min(available_to_newcomers) } else { available };
+            let amount = room.min(sender.wanted.saturating_sub(sender.granted)).min(most);
+            // Smaller amounts are not worth a message.
+            if amount >= (share / 4).max(MAX_FRAME_CHARGE) {
                 sender.granted += amount;
                 self.outstanding += amount;
                 available -= amount;
+                available_to_newcomers -= amount.min(available_to_newcomers);
                 sender.grant_due = true;
             }
         }
     }
 
-    /// Asks senders that hold more than they may keep to return it, each at most once per interval.
+    /// Asks senders that hold more than they may keep to return it, each at most once per interval. Revokes it if they
+    /// do not, and if the socket does not hold it.
     fn reclaim_unused(&mut self, now: u64) {
         self.next_reclaim_at = Some(now + RECLAIM_INTERVAL);
         for sender in self.senders.values_mut() {
             let keep = if self.is_oversubscribed || !sender.wants_more() { 0 } else { self.share };
-            if sender.outstanding() > keep && now >= sender.reclaimed_at + RECLAIM_INTERVAL {
+            if sender.outstanding() <= keep {
+                sender.vain_reclaims = 0;
+            } else if now >= sender.reclaimed_at + RECLAIM_INTERVAL {
+                if sender.vain_reclaims >= REVOKE_AFTER && self.emptied_at >= sender.reclaimed_at {
+                    let excess = sender.outstanding() - keep;
+                    sender.returned += excess;
+                    self.outstanding -= excess;
+                    self.revocations += 1;
+                    self.changed = true;
+                    (sender.used, sender.vain_reclaims) = (0, 0);
+                    sender.penalized_until = now + REVOCATION_PENALTY;
+                }
+                sender.vain_reclaims += 1;
                 sender.reclaimed_at = now;
                 sender.grant_due = true;
             }
@@ -360,46 +463,185 @@ impl GrantIssuer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::Ipv4Addr;
 
-    const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+    const BUDGET: u64 = 1 << 20;
+    /// An empty socket at this time ends the start of the port.
+    const SETTLED: u64 = GRANT_LEASE;
+
+    fn port(last: u8) -> PeerPort {
+        PeerPort::from(std::net::IpAddr::from([127, 0, 0, last]))
+    }
+
+    fn settled_issuer(budget: u64) -> GrantIssuer {
+        let mut issuer = GrantIssuer::new(budget, 0);
+        issuer.on_socket_empty(SETTLED);
+        issuer
+    }
+
+    fn request(issuer: &mut GrantIssuer, from: PeerPort, consumed: u64, now: u64) {
+        let (needed, wanted) = (consumed + MAX_FRAME_CHARGE, consumed + REQUEST_AHEAD);
+        issuer.on_request(from, &GrantRequest { consumed, returned: 0, needed, wanted }, now).unwrap();
+    }
 
     /// The total grant of a sender that wants as much as possible.
-    fn granted(issuer: &mut GrantIssuer, consumed: u64, now: u64) -> u64 {
-        let request = GrantRequest { consumed, returned: 0, needed: consumed + 1, wanted: u64::MAX };
-        issuer.on_request(PEER, &request, now);
-        issuer.transmit(now).expect("a grant").1.granted
+    fn granted(issuer: &mut GrantIssuer, from: PeerPort, consumed: u64, now: u64) -> u64 {
+        request(issuer, from, consumed, now);
+        let mut granted = 0;
+        while let Some((to, grant)) = issuer.transmit(now) {
+            granted = if to == from { grant.granted } else { granted };
+        }
+        granted
+    }
+
+    /// Uses grants until the sender is no newcomer. Returns what it has consumed.
+    fn establish(issuer: &mut GrantIssuer, from: PeerPort, now: u64) -> u64 {
+        let mut consumed = 0;
+        while issuer.senders.get(&from).is_none_or(SenderGrants::is_newcomer) {
+            let total = granted(issuer, from, consumed, now);
+            issuer.record_received(from, total - consumed);
+            consumed = total;
+        }
+        consumed
     }
 
     #[test]
     fn buffered_bytes_make_no_room_for_new_grants() {
-        const BUDGET: u64 = 100_000;
-        let mut issuer = GrantIssuer::new(BUDGET);
-        let first = granted(&mut issuer, 0, 0);
-        assert_eq!(issuer.record_received(PEER, first), first);
-        issuer.add_buffered(PEER, first);
+        let mut issuer = settled_issuer(100_000);
+        let peer = port(2);
+        let first = granted(&mut issuer, peer, 0, SETTLED);
+        assert_eq!(issuer.record_received(peer, first), first);
+        issuer.add_buffered(peer, first);
         assert_eq!(issuer.outstanding(), first);
         // The socket is empty, but no more room is available than before.
-        issuer.on_socket_empty(0);
-        let second = granted(&mut issuer, first, 0);
-        assert!(second <= BUDGET, "{second} in all, while {first} are buffered");
-        issuer.limit_buffered(PEER, 0);
-        assert!(granted(&mut issuer, first, 0) > BUDGET);
-        let stranger = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3));
-        assert_eq!(issuer.record_received(stranger, BUDGET), 0, "bytes without a grant are not counted");
+        issuer.on_socket_empty(SETTLED);
+        let second = granted(&mut issuer, peer, first, SETTLED);
+        assert!(second <= 100_000, "{second} in all, while {first} are buffered");
+        let before = issuer.available();
+        issuer.limit_buffered(peer, 0);
+        assert_eq!(issuer.available(), before + first);
+        assert_eq!(issuer.record_received(port(3), 100_000), 0, "bytes without a grant are not counted");
     }
 
     #[test]
     fn first_sender_leaves_room_for_the_next() {
-        const BUDGET: u64 = 1 << 20;
-        let mut issuer = GrantIssuer::new(BUDGET);
-        let first = granted(&mut issuer, 0, 0);
-        assert_eq!(first, BUDGET - BUDGET / 8);
+        let mut issuer = settled_issuer(BUDGET);
+        let consumed = establish(&mut issuer, port(2), SETTLED);
+        let first = granted(&mut issuer, port(2), consumed, SETTLED);
+        assert_eq!(first - consumed, BUDGET - BUDGET / 8);
         // The share becomes available only after the socket has been empty for a while; a new sender does not starve
         // until then.
-        issuer.remove_sender(PEER, 0);
-        let request = GrantRequest { consumed: 0, returned: 0, needed: 1, wanted: u64::MAX };
-        issuer.on_request(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3)), &request, 0);
-        assert!(issuer.transmit(0).is_some_and(|(_, grant)| grant.granted > 0));
+        issuer.remove_sender(port(2), SETTLED);
+        assert!(granted(&mut issuer, port(3), 0, SETTLED) > 0);
+    }
+
+    #[test]
+    fn port_that_just_started_grants_a_quarter() {
+        let mut issuer = GrantIssuer::new(BUDGET, 0);
+        for now in [0, 1, SETTLED - 1, SETTLED] {
+            request(&mut issuer, port(2), 0, now);
+            request(&mut issuer, port(3), 0, now);
+            while issuer.transmit(now).is_some() {}
+            assert!(issuer.outstanding() <= BUDGET / 4);
+        }
+        assert_eq!(issuer.next_timeout(), Some(SETTLED), "an idle port does not wait");
+        issuer.on_socket_empty(SETTLED);
+        assert_eq!(issuer.available() + issuer.outstanding(), BUDGET);
+    }
+
+    #[test]
+    fn impossible_totals_change_nothing() {
+        let mut issuer = settled_issuer(BUDGET);
+        let good = GrantRequest { consumed: 9, returned: 1, needed: 11, wanted: 12 };
+        for bad in [
+            GrantRequest { consumed: u64::MAX, ..good },
+            GrantRequest { returned: u64::MAX, ..good },
+            GrantRequest { consumed: MAX_TOTAL, ..good },
+            GrantRequest { needed: 11 + MAX_FRAME_CHARGE, ..good },
+            GrantRequest { wanted: u64::MAX, ..good },
+        ] {
+            assert_eq!(issuer.on_request(port(2), &bad, SETTLED), Err(OutOfBounds), "{bad:?}");
+            assert_eq!(issuer.transmit(SETTLED), None);
+        }
+    }
+
+    #[test]
+    fn newcomers_leave_half_to_a_sender_in_use() {
+        let mut issuer = settled_issuer(grant_budget(212_992));
+        let victim = port(1);
+        let mut consumed = establish(&mut issuer, victim, SETTLED);
+        for last in 2..62 {
+            request(&mut issuer, port(last), 0, SETTLED);
+        }
+        // None of the newcomers ever uses or returns anything.
+        let mut now = SETTLED;
+        for _ in 0..10_000 {
+            now += MILLISECOND;
+            let total = granted(&mut issuer, victim, consumed, now);
+            assert!(total > consumed, "no grant at {now} ns");
+            issuer.record_received(victim, total - consumed);
+            consumed = total;
+            issuer.on_socket_empty(now);
+        }
+    }
+
+    #[test]
+    fn sender_that_returns_nothing_loses_its_grant_to_one_that_waits() {
+        let mut issuer = settled_issuer(4 * MAX_FRAME_CHARGE);
+        let hoarders = [port(2), port(3)];
+        let victim = port(4);
+        let consumed = establish(&mut issuer, victim, SETTLED);
+        for hoarder in hoarders {
+            let consumed = establish(&mut issuer, hoarder, SETTLED);
+            assert!(granted(&mut issuer, hoarder, consumed, SETTLED) > consumed);
+        }
+        assert_eq!(granted(&mut issuer, victim, consumed, SETTLED), consumed, "everything is hoarded");
+        let mut now = SETTLED;
+        let mut total = consumed;
+        while total == consumed {
+            now += RECLAIM_INTERVAL;
+            issuer.on_socket_empty(now);
+            total = granted(&mut issuer, victim, consumed, now);
+            assert!(now < 100 * SETTLED, "the hoarders keep their grants");
+        }
+        assert!(now >= SETTLED + GRANT_LEASE, "a stopped sender may still have its lease");
+        assert!(
+            hoarders.iter().any(|hoarder| issuer.returned(*hoarder) > 0),
+            "a heartbeat tells the hoarder"
+        );
+    }
+
+    #[test]
+    fn process_that_was_stopped_itself_revokes_nothing() {
+        let mut issuer = settled_issuer(2 * MAX_FRAME_CHARGE);
+        let holders = [port(2), port(3)].map(|holder| {
+            let consumed = establish(&mut issuer, holder, SETTLED);
+            (holder, granted(&mut issuer, holder, consumed, SETTLED) - consumed)
+        });
+        request(&mut issuer, port(4), 0, SETTLED);
+        for now in [SETTLED + 1, 100 * SETTLED, 200 * SETTLED] {
+            while issuer.transmit(now).is_some() {}
+        }
+        assert_eq!(issuer.revocations(), 0);
+        for (holder, amount) in holders {
+            assert_eq!(issuer.record_received(holder, amount), amount);
+        }
+    }
+
+    #[test]
+    fn sender_that_restarts_all_the_time_leaves_room() {
+        let mut issuer = settled_issuer(grant_budget(212_992));
+        let (victim, restarting) = (port(1), port(2));
+        let mut consumed = establish(&mut issuer, victim, SETTLED);
+        let mut now = SETTLED;
+        for _ in 0..1000 {
+            now += 2 * MILLISECOND;
+            issuer.remove_sender(restarting, now);
+            request(&mut issuer, restarting, MAX_TOTAL - 1, now);
+            let total = granted(&mut issuer, victim, consumed, now);
+            assert!(total > consumed, "no grant at {now} ns");
+            issuer.record_received(victim, total - consumed);
+            consumed = total;
+            issuer.on_socket_empty(now);
+        }
     }
 }

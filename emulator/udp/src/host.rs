@@ -128,6 +128,18 @@ impl HostSockets {
         Ok(HostSockets { roce, link, interface, ipv6: None })
     }
 
+    /// Gives up the link control port: peers take this host for a foreign one, such as rxe.
+    pub fn without_link_control(mut self, options: SocketOptions) -> Result<HostSockets, BindError> {
+        self.link = RoceSocket::bind(SocketAddr::new(self.address(), 0), options)?;
+        self.ipv6 = self.ipv6.map(|ipv6| ipv6.without_link_control(options).map(Box::new)).transpose()?;
+        Ok(self)
+    }
+
+    /// Whether the host has a link control port.
+    pub(crate) fn has_link_control(&self) -> bool {
+        self.link.local_address().port() == LINK_PORT
+    }
+
     /// Binds both ports of an IPv4 address and of a second, IPv6 address: the second GID. Without `ipv6`, a host on a
     /// network uses the IPv6 address of its interface, if that has one and it is free.
     pub fn bind_dual_stack(
@@ -163,9 +175,13 @@ impl HostSockets {
         self.roce.local_address().ip()
     }
 
-    /// The GID table: one entry per address.
+    /// The GID table: one entry per address, then a link-local alias of the IPv4 address.
     pub fn gids(&self) -> Vec<Gid> {
-        self.by_address().map(|sockets| Gid::from(sockets.address())).collect()
+        let mut gids: Vec<Gid> = self.by_address().map(|sockets| Gid::from(sockets.address())).collect();
+        if let IpAddr::V4(address) = self.address() {
+            gids.push(Gid::link_local(address));
+        }
+        gids
     }
 
     /// The interface with the address.
@@ -213,6 +229,11 @@ pub fn bind_host(options: SocketOptions) -> Result<HostSockets, BindError> {
         let (address, ipv6) = parse_addresses(&value).ok_or(BindError::BadVariable { value })?;
         return HostSockets::bind_dual_stack(address, ipv6, options);
     }
+    bind_free_host(options)
+}
+
+/// Binds the first free address of 127.0.0.2 … 127.0.0.254.
+pub fn bind_free_host(options: SocketOptions) -> Result<HostSockets, BindError> {
     // Finding the owner of an address takes longer than trying the next address.
     let free =
         |ip: &Ipv4Addr| [ROCE_PORT, LINK_PORT].iter().all(|port| UdpSocket::bind((*ip, *port)).is_ok());

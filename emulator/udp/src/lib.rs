@@ -26,10 +26,12 @@ mod system;
 pub use batch::{Chunk, Datagram, ReceiveBatch};
 pub use driver::{Driver, DriverOptions, IcrcCheck};
 pub use entropy::Entropy;
-pub use grant::{GrantBalance, GrantIssuer, MAX_FRAME_CHARGE, charge, grant_budget};
-pub use host::{ADDRESS_VARIABLE, BindError, HostSockets, PortOwner, bind_host, parse_addresses};
+pub use grant::{GrantBalance, GrantIssuer, MAX_FRAME_CHARGE, OutOfBounds, charge, grant_budget};
+pub use host::{
+    ADDRESS_VARIABLE, BindError, HostSockets, PortOwner, bind_free_host, bind_host, parse_addresses,
+};
 pub use host_network::{HostNetwork, HostNetworkError};
-pub use link::{LinkChange, LinkControl, LinkEvent, PeerState, UnreachablePort};
+pub use link::{LinkChange, LinkControl, LinkEvent, LinkSecret, PeerPort, PeerState, UnreachablePort};
 pub use loopback::Loopback;
 pub use shared_driver::{DrivePolicy, SharedDriver};
 pub use socket::{

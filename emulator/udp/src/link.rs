@@ -4,12 +4,21 @@
 //! [`LinkControl::record_received`], [`LinkControl::on_unreachable`]) and the time, sends the messages of
 //! [`LinkControl::transmit`], asks [`LinkControl::may_send`] before every batch, and reads changes from
 //! [`LinkControl::poll_event`]. The receive path never waits for a grant.
+//!
+//! No message changes state unless it carries the [`Token`] that this port gave its sender. The token is a keyed hash
+//! of the sender's address and slot, so that a HELLO of a stranger is answered without remembering the stranger.
 
 mod peer;
+mod secret;
 
-use crate::grant::GrantIssuer;
+use crate::grant::{GRANT_LEASE, GrantIssuer};
 use peer::PeerLink;
-use softhca_wire::link_control::{Body, ExchangeKind, FrameOrder, Heartbeat, Incarnation, Message, Pause};
+pub use secret::LinkSecret;
+use softhca_engine::LinkReject;
+use softhca_wire::ROCE_PORT;
+use softhca_wire::link_control::{
+    Body, ExchangeKind, FrameOrder, Heartbeat, Hello, Incarnation, Message, Pause, Slots, Token,
+};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
@@ -27,19 +36,38 @@ const STALLED_AFTER: u64 = 250 * MILLISECOND;
 /// because their link control port is closed. A native port may reply late on a network that still resolves its
 /// address.
 const FOREIGN_AFTER: u64 = 3000 * MILLISECOND;
-/// How long grants are valid after a heartbeat that the peer answered: the peers of a port that was stopped may have
-/// declared it dead.
-const GRANT_LEASE: u64 = 500 * MILLISECOND;
 /// The first and the longest interval between two HELLOs.
 const MIN_HELLO_INTERVAL: u64 = MILLISECOND;
 const MAX_HELLO_INTERVAL: u64 = 100 * MILLISECOND;
 /// The most silence that counts between two calls of `expire`: a port that was stopped itself does not count that
 /// time against its peers.
 const MAX_CLOCK_STEP: u64 = 200 * MILLISECOND;
-/// How long until data in flight to a foreign port counts as received.
+/// How long until what a foreign port does not acknowledge counts as received: datagrams, READ responses.
 const FOREIGN_WINDOW_PERIOD: u64 = MILLISECOND;
 /// With this many events waiting for the driver, further pauses are ignored.
 const MAX_EVENTS: usize = 4096;
+/// The most answers to strangers that wait to be sent.
+const MAX_ANSWERS: usize = 256;
+/// The most answers to strangers per period: forged messages must not make this port a source of traffic.
+const MAX_ANSWERS_PER_PERIOD: u32 = 256;
+const ANSWER_PERIOD: u64 = 10 * MILLISECOND;
+/// The lowest rate of a link that a peer may pause: no pause lasts longer than 65535 quanta at this rate, 3.4 s.
+const MIN_PAUSE_RATE: u64 = 10_000_000;
+
+/// The port of a process: the processes of one host share its address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerPort {
+    /// The host's address.
+    pub address: IpAddr,
+    /// The slot of the process in its host; zero for a host with one process.
+    pub slot: u16,
+}
+
+impl From<IpAddr> for PeerPort {
+    fn from(address: IpAddr) -> PeerPort {
+        PeerPort { address, slot: 0 }
+    }
+}
 
 /// The state of a peer port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,8 +113,8 @@ impl LinkChange {
 /// A change of one link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkEvent {
-    /// The peer's address.
-    pub peer: IpAddr,
+    /// The peer.
+    pub peer: PeerPort,
     /// The change.
     pub change: LinkChange,
 }
@@ -104,17 +132,24 @@ pub enum UnreachablePort {
 #[derive(Debug)]
 pub struct LinkControl {
     incarnation: Incarnation,
+    secret: LinkSecret,
     dead_after: u64,
-    peers: BTreeMap<IpAddr, PeerLink>,
+    peers: BTreeMap<PeerPort, PeerLink>,
     grant_issuer: GrantIssuer,
     /// Addresses of this port whose traffic stays inside the HCA, without a link.
     internal_addresses: Vec<IpAddr>,
+    /// Every peer is a foreign one.
+    is_disabled: bool,
     /// The order in which this port sends frames.
     transmit_order: FrameOrder,
     events: VecDeque<LinkEvent>,
     expired_at: u64,
     /// A peer may have a message to send.
     has_pending_messages: bool,
+    /// HELLOs to ports that are not known yet.
+    answers: VecDeque<(PeerPort, Message)>,
+    answer_period_began_at: u64,
+    answers_in_period: u32,
 }
 
 impl LinkControl {
@@ -122,19 +157,29 @@ impl LinkControl {
     pub const DEAD_AFTER: u64 = 10_000 * MILLISECOND;
 
     /// The links of a port that starts at `now` and can grant [`budget`](crate::grant_budget) bytes. A later start
-    /// needs a higher incarnation, such as the wall clock in nanoseconds.
-    pub fn new(incarnation: Incarnation, budget: u64, now: u64) -> LinkControl {
+    /// needs a higher incarnation, such as the wall clock in nanoseconds, and another secret.
+    pub fn new(incarnation: Incarnation, secret: LinkSecret, budget: u64, now: u64) -> LinkControl {
         LinkControl {
             incarnation,
+            secret,
             dead_after: Self::DEAD_AFTER,
             peers: BTreeMap::new(),
-            grant_issuer: GrantIssuer::new(budget),
+            grant_issuer: GrantIssuer::new(budget, now),
             internal_addresses: Vec::new(),
+            is_disabled: false,
             transmit_order: FrameOrder::InOrder,
             events: VecDeque::new(),
             expired_at: now,
             has_pending_messages: false,
+            answers: VecDeque::new(),
+            answer_period_began_at: now,
+            answers_in_period: 0,
         }
+    }
+
+    /// Treats every peer as a foreign one, and sends and accepts no messages.
+    pub fn disable(&mut self) {
+        self.is_disabled = true;
     }
 
     /// Sets how long a peer may be silent before it is dead; at least a second, so that no grant outlives it.
@@ -168,7 +213,7 @@ impl LinkControl {
     }
 
     /// Whether `peer` sends in PSN order, so that frames in another order were reordered on the way.
-    pub fn transmits_in_order(&self, peer: IpAddr) -> bool {
+    pub fn transmits_in_order(&self, peer: PeerPort) -> bool {
         self.peers
             .get(&peer)
             .is_some_and(|peer| peer.is_established() && peer.remote_order == FrameOrder::InOrder)
@@ -180,35 +225,45 @@ impl LinkControl {
     }
 
     /// The state of `peer`, if it is known.
-    pub fn state(&self, peer: IpAddr) -> Option<PeerState> {
+    pub fn state(&self, peer: PeerPort) -> Option<PeerState> {
         self.peers.get(&peer).map(|peer| peer.state)
     }
 
     /// The peer, inserted if it is new; `None` if there are too many, or if the address is internal.
-    fn peer_or_insert(&mut self, address: IpAddr, now: u64) -> Option<&mut PeerLink> {
-        if self.is_internal(address) {
+    fn peer_or_insert(&mut self, peer: PeerPort, now: u64) -> Option<&mut PeerLink> {
+        if self.is_internal(peer.address) {
             return None;
         }
-        if self.peers.len() >= MAX_PEERS && !self.peers.contains_key(&address) {
-            let (dead, _) = self.peers.iter().find(|(_, peer)| peer.state == PeerState::Dead)?;
-            let dead = *dead;
-            let removed = self.peers.remove(&dead).expect("the peer was just found");
+        if self.peers.len() >= MAX_PEERS && !self.peers.contains_key(&peer) {
+            // A dead peer, or the one of those that this port never sent to that was silent for longest.
+            let evictable =
+                self.peers.iter().filter(|(_, peer)| peer.state == PeerState::Dead || !peer.is_used);
+            let oldest = evictable.min_by_key(|(_, peer)| (peer.state != PeerState::Dead, peer.last_used_at));
+            let removed = *oldest?.0;
+            self.grant_issuer.remove_sender(removed, now);
+            let link = self.peers.remove(&removed).expect("the peer was just found");
             // Neither this peer nor its successor may see an earlier incarnation of this port again.
-            self.incarnation = self.incarnation.max(removed.local_incarnation.next());
+            self.incarnation = self.incarnation.max(link.local_incarnation.next());
         }
         self.has_pending_messages = true;
         let ours = self.incarnation;
-        Some(self.peers.entry(address).or_insert_with(|| PeerLink::new(ours, now)))
+        Some(self.peers.entry(peer).or_insert_with(|| PeerLink::new(ours, now)))
     }
 
-    fn emit(&mut self, peer: IpAddr, change: LinkChange) {
+    fn emit(&mut self, peer: PeerPort, change: LinkChange) {
         self.events.push_back(LinkEvent { peer, change });
     }
 
     /// Monitors `peer`, because traffic waits for it. Starts to probe a peer that is unknown or dead.
-    pub fn watch(&mut self, peer: IpAddr, now: u64) {
-        if let Some(peer) = self.peer_or_insert(peer, now) {
-            peer.last_used_at = now;
+    pub fn watch(&mut self, peer: PeerPort, now: u64) {
+        let is_disabled = self.is_disabled;
+        if let Some(link) = self.peer_or_insert(peer, now) {
+            link.last_used_at = now;
+            if is_disabled && link.state == PeerState::Dead {
+                link.state = PeerState::Foreign;
+                return self.emit(peer, LinkChange::StateChanged(PeerState::Foreign));
+            }
+            let peer = link;
             match peer.state {
                 PeerState::Dead => peer.start_probing(now),
                 PeerState::Alive | PeerState::Stalled => {
@@ -227,21 +282,22 @@ impl LinkControl {
     }
 
     /// The charge that may be sent to `peer` now, to limit batches by.
-    pub fn allowance(&self, peer: IpAddr, now: u64) -> u64 {
+    pub fn allowance(&self, peer: PeerPort, now: u64) -> u64 {
         self.peers.get(&peer).map_or(0, |peer| peer.allowance(now))
     }
 
     /// Whether a frame or batch of this charge may be sent to `peer` now. If not, requests a grant for one frame; ask
     /// again after a message or a timeout.
-    pub fn may_send(&mut self, peer: IpAddr, charge: u64, now: u64) -> bool {
+    pub fn may_send(&mut self, peer: PeerPort, charge: u64, now: u64) -> bool {
         if self.allowance(peer, now) >= charge {
             return true;
         }
         self.watch(peer, now);
-        if let Some(peer) = self.peers.get_mut(&peer)
-            && peer.state != PeerState::Foreign
-        {
-            peer.grant_balance.may_send(charge);
+        if let Some(peer) = self.peers.get_mut(&peer) {
+            peer.is_used = true;
+            if peer.state != PeerState::Foreign {
+                peer.grant_balance.may_send(charge);
+            }
         }
         false
     }
@@ -250,7 +306,7 @@ impl LinkControl {
     ///
     /// # Panics
     /// If the allowance does not cover it.
-    pub fn record_sent(&mut self, peer: IpAddr, charge: u64, now: u64) {
+    pub fn record_sent(&mut self, peer: PeerPort, charge: u64, now: u64) {
         let peer = self.peers.get_mut(&peer).expect("the peer is known");
         peer.last_used_at = now;
         if peer.state == PeerState::Foreign {
@@ -265,10 +321,18 @@ impl LinkControl {
         }
     }
 
+    /// Counts what was sent to a foreign peer that acknowledges it: the HCA limits that.
+    pub fn record_clocked(&mut self, peer: PeerPort, charge: u64, now: u64) {
+        if let Some(peer) = self.peers.get_mut(&peer) {
+            (peer.last_used_at, peer.is_used) = (now, true);
+            peer.grant_balance.record_ungranted(charge);
+        }
+    }
+
     /// Sends a priority flow control frame once, merged with one that is still pending. A frame to the port itself
     /// takes effect at once.
-    pub fn send_pause(&mut self, peer: IpAddr, pause: Pause, now: u64) {
-        if self.is_internal(peer) {
+    pub fn send_pause(&mut self, peer: PeerPort, pause: Pause, now: u64) {
+        if self.is_internal(peer.address) {
             self.emit(peer, LinkChange::PauseReceived(pause));
         } else if let Some(peer) = self.peer_or_insert(peer, now) {
             peer.pending_pause.get_or_insert_default().merge(&pause);
@@ -276,22 +340,22 @@ impl LinkControl {
     }
 
     /// Whether link control with `peer` is established.
-    pub fn is_established(&self, peer: IpAddr) -> bool {
+    pub fn is_established(&self, peer: PeerPort) -> bool {
         self.peers.get(&peer).is_some_and(PeerLink::is_established)
     }
 
     /// Keeps this much of what was granted to and received from `peer` in use: it makes no room for new grants.
-    pub fn add_buffered(&mut self, peer: IpAddr, granted: u64) {
+    pub fn add_buffered(&mut self, peer: PeerPort, granted: u64) {
         self.grant_issuer.add_buffered(peer, granted);
     }
 
     /// Releases what was received from `peer`, except for at most `kept` bytes.
-    pub fn limit_buffered(&mut self, peer: IpAddr, kept: u64) {
+    pub fn limit_buffered(&mut self, peer: PeerPort, kept: u64) {
         self.grant_issuer.limit_buffered(peer, kept);
     }
 
     /// Counts a chunk that was read from the RoCE socket. Returns how much of it was granted.
-    pub fn record_received(&mut self, peer: IpAddr, charge: u64, now: u64) -> u64 {
+    pub fn record_received(&mut self, peer: PeerPort, charge: u64, now: u64) -> u64 {
         let granted = self.grant_issuer.record_received(peer, charge);
         match self.peers.get_mut(&peer) {
             Some(known) if known.state != PeerState::Dead => {
@@ -313,7 +377,7 @@ impl LinkControl {
     }
 
     /// An established peer sent something.
-    fn on_peer_activity(&mut self, address: IpAddr) {
+    fn on_peer_activity(&mut self, address: PeerPort) {
         if let Some(peer) = self.peers.get_mut(&address) {
             peer.silent_for = 0;
             peer.unanswered_probes = 0;
@@ -324,58 +388,139 @@ impl LinkControl {
         }
     }
 
-    /// Processes a link control message.
-    pub fn on_message(&mut self, from: IpAddr, message: &Message, now: u64) {
-        let Some(peer) = self.peer_or_insert(from, now) else { return };
-        let is_current = message.receiver == Some(peer.local_incarnation);
-        if let Body::Hello(exchange) = message.body {
-            let is_stale = peer.remote_incarnation.is_some_and(|known| message.sender < known);
-            // A reply to an earlier incarnation of this port is void.
-            if !is_stale && (exchange == ExchangeKind::Query || is_current) {
-                self.on_hello(from, message.sender, exchange, now);
-                if let Some(peer) = self.peers.get_mut(&from) {
-                    peer.remote_order = message.frame_order;
-                }
+    /// Processes a link control message. A rejected message changes nothing.
+    pub fn on_message(&mut self, from: IpAddr, message: &Message, now: u64) -> Result<(), LinkReject> {
+        let from = PeerPort { address: from, slot: message.slots.source };
+        if message.slots.destination != 0 || self.is_internal(from.address) || self.is_disabled {
+            return Err(LinkReject::NoSuchPort);
+        }
+        let is_authentic = message.token == Some(self.secret.token(from));
+        match message.body {
+            Body::Hello(hello) if is_authentic => return self.on_hello(from, message, hello, now),
+            Body::Hello(Hello { exchange: ExchangeKind::Query, token, .. }) => {
+                self.answer(from, ExchangeKind::Reply, Some(token), Some(message.sender), now);
+                return Ok(());
             }
-            return;
+            _ if !is_authentic => {
+                // This port may have restarted. A reply to a forged HELLO gets no answer.
+                if !matches!(message.body, Body::Hello(_)) {
+                    self.answer(from, ExchangeKind::Query, None, None, now);
+                }
+                return Err(LinkReject::BadToken);
+            }
+            _ => {}
         }
-        if !is_current || !peer.is_established() || peer.remote_incarnation != Some(message.sender) {
+        let current = self.peers.get_mut(&from).filter(|peer| {
+            let is_current = message.receiver == Some(peer.local_incarnation);
+            is_current && peer.is_established() && peer.remote_incarnation == Some(message.sender)
+        });
+        let Some(peer) = current else {
             // One side does not know the other's current incarnation.
-            peer.pending_hello = Some(ExchangeKind::Query);
-            return;
-        }
-        peer.remote_order = message.frame_order;
+            match self.peers.get_mut(&from).filter(|peer| peer.remote_token.is_some()) {
+                Some(peer) => peer.pending_hello = Some(ExchangeKind::Query),
+                None => self.answer(from, ExchangeKind::Query, None, None, now),
+            }
+            self.has_pending_messages = true;
+            return Err(LinkReject::Stale);
+        };
         match message.body {
             Body::Hello(_) => {}
-            Body::Request(request) => self.grant_issuer.on_request(from, &request, now),
-            Body::Grant(grant) => peer.grant_balance.on_grant(&grant, now),
-            Body::Heartbeat(Heartbeat { exchange: ExchangeKind::Query, stamp }) => {
+            Body::Request(request) => {
+                self.grant_issuer.on_request(from, &request, now).map_err(|_| LinkReject::OutOfBounds)?;
+            }
+            Body::Grant(grant) => {
+                let budget = peer.remote_budget;
+                peer.grant_balance.on_grant(&grant, budget, now).map_err(|_| LinkReject::OutOfBounds)?;
+            }
+            Body::Heartbeat(Heartbeat { exchange: ExchangeKind::Query, stamp, .. }) => {
                 peer.pending_heartbeat_reply = Some(stamp)
             }
-            Body::Heartbeat(Heartbeat { exchange: ExchangeKind::Reply, stamp }) => {
+            Body::Heartbeat(Heartbeat { exchange: ExchangeKind::Reply, stamp, returned }) => {
+                peer.grant_balance.on_revocation(returned);
                 peer.awaiting_heartbeat_reply = false;
                 peer.lease_renewed_at = peer.lease_renewed_at.max(Some(stamp.min(now)));
             }
-            Body::Pause(_) if self.events.len() >= MAX_EVENTS => {}
+            Body::Pause(pause) if pause.classes > 0xff || (1..MIN_PAUSE_RATE).contains(&pause.rate) => {
+                return Err(LinkReject::OutOfBounds);
+            }
+            Body::Pause(_) if self.events.len() >= MAX_EVENTS => return Err(LinkReject::OutOfBounds),
             Body::Pause(pause) => self.emit(from, LinkChange::PauseReceived(pause)),
         }
+        if let Some(peer) = self.peers.get_mut(&from) {
+            peer.remote_order = message.frame_order;
+        }
+        self.has_pending_messages = true;
         self.on_peer_activity(from);
+        Ok(())
     }
 
-    /// Processes a HELLO from the current or a new incarnation of a peer. A new incarnation has no state of the link.
-    fn on_hello(&mut self, from: IpAddr, sender: Incarnation, exchange: ExchangeKind, now: u64) {
-        let peer = self.peers.get_mut(&from).expect("the peer was just found");
-        let restarted = peer.remote_incarnation.is_some_and(|known| known != sender);
+    /// Answers a message without remembering it: sends a HELLO that gives the sender its token.
+    fn answer(
+        &mut self,
+        to: PeerPort,
+        exchange: ExchangeKind,
+        token: Option<Token>,
+        receiver: Option<Incarnation>,
+        now: u64,
+    ) {
+        if now >= self.answer_period_began_at + ANSWER_PERIOD {
+            (self.answer_period_began_at, self.answers_in_period) = (now, 0);
+        }
+        if self.answers_in_period >= MAX_ANSWERS_PER_PERIOD || self.answers.len() >= MAX_ANSWERS {
+            return;
+        }
+        self.answers_in_period += 1;
+        let known = self.peers.get(&to);
+        let message = Message {
+            sender: known.map_or(self.incarnation, |peer| peer.local_incarnation),
+            // A reply names the incarnation of the peer that this port knows, not the one that asks.
+            receiver: receiver.filter(|_| known.is_some_and(|peer| peer.remote_incarnation == receiver)),
+            token,
+            slots: slots(to),
+            frame_order: self.transmit_order,
+            body: Body::Hello(self.hello(to, exchange)),
+        };
+        self.answers.push_back((to, message));
+    }
+
+    fn hello(&self, to: PeerPort, exchange: ExchangeKind) -> Hello {
+        Hello { exchange, token: self.secret.token(to), budget: self.grant_issuer.budget() }
+    }
+
+    /// Processes a HELLO that carries the token of its sender. A new incarnation has no state of the link.
+    fn on_hello(
+        &mut self,
+        from: PeerPort,
+        message: &Message,
+        hello: Hello,
+        now: u64,
+    ) -> Result<(), LinkReject> {
+        let peer = self.peer_or_insert(from, now).ok_or(LinkReject::TooManyPeers)?;
+        if peer.remote_incarnation.is_some_and(|known| message.sender < known) {
+            return Err(LinkReject::Stale);
+        }
+        peer.remote_token = Some(hello.token);
+        if hello.exchange == ExchangeKind::Reply && message.receiver != Some(peer.local_incarnation) {
+            // The peer does not know this incarnation yet, and now believes what this port says.
+            if peer.state == PeerState::Dead {
+                peer.start_probing(now);
+            }
+            peer.pending_hello = Some(ExchangeKind::Query);
+            return Ok(());
+        }
+        let restarted = peer.remote_incarnation.is_some_and(|known| known != message.sender);
         if restarted {
             peer.reset(now);
-            self.grant_issuer.remove_sender(from, now);
+            peer.remote_token = Some(hello.token);
         }
-        if exchange == ExchangeKind::Query {
+        if hello.exchange == ExchangeKind::Query {
             peer.pending_hello = Some(ExchangeKind::Reply);
         }
         let changed = !matches!(peer.state, PeerState::Alive);
         peer.state = PeerState::Alive;
-        peer.remote_incarnation = Some(sender);
+        peer.remote_incarnation = Some(message.sender);
+        peer.remote_budget = hello.budget;
+        peer.remote_order = message.frame_order;
         peer.supports_link_control = true;
         peer.hello_interval = MIN_HELLO_INTERVAL;
         peer.silent_for = 0;
@@ -384,14 +529,16 @@ impl LinkControl {
         peer.heartbeat_due = true;
         peer.next_heartbeat_at = now + HEARTBEAT_INTERVAL;
         if restarted {
+            self.grant_issuer.remove_sender(from, now);
             self.emit(from, LinkChange::Restarted);
         } else if changed {
             self.emit(from, LinkChange::StateChanged(PeerState::Alive));
         }
+        Ok(())
     }
 
     /// Processes an ICMP port unreachable message. Read the error queues before the messages that arrived after them.
-    pub fn on_unreachable(&mut self, peer: IpAddr, port: UnreachablePort, now: u64) {
+    pub fn on_unreachable(&mut self, peer: PeerPort, port: UnreachablePort, now: u64) {
         let Some(known) = self.peers.get(&peer) else { return };
         let state = match (port, known.state) {
             (_, PeerState::Dead) | (UnreachablePort::Link, PeerState::Foreign) => return,
@@ -404,7 +551,7 @@ impl LinkControl {
     }
 
     /// Discards the state of a link.
-    fn close(&mut self, address: IpAddr, state: PeerState, now: u64) {
+    fn close(&mut self, address: PeerPort, state: PeerState, now: u64) {
         if let Some(peer) = self.peers.get_mut(&address) {
             peer.reset(now);
             peer.local_incarnation = peer.local_incarnation.next();
@@ -460,8 +607,9 @@ impl LinkControl {
                         peer.foreign_window_used = 0;
                     }
                     // Another port may be there now.
-                    if now >= peer.next_hello_at && now < peer.last_used_at + IDLE_AFTER {
-                        peer.pending_hello = Some(ExchangeKind::Query);
+                    if now >= peer.next_hello_at {
+                        let is_used = now < peer.last_used_at + IDLE_AFTER;
+                        peer.pending_hello = is_used.then_some(ExchangeKind::Query);
                         peer.next_hello_at = now + IDLE_HEARTBEAT_INTERVAL;
                     }
                 }
@@ -484,20 +632,29 @@ impl LinkControl {
     }
 
     /// The next message to send. Call it after every poll until it returns `None`.
-    pub fn transmit(&mut self, now: u64) -> Option<(IpAddr, Message)> {
+    pub fn transmit(&mut self, now: u64) -> Option<(PeerPort, Message)> {
         if let Some((address, grant)) = self.grant_issuer.transmit(now)
             && let Some(peer) = self.peers.get(&address)
         {
-            let body = Body::Grant(grant);
-            return Some((address, peer.message(self.transmit_order, body)));
+            return Some((address, peer.message(slots(address), self.transmit_order, Body::Grant(grant))));
         }
-        if !self.has_pending_messages {
+        if let Some(answer) = self.answers.pop_front() {
+            return Some(answer);
+        }
+        if !self.has_pending_messages || self.is_disabled {
             return None;
         }
-        let order = self.transmit_order;
-        for (address, peer) in &mut self.peers {
-            if let Some(body) = peer.next_message(now) {
-                return Some((*address, peer.message(order, body)));
+        let LinkControl { peers, secret, grant_issuer, transmit_order, .. } = self;
+        for (address, peer) in peers {
+            if let Some(mut body) = peer.next_message(now) {
+                match &mut body {
+                    Body::Hello(hello) => {
+                        (hello.token, hello.budget) = (secret.token(*address), grant_issuer.budget());
+                    }
+                    Body::Heartbeat(heartbeat) => heartbeat.returned = grant_issuer.returned(*address),
+                    _ => {}
+                }
+                return Some((*address, peer.message(slots(*address), *transmit_order, body)));
             }
         }
         self.has_pending_messages = false;
@@ -508,4 +665,9 @@ impl LinkControl {
     pub fn poll_event(&mut self) -> Option<LinkEvent> {
         self.events.pop_front()
     }
+}
+
+/// The slots of a link to `peer`: this port serves its host alone and sends from the RoCE port.
+fn slots(peer: PeerPort) -> Slots {
+    Slots { source: 0, destination: peer.slot, bits: 0, source_port: ROCE_PORT }
 }

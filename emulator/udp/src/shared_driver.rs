@@ -1,6 +1,6 @@
 //! A driver behind a lock, shared by callers and a thread that polls it when no caller does.
 
-use crate::system::WakeSet;
+use crate::system::{WakeSet, request_short_time_slices};
 use crate::{Driver, ProcessIdentity, Waker, wait_readable};
 use parking_lot::{Mutex, MutexGuard};
 use softhca_engine::Memory;
@@ -8,15 +8,16 @@ use softhca_queue::SleepFlag;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The thread takes over when no caller has polled for this long.
 const TAKEOVER_DELAY: Duration = Duration::from_micros(50);
 
-/// After this many idle polls, a caller yields its processor after each further one.
-const IDLE_POLLS_BEFORE_YIELD: u32 = 64;
+/// After a poll in which nothing moved, callers do not poll again for this long: a poll makes system calls, and a program
+/// may look at its completion queues between other work.
+const IDLE_POLL_INTERVAL: Duration = Duration::from_nanos(300);
 
 /// The most time that a stopping driver takes to send what is pending.
 const SHUTDOWN_LINGER: Duration = Duration::from_millis(100);
@@ -42,8 +43,8 @@ struct Shared<M> {
     started: Instant,
     /// When a caller last polled, in the driver's time.
     driven_at: AtomicU64,
-    /// Consecutive polls of callers in which nothing moved.
-    idle_polls: AtomicU32,
+    /// When callers poll next, in the driver's time.
+    next_poll_at: AtomicU64,
     /// Not zero while the thread sleeps and a doorbell must wake it.
     sleep_flag: SleepFlag,
     /// When the sleeping thread wakes by itself, in the driver's time. Written under the driver's lock.
@@ -82,7 +83,7 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
             policy,
             started,
             driven_at: AtomicU64::new(0),
-            idle_polls: AtomicU32::new(0),
+            next_poll_at: AtomicU64::new(0),
             sleep_flag,
             wakes_at: AtomicU64::new(0),
             stop: AtomicBool::new(false),
@@ -126,13 +127,18 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
         result
     }
 
-    /// One bounded poll in the caller's thread, unless another thread polls.
-    pub fn drive(&self) {
-        if self.shared.try_poll() == Some(true) {
-            self.shared.idle_polls.store(0, Ordering::Relaxed);
-        } else if self.shared.idle_polls.fetch_add(1, Ordering::Relaxed) >= IDLE_POLLS_BEFORE_YIELD {
-            std::thread::yield_now();
+    /// One bounded poll in the caller's thread, unless another thread polls or the last poll was idle a moment ago. Never
+    /// sleeps. Returns whether it polled.
+    pub fn drive(&self) -> bool {
+        let shared = &*self.shared;
+        let next = shared.next_poll_at.load(Ordering::Relaxed);
+        if next != 0 && shared.now() < next {
+            return false;
         }
+        let Some(moved) = shared.try_poll() else { return false };
+        let next = if moved { 0 } else { shared.now() + IDLE_POLL_INTERVAL.as_nanos() as u64 };
+        shared.next_poll_at.store(next, Ordering::Relaxed);
+        true
     }
 
     /// The caller stops polling: the thread takes over at once instead of after a delay.
@@ -145,6 +151,7 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
 
     /// Wakes the thread if it sleeps, after a doorbell.
     pub fn wake(&self) {
+        self.shared.next_poll_at.store(0, Ordering::Relaxed);
         if self.shared.sleep_flag.is_set() {
             self.shared.waker.wake();
         }
@@ -196,6 +203,7 @@ impl<M: Memory> Shared<M> {
     }
 
     fn run(&self) {
+        request_short_time_slices();
         while !self.stop.load(Ordering::Acquire) {
             match self.policy {
                 DrivePolicy::Callers => self.poll_if_callers_idle(),
@@ -256,8 +264,8 @@ impl<M: Memory> Shared<M> {
             } else if last.elapsed() >= busy_poll {
                 break;
             } else {
-                // The thread that produces work may wait for this processor.
-                std::thread::yield_now();
+                // A thread that yields waits for the time slices of programs that poll.
+                std::hint::spin_loop();
             }
         }
         self.poll_or_sleep(self.driver.lock());

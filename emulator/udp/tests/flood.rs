@@ -1,8 +1,8 @@
 //! Losslessness on real sockets: no receive buffer overflows, even if its owner sleeps.
 
 use softhca_udp::{
-    HostSockets, LinkChange, LinkControl, NetworkErrorCause, PeerState, ReceiveBatch, Segmentation,
-    SendError, SocketOptions, UnreachablePort, grant_budget, wait_readable,
+    HostSockets, LinkChange, LinkControl, LinkSecret, NetworkErrorCause, PeerState, ReceiveBatch,
+    Segmentation, SendError, SocketOptions, UnreachablePort, grant_budget, wait_readable,
 };
 use softhca_wire::link_control::{Incarnation, Message};
 use std::net::{IpAddr, Ipv4Addr};
@@ -23,7 +23,12 @@ struct Node {
 impl Node {
     fn new(address: IpAddr, options: SocketOptions) -> Node {
         let sockets = HostSockets::bind(address, options).expect("a free loopback address");
-        let links = LinkControl::new(Incarnation::new(1), grant_budget(sockets.roce.receive_buffer()), 0);
+        let links = LinkControl::new(
+            Incarnation::new(1),
+            LinkSecret::from_system(),
+            grant_budget(sockets.roce.receive_buffer()),
+            0,
+        );
         Node { sockets, links, begin: Instant::now(), batch: ReceiveBatch::new(), changes: Vec::new() }
     }
 
@@ -39,7 +44,7 @@ impl Node {
         {
             while let Some(error) = socket.poll_error().expect("the error queue can be read") {
                 if let (Some(peer), NetworkErrorCause::PortUnreachable) = (error.peer, error.cause) {
-                    self.links.on_unreachable(peer.ip(), port, now);
+                    self.links.on_unreachable(peer.ip().into(), port, now);
                 }
             }
         }
@@ -47,7 +52,7 @@ impl Node {
             self.sockets.link.receive(&mut self.batch).expect("the link socket can be read");
             for datagram in self.batch.datagrams() {
                 let message = Message::parse(datagram.bytes).expect("a link control message");
-                self.links.on_message(datagram.source.ip(), &message, now);
+                let _ = self.links.on_message(datagram.source.ip(), &message, now);
             }
             if self.batch.is_empty() {
                 break;
@@ -56,7 +61,7 @@ impl Node {
         loop {
             self.sockets.roce.receive(&mut self.batch).expect("the RoCE socket can be read");
             for chunk in self.batch.chunks() {
-                self.links.record_received(chunk.source.ip(), chunk.charge(), now);
+                self.links.record_received(chunk.source.ip().into(), chunk.charge(), now);
                 chunk.datagrams().for_each(|datagram| on_frame(datagram.source.ip(), datagram.bytes));
             }
             if self.batch.is_empty() {
@@ -73,7 +78,7 @@ impl Node {
         let now = self.now();
         while let Some((to, message)) = self.links.transmit(now) {
             // Link control may be lost.
-            let _ = self.sockets.link.send_batch(to, 0, Message::LEN, &message.emit());
+            let _ = self.sockets.link.send_batch(to.address, 0, Message::LEN, &message.emit());
         }
         while let Some(event) = self.links.poll_event() {
             self.changes.push(event.change);
@@ -95,23 +100,27 @@ impl Node {
             self.receive(|_, _| {});
             while next < frames {
                 let now = self.now();
-                let allowance = self.links.allowance(to, now);
+                let allowance = self.links.allowance(to.into(), now);
                 let segments =
                     self.sockets.roce.max_segments_within(to, size, allowance).min((frames - next) as usize);
                 if segments == 0 {
                     let charge = self.sockets.roce.batch_charge(to, size, 1);
-                    assert!(!self.links.may_send(to, charge, now));
+                    assert!(!self.links.may_send(to.into(), charge, now));
                     break;
                 }
                 let charge = self.sockets.roce.batch_charge(to, size, segments);
-                assert!(self.links.may_send(to, charge, now));
+                assert!(self.links.may_send(to.into(), charge, now));
                 let mut batch = vec![0; segments * size];
                 for (index, frame) in batch.chunks_mut(size).enumerate() {
                     frame[..4].copy_from_slice(&(next + index as u32).to_be_bytes());
                 }
                 match self.sockets.roce.send_batch(to, 0, size, &batch) {
                     Ok(sent) => {
-                        self.links.record_sent(to, self.sockets.roce.batch_charge(to, size, sent), now);
+                        self.links.record_sent(
+                            to.into(),
+                            self.sockets.roce.batch_charge(to, size, sent),
+                            now,
+                        );
                         next += sent as u32;
                     }
                     Err(SendError::WouldBlock) => break,
@@ -213,9 +222,9 @@ fn address_without_a_port_is_foreign_and_then_dead() {
     while !node.changes.contains(&LinkChange::StateChanged(PeerState::Dead)) {
         node.receive(|_, _| {});
         let (now, charge) = (node.now(), node.sockets.roce.batch_charge(nobody, 64, 1));
-        if node.links.may_send(nobody, charge, now) {
+        if node.links.may_send(nobody.into(), charge, now) {
             node.sockets.roce.send_batch(nobody, 0, 64, &[0; 64]).expect("loopback accepts it");
-            node.links.record_sent(nobody, charge, now);
+            node.links.record_sent(nobody.into(), charge, now);
         }
         node.transmit();
         node.sleep();

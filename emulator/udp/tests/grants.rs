@@ -2,10 +2,14 @@
 //! Invariants: no receive buffer is charged beyond its budget, and every sender makes progress.
 
 use proptest::prelude::*;
+use softhca_engine::LinkReject;
 use softhca_udp::{
-    LinkChange, LinkControl, MAX_FRAME_CHARGE, PeerState, UnreachablePort, charge, grant_budget,
+    LinkChange, LinkControl, LinkSecret, MAX_FRAME_CHARGE, PeerPort, PeerState, UnreachablePort, charge,
+    grant_budget,
 };
-use softhca_wire::link_control::{Incarnation, Message, Pause};
+use softhca_wire::link_control::{
+    Body, ExchangeKind, Grant, GrantRequest, Heartbeat, Hello, Incarnation, Message, Pause, Token,
+};
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -33,12 +37,12 @@ impl Random {
     }
 }
 
-fn address(port: usize) -> IpAddr {
-    Ipv4Addr::from(0x7f00_0002 + port as u32).into()
+fn address(port: usize) -> PeerPort {
+    IpAddr::from(Ipv4Addr::from(0x7f00_0002 + port as u32)).into()
 }
 
-fn index(address: IpAddr) -> usize {
-    match address {
+fn index(port: PeerPort) -> usize {
+    match port.address {
         IpAddr::V4(v4) => (u32::from(v4) - 0x7f00_0002) as usize,
         IpAddr::V6(_) => unreachable!("simulated ports have IPv4 addresses"),
     }
@@ -54,7 +58,7 @@ struct Port {
     socket_bytes: u64,
     /// The link socket.
     control: VecDeque<(usize, Message)>,
-    errors: Vec<(IpAddr, UnreachablePort)>,
+    errors: Vec<(PeerPort, UnreachablePort)>,
     /// Chunks that one poll reads.
     reads_per_poll: u64,
     stopped_until: u64,
@@ -62,6 +66,7 @@ struct Port {
     /// Frames left to send, by destination.
     backlog: Vec<u64>,
     changes: Vec<(usize, LinkChange)>,
+    rejects: Vec<LinkReject>,
 }
 
 /// The faults and their rates.
@@ -106,7 +111,10 @@ impl SimulatedPorts {
 
     fn new_port(&mut self, ports: usize) -> Port {
         self.incarnations += 1000;
-        let mut links = LinkControl::new(Incarnation::new(self.incarnations), self.budget, self.now);
+        let mut links = {
+            let secret = LinkSecret::predictable(self.random.next());
+            LinkControl::new(Incarnation::new(self.incarnations), secret, self.budget, self.now)
+        };
         links.set_dead_after(2 * SECOND);
         Port {
             links,
@@ -120,6 +128,7 @@ impl SimulatedPorts {
             down_until: None,
             backlog: vec![0; ports],
             changes: Vec::new(),
+            rejects: Vec::new(),
         }
     }
 
@@ -193,7 +202,8 @@ impl SimulatedPorts {
             port.links.on_unreachable(peer, which, now);
         }
         while let Some((from, message)) = port.control.pop_front() {
-            port.links.on_message(address(from), &message, now);
+            let result = port.links.on_message(address(from).address, &message, now);
+            port.rejects.extend(result.err());
         }
         for _ in 0..port.reads_per_poll {
             match port.socket.pop_front() {
@@ -255,8 +265,10 @@ impl SimulatedPorts {
                 self.ports[to].socket.push_back((from, charge, granted));
                 self.ports[to].charged += granted;
                 self.ports[to].socket_bytes += charge;
-                let charged = self.ports[to].charged;
-                assert!(charged <= self.budget, "{charged} in a socket for {}", self.budget);
+                // Senders may use the grants of a port that is no more, which together with a quarter of the budget
+                // fit into half of the buffer.
+                let (charged, limit) = (self.ports[to].charged, self.budget + self.budget / 4);
+                assert!(charged <= limit, "{charged} in a socket for {limit}");
             }
         }
     }
@@ -320,14 +332,17 @@ fn seventy_senders_share_a_default_buffer() {
 
 #[test]
 fn restarted_port_does_not_grant_what_its_last_incarnation_granted() {
-    for seed in 0..200 {
-        let mut simulation = SimulatedPorts::new(seed, 2, grant_budget(212_992), NO_FAULTS);
+    for seed in 0..40 {
+        let senders = 1 + seed as usize % 5;
+        let mut simulation = SimulatedPorts::new(seed, senders + 1, grant_budget(212_992), NO_FAULTS);
         simulation.faulty_until = 0;
-        simulation.ports[1].backlog[0] = 4000;
+        for sender in 1..=senders {
+            simulation.ports[sender].backlog[0] = 8000 / senders as u64;
+        }
         for life in 0..6 {
             // A slow reader: granted data is sent and stays in the socket.
             simulation.ports[0].reads_per_poll = 1;
-            let until = simulation.now + MILLISECOND * (20 + 7 * life);
+            let until = simulation.now + MILLISECOND * (600 + 7 * life);
             while simulation.now < until {
                 simulation.tick();
             }
@@ -411,7 +426,8 @@ fn restart_of_a_peer_is_detected() {
 
 #[test]
 fn foreign_port_gets_a_small_window() {
-    let mut links = LinkControl::new(Incarnation::new(1), grant_budget(212_992), 0);
+    let mut links =
+        LinkControl::new(Incarnation::new(1), LinkSecret::from_system(), grant_budget(212_992), 0);
     let peer = address(7);
     assert!(!links.may_send(peer, MAX_FRAME_CHARGE, 0));
     assert!(links.transmit(0).is_some(), "HELLO is sent at once");
@@ -442,4 +458,149 @@ fn pause_reaches_the_peer() {
         simulation.tick();
     }
     assert!(simulation.ports[1].changes.contains(&(0, LinkChange::PauseReceived(pause))));
+}
+
+/// Two ports with an established link and traffic in both directions.
+fn established_pair(seed: u64) -> SimulatedPorts {
+    let mut simulation = SimulatedPorts::new(seed, 2, grant_budget(212_992), NO_FAULTS);
+    simulation.faulty_until = 0;
+    (simulation.ports[0].backlog[1], simulation.ports[1].backlog[0]) = (100, 100);
+    simulation.run(20 * SECOND);
+    for port in &mut simulation.ports {
+        port.rejects.clear();
+        port.changes.clear();
+    }
+    simulation
+}
+
+/// Everything that an attacker may want to say in the name of port 1, with a token that it can only guess.
+fn forgeries(simulation: &SimulatedPorts, token: Option<Token>) -> Vec<Message> {
+    // The attacker may know both incarnations: they are no secret.
+    let incarnation = |port: usize| Incarnation::new(1000 * (port as u64 + 1));
+    let message = |sender, body| Message {
+        sender,
+        receiver: Some(incarnation(0)),
+        token,
+        slots: Default::default(),
+        frame_order: Default::default(),
+        body,
+    };
+    let later = Incarnation::new(u64::MAX);
+    let hello = |exchange| Body::Hello(Hello { exchange, token: Token::new(7), budget: u64::MAX });
+    let stop = Pause { classes: 0xff, quanta: [u16::MAX; 8], rate: 0 };
+    let heartbeat =
+        |exchange, returned| Body::Heartbeat(Heartbeat { exchange, stamp: simulation.now, returned });
+    let grant = Grant { granted: u64::MAX, returned: 0, max_unused: 0 };
+    let request = GrantRequest { consumed: 0, returned: 0, needed: MAX_FRAME_CHARGE, wanted: 1 << 28 };
+    let bodies = [
+        hello(ExchangeKind::Query),
+        hello(ExchangeKind::Reply),
+        Body::Pause(stop),
+        Body::Grant(grant),
+        Body::Grant(Grant { granted: 1 << 40, ..grant }),
+        Body::Request(request),
+        Body::Request(GrantRequest { consumed: u64::MAX, ..request }),
+        heartbeat(ExchangeKind::Query, 0),
+        heartbeat(ExchangeKind::Reply, u64::MAX),
+    ];
+    let senders = [incarnation(1), later];
+    senders.iter().flat_map(|sender| bodies.map(|body| message(*sender, body))).collect()
+}
+
+#[test]
+fn forged_messages_change_nothing() {
+    for seed in 0..20 {
+        let mut simulation = established_pair(seed);
+        let guesses = [None, Some(Token::new(seed)), Some(Token::new(simulation.random.next()))];
+        for token in guesses {
+            for message in forgeries(&simulation, token) {
+                let is_query =
+                    matches!(message.body, Body::Hello(Hello { exchange: ExchangeKind::Query, .. }));
+                let before = format!("{:?}", simulation.ports[0].links.grant_issuer());
+                let now = simulation.now;
+                let links = &mut simulation.ports[0].links;
+                let result = links.on_message(address(1).address, &message, now);
+                // A stranger's HELLO gets an answer, but no state.
+                assert_eq!(result, if is_query { Ok(()) } else { Err(LinkReject::BadToken) }, "{message}");
+                assert_eq!(format!("{:?}", links.grant_issuer()), before, "{message}");
+                assert_eq!(links.poll_event(), None, "{message}");
+                assert_eq!(links.state(address(1)), Some(PeerState::Alive));
+            }
+        }
+        // The answers reach the real port 1 and do not disturb it either.
+        (simulation.ports[0].backlog[1], simulation.ports[1].backlog[0]) = (100, 100);
+        let end = simulation.now + 100 * MILLISECOND;
+        while simulation.now < end {
+            simulation.tick();
+        }
+        assert!(simulation.done(), "{:?}", simulation.backlogs());
+        assert!(simulation.ports.iter().all(|port| port.changes.is_empty()));
+    }
+}
+
+#[test]
+fn strangers_leave_no_state() {
+    let mut simulation = established_pair(3);
+    let now = simulation.now;
+    let budget = simulation.ports[0].links.grant_issuer().outstanding();
+    let messages = forgeries(&simulation, Some(Token::new(9)));
+    let links = &mut simulation.ports[0].links;
+    for stranger in 0..100_000u32 {
+        let from = IpAddr::from(Ipv4Addr::from(0x7f10_0000 + stranger));
+        let message = messages[stranger as usize % messages.len()];
+        let _ = links.on_message(from, &message, now);
+        assert_eq!(links.state(from.into()), None);
+    }
+    assert_eq!(links.grant_issuer().outstanding(), budget);
+    let answers = std::iter::from_fn(|| links.transmit(now)).count();
+    assert!(answers <= 300, "{answers} answers to forged messages");
+}
+
+#[test]
+fn peer_that_proved_its_address_cannot_say_the_impossible() {
+    let mut simulation = established_pair(4);
+    let now = simulation.now;
+    // A real message of port 1 has the right token.
+    simulation.ports[1].links.send_pause(address(0), Pause { classes: 1, ..Pause::default() }, now);
+    let (_, real) = simulation.ports[1].links.transmit(now).expect("a pause");
+    let links = &mut simulation.ports[0].links;
+    let slow = Pause { classes: 8, quanta: [u16::MAX; 8], rate: 1 };
+    let request = GrantRequest { consumed: u64::MAX, returned: 0, needed: u64::MAX, wanted: u64::MAX };
+    for body in [
+        Body::Pause(slow),
+        Body::Pause(Pause { classes: 0x100, rate: 0, ..slow }),
+        Body::Grant(Grant { granted: u64::MAX, returned: 0, max_unused: 0 }),
+        Body::Request(request),
+    ] {
+        let message = Message { body, ..real };
+        let result = links.on_message(address(1).address, &message, now);
+        assert_eq!(result, Err(LinkReject::OutOfBounds), "{message}");
+        assert_eq!(links.poll_event(), None);
+    }
+    let elsewhere =
+        Message { slots: softhca_wire::link_control::Slots { destination: 1, ..real.slots }, ..real };
+    assert_eq!(links.on_message(address(1).address, &elsewhere, now), Err(LinkReject::NoSuchPort));
+    let old = Message { sender: Incarnation::new(1), ..real };
+    assert_eq!(links.on_message(address(1).address, &old, now), Err(LinkReject::Stale));
+    assert_eq!(
+        links.on_message(address(2).address, &real, now),
+        Err(LinkReject::BadToken),
+        "a token has one owner"
+    );
+    assert_eq!(links.on_message(address(1).address, &real, now), Ok(()));
+}
+
+#[test]
+fn strangers_replace_no_peer_in_use() {
+    let mut simulation = established_pair(5);
+    let now = simulation.now;
+    let links = &mut simulation.ports[0].links;
+    // Packets of strangers, with or without link control, fill the table.
+    for stranger in 0..5000u32 {
+        let from = IpAddr::from(Ipv4Addr::from(0x7f10_0000 + stranger));
+        links.record_received(from.into(), 1024, now + u64::from(stranger));
+    }
+    assert_eq!(links.state(address(1)), Some(PeerState::Alive));
+    assert!(!links.may_send(address(7), MAX_FRAME_CHARGE, now + 10_000), "no grant yet");
+    assert_eq!(links.state(address(7)), Some(PeerState::Probing), "a new peer finds room");
 }

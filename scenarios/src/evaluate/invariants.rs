@@ -1,4 +1,4 @@
-//! What must hold throughout a run.
+//! Invariants: conditions that hold throughout a run.
 
 use super::{CheckResult, Evaluator};
 use crate::executor::Origin;
@@ -48,14 +48,14 @@ impl Evaluator<'_> {
 
     fn one_nak_in_flight(&self) -> Option<Violation> {
         let mut outstanding: BTreeMap<usize, Psn> = BTreeMap::new();
-        for told in &self.results.record.timeline {
-            let Some(qp) = told.qp else { continue };
-            match &told.event {
+        for entry in &self.results.record.timeline {
+            let Some(qp) = entry.qp else { continue };
+            match &entry.event {
                 RecordedEvent::Sent { sighting } if matches!(sighting.class, PacketClass::Nak(_)) => {
                     let psn = sighting.psn?;
                     if let Some(first) = outstanding.insert(qp, psn) {
                         return Some((
-                            told.time_ns,
+                            entry.time_ns,
                             qp,
                             format!("a NAK of {psn} while one of {first} is in flight"),
                         ));
@@ -74,12 +74,12 @@ impl Evaluator<'_> {
     }
 
     fn nak_carries_first_lost_psn(&self) -> Option<Violation> {
-        // By the queue pair that asks: requests that were lost and are missed, and those that were taken.
+        // By requester: PSNs that were lost and are still missing, and PSNs that arrived.
         let mut lost: BTreeMap<usize, BTreeSet<i64>> = BTreeMap::new();
-        let mut taken: BTreeMap<usize, BTreeSet<u32>> = BTreeMap::new();
-        let mut came = (usize::MAX, Psn::new(0), 0, false);
-        for told in &self.results.record.timeline {
-            match &told.event {
+        let mut arrived: BTreeMap<usize, BTreeSet<u32>> = BTreeMap::new();
+        let mut latest = (usize::MAX, Psn::new(0), 0, false);
+        for entry in &self.results.record.timeline {
+            match &entry.event {
                 RecordedEvent::Fault { lost: true, sighting, .. }
                     if sighting.packet_type == Some(PacketType::Request) =>
                 {
@@ -88,9 +88,9 @@ impl Evaluator<'_> {
                     else {
                         continue;
                     };
-                    // Nobody misses the loss of a packet that came before.
+                    // The loss of a packet that arrived before has no effect.
                     let qp = Plan::qp_of_role(role);
-                    if !taken.entry(qp).or_default().contains(&psn.value()) {
+                    if !arrived.entry(qp).or_default().contains(&psn.value()) {
                         lost.entry(qp).or_default().insert(relative);
                     }
                 }
@@ -102,14 +102,14 @@ impl Evaluator<'_> {
                     };
                     let qp = Plan::qp_of_role(role);
                     let was_lost = lost.entry(qp).or_default().remove(&relative);
-                    taken.entry(qp).or_default().insert(psn.value());
-                    came = (qp, psn, relative, was_lost);
+                    arrived.entry(qp).or_default().insert(psn.value());
+                    latest = (qp, psn, relative, was_lost);
                 }
-                // An earlier copy that came too early does not make up for a later one that was lost.
+                // An earlier copy that arrived too early does not replace a later one that was lost.
                 RecordedEvent::Rejected { psn } => {
-                    let (qp, last, relative, was_lost) = came;
-                    if told.qp.map(|at| self.plan.qps[at].peer) == Some(qp) && last == *psn {
-                        taken.entry(qp).or_default().remove(&psn.value());
+                    let (qp, last, relative, was_lost) = latest;
+                    if entry.qp.map(|at| self.plan.qps[at].peer) == Some(qp) && last == *psn {
+                        arrived.entry(qp).or_default().remove(&psn.value());
                         if was_lost {
                             lost.entry(qp).or_default().insert(relative);
                         }
@@ -123,10 +123,10 @@ impl Evaluator<'_> {
                     };
                     let first = lost.get(&Plan::qp_of_role(role)).and_then(|lost| lost.first().copied());
                     if first != Some(named) {
-                        let qp = told.qp.unwrap_or(0);
+                        let qp = entry.qp.unwrap_or(0);
                         let first = first.map_or("nothing".to_owned(), |first| format!("+{first}"));
                         return Some((
-                            told.time_ns,
+                            entry.time_ns,
                             qp,
                             format!("a NAK names +{named}, but {first} was lost first"),
                         ));
@@ -141,17 +141,17 @@ impl Evaluator<'_> {
     fn exactly_once(&self) -> Option<Violation> {
         let mut written = BTreeSet::new();
         let mut received = BTreeSet::new();
-        for told in &self.results.record.timeline {
-            let Some(qp) = told.qp else { continue };
-            match &told.event {
+        for entry in &self.results.record.timeline {
+            let Some(qp) = entry.qp else { continue };
+            match &entry.event {
                 RecordedEvent::MemoryWritten { psn } if !written.insert((qp, psn.value())) => {
-                    return Some((told.time_ns, qp, format!("PSN {psn} changed memory a second time")));
+                    return Some((entry.time_ns, qp, format!("PSN {psn} changed memory a second time")));
                 }
                 RecordedEvent::Completed { completion }
                     if completion.opcode.is_receive() && !received.insert((qp, completion.wr_id)) =>
                 {
                     return Some((
-                        told.time_ns,
+                        entry.time_ns,
                         qp,
                         format!("receive #{} completed a second time", completion.wr_id),
                     ));
@@ -195,7 +195,7 @@ impl Evaluator<'_> {
             if self.results.log.pending_completions[index] > 0 {
                 let left = self.results.log.pending_completions[index];
                 return Some((
-                    self.results.ended_ns,
+                    self.results.end.ended_ns,
                     step.qp,
                     format!("{left} work requests never completed"),
                 ));
@@ -224,6 +224,6 @@ impl Evaluator<'_> {
 
     fn only_injected_loss(&self) -> Option<Violation> {
         let lost = self.results.record.uninjected_losses;
-        (lost > 0).then(|| (self.results.ended_ns, 0, format!("{lost} packets were")))
+        (lost > 0).then(|| (self.results.end.ended_ns, 0, format!("{lost} packets were")))
     }
 }

@@ -24,7 +24,7 @@ impl Evaluator<'_> {
     }
 
     fn goodput(&self, of: &Subject, during: Option<InclusiveRange>) -> u64 {
-        let window = during.map(|span| (span.first, span.last.min(self.results.ended_ns)));
+        let window = during.map(|span| (span.first, span.last.min(self.results.end.ended_ns)));
         let inside = |seen: &&ObservedCompletion| {
             window.is_none_or(|(first, last)| (first..=last).contains(&seen.time_ns))
         };
@@ -69,7 +69,7 @@ impl Evaluator<'_> {
 
     /// The goodput of every workload.
     pub(super) fn goodputs(&self) -> BTreeMap<String, u64> {
-        if self.results.in_real_time {
+        if self.results.end.in_real_time {
             return BTreeMap::new();
         }
         let one = |(workload, name): (usize, &String)| {

@@ -1,52 +1,12 @@
 //! Connection management of programs: listeners, pending requests and events.
 
-use super::{Executor, FailedCall, Hosts};
+use super::{Executor, FailedCall};
+use crate::hosts::{CmEvent, Hosts};
 use crate::plan::StepAction;
 use crate::spec::Errno;
-use softhca_engine::{QpState, QpType};
-use softhca_queue::cm::{EventType, UdParameters};
+use softhca_engine::QpState;
+use softhca_queue::cm::EventType;
 use std::collections::BTreeMap;
-
-/// The connection management calls of programs. Queue pairs and hosts are indices in the plan.
-pub trait ConnectionManagers {
-    /// Listens at a port of a host for queue pairs of a type; returns the id of the listener.
-    fn listen(&mut self, host: usize, kind: QpType, port: u16) -> Result<u32, Errno>;
-    /// Requests a connection to the host of the peer; returns the id.
-    fn connect(&mut self, qp: usize, port: u16, private_data: &[u8]) -> Result<u32, Errno>;
-    /// Takes a queue pair to RTS and accepts the request of an id.
-    fn accept(&mut self, qp: usize, id: u32, private_data: &[u8]) -> Result<(), Errno>;
-    /// Rejects a request.
-    fn reject(&mut self, qp: usize, id: u32, reason: u16, private_data: &[u8]) -> Result<(), Errno>;
-    /// Takes a queue pair to RTS after its request was accepted, and sends the RTU.
-    fn establish(&mut self, qp: usize, id: u32) -> Result<(), Errno>;
-    /// Sets the destination of a UD queue pair.
-    fn set_datagram_target(&mut self, qp: usize, target: UdParameters) -> Result<(), Errno>;
-    /// Stops a queue pair and closes its connection, or confirms a close.
-    fn disconnect(&mut self, qp: usize, id: u32) -> Result<(), Errno>;
-    /// Destroys the ids of the program of a host.
-    fn destroy_cm_ids(&mut self, host: usize);
-}
-
-/// An event of the connection manager of a host.
-#[derive(Clone, Debug)]
-pub struct CmEvent {
-    /// Host.
-    pub host: usize,
-    /// Id; a new one for a request.
-    pub id: u32,
-    /// Listener of a request.
-    pub listener: Option<u32>,
-    /// Queue pair of the active side, if known.
-    pub active_qp: Option<usize>,
-    /// Event.
-    pub kind: EventType,
-    /// Zero, a negative errno, or the reason of a REJ.
-    pub status: i32,
-    /// Private data of the peer.
-    pub private_data: Vec<u8>,
-    /// Destination of datagrams.
-    pub target: Option<UdParameters>,
-}
 
 /// A connection management event that a program received.
 #[derive(Clone, Debug)]
@@ -132,7 +92,7 @@ impl Executor<'_> {
     }
 
     /// Runs a connection management step.
-    pub(super) fn run_cm_step(&mut self, now_ns: u64, step: usize, hosts: &mut dyn Hosts) {
+    pub(super) fn run_cm_step(&mut self, now_ns: u64, step: usize, hosts: &mut Hosts<'_>) {
         let plan = self.plan;
         let (qp, action) = (plan.steps[step].qp, &plan.steps[step].action);
         let id = self.log.connections.by_qp.get(&qp).copied();
@@ -176,7 +136,7 @@ impl Executor<'_> {
     }
 
     /// Makes a queue pair wait for a request at a port.
-    fn listen(&mut self, now_ns: u64, step: usize, port: u16, hosts: &mut dyn Hosts) -> Result<(), Errno> {
+    fn listen(&mut self, now_ns: u64, step: usize, port: u16, hosts: &mut Hosts<'_>) -> Result<(), Errno> {
         let qp = self.plan.steps[step].qp;
         let (host, kind) = (self.plan.qps[qp].host, self.plan.pair_of(qp).kind);
         let key = (host, kind.is_datagram(), port);
@@ -196,7 +156,7 @@ impl Executor<'_> {
     }
 
     /// Assigns a request to a waiting queue pair: the peer of the active queue pair, if the request identifies it.
-    fn dispatch_request(&mut self, now_ns: u64, request: PendingRequest, hosts: &mut dyn Hosts) {
+    fn dispatch_request(&mut self, now_ns: u64, request: PendingRequest, hosts: &mut Hosts<'_>) {
         let PendingRequest { host, listener, id, active_qp, .. } = request;
         let plan = self.plan;
         let is_it = |at: u32, qp: usize| {
@@ -236,7 +196,7 @@ impl Executor<'_> {
     }
 
     /// Processes an event of the connection manager of a host.
-    pub fn on_cm_event(&mut self, now_ns: u64, event: CmEvent, hosts: &mut dyn Hosts) {
+    pub(super) fn on_cm_event(&mut self, now_ns: u64, event: CmEvent, hosts: &mut Hosts<'_>) {
         let CmEvent { host, id, listener, active_qp, mut kind, mut status, private_data, target } = event;
         if let (EventType::ConnectRequest, Some(listener)) = (kind, listener) {
             return self.dispatch_request(

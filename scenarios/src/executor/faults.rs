@@ -1,6 +1,7 @@
 //! Faults of programs: at a time, in a verb call, with a completion.
 
-use super::{Executor, Hosts, ScheduledAction};
+use super::{Executor, ScheduledAction};
+use crate::hosts::Hosts;
 use crate::plan::{CompletionChange, FabricChange, FaultKind, TimedFault};
 use crate::spec::{Errno, Verb};
 use softhca_fabric::{Choice, Repeat, RuleId, Seed};
@@ -32,14 +33,14 @@ impl HitCounter {
 
 impl Executor<'_> {
     /// Applies a change to the fabric.
-    pub(super) fn apply_change(&mut self, what: FabricChange, hosts: &mut dyn Hosts) {
+    pub(super) fn apply_change(&mut self, what: FabricChange, hosts: &mut Hosts<'_>) {
         if let Err(why) = hosts.apply(what) {
             self.log.error.get_or_insert(why);
         }
     }
 
     /// Applies a timed fault.
-    pub(super) fn apply_timed_fault(&mut self, now_ns: u64, what: &TimedFault, hosts: &mut dyn Hosts) {
+    pub(super) fn apply_timed_fault(&mut self, now_ns: u64, what: &TimedFault, hosts: &mut Hosts<'_>) {
         match *what {
             TimedFault::Fabric { change: what, for_ns } => {
                 self.apply_change(what, hosts);
@@ -48,16 +49,10 @@ impl Executor<'_> {
                 }
             }
             TimedFault::Flap(flap) => {
-                let (cable, ways) = (flap.link, [true, true]);
+                let (link, directions) = (flap.link, [true, true]);
                 for (at_ns, state) in flap.transitions(now_ns) {
-                    self.schedule(
-                        at_ns,
-                        ScheduledAction::Fabric(FabricChange::LinkState {
-                            link: cable,
-                            directions: ways,
-                            state,
-                        }),
-                    );
+                    let change = FabricChange::LinkState { link, directions, state };
+                    self.schedule(at_ns, ScheduledAction::Fabric(change));
                 }
             }
             TimedFault::Stall { host, for_ns } => {
@@ -73,7 +68,7 @@ impl Executor<'_> {
         }
     }
 
-    fn kill(&mut self, host: usize, hosts: &mut dyn Hosts) {
+    fn kill(&mut self, host: usize, hosts: &mut Hosts<'_>) {
         for qp in 0..self.plan.qps.len() {
             if self.plan.qps[qp].host == host && !self.qps[qp].is_destroyed {
                 self.qps[qp].is_destroyed = true;

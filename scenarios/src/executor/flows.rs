@@ -1,6 +1,7 @@
 //! Flows: the next work request of a flow, and the rounds of a ping-pong.
 
-use super::{Executor, Hosts, ObservedCompletion, Origin, ScheduledAction};
+use super::{Executor, ObservedCompletion, Origin, ScheduledAction};
+use crate::hosts::Hosts;
 use crate::plan::{FlowKind, FlowPlan, WorkOperation, WorkRequest};
 use crate::spec::RemoteTarget;
 use softhca_fabric::Seed;
@@ -21,7 +22,7 @@ pub struct FlowProgress {
 
 impl Executor<'_> {
     /// Posts messages of a flow up to its depth.
-    pub(super) fn post_flow(&mut self, now_ns: u64, index: usize, hosts: &mut dyn Hosts) {
+    pub(super) fn post_flow(&mut self, now_ns: u64, index: usize, hosts: &mut Hosts<'_>) {
         let plan = self.plan;
         let flow = &plan.flows[index];
         while !self.log.progress[index].is_finished {
@@ -94,7 +95,7 @@ impl Executor<'_> {
         now_ns: u64,
         flow: usize,
         success: bool,
-        hosts: &mut dyn Hosts,
+        hosts: &mut Hosts<'_>,
     ) {
         let progress = &mut self.log.progress[flow];
         progress.outstanding = progress.outstanding.saturating_sub(1);
@@ -118,7 +119,7 @@ impl Executor<'_> {
         now_ns: u64,
         qp: usize,
         completion: &Completion,
-        hosts: &mut dyn Hosts,
+        hosts: &mut Hosts<'_>,
     ) {
         let Some(flow) = self.ping_pong_of(qp) else { return };
         if self.plan.flows[flow].qp == qp {

@@ -4,7 +4,7 @@ use super::builder::PlanBuilder;
 use super::check::{
     Check, CompletionCheck, ConnectionCheck, Expectation, ExpectedMemory, OrderCheck, PacketCheck,
 };
-use super::{CountingRule, FaultPlan, Node, measurements, names, rules};
+use super::{CountingRule, FaultPlan, Node, measurements, names, selectors};
 use crate::quantity::CountRange;
 use crate::source::{Diagnostic, join_path};
 use crate::spec::{
@@ -137,10 +137,10 @@ fn packet(
     path: &str,
     counts: &mut Vec<CountingRule>,
 ) -> Result<Expectation, Diagnostic> {
-    let link_and_direction = rules::link_selector(builder, spec.on.as_deref(), path)?;
+    let link_and_direction = selectors::link_selector(builder, spec.on.as_deref(), path)?;
     let matching = spec.or(&PacketMatch::default());
     let times = spec.times.unwrap_or(CountRange::AT_LEAST_ONE);
-    let selector = match rules::selector(builder, &matching, link_and_direction, path) {
+    let selector = match selectors::selector(builder, &matching, link_and_direction, path) {
         // A packet that must not occur can be impossible.
         Err(problem) if times.min == 0 && problem.message.contains("can never fire") => {
             Selector { time_ns: Some(InclusiveRange { first: 1, last: 0 }), ..Selector::default() }
@@ -383,9 +383,9 @@ fn order_item(
     let mut found = Vec::new();
     if let Some(spec) = &step.packet {
         let path = join_path(path, "packet");
-        let link_and_direction = rules::link_selector(builder, spec.on.as_deref(), &path)?;
+        let link_and_direction = selectors::link_selector(builder, spec.on.as_deref(), &path)?;
         let matching = spec.or(&PacketMatch::default());
-        let selector = rules::selector(builder, &matching, link_and_direction, &path)?;
+        let selector = selectors::selector(builder, &matching, link_and_direction, &path)?;
         let unfit = [
             (selector.message.is_some(), "message"),
             (selector.packet.is_some(), "packet"),

@@ -174,8 +174,8 @@ impl FabricChange {
     /// The change that reverts it, if any.
     pub const fn inverse(self) -> Option<FabricChange> {
         match self {
-            FabricChange::LinkState { link: cable, directions: ways, state: LinkState::Down } => {
-                Some(FabricChange::LinkState { link: cable, directions: ways, state: LinkState::Up })
+            FabricChange::LinkState { link, directions, state: LinkState::Down } => {
+                Some(FabricChange::LinkState { link, directions, state: LinkState::Up })
             }
             FabricChange::PauseStorm { host, priority } => {
                 Some(FabricChange::PauseStormEnd { host, priority })

@@ -12,6 +12,7 @@ mod multicast;
 mod names;
 mod network;
 mod rules;
+mod selectors;
 mod steps;
 mod traffic;
 mod workloads;
@@ -32,7 +33,8 @@ use crate::parameters::ParameterValues;
 use crate::spec::Invariant;
 use softhca_engine::{PayloadMode, QpType, Recovery, Settings};
 use softhca_fabric::{
-    Action, Choice, Direction, DownDirections, FlowId, LinkSettings, ReceiverSettings, Rule, SwitchSettings,
+    Action, Choice, Direction, DownDirections, FlowId, HostId, LinkSettings, ReceiverSettings, Rule,
+    SwitchId, SwitchSettings,
 };
 use softhca_queue::AccessFlags;
 use softhca_wire::{Mtu, Psn, RnrTimer};
@@ -111,6 +113,14 @@ impl Plan {
         self.faults.iter().any(|fault| {
             matches!(&fault.kind, FaultKind::Packets { rule, .. } if matches!(rule.action, Action::Delay { .. }))
         })
+    }
+
+    /// Fails for a file without queue pairs of its own.
+    pub(crate) fn check_has_queue_pairs(&self) -> Result<(), &'static str> {
+        match self.qps.is_empty() || self.pairs.is_empty() {
+            true => Err("the file connects no queue pairs: it is for `softhca exec --scenario`"),
+            false => Ok(()),
+        }
     }
 
     /// The expectations about time, which real time does not check.
@@ -260,6 +270,15 @@ pub enum Node {
     Host(usize),
     /// A switch, by its index in the plan.
     Switch(usize),
+}
+
+impl From<Node> for softhca_fabric::Node {
+    fn from(node: Node) -> softhca_fabric::Node {
+        match node {
+            Node::Host(host) => softhca_fabric::Node::Host(HostId(host as u32)),
+            Node::Switch(switch) => softhca_fabric::Node::Switch(SwitchId(switch as u32)),
+        }
+    }
 }
 
 /// A link.

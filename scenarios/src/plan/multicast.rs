@@ -11,7 +11,7 @@ use std::net::IpAddr;
 impl Plan {
     /// The groups that steps send to, with the sending queue pair.
     pub fn multicast_sends(&self) -> BTreeSet<(usize, IpAddr)> {
-        let group = |deed: &StepAction| match deed {
+        let group = |action: &StepAction| match action {
             StepAction::Post(work) => work.group,
             _ => None,
         };
@@ -20,7 +20,7 @@ impl Plan {
 
     /// All groups that steps name.
     pub fn multicast_groups(&self) -> BTreeSet<IpAddr> {
-        let group = |deed: &StepAction| match deed {
+        let group = |action: &StepAction| match action {
             StepAction::Post(work) => work.group,
             StepAction::AttachMulticast(group) | StepAction::DetachMulticast(group) => Some(*group),
             _ => None,
@@ -37,10 +37,10 @@ impl PlanBuilder<'_> {
         qp: usize,
         path: &str,
     ) -> Result<Vec<StepAction>, Diagnostic> {
-        let mut deeds = Vec::new();
+        let mut actions = Vec::new();
         if let Some(group) = step.attach_mcast {
             self.check_group(group, qp, &join_path(path, "attach-mcast"))?;
-            deeds.push(StepAction::AttachMulticast(group));
+            actions.push(StepAction::AttachMulticast(group));
         }
         if let Some(group) = step.detach_mcast {
             let path = join_path(path, "detach-mcast");
@@ -54,9 +54,9 @@ impl PlanBuilder<'_> {
                 let help = format!("add an earlier step with attach-mcast = \"{group}\"");
                 return Err(self.error_at(&path, message).help(help));
             }
-            deeds.push(StepAction::DetachMulticast(group));
+            actions.push(StepAction::DetachMulticast(group));
         }
-        Ok(deeds)
+        Ok(actions)
     }
 
     /// Checks a datagram to a group.

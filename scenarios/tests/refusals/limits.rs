@@ -28,7 +28,7 @@ fn queues_are_as_long_as_those_of_a_card() {
         |more: &str| format!("[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\n{more}\n[[expect]]\nfinish = {{}}\n");
     rejected(&pair("max-send-wr = 4294967295"), &["max-send-wr is 4294967295, the maximum is 16384"]);
     rejected(&pair("posted-receives = 4294967295"), &["posted-receives is 4294967295, the maximum is 16384"]);
-    rejected(&pair("cqe = 4294967295"), &["cqe is 4294967295, the maximum is 131072"]);
+    rejected(&pair("cqe = 4294967295"), &["cqe is 4294967295, the maximum is 4194303"]);
     rejected(&pair("receive-bytes = \"5GiB\""), &["receive-bytes is 5368709120, the maximum is 4294967295"]);
     assert!(read(&pair("max-send-wr = 16384\nposted-receives = 16384")).is_ok());
 }

@@ -1,8 +1,9 @@
 //! Address handles and addresses.
 
 use crate::abi::*;
+use crate::errno::{Rejection, check};
+use crate::object;
 use crate::protection::{self, UseCount};
-use crate::{errno, object};
 use core::ffi::{c_int, c_uint};
 use core::mem::zeroed;
 use softhca::{AddressHandle, AddressVector, Gid};
@@ -15,7 +16,7 @@ pub struct Ah {
 }
 
 object::kinds! {
-    Ah = ibv_ah;
+    Ah = ibv_ah, "address handle", |ah| Some((ah.context, ah.handle));
 }
 
 fn bytes_of(gid: [u64; 2]) -> [u8; 16] {
@@ -29,12 +30,17 @@ pub fn words_of(bytes: [u8; 16]) -> [u64; 2] {
     [0, 8].map(|at| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes")))
 }
 
-/// The address vector of address handle attributes; `None` without a GRH, which RoCE requires.
-pub fn address_vector(attr: &ibv_ah_attr) -> Option<AddressVector> {
-    if attr.is_global == 0 || attr.port_num > 1 {
-        return None;
+/// The address vector of address handle attributes. RoCE requires a GRH.
+pub fn address_vector(attr: &ibv_ah_attr) -> Result<AddressVector, Rejection> {
+    if attr.is_global == 0 {
+        return Err(Rejection::invalid(
+            "ah_attr.is_global is 0: RoCE needs a GRH with the GID of the destination",
+        ));
     }
-    Some(AddressVector {
+    if attr.port_num > 1 {
+        return Err(wrong_port(attr.port_num.into()));
+    }
+    Ok(AddressVector {
         dgid: Gid(bytes_of(attr.grh.dgid)),
         sgid_index: attr.grh.sgid_index,
         traffic_class: attr.grh.traffic_class,
@@ -42,6 +48,11 @@ pub fn address_vector(attr: &ibv_ah_attr) -> Option<AddressVector> {
         hop_limit: attr.grh.hop_limit,
         service_level: attr.sl,
     })
+}
+
+/// A port that the device does not have.
+pub fn wrong_port(port: u32) -> Rejection {
+    Rejection::invalid(format!("port {port} does not exist: the device has one port, number 1"))
 }
 
 pub fn ah_attr(vector: &AddressVector) -> ibv_ah_attr {
@@ -63,29 +74,27 @@ pub fn ah_attr(vector: &AddressVector) -> ibv_ah_attr {
 }
 
 pub unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    const VERB: &str = "ibv_create_ah";
     // SAFETY: a domain of this library.
-    let Some(domain) = (unsafe { protection::of(pd) }) else { return errno::null(libc::EINVAL) };
+    let domain = check!(VERB, null, unsafe { protection::find(pd) });
     // SAFETY: the caller's attributes.
     let attr = unsafe { &*attr };
-    let Some(vector) = address_vector(attr).filter(|_| attr.port_num == 1) else {
-        return errno::null(libc::EINVAL);
-    };
-    match domain.domain.create_address_handle(vector) {
-        Ok(handle) => {
-            // SAFETY: a domain of this library.
-            let context = unsafe { (*pd).context };
-            object::create(
-                ibv_ah { context, pd, handle: handle.handle() },
-                Ah { handle, _domain: domain.add_user() },
-            )
-        }
-        Err(error) => errno::null(errno::report("ibv_create_ah", &error)),
+    if attr.port_num != 1 {
+        return wrong_port(attr.port_num.into()).null(VERB);
     }
+    let vector = check!(VERB, null, address_vector(attr));
+    let handle = check!(VERB, null, domain.domain.create_address_handle(vector));
+    // SAFETY: a domain of this library.
+    let context = unsafe { (*pd).context };
+    object::create(ibv_ah { context, pd, handle: handle.handle() }, Ah { handle, _domain: domain.add_user() })
 }
 
 pub unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     // SAFETY: a handle of this library.
-    if unsafe { object::destroy::<Ah>(ah) }.is_some() { 0 } else { libc::EINVAL }
+    check!("ibv_destroy_ah", code, unsafe { object::find::<Ah>(ah) });
+    // SAFETY: as above.
+    drop(unsafe { object::destroy::<Ah>(ah) });
+    0
 }
 
 /// The source, the destination and the traffic class of a datagram, from the 40 bytes before it: an IPv6 header, or
@@ -115,16 +124,19 @@ pub unsafe extern "C" fn init_ah_from_wc(
     grh: *mut [u8; 40],
     attr: *mut ibv_ah_attr,
 ) -> c_int {
-    // SAFETY: a context of this library, and the caller's completion.
-    let (Some(open), wc) = (unsafe { crate::context::of(context) }, unsafe { &*wc }) else {
-        return errno::minus_one(libc::EINVAL);
-    };
-    if port != 1 || wc.wc_flags & IBV_WC_GRH == 0 || grh.is_null() {
-        return errno::minus_one(libc::EINVAL);
+    const VERB: &str = "ibv_init_ah_from_wc";
+    // SAFETY: a context of this library.
+    let open = check!(VERB, minus_one, unsafe { crate::context::find(context) });
+    if port != 1 {
+        return wrong_port(port.into()).minus_one(VERB);
+    }
+    // SAFETY: the caller's completion.
+    if unsafe { (*wc).wc_flags } & IBV_WC_GRH == 0 || grh.is_null() {
+        return Rejection::invalid("the completion has no GRH").minus_one(VERB);
     }
     // SAFETY: the caller's buffer.
     let Some((from, to, class)) = parse_addresses(unsafe { &*grh }) else {
-        return errno::minus_one(libc::EINVAL);
+        return Rejection::invalid("the 40 bytes before the datagram are no IP header").minus_one(VERB);
     };
     let own = Gid::from(to);
     // A response to a multicast datagram uses the first GID of its IP version.
@@ -134,7 +146,10 @@ pub unsafe extern "C" fn init_ah_from_wc(
                 open.context.gid(*index).is_some_and(|gid| gid.ip().is_ipv4() == from.is_ipv4())
             })
         });
-    let Some(index) = index else { return errno::minus_one(libc::ENOENT) };
+    let Some(index) = index else {
+        return Rejection::new(libc::ENOENT, format!("no GID of the device has the IP version of {from}"))
+            .minus_one(VERB);
+    };
     let vector = AddressVector {
         sgid_index: index as u8,
         traffic_class: class,
@@ -153,9 +168,7 @@ pub unsafe extern "C" fn create_ah_from_wc(
     port: u8,
 ) -> *mut ibv_ah {
     // SAFETY: a domain of this library.
-    if unsafe { protection::of(pd) }.is_none() {
-        return errno::null(libc::EINVAL);
-    }
+    check!("ibv_create_ah_from_wc", null, unsafe { protection::find(pd) });
     // SAFETY: zero is valid for every field.
     let mut attr: ibv_ah_attr = unsafe { zeroed() };
     // SAFETY: the caller guarantees it.

@@ -2,7 +2,8 @@
 
 use crate::abi::*;
 use crate::completion_queue::Cq;
-use crate::{context, errno, event_fd, object};
+use crate::errno::{Rejection, check};
+use crate::{context, event_fd, object};
 use core::ffi::{c_int, c_uint, c_void};
 use parking_lot::{Condvar, Mutex};
 use softhca::CompletionChannel;
@@ -16,7 +17,7 @@ pub struct CompletionChannelState {
 }
 
 object::kinds! {
-    CompletionChannelState = ibv_comp_channel;
+    CompletionChannelState = ibv_comp_channel, "completion channel", |channel| Some((channel.context, 0));
 }
 
 /// Events that the program has read and not yet acknowledged. The object of an event is not destroyed before that.
@@ -47,28 +48,24 @@ impl Unacknowledged {
 }
 
 pub unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    const VERB: &str = "ibv_create_comp_channel";
     // SAFETY: a context of this library.
-    let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
-    let channel = match open.context.create_completion_channel() {
-        Ok(channel) => channel,
-        Err(error) => return errno::null(errno::report("ibv_create_comp_channel", &error)),
-    };
-    match event_fd::create(&std::os::fd::AsFd::as_fd(&channel)) {
-        Ok(fd) => object::create(
-            ibv_comp_channel { context, fd, refcnt: 0 },
-            CompletionChannelState { channel, completion_queues: Mutex::default() },
-        ),
-        Err(code) => errno::null(code),
-    }
+    let open = check!(VERB, null, unsafe { context::find(context) });
+    let channel = check!(VERB, null, open.context.create_completion_channel());
+    let fd = check!(VERB, null, event_fd::create(&std::os::fd::AsFd::as_fd(&channel)));
+    object::create(
+        ibv_comp_channel { context, fd, refcnt: 0 },
+        CompletionChannelState { channel, completion_queues: Mutex::default() },
+    )
 }
 
 pub unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    const VERB: &str = "ibv_destroy_comp_channel";
     // SAFETY: a channel of this library.
-    let Some(state) = (unsafe { object::state::<CompletionChannelState>(channel) }) else {
-        return libc::EINVAL;
-    };
-    if !state.completion_queues.lock().is_empty() {
-        return libc::EBUSY;
+    let state = check!(VERB, code, unsafe { object::find::<CompletionChannelState>(channel) });
+    let users = state.completion_queues.lock().len();
+    if users > 0 {
+        return Rejection::busy(format!("{users} completion queues use the channel")).code(VERB);
     }
     // SAFETY: as above.
     let fd = unsafe { (*channel).fd };
@@ -83,18 +80,14 @@ pub unsafe extern "C" fn get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
+    const VERB: &str = "ibv_get_cq_event";
     // SAFETY: a channel of this library.
-    let Some(state) = (unsafe { object::state::<CompletionChannelState>(channel) }) else {
-        return errno::minus_one(libc::EINVAL);
-    };
+    let state = check!(VERB, minus_one, unsafe { object::find::<CompletionChannelState>(channel) });
     // SAFETY: as above.
     let fd = unsafe { (*channel).fd };
     // SAFETY: a channel of ours has a context of this library.
-    let is_own =
-        unsafe { context::of((*channel).context) }.is_some_and(|open| open.context.check_process().is_ok());
-    if !is_own {
-        return errno::minus_one(libc::EINVAL);
-    }
+    let open = check!(VERB, minus_one, unsafe { context::find((*channel).context) });
+    check!(VERB, minus_one, open.context.check_process());
     let found = event_fd::wait(fd, || {
         let queue = state.channel.poll()?;
         let queues = state.completion_queues.lock();
@@ -112,7 +105,7 @@ pub unsafe extern "C" fn get_cq_event(
             }
             0
         }
-        Err(code) => errno::minus_one(code),
+        Err(rejection) => rejection.minus_one(VERB),
     }
 }
 

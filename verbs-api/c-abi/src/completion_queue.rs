@@ -2,6 +2,7 @@
 
 use crate::abi::*;
 use crate::channel::{CompletionChannelState, Unacknowledged};
+use crate::errno::{Rejection, check};
 use crate::extended_poll::{self, PollCursor};
 use crate::{context, errno, object};
 use core::ffi::{c_int, c_void};
@@ -19,25 +20,29 @@ pub struct Cq {
 }
 
 object::kinds! {
-    Cq = ibv_cq_ex;
+    Cq = ibv_cq_ex, "completion queue", |cq| Some((cq.context, cq.handle));
 }
 
-/// The queue behind a pointer that may be null.
+/// The queue behind a pointer, or why it cannot be used.
 ///
 /// # Safety
 /// `cq` is null or a queue of this library.
-pub unsafe fn of<'a>(cq: *mut ibv_cq) -> Option<&'a Cq> {
+#[inline]
+pub unsafe fn find<'a>(cq: *mut ibv_cq) -> Result<&'a Cq, Rejection> {
     // SAFETY: the caller guarantees it; every queue is extended.
-    unsafe { object::state::<Cq>(cq.cast()) }
+    unsafe { object::find::<Cq>(cq.cast()) }
 }
 
-/// The queue behind a pointer, unless it belongs to the process that this one was forked from.
+/// The same, unless it belongs to the process that this one was forked from.
 ///
 /// # Safety
-/// As [`of`].
-pub unsafe fn of_this_process<'a>(cq: *mut ibv_cq) -> Option<&'a Cq> {
+/// As [`find`].
+#[inline]
+pub unsafe fn find_of_this_process<'a>(cq: *mut ibv_cq) -> Result<&'a Cq, Rejection> {
     // SAFETY: the caller guarantees it.
-    unsafe { of(cq) }.filter(|state| state.queue.check_process().is_ok())
+    let state = unsafe { find(cq) }?;
+    state.queue.check_process()?;
+    Ok(state)
 }
 
 /// Creates a queue of either kind.
@@ -53,24 +58,29 @@ pub unsafe fn create(
     comp_vector: u32,
 ) -> *mut ibv_cq_ex {
     // SAFETY: a context of this library.
-    let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
-    if cqe == 0 || cqe > open.attributes.limits.max_cqe || comp_vector != 0 {
-        return errno::null(libc::EINVAL);
+    let open = check!(verb, null, unsafe { context::find(context) });
+    let limit = open.attributes.limits.max_cqe;
+    if cqe == 0 {
+        return Rejection::invalid("cqe is 0").null(verb);
+    }
+    if cqe > limit {
+        return Rejection::too_large("cqe", cqe, limit).null(verb);
+    }
+    if comp_vector != 0 {
+        return Rejection::invalid(format!("comp_vector is {comp_vector}: the device has one, number 0"))
+            .null(verb);
     }
     let cqe = cqe.max(MIN_CQE);
     // SAFETY: a channel of this library, or null.
     let channel_state = unsafe { object::state::<CompletionChannelState>(channel) };
     if channel_state.is_none() && !channel.is_null() {
-        return errno::null(libc::EINVAL);
+        return Rejection::invalid("the completion channel was destroyed").null(verb);
     }
     let result = match channel_state {
         Some(channel_state) => open.context.create_completion_queue_with_channel(cqe, &channel_state.channel),
         None => open.context.create_completion_queue(cqe),
     };
-    let queue = match result {
-        Ok(queue) => queue,
-        Err(error) => return errno::null(errno::report(verb, &error)),
-    };
+    let queue = check!(verb, null, result);
     let number = queue.handle();
     let abi = extended_poll::new_cq_ex(context, channel, cq_context, number, cqe);
     let state = Cq {
@@ -97,7 +107,7 @@ pub unsafe extern "C" fn create_cq(
     comp_vector: c_int,
 ) -> *mut ibv_cq {
     if cqe < 0 || comp_vector < 0 {
-        return errno::null(libc::EINVAL);
+        return Rejection::invalid("cqe or comp_vector is negative").null("ibv_create_cq");
     }
     // SAFETY: the caller guarantees it.
     unsafe { create("ibv_create_cq", context, cqe as u32, cq_context, channel, comp_vector as u32) }.cast()
@@ -105,7 +115,10 @@ pub unsafe extern "C" fn create_cq(
 
 pub unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     // SAFETY: a queue of this library.
-    let Some(state) = (unsafe { of(cq) }).filter(|_| cqe > 0) else { return libc::EINVAL };
+    let state = check!("ibv_resize_cq", code, unsafe { find(cq) });
+    if cqe <= 0 {
+        return Rejection::invalid(format!("cqe is {cqe}")).code("ibv_resize_cq");
+    }
     let code = errno::from_result("ibv_resize_cq", state.queue.resize(cqe as u32));
     if code == 0 {
         // SAFETY: as above.
@@ -115,10 +128,12 @@ pub unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 }
 
 pub unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
+    const VERB: &str = "ibv_destroy_cq";
     // SAFETY: a queue of this library.
-    let Some(state) = (unsafe { of(cq) }) else { return libc::EINVAL };
+    let state = check!(VERB, code, unsafe { find(cq) });
     if state.queue.is_in_use() {
-        return libc::EBUSY;
+        let why = "queue pairs or shared receive queues use the completion queue: destroy them first";
+        return Rejection::busy(why).code(VERB);
     }
     let number = state.queue.handle();
     // SAFETY: as above.
@@ -149,8 +164,12 @@ pub fn wc_opcode(operation: CompletionOpcode) -> c_int {
     }
 }
 
-pub fn wc_flags(wc_flags: CompletionFlags) -> u32 {
-    let mut bits = 0;
+/// The flags of a completion. As with Linux rxe, every successful receive has IBV_WC_GRH: each RoCE v2 packet has an IP
+/// header. Only a datagram's buffer begins with it.
+pub fn wc_flags(completion: &Completion) -> u32 {
+    let wc_flags = completion.flags;
+    let is_receive = completion.opcode.is_receive() && completion.status.is_success();
+    let mut bits = if is_receive { IBV_WC_GRH } else { 0 };
     for (flag, bit) in [
         (CompletionFlags::GRH, IBV_WC_GRH),
         (CompletionFlags::IMMEDIATE, IBV_WC_WITH_IMM),
@@ -193,7 +212,7 @@ fn work_completion(completion: &Completion) -> ibv_wc {
         imm_data: wc_imm_data(completion),
         qp_num: completion.qpn.value(),
         src_qp: completion.src_qp.value(),
-        wc_flags: wc_flags(completion.flags),
+        wc_flags: wc_flags(completion),
         pkey_index: 0,
         slid: 0,
         sl: wc_sl(completion),
@@ -203,7 +222,7 @@ fn work_completion(completion: &Completion) -> ibv_wc {
 
 pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, mut into: *mut ibv_wc) -> c_int {
     // SAFETY: a queue of this library.
-    let Some(state) = (unsafe { of_this_process(cq) }) else { return -libc::EINVAL };
+    let state = check!("ibv_poll_cq", negative, unsafe { find_of_this_process(cq) });
     let polled = state.queue.poll_each(num_entries.max(0) as usize, |completion| {
         // SAFETY: the caller's array has `num_entries` entries, and no more completions are polled.
         unsafe {
@@ -216,7 +235,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, mut into: 
 
 pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: a queue of this library.
-    let Some(state) = (unsafe { of_this_process(cq) }) else { return libc::EINVAL };
+    let state = check!("ibv_req_notify_cq", code, unsafe { find_of_this_process(cq) });
     let notify = if solicited_only == 0 { CqNotify::NextCompletion } else { CqNotify::SolicitedOnly };
     state.queue.request_notification(notify);
     0

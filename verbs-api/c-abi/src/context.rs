@@ -2,9 +2,10 @@
 
 use crate::abi::*;
 use crate::device::DeviceState;
+use crate::errno::{Rejection, check};
 use crate::{
-    completion_queue, destroyed_context, device, errno, event_fd, extended_poll, object, post, protection,
-    query, queue_pair, shared_receive,
+    completion_queue, destroyed_context, device, event_fd, extended_poll, object, post, protection, query,
+    queue_pair, shared_receive,
 };
 use core::ffi::{c_int, c_void};
 use parking_lot::Mutex;
@@ -30,7 +31,7 @@ pub struct ObjectTable {
 }
 
 object::kinds! {
-    ContextState = verbs_context;
+    ContextState = verbs_context, "device context", |_| None;
 }
 
 /// The start of a context's object.
@@ -51,6 +52,18 @@ pub unsafe fn of<'a>(context: *mut ibv_context) -> Option<&'a ContextState> {
     }
     // SAFETY: the caller guarantees it.
     unsafe { object::state::<ContextState>(verbs_context_of(context)) }
+}
+
+/// The state of a context, or why it cannot be used.
+///
+/// # Safety
+/// As [`of`].
+pub unsafe fn find<'a>(context: *mut ibv_context) -> Result<&'a ContextState, Rejection> {
+    // SAFETY: the caller guarantees it.
+    unsafe { of(context) }.ok_or_else(|| match context.is_null() {
+        true => Rejection::invalid("the device context is null"),
+        false => Rejection::invalid("the device is closed"),
+    })
 }
 
 fn fill_verbs(device: *mut ibv_device, command: c_int, events: c_int) -> verbs_context {
@@ -83,24 +96,17 @@ fn fill_verbs(device: *mut ibv_device, command: c_int, events: c_int) -> verbs_c
 }
 
 pub unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
+    const VERB: &str = "ibv_open_device";
     if device.is_null() {
-        return errno::null(libc::EINVAL);
+        return Rejection::invalid("the device is null").null(VERB);
     }
     // SAFETY: a device of this library.
     let device_state = unsafe { device::of(device) };
-    let device_handle = match softhca::Device::daemon_host(None, Some(&device_state.host.name)) {
-        Ok(device_handle) => device_handle,
-        Err(error) => return errno::null(errno::report("ibv_open_device", &error)),
-    };
+    let opened = softhca::Device::daemon_host(None, Some(&device_state.host.name));
+    let device_handle = check!(VERB, null, opened);
     let opened_context = device_handle.open();
-    let events = match opened_context.async_fd() {
-        Ok(inner) => event_fd::create(&inner),
-        Err(error) => Err(errno::report("ibv_open_device", &error)),
-    };
-    let events = match events {
-        Ok(events) => events,
-        Err(code) => return errno::null(code),
-    };
+    let inner = check!(VERB, null, opened_context.async_fd());
+    let events = check!(VERB, null, event_fd::create(&inner));
     let open = ContextState {
         context: opened_context,
         device: device_state,
@@ -116,10 +122,9 @@ pub unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_contex
 }
 
 pub unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
+    const VERB: &str = "ibv_close_device";
     // SAFETY: a context of this library, as the caller says.
-    if unsafe { of(context) }.is_none() {
-        return errno::minus_one(libc::EINVAL);
-    }
+    check!(VERB, minus_one, unsafe { find(context) });
     let verbs = verbs_context_of(context);
     // SAFETY: the context is open, so it exists.
     let descriptors = unsafe { [(*context).async_fd, (*context).cmd_fd] };
@@ -129,7 +134,7 @@ pub unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
         verbs.write(destroyed_context::rejecting_context());
         open
     }) else {
-        return errno::minus_one(libc::EINVAL);
+        return Rejection::invalid("the device is closed").minus_one(VERB);
     };
     descriptors.into_iter().for_each(event_fd::close);
     drop(open);
@@ -138,11 +143,11 @@ pub unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
 
 /// No file stands behind a context that another process could open.
 pub unsafe extern "C" fn import_device(_: c_int) -> *mut ibv_context {
-    errno::null(libc::EOPNOTSUPP)
+    Rejection::unsupported("a device of another process cannot be imported").null("ibv_import_device")
 }
 
 pub unsafe extern "C" fn import_none(_: *mut c_void, _: u32) -> *mut c_void {
-    errno::null(libc::EOPNOTSUPP)
+    Rejection::unsupported("an object of another process cannot be imported").null("ibv_import_*")
 }
 
 pub unsafe extern "C" fn unimport(_: *mut c_void) {}

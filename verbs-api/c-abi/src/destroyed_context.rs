@@ -1,60 +1,77 @@
 //! The context of destroyed objects: every verb fails.
 
 use crate::abi::{ibv_context, ibv_context_ops, verbs_context};
-use crate::errno;
+use crate::errno::Rejection;
 use core::ffi::{c_int, c_void};
 use core::mem::{transmute, zeroed};
 use std::cell::UnsafeCell;
 
-unsafe extern "C" fn code() -> c_int {
-    libc::EINVAL
+/// Verbs that are called through a destroyed object, by the form of their result.
+macro_rules! rejecting {
+    ($($name:ident = $form:ident: $result:ty;)*) => {
+        $(unsafe extern "C" fn $name() -> $result {
+            let verb = concat!("ibv_", stringify!($name));
+            Rejection::invalid("the object was destroyed, or the device is closed").$form(verb)
+        })*
+    };
 }
 
-unsafe extern "C" fn minus() -> c_int {
-    -libc::EINVAL
-}
-
-unsafe extern "C" fn null() -> *mut c_void {
-    errno::null(libc::EINVAL)
+rejecting! {
+    query_port = code: c_int;
+    query_device_ex = code: c_int;
+    alloc_parent_domain = null: *mut c_void;
+    dealloc_td = code: c_int;
+    alloc_td = null: *mut c_void;
+    create_cq_ex = null: *mut c_void;
+    create_qp_ex = null: *mut c_void;
+    get_srq_num = code: c_int;
+    create_srq_ex = null: *mut c_void;
+    open_xrcd = null: *mut c_void;
+    close_xrcd = code: c_int;
+    alloc_mw = null: *mut c_void;
+    bind_mw = code: c_int;
+    dealloc_mw = code: c_int;
+    poll_cq = negative: c_int;
+    req_notify_cq = code: c_int;
+    post_srq_recv = code: c_int;
+    post_send = code: c_int;
+    post_recv = code: c_int;
 }
 
 /// Verbs that accept any arguments and fail.
 #[allow(clippy::missing_transmute_annotations, reason = "the field says which pointer it is")]
 const fn rejecting_verbs() -> verbs_context {
-    const CODE: unsafe extern "C" fn() -> c_int = code;
-    const MINUS: unsafe extern "C" fn() -> c_int = minus;
-    const NULL: unsafe extern "C" fn() -> *mut c_void = null;
     // SAFETY: function pointers of the C convention; callees that read no arguments may be called with any, and all
     // results are an integer or a pointer in the first result register. Zero is valid for everything else.
     unsafe {
         verbs_context {
-            query_port: transmute(CODE),
-            query_device_ex: transmute(CODE),
-            alloc_parent_domain: transmute(NULL),
-            dealloc_td: transmute(CODE),
-            alloc_td: transmute(NULL),
-            create_cq_ex: transmute(NULL),
-            create_qp_ex: transmute(NULL),
-            get_srq_num: transmute(CODE),
-            create_srq_ex: transmute(NULL),
-            open_xrcd: transmute(NULL),
-            close_xrcd: transmute(CODE),
+            query_port: transmute(query_port as unsafe extern "C" fn() -> c_int),
+            query_device_ex: transmute(query_device_ex as unsafe extern "C" fn() -> c_int),
+            alloc_parent_domain: transmute(alloc_parent_domain as unsafe extern "C" fn() -> *mut c_void),
+            dealloc_td: transmute(dealloc_td as unsafe extern "C" fn() -> c_int),
+            alloc_td: transmute(alloc_td as unsafe extern "C" fn() -> *mut c_void),
+            create_cq_ex: transmute(create_cq_ex as unsafe extern "C" fn() -> *mut c_void),
+            create_qp_ex: transmute(create_qp_ex as unsafe extern "C" fn() -> *mut c_void),
+            get_srq_num: transmute(get_srq_num as unsafe extern "C" fn() -> c_int),
+            create_srq_ex: transmute(create_srq_ex as unsafe extern "C" fn() -> *mut c_void),
+            open_xrcd: transmute(open_xrcd as unsafe extern "C" fn() -> *mut c_void),
+            close_xrcd: transmute(close_xrcd as unsafe extern "C" fn() -> c_int),
             sz: size_of::<verbs_context>(),
             context: ibv_context {
                 device: core::ptr::null_mut(),
                 ops: ibv_context_ops {
                     unused_0: [0; 7],
-                    alloc_mw: transmute(NULL),
-                    bind_mw: transmute(CODE),
-                    dealloc_mw: transmute(CODE),
+                    alloc_mw: transmute(alloc_mw as unsafe extern "C" fn() -> *mut c_void),
+                    bind_mw: transmute(bind_mw as unsafe extern "C" fn() -> c_int),
+                    dealloc_mw: transmute(dealloc_mw as unsafe extern "C" fn() -> c_int),
                     unused_1: 0,
-                    poll_cq: transmute(MINUS),
-                    req_notify_cq: transmute(CODE),
+                    poll_cq: transmute(poll_cq as unsafe extern "C" fn() -> c_int),
+                    req_notify_cq: transmute(req_notify_cq as unsafe extern "C" fn() -> c_int),
                     unused_2: [0; 7],
-                    post_srq_recv: transmute(CODE),
+                    post_srq_recv: transmute(post_srq_recv as unsafe extern "C" fn() -> c_int),
                     unused_3: [0; 4],
-                    post_send: transmute(CODE),
-                    post_recv: transmute(CODE),
+                    post_send: transmute(post_send as unsafe extern "C" fn() -> c_int),
+                    post_recv: transmute(post_recv as unsafe extern "C" fn() -> c_int),
                     unused_4: [0; 5],
                 },
                 cmd_fd: -1,

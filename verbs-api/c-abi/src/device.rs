@@ -1,7 +1,7 @@
 //! The device list: a process sees the device of its host.
 
 use crate::abi::*;
-use crate::errno;
+use crate::errno::Rejection;
 use core::ffi::{CStr, c_char, c_int};
 use parking_lot::Mutex;
 use softhca::HostDevice;
@@ -79,7 +79,10 @@ pub fn default_device() -> Option<*mut ibv_device> {
         Err(error) => Err(error.to_string()),
     };
     match found {
-        Ok(host) => Some(device_for_host(host)),
+        Ok(host) => {
+            mark_use();
+            Some(device_for_host(host))
+        }
         Err(reason) => {
             REPORTED.call_once(|| eprintln!("softhca: no device: {reason}"));
             None
@@ -87,12 +90,24 @@ pub fn default_device() -> Option<*mut ibv_device> {
     }
 }
 
+/// Tells `softhca exec` that the program looks for devices here: it creates the file that the variable names.
+fn mark_use() {
+    const MARK_VARIABLE: &str = "SOFTHCA_USED_MARK";
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if let Some(path) = std::env::var_os(MARK_VARIABLE) {
+            // If it cannot be created, `exec` warns without need.
+            let _ = std::fs::File::create(path);
+        }
+    });
+}
+
 pub unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     let found = default_device();
     // SAFETY: plain allocation, checked below; programs free it with `free_device_list`.
     let list = unsafe { libc::calloc(2, size_of::<*mut ibv_device>()) }.cast::<*mut ibv_device>();
     if list.is_null() {
-        return errno::null(libc::ENOMEM);
+        return Rejection::new(libc::ENOMEM, "no memory for the list").null("ibv_get_device_list");
     }
     if let Some(device) = found {
         // SAFETY: the list has two entries, the last of which stays null.
@@ -160,8 +175,9 @@ pub unsafe extern "C" fn read_sysfs_file(
     into: *mut c_char,
     size: usize,
 ) -> c_int {
+    const VERB: &str = "ibv_read_sysfs_file";
     if folder.is_null() || file.is_null() || into.is_null() || size == 0 {
-        return errno::minus_one(libc::EINVAL);
+        return Rejection::invalid("a null pointer, or no room").minus_one(VERB);
     }
     // SAFETY: valid strings of the caller.
     let [folder, file] = [folder, file].map(|text| unsafe { CStr::from_ptr(text) }.to_string_lossy());
@@ -186,7 +202,7 @@ pub unsafe extern "C" fn read_sysfs_file(
             }
             length as c_int
         }
-        Err(code) => errno::minus_one(code),
+        Err(errno) => Rejection::new(errno, format!("{folder} has no file {file}")).minus_one(VERB),
     }
 }
 

@@ -4,9 +4,10 @@ use crate::abi::*;
 use crate::channel::Unacknowledged;
 use crate::completion_queue::Cq;
 use crate::context::{self, ContextState};
+use crate::errno::check;
 use crate::queue_pair::Qp;
 use crate::shared_receive::Srq;
-use crate::{errno, event_fd, object};
+use crate::{event_fd, object};
 use core::ffi::c_int;
 use softhca::AsyncEvent;
 
@@ -92,9 +93,10 @@ unsafe fn unacknowledged<'a>(event: &ibv_async_event) -> Option<&'a Unacknowledg
 }
 
 pub unsafe extern "C" fn get_async_event(context: *mut ibv_context, into: *mut ibv_async_event) -> c_int {
+    const VERB: &str = "ibv_get_async_event";
     // SAFETY: a context of this library.
-    let own = unsafe { context::of(context) }.filter(|open| open.context.check_process().is_ok());
-    let Some(open) = own else { return errno::minus_one(libc::EINVAL) };
+    let open = check!(VERB, minus_one, unsafe { context::find(context) });
+    check!(VERB, minus_one, open.context.check_process());
     // SAFETY: as above.
     let fd = unsafe { (*context).async_fd };
     let found = event_fd::wait(fd, || {
@@ -110,7 +112,7 @@ pub unsafe extern "C" fn get_async_event(context: *mut ibv_context, into: *mut i
             unsafe { *into = event };
             0
         }
-        Err(code) => errno::minus_one(code),
+        Err(rejection) => rejection.minus_one(VERB),
     }
 }
 

@@ -2,7 +2,8 @@
 
 use crate::abi::*;
 use crate::completion_queue::{self, Cq};
-use crate::{errno, object};
+use crate::errno::{Rejection, check};
+use crate::object;
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null;
 use parking_lot::RawMutex;
@@ -36,22 +37,22 @@ pub unsafe extern "C" fn create_cq_ex(
     // SAFETY: the caller's attributes.
     let attr = unsafe { &*attr };
     let has_flags = attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
-    if attr.comp_mask & !MASK != 0 {
-        return errno::null(libc::EINVAL);
+    const VERB: &str = "ibv_create_cq_ex";
+    let unknown = attr.comp_mask & !MASK;
+    if unknown != 0 {
+        return Rejection::invalid(format!("comp_mask has unknown bits {unknown:#x}")).null(VERB);
     }
-    if attr.wc_flags & !FIELDS != 0 || has_flags && attr.flags & !FLAGS != 0 {
-        return errno::null(libc::EOPNOTSUPP);
+    let unknown = attr.wc_flags & !FIELDS;
+    if unknown != 0 {
+        return Rejection::unsupported(format!("wc_flags {unknown:#x} are not supported")).null(VERB);
+    }
+    if has_flags && attr.flags & !FLAGS != 0 {
+        return Rejection::unsupported(format!("flags {:#x} are not supported", attr.flags & !FLAGS))
+            .null(VERB);
     }
     // SAFETY: the caller guarantees it.
     unsafe {
-        completion_queue::create(
-            "ibv_create_cq_ex",
-            context,
-            attr.cqe,
-            attr.cq_context,
-            attr.channel,
-            attr.comp_vector,
-        )
+        completion_queue::create(VERB, context, attr.cqe, attr.cq_context, attr.channel, attr.comp_vector)
     }
 }
 
@@ -112,12 +113,13 @@ unsafe fn next_completion(cq: *mut ibv_cq_ex, state: &Cq) -> c_int {
 }
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: a queue of this library, and valid attributes of the caller.
-    let Some(state) = (unsafe { completion_queue::of_this_process(cq.cast()) })
-        .filter(|_| unsafe { (*attr).comp_mask } == 0)
-    else {
-        return libc::EINVAL;
-    };
+    const VERB: &str = "ibv_start_poll";
+    // SAFETY: a queue of this library.
+    let state = check!(VERB, code, unsafe { completion_queue::find_of_this_process(cq.cast()) });
+    // SAFETY: valid attributes of the caller.
+    if unsafe { (*attr).comp_mask } != 0 {
+        return Rejection::invalid("comp_mask is not 0").code(VERB);
+    }
     state.polling.lock.lock();
     // SAFETY: this function holds the lock.
     let code = unsafe { next_completion(cq, state) };
@@ -130,7 +132,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: a queue of this library.
-    let Some(state) = (unsafe { object::state::<Cq>(cq) }) else { return libc::EINVAL };
+    let state = check!("ibv_next_poll", code, unsafe { object::find::<Cq>(cq) });
     // SAFETY: the caller holds the lock since `start_poll`.
     unsafe { next_completion(cq, state) }
 }
@@ -184,7 +186,7 @@ readers! {
     read_imm_data: u32 = |completion| completion_queue::wc_imm_data(&completion);
     read_qp_num: u32 = |completion| completion.qpn.value();
     read_src_qp: u32 = |completion| completion.src_qp.value();
-    read_wc_flags: c_uint = |completion| completion_queue::wc_flags(completion.flags);
+    read_wc_flags: c_uint = |completion| completion_queue::wc_flags(&completion);
     read_slid: u32 = |_completion| 0;
     read_sl: u8 = |completion| completion_queue::wc_sl(&completion);
     read_dlid_path_bits: u8 = |_completion| 0;

@@ -2,19 +2,21 @@
 
 use crate::abi::*;
 use crate::address;
-use crate::{errno, queue_pair};
+use crate::errno::{Rejection, check};
+use crate::queue_pair;
 use core::ffi::{c_int, c_uint};
 use core::mem::zeroed;
 use softhca::{AccessFlags, ModifyQp, Mtu, Psn, QpAttributeMask, QpState, Qpn, QueueKey, RnrTimer};
 
 const IBV_MIG_MIGRATED: c_int = 0;
 
-fn state_of(number: c_int) -> Option<QpState> {
-    usize::try_from(number).ok().and_then(|index| QpState::ALL.get(index)).copied()
+fn state_of(number: c_int) -> Result<QpState, Rejection> {
+    let found = usize::try_from(number).ok().and_then(|index| QpState::ALL.get(index)).copied();
+    found.ok_or_else(|| Rejection::invalid(format!("{number} is not a state of a queue pair")))
 }
 
-/// The requested change, or `None` if it contains an invalid value.
-fn change(attr: &ibv_qp_attr, mask: QpAttributeMask) -> Option<ModifyQp> {
+/// The requested change.
+fn change(attr: &ibv_qp_attr, mask: QpAttributeMask) -> Result<ModifyQp, Rejection> {
     use QpAttributeMask as Mask;
     let mut modify = ModifyQp::default();
     let has = |flag| mask.contains(flag);
@@ -25,13 +27,12 @@ fn change(attr: &ibv_qp_attr, mask: QpAttributeMask) -> Option<ModifyQp> {
         modify.current_state = Some(state_of(attr.cur_qp_state)?);
     }
     if has(Mask::PATH_MTU) {
-        modify.path_mtu = Some(Mtu::from_code(u8::try_from(attr.path_mtu).ok()?)?);
+        let code = u8::try_from(attr.path_mtu).ok();
+        let invalid = || Rejection::invalid(format!("path_mtu {} is not an MTU", attr.path_mtu));
+        modify.path_mtu = Some(code.and_then(Mtu::from_code).ok_or_else(invalid)?);
     }
     if has(Mask::AV) {
         modify.address_vector = Some(address::address_vector(&attr.ah_attr)?);
-    }
-    if has(Mask::PORT) && attr.port_num != 1 || has(Mask::PKEY_INDEX) && attr.pkey_index != 0 {
-        return None;
     }
     let set = |flag, value| has(flag).then_some(value);
     modify.sqd_async_notify = has(Mask::EN_SQD_ASYNC_NOTIFY).then_some(attr.en_sqd_async_notify != 0);
@@ -52,27 +53,23 @@ fn change(attr: &ibv_qp_attr, mask: QpAttributeMask) -> Option<ModifyQp> {
     modify.rate_limit = has(Mask::RATE_LIMIT).then_some(attr.rate_limit);
     modify.alt_path = has(Mask::ALT_PATH).then_some(());
     modify.path_mig_state = has(Mask::PATH_MIG_STATE).then_some(());
-    Some(modify)
+    Ok(modify)
 }
 
 pub unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    const VERB: &str = "ibv_modify_qp";
     // SAFETY: a queue pair of this library.
-    let Some(state) = (unsafe { queue_pair::of(qp) }) else { return libc::EINVAL };
-    let Some(mask) =
-        QpAttributeMask::from_bits(mask as u32).filter(|mask| !mask.contains(QpAttributeMask::CAP))
-    else {
-        return libc::EINVAL;
+    let state = check!(VERB, code, unsafe { queue_pair::find(qp) });
+    let known = QpAttributeMask::from_bits(mask as u32);
+    let Some(mask) = known.filter(|mask| !mask.contains(QpAttributeMask::CAP)) else {
+        return Rejection::invalid(format!("attr_mask {mask:#x} has IBV_QP_CAP or unknown bits")).code(VERB);
     };
     // SAFETY: the caller's attributes.
-    let Some(modify) = change(unsafe { &*attr }, mask) else { return libc::EINVAL };
-    match state.pair.modify(&modify) {
-        Ok(new) => {
-            // SAFETY: a queue pair of this library.
-            unsafe { (*qp).state = new as c_int };
-            0
-        }
-        Err(error) => errno::from_result("ibv_modify_qp", Err(error)),
-    }
+    let modify = check!(VERB, code, change(unsafe { &*attr }, mask));
+    let new = check!(VERB, code, state.pair.modify(&modify));
+    // SAFETY: a queue pair of this library.
+    unsafe { (*qp).state = new as c_int };
+    0
 }
 
 pub unsafe extern "C" fn query_qp(
@@ -82,11 +79,8 @@ pub unsafe extern "C" fn query_qp(
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
     // SAFETY: a queue pair of this library.
-    let Some(state) = (unsafe { queue_pair::of(qp) }) else { return libc::EINVAL };
-    let view = match state.pair.query() {
-        Ok(view) => view,
-        Err(error) => return errno::from_result("ibv_query_qp", Err(error)),
-    };
+    let state = check!("ibv_query_qp", code, unsafe { queue_pair::find(qp) });
+    let view = check!("ibv_query_qp", code, state.pair.query());
     let attributes = &view.attributes;
     // SAFETY: zero is valid for every field.
     let mut result: ibv_qp_attr = unsafe { zeroed() };

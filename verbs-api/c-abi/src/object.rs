@@ -6,6 +6,7 @@
 
 use crate::abi::ibv_context;
 use crate::destroyed_context;
+use crate::errno::Rejection;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::ptr::null_mut;
@@ -18,15 +19,24 @@ const MAX_QUARANTINED: usize = 1024;
 pub trait ObjectKind: Sized + 'static {
     /// The structure that programs see.
     type Abi;
+    /// Its name in explanations.
+    const NAME: &'static str;
+    /// The context and the handle in the structure, if it has them: programs must not change them.
+    fn identity(abi: &Self::Abi) -> Option<(*mut ibv_context, u32)>;
     /// The destroyed objects by address, oldest first.
     fn destroyed() -> &'static Mutex<VecDeque<usize>>;
 }
 
 /// Declares the states behind the structures of the C headers.
 macro_rules! kinds {
-    ($($state:ty = $abi:ty;)*) => {
+    ($($state:ty = $abi:ty, $name:literal, $identity:expr;)*) => {
         $(impl $crate::object::ObjectKind for $state {
             type Abi = $abi;
+            const NAME: &'static str = $name;
+            fn identity(abi: &$abi) -> Option<(*mut $crate::abi::ibv_context, u32)> {
+                let identity: fn(&$abi) -> Option<(*mut $crate::abi::ibv_context, u32)> = $identity;
+                identity(abi)
+            }
             fn destroyed() -> &'static parking_lot::Mutex<std::collections::VecDeque<usize>> {
                 static DESTROYED: parking_lot::Mutex<std::collections::VecDeque<usize>> =
                     parking_lot::Mutex::new(std::collections::VecDeque::new());
@@ -42,11 +52,14 @@ struct Object<K: ObjectKind> {
     abi: K::Abi,
     /// Null once the object is destroyed.
     state: AtomicPtr<K>,
+    /// What [`ObjectKind::identity`] was at creation.
+    identity: Option<(*mut ibv_context, u32)>,
 }
 
 /// Creates an object.
 pub fn create<K: ObjectKind>(abi: K::Abi, state: K) -> *mut K::Abi {
-    let object = Object { abi, state: AtomicPtr::new(Box::into_raw(Box::new(state))) };
+    let identity = K::identity(&abi);
+    let object = Object { abi, state: AtomicPtr::new(Box::into_raw(Box::new(state))), identity };
     let reused = {
         let mut destroyed = K::destroyed().lock();
         if destroyed.len() > MAX_QUARANTINED { destroyed.pop_front() } else { None }
@@ -80,6 +93,48 @@ pub unsafe fn state<'a, K: ObjectKind>(object: *mut K::Abi) -> Option<&'a K> {
     }
     // SAFETY: a created object stays readable; its state exists until it is destroyed.
     unsafe { (*object.cast::<Object<K>>()).state.load(Ordering::Acquire).as_ref() }
+}
+
+/// The state of the object that a program passes to a verb, or why it is rejected.
+///
+/// # Safety
+/// As [`state`].
+#[inline]
+pub unsafe fn find<'a, K: ObjectKind>(object: *mut K::Abi) -> Result<&'a K, Rejection> {
+    // SAFETY: the caller guarantees it.
+    if let Some(state) = unsafe { state::<K>(object) } {
+        // SAFETY: it has a state, so it is an object.
+        let object = unsafe { &*object.cast::<Object<K>>() };
+        if K::identity(&object.abi) == object.identity {
+            return Ok(state);
+        }
+    }
+    // SAFETY: the caller guarantees it.
+    Err(unsafe { describe_misuse::<K>(object) })
+}
+
+/// Why a pointer is no object that a verb can use.
+#[cold]
+unsafe fn describe_misuse<K: ObjectKind>(object: *mut K::Abi) -> Rejection {
+    let name = K::NAME;
+    if is_not_an_object::<K>(object) {
+        return Rejection::invalid(format!("{object:p} is not a {name}"));
+    }
+    // SAFETY: a created object stays readable.
+    let object = unsafe { &*object.cast::<Object<K>>() };
+    if object.state.load(Ordering::Acquire).is_null() {
+        return Rejection::invalid(format!("the {name} was destroyed"));
+    }
+    let (now, created) = (K::identity(&object.abi), object.identity);
+    match (now, created) {
+        (Some((_, now)), Some((_, created))) if now != created => Rejection::new(
+            libc::ENOENT,
+            format!(
+                "no {name} has handle {now:#x}: the program has changed its `handle`, which was {created:#x}"
+            ),
+        ),
+        _ => Rejection::invalid(format!("the program has changed the field `context` of the {name}")),
+    }
 }
 
 /// Destroys an object and returns its state; `None` if another call has destroyed it.

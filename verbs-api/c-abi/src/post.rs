@@ -2,13 +2,14 @@
 
 use crate::abi::*;
 use crate::address::Ah;
+use crate::errno::{Rejection, check};
 use crate::protection::Mw;
 use crate::queue_pair::{self, Qp};
 use crate::{errno, object};
 use core::ffi::{c_int, c_uint};
 use softhca::{
-    AccessFlags, Error, LocalKey, MemoryWindowBind, Operation, QpType, Qpn, QueueKey, ReceiveRequest,
-    RemoteAddress, RemoteKey, SendBatch, SendFlags, SendImmOrInvalidate, SendRequest, Sge,
+    AccessFlags, Error, LocalKey, MemoryWindowBind, Operation, QpState, QpType, Qpn, QueueKey,
+    ReceiveRequest, RemoteAddress, RemoteKey, SendBatch, SendFlags, SendImmOrInvalidate, SendRequest, Sge,
 };
 
 /// The most scatter/gather entries in a work request.
@@ -20,19 +21,25 @@ const MAX_INLINE_DATA: usize = 1024;
 ///
 /// # Safety
 /// `list` has `count` entries.
-pub unsafe fn read_sge_list(list: *const ibv_sge, count: c_int, into: &mut [Sge; MAX_SGE]) -> Option<&[Sge]> {
-    let count = usize::try_from(count).ok().filter(|count| *count <= MAX_SGE)?;
+pub unsafe fn read_sge_list(
+    list: *const ibv_sge,
+    count: c_int,
+    into: &mut [Sge; MAX_SGE],
+) -> Result<&[Sge], Rejection> {
+    let known = usize::try_from(count).ok().filter(|count| *count <= MAX_SGE);
+    let count = known.ok_or_else(|| Rejection::too_large("num_sge", count, MAX_SGE))?;
     for (index, entry) in into[..count].iter_mut().enumerate() {
         // SAFETY: the caller guarantees it.
         let ibv_sge { addr, length, lkey } = unsafe { *list.add(index) };
         *entry = Sge { address: addr, length, lkey: LocalKey(lkey) };
     }
-    Some(&into[..count])
+    Ok(&into[..count])
 }
 
-/// The flags of a work request; `None` if one is unknown.
-pub fn send_flags(bits: c_uint) -> Option<SendFlags> {
-    u8::try_from(bits).ok().and_then(SendFlags::from_bits)
+/// The flags of a work request.
+pub fn send_flags(bits: c_uint) -> Result<SendFlags, Rejection> {
+    let known = u8::try_from(bits).ok().and_then(SendFlags::from_bits);
+    known.ok_or_else(|| Rejection::invalid(format!("send_flags {bits:#x} has unknown bits")))
 }
 
 /// The bind of `mw`. The card identifies the window by its number; its rkey changes when the bind succeeds.
@@ -57,8 +64,8 @@ pub unsafe fn bind_operation(mw: *mut ibv_mw, new_key: u32, info: &ibv_mw_bind_i
     }))
 }
 
-/// The operation of a work request, or the errno.
-unsafe fn operation(wr: &ibv_send_wr) -> Result<Operation, c_int> {
+/// The operation of a work request.
+unsafe fn operation(wr: &ibv_send_wr) -> Result<Operation, Rejection> {
     // SAFETY: the opcode determines the union member.
     let remote = |wr: &ibv_send_wr| unsafe {
         RemoteAddress { address: wr.wr.rdma.remote_addr, rkey: RemoteKey(wr.wr.rdma.rkey) }
@@ -85,27 +92,33 @@ unsafe fn operation(wr: &ibv_send_wr) -> Result<Operation, c_int> {
         IBV_WR_BIND_MW => {
             let info = &wr.bind_mw.bind_info;
             // SAFETY: the caller guarantees it.
-            unsafe { bind_operation(wr.bind_mw.mw, wr.bind_mw.rkey, info) }.ok_or(libc::EINVAL)?
+            unsafe { bind_operation(wr.bind_mw.mw, wr.bind_mw.rkey, info) }.ok_or_else(invalid_bind)?
         }
-        _ => return Err(libc::EOPNOTSUPP),
+        other => return Err(Rejection::unsupported(format!("opcode {other} is not supported"))),
     })
 }
 
+/// A bind without a window or a region.
+pub fn invalid_bind() -> Rejection {
+    Rejection::invalid("the memory window was destroyed, or the memory region of the bind is null")
+}
+
 /// Adds one work request to a batch.
-unsafe fn add_to_batch(state: &Qp, batch: &mut SendBatch<'_>, wr: &ibv_send_wr) -> Result<(), c_int> {
-    let flags = send_flags(wr.send_flags).ok_or(libc::EINVAL)?;
+unsafe fn add_to_batch(state: &Qp, batch: &mut SendBatch<'_>, wr: &ibv_send_wr) -> Result<(), Rejection> {
+    let flags = send_flags(wr.send_flags)?;
     // SAFETY: the caller guarantees it.
     let operation = unsafe { operation(wr) }?;
     let mut gather = [Sge::default(); MAX_SGE];
     let mut inline = [0; MAX_INLINE_DATA];
     // SAFETY: the caller guarantees it.
-    let list = unsafe { read_sge_list(wr.sg_list, wr.num_sge, &mut gather) }.ok_or(libc::EINVAL)?;
+    let list = unsafe { read_sge_list(wr.sg_list, wr.num_sge, &mut gather) }?;
     let mut request = SendRequest::new(wr.wr_id, operation, list).flags(flags);
     if flags.contains(SendFlags::INLINE) {
         let mut length = 0;
         for entry in list {
             let size = entry.length as usize;
-            let room = inline.get_mut(length..length + size).ok_or(libc::EINVAL)?;
+            let too_long = || Rejection::too_large("inline data", length + size, MAX_INLINE_DATA);
+            let room = inline.get_mut(length..length + size).ok_or_else(too_long)?;
             // SAFETY: the address of inline data points into the program's own memory.
             unsafe { core::ptr::copy_nonoverlapping(entry.address as *const u8, room.as_mut_ptr(), size) };
             length += size;
@@ -117,13 +130,13 @@ unsafe fn add_to_batch(state: &Qp, batch: &mut SendBatch<'_>, wr: &ibv_send_wr) 
             // SAFETY: UD queue pairs set this union member.
             let ud = unsafe { wr.wr.ud };
             // SAFETY: a handle of this library.
-            let ah = unsafe { object::state::<Ah>(ud.ah) }.ok_or(libc::EINVAL)?;
+            let ah = unsafe { object::find::<Ah>(ud.ah) }?;
             request = request.ud_address(&ah.handle, Qpn::new(ud.remote_qpn), QueueKey(ud.remote_qkey));
         }
         QpType::XrcInitiator => request = request.xrc_srqn(wr.qp_type.xrc.remote_srqn),
         _ => {}
     }
-    batch.add(&request).map_err(|error| errno::report("ibv_post_send", &error))
+    Ok(batch.add(&request)?)
 }
 
 pub unsafe extern "C" fn post_send(
@@ -131,22 +144,26 @@ pub unsafe extern "C" fn post_send(
     mut wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
+    const VERB: &str = "ibv_post_send";
     // SAFETY: a queue pair of this library.
-    let ready = unsafe { queue_pair::of(qp) }.filter(|_| unsafe { queue_pair::can_post_send(qp) });
-    let batch = ready.map(|state| (state, state.pair.send_batch()));
-    let Some((state, Ok(mut batch))) = batch else {
-        // SAFETY: a valid pointer of the caller.
-        unsafe { *bad = wr };
-        return libc::EINVAL;
+    let ready = unsafe { queue_pair::find_after(qp, QpState::ReadyToReceive) };
+    let ready = ready.and_then(|state| Ok((state, state.pair.send_batch()?)));
+    let (state, mut batch) = match ready {
+        Ok(ready) => ready,
+        Err(rejection) => {
+            // SAFETY: a valid pointer of the caller.
+            unsafe { *bad = wr };
+            return rejection.code(VERB);
+        }
     };
     let mut code = 0;
     // SAFETY: the caller's list, to its end.
     while let Some(request) = unsafe { wr.as_ref() } {
         // SAFETY: the caller guarantees it.
-        if let Err(errno) = unsafe { add_to_batch(state, &mut batch, request) } {
+        if let Err(rejection) = unsafe { add_to_batch(state, &mut batch, request) } {
             // SAFETY: a valid pointer of the caller.
             unsafe { *bad = wr };
-            code = errno;
+            code = rejection.code(VERB);
             break;
         }
         wr = request.next;
@@ -158,6 +175,7 @@ pub unsafe extern "C" fn post_send(
 
 /// Posts a list of receive work requests with `post`.
 pub unsafe fn post_recv_list(
+    verb: &str,
     mut wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
     post: impl Fn(&ReceiveRequest<'_>) -> Result<(), Error>,
@@ -166,17 +184,12 @@ pub unsafe fn post_recv_list(
     while let Some(request) = unsafe { wr.as_ref() } {
         let mut scatter = [Sge::default(); MAX_SGE];
         // SAFETY: the caller guarantees it.
-        let code = match unsafe { read_sge_list(request.sg_list, request.num_sge, &mut scatter) } {
-            None => libc::EINVAL,
-            Some(scatter) => match post(&ReceiveRequest { wr_id: request.wr_id, sg_list: scatter }) {
-                Ok(()) => 0,
-                Err(error) => errno::report("ibv_post_recv", &error),
-            },
-        };
-        if code != 0 {
+        let list = unsafe { read_sge_list(request.sg_list, request.num_sge, &mut scatter) };
+        let posted = list.and_then(|sg_list| Ok(post(&ReceiveRequest { wr_id: request.wr_id, sg_list })?));
+        if let Err(rejection) = posted {
             // SAFETY: a valid pointer of the caller.
             unsafe { *bad = wr };
-            return code;
+            return rejection.code(verb);
         }
         wr = request.next;
     }
@@ -188,35 +201,42 @@ pub unsafe extern "C" fn post_recv(
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
+    const VERB: &str = "ibv_post_recv";
     // SAFETY: a queue pair of this library; in RESET it takes nothing.
-    let Some(state) = (unsafe { queue_pair::of(qp) }).filter(|_| unsafe { (*qp).state } != 0) else {
-        // SAFETY: a valid pointer of the caller.
-        unsafe { *bad = wr };
-        return libc::EINVAL;
+    let state = match unsafe { queue_pair::find_after(qp, QpState::Reset) } {
+        Ok(state) => state,
+        Err(rejection) => {
+            // SAFETY: a valid pointer of the caller.
+            unsafe { *bad = wr };
+            return rejection.code(VERB);
+        }
     };
     // SAFETY: the caller guarantees it.
-    unsafe { post_recv_list(wr, bad, |receive| state.pair.post_recv(receive)) }
+    unsafe { post_recv_list(VERB, wr, bad, |receive| state.pair.post_recv(receive)) }
 }
 
 /// Binds a type 1 memory window. Its next rkey is the successor of `mw->rkey`, which the program restores after a bind
 /// that failed, as ibv_bind_mw(3) says.
 pub unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, info: *mut ibv_mw_bind) -> c_int {
+    const VERB: &str = "ibv_bind_mw";
     // SAFETY: objects of this library, and the caller's own.
-    let (Some(state), info) = (unsafe { queue_pair::of(qp) }, unsafe { &*info }) else { return libc::EINVAL };
+    let (state, info) = (check!(VERB, code, unsafe { queue_pair::find(qp) }), unsafe { &*info });
     // SAFETY: as above.
-    let Some(window) = (unsafe { object::state::<Mw>(mw) }) else { return libc::EINVAL };
-    let Some(flags) = send_flags(info.send_flags) else { return libc::EINVAL };
+    let window = check!(VERB, code, unsafe { object::find::<Mw>(mw) });
+    let flags = check!(VERB, code, send_flags(info.send_flags));
     // SAFETY: as above.
     let present = unsafe { (*mw).rkey };
     let next = window.window.rkey().0 & !0xff | present.wrapping_add(1) & 0xff;
     // SAFETY: as above.
-    let Some(operation) = (unsafe { bind_operation(mw, next, &info.bind_info) }) else { return libc::EINVAL };
+    let Some(operation) = (unsafe { bind_operation(mw, next, &info.bind_info) }) else {
+        return invalid_bind().code(VERB);
+    };
     match state.pair.post_send(&SendRequest::new(info.wr_id, operation, &[]).flags(flags)) {
         Ok(()) => {
             // SAFETY: a window of this library.
             unsafe { (*mw).rkey = next };
             0
         }
-        Err(error) => errno::from_result("ibv_bind_mw", Err(error)),
+        Err(error) => errno::from_result(VERB, Err(error)),
     }
 }

@@ -1,7 +1,9 @@
 //! Queries of a device, its port and its tables.
 
 use crate::abi::*;
-use crate::{context, errno};
+use crate::address::wrong_port;
+use crate::context;
+use crate::errno::{Rejection, check};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::mem::zeroed;
 use softhca::{Gid, PortState};
@@ -61,7 +63,7 @@ fn device_attr(open: &context::ContextState) -> ibv_device_attr {
 
 pub unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     // SAFETY: a context of this library.
-    let Some(open) = (unsafe { context::of(context) }) else { return libc::EINVAL };
+    let open = check!("ibv_query_device", code, unsafe { context::find(context) });
     // SAFETY: a valid pointer of the caller.
     unsafe { *attr = device_attr(open) };
     0
@@ -74,10 +76,10 @@ pub unsafe extern "C" fn query_device_ex(
     size: usize,
 ) -> c_int {
     // SAFETY: a context of this library.
-    let Some(open) = (unsafe { context::of(context) }) else { return libc::EINVAL };
+    let open = check!("ibv_query_device_ex", code, unsafe { context::find(context) });
     // SAFETY: an input begins with a mask of further requests; none is supported.
     if !input.is_null() && unsafe { *input.cast::<u32>() } != 0 {
-        return libc::EINVAL;
+        return Rejection::invalid("comp_mask of the input is not 0").code("ibv_query_device_ex");
     }
     // SAFETY: zero is valid for every field and means that the feature is absent.
     let mut all: ibv_device_attr_ex = unsafe { zeroed() };
@@ -109,7 +111,7 @@ pub unsafe extern "C" fn query_port_sized(
     size: usize,
 ) -> c_int {
     // SAFETY: a context of this library.
-    let Some(open) = (unsafe { context::of(context) }).filter(|_| port == 1) else { return libc::EINVAL };
+    let open = check!("ibv_query_port", code, unsafe { find_port(context, port.into()) });
     // SAFETY: zero is valid for every field.
     let mut all: ibv_port_attr = unsafe { zeroed() };
     (all.state, all.phys_state) = match open.context.port_state() {
@@ -138,11 +140,36 @@ pub unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, attr: *
     unsafe { query_port_sized(context, port, attr, core::mem::offset_of!(ibv_port_attr, link_layer)) }
 }
 
-fn gid(open: &context::ContextState, port: u32, index: i64) -> Option<Gid> {
-    if port != 1 {
-        return None;
-    }
-    open.context.gid(usize::try_from(index).ok()?)
+/// The current speed in units of 100 Mbit/s.
+pub unsafe extern "C" fn query_port_speed(context: *mut ibv_context, port: u32, into: *mut u64) -> c_int {
+    /// Four lanes of FDR, as [`query_port_sized`] reports.
+    const SPEED: u64 = 562;
+    // SAFETY: a context of this library.
+    check!("ibv_query_port_speed", code, unsafe { find_port(context, port) });
+    // SAFETY: a valid pointer of the caller.
+    unsafe { *into = SPEED };
+    0
+}
+
+/// The context behind a pointer, if it has the port.
+unsafe fn find_port<'a>(
+    context: *mut ibv_context,
+    port: u32,
+) -> Result<&'a context::ContextState, Rejection> {
+    // SAFETY: the caller guarantees it.
+    let open = unsafe { context::find(context) }?;
+    if port == 1 { Ok(open) } else { Err(wrong_port(port)) }
+}
+
+/// The entry of the GID table of a port.
+unsafe fn find_gid(context: *mut ibv_context, port: u32, index: i64) -> Result<Gid, Rejection> {
+    // SAFETY: the caller guarantees it.
+    let open = unsafe { find_port(context, port) }?;
+    let found = usize::try_from(index).ok().and_then(|index| open.context.gid(index));
+    found.ok_or_else(|| {
+        let last = open.context.gid_table_len() - 1;
+        Rejection::invalid(format!("GID index {index} does not exist: the table has the entries 0 to {last}"))
+    })
 }
 
 pub unsafe extern "C" fn query_gid(
@@ -152,8 +179,7 @@ pub unsafe extern "C" fn query_gid(
     into: *mut [u8; 16],
 ) -> c_int {
     // SAFETY: a context of this library.
-    let Some(open) = (unsafe { context::of(context) }) else { return errno::minus_one(libc::EINVAL) };
-    let Some(gid) = gid(open, port.into(), index.into()) else { return errno::minus_one(libc::EINVAL) };
+    let gid = check!("ibv_query_gid", minus_one, unsafe { find_gid(context, port.into(), index.into()) });
     // SAFETY: a valid pointer of the caller.
     unsafe { *into = gid.0 };
     0
@@ -206,9 +232,12 @@ pub unsafe extern "C" fn query_gid_ex(
     flags: u32,
     size: usize,
 ) -> c_int {
+    const VERB: &str = "ibv_query_gid_ex";
     // SAFETY: a context of this library.
-    let Some(open) = (unsafe { context::of(context) }).filter(|_| flags == 0) else { return libc::EINVAL };
-    let Some(gid) = gid(open, port, index.into()) else { return libc::EINVAL };
+    let gid = check!(VERB, code, unsafe { find_gid(context, port, index.into()) });
+    if flags != 0 {
+        return Rejection::invalid(format!("flags {flags:#x} are unknown")).code(VERB);
+    }
     // SAFETY: a valid pointer of the caller, of the given size.
     unsafe { copy_sized(&gid_entry(gid, index), into, size) };
     0
@@ -221,13 +250,21 @@ pub unsafe extern "C" fn query_gid_table(
     flags: u32,
     size: usize,
 ) -> isize {
+    const VERB: &str = "ibv_query_gid_table";
+    let rejected = |rejection: Rejection| rejection.negative(VERB) as isize;
     // SAFETY: a context of this library.
-    let Some(open) = (unsafe { context::of(context) }).filter(|_| flags == 0) else {
-        return -(libc::EINVAL as isize);
+    let open = match unsafe { context::find(context) } {
+        Ok(open) => open,
+        Err(rejection) => return rejected(rejection),
     };
     let count = open.context.gid_table_len();
+    if flags != 0 {
+        return rejected(Rejection::invalid(format!("flags {flags:#x} are unknown")));
+    }
     if count > max_entries {
-        return -(libc::EINVAL as isize);
+        return rejected(Rejection::invalid(format!(
+            "the table has {count} entries, and the array has room for {max_entries}"
+        )));
     }
     for index in 0..count {
         let gid = open.context.gid(index).unwrap_or_default();
@@ -244,10 +281,7 @@ pub unsafe extern "C" fn query_gid_type(
     into: *mut c_int,
 ) -> c_int {
     // SAFETY: a context of this library.
-    let Some(open) = (unsafe { context::of(context) }) else { return errno::minus_one(libc::EINVAL) };
-    if gid(open, port.into(), index.into()).is_none() {
-        return errno::minus_one(libc::EINVAL);
-    }
+    check!("ibv_query_gid_type", minus_one, unsafe { find_gid(context, port.into(), index.into()) });
     // SAFETY: a valid pointer of the caller.
     unsafe { *into = IBV_GID_TYPE_SYSFS_ROCE_V2 };
     0
@@ -259,9 +293,14 @@ pub unsafe extern "C" fn query_pkey(
     index: c_int,
     into: *mut u16,
 ) -> c_int {
+    const VERB: &str = "ibv_query_pkey";
     // SAFETY: a context of this library.
-    if unsafe { context::of(context) }.is_none() || port != 1 || index != 0 {
-        return errno::minus_one(libc::EINVAL);
+    check!(VERB, minus_one, unsafe { find_port(context, port.into()) });
+    if index != 0 {
+        return Rejection::invalid(format!(
+            "P_Key index {index} does not exist: the table has one entry, index 0"
+        ))
+        .minus_one(VERB);
     }
     // SAFETY: a valid pointer of the caller.
     unsafe { *into = DEFAULT_PKEY.to_be() };
@@ -269,9 +308,12 @@ pub unsafe extern "C" fn query_pkey(
 }
 
 pub unsafe extern "C" fn get_pkey_index(context: *mut ibv_context, port: u8, key: u16) -> c_int {
+    const VERB: &str = "ibv_get_pkey_index";
     // SAFETY: a context of this library.
-    if unsafe { context::of(context) }.is_none() || port != 1 || u16::from_be(key) != DEFAULT_PKEY {
-        return errno::minus_one(libc::EINVAL);
+    check!(VERB, minus_one, unsafe { find_port(context, port.into()) });
+    let key = u16::from_be(key);
+    if key != DEFAULT_PKEY {
+        return Rejection::invalid(format!("the P_Key table has no key {key:#x}")).minus_one(VERB);
     }
     0
 }

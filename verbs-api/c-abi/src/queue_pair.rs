@@ -2,6 +2,7 @@
 
 use crate::abi::*;
 use crate::channel::Unacknowledged;
+use crate::errno::{Rejection, check};
 use crate::protection::{self, UseCount};
 use crate::work_builder::{self, WorkRequestBuilder};
 use crate::{completion_queue, context, errno, object, rdma_cm, shared_receive};
@@ -27,7 +28,7 @@ unsafe impl Send for Qp {}
 unsafe impl Sync for Qp {}
 
 object::kinds! {
-    Qp = ibv_qp_ex;
+    Qp = ibv_qp_ex, "queue pair", |qp| Some((qp.base.context, qp.base.handle));
 }
 
 /// The queue pair behind a pointer; `None` if it is destroyed.
@@ -40,13 +41,37 @@ pub unsafe fn of<'a>(qp: *mut ibv_qp) -> Option<&'a Qp> {
     unsafe { object::state::<Qp>(qp.cast()) }
 }
 
-/// Whether send work requests can be posted: not before RTS.
+/// The queue pair behind a pointer, or why it cannot be used.
 ///
 /// # Safety
-/// `qp` is a queue pair of this library.
-pub unsafe fn can_post_send(qp: *mut ibv_qp) -> bool {
+/// As [`of`].
+#[inline]
+pub unsafe fn find<'a>(qp: *mut ibv_qp) -> Result<&'a Qp, Rejection> {
+    // SAFETY: the caller guarantees it: every queue pair is extended.
+    unsafe { object::find::<Qp>(qp.cast()) }
+}
+
+/// The same, if its state is after `state`, in which it takes no work requests yet.
+///
+/// # Safety
+/// As [`of`].
+#[inline]
+pub unsafe fn find_after<'a>(qp: *mut ibv_qp, state: QpState) -> Result<&'a Qp, Rejection> {
     // SAFETY: the caller guarantees it.
-    unsafe { (*qp).state > QpState::ReadyToReceive as c_int }
+    let found = unsafe { find(qp) }?;
+    // SAFETY: as above.
+    let now = unsafe { (*qp).state };
+    if now > state as c_int { Ok(found) } else { Err(too_early(now, state)) }
+}
+
+#[cold]
+fn too_early(now: c_int, until: QpState) -> Rejection {
+    let now = QpState::ALL.get(now as usize).copied().unwrap_or(QpState::Reset);
+    let queue = if until == QpState::Reset { "receive" } else { "send" };
+    let next = QpState::ALL[until as usize + 1];
+    Rejection::invalid(format!(
+        "the queue pair is in {now}: the {queue} queue takes work requests from {next} on"
+    ))
 }
 
 /// The send operations of a transport, as a mask of the extended interface.
@@ -74,9 +99,7 @@ pub unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr)
     // SAFETY: the caller's attributes.
     let plain = unsafe { *attr };
     // SAFETY: a domain of this library.
-    if unsafe { protection::of(pd) }.is_none() {
-        return errno::null(libc::EINVAL);
-    }
+    check!("ibv_create_qp", null, unsafe { protection::find(pd) });
     let mut extended = ibv_qp_init_attr_ex {
         qp_context: plain.qp_context,
         send_cq: plain.send_cq,
@@ -114,7 +137,7 @@ fn max_inline_data(cap: &ibv_qp_cap) -> u32 {
     cap.max_inline_data.max(64)
 }
 
-/// Starts to create a queue pair, or returns the errno.
+/// Starts to create a queue pair.
 ///
 /// # Safety
 /// The pointers are objects of this library or null.
@@ -122,28 +145,32 @@ unsafe fn builder(
     open: &context::ContextState,
     attr: &ibv_qp_init_attr_ex,
     kind: QpType,
-) -> Result<QueuePairBuilder, c_int> {
+) -> Result<QueuePairBuilder, Rejection> {
     let cap = &attr.cap;
     let limits = &open.attributes.limits;
-    let within = cap.max_send_wr <= limits.max_qp_wr
-        && cap.max_recv_wr <= limits.max_qp_wr
-        && max_sge(cap) as usize <= limits.max_sge
-        && cap.max_inline_data as usize <= limits.max_inline_data;
-    if !within {
-        return Err(libc::EINVAL);
+    for (what, value, limit) in [
+        ("max_send_wr", cap.max_send_wr, limits.max_qp_wr),
+        ("max_recv_wr", cap.max_recv_wr, limits.max_qp_wr),
+        ("max_send_sge", cap.max_send_sge, limits.max_sge as u32),
+        ("max_recv_sge", cap.max_recv_sge, limits.max_sge as u32),
+        ("max_inline_data", cap.max_inline_data, limits.max_inline_data as u32),
+    ] {
+        if value > limit {
+            return Err(Rejection::too_large(what, value, limit));
+        }
     }
     if kind == QpType::XrcTarget {
         if attr.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 {
-            return Err(libc::EINVAL);
+            return Err(Rejection::invalid("comp_mask lacks IBV_QP_INIT_ATTR_XRCD"));
         }
         // SAFETY: the caller guarantees it.
-        let domain = unsafe { shared_receive::xrc_domain_of(attr.xrcd) }.ok_or(libc::EINVAL)?;
+        let domain = unsafe { shared_receive::find_xrc_domain(attr.xrcd) }?;
         return Ok(domain.target_builder());
     }
     // SAFETY: the caller guarantees it.
-    let domain = unsafe { protection::of(attr.pd) }.ok_or(libc::EINVAL)?;
+    let domain = unsafe { protection::find(attr.pd) }?;
     // SAFETY: the caller guarantees it.
-    let sends = unsafe { completion_queue::of(attr.send_cq) }.ok_or(libc::EINVAL)?;
+    let sends = unsafe { completion_queue::find(attr.send_cq) }?;
     let mut builder = domain
         .domain
         .create_queue_pair(kind, &sends.queue)
@@ -154,12 +181,12 @@ unsafe fn builder(
         .max_inline_data(max_inline_data(cap));
     if kind != QpType::XrcInitiator {
         // SAFETY: the caller guarantees it.
-        let receives = unsafe { completion_queue::of(attr.recv_cq) }.ok_or(libc::EINVAL)?;
+        let receives = unsafe { completion_queue::find(attr.recv_cq) }?;
         builder = builder.recv_cq(&receives.queue);
     }
     if !attr.srq.is_null() {
         // SAFETY: the caller guarantees it.
-        let shared = unsafe { shared_receive::of(attr.srq) }.ok_or(libc::EINVAL)?;
+        let shared = unsafe { shared_receive::find(attr.srq) }?;
         builder = builder.shared_receive_queue(&shared.queue);
     }
     if attr.sq_sig_all != 0 {
@@ -176,8 +203,9 @@ pub unsafe extern "C" fn create_qp_ex(
         | IBV_QP_INIT_ATTR_XRCD
         | IBV_QP_INIT_ATTR_CREATE_FLAGS
         | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    const VERB: &str = "ibv_create_qp";
     // SAFETY: a context of this library.
-    let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
+    let open = check!(VERB, null, unsafe { context::find(context) });
     // SAFETY: the caller's attributes.
     let attr = unsafe { &mut *attr };
     let kind = match attr.qp_type {
@@ -186,24 +214,26 @@ pub unsafe extern "C" fn create_qp_ex(
         IBV_QPT_UD => QpType::Ud,
         IBV_QPT_XRC_SEND => QpType::XrcInitiator,
         IBV_QPT_XRC_RECV => QpType::XrcTarget,
-        _ => return errno::null(libc::EOPNOTSUPP),
+        other => {
+            let why = format!("queue pair type {other} is not supported: RC, UC, UD and XRC are");
+            return Rejection::unsupported(why).null(VERB);
+        }
     };
     let has = |bit| attr.comp_mask & bit != 0;
     let operations = if has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) { attr.send_ops_flags } else { 0 };
-    if attr.comp_mask & !KNOWN != 0
-        || has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && attr.create_flags != 0
-        || operations & !send_ops(kind) != 0
-    {
-        return errno::null(libc::EOPNOTSUPP);
+    let create_flags = if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { attr.create_flags } else { 0 };
+    for (what, unknown) in [
+        ("comp_mask bits", u64::from(attr.comp_mask & !KNOWN)),
+        ("create_flags", create_flags.into()),
+        ("send_ops_flags of this queue pair type", operations & !send_ops(kind)),
+    ] {
+        if unknown != 0 {
+            return Rejection::unsupported(format!("{what} {unknown:#x} are not supported")).null(VERB);
+        }
     }
     // SAFETY: the caller guarantees it.
-    let pair = match unsafe { builder(open, attr, kind) } {
-        Err(code) => return errno::null(code),
-        Ok(builder) => match builder.build() {
-            Ok(pair) => pair,
-            Err(error) => return errno::null(errno::report("ibv_create_qp", &error)),
-        },
-    };
+    let builder = check!(VERB, null, unsafe { builder(open, attr, kind) });
+    let pair = check!(VERB, null, builder.build());
     report_capabilities(&mut attr.cap, kind, !attr.srq.is_null());
     let number = pair.qpn().value();
     let is_target = kind == QpType::XrcTarget;
@@ -233,7 +263,7 @@ pub unsafe extern "C" fn create_qp_ex(
     };
     let builder = WorkRequestBuilder::default();
     // SAFETY: the caller guarantees it.
-    let domain = unsafe { protection::of(qp.pd) }.map(protection::Pd::add_user);
+    let domain = unsafe { protection::find(qp.pd) }.ok().map(protection::Pd::add_user);
     let state =
         Qp { pair, kind, init, events: Unacknowledged::default(), operations, builder, _domain: domain };
     let qp = object::create(work_builder::new_qp_ex(qp), state);
@@ -268,7 +298,7 @@ fn report_capabilities(cap: &mut ibv_qp_cap, kind: QpType, has_shared: bool) {
 
 pub unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: a queue pair of this library.
-    let Some(state) = (unsafe { of(qp) }) else { return libc::EINVAL };
+    let state = check!("ibv_destroy_qp", code, unsafe { find(qp) });
     // SAFETY: as above.
     if let Some(open) = unsafe { context::of((*qp).context) } {
         open.objects.lock().queue_pairs.remove(&state.pair.qpn().value());
@@ -283,10 +313,12 @@ pub unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
 
 pub unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     // SAFETY: a queue pair of this library.
-    match unsafe { of(qp) } {
-        Some(state) if state.operations != 0 => qp.cast(),
-        _ => core::ptr::null_mut(),
+    let state = check!("ibv_qp_to_qp_ex", null, unsafe { find(qp) });
+    if state.operations == 0 {
+        return Rejection::invalid("the queue pair was created without send_ops_flags")
+            .null("ibv_qp_to_qp_ex");
     }
+    qp.cast()
 }
 
 unsafe fn change_multicast(
@@ -296,7 +328,10 @@ unsafe fn change_multicast(
     act: fn(&QueuePair, Gid) -> Result<(), Error>,
 ) -> c_int {
     // SAFETY: a queue pair of this library.
-    let Some(state) = (unsafe { of(qp) }).filter(|_| !gid.is_null()) else { return libc::EINVAL };
+    let state = check!(verb, code, unsafe { find(qp) });
+    if gid.is_null() {
+        return Rejection::invalid("the GID is null").code(verb);
+    }
     // SAFETY: a valid pointer of the caller.
     errno::from_result(verb, act(&state.pair, Gid(unsafe { *gid })))
 }

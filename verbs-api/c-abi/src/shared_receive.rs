@@ -2,10 +2,11 @@
 
 use crate::abi::*;
 use crate::channel::Unacknowledged;
+use crate::errno::{Rejection, check};
 use crate::protection::{self, Pd, UseCount};
 use crate::{completion_queue, context, errno, object, post};
 use core::ffi::{c_int, c_void};
-use softhca::{Error, SharedReceiveQueue, XrcDomain};
+use softhca::{SharedReceiveQueue, XrcDomain};
 
 /// The state of an `ibv_srq`.
 pub struct Srq {
@@ -21,26 +22,27 @@ pub struct Xrcd {
 }
 
 object::kinds! {
-    Srq = ibv_srq;
-    Xrcd = ibv_xrcd;
+    Srq = ibv_srq, "shared receive queue", |srq| Some((srq.context, srq.handle));
+    Xrcd = ibv_xrcd, "XRC domain", |xrcd| Some((xrcd.context, 0));
 }
 
-/// The queue behind a pointer that may be null.
+/// The queue behind a pointer, or why it cannot be used.
 ///
 /// # Safety
 /// `srq` is null or a queue of this library.
-pub unsafe fn of<'a>(srq: *mut ibv_srq) -> Option<&'a Srq> {
+#[inline]
+pub unsafe fn find<'a>(srq: *mut ibv_srq) -> Result<&'a Srq, Rejection> {
     // SAFETY: the caller guarantees it.
-    unsafe { object::state::<Srq>(srq) }
+    unsafe { object::find::<Srq>(srq) }
 }
 
-/// The domain behind a pointer that may be null.
+/// The domain behind a pointer, or why it cannot be used.
 ///
 /// # Safety
 /// `xrcd` is null or a domain of this library.
-pub unsafe fn xrc_domain_of<'a>(xrcd: *mut ibv_xrcd) -> Option<&'a XrcDomain> {
+pub unsafe fn find_xrc_domain<'a>(xrcd: *mut ibv_xrcd) -> Result<&'a XrcDomain, Rejection> {
     // SAFETY: the caller guarantees it.
-    unsafe { object::state::<Xrcd>(xrcd) }.map(|state| &state.domain)
+    unsafe { object::find::<Xrcd>(xrcd) }.map(|state| &state.domain)
 }
 
 /// Creates the object of a new queue.
@@ -50,12 +52,8 @@ fn new_srq(
     pd: *mut ibv_pd,
     domain: &Pd,
     is_extended: bool,
-    result: Result<SharedReceiveQueue, Error>,
+    queue: SharedReceiveQueue,
 ) -> *mut ibv_srq {
-    let queue = match result {
-        Ok(queue) => queue,
-        Err(error) => return errno::null(errno::report("ibv_create_srq", &error)),
-    };
     let number = queue.srqn();
     let abi = ibv_srq {
         context,
@@ -77,26 +75,35 @@ fn new_srq(
     srq
 }
 
-fn is_within_limits(open: &context::ContextState, attr: &ibv_srq_attr) -> bool {
+fn check_limits(open: &context::ContextState, attr: &ibv_srq_attr) -> Result<(), Rejection> {
     let limits = &open.attributes.limits;
-    attr.max_wr > 0 && attr.max_wr <= limits.max_qp_wr && attr.max_sge as usize <= limits.max_sge
+    if attr.max_wr == 0 {
+        return Err(Rejection::invalid("max_wr is 0"));
+    }
+    for (what, value, limit) in
+        [("max_wr", attr.max_wr, limits.max_qp_wr), ("max_sge", attr.max_sge, limits.max_sge as u32)]
+    {
+        if value > limit {
+            return Err(Rejection::too_large(what, value, limit));
+        }
+    }
+    Ok(())
 }
 
 pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    const VERB: &str = "ibv_create_srq";
     // SAFETY: a domain of this library.
-    let Some(domain) = (unsafe { protection::of(pd) }) else { return errno::null(libc::EINVAL) };
+    let domain = check!(VERB, null, unsafe { protection::find(pd) });
     // SAFETY: as above.
     let context = unsafe { (*pd).context };
     // SAFETY: the caller's attributes.
     let attr = unsafe { &mut *attr };
     // SAFETY: a context of this library.
-    let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
-    if !is_within_limits(open, &attr.attr) {
-        return errno::null(libc::EINVAL);
-    }
+    let open = check!(VERB, null, unsafe { context::find(context) });
+    check!(VERB, null, check_limits(open, &attr.attr));
     attr.attr.max_sge = attr.attr.max_sge.max(1);
     let result = domain.domain.create_shared_receive_queue(attr.attr.max_wr, attr.attr.max_sge);
-    new_srq(context, attr.srq_context, pd, domain, false, result)
+    new_srq(context, attr.srq_context, pd, domain, false, check!(VERB, null, result))
 }
 
 pub unsafe extern "C" fn create_srq_ex(
@@ -105,89 +112,92 @@ pub unsafe extern "C" fn create_srq_ex(
 ) -> *mut ibv_srq {
     const KNOWN: u32 =
         IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+    const VERB: &str = "ibv_create_srq_ex";
     // SAFETY: a context of this library.
-    let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
+    let open = check!(VERB, null, unsafe { context::find(context) });
     // SAFETY: the caller's attributes.
     let attr = unsafe { &mut *attr };
-    if attr.comp_mask & !KNOWN != 0 {
-        return errno::null(libc::EOPNOTSUPP);
+    let unknown = attr.comp_mask & !KNOWN;
+    if unknown != 0 {
+        return Rejection::unsupported(format!("comp_mask bits {unknown:#x} are not supported")).null(VERB);
     }
     let has = |bit| attr.comp_mask & bit != 0;
     let kind = if has(IBV_SRQ_INIT_ATTR_TYPE) { attr.srq_type } else { IBV_SRQT_BASIC };
+    if !has(IBV_SRQ_INIT_ATTR_PD) {
+        return Rejection::invalid("comp_mask lacks IBV_SRQ_INIT_ATTR_PD").null(VERB);
+    }
     // SAFETY: a domain of this library.
-    let domain = unsafe { protection::of(attr.pd) }.filter(|_| has(IBV_SRQ_INIT_ATTR_PD));
-    let Some(domain) = domain.filter(|_| is_within_limits(open, &attr.attr)) else {
-        return errno::null(libc::EINVAL);
-    };
+    let domain = check!(VERB, null, unsafe { protection::find(attr.pd) });
+    check!(VERB, null, check_limits(open, &attr.attr));
     let (receives, entries) = (attr.attr.max_wr, attr.attr.max_sge.max(1));
     match kind {
         IBV_SRQT_BASIC => {
             let result = domain.domain.create_shared_receive_queue(receives, entries);
             attr.attr.max_sge = entries;
-            new_srq(context, attr.srq_context, attr.pd, domain, false, result)
+            new_srq(context, attr.srq_context, attr.pd, domain, false, check!(VERB, null, result))
         }
         IBV_SRQT_XRC => {
+            if !has(IBV_SRQ_INIT_ATTR_XRCD) || !has(IBV_SRQ_INIT_ATTR_CQ) {
+                let why = "comp_mask lacks IBV_SRQ_INIT_ATTR_XRCD or IBV_SRQ_INIT_ATTR_CQ";
+                return Rejection::invalid(why).null(VERB);
+            }
             // SAFETY: objects of this library.
-            let needed = unsafe { (xrc_domain_of(attr.xrcd), completion_queue::of(attr.cq)) };
-            let (Some(xrc_domain), Some(cq), true, true) =
-                (needed.0, needed.1, has(IBV_SRQ_INIT_ATTR_XRCD), has(IBV_SRQ_INIT_ATTR_CQ))
-            else {
-                return errno::null(libc::EINVAL);
-            };
+            let xrc_domain = check!(VERB, null, unsafe { find_xrc_domain(attr.xrcd) });
+            // SAFETY: as above.
+            let cq = check!(VERB, null, unsafe { completion_queue::find(attr.cq) });
             let result =
                 domain.domain.create_xrc_shared_receive_queue(xrc_domain, &cq.queue, receives, entries);
             attr.attr.max_sge = entries;
-            new_srq(context, attr.srq_context, attr.pd, domain, true, result)
+            new_srq(context, attr.srq_context, attr.pd, domain, true, check!(VERB, null, result))
         }
-        _ => errno::null(libc::EOPNOTSUPP),
+        _ => {
+            Rejection::unsupported(format!("srq_type {kind} is not supported: basic and XRC are")).null(VERB)
+        }
     }
 }
 
 pub unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+    const VERB: &str = "ibv_modify_srq";
     // SAFETY: a queue of this library.
-    let Some(state) = (unsafe { of(srq) }).filter(|_| mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) == 0) else {
-        return libc::EINVAL;
-    };
+    let state = check!(VERB, code, unsafe { find(srq) });
+    if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
+        return Rejection::invalid(format!("srq_attr_mask {mask:#x} has unknown bits")).code(VERB);
+    }
     if mask & IBV_SRQ_MAX_WR != 0 {
-        return libc::EOPNOTSUPP;
+        return Rejection::unsupported("a shared receive queue cannot be resized").code(VERB);
     }
     // SAFETY: the caller's attributes.
     let limit = unsafe { (*attr).srq_limit };
-    if mask & IBV_SRQ_LIMIT != 0 {
-        errno::from_result("ibv_modify_srq", state.queue.set_limit(limit))
-    } else {
-        0
-    }
+    if mask & IBV_SRQ_LIMIT != 0 { errno::from_result(VERB, state.queue.set_limit(limit)) } else { 0 }
 }
 
 pub unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     // SAFETY: a queue of this library.
-    let Some(state) = (unsafe { of(srq) }) else { return libc::EINVAL };
-    match state.queue.query() {
-        Ok(view) => {
-            let result =
-                ibv_srq_attr { max_wr: view.max_wr, max_sge: view.max_sge, srq_limit: view.srq_limit };
-            // SAFETY: a valid pointer of the caller.
-            unsafe { *attr = result };
-            0
-        }
-        Err(error) => errno::from_result("ibv_query_srq", Err(error)),
-    }
+    let state = check!("ibv_query_srq", code, unsafe { find(srq) });
+    let view = check!("ibv_query_srq", code, state.queue.query());
+    let result = ibv_srq_attr { max_wr: view.max_wr, max_sge: view.max_sge, srq_limit: view.srq_limit };
+    // SAFETY: a valid pointer of the caller.
+    unsafe { *attr = result };
+    0
 }
 
 pub unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, into: *mut u32) -> c_int {
     // SAFETY: a queue of this library.
-    let Some(state) = (unsafe { of(srq) }).filter(|state| state.is_extended) else { return libc::EINVAL };
+    let state = check!("ibv_get_srq_num", code, unsafe { find(srq) });
+    if !state.is_extended {
+        return Rejection::invalid("the shared receive queue is not an XRC one").code("ibv_get_srq_num");
+    }
     // SAFETY: a valid pointer of the caller.
     unsafe { *into = state.queue.srqn() };
     0
 }
 
 pub unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
+    const VERB: &str = "ibv_destroy_srq";
     // SAFETY: a queue of this library.
-    let Some(state) = (unsafe { of(srq) }) else { return libc::EINVAL };
+    let state = check!(VERB, code, unsafe { find(srq) });
     if state.queue.is_in_use() {
-        return libc::EBUSY;
+        return Rejection::busy("queue pairs use the shared receive queue: destroy them first").code(VERB);
     }
     // SAFETY: as above.
     if let Some(open) = unsafe { context::of((*srq).context) } {
@@ -205,13 +215,16 @@ pub unsafe extern "C" fn post_srq_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: a queue of this library.
-    let Some(state) = (unsafe { of(srq) }) else {
-        // SAFETY: a valid pointer of the caller.
-        unsafe { *bad = wr };
-        return libc::EINVAL;
+    let state = match unsafe { find(srq) } {
+        Ok(state) => state,
+        Err(rejection) => {
+            // SAFETY: a valid pointer of the caller.
+            unsafe { *bad = wr };
+            return rejection.code("ibv_post_srq_recv");
+        }
     };
     // SAFETY: the caller guarantees it.
-    unsafe { post::post_recv_list(wr, bad, |receive| state.queue.post_recv(receive)) }
+    unsafe { post::post_recv_list("ibv_post_srq_recv", wr, bad, |receive| state.queue.post_recv(receive)) }
 }
 
 /// An XRC domain belongs to one open device: a file does not share it.
@@ -220,27 +233,26 @@ pub unsafe extern "C" fn open_xrcd(
     attr: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
     const NEEDED: u32 = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
+    const VERB: &str = "ibv_open_xrcd";
     // SAFETY: a context of this library.
-    let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
+    let open = check!(VERB, null, unsafe { context::find(context) });
     // SAFETY: the caller's attributes.
     if unsafe { (*attr).comp_mask } != NEEDED {
-        return errno::null(libc::EINVAL);
+        let why = "comp_mask is not IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS";
+        return Rejection::invalid(why).null(VERB);
     }
-    match open.context.open_xrc_domain() {
-        Ok(domain) => object::create(ibv_xrcd { context }, Xrcd { domain }),
-        Err(error) => errno::null(errno::report("ibv_open_xrcd", &error)),
-    }
+    let domain = check!(VERB, null, open.context.open_xrc_domain());
+    object::create(ibv_xrcd { context }, Xrcd { domain })
 }
 
 pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
+    const VERB: &str = "ibv_close_xrcd";
     // SAFETY: a domain of this library.
-    match unsafe { object::state::<Xrcd>(xrcd) } {
-        None => libc::EINVAL,
-        Some(state) if state.domain.is_in_use() => libc::EBUSY,
-        Some(_) => {
-            // SAFETY: as above.
-            drop(unsafe { object::destroy::<Xrcd>(xrcd) });
-            0
-        }
+    let state = check!(VERB, code, unsafe { object::find::<Xrcd>(xrcd) });
+    if state.domain.is_in_use() {
+        return Rejection::busy("queue pairs or shared receive queues use the XRC domain").code(VERB);
     }
+    // SAFETY: as above.
+    drop(unsafe { object::destroy::<Xrcd>(xrcd) });
+    0
 }

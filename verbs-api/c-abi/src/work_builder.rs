@@ -2,14 +2,15 @@
 
 use crate::abi::*;
 use crate::address::Ah;
+use crate::errno::{Rejection, check};
 use crate::queue_pair::{self, Qp};
-use crate::{errno, object, post};
+use crate::{object, post};
 use core::ffi::{c_int, c_void};
 use core::ptr::null;
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 use softhca::{
-    AddressHandle, LocalKey, Operation, Qpn, QueueKey, RemoteAddress, RemoteKey, SendFlags,
+    AddressHandle, LocalKey, Operation, QpState, Qpn, QueueKey, RemoteAddress, RemoteKey, SendFlags,
     SendImmOrInvalidate, SendRequest, Sge,
 };
 use std::cell::UnsafeCell;
@@ -36,13 +37,13 @@ unsafe impl Send for WorkRequestBuilder {}
 struct StartedRequests {
     started: Vec<WorkRequest>,
     /// The first error.
-    error: c_int,
+    error: Option<Rejection>,
 }
 
 /// A work request under construction. Inline data is copied at once.
 struct WorkRequest {
     id: u64,
-    flags: Option<SendFlags>,
+    flags: SendFlags,
     operation: Operation,
     gather: Vec<Sge>,
     inline: Option<Vec<u8>>,
@@ -94,26 +95,26 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     // SAFETY: this function holds the lock.
     let requests = unsafe { &mut *state.builder.batch.get() };
     requests.started.clear();
-    requests.error = 0;
+    requests.error = None;
 }
 
 unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: a queue pair of this library.
-    let Some(state) = (unsafe { object::state::<Qp>(qp) }) else { return libc::EINVAL };
+    const VERB: &str = "ibv_wr_complete";
+    let state = check!(VERB, code, unsafe { object::find::<Qp>(qp) });
     // SAFETY: the caller holds the lock since `wr_start`.
     let requests = unsafe { &mut *state.builder.batch.get() };
     // SAFETY: a queue pair of this library.
-    let code = if !unsafe { queue_pair::can_post_send(qp.cast()) } {
-        libc::EINVAL
-    } else if requests.error == 0 {
-        post_all(state, &requests.started)
-    } else {
-        requests.error
+    let ready = unsafe { queue_pair::find_after(qp.cast(), QpState::ReadyToReceive) };
+    let result = match (ready, requests.error.take()) {
+        (Err(rejection), _) | (_, Some(rejection)) => Err(rejection),
+        (Ok(state), None) => post_all(state, &requests.started),
     };
     requests.started.clear();
     // SAFETY: as above; it is given back.
     unsafe { state.builder.lock.unlock() };
-    code
+    check!(VERB, code, result);
+    0
 }
 
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
@@ -127,15 +128,11 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
 }
 
 /// Posts all work requests or none.
-fn post_all(state: &Qp, requests: &[WorkRequest]) -> c_int {
-    let mut batch = match state.pair.send_batch() {
-        Ok(batch) => batch,
-        Err(error) => return errno::report("ibv_wr_complete", &error),
-    };
+fn post_all(state: &Qp, requests: &[WorkRequest]) -> Result<(), Rejection> {
+    let mut batch = state.pair.send_batch()?;
     for request in requests {
-        let Some(flags) = request.flags else { return libc::EINVAL };
         let mut made = SendRequest::new(request.id, request.operation, &request.gather)
-            .flags(flags)
+            .flags(request.flags)
             .xrc_srqn(request.shared_receive_queue);
         if let Some(bytes) = &request.inline {
             made = made.inline_data(bytes);
@@ -143,21 +140,23 @@ fn post_all(state: &Qp, requests: &[WorkRequest]) -> c_int {
         if let Some((handle, queue_pair, key)) = &request.datagram {
             made = made.ud_address(handle, *queue_pair, *key);
         }
-        if let Err(error) = batch.add(&made) {
-            return errno::report("ibv_wr_complete", &error);
-        }
+        batch.add(&made)?;
     }
     batch.post();
-    0
+    Ok(())
 }
 
 /// Starts a work request.
 unsafe fn start_request(qp: *mut ibv_qp_ex, operation: Operation) {
     // SAFETY: the caller guarantees it.
     let (Some(requests), qp) = (unsafe { requests(qp) }, unsafe { &*qp }) else { return };
+    let flags = post::send_flags(qp.wr_flags).unwrap_or_else(|rejection| {
+        requests.error.get_or_insert(rejection);
+        SendFlags::empty()
+    });
     requests.started.push(WorkRequest {
         id: qp.wr_id,
-        flags: post::send_flags(qp.wr_flags).map(|flags| flags - SendFlags::INLINE),
+        flags: flags - SendFlags::INLINE,
         operation,
         gather: Vec::new(),
         inline: None,
@@ -167,14 +166,13 @@ unsafe fn start_request(qp: *mut ibv_qp_ex, operation: Operation) {
 }
 
 /// Changes the last work request, or records the error.
-unsafe fn change_last(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut WorkRequest) -> Result<(), c_int>) {
+unsafe fn change_last(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut WorkRequest) -> Result<(), Rejection>) {
     // SAFETY: the caller guarantees it.
     let Some(requests) = (unsafe { requests(qp) }) else { return };
-    let result = requests.started.last_mut().ok_or(libc::EINVAL).and_then(act);
-    if let Err(code) = result
-        && requests.error == 0
-    {
-        requests.error = code;
+    let none = || Rejection::invalid("ibv_wr_set_* without a work request");
+    let result = requests.started.last_mut().ok_or_else(none).and_then(act);
+    if let Err(rejection) = result {
+        requests.error.get_or_insert(rejection);
     }
 }
 
@@ -221,7 +219,7 @@ unsafe extern "C" fn wr_bind_mw(
         None => {
             // SAFETY: the caller guarantees it.
             if let Some(requests) = unsafe { requests(qp) } {
-                requests.error = libc::EINVAL;
+                requests.error.get_or_insert(post::invalid_bind());
             }
         }
     }
@@ -231,7 +229,7 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, number:
     // SAFETY: the caller guarantees it.
     unsafe {
         change_last(qp, |request| {
-            let ah = object::state::<Ah>(ah).ok_or(libc::EINVAL)?;
+            let ah = object::find::<Ah>(ah)?;
             request.datagram = Some((ah.handle.clone(), Qpn::new(number), QueueKey(key)));
             Ok(())
         });
@@ -286,8 +284,8 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *co
     unsafe {
         change_last(qp, |request| {
             let mut gather = [Sge::default(); post::MAX_SGE];
-            let count = c_int::try_from(count).map_err(|_| libc::EINVAL)?;
-            request.gather = post::read_sge_list(list, count, &mut gather).ok_or(libc::EINVAL)?.to_vec();
+            let count = c_int::try_from(count).unwrap_or(c_int::MAX);
+            request.gather = post::read_sge_list(list, count, &mut gather)?.to_vec();
             Ok(())
         });
     }

@@ -16,6 +16,8 @@ fn main() -> ExitCode {
         && Path::new("/usr/include/rdma/rdma_cma.h").is_file()
         && runs("cc", &["--version"]);
     let tests = vec![
+        needs(true, "", "the_exports_are_those_of_rdma_core", the_exports_are_those_of_rdma_core),
+        needs(true, "", "every_rejected_call_can_be_explained", every_rejected_call_can_be_explained),
         needs(has_nm, "nm", "every_symbol_has_its_version", every_symbol_has_its_version),
         needs(
             has_headers && cfg!(target_arch = "x86_64"),
@@ -59,7 +61,11 @@ fn library() -> PathBuf {
 
 /// The symbols of `exports.txt` in the format of nm.
 fn promised() -> BTreeSet<String> {
-    let text = std::fs::read_to_string(folder().join("exports.txt")).expect("exports.txt is here");
+    symbols(&std::fs::read_to_string(folder().join("exports.txt")).expect("exports.txt is here"))
+}
+
+/// The symbols of a list, in the format of nm.
+fn symbols(text: &str) -> BTreeSet<String> {
     let mut node = "";
     let mut promised = BTreeSet::new();
     for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -97,6 +103,57 @@ fn every_symbol_has_its_version() {
     let missing: Vec<_> = promised.difference(&exported).collect();
     let surplus: Vec<_> = exported.difference(&promised).collect();
     assert!(missing.is_empty() && surplus.is_empty(), "missing {missing:?}, besides {surplus:?}");
+}
+
+/// `rdma-core.txt` holds the symbols of the newest release.
+fn the_exports_are_those_of_rdma_core() {
+    let text = std::fs::read_to_string(folder().join("rdma-core.txt")).expect("rdma-core.txt is here");
+    let upstream = symbols(&text);
+    assert!(upstream.len() > 400, "only {} symbols: is rdma-core.txt whole?", upstream.len());
+    let without_default = |symbol: &String| symbol.replace("@@", "@");
+    let exported: BTreeSet<String> = promised().iter().map(without_default).collect();
+    let upstream: BTreeSet<String> = upstream.iter().map(without_default).collect();
+    let missing: Vec<_> = upstream.difference(&exported).collect();
+    // ibv_devinfo and pyverbs use one private symbol, whose node differs between releases.
+    let surplus: Vec<_> =
+        exported.difference(&upstream).filter(|symbol| !symbol.contains("@IBVERBS_PRIVATE_")).collect();
+    assert!(missing.is_empty() && surplus.is_empty(), "missing {missing:?}, besides {surplus:?}");
+}
+
+/// No function returns an errno on its own: each rejected call passes through `Rejection`, which can explain it.
+fn every_rejected_call_can_be_explained() {
+    let mut files = vec![folder().join("src")];
+    let mut found = Vec::new();
+    let mut read = 0;
+    while let Some(path) = files.pop() {
+        if path.is_dir() {
+            files.extend(
+                std::fs::read_dir(&path).expect("sources").map(|entry| entry.expect("a file").path()),
+            );
+            continue;
+        }
+        if path.ends_with("errno.rs") {
+            continue;
+        }
+        read += 1;
+        let text = std::fs::read_to_string(&path).expect("a source file");
+        for (number, line) in text.lines().enumerate() {
+            let code = line.split("//").next().expect("a line");
+            // `ibv_start_poll` returns ENOENT if there is no completion, which is no error.
+            let is_empty_poll =
+                code.contains("else { return libc::ENOENT }") && path.ends_with("extended_poll.rs");
+            let returned = code.contains("return libc::E") || code.contains("return -libc::E");
+            // The errno of a CM event is a value there.
+            let is_arm = code.contains("=> libc::E") && !path.ends_with("event.rs");
+            let code = code.trim();
+            let is_value =
+                code.starts_with("libc::E") && !code.ends_with(',') || code.contains("} else { libc::E");
+            if (returned || is_arm || is_value || code.contains("__errno_location")) && !is_empty_poll {
+                found.push(format!("{}:{}: {}", path.display(), number + 1, line.trim()));
+            }
+        }
+    }
+    assert!(read > 20 && found.is_empty(), "{read} files: {found:#?}");
 }
 
 fn every_structure_is_that_of_the_headers() {

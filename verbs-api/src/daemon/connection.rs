@@ -185,7 +185,8 @@ fn device_gone(error: io::Error) -> Error {
 
 fn check_reply(reply: Response, descriptors: Vec<OwnedFd>) -> Result<(Response, Vec<OwnedFd>)> {
     match reply {
-        Response::VerbFailed(error) => Err(Error::Verb(error)),
+        Response::VerbFailed(error) => Err(error.into()),
+        Response::Error { errno: libc::ENODEV, message } => Err(Error::NoSuchDevice { why: message }),
         Response::Error { errno, message } => Err(Error::DaemonRejected { errno, message }),
         reply => Ok((reply, descriptors)),
     }

@@ -2,7 +2,10 @@
 
 use crate::backend::Result;
 use crate::daemon::connection::ControlSocket;
-use crate::{Counters, Error, FlowId, QpType, Rule, RuleCounters};
+use crate::{
+    Counters, Error, QpType,
+    fault::{FlowId, Rule, RuleCounters},
+};
 use softhca_queue::control::{
     DEFAULT_NAME, DaemonStatus, FabricPort, HostDevice, Message, NAME_VARIABLE, Notification, ProcessWatch,
     Request, Response, decode, encode,

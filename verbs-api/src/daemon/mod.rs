@@ -25,9 +25,7 @@ use softhca_fabric::{Flow, Rule, RuleCounters};
 use softhca_queue::control::{
     self as protocol, HOST_VARIABLE, Notification, RegionBacking, Request, Response, SharedRange,
 };
-use softhca_queue::{
-    CompletionDoorbell, DoorbellProducer, MapMode, SendProducer, SharedMemory, SharedWords, SleepFlag, cm,
-};
+use softhca_queue::{DoorbellProducer, MapMode, SendProducer, SharedMemory, SharedWords, SleepFlag, cm};
 use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -36,14 +34,6 @@ use std::io::Write;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
-
-/// Empty polls after which a caller yields its processor: the HCA needs one too.
-const YIELD_AFTER: u32 = 16;
-/// Empty polls after which a caller waits for the HCA.
-const WAIT_AFTER: u32 = 32;
-/// The longest wait of one poll.
-const MAX_POLL_WAIT: Duration = Duration::from_micros(50);
 
 impl Device {
     /// The device of a host of a daemon. `SOFTHCA_DAEMON` names the daemon, `SOFTHCA_HOST` the host; without
@@ -69,26 +59,18 @@ impl Device {
 /// State that the notification thread and the callers share.
 #[derive(Default)]
 struct ClientState {
-    completion_queues: Mutex<BTreeMap<CqId, CqPollState>>,
+    /// Who waits for the completions of each queue.
+    completion_queues: Mutex<BTreeMap<CqId, Arc<Notifier>>>,
     async_events: AsyncEventQueue,
     cm_events: CmEventQueue,
     orphaned_rings: OrphanedRings,
-}
-
-/// How the application polls a completion queue.
-struct CqPollState {
-    notifier: Arc<Notifier>,
-    /// Consecutive empty polls.
-    empty_polls: u32,
-    /// The count of the completion doorbell at the last poll.
-    last_count: u64,
 }
 
 impl NotificationHandler for ClientState {
     fn on_notification(&self, notification: Notification) {
         match notification {
             Notification::CompletionNotified(cq) => {
-                let notifier = self.completion_queues.lock().get(&cq).map(|queue| queue.notifier.clone());
+                let notifier = self.completion_queues.lock().get(&cq).cloned();
                 if let Some(notifier) = notifier {
                     notifier.notify();
                 }
@@ -102,8 +84,7 @@ impl NotificationHandler for ClientState {
     fn on_disconnect(&self) {
         self.orphaned_rings.flush_all();
         self.async_events.push(AsyncEvent::DeviceFatal);
-        let notifiers: Vec<_> =
-            self.completion_queues.lock().values().map(|queue| queue.notifier.clone()).collect();
+        let notifiers: Vec<_> = self.completion_queues.lock().values().cloned().collect();
         for notifier in notifiers {
             notifier.notify();
         }
@@ -121,7 +102,6 @@ pub(crate) struct DaemonBackend {
     hosts: Vec<HostDevice>,
     gids: Vec<Gid>,
     doorbell: DoorbellProducer,
-    completion_doorbell: CompletionDoorbell,
     /// Set while the engine thread sleeps. Read-only.
     engine_asleep: SleepFlag,
     waker: File,
@@ -143,7 +123,7 @@ impl DaemonBackend {
             return Err(Error::DeviceGone { why: "it did not pass its descriptors".into() });
         };
         let rings = DoorbellProducer::words(doorbell_slots);
-        let page = SharedMemory::adopt(page, (CompletionDoorbell::WORDS + rings) * 8, MapMode::ReadWrite);
+        let page = SharedMemory::adopt(page, rings * 8, MapMode::ReadWrite);
         let page = Arc::new(page.map_err(system("mapping the doorbells"))?);
         let asleep = SharedMemory::adopt(asleep, 8, MapMode::ReadOnly);
         let asleep = Arc::new(asleep.map_err(system("mapping the state of the engine thread"))?);
@@ -155,8 +135,7 @@ impl DaemonBackend {
             host,
             hosts,
             gids,
-            doorbell: DoorbellProducer::new(page.words(CompletionDoorbell::WORDS, rings), doorbell_slots),
-            completion_doorbell: CompletionDoorbell::new(page.words(0, CompletionDoorbell::WORDS)),
+            doorbell: DoorbellProducer::new(page.words(0, rings), doorbell_slots),
             engine_asleep: SleepFlag::new(asleep.words(0, SleepFlag::WORDS)),
             waker: File::from(waker),
             registered_ranges: Mutex::default(),
@@ -358,8 +337,7 @@ impl Backend for DaemonBackend {
     }
 
     fn set_completion_notifier(&self, cq: CqId, notifier: Arc<Notifier>) {
-        let state = CqPollState { notifier, empty_polls: 0, last_count: 0 };
-        self.state.completion_queues.lock().insert(cq, state);
+        self.state.completion_queues.lock().insert(cq, notifier);
     }
 
     fn set_cm_notifier(&self, channel: CmChannelId, notifier: Arc<Notifier>) {
@@ -406,24 +384,9 @@ impl Backend for DaemonBackend {
         }
     }
 
-    /// The daemon drives the HCA: a caller with empty polls gives up its processor.
-    fn drive(&self, cq: CqId) {
-        let count = self.completion_doorbell.count();
-        let (seen, empty_polls) = {
-            let mut queues = self.state.completion_queues.lock();
-            let Some(queue) = queues.get_mut(&cq) else { return };
-            queue.empty_polls =
-                if queue.last_count == count { queue.empty_polls.saturating_add(1) } else { 0 };
-            let seen = std::mem::replace(&mut queue.last_count, count);
-            (seen, queue.empty_polls)
-        };
-        if seen != count || empty_polls < YIELD_AFTER || !self.is_alive() {
-            std::hint::spin_loop();
-        } else if empty_polls < WAIT_AFTER {
-            std::thread::yield_now();
-        } else {
-            self.completion_doorbell.wait(count, MAX_POLL_WAIT);
-        }
+    /// The daemon drives the HCA: a poll only reads memory.
+    fn drive(&self) -> bool {
+        false
     }
 
     fn now(&self) -> Instant {

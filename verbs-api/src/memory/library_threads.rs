@@ -2,13 +2,13 @@
 
 #![allow(unsafe_code)]
 
-use parking_lot::Mutex;
+use super::ForkSafe;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::{io, mem, ptr};
 
 /// The library's own threads.
-static LIBRARY_THREADS: Mutex<Vec<libc::pid_t>> = Mutex::new(Vec::new());
+static LIBRARY_THREADS: ForkSafe<Vec<libc::pid_t>> = ForkSafe::new();
 
 /// Blocks all signals of the calling thread, until it is dropped.
 pub(super) struct SignalsBlocked(libc::sigset_t);
@@ -73,20 +73,7 @@ pub(super) fn is_only_program_thread() -> bool {
     })
 }
 
-/// Before a fork: the child gets a list that nobody is changing.
-pub(super) fn lock_for_fork() {
-    mem::forget(LIBRARY_THREADS.lock());
-}
-
-/// After a fork, in either process. The child has none of the threads.
-///
-/// # Safety
-/// Follows [`hold`], once in each process.
-pub(super) unsafe fn unlock_after_fork(is_child: bool) {
-    if is_child {
-        // SAFETY: held, as the caller says, by the only thread of the child.
-        unsafe { (*LIBRARY_THREADS.data_ptr()).clear() };
-    }
-    // SAFETY: held, as the caller says.
-    unsafe { LIBRARY_THREADS.force_unlock() };
+/// In the child of a fork, which has none of the threads. No thread of the parent can hold the new list.
+pub(super) fn forget_in_child() {
+    LIBRARY_THREADS.replace();
 }

@@ -1,6 +1,8 @@
 //! The memory behind regions, by the numbers that a card knows it by.
 
 #[cfg(all(feature = "sockets", target_os = "linux"))]
+mod fork_safe;
+#[cfg(all(feature = "sockets", target_os = "linux"))]
 mod library_threads;
 #[cfg(all(feature = "sockets", target_os = "linux"))]
 mod mappings;
@@ -10,11 +12,16 @@ mod memory_table;
 mod page_sharing;
 
 #[cfg(all(feature = "sockets", target_os = "linux"))]
+use fork_safe::ForkSafe;
+#[cfg(all(feature = "sockets", target_os = "linux"))]
 pub(crate) use {library_threads::spawn as spawn_bystander, page_sharing::RegisteredRange};
 
 #[cfg(feature = "sockets")]
 pub(crate) use memory_table::MemoryTable;
-use softhca_engine::{AtomicOperation, Memory, MemoryFault, MemoryId};
+use parking_lot::Mutex;
+use softhca_engine::{AtomicOperation, Memory, MemoryFault, MemoryId, PayloadMode};
+use softhca_fabric::SparseMemory;
+use softhca_queue::ExternalMemory;
 pub(crate) use softhca_queue::MemoryBlock;
 use std::sync::Arc;
 
@@ -32,5 +39,37 @@ impl Memory for AdoptedBlock {
 
     fn atomic(&mut self, _: MemoryId, offset: u64, operation: AtomicOperation) -> Result<u64, MemoryFault> {
         self.0.atomic(offset, operation)
+    }
+}
+
+/// Memory that a simulated device allocates. A large block costs only what is written.
+pub(crate) struct SimulatedMemory {
+    memory: Mutex<SparseMemory>,
+    id: MemoryId,
+}
+
+impl SimulatedMemory {
+    /// Allocates a zeroed block; it stays zeroed if payloads are elided.
+    pub fn allocate(length: usize, payload_mode: PayloadMode) -> Arc<MemoryBlock> {
+        let mut memory = SparseMemory::default();
+        let id = match payload_mode {
+            PayloadMode::Carried => memory.allocate(length as u64),
+            PayloadMode::Elided => memory.allocate_null(length as u64),
+        };
+        Arc::new(MemoryBlock::external(length, Box::new(SimulatedMemory { memory: Mutex::new(memory), id })))
+    }
+}
+
+impl ExternalMemory for SimulatedMemory {
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
+        self.memory.lock().read(self.id, offset, into)
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemoryFault> {
+        self.memory.lock().write(self.id, offset, from)
+    }
+
+    fn atomic(&self, offset: u64, operation: AtomicOperation) -> Result<u64, MemoryFault> {
+        self.memory.lock().atomic(self.id, offset, operation)
     }
 }

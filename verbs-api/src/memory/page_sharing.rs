@@ -9,17 +9,18 @@
 
 #![allow(unsafe_code)]
 
+use super::ForkSafe;
 use super::library_threads::{self, SignalsBlocked, is_only_program_thread};
 use super::mappings::{Mapping, Mappings, PageMap};
-use parking_lot::Mutex;
 use softhca_queue::{MapMode, SharedMemory};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Once};
 
 /// Set to `off`, it leaves the memory of programs as it is.
@@ -34,13 +35,21 @@ const MAX_SHARED_RANGES: usize = 1024;
 const MAX_UNSHARED: u32 = 8;
 
 /// What is registered of this process's memory, over all of its devices.
-static REGISTRATIONS: Mutex<Registrations> = Mutex::new(Registrations {
-    ranges: BTreeMap::new(),
-    longest_range: 0,
-    shared: Vec::new(),
-    unshared_count: 0,
-});
+static REGISTRATIONS: ForkSafe<Registrations> = ForkSafe::new();
 
+/// Where shared pages are, for the child of a fork, which takes no lock.
+static SHARED_RANGES: [SharedRangeSlot; MAX_SHARED_RANGES] = [const {
+    SharedRangeSlot { start: AtomicUsize::new(0), end: AtomicUsize::new(0), file: AtomicI32::new(-1) }
+}; MAX_SHARED_RANGES];
+
+/// A slot of [`SHARED_RANGES`], in use while `end` is not zero. The other fields are written before.
+struct SharedRangeSlot {
+    start: AtomicUsize,
+    end: AtomicUsize,
+    file: AtomicI32,
+}
+
+#[derive(Default)]
 struct Registrations {
     /// Where each range begins and ends, and how often it is registered.
     ranges: BTreeMap<(usize, usize), u32>,
@@ -54,6 +63,19 @@ struct Registrations {
 struct SharedPages {
     range: Range<usize>,
     file: File,
+    /// Its slot in [`SHARED_RANGES`], once it is complete.
+    slot: Option<&'static SharedRangeSlot>,
+}
+
+impl Drop for SharedPages {
+    fn drop(&mut self) {
+        // The child of a fork may have reused the slot; its files have other numbers.
+        if let Some(slot) =
+            self.slot.filter(|slot| slot.file.load(Ordering::Relaxed) == self.file.as_raw_fd())
+        {
+            slot.end.store(0, Ordering::Release);
+        }
+    }
 }
 
 /// A range of the program's memory, while it is registered.
@@ -139,8 +161,12 @@ impl Registrations {
             self.unshared_count += 1;
             if !self.overlaps(&shared.range) {
                 // What cannot be put back stays shared with nobody.
-                let _ = shared.restore_private();
+                if matches!(shared.restore_private(), Ok(true)) {
+                    return;
+                }
             }
+            // The child of a fork still needs the file to get pages of its own.
+            std::mem::forget(shared);
         }
     }
 }
@@ -179,7 +205,13 @@ impl SharedPages {
         let used = PageMap::open().ok()?;
         let memory = SharedMemory::create("softhca-in-place", pages.len(), MapMode::ReadWrite).ok()?;
         let file = File::from(memory.take_descriptor()?);
-        let mut shared = SharedPages { range: pages.start..pages.start, file };
+        let mut shared = SharedPages { range: pages.start..pages.start, file, slot: None };
+        // Registered first: a child that is forked in between gets private pages too.
+        let slot = SHARED_RANGES.iter().find(|slot| slot.end.load(Ordering::Acquire) == 0)?;
+        slot.start.store(pages.start, Ordering::Relaxed);
+        slot.file.store(shared.file.as_raw_fd(), Ordering::Relaxed);
+        slot.end.store(pages.end, Ordering::Release);
+        shared.slot = Some(slot);
         for step in chunks(&pages) {
             if shared.share_chunk(&step, pages.start, &used, page).is_err() {
                 break;
@@ -202,42 +234,21 @@ impl SharedPages {
             }
             at += length;
         }
-        self.map(step, (step.start - start) as u64, libc::MAP_SHARED)
+        map(self.file.as_raw_fd(), step, (step.start - start) as u64, libc::MAP_SHARED)
     }
 
-    /// Maps the file from `offset` on at a place that has its bytes already.
-    fn map(&self, place: &Range<usize>, offset: u64, kind: libc::c_int) -> io::Result<()> {
-        let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, kind | libc::MAP_FIXED);
-        let (at, file) = (place.start as *mut libc::c_void, self.file.as_raw_fd());
-        // SAFETY: what was mapped there, which the caller has looked at, has the same bytes and rights.
-        let mapped = unsafe { libc::mmap(at, place.len(), rights, kind, file, offset as libc::off_t) };
-        if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
-    }
-
-    /// Where the file is still mapped as it was: the program may have mapped something else, or nothing.
-    fn still_mapped(&self) -> io::Result<Vec<Range<usize>>> {
-        let inode = self.file.metadata()?.ino();
-        let maps = Mappings::read()?;
-        let is_ours = |mapping: &Mapping<'_>| {
-            let place = (mapping.range.start as u64).wrapping_sub(self.range.start as u64);
-            mapping.inode == inode && mapping.permissions == "rw-s" && mapping.offset == place
-        };
-        let found = maps.overlapping(&self.range).filter(is_ours).map(|mapping| mapping.range);
-        Ok(found.map(|range| range.start..range.end.min(self.range.end)).collect())
-    }
-
-    /// Puts private pages with the same bytes back.
-    fn restore_private(&self) -> io::Result<()> {
+    /// Puts private pages with the same bytes back. Returns whether it did: not if another thread could write.
+    fn restore_private(&self) -> io::Result<bool> {
         let _quiet = SignalsBlocked::begin();
         if !is_only_program_thread() {
-            return Ok(());
+            return Ok(false);
         }
-        for place in self.still_mapped()? {
+        for place in still_mapped(&self.range, self.file.as_raw_fd())? {
             for step in chunks(&place) {
                 self.restore_chunk(&step)?;
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     fn restore_chunk(&self, step: &Range<usize>) -> io::Result<()> {
@@ -284,36 +295,55 @@ impl SharedPages {
     }
 }
 
-/// The child of a fork gets pages of its own: what it writes is not the parent's.
+/// Maps a file from `offset` on at a place that has its bytes already.
+fn map(file: RawFd, place: &Range<usize>, offset: u64, kind: libc::c_int) -> io::Result<()> {
+    let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, kind | libc::MAP_FIXED);
+    let at = place.start as *mut libc::c_void;
+    // SAFETY: what was mapped there, which the caller has looked at, has the same bytes and rights.
+    let mapped = unsafe { libc::mmap(at, place.len(), rights, kind, file, offset as libc::off_t) };
+    if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Where a file is still mapped as it was in `range`: the program may have mapped something else, or nothing.
+fn still_mapped(range: &Range<usize>, file: RawFd) -> io::Result<Vec<Range<usize>>> {
+    // SAFETY: zero is valid for every field.
+    let mut status: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `status` is ours.
+    if unsafe { libc::fstat(file, &mut status) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let inode = status.st_ino;
+    let maps = Mappings::read()?;
+    let is_ours = |mapping: &Mapping<'_>| {
+        let place = (mapping.range.start as u64).wrapping_sub(range.start as u64);
+        mapping.inode == inode && mapping.permissions == "rw-s" && mapping.offset == place
+    };
+    let found = maps.overlapping(range).filter(is_ours).map(|mapping| mapping.range);
+    Ok(found.map(|found| found.start..found.end.min(range.end)).collect())
+}
+
+/// The child of a fork gets pages of its own: what it writes is not the parent's. No handler takes a lock: handlers of
+/// the program, which may deregister memory, run before and after.
 fn install_fork_handlers() {
     static ONCE: Once = Once::new();
-    unsafe extern "C" fn prepare() {
-        std::mem::forget(REGISTRATIONS.lock());
-        library_threads::lock_for_fork();
-    }
-    unsafe extern "C" fn parent() {
-        // SAFETY: held by `prepare`.
-        unsafe { library_threads::unlock_after_fork(false) };
-        // SAFETY: as above.
-        unsafe { REGISTRATIONS.force_unlock() };
-    }
     unsafe extern "C" fn child() {
-        // SAFETY: held by `prepare`.
-        unsafe { library_threads::unlock_after_fork(true) };
-        // SAFETY: as above, and the child has no other thread.
-        let registered = unsafe { &mut *REGISTRATIONS.data_ptr() };
-        registered.ranges.clear();
-        for shared in registered.shared.drain(..) {
-            for place in shared.still_mapped().unwrap_or_default() {
-                let _ = shared.map(&place, (place.start - shared.range.start) as u64, libc::MAP_PRIVATE);
+        library_threads::forget_in_child();
+        REGISTRATIONS.replace();
+        for slot in &SHARED_RANGES {
+            let end = slot.end.swap(0, Ordering::Acquire);
+            let range = slot.start.load(Ordering::Relaxed)..end;
+            let file = slot.file.load(Ordering::Relaxed);
+            if range.is_empty() {
+                continue;
+            }
+            for place in still_mapped(&range, file).unwrap_or_default() {
+                let _ = map(file, &place, (place.start - range.start) as u64, libc::MAP_PRIVATE);
             }
         }
-        // SAFETY: held by `prepare`.
-        unsafe { REGISTRATIONS.force_unlock() };
     }
     ONCE.call_once(|| {
-        // SAFETY: the functions stay as long as this library, with which they are forgotten.
-        unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+        // SAFETY: the function stays as long as this library, with which it is forgotten.
+        unsafe { libc::pthread_atfork(None, None, Some(child)) };
     });
 }
 
@@ -324,12 +354,7 @@ mod tests {
     #[test]
     fn a_range_overlaps_what_has_a_part_of_its_pages() {
         let page = page_size();
-        let mut all = Registrations {
-            ranges: BTreeMap::new(),
-            longest_range: 0,
-            shared: Vec::new(),
-            unshared_count: 0,
-        };
+        let mut all = Registrations::default();
         assert!(!all.overlaps(&(0..usize::MAX)));
         let ranges = [10 * page + 5..10 * page + 6, 20 * page..50 * page, 30 * page..31 * page];
         ranges.iter().for_each(|range| all.add(range));

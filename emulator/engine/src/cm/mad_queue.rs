@@ -84,8 +84,11 @@ impl MadQueue {
             match &batch {
                 None => {
                     let held = self.blocked.contains_key(&destination);
-                    max_packets =
-                        if held { 0 } else { max_packets.min(gate.allowed_packets(&addressing, SEGMENT)) };
+                    max_packets = if held {
+                        0
+                    } else {
+                        max_packets.min(gate.allowed_packets(&addressing, SEGMENT, false))
+                    };
                     if max_packets == 0 {
                         if !held {
                             hca.blocked_qps.entry(destination).or_default().push(Qpn::GSI);
@@ -110,6 +113,7 @@ impl MadQueue {
                 segment_size: SEGMENT,
                 packets: 0,
                 bytes: 0,
+                is_unacknowledged: false,
                 qpn: Qpn::GSI,
                 service_level: 0,
                 elided_payload: 0,

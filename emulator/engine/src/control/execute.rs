@@ -1,8 +1,8 @@
 //! The one entry of all control verbs.
 
-use super::QpRings;
+use super::client::FIRST_IOVA;
+use super::queue_pair::QpRings;
 use crate::{ClientId, Context, Hca, MemoryId, MemoryRegion, QpState, Resource, VerbsError};
-use alloc::boxed::Box;
 use softhca_queue::{AccessFlags, Command, CompletionProducer, ReceiveConsumer, Reply, SharedWords, cm};
 use softhca_wire::RemoteKey;
 
@@ -11,8 +11,6 @@ use softhca_wire::RemoteKey;
 pub struct Attachments {
     /// Memory for the rings of a queue: [`Command::ring_words`] words.
     pub rings: Option<SharedWords>,
-    /// Called after each completion that the HCA adds to a new or resized completion queue.
-    pub on_completion: Option<Box<dyn Fn() + Send + Sync>>,
     /// Memory to register. After the call: memory that no region uses, which the back end releases.
     pub memory: Option<MemoryId>,
 }
@@ -24,11 +22,7 @@ impl Attachments {
     }
 
     fn completion_ring(&mut self, cqe: u32) -> CompletionProducer {
-        let ring = CompletionProducer::new(self.rings(), cqe);
-        match self.on_completion.take() {
-            Some(notify) => ring.with_notifier(notify),
-            None => ring,
-        }
+        CompletionProducer::new(self.rings(), cqe)
     }
 }
 
@@ -144,7 +138,7 @@ impl Hca {
             // The next region begins on a page of its own, behind a page that belongs to no region.
             let size = length.checked_next_multiple_of(4096).and_then(|size| size.checked_add(4096));
             let next = size.and_then(|size| next_iova.checked_add(size));
-            client.next_iova = next.unwrap_or(super::FIRST_IOVA);
+            client.next_iova = next.unwrap_or(FIRST_IOVA);
         }
         Ok(registered(rkey, &region))
     }

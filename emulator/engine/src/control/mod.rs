@@ -1,91 +1,13 @@
-//! The control verbs: creating, changing and destroying resources. Here are those of applications as a whole.
+//! The control verbs: creating, changing and destroying resources.
 
 mod address;
+mod client;
 mod cm;
 mod execute;
+mod limits;
 mod memory;
 mod queue_pair;
 mod queues;
 
 pub use execute::Attachments;
 pub use queue_pair::QpRings;
-
-use crate::hca::Client;
-use crate::{AhId, ClientId, Context, CqId, Hca, MemoryRegion, Resource, SrqId, VerbsError, XrcdId};
-use softhca_queue::DoorbellConsumer;
-use softhca_wire::Qpn;
-
-/// The address of the first region of a client that leaves the choice to the HCA.
-const FIRST_IOVA: u64 = 0x1000_0000;
-
-impl Hca {
-    /// A tag for numbers and keys: different for each seed and each resource, the same in every run.
-    fn next_tag(&mut self) -> u8 {
-        crate::random::next_random(&mut self.state.settings.seed) as u8
-    }
-
-    /// Lets an application in: the owner of everything that it creates.
-    pub fn open_client(&mut self, doorbell: DoorbellConsumer) -> Result<ClientId, VerbsError> {
-        let limit = self.limits.max_clients;
-        if self.clients.len() >= limit {
-            return Err(VerbsError::Exhausted { resource: Resource::Client, limit });
-        }
-        let client = ClientId(self.next_client);
-        self.next_client += 1;
-        self.clients.insert(client, Client { doorbell, next_iova: FIRST_IOVA });
-        Ok(client)
-    }
-
-    /// Destroys everything that `client` owns. Its peers meet silence, as they would with any dead host, but for what they
-    /// had sent before.
-    /// Returns the memory of its regions, which the driver may forget.
-    pub fn close_client(&mut self, ctx: &mut Context<'_>, client: ClientId) -> alloc::vec::Vec<MemoryRegion> {
-        self.cm.close_client(&mut self.state, ctx, client);
-        for number in self.queue_pairs.numbers(|qp| qp.client == client) {
-            let destroyed = self.destroy_queue_pair(ctx, client, Qpn::new(number));
-            debug_assert_eq!(destroyed, Ok(()));
-        }
-        for number in self.state.shared_receive_queues.numbers(|queue| queue.client == client) {
-            let _ = self.destroy_shared_receive_queue(client, SrqId(number));
-        }
-        for number in self.state.completion_queues.numbers(|queue| queue.client == client) {
-            let _ = self.destroy_completion_queue(client, CqId(number));
-        }
-        for number in self.state.address_handles.numbers(|handle| handle.client == client) {
-            let _ = self.destroy_address_handle(client, AhId(number));
-        }
-        for number in self.state.xrc_domains.numbers(|domain| domain.client == client) {
-            // What another client has in it keeps it.
-            if self.close_xrc_domain(client, XrcdId(number)).is_err()
-                && let Some(domain) = self.state.xrc_domains.get_mut(number)
-            {
-                domain.orphaned = true;
-            }
-        }
-        let (regions, windows) = self.state.protection.keys_of_client(client);
-        for key in windows {
-            let _ = self.state.protection.free_memory_window(client, key);
-        }
-        let regions =
-            regions.into_iter().filter_map(|key| self.deregister_memory_region(client, key).ok()).collect();
-        for domain in self.state.protection.pds_of_client(client) {
-            let _ = self.state.protection.free_protection_domain(client, domain);
-        }
-        self.clients.remove(&client);
-        regions
-    }
-
-    pub(crate) fn check_client(&self, client: ClientId) -> Result<(), VerbsError> {
-        let found = self.clients.contains_key(&client);
-        found.then_some(()).ok_or(VerbsError::NotFound { resource: Resource::Client, number: client.0 })
-    }
-
-    /// The ports at which connections are taken, of all port spaces.
-    pub fn listening_ports(&self) -> impl Iterator<Item = u16> {
-        self.cm.listening_ports()
-    }
-}
-
-fn check_limit(what: &'static str, value: u64, limit: u64) -> Result<(), VerbsError> {
-    if value > limit { Err(VerbsError::TooLarge { what, value, limit }) } else { Ok(()) }
-}

@@ -1,6 +1,6 @@
 //! Control verbs of queue pairs.
 
-use super::check_limit;
+use super::limits::check_limit;
 use crate::addressing::address_headers;
 use crate::queue_pair::{QueuePair, RequesterState, ResponderState, check_modify};
 use crate::{
@@ -146,6 +146,7 @@ impl Hca {
     ) -> Result<QpState, VerbsError> {
         let qp = self.queue_pair(client, number)?;
         let (kind, from) = (qp.kind, qp.state);
+        let modify = &modify.without_ignored(kind);
         let to = check_modify(number, kind, from, modify)?;
         if let Some(path) = &modify.address_vector {
             self.check_address_vector(path)?;
@@ -160,7 +161,7 @@ impl Hca {
             QpState::Reset => {
                 qp.detach_acks(card, ctx);
                 qp.change_state(ctx, to, Reason::Requested);
-                qp.reset();
+                qp.reset(card);
                 qp.attributes = QpAttributes::reset(card.settings.mtu);
                 return Ok(to);
             }
@@ -210,6 +211,9 @@ impl Hca {
         let mut qp = self.queue_pairs.remove(number.value()).expect("it was found above");
         qp.detach_requests(&mut self.state, ctx);
         qp.detach_acks(&mut self.state, ctx);
+        let start = qp.requester.unacked_psn;
+        qp.requester.start_at(start);
+        qp.update_window(&mut self.state, false);
         qp.change_state(ctx, QpState::Reset, Reason::Requested);
         if let Some(domain) = qp.pd {
             self.state.protection.release_pd(domain);

@@ -1,6 +1,6 @@
 //! Control verbs of completion queues, shared receive queues and XRC domains.
 
-use super::check_limit;
+use super::limits::check_limit;
 use crate::completion_queue::CompletionQueue;
 use crate::hca_state::XrcDomain;
 use crate::shared_receive_queue::SharedReceiveQueue;

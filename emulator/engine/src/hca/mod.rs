@@ -6,12 +6,13 @@ mod transmit;
 
 use crate::cm::ConnectionManager;
 use crate::hca_state::HcaState;
+use crate::peer_window::PeerWindow;
 use crate::queue_pair::{PEER_WINDOW, QueuePair};
 use crate::random::next_random;
 use crate::table::Table;
 use crate::{
-    AsyncEvent, ClientId, Context, Counters, DeviceLimits, DropReason, Event, Instant, PacketSummary,
-    PortState, QpState, QpType, Reason, Settings,
+    AsyncEvent, ClientId, Context, Counters, DeviceLimits, DropReason, Event, Instant, LinkReject,
+    PacketSummary, PortState, QpState, QpType, Reason, Settings,
 };
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -154,6 +155,34 @@ impl Hca {
         self.state.counters.host_reordered += packets;
     }
 
+    /// Counts a rejected link control message.
+    pub fn count_link_reject(&mut self, reason: LinkReject) {
+        let counters = &mut self.state.counters;
+        *match reason {
+            LinkReject::Version(_) => &mut counters.link_version_err,
+            LinkReject::Malformed | LinkReject::NoSuchPort => &mut counters.link_malformed_err,
+            LinkReject::BadToken => &mut counters.link_token_err,
+            LinkReject::Stale => &mut counters.link_stale_err,
+            LinkReject::OutOfBounds | LinkReject::TooManyPeers => &mut counters.link_bounds_err,
+        } += 1;
+    }
+
+    /// Logs rejected link control messages.
+    pub fn log_link_rejects(
+        &mut self,
+        ctx: &mut Context<'_>,
+        peer: IpAddr,
+        reason: LinkReject,
+        messages: u64,
+    ) {
+        ctx.emit(Event::LinkMessageRejected { peer, reason, messages });
+    }
+
+    /// Sets the number of grants that link control has revoked.
+    pub fn set_revoked_grants(&mut self, revoked: u64) {
+        self.state.counters.link_grants_revoked = revoked;
+    }
+
     /// Drops a packet whose ICRC is wrong.
     pub fn drop_bad_icrc(&mut self, ctx: &mut Context<'_>) {
         self.state.counters.rx_icrc_encapsulated += 1;
@@ -262,6 +291,27 @@ impl Hca {
             }
         }
         self.cm.resume(&mut self.state, ctx, destination);
+    }
+
+    /// The port at `peer` has no link control, or has one again. A foreign peer gets a window of unacknowledged packets
+    /// and its own recovery mode.
+    pub fn set_foreign(&mut self, ctx: &mut Context<'_>, peer: IpAddr, is_foreign: bool) {
+        if is_foreign == self.state.peer_windows.contains_key(&peer) {
+            return;
+        }
+        if is_foreign {
+            let Settings { foreign_window: window, foreign_recovery: recovery, .. } = self.state.settings;
+            self.state.peer_windows.insert(peer, PeerWindow::new(window));
+            ctx.emit(Event::ForeignPeerDetected { peer, recovery, window });
+        } else if let Some(window) = self.state.peer_windows.remove(&peer) {
+            self.state.transmit_queue.extend(window.waiting);
+        }
+        for qpn in self.queue_pairs.numbers(|qp| qp.addressing.destination == peer) {
+            if let Some(qp) = self.queue_pairs.get_mut(qpn) {
+                qp.requester.windowed = 0;
+                qp.update_window(&mut self.state, false);
+            }
+        }
     }
 
     /// The time of the next [`Hca::expire`].

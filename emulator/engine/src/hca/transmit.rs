@@ -78,7 +78,7 @@ impl Hca {
         while let Some(packet) = self.state.control_packets.pop() {
             let (bytes, addressing, service_level) = (packet.len(), packet.addressing, packet.service_level);
             let paused = self.state.paused_priorities >> priority(&addressing, service_level) & 1 == 1;
-            if paused || gate.allowed_packets(&addressing, bytes) == 0 {
+            if paused || gate.allowed_packets(&addressing, bytes, false) == 0 {
                 self.state.control_packets.block(packet);
                 continue;
             }
@@ -101,6 +101,7 @@ impl Hca {
                 segment_size: bytes,
                 packets: 1,
                 bytes,
+                is_unacknowledged: false,
                 qpn,
                 service_level,
                 elided_payload,

@@ -58,7 +58,7 @@ impl QueuePair {
 
     /// Whether the peer discarded its part of a message that it had acknowledged in part.
     fn peer_restarts_message(&self, hca: &HcaState, packet: PacketSummary) -> bool {
-        hca.settings.recovery.policy().peer_may_restart_message()
+        self.recovery(hca).policy().peer_may_restart_message()
             && packet.syndrome == Some(Syndrome::Nak(NakCode::PsnSequenceError))
             && self.requester.wqes.front().is_some_and(|wqe| wqe.packets > 0 && wqe.first_psn == packet.psn)
     }
@@ -126,13 +126,14 @@ impl QueuePair {
                 wqes.iter().position(|wqe| self.requester.next_psn.is_within(wqe.first_psn, wqe.packets));
             self.requester.wqe_index = cursor.unwrap_or(wqes.len());
         }
+        self.update_window(hca, true);
         self.restart_ack_timer(hca, ctx);
     }
 
     /// The time without a response after which the requester assumes a loss; `None` waits forever.
     pub(crate) fn ack_timeout(&self, hca: &HcaState) -> Option<core::time::Duration> {
         let timeout = self.attributes.ack_timeout()?;
-        let (policy, min) = (hca.settings.recovery.policy(), hca.settings.min_ack_timeout);
+        let (policy, min) = (self.recovery(hca).policy(), hca.settings.min_ack_timeout);
         Some(policy.ack_timeout(timeout, min, self.attributes.retry_count))
     }
 
@@ -231,6 +232,7 @@ impl QueuePair {
         }
         let until = ctx.now.plus(core::time::Duration::from_nanos(timer.nanoseconds()));
         self.requester.rewind_to(psn);
+        self.update_window(hca, false);
         self.requester.rnr_wait_until = Some(until);
         self.requester.ack_deadline = None;
         self.arm_timer(hca);
@@ -283,13 +285,15 @@ impl QueuePair {
             return;
         }
         let message = self.requester.find_wqe(psn).map_or(psn, |index| self.requester.wqes[index].first_psn);
-        let from_psn = hca.settings.recovery.policy().retransmit_from(psn, message);
+        let from_psn = self.recovery(hca).policy().retransmit_from(psn, message);
         let Some(from_psn) = from_psn.filter(|_| self.requester.retries_left > 0) else {
             hca.counters.retry_exceeded_err += 1;
             return self.fail_oldest_wqe(hca, ctx, CompletionStatus::RetryExceededError, reason);
         };
         self.requester.retries_left -= 1;
         self.requester.rewind_to(from_psn);
+        self.shrink_window(hca);
+        self.update_window(hca, false);
         self.restart_ack_timer(hca, ctx);
         let retries_left = Some(self.requester.retries_left);
         ctx.emit(Event::Retransmitted { qp: self.qpn, from_psn, cause, retries_left });
@@ -437,8 +441,8 @@ impl QueuePair {
             self.schedule_transmit(hca);
         }
         let is_late = self.requester.ack_deadline.is_some_and(|deadline| deadline <= ctx.now);
-        if is_late && self.is_blocked {
-            // The blocked packets may be the ones that the peer is missing.
+        if is_late && (self.is_blocked || self.waits_unacknowledged(hca)) {
+            // The blocked packets may be the ones that the peer is missing, or the first that requests an ACK.
             self.restart_ack_timer(hca, ctx);
         } else if is_late {
             let psn = self.requester.unacked_psn;

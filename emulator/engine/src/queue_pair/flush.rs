@@ -65,6 +65,7 @@ impl QueuePair {
         let start = self.requester.next_new_psn;
         self.requester.start_at(start);
         self.requester.wqe_index = 0;
+        self.update_window(hca, false);
         loop {
             let Some(ring) = &mut self.requester.ring else { return };
             let mut wqe = self.requester.spare_wqes.pop().unwrap_or_default();
@@ -167,12 +168,13 @@ impl QueuePair {
     }
 
     /// Enters RESET: discards everything without completions.
-    pub(crate) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self, hca: &mut HcaState) {
         while let Some(wqe) = self.requester.wqes.pop_front() {
             self.requester.spare_wqes.push(wqe);
         }
         self.requester.wqe_index = 0;
         self.requester.start_at(Default::default());
+        self.update_window(hca, false);
         if let Some(ring) = &mut self.requester.ring {
             ring.reset();
         }

@@ -26,7 +26,7 @@ use crate::hca_state::HcaState;
 use crate::rate_control::RateControl;
 use crate::{
     ClientId, CqId, Event, Instant, PdId, QpAttributes, QpConfiguration, QpSnapshot, QpState, QpType, Reason,
-    SrqId, XrcdId,
+    Recovery, SrqId, XrcdId,
 };
 use alloc::boxed::Box;
 use softhca_wire::{AddressHeaders, Qpn};
@@ -81,6 +81,11 @@ impl QueuePair {
         }
     }
 
+    /// The recovery mode of this connection.
+    pub fn recovery(&self, state: &HcaState) -> Recovery {
+        state.recovery(self.addressing.destination)
+    }
+
     /// The attributes so far.
     pub fn configuration(&self, state: &HcaState) -> QpConfiguration {
         let attributes = &self.attributes;
@@ -89,7 +94,7 @@ impl QueuePair {
             |cq: CqId| state.completion_queues.get(cq.0).map(|queue| (cq, queue.ring.slots()));
         QpConfiguration {
             qp_type: self.kind,
-            recovery: state.settings.recovery,
+            recovery: self.recovery(state),
             peer: is_connected.then_some(self.addressing.destination),
             dest_qp: is_connected.then_some(attributes.dest_qpn),
             path_mtu: attributes.path_mtu,

@@ -24,7 +24,7 @@ impl QueuePair {
             RequestError::PsnOutOfSequence { .. } => {
                 let in_progress = self.responder.in_progress_message.map(|message| message.first_psn);
                 let syndrome = Syndrome::Nak(NakCode::PsnSequenceError);
-                let action = hca.settings.recovery.policy().on_sequence_gap(at, in_progress);
+                let action = self.recovery(hca).policy().on_sequence_gap(at, in_progress);
                 if let GapAction::Nak { resume_at } = action {
                     if resume_at != at {
                         self.responder.in_progress_message = None;

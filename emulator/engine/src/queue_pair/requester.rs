@@ -84,6 +84,10 @@ impl QueuePair {
             if self.kind.is_reliable() && outstanding > 0 && outstanding + needed > MAX_OUTSTANDING_PSNS {
                 return None;
             }
+            if self.waits_for_window(hca) {
+                return None;
+            }
+            let wqe = &self.requester.wqes[self.requester.wqe_index];
             // Beyond the LSN the requester sends one packet, after all earlier ones are acknowledged (IBA 9.7.7.2.5).
             let asks = [self.requester.next_psn, self.requester.unacked_psn] == [wqe.first_psn; 2];
             if self.uses_credits(hca) && self.requester.exceeds_lsn(wqe) && !asks {
@@ -395,6 +399,7 @@ impl QueuePair {
         header.bth.ack_request = self.kind.is_reliable()
             && (ends
                 || limited
+                || self.needs_ack_for_window(hca)
                 || self.requester.packets_since_ack_request + 1 >= hca.settings.ack_request_interval);
         if self.kind == QpType::XrcInitiator {
             header.xrceth = Some(XrcEth(wqe.srqn));
@@ -476,6 +481,7 @@ impl QueuePair {
             true => 0,
             false => self.requester.packets_since_ack_request + 1,
         };
+        self.update_window(hca, false);
         self.record_paced_send(ctx, plan);
         self.emit_sent(hca, ctx, plan, Some(id), again);
         if self.kind.is_reliable() {

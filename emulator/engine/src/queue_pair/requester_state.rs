@@ -96,6 +96,8 @@ pub(crate) struct RequesterState {
     pub unacked_psn: Psn,
     /// The packets since the last one with the AckReq bit.
     pub packets_since_ack_request: u32,
+    /// The unacknowledged packets that the window of a foreign peer counts.
+    pub windowed: u32,
     /// READs and atomics without a response.
     pub outstanding_rd_atomic: u32,
     pub retries_left: u8,
@@ -138,6 +140,7 @@ impl RequesterState {
             ssn: 0,
             lsn: Some(0),
             packets_since_ack_request: 0,
+            windowed: 0,
             retries_left: 0,
             rnr_retries_left: 0,
             implied_nak_handled: false,

@@ -26,6 +26,7 @@ impl QueuePair {
             segment_size: 0,
             packets: 0,
             bytes: 0,
+            is_unacknowledged: false,
             qpn: self.qpn,
             service_level: 0,
             elided_payload: 0,
@@ -45,7 +46,10 @@ impl QueuePair {
                 if hca.paused_priorities != 0 && self.wait_if_priority_paused(hca, &plan) {
                     return None;
                 }
-                max_packets = max_packets.min(gate.allowed_packets(&plan.addressing, largest));
+                batch.is_unacknowledged =
+                    !self.kind.is_reliable() || plan.is_response && plan.payload_length > 0;
+                let allowed = gate.allowed_packets(&plan.addressing, largest, batch.is_unacknowledged);
+                max_packets = max_packets.min(allowed);
                 if max_packets == 0 {
                     self.block(hca, plan.addressing.destination);
                     return None;

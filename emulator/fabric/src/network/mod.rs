@@ -3,11 +3,13 @@
 //! A network moves frames between nodes; it has no HCAs. Its owner processes events in order, sends frames
 //! and receives them: [`crate::World`] under a virtual clock, [`crate::Fabric`] under an external one.
 
+mod addresses;
 mod external_ports;
 mod forwarding;
 mod host_ports;
 mod routes;
 
+use addresses::AddressTable;
 pub(crate) use external_ports::{ExternalPortSink, ExternalPorts};
 pub use external_ports::{ExternalPortUpdate, Origin};
 
@@ -25,42 +27,9 @@ use crate::{
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::hint::black_box;
-use core::net::{IpAddr, Ipv4Addr};
+use core::net::IpAddr;
 use softhca_engine::Instant;
 use softhca_wire::{AddressHeaders, Pfc};
-
-/// Host addresses.
-#[derive(Default)]
-pub(crate) struct AddressTable {
-    all: BTreeMap<IpAddr, HostId>,
-    /// If host `n` has the first host's address plus `n`, the lookup needs no search.
-    first: Option<Ipv4Addr>,
-    contiguous: u32,
-}
-
-impl AddressTable {
-    fn insert(&mut self, address: IpAddr, host: HostId) {
-        self.all.insert(address, host);
-        if let (IpAddr::V4(address), 0) = (address, host.0) {
-            self.first = Some(address);
-        }
-        let expected = self.first.map(|first| Ipv4Addr::from(first.to_bits().wrapping_add(host.0)));
-        if self.contiguous == host.0 && expected.map(IpAddr::V4) == Some(address) {
-            self.contiguous += 1;
-        }
-    }
-
-    #[inline]
-    pub fn find(&self, address: IpAddr) -> Option<HostId> {
-        if let (IpAddr::V4(address), Some(first)) = (address, self.first) {
-            let index = address.to_bits().wrapping_sub(first.to_bits());
-            if index < self.contiguous {
-                return Some(HostId(index));
-            }
-        }
-        self.all.get(&address).copied()
-    }
-}
 
 /// The nodes at the ends of a link. Every arriving frame reads it, so it is stored apart from the link.
 pub(crate) struct LinkEnds {

@@ -3,13 +3,15 @@
 //! One event queue orders all events by time and then by the order of scheduling, so the same calls and seed
 //! give the same bytes and events on every machine.
 
+mod connect;
 mod host;
 mod memory;
 mod verbs;
 
+pub use connect::ConnectOptions;
 pub use host::Host;
 pub use memory::SparseMemory;
-pub use verbs::{ConnectOptions, QpOptions, Verbs};
+pub use verbs::{QpOptions, Verbs};
 
 use crate::network::{Network, Outcome};
 use crate::sim_event::SimEvent;

@@ -4,8 +4,8 @@ use super::value::{EffectData, FieldSchema, Keyword, LogField, LogValue, log_str
 use serde::{Deserialize, Serialize};
 use softhca_engine::{
     AsyncEvent, ClientId, CmChannelId, CmDropReason, CmFailure, CmId, CmMessageKind, CqId, DropReason, Event,
-    Instant, PacketSummary, QpConfiguration, QpState, QpType, RateCause, Reason, Recovery, RequestError,
-    RetransmitCause,
+    Instant, LinkReject, PacketSummary, QpConfiguration, QpState, QpType, RateCause, Reason, Recovery,
+    RequestError, RetransmitCause,
 };
 use softhca_fabric::{FabricEvent, FrameDropReason, PacketId, PauseEndReason};
 use softhca_queue::cm::{CmState, EventType};

@@ -4,7 +4,8 @@ use crate::describe::kebab_case;
 use serde::{Deserialize, Serialize};
 use softhca_engine::{
     AsyncEvent, ClientId, CmChannelId, CmDropReason, CmFailure, CmId, CmMessageKind, CqId, DropReason,
-    Instant, PacketSummary, QpState, QpType, RateCause, Reason, Recovery, RequestError, RetransmitCause,
+    Instant, LinkReject, PacketSummary, QpState, QpType, RateCause, Reason, Recovery, RequestError,
+    RetransmitCause,
 };
 use softhca_fabric::{FaultEffect, FrameDropReason, LinkId, PacketId, PauseEndReason};
 use softhca_queue::cm::{CmState, EventType};
@@ -131,6 +132,7 @@ log_fields! {
     DropReason => Keyword: |reason| kebab_case(reason).into(), trigger Some(reason.to_string());
     RequestError => Keyword: |error| kebab_case(error).into(), trigger Some(error.to_string());
     CmDropReason => Keyword: |reason| kebab_case(reason).into(), trigger Some(reason.to_string());
+    LinkReject => Keyword: |reason| kebab_case(reason).into(), trigger Some(reason.to_string());
     FrameDropReason => Keyword: |reason| kebab_case(reason).into(), trigger Some(reason.to_string());
     Reason => Keyword: |reason| kebab_case(reason).into(),
         trigger (*reason != Reason::None).then(|| reason.to_string());

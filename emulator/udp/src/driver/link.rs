@@ -6,13 +6,13 @@ use crate::entropy::FlowSockets;
 use crate::host_network::HostPort;
 use crate::pauses::PeerPauses;
 use crate::{
-    HostSockets, LinkChange, LinkControl, NetworkErrorCause, PeerState, ReceiveBatch, RoceSocket, SendError,
-    UnreachablePort, charge,
+    HostSockets, LinkChange, LinkControl, NetworkErrorCause, PeerPort, PeerState, ReceiveBatch, RoceSocket,
+    SendError, UnreachablePort, charge,
 };
-use softhca_engine::{Instant, Memory, TransmitGate};
+use softhca_engine::{Instant, LinkReject, Memory, PacketBatch, TransmitGate};
 use softhca_fabric::{NetworkEvent, Stage};
-use softhca_wire::link_control::{Message, Pause};
-use softhca_wire::{AddressHeaders, MacAddress};
+use softhca_wire::link_control::{LINK_PORT, Message, Pause};
+use softhca_wire::{AddressHeaders, MacAddress, Malformed};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
@@ -21,6 +21,10 @@ use std::net::IpAddr;
 const LINK_POLL_INTERVAL: u64 = 20_000;
 /// How often the error queues are read while no descriptor reports an error.
 const ERROR_QUEUE_POLL_INTERVAL: u64 = 100_000_000;
+/// How often rejected link control messages are logged, per reason.
+const REJECT_LOG_INTERVAL: u64 = 100_000_000;
+/// The most batches of link control that one poll reads: a flood of them must not stop the driver.
+const MAX_LINK_BATCHES_PER_POLL: usize = 64;
 /// The most entries of one error queue that one poll reads.
 const MAX_ERRORS_PER_POLL: usize = 64;
 
@@ -37,6 +41,7 @@ pub(super) struct Port {
     /// Destinations that wait for a pause to end.
     blocked_on_pause: BTreeSet<IpAddr>,
     link_batch: ReceiveBatch,
+    rejects: RejectLog,
     links_polled_at: u64,
     error_queues_polled_at: u64,
 }
@@ -52,6 +57,7 @@ impl Port {
             blocked_on_grant: BTreeMap::new(),
             blocked_on_pause: BTreeSet::new(),
             link_batch: ReceiveBatch::new(),
+            rejects: RejectLog::default(),
             links_polled_at: 0,
             error_queues_polled_at: 0,
         }
@@ -69,10 +75,41 @@ impl Port {
         flow_socket.unwrap_or_else(|| &mut self.sockets.for_destination_mut(destination).roce)
     }
 
+    /// Whether the window of a foreign peer, which the HCA keeps, limits what is sent to `destination`.
+    fn is_clocked_by_acks(&self, destination: IpAddr, is_unacknowledged: bool) -> bool {
+        !is_unacknowledged && self.links.state(destination.into()) == Some(PeerState::Foreign)
+    }
+
+    /// The charge that may be sent to `destination` now.
+    pub fn allowance(&self, destination: IpAddr, is_unacknowledged: bool, now: u64) -> u64 {
+        match destination.is_multicast() || self.is_clocked_by_acks(destination, is_unacknowledged) {
+            true => u64::MAX,
+            false => self.links.allowance(destination.into(), now),
+        }
+    }
+
+    /// Counts what the socket has accepted.
+    pub fn record_sent(&mut self, destination: IpAddr, charge: u64, is_unacknowledged: bool, now: u64) {
+        if self.is_clocked_by_acks(destination, is_unacknowledged) {
+            self.links.record_clocked(destination.into(), charge, now);
+        } else if !destination.is_multicast() {
+            self.links.record_sent(destination.into(), charge, now);
+        }
+    }
+
     /// Whether a packet of this charge may be sent to `destination`. If not, the destination is unblocked when the
     /// peer grants the charge.
-    pub fn request_grant(&mut self, destination: IpAddr, charge: u64, now: u64) -> bool {
-        let is_granted = self.links.may_send(destination, charge, now);
+    pub fn request_grant(
+        &mut self,
+        destination: IpAddr,
+        charge: u64,
+        is_unacknowledged: bool,
+        now: u64,
+    ) -> bool {
+        if self.is_clocked_by_acks(destination, is_unacknowledged) {
+            return true;
+        }
+        let is_granted = self.links.may_send(destination.into(), charge, now);
         if !is_granted {
             let least = self.blocked_on_grant.entry(destination).or_insert(charge);
             *least = charge.min(*least);
@@ -84,11 +121,12 @@ impl Port {
         self.blocked_on_grant.contains_key(&destination)
     }
 
-    /// Whether the grants of `destination` cover at least one segment of `segment_size`.
-    pub fn is_granted(&self, destination: IpAddr, segment_size: usize, now: u64) -> bool {
-        let allowance = self.links.allowance(destination, now);
+    /// Whether the grants of its destination cover at least one segment of the batch.
+    pub fn is_granted(&self, batch: &PacketBatch, now: u64) -> bool {
+        let destination = batch.addressing.destination;
+        let allowance = self.allowance(destination, batch.is_unacknowledged, now);
         let socket = &self.sockets.for_destination(destination).roce;
-        destination.is_multicast() || socket.max_segments_within(destination, segment_size, allowance) > 0
+        socket.max_segments_within(destination, batch.segment_size, allowance) > 0
     }
 
     /// Reads the error queues at the next poll.
@@ -107,11 +145,18 @@ impl Port {
         }
         self.links_polled_at = now;
         for sockets in self.sockets.by_address() {
-            loop {
+            for _ in 0..MAX_LINK_BATCHES_PER_POLL {
                 sockets.link.receive(&mut self.link_batch)?;
                 for datagram in self.link_batch.datagrams() {
-                    if let Ok(message) = Message::parse(datagram.bytes) {
-                        self.links.on_message(datagram.source.ip(), &message, now);
+                    let peer = datagram.source.ip();
+                    let result = match Message::parse(datagram.bytes) {
+                        _ if datagram.source.port() != LINK_PORT => Err(LinkReject::NoSuchPort),
+                        Ok(message) => self.links.on_message(peer, &message, now),
+                        Err(Malformed::Version { version, .. }) => Err(LinkReject::Version(version)),
+                        Err(_) => Err(LinkReject::Malformed),
+                    };
+                    if let Err(reason) = result {
+                        self.rejects.add(peer, reason);
                     }
                 }
                 if !self.link_batch.is_full() {
@@ -134,7 +179,7 @@ impl Port {
             for _ in 0..MAX_ERRORS_PER_POLL {
                 let Some(error) = socket.poll_error()? else { break };
                 if let (Some(peer), NetworkErrorCause::PortUnreachable) = (error.peer, error.cause) {
-                    self.links.on_unreachable(peer.ip(), port, now);
+                    self.links.on_unreachable(peer.ip().into(), port, now);
                 }
             }
         }
@@ -144,7 +189,7 @@ impl Port {
     /// Sends every link control message that is due.
     pub fn transmit_link_messages(&mut self, now: u64) -> io::Result<()> {
         while let Some((peer, message)) = self.links.transmit(now) {
-            let bytes = message.emit();
+            let (peer, bytes) = (peer.address, message.emit());
             match self.sockets.for_destination_mut(peer).link.send_batch(peer, 0, bytes.len(), &bytes) {
                 // Link control repeats every message until it has its effect: a lost one only costs time.
                 Ok(_) | Err(SendError::WouldBlock | SendError::NoBuffers | SendError::TooLarge) => {}
@@ -154,6 +199,43 @@ impl Port {
             }
         }
         Ok(())
+    }
+}
+
+/// Rejected link control messages, by reason. A log that shows every forged message would be an attack of its own.
+#[derive(Default)]
+struct RejectLog {
+    reasons: BTreeMap<LinkReject, RejectedMessages>,
+    /// Rejected since the last poll.
+    new: Vec<LinkReject>,
+}
+
+struct RejectedMessages {
+    /// The source address of the last one.
+    peer: IpAddr,
+    /// Since the last event.
+    messages: u64,
+    logged_at: Option<u64>,
+}
+
+impl RejectLog {
+    fn add(&mut self, peer: IpAddr, reason: LinkReject) {
+        self.new.push(reason);
+        let entry = self.reasons.entry(reason);
+        let rejected = entry.or_insert(RejectedMessages { peer, messages: 0, logged_at: None });
+        rejected.peer = peer;
+        rejected.messages += 1;
+    }
+
+    /// What is to be logged now: the last source, the reason and the number of messages.
+    fn due(&mut self, now: u64) -> impl Iterator<Item = (IpAddr, LinkReject, u64)> {
+        self.reasons.iter_mut().filter_map(move |(reason, rejected)| {
+            let is_due = rejected.logged_at.is_none_or(|at| now >= at + REJECT_LOG_INTERVAL);
+            (rejected.messages > 0 && is_due).then(|| {
+                rejected.logged_at = Some(now);
+                (rejected.peer, *reason, std::mem::take(&mut rejected.messages))
+            })
+        })
     }
 }
 
@@ -179,7 +261,12 @@ pub(super) struct PortGate<'a> {
 }
 
 impl TransmitGate for PortGate<'_> {
-    fn allowed_packets(&mut self, addressing: &AddressHeaders, size: usize) -> usize {
+    fn allowed_packets(
+        &mut self,
+        addressing: &AddressHeaders,
+        size: usize,
+        is_unacknowledged: bool,
+    ) -> usize {
         let PortGate { port, paused_priorities, now } = self;
         let destination = addressing.destination;
         if destination.is_multicast() {
@@ -189,17 +276,17 @@ impl TransmitGate for PortGate<'_> {
             return network.can_send(destination, *paused_priorities).into();
         }
         // A packet does not carry its service level: a peer derives the priority from the DSCP.
-        if port.pauses.mask(destination) >> (addressing.traffic_class >> 5) & 1 == 1 {
+        if port.pauses.mask(destination.into()) >> (addressing.traffic_class >> 5) & 1 == 1 {
             port.blocked_on_pause.insert(destination);
             return 0;
         }
         if port.links.is_internal(destination) {
             return usize::MAX;
         }
-        if !port.request_grant(destination, charge(size, 1), *now) {
+        if !port.request_grant(destination, charge(size, 1), is_unacknowledged, *now) {
             return 0;
         }
-        let allowance = port.links.allowance(destination, *now);
+        let allowance = port.allowance(destination, is_unacknowledged, *now);
         port.sockets.for_destination(destination).roce.max_segments_within(destination, size, allowance)
     }
 }
@@ -207,9 +294,22 @@ impl TransmitGate for PortGate<'_> {
 impl<M: Memory> Driver<M> {
     pub(super) fn poll_links(&mut self, now: Instant) -> io::Result<()> {
         if self.port.poll(now.nanos())? {
+            self.report_rejects(now);
             self.process_link_events(now);
         }
         Ok(())
+    }
+
+    /// Counts rejected link control messages, and logs them from time to time.
+    fn report_rejects(&mut self, now: Instant) {
+        let Driver { engine, port, .. } = self;
+        engine.hca.set_revoked_grants(port.links.grant_issuer().revocations());
+        for reason in port.rejects.new.drain(..) {
+            engine.hca.count_link_reject(reason);
+        }
+        for (peer, reason, messages) in port.rejects.due(now.nanos()) {
+            engine.call(now, |hca, ctx| hca.log_link_rejects(ctx, peer, reason, messages));
+        }
     }
 
     /// Ends the pauses whose time is over.
@@ -223,8 +323,9 @@ impl<M: Memory> Driver<M> {
     }
 
     /// Unblocks queue pairs that wait for a pause of these peers to end.
-    fn unblock_paused(&mut self, now: Instant, peers: Vec<IpAddr>) {
-        for peer in peers.into_iter().filter(|peer| self.port.blocked_on_pause.remove(peer)) {
+    fn unblock_paused(&mut self, now: Instant, peers: Vec<PeerPort>) {
+        let peers = peers.into_iter().map(|peer| peer.address);
+        for peer in peers.filter(|peer| self.port.blocked_on_pause.remove(peer)) {
             self.engine.call(now, |hca, ctx| hca.unblock(ctx, peer));
         }
     }
@@ -234,16 +335,19 @@ impl<M: Memory> Driver<M> {
         let mut resumed = Vec::new();
         let Driver { engine, port, transmitter, receiver, .. } = self;
         while let Some(event) = port.links.poll_event() {
-            let peer = event.peer;
+            let peer = event.peer.address;
             let change = event.change.name();
             engine.sink.on_event(now, &NetworkEvent::PeerLinkChanged { peer, change });
+            if let LinkChange::StateChanged(state) = event.change {
+                engine.call(now, |hca, ctx| hca.set_foreign(ctx, peer, state == PeerState::Foreign));
+            }
             match event.change {
                 LinkChange::StateChanged(PeerState::Stalled) => engine.hca.stall(peer),
                 LinkChange::StateChanged(PeerState::Dead) => {
                     receiver.remove_peer(peer);
                     transmitter.remove_peer(peer);
-                    if port.pauses.remove_peer(peer) {
-                        resumed.push(peer);
+                    if port.pauses.remove_peer(event.peer) {
+                        resumed.push(event.peer);
                     }
                     if let Some(network) = &port.network {
                         network.discard_external(peer);
@@ -259,6 +363,9 @@ impl<M: Memory> Driver<M> {
                     });
                 }
                 LinkChange::Restarted => {
+                    if port.pauses.remove_peer(event.peer) {
+                        resumed.push(event.peer);
+                    }
                     engine.hca.discard_orphaned_acks(peer);
                     engine.call(now, |hca, ctx| hca.resume(ctx, peer));
                 }
@@ -268,8 +375,8 @@ impl<M: Memory> Driver<M> {
                     let frame = pause.to_pfc(MacAddress::from_ip(peer));
                     engine.sink.on_event(now, &pause_event(Stage::Delivered, &frame));
                     let emit = |event| engine.sink.on_event(now, &NetworkEvent::Fabric(event));
-                    if port.pauses.apply(peer, &pause, now.nanos(), emit) {
-                        resumed.push(peer);
+                    if port.pauses.apply(event.peer, &pause, now.nanos(), emit) {
+                        resumed.push(event.peer);
                     }
                 }
             }
@@ -278,7 +385,7 @@ impl<M: Memory> Driver<M> {
         // the peer has not answered a heartbeat lately.
         let Port { links, blocked_on_grant, .. } = port;
         blocked_on_grant.retain(|peer, charge| {
-            let is_granted = links.may_send(*peer, *charge, now.nanos());
+            let is_granted = links.may_send((*peer).into(), *charge, now.nanos());
             if is_granted {
                 engine.call(now, |hca, ctx| hca.unblock(ctx, *peer));
             }
@@ -293,7 +400,7 @@ impl<M: Memory> Driver<M> {
         let now = self.now();
         let frame = pause.to_pfc(MacAddress::from_ip(self.address()));
         self.engine.sink.on_event(now, &pause_event(Stage::Admitted, &frame));
-        self.port.links.send_pause(peer, pause, now.nanos());
+        self.port.links.send_pause(peer.into(), pause, now.nanos());
         self.process_link_events(now);
     }
 }

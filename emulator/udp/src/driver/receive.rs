@@ -155,14 +155,14 @@ impl PacketReceiver {
         let peer = chunk.source.ip();
         let is_unicast = !destination.is_multicast();
         let mut granted =
-            if is_unicast { links.record_received(peer, chunk.charge(), now.nanos()) } else { 0 };
+            if is_unicast { links.record_received(peer.into(), chunk.charge(), now.nanos()) } else { 0 };
         // Only packets of native peers pass the switch of this host: a foreign peer cannot be paused.
-        let network = network.filter(|_| is_unicast && links.is_established(peer));
-        let identification_limit = match (check, links.state(peer)) {
+        let network = network.filter(|_| is_unicast && links.is_established(peer.into()));
+        let identification_limit = match (check, links.state(peer.into())) {
             (IcrcCheck::Auto, Some(PeerState::Foreign) | None) if !links.is_internal(peer) => 65_536,
             _ => MAX_BATCH_SEGMENTS as u32,
         };
-        let in_order = links.transmits_in_order(peer);
+        let in_order = links.transmits_in_order(peer.into());
         let PacketReceiver { identifications, reorder_buffer, .. } = self;
         identifications.clear();
         let mut verifier = IcrcVerifier { arrival, identification_limit, identifications };
@@ -174,7 +174,7 @@ impl PacketReceiver {
                 let frame = Frame::new(addressing, datagram.bytes.to_vec());
                 if network.inject_external(frame, links.grant_issuer().budget()).is_ok() {
                     // The packet occupies granted buffer space until it has entered the network.
-                    links.add_buffered(peer, std::mem::take(&mut granted));
+                    links.add_buffered(peer.into(), std::mem::take(&mut granted));
                     continue;
                 }
             }
@@ -245,7 +245,7 @@ impl<M: Memory> Driver<M> {
         self.engine.hca.count_pause_frames(poll.new_pause_frames);
         self.engine.hca.set_paused_priorities(poll.paused_priorities);
         for ExternalPortUpdate { peer, queued_bytes, pause } in &poll.external_updates {
-            self.port.links.limit_buffered(*peer, *queued_bytes);
+            self.port.links.limit_buffered((*peer).into(), *queued_bytes);
             if let Some(pause) = pause {
                 self.pause_peer(*peer, Pause::from_pfc(pause, rate));
             }
@@ -256,7 +256,7 @@ impl<M: Memory> Driver<M> {
         }
         for (frame, origin) in &poll.frames {
             engine.sink.on_event(now, &frame_event(Stage::Delivered, &frame.addressing, &frame.bytes));
-            let in_order = port.links.transmits_in_order(frame.addressing.source);
+            let in_order = port.links.transmits_in_order(frame.addressing.source.into());
             let reorder_buffer = &mut receiver.packets.reorder_buffer;
             engine.call(now, |hca, ctx| match Icrc::split(&frame.bytes) {
                 // The ICRC of an external packet was verified on arrival; its machine may have reordered it.

@@ -129,16 +129,16 @@ impl Transmitter {
     /// Hands the pending batch to the kernel. Returns whether nothing of it is left.
     fn send_pending(&mut self, now: Instant, port: &mut Port, sink: &mut dyn EventSink) -> io::Result<bool> {
         while let Some(PendingBatch { batch, sent_bytes }) = &mut self.pending {
-            let PacketBatch { addressing, segment_size, .. } = *batch;
+            let PacketBatch { addressing, segment_size, is_unacknowledged, .. } = *batch;
             let destination = addressing.destination;
             let mut bytes = &self.buffer[*sent_bytes..batch.bytes];
-            if !destination.is_multicast() {
-                // The grant may be gone by now, or too small for a path without segmentation offload.
-                let allowance = port.links.allowance(destination, now.nanos());
+            // The grant may be gone by now, or too small for a path without segmentation offload.
+            let allowance = port.allowance(destination, is_unacknowledged, now.nanos());
+            if allowance < u64::MAX {
                 let socket = port.egress_socket(&addressing);
                 let allowed = socket.max_segments_within(destination, segment_size, allowance);
                 if allowed == 0 {
-                    port.links.may_send(destination, charge(segment_size, 1), now.nanos());
+                    port.links.may_send(destination.into(), charge(segment_size, 1), now.nanos());
                     return Ok(false);
                 }
                 bytes = &bytes[..bytes.len().min(allowed * segment_size)];
@@ -151,10 +151,8 @@ impl Transmitter {
             };
             match socket.send_batch_to(to, addressing.traffic_class, segment_size, bytes) {
                 Ok(count) => {
-                    if !destination.is_multicast() {
-                        let charge = socket.batch_charge(destination, segment_size, count);
-                        port.links.record_sent(destination, charge, now.nanos());
-                    }
+                    let charge = socket.batch_charge(destination, segment_size, count);
+                    port.record_sent(destination, charge, is_unacknowledged, now.nanos());
                     *sent_bytes = (*sent_bytes + count * segment_size).min(batch.bytes);
                     if *sent_bytes == batch.bytes {
                         self.pending = None;
@@ -207,7 +205,7 @@ impl Transmitter {
             }
             let is_internal = port.links.is_internal(destination);
             let is_exempt = is_internal || destination.is_multicast();
-            if !is_exempt && !port.request_grant(destination, charge(length, 1), now.nanos()) {
+            if !is_exempt && !port.request_grant(destination, charge(length, 1), false, now.nanos()) {
                 faults.requeue(now.nanos(), frame);
                 break;
             }
@@ -218,6 +216,7 @@ impl Transmitter {
                 segment_size: length,
                 packets: 1,
                 bytes: length,
+                is_unacknowledged: false,
                 qpn: Qpn::default(),
                 service_level: frame.service_level,
                 elided_payload: 0,

@@ -1,6 +1,6 @@
 //! The grants that a sender holds from one receiver.
 
-use super::{MAX_FRAME_CHARGE, MILLISECOND, RECLAIM_INTERVAL};
+use super::{MAX_FRAME_CHARGE, MILLISECOND, OutOfBounds, RECLAIM_INTERVAL, REQUEST_AHEAD};
 use softhca_wire::link_control::{Grant, GrantRequest};
 
 /// How long a sender waits for a GRANT before it repeats a REQUEST, at first and at most.
@@ -10,8 +10,6 @@ const MAX_REQUEST_TIMEOUT: u64 = 64 * MILLISECOND;
 const UNUSED_GRANT_TIMEOUT: u64 = 50 * MILLISECOND;
 /// How long an idle sender keeps its share.
 const IDLE_TIMEOUT: u64 = 1000 * MILLISECOND;
-/// How far ahead a busy sender requests. Larger than any buffer, so that receivers grant without further REQUESTs.
-const REQUEST_AHEAD: u64 = 1 << 28;
 
 /// The sender's side: what one peer has granted.
 #[derive(Debug)]
@@ -22,6 +20,8 @@ pub struct GrantBalance {
     /// How much of `returned` the receiver has acknowledged.
     returned_known: u64,
     wanted: u64,
+    /// The highest total that was ever requested: no grant exceeds it.
+    requested: u64,
     max_unused: u64,
     /// The charge of the pending frame, or zero.
     pending_charge: u64,
@@ -44,6 +44,7 @@ impl GrantBalance {
             returned: 0,
             returned_known: 0,
             wanted: 0,
+            requested: 0,
             max_unused: u64::MAX,
             pending_charge: 0,
             satisfied_at: None,
@@ -70,7 +71,7 @@ impl GrantBalance {
 
     /// The charge that may be sent now.
     pub fn allowance(&self) -> u64 {
-        self.granted - self.spent()
+        self.granted.saturating_sub(self.spent())
     }
 
     fn spent(&self) -> u64 {
@@ -118,10 +119,16 @@ impl GrantBalance {
         self.granted += charge;
     }
 
-    /// Processes a GRANT.
-    pub fn on_grant(&mut self, grant: &Grant, now: u64) {
+    /// Processes a GRANT of a port that can grant `budget` bytes in all. Impossible totals change nothing.
+    pub fn on_grant(&mut self, grant: &Grant, budget: u64, now: u64) -> Result<(), OutOfBounds> {
+        // The receiver may charge its buffer up to twice what this port counts.
+        let most = self.spent().saturating_add(budget.max(MAX_FRAME_CHARGE).saturating_mul(2));
+        if grant.granted > most.min(self.requested.max(self.granted)) || grant.returned > grant.granted {
+            return Err(OutOfBounds);
+        }
+        self.on_revocation(grant.returned);
         if grant.granted < self.granted {
-            return;
+            return Ok(());
         }
         let known = grant.returned.min(self.returned).max(self.returned_known);
         // Other senders wait for what the receiver believes is unused here; it may have missed both the frames and
@@ -142,6 +149,15 @@ impl GrantBalance {
             self.request_timeout = MIN_REQUEST_TIMEOUT;
         }
         self.return_unused(self.max_unused);
+        Ok(())
+    }
+
+    /// Processes the receiver's total of returned grants. A higher total than this port's own revokes the difference.
+    pub fn on_revocation(&mut self, returned: u64) {
+        if returned > self.returned && returned <= self.granted {
+            (self.returned, self.returned_known) = (returned, returned);
+            self.request_due |= self.pending_charge > self.allowance();
+        }
     }
 
     /// Returns what is held beyond `keep`, except for the pending frame. A grant too small for that frame is returned
@@ -204,17 +220,14 @@ impl GrantBalance {
         if self.pending_charge > 0 || now < self.last_used_at + IDLE_TIMEOUT {
             self.wanted = self.spent() + REQUEST_AHEAD;
         }
+        let needed = self.spent() + self.pending_charge;
+        self.requested = self.requested.max(self.wanted).max(needed);
         self.last_request_at = Some(now);
         if self.needs_reply() {
             self.retry_at = Some(now + self.request_timeout);
             self.request_timeout = (self.request_timeout * 2).min(MAX_REQUEST_TIMEOUT);
         }
-        Some(GrantRequest {
-            consumed: self.consumed,
-            returned: self.returned,
-            needed: self.spent() + self.pending_charge,
-            wanted: self.wanted,
-        })
+        Some(GrantRequest { consumed: self.consumed, returned: self.returned, needed, wanted: self.wanted })
     }
 }
 
@@ -222,44 +235,88 @@ impl GrantBalance {
 mod tests {
     use super::*;
 
+    const BUDGET: u64 = 100_000;
+
+    fn grant(balance: &mut GrantBalance, granted: u64, returned: u64, max_unused: u64, now: u64) {
+        balance.on_grant(&Grant { granted, returned, max_unused }, BUDGET, now).unwrap();
+    }
+
+    /// A balance that has requested a frame of this charge.
+    fn waiting_for(charge: u64) -> GrantBalance {
+        let mut balance = GrantBalance::new(0);
+        assert!(!balance.may_send(charge));
+        assert!(balance.transmit(0).is_some());
+        balance
+    }
+
+    #[test]
+    fn grant_beyond_the_request_or_the_buffer_changes_nothing() {
+        let mut balance = waiting_for(5000);
+        for bad in [
+            Grant { granted: u64::MAX, returned: 0, max_unused: 0 },
+            Grant { granted: 2 * BUDGET + 1, returned: 0, max_unused: 0 },
+            Grant { granted: 5000, returned: 5001, max_unused: 0 },
+        ] {
+            assert_eq!(balance.on_grant(&bad, BUDGET, 0), Err(OutOfBounds), "{bad:?}");
+        }
+        assert_eq!(balance.allowance(), 0);
+        grant(&mut balance, 5000, 0, 0, 0);
+        assert!(balance.may_send(5000), "an honest grant is not old");
+        let mut silent = GrantBalance::new(0);
+        let unasked = Grant { granted: 1, returned: 0, max_unused: 0 };
+        assert_eq!(silent.on_grant(&unasked, BUDGET, 0), Err(OutOfBounds));
+    }
+
+    #[test]
+    fn revoked_grant_is_not_used() {
+        let mut balance = waiting_for(5000);
+        grant(&mut balance, 5000, 0, 0, 0);
+        balance.on_revocation(5000);
+        assert_eq!(balance.allowance(), 0);
+        let request = balance.transmit(0).expect("a request for the pending frame");
+        assert_eq!((request.returned, request.needed), (5000, 10_000));
+        // Consumed before the revocation arrived: the balance is overdrawn, and the next grant covers it.
+        grant(&mut balance, 10_000, 5000, 0, 0);
+        balance.record_sent(5000, 0);
+        balance.on_revocation(6000);
+        assert_eq!(balance.allowance(), 0);
+        assert!(!balance.may_send(100));
+        assert_eq!(balance.transmit(0).expect("a request").needed, 11_100);
+    }
+
     #[test]
     fn grant_too_small_for_a_frame_is_returned() {
-        let mut balance = GrantBalance::new(0);
-        assert!(!balance.may_send(5000));
-        balance.on_grant(&Grant { granted: 1000, returned: 0, max_unused: 8000 }, 0);
+        let mut balance = waiting_for(5000);
+        grant(&mut balance, 1000, 0, 8000, 0);
         assert_eq!(balance.allowance(), 1000, "no other sender needs it");
-        balance.on_grant(&Grant { granted: 1000, returned: 0, max_unused: 0 }, 0);
+        grant(&mut balance, 1000, 0, 0, 0);
         assert_eq!(balance.allowance(), 0);
         let request = balance.transmit(0).expect("a request with the return");
         assert_eq!((request.returned, request.needed), (1000, 6000));
         // The receiver granted the missing part before it saw the return: the sender does not return it again.
-        balance.on_grant(&Grant { granted: 5000, returned: 0, max_unused: 0 }, 0);
+        grant(&mut balance, 5000, 0, 0, 0);
         assert_eq!(balance.allowance(), 4000);
-        balance.on_grant(&Grant { granted: 6000, returned: 1000, max_unused: 0 }, 0);
+        grant(&mut balance, 6000, 1000, 0, 0);
         assert!(balance.may_send(5000), "a grant that covers the frame is kept");
     }
 
     #[test]
     fn reclaimed_sender_repeats_what_it_has_consumed() {
-        let mut balance = GrantBalance::new(0);
-        assert!(!balance.may_send(5000));
-        assert!(balance.transmit(0).is_some());
-        balance.on_grant(&Grant { granted: 5000, returned: 0, max_unused: 0 }, 0);
+        let mut balance = waiting_for(5000);
+        grant(&mut balance, 5000, 0, 0, 0);
         balance.record_sent(5000, 0);
         // The frame is lost, so the receiver keeps asking for what it granted.
-        let reclaim = Grant { granted: 5000, returned: 0, max_unused: 0 };
-        balance.on_grant(&reclaim, RECLAIM_INTERVAL - 1);
+        grant(&mut balance, 5000, 0, 0, RECLAIM_INTERVAL - 1);
         assert!(!balance.has_request(), "a recent request is not repeated");
-        balance.on_grant(&reclaim, RECLAIM_INTERVAL);
+        grant(&mut balance, 5000, 0, 0, RECLAIM_INTERVAL);
         assert_eq!(balance.transmit(RECLAIM_INTERVAL).expect("a request").consumed, 5000);
     }
 
     #[test]
     fn grant_that_covers_the_smallest_pending_frame_is_used() {
-        let mut balance = GrantBalance::new(0);
-        assert!(!balance.may_send(1000));
+        let mut balance = waiting_for(1000);
         assert!(!balance.may_send(5000));
-        balance.on_grant(&Grant { granted: 1000, returned: 0, max_unused: 0 }, 0);
+        grant(&mut balance, 1000, 0, 0, 0);
         assert!(balance.may_send(1000));
     }
 }

@@ -1,17 +1,19 @@
 //! The link to one peer.
 
 use super::{
-    FOREIGN_WINDOW_PERIOD, GRANT_LEASE, HEARTBEAT_INTERVAL, MILLISECOND, MIN_HELLO_INTERVAL, PeerState,
+    FOREIGN_WINDOW_PERIOD, HEARTBEAT_INTERVAL, IDLE_AFTER, MILLISECOND, MIN_HELLO_INTERVAL, PeerState,
 };
-use crate::grant::GrantBalance;
-use softhca_wire::link_control::{Body, ExchangeKind, FrameOrder, Heartbeat, Incarnation, Message, Pause};
+use crate::grant::{GRANT_LEASE, GrantBalance};
+use softhca_wire::link_control::{
+    Body, ExchangeKind, FrameOrder, Heartbeat, Hello, Incarnation, Message, Pause, Slots, Token,
+};
 
 /// How many probes a silent peer gets without an interval. Unread ones stay in its socket, together with those of all
 /// its other peers.
 const MAX_UNANSWERED_BURST: u32 = 2;
 /// The longest interval between further probes. They fill a socket that is not read, so many peers must probe rarely.
 const MAX_PROBE_INTERVAL: u64 = 2000 * MILLISECOND;
-/// The most data in flight to a foreign port.
+/// The most data in flight to a foreign port that the port does not acknowledge.
 const FOREIGN_WINDOW: u64 = 64 * 1024;
 
 #[derive(Debug)]
@@ -21,6 +23,12 @@ pub(super) struct PeerLink {
     pub local_incarnation: Incarnation,
     /// The peer's incarnation while the link is established.
     pub remote_incarnation: Option<Incarnation>,
+    /// The token that the peer gave this port.
+    pub remote_token: Option<Token>,
+    /// What the peer can grant in all.
+    pub remote_budget: u64,
+    /// This port has sent to it, or wants to.
+    pub is_used: bool,
     /// It has sent a link control message before.
     pub supports_link_control: bool,
     /// The order in which the peer says it sends frames.
@@ -54,6 +62,9 @@ impl PeerLink {
             state: PeerState::Dead,
             local_incarnation: ours,
             remote_incarnation: None,
+            remote_token: None,
+            remote_budget: 0,
+            is_used: false,
             supports_link_control: false,
             remote_order: FrameOrder::InOrder,
             grant_balance: GrantBalance::new(now),
@@ -92,7 +103,7 @@ impl PeerLink {
 
     /// Discards everything agreed with the peer.
     pub fn reset(&mut self, now: u64) {
-        self.remote_incarnation = None;
+        (self.remote_incarnation, self.remote_token) = (None, None);
         self.remote_order = FrameOrder::InOrder;
         self.grant_balance.restart(now);
         self.lease_renewed_at = None;
@@ -136,32 +147,37 @@ impl PeerLink {
                     .flatten()
                     .min()
             }
-            PeerState::Foreign if self.foreign_window_used > 0 => {
-                Some(self.foreign_window_opened_at + FOREIGN_WINDOW_PERIOD)
+            PeerState::Foreign => {
+                let pacing = self.foreign_window_opened_at + FOREIGN_WINDOW_PERIOD;
+                let is_idle = self.next_hello_at >= self.last_used_at + IDLE_AFTER;
+                let hello = (!is_idle).then_some(self.next_hello_at);
+                [(self.foreign_window_used > 0).then_some(pacing), hello].into_iter().flatten().min()
             }
-            _ => None,
+            PeerState::Dead => None,
         }
     }
 
-    pub fn message(&self, order: FrameOrder, body: Body) -> Message {
+    pub fn message(&self, slots: Slots, order: FrameOrder, body: Body) -> Message {
         Message {
             sender: self.local_incarnation,
             receiver: self.remote_incarnation,
+            token: self.remote_token,
+            slots,
             frame_order: order,
             body,
         }
     }
 
-    /// The next message to send.
+    /// The next message to send, without what only the port knows.
     pub fn next_message(&mut self, now: u64) -> Option<Body> {
         if let Some(exchange) = self.pending_hello.take() {
-            return Some(Body::Hello(exchange));
+            return Some(Body::Hello(Hello { exchange, token: Token::new(0), budget: 0 }));
         }
         if !self.is_established() {
             return None;
         }
         if let Some(stamp) = self.pending_heartbeat_reply.take() {
-            return Some(Body::Heartbeat(Heartbeat { exchange: ExchangeKind::Reply, stamp }));
+            return Some(Body::Heartbeat(Heartbeat { exchange: ExchangeKind::Reply, stamp, returned: 0 }));
         }
         if let Some(pause) = self.pending_pause.take() {
             return Some(Body::Pause(pause));
@@ -172,7 +188,8 @@ impl PeerLink {
         if std::mem::take(&mut self.heartbeat_due) {
             self.awaiting_heartbeat_reply = true;
             self.record_probe(now);
-            return Some(Body::Heartbeat(Heartbeat { exchange: ExchangeKind::Query, stamp: now }));
+            let exchange = ExchangeKind::Query;
+            return Some(Body::Heartbeat(Heartbeat { exchange, stamp: now, returned: 0 }));
         }
         let request = self.grant_balance.transmit(now)?;
         self.record_probe(now);

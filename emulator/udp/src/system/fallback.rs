@@ -107,3 +107,6 @@ impl std::os::fd::AsFd for WakeSet {
         self.0.as_fd()
     }
 }
+
+/// Only Linux has time slices per thread.
+pub(crate) fn request_short_time_slices() {}

@@ -24,6 +24,15 @@ mod fallback;
 #[cfg(not(target_os = "linux"))]
 pub(crate) use fallback::*;
 
+/// Fills at most 256 bytes from the operating system's random number generator.
+pub(crate) fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
+    // SAFETY: the pointer and the length describe `bytes`, which the call only writes to.
+    match unsafe { libc::getentropy(bytes.as_mut_ptr().cast(), bytes.len()) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
 /// Whether an errno reports an error of an earlier datagram, not of this call.
 pub(crate) fn is_deferred_network_error(number: i32) -> bool {
     matches!(

@@ -229,7 +229,7 @@ impl Host {
     /// The host has a link to itself exactly with [`Loopback::Socket`].
     pub fn check_links(&self, loopback: Loopback) {
         let own = self.driver.address();
-        assert_eq!(self.driver.links().state(own).is_some(), loopback == Loopback::Socket);
+        assert_eq!(self.driver.links().state(own.into()).is_some(), loopback == Loopback::Socket);
         let links = self.recorder.0.lock().unwrap().links.contains(&own);
         assert_eq!(links, loopback == Loopback::Socket, "a link to itself");
     }

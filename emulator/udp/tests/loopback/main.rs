@@ -378,7 +378,7 @@ fn peers_are_served_during_internal_traffic() {
         });
         assert!(busy.holds(2 * QUARTER, 100_000, 1) && other.holds(2 * QUARTER, 100_000, 2));
         busy.check_links(loopback);
-        assert_eq!(busy.driver.links().state(there), Some(softhca_udp::PeerState::Alive));
+        assert_eq!(busy.driver.links().state(there.into()), Some(softhca_udp::PeerState::Alive));
     });
 }
 

@@ -297,3 +297,13 @@ pub struct ibv_async_event {
     pub element: Element,
     pub event_type: c_int,
 }
+
+/// Of rdma-core 58 and later; later fields follow.
+#[repr(C)]
+pub struct ibv_mr_init_attr {
+    pub length: usize,
+    pub access: c_int,
+    pub comp_mask: u64,
+    pub iova: u64,
+    pub addr: *mut c_void,
+}

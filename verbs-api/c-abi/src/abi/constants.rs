@@ -103,3 +103,6 @@ pub const IBV_REREG_MR_ERR_CMD: c_int = -4;
 pub const IBV_ACCESS_OPTIONAL_RANGE: u32 = 0x3ff0_0000;
 
 pub const IBV_FORK_UNNEEDED: c_int = 2;
+
+pub const IBV_REG_MR_MASK_IOVA: u64 = 1;
+pub const IBV_REG_MR_MASK_ADDR: u64 = 1 << 1;

@@ -1,14 +1,15 @@
 //! The queue pair and the queues of an identifier, and endpoints, which have all of them.
 
-use super::identifier::{self, CmIdState, create, destroy_id};
+use super::identifier::{self, create, destroy_id};
 use super::{event, return_code};
 use crate::abi::*;
-use crate::{channel, completion_queue, errno, queue_pair, shared_receive};
+use crate::errno::{Rejection, check, keep};
+use crate::{channel, completion_queue, queue_pair, shared_receive};
 use core::ffi::{c_int, c_void};
 use core::mem::zeroed;
 use core::ptr::null_mut;
 use softhca::QpType;
-use softhca::rdma_cm::EventType;
+use softhca::cm::EventType;
 
 fn to_init_attr_ex(attr: &ibv_qp_init_attr) -> ibv_qp_init_attr_ex {
     ibv_qp_init_attr_ex {
@@ -90,15 +91,24 @@ unsafe fn destroy_owned_cqs(id: *mut rdma_cm_id) {
     }
 }
 
+/// An identifier whose address is not resolved yet.
+fn no_device_yet() -> Rejection {
+    Rejection::invalid("the identifier is not bound to a device yet: bind or resolve an address first")
+}
+
 pub unsafe extern "C" fn create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_qp_init_attr_ex) -> c_int {
-    // SAFETY: an identifier of this library, and the caller's attributes.
-    let (Some(state), attr) = (unsafe { identifier::of(id) }, unsafe { &mut *attr }) else {
-        return errno::minus_one(libc::EINVAL);
-    };
+    const VERB: &str = "rdma_create_qp";
+    // SAFETY: an identifier of this library.
+    let state = check!(VERB, minus_one, unsafe { identifier::find(id) });
+    // SAFETY: the caller's attributes.
+    let attr = unsafe { &mut *attr };
     // SAFETY: as above.
     unsafe {
-        if identifier::device_of(id).is_none() || !(*id).qp.is_null() {
-            return errno::minus_one(libc::EINVAL);
+        if identifier::device_of(id).is_none() {
+            return no_device_yet().minus_one(VERB);
+        }
+        if !(*id).qp.is_null() {
+            return Rejection::invalid("the identifier has a queue pair already").minus_one(VERB);
         }
         if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
             attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
@@ -109,23 +119,24 @@ pub unsafe extern "C" fn create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_qp_ini
         if attr.qp_type == IBV_QPT_XRC_RECV {
             attr.comp_mask &= !IBV_QP_INIT_ATTR_PD;
         } else if attr.pd.is_null() || (*attr.pd).context != (*id).verbs {
-            return errno::minus_one(libc::EINVAL);
+            return Rejection::invalid("the protection domain is of another device context").minus_one(VERB);
         }
         if !create_missing_cqs(id, attr) {
-            destroy_owned_cqs(id);
+            keep(|| destroy_owned_cqs(id));
             return -1;
         }
         let qp = queue_pair::create_qp_ex((*id).verbs, attr);
         let Some(pair) = queue_pair::of(qp) else {
-            destroy_owned_cqs(id);
+            keep(|| destroy_owned_cqs(id));
             return -1;
         };
-        let code = return_code("rdma_create_qp", state.id.attach_queue_pair(&pair.pair));
+        let code = return_code(VERB, state.id.attach_queue_pair(&pair.pair));
         if code != 0 {
-            let kept = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL);
-            queue_pair::destroy_qp(qp);
-            destroy_owned_cqs(id);
-            return errno::minus_one(kept);
+            keep(|| {
+                queue_pair::destroy_qp(qp);
+                destroy_owned_cqs(id);
+            });
+            return code;
         }
         ((*id).qp, (*id).pd) = (qp, attr.pd);
         identifier::update_qp_state(id);
@@ -166,10 +177,15 @@ pub unsafe extern "C" fn destroy_qp(id: *mut rdma_cm_id) {
 }
 
 pub unsafe extern "C" fn create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_srq_init_attr_ex) -> c_int {
+    const VERB: &str = "rdma_create_srq";
     // SAFETY: an identifier of this library, and the caller's attributes.
     unsafe {
-        if identifier::device_of(id).is_none() || !(*id).srq.is_null() {
-            return errno::minus_one(libc::EINVAL);
+        check!(VERB, minus_one, identifier::find(id));
+        if identifier::device_of(id).is_none() {
+            return no_device_yet().minus_one(VERB);
+        }
+        if !(*id).srq.is_null() {
+            return Rejection::invalid("the identifier has a shared receive queue already").minus_one(VERB);
         }
         let attr = &mut *attr;
         if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 || attr.pd.is_null() {
@@ -236,7 +252,9 @@ pub unsafe extern "C" fn create_ep(
     attr: *mut ibv_qp_init_attr,
 ) -> c_int {
     // SAFETY: a valid pointer of the caller.
-    let Some(info) = (unsafe { info.as_ref() }) else { return errno::minus_one(libc::EINVAL) };
+    let Some(info) = (unsafe { info.as_ref() }) else {
+        return Rejection::invalid("the address information is null").minus_one("rdma_create_ep");
+    };
     let kind = match info.ai_qp_type {
         IBV_QPT_UC => QpType::Uc,
         IBV_QPT_XRC_SEND => QpType::XrcInitiator,
@@ -250,9 +268,8 @@ pub unsafe extern "C" fn create_ep(
             return -1;
         }
         let failed = |id| {
-            let kept = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL);
-            destroy_ep(id);
-            errno::minus_one(kept)
+            keep(|| destroy_ep(id));
+            -1
         };
         if info.ai_flags & RAI_PASSIVE != 0 {
             if identifier::bind_addr(id, info.ai_src_addr) != 0 {
@@ -296,10 +313,12 @@ pub unsafe extern "C" fn destroy_ep(id: *mut rdma_cm_id) {
 }
 
 pub unsafe extern "C" fn get_request(listener: *mut rdma_cm_id, into: *mut *mut rdma_cm_id) -> c_int {
+    const VERB: &str = "rdma_get_request";
     // SAFETY: an identifier of this library.
-    let is_synchronous = unsafe { identifier::of(listener) }.is_some_and(CmIdState::is_blocking);
-    if !is_synchronous {
-        return errno::minus_one(libc::EINVAL);
+    let state = check!(VERB, minus_one, unsafe { identifier::find(listener) });
+    if !state.is_blocking() {
+        return Rejection::invalid("the identifier has an event channel: read the request from it")
+            .minus_one(VERB);
     }
     // SAFETY: as above.
     unsafe {
@@ -310,8 +329,10 @@ pub unsafe extern "C" fn get_request(listener: *mut rdma_cm_id, into: *mut *mut 
         let event = core::mem::replace(&mut (*listener).event, null_mut());
         let id = (*event).id;
         if identifier::migrate_id(id, null_mut()) != 0 {
-            event::ack_cm_event(event);
-            destroy_id(id);
+            keep(|| {
+                event::ack_cm_event(event);
+                destroy_id(id);
+            });
             return -1;
         }
         (*id).event = event;
@@ -319,9 +340,10 @@ pub unsafe extern "C" fn get_request(listener: *mut rdma_cm_id, into: *mut *mut 
         if let Some(ListenerQpAttr { mut attr, pd }) = template {
             attr.qp_type = if (*id).qp_type == 0 { attr.qp_type } else { (*id).qp_type };
             if create_qp(id, pd, &mut attr) != 0 {
-                let kept = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL);
-                destroy_id(id);
-                return errno::minus_one(kept);
+                keep(|| {
+                    destroy_id(id);
+                });
+                return -1;
             }
         }
         *into = id;

@@ -3,13 +3,14 @@
 use super::identifier::{self, EventChannelState};
 use crate::abi::*;
 use crate::address::ah_attr;
-use crate::{errno, event_fd, object};
+use crate::errno::{Rejection, check};
+use crate::{event_fd, object};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::zeroed;
 use core::ptr::null_mut;
 use parking_lot::Mutex;
 use softhca::Gid;
-use softhca::rdma_cm::{Event, EventParameters, EventType};
+use softhca::cm::{Event, EventParameters, EventType};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -104,16 +105,15 @@ pub unsafe extern "C" fn get_cm_event(
     channel: *mut rdma_event_channel,
     into: *mut *mut rdma_cm_event,
 ) -> c_int {
+    const VERB: &str = "rdma_get_cm_event";
     // SAFETY: a channel of this library.
-    let Some(state) = (unsafe { object::state::<EventChannelState>(channel) }) else {
-        return errno::minus_one(libc::EINVAL);
-    };
+    let state = check!(VERB, minus_one, unsafe { object::find::<EventChannelState>(channel) });
     // SAFETY: as above.
     let fd = unsafe { (*channel).fd };
     let found = event_fd::wait(fd, || {
         loop {
             match state.channel.poll() {
-                Err(error) => return Some(Err(errno::report("rdma_get_cm_event", &error))),
+                Err(error) => return Some(Err(Rejection::from(error))),
                 Ok(None) => return None,
                 Ok(Some(event)) => {
                     // SAFETY: the caller guarantees it.
@@ -130,13 +130,13 @@ pub unsafe extern "C" fn get_cm_event(
             unsafe { *into = event_object.cast() };
             0
         }
-        Err(code) => errno::minus_one(code),
+        Err(rejection) => rejection.minus_one(VERB),
     }
 }
 
 pub unsafe extern "C" fn ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     if event.is_null() {
-        return errno::minus_one(libc::EINVAL);
+        return Rejection::invalid("the event is null").minus_one("rdma_ack_cm_event");
     }
     // SAFETY: an event of this library, which is acknowledged once.
     let event_object = unsafe { Box::from_raw(event.cast::<CmEventObject>()) };
@@ -179,11 +179,14 @@ pub unsafe fn wait_for_event(id: *mut rdma_cm_id, kind: EventType) -> c_int {
         if event_type == kind as c_int && status == 0 {
             return 0;
         }
-        errno::minus_one(match status {
+        let errno = match status {
             _ if event_type == EventType::Rejected as c_int => libc::ECONNREFUSED,
             status if status < 0 => -status,
             _ => libc::ECONNREFUSED,
-        })
+        };
+        let name = CStr::from_ptr(event_str(event_type)).to_string_lossy();
+        Rejection::new(errno, format!("{name}, status {status}"))
+            .minus_one("a call of a synchronous identifier")
     }
 }
 

@@ -6,13 +6,12 @@ use super::{default_device, return_code};
 use crate::abi::*;
 use crate::address::{ah_attr, words_of};
 use crate::channel::Unacknowledged;
-use crate::{context, errno, event_fd, object, queue_pair};
+use crate::errno::{Rejection, check, keep};
+use crate::{context, event_fd, object, queue_pair};
 use core::ffi::{c_int, c_void};
 use core::mem::zeroed;
 use parking_lot::Mutex;
-use softhca::rdma_cm::{
-    CmOption, ConnectionParameters, EventChannel, EventType, Id, PeerParameters, PortSpace,
-};
+use softhca::cm::{CmOption, ConnectionParameters, EventChannel, EventType, Id, PeerParameters, PortSpace};
 use softhca::{Error, ModifyQp, QpAttributeMask, QpState, QpType, Qpn};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,8 +48,8 @@ unsafe impl Sync for CmIdState {}
 unsafe impl Send for CmIdState {}
 
 object::kinds! {
-    EventChannelState = rdma_event_channel;
-    CmIdState = rdma_cm_id;
+    EventChannelState = rdma_event_channel, "CM event channel", |_| None;
+    CmIdState = rdma_cm_id, "CM identifier", |_| None;
 }
 
 /// The identifiers of the process, by HCA number.
@@ -80,6 +79,25 @@ pub unsafe fn detach_queue_pair(qp: *mut ibv_qp) {
     }
 }
 
+/// The identifier behind a pointer, or why it cannot be used.
+///
+/// # Safety
+/// As [`of`].
+pub unsafe fn find<'a>(id: *mut rdma_cm_id) -> Result<&'a CmIdState, Rejection> {
+    // SAFETY: the caller guarantees it.
+    unsafe { object::find::<CmIdState>(id) }
+}
+
+/// The address that a program passes.
+///
+/// # Safety
+/// As [`socket_address`].
+unsafe fn find_address(address: *mut libc::sockaddr) -> Result<std::net::SocketAddr, Rejection> {
+    // SAFETY: the caller guarantees it.
+    unsafe { socket_address(address) }
+        .ok_or_else(|| Rejection::invalid("the address is null, or neither IPv4 nor IPv6"))
+}
+
 /// The identifier behind a pointer.
 ///
 /// # Safety
@@ -90,29 +108,20 @@ pub unsafe fn of<'a>(id: *mut rdma_cm_id) -> Option<&'a CmIdState> {
 }
 
 pub unsafe extern "C" fn create_event_channel() -> *mut rdma_event_channel {
-    let default = match default_device() {
-        Ok(default) => default,
-        Err(code) => return errno::null(code),
-    };
-    let Some(open) = default.state() else { return errno::null(libc::ENODEV) };
+    const VERB: &str = "rdma_create_event_channel";
+    let default = check!(VERB, null, default_device());
+    // SAFETY: the context of the process.
+    let open = check!(VERB, null, unsafe { context::find(default.context()) });
     let made = EventChannel::new(&open.context).and_then(|channel| {
         channel.descriptor()?;
         // The descriptor is readable at first, although no event exists yet.
         channel.poll()?;
         Ok(channel)
     });
-    let channel = match made {
-        Ok(channel) => channel,
-        Err(error) => return errno::null(errno::report("rdma_create_event_channel", &error)),
-    };
-    let fd = match channel.descriptor() {
-        Ok(inner) => event_fd::create(&inner),
-        Err(error) => Err(error.errno()),
-    };
-    match fd {
-        Ok(fd) => object::create(rdma_event_channel { fd, unused: 0 }, EventChannelState { channel }),
-        Err(code) => errno::null(code),
-    }
+    let channel = check!(VERB, null, made);
+    let inner = check!(VERB, null, channel.descriptor());
+    let fd = check!(VERB, null, event_fd::create(&inner));
+    object::create(rdma_event_channel { fd, unused: 0 }, EventChannelState { channel })
 }
 
 pub unsafe extern "C" fn destroy_event_channel(channel: *mut rdma_event_channel) {
@@ -182,12 +191,18 @@ pub unsafe fn create(
     ps: c_int,
     kind: QpType,
 ) -> c_int {
-    let Some(space) = port_space(ps) else { return errno::minus_one(libc::EINVAL) };
+    const VERB: &str = "rdma_create_id";
+    let Some(space) = port_space(ps) else {
+        return Rejection::invalid(format!("port space {ps:#x} is unknown")).minus_one(VERB);
+    };
     let is_synchronous = channel.is_null();
     // SAFETY: nothing is asked of the caller.
     let channel = if is_synchronous { unsafe { create_event_channel() } } else { channel };
+    if channel.is_null() {
+        return -1;
+    }
     // SAFETY: a channel of this library.
-    let Some(state) = (unsafe { object::state::<EventChannelState>(channel) }) else { return -1 };
+    let state = check!(VERB, minus_one, unsafe { object::find::<EventChannelState>(channel) });
     let kind = if matches!(space, PortSpace::Udp | PortSpace::IpOverIb) { QpType::Ud } else { kind };
     match state.channel.create_id_with_kind(space, kind) {
         Ok(id) => {
@@ -195,7 +210,7 @@ pub unsafe fn create(
             unsafe { *into = new_cm_id(id, channel, program_context, ps, kind, is_synchronous) };
             0
         }
-        Err(error) => errno::minus_one(errno::report("rdma_create_id", &error)),
+        Err(error) => Rejection::from(error).minus_one(VERB),
     }
 }
 
@@ -211,7 +226,7 @@ pub unsafe extern "C" fn create_id(
 
 pub unsafe extern "C" fn destroy_id(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: an identifier of this library.
-    let Some(state) = (unsafe { of(id) }) else { return errno::minus_one(libc::EINVAL) };
+    let state = check!("rdma_destroy_id", minus_one, unsafe { find(id) });
     // SAFETY: as above.
     unsafe { event::ack_pending_event(id) };
     IDS.lock().remove(&state.id.handle());
@@ -291,7 +306,7 @@ unsafe fn call(
     wait_for: Option<EventType>,
 ) -> c_int {
     // SAFETY: the caller guarantees it.
-    let Some(state) = (unsafe { of(id) }) else { return errno::minus_one(libc::EINVAL) };
+    let state = check!(name, minus_one, unsafe { find(id) });
     let code = return_code(name, act(state));
     if code != 0 {
         return code;
@@ -309,7 +324,7 @@ unsafe fn call(
 
 pub unsafe extern "C" fn bind_addr(id: *mut rdma_cm_id, address: *mut libc::sockaddr) -> c_int {
     // SAFETY: the caller's address.
-    let Some(address) = (unsafe { socket_address(address) }) else { return errno::minus_one(libc::EINVAL) };
+    let address = check!("rdma_bind_addr", minus_one, unsafe { find_address(address) });
     // SAFETY: the caller guarantees it.
     unsafe { call("rdma_bind_addr", id, |state| state.id.bind(address), None) }
 }
@@ -321,8 +336,8 @@ pub unsafe extern "C" fn resolve_addr(
     _timeout: c_int,
 ) -> c_int {
     // SAFETY: the caller's addresses.
-    let (source, destination) = unsafe { (socket_address(source), socket_address(destination)) };
-    let Some(destination) = destination else { return errno::minus_one(libc::EINVAL) };
+    let (source, destination) = unsafe { (socket_address(source), find_address(destination)) };
+    let destination = check!("rdma_resolve_addr", minus_one, destination);
     let act = |state: &CmIdState| state.id.resolve_address(source, destination);
     // SAFETY: the caller guarantees it.
     unsafe { call("rdma_resolve_addr", id, act, Some(EventType::AddressResolved)) }
@@ -359,8 +374,8 @@ unsafe fn connection_parameters(
             parameters.responder_resources = conn_param.responder_resources;
             parameters.initiator_depth = conn_param.initiator_depth;
             parameters.flow_control = conn_param.flow_control != 0;
-            parameters.retry_count = conn_param.retry_count & 7;
-            parameters.rnr_retry_count = conn_param.rnr_retry_count & 7;
+            parameters.retry_count = conn_param.retry_count.min(7);
+            parameters.rnr_retry_count = conn_param.rnr_retry_count.min(7);
             parameters.srq = conn_param.srq != 0;
             parameters.qpn = Qpn::new(conn_param.qp_num);
         }
@@ -443,13 +458,14 @@ pub unsafe extern "C" fn set_option(
     length: usize,
 ) -> c_int {
     // SAFETY: an identifier of this library.
-    let Some(state) = (unsafe { of(id) }) else { return errno::minus_one(libc::EINVAL) };
+    const VERB: &str = "rdma_set_option";
+    let state = check!(VERB, minus_one, unsafe { find(id) });
     // SAFETY: the caller's value has the given length.
     let number = unsafe {
         match (length, value.is_null()) {
             (1, false) => u32::from(*value.cast::<u8>()),
             (4, false) => value.cast::<u32>().read_unaligned(),
-            _ => return errno::minus_one(libc::EINVAL),
+            _ => return Rejection::invalid(format!("a value of {length} bytes")).minus_one(VERB),
         }
     };
     let option = match (level, name) {
@@ -457,16 +473,20 @@ pub unsafe extern "C" fn set_option(
         (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR) => CmOption::ReuseAddress(number != 0),
         (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY) => CmOption::AfOnly(number != 0),
         (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT) => CmOption::AckTimeout(number as u8),
-        _ => return errno::minus_one(libc::EOPNOTSUPP),
+        _ => {
+            let why = format!("option {name} of level {level} is not supported");
+            return Rejection::unsupported(why).minus_one(VERB);
+        }
     };
-    return_code("rdma_set_option", state.id.set_option(option))
+    return_code(VERB, state.id.set_option(option))
 }
 
 /// Sends events to another channel from now on. Without a channel, calls wait for completion, as for an identifier
 /// created without one; with one, they do not.
 pub unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
     // SAFETY: an identifier of this library.
-    let Some(state) = (unsafe { of(id) }) else { return errno::minus_one(libc::EINVAL) };
+    const VERB: &str = "rdma_migrate_id";
+    let state = check!(VERB, minus_one, unsafe { find(id) });
     let becomes_synchronous = channel.is_null();
     // SAFETY: the call creates its own channel.
     let channel = if becomes_synchronous { unsafe { create_event_channel() } } else { channel };
@@ -474,12 +494,10 @@ pub unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_even
         return -1;
     }
     // SAFETY: a channel of this library.
-    let Some(to) = (unsafe { object::state::<EventChannelState>(channel) }) else {
-        return errno::minus_one(libc::EINVAL);
-    };
+    let to = check!(VERB, minus_one, unsafe { object::find::<EventChannelState>(channel) });
     // SAFETY: an identifier of this library.
     unsafe { event::ack_pending_event(id) };
-    let code = return_code("rdma_migrate_id", state.id.migrate(&to.channel));
+    let code = return_code(VERB, state.id.migrate(&to.channel));
     // SAFETY: as above.
     let before = unsafe { (*id).channel };
     let (unused, was_synchronous) = match code {
@@ -492,14 +510,14 @@ pub unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_even
     };
     if was_synchronous {
         // SAFETY: it was made for the identifier, and nothing uses it any more.
-        unsafe { destroy_event_channel(unused) };
+        keep(|| unsafe { destroy_event_channel(unused) });
     }
     code
 }
 
 unsafe fn join(id: *mut rdma_cm_id, group: *mut libc::sockaddr, program_context: *mut c_void) -> c_int {
     // SAFETY: the caller's address.
-    let Some(group) = (unsafe { socket_address(group) }) else { return errno::minus_one(libc::EINVAL) };
+    let group = check!("rdma_join_multicast", minus_one, unsafe { find_address(group) });
     event::set_multicast_context(id, group.ip(), program_context);
     // SAFETY: the caller guarantees it.
     unsafe {
@@ -529,12 +547,12 @@ pub unsafe extern "C" fn join_multicast_ex(
     /// Full membership: the only kind without a subnet manager.
     const FULL: u32 = 0;
     // SAFETY: the caller's attributes.
-    let Some(attr) = (unsafe { attr.as_ref() }) else { return errno::minus_one(libc::EINVAL) };
-    if attr.comp_mask & 1 == 0 {
-        return errno::minus_one(libc::EINVAL);
-    }
+    let address = unsafe { attr.as_ref() }.filter(|attr| attr.comp_mask & 1 != 0);
+    let Some(attr) = address else {
+        return Rejection::invalid("the attributes have no address").minus_one("rdma_join_multicast_ex");
+    };
     if attr.comp_mask & 2 != 0 && attr.join_flags != FULL {
-        return errno::minus_one(libc::EOPNOTSUPP);
+        return Rejection::unsupported("only full members can join").minus_one("rdma_join_multicast_ex");
     }
     // SAFETY: the caller guarantees it.
     unsafe { join(id, attr.addr, program_context) }
@@ -542,7 +560,7 @@ pub unsafe extern "C" fn join_multicast_ex(
 
 pub unsafe extern "C" fn leave_multicast(id: *mut rdma_cm_id, group: *mut libc::sockaddr) -> c_int {
     // SAFETY: the caller's address.
-    let Some(group) = (unsafe { socket_address(group) }) else { return errno::minus_one(libc::EINVAL) };
+    let group = check!("rdma_leave_multicast", minus_one, unsafe { find_address(group) });
     // SAFETY: the caller guarantees it.
     unsafe { call("rdma_leave_multicast", id, |state| state.id.leave_multicast(group.ip()), None) }
 }
@@ -553,12 +571,16 @@ pub unsafe extern "C" fn init_qp_attr(
     attr: *mut ibv_qp_attr,
     mask: *mut c_int,
 ) -> c_int {
-    // SAFETY: an identifier of this library, and the caller's attributes.
-    let (Some(state), attr) = (unsafe { of(id) }, unsafe { &mut *attr }) else {
-        return errno::minus_one(libc::EINVAL);
-    };
+    const VERB: &str = "rdma_init_qp_attr";
+    // SAFETY: an identifier of this library.
+    let state = check!(VERB, minus_one, unsafe { find(id) });
+    // SAFETY: the caller's attributes.
+    let attr = unsafe { &mut *attr };
     let wanted = usize::try_from(attr.qp_state).ok().and_then(|index| QpState::ALL.get(index));
-    let Some(wanted) = wanted else { return errno::minus_one(libc::EINVAL) };
+    let Some(wanted) = wanted else {
+        return Rejection::invalid(format!("{} is not a state of a queue pair", attr.qp_state))
+            .minus_one(VERB);
+    };
     match state.id.qp_attributes(*wanted) {
         Ok(modify) => {
             fill_qp_attr(attr, &modify);
@@ -566,7 +588,7 @@ pub unsafe extern "C" fn init_qp_attr(
             unsafe { *mask = modify.mask().bits() as c_int };
             0
         }
-        Err(error) => errno::minus_one(errno::report("rdma_init_qp_attr", &error)),
+        Err(error) => Rejection::from(error).minus_one(VERB),
     }
 }
 

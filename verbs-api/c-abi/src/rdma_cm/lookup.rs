@@ -3,10 +3,11 @@
 use super::default_device;
 use crate::abi::*;
 use crate::address::ip_of;
-use crate::errno;
+use crate::context;
+use crate::errno::{Rejection, check};
 use core::ffi::{CStr, c_char, c_int};
 use core::mem::zeroed;
-use softhca::rdma_cm::{Hints, PortSpace, address_info};
+use softhca::cm::{Hints, PortSpace, address_info};
 use std::net::SocketAddr;
 
 /// The IP address and port in a socket address.
@@ -81,11 +82,10 @@ pub unsafe extern "C" fn getaddrinfo(
 ) -> c_int {
     // SAFETY: valid strings and hints of the caller.
     let (node, service, hints) = unsafe { (string_from_c(node), string_from_c(service), hints.as_ref()) };
-    let default = match default_device() {
-        Ok(default) => default,
-        Err(code) => return errno::minus_one(code),
-    };
-    let Some(open) = default.state() else { return errno::minus_one(libc::ENODEV) };
+    const VERB: &str = "rdma_getaddrinfo";
+    let default = check!(VERB, minus_one, default_device());
+    // SAFETY: the context of the process.
+    let open = check!(VERB, minus_one, unsafe { context::find(default.context()) });
     let flags = hints.map_or(0, |hints| hints.ai_flags);
     let family = hints.map_or(0, |hints| hints.ai_family);
     let (mut space, mut kind) = hints.map_or((0, 0), |hints| (hints.ai_port_space, hints.ai_qp_type));
@@ -112,14 +112,14 @@ pub unsafe extern "C" fn getaddrinfo(
     });
     let (source, destination) = if node.is_none() && service.is_none() {
         if hints.is_none() {
-            return errno::minus_one(libc::EINVAL);
+            return Rejection::invalid("no node, no service and no hints").minus_one(VERB);
         }
         (own, peer)
     } else {
         let service = service.map_or_else(|| "0".into(), |service| port_of(&service));
         match address_info(&open.context, node.as_deref(), &service, &wanted) {
             Ok(found) => (found.source.or(own), found.destination),
-            Err(error) => return errno::minus_one(errno::report("rdma_getaddrinfo", &error)),
+            Err(error) => return Rejection::from(error).minus_one(VERB),
         }
     };
     let (ai_src_addr, ai_src_len) = boxed_sockaddr(source);

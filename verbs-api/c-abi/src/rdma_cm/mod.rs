@@ -11,7 +11,8 @@ pub use identifier::*;
 pub use lookup::*;
 
 use crate::abi::*;
-use crate::{context, device, errno, protection};
+use crate::errno::Rejection;
+use crate::{context, device, protection};
 use core::ffi::c_int;
 use parking_lot::Mutex;
 use softhca::Error;
@@ -39,7 +40,7 @@ impl DefaultDevice {
 }
 
 /// The process's device, opened on first use, and again after the daemon was lost.
-fn default_device() -> Result<DefaultDevice, c_int> {
+fn default_device() -> Result<DefaultDevice, Rejection> {
     static DEVICE: Mutex<Option<(u32, DefaultDevice)>> = Mutex::new(None);
     let mut current = DEVICE.lock();
     let process = std::process::id();
@@ -50,8 +51,12 @@ fn default_device() -> Result<DefaultDevice, c_int> {
     {
         return Ok(found);
     }
-    let device = device::default_device().ok_or(libc::ENODEV)?;
-    let last = || std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENODEV);
+    let no_device = || Rejection::new(libc::ENODEV, "the process has no device");
+    let device = device::default_device().ok_or_else(no_device)?;
+    let last = || {
+        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENODEV);
+        Rejection::system(errno, "opening the device of the process")
+    };
     // SAFETY: a device of this library.
     let context = unsafe { context::open_device(device) };
     if context.is_null() {
@@ -71,7 +76,7 @@ fn default_device() -> Result<DefaultDevice, c_int> {
 fn return_code(call: &str, result: Result<(), Error>) -> c_int {
     match result {
         Ok(()) => 0,
-        Err(error) => errno::minus_one(errno::report(call, &error)),
+        Err(error) => Rejection::from(error).minus_one(call),
     }
 }
 
@@ -80,8 +85,9 @@ pub unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut ibv_context
     // SAFETY: plain allocation, checked below; programs free it with `free_devices`.
     let list = unsafe { libc::calloc(2, size_of::<*mut ibv_context>()) }.cast::<*mut ibv_context>();
     if list.is_null() {
-        return errno::null(libc::ENOMEM);
+        return Rejection::new(libc::ENOMEM, "no memory for the list").null("rdma_get_devices");
     }
+    let found = found.map_err(|rejection| rejection.code("rdma_get_devices"));
     // SAFETY: the list has two entries, the last of which stays null; the count is a valid pointer of the caller.
     unsafe {
         if let Ok(default) = found {

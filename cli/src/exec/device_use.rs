@@ -1,0 +1,99 @@
+//! Whether a program used a device of SoftHCA, and which libibverbs it loaded otherwise.
+
+use softhca_queue::control::RuntimeDir;
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// The library creates the file that this variable names when a program asks for the list of devices.
+pub const MARK_VARIABLE: &str = "SOFTHCA_USED_MARK";
+
+/// How often the libraries of a program are looked at: soon after its start, and later.
+const EARLY_INTERVAL: Duration = Duration::from_millis(20);
+const LATE_INTERVAL: Duration = Duration::from_secs(1);
+const EARLY: Duration = Duration::from_secs(2);
+
+/// Watches a program and its children.
+pub struct DeviceUse {
+    mark: PathBuf,
+    started: Instant,
+    next: Instant,
+    /// The files of other libraries.
+    others: BTreeSet<String>,
+}
+
+impl DeviceUse {
+    pub fn watch() -> DeviceUse {
+        let now = Instant::now();
+        let name = format!("used-{}-{}", std::process::id(), now.elapsed().as_nanos());
+        let mark = RuntimeDir::for_user().path().join(name);
+        let _ = std::fs::remove_file(&mark);
+        DeviceUse { mark, started: now, next: now, others: BTreeSet::new() }
+    }
+
+    /// The variable for the program.
+    pub fn variable(&self) -> (&'static str, OsString) {
+        (MARK_VARIABLE, self.mark.clone().into())
+    }
+
+    /// Looks at the libraries of the processes if it is time; returns the time until the next look.
+    pub fn look(&mut self, program: i32) -> Option<Duration> {
+        if self.mark.exists() {
+            return None;
+        }
+        let now = Instant::now();
+        if now >= self.next {
+            let mut processes = vec![program.to_string()];
+            while let Some(process) = processes.pop() {
+                self.others.extend(other_libraries(&process));
+                let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children"));
+                processes.extend(children.unwrap_or_default().split_whitespace().map(String::from));
+            }
+            let is_early = now.duration_since(self.started) < EARLY;
+            self.next = now + if is_early { EARLY_INTERVAL } else { LATE_INTERVAL };
+        }
+        Some(self.next.saturating_duration_since(now))
+    }
+
+    /// What to tell the user if the program never used a device.
+    pub fn warning(self, program: &str, is_preloaded: bool) -> Option<String> {
+        let is_used = std::fs::remove_file(&self.mark).is_ok();
+        if is_used {
+            return None;
+        }
+        let files = self.others.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        Some(match (files.is_empty(), is_preloaded) {
+            (true, _) => format!("{program} did not use the emulated device: exec saw it load no libibverbs"),
+            (false, false) => format!(
+                "{program} did not use the emulated device: it loaded {files}. Try `softhca exec --preload -- {program} …`"
+            ),
+            (false, true) => format!("{program} did not use the emulated device, and loaded {files}"),
+        })
+    }
+}
+
+/// The files of a process whose names begin with libibverbs. SoftHCA's own has another name behind its symlinks.
+fn other_libraries(process: &str) -> BTreeSet<String> {
+    let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap_or_default();
+    let files = maps.lines().filter_map(|line| line.find('/').map(|start| &line[start..]));
+    files
+        .filter(|file| file.rsplit('/').next().is_some_and(|name| name.starts_with("libibverbs")))
+        .map(String::from)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_without_a_device_is_reported_with_its_library() {
+        let mut watched = DeviceUse::watch();
+        assert!(watched.look(std::process::id() as i32).is_some());
+        watched.others.insert("/opt/wheel/libibverbs-1a2b.so.1".into());
+        let warning = watched.warning("train", false).expect("no device was used");
+        assert!(warning.contains("it loaded /opt/wheel/libibverbs-1a2b.so.1"), "{warning}");
+        assert!(warning.contains("softhca exec --preload -- train"), "{warning}");
+    }
+}

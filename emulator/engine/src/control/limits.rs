@@ -1,0 +1,7 @@
+//! Checks of requested sizes.
+
+use crate::VerbsError;
+
+pub fn check_limit(what: &'static str, value: u64, limit: u64) -> Result<(), VerbsError> {
+    if value > limit { Err(VerbsError::TooLarge { what, value, limit }) } else { Ok(()) }
+}

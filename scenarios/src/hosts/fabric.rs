@@ -1,0 +1,123 @@
+//! What only the network of a simulation can do: links and switches of any kind, and their faults.
+
+use crate::plan::{FabricChange, FaultKind, Plan, SwitchChange};
+use softhca::Device;
+use softhca::sim::{FabricSink, SimulatedFabric};
+use softhca_engine::Instant;
+use softhca_fabric::{Direction, HostId, LinkId, LinkSettings, RuleCounters, RuleId, SwitchId, World};
+use softhca_wire::Qpn;
+use std::num::NonZeroU64;
+
+/// Builds the network of a plan, and a device for each host.
+pub(crate) fn build_fabric(plan: &Plan) -> (SimulatedFabric, Vec<Device>) {
+    let fabric = SimulatedFabric::new(plan.seed);
+    let devices =
+        plan.hosts.iter().map(|host| fabric.add_host(&host.name, host.address, host.settings)).collect();
+    fabric.with(|world| {
+        for switch in &plan.switches {
+            world.add_switch(&switch.name, switch.settings);
+        }
+        for link in &plan.links {
+            world.add_link(link.ends[0], link.ends[1], link.line);
+        }
+        for route in &plan.routes {
+            let link = LinkId(route.link as u32);
+            world.set_route(SwitchId(route.switch as u32), HostId(route.host as u32), &[link]);
+        }
+        for (host, plan) in plan.hosts.iter().enumerate() {
+            if let Some(receiver) = plan.receiver {
+                world.set_receiver(HostId(host as u32), receiver);
+            }
+        }
+    });
+    (fabric, devices)
+}
+
+/// Installs the rules of a plan. Counting rules come first: they see packets before any fault.
+pub fn install_rules(fabric: &SimulatedFabric, plan: &Plan) {
+    let counts = plan.counting_rules.iter().map(|count| (&count.links, &count.rule));
+    let faults = plan.faults.iter().filter_map(|fault| match &fault.kind {
+        FaultKind::Packets { links, rule } => Some((links, rule)),
+        _ => None,
+    });
+    fabric.with(|world| {
+        for (links, rule) in counts.chain(faults) {
+            for link in links {
+                world.add_rule(LinkId(*link as u32), rule.clone());
+            }
+        }
+    });
+}
+
+/// The counters of the rules of every link.
+pub fn rule_counters(fabric: &SimulatedFabric, plan: &Plan) -> Vec<(RuleId, RuleCounters)> {
+    fabric.with(|world| {
+        let rules = (0..plan.links.len()).flat_map(|link| world.link(LinkId(link as u32)).rules());
+        rules.map(|(rule, counters)| (rule.id, counters)).collect()
+    })
+}
+
+/// Sets the initial rates of the queue pairs.
+pub fn set_initial_rates(fabric: &SimulatedFabric, plan: &Plan, qpn_of: impl Fn(usize) -> Qpn) {
+    for (index, qp) in plan.qps.iter().enumerate() {
+        if let Some(rate) = plan.hosts[qp.host].initial_rate {
+            let host = HostId(qp.host as u32);
+            fabric.with(|world| world.with_hca(host, |hca, ctx| hca.set_rate(ctx, qpn_of(index), rate)));
+        }
+    }
+}
+
+/// Applies a change to a link, a switch or a device.
+pub fn apply(fabric: &SimulatedFabric, change: FabricChange) {
+    fabric.with(|world| match change {
+        FabricChange::LinkState { link, directions, state } => {
+            for (direction, wanted) in [Direction::Forward, Direction::Backward].into_iter().zip(directions) {
+                if wanted {
+                    world.set_link_state(LinkId(link as u32), direction, state);
+                }
+            }
+        }
+        FabricChange::LinkRate { link, rate } => {
+            change_link(world, link, |line| line.bits_per_second = NonZeroU64::new(rate));
+        }
+        FabricChange::LinkMtu { link, mtu } => change_link(world, link, |line| line.mtu = mtu),
+        FabricChange::Stall { host, for_ns } => {
+            let until = world.now().nanos() + for_ns;
+            world.stall(HostId(host as u32), Instant::from_nanos(until));
+        }
+        FabricChange::AsyncEvent { host, event } => {
+            world.with_hca(HostId(host as u32), |hca, ctx| hca.raise_async_event(ctx, event));
+        }
+        FabricChange::Switch { switch, change } => {
+            let id = SwitchId(switch as u32);
+            let mut settings = *world.switch(id).settings();
+            match change {
+                SwitchChange::Buffer(bytes) => settings.buffer = bytes,
+                SwitchChange::Marking(marking) => settings.ecn_marking = Some(marking),
+                SwitchChange::FlowControl(flow) => settings.pfc = Some(flow),
+            }
+            world.set_switch_settings(id, settings);
+        }
+        FabricChange::PauseStorm { host, priority } => {
+            set_pause_storm(world, host, |storm| storm | 1 << priority);
+        }
+        FabricChange::PauseStormEnd { host, priority } => {
+            set_pause_storm(world, host, |storm| storm & !(1 << priority));
+        }
+    });
+}
+
+fn change_link(world: &mut World<FabricSink>, link: usize, change: impl Fn(&mut LinkSettings)) {
+    let link = world.link_mut(LinkId(link as u32));
+    let mut line = *link.settings();
+    change(&mut line);
+    link.set_settings(line);
+}
+
+/// Changes the priorities for which a host pauses its neighbours without a reason.
+fn set_pause_storm(world: &mut World<FabricSink>, host: usize, change: impl Fn(u8) -> u8) {
+    let host = HostId(host as u32);
+    let mut receiver = *world.receiver(host);
+    receiver.pause_storm = change(receiver.pause_storm);
+    world.set_receiver(host, receiver);
+}

@@ -1,0 +1,225 @@
+//! Event channels.
+
+use super::id::Inner as IdInner;
+use super::{Event, EventParameters, EventType, Id, PortSpace};
+use crate::backend::Backend;
+use crate::endpoint_exchange::assert_may_block;
+use crate::executor::{WaitReason, record_wait_reason};
+use crate::notifier::Notifier;
+use crate::{Context, Error, QpType};
+use parking_lot::Mutex;
+use softhca_engine::{CmChannelId, CmId, Instant};
+use softhca_queue::cm::{self, Command, Reply};
+use softhca_queue::reply;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::Poll;
+use std::time::Duration;
+
+/// Where the events of identifiers are taken, oldest first.
+#[derive(Clone)]
+pub struct EventChannel {
+    pub(super) inner: Arc<Inner>,
+}
+
+pub(super) struct Inner {
+    pub context: Context,
+    pub id: CmChannelId,
+    notifier: Arc<Notifier>,
+    /// How often there had been news when the card last had no event left: until there are more it has none.
+    drained_at: AtomicU64,
+    identifiers: Mutex<BTreeMap<CmId, Weak<IdInner>>>,
+}
+
+/// Two handles are equal if they are of the same channel.
+impl PartialEq for EventChannel {
+    fn eq(&self, other: &EventChannel) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl Eq for EventChannel {}
+
+impl fmt::Debug for EventChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "EventChannel({:#x})", self.inner.id.0)
+    }
+}
+
+impl EventChannel {
+    /// Creates a channel on a device.
+    pub fn new(context: &Context) -> Result<EventChannel, Error> {
+        let news = Arc::new(Notifier::default());
+        let id =
+            reply!(context.backend.execute_cm(Command::CreateEventChannel)?, Reply::EventChannel(id) => id);
+        context.backend.set_cm_notifier(id, news.clone());
+        let (context, identifiers) = (context.clone(), Mutex::default());
+        let empty_at = AtomicU64::new(u64::MAX);
+        Ok(EventChannel {
+            inner: Arc::new(Inner { context, id, notifier: news, drained_at: empty_at, identifiers }),
+        })
+    }
+
+    /// The device.
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    pub(super) fn backend(&self) -> &Arc<dyn Backend> {
+        &self.inner.context.backend
+    }
+
+    /// Creates an identifier: of reliable connections in the TCP and IB port spaces, of datagrams in the others.
+    pub fn create_id(&self, space: PortSpace) -> Result<Id, Error> {
+        self.create_id_with_kind(space, QpType::Rc)
+    }
+
+    /// Creates an identifier of a transport, which the IB port space leaves open.
+    pub fn create_id_with_kind(&self, space: PortSpace, kind: QpType) -> Result<Id, Error> {
+        let channel = self.inner.id;
+        match self.backend().execute_cm(Command::CreateId { channel, port_space: space, qp_type: kind })? {
+            Reply::Id(id) => Ok(self.wrap_id(id)),
+            _ => unreachable!("the card answers with an identifier"),
+        }
+    }
+
+    /// A handle of an identifier that the card made.
+    fn wrap_id(&self, id: CmId) -> Id {
+        let identifier = Id::new(id, self.clone());
+        self.add(&identifier);
+        identifier
+    }
+
+    pub(super) fn add(&self, id: &Id) {
+        self.inner.identifiers.lock().insert(id.inner.id, Arc::downgrade(&id.inner));
+    }
+
+    pub(super) fn remove(&self, id: CmId) {
+        self.inner.identifiers.lock().remove(&id);
+    }
+
+    fn find(&self, id: CmId) -> Option<Id> {
+        let inner = self.inner.identifiers.lock().get(&id)?.upgrade()?;
+        Some(Id { inner })
+    }
+
+    /// Takes the oldest event, if there is one.
+    pub fn poll(&self) -> Result<Option<Event>, Error> {
+        loop {
+            self.inner.notifier.clear();
+            let seen = self.inner.notifier.count();
+            let Reply::Event(event, left) = self.backend().execute_cm(Command::GetEvent(self.inner.id))?
+            else {
+                unreachable!("the card answers with an event or none")
+            };
+            match left {
+                0 => self.inner.drained_at.store(seen, Ordering::Relaxed),
+                _ => self.inner.notifier.make_readable(),
+            }
+            let Some(event) = event else { return Ok(None) };
+            if let Some(event) = self.process_event(event) {
+                return Ok(Some(event));
+            }
+        }
+    }
+
+    /// Gives an event its handles, and does what the library has to do before the application hears it.
+    fn process_event(&self, event: cm::Event) -> Option<Event> {
+        let cm::Event { id, listener, event_type: mut kind, mut status, private_data, parameters: detail } =
+            event;
+        let listener = listener.and_then(|listener| self.find(listener));
+        let id = match kind {
+            EventType::ConnectRequest => self.wrap_id(id),
+            // Nobody has the identifier any more: nobody wants its events.
+            _ => self.find(id)?,
+        };
+        match (kind, detail) {
+            (EventType::ConnectResponse, _) if id.queue_pair().is_some() => match id.complete_connection() {
+                Ok(()) => kind = EventType::Established,
+                Err(error) => {
+                    let _ = id.reject(&[]);
+                    (kind, status) = (EventType::ConnectError, -error.errno());
+                }
+            },
+            (EventType::MulticastJoin, EventParameters::Ud(target)) => {
+                if let Some(Err(error)) =
+                    id.queue_pair().map(|pair| pair.attach_multicast(target.address_vector.dgid))
+                {
+                    (kind, status) = (EventType::MulticastError, -error.errno());
+                }
+            }
+            (EventType::Rejected | EventType::Unreachable, _) => id.stop_queue_pair(),
+            _ => {}
+        }
+        Some(Event { id, listener, kind, status, private_data, detail })
+    }
+
+    /// The next event; sleeps until there is one.
+    ///
+    /// # Panics
+    /// In the host code of a `World`, where [`EventChannel::next`] is to be awaited.
+    pub fn wait(&self) -> Result<Event, Error> {
+        loop {
+            if let Some(event) = self.wait_until(None)? {
+                return Ok(event);
+            }
+        }
+    }
+
+    /// The next event, or none when the time is over.
+    ///
+    /// # Panics
+    /// As [`EventChannel::wait`].
+    pub fn wait_for(&self, timeout: Duration) -> Result<Option<Event>, Error> {
+        self.wait_until(Some(self.backend().now().plus(timeout)))
+    }
+
+    fn wait_until(&self, until: Option<Instant>) -> Result<Option<Event>, Error> {
+        assert_may_block("EventChannel::wait", "channel.next().await");
+        loop {
+            let seen = self.inner.notifier.count();
+            if self.inner.drained_at.load(Ordering::Relaxed) != seen
+                && let Some(event) = self.poll()?
+            {
+                return Ok(Some(event));
+            }
+            self.backend().spin_wait(&self.inner.notifier, seen);
+            if !self.backend().wait(&self.inner.notifier, seen, until) {
+                return self.poll();
+            }
+        }
+    }
+
+    /// The next event, for async code. Nothing is lost if the future is dropped before it is ready.
+    pub async fn next(&self) -> Result<Event, Error> {
+        poll_fn(|context| self.poll_next_event(context)).await
+    }
+
+    pub(super) fn poll_next_event(&self, context: &mut std::task::Context<'_>) -> Poll<Result<Event, Error>> {
+        let seen = self.inner.notifier.count();
+        if let Some(event) = self.poll()? {
+            return Poll::Ready(Ok(event));
+        }
+        if !self.inner.notifier.register_waker(seen, context.waker()) {
+            context.waker().wake_by_ref();
+        }
+        record_wait_reason(|| WaitReason::CmEvent);
+        Poll::Pending
+    }
+
+    /// A descriptor that is readable while an event may wait, for `poll`, `epoll` or a runtime.
+    #[cfg(feature = "sockets")]
+    pub fn descriptor(&self) -> Result<std::os::fd::BorrowedFd<'_>, Error> {
+        self.inner.notifier.descriptor()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Every identifier holds a handle: none is left.
+        let _ = self.context.backend.execute_cm(Command::DestroyEventChannel(self.id));
+    }
+}

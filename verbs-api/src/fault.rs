@@ -1,0 +1,187 @@
+//! Fault rules: which packets they select, how often they fire, and what they do.
+//!
+//! A rule reads from left to right: the packets, the repetition, the action.
+//!
+//! ```
+//! use softhca::fault;
+//! use std::time::Duration;
+//!
+//! let second_ack_is_lost = fault::acks().nth(2).drop();
+//! let packet_is_late = fault::data().psn(7).nth(1).delay(Duration::from_micros(50));
+//! let one_percent_is_lost = fault::packets().with_probability(0.01).drop();
+//! let cable_is_pulled = fault::data().message(3).nth(1).cut(Duration::from_millis(10));
+//! ```
+//!
+//! [`World::fault`](crate::sim::World::fault) puts a rule on the link between two hosts, and
+//! [`Device::add_rule`](crate::Device::add_rule) on the link that leaves a device.
+
+pub use softhca_fabric::{
+    Action, BitPosition, Choice, CmMessage, DownDirections, Endpoint as FlowEndpoint, Fault, FieldValue,
+    Flow, FlowId, GilbertElliott, HeaderField, IcrcPolicy, InclusiveRange, PacketClass, PacketClasses,
+    PacketType, Pattern, Repeat, Rule, RuleCounters, RuleId, Scope, Selector, Stage,
+};
+
+pub use softhca_wire::Opcode;
+
+use softhca_fabric::PER_BILLION;
+use std::num::{NonZeroU32, NonZeroU64};
+use std::time::Duration;
+
+/// Packets, and how often a rule acts on them. An action makes a [`Rule`] of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use = "an action makes a rule of it"]
+pub struct Packets {
+    selector: Selector,
+    repeat: Repeat,
+}
+
+/// Every packet.
+pub fn packets() -> Packets {
+    Packets::default()
+}
+
+/// Packets with data: requests and responses of messages, no ACKs and no NAKs.
+pub fn data() -> Packets {
+    Packets::in_classes(PacketClasses::Data)
+}
+
+/// ACKs.
+pub fn acks() -> Packets {
+    Packets::in_classes(PacketClasses::Only(PacketClass::Ack))
+}
+
+/// The RNR NAKs of a responder without a posted receive.
+pub fn rnr_naks() -> Packets {
+    Packets::in_classes(PacketClasses::Only(PacketClass::RnrNak))
+}
+
+/// Messages of connection management.
+pub fn cm(message: CmMessage) -> Packets {
+    Packets::in_classes(PacketClasses::Only(PacketClass::Cm(message)))
+}
+
+/// The packets that a selector matches.
+pub fn select(selector: Selector) -> Packets {
+    Packets { selector, repeat: Repeat::default() }
+}
+
+impl Packets {
+    fn in_classes(classes: PacketClasses) -> Packets {
+        select(Selector { classes: Some(classes), ..Selector::default() })
+    }
+
+    /// Only packets with this opcode; several calls select several opcodes.
+    pub fn opcode(mut self, opcode: Opcode) -> Packets {
+        self.selector.opcodes.push(opcode);
+        self
+    }
+
+    /// Only packets with this PSN, relative to the first PSN of their queue pair.
+    pub fn psn(mut self, relative: u64) -> Packets {
+        self.selector.psn = Some(InclusiveRange::exactly(relative));
+        self
+    }
+
+    /// Only packets of this message of their queue pair, counted from zero.
+    pub fn message(mut self, index: u64) -> Packets {
+        self.selector.message = Some(InclusiveRange::exactly(index));
+        self
+    }
+
+    /// Only the n-th transmission of a PSN: 1 is the first.
+    pub fn transmission(mut self, number: u64) -> Packets {
+        self.selector.transmission = Some(InclusiveRange::exactly(number));
+        self
+    }
+
+    /// Only packets of this flow: a queue pair by its number among those that became ready to send, from zero.
+    pub fn flow(mut self, flow: u32) -> Packets {
+        self.selector.flow_id = Some(FlowId(flow));
+        self
+    }
+
+    /// Only the n-th of these packets: 1 is the first.
+    ///
+    /// # Panics
+    /// If `number` is zero.
+    pub fn nth(mut self, number: u64) -> Packets {
+        self.repeat.skip = number.checked_sub(1).expect("the first packet is number 1");
+        self.times(1)
+    }
+
+    /// At most so many times.
+    pub fn times(mut self, times: u64) -> Packets {
+        self.repeat.times = Some(times);
+        self
+    }
+
+    /// Every n-th of these packets.
+    ///
+    /// # Panics
+    /// If `number` is zero.
+    pub fn every(mut self, number: u64) -> Packets {
+        self.repeat.choice = Choice::Every(NonZeroU64::new(number).expect("every n-th packet, from 1"));
+        self
+    }
+
+    /// Each of these packets with this probability, which the seed decides.
+    ///
+    /// # Panics
+    /// If it is not between 0 and 1.
+    pub fn with_probability(mut self, probability: f64) -> Packets {
+        assert!((0.0..=1.0).contains(&probability), "{probability} is not a probability between 0 and 1");
+        let per_billion = (probability * f64::from(PER_BILLION)) as u32;
+        self.repeat.choice = Choice::Probability { per_billion };
+        self
+    }
+
+    /// Any action.
+    pub fn act(self, action: Action) -> Rule {
+        Rule { id: RuleId(0), selector: self.selector, repeat: self.repeat, action }
+    }
+
+    /// Loses the packet.
+    pub fn drop(self) -> Rule {
+        self.act(Action::Drop)
+    }
+
+    /// Delivers the packet later; others may overtake it.
+    pub fn delay(self, by: Duration) -> Rule {
+        self.act(Action::Delay { ns: by.as_nanos() as u64 })
+    }
+
+    /// Delivers the packet twice.
+    pub fn duplicate(self) -> Rule {
+        self.act(Action::Duplicate { copies: 1 })
+    }
+
+    /// Holds the packet back until so many others have passed it, but not longer than a millisecond.
+    ///
+    /// # Panics
+    /// If `others` is zero.
+    pub fn reorder(self, others: u32) -> Rule {
+        let by = NonZeroU32::new(others).expect("at least one packet passes it");
+        self.act(Action::Reorder { by, within_ns: 1_000_000 })
+    }
+
+    /// Flips a bit, so that the ICRC is wrong.
+    pub fn corrupt(self) -> Rule {
+        self.act(Action::Corrupt { bit: BitPosition::Random, icrc: IcrcPolicy::Stale })
+    }
+
+    /// Sets the congestion mark.
+    pub fn mark(self) -> Rule {
+        self.act(Action::MarkCe)
+    }
+
+    /// Takes the link down in both directions: this packet and all others are lost for so long.
+    pub fn cut(self, duration: Duration) -> Rule {
+        let for_ns = duration.as_nanos() as u64;
+        self.act(Action::LinkDown { directions: DownDirections::BothWays, for_ns })
+    }
+
+    /// Only counts.
+    pub fn count(self) -> Rule {
+        self.act(Action::Count)
+    }
+}

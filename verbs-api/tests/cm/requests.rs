@@ -1,0 +1,160 @@
+//! Requests that are refused, that wait, or that nobody answers.
+
+use crate::{connect_and_leave, pair, resolve, story};
+use softhca::cm::{
+    ConnectionParameters, Connector, EventChannel, EventType, Listener, PortSpace, RejectReason,
+};
+use softhca::{
+    Error, QpState,
+    fault::{self, CmMessage},
+    sim::World,
+    sleep, spawn,
+};
+use std::time::Duration;
+
+#[test]
+fn nobody_listens_and_the_client_hears_reason_8() {
+    let mut world = World::new(1);
+    world.device("server");
+    world.host("client", |device| async move {
+        let context = device.open();
+        let error = Connector::new(&context).connect(&pair(&context)?, "server:7174").await.unwrap_err();
+        assert!(matches!(error, Error::Connection { kind: EventType::Rejected, status: 8 }), "{error}");
+        assert_eq!(error.to_string(), "the connection was refused: reason 8 (invalid service ID)");
+        assert_eq!(error.errno(), 111);
+        Ok::<(), Error>(())
+    });
+    world.run().unwrap();
+}
+
+#[test]
+fn a_lost_refusal_is_asked_for_again() {
+    let mut world = World::new(1);
+    world.device("server");
+    world.host("client", |device| async move {
+        let context = device.open();
+        let error = Connector::new(&context).connect(&pair(&context)?, "server:7174").await.unwrap_err();
+        assert!(matches!(error, Error::Connection { kind: EventType::Rejected, status: 8 }), "{error}");
+        Ok::<(), Error>(())
+    });
+    world.fault("server", "client", fault::cm(CmMessage::Rej).times(1).drop());
+    assert!(world.run().unwrap().ended_at.nanos() > 6_000_000_000);
+}
+
+#[test]
+fn a_server_refuses_with_its_own_words_and_any_reason() {
+    let mut world = World::new(1);
+    world.host("server", |device| async move {
+        let context = device.open();
+        let listener = Listener::bind(&context, "0.0.0.0:7174")?;
+        listener.accept().await?.reject(b"not today")?;
+        listener.accept().await?.reject_with_reason(RejectReason::NO_RESOURCES, &[])?;
+        drop(listener.accept().await?);
+        Ok::<(), Error>(())
+    });
+    world.host("client", |device| async move {
+        let context = device.open();
+        let channel = EventChannel::new(&context)?;
+        for (reason, words) in [(28, &b"not today"[..]), (3, b""), (28, b"")] {
+            let id = channel.create_id(PortSpace::Tcp)?;
+            id.attach_queue_pair(&pair(&context)?)?;
+            resolve(&id, "10.0.0.1:7174").await?;
+            id.connect(&ConnectionParameters::default())?;
+            let event = channel.next().await?;
+            assert_eq!((event.kind, event.status), (EventType::Rejected, reason));
+            assert_eq!(&event.private_data[..words.len()], words);
+            assert_eq!(id.queue_pair().unwrap().state()?, QpState::Error);
+        }
+        Ok::<(), Error>(())
+    });
+    world.run().unwrap();
+}
+
+#[test]
+fn a_listener_that_dies_with_requests_refuses_them() {
+    let mut world = World::new(1);
+    world.host("server", |device| async move {
+        let context = device.open();
+        let listener = Listener::bind(&context, "0.0.0.0:7174")?;
+        sleep(Duration::from_secs(1)).await;
+        drop(listener);
+        Ok::<(), Error>(())
+    });
+    world.host("client", |device| async move {
+        let context = device.open();
+        for reason in [28, 8] {
+            let error = Connector::new(&context).connect(&pair(&context)?, "server:7174").await.unwrap_err();
+            assert!(matches!(error, Error::Connection { status, .. } if status == reason), "{error}");
+        }
+        Ok::<(), Error>(())
+    });
+    world.run().unwrap();
+}
+
+#[test]
+fn a_peer_that_dies_while_connecting_is_unreachable() {
+    let mut world = World::new(1);
+    world.time_limit(Duration::from_secs(3600));
+    world.service("server", |device| async move {
+        let context = device.open();
+        let listener = Listener::bind(&context, "0.0.0.0:7174")?;
+        let request = listener.accept().await?;
+        // It has the request, and then its cable is pulled.
+        sleep(Duration::from_secs(3600)).await;
+        drop(request);
+        Ok::<(), Error>(())
+    });
+    world.host("client", |device| async move {
+        let context = device.open();
+        let error = Connector::new(&context).connect(&pair(&context)?, "server:7174").await.unwrap_err();
+        assert!(matches!(error, Error::Connection { kind: EventType::Unreachable, status: -110 }), "{error}");
+        Ok::<(), Error>(())
+    });
+    world.fault("server", "client", fault::packets().drop());
+    world.run().unwrap();
+}
+
+#[test]
+fn a_slow_server_asks_for_patience() {
+    let mut world = World::new(1);
+    world.record_log();
+    world.host("server", |device| async move {
+        let context = device.open();
+        let listener = Listener::bind(&context, "0.0.0.0:7174")?;
+        let request = listener.accept().await?;
+        sleep(Duration::from_secs(60)).await;
+        request.accept(&pair(&context)?).await?.wait_disconnected().await
+    });
+    world.host("client", connect_and_leave);
+    let story = story(&world.run().unwrap());
+    let count = |text: &str| story.iter().filter(|line| line.contains(text)).count();
+    assert_eq!((count("sends REQ"), count("sends MRA")), (2, 1), "{story:#?}");
+    assert_eq!(count("REQ again"), 1);
+}
+
+#[test]
+fn more_requests_than_the_backlog_wait_until_there_is_room() {
+    let mut world = World::new(1);
+    world.record_log();
+    world.service("server", |device| async move {
+        let context = device.open();
+        let listener = Listener::bind_with(&context, "0.0.0.0:7174".parse().unwrap(), 2)?;
+        sleep(Duration::from_secs(1)).await;
+        loop {
+            let (request, pair) = (listener.accept().await?, pair(&context)?);
+            spawn(async move { request.accept(&pair).await?.wait_disconnected().await });
+        }
+        #[allow(unreachable_code, reason = "it says what the errors are")]
+        Ok::<(), Error>(())
+    });
+    world.host("client", |device| async move {
+        let all: Vec<_> = (0..5).map(|_| spawn(connect_and_leave(device.clone()))).collect();
+        for one in all {
+            one.await?;
+        }
+        Ok::<(), Error>(())
+    });
+    let story = story(&world.run().unwrap());
+    assert_eq!(story.iter().filter(|line| *line == "client sends REQ again").count(), 3, "{story:#?}");
+    assert_eq!(story.iter().filter(|line| line.contains("server hears ESTABLISHED")).count(), 5);
+}
