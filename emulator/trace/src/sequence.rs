@@ -133,11 +133,12 @@ impl RequestSequence {
             self.learn_path_mtu(payload);
         }
         let read_length = dma_length.filter(|_| opcode.operation() == Operation::ReadRequest);
-        let count = match (read_length, self.path_mtu) {
+        let count_of = |path_mtu: Option<u32>| match (read_length, path_mtu) {
             (Some(length), Some(path_mtu)) => psns_of_read(length, path_mtu),
             _ => 1,
         };
         let Some(mut next) = self.next else {
+            let count = count_of(self.path_mtu);
             (self.first, self.next, self.length) = (Some(psn), Some(psn.plus(count)), i64::from(count));
             self.unsized_read = read_length.filter(|_| self.path_mtu.is_none()).map(|length| (psn, length));
             return Arrival::Next;
@@ -163,7 +164,7 @@ impl RequestSequence {
                 Arrival::AfterGap { first: next, count: missing }
             }
         };
-        self.extend_to(psn.plus(count));
+        self.extend_to(psn.plus(count_of(self.path_mtu)));
         self.unsized_read = read_length.filter(|_| self.path_mtu.is_none()).map(|length| (psn, length));
         arrival
     }

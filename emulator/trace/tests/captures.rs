@@ -43,11 +43,8 @@ fn set(causes: &[(&str, &'static str)]) -> BTreeSet<(String, &'static str)> {
 #[test]
 fn captures_without_trouble_have_no_findings() {
     let clean = [
-        "rc_pp",
-        "rc_pp_64k",
         "rc_pp_128k",
         "rc_pp_events",
-        "rc_pp_ipv6",
         "rc_pp_ipv6_ll",
         "uc_pp",
         "ud_pp",
@@ -64,16 +61,14 @@ fn captures_without_trouble_have_no_findings() {
         "pf_send_bw_ud",
         "pf_write_bw_uc",
         "pf_write_lat_inl",
-        "pf_atomic_fa",
         "vt_ops",
         "vt_odd",
         "vt_ops_tc",
         "vt_uc_ops",
-        "vt_send_inv",
         "vt_wrap",
-        "j_pf_read_bw",
+        // Later ACKs cover the lost one.
+        "vt_loss_ack",
         "j_pf_write_bw",
-        "j_rc_pp_64k",
         "j_rping",
         "j_ud_pp",
         "j_vt_odd",
@@ -88,6 +83,23 @@ fn captures_without_trouble_have_no_findings() {
     assert!(found.is_empty(), "{}", found.join("\n\n"));
 }
 
+/// rxe on a busy machine retransmits because its ACK timer expires before the answer comes. Nothing is lost if the
+/// answer is about packets that were not sent again; otherwise a capture cannot tell.
+#[test]
+fn retransmissions_without_a_nak_are_not_known_losses() {
+    let cases: &[(&str, &[(&str, &'static str)])] = &[
+        ("rc_pp", &[("request-lost", "ambiguous")]),
+        ("rc_pp_64k", &[("timeout", "inferred")]),
+        ("rc_pp_ipv6", &[("request-lost", "ambiguous")]),
+        ("pf_atomic_fa", &[("request-lost", "ambiguous")]),
+        ("j_pf_read_bw", &[("response-lost", "inferred")]),
+        ("j_rc_pp_64k", &[("request-lost", "ambiguous")]),
+    ];
+    for (name, expected) in cases {
+        assert_eq!(causes(&records(name)), set(expected), "{name}");
+    }
+}
+
 #[test]
 fn error_paths_are_explained() {
     let cases: &[(&str, &[(&str, &'static str)])] = &[
@@ -96,6 +108,7 @@ fn error_paths_are_explained() {
         ("vt_badrkey_read", &[("nak/remote-access-error", "known")]),
         ("vt_oob", &[("nak/remote-access-error", "known")]),
         ("vt_noperm", &[("nak/remote-access-error", "known")]),
+        ("vt_send_inv", &[("nak/remote-access-error", "known")]),
         ("vt_toobig", &[("nak/remote-operational-error", "known")]),
         ("vt_mtu_mismatch", &[("nak/invalid-request", "known")]),
         ("vt_rnr_fail", &[("rnr", "known")]),
@@ -117,7 +130,7 @@ fn disagreement_about_the_first_psn_is_inferred() {
 
 #[test]
 fn losses_are_inferred_and_never_known() {
-    for name in ["vt_loss_send", "vt_loss_write", "vt_loss_ack", "vt_loss_atomic"] {
+    for name in ["vt_loss_send", "vt_loss_write", "vt_loss_atomic"] {
         let findings = findings(&records(name));
         let lost = |finding: &&Explanation| finding.code == "request-lost" || finding.code == "response-lost";
         assert!(findings.iter().any(|finding| lost(&finding)), "{name}: {findings:#?}");
@@ -127,10 +140,18 @@ fn losses_are_inferred_and_never_known() {
     }
 }
 
+/// A message of 64 packets and its ACK.
+fn first_message() -> Vec<Record> {
+    let mut records = records("rc_pp_64k");
+    let ack = records.iter().position(|record| Packet::new(record, 0).to_string().contains("ACKNOWLEDGE"));
+    records.truncate(ack.expect("an ACK") + 1);
+    records
+}
+
 /// Packets that the capture lost are told from packets that the network lost: an acknowledgement covers them.
 #[test]
 fn packets_missing_from_the_capture_are_told_from_lost_ones() {
-    let mut records = records("rc_pp_64k");
+    let mut records = first_message();
     let middle = records
         .iter()
         .position(|record| Packet::new(record, 0).to_string().contains("SEND_MIDDLE"))
@@ -153,7 +174,7 @@ fn packets_missing_from_the_capture_are_told_from_lost_ones() {
 /// Two neighbours that change places are reordered, not lost.
 #[test]
 fn reordering_is_not_taken_for_loss() {
-    let mut records = records("rc_pp_64k");
+    let mut records = first_message();
     let middle = records
         .iter()
         .position(|record| Packet::new(record, 0).to_string().contains("SEND_MIDDLE"))

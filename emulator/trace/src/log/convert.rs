@@ -32,7 +32,10 @@ pub struct CaptureConverter {
     /// Per flow: the messages by their number.
     messages_of_flow: BTreeMap<usize, Vec<usize>>,
     inferences: BTreeMap<usize, FlowInference>,
-    open_messages: BTreeMap<usize, OpenMessage>,
+    /// Per flow: the message that the last request continues, if it does; absent where the capture does not show it.
+    open_messages: BTreeMap<usize, Option<OpenMessage>>,
+    /// Answers whose requests were not known when they were captured: their flow, and the packet.
+    unpaired_answers: Vec<(usize, SeenPacket)>,
     /// Per flow: the last WRITEs.
     writes: BTreeMap<usize, VecDeque<RecentWrite>>,
     connections: CmConnections,
@@ -225,6 +228,7 @@ impl CaptureConverter {
             inference.at_sender[1] = at_sender;
             if let Some((first, count)) = observation.unseen {
                 inference.unseen(sequence, packet, first, count);
+                self.open_messages.remove(&requests);
             }
             inference.answer(sequence, packet, seen.syndrome);
             let of_flow = self.messages_of_flow.entry(requests).or_default();
@@ -241,6 +245,8 @@ impl CaptureConverter {
                 );
                 inference.irregular(packet, "path-mtu", Certainty::Known, text);
             }
+        } else if opcode != Opcode::CNP && opcode.service().is_reliable() {
+            self.unpaired_answers.push((flow, packet));
         }
         seen
     }
@@ -258,30 +264,29 @@ impl CaptureConverter {
         if arrival.is_behind() || !self.flows.get(flow).is_sequenced() {
             return;
         }
-        let is_first_packet = self.flows.get(flow).requests.first() == Some(packet.psn);
         let path_mtu = self.flows.get(flow).requests.path_mtu();
         let open = self.open_messages.remove(&flow);
         let mut problem = None;
         let is_data = matches!(operation, Operation::Send | Operation::Write);
-        let open = match (open, arrival) {
-            // After a gap nobody knows what was open.
-            (_, Arrival::AfterGap { .. }) => None,
-            (Some(_), _) if position.starts_message() => {
+        let open = match open.filter(|_| arrival == Arrival::Next) {
+            // The packets before it are not in the capture.
+            None => None,
+            Some(Some(_)) if position.starts_message() => {
                 problem = Some((
                     "message-boundary",
                     "it starts a message although the one before has not ended".into(),
                 ));
                 None
             }
-            (Some(open), _) if open.operation != operation => {
+            Some(Some(open)) if open.operation != operation => {
                 problem = Some(("message-boundary", "it continues a message of another operation".into()));
                 None
             }
-            (None, _) if !position.starts_message() && !is_first_packet => {
+            Some(None) if !position.starts_message() => {
                 problem = Some(("message-boundary", "it continues a message that has not started".into()));
                 None
             }
-            (open, _) => open,
+            Some(open) => open,
         };
         if is_data && matches!(position, Position::First | Position::Middle) && path_mtu != Some(payload) {
             let text = match path_mtu {
@@ -295,25 +300,17 @@ impl CaptureConverter {
         if position == Position::Last && is_data && payload == 0 {
             problem.get_or_insert(("message-boundary", "the last packet of a message has no payload".into()));
         }
-        if is_data && !position.ends_message() {
-            let announced = if position == Position::First { reth.map(|reth| reth.dma_length) } else { None };
-            let mut message = open.unwrap_or(OpenMessage { operation, announced, bytes: 0 });
-            message.bytes += payload;
-            if position == Position::First || open.is_some() {
-                self.open_messages.insert(flow, message);
-            }
-        } else if let Some(OpenMessage { announced: Some(announced), bytes, .. }) = open
-            && announced != bytes + payload
+        let announced = reth.filter(|_| position.starts_message()).map(|reth| reth.dma_length);
+        let mut message = open.unwrap_or(OpenMessage { operation, announced, bytes: 0 });
+        message.bytes += payload;
+        let ends = position.ends_message();
+        self.open_messages.insert(flow, (is_data && !ends).then_some(message));
+        if is_data
+            && ends
+            && let Some(announced) = message.announced.filter(|announced| *announced != message.bytes)
         {
-            let text = format!(
-                "the message has {} B, and its first packet announces {announced} B",
-                bytes + payload
-            );
-            problem.get_or_insert(("message-boundary", text));
-        } else if let Some(reth) = reth.filter(|_| is_data && position == Position::Only)
-            && reth.dma_length != payload
-        {
-            let text = format!("it has {payload} B, and announces {} B", reth.dma_length);
+            let bytes = message.bytes;
+            let text = format!("the message has {bytes} B, and its first packet announces {announced} B");
             problem.get_or_insert(("message-boundary", text));
         }
         if let Some((code, text)) = problem {
@@ -398,6 +395,12 @@ impl CaptureConverter {
     /// The first line of the log, and its entries. The hosts are called by their addresses.
     pub fn finish(mut self, title: &str) -> (Header, impl Iterator<Item = ConvertedEntry> + use<>) {
         self.flows.pair_remaining();
+        for (flow, packet) in std::mem::take(&mut self.unpaired_answers) {
+            if let Some(requests) = self.flows.reverse(flow) {
+                let sequence = &self.flows.get(requests).requests;
+                self.inferences.entry(requests).or_default().answer_before_first(sequence, packet);
+            }
+        }
         let vantage_points =
             self.hosts.iter().map(|address| VantagePoint { host: address.to_string(), address: *address });
         let header = Header {

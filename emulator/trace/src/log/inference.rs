@@ -308,10 +308,29 @@ impl FlowInference {
         } else if cause == "response-gap" && !has_response_gap {
             // No part of the answer was captured: the request or the answer was lost.
             self.add_loss_of_request_or_answer(sequence, seen.packet, position);
+        } else if cause == "timeout" && self.is_inside_response(position) {
+            let fault = Inferred::Fault {
+                is_response: true,
+                psn: seen.psn,
+                opcode: None,
+                effect: EffectData::Dropped { copies: 0 },
+                certainty: Certainty::Inferred,
+                text: "the response was captured up to this packet, and the requester asked for the rest again: lost \
+                       before the capture point"
+                    .into(),
+            };
+            self.fault(seen.packet, fault);
         } else if cause == "timeout" && !has_response_gap {
             let last = sequence.position(sequence.next().unwrap_or(seen.psn)).unwrap_or(1) - 1;
             self.timeouts.push(Timeout { packet: seen.packet, position, last });
         }
+    }
+
+    /// Whether the response to a READ was captured up to the packet before this one.
+    fn is_inside_response(&self, position: i64) -> bool {
+        self.answers.get(&(position - 1)).is_some_and(|(_, opcode)| {
+            opcode.operation() == Operation::ReadResponse && !opcode.position().ends_message()
+        })
     }
 
     fn add_loss_of_request_or_answer(&mut self, sequence: &RequestSequence, packet: usize, position: i64) {
@@ -402,12 +421,7 @@ impl FlowInference {
         let mut loss = None;
         if position < 0 {
             if !has_answer {
-                let text = format!(
-                    "the receiver expects a PSN {} before the first captured request: the two ends disagree about \
-                     the first PSN, or requests before the capture were lost",
-                    -position
-                );
-                self.irregular(seen, "psn-mismatch", Certainty::Inferred, text);
+                self.answer_before_first(sequence, seen);
             }
         } else if sequence.has_seen(psn) {
             loss = Some(self.events.len());
@@ -436,14 +450,20 @@ impl FlowInference {
         self.push(seen.packet, true, Inferred::Fault { is_response, psn, opcode, effect, certainty, text });
     }
 
+    /// An answer to a PSN before the first captured request.
+    pub fn answer_before_first(&mut self, sequence: &RequestSequence, seen: SeenPacket) {
+        let Some(before) = sequence.position(seen.psn).filter(|position| *position < 0) else { return };
+        let text = format!(
+            "the receiver answers with a PSN {} before the first captured request: the two ends disagree about the \
+             first PSN, or requests before the capture were lost",
+            -before
+        );
+        self.irregular(seen, "psn-mismatch", Certainty::Inferred, text);
+    }
+
     fn positive_answer(&mut self, sequence: &RequestSequence, seen: SeenPacket, position: i64) {
         if position < -(1 << 16) && self.acknowledged.is_none() {
-            let text = format!(
-                "the receiver acknowledges a PSN {} before the first captured request: it takes the request for an \
-                 old duplicate, as when the two ends disagree about the first PSN",
-                -position
-            );
-            return self.irregular(seen, "psn-mismatch", Certainty::Inferred, text);
+            return self.answer_before_first(sequence, seen);
         }
         if seen.opcode.operation() == Operation::ReadResponse {
             self.read_response(seen, position);
@@ -474,7 +494,12 @@ impl FlowInference {
         self.timeouts.retain(|timeout| timeout.position > position);
         // A lost packet with others behind it draws a NAK: it is the last one that nobody reported.
         for timeout in answered {
-            self.add_loss_of_request_or_answer(sequence, timeout.packet, timeout.last.min(position));
+            let last = timeout.last.min(position);
+            // An answer to a packet that was not sent again: the packet arrived, and the answer was late.
+            let has_arrived = self.transmissions.get(&last).is_some_and(|sent| sent.count == 1);
+            if !has_arrived {
+                self.add_loss_of_request_or_answer(sequence, timeout.packet, last);
+            }
         }
         self.answers.insert(position, (seen.packet, seen.opcode));
         while self.answers.len() > MAX_REMEMBERED {
