@@ -13,6 +13,12 @@ pub struct ObservedCause {
     pub certainty: Certainty,
 }
 
+/// Whether a message of the connection manager is sent again without a reply. The others (RTU, MRA, DREP, …) are sent
+/// again only in reply to a repeated message.
+pub(crate) fn expects_reply(message: &str) -> bool {
+    matches!(message, "REQ" | "REP" | "DREQ" | "LAP" | "SIDR_REQ")
+}
+
 impl ObservedCause {
     /// The cause that an entry shows, if any.
     pub fn of(entry: &Entry) -> Option<ObservedCause> {
@@ -56,7 +62,9 @@ impl ObservedCause {
                 (format!("retransmission/{cause}"), Some(*from_psn))
             }
             LogEvent::CmSent { message, .. } if message == "REJ" => ("cm-rejected".into(), None),
-            LogEvent::CmSent { retransmission: true, .. } => ("cm-retransmission".into(), None),
+            LogEvent::CmSent { message, retransmission: true, .. } if expects_reply(message) => {
+                ("cm-retransmission".into(), None)
+            }
             _ => return None,
         };
         Some(ObservedCause { code, psn, certainty: entry.certainty.unwrap_or(Certainty::Known) })

@@ -523,8 +523,8 @@ impl CaptureConverter {
                 how = Some(Certainty::Inferred);
                 (requester.0, LogEvent::AckTimedOut { qp: requester.1, oldest_psn: psn.value() })
             }
-            Inferred::Retransmitted { psn, cause, certainty } => {
-                how = Some(*certainty);
+            Inferred::Retransmitted { psn, cause } => {
+                how = Some(Certainty::Inferred);
                 let (qp, from_psn, cause) = (requester.1, psn.value(), (*cause).into());
                 (requester.0, LogEvent::Retransmitted { qp, from_psn, cause, retries_left: None })
             }

@@ -46,7 +46,7 @@ pub(super) enum Inferred {
     /// The ACK timer of the requester expired.
     TimedOut { psn: Psn },
     /// The requester retransmits.
-    Retransmitted { psn: Psn, cause: &'static str, certainty: Certainty },
+    Retransmitted { psn: Psn, cause: &'static str },
     /// The oldest work request without an answer failed.
     Failed { status: &'static str, reason: &'static str, certainty: Certainty, text: String },
 }
@@ -249,19 +249,18 @@ impl FlowInference {
         let has_data_response =
             opcode.operation() == Operation::ReadRequest || opcode.operation().is_atomic();
         let answer = self.answers.range(position..).next().map(|(at, answer)| (*at, *answer));
-        let mut rejection = self.rejection.filter(|rejection| !rejection.is_answered);
-        let (cause, certainty) = match &mut rejection {
+        let rejection = self.rejection.filter(|rejection| !rejection.is_answered);
+        // A NAK may be lost behind the capture point, and the ACK timer expire: no cause is known.
+        let cause = match rejection {
             Some(rejection) => {
                 self.rejection.iter_mut().for_each(|rejection| rejection.is_answered = true);
                 match rejection.kind {
-                    RejectionKind::Sequence => ("sequence-nak", Certainty::Known),
-                    RejectionKind::ReceiverNotReady => ("receiver-not-ready", Certainty::Known),
+                    RejectionKind::Sequence => "sequence-nak",
+                    RejectionKind::ReceiverNotReady => "receiver-not-ready",
                 }
             }
-            None if has_data_response && answer.is_some_and(|(at, _)| at > position) => {
-                ("response-gap", Certainty::Inferred)
-            }
-            None => ("timeout", Certainty::Inferred),
+            None if has_data_response && answer.is_some_and(|(at, _)| at > position) => "response-gap",
+            None => "timeout",
         };
         let packet = seen.packet;
         if cause == "timeout" {
@@ -270,7 +269,7 @@ impl FlowInference {
         if matches!(cause, "timeout" | "response-gap") {
             self.infer_loss_behind(sequence, seen, position, cause, answer);
         }
-        self.push(packet, false, Inferred::Retransmitted { psn, cause, certainty });
+        self.push(packet, false, Inferred::Retransmitted { psn, cause });
     }
 
     /// A retransmission that no NAK asked for: the answer was lost, or the request.

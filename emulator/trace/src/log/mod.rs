@@ -13,6 +13,7 @@ mod text;
 mod value;
 
 pub use cause::ObservedCause;
+pub(crate) use cause::expects_reply;
 pub use convert::{CaptureConverter, ConvertedEntry};
 pub use event::{ConfigurationData, EVENT_SCHEMAS, Emphasis, EventSchema, LogEvent};
 pub use format::EntryFormatter;

@@ -3,7 +3,7 @@
 
 use super::{Evidence, Explanation, LogAnalyzer};
 use crate::describe::{duration, times};
-use crate::log::{Certainty, EffectData, Entry, LogEvent};
+use crate::log::{Certainty, EffectData, Entry, LogEvent, expects_reply};
 use crate::parsed_log::{ParsedLog, QueuePairId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -310,6 +310,7 @@ fn connection_manager(analyzer: &LogAnalyzer, only: Option<&[QueuePairId]>) -> V
             );
         }
         let is_last_try = message.is_repeated
+            && expects_reply(name)
             && !messages[at + 1..].iter().any(|later| {
                 later.is_repeated && (&later.from, later.name, later.text) == (from, *name, message.text)
             });
