@@ -39,6 +39,9 @@ pub struct CaptureConverter {
     /// Per flow: the last WRITEs.
     writes: BTreeMap<usize, VecDeque<RecentWrite>>,
     connections: CmConnections,
+    /// Hosts that sent a packet with a correct ICRC. The packets of others have none: they were captured before it was written, or come from a
+    /// simulation without payload.
+    icrc_senders: BTreeSet<IpAddr>,
     hosts: Vec<IpAddr>,
     records: u64,
     start_ns: i64,
@@ -186,6 +189,10 @@ impl CaptureConverter {
                 self.flows.pair_endpoints(*one, *other);
             }
         }
+        if roce.icrc_ok {
+            self.icrc_senders.insert(network.source());
+        }
+        let icrc_ok = roce.icrc_ok || !self.icrc_senders.contains(&network.source());
         let mut seen = RoceInfo {
             flow,
             opcode,
@@ -193,7 +200,7 @@ impl CaptureConverter {
             payload,
             syndrome: header.aeth.map(|aeth| aeth.syndrome),
             retransmission: false,
-            icrc_ok: roce.icrc_ok,
+            icrc_ok,
             is_marked: roce.ecn() == Ecn::CongestionExperienced,
             mad: roce.mad.as_ref().map(ToString::to_string),
             cm: None,
@@ -204,7 +211,7 @@ impl CaptureConverter {
         if let Some(mad) = &roce.mad {
             seen.cm = self.connections.observe(network.source(), to.address, mad);
         }
-        if !roce.icrc_ok {
+        if !icrc_ok {
             // The receiver does not take it: it neither begins nor ends anything.
             return seen;
         }
@@ -212,7 +219,10 @@ impl CaptureConverter {
         let packet = SeenPacket { packet: self.packets.len(), time_ns, psn, opcode };
         if let Some(arrival) = observation.arrival {
             seen.retransmission = arrival == Arrival::Again;
-            self.check_message(packet, flow, arrival, payload, header.reth);
+            // Without a correct ICRC the payload need not be whole: simulations may leave it out.
+            if roce.icrc_ok {
+                self.check_message(packet, flow, arrival, payload, header.reth);
+            }
             let sequenced = self.flows.get(flow);
             if sequenced.is_sequenced() {
                 let inference = self.inferences.entry(flow).or_default();
