@@ -275,6 +275,7 @@ fn run_foreign_responder() {
     let qp = domain.create_queue_pair(QpType::Rc, &cq).build().unwrap();
     let RemoteAddress { address, rkey } = region.remote_address(0);
     send_line(&format!("{address} {} {}", rkey.0, qp.endpoint()));
+    qp.init(&path()).unwrap();
     for id in 0..FOREIGN_SIZES.len() as u64 * FOREIGN_MESSAGES {
         qp.post_recv(&ReceiveRequest { wr_id: id, sg_list: &[region.sge(1 << 20, 1 << 20)] }).unwrap();
     }

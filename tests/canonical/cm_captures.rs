@@ -2,7 +2,7 @@
 
 use softhca::cm::{ConnectionParameters, Connector, EventChannel, EventType, Id, Listener, PortSpace};
 use softhca::{
-    AccessFlags, Context, Device, Error, QpType, QueuePair, ReceiveRequest, SendRequest,
+    AccessFlags, ConnectOptions, Context, Device, Error, QpType, QueuePair, ReceiveRequest, SendRequest,
     fault::{self, Selector},
     sim::World,
     sleep,
@@ -110,6 +110,7 @@ async fn receive_one(context: &Context, request: softhca::cm::ConnectRequest) ->
     let queue = context.create_completion_queue(256)?;
     let pair = domain.create_queue_pair(QpType::Rc, &queue).build()?;
     let region = domain.allocate_region(64, AccessFlags::LOCAL_WRITE)?;
+    pair.init(&ConnectOptions::default())?;
     pair.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &[region.sge(0, 64)] })?;
     let connection = request.accept(&pair).await?;
     assert!(queue.next().await.status.is_success());

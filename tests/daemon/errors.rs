@@ -36,7 +36,7 @@ fn mistakes(device: &Device) -> Vec<String> {
     let context = device.open();
     let domain = context.allocate_protection_domain().unwrap();
     let cq = context.create_completion_queue(16).unwrap();
-    for cqe in [0, 1 << 20] {
+    for cqe in [0, 1 << 22] {
         record(context.create_completion_queue(cqe).map(|_| ()));
         record(cq.resize(cqe));
     }

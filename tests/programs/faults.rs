@@ -91,7 +91,7 @@ fn unsupported_scenario_features_are_rejected() {
         (
             "calls",
             "[[fault]]\nhost = \"a\"\nverb = \"post-send\"\naction = { fail = \"ENOMEM\" }",
-            "the calls of a program",
+            "faults of verb calls are not supported for real programs",
         ),
         ("acks", "[device]\nacks = \"coalesce\"", "only `recovery` can be given"),
         ("typo", "[[fault]]\nhots = \"a\"\naction = \"kill\"", "hots"),

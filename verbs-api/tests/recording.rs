@@ -44,7 +44,9 @@ fn explain(log: &Path) -> String {
     let reader = EventLogReader::new(BufReader::new(File::open(log).unwrap())).unwrap();
     let mut analyzer = LogAnalyzer::new(reader.header());
     reader.for_each(|entry| analyzer.push(entry.unwrap()));
-    analyzer.diagnose(&Query::default()).unwrap().to_string()
+    let text = analyzer.diagnose(&Query::default()).unwrap().to_string();
+    // Without line breaks.
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn check(log: &Path, capture: &Path) {

@@ -87,7 +87,7 @@ struct SenderGrants {
     last_position: u64,
     is_waiting: bool,
     grant_due: bool,
-    /// When it was last asked to return unused grants, and how often in vain.
+    /// When it was last asked to return unused grants, and how often since it last used one.
     reclaimed_at: u64,
     vain_reclaims: u32,
 }
@@ -284,6 +284,9 @@ impl GrantIssuer {
             let drained = charge.min(sender.outstanding());
             sender.drained += drained;
             sender.used += drained;
+            if drained > 0 {
+                sender.vain_reclaims = 0;
+            }
             self.outstanding -= drained;
             granted += drained;
             self.changed = true;
@@ -587,14 +590,11 @@ mod tests {
     #[test]
     fn sender_that_returns_nothing_loses_its_grant_to_one_that_waits() {
         let mut issuer = settled_issuer(4 * MAX_FRAME_CHARGE);
-        let hoarders = [port(2), port(3)];
-        let victim = port(4);
-        let consumed = establish(&mut issuer, victim, SETTLED);
-        for hoarder in hoarders {
-            let consumed = establish(&mut issuer, hoarder, SETTLED);
-            assert!(granted(&mut issuer, hoarder, consumed, SETTLED) > consumed);
-        }
-        assert_eq!(granted(&mut issuer, victim, consumed, SETTLED), consumed, "everything is hoarded");
+        let is_refused = |last: &u8| granted(&mut issuer, port(*last), 0, SETTLED) == 0;
+        let last = (2..).find(is_refused).expect("the budget is finite");
+        let (victim, hoarders) = (port(last), 2..last);
+        assert!(!hoarders.is_empty());
+        let consumed = 0;
         let mut now = SETTLED;
         let mut total = consumed;
         while total == consumed {
@@ -605,7 +605,7 @@ mod tests {
         }
         assert!(now >= SETTLED + GRANT_LEASE, "a stopped sender may still have its lease");
         assert!(
-            hoarders.iter().any(|hoarder| issuer.returned(*hoarder) > 0),
+            hoarders.into_iter().any(|hoarder| issuer.returned(port(hoarder)) > 0),
             "a heartbeat tells the hoarder"
         );
     }

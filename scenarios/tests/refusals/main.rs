@@ -286,7 +286,7 @@ fn a_failed_expectation_says_what_there_was() {
     let outcome =
         simulate(&scenario.plan(&ParameterValues::new(), 1).expect("a plan"), Recording::Everything);
     let details: Vec<&str> = outcome.failures().map(|failure| failure.detail.as_str()).collect();
-    assert!(details[0].starts_with("0 of them; there were: write #1 success"), "{details:?}");
+    assert!(details[0].starts_with("0 of them; there were: write #1 SUCCESS"), "{details:?}");
     assert!(details[1].contains("bytes differ, the first at offset 0"), "{details:?}");
     let around = outcome.failures().next().and_then(|failure| failure.location.clone()).expect("a place");
     let ladder = outcome

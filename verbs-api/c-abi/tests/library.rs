@@ -109,7 +109,7 @@ fn every_symbol_has_its_version() {
 fn the_exports_are_those_of_rdma_core() {
     let text = std::fs::read_to_string(folder().join("rdma-core.txt")).expect("rdma-core.txt is here");
     let upstream = symbols(&text);
-    assert!(upstream.len() > 400, "only {} symbols: is rdma-core.txt whole?", upstream.len());
+    assert!(upstream.len() > 350, "only {} symbols: is rdma-core.txt whole?", upstream.len());
     let without_default = |symbol: &String| symbol.replace("@@", "@");
     let exported: BTreeSet<String> = promised().iter().map(without_default).collect();
     let upstream: BTreeSet<String> = upstream.iter().map(without_default).collect();
