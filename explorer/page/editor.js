@@ -52,6 +52,7 @@ export class Editor {
     const add = (to, kind) => {
       // An error can begin or end inside a token.
       for (const stop of [wrong?.from, wrong?.to, to].filter((stop) => stop > at && stop <= to)) {
+        if (stop === at) continue;
         const isWrong = wrong && at >= wrong.from && at < wrong.to;
         parts.push(kind || isWrong ? el("span", { class: kind + (isWrong ? " squiggle" : "") }, text.slice(at, stop)) : text.slice(at, stop));
         at = stop;

@@ -34,7 +34,7 @@ fn a_recording_that_nobody_reads_ends_and_loses_nothing_of_others() {
     let writes = 24;
     (0..writes).for_each(|_| write(&end, remote));
     // The client learns the reason, and the daemon reports it.
-    let error = unread.stop_recording().err().expect("the reader has read nothing").to_string();
+    let error = unread.stop_recording().expect_err("the reader has read nothing").to_string();
     assert!(error.contains("does not keep up") && error.contains("16777216"), "{error}");
     let deadline = std::time::Instant::now() + TEST_TIMEOUT;
     while !std::fs::read_to_string(&messages).unwrap().contains("the recording of a capture ends early") {
@@ -76,7 +76,7 @@ fn the_recordings_of_a_process_are_limited() {
     for control in &mut controls {
         (0..2).for_each(|_| control.start_recording(None, Some(null.as_fd())).unwrap());
     }
-    let error = controls[0].start_recording(None, Some(null.as_fd())).err().expect("the fifth is too many");
+    let error = controls[0].start_recording(None, Some(null.as_fd())).expect_err("the fifth is too many");
     assert!(error.errno() == libc::EMFILE && error.to_string().contains("4 recordings"), "{error}");
     controls[1].stop_recording().unwrap();
     // The files of ended recordings are closed soon.

@@ -93,7 +93,7 @@ fn unsupported_scenario_features_are_rejected() {
             "[[fault]]\nhost = \"a\"\nverb = \"post-send\"\naction = { fail = \"ENOMEM\" }",
             "faults of verb calls are not supported for real programs",
         ),
-        ("acks", "[device]\nacks = \"coalesce\"", "only `recovery` can be given"),
+        ("acks", "[device]\nacks = \"coalesce\"", "`recovery` is the only device setting"),
         ("typo", "[[fault]]\nhots = \"a\"\naction = \"kill\"", "hots"),
     ] {
         let file = rig.write(name, &format!("title = \"x\"\n[hosts]\na = {{}}\nb = {{}}\n{text}\n"));

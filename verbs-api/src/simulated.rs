@@ -38,7 +38,7 @@ impl EventSink for FabricSink {
 
 /// Hosts, links and switches under a virtual clock, with a device on each host.
 ///
-/// The caller builds the network and advances its time. [`World`](crate::World) does both for the code of hosts.
+/// The caller builds the network and advances its time. [`World`](crate::sim::World) does both for the code of hosts.
 #[derive(Clone)]
 pub struct SimulatedFabric {
     world: Arc<Mutex<World<FabricSink>>>,
@@ -101,6 +101,7 @@ impl SimulatedFabric {
 
     /// Unmaps the memory of a region without deregistering it: accesses of the device fault.
     pub fn unmap(&self, device: &Device, rkey: RemoteKey) -> Result<(), Error> {
+        #[allow(irrefutable_let_patterns, reason = "without sockets, every device is simulated")]
         if let DeviceBackend::Simulated(card) = &device.backend {
             let mut world = self.world.lock();
             let (host, client) = (card.runtime.host, card.client);

@@ -24,7 +24,7 @@ impl WaitingRequests {
     pub fn push(&mut self, name: &str, line: &str) {
         let is_configured = name == "qp:configured";
         let is_work = matches!(name, "work:fetched" | "work:completed" | "work:unsignaled_completed");
-        if !is_configured && !(is_work && !self.queue_pairs.is_empty()) {
+        if !is_configured && (!is_work || self.queue_pairs.is_empty()) {
             return;
         }
         let Ok(line) = serde_json::from_str::<Value>(line) else { return };

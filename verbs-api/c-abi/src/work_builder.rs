@@ -99,8 +99,8 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
 }
 
 unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
-    // SAFETY: a queue pair of this library.
     const VERB: &str = "ibv_wr_complete";
+    // SAFETY: a queue pair of this library.
     let state = check!(VERB, code, unsafe { object::find::<Qp>(qp) });
     // SAFETY: the caller holds the lock since `wr_start`.
     let requests = unsafe { &mut *state.builder.batch.get() };

@@ -109,7 +109,7 @@ fn data_flows_over_a_connection() {
         let queue = context.create_completion_queue(16)?;
         let region = domain.allocate_region(64, AccessFlags::LOCAL_WRITE)?;
         let pair = domain.create_queue_pair(QpType::Rc, &queue).build()?;
-        pair.init(&ConnectOptions::default())?;
+        pair.init(&softhca::ConnectOptions::default())?;
         pair.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &[region.sge(0, 64)] })?;
         let connection = request.accept(&pair).await?;
         assert_eq!(queue.next().await.byte_len, 5);

@@ -457,8 +457,8 @@ pub unsafe extern "C" fn set_option(
     value: *mut c_void,
     length: usize,
 ) -> c_int {
-    // SAFETY: an identifier of this library.
     const VERB: &str = "rdma_set_option";
+    // SAFETY: an identifier of this library.
     let state = check!(VERB, minus_one, unsafe { find(id) });
     // SAFETY: the caller's value has the given length.
     let number = unsafe {
@@ -484,8 +484,8 @@ pub unsafe extern "C" fn set_option(
 /// Sends events to another channel from now on. Without a channel, calls wait for completion, as for an identifier
 /// created without one; with one, they do not.
 pub unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
-    // SAFETY: an identifier of this library.
     const VERB: &str = "rdma_migrate_id";
+    // SAFETY: an identifier of this library.
     let state = check!(VERB, minus_one, unsafe { find(id) });
     let becomes_synchronous = channel.is_null();
     // SAFETY: the call creates its own channel.
