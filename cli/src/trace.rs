@@ -80,6 +80,13 @@ pub fn parse_filter(text: &str) -> Result<Filter, String> {
     })
 }
 
+/// Parses a filter for packets that are looked at one by one.
+#[cfg(target_os = "linux")]
+pub fn parse_packet_filter(text: &str) -> Result<Filter, String> {
+    let filter = parse_filter(text)?;
+    if filter.uses("lost") { Err(LOST_IN_ONE_CAPTURE.into()) } else { Ok(filter) }
+}
+
 /// Removes the packets of a capture that do not match. The file is replaced when the new one is complete.
 #[cfg(target_os = "linux")]
 pub fn filter_file(path: &Path, filter: &Filter) -> io::Result<()> {
@@ -102,8 +109,14 @@ pub fn filter_file(path: &Path, filter: &Filter) -> io::Result<()> {
     std::fs::rename(new_path, path)
 }
 
+/// The error for a filter by `lost` on packets that are looked at one by one.
+const LOST_IN_ONE_CAPTURE: &str = "`lost` needs what happens later: join two captures of the same traffic \
+                                       (`softhca trace A B --filter lost`), use the search box of a report, or see \
+                                       `softhca why`";
+
 /// Why the command stops early.
 enum TraceError {
+    LostInOneCapture,
     Join(JoinError),
     OtherInput(CaptureError),
     Input(CaptureError),
@@ -152,6 +165,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
                     errln!("softhca trace: {file}: {error}; give the path of a pcap or pcapng file");
                 }
                 TraceError::Join(error) => errln!("softhca trace: {error}"),
+                TraceError::LostInOneCapture => errln!("softhca trace: --filter: {LOST_IN_ONE_CAPTURE}"),
                 TraceError::OtherInput(error) => {
                     let file = arguments.other.as_deref().unwrap_or(&arguments.file).display();
                     errln!("softhca trace: {file}: {error}; give the path of a pcap or pcapng file");
@@ -185,6 +199,9 @@ fn print_file(
     let capture = CaptureReader::new(input)?;
     if let Some(other) = &arguments.other {
         return print_joined(arguments, capture, other, tally, output);
+    }
+    if arguments.filter.as_ref().is_some_and(|filter| filter.uses("lost")) {
+        return Err(TraceError::LostInOneCapture);
     }
     if arguments.follow && arguments.ladder {
         return draw_live_ladders(arguments, capture, tally, output);
@@ -332,7 +349,8 @@ fn print_joined(
         let record = if joined_packet.is_second { &second } else { &first }.get(joined_packet.index);
         let Some(record) = record else { continue };
         let packet = Packet { time_ns: joined_packet.time_ns, ..Packet::new(record, 0) };
-        if filter.as_mut().is_some_and(|filter| !filter.matches(&packet)) {
+        let lost = joined_packet.fate == Fate::Lost;
+        if filter.as_mut().is_some_and(|filter| !filter.matches_joined(&packet, lost)) {
             continue;
         }
         tally.add(&packet);
@@ -344,7 +362,6 @@ fn print_joined(
             Fate::Outside => "alone".into(),
         };
         if arguments.ladder {
-            let lost = joined_packet.fate == Fate::Lost;
             ladders.record_joined(&packet, lost, if lost { "lost between the captures" } else { "" });
         } else if arguments.json {
             let mut object = serde_json::to_value(&packet).map_err(io::Error::from)?;

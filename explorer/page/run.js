@@ -156,6 +156,8 @@ export class Run {
     this.flows = new Map();
     this.flowsOfHost = new Map();
     this.faults = new Map();                 // packet -> its faults
+    this.gaps = new Set();                   // packets before which a capture misses some
+    this.openGaps = new Set();               // flows whose next packet is one of those
     this.failures = [];                      // completions that failed
     this.labels = new Map();                 // what is in a packet, where the log tells
     this.regions = new Map();
@@ -347,6 +349,7 @@ export class Run {
     const flow = this.flow(host, peer, packet.dest_qp);
     (response ? flow.responses : flow.requests).put(packet.psn, index, this);
     if (!response) this.begun(end, packet.psn);
+    if (!response && this.openGaps.delete(`${host} ${packet.dest_qp}`)) this.gaps.add(index);
     if (data.retransmission) this.flags.values[index] |= AGAIN;
     if (data.wr_id !== undefined) this.work.values[index] = this.ends[end].open.get(data.wr_id)?.[0] ?? -1;
     this.cls.values[index] = packet.syndrome !== undefined && packet.syndrome !== "ack"
@@ -408,6 +411,7 @@ export class Run {
     const isInferred = certainty !== undefined && data.effect.kind === "dropped";
     if (isInferred) this.flags.values[index] |= INFERRED_LOST;
     if (found < 0) {
+      if (certainty !== undefined && data.class === "request") this.openGaps.add(`${host} ${data.dest_qp}`);
       this.place(index, host, data.dest_qp);
       return;
     }
@@ -696,9 +700,9 @@ export class Run {
     const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
     const at = new Map();
     let offset = 0;
-    while (offset + 12 <= bytes.length) {
+    while (offset + 16 <= bytes.length) {
       at.set(view.getUint32(offset, true), offset);
-      offset += 12 + view.getUint16(offset + 8, true);
+      offset += 16 + view.getUint16(offset + 12, true);
     }
     this.frames = { bytes, view, at };
     this.version++;
@@ -711,10 +715,10 @@ export class Run {
     if (offset === undefined && this.link.values[index] >= 0) offset = this.frames.at.get(this.link.values[index]);
     if (offset === undefined) return null;
     const { bytes, view } = this.frames;
-    const kept = view.getUint16(offset + 8, true);
+    const kept = view.getUint16(offset + 12, true);
     return {
-      length: view.getUint32(offset + 4, true), link: bytes[offset + 10], intact: bytes[offset + 11] === 1,
-      bytes: bytes.subarray(offset + 12, offset + 12 + kept),
+      length: view.getUint32(offset + 4, true), number: view.getUint32(offset + 8, true), link: bytes[offset + 14], intact: bytes[offset + 15] === 1,
+      bytes: bytes.subarray(offset + 16, offset + 16 + kept),
     };
   }
 }

@@ -1,5 +1,6 @@
 // The state of the page: the selection that all views share, and the link that restores it.
 
+import { dissect } from "./dissect.js";
 import { FILTER_FIELDS, FilterError, looksLikeFilter, parseFilter } from "./filter.js";
 import { AGAIN, CLASSES, DAMAGED, FAULTED, INFERRED_LOST, KIND, LOST, MARKED, NO_PSN } from "./run.js";
 import { psnDistance } from "./words.js";
@@ -102,10 +103,12 @@ function makeFilter(run, { q, host, qp, opcode, cls }) {
   if (looksLikeFilter(q)) {
     try {
       const test = parseFilter(q);
-      const unsearched = FILTER_FIELDS.find(([name, ...others]) => UNSEARCHED.includes(name)
-        && q.split(/[^\w.]+/).some((word) => word === name || others.includes(word)));
-      if (unsearched) throw new FilterError(1, `this page does not search ${unsearched[0]}; softhca trace --filter does`);
-      tests.push((index) => run.kind.values[index] === KIND.SENT && test(filterInput(run, index)));
+      const words = [...q.matchAll(/[\w.]+/g)];
+      const byteWord = words.find(([word]) => FILTER_FIELDS.some((names) => names[0] in BYTE_FIELDS && names.includes(word)));
+      if (byteWord && !run.frames) {
+        throw new FilterError(byteWord.index + 1, `${byteWord[0]} is in the bytes of packets, which this page does not have; softhca trace --filter searches a capture`);
+      }
+      tests.push((index) => run.kind.values[index] === KIND.SENT && test(filterInput(run, index, Boolean(byteWord))));
     } catch (error) {
       if (!(error instanceof FilterError)) throw error;
       app.filterError = `column ${error.column}: ${error.message}`;
@@ -131,7 +134,7 @@ function makeFilter(run, { q, host, qp, opcode, cls }) {
 }
 
 /** What the filter language sees of a packet that was sent. */
-function filterInput(run, index) {
+function filterInput(run, index, hasBytes) {
   const data = run.entry(index).data;
   const { packet } = data;
   const name = packet.opcode.slice(packet.opcode.indexOf(" ") + 1);
@@ -142,12 +145,13 @@ function filterInput(run, index) {
     request: !response, response: response && name !== "CNP", send: name.startsWith("SEND"), write: name.startsWith("WRITE"),
     read: name.startsWith("READ"), atomic: /ATOMIC|FETCH_ADD|COMPARE_SWAP/.test(name), ack: name === "ACKNOWLEDGE" && syndrome === "ack",
     nak: syndrome !== "" && syndrome !== "ack", rnr: syndrome === "rnr-nak", cnp: name === "CNP", cm: packet.dest_qp === 1,
-    ce: flags & MARKED, retransmission: flags & AGAIN, bad_icrc: flags & DAMAGED,
+    ce: flags & MARKED, retransmission: flags & AGAIN, bad_icrc: flags & DAMAGED, gap: run.gaps.has(index),
     lost: flags & LOST || (run.faults.get(index) ?? []).some((fault) => run.flags.values[fault] & INFERRED_LOST),
   };
+  const frame = run.frame(index);
   return {
     numbers: {
-      number: [index + 1], time: [run.time.values[index] / 1e9], qp: data.qp ? [packet.dest_qp, data.qp] : [packet.dest_qp],
+      ...(hasBytes && frame ? byteNumbers(frame) : {}), number: [frame?.number ?? index + 1], time: [run.time.values[index] / 1e9], qp: data.qp ? [packet.dest_qp, data.qp] : [packet.dest_qp],
       dest_qp: [packet.dest_qp], psn: [packet.psn], payload: [packet.payload], opcode: opcodeByte(packet.opcode),
     },
     addresses: [run.addressOf(run.host.values[index]), packet.peer], opcode: packet.opcode,
@@ -161,8 +165,22 @@ function opcodeByte(name) {
   return at === undefined ? [] : [at];
 }
 
-/** Fields that only the bytes of a packet have, and the page does not search. */
-const UNSEARCHED = ["port", "ecn", "ack_req", "pad", "pkey", "va", "rkey", "len", "syndrome", "msn", "qkey", "src_qp", "imm"];
+/** Fields that only the bytes of a packet have: the headers that may have them, and their name there. */
+const BYTE_FIELDS = {
+  port: [["UDP"], "source port"], ecn: [["IPv4", "IPv6", "GRH"], "ECN"], ack_req: [["BTH"], "ack request"], pad: [["BTH"], "pad count"], pkey: [["BTH"], "P_Key"],
+  va: [["RETH", "AtomicETH"], "virtual address"], rkey: [["RETH", "AtomicETH"], "R_Key"], len: [["RETH"], "DMA length"], syndrome: [["AETH"], "syndrome"],
+  msn: [["AETH"], "MSN"], qkey: [["DETH"], "Q_Key"], src_qp: [["DETH"], "source QP"], imm: [["ImmDt"], "immediate"],
+};
+
+function byteNumbers(frame) {
+  const numbers = {};
+  const headers = dissect(frame);
+  for (const [name, [among, label]] of Object.entries(BYTE_FIELDS)) {
+    const field = headers.find((header) => among.includes(header.name))?.fields.find((field) => field.name === label);
+    if (field) numbers[name] = [Number(field.raw)];
+  }
+  return numbers;
+}
 
 /** The events whose line contains a word. */
 function textMatches(run, term) {

@@ -1,7 +1,7 @@
 // The run in numbers: hosts, connections, trouble, latencies, the slowest requests, and mistakes of programs.
 
 import { el, replace } from "./dom.js";
-import { bytesText, countText, plural, timeText } from "./words.js";
+import { bytesText, countText, plural, rateText, timeText } from "./words.js";
 import { currentRun, look } from "./state.js";
 
 export class SummaryView {
@@ -28,9 +28,11 @@ export class SummaryView {
         numbers.connections.slice(0, MOST_ROWS).map((one) => [one.name, one.service, countText(one.packets), bytesText(one.payload), one.messages,
           one.failed, one.retransmissions, one.lost, one.not_captured, one.naks, one.cnps].map(orBlank))),
       el("h2", {}, "Hosts"), table(["host", "packets", "payload"], numbers.hosts.slice(0, MOST_ROWS).map((host) => [host.name, countText(host.packets), bytesText(host.payload)])),
-      has(numbers.operations) && [el("h2", {}, "Operations"), table(["operation", "messages", "bytes", "min", "median", "p99", "max", "latencies"],
-        numbers.operations.map((one) => [one.operation, one.messages, bytesText(one.bytes), timeText(one.min_ns), timeText(one.median_ns),
-          timeText(one.p99_ns), timeText(one.max_ns), bars(one.latencies)]))],
+      has(numbers.operations) && [el("h2", {}, "Operations"), table(["operation", "messages", "bytes", "sizes", "min", "median", "p99", "max", "latencies"],
+        numbers.operations.map((one) => [one.operation, one.messages, bytesText(one.bytes), bars(one.sizes, bytesText), timeText(one.min_ns), timeText(one.median_ns),
+          timeText(one.p99_ns), timeText(one.max_ns), bars(one.latencies, timeText)]))],
+      has(numbers.throughput) && [el("h2", {}, "Throughput"), el("p", {}, bars(numbers.throughput.map((bin) => ({ from: bin.time_ns, count: bin.payload })), timeText),
+        ` payload in each ${timeText(numbers.throughput[0].length_ns)}, at most ${rateText(Math.max(...numbers.throughput.map((bin) => bin.payload)) * 8e9 / numbers.throughput[0].length_ns)}`)],
       has(numbers.slowest) && [el("h2", {}, "Slowest work requests"), table(["request", "queue pair", "took"],
         numbers.slowest.map((slow) => [el("button", { class: "button", onclick: () => look({ sel: slow.entry, view: "ladder" }) }, slow.request),
           slow.queue_pair, timeText(slow.took_ns)]))],
@@ -52,12 +54,12 @@ function table(heads, rows) {
     el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell) => el("td", {}, cell)))))));
 }
 
-/** A histogram as text: one block for each power of two. */
-function bars(buckets) {
+/** A histogram as text: one block for each bucket. */
+function bars(buckets, text) {
   const most = Math.max(1, ...buckets.map(({ count }) => count));
-  const text = buckets.map(({ count }) => "▁▂▃▄▅▆▇█"[Math.min(7, Math.floor((count / most) * 7.99))]).join("");
-  const about = buckets.map(({ from, count }) => `from ${timeText(from)}: ${count}`).join(", ");
-  return el("span", { title: about, "aria-label": about, role: "img" }, text);
+  const blocks = buckets.map(({ count }) => "▁▂▃▄▅▆▇█"[Math.min(7, Math.floor((count / most) * 7.99))]).join("");
+  const about = buckets.map(({ from, count }) => `from ${text(from)}: ${countText(count)}`).join(", ");
+  return el("span", { title: about, "aria-label": about, role: "img" }, blocks);
 }
 
 function saveLink(name, type, text) {

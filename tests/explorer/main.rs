@@ -2,8 +2,10 @@
 
 mod accessibility;
 mod browser;
+mod captures;
 #[cfg(target_os = "linux")]
 mod daemon;
+mod million;
 mod phone;
 mod playground;
 mod runs;
@@ -17,7 +19,6 @@ use softhca_tests::{captures_folder, tools};
 use softhca_trace::{CaptureReader, Packet};
 use std::path::Path;
 use std::process::{Command, ExitCode};
-use std::time::Instant;
 
 fn main() -> ExitCode {
     let needs = |name, test| tools::needs(PROGRAM, name, test);
@@ -41,14 +42,17 @@ fn main() -> ExitCode {
         needs("a_failure_is_explained_and_links_to_its_packets", why),
         needs("a_failed_run_leaves_a_page", failed_run),
         needs("congestion_is_seen_on_one_clock", congestion),
-        needs("the_search_box_speaks_the_filter_language", filter_language),
-        needs("a_capture_shows_its_findings", capture_findings),
+        needs("the_search_box_speaks_the_filter_language", captures::filter_language),
+        needs("the_search_box_completes_fields_and_words", captures::filter_completion),
+        needs("the_search_box_selects_what_trace_selects", captures::filters_select_alike),
+        needs("a_capture_shows_its_findings", captures::findings),
+        needs("the_page_exports_what_trace_prints", captures::exports),
         #[cfg(target_os = "linux")]
         needs("the_cards_of_a_daemon_are_followed", daemon::followed),
         phone::trial(),
         accessibility::trial(),
         playground::trial(),
-        slow("a_million_events_open_and_scroll", million_events),
+        slow("a_million_events_open_and_scroll", million::million_events),
     ])
 }
 
@@ -593,109 +597,4 @@ fn why() {
         browser.text("document.querySelector('.why').textContent").contains("10.0.0.1 connected to 10.0.0.2")
     );
     browser.assert_no_errors();
-}
-
-/// Prints the load time and memory of a log with a million events.
-fn million_events() {
-    let folder = runs::record_run(
-        "million",
-        "A million events",
-        Setup::default().one_gigabit().recovery(Recovery::GoBackN),
-        |pair| {
-            for round in 0..346 {
-                for id in 0..16 {
-                    pair.post_write(round * 16 + id, 0, id * 60_000, 60_000);
-                }
-                pair.world.run();
-                let end = pair.a;
-                pair.completions(end);
-            }
-        },
-    );
-    let log = folder.join("events.jsonl");
-    let events = std::fs::read_to_string(&log).expect("a log").lines().count() - 1;
-    assert!(events >= 1_000_000, "{events}");
-    let start = Instant::now();
-    let page = runs::page(&log);
-    eprintln!(
-        "{events} events, log {} MiB: the page takes {:?} and {} MiB",
-        mib(&log),
-        start.elapsed(),
-        mib(&page)
-    );
-    let mut browser = Browser::start(1440, 900);
-    let start = Instant::now();
-    browser.open(&page, "");
-    eprintln!("opened and read after {:?}", start.elapsed());
-    assert_eq!(browser.number("currentRun().length"), events as f64);
-    let painted = browser.number("performance.getEntriesByName('first-contentful-paint')[0].startTime");
-    eprintln!("first text after {painted:.0} ms");
-    assert!(painted < browser.number("app.readAt"), "text appears before the events are read");
-    let [now, most] = browser.memory();
-    eprintln!(
-        "read {:.0} ms after the start of the page; its process has {now} MiB, and had {most} at most",
-        browser.number("app.readAt")
-    );
-    for view in ["ladder", "events", "sequence", "timeline", "memory"] {
-        // Charts share their time range; each starts with the full range.
-        browser.value("look({ from: -1, to: -1 })");
-        browser.click(&format!("#tab-{view}"));
-        let first = browser.number(
-            "(() => { const start = performance.now(); draw(); return performance.now() - start; })()",
-        );
-        let frames = browser.value(
-            "new Promise((done) => { const target = document.querySelector('.rows, .chart'); const gaps = []; let count = 0; let last = performance.now(); \
-             const step = () => { const now = performance.now(); gaps.push(now - last); last = now; \
-             target.dispatchEvent(new WheelEvent('wheel', { deltaY: target.className === 'chart' ? -20 : 900, cancelable: true })); \
-             if (++count < 120) requestAnimationFrame(step); else { gaps.sort((a, b) => a - b); done([gaps[60], gaps[114]]); } }; \
-             requestAnimationFrame(step); })",
-        );
-        eprintln!("{view}: drawn in {first:.1} ms; scrolling, a frame takes {frames} ms (median, 95 %)");
-    }
-    browser.value("look({ view: 'events', q: 'psn\":77,' })");
-    browser.wait("document.querySelectorAll('.line').length > 0");
-    browser.screenshot("million");
-    browser.assert_no_errors();
-}
-
-fn mib(path: &Path) -> u64 {
-    std::fs::metadata(path).expect("a file").len() >> 20
-}
-
-/// The search box understands the same expressions as the command.
-fn filter_language() {
-    let table = include_str!("../../emulator/trace/src/filter_cases.json");
-    let mut browser = Browser::start(1000, 700);
-    browser.open(&runs::page(&runs::fatal_loss()), "");
-    let failures = browser.text(&format!(
-        "(() => {{ const cases = {table}; const failures = []; \
-         for (const [expression, expected] of cases.matches) {{ const test = parseFilter(expression); \
-           const passed = Object.keys(cases.packets).filter((name) => test(cases.packets[name])); \
-           if (passed.join() !== expected.join()) failures.push(`${{expression}}: ${{passed}}`); }} \
-         for (const [expression, column, message] of cases.errors) {{ \
-           try {{ parseFilter(expression); failures.push(`${{expression}}: no error`); }} \
-           catch (error) {{ if (error.column !== column || error.message !== message) failures.push(`${{expression}}: ${{error.column}} ${{error.message}}`); }} }} \
-         return failures.join('\\n'); }})()"
-    ));
-    assert_eq!(failures, "");
-    browser.value("look({ view: 'events', q: 'request && psn == +5' }); draw()");
-    assert_eq!(
-        browser.number("filteredEvents(currentRun(), 'events', null, currentRun().length).length"),
-        1.0
-    );
-    browser.value("look({ q: 'psm == 7' }); draw()");
-    assert!(browser.text("document.querySelector('.status').textContent").contains("did you mean psn?"));
-}
-
-/// A capture has its summary, its explanations with their certainty, and inferred losses.
-fn capture_findings() {
-    let mut browser = Browser::start(1200, 800);
-    browser.open(&runs::page(&captures_folder().join("vt_loss_write.pcap")), "#view=summary");
-    let text = browser.text("document.querySelector('.view').textContent");
-    assert!(text.contains("request-lost") && text.contains("Slowest work requests"), "{text}");
-    browser.click("#tab-why");
-    let text = browser.text("document.querySelector('.view').textContent");
-    assert!(text.contains("Inferred: ") && text.contains("packet "), "{text}");
-    let marked = "[...Array(currentRun().length).keys()].filter((event) => currentRun().flags.values[event] & INFERRED_LOST).length";
-    assert!(browser.number(marked) > 0.0);
 }

@@ -63,7 +63,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
     /// Only packets that match in the capture, such as 'nak || retransmission'
-    #[arg(long, value_name = "EXPRESSION", requires = "capture", value_parser = crate::trace::parse_filter)]
+    #[arg(long, value_name = "EXPRESSION", requires = "capture", value_parser = crate::trace::parse_packet_filter)]
     filter: Option<softhca_trace::filter::Filter>,
     /// Write the events of the daemon's hosts to this file until the program exits; `softhca why` reads it
     #[arg(long, value_name = "FILE")]

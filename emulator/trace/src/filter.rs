@@ -72,7 +72,7 @@ pub const FILTER_FLAGS: &[(&str, &str)] = &[
     ("ce", "a packet with an ECN mark"),
     ("retransmission", "a request whose PSN was sent before"),
     ("gap", "a request before which PSNs were not seen"),
-    ("lost", "a packet that was lost, where the input tells"),
+    ("lost", "a packet that was lost: in two joined captures, and in the explorer"),
     ("bad_icrc", "a packet with a wrong ICRC"),
     ("malformed", "a malformed packet"),
 ];
@@ -144,6 +144,16 @@ enum Node {
     Compare(&'static str, Operator, Value),
 }
 
+impl Node {
+    fn uses(&self, name: &str) -> bool {
+        match self {
+            Node::Or(one, other) | Node::And(one, other) => one.uses(name) || other.uses(name),
+            Node::Not(node) => node.uses(name),
+            Node::Present(used) | Node::Flag(used) | Node::Compare(used, ..) => *used == name,
+        }
+    }
+}
+
 /// A parsed expression.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Filter {
@@ -169,6 +179,11 @@ impl Filter {
     /// Whether a packet passes.
     pub fn matches(&self, input: &FilterInput) -> bool {
         evaluate(&self.root, input)
+    }
+
+    /// Whether it uses a field or word, given by its short name.
+    pub fn uses(&self, name: &str) -> bool {
+        self.root.uses(name)
     }
 }
 
@@ -431,8 +446,18 @@ impl PacketFilter {
 
     /// Whether the next packet of the capture passes.
     pub fn matches(&mut self, packet: &Packet<'_>) -> bool {
-        self.packets += 1;
+        self.matches_input(packet, FilterInput::default())
+    }
+
+    /// Whether the next packet of two joined captures passes. It was lost between them, or not.
+    pub fn matches_joined(&mut self, packet: &Packet<'_>, is_lost: bool) -> bool {
         let mut input = FilterInput::default();
+        input.flag("lost", is_lost);
+        self.matches_input(packet, input)
+    }
+
+    fn matches_input(&mut self, packet: &Packet<'_>, mut input: FilterInput) -> bool {
+        self.packets += 1;
         input.set("number", self.packets as f64);
         input.set("time", packet.time_ns as f64 / 1e9);
         match &packet.contents {

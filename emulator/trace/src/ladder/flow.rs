@@ -6,7 +6,7 @@
 use crate::NameTable;
 use crate::sequence::{Arrival, RequestHeaders, RequestSequence};
 use softhca_fabric::Endpoint;
-use softhca_wire::{NakCode, Opcode, Operation, Position, Psn, Qpn, Service, Syndrome, TransportHeader};
+use softhca_wire::{Mtu, NakCode, Opcode, Operation, Position, Psn, Qpn, Service, Syndrome, TransportHeader};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
@@ -61,14 +61,20 @@ impl Flow {
     }
 
     /// Follows a message of which no card tells: the number of the one that begins with this request.
-    pub fn begin_message(&mut self, opcode: Opcode, psn: Psn, arrival: Arrival) -> Option<usize> {
-        if arrival == Arrival::Again || !opcode.service().is_reliable() {
+    pub fn begin_message(&mut self, request: &RequestHeaders, arrival: Arrival) -> Option<usize> {
+        let RequestHeaders { opcode, psn, payload, dma_length } = *request;
+        if !opcode.service().is_reliable() {
             return None;
         }
         let (starts, ends) = (opcode.position().starts_message(), opcode.position().ends_message());
         let has_data_response =
             opcode.operation() == Operation::ReadRequest || opcode.operation().is_atomic();
-        let last_psn = (ends && !has_data_response).then_some(psn);
+        // The first packet of a WRITE carries the path MTU and announces the length.
+        let announced = dma_length.filter(|_| starts && !ends && Mtu::from_bytes(payload).is_some());
+        let last_psn = match announced {
+            Some(length) => Some(psn.plus(length.div_ceil(payload).max(1) - 1)),
+            None => (ends && !has_data_response).then_some(psn),
+        };
         // The message that was begun before this packet, and is not known to have ended before it.
         let behind = self.pending.iter().rposition(|message| !psn.is_before(message.first_psn));
         let open = behind.filter(|at| {
@@ -79,24 +85,31 @@ impl Flow {
             self.pending[open].last_psn = self.pending[open].last_psn.or(last_psn);
             return None;
         }
+        if arrival == Arrival::Again {
+            return None;
+        }
         let at = behind.map_or(0, |behind| behind + 1);
+        let mut later_end = None;
         if let Some(behind) = behind
-            && self.pending[behind].last_psn.is_none()
             && !self.pending[behind].has_data_response
+            && self.pending[behind].last_psn.is_none_or(|last| !last.is_before(psn))
         {
-            // Its end was not seen; it ends before this one begins.
-            self.pending[behind].last_psn = Some(psn.minus(1));
+            // Its end was not seen, or is that of this message: it ends before this one begins.
+            later_end = self.pending[behind].last_psn.replace(psn.minus(1));
         }
         if starts
             && !ends
             && let Some(later) = self.pending.get_mut(at)
             && !later.has_start
+            && last_psn.is_none_or(|last| !last.is_before(later.first_psn))
         {
             (later.first_psn, later.has_start) = (psn, true);
+            later.last_psn = last_psn.or(later.last_psn);
             return None;
         }
         let id = self.messages;
         self.messages += 1;
+        let last_psn = last_psn.or(later_end.filter(|_| !has_data_response));
         let message = PendingMessage { id, first_psn: psn, last_psn, has_data_response, has_start: starts };
         self.pending.insert(at, message);
         Some(id)
@@ -274,8 +287,9 @@ impl Flows {
         if opcode.operation().is_request() {
             let dma_length = header.reth.map(|reth| reth.dma_length);
             let flow = &mut self.flows[index];
-            let arrival = flow.record_request(&RequestHeaders { opcode, psn, payload, dma_length });
-            observation.begins = flow.begin_message(opcode, psn, arrival);
+            let request = RequestHeaders { opcode, psn, payload, dma_length };
+            let arrival = flow.record_request(&request);
+            observation.begins = flow.begin_message(&request, arrival);
             observation.arrival = Some(arrival);
         } else if opcode != Opcode::CNP {
             self.record_response(index, psn);
