@@ -173,8 +173,8 @@ function comparison(field, operator, token, fail) {
 function unknownField(word) {
   const names = [...FILTER_FIELDS.flat(), ...FILTER_FLAGS];
   const [distance, name] = names.map((name) => [editDistance(word, name), name]).reduce((best, next) => (next[0] < best[0] ? next : best));
-  if (distance <= Math.max(2, Math.floor(word.length / 4))) return `there is no field \`${word}\`; did you mean ${name}?`;
-  return `there is no field \`${word}\`; there are qp, psn, opcode, src, nak and others`;
+  if (distance <= Math.max(2, Math.floor(word.length / 4))) return `unknown field \`${word}\`; did you mean ${name}?`;
+  return `unknown field \`${word}\`; some fields are qp, psn, opcode and src, some words are nak and retransmission`;
 }
 
 function editDistance(one, other) {

@@ -363,9 +363,9 @@ fn unknown_field(word: &str) -> String {
         names.map(|name| (strsim::levenshtein(word, name), name)).min_by_key(|(distance, _)| *distance);
     match closest {
         Some((distance, name)) if distance <= 2.max(word.len() / 4) => {
-            format!("there is no field `{word}`; did you mean {name}?")
+            format!("unknown field `{word}`; did you mean {name}?")
         }
-        _ => format!("there is no field `{word}`; there are qp, psn, opcode, src, nak and others"),
+        _ => format!("unknown field `{word}`; some fields are qp, psn, opcode and src, some words are nak and retransmission"),
     }
 }
 

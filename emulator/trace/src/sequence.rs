@@ -116,7 +116,7 @@ impl RequestSequence {
         self.gaps.push((first, count));
     }
 
-    /// Takes a request whose PSN only tells whether it was sent before.
+    /// Takes a request whose PSN only shows whether it was sent before.
     pub fn record_unsequenced(&mut self, psn: Psn) -> Arrival {
         self.first.get_or_insert(psn);
         if self.next.is_some_and(|next| psn.is_before(next)) {
@@ -169,7 +169,7 @@ impl RequestSequence {
         arrival
     }
 
-    /// Removes a PSN from the missing ones; tells whether it was one of them.
+    /// Removes a PSN from the missing ones; returns whether it was one of them.
     fn fill(&mut self, psn: Psn) -> bool {
         let Some(at) = self.gaps.iter().position(|(first, count)| psn.is_within(*first, *count)) else {
             return false;

@@ -148,9 +148,9 @@ fn first_message() -> Vec<Record> {
     records
 }
 
-/// Packets that the capture lost are told from packets that the network lost: an acknowledgement covers them.
+/// Packets that the capture lost are distinguished from packets that the network lost: an acknowledgement covers them.
 #[test]
-fn packets_missing_from_the_capture_are_told_from_lost_ones() {
+fn packets_missing_from_the_capture_are_not_lost_ones() {
     let mut records = first_message();
     let middle = records
         .iter()
@@ -214,7 +214,7 @@ fn a_message_with_missing_packets_says_so() {
 }
 
 #[test]
-fn who_connected_and_who_closed_is_told() {
+fn connections_and_who_closed_them_are_listed() {
     let summary = analyze(&records("rping")).diagnose(&Query::default()).expect("an answer").summary;
     assert!(
         summary.contains("10.0.0.1 connected to 10.0.0.2") && summary.contains("closed its connection"),

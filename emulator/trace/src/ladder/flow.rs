@@ -362,3 +362,50 @@ impl Flows {
         known(flow.to.address, Some(flow.to.qpn)).or(requests).or(flow.first_response)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Packets of messages of four: the PSN of each says its place.
+    fn observe(flow: &mut Flow, operation: Operation, psn: u32) -> Option<usize> {
+        let position = match psn % 4 {
+            0 => Position::First,
+            3 => Position::Last,
+            _ => Position::Middle,
+        };
+        let opcode = Opcode::all().find(|opcode| {
+            (opcode.service(), opcode.operation(), opcode.position()) == (Service::Rc, operation, position)
+        });
+        let request = RequestHeaders {
+            opcode: opcode.expect("an opcode"),
+            psn: Psn::new(psn),
+            payload: 1024,
+            dma_length: (operation == Operation::Write && position == Position::First).then_some(4096),
+        };
+        let arrival = flow.record_request(&request);
+        flow.begin_message(&request, arrival)
+    }
+
+    fn acknowledge(flow: &mut Flow, psn: u32) -> usize {
+        let ack = Opcode::all().find(|opcode| opcode.operation() == Operation::Acknowledge);
+        flow.complete_messages(ack.expect("an opcode"), Psn::new(psn), None).len()
+    }
+
+    /// The end of one message and the start of the next are captured after what follows them.
+    #[test]
+    fn a_message_whose_start_comes_late_is_ended_by_its_ack() {
+        let to = Endpoint { address: IpAddr::from([10, 0, 0, 2]), qpn: Qpn::new(7) };
+        for operation in [Operation::Send, Operation::Write] {
+            let mut flows = Flows::default();
+            let index = flows.flow_index(IpAddr::from([10, 0, 0, 1]), None, to, Opcode::CNP, 0);
+            let flow = flows.get_mut(index);
+            flow.service = Service::Rc;
+            let psns = [0, 1, 2, 5, 6, 7, 8, 9, 10, 11, 3, 4, 5, 6, 7, 8, 9, 10, 11];
+            let begun = psns.iter().filter(|psn| observe(flow, operation, **psn).is_some()).count();
+            assert_eq!(begun, 3, "{operation:?}");
+            assert_eq!([3, 7, 11].map(|psn| acknowledge(flow, psn)), [1, 1, 1], "{operation:?}");
+            assert_eq!(flow.unanswered().count(), 0);
+        }
+    }
+}

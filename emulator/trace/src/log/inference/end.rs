@@ -6,7 +6,7 @@ use crate::log::value::EffectData;
 use crate::sequence::RequestSequence;
 
 impl FlowInference {
-    /// Concludes at the end of the capture. `has_unanswered` tells whether a message waits for an answer.
+    /// Concludes at the end of the capture. `has_unanswered`: a message waits for an answer.
     pub fn finish(
         &mut self,
         sequence: &RequestSequence,

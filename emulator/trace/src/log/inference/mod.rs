@@ -1,7 +1,7 @@
 //! What the packets of a capture show beyond themselves: losses, reordering, timeouts, the kinds of retransmissions.
 //!
 //! A capture is taken at one point. A packet that was captured may be lost behind that point; one that was not
-//! captured may have been lost before it, or missed by the capture. Feedback of the receiver tells these apart.
+//! captured may have been lost before it, or missed by the capture. The answers of the receiver distinguish these.
 
 mod answer;
 mod end;
@@ -19,7 +19,7 @@ const PROMPT_ROUND_TRIPS: i64 = 8;
 /// So many recent transmissions and answers are remembered for each flow.
 const MAX_REMEMBERED: usize = 8192;
 
-/// A packet of the capture: its index among the packets that are told.
+/// A packet of the capture: its index among the packets that become entries.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SeenPacket {
     pub packet: usize,
@@ -55,7 +55,7 @@ pub(super) enum Inferred {
     Failed { status: &'static str, reason: &'static str, certainty: Certainty, text: String },
 }
 
-/// What is inferred at a packet: before it is told, or after it.
+/// What is inferred at a packet: before its entry, or after it.
 #[derive(Debug)]
 pub(super) struct InferredEvent {
     pub packet: usize,
