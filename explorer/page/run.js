@@ -412,7 +412,7 @@ export class Run {
     if (isInferred) this.flags.values[index] |= INFERRED_LOST;
     if (found < 0) {
       if (certainty !== undefined && data.class === "request") this.openGaps.add(`${host} ${data.dest_qp}`);
-      this.place(index, host, data.dest_qp);
+      this.placeUnseen(index, host, data.dest_qp);
       return;
     }
     this.link.values[index] = found;
@@ -429,7 +429,7 @@ export class Run {
   }
 
   /** A packet that is not in the capture still belongs to a connection. */
-  place(index, host, qp) {
+  placeUnseen(index, host, qp) {
     const flow = qp === undefined ? undefined : (this.flowsOfHost.get(host) ?? []).find((flow) => flow.qp === qp);
     const sent = flow ? Math.max(...flow.requests.slots, ...flow.responses.slots) : -1;
     if (sent < 0) return;

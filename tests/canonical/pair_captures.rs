@@ -61,6 +61,7 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
     capture("rc-send", "RC: a SEND of three packets, and one of a single packet", rc, |pair| {
         pair.post_receive(1, 0, 4096);
         pair.post_receive(2, 4096, 4096);
+        write_text(pair);
         pair.post_send(1, 0, 2500);
         pair.post_send(2, 0, 45);
     }),
@@ -385,9 +386,16 @@ fn atomics(pair: &mut Pair) {
     pair.post(3, Operation::CompareSwap { remote: b.remote(0), compare: 42, swap: 8 }, &[a.sge(16, 8)]);
 }
 
+/// Writes text to the memory of the first end. Wireshark takes a SEND of zeros for RPC-over-RDMA.
+fn write_text(pair: &mut Pair) {
+    let text = b"The payload of a SEND. ".repeat(128);
+    pair.write_memory(pair.a, 0, &text);
+}
+
 /// Binds a window of the second end and invalidates it from the first end, with one packet and with several.
 fn invalidate(pair: &mut Pair) {
     let b = pair.b;
+    write_text(pair);
     for (id, length) in [(1, 45), (2, 2500)] {
         let window = pair.on(b).allocate_memory_window(b.domain, MemoryWindowType::Type2).unwrap();
         let new_key = RemoteKey(window.0 ^ 1);
