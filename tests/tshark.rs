@@ -279,7 +279,9 @@ fn every_opcode_is_decoded_like_tshark_does() {
 /// The captures of the book: their names and bytes.
 fn canonical_captures() -> Vec<(String, Vec<u8>)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/captures");
-    let paths = std::fs::read_dir(folder).expect("the folder of captures").map(|entry| entry.expect("an entry").path());
+    let paths = std::fs::read_dir(folder)
+        .expect("the folder of captures")
+        .map(|entry| entry.expect("an entry").path());
     let captures: Vec<(String, Vec<u8>)> = paths
         .filter(|path| path.extension().is_some_and(|end| end == "pcapng"))
         .map(|path| {

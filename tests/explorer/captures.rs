@@ -40,7 +40,10 @@ pub fn filter_language() {
     // A log without a capture has no bytes of packets.
     browser.value("currentRun().frames = null; look({ q: 'nak && rkey == 7' }); draw()");
     let status = browser.text("document.querySelector('.status').textContent");
-    assert!(status.contains("column 8: rkey is in the bytes of packets, which this page does not have"), "{status}");
+    assert!(
+        status.contains("column 8: rkey is in the bytes of packets, which this page does not have"),
+        "{status}"
+    );
     browser.assert_no_errors();
 }
 
@@ -107,7 +110,8 @@ pub fn findings() {
     let path = captures_folder().join("vt_loss_write.pcap");
     browser.open(&runs::page(&path), "#view=summary");
     let text = browser.text("document.querySelector('.view').textContent");
-    for part in ["request-lost", "Slowest work requests", "Throughput", "Operations", "Connections", "Hosts"] {
+    for part in ["request-lost", "Slowest work requests", "Throughput", "Operations", "Connections", "Hosts"]
+    {
         assert!(text.contains(part), "{part} is not in {text}");
     }
     browser.click("#tab-why");

@@ -271,10 +271,10 @@ fn packets_are_captured() {
     assert!(packets > 20 * 4096, "{packets} bytes");
     let seen = rig.exec(&["--capture", &file, "--filter", "ack"], &["sh", "-c", &both]);
     assert!(seen.success, "{seen:?}");
-    let capture = softhca_trace::CaptureReader::open(std::path::Path::new(&file)).expect("the filtered capture");
-    let lines: Vec<String> = capture
-        .map(|record| softhca_trace::Packet::new(&record.expect("a record"), 0).to_string())
-        .collect();
+    let capture =
+        softhca_trace::CaptureReader::open(std::path::Path::new(&file)).expect("the filtered capture");
+    let lines: Vec<String> =
+        capture.map(|record| softhca_trace::Packet::new(&record.expect("a record"), 0).to_string()).collect();
     assert!(!lines.is_empty() && lines.iter().all(|line| line.contains("ACKNOWLEDGE")), "{lines:?}");
     for (filter, message) in [("psm == 7", "did you mean psn?"), ("lost", "join two captures")] {
         let seen = rig.exec(&["--capture", &file, "--filter", filter], &["true"]);

@@ -365,7 +365,9 @@ fn unknown_field(word: &str) -> String {
         Some((distance, name)) if distance <= 2.max(word.len() / 4) => {
             format!("unknown field `{word}`; did you mean {name}?")
         }
-        _ => format!("unknown field `{word}`; some fields are qp, psn, opcode and src, some words are nak and retransmission"),
+        _ => format!(
+            "unknown field `{word}`; some fields are qp, psn, opcode and src, some words are nak and retransmission"
+        ),
     }
 }
 

@@ -52,7 +52,8 @@ fn is_either(finding: &PlacedCause, certainty: Certainty, answer: &PlacedCause) 
 fn finding_of(cause: &LogCause, found: &BTreeMap<PlacedCause, Certainty>) -> Option<Certainty> {
     let exact = cause.places.iter().filter_map(|place| found.get(place).copied()).min();
     exact.or_else(|| {
-        let either = |place: &&PlacedCause| found.iter().any(|(finding, sure)| is_either(finding, *sure, place));
+        let either =
+            |place: &&PlacedCause| found.iter().any(|(finding, sure)| is_either(finding, *sure, place));
         let is_answer = cause.code() == "response-lost";
         cause.places.iter().find(|place| is_answer && either(place)).map(|_| Certainty::Ambiguous)
     })
@@ -92,7 +93,8 @@ fn a_capture_shows_what_the_log_knows() {
         let header = reader.header().clone();
         let log: Vec<Entry> = reader.map(|entry| entry.expect("an entry")).collect();
         let truth = log_causes(&Addresses::new(&header), &log, text.contains("\"go-back-0\""));
-        let places: BTreeSet<PlacedCause> = truth.iter().flat_map(|cause| cause.places.iter().cloned()).collect();
+        let places: BTreeSet<PlacedCause> =
+            truth.iter().flat_map(|cause| cause.places.iter().cloned()).collect();
         let mut converter = CaptureConverter::default();
         let mut start_ns = None;
         for record in CaptureReader::new(&artifacts.capture[..]).expect("a capture") {
@@ -105,7 +107,9 @@ fn a_capture_shows_what_the_log_knows() {
         for (cause, certainty) in &found {
             let is_right = places.contains(cause)
                 || places.iter().any(|other| is_alike(cause, other))
-                || places.iter().any(|other| other.code == "response-lost" && is_either(cause, *certainty, other));
+                || places
+                    .iter()
+                    .any(|other| other.code == "response-lost" && is_either(cause, *certainty, other));
             if !is_right {
                 recalls.entry(cause.code.clone()).or_default().only_in_capture += 1;
                 let _ = writeln!(report, "{name}: only in the capture: {certainty:?} {cause:?}");
@@ -145,9 +149,20 @@ fn a_capture_shows_what_the_log_knows() {
         "| cause | scenarios | packets | in the logs | not comparable | known | inferred | ambiguous | as another cause | recall | only in the capture |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for (code, recall) in &recalls {
-        let Recall { scenarios, in_log, packets, excluded, known, inferred, ambiguous, as_another, only_in_capture } = recall;
+        let Recall {
+            scenarios,
+            in_log,
+            packets,
+            excluded,
+            known,
+            inferred,
+            ambiguous,
+            as_another,
+            only_in_capture,
+        } = recall;
         let (found, comparable) = (known + inferred + ambiguous, in_log - excluded);
-        let share = if comparable == 0 { "–".to_owned() } else { format!("{} %", found * 100 / comparable) };
+        let share =
+            if comparable == 0 { "–".to_owned() } else { format!("{} %", found * 100 / comparable) };
         let count = scenarios.len();
         let _ = writeln!(
             table,

@@ -81,7 +81,8 @@ pub const DUPLICATE: Exclusion = "copy of a packet that had arrived";
 pub const COVERED: Exclusion = "ACK that a later answer covered";
 pub const NO_REACTION: Exclusion = "nobody reacted before the run ended";
 pub const GO_BACK_0: Exclusion = "go-back-0: a NAK and a repeated READ name the first packet of the message";
-pub const WITH_LOST_ACK: Exclusion = "no NAK, and an ACK of the connection was lost at the same time: one timeout repairs both";
+pub const WITH_LOST_ACK: Exclusion =
+    "no NAK, and an ACK of the connection was lost at the same time: one timeout repairs both";
 pub const SILENT_FAILURE: Exclusion = "the requester failed and sent nothing afterwards";
 
 /// A packet that the log knows was sent.
@@ -351,9 +352,10 @@ impl LogCauses<'_> {
             } else if cause.code() == "timeout" {
                 // The log names the queue pair of a timeout only in its entry: see `follow`.
                 let sender = &cause.places[0].sender;
-                let reaction = self.requesters.iter().find(|((host, _), events)| {
-                    host == sender && events.iter().any(|(at, _)| *at == index)
-                });
+                let reaction = self
+                    .requesters
+                    .iter()
+                    .find(|((host, _), events)| host == sender && events.iter().any(|(at, _)| *at == index));
                 let is_silent = reaction.is_some_and(|(end, _)| self.is_silent_after(end, index));
                 cause.exclusion = is_silent.then_some(SILENT_FAILURE);
             }
@@ -390,9 +392,13 @@ impl LogCauses<'_> {
         let is_ack = sent.opcode.ends_with(" ACKNOWLEDGE");
         for (at, event) in events.iter().filter(|(at, _)| *at > index) {
             match event {
-                RequesterEvent::Reaction if self.is_silent_after(&requester, *at) => return Some(SILENT_FAILURE),
+                RequesterEvent::Reaction if self.is_silent_after(&requester, *at) => {
+                    return Some(SILENT_FAILURE);
+                }
                 RequesterEvent::Reaction => return None,
-                RequesterEvent::Answer { psn } if is_ack && !is_before(*psn, sent.psn) => return Some(COVERED),
+                RequesterEvent::Answer { psn } if is_ack && !is_before(*psn, sent.psn) => {
+                    return Some(COVERED);
+                }
                 RequesterEvent::Answer { .. } => {}
             }
         }

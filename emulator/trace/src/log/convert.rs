@@ -14,10 +14,10 @@ use crate::describe::kebab_case;
 use crate::ladder::Flows;
 use crate::sequence::Arrival;
 use crate::{Packet, PacketContents, RocePacket};
-use softhca_fabric::Endpoint;
-use softhca_wire::{Ecn, Malformed, Opcode, Operation, Position, Psn, Syndrome};
 use cm::CmConnections;
 use messages::{Message, OpenMessage, RecentWrite};
+use softhca_fabric::Endpoint;
+use softhca_wire::{Ecn, Malformed, Opcode, Operation, Position, Psn, Syndrome};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 

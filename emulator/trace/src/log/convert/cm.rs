@@ -19,7 +19,12 @@ pub(super) struct CmConnections {
 
 impl CmConnections {
     /// Takes a message; returns its name, id and whether it was sent before.
-    pub(super) fn observe(&mut self, from: IpAddr, to: IpAddr, mad: &Mad) -> Option<(&'static str, u32, bool)> {
+    pub(super) fn observe(
+        &mut self,
+        from: IpAddr,
+        to: IpAddr,
+        mad: &Mad,
+    ) -> Option<(&'static str, u32, bool)> {
         let Mad::Cm(datagram) = mad else { return None };
         let name = datagram.message.name();
         let id = match &datagram.message {

@@ -1,6 +1,8 @@
 //! What answers show: rejections, acknowledgements of packets that were not captured, gaps in READ responses.
 
-use super::{FlowInference, GapFate, Inferred, MAX_REMEMBERED, Rejection, RejectionKind, SeenPacket, Timeout};
+use super::{
+    FlowInference, GapFate, Inferred, MAX_REMEMBERED, Rejection, RejectionKind, SeenPacket, Timeout,
+};
 use crate::describe::kebab_case;
 use crate::log::Certainty;
 use crate::log::value::EffectData;
@@ -85,7 +87,8 @@ impl FlowInference {
             gap.fate = GapFate::Lost;
         }
         let (kind, time_ns) = (RejectionKind::Sequence, seen.time_ns);
-        self.rejection = Some(Rejection { kind, position, opcode: seen.opcode, time_ns, is_answered: false, loss });
+        self.rejection =
+            Some(Rejection { kind, position, opcode: seen.opcode, time_ns, is_answered: false, loss });
     }
 
     /// An answer to a PSN before the first captured request.
