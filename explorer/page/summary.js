@@ -6,7 +6,7 @@ import { currentRun, look } from "./state.js";
 
 export class SummaryView {
   constructor() {
-    this.element = el("div", { class: "why summary" });
+    this.element = el("div", { class: "summary" });
   }
 
   draw() {
@@ -19,7 +19,7 @@ export class SummaryView {
     const has = (list) => list && list.length > 0;
     replace(this.element, el("section", { class: "chain" },
       el("h2", {}, "Summary"),
-      el("p", { class: "verdict" }, `${plural(numbers.hosts.length, "host")}, ${plural(numbers.connections.length, "connection")}, `
+      el("p", {}, `${plural(numbers.hosts.length, "host")}, ${plural(numbers.connections.length, "connection")}, `
         + `${plural(numbers.messages, "message")}, ${bytesText(numbers.bytes)}, ${plural(numbers.packets, "packet")} in ${timeText(numbers.duration_ns)}`),
       el("p", {}, saveLink("summary.csv", "text/csv", () => csvText(numbers)), " ", saveLink("summary.json", "application/json", () => JSON.stringify(numbers, null, 1))),
       has(numbers.causes) && [el("h2", {}, "Trouble"), table(["what", "known", "inferred", "ambiguous"],

@@ -108,7 +108,7 @@ function throughputLane(run, plane) {
 
 const TICK_MARKS = [
   ["lost", "✕", "red", (run, event) => run.kind.values[event] === KIND.SENT && run.flags.values[event] & LOST],
-  ["lost (inferred)", "◌", "orange", (run, event) => run.flags.values[event] & INFERRED_LOST],
+  ["lost?", "◌", "orange", (run, event) => run.flags.values[event] & INFERRED_LOST],
   ["repeated", "↻", "orange", (run, event) => run.kind.values[event] === KIND.SENT && run.flags.values[event] & AGAIN],
   ["NAK", "⊘", "red", (run, event) => run.kind.values[event] === KIND.SENT && run.syndrome.values[event] > 0
     && run.syndromes.words[run.syndrome.values[event]] !== "ack"],

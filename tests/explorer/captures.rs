@@ -124,11 +124,11 @@ pub fn findings() {
              return [...Array(currentRun().length).keys()].filter((event) => is(currentRun(), event)).length; }})()"
         )
     };
-    assert!(browser.number(&marked("lost (inferred)")) > 0.0);
+    assert!(browser.number(&marked("lost?")) > 0.0);
     assert_eq!(browser.number(&marked("lost")), 0.0);
     assert_ne!(
         browser.text("TICK_MARKS.find(([name]) => name === 'lost').slice(1, 3).join()"),
-        browser.text("TICK_MARKS.find(([name]) => name === 'lost (inferred)').slice(1, 3).join()")
+        browser.text("TICK_MARKS.find(([name]) => name === 'lost?').slice(1, 3).join()")
     );
     browser.click("#tab-timeline");
     browser.screenshot("capture-timeline");

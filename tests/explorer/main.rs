@@ -453,7 +453,7 @@ fn reconnect() {
          constructor(url) { super(url); window.sockets.push(this); } };",
     );
     browser.visit(&serve(&feed));
-    browser.wait("typeof app === 'object' && currentRun()?.length === 9");
+    browser.wait("typeof currentRun === 'function' && currentRun()?.length === 9");
     browser.value("sockets[0].close(3000)");
     for line in &lines[10..] {
         feed.push(line);
@@ -481,7 +481,7 @@ fn live_times() {
     feed.end();
     let mut browser = Browser::start(1440, 900);
     browser.visit(&serve(&feed));
-    browser.wait("typeof app === 'object' && currentRun()?.isComplete && document.querySelectorAll('.step').length > 5");
+    browser.wait("typeof currentRun === 'function' && currentRun()?.isComplete && document.querySelectorAll('.step').length > 5");
     for (view, times, rows) in [
         ("ladder", ".ladder-sheet .time", "[...ladderRows().events.slice(0, ladderRows().length)]"),
         ("events", ".line .time", "[...Array(currentRun().length).keys()]"),
