@@ -302,7 +302,7 @@ softhca_engine::hca_events! { with_fabric_events! {
     fault {
         /// A fault rule, or the state of a link, changed a packet.
         "fabric:fault" Fault
-        [error "{opcode!a packet}{opcode}{relative_psn? {relative_psn|signed}} {link|link}: {trigger}"] {
+        [error "{opcode!a packet}{opcode}{relative_psn? {relative_psn|signed}}{link|link}: {trigger}"] {
             /// The link; absent if a capture shows the fault.
             link: Option<u32>,
             /// `forward` from the first end of the link, or `backward`.
