@@ -88,7 +88,7 @@ enum Command {
     Playground(playground::Arguments),
     /// Create an HTML report from a run or a capture
     Report(report::Arguments),
-    /// Explain from an event log why work requests failed or were slow
+    /// Explain from an event log or a capture why work requests failed or were slow
     Why(explain::WhyArguments),
     /// Report mistakes of a verbs program that an event log shows
     Lint(explain::LintArguments),

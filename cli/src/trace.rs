@@ -3,6 +3,8 @@
 use crate::terminal::PrintableWriter;
 use crate::time::Time;
 use crate::{exit_code, input, output, terminal};
+use softhca_trace::filter::{FILTER_FIELDS, FILTER_FLAGS, Filter, FilterError, PacketFilter};
+use softhca_trace::join::{self, Fate, JoinError};
 use softhca_trace::log::{EntryFormatter, LogError};
 use softhca_trace::{
     CaptureError, CaptureErrorKind, CaptureReader, CaptureWriter, EventLogReader, InterfaceId, LadderBuilder,
@@ -13,17 +15,34 @@ use std::io::{self, BufRead, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+const AFTER_HELP: &str = "The last line of text and ladder output counts all packets, RoCE packets, good and bad ICRCs, and malformed \
+                        packets.\nWith --follow, prints packets as they are captured, until interrupted or standard input \
+                        ends.\nExit code: 0; with --check, 1 if a RoCE packet is malformed or has a bad ICRC; 2 if the file \
+                        cannot be read.";
+
 /// Arguments of `softhca trace`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "The last line of text and ladder output counts all packets, RoCE packets, good and bad ICRCs, and malformed \
-                        packets.\nWith --follow, prints packets as they are captured, until interrupted or standard input \
-                        ends.\nExit code: 0; with --check, 1 if a RoCE packet is malformed or has a bad ICRC; 2 if the file \
-                        cannot be read."
+    after_help = AFTER_HELP
 )]
 pub struct Arguments {
     /// pcap or pcapng file, or event log; - for standard input
     file: PathBuf,
+    /// A second capture of the same traffic, taken at the other end: shows delays, and what was lost in between
+    #[arg(conflicts_with_all = ["follow", "roce_v1", "perfetto", "summary"])]
+    other: Option<PathBuf>,
+    /// Only packets that match, such as 'qp == 0x12 && psn > +100 && nak'
+    #[arg(long, value_name = "EXPRESSION", value_parser = parse_filter)]
+    filter: Option<Filter>,
+    /// Print hosts, connections, causes of trouble, latencies and sizes; with --json or --csv as data
+    #[arg(long, conflicts_with_all = ["ladder", "follow", "filter"])]
+    summary: bool,
+    /// Print the summary as comma-separated values: table, name, key, value
+    #[arg(long, requires = "summary", conflicts_with = "json")]
+    csv: bool,
+    /// Write a trace for the Perfetto UI: a track for each queue pair, and arrows from post to completion
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["ladder", "follow", "filter", "summary"])]
+    perfetto: Option<PathBuf>,
     /// Print one JSON object per packet or event
     #[arg(long)]
     json: bool,
@@ -50,8 +69,56 @@ pub struct Arguments {
     roce_v1: Option<PathBuf>,
 }
 
+/// Parses a filter; the error shows where it is wrong.
+pub fn parse_filter(text: &str) -> Result<Filter, String> {
+    text.parse().map_err(|error: FilterError| {
+        let FilterError { column, message } = error;
+        let fields: Vec<&str> = FILTER_FIELDS.iter().map(|field| field.name).collect();
+        let words: Vec<&str> = FILTER_FLAGS.iter().map(|(name, _)| *name).collect();
+        let (fields, words) = (fields.join(" "), words.join(" "));
+        format!("{message}\n  {text}\n  {}^\nfields: {fields}\nwords: {words}", " ".repeat(column - 1))
+    })
+}
+
+/// Parses a filter for packets that are looked at one by one.
+#[cfg(target_os = "linux")]
+pub fn parse_packet_filter(text: &str) -> Result<Filter, String> {
+    let filter = parse_filter(text)?;
+    if filter.uses("lost") { Err(LOST_IN_ONE_CAPTURE.into()) } else { Ok(filter) }
+}
+
+/// Removes the packets of a capture that do not match. The file is replaced when the new one is complete.
+#[cfg(target_os = "linux")]
+pub fn filter_file(path: &Path, filter: &Filter) -> io::Result<()> {
+    let mut new_path = path.as_os_str().to_owned();
+    new_path.push(".filtered");
+    let new_path = PathBuf::from(new_path);
+    let mut writer = CaptureWriter::new(BufWriter::new(output::create_private(&new_path)?))?;
+    let interface = writer.add_interface("filtered", "packets that match a filter")?;
+    let mut filter = PacketFilter::new(filter.clone());
+    let mut start_ns = None;
+    for record in CaptureReader::open(path).map_err(io::Error::other)? {
+        let record = record.map_err(io::Error::other)?;
+        let packet = Packet::new(&record, *start_ns.get_or_insert(record.time_ns));
+        if filter.matches(&packet) {
+            let direction = record.direction().unwrap_or(PacketDirection::Outbound);
+            writer.write_frame(record.time_ns, interface, direction, &record.data, None)?;
+        }
+    }
+    writer.flush()?;
+    std::fs::rename(new_path, path)
+}
+
+/// The error for a filter by `lost` on packets that are looked at one by one.
+const LOST_IN_ONE_CAPTURE: &str = "`lost` needs what happens later: join two captures of the same traffic \
+                                       (`softhca trace A B --filter lost`), use the search box of a report, or see \
+                                       `softhca why`";
+
 /// Why the command stops early.
 enum TraceError {
+    LostInOneCapture,
+    Join(JoinError),
+    OtherInput(CaptureError),
     Input(CaptureError),
     Log(LogError),
     UnsupportedForLogs,
@@ -79,6 +146,9 @@ impl From<io::Error> for TraceError {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
+    if arguments.summary || arguments.perfetto.is_some() {
+        return analyze(arguments);
+    }
     let mut output = BufWriter::new(PrintableWriter::new(io::stdout().lock()));
     let mut tally = PacketCounts::default();
     let printed = print_file(arguments, &mut tally, &mut output);
@@ -94,11 +164,17 @@ pub fn run(arguments: &Arguments) -> ExitCode {
                 TraceError::Input(CaptureError { offset: 0, cause: CaptureErrorKind::Io(error) }) => {
                     errln!("softhca trace: {file}: {error}; give the path of a pcap or pcapng file");
                 }
+                TraceError::Join(error) => errln!("softhca trace: {error}"),
+                TraceError::LostInOneCapture => errln!("softhca trace: --filter: {LOST_IN_ONE_CAPTURE}"),
+                TraceError::OtherInput(error) => {
+                    let file = arguments.other.as_deref().unwrap_or(&arguments.file).display();
+                    errln!("softhca trace: {file}: {error}; give the path of a pcap or pcapng file");
+                }
                 TraceError::Input(error) => errln!("softhca trace: {file}: {error}"),
                 TraceError::Log(error) => errln!("softhca trace: {file}: {error}"),
                 TraceError::UnsupportedForLogs => errln!(
-                    "softhca trace: {file} is an event log: --ladder, --check and --roce-v1 apply to captures only; \
-                     use `softhca why` to explain a log"
+                    "softhca trace: {file} is an event log: --ladder, --check, --filter, --roce-v1 and a second file \
+                     apply to captures only; use `softhca why` to explain a log"
                 ),
                 TraceError::RoceV1Output(error) => {
                     let file = arguments.roce_v1.as_deref().unwrap_or(&arguments.file).display();
@@ -121,6 +197,12 @@ fn print_file(
         return print_log(arguments, input, output);
     }
     let capture = CaptureReader::new(input)?;
+    if let Some(other) = &arguments.other {
+        return print_joined(arguments, capture, other, tally, output);
+    }
+    if arguments.filter.as_ref().is_some_and(|filter| filter.uses("lost")) {
+        return Err(TraceError::LostInOneCapture);
+    }
     if arguments.follow && arguments.ladder {
         return draw_live_ladders(arguments, capture, tally, output);
     }
@@ -145,7 +227,12 @@ fn print_log(
     input: Box<dyn BufRead>,
     output: &mut impl Write,
 ) -> Result<(), TraceError> {
-    if arguments.ladder || arguments.check || arguments.roce_v1.is_some() {
+    if arguments.ladder
+        || arguments.check
+        || arguments.roce_v1.is_some()
+        || arguments.filter.is_some()
+        || arguments.other.is_some()
+    {
         return Err(TraceError::UnsupportedForLogs);
     }
     let reader = EventLogReader::new(input)?;
@@ -182,12 +269,16 @@ fn print_packets(
         .map(RoceV1Writer::create)
         .transpose()
         .map_err(TraceError::RoceV1Output)?;
+    let mut filter = arguments.filter.clone().map(PacketFilter::new);
     for record in capture {
         let record = record?;
+        let packet = Packet::new(&record, *start_ns.get_or_insert(record.time_ns));
+        if filter.as_mut().is_some_and(|filter| !filter.matches(&packet)) {
+            continue;
+        }
         if let Some(reframed) = &mut reframed {
             reframed.add(&record).map_err(TraceError::RoceV1Output)?;
         }
-        let packet = Packet::new(&record, *start_ns.get_or_insert(record.time_ns));
         tally.add(&packet);
         if arguments.ladder {
             ladders.record_packet(&packet);
@@ -240,6 +331,97 @@ impl RoceV1Writer {
     }
 }
 
+/// Prints the packets of two captures as one, with what became of each.
+fn print_joined(
+    arguments: &Arguments,
+    first: CaptureReader<Box<dyn BufRead>>,
+    other: &Path,
+    tally: &mut PacketCounts,
+    output: &mut impl Write,
+) -> Result<(), TraceError> {
+    let first: Vec<Record> = first.collect::<Result<_, _>>()?;
+    let second: Vec<Record> =
+        CaptureReader::open(other).and_then(Iterator::collect).map_err(TraceError::OtherInput)?;
+    let joined = join::join(&first, &second).map_err(TraceError::Join)?;
+    let mut filter = arguments.filter.clone().map(PacketFilter::new);
+    let mut ladders = LadderBuilder::default();
+    for joined_packet in &joined.packets {
+        let record = if joined_packet.is_second { &second } else { &first }.get(joined_packet.index);
+        let Some(record) = record else { continue };
+        let packet = Packet { time_ns: joined_packet.time_ns, ..Packet::new(record, 0) };
+        let lost = joined_packet.fate == Fate::Lost;
+        if filter.as_mut().is_some_and(|filter| !filter.matches_joined(&packet, lost)) {
+            continue;
+        }
+        tally.add(&packet);
+        let fate = match joined_packet.fate {
+            Fate::Arrived { delay_ns } => format!("{:+.3} µs", delay_ns as f64 / 1000.0),
+            Fate::Lost => "lost".into(),
+            Fate::NotCapturedAtReceiver => "missed".into(),
+            Fate::NotCapturedAtSender => "arrived".into(),
+            Fate::Outside => "alone".into(),
+        };
+        if arguments.ladder {
+            ladders.record_joined(&packet, lost, if lost { "lost between the captures" } else { "" });
+        } else if arguments.json {
+            let mut object = serde_json::to_value(&packet).map_err(io::Error::from)?;
+            object["joined"] = serde_json::to_value(joined_packet.fate).map_err(io::Error::from)?;
+            writeln!(output, "{object}")?;
+        } else {
+            writeln!(output, "{fate:>14}  {packet}")?;
+        }
+    }
+    if arguments.ladder {
+        draw_ladders(arguments, &mut ladders, output)?;
+    }
+    if arguments.json {
+        for direction in &joined.directions {
+            serde_json::to_writer(&mut *output, direction).map_err(io::Error::from)?;
+            writeln!(output)?;
+        }
+        return Ok(());
+    }
+    writeln!(output, "\n{joined}")?;
+    Ok(writeln!(output, "{tally}")?)
+}
+
+/// Prints a summary, or writes a trace for Perfetto.
+fn analyze(arguments: &Arguments) -> ExitCode {
+    let analyzer = match crate::explain::read_any("trace", &arguments.file) {
+        Ok(analyzer) => analyzer,
+        Err(code) => return code,
+    };
+    if let Some(path) = &arguments.perfetto {
+        let written = output::create_private(path).map(BufWriter::new).and_then(|mut file| {
+            serde_json::to_writer(&mut file, &analyzer.perfetto()).map_err(io::Error::from)?;
+            file.flush()
+        });
+        return match written {
+            Ok(()) => {
+                outln!("trace: {}", path.display());
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                errln!("softhca trace: cannot write {}: {error}; choose another file", path.display());
+                ExitCode::from(exit_code::BAD_INPUT)
+            }
+        };
+    }
+    let summary = analyzer.summary();
+    let text = match () {
+        () if arguments.json => serde_json::to_string(&summary).expect("plain fields make an object") + "\n",
+        () if arguments.csv => summary.csv(),
+        () => summary.to_string(),
+    };
+    match io::stdout().lock().write_all(terminal::printable(&text).as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            errln!("softhca trace: cannot write the output: {error}");
+            ExitCode::from(exit_code::BAD_INPUT)
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}
+
 /// Draws each packet as it is captured.
 fn draw_live_ladders(
     arguments: &Arguments,
@@ -249,10 +431,14 @@ fn draw_live_ladders(
 ) -> Result<(), TraceError> {
     let mut ladders = LiveLadder::new(NameTable::new(), terminal::style());
     let (from, to) = arguments.time_range();
+    let mut filter = arguments.filter.clone().map(PacketFilter::new);
     let mut start_ns = None;
     for record in capture {
         let record = record?;
         let packet = Packet::new(&record, *start_ns.get_or_insert(record.time_ns));
+        if filter.as_mut().is_some_and(|filter| !filter.matches(&packet)) {
+            continue;
+        }
         tally.add(&packet);
         if (from..=to).contains(&packet.time_ns) {
             output.write_all(ladders.draw_packet(&packet, arguments.qp.as_deref()).as_bytes())?;

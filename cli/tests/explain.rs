@@ -40,11 +40,67 @@ fn bad_input_is_rejected_with_a_reason() {
     let outputs = [
         run(&["why", "--qp", "carol.1"], "rc-write.jsonl"),
         run(&["why", "--wr", "77"], "rc-write.jsonl"),
-        run(&["why"], "rc-write.pcapng"),
+        run(&["why"], "README.md"),
         run(&["lint"], "nothing.jsonl"),
         run(&["trace", "--ladder"], "rc-write.jsonl"),
     ];
     insta::assert_snapshot!(outputs.join("\n"));
+}
+
+#[test]
+fn a_capture_is_explained_with_certainty() {
+    insta::assert_snapshot!(run(&["why"], "loss-go-back-n.pcapng"));
+    let json = run(&["why", "--json"], "nak-remote-access.pcapng");
+    let line = json.lines().next().expect("a finding");
+    let finding: serde_json::Value = serde_json::from_str(line).expect("JSON");
+    assert_eq!(
+        (&finding["code"], &finding["certainty"]),
+        (&"nak/remote-access-error".into(), &"known".into())
+    );
+    let schema = softhca().args(["why", "--schema"]).output().expect("it runs");
+    let schema: serde_json::Value = serde_json::from_slice(&schema.stdout).expect("JSON");
+    assert!(schema["properties"]["certainty"].is_object(), "{schema}");
+}
+
+#[test]
+fn a_filter_selects_packets_and_its_errors_point_at_the_place() {
+    let naks = run(&["trace", "--filter", "nak && psn == +1"], "loss-go-back-n.pcapng");
+    assert!(naks.contains("nak") && naks.contains("\n1 packets, 1 roce"), "{naks}");
+    let again =
+        run(&["trace", "--filter", "retransmission && infiniband.bth.opcode == 7"], "loss-go-back-n.pcapng");
+    assert!(again.contains("\n2 packets, 2 roce"), "{again}");
+    let wrong = run(&["trace", "--filter", "psm == 7"], "loss-go-back-n.pcapng");
+    assert!(
+        wrong.contains("did you mean psn?") && wrong.contains("psm == 7\n  ^") && wrong.ends_with("exit 2"),
+        "{wrong}"
+    );
+}
+
+#[test]
+fn a_summary_is_text_json_or_csv() {
+    let text = run(&["trace", "--summary"], "loss-go-back-n.pcapng");
+    assert!(
+        text.contains("2 hosts, 1 connections, 2 messages") && text.contains("request-lost: 1 inferred"),
+        "{text}"
+    );
+    let json = run(&["trace", "--summary", "--json"], "loss-go-back-n.jsonl");
+    let json: serde_json::Value = serde_json::from_str(json.lines().next().expect("a line")).expect("JSON");
+    assert_eq!((&json["source"], &json["messages"]), (&"log".into(), &2.into()));
+    let csv = run(&["trace", "--summary", "--csv"], "loss-go-back-n.jsonl");
+    assert!(
+        csv.starts_with("table,name,key,value\n") && csv.contains("\ncause,request-lost,known,1\n"),
+        "{csv}"
+    );
+}
+
+#[test]
+fn a_trace_for_perfetto_is_written() {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("perfetto.json");
+    let text = run(&["trace", "--perfetto", path.to_str().expect("UTF-8")], "rc-write.jsonl");
+    assert_eq!(text, format!("trace: {}\nexit 0", path.display()));
+    let trace: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(path).expect("a file")).expect("JSON");
+    assert!(trace["traceEvents"].as_array().is_some_and(|events| events.len() > 10));
 }
 
 #[test]

@@ -72,3 +72,29 @@ fn a_truncated_capture_is_shown_up_to_the_damage_with_a_note() {
         "{stderr}"
     );
 }
+
+/// The folder of many runs becomes a list with a line and a report for each.
+#[test]
+fn a_folder_of_runs_becomes_a_list() {
+    let root = scratch("runs");
+    let scenario = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios/library/gbn-lost-send.toml");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_softhca"));
+    let ran = command
+        .args(["run", "--seeds", "1..3", "--out"])
+        .arg(&root)
+        .arg(&scenario)
+        .output()
+        .expect("it runs");
+    assert!(ran.status.success(), "{ran:?}");
+    let (code, stdout, stderr) = exit_code_and_output(&report(&[&root]));
+    let index = root.join("index.html");
+    assert_eq!((code, stdout, stderr), (0, format!("report: {}\n", index.display()), String::new()));
+    let html = std::fs::read_to_string(index).expect("a page");
+    assert!(
+        html.contains("2 runs: 2 passed, 0 failed") || html.contains("3 runs: 3 passed, 0 failed"),
+        "{html}"
+    );
+    let link = html.split("href=\"").nth(1).and_then(|rest| rest.split('"').next()).expect("a link");
+    let linked = std::fs::read_to_string(root.join(link)).expect("the report of a run");
+    assert!(linked.starts_with("<!doctype html>") && html.contains("did not arrive"), "{html}");
+}

@@ -30,7 +30,7 @@ class Cursor {
       values[field] = value;
       shown.push({
         name: field, from: Math.floor(bit / 8), to: Math.ceil((bit + bits) / 8), bits, bit: bit % 8,
-        value: show ? show(value, values) : bits > 16 ? hex(value, bits / 4) : String(value), meaning: about,
+        raw: value, value: show ? show(value, values) : bits > 16 ? hex(value, bits / 4) : String(value), meaning: about,
       });
       bit += bits;
     }

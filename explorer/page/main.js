@@ -3,6 +3,7 @@
 import { el, replace } from "./dom.js";
 import { countText, plural } from "./words.js";
 import { CLASSES, KIND, Run } from "./run.js";
+import { FILTER_FIELDS, FILTER_FLAGS } from "./filter.js";
 import { emptyRuns, readFile, readMeta, readRuns } from "./data.js";
 import { app, currentConnection, currentRun, filteredEvents, isFiltered, linkOf, look, readLink, redraw } from "./state.js";
 import { sentence, whoOf } from "./say.js";
@@ -11,6 +12,7 @@ import { Sequence } from "./sequence.js";
 import { Timeline } from "./timeline.js";
 import { Machines } from "./machines.js";
 import { MemoryView } from "./memory.js";
+import { SummaryView } from "./summary.js";
 import { Why } from "./why.js";
 import { PacketView } from "./packet.js";
 import { Events } from "./events.js";
@@ -21,6 +23,7 @@ import { followEvents, liveRun } from "./live.js";
 import { Playground } from "./playground.js";
 
 const VIEWS = [
+  ["summary", "Summary", "The run in numbers"],
   ["ladder", "Ladder", "Packets and events between two queue pairs"], ["sequence", "PSNs", "PSNs over time, and the acknowledged PSN"],
   ["timeline", "Timeline", "Throughput, rates, queues, pauses, CNPs"], ["states", "States", "The state machines of both queue pairs"],
   ["memory", "Memory", "Written bytes by time and writer"], ["why", "Why", "The chain of causes of a failure"],
@@ -30,7 +33,7 @@ const VIEWS = [
 const PLAYGROUND = ["playground", "Playground", "Edit a scenario and run it here"];
 
 const KEYS = [
-  ["1 … 9", "the views"], ["↓ ↑, j k", "next and previous event of the ladder"], ["n p", "next and previous packet"],
+  ["0 … 9", "the views"], ["↓ ↑, j k", "next and previous event of the ladder"], ["n p", "next and previous packet"],
   ["f", "next fault, NAK or failure"], ["s", "step mode: show the run up to the selection only"], ["[ ]", "previous and next connection"],
   ["/", "search"], ["Esc", "leave the search, clear filters, end step mode"], ["t", "light or dark"], ["+ −", "larger and smaller"],
   ["c", "copy a link to this view"], ["?", "this help"],
@@ -40,7 +43,7 @@ const filePicker = el("input", { type: "file", accept: ".jsonl,.json", class: "s
 const ladderView = new Ladder(() => ({ run: currentRun(), connection: currentConnection(), number: app.state.run }));
 const views = {
   ladder: ladderView, sequence: new Sequence(), timeline: new Timeline(), states: new Machines(), memory: new MemoryView(),
-  why: new Why(), packet: new PacketView(), compare: new Compare(() => filePicker.click()), events: new Events(),
+  summary: new SummaryView(), why: new Why(), packet: new PacketView(), compare: new Compare(() => filePicker.click()), events: new Events(),
 };
 const playground = new Playground();
 const inspector = new Inspector();
@@ -56,7 +59,9 @@ const page = {
   view: el("main", { class: "view" }),
   help: el("dialog", { class: "help" }),
 };
-const search = el("input", { type: "search", placeholder: "search ( / )", "aria-label": "Search", class: "search" });
+const search = el("input", { type: "search", placeholder: "search or filter ( / )", "aria-label": "Search", class: "search", list: "filter-words" });
+// Completes the word at the end of what is typed.
+const filterWords = el("datalist", { id: "filter-words" });
 const choices = {};
 
 function build(root) {
@@ -65,11 +70,14 @@ function build(root) {
     views.playground = playground;
   }
   for (const [at, [name, label, about]] of VIEWS.entries()) {
-    page.tabs.append(el("button", { class: "tab", id: "tab-" + name, title: `${about} (${(at + 1) % 10})`, onclick: () => look({ view: name }) },
-      el("kbd", {}, (at + 1) % 10), label));
+    page.tabs.append(el("button", { class: "tab", id: "tab-" + name, title: at < 10 ? `${about} (${at})` : about, onclick: () => look({ view: name }) },
+      at < 10 && el("kbd", {}, at), label));
   }
   let pause = 0;
   search.addEventListener("input", () => {
+    const start = search.value.slice(0, search.value.search(/[\w.]*$/));
+    const words = [...FILTER_FIELDS.flat(), ...FILTER_FLAGS].filter((word) => word.startsWith(search.value.slice(start.length)));
+    replace(filterWords, words.map((word) => el("option", { value: start + word })));
     clearTimeout(pause);
     pause = setTimeout(() => look({ q: search.value.trim() }), 180);
   });
@@ -92,7 +100,8 @@ function build(root) {
     el("button", { class: "button", title: "Next packet (n)", onclick: () => stepPacket(1) }, "Next packet ›"));
   replace(page.help, el("h2", {}, "Keys"), el("table", {}, el("tbody", {}, KEYS.map(([keys, about]) => el("tr", {}, el("th", {}, keys), el("td", {}, about))))),
     el("h2", {}, "Signs"), el("p", {}, "✕ lost or failed · ⊘ NAK · ↻ retransmitted · ⚡ fault rule · △ unusual · ✓ completed · ⚑ CE mark · ◆ CNP"),
-    el("h2", {}, "Search"), el("p", {}, "Words are searched in the lines of the log; +12 is a PSN relative to the first of its connection."),
+    el("h2", {}, "Search"), el("p", {}, "Words are searched in the lines of the log; +12 is a PSN relative to the first of its connection. "
+      + "Expressions select packets, with the fields of Wireshark or short names: qp == 0x12 && psn > +100 && nak"),
     el("form", { method: "dialog" }, el("button", { class: "button" }, "Close")));
   const top = el("header", { class: "top" }, el("span", { class: "logo", "aria-hidden": "true" }, "⇄"), page.title, page.status, el("span", { class: "spring" }));
   top.append(moreButton("more", "⋯", "More", top), el("div", { class: "top-buttons" },
@@ -105,7 +114,7 @@ function build(root) {
   root.append(top,
     page.tabs, page.filters, page.notes,
     el("div", { class: "middle" }, page.view, inspector.element),
-    page.caption, el("footer", {}, overview.canvas, filePicker, inspector.live), page.help);
+    page.caption, el("footer", {}, overview.canvas, filePicker, filterWords, inspector.live), page.help);
 }
 
 /** A button that shows on narrow screens the controls which have no room there. */
@@ -150,6 +159,10 @@ function draw() {
   }
   inspector.draw();
   overview.draw();
+  const isWrong = Boolean(app.state.q && app.filterError);
+  search.setAttribute("aria-invalid", String(isWrong));
+  search.title = isWrong ? app.filterError : "";
+  if (isWrong) page.status.textContent = `filter: ${app.filterError}`;
 }
 
 function statusText(run) {
@@ -301,7 +314,7 @@ function onKey(event) {
     "+": () => scale(1), "=": () => scale(1), "-": () => scale(-1), "[": () => look({ conn: Math.max(0, app.state.conn - 1), sel: -1 }),
     "]": () => look({ conn: Math.min(currentRun().connections.length - 1, app.state.conn + 1), sel: -1 }),
     PageDown: () => pageBy(1), PageUp: () => pageBy(-1), Home: () => pageBy(-Infinity), End: () => pageBy(Infinity),
-  }[event.key] ?? (/^\d$/.test(event.key) && VIEWS[(Number(event.key) + 9) % 10] && (() => look({ view: VIEWS[(Number(event.key) + 9) % 10][0] })));
+  }[event.key] ?? (/^\d$/.test(event.key) && VIEWS[Number(event.key)] && (() => look({ view: VIEWS[Number(event.key)][0] })));
   if (!act) return;
   event.preventDefault();
   act();

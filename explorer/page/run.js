@@ -61,7 +61,7 @@ export const NO_PSN = 0xffffffff;
 const MULTICAST = 0xffffff;
 
 /** Flags of an event. */
-export const AGAIN = 1, LOST = 2, FAULTED = 4, ARRIVED = 8, FAILED = 16, MARKED = 32, DAMAGED = 64;
+export const AGAIN = 1, LOST = 2, FAULTED = 4, ARRIVED = 8, FAILED = 16, MARKED = 32, DAMAGED = 64, INFERRED_LOST = 128;
 
 /** The class of an event, for the filter. */
 export const CLASSES = [
@@ -120,7 +120,7 @@ export class Run {
     this.length = 0;
     this.end = 0;
     this.isComplete = false;
-    this.why = { explanations: [], summary: "" };
+    this.why = { explanations: [], summary: "", numbers: null, lints: [] };
 
     this.kinds = new Interner(["?", ...Object.keys(KINDS)]);
     this.hosts = new Interner();
@@ -156,6 +156,8 @@ export class Run {
     this.flows = new Map();
     this.flowsOfHost = new Map();
     this.faults = new Map();                 // packet -> its faults
+    this.gaps = new Set();                   // packets before which a capture misses some
+    this.openGaps = new Set();               // flows whose next packet is one of those
     this.failures = [];                      // completions that failed
     this.labels = new Map();                 // what is in a packet, where the log tells
     this.regions = new Map();
@@ -188,6 +190,12 @@ export class Run {
       this.hostOf.set(address, host);
     }
     return host;
+  }
+
+  /** The address of a host, or its name if none is known. */
+  addressOf(host) {
+    for (const [address, known] of this.hostOf) if (known === host) return address;
+    return this.hosts.words[host];
   }
 
   /** The end of a connection for a queue pair. */
@@ -314,7 +322,7 @@ export class Run {
         if (entry.trigger) this.labels.set(index, entry.trigger);
         break;
       case KIND.RECEIVED: this.received(index, host, data); break;
-      case KIND.FAULT: this.fault(index, host, data); break;
+      case KIND.FAULT: this.fault(index, host, data, entry.certainty); break;
       default: this.addOther(index, kind, host, entry.name, data);
     }
   }
@@ -341,6 +349,7 @@ export class Run {
     const flow = this.flow(host, peer, packet.dest_qp);
     (response ? flow.responses : flow.requests).put(packet.psn, index, this);
     if (!response) this.begun(end, packet.psn);
+    if (!response && this.openGaps.delete(`${host} ${packet.dest_qp}`)) this.gaps.add(index);
     if (data.retransmission) this.flags.values[index] |= AGAIN;
     if (data.wr_id !== undefined) this.work.values[index] = this.ends[end].open.get(data.wr_id)?.[0] ?? -1;
     this.cls.values[index] = packet.syndrome !== undefined && packet.syndrome !== "ack"
@@ -384,7 +393,7 @@ export class Run {
     return find(this.flows.get((host * 16384 + peer) * 0x1000000 + packet.dest_qp));
   }
 
-  fault(index, host, data) {
+  fault(index, host, data, certainty) {
     this.cls.values[index] = CLASS.fault;
     if (data.psn !== undefined) this.psn.values[index] = data.psn;
     let [found, toGroup] = [-1, false];
@@ -399,7 +408,13 @@ export class Run {
         toGroup = flow.qp === MULTICAST;
       }
     }
-    if (found < 0) return;
+    const isInferred = certainty !== undefined && data.effect.kind === "dropped";
+    if (isInferred) this.flags.values[index] |= INFERRED_LOST;
+    if (found < 0) {
+      if (certainty !== undefined && data.class === "request") this.openGaps.add(`${host} ${data.dest_qp}`);
+      this.placeUnseen(index, host, data.dest_qp);
+      return;
+    }
     this.link.values[index] = found;
     this.end_.values[index] = this.end_.values[found];
     const conn = this.conn.values[found];
@@ -407,10 +422,21 @@ export class Run {
     this.connections[conn].troubles++;
     this.flags.values[found] |= FAULTED;
     // Other copies of the packet may still arrive.
-    if (data.effect.kind === "dropped" && !toGroup) this.flags.values[found] |= LOST;
+    if (data.effect.kind === "dropped" && !toGroup && !isInferred) this.flags.values[found] |= LOST;
     if (data.effect.kind === "marked-ce") this.flags.values[found] |= MARKED;
     if (!this.faults.has(found)) this.faults.set(found, []);
     this.faults.get(found).push(index);
+  }
+
+  /** A packet that is not in the capture still belongs to a connection. */
+  placeUnseen(index, host, qp) {
+    const flow = qp === undefined ? undefined : (this.flowsOfHost.get(host) ?? []).find((flow) => flow.qp === qp);
+    const sent = flow ? Math.max(...flow.requests.slots, ...flow.responses.slots) : -1;
+    if (sent < 0) return;
+    this.end_.values[index] = this.end_.values[sent];
+    this.conn.values[index] = this.conn.values[sent];
+    this.connections[this.conn.values[sent]].troubles++;
+    this.row(index, this.conn.values[sent]);
   }
 
   addOther(index, kind, host, name, data) {
@@ -674,9 +700,9 @@ export class Run {
     const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
     const at = new Map();
     let offset = 0;
-    while (offset + 12 <= bytes.length) {
+    while (offset + 16 <= bytes.length) {
       at.set(view.getUint32(offset, true), offset);
-      offset += 12 + view.getUint16(offset + 8, true);
+      offset += 16 + view.getUint16(offset + 12, true);
     }
     this.frames = { bytes, view, at };
     this.version++;
@@ -689,10 +715,10 @@ export class Run {
     if (offset === undefined && this.link.values[index] >= 0) offset = this.frames.at.get(this.link.values[index]);
     if (offset === undefined) return null;
     const { bytes, view } = this.frames;
-    const kept = view.getUint16(offset + 8, true);
+    const kept = view.getUint16(offset + 12, true);
     return {
-      length: view.getUint32(offset + 4, true), link: bytes[offset + 10], intact: bytes[offset + 11] === 1,
-      bytes: bytes.subarray(offset + 12, offset + 12 + kept),
+      length: view.getUint32(offset + 4, true), number: view.getUint32(offset + 8, true), link: bytes[offset + 14], intact: bytes[offset + 15] === 1,
+      bytes: bytes.subarray(offset + 16, offset + 16 + kept),
     };
   }
 }

@@ -88,7 +88,8 @@ export function sentence(run, index) {
   switch (kind) {
     case KIND.STARTED: {
       const packets = data.packets > 1 ? ` in ${data.packets} packets` : "";
-      return `${workName(run, run.work.values[index])}, ${bytesText(data.bytes)}${packets}`;
+      const missing = entry.trigger ? `; ${entry.trigger}` : "";
+      return `${workName(run, run.work.values[index])}, ${bytesText(data.bytes)}${packets}${missing}`;
     }
     case KIND.COMPLETED: {
       const work = run.work.values[index];
@@ -113,6 +114,7 @@ function eventText(run, index, entry, data) {
   const formats = {
     own: (psn) => relativePsn(psn, ownZero), peer: (psn) => relativePsn(psn, peerZero), either: (psn) => relativePsn(psn, run.zero(index)),
     hex: hexText, signed, words: (text) => text.replaceAll(/[-/]/g, " "), until: (ns) => timeText(Math.max(0, ns - run.time.values[index])),
+    retries: (left) => (left === undefined ? "" : `, ${left} retries left`), link: (link) => (link === undefined ? "" : ` on link ${link}`),
     rate: rateText, millionths: (count) => (count / 1e6).toFixed(3),
     packet: (packet) => packet?.psn === undefined ? "a packet" : run.link.values[index] >= 0 ? packetLabel(run, run.link.values[index]) : "PSN " + packet.psn,
   };

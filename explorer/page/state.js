@@ -1,6 +1,8 @@
 // The state of the page: the selection that all views share, and the link that restores it.
 
-import { AGAIN, CLASSES, FAULTED, KIND, LOST, NO_PSN } from "./run.js";
+import { dissect } from "./dissect.js";
+import { FILTER_FIELDS, FilterError, looksLikeFilter, parseFilter } from "./filter.js";
+import { AGAIN, CLASSES, DAMAGED, FAULTED, INFERRED_LOST, KIND, LOST, MARKED, NO_PSN } from "./run.js";
 import { psnDistance } from "./words.js";
 
 /** The state that a link keeps. It omits defaults. */
@@ -97,6 +99,23 @@ function makeFilter(run, { q, host, qp, opcode, cls }) {
     const number = CLASSES.indexOf(cls);
     tests.push((index) => run.cls.values[index] === number);
   }
+  app.filterError = "";
+  if (looksLikeFilter(q)) {
+    try {
+      const test = parseFilter(q);
+      const words = [...q.matchAll(/[\w.]+/g)];
+      const byteWord = words.find(([word]) => FILTER_FIELDS.some((names) => names[0] in BYTE_FIELDS && names.includes(word)));
+      if (byteWord && !run.frames) {
+        throw new FilterError(byteWord.index + 1, `${byteWord[0]} is in the bytes of packets, which this page does not have; softhca trace --filter searches a capture`);
+      }
+      tests.push((index) => run.kind.values[index] === KIND.SENT && test(filterInput(run, index, Boolean(byteWord))));
+    } catch (error) {
+      if (!(error instanceof FilterError)) throw error;
+      app.filterError = `column ${error.column}: ${error.message}`;
+      tests.push(() => false);
+    }
+    q = "";
+  }
   for (const term of q.toLowerCase().split(/\s+/).filter(Boolean)) {
     const psn = term.match(/^(?:psn[:=])?([+-]\d+)$/);
     if (psn) {
@@ -112,6 +131,55 @@ function makeFilter(run, { q, host, qp, opcode, cls }) {
   }
   if (tests.length === 0) return null;
   return (index) => tests.every((test) => test(index));
+}
+
+/** What the filter language sees of a packet that was sent. */
+function filterInput(run, index, hasBytes) {
+  const data = run.entry(index).data;
+  const { packet } = data;
+  const name = packet.opcode.slice(packet.opcode.indexOf(" ") + 1);
+  const [flags, response] = [run.flags.values[index], run.responses[run.opcode.values[index]]];
+  const zero = run.zero(index);
+  const syndrome = packet.syndrome ?? "";
+  const words = {
+    request: !response, response: response && name !== "CNP", send: name.startsWith("SEND"), write: name.startsWith("WRITE"),
+    read: name.startsWith("READ"), atomic: /ATOMIC|FETCH_ADD|COMPARE_SWAP/.test(name), ack: name === "ACKNOWLEDGE" && syndrome === "ack",
+    nak: syndrome !== "" && syndrome !== "ack", rnr: syndrome === "rnr-nak", cnp: name === "CNP", cm: packet.dest_qp === 1,
+    ce: flags & MARKED, retransmission: flags & AGAIN, bad_icrc: flags & DAMAGED, gap: run.gaps.has(index),
+    lost: flags & LOST || (run.faults.get(index) ?? []).some((fault) => run.flags.values[fault] & INFERRED_LOST),
+  };
+  const frame = run.frame(index);
+  return {
+    numbers: {
+      ...(hasBytes && frame ? byteNumbers(frame) : {}), number: [frame?.number ?? index + 1], time: [run.time.values[index] / 1e9], qp: data.qp ? [packet.dest_qp, data.qp] : [packet.dest_qp],
+      dest_qp: [packet.dest_qp], psn: [packet.psn], payload: [packet.payload], opcode: opcodeByte(packet.opcode),
+    },
+    addresses: [run.addressOf(run.host.values[index]), packet.peer], opcode: packet.opcode,
+    relative_psn: zero >= 0 ? psnDistance(packet.psn, zero) : undefined, flags: Object.keys(words).filter((word) => words[word]),
+  };
+}
+
+/** The number of an opcode, as a list that is empty if it is not known. */
+function opcodeByte(name) {
+  const at = app.meta.opcodes?.[name];
+  return at === undefined ? [] : [at];
+}
+
+/** Fields that only the bytes of a packet have: the headers that may have them, and their name there. */
+const BYTE_FIELDS = {
+  port: [["UDP"], "source port"], ecn: [["IPv4", "IPv6", "GRH"], "ECN"], ack_req: [["BTH"], "ack request"], pad: [["BTH"], "pad count"], pkey: [["BTH"], "P_Key"],
+  va: [["RETH", "AtomicETH"], "virtual address"], rkey: [["RETH", "AtomicETH"], "R_Key"], len: [["RETH"], "DMA length"], syndrome: [["AETH"], "syndrome"],
+  msn: [["AETH"], "MSN"], qkey: [["DETH"], "Q_Key"], src_qp: [["DETH"], "source QP"], imm: [["ImmDt"], "immediate"],
+};
+
+function byteNumbers(frame) {
+  const numbers = {};
+  const headers = dissect(frame);
+  for (const [name, [among, label]] of Object.entries(BYTE_FIELDS)) {
+    const field = headers.find((header) => among.includes(header.name))?.fields.find((field) => field.name === label);
+    if (field) numbers[name] = [Number(field.raw)];
+  }
+  return numbers;
 }
 
 /** The events whose line contains a word. */

@@ -2,7 +2,7 @@
 
 import { el, replace } from "./dom.js";
 import { countText, rateText } from "./words.js";
-import { AGAIN, KIND, LOST } from "./run.js";
+import { AGAIN, INFERRED_LOST, KIND, LOST } from "./run.js";
 import { app, currentRun, look } from "./state.js";
 import { Chart, valueAxis } from "./chart.js";
 
@@ -108,6 +108,7 @@ function throughputLane(run, plane) {
 
 const TICK_MARKS = [
   ["lost", "✕", "red", (run, event) => run.kind.values[event] === KIND.SENT && run.flags.values[event] & LOST],
+  ["lost?", "◌", "orange", (run, event) => run.flags.values[event] & INFERRED_LOST],
   ["repeated", "↻", "orange", (run, event) => run.kind.values[event] === KIND.SENT && run.flags.values[event] & AGAIN],
   ["NAK", "⊘", "red", (run, event) => run.kind.values[event] === KIND.SENT && run.syndrome.values[event] > 0
     && run.syndromes.words[run.syndrome.values[event]] !== "ack"],

@@ -5,6 +5,9 @@ import { timeText } from "./words.js";
 import { app, currentRun, look } from "./state.js";
 import { sentence, toneMark, toneOf } from "./say.js";
 
+/** How sure an explanation from a capture is. */
+const CERTAINTIES = { known: "Known", inferred: "Inferred", ambiguous: "Ambiguous: the capture fits more than one cause" };
+
 export class Why {
   constructor() {
     this.element = el("div", { class: "why" });
@@ -15,9 +18,7 @@ export class Why {
     const run = currentRun();
     const { explanations, summary } = run.why;
     if (explanations.length === 0) {
-      const text = run.source === "capture"
-        ? "A capture has no completions, so there is nothing to explain. The ladder shows NAKs and retransmissions."
-        : summary || (run.failures.length > 0 ? "The page has no explanation of these failures. Run: softhca why LOG" : "No completion of this run failed, so there is nothing to explain.");
+      const text = summary || (run.failures.length > 0 ? "The page has no explanation of these failures. Run: softhca why LOG" : "No completion of this run failed, so there is nothing to explain.");
       return replace(this.element, el("p", { class: "empty" }, run.isComplete ? text : "Reading…"));
     }
     const chosen = explanations[this.chosen] ?? explanations[0];
@@ -28,19 +29,19 @@ export class Why {
           class: "why-item" + (explanation === chosen ? " on" : ""), "aria-pressed": String(explanation === chosen),
           onclick: () => {
             this.chosen = number;
-            look({ sel: explanation.evidence.at(-1)?.event ?? -1 });
+            look({ sel: explanation.evidence.at(-1)?.entry ?? -1 });
           },
         }, explanation.title)),
         summary && el("p", { class: "muted" }, summary)),
       el("section", { class: "chain" },
         el("h2", {}, chosen.title),
-        el("p", { class: "verdict" }, chosen.cause),
+        el("p", { class: "verdict" }, run.source === "capture" && el("b", {}, `${CERTAINTIES[chosen.certainty]}: `), chosen.cause),
         chosen.advice && el("p", { class: "advice" }, "→ " + chosen.advice),
         el("ol", {}, chosen.evidence.map((link, number) => cause(run, link, number + 1)))));
   }
 }
 
-function cause(run, { event, time_ns, text }, number) {
+function cause(run, { entry: event, packet, time_ns, text }, number) {
   const tone = event < run.length ? toneOf(run, event) : "plain";
   return el("li", {
     class: "cause " + tone + (app.state.sel === event ? " selected" : ""), tabindex: "0", title: event < run.length ? sentence(run, event) : "",
@@ -49,5 +50,5 @@ function cause(run, { event, time_ns, text }, number) {
   },
   el("span", { class: "cause-number" }, number),
   el("div", {}, el("p", { class: "cause-text" }, (toneMark(tone) ? toneMark(tone) + " " : "") + text),
-    el("p", { class: "muted" }, timeText(time_ns, run.end))));
+    el("p", { class: "muted" }, timeText(time_ns, run.end) + (packet ? `, packet ${packet}` : ""))));
 }

@@ -7,6 +7,7 @@
 const MODULES: &[(&str, &str)] = &[
     ("words.js", include_str!("../page/words.js")),
     ("dom.js", include_str!("../page/dom.js")),
+    ("filter.js", include_str!("../page/filter.js")),
     ("dissect.js", include_str!("../page/dissect.js")),
     ("run.js", include_str!("../page/run.js")),
     ("data.js", include_str!("../page/data.js")),
@@ -20,6 +21,7 @@ const MODULES: &[(&str, &str)] = &[
     ("machines.js", include_str!("../page/machines.js")),
     ("memory.js", include_str!("../page/memory.js")),
     ("why.js", include_str!("../page/why.js")),
+    ("summary.js", include_str!("../page/summary.js")),
     ("packet.js", include_str!("../page/packet.js")),
     ("events.js", include_str!("../page/events.js")),
     ("compare.js", include_str!("../page/compare.js")),

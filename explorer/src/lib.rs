@@ -5,6 +5,7 @@
 //! loopback. This crate puts the data into the page such that no text in them can become code; the scripts show them.
 
 mod bundle;
+mod index;
 #[cfg(not(target_family = "wasm"))]
 mod live;
 mod page;
@@ -12,6 +13,7 @@ mod run;
 mod section;
 mod why;
 
+pub use index::{IndexPage, IndexRow};
 #[cfg(not(target_family = "wasm"))]
 pub use live::{EventFeed, LiveServer};
 pub use page::{ExampleScenario, Page};

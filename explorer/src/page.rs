@@ -7,6 +7,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use softhca_trace::log::EVENT_SCHEMAS;
+use softhca_wire::Opcode;
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 /// A page with one run, with two runs to compare, with a live run, or with the emulator itself.
@@ -29,6 +31,8 @@ struct PageData<'a> {
     /// The JSON Schema of scenarios, for completion.
     #[serde(skip_serializing_if = "Option::is_none")]
     schema: Option<&'a serde_json::Value>,
+    /// The number of each opcode, for filters.
+    opcodes: BTreeMap<String, u8>,
 }
 
 /// A run whose events the server sends.
@@ -128,6 +132,7 @@ impl Page {
             playground: playground.is_some(),
             scenarios: playground.map_or(&[], |playground| &playground.scenarios),
             schema: playground.map(|playground| &playground.schema),
+            opcodes: Opcode::all().map(|opcode| (opcode.to_string(), opcode.byte())).collect(),
         };
         // Only the script of this crate may run. The policy contains its hash, so text from a log cannot.
         let policy = format!(

@@ -284,6 +284,7 @@ impl Run {
         // A packet has several entries; most are of a sent packet.
         let expected = tally.roce().max(1) as f64;
         let mut sent = 0;
+        let mut asked = Analysis::new(&header);
         for (number, entry) in entries {
             if number.is_some() {
                 sent += 1;
@@ -291,11 +292,15 @@ impl Run {
                     report(CONVERTING, (sent as f64 / expected).min(1.0));
                 }
             }
-            if let Some((record, is_intact)) = number.and_then(|number| records.remove(&number)) {
-                packer.add_frame(&FramePrefix::new(&record, is_intact));
+            if let Some(number) = number
+                && let Some((record, is_intact)) = records.remove(&number)
+            {
+                packer.add_frame(&FramePrefix::new(&record, number, is_intact));
             }
             packer.add_entry(&entry);
+            asked.push_converted((number, entry));
         }
+        packer.run.why = Some(asked.finish());
         Ok(packer.finish())
     }
 }
@@ -328,6 +333,8 @@ fn other_protocols_note(tally: &PacketCounts, others: &BTreeMap<String, u64>) ->
 
 /// The part of a frame that the page contains.
 struct FramePrefix {
+    /// The number of the packet in its file, from 1.
+    number: u32,
     link_type: LinkType,
     icrc_ok: bool,
     original_length: u32,
@@ -335,9 +342,10 @@ struct FramePrefix {
 }
 
 impl FramePrefix {
-    fn new(record: &Record, is_intact: bool) -> FramePrefix {
+    fn new(record: &Record, index: u64, is_intact: bool) -> FramePrefix {
         let data = record.data[..record.data.len().min(MAX_FRAME_PREFIX)].to_vec();
         FramePrefix {
+            number: index as u32 + 1,
             link_type: record.link_type,
             icrc_ok: is_intact,
             original_length: record.original_len as u32,
@@ -381,8 +389,9 @@ impl RunBuilder {
         self.run.events += 1;
     }
 
-    /// Adds the bytes of the packet of the next entry: the number of its event, its original length (both 32 bits),
-    /// the number of bytes kept (16), its link type (8), whether its ICRC is right (8), all little-endian, then the bytes.
+    /// Adds the bytes of the packet of the next entry: the number of its event, its original length, the number of the packet in
+    /// its file from 1 (each 32 bits), the number of bytes kept (16), its link type (8), whether its ICRC is right (8), all
+    /// little-endian, then the bytes.
     fn add_frame(&mut self, kept: &FramePrefix) {
         let link: u8 = match kept.link_type {
             LinkType::Ethernet => 0,
@@ -394,6 +403,7 @@ impl RunBuilder {
         let bytes = &mut self.run.frames;
         bytes.extend((self.run.events as u32).to_le_bytes());
         bytes.extend(kept.original_length.to_le_bytes());
+        bytes.extend(kept.number.to_le_bytes());
         bytes.extend((kept.data.len() as u16).to_le_bytes());
         bytes.extend([link, u8::from(kept.icrc_ok)]);
         bytes.extend(&kept.data);
@@ -427,7 +437,7 @@ impl FrameIndex {
 
     fn fill(&mut self, capture: impl Read) -> Result<(), CaptureError> {
         let mut kept = 0;
-        for record in CaptureReader::new(capture)? {
+        for (index, record) in CaptureReader::new(capture)?.enumerate() {
             let record = record?;
             let packet = Packet::new(&record, 0);
             let PacketContents::Roce(roce) = &packet.contents else { continue };
@@ -438,7 +448,7 @@ impl FrameIndex {
                 bth.psn.value(),
                 bth.opcode.to_string(),
             );
-            let frame = FramePrefix::new(&record, roce.icrc_ok);
+            let frame = FramePrefix::new(&record, index as u64, roce.icrc_ok);
             kept += frame.data.len();
             if kept > MAX_FRAME_BYTES {
                 self.note = Some(

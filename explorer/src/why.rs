@@ -1,8 +1,10 @@
-//! The explanation of failures by `softhca why`, for the page.
+//! What the page says about a run as a whole: the answer of `softhca why`, the summary, and lints.
 
 use serde::Serialize;
-use softhca_trace::log::{Entry, Header};
-use softhca_trace::why::{Diagnosis, LogAnalyzer, Query};
+use softhca_trace::lint::Linter;
+use softhca_trace::log::{ConvertedEntry, Entry, Header};
+use softhca_trace::summary::Summary;
+use softhca_trace::why::{Diagnosis, Explanation, LogAnalyzer, Query};
 
 /// The analysis keeps all entries in memory; a longer log is not analyzed.
 const MAX_ENTRIES: usize = 500_000;
@@ -12,66 +14,78 @@ const MAX_ENTRIES: usize = 500_000;
 pub struct WhyReport {
     explanations: Vec<Explanation>,
     summary: String,
+    /// The numbers of the summary tab; absent for a run that is too long.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    numbers: Option<Summary>,
+    lints: Vec<Lint>,
 }
 
 #[derive(Debug, Serialize)]
-struct Explanation {
-    title: String,
-    evidence: Vec<Evidence>,
-    cause: String,
-    advice: String,
-}
-
-#[derive(Debug, Serialize)]
-struct Evidence {
-    event: usize,
+struct Lint {
+    code: &'static str,
+    severity: &'static str,
     time_ns: u64,
+    count: u64,
     text: String,
+    fix: &'static str,
+}
+
+impl WhyReport {
+    /// The cause of the first explanation.
+    pub fn first_cause(&self) -> Option<&str> {
+        self.explanations.first().map(|explanation| explanation.cause.as_str())
+    }
 }
 
 /// Collects a log for its analysis.
 pub(crate) struct Analysis {
     analyzer: Option<LogAnalyzer>,
+    linter: Option<Linter>,
     entries: usize,
 }
 
 impl Analysis {
     pub fn new(header: &Header) -> Analysis {
-        Analysis { analyzer: Some(LogAnalyzer::new(header)), entries: 0 }
+        // A capture does not show what the program did.
+        let linter = header.source.is_none().then(|| Linter::new(header));
+        Analysis { analyzer: Some(LogAnalyzer::new(header)), linter, entries: 0 }
     }
 
     pub fn push(&mut self, entry: Entry) {
+        self.push_converted((None, entry));
+    }
+
+    pub fn push_converted(&mut self, entry: ConvertedEntry) {
         self.entries += 1;
         if self.entries > MAX_ENTRIES {
             self.analyzer = None;
         }
+        if let Some(linter) = &mut self.linter {
+            linter.push(&entry.1);
+        }
         if let Some(analyzer) = &mut self.analyzer {
-            analyzer.push(entry);
+            analyzer.push_converted(entry);
         }
     }
 
     pub fn finish(self) -> WhyReport {
-        let Some(analyzer) = self.analyzer else {
-            let remark = "The log is too long to be explained here. To explain one queue pair: softhca why LOG --qp Q.";
-            return WhyReport { explanations: Vec::new(), summary: remark.into() };
-        };
-        // The default query names nothing that a log could lack.
-        analyzer.diagnose(&Query::default()).map_or_else(|_| WhyReport::default(), WhyReport::from)
-    }
-}
-
-impl From<Diagnosis> for WhyReport {
-    fn from(diagnosis: Diagnosis) -> WhyReport {
-        let explanations = diagnosis.explanations.into_iter().map(|explanation| Explanation {
-            title: explanation.title,
-            evidence: explanation
-                .evidence
-                .into_iter()
-                .map(|link| Evidence { event: link.entry, time_ns: link.time_ns, text: link.text })
-                .collect(),
-            cause: explanation.cause,
-            advice: explanation.advice,
+        let lints = self.linter.iter().flat_map(Linter::findings).map(|finding| Lint {
+            code: finding.pitfall.code,
+            severity: finding.pitfall.severity.name(),
+            time_ns: finding.time_ns,
+            count: finding.count,
+            text: finding.text.clone(),
+            fix: finding.pitfall.fix,
         });
-        WhyReport { explanations: explanations.collect(), summary: diagnosis.summary }
+        let lints = lints.collect();
+        let Some(analyzer) = self.analyzer else {
+            let summary =
+                "The run is too long to be analysed as a whole. softhca why FILE --qp Q asks about one queue pair.".into();
+            return WhyReport { summary, lints, ..WhyReport::default() };
+        };
+        // A question about everything names nothing that a log could lack.
+        let Diagnosis { explanations, summary, .. } =
+            analyzer.diagnose(&Query::default()).unwrap_or_default();
+        WhyReport { explanations, summary, numbers: Some(analyzer.summary()), lints }
     }
 }

@@ -93,7 +93,7 @@ async fn connect(device: Device) -> Result<(), Error> {
     let queue = context.create_completion_queue(256)?;
     let pair = context.allocate_protection_domain()?.create_queue_pair(QpType::Rc, &queue).build()?;
     let connection = Connector::new(&context).private_data(b"hello").connect(&pair, "bob:7174").await?;
-    pair.post_send(&SendRequest::send(1, &[]).inline_data(b"a message"))?;
+    pair.post_send(&SendRequest::send(1, &[]).inline_data(b"a message for the listening side"))?;
     assert!(queue.next().await.status.is_success());
     connection.disconnect().await
 }

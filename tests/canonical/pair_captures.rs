@@ -61,8 +61,9 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
     capture("rc-send", "RC: a SEND of three packets, and one of a single packet", rc, |pair| {
         pair.post_receive(1, 0, 4096);
         pair.post_receive(2, 4096, 4096);
+        write_text(pair);
         pair.post_send(1, 0, 2500);
-        pair.post_send(2, 0, 5);
+        pair.post_send(2, 0, 45);
     }),
     capture(
         "rc-send-immediate",
@@ -218,7 +219,7 @@ pub const PAIR_CAPTURES: &[PairCapture] = &[
         rc,
         |pair| {
             pair.post_receive_into(1, &[Sge { address: 0, length: 100, lkey: LocalKey(0x7777_7777) }]);
-            pair.post_send(1, 0, 8);
+            pair.post_send(1, 0, 64);
         },
     ),
     capture_with_fault(
@@ -385,10 +386,17 @@ fn atomics(pair: &mut Pair) {
     pair.post(3, Operation::CompareSwap { remote: b.remote(0), compare: 42, swap: 8 }, &[a.sge(16, 8)]);
 }
 
+/// Writes text to the memory of the first end. Wireshark takes a SEND of zeros for RPC-over-RDMA.
+fn write_text(pair: &mut Pair) {
+    let text = b"The payload of a SEND. ".repeat(128);
+    pair.write_memory(pair.a, 0, &text);
+}
+
 /// Binds a window of the second end and invalidates it from the first end, with one packet and with several.
 fn invalidate(pair: &mut Pair) {
     let b = pair.b;
-    for (id, length) in [(1, 5), (2, 2500)] {
+    write_text(pair);
+    for (id, length) in [(1, 45), (2, 2500)] {
         let window = pair.on(b).allocate_memory_window(b.domain, MemoryWindowType::Type2).unwrap();
         let new_key = RemoteKey(window.0 ^ 1);
         let (region, address, access) = (LocalKey(b.rkey.0), b.base, AccessFlags::REMOTE_WRITE);

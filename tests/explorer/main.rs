@@ -2,8 +2,10 @@
 
 mod accessibility;
 mod browser;
+mod captures;
 #[cfg(target_os = "linux")]
 mod daemon;
+mod million;
 mod phone;
 mod playground;
 mod runs;
@@ -17,7 +19,6 @@ use softhca_tests::{captures_folder, tools};
 use softhca_trace::{CaptureReader, Packet};
 use std::path::Path;
 use std::process::{Command, ExitCode};
-use std::time::Instant;
 
 fn main() -> ExitCode {
     let needs = |name, test| tools::needs(PROGRAM, name, test);
@@ -41,17 +42,22 @@ fn main() -> ExitCode {
         needs("a_failure_is_explained_and_links_to_its_packets", why),
         needs("a_failed_run_leaves_a_page", failed_run),
         needs("congestion_is_seen_on_one_clock", congestion),
+        needs("the_search_box_speaks_the_filter_language", captures::filter_language),
+        needs("the_search_box_completes_fields_and_words", captures::filter_completion),
+        needs("the_search_box_selects_what_trace_selects", captures::filters_select_alike),
+        needs("a_capture_shows_its_findings", captures::findings),
+        needs("the_page_exports_what_trace_prints", captures::exports),
         #[cfg(target_os = "linux")]
         needs("the_cards_of_a_daemon_are_followed", daemon::followed),
         phone::trial(),
         accessibility::trial(),
         playground::trial(),
-        slow("a_million_events_open_and_scroll", million_events),
+        slow("a_million_events_open_and_scroll", million::million_events),
     ])
 }
 
-const VIEWS: [&str; 9] =
-    ["ladder", "sequence", "timeline", "states", "memory", "why", "packet", "compare", "events"];
+const VIEWS: [&str; 10] =
+    ["summary", "ladder", "sequence", "timeline", "states", "memory", "why", "packet", "compare", "events"];
 
 /// The number of non-empty pixels of a canvas.
 fn painted(browser: &mut Browser, selector: &str) -> f64 {
@@ -447,7 +453,7 @@ fn reconnect() {
          constructor(url) { super(url); window.sockets.push(this); } };",
     );
     browser.visit(&serve(&feed));
-    browser.wait("typeof app === 'object' && currentRun()?.length === 9");
+    browser.wait("typeof currentRun === 'function' && currentRun()?.length === 9");
     browser.value("sockets[0].close(3000)");
     for line in &lines[10..] {
         feed.push(line);
@@ -475,7 +481,7 @@ fn live_times() {
     feed.end();
     let mut browser = Browser::start(1440, 900);
     browser.visit(&serve(&feed));
-    browser.wait("typeof app === 'object' && currentRun()?.isComplete && document.querySelectorAll('.step').length > 5");
+    browser.wait("typeof currentRun === 'function' && currentRun()?.isComplete && document.querySelectorAll('.step').length > 5");
     for (view, times, rows) in [
         ("ladder", ".ladder-sheet .time", "[...ladderRows().events.slice(0, ladderRows().length)]"),
         ("events", ".line .time", "[...Array(currentRun().length).keys()]"),
@@ -587,73 +593,8 @@ fn why() {
     browser.press("1");
     assert_eq!(browser.number("document.querySelectorAll('.step.selected').length"), 1.0);
     browser.open(&runs::page(&captures_folder().join("rping.pcap")), "#view=why");
-    assert!(browser.text("document.querySelector('.why').textContent").contains("nothing to explain"));
+    assert!(
+        browser.text("document.querySelector('.why').textContent").contains("10.0.0.1 connected to 10.0.0.2")
+    );
     browser.assert_no_errors();
-}
-
-/// Prints the load time and memory of a log with a million events.
-fn million_events() {
-    let folder = runs::record_run(
-        "million",
-        "A million events",
-        Setup::default().one_gigabit().recovery(Recovery::GoBackN),
-        |pair| {
-            for round in 0..346 {
-                for id in 0..16 {
-                    pair.post_write(round * 16 + id, 0, id * 60_000, 60_000);
-                }
-                pair.world.run();
-                let end = pair.a;
-                pair.completions(end);
-            }
-        },
-    );
-    let log = folder.join("events.jsonl");
-    let events = std::fs::read_to_string(&log).expect("a log").lines().count() - 1;
-    assert!(events >= 1_000_000, "{events}");
-    let start = Instant::now();
-    let page = runs::page(&log);
-    eprintln!(
-        "{events} events, log {} MiB: the page takes {:?} and {} MiB",
-        mib(&log),
-        start.elapsed(),
-        mib(&page)
-    );
-    let mut browser = Browser::start(1440, 900);
-    let start = Instant::now();
-    browser.open(&page, "");
-    eprintln!("opened and read after {:?}", start.elapsed());
-    assert_eq!(browser.number("currentRun().length"), events as f64);
-    let painted = browser.number("performance.getEntriesByName('first-contentful-paint')[0].startTime");
-    eprintln!("first text after {painted:.0} ms");
-    assert!(painted < browser.number("app.readAt"), "text appears before the events are read");
-    let [now, most] = browser.memory();
-    eprintln!(
-        "read {:.0} ms after the start of the page; its process has {now} MiB, and had {most} at most",
-        browser.number("app.readAt")
-    );
-    for view in ["ladder", "events", "sequence", "timeline", "memory"] {
-        // Charts share their time range; each starts with the full range.
-        browser.value("look({ from: -1, to: -1 })");
-        browser.click(&format!("#tab-{view}"));
-        let first = browser.number(
-            "(() => { const start = performance.now(); draw(); return performance.now() - start; })()",
-        );
-        let frames = browser.value(
-            "new Promise((done) => { const target = document.querySelector('.rows, .chart'); const gaps = []; let count = 0; let last = performance.now(); \
-             const step = () => { const now = performance.now(); gaps.push(now - last); last = now; \
-             target.dispatchEvent(new WheelEvent('wheel', { deltaY: target.className === 'chart' ? -20 : 900, cancelable: true })); \
-             if (++count < 120) requestAnimationFrame(step); else { gaps.sort((a, b) => a - b); done([gaps[60], gaps[114]]); } }; \
-             requestAnimationFrame(step); })",
-        );
-        eprintln!("{view}: drawn in {first:.1} ms; scrolling, a frame takes {frames} ms (median, 95 %)");
-    }
-    browser.value("look({ view: 'events', q: 'psn\":77,' })");
-    browser.wait("document.querySelectorAll('.line').length > 0");
-    browser.screenshot("million");
-    browser.assert_no_errors();
-}
-
-fn mib(path: &Path) -> u64 {
-    std::fs::metadata(path).expect("a file").len() >> 20
 }

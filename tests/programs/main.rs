@@ -269,6 +269,17 @@ fn packets_are_captured() {
     let packets = std::fs::metadata(&file).expect("the capture").len();
     // Ten messages of 4096 bytes in each direction, and their ACKs.
     assert!(packets > 20 * 4096, "{packets} bytes");
+    let seen = rig.exec(&["--capture", &file, "--filter", "ack"], &["sh", "-c", &both]);
+    assert!(seen.success, "{seen:?}");
+    let capture =
+        softhca_trace::CaptureReader::open(std::path::Path::new(&file)).expect("the filtered capture");
+    let lines: Vec<String> =
+        capture.map(|record| softhca_trace::Packet::new(&record.expect("a record"), 0).to_string()).collect();
+    assert!(!lines.is_empty() && lines.iter().all(|line| line.contains("ACKNOWLEDGE")), "{lines:?}");
+    for (filter, message) in [("psm == 7", "did you mean psn?"), ("lost", "join two captures")] {
+        let seen = rig.exec(&["--capture", &file, "--filter", filter], &["true"]);
+        assert!(!seen.success && seen.text.contains(message), "{seen:?}");
+    }
 }
 
 fn an_unwritable_file_exits_with_125() {

@@ -8,7 +8,7 @@ use softhca_trace::log::EntryBuilder;
 use softhca_trace::why::{LogAnalyzer, Query};
 use softhca_trace::{EventLog, LadderBuilder, LadderStyle, NameTable};
 use softhca_wire::Qpn;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -98,7 +98,7 @@ impl RecentEvents {
     /// Queue pairs with outstanding work requests, and what each waits for.
     pub fn describe_waits(&self, fabric: &World<FabricSink>) -> Vec<String> {
         let mut oldest: BTreeMap<(HostId, Qpn), VecDeque<(u64, CompletionOpcode)>> = BTreeMap::new();
-        let mut rnr_waits: BTreeMap<(HostId, Qpn), u8> = BTreeMap::new();
+        let mut rnr_waits: BTreeSet<(HostId, Qpn)> = BTreeSet::new();
         for (_, event) in &self.events {
             let RecentEvent::Hca(host, event) = event else { continue };
             match *event {
@@ -113,8 +113,8 @@ impl RecentEvents {
                     oldest.entry((*host, qp)).or_default().pop_front();
                     rnr_waits.remove(&(*host, qp));
                 }
-                Event::RnrWaitStarted { qp, retries_left, .. } => {
-                    rnr_waits.insert((*host, qp), retries_left);
+                Event::RnrWaitStarted { qp, .. } => {
+                    rnr_waits.insert((*host, qp));
                 }
                 _ => {}
             }
@@ -126,10 +126,10 @@ impl RecentEvents {
                     Some((wr_id, operation)) => format!("{operation} {wr_id}"),
                     None => "a work request".into(),
                 };
-                let what = match rnr_waits.get(&(id, view.qpn)) {
-                    Some(_) => "a receive of its peer (RNR): none is posted",
-                    None if view.state.accepts_responses() => "an acknowledgement of its peer",
-                    None => "RTS",
+                let what = match rnr_waits.contains(&(id, view.qpn)) {
+                    true => "a receive of its peer (RNR): none is posted",
+                    false if view.state.accepts_responses() => "an acknowledgement of its peer",
+                    false => "RTS",
                 };
                 let (name, qpn, state, count) = (host.name(), view.qpn, view.state, view.outstanding);
                 waits.push(format!(

@@ -62,6 +62,9 @@ pub struct Arguments {
     /// Write the packets of the daemon's hosts to this pcapng file until the program exits
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
+    /// Only packets that match in the capture, such as 'nak || retransmission'
+    #[arg(long, value_name = "EXPRESSION", requires = "capture", value_parser = crate::trace::parse_packet_filter)]
+    filter: Option<softhca_trace::filter::Filter>,
     /// Write the events of the daemon's hosts to this file until the program exits; `softhca why` reads it
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
@@ -187,6 +190,12 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     }
     if events.is_some() || arguments.capture.is_some() {
         connection.stop_recording().map_err(|error| format!("the recording is incomplete: {error}"))?;
+    }
+    if let (Some(path), Some(filter)) = (&arguments.capture, &arguments.filter) {
+        let filtered = crate::trace::filter_file(path, filter);
+        filtered.map_err(|error| {
+            format!("cannot filter {} (--filter): {error}; it has all packets", path.display())
+        })?;
     }
     if let Some(logs) = &embedded {
         let explanations = logs.explanations(arguments.lint);

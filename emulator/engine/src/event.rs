@@ -107,7 +107,7 @@ macro_rules! hca_events {
             }
             /// The HCA fetched a send WQE from its ring and assigned PSNs to it.
             "work:fetched" WqeFetched
-            [normal "fetches {operation} {wr_id}: {bytes} B in {packets} packets from {first_psn|own}"] {
+            [normal "fetches {operation} {wr_id}: {bytes} B in {packets} packets from {first_psn|own}{trigger?; {trigger}}"] {
                 /// The queue pair.
                 qp: Qpn,
                 /// The id of the work request.
@@ -206,27 +206,27 @@ macro_rules! hca_events {
             }
             /// A requester retransmits.
             "recovery:retransmitted" Retransmitted
-            [unusual "retransmits from {from_psn|own}: {cause|words}, {retries_left} retries left"] {
+            [unusual "retransmits from {from_psn|own}: {cause|words}{retries_left|retries}"] {
                 /// The queue pair.
                 qp: Qpn,
                 /// The first PSN that it sends again.
                 from_psn: Psn,
                 /// Why.
                 cause: RetransmitCause,
-                /// How often it may retry again.
-                retries_left: u8,
+                /// How often it may retry again; absent if a capture does not show it.
+                retries_left: Option<u8>,
             }
             /// A requester waits after an RNR NAK.
             "recovery:rnr_wait_started" RnrWaitStarted
-            [unusual "RNR wait of {until|until} before {psn|own} is retransmitted, {retries_left} retries left"] {
+            [unusual "RNR wait of {until|until} before {psn|own} is retransmitted{retries_left|retries}"] {
                 /// The queue pair.
                 qp: Qpn,
                 /// The PSN that was rejected.
                 psn: Psn,
                 /// When the wait ends, in nanoseconds since the start.
                 until: Instant,
-                /// How often it may wait again.
-                retries_left: u8,
+                /// How often it may wait again; absent if a capture does not show it.
+                retries_left: Option<u8>,
             }
             /// The ACK timer of a requester expired.
             "recovery:ack_timed_out" AckTimedOut

@@ -3,12 +3,15 @@
 //! [`CaptureReader`] reads pcap and pcapng files into [`Record`]s; [`Packet`] is a decoded record, printed as a line
 //! of text or serialised as a JSON object; [`PacketCounts`] counts them. [`CaptureWriter`] writes pcapng, and
 //! [`Tap`] captures a world. [`LadderBuilder`] draws connections, [`log`] is the event log, and a
-//! [`ComparableTrace`] compares two runs. [`why`] explains from a log why a work request failed, [`lint`] warns of
-//! pitfalls of verbs programs. This crate opens no socket.
+//! [`ComparableTrace`] compares two runs. [`why`] explains from a log or a capture why a work request failed, [`lint`]
+//! warns of pitfalls of verbs programs, [`summary`] counts, [`filter`] selects packets, and [`join`] compares two captures
+//! of the same traffic. This crate opens no socket.
 
 mod capture;
 mod comparable_trace;
 mod describe;
+pub mod filter;
+pub mod join;
 mod json;
 mod ladder;
 pub mod lint;
@@ -17,7 +20,10 @@ mod name_table;
 mod packet;
 mod packet_counts;
 mod parsed_log;
+mod perfetto;
 mod port_tap;
+mod sequence;
+pub mod summary;
 mod tap;
 mod text;
 pub mod why;

@@ -1,6 +1,6 @@
 //! The packet in a record of a capture, and its line of text.
 
-use crate::Record;
+use crate::{PacketDirection, Record};
 use softhca_wire::cm::Datagram;
 use softhca_wire::{Ecn, MadHeader, Malformed, NetworkHeaders, Pfc, Qpn, RoceFrame, TransportPacket};
 use std::fmt;
@@ -10,6 +10,8 @@ use std::fmt;
 pub struct Packet<'a> {
     /// Nanoseconds since the first record; negative where a capture is not in order.
     pub time_ns: i64,
+    /// Whether it was captured where it was sent; unknown for most captures.
+    pub at_sender: Option<bool>,
     /// What it is.
     pub contents: PacketContents<'a>,
 }
@@ -66,7 +68,8 @@ impl<'a> Packet<'a> {
     /// Reads a record; `start_ns` is the time of the first one.
     pub fn new(record: &'a Record, start_ns: u64) -> Packet<'a> {
         let time_ns = record.time_ns.wrapping_sub(start_ns) as i64;
-        Packet { time_ns, contents: PacketContents::new(record) }
+        let at_sender = record.direction().map(|direction| direction == PacketDirection::Outbound);
+        Packet { time_ns, at_sender, contents: PacketContents::new(record) }
     }
 }
 

@@ -58,6 +58,8 @@ pub(crate) struct QueuePairTable {
     attributes: BTreeMap<QueuePairId, ConfigurationData>,
     peers: BTreeMap<QueuePairId, (IpAddr, u32)>,
     first_psns: BTreeMap<QueuePairId, u32>,
+    /// The entries are inferred from a capture.
+    pub is_capture: bool,
 }
 
 /// A log, read whole.
@@ -159,7 +161,8 @@ impl ParsedLog {
 impl QueuePairTable {
     pub fn new(header: &Header) -> QueuePairTable {
         let hosts = header.vantage_points.iter().map(|point| (point.host.clone(), Some(point.address)));
-        QueuePairTable { hosts: hosts.collect(), ..QueuePairTable::default() }
+        let is_capture = header.source.as_deref() == Some("capture");
+        QueuePairTable { hosts: hosts.collect(), is_capture, ..QueuePairTable::default() }
     }
 
     fn host_index(&mut self, name: &str) -> usize {
@@ -173,7 +176,8 @@ impl QueuePairTable {
 
     fn insert(&mut self, id: QueuePairId) {
         // Queue pair 1 is the connection manager's, and is not counted among those of programs.
-        if id.qp > 1 && !self.queue_pairs.contains(&id) {
+        // A capture may not show the number of a sender.
+        if (id.qp > 1 || (self.is_capture && id.qp == 0)) && !self.queue_pairs.contains(&id) {
             self.queue_pairs.push(id);
         }
     }
@@ -219,6 +223,11 @@ impl QueuePairTable {
     /// What to call a queue pair: its host's name and its number among the queue pairs of that host, in the
     /// order of their first entries.
     pub fn name(&self, id: QueuePairId) -> String {
+        match id.qp {
+            0 if self.is_capture => return self.hosts[id.host].0.clone(),
+            qp if self.is_capture => return format!("{} qp {qp:#x}", self.hosts[id.host].0),
+            _ => {}
+        }
         let same = self.queue_pairs.iter().filter(|other| other.host == id.host);
         let number = same.take_while(|other| **other != id).count() + 1;
         format!("{}.{number}", self.hosts[id.host].0)
@@ -226,6 +235,11 @@ impl QueuePairTable {
 
     pub fn host_name(&self, host: usize) -> &str {
         &self.hosts[host].0
+    }
+
+    /// The host with an address.
+    pub fn host_at(&self, address: IpAddr) -> Option<usize> {
+        self.hosts.iter().position(|(_, known)| *known == Some(address))
     }
 
     /// The queue pair with this name (`alice.1`) or number, decimal or with `0x`.
@@ -255,6 +269,7 @@ impl QueuePairTable {
     pub fn peer_name(&self, id: QueuePairId) -> String {
         match (self.peer(id), self.peer_address(id)) {
             (Some(peer), _) => self.name(peer),
+            (None, Some((address, qp))) if self.is_capture => format!("{address} qp {qp:#x}"),
             (None, Some((address, qp))) => format!("queue pair {qp:#x} at {address}"),
             (None, None) => "its peer".into(),
         }

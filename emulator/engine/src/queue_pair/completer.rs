@@ -236,7 +236,7 @@ impl QueuePair {
         self.requester.rnr_wait_until = Some(until);
         self.requester.ack_deadline = None;
         self.arm_timer(hca);
-        let retries_left = self.requester.rnr_retries_left;
+        let retries_left = Some(self.requester.rnr_retries_left);
         ctx.emit(Event::RnrWaitStarted { qp: self.qpn, psn, until, retries_left });
     }
 
@@ -295,7 +295,7 @@ impl QueuePair {
         self.shrink_window(hca);
         self.update_window(hca, false);
         self.restart_ack_timer(hca, ctx);
-        let retries_left = self.requester.retries_left;
+        let retries_left = Some(self.requester.retries_left);
         ctx.emit(Event::Retransmitted { qp: self.qpn, from_psn, cause, retries_left });
         self.schedule_transmit(hca);
     }
@@ -433,7 +433,7 @@ impl QueuePair {
         }
         if self.requester.rnr_wait_until.is_some_and(|until| until <= ctx.now) {
             self.requester.rnr_wait_until = None;
-            let (to, retries_left) = (self.requester.next_psn, self.requester.rnr_retries_left);
+            let (to, retries_left) = (self.requester.next_psn, Some(self.requester.rnr_retries_left));
             self.requester.rnr_retried_psn = Some(to);
             let cause = RetransmitCause::ReceiverNotReady;
             ctx.emit(Event::Retransmitted { qp: self.qpn, from_psn: to, cause, retries_left });

@@ -32,9 +32,21 @@ pub struct Record {
     pub data: Vec<u8>,
     /// How many bytes the frame had.
     pub original_len: usize,
+    /// Whether it left or entered the host where it was captured, if the file says so.
+    pub direction: Option<PacketDirection>,
 }
 
 impl Record {
+    /// The direction in the file, or in the cooked header of Linux.
+    pub fn direction(&self) -> Option<PacketDirection> {
+        let kind = match self.link_type {
+            LinkType::LinuxSll => u16::from_be_bytes([*self.data.first()?, *self.data.get(1)?]),
+            LinkType::LinuxSll2 => u16::from(*self.data.get(10)?),
+            _ => return self.direction,
+        };
+        Some(if kind == 4 { PacketDirection::Outbound } else { PacketDirection::Inbound })
+    }
+
     /// The RoCE frame in this record.
     ///
     /// A record that the snap length truncated is malformed, unless its headers show another protocol.

@@ -52,6 +52,7 @@ impl Reader {
             link_type: self.link_type,
             data: source.read_vec(kept as usize, "a record")?,
             original_len: original as usize,
+            direction: None,
         }))
     }
 }

@@ -1,7 +1,7 @@
 //! The pcapng format: sections of blocks, of which those about interfaces and packets are read.
 
 use super::source::{ByteOrder, OffsetReader};
-use super::{CaptureError, CaptureErrorKind, LinkType, Record};
+use super::{CaptureError, CaptureErrorKind, LinkType, PacketDirection, Record};
 use std::io::Read;
 
 /// The type of a section header block, the same in both byte orders.
@@ -13,6 +13,7 @@ const SIMPLE_PACKET: u32 = 3;
 const ENHANCED_PACKET: u32 = 6;
 
 const OPTION_END: u16 = 0;
+const OPTION_FLAGS: u16 = 2;
 const OPTION_RESOLUTION: u16 = 9;
 const OPTION_TIME_OFFSET: u16 = 14;
 
@@ -114,13 +115,15 @@ impl Reader {
         let number = if width == 4 { first } else { self.order.u16([fixed[0], fixed[1]]).into() };
         let interface =
             self.interfaces.get(number as usize).ok_or(CaptureErrorKind::UnknownInterface(number))?;
-        let (data, _) = split_at(rest, kept as usize, "a packet")?;
+        let (data, options) = split_at(rest, kept as usize, "a packet")?;
+        let options = options.get((kept as usize).next_multiple_of(4) - kept as usize..).unwrap_or_default();
         Ok(Record {
             offset,
             time_ns: interface.time_ns(u64::from(high) << 32 | u64::from(low)),
             link_type: interface.link_type,
             data: data.to_vec(),
             original_len: original as usize,
+            direction: self.direction(options),
         })
     }
 
@@ -137,7 +140,25 @@ impl Reader {
             link_type: interface.link_type,
             data: data.to_vec(),
             original_len: original as usize,
+            direction: None,
         })
+    }
+
+    /// The direction in the options of a packet block. Damaged options are ignored: the packet itself is whole.
+    fn direction(&self, mut options: &[u8]) -> Option<PacketDirection> {
+        while let Some((head, rest)) = options.split_first_chunk::<4>() {
+            let code = self.order.u16([head[0], head[1]]);
+            let length = usize::from(self.order.u16([head[2], head[3]]));
+            if code == OPTION_FLAGS {
+                return match self.order.u32(*rest.first_chunk::<4>()?) & 3 {
+                    1 => Some(PacketDirection::Inbound),
+                    2 => Some(PacketDirection::Outbound),
+                    _ => None,
+                };
+            }
+            options = rest.get(length.next_multiple_of(4)..).filter(|_| code != OPTION_END)?;
+        }
+        None
     }
 }
 

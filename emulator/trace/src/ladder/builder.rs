@@ -4,6 +4,7 @@ use super::event_text::{self, BasePsns};
 use super::flow::Flows;
 use super::label::{HeaderDetails, LadderPacket};
 use super::{Delivery, Emphasis, Ladder, Side, Step, StepContent};
+use crate::sequence::{Arrival, RequestHeaders};
 use crate::{NameTable, Packet, PacketContents, describe};
 use softhca_engine::{Event, Instant, QpState, Reason};
 use softhca_fabric::{Endpoint, EventSink, Fault, FaultEffect, HostId, NetworkEvent, Stage};
@@ -57,7 +58,13 @@ impl LadderBuilder {
                 let to = Endpoint { address: packet.peer, qpn: packet.dest_qp };
                 let flow = self.flows.flow_index(address, Some(qp), to, packet.opcode, 0);
                 if packet.opcode.operation().is_request() {
-                    self.flows.get_mut(flow).record_request(packet.psn);
+                    let request = RequestHeaders {
+                        opcode: packet.opcode,
+                        psn: packet.psn,
+                        payload: packet.payload_length,
+                        dma_length: None,
+                    };
+                    self.flows.get_mut(flow).record_request(&request);
                 } else {
                     self.flows.record_response(flow, packet.psn);
                 }
@@ -71,6 +78,8 @@ impl LadderBuilder {
                     header_details: None,
                     remarks: Vec::new(),
                     lost: false,
+                    is_late: false,
+                    unseen: None,
                     outstanding_delta: [0; 2],
                 };
                 self.observations.push((time_ns, Observation::Packet(sent)));
@@ -129,6 +138,15 @@ impl LadderBuilder {
         }
     }
 
+    /// A packet of two joined captures: whether it was lost between them, and a remark.
+    pub fn record_joined(&mut self, packet: &Packet<'_>, lost: bool, remark: &str) {
+        if let Some(mut sent) = self.ladder_packet(packet) {
+            sent.lost = lost;
+            sent.remarks.extend((!remark.is_empty()).then(|| remark.to_owned()));
+            self.observations.push((packet.time_ns, Observation::Packet(sent)));
+        }
+    }
+
     /// What a packet of a capture is, in the light of those before it.
     pub(super) fn ladder_packet(&mut self, packet: &Packet<'_>) -> Option<LadderPacket> {
         let PacketContents::Roce(roce) = &packet.contents else { return None };
@@ -168,19 +186,19 @@ impl LadderBuilder {
             header_details: Some(extra),
             remarks: Vec::new(),
             lost: false,
+            is_late: false,
+            unseen: None,
             outstanding_delta: [0; 2],
         };
-        if opcode.operation().is_request() {
-            let flow = self.flows.get_mut(flow);
-            sent.retransmission = flow.record_request(psn);
-            sent.outstanding_delta[0] = flow.begin_message(opcode, psn, sent.retransmission);
-        } else if opcode != softhca_wire::Opcode::CNP {
-            self.flows.record_response(flow, psn);
-            if let Some(requests) = self.flows.reverse(flow) {
-                sent.outstanding_delta[1] =
-                    -self.flows.get_mut(requests).complete_messages(opcode, psn, sent.syndrome);
-            }
-        }
+        let observation = self.flows.observe(flow, header, sent.payload);
+        sent.retransmission = observation.arrival == Some(Arrival::Again);
+        sent.is_late = observation.arrival == Some(Arrival::Fills);
+        sent.outstanding_delta =
+            [i32::from(observation.begins.is_some()), -(observation.completes.len() as i32)];
+        sent.unseen = match observation.arrival {
+            Some(Arrival::AfterGap { first, count }) => Some((first, count)),
+            _ => observation.unseen,
+        };
         sent
     }
 
@@ -368,6 +386,10 @@ impl<'a> ConnectionSorter<'a> {
         self.current.insert(flow.to, connection);
         self.connection_of_host.insert(flow.from, connection);
         self.connection_of_host.insert(flow.to.address, connection);
+        if let Some(text) = add_packet.unseen_text(self.flows, self.names) {
+            let sender = if add_packet.opcode.operation().is_request() { end } else { 1 - end };
+            self.add_note((connection, sender), time_ns, 0, Emphasis::Unusual, text);
+        }
         self.add_step(connection, PendingStep::Packets(end, vec![(time_ns, add_packet.clone())]));
     }
 
@@ -505,7 +527,7 @@ pub(super) fn packet_step(alike: &[(i64, LadderPacket)], flows: &Flows, cast: &N
     let damaged = sent.header_details.as_ref().is_some_and(|extra| extra.icrc_bad);
     let tone = match () {
         () if sent.is_nak() || damaged || sent.lost => Emphasis::Error,
-        () if sent.retransmission || !sent.remarks.is_empty() => Emphasis::Unusual,
+        () if sent.retransmission || sent.is_late || !sent.remarks.is_empty() => Emphasis::Unusual,
         () => Emphasis::Normal,
     };
     Step {

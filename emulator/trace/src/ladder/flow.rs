@@ -4,18 +4,23 @@
 //! sender is found when an answer fits a request of the other direction.
 
 use crate::NameTable;
+use crate::sequence::{Arrival, RequestHeaders, RequestSequence};
 use softhca_fabric::Endpoint;
-use softhca_wire::{NakCode, Opcode, Operation, Psn, Qpn, Service, Syndrome};
+use softhca_wire::{Mtu, NakCode, Opcode, Operation, Position, Psn, Qpn, Service, Syndrome, TransportHeader};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
 /// A message of a flow that is not answered yet; only followed where no card tells.
 #[derive(Debug)]
 struct PendingMessage {
+    /// Its number among the messages of the flow.
+    id: usize,
     first_psn: Psn,
     /// Its last PSN, once seen.
     last_psn: Option<Psn>,
     has_data_response: bool,
+    /// Its first packet was seen.
+    has_start: bool,
 }
 
 /// Everything from one host, or one queue pair of it, to one queue pair.
@@ -24,14 +29,13 @@ pub(crate) struct Flow {
     pub from: IpAddr,
     pub from_qp: Option<Qpn>,
     pub to: Endpoint,
-    service: Service,
+    pub service: Service,
     source_port: u16,
-    /// The zero of the relative PSNs of its requests, and of its answers where the requests are not seen.
-    first_request: Option<Psn>,
+    pub requests: RequestSequence,
+    /// The zero of the relative PSNs of its answers where the requests are not seen.
     first_response: Option<Psn>,
-    /// The PSN after the last that was requested.
-    next_psn: Option<Psn>,
     pending: VecDeque<PendingMessage>,
+    messages: usize,
 }
 
 impl Flow {
@@ -40,53 +44,90 @@ impl Flow {
     }
 
     fn has_requested(&self, psn: Psn) -> bool {
-        match (self.first_request, self.next_psn) {
-            (Some(first), Some(_)) => !psn.is_before(first),
-            _ => false,
+        self.requests.first().is_some_and(|first| !psn.is_before(first))
+    }
+
+    /// Whether PSNs of this flow are consecutive: those of datagrams count the packets to all destinations.
+    pub fn is_sequenced(&self) -> bool {
+        self.service != Service::Ud && self.to.qpn != Qpn::GSI
+    }
+
+    /// Takes note of a request.
+    pub fn record_request(&mut self, request: &RequestHeaders) -> Arrival {
+        match self.is_sequenced() {
+            true => self.requests.record(request),
+            false => self.requests.record_unsequenced(request.psn),
         }
     }
 
-    /// Takes note of a request; tells whether it went before.
-    pub fn record_request(&mut self, psn: Psn) -> bool {
-        self.first_request.get_or_insert(psn);
-        let again = self.next_psn.is_some_and(|next| psn.is_before(next));
-        if !again {
-            self.next_psn = Some(psn.plus(1));
+    /// Follows a message of which no card tells: the number of the one that begins with this request.
+    pub fn begin_message(&mut self, request: &RequestHeaders, arrival: Arrival) -> Option<usize> {
+        let RequestHeaders { opcode, psn, payload, dma_length } = *request;
+        if !opcode.service().is_reliable() {
+            return None;
         }
-        again
-    }
-
-    /// Follows a message of which no card tells: how many begin with this request.
-    pub fn begin_message(&mut self, opcode: Opcode, psn: Psn, again: bool) -> i32 {
-        if again || !opcode.service().is_reliable() {
-            return 0;
+        let (starts, ends) = (opcode.position().starts_message(), opcode.position().ends_message());
+        let has_data_response =
+            opcode.operation() == Operation::ReadRequest || opcode.operation().is_atomic();
+        // The first packet of a WRITE carries the path MTU and announces the length.
+        let announced = dma_length.filter(|_| starts && !ends && Mtu::from_bytes(payload).is_some());
+        let last_psn = match announced {
+            Some(length) => Some(psn.plus(length.div_ceil(payload).max(1) - 1)),
+            None => (ends && !has_data_response).then_some(psn),
+        };
+        // The message that was begun before this packet, and is not known to have ended before it.
+        let behind = self.pending.iter().rposition(|message| !psn.is_before(message.first_psn));
+        let open = behind.filter(|at| {
+            let message = &self.pending[*at];
+            !starts && message.last_psn.is_none_or(|last| !last.is_before(psn)) && !message.has_data_response
+        });
+        if let Some(open) = open {
+            self.pending[open].last_psn = self.pending[open].last_psn.or(last_psn);
+            return None;
         }
-        let position = opcode.position();
-        let data = matches!(opcode.operation(), Operation::ReadRequest) || opcode.operation().is_atomic();
-        if position.starts_message() {
-            self.pending.push_back(PendingMessage {
-                first_psn: psn,
-                last_psn: None,
-                has_data_response: data,
-            });
+        if arrival == Arrival::Again {
+            return None;
         }
-        if position.ends_message()
-            && !data
-            && let Some(pending) = self.pending.back_mut()
+        let at = behind.map_or(0, |behind| behind + 1);
+        let mut later_end = None;
+        if let Some(behind) = behind
+            && !self.pending[behind].has_data_response
+            && self.pending[behind].last_psn.is_none_or(|last| !last.is_before(psn))
         {
-            pending.last_psn = Some(psn);
+            // Its end was not seen, or is that of this message: it ends before this one begins.
+            later_end = self.pending[behind].last_psn.replace(psn.minus(1));
         }
-        i32::from(position.starts_message())
+        if starts
+            && !ends
+            && let Some(later) = self.pending.get_mut(at)
+            && !later.has_start
+            && last_psn.is_none_or(|last| !last.is_before(later.first_psn))
+        {
+            (later.first_psn, later.has_start) = (psn, true);
+            later.last_psn = last_psn.or(later.last_psn);
+            return None;
+        }
+        let id = self.messages;
+        self.messages += 1;
+        let last_psn = last_psn.or(later_end.filter(|_| !has_data_response));
+        let message = PendingMessage { id, first_psn: psn, last_psn, has_data_response, has_start: starts };
+        self.pending.insert(at, message);
+        Some(id)
     }
 
-    /// How many messages of which no card tells end with this answer.
-    pub fn complete_messages(&mut self, opcode: Opcode, psn: Psn, syndrome: Option<Syndrome>) -> i32 {
+    /// The number of the unanswered message that a request belongs to.
+    pub fn message_at(&self, psn: Psn) -> Option<usize> {
+        self.pending.iter().rev().find(|message| !psn.is_before(message.first_psn)).map(|message| message.id)
+    }
+
+    /// The messages of which no card tells that end with this answer.
+    pub fn complete_messages(&mut self, opcode: Opcode, psn: Psn, syndrome: Option<Syndrome>) -> Vec<usize> {
+        let mut completed = Vec::new();
         let refused = match syndrome {
-            Some(Syndrome::Nak(NakCode::PsnSequenceError) | Syndrome::RnrNak(_)) => return 0,
+            Some(Syndrome::Nak(NakCode::PsnSequenceError) | Syndrome::RnrNak(_)) => return completed,
             Some(Syndrome::Nak(_)) => true,
             _ => false,
         };
-        let mut ended = 0;
         let data = opcode.operation() != Operation::Acknowledge;
         while let Some(oldest) = self.pending.front() {
             let covered = oldest.last_psn.is_some_and(|last| !psn.is_before(last));
@@ -97,15 +138,35 @@ impl Flow {
             if !(covered || answered || refused) {
                 break;
             }
-            self.pending.pop_front();
-            ended += 1;
+            completed.extend(self.pending.pop_front().map(|message| message.id));
             if answered {
                 break;
             }
         }
-        ended
+        completed
+    }
+
+    /// The messages without an answer, oldest first.
+    pub fn unanswered(&self) -> impl Iterator<Item = usize> {
+        self.pending.iter().map(|message| message.id)
     }
 }
+
+/// What a packet of a capture changes.
+#[derive(Debug, Default)]
+pub(crate) struct Observation {
+    /// How a request relates to those before it.
+    pub arrival: Option<Arrival>,
+    /// The message that begins with it.
+    pub begins: Option<usize>,
+    /// The messages that end with it.
+    pub completes: Vec<usize>,
+    /// Requests that it acknowledges although they were not seen: the first PSN and their number.
+    pub unseen: Option<(Psn, u32)>,
+}
+
+/// An ACK further beyond the last request than this belongs to other requests.
+const MAX_UNSEEN: i32 = 1 << 16;
 
 /// Every flow that was seen.
 #[derive(Debug, Default)]
@@ -136,10 +197,10 @@ impl Flows {
             to,
             service: opcode.service(),
             source_port: port,
-            first_request: None,
+            requests: RequestSequence::default(),
             first_response: None,
-            next_psn: None,
             pending: VecDeque::new(),
+            messages: 0,
         });
         self.by_key.insert(key, index);
         if let Some(qpn) = from_qp {
@@ -160,6 +221,10 @@ impl Flows {
         }
     }
 
+    pub fn len(&self) -> usize {
+        self.flows.len()
+    }
+
     pub fn get(&self, index: usize) -> &Flow {
         &self.flows[index]
     }
@@ -175,6 +240,17 @@ impl Flows {
     /// The requests that the answers of this flow are about.
     pub fn reverse(&self, index: usize) -> Option<usize> {
         self.reverse.get(&index).copied()
+    }
+
+    /// Pairs the flows of two queue pairs that a connection manager connected, as soon as both are seen.
+    pub fn pair_endpoints(&mut self, one: Endpoint, other: Endpoint) {
+        let find = |from: Endpoint, to: Endpoint| self.by_key.get(&(from.address, None, to)).copied();
+        if let (Some(there), Some(back)) = (find(one, other), find(other, one))
+            && !self.reverse.contains_key(&there)
+            && !self.reverse.contains_key(&back)
+        {
+            self.pair(there, back);
+        }
     }
 
     /// Takes note of an answer: it may show which flow it answers.
@@ -195,12 +271,46 @@ impl Flows {
         // Cards that vary their source port use the same one for both directions of a connection.
         let best = (0..self.flows.len()).filter(fits).max_by_key(|other| {
             let candidate = &self.flows[*other];
-            let nearest = candidate.next_psn.map_or(i32::MIN, |next| -(next.minus(1).distance(psn).abs()));
+            let nearest =
+                candidate.requests.next().map_or(i32::MIN, |next| -(next.minus(1).distance(psn).abs()));
             (candidate.source_port == flow.source_port, nearest)
         });
         if let Some(other) = best {
             self.pair(index, other);
         }
+    }
+
+    /// Follows a packet of a host whose card is not heard.
+    pub fn observe(&mut self, index: usize, header: &TransportHeader, payload: u32) -> Observation {
+        let (opcode, psn) = (header.bth.opcode, header.bth.psn);
+        let mut observation = Observation::default();
+        if opcode.operation().is_request() {
+            let dma_length = header.reth.map(|reth| reth.dma_length);
+            let flow = &mut self.flows[index];
+            let request = RequestHeaders { opcode, psn, payload, dma_length };
+            let arrival = flow.record_request(&request);
+            observation.begins = flow.begin_message(&request, arrival);
+            observation.arrival = Some(arrival);
+        } else if opcode != Opcode::CNP {
+            self.record_response(index, psn);
+            let Some(requests) = self.reverse(index).map(|requests| &mut self.flows[requests]) else {
+                return observation;
+            };
+            let data = opcode.operation() == Operation::ReadResponse;
+            if data && matches!(opcode.position(), Position::First | Position::Middle) {
+                requests.requests.learn_path_mtu(payload);
+            }
+            let syndrome = header.aeth.map(|aeth| aeth.syndrome);
+            let unseen = requests.requests.next().filter(|_| matches!(syndrome, Some(Syndrome::Ack(_))));
+            if let Some(next) = unseen
+                && (0..MAX_UNSEEN).contains(&psn.distance(next))
+            {
+                observation.unseen = Some((next, psn.since(next) + 1));
+                requests.requests.skip_to(psn.plus(1));
+            }
+            observation.completes = requests.complete_messages(opcode, psn, syndrome);
+        }
+        observation
     }
 
     /// Pairs what no answer has paired: same service and source port, or the only one each way.
@@ -246,9 +356,56 @@ impl Flows {
         let flow = &self.flows[index];
         let known = |address, qpn: Option<Qpn>| qpn.and_then(|qpn| cast.first_psn(Endpoint { address, qpn }));
         if is_request {
-            return known(flow.from, flow.from_qp).or(flow.first_request);
+            return known(flow.from, flow.from_qp).or(flow.requests.first());
         }
-        let requests = self.reverse(index).and_then(|other| self.flows[other].first_request);
+        let requests = self.reverse(index).and_then(|other| self.flows[other].requests.first());
         known(flow.to.address, Some(flow.to.qpn)).or(requests).or(flow.first_response)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Packets of messages of four: the PSN of each says its place.
+    fn observe(flow: &mut Flow, operation: Operation, psn: u32) -> Option<usize> {
+        let position = match psn % 4 {
+            0 => Position::First,
+            3 => Position::Last,
+            _ => Position::Middle,
+        };
+        let opcode = Opcode::all().find(|opcode| {
+            (opcode.service(), opcode.operation(), opcode.position()) == (Service::Rc, operation, position)
+        });
+        let request = RequestHeaders {
+            opcode: opcode.expect("an opcode"),
+            psn: Psn::new(psn),
+            payload: 1024,
+            dma_length: (operation == Operation::Write && position == Position::First).then_some(4096),
+        };
+        let arrival = flow.record_request(&request);
+        flow.begin_message(&request, arrival)
+    }
+
+    fn acknowledge(flow: &mut Flow, psn: u32) -> usize {
+        let ack = Opcode::all().find(|opcode| opcode.operation() == Operation::Acknowledge);
+        flow.complete_messages(ack.expect("an opcode"), Psn::new(psn), None).len()
+    }
+
+    /// The end of one message and the start of the next are captured after what follows them.
+    #[test]
+    fn a_message_whose_start_comes_late_is_ended_by_its_ack() {
+        let to = Endpoint { address: IpAddr::from([10, 0, 0, 2]), qpn: Qpn::new(7) };
+        for operation in [Operation::Send, Operation::Write] {
+            let mut flows = Flows::default();
+            let index = flows.flow_index(IpAddr::from([10, 0, 0, 1]), None, to, Opcode::CNP, 0);
+            let flow = flows.get_mut(index);
+            flow.service = Service::Rc;
+            let psns = [0, 1, 2, 5, 6, 7, 8, 9, 10, 11, 3, 4, 5, 6, 7, 8, 9, 10, 11];
+            let begun = psns.iter().filter(|psn| observe(flow, operation, **psn).is_some()).count();
+            assert_eq!(begun, 3, "{operation:?}");
+            assert_eq!([3, 7, 11].map(|psn| acknowledge(flow, psn)), [1, 1, 1], "{operation:?}");
+            assert_eq!(flow.unanswered().count(), 0);
+        }
     }
 }

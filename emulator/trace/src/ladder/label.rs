@@ -1,7 +1,8 @@
 //! The words on an arrow.
 
-use crate::RocePacket;
+use super::flow::Flows;
 use crate::describe::duration;
+use crate::{NameTable, RocePacket};
 use softhca_wire::{Ecn, Opcode, Operation, Psn, Syndrome, TransportHeader};
 
 /// What a ladder knows of one packet.
@@ -19,6 +20,10 @@ pub(super) struct LadderPacket {
     /// What happened to it on the way.
     pub remarks: Vec<String>,
     pub lost: bool,
+    /// It was not seen before, but later ones were.
+    pub is_late: bool,
+    /// Requests that were not seen although this packet shows that they exist: the first PSN and their number.
+    pub unseen: Option<(Psn, u32)>,
     /// How many work requests begin and end with it, as far as its bytes tell.
     pub outstanding_delta: [i32; 2],
 }
@@ -79,14 +84,16 @@ impl LadderPacket {
     /// Whether `next` only continues what this one started.
     pub fn continues_with(&self, next: &LadderPacket) -> bool {
         let middle = !self.opcode.position().starts_message() && !self.opcode.position().ends_message();
-        let plain =
-            |sent: &LadderPacket| sent.remarks.is_empty() && !sent.lost && sent.outstanding_delta == [0; 2];
+        let plain = |sent: &LadderPacket| {
+            sent.remarks.is_empty() && !sent.lost && !sent.is_late && sent.outstanding_delta == [0; 2]
+        };
         middle
             && (self.flow, self.opcode, self.payload, self.retransmission)
                 == (next.flow, next.opcode, next.payload, next.retransmission)
             && self.psn.plus(1) == next.psn
             && plain(self)
             && plain(next)
+            && next.unseen.is_none()
     }
 
     pub fn is_nak(&self) -> bool {
@@ -107,7 +114,25 @@ impl LadderPacket {
             }
         };
         let to = last.map(|last| format!(" … {}", relative_psn(last, zero))).unwrap_or_default();
-        format!("{label}{to}{}", if self.retransmission { " again" } else { "" })
+        let order = if self.is_late { " late" } else { "" };
+        format!("{label}{to}{}", if self.retransmission { " again" } else { order })
+    }
+
+    /// A note about requests that are not in the capture.
+    pub fn unseen_text(&self, flows: &Flows, names: &NameTable) -> Option<String> {
+        let (first, count) = self.unseen?;
+        let is_request = self.opcode.operation().is_request();
+        let flow = if is_request { self.flow } else { flows.reverse(self.flow)? };
+        let zero = flows.base_psn(flow, true, names);
+        let range = match count {
+            1 => format!("1 packet was not seen: {}", relative_psn(first, zero)),
+            _ => format!(
+                "{count} packets were not seen: {} … {}",
+                relative_psn(first, zero),
+                relative_psn(first.plus(count - 1), zero)
+            ),
+        };
+        Some(if is_request { range } else { range + ", but acknowledged" })
     }
 
     /// What is in it: `1024 B`.

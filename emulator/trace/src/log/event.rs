@@ -302,12 +302,12 @@ softhca_engine::hca_events! { with_fabric_events! {
     fault {
         /// A fault rule, or the state of a link, changed a packet.
         "fabric:fault" Fault
-        [error "{opcode!a packet}{opcode}{relative_psn? {relative_psn|signed}} on link {link}: {trigger}"] {
-            /// The link.
-            link: u32,
+        [error "{opcode!a packet}{opcode}{relative_psn? {relative_psn|signed}}{link|link}: {trigger}"] {
+            /// The link; absent if a capture shows the fault.
+            link: Option<u32>,
             /// `forward` from the first end of the link, or `backward`.
             direction: Keyword,
-            /// `rule`, `link-down` or `exceeds-mtu`.
+            /// `rule`, `link-down` or `exceeds-mtu`; `capture` if it is inferred from a capture.
             cause: Keyword,
             /// The number of the rule, if the cause is a rule.
             rule: Option<u32>,
@@ -323,6 +323,8 @@ softhca_engine::hca_events! { with_fabric_events! {
             relative_psn: Option<i64>,
             /// Its flow, if it belongs to one.
             flow: Option<u32>,
+            /// Its destination queue pair, if a capture shows the fault.
+            dest_qp: Option<u32>,
             /// How often this PSN was observed, including this time; 0 if it is not counted.
             transmission: u64,
         }

@@ -3,13 +3,17 @@
 //! [`EVENT_SCHEMAS`] lists every name with its fields; the reference page is checked against it.
 
 mod attribution;
+mod cause;
 mod convert;
 mod event;
 mod format;
+mod inference;
 mod reader;
 mod text;
 mod value;
 
+pub use cause::ObservedCause;
+pub(crate) use cause::expects_reply;
 pub use convert::{CaptureConverter, ConvertedEntry};
 pub use event::{ConfigurationData, EVENT_SCHEMAS, Emphasis, EventSchema, LogEvent};
 pub use format::EntryFormatter;
@@ -45,6 +49,32 @@ pub struct Header {
     pub title: String,
     /// The hosts whose cards report events.
     pub vantage_points: Vec<VantagePoint>,
+    /// `capture` if the entries are inferred from a capture; absent in an event log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Keyword>,
+}
+
+/// How sure an entry, or an explanation, is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Certainty {
+    /// The input shows it.
+    Known,
+    /// It is the usual cause of what the input shows.
+    Inferred,
+    /// The input fits more than one cause.
+    Ambiguous,
+}
+
+impl Certainty {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Certainty::Known => "known",
+            Certainty::Inferred => "inferred",
+            Certainty::Ambiguous => "ambiguous",
+        }
+    }
 }
 
 /// A host whose card reports events.
@@ -69,6 +99,9 @@ pub struct Entry {
     /// Why, as a sentence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trigger: Option<String>,
+    /// How sure it is, if it is concluded from a capture; absent for what was observed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certainty: Option<Certainty>,
 }
 
 /// Turns events and faults into entries of a log, with the names of a run.
@@ -89,7 +122,7 @@ impl EntryBuilder {
         let hosts = self.names.hosts();
         let vantage_points =
             hosts.map(|(host, address)| VantagePoint { host: host.into(), address }).collect();
-        Header { format: FORMAT.into(), version: VERSION, title: title.into(), vantage_points }
+        Header { format: FORMAT.into(), version: VERSION, title: title.into(), vantage_points, source: None }
     }
 
     /// The entry of an HCA event.
@@ -98,7 +131,13 @@ impl EntryBuilder {
         let (mut log_event, trigger) = LogEvent::from_event(event);
         self.fill_log_fields(event, &mut log_event);
         self.attribution.after_entry(event);
-        Entry { time: now.nanos(), host: self.names.host_name(host), event: log_event, trigger }
+        Entry {
+            time: now.nanos(),
+            host: self.names.host_name(host),
+            event: log_event,
+            trigger,
+            certainty: None,
+        }
     }
 
     /// Fills the fields that only the log has.
@@ -139,7 +178,7 @@ impl EntryBuilder {
         };
         let packet = &fault.packet;
         let event = LogEvent::Fault {
-            link: link.0,
+            link: Some(link.0),
             direction: kebab_case(&fault.direction).into(),
             cause: cause.into(),
             rule,
@@ -149,15 +188,28 @@ impl EntryBuilder {
             psn: packet.psn.log(),
             relative_psn: packet.relative_psn,
             flow: packet.flow_id.map(|flow| flow.0),
+            dest_qp: None,
             transmission: packet.transmission,
         };
-        Entry { time: now.nanos(), host, event, trigger: Some(describe::fault(fault, &self.names)) }
+        Entry {
+            time: now.nanos(),
+            host,
+            event,
+            trigger: Some(describe::fault(fault, &self.names)),
+            certainty: None,
+        }
     }
 
     /// The entry of an event of a switch or a host port.
     pub fn fabric_event(&self, now: Instant, event: &FabricEvent) -> Entry {
         let (log_event, trigger) = LogEvent::from_fabric_event(event);
-        Entry { time: now.nanos(), host: self.names.node_name(event.node()), event: log_event, trigger }
+        Entry {
+            time: now.nanos(),
+            host: self.names.node_name(event.node()),
+            event: log_event,
+            trigger,
+            certainty: None,
+        }
     }
 }
 

@@ -87,6 +87,8 @@ fn formatted(value: &Value, format: &str, context: &TextContext<'_>) -> String {
         "until" => duration(number.saturating_sub(context.now_ns)),
         "rate" => format!("{}.{:03} Gb/s", number / 1_000_000_000, number / 1_000_000 % 1000),
         "millionths" => format!("{}.{:03}", number / 1_000_000, number / 1000 % 1000),
+        "retries" => value.as_u64().map(|left| format!(", {left} retries left")).unwrap_or_default(),
+        "link" => value.as_u64().map(|link| format!(" on link {link}")).unwrap_or_default(),
         "signed" => format!("{:+}", value.as_i64().unwrap_or_default()),
         "packet" => {
             let psn = value["psn"].as_u64().map(|psn| format!(" PSN {psn}")).unwrap_or_default();

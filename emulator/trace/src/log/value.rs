@@ -355,6 +355,16 @@ pub enum EffectData {
         /// When the link comes up again, in nanoseconds since the start.
         until: u64,
     },
+    /// The capture does not contain the packets, although they arrived. Only inferred from a capture.
+    NotCaptured {
+        /// The number of packets.
+        packets: u32,
+    },
+    /// The packet does not follow the rules of the transport. Only inferred from a capture.
+    Irregular {
+        /// The rule: `message-boundary`, `path-mtu` or `psn-mismatch`.
+        code: Keyword,
+    },
 }
 
 impl LogValue for EffectData {}

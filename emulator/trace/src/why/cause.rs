@@ -1,23 +1,40 @@
 //! The cause of an outcome and what to do about it, in words for somebody who meets it the first time.
 
+mod rejection;
+
 use super::evidence::Symptoms;
 use crate::describe::{duration, times};
+use crate::log::Certainty;
 use crate::parsed_log::{ParsedLog, WorkRequest};
 
-type CauseAndAdvice = (String, String);
+/// A cause: what `why --json` calls it, the sentences, and what to do.
+#[derive(Debug)]
+pub(super) struct Conclusion {
+    pub code: String,
+    pub cause: String,
+    pub advice: String,
+}
 
 /// The cause, and what to do.
-pub(super) fn cause_and_advice(
-    account: &ParsedLog,
-    work: &WorkRequest,
-    findings: &Symptoms,
-) -> CauseAndAdvice {
+pub(super) fn cause_and_advice(account: &ParsedLog, work: &WorkRequest, findings: &Symptoms) -> Conclusion {
     let judge = CauseFinder { log: account, work_request: work, symptoms: findings };
     match work.status.as_deref() {
         None if work.completed.is_none() => judge.incomplete(),
         None | Some("SUCCESS") => judge.delayed(),
         Some("WR_FLUSH_ERR") => judge.flushed(),
         Some(_) => judge.failed(),
+    }
+}
+
+/// What to do about packets that overtake each other.
+fn reordering_advice(recovery: &str) -> &'static str {
+    match recovery {
+        "fatal" => {
+            "Nothing was lost: packets of one connection overtook each other, and a receiver takes a gap for a loss. Keep a flow on one path: hash on the UDP source port, without packet spraying or adaptive routing. A device whose recovery is go-back-n survives it, at the price of retransmissions."
+        }
+        _ => {
+            "Nothing was lost: packets of one connection overtook each other, and a receiver takes a gap for a loss. Keep a flow on one path: hash on the UDP source port, without packet spraying or adaptive routing. Each overtaking costs a retransmission of everything since."
+        }
     }
 }
 
@@ -29,13 +46,8 @@ struct CauseFinder<'a> {
 
 const PARTIAL_ANSWER_ADVICE: &str = "Look in the log for the packets of this request that the peer received, and for what it answered. Responses that are lost on the way back look the same from here.";
 
-/// The reason of a denied access, for a WRITE with immediate as for any other request.
-fn plain_access(reason: &str) -> &str {
-    reason.strip_prefix("write-with-imm-").unwrap_or(reason)
-}
-
-fn conclude(cause: impl Into<String>, advice: impl Into<String>) -> CauseAndAdvice {
-    (cause.into(), advice.into())
+fn conclude(code: &str, cause: impl Into<String>, advice: impl Into<String>) -> Conclusion {
+    Conclusion { code: code.into(), cause: cause.into(), advice: advice.into() }
 }
 
 impl CauseFinder<'_> {
@@ -48,6 +60,9 @@ impl CauseFinder<'_> {
     }
 
     fn recovery(&self) -> &str {
+        if self.log.is_capture {
+            return "unknown";
+        }
         self.log.attributes(self.work_request.queue_pair).map_or("fatal", |profile| &profile.recovery)
     }
 
@@ -55,12 +70,13 @@ impl CauseFinder<'_> {
     fn recovery_text(&self) -> String {
         let tries = self.log.attributes(self.work_request.queue_pair).map_or(0, |profile| profile.retry_cnt);
         match self.recovery() {
+            "unknown" => String::new(),
             "fatal" => "With recovery `fatal`, the default, a lost packet ends a reliable connection: that is what a lossless fabric means, and no packet is sent again.".into(),
             mode => format!("With recovery `{mode}` lost packets are sent again, but retry_cnt allows only {tries} tries in a row without progress."),
         }
     }
 
-    fn failed(&self) -> CauseAndAdvice {
+    fn failed(&self) -> Conclusion {
         let (reason, sentence) = &self.symptoms.completion_reason;
         match reason.as_str() {
             "sequence-nak" | "response-gap" => self.packet_lost(),
@@ -68,6 +84,7 @@ impl CauseFinder<'_> {
             "rnr-retry-exceeded" => self.rnr_retry_exceeded(),
             "nak" => self.nak_received(),
             "bad-response" => conclude(
+                "bad-response",
                 format!("The answer of {} does not fit the request: {sentence}.", self.peer_name()),
                 "Two ends that disagree about the path MTU do this, and so does a packet that was changed on the way. Compare path_mtu at both ends and look at the packet in the capture.",
             ),
@@ -77,50 +94,66 @@ impl CauseFinder<'_> {
     }
 
     /// A gap: some packet did not arrive, a later one did.
-    fn packet_lost(&self) -> CauseAndAdvice {
-        let found = self.symptoms;
-        if found.rnr_waits > 0 && found.lost_request.is_none() && found.corrupted.is_none() {
+    fn packet_lost(&self) -> Conclusion {
+        let symptoms = self.symptoms;
+        if symptoms.rnr_waits > 0 && symptoms.lost_request.is_none() && symptoms.corrupted.is_none() {
             return conclude(
+                "rnr",
                 format!(
                     "{} had no receive posted: it refused the request {} with an RNR NAK. After the last wait it sent more than one sequence NAK for the same packet. Linux rxe sends one after each RNR NAK, which is ignored; another means that the repeated packet was lost. {}",
                     self.peer_name(),
-                    times(found.rnr_waits),
+                    times(symptoms.rnr_waits),
                     self.recovery_text()
                 ),
                 "Post receives before the peer may send: without the RNR NAK there is nothing to repeat. With a peer that is not SoftHCA, recovery go-back-n sends lost packets again.",
             );
         }
-        let what = match (&self.symptoms.lost_request, &self.symptoms.lost_response) {
-            (Some((packet, who)), _) => format!("One packet did not arrive: {packet}, {who}."),
-            (None, Some((packet, who))) => format!("One answer did not arrive: {packet}, {who}."),
-            _ => match (&self.symptoms.corrupted, &self.symptoms.delayed) {
+        let (code, what) = match (&symptoms.lost_request, &symptoms.lost_response) {
+            (Some((packet, who)), _) => {
+                ("request-lost", format!("One packet did not arrive: {packet}, {who}."))
+            }
+            (None, Some((packet, who))) => {
+                ("response-lost", format!("One answer did not arrive: {packet}, {who}."))
+            }
+            _ => match (&symptoms.corrupted, &symptoms.delayed) {
                 (Some((packet, who)), _) => {
-                    format!("One packet was not taken because it was damaged: {packet}, {who}.")
+                    ("damaged", format!("One packet was not taken because it was damaged: {packet}, {who}."))
                 }
                 (_, Some((packet, who))) => {
-                    format!("One packet came too late, others had passed it: {packet}, {who}.")
+                    ("reordered", format!("One packet came too late, others had passed it: {packet}, {who}."))
                 }
-                _ => "One packet did not arrive; the log does not say where it was lost.".into(),
+                _ => (
+                    "request-lost",
+                    "One packet did not arrive; the log does not say where it was lost.".into(),
+                ),
             },
         };
-        let advice = match self.recovery() {
-            "fatal" => {
+        let advice = match (code, self.recovery()) {
+            ("reordered", recovery) => reordering_advice(recovery),
+            ("damaged", _) => {
+                "Nothing was lost: a receiver drops a packet whose ICRC is wrong. Look for the rule that corrupts, or for a cable, port or middlebox that changes packets: its error counters tell."
+            }
+            (_, "fatal") => {
                 "Find out who loses packets: in a scenario the rule named above, in a real network a full switch queue without PFC or ECN. To see the card send them again instead, set the device's recovery to go-back-n."
+            }
+            (_, "unknown") => {
+                "Find out who loses packets: the drop counters of switches and ports on the way, full switch queues without PFC or ECN first. A second capture at the other end shows where: `softhca trace A B` joins them."
             }
             _ => {
                 "Find out who loses packets. More tries (retry_cnt, at most 7) help only against rare losses."
             }
         };
-        conclude(format!("{what} {}", self.recovery_text()), advice)
+        conclude(code, format!("{what} {}", self.recovery_text()).trim_end(), advice)
     }
 
     /// Nobody answered in time.
-    fn no_response(&self) -> CauseAndAdvice {
+    fn no_response(&self) -> Conclusion {
         let other = self.peer_name();
         let found = self.symptoms;
         let timer = self.timeout_text();
         if found.completion_reason.0 == "peer-unreachable" {
             return conclude(
+                "peer-unreachable",
                 format!(
                     "The port of {other} is gone: its program or daemon ended, or nothing listens on that address."
                 ),
@@ -129,6 +162,7 @@ impl CauseFinder<'_> {
         }
         if found.link_down {
             return conclude(
+                "link-down",
                 format!("The link to {other} was down, so nothing arrived. {timer}"),
                 "Bring the link up again, or give the connection more time: timeout and retry_cnt of the queue pair.",
             );
@@ -136,18 +170,23 @@ impl CauseFinder<'_> {
         if let Some((reason, sentence)) = &found.dropped_by_peer {
             return self.dropped_by_peer(reason, sentence, &timer);
         }
-        if let Some((packet, who)) = found.lost_request.as_ref().or(found.corrupted.as_ref()) {
+        // Without any answer, a capture shows no more of a loss than that there is no answer.
+        let is_ambiguous = self.log.is_capture && found.certainty == Some(Certainty::Ambiguous);
+        let lost = found.lost_request.as_ref().filter(|_| !is_ambiguous);
+        if let Some((packet, who)) = lost.or(found.corrupted.as_ref()) {
             let tail = format!(
                 "{packet} did not arrive ({who}), and nothing came after it that would have shown {other} the gap. So nobody sent a NAK: only the timer of {} could notice.",
                 self.local_name()
             );
             return conclude(
+                "request-lost",
                 format!("{tail} {timer} {}", self.recovery_text()),
                 "Find out who loses packets. The last packet of a burst is the one whose loss costs a whole timeout.",
             );
         }
         if let Some((packet, who)) = &found.lost_response {
             return conclude(
+                "response-lost",
                 format!(
                     "{other} did what was asked, but its answer did not arrive: {packet}, {who}. {} cannot tell a lost answer from a lost request. {timer} {}",
                     self.local_name(),
@@ -158,6 +197,7 @@ impl CauseFinder<'_> {
         }
         if found.rnr_waits > 0 {
             return conclude(
+                "rnr",
                 format!(
                     "{other} had no receive posted: it refused the request {} with an RNR NAK, and did not answer after the last wait. {timer}",
                     times(found.rnr_waits)
@@ -165,8 +205,25 @@ impl CauseFinder<'_> {
                 "Post receives before the peer may send, and see whether the peer is still alive.",
             );
         }
-        if found.responses > 0 {
-            return conclude(format!("{} {timer}", self.partial_answer()), PARTIAL_ANSWER_ADVICE);
+        if found.responses > 0 && !self.log.is_capture {
+            return conclude(
+                "no-response",
+                format!("{} {timer}", self.partial_answer()),
+                PARTIAL_ANSWER_ADVICE,
+            );
+        }
+        if self.log.is_capture {
+            let tries = match found.retransmissions {
+                0 => String::new(),
+                tries => format!(", although the request was sent {}", times(tries + 1)),
+            };
+            return conclude(
+                "no-response",
+                format!(
+                    "No answer of {other} was captured{tries}. The capture cannot tell why: the requests did not arrive, the peer does not run or has no such queue pair, or its answers were lost before the capture point or take a path that is not captured."
+                ),
+                "See whether the peer runs and its queue pair is in RTR or RTS. A second capture at its end tells whether the requests arrive: `softhca trace A B` joins both.",
+            );
         }
         if self.log.peer(self.work_request.queue_pair).is_none() {
             let (address, qp) = match self.log.peer_address(self.work_request.queue_pair) {
@@ -174,6 +231,7 @@ impl CauseFinder<'_> {
                 None => ("the peer".into(), "of the peer".into()),
             };
             return conclude(
+                "no-peer",
                 format!(
                     "Nobody at {address} answered, and the log has no queue pair {qp} there: a wrong address, a wrong queue pair number, or a peer that is not running. {timer}"
                 ),
@@ -183,6 +241,7 @@ impl CauseFinder<'_> {
         let heard =
             if found.reached_peer { "heard of it and did not answer in time" } else { "heard nothing of it" };
         conclude(
+            "no-response",
             format!("The card of {other} {heard}. {timer}"),
             "See whether the peer is alive, in RTR or RTS, and connected to this queue pair: `softhca trace` on a capture of both ends shows how far the packets came.",
         )
@@ -223,7 +282,7 @@ impl CauseFinder<'_> {
     }
 
     /// The peer's card got the packets and threw them away without an answer.
-    fn dropped_by_peer(&self, reason: &str, sentence: &str, timer: &str) -> CauseAndAdvice {
+    fn dropped_by_peer(&self, reason: &str, sentence: &str, timer: &str) -> Conclusion {
         let other = self.peer_name();
         let advice = match reason {
             "no-queue-pair" => {
@@ -246,6 +305,7 @@ impl CauseFinder<'_> {
             _ => "See docs/reference/errors.md for what a card drops without an answer.",
         };
         conclude(
+            "dropped-by-peer",
             format!(
                 "The packets reached {other}, whose card dropped them without an answer: {sentence}. {timer}"
             ),
@@ -253,7 +313,7 @@ impl CauseFinder<'_> {
         )
     }
 
-    fn rnr_retry_exceeded(&self) -> CauseAndAdvice {
+    fn rnr_retry_exceeded(&self) -> Conclusion {
         let (waits, total) = (self.symptoms.rnr_waits, duration(self.symptoms.rnr_wait_ns));
         let retry = self.log.attributes(self.work_request.queue_pair).map_or(String::new(), |profile| {
             format!(
@@ -262,6 +322,7 @@ impl CauseFinder<'_> {
             )
         });
         conclude(
+            "rnr",
             format!(
                 "{} needs a receive at {}, and none was posted: it was refused {}, over {total} of waiting.{retry}",
                 self.work_request.title(),
@@ -272,127 +333,11 @@ impl CauseFinder<'_> {
         )
     }
 
-    /// The peer said no.
-    fn nak_received(&self) -> CauseAndAdvice {
-        let other = self.peer_name();
-        let nak = self.symptoms.nak.as_ref();
-        let Some((reason, sentence)) = nak.map(|(reason, text)| (plain_access(reason), text)) else {
-            return conclude(
-                format!(
-                    "{other} refused the request: {}. Its own log would say why.",
-                    self.symptoms.completion_reason.1
-                ),
-                "Write the log at the peer too; docs/reference/errors.md lists what each NAK can mean.",
-            );
-        };
-        let cause = format!("{other} refused the request, and a NAK ends the connection: {sentence}.");
-        let advice = match reason {
-            "access/unknown-key" | "access/stale-key" | "access/invalidated" => {
-                "The key (rkey) is not, or no longer, one of the peer's: exchange it after every registration, and keep the region registered until the last operation on it has completed."
-            }
-            "access/out-of-bounds" => {
-                "Address and length must lie inside of the region: compare the address that the peer sent with the one that is used, and count in bytes."
-            }
-            "access/insufficient-access" => {
-                "Register the region with the right that the operation needs (REMOTE_WRITE with LOCAL_WRITE, REMOTE_READ, REMOTE_ATOMIC), and give the queue pair the same in qp_access_flags at INIT: both are checked."
-            }
-            "access/pd-mismatch" => "Region and queue pair must be of one protection domain at the peer.",
-            "access/qp-mismatch" => "A window of type 2 serves only the queue pair that it was bound on.",
-            "access/unreachable" => {
-                "The memory behind the region went away before the region did: deregister first, free afterwards."
-            }
-            "misaligned-atomic" => {
-                "An atomic works on eight bytes at an address that is a multiple of eight."
-            }
-            "receive-too-small" => {
-                "Post receives as large as the largest message, or agree on a maximum: a SEND does not continue in the next receive."
-            }
-            "receive-access" => {
-                "The receive that the peer posted points to memory that its card may not write: LOCAL_WRITE is needed, and the region must be as long as the entry."
-            }
-            "too-many-rd-atomic" => {
-                "max_rd_atomic here must not be larger than max_dest_rd_atomic at the peer: exchange both when connecting."
-            }
-            "payload-length" => {
-                "The two ends have different path MTUs: exchange the smaller one before going to RTR."
-            }
-            "invalidate-failed" => {
-                "The key to invalidate must be one that the peer's queue pair may use: a window of type 2 bound on it."
-            }
-            "no-such-srq" => "The number of the XRC shared receive queue is wrong, or it was destroyed.",
-            _ => "docs/reference/errors.md lists what each NAK can mean.",
-        };
-        conclude(cause, advice)
-    }
-
-    /// A receive that did not get its message.
-    fn receive_error(&self, reason: &str) -> CauseAndAdvice {
-        let cause = format!(
-            "A message came for this receive and could not be placed: {}.",
-            self.symptoms.completion_reason.1
-        );
-        let advice = match reason {
-            "request-rejected/receive-too-small" => {
-                "Post receives as large as the largest message. On UD add 40 bytes: the routing header (GRH) stands before the data."
-            }
-            reason if reason.starts_with("request-rejected/write-with-imm-access") => {
-                "The peer's WRITE with immediate named memory that it may not write. The data is rejected and the connection ends; exchange the rkey anew."
-            }
-            reason if reason.starts_with("request-rejected/invalidate-failed") => {
-                "The peer's SEND asked this card to invalidate a key that is not a bound window of type 2 of this queue pair. Only this side learns of it: the peer's SEND succeeds, and this queue pair is in ERR."
-            }
-            "request-rejected/receive-access" => {
-                "The receive must point into a region of this queue pair's protection domain, with LOCAL_WRITE, and stay inside of it."
-            }
-            _ => "docs/reference/errors.md lists the causes.",
-        };
-        conclude(cause, advice)
-    }
-
-    /// This side alone is to blame: nothing was sent.
-    fn local_error(&self, reason: &str, sentence: &str) -> CauseAndAdvice {
-        let cause = format!("{} never left: {sentence}.", self.work_request.title());
-        let advice = match reason {
-            "local-access/unknown-key" | "local-access/stale-key" | "local-access/invalidated" => {
-                "The lkey in the scatter/gather entry is not that of a region that is registered now: register before posting, and deregister only after the completion."
-            }
-            "local-access/out-of-bounds" => {
-                "The scatter/gather entry reaches beyond its region: check address and length, in bytes."
-            }
-            "local-access/insufficient-access" => {
-                "A READ or an atomic writes into local memory: register that region with LOCAL_WRITE."
-            }
-            "local-access/pd-mismatch" => "Region and queue pair must be of one protection domain.",
-            reason if reason.starts_with("local-access") => {
-                "See that the memory is registered, mapped and long enough until the completion came."
-            }
-            "message-too-long" => {
-                "A connection carries up to 2 GiB in one message, a datagram no more than the path MTU, and an atomic needs eight bytes of room: split the message, or use a connection."
-            }
-            "unsupported" => {
-                "Not every transport has every operation: READ and atomics need RC or XRC, WRITE needs RC, XRC or UC."
-            }
-            "rd-atomic-disabled" => "Set max_rd_atomic to at least 1 when going to RTS.",
-            "bad-address-handle" => "The address handle was destroyed, or is of another protection domain.",
-            reason if reason.starts_with("memory-window-bind") => {
-                "The region needs the right to bind windows, and the window must be inside of it."
-            }
-            "completion-queue-overflow" => {
-                "Make the completion queue at least as large as all queues that complete to it, or poll it more often."
-            }
-            "invalid-wqe" | "corrupt-ring" => {
-                "The ring in shared memory was written by something else than the library."
-            }
-            "client-exited" => "The program ended while its requests were under way.",
-            _ => "docs/reference/errors.md lists the causes.",
-        };
-        conclude(cause, advice)
-    }
-
-    fn flushed(&self) -> CauseAndAdvice {
+    fn flushed(&self) -> Conclusion {
         let own = self.local_name();
         let Some((reason, sentence)) = &self.symptoms.error_transition else {
             return conclude(
+                "flushed",
                 format!(
                     "{own} was in an error state, where everything that is posted is flushed: it was never tried."
                 ),
@@ -401,24 +346,28 @@ impl CauseFinder<'_> {
         };
         match reason.as_str() {
             "requested" => conclude(
+                "flushed",
                 format!(
                     "The program itself took {own} to the error state. Everything that waited there was flushed, in order, and was never tried, or its end is unknown."
                 ),
                 "This is the regular way to get all buffers back before a queue pair is destroyed: poll until as many came back as were posted.",
             ),
             "completion-queue-overflow" => conclude(
+                "flushed",
                 format!(
                     "The completion queue of {own} had no room for one more completion. That stops every queue pair that uses it, and everything that waited there was flushed."
                 ),
                 "Make the completion queue at least as large as all queues that complete to it, or poll it more often.",
             ),
             _ if self.work_request.is_receive() => conclude(
+                "flushed",
                 format!(
                     "{own} failed for another reason ({sentence}), and every receive that was posted there came back flushed: no message was put into it."
                 ),
                 "Look at the cause above. The connection has to be made anew: RESET, INIT, RTR, RTS.",
             ),
             _ => conclude(
+                "flushed",
                 format!(
                     "{own} failed for another reason ({sentence}), and everything that waited there was flushed. {} is not to blame, and may or may not have reached the peer.",
                     self.work_request.title()
@@ -429,7 +378,7 @@ impl CauseFinder<'_> {
     }
 
     /// It succeeded, but not at once.
-    fn delayed(&self) -> CauseAndAdvice {
+    fn delayed(&self) -> Conclusion {
         let found = self.symptoms;
         let mut why = Vec::new();
         if found.rnr_waits > 0 {
@@ -455,7 +404,7 @@ impl CauseFinder<'_> {
             why.push(format!("{packet} was held up ({who})"));
         }
         if why.is_empty() {
-            return conclude("Nothing held it up.", "");
+            return conclude("none", "Nothing held it up.", "");
         }
         let advice = match () {
             () if found.rnr_waits > 0 => {
@@ -464,18 +413,42 @@ impl CauseFinder<'_> {
             () if found.timeouts > 0 => {
                 "A timeout is far longer than a round trip. Losses in the middle of a burst are noticed at once by a NAK, those at its end only by the timer: lower timeout if the network is known, and find out who loses packets."
             }
+            () if found.lost_request.is_none()
+                && found.lost_response.is_none()
+                && found.delayed.is_some()
+                && (found.is_reordered || found.retransmissions > 0) =>
+            {
+                reordering_advice(self.recovery())
+            }
             () if found.retransmissions > 0 => {
                 "Everything since the loss was sent again (go-back-n): losses cost bandwidth too. Find out who loses packets."
             }
             () => "",
         };
-        conclude(format!("It took longer because {}.", why.join("; ")), advice)
+        let code = match () {
+            () if found.rnr_waits > 0 => "rnr",
+            () if found.lost_request.is_some() => "request-lost",
+            () if found.corrupted.is_some() => "damaged",
+            () if found.lost_response.is_some() => "response-lost",
+            () if found.delayed.is_some() && !found.is_reordered && found.retransmissions == 0 => "delayed",
+            () if found.delayed.is_some() => "reordered",
+            () => "timeout",
+        };
+        conclude(code, format!("It took longer because {}.", why.join("; ")), advice)
     }
 
-    fn incomplete(&self) -> CauseAndAdvice {
+    fn incomplete(&self) -> Conclusion {
+        if self.log.is_capture {
+            return conclude(
+                "incomplete",
+                "The capture ends before an answer to it: the answer may follow, may be lost, or may not have been captured.",
+                "Capture for longer.",
+            );
+        }
         let profile = self.log.attributes(self.work_request.queue_pair);
         if self.symptoms.rnr_waits > 0 && profile.is_some_and(|profile| profile.rnr_retry == 7) {
             return conclude(
+                "rnr",
                 format!(
                     "{} never posts a receive, and rnr_retry 7 means to try for ever: it will not end by itself.",
                     self.peer_name()
@@ -500,8 +473,12 @@ impl CauseFinder<'_> {
                 (None, None) if found.responses > 0 => format!("{} {FOR_EVER}", self.partial_answer()),
                 (None, None) => format!("Nobody answered. {FOR_EVER}"),
             };
-            return conclude(cause, "Set timeout to something like 14 (67 ms) when going to RTS.");
+            return conclude(
+                "no-response",
+                cause,
+                "Set timeout to something like 14 (67 ms) when going to RTS.",
+            );
         }
-        conclude("The log ends before it does.", "Write the log for longer.")
+        conclude("incomplete", "The log ends before it does.", "Write the log for longer.")
     }
 }

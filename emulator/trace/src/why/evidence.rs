@@ -2,7 +2,7 @@
 
 use super::Evidence;
 use crate::describe::{duration, times};
-use crate::log::{EffectData, Entry, LogEvent};
+use crate::log::{Certainty, EffectData, Entry, LogEvent};
 use crate::parsed_log::{ParsedLog, QueuePairId, WorkRequest};
 use std::collections::BTreeMap;
 
@@ -18,6 +18,8 @@ pub(super) struct Symptoms {
     pub corrupted: Option<(String, String)>,
     /// A packet that was held up.
     pub delayed: Option<(String, String)>,
+    /// Others overtook it.
+    pub is_reordered: bool,
     /// A link was down.
     pub link_down: bool,
     /// Packets that the peer did not take: reason and sentence.
@@ -38,6 +40,8 @@ pub(super) struct Symptoms {
     pub duplicates: u32,
     /// The reason and sentence of the completion.
     pub completion_reason: (String, String),
+    /// How sure the first loss or delay is.
+    pub certainty: Option<Certainty>,
     /// Why its queue pair went to an error state.
     pub error_transition: Option<(String, String)>,
 }
@@ -108,7 +112,7 @@ impl<'a> EvidenceCollector<'a> {
             return;
         }
         self.sentences.insert(text.clone(), (self.symptoms.evidence.len(), 1, time_ns));
-        self.symptoms.evidence.push(Evidence { entry: self.entry_index, time_ns, text });
+        self.symptoms.evidence.push(Evidence { entry: self.entry_index, packet: None, time_ns, text });
     }
 
     fn finish(mut self) -> Symptoms {
@@ -312,12 +316,20 @@ impl<'a> EvidenceCollector<'a> {
     }
 
     fn fault(&mut self, entry: &Entry, sender: usize) {
-        let LogEvent::Fault { cause, effect, class, opcode, psn: Some(psn), .. } = &entry.event else {
+        let LogEvent::Fault { cause, effect, class, opcode, psn: Some(psn), dest_qp, .. } = &entry.event
+        else {
             return;
         };
         let from_here = sender == self.work_request.queue_pair.host;
         let from_peer = self.peer_host() == Some(sender);
-        let request = opcode.as_ref().is_some_and(|opcode| is_request(opcode));
+        let request = opcode.as_ref().map_or(class == "request", |opcode| is_request(opcode));
+        let to_qp = match request {
+            true => self.log.peer_address(self.work_request.queue_pair).map(|(_, qp)| qp),
+            false => Some(self.work_request.queue_pair.qp),
+        };
+        if dest_qp.is_some() && *dest_qp != to_qp {
+            return;
+        }
         if !self.work_request.has_psn(*psn) || !(from_here && request || from_peer && !request) {
             return;
         }
@@ -325,7 +337,7 @@ impl<'a> EvidenceCollector<'a> {
             "ack" => "the ACK".to_owned(),
             "receiver-not-ready" => "the RNR NAK".to_owned(),
             class if class.starts_with("nak") => "the NAK".to_owned(),
-            _ => opcode_without_service(opcode.as_deref().unwrap_or("the packet")),
+            _ => opcode.as_deref().map_or("a packet".to_owned(), opcode_without_service),
         };
         let packet = format!("{name} {}", self.psn(*psn));
         let to = if request { self.peer_name() } else { self.local_name() };
@@ -334,7 +346,12 @@ impl<'a> EvidenceCollector<'a> {
         let text = match effect {
             EffectData::Dropped { .. } => {
                 lost.get_or_insert((packet.clone(), who.clone()));
-                format!("{packet} is lost on its way to {to}: {who}.")
+                let lost = match entry.certainty {
+                    None | Some(Certainty::Known) => "is lost",
+                    Some(Certainty::Inferred) => "was probably lost",
+                    Some(Certainty::Ambiguous) => "may be lost",
+                };
+                format!("{packet} {lost} on its way to {to}: {who}.")
             }
             EffectData::LinkTakenDown { .. } => {
                 lost.get_or_insert((packet.clone(), who.clone()));
@@ -346,10 +363,16 @@ impl<'a> EvidenceCollector<'a> {
             }
             EffectData::Delayed { .. } | EffectData::Reordered { .. } => {
                 self.symptoms.delayed.get_or_insert((packet.clone(), who.clone()));
+                self.symptoms.is_reordered |= matches!(effect, EffectData::Reordered { .. });
                 format!("{packet} is held up on its way to {to}: {who}.")
             }
-            EffectData::Duplicated { .. } | EffectData::MarkedCe => return,
+            EffectData::NotCaptured { packets } => {
+                let text = format!("{packets} packets from {} on are missing: {who}.", self.psn(*psn));
+                return self.add(entry.time, text);
+            }
+            EffectData::Duplicated { .. } | EffectData::MarkedCe | EffectData::Irregular { .. } => return,
         };
+        self.symptoms.certainty = self.symptoms.certainty.or(entry.certainty);
         self.symptoms.link_down |= cause == "link-down" || matches!(effect, EffectData::LinkTakenDown { .. });
         self.add(entry.time, text);
     }
@@ -437,8 +460,13 @@ impl<'a> EvidenceCollector<'a> {
                     }
                     None => String::new(),
                 };
-                self.add(entry.time, format!("{name} completes with {status}{took}."));
+                let completes = match entry.certainty {
+                    None => "completes",
+                    Some(_) => "must have completed",
+                };
+                self.add(entry.time, format!("{name} {completes} with {status}{took}."));
             }
+            _ if self.log.is_capture => self.add(entry.time, format!("The answer to {name} is captured.")),
             _ => self.add(entry.time, format!("{name} is done; no completion was wanted.")),
         }
         if self.work_request.status.as_deref() == Some("WR_FLUSH_ERR") || !self.work_request.failed() {

@@ -1,15 +1,22 @@
-//! Explains from an event log why a work request failed or was slow.
+//! Explains from an event log or a capture why a work request failed or was slow.
 //!
-//! [`LogAnalyzer`] reads a log and answers a [`Query`]. The evidence lists the events of the packets of the work
-//! request, in order; the conclusion names the cause and gives advice.
+//! [`LogAnalyzer`] reads a log, or the entries that [`CaptureConverter`](crate::log::CaptureConverter) infers from a
+//! capture, and answers a [`Query`]. The evidence lists the events of the packets of the work request, in order; the
+//! conclusion names the cause and gives advice. A capture also has findings about whole connections.
 
 mod cause;
+mod connection;
 mod evidence;
 
 use crate::describe::duration;
-use crate::log::{Entry, Header};
+use crate::log::ConvertedEntry;
+use crate::log::{Certainty, Entry, Header};
 use crate::parsed_log::{ParsedLog, QueuePairId, WorkRequest};
+use crate::summary::Summary;
 use crate::text::wrap;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use thiserror::Error;
 
@@ -47,22 +54,42 @@ pub enum QueryError {
 #[derive(Debug)]
 pub struct LogAnalyzer {
     log: ParsedLog,
+    /// The packet of each entry of a capture that is one, by its number in the file from 1.
+    packets: BTreeMap<usize, u64>,
 }
 
-/// One step of an explanation: where in the log, when, and what.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// So many explanations of one cause are given for each connection of a capture; the others are counted.
+const MAX_ALIKE: usize = 4;
+
+/// One step of an explanation: where in the log or capture, when, and what.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Evidence {
-    /// The number of the entry that tells it, counted from 0.
+    /// The number of the entry of the event log, counted from 0.
     pub entry: usize,
-    /// Nanoseconds since the start of the log.
+    /// The number of the packet in the capture that shows it, counted from 1 as Wireshark does; null for an event log.
+    pub packet: Option<u64>,
+    /// Nanoseconds since the start.
     pub time_ns: u64,
     /// A sentence.
     pub text: String,
 }
 
-/// Why one work request ended as it did.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Why one work request ended as it did, or what is wrong with a connection: a line of `softhca why --json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(title = "A finding of softhca why --json")]
 pub struct Explanation {
+    /// The connection: the names of its two ends.
+    pub connection: String,
+    /// The work request, if it is about one. A capture numbers the messages in the order in which they begin.
+    pub request: Option<String>,
+    /// The completion status of the work request; null if it has none, or the finding is about a connection.
+    pub status: Option<String>,
+    /// The cause as a word: docs/reference/why.md lists them.
+    pub code: String,
+    /// How sure it is: `known` if the input shows it, `inferred` if it is the usual cause of what the input shows,
+    /// `ambiguous` if the input fits more than one cause.
+    #[schemars(with = "CertaintySchema")]
+    pub certainty: Certainty,
     /// What is explained.
     pub title: String,
     /// What happened, in order.
@@ -73,19 +100,52 @@ pub struct Explanation {
     pub advice: String,
 }
 
+#[derive(JsonSchema)]
+#[schemars(rename_all = "lowercase")]
+#[expect(dead_code, reason = "only its schema is used")]
+enum CertaintySchema {
+    Known,
+    Inferred,
+    Ambiguous,
+}
+
+/// The JSON Schema of a line of `softhca why --json`.
+pub fn schema() -> String {
+    let schema = schemars::schema_for!(Explanation);
+    serde_json::to_string_pretty(&schema).expect("a schema is JSON") + "\n"
+}
+
 /// All that is answered to a question.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnosis {
     /// One for each work request that needs one.
     pub explanations: Vec<Explanation>,
     /// What is to be said besides, or instead.
     pub summary: String,
+    /// The certainty is printed: the input is a capture.
+    states_certainty: bool,
 }
 
 impl LogAnalyzer {
     /// A log with no entries yet.
     pub fn new(header: &Header) -> LogAnalyzer {
-        LogAnalyzer { log: ParsedLog::new(header) }
+        LogAnalyzer { log: ParsedLog::new(header), packets: BTreeMap::new() }
+    }
+
+    /// Takes the next entry that is inferred from a capture: with the number of its packet, from 0, if it is one.
+    pub fn push_converted(&mut self, (packet, entry): ConvertedEntry) {
+        self.packets.extend(packet.map(|packet| (self.log.entries.len(), packet + 1)));
+        self.push(entry);
+    }
+
+    /// Hosts, connections, messages and causes.
+    pub fn summary(&self) -> Summary {
+        Summary::new(&self.log)
+    }
+
+    /// The same as tracks of the Perfetto UI.
+    pub fn perfetto(&self) -> serde_json::Value {
+        crate::perfetto::trace(&self.log)
     }
 
     /// Takes the next entry of the log.
@@ -96,6 +156,9 @@ impl LogAnalyzer {
     /// Answers a question. Without an id it is about every work request that failed by itself, or, if none
     /// did, about those that had to be tried again.
     pub fn diagnose(&self, question: &Query) -> Result<Diagnosis, QueryError> {
+        if self.log.is_capture {
+            return self.diagnose_capture(question);
+        }
         let account = &self.log;
         let places = match &question.queue_pair {
             Some(asked) => self.queue_pairs_matching(asked)?,
@@ -140,7 +203,51 @@ impl LogAnalyzer {
                 "Nothing failed. These had to be tried again, or were held up, and took longer for it.";
             return Ok(self.explain(&slow, remark.into()));
         }
-        Ok(Diagnosis { explanations: Vec::new(), summary: self.success_summary(&here) })
+        Ok(Diagnosis::new(Vec::new(), self.success_summary(&here), false))
+    }
+
+    /// A capture shows no completions: every request that was not answered at once is explained, and what is wrong
+    /// with connections.
+    fn diagnose_capture(&self, question: &Query) -> Result<Diagnosis, QueryError> {
+        let log = &self.log;
+        let ends = match &question.queue_pair {
+            Some(asked) => self.queue_pairs_matching(asked)?,
+            None => log.queue_pairs.clone(),
+        };
+        let here: Vec<&WorkRequest> =
+            log.work_requests.iter().filter(|work| ends.contains(&work.queue_pair)).collect();
+        if let Some(id) = question.wr_id {
+            let asked: Vec<&WorkRequest> = here.iter().copied().filter(|work| work.wr_id == id).collect();
+            if asked.is_empty() {
+                return Err(QueryError::UnknownWorkRequest { asked: id, known: ids(&here) });
+            }
+            return Ok(Diagnosis { states_certainty: true, ..self.explain(&asked, String::new()) });
+        }
+        let needs_one = |work: &&WorkRequest| {
+            work.failed() && work.status.as_deref() != Some("WR_FLUSH_ERR")
+                || work.completed.is_none()
+                || evidence::was_delayed(log, work)
+        };
+        let mut alike: BTreeMap<(String, String), usize> = BTreeMap::new();
+        let mut explanations = Vec::new();
+        for work in here.iter().copied().filter(needs_one) {
+            let explanation = self.explain_one(work);
+            let count = alike.entry((explanation.connection.clone(), explanation.code.clone())).or_default();
+            *count += 1;
+            if *count <= MAX_ALIKE {
+                explanations.push(explanation);
+            }
+        }
+        let found = connection::findings(self, question.queue_pair.as_ref().map(|_| &ends[..]));
+        explanations.extend(found);
+        let mut summary = connection::lifetimes(self);
+        for ((connection, code), count) in alike.iter().filter(|(_, count)| **count > MAX_ALIKE) {
+            summary.push(format!("{} more of {connection} have the cause {code}.", count - MAX_ALIKE));
+        }
+        if explanations.is_empty() {
+            summary.push(self.success_summary(&here));
+        }
+        Ok(Diagnosis::new(explanations, summary.join("\n"), true))
     }
 
     fn queue_pairs_matching(&self, asked: &str) -> Result<Vec<QueuePairId>, QueryError> {
@@ -159,21 +266,53 @@ impl LogAnalyzer {
     }
 
     fn explain(&self, works: &[&WorkRequest], remark: String) -> Diagnosis {
-        Diagnosis { explanations: works.iter().map(|work| self.explain_one(work)).collect(), summary: remark }
+        Diagnosis::new(works.iter().map(|work| self.explain_one(work)).collect(), remark, false)
     }
 
     fn explain_one(&self, work: &WorkRequest) -> Explanation {
         let account = &self.log;
         let findings = evidence::collect(account, work);
         let outcome = match (&work.status, work.completed) {
+            (None, Some(_)) if account.is_capture => "was answered".into(),
+            (None, None) if account.is_capture => "has no answer in the capture".into(),
+            (Some(status), Some(ended)) if account.entries[ended].certainty.is_some() => {
+                format!("must have ended with {status}")
+            }
             (Some(status), Some(_)) if status == "SUCCESS" => "succeeded".into(),
             (Some(status), _) => format!("ended with {status}"),
             (None, Some(_)) => "succeeded, without a completion because none was wanted".into(),
             (None, None) => "has not ended".into(),
         };
         let title = format!("{} of {} {outcome}", work.title(), account.name(work.queue_pair));
-        let (cause, advice) = cause::cause_and_advice(account, work, &findings);
-        Explanation { title, evidence: findings.evidence, cause, advice }
+        let conclusion = cause::cause_and_advice(account, work, &findings);
+        let certainty = match conclusion.code.as_str() {
+            "no-response" | "incomplete" if account.is_capture => Certainty::Ambiguous,
+            code if code == "rnr" || code.starts_with("nak") => Certainty::Known,
+            "timeout" if account.is_capture => findings.certainty.unwrap_or(Certainty::Inferred),
+            _ => findings.certainty.unwrap_or(Certainty::Known),
+        };
+        let mut evidence = findings.evidence;
+        evidence.iter_mut().for_each(|step| step.packet = self.packet_of(step.entry));
+        Explanation {
+            connection: format!("{} - {}", account.name(work.queue_pair), account.peer_name(work.queue_pair)),
+            request: Some(work.title()),
+            status: work.status.clone(),
+            code: conclusion.code,
+            certainty,
+            title,
+            evidence,
+            cause: conclusion.cause,
+            advice: conclusion.advice,
+        }
+    }
+
+    /// The packet that an entry is about: itself, the next or the one before.
+    fn packet_of(&self, entry: usize) -> Option<u64> {
+        let time = self.log.time_of(entry);
+        let at = |found: Option<(&usize, &u64)>| {
+            found.filter(|(at, _)| self.log.time_of(**at) == time).map(|(_, packet)| *packet)
+        };
+        at(self.packets.range(entry..).next()).or_else(|| at(self.packets.range(..entry).next_back()))
     }
 
     fn success_summary(&self, works: &[&WorkRequest]) -> String {
@@ -184,7 +323,17 @@ impl LogAnalyzer {
         };
         let slowest = works.iter().filter_map(|work| Some((took(work)?, work))).max_by_key(|(took, _)| *took);
         match slowest {
+            None if account.is_capture => {
+                "The capture shows no reliable connection with an answered request, and nothing wrong.".into()
+            }
             None => "The log has no work request that failed.".into(),
+            Some((took, work)) if account.is_capture => format!(
+                "Nothing wrong was found: {} messages were answered at once. The slowest, {} of {}, took {}.",
+                works.len(),
+                work.title(),
+                account.name(work.queue_pair),
+                duration(took)
+            ),
             Some((took, work)) => format!(
                 "Nothing failed and nothing had to be tried again: {} work requests ended well. The slowest, {} of {}, took {}.",
                 works.len(),
@@ -210,15 +359,21 @@ fn ids(works: &[&WorkRequest]) -> String {
 }
 
 impl Diagnosis {
+    fn new(explanations: Vec<Explanation>, summary: String, states_certainty: bool) -> Diagnosis {
+        Diagnosis { explanations, summary, states_certainty }
+    }
+
     /// The answer as text of at most `width` columns.
     pub fn text(&self, width: usize) -> String {
         let mut text = String::new();
         for explanation in &self.explanations {
-            explanation.write(&mut text, width);
+            explanation.write(&mut text, width, self.states_certainty);
             text.push('\n');
         }
-        for line in wrap(&self.summary, width.max(40)).iter().filter(|line| !line.is_empty()) {
-            let _ = writeln!(text, "{line}");
+        for paragraph in self.summary.lines() {
+            for line in wrap(paragraph, width.max(40)).iter().filter(|line| !line.is_empty()) {
+                let _ = writeln!(text, "{line}");
+            }
         }
         text.truncate(text.trim_end().len());
         text
@@ -226,7 +381,7 @@ impl Diagnosis {
 }
 
 impl Explanation {
-    fn write(&self, text: &mut String, width: usize) {
+    fn write(&self, text: &mut String, width: usize, states_certainty: bool) {
         const TIME: usize = 10;
         let width = width.max(40);
         for line in wrap(&self.title, width) {
@@ -239,7 +394,11 @@ impl Explanation {
                 let _ = writeln!(text, "{time:>TIME$}  {line}");
             }
         }
-        for (heading, body) in [("Cause", &self.cause), ("What to do", &self.advice)] {
+        let heading = match states_certainty {
+            true => format!("Cause ({}, {})", self.code, self.certainty.name()),
+            false => "Cause".into(),
+        };
+        for (heading, body) in [(heading.as_str(), &self.cause), ("What to do", &self.advice)] {
             if body.is_empty() {
                 continue;
             }
