@@ -9,7 +9,7 @@ use crate::start_error::StartError;
 use parking_lot::Mutex;
 use softhca_engine::{AckPolicy, ClientId, CqId, Event, Instant, Settings};
 use softhca_fabric::{EventSink, HostId, NetworkEvent, Stage};
-use softhca_queue::control::{HostDevice, Notification};
+use softhca_queue::control::{HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus};
 use softhca_queue::{MapMode, SharedMemory, SleepFlag};
 use softhca_trace::PacketDirection;
 use softhca_udp::{
@@ -217,6 +217,7 @@ impl DaemonHost {
         };
         let device = HostDevice {
             name: host.name.clone(),
+            host: host.name.clone(),
             device_name: format!("softhca{index}"),
             address: sockets.address(),
             active_mtu: sockets.active_mtu(),
@@ -247,6 +248,25 @@ impl DaemonHost {
         let driver =
             HostDriver(SharedDriver::start(driver, policy, SleepFlag::new(page.words(0, SleepFlag::WORDS)))?);
         Ok(DaemonHost { device, driver, event_bus, access_monitor, sleep_flag })
+    }
+
+    /// The queue pairs of all clients.
+    pub fn queue_pairs(&self) -> Vec<QueuePairStatus> {
+        let found: Vec<_> = self
+            .driver
+            .control(|driver| driver.hca().queue_pairs_with_owners().take(MAX_QUEUE_PAIRS_LISTED).collect());
+        let clients = self.event_bus.clients.lock();
+        let listed = found.into_iter().map(|(client, qp)| QueuePairStatus {
+            qpn: qp.qpn,
+            qp_type: qp.qp_type,
+            state: qp.state,
+            dest_qpn: qp.attributes.dest_qpn,
+            next_psn: qp.next_psn,
+            expected_psn: qp.expected_psn,
+            outstanding: qp.outstanding as u32,
+            pid: clients.get(&client).map(|client| client.pid),
+        });
+        listed.collect()
     }
 
     /// Attaches the host to the network between the hosts.

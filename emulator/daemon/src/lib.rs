@@ -29,9 +29,11 @@ mod signals;
 mod stall_watchdog;
 mod start_error;
 mod state;
+mod sysfs;
 
 pub use config::{ClientLimits, Config, ConfigError, HostConfig};
 pub use mount_namespace::MountNamespace;
 pub use server::Daemon;
 pub use signals::{Signal, Signals};
 pub use start_error::StartError;
+pub use sysfs::PCI_ROOT;

@@ -34,11 +34,6 @@ fn fill(field: &mut [c_char], text: &str) {
     }
 }
 
-/// The number in a device name: 1 for `softhca1`.
-fn device_number(name: &str) -> u32 {
-    name.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0)
-}
-
 /// The device of a host: the same one on every call.
 fn device_for_host(host: HostDevice) -> *mut ibv_device {
     static KNOWN: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
@@ -54,7 +49,7 @@ fn device_for_host(host: HostDevice) -> *mut ibv_device {
             dev_path: [0; 256],
             ibdev_path: [0; 256],
         };
-        let verbs = format!("uverbs{}", device_number(&host.device_name));
+        let verbs = format!("uverbs{}", host.device_number());
         fill(&mut abi.name, &host.device_name);
         fill(&mut abi.dev_name, &verbs);
         fill(&mut abi.dev_path, &format!("/sys/class/infiniband_verbs/{verbs}"));
@@ -140,7 +135,7 @@ pub unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
 
 pub unsafe extern "C" fn get_device_index(device: *mut ibv_device) -> c_int {
     // SAFETY: a device of this library.
-    if device.is_null() { -1 } else { device_number(&unsafe { of(device) }.host.device_name) as c_int }
+    if device.is_null() { -1 } else { unsafe { of(device) }.host.device_number() as c_int }
 }
 
 impl DeviceState {
