@@ -52,6 +52,13 @@ impl Rig {
         rig
     }
 
+    /// A rig whose hosts have two cards: softhca0 and softhca1 on alice, softhca2 and softhca3 on bob.
+    pub fn with_two_cards() -> Rig {
+        let mut rig = Rig::new();
+        rig.options.extend(["--cards", "2"]);
+        rig
+    }
+
     /// A rig whose programs see their device in `/sys` by a preloaded library.
     pub fn with_preloaded_view() -> Rig {
         let mut rig = Rig::new();

@@ -1,8 +1,9 @@
 //! Software on top of verbs under `softhca exec`: rdma-core's test suite, UCX and libfabric; and the view of `/sys` and `/dev`
 //! that they need.
 
-// Another target uses the other functions.
+mod cards;
 mod pyverbs;
+// Another target uses the other functions.
 #[allow(dead_code)]
 #[path = "../programs/rig.rs"]
 mod rig;
@@ -55,6 +56,21 @@ fn main() -> ExitCode {
             ]),
         }
     }
+    let cards: [(&'static str, &str, fn()); 4] = [
+        ("ibv_devices", "programs_see_all_cards_of_their_host", cards::programs_see_all_cards_of_their_host),
+        (
+            "ibv_rc_pingpong",
+            "a_card_that_is_down_affects_itself_alone",
+            cards::a_card_that_is_down_affects_itself_alone,
+        ),
+        (
+            "rping",
+            "connections_use_the_card_of_their_address",
+            cards::connections_use_the_card_of_their_address,
+        ),
+        ("ucx_perftest", "ucx_uses_two_rails", cards::ucx_uses_two_rails),
+    ];
+    tests.extend(cards.map(|(program, name, test)| tools::needs(program, name, test)));
     for test in ["tag_lat", "ucp_put_bw"] {
         let name = format!("ucx_perftest_without_namespaces_{test}");
         let run = move || ucx(Rig::with_preloaded_view(), "rc_verbs,ud_verbs:aux", test);

@@ -41,6 +41,9 @@ struct DaemonOptions {
     /// Host that the program runs on [default: the daemon's first host]
     #[arg(long, value_name = "NAME")]
     host: Option<String>,
+    /// Cards of each host: softhca0, softhca1, … [default: 1]
+    #[arg(long, value_name = "N", value_parser = crate::daemon::parse_cards)]
+    cards: Option<usize>,
     /// Recovery from packet loss: fatal, go-back-n or go-back-0
     #[arg(long, value_name = "MODE", value_parser = crate::daemon::parse_recovery)]
     recovery: Option<softhca::Recovery>,
@@ -100,8 +103,8 @@ impl DaemonOptions {
     fn requirements(&self) -> DaemonRequirements<'_> {
         let (name, host) = (self.name.as_deref(), self.host.as_deref());
         let address = std::env::var(ADDRESS_VARIABLE).ok();
-        let (recovery, loopback) = (self.recovery, self.loopback);
-        DaemonRequirements { name, host, address, hosts: &[], recovery, loopback }
+        let DaemonOptions { cards, recovery, loopback, .. } = *self;
+        DaemonRequirements { name, host, address, hosts: &[], cards, recovery, loopback }
     }
 
     /// The environment variables of a program whose libraries are in `folder`.

@@ -1,7 +1,7 @@
 //! A host: its HCA, the engine thread that drives it, and the distribution of its events.
 
 use crate::client_memory::{AccessMonitor, ClientMemories};
-use crate::config::{Config, HostConfig};
+use crate::config::{CardConfig, Config};
 use crate::messages::report;
 use crate::notification_queue::NotificationQueue;
 use crate::recording::Recordings;
@@ -189,18 +189,16 @@ impl DaemonHost {
     pub fn start(
         config: &Config,
         index: usize,
-        host: &HostConfig,
+        card: &CardConfig<'_>,
         watchers: &Arc<AsyncEventWatchers>,
         recordings: &Arc<Recordings>,
     ) -> Result<DaemonHost, StartError> {
-        let bind_error = |source| StartError::Bind { host: host.name.clone(), source };
-        let sockets = match host.address {
-            Some(address) => {
-                let ipv6 = config.ipv6.get(&host.name).copied();
-                HostSockets::bind_dual_stack(address, ipv6, SocketOptions::default()).map_err(bind_error)?
-            }
-            // SOFTHCA_ADDRESS is the address of one host.
-            None => match config.hosts.iter().position(|host| host.address.is_none()) == Some(index) {
+        let bind_error = |source| StartError::Bind { host: card.name.clone(), source };
+        let sockets = match card.address {
+            Some(address) => HostSockets::bind_dual_stack(address, card.ipv6, SocketOptions::default())
+                .map_err(bind_error)?,
+            // SOFTHCA_ADDRESS is the address of one card.
+            None => match config.cards().iter().position(|card| card.address.is_none()) == Some(index) {
                 true => bind_host(SocketOptions::default()).map_err(bind_error)?,
                 false => bind_free_host(SocketOptions::default()).map_err(bind_error)?,
             },
@@ -216,8 +214,8 @@ impl DaemonHost {
             ..Settings::default()
         };
         let device = HostDevice {
-            name: host.name.clone(),
-            host: host.name.clone(),
+            name: card.name.clone(),
+            host: card.host.into(),
             device_name: format!("softhca{index}"),
             address: sockets.address(),
             active_mtu: sockets.active_mtu(),
@@ -226,7 +224,7 @@ impl DaemonHost {
             loopback: config.loopback.name().into(),
         };
         let event_bus = Arc::new(EventBus {
-            host_name: host.name.clone(),
+            host_name: card.name.clone(),
             watchers: watchers.clone(),
             ..EventBus::default()
         });
@@ -234,7 +232,7 @@ impl DaemonHost {
         let options = DriverOptions { settings, icrc: IcrcCheck::default(), entropy, loopback };
         let access_monitor = Arc::new(AccessMonitor::default());
         let id = HostId(index as u32);
-        recordings.name_host(id, &host.name, device.address);
+        recordings.name_host(id, &card.name, device.address);
         let sink = Box::new(HostEventSink {
             bus: event_bus.clone(),
             recordings: recordings.clone(),

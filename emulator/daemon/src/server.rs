@@ -117,10 +117,10 @@ impl Daemon {
         let lock = lock(&directory.lock(&config.name), &config.name)?;
         let watchers = Arc::new(AsyncEventWatchers::default());
         let recordings = Recordings::new();
-        let hosts = config.hosts.iter().enumerate().map(|(index, host)| {
-            DaemonHost::start(&config, index, host, &watchers, &recordings).map(Arc::new)
-        });
-        let hosts = hosts.collect::<Result<Vec<_>, StartError>>()?;
+        let mut hosts = Vec::new();
+        for (index, card) in config.cards().iter().enumerate() {
+            hosts.push(Arc::new(DaemonHost::start(&config, index, card, &watchers, &recordings)?));
+        }
         let network = match &config.fabric {
             Some(fabric) => Some(build_network(fabric, &hosts, &recordings)?),
             None => None,
