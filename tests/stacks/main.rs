@@ -8,6 +8,7 @@ mod pyverbs;
 #[path = "../programs/rig.rs"]
 mod rig;
 mod sysfs;
+mod workloads;
 
 use libtest_mimic::Trial;
 use rig::{Rig, Running, free_port};
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         ("ucx_perftest", "ucx_uses_two_rails", cards::ucx_uses_two_rails),
     ];
     tests.extend(cards.map(|(program, name, test)| tools::needs(program, name, test)));
+    tests.extend(workloads::trials());
     for test in ["tag_lat", "ucp_put_bw"] {
         let name = format!("ucx_perftest_without_namespaces_{test}");
         let run = move || ucx(Rig::with_preloaded_view(), "rc_verbs,ud_verbs:aux", test);
