@@ -1,5 +1,5 @@
 """Migrates a QEMU machine to another one: migrate.py rdma:HOST:PORT or tcp:HOST:PORT. Prints the time."""
-import json, os, socket, subprocess, sys, tempfile, time
+import atexit, json, os, socket, subprocess, sys, tempfile, time
 
 uri = sys.argv[1]
 folder = tempfile.mkdtemp()
@@ -12,15 +12,19 @@ class Machine:
         self.process = subprocess.Popen(
             ["qemu-system-x86_64", "-accel", "tcg", "-m", "256", "-nodefaults", "-display", "none", "-S",
              "-qmp", f"unix:{path},server,nowait", *options])
-        while not os.path.exists(path):
+        atexit.register(self.end)
+        self.socket = socket.socket(socket.AF_UNIX)
+        while self.socket.connect_ex(path):
             if self.process.poll() is not None or time.monotonic() > limit:
                 sys.exit(f"{name} does not start")
             time.sleep(0.02)
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.connect(path)
         self.lines = self.socket.makefile("r")
         self.lines.readline()
         self.ask("qmp_capabilities")
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
 
     def ask(self, command, **arguments):
         self.socket.sendall(json.dumps({"execute": command, "arguments": arguments}).encode())
@@ -33,18 +37,13 @@ class Machine:
 target = Machine("target", "-incoming", uri.replace("127.0.0.1", "0.0.0.0"))
 source = Machine("source")
 source.ask("migrate-set-parameters", **{"max-bandwidth": 10 << 30})
-try:
-    answer = source.ask("migrate", uri=uri)
-    if "error" in answer:
-        sys.exit(f"migrate: {answer}")
-    while True:
-        seen = source.ask("query-migrate")["return"]
-        if seen.get("status") in ("completed", "failed", "cancelled") or time.monotonic() > limit:
-            break
-        time.sleep(0.02)
-    print(seen.get("status"), seen.get("total-time"), "ms")
-finally:
-    for machine in (source, target):
-        machine.process.kill()
-        machine.process.wait()
+answer = source.ask("migrate", uri=uri)
+if "error" in answer:
+    sys.exit(f"migrate: {answer}")
+while True:
+    seen = source.ask("query-migrate")["return"]
+    if seen.get("status") in ("completed", "failed", "cancelled") or time.monotonic() > limit:
+        break
+    time.sleep(0.02)
+print(seen.get("status"), seen.get("total-time"), "ms")
 sys.exit(seen.get("status") != "completed")

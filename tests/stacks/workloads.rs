@@ -115,14 +115,14 @@ fn fio(verb: &'static str) {
     let tcp_port = format!("--port={}", free_port());
     let tcp = ["--ioengine=net", "--protocol=tcp", &tcp_port, "--bs=64k", "--size=16m"];
     let listener = Command::new("fio")
-        .args(["--name=receiver", "--rw=read", "--listen"])
         .args(tcp)
+        .args(["--name=receiver", "--rw=read", "--listen"])
         .stdout(Stdio::null())
         .spawn();
     let mut listener = listener.expect("fio runs");
     await_listener(tcp_port.trim_start_matches("--port=").parse().expect("a port"));
-    let over_tcp =
-        run_over_tcp(&[&["fio", "--name=sender", "--rw=write", "--hostname=127.0.0.1"][..], &tcp].concat());
+    let sender = [&["fio"][..], &tcp, &["--name=sender", "--rw=write", "--hostname=127.0.0.1"]].concat();
+    let over_tcp = run_over_tcp(&sender);
     let _ = listener.wait();
     report(&format!("fio {verb}"), &seen, "WRITE: bw", &over_tcp);
 }
