@@ -6,7 +6,9 @@ mod control;
 mod orphaned_rings;
 
 pub use control::{DaemonControl, HostAsyncEvent};
-pub use softhca_queue::control::{ClientStatus, DaemonStatus, FabricPort, HostDevice, HostStatus, QueuePairStatus};
+pub use softhca_queue::control::{
+    ClientStatus, DaemonStatus, FabricPort, HostDevice, HostStatus, QueuePairStatus,
+};
 
 use crate::async_events::AsyncEventQueue;
 use crate::backend::{Backend, Result};
