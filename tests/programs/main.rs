@@ -2,6 +2,8 @@
 
 mod faults;
 mod libraries;
+// Another target uses the other functions.
+#[allow(dead_code)]
 mod rig;
 
 use rig::{Rig, run_pair};

@@ -16,7 +16,12 @@ pub fn trials() -> Vec<Trial> {
         let name = format!("open_mpi_{}", &transports[..2]);
         tests.push(tools::needs_with("mpicc.openmpi", &name, || open_mpi(transports)));
     }
-    for verb in ["write", "read"] {
+    for (name, devices) in [("mooncake", "softhca0"), ("mooncake_two_cards", "softhca0,softhca1")] {
+        // The wheel has 260 MB with what it needs.
+        let test = move || mooncake(devices);
+        tests.push(tools::needs_with("python3", name, test).with_ignored_flag(true));
+    }
+    for verb in ["write", "read", "send"] {
         tests.push(tools::needs_with("fio", &format!("fio_{verb}"), || fio(verb)));
     }
     tests
@@ -101,14 +106,16 @@ fn qperf() {
 fn fio(verb: &'static str) {
     let mut rig = Rig::new();
     let port = free_port().to_string();
-    let common = ["--bs=64k", "--size=16m"];
+    // fio asks for no RNR retries, so every message of a send finds a receive that was posted before: 16 of them.
+    let size = if verb == "send" { "--size=1m" } else { "--size=16m" };
+    let common = ["--bs=64k", size];
     let port_option = format!("--port={port}");
-    let receiver = ["fio", "--name=receiver", "--ioengine=rdma", "--rw=read", &port_option];
+    let receiver = ["fio", "--name=receiver", "--ioengine=rdma", "--rw=read", "--iodepth=16", &port_option];
     let mut server = rig.start(&[&receiver[..], &common].concat());
     rig.await_cm_listener(&mut server).unwrap_or_else(|why| panic!("{why}"));
     let verb_option = format!("--verb={verb}");
     let sender =
-        ["fio", "--name=sender", "--ioengine=rdma", "--rw=write", "--hostname=127.0.0.1", "--iodepth=8"];
+        ["fio", "--name=sender", "--ioengine=rdma", "--rw=write", "--hostname=127.0.0.1", "--iodepth=1"];
     let seen = rig.run(&[&sender[..], &[&port_option, &verb_option], &common].concat());
     let received = server.wait();
     assert!(received.success, "{received:?}");
@@ -135,4 +142,18 @@ fn qemu_migration() {
     let seen = rig.run(&["python3", &script, &uri("rdma")]);
     let tcp = run_over_tcp(&["python3", &script, &uri("tcp")]);
     report("QEMU migration", &seen, "completed", &tcp);
+}
+
+/// Mooncake's transfer engine, from PyPI: `cargo test --test stacks -- --ignored mooncake`.
+fn mooncake(devices: &str) {
+    let mut rig = Rig::with_two_cards();
+    let environment = rig.file("environment");
+    let python = format!("{environment}/bin/python");
+    let install = "python3 -m venv \"$0\" && \"$0/bin/pip\" install -q mooncake-transfer-engine-non-cuda==0.3.13.post1 numpy";
+    let installed = Command::new("sh").args(["-c", install, &environment]).status().expect("a shell");
+    assert!(installed.success(), "the wheel cannot be installed");
+    let script = format!("{}/stacks/transfer_engine.py", env!("CARGO_MANIFEST_DIR"));
+    let seen = rig.run(&[&python, &script, "rdma", devices]);
+    let tcp = run_over_tcp(&[&python, &script, "tcp"]);
+    report(&format!("Mooncake on {devices}"), &seen, "checked", &tcp);
 }
