@@ -44,6 +44,9 @@ pub struct Arguments {
     /// Write every event to this file, as JSON lines
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
+    /// Cards of each host: softhca0, softhca1, … [default: 1]
+    #[arg(long, value_name = "N", value_parser = parse_cards)]
+    cards: Option<usize>,
     /// Exit after this many seconds without a client
     #[arg(long, value_name = "SECONDS")]
     idle_timeout: Option<u64>,
@@ -66,6 +69,11 @@ fn parse_host(text: &str) -> Result<(HostConfig, Option<Ipv6Addr>), String> {
         return Err("the host has no name; example: alice=127.0.0.2".into());
     }
     Ok((HostConfig { name: name.into(), address }, ipv6))
+}
+
+/// Parses a number of cards.
+pub fn parse_cards(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|cards| (1..=64).contains(cards)).ok_or_else(|| "expected 1 to 64".into())
 }
 
 /// Parses the name of a recovery mode.
@@ -114,6 +122,9 @@ fn configure(arguments: &Arguments) -> Result<Config, String> {
         config.hosts = arguments.host.iter().map(|(host, _)| host.clone()).collect();
         let ipv6 = arguments.host.iter().filter_map(|(host, ipv6)| Some((host.name.clone(), (*ipv6)?)));
         config.ipv6 = ipv6.collect();
+    }
+    if let Some(cards) = arguments.cards {
+        config.set_cards(cards);
     }
     if let Some(recovery) = arguments.recovery {
         config.set_recovery(recovery);

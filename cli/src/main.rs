@@ -18,8 +18,12 @@ mod explain;
 #[cfg(unix)]
 mod explore;
 mod input;
+#[cfg(target_os = "linux")]
+mod metrics;
 mod output;
 mod playground;
+#[cfg(target_os = "linux")]
+mod rdma;
 mod report;
 mod run;
 mod scenario;
@@ -68,6 +72,15 @@ enum Command {
     /// Show the counters of a daemon's devices and network ports
     #[cfg(target_os = "linux")]
     Stats(status::StatsArguments),
+    /// Print the counters of a daemon's devices in the Prometheus text format, or serve them
+    #[cfg(target_os = "linux")]
+    Metrics(metrics::Arguments),
+    /// Show the ports of a daemon's devices as `rdma link` does, take one down or bring it up
+    #[cfg(target_os = "linux")]
+    Link(rdma::LinkArguments),
+    /// Count the objects of a daemon's devices or list queue pairs, as `rdma resource` does
+    #[cfg(target_os = "linux")]
+    Resource(rdma::ResourceArguments),
     /// Print asynchronous events of a daemon's devices as they occur, as ibv_asyncwatch does
     #[cfg(target_os = "linux")]
     Asyncwatch(status::DaemonTarget),
@@ -114,6 +127,12 @@ fn main() -> ExitCode {
         Command::Devinfo(arguments) => status::devinfo(&arguments),
         #[cfg(target_os = "linux")]
         Command::Stats(arguments) => status::stats(&arguments),
+        #[cfg(target_os = "linux")]
+        Command::Metrics(arguments) => metrics::run(&arguments),
+        #[cfg(target_os = "linux")]
+        Command::Link(arguments) => rdma::link(&arguments),
+        #[cfg(target_os = "linux")]
+        Command::Resource(arguments) => rdma::resource(&arguments),
         #[cfg(target_os = "linux")]
         Command::Asyncwatch(target) => status::asyncwatch(&target),
         #[cfg(target_os = "linux")]

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use serde_json::{Map, Value, json};
-use softhca::{Counters, DaemonControl, Error, FabricPort, Gid, HostDevice};
+use softhca::{Counters, DaemonControl, Error, FabricPort, Gid, HostDevice, PortState};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub struct DaemonTarget {
     name: Option<String>,
     /// Print one JSON object per line
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 /// Arguments of `softhca devinfo`.
@@ -45,9 +45,10 @@ pub struct StatsArguments {
     all: bool,
 }
 
-type DaemonResult = Result<(), Error>;
+pub type DaemonResult = Result<(), Error>;
 
-fn exit_code(outcome: DaemonResult) -> ExitCode {
+/// Reports an error; the exit code of a command.
+pub fn exit_code(outcome: DaemonResult) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -58,7 +59,7 @@ fn exit_code(outcome: DaemonResult) -> ExitCode {
 }
 
 impl DaemonTarget {
-    fn connect(&self) -> Result<DaemonControl, Error> {
+    pub fn connect(&self) -> Result<DaemonControl, Error> {
         DaemonControl::connect(self.name.as_deref())
     }
 }
@@ -139,16 +140,17 @@ fn guid(device: &HostDevice) -> String {
 
 /// Runs `softhca devinfo`.
 pub fn devinfo(arguments: &DevinfoArguments) -> ExitCode {
-    exit_code(arguments.target.connect().map(|control| {
-        let is_selected = |device: &&HostDevice| {
+    exit_code(arguments.target.connect().and_then(|mut control| control.status()).map(|status| {
+        let is_selected = |device: &HostDevice| {
             arguments.device.as_ref().is_none_or(|name| device.name == *name || device.device_name == *name)
         };
-        for device in control.hosts().iter().filter(is_selected) {
+        for host in status.hosts.iter().filter(|host| is_selected(&host.host)) {
+            let (device, state) = (&host.host, host.port_state);
             if arguments.target.json {
-                outln!("{}", device_attributes(device));
+                outln!("{}", device_attributes(device, state));
                 continue;
             }
-            let Value::Object(fields) = device_attributes(device) else { continue };
+            let Value::Object(fields) = device_attributes(device, state) else { continue };
             outln!("{}", device.device_name);
             for (name, value) in fields {
                 let text = value.as_str().map_or_else(|| value.to_string(), String::from);
@@ -160,11 +162,12 @@ pub fn devinfo(arguments: &DevinfoArguments) -> ExitCode {
     }))
 }
 
-fn device_attributes(device: &HostDevice) -> Value {
+fn device_attributes(device: &HostDevice, state: PortState) -> Value {
     let limits = &device.limits;
+    let state = if state == PortState::Active { "active" } else { "down" };
     json!({
         "device": device.device_name, "host": device.name, "address": device.address.to_string(), "guid": guid(device),
-        "gid": Gid::from(device.address).to_string(), "transport": "RoCEv2", "port": 1, "state": "active",
+        "gid": Gid::from(device.address).to_string(), "transport": "RoCEv2", "port": 1, "state": state,
         "recovery": device.recovery, "loopback": device.loopback, "atomics": "HCA", "version": env!("CARGO_PKG_VERSION"),
         "max_clients": limits.max_clients, "max_qp": limits.max_qp, "max_cq": limits.max_cq,
         "max_srq": limits.max_srq, "max_pd": limits.max_pd, "max_mr": limits.max_mr,

@@ -2,6 +2,8 @@
 
 mod faults;
 mod libraries;
+// Another target uses the other functions.
+#[allow(dead_code)]
 mod rig;
 
 use rig::{Rig, run_pair};
@@ -34,6 +36,9 @@ fn main() -> ExitCode {
         needs!(compiler(), verbs_in_any_order_are_rejected_or_executed),
         needs!(compiler(), every_rejected_call_sets_errno_and_is_explained),
         needs!(compiler(), polling_never_sleeps),
+        needs!(compiler(), the_calls_of_a_collective_library_work),
+        // The card of a daemon reads and writes a client's memory from its own process.
+        needs!(compiler(), the_calls_of_a_collective_library_work_on_secret_memory).with_ignored_flag(true),
         needs!(compiler(), why_reports_a_requester_that_waits_for_ever),
     ];
     tests.extend(faults::tests());
@@ -366,6 +371,22 @@ fn a_stopped_explorer_does_not_stop_the_daemon() {
     await_that("the explorer says nothing", &|| contains(&errors, "does not keep up"));
     explorer.kill().expect("it runs");
     explorer.wait().expect("it ends");
+}
+
+fn the_calls_of_a_collective_library_work() {
+    collective("heap");
+}
+
+/// On memory that `process_vm_readv` cannot reach, like the host memory of a GPU driver.
+fn the_calls_of_a_collective_library_work_on_secret_memory() {
+    collective("secret");
+}
+
+fn collective(memory: &str) {
+    let mut rig = Rig::new();
+    let program = compile(&rig, "collective");
+    let seen = rig.run(&[&program, memory]);
+    assert!(seen.success && seen.text.contains("all rounds were right"), "{seen:?}");
 }
 
 /// The requirements to compile a verbs program: a compiler and the headers of libibverbs.

@@ -52,6 +52,35 @@ impl Rig {
         rig
     }
 
+    /// A rig whose hosts have two cards: softhca0 and softhca1 on alice, softhca2 and softhca3 on bob.
+    pub fn with_two_cards() -> Rig {
+        let mut rig = Rig::new();
+        rig.options.extend(["--cards", "2"]);
+        rig
+    }
+
+    /// A rig whose programs see their device in `/sys` by a preloaded library.
+    pub fn with_preloaded_view() -> Rig {
+        let mut rig = Rig::new();
+        rig.options.extend(["--view", "preload"]);
+        rig
+    }
+
+    /// Runs a program where the kernel refuses mount and user namespaces: in a user namespace that permits none. The
+    /// daemon is started outside.
+    pub fn run_without_namespaces(&mut self, options: &[&str], words: &[&str]) -> ProgramOutput {
+        assert!(self.softhca(&["env"]).success, "the daemon does not start");
+        let inner = self.command(options, words);
+        let script = "echo 0 > /proc/sys/user/max_mnt_namespaces; echo 0 > /proc/sys/user/max_user_namespaces; \
+            if unshare --mount true 2> /dev/null; then echo namespaces are permitted; exit 1; fi; exec \"$0\" \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "sh", "-c", script]);
+        command.arg(inner.get_program()).args(inner.get_args());
+        command.env("XDG_RUNTIME_DIR", &self.folder).env_remove("SOFTHCA_DAEMON").env_remove("SOFTHCA_HOST");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        Running::new(command).wait()
+    }
+
     /// The path of a file of the test.
     pub fn file(&self, name: &str) -> String {
         self.folder.join(name).display().to_string()

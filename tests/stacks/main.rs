@@ -1,44 +1,86 @@
 //! Software on top of verbs under `softhca exec`: rdma-core's test suite, UCX and libfabric; and the view of `/sys` and `/dev`
 //! that they need.
 
-// Another target uses the other functions.
+mod cards;
 mod pyverbs;
+// Another target uses the other functions.
 #[allow(dead_code)]
 #[path = "../programs/rig.rs"]
 mod rig;
 mod sysfs;
+mod workloads;
 
 use libtest_mimic::Trial;
 use rig::{Rig, Running, free_port};
 use softhca_tests::{namespace, tools};
 use std::process::{Command, ExitCode};
+use sysfs::Method;
 
 fn main() -> ExitCode {
     if !cfg!(target_os = "linux") {
         return ExitCode::SUCCESS;
     }
     let mut tests = vec![
-        needs_sysfs_view(
-            "sh",
-            "the_device_is_visible_in_sys_and_dev",
-            sysfs::the_device_is_visible_in_sys_and_dev,
-        ),
-        needs_sysfs_view(
-            "sh",
-            "the_rest_of_sys_and_dev_is_unchanged",
-            sysfs::the_rest_of_sys_and_dev_is_unchanged,
-        ),
         needs_sysfs_view("sh", "no_view_hides_the_device", sysfs::no_view_hides_the_device),
         needs_sysfs_view(
             "ibv_rc_pingpong",
             "the_view_needs_no_privileges",
             sysfs::the_view_needs_no_privileges,
         ),
+        tools::needs_with("ibv_rc_pingpong", "counters_are_live_files", sysfs::counters_are_live_files),
+        tools::needs_with(
+            "prometheus-node-exporter",
+            "node_exporter_exports_the_counters",
+            sysfs::node_exporter_exports_the_counters,
+        ),
+        tools::needs_with(
+            "sh",
+            "a_shell_with_the_environment_sees_the_device",
+            sysfs::a_shell_with_the_environment_sees_the_device,
+        ),
         pyverbs::trial(),
     ];
+    for method in [Method::Mount, Method::Preload, Method::Refused] {
+        let label = format!("{method:?}").to_lowercase();
+        let visible = move || sysfs::the_device_is_visible_in_sys_and_dev(method);
+        let unchanged = move || sysfs::the_rest_of_sys_and_dev_is_unchanged(method);
+        let names = [format!("the_device_is_visible_{label}"), format!("the_rest_is_unchanged_{label}")];
+        match method {
+            Method::Preload => tests.extend([
+                tools::needs_with("sh", &names[0], visible),
+                tools::needs_with("sh", &names[1], unchanged),
+            ]),
+            // A machine that refuses namespaces cannot create the one in which they are refused.
+            _ => tests.extend([
+                needs_sysfs_view("unshare", &names[0], visible),
+                needs_sysfs_view("unshare", &names[1], unchanged),
+            ]),
+        }
+    }
+    let cards: [(&'static str, &str, fn()); 4] = [
+        ("ibv_devices", "programs_see_all_cards_of_their_host", cards::programs_see_all_cards_of_their_host),
+        (
+            "ibv_rc_pingpong",
+            "a_card_that_is_down_affects_itself_alone",
+            cards::a_card_that_is_down_affects_itself_alone,
+        ),
+        (
+            "rping",
+            "connections_use_the_card_of_their_address",
+            cards::connections_use_the_card_of_their_address,
+        ),
+        ("ucx_perftest", "ucx_uses_two_rails", cards::ucx_uses_two_rails),
+    ];
+    tests.extend(cards.map(|(program, name, test)| tools::needs(program, name, test)));
+    tests.extend(workloads::trials());
+    for test in ["tag_lat", "ucp_put_bw"] {
+        let name = format!("ucx_perftest_without_namespaces_{test}");
+        let run = move || ucx(Rig::with_preloaded_view(), "rc_verbs,ud_verbs:aux", test);
+        tests.push(tools::needs_with("ucx_perftest", &name, run));
+    }
     for (transports, test) in UCX {
         let name = format!("ucx_perftest_{transports}_{test}").replace([',', ':'], "_");
-        tests.push(needs_sysfs_view("ucx_perftest", &name, move || ucx(transports, test)));
+        tests.push(needs_sysfs_view("ucx_perftest", &name, move || ucx(Rig::new(), transports, test)));
     }
     for kind in ["dgram", "rdm"] {
         tests.push(tools::needs_with("fi_pingpong", &format!("fi_pingpong_{kind}"), move || libfabric(kind)));
@@ -114,8 +156,7 @@ fn run_both(rig: &mut Rig, variables: &[String], shared: &[&str], client: &[&str
     assert!(seen.iter().all(|seen| seen.success && !seen.text.contains("ERROR")), "{shared:?}: {seen:?}");
 }
 
-fn ucx(transports: &str, test: &str) {
-    let mut rig = Rig::new();
+fn ucx(mut rig: Rig, transports: &str, test: &str) {
     let port = free_port();
     let variables = [format!("UCX_TLS={transports}"), "UCX_NET_DEVICES=softhca0:1".into()];
     let number = port.to_string();

@@ -78,6 +78,7 @@ pub use context::{AsyncEvents, Context};
 #[cfg(all(feature = "sockets", target_os = "linux"))]
 pub use daemon::{
     ClientStatus, DaemonControl, DaemonStatus, FabricPort, HostAsyncEvent, HostDevice, HostStatus,
+    QueuePairStatus,
 };
 pub use device::{Device, DeviceAttributes, PortAttributes};
 #[cfg(feature = "sockets")]

@@ -21,6 +21,8 @@ pub struct DaemonRequirements<'a> {
     pub address: Option<String>,
     /// The hosts of a scenario.
     pub hosts: &'a [String],
+    /// The cards of each host.
+    pub cards: Option<usize>,
     pub recovery: Option<Recovery>,
     pub loopback: Option<Loopback>,
 }
@@ -74,7 +76,10 @@ fn check_settings(
     name: &str,
 ) -> Result<(), String> {
     let advice = "stop it with `softhca stop`, or start another one with `--name`";
-    let missing = |host: &&str| !connection.hosts().iter().any(|device| device.name == **host);
+    // A scenario can name a device of a host with several.
+    let missing = |host: &&str| {
+        !connection.hosts().iter().any(|device| device.name == **host || device.device_name == **host)
+    };
     let hosts = requirements.host.into_iter().chain(requirements.hosts.iter().map(String::as_str));
     if let Some(host) = hosts.into_iter().find(missing) {
         let names: Vec<&str> = connection.hosts().iter().map(|device| device.name.as_str()).collect();
@@ -91,6 +96,14 @@ fn check_settings(
             let HostDevice { name: host, address: current, .. } = device;
             return Err(format!(
                 "{ADDRESS_VARIABLE} is {address}, but host {host:?} of the running daemon {name:?} has {current}: {advice}"
+            ));
+        }
+    }
+    if let Some(required) = requirements.cards {
+        let cards = connection.hosts().iter().filter(|other| other.host == device.host).count();
+        if cards != required {
+            return Err(format!(
+                "the hosts of the running daemon {name:?} have {cards} cards, not {required}: {advice}"
             ));
         }
     }
@@ -136,6 +149,9 @@ fn start(
         };
     }
     command.env_remove(ADDRESS_VARIABLE);
+    if let Some(cards) = requirements.cards {
+        command.args(["--cards", &cards.to_string()]);
+    }
     if let Some(recovery) = requirements.recovery {
         command.args(["--recovery", recovery.name()]);
     }

@@ -1,12 +1,16 @@
 //! The shared library, and the folder in which programs find it under its sonames.
 
 use softhca_queue::control::RuntimeDir;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 
 const LIBRARY_FILE: &str = "libsofthca_verbs.so";
+/// Redirects the paths of RDMA devices in programs that preload it.
+pub const SYSFS_LIBRARY: &str = "libsofthca_sysfs.so";
+/// The libraries that the loader loads before those of the program.
+pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 /// One file serves all of these: the loader maps it once. NCCL opens the names without a version first, which exist
 /// where the development packages are installed.
 const SONAMES: [&str; 8] = [
@@ -20,15 +24,15 @@ const SONAMES: [&str; 8] = [
     "libefa.so",
 ];
 
-/// Finds the library next to the executable or in `../lib/softhca`. In a cargo target folder it may also be in
+/// Finds a library next to the executable or in `../lib/softhca`. In a cargo target folder it may also be in
 /// `deps`: the newest wins.
-fn find_library() -> Result<PathBuf, String> {
+fn find_library(file: &str) -> Result<PathBuf, String> {
     let executable = std::env::current_exe()
         .map_err(|error| format!("cannot find the path of the executable: {error}"))?;
     let exe_folder = executable.parent().unwrap_or(Path::new("/"));
-    let candidates = [exe_folder.join(LIBRARY_FILE), exe_folder.join("../lib/softhca").join(LIBRARY_FILE)];
+    let candidates = [exe_folder.join(file), exe_folder.join("../lib/softhca").join(file)];
     let modified = |path: &PathBuf| path.metadata().and_then(|found| found.modified()).ok();
-    let built = [exe_folder.join("deps").join(LIBRARY_FILE), candidates[0].clone()];
+    let built = [exe_folder.join("deps").join(file), candidates[0].clone()];
     let newest = built.into_iter().filter(|path| path.is_file()).max_by_key(modified);
     if let Some(found) = newest.or_else(|| candidates.iter().find(|path| path.is_file()).cloned()) {
         return found.canonicalize().map_err(|error| format!("{}: {error}", found.display()));
@@ -43,7 +47,7 @@ fn find_library() -> Result<PathBuf, String> {
 
 /// Creates a folder with symlinks to the library under every soname.
 pub fn library_folder() -> Result<PathBuf, String> {
-    let library = find_library()?;
+    let library = find_library(LIBRARY_FILE)?;
     let user = RuntimeDir::for_user();
     user.create().map_err(|error| error.to_string())?;
     let mut hasher = DefaultHasher::new();
@@ -53,6 +57,10 @@ pub fn library_folder() -> Result<PathBuf, String> {
     std::fs::create_dir_all(&folder).map_err(failed)?;
     for name in SONAMES {
         symlink(&library, &folder.join(name)).map_err(failed)?;
+    }
+    // Programs run without it, and may not find the device in /sys.
+    if let Ok(sysfs) = find_library(SYSFS_LIBRARY) {
+        symlink(&sysfs, &folder.join(SYSFS_LIBRARY)).map_err(failed)?;
     }
     Ok(folder)
 }
@@ -68,14 +76,20 @@ fn symlink(target: &Path, link: &Path) -> io::Result<()> {
     std::fs::rename(&new, link)
 }
 
-/// The libraries to load before all others: SoftHCA's, then those that the user set.
-pub fn preload_list(folder: &Path) -> OsString {
-    let mut list = OsString::from(folder.join(SONAMES[0]));
-    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-        list.push(":");
-        list.push(others);
+/// The verbs library, to be preloaded.
+pub fn preloaded_verbs(folder: &Path) -> (&'static str, OsString) {
+    (PRELOAD_VARIABLE, folder.join(SONAMES[0]).into())
+}
+
+/// Makes one list of all libraries to preload: those of SoftHCA, then those that the user set.
+pub fn join_preloads(variables: &mut Vec<(&'static str, OsString)>) {
+    let mut libraries: Vec<OsString> =
+        variables.extract_if(.., |(name, _)| *name == PRELOAD_VARIABLE).map(|(_, library)| library).collect();
+    if libraries.is_empty() {
+        return;
     }
-    list
+    libraries.extend(std::env::var_os(PRELOAD_VARIABLE).filter(|others| !others.is_empty()));
+    variables.push((PRELOAD_VARIABLE, libraries.join(OsStr::new(":"))));
 }
 
 /// The library search path of a program: `folder`, then the folders that the user set.

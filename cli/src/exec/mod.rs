@@ -25,14 +25,15 @@ use embedded_logs::EmbeddedLogs;
 use event_log::{DaemonEventLog, LOG_POLL_INTERVAL};
 use live_scenario::DaemonScenario;
 use program::ExecError;
-use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
-use softhca_daemon::MountNamespace;
+use softhca::{DEFAULT_NAME, DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
+use softhca_queue::control::RuntimeDir;
 use softhca_scenarios::{ParameterValues, Verdict};
 use softhca_udp::ADDRESS_VARIABLE;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use sysfs::{View, ViewMethod};
 
 /// The daemon and host that a program uses.
 #[derive(Args)]
@@ -40,6 +41,9 @@ struct DaemonOptions {
     /// Host that the program runs on [default: the daemon's first host]
     #[arg(long, value_name = "NAME")]
     host: Option<String>,
+    /// Cards of each host: softhca0, softhca1, … [default: 1]
+    #[arg(long, value_name = "N", value_parser = crate::daemon::parse_cards)]
+    cards: Option<usize>,
     /// Recovery from packet loss: fatal, go-back-n or go-back-0
     #[arg(long, value_name = "MODE", value_parser = crate::daemon::parse_recovery)]
     recovery: Option<softhca::Recovery>,
@@ -74,9 +78,12 @@ pub struct Arguments {
     /// Warn about common mistakes in verbs programs while the program runs
     #[arg(long)]
     lint: bool,
-    /// Do not show the emulated device in /sys/class and /dev; programs that look there find no RDMA device
+    /// Do not show the emulated device in /sys and /dev; programs that look there find no RDMA device
     #[arg(long)]
     no_view: bool,
+    /// How to show the emulated device in /sys and /dev: mount, or preload [default: mount where the kernel permits it]
+    #[arg(long, value_name = "METHOD", conflicts_with = "no_view", value_parser = sysfs::parse_method)]
+    view: Option<ViewMethod>,
     /// Load SoftHCA before all other libraries: for programs that bring their own libibverbs, as Python wheels do
     #[arg(long)]
     preload: bool,
@@ -99,8 +106,8 @@ impl DaemonOptions {
     fn requirements(&self) -> DaemonRequirements<'_> {
         let (name, host) = (self.name.as_deref(), self.host.as_deref());
         let address = std::env::var(ADDRESS_VARIABLE).ok();
-        let (recovery, loopback) = (self.recovery, self.loopback);
-        DaemonRequirements { name, host, address, hosts: &[], recovery, loopback }
+        let DaemonOptions { cards, recovery, loopback, .. } = *self;
+        DaemonRequirements { name, host, address, hosts: &[], cards, recovery, loopback }
     }
 
     /// The environment variables of a program whose libraries are in `folder`.
@@ -115,12 +122,13 @@ impl DaemonOptions {
         variables
     }
 
-    /// The program's view of its device in `/sys` and `/dev`. The view is optional: a device that cannot be opened
-    /// now reports its error to the program later.
-    fn sysfs_view(&self, connection: &DaemonControl) -> Option<MountNamespace> {
+    /// The folder with what the programs of the host see of `/sys` and `/dev`.
+    fn view_root(&self, connection: &DaemonControl) -> Option<PathBuf> {
         let chosen = self.host.clone().or_else(|| std::env::var(HOST_VARIABLE).ok());
-        let host = chosen.or_else(|| connection.hosts().first().map(|host| host.name.clone()))?;
-        sysfs::SysfsDevice::query(self.name.as_deref(), &host).ok()?.build_view().ok()
+        let host = chosen.or_else(|| connection.hosts().first().map(|device| device.host.clone()))?;
+        let daemon = self.name.clone().or_else(|| std::env::var(NAME_VARIABLE).ok());
+        let name = daemon.as_deref().unwrap_or(DEFAULT_NAME);
+        Some(RuntimeDir::for_user().view(name, &host)).filter(|root| root.is_dir())
     }
 }
 
@@ -173,12 +181,13 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     let embedded = if arguments.why || arguments.lint { EmbeddedLogs::create()? } else { None };
     variables.extend(embedded.iter().map(EmbeddedLogs::variable));
     if arguments.preload {
-        variables.push(("LD_PRELOAD", library::preload_list(&folder)));
+        variables.push(library::preloaded_verbs(&folder));
     }
     let mut device_use = DeviceUse::watch();
     variables.push(device_use.variable());
-    let view = if arguments.no_view { None } else { arguments.daemon.sysfs_view(&connection) };
-    let code = program::run(&path, &arguments.program, &variables, view, &mut |process| {
+    let root = arguments.daemon.view_root(&connection).filter(|_| !arguments.no_view);
+    let views = root.map(|root| View::choices(&root, arguments.view, &folder)).unwrap_or_default();
+    let code = program::run(&path, &arguments.program, &variables, views, &mut |process| {
         let due = live.as_mut().and_then(|live| live.run_due_actions(&mut connection));
         let next = [due, device_use.look(process)].into_iter().flatten().min();
         let Some(events) = &mut events else { return next };
@@ -261,10 +270,18 @@ pub fn env(arguments: &EnvArguments) -> ExitCode {
 
 fn print_environment(arguments: &EnvArguments) -> Result<(), String> {
     let folder = library::library_folder()?;
-    if !arguments.no_start {
-        daemon::connect_or_start(&arguments.daemon.requirements(), DaemonLifetime::UntilStopped)?;
+    let mut variables = arguments.daemon.environment(&folder);
+    let connection = match arguments.no_start {
+        true => DaemonControl::connect(arguments.daemon.name.as_deref()).ok(),
+        false => {
+            Some(daemon::connect_or_start(&arguments.daemon.requirements(), DaemonLifetime::UntilStopped)?)
+        }
+    };
+    if let Some(root) = connection.and_then(|connection| arguments.daemon.view_root(&connection)) {
+        variables.extend(sysfs::preload_variables(&root, &folder));
+        library::join_preloads(&mut variables);
     }
-    for (name, value) in arguments.daemon.environment(&folder) {
+    for (name, value) in variables {
         outln!("export {name}={}", shell::quote(&value.to_string_lossy()));
     }
     Ok(())

@@ -1,8 +1,10 @@
 //! Finds the program and runs it transparently.
 
+use super::library;
+use super::sysfs::View;
 use crate::exit_code;
 use rustix::process::{Pid, Signal, kill_process};
-use softhca_daemon::{MountNamespace, Signals};
+use softhca_daemon::Signals;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
@@ -90,35 +92,38 @@ fn is_static(path: &Path) -> bool {
 }
 
 /// Runs the program until it exits, and returns its exit code. Forwards signals sent by processes; the terminal
-/// signals the program itself. If the kernel does not allow the view, the program runs without it. `poll` is called
+/// signals the program itself. The program gets the first view that the kernel allows, or none. `poll` is called
 /// periodically with the process and returns the time until its next call.
 pub fn run(
     path: &Path,
     argv: &[OsString],
     variables: &[(&'static str, OsString)],
-    view: Option<MountNamespace>,
+    views: Vec<View>,
     poll: &mut dyn FnMut(i32) -> Option<Duration>,
 ) -> Result<u8, ExecError> {
     let failed = |error: io::Error| program_error(exit_code::EXEC_FAILED, path, &error.to_string());
     let signals = Signals::block_all().map_err(failed)?;
-    let start = |view: Option<MountNamespace>| {
+    let start = |view: View| {
         let mut command = Command::new(path);
-        command.arg0(&argv[0]).args(&argv[1..]).envs(variables.iter().map(|(name, value)| (name, value)));
+        let mut all = [variables, &view.variables].concat();
+        library::join_preloads(&mut all);
+        command.arg0(&argv[0]).args(&argv[1..]).envs(all);
         signals.unblock_in_child(&mut command);
         // This is the main thread, which lasts as long as the process.
         Signals::kill_with_parent(&mut command);
-        if let Some(view) = view {
-            view.apply_to(&mut command);
+        if let Some(mounts) = view.mounts {
+            mounts.apply_to(&mut command);
         }
         command.spawn()
     };
-    let with_view = view.and_then(|view| start(Some(view)).ok());
-    let mut child = with_view.map_or_else(|| start(None), Ok).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => {
-            program_error(exit_code::NOT_FOUND, path, "its interpreter does not exist")
-        }
-        _ => program_error(exit_code::CANNOT_RUN, path, &error.to_string()),
-    })?;
+    let with_view = views.into_iter().find_map(|view| start(view).ok());
+    let mut child =
+        with_view.map_or_else(|| start(View::default()), Ok).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => {
+                program_error(exit_code::NOT_FOUND, path, "its interpreter does not exist")
+            }
+            _ => program_error(exit_code::CANNOT_RUN, path, &error.to_string()),
+        })?;
     let process = Pid::from_child(&child);
     loop {
         let timeout = poll(process.as_raw_nonzero().get());

@@ -52,6 +52,7 @@ fn try_run_programs(plan: &Plan) -> Result<Outcome, String> {
         host: None,
         address: None,
         hosts: &hosts,
+        cards: None,
         recovery,
         loopback: None,
     };

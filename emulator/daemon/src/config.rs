@@ -119,6 +119,8 @@ pub struct Config {
     pub name: String,
     /// The hosts.
     pub hosts: Vec<HostConfig>,
+    /// The addresses of the second and further cards of hosts, by host name; `None` as for a host.
+    pub further_cards: BTreeMap<String, Vec<Option<IpAddr>>>,
     /// The IPv6 addresses of hosts that also have an IPv4 address, by host name.
     pub ipv6: BTreeMap<String, Ipv6Addr>,
     /// The UDP source port of packets.
@@ -170,6 +172,7 @@ impl Default for Config {
         Config {
             name: DEFAULT_NAME.into(),
             hosts: vec![HostConfig { name: "host".into(), address: None }],
+            further_cards: BTreeMap::new(),
             ipv6: BTreeMap::new(),
             entropy: Entropy::Off,
             loopback: None,
@@ -198,6 +201,15 @@ fn address_space() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::As).current.unwrap_or(size).min(size)
 }
 
+/// A card of a host.
+pub(crate) struct CardConfig<'a> {
+    /// That of the host for its first card, `HOST:DEVICE` for others.
+    pub name: String,
+    pub host: &'a str,
+    pub address: Option<IpAddr>,
+    pub ipv6: Option<Ipv6Addr>,
+}
+
 impl Config {
     /// How a host's traffic to itself is carried.
     pub(crate) fn loopback(&self) -> Loopback {
@@ -205,6 +217,28 @@ impl Config {
             DataPath::Daemon => Loopback::Socket,
             DataPath::Direct => Loopback::Internal,
         })
+    }
+
+    /// Gives every host this many cards, unless it has more. Further cards are at free loopback addresses.
+    pub fn set_cards(&mut self, cards: usize) {
+        for host in &self.hosts {
+            let further = self.further_cards.entry(host.name.clone()).or_default();
+            further.resize(further.len().max(cards.saturating_sub(1)), None);
+        }
+    }
+
+    /// The cards of all hosts, in the order of their device numbers.
+    pub(crate) fn cards(&self) -> Vec<CardConfig<'_>> {
+        let mut cards = Vec::new();
+        for HostConfig { name: host, address } in &self.hosts {
+            let ipv6 = self.ipv6.get(host).copied();
+            cards.push(CardConfig { name: host.clone(), host, address: *address, ipv6 });
+            for address in self.further_cards.get(host).into_iter().flatten() {
+                let name = format!("{host}:softhca{}", cards.len());
+                cards.push(CardConfig { name, host, address: *address, ipv6: None });
+            }
+        }
+        cards
     }
 
     /// The most devices that one process may have open: half of all.
@@ -314,7 +348,8 @@ const fn default_delay_ns() -> u64 {
 
 impl FabricTable {
     /// The network of these hosts.
-    fn config(&self, named: &[HostConfig]) -> Result<FabricConfig, String> {
+    fn config(&self, named: &[CardConfig<'_>]) -> Result<FabricConfig, String> {
+        // Every card has a link of its own.
         let hosts = named.len() as u32;
         let FabricTable { left, leaves, spines, switches, k, .. } = *self;
         let needs = |what: &str| format!("topology {:?} requires {what}", self.topology);
@@ -371,7 +406,7 @@ impl FabricTable {
         Ok(FabricConfig { topology, link: line, settings, receive_rates: self.receive_rates(named)? })
     }
 
-    fn receive_rates(&self, hosts: &[HostConfig]) -> Result<BTreeMap<String, u64>, String> {
+    fn receive_rates(&self, hosts: &[CardConfig<'_>]) -> Result<BTreeMap<String, u64>, String> {
         let rates = self.receive_gbit.iter().map(|(name, gbit)| {
             if !hosts.iter().any(|host| host.name == *name) {
                 return Err(format!("fabric.receive_gbit.{name}: no host is named {name:?}"));
@@ -383,6 +418,14 @@ impl FabricTable {
         });
         rates.collect()
     }
+}
+
+/// The addresses of a host: of its card, or of each of its cards.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum HostAddresses {
+    Card(String),
+    Cards(Vec<String>),
 }
 
 /// The configuration file.
@@ -399,8 +442,9 @@ struct ConfigFile {
     fabric: Option<FabricTable>,
     max_clients: Option<usize>,
     kill_after: Option<u64>,
+    cards: Option<usize>,
     #[serde(default)]
-    hosts: BTreeMap<String, toml::Spanned<String>>,
+    hosts: BTreeMap<String, toml::Spanned<HostAddresses>>,
     #[serde(default)]
     entropy: bool,
     #[serde(default)]
@@ -409,8 +453,8 @@ struct ConfigFile {
 
 impl Config {
     /// Reads a TOML file: `name`, `recovery`, `foreign_recovery`, `foreign_window` in packets, `loopback`, `data_path`, `congestion`, `max_clients`, `kill_after` in seconds, `entropy`,
-    /// a table `[hosts]` of names and addresses (`"10.0.0.1"`, or `"10.0.0.1, fd00::1"` for a host with both IP
-    /// versions), a table `[fabric]` of the network between them, and a table `[client_limits]`.
+    /// `cards` of every host, a table `[hosts]` of names and addresses (`"10.0.0.1"`, `"10.0.0.1, fd00::1"` for a host
+    /// with both IP versions, or a list with an address for each card), a table `[fabric]` of the network between them, and a table `[client_limits]`.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
         let shown = path.display().to_string();
         let text = std::fs::read_to_string(path)
@@ -463,19 +507,42 @@ impl Config {
         if !file.hosts.is_empty() {
             config.hosts.clear();
             for (name, value) in file.hosts {
-                let (address, ipv6) = parse_addresses(value.get_ref()).ok_or_else(|| {
-                    let line = text[..value.span().start].matches('\n').count() + 1;
-                    let value = value.get_ref();
-                    format!(
-                        "line {line}: the address of host {name:?} is {value:?}, expected an address such as \"127.0.0.2\" or \
-                         \"10.0.0.1, fd00::1\""
-                    )
-                })?;
-                config.ipv6.extend(ipv6.map(|ipv6| (name.clone(), ipv6)));
-                config.hosts.push(HostConfig { name, address: Some(address) });
+                let line = text[..value.span().start].matches('\n').count() + 1;
+                let cards = match value.into_inner() {
+                    HostAddresses::Card(card) => vec![card],
+                    HostAddresses::Cards(cards) => cards,
+                };
+                let mut addresses = Vec::new();
+                for (index, card) in cards.iter().enumerate() {
+                    let (address, ipv6) = parse_addresses(card).ok_or_else(|| {
+                        format!(
+                            "line {line}: the address of host {name:?} is {card:?}, expected an address such as \"127.0.0.2\" or \
+                             \"10.0.0.1, fd00::1\""
+                        )
+                    })?;
+                    match ipv6 {
+                        Some(ipv6) if index == 0 => drop(config.ipv6.insert(name.clone(), ipv6)),
+                        Some(_) => {
+                            return Err(format!(
+                                "line {line}: {card:?}: only the first card of host {name:?} can have an IPv4 and an IPv6 address"
+                            ));
+                        }
+                        None => {}
+                    }
+                    addresses.push(address);
+                }
+                let Some((first, further)) = addresses.split_first() else {
+                    return Err(format!("line {line}: host {name:?} has no address"));
+                };
+                let further = further.iter().copied().map(Some).collect();
+                config.further_cards.insert(name.clone(), further);
+                config.hosts.push(HostConfig { name, address: Some(*first) });
             }
         }
-        config.fabric = file.fabric.map(|fabric| fabric.config(&config.hosts)).transpose()?;
+        if let Some(cards) = file.cards {
+            config.set_cards(cards);
+        }
+        config.fabric = file.fabric.map(|fabric| fabric.config(&config.cards())).transpose()?;
         Ok(config)
     }
 }
@@ -498,6 +565,29 @@ mod tests {
         assert!(
             parse("foreign_recovery = 'never'").unwrap_err().starts_with("foreign_recovery is \"never\"")
         );
+    }
+
+    #[test]
+    fn a_host_has_several_cards() {
+        let config = Config::parse(
+            "cards = 2\n[hosts]\nalice = ['10.0.0.1', '10.0.1.1', '10.0.2.1']\nbob = '10.0.0.2'",
+        );
+        let config = config.unwrap();
+        let cards: Vec<_> =
+            config.cards().into_iter().map(|card| (card.name, card.host, card.address)).collect();
+        let at = |last: [u8; 4]| Some(IpAddr::from(last));
+        assert_eq!(
+            cards,
+            [
+                ("alice".into(), "alice", at([10, 0, 0, 1])),
+                ("alice:softhca1".into(), "alice", at([10, 0, 1, 1])),
+                ("alice:softhca2".into(), "alice", at([10, 0, 2, 1])),
+                ("bob".into(), "bob", at([10, 0, 0, 2])),
+                ("bob:softhca4".into(), "bob", None),
+            ]
+        );
+        let error = Config::parse("[hosts]\nalice = []").unwrap_err();
+        assert_eq!(error, "line 2: host \"alice\" has no address");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A host: its HCA, the engine thread that drives it, and the distribution of its events.
 
 use crate::client_memory::{AccessMonitor, ClientMemories};
-use crate::config::{Config, DataPath, HostConfig};
+use crate::config::{CardConfig, Config, DataPath};
 use crate::messages::report;
 use crate::notification_queue::NotificationQueue;
 use crate::recording::Recordings;
@@ -10,7 +10,7 @@ use crate::start_error::StartError;
 use parking_lot::Mutex;
 use softhca_engine::{AckPolicy, ClientId, CqId, Event, Instant, Settings};
 use softhca_fabric::{EventSink, HostId, NetworkEvent, Stage};
-use softhca_queue::control::{HostDevice, Notification};
+use softhca_queue::control::{HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus};
 use softhca_queue::{MapMode, SharedMemory, SleepFlag};
 use softhca_trace::PacketDirection;
 use softhca_udp::{
@@ -193,18 +193,16 @@ impl DaemonHost {
     pub fn start(
         config: &Config,
         index: usize,
-        host: &HostConfig,
+        card: &CardConfig<'_>,
         watchers: &Arc<AsyncEventWatchers>,
         recordings: &Arc<Recordings>,
     ) -> Result<DaemonHost, StartError> {
-        let bind_error = |source| StartError::Bind { host: host.name.clone(), source };
-        let sockets = match host.address {
-            Some(address) => {
-                let ipv6 = config.ipv6.get(&host.name).copied();
-                HostSockets::bind_dual_stack(address, ipv6, SocketOptions::default()).map_err(bind_error)?
-            }
-            // SOFTHCA_ADDRESS is the address of one host.
-            None => match config.hosts.iter().position(|host| host.address.is_none()) == Some(index) {
+        let bind_error = |source| StartError::Bind { host: card.name.clone(), source };
+        let sockets = match card.address {
+            Some(address) => HostSockets::bind_dual_stack(address, card.ipv6, SocketOptions::default())
+                .map_err(bind_error)?,
+            // SOFTHCA_ADDRESS is the address of one card.
+            None => match config.cards().iter().position(|card| card.address.is_none()) == Some(index) {
                 true => bind_host(SocketOptions::default()).map_err(bind_error)?,
                 false => bind_free_host(SocketOptions::default()).map_err(bind_error)?,
             },
@@ -230,7 +228,8 @@ impl DaemonHost {
             settings.qpn_slot = QpnSlot { number: 0, bits: QpnSlot::BITS };
         }
         let device = HostDevice {
-            name: host.name.clone(),
+            name: card.name.clone(),
+            host: card.host.into(),
             device_name: format!("softhca{index}"),
             address: sockets.address(),
             active_mtu: sockets.active_mtu(),
@@ -239,7 +238,7 @@ impl DaemonHost {
             loopback: config.loopback().name().into(),
         };
         let event_bus = Arc::new(EventBus {
-            host_name: host.name.clone(),
+            host_name: card.name.clone(),
             watchers: watchers.clone(),
             ..EventBus::default()
         });
@@ -247,7 +246,7 @@ impl DaemonHost {
         let options = DriverOptions { settings, icrc: IcrcCheck::default(), entropy, loopback };
         let access_monitor = Arc::new(AccessMonitor::default());
         let id = HostId(index as u32);
-        recordings.name_host(id, &host.name, device.address);
+        recordings.name_host(id, &card.name, device.address);
         let sink = Box::new(HostEventSink {
             bus: event_bus.clone(),
             recordings: recordings.clone(),
@@ -261,6 +260,25 @@ impl DaemonHost {
         let driver =
             HostDriver(SharedDriver::start(driver, policy, SleepFlag::new(page.words(0, SleepFlag::WORDS)))?);
         Ok(DaemonHost { device, driver, event_bus, access_monitor, sleep_flag, slots })
+    }
+
+    /// The queue pairs of all clients.
+    pub fn queue_pairs(&self) -> Vec<QueuePairStatus> {
+        let found: Vec<_> = self
+            .driver
+            .control(|driver| driver.hca().queue_pairs_with_owners().take(MAX_QUEUE_PAIRS_LISTED).collect());
+        let clients = self.event_bus.clients.lock();
+        let listed = found.into_iter().map(|(client, qp)| QueuePairStatus {
+            qpn: qp.qpn,
+            qp_type: qp.qp_type,
+            state: qp.state,
+            dest_qpn: qp.attributes.dest_qpn,
+            next_psn: qp.next_psn,
+            expected_psn: qp.expected_psn,
+            outstanding: qp.outstanding as u32,
+            pid: clients.get(&client).map(|client| client.pid),
+        });
+        listed.collect()
     }
 
     /// Attaches the host to the network between the hosts.

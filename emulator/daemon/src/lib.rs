@@ -30,9 +30,11 @@ mod slots;
 mod stall_watchdog;
 mod start_error;
 mod state;
+mod sysfs;
 
 pub use config::{ClientLimits, Config, ConfigError, DataPath, HostConfig};
 pub use mount_namespace::MountNamespace;
 pub use server::Daemon;
 pub use signals::{Signal, Signals};
 pub use start_error::StartError;
+pub use sysfs::PCI_ROOT;

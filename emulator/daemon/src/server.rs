@@ -13,6 +13,7 @@ use crate::session::Session;
 use crate::stall_watchdog::StallWatchdog;
 use crate::start_error::StartError;
 use crate::state::{DaemonState, SessionStatus};
+use crate::sysfs::Views;
 use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
 use softhca_fabric::ReceiverSettings;
@@ -49,6 +50,8 @@ pub struct Daemon {
     runtime: Option<Runtime>,
     listener: UnixListener,
     socket: PathBuf,
+    /// Dropped when the server stops.
+    views: Option<Views>,
     /// Locked for the lifetime of the daemon.
     _lock: File,
     sessions: JoinSet<()>,
@@ -100,6 +103,12 @@ impl Daemon {
         if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(StartError::BadHosts(format!("{:?} is used twice", twice[0])));
         }
+        // It becomes the name of a folder.
+        if let Some(bad) = names.iter().find(|name| !RuntimeDir::is_valid_name(name)) {
+            return Err(StartError::BadHosts(format!(
+                "{bad:?} is not a valid name: use letters, digits, '-', '_' and '.'"
+            )));
+        }
         if names.is_empty() {
             return Err(StartError::BadHosts("at least one host is required".into()));
         }
@@ -108,15 +117,16 @@ impl Daemon {
         let lock = lock(&directory.lock(&config.name), &config.name)?;
         let watchers = Arc::new(AsyncEventWatchers::default());
         let recordings = Recordings::new();
-        let hosts = config.hosts.iter().enumerate().map(|(index, host)| {
-            DaemonHost::start(&config, index, host, &watchers, &recordings).map(Arc::new)
-        });
-        let hosts = hosts.collect::<Result<Vec<_>, StartError>>()?;
+        let mut hosts = Vec::new();
+        for (index, card) in config.cards().iter().enumerate() {
+            hosts.push(Arc::new(DaemonHost::start(&config, index, card, &watchers, &recordings)?));
+        }
         let network = match &config.fabric {
             Some(fabric) => Some(build_network(fabric, &hosts, &recordings)?),
             None => None,
         };
-        // The lock is ours, so no daemon uses a socket of this name.
+        // The lock is ours, so no daemon uses a socket or views of this name.
+        let views = Some(Views::start(&config.name, &hosts));
         let socket = directory.socket(&config.name);
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket)
@@ -137,6 +147,7 @@ impl Daemon {
             runtime: Some(runtime),
             listener,
             socket,
+            views,
             _lock: lock,
             sessions: JoinSet::new(),
             last_session: 0,
@@ -274,6 +285,7 @@ impl Daemon {
     pub fn stop(&mut self) {
         let Some(runtime) = self.runtime.take() else { return };
         let _ = std::fs::remove_file(&self.socket);
+        self.views = None;
         self.state.stopping.send_replace(true);
         runtime.block_on(async { while self.sessions.join_next().await.is_some() {} });
         if let Err(error) = self.state.recordings.end(0) {

@@ -293,9 +293,12 @@ impl Session {
                 self.end_recordings()?;
                 Response::Done
             }
-            Request::SetPortState { host, state } => {
+            Request::QueuePairs { host } => Response::QueuePairs(self.host(host)?.queue_pairs()),
+            Request::SetPortState { host, state, stays } => {
                 let host = Some(host);
-                self.mark_altered(&host)?;
+                if !stays {
+                    self.mark_altered(&host)?;
+                }
                 self.host(host)?.driver.control(|driver| driver.set_port_state(state));
                 Response::Done
             }

@@ -111,11 +111,12 @@ impl DaemonState {
                 let session = session.lock();
                 (session.host_name.as_ref() == Some(&host.device.name)).then(|| session.client.clone())
             });
-            let (queue_pairs, listening_ports) = host.driver.control(|driver| {
+            let (queue_pairs, listening_ports, port_state) = host.driver.control(|driver| {
                 let hca = driver.hca();
-                (hca.queue_pair_count() as u32, hca.listening_ports().collect())
+                (hca.queue_pair_count() as u32, hca.listening_ports().collect(), hca.port_state())
             });
-            HostStatus { host: host.device.clone(), clients: clients.collect(), queue_pairs, listening_ports }
+            let (host, clients) = (host.device.clone(), clients.collect());
+            HostStatus { host, clients, queue_pairs, listening_ports, port_state }
         });
         DaemonStatus {
             pid: std::process::id(),

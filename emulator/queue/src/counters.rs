@@ -110,6 +110,47 @@ counters! {
     np_ecn_marked_roce_packets,
     /// PFC pause frames received, including those that end a pause.
     rx_pause_frames,
+    /// How often the port went down.
+    link_downed,
+}
+
+impl Counters {
+    /// The counters of the port, with the names of the files in `counters/`. A data counter counts words of four bytes,
+    /// here of payload. The counters of layers that an emulated port does not have stay 0, as on a RoCE card.
+    pub fn port_files(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        [
+            ("port_xmit_data", self.sent_bytes / 4),
+            ("port_rcv_data", self.rcvd_bytes / 4),
+            ("port_xmit_packets", self.sent_pkts),
+            ("port_rcv_packets", self.rcvd_pkts),
+            ("port_rcv_errors", self.rx_icrc_encapsulated + self.rx_malformed),
+            ("port_rcv_discards", self.rx_dropped),
+            ("link_downed", self.link_downed),
+            ("excessive_buffer_overrun_errors", 0),
+            ("link_error_recovery", 0),
+            ("local_link_integrity_errors", 0),
+            ("port_rcv_constraint_errors", 0),
+            ("port_rcv_remote_physical_errors", 0),
+            ("port_rcv_switch_relay_errors", 0),
+            ("port_xmit_constraint_errors", 0),
+            ("port_xmit_discards", 0),
+            ("port_xmit_wait", 0),
+            ("symbol_error", 0),
+            ("VL15_dropped", 0),
+        ]
+        .into_iter()
+    }
+
+    /// The names and values of the files in `hw_counters/`: all counters, and the names that rxe has for some of them.
+    pub fn hardware_files(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let rxe = [
+            ("out_of_seq_request", self.out_of_sequence),
+            ("rcvd_seq_err", self.packet_seq_err),
+            ("send_rnr_err", self.sent_rnr_err),
+            ("retry_rnr_exceeded_err", self.rnr_nak_retry_err),
+        ];
+        self.iter().chain(rxe)
+    }
 }
 
 /// The values of a counter: one, or one per priority.

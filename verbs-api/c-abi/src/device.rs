@@ -1,4 +1,4 @@
-//! The device list: a process sees the device of its host.
+//! The device list: a process sees the devices of its host.
 
 use crate::abi::*;
 use crate::errno::Rejection;
@@ -34,11 +34,6 @@ fn fill(field: &mut [c_char], text: &str) {
     }
 }
 
-/// The number in a device name: 1 for `softhca1`.
-fn device_number(name: &str) -> u32 {
-    name.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0)
-}
-
 /// The device of a host: the same one on every call.
 fn device_for_host(host: HostDevice) -> *mut ibv_device {
     static KNOWN: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
@@ -54,7 +49,7 @@ fn device_for_host(host: HostDevice) -> *mut ibv_device {
             dev_path: [0; 256],
             ibdev_path: [0; 256],
         };
-        let verbs = format!("uverbs{}", device_number(&host.device_name));
+        let verbs = format!("uverbs{}", host.device_number());
         fill(&mut abi.name, &host.device_name);
         fill(&mut abi.dev_name, &verbs);
         fill(&mut abi.dev_path, &format!("/sys/class/infiniband_verbs/{verbs}"));
@@ -65,27 +60,29 @@ fn device_for_host(host: HostDevice) -> *mut ibv_device {
     address as *mut ibv_device
 }
 
-/// The device of this process's host. If there is none, prints the reason to stderr the first time.
-pub fn default_device() -> Option<*mut ibv_device> {
+/// The devices of this process's host. If there is none, prints the reason to stderr the first time.
+pub fn host_devices() -> Vec<*mut ibv_device> {
     static REPORTED: Once = Once::new();
     let wanted = std::env::var(softhca::HOST_VARIABLE).ok();
-    let found = match softhca::Device::list(None) {
-        Ok(hosts) => {
-            let names: Vec<_> = hosts.iter().map(|host| host.name.clone()).collect();
-            hosts.into_iter().find(|host| wanted.as_ref().is_none_or(|name| host.name == *name)).ok_or_else(
-                || format!("no host {:?}; available hosts: {}", wanted.unwrap_or_default(), names.join(", ")),
-            )
+    let found = softhca::Device::list(None).map_err(|error| error.to_string()).and_then(|devices| {
+        let host = wanted.or_else(|| devices.first().map(|device| device.host.clone())).unwrap_or_default();
+        match devices.iter().any(|device| device.host == host) {
+            true => Ok(devices.into_iter().filter(|device| device.host == host).collect::<Vec<_>>()),
+            false => {
+                let mut names: Vec<_> = devices.into_iter().map(|device| device.host).collect();
+                names.dedup();
+                Err(format!("no host {host:?}; available hosts: {}", names.join(", ")))
+            }
         }
-        Err(error) => Err(error.to_string()),
-    };
+    });
     match found {
-        Ok(host) => {
+        Ok(devices) => {
             mark_use();
-            Some(device_for_host(host))
+            devices.into_iter().map(device_for_host).collect()
         }
         Err(reason) => {
             REPORTED.call_once(|| eprintln!("softhca: no device: {reason}"));
-            None
+            Vec::new()
         }
     }
 }
@@ -103,19 +100,20 @@ fn mark_use() {
 }
 
 pub unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
-    let found = default_device();
+    let found = host_devices();
     // SAFETY: plain allocation, checked below; programs free it with `free_device_list`.
-    let list = unsafe { libc::calloc(2, size_of::<*mut ibv_device>()) }.cast::<*mut ibv_device>();
+    let list =
+        unsafe { libc::calloc(found.len() + 1, size_of::<*mut ibv_device>()) }.cast::<*mut ibv_device>();
     if list.is_null() {
         return Rejection::new(libc::ENOMEM, "no memory for the list").null("ibv_get_device_list");
     }
-    if let Some(device) = found {
-        // SAFETY: the list has two entries, the last of which stays null.
-        unsafe { *list = device };
+    for (index, device) in found.iter().enumerate() {
+        // SAFETY: the list has one entry more, the last of which stays null.
+        unsafe { *list.add(index) = *device };
     }
     if !count.is_null() {
         // SAFETY: a valid pointer of the caller.
-        unsafe { *count = c_int::from(found.is_some()) };
+        unsafe { *count = found.len() as c_int };
     }
     list
 }
@@ -140,7 +138,7 @@ pub unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
 
 pub unsafe extern "C" fn get_device_index(device: *mut ibv_device) -> c_int {
     // SAFETY: a device of this library.
-    if device.is_null() { -1 } else { device_number(&unsafe { of(device) }.host.device_name) as c_int }
+    if device.is_null() { -1 } else { unsafe { of(device) }.host.device_number() as c_int }
 }
 
 impl DeviceState {
@@ -181,7 +179,7 @@ pub unsafe extern "C" fn read_sysfs_file(
     }
     // SAFETY: valid strings of the caller.
     let [folder, file] = [folder, file].map(|text| unsafe { CStr::from_ptr(text) }.to_string_lossy());
-    let ours = default_device().filter(|device| {
+    let ours = host_devices().into_iter().find(|device| {
         // SAFETY: a device of this library; the path is a null-terminated field of it.
         folder == unsafe { CStr::from_ptr((&raw const (**device).ibdev_path).cast()) }.to_string_lossy()
     });

@@ -6,6 +6,11 @@ use std::os::fd::AsRawFd;
 
 /// A descriptor that is readable while `inner` is, with flags of its own: programs set O_NONBLOCK on it.
 pub fn create(inner: &impl AsRawFd) -> Result<c_int, Rejection> {
+    create_for_any(&[inner.as_raw_fd()])
+}
+
+/// The same for several descriptors: it is readable while one of them is.
+pub fn create_for_any(inner: &[c_int]) -> Result<c_int, Rejection> {
     let last = || {
         let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
         Rejection::system(errno, "creating an event descriptor")
@@ -16,12 +21,14 @@ pub fn create(inner: &impl AsRawFd) -> Result<c_int, Rejection> {
         return Err(last());
     }
     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-    // SAFETY: both descriptors are open, and the event is local.
-    if unsafe { libc::epoll_ctl(outer, libc::EPOLL_CTL_ADD, inner.as_raw_fd(), &mut event) } < 0 {
-        let failed = last();
-        // SAFETY: it was created above.
-        unsafe { libc::close(outer) };
-        return Err(failed);
+    for descriptor in inner {
+        // SAFETY: both descriptors are open, and the event is local.
+        if unsafe { libc::epoll_ctl(outer, libc::EPOLL_CTL_ADD, *descriptor, &mut event) } < 0 {
+            let failed = last();
+            // SAFETY: it was created above.
+            unsafe { libc::close(outer) };
+            return Err(failed);
+        }
     }
     Ok(outer)
 }

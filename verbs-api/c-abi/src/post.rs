@@ -29,8 +29,8 @@ pub unsafe fn read_sge_list(
     let known = usize::try_from(count).ok().filter(|count| *count <= MAX_SGE);
     let count = known.ok_or_else(|| Rejection::too_large("num_sge", count, MAX_SGE))?;
     for (index, entry) in into[..count].iter_mut().enumerate() {
-        // SAFETY: the caller guarantees it.
-        let ibv_sge { addr, length, lkey } = unsafe { *list.add(index) };
+        // SAFETY: the caller guarantees it. The entries of libiscsi are in a packed structure.
+        let ibv_sge { addr, length, lkey } = unsafe { list.add(index).read_unaligned() };
         *entry = Sge { address: addr, length, lkey: LocalKey(lkey) };
     }
     Ok(&into[..count])

@@ -8,7 +8,7 @@ use crate::{
 };
 use softhca_queue::control::{
     DEFAULT_NAME, DaemonStatus, FabricPort, HostDevice, Message, NAME_VARIABLE, Notification, ProcessWatch,
-    Request, Response, decode, encode,
+    QueuePairStatus, Request, Response, decode, encode,
 };
 use softhca_queue::{AsyncEvent, PortState};
 use std::os::fd::BorrowedFd;
@@ -119,7 +119,22 @@ impl DaemonControl {
 
     /// Takes the port of a host down, or brings it up. It is up again at the end of this connection at the latest.
     pub fn set_port_state(&mut self, host: &str, state: PortState) -> Result<()> {
-        self.socket.call(&Request::SetPortState { host: host.into(), state }, &[]).map(|_| ())
+        let request = Request::SetPortState { host: host.into(), state, stays: false };
+        self.socket.call(&request, &[]).map(|_| ())
+    }
+
+    /// Takes the port of a device down, or brings it up, for as long as the daemon runs.
+    pub fn set_link(&mut self, device: &str, state: PortState) -> Result<()> {
+        let request = Request::SetPortState { host: device.into(), state, stays: true };
+        self.socket.call(&request, &[]).map(|_| ())
+    }
+
+    /// The queue pairs of a host or device, whoever owns them.
+    pub fn queue_pairs(&mut self, host: &str) -> Result<Vec<QueuePairStatus>> {
+        match self.socket.call(&Request::QueuePairs { host: Some(host.into()) }, &[])?.0 {
+            Response::QueuePairs(found) => Ok(found),
+            other => Err(unexpected_reply(&other)),
+        }
     }
 
     /// Has the daemon write what its cards do from now on: a capture, an event log, or both. They end with

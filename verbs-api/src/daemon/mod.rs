@@ -8,7 +8,9 @@ mod orphaned_rings;
 
 pub use control::{DaemonControl, HostAsyncEvent};
 pub(crate) use direct::DirectHost;
-pub use softhca_queue::control::{ClientStatus, DaemonStatus, FabricPort, HostDevice, HostStatus};
+pub use softhca_queue::control::{
+    ClientStatus, DaemonStatus, FabricPort, HostDevice, HostStatus, QueuePairStatus,
+};
 
 use crate::async_events::AsyncEventQueue;
 use crate::backend::{Backend, Result};

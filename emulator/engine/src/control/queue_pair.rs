@@ -128,7 +128,12 @@ impl Hca {
 
     /// Every queue pair of the card, whoever owns it.
     pub fn queue_pairs(&self) -> impl Iterator<Item = QpSnapshot> {
-        self.queue_pairs.iter().map(|(_, qp)| qp.view())
+        self.queue_pairs_with_owners().map(|(_, qp)| qp)
+    }
+
+    /// Every queue pair of the card, with the client that owns it.
+    pub fn queue_pairs_with_owners(&self) -> impl Iterator<Item = (ClientId, QpSnapshot)> {
+        self.queue_pairs.iter().map(|(_, qp)| (qp.client, qp.view()))
     }
 
     /// How many queue pairs there are.

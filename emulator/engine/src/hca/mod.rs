@@ -417,6 +417,7 @@ impl Hca {
     /// driver holds back or drops transmitted ones.
     pub fn set_port_state(&mut self, ctx: &mut Context<'_>, state: PortState) {
         if core::mem::replace(&mut self.state.port_state, state) != state {
+            self.state.counters.link_downed += u64::from(state == PortState::Down);
             let event = match state {
                 PortState::Down => AsyncEvent::PortDown,
                 PortState::Active => AsyncEvent::PortActive,

@@ -11,13 +11,14 @@ pub use framing::{FramedMessage, MAX_DESCRIPTORS, MAX_MESSAGE, MessageReader, Pr
 pub use runtime_dir::{DEFAULT_NAME, NAME_VARIABLE, RuntimeDir};
 
 use crate::{
-    AsyncEvent, CmChannelId, Command, Counters, CqId, DeviceLimits, PortState, QpType, Reply, VerbsError, cm,
+    AsyncEvent, CmChannelId, Command, Counters, CqId, DeviceLimits, PortState, QpState, QpType, Reply,
+    VerbsError, cm,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use serde::{Deserialize, Serialize};
-use softhca_wire::{Gid, Mtu, QpnSlot};
+use softhca_wire::{Gid, Mtu, Psn, Qpn, QpnSlot};
 
 /// The version of the messages and of the ring layouts. Every change of either increments it.
 pub const PROTOCOL_VERSION: u32 = 11;
@@ -59,11 +60,13 @@ pub struct Welcome {
     pub hosts: Vec<HostDevice>,
 }
 
-/// A host of a daemon and its device.
+/// A device of a daemon, and the host that it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostDevice {
-    /// The name in the daemon's configuration.
+    /// The name of the device in logs and requests: that of the host for its first device, `HOST:DEVICE` for others.
     pub name: String,
+    /// The name of the host in the daemon's configuration.
+    pub host: String,
     /// The name of the device.
     pub device_name: String,
     /// The IP address.
@@ -89,6 +92,13 @@ pub struct DirectPath {
     pub foreign_window: u32,
     /// The congestion control.
     pub congestion: String,
+}
+
+impl HostDevice {
+    /// The number in the device name: 1 for `softhca1`.
+    pub fn device_number(&self) -> u32 {
+        self.device_name.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0)
+    }
 }
 
 /// Where the memory of a region is located.
@@ -177,8 +187,10 @@ pub enum Request {
     StopRecordings,
     /// Executes a control verb. `backing` locates the memory of a (re)registration.
     Execute { command: Command, backing: Option<RegionBacking> },
-    /// Sets the state of the port of a host until this connection ends.
-    SetPortState { host: String, state: PortState },
+    /// Sets the state of the port of a host: until this connection ends, or for as long as the daemon runs.
+    SetPortState { host: String, state: PortState, stays: bool },
+    /// The queue pairs of a host, whoever owns them.
+    QueuePairs { host: Option<String> },
 }
 
 /// A response of the daemon.
@@ -210,6 +222,8 @@ pub enum Response {
     Counters(Counters),
     PortCounters(Vec<FabricPort>),
     Status(DaemonStatus),
+    /// At most [`MAX_QUEUE_PAIRS_LISTED`].
+    QueuePairs(Vec<QueuePairStatus>),
     /// The rules and their counters, as the fabric encodes them.
     FaultRules(Vec<u8>),
 }
@@ -283,6 +297,32 @@ pub struct HostStatus {
     pub queue_pairs: u32,
     /// The ports that listeners are bound to.
     pub listening_ports: Vec<u16>,
+    /// The state of the device's port.
+    pub port_state: PortState,
+}
+
+/// The most queue pairs in a [`Response::QueuePairs`].
+pub const MAX_QUEUE_PAIRS_LISTED: usize = 4096;
+
+/// A queue pair, as `rdma resource show qp` lists it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueuePairStatus {
+    /// Its number.
+    pub qpn: Qpn,
+    /// The type.
+    pub qp_type: QpType,
+    /// The state.
+    pub state: QpState,
+    /// The number of its peer, if it is connected.
+    pub dest_qpn: Qpn,
+    /// The next PSN that the requester sends.
+    pub next_psn: Psn,
+    /// The PSN that the responder expects.
+    pub expected_psn: Psn,
+    /// The WQEs that the HCA has dequeued and not completed.
+    pub outstanding: u32,
+    /// The process that owns it.
+    pub pid: Option<u32>,
 }
 
 /// The status of a client.
@@ -335,9 +375,8 @@ pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ProtocolErro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AccessFlags, ModifyQp, QpState};
+    use crate::{AccessFlags, ModifyQp};
     use proptest::prelude::*;
-    use softhca_wire::Qpn;
 
     proptest! {
         #[test]

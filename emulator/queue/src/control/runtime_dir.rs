@@ -89,6 +89,16 @@ impl RuntimeDir {
         self.path.join(format!("{name}.log"))
     }
 
+    /// The root of what a host's programs see of `/sys` and `/dev`, as far as it concerns the devices of a daemon.
+    pub fn view(&self, name: &str, host: &str) -> PathBuf {
+        self.views(name).join(host)
+    }
+
+    /// The folder with the views of all hosts of a daemon.
+    pub fn views(&self, name: &str) -> PathBuf {
+        self.path.join(format!("{name}.view"))
+    }
+
     /// The names of all sockets in the directory, sorted. Some daemons may no longer run.
     pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.path).into_iter().flatten().flatten();

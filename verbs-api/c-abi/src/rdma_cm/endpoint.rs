@@ -130,7 +130,7 @@ pub unsafe extern "C" fn create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_qp_ini
             keep(|| destroy_owned_cqs(id));
             return -1;
         };
-        let code = return_code(VERB, state.id.attach_queue_pair(&pair.pair));
+        let code = return_code(VERB, state.id().attach_queue_pair(&pair.pair));
         if code != 0 {
             keep(|| {
                 queue_pair::destroy_qp(qp);
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn create_qp(
 pub unsafe extern "C" fn destroy_qp(id: *mut rdma_cm_id) {
     // SAFETY: an identifier of this library.
     let Some(state) = (unsafe { identifier::of(id) }) else { return };
-    drop(state.id.detach_queue_pair());
+    drop(state.id().detach_queue_pair());
     // SAFETY: as above; the queue pair is the identifier's.
     unsafe {
         let qp = core::mem::replace(&mut (*id).qp, null_mut());

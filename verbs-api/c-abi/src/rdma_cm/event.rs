@@ -29,23 +29,27 @@ pub fn set_multicast_context(id: *mut rdma_cm_id, group: IpAddr, program_context
     MULTICAST_CONTEXTS.lock().insert((id as usize, Gid::from(group)), program_context as usize);
 }
 
-/// The next event of a channel in the form of librdmacm; `None` if its identifier is destroyed.
-unsafe fn new_event(channel: *mut rdma_event_channel, event: Event) -> Option<*mut CmEventObject> {
-    let listener = event.listener.as_ref().and_then(identifier::object_of);
+/// An event of a card in the form of librdmacm; `None` if its identifier is destroyed.
+unsafe fn new_event(
+    channel: *mut rdma_event_channel,
+    card: usize,
+    event: Event,
+) -> Option<*mut CmEventObject> {
+    let listener = event.listener.as_ref().and_then(|listener| identifier::object_of(card, listener));
     let id = match event.kind {
         EventType::ConnectRequest => {
             // SAFETY: a listener of this library.
             let (context, ps) =
                 unsafe { listener?.as_ref() }.map(|listener| (listener.context, listener.ps))?;
             let kind = event.id.query().ok()?.qp_type;
-            let id = identifier::new_cm_id(event.id.clone(), channel, context, ps, kind, false);
+            let id = identifier::new_cm_id(card, vec![event.id.clone()], channel, context, ps, kind, false);
             // SAFETY: it was created above.
             if let Some(state) = unsafe { identifier::of(id) } {
                 *state.offer.lock() = event.offer();
             }
             id
         }
-        _ => identifier::object_of(&event.id)?,
+        _ => identifier::object_of(card, &event.id)?,
     };
     // SAFETY: an identifier of this library.
     unsafe {
@@ -111,18 +115,21 @@ pub unsafe extern "C" fn get_cm_event(
     // SAFETY: as above.
     let fd = unsafe { (*channel).fd };
     let found = event_fd::wait(fd, || {
-        loop {
-            match state.channel.poll() {
-                Err(error) => return Some(Err(Rejection::from(error))),
-                Ok(None) => return None,
-                Ok(Some(event)) => {
-                    // SAFETY: the caller guarantees it.
-                    if let Some(event_object) = unsafe { new_event(channel, event) } {
-                        return Some(Ok(event_object));
+        for (card, inner) in state.channels.iter().enumerate() {
+            loop {
+                match inner.poll() {
+                    Err(error) => return Some(Err(Rejection::from(error))),
+                    Ok(None) => break,
+                    Ok(Some(event)) => {
+                        // SAFETY: the caller guarantees it.
+                        if let Some(event_object) = unsafe { new_event(channel, card, event) } {
+                            return Some(Ok(event_object));
+                        }
                     }
                 }
             }
         }
+        None
     });
     match found.and_then(|found| found) {
         Ok(event_object) => {

@@ -2,7 +2,7 @@
 
 use super::event::{self, wait_for_event};
 use super::lookup::{socket_address, write_sockaddr};
-use super::{default_device, return_code};
+use super::{card_for, cm_devices, return_code};
 use crate::abi::*;
 use crate::address::{ah_attr, words_of};
 use crate::channel::Unacknowledged;
@@ -14,16 +14,26 @@ use parking_lot::Mutex;
 use softhca::cm::{CmOption, ConnectionParameters, EventChannel, EventType, Id, PeerParameters, PortSpace};
 use softhca::{Error, ModifyQp, QpAttributeMask, QpState, QpType, Qpn};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// The state of an `rdma_event_channel`.
+/// The state of an `rdma_event_channel`: a channel on each card of the host.
 pub struct EventChannelState {
-    pub channel: EventChannel,
+    pub channels: Vec<EventChannel>,
 }
 
 /// The state of an `rdma_cm_id`.
 pub struct CmIdState {
-    pub id: Id,
+    /// One on each card, until an address selects a card; the listener of a wildcard address uses all of them. That of
+    /// an accepted connection is on one card.
+    ids: Vec<Id>,
+    /// The card of the first of them.
+    first_card: usize,
+    /// The selected one.
+    selected: AtomicUsize,
+    /// It is bound to the wildcard address, on all cards.
+    is_wildcard: AtomicBool,
     pub events: Unacknowledged,
     /// Its calls wait for completion: it has its own channel.
     pub is_synchronous: AtomicBool,
@@ -36,6 +46,54 @@ pub struct CmIdState {
 }
 
 impl CmIdState {
+    /// The identifier on the selected card.
+    pub fn id(&self) -> &Id {
+        &self.ids[self.selected.load(Ordering::Relaxed)]
+    }
+
+    /// The selected card.
+    fn card(&self) -> usize {
+        self.first_card + self.selected.load(Ordering::Relaxed)
+    }
+
+    /// Selects a card.
+    fn select(&self, card: usize) {
+        let index = card.saturating_sub(self.first_card);
+        self.selected.store(index.min(self.ids.len() - 1), Ordering::Relaxed);
+    }
+
+    /// Binds to an address: on its card, or on all cards, whose ports are those of the host.
+    fn bind(&self, address: SocketAddr) -> Result<(), Error> {
+        if !address.ip().is_unspecified() {
+            self.select(card_for(Some(address.ip()), None));
+            return self.id().bind(address);
+        }
+        self.ids[0].bind(address)?;
+        if self.ids.len() == 1 {
+            return Ok(());
+        }
+        let port = self.ids[0].query()?.local.map_or(address.port(), |local| local.port());
+        self.ids[1..].iter().try_for_each(|id| id.bind(SocketAddr::new(address.ip(), port)))?;
+        self.is_wildcard.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Resolves an address, on the card that leads there unless the identifier is bound to one.
+    fn resolve(&self, source: Option<SocketAddr>, destination: SocketAddr) -> Result<(), Error> {
+        let is_bound = || self.id().local_address().is_some_and(|local| !local.ip().is_unspecified());
+        if self.ids.len() > 1 && !is_bound() {
+            self.select(card_for(source.map(|source| source.ip()), Some(destination.ip())));
+        }
+        self.id().resolve_address(source, destination)
+    }
+
+    fn listen(&self, backlog: u32) -> Result<(), Error> {
+        match self.is_wildcard.load(Ordering::Relaxed) {
+            true => self.ids.iter().try_for_each(|id| id.listen(backlog)),
+            false => self.id().listen(backlog),
+        }
+    }
+
     /// Whether its calls wait for completion.
     pub fn is_blocking(&self) -> bool {
         self.is_synchronous.load(Ordering::Relaxed)
@@ -52,12 +110,12 @@ object::kinds! {
     CmIdState = rdma_cm_id, "CM identifier", |_| None;
 }
 
-/// The identifiers of the process, by HCA number.
-static IDS: Mutex<BTreeMap<u32, usize>> = Mutex::new(BTreeMap::new());
+/// The identifiers of the process, by card and HCA number.
+static IDS: Mutex<BTreeMap<(usize, u32), usize>> = Mutex::new(BTreeMap::new());
 
-/// The object of an identifier.
-pub fn object_of(id: &Id) -> Option<*mut rdma_cm_id> {
-    IDS.lock().get(&id.handle()).map(|address| *address as *mut rdma_cm_id)
+/// The object of an identifier on a card.
+pub fn object_of(card: usize, id: &Id) -> Option<*mut rdma_cm_id> {
+    IDS.lock().get(&(card, id.handle())).map(|address| *address as *mut rdma_cm_id)
 }
 
 /// Detaches a queue pair that is about to be destroyed from its identifier.
@@ -72,7 +130,7 @@ pub unsafe fn detach_queue_pair(qp: *mut ibv_qp) {
             if (*id).qp == qp
                 && let Some(state) = of(id)
             {
-                drop(state.id.detach_queue_pair());
+                drop(state.id().detach_queue_pair());
                 (*id).qp = core::ptr::null_mut();
             }
         }
@@ -109,19 +167,23 @@ pub unsafe fn of<'a>(id: *mut rdma_cm_id) -> Option<&'a CmIdState> {
 
 pub unsafe extern "C" fn create_event_channel() -> *mut rdma_event_channel {
     const VERB: &str = "rdma_create_event_channel";
-    let default = check!(VERB, null, default_device());
-    // SAFETY: the context of the process.
-    let open = check!(VERB, null, unsafe { context::find(default.context()) });
-    let made = EventChannel::new(&open.context).and_then(|channel| {
-        channel.descriptor()?;
-        // The descriptor is readable at first, although no event exists yet.
-        channel.poll()?;
-        Ok(channel)
-    });
-    let channel = check!(VERB, null, made);
-    let inner = check!(VERB, null, channel.descriptor());
-    let fd = check!(VERB, null, event_fd::create(&inner));
-    object::create(rdma_event_channel { fd, unused: 0 }, EventChannelState { channel })
+    let devices = check!(VERB, null, cm_devices());
+    let mut channels = Vec::new();
+    for device in devices.iter() {
+        // SAFETY: a context of the process.
+        let open = check!(VERB, null, unsafe { context::find(device.context()) });
+        let made = EventChannel::new(&open.context).and_then(|channel| {
+            channel.descriptor()?;
+            // The descriptor is readable at first, although no event exists yet.
+            channel.poll()?;
+            Ok(channel)
+        });
+        channels.push(check!(VERB, null, made));
+    }
+    let inner: Result<Vec<c_int>, Error> =
+        channels.iter().map(|channel| Ok(channel.descriptor()?.as_raw_fd())).collect();
+    let fd = check!(VERB, null, event_fd::create_for_any(&check!(VERB, null, inner)));
+    object::create(rdma_event_channel { fd, unused: 0 }, EventChannelState { channels })
 }
 
 pub unsafe extern "C" fn destroy_event_channel(channel: *mut rdma_event_channel) {
@@ -156,9 +218,10 @@ fn qp_type(kind: QpType) -> c_int {
     }
 }
 
-/// Creates the object of an identifier.
+/// Creates the object of identifiers on consecutive cards.
 pub fn new_cm_id(
-    id: Id,
+    first_card: usize,
+    ids: Vec<Id>,
     channel: *mut rdma_event_channel,
     program_context: *mut c_void,
     ps: c_int,
@@ -168,9 +231,12 @@ pub fn new_cm_id(
     // SAFETY: zero is valid for every field.
     let mut abi: rdma_cm_id = unsafe { zeroed() };
     (abi.channel, abi.context, abi.ps, abi.qp_type) = (channel, program_context, ps, qp_type(kind));
-    let number = id.handle();
+    let numbers: Vec<u32> = ids.iter().map(Id::handle).collect();
     let state = CmIdState {
-        id,
+        ids,
+        first_card,
+        selected: AtomicUsize::new(0),
+        is_wildcard: AtomicBool::new(false),
         events: Unacknowledged::default(),
         is_synchronous: AtomicBool::new(is_synchronous),
         offer: Mutex::default(),
@@ -179,7 +245,8 @@ pub fn new_cm_id(
         owns_queues: Mutex::new(false),
     };
     let object = object::create(abi, state);
-    IDS.lock().insert(number, object as usize);
+    let cards = first_card..;
+    IDS.lock().extend(cards.zip(numbers).map(|key| (key, object as usize)));
     object
 }
 
@@ -204,10 +271,12 @@ pub unsafe fn create(
     // SAFETY: a channel of this library.
     let state = check!(VERB, minus_one, unsafe { object::find::<EventChannelState>(channel) });
     let kind = if matches!(space, PortSpace::Udp | PortSpace::IpOverIb) { QpType::Ud } else { kind };
-    match state.channel.create_id_with_kind(space, kind) {
-        Ok(id) => {
+    let created: Result<Vec<Id>, Error> =
+        state.channels.iter().map(|channel| channel.create_id_with_kind(space, kind)).collect();
+    match created {
+        Ok(ids) => {
             // SAFETY: a valid pointer of the caller.
-            unsafe { *into = new_cm_id(id, channel, program_context, ps, kind, is_synchronous) };
+            unsafe { *into = new_cm_id(0, ids, channel, program_context, ps, kind, is_synchronous) };
             0
         }
         Err(error) => Rejection::from(error).minus_one(VERB),
@@ -229,7 +298,9 @@ pub unsafe extern "C" fn destroy_id(id: *mut rdma_cm_id) -> c_int {
     let state = check!("rdma_destroy_id", minus_one, unsafe { find(id) });
     // SAFETY: as above.
     unsafe { event::ack_pending_event(id) };
-    IDS.lock().remove(&state.id.handle());
+    for key in (state.first_card..).zip(state.ids.iter().map(Id::handle)) {
+        IDS.lock().remove(&key);
+    }
     state.events.wait();
     let own = state.is_blocking();
     // SAFETY: as above.
@@ -250,17 +321,17 @@ pub unsafe extern "C" fn destroy_id(id: *mut rdma_cm_id) -> c_int {
 pub unsafe fn update_route(id: *mut rdma_cm_id) {
     // SAFETY: the caller guarantees it.
     let Some(state) = (unsafe { of(id) }) else { return };
-    let Ok(view) = state.id.query() else { return };
+    let Ok(view) = state.id().query() else { return };
     // SAFETY: the caller guarantees it.
     let abi = unsafe { &mut *id };
     if let Some(local) = view.local {
         write_sockaddr(local, &mut abi.route.addr.src_storage);
         if !local.ip().is_unspecified()
-            && let Ok(default) = default_device()
+            && let Some(device) = cm_devices().ok().and_then(|devices| devices.get(state.card()).copied())
         {
-            (abi.verbs, abi.port_num) = (default.context(), 1);
+            (abi.verbs, abi.port_num) = (device.context(), 1);
             if abi.pd.is_null() {
-                abi.pd = default.pd();
+                abi.pd = device.pd();
             }
         }
     }
@@ -326,7 +397,7 @@ pub unsafe extern "C" fn bind_addr(id: *mut rdma_cm_id, address: *mut libc::sock
     // SAFETY: the caller's address.
     let address = check!("rdma_bind_addr", minus_one, unsafe { find_address(address) });
     // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_bind_addr", id, |state| state.id.bind(address), None) }
+    unsafe { call("rdma_bind_addr", id, |state| state.bind(address), None) }
 }
 
 pub unsafe extern "C" fn resolve_addr(
@@ -338,7 +409,7 @@ pub unsafe extern "C" fn resolve_addr(
     // SAFETY: the caller's addresses.
     let (source, destination) = unsafe { (socket_address(source), find_address(destination)) };
     let destination = check!("rdma_resolve_addr", minus_one, destination);
-    let act = |state: &CmIdState| state.id.resolve_address(source, destination);
+    let act = |state: &CmIdState| state.resolve(source, destination);
     // SAFETY: the caller guarantees it.
     unsafe { call("rdma_resolve_addr", id, act, Some(EventType::AddressResolved)) }
 }
@@ -346,13 +417,13 @@ pub unsafe extern "C" fn resolve_addr(
 pub unsafe extern "C" fn resolve_route(id: *mut rdma_cm_id, _timeout: c_int) -> c_int {
     // SAFETY: the caller guarantees it.
     unsafe {
-        call("rdma_resolve_route", id, |state| state.id.resolve_route(), Some(EventType::RouteResolved))
+        call("rdma_resolve_route", id, |state| state.id().resolve_route(), Some(EventType::RouteResolved))
     }
 }
 
 pub unsafe extern "C" fn listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_listen", id, |state| state.id.listen(backlog.max(0) as u32), None) }
+    unsafe { call("rdma_listen", id, |state| state.listen(backlog.max(0) as u32), None) }
 }
 
 /// The program's connection parameters; without any, those of the peer's request.
@@ -391,14 +462,14 @@ unsafe fn connection_parameters(
 
 pub unsafe extern "C" fn connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
     // SAFETY: a valid pointer of the caller.
-    let act = |state: &CmIdState| state.id.connect(&unsafe { connection_parameters(state, conn_param) });
+    let act = |state: &CmIdState| state.id().connect(&unsafe { connection_parameters(state, conn_param) });
     // SAFETY: the caller guarantees it.
     unsafe { call("rdma_connect", id, act, Some(EventType::Established)) }
 }
 
 pub unsafe extern "C" fn accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
     // SAFETY: a valid pointer of the caller.
-    let act = |state: &CmIdState| state.id.accept(&unsafe { connection_parameters(state, conn_param) });
+    let act = |state: &CmIdState| state.id().accept(&unsafe { connection_parameters(state, conn_param) });
     // SAFETY: the caller guarantees it; a SIDR response has no event.
     unsafe {
         let waits = id.as_ref().is_some_and(|id| id.qp_type != IBV_QPT_UD);
@@ -412,22 +483,22 @@ pub unsafe extern "C" fn reject(id: *mut rdma_cm_id, data: *const c_void, length
         if data.is_null() { &[][..] } else { core::slice::from_raw_parts(data.cast::<u8>(), length.into()) }
     };
     // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_reject", id, |state| state.id.reject(data), None) }
+    unsafe { call("rdma_reject", id, |state| state.id().reject(data), None) }
 }
 
 pub unsafe extern "C" fn establish(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_establish", id, |state| state.id.establish(), None) }
+    unsafe { call("rdma_establish", id, |state| state.id().establish(), None) }
 }
 
 pub unsafe extern "C" fn notify(id: *mut rdma_cm_id, _event: c_int) -> c_int {
     // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_notify", id, |state| state.id.establish(), None) }
+    unsafe { call("rdma_notify", id, |state| state.id().establish(), None) }
 }
 
 pub unsafe extern "C" fn disconnect(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_disconnect", id, |state| state.id.disconnect(), Some(EventType::Disconnected)) }
+    unsafe { call("rdma_disconnect", id, |state| state.id().disconnect(), Some(EventType::Disconnected)) }
 }
 
 unsafe fn port(id: *mut rdma_cm_id, of_peer: bool) -> u16 {
@@ -478,7 +549,7 @@ pub unsafe extern "C" fn set_option(
             return Rejection::unsupported(why).minus_one(VERB);
         }
     };
-    return_code(VERB, state.id.set_option(option))
+    return_code(VERB, state.ids.iter().try_for_each(|id| id.set_option(option)))
 }
 
 /// Sends events to another channel from now on. Without a channel, calls wait for completion, as for an identifier
@@ -497,7 +568,8 @@ pub unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_even
     let to = check!(VERB, minus_one, unsafe { object::find::<EventChannelState>(channel) });
     // SAFETY: an identifier of this library.
     unsafe { event::ack_pending_event(id) };
-    let code = return_code(VERB, state.id.migrate(&to.channel));
+    let channels = to.channels.iter().skip(state.first_card);
+    let code = return_code(VERB, state.ids.iter().zip(channels).try_for_each(|(id, to)| id.migrate(to)));
     // SAFETY: as above.
     let before = unsafe { (*id).channel };
     let (unused, was_synchronous) = match code {
@@ -524,7 +596,7 @@ unsafe fn join(id: *mut rdma_cm_id, group: *mut libc::sockaddr, program_context:
         call(
             "rdma_join_multicast",
             id,
-            |state| state.id.join_multicast(group.ip()),
+            |state| state.id().join_multicast(group.ip()),
             Some(EventType::MulticastJoin),
         )
     }
@@ -562,7 +634,7 @@ pub unsafe extern "C" fn leave_multicast(id: *mut rdma_cm_id, group: *mut libc::
     // SAFETY: the caller's address.
     let group = check!("rdma_leave_multicast", minus_one, unsafe { find_address(group) });
     // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_leave_multicast", id, |state| state.id.leave_multicast(group.ip()), None) }
+    unsafe { call("rdma_leave_multicast", id, |state| state.id().leave_multicast(group.ip()), None) }
 }
 
 /// The attributes that move the caller's queue pair to the state in `attr`.
@@ -581,7 +653,7 @@ pub unsafe extern "C" fn init_qp_attr(
         return Rejection::invalid(format!("{} is not a state of a queue pair", attr.qp_state))
             .minus_one(VERB);
     };
-    match state.id.qp_attributes(*wanted) {
+    match state.id().qp_attributes(*wanted) {
         Ok(modify) => {
             fill_qp_attr(attr, &modify);
             // SAFETY: a valid pointer of the caller.

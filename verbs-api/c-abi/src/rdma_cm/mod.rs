@@ -16,15 +16,37 @@ use crate::{context, device, protection};
 use core::ffi::c_int;
 use parking_lot::Mutex;
 use softhca::Error;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::sync::Arc;
 
-/// The default of every identifier: the device, opened once, and a protection domain for identifiers without one.
+/// A device that librdmacm has opened, and a protection domain for identifiers without one.
 #[derive(Clone, Copy)]
-struct DefaultDevice {
+struct CmDevice {
     context: usize,
     pd: usize,
+    address: IpAddr,
 }
 
-impl DefaultDevice {
+impl CmDevice {
+    /// Opens a device.
+    fn open(device: *mut ibv_device) -> Result<CmDevice, Rejection> {
+        let last = || {
+            let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENODEV);
+            Rejection::system(errno, "opening a device of the process")
+        };
+        // SAFETY: a device of this library.
+        let (context, address) = unsafe { (context::open_device(device), device::of(device).host.address) };
+        if context.is_null() {
+            return Err(last());
+        }
+        // SAFETY: it was just opened.
+        let domain = unsafe { protection::alloc_pd(context) };
+        if domain.is_null() {
+            return Err(last());
+        }
+        Ok(CmDevice { context: context as usize, pd: domain as usize, address })
+    }
+
     fn context(self) -> *mut ibv_context {
         self.context as *mut ibv_context
     }
@@ -34,42 +56,58 @@ impl DefaultDevice {
     }
 
     fn state<'a>(self) -> Option<&'a context::ContextState> {
-        // SAFETY: it is opened below; only a faulty program closes it, which is detected.
+        // SAFETY: it was opened; only a faulty program closes it, which is detected.
         unsafe { context::of(self.context()) }
     }
 }
 
-/// The process's device, opened on first use, and again after the daemon was lost.
-fn default_device() -> Result<DefaultDevice, Rejection> {
-    static DEVICE: Mutex<Option<(u32, DefaultDevice)>> = Mutex::new(None);
-    let mut current = DEVICE.lock();
+/// The devices of the process's host, opened on first use, and again after the daemon was lost. There is at least one.
+fn cm_devices() -> Result<Arc<[CmDevice]>, Rejection> {
+    static DEVICES: Mutex<Option<(u32, Arc<[CmDevice]>)>> = Mutex::new(None);
+    let mut current = DEVICES.lock();
     let process = std::process::id();
-    // A forked child opens a device of its own.
-    if let Some((owner, found)) = *current
-        && owner == process
-        && found.state().is_some_and(|open| open.context.is_alive())
+    let is_alive = |device: &CmDevice| device.state().is_some_and(|open| open.context.is_alive());
+    // A forked child opens devices of its own.
+    if let Some((owner, found)) = &*current
+        && *owner == process
+        && found.iter().all(is_alive)
     {
-        return Ok(found);
+        return Ok(found.clone());
     }
-    let no_device = || Rejection::new(libc::ENODEV, "the process has no device");
-    let device = device::default_device().ok_or_else(no_device)?;
-    let last = || {
-        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENODEV);
-        Rejection::system(errno, "opening the device of the process")
+    let devices = device::host_devices();
+    if devices.is_empty() {
+        return Err(Rejection::new(libc::ENODEV, "the process has no device"));
+    }
+    let opened: Arc<[CmDevice]> = devices.into_iter().map(CmDevice::open).collect::<Result<_, _>>()?;
+    *current = Some((process, opened.clone()));
+    Ok(opened)
+}
+
+/// The first device of the process.
+fn default_device() -> Result<CmDevice, Rejection> {
+    Ok(cm_devices()?[0])
+}
+
+/// The card that connections from and to these addresses use: the one with the source address, the one with the
+/// destination address, the one whose address the kernel would send from, or else the first.
+fn card_for(source: Option<IpAddr>, destination: Option<IpAddr>) -> usize {
+    let Ok(devices) = cm_devices() else { return 0 };
+    let with_address = |address: IpAddr| devices.iter().position(|device| device.address == address);
+    if let Some(source) = source.filter(|source| !source.is_unspecified()) {
+        return with_address(source).unwrap_or(0);
+    }
+    let Some(destination) = destination.filter(|_| devices.len() > 1) else { return 0 };
+    let routed = || {
+        let any: IpAddr = match destination {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        // Connecting a datagram socket sends nothing.
+        let socket = UdpSocket::bind((any, 0)).ok()?;
+        socket.connect((destination, 4791)).ok()?;
+        with_address(socket.local_addr().ok()?.ip())
     };
-    // SAFETY: a device of this library.
-    let context = unsafe { context::open_device(device) };
-    if context.is_null() {
-        return Err(last());
-    }
-    // SAFETY: it was just opened.
-    let domain = unsafe { protection::alloc_pd(context) };
-    if domain.is_null() {
-        return Err(last());
-    }
-    let found = DefaultDevice { context: context as usize, pd: domain as usize };
-    *current = Some((process, found));
-    Ok(found)
+    with_address(destination).or_else(routed).unwrap_or(0)
 }
 
 /// The return value of a librdmacm call: zero, or −1 with errno set.
@@ -81,20 +119,24 @@ fn return_code(call: &str, result: Result<(), Error>) -> c_int {
 }
 
 pub unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut ibv_context {
-    let found = default_device();
+    const VERB: &str = "rdma_get_devices";
+    let devices = cm_devices().unwrap_or_else(|rejection| {
+        rejection.code(VERB);
+        Arc::default()
+    });
     // SAFETY: plain allocation, checked below; programs free it with `free_devices`.
-    let list = unsafe { libc::calloc(2, size_of::<*mut ibv_context>()) }.cast::<*mut ibv_context>();
+    let list = unsafe { libc::calloc(devices.len() + 1, size_of::<*mut ibv_context>()) };
+    let list = list.cast::<*mut ibv_context>();
     if list.is_null() {
-        return Rejection::new(libc::ENOMEM, "no memory for the list").null("rdma_get_devices");
+        return Rejection::new(libc::ENOMEM, "no memory for the list").null(VERB);
     }
-    let found = found.map_err(|rejection| rejection.code("rdma_get_devices"));
-    // SAFETY: the list has two entries, the last of which stays null; the count is a valid pointer of the caller.
+    // SAFETY: the list has one entry more, which stays null; the count is a valid pointer of the caller.
     unsafe {
-        if let Ok(default) = found {
-            *list = default.context();
+        for (index, device) in devices.iter().enumerate() {
+            *list.add(index) = device.context();
         }
         if let Some(count) = count.as_mut() {
-            *count = c_int::from(found.is_ok());
+            *count = devices.len() as c_int;
         }
     }
     list

@@ -1,0 +1,183 @@
+//! `softhca metrics`: the counters of a daemon's devices in the Prometheus text format.
+//!
+//! Port counters have the names that Prometheus' node_exporter gives them when it reads `/sys/class/infiniband`, so that
+//! its dashboards work. Every counter also has its own name after `softhca_`.
+
+use crate::status::{DaemonTarget, exit_code};
+use clap::Args;
+use softhca::{Counters, DaemonControl, Error, FabricPort, PortState};
+use std::fmt::Write as _;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Arguments of `softhca metrics`.
+#[derive(Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    target: DaemonTarget,
+    /// Serve the metrics over HTTP at this address, as http://ADDRESS:PORT/metrics, until interrupted
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+}
+
+/// A client that sends nothing for this long is disconnected.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest request.
+const MAX_REQUEST: usize = 8192;
+
+/// Runs `softhca metrics`.
+pub fn run(arguments: &Arguments) -> ExitCode {
+    let Some(address) = arguments.listen else {
+        return exit_code(
+            collect(&arguments.target).map(|text| text.lines().for_each(|line| outln!("{line}"))),
+        );
+    };
+    let listener = match TcpListener::bind(address) {
+        Ok(listener) => listener,
+        Err(error) => {
+            errln!("softhca: cannot listen at {address}: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let address = listener.local_addr().unwrap_or(address);
+    outln!("serving http://{address}/metrics");
+    for stream in listener.incoming().flatten() {
+        // A client that is gone does not stop the server.
+        let _ = answer(stream, &arguments.target);
+    }
+    ExitCode::SUCCESS
+}
+
+/// Answers one request.
+fn answer(mut stream: TcpStream, target: &DaemonTarget) -> io::Result<()> {
+    stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
+    stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
+    let mut request = Vec::new();
+    let mut chunk = [0; 1024];
+    while !request.windows(4).any(|end| end == b"\r\n\r\n") && request.len() < MAX_REQUEST {
+        match stream.read(&mut chunk)? {
+            0 => return Ok(()),
+            count => request.extend_from_slice(&chunk[..count]),
+        }
+    }
+    let line = String::from_utf8_lossy(&request);
+    let mut words = line.split_whitespace();
+    let (status, body) = match (words.next(), words.next()) {
+        (Some("GET" | "HEAD"), Some("/metrics")) => match collect(target) {
+            Ok(text) => ("200 OK", text),
+            Err(error) => ("503 Service Unavailable", format!("{error}\n")),
+        },
+        _ => ("404 Not Found", "the metrics are at /metrics\n".into()),
+    };
+    let length = body.len();
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    )?;
+    if !line.starts_with("HEAD ") {
+        stream.write_all(body.as_bytes())?;
+    }
+    stream.flush()
+}
+
+/// The values of a device.
+struct DeviceValues {
+    labels: String,
+    device_name: String,
+    counters: Counters,
+    state: PortState,
+}
+
+/// The metrics of all devices and network ports of a daemon.
+fn collect(target: &DaemonTarget) -> Result<String, Error> {
+    let mut control = target.connect()?;
+    let devices = device_values(&mut control)?;
+    let mut text = String::new();
+    let mut family = |name: &str, kind: &str, help: &str, value: &dyn Fn(&DeviceValues) -> u64| {
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        for device in &devices {
+            let _ = writeln!(text, "{name}{{{}}} {}", device.labels, value(device));
+        }
+    };
+    for (name, help, value) in PORT_METRICS {
+        family(&format!("node_infiniband_{name}_total"), "counter", help, &|device| value(&device.counters));
+    }
+    let state = |device: &DeviceValues| if device.state == PortState::Active { 4 } else { 1 };
+    family("node_infiniband_state_id", "gauge", "State of the port: 1 down, 4 active.", &state);
+    let physical = |device: &DeviceValues| if device.state == PortState::Active { 5 } else { 3 };
+    family("node_infiniband_physical_state_id", "gauge", "3 disabled, 5 link up.", &physical);
+    for (index, (name, help)) in Counters::DESCRIPTIONS.iter().enumerate() {
+        let value = |device: &DeviceValues| device.counters.iter().nth(index).map_or(0, |(_, value)| value);
+        family(&format!("softhca_{name}_total"), "counter", help, &value);
+    }
+    let info = "node_infiniband_info";
+    let _ = writeln!(text, "# HELP {info} The device.\n# TYPE {info} gauge");
+    for device in &devices {
+        let (name, version) = (&device.device_name, env!("CARGO_PKG_VERSION"));
+        let _ = writeln!(
+            text,
+            "{info}{{board_id=\"SoftHCA\",device=\"{name}\",firmware_version=\"{version}\",hca_type=\"SoftHCA\"}} 1"
+        );
+    }
+    write_ports(&mut text, &control.ports()?);
+    Ok(text)
+}
+
+fn device_values(control: &mut DaemonControl) -> Result<Vec<DeviceValues>, Error> {
+    let hosts = control.status()?.hosts;
+    let values = hosts.into_iter().map(|status| {
+        let device = status.host;
+        Ok(DeviceValues {
+            labels: format!("device=\"{}\",host=\"{}\",port=\"1\"", device.device_name, device.host),
+            counters: control.counters(Some(&device.name))?,
+            device_name: device.device_name,
+            state: status.port_state,
+        })
+    });
+    values.collect()
+}
+
+type PortMetric = (&'static str, &'static str, fn(&Counters) -> u64);
+
+/// The metrics that node_exporter makes of the files in `counters/`.
+const PORT_METRICS: [PortMetric; 7] = [
+    ("port_data_transmitted_bytes", "Payload bytes sent.", |counters| counters.sent_bytes),
+    ("port_data_received_bytes", "Payload bytes received.", |counters| counters.rcvd_bytes),
+    ("port_packets_transmitted", "Packets sent.", |counters| counters.sent_pkts),
+    ("port_packets_received", "Packets received.", |counters| counters.rcvd_pkts),
+    ("port_errors_received", "Packets received with a wrong ICRC, or malformed.", |counters| {
+        counters.rx_icrc_encapsulated + counters.rx_malformed
+    }),
+    ("port_discards_received", "Packets received and dropped.", |counters| counters.rx_dropped),
+    ("link_downed", "How often the port went down.", |counters| counters.link_downed),
+];
+
+/// The counters of the network between the hosts. Ports of hosts have fewer of them than those of switches.
+fn write_ports(text: &mut String, ports: &[FabricPort]) {
+    let mut families: Vec<(&str, String)> = Vec::new();
+    for port in ports {
+        for (name, values) in &port.counters {
+            let index = families.iter().position(|(known, _)| known == name).unwrap_or_else(|| {
+                families.push((name, String::new()));
+                families.len() - 1
+            });
+            let lines = &mut families[index].1;
+            for (priority, value) in values.iter().enumerate() {
+                let _ = write!(lines, "softhca_fabric_{name}{{node=\"{}\",peer=\"{}\"", port.node, port.peer);
+                if let Some(host) = &port.host {
+                    let _ = write!(lines, ",host=\"{host}\"");
+                }
+                if values.len() > 1 {
+                    let _ = write!(lines, ",priority=\"{priority}\"");
+                }
+                let _ = writeln!(lines, "}} {value}");
+            }
+        }
+    }
+    for (name, lines) in families {
+        let kind = if name == "max_queue_bytes" { "gauge" } else { "counter" };
+        let _ = write!(text, "# TYPE softhca_fabric_{name} {kind}\n{lines}");
+    }
+}

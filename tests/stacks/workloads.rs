@@ -1,0 +1,159 @@
+//! MPI, storage and virtualization: each program on the emulated card, and the same program over TCP in the same run.
+//! `--nocapture` prints both figures.
+
+use crate::rig::{ProgramOutput, Rig, await_listener, free_port};
+use libtest_mimic::Trial;
+use softhca_tests::tools;
+use std::process::{Command, Stdio};
+
+pub fn trials() -> Vec<Trial> {
+    let mut tests = vec![
+        tools::needs("qperf", "qperf", qperf),
+        tools::needs("qemu-system-x86_64", "qemu_migration", qemu_migration),
+        tools::needs_with("mpicc.mpich", "mpich", || mpich("rc_v,ud_v,self")),
+    ];
+    for transports in ["rc_v,ud_v,self", "ud_v,self"] {
+        let name = format!("open_mpi_{}", &transports[..2]);
+        tests.push(tools::needs_with("mpicc.openmpi", &name, || open_mpi(transports)));
+    }
+    for (name, devices) in [("mooncake", "softhca0"), ("mooncake_two_cards", "softhca0,softhca1")] {
+        // The wheel has 260 MB with what it needs.
+        let test = move || mooncake(devices);
+        tests.push(tools::needs_with("python3", name, test).with_ignored_flag(true));
+    }
+    for verb in ["write", "read", "send"] {
+        tests.push(tools::needs_with("fio", &format!("fio_{verb}"), || fio(verb)));
+    }
+    tests
+}
+
+/// The output of a program over TCP.
+fn run_over_tcp(words: &[&str]) -> String {
+    let mut command = Command::new("timeout");
+    command.arg("100").args(words).stdin(Stdio::null());
+    let output = command.output().expect("timeout runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{words:?}: {output:?}");
+    text
+}
+
+/// The lines of a program that contain a mark.
+fn figures(text: &str, mark: &str) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| line.contains(mark)).collect();
+    lines.join("; ")
+}
+
+/// Requires success and a figure, and prints it beside that of TCP.
+fn report(program: &str, seen: &ProgramOutput, mark: &str, tcp: &str) {
+    let figure = figures(&seen.text, mark);
+    assert!(seen.success && !figure.is_empty(), "{program}: {seen:?}");
+    eprintln!("{program}: {figure}, over TCP: {}", figures(tcp, mark));
+}
+
+/// Builds the MPI program.
+fn mpi_program(rig: &Rig, compiler: &str) -> String {
+    let program = rig.file("mpi");
+    let source = format!("{}/stacks/mpi.c", env!("CARGO_MANIFEST_DIR"));
+    let output = Command::new(compiler).args(["-O2", "-o", &program, &source]).output().expect("it runs");
+    assert!(output.status.success(), "{output:?}");
+    program
+}
+
+fn open_mpi(transports: &str) {
+    let mut rig = Rig::new();
+    let program = mpi_program(&rig, "mpicc.openmpi");
+    let start = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2"];
+    let transport = format!("UCX_TLS={transports}");
+    let ucx = [
+        "--mca",
+        "pml",
+        "ucx",
+        "-x",
+        transport.as_str(),
+        "-x",
+        "UCX_NET_DEVICES=softhca0:1",
+        program.as_str(),
+    ];
+    let seen = rig.run(&[&start[..], &ucx].concat());
+    let tcp =
+        run_over_tcp(&[&start[..], &["--mca", "pml", "ob1", "--mca", "btl", "tcp,self", &program]].concat());
+    report(&format!("Open MPI {transports}"), &seen, "checked", &tcp);
+}
+
+fn mpich(transports: &str) {
+    let mut rig = Rig::new();
+    let program = mpi_program(&rig, "mpicc.mpich");
+    let start = ["mpirun.mpich", "-np", "2", "-genv", "UCX_TLS"];
+    let seen =
+        rig.run(&[&start[..], &[transports, "-genv", "UCX_NET_DEVICES", "softhca0:1", &program]].concat());
+    let tcp = run_over_tcp(&[&start[..], &["tcp,self", &program]].concat());
+    report("MPICH", &seen, "checked", &tcp);
+}
+
+fn qperf() {
+    let mut rig = Rig::new();
+    let port = free_port().to_string();
+    let server = rig.start(&["qperf", "-lp", &port]);
+    await_listener(port.parse().expect("a port"));
+    let tests =
+        ["-t", "1", "-cm1", "rc_bw", "rc_lat", "rc_rdma_write_bw", "rc_rdma_read_bw", "tcp_bw", "tcp_lat"];
+    let seen = rig.run(&[&["qperf", "localhost", "-lp", &port][..], &tests].concat());
+    server.kill();
+    assert!(seen.success && seen.text.matches("bw  =").count() == 4, "{seen:?}");
+    eprintln!("qperf: {}", seen.text.split_whitespace().collect::<Vec<_>>().join(" "));
+}
+
+fn fio(verb: &'static str) {
+    let mut rig = Rig::new();
+    let port = free_port().to_string();
+    // fio asks for no RNR retries, so every message of a send finds a receive that was posted before: 16 of them.
+    let size = if verb == "send" { "--size=1m" } else { "--size=16m" };
+    let common = ["--bs=64k", size];
+    let port_option = format!("--port={port}");
+    let receiver = ["fio", "--name=receiver", "--ioengine=rdma", "--rw=read", "--iodepth=16", &port_option];
+    let mut server = rig.start(&[&receiver[..], &common].concat());
+    rig.await_cm_listener(&mut server).unwrap_or_else(|why| panic!("{why}"));
+    let verb_option = format!("--verb={verb}");
+    let sender =
+        ["fio", "--name=sender", "--ioengine=rdma", "--rw=write", "--hostname=127.0.0.1", "--iodepth=1"];
+    let seen = rig.run(&[&sender[..], &[&port_option, &verb_option], &common].concat());
+    let received = server.wait();
+    assert!(received.success, "{received:?}");
+    let tcp_port = format!("--port={}", free_port());
+    let tcp = ["--ioengine=net", "--protocol=tcp", &tcp_port, "--bs=64k", "--size=16m"];
+    let listener = Command::new("fio")
+        .args(tcp)
+        .args(["--name=receiver", "--rw=read", "--listen"])
+        .stdout(Stdio::null())
+        .spawn();
+    let mut listener = listener.expect("fio runs");
+    await_listener(tcp_port.trim_start_matches("--port=").parse().expect("a port"));
+    let sender = [&["fio"][..], &tcp, &["--name=sender", "--rw=write", "--hostname=127.0.0.1"]].concat();
+    let over_tcp = run_over_tcp(&sender);
+    let _ = listener.wait();
+    report(&format!("fio {verb}"), &seen, "WRITE: bw", &over_tcp);
+}
+
+/// The whole memory of a machine of 256 MiB.
+fn qemu_migration() {
+    let mut rig = Rig::new();
+    let script = format!("{}/stacks/migrate.py", env!("CARGO_MANIFEST_DIR"));
+    let uri = |kind: &str| format!("{kind}:127.0.0.1:{}", free_port());
+    let seen = rig.run(&["python3", &script, &uri("rdma")]);
+    let tcp = run_over_tcp(&["python3", &script, &uri("tcp")]);
+    report("QEMU migration", &seen, "completed", &tcp);
+}
+
+/// Mooncake's transfer engine, from PyPI: `cargo test --test stacks -- --ignored mooncake`.
+fn mooncake(devices: &str) {
+    let mut rig = Rig::with_two_cards();
+    let environment = rig.file("environment");
+    let python = format!("{environment}/bin/python");
+    let install = "python3 -m venv \"$0\" && \"$0/bin/pip\" install -q mooncake-transfer-engine-non-cuda==0.3.13.post1 numpy";
+    let installed = Command::new("sh").args(["-c", install, &environment]).status().expect("a shell");
+    assert!(installed.success(), "the wheel cannot be installed");
+    let script = format!("{}/stacks/transfer_engine.py", env!("CARGO_MANIFEST_DIR"));
+    let seen = rig.run(&[&python, &script, "rdma", devices]);
+    let tcp = run_over_tcp(&[&python, &script, "tcp"]);
+    report(&format!("Mooncake on {devices}"), &seen, "checked", &tcp);
+}
