@@ -105,9 +105,9 @@ impl fmt::Display for ProgramAction {
         match self {
             ProgramAction::Fail(errno) => write!(f, "fails with {errno}"),
             ProgramAction::CmEvent(event, status) => write!(f, "ends with {event}, status {status}"),
-            ProgramAction::SetStatus(status, None) => write!(f, "has status {status}"),
+            ProgramAction::SetStatus(status, None) => write!(f, "has status {}", status.name()),
             ProgramAction::SetStatus(status, Some(vendor)) => {
-                write!(f, "has status {status}, vendor error {vendor}")
+                write!(f, "has status {}, vendor error {vendor}", status.name())
             }
             ProgramAction::Hold(ns) => write!(f, "is held for {ns} ns"),
             ProgramAction::Burst(count) => write!(f, "waits for a burst of {count}"),
