@@ -3,6 +3,7 @@
 mod faults;
 mod libraries;
 mod rig;
+mod verb_faults;
 
 use rig::{Rig, run_pair};
 use softhca_tests::{needs, tools};
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
     ];
     tests.extend(faults::tests());
     tests.extend(libraries::tests());
+    tests.extend(verb_faults::tests());
     for words in PAIRS {
         let program = words.split(' ').next().expect("a program");
         let name = words.replace(' ', "_");

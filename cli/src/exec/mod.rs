@@ -11,6 +11,7 @@ mod library;
 mod live_scenario;
 mod program;
 mod scenario_programs;
+pub mod sweep_support;
 mod sysfs;
 mod waiting_requests;
 
@@ -35,6 +36,8 @@ use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
 
 /// The daemon and host that a program uses.
 #[derive(Args)]
@@ -61,6 +64,12 @@ pub struct Arguments {
     /// Apply the faults of this scenario file to the program and check its expectations at the end
     #[arg(long, value_name = "FILE")]
     scenario: Option<PathBuf>,
+    /// Write the verdict of the scenario to this file as a JUnit report
+    #[arg(long, value_name = "FILE", requires = "scenario")]
+    junit: Option<PathBuf>,
+    /// Print the verdict of the scenario as JSON: the last line of standard output
+    #[arg(long, requires = "scenario")]
+    json: bool,
     /// Write the packets of the daemon's hosts to this pcapng file until the program exits
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
@@ -159,7 +168,7 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     if first.starts_with('-') {
         return Err(format!("unknown option {first}; see `softhca exec --help`").into());
     }
-    let scenario = arguments.scenario.as_deref().map(scenario::read).transpose()?;
+    let scenario = arguments.scenario.as_deref().map(scenario::read).transpose()?.map(Arc::new);
     let plan = match &scenario {
         Some(scenario) => {
             let plan = scenario.plan(&ParameterValues::new(), scenario.seed);
@@ -175,6 +184,7 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
         }
         None => None,
     };
+    let started = Instant::now();
     let path = program::find(&arguments.program[0])?;
     let folder = library::library_folder()?;
     let mut requirements = arguments.daemon.requirements();
@@ -242,10 +252,24 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
         let outcome = live.finish(&mut connection)?;
         let heading = format!("{}  ({})", scenario.title, scenario.name());
         errln!("\n{}", scenario::format_verdict(&heading, &outcome).trim_end_matches('\n'));
-        if let Some(error) = outcome.error {
+        let error = outcome.error.clone();
+        failed = outcome.verdict != Verdict::Pass;
+        let words = arguments.program.iter().map(|word| shell::quote(&word.to_string_lossy()));
+        let replay = format!(
+            "softhca exec --scenario {} -- {}",
+            shell::quote(scenario.name()),
+            words.collect::<Vec<_>>().join(" ")
+        );
+        let (json, junit) = crate::run::exec_reports(scenario.clone(), outcome, started.elapsed(), &replay);
+        if let Some(path) = &arguments.junit {
+            std::fs::write(path, junit).map_err(|error| output::write_error("--junit", path, &error))?;
+        }
+        if arguments.json {
+            outln!("{json}");
+        }
+        if let Some(error) = error {
             return Err(format!("the scenario could not be run: {error}").into());
         }
-        failed = outcome.verdict != Verdict::Pass;
     }
     Ok(if failed { exit_code::EXPECTATION_FAILED } else { code })
 }
