@@ -68,13 +68,17 @@ impl Hca {
         all.matchers.entry(process).or_insert_with(|| FaultMatcher::new(faults, ctx.now.nanos()));
     }
 
-    /// Forgets the process of a client that is gone, with its last client.
-    pub(crate) fn forget_process_faults(&mut self, client: ClientId) {
+    /// Forgets the process of a client that is gone, with its last client. A port that its faults took down comes up.
+    pub(crate) fn forget_process_faults(&mut self, ctx: &mut Context<'_>, client: ClientId) {
         let Some(all) = &mut self.state.faults else { return };
         if let Some(process) = all.processes.remove(&client)
             && !all.processes.values().any(|other| *other == process)
         {
             all.matchers.remove(&process);
+            if all.matchers.is_empty() && core::mem::take(&mut self.state.port_fault) {
+                self.set_port_state(ctx, PortState::Active);
+            }
+            let Some(all) = &self.state.faults else { return };
             if all.matchers.is_empty() && all.held.is_empty() && all.failed_qps.is_empty() {
                 self.state.faults = None;
             }
