@@ -339,6 +339,7 @@ fn faults_at(
                 );
             }
         }
+        None if !coverage.events => {}
         None => {
             faults.extend((0..STATUSES.len()).map(|n| SweepFault::Status(CompletionStatusName(n as u32))));
             if role_of(target, &point.role).is_some_and(|role| clean.waits_for_events.contains(&role)) {
