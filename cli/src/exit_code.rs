@@ -2,6 +2,8 @@
 
 /// Input that cannot be used.
 pub const BAD_INPUT: u8 = 2;
+/// An expectation of the scenario of `softhca exec` does not hold.
+pub const EXPECTATION_FAILED: u8 = 123;
 /// `softhca exec` itself failed, as for env(1).
 pub const EXEC_FAILED: u8 = 125;
 /// The program exists and cannot be run.

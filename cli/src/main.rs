@@ -31,6 +31,8 @@ mod shell;
 mod shrink;
 #[cfg(target_os = "linux")]
 mod status;
+#[cfg(target_os = "linux")]
+mod sweep;
 mod time;
 mod trace;
 
@@ -94,6 +96,9 @@ enum Command {
     Run(run::Arguments),
     /// Find a minimal set of faults with which a scenario still fails
     Shrink(shrink::Arguments),
+    /// Run programs again and again, with a fault in another call, completion or event each time
+    #[cfg(target_os = "linux")]
+    Sweep(sweep::Arguments),
     /// Show a running daemon or a growing event log in a browser
     #[cfg(unix)]
     Explore(explore::Arguments),
@@ -144,6 +149,8 @@ fn main() -> ExitCode {
         Command::Playground(arguments) => playground::run(&arguments),
         Command::Report(arguments) => report::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
+        #[cfg(target_os = "linux")]
+        Command::Sweep(arguments) => sweep::run(&arguments),
         Command::Shrink(arguments) => shrink::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
         Command::Why(arguments) => explain::why(&arguments),

@@ -42,6 +42,7 @@ impl RunResults<'_> {
     fn fired(&self, fault: &FaultPlan) -> u64 {
         match fault.kind {
             FaultKind::Packets { .. } => self.rule_counters(fault.id).fired,
+            FaultKind::Program { .. } => self.record.program_hits.get(&fault.id).copied().unwrap_or(0),
             _ => self.log.fired.get(&fault.id).copied().unwrap_or(0),
         }
     }
@@ -356,7 +357,7 @@ impl Evaluator<'_> {
         }
         let failed = &self.results.log.failed_calls;
         if let (false, Some(last)) = (check.times.contains(found), failed.last()) {
-            detail += &format!("; {} calls failed, the last with {:?}", failed.len(), last.errno);
+            detail += &format!("; {} calls failed, the last with {}", failed.len(), last.errno);
         }
         let location = events.iter().filter(near).find_map(|event| Some((event.time_ns, event.qp?)));
         let (time_ns, qp) = location.unwrap_or((self.results.end.ended_ns, check.qp.unwrap_or(0)));

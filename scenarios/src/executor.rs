@@ -12,8 +12,7 @@ pub use flows::FlowProgress;
 
 use crate::hosts::Hosts;
 use crate::plan::{Area, FabricChange, FaultKind, FlowKind, Plan, StepAction, StepPlan, WorkRequest, limits};
-use crate::spec::{Errno, Verb};
-use faults::HitCounter;
+use crate::spec::Errno;
 use softhca_fabric::RuleId;
 use softhca_queue::{Completion, CompletionStatus};
 use std::collections::BTreeMap;
@@ -98,7 +97,6 @@ enum ScheduledAction {
     PostReceives(usize),
     Step(usize),
     Flow(usize),
-    DeliverCompletion(usize, Completion),
 }
 
 /// A posted work request.
@@ -136,7 +134,6 @@ pub struct Executor<'p> {
     serial: u64,
     qps: Vec<QpProgress>,
     programs: Vec<ProgramState>,
-    hit_counters: BTreeMap<RuleId, HitCounter>,
     /// What they did and received.
     pub log: ProgramLog,
 }
@@ -153,7 +150,6 @@ impl<'p> Executor<'p> {
                 plan.qps.len()
             ],
             programs: vec![ProgramState::default(); plan.hosts.len()],
-            hit_counters: BTreeMap::new(),
             log: ProgramLog::new(plan),
         };
         // At the same time, faults come first, then receives, then work requests.
@@ -203,7 +199,7 @@ impl<'p> Executor<'p> {
 
     fn host_of(&self, action: &ScheduledAction) -> Option<usize> {
         let qp = match action {
-            ScheduledAction::PostReceives(qp) | ScheduledAction::DeliverCompletion(qp, _) => *qp,
+            ScheduledAction::PostReceives(qp) => *qp,
             ScheduledAction::Step(step) => self.plan.steps[*step].qp,
             ScheduledAction::Flow(flow) => self.plan.flows[*flow].qp,
             ScheduledAction::Fault(_) | ScheduledAction::Fabric(_) => return None,
@@ -232,9 +228,6 @@ impl<'p> Executor<'p> {
             ScheduledAction::Flow(flow) => {
                 self.log.progress[flow].is_scheduled = false;
                 self.post_flow(now_ns, flow, hosts);
-            }
-            ScheduledAction::DeliverCompletion(qp, completion) => {
-                self.deliver_completion(now_ns, qp, completion, hosts)
             }
         }
     }
@@ -265,10 +258,7 @@ impl<'p> Executor<'p> {
         origin: Origin,
         hosts: &mut Hosts<'_>,
     ) -> bool {
-        let result = match self.injected_error(qp, Verb::PostReceive) {
-            Some(errno) => Err(errno),
-            None => hosts.post_receive(qp, id, offset, bytes),
-        };
+        let result = hosts.post_receive(qp, id, offset, bytes);
         self.record_post(now_ns, qp, id, bytes, origin, result)
     }
 
@@ -282,10 +272,9 @@ impl<'p> Executor<'p> {
     ) -> bool {
         let id = self.qps[qp].next_id;
         self.qps[qp].next_id += 1;
-        let result = match self.injected_error(qp, Verb::PostSend) {
-            Some(errno) => Err(errno),
-            None if self.qps[qp].is_destroyed || !self.is_ready(qp) => Err(Errno::EINVAL),
-            None => hosts.post(qp, id, work),
+        let result = match self.qps[qp].is_destroyed || !self.is_ready(qp) {
+            true => Err(Errno::EINVAL),
+            false => hosts.post(qp, id, work),
         };
         self.record_post(now_ns, qp, id, work.bytes, origin, result)
     }
@@ -383,18 +372,10 @@ impl<'p> Executor<'p> {
         for qp in qps {
             while let Some(completion) = hosts.poll(qp) {
                 any = true;
-                self.on_completion(now_ns(), qp, completion, hosts);
+                self.deliver_completion(now_ns(), qp, completion, hosts);
             }
         }
         any
-    }
-
-    fn on_completion(&mut self, now_ns: u64, qp: usize, mut completion: Completion, hosts: &mut Hosts<'_>) {
-        let hold_ns = self.apply_completion_faults(qp, &mut completion);
-        match hold_ns {
-            0 => self.deliver_completion(now_ns, qp, completion, hosts),
-            _ => self.schedule(now_ns + hold_ns, ScheduledAction::DeliverCompletion(qp, completion)),
-        }
     }
 
     fn deliver_completion(&mut self, now_ns: u64, qp: usize, completion: Completion, hosts: &mut Hosts<'_>) {

@@ -21,7 +21,7 @@ use softhca::{
     trace::SharedSink,
 };
 use softhca_fabric::{Endpoint, Flow, HostId, LinkId, RuleCounters, RuleId};
-use softhca_queue::{AccessFlags, Completion, Counters};
+use softhca_queue::{AccessFlags, Completion, Counters, InjectedEvent};
 use softhca_trace::NameTable;
 use softhca_wire::{Gid, Psn, Qpn, QueueKey, RemoteKey};
 use std::io;
@@ -85,6 +85,11 @@ impl<'p> Hosts<'p> {
         devices: Vec<Device>,
         fabric: Option<SimulatedFabric>,
     ) -> Result<Hosts<'p>, String> {
+        for (host, device) in devices.iter().enumerate() {
+            if let Some(faults) = plan.program_faults(host) {
+                device.set_program_faults(faults);
+            }
+        }
         let contexts = devices.iter().map(Device::open).collect();
         let mut hosts = Hosts {
             plan,
@@ -349,7 +354,7 @@ impl<'p> Hosts<'p> {
         } else if let Some((handle, qpn, qkey)) = &side.target {
             request = request.ud_address(handle, *qpn, *qkey);
         }
-        pair.post_send(&request).map_err(|_| Errno::ENOMEM)
+        pair.post_send(&request).map_err(post_error)
     }
 
     fn inline_data(&self, qp: usize, sge: &softhca_queue::Sge) -> Vec<u8> {
@@ -361,7 +366,7 @@ impl<'p> Hosts<'p> {
         let side = &self.qps[qp];
         let Some(pair) = &side.pair else { return Err(Errno::EINVAL) };
         let request = ReceiveRequest { wr_id: id, sg_list: &[side.region.sge(offset, bytes)] };
-        pair.post_recv(&request).map_err(|_| Errno::ENOMEM)
+        pair.post_recv(&request).map_err(post_error)
     }
 
     /// Modifies the state of a queue pair.
@@ -411,6 +416,20 @@ impl<'p> Hosts<'p> {
 
     /// Applies a change to a link, a switch or a device.
     pub fn apply(&mut self, change: FabricChange) -> Result<(), String> {
+        if let FabricChange::AsyncEvent { host, event, object } = change {
+            let mut qps = (0..self.qps.len()).filter(|qp| self.plan.qps[*qp].host == host);
+            let qp = qps.nth(object.unwrap_or(1).saturating_sub(1) as usize).map(|qp| &self.qps[qp]);
+            let number = match event {
+                InjectedEvent::QpFatal => qp.map(|qp| qp.qpn.value()),
+                InjectedEvent::CqErr => qp.map(|qp| qp.cq.handle()),
+                _ => None,
+            };
+            if event.object().is_some() && number.is_none() {
+                let host = &self.plan.hosts[host].name;
+                return Err(format!("{host} has no such object for {}", event.name()));
+            }
+            return self.contexts[host].raise_event(event, number).map_err(|error| error.to_string());
+        }
         match &self.fabric {
             Some(fabric) => {
                 fabric::apply(fabric, change);
@@ -418,5 +437,13 @@ impl<'p> Hosts<'p> {
             }
             None => Err(format!("not possible on real sockets: {change:?}")),
         }
+    }
+}
+
+/// The errno of a rejected post.
+fn post_error(error: Error) -> Errno {
+    match error {
+        Error::Injected { errno, .. } => errno,
+        _ => Errno::ENOMEM,
     }
 }

@@ -7,29 +7,53 @@
 use crate::evaluate::{self, RunResults};
 use crate::executor::{ObservedCompletion, ProgramLog};
 use crate::hosts::FinalState;
-use crate::plan::{FabricChange, FaultKind, FaultPlan, HostPlan, Node, Plan, TimedFault, default_settings};
+use crate::plan::{
+    FabricChange, FaultKind, FaultPlan, HostPlan, LinkPlan, Node, Plan, TimedFault, default_settings,
+};
 use crate::quantity::Time;
 use crate::record::{RecordedEvent, RunRecord, TimelineEntry};
 use crate::report::{ExpectationOutcome, Outcome, Verdict};
 use softhca_engine::{AsyncEvent, QpState, QpType, Settings};
-use softhca_fabric::{FlowId, LinkState, Rule, RuleCounters, RuleId};
-use softhca_queue::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Counters};
+use softhca_fabric::{Action, FlowId, LinkState, Repeat, Rule, RuleCounters, RuleId, Selector};
+use softhca_queue::{
+    Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Counters, InjectedEvent, ProgramFaults,
+};
 use softhca_trace::log::{CompletionData, Entry, LogEvent};
 use softhca_wire::Qpn;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// The ports of the devices. Hosts are indices in the plan.
-pub trait PortControl {
+/// The devices and programs of the hosts. Hosts are indices in the plan.
+pub trait HostControl {
     /// Takes the port of a host down or up.
     fn set_port(&mut self, host: usize, state: LinkState) -> Result<(), String>;
+    /// Raises an asynchronous event of the device of a host, with its consequences.
+    fn raise_event(&mut self, host: usize, event: InjectedEvent) -> Result<(), String>;
+    /// Kills, stops or continues the programs of a host.
+    fn signal(&mut self, host: usize, signal: ProgramSignal) -> Result<(), String>;
 }
+
+/// A signal to a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgramSignal {
+    /// SIGKILL.
+    Kill,
+    /// SIGSTOP.
+    Stop,
+    /// SIGCONT.
+    Continue,
+}
+
+/// The delay of links whose delay the file does not set, which real links have anyway.
+const DEFAULT_DELAY_NS: u64 = 1_000;
+/// The rule that delays every packet of a link: no rule of a file has this number.
+const DELAY_RULE: RuleId = RuleId(u32::MAX);
 
 /// A plan for external programs.
 pub struct LiveScenario<'p> {
     plan: &'p Plan,
     log: ProgramLog,
-    /// The state changes of links that are still due, in the order of time.
-    link_transitions: VecDeque<LinkTransition>,
+    /// The actions that are still due, in the order of time.
+    actions: VecDeque<TimedAction>,
     record: RunRecord,
     states: Vec<Option<QpState>>,
     /// The queue pairs of the plan by host, in the order in which programs create them; none for those without a name.
@@ -53,6 +77,9 @@ impl<'p> LiveScenario<'p> {
         if let Some(why) = plan.unsupported_on_real_devices() {
             return Err(format!("not possible on real devices: {why}"));
         }
+        if plan.links.iter().any(|link| link.line.bits_per_second.is_some()) {
+            return Err("the rate of a link requires virtual time, or a daemon with `[fabric]` (`softhca daemon --config`)".into());
+        }
         let usual = |host: &HostPlan| Settings { recovery: host.settings.recovery, ..default_settings() };
         if let Some(host) = plan.hosts.iter().find(|host| host.settings != usual(host)) {
             return Err(format!(
@@ -61,13 +88,13 @@ impl<'p> LiveScenario<'p> {
                 host.name
             ));
         }
-        let mut transitions = Vec::new();
+        let mut actions = Vec::new();
         for fault in &plan.faults {
-            let found = link_transitions(fault)
+            let found = timed_actions(fault)
                 .map_err(|what| format!("fault {:?}: {what} not supported for real programs", fault.name))?;
-            transitions.extend(found);
+            actions.extend(found);
         }
-        transitions.sort_by_key(|transition| transition.at_ns);
+        actions.sort_by_key(|action| action.at_ns);
         let mut expected_qps = vec![Vec::new(); plan.hosts.len()];
         for (index, qp) in plan.qps.iter().enumerate() {
             let number = qp.name.rsplit_once('.').and_then(|(_, number)| number.parse::<usize>().ok());
@@ -79,7 +106,7 @@ impl<'p> LiveScenario<'p> {
         Ok(LiveScenario {
             plan,
             log: ProgramLog::new(plan),
-            link_transitions: transitions.into(),
+            actions: actions.into(),
             record: RunRecord::new(plan),
             states: vec![None; plan.qps.len()],
             expected_qps,
@@ -93,7 +120,23 @@ impl<'p> LiveScenario<'p> {
 
     /// The rules for the device of a host, with their names.
     pub fn rules(&self, host: usize) -> Vec<(Rule, &'p str)> {
-        self.plan.rules_for_host(host).into_iter().map(|(name, rule)| (rule, name)).collect()
+        let mut rules: Vec<_> =
+            self.plan.rules_for_host(host).into_iter().map(|(name, rule)| (rule, name)).collect();
+        // The delay of a link that the file sets. A device has one link.
+        let of_host = |link: &&LinkPlan| link.ends.contains(&Node::Host(host));
+        if let Some(link) = self.plan.links.iter().find(of_host)
+            && link.line.delay_ns > DEFAULT_DELAY_NS
+        {
+            let (selector, repeat) = (Selector::default(), Repeat::default());
+            let action = Action::Delay { ns: link.line.delay_ns };
+            rules.push((Rule { id: DELAY_RULE, selector, repeat, action }, "the delay of the link"));
+        }
+        rules
+    }
+
+    /// The faults of the programs of a host.
+    pub fn program_faults(&self, host: usize) -> Option<ProgramFaults> {
+        self.plan.program_faults(host)
     }
 
     /// The roles of the queue pairs of a host, in the order in which they become ready to receive. Those that the file
@@ -106,23 +149,30 @@ impl<'p> LiveScenario<'p> {
 
     /// The time of the next action, in nanoseconds since the start.
     pub fn next_due(&self) -> Option<u64> {
-        self.link_transitions.front().map(|transition| transition.at_ns)
+        self.actions.front().map(|action| action.at_ns)
     }
 
     /// Performs all actions that are due.
-    pub fn run_due(&mut self, now_ns: u64, ports: &mut dyn PortControl) {
+    pub fn run_due(&mut self, now_ns: u64, hosts: &mut dyn HostControl) {
         while self.next_due().is_some_and(|at| at <= now_ns)
-            && let Some(transition) = self.link_transitions.pop_front()
+            && let Some(action) = self.actions.pop_front()
         {
-            if let Some(fault) = transition.begins {
+            if let Some(fault) = action.begins {
                 *self.log.fired.entry(fault).or_default() += 1;
             }
-            for end in self.plan.links[transition.link].ends {
-                if let Node::Host(host) = end
-                    && let Err(why) = ports.set_port(host, transition.state)
-                {
-                    self.log.error.get_or_insert(why);
+            let done = match action.what {
+                LiveAction::Raise(host, event) => hosts.raise_event(host, event),
+                LiveAction::Signal(host, signal) => hosts.signal(host, signal),
+                LiveAction::Link(link, state) => {
+                    let ends = self.plan.links[link].ends;
+                    ends.into_iter().try_for_each(|end| match end {
+                        Node::Host(host) => hosts.set_port(host, state),
+                        Node::Switch(_) => Ok(()),
+                    })
                 }
+            };
+            if let Err(why) = done {
+                self.log.error.get_or_insert(why);
             }
         }
     }
@@ -136,7 +186,12 @@ impl<'p> LiveScenario<'p> {
     pub fn uses_event(name: &str) -> bool {
         matches!(
             name,
-            "qp:state_changed" | "qp:configured" | "work:completed" | "device:async_event" | "fabric:fault"
+            "qp:state_changed"
+                | "qp:configured"
+                | "work:completed"
+                | "device:async_event"
+                | "fabric:fault"
+                | "fault:injected"
         )
     }
 
@@ -207,6 +262,10 @@ impl<'p> LiveScenario<'p> {
                     self.append(time_ns, host, None, RecordedEvent::AsyncEvent { name });
                 }
             }
+            LogEvent::FaultInjected { rule, qp, .. } => {
+                let qp = self.qp_by_number.get(&(host, *qp)).copied();
+                self.record.on_program_fault(time_ns, host, qp, RuleId(*rule));
+            }
             LogEvent::Fault { rule: Some(rule), .. } => {
                 self.append(time_ns, host, None, RecordedEvent::RuleFired { rule: RuleId(*rule) });
             }
@@ -272,45 +331,60 @@ impl<'p> LiveScenario<'p> {
     }
 }
 
-/// A link that goes down or up at a time.
-struct LinkTransition {
+/// An action at a time.
+struct TimedAction {
     at_ns: u64,
-    link: usize,
-    state: LinkState,
+    what: LiveAction,
     /// The fault that begins with it.
     begins: Option<RuleId>,
 }
 
-/// The state changes of links that a fault causes. The error names a fault that external programs do not support.
-fn link_transitions(fault: &FaultPlan) -> Result<Vec<LinkTransition>, &'static str> {
+#[derive(Clone, Copy)]
+enum LiveAction {
+    Link(usize, LinkState),
+    Raise(usize, InjectedEvent),
+    Signal(usize, ProgramSignal),
+}
+
+/// The actions that a fault causes. The error names a fault that external programs do not support.
+fn timed_actions(fault: &FaultPlan) -> Result<Vec<TimedAction>, &'static str> {
     let (at_ns, what) = match &fault.kind {
-        FaultKind::Packets { .. } => return Ok(Vec::new()),
+        FaultKind::Packets { .. } | FaultKind::Program { .. } => return Ok(Vec::new()),
         FaultKind::Timed { at_ns, fault: what } => (*at_ns, what),
-        FaultKind::Completions { .. } => return Err("faults of completions are"),
-        FaultKind::Verbs { .. } => return Err("faults of verb calls are"),
     };
-    let (link, states): (usize, Vec<(u64, LinkState)>) = match *what {
+    let actions: Vec<(u64, LiveAction)> = match *what {
         TimedFault::Fabric {
             change: FabricChange::LinkState { link, directions: [true, true], state },
             for_ns,
         } => {
-            let up = for_ns.map(|ns| (at_ns + ns, LinkState::Up));
-            (link, [(at_ns, state)].into_iter().chain(up).collect())
+            let up = for_ns.map(|ns| (at_ns + ns, LiveAction::Link(link, LinkState::Up)));
+            [(at_ns, LiveAction::Link(link, state))].into_iter().chain(up).collect()
         }
-        TimedFault::Flap(flap) => (flap.link, flap.transitions(at_ns).collect()),
+        TimedFault::Flap(flap) => {
+            flap.transitions(at_ns).map(|(at, state)| (at, LiveAction::Link(flap.link, state))).collect()
+        }
+        TimedFault::Fabric { change: FabricChange::AsyncEvent { host, event, .. }, .. } => {
+            if event.object().is_some() {
+                return Err("an event of a queue pair or completion queue without `verb` is");
+            }
+            vec![(at_ns, LiveAction::Raise(host, event))]
+        }
+        TimedFault::KillProgram { host } => vec![(at_ns, LiveAction::Signal(host, ProgramSignal::Kill))],
+        TimedFault::Stall { host, for_ns } => vec![
+            (at_ns, LiveAction::Signal(host, ProgramSignal::Stop)),
+            (at_ns + for_ns, LiveAction::Signal(host, ProgramSignal::Continue)),
+        ],
         TimedFault::Fabric { change: FabricChange::LinkState { .. }, .. } => {
             return Err("a link that is down in one direction only is");
         }
-        TimedFault::KillProgram { .. } => return Err("`kill` is"),
         _ => return Err("a fault of a host or a link, other than a link that goes down, is"),
     };
-    let transition = |(index, (at_ns, state)): (usize, (u64, LinkState))| LinkTransition {
+    let timed = |(index, (at_ns, what)): (usize, (u64, LiveAction))| TimedAction {
         at_ns,
-        link,
-        state,
+        what,
         begins: (index == 0).then_some(fault.id),
     };
-    Ok(states.into_iter().enumerate().map(transition).collect())
+    Ok(actions.into_iter().enumerate().map(timed).collect())
 }
 
 const fn kind_name(kind: QpType) -> &'static str {
@@ -351,9 +425,17 @@ mod tests {
 
     struct Recorded(Vec<(usize, LinkState)>);
 
-    impl PortControl for Recorded {
+    impl HostControl for Recorded {
         fn set_port(&mut self, host: usize, port: LinkState) -> Result<(), String> {
             self.0.push((host, port));
+            Ok(())
+        }
+
+        fn raise_event(&mut self, _: usize, _: InjectedEvent) -> Result<(), String> {
+            Ok(())
+        }
+
+        fn signal(&mut self, _: usize, _: ProgramSignal) -> Result<(), String> {
             Ok(())
         }
     }
@@ -412,11 +494,8 @@ mod tests {
             format!("title = \"t\"\n[hosts]\nalice = {{}}\nbob = {{}}\n[[fault]]\nname = \"f\"\n{text}\n")
         };
         for (text, sentence) in [
-            ("host = \"alice\"\naction = \"kill\"", "`kill` is not supported"),
-            (
-                "qp = \"alice.1\"\naction = { delay-completion = \"1ms\" }",
-                "faults of completions are not supported",
-            ),
+            ("host = \"alice\"\naction = { withhold-receives = \"1ms\" }", "a fault of a host or a link"),
+            ("host = \"alice\"\naction = { raise-event = \"qp-fatal\" }", "without `verb` is not supported"),
             ("link = \"alice -> bob\"\naction = { link-down = {} }", "one direction only"),
         ] {
             let plan = Scenario::parse("f", &fault(text)).unwrap().plan(&ParameterValues::new(), 1).unwrap();

@@ -129,6 +129,8 @@ pub struct RunRecord {
     pub async_events: Vec<(u64, usize, &'static str)>,
     /// Times of the first and last firing of each rule.
     pub fired_at: BTreeMap<RuleId, (u64, u64)>,
+    /// How often each fault of a program fired.
+    pub program_hits: BTreeMap<RuleId, u64>,
     /// Number of packets lost without a rule.
     pub uninjected_losses: u64,
     /// Counters of each switch.
@@ -193,6 +195,9 @@ impl RunRecord {
                 }
                 self.append(time_ns, host, Some(known.qp), RecordedEvent::Completed { completion });
             }
+            Event::FaultInjected { rule, qp, .. } => {
+                self.on_program_fault(time_ns, host, self.qp_at(host, qp), RuleId(rule));
+            }
             Event::AsyncEventRaised { event, .. } => {
                 let name = event.name();
                 self.async_events.push((time_ns, host, name));
@@ -243,6 +248,14 @@ impl RunRecord {
             }
             _ => {}
         }
+    }
+
+    /// Records that a fault of a program fired.
+    pub fn on_program_fault(&mut self, time_ns: u64, host: usize, qp: Option<usize>, rule: RuleId) {
+        *self.program_hits.entry(rule).or_default() += 1;
+        let times = self.fired_at.entry(rule).or_insert((time_ns, time_ns));
+        times.1 = time_ns;
+        self.append(time_ns, host, qp, RecordedEvent::RuleFired { rule });
     }
 
     /// Records an event of a switch or a port.

@@ -75,7 +75,7 @@ fn a_fault_that_is_never_applied_fails_the_run() {
     let text = std::fs::read_to_string(scenario("lost-write")).expect("the scenario");
     let file = rig.write("never.toml", &text.replace("psn = \"+2\"", "psn = \"+900000\""));
     let seen = write_bw(&mut rig, "fatal", &["--scenario", &file]);
-    assert_eq!(seen.code, Some(1), "{}", seen.text);
+    assert_eq!(seen.code, Some(123), "{}", seen.text);
     assert!(seen.text.contains("fault \"lose the third packet\" never applied"), "{}", seen.text);
     assert!(seen.text.contains("FAIL"), "{}", seen.text);
 }
@@ -90,8 +90,8 @@ fn unsupported_scenario_features_are_rejected() {
         ),
         (
             "calls",
-            "[[fault]]\nhost = \"a\"\nverb = \"post-send\"\naction = { fail = \"ENOMEM\" }",
-            "faults of verb calls are not supported for real programs",
+            "[[fault]]\nhost = \"b\"\nverb = \"post_send\"\naction = { fail = \"ENOMEM\" }",
+            "the program runs on a, and the scenario has faults in the calls or completions of b",
         ),
         ("acks", "[device]\nacks = \"coalesce\"", "`recovery` is the only device setting"),
         ("typo", "[[fault]]\nhots = \"a\"\naction = \"kill\"", "hots"),

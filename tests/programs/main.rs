@@ -5,6 +5,7 @@ mod libraries;
 // Another target uses the other functions.
 #[allow(dead_code)]
 mod rig;
+mod verb_faults;
 
 use rig::{Rig, run_pair};
 use softhca_tests::{needs, tools};
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
     ];
     tests.extend(faults::tests());
     tests.extend(libraries::tests());
+    tests.extend(verb_faults::tests());
     for words in PAIRS {
         let program = words.split(' ').next().expect("a program");
         let name = words.replace(' ', "_");

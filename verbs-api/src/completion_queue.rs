@@ -193,6 +193,31 @@ impl CompletionQueue {
         taken
     }
 
+    /// As [`CompletionQueue::poll_each`] for programs whose poll can fail: `check` decides for each completion whether
+    /// it is delivered. One that is not stays in the queue, and its error is the result unless others were delivered.
+    pub fn poll_each_checked<E>(
+        &self,
+        most: usize,
+        mut check: impl FnMut() -> Result<(), E>,
+        mut take: impl FnMut(Completion),
+    ) -> Result<usize, E> {
+        let mut taken = 0;
+        while taken < most {
+            let mut next = None;
+            if self.poll_each(1, |completion| next = Some(completion)) == 0 {
+                break;
+            }
+            let Some(completion) = next else { break };
+            if let Err(error) = check() {
+                self.inner.completions.lock().drained.push_front(completion);
+                return if taken > 0 { Ok(taken) } else { Err(error) };
+            }
+            take(completion);
+            taken += 1;
+        }
+        Ok(taken)
+    }
+
     /// Waits for the next completion: spins for a moment, then sleeps.
     ///
     /// On a simulated card, outside of host code, this lets virtual time go on.

@@ -4,7 +4,8 @@ use crate::backend::Backend;
 use crate::endpoint_exchange::assert_may_block;
 use crate::executor::{WaitReason, record_wait_reason};
 use crate::{CompletionChannel, CompletionQueue, Counters, Error, ProtectionDomain, XrcDomain};
-use softhca_engine::{AsyncEvent, PortState};
+use softhca_engine::{AsyncEvent, Command, PortState, Resource};
+use softhca_queue::{InjectedEvent, ProgramFaults, Verb, VerbSet};
 use softhca_wire::Gid;
 use std::future::poll_fn;
 use std::net::IpAddr;
@@ -17,11 +18,41 @@ use std::time::Duration;
 pub struct Context {
     pub(crate) backend: Arc<dyn Backend>,
     address: IpAddr,
+    /// The verbs that the device does not execute itself and wants to see: fault rules name them.
+    announced: VerbSet,
 }
 
 impl Context {
-    pub(crate) fn new(backend: Arc<dyn Backend>, address: IpAddr) -> Context {
-        Context { backend, address }
+    pub(crate) fn new(backend: Arc<dyn Backend>, address: IpAddr, faults: Option<ProgramFaults>) -> Context {
+        let announced = faults.as_ref().map_or(VerbSet::EMPTY, ProgramFaults::announced);
+        if let Some(faults) = faults {
+            // A device that is gone fails every call that a rule could fail.
+            let _ = backend.execute(Command::InjectFaults(faults));
+        }
+        Context { backend, address, announced }
+    }
+
+    /// Lets the device count a call that it does not execute itself, for fault rules: a post, a poll, a query. The error
+    /// is that of the rule that hits the call. Without such a rule this is one comparison.
+    #[inline]
+    pub fn announce_call(&self, verb: Verb, object: Option<(Resource, u32)>) -> Result<(), Error> {
+        if self.announced.contains(verb) { self.announce(verb, object) } else { Ok(()) }
+    }
+
+    /// Whether the device wants to see calls of this verb.
+    pub fn announces(&self, verb: Verb) -> bool {
+        self.announced.contains(verb)
+    }
+
+    #[cold]
+    fn announce(&self, verb: Verb, object: Option<(Resource, u32)>) -> Result<(), Error> {
+        self.backend.execute(Command::AnnounceCall { verb, object }).map(|_| ())
+    }
+
+    /// Raises an asynchronous event with the consequences that it has on a card. The number is that of the queue pair,
+    /// completion queue or shared receive queue, if the event concerns one.
+    pub fn raise_event(&self, event: InjectedEvent, object: Option<u32>) -> Result<(), Error> {
+        self.backend.execute(Command::RaiseEvent { event, object }).map(|_| ())
     }
 
     /// The host's address.

@@ -7,8 +7,10 @@ use crate::daemon::DaemonBackend;
 use crate::embedded::EmbeddedBackend;
 use crate::simulated::SimulatedBackend;
 use crate::{Context, EndpointExchange};
+use parking_lot::Mutex;
 use softhca_engine::{DeviceLimits, PortState};
 use softhca_fabric::{Flow, Rule, RuleCounters};
+use softhca_queue::{ProgramFault, ProgramFaults};
 use softhca_wire::{Gid, Mtu};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -27,11 +29,17 @@ pub(crate) enum DeviceBackend {
 pub struct Device {
     pub(crate) backend: DeviceBackend,
     address: IpAddr,
+    faults: Arc<Mutex<Option<ProgramFaults>>>,
 }
 
 impl Device {
     pub(crate) fn new(backend: DeviceBackend, address: IpAddr) -> Device {
-        Device { backend, address }
+        let faults = match &backend {
+            DeviceBackend::Simulated(_) => None,
+            #[cfg(feature = "sockets")]
+            _ => environment_faults(),
+        };
+        Device { backend, address, faults: Arc::new(Mutex::new(faults)) }
     }
 
     /// The name: a process has one host, and a host one device.
@@ -76,7 +84,7 @@ impl Device {
 
     /// Opens the device.
     pub fn open(&self) -> Context {
-        Context::new(self.backend(), self.address)
+        Context::new(self.backend(), self.address, self.faults.lock().clone())
     }
 
     fn backend(&self) -> Arc<dyn Backend> {
@@ -110,6 +118,38 @@ impl Device {
         }
     }
 
+    /// Injects a fault into the program that uses the device: into its calls, its completions or its device. It applies
+    /// to devices that are opened from now on; the seed decides its draws. Returns the number of the rule, which replaces
+    /// the one it has.
+    ///
+    /// ```
+    /// use softhca::{Device, Errno, Error, Verb, fault};
+    ///
+    /// # fn main() -> Result<(), Error> {
+    /// let device = Device::embedded()?;
+    /// device.inject(1, fault::calls(Verb::AllocPd).nth(2).fail(Errno::ENOMEM));
+    /// let context = device.open();
+    /// context.allocate_protection_domain()?;
+    /// assert!(matches!(context.allocate_protection_domain(), Err(Error::Injected { errno: Errno::ENOMEM, .. })));
+    /// context.allocate_protection_domain()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn inject(&self, seed: u64, fault: ProgramFault) -> u32 {
+        let mut faults = self.faults.lock();
+        let faults =
+            faults.get_or_insert_with(|| ProgramFaults { process: process_id(), ..Default::default() });
+        let id = faults.faults.len() as u32 + 1;
+        faults.seed = seed;
+        faults.faults.push(ProgramFault { id, ..fault });
+        id
+    }
+
+    /// Sets all faults of the program that uses the device, with their numbers.
+    pub fn set_program_faults(&self, faults: ProgramFaults) {
+        *self.faults.lock() = Some(faults);
+    }
+
     /// Lets rules know a queue pair by its role.
     ///
     /// # Panics
@@ -137,6 +177,33 @@ impl Device {
             DeviceBackend::Daemon(card) => expect_success(card.rules()),
         }
     }
+}
+
+/// Identifies this process in the rules of a device.
+pub(crate) fn process_id() -> u32 {
+    if cfg!(feature = "sockets") { std::process::id() } else { 0 }
+}
+
+/// The faults that `softhca exec` or `softhca sweep` gave this process, without those of other processes.
+#[cfg(feature = "sockets")]
+pub(crate) fn environment_faults() -> Option<ProgramFaults> {
+    #[cfg(target_os = "linux")]
+    {
+        let text = std::env::var(crate::fault::FAULTS_VARIABLE).ok()?;
+        let Some(mut faults) = ProgramFaults::from_text(&text) else {
+            let name = crate::fault::FAULTS_VARIABLE;
+            eprintln!(
+                "softhca: {name} is not of this version: no faults are injected; unset it or run the same version"
+            );
+            return None;
+        };
+        faults.process = process_id();
+        let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+        faults.retain_process(name.trim_end());
+        Some(faults)
+    }
+    #[cfg(not(target_os = "linux"))]
+    None
 }
 
 #[cfg(all(feature = "sockets", target_os = "linux"))]

@@ -2,7 +2,8 @@
 
 use softhca_queue::cm::{CmState, EventType, RejectReason};
 use softhca_queue::{
-    CmId, CorruptRing, InvalidWorkRequest, QpAttributeMask, QpState, QueueFull, Resource, VerbsError,
+    CmId, CorruptRing, Errno, InvalidWorkRequest, QpAttributeMask, QpState, QueueFull, Resource, Verb,
+    VerbsError,
 };
 use softhca_wire::Qpn;
 use std::net::IpAddr;
@@ -122,6 +123,27 @@ pub enum Error {
         /// The kind of its user.
         user: Resource,
     },
+    /// A fault rule failed the call.
+    #[error("{verb} fails with {errno}: injected by fault rule {rule}")]
+    Injected {
+        /// The call.
+        verb: Verb,
+        /// The error.
+        errno: Errno,
+        /// The number of the rule.
+        rule: u32,
+    },
+    /// A fault rule ends the process in this call.
+    #[error("the process ends in {verb}: injected by fault rule {rule}")]
+    InjectedKill {
+        /// The call.
+        verb: Verb,
+        /// The number of the rule.
+        rule: u32,
+    },
+    /// The device raised DEVICE_FATAL.
+    #[error("the device failed (DEVICE_FATAL): close it and open it again")]
+    DeviceFailed,
     /// The device does not support this.
     #[error("{what} is not supported")]
     Unsupported {
@@ -297,6 +319,8 @@ impl Error {
         const ENETUNREACH: i32 = 101;
         const ECONNREFUSED: i32 = 111;
         match self {
+            Error::Injected { errno, .. } => errno.0,
+            Error::DeviceFailed | Error::InjectedKill { .. } => EIO,
             Error::QueueFull { .. } | Error::Exhausted { .. } => ENOMEM,
             Error::InvalidState { .. }
             | Error::InvalidTransition { .. }
@@ -350,6 +374,9 @@ impl From<VerbsError> for Error {
             VerbsError::MulticastJoinFailed { group, errno } => Error::MulticastJoinFailed { group, errno },
             VerbsError::InvalidCmState { id, state, call } => Error::InvalidCmState { id, state, call },
             VerbsError::Unsupported { what } => Error::Unsupported { what },
+            VerbsError::Injected { verb, errno, rule } => Error::Injected { verb, errno, rule },
+            VerbsError::InjectedKill { verb, rule } => Error::InjectedKill { verb, rule },
+            VerbsError::DeviceFailed => Error::DeviceFailed,
             _ => Error::Invalid { what: "command", why: "the device rejected it" },
         }
     }

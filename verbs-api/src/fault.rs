@@ -21,11 +21,132 @@ pub use softhca_fabric::{
     PacketType, Pattern, Repeat, Rule, RuleCounters, RuleId, Scope, Selector, Stage,
 };
 
+pub use softhca_queue::{
+    FaultPoint, FaultTrigger, InjectedEvent, ProgramAction, ProgramFault, ProgramFaults,
+};
 pub use softhca_wire::Opcode;
 
+use crate::{CompletionStatus, Errno, Verb};
 use softhca_fabric::PER_BILLION;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Duration;
+
+/// The environment variable with the faults of a process, which `softhca exec` and `softhca sweep` set.
+#[cfg(feature = "sockets")]
+pub const FAULTS_VARIABLE: &str = "SOFTHCA_FAULTS";
+
+/// Calls or completions of a program, and how often a fault acts on them. An action makes a [`ProgramFault`] of it.
+#[derive(Clone, Debug)]
+#[must_use = "an action makes a fault of it"]
+pub struct Calls {
+    fault: ProgramFault,
+}
+
+/// The calls of a verb.
+pub fn calls(verb: Verb) -> Calls {
+    Calls::at(FaultPoint::Call(verb))
+}
+
+/// The completions of the program.
+pub fn completions() -> Calls {
+    Calls::at(FaultPoint::Completion)
+}
+
+impl Calls {
+    fn at(point: FaultPoint) -> Calls {
+        let (object, repeat) = (None, Repeat::default());
+        let action = ProgramAction::Fail(Errno::EINVAL);
+        let (process, after, until) = (None, None, None);
+        Calls { fault: ProgramFault { id: 0, process, point, object, repeat, after, until, action } }
+    }
+
+    /// Only those on this object: the n-th queue pair, completion queue or region that the program created, from 1. For
+    /// completions, those of the n-th queue pair.
+    pub fn object(mut self, ordinal: u32) -> Calls {
+        self.fault.object = Some(ordinal);
+        self
+    }
+
+    /// Only the n-th: 1 is the first.
+    ///
+    /// # Panics
+    /// If `number` is zero.
+    pub fn nth(mut self, number: u64) -> Calls {
+        self.fault.repeat.skip = number.checked_sub(1).expect("the first call is number 1");
+        self.times(1)
+    }
+
+    /// At most so many times.
+    pub fn times(mut self, times: u64) -> Calls {
+        self.fault.repeat.times = Some(times);
+        self
+    }
+
+    /// Every n-th.
+    ///
+    /// # Panics
+    /// If `number` is zero.
+    pub fn every(mut self, number: u64) -> Calls {
+        self.fault.repeat.choice = Choice::Every(NonZeroU64::new(number).expect("every n-th call, from 1"));
+        self
+    }
+
+    /// Each with this probability, which the seed decides.
+    ///
+    /// # Panics
+    /// If it is not between 0 and 1.
+    pub fn with_probability(mut self, probability: f64) -> Calls {
+        self.fault.repeat.choice = probability_choice(probability);
+        self
+    }
+
+    /// Only after this.
+    pub fn after(mut self, trigger: FaultTrigger) -> Calls {
+        self.fault.after = Some(trigger);
+        self
+    }
+
+    /// Only until this.
+    pub fn until(mut self, trigger: FaultTrigger) -> Calls {
+        self.fault.until = Some(trigger);
+        self
+    }
+
+    /// Any action.
+    pub fn act(self, action: ProgramAction) -> ProgramFault {
+        ProgramFault { action, ..self.fault }
+    }
+
+    /// The call fails without effect.
+    pub fn fail(self, errno: Errno) -> ProgramFault {
+        self.act(ProgramAction::Fail(errno))
+    }
+
+    /// The completion has this status. A failure takes its queue pair to ERR.
+    pub fn set_status(self, status: CompletionStatus) -> ProgramFault {
+        self.act(ProgramAction::SetStatus(status, None))
+    }
+
+    /// The completion, and all later ones of its queue, come so much later.
+    pub fn hold(self, time: Duration) -> ProgramFault {
+        self.act(ProgramAction::Hold(time.as_nanos() as u64))
+    }
+
+    /// The notification of the completion never comes.
+    pub fn drop_notification(self) -> ProgramFault {
+        self.act(ProgramAction::DropNotification)
+    }
+
+    /// The device raises an asynchronous event, with its consequences.
+    pub fn raise(self, event: InjectedEvent) -> ProgramFault {
+        self.act(ProgramAction::Raise(event))
+    }
+}
+
+fn probability_choice(probability: f64) -> Choice {
+    assert!((0.0..=1.0).contains(&probability), "{probability} is not a probability between 0 and 1");
+    Choice::Probability { per_billion: (probability * f64::from(PER_BILLION)) as u32 }
+}
 
 /// Packets, and how often a rule acts on them. An action makes a [`Rule`] of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -129,9 +250,7 @@ impl Packets {
     /// # Panics
     /// If it is not between 0 and 1.
     pub fn with_probability(mut self, probability: f64) -> Packets {
-        assert!((0.0..=1.0).contains(&probability), "{probability} is not a probability between 0 and 1");
-        let per_billion = (probability * f64::from(PER_BILLION)) as u32;
-        self.repeat.choice = Choice::Probability { per_billion };
+        self.repeat.choice = probability_choice(probability);
         self
     }
 

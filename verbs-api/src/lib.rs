@@ -108,8 +108,8 @@ pub use softhca_engine::{
 pub use softhca_queue::control::{DEFAULT_NAME, HOST_VARIABLE, NAME_VARIABLE};
 pub use softhca_queue::{
     AccessFlags, CmId, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CorruptRing, CqId,
-    CqNotify, MemoryWindowBind, Operation, RemoteAddress, SendFlags, SendImmOrInvalidate, Sge, SrqAttributes,
-    SrqId, UdDestination,
+    CqNotify, Errno, MemoryWindowBind, Operation, RemoteAddress, SendFlags, SendImmOrInvalidate, Sge,
+    SrqAttributes, SrqId, UdDestination, Verb,
 };
 #[cfg(feature = "sockets")]
 pub use softhca_udp::{BindError, Entropy, IcrcCheck, Loopback, PortOwner, ReceiveMemory};
@@ -147,4 +147,6 @@ mod pages {
     struct Testing;
     #[doc = include_str!("../../docs/lessons/13-mistakes.md")]
     struct Mistakes;
+    #[doc = include_str!("../../docs/lessons/15-every-error-path.md")]
+    struct EveryErrorPath;
 }

@@ -2,8 +2,8 @@
 
 use crate::{
     AccessFlags, AddressVector, CompletionQueue, Context, EndpointExchange, Error, Gid, ModifyQp, Mtu,
-    ProtectionDomain, Psn, QpSnapshot, QpState, QpType, Qpn, QueueKey, ReceiveRequest, RnrTimer, SendRequest,
-    SharedReceiveQueue, XrcDomain,
+    ProtectionDomain, Psn, QpSnapshot, QpState, QpType, Qpn, QueueKey, ReceiveRequest, Resource, RnrTimer,
+    SendRequest, SharedReceiveQueue, Verb, XrcDomain,
 };
 use parking_lot::{Mutex, MutexGuard};
 use softhca_engine::{Command, QpCapabilities, QpInitAttributes, Reply};
@@ -305,13 +305,18 @@ impl QueuePair {
 
     /// What it is doing.
     pub fn query(&self) -> Result<QpSnapshot, Error> {
+        self.inner.announce(Verb::QueryQp)?;
+        self.snapshot()
+    }
+
+    fn snapshot(&self) -> Result<QpSnapshot, Error> {
         let reply = self.inner.context.backend.execute(Command::QueryQueuePair(self.inner.qpn))?;
         Ok(reply!(reply, Reply::QpSnapshot(snapshot) => snapshot))
     }
 
     /// The state that it is in.
     pub fn state(&self) -> Result<QpState, Error> {
-        self.query().map(|view| view.state)
+        self.snapshot().map(|view| view.state)
     }
 
     /// Takes a connected queue pair to INIT, in which receives can be posted before the peer can send.
@@ -426,6 +431,7 @@ impl QueuePair {
         self.inner.context.backend.check_process()?;
         let ring = self.inner.send_queue.as_ref().ok_or(Error::NoQueue("send"))?;
         self.inner.check_state("post_send", QpState::ReadyToSend)?;
+        self.inner.announce(Verb::PostSend)?;
         Ok(SendBatch { queue_pair: &self.inner, ring: ring.lock() })
     }
 
@@ -443,6 +449,7 @@ impl QueuePair {
         self.inner.context.backend.check_process()?;
         let ring = self.inner.recv_queue.as_ref().ok_or(Error::NoQueue("receive"))?;
         self.inner.check_state("post_recv", QpState::Init)?;
+        self.inner.announce(Verb::PostRecv)?;
         let mut ring = ring.lock();
         for request in requests {
             if let Err(why) = ring.enqueue(request) {
@@ -498,6 +505,12 @@ impl Drop for SendBatch<'_> {
 }
 
 impl Inner {
+    /// As [`Context::announce_call`].
+    #[inline]
+    fn announce(&self, verb: Verb) -> Result<(), Error> {
+        self.context.announce_call(verb, Some((Resource::QueuePair, self.qpn.value())))
+    }
+
     /// Fails in states before `least`, in the order of `enum ibv_qp_state`.
     #[inline]
     fn check_state(&self, call: &'static str, least: QpState) -> Result<(), Error> {

@@ -1,6 +1,6 @@
 //! Shared receive queues.
 
-use crate::{CompletionQueue, Error, ProtectionDomain, ReceiveRequest, XrcDomain};
+use crate::{CompletionQueue, Error, ProtectionDomain, ReceiveRequest, Resource, Verb, XrcDomain};
 use parking_lot::Mutex;
 use softhca_engine::{Command, Reply, SrqId, SrqInitAttributes};
 use softhca_queue::{ReceiveProducer, SrqAttributes, reply};
@@ -62,6 +62,8 @@ impl SharedReceiveQueue {
     /// Posts a receive.
     pub fn post_recv(&self, request: &ReceiveRequest<'_>) -> Result<(), Error> {
         self.inner.domain.inner.backend.check_process()?;
+        let object = Some((Resource::SharedReceiveQueue, self.inner.id.0));
+        self.inner.domain.inner.context.announce_call(Verb::PostSrqRecv, object)?;
         let mut ring = self.inner.ring.lock();
         ring.enqueue(request).map_err(|why| Error::from_post("shared receive", why))?;
         let _ = ring.publish();

@@ -5,7 +5,7 @@ use crate::report::{Failure, FailureCause, Report, RunRecorder};
 use crate::simulated::{FabricSink, FlowIds, SimulatedFabric};
 use crate::{
     Device, EndpointExchange, Instant, Settings,
-    fault::{Rule, RuleCounters, RuleId},
+    fault::{ProgramFault, Rule, RuleCounters, RuleId},
     sim::LinkSettings,
     trace::{EventSink, SharedSink},
 };
@@ -173,6 +173,16 @@ impl World {
         self.faults.push(PlannedFault { from: from.into(), to: to.into(), rule, link: None });
         self.apply_topology();
         id
+    }
+
+    /// Injects a fault into the program of a host, such as `fault::calls(Verb::RegMr).nth(3).fail(Errno::ENOMEM)`. The
+    /// host must be known. Returns the number of the rule, which replaces the one it has.
+    ///
+    /// # Panics
+    /// If the world has no such host.
+    pub fn inject(&mut self, host: &str, fault: ProgramFault) -> u32 {
+        let found = self.hosts.iter().find(|known| known.name == host);
+        found.unwrap_or_else(|| panic!("no host {host:?}")).device.inject(self.seed, fault)
     }
 
     /// Keeps everything that happens for [`Report::log`].

@@ -1,10 +1,12 @@
 //! A scenario on the hosts of a daemon while real programs use them.
 
 use super::event_log::DaemonEventLog;
+use rustix::process::{Pid, Signal, kill_process};
+use softhca::fault::{InjectedEvent, ProgramFaults};
 use softhca::fault::{RuleCounters, RuleId};
-use softhca::{Counters, DaemonControl, PortState, Recovery};
+use softhca::{Counters, DaemonControl, Device, PortState, Recovery};
 use softhca_fabric::LinkState;
-use softhca_scenarios::live::{LiveScenario, PortControl};
+use softhca_scenarios::live::{HostControl, LiveScenario, ProgramSignal};
 use softhca_scenarios::{Outcome, Plan};
 use softhca_trace::log::Entry;
 use std::time::{Duration, Instant};
@@ -15,6 +17,7 @@ pub struct DaemonScenario<'p> {
     live: LiveScenario<'p>,
     started: Instant,
     counters_before: Vec<Counters>,
+    daemon: Option<String>,
 }
 
 /// The hosts and the recovery mode that a plan needs from a daemon. `requested` is the mode of `--recovery`.
@@ -40,12 +43,37 @@ pub fn required_settings(
     Ok((hosts, recovery))
 }
 
-struct DaemonPorts<'a> {
+/// The programs of each host, by index in the plan.
+pub type ProgramsOfHosts = Vec<(usize, Pid)>;
+
+struct DaemonHosts<'a> {
     plan: &'a Plan,
     connection: &'a mut DaemonControl,
+    daemon: Option<&'a str>,
+    programs: &'a ProgramsOfHosts,
 }
 
-impl PortControl for DaemonPorts<'_> {
+impl HostControl for DaemonHosts<'_> {
+    fn raise_event(&mut self, host: usize, event: InjectedEvent) -> Result<(), String> {
+        let host = &self.plan.hosts[host].name;
+        let raised = Device::daemon_host(self.daemon, Some(host))
+            .and_then(|device| device.open().raise_event(event, None));
+        raised.map_err(|error| format!("{host}: {}: {error}", event.name()))
+    }
+
+    fn signal(&mut self, host: usize, signal: ProgramSignal) -> Result<(), String> {
+        let signal = match signal {
+            ProgramSignal::Kill => Signal::KILL,
+            ProgramSignal::Stop => Signal::STOP,
+            ProgramSignal::Continue => Signal::CONT,
+        };
+        for (_, program) in self.programs.iter().filter(|(of, _)| *of == host) {
+            // It may have ended meanwhile.
+            let _ = kill_process(*program, signal);
+        }
+        Ok(())
+    }
+
     fn set_port(&mut self, host: usize, state: LinkState) -> Result<(), String> {
         let state = match state {
             LinkState::Up => PortState::Active,
@@ -58,7 +86,11 @@ impl PortControl for DaemonPorts<'_> {
 
 impl<'p> DaemonScenario<'p> {
     /// Adds the fault rules to the hosts. Queue pairs that connect from now on get the names of the scenario.
-    pub fn load(plan: &'p Plan, connection: &mut DaemonControl) -> Result<DaemonScenario<'p>, String> {
+    pub fn load(
+        plan: &'p Plan,
+        connection: &mut DaemonControl,
+        daemon: Option<&str>,
+    ) -> Result<DaemonScenario<'p>, String> {
         let live = LiveScenario::new(plan)?;
         let mut before = Vec::new();
         let message = |error: softhca::Error| error.to_string();
@@ -73,14 +105,26 @@ impl<'p> DaemonScenario<'p> {
             connection.assign_roles(&host.name, plan.seed, &live.roles(index)).map_err(message)?;
             connection.add_rules(&host.name, plan.seed, &live.rules(index)).map_err(message)?;
         }
-        Ok(DaemonScenario { plan, live, started: Instant::now(), counters_before: before })
+        let daemon = daemon.map(str::to_owned);
+        Ok(DaemonScenario { plan, live, started: Instant::now(), counters_before: before, daemon })
     }
 
     /// Runs the actions that are due; returns the time until the next one.
-    pub fn run_due_actions(&mut self, connection: &mut DaemonControl) -> Option<Duration> {
+    pub fn run_due_actions(
+        &mut self,
+        connection: &mut DaemonControl,
+        programs: &ProgramsOfHosts,
+    ) -> Option<Duration> {
         let now = self.started.elapsed();
-        self.live.run_due(now.as_nanos() as u64, &mut DaemonPorts { plan: self.plan, connection });
+        let daemon = self.daemon.as_deref();
+        let mut hosts = DaemonHosts { plan: self.plan, connection, daemon, programs };
+        self.live.run_due(now.as_nanos() as u64, &mut hosts);
         self.live.next_due().map(|at| Duration::from_nanos(at).saturating_sub(now))
+    }
+
+    /// The faults of the programs of a host.
+    pub fn program_faults(&self, host: usize) -> Option<ProgramFaults> {
+        self.live.program_faults(host)
     }
 
     /// Processes an entry of the daemon's log.

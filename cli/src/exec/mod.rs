@@ -1,7 +1,7 @@
 //! `softhca exec` and `softhca env`: unmodified programs on an emulated host.
 //!
 //! Exit codes are those of env(1): the program's own, 125 if `softhca exec` failed, 126 if the program cannot be run
-//! and 127 if it does not exist.
+//! and 127 if it does not exist; 123 if an expectation of a scenario does not hold.
 
 mod daemon;
 mod device_use;
@@ -11,13 +11,14 @@ mod library;
 mod live_scenario;
 mod program;
 mod scenario_programs;
+pub mod sweep_support;
 mod sysfs;
 mod waiting_requests;
 
 pub use scenario_programs::run_programs;
 pub use sysfs::check_allowed as check_view_allowed;
 
-use crate::{output, scenario, shell};
+use crate::{exit_code, output, scenario, shell};
 use clap::Args;
 use daemon::{DaemonLifetime, DaemonRequirements};
 use device_use::DeviceUse;
@@ -25,14 +26,18 @@ use embedded_logs::EmbeddedLogs;
 use event_log::{DaemonEventLog, LOG_POLL_INTERVAL};
 use live_scenario::DaemonScenario;
 use program::ExecError;
+use rustix::process::Pid;
+use softhca::fault::FAULTS_VARIABLE;
 use softhca::{DEFAULT_NAME, DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
 use softhca_queue::control::RuntimeDir;
-use softhca_scenarios::{ParameterValues, Verdict};
+use softhca_scenarios::{ParameterValues, Plan, Verdict};
 use softhca_udp::ADDRESS_VARIABLE;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
 use sysfs::{View, ViewMethod};
 
 /// The daemon and host that a program uses.
@@ -63,6 +68,12 @@ pub struct Arguments {
     /// Apply the faults of this scenario file to the program and check its expectations at the end
     #[arg(long, value_name = "FILE")]
     scenario: Option<PathBuf>,
+    /// Write the verdict of the scenario to this file as a JUnit report
+    #[arg(long, value_name = "FILE", requires = "scenario")]
+    junit: Option<PathBuf>,
+    /// Print the verdict of the scenario as JSON: the last line of standard output
+    #[arg(long, requires = "scenario")]
+    json: bool,
     /// Write the packets of the daemon's hosts to this pcapng file until the program exits
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
@@ -110,6 +121,25 @@ impl DaemonOptions {
         DaemonRequirements { name, host, address, hosts: &[], cards, recovery, loopback }
     }
 
+    /// The index of the program's host in a plan. Faults of the programs of other hosts would never happen.
+    fn host_index(&self, plan: &Plan) -> Result<usize, String> {
+        let name = self.host.clone().or_else(|| std::env::var(HOST_VARIABLE).ok());
+        let found =
+            name.as_ref().map_or(Some(0), |name| plan.hosts.iter().position(|host| host.name == *name));
+        let names = || plan.hosts.iter().map(|host| host.name.as_str()).collect::<Vec<_>>().join(", ");
+        let host = found.ok_or_else(|| format!("the scenario has no host {name:?}, only {}", names()))?;
+        if let Some(other) =
+            (0..plan.hosts.len()).find(|other| *other != host && plan.program_faults(*other).is_some())
+        {
+            let (own, other) = (&plan.hosts[host].name, &plan.hosts[other].name);
+            return Err(format!(
+                "the program runs on {own}, and the scenario has faults in the calls or completions of {other}: run it \
+                 with `--host {other}`, or give both programs to the scenario (`command`) and use `softhca run --on udp`"
+            ));
+        }
+        Ok(host)
+    }
+
     /// The environment variables of a program whose libraries are in `folder`.
     fn environment(&self, folder: &Path) -> Vec<(&'static str, OsString)> {
         let mut variables = vec![("LD_LIBRARY_PATH", library::search_path(folder))];
@@ -149,7 +179,7 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     if first.starts_with('-') {
         return Err(format!("unknown option {first}; see `softhca exec --help`").into());
     }
-    let scenario = arguments.scenario.as_deref().map(scenario::read).transpose()?;
+    let scenario = arguments.scenario.as_deref().map(scenario::read).transpose()?.map(Arc::new);
     let plan = match &scenario {
         Some(scenario) => {
             let plan = scenario.plan(&ParameterValues::new(), scenario.seed);
@@ -165,6 +195,7 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
         }
         None => None,
     };
+    let started = Instant::now();
     let path = program::find(&arguments.program[0])?;
     let folder = library::library_folder()?;
     let mut requirements = arguments.daemon.requirements();
@@ -176,8 +207,15 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     // The open connection keeps an auto-started daemon running until the program is done.
     let mut connection = daemon::connect_or_start(&requirements, DaemonLifetime::WhileUsed)?;
     let mut events = start_recording(&mut connection, arguments)?;
-    let mut live = plan.as_ref().map(|plan| DaemonScenario::load(plan, &mut connection)).transpose()?;
+    let mut live = plan
+        .as_ref()
+        .map(|plan| DaemonScenario::load(plan, &mut connection, arguments.daemon.name.as_deref()))
+        .transpose()?;
     let mut variables = arguments.daemon.environment(&folder);
+    let program_host = plan.as_ref().map(|plan| arguments.daemon.host_index(plan)).transpose()?.unwrap_or(0);
+    if let Some(faults) = live.as_ref().and_then(|live| live.program_faults(program_host)) {
+        variables.push((FAULTS_VARIABLE, faults.to_text().into()));
+    }
     let embedded = if arguments.why || arguments.lint { EmbeddedLogs::create()? } else { None };
     variables.extend(embedded.iter().map(EmbeddedLogs::variable));
     if arguments.preload {
@@ -188,7 +226,8 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     let root = arguments.daemon.view_root(&connection).filter(|_| !arguments.no_view);
     let views = root.map(|root| View::choices(&root, arguments.view, &folder)).unwrap_or_default();
     let code = program::run(&path, &arguments.program, &variables, views, &mut |process| {
-        let due = live.as_mut().and_then(|live| live.run_due_actions(&mut connection));
+        let programs = Pid::from_raw(process).map(|process| (program_host, process)).into_iter().collect();
+        let due = live.as_mut().and_then(|live| live.run_due_actions(&mut connection, &programs));
         let next = [due, device_use.look(process)].into_iter().flatten().min();
         let Some(events) = &mut events else { return next };
         live_scenario::read_events(events, live.as_mut(), arguments.lint);
@@ -231,12 +270,26 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
         let outcome = live.finish(&mut connection)?;
         let heading = format!("{}  ({})", scenario.title, scenario.name());
         errln!("\n{}", scenario::format_verdict(&heading, &outcome).trim_end_matches('\n'));
-        if let Some(error) = outcome.error {
+        let error = outcome.error.clone();
+        failed = outcome.verdict != Verdict::Pass;
+        let words = arguments.program.iter().map(|word| shell::quote(&word.to_string_lossy()));
+        let replay = format!(
+            "softhca exec --scenario {} -- {}",
+            shell::quote(scenario.name()),
+            words.collect::<Vec<_>>().join(" ")
+        );
+        let (json, junit) = crate::run::exec_reports(scenario.clone(), outcome, started.elapsed(), &replay);
+        if let Some(path) = &arguments.junit {
+            std::fs::write(path, junit).map_err(|error| output::write_error("--junit", path, &error))?;
+        }
+        if arguments.json {
+            outln!("{json}");
+        }
+        if let Some(error) = error {
             return Err(format!("the scenario could not be run: {error}").into());
         }
-        failed = outcome.verdict != Verdict::Pass;
     }
-    Ok(if code == 0 && failed { 1 } else { code })
+    Ok(if failed { exit_code::EXPECTATION_FAILED } else { code })
 }
 
 /// Opens the output files with the user's rights and passes them to the daemon.

@@ -5,6 +5,8 @@ use super::event_log::{DaemonEventLog, LOG_POLL_INTERVAL};
 use super::live_scenario::{self, DaemonScenario, read_events};
 use super::{library, program};
 use rustix::fs::MemfdFlags;
+use rustix::process::Pid;
+use softhca::fault::{FAULTS_VARIABLE, ProgramFaults};
 use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
 use softhca_scenarios::plan::CommandPlan;
 use softhca_scenarios::{Outcome, Plan};
@@ -60,7 +62,7 @@ fn try_run_programs(plan: &Plan) -> Result<Outcome, String> {
     let mut events = DaemonEventLog::create(None)
         .map_err(|error| format!("cannot allocate memory for the event log: {error}"))?;
     events.start(&mut connection, None)?;
-    let mut live = DaemonScenario::load(plan, &mut connection)?;
+    let mut live = DaemonScenario::load(plan, &mut connection, Some(&name))?;
     let started = Instant::now();
     let timeout = plan.duration_ns.map_or(PROGRAM_TIMEOUT, Duration::from_nanos);
     let mut waiting: Vec<usize> = (0..plan.commands.len()).collect();
@@ -69,7 +71,8 @@ fn try_run_programs(plan: &Plan) -> Result<Outcome, String> {
     while (!waiting.is_empty() || !running.is_empty()) && started.elapsed() < timeout {
         let due = |index: &usize| Duration::from_nanos(plan.commands[*index].at_ns) <= started.elapsed();
         for index in waiting.extract_if(.., |index| due(index)) {
-            running.push(start_program(plan, index, &name, &folder, &connection)?);
+            let faults = live.program_faults(plan.commands[index].host);
+            running.push(start_program(plan, index, &name, &folder, &connection, faults)?);
         }
         for index in (0..running.len()).rev() {
             let ended = running[index].child.try_wait().map_err(|error| error.to_string())?;
@@ -82,7 +85,10 @@ fn try_run_programs(plan: &Plan) -> Result<Outcome, String> {
                 );
             }
         }
-        live.run_due_actions(&mut connection);
+        let host_of =
+            |program: &RunningProgram| (plan.commands[program.command].host, Pid::from_child(&program.child));
+        let programs = running.iter().map(host_of).collect();
+        live.run_due_actions(&mut connection, &programs);
         if log_read.elapsed() > LOG_POLL_INTERVAL {
             log_read = Instant::now();
             read_events(&mut events, Some(&mut live), false);
@@ -105,6 +111,7 @@ fn start_program(
     daemon: &str,
     folder: &Path,
     connection: &DaemonControl,
+    faults: Option<ProgramFaults>,
 ) -> Result<RunningProgram, String> {
     let CommandPlan { argv, host, .. } = &plan.commands[index];
     let host = &plan.hosts[*host].name;
@@ -116,6 +123,7 @@ fn start_program(
     let mut command = Command::new(&path);
     command.args(&argv[1..]).env("LD_LIBRARY_PATH", library::search_path(folder));
     command.env(NAME_VARIABLE, daemon).env(HOST_VARIABLE, host);
+    command.envs(faults.map(|faults| (FAULTS_VARIABLE, faults.to_text())));
     command.stdin(Stdio::null());
     command.stdout(output.try_clone().map_err(failed)?).stderr(output.try_clone().map_err(failed)?);
     let child = command.spawn().map_err(failed)?;

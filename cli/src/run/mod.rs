@@ -11,12 +11,35 @@ use crate::{exit_code, output};
 use clap::Args;
 use job::{Backend, Job, RunResult};
 use softhca_scenarios::Verdict;
+#[cfg(target_os = "linux")]
+use softhca_scenarios::{Outcome, ParameterValues, Scenario};
 use std::fs;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::Arc;
+#[cfg(target_os = "linux")]
+use std::time::Duration;
+
+/// The result of a scenario on a program of `softhca exec`, as a line of JSON and as a JUnit report.
+#[cfg(target_os = "linux")]
+pub fn exec_reports(
+    scenario: Arc<Scenario>,
+    outcome: Outcome,
+    duration: Duration,
+    replay: &str,
+) -> (String, String) {
+    let (seed, parameters) = (scenario.seed, ParameterValues::new());
+    let job = Job { scenario, parameters, seed, backend: Backend::Udp };
+    let ran = RunResult { outcome, values: ParameterValues::new(), duration };
+    let mut line = job.json_line(&ran);
+    line.replay = replay.to_owned();
+    let json = serde_json::to_string(&line).unwrap_or_default();
+    let summary = ran.summary();
+    let own = job.replay();
+    (json, junit::report(&[job], &[(0, summary)]).replace(&own, replay))
+}
 
 /// Arguments of `softhca run`.
 #[derive(Args)]

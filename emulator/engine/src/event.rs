@@ -12,8 +12,30 @@ use crate::{
 use core::net::IpAddr;
 use core::time::Duration;
 use softhca_queue::cm::{CmState, EventType};
-use softhca_queue::{AccessFlags, Completion, CompletionOpcode, CorruptRing, Sge};
+use softhca_queue::{AccessFlags, Completion, CompletionOpcode, CorruptRing, ProgramAction, Sge, Verb};
 use softhca_wire::{Mtu, Opcode, Psn, Qpn, Syndrome, TransportHeader};
+
+/// What an injected fault acted on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InjectedPoint {
+    /// A call.
+    Call(Verb),
+    /// A completion.
+    Completion,
+    /// The device.
+    Event,
+}
+
+impl InjectedPoint {
+    /// Its name in the log.
+    pub const fn name(self) -> &'static str {
+        match self {
+            InjectedPoint::Call(verb) => verb.name(),
+            InjectedPoint::Completion => "completion",
+            InjectedPoint::Event => "event",
+        }
+    }
+}
 
 /// The part of a packet that events carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -302,6 +324,36 @@ macro_rules! hca_events {
             } log {
                 /// The number of the queue pair, completion queue or shared receive queue.
                 element: Option<u32>,
+            }
+            /// A fault rule of the user acted on a call, a completion or the device.
+            "fault:injected" FaultInjected
+            [error "injected by fault rule {rule}: {point} {effect}"] {
+                /// The number of the rule.
+                rule: u32,
+                /// The verb, or `completion`, or `event`.
+                point: InjectedPoint,
+                /// The object in order of creation, from 1; absent for calls on the device.
+                object: Option<u32>,
+                /// The queue pair; 0 if none.
+                qp: Qpn,
+                /// What the rule did.
+                effect: ProgramAction,
+            }
+            /// A process called a verb. Only a run that records calls has it.
+            "verb:called" VerbCalled
+            [normal "process {process} calls {verb}"] {
+                /// The process.
+                process: u32,
+                /// The verb.
+                verb: Verb,
+                /// The object in order of creation, from 1; absent for calls on the device.
+                object: Option<u32>,
+                /// The call of this verb on this object, from 1.
+                nth: u64,
+                /// The queue pair; 0 if the object is another.
+                qp: Qpn,
+                /// The program that the process belongs to.
+                role: u32,
             }
             /// The ring of a client is corrupt; its queue pair stopped.
             "device:client_faulted" ClientFaulted

@@ -2,6 +2,7 @@
 
 use crate::completion_queue::CompletionQueue;
 use crate::control_packets::ControlPackets;
+use crate::injection::{CqeFaults, ProcessFaults};
 use crate::peer_window::PeerWindow;
 use crate::protection::{Protection, TranslatedAddress};
 use crate::reason::is_failure;
@@ -12,6 +13,7 @@ use crate::{
     AccessError, AddressVector, AsyncEvent, ClientId, Context, Counters, CqId, DeviceLimits, Event, PdId,
     Peer, PortState, Reason, Recovery, Settings, SrqId,
 };
+use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -47,6 +49,12 @@ pub(crate) struct HcaState {
     pub port_state: PortState,
     /// The payload of the current packet is already in memory.
     pub payload_placed: bool,
+    /// DEVICE_FATAL was raised: control verbs fail.
+    pub device_failed: bool,
+    /// An injected PORT_ERR is in effect: what the port sends is lost.
+    pub port_fault: bool,
+    /// The faults of processes; `None` without any.
+    pub faults: Option<Box<ProcessFaults>>,
     pub protection: Protection,
     pub counters: Counters,
     /// Peers that do not respond at present: timers of their connections do not expire.
@@ -72,6 +80,9 @@ impl HcaState {
             settings,
             port_state: PortState::Active,
             payload_placed: false,
+            device_failed: false,
+            port_fault: false,
+            faults: None,
             gids,
             protection: Protection::new(limits),
             completion_queues: Table::new(limits.max_cq, 1),
@@ -114,6 +125,21 @@ impl HcaState {
         reason: Reason,
     ) {
         completion.vendor_error = reason.code();
+        if self.faults.is_some() {
+            return self.post_completion_with_faults(ctx, cq, completion, reason);
+        }
+        self.write_cqe(ctx, cq, completion, reason, CqeFaults::default());
+    }
+
+    /// Writes a CQE, with the faults that concern it.
+    pub(crate) fn write_cqe(
+        &mut self,
+        ctx: &mut Context<'_>,
+        cq: CqId,
+        mut completion: Completion,
+        reason: Reason,
+        faults: CqeFaults,
+    ) {
         completion.timestamp = ctx.now.nanos();
         if is_failure(completion.status) {
             self.counters.completion_errors += 1;
@@ -125,7 +151,7 @@ impl HcaState {
         if queue.failed {
             return;
         }
-        if queue.ring.push(&completion).is_err() {
+        if faults.overflow || queue.ring.push(&completion).is_err() {
             queue.failed = true;
             self.counters.cq_overflow += 1;
             self.overflowed_cqs.push(cq);
@@ -134,7 +160,7 @@ impl HcaState {
             return;
         }
         let urgent = completion.flags.contains(CompletionFlags::SOLICITED) || !completion.status.is_success();
-        if queue.ring.claim_notification(urgent) {
+        if queue.ring.claim_notification(urgent) && !faults.drop_notification {
             ctx.emit(Event::CompletionNotified { cq });
         }
     }

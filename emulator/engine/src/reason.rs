@@ -180,6 +180,8 @@ pub enum Reason {
     PeerUnreachable,
     RequestRejected(RequestError),
     CompletionQueueOverflow,
+    Injected { rule: u32 },
+    DeviceFailed,
     ClientExited,
 }
 
@@ -210,6 +212,8 @@ impl Reason {
             Reason::RequestRejected(_) => 30,
             Reason::CompletionQueueOverflow => 40,
             Reason::ClientExited => 41,
+            Reason::Injected { .. } => 60,
+            Reason::DeviceFailed => 61,
         }
     }
 }
@@ -248,6 +252,8 @@ impl fmt::Display for Reason {
             Reason::RequestRejected(refusal) => refusal.fmt(f),
             Reason::CompletionQueueOverflow => f.write_str("the completion queue overflowed"),
             Reason::ClientExited => f.write_str("the client process exited"),
+            Reason::Injected { rule } => write!(f, "injected by fault rule {rule}"),
+            Reason::DeviceFailed => f.write_str("the device failed (DEVICE_FATAL)"),
         }
     }
 }

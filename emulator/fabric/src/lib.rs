@@ -22,7 +22,6 @@ mod link;
 mod network;
 mod pfc;
 mod rules;
-mod seed;
 mod sim_event;
 mod sink;
 mod switch;
@@ -45,9 +44,9 @@ pub use rules::{
     InclusiveRange, LinkOutput, ObservedPacket, PacketClass, PacketClasses, PacketType, Pattern,
     PatternError, Repeat, Rule, RuleCounters, RuleId, Scope, Selector,
 };
-pub use seed::{PER_BILLION, Seed};
 pub use sink::{EventSink, NetworkEvent, Stage};
 pub use softhca_queue::PortCounters;
+pub use softhca_queue::{PER_BILLION, Seed};
 pub use switch::{EcnMarking, PfcWatchdog, Scheduling, Switch, SwitchSettings, WatchdogAction};
 pub use topology::{Layout, LayoutNode, Topology, TopologyError};
 pub use world::{ConnectOptions, Host, QpOptions, SparseMemory, Verbs, World};

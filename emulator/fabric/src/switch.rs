@@ -2,9 +2,9 @@
 //!
 //! A switch makes decisions and counts; [`crate::network::Network`] moves the frames.
 
+use crate::Seed;
 use crate::frame_pool::{FramePool, NO_SLOT};
 use crate::pfc::{PauseGenerator, PauseState, PfcSettings};
-use crate::seed::Seed;
 use crate::{Direction, FrameDropReason, LinkId, PER_BILLION};
 use alloc::boxed::Box;
 use alloc::string::String;

@@ -2,7 +2,7 @@
 //!
 //! They follow librdmacm, without its pointers, and are the same for an embedded HCA and one in a daemon.
 
-use crate::{AddressVector, CmChannelId, CmId, DeviceLimits, ModifyQp, QpState, QpType};
+use crate::{AddressVector, CmChannelId, CmId, DeviceLimits, ModifyQp, QpState, QpType, Resource, Verb};
 use alloc::vec::Vec;
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
@@ -150,6 +150,35 @@ pub enum Command {
         id: CmId,
         group: IpAddr,
     },
+}
+
+impl Command {
+    /// As [`crate::Command::call`].
+    pub fn call(&self) -> Option<(Verb, Option<(Resource, u32)>)> {
+        let (verb, id) = match self {
+            Command::CreateEventChannel => return Some((Verb::RdmaCreateEventChannel, None)),
+            Command::CreateId { .. } => return Some((Verb::RdmaCreateId, None)),
+            Command::MigrateId { id, .. } => (Verb::RdmaMigrateId, id),
+            Command::SetOption { id, .. } => (Verb::RdmaSetOption, id),
+            Command::BindAddress { id, .. } => (Verb::RdmaBindAddr, id),
+            Command::ResolveAddress { id, .. } => (Verb::RdmaResolveAddr, id),
+            Command::ResolveRoute { id, .. } => (Verb::RdmaResolveRoute, id),
+            Command::Listen { id, .. } => (Verb::RdmaListen, id),
+            Command::Connect { id, .. } => (Verb::RdmaConnect, id),
+            Command::Accept { id, .. } => (Verb::RdmaAccept, id),
+            Command::Reject { id, .. } => (Verb::RdmaReject, id),
+            Command::Establish(id) => (Verb::RdmaEstablish, id),
+            Command::Disconnect(id) => (Verb::RdmaDisconnect, id),
+            Command::JoinMulticast { id, .. } => (Verb::RdmaJoinMulticast, id),
+            Command::LeaveMulticast { id, .. } => (Verb::RdmaLeaveMulticast, id),
+            Command::DestroyEventChannel(_)
+            | Command::GetEvent(_)
+            | Command::DestroyId(_)
+            | Command::InitQpAttributes { .. }
+            | Command::QueryId(_) => return None,
+        };
+        Some((verb, Some((Resource::CmIdentifier, id.0))))
+    }
 }
 
 /// Moves a queue pair through a list of states with the attributes of its connection, and then executes a command of

@@ -1,10 +1,10 @@
 //! The control verbs as values. Every back end executes them with `Hca::execute`.
 
 use crate::{
-    AccessFlags, AddressVector, AhId, CompletionProducer, CqId, DeviceLimits, MemoryWindowType, ModifyQp,
-    PdId, PortState, QpInitAttributes, QpSnapshot, QpState, QpType, ReceiveConsumer, ReceiveProducer,
-    Resource, SendConsumer, SendProducer, SharedWords, SrqAttributes, SrqId, SrqInitAttributes, VerbsError,
-    XrcdId, cm,
+    AccessFlags, AddressVector, AhId, CompletionProducer, CqId, DeviceLimits, InjectedEvent,
+    MemoryWindowType, ModifyQp, PdId, PortState, ProgramFaults, QpInitAttributes, QpSnapshot, QpState,
+    QpType, ReceiveConsumer, ReceiveProducer, Resource, SendConsumer, SendProducer, SharedWords,
+    SrqAttributes, SrqId, SrqInitAttributes, Verb, VerbsError, XrcdId, cm,
 };
 use softhca_wire::{Gid, Qpn, RemoteKey};
 
@@ -108,6 +108,18 @@ pub enum Command {
     Cm(cm::Command),
     /// Takes the queue pair of a connection through its states.
     TransitionQueuePair(cm::QpTransition),
+    /// Sets the fault rules of a process.
+    InjectFaults(ProgramFaults),
+    /// The process calls a verb that the HCA does not execute: fails if a fault rule says so.
+    AnnounceCall {
+        verb: Verb,
+        object: Option<(Resource, u32)>,
+    },
+    /// Raises an asynchronous event with its consequences. The number is that of the object, if it has one.
+    RaiseEvent {
+        event: InjectedEvent,
+        object: Option<u32>,
+    },
 }
 
 /// The result of a [`Command`].
@@ -130,6 +142,25 @@ pub enum Reply {
     QpSnapshot(QpSnapshot),
     PortState(PortState),
     Cm(cm::Reply),
+}
+
+impl Reply {
+    /// The object that the command created.
+    pub fn created(&self) -> Option<(Resource, u32)> {
+        Some(match self {
+            Reply::ProtectionDomain(pd) => (Resource::ProtectionDomain, pd.0),
+            Reply::MemoryRegion { rkey, .. } => (Resource::MemoryRegion, rkey.0),
+            Reply::MemoryWindow(rkey) => (Resource::MemoryWindow, rkey.0),
+            Reply::CompletionQueue(cq) => (Resource::CompletionQueue, cq.0),
+            Reply::SharedReceiveQueue(srq) => (Resource::SharedReceiveQueue, srq.0),
+            Reply::XrcDomain(xrcd) => (Resource::XrcDomain, xrcd.0),
+            Reply::AddressHandle(ah) => (Resource::AddressHandle, ah.0),
+            Reply::QueuePair(qpn) => (Resource::QueuePair, qpn.value()),
+            Reply::Cm(cm::Reply::EventChannel(channel)) => (Resource::CmChannel, channel.0),
+            Reply::Cm(cm::Reply::Id(id)) => (Resource::CmIdentifier, id.0),
+            _ => return None,
+        })
+    }
 }
 
 /// The value in a reply. Another reply than that of the command is a bug.
@@ -243,6 +274,49 @@ impl Command {
                 Ok(capabilities.ring_words(init).iter().sum())
             }
             _ => Ok(0),
+        }
+    }
+
+    /// The call of a program that the command is, and the object of the call. `None` for commands that no call of a
+    /// program can see fail, those that an object's end sends, and for queries, which have other users than programs.
+    pub fn call(&self) -> Option<(Verb, Option<(Resource, u32)>)> {
+        let qp = |verb, qpn: &Qpn| Some((verb, Some((Resource::QueuePair, qpn.value()))));
+        let mr = |verb, key: &RemoteKey| Some((verb, Some((Resource::MemoryRegion, key.0))));
+        let srq = |verb, srq: &SrqId| Some((verb, Some((Resource::SharedReceiveQueue, srq.0))));
+        match self {
+            Command::AllocateProtectionDomain => Some((Verb::AllocPd, None)),
+            Command::RegisterMemoryRegion { .. } => Some((Verb::RegMr, None)),
+            Command::ReregisterMemoryRegion { rkey, .. } => mr(Verb::ReregMr, rkey),
+            Command::DeregisterMemoryRegion { rkey, invalidate_windows: false } => mr(Verb::DeregMr, rkey),
+            Command::AllocateMemoryWindow { .. } => Some((Verb::AllocMw, None)),
+            Command::CreateCompletionQueue { .. } => Some((Verb::CreateCq, None)),
+            Command::ResizeCompletionQueue { cq, .. } => {
+                Some((Verb::ResizeCq, Some((Resource::CompletionQueue, cq.0))))
+            }
+            Command::CreateSharedReceiveQueue { .. } => Some((Verb::CreateSrq, None)),
+            Command::ModifySharedReceiveQueue { srq: id, .. } => srq(Verb::ModifySrq, id),
+            Command::QuerySharedReceiveQueue(id) => srq(Verb::QuerySrq, id),
+            Command::OpenXrcDomain => Some((Verb::OpenXrcd, None)),
+            Command::CreateAddressHandle { .. } => Some((Verb::CreateAh, None)),
+            Command::CreateQueuePair { .. } => Some((Verb::CreateQp, None)),
+            Command::ModifyQueuePair { qpn, .. } => qp(Verb::ModifyQp, qpn),
+            Command::AttachMulticast { qpn, .. } => qp(Verb::AttachMcast, qpn),
+            Command::DetachMulticast { qpn, .. } => qp(Verb::DetachMcast, qpn),
+            Command::Cm(command) => command.call(),
+            Command::TransitionQueuePair(transition) => transition.final_command()?.call(),
+            Command::AnnounceCall { verb, object } => Some((*verb, *object)),
+            Command::DeallocateProtectionDomain(_)
+            | Command::DeregisterMemoryRegion { .. }
+            | Command::DeallocateMemoryWindow(_)
+            | Command::DestroyCompletionQueue(_)
+            | Command::DestroySharedReceiveQueue(_)
+            | Command::CloseXrcDomain(_)
+            | Command::DestroyAddressHandle(_)
+            | Command::DestroyQueuePair(_)
+            | Command::QueryQueuePair(_)
+            | Command::QueryPort
+            | Command::InjectFaults(_)
+            | Command::RaiseEvent { .. } => None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Errors of control verbs. Every back end returns the same value for the same mistake.
 
 use crate::cm::CmState;
-use crate::{CmId, CorruptRing, QpAttributeMask, QpState};
+use crate::{CmId, CorruptRing, Errno, QpAttributeMask, QpState, Verb};
 use core::net::IpAddr;
 use softhca_wire::Qpn;
 use thiserror::Error;
@@ -10,8 +10,8 @@ use thiserror::Error;
 type StaticStr = &'static str;
 
 /// A kind of resource, for messages.
-#[cfg_attr(feature = "control", derive(serde::Serialize, serde::Deserialize))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "each variant is the resource of its name")]
 pub enum Resource {
     Client,
@@ -169,6 +169,27 @@ pub enum VerbsError {
         #[cfg_attr(feature = "control", serde(deserialize_with = "static_text"))]
         call: StaticStr,
     },
+    /// A fault rule of the user failed the call.
+    #[error("{verb} fails with {errno}: injected by fault rule {rule}")]
+    Injected {
+        /// The call.
+        verb: Verb,
+        /// The error.
+        errno: Errno,
+        /// The number of the rule.
+        rule: u32,
+    },
+    /// A fault rule of the user ends the process in this call.
+    #[error("the process ends in {verb}: injected by fault rule {rule}")]
+    InjectedKill {
+        /// The call.
+        verb: Verb,
+        /// The number of the rule.
+        rule: u32,
+    },
+    /// The device failed.
+    #[error("the device failed (DEVICE_FATAL): close it and open it again")]
+    DeviceFailed,
     /// The HCA does not support this.
     #[error("{what} is not supported")]
     Unsupported {
@@ -190,6 +211,8 @@ impl VerbsError {
         const EADDRNOTAVAIL: i32 = 99;
         const ENETUNREACH: i32 = 101;
         match self {
+            VerbsError::Injected { errno, .. } => errno.0,
+            VerbsError::DeviceFailed | VerbsError::InjectedKill { .. } => Errno::EIO.0,
             VerbsError::NotFound { .. } => ENOENT,
             VerbsError::Busy { .. } => EBUSY,
             VerbsError::Exhausted { .. } => ENOMEM,

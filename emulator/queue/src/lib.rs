@@ -26,15 +26,19 @@ mod limits;
 mod memory;
 mod memory_block;
 mod packet_ring;
+mod program_fault;
 mod receive;
+mod repetition;
 mod resource;
 mod ring;
+mod seed;
 mod send;
 mod shared_access;
 #[cfg(all(feature = "shared", target_os = "linux"))]
 mod shared_memory;
 mod shared_words;
 mod sync;
+mod verb;
 mod work_request;
 
 pub use address::AddressVector;
@@ -53,15 +57,22 @@ pub use limits::DeviceLimits;
 pub use memory::{AtomicOperation, MemoryFault};
 pub use memory_block::{ExternalMemory, MemoryBlock};
 pub use packet_ring::{PacketChunk, PacketConsumer, PacketProducer, PacketRing};
+pub use program_fault::{
+    CallPoint, FaultHit, FaultMatcher, FaultPoint, FaultTrigger, InjectedEvent, ProgramAction, ProgramFault,
+    ProgramFaults,
+};
 pub use receive::{ReceiveConsumer, ReceiveProducer, ReceiveWorkRequest, receive_ring};
+pub use repetition::{Choice, GilbertElliott, HitCounter, Pattern, PatternError, Repeat, Scope};
 pub use resource::{
     AsyncEvent, MemoryWindowType, PortState, QpInitAttributes, QpSnapshot, SrqAttributes, SrqInitAttributes,
 };
 pub use ring::{CorruptRing, QueueFull, RingLayout};
+pub use seed::{PER_BILLION, Seed};
 pub use send::{InvalidWorkRequest, SendConsumer, SendProducer, send_ring};
 #[cfg(all(feature = "shared", target_os = "linux"))]
 pub use shared_memory::{MapMode, SharedMemory};
 pub use shared_words::SharedWords;
+pub use verb::{Errno, Verb, VerbReach, VerbSet};
 pub use work_request::{
     AccessFlags, MemoryWindowBind, Operation, Payload, RemoteAddress, SendFlags, SendImmOrInvalidate,
     SendWorkRequest, Sge, UdDestination,

@@ -109,11 +109,13 @@ pub enum AsyncEvent {
     PortDown,
     GidChange,
     DeviceFatal,
+    LidChange,
+    PkeyChange,
 }
 
 impl AsyncEvent {
     /// All names.
-    pub const NAMES: [&str; 13] = [
+    pub const NAMES: [&str; 15] = [
         "CQ_ERR",
         "QP_FATAL",
         "QP_REQ_ERR",
@@ -127,6 +129,8 @@ impl AsyncEvent {
         "PORT_ERR",
         "GID_CHANGE",
         "DEVICE_FATAL",
+        "LID_CHANGE",
+        "PKEY_CHANGE",
     ];
 
     /// Its name in `enum ibv_event_type`, without the prefix.
@@ -145,6 +149,8 @@ impl AsyncEvent {
             AsyncEvent::PortDown => 10,
             AsyncEvent::GidChange => 11,
             AsyncEvent::DeviceFatal => 12,
+            AsyncEvent::LidChange => 13,
+            AsyncEvent::PkeyChange => 14,
         }]
     }
 
@@ -178,6 +184,8 @@ impl AsyncEvent {
             AsyncEvent::PortDown => "the link is down",
             AsyncEvent::GidChange => "the GID table changed",
             AsyncEvent::DeviceFatal => "the device is gone: open it again",
+            AsyncEvent::LidChange => "the LID of the port changed",
+            AsyncEvent::PkeyChange => "the P_Key table changed",
         }
     }
 

@@ -218,7 +218,7 @@ impl Executor<'_> {
             }
             (_, Err(errno)) => {
                 self.log.failed_calls.push(FailedCall { time_ns: now_ns, host, errno });
-                (kind, status) = (EventType::ConnectError, -(errno as i32));
+                (kind, status) = (EventType::ConnectError, -errno.0);
             }
             _ => {}
         }

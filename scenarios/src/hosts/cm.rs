@@ -64,7 +64,7 @@ impl CmConnections {
 }
 
 fn to_errno(error: Error) -> Errno {
-    Errno::from_number(error.errno())
+    Errno(error.errno())
 }
 
 impl Hosts<'_> {

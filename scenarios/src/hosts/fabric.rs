@@ -85,9 +85,7 @@ pub fn apply(fabric: &SimulatedFabric, change: FabricChange) {
             let until = world.now().nanos() + for_ns;
             world.stall(HostId(host as u32), Instant::from_nanos(until));
         }
-        FabricChange::AsyncEvent { host, event } => {
-            world.with_hca(HostId(host as u32), |hca, ctx| hca.raise_async_event(ctx, event));
-        }
+        FabricChange::AsyncEvent { .. } => unreachable!("the context of the host raises it"),
         FabricChange::Switch { switch, change } => {
             let id = SwitchId(switch as u32);
             let mut settings = *world.switch(id).settings();

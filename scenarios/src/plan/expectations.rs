@@ -120,7 +120,7 @@ fn parse_expectation(
     if let Some(spec) = &expect.verb_error {
         let host = builder.network.host(&spec.host, builder.source, &join_path(path, "verb-error.host"))?;
         let times = spec.times.unwrap_or(CountRange::AT_LEAST_ONE);
-        let errno = spec.errno.map_or("an error".to_owned(), |errno| format!("{errno:?}"));
+        let errno = spec.errno.map_or("an error".to_owned(), |errno| errno.to_string());
         let text = format!("a verb call of {} fails with {errno}, {}", spec.host, describe_times(times));
         found.push(untimed(text, Check::VerbErrors { host, errno: spec.errno, times }));
     }

@@ -1,9 +1,7 @@
 //! The faults of a plan, with all names resolved.
 
-use crate::spec::{Errno, Verb};
-use softhca_engine::AsyncEvent;
-use softhca_fabric::{EcnMarking, LinkState, PfcSettings, Repeat, Rule, RuleId};
-use softhca_queue::CompletionStatus;
+use softhca_fabric::{EcnMarking, LinkState, PfcSettings, Rule, RuleId};
+use softhca_queue::{InjectedEvent, ProgramFault};
 
 /// An injected fault.
 #[derive(Clone, Debug)]
@@ -36,35 +34,13 @@ pub enum FaultKind {
         /// Fault.
         fault: TimedFault,
     },
-    /// Completions of a queue pair.
-    Completions {
-        /// Queue pair.
-        qp: usize,
-        /// Completions that it hits.
-        repeat: Repeat,
-        /// Change.
-        change: CompletionChange,
-    },
-    /// Verb calls of the program of a host.
-    Verbs {
+    /// Calls or completions of the program of a host.
+    Program {
         /// Host.
         host: usize,
-        /// Verb.
-        verb: Verb,
-        /// Calls that it hits.
-        repeat: Repeat,
-        /// Error.
-        errno: Errno,
+        /// Fault.
+        fault: ProgramFault,
     },
-}
-
-/// The change of a completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CompletionChange {
-    /// Replace the status.
-    Status(CompletionStatus),
-    /// Deliver it later, in nanoseconds.
-    Delay(u64),
 }
 
 /// A fault at a time that does not apply to packets.
@@ -161,12 +137,14 @@ pub enum FabricChange {
         /// Duration.
         for_ns: u64,
     },
-    /// A device raises an asynchronous event.
+    /// A device raises an asynchronous event, with its consequences.
     AsyncEvent {
         /// Host.
         host: usize,
         /// Event.
-        event: AsyncEvent,
+        event: InjectedEvent,
+        /// The queue pair or completion queue, in order of creation, from 1.
+        object: Option<u32>,
     },
 }
 

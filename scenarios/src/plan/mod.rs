@@ -24,9 +24,7 @@ pub use check::{
     Bound, Check, CompletionCheck, ConnectionCheck, Expectation, ExpectedMemory, OrderCheck, PacketCheck,
     Subject,
 };
-pub use fault::{
-    CompletionChange, CountingRule, FabricChange, FaultKind, FaultPlan, Flap, SwitchChange, TimedFault,
-};
+pub use fault::{CountingRule, FabricChange, FaultKind, FaultPlan, Flap, SwitchChange, TimedFault};
 pub(crate) use network::default_settings;
 
 use crate::parameters::ParameterValues;
@@ -37,6 +35,7 @@ use softhca_fabric::{
     SwitchId, SwitchSettings,
 };
 use softhca_queue::AccessFlags;
+use softhca_queue::ProgramFaults;
 use softhca_wire::{Mtu, Psn, RnrTimer};
 use std::net::IpAddr;
 
@@ -129,6 +128,17 @@ impl Plan {
     }
 
     /// The rules for packets that the device of a host sends, with their names, in the order in which they apply. Counting
+    /// The faults of the program of a host, with the seed of the plan; `None` if it has none.
+    pub fn program_faults(&self, host: usize) -> Option<ProgramFaults> {
+        let of_host = |fault: &FaultPlan| match &fault.kind {
+            FaultKind::Program { host: wanted, fault } if *wanted == host => Some(fault.clone()),
+            _ => None,
+        };
+        let faults: Vec<_> = self.faults.iter().filter_map(of_host).collect();
+        let seed = self.seed;
+        (!faults.is_empty()).then(|| ProgramFaults { seed, faults, ..ProgramFaults::default() })
+    }
+
     /// rules come first.
     pub fn rules_for_host(&self, host: usize) -> Vec<(&str, Rule)> {
         let counts = self.counting_rules.iter().map(|count| ("", &count.links, &count.rule));
@@ -167,6 +177,7 @@ impl Plan {
                 TimedFault::WithholdReceives { .. }
                     | TimedFault::DelayReceives { .. }
                     | TimedFault::KillProgram { .. }
+                    | TimedFault::Fabric { change: FabricChange::AsyncEvent { .. }, .. }
             ),
             _ => false,
         }) {

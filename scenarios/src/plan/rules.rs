@@ -3,14 +3,19 @@
 use super::builder::PlanBuilder;
 use super::network::{ecn_marking, pfc_settings};
 use super::selectors::{link_selector, selector};
-use super::{CompletionChange, FabricChange, FaultKind, FaultPlan, Flap, SwitchChange, TimedFault, limits};
+use super::{FabricChange, FaultKind, FaultPlan, Flap, SwitchChange, TimedFault, limits};
 use crate::quantity::PsnRange;
 use crate::source::{Diagnostic, join_path};
-use crate::spec::{ClassName, FaultAction, FaultSpec, LinkDirections, LuminaEvent, LuminaKind, PacketMatch};
+use crate::spec::{
+    ClassName, CmEventSpec, FaultAction, FaultSpec, InjectedEvent, LinkDirections, LuminaEvent, LuminaKind,
+    PacketMatch, TriggerSpec,
+};
+use softhca_engine::AsyncEvent;
 use softhca_fabric::{
     Action, BitPosition, Choice, Direction, DownDirections, FieldValue, GilbertElliott, IcrcPolicy,
     InclusiveRange, LinkState, Pattern, Repeat, Rule, RuleId, Scope, Selector,
 };
+use softhca_queue::{FaultPoint, FaultTrigger, ProgramAction, ProgramFault};
 use softhca_wire::Opcode;
 use std::num::NonZeroU64;
 
@@ -107,6 +112,18 @@ fn fault_kind(
         if switch.is_some() || host.is_some() || qp.is_some() {
             return misplaced(builder, "packets on a link");
         }
+        let program_keys = [
+            (call.is_some(), "verb"),
+            (fault.object.is_some(), "object"),
+            (fault.nth.is_some(), "nth"),
+            (fault.process.is_some(), "process"),
+            (fault.after.is_some(), "after"),
+            (fault.until.is_some(), "until"),
+        ];
+        if let Some((_, key)) = program_keys.into_iter().find(|(given, _)| *given) {
+            let message = format!("`{key}` requires a fault of calls or completions");
+            return Err(builder.error_at(&join_path(path, key), message).help("use skip and times"));
+        }
         return packet_fault(builder, fault, id, path);
     }
     if fault.packet_match != PacketMatch::default() {
@@ -130,22 +147,79 @@ fn fault_kind(
     }
     if let Some(name) = qp {
         let qp = builder.qp(name, &join_path(path, "qp"))?;
-        let change = match fault.action {
-            FaultAction::SetStatus(status) => CompletionChange::Status(status),
-            FaultAction::DelayCompletion(time) => CompletionChange::Delay(time.0),
+        let action = match fault.action {
+            FaultAction::SetStatus(status) => ProgramAction::SetStatus(status, fault.vendor_error),
+            FaultAction::DelayCompletion(time) => ProgramAction::Hold(time.0),
+            FaultAction::BurstCompletions(count) if count < 2 => {
+                return Err(builder.error_at(&at, "a burst has at least 2 completions"));
+            }
+            FaultAction::BurstCompletions(count) => ProgramAction::Burst(count),
+            FaultAction::OverflowCq => ProgramAction::OverflowCq,
+            FaultAction::DropNotification => ProgramAction::DropNotification,
             _ => return misplaced(builder, "other targets than completions"),
         };
-        return Ok(FaultKind::Completions { qp, repeat: call_repeat(builder, fault, path)?, change });
+        if fault.object.is_some() {
+            return Err(builder.error_at(&join_path(path, "object"), "`qp` already names the queue pair"));
+        }
+        let host = builder.qps[qp].host;
+        let ordinal = match name.rsplit_once('.').and_then(|(_, number)| number.parse().ok()) {
+            Some(number) => number,
+            None => builder.qps[..=qp].iter().filter(|other| other.host == host).count() as u32,
+        };
+        return program_fault(
+            builder,
+            fault,
+            id,
+            path,
+            host,
+            (FaultPoint::Completion, Some(ordinal)),
+            action,
+        );
     }
     let Some(name) = host else {
         return Err(builder.error_at(path, "the fault has no target").help(ACTION_TARGETS));
     };
     let host = builder.network.host(name, builder.source, &join_path(path, "host"))?;
-    if let Some(call) = call {
-        let FaultAction::Fail(errno) = fault.action else {
-            return misplaced(builder, "other targets than verbs");
+    if let Some(verb) = call {
+        let action = match fault.action {
+            FaultAction::Fail(errno) => ProgramAction::Fail(errno),
+            FaultAction::RaiseEvent(event) => ProgramAction::Raise(event),
+            FaultAction::Kill => ProgramAction::Kill,
+            FaultAction::CmEvent(CmEventSpec { event, status }) => {
+                if !verb.name().starts_with("rdma_") || verb.object().is_none() {
+                    let message = format!("{verb} is not a call on a connection identifier");
+                    return Err(builder
+                        .error_at(&at, message)
+                        .help("use rdma_resolve_addr, rdma_connect, …"));
+                }
+                ProgramAction::CmEvent(event, status)
+            }
+            _ => return misplaced(builder, "other targets than verbs"),
         };
-        return Ok(FaultKind::Verbs { host, verb: *call, repeat: call_repeat(builder, fault, path)?, errno });
+        let raises_on_object = matches!(action, ProgramAction::Raise(event) if event.object().is_some());
+        if fault.object.is_some() && verb.object().is_none() && !raises_on_object {
+            let message = format!("{verb} is a call on the device: it has no object");
+            return Err(builder.error_at(&join_path(path, "object"), message).help("use nth"));
+        }
+        return program_fault(
+            builder,
+            fault,
+            id,
+            path,
+            host,
+            (FaultPoint::Call(*verb), fault.object),
+            action,
+        );
+    }
+    let program_keys = [
+        (fault.nth.is_some(), "nth"),
+        (fault.process.is_some(), "process"),
+        (fault.after.is_some(), "after"),
+        (fault.until.is_some(), "until"),
+    ];
+    if let Some((_, key)) = program_keys.into_iter().find(|(given, _)| *given) {
+        let message = format!("`{key}` requires a fault of calls or completions");
+        return Err(builder.error_at(&join_path(path, key), message).help("add `verb`, or use `at`"));
     }
     let what = match &fault.action {
         FaultAction::Stall(time) => TimedFault::Stall { host, for_ns: time.0 },
@@ -153,7 +227,12 @@ fn fault_kind(
         FaultAction::DelayReceives(time) => TimedFault::DelayReceives { host, delay_ns: time.0 },
         FaultAction::Kill => TimedFault::KillProgram { host },
         FaultAction::RaiseEvent(event) => {
-            permanent(FabricChange::AsyncEvent { host, event: (*event).into() })
+            if *event == InjectedEvent::SrqLimitReached {
+                return Err(builder
+                    .error_at(&at, "the hosts of a scenario have no shared receive queue")
+                    .help("add `verb`, for a program of your own"));
+            }
+            permanent(FabricChange::AsyncEvent { host, event: *event, object: fault.object })
         }
         FaultAction::PauseStorm(storm) => {
             if storm.priority > 7 {
@@ -165,7 +244,7 @@ fn fault_kind(
         FaultAction::Fail(_) => {
             return Err(builder
                 .error_at(path, "missing `verb`")
-                .help("add verb = \"post-send\" or \"post-receive\""));
+                .help("add the name of the verb: verb = \"post_send\""));
         }
         _ => return misplaced(builder, "other targets than hosts"),
     };
@@ -174,8 +253,89 @@ fn fault_kind(
 
 const ACTION_TARGETS: &str = "drop, duplicate, reorder, delay, corrupt, mark-ce, rewrite, link-down and count need `on`; link-down, \
                               flap, set-rate and set-mtu need `link`; set-buffer, set-ecn and set-pfc need `switch`; stall, \
-                              kill, withhold-receives, delay-receives, raise-event and pause-storm need `host`; set-status \
-                              and delay-completion need `qp`; fail needs `host` and `verb`";
+                              kill, withhold-receives, delay-receives, raise-event and pause-storm need `host`; set-status, \
+                              delay-completion, burst-completions, overflow-cq and drop-notification need `qp`; fail and \
+                              cm-event need `host` and `verb`";
+
+/// A fault of the calls or completions of a program.
+fn program_fault(
+    builder: &PlanBuilder<'_>,
+    fault: &FaultSpec,
+    id: RuleId,
+    path: &str,
+    host: usize,
+    (point, object): (FaultPoint, Option<u32>),
+    action: ProgramAction,
+) -> Result<FaultKind, Diagnostic> {
+    if fault.at.0 != 0 {
+        let message = "`at` is the time of faults that fire once";
+        return Err(builder.error_at(&join_path(path, "at"), message).help("use after = { time = … }"));
+    }
+    if object == Some(0) {
+        return Err(builder.error_at(&join_path(path, "object"), "objects are counted from 1"));
+    }
+    if fault.vendor_error.is_some() && !matches!(action, ProgramAction::SetStatus(..)) {
+        return Err(builder.error_at(&join_path(path, "vendor-error"), "`vendor-error` requires set-status"));
+    }
+    let mut repeat = call_repeat(builder, fault, path)?;
+    if let Some(nth) = fault.nth {
+        let key = join_path(path, "nth");
+        if fault.skip > 0 || fault.times.is_some() || repeat.choice != Choice::All {
+            return Err(builder.error_at(&key, "give nth, or skip, times, every, pattern and probability"));
+        }
+        repeat.skip = nth.checked_sub(1).ok_or_else(|| builder.error_at(&key, "calls are counted from 1"))?;
+        repeat.times = Some(1);
+    }
+    let after = trigger(builder, fault.after.as_ref(), &join_path(path, "after"))?;
+    let until = trigger(builder, fault.until.as_ref(), &join_path(path, "until"))?;
+    let process = fault.process.clone();
+    let fault = ProgramFault { id: id.0, process, point, object, repeat, after, until, action };
+    Ok(FaultKind::Program { host, fault })
+}
+
+fn trigger(
+    builder: &PlanBuilder<'_>,
+    spec: Option<&TriggerSpec>,
+    path: &str,
+) -> Result<Option<FaultTrigger>, Diagnostic> {
+    let Some(TriggerSpec { verb, nth, event, fault, time }) = spec else { return Ok(None) };
+    let given = [verb.is_some(), event.is_some(), fault.is_some(), time.is_some()];
+    if given.iter().filter(|given| **given).count() != 1 {
+        return Err(builder.error_at(path, "give exactly one of verb, event, fault, time"));
+    }
+    if nth.is_some() && verb.is_none() {
+        return Err(builder.error_at(&join_path(path, "nth"), "`nth` requires `verb`"));
+    }
+    if let Some(verb) = verb {
+        return Ok(Some(FaultTrigger::Call(*verb, nth.unwrap_or(1))));
+    }
+    if let Some(time) = time {
+        return Ok(Some(FaultTrigger::Time(time.0)));
+    }
+    if let Some(event) = event {
+        if !AsyncEvent::NAMES.contains(&event.as_str()) {
+            let message = format!("{event:?} is not an asynchronous event");
+            let names = AsyncEvent::NAMES.join(", ");
+            return Err(builder
+                .error_at(&join_path(path, "event"), message)
+                .help(format!("use one of {names}")));
+        }
+        return Ok(Some(FaultTrigger::Event(event.clone())));
+    }
+    let wanted = fault.as_deref().unwrap_or_default();
+    let name_of = |(index, fault): (usize, &FaultSpec)| {
+        fault.name.clone().unwrap_or_else(|| format!("fault {}", index + 1))
+    };
+    let names: Vec<String> = builder.file.fault.iter().enumerate().map(name_of).collect();
+    match names.iter().position(|name| name == wanted) {
+        Some(index) => Ok(Some(FaultTrigger::Fault(index as u32 + 1))),
+        None => {
+            let message = format!("no fault has the name {wanted:?}");
+            let names = names.join(", ");
+            Err(builder.error_at(&join_path(path, "fault"), message).help(format!("the faults are: {names}")))
+        }
+    }
+}
 
 fn is_packet_action(action: &FaultAction) -> bool {
     matches!(

@@ -4,9 +4,10 @@ use super::{EcnSpec, PfcSpec};
 use crate::quantity::{CountRange, IntegerRange, Probability, PsnRange, Rate, Size, Time, TimeWindow};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use softhca_engine::AsyncEvent;
 use softhca_fabric::{CmMessage, HeaderField};
 use softhca_queue::CompletionStatus;
+use softhca_queue::cm::EventType;
+pub use softhca_queue::{Errno, InjectedEvent, Verb};
 use softhca_wire::NakCode;
 
 /// An injected fault. `on` selects packets on a link, `link` the link itself, `switch` a switch, `host` a host, `qp` the
@@ -26,8 +27,21 @@ pub struct FaultSpec {
     pub host: Option<String>,
     /// A queue pair whose completions the action changes.
     pub qp: Option<String>,
-    /// A verb that the program of the host calls.
+    /// A verb that the program of the host calls: `reg_mr`, `rdma_connect`.
     pub verb: Option<Verb>,
+    /// The object of the verb in order of creation, from 1: the second queue pair, completion queue or region that the
+    /// program created. All by default.
+    pub object: Option<u32>,
+    /// The n-th call or completion only, from 1: short for `skip = n - 1` and `times = 1`.
+    pub nth: Option<u64>,
+    /// Only in processes with this name (`/proc/PID/comm`).
+    pub process: Option<String>,
+    /// Only after this.
+    pub after: Option<TriggerSpec>,
+    /// Only until this.
+    pub until: Option<TriggerSpec>,
+    /// The vendor error of a completion, with the action `set-status`.
+    pub vendor_error: Option<u32>,
     /// Selects packets; all packets by default.
     #[serde(default, rename = "match")]
     pub packet_match: PacketMatch,
@@ -57,14 +71,31 @@ pub struct FaultSpec {
     pub optional: bool,
 }
 
-/// A verb that a program calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Verb {
-    /// Post a send work request.
-    PostSend,
-    /// Post a receive work request.
-    PostReceive,
+/// What begins or ends the time in which a fault of a program applies: one of the keys.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct TriggerSpec {
+    /// The n-th call of this verb, on any object.
+    pub verb: Option<Verb>,
+    /// Which call of `verb`; the first by default.
+    pub nth: Option<u64>,
+    /// An asynchronous event of the device: `PORT_ERR`.
+    pub event: Option<String>,
+    /// Another fault fired, by its name.
+    pub fault: Option<String>,
+    /// A time since the program opened its device.
+    pub time: Option<Time>,
+}
+
+/// An event of the connection manager in place of the result of a call.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct CmEventSpec {
+    /// The event.
+    pub event: EventType,
+    /// Its status: a negative errno, or the reason of a rejection; 0 by default.
+    #[serde(default)]
+    pub status: i32,
 }
 
 overridable! {
@@ -223,16 +254,24 @@ pub enum FaultAction {
     WithholdReceives(Time),
     /// Hosts: the program waits this time after each receive before it posts the next.
     DelayReceives(Time),
-    /// Hosts: the program ends; its queue pairs are destroyed.
+    /// Hosts: the program ends; its queue pairs are destroyed. Verbs: the process ends in the call.
     Kill,
-    /// Hosts: the device raises an asynchronous event.
-    RaiseEvent(AsyncEventName),
-    /// Queue pairs: replace the status of completions.
+    /// Hosts and verbs: the device raises an asynchronous event, with its consequences.
+    RaiseEvent(InjectedEvent),
+    /// Queue pairs: replace the status of completions. A failure takes the queue pair to ERR.
     SetStatus(CompletionStatus),
-    /// Queue pairs: deliver completions later by this time.
+    /// Queue pairs: deliver completions, and all later ones of their queue, later by this time.
     DelayCompletion(Time),
-    /// Verbs: calls return this error.
+    /// Queue pairs: hold completions until this many have gathered in their queue, and deliver them at once.
+    BurstCompletions(u32),
+    /// Queue pairs: the completion overflows its completion queue.
+    OverflowCq,
+    /// Queue pairs: the completion is there, and its notification never comes.
+    DropNotification,
+    /// Verbs: calls return this error and have no effect.
     Fail(Errno),
+    /// Verbs of the connection manager: the result of the call is this event.
+    CmEvent(CmEventSpec),
 }
 
 /// Holds a packet back.
@@ -322,47 +361,6 @@ pub struct PauseStormSpec {
     /// Priority; 0 by default.
     #[serde(default)]
     pub priority: u8,
-}
-
-/// An asynchronous event that a fault can raise.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "the names are those of the verbs")]
-pub enum AsyncEventName {
-    PortErr,
-    PortActive,
-    GidChange,
-    DeviceFatal,
-}
-
-impl From<AsyncEventName> for AsyncEvent {
-    fn from(name: AsyncEventName) -> AsyncEvent {
-        match name {
-            AsyncEventName::PortErr => AsyncEvent::PortDown,
-            AsyncEventName::PortActive => AsyncEvent::PortActive,
-            AsyncEventName::GidChange => AsyncEvent::GidChange,
-            AsyncEventName::DeviceFatal => AsyncEvent::DeviceFatal,
-        }
-    }
-}
-
-/// An error of a verb, with its number on Linux.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[allow(missing_docs, reason = "the names are those of errno.h")]
-pub enum Errno {
-    EPERM = 1,
-    EIO = 5,
-    EAGAIN = 11,
-    ENOMEM = 12,
-    EINVAL = 22,
-}
-
-impl Errno {
-    /// The error with this number; EINVAL for all that scenarios do not name.
-    pub(crate) fn from_number(number: i32) -> Errno {
-        let all = [Errno::EPERM, Errno::EIO, Errno::EAGAIN, Errno::ENOMEM];
-        all.into_iter().find(|errno| *errno as i32 == number).unwrap_or(Errno::EINVAL)
-    }
 }
 
 /// A fault in the notation of Lumina.

@@ -43,9 +43,9 @@ pub use expect::{
     PauseExpectation, StateExpectation, SwitchExpectation, VerbErrorExpectation,
 };
 pub use fault::{
-    AsyncEventName, BurstSpec, ClassName, CorruptSpec, Errno, FaultAction, FaultSpec, FlapSpec,
+    BurstSpec, ClassName, CmEventSpec, CorruptSpec, Errno, FaultAction, FaultSpec, FlapSpec, InjectedEvent,
     LinkDirections, LinkDownSpec, LuminaEvent, LuminaKind, OneOrMany, PacketExpectation, PacketMatch,
-    PauseStormSpec, ReorderSpec, RewriteSpec, Verb,
+    PauseStormSpec, ReorderSpec, RewriteSpec, TriggerSpec, Verb,
 };
 pub use settings::{
     AccessRight, CongestionControlSpec, ConnectionSpec, DeviceSpec, EcnSpec, HostSpec, LinkSpec, PairSpec,

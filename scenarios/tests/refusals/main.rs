@@ -186,7 +186,7 @@ fn bursts_are_of_packets() {
         &["s.toml:17:1", "`burst` requires a packet fault"],
     );
     rejected(
-        &format!("[[fault]]\nhost = \"bob\"\nverb = \"post-send\"\naction = {{ fail = \"EIO\" }}\n{burst}"),
+        &format!("[[fault]]\nhost = \"bob\"\nverb = \"post_send\"\naction = {{ fail = \"EIO\" }}\n{burst}"),
         &["`burst` requires a packet fault"],
     );
     read(&fault("", &format!("optional = true\n{burst}"))).unwrap_or_else(|problem| panic!("{problem}"));

@@ -2,11 +2,13 @@
 
 use crate::abi::*;
 use crate::errno::{Rejection, check};
+use crate::faults;
 use crate::object;
 use crate::protection::{self, UseCount};
 use core::ffi::{c_int, c_uint};
 use core::mem::zeroed;
 use softhca::{AddressHandle, AddressVector, Gid};
+use softhca::{Resource, Verb};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The state of an `ibv_ah`.
@@ -91,7 +93,9 @@ pub unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *
 
 pub unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     // SAFETY: a handle of this library.
-    check!("ibv_destroy_ah", code, unsafe { object::find::<Ah>(ah) });
+    let state = check!("ibv_destroy_ah", code, unsafe { object::find::<Ah>(ah) });
+    let object = Some((Resource::AddressHandle, state.handle.handle()));
+    check!("ibv_destroy_ah", code, faults::announce(Verb::DestroyAh, object));
     // SAFETY: as above.
     drop(unsafe { object::destroy::<Ah>(ah) });
     0

@@ -3,10 +3,12 @@
 use crate::abi::*;
 use crate::completion_queue::Cq;
 use crate::errno::{Rejection, check};
+use crate::faults;
 use crate::{context, event_fd, object};
 use core::ffi::{c_int, c_uint, c_void};
 use parking_lot::{Condvar, Mutex};
 use softhca::CompletionChannel;
+use softhca::Verb;
 use std::collections::BTreeMap;
 
 /// The state of an `ibv_comp_channel`.
@@ -51,6 +53,7 @@ pub unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut 
     const VERB: &str = "ibv_create_comp_channel";
     // SAFETY: a context of this library.
     let open = check!(VERB, null, unsafe { context::find(context) });
+    check!(VERB, null, faults::announce(Verb::CreateCompChannel, None));
     let channel = check!(VERB, null, open.context.create_completion_channel());
     let fd = check!(VERB, null, event_fd::create(&std::os::fd::AsFd::as_fd(&channel)));
     object::create(
@@ -88,6 +91,7 @@ pub unsafe extern "C" fn get_cq_event(
     // SAFETY: a channel of ours has a context of this library.
     let open = check!(VERB, minus_one, unsafe { context::find((*channel).context) });
     check!(VERB, minus_one, open.context.check_process());
+    check!(VERB, minus_one, faults::announce(Verb::GetCqEvent, None));
     let found = event_fd::wait(fd, || {
         let queue = state.channel.poll()?;
         let queues = state.completion_queues.lock();

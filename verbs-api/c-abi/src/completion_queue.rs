@@ -4,9 +4,11 @@ use crate::abi::*;
 use crate::channel::{CompletionChannelState, Unacknowledged};
 use crate::errno::{Rejection, check};
 use crate::extended_poll::{self, PollCursor};
+use crate::faults;
 use crate::{context, errno, object};
 use core::ffi::{c_int, c_void};
 use softhca::{Completion, CompletionFlags, CompletionOpcode, CompletionQueue, CqNotify};
+use softhca::{Resource, Verb};
 
 /// The minimum size of a completion queue: HCAs round up, and programs that request one entry rely on it.
 const MIN_CQE: u32 = 16;
@@ -17,6 +19,13 @@ pub struct Cq {
     pub events: Unacknowledged,
     pub async_events: Unacknowledged,
     pub polling: PollCursor,
+}
+
+impl Cq {
+    /// The queue as the object of a call.
+    pub fn object(&self) -> Option<(Resource, u32)> {
+        Some((Resource::CompletionQueue, self.queue.handle()))
+    }
 }
 
 object::kinds! {
@@ -131,6 +140,7 @@ pub unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     const VERB: &str = "ibv_destroy_cq";
     // SAFETY: a queue of this library.
     let state = check!(VERB, code, unsafe { find(cq) });
+    check!(VERB, code, faults::announce(Verb::DestroyCq, state.object()));
     if state.queue.is_in_use() {
         let why = "queue pairs or shared receive queues use the completion queue: destroy them first";
         return Rejection::busy(why).code(VERB);
@@ -223,19 +233,25 @@ fn work_completion(completion: &Completion) -> ibv_wc {
 pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, mut into: *mut ibv_wc) -> c_int {
     // SAFETY: a queue of this library.
     let state = check!("ibv_poll_cq", negative, unsafe { find_of_this_process(cq) });
-    let polled = state.queue.poll_each(num_entries.max(0) as usize, |completion| {
+    let most = num_entries.max(0) as usize;
+    let take = |completion| {
         // SAFETY: the caller's array has `num_entries` entries, and no more completions are polled.
         unsafe {
             *into = work_completion(&completion);
             into = into.add(1);
         }
-    });
-    polled as c_int
+    };
+    if faults::is_announced(Verb::PollCq) {
+        let check = || faults::announce(Verb::PollCq, state.object());
+        return check!("ibv_poll_cq", negative, state.queue.poll_each_checked(most, check, take)) as c_int;
+    }
+    state.queue.poll_each(most, take) as c_int
 }
 
 pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: a queue of this library.
     let state = check!("ibv_req_notify_cq", code, unsafe { find_of_this_process(cq) });
+    check!("ibv_req_notify_cq", code, faults::announce(Verb::ReqNotifyCq, state.object()));
     let notify = if solicited_only == 0 { CqNotify::NextCompletion } else { CqNotify::SolicitedOnly };
     state.queue.request_notification(notify);
     0

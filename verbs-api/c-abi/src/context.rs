@@ -4,12 +4,12 @@ use crate::abi::*;
 use crate::device::DeviceState;
 use crate::errno::{Rejection, check};
 use crate::{
-    completion_queue, destroyed_context, device, event_fd, extended_poll, object, post, protection, query,
-    queue_pair, shared_receive,
+    completion_queue, destroyed_context, device, event_fd, extended_poll, faults, object, post, protection,
+    query, queue_pair, shared_receive,
 };
 use core::ffi::{c_int, c_void};
 use parking_lot::Mutex;
-use softhca::{DeviceAttributes, PortAttributes};
+use softhca::{DeviceAttributes, PortAttributes, Verb};
 use std::collections::BTreeMap;
 
 /// The state of an `ibv_context`.
@@ -100,6 +100,7 @@ pub unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_contex
     if device.is_null() {
         return Rejection::invalid("the device is null").null(VERB);
     }
+    check!(VERB, null, faults::announce(Verb::OpenDevice, None));
     // SAFETY: a device of this library.
     let device_state = unsafe { device::of(device) };
     let opened = softhca::Device::daemon_host(None, Some(&device_state.host.name));
@@ -125,6 +126,7 @@ pub unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     const VERB: &str = "ibv_close_device";
     // SAFETY: a context of this library, as the caller says.
     check!(VERB, minus_one, unsafe { find(context) });
+    check!(VERB, minus_one, faults::announce(Verb::CloseDevice, None));
     let verbs = verbs_context_of(context);
     // SAFETY: the context is open, so it exists.
     let descriptors = unsafe { [(*context).async_fd, (*context).cmd_fd] };

@@ -1,10 +1,11 @@
 //! The device list: a process sees the devices of its host.
 
 use crate::abi::*;
-use crate::errno::Rejection;
+use crate::errno::{Rejection, check};
+use crate::faults;
 use core::ffi::{CStr, c_char, c_int};
 use parking_lot::Mutex;
-use softhca::HostDevice;
+use softhca::{HostDevice, Verb};
 use std::collections::BTreeMap;
 use std::sync::Once;
 
@@ -100,6 +101,7 @@ fn mark_use() {
 }
 
 pub unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    check!("ibv_get_device_list", null, faults::announce(Verb::GetDeviceList, None));
     let found = host_devices();
     // SAFETY: plain allocation, checked below; programs free it with `free_device_list`.
     let list =

@@ -22,6 +22,10 @@ enum Reason {
 
 impl From<Error> for Rejection {
     fn from(error: Error) -> Rejection {
+        if let Error::InjectedKill { .. } = error {
+            // SAFETY: the process ends here, as the user's fault rule says.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        }
         Rejection { errno: error.errno(), why: Reason::Error(error) }
     }
 }

@@ -5,11 +5,13 @@ use crate::channel::Unacknowledged;
 use crate::completion_queue::Cq;
 use crate::context::{self, ContextState};
 use crate::errno::check;
+use crate::faults;
 use crate::queue_pair::Qp;
 use crate::shared_receive::Srq;
 use crate::{event_fd, object};
 use core::ffi::c_int;
 use softhca::AsyncEvent;
+use softhca::Verb;
 
 const CQ_ERR: c_int = 0;
 const QP_FATAL: c_int = 1;
@@ -24,6 +26,8 @@ const SRQ_ERR: c_int = 14;
 const SRQ_LIMIT_REACHED: c_int = 15;
 const QP_LAST_WQE_REACHED: c_int = 16;
 const GID_CHANGE: c_int = 18;
+const LID_CHANGE: c_int = 11;
+const PKEY_CHANGE: c_int = 12;
 
 /// The object of an event: its kind and its number.
 enum EventElement {
@@ -49,6 +53,8 @@ fn event_type(event: AsyncEvent) -> (c_int, EventElement) {
         PortDown => (PORT_ERR, EventElement::Port),
         GidChange => (GID_CHANGE, EventElement::Port),
         DeviceFatal => (DEVICE_FATAL, EventElement::Port),
+        LidChange => (LID_CHANGE, EventElement::Port),
+        PkeyChange => (PKEY_CHANGE, EventElement::Port),
     }
 }
 
@@ -97,6 +103,7 @@ pub unsafe extern "C" fn get_async_event(context: *mut ibv_context, into: *mut i
     // SAFETY: a context of this library.
     let open = check!(VERB, minus_one, unsafe { context::find(context) });
     check!(VERB, minus_one, open.context.check_process());
+    check!(VERB, minus_one, faults::announce(Verb::GetAsyncEvent, None));
     // SAFETY: as above.
     let fd = unsafe { (*context).async_fd };
     let found = event_fd::wait(fd, || {

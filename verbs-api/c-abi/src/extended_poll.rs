@@ -3,11 +3,13 @@
 use crate::abi::*;
 use crate::completion_queue::{self, Cq};
 use crate::errno::{Rejection, check};
+use crate::faults;
 use crate::object;
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null;
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
+use softhca::Verb;
 use softhca::{Completion, CompletionStatus};
 use std::cell::UnsafeCell;
 
@@ -101,7 +103,12 @@ pub fn new_cq_ex(
 /// Polls the next completion for the holder of the lock.
 unsafe fn next_completion(cq: *mut ibv_cq_ex, state: &Cq) -> c_int {
     let mut next = None;
-    state.queue.poll_each(1, |completion| next = Some(completion));
+    let polled = state.queue.poll_each_checked(
+        1,
+        || faults::announce(Verb::PollCq, state.object()),
+        |completion| next = Some(completion),
+    );
+    check!("ibv_start_poll", code, polled);
     let Some(completion) = next else { return libc::ENOENT };
     // SAFETY: the caller holds the lock; the structure belongs to the queue.
     unsafe {

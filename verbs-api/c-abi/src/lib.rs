@@ -20,6 +20,7 @@ mod errno;
 mod event_fd;
 mod events;
 mod extended_poll;
+mod faults;
 mod modify;
 mod names;
 mod object;

@@ -3,6 +3,7 @@
 use crate::abi::*;
 use crate::address::Ah;
 use crate::errno::{Rejection, check};
+use crate::faults;
 use crate::protection::Mw;
 use crate::queue_pair::{self, Qp};
 use crate::{errno, object};
@@ -11,6 +12,7 @@ use softhca::{
     AccessFlags, Error, LocalKey, MemoryWindowBind, Operation, QpState, QpType, Qpn, QueueKey,
     ReceiveRequest, RemoteAddress, RemoteKey, SendBatch, SendFlags, SendImmOrInvalidate, SendRequest, Sge,
 };
+use softhca::{Resource, Verb};
 
 /// The most scatter/gather entries in a work request.
 pub const MAX_SGE: usize = 32;
@@ -223,6 +225,8 @@ pub unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, info: *mut ib
     let (state, info) = (check!(VERB, code, unsafe { queue_pair::find(qp) }), unsafe { &*info });
     // SAFETY: as above.
     let window = check!(VERB, code, unsafe { object::find::<Mw>(mw) });
+    let object = Some((Resource::QueuePair, state.pair.qpn().value()));
+    check!(VERB, code, faults::announce(Verb::BindMw, object));
     let flags = check!(VERB, code, send_flags(info.send_flags));
     // SAFETY: as above.
     let present = unsafe { (*mw).rkey };

@@ -2,11 +2,13 @@
 
 use crate::abi::*;
 use crate::errno::{Rejection, check};
+use crate::faults;
 use crate::{context, errno, object};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::NonNull;
 use parking_lot::Mutex;
 use softhca::{AccessFlags, MemoryRegion, MemoryWindow, MemoryWindowType, ProtectionDomain};
+use softhca::{Resource, Verb};
 use std::sync::Arc;
 
 /// The state of an `ibv_pd`. A parent domain is another handle of its protection domain.
@@ -58,6 +60,8 @@ pub unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     const VERB: &str = "ibv_dealloc_pd";
     // SAFETY: a domain of this library.
     let state = check!(VERB, code, unsafe { object::find::<Pd>(pd) });
+    let object = Some((Resource::ProtectionDomain, state.domain.handle()));
+    check!(VERB, code, faults::announce(Verb::DeallocPd, object));
     let users = Arc::strong_count(&state.in_use) - 1;
     if users > 0 {
         return Rejection::busy(format!(
@@ -363,7 +367,9 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_int) -> *mut ibv_mw {
 
 pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     // SAFETY: a window of this library.
-    check!("ibv_dealloc_mw", code, unsafe { object::find::<Mw>(mw) });
+    let state = check!("ibv_dealloc_mw", code, unsafe { object::find::<Mw>(mw) });
+    let window = Some((Resource::MemoryWindow, state.window.rkey().0));
+    check!("ibv_dealloc_mw", code, faults::announce(Verb::DeallocMw, window));
     // SAFETY: as above.
     drop(unsafe { object::destroy::<Mw>(mw) });
     0

@@ -4,8 +4,10 @@ use crate::abi::*;
 use crate::address::wrong_port;
 use crate::context;
 use crate::errno::{Rejection, check};
+use crate::faults;
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::mem::zeroed;
+use softhca::Verb;
 use softhca::{Gid, PortState};
 
 /// The only P_Key: the default partition with full membership.
@@ -64,6 +66,7 @@ fn device_attr(open: &context::ContextState) -> ibv_device_attr {
 pub unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     // SAFETY: a context of this library.
     let open = check!("ibv_query_device", code, unsafe { context::find(context) });
+    check!("ibv_query_device", code, faults::announce(Verb::QueryDevice, None));
     // SAFETY: a valid pointer of the caller.
     unsafe { *attr = device_attr(open) };
     0
@@ -77,6 +80,7 @@ pub unsafe extern "C" fn query_device_ex(
 ) -> c_int {
     // SAFETY: a context of this library.
     let open = check!("ibv_query_device_ex", code, unsafe { context::find(context) });
+    check!("ibv_query_device_ex", code, faults::announce(Verb::QueryDevice, None));
     // SAFETY: an input begins with a mask of further requests; none is supported.
     if !input.is_null() && unsafe { *input.cast::<u32>() } != 0 {
         return Rejection::invalid("comp_mask of the input is not 0").code("ibv_query_device_ex");
@@ -112,6 +116,7 @@ pub unsafe extern "C" fn query_port_sized(
 ) -> c_int {
     // SAFETY: a context of this library.
     let open = check!("ibv_query_port", code, unsafe { find_port(context, port.into()) });
+    check!("ibv_query_port", code, faults::announce(Verb::QueryPort, None));
     // SAFETY: zero is valid for every field.
     let mut all: ibv_port_attr = unsafe { zeroed() };
     (all.state, all.phys_state) = match open.context.port_state() {
@@ -180,6 +185,7 @@ pub unsafe extern "C" fn query_gid(
 ) -> c_int {
     // SAFETY: a context of this library.
     let gid = check!("ibv_query_gid", minus_one, unsafe { find_gid(context, port.into(), index.into()) });
+    check!("ibv_query_gid", minus_one, faults::announce(Verb::QueryGid, None));
     // SAFETY: a valid pointer of the caller.
     unsafe { *into = gid.0 };
     0
@@ -235,6 +241,7 @@ pub unsafe extern "C" fn query_gid_ex(
     const VERB: &str = "ibv_query_gid_ex";
     // SAFETY: a context of this library.
     let gid = check!(VERB, code, unsafe { find_gid(context, port, index.into()) });
+    check!(VERB, code, faults::announce(Verb::QueryGid, None));
     if flags != 0 {
         return Rejection::invalid(format!("flags {flags:#x} are unknown")).code(VERB);
     }
@@ -296,6 +303,7 @@ pub unsafe extern "C" fn query_pkey(
     const VERB: &str = "ibv_query_pkey";
     // SAFETY: a context of this library.
     check!(VERB, minus_one, unsafe { find_port(context, port.into()) });
+    check!(VERB, minus_one, faults::announce(Verb::QueryPkey, None));
     if index != 0 {
         return Rejection::invalid(format!(
             "P_Key index {index} does not exist: the table has one entry, index 0"

@@ -3,11 +3,13 @@
 use crate::abi::*;
 use crate::channel::Unacknowledged;
 use crate::errno::{Rejection, check};
+use crate::faults;
 use crate::protection::{self, UseCount};
 use crate::work_builder::{self, WorkRequestBuilder};
 use crate::{completion_queue, context, errno, object, rdma_cm, shared_receive};
 use core::ffi::{c_int, c_uint};
 use softhca::{Error, Gid, QpState, QpType, QueuePair, QueuePairBuilder};
+use softhca::{Resource, Verb};
 
 /// The state of an `ibv_qp`, extended or not.
 pub struct Qp {
@@ -299,6 +301,8 @@ fn report_capabilities(cap: &mut ibv_qp_cap, kind: QpType, has_shared: bool) {
 pub unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: a queue pair of this library.
     let state = check!("ibv_destroy_qp", code, unsafe { find(qp) });
+    let object = Some((Resource::QueuePair, state.pair.qpn().value()));
+    check!("ibv_destroy_qp", code, faults::announce(Verb::DestroyQp, object));
     // SAFETY: as above.
     if let Some(open) = unsafe { context::of((*qp).context) } {
         open.objects.lock().queue_pairs.remove(&state.pair.qpn().value());

@@ -3,9 +3,11 @@
 use crate::abi::*;
 use crate::channel::Unacknowledged;
 use crate::errno::{Rejection, check};
+use crate::faults;
 use crate::protection::{self, Pd, UseCount};
 use crate::{completion_queue, context, errno, object, post};
 use core::ffi::{c_int, c_void};
+use softhca::{Resource, Verb};
 use softhca::{SharedReceiveQueue, XrcDomain};
 
 /// The state of an `ibv_srq`.
@@ -196,6 +198,8 @@ pub unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     const VERB: &str = "ibv_destroy_srq";
     // SAFETY: a queue of this library.
     let state = check!(VERB, code, unsafe { find(srq) });
+    let object = Some((Resource::SharedReceiveQueue, state.queue.srqn()));
+    check!(VERB, code, faults::announce(Verb::DestroySrq, object));
     if state.queue.is_in_use() {
         return Rejection::busy("queue pairs use the shared receive queue: destroy them first").code(VERB);
     }
@@ -249,6 +253,7 @@ pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
     const VERB: &str = "ibv_close_xrcd";
     // SAFETY: a domain of this library.
     let state = check!(VERB, code, unsafe { object::find::<Xrcd>(xrcd) });
+    check!(VERB, code, faults::announce(Verb::CloseXrcd, None));
     if state.domain.is_in_use() {
         return Rejection::busy("queue pairs or shared receive queues use the XRC domain").code(VERB);
     }

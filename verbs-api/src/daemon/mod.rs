@@ -234,9 +234,13 @@ impl DaemonBackend {
         if let Some((part, file)) = range.shared() {
             let shared = Some(SharedRange { offset: part.start, length: part.end - part.start });
             let backing = Some(RegionBacking::ProcessMemory { address, shared });
-            if let Ok((reply, _)) = self.request(command, backing, &[file]) {
-                self.replace_range(command, &reply, Some(range));
-                return Ok(reply);
+            match self.request(command, backing, &[file]) {
+                Ok((reply, _)) => {
+                    self.replace_range(command, &reply, Some(range));
+                    return Ok(reply);
+                }
+                Err(error @ (Error::Injected { .. } | Error::InjectedKill { .. })) => return Err(error),
+                Err(_) => {}
             }
             // The daemon may have no room for another mapping.
             range.unshare();

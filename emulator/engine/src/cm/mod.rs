@@ -155,6 +155,15 @@ impl ConnectionManager {
         );
     }
 
+    /// Raises an event that a fault injects in place of the result of a call. A failed connection is closed.
+    pub fn raise_injected(&mut self, ctx: &mut Context<'_>, id: CmId, event: EventType, status: i32) {
+        use EventType::{ConnectError, Disconnected, Rejected, Unreachable};
+        if matches!(event, ConnectError | Disconnected | Rejected | Unreachable) {
+            self.set_state(ctx, id, CmState::Closed);
+        }
+        self.raise_simple_event(ctx, id, event, status);
+    }
+
     /// Changes the state of an identifier.
     fn set_state(&mut self, ctx: &mut Context<'_>, id: CmId, to: CmState) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };

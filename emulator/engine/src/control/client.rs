@@ -61,6 +61,9 @@ impl Hca {
             let _ = self.state.protection.free_protection_domain(client, domain);
         }
         self.clients.remove(&client);
+        self.forget_process_faults(ctx, client);
+        // A device that failed is reset when nothing uses it any more.
+        self.state.device_failed &= !self.clients.is_empty();
         regions
     }
 

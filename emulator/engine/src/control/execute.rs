@@ -32,8 +32,33 @@ fn known(access: AccessFlags) -> AccessFlags {
 }
 
 impl Hca {
-    /// Executes a control verb of a client.
+    /// Executes a control verb of a client, unless a fault of its process hits it.
     pub fn execute(
+        &mut self,
+        ctx: &mut Context<'_>,
+        client: ClientId,
+        command: Command,
+        attachments: &mut Attachments,
+    ) -> Result<Reply, VerbsError> {
+        if self.state.device_failed && command.call().is_some() {
+            return Err(VerbsError::DeviceFailed);
+        }
+        if self.state.faults.is_none() {
+            return self.execute_command(ctx, client, command, attachments);
+        }
+        if let Some(reply) = self.inject_into_call(ctx, client, &command)? {
+            return Ok(reply);
+        }
+        let creates =
+            command.creates().is_some() || matches!(command, Command::Cm(cm::Command::CreateEventChannel));
+        let result = self.execute_command(ctx, client, command, attachments);
+        if let (true, Ok(reply)) = (creates, &result) {
+            self.note_created(client, reply);
+        }
+        result
+    }
+
+    fn execute_command(
         &mut self,
         ctx: &mut Context<'_>,
         client: ClientId,
@@ -110,6 +135,9 @@ impl Hca {
             Command::AttachMulticast { qpn, group } => self.attach_multicast(client, qpn, group)?,
             Command::DetachMulticast { qpn, group } => self.detach_multicast(client, qpn, group)?,
             Command::QueryPort => return Ok(Reply::PortState(self.port_state())),
+            Command::InjectFaults(faults) => self.set_process_faults(ctx, client, faults),
+            Command::AnnounceCall { .. } => {}
+            Command::RaiseEvent { event, object } => self.raise_injected_event(ctx, event, object),
             Command::Cm(command) => return self.execute_cm(ctx, client, command).map(Reply::Cm),
             Command::TransitionQueuePair(transition) => {
                 return self.transition_queue_pair(ctx, client, &transition).map(Reply::Cm);

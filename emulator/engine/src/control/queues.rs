@@ -60,6 +60,7 @@ impl Hca {
             });
         }
         self.state.completion_queues.remove(cq.0);
+        self.state.discard_held_completions(cq);
         Ok(())
     }
 

@@ -6,6 +6,7 @@ mod transmit;
 
 use crate::cm::ConnectionManager;
 use crate::hca_state::HcaState;
+use crate::injection::HELD_COMPLETIONS;
 use crate::peer_window::PeerWindow;
 use crate::queue_pair::{PEER_WINDOW, QueuePair};
 use crate::random::next_random;
@@ -347,6 +348,10 @@ impl Hca {
                 self.cm.expire(&mut self.state, ctx, at);
                 continue;
             }
+            if qpn == HELD_COMPLETIONS {
+                self.state.release_held_completions(ctx);
+                continue;
+            }
             let Some(qp) = self.queue_pairs.get_mut(qpn.value()) else { continue };
             if qp.timer_at == Some(at) {
                 qp.timer_at = None;
@@ -383,11 +388,14 @@ impl Hca {
         self.handle_cq_overflows(ctx);
     }
 
-    /// Fails the queue pairs of overflowed completion queues.
+    /// Fails the queue pairs of overflowed completion queues, and those whose completions faults made fail.
     #[inline]
     pub(crate) fn handle_cq_overflows(&mut self, ctx: &mut Context<'_>) {
         if !self.state.overflowed_cqs.is_empty() {
             self.fail_overflowed_cqs(ctx);
+        }
+        if self.state.faults.is_some() {
+            self.fail_injected_qps(ctx);
         }
     }
 
@@ -428,6 +436,7 @@ impl Hca {
 
     /// Raises an asynchronous event of the port or the device.
     pub fn raise_async_event(&mut self, ctx: &mut Context<'_>, event: AsyncEvent) {
+        self.state.note_async_event(event.name());
         ctx.emit(Event::AsyncEventRaised { client: None, event });
     }
 

@@ -3,7 +3,7 @@
 use super::Hca;
 use crate::addressing::priority;
 use crate::control_packets::{Body, ControlPacket};
-use crate::{Context, Event, PacketBatch, Peer, PacketSummary, TransmitGate};
+use crate::{Context, DropReason, Event, PacketBatch, PacketSummary, Peer, TransmitGate};
 use core::net::IpAddr;
 use softhca_wire::{Opcode, Qpn};
 
@@ -11,6 +11,23 @@ impl Hca {
     /// Builds the next packets of one queue pair in `buffer`, at most `max_packets`. `None` if nothing can be sent
     /// now.
     pub fn transmit(
+        &mut self,
+        ctx: &mut Context<'_>,
+        gate: &mut dyn TransmitGate,
+        buffer: &mut [u8],
+        max_packets: usize,
+    ) -> Option<PacketBatch> {
+        loop {
+            let batch = self.next_batch(ctx, gate, buffer, max_packets)?;
+            if !self.state.port_fault {
+                return Some(batch);
+            }
+            // An injected PORT_ERR: what the port sends is lost.
+            ctx.emit(Event::PacketDropped { qp: batch.qpn, packet: None, reason: DropReason::PortDown });
+        }
+    }
+
+    fn next_batch(
         &mut self,
         ctx: &mut Context<'_>,
         gate: &mut dyn TransmitGate,

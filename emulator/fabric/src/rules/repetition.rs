@@ -4,182 +4,7 @@ use super::flow::FlowId;
 use super::flow_history::ObservedPacket;
 use crate::{Direction, Seed};
 use alloc::collections::{BTreeMap, BTreeSet};
-use core::fmt;
-use core::num::NonZeroU64;
-
-/// How often a rule acts on matching packets; by default always.
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Repeat {
-    /// The number of packets to skip first.
-    pub skip: u64,
-    /// The maximum number of hits; `None` for no limit.
-    pub times: Option<u64>,
-    /// Which of the remaining packets are hit.
-    pub choice: Choice,
-    /// The scope of the counts.
-    pub scope: Scope,
-}
-
-impl Repeat {
-    /// The first `times` packets.
-    pub fn times(times: u64) -> Repeat {
-        Repeat { times: Some(times), ..Repeat::default() }
-    }
-
-    /// A choice without a limit.
-    pub fn choice(choice: Choice) -> Repeat {
-        Repeat { choice, ..Repeat::default() }
-    }
-}
-
-/// Which packets share a count.
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Scope {
-    /// All matching packets. With several flows, their order determines which is hit.
-    #[default]
-    Rule,
-    /// Each flow and direction separately.
-    Flow,
-}
-
-/// Which matching packets are hit.
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Choice {
-    /// All packets.
-    #[default]
-    All,
-    /// Every n-th packet.
-    Every(NonZeroU64),
-    /// The packets at an `X` of a repeated pattern.
-    Pattern(Pattern),
-    /// Each packet with this probability, independently.
-    Probability {
-        /// The probability in parts per billion.
-        per_billion: u32,
-    },
-    /// Bursts.
-    Burst(GilbertElliott),
-}
-
-/// A sequence of hits and misses such as `XOO`, at most 64.
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(try_from = "alloc::string::String", into = "alloc::string::String")
-)]
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Pattern {
-    /// Bit n is set if packet n is a hit.
-    hits: u64,
-    length: u8,
-}
-
-impl Pattern {
-    /// Parses a pattern of `X` (hit) and `O` (miss) in either case.
-    ///
-    /// ```
-    /// use softhca_fabric::{Pattern, PatternError};
-    /// assert_eq!(Pattern::parse("XOO").unwrap().to_string(), "XOO");
-    /// assert_eq!(Pattern::parse("X-O"), Err(PatternError::InvalidChar('-')));
-    /// ```
-    pub fn parse(text: &str) -> Result<Pattern, PatternError> {
-        let mut pattern = Pattern { hits: 0, length: 0 };
-        for letter in text.chars() {
-            if pattern.length == 64 {
-                return Err(PatternError::TooLong);
-            }
-            let hit = match letter {
-                'X' | 'x' => 1,
-                'O' | 'o' => 0,
-                other => return Err(PatternError::InvalidChar(other)),
-            };
-            pattern.hits |= hit << pattern.length;
-            pattern.length += 1;
-        }
-        if pattern.length == 0 { Err(PatternError::Empty) } else { Ok(pattern) }
-    }
-
-    /// Whether the packet with this index is hit when the pattern repeats.
-    pub const fn hits(self, index: u64) -> bool {
-        self.hits >> (index % self.length as u64) & 1 == 1
-    }
-
-    /// Whether the pattern has no hit.
-    pub const fn never_hits(self) -> bool {
-        self.hits == 0
-    }
-}
-
-#[cfg(feature = "serde")]
-impl TryFrom<alloc::string::String> for Pattern {
-    type Error = PatternError;
-
-    fn try_from(text: alloc::string::String) -> Result<Pattern, PatternError> {
-        Pattern::parse(&text)
-    }
-}
-
-#[cfg(feature = "serde")]
-impl From<Pattern> for alloc::string::String {
-    fn from(pattern: Pattern) -> alloc::string::String {
-        alloc::format!("{pattern}")
-    }
-}
-
-impl fmt::Display for Pattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (0..self.length).try_for_each(|n| f.write_str(if self.hits(n.into()) { "X" } else { "O" }))
-    }
-}
-
-impl fmt::Debug for Pattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pattern({self})")
-    }
-}
-
-/// Why text is not a valid [`Pattern`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PatternError {
-    /// The text is empty.
-    Empty,
-    /// The text has more than 64 letters.
-    TooLong,
-    /// A letter is neither `X` nor `O`.
-    InvalidChar(char),
-}
-
-impl fmt::Display for PatternError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            PatternError::Empty => f.write_str("the pattern is empty"),
-            PatternError::TooLong => f.write_str("the pattern has more than 64 letters"),
-            PatternError::InvalidChar(letter) => {
-                write!(f, "the pattern has {letter:?}; only X and O are valid")
-            }
-        }
-    }
-}
-
-impl core::error::Error for PatternError {}
-
-/// The Gilbert-Elliott model: each flow is in a good or a bad state and may change state with each packet; it
-/// starts in the good state. All values are parts per billion.
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GilbertElliott {
-    /// Probability of a change from good to bad.
-    pub good_to_bad: u32,
-    /// Probability of a change from bad to good.
-    pub bad_to_good: u32,
-    /// Probability of a hit in the good state.
-    pub hit_in_good: u32,
-    /// Probability of a hit in the bad state.
-    pub hit_in_bad: u32,
-}
+use softhca_queue::{Choice, GilbertElliott, Repeat, Scope};
 
 /// The input of a draw, without the seed.
 #[derive(Clone, Copy, Debug)]
@@ -248,7 +73,7 @@ impl RepeatState {
             Choice::Probability { per_billion } => {
                 seed.happens(per_billion, &draw_key.words(DrawPurpose::Chance))
             }
-            Choice::Burst(burst) => burst.next(&mut self.bad, seed, draw_key),
+            Choice::Burst(burst) => next_in_burst(&burst, &mut self.bad, seed, draw_key),
         };
         let hit = hit && repeat.times.is_none_or(|times| count.hit < times);
         count.hit += u64::from(hit);
@@ -256,29 +81,31 @@ impl RepeatState {
     }
 }
 
-impl GilbertElliott {
-    fn next(&self, bad: &mut BTreeSet<(Direction, Option<FlowId>)>, seed: Seed, draw_key: &DrawKey) -> bool {
-        let flow = draw_key.flow();
-        let was_bad = bad.contains(&flow);
-        let change = if was_bad { self.bad_to_good } else { self.good_to_bad };
-        let is_bad = was_bad ^ seed.happens(change, &draw_key.words(DrawPurpose::BurstState));
-        if is_bad != was_bad {
-            if is_bad {
-                bad.insert(flow)
-            } else {
-                bad.remove(&flow)
-            };
-        }
-        let hit = if is_bad { self.hit_in_bad } else { self.hit_in_good };
-        seed.happens(hit, &draw_key.words(DrawPurpose::BurstHit))
+/// The next state of a flow in the Gilbert-Elliott model, and whether the packet is hit.
+fn next_in_burst(
+    burst: &GilbertElliott,
+    bad: &mut BTreeSet<(Direction, Option<FlowId>)>,
+    seed: Seed,
+    draw_key: &DrawKey,
+) -> bool {
+    let flow = draw_key.flow();
+    let was_bad = bad.contains(&flow);
+    let change = if was_bad { burst.bad_to_good } else { burst.good_to_bad };
+    let is_bad = was_bad ^ seed.happens(change, &draw_key.words(DrawPurpose::BurstState));
+    if is_bad != was_bad {
+        if is_bad {
+            bad.insert(flow)
+        } else {
+            bad.remove(&flow)
+        };
     }
+    let hit = if is_bad { burst.hit_in_bad } else { burst.hit_in_good };
+    seed.happens(hit, &draw_key.words(DrawPurpose::BurstHit))
 }
 
-impl Choice {
-    /// Whether the choice draws, which requires the transmission count.
-    pub(crate) const fn needs_history(&self) -> bool {
-        matches!(self, Choice::Probability { .. } | Choice::Burst(_))
-    }
+/// Whether a choice draws, which requires the transmission count.
+pub(crate) const fn draws(choice: &Choice) -> bool {
+    matches!(choice, Choice::Probability { .. } | Choice::Burst(_))
 }
 
 #[cfg(test)]
@@ -288,6 +115,8 @@ mod tests {
     use crate::{FlowTable, PER_BILLION};
     use alloc::string::String;
     use alloc::vec::Vec;
+    use core::num::NonZeroU64;
+    use softhca_queue::{Pattern, PatternError};
     use softhca_wire::Operation;
 
     fn draw_key(flow_id: u32, position: i64) -> DrawKey {

@@ -2,9 +2,10 @@
 
 use super::action::Action;
 use super::flow_history::ObservedPacket;
-use super::repetition::{DrawKey, Repeat, RepeatState};
+use super::repetition::{DrawKey, RepeatState, draws};
 use super::selector::Selector;
 use crate::{Direction, Frame, Seed};
+use softhca_queue::Repeat;
 
 /// Identifies a rule within a run. Draws depend on it, so it should not change when other rules are added or
 /// removed.
@@ -29,7 +30,7 @@ pub struct Rule {
 impl Rule {
     /// Whether the rule depends on earlier packets of a flow.
     pub(crate) const fn needs_history(&self) -> bool {
-        self.selector.needs_history() || self.repeat.choice.needs_history()
+        self.selector.needs_history() || draws(&self.repeat.choice)
     }
 }
 

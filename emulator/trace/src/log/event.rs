@@ -4,12 +4,12 @@ use super::value::{EffectData, FieldSchema, Keyword, LogField, LogValue, log_str
 use serde::{Deserialize, Serialize};
 use softhca_engine::{
     AsyncEvent, ClientId, CmChannelId, CmDropReason, CmFailure, CmId, CmMessageKind, CqId, DropReason, Event,
-    Instant, LinkReject, PacketSummary, QpConfiguration, QpState, QpType, RateCause, Reason, Recovery,
-    RequestError, RetransmitCause,
+    InjectedPoint, Instant, LinkReject, PacketSummary, QpConfiguration, QpState, QpType, RateCause, Reason,
+    Recovery, RequestError, RetransmitCause,
 };
 use softhca_fabric::{FabricEvent, FrameDropReason, PacketId, PauseEndReason};
 use softhca_queue::cm::{CmState, EventType};
-use softhca_queue::{AccessFlags, Completion, CompletionOpcode, CorruptRing, Sge};
+use softhca_queue::{AccessFlags, Completion, CompletionOpcode, CorruptRing, ProgramAction, Sge, Verb};
 use softhca_wire::{Mtu, Opcode, Psn, Qpn};
 use std::net::IpAddr;
 use std::time::Duration;

@@ -4,12 +4,14 @@ use crate::describe::kebab_case;
 use serde::{Deserialize, Serialize};
 use softhca_engine::{
     AsyncEvent, ClientId, CmChannelId, CmDropReason, CmFailure, CmId, CmMessageKind, CqId, DropReason,
-    Instant, LinkReject, PacketSummary, QpState, QpType, RateCause, Reason, Recovery, RequestError,
-    RetransmitCause,
+    InjectedPoint, Instant, LinkReject, PacketSummary, QpState, QpType, RateCause, Reason, Recovery,
+    RequestError, RetransmitCause,
 };
 use softhca_fabric::{FaultEffect, FrameDropReason, LinkId, PacketId, PauseEndReason};
 use softhca_queue::cm::{CmState, EventType};
-use softhca_queue::{AccessFlags, Completion, CompletionFlags, CompletionOpcode, CorruptRing, Sge};
+use softhca_queue::{
+    AccessFlags, Completion, CompletionFlags, CompletionOpcode, CorruptRing, ProgramAction, Sge, Verb,
+};
 use softhca_wire::{Mtu, Opcode, Psn, Qpn, Syndrome};
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -122,6 +124,9 @@ log_fields! {
     QpState => Keyword: |state| state.name().into();
     Recovery => Keyword: |recovery| recovery.name().into();
     AsyncEvent => Keyword: |event| event.name().into();
+    InjectedPoint => Keyword: |point| point.name().into();
+    Verb => Keyword: |verb| verb.name().into();
+    ProgramAction => String: |action| action.to_string();
     CmMessageKind => Keyword: |message| message.name().into();
     EventType => Keyword: |event| event.name().into();
     CmState => Keyword: |state| kebab_case(state).into();

@@ -4,12 +4,14 @@ use super::identifier::{self, EventChannelState};
 use crate::abi::*;
 use crate::address::ah_attr;
 use crate::errno::{Rejection, check};
+use crate::faults;
 use crate::{event_fd, object};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::zeroed;
 use core::ptr::null_mut;
 use parking_lot::Mutex;
 use softhca::Gid;
+use softhca::Verb;
 use softhca::cm::{Event, EventParameters, EventType};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -112,6 +114,7 @@ pub unsafe extern "C" fn get_cm_event(
     const VERB: &str = "rdma_get_cm_event";
     // SAFETY: a channel of this library.
     let state = check!(VERB, minus_one, unsafe { object::find::<EventChannelState>(channel) });
+    check!(VERB, minus_one, faults::announce(Verb::RdmaGetCmEvent, None));
     // SAFETY: as above.
     let fd = unsafe { (*channel).fd };
     let found = event_fd::wait(fd, || {

@@ -7,12 +7,14 @@ use crate::abi::*;
 use crate::address::{ah_attr, words_of};
 use crate::channel::Unacknowledged;
 use crate::errno::{Rejection, check, keep};
+use crate::faults;
 use crate::{context, event_fd, object, queue_pair};
 use core::ffi::{c_int, c_void};
 use core::mem::zeroed;
 use parking_lot::Mutex;
 use softhca::cm::{CmOption, ConnectionParameters, EventChannel, EventType, Id, PeerParameters, PortSpace};
 use softhca::{Error, ModifyQp, QpAttributeMask, QpState, QpType, Qpn};
+use softhca::{Resource, Verb};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
@@ -296,6 +298,8 @@ pub unsafe extern "C" fn create_id(
 pub unsafe extern "C" fn destroy_id(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: an identifier of this library.
     let state = check!("rdma_destroy_id", minus_one, unsafe { find(id) });
+    let object = Some((Resource::CmIdentifier, state.id().handle()));
+    check!("rdma_destroy_id", minus_one, faults::announce(Verb::RdmaDestroyId, object));
     // SAFETY: as above.
     unsafe { event::ack_pending_event(id) };
     for key in (state.first_card..).zip(state.ids.iter().map(Id::handle)) {

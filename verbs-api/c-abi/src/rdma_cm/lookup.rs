@@ -5,8 +5,10 @@ use crate::abi::*;
 use crate::address::ip_of;
 use crate::context;
 use crate::errno::{Rejection, check};
+use crate::faults;
 use core::ffi::{CStr, c_char, c_int};
 use core::mem::zeroed;
+use softhca::Verb;
 use softhca::cm::{Hints, PortSpace, address_info};
 use std::net::SocketAddr;
 
@@ -83,6 +85,7 @@ pub unsafe extern "C" fn getaddrinfo(
     // SAFETY: valid strings and hints of the caller.
     let (node, service, hints) = unsafe { (string_from_c(node), string_from_c(service), hints.as_ref()) };
     const VERB: &str = "rdma_getaddrinfo";
+    check!(VERB, minus_one, faults::announce(Verb::RdmaGetAddrInfo, None));
     let default = check!(VERB, minus_one, default_device());
     // SAFETY: the context of the process.
     let open = check!(VERB, minus_one, unsafe { context::find(default.context()) });

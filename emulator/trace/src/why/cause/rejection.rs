@@ -141,6 +141,12 @@ impl CauseFinder<'_> {
                 "The ring in shared memory was written by something else than the library."
             }
             "client-exited" => "The program ended while its requests were under way.",
+            "injected" => {
+                "A fault rule of the run did this, not the program or the network: see the event fault:injected."
+            }
+            "device-failed" => {
+                "The device raised DEVICE_FATAL: every queue pair is in ERR. Close the device and open it again."
+            }
             _ => "docs/reference/errors.md lists the causes.",
         };
         conclude("local-error", cause, advice)

@@ -1,0 +1,38 @@
+//! What a sweep needs from `softhca exec`: a daemon of its own for each worker, and the libraries.
+
+use super::daemon::{self, DaemonLifetime, DaemonRequirements};
+use super::library;
+use softhca::DaemonControl;
+use std::ffi::OsString;
+
+/// The name of a daemon that only one worker uses.
+pub struct DaemonName(String);
+
+impl DaemonName {
+    pub fn new(name: &str) -> DaemonName {
+        DaemonName(name.into())
+    }
+
+    pub fn name(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Starts the daemon with these hosts. It ends with the connection.
+pub fn connect(name: &DaemonName, hosts: &[String]) -> Result<DaemonControl, String> {
+    let requirements = DaemonRequirements {
+        name: Some(name.name()),
+        host: None,
+        address: None,
+        hosts,
+        recovery: None,
+        loopback: None,
+        cards: None,
+    };
+    daemon::connect_or_start(&requirements, DaemonLifetime::WhileUsed)
+}
+
+/// The value of `LD_LIBRARY_PATH` for programs.
+pub fn library_path() -> Result<OsString, String> {
+    Ok(library::search_path(&library::library_folder()?))
+}

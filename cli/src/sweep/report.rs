@@ -1,0 +1,209 @@
+//! The results of a sweep: a table by verb and fault, JUnit, JSON.
+
+use super::point::{Group, Injection};
+use super::runner::Outcome;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::Duration;
+
+/// The result of a run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RunResult {
+    /// The address of the point and the fault.
+    pub point: String,
+    /// The verb, or `completion`.
+    pub name: String,
+    pub fault: String,
+    pub seed: u64,
+    #[serde(with = "outcome_name")]
+    pub outcome: Outcome,
+    pub detail: String,
+    pub replay: String,
+    /// The folder of its files, if it was bad.
+    pub kept: Option<String>,
+    pub milliseconds: u64,
+    /// Whether the fault happened.
+    pub reached: bool,
+}
+
+mod outcome_name {
+    use super::Outcome;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(outcome: &Outcome, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(outcome.name())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Outcome, D::Error> {
+        let name = String::deserialize(from)?;
+        let found = Outcome::ALL.into_iter().find(|outcome| outcome.name() == name);
+        found.ok_or_else(|| D::Error::custom(format!("{name:?} is not an outcome")))
+    }
+}
+
+impl RunResult {
+    /// The object of `--json`.
+    pub fn json(&self, injection: &Injection) -> String {
+        let point = &injection.point;
+        let kind = if point.verb.is_some() { "verb" } else { "completion" };
+        let address = serde_json::json!({
+            "program": point.role, "object": point.object, "nth": point.nth,
+        });
+        serde_json::json!({
+            "point": { "kind": kind, "name": self.name, "address": address },
+            "fault": self.fault, "seed": self.seed, "outcome": self.outcome.name(), "detail": self.detail,
+            "reached": self.reached, "kept": self.kept, "replay": self.replay,
+        })
+        .to_string()
+    }
+}
+
+/// All results.
+pub struct Report<'a> {
+    pub results: &'a [RunResult],
+    pub groups: &'a [Group],
+    pub duration: Duration,
+    /// The runs of this invocation.
+    pub runs: usize,
+}
+
+fn escaped(text: &str) -> String {
+    let mut result = String::new();
+    for c in text.chars() {
+        match c {
+            '&' => result += "&amp;",
+            '<' => result += "&lt;",
+            '>' => result += "&gt;",
+            '"' => result += "&quot;",
+            '\n' => result += "&#10;",
+            c if c.is_control() => result.push(' '),
+            c => result.push(c),
+        }
+    }
+    result
+}
+
+impl Report<'_> {
+    fn count(&self, outcome: Outcome) -> usize {
+        self.results.iter().filter(|run| run.outcome == outcome).count()
+    }
+
+    fn per_minute(&self) -> f64 {
+        self.runs as f64 * 60.0 / self.duration.as_secs_f64().max(0.001)
+    }
+
+    /// The last object of `--json`.
+    pub fn totals_json(&self) -> String {
+        let outcomes: BTreeMap<&str, usize> =
+            Outcome::ALL.into_iter().map(|outcome| (outcome.name(), self.count(outcome))).collect();
+        let found: usize = self.groups.iter().map(|group| group.found).sum();
+        let chosen: usize = self.groups.iter().map(|group| group.chosen).sum();
+        serde_json::json!({
+            "totals": outcomes, "points_found": found, "groups": self.groups.len(), "points_run": chosen,
+            "runs": self.results.len(), "not_reached": self.results.iter().filter(|run| !run.reached).count(),
+            "runs_per_minute": self.per_minute().round(),
+        })
+        .to_string()
+    }
+
+    /// The table and the bad runs.
+    pub fn text(&self) -> String {
+        let mut rows: BTreeMap<(&str, &str), [usize; 6]> = BTreeMap::new();
+        for run in self.results {
+            let row = rows.entry((&run.name, &run.fault)).or_default();
+            let place = Outcome::ALL.iter().position(|outcome| *outcome == run.outcome).unwrap_or(0);
+            row[place] += 1;
+        }
+        let width = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or(0).max(5);
+        let verb_width = width(&mut rows.keys().map(|(name, _)| name.len()));
+        let fault_width = width(&mut rows.keys().map(|(_, fault)| fault.len()));
+        let mut text = format!("{:verb_width$}  {:fault_width$}", "point", "fault");
+        for outcome in Outcome::ALL {
+            let _ = write!(text, "  {}", outcome.name());
+        }
+        text.push('\n');
+        for ((name, fault), counts) in &rows {
+            let _ = write!(text, "{name:verb_width$}  {fault:fault_width$}");
+            for (outcome, count) in Outcome::ALL.into_iter().zip(counts) {
+                let width = outcome.name().len();
+                let shown = if *count == 0 { "-".to_owned() } else { count.to_string() };
+                let _ = write!(text, "  {shown:>width$}");
+            }
+            text.push('\n');
+        }
+        let found: usize = self.groups.iter().map(|group| group.found).sum();
+        let chosen: usize = self.groups.iter().map(|group| group.chosen).sum();
+        let _ = writeln!(
+            text,
+            "\n{} runs in {:.1} s, {:.0} a minute; {found} points in {} groups, {chosen} of them run",
+            self.results.len(),
+            self.duration.as_secs_f32(),
+            self.per_minute(),
+            self.groups.len(),
+        );
+        for group in self.groups.iter().filter(|group| group.chosen > 0 && group.chosen < group.found) {
+            let (role, name, object) = &group.key;
+            let object = object.map_or(String::new(), |object| format!(" of object {object}"));
+            let _ = writeln!(text, "  {role}: {name}{object}: {} of {} run", group.chosen, group.found);
+        }
+        let bad: Vec<&RunResult> = self.results.iter().filter(|run| run.outcome.is_bad()).collect();
+        match bad.len() {
+            0 => text.push_str("no bad outcome\n"),
+            count => {
+                let _ = writeln!(text, "{count} bad outcomes:");
+            }
+        }
+        for run in bad {
+            let _ = writeln!(
+                text,
+                "  {} at {}: {}\n    {}",
+                run.outcome.name(),
+                run.point,
+                run.detail,
+                run.replay
+            );
+            if let Some(folder) = &run.kept {
+                let _ = writeln!(text, "    files: {folder}");
+            }
+        }
+        text
+    }
+
+    /// The JUnit report.
+    pub fn junit(&self, title: &str) -> String {
+        let failures = self.results.iter().filter(|run| run.outcome.is_bad()).count();
+        let seconds = |milliseconds: u64| format!("{}.{:03}", milliseconds / 1000, milliseconds % 1000);
+        let total: u64 = self.results.iter().map(|run| run.milliseconds).sum();
+        let counts = format!(
+            "tests=\"{}\" failures=\"{failures}\" errors=\"0\" time=\"{}\"",
+            self.results.len(),
+            seconds(total)
+        );
+        let mut text = format!(
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"softhca sweep\" {counts}>\n"
+        );
+        let _ = writeln!(text, "  <testsuite name=\"{}\" {counts}>", escaped(title));
+        for run in self.results {
+            let _ = write!(
+                text,
+                "    <testcase classname=\"{}\" name=\"{}\" time=\"{}\"",
+                escaped(&run.name),
+                escaped(&format!("{} (seed {})", run.point, run.seed)),
+                seconds(run.milliseconds)
+            );
+            if run.outcome.is_bad() {
+                let message = escaped(&format!("{}: {}", run.outcome.name(), run.detail));
+                let _ = writeln!(
+                    text,
+                    ">\n      <failure message=\"{message}\">{}</failure>\n    </testcase>",
+                    escaped(&format!("{}\nreplay: {}", run.detail, run.replay))
+                );
+            } else {
+                text.push_str("/>\n");
+            }
+        }
+        text.push_str("  </testsuite>\n</testsuites>\n");
+        text
+    }
+}

@@ -1,0 +1,538 @@
+//! One run of a target: starts the programs with a fault, watches them, and classifies the outcome.
+
+use super::point::{Injection, Recording, role_of};
+use super::target::Target;
+use crate::exec::sweep_support::{DaemonName, connect, library_path};
+use rustix::process::{Pid, Signal, kill_process_group};
+use softhca::fault::{FAULTS_VARIABLE, ProgramFaults};
+use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE, Verb};
+use softhca_trace::log::Entry;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::fd::AsFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How often a run is looked at.
+const POLL_INTERVAL: Duration = Duration::from_millis(4);
+/// A program that meets the same fault so often retries without end.
+const MAX_FIRINGS: u64 = 2_000;
+/// A log that grows beyond this size belongs to a program that does not end.
+const MAX_LOG_BYTES: u64 = 256 << 20;
+/// How long a service may take to end.
+const SERVICE_END: Duration = Duration::from_secs(2);
+
+/// The end of a program.
+#[derive(Clone, Debug)]
+pub struct ProgramEnd {
+    pub status: Option<ExitStatus>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// How a run went.
+#[derive(Debug)]
+pub struct RunOutcome {
+    pub ends: Vec<ProgramEnd>,
+    pub recording: Recording,
+    pub duration: Duration,
+    /// The longest time without an event or output.
+    pub longest_gap: Duration,
+    /// Why the run was stopped, and the programs that had not ended.
+    pub stopped: Option<(String, Vec<usize>)>,
+    /// Whether the check of the target failed, with its output.
+    pub check_failed: Option<String>,
+}
+
+/// When a run is stopped.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The longest run.
+    pub total: Duration,
+    /// The longest time without an event or output.
+    pub idle: Duration,
+}
+
+/// A daemon, which ends with its last connection, and the folder of the outputs of its runs.
+pub struct Worker<'t> {
+    target: &'t Target,
+    daemon: DaemonName,
+    connection: DaemonControl,
+    libraries: OsString,
+    folder: PathBuf,
+    /// A TCP port for the programs.
+    port: u16,
+}
+
+/// The lines of a log that is being written.
+struct LogTail {
+    file: File,
+    offset: u64,
+    partial: Vec<u8>,
+}
+
+impl LogTail {
+    fn read(&mut self, target: &Target, recording: &mut Recording) -> Result<(), String> {
+        let mut bytes = Vec::new();
+        let read =
+            self.file.seek(SeekFrom::Start(self.offset)).and_then(|_| self.file.read_to_end(&mut bytes));
+        self.offset += read.map_err(|error| format!("cannot read the event log: {error}"))? as u64;
+        self.partial.extend_from_slice(&bytes);
+        let Some(end) = self.partial.iter().rposition(|byte| *byte == b'\n') else { return Ok(()) };
+        let rest = self.partial.split_off(end + 1);
+        let complete = std::mem::replace(&mut self.partial, rest);
+        for line in String::from_utf8_lossy(&complete).lines() {
+            let name = line.split_once("\"name\":\"").and_then(|(_, rest)| rest.split_once('"'));
+            if name.is_some_and(|(name, _)| Recording::wants(name))
+                && let Ok(entry) = serde_json::from_str::<Entry>(line)
+            {
+                recording.add(target, &entry);
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Running {
+    child: Child,
+    status: Option<ExitStatus>,
+    stdout: PathBuf,
+    stderr: PathBuf,
+}
+
+impl Running {
+    fn signal(&self, signal: Signal) {
+        if self.status.is_none() {
+            let _ = kill_process_group(Pid::from_child(&self.child), signal);
+        }
+    }
+
+    fn output_bytes(&self) -> u64 {
+        [&self.stdout, &self.stderr]
+            .iter()
+            .filter_map(|path| std::fs::metadata(path).ok())
+            .map(|file| file.len())
+            .sum()
+    }
+
+    fn has_printed(&self, text: &str) -> bool {
+        [&self.stdout, &self.stderr].iter().any(|path| read_lossy(path).contains(text))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.signal(Signal::KILL);
+        let _ = self.child.wait();
+    }
+}
+
+fn read_lossy(path: &Path) -> String {
+    std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+}
+
+impl<'t> Worker<'t> {
+    /// Starts a daemon of its own.
+    pub fn start(target: &'t Target, number: usize, folder: &Path) -> Result<Worker<'t>, String> {
+        let daemon = DaemonName::new(&format!("sweep-{}-{number}", std::process::id()));
+        let connection = connect(&daemon, &target.hosts())?;
+        let folder = folder.join(format!("worker-{number}"));
+        std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let port = free.map_err(|error| format!("no free TCP port: {error}"))?.port();
+        Ok(Worker { target, daemon, connection, libraries: library_path()?, folder, port })
+    }
+
+    /// The folder of the outputs of the last run.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Runs the target once.
+    pub fn run(
+        &mut self,
+        injection: Option<&Injection>,
+        seed: u64,
+        limits: Limits,
+    ) -> Result<RunOutcome, String> {
+        let log_path = self.folder.join("events.jsonl");
+        let capture_path = self.folder.join("packets.pcapng");
+        let create = |path: &Path| {
+            let mut options = File::options();
+            options.create(true).truncate(true).read(true).write(true);
+            options.open(path).map_err(|error| format!("{}: {error}", path.display()))
+        };
+        let (log, capture) = (create(&log_path)?, create(&capture_path)?);
+        let started = self.connection.start_recording(Some(capture.as_fd()), Some(log.as_fd()));
+        started.map_err(|error| error.to_string())?;
+        let mut tail = LogTail { file: log, offset: 0, partial: Vec::new() };
+        let mut recording = Recording::default();
+        let begin = Instant::now();
+        let mut watch = Watch { begin, last: begin, seen: 0, longest_gap: Duration::ZERO };
+        let mut running: Vec<Running> = Vec::new();
+        let mut stopped = None;
+        for index in 0..self.target.program.len() {
+            running.push(self.spawn(index, injection, seed)?);
+            while stopped.is_none() && !self.is_ready(index, &mut running)? {
+                stopped = self.look(&mut running, &mut tail, &mut recording, &mut watch, limits)?;
+            }
+            if stopped.is_some() || running.iter().any(|program| program.status.is_some()) {
+                break;
+            }
+        }
+        while stopped.is_none() && self.is_active(&mut running)? {
+            stopped = self.look(&mut running, &mut tail, &mut recording, &mut watch, limits)?;
+        }
+        let duration = begin.elapsed();
+        for (program, plan) in running.iter_mut().zip(&self.target.program) {
+            program.signal(if plan.service { Signal::TERM } else { Signal::KILL });
+            let until = Instant::now() + SERVICE_END;
+            while program.status.is_none() && Instant::now() < until {
+                program.status = program.child.try_wait().map_err(|error| error.to_string())?;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            program.signal(Signal::KILL);
+        }
+        self.connection.stop_recording().map_err(|error| format!("the recording is incomplete: {error}"))?;
+        tail.read(self.target, &mut recording)?;
+        let ends: Vec<ProgramEnd> = running
+            .iter()
+            .map(|program| ProgramEnd {
+                status: program.status,
+                stdout: read_lossy(&program.stdout),
+                stderr: read_lossy(&program.stderr),
+            })
+            .collect();
+        let check_failed = match (&self.target.check, &stopped) {
+            (Some(check), None) => self.run_check(check)?,
+            _ => None,
+        };
+        let longest_gap = watch.longest_gap;
+        Ok(RunOutcome { ends, recording, duration, longest_gap, stopped, check_failed })
+    }
+
+    fn run_check(&self, check: &[String]) -> Result<Option<String>, String> {
+        let mut command = Command::new(&check[0]);
+        command.args(&check[1..]).current_dir(&self.folder).stdin(Stdio::null());
+        let output = command.output().map_err(|error| format!("check {:?}: {error}", check[0]))?;
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text).trim().to_owned();
+        Ok((!output.status.success()).then_some(text))
+    }
+
+    fn spawn(&self, index: usize, injection: Option<&Injection>, seed: u64) -> Result<Running, String> {
+        let program = &self.target.program[index];
+        let mut words = Vec::new();
+        for word in &program.command {
+            let mut word = word.replace("${PORT}", &self.port.to_string());
+            for host in self.connection.hosts() {
+                word = word.replace(&format!("${{ADDRESS_{}}}", host.name), &host.address.to_string());
+            }
+            words.push(word);
+        }
+        let rule = injection.filter(|injection| injection.point.role == program.name).map(Injection::rule);
+        let faults = ProgramFaults {
+            role: index as u32,
+            seed,
+            faults: rule.into_iter().collect(),
+            record: true,
+            ..ProgramFaults::default()
+        };
+        let (stdout, stderr) = (
+            self.folder.join(format!("{}.stdout", program.name)),
+            self.folder.join(format!("{}.stderr", program.name)),
+        );
+        let open = |path: &Path| File::create(path).map_err(|error| format!("{}: {error}", path.display()));
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).current_dir(&self.target.folder).process_group(0);
+        command.env("LD_LIBRARY_PATH", &self.libraries);
+        command.env(NAME_VARIABLE, self.daemon.name()).env(HOST_VARIABLE, &program.host);
+        command.env(FAULTS_VARIABLE, faults.to_text());
+        command.stdin(Stdio::null()).stdout(open(&stdout)?).stderr(open(&stderr)?);
+        let child = command.spawn().map_err(|error| format!("{}: {error}", words[0]))?;
+        Ok(Running { child, status: None, stdout, stderr })
+    }
+
+    /// Whether the program that started last is ready, or no program can become ready any more.
+    fn is_ready(&mut self, index: usize, running: &mut [Running]) -> Result<bool, String> {
+        let program = &self.target.program[index];
+        let state = &mut running[index];
+        state.status = state.child.try_wait().map_err(|error| error.to_string())?;
+        if state.status.is_some() {
+            return Ok(true);
+        }
+        if let Some(text) = &program.ready
+            && !state.has_printed(text)
+        {
+            return Ok(false);
+        }
+        if program.ready_tcp && !listens_on(self.port) {
+            return Ok(false);
+        }
+        if program.ready_listen {
+            let status = self.connection.status().map_err(|error| error.to_string())?;
+            let host = status.hosts.iter().find(|host| host.host.name == program.host);
+            return Ok(host.is_some_and(|host| !host.listening_ports.is_empty()));
+        }
+        Ok(true)
+    }
+
+    fn is_active(&self, running: &mut [Running]) -> Result<bool, String> {
+        let mut active = false;
+        for (program, plan) in running.iter_mut().zip(&self.target.program) {
+            if program.status.is_none() {
+                program.status = program.child.try_wait().map_err(|error| error.to_string())?;
+            }
+            active |= program.status.is_none() && !plan.service;
+        }
+        Ok(active)
+    }
+
+    /// Waits a moment and reads the log. Returns why the run must be stopped, if it must.
+    fn look(
+        &self,
+        running: &mut [Running],
+        tail: &mut LogTail,
+        recording: &mut Recording,
+        watch: &mut Watch,
+        limits: Limits,
+    ) -> Result<Option<(String, Vec<usize>)>, String> {
+        std::thread::sleep(POLL_INTERVAL);
+        tail.read(self.target, recording)?;
+        let now = Instant::now();
+        let ended = running.iter().filter(|program| program.status.is_some()).count() as u64;
+        let seen = tail.offset + ended + running.iter().map(Running::output_bytes).sum::<u64>();
+        if seen != watch.seen {
+            watch.longest_gap = watch.longest_gap.max(now - watch.last);
+            (watch.seen, watch.last) = (seen, now);
+        }
+        let why = if recording.fired > MAX_FIRINGS {
+            format!("the program met the fault {} times: it retries without end", recording.fired)
+        } else if tail.offset > MAX_LOG_BYTES {
+            "the program calls verbs without end".to_owned()
+        } else if now - watch.last > limits.idle {
+            format!("no call, packet, completion or output for {} s", limits.idle.as_secs_f32())
+        } else if now - watch.begin > limits.total {
+            format!("it did not end within {} s", limits.total.as_secs_f32())
+        } else {
+            return Ok(None);
+        };
+        let waiting = (0..running.len())
+            .filter(|index| running[*index].status.is_none() && !self.target.program[*index].service)
+            .collect();
+        Ok(Some((why, waiting)))
+    }
+}
+
+struct Watch {
+    begin: Instant,
+    last: Instant,
+    seen: u64,
+    longest_gap: Duration,
+}
+
+/// Whether a process of this machine listens on a TCP port.
+fn listens_on(port: u16) -> bool {
+    let wanted = format!(":{port:04X}");
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|path| {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.lines().any(|line| {
+            let mut words = line.split_whitespace().skip(1);
+            words.next().is_some_and(|local| local.ends_with(&wanted)) && words.nth(1) == Some("0A")
+        })
+    })
+}
+
+/// The classes of outcomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    Right,
+    CleanError,
+    Crash,
+    Hang,
+    WrongResult,
+    Leak,
+}
+
+impl Outcome {
+    pub const ALL: [Outcome; 6] = [
+        Outcome::Right,
+        Outcome::CleanError,
+        Outcome::Crash,
+        Outcome::Hang,
+        Outcome::WrongResult,
+        Outcome::Leak,
+    ];
+
+    /// Its name in results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Outcome::Right => "right",
+            Outcome::CleanError => "clean-error",
+            Outcome::Crash => "crash",
+            Outcome::Hang => "hang",
+            Outcome::WrongResult => "wrong-result",
+            Outcome::Leak => "leak",
+        }
+    }
+
+    /// Whether the program has a bug.
+    pub const fn is_bad(self) -> bool {
+        !matches!(self, Outcome::Right | Outcome::CleanError)
+    }
+}
+
+/// What the run without faults is, for comparison.
+pub struct Baseline {
+    pub codes: Vec<Option<i32>>,
+    /// The standard output of each program, if it is the same in every run; with digits masked if only they differ.
+    pub stdout: Vec<Option<(String, bool)>>,
+    pub recording: Recording,
+    pub duration: Duration,
+    pub longest_gap: Duration,
+}
+
+fn masked(text: &str) -> String {
+    let mut result = String::new();
+    for c in text.chars() {
+        let c = if c.is_ascii_digit() { '#' } else { c };
+        if !(c == '#' && result.ends_with('#')) {
+            result.push(c);
+        }
+    }
+    result
+}
+
+impl Baseline {
+    /// Compares two runs without faults.
+    pub fn new(first: RunOutcome, second: &RunOutcome) -> Baseline {
+        let stdout = first.ends.iter().zip(&second.ends).map(|(a, b)| {
+            if a.stdout == b.stdout {
+                Some((a.stdout.clone(), false))
+            } else if masked(&a.stdout) == masked(&b.stdout) {
+                Some((masked(&a.stdout), true))
+            } else {
+                None
+            }
+        });
+        Baseline {
+            stdout: stdout.collect(),
+            codes: first.ends.iter().map(|end| end.status.and_then(|status| status.code())).collect(),
+            duration: first.duration.max(second.duration),
+            longest_gap: first.longest_gap.max(second.longest_gap),
+            recording: first.recording,
+        }
+    }
+}
+
+/// A report of a sanitizer in the output of a program.
+fn sanitizer_report(stderr: &str) -> Option<&str> {
+    stderr.lines().find(|line| {
+        ["ERROR: AddressSanitizer", "ERROR: LeakSanitizer", "WARNING: ThreadSanitizer", "runtime error:"]
+            .iter()
+            .any(|mark| line.contains(mark))
+    })
+}
+
+/// Classifies a run.
+pub fn classify(
+    target: &Target,
+    clean: &Baseline,
+    injection: &Injection,
+    run: &RunOutcome,
+) -> (Outcome, String) {
+    let name = |index: usize| &target.program[index].name;
+    let faulted = role_of(target, &injection.point.role).unwrap_or(0);
+    for (index, end) in run.ends.iter().enumerate() {
+        if let Some(line) = sanitizer_report(&end.stderr) {
+            return (Outcome::Crash, format!("{}: {}", name(index), line.trim()));
+        }
+        let was_stopped = run.stopped.as_ref().is_some_and(|(_, waiting)| waiting.contains(&index));
+        if let Some(signal) = end.status.and_then(|status| status.signal())
+            && !was_stopped
+            && !target.program[index].service
+        {
+            return (Outcome::Crash, format!("{} ended with signal {signal}", name(index)));
+        }
+    }
+    if let Some((why, waiting)) = &run.stopped {
+        if waiting.contains(&faulted) || waiting.is_empty() {
+            return (Outcome::Hang, format!("{}: {why}", name(faulted)));
+        }
+        let names: Vec<&str> = waiting.iter().map(|index| name(*index).as_str()).collect();
+        let is_connected = |index: &usize| {
+            let connects = |verb| matches!(verb, Some(Verb::ModifyQp | Verb::RdmaAccept | Verb::RdmaConnect));
+            run.recording.points.iter().any(|point| point.role == *name(*index) && connects(point.verb))
+        };
+        if waiting.iter().any(is_connected) {
+            let names = names.join(", ");
+            return (
+                Outcome::Leak,
+                format!("{} ended, and {names} still waits: a wedged peer ({why})", name(faulted)),
+            );
+        }
+        return (
+            Outcome::CleanError,
+            format!("{} never had a connection and waits for one", names.join(", ")),
+        );
+    }
+    let code_of =
+        |index: usize| run.ends.get(index).and_then(|end| end.status).and_then(|status| status.code());
+    let not_started = run.ends.len() < target.program.len();
+    let failed = (0..run.ends.len()).find(|index| {
+        !target.program[*index].service && code_of(*index) != clean.codes.get(*index).copied().flatten()
+    });
+    let leaks = leaks(clean, run, faulted);
+    let releases = run.recording.released_after_fault.get(&faulted).copied().unwrap_or(0) > 0;
+    if let Some(index) = failed {
+        if releases && let Some(leak) = leaks {
+            return (Outcome::Leak, format!("{} {leak}", name(faulted)));
+        }
+        let code = code_of(index).map_or("no exit code".into(), |code| format!("exit code {code}"));
+        let message = run.ends[index].stderr.lines().rev().find(|line| !line.trim().is_empty());
+        let message = message.map_or(String::new(), |line| format!(": {}", line.trim()));
+        return (Outcome::CleanError, format!("{}: {code}{message}", name(index)));
+    }
+    if not_started {
+        return (Outcome::CleanError, format!("{} ended before the other programs started", name(faulted)));
+    }
+    if let Some(text) = &run.check_failed {
+        return (Outcome::WrongResult, format!("the exit codes are right, and the check fails: {text}"));
+    }
+    if target.check.is_none() {
+        for (index, expected) in clean.stdout.iter().enumerate() {
+            let Some((expected, is_masked)) = expected else { continue };
+            let seen = &run.ends[index].stdout;
+            let seen = if *is_masked { masked(seen) } else { seen.clone() };
+            if seen != *expected && !target.program[index].service {
+                let detail = format!("{} ends with success, and its output differs", name(index));
+                return (Outcome::WrongResult, detail);
+            }
+        }
+        let is_status = matches!(injection.fault, super::point::SweepFault::Status(_));
+        let retried = run.recording.posted_after_fault.get(&faulted).copied().unwrap_or(0) > 0;
+        if is_status && run.recording.fired > 0 && !retried {
+            let detail = "reports success although a work request failed and was not posted again";
+            return (Outcome::WrongResult, format!("{} {detail}", name(faulted)));
+        }
+    }
+    if let Some(leak) = leaks {
+        return (Outcome::Leak, format!("{} {leak}", name(faulted)));
+    }
+    let detail = if run.recording.fired == 0 { "the program did not reach the point" } else { "" };
+    (Outcome::Right, detail.into())
+}
+
+/// The objects that the clean run released and this one did not.
+fn leaks(clean: &Baseline, run: &RunOutcome, faulted: usize) -> Option<String> {
+    let excess = run.recording.balance.iter().filter_map(|((role, kind), count)| {
+        // Connection requests bring identifiers that no call created: a balance below zero is not a release.
+        let usual = clean.recording.balance.get(&(*role, *kind)).copied().unwrap_or(0).max(0);
+        (*role == faulted && *count > usual).then(|| format!("{} {kind}", count - usual))
+    });
+    let excess: Vec<String> = excess.collect();
+    (!excess.is_empty()).then(|| format!("ended without releasing {}", excess.join(", ")))
+}

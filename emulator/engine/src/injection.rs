@@ -1,0 +1,294 @@
+//! Injected faults of processes: calls that fail, completions that are changed, held or not notified, asynchronous
+//! events with their consequences.
+
+use crate::hca_state::HcaState;
+use crate::reason::is_failure;
+use crate::{
+    AsyncEvent, ClientId, Context, CqId, Event, Hca, InjectedPoint, Instant, PortState, QpState, Reason,
+    SrqId, VerbsError,
+};
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+use softhca_queue::{
+    Command, Completion, FaultHit, FaultMatcher, InjectedEvent, ProgramAction, ProgramFaults, Reply,
+    Resource, cm,
+};
+use softhca_wire::Qpn;
+
+/// The owner of the timer that releases held completions: no queue pair has this number.
+pub(crate) const HELD_COMPLETIONS: Qpn = Qpn::new(0);
+/// A burst that does not fill up is released after this time.
+const BURST_TIMEOUT_NS: u64 = 1_000_000_000;
+
+/// The faults of the processes that use the HCA.
+#[derive(Default)]
+pub(crate) struct ProcessFaults {
+    matchers: BTreeMap<u32, FaultMatcher>,
+    processes: BTreeMap<ClientId, u32>,
+    held: BTreeMap<CqId, VecDeque<HeldCompletion>>,
+    /// Queue pairs whose completions were made to fail, and that have not entered ERR yet.
+    failed_qps: Vec<(Qpn, u32)>,
+}
+
+/// A completion that waits, with all later ones of its queue behind it.
+struct HeldCompletion {
+    completion: Completion,
+    reason: Reason,
+    faults: CqeFaults,
+    due: Instant,
+    /// It is due at once when so many wait.
+    burst: Option<u32>,
+}
+
+/// The faults that concern the write of a CQE.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct CqeFaults {
+    pub overflow: bool,
+    pub drop_notification: bool,
+}
+
+impl ProcessFaults {
+    fn matcher(&mut self, client: ClientId) -> Option<(u32, &mut FaultMatcher)> {
+        let process = *self.processes.get(&client)?;
+        self.matchers.get_mut(&process).map(|matcher| (process, matcher))
+    }
+
+    /// The number of an object, by its place in order of creation.
+    fn number(&self, kind: Resource, ordinal: u32) -> Option<u32> {
+        self.matchers.values().find_map(|matcher| matcher.number(kind, ordinal))
+    }
+}
+
+impl Hca {
+    /// Sets the faults of the process of a client. A second client of the process keeps the counts of the first.
+    pub(crate) fn set_process_faults(&mut self, ctx: &Context<'_>, client: ClientId, faults: ProgramFaults) {
+        let all = self.state.faults.get_or_insert_default();
+        let process = faults.process;
+        all.processes.insert(client, process);
+        all.matchers.entry(process).or_insert_with(|| FaultMatcher::new(faults, ctx.now.nanos()));
+    }
+
+    /// Forgets the process of a client that is gone, with its last client. A port that its faults took down comes up.
+    pub(crate) fn forget_process_faults(&mut self, ctx: &mut Context<'_>, client: ClientId) {
+        let Some(all) = &mut self.state.faults else { return };
+        if let Some(process) = all.processes.remove(&client)
+            && !all.processes.values().any(|other| *other == process)
+        {
+            all.matchers.remove(&process);
+            if all.matchers.is_empty() && core::mem::take(&mut self.state.port_fault) {
+                self.set_port_state(ctx, PortState::Active);
+            }
+            let Some(all) = &self.state.faults else { return };
+            if all.matchers.is_empty() && all.held.is_empty() && all.failed_qps.is_empty() {
+                self.state.faults = None;
+            }
+        }
+    }
+
+    /// Counts a call, and fails it or replies to it if a fault says so.
+    pub(crate) fn inject_into_call(
+        &mut self,
+        ctx: &mut Context<'_>,
+        client: ClientId,
+        command: &Command,
+    ) -> Result<Option<Reply>, VerbsError> {
+        let Some((verb, object)) = command.call() else { return Ok(None) };
+        let Some((process, matcher)) = self.state.faults.as_mut().and_then(|all| all.matcher(client)) else {
+            return Ok(None);
+        };
+        let point = matcher.on_call(ctx.now.nanos(), verb, object);
+        let qp = match object {
+            Some((Resource::QueuePair, number)) => Qpn::new(number),
+            _ => Qpn::default(),
+        };
+        if let Some(role) = matcher.recorded_role() {
+            ctx.emit(Event::VerbCalled { process, verb, object: point.object, nth: point.nth, qp, role });
+        }
+        let Some(hit) = point.hit else { return Ok(None) };
+        let FaultHit { rule, action: effect, .. } = hit;
+        let injected = InjectedPoint::Call(verb);
+        ctx.emit(Event::FaultInjected { rule, point: injected, object: point.object, qp, effect });
+        match effect {
+            ProgramAction::Fail(errno) => Err(VerbsError::Injected { verb, errno, rule }),
+            ProgramAction::Kill => Err(VerbsError::InjectedKill { verb, rule }),
+            ProgramAction::Raise(event) => {
+                let ordinal = hit.object.unwrap_or(1);
+                let kind = event.object();
+                let all = self.state.faults.as_ref();
+                let number = kind.and_then(|kind| all.and_then(|all| all.number(kind, ordinal)));
+                self.raise_injected_event(ctx, event, number);
+                Ok(None)
+            }
+            ProgramAction::CmEvent(event, status) => {
+                if let Some((Resource::CmIdentifier, id)) = object {
+                    self.cm.raise_injected(ctx, crate::CmId(id), event, status);
+                }
+                Ok(Some(Reply::Cm(cm::Reply::Done)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Notes an object that a call created.
+    pub(crate) fn note_created(&mut self, client: ClientId, reply: &Reply) {
+        if let Some((kind, number)) = reply.created()
+            && let Some((_, matcher)) = self.state.faults.as_mut().and_then(|all| all.matcher(client))
+        {
+            matcher.on_created(kind, number);
+        }
+    }
+
+    /// Queue pairs whose completions a fault made fail enter ERR, as after a failure of their own.
+    pub(crate) fn fail_injected_qps(&mut self, ctx: &mut Context<'_>) {
+        while let Some((qpn, rule)) = self.state.faults.as_mut().and_then(|all| all.failed_qps.pop()) {
+            if let Some(qp) = self.queue_pairs.get_mut(qpn.value())
+                && !matches!(qp.state, QpState::Reset | QpState::Init | QpState::Error)
+            {
+                qp.enter_error(&mut self.state, ctx, Reason::Injected { rule }, None);
+            }
+        }
+    }
+
+    /// Raises an asynchronous event with its consequences.
+    pub fn raise_injected_event(&mut self, ctx: &mut Context<'_>, event: InjectedEvent, object: Option<u32>) {
+        let plain = match event {
+            InjectedEvent::PortErr | InjectedEvent::PortActive => {
+                self.state.port_fault = event == InjectedEvent::PortErr;
+                let state = if self.state.port_fault { PortState::Down } else { PortState::Active };
+                return self.set_port_state(ctx, state);
+            }
+            InjectedEvent::GidChange => AsyncEvent::GidChange,
+            InjectedEvent::LidChange => AsyncEvent::LidChange,
+            InjectedEvent::PkeyChange => AsyncEvent::PkeyChange,
+            InjectedEvent::DeviceFatal => return self.fail_device(ctx),
+            InjectedEvent::QpFatal => {
+                let Some(qp) = object.and_then(|number| self.queue_pairs.get_mut(number)) else { return };
+                let event = AsyncEvent::QueuePairFatal(qp.qpn);
+                qp.enter_error(&mut self.state, ctx, Reason::DeviceFailed, Some(event));
+                return;
+            }
+            InjectedEvent::CqErr => {
+                let cq = CqId(object.unwrap_or(0));
+                let Some(queue) = self.state.completion_queues.get_mut(cq.0) else { return };
+                queue.failed = true;
+                let client = Some(queue.client);
+                self.state.overflowed_cqs.push(cq);
+                ctx.emit(Event::AsyncEventRaised { client, event: AsyncEvent::CompletionQueueError(cq) });
+                return self.handle_cq_overflows(ctx);
+            }
+            InjectedEvent::SrqLimitReached => {
+                let srq = SrqId(object.unwrap_or(0));
+                let Some(queue) = self.state.shared_receive_queues.get_mut(srq.0) else { return };
+                let client = Some(queue.client);
+                ctx.emit(Event::AsyncEventRaised { client, event: AsyncEvent::SharedReceiveQueueLimit(srq) });
+                return;
+            }
+        };
+        self.raise_async_event(ctx, plain);
+    }
+
+    /// The device fails: every queue pair enters ERR, and control verbs fail from now on.
+    fn fail_device(&mut self, ctx: &mut Context<'_>) {
+        if core::mem::replace(&mut self.state.device_failed, true) {
+            return;
+        }
+        self.raise_async_event(ctx, AsyncEvent::DeviceFatal);
+        for qpn in self.queue_pairs.numbers(|qp| qp.state != QpState::Reset) {
+            if let Some(qp) = self.queue_pairs.get_mut(qpn) {
+                qp.enter_error(&mut self.state, ctx, Reason::DeviceFailed, None);
+            }
+        }
+        self.handle_cq_overflows(ctx);
+    }
+}
+
+impl HcaState {
+    /// Posts a CQE that faults may change or hold.
+    pub(crate) fn post_completion_with_faults(
+        &mut self,
+        ctx: &mut Context<'_>,
+        cq: CqId,
+        mut completion: Completion,
+        mut reason: Reason,
+    ) {
+        let client = self.completion_queues.get(cq.0).map(|queue| queue.client);
+        let Some(all) = &mut self.faults else { return };
+        let matcher = client.and_then(|client| all.matcher(client));
+        let (hits, object) = match matcher {
+            Some((_, matcher)) => (
+                matcher.on_completion(ctx.now.nanos(), completion.qpn.value()),
+                matcher.ordinal(Resource::QueuePair, completion.qpn.value()),
+            ),
+            None => (Vec::new(), None),
+        };
+        let mut faults = CqeFaults::default();
+        let (mut due, mut burst) = (ctx.now, None);
+        for FaultHit { rule, action: effect, .. } in hits {
+            let (point, qp) = (InjectedPoint::Completion, completion.qpn);
+            ctx.emit(Event::FaultInjected { rule, point, object, qp, effect });
+            match effect {
+                ProgramAction::SetStatus(status, vendor_error) => {
+                    reason = Reason::Injected { rule };
+                    completion.status = status;
+                    completion.vendor_error = vendor_error.unwrap_or(reason.code());
+                    if is_failure(status) {
+                        all.failed_qps.push((completion.qpn, rule));
+                    }
+                }
+                ProgramAction::Hold(ns) => due = Instant::from_nanos(due.nanos().saturating_add(ns)),
+                ProgramAction::Burst(count) => {
+                    burst = Some(count);
+                    due = Instant::from_nanos(ctx.now.nanos() + BURST_TIMEOUT_NS);
+                }
+                ProgramAction::OverflowCq => faults.overflow = true,
+                ProgramAction::DropNotification => faults.drop_notification = true,
+                _ => {}
+            }
+        }
+        // A completion queue is in order: those behind a held one wait too.
+        let is_held = all.held.get(&cq).is_some_and(|queue| !queue.is_empty());
+        if due <= ctx.now && burst.is_none() && !is_held {
+            return self.write_cqe(ctx, cq, completion, reason, faults);
+        }
+        let held = HeldCompletion { completion, reason, faults, due, burst };
+        all.held.entry(cq).or_default().push_back(held);
+        self.timers.push(due.max(ctx.now), HELD_COMPLETIONS);
+        self.release_held_completions(ctx);
+    }
+
+    /// Writes the held CQEs that are due.
+    pub(crate) fn release_held_completions(&mut self, ctx: &mut Context<'_>) {
+        let Some(all) = &mut self.faults else { return };
+        let mut released = Vec::new();
+        for (cq, queue) in &mut all.held {
+            let full = |held: &HeldCompletion, waiting: usize| {
+                held.burst.is_some_and(|count| waiting >= count as usize)
+            };
+            let is_full = queue.front().is_some_and(|held| full(held, queue.len()));
+            while let Some(held) = queue.front()
+                && (is_full || held.due <= ctx.now)
+                && let Some(held) = queue.pop_front()
+            {
+                released.push((*cq, held));
+            }
+        }
+        all.held.retain(|_, queue| !queue.is_empty());
+        for (cq, held) in released {
+            self.write_cqe(ctx, cq, held.completion, held.reason, held.faults);
+        }
+    }
+
+    /// Forgets the held CQEs of a completion queue that is destroyed.
+    pub(crate) fn discard_held_completions(&mut self, cq: CqId) {
+        if let Some(all) = &mut self.faults {
+            all.held.remove(&cq);
+        }
+    }
+
+    /// Lets faults wait for an asynchronous event.
+    pub(crate) fn note_async_event(&mut self, name: &'static str) {
+        if let Some(all) = &mut self.faults {
+            all.matchers.values_mut().for_each(|matcher| matcher.on_async_event(name));
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! The same fault file has the same effect on a C program under `softhca exec`, on an embedded device and in a simulation;
+//! and a sweep finds the bugs of a program.
+
+use crate::rig::{Rig, softhca};
+use crate::{compile, compile_with, compiler};
+use libtest_mimic::Trial;
+use softhca::sim::World;
+use softhca::{
+    AccessFlags, AddressVector, Device, Error, ModifyQp, Mtu, PortState, Psn, QpState, QpType, QueuePair,
+    ReceiveRequest, RnrTimer, SendRequest,
+};
+use softhca_scenarios::{ParameterValues, Scenario};
+use softhca_tests::needs;
+use std::fmt::Write;
+use std::process::Command;
+use std::time::Duration;
+
+/// The tests of this file.
+pub fn tests() -> Vec<Trial> {
+    vec![
+        needs!(compiler(), a_fault_file_has_the_same_effect_everywhere),
+        needs!(compiler(), a_killed_call_ends_the_process),
+        needs!(compiler(), a_sweep_finds_six_bugs_and_nothing_in_the_corrected_program),
+        needs!(compiler(), a_sweep_can_be_replayed_resumed_and_split),
+    ]
+}
+
+/// The fault, the number of asynchronous events that it causes, and a line that the fault changes.
+const FAULTS: &[(&str, usize, &str)] = &[
+    ("host = \"alice\"\nverb = \"reg_mr\"\nnth = 2\naction = { fail = \"ENOMEM\" }", 0, "reg_mr ENOMEM"),
+    ("host = \"alice\"\nverb = \"alloc_pd\"\nnth = 1\naction = { fail = \"ENOMEM\" }", 0, "alloc_pd ENOMEM"),
+    (
+        "host = \"alice\"\nverb = \"create_cq\"\nevery = 2\naction = { fail = \"EINVAL\" }",
+        0,
+        "create_cq EINVAL",
+    ),
+    (
+        "host = \"alice\"\nverb = \"create_qp\"\nskip = 1\ntimes = 1\naction = { fail = \"ENOMEM\" }",
+        0,
+        "create_qp ENOMEM",
+    ),
+    (
+        "host = \"alice\"\nverb = \"modify_qp\"\nobject = 2\nnth = 3\naction = { fail = \"EINVAL\" }",
+        0,
+        "modify_qp EINVAL",
+    ),
+    (
+        "host = \"alice\"\nverb = \"post_send\"\nobject = 1\nnth = 2\naction = { fail = \"ENOMEM\" }",
+        0,
+        "post_send ENOMEM",
+    ),
+    (
+        "host = \"alice\"\nverb = \"post_send\"\nprobability = 0.5\noptional = true\naction = { fail = \"EAGAIN\" }",
+        0,
+        "post_send EAGAIN",
+    ),
+    (
+        "host = \"alice\"\nverb = \"post_recv\"\nafter = { verb = \"post_recv\", nth = 3 }\naction = { fail = \"EINVAL\" }",
+        0,
+        "post_recv EINVAL",
+    ),
+    (
+        "qp = \"alice.1\"\nnth = 2\nvendor-error = 77\naction = { set-status = \"RETRY_EXC_ERR\" }",
+        0,
+        "send 1 status 12 vendor_err 77",
+    ),
+    ("qp = \"alice.1\"\nnth = 3\naction = { delay-completion = \"3ms\" }", 0, "send 2 status 0 vendor_err 0"),
+    ("qp = \"alice.1\"\nnth = 2\naction = \"overflow-cq\"", 3, "event 0"),
+    (
+        "host = \"alice\"\nverb = \"post_send\"\nnth = 3\naction = { raise-event = \"device-fatal\" }",
+        1,
+        "send 2 status 5 vendor_err 2",
+    ),
+    (
+        "host = \"alice\"\nverb = \"post_send\"\nnth = 2\naction = { raise-event = \"port-err\" }",
+        1,
+        "port down",
+    ),
+    (
+        "host = \"alice\"\nverb = \"post_send\"\nobject = 1\nnth = 2\naction = { raise-event = \"qp-fatal\" }",
+        1,
+        "send 1 status 5 vendor_err 2",
+    ),
+    (
+        "host = \"alice\"\nverb = \"post_send\"\nnth = 4\naction = { raise-event = \"gid-change\" }",
+        1,
+        "event 18",
+    ),
+];
+
+fn scenario(fault: &str) -> String {
+    format!("title = \"one fault\"\n[hosts]\nalice = {{}}\nbob = {{}}\n[[fault]]\n{fault}\n")
+}
+
+/// Prints as the C program does.
+struct Printer(String);
+
+impl Printer {
+    fn print<T>(&mut self, call: &str, result: Result<T, Error>) -> Option<T> {
+        let text = match &result {
+            Ok(_) => "ok",
+            Err(error) => match error.errno() {
+                5 => "EIO",
+                11 => "EAGAIN",
+                12 => "ENOMEM",
+                22 => "EINVAL",
+                _ => "another error",
+            },
+        };
+        let _ = writeln!(self.0, "{call} {text}");
+        result.ok()
+    }
+
+    fn connect(&mut self, qp: &QueuePair, peer: &QueuePair) {
+        let modify = ModifyQp::default;
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
+        let init = modify().state(QpState::Init).pkey_index(0).port(1).access_flags(access);
+        let receive = modify()
+            .state(QpState::ReadyToReceive)
+            .address_vector(AddressVector::to(peer.endpoint().gid))
+            .path_mtu(Mtu::B1024)
+            .dest_qpn(peer.qpn())
+            .rq_psn(Psn::new(7))
+            .max_dest_rd_atomic(1)
+            .min_rnr_timer(RnrTimer::new(12));
+        let send = modify().state(QpState::ReadyToSend).sq_psn(Psn::new(7));
+        let send = send.timeout(14).retry_count(1).rnr_retry(7).max_rd_atomic(1);
+        for step in [init, receive, send] {
+            if self.print("modify_qp", qp.modify(&step)).is_none() {
+                return;
+            }
+        }
+    }
+}
+
+/// The calls of the C program.
+fn call_verbs(device: &Device, events: usize) -> String {
+    let mut out = Printer(String::new());
+    let context = device.open();
+    let domains: Vec<_> =
+        (0..2).map(|_| out.print("alloc_pd", context.allocate_protection_domain())).collect();
+    let domain = domains.into_iter().flatten().last().expect("a domain");
+    let region = |_| domain.allocate_region(256, AccessFlags::LOCAL_WRITE);
+    let regions: Vec<_> = (0..3).map(|n| out.print("reg_mr", region(n))).collect();
+    let queues: Vec<_> =
+        (0..2).map(|_| out.print("create_cq", context.create_completion_queue(64))).collect();
+    let queue = queues.iter().flatten().last().expect("a completion queue").clone();
+    let build =
+        || domain.create_queue_pair(QpType::Rc, &queue).max_send_wr(16).max_recv_wr(16).sq_sig_all().build();
+    let pairs: Vec<_> = (0..3).map(|_| out.print("create_qp", build())).collect();
+    let pairs: Vec<_> = pairs.into_iter().flatten().collect();
+    out.connect(&pairs[0], &pairs[1]);
+    out.connect(&pairs[1], &pairs[0]);
+    let usable = regions.into_iter().flatten().next().expect("a region");
+    let entry = [usable.sge(0, 16)];
+    let mut receives = 0;
+    for wr_id in 100..104 {
+        let posted = out.print("post_recv", pairs[1].post_recv(&ReceiveRequest { wr_id, sg_list: &entry }));
+        receives += u64::from(posted.is_some());
+    }
+    for wr_id in 0..receives {
+        if out.print("post_send", pairs[0].post_send(&SendRequest::send(wr_id, &entry))).is_none() {
+            continue;
+        }
+        loop {
+            let Some(completion) = queue.wait_for(Duration::from_secs(30)) else {
+                let _ = writeln!(out.0, "send {wr_id} without a completion");
+                break;
+            };
+            if completion.wr_id < 100 {
+                let (status, vendor) = (completion.status as u32, completion.vendor_error);
+                let _ = writeln!(out.0, "send {} status {status} vendor_err {vendor}", completion.wr_id);
+                break;
+            }
+        }
+    }
+    let port = if context.port_state() == PortState::Active { "active" } else { "down" };
+    let _ = writeln!(out.0, "port {port}");
+    for _ in 0..events {
+        let event = context.wait_async_event(Duration::from_secs(30)).expect("an event");
+        let number = match event.name() {
+            "CQ_ERR" => 0,
+            "QP_FATAL" => 1,
+            "DEVICE_FATAL" => 8,
+            "PORT_ERR" => 10,
+            "GID_CHANGE" => 18,
+            name => panic!("{name}"),
+        };
+        let _ = writeln!(out.0, "event {number}");
+    }
+    out.print("alloc_pd", context.allocate_protection_domain());
+    out.0
+}
+
+fn a_fault_file_has_the_same_effect_everywhere() {
+    let mut rig = Rig::new();
+    let program = compile(&rig, "verb_faults");
+    for (fault, events, line) in FAULTS {
+        let text = scenario(fault);
+        let plan =
+            Scenario::parse("f", &text).expect("a file").plan(&ParameterValues::new(), 1).expect("a plan");
+        let faults = plan.program_faults(0).expect("faults of alice");
+        let file = rig.write("fault.toml", &text);
+        let arguments = vec!["event"; *events];
+        let words = [&[program.as_str()][..], &arguments].concat();
+        // An overflowed completion queue never completes the send: only the Rust API has a time limit.
+        let overflows = fault.contains("overflow-cq");
+        let mut world = World::new(1);
+        let simulated = world.device("alice");
+        simulated.set_program_faults(faults.clone());
+        let in_world = call_verbs(&simulated, if overflows { 0 } else { *events });
+        let embedded = Device::embedded().expect("an embedded device");
+        embedded.set_program_faults(faults);
+        if overflows {
+            assert!(in_world.contains("send 1 without a completion"), "{in_world}");
+            continue;
+        }
+        let on_sockets = call_verbs(&embedded, *events);
+        assert!(in_world.contains(line), "{fault}\n{in_world}");
+        assert_eq!(in_world, on_sockets, "{fault}");
+        let seen = rig.exec(&["--host", "alice", "--name", "verbs", "--scenario", &file], &words);
+        let printed: String =
+            seen.text.lines().take(in_world.lines().count()).map(|line| format!("{line}\n")).collect();
+        assert_eq!(in_world, printed, "{fault}\n{}", seen.text);
+        assert!(seen.text.contains("fault \"fault 1\" applied"), "{fault}\n{}", seen.text);
+        assert_eq!(seen.code, Some(0), "{fault}\n{}", seen.text);
+    }
+}
+
+fn a_killed_call_ends_the_process() {
+    let mut rig = Rig::new();
+    let program = compile(&rig, "verb_faults");
+    let file = rig
+        .write("kill.toml", &scenario("host = \"alice\"\nverb = \"post_send\"\nnth = 2\naction = \"kill\""));
+    let seen = rig.exec(&["--scenario", &file, "--name", "kill"], &[&program]);
+    assert_eq!(seen.code, Some(137), "{}", seen.text);
+}
+
+/// Runs `softhca sweep` and returns its exit code and output.
+fn sweep(words: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(softhca());
+    // The library keeps destroyed objects on purpose: LeakSanitizer would report them.
+    command.arg("sweep").args(words).env("ASAN_OPTIONS", "detect_leaks=0");
+    let output = command.output().expect("softhca runs");
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+}
+
+fn a_sweep_finds_six_bugs_and_nothing_in_the_corrected_program() {
+    let rig = Rig::new();
+    let corrected = compile_with(&rig, "six_bugs", &["-fsanitize=address", "-g", "-libverbs"]);
+    let (code, text) = sweep(&["--all", "--per-group", "2", "--", &corrected]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("no bad outcome"), "{text}");
+    let bugs = compile_with(&rig, "six_bugs", &["-DBUGS", "-fsanitize=address", "-g", "-libverbs"]);
+    let (code, text) = sweep(&["--all", "--per-group", "2", "--", &bugs]);
+    assert_eq!(code, Some(1), "{text}");
+    for (bug, outcome) in [
+        ("ignores a failed post", "hang at six_bugs:post_send:1:5:"),
+        ("frees a buffer before the flush completes", "crash at six_bugs:completion:"),
+        ("waits for a completion that never comes", "hang at six_bugs:post_send:1:1:"),
+        ("leaks a region on an error path", "leak at six_bugs:reg_mr:0:2:"),
+        ("retries for ever", "hang at six_bugs:create_cq:0:1:ENOMEM+"),
+        ("reports success after a failed completion", "wrong-result at six_bugs:completion:"),
+    ] {
+        assert!(text.contains(outcome), "{bug}: {outcome:?} is not in {text}");
+    }
+    assert!(text.contains("heap-use-after-free"), "{text}");
+}
+
+fn a_sweep_can_be_replayed_resumed_and_split() {
+    let rig = Rig::new();
+    let program = compile_with(&rig, "six_bugs", &["-libverbs", "-DBUGS"]);
+    let (code, text) = sweep(&["--only", "six_bugs:reg_mr:0:2:ENOMEM", "--json", "--", &program]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(
+        text.contains("\"outcome\":\"leak\"") && text.contains("ended without releasing 1 memory region"),
+        "{text}"
+    );
+    let (code, text) = sweep(&["--only", "nobody:reg_mr:0:2:ENOMEM", "--", &program]);
+    assert_eq!(code, Some(2), "{text}");
+    let (_, all) = sweep(&["--list", "--", &program]);
+    let parts: Vec<String> =
+        ["1/2", "2/2"].map(|shard| sweep(&["--list", "--shard", shard, "--", &program]).1).into();
+    let mut joined: Vec<&str> = parts.iter().flat_map(|part| part.lines()).collect();
+    let mut whole: Vec<&str> = all.lines().collect();
+    joined.sort_unstable();
+    whole.sort_unstable();
+    assert!(whole.len() > 20 && joined == whole, "{all}");
+    let out = rig.file("out");
+    let first = ["--only", "six_bugs:alloc_pd:0:1:ENOMEM", "--out", &out, "--", &program];
+    assert_eq!(sweep(&first).0, Some(0));
+    let both = [
+        "--only",
+        "six_bugs:alloc_pd:0:1:ENOMEM",
+        "--only",
+        "six_bugs:open_device:0:1:ENODEV",
+        "--resume",
+        "--json",
+        "--out",
+        &out,
+        "--",
+        &program,
+    ];
+    let (code, text) = sweep(&both);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(!text.contains("\"name\":\"alloc_pd\"") && text.contains("\"name\":\"open_device\""), "{text}");
+}
