@@ -94,10 +94,12 @@ pub unsafe fn atomic(shared: *mut u64, operation: AtomicOperation) -> u64 {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod arch {
     use core::arch::asm;
+    #[cfg(not(windows))]
+    use core::ffi::c_void;
 
     #[cfg(not(windows))]
     unsafe extern "C" {
-        fn memcpy(to: *mut u8, from: *const u8, length: usize) -> *mut u8;
+        fn memcpy(to: *mut c_void, from: *const c_void, length: usize) -> *mut c_void;
     }
 
     pub use copy as copy_in;
