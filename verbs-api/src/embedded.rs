@@ -22,7 +22,6 @@ use softhca_udp::{
     SharedDriver, SocketOptions, bind_host,
 };
 use softhca_wire::Mtu;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
@@ -51,7 +50,8 @@ pub struct EmbeddedOptions {
     pub entropy: Entropy,
     /// Where goes what the host sends to itself.
     pub loopback: Loopback,
-    /// The settings of the card. A seed of zero takes one from the operating system.
+    /// The settings of the card. With a seed of 0, keys and numbers are unpredictable: the operating system's random
+    /// number generator decides them.
     pub settings: Settings,
     /// How the invariant CRC of arriving packets is checked.
     pub icrc: IcrcCheck,
@@ -103,10 +103,7 @@ impl Device {
     }
 
     /// A card in this process, as the options say.
-    pub fn embedded_with(mut options: EmbeddedOptions) -> Result<Device> {
-        if options.settings.seed == 0 {
-            options.settings.seed = RandomState::new().hash_one(0);
-        }
+    pub fn embedded_with(options: EmbeddedOptions) -> Result<Device> {
         let buffers = SocketOptions { receive_buffer: options.receive_buffer, ..SocketOptions::default() };
         let sockets = match options.address {
             Some(address) => HostSockets::bind_dual_stack(address, options.ipv6, buffers)?,
@@ -290,7 +287,7 @@ impl CardRuntime for EmbeddedRuntime {
     }
 
     fn random(&self) -> u64 {
-        RandomState::new().hash_one(0)
+        softhca_udp::random_words()[0]
     }
 
     fn endpoint_exchange(&self) -> EndpointExchange {

@@ -17,7 +17,6 @@ use softhca_udp::{
     bind_free_host, bind_host,
 };
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -212,7 +211,6 @@ impl DaemonHost {
             congestion: config.congestion,
             ack_policy: AckPolicy::Coalesce,
             min_ack_timeout: Duration::from_millis(500),
-            seed: RandomState::new().hash_one(index),
             ..Settings::default()
         };
         let device = HostDevice {

@@ -115,7 +115,8 @@ pub struct Settings {
     pub payload_mode: PayloadMode,
     /// Timing of the connection manager.
     pub cm: CmTimers,
-    /// The seed of queue pair numbers and keys.
+    /// The seed of queue pair numbers, keys, communication IDs and initial PSNs. A device on a network takes them from the
+    /// operating system's random number generator if it is 0.
     pub seed: u64,
 }
 

@@ -38,4 +38,6 @@ pub use socket::{
     MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, NetworkError, NetworkErrorCause, ReceiveMemory, RoceSocket,
     Segmentation, SendError, SocketOptions,
 };
-pub use system::{Interface, ProcessIdentity, Ready, Waker, interface_of, wait_readable, wait_writable};
+pub use system::{
+    Interface, ProcessIdentity, Ready, Waker, interface_of, random_words, wait_readable, wait_writable,
+};

@@ -8,7 +8,7 @@ use crate::cm::ConnectionManager;
 use crate::hca_state::HcaState;
 use crate::peer_window::PeerWindow;
 use crate::queue_pair::{PEER_WINDOW, QueuePair};
-use crate::random::next_random;
+use crate::random::{Random, next_random};
 use crate::table::Table;
 use crate::{
     AsyncEvent, ClientId, Context, Counters, DeviceLimits, DropReason, Event, Instant, LinkReject,
@@ -56,6 +56,17 @@ impl Hca {
             cm: ConnectionManager::new(settings.seed),
             rung_qps: Vec::new(),
         }
+    }
+
+    /// Takes queue pair numbers, keys, communication IDs and initial PSNs from a secret instead of the seed, so that a peer
+    /// that has seen some of them cannot predict others. The HCA has no resources yet.
+    pub fn with_secret(mut self, secret: [u64; 2]) -> Hca {
+        let mut random = Random::keyed(secret);
+        self.queue_pairs = self.queue_pairs.with_mask(random.draw() as u16);
+        self.state.protection.mask_keys(random.draw() as u16);
+        self.cm.set_secret([random.draw(), random.draw()]);
+        self.state.random = random;
+        self
     }
 
     /// The counters.

@@ -11,12 +11,12 @@ impl Protection {
         client: ClientId,
         pd: PdId,
         kind: MemoryWindowType,
-        tag: u8,
+        [tag, variant]: [u8; 2],
     ) -> Result<RemoteKey, VerbsError> {
         self.acquire_pd(client, pd)?;
         let window = KeyKind::MemoryWindow { client, pd, kind, binding: None };
-        match self.keys.insert(tag, |_| KeyEntry { variant: tag, kind: window }) {
-            Some(number) => Ok(RemoteKey(number << 8 | u32::from(tag))),
+        match self.keys.insert(tag, |_| KeyEntry { variant, kind: window }) {
+            Some(number) => Ok(RemoteKey(number << 8 | u32::from(variant))),
             None => {
                 self.release_pd(pd);
                 let limit = DeviceLimits::HCA.max_mr;
