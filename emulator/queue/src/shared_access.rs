@@ -366,7 +366,8 @@ mod tests {
 
     #[test]
     fn every_size_and_alignment_is_copied_and_nothing_else() {
-        for length in 0..40 {
+        // Miri takes minutes for all of them.
+        for length in (0..40).step_by(if cfg!(miri) { 7 } else { 1 }) {
             for offset in 0..9 {
                 let source: [u8; 64] = core::array::from_fn(|index| index as u8 + 1);
                 let mut shared = [0u64; 16];
