@@ -1,5 +1,5 @@
 //! No packet is lost on the way to a device, even if its process stops: 1 to 64 processes write to one that is stopped
-//! for three seconds, with the default receive buffer and with a large one. Loss would break a connection, and every
+//! until all have noticed, with the default receive buffer and with a large one. Loss would break a connection, and every
 //! counter of dropped datagrams stays 0.
 //!
 //! The processes run in a network namespace where that is allowed, so that the kernel counters cover only them.
@@ -7,13 +7,14 @@
 use softhca::{
     AccessFlags, ConnectOptions, Device, EmbeddedOptions, Endpoint, Mtu, QpType, RemoteAddress, RemoteKey,
     SendRequest,
+    trace::{EventSink, NetworkEvent},
 };
 use softhca_tests::namespace;
 use softhca_tests::process::{self, Process, TEST_TIMEOUT, receive_line, send_line};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The default receive buffer of a socket.
@@ -143,7 +144,9 @@ fn run_coordinator() {
     all.iter_mut().for_each(|sender| assert_eq!(sender.receive_line(), "running"));
     let stopped = rustix::process::Pid::from_raw(receiver.id() as i32).unwrap();
     rustix::process::kill_process(stopped, rustix::process::Signal::STOP).unwrap();
-    std::thread::sleep(Duration::from_secs(3));
+    // Every sender has written as much as was granted, and has missed the receiver's heartbeats.
+    all.iter_mut().for_each(|sender| sender.send_line("await-stall"));
+    all.iter_mut().for_each(|sender| assert_eq!(sender.receive_line(), "stalled"));
     rustix::process::kill_process(stopped, rustix::process::Signal::CONT).unwrap();
     all.iter_mut().for_each(|sender| sender.send_line("mark"));
     all.iter_mut().for_each(|sender| assert_eq!(sender.receive_line(), "resumed"));
@@ -161,17 +164,34 @@ fn run_coordinator() {
     send_line(&format!("{completed} transfers, {report}, {dropped:?}"));
 }
 
-fn device() -> Device {
+/// Whether the peer of a sender is stalled.
+#[derive(Clone, Default)]
+struct StallFlag(Arc<AtomicBool>);
+
+impl EventSink for StallFlag {
+    fn on_event(&mut self, _: softhca::Instant, event: &NetworkEvent<'_>) {
+        if let NetworkEvent::PeerLinkChanged { change, .. } = event {
+            self.0.store(*change == "stalled", Ordering::Release);
+        }
+    }
+}
+
+fn device(stalled: StallFlag) -> Device {
     let address: IpAddr = std::env::var("TEST_ADDRESS").unwrap().parse().unwrap();
     // The kernel doubles the requested size.
     let receive_buffer = variable("TEST_BUFFER") / 2;
-    let options = EmbeddedOptions { address: Some(address), receive_buffer, ..EmbeddedOptions::default() };
+    let options = EmbeddedOptions {
+        address: Some(address),
+        receive_buffer,
+        event_sink: Box::new(stalled),
+        ..EmbeddedOptions::default()
+    };
     Device::embedded_with(options).unwrap()
 }
 
 /// Accepts connections and sleeps: the device's own thread does the work.
 fn run_receiver() {
-    let device = device();
+    let device = device(StallFlag::default());
     let context = device.open();
     let domain = context.allocate_protection_domain().unwrap();
     let queue = context.create_completion_queue(16).unwrap();
@@ -213,7 +233,8 @@ fn path(index: usize) -> ConnectOptions {
 /// Writes repeatedly until the coordinator ends it.
 fn run_sender() {
     let index = variable("TEST_INDEX");
-    let device = device();
+    let stalled = StallFlag::default();
+    let device = device(stalled.clone());
     let context = device.open();
     let domain = context.allocate_protection_domain().unwrap();
     let queue = context.create_completion_queue(64).unwrap();
@@ -233,8 +254,15 @@ fn run_sender() {
     std::thread::spawn({
         let messages = messages.clone();
         move || {
-            while receive_line().is_some() {
-                messages.fetch_add(1, Ordering::Release);
+            while let Some(line) = receive_line() {
+                if line == "await-stall" {
+                    while !stalled.0.load(Ordering::Acquire) {
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                    send_line("stalled");
+                } else {
+                    messages.fetch_add(1, Ordering::Release);
+                }
             }
             std::process::exit(0);
         }

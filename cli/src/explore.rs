@@ -3,7 +3,7 @@
 use crate::exit_code;
 use softhca_explorer::{EventFeed, LiveServer};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Write};
 #[cfg(target_os = "linux")]
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -85,7 +85,7 @@ fn serve(
     follow: impl FnOnce(&EventFeed) -> io::Result<()> + Send + 'static,
 ) -> io::Result<()> {
     let feed = EventFeed::default();
-    let server = LiveServer::bind(port, &token()?, name, feed.clone())?;
+    let server = LiveServer::bind(port, &token(), name, feed.clone())?;
     // A closed standard output does not stop the server.
     let _ = writeln!(io::stdout(), "explore: {}", server.url());
     std::thread::spawn(move || {
@@ -118,8 +118,6 @@ fn follow(mut input: impl BufRead, may_grow: bool, feed: &EventFeed) -> io::Resu
 }
 
 /// A random secret.
-fn token() -> io::Result<String> {
-    let mut bytes = [0; 16];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+fn token() -> String {
+    softhca_udp::random_words().map(|word| format!("{word:016x}")).concat()
 }

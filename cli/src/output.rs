@@ -1,7 +1,6 @@
 //! Output files of a command.
 
 use std::fs::{File, OpenOptions};
-use std::hash::{BuildHasher, RandomState};
 use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
 
@@ -39,8 +38,7 @@ fn private() -> OpenOptions {
 
 /// A path in the temporary directory that nobody can predict: other users may create files there.
 pub fn unpredictable_path(prefix: &str, suffix: &str) -> PathBuf {
-    // The standard library seeds each state from the operating system's random numbers.
-    let random = RandomState::new().hash_one(std::process::id());
+    let [random, _] = softhca_udp::random_words();
     std::env::temp_dir().join(format!("{prefix}{random:016x}{suffix}"))
 }
 

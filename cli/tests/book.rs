@@ -433,3 +433,39 @@ fn every_page_is_in_the_table_of_contents() {
         assert!(is_listed, "{} is not in docs/SUMMARY.md", display_path(&page));
     }
 }
+
+/// The sources of the workspace.
+fn sources(folder: &Path, text: &mut String) {
+    for entry in
+        fs::read_dir(folder).expect("a folder of the repository").map(|entry| entry.expect("an entry"))
+    {
+        let path = entry.path();
+        let name = entry.file_name();
+        if path.is_dir() && name != "target" && !name.to_string_lossy().starts_with('.') {
+            sources(&path, text);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            text.push_str(&fs::read_to_string(&path).expect("a source"));
+        }
+    }
+}
+
+/// The threat model names the file or the test that shows each of its statements.
+#[test]
+fn every_test_of_the_threat_model_exists() {
+    let page = fs::read_to_string(root().join("docs/reference/threat-model.md")).expect("the page");
+    let mut code = String::new();
+    sources(&root(), &mut code);
+    let spans = page.split('`').skip(1).step_by(2);
+    let (mut files, mut tests) = (0, 0);
+    for span in spans {
+        let is_name = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "_./-".contains(c));
+        if span.ends_with(".rs") {
+            assert!(root().join(span).is_file(), "{span} does not exist");
+            files += 1;
+        } else if span.matches('_').count() >= 3 && is_name(span) {
+            assert!(code.contains(&format!("fn {span}(")), "no test is called {span}");
+            tests += 1;
+        }
+    }
+    assert!(files > 10 && tests > 10, "{files} files and {tests} tests are named");
+}

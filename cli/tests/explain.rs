@@ -35,6 +35,57 @@ fn a_loss_is_explained() {
     );
 }
 
+/// The role of a program with two embedded devices, one of which writes with an rkey that no memory region has.
+#[cfg(target_os = "linux")]
+const WRONG_RKEY: &str = "TEST_WRONG_RKEY";
+
+#[cfg(target_os = "linux")]
+#[test]
+fn wrong_rkey_program() {
+    use softhca::{AccessFlags, ConnectOptions, Device, QpType, RemoteAddress, RemoteKey, SendRequest};
+    if std::env::var_os(WRONG_RKEY).is_none() {
+        return;
+    }
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
+    let ends = [(); 2].map(|()| {
+        let context = Device::embedded().unwrap().open();
+        let pd = context.allocate_protection_domain().unwrap();
+        let cq = context.create_completion_queue(4).unwrap();
+        let region = pd.allocate_region(64, access).unwrap();
+        let qp = pd.create_queue_pair(QpType::Rc, &cq).build().unwrap();
+        (qp, cq, region)
+    });
+    let [(near, cq, region), (far, _, target)] = &ends;
+    near.connect_both(far, &ConnectOptions::default()).unwrap();
+    let right = target.remote_address(0);
+    let wrong = RemoteAddress { rkey: RemoteKey(right.rkey.0 ^ 0xff00), ..right };
+    near.post_send(&SendRequest::rdma_write(7, &[region.sge(0, 8)], wrong)).unwrap();
+    let completion = cq.wait_for(std::time::Duration::from_secs(60)).expect("a completion");
+    assert!(!completion.status.is_success());
+    std::process::exit(3);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn exec_explains_a_rust_program_with_embedded_devices() {
+    use std::os::unix::fs::DirBuilderExt;
+    let folder = std::env::temp_dir().join(format!("softhca-explain-{}", std::process::id()));
+    std::fs::DirBuilder::new().mode(0o700).create(&folder).expect("a new folder");
+    let mut command = softhca();
+    command.args(["exec", "--why", "--"]).arg(std::env::current_exe().expect("the path of this test"));
+    command.args(["--exact", "wrong_rkey_program", "--nocapture"]).env(WRONG_RKEY, "1");
+    let output = command.env("XDG_RUNTIME_DIR", &folder).env_remove("SOFTHCA_DAEMON").output();
+    let output = output.expect("the command runs");
+    std::fs::remove_dir_all(&folder).expect("the folder of this test");
+    let text = String::from_utf8(output.stderr).expect("UTF-8");
+    assert_eq!(output.status.code(), Some(3), "{text}");
+    for part in
+        ["WRITE 7 completes with REM_ACCESS_ERR", "Cause:", "no memory region has key 0x", "What to do:"]
+    {
+        assert!(text.contains(part), "{part:?} is not in:\n{text}");
+    }
+}
+
 #[test]
 fn bad_input_is_rejected_with_a_reason() {
     let outputs = [

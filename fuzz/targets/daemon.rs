@@ -3,29 +3,16 @@
 
 #![no_main]
 
+mod running_daemon;
+
 use libfuzzer_sys::fuzz_target;
-use softhca_daemon::{Config, Daemon, HostConfig};
+use running_daemon::SOCKET;
 use softhca_queue::control::{
     FramedMessage, Hello, Message, MessageReader, Request, Response, decode, encode, send_message,
 };
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::sync::LazyLock;
 use std::time::Duration;
-
-/// The socket of a daemon that runs as long as the fuzzer.
-static SOCKET: LazyLock<PathBuf> = LazyLock::new(|| {
-    let folder = std::env::temp_dir().join(format!("softhca-fuzz-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a temporary folder");
-    // SAFETY: no other thread runs yet that reads variables.
-    unsafe { std::env::set_var("XDG_RUNTIME_DIR", &folder) };
-    let hosts = ["alice", "bob"].map(|name| HostConfig { name: name.into(), address: None }).into();
-    let mut daemon = Daemon::start(Config { hosts, ..Config::default() }).expect("a daemon");
-    let socket = daemon.socket().to_path_buf();
-    std::thread::spawn(move || daemon.run(None));
-    socket
-});
 
 struct Client {
     stream: UnixStream,

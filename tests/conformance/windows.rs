@@ -253,6 +253,36 @@ fn a_region_with_a_bound_window_cannot_be_deregistered() {
     pair.on(b).deregister_memory(b.rkey).unwrap();
 }
 
+/// A type 2 window belongs to the queue pair that it was bound through, a type 1 window to its protection domain.
+#[test]
+fn destroying_a_queue_pair_invalidates_its_type_2_windows() {
+    let mut pair = Pair::new();
+    let b = pair.b;
+    let [first, second] = [MemoryWindowType::Type2, MemoryWindowType::Type1].map(|kind| {
+        let fresh = window(&mut pair, kind);
+        bind(&mut pair, fresh, variant(fresh, 1), AccessFlags::REMOTE_WRITE)
+    });
+    let (_, other) = second_connection(&mut pair);
+    pair.on(b).destroy_queue_pair(other).unwrap();
+    pair.on(b).deallocate_memory_window(second).unwrap();
+    let busy = pair.on(b).deregister_memory(b.rkey);
+    assert!(matches!(busy, Err(VerbsError::Busy { .. })), "another queue pair was destroyed: {busy:?}");
+    pair.on(b).destroy_queue_pair(b.qp).unwrap();
+    pair.on(b).deregister_memory(b.rkey).unwrap();
+    pair.on(b).deallocate_memory_window(first).unwrap();
+}
+
+#[test]
+fn a_type_1_window_stays_bound_without_the_queue_pair_that_bound_it() {
+    let mut pair = Pair::new();
+    let b = pair.b;
+    let fresh = window(&mut pair, MemoryWindowType::Type1);
+    bind(&mut pair, fresh, variant(fresh, 1), AccessFlags::REMOTE_WRITE);
+    pair.on(b).destroy_queue_pair(b.qp).unwrap();
+    let busy = pair.on(b).deregister_memory(b.rkey);
+    assert!(matches!(busy, Err(VerbsError::Busy { .. })), "{busy:?}");
+}
+
 #[test]
 fn a_window_cannot_exceed_the_access_flags_of_its_region() {
     let mut pair = Pair::new();

@@ -2,7 +2,7 @@
 
 use crate::process::{self, Process, TEST_TIMEOUT, TestDaemon, receive_line, send_line};
 use softhca::{
-    AccessFlags, CompletionQueue, CompletionStatus, ConnectOptions, Context, Device, Endpoint, Gid,
+    AccessFlags, CompletionQueue, CompletionStatus, ConnectOptions, Context, Device, Endpoint, Error, Gid,
     MemoryRegion, MemoryWindowBind, MemoryWindowType, Operation, ProtectionDomain, Psn, QpType, Qpn,
     QueuePair, ReceiveRequest, RemoteAddress, RemoteKey, SendRequest,
 };
@@ -24,12 +24,17 @@ pub struct ConnectedHost {
 
 impl ConnectedHost {
     pub fn new(device: &Device, bytes: usize) -> ConnectedHost {
+        ConnectedHost::try_new(device, bytes).unwrap()
+    }
+
+    /// The same where the daemon may end meanwhile.
+    pub fn try_new(device: &Device, bytes: usize) -> Result<ConnectedHost, Error> {
         let context = device.open();
-        let domain = context.allocate_protection_domain().unwrap();
-        let queue = context.create_completion_queue(256).unwrap();
-        let pair = domain.create_queue_pair(QpType::Rc, &queue).build().unwrap();
-        let region = domain.allocate_region(bytes, ALL_ACCESS).unwrap();
-        ConnectedHost { context, domain, queue, pair, region }
+        let domain = context.allocate_protection_domain()?;
+        let queue = context.create_completion_queue(256)?;
+        let pair = domain.create_queue_pair(QpType::Rc, &queue).build()?;
+        let region = domain.allocate_region(bytes, ALL_ACCESS)?;
+        Ok(ConnectedHost { context, domain, queue, pair, region })
     }
 
     /// The connection data for the other end, as a line.

@@ -3,8 +3,10 @@
  *
  *	sequences SEED STEPS
  *
- * Exit code 0 on success; otherwise an error message on stderr. */
+ * Exit code 0 on success; otherwise an error message on stderr. With FUZZ defined it has no main, and the fuzz target
+ * verbs calls fuzz_verbs. */
 #include <errno.h>
+#include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -14,6 +16,8 @@
 enum { SLOTS = 6, SIZE = 64 * 1024 };
 
 static uint64_t seed;
+/* The choices of a fuzzer, in place of the generator's. */
+static const uint8_t *input, *input_end;
 static struct ibv_context *context;
 static union ibv_gid gid;
 static unsigned char memory[SIZE] __attribute__((aligned(4096)));
@@ -29,6 +33,13 @@ static struct ibv_comp_channel *channel;
 
 static uint32_t any(uint32_t below)
 {
+	if (input) {
+		uint32_t choice = 0;
+		for (uint64_t values = 1; values < below && input < input_end; values <<= 8)
+			choice = choice << 8 | *input++;
+		seed = seed * 31 + choice;
+		return choice % below;
+	}
 	seed ^= seed << 13;
 	seed ^= seed >> 7;
 	seed ^= seed << 17;
@@ -124,16 +135,50 @@ static void modify_qp(struct ibv_qp *qp)
 	}
 }
 
+static struct ibv_mw_bind_info bind_info(void)
+{
+	struct ibv_sge sge = entry();
+	return (struct ibv_mw_bind_info){
+		.mr = mrs[any(SLOTS)], .addr = sge.addr, .length = any(4) ? sge.length : 0, .mw_access_flags = value(64),
+	};
+}
+
+/* Binds a type 1 window. */
+static void bind_mw(struct ibv_qp *qp, struct ibv_mw *mw)
+{
+	struct ibv_mw_bind bind = { .wr_id = seed, .send_flags = any(8), .bind_info = bind_info() };
+	ibv_bind_mw(qp, mw, &bind);
+}
+
+static void read_events(void)
+{
+	struct ibv_cq *cq;
+	void *cq_context;
+	struct ibv_async_event event;
+	if (ibv_get_cq_event(channel, &cq, &cq_context) == 0)
+		ibv_ack_cq_events(cq, 1);
+	if (ibv_get_async_event(context, &event) == 0)
+		ibv_ack_async_event(&event);
+}
+
 static void post_send(struct ibv_qp *qp)
 {
 	struct ibv_sge list[2] = { entry(), entry() };
 	struct ibv_mr *mr = mrs[any(SLOTS)];
 	struct ibv_qp *peer = qps[any(SLOTS)];
 	struct ibv_send_wr wr = {
-		.wr_id = seed, .sg_list = list, .num_sge = any(3), .opcode = any(8), .send_flags = any(8),
+		.wr_id = seed, .sg_list = list, .num_sge = any(3), .opcode = any(10), .send_flags = any(16),
 		.imm_data = seed,
 	}, *bad = NULL;
-	if (qp->qp_type == IBV_QPT_UD) {
+	if (wr.opcode == IBV_WR_LOCAL_INV || wr.opcode == IBV_WR_SEND_WITH_INV)
+		wr.invalidate_rkey = mws[0] && any(4) ? mws[0]->rkey : seed;
+	if (wr.opcode == IBV_WR_BIND_MW) {
+		wr.bind_mw.mw = mws[any(SLOTS)];
+		if (!wr.bind_mw.mw)
+			return;
+		wr.bind_mw.rkey = any(8) ? ibv_inc_rkey(wr.bind_mw.mw->rkey) : seed;
+		wr.bind_mw.bind_info = bind_info();
+	} else if (qp->qp_type == IBV_QPT_UD) {
 		wr.wr.ud.ah = ahs[any(SLOTS)];
 		wr.wr.ud.remote_qpn = peer ? peer->qp_num : 0;
 		wr.wr.ud.remote_qkey = 0x11;
@@ -161,7 +206,7 @@ static void step(void)
 	struct ibv_cq *cq = cqs[any(SLOTS)];
 	struct ibv_sge sge = entry();
 	struct ibv_recv_wr recv = { .wr_id = seed, .sg_list = &sge, .num_sge = any(2) }, *bad;
-	switch (any(30)) {
+	switch (any(35)) {
 	case 0:
 		if (!pds[slot])
 			pds[slot] = ibv_alloc_pd(context);
@@ -235,6 +280,24 @@ static void step(void)
 		if (cq)
 			ibv_resize_cq(cq, value(64));
 		break;
+	case 29:
+		if (qp && mws[slot])
+			bind_mw(qp, mws[slot]);
+		break;
+	case 30: case 31: read_events(); break;
+	case 32:
+		if (srqs[slot]) {
+			struct ibv_srq_attr attr = { value(32), value(4), value(16) };
+			if (ibv_modify_srq(srqs[slot], &attr, any(4)) == 0 && ibv_query_srq(srqs[slot], &attr))
+				fail("ibv_query_srq", errno);
+		}
+		break;
+	case 33:
+		if (mrs[slot]) {
+			uint32_t offset = any(SIZE);
+			ibv_rereg_mr(mrs[slot], any(8), pd, memory + offset, any(SIZE - offset + 1), any(64));
+		}
+		break;
 	default:
 		if (qp) {
 			struct ibv_qp_attr attr;
@@ -245,10 +308,8 @@ static void step(void)
 	}
 }
 
-int main(int argc, char **argv)
+static void open_device(void)
 {
-	seed = (argc > 1 ? strtoull(argv[1], NULL, 0) : 1) * 0x9e3779b97f4a7c15u + 1;
-	unsigned long steps = argc > 2 ? strtoul(argv[2], NULL, 0) : 1000;
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	if (!list || !list[0])
 		fail("no device", ENODEV);
@@ -257,9 +318,14 @@ int main(int argc, char **argv)
 	if (!context || ibv_query_gid(context, 1, 0, &gid))
 		fail("ibv_open_device", errno);
 	channel = ibv_create_comp_channel(context);
-	for (unsigned long i = 0; i < steps; i++)
-		step();
-	/* In the order of dependencies, everything can be destroyed. */
+	/* Reading an event does not wait for one. */
+	if (!channel || fcntl(channel->fd, F_SETFL, O_NONBLOCK) || fcntl(context->async_fd, F_SETFL, O_NONBLOCK))
+		fail("ibv_create_comp_channel", errno);
+}
+
+/* In the order of dependencies, everything can be destroyed. */
+static void close_device(void)
+{
 	for (int i = 0; i < SLOTS; i++)
 		DESTROY(qps, i, ibv_destroy_qp);
 	for (int i = 0; i < SLOTS; i++) {
@@ -279,6 +345,29 @@ int main(int argc, char **argv)
 	ibv_destroy_comp_channel(channel);
 	if (ibv_close_device(context))
 		fail("ibv_close_device", errno);
+}
+
+#ifdef FUZZ
+void fuzz_verbs(const uint8_t *choices, size_t length)
+{
+	seed = 1;
+	input = choices;
+	input_end = choices + length;
+	open_device();
+	while (input < input_end)
+		step();
+	close_device();
+}
+#else
+int main(int argc, char **argv)
+{
+	seed = (argc > 1 ? strtoull(argv[1], NULL, 0) : 1) * 0x9e3779b97f4a7c15u + 1;
+	unsigned long steps = argc > 2 ? strtoul(argv[2], NULL, 0) : 1000;
+	open_device();
+	for (unsigned long i = 0; i < steps; i++)
+		step();
+	close_device();
 	printf("%lu steps\n", steps);
 	return 0;
 }
+#endif

@@ -24,6 +24,8 @@ type CheckResult = Result<(), TestCaseError>;
 pub fn check_reliable(walk: &Walk, demand: Expected) -> CheckResult {
     let mut run = WalkRun::new(walk);
     run.run();
+    check_drained(&run)?;
+    check_credits(walk, &run)?;
     for index in 0..run.directions.len() {
         let outcome = run.outcome(index);
         let direction = &run.directions[index];
@@ -34,6 +36,28 @@ pub fn check_reliable(walk: &Walk, demand: Expected) -> CheckResult {
         let demand = if is_ended { Expected::OrderedFailure } else { demand };
         check_direction(walk, index, direction, &outcome, demand)
             .map_err(|error| TestCaseError::fail(format!("direction {index}: {error}")))?;
+    }
+    Ok(())
+}
+
+/// In SQD, a queue pair starts no work request.
+fn check_drained(run: &WalkRun<'_>) -> CheckResult {
+    for (direction, range) in &run.drains {
+        prop_assert_eq!(run.fetched(*direction, range.clone()), 0, "direction {} in SQD", direction);
+    }
+    Ok(())
+}
+
+/// With end-to-end credits, a requester is at most one message ahead of the receives that its peer has posted. A shared
+/// receive queue gives no credits.
+fn check_credits(walk: &Walk, run: &WalkRun<'_>) -> CheckResult {
+    if !walk.credits || walk.shared_receives {
+        return Ok(());
+    }
+    for direction in 0..run.directions.len() {
+        for (place, posted) in run.receives_when_sent(direction) {
+            prop_assert!(place <= posted, "direction {}: message {}, {} receives", direction, place, posted);
+        }
     }
     Ok(())
 }
@@ -206,6 +230,7 @@ fn check_once(walk: &Walk, direction: &DirectionModel, outcome: &Outcome) -> Che
 pub fn check_unreliable(walk: &Walk) -> CheckResult {
     let mut run = WalkRun::new(walk);
     run.run();
+    check_drained(&run)?;
     // A duplicate or delayed message is received again: only messages in order are received once.
     let in_line = |fault: &RandomFault| {
         !matches!(fault.action, Action::Reorder { .. } | Action::Delay { .. } | Action::Duplicate { .. })
@@ -233,6 +258,7 @@ pub fn check_unreliable(walk: &Walk) -> CheckResult {
 pub fn check_datagrams(walk: &Walk) -> CheckResult {
     let mut run = WalkRun::new(walk);
     run.run();
+    check_drained(&run)?;
     let is_straight = |action: &Action| !matches!(action, Action::Reorder { .. } | Action::Delay { .. });
     for index in 0..run.directions.len() {
         let outcome = run.outcome(index);

@@ -3,8 +3,8 @@
 use crate::model::{DirectionModel, MAX_INLINE, SOURCE_BYTES, TARGET_BYTES, directions, split};
 use crate::walk::{Step, Verb, Walk, Window};
 use softhca_engine::{
-    CqId, EndToEndCredits, Event, MemoryWindowType, ModifyQp, PdId, QpState, QpType, Settings, SrqId,
-    SrqInitAttributes, XrcdId,
+    CqId, EndToEndCredits, Event, Instant, MemoryWindowType, ModifyQp, PdId, QpState, QpType, Settings,
+    SrqId, SrqInitAttributes, XrcdId,
 };
 use softhca_fabric::{
     ConnectOptions, FlowId, HostId, LinkSettings, QpOptions, Rule, RuleId, Selector, World,
@@ -18,6 +18,7 @@ use softhca_wire::{Gid, LocalKey, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -118,6 +119,12 @@ pub struct WalkRun<'a> {
     received: Vec<usize>,
     /// The completions of receives, by host and queue pair.
     receive_completions: BTreeMap<(u32, u32), Vec<Completion>>,
+    /// For each direction, the number of events when its sender was moved to SQD, until it is resumed.
+    drained_at: Vec<Option<usize>>,
+    /// The times in SQD: a direction, and the range of events.
+    pub drains: Vec<(usize, Range<usize>)>,
+    /// For each direction, the number of events when each of its receives was posted.
+    receive_posts: Vec<Vec<usize>>,
 }
 
 impl<'a> WalkRun<'a> {
@@ -212,6 +219,9 @@ impl<'a> WalkRun<'a> {
             posted: vec![0; count],
             received: vec![0; count],
             receive_completions: BTreeMap::new(),
+            drained_at: vec![None; count],
+            drains: Vec::new(),
+            receive_posts: vec![Vec::new(); count],
         };
         (0..count).for_each(|direction| run.bind_window(direction));
         run
@@ -230,9 +240,12 @@ impl<'a> WalkRun<'a> {
                 }
                 Step::Drain { direction } => {
                     // A queue pair that failed stays in ERR.
-                    let end = self.ends[direction % self.directions.len()];
+                    let direction = direction % self.directions.len();
+                    let end = self.ends[direction];
                     let drain = ModifyQp::default().state(QpState::SendQueueDrained);
-                    let _ = self.world.verbs(end.host).modify_queue_pair(end.qp, drain);
+                    if self.world.verbs(end.host).modify_queue_pair(end.qp, drain).is_ok() {
+                        self.drained_at[direction].get_or_insert(self.recording.borrow().events.len());
+                    }
                 }
                 Step::Resume { direction } => self.resume(direction % self.directions.len()),
                 Step::Rebind { direction } => self.bind_window(direction % self.directions.len()),
@@ -269,6 +282,9 @@ impl<'a> WalkRun<'a> {
     /// Moves the sending queue pair of a direction from SQD to RTS.
     fn resume(&mut self, direction: usize) {
         let end = self.ends[direction];
+        if let Some(start) = self.drained_at[direction].take() {
+            self.drains.push((direction, start..self.recording.borrow().events.len()));
+        }
         let mut verbs = self.world.verbs(end.host);
         if verbs.query_queue_pair(end.qp).unwrap().state == QpState::SendQueueDrained {
             let resume = ModifyQp::default().state(QpState::ReadyToSend);
@@ -381,6 +397,7 @@ impl<'a> WalkRun<'a> {
         let end = self.ends[direction ^ 1];
         let number = self.received[direction];
         self.received[direction] += 1;
+        self.receive_posts[direction].push(self.recording.borrow().events.len());
         if self.walk.shared_receives {
             let host = self.hosts.iter().position(|host| host.id == end.host);
             return self.post_shared_receive(host.expect("an end is on a host"));
@@ -400,6 +417,34 @@ impl<'a> WalkRun<'a> {
         let scatter = to_sges(receives.rkey, receives.base, &pieces);
         let receive = ReceiveWorkRequest { wr_id: number as u64, sg_list: &scatter };
         self.world.verbs(*id).post_srq_receive(receives.srq, &receive).unwrap();
+    }
+
+    /// The WQEs that the sender of a direction fetched in a range of events.
+    pub fn fetched(&self, direction: usize, range: Range<usize>) -> usize {
+        let end = self.ends[direction];
+        let is_fetch = |(_, host, event): &&(Instant, HostId, Event)| {
+            *host == end.host && matches!(event, Event::WqeFetched { qp, .. } if *qp == end.qp)
+        };
+        self.recording.borrow().events[range].iter().filter(is_fetch).count()
+    }
+
+    /// For each request that consumes a receive and was sent: its place among them, and the receives that were posted
+    /// when its first packet was sent.
+    pub fn receives_when_sent(&self, direction: usize) -> Vec<(usize, usize)> {
+        let end = self.ends[direction];
+        let record = self.recording.borrow();
+        let consuming = self.directions[direction].requests.iter().enumerate();
+        let consuming = consuming.filter(|(_, request)| request.consumes_receive()).map(|(id, _)| id as u64);
+        let first_packet = |id: u64| {
+            record.events.iter().position(|(_, host, event)| {
+                *host == end.host
+                    && matches!(event, Event::PacketSent { qp, packet, wr_id, .. }
+                        if *qp == end.qp && *wr_id == Some(id) && packet.opcode.operation().is_request())
+            })
+        };
+        let posts = &self.receive_posts[direction];
+        let when_sent = consuming.enumerate().filter_map(|(place, id)| Some((place, first_packet(id)?)));
+        when_sent.map(|(place, at)| (place, posts.iter().filter(|post| **post <= at).count())).collect()
     }
 
     pub fn outcome(&mut self, direction: usize) -> Outcome {

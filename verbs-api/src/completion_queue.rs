@@ -116,17 +116,17 @@ impl CompletionQueue {
         self.inner.backend.check_process()
     }
 
-    /// Its number, which asynchronous events name.
+    /// Its number, as in asynchronous events.
     pub fn handle(&self) -> u32 {
         self.inner.id.0
     }
 
-    /// How many completions may wait.
+    /// The maximum number of completions that it holds.
     pub fn cqe(&self) -> u32 {
         self.inner.completions.lock().ring.slots()
     }
 
-    /// Whether anything else holds it: another handle, or something that completes to it.
+    /// Whether another handle exists or a queue pair uses it.
     pub fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.inner) > 1
     }
@@ -136,8 +136,8 @@ impl CompletionQueue {
         self.inner.completions.lock().discard_qp(queue_pair);
     }
 
-    /// Takes the oldest completion. If there is none, an embedded card may get a turn on the caller's time. Polling never
-    /// sleeps: a poll in vain takes a fraction of a microsecond, and a daemon's card is not involved.
+    /// Takes the oldest completion. If there is none, the caller's thread drives an embedded device once. Polling never
+    /// sleeps; an empty poll takes a fraction of a microsecond.
     ///
     /// # Panics
     /// In the host code of a `World`, after ten thousand calls in vain without an await: time stands still. In
@@ -171,8 +171,8 @@ impl CompletionQueue {
         self.poll_each(most, |completion| into.push(completion))
     }
 
-    /// Gives up to `most` completions to `take`, oldest first, and returns how many there were. If there are
-    /// none, the card gets a turn on the caller's time.
+    /// Passes up to `most` completions to `take`, oldest first, and returns their number. If there are none, the caller's
+    /// thread drives an embedded device once.
     pub fn poll_each(&self, most: usize, mut take: impl FnMut(Completion)) -> usize {
         let mut taken = 0;
         for turn in 0..2 {
@@ -220,7 +220,7 @@ impl CompletionQueue {
 
     /// Waits for the next completion: spins for a moment, then sleeps.
     ///
-    /// On a simulated card, outside of host code, this lets virtual time go on.
+    /// On a simulated device, outside of host code, virtual time advances.
     ///
     /// # Panics
     /// In the host code of a `World`, where [`CompletionQueue::next`] is to be awaited; and on a simulated
@@ -270,7 +270,7 @@ impl CompletionQueue {
 
     /// Asks for one notification: of the next completion, or the next that its sender solicited.
     ///
-    /// Poll once more afterwards, as with `ibv_req_notify_cq`: what came before the wish does not notify.
+    /// Poll once more afterwards, as with `ibv_req_notify_cq`: completions that arrived before the call do not notify.
     pub fn request_notification(&self, notify: CqNotify) {
         self.inner.backend.assert_same_process();
         self.inner.completions.lock().ring.request_notification(notify);
@@ -300,7 +300,7 @@ impl CompletionQueue {
         Poll::Pending
     }
 
-    /// Changes how many completions may wait. Those that wait stay.
+    /// Changes the maximum number of completions. Pending completions stay.
     pub fn resize(&self, cqe: u32) -> Result<(), Error> {
         self.inner.backend.check_process()?;
         let mut ring = self.inner.completions.lock();

@@ -60,14 +60,14 @@ impl Context {
         self.address
     }
 
-    /// Whether the card is there: that of a daemon which ended is not.
+    /// Whether the device still exists. The device of a daemon that ended does not.
     pub fn is_alive(&self) -> bool {
         self.backend.is_alive()
     }
 
-    /// Refuses in a process that was forked from the one that opened the device, as every verb does there: what
-    /// the card shares with its process (rings, doorbells, sockets) stays the parent's. A child opens a device
-    /// of its own. Verbs that return no error panic with the same sentence.
+    /// Fails with [`Error::Forked`] in a child of the process that opened the device, as every verb does there: rings,
+    /// doorbells and sockets belong to the parent, and a child opens a device of its own. Verbs that return no error
+    /// panic with the same message.
     pub fn check_process(&self) -> Result<(), Error> {
         self.backend.check_process()
     }
@@ -82,24 +82,24 @@ impl Context {
         self.backend.port_state()
     }
 
-    /// How many entries the port's GID table has.
+    /// The number of entries in the port's GID table.
     pub fn gid_table_len(&self) -> usize {
         self.backend.gids().len()
     }
 
-    /// The entry of the port's table to send from, to a peer or group of this GID: the first of its IP version.
+    /// The GID index to use towards a peer or multicast group: the first entry with the same IP version.
     pub fn gid_index_for(&self, peer: Gid) -> u8 {
         let gids = self.backend.gids();
         let same = |gid: &Gid| gid.ip().is_ipv4() == peer.ip().is_ipv4();
         gids.iter().position(same).unwrap_or(0) as u8
     }
 
-    /// What the card counted so far.
+    /// The counters of the device since its start; `docs/reference/counters.md` explains each.
     pub fn counters(&self) -> Counters {
         self.backend.counters()
     }
 
-    /// Allocates a protection domain.
+    /// Allocates a protection domain, which memory regions and queue pairs belong to.
     pub fn allocate_protection_domain(&self) -> Result<ProtectionDomain, Error> {
         ProtectionDomain::new(self)
     }
@@ -110,7 +110,7 @@ impl Context {
         CompletionQueue::new(self, cqe, None)
     }
 
-    /// Creates a completion queue that tells a channel when it has news.
+    /// Creates a completion queue whose notifications go to a channel.
     pub fn create_completion_queue_with_channel(
         &self,
         cqe: u32,
@@ -119,12 +119,12 @@ impl Context {
         CompletionQueue::new(self, cqe, Some(channel))
     }
 
-    /// Creates a channel for completion queues.
+    /// Creates a channel that collects the notifications of several completion queues.
     pub fn create_completion_channel(&self) -> Result<CompletionChannel, Error> {
         CompletionChannel::new(self)
     }
 
-    /// Opens an XRC domain.
+    /// Opens an XRC domain, which XRC targets and their shared receive queues belong to.
     pub fn open_xrc_domain(&self) -> Result<XrcDomain, Error> {
         XrcDomain::new(self)
     }

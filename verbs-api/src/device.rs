@@ -42,7 +42,7 @@ impl Device {
         Device { backend, address, faults: Arc::new(Mutex::new(faults)) }
     }
 
-    /// The name: a process has one host, and a host one device.
+    /// The name, such as `softhca0`.
     pub fn name(&self) -> &str {
         match &self.backend {
             #[cfg(all(feature = "sockets", target_os = "linux"))]
@@ -58,12 +58,12 @@ impl Device {
         self.address
     }
 
-    /// The globally unique identifier: a locally administered EUI-64 made of the address.
+    /// The GUID: a locally administered EUI-64 derived from the address.
     pub fn guid(&self) -> u64 {
         Gid::from(self.address).guid()
     }
 
-    /// What the card offers.
+    /// The capabilities and limits of the device, as `ibv_query_device` returns them.
     pub fn attributes(&self) -> DeviceAttributes {
         let limits = match &self.backend {
             #[cfg(all(feature = "sockets", target_os = "linux"))]
@@ -75,14 +75,14 @@ impl Device {
         DeviceAttributes { limits }
     }
 
-    /// What its one port is like.
+    /// The attributes of its one port, as `ibv_query_port` returns them.
     pub fn port_attributes(&self) -> PortAttributes {
         let (active_mtu, gid) = (self.backend().active_mtu(), Gid::from(self.address));
         let state = self.backend().port_state();
         PortAttributes { port_num: 1, state, max_mtu: Mtu::B4096, active_mtu, gid }
     }
 
-    /// Opens the device.
+    /// Opens the device. Every context of a device has resources of its own.
     pub fn open(&self) -> Context {
         Context::new(self.backend(), self.address, self.faults.lock().clone())
     }
@@ -97,17 +97,17 @@ impl Device {
         }
     }
 
-    /// Where applications meet before they are connected: shared by the hosts of a `World`, or by all
-    /// embedded cards of this process.
+    /// The place where applications exchange endpoints by name before they are connected: one for all hosts of a `World`,
+    /// one for all embedded devices of this process.
     pub fn endpoint_exchange(&self) -> EndpointExchange {
         self.backend().endpoint_exchange()
     }
 
-    /// Puts a fault rule on the cable that leaves the card. A world's own seed decides its draws. On the card of a
-    /// daemon it stays until [`DaemonControl::clear_rules`](crate::DaemonControl::clear_rules), for all its clients.
+    /// Adds a fault rule to the link that leaves the device. `seed` decides random choices; in a world its own seed does.
+    /// On the device of a daemon the rule stays until [`DaemonControl::clear_rules`](crate::DaemonControl::clear_rules), for all its clients.
     ///
     /// # Panics
-    /// If the card is a daemon's that is gone or refuses.
+    /// If the device belongs to a daemon that is gone or rejects the rule.
     pub fn add_rule(&self, seed: u64, rule: Rule) {
         match &self.backend {
             #[cfg(feature = "sockets")]
@@ -150,7 +150,7 @@ impl Device {
         *self.faults.lock() = Some(faults);
     }
 
-    /// Lets rules know a queue pair by its role.
+    /// Names a flow, so that rules can select the packets of one queue pair.
     ///
     /// # Panics
     /// As [`Device::add_rule`].
@@ -164,7 +164,7 @@ impl Device {
         }
     }
 
-    /// The rules on the cable, and how often each fired.
+    /// The rules on the link and their counters.
     ///
     /// # Panics
     /// As [`Device::add_rule`].
@@ -214,20 +214,20 @@ fn expect_success<T>(result: Result<T, crate::Error>) -> T {
 /// What a card offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceAttributes {
-    /// How many of each resource, and how large.
+    /// The maximum number of each resource and the maximum sizes.
     pub limits: DeviceLimits,
 }
 
 /// What a port is like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortAttributes {
-    /// Its number: a card has one port.
+    /// The port number: always 1.
     pub port_num: u8,
-    /// Whether its link carries anything, when it was asked.
+    /// The state of its link when it was queried.
     pub state: PortState,
-    /// The largest path MTU that the card can do.
+    /// The largest path MTU that the device supports.
     pub max_mtu: Mtu,
-    /// The largest path MTU that the network carries.
+    /// The largest path MTU that fits the MTU of the network interface.
     pub active_mtu: Mtu,
     /// The first entry of the GID table.
     pub gid: Gid,

@@ -24,7 +24,6 @@ use softhca_udp::{
     SharedDriver, SocketOptions, bind_host,
 };
 use softhca_wire::Mtu;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
@@ -34,26 +33,36 @@ use std::time::Duration;
 /// A switch before the port of an embedded card, of its own: what arrives passes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortSwitch {
-    /// The cables to the card and to whoever sends to it.
+    /// The links of the switch: to the device and to its peers.
     pub line: LinkSettings,
-    /// When the switch marks and pauses.
+    /// The thresholds at which the switch marks packets with ECN and sends PFC pauses.
     pub settings: SwitchSettings,
-    /// How fast the card's port takes what arrives; it pauses the switch before it loses anything.
+    /// How fast the device's port receives. It pauses the switch before it drops a packet.
     pub receiver: ReceiverSettings,
 }
 
-/// What an embedded card may differ in.
+/// The options of an embedded device. Every field has a default:
+///
+/// ```
+/// use softhca::{Device, EmbeddedOptions, Recovery};
+///
+/// let mut options = EmbeddedOptions::default();
+/// options.settings.recovery = Recovery::GoBackN;
+/// let device = Device::embedded_with(options)?;
+/// # Ok::<(), softhca::Error>(())
+/// ```
 pub struct EmbeddedOptions {
     /// The host's address; without one, `SOFTHCA_ADDRESS` or the first of 127.0.0.2, 127.0.0.3, … that is free.
     pub address: Option<IpAddr>,
     /// The host's IPv6 address beside an IPv4 one: its GID 1. Without one, a host on a network takes that of its
     /// interface, if there is one and it is free.
     pub ipv6: Option<Ipv6Addr>,
-    /// Which source port packets have.
+    /// The source port of packets: one for all, or one for each flow, as routers with ECMP expect.
     pub entropy: Entropy,
-    /// Where goes what the host sends to itself.
+    /// How traffic of the host to itself is carried.
     pub loopback: Loopback,
-    /// The settings of the card. A seed of zero takes one from the operating system.
+    /// The settings of the card. With a seed of 0, keys and numbers are unpredictable: the operating system's random
+    /// number generator decides them.
     pub settings: Settings,
     /// How the invariant CRC of arriving packets is checked.
     pub icrc: IcrcCheck,
@@ -63,14 +72,14 @@ pub struct EmbeddedOptions {
     /// Whether the card has link control. Without it, the card is a foreign peer for others, and every peer is foreign
     /// for it: packets may be lost.
     pub link_control: bool,
-    /// A switch that queues, marks and pauses what other ports of this make send here; without one, it arrives as it comes.
+    /// A switch in front of the port, which queues, marks and pauses packets of native peers. `None`: no switch.
     pub switch: Option<PortSwitch>,
     /// A file for the event log of the device, which `softhca why` reads; without one, that of `SOFTHCA_LOG`. All devices
     /// of the process with the same path share the file. `%p` stands for the number of the process.
     pub log: Option<PathBuf>,
     /// A file for a capture of the packets that the device sends; without one, that of `SOFTHCA_CAPTURE`. As `log`.
     pub capture: Option<PathBuf>,
-    /// Sees every event and every packet.
+    /// Receives every event and every packet of the device, on the thread that drives it.
     pub event_sink: Box<dyn EventSink + Send>,
 }
 
@@ -99,16 +108,13 @@ impl Default for EmbeddedOptions {
 }
 
 impl Device {
-    /// A card in this process, on a loopback address of its own. Needs nothing running and nothing set up.
+    /// Creates a device in this process, on a free loopback address. It needs no daemon, no privileges and no setup.
     pub fn embedded() -> Result<Device> {
         Device::embedded_with(EmbeddedOptions::default())
     }
 
-    /// A card in this process, as the options say.
-    pub fn embedded_with(mut options: EmbeddedOptions) -> Result<Device> {
-        if options.settings.seed == 0 {
-            options.settings.seed = RandomState::new().hash_one(0);
-        }
+    /// Creates a device in this process with options.
+    pub fn embedded_with(options: EmbeddedOptions) -> Result<Device> {
         let buffers = SocketOptions { receive_buffer: options.receive_buffer, ..SocketOptions::default() };
         let sockets = match options.address {
             Some(address) => HostSockets::bind_dual_stack(address, options.ipv6, buffers)?,
@@ -126,8 +132,8 @@ impl Device {
         Ok(Device::new(DeviceBackend::Embedded(Arc::new(card)), address))
     }
 
-    /// How full the receive buffers of an embedded card's sockets are, and how many datagrams they dropped:
-    /// first that of RoCE, then that of link control. Other cards are not asked.
+    /// The fill level of the receive buffers of an embedded device's sockets and the datagrams that they dropped: RoCE
+    /// first, then link control. `None` for other devices.
     pub fn receive_buffer_usage(&self) -> Result<Option<[ReceiveMemory; 2]>> {
         match &self.backend {
             DeviceBackend::Embedded(card) => card.runtime.receive_buffer_usage().map(Some),
@@ -381,7 +387,7 @@ impl CardRuntime for EmbeddedRuntime {
     }
 
     fn random(&self) -> u64 {
-        RandomState::new().hash_one(0)
+        softhca_udp::random_words()[0]
     }
 
     fn endpoint_exchange(&self) -> EndpointExchange {

@@ -50,27 +50,27 @@ impl MemoryRegion {
         Ok(MemoryRegion { inner: Arc::new(Inner { backend, registration: Mutex::new(registration) }) })
     }
 
-    /// How many bytes.
+    /// The length in bytes.
     pub fn len(&self) -> u64 {
         self.inner.registration.lock().block.len() as u64
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The address of the first byte, in the region's own terms.
+    /// The address of the first byte, as work requests name it (the iova).
     pub fn address(&self) -> u64 {
         self.inner.registration.lock().iova
     }
 
-    /// The key for local use.
+    /// The key for SGEs of this host.
     pub fn lkey(&self) -> LocalKey {
         LocalKey(self.rkey().0)
     }
 
-    /// The key for peers.
+    /// The key for remote access by peers.
     pub fn rkey(&self) -> RemoteKey {
         self.inner.registration.lock().rkey
     }
@@ -81,7 +81,7 @@ impl MemoryRegion {
         Sge { address: present.iova + offset, length, lkey: LocalKey(present.rkey.0) }
     }
 
-    /// The place at `offset`, as a peer names it.
+    /// Address and rkey of the byte at `offset`, for work requests of a peer.
     pub fn remote_address(&self, offset: u64) -> RemoteAddress {
         let present = self.inner.registration.lock();
         RemoteAddress { address: present.iova + offset, rkey: present.rkey }
@@ -116,7 +116,7 @@ impl MemoryRegion {
         bytes
     }
 
-    /// Copies bytes out to where the caller wants them.
+    /// Copies bytes out to a slice of the caller.
     ///
     /// # Panics
     /// If the range is outside of the region, as with a slice.
@@ -132,12 +132,12 @@ impl MemoryRegion {
         self.block().load(offset).expect("eight aligned bytes inside of the region")
     }
 
-    /// Changes what is allowed, in place, under the same key.
+    /// Changes the access flags in place. The key stays the same.
     pub fn change_access(&self, access: AccessFlags) -> Result<(), Error> {
         self.reregister(None, None, Some(access))
     }
 
-    /// Moves the region to another protection domain, in place, under the same key.
+    /// Moves the region to another protection domain. The key stays the same.
     pub fn change_protection_domain(&self, domain: &ProtectionDomain) -> Result<(), Error> {
         self.reregister(Some(domain), None, None)
     }
@@ -195,8 +195,8 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Takes the region off the card now, or says why that cannot be: a window is bound to it. Otherwise
-    /// that happens when the last handle is dropped, window or not.
+    /// Deregisters the region now, as `ibv_dereg_mr` does: it fails with [`Error::Busy`] while a window is bound. Dropping
+    /// the last handle deregisters it in any case.
     pub fn deregister(&self) -> Result<(), Error> {
         self.inner.backend.check_process()?;
         let mut present = self.inner.registration.lock();

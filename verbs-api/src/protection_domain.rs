@@ -38,8 +38,8 @@ impl ProtectionDomain {
         MemoryRegion::new(self, block, None, access)
     }
 
-    /// The same in memory of this process's own, as `malloc` gives it: what the card of a daemon has to reach out
-    /// for. [`ProtectionDomain::allocate_region`] is faster there.
+    /// The same in private memory of this process, which a daemon accesses through the kernel. With a daemon,
+    /// [`ProtectionDomain::allocate_region`] is faster.
     pub fn allocate_private_region(&self, length: usize, access: AccessFlags) -> Result<MemoryRegion, Error> {
         MemoryRegion::new(self, Arc::new(MemoryBlock::new(length)), None, access)
     }
@@ -83,17 +83,17 @@ impl ProtectionDomain {
         self.inner.id.0
     }
 
-    /// Whether anything else holds it: another handle, or something that is in it.
+    /// Whether another handle exists or a resource belongs to it.
     pub fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.inner) > 1
     }
 
-    /// Allocates a memory window.
+    /// Allocates a memory window. A bind ([`Operation::BindMemoryWindow`](crate::Operation::BindMemoryWindow)) gives it a range.
     pub fn allocate_memory_window(&self, kind: MemoryWindowType) -> Result<MemoryWindow, Error> {
         MemoryWindow::new(self, kind)
     }
 
-    /// Begins to create a queue pair whose sends and receives complete to `queue`.
+    /// Starts to create a queue pair whose sends and receives complete to `queue`; `build` creates it.
     pub fn create_queue_pair(&self, kind: QpType, queue: &CompletionQueue) -> QueuePairBuilder {
         QueuePairBuilder::new(self, kind, queue)
     }
@@ -107,7 +107,7 @@ impl ProtectionDomain {
         SharedReceiveQueue::new(self, max_wr, max_sge, None)
     }
 
-    /// Creates a shared receive queue that senders of XRC name; its receives complete to `queue`.
+    /// Creates a shared receive queue that XRC senders name by its number; its receives complete to `queue`.
     pub fn create_xrc_shared_receive_queue(
         &self,
         xrc_domain: &XrcDomain,
@@ -118,7 +118,7 @@ impl ProtectionDomain {
         SharedReceiveQueue::new(self, max_wr, max_sge, Some((xrc_domain, queue)))
     }
 
-    /// Creates an address handle.
+    /// Creates an address handle: the destination of datagrams.
     pub fn create_address_handle(&self, address_vector: AddressVector) -> Result<AddressHandle, Error> {
         let command = Command::CreateAddressHandle { pd: self.inner.id, address_vector };
         let id = reply!(self.inner.backend.execute(command)?, Reply::AddressHandle(ah) => ah);

@@ -50,21 +50,21 @@ impl FromStr for Endpoint {
 /// How a connection behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectOptions {
-    /// Payload bytes per packet.
+    /// The maximum payload of a packet.
     pub path_mtu: Mtu,
-    /// What the peer may do.
+    /// The remote accesses that the peer may perform.
     pub access: AccessFlags,
-    /// Reads and atomics outstanding, each way.
+    /// The maximum number of outstanding READs and atomics, in each direction.
     pub max_rd_atomic: u8,
-    /// The exponent of 4.096 µs that an acknowledgement may take.
+    /// The ACK timeout: 4.096 µs × 2^timeout. 0 waits forever.
     pub timeout: u8,
-    /// How often to try again.
+    /// The number of retries after an ACK timeout or a sequence NAK.
     pub retry_cnt: u8,
     /// How often to send again when the peer has no receive posted: 6 by default, which fails with
     /// [`RnrRetryExceededError`](crate::CompletionStatus::RnrRetryExceededError) after about 30 ms;
     /// [`ConnectOptions::RNR_RETRY_INFINITE`] never fails.
     pub rnr_retry: u8,
-    /// How long a peer waits before it sends again when no receive is posted here.
+    /// The time that a peer waits before it retries when no receive is posted here.
     pub min_rnr_timer: RnrTimer,
     /// DSCP and ECN bits of the IP header.
     pub traffic_class: u8,
@@ -102,7 +102,7 @@ struct Queues {
     xrc_domain: Option<XrcDomain>,
 }
 
-/// A queue pair that is about to be created.
+/// The attributes of a queue pair to create, from [`ProtectionDomain::create_queue_pair`](crate::ProtectionDomain::create_queue_pair).
 pub struct QueuePairBuilder {
     context: Context,
     domain: Option<ProtectionDomain>,
@@ -263,7 +263,7 @@ impl QueuePair {
         self.inner.qpn
     }
 
-    /// What it is.
+    /// Its service type.
     pub fn kind(&self) -> QpType {
         self.inner.kind
     }
@@ -273,13 +273,13 @@ impl QueuePair {
         self.inner.queues.shared_receive_queue.is_some()
     }
 
-    /// What a peer must know to connect.
+    /// The address, number and first PSN that a peer needs to connect. It prints as text and parses from it.
     pub fn endpoint(&self) -> Endpoint {
         let gid = self.inner.context.gid(0).unwrap_or_default();
         Endpoint { gid, qpn: self.inner.qpn, psn: self.inner.psn }
     }
 
-    /// The same by another entry of the GID table, if there is one: 1 is the IPv6 address of a host with both.
+    /// The same with another entry of the GID table, if it exists: 1 is the IPv6 address of a host with both.
     pub fn endpoint_with_gid_index(&self, index: usize) -> Option<Endpoint> {
         Some(Endpoint { gid: self.inner.context.gid(index)?, ..self.endpoint() })
     }
@@ -303,7 +303,7 @@ impl QueuePair {
         self.inner.state.store(state as u8, Ordering::Release);
     }
 
-    /// What it is doing.
+    /// Its state and attributes, as `ibv_query_qp` returns them.
     pub fn query(&self) -> Result<QpSnapshot, Error> {
         self.inner.announce(Verb::QueryQp)?;
         self.snapshot()
@@ -314,7 +314,7 @@ impl QueuePair {
         Ok(reply!(reply, Reply::QpSnapshot(snapshot) => snapshot))
     }
 
-    /// The state that it is in.
+    /// Its state.
     pub fn state(&self) -> Result<QpState, Error> {
         self.snapshot().map(|view| view.state)
     }
@@ -465,20 +465,20 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Makes a datagram queue pair a member of a multicast group.
+    /// Attaches a datagram queue pair to a multicast group.
     pub fn attach_multicast(&self, group: Gid) -> Result<(), Error> {
         let command = Command::AttachMulticast { qpn: self.inner.qpn, group };
         self.inner.context.backend.execute(command).map(|_| ())
     }
 
-    /// Takes it out of a multicast group.
+    /// Detaches it from a multicast group.
     pub fn detach_multicast(&self, group: Gid) -> Result<(), Error> {
         let command = Command::DetachMulticast { qpn: self.inner.qpn, group };
         self.inner.context.backend.execute(command).map(|_| ())
     }
 }
 
-/// Send work requests that are posted together. Those of a batch that is dropped are forgotten.
+/// Send work requests that are posted together. A batch that is dropped posts nothing.
 pub struct SendBatch<'a> {
     queue_pair: &'a Inner,
     ring: MutexGuard<'a, SendProducer>,
@@ -490,7 +490,7 @@ impl SendBatch<'_> {
         self.ring.enqueue(&request.inner).map_err(|why| Error::from_post("send", why))
     }
 
-    /// Posts everything that was added.
+    /// Posts all added requests with one doorbell.
     pub fn post(mut self) {
         self.ring.publish();
         self.queue_pair.context.backend.ring_doorbell(self.queue_pair.qpn, &self.ring);

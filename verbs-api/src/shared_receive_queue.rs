@@ -42,17 +42,17 @@ impl SharedReceiveQueue {
         self.inner.id
     }
 
-    /// Its number, by which senders of XRC name it.
+    /// Its number, which XRC senders put into their work requests.
     pub fn srqn(&self) -> u32 {
         self.inner.id.0
     }
 
-    /// Whether anything else holds it: another handle, or a queue pair that takes from it.
+    /// Whether another handle exists or a queue pair uses it.
     pub fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.inner) > 1
     }
 
-    /// How many receives may wait, how many entries each may have, and the limit that is armed.
+    /// The maximum numbers of receives and of SGEs, and the armed limit (0: none).
     pub fn query(&self) -> Result<SrqAttributes, Error> {
         let command = Command::QuerySharedReceiveQueue(self.inner.id);
         let reply = self.inner.domain.inner.backend.execute(command)?;

@@ -3,7 +3,9 @@
 use softhca::{
     AccessFlags, AddressVector, ConnectOptions, Device, EmbeddedOptions, Endpoint, QpType, QueueKey,
     ReceiveRequest, SendRequest,
+    trace::{EventSink, NetworkEvent},
 };
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -43,10 +45,25 @@ fn a_card_that_restarts_within_its_lease_is_known_to_be_another() {
     }
 }
 
+/// Reports that a peer's port is dead.
+struct DeadPeers(Sender<std::net::IpAddr>);
+
+impl EventSink for DeadPeers {
+    fn on_event(&mut self, _: softhca::Instant, event: &NetworkEvent<'_>) {
+        if let NetworkEvent::PeerLinkChanged { peer, change: "dead" } = event {
+            let _ = self.0.send(*peer);
+        }
+    }
+}
+
 #[test]
 fn datagrams_to_a_card_that_is_gone_hold_up_nobody() {
     const KEY: QueueKey = QueueKey(0x1111_1111);
-    let [alice, gone, bob] = [(); 3].map(|()| Device::embedded().unwrap());
+    let (sender, dead) = channel();
+    let options = EmbeddedOptions { event_sink: Box::new(DeadPeers(sender)), ..EmbeddedOptions::default() };
+    let alice = Device::embedded_with(options).unwrap();
+    let [gone, bob] = [(); 2].map(|()| Device::embedded().unwrap());
+    let gone_address = gone.address();
     let room = |device: &Device| {
         let context = device.open();
         let domain = context.allocate_protection_domain().unwrap();
@@ -70,10 +87,9 @@ fn datagrams_to_a_card_that_is_gone_hold_up_nobody() {
     assert!(there.1.wait_for(PATIENCE).expect("it came").status.is_success());
     drop((there, gone));
     // First with what was granted, then when the network has said that nobody is there.
-    for id in 2..6 {
-        send(id, &lost);
-        std::thread::sleep(Duration::from_millis(300));
-    }
+    send(2, &lost);
+    assert_eq!(dead.recv_timeout(PATIENCE), Ok(gone_address));
+    (3..6).for_each(|id| send(id, &lost));
     let other = room(&bob);
     send(6, &other.2.endpoint());
     assert!(other.1.wait_for(PATIENCE).expect("it came").status.is_success());

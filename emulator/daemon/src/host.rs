@@ -19,7 +19,6 @@ use softhca_udp::{
 };
 use softhca_wire::QpnSlot;
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -214,7 +213,6 @@ impl DaemonHost {
             congestion: config.congestion,
             ack_policy: AckPolicy::Coalesce,
             min_ack_timeout: Duration::from_millis(500),
-            seed: RandomState::new().hash_one(index),
             ..Settings::default()
         };
         let is_central = config.fabric.is_some() || config.congestion.name().is_none();

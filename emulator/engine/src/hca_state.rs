@@ -5,6 +5,7 @@ use crate::control_packets::ControlPackets;
 use crate::injection::{CqeFaults, ProcessFaults};
 use crate::peer_window::PeerWindow;
 use crate::protection::{Protection, TranslatedAddress};
+use crate::random::Random;
 use crate::reason::is_failure;
 use crate::shared_receive_queue::SharedReceiveQueue;
 use crate::table::Table;
@@ -72,11 +73,14 @@ pub(crate) struct HcaState {
     pub blocked_qps: BTreeMap<IpAddr, Vec<Qpn>>,
     /// The queue pairs that wait for each paused priority.
     pub paused_qps: [Vec<Qpn>; 8],
+    /// The generator of numbers and keys.
+    pub random: Random,
 }
 
 impl HcaState {
     pub fn new(settings: Settings, gids: Vec<Gid>, limits: &DeviceLimits) -> HcaState {
         HcaState {
+            random: Random::Seeded(settings.seed),
             settings,
             port_state: PortState::Active,
             payload_placed: false,

@@ -117,7 +117,8 @@ pub struct Settings {
     pub cm: CmTimers,
     /// The QPNs that the device gives out.
     pub qpn_slot: QpnSlot,
-    /// The seed of queue pair numbers and keys.
+    /// The seed of queue pair numbers, keys, communication IDs and initial PSNs. A device on a network takes them from the
+    /// operating system's random number generator if it is 0.
     pub seed: u64,
 }
 

@@ -94,10 +94,12 @@ pub unsafe fn atomic(shared: *mut u64, operation: AtomicOperation) -> u64 {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod arch {
     use core::arch::asm;
+    #[cfg(not(windows))]
+    use core::ffi::c_void;
 
     #[cfg(not(windows))]
     unsafe extern "C" {
-        fn memcpy(to: *mut u8, from: *const u8, length: usize) -> *mut u8;
+        fn memcpy(to: *mut c_void, from: *const c_void, length: usize) -> *mut c_void;
     }
 
     pub use copy as copy_in;
@@ -364,7 +366,8 @@ mod tests {
 
     #[test]
     fn every_size_and_alignment_is_copied_and_nothing_else() {
-        for length in 0..40 {
+        // Miri takes minutes for all of them.
+        for length in (0..40).step_by(if cfg!(miri) { 7 } else { 1 }) {
             for offset in 0..9 {
                 let source: [u8; 64] = core::array::from_fn(|index| index as u8 + 1);
                 let mut shared = [0u64; 16];

@@ -108,8 +108,12 @@ impl<M: Memory> Driver<M> {
             links.disable();
         }
         let flow_sockets = (options.entropy == Entropy::On).then(FlowSockets::default);
+        let mut hca = Hca::new(settings, sockets.gids());
+        if settings.seed == 0 {
+            hca = hca.with_secret(crate::system::random_words());
+        }
         Driver {
-            engine: Engine { hca: Hca::new(settings, sockets.gids()), memory, sink },
+            engine: Engine { hca, memory, sink },
             port: Port::new(sockets, flow_sockets, links),
             transmitter: Transmitter::new(),
             receiver: Receiver::new(options.icrc),

@@ -43,5 +43,6 @@ pub use socket::{
     Segmentation, SendError, SocketOptions,
 };
 pub use system::{
-    Interface, ProcessIdentity, Ready, SignalsBlocked, Waker, interface_of, wait_readable, wait_writable,
+    Interface, ProcessIdentity, Ready, SignalsBlocked, Waker, interface_of, random_words, wait_readable,
+    wait_writable,
 };

@@ -93,8 +93,16 @@ impl Node {
             .expect("sockets can be polled");
     }
 
-    /// Sends numbered frames of `size` bytes in batches as long as the grants allow.
-    fn flood(&mut self, to: IpAddr, size: usize, frames: u32, finished: impl Fn() -> bool) {
+    /// Sends numbered frames of `size` bytes in batches as long as the grants allow. `waits` tells whether it has used
+    /// its grants or sent everything.
+    fn flood(
+        &mut self,
+        to: IpAddr,
+        size: usize,
+        frames: u32,
+        waits: &AtomicBool,
+        finished: impl Fn() -> bool,
+    ) {
         let mut next = 0u32;
         while !finished() {
             self.receive(|_, _| {});
@@ -103,6 +111,7 @@ impl Node {
                 let allowance = self.links.allowance(to.into(), now);
                 let segments =
                     self.sockets.roce.max_segments_within(to, size, allowance).min((frames - next) as usize);
+                waits.store(segments == 0, Ordering::Release);
                 if segments == 0 {
                     let charge = self.sockets.roce.batch_charge(to, size, 1);
                     assert!(!self.links.may_send(to.into(), charge, now));
@@ -126,6 +135,9 @@ impl Node {
                     Err(SendError::WouldBlock) => break,
                     Err(error) => panic!("loopback accepts every batch: {error}"),
                 }
+            }
+            if next == frames {
+                waits.store(true, Ordering::Release);
             }
             self.transmit();
             self.sleep();
@@ -157,13 +169,14 @@ fn nothing_is_dropped(group: u8, senders: u8, size: usize, frames: u32, segmenta
     let total = usize::from(senders) * frames as usize;
     let failed = AtomicBool::new(false);
     let finished = || failed.load(Ordering::Acquire) || arrived.load(Ordering::Acquire) == total;
+    let waits: Vec<AtomicBool> = (0..senders).map(|_| AtomicBool::new(false)).collect();
     thread::scope(|scope| {
         let _fail_together = FailTogether(&failed);
-        for sender in 1..=senders {
+        for (sender, waits) in (1..).zip(&waits) {
             let (failed, finished) = (&failed, &finished);
             scope.spawn(move || {
                 let _fail_together = FailTogether(failed);
-                Node::new(loopback(group + sender), stock).flood(to, size, frames, finished);
+                Node::new(loopback(group + sender), stock).flood(to, size, frames, waits, finished);
             });
         }
         let mut expected = [0u32; 256];
@@ -181,7 +194,10 @@ fn nothing_is_dropped(group: u8, senders: u8, size: usize, frames: u32, segmenta
             let so_far = arrived.fetch_add(new, Ordering::AcqRel) + new;
             receiver.transmit();
             if naps.pop_if(|at| so_far >= *at).is_some() {
-                thread::sleep(Duration::from_millis(400));
+                // Until its buffer holds everything that it granted.
+                while !finished() && !waits.iter().all(|waits| waits.load(Ordering::Acquire)) {
+                    thread::yield_now();
+                }
             }
             let memory = receiver.sockets.roce.receive_memory().expect("SO_MEMINFO can be read");
             assert_eq!(memory.dropped, 0, "charged {} of {}", memory.charged, memory.limit);

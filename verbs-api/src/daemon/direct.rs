@@ -20,7 +20,6 @@ use softhca_udp::{
     Driver, DriverOptions, Entropy, HostSockets, IcrcCheck, Loopback, OpenRings, OpenSendSocket, RingPair,
     SharedDriver,
 };
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -166,7 +165,6 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
         response_order: ResponseOrder::ResponseFirst,
         min_ack_timeout: Duration::from_millis(500),
         qpn_slot: slot,
-        seed: RandomState::new().hash_one(0),
         ..Settings::default()
     };
     let loopback = Loopback::from_name(&host.loopback).ok_or_else(unknown)?;

@@ -12,6 +12,19 @@ use softhca::{
 };
 use std::time::Duration;
 
+/// Adds a client that connects once for each event and status with which that must fail, and returns no error itself.
+fn add_failing_client(world: &mut World, failures: &'static [(EventType, i32)]) {
+    world.host("client", move |device| async move {
+        let context = device.open();
+        for failure in failures {
+            let error = Connector::new(&context).connect(&pair(&context)?, "server:7174").await.unwrap_err();
+            let Error::Connection { kind, status } = error else { panic!("{error}") };
+            assert_eq!((kind, status), *failure);
+        }
+        Ok::<(), Error>(())
+    });
+}
+
 #[test]
 fn nobody_listens_and_the_client_hears_reason_8() {
     let mut world = World::new(1);
@@ -31,12 +44,7 @@ fn nobody_listens_and_the_client_hears_reason_8() {
 fn a_lost_refusal_is_asked_for_again() {
     let mut world = World::new(1);
     world.device("server");
-    world.host("client", |device| async move {
-        let context = device.open();
-        let error = Connector::new(&context).connect(&pair(&context)?, "server:7174").await.unwrap_err();
-        assert!(matches!(error, Error::Connection { kind: EventType::Rejected, status: 8 }), "{error}");
-        Ok::<(), Error>(())
-    });
+    add_failing_client(&mut world, &[(EventType::Rejected, 8)]);
     world.fault("server", "client", fault::cm(CmMessage::Rej).times(1).drop());
     assert!(world.run().unwrap().ended_at.nanos() > 6_000_000_000);
 }
@@ -80,14 +88,7 @@ fn a_listener_that_dies_with_requests_refuses_them() {
         drop(listener);
         Ok::<(), Error>(())
     });
-    world.host("client", |device| async move {
-        let context = device.open();
-        for reason in [28, 8] {
-            let error = Connector::new(&context).connect(&pair(&context)?, "server:7174").await.unwrap_err();
-            assert!(matches!(error, Error::Connection { status, .. } if status == reason), "{error}");
-        }
-        Ok::<(), Error>(())
-    });
+    add_failing_client(&mut world, &[(EventType::Rejected, 28), (EventType::Rejected, 8)]);
     world.run().unwrap();
 }
 
@@ -104,12 +105,7 @@ fn a_peer_that_dies_while_connecting_is_unreachable() {
         drop(request);
         Ok::<(), Error>(())
     });
-    world.host("client", |device| async move {
-        let context = device.open();
-        let error = Connector::new(&context).connect(&pair(&context)?, "server:7174").await.unwrap_err();
-        assert!(matches!(error, Error::Connection { kind: EventType::Unreachable, status: -110 }), "{error}");
-        Ok::<(), Error>(())
-    });
+    add_failing_client(&mut world, &[(EventType::Unreachable, -110)]);
     world.fault("server", "client", fault::packets().drop());
     world.run().unwrap();
 }

@@ -21,6 +21,7 @@ mod sidr;
 pub use event::{CmDropReason, CmFailure, CmMessageKind};
 
 use crate::hca_state::HcaState;
+use crate::random::Random;
 use crate::{ClientId, CmChannelId, CmId, Context, Event, Instant};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use core::net::IpAddr;
@@ -62,7 +63,7 @@ struct TimeWait {
 
 /// The connection manager.
 pub(crate) struct ConnectionManager {
-    seed: u64,
+    random: Random,
     channels: BTreeMap<CmChannelId, Channel>,
     identifiers: BTreeMap<CmId, CmIdentifier>,
     next_channel: u32,
@@ -90,7 +91,7 @@ impl ConnectionManager {
 
     pub fn new(seed: u64) -> ConnectionManager {
         ConnectionManager {
-            seed: seed ^ 0x636d_5f69_6473_2121,
+            random: Random::Seeded(seed ^ 0x636d_5f69_6473_2121),
             channels: BTreeMap::new(),
             identifiers: BTreeMap::new(),
             next_channel: 1,
@@ -107,9 +108,12 @@ impl ConnectionManager {
         }
     }
 
-    /// The next number of the seeded generator.
+    pub fn set_secret(&mut self, secret: [u64; 2]) {
+        self.random = Random::keyed(secret);
+    }
+
     fn next_random(&mut self) -> u64 {
-        crate::random::next_random(&mut self.seed)
+        self.random.draw()
     }
 
     /// A communication ID that is neither in use nor in time wait.

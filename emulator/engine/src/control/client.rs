@@ -9,9 +9,9 @@ use softhca_wire::Qpn;
 pub(super) const FIRST_IOVA: u64 = 0x1000_0000;
 
 impl Hca {
-    /// A tag for numbers and keys: different for each seed and each resource, the same in every run.
+    /// A tag for a number: different for each seed and each resource.
     pub(super) fn next_tag(&mut self) -> u8 {
-        crate::random::next_random(&mut self.state.settings.seed) as u8
+        self.state.random.draw() as u8
     }
 
     /// Adds an application, which owns everything that it creates.

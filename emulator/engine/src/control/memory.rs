@@ -17,7 +17,7 @@ impl Hca {
 
     /// Registers a region. The key serves local and remote access.
     pub fn register_memory_region(&mut self, region: MemoryRegion) -> Result<RemoteKey, VerbsError> {
-        let tag = self.next_tag();
+        let tag = self.state.random.key_tag();
         self.state.protection.register_memory_region(region, tag)
     }
 
@@ -65,7 +65,7 @@ impl Hca {
         domain: PdId,
         kind: MemoryWindowType,
     ) -> Result<RemoteKey, VerbsError> {
-        let tag = self.next_tag();
+        let tag = self.state.random.key_tag();
         self.state.protection.allocate_memory_window(client, domain, kind, tag)
     }
 

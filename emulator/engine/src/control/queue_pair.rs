@@ -220,6 +220,9 @@ impl Hca {
         qp.requester.start_at(start);
         qp.update_window(&mut self.state, false);
         qp.change_state(ctx, QpState::Reset, Reason::Requested);
+        if qp.has_bound_windows {
+            self.state.protection.invalidate_windows_of(number);
+        }
         if let Some(domain) = qp.pd {
             self.state.protection.release_pd(domain);
         }
@@ -271,5 +274,6 @@ fn new_queue_pair(
         pacing_timer_at: None,
         last_cnp_at: None,
         responses_last: true,
+        has_bound_windows: false,
     }
 }

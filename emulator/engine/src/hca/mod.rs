@@ -9,7 +9,7 @@ use crate::hca_state::HcaState;
 use crate::injection::HELD_COMPLETIONS;
 use crate::peer_window::PeerWindow;
 use crate::queue_pair::{PEER_WINDOW, QueuePair};
-use crate::random::next_random;
+use crate::random::{Random, next_random};
 use crate::table::Table;
 use crate::{
     AsyncEvent, ClientId, Context, Counters, DeviceLimits, DropReason, Event, Instant, LinkReject,
@@ -42,18 +42,23 @@ pub struct Hca {
     rung_qps: Vec<Qpn>,
 }
 
+/// A table of queue pairs with the numbers of a slot. The first one follows from `start`.
+fn queue_pair_table(limits: &DeviceLimits, slot: QpnSlot, start: u64) -> Table<QueuePair> {
+    let table = Table::new(limits.max_qp, 2);
+    match slot {
+        QpnSlot::ALL => table.with_mask(start as u16),
+        slot => table.with_slot(slot, start as u32),
+    }
+}
+
 impl Hca {
     /// Creates an HCA. GID 0 is the address of its port.
     pub fn new(settings: Settings, gids: Vec<Gid>) -> Hca {
         let limits = DeviceLimits::HCA;
         // A sequence of its own: whoever knows the tags of keys and numbers does not know the first QPN.
         let start = next_random(&mut (settings.seed ^ 0x7170_6e5f_6d61_736b));
-        let queue_pairs = Table::new(limits.max_qp, 2);
         Hca {
-            queue_pairs: match settings.qpn_slot {
-                QpnSlot::ALL => queue_pairs.with_mask(start as u16),
-                slot => queue_pairs.with_slot(slot, start as u32),
-            },
+            queue_pairs: queue_pair_table(&limits, settings.qpn_slot, start),
             state: HcaState::new(settings, gids, &limits),
             clients: BTreeMap::new(),
             next_client: 0,
@@ -61,6 +66,17 @@ impl Hca {
             cm: ConnectionManager::new(settings.seed),
             rung_qps: Vec::new(),
         }
+    }
+
+    /// Takes queue pair numbers, keys, communication IDs and initial PSNs from a secret instead of the seed, so that a peer
+    /// that has seen some of them cannot predict others. The HCA has no resources yet.
+    pub fn with_secret(mut self, secret: [u64; 2]) -> Hca {
+        let mut random = Random::keyed(secret);
+        self.queue_pairs = queue_pair_table(&self.limits, self.state.settings.qpn_slot, random.draw());
+        self.state.protection.mask_keys(random.draw() as u16);
+        self.cm.set_secret([random.draw(), random.draw()]);
+        self.state.random = random;
+        self
     }
 
     /// The counters.

@@ -11,12 +11,12 @@ impl Protection {
         client: ClientId,
         pd: PdId,
         kind: MemoryWindowType,
-        tag: u8,
+        [tag, variant]: [u8; 2],
     ) -> Result<RemoteKey, VerbsError> {
         self.acquire_pd(client, pd)?;
         let window = KeyKind::MemoryWindow { client, pd, kind, binding: None };
-        match self.keys.insert(tag, |_| KeyEntry { variant: tag, kind: window }) {
-            Some(number) => Ok(RemoteKey(number << 8 | u32::from(tag))),
+        match self.keys.insert(tag, |_| KeyEntry { variant, kind: window }) {
+            Some(number) => Ok(RemoteKey(number << 8 | u32::from(variant))),
             None => {
                 self.release_pd(pd);
                 let limit = DeviceLimits::HCA.max_mr;
@@ -43,12 +43,22 @@ impl Protection {
             return Ok(());
         }
         let number = region.0 >> 8;
-        let is_bound = |entry: &KeyEntry| match &entry.kind {
-            KeyKind::MemoryWindow { binding: Some(binding), .. } => binding.region == number,
+        self.memory_region(client, region)?;
+        self.invalidate_where(|_, binding| binding.region == number);
+        Ok(())
+    }
+
+    /// Invalidates every type 2 window that is bound through a queue pair, which is destroyed.
+    pub fn invalidate_windows_of(&mut self, qpn: Qpn) {
+        self.invalidate_where(|kind, binding| kind == MemoryWindowType::Type2 && binding.qpn == qpn);
+    }
+
+    fn invalidate_where(&mut self, wanted: impl Fn(MemoryWindowType, &MwBinding) -> bool) {
+        let is_wanted = |entry: &KeyEntry| match &entry.kind {
+            KeyKind::MemoryWindow { kind, binding: Some(binding), .. } => wanted(*kind, binding),
             _ => false,
         };
-        self.memory_region(client, region)?;
-        for window in self.keys.numbers(is_bound) {
+        for window in self.keys.numbers(is_wanted) {
             if let Some(KeyEntry { kind: KeyKind::MemoryWindow { binding, .. }, .. }) =
                 self.keys.get_mut(window)
             {
@@ -56,7 +66,6 @@ impl Protection {
                 self.unbind(old);
             }
         }
-        Ok(())
     }
 
     fn unbind(&mut self, binding: Option<MwBinding>) {

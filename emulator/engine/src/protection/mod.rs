@@ -108,6 +108,12 @@ impl Protection {
         Protection { pds: Table::new(limits.max_pd, 1), keys: Table::new(limits.max_mr, 1) }
     }
 
+    /// Makes the numbers in keys start at an unpredictable one. No key exists yet.
+    pub fn mask_keys(&mut self, mask: u16) {
+        let keys = core::mem::replace(&mut self.keys, Table::new(0, 0));
+        self.keys = keys.with_mask(mask);
+    }
+
     pub fn allocate_protection_domain(&mut self, client: ClientId) -> Result<PdId, VerbsError> {
         let number = self.pds.insert(0, |_| ProtectionDomain { client, users: 0 });
         let limit = DeviceLimits::HCA.max_pd;
@@ -168,7 +174,7 @@ impl Protection {
     pub fn register_memory_region(
         &mut self,
         mut region: MemoryRegion,
-        tag: u8,
+        [tag, variant]: [u8; 2],
     ) -> Result<RemoteKey, VerbsError> {
         Self::check_memory_region(&region)?;
         if region.access_flags.contains(AccessFlags::ZERO_BASED) {
@@ -176,8 +182,8 @@ impl Protection {
         }
         self.acquire_pd(region.client, region.pd)?;
         let kind = KeyKind::MemoryRegion { region, bound_windows: 0 };
-        match self.keys.insert(tag, |_| KeyEntry { variant: tag, kind }) {
-            Some(number) => Ok(RemoteKey(number << 8 | u32::from(tag))),
+        match self.keys.insert(tag, |_| KeyEntry { variant, kind }) {
+            Some(number) => Ok(RemoteKey(number << 8 | u32::from(variant))),
             None => {
                 self.release_pd(region.pd);
                 let limit = DeviceLimits::HCA.max_mr;
@@ -397,7 +403,7 @@ mod tests {
         let pd = protection.allocate_protection_domain(CLIENT).unwrap();
         let memory = MemoryId(7);
         let region = MemoryRegion { client: CLIENT, pd, iova: BASE, length: 4096, access_flags, memory };
-        let key = protection.register_memory_region(region, 0x5a).unwrap();
+        let key = protection.register_memory_region(region, [0x5a; 2]).unwrap();
         (protection, pd, key)
     }
 
@@ -469,7 +475,7 @@ mod tests {
     #[test]
     fn a_window_limits_the_range_of_its_region_until_it_is_invalidated() {
         let (mut protection, pd, key) = region(ALL);
-        let window = protection.allocate_memory_window(CLIENT, pd, MemoryWindowType::Type2, 1).unwrap();
+        let window = protection.allocate_memory_window(CLIENT, pd, MemoryWindowType::Type2, [1; 2]).unwrap();
         let invalid = Err(AccessError::Invalidated { key: window.0 });
         assert_eq!(remote_read(&protection, pd, window, BASE + 1024, 1), invalid);
         let bound = protection.bind_memory_window(pd, QPN, &bind(window, key, window.0 + 1)).unwrap();
@@ -503,6 +509,6 @@ mod tests {
         let pd = protection.allocate_protection_domain(CLIENT).unwrap();
         let (access_flags, memory) = (AccessFlags::REMOTE_WRITE, MemoryId(7));
         let region = MemoryRegion { client: CLIENT, pd, iova: 0, length: 1, access_flags, memory };
-        assert!(protection.register_memory_region(region, 0).is_err());
+        assert!(protection.register_memory_region(region, [0; 2]).is_err());
     }
 }

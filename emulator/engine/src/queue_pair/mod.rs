@@ -45,6 +45,8 @@ pub(crate) struct QueuePair {
     pub is_paused: bool,
     /// Requester and responder alternate when both have packets.
     pub responses_last: bool,
+    /// A window was bound through it.
+    pub has_bound_windows: bool,
     pub sq_sig_all: bool,
     /// The addressing headers of a connected queue pair, computed when the path is set.
     pub addressing: AddressHeaders,

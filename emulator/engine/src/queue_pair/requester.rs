@@ -268,6 +268,7 @@ impl QueuePair {
         let wqe = &mut self.requester.wqes[self.requester.wqe_index];
         let done = match (wqe.operation.0, pd) {
             (Operation::BindMemoryWindow(bind), Some(pd)) => {
+                self.has_bound_windows = true;
                 hca.protection.bind_memory_window(pd, number, &bind).map(|_| ())
             }
             (Operation::LocalInvalidate { rkey: key }, Some(pd)) => {

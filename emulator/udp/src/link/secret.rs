@@ -16,10 +16,7 @@ impl LinkSecret {
     /// # Panics
     /// If the operating system has none.
     pub fn from_system() -> LinkSecret {
-        let mut bytes = [0; 16];
-        crate::system::fill_random(&mut bytes).expect("the operating system has a random number generator");
-        let (high, low) = bytes.split_at(8);
-        LinkSecret([high, low].map(|half| u64::from_ne_bytes(half.try_into().expect("eight bytes"))))
+        LinkSecret(crate::system::random_words())
     }
 
     /// A secret for tests that repeat a run.

@@ -27,13 +27,17 @@ mod fallback;
 #[cfg(not(target_os = "linux"))]
 pub(crate) use fallback::*;
 
-/// Fills at most 256 bytes from the operating system's random number generator.
-pub(crate) fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
-    // SAFETY: the pointer and the length describe `bytes`, which the call only writes to.
-    match unsafe { libc::getentropy(bytes.as_mut_ptr().cast(), bytes.len()) } {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
-    }
+/// Numbers from the operating system's random number generator: for secrets, unpredictable numbers and file names.
+///
+/// # Panics
+/// If the operating system has none.
+pub fn random_words() -> [u64; 2] {
+    let mut words = [0u64; 2];
+    // SAFETY: the pointer and the length describe `words`, which the call only writes to.
+    let result = unsafe { libc::getentropy(words.as_mut_ptr().cast(), size_of_val(&words)) };
+    let error = std::io::Error::last_os_error();
+    assert_eq!(result, 0, "the operating system has a random number generator: {error}");
+    words
 }
 
 /// Whether an errno reports an error of an earlier datagram, not of this call.
