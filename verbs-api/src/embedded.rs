@@ -11,8 +11,8 @@ use crate::recording;
 use crate::time::real_now;
 use crate::{Device, EndpointExchange, Entropy, Error, IcrcCheck, Loopback, Settings};
 use softhca_engine::{
-    AckPolicy, Attachments, ClientId, CmChannelId, Command, Context, DeviceLimits, Hca, Instant, MemoryId, Reply,
-    ResponseOrder,
+    AckPolicy, Attachments, ClientId, CmChannelId, Command, Context, DeviceLimits, Hca, Instant, MemoryId,
+    Reply, ResponseOrder,
 };
 use softhca_fabric::{
     EventSink, Flow, LinkSettings, NetworkEvent, ReceiverSettings, Rule, RuleCounters, SwitchSettings,
@@ -20,8 +20,8 @@ use softhca_fabric::{
 };
 use softhca_queue::{SharedWords, SleepFlag};
 use softhca_udp::{
-    DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, OpenRings, OpenSendSocket, ProcessIdentity, ReceiveMemory,
-    SharedDriver, SocketOptions, bind_host,
+    DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, OpenRings, OpenSendSocket, ProcessIdentity,
+    ReceiveMemory, SharedDriver, SocketOptions, bind_host,
 };
 use softhca_wire::Mtu;
 use std::io;
@@ -299,12 +299,7 @@ impl CardRuntime for EmbeddedRuntime {
         self.driver.control(|driver| driver.control(act))
     }
 
-    fn execute(
-        &self,
-        client: ClientId,
-        command: Command,
-        attachments: &mut Attachments,
-    ) -> Result<Reply> {
+    fn execute(&self, client: ClientId, command: Command, attachments: &mut Attachments) -> Result<Reply> {
         #[cfg(target_os = "linux")]
         if let Some(host) = self.host() {
             match &command {
@@ -329,11 +324,7 @@ impl CardRuntime for EmbeddedRuntime {
     }
 
     #[cfg(target_os = "linux")]
-    fn set_remote_cm_notifier(
-        &self,
-        channel: CmChannelId,
-        notifier: Arc<Notifier>,
-    ) -> Option<Arc<Notifier>> {
+    fn set_remote_cm_notifier(&self, channel: CmChannelId, notifier: Arc<Notifier>) -> Option<Arc<Notifier>> {
         let Some(host) = self.host() else { return Some(notifier) };
         host.cm_events().add_channel(channel, notifier);
         None

@@ -7,8 +7,8 @@ use crate::memory::MemoryBlock;
 use crate::notifier::Notifier;
 use parking_lot::Mutex;
 use softhca_engine::{
-    AsyncEvent, Attachments, ClientId, CmChannelId, Command, Context, Counters, CqId, DeviceLimits, Event, Hca,
-    Instant, MemoryId, Reply,
+    AsyncEvent, Attachments, ClientId, CmChannelId, Command, Context, Counters, CqId, DeviceLimits, Event,
+    Hca, Instant, MemoryId, Reply,
 };
 use softhca_queue::{DoorbellProducer, SendProducer, SharedWords, cm, doorbell_ring};
 use softhca_wire::{Gid, Mtu, Qpn};
@@ -57,12 +57,7 @@ pub(crate) trait CardRuntime: Send + Sync + 'static {
     /// Calls `act` with the HCA.
     fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R;
     /// Executes a control verb.
-    fn execute(
-        &self,
-        client: ClientId,
-        command: Command,
-        attachments: &mut Attachments,
-    ) -> Result<Reply>;
+    fn execute(&self, client: ClientId, command: Command, attachments: &mut Attachments) -> Result<Reply>;
     /// As in [`Backend`].
     fn is_alive(&self) -> bool {
         true

@@ -60,10 +60,8 @@ impl NotificationQueue {
     /// send the rest could not follow, so that ends the connection.
     fn try_send(&self, notification: &Notification) -> bool {
         // The session dequeues CM events from the HCA, and copies descriptors, when it sends them.
-        let is_complete = !matches!(
-            notification,
-            Notification::CmEventsRaised { .. } | Notification::RingsOpened { .. }
-        );
+        let is_complete =
+            !matches!(notification, Notification::CmEventsRaised { .. } | Notification::RingsOpened { .. });
         let Some(socket) = self.socket.get().filter(|_| is_complete) else { return false };
         let frame = FramedMessage::frame(&encode(&Message::Notification(notification.clone())), 0);
         match send_message(socket.as_fd(), &frame, 0, &[]) {

@@ -151,7 +151,9 @@ impl Drop for SlotLease {
         let mut table = self.slots.table.lock();
         match vacant {
             Ok(vacant) => drop(table.vacant.insert(self.slot.number, vacant)),
-            Err(error) => report!("peers of slot {} find out late that it is free: {error}", self.slot.number),
+            Err(error) => {
+                report!("peers of slot {} find out late that it is free: {error}", self.slot.number)
+            }
         }
         table.free.push_back(self.slot.number);
     }

@@ -188,7 +188,7 @@ impl Hca {
     }
 
     /// The device fails: every queue pair enters ERR, and control verbs fail from now on.
-    fn fail_device(&mut self, ctx: &mut Context<'_>) {
+    pub fn fail_device(&mut self, ctx: &mut Context<'_>) {
         if core::mem::replace(&mut self.state.device_failed, true) {
             return;
         }

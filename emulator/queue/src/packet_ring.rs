@@ -53,7 +53,10 @@ impl PacketRing {
     /// # Panics
     /// If the memory is too short, or `capacity` is no power of two.
     pub fn new(words: SharedWords, memory: Arc<MemoryBlock>, offset: usize, capacity: usize) -> PacketRing {
-        assert!(capacity.is_power_of_two() && words.len() >= Self::words(capacity), "a ring of {capacity} bytes");
+        assert!(
+            capacity.is_power_of_two() && words.len() >= Self::words(capacity),
+            "a ring of {capacity} bytes"
+        );
         let offset = (offset + CONTROL_WORDS * 8) as u64;
         assert!(offset + capacity as u64 <= memory.len() as u64, "a ring of {capacity} bytes");
         PacketRing { words, memory, offset, capacity: capacity as u64 }

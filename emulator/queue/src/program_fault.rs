@@ -352,8 +352,8 @@ impl FaultMatcher {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::vec;
     use crate::Choice;
+    use alloc::vec;
     use std::num::NonZeroU64;
 
     fn fault(id: u32, point: FaultPoint, repeat: Repeat) -> ProgramFault {

@@ -28,8 +28,8 @@ use softhca_engine::{
 };
 use softhca_fabric::{EventSink, Flow, LinkState, Rule, RuleCounters};
 use softhca_queue::PacketChunk;
-use softhca_wire::{Gid, QpnSlot, ROCE_PORT};
 use softhca_wire::link_control::Incarnation;
+use softhca_wire::{Gid, QpnSlot, ROCE_PORT};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};

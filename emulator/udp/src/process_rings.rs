@@ -134,7 +134,15 @@ pub(crate) struct ProcessRings {
 impl ProcessRings {
     pub fn new(own: u16, open: OpenRings) -> ProcessRings {
         let buffer = vec![0; MAX_BATCH_BYTES].into_boxed_slice();
-        ProcessRings { own, open, ends: BTreeMap::new(), absent: BTreeMap::new(), lost: Vec::new(), is_asleep: false, buffer }
+        ProcessRings {
+            own,
+            open,
+            ends: BTreeMap::new(),
+            absent: BTreeMap::new(),
+            lost: Vec::new(),
+            is_asleep: false,
+            buffer,
+        }
     }
 
     /// Adds rings that the other process asked for. Returns the descriptor that wakes this process.

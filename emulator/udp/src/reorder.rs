@@ -119,9 +119,8 @@ impl ReorderBuffer {
     pub fn remove_peer(&mut self, is_peer: impl Fn(SocketAddr) -> bool) {
         self.flows.retain(|_, flow| {
             let first = flow.frames.front().map(|frame| &frame.addressing);
-            !first.is_some_and(|addressing| {
-                is_peer(SocketAddr::new(addressing.source, addressing.source_port))
-            })
+            !first
+                .is_some_and(|addressing| is_peer(SocketAddr::new(addressing.source, addressing.source_port)))
         });
     }
 }

@@ -148,7 +148,8 @@ impl RoceSocket {
     /// A socket that another process has bound.
     pub fn adopt(descriptor: OwnedFd) -> io::Result<RoceSocket> {
         let socket = Socket::from(descriptor);
-        let unbound = || io::Error::new(io::ErrorKind::InvalidInput, "the socket is not bound to an IP address");
+        let unbound =
+            || io::Error::new(io::ErrorKind::InvalidInput, "the socket is not bound to an IP address");
         let local = socket.local_addr()?.as_socket().ok_or_else(unbound)?;
         let receive_buffer = socket.recv_buffer_size()?;
         let segmentation =

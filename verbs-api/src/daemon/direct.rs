@@ -11,11 +11,11 @@ use crate::embedded::{EmbeddedBackend, start_direct};
 use crate::local_backend::EventBus;
 use crate::memory::{MemoryTable, install_fault_handler};
 use softhca_engine::{
-    AckPolicy, AsyncEvent, Command, CongestionSettings, DeviceLimits, ModifyQp, QpState, Recovery, Reply,
-    ResponseOrder, Settings, VerbsError,
+    AckPolicy, AsyncEvent, Command, CongestionSettings, DeviceLimits, ModifyQp, PortState, QpState, Recovery,
+    Reply, ResponseOrder, Settings, VerbsError,
 };
-use softhca_queue::{cm, reply};
 use softhca_queue::control::{DirectPath, HostDevice, Notification, Request, Response};
+use softhca_queue::{cm, reply};
 use softhca_udp::{
     Driver, DriverOptions, Entropy, HostSockets, IcrcCheck, Loopback, OpenRings, OpenSendSocket, RingPair,
     SharedDriver,
@@ -53,9 +53,9 @@ impl DirectState {
         }
     }
 
-    /// Flushes everything: the daemon is gone.
+    /// Flushes everything and raises DEVICE_FATAL: the daemon is gone.
     fn fail(&self) {
-        self.control(|driver| driver.control(|hca, ctx| hca.flush_all(ctx)));
+        self.control(|driver| driver.control(|hca, ctx| hca.fail_device(ctx)));
         self.event_bus.wake_all();
     }
 }
@@ -68,6 +68,12 @@ impl NotificationHandler for DirectState {
                 let _ = RingPair::adopt(descriptors).and_then(|rings| driver.add_rings(slot, rings));
             }),
             Notification::ProcessGone { slot } => self.control(|driver| driver.remove_rings(slot)),
+            Notification::AsyncEventRaised(AsyncEvent::PortDown) => {
+                self.control(|driver| driver.set_port_state(PortState::Down));
+            }
+            Notification::AsyncEventRaised(AsyncEvent::PortActive) => {
+                self.control(|driver| driver.set_port_state(PortState::Active));
+            }
             Notification::AsyncEventRaised(event) => self.event_bus.push_async_event(event),
             Notification::CmEventsRaised { channel, events } => self.cm_events.push(channel, events),
             Notification::CompletionNotified(_) | Notification::AsyncEventObserved { .. } => {}
@@ -77,7 +83,6 @@ impl NotificationHandler for DirectState {
     fn on_disconnect(&self) {
         self.is_gone.store(true, Ordering::Release);
         self.fail();
-        self.event_bus.push_async_event(AsyncEvent::DeviceFatal);
         self.cm_events.wake_all();
     }
 }
@@ -124,7 +129,8 @@ impl DirectHost {
     ) -> Result<Reply> {
         for state in &transition.states {
             let query = cm::Command::InitQpAttributes { id: transition.id, state: *state };
-            let attributes = reply!(self.execute_cm(query)?, Reply::Cm(cm::Reply::QpAttributes(modify)) => modify);
+            let attributes =
+                reply!(self.execute_cm(query)?, Reply::Cm(cm::Reply::QpAttributes(modify)) => modify);
             let modified = modify(transition.limit_rd_atomic(attributes));
             // A queue pair in RESET or in the error state needs no transition to the error state.
             if *state != QpState::Error {

@@ -311,7 +311,8 @@ impl Backend for DaemonBackend {
         self.check_process()?;
         match &command {
             Command::Cm(command) => {
-                let request = |command| self.request(&Command::Cm(command), None, &[]).map(|(reply, _)| reply);
+                let request =
+                    |command| self.request(&Command::Cm(command), None, &[]).map(|(reply, _)| reply);
                 let reply = self.state.cm_events.execute(command.clone(), self.is_alive(), request)?;
                 return Ok((reply, None));
             }

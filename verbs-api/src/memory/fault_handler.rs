@@ -95,7 +95,8 @@ mod tests {
     const LENGTH: usize = 3 * 4096;
 
     fn map() -> NonNull<u8> {
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: new memory at an address that the kernel chooses.
         NonNull::new(unsafe { libc::mmap(null_mut(), LENGTH, protection, flags, -1, 0) }.cast()).unwrap()
     }

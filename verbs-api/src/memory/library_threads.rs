@@ -4,9 +4,9 @@
 
 use super::ForkSafe;
 use softhca_udp::SignalsBlocked;
+use std::io;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::io;
 
 /// The library's own threads.
 static LIBRARY_THREADS: ForkSafe<Vec<libc::pid_t>> = ForkSafe::new();

@@ -20,7 +20,8 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use softhca_queue::DoorbellConsumer;
 use softhca_wire::{
-    AddressHeaders, Bth, Ecn, Gid, Malformed, Opcode, PartitionKey, Qpn, QpnSlot, TransportHeader, TransportPacket,
+    AddressHeaders, Bth, Ecn, Gid, Malformed, Opcode, PartitionKey, Qpn, QpnSlot, TransportHeader,
+    TransportPacket,
 };
 
 /// An application of the HCA: the owner of its resources.
@@ -305,7 +306,8 @@ impl Hca {
     pub fn resume(&mut self, ctx: &mut Context<'_>, peer: impl Into<Peer>) {
         let peer = peer.into();
         // The host may have had another number of processes when the peer stalled.
-        let is_same = |stalled: &Peer| stalled.address == peer.address && stalled.slot.number == peer.slot.number;
+        let is_same =
+            |stalled: &Peer| stalled.address == peer.address && stalled.slot.number == peer.slot.number;
         let stalled = self.state.stalled_peers.len();
         self.state.stalled_peers.retain(|stalled| !is_same(stalled));
         if self.state.stalled_peers.len() == stalled {
@@ -454,16 +456,6 @@ impl Hca {
     pub fn raise_async_event(&mut self, ctx: &mut Context<'_>, event: AsyncEvent) {
         self.state.note_async_event(event.name());
         ctx.emit(Event::AsyncEventRaised { client: None, event });
-    }
-
-    /// The device is gone: flushes all work requests, also those that are posted from now on.
-    pub fn flush_all(&mut self, ctx: &mut Context<'_>) {
-        for qpn in self.queue_pairs.numbers(|_| true) {
-            if let Some(qp) = self.queue_pairs.get_mut(qpn) {
-                qp.enter_error(&mut self.state, ctx, Reason::Flushed, None);
-            }
-        }
-        self.handle_cq_overflows(ctx);
     }
 
     /// Fails the connections to a peer that is dead.

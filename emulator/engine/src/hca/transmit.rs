@@ -83,9 +83,9 @@ impl Hca {
     /// Discards the control packets to a peer that is dead or has restarted.
     pub fn discard_orphaned_acks(&mut self, peer: impl Into<Peer>) {
         let peer = peer.into();
-        self.state.control_packets.discard(|packet| {
-            peer.contains(packet.addressing.destination, packet.header.bth.destination_qp)
-        });
+        self.state
+            .control_packets
+            .discard(|packet| peer.contains(packet.addressing.destination, packet.header.bth.destination_qp));
     }
 
     /// Builds the next control packet that the port may send.
@@ -98,7 +98,9 @@ impl Hca {
         while let Some(packet) = self.state.control_packets.pop() {
             let (bytes, addressing, service_level) = (packet.len(), packet.addressing, packet.service_level);
             let paused = self.state.paused_priorities >> priority(&addressing, service_level) & 1 == 1;
-            if paused || gate.allowed_packets(&addressing, packet.header.bth.destination_qp, bytes, false) == 0 {
+            if paused
+                || gate.allowed_packets(&addressing, packet.header.bth.destination_qp, bytes, false) == 0
+            {
                 self.state.control_packets.block(packet);
                 continue;
             }

@@ -25,8 +25,8 @@ pub use transition::{Transition, transition};
 use crate::hca_state::HcaState;
 use crate::rate_control::RateControl;
 use crate::{
-    ClientId, CqId, Event, Instant, PdId, Peer, QpAttributes, QpConfiguration, QpSnapshot, QpState, QpType, Reason,
-    Recovery, SrqId, XrcdId,
+    ClientId, CqId, Event, Instant, PdId, Peer, QpAttributes, QpConfiguration, QpSnapshot, QpState, QpType,
+    Reason, Recovery, SrqId, XrcdId,
 };
 use alloc::boxed::Box;
 use softhca_wire::{AddressHeaders, Qpn};

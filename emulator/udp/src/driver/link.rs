@@ -428,7 +428,8 @@ impl<M: Memory> Driver<M> {
                     }
                 }
                 LinkChange::StateChanged(PeerState::Dead) => {
-                    receiver.remove_peer(|source| port.links.sender(source.ip(), source.port()) == event.peer);
+                    receiver
+                        .remove_peer(|source| port.links.sender(source.ip(), source.port()) == event.peer);
                     transmitter.remove_peer(event.peer);
                     if port.pauses.remove_peer(event.peer) {
                         resumed.push(event.peer);

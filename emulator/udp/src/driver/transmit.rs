@@ -272,4 +272,3 @@ impl Transmitter {
         true
     }
 }
-

@@ -85,8 +85,7 @@ pub(crate) fn steer_by_slot(socket: BorrowedFd<'_>, field: SlotField, slots: usi
         BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_H, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_RSH,
         BPF_W,
     };
-    let instruction =
-        |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
+    let instruction = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
     let slots = slots as u32;
     // Offsets count from the UDP payload. A datagram that is too short goes to the first socket, slot 0.
     let mut filter = match field {

@@ -3,7 +3,8 @@
 use std::{mem, ptr};
 
 /// Signals of an instruction, which the thread that executes it must handle.
-const SYNCHRONOUS: [libc::c_int; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
+const SYNCHRONOUS: [libc::c_int; 5] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
 
 /// Blocks the signals of the calling thread, and of the threads that it starts, until it is dropped.
 pub struct SignalsBlocked(libc::sigset_t);
