@@ -4,7 +4,7 @@ use super::event::{self, wait_for_event};
 use super::lookup::{socket_address, write_sockaddr};
 use super::{card_for, cm_devices, return_code};
 use crate::abi::*;
-use crate::address::{ah_attr, words_of};
+use crate::address::words_of;
 use crate::channel::Unacknowledged;
 use crate::errno::{Rejection, check, keep};
 use crate::faults;
@@ -12,9 +12,8 @@ use crate::{context, event_fd, object, queue_pair};
 use core::ffi::{c_int, c_void};
 use core::mem::zeroed;
 use parking_lot::Mutex;
-use softhca::cm::{CmOption, ConnectionParameters, EventChannel, EventType, Id, PeerParameters, PortSpace};
-use softhca::{Error, ModifyQp, QpAttributeMask, QpState, QpType, Qpn};
-use softhca::{Resource, Verb};
+use softhca::cm::{CmOption, EventChannel, EventType, Id, PeerParameters, PortSpace};
+use softhca::{Error, QpType, Resource, Verb};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
@@ -152,7 +151,7 @@ pub unsafe fn find<'a>(id: *mut rdma_cm_id) -> Result<&'a CmIdState, Rejection> 
 ///
 /// # Safety
 /// As [`socket_address`].
-unsafe fn find_address(address: *mut libc::sockaddr) -> Result<std::net::SocketAddr, Rejection> {
+pub(super) unsafe fn find_address(address: *mut libc::sockaddr) -> Result<std::net::SocketAddr, Rejection> {
     // SAFETY: the caller guarantees it.
     unsafe { socket_address(address) }
         .ok_or_else(|| Rejection::invalid("the address is null, or neither IPv4 nor IPv6"))
@@ -374,7 +373,7 @@ pub unsafe fn update_qp_state(id: *mut rdma_cm_id) {
 
 /// Executes a call, writes its changes to the program's structure, and waits for the event of a synchronous
 /// identifier.
-unsafe fn call(
+pub(super) unsafe fn call(
     name: &str,
     id: *mut rdma_cm_id,
     act: impl FnOnce(&CmIdState) -> Result<(), Error>,
@@ -428,81 +427,6 @@ pub unsafe extern "C" fn resolve_route(id: *mut rdma_cm_id, _timeout: c_int) -> 
 pub unsafe extern "C" fn listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     // SAFETY: the caller guarantees it.
     unsafe { call("rdma_listen", id, |state| state.listen(backlog.max(0) as u32), None) }
-}
-
-/// The program's connection parameters; without any, those of the peer's request.
-unsafe fn connection_parameters(
-    state: &CmIdState,
-    conn_param: *const rdma_conn_param,
-) -> ConnectionParameters {
-    let mut parameters = ConnectionParameters::default();
-    // SAFETY: a valid pointer of the caller.
-    match unsafe { conn_param.as_ref() } {
-        Some(conn_param) => {
-            if !conn_param.private_data.is_null() {
-                let length = usize::from(conn_param.private_data_len);
-                // SAFETY: the caller's data has the given length.
-                parameters.private_data =
-                    unsafe { core::slice::from_raw_parts(conn_param.private_data.cast::<u8>(), length) }
-                        .to_vec();
-            }
-            parameters.responder_resources = conn_param.responder_resources;
-            parameters.initiator_depth = conn_param.initiator_depth;
-            parameters.flow_control = conn_param.flow_control != 0;
-            parameters.retry_count = conn_param.retry_count.min(7);
-            parameters.rnr_retry_count = conn_param.rnr_retry_count.min(7);
-            parameters.srq = conn_param.srq != 0;
-            parameters.qpn = Qpn::new(conn_param.qp_num);
-        }
-        None => {
-            if let Some(offer) = *state.offer.lock() {
-                parameters.responder_resources = offer.responder_resources;
-                parameters.initiator_depth = offer.initiator_depth;
-            }
-        }
-    }
-    parameters
-}
-
-pub unsafe extern "C" fn connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: a valid pointer of the caller.
-    let act = |state: &CmIdState| state.id().connect(&unsafe { connection_parameters(state, conn_param) });
-    // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_connect", id, act, Some(EventType::Established)) }
-}
-
-pub unsafe extern "C" fn accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: a valid pointer of the caller.
-    let act = |state: &CmIdState| state.id().accept(&unsafe { connection_parameters(state, conn_param) });
-    // SAFETY: the caller guarantees it; a SIDR response has no event.
-    unsafe {
-        let waits = id.as_ref().is_some_and(|id| id.qp_type != IBV_QPT_UD);
-        call("rdma_accept", id, act, waits.then_some(EventType::Established))
-    }
-}
-
-pub unsafe extern "C" fn reject(id: *mut rdma_cm_id, data: *const c_void, length: u8) -> c_int {
-    // SAFETY: the caller's data has the given length.
-    let data = unsafe {
-        if data.is_null() { &[][..] } else { core::slice::from_raw_parts(data.cast::<u8>(), length.into()) }
-    };
-    // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_reject", id, |state| state.id().reject(data), None) }
-}
-
-pub unsafe extern "C" fn establish(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_establish", id, |state| state.id().establish(), None) }
-}
-
-pub unsafe extern "C" fn notify(id: *mut rdma_cm_id, _event: c_int) -> c_int {
-    // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_notify", id, |state| state.id().establish(), None) }
-}
-
-pub unsafe extern "C" fn disconnect(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_disconnect", id, |state| state.id().disconnect(), Some(EventType::Disconnected)) }
 }
 
 unsafe fn port(id: *mut rdma_cm_id, of_peer: bool) -> u16 {
@@ -589,111 +513,6 @@ pub unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_even
         keep(|| unsafe { destroy_event_channel(unused) });
     }
     code
-}
-
-unsafe fn join(id: *mut rdma_cm_id, group: *mut libc::sockaddr, program_context: *mut c_void) -> c_int {
-    // SAFETY: the caller's address.
-    let group = check!("rdma_join_multicast", minus_one, unsafe { find_address(group) });
-    event::set_multicast_context(id, group.ip(), program_context);
-    // SAFETY: the caller guarantees it.
-    unsafe {
-        call(
-            "rdma_join_multicast",
-            id,
-            |state| state.id().join_multicast(group.ip()),
-            Some(EventType::MulticastJoin),
-        )
-    }
-}
-
-pub unsafe extern "C" fn join_multicast(
-    id: *mut rdma_cm_id,
-    group: *mut libc::sockaddr,
-    program_context: *mut c_void,
-) -> c_int {
-    // SAFETY: the caller guarantees it.
-    unsafe { join(id, group, program_context) }
-}
-
-pub unsafe extern "C" fn join_multicast_ex(
-    id: *mut rdma_cm_id,
-    attr: *mut rdma_cm_join_mc_attr_ex,
-    program_context: *mut c_void,
-) -> c_int {
-    /// Full membership: the only kind without a subnet manager.
-    const FULL: u32 = 0;
-    // SAFETY: the caller's attributes.
-    let address = unsafe { attr.as_ref() }.filter(|attr| attr.comp_mask & 1 != 0);
-    let Some(attr) = address else {
-        return Rejection::invalid("the attributes have no address").minus_one("rdma_join_multicast_ex");
-    };
-    if attr.comp_mask & 2 != 0 && attr.join_flags != FULL {
-        return Rejection::unsupported("only full members can join").minus_one("rdma_join_multicast_ex");
-    }
-    // SAFETY: the caller guarantees it.
-    unsafe { join(id, attr.addr, program_context) }
-}
-
-pub unsafe extern "C" fn leave_multicast(id: *mut rdma_cm_id, group: *mut libc::sockaddr) -> c_int {
-    // SAFETY: the caller's address.
-    let group = check!("rdma_leave_multicast", minus_one, unsafe { find_address(group) });
-    // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_leave_multicast", id, |state| state.id().leave_multicast(group.ip()), None) }
-}
-
-/// The attributes that move the caller's queue pair to the state in `attr`.
-pub unsafe extern "C" fn init_qp_attr(
-    id: *mut rdma_cm_id,
-    attr: *mut ibv_qp_attr,
-    mask: *mut c_int,
-) -> c_int {
-    const VERB: &str = "rdma_init_qp_attr";
-    // SAFETY: an identifier of this library.
-    let state = check!(VERB, minus_one, unsafe { find(id) });
-    // SAFETY: the caller's attributes.
-    let attr = unsafe { &mut *attr };
-    let wanted = usize::try_from(attr.qp_state).ok().and_then(|index| QpState::ALL.get(index));
-    let Some(wanted) = wanted else {
-        return Rejection::invalid(format!("{} is not a state of a queue pair", attr.qp_state))
-            .minus_one(VERB);
-    };
-    match state.id().qp_attributes(*wanted) {
-        Ok(modify) => {
-            fill_qp_attr(attr, &modify);
-            // SAFETY: a valid pointer of the caller.
-            unsafe { *mask = modify.mask().bits() as c_int };
-            0
-        }
-        Err(error) => Rejection::from(error).minus_one(VERB),
-    }
-}
-
-fn fill_qp_attr(attr: &mut ibv_qp_attr, modify: &ModifyQp) {
-    let mask = modify.mask();
-    if let Some(state) = modify.state {
-        attr.qp_state = state as c_int;
-    }
-    if let Some(path) = &modify.address_vector {
-        attr.ah_attr = ah_attr(path);
-    }
-    if let Some(mtu) = modify.path_mtu {
-        attr.path_mtu = mtu.code().into();
-    }
-    if mask.contains(QpAttributeMask::PORT) {
-        attr.port_num = 1;
-    }
-    attr.pkey_index = modify.pkey_index.unwrap_or(attr.pkey_index);
-    attr.qp_access_flags = modify.access_flags.map_or(attr.qp_access_flags, |access| access.bits());
-    attr.qkey = modify.qkey.map_or(attr.qkey, |key| key.0);
-    attr.rq_psn = modify.rq_psn.map_or(attr.rq_psn, |psn| psn.value());
-    attr.sq_psn = modify.sq_psn.map_or(attr.sq_psn, |psn| psn.value());
-    attr.dest_qp_num = modify.dest_qpn.map_or(attr.dest_qp_num, |number| number.value());
-    attr.max_rd_atomic = modify.max_rd_atomic.unwrap_or(attr.max_rd_atomic);
-    attr.max_dest_rd_atomic = modify.max_dest_rd_atomic.unwrap_or(attr.max_dest_rd_atomic);
-    attr.min_rnr_timer = modify.min_rnr_timer.map_or(attr.min_rnr_timer, |timer| timer.code());
-    attr.timeout = modify.timeout.unwrap_or(attr.timeout);
-    attr.retry_cnt = modify.retry_count.unwrap_or(attr.retry_cnt);
-    attr.rnr_retry = modify.rnr_retry.unwrap_or(attr.rnr_retry);
 }
 
 /// The context of an identifier, if its device is known.

@@ -1,14 +1,18 @@
 //! librdmacm: connections by IP address, over the HCA's connection manager.
 
+mod connection;
 mod endpoint;
 mod event;
 mod identifier;
 mod lookup;
+mod multicast;
 
+pub use connection::*;
 pub use endpoint::*;
 pub use event::*;
 pub use identifier::*;
 pub use lookup::*;
+pub use multicast::*;
 
 use crate::abi::*;
 use crate::errno::Rejection;
