@@ -120,15 +120,17 @@ fn fio(verb: &'static str) {
     let received = server.wait();
     assert!(received.success, "{received:?}");
     let tcp_port = format!("--port={}", free_port());
-    let tcp = ["--ioengine=net", "--protocol=tcp", &tcp_port, "--bs=64k", "--size=16m"];
+    let tcp = ["--ioengine=net", "--protocol=tcp", &tcp_port, "--bs=64k"];
+    // The receiver waits for more than is sent: if it closed first, the sender would fail.
     let listener = Command::new("fio")
         .args(tcp)
-        .args(["--name=receiver", "--rw=read", "--listen"])
+        .args(["--name=receiver", "--rw=read", "--listen", "--size=32m"])
         .stdout(Stdio::null())
         .spawn();
     let mut listener = listener.expect("fio runs");
     await_listener(tcp_port.trim_start_matches("--port=").parse().expect("a port"));
-    let sender = [&["fio"][..], &tcp, &["--name=sender", "--rw=write", "--hostname=127.0.0.1"]].concat();
+    let own = ["--name=sender", "--rw=write", "--hostname=127.0.0.1", "--size=16m"];
+    let sender = [&["fio"][..], &tcp, &own].concat();
     let over_tcp = run_over_tcp(&sender);
     let _ = listener.wait();
     report(&format!("fio {verb}"), &seen, "WRITE: bw", &over_tcp);
