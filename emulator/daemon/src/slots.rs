@@ -12,6 +12,7 @@ use softhca_udp::{
     DrivePolicy, Driver, DriverOptions, HostSockets, RingPair, SharedDriver, SlotGroup, SocketOptions,
 };
 use softhca_wire::QpnSlot;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -107,8 +108,8 @@ impl SlotLease {
             return Err(CommandError::new(libc::ENOENT, format!("no process has slot {peer} of the host")));
         };
         let key = [own.min(peer), own.max(peer)];
-        if !table.rings.contains_key(&key) {
-            table.rings.insert(key, RingPair::create()?);
+        if let Entry::Vacant(entry) = table.rings.entry(key) {
+            entry.insert(RingPair::create()?);
             owner.push(Notification::RingsOpened { slot: own });
         }
         self.ring_descriptors(&table, peer)

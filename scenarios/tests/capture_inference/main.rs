@@ -161,8 +161,7 @@ fn a_capture_shows_what_the_log_knows() {
             only_in_capture,
         } = recall;
         let (found, comparable) = (known + inferred + ambiguous, in_log - excluded);
-        let share =
-            if comparable == 0 { "–".to_owned() } else { format!("{} %", found * 100 / comparable) };
+        let share = (found * 100).checked_div(comparable).map_or("–".into(), |share| format!("{share} %"));
         let count = scenarios.len();
         let _ = writeln!(
             table,
