@@ -49,7 +49,8 @@ function orBlank(value) {
 }
 
 function table(heads, rows) {
-  return el("div", { class: "table-scroll" }, el("table", { class: "numbers" },
+  // The keyboard scrolls what is wider than the screen.
+  return el("div", { class: "table-scroll", tabindex: "0", role: "group", "aria-label": `table: ${heads.join(", ")}` }, el("table", { class: "numbers" },
     el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))),
     el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell) => el("td", {}, cell)))))));
 }

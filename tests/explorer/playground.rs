@@ -125,7 +125,7 @@ fn editor(browser: &mut Browser, page: &Path) {
     browser.screenshot("playground-completion");
     browser.press("Enter");
     browser.insert_text("\"dr");
-    assert_eq!(browser.text(listed), "drop");
+    assert_eq!(browser.text(listed), "drop,drop-notification");
     browser.press("Tab");
     browser.insert_text("\nmatch = { cl");
     assert_eq!(browser.text(listed), "class");
