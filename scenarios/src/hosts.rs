@@ -304,6 +304,7 @@ impl<'p> Hosts<'p> {
     }
 
     /// Whether a queue pair or a connection waits for a response.
+    #[cfg(feature = "udp")]
     pub fn is_outstanding(&self) -> bool {
         let waits = |qp: &HostQueuePair| {
             let snapshot = qp.pair.as_ref().and_then(|pair| pair.query().ok());

@@ -3,6 +3,7 @@
 use crate::data::{ALL_ACCESS, ConnectedHost, check_application_memory, connected, every_operation};
 use crate::process::{TEST_TIMEOUT, TestDaemon};
 use softhca::{AsyncEvent, CompletionStatus, Error, QpState, ReceiveRequest, SendRequest};
+use std::os::fd::AsFd;
 use std::ptr::{NonNull, null_mut};
 
 const DIRECT: [(&str, &str); 1] = [("TEST_CONFIG", "data_path = 'direct'")];
@@ -76,6 +77,14 @@ fn a_killed_daemon_flushes_the_work_of_its_processes() {
     // A new daemon takes the addresses.
     let daemon = TestDaemon::named(daemon.name.clone(), &DIRECT);
     every_operation(&daemon, "alice", "bob");
+}
+
+#[test]
+fn what_needs_the_daemons_data_path_is_rejected() {
+    let daemon = TestDaemon::with(&DIRECT);
+    let file = std::fs::File::create("/dev/null").unwrap();
+    let error = daemon.control().start_recording(None, Some(file.as_fd())).err().expect("no recording");
+    assert!(error.to_string().contains("data_path"), "{error}");
 }
 
 #[test]

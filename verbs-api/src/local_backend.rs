@@ -7,8 +7,8 @@ use crate::memory::MemoryBlock;
 use crate::notifier::Notifier;
 use parking_lot::Mutex;
 use softhca_engine::{
-    AsyncEvent, Attachments, ClientId, CmChannelId, Command, Context, Counters, CqId, DeviceLimits, Event,
-    Hca, Instant, MemoryId, Reply,
+    Attachments, ClientId, CmChannelId, Command, Context, Counters, CqId, DeviceLimits, Event, Hca, Instant,
+    MemoryId, Reply,
 };
 use softhca_queue::{DoorbellProducer, SendProducer, SharedWords, cm, doorbell_ring};
 use softhca_wire::{Gid, Mtu, Qpn};
@@ -25,11 +25,13 @@ pub(crate) struct EventBus {
 }
 
 impl EventBus {
-    pub fn push_async_event(&self, event: AsyncEvent) {
+    #[cfg(all(feature = "sockets", target_os = "linux"))]
+    pub fn push_async_event(&self, event: softhca_engine::AsyncEvent) {
         self.async_events.push(event);
     }
 
     /// Lets everyone who waits for a completion look again.
+    #[cfg(all(feature = "sockets", target_os = "linux"))]
     pub fn wake_all(&self) {
         let notifiers: Vec<_> = self.completion_queues.lock().values().cloned().collect();
         notifiers.iter().for_each(|notifier| notifier.notify());

@@ -157,6 +157,10 @@ impl Daemon {
 
     /// Records all hosts until the daemon ends: a capture, an event log, or both.
     pub fn start_recording(&self, capture: Option<File>, log: Option<File>) -> io::Result<()> {
+        if self.state.hosts.iter().any(|host| host.slots.is_some()) {
+            let message = "captures and event logs need data_path = \"daemon\"";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, message));
+        }
         self.state
             .recordings
             .start(0, None, capture, log)

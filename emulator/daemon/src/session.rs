@@ -263,6 +263,7 @@ impl Session {
                 Response::Done
             }
             Request::AddFaultRules { host, seed, rules } => {
+                self.check_data_path("fault rules")?;
                 self.mark_altered(&host)?;
                 return fault_rules::add_rules(&self.daemon, self.host(host)?, seed, &rules);
             }
@@ -270,6 +271,7 @@ impl Session {
                 return fault_rules::add_flows(self.host(host)?, seed, &flows);
             }
             Request::AssignRoles { host, seed, roles } => {
+                self.check_data_path("roles")?;
                 self.mark_altered(&host)?;
                 self.daemon.roles.reserve(self.host(host)?, seed, roles)?;
                 Response::Done
@@ -279,6 +281,7 @@ impl Session {
                 return fault_rules::clear_rules(&self.daemon, self.host(host)?);
             }
             Request::StartRecording { capture, log } => {
+                self.check_data_path("captures and event logs")?;
                 let mut files = descriptors.into_iter().map(File::from);
                 let [capture, log] = [capture, log].map(|wanted| wanted.then(|| files.next()));
                 if matches!(capture, Some(None)) || matches!(log, Some(None)) {
@@ -311,6 +314,18 @@ impl Session {
             }
         };
         Ok((response, Vec::new()))
+    }
+
+    /// Rejects what the daemon cannot do for programs that execute the transport themselves.
+    fn check_data_path(&self, what: &str) -> Result<(), CommandError> {
+        if self.daemon.hosts.iter().all(|host| host.slots.is_none()) {
+            return Ok(());
+        }
+        let message = format!(
+            "{what} need the daemon's data path, and this daemon has data_path = \"direct\": stop it and start it with \
+             data_path = \"daemon\""
+        );
+        Err(CommandError::new(libc::EOPNOTSUPP, message))
     }
 
     fn client(&mut self) -> Result<&mut Client, CommandError> {

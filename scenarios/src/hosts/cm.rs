@@ -46,6 +46,7 @@ impl CmConnections {
     }
 
     /// Whether a connection waits for a message, or for the end of its timewait.
+    #[cfg(feature = "udp")]
     pub fn is_outstanding(&self) -> bool {
         self.identifiers.iter().any(|(_, id)| {
             id.query().is_ok_and(|id| {
