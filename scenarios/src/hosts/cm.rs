@@ -3,7 +3,7 @@
 use super::Hosts;
 use crate::spec::Errno;
 use crate::verbs::{conn_params, port_space};
-use softhca::cm::{CmOption, CmState, Event, EventChannel, EventType, Id, RejectReason, UdParameters};
+use softhca::cm::{CmOption, Event, EventChannel, EventType, Id, RejectReason, UdParameters};
 use softhca::{Error, ModifyQp, QpState, QpType};
 use softhca_engine::Resource;
 use softhca_fabric::Endpoint;
@@ -48,6 +48,7 @@ impl CmConnections {
     /// Whether a connection waits for a message, or for the end of its timewait.
     #[cfg(feature = "udp")]
     pub fn is_outstanding(&self) -> bool {
+        use softhca::cm::CmState;
         self.identifiers.iter().any(|(_, id)| {
             id.query().is_ok_and(|id| {
                 matches!(
