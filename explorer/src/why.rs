@@ -83,7 +83,7 @@ impl Analysis {
                 "The run is too long to be analysed as a whole. softhca why FILE --qp Q asks about one queue pair.".into();
             return WhyReport { summary, lints, ..WhyReport::default() };
         };
-        // A question about everything names nothing that a log could lack.
+        // A question about everything fits every log.
         let Diagnosis { explanations, summary, .. } =
             analyzer.diagnose(&Query::default()).unwrap_or_default();
         WhyReport { explanations, summary, numbers: Some(analyzer.summary()), lints }

@@ -7,7 +7,8 @@ use std::fmt::Write;
 const XML_HEADER: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n";
 const SUITES_TAG: &str = "<testsuites name=\"softhca run\"";
 
-fn escaped(text: &str) -> String {
+/// Text for an attribute or an element.
+pub fn escaped(text: &str) -> String {
     let mut result = String::new();
     for c in text.chars() {
         match c {

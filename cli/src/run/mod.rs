@@ -2,7 +2,7 @@
 
 mod artifacts;
 mod job;
-mod junit;
+pub mod junit;
 mod printer;
 mod store;
 

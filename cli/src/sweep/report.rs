@@ -2,6 +2,7 @@
 
 use super::point::{Group, Injection};
 use super::runner::Outcome;
+use crate::run::junit::escaped;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -66,22 +67,6 @@ pub struct Report<'a> {
     pub duration: Duration,
     /// The runs of this invocation.
     pub runs: usize,
-}
-
-fn escaped(text: &str) -> String {
-    let mut result = String::new();
-    for c in text.chars() {
-        match c {
-            '&' => result += "&amp;",
-            '<' => result += "&lt;",
-            '>' => result += "&gt;",
-            '"' => result += "&quot;",
-            '\n' => result += "&#10;",
-            c if c.is_control() => result.push(' '),
-            c => result.push(c),
-        }
-    }
-    result
 }
 
 impl Report<'_> {

@@ -216,7 +216,7 @@ impl QpTransition {
     }
 
     /// Limits READs and atomics in the attributes of the connection manager to those of this side.
-    pub fn limit_rd_atomic(&self, mut attributes: ModifyQp) -> ModifyQp {
+    fn limit_rd_atomic(&self, mut attributes: ModifyQp) -> ModifyQp {
         if let Some((served, wanted)) = self.rd_atomic {
             attributes.max_dest_rd_atomic =
                 attributes.max_dest_rd_atomic.map(|_| served.min(DeviceLimits::HCA.max_qp_rd_atom));
@@ -225,8 +225,33 @@ impl QpTransition {
         attributes
     }
 
+    /// Executes the transition on `hca`: the connection manager executes commands by `manage`, and the queue pair moves by
+    /// `modify`.
+    pub fn execute<H, E>(
+        &self,
+        hca: &mut H,
+        mut manage: impl FnMut(&mut H, Command) -> Result<Reply, E>,
+        mut modify: impl FnMut(&mut H, &ModifyQp) -> Result<(), E>,
+    ) -> Result<Reply, E> {
+        for state in &self.states {
+            let query = Command::InitQpAttributes { id: self.id, state: *state };
+            let Reply::QpAttributes(attributes) = manage(hca, query)? else {
+                unreachable!("the connection manager replies with attributes")
+            };
+            let modified = modify(hca, &self.limit_rd_atomic(attributes));
+            // A queue pair in RESET or in the error state needs no transition to the error state.
+            if *state != QpState::Error {
+                modified?;
+            }
+        }
+        match self.final_command() {
+            Some(command) => manage(hca, command),
+            None => Ok(Reply::Done),
+        }
+    }
+
     /// The command that follows.
-    pub fn final_command(&self) -> Option<Command> {
+    pub(crate) fn final_command(&self) -> Option<Command> {
         match &self.follow_up {
             FollowUp::None => None,
             FollowUp::Accept(parameters) => {

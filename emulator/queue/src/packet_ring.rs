@@ -223,7 +223,7 @@ impl PacketConsumer {
         fence(Ordering::SeqCst);
     }
 
-    /// Whether the producer waits for room and must be woken, after a pop. It is told once.
+    /// Whether the producer waits for room and must be woken, after a pop. True once for each request.
     pub fn must_wake(&self) -> bool {
         fence(Ordering::SeqCst);
         let blocked = self.ring.word(BLOCKED);

@@ -129,7 +129,7 @@ impl DaemonControl {
         self.socket.call(&request, &[]).map(|_| ())
     }
 
-    /// The queue pairs of a host or device, whoever owns them.
+    /// The queue pairs of all clients of a host or device.
     pub fn queue_pairs(&mut self, host: &str) -> Result<Vec<QueuePairStatus>> {
         match self.socket.call(&Request::QueuePairs { host: Some(host.into()) }, &[])?.0 {
             Response::QueuePairs(found) => Ok(found),

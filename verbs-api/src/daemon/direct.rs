@@ -10,9 +10,10 @@ use crate::backend::Result;
 use crate::embedded::{EmbeddedBackend, start_direct};
 use crate::local_backend::EventBus;
 use crate::memory::{MemoryTable, install_fault_handler};
+use parking_lot::Mutex;
 use softhca_engine::{
-    AckPolicy, AsyncEvent, Command, CongestionSettings, DeviceLimits, ModifyQp, PortState, QpState, Recovery,
-    Reply, ResponseOrder, Settings, VerbsError,
+    AckPolicy, AsyncEvent, Command, CongestionSettings, DeviceLimits, ModifyQp, PortState, Recovery, Reply,
+    ResponseOrder, Settings, VerbsError,
 };
 use softhca_queue::control::{DirectPath, HostDevice, Notification, Request, Response};
 use softhca_queue::{cm, reply};
@@ -43,6 +44,8 @@ struct DirectState {
     event_bus: Arc<EventBus>,
     /// The card, once it exists.
     card: OnceLock<Weak<SharedDriver<MemoryTable>>>,
+    /// Rings that were opened before.
+    early_rings: Mutex<Vec<(u16, RingPair)>>,
 }
 
 impl DirectState {
@@ -50,6 +53,16 @@ impl DirectState {
     fn control(&self, act: impl FnOnce(&mut Driver<MemoryTable>)) {
         if let Some(card) = self.card.get().and_then(Weak::upgrade) {
             card.control(act);
+        }
+    }
+
+    /// Gives new rings to the card, if it exists. Without them, its peer finds out that packets are not acknowledged.
+    fn add_rings(&self) {
+        if self.card.get().is_some() {
+            let rings = std::mem::take(&mut *self.early_rings.lock());
+            self.control(|driver| {
+                rings.into_iter().for_each(|(slot, rings)| drop(driver.add_rings(slot, rings)));
+            });
         }
     }
 
@@ -63,11 +76,16 @@ impl DirectState {
 impl NotificationHandler for DirectState {
     fn on_notification(&self, notification: Notification, descriptors: Vec<OwnedFd>) {
         match notification {
-            Notification::RingsOpened { slot } => self.control(|driver| {
-                // Without the rings, the other process finds out that its packets are not received.
-                let _ = RingPair::adopt(descriptors).and_then(|rings| driver.add_rings(slot, rings));
-            }),
-            Notification::ProcessGone { slot } => self.control(|driver| driver.remove_rings(slot)),
+            Notification::RingsOpened { slot } => {
+                if let Ok(rings) = RingPair::adopt(descriptors) {
+                    self.early_rings.lock().push((slot, rings));
+                    self.add_rings();
+                }
+            }
+            Notification::ProcessGone { slot } => {
+                self.early_rings.lock().retain(|(other, _)| *other != slot);
+                self.control(|driver| driver.remove_rings(slot));
+            }
             Notification::AsyncEventRaised(AsyncEvent::PortDown) => {
                 self.control(|driver| driver.set_port_state(PortState::Down));
             }
@@ -127,25 +145,15 @@ impl DirectHost {
         transition: &cm::QpTransition,
         mut modify: impl FnMut(ModifyQp) -> std::result::Result<Reply, VerbsError>,
     ) -> Result<Reply> {
-        for state in &transition.states {
-            let query = cm::Command::InitQpAttributes { id: transition.id, state: *state };
-            let attributes =
-                reply!(self.execute_cm(query)?, Reply::Cm(cm::Reply::QpAttributes(modify)) => modify);
-            let modified = modify(transition.limit_rd_atomic(attributes));
-            // A queue pair in RESET or in the error state needs no transition to the error state.
-            if *state != QpState::Error {
-                modified?;
-            }
-        }
-        match transition.final_command() {
-            Some(command) => self.execute_cm(command),
-            None => Ok(Reply::Cm(cm::Reply::Done)),
-        }
+        let manage = |_: &mut (), command| Ok(reply!(self.execute_cm(command)?, Reply::Cm(reply) => reply));
+        let modify = |_: &mut (), attributes: &ModifyQp| Ok(modify(attributes.clone()).map(drop)?);
+        transition.execute(&mut (), manage, modify).map(Reply::Cm)
     }
 
     /// Gives notifications to this card from now on.
     pub fn attach(&self, card: &Arc<SharedDriver<MemoryTable>>) {
         let _ = self.state.card.set(Arc::downgrade(card));
+        self.state.add_rings();
         if !self.is_alive() {
             self.state.fail();
         }
@@ -181,6 +189,7 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
         is_gone: AtomicBool::new(false),
         event_bus: event_bus.clone(),
         card: OnceLock::new(),
+        early_rings: Mutex::default(),
     });
     let hosts = socket.welcome.hosts.clone();
     let [_, _, notifications, _] = descriptors;

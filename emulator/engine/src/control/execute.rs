@@ -2,7 +2,7 @@
 
 use super::client::FIRST_IOVA;
 use super::queue_pair::QpRings;
-use crate::{ClientId, Context, Hca, MemoryId, MemoryRegion, QpState, Resource, VerbsError};
+use crate::{ClientId, Context, Hca, MemoryId, MemoryRegion, Resource, VerbsError};
 use softhca_queue::{AccessFlags, Command, CompletionProducer, ReceiveConsumer, Reply, SharedWords, cm};
 use softhca_wire::RemoteKey;
 
@@ -178,22 +178,11 @@ impl Hca {
         client: ClientId,
         transition: &cm::QpTransition,
     ) -> Result<cm::Reply, VerbsError> {
-        for state in &transition.states {
-            let query = cm::Command::InitQpAttributes { id: transition.id, state: *state };
-            let cm::Reply::QpAttributes(modify) = self.execute_cm(ctx, client, query)? else {
-                unreachable!("the connection manager replies with attributes")
-            };
-            let modify = transition.limit_rd_atomic(modify);
-            let modified = self.modify_queue_pair(ctx, client, transition.qpn, &modify);
-            // A queue pair in RESET or in the error state needs no transition to the error state.
-            if *state != QpState::Error {
-                modified?;
-            }
-        }
-        match transition.final_command() {
-            Some(command) => self.execute_cm(ctx, client, command),
-            None => Ok(cm::Reply::Done),
-        }
+        transition.execute(
+            &mut (self, ctx),
+            |(hca, ctx), command| hca.execute_cm(ctx, client, command),
+            |(hca, ctx), modify| hca.modify_queue_pair(ctx, client, transition.qpn, modify).map(drop),
+        )
     }
 }
 

@@ -56,7 +56,7 @@ impl Hca {
     /// Creates an HCA. GID 0 is the address of its port.
     pub fn new(settings: Settings, gids: Vec<Gid>) -> Hca {
         let limits = DeviceLimits::HCA;
-        // A sequence of its own: whoever knows the tags of keys and numbers does not know the first QPN.
+        // A sequence of its own: the tags of keys and numbers do not reveal the first QPN.
         let start = next_random(&mut (settings.seed ^ 0x7170_6e5f_6d61_736b));
         Hca {
             queue_pairs: queue_pair_table(&limits, settings.qpn_slot, start),

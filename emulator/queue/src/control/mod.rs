@@ -189,7 +189,7 @@ pub enum Request {
     Execute { command: Command, backing: Option<RegionBacking> },
     /// Sets the state of the port of a host: until this connection ends, or for as long as the daemon runs.
     SetPortState { host: String, state: PortState, stays: bool },
-    /// The queue pairs of a host, whoever owns them.
+    /// The queue pairs of all clients of a host.
     QueuePairs { host: Option<String> },
 }
 

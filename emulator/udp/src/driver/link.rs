@@ -114,8 +114,8 @@ impl Port {
             traffic_class: batch.addressing.traffic_class,
             address: is_second.into(),
         };
-        // The transmit gate has looked for room.
-        rings.send(peer.slot, chunk, bytes);
+        let is_sent = rings.send(peer.slot, chunk, bytes);
+        debug_assert!(is_sent, "the transmit gate has looked for room");
         true
     }
 
