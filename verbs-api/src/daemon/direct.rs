@@ -146,7 +146,7 @@ impl DirectHost {
         mut modify: impl FnMut(ModifyQp) -> std::result::Result<Reply, VerbsError>,
     ) -> Result<Reply> {
         let manage = |_: &mut (), command| Ok(reply!(self.execute_cm(command)?, Reply::Cm(reply) => reply));
-        let modify = |_: &mut (), attributes: &ModifyQp| Ok(modify(attributes.clone()).map(drop)?);
+        let modify = |_: &mut (), attributes: &ModifyQp| Ok(modify(*attributes).map(drop)?);
         transition.execute(&mut (), manage, modify).map(Reply::Cm)
     }
 
