@@ -83,7 +83,7 @@ fn a_killed_daemon_flushes_the_work_of_its_processes() {
 fn what_needs_the_daemons_data_path_is_rejected() {
     let daemon = TestDaemon::with(&DIRECT);
     let file = std::fs::File::create("/dev/null").unwrap();
-    let error = daemon.control().start_recording(None, Some(file.as_fd())).err().expect("no recording");
+    let error = daemon.control().start_recording(None, Some(file.as_fd())).expect_err("no recording");
     assert!(error.to_string().contains("data_path"), "{error}");
 }
 
