@@ -261,7 +261,7 @@ impl Hca {
         let reason = if opcode == Opcode::CNP {
             None
         } else if opcode.service() != qp.kind.service() {
-            Some(DropReason::WrongService { expected: qp.kind.service().name() })
+            Some(DropReason::WrongService { expected: qp.kind })
         } else if !PartitionKey::DEFAULT.matches(transport.header.bth.pkey) {
             Some(DropReason::PkeyMismatch)
         } else if is_request && !qp.state.accepts_requests() {
@@ -292,7 +292,7 @@ impl Hca {
             }
             QpType::Rc | QpType::XrcTarget => qp.on_request(state, ctx, transport, packet),
             QpType::XrcInitiator => {
-                qp.emit_dropped(state, ctx, packet, DropReason::WrongService { expected: "XRC initiator" });
+                qp.emit_dropped(state, ctx, packet, DropReason::WrongService { expected: qp.kind });
             }
         }
     }

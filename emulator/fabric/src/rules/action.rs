@@ -89,6 +89,7 @@ pub enum DownDirections {
 }
 
 /// The effect of an action on a packet.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultEffect {
     /// Dropped.

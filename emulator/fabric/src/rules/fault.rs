@@ -16,6 +16,7 @@ pub trait LinkOutput {
 }
 
 /// A fault on one packet.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The time.
@@ -31,6 +32,7 @@ pub struct Fault {
 }
 
 /// The cause of a fault.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultCause {
     /// A rule.

@@ -10,6 +10,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 use softhca_wire::{Icrc, Opcode, Psn, TransportHeader, TransportPacket};
 
 /// A packet as seen by a link before any fault.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObservedPacket {
     /// The class.
