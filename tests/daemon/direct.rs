@@ -2,7 +2,12 @@
 
 use crate::data::{ALL_ACCESS, ConnectedHost, check_application_memory, connected, every_operation};
 use crate::process::{TEST_TIMEOUT, TestDaemon};
-use softhca::{AsyncEvent, CompletionStatus, Error, QpState, ReceiveRequest, SendRequest};
+use softhca::{
+    AsyncEvent, CompletionStatus, Error, QpState, ReceiveRequest, SendRequest,
+    fault::{Action, Repeat, Rule, RuleId, Selector},
+};
+use softhca_trace::{CaptureReader, EventLogReader};
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::ptr::{NonNull, null_mut};
 
@@ -80,11 +85,86 @@ fn a_killed_daemon_flushes_the_work_of_its_processes() {
 }
 
 #[test]
-fn what_needs_the_daemons_data_path_is_rejected() {
+fn recordings_have_the_events_and_packets_of_all_processes_in_order() {
     let daemon = TestDaemon::with(&DIRECT);
-    let file = std::fs::File::create("/dev/null").unwrap();
-    let error = daemon.control().start_recording(None, Some(file.as_fd())).expect_err("no recording");
-    assert!(error.to_string().contains("data_path"), "{error}");
+    for theirs in ["alice", "bob"] {
+        let folder = std::env::temp_dir().join(format!("softhca-direct-{}-{theirs}", daemon.name));
+        let paths = ["pcapng", "jsonl"].map(|kind| folder.with_extension(kind));
+        let [capture, log] = paths.each_ref().map(|path| File::create(path).unwrap());
+        let (end, _echo, remote) = connected(&daemon, "alice", theirs);
+        let mut control = daemon.control();
+        control.start_recording(Some(capture.as_fd()), Some(log.as_fd())).unwrap();
+        for id in 0..20 {
+            end.pair.post_send(&SendRequest::rdma_write(id, &[end.region.sge(0, 10_000)], remote)).unwrap();
+            end.finish();
+        }
+        control.stop_recording().unwrap();
+        let [capture, log] = paths.each_ref().map(|path| std::fs::read(path).unwrap());
+        let entries: Vec<_> = EventLogReader::new(&log[..]).unwrap().map(|entry| entry.unwrap()).collect();
+        assert!(entries.is_sorted_by_key(|entry| entry.time));
+        let count = |host: &str, name| {
+            entries.iter().filter(|entry| entry.host == host && entry.event.name() == name).count()
+        };
+        // Ten packets of 1024 bytes each, or fewer larger ones; every one is sent once and arrives once.
+        let sent = count("alice", "transport:packet_sent");
+        let completed = count("alice", "work:completed");
+        assert!(sent >= 60 && completed == 20, "{sent} sent, {completed} completed");
+        if theirs == "bob" {
+            assert_eq!(count("bob", "transport:packet_received"), sent);
+        }
+        let captured = CaptureReader::new(&capture[..]).unwrap().map(Result::unwrap).count();
+        paths.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+        let acks = count(theirs, "transport:packet_sent") * usize::from(theirs == "bob");
+        assert_eq!(captured, sent + acks);
+    }
+}
+
+#[test]
+fn the_daemon_knows_the_resources_and_counters_of_processes() {
+    let daemon = TestDaemon::with(&DIRECT);
+    let (end, mut echo, remote) = connected(&daemon, "alice", "bob");
+    end.pair.post_send(&SendRequest::rdma_write(0, &[end.region.sge(0, 4096)], remote)).unwrap();
+    end.finish();
+    let mut control = daemon.control();
+    let [own, other] = ["alice", "bob"].map(|host| control.queue_pairs(host).unwrap());
+    assert_eq!((own[0].qpn, own[0].dest_qpn), (end.pair.endpoint().qpn, other[0].qpn));
+    assert_eq!((own[0].pid, own[0].state), (Some(std::process::id()), QpState::ReadyToSend));
+    let status = control.status().unwrap();
+    let host = status.hosts.iter().find(|host| host.host.name == "alice").unwrap();
+    assert!(host.queue_pairs == 1 && host.clients[0].is_direct, "{host:?}");
+    assert!(host.clients[0].resources.contains(&("memory region".into(), 1)), "{host:?}");
+    let mut received = || control.counters(Some("bob")).unwrap().rcvd_bytes;
+    while received() < 4096 {
+        std::thread::yield_now();
+    }
+    // Those of a process that is gone still count.
+    echo.kill();
+    while control.status().unwrap().hosts.iter().any(|host| host.host.name == "bob" && host.queue_pairs > 0) {
+        std::thread::yield_now();
+    }
+    assert_eq!(control.counters(Some("bob")).unwrap().rcvd_bytes, 4096);
+}
+
+#[test]
+fn fault_rules_select_the_daemons_data_path() {
+    let daemon = TestDaemon::with(&DIRECT);
+    let mut control = daemon.control();
+    let rule = || Rule {
+        id: RuleId(1),
+        selector: Selector::default(),
+        repeat: Repeat::times(1),
+        action: Action::Drop,
+    };
+    let open = daemon.open("alice");
+    let error = control.add_rules("alice", 1, &[(rule(), "loss")]).expect_err("a process is not affected");
+    assert!(error.to_string().contains("SOFTHCA_DATA_PATH=daemon"), "{error}");
+    drop(open);
+    while control.add_rules("alice", 1, &[(rule(), "loss")]).is_err() {
+        std::thread::yield_now();
+    }
+    let _alice = ConnectedHost::new(&daemon.open("alice"), 4096);
+    let status = control.status().unwrap();
+    assert!(!status.hosts[0].clients[0].is_direct, "{status:?}");
 }
 
 #[test]

@@ -88,7 +88,8 @@ impl RawClient {
     }
 
     fn open(&mut self, host: &str) -> (SharedWords, DoorbellProducer, std::fs::File) {
-        let (reply, mut descriptors) = self.call(&Request::Open { host: Some(host.into()) }, &[]);
+        let (reply, mut descriptors) =
+            self.call(&Request::Open { host: Some(host.into()), can_be_direct: false }, &[]);
         let Response::Opened { doorbell_slots: doorbells, .. } = reply else { panic!("{reply:?}") };
         let words = DoorbellProducer::words(doorbells);
         let page = SharedMemory::adopt(descriptors.pop().unwrap(), words * 8, MapMode::ReadWrite).unwrap();
@@ -307,12 +308,15 @@ fn handles_and_keys_of_other_clients_are_invalid() {
     for call in calls.map(verb) {
         assert_eq!(raw.expect_error(&call, &[]).0, libc::ENOENT, "{call:?}");
     }
-    assert_eq!(raw.expect_error(&Request::Open { host: None }, &[]).0, libc::EBUSY);
+    assert_eq!(raw.expect_error(&Request::Open { host: None, can_be_direct: false }, &[]).0, libc::EBUSY);
     assert_eq!(end.pair.state().unwrap(), QpState::ReadyToSend);
     // Without a device no call is accepted.
     let mut raw = RawClient::handshaken(&daemon);
     assert_eq!(raw.expect_error(&verb(Command::AllocateProtectionDomain), &[]).0, libc::ENODEV);
-    assert_eq!(raw.expect_error(&Request::Open { host: Some("carol".into()) }, &[]).0, libc::ENODEV);
+    assert_eq!(
+        raw.expect_error(&Request::Open { host: Some("carol".into()), can_be_direct: false }, &[]).0,
+        libc::ENODEV
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Starts and stops the processes of a test.
 
 use softhca::{DaemonControl, Device};
-use softhca_daemon::{ClientLimits, Config, Daemon, HostConfig};
+use softhca_daemon::{ClientLimits, Config, Daemon, DataPath, HostConfig};
 use softhca_tests::process::exit_with_parent;
 pub use softhca_tests::process::{Process, TEST_TIMEOUT, receive_line, send_line};
 use std::os::unix::process::CommandExt;
@@ -77,7 +77,11 @@ pub fn run_daemon() {
     };
     limits.max_qp = number("TEST_QUEUE_PAIRS").unwrap_or(limits.max_qp);
     limits.max_mr = number("TEST_KEYS").unwrap_or(limits.max_mr);
-    let base = Config::parse(&std::env::var("TEST_CONFIG").unwrap_or_default()).unwrap();
+    let text = std::env::var("TEST_CONFIG").unwrap_or_default();
+    let mut base = Config::parse(&text).unwrap();
+    if let (false, Ok(path)) = (text.contains("data_path"), std::env::var("TEST_DATA_PATH")) {
+        base.data_path = DataPath::from_name(&path).expect("a data path");
+    }
     let hosts = match base.hosts.iter().any(|host| host.address.is_some()) {
         true => base.hosts.clone(),
         false => ["alice", "bob"].map(|name| HostConfig { name: name.into(), address: None }).into(),

@@ -20,8 +20,8 @@ use softhca_fabric::{
 };
 use softhca_queue::{SharedWords, SleepFlag};
 use softhca_udp::{
-    DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, OpenRings, OpenSendSocket, ProcessIdentity,
-    ReceiveMemory, SharedDriver, SocketOptions, bind_host,
+    DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, ProcessIdentity, ReceiveMemory,
+    SharedDriver, SocketOptions, bind_host,
 };
 use softhca_wire::Mtu;
 use std::io;
@@ -145,10 +145,10 @@ impl Device {
 /// How long a caller that waits for an event of a connection drives before it sleeps.
 const CM_SPIN_TIME: Duration = Duration::from_micros(50);
 
-/// Reads the card's events for the board, and passes everything on.
-struct EventForwarder {
-    event_bus: Arc<EventBus>,
-    forward_to: Box<dyn EventSink + Send>,
+/// Passes events to the event bus and to another sink.
+pub(crate) struct EventForwarder {
+    pub event_bus: Arc<EventBus>,
+    pub forward_to: Box<dyn EventSink + Send>,
 }
 
 impl EventSink for EventForwarder {
@@ -175,16 +175,10 @@ pub(crate) struct EmbeddedRuntime {
 /// Starts a card on sockets that a daemon gave this process.
 #[cfg(target_os = "linux")]
 pub(crate) fn start_direct(
-    sockets: HostSockets,
-    options: DriverOptions,
+    driver: Driver<MemoryTable>,
     event_bus: Arc<EventBus>,
-    (open_send_socket, open_rings): (OpenSendSocket, OpenRings),
     host: DirectHost,
 ) -> Result<EmbeddedBackend> {
-    let sink = EventForwarder { event_bus: event_bus.clone(), forward_to: Box::new(()) };
-    let mut driver = Driver::new(sockets, options, MemoryTable::default(), Box::new(sink));
-    driver.set_send_socket_source(open_send_socket);
-    driver.set_ring_source(open_rings);
     let driver = share(driver)?;
     host.attach(&driver);
     let process = ProcessIdentity::current();
@@ -312,7 +306,13 @@ impl CardRuntime for EmbeddedRuntime {
                 }
                 // Only what frees resources still works.
                 _ if !host.is_alive() && command.destroys().is_none() => return Err(host.gone()),
-                _ => {}
+                _ => {
+                    host.check_limit(&command)?;
+                    let (creates, destroys) = (command.creates(), command.destroys());
+                    let reply = self.driver.control(|driver| driver.execute(client, command, attachments))?;
+                    host.count(creates, destroys);
+                    return Ok(reply);
+                }
             }
         }
         Ok(self.driver.control(|driver| driver.execute(client, command, attachments))?)

@@ -52,6 +52,7 @@ impl Client {
         process: &ClientProcess,
         notifications: &Arc<NotificationQueue>,
         proc_mem: Option<OwnedFd>,
+        can_be_direct: bool,
     ) -> Result<(Client, Response, Vec<OwnedFd>), CommandError> {
         let doorbell_slots = host.device.limits.max_qp as u32;
         let words = DoorbellProducer::words(doorbell_slots);
@@ -61,11 +62,18 @@ impl Client {
         let waker = rustix::event::eventfd(0, flags).map_err(std::io::Error::from)?;
         host.driver.add_wake_source(waker.as_fd())?;
         let mut descriptors = vec![waker.try_clone()?, host.sleep_flag.try_clone()?, descriptor(&page)?];
-        let slot = host.slots.as_ref().map(|slots| slots.assign(notifications)).transpose()?;
-        if let Some(slot) = &slot {
-            descriptors.extend(slot.descriptors()?);
+        // Fault rules and roles count the packets and queue pairs of all processes of the host.
+        let slots =
+            host.slots.as_ref().filter(|_| can_be_direct && !host.has_rules() && daemon.roles.is_idle());
+        let mut slot = None;
+        if let Some(slots) = slots {
+            let (lease, page) = slots.assign(notifications, process.pid)?;
+            descriptors.extend(lease.descriptors()?);
+            descriptors.push(page);
+            slot = Some(lease);
         }
         let direct = slot.as_ref().map(|lease| DirectPath {
+            port_state: host.driver.control(|driver| driver.hca().port_state()),
             slot: lease.slot,
             foreign_recovery: daemon.config.foreign_recovery.name().into(),
             foreign_window: daemon.config.foreign_window,
@@ -92,6 +100,11 @@ impl Client {
         };
         let response = Response::Opened { host: host.device.clone(), gids, doorbell_slots, direct };
         Ok((client, response, descriptors))
+    }
+
+    /// Whether the client executes the transport itself.
+    pub fn is_direct(&self) -> bool {
+        self.slot.is_some()
     }
 
     /// The slot of a client with a direct data path.

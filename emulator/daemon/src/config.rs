@@ -88,9 +88,9 @@ pub struct FabricConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum DataPath {
     /// The daemon, for all its clients.
-    #[default]
     Daemon,
     /// Each client for itself, on sockets that the daemon gives it.
+    #[default]
     Direct,
 }
 

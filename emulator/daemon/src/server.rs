@@ -157,10 +157,6 @@ impl Daemon {
 
     /// Records all hosts until the daemon ends: a capture, an event log, or both.
     pub fn start_recording(&self, capture: Option<File>, log: Option<File>) -> io::Result<()> {
-        if self.state.hosts.iter().any(|host| host.slots.is_some()) {
-            let message = "captures and event logs need data_path = \"daemon\"";
-            return Err(io::Error::new(io::ErrorKind::Unsupported, message));
-        }
         self.state
             .recordings
             .start(0, None, capture, log)
@@ -269,7 +265,7 @@ impl Daemon {
             return Err(io::Error::other(reason));
         }
         let (pid, name) = (process.pid, process.name.clone());
-        let client = ClientStatus { pid, name: name.clone(), resources: Vec::new() };
+        let client = ClientStatus { pid, name: name.clone(), resources: Vec::new(), is_direct: false };
         let status = Arc::new(Mutex::new(SessionStatus { host_name: None, client }));
         self.last_session += 1;
         let id = self.last_session;

@@ -98,7 +98,7 @@ impl Card {
     /// Writes the files whose values have changed. A reader finds the old value or the new one.
     fn update(&mut self) -> io::Result<()> {
         let (counters, state) =
-            self.host.driver.control(|driver| (*driver.hca().counters(), driver.hca().port_state()));
+            (self.host.counters(), self.host.driver.control(|driver| driver.hca().port_state()));
         let (state, physical) = match state {
             PortState::Active => ("4: ACTIVE", "5: LinkUp"),
             PortState::Down => ("1: DOWN", "3: Disabled"),

@@ -7,20 +7,23 @@ use super::connection::{ControlConnection, ControlSocket, NotificationHandler};
 use super::control::unexpected_reply;
 use crate::Error;
 use crate::backend::Result;
-use crate::embedded::{EmbeddedBackend, start_direct};
+use crate::embedded::{EmbeddedBackend, EventForwarder, start_direct};
 use crate::local_backend::EventBus;
 use crate::memory::{MemoryTable, install_fault_handler};
 use parking_lot::Mutex;
 use softhca_engine::{
     AckPolicy, AsyncEvent, Command, CongestionSettings, DeviceLimits, ModifyQp, PortState, Recovery, Reply,
-    ResponseOrder, Settings, VerbsError,
+    Resource, ResponseOrder, Settings, VerbsError,
 };
-use softhca_queue::control::{DirectPath, HostDevice, Notification, Request, Response};
+use softhca_queue::control::{
+    DirectPath, HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus, Request, Response,
+};
 use softhca_queue::{cm, reply};
 use softhca_udp::{
     Driver, DriverOptions, Entropy, HostSockets, IcrcCheck, Loopback, OpenRings, OpenSendSocket, RingPair,
-    SharedDriver,
+    SharedDriver, SlotRecorder,
 };
+use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -40,7 +43,10 @@ pub(crate) struct DirectHost {
 /// State that the notification thread and the callers share.
 struct DirectState {
     cm_events: CmEventQueue,
-    is_gone: AtomicBool,
+    is_gone: Arc<AtomicBool>,
+    connection: OnceLock<Weak<ControlConnection>>,
+    /// The resources of this process.
+    resources: Mutex<BTreeMap<&'static str, u32>>,
     event_bus: Arc<EventBus>,
     /// The card, once it exists.
     card: OnceLock<Weak<SharedDriver<MemoryTable>>>,
@@ -66,6 +72,20 @@ impl DirectState {
         }
     }
 
+    /// Reports the resources of this process to the daemon.
+    fn report(&self) {
+        let mut queue_pairs = Vec::new();
+        self.control(|driver| {
+            let found = driver.hca().queue_pairs_with_owners().take(MAX_QUEUE_PAIRS_LISTED);
+            queue_pairs = found.map(|(_, qp)| QueuePairStatus::new(&qp, None)).collect();
+        });
+        let resources = self.resources.lock().iter().map(|(name, count)| ((*name).into(), *count)).collect();
+        if let Some(connection) = self.connection.get().and_then(Weak::upgrade) {
+            // If it fails, the daemon is gone.
+            let _ = connection.call(&Request::Report { queue_pairs, resources }, &[]);
+        }
+    }
+
     /// Flushes everything and raises DEVICE_FATAL: the daemon is gone.
     fn fail(&self) {
         self.control(|driver| driver.control(|hca, ctx| hca.fail_device(ctx)));
@@ -82,6 +102,7 @@ impl NotificationHandler for DirectState {
                     self.add_rings();
                 }
             }
+            Notification::ReportRequested => self.report(),
             Notification::ProcessGone { slot } => {
                 self.early_rings.lock().retain(|(other, _)| *other != slot);
                 self.control(|driver| driver.remove_rings(slot));
@@ -150,6 +171,40 @@ impl DirectHost {
         transition.execute(&mut (), manage, modify).map(Reply::Cm)
     }
 
+    /// Checks that this process may create another resource.
+    pub fn check_limit(&self, command: &Command) -> Result<()> {
+        let Some(resource) = command.creates() else { return Ok(()) };
+        let limits = &self.device.limits;
+        let limit = match resource {
+            Resource::QueuePair => limits.max_qp,
+            Resource::CompletionQueue => limits.max_cq,
+            Resource::SharedReceiveQueue => limits.max_srq,
+            Resource::ProtectionDomain => limits.max_pd,
+            Resource::MemoryRegion | Resource::MemoryWindow => limits.max_mr,
+            Resource::AddressHandle => limits.max_ah,
+            Resource::XrcDomain => limits.max_xrcd,
+            _ => return Ok(()),
+        };
+        let used = self.state.resources.lock().get(resource.name()).copied().unwrap_or(0);
+        if used as usize >= limit {
+            return Err(VerbsError::Exhausted { resource, limit }.into());
+        }
+        Ok(())
+    }
+
+    /// Counts the resource that a command created or destroyed.
+    pub fn count(&self, created: Option<Resource>, destroyed: Option<(Resource, u32)>) {
+        let mut resources = self.state.resources.lock();
+        if let Some(resource) = created {
+            *resources.entry(resource.name()).or_default() += 1;
+        }
+        if let Some((resource, _)) = destroyed
+            && let Some(count) = resources.get_mut(resource.name())
+        {
+            *count = count.saturating_sub(1);
+        }
+    }
+
     /// Gives notifications to this card from now on.
     pub fn attach(&self, card: &Arc<SharedDriver<MemoryTable>>) {
         let _ = self.state.card.set(Arc::downgrade(card));
@@ -164,11 +219,12 @@ impl DirectHost {
 pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<EmbeddedBackend> {
     install_fault_handler();
     let system = |what| move |source| Error::System { what, source };
-    let OpenedHost { host, direct, descriptors, sockets, .. } = opened;
+    let OpenedHost { host, direct, descriptors, mut sockets, .. } = opened;
     let refused = |why: &str| Error::DeviceGone { why: why.into() };
-    let DirectPath { slot, foreign_recovery, foreign_window, congestion } =
+    let DirectPath { slot, foreign_recovery, foreign_window, congestion, port_state } =
         direct.ok_or_else(|| refused("it did not give this process a slot"))?;
     let unknown = || refused("it uses settings that this library does not know");
+    let page = sockets.pop().ok_or_else(|| refused("it did not pass the page of the slot"))?;
     let sockets = HostSockets::adopt(sockets).map_err(system("adopting the sockets of the host"))?;
     let settings = Settings {
         recovery: Recovery::from_name(&host.recovery).ok_or_else(unknown)?,
@@ -184,9 +240,12 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
     let loopback = Loopback::from_name(&host.loopback).ok_or_else(unknown)?;
     let options = DriverOptions { settings, icrc: IcrcCheck::default(), entropy: Entropy::Off, loopback };
     let event_bus = Arc::new(EventBus::default());
+    let is_gone = Arc::new(AtomicBool::new(false));
     let state = Arc::new(DirectState {
         cm_events: CmEventQueue::default(),
-        is_gone: AtomicBool::new(false),
+        is_gone: is_gone.clone(),
+        connection: OnceLock::new(),
+        resources: Mutex::default(),
         event_bus: event_bus.clone(),
         card: OnceLock::new(),
         early_rings: Mutex::default(),
@@ -210,6 +269,16 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
             RingPair::adopt(descriptors)
         }
     });
-    let direct = DirectHost { connection, state, device: host, hosts };
-    start_direct(sockets, options, event_bus, (open_send_socket, open_rings), direct)
+    let _ = state.connection.set(Arc::downgrade(&connection));
+    let sink = Box::new(EventForwarder { event_bus: event_bus.clone(), forward_to: Box::new(()) });
+    let (recorder, counters) =
+        SlotRecorder::adopt(page, is_gone, sink).map_err(system("mapping the page of the slot"))?;
+    let mut driver = Driver::new(sockets, options, MemoryTable::default(), Box::new(recorder));
+    driver.set_send_socket_source(open_send_socket);
+    driver.set_ring_source(open_rings);
+    driver.set_publish_counters(Box::new(move |values| counters.publish(values)));
+    if port_state == PortState::Down {
+        driver.set_port_state(port_state);
+    }
+    start_direct(driver, event_bus, DirectHost { connection, state, device: host, hosts })
 }

@@ -14,7 +14,7 @@ pub use softhca_queue::control::{
 
 use crate::async_events::AsyncEventQueue;
 use crate::backend::{Backend, Result};
-use crate::device::DeviceBackend;
+use crate::device::{DeviceBackend, environment_faults};
 use crate::memory::{MemoryBlock, RegisteredRange};
 use crate::notifier::Notifier;
 use crate::time::real_now;
@@ -27,7 +27,8 @@ use parking_lot::Mutex;
 use softhca_engine::{AsyncEvent, CmChannelId, Command, Counters, CqId, DeviceLimits, Instant, Reply};
 use softhca_fabric::{Flow, Rule, RuleCounters};
 use softhca_queue::control::{
-    self as protocol, DirectPath, HOST_VARIABLE, Notification, RegionBacking, Request, Response, SharedRange,
+    self as protocol, DATA_PATH_VARIABLE, DirectPath, HOST_VARIABLE, Notification, RegionBacking, Request,
+    Response, SharedRange,
 };
 use softhca_queue::{DoorbellProducer, MapMode, SendProducer, SharedMemory, SharedWords, SleepFlag};
 use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
@@ -88,6 +89,7 @@ impl NotificationHandler for ClientState {
             Notification::CmEventsRaised { channel, events } => self.cm_events.push(channel, events),
             Notification::AsyncEventObserved { .. }
             | Notification::RingsOpened { .. }
+            | Notification::ReportRequested
             | Notification::ProcessGone { .. } => {}
         }
     }
@@ -137,7 +139,10 @@ impl OpenedHost {
         // Gives the daemon access to this process where the kernel would deny it.
         let memory = File::options().read(true).write(true).open("/proc/self/mem").ok();
         let passed: Vec<BorrowedFd<'_>> = memory.iter().map(|memory| memory.as_fd()).collect();
-        let (response, mut descriptors) = socket.call(&Request::Open { host }, &passed)?;
+        // Faults of a program also concern calls to the connection manager, which the daemon executes.
+        let can_be_direct =
+            std::env::var(DATA_PATH_VARIABLE).as_deref() != Ok("daemon") && environment_faults().is_none();
+        let (response, mut descriptors) = socket.call(&Request::Open { host, can_be_direct }, &passed)?;
         let Response::Opened { host, gids, doorbell_slots, direct } = response else {
             return Err(unexpected_reply(&response));
         };

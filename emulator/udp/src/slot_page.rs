@@ -1,0 +1,301 @@
+//! The memory that a daemon shares with a process which executes the transport itself: the counters of its HCA, and a
+//! ring with its events while the daemon records them.
+//!
+//! Every event has a time of CLOCK_MONOTONIC, by which the daemon merges the events of all processes. While a process
+//! writes an event, the page says so: the daemon then knows which times no further event can have.
+
+use crate::system::monotonic_nanos;
+use serde::{Deserialize, Serialize};
+use softhca_engine::{Counters, Event, Instant};
+use softhca_fabric::{EventSink, FabricEvent, Fault, NetworkEvent, Stage};
+use softhca_queue::control::{decode, encode};
+use softhca_queue::{
+    CorruptRing, MapMode, PacketChunk, PacketConsumer, PacketProducer, PacketRing, SharedMemory, SharedWords,
+};
+use softhca_wire::{AddressHeaders, Pfc};
+use std::borrow::Cow;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::time::Duration;
+
+/// The word that the daemon sets while it records.
+const RECORDED: usize = 0;
+/// The word that the process sets while it writes an event: [`WRITING_SOON`], then the time of the event.
+const WRITING: usize = 8;
+const WRITING_SOON: u64 = 1;
+/// The words of the counters.
+const COUNTERS: usize = 16;
+const MAX_COUNTERS: usize = 112;
+/// The word at which the ring begins.
+const RING: usize = 128;
+/// The bytes of the ring. Only those in use occupy memory.
+const CAPACITY: usize = 4 << 20;
+/// The most bytes of an event: a packet with its addressing.
+const MAX_EVENT: usize = 16 << 10;
+/// How long a process with a full ring waits before it looks again.
+const FULL_RING_DELAY: Duration = Duration::from_micros(100);
+
+/// An event of a process, as the daemon records it.
+#[derive(Serialize, Deserialize)]
+pub enum SlotEvent<'a> {
+    /// The HCA emitted an event.
+    Hca(Event),
+    /// A packet left the port.
+    Frame {
+        /// Its addressing.
+        addressing: AddressHeaders,
+        /// From the BTH to the ICRC.
+        #[serde(borrow)]
+        packet: Cow<'a, [u8]>,
+    },
+    /// The state of the link, or a rule, changed a packet.
+    Fault(Fault),
+    /// The port emitted an event.
+    Port(FabricEvent),
+    /// A pause frame entered the port, or left it.
+    Pause {
+        /// Which of both.
+        is_inbound: bool,
+        /// The frame.
+        pause: Pfc,
+    },
+}
+
+impl<'a> SlotEvent<'a> {
+    /// The event of a driver, if it is one that recordings have.
+    pub fn new(event: &NetworkEvent<'a>) -> Option<SlotEvent<'a>> {
+        Some(match *event {
+            NetworkEvent::Hca { event, .. } => SlotEvent::Hca(*event),
+            NetworkEvent::Frame { stage: Stage::Admitted, addressing, packet, .. } => {
+                SlotEvent::Frame { addressing: *addressing, packet: packet.into() }
+            }
+            NetworkEvent::Fault { fault, .. } => SlotEvent::Fault(*fault),
+            NetworkEvent::Fabric(event) => SlotEvent::Port(event),
+            NetworkEvent::PauseFrame { stage, pause, .. } => {
+                SlotEvent::Pause { is_inbound: stage == Stage::Delivered, pause: *pause }
+            }
+            _ => return None,
+        })
+    }
+
+    /// The event with a packet of its own.
+    pub fn into_owned(self) -> SlotEvent<'static> {
+        match self {
+            SlotEvent::Hca(event) => SlotEvent::Hca(event),
+            SlotEvent::Frame { addressing, packet } => {
+                SlotEvent::Frame { addressing, packet: packet.into_owned().into() }
+            }
+            SlotEvent::Fault(fault) => SlotEvent::Fault(fault),
+            SlotEvent::Port(event) => SlotEvent::Port(event),
+            SlotEvent::Pause { is_inbound, pause } => SlotEvent::Pause { is_inbound, pause },
+        }
+    }
+}
+
+const fn page_bytes() -> usize {
+    (RING + PacketRing::words(CAPACITY)) * 8
+}
+
+fn ring(memory: &Arc<SharedMemory>) -> PacketRing {
+    let words = memory.words(RING, PacketRing::words(CAPACITY));
+    PacketRing::new(words, Arc::new(memory.block()), RING * 8, CAPACITY)
+}
+
+/// The daemon's side of a page.
+pub struct SlotPage {
+    words: SharedWords,
+    events: PacketConsumer,
+    buffer: Box<[u8]>,
+}
+
+impl SlotPage {
+    /// Creates a page. Its descriptor is for the process.
+    pub fn create() -> io::Result<(SlotPage, OwnedFd)> {
+        let memory = Arc::new(SharedMemory::create("softhca-slot", page_bytes(), MapMode::ReadWrite)?);
+        let descriptor = memory.take_descriptor().ok_or(io::ErrorKind::NotFound)?;
+        let (words, events) = (memory.words(0, RING), PacketConsumer::new(ring(&memory)));
+        Ok((SlotPage { words, events, buffer: vec![0; MAX_EVENT].into() }, descriptor))
+    }
+
+    /// Starts or ends the recording of the process.
+    pub fn set_recorded(&self, is_recorded: bool) {
+        self.words[RECORDED].store(is_recorded.into(), Ordering::SeqCst);
+    }
+
+    /// The counters of the process's HCA.
+    pub fn counters(&self) -> Counters {
+        let count = Counters::DESCRIPTIONS.len();
+        Counters::from_values(
+            (COUNTERS..COUNTERS + count).map(|word| self.words[word].load(Ordering::Relaxed)),
+        )
+    }
+
+    /// The earliest time that a further event can have. `None` if that is not known yet.
+    pub fn next_event_time(&self, now: u64) -> Option<u64> {
+        fence(Ordering::SeqCst);
+        match self.words[WRITING].load(Ordering::SeqCst) {
+            0 => Some(now),
+            WRITING_SOON => None,
+            time => Some(time),
+        }
+    }
+
+    /// Gives every event in the ring to `act`, with its time and the time of the driver. What the process wrote is not
+    /// trusted.
+    pub fn drain(&mut self, mut act: impl FnMut(u64, Instant, SlotEvent<'_>)) -> Result<(), CorruptRing> {
+        while let Some(PacketChunk { length, .. }) = self.events.pop(&mut self.buffer)? {
+            if let Ok((time, at, event)) = decode(&self.buffer[..length]) {
+                act(time, at, event);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The process's side of a page: publishes counters.
+pub struct SlotCounters {
+    words: SharedWords,
+}
+
+impl SlotCounters {
+    /// Makes counters visible to the daemon.
+    pub fn publish(&self, counters: &Counters) {
+        for (word, (_, value)) in (COUNTERS..COUNTERS + MAX_COUNTERS).zip(counters.iter()) {
+            self.words[word].store(value, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The process's side of a page: writes events while the daemon records them, and passes them on.
+pub struct SlotRecorder {
+    words: SharedWords,
+    events: PacketProducer,
+    /// The daemon is gone.
+    is_abandoned: Arc<AtomicBool>,
+    forward_to: Box<dyn EventSink + Send>,
+}
+
+impl SlotRecorder {
+    /// The process's side of a page, until `is_abandoned`.
+    pub fn adopt(
+        page: OwnedFd,
+        is_abandoned: Arc<AtomicBool>,
+        forward_to: Box<dyn EventSink + Send>,
+    ) -> io::Result<(SlotRecorder, SlotCounters)> {
+        let memory = Arc::new(SharedMemory::adopt(page, page_bytes(), MapMode::ReadWrite)?);
+        let words = memory.words(0, RING);
+        let events = PacketProducer::new(ring(&memory));
+        let counters = SlotCounters { words: words.clone() };
+        Ok((SlotRecorder { words, events, is_abandoned, forward_to }, counters))
+    }
+
+    #[cold]
+    fn record(&mut self, at: Instant, event: &SlotEvent<'_>) {
+        self.words[WRITING].store(WRITING_SOON, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let time = monotonic_nanos();
+        self.words[WRITING].store(time, Ordering::SeqCst);
+        let bytes = encode(&(time, at, event));
+        let chunk = PacketChunk { length: bytes.len(), segment_size: 1, traffic_class: 0, address: 0 };
+        // A recording is complete: the process waits until the daemon has made room.
+        while !self.events.push(chunk, &bytes)
+            && self.is_recorded()
+            && !self.is_abandoned.load(Ordering::Relaxed)
+        {
+            std::thread::sleep(FULL_RING_DELAY);
+        }
+        self.words[WRITING].store(0, Ordering::Release);
+    }
+
+    fn is_recorded(&self) -> bool {
+        self.words[RECORDED].load(Ordering::Relaxed) != 0
+    }
+}
+
+impl EventSink for SlotRecorder {
+    #[inline]
+    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
+        if self.is_recorded()
+            && let Some(event) = SlotEvent::new(event)
+        {
+            self.record(now, &event);
+        }
+        self.forward_to.on_event(now, event);
+    }
+
+    fn flush(&mut self) {
+        self.forward_to.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use softhca_engine::CqId;
+    use softhca_fabric::HostId;
+
+    fn page() -> (SlotPage, SlotRecorder, SlotCounters) {
+        let (page, descriptor) = SlotPage::create().unwrap();
+        let (recorder, counters) = SlotRecorder::adopt(descriptor, Arc::default(), Box::new(())).unwrap();
+        (page, recorder, counters)
+    }
+
+    fn notified(number: u32) -> Event {
+        Event::CompletionNotified { cq: CqId(number) }
+    }
+
+    fn emit(recorder: &mut SlotRecorder, event: &Event) {
+        recorder.on_event(Instant::from_nanos(7), &NetworkEvent::Hca { host: HostId(0), event });
+    }
+
+    #[test]
+    fn events_are_written_while_they_are_recorded() {
+        let (mut page, mut recorder, _) = page();
+        emit(&mut recorder, &notified(1));
+        page.set_recorded(true);
+        (2..5).for_each(|number| emit(&mut recorder, &notified(number)));
+        page.set_recorded(false);
+        emit(&mut recorder, &notified(5));
+        let (mut last, mut found) = (0, Vec::new());
+        page.drain(|time, at, event| {
+            assert!(last <= time && at == Instant::from_nanos(7));
+            last = time;
+            let SlotEvent::Hca(event) = event else { panic!("an event of the HCA") };
+            found.push(event);
+        })
+        .unwrap();
+        assert_eq!(found, [2, 3, 4].map(notified));
+        assert_eq!(page.next_event_time(last + 1), Some(last + 1));
+    }
+
+    #[test]
+    fn a_full_ring_loses_nothing() {
+        let (mut page, mut recorder, _) = page();
+        page.set_recorded(true);
+        const EVENTS: u32 = 400_000;
+        let writer = std::thread::spawn(move || {
+            (0..EVENTS).for_each(|number| emit(&mut recorder, &notified(number)));
+        });
+        let mut expected = 0;
+        while expected < EVENTS {
+            page.drain(|_, _, event| {
+                let SlotEvent::Hca(event) = event else { panic!("an event of the HCA") };
+                assert_eq!(event, notified(expected));
+                expected += 1;
+            })
+            .unwrap();
+        }
+        writer.join().unwrap();
+    }
+
+    #[test]
+    fn the_daemon_reads_the_counters() {
+        let (page, _, counters) = page();
+        let published = Counters::from_values(1..);
+        counters.publish(&published);
+        assert_eq!(page.counters(), published);
+        assert!(Counters::DESCRIPTIONS.len() <= MAX_COUNTERS);
+    }
+}
