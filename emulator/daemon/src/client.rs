@@ -13,7 +13,7 @@ use softhca_engine::{
     VerbsError,
 };
 use softhca_queue::cm::{self, EventType};
-use softhca_queue::control::{DirectPath, RegionBacking, Response, SharedRange};
+use softhca_queue::control::{DirectPath, RegionBacking, Response};
 use softhca_queue::{AccessFlags, DoorbellConsumer, DoorbellProducer, MapMode, SharedMemory};
 use softhca_udp::{RoceSocket, SlotGroup, SocketOptions};
 use softhca_wire::Gid;
@@ -282,11 +282,11 @@ impl Client {
     /// Checks that the mappings of the client allow the new access flags of a region.
     fn check_access(&self, region: &MemoryRegion, access: AccessFlags) -> Result<(), CommandError> {
         let memory = self.host.driver.control(|driver| driver.memory().get(region.memory).ok().cloned());
-        match memory.as_deref().and_then(|memory| memory.process.as_ref()) {
-            Some(ProcessRange { process, address, length }) => process
+        match memory.as_deref() {
+            Some(ClientMemory::Process(ProcessRange { process, address, length })) => process
                 .check_mapped(*address, *length, access)
                 .map_err(|why| CommandError::new(libc::EFAULT, why)),
-            None => Ok(()),
+            _ => Ok(()),
         }
     }
 
@@ -301,31 +301,21 @@ impl Client {
         let invalid = |message: &str| CommandError::new(libc::EINVAL, message);
         let size = usize::try_from(length).ok().filter(|size| *size <= isize::MAX as usize);
         let size = size.ok_or_else(|| invalid("the region is larger than the address space"))?;
-        let map = |offset, size| {
-            let Some(descriptor) = descriptors.into_iter().next() else {
-                return Err(CommandError::new(libc::EBADF, "a region in shared memory needs its descriptor"));
-            };
-            let mapping_guard = self.daemon.mappings.reserve(self.process.pid(), size)?;
-            let memory = SharedMemory::adopt(descriptor, size, MapMode::ReadWrite)
-                .map_err(|error| mapping_error(size, error))?;
-            let memory = Arc::new(memory);
-            Ok(MappedMemory { block: memory.block(), offset, mapping_guard })
-        };
         match backing {
-            RegionBacking::MemoryFile => Ok(ClientMemory { mapped: Some(map(0, size)?), process: None }),
-            RegionBacking::ProcessMemory { address, shared } => {
+            RegionBacking::MemoryFile => {
+                let Some(descriptor) = descriptors.into_iter().next() else {
+                    let message = "a region in shared memory needs its descriptor";
+                    return Err(CommandError::new(libc::EBADF, message));
+                };
+                let mapping_guard = self.daemon.mappings.reserve(self.process.pid(), size)?;
+                let memory = SharedMemory::adopt(descriptor, size, MapMode::ReadWrite)
+                    .map_err(|error| mapping_error(size, error))?;
+                Ok(ClientMemory::Mapped(MappedMemory { block: Arc::new(memory).block(), mapping_guard }))
+            }
+            RegionBacking::ProcessMemory { address } => {
                 let denied = |why| CommandError::new(libc::EFAULT, why);
                 self.process.check_mapped(address, length, access).map_err(denied)?;
-                let mapped = match shared {
-                    None => None,
-                    Some(SharedRange { offset, length: part }) => {
-                        let end = offset.checked_add(part).filter(|end| *end <= length);
-                        end.ok_or_else(|| invalid("the shared part is outside its region"))?;
-                        Some(map(offset, part as usize)?)
-                    }
-                };
-                let process = Some(ProcessRange { process: self.process.clone(), address, length });
-                Ok(ClientMemory { mapped, process })
+                Ok(ClientMemory::Process(ProcessRange { process: self.process.clone(), address, length }))
             }
         }
     }

@@ -1,7 +1,6 @@
 //! The HCA: received packets, timers, doorbells.
 
 mod congestion;
-mod receive_batch;
 mod transmit;
 
 use crate::cm::ConnectionManager;

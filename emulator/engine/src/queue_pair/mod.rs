@@ -1,6 +1,5 @@
 //! A queue pair: attributes, state, requester and responder.
 
-pub(crate) mod batch_copy;
 mod completer;
 mod duplicate;
 mod flush;

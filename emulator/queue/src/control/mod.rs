@@ -115,18 +115,7 @@ pub enum RegionBacking {
     ProcessMemory {
         /// The address of the first byte.
         address: u64,
-        /// The part that is also in the memfd that accompanies the request.
-        shared: Option<SharedRange>,
     },
-}
-
-/// A part of a memory region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SharedRange {
-    /// The offset of the first byte.
-    pub offset: u64,
-    /// The length in bytes.
-    pub length: u64,
 }
 
 /// The counters of a port of the network between the hosts of a daemon.
