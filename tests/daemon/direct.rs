@@ -3,8 +3,8 @@
 use crate::data::{ALL_ACCESS, ConnectedHost, check_application_memory, connected, every_operation};
 use crate::process::{TEST_TIMEOUT, TestDaemon};
 use softhca::{
-    AsyncEvent, CompletionStatus, Error, QpState, ReceiveRequest, SendRequest,
-    fault::{Action, Repeat, Rule, RuleId, Selector},
+    AsyncEvent, CompletionStatus, ConnectOptions, Error, QpState, QpType, ReceiveRequest, SendRequest,
+    fault::{Action, FlowId, InclusiveRange, Repeat, Rule, RuleId, Selector},
 };
 use softhca_trace::{CaptureReader, EventLogReader};
 use std::fs::File;
@@ -146,25 +146,39 @@ fn the_daemon_knows_the_resources_and_counters_of_processes() {
 }
 
 #[test]
-fn fault_rules_select_the_daemons_data_path() {
+fn fault_rules_act_on_processes_that_are_there_and_later_ones_use_the_daemons_data_path() {
     let daemon = TestDaemon::with(&DIRECT);
     let mut control = daemon.control();
-    let rule = || Rule {
-        id: RuleId(1),
-        selector: Selector::default(),
-        repeat: Repeat::times(1),
-        action: Action::Drop,
+    let ends = ["alice", "bob"].map(|host| ConnectedHost::new(&daemon.open(host), 8192));
+    // The second packet of the first queue pair that alice connects.
+    let selector =
+        Selector { flow_id: Some(FlowId(1)), psn: Some(InclusiveRange::exactly(1)), ..Selector::default() };
+    let rule = Rule { id: RuleId(7), selector, repeat: Repeat::times(1), action: Action::Drop };
+    control.assign_roles("alice", 1, &[(QpType::Rc, FlowId(1))]).unwrap();
+    control.add_rules("alice", 1, &[(rule, "lose the second")]).unwrap();
+    let connect = |ends: &[ConnectedHost; 2]| {
+        ends[0].pair.connect(&ends[1].pair.endpoint(), &ConnectOptions::default()).unwrap();
+        ends[1].pair.connect(&ends[0].pair.endpoint(), &ConnectOptions::default()).unwrap();
     };
-    let open = daemon.open("alice");
-    let error = control.add_rules("alice", 1, &[(rule(), "loss")]).expect_err("a process is not affected");
-    assert!(error.to_string().contains("SOFTHCA_DATA_PATH=daemon"), "{error}");
-    drop(open);
-    while control.add_rules("alice", 1, &[(rule(), "loss")]).is_err() {
-        std::thread::yield_now();
-    }
-    let _alice = ConnectedHost::new(&daemon.open("alice"), 4096);
-    let status = control.status().unwrap();
-    assert!(!status.hosts[0].clients[0].is_direct, "{status:?}");
+    let write = |ends: &[ConnectedHost; 2]| {
+        let gather = [ends[0].region.sge(0, 4000)];
+        let remote = ends[1].region.remote_address(0);
+        ends[0].pair.post_send(&SendRequest::rdma_write(1, &gather, remote)).unwrap();
+        ends[0].queue.wait_for(TEST_TIMEOUT).expect("a completion").status
+    };
+    connect(&ends);
+    assert_eq!(write(&ends), CompletionStatus::RetryExceededError);
+    let rules = control.rules("alice").unwrap();
+    assert!(rules.len() == 1 && rules[0].1.fired == 1, "{rules:?}");
+    let later = ConnectedHost::new(&daemon.open("alice"), 4096);
+    let clients = &control.status().unwrap().hosts[0].clients;
+    assert_eq!(clients.iter().filter(|client| client.is_direct).count(), 1, "{clients:?}");
+    drop(later);
+    control.clear_rules("alice").unwrap();
+    assert!(control.rules("alice").unwrap().is_empty());
+    let ends = ["alice", "bob"].map(|host| ConnectedHost::new(&daemon.open(host), 8192));
+    connect(&ends);
+    assert_eq!(write(&ends), CompletionStatus::Success);
 }
 
 #[test]

@@ -198,12 +198,12 @@ fn settings_of_a_running_daemon_do_not_change() {
     assert_eq!(seen.code, Some(125), "{seen:?}");
     assert!(seen.text.contains("has recovery fatal, not go-back-n"), "{seen:?}");
     assert_eq!(rig.exec(&["--recovery", "fatal"], &["true"]).code, Some(0));
-    let seen = rig.exec(&["--loopback", "internal"], &["true"]);
+    let seen = rig.exec(&["--loopback", "socket"], &["true"]);
     assert_eq!(seen.code, Some(125), "{seen:?}");
-    assert!(seen.text.contains("has loopback socket, not internal"), "{seen:?}");
-    assert_eq!(rig.exec(&["--loopback", "socket"], &["true"]).code, Some(0));
+    assert!(seen.text.contains("has loopback internal, not socket"), "{seen:?}");
+    assert_eq!(rig.exec(&["--loopback", "internal"], &["true"]).code, Some(0));
     let status = rig.softhca(&["status"]);
-    assert!(status.text.contains("loopback socket"), "{status:?}");
+    assert!(status.text.contains("loopback internal"), "{status:?}");
     let seen = rig.exec(&["--host", "nobody"], &["true"]);
     assert_eq!(seen.code, Some(125), "{seen:?}");
 }

@@ -240,6 +240,26 @@ pub(crate) fn check_process(mark: &ProcessIdentity) -> Result<()> {
 }
 
 impl EmbeddedRuntime {
+    /// Executes a control verb in a process of a daemon's host.
+    #[cfg(target_os = "linux")]
+    fn execute_direct(
+        &self,
+        host: &DirectHost,
+        client: ClientId,
+        command: Command,
+        attachments: &mut Attachments,
+    ) -> Result<Reply> {
+        host.check_limit(&command)?;
+        let (creates, destroys) = (command.creates(), command.destroys());
+        let ready = command.qp_ready_to_receive().or(command.qp_ready_to_send());
+        let reply = self.driver.control(|driver| driver.execute(client, command, attachments))?;
+        host.count(creates, destroys);
+        host.on_command(ready, |qpn| {
+            self.driver.control(|driver| driver.hca().query_queue_pair(client, qpn))
+        })?;
+        Ok(reply)
+    }
+
     #[cfg(target_os = "linux")]
     fn host(&self) -> Option<&DirectHost> {
         self.direct.as_ref()
@@ -301,18 +321,12 @@ impl CardRuntime for EmbeddedRuntime {
                 Command::TransitionQueuePair(transition) => {
                     return host.transition_queue_pair(transition, |modify| {
                         let command = Command::ModifyQueuePair { qpn: transition.qpn, modify };
-                        self.driver.control(|driver| driver.execute(client, command, attachments))
+                        self.execute_direct(host, client, command, attachments)
                     });
                 }
                 // Only what frees resources still works.
                 _ if !host.is_alive() && command.destroys().is_none() => return Err(host.gone()),
-                _ => {
-                    host.check_limit(&command)?;
-                    let (creates, destroys) = (command.creates(), command.destroys());
-                    let reply = self.driver.control(|driver| driver.execute(client, command, attachments))?;
-                    host.count(creates, destroys);
-                    return Ok(reply);
-                }
+                _ => return self.execute_direct(host, client, command, attachments),
             }
         }
         Ok(self.driver.control(|driver| driver.execute(client, command, attachments))?)

@@ -10,11 +10,11 @@ use crate::notification_queue::NotificationQueue;
 use crate::port_counters;
 use crate::state::{DaemonState, SessionStatus};
 use parking_lot::Mutex;
-use softhca_queue::PortState;
 use softhca_queue::control::{
-    DATA_PATH_VARIABLE, FramedMessage, Hello, Message, MessageReader, Notification, PROTOCOL_VERSION,
-    Request, Response, Welcome, decode,
+    FramedMessage, Hello, Message, MessageReader, Notification, PROTOCOL_VERSION, Request, Response, Welcome,
+    decode,
 };
+use softhca_queue::{PortState, QpState};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
@@ -248,8 +248,18 @@ impl Session {
             Request::OpenRings { slot } => {
                 return Ok((Response::Done, self.client()?.slot()?.open_rings(slot)?));
             }
-            Request::Report { queue_pairs, resources } => {
-                self.client()?.slot()?.report(queue_pairs, resources);
+            Request::Report { queue_pairs, resources, rules } => {
+                self.client()?.slot()?.report(queue_pairs, resources, rules);
+                Response::Done
+            }
+            Request::QueuePairReady { qp } => {
+                let client = self.client()?;
+                client.slot()?;
+                let host = client.host.clone();
+                match qp.state {
+                    QpState::ReadyToReceive => self.daemon.roles.assign(&host.device.name, &qp),
+                    _ => self.daemon.roles.publish_flow(&self.daemon.hosts, &host, &qp),
+                }
                 Response::Done
             }
             Request::Status => Response::Status(block_in_place(|| self.daemon.status())),
@@ -266,17 +276,16 @@ impl Session {
                 Response::Done
             }
             Request::AddFaultRules { host, seed, rules } => {
-                self.check_data_path(&host, "fault rules")?;
                 self.mark_altered(&host)?;
-                return fault_rules::add_rules(&self.daemon, self.host(host)?, seed, &rules);
+                return fault_rules::add_rules(&self.daemon, self.host(host)?, seed, rules);
             }
             Request::AddFlows { host, seed, flows } => {
-                return fault_rules::add_flows(self.host(host)?, seed, &flows);
+                return fault_rules::add_flows(self.host(host)?, seed, flows);
             }
             Request::AssignRoles { host, seed, roles } => {
-                self.check_data_path(&host, "roles")?;
                 self.mark_altered(&host)?;
                 self.daemon.roles.reserve(self.host(host)?, seed, roles)?;
+                self.daemon.publish_has_roles();
                 Response::Done
             }
             Request::QueryFaultRules { host } => return fault_rules::rules(self.host(host)?),
@@ -319,19 +328,6 @@ impl Session {
             }
         };
         Ok((response, Vec::new()))
-    }
-
-    /// Rejects what does not act on programs that execute the transport themselves, if there are any.
-    fn check_data_path(&self, host: &Option<String>, what: &str) -> Result<(), CommandError> {
-        let host = self.host(host.clone())?;
-        let Some(pid) = host.slots.as_ref().and_then(|slots| slots.owners().first().copied()) else {
-            return Ok(());
-        };
-        let message = format!(
-            "{what} need the daemon's data path, and process {pid} executes the transport itself: start it after the \
-             {what}, or with {DATA_PATH_VARIABLE}=daemon"
-        );
-        Err(CommandError::new(libc::EBUSY, message))
     }
 
     fn client(&mut self) -> Result<&mut Client, CommandError> {

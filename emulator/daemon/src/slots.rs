@@ -11,7 +11,7 @@ use softhca_fabric::HostId;
 use softhca_queue::control::{Notification, QueuePairStatus};
 use softhca_queue::{SharedWords, SleepFlag};
 use softhca_udp::{
-    DrivePolicy, Driver, DriverOptions, HostSockets, RingPair, SharedDriver, SlotGroup, SlotPage,
+    DrivePolicy, Driver, DriverOptions, HostSockets, RingPair, SharedDriver, SlotGroup, SlotPage, SlotState,
     SocketOptions,
 };
 use softhca_wire::QpnSlot;
@@ -25,8 +25,10 @@ use std::time::Duration;
 /// Slots are reused, the one that was free for longest first, once this many exist.
 const FRESH_SLOTS: usize = 32;
 
-/// How long a process may take to report its resources.
+/// How long a process may take to report its resources, or to apply a change of the fault rules.
 const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
+/// How often the daemon looks whether a process has applied a change.
+const APPLY_INTERVAL: Duration = Duration::from_micros(50);
 
 /// The slots of a host.
 pub(crate) struct HostSlots {
@@ -43,6 +45,8 @@ pub(crate) struct SlotReport {
     pub pid: u32,
     pub queue_pairs: Vec<QueuePairStatus>,
     pub resources: Vec<(String, u32)>,
+    /// The matched packets and hits of fault rules, by their identifiers.
+    pub rules: Vec<(u32, u64, u64)>,
 }
 
 struct SlotOwner {
@@ -50,6 +54,9 @@ struct SlotOwner {
     notifications: Arc<NotificationQueue>,
     /// `None` while the process is asked for it.
     report: Option<SlotReport>,
+    state: SlotState,
+    /// The changes of fault rules that the process was notified of.
+    changes: u64,
 }
 
 struct SlotTable {
@@ -87,9 +94,26 @@ impl HostSlots {
         Ok(Arc::new(HostSlots { settings, host, recordings, table, reported: Condvar::new() }))
     }
 
-    /// Whether a process has a slot.
-    pub fn owners(&self) -> Vec<u32> {
-        self.table.lock().owners.values().map(|owner| owner.pid).collect()
+    /// Notifies every process of a change of the fault rules, and waits until they have applied it.
+    pub fn change_rules(&self, change: &Notification) {
+        let deadline = std::time::Instant::now() + REPORT_TIMEOUT;
+        let notify = |(slot, owner): (&u16, &mut SlotOwner)| {
+            owner.changes += 1;
+            owner.notifications.push(change.clone());
+            (*slot, owner.changes)
+        };
+        let pending: Vec<(u16, u64)> = self.table.lock().owners.iter_mut().map(notify).collect();
+        let is_applied = |(slot, changes): &(u16, u64)| {
+            self.table.lock().owners.get(slot).is_none_or(|owner| owner.state.applied() >= *changes)
+        };
+        while !pending.iter().all(is_applied) && std::time::Instant::now() < deadline {
+            std::thread::sleep(APPLY_INTERVAL);
+        }
+    }
+
+    /// Says whether queue pairs of any host wait for roles or have them.
+    pub fn set_has_roles(&self, has_roles: bool) {
+        self.table.lock().owners.values().for_each(|owner| owner.state.set_has_roles(has_roles));
     }
 
     /// The counters of all processes, present and past.
@@ -133,7 +157,8 @@ impl HostSlots {
             table.free.pop_front().ok_or_else(|| CommandError::new(libc::EMFILE, message))?
         };
         let vacant = table.vacant.remove(&slot);
-        table.owners.insert(slot, SlotOwner { pid, notifications: notifications.clone(), report: None });
+        let (notifications, state) = (notifications.clone(), page.state());
+        table.owners.insert(slot, SlotOwner { pid, notifications, report: None, state, changes: 0 });
         self.recordings.add_slot(self.host, slot, page);
         drop(table);
         // Sends what is pending, which takes time.
@@ -195,11 +220,16 @@ impl SlotLease {
     }
 
     /// The resources of the process.
-    pub fn report(&self, mut queue_pairs: Vec<QueuePairStatus>, resources: Vec<(String, u32)>) {
+    pub fn report(
+        &self,
+        mut queue_pairs: Vec<QueuePairStatus>,
+        resources: Vec<(String, u32)>,
+        rules: Vec<(u32, u64, u64)>,
+    ) {
         if let Some(owner) = self.slots.table.lock().owners.get_mut(&self.slot.number) {
             let pid = owner.pid;
             queue_pairs.iter_mut().for_each(|qp| qp.pid = Some(pid));
-            owner.report = Some(SlotReport { pid, queue_pairs, resources });
+            owner.report = Some(SlotReport { pid, queue_pairs, resources, rules });
         }
         self.slots.reported.notify_all();
     }

@@ -104,6 +104,15 @@ impl DaemonState {
         Err(CommandError::new(libc::EMFILE, message))
     }
 
+    /// Tells the processes that execute the transport themselves whether queue pairs wait for roles or have them.
+    pub fn publish_has_roles(&self) {
+        let has_roles = !self.roles.is_idle();
+        self.hosts
+            .iter()
+            .filter_map(|host| host.slots.as_ref())
+            .for_each(|slots| slots.set_has_roles(has_roles));
+    }
+
     pub fn status(&self) -> DaemonStatus {
         let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
         let hosts = self.hosts.iter().map(|host| {

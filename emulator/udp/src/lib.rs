@@ -40,7 +40,7 @@ pub use loopback::Loopback;
 pub use process_rings::{OpenRings, RingPair};
 pub use shared_driver::{DrivePolicy, SharedDriver};
 #[cfg(target_os = "linux")]
-pub use slot_page::{SlotCounters, SlotEvent, SlotPage, SlotRecorder};
+pub use slot_page::{SlotEvent, SlotPage, SlotRecorder, SlotState};
 pub use slots::{OpenSendSocket, SlotGroup};
 pub use socket::{
     MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, NetworkError, NetworkErrorCause, ReceiveMemory, RoceSocket,

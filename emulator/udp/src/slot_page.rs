@@ -22,9 +22,13 @@ use std::time::Duration;
 
 /// The word that the daemon sets while it records.
 const RECORDED: usize = 0;
+/// The word that the daemon sets while queue pairs wait for roles or have them.
+const ROLES: usize = 1;
 /// The word that the process sets while it writes an event: [`WRITING_SOON`], then the time of the event.
 const WRITING: usize = 8;
 const WRITING_SOON: u64 = 1;
+/// The word in which the process counts the changes of fault rules that it has applied.
+const APPLIED: usize = 9;
 /// The words of the counters.
 const COUNTERS: usize = 16;
 const MAX_COUNTERS: usize = 112;
@@ -119,6 +123,11 @@ impl SlotPage {
         Ok((SlotPage { words, events, buffer: vec![0; MAX_EVENT].into() }, descriptor))
     }
 
+    /// The state that needs no lock.
+    pub fn state(&self) -> SlotState {
+        SlotState { words: self.words.clone() }
+    }
+
     /// Starts or ends the recording of the process.
     pub fn set_recorded(&self, is_recorded: bool) {
         self.words[RECORDED].store(is_recorded.into(), Ordering::SeqCst);
@@ -154,12 +163,33 @@ impl SlotPage {
     }
 }
 
-/// The process's side of a page: publishes counters.
-pub struct SlotCounters {
+/// The state in a page that the daemon and the process read and write without a lock.
+#[derive(Clone)]
+pub struct SlotState {
     words: SharedWords,
 }
 
-impl SlotCounters {
+impl SlotState {
+    /// Says whether queue pairs wait for roles or have them.
+    pub fn set_has_roles(&self, has_roles: bool) {
+        self.words[ROLES].store(has_roles.into(), Ordering::SeqCst);
+    }
+
+    /// Whether queue pairs wait for roles or have them.
+    pub fn has_roles(&self) -> bool {
+        self.words[ROLES].load(Ordering::SeqCst) != 0
+    }
+
+    /// The process has applied a change of the fault rules.
+    pub fn count_applied(&self) {
+        self.words[APPLIED].fetch_add(1, Ordering::Release);
+    }
+
+    /// How many changes of the fault rules the process has applied.
+    pub fn applied(&self) -> u64 {
+        self.words[APPLIED].load(Ordering::Acquire)
+    }
+
     /// Makes counters visible to the daemon.
     pub fn publish(&self, counters: &Counters) {
         for (word, (_, value)) in (COUNTERS..COUNTERS + MAX_COUNTERS).zip(counters.iter()) {
@@ -183,12 +213,12 @@ impl SlotRecorder {
         page: OwnedFd,
         is_abandoned: Arc<AtomicBool>,
         forward_to: Box<dyn EventSink + Send>,
-    ) -> io::Result<(SlotRecorder, SlotCounters)> {
+    ) -> io::Result<(SlotRecorder, SlotState)> {
         let memory = Arc::new(SharedMemory::adopt(page, page_bytes(), MapMode::ReadWrite)?);
         let words = memory.words(0, RING);
         let events = PacketProducer::new(ring(&memory));
-        let counters = SlotCounters { words: words.clone() };
-        Ok((SlotRecorder { words, events, is_abandoned, forward_to }, counters))
+        let state = SlotState { words: words.clone() };
+        Ok((SlotRecorder { words, events, is_abandoned, forward_to }, state))
     }
 
     #[cold]
@@ -236,7 +266,7 @@ mod tests {
     use softhca_engine::CqId;
     use softhca_fabric::HostId;
 
-    fn page() -> (SlotPage, SlotRecorder, SlotCounters) {
+    fn page() -> (SlotPage, SlotRecorder, SlotState) {
         let (page, descriptor) = SlotPage::create().unwrap();
         let (recorder, counters) = SlotRecorder::adopt(descriptor, Arc::default(), Box::new(())).unwrap();
         (page, recorder, counters)

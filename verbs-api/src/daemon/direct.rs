@@ -15,14 +15,16 @@ use softhca_engine::{
     AckPolicy, AsyncEvent, Command, CongestionSettings, DeviceLimits, ModifyQp, PortState, Recovery, Reply,
     Resource, ResponseOrder, Settings, VerbsError,
 };
+use softhca_fabric::{Flow, Rule};
 use softhca_queue::control::{
-    DirectPath, HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus, Request, Response,
+    DirectPath, HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus, Request, Response, decode,
 };
-use softhca_queue::{cm, reply};
+use softhca_queue::{QpSnapshot, cm, reply};
 use softhca_udp::{
     Driver, DriverOptions, Entropy, HostSockets, IcrcCheck, Loopback, OpenRings, OpenSendSocket, RingPair,
-    SharedDriver, SlotRecorder,
+    SharedDriver, SlotRecorder, SlotState,
 };
+use softhca_wire::Qpn;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
@@ -52,6 +54,9 @@ struct DirectState {
     card: OnceLock<Weak<SharedDriver<MemoryTable>>>,
     /// Rings that were opened before.
     early_rings: Mutex<Vec<(u16, RingPair)>>,
+    /// Changes of the fault rules that came before.
+    early_changes: Mutex<Vec<Notification>>,
+    page: SlotState,
 }
 
 impl DirectState {
@@ -72,17 +77,40 @@ impl DirectState {
         }
     }
 
+    /// Applies a change of the host's fault rules to the card, once it exists.
+    fn change_rules(&self, change: Notification) {
+        self.early_changes.lock().push(change);
+        if self.card.get().is_none() {
+            return;
+        }
+        for change in std::mem::take(&mut *self.early_changes.lock()) {
+            self.control(|driver| match change {
+                Notification::FaultRulesAdded { seed, rules } => {
+                    let rules: Vec<(Rule, String)> = decode(&rules).unwrap_or_default();
+                    rules.into_iter().for_each(|(rule, _)| driver.add_rule(seed, rule));
+                }
+                Notification::FlowsAdded { seed, flows } => {
+                    let flows: Vec<Flow> = decode(&flows).unwrap_or_default();
+                    flows.into_iter().for_each(|flow| driver.add_flow(seed, flow));
+                }
+                _ => driver.clear_rules(),
+            });
+            self.page.count_applied();
+        }
+    }
+
     /// Reports the resources of this process to the daemon.
     fn report(&self) {
-        let mut queue_pairs = Vec::new();
+        let (mut queue_pairs, mut rules) = (Vec::new(), Vec::new());
         self.control(|driver| {
+            rules = driver.rules().map(|(rule, count)| (rule.id.0, count.matched, count.fired)).collect();
             let found = driver.hca().queue_pairs_with_owners().take(MAX_QUEUE_PAIRS_LISTED);
             queue_pairs = found.map(|(_, qp)| QueuePairStatus::new(&qp, None)).collect();
         });
         let resources = self.resources.lock().iter().map(|(name, count)| ((*name).into(), *count)).collect();
         if let Some(connection) = self.connection.get().and_then(Weak::upgrade) {
             // If it fails, the daemon is gone.
-            let _ = connection.call(&Request::Report { queue_pairs, resources }, &[]);
+            let _ = connection.call(&Request::Report { queue_pairs, resources, rules }, &[]);
         }
     }
 
@@ -103,6 +131,9 @@ impl NotificationHandler for DirectState {
                 }
             }
             Notification::ReportRequested => self.report(),
+            Notification::FaultRulesAdded { .. }
+            | Notification::FlowsAdded { .. }
+            | Notification::FaultRulesCleared => self.change_rules(notification),
             Notification::ProcessGone { slot } => {
                 self.early_rings.lock().retain(|(other, _)| *other != slot);
                 self.control(|driver| driver.remove_rings(slot));
@@ -164,11 +195,24 @@ impl DirectHost {
     pub fn transition_queue_pair(
         &self,
         transition: &cm::QpTransition,
-        mut modify: impl FnMut(ModifyQp) -> std::result::Result<Reply, VerbsError>,
+        mut modify: impl FnMut(ModifyQp) -> Result<Reply>,
     ) -> Result<Reply> {
         let manage = |_: &mut (), command| Ok(reply!(self.execute_cm(command)?, Reply::Cm(reply) => reply));
-        let modify = |_: &mut (), attributes: &ModifyQp| Ok(modify(*attributes).map(drop)?);
+        let modify = |_: &mut (), attributes: &ModifyQp| modify(*attributes).map(drop);
         transition.execute(&mut (), manage, modify).map(Reply::Cm)
+    }
+
+    /// Tells the daemon that a command took a queue pair to RTR or RTS, if it may have a role. Fault rules of all hosts
+    /// know the role when this returns.
+    pub fn on_command(
+        &self,
+        ready: Option<Qpn>,
+        query: impl FnOnce(Qpn) -> std::result::Result<QpSnapshot, VerbsError>,
+    ) -> Result<()> {
+        if let Some(qpn) = ready.filter(|_| self.state.page.has_roles()) {
+            self.connection.call(&Request::QueuePairReady { qp: query(qpn)? }, &[])?;
+        }
+        Ok(())
     }
 
     /// Checks that this process may create another resource.
@@ -209,6 +253,8 @@ impl DirectHost {
     pub fn attach(&self, card: &Arc<SharedDriver<MemoryTable>>) {
         let _ = self.state.card.set(Arc::downgrade(card));
         self.state.add_rings();
+        let early = std::mem::take(&mut *self.state.early_changes.lock());
+        early.into_iter().for_each(|change| self.state.change_rules(change));
         if !self.is_alive() {
             self.state.fail();
         }
@@ -225,6 +271,11 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
         direct.ok_or_else(|| refused("it did not give this process a slot"))?;
     let unknown = || refused("it uses settings that this library does not know");
     let page = sockets.pop().ok_or_else(|| refused("it did not pass the page of the slot"))?;
+    let event_bus = Arc::new(EventBus::default());
+    let is_gone = Arc::new(AtomicBool::new(false));
+    let sink = Box::new(EventForwarder { event_bus: event_bus.clone(), forward_to: Box::new(()) });
+    let (recorder, page) =
+        SlotRecorder::adopt(page, is_gone.clone(), sink).map_err(system("mapping the page of the slot"))?;
     let sockets = HostSockets::adopt(sockets).map_err(system("adopting the sockets of the host"))?;
     let settings = Settings {
         recovery: Recovery::from_name(&host.recovery).ok_or_else(unknown)?,
@@ -239,16 +290,16 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
     };
     let loopback = Loopback::from_name(&host.loopback).ok_or_else(unknown)?;
     let options = DriverOptions { settings, icrc: IcrcCheck::default(), entropy: Entropy::Off, loopback };
-    let event_bus = Arc::new(EventBus::default());
-    let is_gone = Arc::new(AtomicBool::new(false));
     let state = Arc::new(DirectState {
         cm_events: CmEventQueue::default(),
-        is_gone: is_gone.clone(),
+        is_gone,
         connection: OnceLock::new(),
         resources: Mutex::default(),
         event_bus: event_bus.clone(),
         card: OnceLock::new(),
         early_rings: Mutex::default(),
+        early_changes: Mutex::default(),
+        page: page.clone(),
     });
     let hosts = socket.welcome.hosts.clone();
     let [_, _, notifications, _] = descriptors;
@@ -270,13 +321,10 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
         }
     });
     let _ = state.connection.set(Arc::downgrade(&connection));
-    let sink = Box::new(EventForwarder { event_bus: event_bus.clone(), forward_to: Box::new(()) });
-    let (recorder, counters) =
-        SlotRecorder::adopt(page, is_gone, sink).map_err(system("mapping the page of the slot"))?;
     let mut driver = Driver::new(sockets, options, MemoryTable::default(), Box::new(recorder));
     driver.set_send_socket_source(open_send_socket);
     driver.set_ring_source(open_rings);
-    driver.set_publish_counters(Box::new(move |values| counters.publish(values)));
+    driver.set_publish_counters(Box::new(move |counters| page.publish(counters)));
     if port_state == PortState::Down {
         driver.set_port_state(port_state);
     }

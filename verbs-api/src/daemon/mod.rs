@@ -90,6 +90,9 @@ impl NotificationHandler for ClientState {
             Notification::AsyncEventObserved { .. }
             | Notification::RingsOpened { .. }
             | Notification::ReportRequested
+            | Notification::FaultRulesAdded { .. }
+            | Notification::FlowsAdded { .. }
+            | Notification::FaultRulesCleared
             | Notification::ProcessGone { .. } => {}
         }
     }

@@ -142,7 +142,14 @@ pub enum Request {
         can_be_direct: bool,
     },
     /// The resources of a client that executes the transport itself, after [`Notification::ReportRequested`].
-    Report { queue_pairs: Vec<QueuePairStatus>, resources: Vec<(String, u32)> },
+    Report {
+        queue_pairs: Vec<QueuePairStatus>,
+        resources: Vec<(String, u32)>,
+        /// The identifier of each fault rule, the packets that matched and those that it acted on.
+        rules: Vec<(u32, u64, u64)>,
+    },
+    /// A queue pair of a client that executes the transport itself entered RTR or RTS, while the host has roles.
+    QueuePairReady { qp: QpSnapshot },
     /// Opens a socket that sends from this address of the host, from a port that the kernel chooses. It accompanies the
     /// response.
     OpenSendSocket { source: IpAddr },
@@ -249,6 +256,22 @@ pub enum Notification {
     },
     /// The daemon asks the client for a [`Request::Report`].
     ReportRequested,
+    /// The host has further fault rules. The client counts in the page of its slot what it has applied.
+    FaultRulesAdded {
+        /// As in [`Request::AddFaultRules`].
+        seed: u64,
+        /// As in [`Request::AddFaultRules`].
+        rules: Vec<u8>,
+    },
+    /// The host has further flows. The client counts as for rules.
+    FlowsAdded {
+        /// As in [`Request::AddFlows`].
+        seed: u64,
+        /// As in [`Request::AddFlows`].
+        flows: Vec<u8>,
+    },
+    /// The host has no rules and flows any more. The client counts as for rules.
+    FaultRulesCleared,
     /// The process in a slot, which had rings to the client, is gone.
     ProcessGone {
         /// The slot.
