@@ -55,12 +55,10 @@ pub(crate) fn rules(host: &DaemonHost) -> RequestResult {
     let mut rules: Vec<(Rule, RuleCounters)> = host
         .driver
         .control(|driver| driver.rules().map(|(rule, counters)| (rule.clone(), counters)).collect());
-    let reports =
-        host.slots.as_ref().filter(|_| !rules.is_empty()).map(|slots| block_in_place(|| slots.reports()));
-    for (id, matched, fired) in reports.into_iter().flatten().flat_map(|report| report.rules) {
-        if let Some((_, counters)) = rules.iter_mut().find(|(rule, _)| rule.id.0 == id) {
-            counters.matched = counters.matched.saturating_add(matched);
-            counters.fired = counters.fired.saturating_add(fired);
+    for (id, found) in host.slots.iter().flat_map(|slots| slots.rules()) {
+        if let Some((_, counters)) = rules.iter_mut().find(|(rule, _)| rule.id == id) {
+            counters.matched = counters.matched.saturating_add(found.matched);
+            counters.fired = counters.fired.saturating_add(found.fired);
         }
     }
     Ok((Response::FaultRules(encode(&rules)), Vec::new()))

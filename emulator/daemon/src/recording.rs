@@ -6,7 +6,8 @@ use crate::record_writer::{RecordOutput, RecordWriter};
 use parking_lot::Mutex;
 use softhca_engine::{Counters, Event, Instant};
 use softhca_fabric::{
-    Direction, EventSink, FabricEvent, HostId, LinkId, NetworkEvent, Node, RuleId, Stage, SwitchId,
+    Direction, EventSink, FabricEvent, HostId, LinkId, NetworkEvent, Node, RuleCounters, RuleId, Stage,
+    SwitchId,
 };
 use softhca_trace::{CaptureWriter, EventLog, InterfaceId, NameTable, PacketDirection, PortTap};
 use softhca_udp::{SlotEvent, SlotPage, monotonic_nanos};
@@ -353,11 +354,17 @@ impl Recordings {
         merge.pages.insert((host, slot), page);
     }
 
-    /// The process in a slot is gone. Returns its last counters.
-    pub fn remove_slot(&self, host: HostId, slot: u16) -> Counters {
+    /// The process in a slot is gone. Returns its page.
+    pub fn remove_slot(&self, host: HostId, slot: u16) -> Option<SlotPage> {
         let mut merge = self.merge.lock();
         merge.add(Some((host, slot)));
-        merge.pages.remove(&(host, slot)).map(|page| page.counters()).unwrap_or_default()
+        merge.pages.remove(&(host, slot))
+    }
+
+    /// The counters of the fault rules of the processes of a host that execute the transport themselves.
+    pub fn slot_rules(&self, host: HostId) -> Vec<(RuleId, RuleCounters)> {
+        let merge = self.merge.lock();
+        merge.pages.range((host, 0)..=(host, u16::MAX)).flat_map(|(_, page)| page.rules()).collect()
     }
 
     /// The counters of the processes of a host that execute the transport themselves.

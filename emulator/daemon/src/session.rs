@@ -248,8 +248,8 @@ impl Session {
             Request::OpenRings { slot } => {
                 return Ok((Response::Done, self.client()?.slot()?.open_rings(slot)?));
             }
-            Request::Report { queue_pairs, resources, rules } => {
-                self.client()?.slot()?.report(queue_pairs, resources, rules);
+            Request::Report { queue_pairs, resources } => {
+                self.client()?.slot()?.report(queue_pairs, resources);
                 Response::Done
             }
             Request::QueuePairReady { qp } => {

@@ -7,7 +7,7 @@ use crate::notification_queue::NotificationQueue;
 use crate::recording::Recordings;
 use parking_lot::{Condvar, Mutex};
 use softhca_engine::{Counters, Settings};
-use softhca_fabric::HostId;
+use softhca_fabric::{HostId, RuleCounters, RuleId};
 use softhca_queue::control::{Notification, QueuePairStatus};
 use softhca_queue::{SharedWords, SleepFlag};
 use softhca_udp::{
@@ -45,8 +45,6 @@ pub(crate) struct SlotReport {
     pub pid: u32,
     pub queue_pairs: Vec<QueuePairStatus>,
     pub resources: Vec<(String, u32)>,
-    /// The matched packets and hits of fault rules, by their identifiers.
-    pub rules: Vec<(u32, u64, u64)>,
 }
 
 struct SlotOwner {
@@ -69,8 +67,9 @@ struct SlotTable {
     owners: BTreeMap<u16, SlotOwner>,
     /// The rings between two processes, by their slots, the lower first.
     rings: BTreeMap<[u16; 2], RingPair>,
-    /// The counters of processes that are gone.
+    /// The counters of processes that are gone, and of their fault rules.
     past_counters: Counters,
+    past_rules: Vec<(RuleId, RuleCounters)>,
 }
 
 impl HostSlots {
@@ -89,6 +88,7 @@ impl HostSlots {
             owners: BTreeMap::new(),
             rings: BTreeMap::new(),
             past_counters: Counters::default(),
+            past_rules: Vec::new(),
         };
         let (recordings, table) = (recordings.clone(), Mutex::new(table));
         Ok(Arc::new(HostSlots { settings, host, recordings, table, reported: Condvar::new() }))
@@ -96,6 +96,9 @@ impl HostSlots {
 
     /// Notifies every process of a change of the fault rules, and waits until they have applied it.
     pub fn change_rules(&self, change: &Notification) {
+        if *change == Notification::FaultRulesCleared {
+            self.table.lock().past_rules.clear();
+        }
         let deadline = std::time::Instant::now() + REPORT_TIMEOUT;
         let notify = |(slot, owner): (&u16, &mut SlotOwner)| {
             owner.changes += 1;
@@ -122,6 +125,14 @@ impl HostSlots {
         let mut counters = table.past_counters;
         counters.add(&self.recordings.slot_counters(self.host));
         counters
+    }
+
+    /// The counters of the fault rules of all processes, present and past.
+    pub fn rules(&self) -> Vec<(RuleId, RuleCounters)> {
+        let table = self.table.lock();
+        let mut rules = table.past_rules.clone();
+        rules.extend(self.recordings.slot_rules(self.host));
+        rules
     }
 
     /// The resources of the processes that report them in time.
@@ -220,16 +231,11 @@ impl SlotLease {
     }
 
     /// The resources of the process.
-    pub fn report(
-        &self,
-        mut queue_pairs: Vec<QueuePairStatus>,
-        resources: Vec<(String, u32)>,
-        rules: Vec<(u32, u64, u64)>,
-    ) {
+    pub fn report(&self, mut queue_pairs: Vec<QueuePairStatus>, resources: Vec<(String, u32)>) {
         if let Some(owner) = self.slots.table.lock().owners.get_mut(&self.slot.number) {
             let pid = owner.pid;
             queue_pairs.iter_mut().for_each(|qp| qp.pid = Some(pid));
-            owner.report = Some(SlotReport { pid, queue_pairs, resources, rules });
+            owner.report = Some(SlotReport { pid, queue_pairs, resources });
         }
         self.slots.reported.notify_all();
     }
@@ -244,10 +250,13 @@ impl Drop for SlotLease {
     fn drop(&mut self) {
         let own = self.slot.number;
         let mut table = self.slots.table.lock();
-        let SlotTable { owners, rings, past_counters, .. } = &mut *table;
+        let SlotTable { owners, rings, past_counters, past_rules, .. } = &mut *table;
         owners.remove(&own);
         self.slots.reported.notify_all();
-        past_counters.add(&self.slots.recordings.remove_slot(self.slots.host, own));
+        if let Some(page) = self.slots.recordings.remove_slot(self.slots.host, own) {
+            past_counters.add(&page.counters());
+            past_rules.extend(page.rules());
+        }
         rings.retain(|slots, _| {
             let is_own = slots.contains(&own);
             let peer = if slots[0] == own { slots[1] } else { slots[0] };

@@ -26,7 +26,7 @@ use softhca_engine::{
     Attachments, ClientId, Command, Context, Counters, Hca, Instant, Memory, Peer, PortState, Reply,
     Settings, VerbsError,
 };
-use softhca_fabric::{EventSink, Flow, LinkState, Rule, RuleCounters};
+use softhca_fabric::{EventSink, Flow, LinkState, Rule, RuleCounters, RuleId};
 use softhca_queue::PacketChunk;
 use softhca_wire::link_control::Incarnation;
 use softhca_wire::{Gid, QpnSlot, ROCE_PORT};
@@ -90,7 +90,7 @@ pub struct Driver<M> {
 }
 
 /// Makes the counters of an HCA visible to others.
-pub type PublishCounters = Box<dyn Fn(&Counters) + Send>;
+pub type PublishCounters = Box<dyn Fn(&Counters, &mut dyn Iterator<Item = (RuleId, RuleCounters)>) + Send>;
 
 impl<M: Memory> Driver<M> {
     /// Drives a new HCA on these sockets.
@@ -185,14 +185,18 @@ impl<M: Memory> Driver<M> {
         self.port.rings = Some(ProcessRings::new(self.port.links.slot().number, open));
     }
 
-    /// Publishes the counters now, at least every millisecond of polling, and before the thread sleeps.
+    /// Publishes the counters at least every millisecond of polling, before the thread sleeps, and, while there are fault
+    /// rules, after every poll.
     pub fn set_publish_counters(&mut self, publish: PublishCounters) {
         self.publish_counters = Some(publish);
     }
 
     fn publish_counters(&mut self, now: Instant) {
         if let Some(publish) = &self.publish_counters {
-            publish(self.engine.hca.counters());
+            publish(
+                self.engine.hca.counters(),
+                &mut self.rules().map(|(rule, counters)| (rule.id, counters)),
+            );
             self.counters_published_at = now;
         }
     }
@@ -473,7 +477,8 @@ impl<M: Memory> Driver<M> {
         // Received packets make room for new grants; sent packets may require some.
         self.port.transmit_link_messages(now.nanos())?;
         self.engine.sink.flush();
-        if now.since(self.counters_published_at) >= COUNTERS_INTERVAL {
+        let has_rules = self.transmitter.fault_injector.is_some();
+        if has_rules || now.since(self.counters_published_at) >= COUNTERS_INTERVAL {
             self.publish_counters(now);
         }
         Ok(moved)

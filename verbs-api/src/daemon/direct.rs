@@ -93,7 +93,10 @@ impl DirectState {
                     let flows: Vec<Flow> = decode(&flows).unwrap_or_default();
                     flows.into_iter().for_each(|flow| driver.add_flow(seed, flow));
                 }
-                _ => driver.clear_rules(),
+                _ => {
+                    driver.clear_rules();
+                    self.page.clear_rules();
+                }
             });
             self.page.count_applied();
         }
@@ -101,16 +104,15 @@ impl DirectState {
 
     /// Reports the resources of this process to the daemon.
     fn report(&self) {
-        let (mut queue_pairs, mut rules) = (Vec::new(), Vec::new());
+        let mut queue_pairs = Vec::new();
         self.control(|driver| {
-            rules = driver.rules().map(|(rule, count)| (rule.id.0, count.matched, count.fired)).collect();
             let found = driver.hca().queue_pairs_with_owners().take(MAX_QUEUE_PAIRS_LISTED);
             queue_pairs = found.map(|(_, qp)| QueuePairStatus::new(&qp, None)).collect();
         });
         let resources = self.resources.lock().iter().map(|(name, count)| ((*name).into(), *count)).collect();
         if let Some(connection) = self.connection.get().and_then(Weak::upgrade) {
             // If it fails, the daemon is gone.
-            let _ = connection.call(&Request::Report { queue_pairs, resources, rules }, &[]);
+            let _ = connection.call(&Request::Report { queue_pairs, resources }, &[]);
         }
     }
 
@@ -324,7 +326,7 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
     let mut driver = Driver::new(sockets, options, MemoryTable::default(), Box::new(recorder));
     driver.set_send_socket_source(open_send_socket);
     driver.set_ring_source(open_rings);
-    driver.set_publish_counters(Box::new(move |counters| page.publish(counters)));
+    driver.set_publish_counters(Box::new(move |counters, rules| page.publish(counters, rules)));
     if port_state == PortState::Down {
         driver.set_port_state(port_state);
     }

@@ -142,12 +142,7 @@ pub enum Request {
         can_be_direct: bool,
     },
     /// The resources of a client that executes the transport itself, after [`Notification::ReportRequested`].
-    Report {
-        queue_pairs: Vec<QueuePairStatus>,
-        resources: Vec<(String, u32)>,
-        /// The identifier of each fault rule, the packets that matched and those that it acted on.
-        rules: Vec<(u32, u64, u64)>,
-    },
+    Report { queue_pairs: Vec<QueuePairStatus>, resources: Vec<(String, u32)> },
     /// A queue pair of a client that executes the transport itself entered RTR or RTS, while the host has roles.
     QueuePairReady { qp: QpSnapshot },
     /// Opens a socket that sends from this address of the host, from a port that the kernel chooses. It accompanies the
