@@ -47,6 +47,6 @@ pub use socket::{
     Segmentation, SendError, SocketOptions,
 };
 pub use system::{
-    Interface, ProcessIdentity, Ready, SignalsBlocked, Waker, interface_of, monotonic_nanos, random_words,
-    wait_readable, wait_writable,
+    Interface, ProcessIdentity, Ready, SignalsBlocked, Waker, at_exit, interface_of, monotonic_nanos,
+    random_words, wait_readable, wait_writable,
 };

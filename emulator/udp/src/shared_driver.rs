@@ -161,6 +161,20 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
         }
     }
 
+    /// Sends what is pending, in the thread that ends the process, and publishes the last counters.
+    pub fn flush_at_exit(&self) {
+        let until = Instant::now() + SHUTDOWN_LINGER;
+        while self.process.is_current()
+            && let Some(mut driver) = self.shared.driver.try_lock_until(until)
+        {
+            let is_done = !driver.has_pending_transmit() && !driver.hca().has_orphaned_acks();
+            driver.set_asleep(true);
+            if is_done || Instant::now() >= until || driver.poll().is_err() {
+                return;
+            }
+        }
+    }
+
     /// Lets an event descriptor wake the thread too, until its last copy is closed.
     pub fn add_wake_source(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         self.shared.wake_set.add(descriptor)
@@ -217,13 +231,15 @@ impl<M: Memory> Shared<M> {
         self.drain();
     }
 
-    /// Sends what is pending at shutdown: a peer may wait for the last ACK of a connection.
+    /// Sends what is pending at shutdown, where a peer may wait for the last ACK of a connection, and publishes the last
+    /// counters.
     fn drain(&self) {
         let until = Instant::now() + SHUTDOWN_LINGER;
         loop {
             let mut driver = self.driver.lock();
             let left = until.saturating_duration_since(Instant::now());
             let is_done = !driver.has_pending_transmit() && !driver.hca().has_orphaned_acks();
+            driver.set_asleep(true);
             if is_done || left == Duration::ZERO || driver.poll().is_err() {
                 return;
             }

@@ -22,7 +22,7 @@ use softhca_queue::control::{
 use softhca_queue::{QpSnapshot, cm, reply};
 use softhca_udp::{
     Driver, DriverOptions, Entropy, HostSockets, IcrcCheck, Loopback, OpenRings, OpenSendSocket, RingPair,
-    SharedDriver, SlotRecorder, SlotState,
+    SharedDriver, SlotRecorder, SlotState, at_exit,
 };
 use softhca_wire::Qpn;
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Once, OnceLock, Weak};
 use std::time::Duration;
 
 /// The host of a daemon whose transport this process executes itself.
@@ -40,6 +40,15 @@ pub(crate) struct DirectHost {
     pub device: HostDevice,
     /// All hosts of the daemon.
     hosts: Vec<HostDevice>,
+}
+
+/// The cards of the process, which send their last ACKs when it exits.
+static EXIT_CARDS: Mutex<Vec<Weak<SharedDriver<MemoryTable>>>> = Mutex::new(Vec::new());
+
+extern "C" fn flush_cards() {
+    // Another thread may be suspended with the lock.
+    let cards = EXIT_CARDS.try_lock().map(|mut cards| std::mem::take(&mut *cards));
+    cards.iter().flatten().filter_map(Weak::upgrade).for_each(|card| card.flush_at_exit());
 }
 
 /// State that the notification thread and the callers share.
@@ -254,6 +263,14 @@ impl DirectHost {
     /// Gives notifications to this card from now on.
     pub fn attach(&self, card: &Arc<SharedDriver<MemoryTable>>) {
         let _ = self.state.card.set(Arc::downgrade(card));
+        let mut cards = EXIT_CARDS.lock();
+        if cards.is_empty() {
+            static AT_EXIT: Once = Once::new();
+            AT_EXIT.call_once(|| at_exit(flush_cards));
+        }
+        cards.retain(|card| card.strong_count() > 0);
+        cards.push(Arc::downgrade(card));
+        drop(cards);
         self.state.add_rings();
         let early = std::mem::take(&mut *self.state.early_changes.lock());
         early.into_iter().for_each(|change| self.state.change_rules(change));

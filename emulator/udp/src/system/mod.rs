@@ -4,7 +4,7 @@ mod interface;
 pub use interface::{Interface, interface_of};
 
 mod process;
-pub use process::ProcessIdentity;
+pub use process::{ProcessIdentity, at_exit};
 
 mod signals;
 pub use signals::SignalsBlocked;
