@@ -167,7 +167,12 @@ fn fault_rules_act_on_processes_that_are_there_and_later_ones_use_the_daemons_da
         ends[0].queue.wait_for(TEST_TIMEOUT).expect("a completion").status
     };
     connect(&ends);
+    let mut watch = daemon.control();
+    watch.subscribe_async_events().unwrap();
     assert_eq!(write(&ends), CompletionStatus::RetryExceededError);
+    let observed = watch.next_async_event().unwrap();
+    assert_eq!((observed.host.as_str(), observed.process), ("bob", Some(std::process::id())));
+    assert_eq!(observed.event, AsyncEvent::QueuePairFatal(ends[1].pair.qpn()));
     let rules = control.rules("alice").unwrap();
     assert!(rules.len() == 1 && rules[0].1.fired == 1, "{rules:?}");
     let later = ConnectedHost::new(&daemon.open("alice"), 4096);

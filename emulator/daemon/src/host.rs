@@ -83,6 +83,14 @@ impl AsyncEventWatchers {
         self.watchers.lock().push(queue.clone());
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.watchers.lock().is_empty()
+    }
+
+    pub fn publish(&self, event: &Notification) {
+        self.watchers.lock().iter().for_each(|watcher| watcher.push(event.clone()));
+    }
+
     pub fn remove(&self, queue: &Arc<NotificationQueue>) {
         self.watchers.lock().retain(|other| !Arc::ptr_eq(other, queue));
     }
@@ -113,9 +121,8 @@ impl EventBus {
             subscription.notifications.push(Notification::AsyncEventRaised(event));
         }
         let pid = client.and_then(|client| clients.get(&client)).map(|subscription| subscription.pid);
-        for watcher in self.watchers.watchers.lock().iter() {
-            watcher.push(Notification::AsyncEventObserved { host: self.host_name.clone(), pid, event });
-        }
+        let host = self.host_name.clone();
+        self.watchers.publish(&Notification::AsyncEventObserved { host, pid, event });
     }
 }
 
@@ -304,7 +311,7 @@ mod tests {
         }
         let mut sink = HostEventSink {
             bus: bus.clone(),
-            recordings: Recordings::new(),
+            recordings: Recordings::new(Arc::default()),
             host: HostId(0),
             pending_notifications: Vec::new(),
         };

@@ -1,6 +1,7 @@
 //! Captures and event logs of the hosts of a daemon.
 
 use crate::command_error::CommandError;
+use crate::host::AsyncEventWatchers;
 use crate::messages::report;
 use crate::record_writer::{RecordOutput, RecordWriter};
 use parking_lot::Mutex;
@@ -9,6 +10,7 @@ use softhca_fabric::{
     Direction, EventSink, FabricEvent, HostId, LinkId, NetworkEvent, Node, RuleCounters, RuleId, Stage,
     SwitchId,
 };
+use softhca_queue::control::Notification;
 use softhca_trace::{CaptureWriter, EventLog, InterfaceId, NameTable, PacketDirection, PortTap};
 use softhca_udp::{SlotEvent, SlotPage, monotonic_nanos};
 use softhca_wire::Pfc;
@@ -155,6 +157,8 @@ struct PendingEvent {
     /// In CLOCK_MONOTONIC.
     time: u64,
     host: HostId,
+    /// The process that executes the transport itself; `None` for the daemon's HCA.
+    pid: Option<u32>,
     /// The time of the driver's clock.
     at: Instant,
     event: SlotEvent<'static>,
@@ -163,7 +167,8 @@ struct PendingEvent {
 /// The events of all processes in the order of their times.
 #[derive(Default)]
 struct Merge {
-    pages: BTreeMap<(HostId, u16), SlotPage>,
+    /// The pages of processes, with their numbers.
+    pages: BTreeMap<(HostId, u16), (u32, SlotPage)>,
     pending: Vec<PendingEvent>,
     /// No event with an earlier time follows.
     released_until: u64,
@@ -173,14 +178,12 @@ impl Merge {
     fn add(&mut self, page: Option<(HostId, u16)>) {
         let (now, pending) = (monotonic_nanos(), &mut self.pending);
         let mut corrupt = Vec::new();
-        for (key, slot) in self.pages.iter_mut().filter(|(key, _)| page.is_none_or(|page| page == **key)) {
+        for (key, (pid, slot)) in
+            self.pages.iter_mut().filter(|(key, _)| page.is_none_or(|page| page == **key))
+        {
             let drained = slot.drain(|time, at, event| {
-                pending.push(PendingEvent {
-                    time: time.min(now),
-                    host: key.0,
-                    at,
-                    event: event.into_owned(),
-                });
+                let (time, pid, event) = (time.min(now), Some(*pid), event.into_owned());
+                pending.push(PendingEvent { time, host: key.0, pid, at, event });
             });
             if let Err(error) = drained {
                 report!("the events of slot {} are not recorded: {error}", key.1);
@@ -194,7 +197,7 @@ impl Merge {
     fn drain(&mut self, ends: bool) -> Vec<PendingEvent> {
         let now = monotonic_nanos();
         let mut until = now;
-        for page in self.pages.values() {
+        for (_, page) in self.pages.values() {
             until = until.min(page.next_event_time(now).unwrap_or(self.released_until));
         }
         let until = if ends { u64::MAX } else { until.max(now.saturating_sub(MAX_MERGE_DELAY)) };
@@ -218,13 +221,15 @@ pub(crate) struct Recordings {
     /// Locked before `recordings`.
     merge: Mutex<Merge>,
     recordings: Mutex<Vec<Recording>>,
+    watchers: Arc<AsyncEventWatchers>,
     /// The recordings of each process.
     counts: Arc<Mutex<BTreeMap<u32, usize>>>,
 }
 
 impl Recordings {
-    pub fn new() -> Arc<Recordings> {
+    pub fn new(watchers: Arc<AsyncEventWatchers>) -> Arc<Recordings> {
         Arc::new(Recordings {
+            watchers,
             names: Mutex::default(),
             started: monotonic_nanos(),
             is_active: AtomicBool::new(false),
@@ -321,18 +326,23 @@ impl Recordings {
         }
         self.recordings.lock().extend(started);
         drop(locked);
-        let was_active = self.is_active.swap(true, Ordering::AcqRel);
-        if self.has_slots.load(Ordering::Acquire) {
-            self.merge.lock().pages.values().for_each(|page| page.set_recorded(true));
-            if !was_active {
-                let recordings = self.clone();
-                std::thread::Builder::new().name("softhca records".into()).spawn(move || {
-                    while recordings.is_active.load(Ordering::Acquire) {
-                        recordings.drain(false);
-                        std::thread::sleep(DRAIN_INTERVAL);
-                    }
-                })?;
-            }
+        Ok(self.update_activity()?)
+    }
+
+    /// Reads the events of processes while there is a recording, or a watcher of asynchronous events.
+    pub fn update_activity(self: &Arc<Self>) -> io::Result<()> {
+        let merge = self.merge.lock();
+        let is_active = !self.recordings.lock().is_empty() || !self.watchers.is_empty();
+        let was_active = self.is_active.swap(is_active, Ordering::AcqRel);
+        merge.pages.values().for_each(|(_, page)| page.set_recorded(is_active));
+        if is_active && !was_active && self.has_slots.load(Ordering::Acquire) {
+            let recordings = self.clone();
+            std::thread::Builder::new().name("softhca records".into()).spawn(move || {
+                while recordings.is_active() {
+                    recordings.drain(false);
+                    std::thread::sleep(DRAIN_INTERVAL);
+                }
+            })?;
         }
         Ok(())
     }
@@ -348,37 +358,44 @@ impl Recordings {
     }
 
     /// Records the events of a process that executes the transport itself.
-    pub fn add_slot(&self, host: HostId, slot: u16, page: SlotPage) {
+    pub fn add_slot(&self, host: HostId, slot: u16, pid: u32, page: SlotPage) {
         let mut merge = self.merge.lock();
-        page.set_recorded(self.is_active.load(Ordering::Acquire));
-        merge.pages.insert((host, slot), page);
+        page.set_recorded(self.is_active());
+        merge.pages.insert((host, slot), (pid, page));
     }
 
     /// The process in a slot is gone. Returns its page.
     pub fn remove_slot(&self, host: HostId, slot: u16) -> Option<SlotPage> {
         let mut merge = self.merge.lock();
         merge.add(Some((host, slot)));
-        merge.pages.remove(&(host, slot))
+        merge.pages.remove(&(host, slot)).map(|(_, page)| page)
     }
 
     /// The counters of the fault rules of the processes of a host that execute the transport themselves.
     pub fn slot_rules(&self, host: HostId) -> Vec<(RuleId, RuleCounters)> {
         let merge = self.merge.lock();
-        merge.pages.range((host, 0)..=(host, u16::MAX)).flat_map(|(_, page)| page.rules()).collect()
+        merge.pages.range((host, 0)..=(host, u16::MAX)).flat_map(|(_, (_, page))| page.rules()).collect()
     }
 
     /// The counters of the processes of a host that execute the transport themselves.
     pub fn slot_counters(&self, host: HostId) -> Counters {
         let mut sum = Counters::default();
         let merge = self.merge.lock();
-        merge.pages.range((host, 0)..=(host, u16::MAX)).for_each(|(_, page)| sum.add(&page.counters()));
+        merge.pages.range((host, 0)..=(host, u16::MAX)).for_each(|(_, (_, page))| sum.add(&page.counters()));
         sum
     }
 
     /// Writes the events of all processes, as far as none can precede them; all if the recordings end.
     fn drain(&self, ends: bool) {
         let mut merge = self.merge.lock();
-        for PendingEvent { time, host, at, event } in merge.drain(ends) {
+        for PendingEvent { time, host, pid, at, event } in merge.drain(ends) {
+            // The daemon raises events of the port for all processes.
+            if let (Some(_), SlotEvent::Hca(Event::AsyncEventRaised { client: Some(_), event })) =
+                (pid, &event)
+            {
+                let host = self.names.lock().host_name(host);
+                self.watchers.publish(&Notification::AsyncEventObserved { host, pid, event: *event });
+            }
             self.write(time, |recording, now| recording.on_host_event(now, host, at, &event));
         }
     }
@@ -399,19 +416,15 @@ impl Recordings {
     }
 
     /// Ends the recordings of `owner`. Returns the first write error.
-    pub fn end(&self, owner: u64) -> io::Result<()> {
-        if self.has_slots.load(Ordering::Acquire) && self.is_active.load(Ordering::Acquire) {
+    pub fn end(self: &Arc<Self>, owner: u64) -> io::Result<()> {
+        if self.has_slots.load(Ordering::Acquire) && self.is_active() {
             self.drain(true);
         }
         let ended: Vec<Recording> = {
             let mut all = self.recordings.lock();
-            let ended = all.extract_if(.., |recording| recording.owner == owner).collect();
-            self.is_active.store(!all.is_empty(), Ordering::Release);
-            ended
+            all.extract_if(.., |recording| recording.owner == owner).collect()
         };
-        if !self.is_active.load(Ordering::Acquire) {
-            self.merge.lock().pages.values().for_each(|page| page.set_recorded(false));
-        }
+        self.update_activity()?;
         ended.into_iter().map(Recording::finish).fold(Ok(()), io::Result::and)
     }
 
@@ -431,7 +444,7 @@ impl Recordings {
     }
 
     fn for_each(&self, act: impl Fn(&mut Recording, Instant) -> io::Result<()>) {
-        if self.is_active.load(Ordering::Acquire) {
+        if self.is_active() {
             // One clock for all hosts: the order of events is the order of their times.
             let _order = self.merge.lock();
             self.write(monotonic_nanos(), act);
@@ -440,13 +453,13 @@ impl Recordings {
 
     /// Records an event of a host, with a time of the driver's clock.
     pub fn on_host_event(&self, host: HostId, at: Instant, event: SlotEvent<'_>) {
-        if !self.is_active.load(Ordering::Acquire) {
+        if !self.is_active() {
             return;
         }
         let mut merge = self.merge.lock();
         let time = monotonic_nanos();
         if self.has_slots.load(Ordering::Acquire) {
-            merge.pending.push(PendingEvent { time, host, at, event: event.into_owned() });
+            merge.pending.push(PendingEvent { time, host, pid: None, at, event: event.into_owned() });
         } else {
             self.write(time, |recording, now| recording.on_host_event(now, host, at, &event));
         }

@@ -116,7 +116,7 @@ impl Daemon {
         directory.create()?;
         let lock = lock(&directory.lock(&config.name), &config.name)?;
         let watchers = Arc::new(AsyncEventWatchers::default());
-        let recordings = Recordings::new();
+        let recordings = Recordings::new(watchers.clone());
         let mut hosts = Vec::new();
         for (index, card) in config.cards().iter().enumerate() {
             hosts.push(Arc::new(DaemonHost::start(&config, index, card, &watchers, &recordings)?));

@@ -79,6 +79,7 @@ impl Session {
     pub async fn run(mut self) -> io::Result<()> {
         let result = self.serve().await;
         self.daemon.watchers.remove(&self.notifications);
+        // Also if it had only watched events.
         let _ = self.end_recordings();
         self.restore_hosts();
         // Before the socket closes: a client that sees its end may flush its rings itself.
@@ -273,6 +274,7 @@ impl Session {
             Request::WatchAsyncEvents => {
                 self.daemon.watchers.remove(&self.notifications);
                 self.daemon.watchers.add(&self.notifications);
+                self.daemon.recordings.update_activity()?;
                 Response::Done
             }
             Request::AddFaultRules { host, seed, rules } => {

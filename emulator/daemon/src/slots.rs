@@ -170,7 +170,7 @@ impl HostSlots {
         let vacant = table.vacant.remove(&slot);
         let (notifications, state) = (notifications.clone(), page.state());
         table.owners.insert(slot, SlotOwner { pid, notifications, report: None, state, changes: 0 });
-        self.recordings.add_slot(self.host, slot, page);
+        self.recordings.add_slot(self.host, slot, pid, page);
         drop(table);
         // Sends what is pending, which takes time.
         drop(vacant);
