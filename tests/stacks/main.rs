@@ -1,7 +1,8 @@
-//! Software on top of verbs under `softhca exec`: rdma-core's test suite, UCX and libfabric; and the view of `/sys` and `/dev`
-//! that they need.
+//! Software on top of verbs under `softhca exec`: rdma-core's test suite, UCX, libfabric, MPI, storage, and programs from PyPI and
+//! crates.io; and the view of `/sys` and `/dev` that they need.
 
 mod cards;
+mod packages;
 mod pyverbs;
 // Another target uses the other functions.
 #[allow(dead_code)]
@@ -57,7 +58,7 @@ fn main() -> ExitCode {
             ]),
         }
     }
-    let cards: [(&'static str, &str, fn()); 4] = [
+    let cards: [(&'static str, &str, fn()); 5] = [
         ("ibv_devices", "programs_see_all_cards_of_their_host", cards::programs_see_all_cards_of_their_host),
         (
             "ibv_rc_pingpong",
@@ -70,9 +71,11 @@ fn main() -> ExitCode {
             cards::connections_use_the_card_of_their_address,
         ),
         ("ucx_perftest", "ucx_uses_two_rails", cards::ucx_uses_two_rails),
+        ("ucx_perftest", "ucx_survives_a_flapping_rail", cards::ucx_survives_a_flapping_rail),
     ];
     tests.extend(cards.map(|(program, name, test)| tools::needs(program, name, test)));
     tests.extend(workloads::trials());
+    tests.extend(packages::trials());
     for test in ["tag_lat", "ucp_put_bw"] {
         let name = format!("ucx_perftest_without_namespaces_{test}");
         let run = move || ucx(Rig::with_preloaded_view(), "rc_verbs,ud_verbs:aux", test);
