@@ -15,7 +15,6 @@ pub fn trials() -> Vec<Trial> {
         installed(python, "nixl", nixl),
         installed("bin/loopback", "crate_ibverbs", crate_ibverbs),
         installed("bin/rc_pingpong", "crate_sideway", crate_sideway),
-        installed("bin/rpc", "crate_async_rdma", crate_async_rdma),
         installed("bin/lid_only", "crate_ibverbs_rs", crate_ibverbs_rs),
     ]
 }
@@ -96,13 +95,6 @@ fn crate_sideway() {
     await_listener(port.parse().expect("a port"));
     let seen = [rig.run(&[&program, "-p", &port, "127.0.0.1"]), server.wait()];
     assert!(seen.iter().all(|seen| seen.success && seen.text.contains("1000 iters")), "{seen:?}");
-}
-
-/// The crate's example: remote calls by SEND, and by WRITE and READ.
-fn crate_async_rdma() {
-    let seen = Rig::new().run(&[&tool("bin/rpc")]);
-    let answers = ["response: hello", "response: world"];
-    assert!(seen.success && answers.iter().all(|answer| seen.text.contains(answer)), "{seen:?}");
 }
 
 /// The crate addresses its peer by LID alone, which no RoCE device accepts; the reason can be read.
