@@ -1,7 +1,8 @@
-//! Software on top of verbs under `softhca exec`: rdma-core's test suite, UCX and libfabric; and the view of `/sys` and `/dev`
-//! that they need.
+//! Software on top of verbs under `softhca exec`: rdma-core's test suite, UCX, libfabric, MPI, storage, and programs from PyPI and
+//! crates.io; and the view of `/sys` and `/dev` that they need.
 
 mod cards;
+mod packages;
 mod pyverbs;
 // Another target uses the other functions.
 #[allow(dead_code)]
@@ -40,6 +41,8 @@ fn main() -> ExitCode {
         ),
         pyverbs::trial(),
     ];
+    let glob = || sysfs::glob_finds_the_device(Method::Preload);
+    tests.push(tools::needs_with("python3", "glob_finds_the_device_preload", glob));
     for method in [Method::Mount, Method::Preload, Method::Refused] {
         let label = format!("{method:?}").to_lowercase();
         let visible = move || sysfs::the_device_is_visible_in_sys_and_dev(method);
@@ -57,7 +60,7 @@ fn main() -> ExitCode {
             ]),
         }
     }
-    let cards: [(&'static str, &str, fn()); 4] = [
+    let cards: [(&'static str, &str, fn()); 5] = [
         ("ibv_devices", "programs_see_all_cards_of_their_host", cards::programs_see_all_cards_of_their_host),
         (
             "ibv_rc_pingpong",
@@ -70,9 +73,11 @@ fn main() -> ExitCode {
             cards::connections_use_the_card_of_their_address,
         ),
         ("ucx_perftest", "ucx_uses_two_rails", cards::ucx_uses_two_rails),
+        ("ucx_perftest", "ucx_survives_a_flapping_rail", cards::ucx_survives_a_flapping_rail),
     ];
     tests.extend(cards.map(|(program, name, test)| tools::needs(program, name, test)));
     tests.extend(workloads::trials());
+    tests.extend(packages::trials());
     for test in ["tag_lat", "ucp_put_bw"] {
         let name = format!("ucx_perftest_without_namespaces_{test}");
         let run = move || ucx(Rig::with_preloaded_view(), "rc_verbs,ud_verbs:aux", test);
