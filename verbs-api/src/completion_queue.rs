@@ -162,18 +162,18 @@ impl CompletionQueue {
     }
 
     /// Takes up to `into.capacity() - into.len()` completions, or one batch of sixteen if that is zero.
-    pub fn poll_many(&self, into: &mut Vec<Completion>) -> usize {
+    pub fn poll_many(&self, into: &mut Vec<Completion>) -> u32 {
         self.inner.backend.assert_same_process();
         let most = match into.capacity() - into.len() {
             0 => 16,
-            room => room,
+            room => room.try_into().unwrap_or(u32::MAX),
         };
         self.poll_each(most, |completion| into.push(completion))
     }
 
     /// Passes up to `most` completions to `take`, oldest first, and returns their number. If there are none, the caller's
     /// thread drives an embedded device once.
-    pub fn poll_each(&self, most: usize, mut take: impl FnMut(Completion)) -> usize {
+    pub fn poll_each(&self, most: u32, mut take: impl FnMut(Completion)) -> u32 {
         let mut taken = 0;
         for turn in 0..2 {
             if turn == 1 && !self.inner.backend.drive() {
@@ -197,10 +197,10 @@ impl CompletionQueue {
     /// it is delivered. One that is not stays in the queue, and its error is the result unless others were delivered.
     pub fn poll_each_checked<E>(
         &self,
-        most: usize,
+        most: u32,
         mut check: impl FnMut() -> Result<(), E>,
         mut take: impl FnMut(Completion),
-    ) -> Result<usize, E> {
+    ) -> Result<u32, E> {
         let mut taken = 0;
         while taken < most {
             let mut next = None;

@@ -73,8 +73,8 @@ impl Context {
     }
 
     /// The GID at an index of the port's table.
-    pub fn gid(&self, index: usize) -> Option<Gid> {
-        self.backend.gids().get(index).copied()
+    pub fn gid(&self, index: u8) -> Option<Gid> {
+        self.backend.gids().get(usize::from(index)).copied()
     }
 
     /// The state of the port: down while its link carries nothing, and when the card is gone.
@@ -83,8 +83,8 @@ impl Context {
     }
 
     /// The number of entries in the port's GID table.
-    pub fn gid_table_len(&self) -> usize {
-        self.backend.gids().len()
+    pub fn gid_table_len(&self) -> u8 {
+        self.backend.gids().len() as u8
     }
 
     /// The GID index to use towards a peer or multicast group: the first entry with the same IP version.

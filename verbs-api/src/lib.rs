@@ -9,6 +9,12 @@
 //! The same types work on an embedded card ([`Device::embedded`]: in this process, on real sockets) and on
 //! the simulated cards of a [`World`](sim::World), where the async code of several hosts runs under virtual time.
 //!
+//! # Integers
+//! Counts, limits and handles are `u32`, and so is the length of an SGE. Addresses, offsets and lengths of registered memory
+//! are `u64`. Port numbers, GID indices and the exponents and counters of a connection are `u8`, as in verbs. Only lengths of
+//! memory of the caller, such as slices, are `usize`.
+//!
+//! # Features
 //! The feature `sockets`, on by default, adds the embedded card and the card of a daemon. Without it, the crate has
 //! simulated cards only and builds for wasm32.
 //!
@@ -109,7 +115,7 @@ pub use softhca_queue::control::{DEFAULT_NAME, HOST_VARIABLE, NAME_VARIABLE};
 pub use softhca_queue::{
     AccessFlags, CmId, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CorruptRing, CqId,
     CqNotify, Errno, MemoryWindowBind, Operation, RemoteAddress, SendFlags, SendImmOrInvalidate, Sge,
-    SrqAttributes, SrqId, UdDestination, Verb,
+    SrqAttributes, SrqId, UdDestination, Verb, VerbsError,
 };
 #[cfg(feature = "sockets")]
 pub use softhca_udp::{BindError, Entropy, IcrcCheck, Loopback, PortOwner, ReceiveMemory};

@@ -7,7 +7,7 @@ use crate::{
 };
 use parking_lot::Mutex;
 use softhca_engine::{Command, Reply};
-use softhca_queue::reply;
+use softhca_queue::{VerbsError, reply};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -110,8 +110,9 @@ impl MemoryRegion {
     ///
     /// # Panics
     /// If the range is outside of the region, as with a slice.
-    pub fn read_at(&self, offset: u64, length: usize) -> Vec<u8> {
-        let mut bytes = vec![0; length];
+    pub fn read_at(&self, offset: u64, length: u64) -> Vec<u8> {
+        assert!(length <= self.len(), "bytes inside of the region");
+        let mut bytes = vec![0; length as usize];
         self.read_into(offset, &mut bytes);
         bytes
     }
@@ -178,7 +179,7 @@ impl MemoryRegion {
         let block = memory.as_ref().map_or(&present.block, |(_, block)| block);
         if access.is_some_and(|access| access.contains(AccessFlags::LOCAL_WRITE)) && !block.is_writable() {
             let why = "the memory was registered as read-only, without LOCAL_WRITE";
-            return Err(Error::Invalid { what: "access flags", why });
+            return Err(VerbsError::Invalid { what: "access flags", why }.into());
         }
         let pd = domain.map(|domain| domain.inner.id);
         let mapping = memory.as_ref().map(|(iova, block)| (*iova, block.len() as u64));
@@ -195,7 +196,7 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Deregisters the region now, as `ibv_dereg_mr` does: it fails with [`Error::Busy`] while a window is bound. Dropping
+    /// Deregisters the region now, as `ibv_dereg_mr` does: it fails with [`VerbsError::Busy`] while a window is bound. Dropping
     /// the last handle deregisters it in any case.
     pub fn deregister(&self) -> Result<(), Error> {
         self.inner.backend.check_process()?;

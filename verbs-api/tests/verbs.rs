@@ -5,7 +5,8 @@ use softhca::{
     AccessFlags, AddressVector, AsyncEvent, Completion, CompletionFlags, CompletionOpcode, CompletionQueue,
     CompletionStatus, ConnectOptions, Context, CqNotify, Device, Endpoint, Error, MemoryRegion, MemoryWindow,
     MemoryWindowBind, MemoryWindowType, ModifyQp, Operation, ProtectionDomain, QpState, QpType, QueueKey,
-    QueuePair, ReceiveRequest, RemoteAddress, RemoteKey, SendFlags, SendRequest, sim::World,
+    QueuePair, ReceiveRequest, RemoteAddress, RemoteKey, SendFlags, SendRequest, VerbsError,
+    sim::World,
 };
 use std::time::Duration;
 
@@ -157,7 +158,7 @@ fn a_batch_is_posted_whole_or_not_at_all(devices: [Device; 2]) {
     let too_long = [entry[0]; 33];
     let mut bad = good.clone();
     bad.push(SendRequest::rdma_write(9, &too_long, remote));
-    assert!(matches!(a.pair.post_send_list(&bad), Err(Error::LimitExceeded { value: 33, limit: 4, .. })));
+    assert!(matches!(a.pair.post_send_list(&bad), Err(Error::Verbs(VerbsError::LimitExceeded { value: 33, limit: 4, .. }))));
     a.pair.post_send_list(&good).unwrap();
     assert_eq!([(); 3].map(|()| a.succeed().wr_id), [0, 1, 2]);
     assert_eq!(a.queue.wait_for(Duration::from_millis(5)), None);

@@ -231,7 +231,7 @@ impl DaemonHost {
             device_name: format!("softhca{index}"),
             address: sockets.address(),
             active_mtu: sockets.active_mtu(),
-            limits: config.client_limits.device_limits(config.max_clients),
+            limits: config.client_limits.device_limits(config.max_clients.try_into().unwrap_or(u32::MAX)),
             recovery: config.recovery.name().into(),
             loopback: config.loopback().name().into(),
         };
@@ -273,7 +273,7 @@ impl DaemonHost {
             dest_qpn: qp.attributes.dest_qpn,
             next_psn: qp.next_psn,
             expected_psn: qp.expected_psn,
-            outstanding: qp.outstanding as u32,
+            outstanding: qp.outstanding,
             pid: clients.get(&client).map(|client| client.pid),
         });
         listed.collect()

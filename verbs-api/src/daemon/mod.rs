@@ -29,7 +29,9 @@ use softhca_fabric::{Flow, Rule, RuleCounters};
 use softhca_queue::control::{
     self as protocol, DirectPath, HOST_VARIABLE, Notification, RegionBacking, Request, Response, SharedRange,
 };
-use softhca_queue::{DoorbellProducer, MapMode, SendProducer, SharedMemory, SharedWords, SleepFlag};
+use softhca_queue::{
+    DoorbellProducer, MapMode, SendProducer, SharedMemory, SharedWords, SleepFlag, VerbsError,
+};
 use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -239,7 +241,9 @@ impl DaemonBackend {
                     self.replace_range(command, &reply, Some(range));
                     return Ok(reply);
                 }
-                Err(error @ (Error::Injected { .. } | Error::InjectedKill { .. })) => return Err(error),
+                Err(error @ Error::Verbs(VerbsError::Injected { .. } | VerbsError::InjectedKill { .. })) => {
+                    return Err(error);
+                }
                 Err(_) => {}
             }
             // The daemon may have no room for another mapping.
