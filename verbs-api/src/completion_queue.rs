@@ -3,7 +3,7 @@
 use crate::backend::Backend;
 use crate::completion_channel::{Channel, CompletionChannel};
 use crate::endpoint_exchange::assert_may_block;
-use crate::executor::{WaitReason, record_wait_reason};
+use crate::executor::WaitReason;
 use crate::notifier::Notifier;
 use crate::{Completion, Context, CqNotify, Error, Qpn};
 use parking_lot::Mutex;
@@ -284,20 +284,14 @@ impl CompletionQueue {
 
     fn poll_next_completion(&self, context: &mut std::task::Context<'_>) -> Poll<Completion> {
         self.inner.backend.assert_same_process();
-        let seen = self.inner.notifier.count();
-        let ring = &self.inner.completions;
-        if let Some(completion) = ring.lock().pop() {
-            return Poll::Ready(completion);
-        }
-        ring.lock().ring.request_notification(CqNotify::NextCompletion);
-        if let Some(completion) = ring.lock().pop() {
-            return Poll::Ready(completion);
-        }
-        if !self.inner.notifier.register_waker(seen, context.waker()) {
-            context.waker().wake_by_ref();
-        }
-        record_wait_reason(|| WaitReason::Completion(self.inner.id));
-        Poll::Pending
+        let take = || {
+            let mut completions = self.inner.completions.lock();
+            completions.pop().or_else(|| {
+                completions.ring.request_notification(CqNotify::NextCompletion);
+                completions.pop()
+            })
+        };
+        self.inner.notifier.poll_take(context, || WaitReason::Completion(self.inner.id), take)
     }
 
     /// Changes the maximum number of completions. Pending completions stay.

@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 use crate::endpoint_exchange::assert_may_block;
-use crate::executor::{WaitReason, record_wait_reason};
+use crate::executor::WaitReason;
 use crate::{CompletionChannel, CompletionQueue, Counters, Error, ProtectionDomain, XrcDomain};
 use softhca_engine::{AsyncEvent, Command, PortState, Resource};
 use softhca_queue::{InjectedEvent, ProgramFaults, Verb, VerbSet};
@@ -191,15 +191,7 @@ impl AsyncEvents {
     fn poll_next_event(&self, context: &mut std::task::Context<'_>) -> Poll<AsyncEvent> {
         self.backend.assert_same_process();
         let events = self.backend.async_events();
-        let seen = events.notifier().count();
-        if let Some(event) = events.pop() {
-            return Poll::Ready(event);
-        }
-        if !events.notifier().register_waker(seen, context.waker()) {
-            context.waker().wake_by_ref();
-        }
-        record_wait_reason(|| WaitReason::AsyncEvent);
-        Poll::Pending
+        events.notifier().poll_take(context, || WaitReason::AsyncEvent, || events.pop())
     }
 }
 
