@@ -121,7 +121,7 @@ pub use softhca_queue::{
 pub use softhca_udp::{BindError, Entropy, IcrcCheck, Loopback, PortOwner, ReceiveMemory};
 pub use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
 
-/// Hosts under virtual time, the links between them, and the result of a run.
+/// Hosts under virtual time, the links between them, and the result of a run. [`World`](sim::World) has an example.
 pub mod sim {
     pub use crate::executor::WaitReason;
     pub use crate::report::{Failure, FailureCause, LogEntry, LogEntryKind, Report};
@@ -133,6 +133,32 @@ pub mod sim {
 }
 
 /// Events of devices and of the network, and how to subscribe to them.
+///
+/// ```
+/// use softhca::sim::World;
+/// use softhca::trace::{Event, EventSink, NetworkEvent, SharedSink};
+/// use softhca::{Instant, QpState, QpType};
+///
+/// #[derive(Default)]
+/// struct States(Vec<QpState>);
+///
+/// impl EventSink for States {
+///     fn on_event(&mut self, _: Instant, event: &NetworkEvent<'_>) {
+///         if let NetworkEvent::Hca { event: Event::QpStateChanged { to, .. }, .. } = event {
+///             self.0.push(*to);
+///         }
+///     }
+/// }
+///
+/// let (mut world, states) = (World::new(1), SharedSink::<States>::default());
+/// world.event_sink(states.clone());
+/// let context = world.device("alice").open();
+/// let cq = context.create_completion_queue(1)?;
+/// let qp = context.allocate_protection_domain()?.create_queue_pair(QpType::Rc, &cq).build()?;
+/// qp.init(&Default::default())?;
+/// assert_eq!(states.lock().0, [QpState::Init]);
+/// # Ok::<(), softhca::Error>(())
+/// ```
 pub mod trace {
     pub use crate::shared_sink::SharedSink;
     pub use softhca_engine::{DropReason, Event, Reason, RequestError};
