@@ -21,7 +21,7 @@ use softhca::{
     trace::SharedSink,
 };
 use softhca_fabric::{Endpoint, Flow, HostId, LinkId, RuleCounters, RuleId};
-use softhca_queue::{AccessFlags, Completion, Counters, InjectedEvent};
+use softhca_queue::{AccessFlags, Completion, Counters, InjectedEvent, VerbsError};
 use softhca_trace::NameTable;
 use softhca_wire::{Gid, Psn, Qpn, QueueKey, RemoteKey};
 use std::io;
@@ -139,7 +139,7 @@ impl<'p> Hosts<'p> {
         let pair = self.plan.pair_of(qp);
         let context = &self.contexts[self.plan.qps[qp].host];
         let domain = context.allocate_protection_domain()?;
-        let length = region_length(pair.area_bytes) as usize;
+        let length = region_length(pair.area_bytes);
         let region = domain.allocate_region(length, pair.access | AccessFlags::LOCAL_WRITE)?;
         if pair.area_bytes <= MAX_PATTERN_BYTES {
             region.write_at(0, &fill_pattern(qp, pair.area_bytes as usize));
@@ -291,7 +291,7 @@ impl<'p> Hosts<'p> {
 
     fn pair(&self, qp: usize) -> Result<QueuePair, Error> {
         let (resource, number) = (softhca_engine::Resource::QueuePair, self.qps[qp].qpn.value());
-        self.qps[qp].pair.clone().ok_or(Error::NotFound { resource, number })
+        self.qps[qp].pair.clone().ok_or(VerbsError::NotFound { resource, number }.into())
     }
 
     /// Polls the completion queue of a queue pair.
@@ -335,7 +335,7 @@ impl<'p> Hosts<'p> {
 
     /// Reads the memory of a queue pair.
     pub fn read_memory(&self, qp: usize, offset: u64, length: u64) -> Vec<u8> {
-        self.qps[qp].region.read_at(offset, length as usize)
+        self.qps[qp].region.read_at(offset, length)
     }
 
     /// Posts a send work request.
@@ -444,7 +444,7 @@ impl<'p> Hosts<'p> {
 /// The errno of a rejected post.
 fn post_error(error: Error) -> Errno {
     match error {
-        Error::Injected { errno, .. } => errno,
+        Error::Verbs(VerbsError::Injected { errno, .. }) => errno,
         _ => Errno::ENOMEM,
     }
 }

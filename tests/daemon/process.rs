@@ -70,7 +70,9 @@ impl TestDaemon {
 
 /// The daemon's process.
 pub fn run_daemon() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
+    fn number<N: std::str::FromStr>(name: &str) -> Option<N> {
+        std::env::var(name).ok().and_then(|value| value.parse().ok())
+    }
     let mut limits = match std::env::var("TEST_LIMITS") {
         Ok(text) => Config::parse(&format!("[client_limits]\n{text}")).unwrap().client_limits,
         Err(_) => ClientLimits::default(),
@@ -91,9 +93,9 @@ pub fn run_daemon() {
         hosts,
         client_limits: limits,
         max_clients: number("TEST_CLIENTS").unwrap_or(32),
-        kill_after: number("TEST_KILL_AFTER").map(|seconds| Duration::from_secs(seconds as u64)),
+        kill_after: number("TEST_KILL_AFTER").map(Duration::from_secs),
         max_mappings: number("TEST_MAPPINGS").unwrap_or(48_000),
-        busy_poll: Duration::from_micros(number("TEST_LINGER").unwrap_or(50) as u64),
+        busy_poll: Duration::from_micros(number("TEST_LINGER").unwrap_or(50)),
         ..base
     };
     let mut daemon = Daemon::start(config).unwrap();

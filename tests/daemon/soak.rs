@@ -13,7 +13,7 @@ use softhca::{
 use std::time::{Duration, Instant};
 
 const SOAKERS: usize = 3;
-const REGION: usize = 256 << 10;
+const REGION: u64 = 256 << 10;
 /// Rounds after which the resources of a process are its baseline.
 const WARM_UP: u64 = 4;
 
@@ -221,8 +221,8 @@ fn traffic(devices: &[Device; 2], random: &mut Random) -> Option<u64> {
             }
         }
         match kind {
-            0 | 2 => assert_eq!(far.region.read_at(4096, length), pattern, "operation {id}"),
-            1 => assert_eq!(own.read_at(0, length), pattern, "operation {id}"),
+            0 | 2 => assert_eq!(far.region.read_at(4096, length as u64), pattern, "operation {id}"),
+            1 => assert_eq!(own.read_at(0, length as u64), pattern, "operation {id}"),
             _ => {
                 assert_eq!(own.load(0), sum, "operation {id}");
                 sum += id;

@@ -68,7 +68,7 @@ pub struct EmbeddedOptions {
     pub icrc: IcrcCheck,
     /// How many bytes of receive buffer to ask for. Linux doubles it, and gives less where it is above the
     /// system's limit (`net.core.rmem_max`) and the process has no CAP_NET_ADMIN.
-    pub receive_buffer: usize,
+    pub receive_buffer: u32,
     /// Whether the card has link control. Without it, the card is a foreign peer for others, and every peer is foreign
     /// for it: packets may be lost.
     pub link_control: bool,
@@ -97,7 +97,7 @@ impl Default for EmbeddedOptions {
                 ..Settings::default()
             },
             icrc: IcrcCheck::default(),
-            receive_buffer: SocketOptions::default().receive_buffer,
+            receive_buffer: SocketOptions::default().receive_buffer as u32,
             link_control: true,
             switch: None,
             log: None,
@@ -115,7 +115,8 @@ impl Device {
 
     /// Creates a device in this process with options.
     pub fn embedded_with(options: EmbeddedOptions) -> Result<Device> {
-        let buffers = SocketOptions { receive_buffer: options.receive_buffer, ..SocketOptions::default() };
+        let receive_buffer = options.receive_buffer as usize;
+        let buffers = SocketOptions { receive_buffer, ..SocketOptions::default() };
         let sockets = match options.address {
             Some(address) => HostSockets::bind_dual_stack(address, options.ipv6, buffers)?,
             None => match options.ipv6 {

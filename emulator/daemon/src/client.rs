@@ -54,7 +54,7 @@ impl Client {
         proc_mem: Option<OwnedFd>,
         can_be_direct: bool,
     ) -> Result<(Client, Response, Vec<OwnedFd>), CommandError> {
-        let doorbell_slots = host.device.limits.max_qp as u32;
+        let doorbell_slots = host.device.limits.max_qp;
         let words = DoorbellProducer::words(doorbell_slots);
         let page = Arc::new(SharedMemory::create("softhca-client", words * 8, MapMode::ReadWrite)?);
         let doorbells = page.words(0, words);

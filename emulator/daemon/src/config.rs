@@ -26,14 +26,14 @@ pub struct HostConfig {
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs, reason = "each field is the resource of its name")]
 pub struct ClientLimits {
-    pub max_qp: usize,
-    pub max_cq: usize,
-    pub max_srq: usize,
-    pub max_pd: usize,
+    pub max_qp: u32,
+    pub max_cq: u32,
+    pub max_srq: u32,
+    pub max_pd: u32,
     /// Memory regions and memory windows together.
-    pub max_mr: usize,
-    pub max_ah: usize,
-    pub max_xrcd: usize,
+    pub max_mr: u32,
+    pub max_ah: u32,
+    pub max_xrcd: u32,
     /// The bytes of all rings.
     pub max_ring_bytes: u64,
 }
@@ -55,7 +55,7 @@ impl Default for ClientLimits {
 
 impl ClientLimits {
     /// The limits in the device attributes: the lower of these limits and those of the HCA.
-    pub fn device_limits(&self, max_clients: usize) -> DeviceLimits {
+    pub fn device_limits(&self, max_clients: u32) -> DeviceLimits {
         let hca = DeviceLimits::HCA;
         DeviceLimits {
             max_clients,

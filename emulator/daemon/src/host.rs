@@ -229,7 +229,7 @@ impl DaemonHost {
             device_name: format!("softhca{index}"),
             address: sockets.address(),
             active_mtu: sockets.active_mtu(),
-            limits: config.client_limits.device_limits(config.max_clients),
+            limits: config.client_limits.device_limits(config.max_clients.try_into().unwrap_or(u32::MAX)),
             recovery: config.recovery.name().into(),
             loopback: config.loopback().name().into(),
         };

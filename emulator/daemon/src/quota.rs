@@ -143,7 +143,7 @@ impl ClientQuota {
         }
     }
 
-    fn limit(&self, resource: Resource) -> usize {
+    fn limit(&self, resource: Resource) -> u32 {
         let limits = &self.limits;
         match resource {
             Resource::QueuePair => limits.max_qp,
@@ -155,7 +155,7 @@ impl ClientQuota {
             Resource::XrcDomain => limits.max_xrcd,
             // A connection has one queue pair; a requested connection has none yet.
             Resource::CmIdentifier | Resource::CmChannel => limits.max_qp.saturating_mul(2),
-            Resource::Client | Resource::MulticastGroup | Resource::CmPort => usize::MAX,
+            Resource::Client | Resource::MulticastGroup | Resource::CmPort => u32::MAX,
         }
     }
 
@@ -167,7 +167,7 @@ impl ClientQuota {
             true => keys.iter().map(|key| self.count(*key)).sum(),
             false => self.count(resource),
         };
-        if used >= limit {
+        if used >= limit as usize {
             return Err(VerbsError::Exhausted { resource, limit }.into());
         }
         Ok(())

@@ -5,26 +5,29 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each field is the device attribute of its name")]
 pub struct DeviceLimits {
-    pub max_clients: usize,
-    pub max_qp: usize,
-    pub max_cq: usize,
-    pub max_srq: usize,
-    pub max_pd: usize,
+    pub max_clients: u32,
+    pub max_qp: u32,
+    pub max_cq: u32,
+    pub max_srq: u32,
+    pub max_pd: u32,
     /// Memory regions and memory windows together.
-    pub max_mr: usize,
-    pub max_ah: usize,
-    pub max_xrcd: usize,
-    pub max_mcast_grp: usize,
-    pub max_mcast_qp_attach: usize,
+    pub max_mr: u32,
+    pub max_ah: u32,
+    pub max_xrcd: u32,
+    pub max_mcast_grp: u32,
+    pub max_mcast_qp_attach: u32,
     pub max_qp_wr: u32,
-    pub max_sge: usize,
-    pub max_inline_data: usize,
+    pub max_sge: u32,
+    pub max_inline_data: u32,
     pub max_cqe: u32,
     pub max_qp_rd_atom: u8,
     pub max_msg_sz: u32,
 }
 
 impl DeviceLimits {
+    /// The length of the largest memory region (`max_mr_size`).
+    pub const MAX_MR_SIZE: u64 = 1 << 46;
+
     /// The limits of every HCA.
     pub const HCA: DeviceLimits = DeviceLimits {
         max_clients: 4096,

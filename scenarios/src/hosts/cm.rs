@@ -4,7 +4,7 @@ use super::Hosts;
 use crate::spec::Errno;
 use crate::verbs::{conn_params, port_space};
 use softhca::cm::{CmOption, Event, EventChannel, EventType, Id, RejectReason, UdParameters};
-use softhca::{Error, ModifyQp, QpState, QpType};
+use softhca::{Error, ModifyQp, QpState, QpType, VerbsError};
 use softhca_engine::Resource;
 use softhca_fabric::Endpoint;
 use std::collections::BTreeMap;
@@ -89,7 +89,9 @@ impl Hosts<'_> {
         let host = self.plan.qps[qp].host;
         let mut identifiers = self.connections.identifiers.iter();
         let found = identifiers.find(|(at, id)| *at == host && id.handle() == number);
-        found.map(|(_, id)| id.clone()).ok_or(Error::NotFound { resource: Resource::CmIdentifier, number })
+        found
+            .map(|(_, id)| id.clone())
+            .ok_or(VerbsError::NotFound { resource: Resource::CmIdentifier, number }.into())
     }
 
     /// Listens at a port of a host for queue pairs of a type; returns the id of the listener.

@@ -443,7 +443,7 @@ mod tests {
     fn an_error_of_a_verb_is_the_same_value_after_decoding() {
         let errors = [
             VerbsError::Invalid { what: "cqe", why: "at least one is required" },
-            VerbsError::TooLarge { what: "cqe", value: 7, limit: 6 },
+            VerbsError::LimitExceeded { what: "cqe", value: 7, limit: 6 },
         ];
         for error in errors {
             assert_eq!(decode(&encode(&error)), Ok(error));

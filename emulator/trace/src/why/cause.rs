@@ -96,6 +96,11 @@ impl CauseFinder<'_> {
     /// A gap: some packet did not arrive, a later one did.
     fn packet_lost(&self) -> Conclusion {
         let symptoms = self.symptoms;
+        if let Some((reason, sentence)) = &symptoms.dropped_by_peer
+            && ["invalid-qp-state/init", "invalid-qp-state/reset"].contains(&reason.as_str())
+        {
+            return self.dropped_by_peer(reason, sentence, &self.recovery_text());
+        }
         if symptoms.rnr_waits > 0 && symptoms.lost_request.is_none() && symptoms.corrupted.is_none() {
             return conclude(
                 "rnr",
@@ -299,8 +304,11 @@ impl CauseFinder<'_> {
                 "The two ends count from different PSNs: sq_psn here must be rq_psn there. Exchange the PSN with the queue pair number."
             }
             "wrong-service" => "One end is RC and the other UC or UD: create both with the same type.",
+            "invalid-qp-state/error" => {
+                "The peer's queue pair is in ERR: look for its first completion with an error, or for the call that took it there."
+            }
             reason if reason.starts_with("invalid-qp-state") => {
-                "The peer has to be in RTR before the first packet comes. Exchange a message of your own (over TCP, or the connection manager) when it is."
+                "The peer has to be in RTR before the first packet comes. Exchange a message of your own (over TCP, or the connection manager) when it is. Cards that retransmit hide this race: with recovery go-back-n the packet is sent again after the timeout."
             }
             _ => "See docs/reference/errors.md for what a card drops without an answer.",
         };
