@@ -91,10 +91,10 @@ fn in_shared_memory(rounds: u64) {
 fn in_client_memory(rounds: u64) {
     let daemon = TestDaemon::start();
     let [a, b] = ends(&daemon);
-    let memory: &'static mut [u8] = vec![0u8; SLOTS * SLOT].leak();
+    let memory: &'static mut [u8] = vec![0u8; (SLOTS * SLOT) as usize].leak();
     let base = NonNull::new(memory.as_mut_ptr()).unwrap();
     // SAFETY: the memory is leaked, and no reference to it exists from here on.
-    let own = unsafe { b.domain.register_memory(base, SLOTS * SLOT, ALL_ACCESS) }.unwrap();
+    let own = unsafe { b.domain.register_memory(base, (SLOTS * SLOT) as usize, ALL_ACCESS) }.unwrap();
     check_last_byte_written_last(&a, &b, &own, rounds);
 }
 

@@ -241,7 +241,7 @@ impl DirectHost {
             _ => return Ok(()),
         };
         let used = self.state.resources.lock().get(resource.name()).copied().unwrap_or(0);
-        if used as usize >= limit {
+        if used >= limit {
             return Err(VerbsError::Exhausted { resource, limit }.into());
         }
         Ok(())

@@ -355,7 +355,7 @@ impl QueuePairStatus {
             dest_qpn: qp.attributes.dest_qpn,
             next_psn: qp.next_psn,
             expected_psn: qp.expected_psn,
-            outstanding: qp.outstanding as u32,
+            outstanding: qp.outstanding,
             pid,
         }
     }
