@@ -161,7 +161,6 @@ pub fn why(arguments: &WhyArguments) -> ExitCode {
     }
 }
 
-/// A finding in JSON.
 #[derive(serde::Serialize)]
 struct FindingJson<'a> {
     code: &'static str,

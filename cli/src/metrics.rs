@@ -82,7 +82,6 @@ fn answer(mut stream: TcpStream, target: &DaemonTarget) -> io::Result<()> {
     stream.flush()
 }
 
-/// The values of a device.
 struct DeviceValues {
     labels: String,
     device_name: String,

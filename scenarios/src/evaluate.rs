@@ -19,7 +19,6 @@ use softhca_engine::QpState;
 use softhca_fabric::{LinkId, RuleCounters, RuleId, SwitchId};
 use softhca_queue::Completion;
 
-/// The results of a run.
 pub(crate) struct RunResults<'a> {
     pub record: &'a RunRecord,
     pub log: &'a ProgramLog,

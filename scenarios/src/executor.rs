@@ -20,9 +20,7 @@ use std::collections::BTreeMap;
 /// The origin of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
-    /// A step.
     Step(usize),
-    /// A flow.
     Flow(usize),
     /// The reply in a ping-pong flow.
     PingPongReply(usize),
@@ -33,52 +31,39 @@ pub enum Origin {
 /// A completion that a program received.
 #[derive(Clone, Copy, Debug)]
 pub struct ObservedCompletion {
-    /// Time.
     pub time_ns: u64,
-    /// Queue pair.
     pub qp: usize,
-    /// Completion.
     pub completion: Completion,
-    /// Origin of the work request.
     pub origin: Option<Origin>,
-    /// Time of the post.
     pub posted_ns: u64,
-    /// Size of the work request.
     pub bytes: u32,
 }
 
 /// A verb call that returned an error.
 #[derive(Clone, Debug)]
 pub struct FailedCall {
-    /// Time.
     pub time_ns: u64,
-    /// Host.
     pub host: usize,
-    /// Error.
     pub errno: Errno,
 }
 
 /// What the programs of all hosts did and received, for the evaluation.
 #[derive(Clone, Debug, Default)]
 pub struct ProgramLog {
-    /// Progress of each flow.
     pub progress: Vec<FlowProgress>,
     /// Number of outstanding completions of each step.
     pub pending_completions: Vec<u32>,
     /// Number of times that each fault fired, without packet faults.
     pub fired: BTreeMap<RuleId, u64>,
-    /// All completions.
     pub completions: Vec<ObservedCompletion>,
     /// All calls that returned an error.
     pub failed_calls: Vec<FailedCall>,
-    /// Connections.
     pub connections: ConnectionTable,
     /// Reason why the run cannot continue.
     pub error: Option<String>,
 }
 
 impl ProgramLog {
-    /// An empty log.
     pub fn new(plan: &Plan) -> ProgramLog {
         let left = |step: &StepPlan| if step.action.has_completion() { step.repeat } else { 0 };
         ProgramLog {

@@ -305,9 +305,7 @@ notation!(Probability, ["string", "number"]);
 /// An expected count: exact, with a bound, or a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountRange {
-    /// Minimum.
     pub min: u64,
-    /// Maximum.
     pub max: u64,
 }
 

@@ -16,76 +16,36 @@ use std::net::IpAddr;
 /// An event that orders and invariants check.
 #[derive(Clone, Debug)]
 pub enum RecordedEvent {
-    /// A queue pair sent a packet.
-    Sent {
-        /// Packet as a link sees it, without message and priority.
-        sighting: ObservedPacket,
-    },
-    /// A queue pair received a packet.
-    Received {
-        /// Packet as a link sees it.
-        sighting: ObservedPacket,
-    },
+    /// A packet as a link sees it, without message and priority.
+    Sent { sighting: ObservedPacket },
+    /// The same at its receiver.
+    Received { sighting: ObservedPacket },
     /// A queue pair did not execute a received packet.
-    Rejected {
-        /// PSN.
-        psn: Psn,
-    },
+    Rejected { psn: Psn },
     /// A work request completed.
-    Completed {
-        /// Completion.
-        completion: Completion,
-    },
+    Completed { completion: Completion },
     /// A queue pair changed its state.
-    StateChanged {
-        /// New state.
-        to: QpState,
-    },
+    StateChanged { to: QpState },
     /// A device raised an asynchronous event.
-    AsyncEvent {
-        /// Name.
-        name: &'static str,
-    },
+    AsyncEvent { name: &'static str },
     /// The connection manager delivered an event.
-    CmEvent {
-        /// Id.
-        id: u32,
-        /// Event.
-        kind: EventType,
-        /// Status.
-        status: i32,
-    },
+    CmEvent { id: u32, kind: EventType, status: i32 },
     /// A packet modified memory.
-    MemoryWritten {
-        /// PSN.
-        psn: Psn,
-    },
+    MemoryWritten { psn: Psn },
     /// A fault changed or dropped a packet.
-    Fault {
-        /// Rule, if a rule was the cause.
-        rule: Option<RuleId>,
-        /// The packet was dropped.
-        lost: bool,
-        /// Packet.
-        sighting: ObservedPacket,
-    },
+    Fault { rule: Option<RuleId>, lost: bool, sighting: ObservedPacket },
     /// A rule fired on a packet of an external program.
-    RuleFired {
-        /// Rule.
-        rule: RuleId,
-    },
+    RuleFired { rule: RuleId },
 }
 
 /// An event with its time and place.
 #[derive(Clone, Debug)]
 pub struct TimelineEntry {
-    /// Time.
     pub time_ns: u64,
     /// Host; none between switches.
     pub host: Option<usize>,
     /// Queue pair of the plan, if any.
     pub qp: Option<usize>,
-    /// Event.
     pub event: RecordedEvent,
 }
 
@@ -133,7 +93,6 @@ pub struct RunRecord {
     pub program_hits: BTreeMap<RuleId, u64>,
     /// Number of packets lost without a rule.
     pub uninjected_losses: u64,
-    /// Counters of each switch.
     pub switches: BTreeMap<SwitchId, SwitchTotals>,
     /// Pause frames by link and sender, excluding those that resume.
     pub pauses: BTreeMap<(LinkId, Node), u64>,
@@ -142,7 +101,6 @@ pub struct RunRecord {
 }
 
 impl RunRecord {
-    /// An empty record for a plan.
     pub fn new(plan: &Plan) -> RunRecord {
         let has_order =
             plan.expectations.iter().any(|expectation| matches!(expectation.check, Check::Order(_)));
@@ -163,7 +121,6 @@ impl RunRecord {
         self.addresses.push(address);
     }
 
-    /// Adds the endpoint of a queue pair.
     pub fn add_queue_pair(&mut self, qp: usize, endpoint: Endpoint, first_psn: Psn) {
         self.known.insert(endpoint, KnownQueuePair { qp, first_psn });
     }
@@ -178,7 +135,6 @@ impl RunRecord {
         self.known.get(&Endpoint { address, qpn }).copied()
     }
 
-    /// Records an event of a device.
     pub fn on_engine_event(&mut self, time_ns: u64, host: usize, event: &Event) {
         match *event {
             Event::QpStateChanged { qp, to, reason, .. } => {

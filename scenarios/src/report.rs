@@ -4,7 +4,6 @@ use crate::parameters::ParameterValues;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// The verdict on a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -19,7 +18,6 @@ pub enum Verdict {
 /// The result of a fault rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RuleOutcome {
-    /// Name.
     pub name: String,
     /// Number of times that it fired.
     pub fired: u64,
@@ -32,9 +30,7 @@ pub struct RuleOutcome {
 pub struct ExpectationOutcome {
     /// The expectation in words.
     pub text: String,
-    /// Whether it held.
     pub held: bool,
-    /// Observed value.
     pub detail: String,
     /// Position in the trace that explains a failure.
     #[serde(skip)]
@@ -44,7 +40,6 @@ pub struct ExpectationOutcome {
 /// A position in a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceLocation {
-    /// Time.
     pub time_ns: u64,
     /// Queue pair of the ladder.
     pub qp: String,
@@ -55,7 +50,6 @@ pub struct TraceLocation {
 pub struct SkippedExpectation {
     /// The expectation in words.
     pub text: String,
-    /// Reason.
     pub why: String,
 }
 
@@ -73,13 +67,10 @@ pub struct Artifacts {
 /// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The verdict on a run.
     pub verdict: Verdict,
     /// Reason why the run could not be executed.
     pub error: Option<String>,
-    /// Results of the fault rules.
     pub rules: Vec<RuleOutcome>,
-    /// Results of the expectations.
     pub expectations: Vec<ExpectationOutcome>,
     /// Expectations that were not checked.
     pub skipped: Vec<SkippedExpectation>,
@@ -102,13 +93,10 @@ pub struct Outcome {
 pub struct RunReport<'a> {
     /// Path of the file as given.
     pub scenario: &'a str,
-    /// Title.
     pub title: &'a str,
-    /// Seed.
     pub seed: u64,
     /// `sim` or `udp`.
     pub on: &'a str,
-    /// The verdict on a run.
     pub verdict: Verdict,
     /// SHA-256 of the event log; null in real time.
     pub trace_sha256: Option<&'a str>,
@@ -117,14 +105,11 @@ pub struct RunReport<'a> {
     pub order_sha256: Option<&'a str>,
     /// Command that repeats the run.
     pub replay: String,
-    /// Results of the fault rules.
     pub rules: &'a [RuleOutcome],
-    /// Results of the expectations.
     pub expectations: &'a [ExpectationOutcome],
     /// Expectations that were not checked.
     #[serde(skip_serializing_if = "<[SkippedExpectation]>::is_empty")]
     pub skipped: &'a [SkippedExpectation],
-    /// Parameter values.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub parameters: &'a ParameterValues,
     /// Goodput of each workload in bits per second.

@@ -75,7 +75,6 @@ impl Source {
         }
     }
 
-    /// An error without a position.
     pub fn error_without_position(&self, message: impl Into<String>) -> Diagnostic {
         Diagnostic {
             file: self.name.clone(),

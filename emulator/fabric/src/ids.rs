@@ -15,9 +15,7 @@ pub struct SwitchId(pub u32);
 /// The end of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Node {
-    /// A host.
     Host(HostId),
-    /// A switch.
     Switch(SwitchId),
 }
 

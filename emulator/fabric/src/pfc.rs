@@ -233,7 +233,6 @@ impl PauseGenerator {
     }
 }
 
-/// A pause frame for one priority.
 pub(crate) fn pause_frame(source: MacAddress, priority: u8, quanta: u16) -> Pfc {
     let mut pause = [None; 8];
     pause[usize::from(priority)] = Some(quanta);

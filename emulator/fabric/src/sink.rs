@@ -22,7 +22,6 @@ pub enum Stage {
 
 /// An event of an HCA, a link or a switch. A host in real time has one HCA and one link, both with number 0.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the fields are named after their types")]
 pub enum NetworkEvent<'a> {
     /// An HCA emitted an event.
     Hca { host: HostId, event: &'a Event },

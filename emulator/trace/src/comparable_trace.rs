@@ -51,7 +51,6 @@ impl FactKind {
     }
 }
 
-/// The facts of one queue pair.
 pub type QueuePairFacts = BTreeMap<FactKind, Vec<String>>;
 
 /// The facts of a run. Two runs did the same if their stories are equal.

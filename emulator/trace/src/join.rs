@@ -56,7 +56,6 @@ pub struct JoinedPacket {
     pub fate: Fate,
 }
 
-/// The delays of one direction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DirectionDelays {
     /// The sender.

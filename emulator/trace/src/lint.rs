@@ -37,7 +37,6 @@ impl Severity {
 /// A pitfall that the linter knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pitfall {
-    /// Its code.
     pub code: &'static str,
     /// How bad it is.
     pub severity: Severity,
@@ -111,7 +110,6 @@ pitfalls! {
 /// A pitfall that was met.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Which.
     pub pitfall: Pitfall,
     /// When first, in nanoseconds since the start.
     pub time_ns: u64,

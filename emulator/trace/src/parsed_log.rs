@@ -15,7 +15,6 @@ pub(crate) struct QueuePairId {
     pub qp: u32,
 }
 
-/// A work request.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkRequest {
     pub queue_pair: QueuePairId,
@@ -237,7 +236,6 @@ impl QueuePairTable {
         &self.hosts[host].0
     }
 
-    /// The host with an address.
     pub fn host_at(&self, address: IpAddr) -> Option<usize> {
         self.hosts.iter().position(|(_, known)| *known == Some(address))
     }

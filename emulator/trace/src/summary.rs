@@ -23,9 +23,7 @@ pub struct Summary {
     pub packets: u64,
     /// Messages: work requests that were sent.
     pub messages: u64,
-    /// Their bytes.
     pub bytes: u64,
-    /// The hosts.
     pub hosts: Vec<HostSummary>,
     /// The connections, in the order in which they appear.
     pub connections: Vec<ConnectionSummary>,
@@ -39,18 +37,14 @@ pub struct Summary {
     pub throughput: Vec<ThroughputBin>,
 }
 
-/// A host.
 #[derive(Clone, Debug, Serialize)]
 pub struct HostSummary {
-    /// Its name.
     pub name: String,
     /// Packets that it sent.
     pub packets: u64,
-    /// Their payload.
     pub payload: u64,
 }
 
-/// A connection.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct ConnectionSummary {
     /// Its two ends.
@@ -59,7 +53,6 @@ pub struct ConnectionSummary {
     pub service: String,
     /// Packets sent by both ends.
     pub packets: u64,
-    /// Their payload.
     pub payload: u64,
     /// Messages of both ends.
     pub messages: u64,
@@ -73,7 +66,6 @@ pub struct ConnectionSummary {
     pub not_captured: u64,
     /// NAKs, RNR NAKs among them.
     pub naks: u64,
-    /// CNPs.
     pub cnps: u64,
 }
 
@@ -93,11 +85,9 @@ pub struct CauseCount {
 /// Messages of one operation.
 #[derive(Clone, Debug, Serialize)]
 pub struct OperationSummary {
-    /// The operation.
     pub operation: String,
     /// How many.
     pub messages: u64,
-    /// Their bytes.
     pub bytes: u64,
     /// Latency from the start of the work request to its end: the shortest, in nanoseconds.
     pub min_ns: u64,
@@ -127,7 +117,6 @@ pub struct Bucket {
 pub struct SlowRequest {
     /// Its name.
     pub request: String,
-    /// Its queue pair.
     pub queue_pair: String,
     /// How long it took, in nanoseconds.
     pub took_ns: u64,
@@ -144,7 +133,6 @@ pub struct ThroughputBin {
     pub length_ns: u64,
     /// Packets sent.
     pub packets: u64,
-    /// Their payload.
     pub payload: u64,
 }
 

@@ -7,7 +7,6 @@ use crate::spec::RemoteTarget;
 use softhca_fabric::Seed;
 use softhca_queue::Completion;
 
-/// The progress of a flow.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FlowProgress {
     /// Number of posted messages.

@@ -102,7 +102,6 @@ impl PlanBuilder<'_> {
         self.source.error_at(path, message)
     }
 
-    /// The queue pair with this name.
     pub fn qp(&mut self, name: &str, path: &str) -> Result<usize, Diagnostic> {
         if let Some(qp) = self.qp_by_name.get(name) {
             return Ok(*qp);

@@ -26,7 +26,6 @@ pub(super) struct Network {
     pub links: Vec<LinkPlan>,
     pub routes: Vec<RoutePlan>,
     nodes: BTreeMap<String, Node>,
-    /// Neighbors of each node.
     neighbors: BTreeMap<Node, Vec<Node>>,
 }
 
@@ -328,7 +327,6 @@ impl Network {
         })
     }
 
-    /// The host with this name.
     pub fn host(&self, name: &str, source: &Source, path: &str) -> Result<usize, Diagnostic> {
         match self.nodes.get(name) {
             Some(Node::Host(host)) => Ok(*host),
@@ -345,7 +343,6 @@ impl Network {
         names.iter().map(|name| self.host(name, source, path)).collect()
     }
 
-    /// The switch with this name.
     pub fn switch_named(&self, name: &str, source: &Source, path: &str) -> Result<usize, Diagnostic> {
         match self.nodes.get(name) {
             Some(Node::Switch(switch)) => Ok(*switch),
@@ -356,7 +353,6 @@ impl Network {
         }
     }
 
-    /// The name of a node.
     pub fn name(&self, node: Node) -> &str {
         match node {
             Node::Host(host) => &self.hosts[host].name,

@@ -207,7 +207,6 @@ pub struct WorkloadSpec {
 
 /// The pattern of a workload.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the fields of `WorkloadSpec` describe them")]
 pub enum WorkloadKind<'a> {
     Stream(&'a StreamSpec),
     Incast(&'a IncastSpec),

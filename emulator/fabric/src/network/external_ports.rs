@@ -33,7 +33,6 @@ pub enum Origin {
 pub struct ExternalPortUpdate {
     /// The machine's address.
     pub peer: IpAddr,
-    /// Queued bytes.
     pub queued_bytes: u64,
     /// The pending pause request: the latest value for each priority.
     pub pause: Option<Pfc>,
@@ -70,7 +69,6 @@ impl ExternalPort {
     }
 }
 
-/// All external ports.
 pub(crate) struct ExternalPorts {
     settings: LinkSettings,
     ports: Vec<ExternalPort>,

@@ -57,7 +57,6 @@ pub(crate) struct Network {
     pub seed: Seed,
     pub hosts: Vec<HostPort>,
     pub links: Vec<Link>,
-    /// The ends of each link.
     pub link_ends: Vec<LinkEnds>,
     pub switches: Vec<Switch>,
     pub flows: FlowTable,
@@ -79,9 +78,7 @@ pub(crate) struct Network {
 /// The switches and links of a topology, in the order of its layout.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BuiltTopology {
-    /// The switches.
     pub switches: Vec<SwitchId>,
-    /// The links.
     pub links: Vec<LinkId>,
 }
 
@@ -104,7 +101,6 @@ fn flow_hash(addressing: &AddressHeaders) -> u64 {
     }
 }
 
-/// Frame counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrameCounters {
     /// Frames that hosts sent, copies made by rules and switches, and pause frames.
@@ -438,7 +434,6 @@ impl Network {
         self.delivered += 1;
     }
 
-    /// Drops a frame.
     pub fn drop_frame(
         &mut self,
         now: Instant,
@@ -479,7 +474,6 @@ impl Network {
         self.transmit(now, link, direction, slot, Stage::Admitted, sink);
     }
 
-    /// Frame counters.
     pub fn frame_counters(&self) -> FrameCounters {
         let mut counters = FrameCounters {
             delivered: self.delivered,

@@ -12,13 +12,11 @@ use softhca_wire::{Icrc, Opcode, Psn, TransportHeader, TransportPacket};
 /// A packet as seen by a link before any fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObservedPacket {
-    /// The class.
     pub class: PacketClass,
     /// The opcode, unless malformed.
     pub opcode: Option<Opcode>,
     /// The PSN, unless malformed.
     pub psn: Option<Psn>,
-    /// The flow.
     pub flow_id: Option<FlowId>,
     /// Request or response of that flow.
     pub packet_type: Option<PacketType>,
@@ -84,7 +82,6 @@ fn classify(frame: &Frame, flows: &FlowTable) -> (ObservedPacket, Option<FlowMat
     (observed, found)
 }
 
-/// The history of all flows.
 #[derive(Clone, Debug, Default)]
 pub struct FlowHistory {
     flows: BTreeMap<FlowId, FlowRecord>,

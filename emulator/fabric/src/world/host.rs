@@ -80,12 +80,10 @@ impl Host {
         self.next_wakeup = self.later_wakeups.pop().unwrap_or(u64::MAX);
     }
 
-    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its address.
     pub fn address(&self) -> IpAddr {
         self.address
     }
@@ -95,7 +93,6 @@ impl Host {
         &self.links
     }
 
-    /// The HCA.
     pub fn hca(&self) -> &Hca {
         &self.hca
     }

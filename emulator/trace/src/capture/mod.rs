@@ -94,7 +94,6 @@ pub enum CaptureErrorKind {
     /// A version that nobody writes.
     #[error("{format} version {version} is not known; save the capture again with a current Wireshark")]
     UnsupportedVersion {
-        /// The format.
         format: &'static str,
         /// Its major version.
         version: u16,
@@ -119,7 +118,6 @@ pub enum CaptureErrorKind {
     BadLength {
         /// What has that length.
         what: &'static str,
-        /// The length.
         length: u64,
     },
     /// A packet of an interface that was not described.

@@ -263,7 +263,6 @@ struct ConnectionSorter<'a> {
     names: &'a NameTable,
     flows: &'a Flows,
     connections: Vec<Connection>,
-    /// The connection of each flow.
     connection_of_flow: Vec<usize>,
     /// The connection that a queue pair was last heard in.
     current: BTreeMap<Endpoint, usize>,

@@ -67,7 +67,6 @@ pub enum Certainty {
 }
 
 impl Certainty {
-    /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Certainty::Known => "known",
@@ -82,7 +81,6 @@ impl Certainty {
 pub struct VantagePoint {
     /// Its name.
     pub host: String,
-    /// Its address.
     pub address: IpAddr,
 }
 

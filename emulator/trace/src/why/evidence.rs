@@ -494,7 +494,6 @@ fn trigger_text(entry: &Entry, reason: &str) -> String {
     entry.trigger.clone().unwrap_or_else(|| reason.replace(['-', '/'], " "))
 }
 
-/// An opcode without its service.
 fn opcode_without_service(opcode: &str) -> String {
     opcode.split(' ').next_back().unwrap_or(opcode).to_owned()
 }
