@@ -9,7 +9,7 @@ use softhca_fabric::{
 };
 use softhca_queue::Completion;
 use softhca_queue::cm::EventType;
-use softhca_wire::{Opcode, Operation, Psn, Qpn, Syndrome};
+use softhca_wire::{Opcode, Psn, Qpn};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -160,7 +160,7 @@ impl RunRecord {
                 self.append(time_ns, host, None, RecordedEvent::AsyncEvent { name });
             }
             Event::CmSent { message, .. } if self.keeps_timeline => {
-                let known = CmMessage::ALL.into_iter().find(|known| known.name() == message.name());
+                let known = CmMessage::ALL.iter().copied().find(|known| known.name() == message.name());
                 if let Some(sighting) = known.map(|message| self.cm_sighting(host, message)) {
                     self.append(time_ns, host, None, RecordedEvent::Sent { sighting });
                 }
@@ -287,18 +287,7 @@ impl RunRecord {
     fn cm_sighting(&mut self, host: usize, message: CmMessage) -> ObservedPacket {
         let count = self.messages.entry((host, message)).or_default();
         *count += 1;
-        ObservedPacket {
-            class: PacketClass::Cm(message),
-            opcode: None,
-            psn: None,
-            flow_id: None,
-            packet_type: None,
-            relative_psn: None,
-            transmission: *count,
-            message_index: None,
-            packet_index: None,
-            priority: 0,
-        }
+        ObservedPacket { transmission: *count, ..ObservedPacket::new(PacketClass::Cm(message)) }
     }
 
     /// A packet of a device event as a link sees it.
@@ -321,18 +310,14 @@ impl RunRecord {
             (PacketType::Request, false) if packet.dest_qp == Qpn::MULTICAST => None,
             (PacketType::Request, false) => here.and_then(|here| self.peer_of(here.qp)),
         };
-        let class = class_of(packet);
+        let class = PacketClass::of_summary(packet.opcode, packet.syndrome);
         let mut sighting = ObservedPacket {
-            class,
             opcode: Some(packet.opcode),
             psn: Some(packet.psn),
             flow_id: requester.map(|known| Plan::role_of(known.qp)),
             packet_type: requester.map(|_| sense),
-            relative_psn: requester.map(|known| relative_psn(packet.psn, known.first_psn)),
-            transmission: 0,
-            message_index: None,
-            packet_index: None,
-            priority: 0,
+            relative_psn: requester.map(|known| packet.psn.since(known.first_psn).into()),
+            ..ObservedPacket::new(class)
         };
         if class == PacketClass::Cnp {
             sighting.relative_psn = None;
@@ -355,26 +340,5 @@ impl RunRecord {
         // The queue pairs of a pair have consecutive indices, the even one first.
         let peer = qp ^ 1;
         self.known.values().find(|known| known.qp == peer).copied()
-    }
-}
-
-fn relative_psn(psn: Psn, first: Psn) -> i64 {
-    psn.since(first).into()
-}
-
-fn class_of(packet: &PacketSummary) -> PacketClass {
-    match (packet.opcode.operation(), packet.syndrome) {
-        (Operation::Acknowledge, Some(Syndrome::RnrNak(_))) => PacketClass::RnrNak,
-        (Operation::Acknowledge, Some(Syndrome::Nak(code))) => PacketClass::Nak(code),
-        (Operation::Acknowledge, _) => PacketClass::Ack,
-        (Operation::Send, _) if packet.opcode.service() == softhca_wire::Service::Ud => PacketClass::Datagram,
-        (Operation::Send, _) => PacketClass::Send,
-        (Operation::Write, _) => PacketClass::Write,
-        (Operation::ReadRequest, _) => PacketClass::ReadRequest,
-        (Operation::ReadResponse, _) => PacketClass::ReadResponse,
-        (Operation::AtomicAcknowledge, _) => PacketClass::AtomicResponse,
-        (Operation::Cnp, _) => PacketClass::Cnp,
-        (Operation::Flush, _) => PacketClass::Flush,
-        (Operation::CompareSwap | Operation::FetchAdd | Operation::AtomicWrite, _) => PacketClass::Atomic,
     }
 }

@@ -35,6 +35,22 @@ pub struct ObservedPacket {
 }
 
 impl ObservedPacket {
+    /// A packet of which only the class is known.
+    pub const fn new(class: PacketClass) -> ObservedPacket {
+        ObservedPacket {
+            class,
+            opcode: None,
+            psn: None,
+            flow_id: None,
+            packet_type: None,
+            relative_psn: None,
+            transmission: 0,
+            message_index: None,
+            packet_index: None,
+            priority: 0,
+        }
+    }
+
     /// Classifies a frame without a history.
     pub fn of(frame: &Frame, flows: &FlowTable) -> ObservedPacket {
         classify(frame, flows).0
@@ -42,18 +58,8 @@ impl ObservedPacket {
 }
 
 fn classify(frame: &Frame, flows: &FlowTable) -> (ObservedPacket, Option<FlowMatch>) {
-    let mut observed = ObservedPacket {
-        class: PacketClass::Malformed,
-        opcode: None,
-        psn: None,
-        flow_id: None,
-        packet_type: None,
-        relative_psn: None,
-        transmission: 0,
-        message_index: None,
-        packet_index: None,
-        priority: frame.priority(),
-    };
+    let mut observed =
+        ObservedPacket { priority: frame.priority(), ..ObservedPacket::new(PacketClass::Malformed) };
     let transport = match frame.content {
         FrameContent::Packet => {
             Icrc::split(&frame.bytes).and_then(|(transport, _)| TransportPacket::parse(transport))
