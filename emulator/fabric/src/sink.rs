@@ -50,6 +50,11 @@ pub trait EventSink {
     /// `event` happened at `now`.
     fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>);
 
+    /// A switch or the port of a host emitted an event at `now`.
+    fn on_fabric_event(&mut self, now: Instant, event: FabricEvent) {
+        self.on_event(now, &NetworkEvent::Fabric(event));
+    }
+
     /// Whether the sink uses events. Frames are not prepared for a sink that does not.
     fn is_enabled(&self) -> bool {
         true

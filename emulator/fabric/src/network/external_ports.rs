@@ -158,10 +158,8 @@ impl ExternalPorts {
         if port.queued_bytes + bytes > max_queued_bytes {
             let (node, link, packet) = (Node::Host(port.id), port.link, PacketId::of(&frame));
             let reason = FrameDropReason::BufferFull;
-            return sink.on_event(
-                now,
-                &NetworkEvent::Fabric(FabricEvent::FrameDropped { node, link, priority, reason, packet }),
-            );
+            return sink
+                .on_fabric_event(now, FabricEvent::FrameDropped { node, link, priority, reason, packet });
         }
         port.queued_bytes += bytes;
         port.in_flight += 1;

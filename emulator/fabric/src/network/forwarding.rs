@@ -5,7 +5,7 @@ use crate::fabric_event::PacketId;
 use crate::frame_pool::Slot;
 use crate::pfc::{PauseChange, pause_frame, pause_ns};
 use crate::sim_event::SimEvent;
-use crate::sink::{EventSink, NetworkEvent, Stage};
+use crate::sink::{EventSink, Stage};
 use crate::switch::WatchdogAction;
 use crate::{FabricEvent, FrameDropReason, LinkId, Node, PauseEndReason, SwitchId};
 use softhca_engine::Instant;
@@ -123,15 +123,9 @@ impl Network {
                 port.marked += 1;
                 if sink.is_enabled() {
                     let packet = PacketId::of(self.event_queue.pool.frame(slot));
-                    sink.on_event(
+                    sink.on_fabric_event(
                         now,
-                        &NetworkEvent::Fabric(FabricEvent::EcnMarked {
-                            node: Node::Switch(switch),
-                            link,
-                            priority,
-                            depth,
-                            packet,
-                        }),
+                        FabricEvent::EcnMarked { node: Node::Switch(switch), link, priority, depth, packet },
                     );
                 }
             }
@@ -140,14 +134,9 @@ impl Network {
         let step = this.settings.sample_step;
         if step > 0 && depth / step != (depth + u64::from(bytes)) / step {
             let depth = depth + u64::from(bytes);
-            sink.on_event(
+            sink.on_fabric_event(
                 now,
-                &NetworkEvent::Fabric(FabricEvent::QueueSampled {
-                    node: Node::Switch(switch),
-                    link,
-                    priority,
-                    depth,
-                }),
+                FabricEvent::QueueSampled { node: Node::Switch(switch), link, priority, depth },
             );
         }
         if stops {
@@ -187,14 +176,9 @@ impl Network {
             }
             let resumes = this.release(priority, ingress, bytes);
             if step > 0 && before / step != depth / step {
-                sink.on_event(
+                sink.on_fabric_event(
                     now,
-                    &NetworkEvent::Fabric(FabricEvent::QueueSampled {
-                        node: Node::Switch(switch),
-                        link,
-                        priority,
-                        depth,
-                    }),
+                    FabricEvent::QueueSampled { node: Node::Switch(switch), link, priority, depth },
                 );
             }
             self.count_forwarded();
@@ -238,10 +222,7 @@ impl Network {
         let (link, direction) = (entry.link, entry.direction);
         let ingress_bytes = entry.queues[usize::from(priority)].ingress_bytes;
         let node = Node::Switch(switch);
-        sink.on_event(
-            now,
-            &NetworkEvent::Fabric(FabricEvent::PauseSent { node, link, priority, quanta, ingress_bytes }),
-        );
+        sink.on_fabric_event(now, FabricEvent::PauseSent { node, link, priority, quanta, ingress_bytes });
         let pause = pause_frame(port_mac(switch, port), priority, quanta);
         self.send_pause(now, link, direction, &pause, sink);
     }
@@ -290,10 +271,7 @@ impl Network {
             }
             let change = egress.pause_state.apply(now.nanos(), priority, for_ns);
             let until_ns = now.nanos() + for_ns;
-            sink.on_event(
-                now,
-                &NetworkEvent::Fabric(FabricEvent::PauseReceived { node, link, priority, quanta, until_ns }),
-            );
+            sink.on_fabric_event(now, FabricEvent::PauseReceived { node, link, priority, quanta, until_ns });
             match change {
                 PauseChange::Stopped => {
                     self.event_queue.push(until_ns, SimEvent::SwitchPauseExpired { switch, port });
@@ -302,10 +280,7 @@ impl Network {
                 PauseChange::Resumed => {
                     self.disarm_watchdog(switch, port, priority);
                     let reason = PauseEndReason::Resumed;
-                    sink.on_event(
-                        now,
-                        &NetworkEvent::Fabric(FabricEvent::PauseEnded { node, link, priority, reason }),
-                    );
+                    sink.on_fabric_event(now, FabricEvent::PauseEnded { node, link, priority, reason });
                 }
                 PauseChange::Unchanged => {}
             }
@@ -326,10 +301,7 @@ impl Network {
         for priority in (0..8).filter(|priority| over >> priority & 1 == 1) {
             self.disarm_watchdog(switch, port, priority);
             let (node, reason) = (Node::Switch(switch), PauseEndReason::Expired);
-            sink.on_event(
-                now,
-                &NetworkEvent::Fabric(FabricEvent::PauseEnded { node, link, priority, reason }),
-            );
+            sink.on_fabric_event(now, FabricEvent::PauseEnded { node, link, priority, reason });
         }
         if over != 0 {
             self.serve(now, switch, port, sink);
@@ -379,10 +351,7 @@ impl Network {
                 return self.event_queue.push(trusted_at.nanos(), again);
             }
             guard.active &= !(1 << priority);
-            return sink.on_event(
-                now,
-                &NetworkEvent::Fabric(FabricEvent::WatchdogRestored { node, link, priority }),
-            );
+            return sink.on_fabric_event(now, FabricEvent::WatchdogRestored { node, link, priority });
         }
         let since = guard.stalled_since[usize::from(priority)];
         if since == u64::MAX || Instant::from_nanos(since).plus(watchdog.detection_time) > now {
@@ -394,12 +363,9 @@ impl Network {
         egress.pause_state.end(now.nanos(), priority);
         let waiting = egress.queues[usize::from(priority)].len(&mut self.event_queue.pool);
         let lost = if watchdog.action == WatchdogAction::Drop { waiting } else { 0 };
-        sink.on_event(
-            now,
-            &NetworkEvent::Fabric(FabricEvent::WatchdogFired { node, link, priority, dropped: lost }),
-        );
+        sink.on_fabric_event(now, FabricEvent::WatchdogFired { node, link, priority, dropped: lost });
         let reason = PauseEndReason::WatchdogFired;
-        sink.on_event(now, &NetworkEvent::Fabric(FabricEvent::PauseEnded { node, link, priority, reason }));
+        sink.on_fabric_event(now, FabricEvent::PauseEnded { node, link, priority, reason });
         for _ in 0..lost {
             let this = &mut self.switches[switch.0 as usize];
             let port = &mut this.ports[usize::from(port)];

@@ -446,10 +446,7 @@ impl Network {
         self.dropped += 1;
         let frame = self.event_queue.pool.frame(slot);
         let (priority, packet) = (frame.priority(), PacketId::of(frame));
-        sink.on_event(
-            now,
-            &NetworkEvent::Fabric(FabricEvent::FrameDropped { node, link, priority, reason: cause, packet }),
-        );
+        sink.on_fabric_event(now, FabricEvent::FrameDropped { node, link, priority, reason: cause, packet });
         self.event_queue.pool.release(slot);
     }
 

@@ -27,7 +27,7 @@ use alloc::vec::Vec;
 use core::hint::black_box;
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::{Context, Event, Instant, PacketBatch, PayloadMode, PortState, Settings};
-use softhca_wire::{Icrc, Psn};
+use softhca_wire::Icrc;
 
 /// Hosts, links and switches under a virtual clock, with a sink for their events.
 pub struct World<O: EventSink = Box<dyn EventSink>> {
@@ -276,11 +276,6 @@ impl<O: EventSink> World<O> {
     /// A number drawn from the world's seed, the same for the same words.
     pub fn draw(&self, words: &[u64]) -> u64 {
         self.network.seed.draw(words)
-    }
-
-    /// A PSN drawn from the world's seed.
-    pub fn draw_psn(&self, words: &[u64]) -> Psn {
-        Psn::new(self.draw(words) as u32)
     }
 
     /// Calls `act` with a host's HCA and a context, then processes doorbells and transmits.

@@ -6,9 +6,9 @@ use crate::HostId;
 use alloc::vec::Vec;
 use core::time::Duration;
 use softhca_engine::{
-    AddressVector, AhId, Attachments, Command, CqId, Instant, Memory, MemoryId, MemoryRegion,
-    MemoryWindowType, ModifyQp, PayloadMode, PdId, QpAttributes, QpCapabilities, QpInitAttributes, QpRings,
-    QpSnapshot, QpState, QpType, Reply, SrqId, SrqInitAttributes, VerbsError, XrcdId,
+    AddressVector, AhId, Attachments, Command, CqId, Instant, Memory, MemoryRegion, MemoryWindowType,
+    ModifyQp, PayloadMode, PdId, QpAttributes, QpCapabilities, QpInitAttributes, QpRings, QpSnapshot,
+    QpState, QpType, Reply, SrqId, SrqInitAttributes, VerbsError, XrcdId,
 };
 use softhca_queue::{
     AccessFlags, Completion, CompletionConsumer, CqNotify, InvalidWorkRequest, ReceiveProducer,
@@ -121,26 +121,6 @@ impl Verbs<'_> {
         Ok(
             reply!(self.execute_with(command, &mut attachments)?, Reply::MemoryRegion { rkey, iova } => (rkey, iova)),
         )
-    }
-
-    /// Registers existing memory again, with other access flags, range or address.
-    pub fn register_existing(
-        &mut self,
-        domain: PdId,
-        memory: MemoryId,
-        base: u64,
-        length: u64,
-        access: AccessFlags,
-    ) -> Result<RemoteKey, VerbsError> {
-        let host = self.world.host_mut(self.id);
-        host.hca.register_memory_region(MemoryRegion {
-            client: host.client,
-            pd: domain,
-            iova: base,
-            length,
-            access_flags: access,
-            memory,
-        })
     }
 
     /// Registers zeroed memory with a chosen key and address. For replaying captures.
