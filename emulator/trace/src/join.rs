@@ -4,6 +4,7 @@
 //! which the shortest delays of both directions are equal.
 
 use crate::describe::duration;
+use crate::summary::percentile;
 use crate::{Packet, PacketContents, Record};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -292,7 +293,6 @@ impl JoinedCapture {
             packets.push(JoinedPacket { is_second: at_sender, index: sighting.index, time_ns, fate });
         }
         self.packets.extend(packets);
-        let at = |share: usize| delays.get((delays.len() * share / 100).min(delays.len().saturating_sub(1)));
         self.directions.push(DirectionDelays {
             from,
             to,
@@ -300,8 +300,8 @@ impl JoinedCapture {
             lost,
             reordered,
             min_ns: delays.first().copied().unwrap_or(0),
-            median_ns: at(50).copied().unwrap_or(0),
-            p99_ns: at(99).copied().unwrap_or(0),
+            median_ns: percentile(&delays, 50),
+            p99_ns: percentile(&delays, 99),
             max_ns: longest,
         });
     }

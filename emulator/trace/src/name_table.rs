@@ -131,13 +131,6 @@ impl NameTable {
         self.hosts.get(&id).map(|(_, address)| *address)
     }
 
-    /// The address of the host that a direction of a cable starts at, and of the one that it leads to; none if
-    /// one of them is a switch.
-    pub fn end_addresses(&self, cable: LinkId, direction: Direction) -> Option<[IpAddr; 2]> {
-        let [from, to] = self.link_ends(cable, direction)?;
-        Some([self.address(from.host()?)?, self.address(to.host()?)?])
-    }
-
     /// The address of the host that a direction of a cable starts at; none if it starts at a switch.
     pub fn sender_address(&self, cable: LinkId, direction: Direction) -> Option<IpAddr> {
         let [from, _] = self.link_ends(cable, direction)?;

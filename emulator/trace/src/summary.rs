@@ -136,6 +136,12 @@ pub struct ThroughputBin {
     pub payload: u64,
 }
 
+/// The value that so many per cent of the sorted values do not exceed.
+pub(crate) fn percentile<T: Copy + Default>(sorted: &[T], share: usize) -> T {
+    let index = (sorted.len() * share / 100).min(sorted.len().saturating_sub(1));
+    sorted.get(index).copied().unwrap_or_default()
+}
+
 fn histogram(values: impl Iterator<Item = u64>) -> Vec<Bucket> {
     let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
     for value in values {
@@ -219,16 +225,13 @@ impl Summary {
             let mut latencies: Vec<u64> =
                 works.iter().filter_map(|work| took(work)).map(|(ns, _)| ns).collect();
             latencies.sort_unstable();
-            let at = |share: usize| {
-                latencies.get((latencies.len() * share / 100).min(latencies.len().saturating_sub(1)))
-            };
             OperationSummary {
                 operation: operation.into(),
                 messages: works.len() as u64,
                 bytes: works.iter().map(|work| size(work)).sum(),
                 min_ns: latencies.first().copied().unwrap_or(0),
-                median_ns: at(50).copied().unwrap_or(0),
-                p99_ns: at(99).copied().unwrap_or(0),
+                median_ns: percentile(&latencies, 50),
+                p99_ns: percentile(&latencies, 99),
                 max_ns: latencies.last().copied().unwrap_or(0),
                 sizes: histogram(works.iter().map(|work| size(work))),
                 latencies: histogram(latencies.iter().copied()),

@@ -28,6 +28,31 @@ pub(super) struct LadderPacket {
     pub outstanding_delta: [i32; 2],
 }
 
+impl LadderPacket {
+    pub fn new(
+        flow: usize,
+        opcode: Opcode,
+        psn: Psn,
+        payload: u32,
+        syndrome: Option<Syndrome>,
+    ) -> LadderPacket {
+        LadderPacket {
+            flow,
+            opcode,
+            psn,
+            payload,
+            syndrome,
+            retransmission: false,
+            header_details: None,
+            remarks: Vec::new(),
+            lost: false,
+            is_late: false,
+            unseen: None,
+            outstanding_delta: [0; 2],
+        }
+    }
+}
+
 /// What a packet's bytes tell and an event does not.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HeaderDetails {
