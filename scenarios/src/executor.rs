@@ -72,6 +72,13 @@ impl ProgramLog {
             ..ProgramLog::default()
         }
     }
+
+    /// Counts a completion of a step; returns how many are outstanding.
+    fn complete_one(&mut self, step: usize) -> u32 {
+        let pending = &mut self.pending_completions[step];
+        *pending = pending.saturating_sub(1);
+        *pending
+    }
 }
 
 /// An action at a time.
@@ -279,11 +286,8 @@ impl<'p> Executor<'p> {
                 true
             }
             Err(errno) => {
-                self.log.failed_calls.push(FailedCall {
-                    time_ns: now_ns,
-                    host: self.plan.qps[qp].host,
-                    errno,
-                });
+                let host = self.plan.qps[qp].host;
+                self.log.failed_calls.push(FailedCall { time_ns: now_ns, host, errno });
                 false
             }
         }
@@ -296,10 +300,8 @@ impl<'p> Executor<'p> {
         for _ in 0..step.repeat {
             let outcome = match &step.action {
                 StepAction::Post(work) => {
-                    let posted = self.post(now_ns, step.qp, work, Origin::Step(index), hosts);
-                    if !posted {
-                        self.log.pending_completions[index] =
-                            self.log.pending_completions[index].saturating_sub(1);
+                    if !self.post(now_ns, step.qp, work, Origin::Step(index), hosts) {
+                        self.log.complete_one(index);
                     }
                     Ok(())
                 }
@@ -307,11 +309,9 @@ impl<'p> Executor<'p> {
                     let id = self.qps[step.qp].next_id;
                     self.qps[step.qp].next_id += 1;
                     let offset = Area::Received.start(area) + offset;
-                    let posted =
-                        self.post_receive(now_ns, step.qp, id, offset, *bytes, Origin::Step(index), hosts);
-                    if !posted {
-                        self.log.pending_completions[index] =
-                            self.log.pending_completions[index].saturating_sub(1);
+                    let origin = Origin::Step(index);
+                    if !self.post_receive(now_ns, step.qp, id, offset, *bytes, origin, hosts) {
+                        self.log.complete_one(index);
                     }
                     Ok(())
                 }
@@ -388,8 +388,7 @@ impl<'p> Executor<'p> {
         let success = completion.status == CompletionStatus::Success;
         match origin {
             Some(Origin::Step(step)) => {
-                self.log.pending_completions[step] = self.log.pending_completions[step].saturating_sub(1);
-                if self.log.pending_completions[step] == 0 {
+                if self.log.complete_one(step) == 0 {
                     self.schedule_dependents(now_ns, step);
                 }
             }

@@ -162,15 +162,7 @@ notation!(Time, ["string", "integer"]);
 
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (unit, name) = match self.0 {
-            0..1_000 => return write!(f, "{} ns", self.0),
-            1_000..1_000_000 => (1_000, "µs"),
-            1_000_000..1_000_000_000 => (1_000_000, "ms"),
-            _ => (1_000_000_000, "s"),
-        };
-        let thousandths = self.0 / (unit / 1_000);
-        let text = format!("{}.{:03}", thousandths / 1_000, thousandths % 1_000);
-        write!(f, "{} {name}", text.trim_end_matches('0').trim_end_matches('.'))
+        f.write_str(&softhca_trace::duration(self.0))
     }
 }
 

@@ -4,7 +4,7 @@ use crate::parameters::ParameterValues;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// All expectations held.
@@ -12,6 +12,7 @@ pub enum Verdict {
     /// An expectation failed.
     Fail,
     /// The run could not be executed.
+    #[default]
     Error,
 }
 
@@ -65,7 +66,7 @@ pub struct Artifacts {
 }
 
 /// The result of a run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Outcome {
     pub verdict: Verdict,
     /// Reason why the run could not be executed.
@@ -125,19 +126,7 @@ pub struct RunReport<'a> {
 impl Outcome {
     /// The result of a run that could not be executed.
     pub fn failed_to_run(why: impl Into<String>) -> Outcome {
-        Outcome {
-            verdict: Verdict::Error,
-            error: Some(why.into()),
-            rules: Vec::new(),
-            expectations: Vec::new(),
-            skipped: Vec::new(),
-            trace_sha256: None,
-            order_sha256: None,
-            comparable_trace: None,
-            ended_ns: 0,
-            goodput: BTreeMap::new(),
-            artifacts: None,
-        }
+        Outcome { error: Some(why.into()), ..Outcome::default() }
     }
 
     /// The expectations that failed.

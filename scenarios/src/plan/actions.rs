@@ -1,5 +1,6 @@
 //! The actions of a plan: steps, flows, programs and their work requests.
 
+use crate::quantity::{Size, Time};
 use crate::spec::RemoteTarget;
 use softhca_engine::QpState;
 use softhca_queue::AccessFlags;
@@ -36,6 +37,24 @@ pub struct WorkRequest {
     pub inline: bool,
     /// Destination multicast group, in place of the peer.
     pub group: Option<IpAddr>,
+}
+
+impl WorkRequest {
+    /// A signaled work request at the start of the areas, without other flags.
+    pub const fn new(operation: WorkOperation, bytes: u32) -> WorkRequest {
+        WorkRequest {
+            operation,
+            bytes,
+            offset: 0,
+            remote_offset: 0,
+            remote_target: RemoteTarget::Valid,
+            signaled: true,
+            fence: false,
+            solicited: false,
+            inline: false,
+            group: None,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -122,6 +141,22 @@ pub struct FlowPlan {
     pub until_ns: Option<u64>,
     /// Minimum time between two posts.
     pub interval_ns: u64,
+}
+
+impl FlowPlan {
+    /// A flow that posts as fast as its depth allows, and does not stop before its count.
+    pub const fn new(
+        workload: usize,
+        qp: usize,
+        kind: FlowKind,
+        bytes: Size,
+        count: Option<u64>,
+        depth: u32,
+        at: Time,
+    ) -> FlowPlan {
+        let (bytes, at_ns) = (bytes.0 as u32, at.0);
+        FlowPlan { workload, qp, kind, bytes, count, depth, at_ns, until_ns: None, interval_ns: 0 }
+    }
 }
 
 /// A program on a host.
