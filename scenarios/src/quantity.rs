@@ -121,6 +121,19 @@ fn parse_with_unit(text: &str, units: &[(&str, u64)]) -> Result<u64, String> {
     Ok(value)
 }
 
+/// Parses a time with its unit.
+pub fn parse_nanoseconds(text: &str) -> Result<u64, String> {
+    let units = [
+        ("ns", 1),
+        ("us", 1_000),
+        ("µs", 1_000),
+        ("ms", 1_000_000),
+        ("s", 1_000_000_000),
+        ("min", 60_000_000_000),
+    ];
+    parse_with_unit(text, &units)
+}
+
 /// A time in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Time(pub u64);
@@ -129,15 +142,7 @@ impl FromStr for Time {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Time, String> {
-        let units = [
-            ("ns", 1),
-            ("us", 1_000),
-            ("µs", 1_000),
-            ("ms", 1_000_000),
-            ("s", 1_000_000_000),
-            ("min", 60_000_000_000),
-        ];
-        match parse_with_unit(text, &units)? {
+        match parse_nanoseconds(text)? {
             ns if ns > Time::MAX.0 => Err("a run lasts at most one day".into()),
             ns => Ok(Time(ns)),
         }
