@@ -38,6 +38,13 @@ pub(crate) struct LinkEnds {
     pub ports: [u16; 2],
 }
 
+/// A port of a switch.
+#[derive(Clone, Copy)]
+pub(crate) struct PortId {
+    pub switch: SwitchId,
+    pub port: u16,
+}
+
 /// The result of an event for the owner of the network.
 pub(crate) enum Outcome {
     Nothing,
@@ -253,19 +260,19 @@ impl Network {
             SimEvent::ReceiverDrain { host } => return self.drain(now, host, sink),
             SimEvent::SwitchLinkFree { switch, port } => {
                 self.switches[switch.0 as usize].ports[usize::from(port)].waiting_for_link = false;
-                self.serve(now, switch, port, sink);
+                self.serve(now, PortId { switch, port }, sink);
             }
             SimEvent::ReorderTimeout { link } => {
                 self.with_link(now, link, sink, |link, _, output| link.expire(now.nanos(), output));
             }
             SimEvent::SwitchPauseExpired { switch, port } => {
-                self.expire_switch_pauses(now, switch, port, sink)
+                self.expire_switch_pauses(now, PortId { switch, port }, sink)
             }
             SimEvent::SwitchPauseRefresh { switch, port, priority } => {
-                self.refresh_switch_pause(now, switch, port, priority, sink);
+                self.refresh_switch_pause(now, PortId { switch, port }, priority, sink);
             }
             SimEvent::SwitchWatchdog { switch, port, priority } => {
-                self.run_switch_watchdog(now, switch, port, priority, sink)
+                self.run_switch_watchdog(now, PortId { switch, port }, priority, sink)
             }
             SimEvent::HostPauseRefresh { host, priority } => {
                 self.refresh_host_pause(now, host, priority, sink)
@@ -419,7 +426,7 @@ impl Network {
         match ends.ends[end] {
             Node::Switch(switch) => {
                 let port = ends.ports[end];
-                self.arrive_at_switch(now, switch, port, slot, sink);
+                self.arrive_at_switch(now, PortId { switch, port }, slot, sink);
                 Outcome::Nothing
             }
             Node::Host(host) => {
