@@ -17,9 +17,9 @@ use std::net::IpAddr;
 #[derive(Clone, Debug)]
 pub enum RecordedEvent {
     /// A packet as a link sees it, without message and priority.
-    Sent { sighting: ObservedPacket },
+    Sent { packet: ObservedPacket },
     /// The same at its receiver.
-    Received { sighting: ObservedPacket },
+    Received { packet: ObservedPacket },
     /// A queue pair did not execute a received packet.
     Rejected { psn: Psn },
     /// A work request completed.
@@ -33,7 +33,7 @@ pub enum RecordedEvent {
     /// A packet modified memory.
     MemoryWritten { psn: Psn },
     /// A fault changed or dropped a packet.
-    Fault { rule: Option<RuleId>, lost: bool, sighting: ObservedPacket },
+    Fault { rule: Option<RuleId>, lost: bool, packet: ObservedPacket },
     /// A rule fired on a packet of an external program.
     RuleFired { rule: RuleId },
 }
@@ -161,8 +161,8 @@ impl RunRecord {
             }
             Event::CmSent { message, .. } if self.keeps_timeline => {
                 let known = CmMessage::ALL.iter().copied().find(|known| known.name() == message.name());
-                if let Some(sighting) = known.map(|message| self.cm_sighting(host, message)) {
-                    self.append(time_ns, host, None, RecordedEvent::Sent { sighting });
+                if let Some(packet) = known.map(|message| self.observe_cm_message(host, message)) {
+                    self.append(time_ns, host, None, RecordedEvent::Sent { packet });
                 }
             }
             Event::CmEventRaised { id, event: kind, status, .. } => {
@@ -180,22 +180,22 @@ impl RunRecord {
                 }
                 if self.keeps_timeline {
                     let at = self.qp_at(host, qp);
-                    let sighting = self.packet_sighting(host, qp, &packet, true);
-                    self.append(time_ns, host, at, RecordedEvent::Sent { sighting });
+                    let packet = self.observe_packet(host, qp, &packet, true);
+                    self.append(time_ns, host, at, RecordedEvent::Sent { packet });
                 }
             }
             Event::PacketReceived { qp, packet } if self.keeps_timeline => {
                 let at = self.qp_at(host, qp);
-                let sighting = self.packet_sighting(host, qp, &packet, false);
-                self.append(time_ns, host, at, RecordedEvent::Received { sighting });
+                let packet = self.observe_packet(host, qp, &packet, false);
+                self.append(time_ns, host, at, RecordedEvent::Received { packet });
             }
             Event::PacketDropped { qp, packet: Some(packet), .. } if self.keeps_timeline => {
                 let at = self.qp_at(host, qp);
                 self.append(time_ns, host, at, RecordedEvent::Rejected { psn: packet.psn });
             }
-            Event::RequestRejected { qp, psn, error: refusal } if self.keeps_timeline => {
+            Event::RequestRejected { qp, psn, error } if self.keeps_timeline => {
                 let at = self.qp_at(host, qp);
-                let psn = if let RequestError::PsnOutOfSequence { got, .. } = refusal { got } else { psn };
+                let psn = if let RequestError::PsnOutOfSequence { got, .. } = error { got } else { psn };
                 self.append(time_ns, host, at, RecordedEvent::Rejected { psn });
             }
             Event::MemoryWritten { qp, psn, .. } if self.keeps_timeline => {
@@ -266,9 +266,9 @@ impl RunRecord {
         if lost && rule.is_none() {
             self.uninjected_losses += 1;
         }
-        let sighting = fault.packet;
-        let qp = sighting.flow_id.map(Plan::qp_of_role);
-        self.append(time_ns, host, qp, RecordedEvent::Fault { rule, lost, sighting });
+        let packet = fault.packet;
+        let qp = packet.flow_id.map(Plan::qp_of_role);
+        self.append(time_ns, host, qp, RecordedEvent::Fault { rule, lost, packet });
     }
 
     fn append(
@@ -284,14 +284,14 @@ impl RunRecord {
     }
 
     /// A CM message as a link sees it.
-    fn cm_sighting(&mut self, host: usize, message: CmMessage) -> ObservedPacket {
+    fn observe_cm_message(&mut self, host: usize, message: CmMessage) -> ObservedPacket {
         let count = self.messages.entry((host, message)).or_default();
         *count += 1;
         ObservedPacket { transmission: *count, ..ObservedPacket::new(PacketClass::Cm(message)) }
     }
 
     /// A packet of a device event as a link sees it.
-    fn packet_sighting(
+    fn observe_packet(
         &mut self,
         host: usize,
         qpn: Qpn,
@@ -311,7 +311,7 @@ impl RunRecord {
             (PacketType::Request, false) => here.and_then(|here| self.peer_of(here.qp)),
         };
         let class = PacketClass::of_summary(packet.opcode, packet.syndrome);
-        let mut sighting = ObservedPacket {
+        let mut observed = ObservedPacket {
             opcode: Some(packet.opcode),
             psn: Some(packet.psn),
             flow_id: requester.map(|known| Plan::role_of(known.qp)),
@@ -320,7 +320,7 @@ impl RunRecord {
             ..ObservedPacket::new(class)
         };
         if class == PacketClass::Cnp {
-            sighting.relative_psn = None;
+            observed.relative_psn = None;
         }
         if let Some(requester) = requester.filter(|_| is_sent) {
             let kind = match class {
@@ -331,9 +331,9 @@ impl RunRecord {
             let count =
                 self.transmissions.entry((requester.qp, sense, kind, packet.psn.value())).or_default();
             *count += 1;
-            sighting.transmission = *count;
+            observed.transmission = *count;
         }
-        sighting
+        observed
     }
 
     fn peer_of(&self, qp: usize) -> Option<KnownQueuePair> {

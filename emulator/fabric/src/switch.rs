@@ -520,18 +520,18 @@ mod tests {
         let flow = PfcSettings { xoff: 1_000, xon: 500, headroom: 250, ..PfcSettings::default() };
         let mut switch = switch(SwitchSettings { pfc: Some(flow), ..SwitchSettings::default() });
         let mut slots = FramePool::default();
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let mut fate = Vec::new();
         for _ in 0..13 {
             let admitted = switch.admit(1, 0, 3, 100);
             fate.push(admitted);
             if admitted.is_ok() {
-                told.push(enqueue(&mut switch, &mut slots, 3, 100));
+                reported.push(enqueue(&mut switch, &mut slots, 3, 100));
             }
         }
         assert_eq!(fate.iter().filter(|fate| fate.is_ok()).count(), 12);
         assert_eq!(fate[12], Err(FrameDropReason::HeadroomFull));
-        assert_eq!(told.iter().position(|told| *told), Some(9), "{told:?}");
+        assert_eq!(reported.iter().position(|reported| *reported), Some(9), "{reported:?}");
         assert_eq!(switch.admit(2, 0, 3, 100), Ok(()), "another port has its own headroom");
         assert_eq!(switch.buffer_used(), 1_200);
     }

@@ -301,7 +301,7 @@ impl Linter {
             let text = format!("{name} has path MTU {}, {other} has {}", mine.path_mtu, theirs.path_mtu);
             self.report_once(now, MTU_MISMATCH, text);
         }
-        // Of a queue pair that is not in RTS yet, nobody knows what it will send.
+        // It is not known what a queue pair that is not in RTS yet will send.
         let sends = mine.ack_timeout.is_some() || mine.max_rd_atomic > 0 || mine.sq_psn != 0;
         if sends && mine.sq_psn != theirs.rq_psn {
             let text = format!("{name} starts at PSN {}, {other} expects {}", mine.sq_psn, theirs.rq_psn);

@@ -26,7 +26,7 @@ pub(crate) struct WorkRequest {
     pub started: Option<usize>,
     /// Where in the log it ends.
     pub completed: Option<usize>,
-    /// How it ended: the status of its completion, or none if nobody wanted one.
+    /// How it ended: the status of its completion, or none if none was asked for.
     pub status: Option<String>,
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct ParsedLog {
     outstanding: BTreeMap<QueuePairId, Vec<usize>>,
 }
 
-/// An account knows who is who in it.
+/// Names and peers of the queue pairs in the log.
 impl Deref for ParsedLog {
     type Target = QueuePairTable;
 

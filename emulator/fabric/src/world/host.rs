@@ -43,8 +43,8 @@ pub struct Host {
 impl Host {
     pub(crate) fn new(name: &str, address: IpAddr, settings: Settings) -> Host {
         let mut hca = Hca::new(settings, Gid::table(address));
-        let (doorbell, heard) = doorbell_ring(DeviceLimits::HCA.max_qp as u32);
-        let client = hca.open_client(heard).expect("a new card has room for a client");
+        let (doorbell, ring) = doorbell_ring(DeviceLimits::HCA.max_qp as u32);
+        let client = hca.open_client(ring).expect("a new card has room for a client");
         Host {
             name: name.into(),
             address,

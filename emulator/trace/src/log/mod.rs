@@ -247,9 +247,9 @@ impl<W: Write> EventLog<W> {
         self.write_line(&entry);
     }
 
-    /// A fault happened to a frame on a cable.
-    pub fn record_fault(&mut self, now: Instant, cable: LinkId, record_fault: &Fault) {
-        let entry = self.entries.fault(now, cable, record_fault);
+    /// A fault happened to a frame on a link.
+    pub fn record_fault(&mut self, now: Instant, link: LinkId, fault: &Fault) {
+        let entry = self.entries.fault(now, link, fault);
         self.write_line(&entry);
     }
 

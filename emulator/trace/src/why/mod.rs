@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use thiserror::Error;
 
-/// What somebody wants to know.
+/// What is asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Query {
     /// Only this queue pair: its number, decimal or with `0x`, or its name: `alice.1`.
@@ -159,13 +159,13 @@ impl LogAnalyzer {
         if self.log.is_capture {
             return self.diagnose_capture(question);
         }
-        let account = &self.log;
+        let log = &self.log;
         let places = match &question.queue_pair {
             Some(asked) => self.queue_pairs_matching(asked)?,
-            None => account.queue_pairs.clone(),
+            None => log.queue_pairs.clone(),
         };
         let here: Vec<&WorkRequest> =
-            account.work_requests.iter().filter(|work| places.contains(&work.queue_pair)).collect();
+            log.work_requests.iter().filter(|work| places.contains(&work.queue_pair)).collect();
         if let Some(id) = question.wr_id {
             let asked: Vec<&WorkRequest> = here.iter().copied().filter(|work| work.wr_id == id).collect();
             if asked.is_empty() {
@@ -197,7 +197,7 @@ impl LogAnalyzer {
             return Ok(self.explain(&stuck, String::new()));
         }
         let slow: Vec<&WorkRequest> =
-            here.iter().copied().filter(|work| evidence::was_delayed(account, work)).collect();
+            here.iter().copied().filter(|work| evidence::was_delayed(log, work)).collect();
         if !slow.is_empty() {
             let remark =
                 "Nothing failed. These had to be tried again, or were held up, and took longer for it.";
@@ -255,12 +255,9 @@ impl LogAnalyzer {
         if !found.is_empty() {
             return Ok(found);
         }
-        let account = &self.log;
-        let known: Vec<String> = account
-            .queue_pairs
-            .iter()
-            .map(|place| format!("{} ({:#x})", account.name(*place), place.qp))
-            .collect();
+        let log = &self.log;
+        let known: Vec<String> =
+            log.queue_pairs.iter().map(|place| format!("{} ({:#x})", log.name(*place), place.qp)).collect();
         let known = if known.is_empty() { "none".into() } else { known.join(", ") };
         Err(QueryError::UnknownQueuePair { asked: asked.into(), known })
     }
@@ -270,12 +267,12 @@ impl LogAnalyzer {
     }
 
     fn explain_one(&self, work: &WorkRequest) -> Explanation {
-        let account = &self.log;
-        let findings = evidence::collect(account, work);
+        let log = &self.log;
+        let findings = evidence::collect(log, work);
         let outcome = match (&work.status, work.completed) {
-            (None, Some(_)) if account.is_capture => "was answered".into(),
-            (None, None) if account.is_capture => "has no answer in the capture".into(),
-            (Some(status), Some(ended)) if account.entries[ended].certainty.is_some() => {
+            (None, Some(_)) if log.is_capture => "was answered".into(),
+            (None, None) if log.is_capture => "has no answer in the capture".into(),
+            (Some(status), Some(ended)) if log.entries[ended].certainty.is_some() => {
                 format!("must have ended with {status}")
             }
             (Some(status), Some(_)) if status == "SUCCESS" => "succeeded".into(),
@@ -283,18 +280,18 @@ impl LogAnalyzer {
             (None, Some(_)) => "succeeded, without a completion because none was wanted".into(),
             (None, None) => "has not ended".into(),
         };
-        let title = format!("{} of {} {outcome}", work.title(), account.name(work.queue_pair));
-        let conclusion = cause::cause_and_advice(account, work, &findings);
+        let title = format!("{} of {} {outcome}", work.title(), log.name(work.queue_pair));
+        let conclusion = cause::cause_and_advice(log, work, &findings);
         let certainty = match conclusion.code.as_str() {
-            "no-response" | "incomplete" if account.is_capture => Certainty::Ambiguous,
+            "no-response" | "incomplete" if log.is_capture => Certainty::Ambiguous,
             code if code == "rnr" || code.starts_with("nak") => Certainty::Known,
-            "timeout" if account.is_capture => findings.certainty.unwrap_or(Certainty::Inferred),
+            "timeout" if log.is_capture => findings.certainty.unwrap_or(Certainty::Inferred),
             _ => findings.certainty.unwrap_or(Certainty::Known),
         };
         let mut evidence = findings.evidence;
         evidence.iter_mut().for_each(|step| step.packet = self.packet_of(step.entry));
         Explanation {
-            connection: format!("{} - {}", account.name(work.queue_pair), account.peer_name(work.queue_pair)),
+            connection: format!("{} - {}", log.name(work.queue_pair), log.peer_name(work.queue_pair)),
             request: Some(work.title()),
             status: work.status.clone(),
             code: conclusion.code,
@@ -316,29 +313,29 @@ impl LogAnalyzer {
     }
 
     fn success_summary(&self, works: &[&WorkRequest]) -> String {
-        let account = &self.log;
+        let log = &self.log;
         let took = |work: &WorkRequest| {
             let (started, ended) = (work.started?, work.completed?);
-            Some(account.time_of(ended) - account.time_of(started))
+            Some(log.time_of(ended) - log.time_of(started))
         };
         let slowest = works.iter().filter_map(|work| Some((took(work)?, work))).max_by_key(|(took, _)| *took);
         match slowest {
-            None if account.is_capture => {
+            None if log.is_capture => {
                 "The capture shows no reliable connection with an answered request, and nothing wrong.".into()
             }
             None => "The log has no work request that failed.".into(),
-            Some((took, work)) if account.is_capture => format!(
+            Some((took, work)) if log.is_capture => format!(
                 "Nothing wrong was found: {} messages were answered at once. The slowest, {} of {}, took {}.",
                 works.len(),
                 work.title(),
-                account.name(work.queue_pair),
+                log.name(work.queue_pair),
                 duration(took)
             ),
             Some((took, work)) => format!(
                 "Nothing failed and nothing had to be tried again: {} work requests ended well. The slowest, {} of {}, took {}.",
                 works.len(),
                 work.title(),
-                account.name(work.queue_pair),
+                log.name(work.queue_pair),
                 duration(took)
             ),
         }

@@ -337,7 +337,7 @@ impl FlowInference {
             self.lose(seen.packet, true, seen.psn, None, Certainty::Inferred, text);
         } else if cause == "timeout" && !has_response_gap {
             // A lost packet with others behind it draws a NAK, but only one: the retransmission of the missing packet was
-            // lost, or else the last packet, which nobody reported.
+            // lost, or else the last packet, which no report covers.
             let asked = self.rejection.filter(|rejection| rejection.kind == RejectionKind::Sequence);
             let lost = match asked.filter(|rejection| rejection.position >= position) {
                 Some(rejection) => rejection.position,
