@@ -159,7 +159,7 @@ impl<'a> EvidenceCollector<'a> {
 
     fn peer_host(&self) -> Option<usize> {
         let (address, _) = self.log.peer_address(self.work_request.queue_pair)?;
-        self.log.hosts.iter().position(|(_, known)| *known == Some(address))
+        self.log.host_at(address)
     }
 
     fn at_requester(&mut self, entry: &Entry) {
