@@ -105,6 +105,9 @@ fn parse_with_unit(text: &str, units: &[(&str, u64)]) -> Result<u64, String> {
     if whole.is_empty() && fraction.is_empty() {
         return Err("missing number".into());
     }
+    if fraction.contains('.') {
+        return Err("more than one decimal point".into());
+    }
     let too_large = || "the number is too large".to_owned();
     let mut value = match whole {
         "" => 0,
@@ -501,6 +504,7 @@ mod tests {
         assert_eq!(time("5 parsecs"), "unknown unit \"parsecs\", use one of ns, us, µs, ms, s, min");
         assert_eq!(time("0.5ns"), "more precise than the smallest unit");
         assert_eq!(time("us"), "missing number");
+        assert_eq!(time("1.2.3us"), "more than one decimal point");
         assert!(time("99999999999999999999s").contains("too large"));
         assert_eq!("5..3".parse::<IntegerRange>().unwrap_err(), "the range is empty");
         assert_eq!("+5..7".parse::<PsnRange>().unwrap_err(), "write a plus sign at both ends or at none");
