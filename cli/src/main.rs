@@ -33,7 +33,6 @@ mod shrink;
 mod status;
 #[cfg(target_os = "linux")]
 mod sweep;
-mod time;
 mod trace;
 
 use clap::{Parser, Subcommand};

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 /// Which daemon, and the output format.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct DaemonTarget {
     /// Name of the daemon [default: SOFTHCA_DAEMON, or the default daemon]
     #[arg(long)]

@@ -32,7 +32,6 @@ pub trait HostControl {
     fn signal(&mut self, host: usize, signal: ProgramSignal) -> Result<(), String>;
 }
 
-/// A signal to a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramSignal {
     /// SIGKILL.
@@ -134,7 +133,6 @@ impl<'p> LiveScenario<'p> {
         rules
     }
 
-    /// The faults of the programs of a host.
     pub fn program_faults(&self, host: usize) -> Option<ProgramFaults> {
         self.plan.program_faults(host)
     }

@@ -119,15 +119,15 @@ fn split_by_hit(plan: &Plan, fault: &FaultPlan, hits: &[(usize, Fault)]) -> Vec<
 }
 
 fn single_hit_fault(plan: &Plan, fault: &FaultPlan, rule: &Rule, link: usize, hit: &Fault) -> Candidate {
-    let sighting = &hit.packet;
-    let (role, psn) = (sighting.flow_id.expect("checked"), sighting.relative_psn.expect("checked") as u64);
+    let packet = &hit.packet;
+    let (role, psn) = (packet.flow_id.expect("checked"), packet.relative_psn.expect("checked") as u64);
     let selector = Selector {
         direction: Some(hit.direction),
-        classes: Some(PacketClasses::Only(sighting.class)),
+        classes: Some(PacketClasses::Only(packet.class)),
         flow_id: Some(role),
-        packet_type: sighting.packet_type,
+        packet_type: packet.packet_type,
         psn: Some(InclusiveRange::exactly(psn)),
-        transmission: Some(InclusiveRange::exactly(sighting.transmission)),
+        transmission: Some(InclusiveRange::exactly(packet.transmission)),
         ..Selector::default()
     };
     let name = |node: Node| match node {
@@ -136,14 +136,14 @@ fn single_hit_fault(plan: &Plan, fault: &FaultPlan, rule: &Rule, link: usize, hi
     };
     let [first, second] = plan.links[link].ends.map(name);
     let [from, to] = if hit.direction == Direction::Forward { [first, second] } else { [second, first] };
-    let class = if sighting.packet_type == Some(PacketType::Request) { "request" } else { "response" };
+    let class = if packet.packet_type == Some(PacketType::Request) { "request" } else { "response" };
     let text = format!(
         "[[fault]] # part of {:?}: {:?}\n  on = \"{from} -> {to}\"\n  match = {{ class = \"{class}\", qp = \"{}\", psn = \"+{psn}\", \
          transmission = {} }}\n  action = {}\n  times = 1",
         fault.name,
         hit.effect,
         plan.qps[Plan::qp_of_role(role)].name,
-        sighting.transmission,
+        packet.transmission,
         action_toml(&rule.action)
     );
     // Keep the id: random decisions depend on it.

@@ -21,7 +21,6 @@ fn packet_bytes(bytes: usize) -> usize {
     bytes.min(4096) + 12 + 4
 }
 
-/// One benchmark.
 pub struct Benchmark {
     pub name: String,
     kind: BenchmarkKind,

@@ -19,9 +19,7 @@ pub struct SwitchId(pub u32);
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Node {
-    /// A host.
     Host(HostId),
-    /// A switch.
     Switch(SwitchId),
 }
 

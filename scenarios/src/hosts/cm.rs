@@ -13,7 +13,6 @@ use std::net::SocketAddr;
 /// An event of the connection manager of a host.
 #[derive(Clone, Debug)]
 pub struct CmEvent {
-    /// Host.
     pub host: usize,
     /// Id; a new one for a request.
     pub id: u32,
@@ -21,7 +20,6 @@ pub struct CmEvent {
     pub listener: Option<u32>,
     /// Queue pair of the active side, if known.
     pub active_qp: Option<usize>,
-    /// Event.
     pub kind: EventType,
     /// Zero, a negative errno, or the reason of a REJ.
     pub status: i32,

@@ -44,9 +44,7 @@ use std::net::IpAddr;
 pub struct Plan {
     /// One sentence that states what the scenario shows.
     pub title: String,
-    /// Seed.
     pub seed: u64,
-    /// Parameter values.
     pub parameters: ParameterValues,
     /// Time at which the run stops.
     pub duration_ns: Option<u64>,
@@ -54,7 +52,6 @@ pub struct Plan {
     pub hosts: Vec<HostPlan>,
     /// Switches, in the order of their names.
     pub switches: Vec<SwitchPlan>,
-    /// Links.
     pub links: Vec<LinkPlan>,
     /// Routes that differ from the shortest path.
     pub routes: Vec<RoutePlan>,
@@ -64,21 +61,16 @@ pub struct Plan {
     pub pairs: Vec<PairPlan>,
     /// Type of the queue pairs of external programs.
     pub transport: QpType,
-    /// Individual steps.
     pub steps: Vec<StepPlan>,
     /// Flows of the workloads.
     pub flows: Vec<FlowPlan>,
     /// External programs.
     pub commands: Vec<CommandPlan>,
-    /// Names of the workloads.
     pub workloads: Vec<String>,
-    /// Injected faults.
     pub faults: Vec<FaultPlan>,
     /// Rules that count packets for expectations.
     pub counting_rules: Vec<CountingRule>,
-    /// Expectations.
     pub expectations: Vec<Expectation>,
-    /// Invariants.
     pub invariants: Vec<Invariant>,
 }
 
@@ -93,7 +85,6 @@ impl Plan {
         role.0 as usize - 1
     }
 
-    /// The pair of a queue pair.
     pub fn pair_of(&self, qp: usize) -> &PairPlan {
         &self.pairs[self.qps[qp].pair]
     }
@@ -127,7 +118,6 @@ impl Plan {
         self.expectations.iter().filter(|expectation| expectation.is_timed)
     }
 
-    /// The rules for packets that the device of a host sends, with their names, in the order in which they apply. Counting
     /// The faults of the program of a host, with the seed of the plan; `None` if it has none.
     pub fn program_faults(&self, host: usize) -> Option<ProgramFaults> {
         let of_host = |fault: &FaultPlan| match &fault.kind {
@@ -139,6 +129,7 @@ impl Plan {
         (!faults.is_empty()).then(|| ProgramFaults { seed, faults, ..ProgramFaults::default() })
     }
 
+    /// The rules for packets that the device of a host sends, with their names, in the order in which they apply. Counting
     /// rules come first.
     pub fn rules_for_host(&self, host: usize) -> Vec<(&str, Rule)> {
         let counts = self.counting_rules.iter().map(|count| ("", &count.links, &count.rule));
@@ -237,10 +228,8 @@ impl Plan {
     }
 }
 
-/// A host.
 #[derive(Clone, Debug)]
 pub struct HostPlan {
-    /// Its name.
     pub name: String,
     /// IP address in virtual time.
     pub address: IpAddr,
@@ -254,23 +243,17 @@ pub struct HostPlan {
     pub receiver: Option<ReceiverSettings>,
 }
 
-/// A switch.
 #[derive(Clone, Debug)]
 pub struct SwitchPlan {
-    /// Its name.
     pub name: String,
-    /// Its settings.
     pub settings: SwitchSettings,
 }
 
 /// A route that differs from the shortest path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoutePlan {
-    /// Switch.
     pub switch: usize,
-    /// Destination host.
     pub host: usize,
-    /// Egress link.
     pub link: usize,
 }
 
@@ -292,62 +275,45 @@ impl From<Node> for softhca_fabric::Node {
     }
 }
 
-/// A link.
 #[derive(Clone, Debug)]
 pub struct LinkPlan {
     /// Its ends; the forward direction is from the first to the second.
     pub ends: [Node; 2],
-    /// Rate, delay and MTU.
     pub line: LinkSettings,
 }
 
-/// A queue pair.
 #[derive(Clone, Debug)]
 pub struct QpPlan {
-    /// Its name.
     pub name: String,
-    /// Index of its host.
     pub host: usize,
-    /// Index of its peer.
     pub peer: usize,
-    /// Index of its pair.
     pub pair: usize,
 }
 
 /// Two queue pairs and the settings of their connection.
 #[derive(Clone, Debug)]
 pub struct PairPlan {
-    /// Indices of the queue pairs.
     pub qps: [usize; 2],
-    /// Type of the queue pairs.
     pub kind: QpType,
     /// Steps connect them through the connection manager.
     pub uses_cm: bool,
-    /// Path MTU.
     pub mtu: Mtu,
     /// Exponent of the ACK timeout.
     pub timeout: u8,
-    /// Maximum number of retries.
     pub retry_count: u8,
-    /// Maximum number of retries after RNR NAKs.
     pub rnr_retry: u8,
-    /// Minimum RNR NAK timer.
     pub min_rnr_timer: RnrTimer,
     /// Maximum number of outstanding READs and atomics.
     pub max_rd_atomic: u8,
-    /// First PSNs.
     pub sq_psns: [Psn; 2],
     /// Access rights of each side.
     pub access: AccessFlags,
     /// Number of receives that each side keeps posted.
     pub posted_receives: u32,
-    /// Size of each receive.
     pub receive_bytes: u32,
     /// DSCP and ECN bits.
     pub traffic_class: u8,
-    /// Size of the send queue.
     pub max_send_wr: u32,
-    /// Size of the completion queue.
     pub cqe: u32,
     /// Size of each of the four areas of a queue pair.
     pub area_bytes: u64,

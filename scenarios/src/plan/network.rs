@@ -26,7 +26,6 @@ pub(super) struct Network {
     pub links: Vec<LinkPlan>,
     pub routes: Vec<RoutePlan>,
     nodes: BTreeMap<String, Node>,
-    /// Neighbors of each node.
     neighbors: BTreeMap<Node, Vec<Node>>,
 }
 
@@ -92,7 +91,7 @@ impl Network {
                 ends[end] = network.node(name, source, &format!("{path}.between.{end}"))?;
             }
             if ends[0] == ends[1] {
-                return Err(source.error_at(&join_path(&path, "between"), "the ends of a link must differ"));
+                return Err(source.error_in(&path, "between", "the ends of a link must differ"));
             }
             network.links.push(LinkPlan { ends, line });
         }
@@ -122,13 +121,10 @@ impl Network {
         let n = self.hosts.len() as u32 + 1;
         let address = host.address.unwrap_or(IpAddr::V4(Ipv4Addr::from(0x0a00_0000 + n)));
         if address.is_multicast() || address.is_unspecified() {
-            return Err(
-                source.error_at(&join_path(path, "address"), format!("{address} is not a unicast address"))
-            );
+            return Err(source.error_in(path, "address", format!("{address} is not a unicast address")));
         }
         if self.hosts.iter().any(|other| other.address == address) {
-            return Err(source
-                .error_at(&join_path(path, "address"), format!("another host has the address {address}")));
+            return Err(source.error_in(path, "address", format!("another host has the address {address}")));
         }
         let key_path = |own: bool, key: &str| join_path(if own { path } else { "device" }, key);
         let merged = host.or(device);
@@ -328,7 +324,6 @@ impl Network {
         })
     }
 
-    /// The host with this name.
     pub fn host(&self, name: &str, source: &Source, path: &str) -> Result<usize, Diagnostic> {
         match self.nodes.get(name) {
             Some(Node::Host(host)) => Ok(*host),
@@ -345,7 +340,6 @@ impl Network {
         names.iter().map(|name| self.host(name, source, path)).collect()
     }
 
-    /// The switch with this name.
     pub fn switch_named(&self, name: &str, source: &Source, path: &str) -> Result<usize, Diagnostic> {
         match self.nodes.get(name) {
             Some(Node::Switch(switch)) => Ok(*switch),
@@ -356,7 +350,6 @@ impl Network {
         }
     }
 
-    /// The name of a node.
     pub fn name(&self, node: Node) -> &str {
         match node {
             Node::Host(host) => &self.hosts[host].name,
@@ -442,12 +435,13 @@ fn link_line(
 ) -> Result<LinkSettings, Diagnostic> {
     let bits_per_second = match rate {
         None => None,
-        Some(rate) => Some(NonZeroU64::new(rate.0).ok_or_else(|| {
-            source.error_at(&join_path(path, "rate"), "a link with rate 0 carries no packets")
-        })?),
+        Some(rate) => Some(
+            NonZeroU64::new(rate.0)
+                .ok_or_else(|| source.error_in(path, "rate", "a link with rate 0 carries no packets"))?,
+        ),
     };
     if mtu == Some(0) {
-        return Err(source.error_at(&join_path(path, "mtu"), "a link with MTU 0 carries no packets"));
+        return Err(source.error_in(path, "mtu", "a link with MTU 0 carries no packets"));
     }
     Ok(LinkSettings { bits_per_second, delay_ns: delay.0, mtu: mtu.unwrap_or(u32::MAX) })
 }
@@ -501,7 +495,7 @@ fn congestion_settings(
     let defaults = engine::CongestionSettings::from_name(&spec.algorithm).ok_or_else(|| {
         let message = format!("unknown congestion control algorithm {:?}", spec.algorithm);
         source
-            .error_at(&join_path(path, "algorithm"), message)
+            .error_in(path, "algorithm", message)
             .suggest(&spec.algorithm, engine::CongestionSettings::NAMES)
     })?;
     let Some(RateControlSettings::Dcqcn(defaults)) = defaults.rate_control else { return Ok(defaults) };
@@ -514,7 +508,7 @@ fn congestion_settings(
         (spec.min_rate.is_some_and(|rate| rate.0 == 0), "min-rate"),
     ];
     if let Some((_, key)) = zero.iter().find(|(is_zero, _)| *is_zero) {
-        return Err(source.error_at(&join_path(path, key), format!("`{key}` cannot be 0")));
+        return Err(source.error_in(path, key, format!("`{key}` cannot be 0")));
     }
     let time =
         |spec: Option<Time>, defaults: Duration| spec.map_or(defaults, |time| Duration::from_nanos(time.0));

@@ -81,7 +81,6 @@ impl Link {
         self.rules.iter().any(|armed| overtakes(armed.rule.action))
     }
 
-    /// The link settings.
     pub const fn settings(&self) -> &LinkSettings {
         self.directions[0].settings()
     }
@@ -100,7 +99,6 @@ impl Link {
         self.update_fast_path();
     }
 
-    /// The state of one direction.
     pub const fn state(&self, now_ns: u64, direction: Direction) -> LinkState {
         match now_ns < self.directions[direction as usize].down_until_ns {
             true => LinkState::Down,
@@ -114,7 +112,6 @@ impl Link {
         self.directions[direction as usize].busy_until_ns()
     }
 
-    /// The counters of one direction.
     pub const fn counters(&self, direction: Direction) -> LinkCounters {
         self.directions[direction as usize].total_counters()
     }

@@ -389,8 +389,8 @@ proptest! {
         prop_assert_eq!(forward.admitted + backward.admitted, traffic.len() as u64);
         prop_assert_eq!(forward.delivered + backward.delivered, bench.out.deliveries.len() as u64);
         let dropped = |effect| if let FaultEffect::Dropped { copies } = effect { 1 + copies } else { 0 };
-        let told: u64 = bench.effects().into_iter().map(dropped).sum();
-        prop_assert_eq!(forward.dropped + backward.dropped, told);
+        let reported: u64 = bench.effects().into_iter().map(dropped).sum();
+        prop_assert_eq!(forward.dropped + backward.dropped, reported);
     }
 
     #[test]

@@ -23,7 +23,6 @@ pub struct Rule {
     pub selector: Selector,
     /// How often the rule acts.
     pub repeat: Repeat,
-    /// The action.
     pub action: Action,
 }
 
@@ -34,7 +33,6 @@ impl Rule {
     }
 }
 
-/// Rule counters.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RuleCounters {

@@ -1,4 +1,4 @@
-//! The cause of an outcome and what to do about it, in words for somebody who meets it the first time.
+//! The cause of an outcome and what to do about it, in words that need no knowledge of the protocol.
 
 mod rejection;
 
@@ -16,8 +16,8 @@ pub(super) struct Conclusion {
 }
 
 /// The cause, and what to do.
-pub(super) fn cause_and_advice(account: &ParsedLog, work: &WorkRequest, findings: &Symptoms) -> Conclusion {
-    let judge = CauseFinder { log: account, work_request: work, symptoms: findings };
+pub(super) fn cause_and_advice(log: &ParsedLog, work: &WorkRequest, findings: &Symptoms) -> Conclusion {
+    let judge = CauseFinder { log, work_request: work, symptoms: findings };
     match work.status.as_deref() {
         None if work.completed.is_none() => judge.incomplete(),
         None | Some("SUCCESS") => judge.delayed(),
@@ -265,7 +265,7 @@ impl CauseFinder<'_> {
 
     fn timeout_text(&self) -> String {
         let Some(profile) = self.log.attributes(self.work_request.queue_pair) else { return String::new() };
-        let Some(patience) = profile.ack_timeout else {
+        let Some(ack_timeout) = profile.ack_timeout else {
             return "timeout is 0: the requester would wait for ever.".into();
         };
         let one = duration(4096u64 << (profile.timeout & 0x1f));
@@ -275,7 +275,7 @@ impl CauseFinder<'_> {
                 "timeout {} means {one} (4.096 µs times 2 to the {}); with retry_cnt {tries} and nothing sent again, the peer had {}.",
                 profile.timeout,
                 profile.timeout,
-                duration(patience)
+                duration(ack_timeout)
             ),
             _ => format!(
                 "timeout {} means {one} (4.096 µs times 2 to the {}) for each of the {} tries that retry_cnt {tries} allows.",
