@@ -5,6 +5,7 @@ mod libraries;
 // Another target uses the other functions.
 #[allow(dead_code)]
 mod rig;
+mod rsockets;
 mod verb_faults;
 
 use rig::{Rig, run_pair};
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
     ];
     tests.extend(faults::tests());
     tests.extend(libraries::tests());
+    tests.extend(rsockets::tests());
     tests.extend(verb_faults::tests());
     for words in PAIRS {
         let program = words.split(' ').next().expect("a program");
@@ -124,6 +126,12 @@ const PAIRS: &[&str] = &[
     "ib_atomic_bw -n 100 -R",
     "ib_atomic_lat -n 100",
     "ib_atomic_lat -n 100 -R",
+    "rstream -T v -S all -I 10 -C 10",
+    "rstream -T b -T v -S 65536 -I 100 -C 10",
+    "rstream -T a -T v -S 4096 -I 100 -C 10",
+    "rstream -T n -S 1048576 -I 10 -C 10",
+    "riostream -T v -S all -I 10 -C 10",
+    "riostream -T b -S 65536 -I 100 -C 10",
     "rping -C 100 -v -V",
     "ucmatose",
     "udaddy",

@@ -350,16 +350,15 @@ pub fn run_pair(rig: &mut Rig, words: &str) {
     let words: Vec<&str> = words.split(' ').collect();
     let port = free_port().to_string();
     let and = |more: &[&'static str]| [&words[..], more].concat();
+    let and_port = |more: &[&'static str]| [&words[..], &["-p", &port], more].concat();
     let (server, client) = match words[0] {
         "rping" => (and(&["-s"]), and(&["-c", "-a", "127.0.0.1"])),
         "ucmatose" | "udaddy" => (words.clone(), and(&["-s", "127.0.0.1"])),
+        "rstream" | "riostream" => (and_port(&[]), and_port(&["-s", "127.0.0.1"])),
         "rdma_server" => (words.clone(), vec!["rdma_client", "-s", "127.0.0.1"]),
         "rdma_xserver" => (words.clone(), vec!["rdma_xclient", "-s", "127.0.0.1"]),
         // These use connection management only.
-        _ if words.contains(&"-R") => {
-            let shared = [&words[..], &["-p", &port]].concat();
-            (shared.clone(), [&shared[..], &["127.0.0.1"]].concat())
-        }
+        _ if words.contains(&"-R") => (and_port(&[]), and_port(&["127.0.0.1"])),
         _ => {
             let (mut server, mut client) = rig.start_pair(&words);
             let seen = [client.wait(), server.wait()];

@@ -8,7 +8,7 @@ use softhca_udp::{Entropy, Loopback, parse_addresses};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU64;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use thiserror::Error;
 
@@ -123,6 +123,9 @@ pub struct Config {
     pub further_cards: BTreeMap<String, Vec<Option<IpAddr>>>,
     /// The IPv6 addresses of hosts that also have an IPv4 address, by host name.
     pub ipv6: BTreeMap<String, Ipv6Addr>,
+    /// The network namespaces of hosts that are not in that of the daemon, by host name: files such as
+    /// `/run/netns/alice`.
+    pub namespaces: BTreeMap<String, PathBuf>,
     /// The UDP source port of packets.
     pub entropy: Entropy,
     /// How a host's traffic to itself is carried. By default inside the HCA and in rings on the direct data path, and
@@ -174,6 +177,7 @@ impl Default for Config {
             hosts: vec![HostConfig { name: "host".into(), address: None }],
             further_cards: BTreeMap::new(),
             ipv6: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
             entropy: Entropy::Off,
             loopback: None,
             data_path: DataPath::default(),
@@ -239,6 +243,11 @@ impl Config {
             }
         }
         cards
+    }
+
+    /// The network namespace of a host, unless it is that of the daemon.
+    pub(crate) fn namespace(&self, host: &str) -> Option<&Path> {
+        self.namespaces.get(host).map(PathBuf::as_path)
     }
 
     /// The most devices that one process may have open: half of all.

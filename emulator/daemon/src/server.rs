@@ -7,6 +7,7 @@ use crate::client_process::ClientProcess;
 use crate::config::{Config, FabricConfig};
 use crate::host::{AsyncEventWatchers, DaemonHost};
 use crate::messages::{self, report};
+use crate::network_namespace::within;
 use crate::readable_fd::ReadableFd;
 use crate::recording::{FabricEventSink, Recordings};
 use crate::session::Session;
@@ -119,14 +120,15 @@ impl Daemon {
         let recordings = Recordings::new(watchers.clone());
         let mut hosts = Vec::new();
         for (index, card) in config.cards().iter().enumerate() {
-            hosts.push(Arc::new(DaemonHost::start(&config, index, card, &watchers, &recordings)?));
+            let start = || DaemonHost::start(&config, index, card, &watchers, &recordings);
+            hosts.push(Arc::new(within(config.namespace(card.host), start)??));
         }
         let network = match &config.fabric {
             Some(fabric) => Some(build_network(fabric, &hosts, &recordings)?),
             None => None,
         };
         // The lock is ours, so no daemon uses a socket or views of this name.
-        let views = Some(Views::start(&config.name, &hosts));
+        let views = Some(Views::start(&config, &hosts));
         let socket = directory.socket(&config.name);
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket)

@@ -68,7 +68,7 @@ impl Rejection {
     /// Sets errno, and explains if that is requested.
     fn report(self, verb: &str) -> c_int {
         static EXPLAINED: LazyLock<bool> = LazyLock::new(|| std::env::var_os(EXPLAIN_VARIABLE).is_some());
-        if *EXPLAINED && self.errno != libc::EAGAIN {
+        if *EXPLAINED && !matches!(self.errno, libc::EAGAIN | libc::EINPROGRESS) {
             match self.why {
                 Reason::Text(why) => eprintln!("softhca: {verb}: {why}"),
                 Reason::Error(error) => eprintln!("softhca: {verb}: {error}"),
