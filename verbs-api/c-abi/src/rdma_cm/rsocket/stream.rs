@@ -192,9 +192,11 @@ impl Stream {
         let access = AccessFlags::LOCAL_WRITE;
         let half = sizes.receive_buffer / 2;
         Ok(Stream {
-            send_buffer: domain.allocate_region(sizes.send_buffer, access)?,
-            receive_buffer: domain
-                .allocate_region(sizes.receive_buffer + tables, access | AccessFlags::REMOTE_WRITE)?,
+            send_buffer: domain.allocate_region(sizes.send_buffer as u64, access)?,
+            receive_buffer: domain.allocate_region(
+                (sizes.receive_buffer + tables) as u64,
+                access | AccessFlags::REMOTE_WRITE,
+            )?,
             domain: domain.clone(),
             pair,
             queue,
@@ -500,7 +502,7 @@ impl Stream {
         let slot = (0..peer_slots).find(is_free).filter(|_| is_remote);
         if is_remote && slot.is_none() {
             let why = "the peer has no free entry for a mapping: it sets RDMA_IOMAPSIZE before it connects";
-            return Err(Error::Invalid { what: "riomap", why });
+            return Err(softhca::VerbsError::Invalid { what: "riomap", why }.into());
         }
         // SAFETY: the caller guarantees it.
         let region = unsafe { self.domain.register_memory(base, length, access)? };
