@@ -39,8 +39,7 @@ fn main() -> ExitCode {
         needs!(compiler(), every_rejected_call_sets_errno_and_is_explained),
         needs!(compiler(), polling_never_sleeps),
         needs!(compiler(), the_calls_of_a_collective_library_work),
-        // The card of a daemon reads and writes a client's memory from its own process.
-        needs!(compiler(), the_calls_of_a_collective_library_work_on_secret_memory).with_ignored_flag(true),
+        needs!(compiler(), the_calls_of_a_collective_library_work_on_secret_memory),
         needs!(compiler(), why_reports_a_requester_that_waits_for_ever),
     ];
     tests.extend(faults::tests());
@@ -396,6 +395,10 @@ fn collective(memory: &str) {
     let mut rig = Rig::new();
     let program = compile(&rig, "collective");
     let seen = rig.run(&[&program, memory]);
+    // Not every kernel has memfd_secret.
+    if seen.code == Some(77) && memory == "secret" {
+        return eprintln!("skipped: {}", seen.text);
+    }
     assert!(seen.success && seen.text.contains("all rounds were right"), "{seen:?}");
 }
 

@@ -116,16 +116,19 @@ impl Client {
     /// Opens a socket that sends from an address of the host.
     pub fn open_send_socket(&mut self, source: IpAddr) -> RequestResult {
         let gids = self.control(|hca, _, _| hca.gids().to_vec());
-        if self.slot.is_none() || !gids.contains(&Gid::from(source)) {
+        let slots =
+            self.host.slots.as_ref().filter(|_| self.slot.is_some() && gids.contains(&Gid::from(source)));
+        let Some(slots) = slots else {
             let message = format!("{source} is not an address that this client sends from");
             return Err(CommandError::new(libc::EADDRNOTAVAIL, message));
-        }
+        };
         if self.send_sockets >= 2 * SlotGroup::MAX_SLOTS {
             return Err(CommandError::new(libc::EMFILE, "the client has a socket for every slot"));
         }
         // No reader: the smallest buffer is sufficient.
         let options = SocketOptions { receive_buffer: 0, ..SocketOptions::default() };
-        let socket = RoceSocket::bind(SocketAddr::new(source, 0), options).map_err(std::io::Error::other)?;
+        let bind = || RoceSocket::bind(SocketAddr::new(source, 0), options);
+        let socket = slots.within_namespace(bind)?.map_err(std::io::Error::other)?;
         self.send_sockets += 1;
         Ok((Response::Done, vec![socket.as_fd().try_clone_to_owned()?]))
     }

@@ -214,9 +214,15 @@ impl DaemonHost {
         };
         let is_central = config.fabric.is_some() || config.congestion.name().is_none();
         let slots = match config.data_path == DataPath::Direct && !is_central {
-            true => HostSlots::new(&sockets, settings, HostId(index as u32), recordings)
-                .inspect_err(|error| report!("no direct data path: the kernel does not share ports: {error}"))
-                .ok(),
+            true => HostSlots::new(
+                &sockets,
+                settings,
+                HostId(index as u32),
+                config.namespace(card.host),
+                recordings,
+            )
+            .inspect_err(|error| report!("no direct data path: the kernel does not share ports: {error}"))
+            .ok(),
             false => None,
         };
         if slots.is_some() {

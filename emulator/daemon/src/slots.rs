@@ -3,6 +3,7 @@
 use crate::client_memory::{AccessMonitor, ClientMemories};
 use crate::command_error::CommandError;
 use crate::messages::report;
+use crate::network_namespace::within;
 use crate::notification_queue::NotificationQueue;
 use crate::recording::Recordings;
 use parking_lot::{Condvar, Mutex};
@@ -19,6 +20,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,6 +36,8 @@ const APPLY_INTERVAL: Duration = Duration::from_micros(50);
 pub(crate) struct HostSlots {
     settings: Settings,
     host: HostId,
+    /// The network namespace of the host, unless it is that of the daemon.
+    namespace: Option<PathBuf>,
     recordings: Arc<Recordings>,
     table: Mutex<SlotTable>,
     /// A report has arrived, or a process is gone.
@@ -78,6 +82,7 @@ impl HostSlots {
         sockets: &HostSockets,
         settings: Settings,
         host: HostId,
+        namespace: Option<&Path>,
         recordings: &Arc<Recordings>,
     ) -> io::Result<Arc<HostSlots>> {
         let group = SlotGroup::new(sockets, SocketOptions::default())?;
@@ -91,7 +96,8 @@ impl HostSlots {
             past_rules: Vec::new(),
         };
         let (recordings, table) = (recordings.clone(), Mutex::new(table));
-        Ok(Arc::new(HostSlots { settings, host, recordings, table, reported: Condvar::new() }))
+        let (namespace, reported) = (namespace.map(PathBuf::from), Condvar::new());
+        Ok(Arc::new(HostSlots { settings, host, namespace, recordings, table, reported }))
     }
 
     /// Notifies every process of a change of the fault rules, and waits until they have applied it.
@@ -162,7 +168,8 @@ impl HostSlots {
         let has_fresh = table.vacant.len() < table.free.len();
         let may_add = !has_fresh && (table.free.is_empty() || table.group.slots() <= FRESH_SLOTS);
         let slot = if may_add && table.group.slots() < SlotGroup::MAX_SLOTS {
-            table.group.add_slot().map_err(io::Error::other)?
+            let group = &mut table.group;
+            self.within_namespace(|| group.add_slot())?.map_err(io::Error::other)?
         } else {
             let message = format!("all {} slots of the host are in use", SlotGroup::MAX_SLOTS);
             table.free.pop_front().ok_or_else(|| CommandError::new(libc::EMFILE, message))?
@@ -176,6 +183,11 @@ impl HostSlots {
         drop(vacant);
         let slot = QpnSlot { number: slot, bits: QpnSlot::BITS };
         Ok((SlotLease { slots: self.clone(), slot }, descriptor))
+    }
+
+    /// Calls `act` in the network namespace of the host.
+    pub fn within_namespace<T: Send>(&self, act: impl FnOnce() -> T + Send) -> io::Result<T> {
+        within(self.namespace.as_deref(), act)
     }
 
     fn descriptors(&self, slot: u16) -> io::Result<Vec<OwnedFd>> {
@@ -266,7 +278,7 @@ impl Drop for SlotLease {
             !is_own
         });
         drop(table);
-        let vacant = self.slots.start_vacant(self.slot);
+        let vacant = self.slots.within_namespace(|| self.slots.start_vacant(self.slot)).flatten();
         let mut table = self.slots.table.lock();
         match vacant {
             Ok(vacant) => drop(table.vacant.insert(self.slot.number, vacant)),
