@@ -69,7 +69,7 @@ fn iperf3(options: &str) {
     let seen = [rig.run(&under_preload(&variable, &words)), server.wait()];
     assert!(seen.iter().all(|seen| seen.success && !seen.text.contains("error")), "{seen:?}");
     // The data did not take the way of TCP.
-    rig.await_packets(10_000);
+    rig.await_packets(4_000);
 }
 
 fn curl_reads_from_a_server_under_the_preload_library() {

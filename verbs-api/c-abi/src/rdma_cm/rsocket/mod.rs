@@ -523,7 +523,12 @@ pub unsafe extern "C" fn iomap(
         }
         let offset = if offset == -1 { base as off_t } else { offset };
         let mut state = socket.lock();
-        let stream = state.connected()?.ok_or_else(Rejection::would_block)?;
+        // The side that accepts knows the peer before the connection is confirmed.
+        let stream = match state.phase {
+            Phase::Connecting => state.stream.as_mut().filter(|stream| stream.has_peer()),
+            _ => state.connected()?,
+        };
+        let stream = stream.ok_or_else(Rejection::would_block)?;
         // SAFETY: the program keeps the memory mapped until `riounmap` or `rclose`.
         unsafe { stream.map(pointer, length, protection & libc::PROT_WRITE != 0, offset as u64)? };
         Ok(offset)

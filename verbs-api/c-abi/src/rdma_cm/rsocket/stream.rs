@@ -461,6 +461,7 @@ impl Stream {
 
     /// Writes to memory that the peer has mapped at `offset`. Returns the bytes written; `None` if none is mapped.
     pub fn write_mapped(&mut self, data: &[u8], offset: u64) -> Result<Option<usize>, Error> {
+        self.announce_mappings()?;
         let table = self.sizes.receive_buffer + SGL_ENTRIES * SGE_BYTES;
         let found = (0..self.sizes.iomaps).find_map(|index| {
             let at = (table + index * IOMAP_BYTES) as u64;
