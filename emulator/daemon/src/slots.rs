@@ -278,7 +278,8 @@ impl Drop for SlotLease {
             !is_own
         });
         drop(table);
-        let vacant = self.slots.within_namespace(|| self.slots.start_vacant(self.slot)).flatten();
+        let vacant =
+            self.slots.within_namespace(|| self.slots.start_vacant(self.slot)).and_then(|vacant| vacant);
         let mut table = self.slots.table.lock();
         match vacant {
             Ok(vacant) => drop(table.vacant.insert(self.slot.number, vacant)),
