@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Slots are reused, the one that was free for longest first, once this many exist.
-const FRESH_SLOTS: usize = 32;
+const FRESH_SLOTS: usize = 8;
 
 /// How long a process may take to report its resources, or to apply a change of the fault rules.
 const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
