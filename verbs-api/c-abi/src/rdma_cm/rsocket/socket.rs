@@ -522,7 +522,13 @@ impl State {
             Phase::Listening if !self.requests.is_empty() => ready |= libc::POLLIN,
             Phase::Listening | Phase::Connecting => {}
             Phase::Failed(_) => ready |= libc::POLLIN | libc::POLLOUT | libc::POLLERR | libc::POLLHUP,
-            Phase::Disconnected => ready |= libc::POLLIN | libc::POLLOUT | libc::POLLHUP | libc::POLLRDHUP,
+            Phase::Disconnected => {
+                ready |= libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP;
+                // Programs take POLLHUP for the end of the data too.
+                if self.stream.as_ref().is_none_or(|stream| stream.readable() == 0) {
+                    ready |= libc::POLLHUP;
+                }
+            }
             Phase::Connected => {
                 let Some(stream) = &mut self.stream else { return 0 };
                 if stream.readable() > 0 {
