@@ -295,7 +295,7 @@ fn soak() {
             0 => {
                 dropped = 0;
                 daemon.process.kill();
-                daemon = TestDaemon::named(daemon.name.clone(), &variables[restarts as usize % 2 ^ 1]);
+                daemon = TestDaemon::named(daemon.name.clone(), &variables[(restarts as usize + 1) % 2]);
                 control = daemon.control();
                 check = LeakCheck::new(DAEMON_WARM_UP);
                 restarts += 1;
