@@ -92,7 +92,7 @@ impl Client {
             id,
             process: Arc::new(ProcessMemory::new(process.pid, proc_mem.map(File::from))),
             notifications: notifications.clone(),
-            quota: ClientQuota::new(daemon.config.client_limits),
+            quota: ClientQuota::new(host.device.limits, daemon.config.client_limits.max_ring_bytes),
             completion_queues: Vec::new(),
             _waker: waker,
             slot,

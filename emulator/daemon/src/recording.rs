@@ -175,9 +175,9 @@ struct Merge {
 }
 
 impl Merge {
-    fn add(&mut self, page: Option<(HostId, u16)>) {
+    /// Reads the events of a process, or of all.
+    fn read(&mut self, page: Option<(HostId, u16)>) {
         let (now, pending) = (monotonic_nanos(), &mut self.pending);
-        let mut corrupt = Vec::new();
         for (key, (pid, slot)) in
             self.pages.iter_mut().filter(|(key, _)| page.is_none_or(|page| page == **key))
         {
@@ -186,11 +186,9 @@ impl Merge {
                 pending.push(PendingEvent { time, host: key.0, pid, at, event });
             });
             if let Err(error) = drained {
-                report!("the events of slot {} are not recorded: {error}", key.1);
-                corrupt.push(*key);
+                report!("the events of process {pid} are not recorded any more: {error}");
             }
         }
-        corrupt.iter().for_each(|key| drop(self.pages.remove(key)));
     }
 
     /// Reads the events of all processes. Returns those that no earlier one can follow, in order.
@@ -201,7 +199,7 @@ impl Merge {
             until = until.min(page.next_event_time(now).unwrap_or(self.released_until));
         }
         let until = if ends { u64::MAX } else { until.max(now.saturating_sub(MAX_MERGE_DELAY)) };
-        self.add(None);
+        self.read(None);
         self.released_until = self.released_until.max(until.min(now));
         self.pending.sort_by_key(|event| event.time);
         let count = self.pending.partition_point(|event| event.time < until);
@@ -367,7 +365,7 @@ impl Recordings {
     /// The process in a slot is gone. Returns its page.
     pub fn remove_slot(&self, host: HostId, slot: u16) -> Option<SlotPage> {
         let mut merge = self.merge.lock();
-        merge.add(Some((host, slot)));
+        merge.read(Some((host, slot)));
         merge.pages.remove(&(host, slot)).map(|(_, page)| page)
     }
 

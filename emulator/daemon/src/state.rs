@@ -104,7 +104,7 @@ impl DaemonState {
         Err(CommandError::new(libc::EMFILE, message))
     }
 
-    /// Tells the processes that execute the transport themselves whether queue pairs wait for roles or have them.
+    /// Publishes to the processes that execute the transport themselves whether queue pairs wait for roles or have them.
     pub fn publish_has_roles(&self) {
         let has_roles = !self.roles.is_idle();
         self.hosts

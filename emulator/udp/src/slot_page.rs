@@ -114,6 +114,8 @@ fn ring(memory: &Arc<SharedMemory>) -> PacketRing {
 pub struct SlotPage {
     words: SharedWords,
     events: PacketConsumer,
+    /// The process has destroyed its ring: nothing more of it is recorded.
+    is_corrupt: bool,
     buffer: Box<[u8]>,
 }
 
@@ -123,7 +125,8 @@ impl SlotPage {
         let memory = Arc::new(SharedMemory::create("softhca-slot", page_bytes(), MapMode::ReadWrite)?);
         let descriptor = memory.take_descriptor().ok_or(io::ErrorKind::NotFound)?;
         let (words, events) = (memory.words(0, RING), PacketConsumer::new(ring(&memory)));
-        Ok((SlotPage { words, events, buffer: vec![0; MAX_EVENT].into() }, descriptor))
+        let buffer = vec![0; MAX_EVENT].into();
+        Ok((SlotPage { words, events, is_corrupt: false, buffer }, descriptor))
     }
 
     /// The state that needs no lock.
@@ -133,7 +136,7 @@ impl SlotPage {
 
     /// Starts or ends the recording of the process.
     pub fn set_recorded(&self, is_recorded: bool) {
-        self.words[RECORDED].store(is_recorded.into(), Ordering::SeqCst);
+        self.words[RECORDED].store((is_recorded && !self.is_corrupt).into(), Ordering::SeqCst);
     }
 
     /// The counters of the process's HCA.
@@ -162,10 +165,15 @@ impl SlotPage {
         }
     }
 
-    /// Gives every event in the ring to `act`, with its time and the time of the driver. What the process wrote is not
-    /// trusted.
+    /// Gives every event in the ring to `act`, with its time and the time of the driver. The content of the ring is not
+    /// trusted: a corrupt one is reported once, and ends the recording of the process.
     pub fn drain(&mut self, mut act: impl FnMut(u64, Instant, SlotEvent<'_>)) -> Result<(), CorruptRing> {
-        while let Some(PacketChunk { length, .. }) = self.events.pop(&mut self.buffer)? {
+        while !self.is_corrupt {
+            let popped = self.events.pop(&mut self.buffer).inspect_err(|_| {
+                self.is_corrupt = true;
+                self.words[RECORDED].store(0, Ordering::SeqCst);
+            })?;
+            let Some(PacketChunk { length, .. }) = popped else { break };
             if let Ok((time, at, event)) = decode(&self.buffer[..length]) {
                 act(time, at, event);
             }
@@ -340,6 +348,20 @@ mod tests {
             .unwrap();
         }
         writer.join().unwrap();
+    }
+
+    #[test]
+    fn a_corrupt_ring_ends_the_recording_of_its_process() {
+        let (mut page, descriptor) = SlotPage::create().unwrap();
+        let memory = SharedMemory::adopt(descriptor.try_clone().unwrap(), page_bytes(), MapMode::ReadWrite);
+        let (mut recorder, _) = SlotRecorder::adopt(descriptor, Arc::default(), Box::new(())).unwrap();
+        page.set_recorded(true);
+        Arc::new(memory.unwrap()).words(RING, 1)[0].store(u64::MAX, Ordering::Relaxed);
+        assert!(page.drain(|_, _, _| ()).is_err());
+        assert!(page.drain(|_, _, _| ()).is_ok(), "reported once");
+        page.set_recorded(true);
+        // Without a reader, a full ring would make the process wait.
+        (0..400_000).for_each(|number| emit(&mut recorder, &notified(number)));
     }
 
     #[test]

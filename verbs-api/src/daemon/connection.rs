@@ -112,7 +112,7 @@ impl ControlSocket {
         // The program's signals are for its own threads.
         let _blocked = SignalsBlocked::begin();
         let thread =
-            std::thread::Builder::new().name("softhca news".into()).spawn(read_all).map_err(system)?;
+            std::thread::Builder::new().name("softhca notify".into()).spawn(read_all).map_err(system)?;
         Ok(ControlConnection {
             stream,
             reader: Mutex::new(reader),

@@ -19,13 +19,12 @@ use softhca_fabric::{Flow, Rule};
 use softhca_queue::control::{
     DirectPath, HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus, Request, Response, decode,
 };
-use softhca_queue::{QpSnapshot, cm, reply};
+use softhca_queue::{QpSnapshot, ResourceCounts, cm, reply};
 use softhca_udp::{
     Driver, DriverOptions, Entropy, HostSockets, IcrcCheck, Loopback, OpenRings, OpenSendSocket, RingPair,
     SharedDriver, SlotRecorder, SlotState, at_exit,
 };
 use softhca_wire::Qpn;
-use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -57,7 +56,7 @@ struct DirectState {
     is_gone: Arc<AtomicBool>,
     connection: OnceLock<Weak<ControlConnection>>,
     /// The resources of this process.
-    resources: Mutex<BTreeMap<&'static str, u32>>,
+    resources: Mutex<ResourceCounts>,
     event_bus: Arc<EventBus>,
     /// The card, once it exists.
     card: OnceLock<Weak<SharedDriver<MemoryTable>>>,
@@ -118,7 +117,7 @@ impl DirectState {
             let found = driver.hca().queue_pairs_with_owners().take(MAX_QUEUE_PAIRS_LISTED);
             queue_pairs = found.map(|(_, qp)| QueuePairStatus::new(&qp, None)).collect();
         });
-        let resources = self.resources.lock().iter().map(|(name, count)| ((*name).into(), *count)).collect();
+        let resources = self.resources.lock().iter().map(|(name, count)| (name.into(), count)).collect();
         if let Some(connection) = self.connection.get().and_then(Weak::upgrade) {
             // If it fails, the daemon is gone.
             let _ = connection.call(&Request::Report { queue_pairs, resources }, &[]);
@@ -213,7 +212,7 @@ impl DirectHost {
         transition.execute(&mut (), manage, modify).map(Reply::Cm)
     }
 
-    /// Tells the daemon that a command took a queue pair to RTR or RTS, if it may have a role. Fault rules of all hosts
+    /// Reports to the daemon that a command took a queue pair to RTR or RTS, if it may have a role. Fault rules of all hosts
     /// know the role when this returns.
     pub fn on_command(
         &self,
@@ -228,35 +227,20 @@ impl DirectHost {
 
     /// Checks that this process may create another resource.
     pub fn check_limit(&self, command: &Command) -> Result<()> {
-        let Some(resource) = command.creates() else { return Ok(()) };
-        let limits = &self.device.limits;
-        let limit = match resource {
-            Resource::QueuePair => limits.max_qp,
-            Resource::CompletionQueue => limits.max_cq,
-            Resource::SharedReceiveQueue => limits.max_srq,
-            Resource::ProtectionDomain => limits.max_pd,
-            Resource::MemoryRegion | Resource::MemoryWindow => limits.max_mr,
-            Resource::AddressHandle => limits.max_ah,
-            Resource::XrcDomain => limits.max_xrcd,
-            _ => return Ok(()),
-        };
-        let used = self.state.resources.lock().get(resource.name()).copied().unwrap_or(0);
-        if used >= limit {
-            return Err(VerbsError::Exhausted { resource, limit }.into());
+        match command.creates() {
+            Some(resource) => Ok(self.state.resources.lock().check(&self.device.limits, resource)?),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Counts the resource that a command created or destroyed.
     pub fn count(&self, created: Option<Resource>, destroyed: Option<(Resource, u32)>) {
         let mut resources = self.state.resources.lock();
         if let Some(resource) = created {
-            *resources.entry(resource.name()).or_default() += 1;
+            resources.add(resource);
         }
-        if let Some((resource, _)) = destroyed
-            && let Some(count) = resources.get_mut(resource.name())
-        {
-            *count = count.saturating_sub(1);
+        if let Some((resource, _)) = destroyed {
+            resources.remove(resource);
         }
     }
 

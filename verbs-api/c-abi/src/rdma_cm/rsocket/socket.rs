@@ -550,7 +550,7 @@ impl State {
         ready & (requested | libc::POLLERR | libc::POLLHUP)
     }
 
-    /// Ends one or both directions. A peer that receives nothing more is told so.
+    /// Ends one or both directions, and sends a control message that says so.
     pub fn shut_down(&mut self, is_read: bool, is_write: bool) {
         let was_over = self.is_read_shut && self.is_write_shut;
         let was_write_shut = self.is_write_shut;

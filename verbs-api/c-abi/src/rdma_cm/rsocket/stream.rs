@@ -352,7 +352,7 @@ impl Stream {
         }
     }
 
-    /// Tells the peer that this side sends no more, or that it receives no more either.
+    /// Announces that this side sends no more, or that it receives no more either.
     pub fn shut_down(&mut self, is_disconnect: bool) {
         let value = if is_disconnect { CONTROL_DISCONNECT } else { CONTROL_SHUTDOWN };
         if let Some(sgl) = self.peer.as_ref().map(|peer| peer.sgl) {
