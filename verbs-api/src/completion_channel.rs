@@ -151,6 +151,13 @@ impl CompletionChannel {
         }
     }
 
+    /// Blocks until `descriptor`, which is readable while the channel is, may be readable. Fails if a signal arrives.
+    #[cfg(feature = "sockets")]
+    #[doc(hidden)]
+    pub fn wait_readable(&self, descriptor: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {
+        self.inner.backend.wait_readable(descriptor)
+    }
+
     /// The queue of the next event, for async code.
     pub async fn next(&self) -> CompletionQueue {
         poll_fn(|context| {

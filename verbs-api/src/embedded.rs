@@ -26,6 +26,7 @@ use softhca_udp::{
 use softhca_wire::Mtu;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -390,6 +391,10 @@ impl CardRuntime for EmbeddedRuntime {
 
     fn wait(&self, news: &Notifier, seen: u64, until: Option<Instant>) -> bool {
         news.wait(seen, until.map(|until| until.since(real_now())))
+    }
+
+    fn wait_readable(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.driver.wait_readable(descriptor)
     }
 
     fn random(&self) -> u64 {

@@ -92,6 +92,10 @@ pub(crate) trait CardRuntime: Send + Sync + 'static {
     }
     /// As in [`Backend`].
     fn wait(&self, notifier: &Notifier, seen: u64, until: Option<Instant>) -> bool;
+    #[cfg(feature = "sockets")]
+    fn wait_readable(&self, descriptor: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {
+        softhca_udp::poll_readable(&[descriptor], None).map(drop)
+    }
     /// As in [`Backend`].
     fn random(&self) -> u64;
     /// As in [`Backend`].
@@ -212,6 +216,11 @@ impl<R: CardRuntime> Backend for LocalBackend<R> {
 
     fn wait(&self, notifier: &Notifier, seen: u64, until: Option<Instant>) -> bool {
         self.runtime.wait(notifier, seen, until)
+    }
+
+    #[cfg(feature = "sockets")]
+    fn wait_readable(&self, descriptor: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {
+        self.runtime.wait_readable(descriptor)
     }
 
     fn random(&self) -> u64 {

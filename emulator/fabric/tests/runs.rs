@@ -162,6 +162,22 @@ impl TransmitGate for Closed {
     }
 }
 
+#[test]
+fn an_ack_that_waited_for_the_gate_precedes_a_request_posted_meanwhile() {
+    for order in [ResponseOrder::ResponseFirst, ResponseOrder::WithAck] {
+        let (mut asking, mut answering) = (Card::new(1, 1, order), Card::new(2, 1, order));
+        answering.receive_on_every_end();
+        asking.send_on_every_end();
+        asking.flush(Some(&mut answering));
+        assert!(answering.flush_through(&mut Closed, None).is_empty());
+        answering.send_on_every_end();
+        let mut ctx = Context { now: Instant::ZERO, memory: &mut answering.memory, events: &mut |_, _| {} };
+        answering.hca.unblock(&mut ctx, gid(1).ip());
+        let sent: Vec<String> = answering.flush(None).concat().iter().map(ToString::to_string).collect();
+        assert_eq!(sent, ["RC ACKNOWLEDGE", "RC SEND_ONLY"]);
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Ending {
     Changed(QpState),

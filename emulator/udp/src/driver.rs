@@ -43,6 +43,11 @@ const MAX_BATCHES_PER_POLL: usize = 4;
 /// How far a rate-limited queue pair may catch up: about the wake-up latency of a thread.
 const PACING_SLACK: Duration = Duration::from_micros(100);
 
+/// While rings carry packets, sockets are read at this interval: every read is a system call.
+const SOCKET_INTERVAL: Duration = Duration::from_micros(5);
+/// For how long after a packet rings count as carrying packets.
+const RINGS_ACTIVE: Duration = Duration::from_micros(100);
+
 /// How often counters are published.
 const COUNTERS_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -82,6 +87,7 @@ pub struct Driver<M> {
     receiver: Receiver,
     started: std::time::Instant,
     polled_at: Instant,
+    sockets_polled_at: Instant,
     /// Link control messages could not be sent between polls.
     needs_poll: bool,
     /// Makes the counters visible to others.
@@ -128,6 +134,7 @@ impl<M: Memory> Driver<M> {
             receiver: Receiver::new(options.icrc),
             started: std::time::Instant::now(),
             polled_at: Instant::from_nanos(0),
+            sockets_polled_at: Instant::from_nanos(0),
             needs_poll: false,
             publish_counters: None,
             counters_published_at: Instant::from_nanos(0),
@@ -246,6 +253,22 @@ impl<M: Memory> Driver<M> {
         }
     }
 
+    /// Whether another process of the host has sent packets.
+    pub(crate) fn has_packets_in_rings(&self) -> bool {
+        self.port.rings.as_ref().is_some_and(ProcessRings::has_packets)
+    }
+
+    /// Whether the sockets are to be read in a poll that begins `now`.
+    fn are_sockets_due(&self, now: Instant) -> bool {
+        let are_rings_active = self
+            .port
+            .rings
+            .as_ref()
+            .and_then(|rings| rings.received_at)
+            .is_some_and(|at| now.since(at) < RINGS_ACTIVE);
+        !are_rings_active || now.since(self.sockets_polled_at) >= SOCKET_INTERVAL
+    }
+
     /// Moves packets between this process and others of the host. Returns whether there were any.
     fn poll_rings(&mut self, now: Instant) -> bool {
         let Driver { engine, port, receiver, .. } = self;
@@ -264,6 +287,9 @@ impl<M: Memory> Driver<M> {
             let arrival = Arrival { chunk, peer, destination: address, check: IcrcCheck::Ignore };
             receiver.packets.receive_chunk(now, arrival, engine, links, network);
         });
+        if moved {
+            rings.received_at = Some(now);
+        }
         if rings.unblocked() {
             for sockets in port.sockets.by_address() {
                 engine.call(now, |hca, ctx| hca.unblock(ctx, sockets.address()));
@@ -322,6 +348,17 @@ impl<M: Memory> Driver<M> {
             return Err(error);
         }
         Ok(reply)
+    }
+
+    /// As [`Driver::poll`], and sends the ACKs of what it received: for a thread that received packets while the
+    /// application waited. Programs that wait for events expect the completion of a send before that of its answer.
+    pub fn poll_and_acknowledge(&mut self) -> io::Result<bool> {
+        let moved = self.poll()?;
+        if moved {
+            self.transmit_between_polls(self.polled_at);
+            self.engine.sink.flush();
+        }
+        Ok(moved)
     }
 
     /// Sends what is ready and requests the grants that it needs.
@@ -470,8 +507,11 @@ impl<M: Memory> Driver<M> {
             }
         });
         moved |= self.transmit(now)?;
-        let started = self.started;
-        moved |= self.receiver.poll(now, || now_since(started), &mut self.engine, &mut self.port)?;
+        if self.are_sockets_due(now) {
+            self.sockets_polled_at = now;
+            let started = self.started;
+            moved |= self.receiver.poll(now, || now_since(started), &mut self.engine, &mut self.port)?;
+        }
         self.engine.sink.flush();
         self.poll_links(now)?;
         // Received packets make room for new grants; sent packets may require some.

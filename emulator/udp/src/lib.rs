@@ -48,5 +48,5 @@ pub use socket::{
 };
 pub use system::{
     Interface, ProcessIdentity, Ready, SignalsBlocked, Waker, at_exit, interface_of, monotonic_nanos,
-    random_words, wait_readable, wait_writable,
+    poll_readable, random_words, wait_readable, wait_writable,
 };

@@ -1,6 +1,7 @@
 //! Rings in shared memory that carry packets between the processes of one host, in place of sockets.
 
 use crate::{MAX_BATCH_BYTES, Waker};
+use softhca_engine::Instant;
 use softhca_queue::{PacketChunk, PacketConsumer, PacketProducer, PacketRing};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -126,6 +127,8 @@ pub(crate) struct ProcessRings {
     absent: BTreeMap<u16, u64>,
     /// Slots whose process turned out to be gone.
     pub lost: Vec<u16>,
+    /// When the last packet arrived.
+    pub received_at: Option<Instant>,
     /// A packet must wake this process.
     is_asleep: bool,
     buffer: Box<[u8]>,
@@ -140,6 +143,7 @@ impl ProcessRings {
             ends: BTreeMap::new(),
             absent: BTreeMap::new(),
             lost: Vec::new(),
+            received_at: None,
             is_asleep: false,
             buffer,
         }
@@ -208,6 +212,9 @@ impl ProcessRings {
         let ProcessRings { ends, buffer, lost, .. } = self;
         let mut received = false;
         ends.retain(|peer, end| {
+            if end.consumer.is_empty() {
+                return true;
+            }
             for _ in 0..MAX_CHUNKS_PER_POLL {
                 match end.consumer.pop(buffer) {
                     Ok(Some(chunk)) => {
@@ -227,6 +234,11 @@ impl ProcessRings {
             true
         });
         received
+    }
+
+    /// Whether any packet has arrived.
+    pub fn has_packets(&self) -> bool {
+        self.ends.values().any(|end| !end.consumer.is_empty())
     }
 
     /// Whether a queue pair waits for room that there is now.

@@ -1,7 +1,7 @@
 //! A driver behind a lock, shared by callers and a thread that polls it when no caller does.
 
 use crate::system::{WakeSet, request_short_time_slices};
-use crate::{Driver, ProcessIdentity, SignalsBlocked, Waker, wait_readable};
+use crate::{Driver, ProcessIdentity, Ready, SignalsBlocked, Waker, poll_readable, wait_readable};
 use parking_lot::{Mutex, MutexGuard};
 use softhca_engine::Memory;
 use softhca_queue::SleepFlag;
@@ -15,11 +15,18 @@ use std::time::{Duration, Instant};
 /// The thread takes over when no caller has polled for this long.
 const TAKEOVER_DELAY: Duration = Duration::from_micros(50);
 
+/// The longest interval at which the thread checks that callers poll. The interval doubles while they do: every check
+/// takes the processor from a program that polls on each of them.
+const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(1);
+
 /// The thread listens for packets while callers poll from this score on. It gains a point for each packet that no caller
 /// had received when the thread polled, as in a program that waits for a write to its memory, and loses one for each
 /// wake-up in vain.
 const LISTEN_SCORE: u32 = 2;
 const MAX_SCORE: u32 = 16;
+
+/// The descriptors of a sleep that packets make readable, by their index.
+const PACKETS: [usize; 3] = [0, 1, 2];
 
 /// After a poll in which nothing moved, callers do not poll again for this long: a poll makes system calls, and a program
 /// may look at its completion queues between other work.
@@ -51,18 +58,27 @@ struct Shared<M> {
     driven_at: AtomicU64,
     /// When callers poll next, in the driver's time.
     next_poll_at: AtomicU64,
-    /// Not zero while the thread sleeps and a doorbell must wake it.
+    /// Not zero while the thread or a caller sleeps on the sockets and a doorbell must wake it.
     sleep_flag: SleepFlag,
-    /// When the sleeping thread wakes by itself, in the driver's time. Written under the driver's lock.
+    /// When the sleeper wakes by itself, in the driver's time. Written under the driver's lock.
     wakes_at: AtomicU64,
     stop: AtomicBool,
-    /// Other processes of the host wake the thread for every packet.
+    /// Doorbells, and packets of other processes of the host, wake the sleeper. Written under the driver's lock.
     is_announced_asleep: AtomicBool,
+    /// Odd while a caller waits for packets ([`SharedDriver::wait_readable`]). Every wait has a number of its own.
+    waits: AtomicU64,
+    /// Callers that wait while another does so for packets.
+    blocked_callers: AtomicU32,
     /// The thread leaves polling to callers.
     waiting_for_callers: AtomicBool,
+    /// The thread leaves polling to a caller that waits, until it is woken.
+    parked: AtomicBool,
     /// See [`LISTEN_SCORE`]. Only the thread writes it.
     score: AtomicU32,
+    /// Wakes who sleeps on the sockets.
     waker: Waker,
+    /// Wakes the thread, whatever it waits for.
+    thread_waker: Waker,
     wake_set: Arc<WakeSet>,
     sockets: [OwnedFd; 2],
 }
@@ -98,9 +114,13 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
             wakes_at: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             is_announced_asleep: AtomicBool::new(false),
+            waits: AtomicU64::new(0),
+            blocked_callers: AtomicU32::new(0),
             waiting_for_callers: AtomicBool::new(false),
+            parked: AtomicBool::new(false),
             score: AtomicU32::new(0),
             waker: Waker::new()?,
+            thread_waker: Waker::new()?,
             wake_set,
         });
         let _blocked = SignalsBlocked::begin();
@@ -144,11 +164,13 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
     /// sleeps. Returns whether it polled.
     pub fn drive(&self) -> bool {
         let shared = &*self.shared;
+        let Some(driver) = shared.driver.try_lock() else { return false };
         let next = shared.next_poll_at.load(Ordering::Relaxed);
-        if next != 0 && shared.now() < next {
+        // Rings are memory: looking at them costs no system call.
+        if next != 0 && !driver.has_packets_in_rings() && shared.now() < next {
             return false;
         }
-        let Some(moved) = shared.try_poll() else { return false };
+        let moved = shared.poll_for_caller(driver);
         let next = if moved { 0 } else { shared.now() + IDLE_POLL_INTERVAL.as_nanos() as u64 };
         shared.next_poll_at.store(next, Ordering::Relaxed);
         true
@@ -156,10 +178,39 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
 
     /// The caller stops polling: the thread takes over at once instead of after a delay.
     pub fn hand_over(&self) {
-        self.shared.driven_at.store(0, Ordering::Relaxed);
+        self.shared.driven_at.store(0, Ordering::SeqCst);
         if self.shared.waiting_for_callers.load(Ordering::SeqCst) {
-            self.shared.waker.wake();
+            self.shared.thread_waker.wake();
         }
+    }
+
+    /// Waits until `descriptor` is readable or a packet has arrived. The caller drives meanwhile, unless another caller
+    /// does: a packet then wakes the thread that waits for it, and no other. Fails if a signal arrives.
+    pub fn wait_readable(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let shared = &*self.shared;
+        let wait = shared.waits.load(Ordering::Relaxed);
+        let next = wait | 1;
+        if next == wait
+            || shared.waits.compare_exchange(wait, next, Ordering::SeqCst, Ordering::Relaxed).is_err()
+        {
+            shared.blocked_callers.fetch_add(1, Ordering::SeqCst);
+            // The other caller may have left before it could see this one.
+            if !shared.has_waiting_caller() {
+                self.hand_over();
+            }
+            let result = poll_readable(&[descriptor], None);
+            shared.blocked_callers.fetch_sub(1, Ordering::SeqCst);
+            return result.map(drop);
+        }
+        let result = shared.drive_asleep(descriptor);
+        shared.driven_at.store(shared.now(), Ordering::SeqCst);
+        shared.waits.store(next + 1, Ordering::SeqCst);
+        if shared.blocked_callers.load(Ordering::SeqCst) > 0 {
+            self.hand_over();
+        } else if shared.parked.load(Ordering::SeqCst) {
+            shared.thread_waker.wake();
+        }
+        result
     }
 
     /// Wakes the thread if it sleeps, after a doorbell.
@@ -198,7 +249,7 @@ impl<M> Drop for SharedDriver<M> {
             return;
         }
         self.shared.stop.store(true, Ordering::Release);
-        self.shared.waker.wake();
+        self.shared.thread_waker.wake();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -215,9 +266,13 @@ impl<M: Memory> Shared<M> {
         self.now().saturating_add(left.as_nanos() as u64) < self.wakes_at.load(Ordering::Relaxed)
     }
 
-    /// One poll, unless another thread polls. Returns whether any packet moved.
-    fn try_poll(&self) -> Option<bool> {
-        let mut driver = self.driver.try_lock()?;
+    /// Whether a caller waits for packets.
+    fn has_waiting_caller(&self) -> bool {
+        self.waits.load(Ordering::SeqCst) & 1 == 1
+    }
+
+    /// One poll in a caller's thread. Returns whether any packet moved.
+    fn poll_for_caller(&self, mut driver: MutexGuard<'_, Driver<M>>) -> bool {
         let moved = driver.poll().unwrap_or(false);
         self.driven_at.store(driver.polled_at().nanos(), Ordering::Relaxed);
         let has_pending = driver.has_pending_transmit();
@@ -226,14 +281,15 @@ impl<M: Memory> Shared<M> {
         if has_pending && self.sleep_flag.is_set() {
             self.waker.wake();
         }
-        Some(moved)
+        moved
     }
 
     fn run(&self) {
         request_short_time_slices();
+        let mut check = CallerCheck { interval: TAKEOVER_DELAY, wait: 0 };
         while !self.stop.load(Ordering::Acquire) {
             match self.policy {
-                DrivePolicy::Callers => self.poll_if_callers_idle(),
+                DrivePolicy::Callers => self.poll_if_callers_idle(&mut check),
                 DrivePolicy::Thread { busy_poll } => self.poll_until_idle(busy_poll),
             }
         }
@@ -255,24 +311,66 @@ impl<M: Memory> Shared<M> {
             // A grant or the end of a pause may be missing.
             let timeout = driver.next_timeout().map_or(left, |next| next.min(left));
             drop(driver);
-            self.sleep(Some(timeout));
+            self.sleep_in_thread(Some(timeout));
         }
     }
 
-    /// Leaves polling to callers while they poll.
-    fn poll_if_callers_idle(&self) {
-        let idle = self.now().saturating_sub(self.driven_at.load(Ordering::Relaxed));
-        if idle < TAKEOVER_DELAY.as_nanos() as u64 {
-            return self.wait_for_callers();
+    /// Leaves polling to callers while they poll or wait for packets.
+    fn poll_if_callers_idle(&self, check: &mut CallerCheck) {
+        let wait = self.waits.load(Ordering::SeqCst);
+        if wait & 1 == 1 {
+            let is_long = std::mem::replace(&mut check.wait, wait) == wait;
+            if is_long {
+                return self.park(wait);
+            }
+            // The thread may have slept beside the caller and cleared a doorbell's call to wake.
+            let _ = self.driver.lock().poll_and_acknowledge();
+            return self.wait_for_callers(check.next_interval());
         }
-        match self.driver.try_lock() {
+        let idle = self.now().saturating_sub(self.driven_at.load(Ordering::Relaxed));
+        let is_idle = idle >= TAKEOVER_DELAY.as_nanos() as u64;
+        match is_idle.then(|| self.driver.try_lock()).flatten() {
             Some(driver) => {
+                check.interval = TAKEOVER_DELAY;
                 if self.poll_or_sleep(driver) {
                     self.count_poll(true);
                 }
             }
-            None => self.wait_for_callers(),
+            None if self.score.load(Ordering::Relaxed) >= LISTEN_SCORE => self.listen_beside_callers(),
+            None => self.wait_for_callers(check.next_interval()),
         }
+    }
+
+    /// Sleeps until the caller that waits for packets leaves.
+    fn park(&self, wait: u64) {
+        self.parked.store(true, Ordering::SeqCst);
+        if self.waits.load(Ordering::SeqCst) == wait && !self.stop.load(Ordering::Acquire) {
+            self.wait_for_wake(None);
+        }
+        self.parked.store(false, Ordering::SeqCst);
+    }
+
+    /// Waits until a caller wakes the thread.
+    fn wait_for_wake(&self, timeout: Option<Duration>) {
+        if wait_readable(&[self.thread_waker.as_fd()], timeout).is_ok_and(|ready| ready.readable(0)) {
+            self.thread_waker.clear();
+        }
+    }
+
+    /// Drives in the thread of a caller that waits: sleeps until `descriptor` is readable or a packet arrives.
+    fn drive_asleep(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let mut driver = self.driver.lock();
+        self.announce_asleep(&mut driver, true);
+        let moved = driver.poll_and_acknowledge().unwrap_or(false);
+        let timeout = self.set_wake_time(&driver);
+        drop(driver);
+        let result = if moved { Ok(Ready::default()) } else { self.sleep(descriptor, timeout) };
+        let mut driver = self.driver.lock();
+        self.announce_asleep(&mut driver, false);
+        if !moved {
+            let _ = driver.poll_and_acknowledge();
+        }
+        result.map(drop)
     }
 
     /// Counts a poll of the thread that found packets, or for which it was woken in vain.
@@ -285,30 +383,26 @@ impl<M: Memory> Shared<M> {
     /// Waits for a moment, until a packet arrives or a caller hands over. Receives the packet if no caller does.
     fn listen_beside_callers(&self) {
         if let Some(mut driver) = self.driver.try_lock() {
-            driver.set_asleep(true);
-            self.is_announced_asleep.store(true, Ordering::Relaxed);
+            self.announce_asleep(&mut driver, true);
             // Packets that came before their senders could see the flag.
-            let _ = driver.poll();
+            let _ = driver.poll_and_acknowledge();
         }
         self.waiting_for_callers.store(true, Ordering::SeqCst);
-        let has_packets = self.sleep(Some(TAKEOVER_DELAY));
+        let ready = self.sleep_in_thread(Some(TAKEOVER_DELAY));
         self.waiting_for_callers.store(false, Ordering::SeqCst);
-        if has_packets {
-            self.count_poll(self.driver.try_lock().is_some_and(|mut driver| driver.poll().unwrap_or(false)));
+        if PACKETS.into_iter().any(|index| ready.readable(index)) {
+            let moved = self.driver.try_lock().map(|mut driver| driver.poll_and_acknowledge());
+            self.count_poll(matches!(moved, Some(Ok(true))));
         }
     }
 
-    /// Waits for a moment, or until a caller hands over.
-    fn wait_for_callers(&self) {
-        if self.score.load(Ordering::Relaxed) >= LISTEN_SCORE {
-            return self.listen_beside_callers();
-        }
-        if self.is_announced_asleep.load(Ordering::Relaxed) {
-            self.announce_awake();
-        }
+    /// Waits for `timeout`, or until a caller hands over.
+    fn wait_for_callers(&self, timeout: Duration) {
+        self.announce_awake();
         self.waiting_for_callers.store(true, Ordering::SeqCst);
-        if wait_readable(&[self.waker.as_fd()], Some(TAKEOVER_DELAY)).is_ok_and(|ready| ready.readable(0)) {
-            self.waker.clear();
+        // A caller that handed over before it could see the flag does not wake the thread.
+        if self.driven_at.load(Ordering::SeqCst) != 0 {
+            self.wait_for_wake(Some(timeout));
         }
         self.waiting_for_callers.store(false, Ordering::SeqCst);
     }
@@ -317,6 +411,7 @@ impl<M: Memory> Shared<M> {
     fn poll_until_idle(&self, busy_poll: Duration) {
         let mut last = Instant::now();
         while !self.stop.load(Ordering::Acquire) {
+            self.announce_awake();
             let mut driver = self.driver.lock();
             let moved = driver.poll().unwrap_or(false);
             // Passes the lock to a waiting control verb: this thread would otherwise take it again at once.
@@ -335,45 +430,85 @@ impl<M: Memory> Shared<M> {
 
     /// Polls once more and, if nothing moved, sleeps until the driver has work. Returns whether any packet moved.
     fn poll_or_sleep(&self, mut driver: MutexGuard<'_, Driver<M>>) -> bool {
-        self.sleep_flag.set();
-        driver.set_asleep(true);
-        self.is_announced_asleep.store(true, Ordering::Relaxed);
+        self.announce_asleep(&mut driver, true);
         // Processes a doorbell that was rung before its producer could see the flag.
-        let moved = driver.poll().unwrap_or(false);
-        let timeout = driver.next_timeout();
-        let wakes_at = timeout.map_or(u64::MAX, |left| self.now().saturating_add(left.as_nanos() as u64));
-        self.wakes_at.store(wakes_at, Ordering::Relaxed);
+        let moved = driver.poll_and_acknowledge().unwrap_or(false);
+        let timeout = self.set_wake_time(&driver);
         drop(driver);
         if !moved {
-            self.sleep(timeout);
+            self.sleep_in_thread(timeout);
         }
-        self.sleep_flag.clear();
         self.announce_awake();
         moved
     }
 
-    /// Tells other processes that no packet must wake this one, unless another thread polls now.
+    /// Says whether doorbells, and packets of other processes of the host, must wake who sleeps on the sockets.
+    fn announce_asleep(&self, driver: &mut Driver<M>, is_asleep: bool) {
+        driver.set_asleep(is_asleep);
+        match is_asleep {
+            true => self.sleep_flag.set(),
+            false => self.sleep_flag.clear(),
+        }
+        self.is_announced_asleep.store(is_asleep, Ordering::Relaxed);
+    }
+
+    /// The thread is awake. Nothing changes if another thread polls now, or if a caller sleeps.
     fn announce_awake(&self) {
-        if let Some(mut driver) = self.driver.try_lock() {
-            driver.set_asleep(false);
-            self.is_announced_asleep.store(false, Ordering::Relaxed);
+        if self.is_announced_asleep.load(Ordering::Relaxed)
+            && let Some(mut driver) = self.driver.try_lock()
+            && !self.has_waiting_caller()
+        {
+            self.announce_asleep(&mut driver, false);
         }
     }
 
-    /// Sleeps until a caller or a packet wakes the thread. Returns whether it was a packet.
-    fn sleep(&self, timeout: Option<Duration>) -> bool {
+    /// Records when the sleeper wakes by itself. Returns how long that is.
+    fn set_wake_time(&self, driver: &Driver<M>) -> Option<Duration> {
+        let timeout = driver.next_timeout();
+        let wakes_at = timeout.map_or(u64::MAX, |left| self.now().saturating_add(left.as_nanos() as u64));
+        self.wakes_at.store(wakes_at, Ordering::Relaxed);
+        timeout
+    }
+
+    /// Sleeps until a doorbell, a packet or a caller wakes the thread.
+    fn sleep_in_thread(&self, timeout: Option<Duration>) -> Ready {
+        let ready = self.sleep(self.thread_waker.as_fd(), timeout).unwrap_or_default();
+        if ready.readable(4) {
+            self.thread_waker.clear();
+        }
+        ready
+    }
+
+    /// Sleeps until a doorbell, a packet or `descriptor` ends it.
+    fn sleep(&self, descriptor: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<Ready> {
         let [roce, link] = &self.sockets;
-        let descriptors = [self.waker.as_fd(), roce.as_fd(), link.as_fd(), self.wake_set.as_fd()];
-        let ready = wait_readable(&descriptors, timeout).unwrap_or_default();
-        if ready.readable(0) {
+        let descriptors = [roce.as_fd(), link.as_fd(), self.wake_set.as_fd(), self.waker.as_fd(), descriptor];
+        let ready = poll_readable(&descriptors, timeout)?;
+        if ready.readable(3) {
             self.waker.clear();
         }
-        if ready.error(1) || ready.error(2) {
+        if ready.error(0) || ready.error(1) {
             self.driver.lock().on_socket_error();
         }
-        if ready.readable(3) {
+        if ready.readable(2) {
             self.wake_set.clear();
         }
-        [1, 2, 3].into_iter().any(|index| ready.readable(index))
+        Ok(ready)
+    }
+}
+
+/// What the thread knows of callers that poll.
+struct CallerCheck {
+    /// When the thread checks again.
+    interval: Duration,
+    /// The number of the wait that it saw last.
+    wait: u64,
+}
+
+impl CallerCheck {
+    fn next_interval(&mut self) -> Duration {
+        let interval = self.interval;
+        self.interval = MAX_CHECK_INTERVAL.min(2 * interval);
+        interval
     }
 }

@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use softhca::CompletionChannel;
 use softhca::Verb;
 use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
 
 /// The state of an `ibv_comp_channel`.
 pub struct CompletionChannelState {
@@ -92,7 +93,8 @@ pub unsafe extern "C" fn get_cq_event(
     let open = check!(VERB, minus_one, unsafe { context::find((*channel).context) });
     check!(VERB, minus_one, open.context.check_process());
     check!(VERB, minus_one, faults::announce(Verb::GetCqEvent, None));
-    let found = event_fd::wait(fd, || {
+    let block = |descriptor: BorrowedFd<'_>| state.channel.wait_readable(descriptor);
+    let found = event_fd::wait_with(fd, block, || {
         let queue = state.channel.poll()?;
         let queues = state.completion_queues.lock();
         let found = *queues.get(&queue.handle())? as *mut ibv_cq;

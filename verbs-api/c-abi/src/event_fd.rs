@@ -2,7 +2,8 @@
 
 use crate::errno::Rejection;
 use core::ffi::c_int;
-use std::os::fd::AsRawFd;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// A descriptor that is readable while `inner` is, with flags of its own: programs set O_NONBLOCK on it.
 pub fn create(inner: &impl AsRawFd) -> Result<c_int, Rejection> {
@@ -34,7 +35,23 @@ pub fn create_for_any(inner: &[c_int]) -> Result<c_int, Rejection> {
 }
 
 /// Returns what `take` finds, waiting on `descriptor` unless that is non-blocking.
-pub fn wait<T>(descriptor: c_int, mut take: impl FnMut() -> Option<T>) -> Result<T, Rejection> {
+pub fn wait<T>(descriptor: c_int, take: impl FnMut() -> Option<T>) -> Result<T, Rejection> {
+    wait_with(descriptor, poll_readable, take)
+}
+
+fn poll_readable(descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    let mut polled = libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one local entry.
+    let result = unsafe { libc::poll(&mut polled, 1, -1) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// As [`wait`], where `block` waits until the descriptor may be readable.
+pub fn wait_with<T>(
+    descriptor: c_int,
+    block: impl Fn(BorrowedFd<'_>) -> io::Result<()>,
+    mut take: impl FnMut() -> Option<T>,
+) -> Result<T, Rejection> {
     loop {
         if let Some(taken) = take() {
             return Ok(taken);
@@ -47,11 +64,9 @@ pub fn wait<T>(descriptor: c_int, mut take: impl FnMut() -> Option<T>) -> Result
         if flags & libc::O_NONBLOCK != 0 {
             return Err(Rejection::would_block());
         }
-        let mut polled = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one local entry.
-        if unsafe { libc::poll(&mut polled, 1, -1) } < 0 {
-            let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-            return Err(Rejection::system(errno, "waiting for an event"));
+        // SAFETY: its flags were just read. A program that closes it meanwhile waits on another file, as in the kernel.
+        if let Err(error) = block(unsafe { BorrowedFd::borrow_raw(descriptor) }) {
+            return Err(Rejection::system(error.raw_os_error().unwrap_or(libc::EIO), "waiting for an event"));
         }
     }
 }

@@ -135,8 +135,9 @@ impl QueuePair {
         is_paused
     }
 
-    /// Waits until the transmit gate of `destination` opens.
+    /// Waits until the transmit gate of `destination` opens. Responses that wait then precede requests posted meanwhile.
     fn block(&mut self, hca: &mut HcaState, destination: IpAddr) {
+        self.responses_last &= self.responder.pending_responses.is_empty();
         if !self.is_blocked {
             self.is_blocked = true;
             hca.blocked_qps.entry(destination).or_default().push(self.qpn);

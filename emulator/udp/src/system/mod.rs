@@ -10,7 +10,7 @@ mod signals;
 pub use signals::SignalsBlocked;
 
 mod wait;
-pub use wait::{Ready, Waker, wait_readable, wait_writable};
+pub use wait::{Ready, Waker, poll_readable, wait_readable, wait_writable};
 
 #[cfg(target_os = "linux")]
 mod wake_set;

@@ -38,16 +38,20 @@ impl Ready {
 /// # Panics
 /// With more than 32 descriptors.
 pub fn wait_readable(descriptors: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<Ready> {
+    match poll_readable(descriptors, timeout) {
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Ready::default()),
+        other => other,
+    }
+}
+
+/// As [`wait_readable`], but fails if a signal arrives.
+pub fn poll_readable(descriptors: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<Ready> {
     assert!(descriptors.len() <= MAX_DESCRIPTORS, "at most 32 descriptors");
     let mut polled = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; MAX_DESCRIPTORS];
     for (slot, descriptor) in polled.iter_mut().zip(descriptors) {
         slot.fd = descriptor.as_raw_fd();
     }
-    match poll(&mut polled[..descriptors.len()], timeout) {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(Ready::default()),
-        Err(error) => return Err(error),
-    }
+    poll(&mut polled[..descriptors.len()], timeout)?;
     let mut ready = Ready::default();
     for (index, slot) in polled[..descriptors.len()].iter().enumerate() {
         ready.readable |= u32::from(slot.revents & libc::POLLIN != 0) << index;
