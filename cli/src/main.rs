@@ -52,6 +52,9 @@ struct Arguments {
 enum Command {
     /// Measure RDMA performance relative to raw UDP sockets
     Bench(bench::Arguments),
+    /// One rank of the collective benchmark
+    #[command(hide = true)]
+    BenchRank(bench::RankArguments),
     /// Run every RDMA operation between two emulated hosts, then lose a packet
     Demo(demo::Arguments),
     /// Run the daemon in the foreground: emulated hosts, each with a device that programs share
@@ -121,6 +124,7 @@ enum Command {
 fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::BenchRank(arguments) => bench::run_rank(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
         #[cfg(target_os = "linux")]
         Command::Daemon(arguments) => daemon::run(&arguments),

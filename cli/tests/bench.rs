@@ -27,7 +27,7 @@ fn the_valid_names_depend_on_the_mode() {
     let text = stderr_of(&["--mode", "programs", "--only", "rc-write-1MiB"]);
     assert!(text.contains("no benchmark name of --mode programs contains"), "{text}");
     assert!(
-        text.contains("ib_write_bw-1MiB, ib_write_bw-1MiB-internal-loopback, ib_write_bw-1MiB-two-hosts"),
+        text.contains("ib_write_bw-1MiB, ib_write_bw-1MiB-socket-loopback, ib_write_bw-1MiB-two-hosts"),
         "{text}"
     );
     let text = stderr_of(&["--mode", "peer", "--only", "rc-write-1MiB"]);

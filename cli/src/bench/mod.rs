@@ -2,6 +2,7 @@
 //!
 //! Machines are noisy, so every result is compared with raw UDP sockets measured between the RDMA rounds.
 
+mod collective;
 mod connections;
 mod mode;
 mod peer;
@@ -10,9 +11,11 @@ mod rdma;
 mod results;
 
 use clap::Args;
+pub use collective::RankArguments;
 use mode::{BenchDaemon, Mode};
 use results::{BenchError, Effort, ResultPrinter};
 use softhca::Loopback;
+use softhca_daemon::DataPath;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -25,21 +28,29 @@ pub struct Arguments {
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
-    /// Only this mode: embedded or daemon devices, installed peer software, or perftest programs compared with
-    /// iperf3 and TCP
-    #[arg(long, value_name = "MODE", value_parser = ["embedded", "daemon", "peer", "programs"])]
+    /// Only this mode: embedded devices, devices of a daemon on either data path, the traffic of a collective
+    /// operation, perftest programs compared with iperf3 and TCP on either data path, or installed peer software; or
+    /// all of them
+    #[arg(long, value_name = "MODE", value_parser = MODES)]
     mode: Option<String>,
     /// Only benchmarks whose name contains this text
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 }
 
+const MODES: [&str; 8] =
+    ["embedded", "direct", "daemon", "collective", "programs", "programs-daemon", "peer", "all"];
+
 impl Arguments {
     /// Whether a mode is measured. Programs run only on request; peers take longer than a quick run.
     fn is_selected(&self, mode: &str) -> bool {
-        match &self.mode {
+        match self.mode.as_deref() {
+            Some("all") => true,
             Some(only) => only == mode,
-            None => matches!(mode, "embedded" | "daemon") || (mode == "peer" && !self.quick),
+            None => {
+                matches!(mode, "embedded" | "direct" | "daemon")
+                    || (matches!(mode, "peer" | "collective") && !self.quick)
+            }
         }
     }
 
@@ -68,13 +79,16 @@ impl Arguments {
     /// The benchmark names of the selected modes, in the order in which they run.
     fn names(&self) -> Vec<String> {
         let mut names = Vec::new();
-        if self.is_selected("embedded") || self.is_selected("daemon") {
+        if ["embedded", "direct", "daemon"].into_iter().any(|mode| self.is_selected(mode)) {
             names.extend(rdma::standard_benchmarks().into_iter().map(|benchmark| benchmark.name));
             if !self.quick {
                 names.extend(rdma::extended_benchmarks().into_iter().map(|benchmark| benchmark.name));
             }
         }
-        if self.is_selected("programs") {
+        if self.is_selected("collective") {
+            names.push(collective::NAME.into());
+        }
+        if self.is_selected("programs") || self.is_selected("programs-daemon") {
             names.extend(programs::names());
         }
         if self.is_selected("peer") {
@@ -95,13 +109,14 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         false => Effort { round_time: Duration::from_millis(500), rounds: 7 },
     };
     let mut output = ResultPrinter::new(arguments.json);
-    for selected in ["embedded", "daemon"] {
+    for selected in ["embedded", "direct", "daemon"] {
         if !arguments.is_selected(selected) {
             continue;
         }
         let mode = match selected {
             "embedded" => Ok(Mode::Embedded),
-            _ => BenchDaemon::start(Loopback::Socket).map(Mode::Daemon),
+            "direct" => BenchDaemon::start(DataPath::Direct, Loopback::Internal).map(Mode::Direct),
+            _ => BenchDaemon::start(DataPath::Daemon, Loopback::Socket).map(Mode::Daemon),
         };
         if let Err(why) = mode.and_then(|mode| measure(arguments, &mode, effort, &mut output)) {
             errln!("softhca: {selected}: {why}");
@@ -109,11 +124,21 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         }
     }
     let selected = |name: &str| arguments.matches_filter(name);
-    if arguments.is_selected("programs")
-        && let Err(why) = programs::measure(&selected, effort, &mut |measurement| output.print(measurement))
+    if arguments.is_selected("collective")
+        && selected(collective::NAME)
+        && let Err(why) = collective::measure(effort, &mut |measurement| output.print(measurement))
     {
-        errln!("softhca: programs: {why}");
+        errln!("softhca: collective: {why}");
         return ExitCode::FAILURE;
+    }
+    for (mode, data_path) in [("programs", DataPath::Direct), ("programs-daemon", DataPath::Daemon)] {
+        if arguments.is_selected(mode)
+            && let Err(why) =
+                programs::measure(data_path, &selected, effort, &mut |measurement| output.print(measurement))
+        {
+            errln!("softhca: {mode}: {why}");
+            return ExitCode::FAILURE;
+        }
     }
     if arguments.is_selected("peer")
         && let Err(why) = peer::measure(&selected, effort, &mut |measurement| output.print(measurement))
@@ -122,6 +147,17 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
+}
+
+/// Runs one rank of the collective benchmark.
+pub fn run_rank(arguments: &RankArguments) -> ExitCode {
+    match collective::run_rank(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            errln!("softhca: rank: {why}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn measure(

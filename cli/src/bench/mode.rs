@@ -2,6 +2,7 @@
 
 use super::results::BenchError;
 use softhca::{Device, Loopback};
+use softhca_daemon::DataPath;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
@@ -9,6 +10,9 @@ use std::process::{Child, Command, Stdio};
 pub enum Mode {
     /// In this process.
     Embedded,
+    /// Of a daemon whose clients execute the transport themselves.
+    Direct(BenchDaemon),
+    /// Of a daemon that executes it.
     Daemon(BenchDaemon),
 }
 
@@ -22,6 +26,7 @@ impl Mode {
     pub fn name(&self) -> &'static str {
         match self {
             Mode::Embedded => "embedded",
+            Mode::Direct(_) => "direct",
             Mode::Daemon(_) => "daemon",
         }
     }
@@ -31,22 +36,24 @@ impl Mode {
         Ok(match self {
             Mode::Embedded => [Device::embedded()?, Device::embedded()?],
             #[cfg(target_os = "linux")]
-            Mode::Daemon(daemon) => {
+            Mode::Direct(daemon) | Mode::Daemon(daemon) => {
                 let open = |host| Device::daemon_host(Some(daemon.name()), Some(host));
                 [open("alice")?, open("bob")?]
             }
             #[cfg(not(target_os = "linux"))]
-            Mode::Daemon(daemon) => return Err(format!("no daemon {} here", daemon.name()).into()),
+            Mode::Direct(daemon) | Mode::Daemon(daemon) => {
+                return Err(format!("no daemon {} here", daemon.name()).into());
+            }
         })
     }
 }
 
 impl BenchDaemon {
-    pub fn start(loopback: Loopback) -> Result<BenchDaemon, BenchError> {
-        let name = format!("bench-{}-{}", std::process::id(), loopback.name());
+    pub fn start(data_path: DataPath, loopback: Loopback) -> Result<BenchDaemon, BenchError> {
+        let name = format!("bench-{}-{}-{}", std::process::id(), data_path.name(), loopback.name());
         let mut child = Command::new(std::env::current_exe()?)
             .args(["daemon", "--name", &name, "--host", "alice", "--host", "bob"])
-            .args(["--loopback", loopback.name()])
+            .args(["--loopback", loopback.name(), "--data-path", data_path.name()])
             .stdout(Stdio::piped())
             .spawn()?;
         let output = child.stdout.take().ok_or("the daemon has no output")?;

@@ -81,16 +81,7 @@ pub fn measure(
             };
             match peer.run(*measure, effort) {
                 Ok(value) => {
-                    let ratio = value / raw;
-                    row(&Measurement {
-                        name: name.into(),
-                        mode: peer.mode,
-                        unit,
-                        value,
-                        raw,
-                        ratio,
-                        p99: None,
-                    });
+                    row(&Measurement::new(name, peer.mode, unit, value, raw));
                 }
                 Err(why) => errln!("softhca: {} {name}: {why}", peer.mode),
             }
@@ -183,6 +174,17 @@ pub fn run_server_and_client(
         if Instant::now() > deadline {
             return Err(String::from_utf8_lossy(&stderr).trim().to_owned().into());
         }
+    }
+}
+
+/// Runs two processes that wait for each other, and returns the output of the second.
+pub fn run_together(mut first: Command, mut second: Command) -> Result<String, BenchError> {
+    let _first = ChildGuard(first.stdout(Stdio::null()).spawn()?);
+    let second = second.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let Output { status, stdout, stderr } = wait_until(second, Instant::now() + PEER_TIMEOUT)?;
+    match status.success() {
+        true => Ok(String::from_utf8_lossy(&stdout).into_owned()),
+        false => Err(String::from_utf8_lossy(&stderr).trim().to_owned().into()),
     }
 }
 

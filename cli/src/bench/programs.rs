@@ -4,6 +4,7 @@ use super::mode::BenchDaemon;
 use super::peer;
 use super::results::{BenchError, Effort, Measurement, median};
 use softhca::Loopback;
+use softhca_daemon::DataPath;
 use softhca_udp::raw;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
@@ -21,10 +22,10 @@ struct Placement {
     loopback: Loopback,
 }
 
-/// Both hosts on one host, the same without sockets, and two hosts.
+/// Both programs on one host, the same through its sockets, and on two hosts.
 static PLACEMENTS: [Placement; 3] = [
-    Placement { suffix: "", hosts: ["alice", "alice"], loopback: Loopback::Socket },
-    Placement { suffix: "-internal-loopback", hosts: ["alice", "alice"], loopback: Loopback::Internal },
+    Placement { suffix: "", hosts: ["alice", "alice"], loopback: Loopback::Internal },
+    Placement { suffix: "-socket-loopback", hosts: ["alice", "alice"], loopback: Loopback::Socket },
     Placement { suffix: "-two-hosts", hosts: ["alice", "bob"], loopback: Loopback::Socket },
 ];
 
@@ -104,8 +105,9 @@ pub fn names() -> impl Iterator<Item = String> {
     runs().map(|(name, ..)| name)
 }
 
-/// Measures the installed programs.
+/// Measures the installed programs on one of the data paths.
 pub fn measure(
+    data_path: DataPath,
     wanted: &dyn Fn(&str) -> bool,
     effort: Effort,
     row: &mut dyn FnMut(&Measurement),
@@ -114,13 +116,17 @@ pub fn measure(
     if let Some(missing) = needed.iter().find(|program| !peer::is_installed(program)) {
         return Err(format!("{missing} is not installed (Debian: perftest, iperf3)").into());
     }
-    let [socket_loopback, device_loopback] =
-        [BenchDaemon::start(Loopback::Socket)?, BenchDaemon::start(Loopback::Internal)?];
+    let start = |loopback| BenchDaemon::start(data_path, loopback);
+    let [socket_loopback, device_loopback] = [start(Loopback::Socket)?, start(Loopback::Internal)?];
+    let mode = match data_path {
+        DataPath::Direct => "programs",
+        DataPath::Daemon => "programs-daemon",
+    };
     for (name, benchmark, placement) in runs().filter(|(name, ..)| wanted(name)) {
         let daemon =
             if placement.loopback == Loopback::Internal { &device_loopback } else { &socket_loopback };
         let hosts = ProgramHosts { daemon: daemon.name(), hosts: placement.hosts };
-        let measurement = benchmark.measure(&name, hosts, effort);
+        let measurement = benchmark.measure(&name, mode, hosts, effort);
         row(&measurement.map_err(|why| format!("{name}: {why}"))?);
     }
     Ok(())
@@ -141,10 +147,15 @@ impl<'a> ProgramHosts<'a> {
 }
 
 impl ProgramBenchmark {
-    fn measure(&self, name: &str, hosts: ProgramHosts, effort: Effort) -> Result<Measurement, BenchError> {
+    fn measure(
+        &self,
+        name: &str,
+        mode: &'static str,
+        hosts: ProgramHosts,
+        effort: Effort,
+    ) -> Result<Measurement, BenchError> {
         let (mut values, mut raws, mut p99s) = (vec![], vec![], vec![]);
-        // A program needs half a second to start and connect, so fewer rounds than for the device alone.
-        for _ in 0..effort.rounds.min(5) {
+        for _ in 0..effort.rounds {
             raws.push(self.measure_raw(effort)?);
             let (value, p99) = self.run_program(hosts, effort)?;
             values.push(value);
@@ -157,7 +168,7 @@ impl ProgramBenchmark {
             ProgramMetric::Rate => "M/s",
         };
         let p99 = (!p99s.is_empty()).then(|| median(p99s));
-        Ok(Measurement { name: name.into(), mode: "programs", unit, value, raw, ratio: value / raw, p99 })
+        Ok(Measurement { p99, ..Measurement::new(name, mode, unit, value, raw) })
     }
 
     fn iterations(&self, effort: Effort) -> usize {

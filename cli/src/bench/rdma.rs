@@ -92,7 +92,7 @@ pub fn standard_benchmarks() -> Vec<Benchmark> {
     all
 }
 
-/// Other sizes, several queue queue_pairs, process memory.
+/// Other sizes, several queue pairs, process memory.
 pub fn extended_benchmarks() -> Vec<Benchmark> {
     let sizes = [(64, "64B"), (512, "512B"), (4096, "4KiB"), (32_768, "32KiB"), (262_144, "256KiB")];
     let mut all = Vec::new();
@@ -211,15 +211,7 @@ impl Benchmark {
             BenchmarkKind::Connections(_) => "connections/s",
         };
         let p99 = (!p99s.is_empty()).then(|| median(p99s));
-        Ok(Measurement {
-            name: self.name.clone(),
-            mode: mode.name(),
-            unit,
-            value,
-            raw,
-            ratio: value / raw,
-            p99,
-        })
+        Ok(Measurement { p99, ..Measurement::new(self.name.clone(), mode.name(), unit, value, raw) })
     }
 }
 
@@ -228,7 +220,7 @@ fn micros(duration: Duration) -> f64 {
 }
 
 /// Fails unless the completion is successful.
-fn check_completion(completion: softhca::Completion) -> Result<(), BenchError> {
+pub(super) fn check_completion(completion: softhca::Completion) -> Result<(), BenchError> {
     match completion.status.is_success() {
         true => Ok(()),
         false => Err(format!("a work request ended with {}", completion.status.name()).into()),

@@ -1,6 +1,7 @@
 //! Measurement results, as a table or as JSON.
 
 use serde::Serialize;
+use std::fmt;
 use std::time::Duration;
 
 /// Why nothing was measured.
@@ -37,6 +38,69 @@ pub struct Measurement {
     /// The 99th percentile, for latencies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p99: Option<f64>,
+    /// What the result should be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub aim: Option<Aim>,
+}
+
+impl Measurement {
+    pub fn new(
+        name: impl Into<String>,
+        mode: &'static str,
+        unit: &'static str,
+        value: f64,
+        raw: f64,
+    ) -> Self {
+        let name = name.into();
+        let aim = Aim::of(&name, mode);
+        Measurement { name, mode, unit, value, raw, ratio: value / raw, p99: None, aim }
+    }
+}
+
+/// What a result should be.
+#[derive(Clone, Copy, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Aim {
+    RatioAtLeast(f64),
+    RatioAtMost(f64),
+    /// In the unit of the measurement.
+    ValueAtLeast(f64),
+}
+
+impl Aim {
+    /// The aim of a benchmark in a mode.
+    fn of(name: &str, mode: &str) -> Option<Aim> {
+        Some(match (mode, name) {
+            ("embedded", "rc-write-1MiB" | "rc-read-1MiB" | "rc-send-1MiB") => Aim::RatioAtLeast(0.8),
+            // Three million messages per second.
+            ("embedded", "rc-write-64B") => Aim::ValueAtLeast(0.192),
+            ("embedded", "rc-write-4KiB") => Aim::RatioAtLeast(0.6),
+            ("embedded", "rc-write-32KiB") => Aim::RatioAtLeast(0.7),
+            ("embedded", "rc-send-64B-rate") => Aim::ValueAtLeast(5.0),
+            ("embedded", "rc-send-64B-latency") => Aim::RatioAtMost(1.25),
+            ("direct", "cm-connect-1" | "cm-connect-64") => Aim::RatioAtLeast(0.4),
+            ("direct", super::collective::NAME) => Aim::RatioAtLeast(1.0),
+            ("programs", "ib_write_bw-1MiB") => Aim::RatioAtLeast(1.0),
+            ("programs", "ib_write_bw-1MiB-two-hosts") => Aim::RatioAtLeast(0.9),
+            ("programs", "ib_send_lat-64B") => Aim::RatioAtMost(0.5),
+            ("programs", "ib_send_lat-64B-two-hosts") => Aim::RatioAtMost(1.2),
+            ("programs", "ib_send_lat-64B-events" | "ib_send_lat-64B-events-two-hosts") => {
+                Aim::RatioAtMost(1.2)
+            }
+            ("programs", "ib_send_bw-64B" | "ib_send_bw-64B-two-hosts") => Aim::ValueAtLeast(4.0),
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for Aim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Aim::RatioAtLeast(ratio) => write!(f, "ratio >= {ratio}"),
+            Aim::RatioAtMost(ratio) => write!(f, "ratio <= {ratio}"),
+            Aim::ValueAtLeast(value) => write!(f, "value >= {value}"),
+        }
+    }
 }
 
 /// Prints measurements as they arrive.
@@ -56,13 +120,16 @@ impl ResultPrinter {
             return;
         }
         if !self.header_printed {
-            let heads = ["benchmark", "mode", "unit", "value", "raw", "ratio", "p99"];
-            let [name, mode, unit, value, raw, ratio, p99] = heads;
-            outln!("{name:24} {mode:16} {unit:8} {value:>9} {raw:>9} {ratio:>6} {p99:>7}");
+            let heads = ["benchmark", "mode", "unit", "value", "raw", "ratio", "p99", "aim"];
+            let [name, mode, unit, value, raw, ratio, p99, aim] = heads;
+            outln!("{name:34} {mode:16} {unit:8} {value:>9} {raw:>9} {ratio:>6} {p99:>7}  {aim}");
         }
         self.header_printed = true;
-        let Measurement { name, mode, unit, value, raw, ratio, p99 } = measurement;
+        let Measurement { name, mode, unit, value, raw, ratio, p99, aim } = measurement;
         let p99 = p99.map_or(String::new(), |p99| format!("{p99:.2}"));
-        outln!("{name:24} {mode:16} {unit:8} {value:>9.2} {raw:>9.2} {ratio:>6.2} {p99:>7}");
+        let aim = aim.map_or(String::new(), |aim| aim.to_string());
+        let line =
+            format!("{name:34} {mode:16} {unit:8} {value:>9.2} {raw:>9.2} {ratio:>6.2} {p99:>7}  {aim}");
+        outln!("{}", line.trim_end());
     }
 }
