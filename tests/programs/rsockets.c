@@ -46,7 +46,8 @@ static int ready(int socket, int events, int timeout)
 	return found ? entry.revents : 0;
 }
 
-static void pair(int server, int *client, int *accepted)
+// Connects a client while `busy`, if it is a socket, is ready to be read.
+static void pair(int server, int busy, int *client, int *accepted)
 {
 	socklen_t length = sizeof(int);
 	int error = 1;
@@ -56,10 +57,11 @@ static void pair(int server, int *client, int *accepted)
 	REQUIRE(rfcntl(*client, F_GETFL) & O_NONBLOCK);
 	REQUIRE(rconnect(*client, (struct sockaddr *)&address, sizeof address) == -1 && errno == EINPROGRESS);
 	// The request is sent as its events are processed: both sides are polled.
-	struct pollfd both[] = {{.fd = server, .events = POLLIN}, {.fd = *client, .events = POLLOUT}};
+	struct pollfd all[] = {
+		{.fd = server, .events = POLLIN}, {.fd = *client, .events = POLLOUT}, {.fd = busy, .events = POLLIN}};
 	do
-		REQUIRE(rpoll(both, 2, -1) > 0);
-	while (!(both[0].revents & POLLIN));
+		REQUIRE(rpoll(all, busy < 0 ? 2 : 3, -1) > 0 && (busy < 0 || all[2].revents));
+	while (!(all[0].revents & POLLIN));
 	struct sockaddr_in peer, own;
 	socklen_t size = sizeof peer;
 	*accepted = raccept(server, (struct sockaddr *)&peer, &size);
@@ -178,6 +180,17 @@ static void backpressure(int client, int accepted)
 	REQUIRE(!rfcntl(client, F_SETFL, 0));
 }
 
+// A socket that stays ready does not hide the events of others.
+static void starvation(int server, int client, int accepted)
+{
+	char byte;
+	int others[2];
+	REQUIRE(rwrite(client, "x", 1) == 1 && ready(accepted, POLLIN, -1) == POLLIN);
+	pair(server, accepted, &others[0], &others[1]);
+	REQUIRE(rread(accepted, &byte, 1) == 1 && byte == 'x');
+	REQUIRE(!rclose(others[0]) && !rclose(others[1]));
+}
+
 static void errors(void)
 {
 	char byte;
@@ -201,7 +214,7 @@ static void many(int server)
 	int clients[CONNECTIONS], accepted[CONNECTIONS];
 	struct pollfd entries[CONNECTIONS];
 	for (int index = 0; index < CONNECTIONS; index++) {
-		pair(server, &clients[index], &accepted[index]);
+		pair(server, -1, &clients[index], &accepted[index]);
 		entries[index] = (struct pollfd){.fd = accepted[index], .events = POLLIN};
 	}
 	REQUIRE(rpoll(entries, CONNECTIONS, 0) == 0);
@@ -247,9 +260,10 @@ int main(int count, char **words)
 		return serve_http();
 	int server = listener(), client, accepted;
 	errors();
-	pair(server, &client, &accepted);
+	pair(server, -1, &client, &accepted);
 	messages(client, accepted);
 	backpressure(client, accepted);
+	starvation(server, client, accepted);
 	full_duplex(client, accepted);
 	REQUIRE(!rclose(client) && !rclose(accepted));
 	many(server);

@@ -475,10 +475,6 @@ pub unsafe extern "C" fn getsockopt(
         let set = state.options.get(&(level, name)).cloned();
         set.or_else(|| default_option(level, name)).ok_or_else(|| unsupported_option(level, name))
     };
-    // A failed nonblocking connect may be known only by its event.
-    if let Some(socket) = Rsocket::get(descriptor) {
-        let _ = socket.wait_for(false, |_| Ok(None::<()>));
-    }
     let bytes: Vec<u8> = check!("rgetsockopt", minus_one, get());
     // SAFETY: the caller's memory of the given length.
     unsafe {
