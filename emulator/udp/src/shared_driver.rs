@@ -131,12 +131,7 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
         act: impl FnOnce(&mut Driver<M>) -> R,
     ) -> R {
         let result = act(&mut driver);
-        let is_asleep = self.shared.sleep_flag.is_set();
-        let is_due = is_asleep && driver.next_timeout().is_some_and(|left| self.shared.would_oversleep(left));
-        drop(driver);
-        if is_due {
-            self.shared.waker.wake();
-        }
+        self.shared.release(driver);
         result
     }
 
@@ -210,9 +205,21 @@ impl<M: Memory> Shared<M> {
         self.started.elapsed().as_nanos() as u64
     }
 
-    /// Whether the sleeping thread would sleep longer than this.
-    fn would_oversleep(&self, left: Duration) -> bool {
-        self.now().saturating_add(left.as_nanos() as u64) < self.wakes_at.load(Ordering::Relaxed)
+    /// Unlocks the driver, and wakes the thread if it would sleep past the driver's next timeout: the caller may not poll
+    /// again, and the datagram that would have woken the thread may have been read.
+    fn release(&self, driver: MutexGuard<'_, Driver<M>>) {
+        let would_oversleep = |left: Duration| {
+            self.now().saturating_add(left.as_nanos() as u64) < self.wakes_at.load(Ordering::Relaxed)
+        };
+        let is_due = self.sleep_flag.is_set() && driver.next_timeout().is_some_and(would_oversleep);
+        if is_due {
+            // One wake-up is enough, however often callers poll until the thread runs.
+            self.wakes_at.store(0, Ordering::Relaxed);
+        }
+        drop(driver);
+        if is_due {
+            self.waker.wake();
+        }
     }
 
     /// One poll, unless another thread polls. Returns whether any packet moved.
@@ -220,12 +227,7 @@ impl<M: Memory> Shared<M> {
         let mut driver = self.driver.try_lock()?;
         let moved = driver.poll().unwrap_or(false);
         self.driven_at.store(driver.polled_at().nanos(), Ordering::Relaxed);
-        let has_pending = driver.has_pending_transmit();
-        drop(driver);
-        // The caller may not poll again, and the datagram that would have woken the thread has been read.
-        if has_pending && self.sleep_flag.is_set() {
-            self.waker.wake();
-        }
+        self.release(driver);
         Some(moved)
     }
 
