@@ -147,6 +147,10 @@ static void messages(int client, int accepted)
 	int most = accepted > ends[0] ? accepted : ends[0];
 	REQUIRE(rselect(most + 1, &set, NULL, NULL, NULL) == 2 && FD_ISSET(accepted, &set));
 	REQUIRE(rrecv(accepted, text, sizeof text, MSG_PEEK) == 5);
+	char rest[8] = "";
+	struct iovec parts[] = {{text, 2}, {rest, 7}};
+	struct msghdr peeked = {.msg_iov = parts, .msg_iovlen = 2};
+	REQUIRE(rrecvmsg(accepted, &peeked, MSG_PEEK) == 5 && !memcmp(text, "he", 2) && !strcmp(rest, "llo"));
 	REQUIRE(rread(accepted, text, 2) == 2 && rread(accepted, text + 2, 14) == 3);
 	REQUIRE(!strcmp(text, "hello"));
 	struct iovec part = {"ab", 2};
@@ -196,7 +200,8 @@ static void errors(void)
 	char byte;
 	int number;
 	socklen_t length = sizeof number;
-	REQUIRE(rsocket(AF_INET, SOCK_DGRAM, 0) == -1 && errno == EOPNOTSUPP);
+	REQUIRE(rsocket(AF_INET, SOCK_DGRAM, 0) == -1 && errno == EPROTONOSUPPORT);
+	REQUIRE(rsocket(AF_UNIX, SOCK_STREAM, 0) == -1 && errno == EAFNOSUPPORT);
 	REQUIRE(rrecv(0, &byte, 1, 0) == -1 && errno == EBADF);
 	int socket = rsocket(AF_INET, SOCK_STREAM, 0);
 	REQUIRE(rrecv(socket, &byte, 1, 0) == -1 && errno == ENOTCONN);

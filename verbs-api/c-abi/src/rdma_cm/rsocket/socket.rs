@@ -486,15 +486,18 @@ impl State {
         }
     }
 
-    /// Why nothing can be sent, if so.
-    pub fn check_writable(&self) -> Result<(), Rejection> {
+    /// The stream to send on, or why nothing can be sent; `None` while it connects.
+    pub fn writable(&mut self) -> Result<Option<&mut Stream>, Rejection> {
+        if self.connected()?.is_none() {
+            return Ok(None);
+        }
         let why = match (&self.stream, self.phase) {
             _ if self.is_write_shut => "the socket was shut down".into(),
             (Some(stream), Phase::Disconnected) => match &stream.failure {
                 Some(completion) => completion.to_string(),
                 None => "the peer has disconnected".into(),
             },
-            _ => return Ok(()),
+            _ => return Ok(self.stream.as_mut()),
         };
         Err(Rejection::new(libc::EPIPE, why))
     }
