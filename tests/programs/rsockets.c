@@ -46,7 +46,8 @@ static int ready(int socket, int events, int timeout)
 	return found ? entry.revents : 0;
 }
 
-static void pair(int server, int *client, int *accepted)
+// Connects a client while `busy`, if it is a socket, is ready to be read.
+static void pair(int server, int busy, int *client, int *accepted)
 {
 	socklen_t length = sizeof(int);
 	int error = 1;
@@ -56,10 +57,11 @@ static void pair(int server, int *client, int *accepted)
 	REQUIRE(rfcntl(*client, F_GETFL) & O_NONBLOCK);
 	REQUIRE(rconnect(*client, (struct sockaddr *)&address, sizeof address) == -1 && errno == EINPROGRESS);
 	// The request is sent as its events are processed: both sides are polled.
-	struct pollfd both[] = {{.fd = server, .events = POLLIN}, {.fd = *client, .events = POLLOUT}};
+	struct pollfd all[] = {
+		{.fd = server, .events = POLLIN}, {.fd = *client, .events = POLLOUT}, {.fd = busy, .events = POLLIN}};
 	do
-		REQUIRE(rpoll(both, 2, -1) > 0);
-	while (!(both[0].revents & POLLIN));
+		REQUIRE(rpoll(all, busy < 0 ? 2 : 3, -1) > 0 && (busy < 0 || all[2].revents));
+	while (!(all[0].revents & POLLIN));
 	struct sockaddr_in peer, own;
 	socklen_t size = sizeof peer;
 	*accepted = raccept(server, (struct sockaddr *)&peer, &size);
@@ -145,6 +147,10 @@ static void messages(int client, int accepted)
 	int most = accepted > ends[0] ? accepted : ends[0];
 	REQUIRE(rselect(most + 1, &set, NULL, NULL, NULL) == 2 && FD_ISSET(accepted, &set));
 	REQUIRE(rrecv(accepted, text, sizeof text, MSG_PEEK) == 5);
+	char rest[8] = "";
+	struct iovec parts[] = {{text, 2}, {rest, 7}};
+	struct msghdr peeked = {.msg_iov = parts, .msg_iovlen = 2};
+	REQUIRE(rrecvmsg(accepted, &peeked, MSG_PEEK) == 5 && !memcmp(text, "he", 2) && !strcmp(rest, "llo"));
 	REQUIRE(rread(accepted, text, 2) == 2 && rread(accepted, text + 2, 14) == 3);
 	REQUIRE(!strcmp(text, "hello"));
 	struct iovec part = {"ab", 2};
@@ -178,12 +184,24 @@ static void backpressure(int client, int accepted)
 	REQUIRE(!rfcntl(client, F_SETFL, 0));
 }
 
+// A socket that stays ready does not hide the events of others.
+static void starvation(int server, int client, int accepted)
+{
+	char byte;
+	int others[2];
+	REQUIRE(rwrite(client, "x", 1) == 1 && ready(accepted, POLLIN, -1) == POLLIN);
+	pair(server, accepted, &others[0], &others[1]);
+	REQUIRE(rread(accepted, &byte, 1) == 1 && byte == 'x');
+	REQUIRE(!rclose(others[0]) && !rclose(others[1]));
+}
+
 static void errors(void)
 {
 	char byte;
 	int number;
 	socklen_t length = sizeof number;
-	REQUIRE(rsocket(AF_INET, SOCK_DGRAM, 0) == -1 && errno == EOPNOTSUPP);
+	REQUIRE(rsocket(AF_INET, SOCK_DGRAM, 0) == -1 && errno == EPROTONOSUPPORT);
+	REQUIRE(rsocket(AF_UNIX, SOCK_STREAM, 0) == -1 && errno == EAFNOSUPPORT);
 	REQUIRE(rrecv(0, &byte, 1, 0) == -1 && errno == EBADF);
 	int socket = rsocket(AF_INET, SOCK_STREAM, 0);
 	REQUIRE(rrecv(socket, &byte, 1, 0) == -1 && errno == ENOTCONN);
@@ -201,7 +219,7 @@ static void many(int server)
 	int clients[CONNECTIONS], accepted[CONNECTIONS];
 	struct pollfd entries[CONNECTIONS];
 	for (int index = 0; index < CONNECTIONS; index++) {
-		pair(server, &clients[index], &accepted[index]);
+		pair(server, -1, &clients[index], &accepted[index]);
 		entries[index] = (struct pollfd){.fd = accepted[index], .events = POLLIN};
 	}
 	REQUIRE(rpoll(entries, CONNECTIONS, 0) == 0);
@@ -247,9 +265,10 @@ int main(int count, char **words)
 		return serve_http();
 	int server = listener(), client, accepted;
 	errors();
-	pair(server, &client, &accepted);
+	pair(server, -1, &client, &accepted);
 	messages(client, accepted);
 	backpressure(client, accepted);
+	starvation(server, client, accepted);
 	full_duplex(client, accepted);
 	REQUIRE(!rclose(client) && !rclose(accepted));
 	many(server);

@@ -11,8 +11,7 @@ const PRELOAD: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
 /// The tests of this file. `rstream` and `riostream` are in the list of pairs.
 pub fn tests() -> Vec<Trial> {
     let mut tests = vec![
-        // It does not end in one of about ten runs on a busy machine; the cause is not known yet.
-        needs!(compiler(), calls_of_rsockets_behave_like_those_of_sockets).with_ignored_flag(true),
+        needs!(compiler(), calls_of_rsockets_behave_like_those_of_sockets),
         needs!("rcopy", rcopy_copies_a_file),
         needs!(preload("curl"), curl_reads_from_a_server_under_the_preload_library),
         needs!(preload("python3"), a_program_without_a_peer_uses_tcp_under_the_preload_library),

@@ -43,6 +43,8 @@ fn main() -> ExitCode {
     ];
     let glob = || sysfs::glob_finds_the_device(Method::Preload);
     tests.push(tools::needs_with("python3", "glob_finds_the_device_preload", glob));
+    let nftw = || sysfs::nftw_visits_the_device(Method::Preload);
+    tests.push(tools::needs_with("python3", "nftw_visits_the_device_preload", nftw));
     for method in [Method::Mount, Method::Preload, Method::Refused] {
         let label = format!("{method:?}").to_lowercase();
         let visible = move || sysfs::the_device_is_visible_in_sys_and_dev(method);

@@ -68,6 +68,32 @@ print(result, ctypes.c_size_t.from_buffer(found, 0).value, paths[0].decode())'"#
     assert_eq!(method.run_script("alice", script), "0 1 /sys/class/infiniband/softhca0/node_type");
 }
 
+/// The C library's `nftw`, and `ftw` in its callback, visit the files of the device with the paths that a program expects.
+pub fn nftw_visits_the_device(method: Method) {
+    let script = r#"python3 -c '
+import ctypes
+library, number, text = ctypes.CDLL(None), ctypes.c_int, ctypes.c_char_p
+def inner(path, status, kind):
+    if path.endswith(b"/ibdev"): print(path.decode())
+    return 0
+inner = ctypes.CFUNCTYPE(number, text, ctypes.c_void_p, number)(inner)
+def outer(path, status, kind, place):
+    if path.endswith(b"/ports/1/state"):
+        print(path.decode(), path[place[0]:].decode(), place[1])
+        print(library.ftw(b"/sys/class/infiniband_verbs", inner, 5))
+    return 7 * path.endswith(b"/ports/1/rate")
+outer = ctypes.CFUNCTYPE(number, text, ctypes.c_void_p, number, ctypes.POINTER(number))(outer)
+print(library.nftw(b"/sys/class/infiniband/softhca0/ports/1/state", outer, 5, 0))
+print(library.nftw(b"/sys/class/infiniband/softhca0/ports", outer, 5, 0))
+print(library.nftw(b"/sys/class/net/lo/mtu", outer, 5, 0))'"#;
+    let state = "/sys/class/infiniband/softhca0/ports/1/state state";
+    let verbs = "/sys/class/infiniband_verbs/uverbs0/ibdev\n0";
+    let text = method.run_script("alice", script);
+    assert!(text.starts_with(&format!("{state} 0\n{verbs}\n0\n")), "{text}");
+    // The order of a folder's entries is not fixed: the walk may end before it visits `state`.
+    assert!(text.ends_with("7\n0"), "{text}");
+}
+
 /// The attributes equal those of verbs: GUIDs and GIDs.
 pub fn the_rest_of_sys_and_dev_is_unchanged(method: Method) {
     let outside = std::fs::read_dir("/sys/class").expect("it is there").count();

@@ -33,6 +33,8 @@ impl Notifier {
 
     /// Something happened.
     pub fn notify(&self) {
+        // A thread that sees the new count and clears the descriptor finds it readable already.
+        self.make_readable();
         let mut state = self.state.lock();
         state.count += 1;
         let wakers = std::mem::take(&mut state.wakers);
@@ -42,7 +44,6 @@ impl Notifier {
         if let Some((channel, token)) = &self.channel {
             channel.notify(*token);
         }
-        self.make_readable();
     }
 
     /// A descriptor that becomes readable when something happens. It is readable at first: what happened

@@ -151,12 +151,7 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
         act: impl FnOnce(&mut Driver<M>) -> R,
     ) -> R {
         let result = act(&mut driver);
-        let is_asleep = self.shared.sleep_flag.is_set();
-        let is_due = is_asleep && driver.next_timeout().is_some_and(|left| self.shared.would_oversleep(left));
-        drop(driver);
-        if is_due {
-            self.shared.waker.wake();
-        }
+        self.shared.release(driver);
         result
     }
 
@@ -261,9 +256,21 @@ impl<M: Memory> Shared<M> {
         self.started.elapsed().as_nanos() as u64
     }
 
-    /// Whether the sleeping thread would sleep longer than this.
-    fn would_oversleep(&self, left: Duration) -> bool {
-        self.now().saturating_add(left.as_nanos() as u64) < self.wakes_at.load(Ordering::Relaxed)
+    /// Unlocks the driver, and wakes who sleeps on the sockets past the driver's next timeout: the caller may not poll
+    /// again, and the datagram that would have woken the sleeper may have been read.
+    fn release(&self, driver: MutexGuard<'_, Driver<M>>) {
+        let would_oversleep = |left: Duration| {
+            self.now().saturating_add(left.as_nanos() as u64) < self.wakes_at.load(Ordering::Relaxed)
+        };
+        let is_due = self.sleep_flag.is_set() && driver.next_timeout().is_some_and(would_oversleep);
+        if is_due {
+            // One wake-up is enough, however often callers poll until the sleeper runs.
+            self.wakes_at.store(0, Ordering::Relaxed);
+        }
+        drop(driver);
+        if is_due {
+            self.waker.wake();
+        }
     }
 
     /// Whether a caller waits for packets.
@@ -275,12 +282,7 @@ impl<M: Memory> Shared<M> {
     fn poll_for_caller(&self, mut driver: MutexGuard<'_, Driver<M>>) -> bool {
         let moved = driver.poll().unwrap_or(false);
         self.driven_at.store(driver.polled_at().nanos(), Ordering::Relaxed);
-        let has_pending = driver.has_pending_transmit();
-        drop(driver);
-        // The caller may not poll again, and the datagram that would have woken the thread has been read.
-        if has_pending && self.sleep_flag.is_set() {
-            self.waker.wake();
-        }
+        self.release(driver);
         moved
     }
 

@@ -107,6 +107,11 @@ impl EventChannel {
         Some(Id { inner })
     }
 
+    /// Whether an event may wait: false if the last poll left none and no event was raised since. It makes no system call.
+    pub fn may_have_event(&self) -> bool {
+        self.inner.drained_at.load(Ordering::Relaxed) != self.inner.notifier.count()
+    }
+
     /// Takes the oldest event, if there is one.
     pub fn poll(&self) -> Result<Option<Event>, Error> {
         loop {
@@ -182,7 +187,7 @@ impl EventChannel {
         assert_may_block("EventChannel::wait", "channel.next().await");
         loop {
             let seen = self.inner.notifier.count();
-            if self.inner.drained_at.load(Ordering::Relaxed) != seen
+            if self.may_have_event()
                 && let Some(event) = self.poll()?
             {
                 return Ok(Some(event));

@@ -12,6 +12,7 @@
 
 mod next;
 mod redirect;
+mod walk;
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use libc::{DIR, FILE, glob_t, mode_t, size_t, ssize_t};

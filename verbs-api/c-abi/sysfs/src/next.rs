@@ -62,6 +62,27 @@ pub fn find(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
 /// A pointer that is a path in C.
 pub type Path = *const c_char;
 
+/// The next function of a name. The function that uses it fails if there is none.
+macro_rules! next_function {
+    ($name:ident as $function:ty) => {{
+        static NEXT: core::sync::atomic::AtomicPtr<core::ffi::c_void> =
+            core::sync::atomic::AtomicPtr::new(core::ptr::null_mut());
+        const NAME: &core::ffi::CStr =
+            match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("a name without a null byte"),
+            };
+        let next = $crate::next::find(&NEXT, NAME);
+        if next.is_null() {
+            return $crate::next::missing();
+        }
+        // SAFETY: the function of this name has this type. Optional arguments are passed as any others are.
+        let next: $function = unsafe { core::mem::transmute(next) };
+        next
+    }};
+}
+pub(crate) use next_function;
+
 /// Defines functions that redirect their path. `path` has arguments before and after it. `restoring` functions return a
 /// path.
 macro_rules! interpose {
@@ -75,20 +96,9 @@ macro_rules! interpose {
         #[allow(missing_docs, reason = "the function of the C library")]
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($before: $before_type,)* $path: $crate::next::Path $(, $after: $after_type)*) -> $result {
-            type Function = unsafe extern "C" fn($($before_type,)* $crate::next::Path $(, $after_type)*) -> $result;
-            static NEXT: core::sync::atomic::AtomicPtr<c_void> =
-                core::sync::atomic::AtomicPtr::new(core::ptr::null_mut());
-            const NAME: &core::ffi::CStr =
-                match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                    Ok(name) => name,
-                    Err(_) => panic!("a name without a null byte"),
-                };
-            let next = $crate::next::find(&NEXT, NAME);
-            if next.is_null() {
-                return $crate::next::missing();
-            }
-            // SAFETY: the function of this name has this type. Optional arguments are passed as any others are.
-            let next: Function = unsafe { core::mem::transmute(next) };
+            let next = $crate::next::next_function!(
+                $name as unsafe extern "C" fn($($before_type,)* $crate::next::Path $(, $after_type)*) -> $result
+            );
             // SAFETY: the caller's arguments, with a valid path.
             let call = |$path| unsafe { next($($before,)* $path $(, $after)*) };
             // SAFETY: the path is null or a string, as the caller guarantees.

@@ -92,6 +92,13 @@ pub unsafe fn with_redirected<R>(path: *const c_char, call: impl FnOnce(*const c
     }
 }
 
+/// The path below `/sys` or `/dev` that a redirected path stands for: its end. `None` for a path that a link led elsewhere.
+pub fn shown(path: &CStr) -> Option<&CStr> {
+    let below = path.to_bytes_with_nul().strip_prefix(root())?;
+    let is_shown = below.starts_with(b"/sys/") || below.starts_with(b"/dev/");
+    CStr::from_bytes_with_nul(below).ok().filter(|_| is_shown)
+}
+
 /// Takes the folder off the start of a path in place.
 ///
 /// # Safety
@@ -100,16 +107,11 @@ pub unsafe fn restore(path: *mut c_char, is_redirected: bool) -> *mut c_char {
     if path.is_null() || !is_redirected {
         return path;
     }
-    // SAFETY: a string, as the caller guarantees.
-    let text = unsafe { CStr::from_ptr(path) }.to_bytes();
-    // The folder may be reached through a link.
-    let shown = [&b"/sys/"[..], b"/dev/"].iter().find_map(|start| {
-        let below = text.strip_prefix(root())?;
-        below.starts_with(start).then_some(below)
-    });
-    if let Some(below) = shown {
-        // SAFETY: a part of the string and its null byte move to its start.
-        unsafe { ptr::copy(below.as_ptr(), path.cast(), below.len() + 1) };
+    // SAFETY: a string, as the caller guarantees. Its end and its null byte move to its start.
+    unsafe {
+        if let Some(below) = shown(CStr::from_ptr(path)) {
+            ptr::copy(below.as_ptr(), path, below.count_bytes() + 1);
+        }
     }
     path
 }

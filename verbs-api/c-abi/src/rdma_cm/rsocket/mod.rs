@@ -32,14 +32,21 @@ pub unsafe extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) ->
     const VERB: &str = "rsocket";
     // The preload library falls back to a socket of the system. It does not know accept4 either, which programs use
     // that pass flags in the type.
-    if !matches!(domain, libc::AF_INET | libc::AF_INET6)
-        || kind != libc::SOCK_STREAM
-        || !matches!(protocol, 0 | libc::IPPROTO_TCP)
-    {
-        let why = "only stream sockets of IPv4 and IPv6 without flags are supported";
-        return Rejection::unsupported(why).minus_one(VERB);
-    }
-    check!(VERB, minus_one, Rsocket::open())
+    let rejection = match (domain, kind, protocol) {
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => {
+            return check!(VERB, minus_one, Rsocket::open());
+        }
+        (libc::AF_INET | libc::AF_INET6, ..) => {
+            let why =
+                "only stream sockets without flags are supported, no datagrams: SOCK_STREAM, IPPROTO_TCP";
+            Rejection::new(libc::EPROTONOSUPPORT, why)
+        }
+        _ => {
+            let why = format!("address family {domain} is not supported, only AF_INET and AF_INET6");
+            Rejection::new(libc::EAFNOSUPPORT, why)
+        }
+    };
+    rejection.minus_one(VERB)
 }
 
 pub unsafe extern "C" fn bind(descriptor: c_int, address: *const sockaddr, _: socklen_t) -> c_int {
@@ -143,8 +150,34 @@ unsafe fn slices<'a>(vectors: *const iovec, count: usize) -> impl Iterator<Item 
     })
 }
 
-fn may_block(state: &State, flags: c_int) -> bool {
-    !state.is_nonblocking && flags & libc::MSG_DONTWAIT == 0
+/// Repeats `attempt`, which receives into or sends from the rest of a vector and gets the number of bytes so far, until all
+/// vectors are done or it returns zero. The first byte is waited for; with `waits_for_all`, every byte.
+///
+/// # Safety
+/// As [`slices`].
+unsafe fn transfer(
+    descriptor: c_int,
+    (vectors, count): (*const iovec, usize),
+    flags: c_int,
+    waits_for_all: bool,
+    mut attempt: impl FnMut(&mut State, &mut [u8], usize) -> Result<Option<usize>, Rejection>,
+) -> Result<usize, Rejection> {
+    let socket = Rsocket::find(descriptor)?;
+    let may_block = !socket.lock().is_nonblocking && flags & libc::MSG_DONTWAIT == 0;
+    let mut done = 0;
+    // SAFETY: the caller guarantees it.
+    for mut rest in unsafe { slices(vectors, count) } {
+        while !rest.is_empty() {
+            let waits = may_block && (waits_for_all || done == 0);
+            match socket.wait_for(waits, |state| attempt(state, rest, done)) {
+                Ok(0) => return Ok(done),
+                Ok(length) => (rest, done) = (&mut rest[length..], done + length),
+                Err(_) if done > 0 => return Ok(done),
+                Err(rejection) => return Err(rejection),
+            }
+        }
+    }
+    Ok(done)
 }
 
 /// Receives into vectors.
@@ -158,45 +191,16 @@ unsafe fn receive_into(
     count: usize,
     flags: c_int,
 ) -> ssize_t {
-    let receive = || {
-        let socket = Rsocket::find(descriptor)?;
-        let is_peek = flags & libc::MSG_PEEK != 0;
-        let may_block = may_block(&socket.lock(), flags);
-        let mut received = 0;
-        // SAFETY: the caller guarantees it.
-        for into in unsafe { slices(vectors, count) } {
-            let mut filled = 0;
-            while filled < into.len() {
-                let mut attempt = |state: &mut State| {
-                    let is_at_end = state.is_at_end();
-                    let Some(stream) = state.connected()? else { return Ok(None) };
-                    match stream.receive(&mut into[filled..], is_peek) {
-                        0 if is_at_end => Ok(Some(0)),
-                        0 => Ok(None),
-                        length => Ok(Some(length)),
-                    }
-                };
-                // The first byte is waited for, and with MSG_WAITALL every byte.
-                let length = match received == 0 || flags & libc::MSG_WAITALL != 0 && !is_peek {
-                    true => socket.wait_for(may_block, attempt),
-                    false => attempt(&mut socket.lock()).map(Option::unwrap_or_default),
-                };
-                let length = match length {
-                    Err(_) if received > 0 => return Ok(received),
-                    other => other?,
-                };
-                if length == 0 {
-                    return Ok(received);
-                }
-                (filled, received) = (filled + length, received + length);
-                if is_peek {
-                    return Ok(received);
-                }
-            }
-        }
-        Ok(received)
+    let is_peek = flags & libc::MSG_PEEK != 0;
+    let receive = |state: &mut State, into: &mut [u8], done: usize| {
+        let is_at_end = state.is_at_end();
+        let Some(stream) = state.connected()? else { return Ok(None) };
+        let length = if is_peek { stream.peek(into, done) } else { stream.receive(into) };
+        Ok(Some(length).filter(|length| *length > 0 || is_at_end))
     };
-    result(verb, receive())
+    let waits_for_all = flags & libc::MSG_WAITALL != 0 && !is_peek;
+    // SAFETY: the caller guarantees it.
+    result(verb, unsafe { transfer(descriptor, (vectors, count), flags, waits_for_all, receive) })
 }
 
 /// Sends from vectors.
@@ -210,32 +214,12 @@ unsafe fn send_from(
     count: usize,
     flags: c_int,
 ) -> ssize_t {
-    let send = || {
-        let socket = Rsocket::find(descriptor)?;
-        let may_block = may_block(&socket.lock(), flags);
-        let mut sent = 0;
-        // SAFETY: the caller guarantees it.
-        for data in unsafe { slices(vectors, count) } {
-            let mut done = 0;
-            while done < data.len() {
-                let attempt = |state: &mut State| {
-                    if state.connected()?.is_none() {
-                        return Ok(None);
-                    }
-                    state.check_writable()?;
-                    let Some(stream) = &mut state.stream else { return Ok(None) };
-                    Ok(Some(stream.send(&data[done..])?).filter(|length| *length > 0))
-                };
-                match socket.wait_for(may_block, attempt) {
-                    Ok(length) => (done, sent) = (done + length, sent + length),
-                    Err(_) if sent > 0 => return Ok(sent),
-                    Err(rejection) => return Err(rejection),
-                }
-            }
-        }
-        Ok(sent)
+    let send = |state: &mut State, data: &mut [u8], _| {
+        let Some(stream) = state.writable()? else { return Ok(None) };
+        Ok(Some(stream.send(data)?).filter(|length| *length > 0))
     };
-    result(verb, send())
+    // SAFETY: the caller guarantees it.
+    result(verb, unsafe { transfer(descriptor, (vectors, count), flags, true, send) })
 }
 
 fn vector(base: *const c_void, length: usize) -> iovec {
@@ -475,10 +459,6 @@ pub unsafe extern "C" fn getsockopt(
         let set = state.options.get(&(level, name)).cloned();
         set.or_else(|| default_option(level, name)).ok_or_else(|| unsupported_option(level, name))
     };
-    // A failed nonblocking connect may be known only by its event.
-    if let Some(socket) = Rsocket::get(descriptor) {
-        let _ = socket.wait_for(false, |_| Ok(None::<()>));
-    }
     let bytes: Vec<u8> = check!("rgetsockopt", minus_one, get());
     // SAFETY: the caller's memory of the given length.
     unsafe {
@@ -556,35 +536,15 @@ pub unsafe extern "C" fn iowrite(
     offset: off_t,
     flags: c_int,
 ) -> usize {
-    let write = || {
-        let socket = Rsocket::find(descriptor)?;
-        let may_block = may_block(&socket.lock(), flags);
-        let vector = vector(data, length);
-        let mut written = 0;
-        // SAFETY: the caller's memory.
-        for data in unsafe { slices(&vector, 1) } {
-            while written < data.len() {
-                let attempt = |state: &mut State| {
-                    if state.connected()?.is_none() {
-                        return Ok(None);
-                    }
-                    state.check_writable()?;
-                    let Some(stream) = &mut state.stream else { return Ok(None) };
-                    let at = offset as u64 + written as u64;
-                    let sent = stream.write_mapped(&data[written..], at)?;
-                    let sent = sent.ok_or_else(|| {
-                        Rejection::invalid(format!("the peer has mapped nothing at {at:#x}"))
-                    })?;
-                    Ok(Some(sent).filter(|length| *length > 0))
-                };
-                match socket.wait_for(may_block, attempt) {
-                    Ok(length) => written += length,
-                    Err(_) if written > 0 => break,
-                    Err(rejection) => return Err(rejection),
-                }
-            }
-        }
-        Ok(written)
+    let write = |state: &mut State, data: &mut [u8], done: usize| {
+        let Some(stream) = state.writable()? else { return Ok(None) };
+        let at = offset as u64 + done as u64;
+        let sent = stream.write_mapped(data, at)?;
+        let sent =
+            sent.ok_or_else(|| Rejection::invalid(format!("the peer has mapped nothing at {at:#x}")))?;
+        Ok(Some(sent).filter(|length| *length > 0))
     };
-    result("riowrite", write()) as usize
+    // SAFETY: the caller's memory.
+    let written = unsafe { transfer(descriptor, (&vector(data, length), 1), flags, true, write) };
+    result("riowrite", written) as usize
 }

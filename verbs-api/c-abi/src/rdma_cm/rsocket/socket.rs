@@ -54,8 +54,6 @@ pub struct State {
     channels: Vec<EventChannel>,
     /// How often anything has changed.
     changes: u64,
-    /// A channel of connection events is readable.
-    has_cm_event: bool,
     /// Requests that wait for `raccept`.
     pub requests: VecDeque<Event>,
     pub is_nonblocking: bool,
@@ -161,7 +159,6 @@ impl Rsocket {
             cm,
             channels,
             changes: 0,
-            has_cm_event: false,
             requests: VecDeque::new(),
             is_nonblocking: false,
             options,
@@ -244,7 +241,6 @@ impl Rsocket {
         mut attempt: impl FnMut(&mut State) -> Result<Option<T>, Rejection>,
     ) -> Result<T, Rejection> {
         let mut spin_until = None;
-        let mut has_looked = false;
         loop {
             let seen = {
                 let mut state = self.lock();
@@ -253,15 +249,13 @@ impl Rsocket {
                 }
                 state.changes
             };
-            if !may_block && has_looked {
+            if !may_block {
                 return Err(Rejection::would_block());
             }
-            if may_block && Instant::now() < *spin_until.get_or_insert_with(|| Instant::now() + SPIN_TIME) {
+            if Instant::now() < *spin_until.get_or_insert_with(|| Instant::now() + SPIN_TIME) {
                 continue;
             }
-            let timeout = (!may_block).then_some(Duration::ZERO);
-            sleep(&[(self.clone(), seen)], &mut [], timeout)?;
-            has_looked = true;
+            sleep(&[(self.clone(), seen)], &mut [], None)?;
         }
     }
 }
@@ -290,10 +284,9 @@ fn sleep(
         let add = |descriptor| libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
         polled.push(add(socket.wakeup.as_raw_fd()));
         polled.extend(state.stream.iter().map(|stream| add(stream.channel.as_fd().as_raw_fd())));
-        let channels = polled.len();
         let descriptors = state.channels.iter().filter_map(|channel| channel.descriptor().ok());
         polled.extend(descriptors.map(|descriptor| add(descriptor.as_raw_fd())));
-        entered.push((Rsocket::enter(&mut state), channels, polled.len()));
+        entered.push(Rsocket::enter(&mut state));
     }
     let of_sockets = polled.len();
     polled.extend_from_slice(others);
@@ -302,10 +295,8 @@ fn sleep(
     // SAFETY: the entries are local.
     let found = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, milliseconds) };
     let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-    for ((socket, _), (entered_at, channels, end)) in sockets.iter().zip(entered) {
-        let mut state = socket.state.lock();
-        socket.leave(&mut state, entered_at);
-        state.has_cm_event |= polled[channels..end].iter().any(|entry| entry.revents != 0);
+    for ((socket, _), entered_at) in sockets.iter().zip(entered) {
+        socket.leave(&mut socket.state.lock(), entered_at);
     }
     if found < 0 {
         return Err(Rejection::system(errno, "waiting for a socket"));
@@ -318,7 +309,6 @@ fn sleep(
 pub fn poll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<c_int, Rejection> {
     let until = timeout.map(|timeout| Instant::now() + timeout);
     let found: Vec<Option<Arc<Rsocket>>> = entries.iter().map(|entry| Rsocket::get(entry.fd)).collect();
-    let has_others = found.iter().any(Option::is_none);
     let mut others: Vec<libc::pollfd> = entries.to_vec();
     for (other, socket) in others.iter_mut().zip(&found) {
         other.revents = 0;
@@ -328,7 +318,8 @@ pub fn poll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<c
         }
     }
     let spin_until = Instant::now() + SPIN_TIME;
-    let mut has_looked = false;
+    // The kernel knows which of the other descriptors are ready.
+    let mut has_looked = found.iter().all(Option::is_some);
     loop {
         let mut ready = 0;
         let mut sockets = Vec::new();
@@ -346,7 +337,7 @@ pub fn poll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<c
         let now = Instant::now();
         let left = until.map(|until| until.saturating_duration_since(now));
         let is_over = ready > 0 || left == Some(Duration::ZERO);
-        if is_over && has_looked || ready > 0 && !has_others {
+        if is_over && has_looked {
             return Ok(ready);
         }
         let timeout = if is_over || now < spin_until { Some(Duration::ZERO) } else { left };
@@ -356,26 +347,27 @@ pub fn poll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<c
 }
 
 impl State {
-    /// Processes completions and, if there may be some, connection events. Returns whether anything has changed.
+    /// Processes completions and connection events. Returns whether anything has changed.
     fn progress(&mut self) -> bool {
         let is_connected = self.phase == Phase::Connected;
         let mut has_changed = self.stream.as_mut().is_some_and(|stream| stream.progress(is_connected));
-        if std::mem::take(&mut self.has_cm_event) {
-            for index in 0..self.channels.len() {
-                loop {
-                    match self.channels[index].poll() {
-                        Ok(None) => break,
-                        Ok(Some(event)) => self.process(event),
-                        Err(error) => {
-                            self.fail(Rejection::from(error));
-                            break;
-                        }
-                    }
-                    has_changed = true;
+        let mut has_cm_event = false;
+        for index in 0..self.channels.len() {
+            while !matches!(self.phase, Phase::Failed(_)) && self.channels[index].may_have_event() {
+                match self.channels[index].poll() {
+                    Ok(None) => break,
+                    Ok(Some(event)) => self.process(event),
+                    Err(error) => self.fail(Rejection::from(error)),
                 }
+                has_cm_event = true;
             }
+        }
+        if has_cm_event {
+            has_changed = true;
             // Data that arrived before the connection ended.
-            has_changed |= self.stream.as_mut().is_some_and(|stream| stream.progress(false));
+            if let Some(stream) = &mut self.stream {
+                stream.progress(false);
+            }
         }
         if self.stream.as_ref().is_some_and(Stream::is_over) && self.phase == Phase::Connected {
             self.phase = Phase::Disconnected;
@@ -494,15 +486,18 @@ impl State {
         }
     }
 
-    /// Why nothing can be sent, if so.
-    pub fn check_writable(&self) -> Result<(), Rejection> {
+    /// The stream to send on, or why nothing can be sent; `None` while it connects.
+    pub fn writable(&mut self) -> Result<Option<&mut Stream>, Rejection> {
+        if self.connected()?.is_none() {
+            return Ok(None);
+        }
         let why = match (&self.stream, self.phase) {
             _ if self.is_write_shut => "the socket was shut down".into(),
             (Some(stream), Phase::Disconnected) => match &stream.failure {
                 Some(completion) => completion.to_string(),
                 None => "the peer has disconnected".into(),
             },
-            _ => return Ok(()),
+            _ => return Ok(self.stream.as_mut()),
         };
         Err(Rejection::new(libc::EPIPE, why))
     }

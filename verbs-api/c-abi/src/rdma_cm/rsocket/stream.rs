@@ -443,19 +443,24 @@ impl Stream {
         Ok(sent)
     }
 
-    /// Copies received data out. Unless it is only peeked at, its memory is free then.
-    pub fn receive(&mut self, into: &mut [u8], is_peek: bool) -> usize {
+    /// Copies received data out after the first `skipped` bytes, and leaves it in the buffer. Returns its length.
+    pub fn peek(&self, into: &mut [u8], skipped: usize) -> usize {
         let size = self.sizes.receive_buffer;
-        let length = into.len().min(self.readable);
-        let first = length.min(size - self.read_offset);
-        self.receive_buffer.read_into(self.read_offset as u64, &mut into[..first]);
+        let length = into.len().min(self.readable.saturating_sub(skipped));
+        let start = (self.read_offset + skipped) % size;
+        let first = length.min(size - start);
+        self.receive_buffer.read_into(start as u64, &mut into[..first]);
         self.receive_buffer.read_into(0, &mut into[first..length]);
-        if !is_peek {
-            self.read_offset = (self.read_offset + length) % size;
-            self.readable -= length;
-            self.free += length;
-            self.announce_free();
-        }
+        length
+    }
+
+    /// Moves received data out and frees its memory. Returns its length.
+    pub fn receive(&mut self, into: &mut [u8]) -> usize {
+        let length = self.peek(into, 0);
+        self.read_offset = (self.read_offset + length) % self.sizes.receive_buffer;
+        self.readable -= length;
+        self.free += length;
+        self.announce_free();
         length
     }
 
