@@ -159,7 +159,7 @@ export class Run {
     this.gaps = new Set();                   // packets before which a capture misses some
     this.openGaps = new Set();               // flows whose next packet is one of those
     this.failures = [];                      // completions that failed
-    this.labels = new Map();                 // what is in a packet, where the log tells
+    this.labels = new Map();                 // what is in a packet, where the log has it
     this.regions = new Map();
     this.series = new Map();                 // samples over time: rate, alpha, queue depth, …
     this.spans = new Map();                  // pauses

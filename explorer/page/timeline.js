@@ -19,7 +19,7 @@ export class Timeline {
     const run = currentRun();
     const has = run.series.size > 0 || run.spans.size > 0;
     replace(this.bar, el("span", { class: "legend" }, "all lanes have one time axis"),
-      !has && el("span", { class: "hint" }, "This run tells no rates, queues or pauses; throughput and marks are counted from its packets."),
+      !has && el("span", { class: "hint" }, "This run has no rates, queues or pauses; throughput and marks are counted from its packets."),
       el("span", { class: "hint" }, "wheel: zoom · drag: move · double click: all"));
     this.chart.draw();
   }

@@ -95,7 +95,7 @@ fn connect_to(address: SocketAddr) -> Result<TcpStream, BenchError> {
     }
 }
 
-/// What one rank is told by the benchmark.
+/// The arguments of one rank.
 #[derive(clap::Args)]
 pub struct RankArguments {
     #[arg(long)]
@@ -216,7 +216,7 @@ impl Channel {
         RemoteAddress { address: self.remote.address + offset, ..self.remote }
     }
 
-    /// Tells the sender how many chunks it may have sent in all.
+    /// Announces how many chunks the sender may have sent in all.
     fn announce(&self) -> Result<(), BenchError> {
         let count = (self.received + SLOTS as u64).to_ne_bytes();
         let request = SendRequest::rdma_write(ANNOUNCEMENT, &[], self.remote(FREE)).inline_data(&count);

@@ -24,7 +24,7 @@ pub struct NameTable {
 }
 
 impl NameTable {
-    /// Nobody has a name yet.
+    /// A table without names.
     pub fn new() -> NameTable {
         NameTable::default()
     }

@@ -136,7 +136,7 @@ impl CauseFinder<'_> {
         let advice = match (code, self.recovery()) {
             ("reordered", recovery) => reordering_advice(recovery),
             ("damaged", _) => {
-                "Nothing was lost: a receiver drops a packet whose ICRC is wrong. Look for the rule that corrupts, or for a cable, port or middlebox that changes packets: its error counters tell."
+                "Nothing was lost: a receiver drops a packet whose ICRC is wrong. Look for the rule that corrupts, or for a cable, port or middlebox that changes packets, and see its error counters."
             }
             (_, "fatal") => {
                 "Find out who loses packets: in a scenario the rule named above, in a real network a full switch queue without PFC or ECN. To see the card send them again instead, set the device's recovery to go-back-n."
@@ -151,7 +151,7 @@ impl CauseFinder<'_> {
         conclude(code, format!("{what} {}", self.recovery_text()).trim_end(), advice)
     }
 
-    /// Nobody answered in time.
+    /// No answer in time.
     fn no_response(&self) -> Conclusion {
         let other = self.peer_name();
         let found = self.symptoms;
@@ -162,7 +162,7 @@ impl CauseFinder<'_> {
                 format!(
                     "The port of {other} is gone: its program or daemon ended, or nothing listens on that address."
                 ),
-                "Start the other side first, and look at its end: `softhca status` tells which cards run.",
+                "Start the other side first, and look at its end: `softhca status` lists the cards that run.",
             );
         }
         if found.link_down {
@@ -180,7 +180,7 @@ impl CauseFinder<'_> {
         let lost = found.lost_request.as_ref().filter(|_| !is_ambiguous);
         if let Some((packet, who)) = lost.or(found.corrupted.as_ref()) {
             let tail = format!(
-                "{packet} did not arrive ({who}), and nothing came after it that would have shown {other} the gap. So nobody sent a NAK: only the timer of {} could notice.",
+                "{packet} did not arrive ({who}), and nothing came after it that would have shown {other} the gap. So no NAK was sent: only the timer of {} could detect the loss.",
                 self.local_name()
             );
             return conclude(
@@ -193,7 +193,7 @@ impl CauseFinder<'_> {
             return conclude(
                 "response-lost",
                 format!(
-                    "{other} did what was asked, but its answer did not arrive: {packet}, {who}. {} cannot tell a lost answer from a lost request. {timer} {}",
+                    "{other} did what was asked, but its answer did not arrive: {packet}, {who}. {} cannot distinguish a lost answer from a lost request. {timer} {}",
                     self.local_name(),
                     self.recovery_text()
                 ),
@@ -225,9 +225,9 @@ impl CauseFinder<'_> {
             return conclude(
                 "no-response",
                 format!(
-                    "No answer of {other} was captured{tries}. The capture cannot tell why: the requests did not arrive, the peer does not run or has no such queue pair, or its answers were lost before the capture point or take a path that is not captured."
+                    "No answer of {other} was captured{tries}. The capture does not show why: the requests did not arrive, the peer does not run or has no such queue pair, or its answers were lost before the capture point or take a path that is not captured."
                 ),
-                "See whether the peer runs and its queue pair is in RTR or RTS. A second capture at its end tells whether the requests arrive: `softhca trace A B` joins both.",
+                "See whether the peer runs and its queue pair is in RTR or RTS. A second capture at its end shows whether the requests arrive: `softhca trace A B` joins both.",
             );
         }
         if self.log.peer(self.work_request.queue_pair).is_none() {
@@ -238,7 +238,7 @@ impl CauseFinder<'_> {
             return conclude(
                 "no-peer",
                 format!(
-                    "Nobody at {address} answered, and the log has no queue pair {qp} there: a wrong address, a wrong queue pair number, or a peer that is not running. {timer}"
+                    "No answer came from {address}, and the log has no queue pair {qp} there: a wrong address, a wrong queue pair number, or a peer that is not running. {timer}"
                 ),
                 "Compare the address (GID) and the queue pair number that were exchanged with those of the peer, and see that it is in RTR before the first message is sent.",
             );
@@ -479,7 +479,7 @@ impl CauseFinder<'_> {
                     format!("{packet} did not arrive ({who}), and nothing after it shows the gap. {FOR_EVER}")
                 }
                 (None, None) if found.responses > 0 => format!("{} {FOR_EVER}", self.partial_answer()),
-                (None, None) => format!("Nobody answered. {FOR_EVER}"),
+                (None, None) => format!("No answer came. {FOR_EVER}"),
             };
             return conclude(
                 "no-response",

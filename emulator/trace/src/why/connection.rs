@@ -155,7 +155,7 @@ fn finding(
         ),
         "request-lost" => (
             format!("{count} packets were not seen"),
-            format!("{count} PSNs are missing from a flow that nobody acknowledges. They were lost before the capture point, or the capture missed them."),
+            format!("{count} PSNs are missing from a flow without acknowledgements. They were lost before the capture point, or the capture missed them."),
             "On an unreliable transport only the receiver's program notices. Capture at both ends and join the captures (`softhca trace A B`) to see what is lost between them.",
         ),
         "reordered" => (
@@ -171,7 +171,7 @@ fn finding(
         "damaged" => (
             format!("{count} packets are damaged"),
             "Their ICRC is wrong. A receiver drops them without an answer, so that they count as lost.".into(),
-            "Look for a cable, port or middlebox that changes packets (its error counters tell), or for a rule that corrupts.",
+            "Look for a cable, port or middlebox that changes packets (see its error counters), or for a rule that corrupts.",
         ),
         _ => congestion(analyzer, count, &gathered),
     };
@@ -306,7 +306,7 @@ fn connection_manager(analyzer: &LogAnalyzer, only: Option<&[QueuePairId]>) -> V
                 Certainty::Known,
                 format!("{from} rejected a connection with {to}"),
                 format!("{from} answered {}.", message.text),
-                "See that the server listens on the port of the service ID before the client connects (reason 8: nobody listens), or why its program rejects (reason 28).",
+                "See that the server listens on the port of the service ID before the client connects (reason 8: no listener), or why its program rejects (reason 28).",
             );
         }
         let is_last_try = message.is_repeated

@@ -219,7 +219,7 @@ impl<'a> EvidenceCollector<'a> {
                 let why = match cause.as_ref() {
                     "sequence-nak" => "because of the NAK",
                     "response-gap" => "because a response is missing",
-                    _ => "because nobody answered",
+                    _ => "because no answer came",
                 };
                 self.add(
                     entry.time,

@@ -20,7 +20,7 @@ impl FlowInference {
         if !has_unanswered {
             return;
         }
-        // Nobody answered any of these transmissions.
+        // None of these transmissions was answered.
         let mut timeouts = self.timeouts.clone();
         timeouts.dedup_by_key(|timeout| timeout.lost);
         for timeout in timeouts {
@@ -91,7 +91,7 @@ impl FlowInference {
             ),
             _ => (
                 Certainty::Ambiguous,
-                "not captured, and nobody reported it missing: lost before the capture point, or missed by the capture".to_owned(),
+                "not captured, and not reported missing: lost before the capture point, or missed by the capture".to_owned(),
             ),
         };
         let Some(first) = missing.first().and_then(|at| sequence.psn_at(*at)) else { return };

@@ -31,7 +31,7 @@ impl CauseFinder<'_> {
                 "The NAK does not say more. Common causes: the two ends use different path MTUs; a SEND is longer than the receive; an atomic is not aligned to 8 bytes; more READs or atomics are outstanding than max_dest_rd_atomic of the peer."
             }
             "nak/remote-operational-error" => {
-                "The peer failed for a reason of its own: its receive names memory that it cannot write, or is too small (rxe answers so). The completions of the peer tell."
+                "The peer failed for a reason of its own: its receive names memory that it cannot write, or is too small (rxe answers so). The completions of the peer show which."
             }
             "access/unknown-key" | "access/stale-key" | "access/invalidated" => {
                 "The key (rkey) is not, or no longer, one of the peer's: exchange it after every registration, and keep the region registered until the last operation on it has completed."
