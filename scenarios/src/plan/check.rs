@@ -154,6 +154,8 @@ pub enum Check {
         /// Expected count.
         times: CountRange,
     },
+    /// The exit code of the program of `softhca exec`.
+    ExitCode(u8),
 }
 
 /// Selects and counts completions.

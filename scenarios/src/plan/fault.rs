@@ -1,7 +1,7 @@
 //! The faults of a plan, with all names resolved.
 
 use softhca_fabric::{EcnMarking, LinkState, PfcSettings, Rule, RuleId};
-use softhca_queue::{InjectedEvent, ProgramFault};
+use softhca_queue::{FaultTrigger, InjectedEvent, ProgramFault};
 
 /// An injected fault.
 #[derive(Clone, Debug)]
@@ -12,6 +12,8 @@ pub struct FaultPlan {
     pub name: String,
     /// It does not have to fire.
     pub optional: bool,
+    /// It begins after this: a step, an event or another fault. Those of programs have their own.
+    pub after: Option<FaultTrigger>,
     /// Target and action.
     pub kind: FaultKind,
 }
@@ -81,6 +83,11 @@ pub enum TimedFault {
         /// Host.
         host: usize,
     },
+    /// A program ends and starts again.
+    RestartProgram {
+        /// Host.
+        host: usize,
+    },
 }
 
 /// A change of a link, a switch or a device.
@@ -146,6 +153,18 @@ pub enum FabricChange {
         /// The queue pair or completion queue, in order of creation, from 1.
         object: Option<u32>,
     },
+}
+
+impl FaultPlan {
+    /// Whether it waits for this.
+    pub fn waits_for(&self, trigger: &FaultTrigger) -> bool {
+        match &self.kind {
+            FaultKind::Program { fault, .. } => {
+                [&fault.after, &fault.until].into_iter().flatten().any(|wanted| wanted == trigger)
+            }
+            _ => self.after.as_ref() == Some(trigger),
+        }
+    }
 }
 
 impl FabricChange {

@@ -34,8 +34,7 @@ use softhca_fabric::{
     Action, Choice, Direction, DownDirections, FlowId, HostId, LinkSettings, ReceiverSettings, Rule,
     SwitchId, SwitchSettings,
 };
-use softhca_queue::AccessFlags;
-use softhca_queue::ProgramFaults;
+use softhca_queue::{AccessFlags, FaultTrigger, ProgramFaults};
 use softhca_wire::{Mtu, Psn, RnrTimer};
 use std::net::IpAddr;
 
@@ -122,12 +121,27 @@ impl Plan {
         }
     }
 
+    /// Whether the exit code of the program of `softhca exec` is an expectation.
+    pub fn expects_exit_code(&self) -> bool {
+        self.expectations.iter().any(|expectation| matches!(expectation.check, Check::ExitCode(_)))
+    }
+
     /// The expectations about time, which real time does not check.
     pub fn timed_expectations(&self) -> impl Iterator<Item = &Expectation> {
         self.expectations.iter().filter(|expectation| expectation.is_timed)
     }
 
-    /// The rules for packets that the device of a host sends, with their names, in the order in which they apply. Counting
+    /// Whether a fault waits for a step, an event or another fault.
+    pub(crate) fn has_waiting_faults(&self) -> bool {
+        self.faults.iter().any(|fault| match &fault.kind {
+            FaultKind::Program { fault, .. } => {
+                let mut triggers = [&fault.after, &fault.until].into_iter().flatten();
+                triggers.any(|trigger| matches!(trigger, FaultTrigger::Step(_) | FaultTrigger::Fault(_)))
+            }
+            _ => fault.after.is_some(),
+        })
+    }
+
     /// The faults of the program of a host, with the seed of the plan; `None` if it has none.
     pub fn program_faults(&self, host: usize) -> Option<ProgramFaults> {
         let of_host = |fault: &FaultPlan| match &fault.kind {
@@ -139,27 +153,36 @@ impl Plan {
         (!faults.is_empty()).then(|| ProgramFaults { seed, faults, ..ProgramFaults::default() })
     }
 
-    /// rules come first.
+    /// The rules for packets that the device of a host sends, with their names, in the order in which they apply. Counting
+    /// rules come first. Those that wait for something come later.
     pub fn rules_for_host(&self, host: usize) -> Vec<(&str, Rule)> {
         let counts = self.counting_rules.iter().map(|count| ("", &count.links, &count.rule));
-        let faults = self.faults.iter().filter_map(|fault| match &fault.kind {
+        let faults = self.faults.iter().filter(|fault| fault.after.is_none());
+        let faults = faults.filter_map(|fault| match &fault.kind {
             FaultKind::Packets { links, rule } => Some((fault.name.as_str(), links, rule)),
             _ => None,
         });
         let mut found = Vec::new();
         for (name, links, rule) in counts.chain(faults) {
-            if links.is_empty() {
-                found.push((name, rule.clone()));
-            }
-            for link in links {
-                let ends = self.links[*link].ends;
-                for (direction, end) in [Direction::Forward, Direction::Backward].into_iter().zip(ends) {
-                    let wanted = rule.selector.direction.is_none_or(|wanted| wanted == direction);
-                    if wanted && end == Node::Host(host) {
-                        let mut rule = rule.clone();
-                        rule.selector.direction = Some(direction);
-                        found.push((name, rule));
-                    }
+            found.extend(self.rule_at_host(host, links, rule).into_iter().map(|rule| (name, rule)));
+        }
+        found
+    }
+
+    /// A rule for packets that the device of a host sends on these links; all by default.
+    pub fn rule_at_host(&self, host: usize, links: &[usize], rule: &Rule) -> Vec<Rule> {
+        let mut found = Vec::new();
+        if links.is_empty() {
+            found.push(rule.clone());
+        }
+        for link in links {
+            let ends = self.links[*link].ends;
+            for (direction, end) in [Direction::Forward, Direction::Backward].into_iter().zip(ends) {
+                let wanted = rule.selector.direction.is_none_or(|wanted| wanted == direction);
+                if wanted && end == Node::Host(host) {
+                    let mut rule = rule.clone();
+                    rule.selector.direction = Some(direction);
+                    found.push(rule);
                 }
             }
         }

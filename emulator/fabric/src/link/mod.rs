@@ -215,6 +215,12 @@ impl Link {
                     report(FaultEffect::Delayed { ns });
                     admitted.delay_ns = admitted.delay_ns.saturating_add(ns);
                 }
+                Action::LimitRate { bits_per_second } => {
+                    let bits = 8 * admitted.frame.wire_length() as u64;
+                    let begin_ns = armed.busy_until_ns.max(now_ns);
+                    armed.busy_until_ns = begin_ns.saturating_add(bits * 1_000_000_000 / bits_per_second);
+                    admitted.delay_ns = admitted.delay_ns.saturating_add(armed.busy_until_ns - now_ns);
+                }
                 Action::LinkDown { directions: cut, for_ns } => {
                     let until_ns = now_ns.saturating_add(for_ns);
                     report(FaultEffect::LinkTakenDown { directions: cut, until_ns });

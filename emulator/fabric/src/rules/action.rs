@@ -3,7 +3,7 @@
 use super::header_field::{FieldValue, HeaderField, payload};
 use super::repetition::{DrawKey, DrawPurpose};
 use crate::{Frame, FrameContent, Seed};
-use core::num::NonZeroU32;
+use core::num::{NonZeroU32, NonZeroU64};
 use softhca_wire::{Bth, Ecn, ICRC_LEN, Icrc, Opcode};
 
 /// The action on a packet.
@@ -30,6 +30,11 @@ pub enum Action {
     Delay {
         /// The additional delay.
         ns: u64,
+    },
+    /// Sends the packets that match at this rate, in order.
+    LimitRate {
+        /// The rate.
+        bits_per_second: NonZeroU64,
     },
     /// Flips one bit.
     Corrupt {

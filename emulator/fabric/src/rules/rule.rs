@@ -49,12 +49,15 @@ pub struct RuleCounters {
 pub(crate) struct ActiveRule {
     pub rule: Rule,
     pub counters: RuleCounters,
+    /// When the last bit of the last packet leaves, if the rule limits the rate.
+    pub busy_until_ns: u64,
     repeat_state: RepeatState,
 }
 
 impl ActiveRule {
     pub fn new(rule: Rule) -> ActiveRule {
-        ActiveRule { rule, counters: RuleCounters::default(), repeat_state: RepeatState::default() }
+        let (counters, repeat_state) = (RuleCounters::default(), RepeatState::default());
+        ActiveRule { rule, counters, busy_until_ns: 0, repeat_state }
     }
 
     /// Counts a packet and returns the action, if the rule fires.
