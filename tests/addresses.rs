@@ -88,7 +88,7 @@ fn gid(text: &str) -> Gid {
 }
 
 /// Writes and reads 10,000 bytes from one context to another, over their GIDs at `index`.
-fn transfer(from: &Context, to: &Context, index: usize, mtu: Mtu) -> QueuePair {
+fn transfer(from: &Context, to: &Context, index: u8, mtu: Mtu) -> QueuePair {
     let rights = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
     let make = |context: &Context| {
         let domain = context.allocate_protection_domain().unwrap();

@@ -20,7 +20,7 @@ use std::thread;
 use std::time::Duration;
 
 /// The most that a socket of the default size can grant is about nine frames.
-const DEFAULT_BUFFER: usize = 106_496;
+const DEFAULT_BUFFER: u32 = 106_496;
 const BYTES: u32 = 65_536;
 
 /// Collects the reasons of rejected messages.
@@ -57,7 +57,7 @@ impl Host {
         let domain = context.allocate_protection_domain().unwrap();
         let cq = context.create_completion_queue(256).unwrap();
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
-        let region = domain.allocate_region(BYTES as usize, access).unwrap();
+        let region = domain.allocate_region(BYTES.into(), access).unwrap();
         Host { device, context, domain, cq, region, reasons }
     }
 

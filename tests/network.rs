@@ -117,7 +117,7 @@ fn run_alice() {
     let context = device.open();
     let domain = context.allocate_protection_domain().unwrap();
     let queue = context.create_completion_queue(256).unwrap();
-    let region = domain.allocate_region(BYTES, ACCESS).unwrap();
+    let region = domain.allocate_region(BYTES as u64, ACCESS).unwrap();
     let pair = domain.create_queue_pair(QpType::Rc, &queue).build().unwrap();
     let answer = bob.receive_line();
     let mut fields = answer.splitn(3, ' ');
@@ -143,7 +143,7 @@ fn run_alice() {
     finish(1);
     pair.post_send(&SendRequest::rdma_read(2, &[region.sge(half as u64, half as u32)], remote)).unwrap();
     finish(1);
-    assert_eq!(region.read_at(half as u64, half), data);
+    assert_eq!(region.read_at(half as u64, half as u64), data);
     for id in 0..MESSAGES {
         pair.post_send(&SendRequest::send(id, &[region.sge(0, 10_000)])).unwrap();
     }
@@ -170,7 +170,7 @@ fn run_bob() {
     let context = device.open();
     let domain = context.allocate_protection_domain().unwrap();
     let queue = context.create_completion_queue(256).unwrap();
-    let region = domain.allocate_region(BYTES, ACCESS).unwrap();
+    let region = domain.allocate_region(BYTES as u64, ACCESS).unwrap();
     let pair = domain.create_queue_pair(QpType::Rc, &queue).build().unwrap();
     let RemoteAddress { address, rkey: key } = region.remote_address(0);
     send_line(&format!("{address} {} {}", key.0, pair.endpoint()));

@@ -179,7 +179,7 @@ impl EventSink for StallFlag {
 fn device(stalled: StallFlag) -> Device {
     let address: IpAddr = std::env::var("TEST_ADDRESS").unwrap().parse().unwrap();
     // The kernel doubles the requested size.
-    let receive_buffer = variable("TEST_BUFFER") / 2;
+    let receive_buffer = variable("TEST_BUFFER") as u32 / 2;
     let options = EmbeddedOptions {
         address: Some(address),
         receive_buffer,
@@ -202,7 +202,7 @@ fn run_receiver() {
         let pair =
             domain.create_queue_pair(QpType::Rc, &queue).max_send_wr(4).max_recv_wr(4).build().unwrap();
         let region = domain
-            .allocate_region(RECEIVE_BYTES, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE)
+            .allocate_region(RECEIVE_BYTES as u64, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE)
             .unwrap();
         pair.connect(&peer.parse().unwrap(), &path(index)).unwrap();
         let RemoteAddress { address, rkey: key } = region.remote_address(0);
@@ -211,7 +211,7 @@ fn run_receiver() {
     }
     for (index, _, region) in &ends {
         let (size, pattern) = (size(*index), *index as u8);
-        assert!(region.read_at(0, size).iter().all(|byte| *byte == pattern), "sender {index}");
+        assert!(region.read_at(0, size as u64).iter().all(|byte| *byte == pattern), "sender {index}");
     }
     let [roce, link] = device.receive_buffer_usage().unwrap().unwrap();
     assert_eq!([roce.dropped, link.dropped], [0, 0], "{roce:?} {link:?}");
@@ -238,7 +238,7 @@ fn run_sender() {
     let context = device.open();
     let domain = context.allocate_protection_domain().unwrap();
     let queue = context.create_completion_queue(64).unwrap();
-    let region = domain.allocate_region(RECEIVE_BYTES, AccessFlags::LOCAL_WRITE).unwrap();
+    let region = domain.allocate_region(RECEIVE_BYTES as u64, AccessFlags::LOCAL_WRITE).unwrap();
     region.write_at(0, &vec![index as u8; RECEIVE_BYTES]);
     let pair = domain.create_queue_pair(QpType::Rc, &queue).build().unwrap();
     send_line(&format!("{index} {}", pair.endpoint()));

@@ -26,6 +26,9 @@ pub struct Arguments {
     /// first free one of 127.0.0.2, …]. May be repeated
     #[arg(long, value_name = "NAME[=ADDRESS]", value_parser = parse_host)]
     host: Vec<(HostConfig, Option<Ipv6Addr>)>,
+    /// Open the sockets of a host in this network namespace, such as alice=/run/netns/alice. May be repeated
+    #[arg(long, value_name = "HOST=FILE", value_parser = parse_namespace)]
+    netns: Vec<(String, PathBuf)>,
     /// Use a separate UDP source port per flow, so that ECMP can spread flows over equal paths
     #[arg(long)]
     entropy: bool,
@@ -69,6 +72,11 @@ fn parse_host(text: &str) -> Result<(HostConfig, Option<Ipv6Addr>), String> {
         return Err("the host has no name; example: alice=127.0.0.2".into());
     }
     Ok((HostConfig { name: name.into(), address }, ipv6))
+}
+
+fn parse_namespace(text: &str) -> Result<(String, PathBuf), String> {
+    let (host, file) = text.split_once('=').ok_or("expected a host and a file: alice=/run/netns/alice")?;
+    Ok((host.into(), file.into()))
 }
 
 /// Parses a number of cards.
@@ -122,6 +130,12 @@ fn configure(arguments: &Arguments) -> Result<Config, String> {
         config.hosts = arguments.host.iter().map(|(host, _)| host.clone()).collect();
         let ipv6 = arguments.host.iter().filter_map(|(host, ipv6)| Some((host.name.clone(), (*ipv6)?)));
         config.ipv6 = ipv6.collect();
+    }
+    for (host, file) in &arguments.netns {
+        if !config.hosts.iter().any(|other| other.name == *host) {
+            return Err(format!("--netns: the daemon has no host {host:?}"));
+        }
+        config.namespaces.insert(host.clone(), file.clone());
     }
     if let Some(cards) = arguments.cards {
         config.set_cards(cards);

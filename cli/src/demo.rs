@@ -179,14 +179,26 @@ struct Demo {
 }
 
 impl Demo {
-    /// Prints the introduction of a step.
-    fn begin_step(&mut self, title: &str, text: &str) {
+    /// Prints the introduction of a step, runs it on two connected queue pairs, and prints its ladder.
+    fn step(
+        &mut self,
+        title: &str,
+        text: &str,
+        kind: QpType,
+        run: impl FnOnce(&DemoHost, &DemoHost, &[QueuePair; 2]) -> Result<(), DemoError>,
+    ) -> Result<(), DemoError> {
         self.step += 1;
         outln!("{}. {title}\n", self.step);
         for line in text.lines() {
             outln!("   {}", line.trim());
         }
         outln!("");
+        let pairs = self.connect_queue_pairs(kind)?;
+        run(&self.alice, &self.bob, &pairs)?;
+        for ladder in lock(&self.recording).ladders.ladders() {
+            outln!("{}", ladder.draw(terminal::style()));
+        }
+        Ok(())
     }
 
     /// Creates two queue pairs, names them for the ladder, and connects them unless they are UD.
@@ -194,15 +206,15 @@ impl Demo {
         let pairs = [self.alice.queue_pair(kind)?, self.bob.queue_pair(kind)?];
         let ends = [self.alice.endpoint(&pairs[0]), self.bob.endpoint(&pairs[1])];
         let mut recording = lock(&self.recording);
-        let mut cast = NameTable::new();
+        let mut names = NameTable::new();
         for (index, host) in [&self.alice, &self.bob].into_iter().enumerate() {
-            cast.add_host(HostId(index as u32), host.name, host.device.address());
-            cast.add_queue_pair(ends[index], host.name);
-            cast.set_first_psn(ends[index], pairs[index].endpoint().psn);
+            names.add_host(HostId(index as u32), host.name, host.device.address());
+            names.add_queue_pair(ends[index], host.name);
+            names.set_first_psn(ends[index], pairs[index].endpoint().psn);
         }
-        cast.connect(ends[0], ends[1]);
-        cast.add_rule(DROP_RULE, "lose the second packet");
-        recording.ladders = LadderBuilder::new(cast);
+        names.connect(ends[0], ends[1]);
+        names.add_rule(DROP_RULE, "lose the second packet");
+        recording.ladders = LadderBuilder::new(names);
         drop(recording);
         if kind.is_datagram() {
             pairs.iter().try_for_each(|pair| pair.start_ud(QKEY))?;
@@ -213,19 +225,11 @@ impl Demo {
         }
         // Start the ladder after the transitions to RTS.
         let mut recording = lock(&self.recording);
-        let cast = std::mem::take(recording.ladders.names_mut());
-        recording.ladders = LadderBuilder::new(cast);
+        let names = std::mem::take(recording.ladders.names_mut());
+        recording.ladders = LadderBuilder::new(names);
         recording.step_started = std::time::Instant::now();
         drop(recording);
         Ok(pairs)
-    }
-
-    /// Prints the ladder of the step.
-    fn print_ladder(&self) {
-        let mut recording = lock(&self.recording);
-        for ladder in recording.ladders.ladders() {
-            outln!("{}", ladder.draw(terminal::style()));
-        }
     }
 }
 
@@ -275,131 +279,107 @@ fn check_success(completion: Completion) -> Result<Completion, DemoError> {
 }
 
 fn sends(demo: &mut Demo) -> Result<(), DemoError> {
-    demo.begin_step(
-        "SEND: two-sided",
-        "Bob posts a receive and alice sends 2500 bytes: three packets at path MTU 1024.
-         The last packet requests an ACK, which completes the send.",
-    );
-    let [a, b] = demo.connect_queue_pairs(QpType::Rc)?;
-    let Demo { alice, bob, .. } = &*demo;
-    b.post_recv(&ReceiveRequest { wr_id: 7, sg_list: &[bob.region.sge(0, 4096)] })?;
-    a.post_send(&SendRequest::send(1, &[alice.region.sge(0, 2500)]))?;
-    check_success(alice.completion()?)?;
-    check_success(bob.completion()?)?;
-    demo.print_ladder();
-    Ok(())
+    let text = "Bob posts a receive and alice sends 2500 bytes: three packets at path MTU 1024.
+         The last packet requests an ACK, which completes the send.";
+    demo.step("SEND: two-sided", text, QpType::Rc, |alice, bob, [a, b]| {
+        b.post_recv(&ReceiveRequest { wr_id: 7, sg_list: &[bob.region.sge(0, 4096)] })?;
+        a.post_send(&SendRequest::send(1, &[alice.region.sge(0, 2500)]))?;
+        check_success(alice.completion()?)?;
+        check_success(bob.completion()?).map(drop)
+    })
 }
 
 fn writes(demo: &mut Demo) -> Result<(), DemoError> {
-    demo.begin_step(
-        "RDMA WRITE: one-sided",
-        "Alice writes to bob's memory; bob's program is not involved. The first packet carries
-         address, rkey and length (RETH), and bob's device checks all three.",
-    );
-    let [a, _b] = demo.connect_queue_pairs(QpType::Rc)?;
-    let Demo { alice, bob, .. } = &*demo;
-    alice.region.write_at(0, b"written by alice");
-    a.post_send(&SendRequest::rdma_write(1, &[alice.region.sge(0, 16)], bob.region.remote_address(64)))?;
-    check_success(alice.completion()?)?;
-    assert_eq!(bob.region.read_at(64, 16), b"written by alice");
-    demo.print_ladder();
-    Ok(())
+    let text = "Alice writes to bob's memory; bob's program is not involved. The first packet carries
+         address, rkey and length (RETH), and bob's device checks all three.";
+    demo.step("RDMA WRITE: one-sided", text, QpType::Rc, |alice, bob, [a, _]| {
+        alice.region.write_at(0, b"written by alice");
+        let remote = bob.region.remote_address(64);
+        a.post_send(&SendRequest::rdma_write(1, &[alice.region.sge(0, 16)], remote))?;
+        check_success(alice.completion()?)?;
+        assert_eq!(bob.region.read_at(64, 16), b"written by alice");
+        Ok(())
+    })
 }
 
 fn reads(demo: &mut Demo) -> Result<(), DemoError> {
-    demo.begin_step(
-        "RDMA READ: one-sided, the other way",
-        "One request consumes as many PSNs as the response has packets; the response uses them.",
-    );
-    let [a, _b] = demo.connect_queue_pairs(QpType::Rc)?;
-    let Demo { alice, bob, .. } = &*demo;
-    bob.region.write_at(0, b"bob's bytes");
-    a.post_send(&SendRequest::rdma_read(1, &[alice.region.sge(4096, 2048)], bob.region.remote_address(0)))?;
-    check_success(alice.completion()?)?;
-    assert_eq!(alice.region.read_at(4096, 11), b"bob's bytes");
-    demo.print_ladder();
-    Ok(())
+    let text = "One request consumes as many PSNs as the response has packets; the response uses them.";
+    demo.step("RDMA READ: one-sided, the other way", text, QpType::Rc, |alice, bob, [a, _]| {
+        bob.region.write_at(0, b"bob's bytes");
+        let remote = bob.region.remote_address(0);
+        a.post_send(&SendRequest::rdma_read(1, &[alice.region.sge(4096, 2048)], remote))?;
+        check_success(alice.completion()?)?;
+        assert_eq!(alice.region.read_at(4096, 11), b"bob's bytes");
+        Ok(())
+    })
 }
 
 fn atomics(demo: &mut Demo) -> Result<(), DemoError> {
-    demo.begin_step(
-        "Atomics",
-        "Fetch-and-add, then compare-and-swap on eight bytes of bob's memory.
-         The response returns the original value.",
-    );
-    let [a, _b] = demo.connect_queue_pairs(QpType::Rc)?;
-    let Demo { alice, bob, .. } = &*demo;
-    bob.region.write_at(8, &40u64.to_ne_bytes());
-    let result = [alice.region.sge(0, 8)];
-    a.post_send(&SendRequest::fetch_and_add(1, &result, bob.region.remote_address(8), 2))?;
-    check_success(alice.completion()?)?;
-    a.post_send(&SendRequest::compare_and_swap(2, &result, bob.region.remote_address(8), 42, 7))?;
-    check_success(alice.completion()?)?;
-    assert_eq!((alice.region.load(0), bob.region.load(8)), (42, 7));
-    demo.print_ladder();
-    Ok(())
+    let text = "Fetch-and-add, then compare-and-swap on eight bytes of bob's memory.
+         The response returns the original value.";
+    demo.step("Atomics", text, QpType::Rc, |alice, bob, [a, _]| {
+        bob.region.write_at(8, &40u64.to_ne_bytes());
+        let result = [alice.region.sge(0, 8)];
+        a.post_send(&SendRequest::fetch_and_add(1, &result, bob.region.remote_address(8), 2))?;
+        check_success(alice.completion()?)?;
+        a.post_send(&SendRequest::compare_and_swap(2, &result, bob.region.remote_address(8), 42, 7))?;
+        check_success(alice.completion()?)?;
+        assert_eq!((alice.region.load(0), bob.region.load(8)), (42, 7));
+        Ok(())
+    })
 }
 
 fn unreliable(demo: &mut Demo) -> Result<(), DemoError> {
-    demo.begin_step(
-        "UC: connected, without acknowledgements",
-        "The send completes when its packets have been sent. The transport does not detect loss.",
-    );
-    let [a, b] = demo.connect_queue_pairs(QpType::Uc)?;
-    let Demo { alice, bob, .. } = &*demo;
-    b.post_recv(&ReceiveRequest { wr_id: 7, sg_list: &[bob.region.sge(0, 4096)] })?;
-    a.post_send(&SendRequest::send(1, &[alice.region.sge(0, 1500)]))?;
-    check_success(alice.completion()?)?;
-    check_success(bob.completion()?)?;
-    demo.print_ladder();
-    Ok(())
+    let text = "The send completes when its packets have been sent. The transport does not detect loss.";
+    demo.step("UC: connected, without acknowledgements", text, QpType::Uc, |alice, bob, [a, b]| {
+        b.post_recv(&ReceiveRequest { wr_id: 7, sg_list: &[bob.region.sge(0, 4096)] })?;
+        a.post_send(&SendRequest::send(1, &[alice.region.sge(0, 1500)]))?;
+        check_success(alice.completion()?)?;
+        check_success(bob.completion()?).map(drop)
+    })
 }
 
 fn datagram(demo: &mut Demo) -> Result<(), DemoError> {
-    demo.begin_step(
-        "UD: datagrams",
-        "Every request carries an address handle, a destination QP and a Q_Key. Bob receives a
-         40-byte GRH before the data.",
-    );
-    let [a, b] = demo.connect_queue_pairs(QpType::Ud)?;
-    let Demo { alice, bob, .. } = &*demo;
-    b.post_recv(&ReceiveRequest { wr_id: 7, sg_list: &[bob.region.sge(0, 4096)] })?;
-    let to = AddressVector::to(Gid::from(bob.device.address()));
-    let handle = alice.domain.create_address_handle(to)?;
-    let data = [alice.region.sge(0, 100)];
-    a.post_send(&SendRequest::send_with_imm(1, &data, 0xcafe).ud_address(&handle, b.qpn(), QKEY))?;
-    check_success(alice.completion()?)?;
-    let received = check_success(bob.completion()?)?;
-    assert_eq!((received.byte_len, received.imm_data), (140, 0xcafe));
-    demo.print_ladder();
-    Ok(())
+    let text = "Every request carries an address handle, a destination QP and a Q_Key. Bob receives a
+         40-byte GRH before the data.";
+    demo.step("UD: datagrams", text, QpType::Ud, |alice, bob, [a, b]| {
+        b.post_recv(&ReceiveRequest { wr_id: 7, sg_list: &[bob.region.sge(0, 4096)] })?;
+        let to = AddressVector::to(Gid::from(bob.device.address()));
+        let handle = alice.domain.create_address_handle(to)?;
+        let data = [alice.region.sge(0, 100)];
+        a.post_send(&SendRequest::send_with_imm(1, &data, 0xcafe).ud_address(&handle, b.qpn(), QKEY))?;
+        check_success(alice.completion()?)?;
+        let received = check_success(bob.completion()?)?;
+        assert_eq!((received.byte_len, received.imm_data), (140, 0xcafe));
+        Ok(())
+    })
 }
 
 fn loss(demo: &mut Demo) -> Result<(), DemoError> {
-    demo.begin_step(
-        "A lost packet is fatal",
+    let text =
         "A fault rule drops the second packet of a WRITE. Recovery is `fatal`, as in a lossless network:
-         bob sends a NAK, alice's request fails, and the remaining requests are flushed.",
-    );
-    let [a, b] = demo.connect_queue_pairs(QpType::Rc)?;
-    let Demo { alice, bob, .. } = &*demo;
-    let (requester, responder) = (alice.endpoint(&a), Some(bob.endpoint(&b)));
-    alice.device.add_flow(SEED, Flow { id: FlowId(1), requester, responder, first_psn: a.endpoint().psn });
-    let selector =
-        Selector { flow_id: Some(FlowId(1)), psn: Some(InclusiveRange::exactly(1)), ..Selector::default() };
-    let rule = Rule { id: DROP_RULE, selector, repeat: Repeat::times(1), action: Action::Drop };
-    alice.device.add_rule(SEED, rule);
-    let requests = [(1, 4000), (2, 100)].map(|(id, length)| (id, [alice.region.sge(0, length)]));
-    let requests = requests.each_ref().map(|(id, entry)| {
-        SendRequest::rdma_write(*id, entry, bob.region.remote_address(0)).flags(SendFlags::SIGNALED)
-    });
-    a.post_send_list(&requests)?;
-    let outcomes = [alice.completion()?, alice.completion()?].map(|completion| completion.status.name());
-    if outcomes != ["RETRY_EXC_ERR", "WR_FLUSH_ERR"] {
-        return Err(format!("expected the loss to break the connection, got {outcomes:?}").into());
-    }
-    let raised = bob.context.wait_async_event(COMPLETION_TIMEOUT);
-    demo.print_ladder();
+         bob sends a NAK, alice's request fails, and the remaining requests are flushed.";
+    let mut raised = None;
+    demo.step("A lost packet is fatal", text, QpType::Rc, |alice, bob, [a, b]| {
+        let (id, first_psn) = (FlowId(1), a.endpoint().psn);
+        let (requester, responder) = (alice.endpoint(a), Some(bob.endpoint(b)));
+        alice.device.add_flow(SEED, Flow { id, requester, responder, first_psn });
+        let psn = Some(InclusiveRange::exactly(1));
+        let selector = Selector { flow_id: Some(id), psn, ..Selector::default() };
+        let rule = Rule { id: DROP_RULE, selector, repeat: Repeat::times(1), action: Action::Drop };
+        alice.device.add_rule(SEED, rule);
+        let requests = [(1, 4000), (2, 100)].map(|(id, length)| (id, [alice.region.sge(0, length)]));
+        let requests = requests.each_ref().map(|(id, entry)| {
+            SendRequest::rdma_write(*id, entry, bob.region.remote_address(0)).flags(SendFlags::SIGNALED)
+        });
+        a.post_send_list(&requests)?;
+        let outcomes = [alice.completion()?, alice.completion()?].map(|completion| completion.status.name());
+        if outcomes != ["RETRY_EXC_ERR", "WR_FLUSH_ERR"] {
+            return Err(format!("expected the loss to break the connection, got {outcomes:?}").into());
+        }
+        raised = bob.context.wait_async_event(COMPLETION_TIMEOUT);
+        Ok(())
+    })?;
     outln!("   bob's program receives the asynchronous event {raised:?}\n");
     std::io::stdout().flush()?;
     Ok(())

@@ -161,17 +161,6 @@ pub fn why(arguments: &WhyArguments) -> ExitCode {
     }
 }
 
-/// A finding in JSON.
-#[derive(serde::Serialize)]
-struct FindingJson<'a> {
-    code: &'static str,
-    severity: &'static str,
-    time_ns: u64,
-    times: u64,
-    text: &'a str,
-    fix: &'static str,
-}
-
 /// Runs `softhca lint`.
 pub fn lint(arguments: &LintArguments) -> ExitCode {
     let linter = match read_log(&arguments.log, Linter::new, |linter: &mut Linter, entry| linter.push(&entry))
@@ -183,18 +172,7 @@ pub fn lint(arguments: &LintArguments) -> ExitCode {
     let mut text = String::new();
     for finding in &findings {
         if arguments.json {
-            let Finding { pitfall, time_ns, count: times, .. } = **finding;
-            let severity = pitfall.severity.name();
-            let object = FindingJson {
-                code: pitfall.code,
-                severity,
-                time_ns,
-                times,
-                text: &finding.text,
-                fix: pitfall.fix,
-            };
-            text += &serde_json::to_string(&object).expect("plain fields make an object");
-            text.push('\n');
+            text += &(serde_json::to_string(finding).expect("plain fields make an object") + "\n");
         } else {
             text += &format!("{finding}\n\n");
         }

@@ -19,6 +19,8 @@ mod explain;
 mod explore;
 mod input;
 #[cfg(target_os = "linux")]
+mod lab;
+#[cfg(target_os = "linux")]
 mod metrics;
 mod output;
 mod playground;
@@ -33,7 +35,6 @@ mod shrink;
 mod status;
 #[cfg(target_os = "linux")]
 mod sweep;
-mod time;
 mod trace;
 
 use clap::{Parser, Subcommand};
@@ -62,6 +63,9 @@ enum Command {
     /// Print the environment variables that run programs on an emulated host, for shells, IDEs and test runners
     #[cfg(target_os = "linux")]
     Env(exec::EnvArguments),
+    /// Run a program on a host with a network interface of its own, in a network of such hosts; needs no root
+    #[cfg(target_os = "linux")]
+    Lab(lab::Arguments),
     /// Show the hosts, clients and resources of a daemon
     #[cfg(target_os = "linux")]
     Status(status::DaemonTarget),
@@ -124,6 +128,8 @@ fn main() -> ExitCode {
         Command::Exec(arguments) => exec::run(&arguments),
         #[cfg(target_os = "linux")]
         Command::Env(arguments) => exec::env(&arguments),
+        #[cfg(target_os = "linux")]
+        Command::Lab(arguments) => lab::run(&arguments),
         #[cfg(target_os = "linux")]
         Command::Status(target) => status::status(&target),
         #[cfg(target_os = "linux")]

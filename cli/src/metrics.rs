@@ -4,13 +4,18 @@
 //! its dashboards work. Every counter also has its own name after `softhca_`.
 
 use crate::status::{DaemonTarget, exit_code};
+use axum::Router;
+use axum::http::{StatusCode, header::CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
 use clap::Args;
 use softhca::{Counters, DaemonControl, Error, FabricPort, PortState};
-use std::fmt::Write as _;
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::fmt::Write;
+use std::future::ready;
+use std::io;
+use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::time::Duration;
+use tokio::net::TcpListener;
 
 /// Arguments of `softhca metrics`.
 #[derive(Args)]
@@ -22,11 +27,6 @@ pub struct Arguments {
     listen: Option<SocketAddr>,
 }
 
-/// A client that sends nothing for this long is disconnected.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest request.
-const MAX_REQUEST: usize = 8192;
-
 /// Runs `softhca metrics`.
 pub fn run(arguments: &Arguments) -> ExitCode {
     let Some(address) = arguments.listen else {
@@ -34,55 +34,35 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             collect(&arguments.target).map(|text| text.lines().for_each(|line| outln!("{line}"))),
         );
     };
-    let listener = match TcpListener::bind(address) {
-        Ok(listener) => listener,
+    match serve(address, arguments.target.clone()) {
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             errln!("softhca: cannot listen at {address}: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    let address = listener.local_addr().unwrap_or(address);
-    outln!("serving http://{address}/metrics");
-    for stream in listener.incoming().flatten() {
-        // A client that is gone does not stop the server.
-        let _ = answer(stream, &arguments.target);
-    }
-    ExitCode::SUCCESS
-}
-
-/// Answers one request.
-fn answer(mut stream: TcpStream, target: &DaemonTarget) -> io::Result<()> {
-    stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
-    stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
-    let mut request = Vec::new();
-    let mut chunk = [0; 1024];
-    while !request.windows(4).any(|end| end == b"\r\n\r\n") && request.len() < MAX_REQUEST {
-        match stream.read(&mut chunk)? {
-            0 => return Ok(()),
-            count => request.extend_from_slice(&chunk[..count]),
+            ExitCode::FAILURE
         }
     }
-    let line = String::from_utf8_lossy(&request);
-    let mut words = line.split_whitespace();
-    let (status, body) = match (words.next(), words.next()) {
-        (Some("GET" | "HEAD"), Some("/metrics")) => match collect(target) {
-            Ok(text) => ("200 OK", text),
-            Err(error) => ("503 Service Unavailable", format!("{error}\n")),
-        },
-        _ => ("404 Not Found", "the metrics are at /metrics\n".into()),
-    };
-    let length = body.len();
-    write!(
-        stream,
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
-    )?;
-    if !line.starts_with("HEAD ") {
-        stream.write_all(body.as_bytes())?;
-    }
-    stream.flush()
 }
 
-/// The values of a device.
+fn serve(address: SocketAddr, target: DaemonTarget) -> io::Result<()> {
+    let metrics = Router::new()
+        .route("/metrics", get(move || ready(respond(&target))))
+        .fallback((StatusCode::NOT_FOUND, "the metrics are at /metrics\n"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let listener = TcpListener::bind(address).await?;
+        outln!("serving http://{}/metrics", listener.local_addr()?);
+        axum::serve(listener, metrics).await
+    })
+}
+
+fn respond(target: &DaemonTarget) -> Response {
+    let (status, text) = match collect(target) {
+        Ok(text) => (StatusCode::OK, text),
+        Err(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
+    };
+    (status, [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}
+
 struct DeviceValues {
     labels: String,
     device_name: String,

@@ -9,7 +9,6 @@ use std::str::FromStr;
 /// The maximum size of a scenario file.
 const MAX_SCENARIO_BYTES: u64 = 16 << 20;
 
-/// A parameter and its value.
 #[derive(Clone, Debug)]
 pub struct ParameterValue(pub String, pub String);
 

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 /// Which daemon, and the output format.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct DaemonTarget {
     /// Name of the daemon [default: SOFTHCA_DAEMON, or the default daemon]
     #[arg(long)]
@@ -80,7 +80,8 @@ fn print_status(target: &DaemonTarget) -> DaemonResult {
             let clients = host.clients.iter().map(|client| {
                 let resources: Map<String, Value> =
                     client.resources.iter().map(|(name, count)| (name.clone(), json!(count))).collect();
-                json!({"process": client.pid, "name": client.name, "resources": resources})
+                let data_path = if client.is_direct { "direct" } else { "daemon" };
+                json!({"process": client.pid, "name": client.name, "data_path": data_path, "resources": resources})
             });
             let clients: Vec<Value> = clients.collect();
             outln!(
@@ -109,7 +110,8 @@ fn print_status(target: &DaemonTarget) -> DaemonResult {
         for client in host.clients {
             let used = client.resources.iter().filter(|(_, count)| *count > 0);
             let used: Vec<String> = used.map(|(name, count)| format!("{count} {name}")).collect();
-            outln!("  process {} ({}): {}", client.pid, client.name, used.join(", "));
+            let data_path = if client.is_direct { ", direct" } else { "" };
+            outln!("  process {} ({}{data_path}): {}", client.pid, client.name, used.join(", "));
         }
     }
     Ok(())

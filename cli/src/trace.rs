@@ -1,8 +1,8 @@
 //! `softhca trace`: prints the packets in a capture or the events in a log.
 
 use crate::terminal::PrintableWriter;
-use crate::time::Time;
 use crate::{exit_code, input, output, terminal};
+use softhca_scenarios::quantity::parse_nanoseconds;
 use softhca_trace::filter::{FILTER_FIELDS, FILTER_FLAGS, Filter, FilterError, PacketFilter};
 use softhca_trace::join::{self, Fate, JoinError};
 use softhca_trace::log::{EntryFormatter, LogError};
@@ -53,11 +53,11 @@ pub struct Arguments {
     #[arg(long, value_name = "Q", requires = "ladder")]
     qp: Option<String>,
     /// Only packets at or after this time since the first packet: 10us, 1.5ms, 2s or 2
-    #[arg(long, value_name = "T", requires = "ladder")]
-    from: Option<Time>,
+    #[arg(long, value_name = "T", requires = "ladder", value_parser = parse_time)]
+    from: Option<i64>,
     /// Only packets at or before this time
-    #[arg(long, value_name = "T", requires = "ladder")]
-    to: Option<Time>,
+    #[arg(long, value_name = "T", requires = "ladder", value_parser = parse_time)]
+    to: Option<i64>,
     /// Wait for more data at the end of the file
     #[arg(long)]
     follow: bool,
@@ -67,6 +67,14 @@ pub struct Arguments {
     /// Also write the packets to a pcapng file in RoCE v1 frames, with a GRH in place of IP and UDP
     #[arg(long, value_name = "FILE", conflicts_with = "follow")]
     roce_v1: Option<PathBuf>,
+}
+
+/// Parses a time with a unit, or in seconds, to nanoseconds.
+fn parse_time(text: &str) -> Result<i64, String> {
+    let is_plain = text.ends_with(|last: char| last.is_ascii_digit());
+    parse_nanoseconds(&format!("{text}{}", if is_plain { "s" } else { "" }))
+        .and_then(|ns| i64::try_from(ns).map_err(|_| "the number is too large".into()))
+        .map_err(|why| format!("`{text}` is not a time: {why}; examples: 10us, 1.5ms, 2s"))
 }
 
 /// Parses a filter; the error shows where it is wrong.
@@ -466,8 +474,7 @@ fn print_summary(
 impl Arguments {
     /// The range of `--from` and `--to` in nanoseconds.
     fn time_range(&self) -> (i64, i64) {
-        let from = self.from.map_or(i64::MIN, Time::nanoseconds);
-        (from, self.to.map_or(i64::MAX, Time::nanoseconds))
+        (self.from.unwrap_or(i64::MIN), self.to.unwrap_or(i64::MAX))
     }
 }
 
@@ -486,4 +493,28 @@ fn draw_ladders(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units_or_are_seconds() {
+        for (text, nanoseconds) in [
+            ("0", 0),
+            ("2", 2_000_000_000),
+            ("0.000001", 1_000),
+            ("7ns", 7),
+            ("10us", 10_000),
+            ("10 µs", 10_000),
+            ("1.5ms", 1_500_000),
+            ("2s", 2_000_000_000),
+        ] {
+            assert_eq!(parse_time(text), Ok(nanoseconds), "{text}");
+        }
+        for text in ["", "us", "-1s", "1e3", "1 minute", "99999999999999s", "9999999999"] {
+            assert!(parse_time(text).is_err(), "{text}");
+        }
+    }
 }

@@ -37,7 +37,7 @@ export class SummaryView {
         numbers.slowest.map((slow) => [el("button", { class: "button", onclick: () => look({ sel: slow.entry, view: "ladder" }) }, slow.request),
           slow.queue_pair, timeText(slow.took_ns)]))],
       has(lints) && [el("h2", {}, "Mistakes of the program"), table(["lint", "what", "fix"],
-        lints.map((lint) => [`${lint.severity} ${lint.code}`, lint.text + (lint.count > 1 ? ` (${lint.count} times)` : ""), lint.fix]))]));
+        lints.map((lint) => [`${lint.severity} ${lint.code}`, lint.text + (lint.times > 1 ? ` (${lint.times} times)` : ""), lint.fix]))]));
   }
 }
 

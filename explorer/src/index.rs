@@ -10,7 +10,6 @@ pub struct IndexRow {
     pub scenario: String,
     /// What the scenario is about.
     pub title: String,
-    /// The seed.
     pub seed: u64,
     /// `pass`, `fail` or `error`.
     pub verdict: String,

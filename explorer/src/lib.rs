@@ -4,6 +4,8 @@
 //! scripts and the style sheet in `page/` are part of this crate. [`LiveServer`] serves the page of a live run on
 //! loopback. This crate puts the data into the page such that no text in them can become code; the scripts show them.
 
+#![allow(missing_docs, reason = "a comment that repeats the name of its item says nothing")]
+
 mod bundle;
 mod index;
 #[cfg(not(target_family = "wasm"))]

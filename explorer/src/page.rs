@@ -79,7 +79,6 @@ struct RunSummary<'a> {
 }
 
 impl Page {
-    /// A page of this run.
     pub fn new(run: Run) -> Page {
         Page { runs: vec![run], ..Page::default() }
     }

@@ -30,7 +30,6 @@ pub enum OpenError {
     Io {
         /// The file.
         path: PathBuf,
-        /// The error.
         #[source]
         cause: io::Error,
     },
@@ -51,7 +50,6 @@ pub enum OpenError {
     Log {
         /// The file.
         path: PathBuf,
-        /// The error.
         #[source]
         cause: LogError,
     },
@@ -60,7 +58,6 @@ pub enum OpenError {
     Capture {
         /// The file.
         path: PathBuf,
-        /// The error.
         #[source]
         cause: CaptureError,
     },

@@ -1,7 +1,7 @@
 //! What the page says about a run as a whole: the answer of `softhca why`, the summary, and lints.
 
 use serde::Serialize;
-use softhca_trace::lint::Linter;
+use softhca_trace::lint::{Finding, Linter};
 use softhca_trace::log::{ConvertedEntry, Entry, Header};
 use softhca_trace::summary::Summary;
 use softhca_trace::why::{Diagnosis, Explanation, LogAnalyzer, Query};
@@ -17,17 +17,7 @@ pub struct WhyReport {
     /// The numbers of the summary tab; absent for a run that is too long.
     #[serde(skip_serializing_if = "Option::is_none")]
     numbers: Option<Summary>,
-    lints: Vec<Lint>,
-}
-
-#[derive(Debug, Serialize)]
-struct Lint {
-    code: &'static str,
-    severity: &'static str,
-    time_ns: u64,
-    count: u64,
-    text: String,
-    fix: &'static str,
+    lints: Vec<Finding>,
 }
 
 impl WhyReport {
@@ -69,15 +59,7 @@ impl Analysis {
     }
 
     pub fn finish(self) -> WhyReport {
-        let lints = self.linter.iter().flat_map(Linter::findings).map(|finding| Lint {
-            code: finding.pitfall.code,
-            severity: finding.pitfall.severity.name(),
-            time_ns: finding.time_ns,
-            count: finding.count,
-            text: finding.text.clone(),
-            fix: finding.pitfall.fix,
-        });
-        let lints = lints.collect();
+        let lints = self.linter.iter().flat_map(Linter::findings).cloned().collect();
         let Some(analyzer) = self.analyzer else {
             let summary =
                 "The run is too long to be analysed as a whole. softhca why FILE --qp Q asks about one queue pair.".into();

@@ -19,7 +19,6 @@ use softhca_engine::QpState;
 use softhca_fabric::{LinkId, RuleCounters, RuleId, SwitchId};
 use softhca_queue::Completion;
 
-/// The results of a run.
 pub(crate) struct RunResults<'a> {
     pub record: &'a RunRecord,
     pub log: &'a ProgramLog,
@@ -104,6 +103,11 @@ impl CheckResult {
         self.location = around;
         self
     }
+
+    fn outcome(self, text: &str) -> ExpectationOutcome {
+        let CheckResult { held, detail, location } = self;
+        ExpectationOutcome { text: text.to_owned(), held, detail, location }
+    }
 }
 
 /// The beginning of the sentence about a rule that did not fire.
@@ -130,41 +134,27 @@ pub(crate) fn evaluate(
             skipped.push(SkippedExpectation { text: expectation.text.clone(), why: why.to_owned() });
             continue;
         }
-        let CheckResult { held, detail, location: around } = evaluator.check(expectation, memory);
-        expectations.push(ExpectationOutcome {
-            text: expectation.text.clone(),
-            held,
-            detail,
-            location: around,
-        });
+        expectations.push(evaluator.check(expectation, memory).outcome(&expectation.text));
     }
     for invariant in &plan.invariants {
-        let (text, CheckResult { held, detail, location: around }) = evaluator.invariant(*invariant);
-        expectations.push(ExpectationOutcome { text: text.to_owned(), held, detail, location: around });
+        let (text, result) = evaluator.invariant(*invariant);
+        expectations.push(result.outcome(text));
     }
     let mut rules = Vec::new();
     for fault in &plan.faults {
         let fired = results.fired(fault);
         rules.push(RuleOutcome { name: fault.name.clone(), fired, optional: fault.optional });
         if fired == 0 && !fault.optional {
-            expectations.push(ExpectationOutcome {
-                text: format!("{RULE_PREFIX}{:?} happens", fault.name),
-                held: false,
-                detail: "it never did; if it need not, say optional = true".into(),
-                location: evaluator.default_location(),
-            });
+            let detail = "it never did; set optional = true if it does not have to";
+            let result = CheckResult::new(false, detail).at(evaluator.default_location());
+            expectations.push(result.outcome(&format!("{RULE_PREFIX}{:?} happens", fault.name)));
         }
     }
     if results.end.timed_out {
-        expectations.push(ExpectationOutcome {
-            text: "the run ends by itself".into(),
-            held: false,
-            detail: format!(
-                "after {} it still went on; say `duration` if that is meant",
-                Time(results.end.ended_ns)
-            ),
-            location: evaluator.default_location(),
-        });
+        let ended = Time(results.end.ended_ns);
+        let detail = format!("events are left after {ended}; set `duration` to stop the run earlier");
+        let result = CheckResult::new(false, detail).at(evaluator.default_location());
+        expectations.push(result.outcome("the run ends by itself"));
     }
     let error = results.log.error.clone();
     let verdict = match (&error, expectations.iter().all(|expectation| expectation.held)) {
@@ -172,19 +162,8 @@ pub(crate) fn evaluate(
         (None, true) => Verdict::Pass,
         (None, false) => Verdict::Fail,
     };
-    Outcome {
-        verdict,
-        error,
-        rules,
-        expectations,
-        skipped,
-        trace_sha256: None,
-        order_sha256: None,
-        comparable_trace: None,
-        ended_ns: results.end.ended_ns,
-        goodput: evaluator.goodputs(),
-        artifacts: None,
-    }
+    let (ended_ns, goodput) = (results.end.ended_ns, evaluator.goodputs());
+    Outcome { verdict, error, rules, expectations, skipped, ended_ns, goodput, ..Outcome::default() }
 }
 
 struct Evaluator<'a> {

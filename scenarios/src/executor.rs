@@ -20,9 +20,7 @@ use std::collections::BTreeMap;
 /// The origin of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
-    /// A step.
     Step(usize),
-    /// A flow.
     Flow(usize),
     /// The reply in a ping-pong flow.
     PingPongReply(usize),
@@ -33,45 +31,33 @@ pub enum Origin {
 /// A completion that a program received.
 #[derive(Clone, Copy, Debug)]
 pub struct ObservedCompletion {
-    /// Time.
     pub time_ns: u64,
-    /// Queue pair.
     pub qp: usize,
-    /// Completion.
     pub completion: Completion,
-    /// Origin of the work request.
     pub origin: Option<Origin>,
-    /// Time of the post.
     pub posted_ns: u64,
-    /// Size of the work request.
     pub bytes: u32,
 }
 
 /// A verb call that returned an error.
 #[derive(Clone, Debug)]
 pub struct FailedCall {
-    /// Time.
     pub time_ns: u64,
-    /// Host.
     pub host: usize,
-    /// Error.
     pub errno: Errno,
 }
 
 /// What the programs of all hosts did and received, for the evaluation.
 #[derive(Clone, Debug, Default)]
 pub struct ProgramLog {
-    /// Progress of each flow.
     pub progress: Vec<FlowProgress>,
     /// Number of outstanding completions of each step.
     pub pending_completions: Vec<u32>,
     /// Number of times that each fault fired, without packet faults.
     pub fired: BTreeMap<RuleId, u64>,
-    /// All completions.
     pub completions: Vec<ObservedCompletion>,
     /// All calls that returned an error.
     pub failed_calls: Vec<FailedCall>,
-    /// Connections.
     pub connections: ConnectionTable,
     /// The exit code of the program of `softhca exec`.
     pub exit_code: Option<u8>,
@@ -80,7 +66,6 @@ pub struct ProgramLog {
 }
 
 impl ProgramLog {
-    /// An empty log.
     pub fn new(plan: &Plan) -> ProgramLog {
         let left = |step: &StepPlan| if step.action.has_completion() { step.repeat } else { 0 };
         ProgramLog {
@@ -88,6 +73,13 @@ impl ProgramLog {
             pending_completions: plan.steps.iter().map(left).collect(),
             ..ProgramLog::default()
         }
+    }
+
+    /// Counts a completion of a step; returns how many are outstanding.
+    fn complete_one(&mut self, step: usize) -> u32 {
+        let pending = &mut self.pending_completions[step];
+        *pending = pending.saturating_sub(1);
+        *pending
     }
 }
 
@@ -301,11 +293,8 @@ impl<'p> Executor<'p> {
                 true
             }
             Err(errno) => {
-                self.log.failed_calls.push(FailedCall {
-                    time_ns: now_ns,
-                    host: self.plan.qps[qp].host,
-                    errno,
-                });
+                let host = self.plan.qps[qp].host;
+                self.log.failed_calls.push(FailedCall { time_ns: now_ns, host, errno });
                 false
             }
         }
@@ -318,10 +307,8 @@ impl<'p> Executor<'p> {
         for _ in 0..step.repeat {
             let outcome = match &step.action {
                 StepAction::Post(work) => {
-                    let posted = self.post(now_ns, step.qp, work, Origin::Step(index), hosts);
-                    if !posted {
-                        self.log.pending_completions[index] =
-                            self.log.pending_completions[index].saturating_sub(1);
+                    if !self.post(now_ns, step.qp, work, Origin::Step(index), hosts) {
+                        self.log.complete_one(index);
                     }
                     Ok(())
                 }
@@ -329,11 +316,9 @@ impl<'p> Executor<'p> {
                     let id = self.qps[step.qp].next_id;
                     self.qps[step.qp].next_id += 1;
                     let offset = Area::Received.start(area) + offset;
-                    let posted =
-                        self.post_receive(now_ns, step.qp, id, offset, *bytes, Origin::Step(index), hosts);
-                    if !posted {
-                        self.log.pending_completions[index] =
-                            self.log.pending_completions[index].saturating_sub(1);
+                    let origin = Origin::Step(index);
+                    if !self.post_receive(now_ns, step.qp, id, offset, *bytes, origin, hosts) {
+                        self.log.complete_one(index);
                     }
                     Ok(())
                 }
@@ -413,8 +398,7 @@ impl<'p> Executor<'p> {
         let success = completion.status == CompletionStatus::Success;
         match origin {
             Some(Origin::Step(step)) => {
-                self.log.pending_completions[step] = self.log.pending_completions[step].saturating_sub(1);
-                if self.log.pending_completions[step] == 0 {
+                if self.log.complete_one(step) == 0 {
                     self.schedule_dependents(now_ns, step, hosts);
                 }
             }

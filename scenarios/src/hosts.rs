@@ -21,7 +21,7 @@ use softhca::{
     trace::SharedSink,
 };
 use softhca_fabric::{Endpoint, Flow, HostId, LinkId, Rule, RuleCounters, RuleId};
-use softhca_queue::{AccessFlags, Completion, Counters, FaultTrigger, InjectedEvent};
+use softhca_queue::{AccessFlags, Completion, Counters, FaultTrigger, InjectedEvent, VerbsError};
 use softhca_trace::NameTable;
 use softhca_wire::{Gid, Psn, Qpn, QueueKey, RemoteKey};
 use std::io;
@@ -50,11 +50,9 @@ struct HostQueuePair {
 pub struct FinalState {
     /// The counters of each rule, for each place where it is installed.
     pub rule_counters: Vec<(RuleId, RuleCounters)>,
-    /// The counters of every device.
     pub counters: Vec<Counters>,
     /// The states of all queue pairs; none for those that are destroyed or unknown.
     pub states: Vec<Option<QpState>>,
-    /// Time of the last event.
     pub ended_ns: u64,
     /// The run did not end by itself.
     pub timed_out: bool,
@@ -144,7 +142,7 @@ impl<'p> Hosts<'p> {
         let pair = self.plan.pair_of(qp);
         let context = &self.contexts[self.plan.qps[qp].host];
         let domain = context.allocate_protection_domain()?;
-        let length = region_length(pair.area_bytes) as usize;
+        let length = region_length(pair.area_bytes);
         let region = domain.allocate_region(length, pair.access | AccessFlags::LOCAL_WRITE)?;
         if pair.area_bytes <= MAX_PATTERN_BYTES {
             region.write_at(0, &fill_pattern(qp, pair.area_bytes as usize));
@@ -321,7 +319,6 @@ impl<'p> Hosts<'p> {
         Endpoint { address: self.address(self.plan.qps[qp].host), qpn: self.qps[qp].qpn }
     }
 
-    /// The address of a host.
     pub fn address(&self, host: usize) -> IpAddr {
         self.devices[host].address()
     }
@@ -341,10 +338,9 @@ impl<'p> Hosts<'p> {
 
     fn pair(&self, qp: usize) -> Result<QueuePair, Error> {
         let (resource, number) = (softhca_engine::Resource::QueuePair, self.qps[qp].qpn.value());
-        self.qps[qp].pair.clone().ok_or(Error::NotFound { resource, number })
+        self.qps[qp].pair.clone().ok_or(VerbsError::NotFound { resource, number }.into())
     }
 
-    /// Polls the completion queue of a queue pair.
     pub fn poll(&self, qp: usize) -> Option<Completion> {
         match &self.fabric {
             // Time advances between polls only.
@@ -376,12 +372,10 @@ impl<'p> Hosts<'p> {
         }
     }
 
-    /// Reads the memory of a queue pair.
     pub fn read_memory(&self, qp: usize, offset: u64, length: u64) -> Vec<u8> {
-        self.qps[qp].region.read_at(offset, length as usize)
+        self.qps[qp].region.read_at(offset, length)
     }
 
-    /// Posts a send work request.
     pub fn post(&mut self, qp: usize, id: u64, work: &WorkRequest) -> Result<(), Errno> {
         let (side, peer) = (&self.qps[qp], &self.qps[self.plan.qps[qp].peer]);
         let Some(pair) = &side.pair else { return Err(Errno::EINVAL) };
@@ -413,7 +407,6 @@ impl<'p> Hosts<'p> {
         pair.post_recv(&request).map_err(post_error)
     }
 
-    /// Modifies the state of a queue pair.
     pub fn modify(&mut self, qp: usize, state: QpState, notify_drained: bool) -> Result<(), String> {
         let mut modify = ModifyQp::default().state(state);
         if notify_drained {
@@ -422,12 +415,10 @@ impl<'p> Hosts<'p> {
         self.pair(qp).and_then(|pair| pair.modify(&modify)).map(|_| ()).map_err(|error| error.to_string())
     }
 
-    /// Destroys a queue pair.
     pub fn destroy(&mut self, qp: usize) {
         self.qps[qp].pair = None;
     }
 
-    /// Unmaps the memory of a queue pair.
     pub fn unmap(&mut self, qp: usize) -> Result<(), String> {
         let Some(fabric) = &self.fabric else {
             return Err("the memory of a real process cannot be unmapped".into());
@@ -436,7 +427,6 @@ impl<'p> Hosts<'p> {
         fabric.unmap(device, self.qps[qp].region.rkey()).map_err(|error| error.to_string())
     }
 
-    /// Deregisters the memory region of a queue pair.
     pub fn deregister(&mut self, qp: usize) -> Result<(), String> {
         self.qps[qp].region.deregister().map_err(|error| error.to_string())
     }
@@ -446,13 +436,11 @@ impl<'p> Hosts<'p> {
         self.qps[qp].region.change_access(access).map_err(|error| error.to_string())
     }
 
-    /// Attaches a queue pair to a multicast group.
     pub fn attach_multicast(&mut self, qp: usize, group: IpAddr) -> Result<(), String> {
         let gid = self.multicast.gid(group);
         self.pair(qp).and_then(|pair| pair.attach_multicast(gid)).map_err(|error| error.to_string())
     }
 
-    /// Detaches a queue pair from a multicast group.
     pub fn detach_multicast(&mut self, qp: usize, group: IpAddr) -> Result<(), String> {
         let gid = self.multicast.gid(group);
         self.pair(qp).and_then(|pair| pair.detach_multicast(gid)).map_err(|error| error.to_string())
@@ -487,7 +475,7 @@ impl<'p> Hosts<'p> {
 /// The errno of a rejected post.
 fn post_error(error: Error) -> Errno {
     match error {
-        Error::Injected { errno, .. } => errno,
+        Error::Verbs(VerbsError::Injected { errno, .. }) => errno,
         _ => Errno::ENOMEM,
     }
 }

@@ -38,7 +38,6 @@ pub trait HostControl {
     fn note_trigger(&mut self, host: usize, trigger: &FaultTrigger) -> Result<(), String>;
 }
 
-/// A signal to a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramSignal {
     /// SIGKILL.
@@ -203,7 +202,6 @@ impl<'p> LiveScenario<'p> {
         self.actions.push_back(TimedAction { at_ns, what, begins: None });
     }
 
-    /// The faults of the programs of a host.
     pub fn program_faults(&self, host: usize) -> Option<ProgramFaults> {
         self.plan.program_faults(host)
     }
@@ -339,7 +337,7 @@ impl<'p> LiveScenario<'p> {
                 self.append(time_ns, host, Some(at), RecordedEvent::Completed { completion });
             }
             LogEvent::AsyncEventRaised { event, .. } => {
-                self.on_trigger(self.now_ns, &FaultTrigger::Event(event.clone()));
+                self.on_trigger(self.now_ns, &FaultTrigger::Event(event.to_string()));
                 if let Some(name) = AsyncEvent::NAMES.into_iter().find(|name| name == event) {
                     self.record.async_events.push((time_ns, host, name));
                     self.append(time_ns, host, None, RecordedEvent::AsyncEvent { name });
@@ -653,15 +651,17 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_and_the_delay_of_a_link_are_rules_of_its_hosts() {
+    fn rate_delay_jitter_and_loss_of_a_link_are_rules_of_its_hosts() {
         let text = "title = \"t\"\n[hosts]\nalice = {}\nbob = {}\n[[link]]\nbetween = [\"alice\", \"bob\"]\n\
-                    rate = \"40mbit\"\ndelay = \"2ms\"\n";
+                    rate = \"40mbit\"\ndelay = \"2ms\"\njitter = \"1ms\"\nloss = \"1%\"\n";
         let plan = Scenario::parse("f", text).unwrap().plan(&ParameterValues::new(), 1).unwrap();
         let live = LiveScenario::new(&plan).unwrap();
         for host in [0, 1] {
             let actions: Vec<Action> = live.rules(host).iter().map(|(rule, _)| rule.action).collect();
             let bits_per_second = std::num::NonZeroU64::new(40_000_000).unwrap();
-            assert_eq!(actions, [Action::LimitRate { bits_per_second }, Action::Delay { ns: 2_000_000 }]);
+            let jitter = Action::Jitter { up_to_ns: 1_000_000 };
+            let delay = Action::Delay { ns: 2_000_000 };
+            assert_eq!(actions, [Action::Drop, jitter, Action::LimitRate { bits_per_second }, delay]);
         }
     }
 

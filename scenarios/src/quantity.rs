@@ -105,6 +105,9 @@ fn parse_with_unit(text: &str, units: &[(&str, u64)]) -> Result<u64, String> {
     if whole.is_empty() && fraction.is_empty() {
         return Err("missing number".into());
     }
+    if fraction.contains('.') {
+        return Err("more than one decimal point".into());
+    }
     let too_large = || "the number is too large".to_owned();
     let mut value = match whole {
         "" => 0,
@@ -121,6 +124,19 @@ fn parse_with_unit(text: &str, units: &[(&str, u64)]) -> Result<u64, String> {
     Ok(value)
 }
 
+/// Parses a time with its unit.
+pub fn parse_nanoseconds(text: &str) -> Result<u64, String> {
+    let units = [
+        ("ns", 1),
+        ("us", 1_000),
+        ("µs", 1_000),
+        ("ms", 1_000_000),
+        ("s", 1_000_000_000),
+        ("min", 60_000_000_000),
+    ];
+    parse_with_unit(text, &units)
+}
+
 /// A time in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Time(pub u64);
@@ -129,15 +145,7 @@ impl FromStr for Time {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Time, String> {
-        let units = [
-            ("ns", 1),
-            ("us", 1_000),
-            ("µs", 1_000),
-            ("ms", 1_000_000),
-            ("s", 1_000_000_000),
-            ("min", 60_000_000_000),
-        ];
-        match parse_with_unit(text, &units)? {
+        match parse_nanoseconds(text)? {
             ns if ns > Time::MAX.0 => Err("a run lasts at most one day".into()),
             ns => Ok(Time(ns)),
         }
@@ -162,15 +170,7 @@ notation!(Time, ["string", "integer"]);
 
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (unit, name) = match self.0 {
-            0..1_000 => return write!(f, "{} ns", self.0),
-            1_000..1_000_000 => (1_000, "µs"),
-            1_000_000..1_000_000_000 => (1_000_000, "ms"),
-            _ => (1_000_000_000, "s"),
-        };
-        let thousandths = self.0 / (unit / 1_000);
-        let text = format!("{}.{:03}", thousandths / 1_000, thousandths % 1_000);
-        write!(f, "{} {name}", text.trim_end_matches('0').trim_end_matches('.'))
+        f.write_str(&softhca_trace::duration(self.0))
     }
 }
 
@@ -305,9 +305,7 @@ notation!(Probability, ["string", "number"]);
 /// An expected count: exact, with a bound, or a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountRange {
-    /// Minimum.
     pub min: u64,
-    /// Maximum.
     pub max: u64,
 }
 
@@ -506,6 +504,7 @@ mod tests {
         assert_eq!(time("5 parsecs"), "unknown unit \"parsecs\", use one of ns, us, µs, ms, s, min");
         assert_eq!(time("0.5ns"), "more precise than the smallest unit");
         assert_eq!(time("us"), "missing number");
+        assert_eq!(time("1.2.3us"), "more than one decimal point");
         assert!(time("99999999999999999999s").contains("too large"));
         assert_eq!("5..3".parse::<IntegerRange>().unwrap_err(), "the range is empty");
         assert_eq!("+5..7".parse::<PsnRange>().unwrap_err(), "write a plus sign at both ends or at none");

@@ -9,83 +9,43 @@ use softhca_fabric::{
 };
 use softhca_queue::Completion;
 use softhca_queue::cm::EventType;
-use softhca_wire::{Opcode, Operation, Psn, Qpn, Syndrome};
+use softhca_wire::{Opcode, Psn, Qpn};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// An event that orders and invariants check.
 #[derive(Clone, Debug)]
 pub enum RecordedEvent {
-    /// A queue pair sent a packet.
-    Sent {
-        /// Packet as a link sees it, without message and priority.
-        sighting: ObservedPacket,
-    },
-    /// A queue pair received a packet.
-    Received {
-        /// Packet as a link sees it.
-        sighting: ObservedPacket,
-    },
+    /// A packet as a link sees it, without message and priority.
+    Sent { packet: ObservedPacket },
+    /// The same at its receiver.
+    Received { packet: ObservedPacket },
     /// A queue pair did not execute a received packet.
-    Rejected {
-        /// PSN.
-        psn: Psn,
-    },
+    Rejected { psn: Psn },
     /// A work request completed.
-    Completed {
-        /// Completion.
-        completion: Completion,
-    },
+    Completed { completion: Completion },
     /// A queue pair changed its state.
-    StateChanged {
-        /// New state.
-        to: QpState,
-    },
+    StateChanged { to: QpState },
     /// A device raised an asynchronous event.
-    AsyncEvent {
-        /// Name.
-        name: &'static str,
-    },
+    AsyncEvent { name: &'static str },
     /// The connection manager delivered an event.
-    CmEvent {
-        /// Id.
-        id: u32,
-        /// Event.
-        kind: EventType,
-        /// Status.
-        status: i32,
-    },
+    CmEvent { id: u32, kind: EventType, status: i32 },
     /// A packet modified memory.
-    MemoryWritten {
-        /// PSN.
-        psn: Psn,
-    },
+    MemoryWritten { psn: Psn },
     /// A fault changed or dropped a packet.
-    Fault {
-        /// Rule, if a rule was the cause.
-        rule: Option<RuleId>,
-        /// The packet was dropped.
-        lost: bool,
-        /// Packet.
-        sighting: ObservedPacket,
-    },
+    Fault { rule: Option<RuleId>, lost: bool, packet: ObservedPacket },
     /// A rule fired on a packet of an external program.
-    RuleFired {
-        /// Rule.
-        rule: RuleId,
-    },
+    RuleFired { rule: RuleId },
 }
 
 /// An event with its time and place.
 #[derive(Clone, Debug)]
 pub struct TimelineEntry {
-    /// Time.
     pub time_ns: u64,
     /// Host; none between switches.
     pub host: Option<usize>,
     /// Queue pair of the plan, if any.
     pub qp: Option<usize>,
-    /// Event.
     pub event: RecordedEvent,
 }
 
@@ -133,7 +93,6 @@ pub struct RunRecord {
     pub program_hits: BTreeMap<RuleId, u64>,
     /// Number of packets lost without a rule.
     pub uninjected_losses: u64,
-    /// Counters of each switch.
     pub switches: BTreeMap<SwitchId, SwitchTotals>,
     /// Pause frames by link and sender, excluding those that resume.
     pub pauses: BTreeMap<(LinkId, Node), u64>,
@@ -142,7 +101,6 @@ pub struct RunRecord {
 }
 
 impl RunRecord {
-    /// An empty record for a plan.
     pub fn new(plan: &Plan) -> RunRecord {
         let has_order =
             plan.expectations.iter().any(|expectation| matches!(expectation.check, Check::Order(_)));
@@ -163,7 +121,6 @@ impl RunRecord {
         self.addresses.push(address);
     }
 
-    /// Adds the endpoint of a queue pair.
     pub fn add_queue_pair(&mut self, qp: usize, endpoint: Endpoint, first_psn: Psn) {
         self.known.insert(endpoint, KnownQueuePair { qp, first_psn });
     }
@@ -178,7 +135,6 @@ impl RunRecord {
         self.known.get(&Endpoint { address, qpn }).copied()
     }
 
-    /// Records an event of a device.
     pub fn on_engine_event(&mut self, time_ns: u64, host: usize, event: &Event) {
         match *event {
             Event::QpStateChanged { qp, to, reason, .. } => {
@@ -204,9 +160,9 @@ impl RunRecord {
                 self.append(time_ns, host, None, RecordedEvent::AsyncEvent { name });
             }
             Event::CmSent { message, .. } if self.keeps_timeline => {
-                let known = CmMessage::ALL.into_iter().find(|known| known.name() == message.name());
-                if let Some(sighting) = known.map(|message| self.cm_sighting(host, message)) {
-                    self.append(time_ns, host, None, RecordedEvent::Sent { sighting });
+                let known = CmMessage::ALL.iter().copied().find(|known| known.name() == message.name());
+                if let Some(packet) = known.map(|message| self.observe_cm_message(host, message)) {
+                    self.append(time_ns, host, None, RecordedEvent::Sent { packet });
                 }
             }
             Event::CmEventRaised { id, event: kind, status, .. } => {
@@ -224,22 +180,22 @@ impl RunRecord {
                 }
                 if self.keeps_timeline {
                     let at = self.qp_at(host, qp);
-                    let sighting = self.packet_sighting(host, qp, &packet, true);
-                    self.append(time_ns, host, at, RecordedEvent::Sent { sighting });
+                    let packet = self.observe_packet(host, qp, &packet, true);
+                    self.append(time_ns, host, at, RecordedEvent::Sent { packet });
                 }
             }
             Event::PacketReceived { qp, packet } if self.keeps_timeline => {
                 let at = self.qp_at(host, qp);
-                let sighting = self.packet_sighting(host, qp, &packet, false);
-                self.append(time_ns, host, at, RecordedEvent::Received { sighting });
+                let packet = self.observe_packet(host, qp, &packet, false);
+                self.append(time_ns, host, at, RecordedEvent::Received { packet });
             }
             Event::PacketDropped { qp, packet: Some(packet), .. } if self.keeps_timeline => {
                 let at = self.qp_at(host, qp);
                 self.append(time_ns, host, at, RecordedEvent::Rejected { psn: packet.psn });
             }
-            Event::RequestRejected { qp, psn, error: refusal } if self.keeps_timeline => {
+            Event::RequestRejected { qp, psn, error } if self.keeps_timeline => {
                 let at = self.qp_at(host, qp);
-                let psn = if let RequestError::PsnOutOfSequence { got, .. } = refusal { got } else { psn };
+                let psn = if let RequestError::PsnOutOfSequence { got, .. } = error { got } else { psn };
                 self.append(time_ns, host, at, RecordedEvent::Rejected { psn });
             }
             Event::MemoryWritten { qp, psn, .. } if self.keeps_timeline => {
@@ -310,9 +266,9 @@ impl RunRecord {
         if lost && rule.is_none() {
             self.uninjected_losses += 1;
         }
-        let sighting = fault.packet;
-        let qp = sighting.flow_id.map(Plan::qp_of_role);
-        self.append(time_ns, host, qp, RecordedEvent::Fault { rule, lost, sighting });
+        let packet = fault.packet;
+        let qp = packet.flow_id.map(Plan::qp_of_role);
+        self.append(time_ns, host, qp, RecordedEvent::Fault { rule, lost, packet });
     }
 
     fn append(
@@ -328,25 +284,14 @@ impl RunRecord {
     }
 
     /// A CM message as a link sees it.
-    fn cm_sighting(&mut self, host: usize, message: CmMessage) -> ObservedPacket {
+    fn observe_cm_message(&mut self, host: usize, message: CmMessage) -> ObservedPacket {
         let count = self.messages.entry((host, message)).or_default();
         *count += 1;
-        ObservedPacket {
-            class: PacketClass::Cm(message),
-            opcode: None,
-            psn: None,
-            flow_id: None,
-            packet_type: None,
-            relative_psn: None,
-            transmission: *count,
-            message_index: None,
-            packet_index: None,
-            priority: 0,
-        }
+        ObservedPacket { transmission: *count, ..ObservedPacket::new(PacketClass::Cm(message)) }
     }
 
     /// A packet of a device event as a link sees it.
-    fn packet_sighting(
+    fn observe_packet(
         &mut self,
         host: usize,
         qpn: Qpn,
@@ -365,21 +310,17 @@ impl RunRecord {
             (PacketType::Request, false) if packet.dest_qp == Qpn::MULTICAST => None,
             (PacketType::Request, false) => here.and_then(|here| self.peer_of(here.qp)),
         };
-        let class = class_of(packet);
-        let mut sighting = ObservedPacket {
-            class,
+        let class = PacketClass::of_summary(packet.opcode, packet.syndrome);
+        let mut observed = ObservedPacket {
             opcode: Some(packet.opcode),
             psn: Some(packet.psn),
             flow_id: requester.map(|known| Plan::role_of(known.qp)),
             packet_type: requester.map(|_| sense),
-            relative_psn: requester.map(|known| relative_psn(packet.psn, known.first_psn)),
-            transmission: 0,
-            message_index: None,
-            packet_index: None,
-            priority: 0,
+            relative_psn: requester.map(|known| packet.psn.since(known.first_psn).into()),
+            ..ObservedPacket::new(class)
         };
         if class == PacketClass::Cnp {
-            sighting.relative_psn = None;
+            observed.relative_psn = None;
         }
         if let Some(requester) = requester.filter(|_| is_sent) {
             let kind = match class {
@@ -390,35 +331,14 @@ impl RunRecord {
             let count =
                 self.transmissions.entry((requester.qp, sense, kind, packet.psn.value())).or_default();
             *count += 1;
-            sighting.transmission = *count;
+            observed.transmission = *count;
         }
-        sighting
+        observed
     }
 
     fn peer_of(&self, qp: usize) -> Option<KnownQueuePair> {
         // The queue pairs of a pair have consecutive indices, the even one first.
         let peer = qp ^ 1;
         self.known.values().find(|known| known.qp == peer).copied()
-    }
-}
-
-fn relative_psn(psn: Psn, first: Psn) -> i64 {
-    psn.since(first).into()
-}
-
-fn class_of(packet: &PacketSummary) -> PacketClass {
-    match (packet.opcode.operation(), packet.syndrome) {
-        (Operation::Acknowledge, Some(Syndrome::RnrNak(_))) => PacketClass::RnrNak,
-        (Operation::Acknowledge, Some(Syndrome::Nak(code))) => PacketClass::Nak(code),
-        (Operation::Acknowledge, _) => PacketClass::Ack,
-        (Operation::Send, _) if packet.opcode.service() == softhca_wire::Service::Ud => PacketClass::Datagram,
-        (Operation::Send, _) => PacketClass::Send,
-        (Operation::Write, _) => PacketClass::Write,
-        (Operation::ReadRequest, _) => PacketClass::ReadRequest,
-        (Operation::ReadResponse, _) => PacketClass::ReadResponse,
-        (Operation::AtomicAcknowledge, _) => PacketClass::AtomicResponse,
-        (Operation::Cnp, _) => PacketClass::Cnp,
-        (Operation::Flush, _) => PacketClass::Flush,
-        (Operation::CompareSwap | Operation::FetchAdd | Operation::AtomicWrite, _) => PacketClass::Atomic,
     }
 }

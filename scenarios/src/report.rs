@@ -4,8 +4,7 @@ use crate::parameters::ParameterValues;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// The verdict on a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// All expectations held.
@@ -13,13 +12,13 @@ pub enum Verdict {
     /// An expectation failed.
     Fail,
     /// The run could not be executed.
+    #[default]
     Error,
 }
 
 /// The result of a fault rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RuleOutcome {
-    /// Name.
     pub name: String,
     /// Number of times that it fired.
     pub fired: u64,
@@ -32,9 +31,7 @@ pub struct RuleOutcome {
 pub struct ExpectationOutcome {
     /// The expectation in words.
     pub text: String,
-    /// Whether it held.
     pub held: bool,
-    /// Observed value.
     pub detail: String,
     /// Position in the trace that explains a failure.
     #[serde(skip)]
@@ -44,7 +41,6 @@ pub struct ExpectationOutcome {
 /// A position in a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceLocation {
-    /// Time.
     pub time_ns: u64,
     /// Queue pair of the ladder.
     pub qp: String,
@@ -55,7 +51,6 @@ pub struct TraceLocation {
 pub struct SkippedExpectation {
     /// The expectation in words.
     pub text: String,
-    /// Reason.
     pub why: String,
 }
 
@@ -71,15 +66,12 @@ pub struct Artifacts {
 }
 
 /// The result of a run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// The verdict on a run.
     pub verdict: Verdict,
     /// Reason why the run could not be executed.
     pub error: Option<String>,
-    /// Results of the fault rules.
     pub rules: Vec<RuleOutcome>,
-    /// Results of the expectations.
     pub expectations: Vec<ExpectationOutcome>,
     /// Expectations that were not checked.
     pub skipped: Vec<SkippedExpectation>,
@@ -102,13 +94,10 @@ pub struct Outcome {
 pub struct RunReport<'a> {
     /// Path of the file as given.
     pub scenario: &'a str,
-    /// Title.
     pub title: &'a str,
-    /// Seed.
     pub seed: u64,
     /// `sim` or `udp`.
     pub on: &'a str,
-    /// The verdict on a run.
     pub verdict: Verdict,
     /// SHA-256 of the event log; null in real time.
     pub trace_sha256: Option<&'a str>,
@@ -117,14 +106,11 @@ pub struct RunReport<'a> {
     pub order_sha256: Option<&'a str>,
     /// Command that repeats the run.
     pub replay: String,
-    /// Results of the fault rules.
     pub rules: &'a [RuleOutcome],
-    /// Results of the expectations.
     pub expectations: &'a [ExpectationOutcome],
     /// Expectations that were not checked.
     #[serde(skip_serializing_if = "<[SkippedExpectation]>::is_empty")]
     pub skipped: &'a [SkippedExpectation],
-    /// Parameter values.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub parameters: &'a ParameterValues,
     /// Goodput of each workload in bits per second.
@@ -140,19 +126,7 @@ pub struct RunReport<'a> {
 impl Outcome {
     /// The result of a run that could not be executed.
     pub fn failed_to_run(why: impl Into<String>) -> Outcome {
-        Outcome {
-            verdict: Verdict::Error,
-            error: Some(why.into()),
-            rules: Vec::new(),
-            expectations: Vec::new(),
-            skipped: Vec::new(),
-            trace_sha256: None,
-            order_sha256: None,
-            comparable_trace: None,
-            ended_ns: 0,
-            goodput: BTreeMap::new(),
-            artifacts: None,
-        }
+        Outcome { error: Some(why.into()), ..Outcome::default() }
     }
 
     /// The expectations that failed.

@@ -123,7 +123,7 @@ impl std::fmt::Display for FaultText {
 /// A file with these faults in place of its own. Comments are lost.
 pub fn with_faults(text: &str, faults: &[String]) -> String {
     let mut file: toml::Table = text.parse().unwrap_or_default();
-    file.retain(|key, _| !FAULT_KEYS.contains(&key.as_str()));
+    file.retain(|key, _| !FAULT_KEYS.contains(&key));
     format!("{file}\n{}\n", faults.join("\n\n"))
 }
 
@@ -200,15 +200,15 @@ fn split_by_hit(plan: &Plan, fault: &FaultPlan, text: String, hits: &[(usize, Fa
 }
 
 fn single_hit_fault(plan: &Plan, fault: &FaultPlan, rule: &Rule, link: usize, hit: &Fault) -> Candidate {
-    let sighting = &hit.packet;
-    let (role, psn) = (sighting.flow_id.expect("checked"), sighting.relative_psn.expect("checked") as u64);
+    let packet = &hit.packet;
+    let (role, psn) = (packet.flow_id.expect("checked"), packet.relative_psn.expect("checked") as u64);
     let selector = Selector {
         direction: Some(hit.direction),
-        classes: Some(PacketClasses::Only(sighting.class)),
+        classes: Some(PacketClasses::Only(packet.class)),
         flow_id: Some(role),
-        packet_type: sighting.packet_type,
+        packet_type: packet.packet_type,
         psn: Some(InclusiveRange::exactly(psn)),
-        transmission: Some(InclusiveRange::exactly(sighting.transmission)),
+        transmission: Some(InclusiveRange::exactly(packet.transmission)),
         ..Selector::default()
     };
     let name = |node: Node| match node {
@@ -217,14 +217,14 @@ fn single_hit_fault(plan: &Plan, fault: &FaultPlan, rule: &Rule, link: usize, hi
     };
     let [first, second] = plan.links[link].ends.map(name);
     let [from, to] = if hit.direction == Direction::Forward { [first, second] } else { [second, first] };
-    let class = if sighting.packet_type == Some(PacketType::Request) { "request" } else { "response" };
+    let class = if packet.packet_type == Some(PacketType::Request) { "request" } else { "response" };
     let text = format!(
         "[[fault]] # part of {:?}: {:?}\non = \"{from} -> {to}\"\nmatch = {{ class = \"{class}\", qp = \"{}\", psn = \"+{psn}\", \
          transmission = {} }}\naction = {}\ntimes = 1",
         fault.name,
         hit.effect,
         plan.qps[Plan::qp_of_role(role)].name,
-        sighting.transmission,
+        packet.transmission,
         action_toml(&rule.action)
     );
     // Keep the id: random decisions depend on it.
@@ -246,6 +246,7 @@ fn action_toml(action: &softhca_fabric::Action) -> String {
         }
         Action::Delay { ns } => format!("{{ delay = \"{ns}ns\" }}"),
         Action::LimitRate { bits_per_second } => format!("{{ limit-rate = \"{bits_per_second}bit\" }}"),
+        Action::Jitter { up_to_ns } => format!("{{ jitter = \"{up_to_ns}ns\" }}"),
         Action::Corrupt { bit, icrc } => {
             let fixed = if *icrc == IcrcPolicy::Recomputed { ", fix-icrc = true" } else { "" };
             match bit {

@@ -61,6 +61,11 @@ impl Source {
         Ok((source, tree))
     }
 
+    /// An error at the position of a key below `path`.
+    pub fn error_in(&self, path: &str, key: &str, message: impl Into<String>) -> Diagnostic {
+        self.error_at(&join_path(path, key), message)
+    }
+
     /// An error at the position of a key. If the file does not contain the key, its closest parent is used.
     pub fn error_at(&self, path: &str, message: impl Into<String>) -> Diagnostic {
         let mut path = path;
@@ -75,7 +80,6 @@ impl Source {
         }
     }
 
-    /// An error without a position.
     pub fn error_without_position(&self, message: impl Into<String>) -> Diagnostic {
         Diagnostic {
             file: self.name.clone(),

@@ -78,7 +78,6 @@ pub(crate) fn send_request(
     (operation, flags, sge)
 }
 
-/// The port space of a queue pair type.
 pub(crate) const fn port_space(kind: QpType) -> PortSpace {
     match kind {
         QpType::Ud => PortSpace::Udp,

@@ -69,7 +69,7 @@ fn resize_keeps_completions_and_the_armed_notification() {
     assert_eq!(notifications(&pair, a), 1);
     assert_eq!(pair.completion_statuses(a).iter().map(|(id, _)| *id).collect::<Vec<_>>(), [0, 1, 2, 3]);
     let rejected = pair.on(a).resize_completion_queue(a.cq, softhca_engine::DeviceLimits::HCA.max_cqe + 1);
-    assert!(matches!(rejected, Err(VerbsError::TooLarge { .. })));
+    assert!(matches!(rejected, Err(VerbsError::LimitExceeded { .. })));
 }
 
 #[test]

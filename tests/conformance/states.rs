@@ -208,7 +208,7 @@ fn a_path_mtu_above_that_of_the_port_is_rejected() {
     let receive = set(needed(QpState::Init, QpState::ReadyToReceive)).state(QpState::ReadyToReceive);
     assert!(matches!(
         verbs.modify_queue_pair(qp, receive.path_mtu(Mtu::B2048)),
-        Err(VerbsError::TooLarge { .. })
+        Err(VerbsError::LimitExceeded { .. })
     ));
     verbs.modify_queue_pair(qp, receive).unwrap();
 }

@@ -103,10 +103,6 @@ fn a_slow_host_behind_a_switch_slows_its_sender_without_loss() {
 #[test]
 fn an_ecn_mark_between_daemons_is_answered_with_a_cnp() {
     let daemons = [0, 1].map(|_| TestDaemon::with(&[("TEST_CONFIG", "congestion = 'dcqcn'")]));
-    let ends = [
-        ConnectedHost::new(&daemons[0].open("alice"), 65_536),
-        ConnectedHost::new(&daemons[1].open("bob"), 65_536),
-    ];
     let mark = Rule {
         id: RuleId(1),
         selector: Selector { classes: Some(PacketClasses::Data), ..Selector::default() },
@@ -115,6 +111,10 @@ fn an_ecn_mark_between_daemons_is_answered_with_a_cnp() {
     };
     let mut controls = daemons.each_ref().map(TestDaemon::control);
     controls[0].add_rules("alice", 1, &[(mark, "mark one")]).unwrap();
+    let ends = [
+        ConnectedHost::new(&daemons[0].open("alice"), 65_536),
+        ConnectedHost::new(&daemons[1].open("bob"), 65_536),
+    ];
     connect(&ends);
     let gather = [ends[0].region.sge(0, 65_536)];
     ends[0].pair.post_send(&SendRequest::rdma_write(1, &gather, ends[1].region.remote_address(0))).unwrap();

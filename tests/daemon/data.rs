@@ -23,12 +23,12 @@ pub struct ConnectedHost {
 }
 
 impl ConnectedHost {
-    pub fn new(device: &Device, bytes: usize) -> ConnectedHost {
+    pub fn new(device: &Device, bytes: u64) -> ConnectedHost {
         ConnectedHost::try_new(device, bytes).unwrap()
     }
 
     /// The same where the daemon may end meanwhile.
-    pub fn try_new(device: &Device, bytes: usize) -> Result<ConnectedHost, Error> {
+    pub fn try_new(device: &Device, bytes: u64) -> Result<ConnectedHost, Error> {
         let context = device.open();
         let domain = context.allocate_protection_domain()?;
         let queue = context.create_completion_queue(256)?;
@@ -118,7 +118,7 @@ pub fn every_operation(daemon: &TestDaemon, ours: &str, theirs: &str) {
         end.pair.post_send(&SendRequest::send(round, &[end.region.sge(0, text.len() as u32)])).unwrap();
         end.finish();
         end.finish();
-        assert_eq!(end.region.read_at(4096, text.len()), text.as_bytes());
+        assert_eq!(end.region.read_at(4096, text.len() as u64), text.as_bytes());
     }
     assert_eq!(echo.receive_line(), "done");
     let at = |offset| RemoteAddress { address: remote.address + offset, ..remote };
@@ -128,7 +128,7 @@ pub fn every_operation(daemon: &TestDaemon, ours: &str, theirs: &str) {
     end.finish();
     end.pair.post_send(&SendRequest::rdma_read(2, &[end.region.sge(500_000, 100_000)], at(200_000))).unwrap();
     end.finish();
-    assert_eq!(end.region.read_at(500_000, data.len()), data);
+    assert_eq!(end.region.read_at(500_000, data.len() as u64), data);
     let old = [end.region.sge(0, 8)];
     end.region.write_at(8, &40u64.to_ne_bytes());
     end.pair.post_send(&SendRequest::rdma_write(3, &[end.region.sge(8, 8)], at(64))).unwrap();

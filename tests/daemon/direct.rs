@@ -2,7 +2,12 @@
 
 use crate::data::{ALL_ACCESS, ConnectedHost, check_application_memory, connected, every_operation};
 use crate::process::{TEST_TIMEOUT, TestDaemon};
-use softhca::{AsyncEvent, CompletionStatus, Error, QpState, ReceiveRequest, SendRequest};
+use softhca::{
+    AsyncEvent, CompletionStatus, ConnectOptions, Error, QpState, QpType, ReceiveRequest, SendRequest,
+    fault::{Action, FlowId, InclusiveRange, Repeat, Rule, RuleId, Selector},
+};
+use softhca_trace::{CaptureReader, EventLogReader};
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::ptr::{NonNull, null_mut};
 
@@ -80,11 +85,105 @@ fn a_killed_daemon_flushes_the_work_of_its_processes() {
 }
 
 #[test]
-fn what_needs_the_daemons_data_path_is_rejected() {
+fn recordings_have_the_events_and_packets_of_all_processes_in_order() {
     let daemon = TestDaemon::with(&DIRECT);
-    let file = std::fs::File::create("/dev/null").unwrap();
-    let error = daemon.control().start_recording(None, Some(file.as_fd())).expect_err("no recording");
-    assert!(error.to_string().contains("data_path"), "{error}");
+    for theirs in ["alice", "bob"] {
+        let folder = std::env::temp_dir().join(format!("softhca-direct-{}-{theirs}", daemon.name));
+        let paths = ["pcapng", "jsonl"].map(|kind| folder.with_extension(kind));
+        let [capture, log] = paths.each_ref().map(|path| File::create(path).unwrap());
+        let (end, _echo, remote) = connected(&daemon, "alice", theirs);
+        let mut control = daemon.control();
+        control.start_recording(Some(capture.as_fd()), Some(log.as_fd())).unwrap();
+        for id in 0..20 {
+            end.pair.post_send(&SendRequest::rdma_write(id, &[end.region.sge(0, 10_000)], remote)).unwrap();
+            end.finish();
+        }
+        control.stop_recording().unwrap();
+        let [capture, log] = paths.each_ref().map(|path| std::fs::read(path).unwrap());
+        let entries: Vec<_> = EventLogReader::new(&log[..]).unwrap().map(|entry| entry.unwrap()).collect();
+        assert!(entries.is_sorted_by_key(|entry| entry.time));
+        let count = |host: &str, name| {
+            entries.iter().filter(|entry| entry.host == host && entry.event.name() == name).count()
+        };
+        // Ten packets of 1024 bytes each, or fewer larger ones; every one is sent once and arrives once.
+        let sent = count("alice", "transport:packet_sent");
+        let completed = count("alice", "work:completed");
+        assert!(sent >= 60 && completed == 20, "{sent} sent, {completed} completed");
+        if theirs == "bob" {
+            assert_eq!(count("bob", "transport:packet_received"), sent);
+        }
+        let captured = CaptureReader::new(&capture[..]).unwrap().map(Result::unwrap).count();
+        paths.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+        let acks = count(theirs, "transport:packet_sent") * usize::from(theirs == "bob");
+        assert_eq!(captured, sent + acks);
+    }
+}
+
+#[test]
+fn the_daemon_knows_the_resources_and_counters_of_processes() {
+    let daemon = TestDaemon::with(&DIRECT);
+    let (end, mut echo, remote) = connected(&daemon, "alice", "bob");
+    end.pair.post_send(&SendRequest::rdma_write(0, &[end.region.sge(0, 4096)], remote)).unwrap();
+    end.finish();
+    let mut control = daemon.control();
+    let [own, other] = ["alice", "bob"].map(|host| control.queue_pairs(host).unwrap());
+    assert_eq!((own[0].qpn, own[0].dest_qpn), (end.pair.endpoint().qpn, other[0].qpn));
+    assert_eq!((own[0].pid, own[0].state), (Some(std::process::id()), QpState::ReadyToSend));
+    let status = control.status().unwrap();
+    let host = status.hosts.iter().find(|host| host.host.name == "alice").unwrap();
+    assert!(host.queue_pairs == 1 && host.clients[0].is_direct, "{host:?}");
+    assert!(host.clients[0].resources.contains(&("memory region".into(), 1)), "{host:?}");
+    let mut received = || control.counters(Some("bob")).unwrap().rcvd_bytes;
+    while received() < 4096 {
+        std::thread::yield_now();
+    }
+    // Those of a process that is gone still count.
+    echo.kill();
+    while control.status().unwrap().hosts.iter().any(|host| host.host.name == "bob" && host.queue_pairs > 0) {
+        std::thread::yield_now();
+    }
+    assert_eq!(control.counters(Some("bob")).unwrap().rcvd_bytes, 4096);
+}
+
+#[test]
+fn fault_rules_act_on_processes_that_are_there_and_later_ones_use_the_daemons_data_path() {
+    let daemon = TestDaemon::with(&DIRECT);
+    let mut control = daemon.control();
+    let ends = ["alice", "bob"].map(|host| ConnectedHost::new(&daemon.open(host), 8192));
+    // The second packet of the first queue pair that alice connects.
+    let selector =
+        Selector { flow_id: Some(FlowId(1)), psn: Some(InclusiveRange::exactly(1)), ..Selector::default() };
+    let rule = Rule { id: RuleId(7), selector, repeat: Repeat::times(1), action: Action::Drop };
+    control.assign_roles("alice", 1, &[(QpType::Rc, FlowId(1))]).unwrap();
+    control.add_rules("alice", 1, &[(rule, "lose the second")]).unwrap();
+    let connect = |ends: &[ConnectedHost; 2]| {
+        ends[0].pair.connect(&ends[1].pair.endpoint(), &ConnectOptions::default()).unwrap();
+        ends[1].pair.connect(&ends[0].pair.endpoint(), &ConnectOptions::default()).unwrap();
+    };
+    let write = |ends: &[ConnectedHost; 2]| {
+        let gather = [ends[0].region.sge(0, 4000)];
+        let remote = ends[1].region.remote_address(0);
+        ends[0].pair.post_send(&SendRequest::rdma_write(1, &gather, remote)).unwrap();
+        ends[0].queue.wait_for(TEST_TIMEOUT).expect("a completion").status
+    };
+    connect(&ends);
+    let mut watch = daemon.control();
+    watch.subscribe_async_events().unwrap();
+    assert_eq!(write(&ends), CompletionStatus::RetryExceededError);
+    let observed = watch.next_async_event().unwrap();
+    assert_eq!((observed.host.as_str(), observed.process), ("bob", Some(std::process::id())));
+    assert_eq!(observed.event, AsyncEvent::QueuePairFatal(ends[1].pair.qpn()));
+    let rules = control.rules("alice").unwrap();
+    assert!(rules.len() == 1 && rules[0].1.fired == 1, "{rules:?}");
+    let later = ConnectedHost::new(&daemon.open("alice"), 4096);
+    let clients = &control.status().unwrap().hosts[0].clients;
+    assert_eq!(clients.iter().filter(|client| client.is_direct).count(), 1, "{clients:?}");
+    drop(later);
+    control.clear_rules("alice").unwrap();
+    assert!(control.rules("alice").unwrap().is_empty());
+    let ends = ["alice", "bob"].map(|host| ConnectedHost::new(&daemon.open(host), 8192));
+    connect(&ends);
+    assert_eq!(write(&ends), CompletionStatus::Success);
 }
 
 #[test]

@@ -4,24 +4,21 @@ use crate::process::TestDaemon;
 use softhca::cm::{ConnectionParameters, EventChannel, PortSpace};
 use softhca::{
     AccessFlags, AddressVector, CmId, ConnectOptions, Device, Error, Gid, ModifyQp, Mtu, Psn, QpState,
-    QpType, Qpn, QueueKey, ReceiveRequest, SendRequest, sim::World,
+    QpType, Qpn, QueueKey, ReceiveRequest, SendRequest, VerbsError, sim::World,
 };
 use std::net::IpAddr;
 
 /// The error without the numbers that an HCA chooses.
-fn normalized(error: Error) -> String {
-    let (qpn, id) = (Qpn::new(0), CmId(0));
-    let error = match error {
-        Error::InvalidTransition { from, to, .. } => Error::InvalidTransition { qpn, from, to },
-        Error::InvalidAttributes { from, to, missing, forbidden, .. } => {
-            Error::InvalidAttributes { qpn, from, to, missing, forbidden }
-        }
-        Error::InvalidState { state, call, .. } => Error::InvalidState { qpn, state, call },
-        Error::InvalidCmState { state, call, .. } => Error::InvalidCmState { id, state, call },
-        Error::NotFound { resource, .. } => Error::NotFound { resource, number: 0 },
-        Error::Busy { resource, user, .. } => Error::Busy { resource, number: 0, user },
-        other => other,
-    };
+fn normalized(mut error: Error) -> String {
+    match &mut error {
+        Error::InvalidState { qpn, .. }
+        | Error::Verbs(
+            VerbsError::InvalidTransition { qpn, .. } | VerbsError::InvalidAttributes { qpn, .. },
+        ) => *qpn = Qpn::new(0),
+        Error::Verbs(VerbsError::InvalidCmState { id, .. }) => *id = CmId(0),
+        Error::Verbs(VerbsError::NotFound { number, .. } | VerbsError::Busy { number, .. }) => *number = 0,
+        _ => {}
+    }
     format!("{error:?}: {error}")
 }
 

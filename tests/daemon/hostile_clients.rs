@@ -5,7 +5,7 @@ use crate::process::{TEST_TIMEOUT, TestDaemon, receive_line, send_line, spawn};
 use softhca::{CompletionStatus, ReceiveRequest, SendRequest};
 use softhca_queue::control::{
     FramedMessage, Hello, Message, MessageReader, Notification, RegionBacking, Request, Response, RuntimeDir,
-    SharedRange, Welcome, decode, encode, send_message,
+    Welcome, decode, encode, send_message,
 };
 use softhca_queue::{
     AccessFlags, AhId, AsyncEvent, Command, CqId, DoorbellProducer, MapMode, ModifyQp, PdId, QpCapabilities,
@@ -88,7 +88,8 @@ impl RawClient {
     }
 
     fn open(&mut self, host: &str) -> (SharedWords, DoorbellProducer, std::fs::File) {
-        let (reply, mut descriptors) = self.call(&Request::Open { host: Some(host.into()) }, &[]);
+        let (reply, mut descriptors) =
+            self.call(&Request::Open { host: Some(host.into()), can_be_direct: false }, &[]);
         let Response::Opened { doorbell_slots: doorbells, .. } = reply else { panic!("{reply:?}") };
         let words = DoorbellProducer::words(doorbells);
         let page = SharedMemory::adopt(descriptors.pop().unwrap(), words * 8, MapMode::ReadWrite).unwrap();
@@ -307,12 +308,15 @@ fn handles_and_keys_of_other_clients_are_invalid() {
     for call in calls.map(verb) {
         assert_eq!(raw.expect_error(&call, &[]).0, libc::ENOENT, "{call:?}");
     }
-    assert_eq!(raw.expect_error(&Request::Open { host: None }, &[]).0, libc::EBUSY);
+    assert_eq!(raw.expect_error(&Request::Open { host: None, can_be_direct: false }, &[]).0, libc::EBUSY);
     assert_eq!(end.pair.state().unwrap(), QpState::ReadyToSend);
     // Without a device no call is accepted.
     let mut raw = RawClient::handshaken(&daemon);
     assert_eq!(raw.expect_error(&verb(Command::AllocateProtectionDomain), &[]).0, libc::ENODEV);
-    assert_eq!(raw.expect_error(&Request::Open { host: Some("carol".into()) }, &[]).0, libc::ENODEV);
+    assert_eq!(
+        raw.expect_error(&Request::Open { host: Some("carol".into()), can_be_direct: false }, &[]).0,
+        libc::ENODEV
+    );
 }
 
 #[test]
@@ -340,31 +344,16 @@ fn untrusted_memory_is_not_registered() {
     raw.expect_error(&shared(4096), &[]);
     raw.expect_error(&shared(u64::MAX), &[short.as_fd()]);
     for (address, length) in [(4096, 4096), (u64::MAX - 10, 100), (0, 1)] {
-        raw.expect_error(&register(length, RegionBacking::ProcessMemory { address, shared: None }), &[]);
+        raw.expect_error(&register(length, RegionBacking::ProcessMemory { address }), &[]);
     }
-    // A mapped part must come with its memory.
-    let own = vec![0u8; 8192];
-    let partly = |offset, length| {
-        let shared = Some(SharedRange { offset, length });
-        register(8192, RegionBacking::ProcessMemory { address: own.as_ptr() as u64, shared })
-    };
-    for (offset, length) in [(4097, 4096), (8192, 1), (u64::MAX, 2), (0, u64::MAX)] {
-        let (_, why) = raw.expect_error(&partly(offset, length), &[short.as_fd()]);
-        assert!(why.contains("outside its region"), "{why}");
-    }
-    raw.expect_error(&partly(0, 4096), &[]);
-    raw.expect_error(&partly(0, 4096), &[loose.as_fd()]);
-    let (_, why) = raw.expect_error(&partly(0, 8192), &[short.as_fd()]);
-    assert!(why.contains("shorter"), "{why}");
     // Constants can be sent from, but not written to.
     static CONSTANT: [u8; 64] = [1; 64];
     let address = CONSTANT.as_ptr() as u64;
-    let (_, why) =
-        raw.expect_error(&register(64, RegionBacking::ProcessMemory { address, shared: None }), &[]);
+    let (_, why) = raw.expect_error(&register(64, RegionBacking::ProcessMemory { address }), &[]);
     assert!(why.contains("read-only"), "{why}");
     let access = AccessFlags::REMOTE_READ;
     let command = Command::RegisterMemoryRegion { pd: domain, iova: None, length: 64, access };
-    let backing = Some(RegionBacking::ProcessMemory { address, shared: None });
+    let backing = Some(RegionBacking::ProcessMemory { address });
     let (reply, _) = raw.call(&Request::Execute { command, backing }, &[]);
     let Response::Executed(Reply::MemoryRegion { rkey, .. }) = reply else { panic!("{reply:?}") };
     let command = Command::ReregisterMemoryRegion { rkey, pd: None, mapping: None, access: Some(ALL_ACCESS) };

@@ -47,7 +47,7 @@ fn check_last_byte_written_last(a: &ConnectedHost, b: &ConnectedHost, target: &M
             for round in 0..rounds {
                 let (at, (size, fill)) = (round % SLOTS * SLOT, address_plan(round));
                 wait("the last byte never came", &mut || target.read_at(at + size as u64 - 1, 1) == [fill]);
-                let seen = target.read_at(at, size);
+                let seen = target.read_at(at, size as u64);
                 let stale = seen.iter().position(|byte| *byte != fill);
                 assert_eq!(stale, None, "round {round}, {size} bytes: an earlier byte arrived later");
                 target.write_at(at, &vec![0; size]);
@@ -73,12 +73,12 @@ fn check_last_byte_written_last(a: &ConnectedHost, b: &ConnectedHost, target: &M
 }
 
 fn in_process_memory(rounds: u64) {
-    let [a, b] = [(); 2].map(|()| ConnectedHost::new(&Device::embedded().unwrap(), (SLOTS * SLOT) as usize));
+    let [a, b] = [(); 2].map(|()| ConnectedHost::new(&Device::embedded().unwrap(), SLOTS * SLOT));
     check_last_byte_written_last(&a, &b, &b.region, rounds);
 }
 
 fn ends(daemon: &TestDaemon) -> [ConnectedHost; 2] {
-    ["alice", "bob"].map(|host| ConnectedHost::new(&daemon.open(host), (SLOTS * SLOT) as usize))
+    ["alice", "bob"].map(|host| ConnectedHost::new(&daemon.open(host), SLOTS * SLOT))
 }
 
 fn in_shared_memory(rounds: u64) {

@@ -79,7 +79,8 @@ fn every_resource_is_limited_and_can_be_created_again() {
 #[test]
 fn rings_and_mappings_are_limited() {
     // A CQE takes 64 bytes: three rings of 1024 fit.
-    let daemon = TestDaemon::with(&[("TEST_LIMITS", "max_ring_bytes = 250000")]);
+    let variables = [("TEST_LIMITS", "max_ring_bytes = 250000"), ("TEST_CONFIG", "data_path = 'daemon'")];
+    let daemon = TestDaemon::with(&variables);
     let context = daemon.open("alice").open();
     for _ in 0..2 {
         let (made, error) = exhaust(|| context.create_completion_queue(1024));
@@ -108,7 +109,8 @@ fn hoard(daemon: &TestDaemon) -> (process::Process, usize, String) {
 #[test]
 fn one_process_cannot_take_the_mappings_of_others() {
     // Each of 10 clients is guaranteed 20 mappings; a process may have half of the other 600 besides.
-    let daemon = TestDaemon::with(&[("TEST_MAPPINGS", "800"), ("TEST_CLIENTS", "10")]);
+    let path = ("TEST_CONFIG", "data_path = 'daemon'");
+    let daemon = TestDaemon::with(&[("TEST_MAPPINGS", "800"), ("TEST_CLIENTS", "10"), path]);
     let hoarders = [hoard(&daemon), hoard(&daemon), hoard(&daemon)];
     let [(first, count, error), (_, second, _), (third, third_count, third_error)] = hoarders;
     assert_eq!((count, second, third_count), (320, 320, 20));

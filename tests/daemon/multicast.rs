@@ -30,7 +30,7 @@ impl GroupMember {
         let [sent, received] = [(); 2].map(|()| context.create_completion_queue(64).unwrap());
         let builder = domain.create_queue_pair(QpType::Ud, &sent).recv_cq(&received);
         let pair = builder.build().unwrap();
-        let region = domain.allocate_region(17 * RECEIVE_BYTES as usize, AccessFlags::LOCAL_WRITE).unwrap();
+        let region = domain.allocate_region(u64::from(17 * RECEIVE_BYTES), AccessFlags::LOCAL_WRITE).unwrap();
         pair.init_ud(QUEUE_KEY).unwrap();
         for id in 0..16 {
             let scatter = [region.sge(id * u64::from(RECEIVE_BYTES), RECEIVE_BYTES)];
@@ -66,7 +66,7 @@ impl GroupMember {
         assert!(completion.status.is_success() && completion.opcode.is_receive(), "{completion:?}");
         let bytes = self
             .region
-            .read_at(completion.wr_id * u64::from(RECEIVE_BYTES) + 40, completion.byte_len as usize - 40);
+            .read_at(completion.wr_id * u64::from(RECEIVE_BYTES) + 40, u64::from(completion.byte_len) - 40);
         String::from_utf8(bytes).unwrap()
     }
 }

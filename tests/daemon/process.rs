@@ -1,7 +1,7 @@
 //! Starts and stops the processes of a test.
 
 use softhca::{DaemonControl, Device};
-use softhca_daemon::{ClientLimits, Config, Daemon, HostConfig};
+use softhca_daemon::{ClientLimits, Config, Daemon, DataPath, HostConfig};
 use softhca_tests::process::exit_with_parent;
 pub use softhca_tests::process::{Process, TEST_TIMEOUT, receive_line, send_line};
 use std::os::unix::process::CommandExt;
@@ -70,14 +70,20 @@ impl TestDaemon {
 
 /// The daemon's process.
 pub fn run_daemon() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
+    fn number<N: std::str::FromStr>(name: &str) -> Option<N> {
+        std::env::var(name).ok().and_then(|value| value.parse().ok())
+    }
     let mut limits = match std::env::var("TEST_LIMITS") {
         Ok(text) => Config::parse(&format!("[client_limits]\n{text}")).unwrap().client_limits,
         Err(_) => ClientLimits::default(),
     };
     limits.max_qp = number("TEST_QUEUE_PAIRS").unwrap_or(limits.max_qp);
     limits.max_mr = number("TEST_KEYS").unwrap_or(limits.max_mr);
-    let base = Config::parse(&std::env::var("TEST_CONFIG").unwrap_or_default()).unwrap();
+    let text = std::env::var("TEST_CONFIG").unwrap_or_default();
+    let mut base = Config::parse(&text).unwrap();
+    if let (false, Ok(path)) = (text.contains("data_path"), std::env::var("TEST_DATA_PATH")) {
+        base.data_path = DataPath::from_name(&path).expect("a data path");
+    }
     let hosts = match base.hosts.iter().any(|host| host.address.is_some()) {
         true => base.hosts.clone(),
         false => ["alice", "bob"].map(|name| HostConfig { name: name.into(), address: None }).into(),
@@ -87,9 +93,9 @@ pub fn run_daemon() {
         hosts,
         client_limits: limits,
         max_clients: number("TEST_CLIENTS").unwrap_or(32),
-        kill_after: number("TEST_KILL_AFTER").map(|seconds| Duration::from_secs(seconds as u64)),
+        kill_after: number("TEST_KILL_AFTER").map(Duration::from_secs),
         max_mappings: number("TEST_MAPPINGS").unwrap_or(48_000),
-        busy_poll: Duration::from_micros(number("TEST_LINGER").unwrap_or(50) as u64),
+        busy_poll: Duration::from_micros(number("TEST_LINGER").unwrap_or(50)),
         ..base
     };
     let mut daemon = Daemon::start(config).unwrap();

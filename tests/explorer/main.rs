@@ -455,6 +455,8 @@ fn reconnect() {
     browser.visit(&serve(&feed));
     browser.wait("typeof currentRun === 'function' && currentRun()?.length === 9");
     browser.value("sockets[0].close(3000)");
+    // A page that is closing its socket discards what still arrives on it.
+    browser.wait("sockets[0].readyState === WebSocket.CLOSED");
     for line in &lines[10..] {
         feed.push(line);
     }

@@ -21,6 +21,7 @@ pub fn tests() -> Vec<Trial> {
         needs!("ibv_devinfo", a_program_starts_again),
         needs!(compiler(), a_process_is_killed_after_a_call),
         needs!("ib_write_bw", the_rate_of_a_link_limits_a_program),
+        needs!("ibv_rc_pingpong", delay_jitter_and_loss_of_a_link_apply_to_a_program),
     ]
 }
 
@@ -247,4 +248,28 @@ fn the_rate_of_a_link_limits_a_program() {
     let average: f64 = row.split_whitespace().nth(3).and_then(|word| word.parse().ok()).expect("a number");
     // 40 Mb/s are 4.77 MiB/s, headers included. A busy machine is slower, never faster.
     assert!(average > 0.0 && average < 4.8, "{row}");
+}
+
+fn delay_jitter_and_loss_of_a_link_apply_to_a_program() {
+    // Each iteration has a packet in both directions. A busy machine is slower, never faster.
+    for (setting, least_us) in
+        [("delay = \"2ms\"", 4_000.0), ("jitter = \"4ms\"", 1_000.0), ("loss = 1.0", 0.0)]
+    {
+        let mut rig = Rig::new();
+        let link = format!("[[link]]\nbetween = [\"alice\", \"bob\"]\n{setting}");
+        let file = rig.write("link.toml", &for_alice(&link));
+        let options: [&[&str]; 2] = [&["--host", "alice", "--scenario", &file], &["--host", "bob"]];
+        let (mut server, mut client) =
+            rig.start_pair_with(options, &["ibv_rc_pingpong", "-g", "0", "-n", "30"]);
+        let seen = client.wait();
+        if setting.starts_with("loss") {
+            assert!(!seen.success && seen.text.contains("Failed status"), "{seen:?}");
+            server.kill();
+            continue;
+        }
+        assert!(seen.success && server.wait().success, "{seen:?}");
+        let each = seen.text.split_whitespace().rev().skip_while(|word| *word != "usec/iter").nth(1);
+        let each: f64 = each.and_then(|word| word.parse().ok()).expect("a time");
+        assert!(each > least_us, "{setting}: {seen:?}");
+    }
 }

@@ -1,6 +1,6 @@
 //! Which library a program loads, and what `softhca exec` says if it is another one.
 
-use crate::rig::{Rig, free_port};
+use crate::rig::Rig;
 use crate::{compile_with, compiler};
 use libtest_mimic::Trial;
 use softhca_tests::needs;
@@ -12,7 +12,6 @@ pub fn tests() -> Vec<Trial> {
         needs!("python3", libraries_are_found_without_a_version),
         needs!("python3", a_program_that_uses_no_device_is_reported),
         needs!(bundling_tools(), a_bundled_library_is_reported_and_can_be_replaced),
-        needs!(rsocket_preload(), sockets_fall_back_to_tcp_under_librspreload),
         needs!(perftest(), perftest_uses_both_interfaces),
     ]
 }
@@ -22,14 +21,9 @@ fn perftest() -> &'static str {
 }
 
 const SYSTEM_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
-const RSPRELOAD: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
 
 fn bundling_tools() -> &'static str {
     if Path::new(SYSTEM_LIBRARY).exists() { compiler() } else { "libibverbs1" }
-}
-
-fn rsocket_preload() -> &'static str {
-    if Path::new(RSPRELOAD).exists() { "python3" } else { "librdmacm1" }
 }
 
 /// NCCL opens the names without a version first.
@@ -83,22 +77,6 @@ fn a_bundled_library_is_reported_and_can_be_replaced() {
     let seen = rig.exec(&["--preload"], &[&program]);
     assert!(seen.success && seen.text.contains("softhca0"), "{seen:?}");
     assert!(!seen.text.contains("did not use"), "{seen:?}");
-}
-
-/// rsockets are not supported; the preload library then uses TCP, as without a card.
-fn sockets_fall_back_to_tcp_under_librspreload() {
-    let script = "import socket, sys, threading\n\
-        listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))\n\
-        def serve():\n\
-        \x20   peer, _ = listener.accept()\n\
-        \x20   peer.sendall(peer.recv(100).upper())\n\
-        threading.Thread(target=serve).start()\n\
-        with socket.create_connection(('127.0.0.1', int(sys.argv[1]))) as client:\n\
-        \x20   client.sendall(b'over tcp')\n\
-        \x20   print(client.recv(100).decode())\n";
-    let preload = format!("LD_PRELOAD={RSPRELOAD}");
-    let seen = Rig::new().run(&["env", &preload, "python3", "-c", script, &free_port().to_string()]);
-    assert!(seen.success && seen.text.contains("OVER TCP"), "{seen:?}");
 }
 
 /// perftest uses the ibv_wr interface for devices that it knows, and ibv_post_send for others.

@@ -309,7 +309,7 @@ static int post_record(struct replicator *r)
     struct ibv_sge sge = {(uintptr_t)(r->record + BLOCK_BYTES), BLOCK_BYTES, r->record_mr->lkey};
     struct ibv_recv_wr wr = {.wr_id = (uintptr_t)request, .sg_list = &sge, .num_sge = 1}, *bad;
 #ifdef BUGS
-    /* BUG 1: nobody looks at the result. Without the receive, the commit waits for a receiver that is ready. */
+    /* BUG 1: the result is ignored. Without the receive, the commit waits for a receiver that is ready. */
     ibv_post_recv(r->backup, &wr, &bad);
 #else
     int error = ibv_post_recv(r->backup, &wr, &bad);

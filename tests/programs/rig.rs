@@ -38,32 +38,31 @@ impl Rig {
         Rig { folder, options: Vec::new() }
     }
 
+    /// A rig whose every `softhca exec` has these options.
+    pub fn with(options: &[&'static str]) -> Rig {
+        let mut rig = Rig::new();
+        rig.options.extend(options);
+        rig
+    }
+
     /// A rig with internal loopback.
     pub fn with_internal_loopback() -> Rig {
-        let mut rig = Rig::new();
-        rig.options.extend(["--loopback", "internal"]);
-        rig
+        Rig::with(&["--loopback", "internal"])
     }
 
     /// A rig with go-back-n recovery.
     pub fn with_go_back_n() -> Rig {
-        let mut rig = Rig::new();
-        rig.options.extend(["--recovery", "go-back-n"]);
-        rig
+        Rig::with(&["--recovery", "go-back-n"])
     }
 
     /// A rig whose hosts have two cards: softhca0 and softhca1 on alice, softhca2 and softhca3 on bob.
     pub fn with_two_cards() -> Rig {
-        let mut rig = Rig::new();
-        rig.options.extend(["--cards", "2"]);
-        rig
+        Rig::with(&["--cards", "2"])
     }
 
     /// A rig whose programs see their device in `/sys` by a preloaded library.
     pub fn with_preloaded_view() -> Rig {
-        let mut rig = Rig::new();
-        rig.options.extend(["--view", "preload"]);
-        rig
+        Rig::with(&["--view", "preload"])
     }
 
     /// Runs a program where the kernel refuses mount and user namespaces: in a user namespace that permits none. The
@@ -351,16 +350,15 @@ pub fn run_pair(rig: &mut Rig, words: &str) {
     let words: Vec<&str> = words.split(' ').collect();
     let port = free_port().to_string();
     let and = |more: &[&'static str]| [&words[..], more].concat();
+    let and_port = |more: &[&'static str]| [&words[..], &["-p", &port], more].concat();
     let (server, client) = match words[0] {
         "rping" => (and(&["-s"]), and(&["-c", "-a", "127.0.0.1"])),
         "ucmatose" | "udaddy" => (words.clone(), and(&["-s", "127.0.0.1"])),
+        "rstream" | "riostream" => (and_port(&[]), and_port(&["-s", "127.0.0.1"])),
         "rdma_server" => (words.clone(), vec!["rdma_client", "-s", "127.0.0.1"]),
         "rdma_xserver" => (words.clone(), vec!["rdma_xclient", "-s", "127.0.0.1"]),
         // These use connection management only.
-        _ if words.contains(&"-R") => {
-            let shared = [&words[..], &["-p", &port]].concat();
-            (shared.clone(), [&shared[..], &["127.0.0.1"]].concat())
-        }
+        _ if words.contains(&"-R") => (and_port(&[]), and_port(&["127.0.0.1"])),
         _ => {
             let (mut server, mut client) = rig.start_pair(&words);
             let seen = [client.wait(), server.wait()];

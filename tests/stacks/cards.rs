@@ -1,12 +1,15 @@
 //! Hosts with several cards.
 
-use crate::rig::{Rig, Running, free_port};
+use crate::rig::{Rig, Running, await_listener, free_port};
 use crate::run_both;
 use std::time::{Duration, Instant};
 
 /// A rig with two cards for each host, whose daemon runs until the program that is returned ends.
 fn start() -> (Rig, Running) {
-    let mut rig = Rig::with_two_cards();
+    start_in(Rig::with_two_cards())
+}
+
+fn start_in(mut rig: Rig) -> (Rig, Running) {
     let watcher = rig.start(&["stdbuf", "-oL", "ibv_asyncwatch", "-d", "softhca1"]);
     let until = Instant::now() + Duration::from_secs(60);
     while !rig.softhca(&["resource", "softhca1"]).text.contains("ctx 1") {
@@ -17,7 +20,7 @@ fn start() -> (Rig, Running) {
 }
 
 /// The packets that a card has sent.
-fn packets_sent(rig: &Rig, device: &str) -> u64 {
+pub fn packets_sent(rig: &Rig, device: &str) -> u64 {
     let text = rig.softhca(&["metrics"]).text;
     let start = format!("softhca_sent_pkts_total{{device=\"{device}\"");
     let line =
@@ -87,16 +90,54 @@ pub fn connections_use_the_card_of_their_address() {
     watcher.kill();
 }
 
+/// Waits until a card has sent more packets while a program runs.
+pub fn await_packets(rig: &Rig, device: &str, more: u64, program: &mut Running) {
+    let until = Instant::now() + Duration::from_secs(100);
+    let wanted = packets_sent(rig, device) + more;
+    while packets_sent(rig, device) < wanted {
+        assert!(!program.has_ended(), "it ended: {:?}", program.wait());
+        assert!(
+            Instant::now() < until,
+            "{device} has not sent {wanted} packets: {:?}",
+            rig.softhca(&["stats"])
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// UCX has no failover, but RC retransmits what was lost while a rail was down: UCX waits for longer than a short flap.
+pub fn ucx_survives_a_flapping_rail() {
+    let (mut rig, watcher) = start_in(Rig::with(&["--cards", "2", "--recovery", "go-back-n"]));
+    let port = free_port().to_string();
+    let program = [&["env"][..], &TWO_RAILS, &["ucx_perftest", "-p", &port]].concat();
+    let mut server = rig.start(&program);
+    await_listener(port.parse().expect("a port"));
+    let test = ["localhost", "-t", "tag_bw", "-n", "3000", "-w", "2", "-s", "1048576"];
+    let mut client = rig.start(&[&program[..], &test].concat());
+    await_packets(&rig, "softhca1", 3000, &mut client);
+    assert!(rig.softhca(&["link", "softhca1", "down"]).success);
+    assert!(rig.softhca(&["link", "softhca1", "up"]).success);
+    await_packets(&rig, "softhca1", 3000, &mut client);
+    let seen = client.wait();
+    assert!(seen.success && seen.text.contains("Final:"), "{seen:?}");
+    server.terminate();
+    let _ = server.wait();
+    watcher.kill();
+}
+
+/// The variables for UCX over both cards.
+const TWO_RAILS: [&str; 4] = [
+    "UCX_TLS=rc_verbs,ud_verbs:aux",
+    "UCX_NET_DEVICES=softhca0:1,softhca1:1",
+    "UCX_MAX_RNDV_RAILS=2",
+    "UCX_MAX_EAGER_RAILS=2",
+];
+
 /// UCX divides a large message over both cards.
 pub fn ucx_uses_two_rails() {
     let (mut rig, watcher) = start();
     let port = free_port();
-    let variables = [
-        "UCX_TLS=rc_verbs,ud_verbs:aux".to_string(),
-        "UCX_NET_DEVICES=softhca0:1,softhca1:1".into(),
-        "UCX_MAX_RNDV_RAILS=2".into(),
-        "UCX_MAX_EAGER_RAILS=2".into(),
-    ];
+    let variables = TWO_RAILS.map(str::to_string);
     let number = port.to_string();
     let shared = ["ucx_perftest", "-p", &number];
     let client = ["localhost", "-t", "tag_bw", "-n", "20", "-w", "2", "-s", "1048576"];

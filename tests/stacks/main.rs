@@ -1,7 +1,8 @@
-//! Software on top of verbs under `softhca exec`: rdma-core's test suite, UCX and libfabric; and the view of `/sys` and `/dev`
-//! that they need.
+//! Software on top of verbs under `softhca exec`: rdma-core's test suite, UCX, libfabric, MPI, storage, and programs from PyPI and
+//! crates.io; and the view of `/sys` and `/dev` that they need.
 
 mod cards;
+mod packages;
 mod pyverbs;
 // Another target uses the other functions.
 #[allow(dead_code)]
@@ -40,6 +41,8 @@ fn main() -> ExitCode {
         ),
         pyverbs::trial(),
     ];
+    let glob = || sysfs::glob_finds_the_device(Method::Preload);
+    tests.push(tools::needs_with("python3", "glob_finds_the_device_preload", glob));
     for method in [Method::Mount, Method::Preload, Method::Refused] {
         let label = format!("{method:?}").to_lowercase();
         let visible = move || sysfs::the_device_is_visible_in_sys_and_dev(method);
@@ -57,7 +60,7 @@ fn main() -> ExitCode {
             ]),
         }
     }
-    let cards: [(&'static str, &str, fn()); 4] = [
+    let cards: [(&'static str, &str, fn()); 5] = [
         ("ibv_devices", "programs_see_all_cards_of_their_host", cards::programs_see_all_cards_of_their_host),
         (
             "ibv_rc_pingpong",
@@ -70,9 +73,11 @@ fn main() -> ExitCode {
             cards::connections_use_the_card_of_their_address,
         ),
         ("ucx_perftest", "ucx_uses_two_rails", cards::ucx_uses_two_rails),
+        ("ucx_perftest", "ucx_survives_a_flapping_rail", cards::ucx_survives_a_flapping_rail),
     ];
     tests.extend(cards.map(|(program, name, test)| tools::needs(program, name, test)));
     tests.extend(workloads::trials());
+    tests.extend(packages::trials());
     for test in ["tag_lat", "ucp_put_bw"] {
         let name = format!("ucx_perftest_without_namespaces_{test}");
         let run = move || ucx(Rig::with_preloaded_view(), "rc_verbs,ud_verbs:aux", test);
@@ -89,6 +94,11 @@ fn main() -> ExitCode {
         let name = format!("fi_pingpong_{kind}_on_a_network");
         tests.push(needs_network("fi_pingpong", &name, move || connected(provider, kind)));
     }
+    let labs: [(&'static str, &str, fn()); 2] = [
+        ("ib_write_bw", "the_hosts_of_a_lab_have_interfaces", the_hosts_of_a_lab_have_interfaces),
+        ("unshare", "a_lab_that_is_forbidden_says_why", a_lab_that_is_forbidden_says_why),
+    ];
+    tests.extend(labs.map(|(program, name, test)| needs_network(program, name, test)));
     tools::run(tests)
 }
 
@@ -184,37 +194,64 @@ fn libfabric(kind: &str) {
     }
 }
 
-/// Connections with the RDMA CM: libfabric ignores devices on loopback interfaces.
-fn connected(provider: &str, kind: &str) {
-    let wrapper = namespace::wrapper().expect("it was looked for");
+/// Runs both ends of a program on two hosts of a lab and returns the output. `port` is the TCP port of the server.
+fn run_in_a_lab(server: &str, client: &str, port: u16) -> String {
     let rig = Rig::new();
-    let output = Command::new(wrapper[0])
-        .args(&wrapper[1..])
-        .args(["sh", "-c", CONNECTED])
+    let listens = format!(":{port:04X} .* 0A ");
+    let output = Command::new(rig::softhca())
+        .args(["lab", "--", "sh", "-c", LAB])
         .env("SOFTHCA", rig::softhca())
         .env("XDG_RUNTIME_DIR", rig.file("."))
-        .env("PAIR", format!("fi_pingpong -p {provider} -e {kind} -I 20 -S 4096"))
+        .envs([("SERVER", server), ("CLIENT", client), ("LISTENS", listens.as_str())])
         .output()
-        .expect("a shell");
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.matches("4k      20      =20").count() == 2, "{output:?}");
+        .expect("the command runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{output:?}");
+    text
 }
 
-/// An interface with an address, a device on it, and both ends of a program.
-const CONNECTED: &str = r#"
-ip link add cable0 type veth peer name cable1 && ip link set cable1 up || ip link add cable0 type dummy
-ip addr add 10.9.0.1/24 dev cable0 && ip link set cable0 up || exit 1
-"$SOFTHCA" daemon --host alice=10.9.0.1 > "$XDG_RUNTIME_DIR/ready" &
-daemon=$!
-until grep -q ^ready "$XDG_RUNTIME_DIR/ready"; do sleep 0.1; kill -0 $daemon || exit 1; done
-set -f; IFS=' '; set -- $PAIR
-"$SOFTHCA" exec -- timeout 60 "$@" -B 18000 &
+/// The server runs on bob, the client on alice.
+const LAB: &str = r#"
+set -f; IFS=' '
+"$SOFTHCA" lab --on bob -- timeout 60 $SERVER &
 server=$!
-until grep -q ' 00000000:4650 ' /proc/net/tcp; do sleep 0.1; kill -0 $server || exit 1; done
-"$SOFTHCA" exec -- timeout 60 "$@" -P 18000 10.9.0.1
-client=$?
+"$SOFTHCA" lab --on bob -- timeout 60 sh -c 'until cat /proc/net/tcp /proc/net/tcp6 | grep -q "$LISTENS"; do sleep 0.1; done' || exit 1
+timeout 60 $CLIENT || exit 1
 wait $server
-server=$?
-"$SOFTHCA" stop > /dev/null
-exit $((client + server))
 "#;
+
+/// Connections with the RDMA CM: libfabric ignores devices on loopback interfaces.
+fn connected(provider: &str, kind: &str) {
+    let pair = format!("fi_pingpong -p {provider} -e {kind} -I 20 -S 4096");
+    let text = run_in_a_lab(&format!("{pair} -B 18000"), &format!("{pair} -P 18000 10.77.0.2"), 18000);
+    assert_eq!(text.matches("4k      20      =20").count(), 2, "{text}");
+}
+
+fn the_hosts_of_a_lab_have_interfaces() {
+    let text = run_in_a_lab("ib_write_bw -n 200", "ib_write_bw -n 200 10.77.0.2", 18515);
+    assert!(text.contains("GID: 00:00:00:00:00:00:00:00:00:00:255:255:10:77:00:01"), "{text}");
+    let rig = Rig::new();
+    let script = "cat /sys/class/infiniband/*/ports/1/gid_attrs/ndevs/0; ip -o -4 addr show eth0; exit 7";
+    let seen =
+        rig.softhca(&["lab", "--host", "carol", "--host", "dave", "--on", "dave", "--", "sh", "-c", script]);
+    assert!(seen.code == Some(7) && seen.text.contains("eth0\n"), "{seen:?}");
+    assert!(seen.text.contains("10.77.0.2/24"), "{seen:?}");
+    let seen = rig.softhca(&["lab", "--on", "nobody", "--", "true"]);
+    assert!(seen.code == Some(125) && seen.text.contains("the lab has no host \"nobody\""), "{seen:?}");
+}
+
+/// Where the kernel forbids namespaces, the message says so.
+fn a_lab_that_is_forbidden_says_why() {
+    let softhca = rig::softhca();
+    let script = "echo 0 > /proc/sys/user/max_net_namespaces; exec \"$0\" lab -- true";
+    let output = Command::new("unshare")
+        .args(["--user", "--map-root-user", "sh", "-c", script])
+        .arg(softhca)
+        .output()
+        .expect("unshare runs");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.code() == Some(125) && text.contains("which the kernel forbids here"),
+        "{output:?}"
+    );
+}

@@ -57,6 +57,17 @@ pub fn the_device_is_visible_in_sys_and_dev(method: Method) {
     );
 }
 
+/// The C library's `glob` finds the device, with the paths that a program expects, whatever method shows it.
+pub fn glob_finds_the_device(method: Method) {
+    let script = r#"python3 -c '
+import ctypes
+found = (ctypes.c_char * 72)()
+result = ctypes.CDLL(None).glob(b"/sys/class/infiniband/*/node_type", 0, None, found)
+paths = ctypes.POINTER(ctypes.c_char_p).from_buffer(found, 8)
+print(result, ctypes.c_size_t.from_buffer(found, 0).value, paths[0].decode())'"#;
+    assert_eq!(method.run_script("alice", script), "0 1 /sys/class/infiniband/softhca0/node_type");
+}
+
 /// The attributes equal those of verbs: GUIDs and GIDs.
 pub fn the_rest_of_sys_and_dev_is_unchanged(method: Method) {
     let outside = std::fs::read_dir("/sys/class").expect("it is there").count();

@@ -9,17 +9,13 @@ use std::process::{Command, Stdio};
 pub fn trials() -> Vec<Trial> {
     let mut tests = vec![
         tools::needs("qperf", "qperf", qperf),
+        tools::needs("tgtd", "tgt", tgt),
         tools::needs("qemu-system-x86_64", "qemu_migration", qemu_migration),
         tools::needs_with("mpicc.mpich", "mpich", || mpich("rc_v,ud_v,self")),
     ];
     for transports in ["rc_v,ud_v,self", "ud_v,self"] {
         let name = format!("open_mpi_{}", &transports[..2]);
         tests.push(tools::needs_with("mpicc.openmpi", &name, || open_mpi(transports)));
-    }
-    for (name, devices) in [("mooncake", "softhca0"), ("mooncake_two_cards", "softhca0,softhca1")] {
-        // The wheel has 260 MB with what it needs.
-        let test = move || mooncake(devices);
-        tests.push(tools::needs_with("python3", name, test).with_ignored_flag(true));
     }
     for verb in ["write", "read", "send"] {
         tests.push(tools::needs_with("fio", &format!("fio_{verb}"), || fio(verb)));
@@ -28,7 +24,7 @@ pub fn trials() -> Vec<Trial> {
 }
 
 /// The output of a program over TCP.
-fn run_over_tcp(words: &[&str]) -> String {
+pub fn run_over_tcp(words: &[&str]) -> String {
     let mut command = Command::new("timeout");
     command.arg("100").args(words).stdin(Stdio::null());
     let output = command.output().expect("timeout runs");
@@ -37,14 +33,15 @@ fn run_over_tcp(words: &[&str]) -> String {
     text
 }
 
-/// The lines of a program that contain a mark.
+/// The lines of a program that contain a mark; a carriage return ends a line too.
 fn figures(text: &str, mark: &str) -> String {
-    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| line.contains(mark)).collect();
+    let lines: Vec<&str> =
+        text.split(['\n', '\r']).map(str::trim).filter(|line| line.contains(mark)).collect();
     lines.join("; ")
 }
 
 /// Requires success and a figure, and prints it beside that of TCP.
-fn report(program: &str, seen: &ProgramOutput, mark: &str, tcp: &str) {
+pub fn report(program: &str, seen: &ProgramOutput, mark: &str, tcp: &str) {
     let figure = figures(&seen.text, mark);
     assert!(seen.success && !figure.is_empty(), "{program}: {seen:?}");
     eprintln!("{program}: {figure}, over TCP: {}", figures(tcp, mark));
@@ -146,16 +143,50 @@ fn qemu_migration() {
     report("QEMU migration", &seen, "completed", &tcp);
 }
 
-/// Mooncake's transfer engine, from PyPI: `cargo test --test stacks -- --ignored mooncake`.
-fn mooncake(devices: &str) {
-    let mut rig = Rig::with_two_cards();
-    let environment = rig.file("environment");
-    let python = format!("{environment}/bin/python");
-    let install = "python3 -m venv \"$0\" && \"$0/bin/pip\" install -q mooncake-transfer-engine-non-cuda==0.3.13.post1 numpy";
-    let installed = Command::new("sh").args(["-c", install, &environment]).status().expect("a shell");
-    assert!(installed.success(), "the wheel cannot be installed");
-    let script = format!("{}/stacks/transfer_engine.py", env!("CARGO_MANIFEST_DIR"));
-    let seen = rig.run(&[&python, &script, "rdma", devices]);
-    let tcp = run_over_tcp(&[&python, &script, "tcp"]);
-    report(&format!("Mooncake on {devices}"), &seen, "checked", &tcp);
+const INITIATOR: &str = "iqn.2026-01.test:initiator";
+
+/// tgt's target over iSER and over iSCSI, and libiscsi's programs: three suites of its conformance test, and a measurement.
+fn tgt() {
+    let mut rig = Rig::new();
+    let socket = rig.file("ipc");
+    let variable = format!("TGT_IPC_SOCKET={socket}");
+    let iscsi = free_port();
+    let portal = format!("portal=127.0.0.1:{iscsi}");
+    let mut target = rig.start(&["env", &variable, "tgtd", "-f", "--iscsi", &portal]);
+    rig.await_cm_listener(&mut target).unwrap_or_else(|why| panic!("{why}"));
+    await_listener(iscsi);
+    let administer = |words: &str| {
+        let mut command = Command::new("tgtadm");
+        command.env("TGT_IPC_SOCKET", &socket).args(words.split(' ')).output().expect("tgtadm runs")
+    };
+    while !administer("--mode sys --op show").status.success() {
+        assert!(!target.has_ended(), "{:?}", target.wait());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let disks = ["iser", "iscsi"].map(|driver| rig.write(driver, &"\0".repeat(16 << 20)));
+    for (tid, driver, disk) in [(1, "iser", &disks[0]), (2, "iscsi", &disks[1])] {
+        for words in [
+            format!("--mode target --op new --tid {tid} --targetname iqn.2026-01.test:{driver}"),
+            format!("--mode logicalunit --op new --tid {tid} --lun 1 --backing-store {disk}"),
+            format!("--mode target --op bind --tid {tid} --initiator-address ALL"),
+            // Over iSER, tgt before 1.0.95 compares both the address and the name.
+            format!("--mode target --op bind --tid {tid} --initiator-name {INITIATOR}"),
+        ] {
+            let output = administer(&format!("--lld {driver} {words}"));
+            assert!(output.status.success(), "{words}: {output:?}");
+        }
+    }
+    let url = "iser://127.0.0.1:3260/iqn.2026-01.test:iser/1".to_string();
+    // libiscsi 1.19 crashes when one process connects again over iSER, as the test does for a second suite.
+    for suite in ["SCSI.Read10.Simple", "SCSI.Write10.Simple", "SCSI.Verify10.Simple"] {
+        let seen = rig.run(&["iscsi-test-cu", "-i", INITIATOR, "--dataloss", "-t", suite, &url]);
+        assert!(seen.success && seen.text.contains("...passed"), "{suite}: {seen:?}");
+    }
+    let disk = std::fs::read(&disks[0]).expect("the disk");
+    assert!(disk[..512].iter().all(|byte| *byte == 0xa6), "what the test wrote: {:x?}", &disk[..16]);
+    let measure = ["iscsi-perf", "-i", INITIATOR, "-b", "128", "-m", "16", "-t", "2"];
+    let seen = rig.run(&[&measure[..], &[&url]].concat());
+    let url = format!("iscsi://127.0.0.1:{iscsi}/iqn.2026-01.test:iscsi/1");
+    let tcp = run_over_tcp(&[&measure[..], &[&url]].concat());
+    report("tgt", &seen, "iops average", &tcp);
 }

@@ -27,7 +27,7 @@ impl Endpoint {
     fn new(context: &Context) -> Result<Endpoint, softhca::Error> {
         let pd = context.allocate_protection_domain()?;
         let cq = context.create_completion_queue(4)?;
-        let mr = pd.allocate_region(SIZE as usize, AccessFlags::LOCAL_WRITE)?;
+        let mr = pd.allocate_region(SIZE.into(), AccessFlags::LOCAL_WRITE)?;
         let qp = pd.create_queue_pair(QpType::Rc, &cq).build()?;
         qp.init(&ConnectOptions::default())?;
         let endpoint = Endpoint { cq, mr, qp };
@@ -51,7 +51,7 @@ impl Endpoint {
                 return Err(completion.to_string().into());
             }
             if completion.opcode.is_receive() {
-                let message = self.mr.read_at(0, completion.byte_len as usize);
+                let message = self.mr.read_at(0, completion.byte_len.into());
                 self.post_receive()?;
                 return Ok(message);
             }

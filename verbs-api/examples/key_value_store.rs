@@ -75,7 +75,7 @@ impl Client {
                 continue;
             }
             let found = version > 0 && self.buffer.load(16) == key;
-            let value = self.buffer.read_at(24, VALUE).try_into().expect("the size of a value");
+            let value = self.buffer.read_at(24, VALUE as u64).try_into().expect("the size of a value");
             return Ok(found.then_some(value));
         }
     }
@@ -95,15 +95,14 @@ fn main() -> Result<(), Error> {
 
     // The server registers its table and lets peers read it, nothing else.
     let domain = server.allocate_protection_domain()?;
-    let table = domain
-        .allocate_region((SLOT * SLOTS) as usize, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ)?;
+    let table = domain.allocate_region(SLOT * SLOTS, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ)?;
     let listening = domain.create_queue_pair(QpType::Rc, &server.create_completion_queue(4)?).build()?;
 
     let client_domain = client.allocate_protection_domain()?;
     let queue = client.create_completion_queue(4)?;
     let pair = client_domain.create_queue_pair(QpType::Rc, &queue).build()?;
     pair.connect_both(&listening, &ConnectOptions::default())?;
-    let buffer = client_domain.allocate_region(SLOT as usize + 16, AccessFlags::LOCAL_WRITE)?;
+    let buffer = client_domain.allocate_region(SLOT + 16, AccessFlags::LOCAL_WRITE)?;
     // The client knows the table by address and key: in real life the server sends them once.
     let mut client = Client { pair, queue, buffer, table: table.remote_address(0), retries: 0 };
 

@@ -72,7 +72,7 @@ impl Member {
             .max_send_wr(messages)
             .max_recv_wr(messages)
             .build()?;
-        let region = domain.allocate_region((size + GRH) as usize, AccessFlags::LOCAL_WRITE)?;
+        let region = domain.allocate_region((size + GRH).into(), AccessFlags::LOCAL_WRITE)?;
         id.attach_queue_pair(&pair)?;
         for message in 0..u64::from(messages) {
             let scatter = [region.sge(0, size + GRH)];

@@ -67,7 +67,7 @@ impl Side {
         let pair = domain.create_queue_pair(QpType::Rc, &queue).build()?;
         let rights = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
         let [advice, source, sink] = [2 * ADVICE, size, size]
-            .map(|bytes| domain.allocate_region(bytes as usize, rights))
+            .map(|bytes| domain.allocate_region(bytes.into(), rights))
             .into_iter()
             .collect::<Result<Vec<_>, _>>()?
             .try_into()
@@ -98,7 +98,7 @@ impl Side {
 
     /// What the peer said of its buffer.
     fn advised(&self) -> (RemoteAddress, u32) {
-        let bytes = self.advice.read_at(0, ADVICE as usize);
+        let bytes = self.advice.read_at(0, ADVICE.into());
         let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let address = u64::from_be_bytes(bytes[..8].try_into().expect("eight bytes"));
         (RemoteAddress { address, rkey: RemoteKey(word(8)) }, word(12))
@@ -184,7 +184,7 @@ pub async fn serve(device: Device, options: Options) -> Outcome {
         let length = length.min(side.size);
         side.pair.post_send(&SendRequest::rdma_read(2, &[side.sink.sge(0, length)], remote))?;
         side.completed(&[CompletionOpcode::Read]).await?;
-        let data = side.sink.read_at(0, length as usize);
+        let data = side.sink.read_at(0, length.into());
         if options.has('v') {
             println!("server ping data: {}", text(&data));
         }
@@ -241,7 +241,7 @@ pub async fn ping(device: Device, options: Options) -> Outcome {
         side.advise(&side.sink)?;
         side.completed(&[CompletionOpcode::Send, CompletionOpcode::Receive]).await?;
         side.expect_advice()?;
-        let back = side.sink.read_at(0, side.size as usize);
+        let back = side.sink.read_at(0, side.size.into());
         if options.has('V') && back != data {
             return Err("data mismatch!".into());
         }

@@ -28,7 +28,7 @@ fn play(side: Side, mut stream: TcpStream, options: &Options) -> Outcome {
     let device = Device::embedded()?;
     let context = device.open();
     let pd = context.allocate_protection_domain()?;
-    let mr = pd.allocate_region(options.size as usize, AccessFlags::LOCAL_WRITE)?;
+    let mr = pd.allocate_region(options.size.into(), AccessFlags::LOCAL_WRITE)?;
     let channel = context.create_completion_channel()?;
     let cq = context.create_completion_queue_with_channel(16, &channel)?;
     let qp = pd.create_queue_pair(QpType::Uc, &cq).build()?;

@@ -43,7 +43,7 @@ impl Node {
             [context.create_completion_queue(slots)?, context.create_completion_queue(slots)?];
         let pair = domain.create_queue_pair(QpType::Rc, &sends).recv_cq(&receives);
         let pair = pair.max_send_wr(slots).max_recv_wr(slots).build()?;
-        let region = domain.allocate_region(settings.size.max(1) as usize, AccessFlags::LOCAL_WRITE)?;
+        let region = domain.allocate_region(settings.size.max(1).into(), AccessFlags::LOCAL_WRITE)?;
         id.attach_queue_pair(&pair)?;
         for message in 0..settings.messages {
             pair.post_recv(&ReceiveRequest { wr_id: message, sg_list: &[region.sge(0, settings.size)] })?;

@@ -46,7 +46,7 @@ impl Node {
             [context.create_completion_queue(slots)?, context.create_completion_queue(slots)?];
         let pair = domain.create_queue_pair(QpType::Ud, &sends).recv_cq(&receives);
         let pair = pair.max_send_wr(slots).max_recv_wr(slots).build()?;
-        let region = domain.allocate_region((settings.size + GRH) as usize, AccessFlags::LOCAL_WRITE)?;
+        let region = domain.allocate_region((settings.size + GRH).into(), AccessFlags::LOCAL_WRITE)?;
         id.attach_queue_pair(&pair)?;
         for message in 0..settings.messages {
             let scatter = [region.sge(0, settings.size + GRH)];
@@ -90,7 +90,7 @@ impl Node {
 
     /// The GID of who sent what arrived last: the source in the routing header, IPv4 in its end.
     fn sender(&self) -> Gid {
-        let header = self.region.read_at(0, GRH as usize);
+        let header = self.region.read_at(0, GRH.into());
         match header[0] >> 4 {
             6 => Gid(header[8..24].try_into().expect("sixteen bytes")),
             _ => {

@@ -4,7 +4,7 @@ use crate::backend::Backend;
 use crate::completion_queue::{self, CompletionQueue};
 use crate::endpoint_exchange::assert_may_block;
 use crate::event_fd::EventFd;
-use crate::executor::{WaitReason, record_wait_reason};
+use crate::executor::WaitReason;
 use crate::notifier::Notifier;
 use crate::{Context, Error};
 use parking_lot::Mutex;
@@ -12,15 +12,13 @@ use softhca_engine::Instant;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::sync::{Arc, Weak};
-use std::task::Poll;
 use std::time::Duration;
 
-/// Tells which of several completion queues has news.
+/// Reports which of several completion queues has completions: `struct ibv_comp_channel`.
 ///
-/// A queue of a channel tells it once for each
-/// [`request_notification`](CompletionQueue::request_notification): ask, poll until the queue is empty, then
-/// wait here. Its descriptor is readable while an event waits, for `poll`, `epoll` or a runtime. Waiting on
-/// a queue itself asks for notifications too; the channel then gets events that its owner may ignore.
+/// A queue notifies its channel once for each [`request_notification`](CompletionQueue::request_notification): request,
+/// poll until the queue is empty, then wait here. The descriptor of the channel is readable while an event waits, for
+/// `poll`, `epoll` or a runtime. Waiting on a queue itself requests notifications, too; ignore the events of those.
 ///
 /// ```
 /// # fn main() -> Result<(), softhca::Error> {
@@ -157,15 +155,7 @@ impl CompletionChannel {
     pub async fn next(&self) -> CompletionQueue {
         poll_fn(|context| {
             self.inner.backend.assert_same_process();
-            let seen = self.inner.notifier.count();
-            if let Some(queue) = self.inner.pop_event() {
-                return Poll::Ready(queue);
-            }
-            if !self.inner.notifier.register_waker(seen, context.waker()) {
-                context.waker().wake_by_ref();
-            }
-            record_wait_reason(|| WaitReason::ChannelEvent);
-            Poll::Pending
+            self.inner.notifier.poll_take(context, || WaitReason::ChannelEvent, || self.inner.pop_event())
         })
         .await
     }

@@ -3,7 +3,7 @@
 use crate::backend::Backend;
 use crate::completion_channel::{Channel, CompletionChannel};
 use crate::endpoint_exchange::assert_may_block;
-use crate::executor::{WaitReason, record_wait_reason};
+use crate::executor::WaitReason;
 use crate::notifier::Notifier;
 use crate::{Completion, Context, CqNotify, Error, Qpn};
 use parking_lot::Mutex;
@@ -162,18 +162,18 @@ impl CompletionQueue {
     }
 
     /// Takes up to `into.capacity() - into.len()` completions, or one batch of sixteen if that is zero.
-    pub fn poll_many(&self, into: &mut Vec<Completion>) -> usize {
+    pub fn poll_many(&self, into: &mut Vec<Completion>) -> u32 {
         self.inner.backend.assert_same_process();
         let most = match into.capacity() - into.len() {
             0 => 16,
-            room => room,
+            room => room.try_into().unwrap_or(u32::MAX),
         };
         self.poll_each(most, |completion| into.push(completion))
     }
 
     /// Passes up to `most` completions to `take`, oldest first, and returns their number. If there are none, the caller's
     /// thread drives an embedded device once.
-    pub fn poll_each(&self, most: usize, mut take: impl FnMut(Completion)) -> usize {
+    pub fn poll_each(&self, most: u32, mut take: impl FnMut(Completion)) -> u32 {
         let mut taken = 0;
         for turn in 0..2 {
             if turn == 1 && !self.inner.backend.drive() {
@@ -197,10 +197,10 @@ impl CompletionQueue {
     /// it is delivered. One that is not stays in the queue, and its error is the result unless others were delivered.
     pub fn poll_each_checked<E>(
         &self,
-        most: usize,
+        most: u32,
         mut check: impl FnMut() -> Result<(), E>,
         mut take: impl FnMut(Completion),
-    ) -> Result<usize, E> {
+    ) -> Result<u32, E> {
         let mut taken = 0;
         while taken < most {
             let mut next = None;
@@ -284,20 +284,14 @@ impl CompletionQueue {
 
     fn poll_next_completion(&self, context: &mut std::task::Context<'_>) -> Poll<Completion> {
         self.inner.backend.assert_same_process();
-        let seen = self.inner.notifier.count();
-        let ring = &self.inner.completions;
-        if let Some(completion) = ring.lock().pop() {
-            return Poll::Ready(completion);
-        }
-        ring.lock().ring.request_notification(CqNotify::NextCompletion);
-        if let Some(completion) = ring.lock().pop() {
-            return Poll::Ready(completion);
-        }
-        if !self.inner.notifier.register_waker(seen, context.waker()) {
-            context.waker().wake_by_ref();
-        }
-        record_wait_reason(|| WaitReason::Completion(self.inner.id));
-        Poll::Pending
+        let take = || {
+            let mut completions = self.inner.completions.lock();
+            completions.pop().or_else(|| {
+                completions.ring.request_notification(CqNotify::NextCompletion);
+                completions.pop()
+            })
+        };
+        self.inner.notifier.poll_take(context, || WaitReason::Completion(self.inner.id), take)
     }
 
     /// Changes the maximum number of completions. Pending completions stay.

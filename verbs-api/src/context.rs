@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 use crate::endpoint_exchange::assert_may_block;
-use crate::executor::{WaitReason, record_wait_reason};
+use crate::executor::WaitReason;
 use crate::{CompletionChannel, CompletionQueue, Counters, Error, ProtectionDomain, XrcDomain};
 use softhca_engine::{AsyncEvent, Command, PortState, Resource};
 use softhca_queue::{FaultTrigger, InjectedEvent, ProgramFaults, Verb, VerbSet};
@@ -78,8 +78,8 @@ impl Context {
     }
 
     /// The GID at an index of the port's table.
-    pub fn gid(&self, index: usize) -> Option<Gid> {
-        self.backend.gids().get(index).copied()
+    pub fn gid(&self, index: u8) -> Option<Gid> {
+        self.backend.gids().get(usize::from(index)).copied()
     }
 
     /// The state of the port: down while its link carries nothing, and when the card is gone.
@@ -88,8 +88,8 @@ impl Context {
     }
 
     /// The number of entries in the port's GID table.
-    pub fn gid_table_len(&self) -> usize {
-        self.backend.gids().len()
+    pub fn gid_table_len(&self) -> u8 {
+        self.backend.gids().len() as u8
     }
 
     /// The GID index to use towards a peer or multicast group: the first entry with the same IP version.
@@ -196,15 +196,7 @@ impl AsyncEvents {
     fn poll_next_event(&self, context: &mut std::task::Context<'_>) -> Poll<AsyncEvent> {
         self.backend.assert_same_process();
         let events = self.backend.async_events();
-        let seen = events.notifier().count();
-        if let Some(event) = events.pop() {
-            return Poll::Ready(event);
-        }
-        if !events.notifier().register_waker(seen, context.waker()) {
-            context.waker().wake_by_ref();
-        }
-        record_wait_reason(|| WaitReason::AsyncEvent);
-        Poll::Pending
+        events.notifier().poll_take(context, || WaitReason::AsyncEvent, || events.pop())
     }
 }
 

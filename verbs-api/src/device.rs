@@ -123,14 +123,15 @@ impl Device {
     /// the one it has.
     ///
     /// ```
-    /// use softhca::{Device, Errno, Error, Verb, fault};
+    /// use softhca::{Device, Errno, Error, Verb, VerbsError, fault};
     ///
     /// # fn main() -> Result<(), Error> {
     /// let device = Device::embedded()?;
     /// device.inject(1, fault::calls(Verb::AllocPd).nth(2).fail(Errno::ENOMEM));
     /// let context = device.open();
     /// context.allocate_protection_domain()?;
-    /// assert!(matches!(context.allocate_protection_domain(), Err(Error::Injected { errno: Errno::ENOMEM, .. })));
+    /// let error = context.allocate_protection_domain().err().unwrap();
+    /// assert!(matches!(error, Error::Verbs(VerbsError::Injected { errno: Errno::ENOMEM, .. })));
     /// context.allocate_protection_domain()?;
     /// # Ok(())
     /// # }

@@ -20,8 +20,8 @@ use softhca_fabric::{
 };
 use softhca_queue::{SharedWords, SleepFlag};
 use softhca_udp::{
-    DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, OpenRings, OpenSendSocket, ProcessIdentity,
-    ReceiveMemory, SharedDriver, SocketOptions, bind_host,
+    DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, ProcessIdentity, ReceiveMemory,
+    SharedDriver, SocketOptions, bind_host,
 };
 use softhca_wire::Mtu;
 use std::io;
@@ -68,7 +68,7 @@ pub struct EmbeddedOptions {
     pub icrc: IcrcCheck,
     /// How many bytes of receive buffer to ask for. Linux doubles it, and gives less where it is above the
     /// system's limit (`net.core.rmem_max`) and the process has no CAP_NET_ADMIN.
-    pub receive_buffer: usize,
+    pub receive_buffer: u32,
     /// Whether the card has link control. Without it, the card is a foreign peer for others, and every peer is foreign
     /// for it: packets may be lost.
     pub link_control: bool,
@@ -97,7 +97,7 @@ impl Default for EmbeddedOptions {
                 ..Settings::default()
             },
             icrc: IcrcCheck::default(),
-            receive_buffer: SocketOptions::default().receive_buffer,
+            receive_buffer: SocketOptions::default().receive_buffer as u32,
             link_control: true,
             switch: None,
             log: None,
@@ -115,7 +115,8 @@ impl Device {
 
     /// Creates a device in this process with options.
     pub fn embedded_with(options: EmbeddedOptions) -> Result<Device> {
-        let buffers = SocketOptions { receive_buffer: options.receive_buffer, ..SocketOptions::default() };
+        let receive_buffer = options.receive_buffer as usize;
+        let buffers = SocketOptions { receive_buffer, ..SocketOptions::default() };
         let sockets = match options.address {
             Some(address) => HostSockets::bind_dual_stack(address, options.ipv6, buffers)?,
             None => match options.ipv6 {
@@ -145,10 +146,10 @@ impl Device {
 /// How long a caller that waits for an event of a connection drives before it sleeps.
 const CM_SPIN_TIME: Duration = Duration::from_micros(50);
 
-/// Reads the card's events for the board, and passes everything on.
-struct EventForwarder {
-    event_bus: Arc<EventBus>,
-    forward_to: Box<dyn EventSink + Send>,
+/// Passes events to the event bus and to another sink.
+pub(crate) struct EventForwarder {
+    pub event_bus: Arc<EventBus>,
+    pub forward_to: Box<dyn EventSink + Send>,
 }
 
 impl EventSink for EventForwarder {
@@ -175,16 +176,10 @@ pub(crate) struct EmbeddedRuntime {
 /// Starts a card on sockets that a daemon gave this process.
 #[cfg(target_os = "linux")]
 pub(crate) fn start_direct(
-    sockets: HostSockets,
-    options: DriverOptions,
+    driver: Driver<MemoryTable>,
     event_bus: Arc<EventBus>,
-    (open_send_socket, open_rings): (OpenSendSocket, OpenRings),
     host: DirectHost,
 ) -> Result<EmbeddedBackend> {
-    let sink = EventForwarder { event_bus: event_bus.clone(), forward_to: Box::new(()) };
-    let mut driver = Driver::new(sockets, options, MemoryTable::default(), Box::new(sink));
-    driver.set_send_socket_source(open_send_socket);
-    driver.set_ring_source(open_rings);
     let driver = share(driver)?;
     host.attach(&driver);
     let process = ProcessIdentity::current();
@@ -246,6 +241,26 @@ pub(crate) fn check_process(mark: &ProcessIdentity) -> Result<()> {
 }
 
 impl EmbeddedRuntime {
+    /// Executes a control verb in a process of a daemon's host.
+    #[cfg(target_os = "linux")]
+    fn execute_direct(
+        &self,
+        host: &DirectHost,
+        client: ClientId,
+        command: Command,
+        attachments: &mut Attachments,
+    ) -> Result<Reply> {
+        host.check_limit(&command)?;
+        let (creates, destroys) = (command.creates(), command.destroys());
+        let ready = command.qp_ready_to_receive().or(command.qp_ready_to_send());
+        let reply = self.driver.control(|driver| driver.execute(client, command, attachments))?;
+        host.count(creates, destroys);
+        host.on_command(ready, |qpn| {
+            self.driver.control(|driver| driver.hca().query_queue_pair(client, qpn))
+        })?;
+        Ok(reply)
+    }
+
     #[cfg(target_os = "linux")]
     fn host(&self) -> Option<&DirectHost> {
         self.direct.as_ref()
@@ -307,12 +322,16 @@ impl CardRuntime for EmbeddedRuntime {
                 Command::TransitionQueuePair(transition) => {
                     return host.transition_queue_pair(transition, |modify| {
                         let command = Command::ModifyQueuePair { qpn: transition.qpn, modify };
-                        self.driver.control(|driver| driver.execute(client, command, attachments))
+                        self.execute_direct(host, client, command, attachments)
                     });
+                }
+                // The daemon notifies all processes of the host.
+                Command::RaiseEvent { object: None, .. } | Command::NoteTrigger(_) => {
+                    return host.request(command);
                 }
                 // Only what frees resources still works.
                 _ if !host.is_alive() && command.destroys().is_none() => return Err(host.gone()),
-                _ => {}
+                _ => return self.execute_direct(host, client, command, attachments),
             }
         }
         Ok(self.driver.control(|driver| driver.execute(client, command, attachments))?)

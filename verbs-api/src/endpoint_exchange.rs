@@ -1,25 +1,24 @@
 //! Where parties of one process or one world meet before they are connected.
 
-use crate::executor::{Executor, WaitReason, record_wait_reason};
+use crate::executor::{Executor, WaitReason};
 use crate::notifier::Notifier;
 use parking_lot::Mutex;
 use std::any::{Any, type_name};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 
 type Value = Arc<dyn Any + Send + Sync>;
 
-/// A board of names and values, to exchange endpoints and keys without sockets.
+/// Values under names, to exchange endpoints and keys without sockets.
 ///
-/// Every clone is the same board. The hosts of a `World` share one, the embedded cards of a process another:
+/// Every clone has the same values. The hosts of a `World` share one exchange, the embedded devices of a process another:
 /// [`Device::endpoint_exchange`](crate::Device::endpoint_exchange).
 ///
 /// ```
-/// let board = softhca::EndpointExchange::new();
-/// board.publish("port", 7);
-/// assert_eq!(board.lookup_blocking::<i32>("port"), 7);
+/// let exchange = softhca::EndpointExchange::new();
+/// exchange.publish("port", 7);
+/// assert_eq!(exchange.lookup_blocking::<i32>("port"), 7);
 /// ```
 #[derive(Clone, Default)]
 pub struct EndpointExchange {
@@ -35,12 +34,12 @@ struct Inner {
 }
 
 impl EndpointExchange {
-    /// An empty board.
+    /// Creates an exchange without values.
     pub fn new() -> EndpointExchange {
         EndpointExchange::default()
     }
 
-    /// The board of all embedded cards of this process.
+    /// The exchange of all embedded devices of this process.
     #[cfg(feature = "sockets")]
     pub(crate) fn process_wide() -> EndpointExchange {
         static EXCHANGE: std::sync::LazyLock<EndpointExchange> =
@@ -48,13 +47,13 @@ impl EndpointExchange {
         EXCHANGE.clone()
     }
 
-    /// Puts a value up under a name, in place of the one before.
+    /// Sets the value of a name and wakes those that wait for it.
     pub fn publish<T: Clone + Send + Sync + 'static>(&self, name: &str, value: T) {
         self.inner.values.lock().insert(name.into(), Arc::new(value));
         self.inner.notifier.notify();
     }
 
-    /// The value under a name, if it is up.
+    /// The value of a name, if it has one.
     ///
     /// # Panics
     /// If it is of another type.
@@ -66,33 +65,21 @@ impl EndpointExchange {
         Some((*value).clone())
     }
 
-    /// The value under a name, as soon as it is up.
+    /// Waits for the value of a name.
     ///
     /// # Panics
     /// If it is of another type.
     pub async fn lookup<T: Clone + Send + Sync + 'static>(&self, name: &str) -> T {
-        poll_fn(|context| {
-            let seen = self.inner.notifier.count();
-            match self.try_lookup(name) {
-                Some(value) => Poll::Ready(value),
-                None => {
-                    if !self.inner.notifier.register_waker(seen, context.waker()) {
-                        context.waker().wake_by_ref();
-                    }
-                    record_wait_reason(|| WaitReason::PublishedValue(name.into()));
-                    Poll::Pending
-                }
-            }
-        })
-        .await
+        let reason = || WaitReason::PublishedValue(name.into());
+        poll_fn(|context| self.inner.notifier.poll_take(context, reason, || self.try_lookup(name))).await
     }
 
-    /// The value under a name; sleeps until it is up.
+    /// Waits for the value of a name in code that is not async: the thread sleeps.
     ///
     /// # Panics
     /// If it is of another type, and in the code of a `World`: `lookup` is for that.
     pub fn lookup_blocking<T: Clone + Send + Sync + 'static>(&self, name: &str) -> T {
-        assert_may_block("Rendezvous::wait", "lookup(name).await");
+        assert_may_block("EndpointExchange::lookup_blocking", "lookup(name).await");
         loop {
             let seen = self.inner.notifier.count();
             if let Some(value) = self.try_lookup(name) {
@@ -102,8 +89,8 @@ impl EndpointExchange {
         }
     }
 
-    /// Swaps values with the one other party that uses the same name. The third and fourth party meet each
-    /// other, and so on.
+    /// Swaps values with the one other party that uses the same name. The third and fourth party swap with each other, and
+    /// so on.
     ///
     /// # Panics
     /// If the other's value is of another type.

@@ -1,12 +1,8 @@
 //! Why a call failed.
 
-use softhca_queue::cm::{CmState, EventType, RejectReason};
-use softhca_queue::{
-    CmId, CorruptRing, Errno, InvalidWorkRequest, QpAttributeMask, QpState, QueueFull, Resource, Verb,
-    VerbsError,
-};
+use softhca_queue::cm::{EventType, RejectReason};
+use softhca_queue::{Errno, InvalidWorkRequest, QpState, QueueFull, VerbsError};
 use softhca_wire::Qpn;
-use std::net::IpAddr;
 use thiserror::Error as ThisError;
 
 /// Why a call failed. Every back end returns the same variant for the same mistake.
@@ -52,145 +48,9 @@ pub enum Error {
         /// The call.
         call: &'static str,
     },
-    /// The state machine has no such transition.
-    #[error(
-        "queue pair {qpn}: no transition from {from} to {to}. The order is RESET, INIT, RTR, RTS; any state may go to \
-         ERR or RESET"
-    )]
-    InvalidTransition {
-        /// The queue pair.
-        qpn: Qpn,
-        /// Its state.
-        from: QpState,
-        /// The requested state.
-        to: QpState,
-    },
-    /// A transition lacks required attributes or has attributes that it does not allow.
-    #[error("queue pair {qpn}, {from} to {to}: missing {missing}, not allowed {forbidden}")]
-    InvalidAttributes {
-        /// The queue pair.
-        qpn: Qpn,
-        /// Its state.
-        from: QpState,
-        /// The requested state.
-        to: QpState,
-        /// Required attributes that are absent.
-        missing: QpAttributeMask,
-        /// Attributes that the transition does not allow.
-        forbidden: QpAttributeMask,
-    },
-    /// A number above a limit of the queue, the device or the client.
-    #[error("{what} is {value}, the limit is {limit}")]
-    LimitExceeded {
-        /// The quantity.
-        what: &'static str,
-        /// The value given.
-        value: u64,
-        /// The limit.
-        limit: u64,
-    },
-    /// The device or this client has as many resources of a kind as it may have.
-    #[error("no more than {limit} {}s", .resource.name())]
-    Exhausted {
-        /// The kind.
-        resource: Resource,
-        /// The limit.
-        limit: usize,
-    },
-    /// An invalid value.
-    #[error("{what}: {why}")]
-    Invalid {
-        /// The operand.
-        what: &'static str,
-        /// The reason.
-        why: &'static str,
-    },
-    /// The resource does not exist, or another client owns it: a wrong key or number.
-    #[error("{} {number:#x} does not exist", .resource.name())]
-    NotFound {
-        /// Its kind.
-        resource: Resource,
-        /// The key or number given.
-        number: u32,
-    },
-    /// Another resource still uses it.
-    #[error("{} {number:#x} is still used by a {}", .resource.name(), .user.name())]
-    Busy {
-        /// Its kind.
-        resource: Resource,
-        /// Its number.
-        number: u32,
-        /// The kind of its user.
-        user: Resource,
-    },
-    /// A fault rule failed the call.
-    #[error("{verb} fails with {errno}: injected by fault rule {rule}")]
-    Injected {
-        /// The call.
-        verb: Verb,
-        /// The error.
-        errno: Errno,
-        /// The number of the rule.
-        rule: u32,
-    },
-    /// A fault rule ends the process in this call.
-    #[error("the process ends in {verb}: injected by fault rule {rule}")]
-    InjectedKill {
-        /// The call.
-        verb: Verb,
-        /// The number of the rule.
-        rule: u32,
-    },
-    /// The device raised DEVICE_FATAL.
-    #[error("the device failed (DEVICE_FATAL): close it and open it again")]
-    DeviceFailed,
-    /// The device does not support this.
-    #[error("{what} is not supported")]
-    Unsupported {
-        /// The feature.
-        what: &'static str,
-    },
-    /// The rings of this client are corrupt.
-    #[error("the client's ring is corrupt: {0}")]
-    CorruptRing(CorruptRing),
-    /// Another identifier of connection management has the port.
-    #[error("port {port} of the {space} port space is in use on this host")]
-    PortInUse {
-        /// The name of the port space.
-        space: &'static str,
-        /// The port.
-        port: u16,
-    },
-    /// The host does not have this address.
-    #[error("{address} is not an address of this host")]
-    AddressNotAvailable {
-        /// The address.
-        address: IpAddr,
-    },
-    /// The host has no address of that IP version.
-    #[error("{address} is unreachable: the host has no address of that IP version")]
-    NetworkUnreachable {
-        /// The destination.
-        address: IpAddr,
-    },
-    /// The network rejects the multicast join.
-    #[error("the host cannot join multicast group {group}: errno {errno}")]
-    MulticastJoinFailed {
-        /// The group.
-        group: IpAddr,
-        /// The errno of the system call.
-        errno: i32,
-    },
-    /// The state of a connection does not allow the call.
-    #[error("connection identifier {:#x} is {state}: {call} is not possible now", .id.0)]
-    InvalidCmState {
-        /// The identifier.
-        id: CmId,
-        /// Its state.
-        state: CmState,
-        /// The call.
-        call: &'static str,
-    },
+    /// The card rejected the call: a wrong key or state, a limit, a resource that is still used, an injected fault.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
     /// The sockets of an embedded device cannot be bound.
     #[cfg(feature = "sockets")]
     #[error(transparent)]
@@ -289,95 +149,45 @@ impl Error {
 
     /// The error of a post to a queue.
     pub(crate) fn from_post(queue: &'static str, error: InvalidWorkRequest) -> Error {
+        let too_many = |what, value: usize, limit: usize| VerbsError::LimitExceeded {
+            what,
+            value: value as u64,
+            limit: limit as u64,
+        };
         match error {
-            InvalidWorkRequest::Full(QueueFull { slots }) => Error::QueueFull { queue, max_wr: slots },
-            InvalidWorkRequest::TooManySges { sges, limit } => {
-                Error::LimitExceeded { what: "the number of SGEs", value: sges as u64, limit: limit as u64 }
+            InvalidWorkRequest::Full(QueueFull { slots }) => {
+                return Error::QueueFull { queue, max_wr: slots };
             }
-            InvalidWorkRequest::InlineTooLong { bytes, limit } => Error::LimitExceeded {
-                what: "the number of bytes of inline data",
-                value: bytes as u64,
-                limit: limit as u64,
-            },
+            InvalidWorkRequest::TooManySges { sges, limit } => too_many("the number of SGEs", sges, limit),
+            InvalidWorkRequest::InlineTooLong { bytes, limit } => {
+                too_many("the number of bytes of inline data", bytes, limit)
+            }
             InvalidWorkRequest::UnknownOpcode(_) => {
-                Error::Invalid { what: "opcode", why: "it is not a send opcode" }
+                VerbsError::Invalid { what: "opcode", why: "it is not a send opcode" }
             }
         }
+        .into()
     }
 
     /// The errno that C callers get.
     pub fn errno(&self) -> i32 {
-        const ENOENT: i32 = 2;
-        const EIO: i32 = 5;
-        const ENOMEM: i32 = 12;
-        const EBUSY: i32 = 16;
-        const ENODEV: i32 = 19;
-        const EINVAL: i32 = 22;
-        const EOPNOTSUPP: i32 = 95;
-        const EADDRINUSE: i32 = 98;
-        const EADDRNOTAVAIL: i32 = 99;
-        const ENETUNREACH: i32 = 101;
-        const ECONNREFUSED: i32 = 111;
         match self {
-            Error::Injected { errno, .. } => errno.0,
-            Error::DeviceFailed | Error::InjectedKill { .. } => EIO,
-            Error::QueueFull { .. } | Error::Exhausted { .. } => ENOMEM,
+            Error::Verbs(error) => error.errno(),
+            Error::QueueFull { .. } => Errno::ENOMEM.0,
             Error::InvalidState { .. }
-            | Error::InvalidTransition { .. }
-            | Error::InvalidAttributes { .. }
-            | Error::LimitExceeded { .. }
-            | Error::Invalid { .. }
-            | Error::CorruptRing(_)
-            | Error::InvalidCmState { .. }
             | Error::Forked { .. }
             | Error::NoQueue(_)
             | Error::InvalidEndpoint(_)
-            | Error::OutOfRange { .. } => EINVAL,
-            Error::NotFound { .. } | Error::UnknownHost { .. } => ENOENT,
-            Error::Busy { .. } => EBUSY,
-            Error::Unsupported { .. } => EOPNOTSUPP,
-            Error::PortInUse { .. } => EADDRINUSE,
-            Error::AddressNotAvailable { .. } => EADDRNOTAVAIL,
-            Error::NetworkUnreachable { .. } => ENETUNREACH,
-            Error::MulticastJoinFailed { errno, .. } | Error::DaemonRejected { errno, .. } => *errno,
+            | Error::OutOfRange { .. } => Errno::EINVAL.0,
+            Error::UnknownHost { .. } => Errno::ENOENT.0,
+            Error::DaemonRejected { errno, .. } => *errno,
             #[cfg(feature = "sockets")]
-            Error::Bind(_) => EADDRINUSE,
-            Error::System { source, .. } => source.raw_os_error().unwrap_or(EINVAL),
-            Error::NoSuchDevice { .. } | Error::NoDaemon { .. } => ENODEV,
-            Error::DaemonRefused { .. } => ECONNREFUSED,
-            Error::DeviceGone { .. } => EIO,
-            Error::Connection { kind: EventType::Rejected, .. } => ECONNREFUSED,
-            Error::Connection { status, .. } if *status < 0 => -status,
-            Error::Connection { .. } => ECONNREFUSED,
-        }
-    }
-}
-
-impl From<VerbsError> for Error {
-    fn from(error: VerbsError) -> Error {
-        match error {
-            VerbsError::NotFound { resource, number } => Error::NotFound { resource, number },
-            VerbsError::Busy { resource, number, user } => Error::Busy { resource, number, user },
-            VerbsError::Exhausted { resource, limit } => Error::Exhausted { resource, limit },
-            VerbsError::TooLarge { what, value, limit } => Error::LimitExceeded { what, value, limit },
-            VerbsError::Invalid { what, why } => Error::Invalid { what, why },
-            VerbsError::InvalidTransition { queue_pair: qpn, from, to } => {
-                Error::InvalidTransition { qpn, from, to }
-            }
-            VerbsError::InvalidAttributes { queue_pair: qpn, from, to, missing, forbidden } => {
-                Error::InvalidAttributes { qpn, from, to, missing, forbidden }
-            }
-            VerbsError::CorruptRing(why) => Error::CorruptRing(why),
-            VerbsError::AddressInUse { space, port } => Error::PortInUse { space, port },
-            VerbsError::AddressNotAvailable { address } => Error::AddressNotAvailable { address },
-            VerbsError::NetworkUnreachable { address } => Error::NetworkUnreachable { address },
-            VerbsError::MulticastJoinFailed { group, errno } => Error::MulticastJoinFailed { group, errno },
-            VerbsError::InvalidCmState { id, state, call } => Error::InvalidCmState { id, state, call },
-            VerbsError::Unsupported { what } => Error::Unsupported { what },
-            VerbsError::Injected { verb, errno, rule } => Error::Injected { verb, errno, rule },
-            VerbsError::InjectedKill { verb, rule } => Error::InjectedKill { verb, rule },
-            VerbsError::DeviceFailed => Error::DeviceFailed,
-            _ => Error::Invalid { what: "command", why: "the device rejected it" },
+            Error::Bind(_) => Errno::EADDRINUSE.0,
+            Error::System { source, .. } => source.raw_os_error().unwrap_or(Errno::EINVAL.0),
+            Error::NoSuchDevice { .. } | Error::NoDaemon { .. } => Errno::ENODEV.0,
+            Error::DeviceGone { .. } => Errno::EIO.0,
+            Error::Connection { kind, status } if *kind != EventType::Rejected && *status < 0 => -status,
+            Error::DaemonRefused { .. } | Error::Connection { .. } => Errno::ECONNREFUSED.0,
         }
     }
 }

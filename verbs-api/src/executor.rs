@@ -25,7 +25,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Rc<Executor>>> = const { RefCell::new(None) };
 }
 
-/// What a task waits for, for the message when it waits in vain.
+/// What a task waits for. The message of a [deadlock](crate::sim::FailureCause::Deadlock) lists it for each host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitReason {
     /// A completion on this queue.
@@ -36,13 +36,13 @@ pub enum WaitReason {
     CmEvent,
     /// An asynchronous event of the device.
     AsyncEvent,
-    /// A value that nobody has published under this name.
+    /// A value under this name in the [`EndpointExchange`](crate::EndpointExchange).
     PublishedValue(String),
     /// The end of a sleep.
     Sleep(Instant),
     /// The end of another task.
     Task,
-    /// Anything to happen.
+    /// Any event, after [`yield_now`].
     AnyEvent,
 }
 
@@ -313,7 +313,7 @@ pub(crate) fn record_wait_reason(wait: impl FnOnce() -> WaitReason) {
     }
 }
 
-/// Runs a future to its end on this thread, in real time. [`spawn`] adds tasks beside it, which end with it.
+/// Runs a future to its end on this thread, in real time. Tasks that it [`spawn`]s end with it.
 ///
 /// ```
 /// use std::time::Duration;
@@ -326,7 +326,7 @@ pub(crate) fn record_wait_reason(wait: impl FnOnce() -> WaitReason) {
 /// ```
 ///
 /// # Panics
-/// Inside of itself or of a `World`: await the future instead. And when a task panics.
+/// Inside of `block_on` or of a `World`: await the future instead. If a task panics.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     assert!(Executor::current().is_none(), "block_on inside of async code: await the future instead");
     let executor = Executor::new(Clock::Real, RandomState::new().hash_one(0));
@@ -374,7 +374,7 @@ impl<T> Drop for TaskEnd<T> {
     }
 }
 
-/// A task that was spawned: a future of what it returns. The task goes on when this is dropped.
+/// A spawned task: a future of its result. The task continues when this is dropped.
 ///
 /// # Panics
 /// When polled after the task panicked or its runtime was shut down.
@@ -401,7 +401,7 @@ impl<T> Future for JoinHandle<T> {
     }
 }
 
-/// Runs a future beside the one that calls: on the same host of a `World`, or within the same [`block_on`].
+/// Runs a future concurrently with the caller: on the same host of a `World`, or within the same [`block_on`].
 ///
 /// # Panics
 /// Outside of both. Under tokio use `spawn_send` (feature `tokio`) or tokio's own.
@@ -413,8 +413,8 @@ pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandl
     handle
 }
 
-/// Runs a future beside the one that calls, wherever that runs: on the same host of a `World`, within the same
-/// [`block_on`], or as a task of the current tokio runtime. Code that uses it runs on all of them.
+/// Runs a future concurrently with the caller: on the same host of a `World`, within the same [`block_on`], or as a task of
+/// the current tokio runtime. Code that uses it runs on all three.
 ///
 /// # Panics
 /// Outside of all three.
@@ -441,7 +441,7 @@ fn joinable<T>(future: impl Future<Output = T>) -> (JoinHandle<T>, impl Future<O
     (JoinHandle { state }, task)
 }
 
-/// Lets everybody else go on. In a `World` that means until anything happens: polling without time is vain.
+/// Lets other tasks run. In a `World` it returns after the next event, so that a loop that polls makes progress.
 pub async fn yield_now() {
     let mut yielded = false;
     poll_fn(|context| {

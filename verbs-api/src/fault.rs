@@ -42,12 +42,24 @@ pub struct Calls {
     fault: ProgramFault,
 }
 
-/// The calls of a verb.
+/// The calls of a verb, for [`World::inject`](crate::sim::World::inject) and [`Device::inject`](crate::Device::inject).
+///
+/// ```
+/// use softhca::{Errno, Verb, fault};
+///
+/// let third_registration_fails = fault::calls(Verb::RegMr).nth(3).fail(Errno::ENOMEM);
+/// ```
 pub fn calls(verb: Verb) -> Calls {
     Calls::at(FaultPoint::Call(verb))
 }
 
 /// The completions of the program.
+///
+/// ```
+/// use softhca::{CompletionStatus, fault};
+///
+/// let second_completion_fails = fault::completions().nth(2).set_status(CompletionStatus::RetryExceededError);
+/// ```
 pub fn completions() -> Calls {
     Calls::at(FaultPoint::Completion)
 }
@@ -76,7 +88,7 @@ impl Calls {
         self.times(1)
     }
 
-    /// At most so many times.
+    /// At most this many times.
     pub fn times(mut self, times: u64) -> Calls {
         self.fault.repeat.times = Some(times);
         self
@@ -100,39 +112,40 @@ impl Calls {
         self
     }
 
-    /// Only after this.
+    /// Only after this trigger: a time or another call.
     pub fn after(mut self, trigger: FaultTrigger) -> Calls {
         self.fault.after = Some(trigger);
         self
     }
 
-    /// Only until this.
+    /// Only until this trigger: a time or another call.
     pub fn until(mut self, trigger: FaultTrigger) -> Calls {
         self.fault.until = Some(trigger);
         self
     }
 
-    /// Any action.
+    /// With any action; the other methods are short for the usual ones.
     pub fn act(self, action: ProgramAction) -> ProgramFault {
         ProgramFault { action, ..self.fault }
     }
 
-    /// The call fails without effect.
+    /// The call fails with this errno and has no other effect. In Rust the error is
+    /// [`VerbsError::Injected`](crate::VerbsError::Injected).
     pub fn fail(self, errno: Errno) -> ProgramFault {
         self.act(ProgramAction::Fail(errno))
     }
 
-    /// The completion has this status. A failure takes its queue pair to ERR.
+    /// The completion has this status. With a failure, its queue pair enters ERR.
     pub fn set_status(self, status: CompletionStatus) -> ProgramFault {
         self.act(ProgramAction::SetStatus(status, None))
     }
 
-    /// The completion, and all later ones of its queue, come so much later.
+    /// Delays the completion and all later ones of its completion queue.
     pub fn hold(self, time: Duration) -> ProgramFault {
         self.act(ProgramAction::Hold(time.as_nanos() as u64))
     }
 
-    /// The notification of the completion never comes.
+    /// The completion comes without a notification: a program that waits for one sleeps on.
     pub fn drop_notification(self) -> ProgramFault {
         self.act(ProgramAction::DropNotification)
     }
@@ -166,7 +179,7 @@ pub fn data() -> Packets {
     Packets::in_classes(PacketClasses::Data)
 }
 
-/// ACKs.
+/// ACKs without NAKs.
 pub fn acks() -> Packets {
     Packets::in_classes(PacketClasses::Only(PacketClass::Ack))
 }
@@ -230,7 +243,7 @@ impl Packets {
         self.times(1)
     }
 
-    /// At most so many times.
+    /// At most this many times.
     pub fn times(mut self, times: u64) -> Packets {
         self.repeat.times = Some(times);
         self
@@ -254,7 +267,7 @@ impl Packets {
         self
     }
 
-    /// Any action.
+    /// With any action; the other methods are short for the usual ones.
     pub fn act(self, action: Action) -> Rule {
         Rule { id: RuleId(0), selector: self.selector, repeat: self.repeat, action }
     }
@@ -288,7 +301,7 @@ impl Packets {
         self.act(Action::Corrupt { bit: BitPosition::Random, icrc: IcrcPolicy::Stale })
     }
 
-    /// Sets the congestion mark.
+    /// Marks the packet as a congested switch does (ECN CE).
     pub fn mark(self) -> Rule {
         self.act(Action::MarkCe)
     }
@@ -299,7 +312,7 @@ impl Packets {
         self.act(Action::LinkDown { directions: DownDirections::BothWays, for_ns })
     }
 
-    /// Only counts.
+    /// Lets the packet pass and counts it: see [`Report::rule_counters`](crate::sim::Report::rule_counters).
     pub fn count(self) -> Rule {
         self.act(Action::Count)
     }

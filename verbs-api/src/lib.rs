@@ -9,6 +9,12 @@
 //! The same types work on an embedded card ([`Device::embedded`]: in this process, on real sockets) and on
 //! the simulated cards of a [`World`](sim::World), where the async code of several hosts runs under virtual time.
 //!
+//! # Integers
+//! Counts, limits and handles are `u32`, and so is the length of an SGE. Addresses, offsets and lengths of registered memory
+//! are `u64`. Port numbers, GID indices and the exponents and counters of a connection are `u8`, as in verbs. Only lengths of
+//! memory of the caller, such as slices, are `usize`.
+//!
+//! # Features
 //! The feature `sockets`, on by default, adds the embedded card and the card of a daemon. Without it, the crate has
 //! simulated cards only and builds for wasm32.
 //!
@@ -109,13 +115,13 @@ pub use softhca_queue::control::{DEFAULT_NAME, HOST_VARIABLE, NAME_VARIABLE};
 pub use softhca_queue::{
     AccessFlags, CmId, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CorruptRing, CqId,
     CqNotify, Errno, MemoryWindowBind, Operation, RemoteAddress, SendFlags, SendImmOrInvalidate, Sge,
-    SrqAttributes, SrqId, UdDestination, Verb,
+    SrqAttributes, SrqId, UdDestination, Verb, VerbsError,
 };
 #[cfg(feature = "sockets")]
 pub use softhca_udp::{BindError, Entropy, IcrcCheck, Loopback, PortOwner, ReceiveMemory};
 pub use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
 
-/// Hosts under virtual time, the links between them, and the result of a run.
+/// Hosts under virtual time, the links between them, and the result of a run. [`World`](sim::World) has an example.
 pub mod sim {
     pub use crate::executor::WaitReason;
     pub use crate::report::{Failure, FailureCause, LogEntry, LogEntryKind, Report};
@@ -127,6 +133,32 @@ pub mod sim {
 }
 
 /// Events of devices and of the network, and how to subscribe to them.
+///
+/// ```
+/// use softhca::sim::World;
+/// use softhca::trace::{Event, EventSink, NetworkEvent, SharedSink};
+/// use softhca::{Instant, QpState, QpType};
+///
+/// #[derive(Default)]
+/// struct States(Vec<QpState>);
+///
+/// impl EventSink for States {
+///     fn on_event(&mut self, _: Instant, event: &NetworkEvent<'_>) {
+///         if let NetworkEvent::Hca { event: Event::QpStateChanged { to, .. }, .. } = event {
+///             self.0.push(*to);
+///         }
+///     }
+/// }
+///
+/// let (mut world, states) = (World::new(1), SharedSink::<States>::default());
+/// world.event_sink(states.clone());
+/// let context = world.device("alice").open();
+/// let cq = context.create_completion_queue(1)?;
+/// let qp = context.allocate_protection_domain()?.create_queue_pair(QpType::Rc, &cq).build()?;
+/// qp.init(&Default::default())?;
+/// assert_eq!(states.lock().0, [QpState::Init]);
+/// # Ok::<(), softhca::Error>(())
+/// ```
 pub mod trace {
     pub use crate::shared_sink::SharedSink;
     pub use softhca_engine::{DropReason, Event, Reason, RequestError};

@@ -109,7 +109,7 @@ pub(crate) struct LocalBackend<R: CardRuntime> {
 impl<R: CardRuntime> LocalBackend<R> {
     /// A client of the HCA in `runtime`, whose events go to `event_bus`.
     pub fn new(runtime: R, event_bus: Arc<EventBus>) -> Result<LocalBackend<R>> {
-        let (doorbell, consumer) = doorbell_ring(DeviceLimits::HCA.max_qp as u32);
+        let (doorbell, consumer) = doorbell_ring(DeviceLimits::HCA.max_qp);
         let client = runtime.control(|hca, _| hca.open_client(consumer))?;
         Ok(LocalBackend { runtime, event_bus, client, doorbell })
     }

@@ -7,7 +7,7 @@ use crate::{
 };
 use parking_lot::Mutex;
 use softhca_engine::{Command, Reply};
-use softhca_queue::reply;
+use softhca_queue::{MemoryFault, VerbsError, reply};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -87,31 +87,44 @@ impl MemoryRegion {
         RemoteAddress { address: present.iova + offset, rkey: present.rkey }
     }
 
-    fn block(&self) -> Arc<MemoryBlock> {
-        self.inner.registration.lock().block.clone()
+    /// Accesses the memory. A caller may unmap its own memory once the region is deregistered or has other memory: such
+    /// memory is accessed under the lock, and not after deregistration.
+    fn access<R>(&self, access: impl FnOnce(&MemoryBlock) -> Result<R, MemoryFault>) -> R {
+        let present = self.inner.registration.lock();
+        let result = if present.block.is_borrowed() {
+            assert!(present.is_registered, "the region is deregistered: its memory may be gone");
+            access(&present.block)
+        } else {
+            let block = present.block.clone();
+            drop(present);
+            access(&block)
+        };
+        result.expect("mapped bytes inside of the region, aligned for `load`")
     }
 
     /// Copies bytes in. A peer or thread that sees the last byte sees all others, and everything that this thread wrote
     /// before.
     ///
     /// # Panics
-    /// If they do not fit, as with a slice, or if the region is memory of the caller that was registered without
-    /// LOCAL_WRITE and so may be read-only.
+    /// If they do not fit, as with a slice. If the region is memory of the caller: after deregistration, and without
+    /// LOCAL_WRITE, because it may be read-only.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) {
-        let block = self.block();
-        assert!(
-            block.is_writable(),
-            "the region is read-only: its memory was registered without LOCAL_WRITE"
-        );
-        block.write(offset, bytes).expect("bytes inside of the region");
+        self.access(|block| {
+            assert!(
+                block.is_writable(),
+                "the region is read-only: its memory was registered without LOCAL_WRITE"
+            );
+            block.write(offset, bytes)
+        });
     }
 
     /// Copies bytes out.
     ///
     /// # Panics
-    /// If the range is outside of the region, as with a slice.
-    pub fn read_at(&self, offset: u64, length: usize) -> Vec<u8> {
-        let mut bytes = vec![0; length];
+    /// If the range is outside of the region, as with a slice, or if the region is memory of the caller and deregistered.
+    pub fn read_at(&self, offset: u64, length: u64) -> Vec<u8> {
+        assert!(length <= self.len(), "bytes inside of the region");
+        let mut bytes = vec![0; length as usize];
         self.read_into(offset, &mut bytes);
         bytes
     }
@@ -119,17 +132,17 @@ impl MemoryRegion {
     /// Copies bytes out to a slice of the caller.
     ///
     /// # Panics
-    /// If the range is outside of the region, as with a slice.
+    /// As [`MemoryRegion::read_at`].
     pub fn read_into(&self, offset: u64, into: &mut [u8]) {
-        self.block().read(offset, into).expect("bytes inside of the region");
+        self.access(|block| block.read(offset, into));
     }
 
     /// The eight bytes at `offset`, in one access.
     ///
     /// # Panics
-    /// If they are outside of the region or not aligned.
+    /// As [`MemoryRegion::read_at`], and if they are not aligned.
     pub fn load(&self, offset: u64) -> u64 {
-        self.block().load(offset).expect("eight aligned bytes inside of the region")
+        self.access(|block| block.load(offset))
     }
 
     /// Changes the access flags in place. The key stays the same.
@@ -154,15 +167,15 @@ impl MemoryRegion {
         memory: Option<(NonNull<u8>, usize, u64)>,
         access: Option<AccessFlags>,
     ) -> Result<(), Error> {
-        let writable = access
-            .map_or_else(|| self.block().is_writable(), |access| access.contains(AccessFlags::LOCAL_WRITE));
+        let block = self.inner.registration.lock().block.clone();
+        let writable = access.map_or(block.is_writable(), |access| access.contains(AccessFlags::LOCAL_WRITE));
         let memory = memory.map(|(at, length, base)| {
             // SAFETY: as the caller says.
             (base, Arc::new(unsafe { MemoryBlock::borrowed(at, length, writable) }))
         });
         if access.is_some() && writable && memory.is_none() {
             // SAFETY: as the caller says.
-            unsafe { self.block().set_writable() };
+            unsafe { block.set_writable() };
         }
         self.reregister(domain, memory, access)
     }
@@ -178,7 +191,7 @@ impl MemoryRegion {
         let block = memory.as_ref().map_or(&present.block, |(_, block)| block);
         if access.is_some_and(|access| access.contains(AccessFlags::LOCAL_WRITE)) && !block.is_writable() {
             let why = "the memory was registered as read-only, without LOCAL_WRITE";
-            return Err(Error::Invalid { what: "access flags", why });
+            return Err(VerbsError::Invalid { what: "access flags", why }.into());
         }
         let pd = domain.map(|domain| domain.inner.id);
         let mapping = memory.as_ref().map(|(iova, block)| (*iova, block.len() as u64));
@@ -195,8 +208,8 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Deregisters the region now, as `ibv_dereg_mr` does: it fails with [`Error::Busy`] while a window is bound. Dropping
-    /// the last handle deregisters it in any case.
+    /// Deregisters the region now, as `ibv_dereg_mr` does: it fails with [`VerbsError::Busy`] while a window is
+    /// bound. Dropping the last handle deregisters it in any case.
     pub fn deregister(&self) -> Result<(), Error> {
         self.inner.backend.check_process()?;
         let mut present = self.inner.registration.lock();

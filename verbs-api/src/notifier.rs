@@ -2,9 +2,10 @@
 
 use crate::completion_channel::Channel;
 use crate::event_fd::EventFd;
+use crate::executor::{WaitReason, record_wait_reason};
 use parking_lot::{Condvar, Mutex};
 use std::sync::{Arc, OnceLock};
-use std::task::Waker;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 /// A counter of things that happened, for any number of waiters.
@@ -94,15 +95,25 @@ impl Notifier {
         true
     }
 
-    /// Has `waker` called when something has happened since `seen`. False if it has already.
-    pub fn register_waker(&self, seen: u64, waker: &Waker) -> bool {
-        let mut state = self.state.lock();
-        if state.count != seen {
-            return false;
+    /// Takes a value, or wakes the task when something has happened. `reason` is what the task then waits for.
+    pub fn poll_take<T>(
+        &self,
+        context: &mut Context<'_>,
+        reason: impl FnOnce() -> WaitReason,
+        take: impl FnOnce() -> Option<T>,
+    ) -> Poll<T> {
+        let seen = self.count();
+        if let Some(value) = take() {
+            return Poll::Ready(value);
         }
-        if !state.wakers.iter().any(|known| known.will_wake(waker)) {
+        let (mut state, waker) = (self.state.lock(), context.waker());
+        if state.count != seen {
+            drop(state);
+            waker.wake_by_ref();
+        } else if !state.wakers.iter().any(|known| known.will_wake(waker)) {
             state.wakers.push(waker.clone());
         }
-        true
+        record_wait_reason(reason);
+        Poll::Pending
     }
 }

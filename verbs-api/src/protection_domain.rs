@@ -7,8 +7,8 @@ use crate::{
     AccessFlags, AddressVector, CompletionQueue, Context, Error, MemoryWindowType, QpType, QueuePairBuilder,
     SharedReceiveQueue, XrcDomain,
 };
-use softhca_engine::{AhId, Command, PdId, Reply};
-use softhca_queue::reply;
+use softhca_engine::{AhId, Command, DeviceLimits, PdId, Reply};
+use softhca_queue::{VerbsError, reply};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -33,15 +33,15 @@ impl ProtectionDomain {
     }
 
     /// Allocates zeroed memory and registers it. The card assigns its address.
-    pub fn allocate_region(&self, length: usize, access: AccessFlags) -> Result<MemoryRegion, Error> {
-        let block = self.inner.backend.allocate_memory(length)?;
+    pub fn allocate_region(&self, length: u64, access: AccessFlags) -> Result<MemoryRegion, Error> {
+        let block = self.inner.backend.allocate_memory(size_of_memory(length)?)?;
         MemoryRegion::new(self, block, None, access)
     }
 
     /// The same in private memory of this process, which a daemon accesses through the kernel. With a daemon,
     /// [`ProtectionDomain::allocate_region`] is faster.
-    pub fn allocate_private_region(&self, length: usize, access: AccessFlags) -> Result<MemoryRegion, Error> {
-        MemoryRegion::new(self, Arc::new(MemoryBlock::new(length)), None, access)
+    pub fn allocate_private_region(&self, length: u64, access: AccessFlags) -> Result<MemoryRegion, Error> {
+        MemoryRegion::new(self, Arc::new(MemoryBlock::new(size_of_memory(length)?)), None, access)
     }
 
     /// Registers memory of the caller's own, at its own address.
@@ -124,6 +124,16 @@ impl ProtectionDomain {
         let id = reply!(self.inner.backend.execute(command)?, Reply::AddressHandle(ah) => ah);
         Ok(AddressHandle { inner: Arc::new(AddressHandleInner { domain: self.clone(), id }) })
     }
+}
+
+/// A length that this process can have in memory.
+fn size_of_memory(length: u64) -> Result<usize, Error> {
+    let limit = DeviceLimits::MAX_MR_SIZE.min(isize::MAX as u64);
+    if length > limit {
+        let what = "the length of a region";
+        return Err(VerbsError::LimitExceeded { what, value: length, limit }.into());
+    }
+    Ok(length as usize)
 }
 
 impl Drop for Inner {

@@ -280,7 +280,7 @@ impl QueuePair {
     }
 
     /// The same with another entry of the GID table, if it exists: 1 is the IPv6 address of a host with both.
-    pub fn endpoint_with_gid_index(&self, index: usize) -> Option<Endpoint> {
+    pub fn endpoint_with_gid_index(&self, index: u8) -> Option<Endpoint> {
         Some(Endpoint { gid: self.inner.context.gid(index)?, ..self.endpoint() })
     }
 

@@ -11,7 +11,7 @@ pub struct Rng {
     drawn: u64,
 }
 
-/// A generator: in the code of a `World` one that the seed decides, each host with numbers of its own.
+/// Creates a generator. In the code of a `World`, the seed and the host determine its numbers.
 ///
 /// ```
 /// let die = 1 + softhca::rng().below(6);
@@ -29,13 +29,13 @@ pub fn rng() -> Rng {
 }
 
 impl Rng {
-    /// The next number, any of them as likely as any other.
+    /// The next number, uniformly distributed.
     pub fn next_u64(&mut self) -> u64 {
         self.drawn += 1;
         self.seed.draw(&[self.drawn])
     }
 
-    /// A number below `bound`; zero if that is zero.
+    /// A number below `bound`, uniformly distributed; zero if `bound` is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.drawn += 1;
         self.seed.below(bound, &[self.drawn])

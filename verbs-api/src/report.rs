@@ -74,12 +74,12 @@ impl Write for Digest {
     }
 }
 
-/// Something that happened in a world. Its display is one line.
+/// An event of a run. It prints as one line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogEntry {
-    /// When.
+    /// The virtual time.
     pub at: Instant,
-    /// On which host, or to a packet from which host.
+    /// The host of the event, or the sender of the packet.
     pub host: Arc<str>,
     /// What.
     pub kind: LogEntryKind,
@@ -168,18 +168,18 @@ fn write_event(f: &mut fmt::Formatter<'_>, event: &Event) -> fmt::Result {
     }
 }
 
-/// How a run went.
+/// The result of a run that succeeded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// The seed of the world.
     pub seed: u64,
     /// When the last host's code ended.
     pub ended_at: Instant,
-    /// A number that stands for everything that happened: the same for every run with the same seed.
+    /// A hash of all events: the same for every run with the same seed and code.
     pub digest: u64,
-    /// How many frames went where.
+    /// How many frames were sent, delivered and dropped.
     pub frame_counters: FrameCounters,
-    /// Everything that happened, if [`World::record_log`](crate::sim::World::record_log) asked for it.
+    /// All events, if [`World::record_log`](crate::sim::World::record_log) was called; otherwise empty.
     pub log: Vec<LogEntry>,
     pub(crate) rule_counters: Vec<(RuleId, RuleCounters)>,
 }
@@ -192,14 +192,14 @@ impl Report {
     }
 }
 
-/// Why a run did not end well. Its display says when, with which seed, and how to see it again.
+/// Why a run failed. Its text has the time, the cause, the seed that repeats it, and the explanation.
 #[derive(Clone, PartialEq)]
 pub struct Failure {
     /// The seed of the world.
     pub seed: u64,
-    /// When.
+    /// The virtual time of the failure.
     pub at: Instant,
-    /// What happened.
+    /// The cause.
     pub cause: FailureCause,
     /// Why work requests failed, and the last steps of the connection concerned, as text; empty if none failed and none
     /// is outstanding.
@@ -224,7 +224,7 @@ pub enum FailureCause {
         /// The panic's message.
         message: String,
     },
-    /// Nothing is left to happen, and hosts still wait.
+    /// Hosts wait, and no event is scheduled that could wake them.
     Deadlock {
         /// Which hosts, and for what.
         waiting: Vec<(String, Vec<WaitReason>)>,
@@ -240,12 +240,12 @@ pub enum FailureCause {
         /// Queue pairs with outstanding work requests, and what they wait for.
         queue_pairs: Vec<String>,
     },
-    /// Code went on and on without letting time pass.
+    /// Code runs without an await that lets time pass.
     Livelock {
         /// The host whose code ran last.
         host: String,
     },
-    /// A cable or a fault names a host that does not exist.
+    /// A link or a fault names a host that does not exist.
     UnknownHost {
         /// The name.
         name: String,

@@ -38,7 +38,8 @@ impl EventSink for FabricSink {
 
 /// Hosts, links and switches under a virtual clock, with a device on each host.
 ///
-/// The caller builds the network and advances its time. [`World`](crate::sim::World) does both for the code of hosts.
+/// The caller builds the network and advances its time, through [`SimulatedFabric::with`]. Tests of programs are simpler with
+/// [`World`](crate::sim::World), which does both.
 #[derive(Clone)]
 pub struct SimulatedFabric {
     world: Arc<Mutex<World<FabricSink>>>,

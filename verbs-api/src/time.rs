@@ -19,17 +19,17 @@ pub(crate) fn real_now() -> Instant {
 
 /// The time: virtual in the code of a `World`, where it stands still between awaits, and real elsewhere.
 ///
-/// It counts from the start of the world, or from some moment in the life of the process.
+/// It counts from the start of the world, or from an arbitrary moment in the life of the process.
 pub fn now() -> Instant {
     Executor::current().map_or_else(real_now, |executor| executor.now())
 }
 
-/// Waits for a while: in virtual time in the code of a `World`, in real time under any runtime.
+/// Waits for `duration`: in virtual time in the code of a `World`, in real time under any runtime.
 pub fn sleep(duration: Duration) -> Sleep {
     Sleep { until: now().plus(duration), registered: None }
 }
 
-/// A future that is ready when its time has come.
+/// The future of [`sleep`].
 #[must_use = "futures do nothing unless awaited"]
 #[derive(Debug)]
 pub struct Sleep {
@@ -56,7 +56,7 @@ impl Future for Sleep {
     }
 }
 
-/// What a future returns, or `None` if it takes longer than `duration`.
+/// Waits for a future for at most `duration`: its value, or `None` when the time is over.
 ///
 /// ```
 /// use std::time::Duration;

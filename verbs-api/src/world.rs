@@ -21,9 +21,9 @@ use std::time::Duration;
 /// Polls of tasks that may follow each other without time passing.
 const MAX_POLLS_WITHOUT_PROGRESS: u64 = 1_000_000;
 
-/// What the code of a host may return: nothing, or a result whose error can be displayed.
+/// What the code of a host returns: nothing, or a `Result` whose error can be displayed. An error ends the run.
 pub trait HostResult {
-    /// The error in words.
+    /// The message of the error, if there is one.
     fn into_error(self) -> Option<String>;
 }
 
@@ -63,11 +63,10 @@ struct PlannedFault {
     link: Option<LinkId>,
 }
 
-/// Several hosts in virtual time: their async code, their cards, the cables between them, scripted faults.
+/// Several hosts in virtual time: their async code, their devices, the links between them, and scripted faults.
 ///
-/// One seed decides everything that is open: numbers, keys, probabilities, [`rng`](crate::rng()). The same
-/// seed and code give the same events at the same nanosecond, on every machine. Code takes no virtual time;
-/// time passes in awaits. A test says what its hosts do, and runs:
+/// One seed decides queue pair numbers, keys, probabilities and [`rng`](crate::rng()). The same seed and code give the same
+/// events at the same nanosecond, on every machine. Code takes no virtual time; time passes in awaits:
 ///
 /// ```
 /// use softhca::{AccessFlags, ConnectOptions, QpType, ReceiveRequest, SendRequest, sim::World};
@@ -96,18 +95,18 @@ struct PlannedFault {
 ///     Ok::<(), softhca::Error>(())
 /// });
 /// let report = world.run().unwrap();
-/// assert_eq!(report.ended_at.nanos(), 2_000); // there and back over a cable of 1 µs
+/// assert_eq!(report.ended_at.nanos(), 2_000); // there and back over a link of 1 µs
 /// ```
 ///
 /// # What keeps it deterministic
-/// Await only what this crate offers, and take time and chance from [`now`](crate::now()),
-/// [`sleep`](crate::sleep()) and [`rng`](crate::rng()). What breaks it: the system clock, threads, the order
-/// of a `HashMap`, addresses of memory, sockets and files that others use.
+/// Await only futures of this crate, and take time and random numbers from [`now`](crate::now()),
+/// [`sleep`](crate::sleep()) and [`rng`](crate::rng()). The system clock, threads, the order of a `HashMap`, addresses of
+/// memory, sockets and files break determinism.
 ///
 /// # Blocking
-/// In the code of a host, calls that block panic and name what to await instead. Polling in a loop needs an
-/// await in it: ten thousand empty polls without one panic. Outside of host code, on the cards of
-/// [`World::device`], blocking calls are fine: they let virtual time go on.
+/// In the code of a host, calls that block panic and name what to await instead. A loop that polls needs an await: ten
+/// thousand empty polls without one panic. Outside of host code, on the devices of [`World::device`], a blocking call
+/// advances virtual time.
 pub struct World {
     seed: u64,
     fabric: SimulatedFabric,
@@ -122,7 +121,8 @@ pub struct World {
 }
 
 impl World {
-    /// A world without hosts. Pairs of hosts get a cable that takes 1 µs, unless told otherwise.
+    /// Creates a world without hosts. Each pair of hosts gets a link with a delay of 1 µs and without a limit of its rate;
+    /// [`World::link`] and [`World::default_link`] change that.
     pub fn new(seed: u64) -> World {
         let (fabric, recorder) = (SimulatedFabric::new(seed), SharedSink::<RunRecorder>::default());
         fabric.set_sink(recorder.clone());
@@ -140,20 +140,20 @@ impl World {
         }
     }
 
-    /// The settings of the cards of hosts that are added from now on: what a loss does, above all.
+    /// Sets the device settings, such as `recovery`, of hosts that are added from now on.
     pub fn settings(&mut self, settings: Settings) -> &mut World {
         self.settings = settings;
         self
     }
 
-    /// The cable that each pair of hosts gets which has none of its own; none for no cable. Hosts that were
-    /// added before have theirs already.
+    /// Sets the link that pairs of hosts get without [`World::link`]; `None` for no link. It applies to hosts that are added
+    /// from now on.
     pub fn default_link(&mut self, line: Option<LinkSettings>) -> &mut World {
         self.default_link = line;
         self
     }
 
-    /// Lays a cable between two hosts, or changes it. They may be added later.
+    /// Sets the link between two hosts. They may be added later.
     pub fn link(&mut self, first: &str, second: &str, line: LinkSettings) -> &mut World {
         let mut names = [first.to_owned(), second.to_owned()];
         names.sort();
@@ -185,35 +185,36 @@ impl World {
         found.unwrap_or_else(|| panic!("no host {host:?}")).device.inject(self.seed, fault)
     }
 
-    /// Keeps everything that happens for [`Report::log`].
+    /// Keeps every event for [`Report::log`].
     pub fn record_log(&mut self) -> &mut World {
         self.recorder.lock().log.get_or_insert_default();
         self
     }
 
-    /// Shows everything that happens to `sink`, which must not call verbs.
+    /// Sends every event to `sink`, which must not call verbs. A [`SharedSink`] lets the caller read it after the run.
     pub fn event_sink(&mut self, sink: impl EventSink + Send + 'static) -> &mut World {
         self.recorder.lock().forward_to = Some(Box::new(sink));
         self
     }
 
-    /// How much virtual time a run may take; ten minutes unless told otherwise.
+    /// Sets how much virtual time a run may take: ten minutes by default. A run that takes longer fails with
+    /// [`FailureCause::TimeLimit`](crate::sim::FailureCause::TimeLimit).
     pub fn time_limit(&mut self, time_limit: Duration) -> &mut World {
         self.time_limit = time_limit;
         self
     }
 
-    /// Where hosts meet before they are connected.
+    /// Where hosts exchange endpoints by name before they are connected.
     pub fn endpoint_exchange(&self) -> EndpointExchange {
         self.fabric.endpoint_exchange()
     }
 
-    /// The time.
+    /// The virtual time since the start.
     pub fn now(&self) -> Instant {
         self.fabric.lock().now()
     }
 
-    /// Adds a host and what its application does. A run waits for it to end.
+    /// Adds a host and its code. A run ends when the code of all such hosts has ended, and fails if it returns an error.
     ///
     /// # Panics
     /// If the name is taken.
@@ -226,7 +227,7 @@ impl World {
         self
     }
 
-    /// Adds a host whose application may go on for ever: a run ends when all other hosts have ended.
+    /// Adds a host whose code may run for ever, such as a server: a run does not wait for it to end.
     ///
     /// # Panics
     /// If the name is taken.
@@ -239,7 +240,7 @@ impl World {
         self
     }
 
-    /// Adds a host without code and returns its card, for tests that call verbs themselves.
+    /// Adds a host without code and returns its device, for tests that call verbs themselves.
     ///
     /// # Panics
     /// If the name is taken.
@@ -386,8 +387,9 @@ impl World {
 
     /// Runs the code of all hosts to its end.
     ///
-    /// A failure names the host whose code returned an error or panicked, or, when nothing is left to
-    /// happen, the hosts that still wait and what for; the time, and the seed that shows it again.
+    /// # Errors
+    /// A [`Failure`] names the host whose code returned an error or panicked, or the hosts that wait and for what, with the
+    /// time and the seed that repeats it.
     pub fn run(&mut self) -> Result<Report, Failure> {
         self.check_names()?;
         let executor = Executor::in_virtual_time(self.seed);

@@ -3,9 +3,10 @@
 
 use softhca::{
     AccessFlags, AddressVector, AsyncEvent, Completion, CompletionFlags, CompletionOpcode, CompletionQueue,
-    CompletionStatus, ConnectOptions, Context, CqNotify, Device, Endpoint, Error, MemoryRegion, MemoryWindow,
-    MemoryWindowBind, MemoryWindowType, ModifyQp, Operation, ProtectionDomain, QpState, QpType, QueueKey,
-    QueuePair, ReceiveRequest, RemoteAddress, RemoteKey, SendFlags, SendRequest, sim::World,
+    CompletionStatus, ConnectOptions, Context, CqNotify, Device, DeviceLimits, Endpoint, Error, MemoryRegion,
+    MemoryWindow, MemoryWindowBind, MemoryWindowType, ModifyQp, Operation, ProtectionDomain, QpState, QpType,
+    QueueKey, QueuePair, ReceiveRequest, RemoteAddress, RemoteKey, SendFlags, SendRequest, VerbsError,
+    sim::World,
 };
 use std::time::Duration;
 
@@ -46,6 +47,8 @@ on_both! {
     a_region_with_bound_windows_is_gone_when_it_is_dropped
     requests_that_name_a_dropped_region_fail
     read_only_memory_is_served_and_never_written
+    memory_of_the_caller_is_not_accessed_after_deregistration
+    a_region_longer_than_max_mr_size_is_rejected
 }
 
 const RIGHTS: AccessFlags = AccessFlags::LOCAL_WRITE
@@ -157,7 +160,10 @@ fn a_batch_is_posted_whole_or_not_at_all(devices: [Device; 2]) {
     let too_long = [entry[0]; 33];
     let mut bad = good.clone();
     bad.push(SendRequest::rdma_write(9, &too_long, remote));
-    assert!(matches!(a.pair.post_send_list(&bad), Err(Error::LimitExceeded { value: 33, limit: 4, .. })));
+    assert!(matches!(
+        a.pair.post_send_list(&bad),
+        Err(Error::Verbs(VerbsError::LimitExceeded { value: 33, limit: 4, .. }))
+    ));
     a.pair.post_send_list(&good).unwrap();
     assert_eq!([(); 3].map(|()| a.succeed().wr_id), [0, 1, 2]);
     assert_eq!(a.queue.wait_for(Duration::from_millis(5)), None);
@@ -426,4 +432,33 @@ fn read_only_memory_is_served_and_never_written(devices: [Device; 2]) {
     let write = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| region.write_at(0, &[1])));
     assert!(write.is_err());
     assert_eq!(BYTES, [7; 8]);
+}
+
+fn memory_of_the_caller_is_not_accessed_after_deregistration(devices: [Device; 2]) {
+    let end = End::new(&devices[0], QpType::Rc);
+    let mut bytes = Box::new([7u64; 8]);
+    let base = std::ptr::NonNull::from(&mut *bytes).cast();
+    // SAFETY: the memory lives until the region is deregistered.
+    let region = unsafe { end.domain.register_memory(base, 64, AccessFlags::LOCAL_WRITE) }.unwrap();
+    region.write_at(0, &[1]);
+    region.deregister().unwrap();
+    drop(bytes);
+    let accesses: [&dyn Fn(); 3] =
+        [&|| drop(region.read_at(0, 1)), &|| region.write_at(0, &[1]), &|| _ = region.load(0)];
+    for access in accesses {
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(access)).is_err());
+    }
+}
+
+fn a_region_longer_than_max_mr_size_is_rejected(devices: [Device; 2]) {
+    let domain = devices[0].open().allocate_protection_domain().unwrap();
+    for length in [u64::MAX, DeviceLimits::MAX_MR_SIZE + 1] {
+        for result in [domain.allocate_region(length, RIGHTS), domain.allocate_private_region(length, RIGHTS)]
+        {
+            let Err(Error::Verbs(VerbsError::LimitExceeded { value, limit, .. })) = result else {
+                panic!("{length} bytes were allocated")
+            };
+            assert_eq!((value, limit), (length, DeviceLimits::MAX_MR_SIZE));
+        }
+    }
 }

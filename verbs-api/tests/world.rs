@@ -1,8 +1,8 @@
 //! Host code in virtual time: determinism, faults, and what a failure says.
 
 use softhca::{
-    AccessFlags, CompletionQueue, CompletionStatus, ConnectOptions, Device, Error, MemoryRegion, QpType,
-    QueuePair, ReceiveRequest, Recovery, SendRequest, Settings, fault, now, rng,
+    AccessFlags, CompletionQueue, CompletionStatus, ConnectOptions, Device, Endpoint, Error, MemoryRegion,
+    QpType, QueuePair, ReceiveRequest, Recovery, SendRequest, Settings, fault, now, rng,
     sim::{Failure, FailureCause, LinkSettings, Report, World},
     sleep, spawn, timeout, yield_now,
 };
@@ -377,4 +377,59 @@ fn a_missing_receive_is_an_rnr_error_by_default() {
         Ok::<(), Error>(())
     });
     world.run().unwrap();
+}
+
+/// The client sends while its peer is in INIT. Before the second of two sends, the peer enters RTR if `late` is set.
+fn send_before_ready(recovery: Recovery, late: bool) -> Result<Report, Failure> {
+    let mut world = World::new(9);
+    world.settings(Settings { recovery, ..Settings::default() });
+    world.host("server", move |device| async move {
+        let (pair, queue, region) = with_region(&device, AccessFlags::LOCAL_WRITE)?;
+        pair.init(&ConnectOptions::default())?;
+        for wr_id in 0..2 {
+            pair.post_recv(&ReceiveRequest { wr_id, sg_list: &[region.sge(0, 64)] })?;
+        }
+        let exchange = device.endpoint_exchange();
+        let peer: Endpoint = exchange.exchange("pair", pair.endpoint()).await;
+        let _: () = exchange.lookup("first packet sent").await;
+        sleep(100 * MICROSECOND).await;
+        if late {
+            pair.connect(&peer, &ConnectOptions::default())?;
+            exchange.publish("connected", ());
+            queue.next().await;
+        }
+        let _: () = exchange.lookup("done").await;
+        Ok::<(), Error>(())
+    });
+    world.host("client", move |device| async move {
+        let (pair, queue, _region) = with_region(&device, AccessFlags::LOCAL_WRITE)?;
+        let exchange = device.endpoint_exchange();
+        let peer: Endpoint = exchange.exchange("pair", pair.endpoint()).await;
+        pair.connect(&peer, &ConnectOptions::default())?;
+        pair.post_send(&SendRequest::send(1, &[]))?;
+        exchange.publish("first packet sent", ());
+        if late {
+            let _: () = exchange.lookup("connected").await;
+            pair.post_send(&SendRequest::send(2, &[]))?;
+        }
+        let status = queue.next().await.status;
+        exchange.publish("done", ());
+        assert!(status.is_success(), "{status}");
+        Ok::<(), Error>(())
+    });
+    world.run()
+}
+
+#[test]
+fn a_send_before_the_peer_is_in_rtr_needs_retransmission_and_why_says_so() {
+    for late in [false, true] {
+        let text = send_before_ready(Recovery::Fatal, late).unwrap_err().to_string();
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        for part in
+            ["RETRY_EXC_ERR", "the queue pair is in INIT", "in RTR before the first packet", "go-back-n"]
+        {
+            assert!(text.contains(part), "{part:?} is not in:\n{text}");
+        }
+    }
+    send_before_ready(Recovery::GoBackN, true).unwrap();
 }

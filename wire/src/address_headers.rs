@@ -126,6 +126,7 @@ impl fmt::Display for Ecn {
 }
 
 /// All fields of the IP and UDP headers that the sender chooses.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AddressHeaders {
     /// The sender; same address family as `destination`.

@@ -109,6 +109,7 @@ impl Credits {
 }
 
 /// The AETH syndrome.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Syndrome {
     /// Acknowledged. The value is the encoded credit count (0 to 31; 31 means "not used").

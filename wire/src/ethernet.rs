@@ -6,6 +6,7 @@ use core::fmt;
 use core::net::IpAddr;
 
 /// A MAC address.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct MacAddress(pub [u8; 6]);
 

@@ -10,6 +10,8 @@ mod address_headers;
 mod aeth;
 mod bth;
 pub mod cm;
+#[cfg(feature = "serde")]
+mod constant;
 mod ethernet;
 mod extended_headers;
 mod frame;
@@ -31,6 +33,8 @@ mod udp;
 pub use address_headers::{AddressHeaders, Ecn, Gid};
 pub use aeth::{Aeth, Credits, NakCode, RnrTimer, Syndrome};
 pub use bth::Bth;
+#[cfg(feature = "serde")]
+pub use constant::deserialize_constant;
 pub use ethernet::{EtherType, Ethernet, MacAddress, Vlan};
 pub use extended_headers::{AtomicAckEth, AtomicEth, Deth, Feth, Ieth, Immediate, Reth, XrcEth};
 pub use frame::{FirstHeader, NetworkHeaders, RoceFrame};
@@ -40,7 +44,7 @@ pub use icrc::{ICRC_LEN, Icrc};
 pub use ipv4::Ipv4;
 pub use ipv6::Ipv6;
 pub use mad::MadHeader;
-pub use malformed::Malformed;
+pub use malformed::{Constant, Malformed};
 pub use number::{LocalKey, Mtu, PartitionKey, Psn, Qpn, QpnSlot, QueueKey, RemoteKey};
 pub use opcode::{ImmOrInvalidate, Opcode, Operation, Position, Service};
 pub use pfc::Pfc;

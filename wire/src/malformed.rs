@@ -2,7 +2,11 @@
 
 use thiserror::Error;
 
+/// A name that is a constant of the program. (Serde would take `&'static str` for a borrow.)
+pub type Constant = &'static str;
+
 /// The first reason why bytes are not a valid instance of a format.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Malformed {
@@ -10,7 +14,8 @@ pub enum Malformed {
     #[error("{what} needs {needed} bytes, got {available}")]
     Truncated {
         /// The truncated header.
-        what: &'static str,
+        #[cfg_attr(feature = "serde", serde(deserialize_with = "crate::deserialize_constant"))]
+        what: Constant,
         /// The header's length.
         needed: usize,
         /// The input's length.
@@ -20,7 +25,8 @@ pub enum Malformed {
     #[error("{what}: stated {stated} bytes, found {actual}")]
     Length {
         /// The field.
-        what: &'static str,
+        #[cfg_attr(feature = "serde", serde(deserialize_with = "crate::deserialize_constant"))]
+        what: Constant,
         /// The field's value.
         stated: usize,
         /// The actual length.
@@ -30,7 +36,8 @@ pub enum Malformed {
     #[error("{what} version {version} is not supported")]
     Version {
         /// The header.
-        what: &'static str,
+        #[cfg_attr(feature = "serde", serde(deserialize_with = "crate::deserialize_constant"))]
+        what: Constant,
         /// The version.
         version: u8,
     },
@@ -52,13 +59,15 @@ pub enum Malformed {
     #[error("{what} checksum is wrong")]
     Checksum {
         /// The header.
-        what: &'static str,
+        #[cfg_attr(feature = "serde", serde(deserialize_with = "crate::deserialize_constant"))]
+        what: Constant,
     },
     /// A field is out of range.
     #[error("{what} has invalid value {value:#x}")]
     Field {
         /// The field.
-        what: &'static str,
+        #[cfg_attr(feature = "serde", serde(deserialize_with = "crate::deserialize_constant"))]
+        what: Constant,
         /// Its value.
         value: u64,
     },
@@ -66,7 +75,8 @@ pub enum Malformed {
     #[error("not RoCE: {what} {value:#x}")]
     NotRoce {
         /// The field that identifies the protocol.
-        what: &'static str,
+        #[cfg_attr(feature = "serde", serde(deserialize_with = "crate::deserialize_constant"))]
+        what: Constant,
         /// Its value.
         value: u64,
     },

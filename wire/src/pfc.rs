@@ -5,6 +5,7 @@ use crate::{EtherType, Ethernet, MacAddress, Malformed};
 use core::fmt;
 
 /// A PFC frame. It has no VLAN tag and stays on its link.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pfc {
     /// The sending port.

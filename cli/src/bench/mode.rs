@@ -9,7 +9,6 @@ use std::process::{Child, Command, Stdio};
 pub enum Mode {
     /// In this process.
     Embedded,
-    /// In a daemon.
     Daemon(BenchDaemon),
 }
 
@@ -43,7 +42,6 @@ impl Mode {
 }
 
 impl BenchDaemon {
-    /// Starts the daemon.
     pub fn start(loopback: Loopback) -> Result<BenchDaemon, BenchError> {
         let name = format!("bench-{}-{}", std::process::id(), loopback.name());
         let mut child = Command::new(std::env::current_exe()?)

@@ -21,7 +21,6 @@ fn packet_bytes(bytes: usize) -> usize {
     bytes.min(4096) + 12 + 4
 }
 
-/// One benchmark.
 pub struct Benchmark {
     pub name: String,
     kind: BenchmarkKind,
@@ -133,8 +132,8 @@ impl Endpoint {
         let cq = context.create_completion_queue(4 * depth * queue_pairs as u32)?;
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
         let region = match memory {
-            BufferMemory::Device => domain.allocate_region(2 * LARGE_MESSAGE, access)?,
-            BufferMemory::Process => domain.allocate_private_region(2 * LARGE_MESSAGE, access)?,
+            BufferMemory::Device => domain.allocate_region(2 * LARGE_MESSAGE as u64, access)?,
+            BufferMemory::Process => domain.allocate_private_region(2 * LARGE_MESSAGE as u64, access)?,
         };
         let make =
             || domain.create_queue_pair(QpType::Rc, &cq).max_send_wr(depth).max_recv_wr(2 * depth).build();
@@ -367,7 +366,7 @@ fn rate(mode: &Mode, round: Duration) -> Result<f64, BenchError> {
             while !stop.load(Ordering::Relaxed) {
                 let count = far.cq.poll_many(&mut batch);
                 batch.drain(..).try_for_each(check_completion)?;
-                far.queue_pairs[0].post_recv_list(&receives[..count])?;
+                far.queue_pairs[0].post_recv_list(&receives[..count as usize])?;
             }
             Ok(())
         });

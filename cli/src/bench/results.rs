@@ -9,7 +9,6 @@ pub type BenchError = Box<dyn std::error::Error + Send + Sync>;
 /// How long and how often to measure.
 #[derive(Clone, Copy)]
 pub struct Effort {
-    /// The duration of one round.
     pub round_time: Duration,
     /// The number of rounds, each next to one of raw sockets.
     pub rounds: usize,
@@ -21,7 +20,6 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// One measurement.
 #[derive(Serialize)]
 pub struct Measurement {
     /// The benchmark.

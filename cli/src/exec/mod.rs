@@ -15,6 +15,7 @@ pub mod sweep_support;
 mod sysfs;
 mod waiting_requests;
 
+pub use program::run as run_program;
 pub use scenario_programs::run_programs;
 pub use sysfs::check_allowed as check_view_allowed;
 

@@ -33,21 +33,16 @@ impl Backend {
 /// A requested run.
 #[derive(Clone)]
 pub struct Job {
-    /// The scenario.
     pub scenario: Arc<Scenario>,
     /// The parameters that were set.
     pub parameters: ParameterValues,
-    /// The seed.
     pub seed: u64,
     /// Where it runs.
     pub backend: Backend,
 }
 
-/// The result of a run.
 pub struct RunResult {
-    /// The outcome.
     pub outcome: Outcome,
-    /// All parameters.
     pub values: ParameterValues,
     /// How long it took.
     pub duration: Duration,
@@ -55,7 +50,6 @@ pub struct RunResult {
 
 /// The part of a result that is kept for the JUnit report.
 pub struct Summary {
-    /// The verdict.
     pub verdict: Verdict,
     /// How long it took.
     pub duration: Duration,
@@ -77,7 +71,6 @@ impl Job {
         words.join(" ")
     }
 
-    /// The result as a line of JSON.
     pub fn json_line<'a>(&'a self, ran: &'a RunResult) -> RunReport<'a> {
         let outcome = &ran.outcome;
         RunReport {

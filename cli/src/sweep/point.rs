@@ -296,7 +296,7 @@ pub struct Recording {
     flows: BTreeMap<(String, u32), FlowSeen>,
     packets: BTreeSet<Point>,
     /// Whether packets are points.
-    pub has_packets: bool,
+    has_packets: bool,
 }
 
 /// A queue pair that is ready to receive.
@@ -323,6 +323,11 @@ const PAIRS: [(&[Verb], Verb, &str); 10] = [
 ];
 
 impl Recording {
+    /// An empty recording, with or without packets as points.
+    pub fn new(has_packets: bool) -> Recording {
+        Recording { has_packets, ..Recording::default() }
+    }
+
     /// Whether an entry of the log is of interest.
     pub fn wants(&self, name: &str) -> bool {
         match name {

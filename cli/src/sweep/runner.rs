@@ -177,7 +177,7 @@ impl<'t> Worker<'t> {
             self.add_packet_rule(rule, seed).map_err(|error| error.to_string())?;
         }
         let mut tail = LogTail { file: log, offset: 0, partial: Vec::new() };
-        let mut recording = Recording { has_packets: injection.is_none(), ..Recording::default() };
+        let mut recording = Recording::new(injection.is_none());
         let begin = Instant::now();
         let mut watch = Watch { begin, last: begin, seen: 0, longest_gap: Duration::ZERO };
         let mut running: Vec<Running> = Vec::new();

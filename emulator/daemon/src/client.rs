@@ -13,7 +13,7 @@ use softhca_engine::{
     VerbsError,
 };
 use softhca_queue::cm::{self, EventType};
-use softhca_queue::control::{DirectPath, RegionBacking, Response, SharedRange};
+use softhca_queue::control::{DirectPath, RegionBacking, Response};
 use softhca_queue::{AccessFlags, DoorbellConsumer, DoorbellProducer, MapMode, SharedMemory};
 use softhca_udp::{RoceSocket, SlotGroup, SocketOptions};
 use softhca_wire::Gid;
@@ -52,8 +52,9 @@ impl Client {
         process: &ClientProcess,
         notifications: &Arc<NotificationQueue>,
         proc_mem: Option<OwnedFd>,
+        can_be_direct: bool,
     ) -> Result<(Client, Response, Vec<OwnedFd>), CommandError> {
-        let doorbell_slots = host.device.limits.max_qp as u32;
+        let doorbell_slots = host.device.limits.max_qp;
         let words = DoorbellProducer::words(doorbell_slots);
         let page = Arc::new(SharedMemory::create("softhca-client", words * 8, MapMode::ReadWrite)?);
         let doorbells = page.words(0, words);
@@ -61,11 +62,18 @@ impl Client {
         let waker = rustix::event::eventfd(0, flags).map_err(std::io::Error::from)?;
         host.driver.add_wake_source(waker.as_fd())?;
         let mut descriptors = vec![waker.try_clone()?, host.sleep_flag.try_clone()?, descriptor(&page)?];
-        let slot = host.slots.as_ref().map(|slots| slots.assign(notifications)).transpose()?;
-        if let Some(slot) = &slot {
-            descriptors.extend(slot.descriptors()?);
+        // Fault rules and roles count the packets and queue pairs of all processes of the host.
+        let slots =
+            host.slots.as_ref().filter(|_| can_be_direct && !host.has_rules() && daemon.roles.is_idle());
+        let mut slot = None;
+        if let Some(slots) = slots {
+            let (lease, page) = slots.assign(notifications, process.pid)?;
+            descriptors.extend(lease.descriptors()?);
+            descriptors.push(page);
+            slot = Some(lease);
         }
         let direct = slot.as_ref().map(|lease| DirectPath {
+            port_state: host.driver.control(|driver| driver.hca().port_state()),
             slot: lease.slot,
             foreign_recovery: daemon.config.foreign_recovery.name().into(),
             foreign_window: daemon.config.foreign_window,
@@ -84,7 +92,7 @@ impl Client {
             id,
             process: Arc::new(ProcessMemory::new(process.pid, proc_mem.map(File::from))),
             notifications: notifications.clone(),
-            quota: ClientQuota::new(daemon.config.client_limits),
+            quota: ClientQuota::new(host.device.limits, daemon.config.client_limits.max_ring_bytes),
             completion_queues: Vec::new(),
             _waker: waker,
             slot,
@@ -92,6 +100,11 @@ impl Client {
         };
         let response = Response::Opened { host: host.device.clone(), gids, doorbell_slots, direct };
         Ok((client, response, descriptors))
+    }
+
+    /// Whether the client executes the transport itself.
+    pub fn is_direct(&self) -> bool {
+        self.slot.is_some()
     }
 
     /// The slot of a client with a direct data path.
@@ -103,16 +116,19 @@ impl Client {
     /// Opens a socket that sends from an address of the host.
     pub fn open_send_socket(&mut self, source: IpAddr) -> RequestResult {
         let gids = self.control(|hca, _, _| hca.gids().to_vec());
-        if self.slot.is_none() || !gids.contains(&Gid::from(source)) {
+        let slots =
+            self.host.slots.as_ref().filter(|_| self.slot.is_some() && gids.contains(&Gid::from(source)));
+        let Some(slots) = slots else {
             let message = format!("{source} is not an address that this client sends from");
             return Err(CommandError::new(libc::EADDRNOTAVAIL, message));
-        }
+        };
         if self.send_sockets >= 2 * SlotGroup::MAX_SLOTS {
             return Err(CommandError::new(libc::EMFILE, "the client has a socket for every slot"));
         }
         // No reader: the smallest buffer is sufficient.
         let options = SocketOptions { receive_buffer: 0, ..SocketOptions::default() };
-        let socket = RoceSocket::bind(SocketAddr::new(source, 0), options).map_err(std::io::Error::other)?;
+        let bind = || RoceSocket::bind(SocketAddr::new(source, 0), options);
+        let socket = slots.within_namespace(bind)?.map_err(std::io::Error::other)?;
         self.send_sockets += 1;
         Ok((Response::Done, vec![socket.as_fd().try_clone_to_owned()?]))
     }
@@ -269,11 +285,11 @@ impl Client {
     /// Checks that the mappings of the client allow the new access flags of a region.
     fn check_access(&self, region: &MemoryRegion, access: AccessFlags) -> Result<(), CommandError> {
         let memory = self.host.driver.control(|driver| driver.memory().get(region.memory).ok().cloned());
-        match memory.as_deref().and_then(|memory| memory.process.as_ref()) {
-            Some(ProcessRange { process, address, length }) => process
+        match memory.as_deref() {
+            Some(ClientMemory::Process(ProcessRange { process, address, length })) => process
                 .check_mapped(*address, *length, access)
                 .map_err(|why| CommandError::new(libc::EFAULT, why)),
-            None => Ok(()),
+            _ => Ok(()),
         }
     }
 
@@ -288,31 +304,21 @@ impl Client {
         let invalid = |message: &str| CommandError::new(libc::EINVAL, message);
         let size = usize::try_from(length).ok().filter(|size| *size <= isize::MAX as usize);
         let size = size.ok_or_else(|| invalid("the region is larger than the address space"))?;
-        let map = |offset, size| {
-            let Some(descriptor) = descriptors.into_iter().next() else {
-                return Err(CommandError::new(libc::EBADF, "a region in shared memory needs its descriptor"));
-            };
-            let mapping_guard = self.daemon.mappings.reserve(self.process.pid(), size)?;
-            let memory = SharedMemory::adopt(descriptor, size, MapMode::ReadWrite)
-                .map_err(|error| mapping_error(size, error))?;
-            let memory = Arc::new(memory);
-            Ok(MappedMemory { block: memory.block(), offset, mapping_guard })
-        };
         match backing {
-            RegionBacking::MemoryFile => Ok(ClientMemory { mapped: Some(map(0, size)?), process: None }),
-            RegionBacking::ProcessMemory { address, shared } => {
+            RegionBacking::MemoryFile => {
+                let Some(descriptor) = descriptors.into_iter().next() else {
+                    let message = "a region in shared memory needs its descriptor";
+                    return Err(CommandError::new(libc::EBADF, message));
+                };
+                let mapping_guard = self.daemon.mappings.reserve(self.process.pid(), size)?;
+                let memory = SharedMemory::adopt(descriptor, size, MapMode::ReadWrite)
+                    .map_err(|error| mapping_error(size, error))?;
+                Ok(ClientMemory::Mapped(MappedMemory { block: Arc::new(memory).block(), mapping_guard }))
+            }
+            RegionBacking::ProcessMemory { address } => {
                 let denied = |why| CommandError::new(libc::EFAULT, why);
                 self.process.check_mapped(address, length, access).map_err(denied)?;
-                let mapped = match shared {
-                    None => None,
-                    Some(SharedRange { offset, length: part }) => {
-                        let end = offset.checked_add(part).filter(|end| *end <= length);
-                        end.ok_or_else(|| invalid("the shared part is outside its region"))?;
-                        Some(map(offset, part as usize)?)
-                    }
-                };
-                let process = Some(ProcessRange { process: self.process.clone(), address, length });
-                Ok(ClientMemory { mapped, process })
+                Ok(ClientMemory::Process(ProcessRange { process: self.process.clone(), address, length }))
             }
         }
     }

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::quota::MappingGuard;
-use softhca_engine::{AtomicOperation, Memory, MemoryFault, MemoryId, MemoryLocation};
+use softhca_engine::{AtomicOperation, Memory, MemoryFault, MemoryId};
 use softhca_queue::{AccessFlags, MemoryBlock};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -33,11 +33,6 @@ impl AccessMonitor {
         (serial % 2 == 1).then(|| (serial, self.pid.load(Ordering::Relaxed)))
     }
 }
-
-/// The most packets whose payload one system call copies.
-const MAX_PACKETS: usize = 64;
-
-const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
 fn remote_iovec(address: u64, length: usize) -> libc::iovec {
     libc::iovec { iov_base: address as *mut _, iov_len: length }
@@ -159,55 +154,6 @@ impl ProcessMemory {
         unsafe { libc::process_vm_writev(self.pid as i32, local, count, remote, range_count, 0) }
     }
 
-    /// Reads each range, to multiples of `stride` in `into`. False if not everything could be read.
-    fn read_batch(&self, ranges: &[(u64, usize)], into: &mut [u8], stride: usize) -> bool {
-        if self.check_alive().is_err() || self.proc_mem_fallback().is_some() || ranges.len() > MAX_PACKETS {
-            return false;
-        }
-        let (mut local, mut remote) = ([EMPTY; MAX_PACKETS], [EMPTY; MAX_PACKETS]);
-        let (mut count, mut length) = (0, 0);
-        for (bytes, (address, size)) in into.chunks_mut(stride).zip(ranges) {
-            let Some(bytes) = bytes.get_mut(..*size) else { return false };
-            local[count] = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-            remote[count] = remote_iovec(*address, *size);
-            (count, length) = (count + 1, length + size);
-        }
-        if count != ranges.len() {
-            return false;
-        }
-        let remote = coalesce(&mut remote[..count]);
-        let (local, range_count) = (local.as_ptr(), remote.len() as libc::c_ulong);
-        let (count, remote) = (count as libc::c_ulong, remote.as_ptr());
-        // SAFETY: `local` are pieces of `into`, which nothing else refers to; the kernel checks the remote ranges.
-        let done = unsafe { libc::process_vm_readv(self.pid as i32, local, count, remote, range_count, 0) };
-        done == length as isize
-    }
-
-    /// Writes each piece as [`ProcessMemory::write`] does. Returns the number of complete pieces, from the first.
-    fn write_batch(&self, addresses: &[u64], pieces: &[&[u8]]) -> usize {
-        if self.check_alive().is_err() || self.proc_mem_fallback().is_some() {
-            return 0;
-        }
-        let (mut local, mut remote) = ([EMPTY; 2 * MAX_PACKETS], [EMPTY; 2 * MAX_PACKETS]);
-        let pieces = &pieces[..pieces.len().min(MAX_PACKETS)];
-        let pairs = local.chunks_mut(2).zip(remote.chunks_mut(2));
-        for ((local, remote), (address, bytes)) in pairs.zip(addresses.iter().zip(pieces)) {
-            let (head, tail) = bytes.split_at(bytes.len() - ordered_tail_len(bytes));
-            (local[0], local[1]) = (local_iovec(head), local_iovec(tail));
-            let end = address + head.len() as u64;
-            (remote[0], remote[1]) = (remote_iovec(*address, head.len()), remote_iovec(end, tail.len()));
-        }
-        let parts = 2 * pieces.len();
-        let done = self.writev_ordered(&local[..parts], &mut remote[..parts]);
-        let mut left = usize::try_from(done).unwrap_or(0);
-        let is_whole = |piece: &&&[u8]| {
-            let fits = piece.len() <= left;
-            left -= piece.len().min(left);
-            fits
-        };
-        pieces.iter().take_while(is_whole).count()
-    }
-
     /// The /proc/self/mem of the client, once the kernel has denied the other access.
     fn proc_mem_fallback(&self) -> Option<&File> {
         self.proc_mem.as_ref().filter(|_| self.vm_access_denied.load(Ordering::Relaxed))
@@ -254,17 +200,15 @@ impl ProcessMemory {
     }
 }
 
-/// The memory of a region: mapped in the daemon, in the client's process, or in the process with a part mapped here.
-pub(crate) struct ClientMemory {
-    pub mapped: Option<MappedMemory>,
-    pub process: Option<ProcessRange>,
+/// The memory of a region.
+pub(crate) enum ClientMemory {
+    Mapped(MappedMemory),
+    Process(ProcessRange),
 }
 
 /// Memory that is mapped in the daemon.
 pub(crate) struct MappedMemory {
     pub block: MemoryBlock,
-    /// The offset in the region.
-    pub offset: u64,
     #[allow(dead_code, reason = "counted until it is dropped")]
     pub mapping_guard: MappingGuard,
 }
@@ -276,32 +220,11 @@ pub(crate) struct ProcessRange {
     pub length: u64,
 }
 
-/// How to access a range.
-enum AccessMethod<'a> {
-    /// At this offset of a mapped block.
-    Mapped(&'a MemoryBlock, u64),
-    /// At this address of a process.
-    Process(&'a ProcessMemory, u64),
-}
-
-impl ClientMemory {
-    fn is_process_only(&self) -> bool {
-        self.mapped.is_none()
-    }
-
-    #[inline]
-    fn access_method(&self, offset: u64, length: usize) -> Result<AccessMethod<'_>, MemoryFault> {
-        let end = offset.checked_add(length as u64).ok_or(MemoryFault)?;
-        if let Some(near) = &self.mapped
-            && offset >= near.offset
-            && end - near.offset <= near.block.len() as u64
-        {
-            return Ok(AccessMethod::Mapped(&near.block, offset - near.offset));
-        }
-        match &self.process {
-            Some(far) if end <= far.length => Ok(AccessMethod::Process(&far.process, far.address + offset)),
-            _ => Err(MemoryFault),
-        }
+impl ProcessRange {
+    /// The address of a range of bytes in the process.
+    fn locate(&self, offset: u64, length: usize) -> Result<u64, MemoryFault> {
+        let end = offset.checked_add(length as u64).filter(|end| *end <= self.length);
+        end.map(|_| self.address + offset).ok_or(MemoryFault)
     }
 }
 
@@ -311,8 +234,6 @@ pub(crate) struct ClientMemories {
     monitor: Arc<AccessMonitor>,
     regions: Vec<Option<Arc<ClientMemory>>>,
     free: Vec<u32>,
-    /// The number of regions that are not mapped in the daemon.
-    process_only: usize,
 }
 
 impl ClientMemories {
@@ -321,7 +242,6 @@ impl ClientMemories {
     }
 
     pub fn add(&mut self, region: Arc<ClientMemory>) -> MemoryId {
-        self.process_only += usize::from(region.is_process_only());
         match self.free.pop() {
             Some(index) => {
                 self.regions[index as usize] = Some(region);
@@ -337,8 +257,7 @@ impl ClientMemories {
     /// Removes a region. Drop the result without holding the lock of the driver, because unmapping takes time.
     pub fn remove(&mut self, memory: MemoryId) -> Option<Arc<ClientMemory>> {
         let removed = self.regions.get_mut(memory.0 as usize)?.take();
-        if let Some(region) = &removed {
-            self.process_only -= usize::from(region.is_process_only());
+        if removed.is_some() {
             self.free.push(memory.0);
         }
         removed
@@ -347,71 +266,27 @@ impl ClientMemories {
     pub fn get(&self, memory: MemoryId) -> Result<&Arc<ClientMemory>, MemoryFault> {
         self.regions.get(memory.0 as usize).and_then(Option::as_ref).ok_or(MemoryFault)
     }
-
-    /// The process of the first locations, and how many of them are in it. Reports the index and address of each.
-    fn common_process(
-        &self,
-        locations: &[MemoryLocation],
-        mut report: impl FnMut(usize, u64),
-    ) -> Option<(&ProcessMemory, usize)> {
-        let mut found: Option<&ProcessMemory> = None;
-        let mut count = 0;
-        for location in locations.iter().take(MAX_PACKETS) {
-            let Ok(AccessMethod::Process(process, at)) = self
-                .get(location.memory)
-                .and_then(|region| region.access_method(location.offset, location.length))
-            else {
-                break;
-            };
-            if found.is_some_and(|found| !std::ptr::eq(found, process)) {
-                break;
-            }
-            found = Some(process);
-            report(count, at);
-            count += 1;
-        }
-        Some((found?, count))
-    }
 }
 
 impl Memory for ClientMemories {
     fn read(&self, memory: MemoryId, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
-        match self.get(memory)?.access_method(offset, into.len())? {
-            AccessMethod::Mapped(block, at) => block.read(at, into),
-            AccessMethod::Process(process, at) => self.monitor.track(process.pid, || process.read(at, into)),
+        match &**self.get(memory)? {
+            ClientMemory::Mapped(mapped) => mapped.block.read(offset, into),
+            ClientMemory::Process(range) => {
+                let at = range.locate(offset, into.len())?;
+                self.monitor.track(range.process.pid, || range.process.read(at, into))
+            }
         }
     }
 
     fn write(&mut self, memory: MemoryId, offset: u64, from: &[u8]) -> Result<(), MemoryFault> {
-        match self.get(memory)?.access_method(offset, from.len())? {
-            AccessMethod::Mapped(block, at) => block.write(at, from),
-            AccessMethod::Process(process, at) => self.monitor.track(process.pid, || process.write(at, from)),
+        match &**self.get(memory)? {
+            ClientMemory::Mapped(mapped) => mapped.block.write(offset, from),
+            ClientMemory::Process(range) => {
+                let at = range.locate(offset, from.len())?;
+                self.monitor.track(range.process.pid, || range.process.write(at, from))
+            }
         }
-    }
-
-    fn prefers_batches(&self) -> bool {
-        self.process_only > 0
-    }
-
-    fn read_batch(&self, locations: &[MemoryLocation], into: &mut [u8], stride: usize) -> bool {
-        let mut addresses = [(0, 0); MAX_PACKETS];
-        let Some((process, count)) = self.common_process(locations, |index, address| {
-            addresses[index] = (address, locations[index].length);
-        }) else {
-            return false;
-        };
-        count == locations.len()
-            && self.monitor.track(process.pid, || process.read_batch(&addresses[..count], into, stride))
-    }
-
-    fn write_batch(&mut self, locations: &[MemoryLocation], from: &[&[u8]]) -> usize {
-        let mut addresses = [0; MAX_PACKETS];
-        let Some((process, count)) =
-            self.common_process(locations, |index, address| addresses[index] = address)
-        else {
-            return 0;
-        };
-        self.monitor.track(process.pid, || process.write_batch(&addresses[..count], &from[..count]))
     }
 
     /// In another process, atomic only with respect to other operations of this HCA (`IBV_ATOMIC_HCA`).
@@ -421,15 +296,18 @@ impl Memory for ClientMemories {
         offset: u64,
         operation: AtomicOperation,
     ) -> Result<u64, MemoryFault> {
-        match self.get(memory)?.access_method(offset, 8)? {
-            AccessMethod::Mapped(block, at) => block.atomic(at, operation),
-            AccessMethod::Process(process, at) => self.monitor.track(process.pid, || {
-                let mut bytes = [0; 8];
-                process.read(at, &mut bytes)?;
-                let old = u64::from_ne_bytes(bytes);
-                process.write(at, &operation.apply(old).to_ne_bytes())?;
-                Ok(old)
-            }),
+        match &**self.get(memory)? {
+            ClientMemory::Mapped(mapped) => mapped.block.atomic(offset, operation),
+            ClientMemory::Process(range) => {
+                let at = range.locate(offset, 8)?;
+                self.monitor.track(range.process.pid, || {
+                    let mut bytes = [0; 8];
+                    range.process.read(at, &mut bytes)?;
+                    let old = u64::from_ne_bytes(bytes);
+                    range.process.write(at, &operation.apply(old).to_ne_bytes())?;
+                    Ok(old)
+                })
+            }
         }
     }
 }
@@ -437,7 +315,6 @@ impl Memory for ClientMemories {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicU8;
 
     /// This process, as if the kernel denied process_vm_readv and process_vm_writev.
     fn vm_access_denied() -> ProcessMemory {
@@ -461,63 +338,6 @@ mod tests {
         assert_eq!(process.read(8, &mut back), Err(MemoryFault), "the address is not mapped");
         process.mark_exited();
         assert_eq!(process.read(address, &mut back), Err(MemoryFault));
-    }
-
-    /// Two pages of this process, followed by a page without access.
-    fn pages() -> (u64, &'static [AtomicU8]) {
-        let (flags, length) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, 3 * 4096);
-        // SAFETY: a new mapping, which is never unmapped.
-        let base = unsafe {
-            let rights = libc::PROT_READ | libc::PROT_WRITE;
-            let base = libc::mmap(std::ptr::null_mut(), length, rights, flags, -1, 0);
-            assert_ne!(base, libc::MAP_FAILED);
-            assert_eq!(libc::mprotect(base.add(2 * 4096), 4096, libc::PROT_NONE), 0);
-            base
-        };
-        // SAFETY: two readable and writable pages that are never unmapped, accessed as atomics.
-        (base as u64, unsafe { std::slice::from_raw_parts(base.cast(), 2 * 4096) })
-    }
-
-    #[test]
-    fn one_call_copies_the_payload_of_several_packets() {
-        let (address, bytes) = pages();
-        let process = ProcessMemory::new(std::process::id(), None);
-        let sent: Vec<u8> = (0..3000u32).map(|at| at as u8).collect();
-        let pieces: Vec<&[u8]> = sent.chunks(1001).collect();
-        let addresses = [0, 1001, 2002].map(|offset| address + 7 + offset);
-        assert_eq!(process.write_batch(&addresses, &pieces), 3);
-        assert!(bytes[7..3007].iter().zip(&sent).all(|(byte, sent)| byte.load(Ordering::Relaxed) == *sent));
-        let mut into = [0xee; 3 * 1020];
-        let ranges = [(addresses[0], 1001), (addresses[1], 1001), (addresses[2], 998)];
-        assert!(process.read_batch(&ranges, &mut into, 1020));
-        for (piece, sent) in into.chunks(1020).zip(&pieces) {
-            assert_eq!(piece[..sent.len()], **sent);
-            assert!(
-                piece[sent.len()..].iter().all(|byte| *byte == 0xee),
-                "the bytes between the pieces do not change"
-            );
-        }
-    }
-
-    #[test]
-    fn pieces_before_a_fault_are_written() {
-        let (address, bytes) = pages();
-        let process = ProcessMemory::new(std::process::id(), None);
-        let sent = [7; 4096];
-        let write = |offsets: &[u64], sizes: &[usize]| {
-            let addresses: Vec<u64> = offsets.iter().map(|offset| address + offset).collect();
-            let pieces: Vec<&[u8]> = sizes.iter().map(|size| &sent[..*size]).collect();
-            process.write_batch(&addresses, &pieces)
-        };
-        assert_eq!(write(&[2048, 4096, 6144], &[2048; 3]), 3);
-        assert_eq!(write(&[4096, 7096], &[3000; 2]), 1);
-        assert_eq!(write(&[16, 5000, 8192, 32], &[16; 4]), 2);
-        assert_eq!(bytes[4096 + 2999].load(Ordering::Relaxed), 7);
-        assert_eq!([31, 32, 5015].map(|at| bytes[at].load(Ordering::Relaxed)), [7, 0, 7]);
-        let ranges = [(address + 4096, 3000), (address + 7096, 3000)];
-        assert!(!process.read_batch(&ranges, &mut [0; 6000], 3000));
-        process.mark_exited();
-        assert_eq!(write(&[0, 8], &[8; 2]), 0);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use softhca_udp::{Entropy, Loopback, parse_addresses};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU64;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use thiserror::Error;
 
@@ -26,14 +26,14 @@ pub struct HostConfig {
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs, reason = "each field is the resource of its name")]
 pub struct ClientLimits {
-    pub max_qp: usize,
-    pub max_cq: usize,
-    pub max_srq: usize,
-    pub max_pd: usize,
+    pub max_qp: u32,
+    pub max_cq: u32,
+    pub max_srq: u32,
+    pub max_pd: u32,
     /// Memory regions and memory windows together.
-    pub max_mr: usize,
-    pub max_ah: usize,
-    pub max_xrcd: usize,
+    pub max_mr: u32,
+    pub max_ah: u32,
+    pub max_xrcd: u32,
     /// The bytes of all rings.
     pub max_ring_bytes: u64,
 }
@@ -55,7 +55,7 @@ impl Default for ClientLimits {
 
 impl ClientLimits {
     /// The limits in the device attributes: the lower of these limits and those of the HCA.
-    pub fn device_limits(&self, max_clients: usize) -> DeviceLimits {
+    pub fn device_limits(&self, max_clients: u32) -> DeviceLimits {
         let hca = DeviceLimits::HCA;
         DeviceLimits {
             max_clients,
@@ -88,9 +88,9 @@ pub struct FabricConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum DataPath {
     /// The daemon, for all its clients.
-    #[default]
     Daemon,
     /// Each client for itself, on sockets that the daemon gives it.
+    #[default]
     Direct,
 }
 
@@ -123,6 +123,9 @@ pub struct Config {
     pub further_cards: BTreeMap<String, Vec<Option<IpAddr>>>,
     /// The IPv6 addresses of hosts that also have an IPv4 address, by host name.
     pub ipv6: BTreeMap<String, Ipv6Addr>,
+    /// The network namespaces of hosts that are not in that of the daemon, by host name: files such as
+    /// `/run/netns/alice`.
+    pub namespaces: BTreeMap<String, PathBuf>,
     /// The UDP source port of packets.
     pub entropy: Entropy,
     /// How a host's traffic to itself is carried. By default inside the HCA and in rings on the direct data path, and
@@ -174,6 +177,7 @@ impl Default for Config {
             hosts: vec![HostConfig { name: "host".into(), address: None }],
             further_cards: BTreeMap::new(),
             ipv6: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
             entropy: Entropy::Off,
             loopback: None,
             data_path: DataPath::default(),
@@ -239,6 +243,11 @@ impl Config {
             }
         }
         cards
+    }
+
+    /// The network namespace of a host, unless it is that of the daemon.
+    pub(crate) fn namespace(&self, host: &str) -> Option<&Path> {
+        self.namespaces.get(host).map(PathBuf::as_path)
     }
 
     /// The most devices that one process may have open: half of all.

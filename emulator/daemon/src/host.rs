@@ -8,14 +8,13 @@ use crate::recording::Recordings;
 use crate::slots::HostSlots;
 use crate::start_error::StartError;
 use parking_lot::Mutex;
-use softhca_engine::{AckPolicy, ClientId, CqId, Event, Instant, Settings};
-use softhca_fabric::{EventSink, HostId, NetworkEvent, Stage};
+use softhca_engine::{AckPolicy, ClientId, Counters, CqId, Event, Instant, Settings};
+use softhca_fabric::{EventSink, HostId, NetworkEvent};
 use softhca_queue::control::{HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus};
 use softhca_queue::{MapMode, SharedMemory, SleepFlag};
-use softhca_trace::PacketDirection;
 use softhca_udp::{
-    DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, IcrcCheck, SharedDriver, SocketOptions,
-    bind_free_host, bind_host,
+    DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, IcrcCheck, SharedDriver, SlotEvent,
+    SocketOptions, bind_free_host, bind_host,
 };
 use softhca_wire::QpnSlot;
 use std::collections::BTreeMap;
@@ -84,6 +83,14 @@ impl AsyncEventWatchers {
         self.watchers.lock().push(queue.clone());
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.watchers.lock().is_empty()
+    }
+
+    pub fn publish(&self, event: &Notification) {
+        self.watchers.lock().iter().for_each(|watcher| watcher.push(event.clone()));
+    }
+
     pub fn remove(&self, queue: &Arc<NotificationQueue>) {
         self.watchers.lock().retain(|other| !Arc::ptr_eq(other, queue));
     }
@@ -114,9 +121,8 @@ impl EventBus {
             subscription.notifications.push(Notification::AsyncEventRaised(event));
         }
         let pid = client.and_then(|client| clients.get(&client)).map(|subscription| subscription.pid);
-        for watcher in self.watchers.watchers.lock().iter() {
-            watcher.push(Notification::AsyncEventObserved { host: self.host_name.clone(), pid, event });
-        }
+        let host = self.host_name.clone();
+        self.watchers.publish(&Notification::AsyncEventObserved { host, pid, event });
     }
 }
 
@@ -132,21 +138,13 @@ struct HostEventSink {
 
 impl EventSink for HostEventSink {
     fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
-        match *event {
-            NetworkEvent::Hca { event, .. } => self.on_hca_event(now, event),
-            NetworkEvent::Frame { stage: Stage::Admitted, addressing, packet, .. } => {
-                self.recordings.on_packet_sent(self.host, addressing, packet);
-            }
-            NetworkEvent::Fault { fault, .. } => self.recordings.on_fault(self.host, fault),
-            NetworkEvent::Fabric(event) => self.recordings.on_port_event(self.host, now, &event),
-            NetworkEvent::PauseFrame { stage, pause, .. } => {
-                let direction = match stage {
-                    Stage::Delivered => PacketDirection::Inbound,
-                    _ => PacketDirection::Outbound,
-                };
-                self.recordings.on_link_pause(self.host, direction, pause);
-            }
-            _ => {}
+        if self.recordings.is_active()
+            && let Some(event) = SlotEvent::new(event)
+        {
+            self.recordings.on_host_event(self.host, now, event);
+        }
+        if let NetworkEvent::Hca { event, .. } = event {
+            self.on_hca_event(event);
         }
     }
 
@@ -164,8 +162,7 @@ impl EventSink for HostEventSink {
 }
 
 impl HostEventSink {
-    fn on_hca_event(&mut self, now: Instant, event: &Event) {
-        self.recordings.on_engine_event(self.host, now, event);
+    fn on_hca_event(&mut self, event: &Event) {
         match event {
             Event::CompletionNotified { cq } => self.pending_notifications.push(*cq),
             Event::AsyncEventRaised { client, event } => self.bus.publish_async_event(*client, *event),
@@ -217,12 +214,19 @@ impl DaemonHost {
         };
         let is_central = config.fabric.is_some() || config.congestion.name().is_none();
         let slots = match config.data_path == DataPath::Direct && !is_central {
-            true => HostSlots::new(&sockets, settings)
-                .inspect_err(|error| report!("no direct data path: the kernel does not share ports: {error}"))
-                .ok(),
+            true => HostSlots::new(
+                &sockets,
+                settings,
+                HostId(index as u32),
+                config.namespace(card.host),
+                recordings,
+            )
+            .inspect_err(|error| report!("no direct data path: the kernel does not share ports: {error}"))
+            .ok(),
             false => None,
         };
         if slots.is_some() {
+            recordings.allow_slots();
             settings.qpn_slot = QpnSlot { number: 0, bits: QpnSlot::BITS };
         }
         let device = HostDevice {
@@ -231,7 +235,7 @@ impl DaemonHost {
             device_name: format!("softhca{index}"),
             address: sockets.address(),
             active_mtu: sockets.active_mtu(),
-            limits: config.client_limits.device_limits(config.max_clients),
+            limits: config.client_limits.device_limits(config.max_clients.try_into().unwrap_or(u32::MAX)),
             recovery: config.recovery.name().into(),
             loopback: config.loopback().name().into(),
         };
@@ -260,23 +264,35 @@ impl DaemonHost {
         Ok(DaemonHost { device, driver, event_bus, access_monitor, sleep_flag, slots })
     }
 
+    /// Whether fault rules are in front of the sockets.
+    pub fn has_rules(&self) -> bool {
+        self.driver.control(|driver| driver.rules().next().is_some())
+    }
+
+    /// The counters of the host: of the daemon's HCA and of those in processes, present and past.
+    pub fn counters(&self) -> Counters {
+        let mut counters = self.driver.control(|driver| *driver.hca().counters());
+        if let Some(slots) = &self.slots {
+            counters.add(&slots.counters());
+        }
+        counters
+    }
+
     /// The queue pairs of all clients.
     pub fn queue_pairs(&self) -> Vec<QueuePairStatus> {
         let found: Vec<_> = self
             .driver
             .control(|driver| driver.hca().queue_pairs_with_owners().take(MAX_QUEUE_PAIRS_LISTED).collect());
         let clients = self.event_bus.clients.lock();
-        let listed = found.into_iter().map(|(client, qp)| QueuePairStatus {
-            qpn: qp.qpn,
-            qp_type: qp.qp_type,
-            state: qp.state,
-            dest_qpn: qp.attributes.dest_qpn,
-            next_psn: qp.next_psn,
-            expected_psn: qp.expected_psn,
-            outstanding: qp.outstanding as u32,
-            pid: clients.get(&client).map(|client| client.pid),
-        });
-        listed.collect()
+        let pid = |client| clients.get(client).map(|client| client.pid);
+        let mut listed: Vec<_> =
+            found.iter().map(|(client, qp)| QueuePairStatus::new(qp, pid(client))).collect();
+        drop(clients);
+        if let Some(slots) = &self.slots {
+            listed.extend(slots.reports().into_iter().flat_map(|report| report.queue_pairs));
+        }
+        listed.truncate(MAX_QUEUE_PAIRS_LISTED);
+        listed
     }
 
     /// Attaches the host to the network between the hosts.
@@ -301,12 +317,12 @@ mod tests {
         }
         let mut sink = HostEventSink {
             bus: bus.clone(),
-            recordings: Recordings::new(),
+            recordings: Recordings::new(Arc::default()),
             host: HostId(0),
             pending_notifications: Vec::new(),
         };
         for number in [2, 1] {
-            sink.on_hca_event(Instant::ZERO, &Event::CompletionNotified { cq: CqId(number) });
+            sink.on_hca_event(&Event::CompletionNotified { cq: CqId(number) });
             assert!(queue.drain().unwrap().is_empty(), "the batch is not complete");
         }
         bus.remove_completion_queue(CqId(1));

@@ -16,6 +16,7 @@ mod fault_rules;
 mod host;
 mod messages;
 mod mount_namespace;
+mod network_namespace;
 mod notification_queue;
 mod port_counters;
 mod qp_roles;

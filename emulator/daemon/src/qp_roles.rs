@@ -5,6 +5,7 @@ use crate::host::DaemonHost;
 use parking_lot::Mutex;
 use softhca_engine::{QpSnapshot, QpType};
 use softhca_fabric::{Endpoint, Flow, FlowId};
+use softhca_queue::control::{Notification, encode};
 use softhca_wire::Qpn;
 use std::sync::Arc;
 
@@ -93,8 +94,12 @@ impl QpRoles {
             qpn: qp.attributes.dest_qpn,
         });
         let flow = Flow { id: role, requester, responder, first_psn };
+        let change = Notification::FlowsAdded { seed, flows: encode(&vec![flow]) };
         for host in hosts {
             host.driver.control(|driver| driver.add_flow(seed, flow));
+            if let Some(slots) = &host.slots {
+                tokio::task::block_in_place(|| slots.change_rules(&change));
+            }
         }
     }
 }

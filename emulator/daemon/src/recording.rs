@@ -1,24 +1,34 @@
 //! Captures and event logs of the hosts of a daemon.
 
 use crate::command_error::CommandError;
+use crate::host::AsyncEventWatchers;
 use crate::messages::report;
 use crate::record_writer::{RecordOutput, RecordWriter};
 use parking_lot::Mutex;
-use softhca_engine::{Event, Instant};
+use softhca_engine::{Counters, Event, Instant};
 use softhca_fabric::{
-    Direction, EventSink, FabricEvent, Fault, HostId, LinkId, NetworkEvent, Node, RuleId, Stage, SwitchId,
+    Direction, EventSink, FabricEvent, HostId, LinkId, NetworkEvent, Node, RuleCounters, RuleId, Stage,
+    SwitchId,
 };
+use softhca_queue::control::Notification;
 use softhca_trace::{CaptureWriter, EventLog, InterfaceId, NameTable, PacketDirection, PortTap};
-use softhca_wire::{AddressHeaders, Pfc};
+use softhca_udp::{SlotEvent, SlotPage, monotonic_nanos};
+use softhca_wire::Pfc;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// The most recordings of one process, and of all processes. Every event is formatted once per recording.
 const MAX_PER_PROCESS: usize = 4;
 const MAX_RECORDINGS: usize = 64;
+
+/// How often the events of processes that execute the transport themselves are read, while there is a recording.
+const DRAIN_INTERVAL: Duration = Duration::from_millis(2);
+/// The most time that events wait for earlier ones of a process that is stopped while it writes one.
+const MAX_MERGE_DELAY: u64 = 1_000_000_000;
 
 /// A capture with an interface and a tap per host.
 struct Capture {
@@ -68,6 +78,57 @@ impl Recording {
         }
     }
 
+    /// Writes an event of a host that happened at `now` of the recording and at `at` of its driver.
+    fn on_host_event(
+        &mut self,
+        now: Instant,
+        host: HostId,
+        at: Instant,
+        event: &SlotEvent<'_>,
+    ) -> io::Result<()> {
+        if let Some(log) = &mut self.log {
+            match *event {
+                SlotEvent::Hca(mut event) => {
+                    if let Event::RnrWaitStarted { until, .. } = &mut event {
+                        *until = now.plus(until.since(at));
+                    }
+                    log.record_event(now, host, &event);
+                }
+                SlotEvent::Fault(ref fault) => log.record_fault(now, LinkId(host.0), fault),
+                SlotEvent::Port(ref event) => {
+                    let mut event = at_recording_time(event, at, now);
+                    *event.link_mut() = LinkId(host.0);
+                    if let FabricEvent::PauseReceived { node, .. } | FabricEvent::PauseEnded { node, .. } =
+                        &mut event
+                    {
+                        *node = Node::Host(host);
+                    }
+                    log.record_fabric_event(now, &event);
+                }
+                SlotEvent::Frame { .. } | SlotEvent::Pause { .. } => {}
+            }
+        }
+        let Some(Capture { writer, taps, interfaces }) = &mut self.capture else { return Ok(()) };
+        let tap = &mut taps[host.0 as usize];
+        match event {
+            SlotEvent::Hca(_) => tap.flush_pending(writer),
+            SlotEvent::Frame { addressing, packet } => {
+                tap.packet_sent(writer, now.nanos(), addressing, packet)
+            }
+            SlotEvent::Fault(fault) => {
+                tap.add_fault(fault, &self.names);
+                Ok(())
+            }
+            SlotEvent::Pause { is_inbound, pause } => {
+                tap.flush_pending(writer)?;
+                let direction =
+                    if *is_inbound { PacketDirection::Inbound } else { PacketDirection::Outbound };
+                writer.write_pause(now.nanos(), interfaces[host.0 as usize], direction, pause, None)
+            }
+            SlotEvent::Port(_) => Ok(()),
+        }
+    }
+
     fn flush(&mut self) {
         let capture = self.capture.as_mut().map_or(Ok(()), |capture| capture.writer.flush());
         let log = self.log.as_mut().map_or(Ok(()), EventLog::flush);
@@ -91,23 +152,87 @@ impl Recording {
     }
 }
 
+/// An event that waits for earlier ones of other processes.
+struct PendingEvent {
+    /// In CLOCK_MONOTONIC.
+    time: u64,
+    host: HostId,
+    /// The process that executes the transport itself; `None` for the daemon's HCA.
+    pid: Option<u32>,
+    /// The time of the driver's clock.
+    at: Instant,
+    event: SlotEvent<'static>,
+}
+
+/// The events of all processes in the order of their times.
+#[derive(Default)]
+struct Merge {
+    /// The pages of processes, with their numbers.
+    pages: BTreeMap<(HostId, u16), (u32, SlotPage)>,
+    pending: Vec<PendingEvent>,
+    /// No event with an earlier time follows.
+    released_until: u64,
+}
+
+impl Merge {
+    /// Reads the events of a process, or of all.
+    fn read(&mut self, page: Option<(HostId, u16)>) {
+        let (now, pending) = (monotonic_nanos(), &mut self.pending);
+        for (key, (pid, slot)) in
+            self.pages.iter_mut().filter(|(key, _)| page.is_none_or(|page| page == **key))
+        {
+            let drained = slot.drain(|time, at, event| {
+                let (time, pid, event) = (time.min(now), Some(*pid), event.into_owned());
+                pending.push(PendingEvent { time, host: key.0, pid, at, event });
+            });
+            if let Err(error) = drained {
+                report!("the events of process {pid} are not recorded any more: {error}");
+            }
+        }
+    }
+
+    /// Reads the events of all processes. Returns those that no earlier one can follow, in order.
+    fn drain(&mut self, ends: bool) -> Vec<PendingEvent> {
+        let now = monotonic_nanos();
+        let mut until = now;
+        for (_, page) in self.pages.values() {
+            until = until.min(page.next_event_time(now).unwrap_or(self.released_until));
+        }
+        let until = if ends { u64::MAX } else { until.max(now.saturating_sub(MAX_MERGE_DELAY)) };
+        self.read(None);
+        self.released_until = self.released_until.max(until.min(now));
+        self.pending.sort_by_key(|event| event.time);
+        let count = self.pending.partition_point(|event| event.time < until);
+        self.pending.drain(..count).collect()
+    }
+}
+
 /// All recordings of a daemon.
 pub(crate) struct Recordings {
     names: Mutex<NameTable>,
-    started: std::time::Instant,
+    /// In CLOCK_MONOTONIC.
+    started: u64,
     /// A recording exists. Without one, no thread takes the lock.
     is_active: AtomicBool,
+    /// Processes may execute the transport themselves: their events and the daemon's are merged.
+    has_slots: AtomicBool,
+    /// Locked before `recordings`.
+    merge: Mutex<Merge>,
     recordings: Mutex<Vec<Recording>>,
+    watchers: Arc<AsyncEventWatchers>,
     /// The recordings of each process.
     counts: Arc<Mutex<BTreeMap<u32, usize>>>,
 }
 
 impl Recordings {
-    pub fn new() -> Arc<Recordings> {
+    pub fn new(watchers: Arc<AsyncEventWatchers>) -> Arc<Recordings> {
         Arc::new(Recordings {
+            watchers,
             names: Mutex::default(),
-            started: std::time::Instant::now(),
+            started: monotonic_nanos(),
             is_active: AtomicBool::new(false),
+            has_slots: AtomicBool::new(false),
+            merge: Mutex::default(),
             recordings: Mutex::default(),
             counts: Arc::default(),
         })
@@ -169,7 +294,7 @@ impl Recordings {
 
     /// Starts a capture, an event log, or both, for a process or for the daemon itself.
     pub fn start(
-        &self,
+        self: &Arc<Self>,
         owner: u64,
         pid: Option<u32>,
         capture: Option<File>,
@@ -199,8 +324,78 @@ impl Recordings {
         }
         self.recordings.lock().extend(started);
         drop(locked);
-        self.is_active.store(true, Ordering::Release);
+        Ok(self.update_activity()?)
+    }
+
+    /// Reads the events of processes while there is a recording, or a watcher of asynchronous events.
+    pub fn update_activity(self: &Arc<Self>) -> io::Result<()> {
+        let merge = self.merge.lock();
+        let is_active = !self.recordings.lock().is_empty() || !self.watchers.is_empty();
+        let was_active = self.is_active.swap(is_active, Ordering::AcqRel);
+        merge.pages.values().for_each(|(_, page)| page.set_recorded(is_active));
+        if is_active && !was_active && self.has_slots.load(Ordering::Acquire) {
+            let recordings = self.clone();
+            std::thread::Builder::new().name("softhca records".into()).spawn(move || {
+                while recordings.is_active() {
+                    recordings.drain(false);
+                    std::thread::sleep(DRAIN_INTERVAL);
+                }
+            })?;
+        }
         Ok(())
+    }
+
+    /// Whether there is a recording.
+    pub fn is_active(&self) -> bool {
+        self.is_active.load(Ordering::Acquire)
+    }
+
+    /// From now on, processes may execute the transport themselves.
+    pub fn allow_slots(&self) {
+        self.has_slots.store(true, Ordering::Release);
+    }
+
+    /// Records the events of a process that executes the transport itself.
+    pub fn add_slot(&self, host: HostId, slot: u16, pid: u32, page: SlotPage) {
+        let mut merge = self.merge.lock();
+        page.set_recorded(self.is_active());
+        merge.pages.insert((host, slot), (pid, page));
+    }
+
+    /// The process in a slot is gone. Returns its page.
+    pub fn remove_slot(&self, host: HostId, slot: u16) -> Option<SlotPage> {
+        let mut merge = self.merge.lock();
+        merge.read(Some((host, slot)));
+        merge.pages.remove(&(host, slot)).map(|(_, page)| page)
+    }
+
+    /// The counters of the fault rules of the processes of a host that execute the transport themselves.
+    pub fn slot_rules(&self, host: HostId) -> Vec<(RuleId, RuleCounters)> {
+        let merge = self.merge.lock();
+        merge.pages.range((host, 0)..=(host, u16::MAX)).flat_map(|(_, (_, page))| page.rules()).collect()
+    }
+
+    /// The counters of the processes of a host that execute the transport themselves.
+    pub fn slot_counters(&self, host: HostId) -> Counters {
+        let mut sum = Counters::default();
+        let merge = self.merge.lock();
+        merge.pages.range((host, 0)..=(host, u16::MAX)).for_each(|(_, (_, page))| sum.add(&page.counters()));
+        sum
+    }
+
+    /// Writes the events of all processes, as far as none can precede them; all if the recordings end.
+    fn drain(&self, ends: bool) {
+        let mut merge = self.merge.lock();
+        for PendingEvent { time, host, pid, at, event } in merge.drain(ends) {
+            // The daemon raises events of the port for all processes.
+            if let (Some(_), SlotEvent::Hca(Event::AsyncEventRaised { client: Some(_), event })) =
+                (pid, &event)
+            {
+                let host = self.names.lock().host_name(host);
+                self.watchers.publish(&Notification::AsyncEventObserved { host, pid, event: *event });
+            }
+            self.write(time, |recording, now| recording.on_host_event(now, host, at, &event));
+        }
     }
 
     /// Counts a recording of a process, if the limits permit it.
@@ -219,13 +414,15 @@ impl Recordings {
     }
 
     /// Ends the recordings of `owner`. Returns the first write error.
-    pub fn end(&self, owner: u64) -> io::Result<()> {
+    pub fn end(self: &Arc<Self>, owner: u64) -> io::Result<()> {
+        if self.has_slots.load(Ordering::Acquire) && self.is_active() {
+            self.drain(true);
+        }
         let ended: Vec<Recording> = {
             let mut all = self.recordings.lock();
-            let ended = all.extract_if(.., |recording| recording.owner == owner).collect();
-            self.is_active.store(!all.is_empty(), Ordering::Release);
-            ended
+            all.extract_if(.., |recording| recording.owner == owner).collect()
         };
+        self.update_activity()?;
         ended.into_iter().map(Recording::finish).fold(Ok(()), io::Result::and)
     }
 
@@ -234,54 +431,36 @@ impl Recordings {
         self.recordings.lock().iter_mut().for_each(Recording::flush);
     }
 
+    /// Writes something that happened at `time` of CLOCK_MONOTONIC to every recording.
+    fn write(&self, time: u64, act: impl Fn(&mut Recording, Instant) -> io::Result<()>) {
+        let now = Instant::from_nanos(time.saturating_sub(self.started));
+        for recording in self.recordings.lock().iter_mut().filter(|recording| recording.write_error.is_none())
+        {
+            let written = act(recording, now);
+            recording.check_write(written);
+        }
+    }
+
     fn for_each(&self, act: impl Fn(&mut Recording, Instant) -> io::Result<()>) {
-        if self.is_active.load(Ordering::Acquire) {
+        if self.is_active() {
             // One clock for all hosts: the order of events is the order of their times.
-            let mut all = self.recordings.lock();
-            let now = Instant::from_nanos(self.started.elapsed().as_nanos() as u64);
-            for recording in all.iter_mut().filter(|recording| recording.write_error.is_none()) {
-                let written = act(recording, now);
-                recording.check_write(written);
-            }
+            let _order = self.merge.lock();
+            self.write(monotonic_nanos(), act);
         }
     }
 
     /// Records an event of a host, with a time of the driver's clock.
-    pub fn on_engine_event(&self, host: HostId, at: Instant, event: &Event) {
-        self.for_each(|recording, now| {
-            if let Some(log) = &mut recording.log {
-                let mut event = *event;
-                if let Event::RnrWaitStarted { until, .. } = &mut event {
-                    *until = now.plus(until.since(at));
-                }
-                log.record_event(now, host, &event);
-            }
-            match &mut recording.capture {
-                Some(Capture { writer, taps, .. }) => taps[host.0 as usize].flush_pending(writer),
-                None => Ok(()),
-            }
-        });
-    }
-
-    pub fn on_packet_sent(&self, host: HostId, addressing: &AddressHeaders, packet: &[u8]) {
-        self.for_each(|recording, now| match &mut recording.capture {
-            Some(Capture { writer, taps, .. }) => {
-                taps[host.0 as usize].packet_sent(writer, now.nanos(), addressing, packet)
-            }
-            None => Ok(()),
-        });
-    }
-
-    pub fn on_fault(&self, host: HostId, on_fault: &Fault) {
-        self.for_each(|recording, now| {
-            if let Some(log) = &mut recording.log {
-                log.record_fault(now, LinkId(host.0), on_fault);
-            }
-            if let Some(Capture { taps, .. }) = &mut recording.capture {
-                taps[host.0 as usize].add_fault(on_fault, &recording.names);
-            }
-            Ok(())
-        });
+    pub fn on_host_event(&self, host: HostId, at: Instant, event: SlotEvent<'_>) {
+        if !self.is_active() {
+            return;
+        }
+        let mut merge = self.merge.lock();
+        let time = monotonic_nanos();
+        if self.has_slots.load(Ordering::Acquire) {
+            merge.pending.push(PendingEvent { time, host, pid: None, at, event: event.into_owned() });
+        } else {
+            self.write(time, |recording, now| recording.on_host_event(now, host, at, &event));
+        }
     }
 
     /// Records an event of a switch or a port, with a time of the fabric's clock.
@@ -294,34 +473,6 @@ impl Recordings {
                 log.record_fabric_event(now, &event);
             }
             Ok(())
-        });
-    }
-
-    /// Records the effect of a received pause frame on a host, with a time of the driver's clock.
-    pub fn on_port_event(&self, host: HostId, at: Instant, event: &FabricEvent) {
-        self.for_each(|recording, now| {
-            if let Some(log) = &mut recording.log {
-                let mut event = at_recording_time(event, at, now);
-                *event.link_mut() = LinkId(host.0);
-                if let FabricEvent::PauseReceived { node: at, .. }
-                | FabricEvent::PauseEnded { node: at, .. } = &mut event
-                {
-                    *at = Node::Host(host);
-                }
-                log.record_fabric_event(now, &event);
-            }
-            Ok(())
-        });
-    }
-
-    /// Records a pause frame that a host sent or received over its socket.
-    pub fn on_link_pause(&self, host: HostId, direction: PacketDirection, pause: &Pfc) {
-        self.for_each(|recording, now| match &mut recording.capture {
-            Some(Capture { writer, taps, interfaces }) => {
-                taps[host.0 as usize].flush_pending(writer)?;
-                writer.write_pause(now.nanos(), interfaces[host.0 as usize], direction, pause, None)
-            }
-            None => Ok(()),
         });
     }
 

@@ -7,6 +7,7 @@ use crate::client_process::ClientProcess;
 use crate::config::{Config, FabricConfig};
 use crate::host::{AsyncEventWatchers, DaemonHost};
 use crate::messages::{self, report};
+use crate::network_namespace::within;
 use crate::readable_fd::ReadableFd;
 use crate::recording::{FabricEventSink, Recordings};
 use crate::session::Session;
@@ -116,17 +117,18 @@ impl Daemon {
         directory.create()?;
         let lock = lock(&directory.lock(&config.name), &config.name)?;
         let watchers = Arc::new(AsyncEventWatchers::default());
-        let recordings = Recordings::new();
+        let recordings = Recordings::new(watchers.clone());
         let mut hosts = Vec::new();
         for (index, card) in config.cards().iter().enumerate() {
-            hosts.push(Arc::new(DaemonHost::start(&config, index, card, &watchers, &recordings)?));
+            let start = || DaemonHost::start(&config, index, card, &watchers, &recordings);
+            hosts.push(Arc::new(within(config.namespace(card.host), start)??));
         }
         let network = match &config.fabric {
             Some(fabric) => Some(build_network(fabric, &hosts, &recordings)?),
             None => None,
         };
         // The lock is ours, so no daemon uses a socket or views of this name.
-        let views = Some(Views::start(&config.name, &hosts));
+        let views = Some(Views::start(&config, &hosts));
         let socket = directory.socket(&config.name);
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket)
@@ -157,10 +159,6 @@ impl Daemon {
 
     /// Records all hosts until the daemon ends: a capture, an event log, or both.
     pub fn start_recording(&self, capture: Option<File>, log: Option<File>) -> io::Result<()> {
-        if self.state.hosts.iter().any(|host| host.slots.is_some()) {
-            let message = "captures and event logs need data_path = \"daemon\"";
-            return Err(io::Error::new(io::ErrorKind::Unsupported, message));
-        }
         self.state
             .recordings
             .start(0, None, capture, log)
@@ -269,7 +267,7 @@ impl Daemon {
             return Err(io::Error::other(reason));
         }
         let (pid, name) = (process.pid, process.name.clone());
-        let client = ClientStatus { pid, name: name.clone(), resources: Vec::new() };
+        let client = ClientStatus { pid, name: name.clone(), resources: Vec::new(), is_direct: false };
         let status = Arc::new(Mutex::new(SessionStatus { host_name: None, client }));
         self.last_session += 1;
         let id = self.last_session;

@@ -10,11 +10,11 @@ use crate::notification_queue::NotificationQueue;
 use crate::port_counters;
 use crate::state::{DaemonState, SessionStatus};
 use parking_lot::Mutex;
-use softhca_queue::PortState;
 use softhca_queue::control::{
     FramedMessage, Hello, Message, MessageReader, Notification, PROTOCOL_VERSION, Request, Response, Welcome,
     decode,
 };
+use softhca_queue::{PortState, QpState};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
@@ -79,6 +79,7 @@ impl Session {
     pub async fn run(mut self) -> io::Result<()> {
         let result = self.serve().await;
         self.daemon.watchers.remove(&self.notifications);
+        // Also if it had only watched events.
         let _ = self.end_recordings();
         self.restore_hosts();
         // Before the socket closes: a client that sees its end may flush its rings itself.
@@ -223,14 +224,15 @@ impl Session {
 
     fn handle(&mut self, request: Request, mut descriptors: Vec<OwnedFd>) -> RequestResult {
         let response = match request {
-            Request::Open { host } => {
+            Request::Open { host, can_be_direct } => {
                 if self.client.is_some() {
                     return Err(CommandError::new(libc::EBUSY, "the device is already open"));
                 }
                 let host = self.daemon.host(host.as_deref())?.clone();
                 let memory = descriptors.pop();
                 self.daemon.add_client(&self.status, &host.device.name)?;
-                let opened = Client::open(&self.daemon, &host, &self.process, &self.notifications, memory);
+                let (process, notifications) = (&self.process, &self.notifications);
+                let opened = Client::open(&self.daemon, &host, process, notifications, memory, can_be_direct);
                 let (client, response, mut passed) =
                     opened.inspect_err(|_| self.status.lock().host_name = None)?;
                 let (ours, theirs) = UnixStream::pair()?;
@@ -239,6 +241,7 @@ impl Session {
                 let direct = ours.try_clone()?;
                 self.notification_socket = Some(ControlSocket::new(ours)?);
                 self.notifications.attach_socket(direct);
+                self.status.lock().client.is_direct = client.is_direct();
                 self.client = Some(client);
                 return Ok((response, passed));
             }
@@ -246,11 +249,22 @@ impl Session {
             Request::OpenRings { slot } => {
                 return Ok((Response::Done, self.client()?.slot()?.open_rings(slot)?));
             }
-            Request::Status => Response::Status(self.daemon.status()),
-            Request::Counters { host } => {
-                let host = self.host(host)?;
-                Response::Counters(host.driver.control(|driver| *driver.hca().counters()))
+            Request::Report { queue_pairs, resources } => {
+                self.client()?.slot()?.report(queue_pairs, resources);
+                Response::Done
             }
+            Request::QueuePairReady { qp } => {
+                let client = self.client()?;
+                client.slot()?;
+                let host = client.host.clone();
+                match qp.state {
+                    QpState::ReadyToReceive => self.daemon.roles.assign(&host.device.name, &qp),
+                    _ => self.daemon.roles.publish_flow(&self.daemon.hosts, &host, &qp),
+                }
+                Response::Done
+            }
+            Request::Status => Response::Status(block_in_place(|| self.daemon.status())),
+            Request::Counters { host } => Response::Counters(self.host(host)?.counters()),
             Request::PortCounters => {
                 let names: Vec<_> = self.daemon.hosts.iter().map(|host| host.device.name.as_str()).collect();
                 let ports =
@@ -260,20 +274,20 @@ impl Session {
             Request::WatchAsyncEvents => {
                 self.daemon.watchers.remove(&self.notifications);
                 self.daemon.watchers.add(&self.notifications);
+                self.daemon.recordings.update_activity()?;
                 Response::Done
             }
             Request::AddFaultRules { host, seed, rules } => {
-                self.check_data_path("fault rules")?;
                 self.mark_altered(&host)?;
-                return fault_rules::add_rules(&self.daemon, self.host(host)?, seed, &rules);
+                return fault_rules::add_rules(&self.daemon, self.host(host)?, seed, rules);
             }
             Request::AddFlows { host, seed, flows } => {
-                return fault_rules::add_flows(self.host(host)?, seed, &flows);
+                return fault_rules::add_flows(self.host(host)?, seed, flows);
             }
             Request::AssignRoles { host, seed, roles } => {
-                self.check_data_path("roles")?;
                 self.mark_altered(&host)?;
                 self.daemon.roles.reserve(self.host(host)?, seed, roles)?;
+                self.daemon.publish_has_roles();
                 Response::Done
             }
             Request::QueryFaultRules { host } => return fault_rules::rules(self.host(host)?),
@@ -281,7 +295,6 @@ impl Session {
                 return fault_rules::clear_rules(&self.daemon, self.host(host)?);
             }
             Request::StartRecording { capture, log } => {
-                self.check_data_path("captures and event logs")?;
                 let mut files = descriptors.into_iter().map(File::from);
                 let [capture, log] = [capture, log].map(|wanted| wanted.then(|| files.next()));
                 if matches!(capture, Some(None)) || matches!(log, Some(None)) {
@@ -296,7 +309,10 @@ impl Session {
                 self.end_recordings()?;
                 Response::Done
             }
-            Request::QueuePairs { host } => Response::QueuePairs(self.host(host)?.queue_pairs()),
+            Request::QueuePairs { host } => {
+                let host = self.host(host)?;
+                Response::QueuePairs(block_in_place(|| host.queue_pairs()))
+            }
             Request::SetPortState { host, state, stays } => {
                 let host = Some(host);
                 if !stays {
@@ -314,18 +330,6 @@ impl Session {
             }
         };
         Ok((response, Vec::new()))
-    }
-
-    /// Rejects what the daemon cannot do for programs that execute the transport themselves.
-    fn check_data_path(&self, what: &str) -> Result<(), CommandError> {
-        if self.daemon.hosts.iter().all(|host| host.slots.is_none()) {
-            return Ok(());
-        }
-        let message = format!(
-            "{what} need the daemon's data path, and this daemon has data_path = \"direct\": stop it and start it with \
-             data_path = \"daemon\""
-        );
-        Err(CommandError::new(libc::EOPNOTSUPP, message))
     }
 
     fn client(&mut self) -> Result<&mut Client, CommandError> {

@@ -104,17 +104,35 @@ impl DaemonState {
         Err(CommandError::new(libc::EMFILE, message))
     }
 
+    /// Publishes to the processes that execute the transport themselves whether queue pairs wait for roles or have them.
+    pub fn publish_has_roles(&self) {
+        let has_roles = !self.roles.is_idle();
+        self.hosts
+            .iter()
+            .filter_map(|host| host.slots.as_ref())
+            .for_each(|slots| slots.set_has_roles(has_roles));
+    }
+
     pub fn status(&self) -> DaemonStatus {
         let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
         let hosts = self.hosts.iter().map(|host| {
+            let reports = host.slots.as_ref().map(|slots| slots.reports()).unwrap_or_default();
             let clients = sessions.iter().filter_map(|session| {
                 let session = session.lock();
-                (session.host_name.as_ref() == Some(&host.device.name)).then(|| session.client.clone())
+                let mut client = (session.host_name.as_ref() == Some(&host.device.name))
+                    .then(|| session.client.clone())?;
+                if client.is_direct
+                    && let Some(report) = reports.iter().find(|report| report.pid == client.pid)
+                {
+                    client.resources.clone_from(&report.resources);
+                }
+                Some(client)
             });
-            let (queue_pairs, listening_ports, port_state) = host.driver.control(|driver| {
+            let (mut queue_pairs, listening_ports, port_state) = host.driver.control(|driver| {
                 let hca = driver.hca();
                 (hca.queue_pair_count() as u32, hca.listening_ports().collect(), hca.port_state())
             });
+            queue_pairs += reports.iter().map(|report| report.queue_pairs.len() as u32).sum::<u32>();
             let (host, clients) = (host.device.clone(), clients.collect());
             HostStatus { host, clients, queue_pairs, listening_ports, port_state }
         });

@@ -4,8 +4,10 @@
 //! The daemon keeps them in a folder of the user for each host, and updates the values that change. `softhca exec` shows
 //! the folder to a program at the usual places; any program can read it where it is.
 
+use crate::config::Config;
 use crate::host::DaemonHost;
 use crate::messages::report;
+use crate::network_namespace::within;
 use softhca_queue::control::{HostDevice, RuntimeDir};
 use softhca_queue::{Counters, PortState};
 use softhca_udp::interface_of;
@@ -38,17 +40,17 @@ pub(crate) struct Views {
 
 impl Views {
     /// Creates the folders. Without them, programs that look in `/sys` find no device, and all others work.
-    pub fn start(daemon: &str, hosts: &[Arc<DaemonHost>]) -> Views {
-        let folder = RuntimeDir::for_user().views(daemon);
+    pub fn start(config: &Config, hosts: &[Arc<DaemonHost>]) -> Views {
+        let folder = RuntimeDir::for_user().views(&config.name);
         let _ = std::fs::remove_dir_all(&folder);
         let mut views = Views { folder, stop: None, updater: None };
-        if let Err(error) = views.create(hosts) {
+        if let Err(error) = views.create(config, hosts) {
             report!("programs will not see the devices in /sys: {}: {error}", views.folder.display());
         }
         views
     }
 
-    fn create(&mut self, hosts: &[Arc<DaemonHost>]) -> io::Result<()> {
+    fn create(&mut self, config: &Config, hosts: &[Arc<DaemonHost>]) -> io::Result<()> {
         std::fs::create_dir_all(&self.folder)?;
         // Readers list the folders of counters, so a new value is not written there.
         let scratch = self.folder.join(".new");
@@ -57,7 +59,8 @@ impl Views {
             let root = self.folder.join(&host.device.host);
             let gids = host.driver.control(|driver| driver.hca().gids().to_vec());
             let device = DeviceFiles { device: &host.device, gids: &gids };
-            let port = device.create(&root)?;
+            // Interfaces have their names there.
+            let port = within(config.namespace(&host.device.host), || device.create(&root))??;
             cards.push(Card { host: host.clone(), port, shown: BTreeMap::new(), scratch: scratch.clone() });
         }
         cards.iter_mut().try_for_each(Card::update)?;
@@ -98,7 +101,7 @@ impl Card {
     /// Writes the files whose values have changed. A reader finds the old value or the new one.
     fn update(&mut self) -> io::Result<()> {
         let (counters, state) =
-            self.host.driver.control(|driver| (*driver.hca().counters(), driver.hca().port_state()));
+            (self.host.counters(), self.host.driver.control(|driver| driver.hca().port_state()));
         let (state, physical) = match state {
             PortState::Active => ("4: ACTIVE", "5: LinkUp"),
             PortState::Down => ("1: DOWN", "3: Disabled"),

@@ -16,6 +16,7 @@ use softhca_queue::{AccessFlags, Completion, CompletionOpcode, CorruptRing, Prog
 use softhca_wire::{Mtu, Opcode, Psn, Qpn, Syndrome, TransportHeader};
 
 /// What an injected fault acted on.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InjectedPoint {
     /// A call.
@@ -38,6 +39,7 @@ impl InjectedPoint {
 }
 
 /// The part of a packet that events carry.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketSummary {
     /// Service and operation.
@@ -468,10 +470,12 @@ macro_rules! declare_events {
         )*}
     ) => {
         $(#[doc = $struct_doc])+
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct $struct { $( $(#[doc = $attribute_doc])+ pub $attribute: $attribute_type, )* }
 
         /// Something that happened in the HCA.
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[derive(Clone, Copy, Debug, PartialEq)]
         pub enum Event {$(
             $(#[doc = $meaning])+

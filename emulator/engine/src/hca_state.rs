@@ -48,8 +48,6 @@ pub(crate) struct HcaState {
     pub paused_priorities: u8,
     pub settings: Settings,
     pub port_state: PortState,
-    /// The payload of the current packet is already in memory.
-    pub payload_placed: bool,
     /// DEVICE_FATAL was raised: control verbs fail.
     pub device_failed: bool,
     /// An injected PORT_ERR is in effect: what the port sends is lost.
@@ -83,7 +81,6 @@ impl HcaState {
             random: Random::Seeded(settings.seed),
             settings,
             port_state: PortState::Active,
-            payload_placed: false,
             device_failed: false,
             port_fault: false,
             faults: None,
@@ -265,11 +262,9 @@ impl HcaState {
             AccessFlags::LOCAL_WRITE,
             |located, range, address| {
                 let length = range.len() as u32;
-                if !self.payload_placed {
-                    memory
-                        .write(located.memory, located.offset, &from[range])
-                        .map_err(|fault| located.to_access_error(fault))?;
-                }
+                memory
+                    .write(located.memory, located.offset, &from[range])
+                    .map_err(|fault| located.to_access_error(fault))?;
                 events(*now, &Event::MemoryWritten { qp, key: located.key, address, length, psn });
                 Ok(())
             },

@@ -1,18 +1,19 @@
 //! Why packets are dropped, requests are rejected, and work requests fail.
 
-use crate::{AccessError, QpState};
+use crate::{AccessError, QpState, QpType};
 use core::fmt;
 use softhca_queue::{CompletionStatus, CorruptRing};
 use softhca_wire::{Malformed, NakCode, Opcode, Psn};
 
 /// Why a packet was dropped.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the sentences of `Display` say what each means")]
 pub enum DropReason {
     Malformed(Malformed),
     BadIcrc,
     NoQueuePair,
-    WrongService { expected: &'static str },
+    WrongService { expected: QpType },
     PkeyMismatch,
     QkeyMismatch,
     AddressMismatch,
@@ -44,7 +45,12 @@ impl fmt::Display for DropReason {
             DropReason::Malformed(why) => write!(f, "malformed: {why}"),
             DropReason::BadIcrc => f.write_str("the ICRC is wrong"),
             DropReason::NoQueuePair => f.write_str("no queue pair has this QPN"),
-            DropReason::WrongService { expected } => write!(f, "the queue pair has service {expected}"),
+            DropReason::WrongService { expected: QpType::XrcInitiator } => {
+                f.write_str("the queue pair is an XRC initiator")
+            }
+            DropReason::WrongService { expected } => {
+                write!(f, "the queue pair has service {}", expected.service().name())
+            }
             DropReason::PkeyMismatch => f.write_str("the P_Key is not in the table"),
             DropReason::QkeyMismatch => f.write_str("the Q_Key is wrong"),
             DropReason::AddressMismatch => {
@@ -97,6 +103,7 @@ impl fmt::Display for DropReason {
 }
 
 /// Why a responder rejects a request. One place maps it to NAK code, state, counter and async event.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the sentences of `Display` say what each means")]
 pub enum RequestError {
@@ -157,6 +164,7 @@ impl fmt::Display for RequestError {
 }
 
 /// Why a work request failed, or a queue pair entered the error state.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the sentences of `Display` say what each means")]
 pub enum Reason {
@@ -259,6 +267,7 @@ impl fmt::Display for Reason {
 }
 
 /// Why a requester retransmits.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum RetransmitCause {
@@ -269,6 +278,7 @@ pub enum RetransmitCause {
 }
 
 /// Why a link control message is rejected. A rejected message changes nothing.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LinkReject {
     /// Another version of link control.

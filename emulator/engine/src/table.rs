@@ -42,9 +42,9 @@ struct Entry<T> {
 
 impl<T> Table<T> {
     /// Creates a table of at most `limit` entries with numbers from `reserved` on.
-    pub fn new(limit: usize, reserved: u16) -> Table<T> {
+    pub fn new(limit: u32, reserved: u16) -> Table<T> {
         let entries = (0..reserved).map(|_| Entry { number: 0, value: None }).collect();
-        let limit = limit.min(usize::from(u16::MAX - reserved));
+        let limit = limit.min(u32::from(u16::MAX - reserved)) as usize;
         let numbering = Numbering::Tagged { mask: 0 };
         Table { entries, free: VecDeque::new(), limit, live: 0, reserved, numbering }
     }

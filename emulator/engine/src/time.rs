@@ -4,6 +4,7 @@ use core::fmt;
 use core::time::Duration;
 
 /// A point in time. The engine has no clock; callers pass the time.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Instant(u64);
 

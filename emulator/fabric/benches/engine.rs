@@ -38,7 +38,7 @@ impl Card {
         let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, last));
         let settings = Settings { ack_policy: AckPolicy::Coalesce, ..Settings::default() };
         let mut hca = Hca::new(settings, vec![Gid::from(address)]);
-        let (doorbell, heard) = doorbell_ring(DeviceLimits::HCA.max_qp as u32);
+        let (doorbell, heard) = doorbell_ring(DeviceLimits::HCA.max_qp);
         let client = hca.open_client(heard).unwrap();
         let domain = hca.allocate_protection_domain(client).unwrap();
         let (producer, completions) = completion_ring(4096);

@@ -55,7 +55,6 @@ impl Fabric {
         ))
     }
 
-    /// The host with this address.
     pub fn host_with_address(&self, address: IpAddr) -> Option<HostId> {
         self.network.addresses.find(address)
     }

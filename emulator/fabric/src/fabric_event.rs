@@ -6,6 +6,7 @@ use core::net::IpAddr;
 use softhca_wire::{Bth, Psn, Qpn};
 
 /// Identifies a packet in an event.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketId {
     /// The sender.
@@ -27,6 +28,7 @@ impl PacketId {
 }
 
 /// Why a switch or a host port dropped a frame.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FrameDropReason {
     /// The shared buffer is full.
@@ -60,6 +62,7 @@ impl fmt::Display for FrameDropReason {
 }
 
 /// Why a pause ended.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PauseEndReason {
     /// The peer resumed the priority.
@@ -142,6 +145,7 @@ macro_rules! declare_events {
         }
     )*}) => {
         /// Something that happened in a switch or at the port of a host.
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[allow(missing_docs, reason = "every event has a node, a link and a priority")]
         pub enum FabricEvent {$(

@@ -24,7 +24,6 @@ impl Direction {
     }
 }
 
-/// The content of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameContent {
     /// A RoCEv2 packet.
@@ -38,14 +37,12 @@ pub enum FrameContent {
     Pause,
 }
 
-/// A frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// The IP and UDP headers of a packet.
     pub addressing: AddressHeaders,
     /// The packet, from the BTH to the ICRC; for a pause frame, the whole frame.
     pub bytes: Vec<u8>,
-    /// The content.
     pub content: FrameContent,
     /// The sender's service level, the priority in a VLAN tag.
     pub service_level: u8,
@@ -68,7 +65,6 @@ impl Frame {
         Frame::new(AddressHeaders::between(nowhere, nowhere), Vec::new())
     }
 
-    /// A pause frame.
     pub fn pause(pause: &Pfc) -> Frame {
         Frame { bytes: pause.emit().to_vec(), content: FrameContent::Pause, ..Frame::empty() }
     }

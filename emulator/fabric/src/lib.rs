@@ -9,6 +9,7 @@
 //! Times are nanoseconds since an origin that the caller chooses; their names end in `_ns`.
 
 #![no_std]
+#![allow(missing_docs, reason = "a comment that repeats the name of its item says nothing")]
 extern crate alloc;
 
 mod event_queue;

@@ -233,7 +233,6 @@ impl PauseGenerator {
     }
 }
 
-/// A pause frame for one priority.
 pub(crate) fn pause_frame(source: MacAddress, priority: u8, quanta: u16) -> Pfc {
     let mut pause = [None; 8];
     pause[usize::from(priority)] = Some(quanta);
@@ -270,10 +269,10 @@ mod tests {
     fn sender_is_paused_once_and_resumed_once() {
         let flow = PfcSettings { xoff: 100, xon: 50, ..PfcSettings::default() };
         let mut ingress = PauseGenerator::default();
-        let told = [40, 80, 120, 160].map(|held| ingress.on_enqueue(Some(&flow), 0, 3, held));
-        assert_eq!(told, [false, false, true, false]);
-        let told = [120, 80, 40, 0].map(|held| ingress.on_dequeue(Some(&flow), 3, held));
-        assert_eq!(told, [false, false, true, false]);
+        let reported = [40, 80, 120, 160].map(|held| ingress.on_enqueue(Some(&flow), 0, 3, held));
+        assert_eq!(reported, [false, false, true, false]);
+        let reported = [120, 80, 40, 0].map(|held| ingress.on_dequeue(Some(&flow), 3, held));
+        assert_eq!(reported, [false, false, true, false]);
         assert!(!ingress.on_enqueue(Some(&flow), 0, 7, 1_000), "priority 7 may lose frames");
     }
 }

@@ -22,7 +22,6 @@ pub enum Stage {
 
 /// An event of an HCA, a link or a switch. A host in real time has one HCA and one link, both with number 0.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the fields are named after their types")]
 pub enum NetworkEvent<'a> {
     /// An HCA emitted an event.
     Hca { host: HostId, event: &'a Event },
@@ -50,6 +49,11 @@ pub enum NetworkEvent<'a> {
 pub trait EventSink {
     /// `event` happened at `now`.
     fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>);
+
+    /// A switch or the port of a host emitted an event at `now`.
+    fn on_fabric_event(&mut self, now: Instant, event: FabricEvent) {
+        self.on_event(now, &NetworkEvent::Fabric(event));
+    }
 
     /// Whether the sink uses events. Frames are not prepared for a sink that does not.
     fn is_enabled(&self) -> bool {

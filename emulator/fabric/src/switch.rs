@@ -88,7 +88,6 @@ pub enum Scheduling {
     RoundRobin,
 }
 
-/// Switch settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwitchSettings {
     /// Bytes of the shared buffer.
@@ -285,7 +284,6 @@ impl RoutingTable {
         NextHop(NextHop::FIRST_SET + set as u16)
     }
 
-    /// The ports of a set.
     #[inline]
     fn port_set(&self, way: NextHop) -> Option<&[u16]> {
         let (start, end) = *self.sets.get(usize::from(way.0 - NextHop::FIRST_SET))?;
@@ -293,7 +291,6 @@ impl RoutingTable {
     }
 }
 
-/// A switch.
 #[derive(Clone, Debug)]
 pub struct Switch {
     pub(crate) name: String,
@@ -330,12 +327,10 @@ impl Switch {
         }
     }
 
-    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its settings.
     pub fn settings(&self) -> &SwitchSettings {
         &self.settings
     }
@@ -361,7 +356,6 @@ impl Switch {
         self.ports.iter().find(|port| port.link == link).map_or(0, |port| port.pause_state.mask())
     }
 
-    /// The counters of the port to a link.
     pub fn counters(&self, link: LinkId) -> Option<PortCounters> {
         let port = self.ports.iter().find(|port| port.link == link)?;
         Some(PortCounters {
@@ -378,7 +372,6 @@ impl Switch {
         })
     }
 
-    /// The egress port of a flow.
     #[inline]
     pub(crate) fn egress_port(&self, host: u32, flow: u64) -> Option<u16> {
         let way = *self.routes.next_hops.get(host as usize)?;
@@ -527,18 +520,18 @@ mod tests {
         let flow = PfcSettings { xoff: 1_000, xon: 500, headroom: 250, ..PfcSettings::default() };
         let mut switch = switch(SwitchSettings { pfc: Some(flow), ..SwitchSettings::default() });
         let mut slots = FramePool::default();
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let mut fate = Vec::new();
         for _ in 0..13 {
             let admitted = switch.admit(1, 0, 3, 100);
             fate.push(admitted);
             if admitted.is_ok() {
-                told.push(enqueue(&mut switch, &mut slots, 3, 100));
+                reported.push(enqueue(&mut switch, &mut slots, 3, 100));
             }
         }
         assert_eq!(fate.iter().filter(|fate| fate.is_ok()).count(), 12);
         assert_eq!(fate[12], Err(FrameDropReason::HeadroomFull));
-        assert_eq!(told.iter().position(|told| *told), Some(9), "{told:?}");
+        assert_eq!(reported.iter().position(|reported| *reported), Some(9), "{reported:?}");
         assert_eq!(switch.admit(2, 0, 3, 100), Ok(()), "another port has its own headroom");
         assert_eq!(switch.buffer_used(), 1_200);
     }

@@ -10,38 +10,15 @@ pub enum Topology {
     /// Two hosts and a link.
     Pair,
     /// One switch with all hosts.
-    Star {
-        /// The number of hosts.
-        hosts: u32,
-    },
+    Star { hosts: u32 },
     /// Two switches joined by one link, with hosts on both.
-    Dumbbell {
-        /// Hosts on the first switch.
-        left: u32,
-        /// Hosts on the second.
-        right: u32,
-    },
+    Dumbbell { left: u32, right: u32 },
     /// Leaf switches with hosts, each connected to every spine switch.
-    LeafSpine {
-        /// The number of leaf switches.
-        leaves: u32,
-        /// The number of spine switches.
-        spines: u32,
-        /// Hosts on each leaf.
-        hosts_per_leaf: u32,
-    },
-    /// Three tiers of switches with `k` ports each, k³/4 hosts.
-    FatTree {
-        /// Ports of each switch; even.
-        k: u32,
-    },
+    LeafSpine { leaves: u32, spines: u32, hosts_per_leaf: u32 },
+    /// Three tiers of switches with `k` ports each, k³/4 hosts; k is even.
+    FatTree { k: u32 },
     /// A ring of switches with hosts on each; frames travel in one direction.
-    Ring {
-        /// The number of switches.
-        switches: u32,
-        /// Hosts on each switch.
-        hosts_per_switch: u32,
-    },
+    Ring { switches: u32, hosts_per_switch: u32 },
 }
 
 /// The end of a link in a layout.
@@ -72,22 +49,11 @@ pub enum TopologyError {
     /// A count is zero.
     Empty,
     /// The port count of a fat tree is odd or zero.
-    OddPorts {
-        /// The number.
-        k: u32,
-    },
+    OddPorts { k: u32 },
     /// The number of hosts does not match.
-    WrongHostCount {
-        /// The given number.
-        hosts: usize,
-        /// The required number.
-        expected: u32,
-    },
+    WrongHostCount { hosts: usize, expected: u32 },
     /// More than 65,535 hosts.
-    TooLarge {
-        /// The number.
-        hosts: u64,
-    },
+    TooLarge { hosts: u64 },
 }
 
 impl core::fmt::Display for TopologyError {

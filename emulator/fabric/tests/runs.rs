@@ -42,7 +42,7 @@ impl Card {
     fn new(last: u8, ends: usize, answers: ResponseOrder) -> Card {
         let settings = Settings { response_order: answers, ..Settings::default() };
         let mut hca = Hca::new(settings, vec![gid(last)]);
-        let (doorbell, heard) = doorbell_ring(DeviceLimits::HCA.max_qp as u32);
+        let (doorbell, heard) = doorbell_ring(DeviceLimits::HCA.max_qp);
         let client = hca.open_client(heard).unwrap();
         let domain = hca.allocate_protection_domain(client).unwrap();
         let (producer, completions) = completion_ring(64);

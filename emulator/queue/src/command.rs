@@ -178,7 +178,7 @@ macro_rules! reply {
 
 fn check_range(what: &'static str, value: u32, min: u32, max: u32) -> Result<(), VerbsError> {
     match value {
-        _ if value > max => Err(VerbsError::TooLarge { what, value: value.into(), limit: max.into() }),
+        _ if value > max => Err(VerbsError::LimitExceeded { what, value: value.into(), limit: max.into() }),
         _ if value < min => Err(VerbsError::Invalid { what, why: "at least one is required" }),
         _ => Ok(()),
     }
@@ -201,9 +201,9 @@ impl QpCapabilities {
         let limits = DeviceLimits::HCA;
         check_range("max_send_wr", self.max_send_wr, 0, limits.max_qp_wr)?;
         check_range("max_recv_wr", self.max_recv_wr, 0, limits.max_qp_wr)?;
-        check_range("max_send_sge", self.max_send_sge, 0, limits.max_sge as u32)?;
-        check_range("max_recv_sge", self.max_recv_sge, 0, limits.max_sge as u32)?;
-        check_range("max_inline_data", self.max_inline_data, 0, limits.max_inline_data as u32)
+        check_range("max_send_sge", self.max_send_sge, 0, limits.max_sge)?;
+        check_range("max_recv_sge", self.max_recv_sge, 0, limits.max_sge)?;
+        check_range("max_inline_data", self.max_inline_data, 0, limits.max_inline_data)
     }
 
     /// The words of the send ring and of the receive ring.
@@ -268,7 +268,7 @@ impl Command {
             }
             Command::CreateSharedReceiveQueue { max_wr, max_sge, .. } => {
                 check_range("max_wr", *max_wr, 1, limits.max_qp_wr)?;
-                check_range("max_sge", *max_sge, 0, limits.max_sge as u32)?;
+                check_range("max_sge", *max_sge, 0, limits.max_sge)?;
                 Ok(ReceiveProducer::layout(*max_wr, *max_sge as usize).words())
             }
             Command::CreateQueuePair { init, capabilities } => {

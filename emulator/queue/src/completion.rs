@@ -149,6 +149,7 @@ impl CompletionOpcode {
 
 bitflags! {
     /// Flags of a work completion (`enum ibv_wc_flags`).
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct CompletionFlags: u8 {
         /// A GRH precedes the data.
@@ -165,6 +166,7 @@ bitflags! {
 }
 
 /// A work completion (`struct ibv_wc`).
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The ID of the work request.

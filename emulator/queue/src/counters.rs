@@ -19,6 +19,17 @@ macro_rules! counters {
                 [$((stringify!($field), self.$field),)*].into_iter()
             }
 
+            /// The counters with these values, in the order of [`Counters::iter`]. Missing ones are 0.
+            pub fn from_values(values: impl IntoIterator<Item = u64>) -> Counters {
+                let mut values = values.into_iter();
+                Counters { $($field: values.next().unwrap_or(0),)* }
+            }
+
+            /// Adds other counters to these.
+            pub fn add(&mut self, other: &Counters) {
+                $(self.$field = self.$field.wrapping_add(other.$field);)*
+            }
+
             /// The difference to an earlier reading.
             pub fn since(&self, earlier: &Counters) -> Counters {
                 Counters { $($field: self.$field.saturating_sub(earlier.$field),)* }

@@ -50,17 +50,19 @@ impl Resource {
     }
 }
 
-/// Why a control verb failed.
+/// Why the card rejected a call: a control verb, or a work request that exceeds a limit.
+///
+/// A daemon sends it as it is, so that every back end returns the same value for the same mistake.
 #[cfg_attr(feature = "control", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum VerbsError {
-    /// The resource does not exist, or another client owns it.
+    /// The resource does not exist, or another client owns it: a wrong key or number.
     #[error("{} {number:#x} does not exist", .resource.name())]
     NotFound {
         /// Its kind.
         resource: Resource,
-        /// The number given.
+        /// The key or number given.
         number: u32,
     },
     /// Another resource still uses it.
@@ -73,17 +75,17 @@ pub enum VerbsError {
         /// The kind of its user.
         user: Resource,
     },
-    /// The HCA or this client has the maximum number of them.
+    /// The HCA or this client has as many resources of a kind as it may have.
     #[error("no more than {limit} {}s", .resource.name())]
     Exhausted {
         /// The kind.
         resource: Resource,
         /// The limit.
-        limit: usize,
+        limit: u32,
     },
-    /// A number above the limit of the HCA.
-    #[error("{what} is {value}, the HCA allows {limit}")]
-    TooLarge {
+    /// A number above a limit of the queue, the HCA or the client.
+    #[error("{what} is {value}, the limit is {limit}")]
+    LimitExceeded {
         /// The quantity.
         #[cfg_attr(feature = "control", serde(deserialize_with = "static_text"))]
         what: StaticStr,
@@ -103,20 +105,23 @@ pub enum VerbsError {
         why: StaticStr,
     },
     /// The state machine has no such transition.
-    #[error("queue pair {queue_pair}: no transition from {from} to {to}")]
+    #[error(
+        "queue pair {qpn}: no transition from {from} to {to}. The order is RESET, INIT, RTR, RTS; any state may go to \
+         ERR or RESET"
+    )]
     InvalidTransition {
         /// The queue pair.
-        queue_pair: Qpn,
+        qpn: Qpn,
         /// Its state.
         from: QpState,
         /// The requested state.
         to: QpState,
     },
     /// A transition lacks required attributes or has attributes that it does not allow.
-    #[error("queue pair {queue_pair}, {from} to {to}: missing {missing}, not allowed {forbidden}")]
+    #[error("queue pair {qpn}, {from} to {to}: missing {missing}, not allowed {forbidden}")]
     InvalidAttributes {
         /// The queue pair.
-        queue_pair: Qpn,
+        qpn: Qpn,
         /// Its state.
         from: QpState,
         /// The requested state.
@@ -129,9 +134,9 @@ pub enum VerbsError {
     /// The client corrupted its ring.
     #[error("the client's ring is corrupt: {0}")]
     CorruptRing(#[from] CorruptRing),
-    /// Another identifier has the port.
+    /// Another identifier of connection management has the port.
     #[error("port {port} of the {space} port space is in use on this host")]
-    AddressInUse {
+    PortInUse {
         /// The name of the port space.
         #[cfg_attr(feature = "control", serde(deserialize_with = "static_text"))]
         space: StaticStr,
@@ -202,32 +207,25 @@ pub enum VerbsError {
 impl VerbsError {
     /// The errno that C callers get.
     pub const fn errno(&self) -> i32 {
-        const ENOENT: i32 = 2;
-        const ENOMEM: i32 = 12;
-        const EBUSY: i32 = 16;
-        const EINVAL: i32 = 22;
-        const EOPNOTSUPP: i32 = 95;
-        const EADDRINUSE: i32 = 98;
-        const EADDRNOTAVAIL: i32 = 99;
-        const ENETUNREACH: i32 = 101;
         match self {
-            VerbsError::Injected { errno, .. } => errno.0,
-            VerbsError::DeviceFailed | VerbsError::InjectedKill { .. } => Errno::EIO.0,
-            VerbsError::NotFound { .. } => ENOENT,
-            VerbsError::Busy { .. } => EBUSY,
-            VerbsError::Exhausted { .. } => ENOMEM,
-            VerbsError::Unsupported { .. } => EOPNOTSUPP,
-            VerbsError::AddressInUse { .. } => EADDRINUSE,
-            VerbsError::AddressNotAvailable { .. } => EADDRNOTAVAIL,
-            VerbsError::NetworkUnreachable { .. } => ENETUNREACH,
-            VerbsError::MulticastJoinFailed { errno, .. } => *errno,
-            VerbsError::TooLarge { .. }
+            VerbsError::Injected { errno, .. } => *errno,
+            VerbsError::DeviceFailed | VerbsError::InjectedKill { .. } => Errno::EIO,
+            VerbsError::NotFound { .. } => Errno::ENOENT,
+            VerbsError::Busy { .. } => Errno::EBUSY,
+            VerbsError::Exhausted { .. } => Errno::ENOMEM,
+            VerbsError::Unsupported { .. } => Errno::EOPNOTSUPP,
+            VerbsError::PortInUse { .. } => Errno::EADDRINUSE,
+            VerbsError::AddressNotAvailable { .. } => Errno::EADDRNOTAVAIL,
+            VerbsError::NetworkUnreachable { .. } => Errno::ENETUNREACH,
+            VerbsError::MulticastJoinFailed { errno, .. } => Errno(*errno),
+            VerbsError::LimitExceeded { .. }
             | VerbsError::Invalid { .. }
             | VerbsError::InvalidTransition { .. }
             | VerbsError::InvalidAttributes { .. }
             | VerbsError::InvalidCmState { .. }
-            | VerbsError::CorruptRing(_) => EINVAL,
+            | VerbsError::CorruptRing(_) => Errno::EINVAL,
         }
+        .0
     }
 }
 

@@ -53,7 +53,7 @@ pub use doorbell::{DoorbellConsumer, DoorbellProducer, SleepFlag, doorbell_ring}
 pub use error::{Resource, VerbsError};
 pub use guarded_access::recover as recover_from_memory_fault;
 pub use handle::{AhId, ClientId, CmChannelId, CmId, CqId, PdId, SrqId, XrcdId};
-pub use limits::DeviceLimits;
+pub use limits::{DeviceLimits, ResourceCounts};
 pub use memory::{AtomicOperation, MemoryFault};
 pub use memory_block::{ExternalMemory, MemoryBlock};
 pub use packet_ring::{PacketChunk, PacketConsumer, PacketProducer, PacketRing};

@@ -106,6 +106,11 @@ impl MemoryBlock {
         self.length == 0
     }
 
+    /// Whether the caller owns the bytes and may unmap them after the region is deregistered.
+    pub fn is_borrowed(&self) -> bool {
+        matches!(self.storage, Storage::Borrowed)
+    }
+
     /// The owner of a mapped block.
     pub fn mapping(&self) -> Option<&Arc<dyn Any + Send + Sync>> {
         match &self.storage {
@@ -115,7 +120,8 @@ impl MemoryBlock {
     }
 
     fn layout(length: usize) -> Layout {
-        Layout::from_size_align(length.max(1).next_multiple_of(PAGE), PAGE)
+        let size = length.max(1).checked_next_multiple_of(PAGE);
+        size.and_then(|size| Layout::from_size_align(size, PAGE).ok())
             .expect("the block fits the address space")
     }
 

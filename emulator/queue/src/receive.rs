@@ -138,17 +138,6 @@ impl ReceiveConsumer {
         Ok(Some(id))
     }
 
-    /// Copies the SGEs of the WQE behind `before` others. Returns false if that WQE does not exist. The application may
-    /// still change the SGEs.
-    #[inline]
-    pub fn peek(&self, before: u32, sg_list: &mut alloc::vec::Vec<Sge>) -> bool {
-        let exists = self.pending().is_ok_and(|pending| before < pending);
-        if exists {
-            self.read(self.dequeued + u64::from(before), sg_list);
-        }
-        exists
-    }
-
     /// Copies the SGEs of a slot and returns its work request ID.
     #[inline]
     fn read(&self, index: u64, sg_list: &mut alloc::vec::Vec<Sge>) -> u64 {

@@ -75,7 +75,7 @@ pub struct QpSnapshot {
     /// The PSN that the responder expects.
     pub expected_psn: Psn,
     /// The WQEs that the HCA has dequeued and not completed.
-    pub outstanding: usize,
+    pub outstanding: u32,
     /// The send queue is draining.
     pub sq_draining: bool,
 }

@@ -4,6 +4,7 @@ use bitflags::bitflags;
 use softhca_wire::{LocalKey, Qpn, QueueKey, RemoteKey};
 
 /// A scatter/gather entry (`struct ibv_sge`).
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Sge {
     /// The address of the first byte in the address space of the memory region.

@@ -1,8 +1,8 @@
 //! What a run did, without when: the facts by which a run in virtual time and one on real sockets are compared.
 //!
-//! Per queue pair, by topic: work posted, the first transmission of each request PSN, refusals, state changes,
+//! Per queue pair, by topic: work posted, the first transmission of each request PSN, rejections, state changes,
 //! completions, asynchronous events, faults. Left out is what only time decides: acknowledgements and
-//! retransmissions, and with them refusals that are repeated; the order of two topics or two queue pairs; how
+//! retransmissions, and with them rejections that are repeated; the order of two topics or two queue pairs; how
 //! far a requester got beyond the packet that ended its connection; keys, addresses and absolute PSNs.
 
 use crate::{NameTable, describe};
@@ -51,7 +51,6 @@ impl FactKind {
     }
 }
 
-/// The facts of one queue pair.
 pub type QueuePairFacts = BTreeMap<FactKind, Vec<String>>;
 
 /// The facts of a run. Two runs did the same if their stories are equal.
@@ -68,37 +67,41 @@ impl ComparableTrace {
         events: impl IntoIterator<Item = (HostId, &'a Event)>,
         faults: impl IntoIterator<Item = &'a Fault>,
     ) -> ComparableTrace {
-        let mut teller = TraceBuilder { names, trace: ComparableTrace::default(), progress: BTreeMap::new() };
+        let mut builder =
+            TraceBuilder { names, trace: ComparableTrace::default(), progress: BTreeMap::new() };
         for (host, event) in events {
-            teller.event(host, event);
+            builder.event(host, event);
         }
         for fault in faults {
-            teller.fault(fault);
+            builder.fault(fault);
         }
-        teller.finish()
+        builder.finish()
     }
 
     /// The queue pairs, by name.
     pub fn queue_pairs(&self) -> impl Iterator<Item = (&str, &QueuePairFacts)> {
-        self.queue_pairs.iter().map(|(name, chapter)| (name.as_str(), chapter))
+        self.queue_pairs.iter().map(|(name, facts_of_qp)| (name.as_str(), facts_of_qp))
     }
 
-    /// The SHA-256 of the story as it is displayed, in hexadecimal.
+    /// The SHA-256 of the trace as it is displayed, in hexadecimal.
     pub fn order_sha256(&self) -> String {
         Sha256::digest(self.to_string()).iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Where this story and another part: queue pair, topic and the two facts, of which one may be missing.
+    /// Where this trace and another differ: queue pair, topic and the two facts, of which one may be missing.
     pub fn differences(&self, other: &ComparableTrace) -> Vec<String> {
         let mut found = Vec::new();
         let names: BTreeSet<&String> = self.queue_pairs.keys().chain(other.queue_pairs.keys()).collect();
         for name in names {
-            let [ours, theirs] = [self, other].map(|story| story.queue_pairs.get(name));
-            let topics: BTreeSet<FactKind> =
-                [ours, theirs].into_iter().flatten().flat_map(|chapter| chapter.keys().copied()).collect();
+            let [ours, theirs] = [self, other].map(|trace| trace.queue_pairs.get(name));
+            let topics: BTreeSet<FactKind> = [ours, theirs]
+                .into_iter()
+                .flatten()
+                .flat_map(|facts_of_qp| facts_of_qp.keys().copied())
+                .collect();
             for topic in topics {
-                let facts = |chapter: Option<&QueuePairFacts>| {
-                    chapter.and_then(|chapter| chapter.get(&topic)).cloned().unwrap_or_default()
+                let facts = |facts_of_qp: Option<&QueuePairFacts>| {
+                    facts_of_qp.and_then(|facts_of_qp| facts_of_qp.get(&topic)).cloned().unwrap_or_default()
                 };
                 let [ours, theirs] = [facts(ours), facts(theirs)];
                 let same = ours.iter().zip(&theirs).take_while(|(ours, theirs)| ours == theirs).count();
@@ -116,9 +119,9 @@ impl ComparableTrace {
 
 impl fmt::Display for ComparableTrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (name, chapter) in &self.queue_pairs {
+        for (name, facts_of_qp) in &self.queue_pairs {
             writeln!(f, "{name}")?;
-            for (topic, facts) in chapter {
+            for (topic, facts) in facts_of_qp {
                 for fact in facts {
                     writeln!(f, "  {} {fact}", topic.name())?;
                 }
@@ -201,7 +204,7 @@ impl TraceBuilder<'_> {
             .trace
             .queue_pairs
             .get(&self.queue_pair_name(at))
-            .and_then(|chapter| chapter.get(&FactKind::Nak));
+            .and_then(|facts_of_qp| facts_of_qp.get(&FactKind::Nak));
         if known.and_then(|facts| facts.last()) != Some(&fact) {
             self.add_fact(at, FactKind::Nak, fact);
         }
@@ -243,24 +246,23 @@ impl TraceBuilder<'_> {
     }
 
     fn fault(&mut self, fault: &Fault) {
-        let sighting = &fault.packet;
+        let packet = &fault.packet;
         let mut fact =
             format!("{}: {}", describe::cause(fault, self.names), describe::effect_without_time(fault));
-        if let Some(opcode) = sighting.opcode {
+        if let Some(opcode) = packet.opcode {
             fact += &format!(" {opcode}");
         }
-        if let Some(psn) = sighting.relative_psn {
+        if let Some(psn) = packet.relative_psn {
             fact += &format!(" {psn:+}");
         }
-        let name = sighting
-            .flow_id
-            .and_then(|role| self.names.role_endpoint(role))
-            .map(|at| self.queue_pair_name(at));
+        let name =
+            packet.flow_id.and_then(|role| self.names.role_endpoint(role)).map(|at| self.queue_pair_name(at));
         let name = name.unwrap_or_else(|| "nobody".into());
         // How often a message of the connection manager is sent again is a matter of time.
-        if let PacketClass::Cm(message) = sighting.class {
+        if let PacketClass::Cm(message) = packet.class {
             fact += &format!(" CM {}", message.name());
-            let known = self.trace.queue_pairs.get(&name).and_then(|chapter| chapter.get(&FactKind::Fault));
+            let known =
+                self.trace.queue_pairs.get(&name).and_then(|facts_of_qp| facts_of_qp.get(&FactKind::Fault));
             if known.is_some_and(|facts| facts.contains(&fact)) {
                 return;
             }
@@ -356,24 +358,24 @@ mod tests {
         Event::Completed { cq: CqId(1), completion, reason }
     }
 
-    fn story(events: &[Event]) -> ComparableTrace {
+    fn trace(events: &[Event]) -> ComparableTrace {
         ComparableTrace::from_events(&names(), events.iter().map(|event| (HOST, event)), [])
     }
 
     #[test]
     fn acknowledgements_and_retransmissions_are_left_out() {
-        let once = story(&[request(100, false), request(101, false)]);
+        let once = trace(&[request(100, false), request(101, false)]);
         let again =
             [request(100, false), answer(100, Syndrome::ACK), request(100, true), request(101, false)];
-        assert_eq!(story(&again), once);
+        assert_eq!(trace(&again), once);
         assert_eq!(once.to_string(), "alice.1\n  sent +0 RC WRITE_ONLY 8 B\n  sent +1 RC WRITE_ONLY 8 B\n");
     }
 
     #[test]
     fn a_repeated_refusal_counts_once_and_another_does_not() {
         let nak = |psn| answer(psn, Syndrome::Nak(NakCode::PsnSequenceError));
-        assert_eq!(story(&[nak(101), nak(101)]), story(&[nak(101)]));
-        let differences = story(&[nak(101), nak(102)]).differences(&story(&[nak(101)]));
+        assert_eq!(trace(&[nak(101), nak(101)]), trace(&[nak(101)]));
+        let differences = trace(&[nak(101), nak(102)]).differences(&trace(&[nak(101)]));
         assert_eq!(differences, ["alice.1, refused 2: \"+2: sequence error\" and \"nothing\""]);
     }
 
@@ -383,8 +385,8 @@ mod tests {
             completed(1, CompletionStatus::RetryExceededError, Reason::SequenceNak { psn: Psn::new(101) });
         let far = [request(100, false), request(101, false), request(102, false), broken];
         let near = [request(100, false), request(101, false), broken];
-        assert_eq!(story(&far), story(&near));
-        assert_ne!(story(&far), story(&far[..3]));
+        assert_eq!(trace(&far), trace(&near));
+        assert_ne!(trace(&far), trace(&far[..3]));
     }
 
     #[test]
@@ -401,13 +403,13 @@ mod tests {
             packets: 1,
             first_sge: None,
         };
-        assert_eq!(story(&[started, flushed]), story(&[flushed]));
+        assert_eq!(trace(&[started, flushed]), trace(&[flushed]));
     }
 
     #[test]
     fn the_order_within_a_topic_counts() {
         let done = |id| completed(id, CompletionStatus::Success, Reason::None);
-        let [forth, back] = [story(&[done(1), done(2)]), story(&[done(2), done(1)])];
+        let [forth, back] = [trace(&[done(1), done(2)]), trace(&[done(2), done(1)])];
         assert_ne!(forth.order_sha256(), back.order_sha256());
         assert_eq!(forth.order_sha256().len(), 64);
     }

@@ -89,7 +89,7 @@ pub(crate) fn times(count: u32) -> String {
 }
 
 /// A time in the largest unit that leaves it readable.
-pub(crate) fn duration(ns: u64) -> String {
+pub fn duration(ns: u64) -> String {
     let (unit, name) = match ns {
         0..1_000 => return format!("{ns} ns"),
         1_000..1_000_000 => (1_000, "µs"),

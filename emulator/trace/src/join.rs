@@ -4,6 +4,7 @@
 //! which the shortest delays of both directions are equal.
 
 use crate::describe::duration;
+use crate::summary::percentile;
 use crate::{Packet, PacketContents, Record};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -56,7 +57,6 @@ pub struct JoinedPacket {
     pub fate: Fate,
 }
 
-/// The delays of one direction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DirectionDelays {
     /// The sender.
@@ -97,7 +97,7 @@ pub struct JoinedCapture {
 /// What a packet is known by in both captures.
 type Key = (IpAddr, IpAddr, [u8; 12], [u8; 4]);
 
-struct Sighting {
+struct ObservedFrame {
     key: Key,
     index: usize,
     time_ns: i64,
@@ -107,7 +107,7 @@ struct Sighting {
     is_request: bool,
 }
 
-impl Sighting {
+impl ObservedFrame {
     /// Destination queue pair and PSN: the same for every transmission.
     fn message(&self) -> ([u8; 3], u32) {
         let bth = self.key.2;
@@ -115,15 +115,15 @@ impl Sighting {
     }
 }
 
-fn sightings(records: &[Record]) -> Vec<Sighting> {
+fn observed_frames(records: &[Record]) -> Vec<ObservedFrame> {
     let start = records.first().map_or(0, |record| record.time_ns);
-    let sightings = records.iter().enumerate().filter_map(|(index, record)| {
+    let frames = records.iter().enumerate().filter_map(|(index, record)| {
         let packet = Packet::new(record, start);
         let PacketContents::Roce(roce) = &packet.contents else { return None };
         let bth = &roce.transport.header.bth;
         let network = &roce.frame.network;
         let syndrome = roce.transport.header.aeth.map(|aeth| aeth.syndrome);
-        Some(Sighting {
+        Some(ObservedFrame {
             key: (
                 network.source(),
                 network.destination(),
@@ -137,12 +137,12 @@ fn sightings(records: &[Record]) -> Vec<Sighting> {
             is_request: bth.opcode.operation().is_request(),
         })
     });
-    sightings.collect()
+    frames.collect()
 }
 
 /// Joins two captures.
 pub fn join(first: &[Record], second: &[Record]) -> Result<JoinedCapture, JoinError> {
-    let (one, other) = (sightings(first), sightings(second));
+    let (one, other) = (observed_frames(first), observed_frames(second));
     if one.is_empty() || other.is_empty() {
         return Err(JoinError::NoPackets(if one.is_empty() { "first" } else { "second" }));
     }
@@ -176,18 +176,18 @@ pub fn join(first: &[Record], second: &[Record]) -> Result<JoinedCapture, JoinEr
         let sender_is_first = (at == 0) == first_is_source;
         joined.add_direction(&one, &other, from, to, sender_is_first);
     }
-    let is_pair = |sighting: &Sighting| pair.contains(&(sighting.key.0, sighting.key.1));
-    joined.others = one.iter().chain(&other).filter(|sighting| !is_pair(sighting)).count() as u64;
+    let is_pair = |frame: &ObservedFrame| pair.contains(&(frame.key.0, frame.key.1));
+    joined.others = one.iter().chain(&other).filter(|frame| !is_pair(frame)).count() as u64;
     joined.packets.sort_by_key(|packet| (packet.time_ns, packet.is_second, packet.index));
     Ok(joined)
 }
 
 /// The two hosts with the most packets in common, as the two directions.
-fn common_pair(one: &[Sighting], other: &[Sighting]) -> Option<[(IpAddr, IpAddr); 2]> {
-    let keys: BTreeSet<&Key> = other.iter().map(|sighting| &sighting.key).collect();
+fn common_pair(one: &[ObservedFrame], other: &[ObservedFrame]) -> Option<[(IpAddr, IpAddr); 2]> {
+    let keys: BTreeSet<&Key> = other.iter().map(|frame| &frame.key).collect();
     let mut counts: BTreeMap<(IpAddr, IpAddr), u64> = BTreeMap::new();
-    for sighting in one.iter().filter(|sighting| keys.contains(&sighting.key)) {
-        let (from, to) = (sighting.key.0, sighting.key.1);
+    for frame in one.iter().filter(|frame| keys.contains(&frame.key)) {
+        let (from, to) = (frame.key.0, frame.key.1);
         *counts.entry((from.min(to), from.max(to))).or_default() += 1;
     }
     let ((one, other), _) = counts.into_iter().max_by_key(|(_, count)| *count)?;
@@ -195,12 +195,12 @@ fn common_pair(one: &[Sighting], other: &[Sighting]) -> Option<[(IpAddr, IpAddr)
 }
 
 /// Time in the second capture less time in the first, of packets that each has once; sorted.
-fn differences(one: &[Sighting], other: &[Sighting], from: IpAddr, to: IpAddr) -> Vec<i64> {
-    let once = |sightings: &[Sighting]| {
+fn differences(one: &[ObservedFrame], other: &[ObservedFrame], from: IpAddr, to: IpAddr) -> Vec<i64> {
+    let once = |frames: &[ObservedFrame]| {
         let mut times: BTreeMap<Key, Option<i64>> = BTreeMap::new();
-        for sighting in sightings.iter().filter(|sighting| (sighting.key.0, sighting.key.1) == (from, to)) {
-            let time = if times.contains_key(&sighting.key) { None } else { Some(sighting.time_ns) };
-            times.insert(sighting.key, time);
+        for frame in frames.iter().filter(|frame| (frame.key.0, frame.key.1) == (from, to)) {
+            let time = if times.contains_key(&frame.key) { None } else { Some(frame.time_ns) };
+            times.insert(frame.key, time);
         }
         times
     };
@@ -214,45 +214,46 @@ fn differences(one: &[Sighting], other: &[Sighting], from: IpAddr, to: IpAddr) -
 impl JoinedCapture {
     fn add_direction(
         &mut self,
-        one: &[Sighting],
-        other: &[Sighting],
+        one: &[ObservedFrame],
+        other: &[ObservedFrame],
         from: IpAddr,
         to: IpAddr,
         sender_is_first: bool,
     ) {
-        let aligned = |is_second: bool, sighting: &Sighting| {
-            sighting.time_ns + if is_second { self.offset_ns } else { 0 }
+        let aligned = |is_second: bool, frame: &ObservedFrame| {
+            frame.time_ns + if is_second { self.offset_ns } else { 0 }
         };
         let (senders, receivers) = if sender_is_first { (one, other) } else { (other, one) };
         let (at_sender, at_receiver) = (!sender_is_first, sender_is_first);
-        let range = |is_second: bool, sightings: &[Sighting]| {
-            let times = sightings.iter().map(|sighting| aligned(is_second, sighting));
+        let range = |is_second: bool, frames: &[ObservedFrame]| {
+            let times = frames.iter().map(|frame| aligned(is_second, frame));
             (times.clone().min().unwrap_or(0), times.max().unwrap_or(0))
         };
         let sender_range = range(at_sender, senders);
         let receiver_range = range(at_receiver, receivers);
-        let of_flow = |sighting: &&Sighting| (sighting.key.0, sighting.key.1) == (from, to);
-        let mut waiting: BTreeMap<Key, VecDeque<&Sighting>> = BTreeMap::new();
-        for sighting in senders.iter().filter(of_flow) {
-            waiting.entry(sighting.key).or_default().push_back(sighting);
+        let of_flow = |frame: &&ObservedFrame| (frame.key.0, frame.key.1) == (from, to);
+        let mut waiting: BTreeMap<Key, VecDeque<&ObservedFrame>> = BTreeMap::new();
+        for frame in senders.iter().filter(of_flow) {
+            waiting.entry(frame.key).or_default().push_back(frame);
         }
         // PSNs that the receiver acknowledged, by the packets that it sent back.
         let acknowledged: BTreeSet<u32> = receivers
             .iter()
             .chain(senders)
-            .filter(|sighting| (sighting.key.0, sighting.key.1) == (to, from))
-            .filter_map(|sighting| sighting.acknowledges)
+            .filter(|frame| (frame.key.0, frame.key.1) == (to, from))
+            .filter_map(|frame| frame.acknowledges)
             .collect();
         let mut packets = Vec::new();
         let mut delays = Vec::new();
         let mut arrived_keys = BTreeSet::new();
         let (mut lost, mut reordered, mut latest) = (0, 0, i64::MIN);
-        for sighting in receivers.iter().filter(of_flow) {
-            let arrived = aligned(at_receiver, sighting);
-            let candidates = waiting.get_mut(&sighting.key);
+        for frame in receivers.iter().filter(of_flow) {
+            let arrived = aligned(at_receiver, frame);
+            let candidates = waiting.get_mut(&frame.key);
             // Of several transmissions the one sent last before it arrived; earlier ones were lost.
             let sent = candidates.and_then(|candidates| {
-                let is_before = |candidate: &&&Sighting| aligned(at_sender, candidate) <= arrived + SLACK_NS;
+                let is_before =
+                    |candidate: &&&ObservedFrame| aligned(at_sender, candidate) <= arrived + SLACK_NS;
                 let last = candidates.iter().filter(is_before).count().saturating_sub(1);
                 candidates.remove(last)
             });
@@ -261,7 +262,7 @@ impl JoinedCapture {
                 let fate = if is_outside { Fate::Outside } else { Fate::NotCapturedAtSender };
                 packets.push(JoinedPacket {
                     is_second: at_receiver,
-                    index: sighting.index,
+                    index: frame.index,
                     time_ns: arrived,
                     fate,
                 });
@@ -269,7 +270,7 @@ impl JoinedCapture {
             };
             let time_ns = aligned(at_sender, sent);
             delays.push(arrived - time_ns);
-            arrived_keys.insert(sighting.message());
+            arrived_keys.insert(frame.message());
             reordered += u64::from(time_ns < latest);
             latest = latest.max(time_ns);
             let fate = Fate::Arrived { delay_ns: arrived - time_ns };
@@ -277,11 +278,11 @@ impl JoinedCapture {
         }
         delays.sort_unstable();
         let longest = delays.last().copied().unwrap_or(0);
-        for sighting in waiting.into_values().flatten() {
-            let time_ns = aligned(at_sender, sighting);
+        for frame in waiting.into_values().flatten() {
+            let time_ns = aligned(at_sender, frame);
             let is_inside = time_ns >= receiver_range.0 - longest && time_ns <= receiver_range.1;
-            let is_acknowledged = sighting.is_request && acknowledged.contains(&sighting.psn);
-            let has_copy = arrived_keys.contains(&sighting.message());
+            let is_acknowledged = frame.is_request && acknowledged.contains(&frame.psn);
+            let has_copy = arrived_keys.contains(&frame.message());
             let fate = match () {
                 () if !is_inside => Fate::Outside,
                 () if is_acknowledged && !has_copy => Fate::NotCapturedAtReceiver,
@@ -290,10 +291,9 @@ impl JoinedCapture {
                     Fate::Lost
                 }
             };
-            packets.push(JoinedPacket { is_second: at_sender, index: sighting.index, time_ns, fate });
+            packets.push(JoinedPacket { is_second: at_sender, index: frame.index, time_ns, fate });
         }
         self.packets.extend(packets);
-        let at = |share: usize| delays.get((delays.len() * share / 100).min(delays.len().saturating_sub(1)));
         self.directions.push(DirectionDelays {
             from,
             to,
@@ -301,8 +301,8 @@ impl JoinedCapture {
             lost,
             reordered,
             min_ns: delays.first().copied().unwrap_or(0),
-            median_ns: at(50).copied().unwrap_or(0),
-            p99_ns: at(99).copied().unwrap_or(0),
+            median_ns: percentile(&delays, 50),
+            p99_ns: percentile(&delays, 99),
             max_ns: longest,
         });
     }

@@ -2,80 +2,44 @@
 //! no key.
 
 use crate::{Mad, Packet, PacketContents, RocePacket};
+use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
-use softhca_wire::cm::{Datagram, Message, RdmaCmHeader};
+use softhca_wire::cm::{CommunicationId, Datagram, Message, RdmaCmHeader};
 use softhca_wire::{Aeth, NetworkHeaders, Syndrome};
-use std::net::IpAddr;
 
-impl Serialize for Packet<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let time_ns = self.time_ns;
-        match &self.contents {
-            PacketContents::Roce(roce) => roce_object(time_ns, roce).serialize(serializer),
-            PacketContents::Malformed(network, reason) => MalformedObject {
-                time_ns,
-                src: network.as_ref().map(NetworkHeaders::source),
-                dst: network.as_ref().map(NetworkHeaders::destination),
-                malformed: reason.to_string(),
-            }
-            .serialize(serializer),
-            PacketContents::Pause(pause) => {
-                OtherObject { time_ns, other: pause.to_string() }.serialize(serializer)
-            }
-            PacketContents::Other(other) => {
-                OtherObject { time_ns, other: other.to_string() }.serialize(serializer)
-            }
+/// An object in the making.
+struct Object<M>(M);
+
+impl<M: SerializeMap> Object<M> {
+    fn put(&mut self, key: &'static str, value: impl Serialize) -> Result<&mut Self, M::Error> {
+        self.0.serialize_entry(key, &value)?;
+        Ok(self)
+    }
+
+    /// A key that is absent without a value.
+    fn put_some(&mut self, key: &'static str, value: Option<impl Serialize>) -> Result<&mut Self, M::Error> {
+        match value {
+            Some(value) => self.put(key, value),
+            None => Ok(self),
         }
     }
 }
 
-#[derive(Serialize)]
-struct OtherObject {
-    time_ns: i64,
-    other: String,
-}
-
-#[derive(Serialize)]
-struct MalformedObject {
-    time_ns: i64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    src: Option<IpAddr>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    dst: Option<IpAddr>,
-    malformed: String,
-}
-
-#[derive(Serialize)]
-struct RoceObject {
-    time_ns: i64,
-    src: IpAddr,
-    dst: IpAddr,
-    opcode: String,
-    dest_qp: u32,
-    psn: u32,
-    ack_req: bool,
-    pad: u8,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    deth: Option<DethObject>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    xrc_srq: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    flush: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reth: Option<RethObject>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    atomic: Option<AtomicObject>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    aeth: Option<AethObject>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    imm: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ieth: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cm: Option<CmObject>,
-    payload: usize,
-    ecn: &'static str,
-    icrc: &'static str,
+impl Serialize for Packet<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut object = Object(serializer.serialize_map(None)?);
+        object.put("time_ns", self.time_ns)?;
+        match &self.contents {
+            PacketContents::Roce(roce) => object.put_roce(roce)?,
+            PacketContents::Malformed(network, reason) => object
+                .put_some("src", network.as_ref().map(NetworkHeaders::source))?
+                .put_some("dst", network.as_ref().map(NetworkHeaders::destination))?
+                .put("malformed", reason.to_string())?,
+            PacketContents::Pause(pause) => object.put("other", pause.to_string())?,
+            PacketContents::Other(other) => object.put("other", other.to_string())?,
+        };
+        object.0.end()
+    }
 }
 
 #[derive(Serialize)]
@@ -116,149 +80,113 @@ impl From<Aeth> for AethObject {
     }
 }
 
-fn roce_object(time_ns: i64, roce: &RocePacket<'_>) -> RoceObject {
-    let header = &roce.transport.header;
-    let request = header.atomic.map(|atomic| AtomicObject::Request {
-        va: atomic.virtual_address,
-        rkey: atomic.rkey.0,
-        swap_or_add: atomic.swap_or_add,
-        compare: atomic.compare,
-    });
-    let answer = header.atomic_ack.map(|answer| AtomicObject::Response { original: answer.0 });
-    let cm = match &roce.mad {
-        Some(Mad::Cm(datagram)) => Some(cm_object(datagram)),
-        _ => None,
-    };
-    RoceObject {
-        time_ns,
-        src: roce.frame.network.source(),
-        dst: roce.frame.network.destination(),
-        opcode: header.bth.opcode.to_string(),
-        dest_qp: header.bth.destination_qp.value(),
-        psn: header.bth.psn.value(),
-        ack_req: header.bth.ack_request,
-        pad: header.bth.pad,
-        deth: header.deth.map(|deth| DethObject { qkey: deth.qkey.0, src_qp: deth.source_qp.value() }),
-        xrc_srq: header.xrceth.map(|xrceth| xrceth.0),
-        flush: header.feth.map(|feth| feth.0),
-        reth: header.reth.map(|reth| RethObject {
+/// The fields that distinguish exchanges; the capture has the others.
+struct CmObject<'a>(&'a Datagram);
+
+impl<M: SerializeMap> Object<M> {
+    fn put_roce(&mut self, roce: &RocePacket<'_>) -> Result<&mut Self, M::Error> {
+        let header = &roce.transport.header;
+        let reth = header.reth.map(|reth| RethObject {
             va: reth.virtual_address,
             rkey: reth.rkey.0,
             len: reth.dma_length,
-        }),
-        atomic: request.or(answer),
-        aeth: header.aeth.map(AethObject::from),
-        imm: header.immediate.map(|immediate| immediate.0),
-        ieth: header.ieth.map(|ieth| ieth.0),
-        cm,
-        payload: roce.transport.payload.len(),
-        ecn: roce.ecn().name(),
-        icrc: if roce.icrc_ok { "ok" } else { "bad" },
+        });
+        let request = header.atomic.map(|atomic| AtomicObject::Request {
+            va: atomic.virtual_address,
+            rkey: atomic.rkey.0,
+            swap_or_add: atomic.swap_or_add,
+            compare: atomic.compare,
+        });
+        let response = header.atomic_ack.map(|response| AtomicObject::Response { original: response.0 });
+        let cm = match &roce.mad {
+            Some(Mad::Cm(datagram)) => Some(CmObject(datagram)),
+            _ => None,
+        };
+        self.put("src", roce.frame.network.source())?
+            .put("dst", roce.frame.network.destination())?
+            .put("opcode", header.bth.opcode.to_string())?
+            .put("dest_qp", header.bth.destination_qp.value())?
+            .put("psn", header.bth.psn.value())?
+            .put("ack_req", header.bth.ack_request)?
+            .put("pad", header.bth.pad)?
+            .put_some(
+                "deth",
+                header.deth.map(|deth| DethObject { qkey: deth.qkey.0, src_qp: deth.source_qp.value() }),
+            )?
+            .put_some("xrc_srq", header.xrceth.map(|xrceth| xrceth.0))?
+            .put_some("flush", header.feth.map(|feth| feth.0))?
+            .put_some("reth", reth)?
+            .put_some("atomic", request.or(response))?
+            .put_some("aeth", header.aeth.map(AethObject::from))?
+            .put_some("imm", header.immediate.map(|immediate| immediate.0))?
+            .put_some("ieth", header.ieth.map(|ieth| ieth.0))?
+            .put_some("cm", cm)?
+            .put("payload", roce.transport.payload.len())?
+            .put("ecn", roce.ecn().name())?
+            .put("icrc", if roce.icrc_ok { "ok" } else { "bad" })
+    }
+
+    fn put_comm_ids(
+        &mut self,
+        local: CommunicationId,
+        remote: CommunicationId,
+    ) -> Result<&mut Self, M::Error> {
+        self.put("local_id", local.0)?.put("remote_id", remote.0)
+    }
+
+    fn put_addresses(&mut self, addresses: Option<RdmaCmHeader>) -> Result<&mut Self, M::Error> {
+        self.put_some("src", addresses.map(|header| header.source))?
+            .put_some("src_port", addresses.map(|header| header.source_port))?
+            .put_some("dst", addresses.map(|header| header.destination))
     }
 }
 
-/// The fields that distinguish exchanges; the capture has the others.
-#[derive(Serialize, Default)]
-struct CmObject {
-    attr: &'static str,
-    tid: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    local_id: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    remote_id: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    request_id: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    service: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    qp: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    qkey: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    psn: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mtu: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    responder_resources: Option<u8>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    initiator_depth: Option<u8>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<u16>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    status: Option<u8>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    src: Option<IpAddr>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    src_port: Option<u16>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    dst: Option<IpAddr>,
-}
-
-impl CmObject {
-    fn with_comm_ids(self, local: u32, remote: u32) -> CmObject {
-        CmObject { local_id: Some(local), remote_id: Some(remote), ..self }
-    }
-
-    fn with_addresses(self, addresses: Option<RdmaCmHeader>) -> CmObject {
-        CmObject {
-            src: addresses.map(|header| header.source),
-            src_port: addresses.map(|header| header.source_port),
-            dst: addresses.map(|header| header.destination),
-            ..self
-        }
-    }
-}
-
-fn cm_object(datagram: &Datagram) -> CmObject {
-    let attr = datagram.message.name();
-    let object = CmObject { attr, tid: datagram.header.transaction_id, ..CmObject::default() };
-    match &datagram.message {
-        Message::Req(req) => CmObject {
-            local_id: Some(req.local_id.0),
-            service: Some(req.service_id.to_string()),
-            qp: Some(req.local_qpn.value()),
-            psn: Some(req.starting_psn.value()),
-            mtu: req.path_mtu().map(|mtu| mtu.bytes()),
-            responder_resources: Some(req.responder_resources),
-            initiator_depth: Some(req.initiator_depth),
-            ..object.with_addresses(req.rdma_cm_header().and_then(Result::ok))
-        },
-        Message::Rep(rep) => CmObject {
-            qp: Some(rep.local_qpn.value()),
-            psn: Some(rep.starting_psn.value()),
-            responder_resources: Some(rep.responder_resources),
-            initiator_depth: Some(rep.initiator_depth),
-            ..object.with_comm_ids(rep.local_id.0, rep.remote_id.0)
-        },
-        Message::Rej(rej) => {
-            CmObject { reason: Some(rej.reason.0), ..object.with_comm_ids(rej.local_id.0, rej.remote_id.0) }
-        }
-        Message::Dreq(dreq) => CmObject {
-            qp: Some(dreq.remote_qpn.value()),
-            ..object.with_comm_ids(dreq.local_id.0, dreq.remote_id.0)
-        },
-        Message::SidrReq(req) => CmObject {
-            request_id: Some(req.request_id),
-            service: Some(req.service_id.to_string()),
-            ..object.with_addresses(req.rdma_cm_header().and_then(Result::ok))
-        },
-        Message::SidrRep(rep) => CmObject {
-            request_id: Some(rep.request_id),
-            service: Some(rep.service_id.to_string()),
-            qp: Some(rep.qpn.value()),
-            qkey: Some(rep.qkey.0),
-            status: Some(rep.status.0),
-            ..object
-        },
-        Message::Lap(lap) => CmObject {
-            qp: Some(lap.remote_qpn.value()),
-            ..object.with_comm_ids(lap.local_id.0, lap.remote_id.0)
-        },
-        Message::Apr(apr) => {
-            CmObject { status: Some(apr.status.0), ..object.with_comm_ids(apr.local_id.0, apr.remote_id.0) }
-        }
-        Message::Mra(mra) => object.with_comm_ids(mra.local_id.0, mra.remote_id.0),
-        Message::Rtu(rtu) => object.with_comm_ids(rtu.local_id.0, rtu.remote_id.0),
-        Message::Drep(drep) => object.with_comm_ids(drep.local_id.0, drep.remote_id.0),
+impl Serialize for CmObject<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut object = Object(serializer.serialize_map(None)?);
+        object.put("attr", self.0.message.name())?.put("tid", self.0.header.transaction_id)?;
+        match &self.0.message {
+            Message::Req(req) => object
+                .put("local_id", req.local_id.0)?
+                .put("service", req.service_id.to_string())?
+                .put("qp", req.local_qpn.value())?
+                .put("psn", req.starting_psn.value())?
+                .put_some("mtu", req.path_mtu().map(|mtu| mtu.bytes()))?
+                .put("responder_resources", req.responder_resources)?
+                .put("initiator_depth", req.initiator_depth)?
+                .put_addresses(req.rdma_cm_header().and_then(Result::ok))?,
+            Message::Rep(rep) => object
+                .put_comm_ids(rep.local_id, rep.remote_id)?
+                .put("qp", rep.local_qpn.value())?
+                .put("psn", rep.starting_psn.value())?
+                .put("responder_resources", rep.responder_resources)?
+                .put("initiator_depth", rep.initiator_depth)?,
+            Message::Rej(rej) => {
+                object.put_comm_ids(rej.local_id, rej.remote_id)?.put("reason", rej.reason.0)?
+            }
+            Message::Dreq(dreq) => {
+                object.put_comm_ids(dreq.local_id, dreq.remote_id)?.put("qp", dreq.remote_qpn.value())?
+            }
+            Message::SidrReq(req) => object
+                .put("request_id", req.request_id)?
+                .put("service", req.service_id.to_string())?
+                .put_addresses(req.rdma_cm_header().and_then(Result::ok))?,
+            Message::SidrRep(rep) => object
+                .put("request_id", rep.request_id)?
+                .put("service", rep.service_id.to_string())?
+                .put("qp", rep.qpn.value())?
+                .put("qkey", rep.qkey.0)?
+                .put("status", rep.status.0)?,
+            Message::Lap(lap) => {
+                object.put_comm_ids(lap.local_id, lap.remote_id)?.put("qp", lap.remote_qpn.value())?
+            }
+            Message::Apr(apr) => {
+                object.put_comm_ids(apr.local_id, apr.remote_id)?.put("status", apr.status.0)?
+            }
+            Message::Mra(mra) => object.put_comm_ids(mra.local_id, mra.remote_id)?,
+            Message::Rtu(rtu) => object.put_comm_ids(rtu.local_id, rtu.remote_id)?,
+            Message::Drep(drep) => object.put_comm_ids(drep.local_id, drep.remote_id)?,
+        };
+        object.0.end()
     }
 }

@@ -7,6 +7,8 @@
 //! warns of pitfalls of verbs programs, [`summary`] counts, [`filter`] selects packets, and [`join`] compares two captures
 //! of the same traffic. This crate opens no socket.
 
+#![allow(missing_docs, reason = "a comment that repeats the name of its item says nothing")]
+
 mod capture;
 mod comparable_trace;
 mod describe;
@@ -33,6 +35,7 @@ pub use capture::{
     Record, RoceVersion,
 };
 pub use comparable_trace::{ComparableTrace, FactKind, QueuePairFacts};
+pub use describe::duration;
 pub use ladder::{
     ColorMode, Delivery, Emphasis, Ladder, LadderBuilder, LadderStyle, LiveLadder, Side, Step, StepContent,
 };

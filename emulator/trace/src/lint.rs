@@ -3,11 +3,9 @@
 //! [`Linter`] reads entries in order, keeps little of them, and collects one [`Finding`] per pitfall and object. It also
 //! warns of pitfalls that had no effect in this run but are errors on other cards.
 
-use crate::NameTable;
-use crate::log::{ConfigurationData, Entry, EntryBuilder, Header, LogEvent, SgeData};
+use crate::log::{ConfigurationData, Entry, Header, LogEvent, SgeData};
 use crate::parsed_log::{QueuePairId, QueuePairTable};
-use softhca_engine::{Event, Instant};
-use softhca_fabric::{EventSink, HostId, NetworkEvent};
+use serde::ser::{Serialize, SerializeStruct, Serializer};
 use softhca_wire::Psn;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -37,7 +35,6 @@ impl Severity {
 /// A pitfall that the linter knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pitfall {
-    /// Its code.
     pub code: &'static str,
     /// How bad it is.
     pub severity: Severity,
@@ -111,7 +108,6 @@ pitfalls! {
 /// A pitfall that was met.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Which.
     pub pitfall: Pitfall,
     /// When first, in nanoseconds since the start.
     pub time_ns: u64,
@@ -119,6 +115,20 @@ pub struct Finding {
     pub count: u64,
     /// What happened, in a sentence.
     pub text: String,
+}
+
+impl Serialize for Finding {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Pitfall { code, severity, fix, .. } = self.pitfall;
+        let mut object = serializer.serialize_struct("Finding", 6)?;
+        object.serialize_field("code", code)?;
+        object.serialize_field("severity", severity.name())?;
+        object.serialize_field("time_ns", &self.time_ns)?;
+        object.serialize_field("times", &self.count)?;
+        object.serialize_field("text", &self.text)?;
+        object.serialize_field("fix", fix)?;
+        object.end()
+    }
 }
 
 impl fmt::Display for Finding {
@@ -164,7 +174,7 @@ const TOLERATED_RETRIES: u32 = 2;
 pub struct Linter {
     queue_pairs: QueuePairTable,
     histories: BTreeMap<QueuePairId, QueuePairHistory>,
-    findings: Vec<(String, Finding)>,
+    findings: Vec<Finding>,
 }
 
 impl Linter {
@@ -175,7 +185,7 @@ impl Linter {
 
     /// Everything that was found, in the order in which it was found.
     pub fn findings(&self) -> impl Iterator<Item = &Finding> {
-        self.findings.iter().map(|(_, finding)| finding)
+        self.findings.iter()
     }
 
     /// Takes the next entry of the log.
@@ -239,20 +249,22 @@ impl Linter {
         self.histories.entry(place).or_default()
     }
 
-    /// Notes a pitfall at a place, or that it was met again.
+    /// Adds a finding, or counts it again.
     fn report(&mut self, time_ns: u64, pitfall: Pitfall, text: String) {
-        let key = format!("{} {text}", pitfall.code);
-        match self.findings.iter_mut().find(|(known, _)| *known == key) {
-            Some((_, finding)) => finding.count += 1,
-            None => self.findings.push((key, Finding { pitfall, time_ns, count: 1, text })),
+        if let Some(known) = self.report_once(time_ns, pitfall, text) {
+            known.count += 1;
         }
     }
 
-    /// Notes a pitfall that stays as it is, once.
-    fn report_once(&mut self, time_ns: u64, pitfall: Pitfall, text: String) {
-        let key = format!("{} {text}", pitfall.code);
-        if !self.findings.iter().any(|(known, _)| *known == key) {
-            self.findings.push((key, Finding { pitfall, time_ns, count: 1, text }));
+    /// Adds a finding. Returns the earlier one if the same was found before.
+    fn report_once(&mut self, time_ns: u64, pitfall: Pitfall, text: String) -> Option<&mut Finding> {
+        let is_same = |known: &Finding| known.pitfall.code == pitfall.code && known.text == text;
+        match self.findings.iter().position(is_same) {
+            Some(index) => Some(&mut self.findings[index]),
+            None => {
+                self.findings.push(Finding { pitfall, time_ns, count: 1, text });
+                None
+            }
         }
     }
 
@@ -289,7 +301,7 @@ impl Linter {
             let text = format!("{name} has path MTU {}, {other} has {}", mine.path_mtu, theirs.path_mtu);
             self.report_once(now, MTU_MISMATCH, text);
         }
-        // Of a queue pair that is not in RTS yet, nobody knows what it will send.
+        // It is not known what a queue pair that is not in RTS yet will send.
         let sends = mine.ack_timeout.is_some() || mine.max_rd_atomic > 0 || mine.sq_psn != 0;
         if sends && mine.sq_psn != theirs.rq_psn {
             let text = format!("{name} starts at PSN {}, {other} expects {}", mine.sq_psn, theirs.rq_psn);
@@ -327,10 +339,9 @@ impl Linter {
                 let prefix = format!("completion queue {cq:#x} of {host} has room for {room} completions,");
                 let text = format!("{prefix} its queues hold {needed} work requests");
                 // A queue pair more makes the same finding larger.
-                let known = self.findings.iter_mut().find(|(_, finding)| finding.text.starts_with(&prefix));
-                match known {
-                    Some((_, finding)) => finding.text = text,
-                    None => self.report_once(now, CQ_TOO_SMALL, text),
+                match self.findings.iter_mut().find(|finding| finding.text.starts_with(&prefix)) {
+                    Some(finding) => finding.text = text,
+                    None => _ = self.report_once(now, CQ_TOO_SMALL, text),
                 }
             }
         }
@@ -498,40 +509,4 @@ fn title(work: &BufferUse) -> String {
 fn overlaps(buffer: &SgeData, address: u64, length: u32) -> bool {
     let end = |address: u64, length: u32| address.saturating_add(u64::from(length));
     buffer.address < end(address, length) && address < end(buffer.address, buffer.length)
-}
-
-/// A linter that receives the events of a world.
-#[derive(Debug)]
-pub struct LiveLinter {
-    entries: EntryBuilder,
-    linter: Linter,
-}
-
-impl LiveLinter {
-    /// A linter for the hosts of these names.
-    pub fn new(names: NameTable) -> LiveLinter {
-        let entries = EntryBuilder::new(names);
-        let linter = Linter::new(&entries.header(""));
-        LiveLinter { entries, linter }
-    }
-
-    /// Adds an event of a card.
-    pub fn record_event(&mut self, now: Instant, host: HostId, event: &Event) {
-        self.linter.push(&self.entries.event(now, host, event));
-    }
-
-    /// What was found so far.
-    pub fn linter(&self) -> &Linter {
-        &self.linter
-    }
-}
-
-impl EventSink for LiveLinter {
-    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
-        match *event {
-            NetworkEvent::Hca { host, event } => self.record_event(now, host, event),
-            NetworkEvent::Fault { link, fault } => self.linter.push(&self.entries.fault(now, link, fault)),
-            _ => {}
-        }
-    }
 }

@@ -29,7 +29,7 @@ impl NameTable {
         NameTable::default()
     }
 
-    /// The hosts, switches, cables and known queue pairs of a world as it is now. The queue pairs of a host are
+    /// The hosts, switches, links and known queue pairs of a world as it is now. The queue pairs of a host are
     /// called by its name and a number, in the order of their roles: `alice.1`.
     pub fn from_world<S: EventSink>(world: &World<S>) -> NameTable {
         let mut names = NameTable::new();
@@ -65,7 +65,7 @@ impl NameTable {
         self.ports.insert(id, name.to_owned());
     }
 
-    /// Says which hosts or switches a cable joins; its forward direction leads from the first to the second.
+    /// Says which hosts or switches a link joins; its forward direction leads from the first to the second.
     pub fn add_link(&mut self, id: LinkId, ends: [impl Into<Node>; 2]) {
         self.links.insert(id, ends.map(Into::into));
     }
@@ -131,22 +131,15 @@ impl NameTable {
         self.hosts.get(&id).map(|(_, address)| *address)
     }
 
-    /// The address of the host that a direction of a cable starts at, and of the one that it leads to; none if
-    /// one of them is a switch.
-    pub fn end_addresses(&self, cable: LinkId, direction: Direction) -> Option<[IpAddr; 2]> {
-        let [from, to] = self.link_ends(cable, direction)?;
-        Some([self.address(from.host()?)?, self.address(to.host()?)?])
-    }
-
-    /// The address of the host that a direction of a cable starts at; none if it starts at a switch.
-    pub fn sender_address(&self, cable: LinkId, direction: Direction) -> Option<IpAddr> {
-        let [from, _] = self.link_ends(cable, direction)?;
+    /// The address of the host that a direction of a link starts at; none if it starts at a switch.
+    pub fn sender_address(&self, link: LinkId, direction: Direction) -> Option<IpAddr> {
+        let [from, _] = self.link_ends(link, direction)?;
         self.address(from.host()?)
     }
 
-    /// What a direction of a cable starts at, and what it leads to.
-    pub fn link_ends(&self, cable: LinkId, direction: Direction) -> Option<[Node; 2]> {
-        let [first, second] = *self.links.get(&cable)?;
+    /// What a direction of a link starts at, and what it leads to.
+    pub fn link_ends(&self, link: LinkId, direction: Direction) -> Option<[Node; 2]> {
+        let [first, second] = *self.links.get(&link)?;
         Some(if direction == Direction::Forward { [first, second] } else { [second, first] })
     }
 
@@ -161,8 +154,8 @@ impl NameTable {
     }
 
     /// The other end of the link of `node`.
-    pub fn other_end(&self, cable: LinkId, node: Node) -> Option<Node> {
-        self.links.get(&cable)?.iter().copied().find(|end| *end != node)
+    pub fn other_end(&self, link: LinkId, node: Node) -> Option<Node> {
+        self.links.get(&link)?.iter().copied().find(|end| *end != node)
     }
 
     /// What a queue pair is called, with its host's address: `alice.1 (10.0.0.1)`.

@@ -15,7 +15,6 @@ pub(crate) struct QueuePairId {
     pub qp: u32,
 }
 
-/// A work request.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkRequest {
     pub queue_pair: QueuePairId,
@@ -27,7 +26,7 @@ pub(crate) struct WorkRequest {
     pub started: Option<usize>,
     /// Where in the log it ends.
     pub completed: Option<usize>,
-    /// How it ended: the status of its completion, or none if nobody wanted one.
+    /// How it ended: the status of its completion, or none if none was asked for.
     pub status: Option<String>,
 }
 
@@ -74,7 +73,7 @@ pub(crate) struct ParsedLog {
     outstanding: BTreeMap<QueuePairId, Vec<usize>>,
 }
 
-/// An account knows who is who in it.
+/// Names and peers of the queue pairs in the log.
 impl Deref for ParsedLog {
     type Target = QueuePairTable;
 
@@ -237,7 +236,6 @@ impl QueuePairTable {
         &self.hosts[host].0
     }
 
-    /// The host with an address.
     pub fn host_at(&self, address: IpAddr) -> Option<usize> {
         self.hosts.iter().position(|(_, known)| *known == Some(address))
     }

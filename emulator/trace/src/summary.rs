@@ -23,9 +23,7 @@ pub struct Summary {
     pub packets: u64,
     /// Messages: work requests that were sent.
     pub messages: u64,
-    /// Their bytes.
     pub bytes: u64,
-    /// The hosts.
     pub hosts: Vec<HostSummary>,
     /// The connections, in the order in which they appear.
     pub connections: Vec<ConnectionSummary>,
@@ -39,18 +37,14 @@ pub struct Summary {
     pub throughput: Vec<ThroughputBin>,
 }
 
-/// A host.
 #[derive(Clone, Debug, Serialize)]
 pub struct HostSummary {
-    /// Its name.
     pub name: String,
     /// Packets that it sent.
     pub packets: u64,
-    /// Their payload.
     pub payload: u64,
 }
 
-/// A connection.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct ConnectionSummary {
     /// Its two ends.
@@ -59,7 +53,6 @@ pub struct ConnectionSummary {
     pub service: String,
     /// Packets sent by both ends.
     pub packets: u64,
-    /// Their payload.
     pub payload: u64,
     /// Messages of both ends.
     pub messages: u64,
@@ -73,7 +66,6 @@ pub struct ConnectionSummary {
     pub not_captured: u64,
     /// NAKs, RNR NAKs among them.
     pub naks: u64,
-    /// CNPs.
     pub cnps: u64,
 }
 
@@ -93,11 +85,9 @@ pub struct CauseCount {
 /// Messages of one operation.
 #[derive(Clone, Debug, Serialize)]
 pub struct OperationSummary {
-    /// The operation.
     pub operation: String,
     /// How many.
     pub messages: u64,
-    /// Their bytes.
     pub bytes: u64,
     /// Latency from the start of the work request to its end: the shortest, in nanoseconds.
     pub min_ns: u64,
@@ -127,7 +117,6 @@ pub struct Bucket {
 pub struct SlowRequest {
     /// Its name.
     pub request: String,
-    /// Its queue pair.
     pub queue_pair: String,
     /// How long it took, in nanoseconds.
     pub took_ns: u64,
@@ -144,8 +133,13 @@ pub struct ThroughputBin {
     pub length_ns: u64,
     /// Packets sent.
     pub packets: u64,
-    /// Their payload.
     pub payload: u64,
+}
+
+/// The value that so many per cent of the sorted values do not exceed.
+pub(crate) fn percentile<T: Copy + Default>(sorted: &[T], share: usize) -> T {
+    let index = (sorted.len() * share / 100).min(sorted.len().saturating_sub(1));
+    sorted.get(index).copied().unwrap_or_default()
 }
 
 fn histogram(values: impl Iterator<Item = u64>) -> Vec<Bucket> {
@@ -231,16 +225,13 @@ impl Summary {
             let mut latencies: Vec<u64> =
                 works.iter().filter_map(|work| took(work)).map(|(ns, _)| ns).collect();
             latencies.sort_unstable();
-            let at = |share: usize| {
-                latencies.get((latencies.len() * share / 100).min(latencies.len().saturating_sub(1)))
-            };
             OperationSummary {
                 operation: operation.into(),
                 messages: works.len() as u64,
                 bytes: works.iter().map(|work| size(work)).sum(),
                 min_ns: latencies.first().copied().unwrap_or(0),
-                median_ns: at(50).copied().unwrap_or(0),
-                p99_ns: at(99).copied().unwrap_or(0),
+                median_ns: percentile(&latencies, 50),
+                p99_ns: percentile(&latencies, 99),
                 max_ns: latencies.last().copied().unwrap_or(0),
                 sizes: histogram(works.iter().map(|work| size(work))),
                 latencies: histogram(latencies.iter().copied()),

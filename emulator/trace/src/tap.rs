@@ -1,4 +1,4 @@
-//! A capture of a world: every frame that a host puts on a cable, and if asked every frame that arrives.
+//! A capture of a world: every frame that a host puts on a link, and if asked every frame that arrives.
 
 use crate::capture::{CaptureWriter, InterfaceId, PacketDirection};
 use crate::{NameTable, describe};
@@ -124,14 +124,14 @@ impl<W: Write> Tap<W> {
         Ok(interface)
     }
 
-    /// Writes what leaves a node over a cable.
+    /// Writes what leaves a node over a link.
     fn write_from_node(
         &mut self,
-        cable: LinkId,
+        link: LinkId,
         direction: Direction,
         write: impl FnOnce(&mut CaptureWriter<W>, InterfaceId) -> io::Result<()>,
     ) {
-        let Some([node, _]) = self.names.link_ends(cable, direction).filter(|_| self.error.is_none()) else {
+        let Some([node, _]) = self.names.link_ends(link, direction).filter(|_| self.error.is_none()) else {
             return;
         };
         let written = self.interface_of_node(node).and_then(|interface| write(&mut self.writer, interface));

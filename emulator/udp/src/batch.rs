@@ -114,11 +114,6 @@ impl<'a> Chunk<'a> {
         }
     }
 
-    /// The datagrams from `index` on.
-    pub(crate) fn skip_to(self, index: usize) -> Chunk<'a> {
-        Chunk { bytes: self.bytes.get(index * self.segment_size..).unwrap_or_default(), ..self }
-    }
-
     /// The datagrams of the chunk. An empty payload is one datagram.
     pub fn datagrams(self) -> impl Iterator<Item = Datagram<'a>> {
         let empty = self.bytes.is_empty().then_some(self.bytes);

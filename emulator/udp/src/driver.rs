@@ -23,10 +23,10 @@ use engine::Engine;
 use link::Port;
 use receive::{Arrival, Receiver};
 use softhca_engine::{
-    Attachments, ClientId, Command, Context, Hca, Instant, Memory, Peer, PortState, Reply, Settings,
-    VerbsError,
+    Attachments, ClientId, Command, Context, Counters, Hca, Instant, Memory, Peer, PortState, Reply,
+    Settings, VerbsError,
 };
-use softhca_fabric::{EventSink, Flow, LinkState, Rule, RuleCounters};
+use softhca_fabric::{EventSink, Flow, LinkState, Rule, RuleCounters, RuleId};
 use softhca_queue::PacketChunk;
 use softhca_wire::link_control::Incarnation;
 use softhca_wire::{Gid, QpnSlot, ROCE_PORT};
@@ -42,6 +42,9 @@ use transmit::Transmitter;
 const MAX_BATCHES_PER_POLL: usize = 4;
 /// How far a rate-limited queue pair may catch up: about the wake-up latency of a thread.
 const PACING_SLACK: Duration = Duration::from_micros(100);
+
+/// How often counters are published.
+const COUNTERS_INTERVAL: Duration = Duration::from_millis(1);
 
 /// How the ICRC of received packets is checked.
 ///
@@ -81,7 +84,13 @@ pub struct Driver<M> {
     polled_at: Instant,
     /// Link control messages could not be sent between polls.
     needs_poll: bool,
+    /// Makes the counters visible to others.
+    publish_counters: Option<PublishCounters>,
+    counters_published_at: Instant,
 }
+
+/// Makes the counters of an HCA visible to others.
+pub type PublishCounters = Box<dyn Fn(&Counters, &mut dyn Iterator<Item = (RuleId, RuleCounters)>) + Send>;
 
 impl<M: Memory> Driver<M> {
     /// Drives a new HCA on these sockets.
@@ -120,6 +129,8 @@ impl<M: Memory> Driver<M> {
             started: std::time::Instant::now(),
             polled_at: Instant::from_nanos(0),
             needs_poll: false,
+            publish_counters: None,
+            counters_published_at: Instant::from_nanos(0),
         }
     }
 
@@ -174,6 +185,22 @@ impl<M: Memory> Driver<M> {
         self.port.rings = Some(ProcessRings::new(self.port.links.slot().number, open));
     }
 
+    /// Publishes the counters at least every millisecond of polling, before the thread sleeps, and, while there are fault
+    /// rules, after every poll.
+    pub fn set_publish_counters(&mut self, publish: PublishCounters) {
+        self.publish_counters = Some(publish);
+    }
+
+    fn publish_counters(&mut self, now: Instant) {
+        if let Some(publish) = &self.publish_counters {
+            publish(
+                self.engine.hca.counters(),
+                &mut self.rules().map(|(rule, counters)| (rule.id, counters)),
+            );
+            self.counters_published_at = now;
+        }
+    }
+
     /// Adds rings that the process in a slot of this host asked for.
     pub fn add_rings(&mut self, slot: u16, rings: RingPair) -> io::Result<()> {
         let Some(own) = &mut self.port.rings else { return Ok(()) };
@@ -197,6 +224,9 @@ impl<M: Memory> Driver<M> {
     pub(crate) fn set_asleep(&mut self, is_asleep: bool) {
         if let Some(rings) = &mut self.port.rings {
             rings.set_asleep(is_asleep);
+        }
+        if is_asleep {
+            self.publish_counters(self.polled_at);
         }
     }
 
@@ -447,6 +477,10 @@ impl<M: Memory> Driver<M> {
         // Received packets make room for new grants; sent packets may require some.
         self.port.transmit_link_messages(now.nanos())?;
         self.engine.sink.flush();
+        let has_rules = self.transmitter.fault_injector.is_some();
+        if has_rules || now.since(self.counters_published_at) >= COUNTERS_INTERVAL {
+            self.publish_counters(now);
+        }
         Ok(moved)
     }
 

@@ -21,12 +21,14 @@ mod process_rings;
 pub mod raw;
 mod reorder;
 mod shared_driver;
+#[cfg(target_os = "linux")]
+mod slot_page;
 mod slots;
 mod socket;
 mod system;
 
 pub use batch::{Chunk, Datagram, ReceiveBatch};
-pub use driver::{Driver, DriverOptions, IcrcCheck};
+pub use driver::{Driver, DriverOptions, IcrcCheck, PublishCounters};
 pub use entropy::Entropy;
 pub use grant::{GrantBalance, GrantIssuer, MAX_FRAME_CHARGE, OutOfBounds, charge, grant_budget};
 pub use host::{
@@ -37,12 +39,14 @@ pub use link::{LinkChange, LinkControl, LinkEvent, LinkSecret, PeerPort, PeerSta
 pub use loopback::Loopback;
 pub use process_rings::{OpenRings, RingPair};
 pub use shared_driver::{DrivePolicy, SharedDriver};
+#[cfg(target_os = "linux")]
+pub use slot_page::{SlotEvent, SlotPage, SlotRecorder, SlotState};
 pub use slots::{OpenSendSocket, SlotGroup};
 pub use socket::{
     MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, NetworkError, NetworkErrorCause, ReceiveMemory, RoceSocket,
     Segmentation, SendError, SocketOptions,
 };
 pub use system::{
-    Interface, ProcessIdentity, Ready, SignalsBlocked, Waker, interface_of, random_words, wait_readable,
-    wait_writable,
+    Interface, ProcessIdentity, Ready, SignalsBlocked, Waker, at_exit, interface_of, monotonic_nanos,
+    random_words, wait_readable, wait_writable,
 };

@@ -578,6 +578,11 @@ impl LinkControl {
         slots(self.slot, peer)
     }
 
+    /// Whether there are unread changes.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// The oldest unread change.
     pub fn poll_event(&mut self) -> Option<LinkEvent> {
         self.events.pop_front()

@@ -8,12 +8,18 @@ use softhca_queue::SleepFlag;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The thread takes over when no caller has polled for this long.
 const TAKEOVER_DELAY: Duration = Duration::from_micros(50);
+
+/// The thread listens for packets while callers poll from this score on. It gains a point for each packet that no caller
+/// had received when the thread polled, as in a program that waits for a write to its memory, and loses one for each
+/// wake-up in vain.
+const LISTEN_SCORE: u32 = 2;
+const MAX_SCORE: u32 = 16;
 
 /// After a poll in which nothing moved, callers do not poll again for this long: a poll makes system calls, and a program
 /// may look at its completion queues between other work.
@@ -54,6 +60,8 @@ struct Shared<M> {
     is_announced_asleep: AtomicBool,
     /// The thread leaves polling to callers.
     waiting_for_callers: AtomicBool,
+    /// See [`LISTEN_SCORE`]. Only the thread writes it.
+    score: AtomicU32,
     waker: Waker,
     wake_set: Arc<WakeSet>,
     sockets: [OwnedFd; 2],
@@ -91,6 +99,7 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
             stop: AtomicBool::new(false),
             is_announced_asleep: AtomicBool::new(false),
             waiting_for_callers: AtomicBool::new(false),
+            score: AtomicU32::new(0),
             waker: Waker::new()?,
             wake_set,
         });
@@ -161,6 +170,20 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
         }
     }
 
+    /// Sends what is pending, in the thread that ends the process, and publishes the last counters.
+    pub fn flush_at_exit(&self) {
+        let until = Instant::now() + SHUTDOWN_LINGER;
+        while self.process.is_current()
+            && let Some(mut driver) = self.shared.driver.try_lock_until(until)
+        {
+            let is_done = !driver.has_pending_transmit() && !driver.hca().has_orphaned_acks();
+            driver.set_asleep(true);
+            if is_done || Instant::now() >= until || driver.poll().is_err() {
+                return;
+            }
+        }
+    }
+
     /// Lets an event descriptor wake the thread too, until its last copy is closed.
     pub fn add_wake_source(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         self.shared.wake_set.add(descriptor)
@@ -217,13 +240,15 @@ impl<M: Memory> Shared<M> {
         self.drain();
     }
 
-    /// Sends what is pending at shutdown: a peer may wait for the last ACK of a connection.
+    /// Sends what is pending at shutdown, where a peer may wait for the last ACK of a connection, and publishes the last
+    /// counters.
     fn drain(&self) {
         let until = Instant::now() + SHUTDOWN_LINGER;
         loop {
             let mut driver = self.driver.lock();
             let left = until.saturating_duration_since(Instant::now());
             let is_done = !driver.has_pending_transmit() && !driver.hca().has_orphaned_acks();
+            driver.set_asleep(true);
             if is_done || left == Duration::ZERO || driver.poll().is_err() {
                 return;
             }
@@ -241,13 +266,43 @@ impl<M: Memory> Shared<M> {
             return self.wait_for_callers();
         }
         match self.driver.try_lock() {
-            Some(driver) => self.poll_or_sleep(driver),
+            Some(driver) => {
+                if self.poll_or_sleep(driver) {
+                    self.count_poll(true);
+                }
+            }
             None => self.wait_for_callers(),
+        }
+    }
+
+    /// Counts a poll of the thread that found packets, or for which it was woken in vain.
+    fn count_poll(&self, moved: bool) {
+        let score = self.score.load(Ordering::Relaxed);
+        let score = if moved { MAX_SCORE.min(score + 1) } else { score.saturating_sub(1) };
+        self.score.store(score, Ordering::Relaxed);
+    }
+
+    /// Waits for a moment, until a packet arrives or a caller hands over. Receives the packet if no caller does.
+    fn listen_beside_callers(&self) {
+        if let Some(mut driver) = self.driver.try_lock() {
+            driver.set_asleep(true);
+            self.is_announced_asleep.store(true, Ordering::Relaxed);
+            // Packets that came before their senders could see the flag.
+            let _ = driver.poll();
+        }
+        self.waiting_for_callers.store(true, Ordering::SeqCst);
+        let has_packets = self.sleep(Some(TAKEOVER_DELAY));
+        self.waiting_for_callers.store(false, Ordering::SeqCst);
+        if has_packets {
+            self.count_poll(self.driver.try_lock().is_some_and(|mut driver| driver.poll().unwrap_or(false)));
         }
     }
 
     /// Waits for a moment, or until a caller hands over.
     fn wait_for_callers(&self) {
+        if self.score.load(Ordering::Relaxed) >= LISTEN_SCORE {
+            return self.listen_beside_callers();
+        }
         if self.is_announced_asleep.load(Ordering::Relaxed) {
             self.announce_awake();
         }
@@ -278,8 +333,8 @@ impl<M: Memory> Shared<M> {
         self.poll_or_sleep(self.driver.lock());
     }
 
-    /// Polls once more and, if nothing moved, sleeps until the driver has work.
-    fn poll_or_sleep(&self, mut driver: MutexGuard<'_, Driver<M>>) {
+    /// Polls once more and, if nothing moved, sleeps until the driver has work. Returns whether any packet moved.
+    fn poll_or_sleep(&self, mut driver: MutexGuard<'_, Driver<M>>) -> bool {
         self.sleep_flag.set();
         driver.set_asleep(true);
         self.is_announced_asleep.store(true, Ordering::Relaxed);
@@ -294,6 +349,7 @@ impl<M: Memory> Shared<M> {
         }
         self.sleep_flag.clear();
         self.announce_awake();
+        moved
     }
 
     /// Tells other processes that no packet must wake this one, unless another thread polls now.
@@ -304,7 +360,8 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    fn sleep(&self, timeout: Option<Duration>) {
+    /// Sleeps until a caller or a packet wakes the thread. Returns whether it was a packet.
+    fn sleep(&self, timeout: Option<Duration>) -> bool {
         let [roce, link] = &self.sockets;
         let descriptors = [self.waker.as_fd(), roce.as_fd(), link.as_fd(), self.wake_set.as_fd()];
         let ready = wait_readable(&descriptors, timeout).unwrap_or_default();
@@ -317,5 +374,6 @@ impl<M: Memory> Shared<M> {
         if ready.readable(3) {
             self.wake_set.clear();
         }
+        [1, 2, 3].into_iter().any(|index| ready.readable(index))
     }
 }

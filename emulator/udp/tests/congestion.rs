@@ -83,7 +83,7 @@ impl Host {
         let recorder = Recorder::default();
         let options = DriverOptions { settings, ..DriverOptions::default() };
         let mut driver = Driver::new(sockets, options, DiscardMemory, Box::new(recorder.clone()));
-        let (doorbell, doorbell_consumer) = doorbell_ring(DeviceLimits::HCA.max_qp as u32);
+        let (doorbell, doorbell_consumer) = doorbell_ring(DeviceLimits::HCA.max_qp);
         let (cq_ring, completions) = completion_ring(64);
         let (send, send_consumer) = send_ring(64, 1, 0);
         let (_, receive) = receive_ring(1, 1);

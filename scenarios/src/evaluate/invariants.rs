@@ -51,8 +51,8 @@ impl Evaluator<'_> {
         for entry in &self.results.record.timeline {
             let Some(qp) = entry.qp else { continue };
             match &entry.event {
-                RecordedEvent::Sent { sighting } if matches!(sighting.class, PacketClass::Nak(_)) => {
-                    let psn = sighting.psn?;
+                RecordedEvent::Sent { packet } if matches!(packet.class, PacketClass::Nak(_)) => {
+                    let psn = packet.psn?;
                     if let Some(first) = outstanding.insert(qp, psn) {
                         return Some((
                             entry.time_ns,
@@ -61,9 +61,9 @@ impl Evaluator<'_> {
                         ));
                     }
                 }
-                RecordedEvent::Received { sighting }
-                    if sighting.packet_type == Some(PacketType::Request)
-                        && outstanding.get(&qp).copied() == sighting.psn =>
+                RecordedEvent::Received { packet }
+                    if packet.packet_type == Some(PacketType::Request)
+                        && outstanding.get(&qp).copied() == packet.psn =>
                 {
                     outstanding.remove(&qp);
                 }
@@ -80,11 +80,11 @@ impl Evaluator<'_> {
         let mut latest = (usize::MAX, Psn::new(0), 0, false);
         for entry in &self.results.record.timeline {
             match &entry.event {
-                RecordedEvent::Fault { lost: true, sighting, .. }
-                    if sighting.packet_type == Some(PacketType::Request) =>
+                RecordedEvent::Fault { lost: true, packet, .. }
+                    if packet.packet_type == Some(PacketType::Request) =>
                 {
                     let (Some(role), Some(psn), Some(relative)) =
-                        (sighting.flow_id, sighting.psn, sighting.relative_psn)
+                        (packet.flow_id, packet.psn, packet.relative_psn)
                     else {
                         continue;
                     };
@@ -94,9 +94,9 @@ impl Evaluator<'_> {
                         lost.entry(qp).or_default().insert(relative);
                     }
                 }
-                RecordedEvent::Received { sighting } if sighting.packet_type == Some(PacketType::Request) => {
+                RecordedEvent::Received { packet } if packet.packet_type == Some(PacketType::Request) => {
                     let (Some(role), Some(psn), Some(relative)) =
-                        (sighting.flow_id, sighting.psn, sighting.relative_psn)
+                        (packet.flow_id, packet.psn, packet.relative_psn)
                     else {
                         continue;
                     };
@@ -115,10 +115,10 @@ impl Evaluator<'_> {
                         }
                     }
                 }
-                RecordedEvent::Sent { sighting }
-                    if sighting.class == PacketClass::Nak(NakCode::PsnSequenceError) =>
+                RecordedEvent::Sent { packet }
+                    if packet.class == PacketClass::Nak(NakCode::PsnSequenceError) =>
                 {
-                    let (Some(role), Some(named)) = (sighting.flow_id, sighting.relative_psn) else {
+                    let (Some(role), Some(named)) = (packet.flow_id, packet.relative_psn) else {
                         continue;
                     };
                     let first = lost.get(&Plan::qp_of_role(role)).and_then(|lost| lost.first().copied());

@@ -101,13 +101,13 @@ impl Evaluator<'_> {
     }
 
     pub(super) fn finish(&self, of: Option<&Subject>, bound: &Bound<u64>) -> CheckResult {
-        let account = self.results.log;
+        let log = self.results.log;
         let mut open = Vec::new();
         for (index, flow) in self.plan.flows.iter().enumerate() {
             let mine = of.is_none_or(|of| {
                 of.workload.map_or(of.step.is_none() && of.qps.contains(&flow.qp), |w| w == flow.workload)
             });
-            let done = account.progress[index].done;
+            let done = log.progress[index].done;
             if mine && flow.count.is_some_and(|count| done < count) {
                 open.push(format!(
                     "{} did {done} of {} messages",
@@ -120,12 +120,12 @@ impl Evaluator<'_> {
             let mine = of.is_none_or(|of| {
                 of.step.map_or(of.workload.is_none() && of.qps.contains(&step.qp), |wanted| wanted == index)
             });
-            if mine && account.pending_completions[index] > 0 {
+            if mine && log.pending_completions[index] > 0 {
                 let name = step.name.clone().unwrap_or_else(|| format!("step {}", index + 1));
-                open.push(format!("{name} waits for {} completions", account.pending_completions[index]));
+                open.push(format!("{name} waits for {} completions", log.pending_completions[index]));
             }
         }
-        let last = account
+        let last = log
             .completions
             .iter()
             .filter(|seen| of.is_none_or(|of| of.qps.contains(&seen.qp)))
@@ -147,7 +147,7 @@ fn within_bound<T: PartialOrd>(bound: &Bound<T>, value: T) -> bool {
         && bound.at_most.as_ref().is_none_or(|most| value <= *most)
 }
 
-/// Jain's index: 1 for equal shares, 1/n if one has everything, 1 if nobody has anything.
+/// Jain's index: 1 for equal shares, 1/n if one has everything, 1 if all have nothing.
 fn jain_index(rates: &[u64]) -> f64 {
     let sum: f64 = rates.iter().map(|rate| *rate as f64).sum();
     let squares: f64 = rates.iter().map(|rate| (*rate as f64).powi(2)).sum();

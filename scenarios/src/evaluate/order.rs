@@ -33,9 +33,9 @@ impl Evaluator<'_> {
 
     fn item_matches(&self, check: &OrderCheck, entry: &TimelineEntry) -> bool {
         match (check, &entry.event) {
-            (OrderCheck::Packet(look, _), RecordedEvent::Sent { sighting }) => {
+            (OrderCheck::Packet(look, _), RecordedEvent::Sent { packet }) => {
                 look.from.is_none_or(|host| entry.host == Some(host))
-                    && look.selector.matches(entry.time_ns, Direction::Forward, sighting)
+                    && look.selector.matches(entry.time_ns, Direction::Forward, packet)
             }
             (OrderCheck::Completion(check, _), RecordedEvent::Completed { completion }) => {
                 let Some(qp) = entry.qp else { return false };

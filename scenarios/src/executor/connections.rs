@@ -11,15 +11,11 @@ use std::collections::BTreeMap;
 /// A connection management event that a program received.
 #[derive(Clone, Debug)]
 pub struct ObservedCmEvent {
-    /// Time.
     pub time_ns: u64,
-    /// Host.
     pub host: usize,
     /// Queue pair of the connection; none for a request without a waiting queue pair.
     pub qp: Option<usize>,
-    /// Event.
     pub kind: EventType,
-    /// Status.
     pub status: i32,
     /// Private data of the peer.
     pub private_data: Vec<u8>,
@@ -60,7 +56,6 @@ pub struct ConnectionTable {
 }
 
 impl ConnectionTable {
-    /// The queue pair of an id of a host.
     pub fn qp_of(&self, host: usize, id: u32) -> Option<usize> {
         self.by_id.get(&(host, id)).copied()
     }
@@ -110,7 +105,7 @@ impl Executor<'_> {
                 self.log.connections.steps.push((qp, step));
                 // The passive side of SIDR receives no further event.
                 if plan.pair_of(qp).kind.is_datagram() {
-                    self.complete_steps(now_ns, qp, EventType::Established);
+                    self.complete_steps(now_ns, qp, EventType::Established, hosts);
                 }
             }),
             (StepAction::Reject { reason, private_data }, Some(id)) => {
@@ -184,7 +179,6 @@ impl Executor<'_> {
         }
     }
 
-    /// The listener of a queue pair.
     fn listener_of(&self, qp: usize) -> Option<u32> {
         let plan = self.plan;
         let (host, is_datagram) = (plan.qps[qp].host, plan.pair_of(qp).kind.is_datagram());
@@ -243,7 +237,7 @@ impl Executor<'_> {
             }
             _ => {}
         }
-        self.complete_steps(now_ns, qp, kind);
+        self.complete_steps(now_ns, qp, kind, hosts);
     }
 
     /// Completes the steps that wait for an event of a queue pair.

@@ -3,11 +3,9 @@
 use super::{Executor, ObservedCompletion, Origin, ScheduledAction};
 use crate::hosts::Hosts;
 use crate::plan::{FlowKind, FlowPlan, WorkOperation, WorkRequest};
-use crate::spec::RemoteTarget;
 use softhca_fabric::Seed;
 use softhca_queue::Completion;
 
-/// The progress of a flow.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FlowProgress {
     /// Number of posted messages.
@@ -75,18 +73,8 @@ impl Executor<'_> {
                 (job, key * u64::from(flow.bytes))
             }
         };
-        WorkRequest {
-            operation: job,
-            bytes: if matches!(job, WorkOperation::FetchAdd { .. }) { 8 } else { flow.bytes },
-            offset,
-            remote_offset: offset,
-            remote_target: RemoteTarget::Valid,
-            signaled: true,
-            fence: false,
-            solicited: false,
-            inline: false,
-            group: None,
-        }
+        let bytes = if matches!(job, WorkOperation::FetchAdd { .. }) { 8 } else { flow.bytes };
+        WorkRequest { offset, remote_offset: offset, ..WorkRequest::new(job, bytes) }
     }
 
     /// Processes the completion of a message.

@@ -4,7 +4,7 @@ use super::Hosts;
 use crate::spec::Errno;
 use crate::verbs::{conn_params, port_space};
 use softhca::cm::{CmOption, Event, EventChannel, EventType, Id, RejectReason, UdParameters};
-use softhca::{Error, ModifyQp, QpState, QpType};
+use softhca::{Error, ModifyQp, QpState, QpType, VerbsError};
 use softhca_engine::Resource;
 use softhca_fabric::Endpoint;
 use std::collections::BTreeMap;
@@ -13,7 +13,6 @@ use std::net::SocketAddr;
 /// An event of the connection manager of a host.
 #[derive(Clone, Debug)]
 pub struct CmEvent {
-    /// Host.
     pub host: usize,
     /// Id; a new one for a request.
     pub id: u32,
@@ -21,7 +20,6 @@ pub struct CmEvent {
     pub listener: Option<u32>,
     /// Queue pair of the active side, if known.
     pub active_qp: Option<usize>,
-    /// Event.
     pub kind: EventType,
     /// Zero, a negative errno, or the reason of a REJ.
     pub status: i32,
@@ -89,7 +87,9 @@ impl Hosts<'_> {
         let host = self.plan.qps[qp].host;
         let mut identifiers = self.connections.identifiers.iter();
         let found = identifiers.find(|(at, id)| *at == host && id.handle() == number);
-        found.map(|(_, id)| id.clone()).ok_or(Error::NotFound { resource: Resource::CmIdentifier, number })
+        found
+            .map(|(_, id)| id.clone())
+            .ok_or(VerbsError::NotFound { resource: Resource::CmIdentifier, number }.into())
     }
 
     /// Listens at a port of a host for queue pairs of a type; returns the id of the listener.

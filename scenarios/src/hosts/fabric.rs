@@ -42,6 +42,7 @@ pub fn install_rules(fabric: &SimulatedFabric, plan: &Plan) {
         _ => None,
     });
     counts.chain(faults).for_each(|(links, rule)| add_rule(fabric, links, rule));
+    plan.link_rules.iter().for_each(|of_link| add_rule(fabric, &[of_link.link], &of_link.rule));
 }
 
 /// Adds a rule to links.

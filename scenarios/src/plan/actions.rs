@@ -1,5 +1,6 @@
 //! The actions of a plan: steps, flows, programs and their work requests.
 
+use crate::quantity::{Size, Time};
 use crate::spec::RemoteTarget;
 use softhca_engine::QpState;
 use softhca_queue::AccessFlags;
@@ -8,38 +9,17 @@ use std::net::IpAddr;
 /// The operation of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkOperation {
-    /// SEND.
-    Send {
-        /// Immediate data.
-        immediate: Option<u32>,
-    },
-    /// RDMA WRITE.
-    Write {
-        /// Immediate data.
-        immediate: Option<u32>,
-    },
-    /// RDMA READ.
+    Send { immediate: Option<u32> },
+    Write { immediate: Option<u32> },
     Read,
-    /// Atomic compare and swap.
-    CompareSwap {
-        /// Value to compare with.
-        compare: u64,
-        /// Value to swap in.
-        swap: u64,
-    },
-    /// Atomic fetch and add.
-    FetchAdd {
-        /// Value to add.
-        add: u64,
-    },
+    CompareSwap { compare: u64, swap: u64 },
+    FetchAdd { add: u64 },
 }
 
 /// A send work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkRequest {
-    /// Operation.
     pub operation: WorkOperation,
-    /// Number of bytes.
     pub bytes: u32,
     /// Offset in the local area.
     pub offset: u64,
@@ -59,62 +39,39 @@ pub struct WorkRequest {
     pub group: Option<IpAddr>,
 }
 
-/// The action of a step.
+impl WorkRequest {
+    /// A signaled work request at the start of the areas, without other flags.
+    pub const fn new(operation: WorkOperation, bytes: u32) -> WorkRequest {
+        WorkRequest {
+            operation,
+            bytes,
+            offset: 0,
+            remote_offset: 0,
+            remote_target: RemoteTarget::Valid,
+            signaled: true,
+            fence: false,
+            solicited: false,
+            inline: false,
+            group: None,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum StepAction {
-    /// Post a send work request.
     Post(WorkRequest),
-    /// Post a receive.
-    Receive {
-        /// Size of the buffer.
-        bytes: u32,
-        /// Offset in the received area.
-        offset: u64,
-    },
-    /// Modify the state.
-    Modify {
-        /// New state.
-        state: QpState,
-        /// Raise an event when the send queue is drained.
-        notify_drained: bool,
-    },
-    /// Wait for the next request at a port.
-    Listen {
-        /// Port.
-        port: u16,
-    },
-    /// Request a connection.
-    Connect {
-        /// Port.
-        port: u16,
-        /// Private data.
-        private_data: Vec<u8>,
-    },
-    /// Accept the received request.
-    Accept {
-        /// Private data.
-        private_data: Vec<u8>,
-    },
-    /// Reject the received request.
-    Reject {
-        /// Reason code.
-        reason: u16,
-        /// Private data.
-        private_data: Vec<u8>,
-    },
-    /// Close the connection.
+    Receive { bytes: u32, offset: u64 },
+    Modify { state: QpState, notify_drained: bool },
+    Listen { port: u16 },
+    Connect { port: u16, private_data: Vec<u8> },
+    Accept { private_data: Vec<u8> },
+    Reject { reason: u16, private_data: Vec<u8> },
     Disconnect,
-    /// Attach to a multicast group.
     AttachMulticast(IpAddr),
-    /// Detach from a multicast group.
     DetachMulticast(IpAddr),
-    /// Destroy the queue pair.
     Destroy,
-    /// Unmap its memory.
     Unmap,
-    /// Deregister its memory region.
     Deregister,
-    /// Change the access rights of its memory region.
     Reregister(AccessFlags),
 }
 
@@ -145,20 +102,15 @@ impl StepAction {
     }
 }
 
-/// A step.
 #[derive(Clone, Debug)]
 pub struct StepPlan {
-    /// Name.
     pub name: Option<String>,
     /// Time, or the delay after `after`.
     pub at_ns: u64,
     /// Step that must complete first.
     pub after: Option<usize>,
-    /// Queue pair.
     pub qp: usize,
-    /// Number of repetitions.
     pub repeat: u32,
-    /// Action.
     pub action: StepAction,
 }
 
@@ -169,31 +121,21 @@ pub enum FlowKind {
     Uniform(WorkOperation),
     /// A message, then a reply of the peer before the next.
     PingPong,
-    /// READs and WRITEs of records.
-    KeyValue {
-        /// Number of records.
-        keys: u64,
-        /// Fraction of READs, per billion.
-        read_per_billion: u32,
-    },
+    /// READs, this fraction per billion, and WRITEs of records.
+    KeyValue { keys: u64, read_per_billion: u32 },
 }
 
 /// The traffic of one queue pair in a workload.
 #[derive(Clone, Debug)]
 pub struct FlowPlan {
-    /// Workload.
     pub workload: usize,
-    /// Queue pair.
     pub qp: usize,
-    /// Pattern.
     pub kind: FlowKind,
     /// Size of each message.
     pub bytes: u32,
-    /// Number of messages.
     pub count: Option<u64>,
     /// Maximum number of outstanding messages.
     pub depth: u32,
-    /// Start time.
     pub at_ns: u64,
     /// Time after which it posts no message.
     pub until_ns: Option<u64>,
@@ -201,17 +143,29 @@ pub struct FlowPlan {
     pub interval_ns: u64,
 }
 
+impl FlowPlan {
+    /// A flow that posts as fast as its depth allows, and does not stop before its count.
+    pub const fn new(
+        workload: usize,
+        qp: usize,
+        kind: FlowKind,
+        bytes: Size,
+        count: Option<u64>,
+        depth: u32,
+        at: Time,
+    ) -> FlowPlan {
+        let (bytes, at_ns) = (bytes.0 as u32, at.0);
+        FlowPlan { workload, qp, kind, bytes, count, depth, at_ns, until_ns: None, interval_ns: 0 }
+    }
+}
+
 /// A program on a host.
 #[derive(Clone, Debug)]
 pub struct CommandPlan {
-    /// Workload.
     pub workload: usize,
-    /// Host.
     pub host: usize,
     /// Program and arguments.
     pub argv: Vec<String>,
-    /// Start time.
     pub at_ns: u64,
-    /// Expected exit code.
     pub exit_code: i32,
 }

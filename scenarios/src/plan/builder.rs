@@ -82,6 +82,7 @@ pub(crate) fn build(
         hosts: network.hosts,
         switches: network.switches,
         links: network.links,
+        link_rules: network.link_rules,
         routes: network.routes,
         qps,
         pairs,
@@ -102,7 +103,20 @@ impl PlanBuilder<'_> {
         self.source.error_at(path, message)
     }
 
-    /// The queue pair with this name.
+    pub fn error_in(&self, path: &str, key: &str, message: impl Into<String>) -> Diagnostic {
+        self.source.error_in(path, key, message)
+    }
+
+    /// The host of the key `host` below `path`.
+    pub fn host(&self, name: &str, path: &str) -> Result<usize, Diagnostic> {
+        self.network.host(name, self.source, &join_path(path, "host"))
+    }
+
+    /// The queue pair of the key `qp` below `path`, if the file gives one.
+    pub fn optional_qp(&mut self, name: Option<&String>, path: &str) -> Result<Option<usize>, Diagnostic> {
+        name.map(|name| self.qp(name, &join_path(path, "qp"))).transpose()
+    }
+
     pub fn qp(&mut self, name: &str, path: &str) -> Result<usize, Diagnostic> {
         if let Some(qp) = self.qp_by_name.get(name) {
             return Ok(*qp);
@@ -204,11 +218,11 @@ impl PlanBuilder<'_> {
                 let message = "XRC does not connect two equal queue pairs: an initiator sends, a target has no queues, and \
                                each request names the shared receive queue of its receive";
                 let help = "use \"rc\" here, and test XRC with the Rust API or a C program";
-                return Err(self.error_at(&join_path(path, "transport"), message).help(help));
+                return Err(self.error_in(path, "transport", message).help(help));
             }
             Some(QpType::Gsi) => {
                 let message = "the connection manager owns the GSI queue pair";
-                return Err(self.error_at(&join_path(path, "transport"), message));
+                return Err(self.error_in(path, "transport", message));
             }
             _ => {}
         }
@@ -216,7 +230,7 @@ impl PlanBuilder<'_> {
             && Mtu::from_bytes(mtu).is_none()
         {
             return Err(self
-                .error_at(&join_path(path, "mtu"), format!("{mtu} is not a path MTU"))
+                .error_in(path, "mtu", format!("{mtu} is not a path MTU"))
                 .help("use 256, 512, 1024, 2048 or 4096"));
         }
         let limits = [
@@ -236,8 +250,7 @@ impl PlanBuilder<'_> {
         ];
         for (name, value, limit) in limits.into_iter().chain(sizes) {
             if let Some(value) = value.filter(|value| *value > limit) {
-                return Err(self
-                    .error_at(&join_path(path, name), format!("{name} is {value}, the maximum is {limit}")));
+                return Err(self.error_in(path, name, format!("{name} is {value}, the maximum is {limit}")));
             }
         }
         for (side, psn) in spec.sq_psn.into_iter().flatten().enumerate() {

@@ -15,25 +15,20 @@ pub struct Expectation {
     pub text: String,
     /// It is about time, which real time does not reproduce.
     pub is_timed: bool,
-    /// Check.
     pub check: Check,
 }
 
 /// Optional bounds of a value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound<T> {
-    /// Lower bound.
     pub at_least: Option<T>,
-    /// Upper bound.
     pub at_most: Option<T>,
 }
 
 /// The subject of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject {
-    /// Name.
     pub name: String,
-    /// Queue pairs.
     pub qps: Vec<usize>,
     /// Counts only work of this workload.
     pub workload: Option<usize>,
@@ -47,113 +42,33 @@ pub enum Check {
     /// Work completions.
     Completion(CompletionCheck),
     /// Final state of a queue pair.
-    State {
-        /// Queue pair.
-        qp: usize,
-        /// State.
-        is: QpState,
-    },
+    State { qp: usize, is: QpState },
     /// Packets that a counting rule matched.
-    Packet {
-        /// Index of the counting rule.
-        count: usize,
-        /// Expected count.
-        times: CountRange,
-    },
+    Packet { count: usize, times: CountRange },
     /// A counter.
-    Counter {
-        /// Host.
-        host: usize,
-        /// Name.
-        name: String,
-        /// Expected value.
-        is: CountRange,
-    },
+    Counter { host: usize, name: String, is: CountRange },
     /// Asynchronous events.
-    Event {
-        /// Host.
-        host: usize,
-        /// Name.
-        name: String,
-        /// Expected count.
-        times: CountRange,
-    },
+    Event { host: usize, name: String, times: CountRange },
     /// Connection management events.
     Connection(ConnectionCheck),
     /// Events in order.
     Order(Vec<OrderCheck>),
     /// Contents of memory.
-    Memory {
-        /// Queue pair.
-        qp: usize,
-        /// Area.
-        area: Area,
-        /// Offset in the area.
-        offset: u64,
-        /// Number of bytes.
-        bytes: u64,
-        /// Expected bytes.
-        claim: ExpectedMemory,
-    },
+    Memory { qp: usize, area: Area, offset: u64, bytes: u64, claim: ExpectedMemory },
     /// Application bytes per time.
-    Goodput {
-        /// Subject.
-        of: Subject,
-        /// Bounds in bits per second.
-        bound: Bound<u64>,
-        /// Time window.
-        during: Option<InclusiveRange>,
-    },
+    Goodput { of: Subject, bound: Bound<u64>, during: Option<InclusiveRange> },
     /// Jain's index.
-    Fairness {
-        /// Subject.
-        of: Vec<Subject>,
-        /// Bounds of the index.
-        bound: Bound<f64>,
-        /// Time window.
-        during: Option<InclusiveRange>,
-    },
+    Fairness { of: Vec<Subject>, bound: Bound<f64>, during: Option<InclusiveRange> },
     /// Time from post to completion.
-    Latency {
-        /// Subject.
-        of: Subject,
-        /// Percentile.
-        percentile: f64,
-        /// Bounds in nanoseconds.
-        bound: Bound<u64>,
-    },
+    Latency { of: Subject, percentile: f64, bound: Bound<u64> },
     /// Completion of all work.
-    Finish {
-        /// Subject.
-        of: Option<Subject>,
-        /// Bounds in nanoseconds.
-        bound: Bound<u64>,
-    },
+    Finish { of: Option<Subject>, bound: Bound<u64> },
     /// Counters of a switch.
-    Switch {
-        /// Switch.
-        switch: usize,
-        /// Expected counters.
-        spec: SwitchExpectation,
-    },
+    Switch { switch: usize, spec: SwitchExpectation },
     /// PFC pause frames.
-    PauseFrames {
-        /// Link.
-        link: usize,
-        /// Direction.
-        direction: Direction,
-        /// Expected count.
-        times: CountRange,
-    },
+    PauseFrames { link: usize, direction: Direction, times: CountRange },
     /// Verb calls that returned an error.
-    VerbErrors {
-        /// Host.
-        host: usize,
-        /// Error; any if none.
-        errno: Option<Errno>,
-        /// Expected count.
-        times: CountRange,
-    },
+    VerbErrors { host: usize, errno: Option<Errno>, times: CountRange },
     /// The exit code of the program of `softhca exec`.
     ExitCode(u8),
 }
@@ -161,17 +76,11 @@ pub enum Check {
 /// Selects and counts completions.
 #[derive(Clone, Debug, Default)]
 pub struct CompletionCheck {
-    /// Queue pair.
     pub qp: Option<usize>,
-    /// Step.
     pub step: Option<usize>,
-    /// Opcode.
     pub operation: Option<CompletionOpcode>,
-    /// Status.
     pub status: Option<CompletionStatus>,
-    /// Number of bytes.
     pub bytes: Option<u64>,
-    /// Immediate data.
     pub imm_data: Option<u32>,
     /// Text that the reason contains.
     pub reason: Option<String>,
@@ -184,19 +93,14 @@ pub struct CompletionCheck {
 /// Selects and counts connection management events.
 #[derive(Clone, Debug)]
 pub struct ConnectionCheck {
-    /// Queue pair of the connection.
     pub qp: Option<usize>,
     /// Host of the program.
     pub host: Option<usize>,
-    /// Event.
     pub kind: EventType,
-    /// Status.
     pub status: Option<i32>,
     /// Prefix of the private data.
     pub private_data: Option<Vec<u8>>,
-    /// Expected count.
     pub times: CountRange,
-    /// Time window.
     pub during: InclusiveRange,
 }
 
@@ -205,9 +109,7 @@ pub struct ConnectionCheck {
 pub enum ExpectedMemory {
     /// The source bytes of this queue pair at the same offset.
     SourceOf(usize),
-    /// Zeroes.
     Zeroes,
-    /// These bytes.
     Bytes(Vec<u8>),
 }
 
@@ -224,7 +126,6 @@ pub enum OrderCheck {
     Event(usize, String),
     /// A program receives a connection management event.
     Connection(ConnectionCheck, String),
-    /// A fault fires.
     Fault(RuleId, String),
 }
 

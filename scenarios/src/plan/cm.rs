@@ -64,7 +64,7 @@ impl PlanBuilder<'_> {
 
     fn port(&self, port: u16, path: &str) -> Result<u16, Diagnostic> {
         match port {
-            0 => Err(self.error_at(&join_path(path, "port"), "port 0 does not identify a listener")),
+            0 => Err(self.error_in(path, "port", "port 0 does not identify a listener")),
             port => Ok(port),
         }
     }
@@ -93,7 +93,7 @@ impl PlanBuilder<'_> {
             return Ok(());
         }
         if step.repeat != 1 {
-            return Err(self.error_at(&join_path(path, "repeat"), "a queue pair connects only once"));
+            return Err(self.error_in(path, "repeat", "a queue pair connects only once"));
         }
         if !pair.uses_cm {
             let message = format!("{name} is connected before the run starts");
@@ -107,7 +107,7 @@ impl PlanBuilder<'_> {
                 .help("add an earlier step with `listen = { port = … }`"));
         }
         if *action == StepAction::Disconnect && pair.kind == QpType::Ud {
-            return Err(self.error_at(&join_path(path, "disconnect"), "UD queue pairs have no connection"));
+            return Err(self.error_in(path, "disconnect", "UD queue pairs have no connection"));
         }
         let begins =
             |action: &StepAction| matches!(action, StepAction::Listen { .. } | StepAction::Connect { .. });
@@ -188,9 +188,8 @@ impl PlanBuilder<'_> {
         if !is_about_messages || self.has_external_programs {
             return Ok(());
         }
-        let never = |key: &str, why: &str| {
-            self.error_at(&join_path(path, key), format!("this rule can never fire: {why}"))
-        };
+        let never =
+            |key: &str, why: &str| self.error_in(path, key, format!("this rule can never fire: {why}"));
         if matching.qp.is_some() {
             return Err(never("qp", "CM messages are sent from QP1 to QP1"));
         }

@@ -87,7 +87,7 @@ fn parse_expectation(
     }
     if let Some(steps) = &expect.order {
         if steps.is_empty() {
-            return Err(builder.error_at(&join_path(path, "order"), "an order needs at least one item"));
+            return Err(builder.error_in(path, "order", "an order needs at least one item"));
         }
         let mut checks = Vec::new();
         for (index, step) in steps.iter().enumerate() {
@@ -118,7 +118,7 @@ fn parse_expectation(
         found.push(pause(builder, spec, &join_path(path, "pause"))?);
     }
     if let Some(spec) = &expect.verb_error {
-        let host = builder.network.host(&spec.host, builder.source, &join_path(path, "verb-error.host"))?;
+        let host = builder.host(&spec.host, &join_path(path, "verb-error"))?;
         let times = spec.times.unwrap_or(CountRange::AT_LEAST_ONE);
         let errno = spec.errno.map_or("an error".to_owned(), |errno| errno.to_string());
         let text = format!("a verb call of {} fails with {errno}, {}", spec.host, describe_times(times));
@@ -170,10 +170,10 @@ fn counter(
     spec: &CounterExpectation,
     path: &str,
 ) -> Result<Expectation, Diagnostic> {
-    let host = builder.network.host(&spec.host, builder.source, &join_path(path, "host"))?;
+    let host = builder.host(&spec.host, path)?;
     let known: Vec<&str> = Counters::default().iter().map(|(name, _)| name).collect();
     if !known.contains(&spec.name.as_str()) {
-        let problem = builder.error_at(&join_path(path, "name"), format!("unknown counter {:?}", spec.name));
+        let problem = builder.error_in(path, "name", format!("unknown counter {:?}", spec.name));
         return Err(problem.suggest(&spec.name, known));
     }
     let text = format!("counter {} of {} is {}", spec.name, spec.host, spec.is);
@@ -209,7 +209,7 @@ fn pause(builder: &PlanBuilder<'_>, spec: &PauseExpectation, path: &str) -> Resu
     let (link, direction) =
         builder.network.link_direction(&spec.on, builder.source, &join_path(path, "on"))?;
     let Some(direction) = direction else {
-        let problem = builder.error_at(&join_path(path, "on"), "pause frames need a direction");
+        let problem = builder.error_in(path, "on", "pause frames need a direction");
         return Err(problem.help("write \"switch -> alice\""));
     };
     let times = spec.times.unwrap_or(CountRange::AT_LEAST_ONE);
@@ -246,16 +246,10 @@ fn completion(
     spec: &CompletionExpectation,
     path: &str,
 ) -> Result<(CompletionCheck, String), Diagnostic> {
-    let qp = match &spec.qp {
-        Some(name) => Some(builder.qp(name, &join_path(path, "qp"))?),
-        None => None,
-    };
-    let step = match &spec.step {
-        Some(name) => Some(step_named(builder, name, &join_path(path, "step"))?),
-        None => None,
-    };
-    let operation = spec.op;
-    let status = spec.status;
+    let qp = builder.optional_qp(spec.qp.as_ref(), path)?;
+    let step =
+        spec.step.as_ref().map(|name| step_named(builder, name, &join_path(path, "step"))).transpose()?;
+    let (operation, status) = (spec.op, spec.status);
     let mut text = match (&spec.qp, &spec.step) {
         (Some(qp), Some(step)) => format!("{qp}: step {step:?}"),
         (Some(qp), None) => qp.clone(),
@@ -307,12 +301,12 @@ fn event(
     spec: &EventExpectation,
     path: &str,
 ) -> Result<(usize, String), Diagnostic> {
-    let host = builder.network.host(&spec.host, builder.source, &join_path(path, "host"))?;
+    let host = builder.host(&spec.host, path)?;
     let name = spec.name.replace('-', "_").to_uppercase();
     match AsyncEvent::NAMES.contains(&name.as_str()) {
         true => Ok((host, name)),
         false => Err(builder
-            .error_at(&join_path(path, "name"), format!("unknown event {:?}", spec.name))
+            .error_in(path, "name", format!("unknown event {:?}", spec.name))
             .suggest(&name, AsyncEvent::NAMES)),
     }
 }
@@ -322,14 +316,8 @@ fn connection(
     spec: &ConnectionExpectation,
     path: &str,
 ) -> Result<(ConnectionCheck, String), Diagnostic> {
-    let qp = match &spec.qp {
-        Some(name) => Some(builder.qp(name, &join_path(path, "qp"))?),
-        None => None,
-    };
-    let host = match &spec.host {
-        Some(name) => Some(builder.network.host(name, builder.source, &join_path(path, "host"))?),
-        None => None,
-    };
+    let qp = builder.optional_qp(spec.qp.as_ref(), path)?;
+    let host = spec.host.as_ref().map(|name| builder.host(name, path)).transpose()?;
     if builder.has_external_programs {
         return Err(builder.error_at(path, "the events of external programs are not visible"));
     }
@@ -338,7 +326,7 @@ fn connection(
     {
         let message = format!("{name} is connected before the run starts and has no connection events");
         let help = "add a `listen` step for one side of the pair and a `connect` step for the other";
-        return Err(builder.error_at(&join_path(path, "qp"), message).help(help));
+        return Err(builder.error_in(path, "qp", message).help(help));
     }
     let kind = spec.event;
     let is_reported = matches!(
@@ -355,7 +343,7 @@ fn connection(
     );
     if !is_reported {
         let message = format!("programs of a scenario never receive {}", kind.name());
-        return Err(builder.error_at(&join_path(path, "event"), message));
+        return Err(builder.error_in(path, "event", message));
     }
     let who = spec.qp.as_deref().or(spec.host.as_deref()).unwrap_or("any program");
     let mut text = format!("{who} receives {}", kind.name().trim_start_matches("RDMA_CM_EVENT_"));
@@ -404,7 +392,7 @@ fn order_item(
         ];
         if let Some((_, key)) = unfit.iter().find(|(given, _)| *given) {
             let message = format!("an order cannot use `{key}`: the events of a device do not contain it");
-            return Err(builder.error_at(&join_path(&path, key), message));
+            return Err(builder.error_in(&path, key, message));
         }
         let from = link_and_direction.and_then(|(link, direction)| {
             let [first, second] = builder.network.links[link].ends;
@@ -441,7 +429,7 @@ fn order_item(
     }
     if let Some(name) = &step.fault {
         let Some(fault) = faults.iter().find(|fault| fault.name == *name) else {
-            let problem = builder.error_at(&join_path(path, "fault"), format!("unknown fault {name:?}"));
+            let problem = builder.error_in(path, "fault", format!("unknown fault {name:?}"));
             return Err(problem.suggest(name, faults.iter().map(|fault| fault.name.as_str())));
         };
         found.push(OrderCheck::Fault(fault.id, name.clone()));
@@ -480,16 +468,15 @@ fn memory(
     }
     if let Some(hex) = &spec.hex {
         let digits: String = hex.chars().filter(|c| !c.is_whitespace()).collect();
-        let bytes: Option<Vec<u8>> =
-            (digits.len().is_multiple_of(2) && digits.is_ascii()).then_some(()).and_then(|()| {
-                (0..digits.len())
-                    .step_by(2)
-                    .map(|at| u8::from_str_radix(&digits[at..at + 2], 16).ok())
-                    .collect()
-            });
+        let pairs = digits
+            .as_bytes()
+            .chunks(2)
+            .map(|pair| std::str::from_utf8(pair).ok().filter(|_| pair.len() == 2));
+        let bytes: Option<Vec<u8>> = pairs.map(|pair| u8::from_str_radix(pair?, 16).ok()).collect();
         let Some(bytes) = bytes else {
-            return Err(builder.error_at(
-                &join_path(path, "hex"),
+            return Err(builder.error_in(
+                path,
+                "hex",
                 "not a sequence of bytes with two hexadecimal digits each",
             ));
         };

@@ -8,13 +8,11 @@ use softhca_queue::{FaultTrigger, InjectedEvent, ProgramFault};
 pub struct FaultPlan {
     /// Its id, which random decisions depend on.
     pub id: RuleId,
-    /// Name.
     pub name: String,
     /// It does not have to fire.
     pub optional: bool,
     /// It begins after this: a step, an event or another fault. Those of programs have their own.
     pub after: Option<FaultTrigger>,
-    /// Target and action.
     pub kind: FaultKind,
 }
 
@@ -23,136 +21,52 @@ pub struct FaultPlan {
 #[allow(clippy::large_enum_variant, reason = "a plan has few of them")]
 pub enum FaultKind {
     /// Packets on links.
-    Packets {
-        /// Links.
-        links: Vec<usize>,
-        /// Rule.
-        rule: Rule,
-    },
+    Packets { links: Vec<usize>, rule: Rule },
     /// A fault at a time.
-    Timed {
-        /// Time.
-        at_ns: u64,
-        /// Fault.
-        fault: TimedFault,
-    },
+    Timed { at_ns: u64, fault: TimedFault },
     /// Calls or completions of the program of a host.
-    Program {
-        /// Host.
-        host: usize,
-        /// Fault.
-        fault: ProgramFault,
-    },
+    Program { host: usize, fault: ProgramFault },
 }
 
 /// A fault at a time that does not apply to packets.
 #[derive(Clone, Debug)]
 pub enum TimedFault {
     /// A change of a link, a switch or a device.
-    Fabric {
-        /// Fault.
-        change: FabricChange,
-        /// Time after which the change is reverted.
-        for_ns: Option<u64>,
-    },
+    Fabric { change: FabricChange, for_ns: Option<u64> },
     /// A link goes down and up.
     Flap(Flap),
     /// Device and program of a host stop.
-    Stall {
-        /// Host.
-        host: usize,
-        /// Duration.
-        for_ns: u64,
-    },
+    Stall { host: usize, for_ns: u64 },
     /// A program posts no receives.
-    WithholdReceives {
-        /// Host.
-        host: usize,
-        /// Duration.
-        for_ns: u64,
-    },
+    WithholdReceives { host: usize, for_ns: u64 },
     /// A program delays its receives.
-    DelayReceives {
-        /// Host.
-        host: usize,
-        /// Delay of each receive.
-        delay_ns: u64,
-    },
+    DelayReceives { host: usize, delay_ns: u64 },
     /// A program ends.
-    KillProgram {
-        /// Host.
-        host: usize,
-    },
+    KillProgram { host: usize },
     /// A program ends and starts again.
-    RestartProgram {
-        /// Host.
-        host: usize,
-    },
+    RestartProgram { host: usize },
 }
 
 /// A change of a link, a switch or a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FabricChange {
     /// A link goes down or comes up.
-    LinkState {
-        /// Link.
-        link: usize,
-        /// Forward and backward direction.
-        directions: [bool; 2],
-        /// New state.
-        state: LinkState,
-    },
+    LinkState { link: usize, directions: [bool; 2], state: LinkState },
     /// The rate of a link changes.
-    LinkRate {
-        /// Link.
-        link: usize,
-        /// Bits per second.
-        rate: u64,
-    },
+    LinkRate { link: usize, rate: u64 },
     /// The MTU of a link changes.
-    LinkMtu {
-        /// Link.
-        link: usize,
-        /// Bytes.
-        mtu: u32,
-    },
+    LinkMtu { link: usize, mtu: u32 },
     /// A setting of a switch changes.
-    Switch {
-        /// Switch.
-        switch: usize,
-        /// New setting.
-        change: SwitchChange,
-    },
+    Switch { switch: usize, change: SwitchChange },
     /// A device starts to send pause frames.
-    PauseStorm {
-        /// Host.
-        host: usize,
-        /// Priority.
-        priority: u8,
-    },
+    PauseStorm { host: usize, priority: u8 },
     /// A device stops sending pause frames.
-    PauseStormEnd {
-        /// Host.
-        host: usize,
-        /// Priority.
-        priority: u8,
-    },
+    PauseStormEnd { host: usize, priority: u8 },
     /// A device stops.
-    Stall {
-        /// Host.
-        host: usize,
-        /// Duration.
-        for_ns: u64,
-    },
-    /// A device raises an asynchronous event, with its consequences.
-    AsyncEvent {
-        /// Host.
-        host: usize,
-        /// Event.
-        event: InjectedEvent,
-        /// The queue pair or completion queue, in order of creation, from 1.
-        object: Option<u32>,
-    },
+    Stall { host: usize, for_ns: u64 },
+    /// A device raises an asynchronous event, with its consequences. The object is a queue pair or completion queue, in
+    /// order of creation, from 1.
+    AsyncEvent { host: usize, event: InjectedEvent, object: Option<u32> },
 }
 
 impl FaultPlan {
@@ -185,13 +99,9 @@ impl FabricChange {
 /// A link that goes down and up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flap {
-    /// Link.
     pub link: usize,
-    /// Time down.
     pub down_ns: u64,
-    /// Time up.
     pub up_ns: u64,
-    /// Number of repetitions.
     pub times: u32,
 }
 
@@ -209,19 +119,14 @@ impl Flap {
 /// A new setting of a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SwitchChange {
-    /// Size of the shared buffer.
     Buffer(u64),
-    /// ECN marking.
     Marking(EcnMarking),
-    /// PFC settings.
     FlowControl(PfcSettings),
 }
 
 /// A rule that counts packets for an expectation.
 #[derive(Clone, Debug)]
 pub struct CountingRule {
-    /// Links.
     pub links: Vec<usize>,
-    /// Rule.
     pub rule: Rule,
 }

@@ -32,11 +32,11 @@ pub(super) fn fairness(
         }
     }
     if of.is_empty() {
-        return Err(builder.error_at(&join_path(path, "of"), "fairness needs at least one queue pair"));
+        return Err(builder.error_in(path, "of", "fairness needs at least one queue pair"));
     }
     for (key, share) in [("at-least", spec.at_least), ("at-most", spec.at_most)] {
         if share.is_some_and(|share| !(0.0..=1.0).contains(&share)) {
-            return Err(builder.error_at(&join_path(path, key), "fairness is between 0 and 1"));
+            return Err(builder.error_in(path, key, "fairness is between 0 and 1"));
         }
     }
     let bound = Bound { at_least: spec.at_least, at_most: spec.at_most };
@@ -53,7 +53,7 @@ pub(super) fn latency(
 ) -> Result<Expectation, Diagnostic> {
     let of = subject(builder, &spec.of, &join_path(path, "of"))?;
     if !(0.0..=100.0).contains(&spec.percentile) {
-        return Err(builder.error_at(&join_path(path, "percentile"), "a percentile is between 0 and 100"));
+        return Err(builder.error_in(path, "percentile", "a percentile is between 0 and 100"));
     }
     let bound =
         Bound { at_least: spec.at_least.map(|time| time.0), at_most: spec.at_most.map(|time| time.0) };
@@ -67,10 +67,7 @@ pub(super) fn finish(
     spec: &FinishExpectation,
     path: &str,
 ) -> Result<Expectation, Diagnostic> {
-    let of = match &spec.of {
-        Some(name) => Some(subject(builder, name, &join_path(path, "of"))?),
-        None => None,
-    };
+    let of = spec.of.as_ref().map(|name| subject(builder, name, &join_path(path, "of"))).transpose()?;
     let bound = Bound { at_least: spec.after.map(|time| time.0), at_most: spec.before.map(|time| time.0) };
     let what = spec.of.as_deref().unwrap_or("all work");
     let is_timed = bound.at_least.is_some() || bound.at_most.is_some();

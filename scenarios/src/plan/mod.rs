@@ -31,7 +31,7 @@ use crate::parameters::ParameterValues;
 use crate::spec::Invariant;
 use softhca_engine::{PayloadMode, QpType, Recovery, Settings};
 use softhca_fabric::{
-    Action, Choice, Direction, DownDirections, FlowId, HostId, LinkSettings, ReceiverSettings, Rule,
+    Action, Choice, Direction, DownDirections, FlowId, HostId, LinkSettings, ReceiverSettings, Rule, RuleId,
     SwitchId, SwitchSettings,
 };
 use softhca_queue::{AccessFlags, FaultTrigger, ProgramFaults};
@@ -43,9 +43,7 @@ use std::net::IpAddr;
 pub struct Plan {
     /// One sentence that states what the scenario shows.
     pub title: String,
-    /// Seed.
     pub seed: u64,
-    /// Parameter values.
     pub parameters: ParameterValues,
     /// Time at which the run stops.
     pub duration_ns: Option<u64>,
@@ -53,8 +51,8 @@ pub struct Plan {
     pub hosts: Vec<HostPlan>,
     /// Switches, in the order of their names.
     pub switches: Vec<SwitchPlan>,
-    /// Links.
     pub links: Vec<LinkPlan>,
+    pub link_rules: Vec<LinkRule>,
     /// Routes that differ from the shortest path.
     pub routes: Vec<RoutePlan>,
     /// Queue pairs; the n-th has flow id n + 1.
@@ -63,21 +61,16 @@ pub struct Plan {
     pub pairs: Vec<PairPlan>,
     /// Type of the queue pairs of external programs.
     pub transport: QpType,
-    /// Individual steps.
     pub steps: Vec<StepPlan>,
     /// Flows of the workloads.
     pub flows: Vec<FlowPlan>,
     /// External programs.
     pub commands: Vec<CommandPlan>,
-    /// Names of the workloads.
     pub workloads: Vec<String>,
-    /// Injected faults.
     pub faults: Vec<FaultPlan>,
     /// Rules that count packets for expectations.
     pub counting_rules: Vec<CountingRule>,
-    /// Expectations.
     pub expectations: Vec<Expectation>,
-    /// Invariants.
     pub invariants: Vec<Invariant>,
 }
 
@@ -92,7 +85,6 @@ impl Plan {
         role.0 as usize - 1
     }
 
-    /// The pair of a queue pair.
     pub fn pair_of(&self, qp: usize) -> &PairPlan {
         &self.pairs[self.qps[qp].pair]
     }
@@ -101,16 +93,24 @@ impl Plan {
     pub fn has_random_faults(&self) -> bool {
         let by_chance =
             |rule: &Rule| matches!(rule.repeat.choice, Choice::Probability { .. } | Choice::Burst(_));
-        self.faults
-            .iter()
-            .any(|fault| matches!(&fault.kind, FaultKind::Packets { rule, .. } if by_chance(rule)))
+        self.packet_rules().any(by_chance)
+    }
+
+    /// The rules of faults and links for packets.
+    fn packet_rules(&self) -> impl Iterator<Item = &Rule> {
+        let faults = self.faults.iter().filter_map(|fault| match &fault.kind {
+            FaultKind::Packets { rule, .. } => Some(rule),
+            _ => None,
+        });
+        faults.chain(self.link_rules.iter().map(|of_link| &of_link.rule))
     }
 
     /// Whether a fault delays packets, so that timers can expire.
     pub fn has_delay_faults(&self) -> bool {
-        self.faults.iter().any(|fault| {
-            matches!(&fault.kind, FaultKind::Packets { rule, .. } if matches!(rule.action, Action::Delay { .. }))
-        })
+        let delays = |action| {
+            matches!(action, Action::Delay { .. } | Action::LimitRate { .. } | Action::Jitter { .. })
+        };
+        self.packet_rules().any(|rule| delays(rule.action))
     }
 
     /// Fails for a file without queue pairs of its own.
@@ -165,6 +165,9 @@ impl Plan {
         let mut found = Vec::new();
         for (name, links, rule) in counts.chain(faults) {
             found.extend(self.rule_at_host(host, links, rule).into_iter().map(|rule| (name, rule)));
+        }
+        for LinkRule { link, rule, name } in &self.link_rules {
+            found.extend(self.rule_at_host(host, &[*link], rule).into_iter().map(|rule| (*name, rule)));
         }
         found
     }
@@ -233,11 +236,7 @@ impl Plan {
         if self.links.iter().any(|link| link.line.mtu < u32::MAX) {
             return Some("the network sets the MTU of a real link");
         }
-        let rules = self.faults.iter().filter_map(|fault| match &fault.kind {
-            FaultKind::Packets { rule, .. } => Some(rule),
-            _ => None,
-        });
-        let mut rules = rules.chain(self.counting_rules.iter().map(|count| &count.rule));
+        let mut rules = self.packet_rules().chain(self.counting_rules.iter().map(|count| &count.rule));
         if rules.any(|rule| rule.selector.absolute_psn.is_some()) {
             return Some("real devices choose their first PSN");
         }
@@ -260,10 +259,8 @@ impl Plan {
     }
 }
 
-/// A host.
 #[derive(Clone, Debug)]
 pub struct HostPlan {
-    /// Its name.
     pub name: String,
     /// IP address in virtual time.
     pub address: IpAddr,
@@ -277,23 +274,17 @@ pub struct HostPlan {
     pub receiver: Option<ReceiverSettings>,
 }
 
-/// A switch.
 #[derive(Clone, Debug)]
 pub struct SwitchPlan {
-    /// Its name.
     pub name: String,
-    /// Its settings.
     pub settings: SwitchSettings,
 }
 
 /// A route that differs from the shortest path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoutePlan {
-    /// Switch.
     pub switch: usize,
-    /// Destination host.
     pub host: usize,
-    /// Egress link.
     pub link: usize,
 }
 
@@ -315,62 +306,56 @@ impl From<Node> for softhca_fabric::Node {
     }
 }
 
-/// A link.
+/// The jitter or loss of a link, as a rule for all of its packets.
+#[derive(Clone, Debug)]
+pub struct LinkRule {
+    pub link: usize,
+    pub rule: Rule,
+    pub name: &'static str,
+}
+
+/// The highest number of these rules. No rule of a file has one of them.
+pub(crate) const LINK_RULES: RuleId = RuleId(u32::MAX - 2);
+
 #[derive(Clone, Debug)]
 pub struct LinkPlan {
     /// Its ends; the forward direction is from the first to the second.
     pub ends: [Node; 2],
-    /// Rate, delay and MTU.
     pub line: LinkSettings,
 }
 
-/// A queue pair.
 #[derive(Clone, Debug)]
 pub struct QpPlan {
-    /// Its name.
     pub name: String,
-    /// Index of its host.
     pub host: usize,
-    /// Index of its peer.
     pub peer: usize,
-    /// Index of its pair.
     pub pair: usize,
 }
 
 /// Two queue pairs and the settings of their connection.
 #[derive(Clone, Debug)]
 pub struct PairPlan {
-    /// Indices of the queue pairs.
     pub qps: [usize; 2],
-    /// Type of the queue pairs.
     pub kind: QpType,
     /// Steps connect them through the connection manager.
     pub uses_cm: bool,
-    /// Path MTU.
     pub mtu: Mtu,
     /// Exponent of the ACK timeout.
     pub timeout: u8,
-    /// Maximum number of retries.
     pub retry_count: u8,
-    /// Maximum number of retries after RNR NAKs.
     pub rnr_retry: u8,
-    /// Minimum RNR NAK timer.
     pub min_rnr_timer: RnrTimer,
     /// Maximum number of outstanding READs and atomics.
     pub max_rd_atomic: u8,
-    /// First PSNs.
     pub sq_psns: [Psn; 2],
     /// Access rights of each side.
     pub access: AccessFlags,
     /// Number of receives that each side keeps posted.
     pub posted_receives: u32,
-    /// Size of each receive.
     pub receive_bytes: u32,
     /// DSCP and ECN bits.
     pub traffic_class: u8,
-    /// Size of the send queue.
     pub max_send_wr: u32,
-    /// Size of the completion queue.
     pub cqe: u32,
     /// Size of each of the four areas of a queue pair.
     pub area_bytes: u64,

@@ -69,7 +69,7 @@ impl PlanBuilder<'_> {
     ) -> Result<(), Diagnostic> {
         self.check_group(group, qp, &join_path(path, "group"))?;
         match &spec.to {
-            Some(_) => Err(self.error_at(&join_path(path, "to"), "give either `to` or `group`, not both")),
+            Some(_) => Err(self.error_in(path, "to", "give either `to` or `group`, not both")),
             None => Ok(()),
         }
     }

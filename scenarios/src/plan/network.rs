@@ -1,7 +1,7 @@
 //! Hosts, switches, links and topologies.
 
-use super::{HostPlan, LinkPlan, Node, RoutePlan, SwitchPlan, limits};
-use crate::quantity::{Rate, Size, Time};
+use super::{HostPlan, LINK_RULES, LinkPlan, LinkRule, Node, RoutePlan, SwitchPlan, limits};
+use crate::quantity::{Probability, Rate, Size, Time};
 use crate::source::{Diagnostic, Source, join_path};
 use crate::spec::{
     CmSpec, CongestionControlSpec, DeviceSpec, EcnSpec, HostSpec, PfcSpec, ScenarioFile, SwitchSpec, Topology,
@@ -11,8 +11,8 @@ use softhca_engine::{
     Settings,
 };
 use softhca_fabric::{
-    Direction, EcnMarking, LinkSettings, PER_BILLION, PfcSettings, PfcWatchdog, ReceiverSettings,
-    SwitchSettings,
+    Action, Choice, Direction, EcnMarking, LinkSettings, PER_BILLION, PfcSettings, PfcWatchdog,
+    ReceiverSettings, Repeat, Rule, RuleId, Selector, SwitchSettings,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -24,9 +24,9 @@ pub(super) struct Network {
     pub hosts: Vec<HostPlan>,
     pub switches: Vec<SwitchPlan>,
     pub links: Vec<LinkPlan>,
+    pub link_rules: Vec<LinkRule>,
     pub routes: Vec<RoutePlan>,
     nodes: BTreeMap<String, Node>,
-    /// Neighbors of each node.
     neighbors: BTreeMap<Node, Vec<Node>>,
 }
 
@@ -62,6 +62,7 @@ impl Network {
             hosts: Vec::new(),
             switches: Vec::new(),
             links: Vec::new(),
+            link_rules: Vec::new(),
             routes: Vec::new(),
             nodes: BTreeMap::new(),
             neighbors: BTreeMap::new(),
@@ -92,9 +93,24 @@ impl Network {
                 ends[end] = network.node(name, source, &format!("{path}.between.{end}"))?;
             }
             if ends[0] == ends[1] {
-                return Err(source.error_at(&join_path(&path, "between"), "the ends of a link must differ"));
+                return Err(source.error_in(&path, "between", "the ends of a link must differ"));
             }
+            // Each link draws for itself.
+            let id = RuleId(LINK_RULES.0 - 2 * network.links.len() as u32);
             network.links.push(LinkPlan { ends, line });
+            let mut add = |id, repeat, action, name| {
+                let rule = Rule { id, selector: Selector::default(), repeat, action };
+                network.link_rules.push(LinkRule { link: index, rule, name });
+            };
+            if let Some(Probability(per_billion)) = link.loss {
+                let choice = Choice::Probability { per_billion };
+                let repeat = Repeat { choice, ..Repeat::default() };
+                add(id, repeat, Action::Drop, "the loss of the link");
+            }
+            if let Some(Time(up_to_ns)) = link.jitter {
+                let id = RuleId(id.0 - 1);
+                add(id, Repeat::default(), Action::Jitter { up_to_ns }, "the jitter of the link");
+            }
         }
         if network.links.is_empty() && network.hosts.len() == 2 {
             let line = LinkSettings { delay_ns: 1_000, ..LinkSettings::default() };
@@ -122,13 +138,10 @@ impl Network {
         let n = self.hosts.len() as u32 + 1;
         let address = host.address.unwrap_or(IpAddr::V4(Ipv4Addr::from(0x0a00_0000 + n)));
         if address.is_multicast() || address.is_unspecified() {
-            return Err(
-                source.error_at(&join_path(path, "address"), format!("{address} is not a unicast address"))
-            );
+            return Err(source.error_in(path, "address", format!("{address} is not a unicast address")));
         }
         if self.hosts.iter().any(|other| other.address == address) {
-            return Err(source
-                .error_at(&join_path(path, "address"), format!("another host has the address {address}")));
+            return Err(source.error_in(path, "address", format!("another host has the address {address}")));
         }
         let key_path = |own: bool, key: &str| join_path(if own { path } else { "device" }, key);
         let merged = host.or(device);
@@ -328,7 +341,6 @@ impl Network {
         })
     }
 
-    /// The host with this name.
     pub fn host(&self, name: &str, source: &Source, path: &str) -> Result<usize, Diagnostic> {
         match self.nodes.get(name) {
             Some(Node::Host(host)) => Ok(*host),
@@ -345,7 +357,6 @@ impl Network {
         names.iter().map(|name| self.host(name, source, path)).collect()
     }
 
-    /// The switch with this name.
     pub fn switch_named(&self, name: &str, source: &Source, path: &str) -> Result<usize, Diagnostic> {
         match self.nodes.get(name) {
             Some(Node::Switch(switch)) => Ok(*switch),
@@ -356,7 +367,6 @@ impl Network {
         }
     }
 
-    /// The name of a node.
     pub fn name(&self, node: Node) -> &str {
         match node {
             Node::Host(host) => &self.hosts[host].name,
@@ -442,12 +452,13 @@ fn link_line(
 ) -> Result<LinkSettings, Diagnostic> {
     let bits_per_second = match rate {
         None => None,
-        Some(rate) => Some(NonZeroU64::new(rate.0).ok_or_else(|| {
-            source.error_at(&join_path(path, "rate"), "a link with rate 0 carries no packets")
-        })?),
+        Some(rate) => Some(
+            NonZeroU64::new(rate.0)
+                .ok_or_else(|| source.error_in(path, "rate", "a link with rate 0 carries no packets"))?,
+        ),
     };
     if mtu == Some(0) {
-        return Err(source.error_at(&join_path(path, "mtu"), "a link with MTU 0 carries no packets"));
+        return Err(source.error_in(path, "mtu", "a link with MTU 0 carries no packets"));
     }
     Ok(LinkSettings { bits_per_second, delay_ns: delay.0, mtu: mtu.unwrap_or(u32::MAX) })
 }
@@ -501,7 +512,7 @@ fn congestion_settings(
     let defaults = engine::CongestionSettings::from_name(&spec.algorithm).ok_or_else(|| {
         let message = format!("unknown congestion control algorithm {:?}", spec.algorithm);
         source
-            .error_at(&join_path(path, "algorithm"), message)
+            .error_in(path, "algorithm", message)
             .suggest(&spec.algorithm, engine::CongestionSettings::NAMES)
     })?;
     let Some(RateControlSettings::Dcqcn(defaults)) = defaults.rate_control else { return Ok(defaults) };
@@ -514,7 +525,7 @@ fn congestion_settings(
         (spec.min_rate.is_some_and(|rate| rate.0 == 0), "min-rate"),
     ];
     if let Some((_, key)) = zero.iter().find(|(is_zero, _)| *is_zero) {
-        return Err(source.error_at(&join_path(path, key), format!("`{key}` cannot be 0")));
+        return Err(source.error_in(path, key, format!("`{key}` cannot be 0")));
     }
     let time =
         |spec: Option<Time>, defaults: Duration| spec.map_or(defaults, |time| Duration::from_nanos(time.0));

@@ -28,9 +28,7 @@ pub(super) fn faults(builder: &mut PlanBuilder<'_>) -> Result<Vec<FaultPlan>, Di
         let id = RuleId(index as u32 + 1);
         let name = fault.name.clone().unwrap_or_else(|| format!("fault {}", index + 1));
         if plans.iter().any(|other| other.name == name) {
-            return Err(
-                builder.error_at(&join_path(&path, "name"), format!("another fault has the name {name:?}"))
-            );
+            return Err(builder.error_in(&path, "name", format!("another fault has the name {name:?}")));
         }
         let kind = fault_kind(builder, fault, id, &path)?;
         let after = match kind {
@@ -60,7 +58,7 @@ fn lumina_fault(
             event.qpn,
             builder.pairs.len()
         );
-        return Err(builder.error_at(&join_path(path, "qpn"), message));
+        return Err(builder.error_in(path, "qpn", message));
     };
     let qp = pair.qps[0];
     let host = builder.qps[qp].host;
@@ -121,12 +119,12 @@ fn fault_kind(
         reject_program_keys(builder, fault, path, "use skip and times")?;
         if fault.at.0 != 0 {
             let message = "`at` is the time of faults that fire once";
-            return Err(builder.error_at(&join_path(path, "at"), message).help("use match = { time = … }"));
+            return Err(builder.error_in(path, "at", message).help("use match = { time = … }"));
         }
         return packet_fault(builder, fault, id, path);
     }
     if fault.packet_match != PacketMatch::default() {
-        return Err(builder.error_at(&join_path(path, "match"), "`match` requires a packet fault"));
+        return Err(builder.error_in(path, "match", "`match` requires a packet fault"));
     }
     if link.is_some() || switch.is_some() {
         reject_program_keys(builder, fault, path, "use `at` or `after`")?;
@@ -163,7 +161,7 @@ fn fault_kind(
         };
         for (given, key) in [(fault.object.is_some(), "object"), (call.is_some(), "verb")] {
             if given {
-                return Err(builder.error_at(&join_path(path, key), "`qp` already names the completions"));
+                return Err(builder.error_in(path, key, "`qp` already names the completions"));
             }
         }
         let host = builder.qps[qp].host;
@@ -171,20 +169,13 @@ fn fault_kind(
             Some(number) => number,
             None => builder.qps[..=qp].iter().filter(|other| other.host == host).count() as u32,
         };
-        return program_fault(
-            builder,
-            fault,
-            id,
-            path,
-            host,
-            (FaultPoint::Completion, Some(ordinal)),
-            action,
-        );
+        let point = (FaultPoint::Completion, Some(ordinal));
+        return program_fault(builder, fault, id, path, host, point, action);
     }
     let Some(name) = host else {
         return Err(builder.error_at(path, "the fault has no target").help(ACTION_TARGETS));
     };
-    let host = builder.network.host(name, builder.source, &join_path(path, "host"))?;
+    let host = builder.host(name, path)?;
     if let Some(verb) = call {
         let action = match fault.action {
             FaultAction::Fail(errno) => ProgramAction::Fail(errno),
@@ -206,17 +197,10 @@ fn fault_kind(
         let raises_on_object = matches!(action, ProgramAction::Raise(event) if event.object().is_some());
         if fault.object.is_some() && verb.object().is_none() && !raises_on_object {
             let message = format!("{verb} is a call on the device: it has no object");
-            return Err(builder.error_at(&join_path(path, "object"), message).help("use nth"));
+            return Err(builder.error_in(path, "object", message).help("use nth"));
         }
-        return program_fault(
-            builder,
-            fault,
-            id,
-            path,
-            host,
-            (FaultPoint::Call(*verb), fault.object),
-            action,
-        );
+        let point = (FaultPoint::Call(*verb), fault.object);
+        return program_fault(builder, fault, id, path, host, point, action);
     }
     reject_program_keys(builder, fault, path, "add `verb`, or use `at` or `after`")?;
     let what = match &fault.action {
@@ -250,7 +234,7 @@ fn fault_kind(
     timed_fault(builder, fault, path, what)
 }
 
-const ACTION_TARGETS: &str = "drop, duplicate, reorder, delay, limit-rate, corrupt, mark-ce, rewrite, link-down and count need `on`; link-down, \
+const ACTION_TARGETS: &str = "drop, duplicate, reorder, delay, limit-rate, jitter, corrupt, mark-ce, rewrite, link-down and count need `on`; link-down, \
                               flap, set-rate and set-mtu need `link`; set-buffer, set-ecn and set-pfc need `switch`; stall, \
                               kill, restart, withhold-receives, delay-receives, raise-event and pause-storm need `host`; set-status, \
                               delay-completion, burst-completions, overflow-cq and drop-notification need `qp`; fail, unmap and \
@@ -276,7 +260,7 @@ fn reject_program_keys(
         None => Ok(()),
         Some((_, key)) => {
             let message = format!("`{key}` requires a fault of calls or completions");
-            Err(builder.error_at(&join_path(path, key), message).help(help))
+            Err(builder.error_in(path, key, message).help(help))
         }
     }
 }
@@ -311,13 +295,13 @@ fn program_fault(
 ) -> Result<FaultKind, Diagnostic> {
     if fault.at.0 != 0 {
         let message = "`at` is the time of faults that fire once";
-        return Err(builder.error_at(&join_path(path, "at"), message).help("use after = { time = … }"));
+        return Err(builder.error_in(path, "at", message).help("use after = { time = … }"));
     }
     if object == Some(0) {
-        return Err(builder.error_at(&join_path(path, "object"), "objects are counted from 1"));
+        return Err(builder.error_in(path, "object", "objects are counted from 1"));
     }
     if fault.vendor_error.is_some() && !matches!(action, ProgramAction::SetStatus(..)) {
-        return Err(builder.error_at(&join_path(path, "vendor-error"), "`vendor-error` requires set-status"));
+        return Err(builder.error_in(path, "vendor-error", "`vendor-error` requires set-status"));
     }
     let mut repeat = call_repeat(builder, fault, path)?;
     if let Some(nth) = fault.nth {
@@ -351,7 +335,7 @@ fn trigger(
         return Ok(Some(FaultTrigger::Step(index as u32)));
     }
     if nth.is_some() && verb.is_none() {
-        return Err(builder.error_at(&join_path(path, "nth"), "`nth` requires `verb`"));
+        return Err(builder.error_in(path, "nth", "`nth` requires `verb`"));
     }
     if let Some(verb) = verb {
         return Ok(Some(FaultTrigger::Call(*verb, nth.unwrap_or(1))));
@@ -363,9 +347,7 @@ fn trigger(
         if !AsyncEvent::NAMES.contains(&event.as_str()) {
             let message = format!("{event:?} is not an asynchronous event");
             let names = AsyncEvent::NAMES.join(", ");
-            return Err(builder
-                .error_at(&join_path(path, "event"), message)
-                .help(format!("use one of {names}")));
+            return Err(builder.error_in(path, "event", message).help(format!("use one of {names}")));
         }
         return Ok(Some(FaultTrigger::Event(event.clone())));
     }
@@ -379,7 +361,7 @@ fn trigger(
         None => {
             let message = format!("no fault has the name {wanted:?}");
             let names = names.join(", ");
-            Err(builder.error_at(&join_path(path, "fault"), message).help(format!("the faults are: {names}")))
+            Err(builder.error_in(path, "fault", message).help(format!("the faults are: {names}")))
         }
     }
 }
@@ -393,6 +375,7 @@ fn is_packet_action(action: &FaultAction) -> bool {
             | FaultAction::Reorder(_)
             | FaultAction::Delay(_)
             | FaultAction::LimitRate(_)
+            | FaultAction::Jitter(_)
             | FaultAction::Corrupt(_)
             | FaultAction::MarkCe
             | FaultAction::Rewrite(_)
@@ -407,8 +390,9 @@ fn timed_fault(
     what: TimedFault,
 ) -> Result<FaultKind, Diagnostic> {
     if builder.file.duration.is_some_and(|ends| fault.at >= ends) {
-        return Err(builder.error_at(
-            &join_path(path, "at"),
+        return Err(builder.error_in(
+            path,
+            "at",
             "this fault can never fire: it comes after the end of the run",
         ));
     }
@@ -517,6 +501,7 @@ fn packet_action(
             Some(bits_per_second) => Action::LimitRate { bits_per_second },
             None => return Err(builder.error_at(path, "no packet passes at rate 0").help("use drop")),
         },
+        FaultAction::Jitter(time) => Action::Jitter { up_to_ns: time.0 },
         FaultAction::Corrupt(corruption) => {
             let place = match (corruption.bit, corruption.payload_bit) {
                 (None, None) => BitPosition::Random,
@@ -579,18 +564,15 @@ fn call_repeat(builder: &PlanBuilder<'_>, fault: &FaultSpec, path: &str) -> Resu
     for (given, key) in [(fault.burst.is_some(), "burst"), (fault.per_flow, "per-flow")] {
         if given {
             let message = format!("`{key}` requires a packet fault");
-            return Err(builder
-                .error_at(&join_path(path, key), message)
-                .help("use every, pattern or probability"));
+            return Err(builder.error_in(path, key, message).help("use every, pattern or probability"));
         }
     }
     repeat(builder, fault, path)
 }
 
 fn repeat(builder: &PlanBuilder<'_>, fault: &FaultSpec, path: &str) -> Result<Repeat, Diagnostic> {
-    let never = |key: &str, why: &str| {
-        builder.error_at(&join_path(path, key), format!("this rule can never fire: {why}"))
-    };
+    let never =
+        |key: &str, why: &str| builder.error_in(path, key, format!("this rule can never fire: {why}"));
     let given =
         [fault.every.is_some(), fault.pattern.is_some(), fault.probability.is_some(), fault.burst.is_some()];
     if given.iter().filter(|given| **given).count() > 1 {
@@ -604,8 +586,8 @@ fn repeat(builder: &PlanBuilder<'_>, fault: &FaultSpec, path: &str) -> Result<Re
         choice = Choice::Every(NonZeroU64::new(every).ok_or_else(|| never("every", "every is 0"))?);
     }
     if let Some(text) = &fault.pattern {
-        let pattern = Pattern::parse(text)
-            .map_err(|why| builder.error_at(&join_path(path, "pattern"), why.to_string()))?;
+        let pattern =
+            Pattern::parse(text).map_err(|why| builder.error_in(path, "pattern", why.to_string()))?;
         if pattern.never_hits() {
             return Err(never("pattern", "the pattern has no X"));
         }
@@ -621,10 +603,9 @@ fn repeat(builder: &PlanBuilder<'_>, fault: &FaultSpec, path: &str) -> Result<Re
         if burst.good.0 == 0 && (burst.enter.0 == 0 || burst.bad.0 == 0) {
             return Err(never("burst", "neither state has hits"));
         }
-        let (enter, leave) = (burst.enter.0, burst.leave.0);
         choice = Choice::Burst(GilbertElliott {
-            good_to_bad: enter,
-            bad_to_good: leave,
+            good_to_bad: burst.enter.0,
+            bad_to_good: burst.leave.0,
             hit_in_good: burst.good.0,
             hit_in_bad: burst.bad.0,
         });

@@ -29,34 +29,28 @@ pub(super) fn selector(
     way: Option<(usize, Option<Direction>)>,
     path: &str,
 ) -> Result<Selector, Diagnostic> {
-    let classes =
-        names::packet_classes(matching).map_err(|why| builder.error_at(&join_path(path, "class"), why))?;
+    let classes = names::packet_classes(matching).map_err(|why| builder.error_in(path, "class", why))?;
     let opcodes = opcodes(builder, matching, path)?;
     if let Some(classes) = classes
         && !opcodes.is_empty()
         && !opcodes.iter().any(|opcode| classes.may_contain(*opcode))
     {
         let message = "this rule can never fire: no packet of this class has this opcode";
-        return Err(builder.error_at(&join_path(path, "opcode"), message));
+        return Err(builder.error_in(path, "opcode", message));
     }
-    let qp = match &matching.qp {
-        Some(name) => Some(builder.qp(name, &join_path(path, "qp"))?),
-        None => None,
-    };
+    let qp = builder.optional_qp(matching.qp.as_ref(), path)?;
     if matching.priority.is_some_and(|priority| priority > 7) {
-        return Err(
-            builder.error_at(&join_path(path, "priority"), "this rule can never fire: priorities are 0 to 7")
-        );
+        return Err(builder.error_in(path, "priority", "this rule can never fire: priorities are 0 to 7"));
     }
     if let (Some(window), Some(ends)) = (matching.time, builder.file.duration)
         && window.0.first >= ends.0
     {
         let message = "this rule can never fire: its time window starts after the end of the run";
-        return Err(builder.error_at(&join_path(path, "time"), message));
+        return Err(builder.error_in(path, "time", message));
     }
     if matching.transmission.is_some_and(|transmission| transmission.0.last == 0) {
         let message = "this rule can never fire: transmissions count from 1";
-        return Err(builder.error_at(&join_path(path, "transmission"), message));
+        return Err(builder.error_in(path, "transmission", message));
     }
     builder.check_cm_match(matching, classes, way, path)?;
     check_can_match(builder, matching, classes, qp, way, path)?;
@@ -96,7 +90,7 @@ fn opcodes(builder: &PlanBuilder<'_>, matching: &PacketMatch, path: &str) -> Res
             let mut names: Vec<&str> = Opcode::all().map(Opcode::name).collect();
             names.sort_unstable();
             names.dedup();
-            let problem = builder.error_at(&join_path(path, "opcode"), format!("unknown opcode {name:?}"));
+            let problem = builder.error_in(path, "opcode", format!("unknown opcode {name:?}"));
             return Err(problem.suggest(&wanted, names));
         }
     }
@@ -135,9 +129,8 @@ fn check_can_match(
     if builder.has_external_programs {
         return Ok(());
     }
-    let never = |key: &str, why: String| {
-        builder.error_at(&join_path(path, key), format!("this rule can never fire: {why}"))
-    };
+    let never =
+        |key: &str, why: String| builder.error_in(path, key, format!("this rule can never fire: {why}"));
     let (requests, responses) = names::request_and_response(classes);
     if !requests && !responses {
         // CNPs and management datagrams do not follow from work requests.

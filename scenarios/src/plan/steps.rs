@@ -23,21 +23,17 @@ impl PlanBuilder<'_> {
             let at = join_path(&path, "after");
             let after = step.after.as_ref().map(|name| self.step_with_completion(name, &at)).transpose()?;
             if after.is_none() && self.file.duration.is_some_and(|ends| step.at >= ends) {
-                return Err(
-                    self.error_at(&join_path(&path, "at"), "the step starts after the end of the run")
-                );
+                return Err(self.error_in(&path, "at", "the step starts after the end of the run"));
             }
             if let Some(name) = &step.name
                 && self.steps.iter().any(|other| other.name.as_ref() == Some(name))
             {
-                return Err(
-                    self.error_at(&join_path(&path, "name"), format!("another step has the name {name:?}"))
-                );
+                return Err(self.error_in(&path, "name", format!("another step has the name {name:?}")));
             }
             let (name, at_ns, repeat) = (step.name.clone(), step.at.0, step.repeat);
             if repeat == 0 || repeat > limits::MAX_REPEATS {
                 let message = format!("`repeat` is 1 to {}", limits::MAX_REPEATS);
-                return Err(self.error_at(&join_path(&path, "repeat"), message));
+                return Err(self.error_in(&path, "repeat", message));
             }
             self.steps.push(StepPlan { name, at_ns, after, qp, repeat, action });
         }
@@ -86,16 +82,10 @@ impl PlanBuilder<'_> {
                 self.check_area_bounds(spec.offset, 8, &format!("{path}.{key}.offset"))?;
                 self.check_area_bounds(spec.remote_offset, 8, &format!("{path}.{key}.remote-offset"))?;
                 Ok(StepAction::Post(WorkRequest {
-                    operation,
-                    bytes: 8,
                     offset: spec.offset,
                     remote_offset: spec.remote_offset,
                     remote_target: spec.remote,
-                    signaled: true,
-                    fence: false,
-                    solicited: false,
-                    inline: false,
-                    group: None,
+                    ..WorkRequest::new(operation, 8)
                 }))
             };
         let mut actions = Vec::new();
@@ -120,7 +110,7 @@ impl PlanBuilder<'_> {
         }
         if let Some(spec) = &step.receive {
             if spec.bytes.0 > u64::from(u32::MAX) {
-                return Err(self.error_at(&join_path(path, "receive"), "a receive is smaller than 4 GiB"));
+                return Err(self.error_in(path, "receive", "a receive is smaller than 4 GiB"));
             }
             self.check_area_bounds(spec.offset, spec.bytes.0, &join_path(path, "receive.offset"))?;
             actions.push(StepAction::Receive { bytes: spec.bytes.0 as u32, offset: spec.offset });
@@ -181,7 +171,7 @@ impl PlanBuilder<'_> {
             let peer = &self.qps[plan.peer].name;
             if to != peer {
                 let message = format!("{} is connected to {peer}, not to {to:?}", plan.name);
-                return Err(self.error_at(&join_path(path, "to"), message).suggest(to, [peer.as_str()]));
+                return Err(self.error_in(path, "to", message).suggest(to, [peer.as_str()]));
             }
         }
         let pair = &self.pairs[plan.pair];
@@ -192,13 +182,13 @@ impl PlanBuilder<'_> {
         };
         if spec.bytes.0 > max {
             let message = format!("{} bytes, the maximum is {max}", spec.bytes.0);
-            return Err(self.error_at(&join_path(path, "bytes"), message));
+            return Err(self.error_in(path, "bytes", message));
         }
         if spec.inline && spec.bytes.0 > 64 {
-            return Err(self.error_at(&join_path(path, "inline"), "inline data is limited to 64 bytes"));
+            return Err(self.error_in(path, "inline", "inline data is limited to 64 bytes"));
         }
         if spec.imm_data.is_some() && operation == WorkOperation::Read {
-            return Err(self.error_at(&join_path(path, "imm-data"), "a READ has no immediate data"));
+            return Err(self.error_in(path, "imm-data", "a READ has no immediate data"));
         }
         Ok(())
     }

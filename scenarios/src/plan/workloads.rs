@@ -2,10 +2,11 @@
 
 use super::builder::PlanBuilder;
 use super::{CommandPlan, FlowKind, FlowPlan, WorkOperation, limits};
+use crate::quantity::Time;
 use crate::source::{Diagnostic, join_path};
 use crate::spec::{
     CommandSpec, ConnectionSpec, IncastSpec, KeyValueSpec, OperationName, PermutationSpec, PingPongSpec,
-    StreamSpec, WorkloadKind,
+    StreamSpec, WorkloadSpec,
 };
 use softhca_engine::DeviceLimits;
 use softhca_fabric::Seed;
@@ -21,13 +22,12 @@ impl PlanBuilder<'_> {
             let path = format!("workload.{index}");
             let name = workload.name.clone().unwrap_or_else(|| format!("workload {}", index + 1));
             if !names.insert(name.clone()) {
-                return Err(self
-                    .error_at(&join_path(&path, "name"), format!("another workload has the name {name:?}")));
+                return Err(self.error_in(&path, "name", format!("another workload has the name {name:?}")));
             }
             self.workloads.push(name);
-            match workload.kinds()[..] {
-                [ref flavour] => self.add_workload(index, flavour, &path)?,
-                [] => return Err(self.error_at(&path, "the workload has no pattern").help(WORKLOAD_KINDS)),
+            match self.add_patterns(index, workload, &path)? {
+                1 => {}
+                0 => return Err(self.error_at(&path, "the workload has no pattern").help(WORKLOAD_KINDS)),
                 _ => {
                     return Err(self
                         .error_at(&path, "a workload has one pattern")
@@ -38,42 +38,37 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    fn add_workload(
+    /// Adds the patterns of a workload; returns their number.
+    fn add_patterns(
         &mut self,
-        workload: usize,
-        flavour: &WorkloadKind<'_>,
+        index: usize,
+        workload: &WorkloadSpec,
         path: &str,
-    ) -> Result<(), Diagnostic> {
-        match flavour {
-            WorkloadKind::Stream(stream) => self.add_stream(workload, stream, &join_path(path, "stream")),
-            WorkloadKind::Incast(incast) => self.add_incast(workload, incast, &join_path(path, "incast")),
-            WorkloadKind::Permutation(permutation) => {
-                self.add_permutation(workload, permutation, &join_path(path, "permutation"))
-            }
-            WorkloadKind::PingPong(ping_pong) => {
-                self.add_ping_pong(workload, ping_pong, &join_path(path, "ping-pong"))
-            }
-            WorkloadKind::KeyValue(key_value) => {
-                self.add_key_value(workload, key_value, &join_path(path, "key-value"))
-            }
-            WorkloadKind::Command(command) => {
-                self.add_command(workload, command, &join_path(path, "command"))
-            }
-        }
+    ) -> Result<usize, Diagnostic> {
+        let WorkloadSpec { name: _, stream, incast, permutation, ping_pong, key_value, command } = workload;
+        let mut patterns = 0;
+        let mut add = |pattern: Option<Result<(), Diagnostic>>| {
+            patterns += usize::from(pattern.is_some());
+            pattern.unwrap_or(Ok(()))
+        };
+        add(stream.as_ref().map(|spec| self.add_stream(index, spec, &join_path(path, "stream"))))?;
+        add(incast.as_ref().map(|spec| self.add_incast(index, spec, &join_path(path, "incast"))))?;
+        add(permutation
+            .as_ref()
+            .map(|spec| self.add_permutation(index, spec, &join_path(path, "permutation"))))?;
+        add(ping_pong.as_ref().map(|spec| self.add_ping_pong(index, spec, &join_path(path, "ping-pong"))))?;
+        add(key_value.as_ref().map(|spec| self.add_key_value(index, spec, &join_path(path, "key-value"))))?;
+        add(command.as_ref().map(|spec| self.add_command(index, spec, &join_path(path, "command"))))?;
+        Ok(patterns)
     }
 
     fn add_stream(&mut self, workload: usize, stream: &StreamSpec, path: &str) -> Result<(), Diagnostic> {
         let qp = self.connected_qp(&stream.qp, &join_path(path, "qp"))?;
+        let kind = FlowKind::Uniform(work_operation(stream.op));
         let flow = FlowPlan {
-            workload,
-            qp,
-            kind: FlowKind::Uniform(work_operation(stream.op)),
-            bytes: stream.bytes.0 as u32,
-            count: stream.count,
-            depth: stream.depth,
-            at_ns: stream.at.0,
             until_ns: stream.until.map(|time| time.0),
             interval_ns: stream.interval.0,
+            ..FlowPlan::new(workload, qp, kind, stream.bytes, stream.count, stream.depth, stream.at)
         };
         self.add_flow(flow, stream.bytes.0, path)
     }
@@ -82,21 +77,16 @@ impl PlanBuilder<'_> {
         let to = self.network.host(&incast.to, self.source, &join_path(path, "to"))?;
         let senders = self.resolve_hosts(&incast.from, &join_path(path, "from"))?;
         if senders.is_empty() {
-            return Err(self.error_at(&join_path(path, "from"), "an incast needs at least one sender"));
+            return Err(self.error_in(path, "from", "an incast needs at least one sender"));
         }
         let spec = self.workload_connection(incast.priority, path)?;
         for (index, host) in senders.into_iter().enumerate() {
             let [qp, _] = self.add_workload_pair([host, to], &spec, path)?;
+            let kind = FlowKind::Uniform(work_operation(incast.op));
+            let at = Time(incast.at.0 + incast.stagger.0 * index as u64);
             let flow = FlowPlan {
-                workload,
-                qp,
-                kind: FlowKind::Uniform(work_operation(incast.op)),
-                bytes: incast.bytes.0 as u32,
-                count: incast.count,
-                depth: incast.depth,
-                at_ns: incast.at.0 + incast.stagger.0 * index as u64,
                 until_ns: incast.until.map(|time| time.0),
-                interval_ns: 0,
+                ..FlowPlan::new(workload, qp, kind, incast.bytes, incast.count, incast.depth, at)
             };
             self.add_flow(flow, incast.bytes.0, path)?;
         }
@@ -112,28 +102,23 @@ impl PlanBuilder<'_> {
         let hosts = self.resolve_hosts(&permutation.hosts, &join_path(path, "hosts"))?;
         let count = hosts.len();
         if count < 2 {
-            return Err(self.error_at(&join_path(path, "hosts"), "a permutation needs at least two hosts"));
+            return Err(self.error_in(path, "hosts", "a permutation needs at least two hosts"));
         }
         let shift = match permutation.shift {
             Some(shift) => shift as usize % count,
             None => 1 + Seed(self.seed).below(count as u64 - 1, &[0x7065_726d, workload as u64]) as usize,
         };
         if shift == 0 {
-            return Err(self.error_at(&join_path(path, "shift"), "every host would send to itself"));
+            return Err(self.error_in(path, "shift", "every host would send to itself"));
         }
         let spec = self.workload_connection(permutation.priority, path)?;
         for (index, host) in hosts.iter().enumerate() {
             let [qp, _] = self.add_workload_pair([*host, hosts[(index + shift) % count]], &spec, path)?;
+            let kind = FlowKind::Uniform(work_operation(permutation.op));
+            let PermutationSpec { bytes, count, depth, at, .. } = *permutation;
             let flow = FlowPlan {
-                workload,
-                qp,
-                kind: FlowKind::Uniform(work_operation(permutation.op)),
-                bytes: permutation.bytes.0 as u32,
-                count: permutation.count,
-                depth: permutation.depth,
-                at_ns: permutation.at.0,
                 until_ns: permutation.until.map(|time| time.0),
-                interval_ns: 0,
+                ..FlowPlan::new(workload, qp, kind, bytes, count, depth, at)
             };
             self.add_flow(flow, permutation.bytes.0, path)?;
         }
@@ -149,19 +134,10 @@ impl PlanBuilder<'_> {
         let qp = self.connected_qp(&ping_pong.between[0], &format!("{path}.between.0"))?;
         let peer = self.connected_qp(&ping_pong.between[1], &format!("{path}.between.1"))?;
         if self.qps[qp].peer != peer {
-            return Err(self.error_at(&join_path(path, "between"), "these queue pairs are not peers"));
+            return Err(self.error_in(path, "between", "these queue pairs are not peers"));
         }
-        let flow = FlowPlan {
-            workload,
-            qp,
-            kind: FlowKind::PingPong,
-            bytes: ping_pong.bytes.0 as u32,
-            count: Some(ping_pong.rounds),
-            depth: 1,
-            at_ns: ping_pong.at.0,
-            until_ns: None,
-            interval_ns: 0,
-        };
+        let PingPongSpec { bytes, rounds, at, .. } = *ping_pong;
+        let flow = FlowPlan::new(workload, qp, FlowKind::PingPong, bytes, Some(rounds), 1, at);
         self.add_flow(flow, ping_pong.bytes.0, path)
     }
 
@@ -173,36 +149,25 @@ impl PlanBuilder<'_> {
     ) -> Result<(), Diagnostic> {
         let qp = self.connected_qp(&key_value.client, &join_path(path, "client"))?;
         if key_value.keys == 0 || key_value.keys.saturating_mul(key_value.bytes.0) > 1 << 30 {
-            return Err(
-                self.error_at(&join_path(path, "keys"), "the records need at least one key and at max 1 GiB")
-            );
+            return Err(self.error_in(path, "keys", "the records need at least one key and at max 1 GiB"));
         }
         let kind = FlowKind::KeyValue { keys: key_value.keys, read_per_billion: key_value.read_fraction.0 };
-        let flow = FlowPlan {
-            workload,
-            qp,
-            kind,
-            bytes: key_value.bytes.0 as u32,
-            count: Some(key_value.operations),
-            depth: key_value.depth,
-            at_ns: key_value.at.0,
-            until_ns: None,
-            interval_ns: 0,
-        };
+        let KeyValueSpec { bytes, operations, depth, at, .. } = *key_value;
+        let flow = FlowPlan::new(workload, qp, kind, bytes, Some(operations), depth, at);
         self.add_flow(flow, key_value.bytes.0, path)
     }
 
     fn add_command(&mut self, workload: usize, command: &CommandSpec, path: &str) -> Result<(), Diagnostic> {
-        let host = self.network.host(&command.host, self.source, &join_path(path, "host"))?;
+        let host = self.host(&command.host, path)?;
         if !self.has_external_programs {
             let problem = self.error_at(path, "a file with programs cannot connect queue pairs");
             return Err(problem.help("remove the pairs: the programs create the queue pairs"));
         }
         if command.argv.is_empty() {
-            return Err(self.error_at(&join_path(path, "argv"), "missing program"));
+            return Err(self.error_in(path, "argv", "missing program"));
         }
         if self.file.duration.is_some_and(|ends| command.at >= ends) {
-            return Err(self.error_at(&join_path(path, "at"), "it starts after the end of the run"));
+            return Err(self.error_in(path, "at", "it starts after the end of the run"));
         }
         self.check_addresses(&command.argv, &join_path(path, "argv"))?;
         let (argv, at_ns, exit) = (command.argv.clone(), command.at.0, command.exit_code);
@@ -278,9 +243,7 @@ impl PlanBuilder<'_> {
             u64::from(DeviceLimits::HCA.max_msg_sz)
         };
         if bytes > max {
-            return Err(
-                self.error_at(&join_path(path, "bytes"), format!("{bytes} bytes, the maximum is {max}"))
-            );
+            return Err(self.error_in(path, "bytes", format!("{bytes} bytes, the maximum is {max}")));
         }
         if let FlowKind::Uniform(job) = flow.kind {
             self.check_operation(flow.qp, job, path)?;
@@ -290,7 +253,7 @@ impl PlanBuilder<'_> {
                 "depth is {}, the minimum is 1 and the maximum {} (`max-send-wr`)",
                 flow.depth, pair.max_send_wr
             );
-            return Err(self.error_at(&join_path(path, "depth"), message));
+            return Err(self.error_in(path, "depth", message));
         }
         let posted: u64 = self.flows.iter().filter_map(|flow| flow.count).sum();
         if flow.count.is_some_and(|count| count > limits::MAX_MESSAGES - posted) {

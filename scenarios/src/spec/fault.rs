@@ -231,6 +231,8 @@ pub enum FaultAction {
     Delay(Time),
     /// Packets: send those that match at this rate, in order.
     LimitRate(Rate),
+    /// Packets: delay each by a random time up to this, in order.
+    Jitter(Time),
     /// Packets: flip one bit.
     Corrupt(CorruptSpec),
     /// Packets: set the CE mark.

@@ -53,7 +53,7 @@ pub use settings::{
 };
 pub use workload::{
     AtomicSpec, CommandSpec, IncastSpec, KeyValueSpec, ModifySpec, OperationName, PermutationSpec,
-    PingPongSpec, ReceiveSpec, RemoteTarget, StepSpec, StreamSpec, TransferSpec, WorkloadKind, WorkloadSpec,
+    PingPongSpec, ReceiveSpec, RemoteTarget, StepSpec, StreamSpec, TransferSpec, WorkloadSpec,
 };
 
 use crate::quantity::Time;

@@ -205,36 +205,6 @@ pub struct WorkloadSpec {
     pub command: Option<CommandSpec>,
 }
 
-/// The pattern of a workload.
-#[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the fields of `WorkloadSpec` describe them")]
-pub enum WorkloadKind<'a> {
-    Stream(&'a StreamSpec),
-    Incast(&'a IncastSpec),
-    Permutation(&'a PermutationSpec),
-    PingPong(&'a PingPongSpec),
-    KeyValue(&'a KeyValueSpec),
-    Command(&'a CommandSpec),
-}
-
-impl WorkloadSpec {
-    /// The given patterns; exactly one in a valid file.
-    pub fn kinds(&self) -> Vec<WorkloadKind<'_>> {
-        let WorkloadSpec { name: _, stream, incast, permutation, ping_pong, key_value, command } = self;
-        [
-            stream.as_ref().map(WorkloadKind::Stream),
-            incast.as_ref().map(WorkloadKind::Incast),
-            permutation.as_ref().map(WorkloadKind::Permutation),
-            ping_pong.as_ref().map(WorkloadKind::PingPong),
-            key_value.as_ref().map(WorkloadKind::KeyValue),
-            command.as_ref().map(WorkloadKind::Command),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
-    }
-}
-
 /// A queue pair posts messages one after the other.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]

@@ -155,7 +155,7 @@ pub unsafe extern "C" fn init_ah_from_wc(
             .minus_one(VERB);
     };
     let vector = AddressVector {
-        sgid_index: index as u8,
+        sgid_index: index,
         traffic_class: class,
         hop_limit: 0xff,
         ..AddressVector::to(Gid::from(from))

@@ -233,7 +233,7 @@ fn work_completion(completion: &Completion) -> ibv_wc {
 pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, mut into: *mut ibv_wc) -> c_int {
     // SAFETY: a queue of this library.
     let state = check!("ibv_poll_cq", negative, unsafe { find_of_this_process(cq) });
-    let most = num_entries.max(0) as usize;
+    let most = num_entries.max(0) as u32;
     let take = |completion| {
         // SAFETY: the caller's array has `num_entries` entries, and no more completions are polled.
         unsafe {

@@ -1,7 +1,7 @@
 //! How calls fail. Every rejected call of a program becomes a [`Rejection`], the one place that sets errno and explains.
 
 use core::ffi::c_int;
-use softhca::Error;
+use softhca::{Error, VerbsError};
 use std::borrow::Cow;
 use std::fmt::Display;
 use std::sync::LazyLock;
@@ -22,7 +22,7 @@ enum Reason {
 
 impl From<Error> for Rejection {
     fn from(error: Error) -> Rejection {
-        if let Error::InjectedKill { .. } = error {
+        if let Error::Verbs(VerbsError::InjectedKill { .. }) = error {
             // SAFETY: the process ends here, as the user's fault rule says.
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }
@@ -68,7 +68,7 @@ impl Rejection {
     /// Sets errno, and explains if that is requested.
     fn report(self, verb: &str) -> c_int {
         static EXPLAINED: LazyLock<bool> = LazyLock::new(|| std::env::var_os(EXPLAIN_VARIABLE).is_some());
-        if *EXPLAINED && self.errno != libc::EAGAIN {
+        if *EXPLAINED && !matches!(self.errno, libc::EAGAIN | libc::EINPROGRESS) {
             match self.why {
                 Reason::Text(why) => eprintln!("softhca: {verb}: {why}"),
                 Reason::Error(error) => eprintln!("softhca: {verb}: {error}"),

@@ -3,7 +3,7 @@
 
 use crate::errno::Rejection;
 use softhca::fault::FAULTS_VARIABLE;
-use softhca::{Context, Device, Error, Resource, Verb};
+use softhca::{Context, Device, Error, Resource, Verb, VerbsError};
 use std::sync::LazyLock;
 
 /// Announces the calls of the process. It stays open, so that the device keeps the counts of the process even while the
@@ -25,7 +25,10 @@ pub fn announce(verb: Verb, object: Option<(Resource, u32)>) -> Result<(), Rejec
     match &*PROCESS {
         Some(context) if context.announces(verb) => match context.announce_call(verb, object) {
             // A child has no counts of its own: the rules are its parent's.
-            Ok(()) | Err(Error::Forked { .. } | Error::DeviceGone { .. } | Error::DeviceFailed) => Ok(()),
+            Ok(())
+            | Err(Error::Forked { .. } | Error::DeviceGone { .. } | Error::Verbs(VerbsError::DeviceFailed)) => {
+                Ok(())
+            }
             Err(error) => Err(error.into()),
         },
         _ => Ok(()),

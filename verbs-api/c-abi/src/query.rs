@@ -7,14 +7,13 @@ use crate::errno::{Rejection, check};
 use crate::faults;
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::mem::zeroed;
-use softhca::Verb;
-use softhca::{Gid, PortState};
+use softhca::{DeviceLimits, Gid, PortState, Verb};
 
 /// The only P_Key: the default partition with full membership.
 const DEFAULT_PKEY: u16 = 0xffff;
 
-fn to_c_int(value: usize) -> c_int {
-    value.min(c_int::MAX as usize) as c_int
+fn to_c_int(value: u32) -> c_int {
+    value.try_into().unwrap_or(c_int::MAX)
 }
 
 fn device_attr(open: &context::ContextState) -> ibv_device_attr {
@@ -26,12 +25,12 @@ fn device_attr(open: &context::ContextState) -> ibv_device_attr {
     }
     attr.node_guid = open.device.guid().to_be();
     attr.sys_image_guid = attr.node_guid;
-    attr.max_mr_size = 1 << 46;
+    attr.max_mr_size = DeviceLimits::MAX_MR_SIZE;
     attr.page_size_cap = 0xffff_f000;
     // No assigned vendor ID.
     attr.vendor_id = 0x00ff_ffff;
     attr.max_qp = to_c_int(limits.max_qp);
-    attr.max_qp_wr = to_c_int(limits.max_qp_wr as usize);
+    attr.max_qp_wr = to_c_int(limits.max_qp_wr);
     attr.device_cap_flags = IBV_DEVICE_PORT_ACTIVE_EVENT
         | IBV_DEVICE_SYS_IMAGE_GUID
         | IBV_DEVICE_RC_RNR_NAK_GEN
@@ -42,20 +41,21 @@ fn device_attr(open: &context::ContextState) -> ibv_device_attr {
     attr.max_sge = to_c_int(limits.max_sge);
     attr.max_sge_rd = to_c_int(limits.max_sge);
     attr.max_cq = to_c_int(limits.max_cq);
-    attr.max_cqe = to_c_int(limits.max_cqe as usize);
+    attr.max_cqe = to_c_int(limits.max_cqe);
     attr.max_mr = to_c_int(limits.max_mr);
     attr.max_mw = to_c_int(limits.max_mr);
     attr.max_pd = to_c_int(limits.max_pd);
     attr.max_qp_rd_atom = c_int::from(limits.max_qp_rd_atom);
     attr.max_qp_init_rd_atom = c_int::from(limits.max_qp_rd_atom);
-    attr.max_res_rd_atom = to_c_int(usize::from(limits.max_qp_rd_atom) * limits.max_qp);
+    attr.max_res_rd_atom = to_c_int(u32::from(limits.max_qp_rd_atom).saturating_mul(limits.max_qp));
     attr.atomic_cap = IBV_ATOMIC_HCA;
     attr.max_mcast_grp = to_c_int(limits.max_mcast_grp);
     attr.max_mcast_qp_attach = to_c_int(limits.max_mcast_qp_attach);
-    attr.max_total_mcast_qp_attach = to_c_int(limits.max_mcast_grp * limits.max_mcast_qp_attach);
+    attr.max_total_mcast_qp_attach =
+        to_c_int(limits.max_mcast_grp.saturating_mul(limits.max_mcast_qp_attach));
     attr.max_ah = to_c_int(limits.max_ah);
     attr.max_srq = to_c_int(limits.max_srq);
-    attr.max_srq_wr = to_c_int(limits.max_qp_wr as usize);
+    attr.max_srq_wr = to_c_int(limits.max_qp_wr);
     attr.max_srq_sge = to_c_int(limits.max_sge);
     attr.max_pkeys = 1;
     attr.local_ca_ack_delay = 15;
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn query_port_sized(
     };
     all.max_mtu = c_int::from(open.port.max_mtu.code());
     all.active_mtu = c_int::from(open.port.active_mtu.code());
-    all.gid_tbl_len = to_c_int(open.context.gid_table_len());
+    all.gid_tbl_len = open.context.gid_table_len().into();
     all.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS;
     all.max_msg_sz = open.attributes.limits.max_msg_sz;
     all.pkey_tbl_len = 1;
@@ -170,7 +170,7 @@ unsafe fn find_port<'a>(
 unsafe fn find_gid(context: *mut ibv_context, port: u32, index: i64) -> Result<Gid, Rejection> {
     // SAFETY: the caller guarantees it.
     let open = unsafe { find_port(context, port) }?;
-    let found = usize::try_from(index).ok().and_then(|index| open.context.gid(index));
+    let found = index.try_into().ok().and_then(|index| open.context.gid(index));
     found.ok_or_else(|| {
         let last = open.context.gid_table_len() - 1;
         Rejection::invalid(format!("GID index {index} does not exist: the table has the entries 0 to {last}"))
@@ -268,7 +268,7 @@ pub unsafe extern "C" fn query_gid_table(
     if flags != 0 {
         return rejected(Rejection::invalid(format!("flags {flags:#x} are unknown")));
     }
-    if count > max_entries {
+    if usize::from(count) > max_entries {
         return rejected(Rejection::invalid(format!(
             "the table has {count} entries, and the array has room for {max_entries}"
         )));
@@ -276,7 +276,7 @@ pub unsafe extern "C" fn query_gid_table(
     for index in 0..count {
         let gid = open.context.gid(index).unwrap_or_default();
         // SAFETY: the caller's array has `max_entries` entries of `size` bytes.
-        unsafe { copy_sized(&gid_entry(gid, index as u32), into.byte_add(index * size), size) };
+        unsafe { copy_sized(&gid_entry(gid, index.into()), into.byte_add(usize::from(index) * size), size) };
     }
     count as isize
 }

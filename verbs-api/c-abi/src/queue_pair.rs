@@ -153,9 +153,9 @@ unsafe fn builder(
     for (what, value, limit) in [
         ("max_send_wr", cap.max_send_wr, limits.max_qp_wr),
         ("max_recv_wr", cap.max_recv_wr, limits.max_qp_wr),
-        ("max_send_sge", cap.max_send_sge, limits.max_sge as u32),
-        ("max_recv_sge", cap.max_recv_sge, limits.max_sge as u32),
-        ("max_inline_data", cap.max_inline_data, limits.max_inline_data as u32),
+        ("max_send_sge", cap.max_send_sge, limits.max_sge),
+        ("max_recv_sge", cap.max_recv_sge, limits.max_sge),
+        ("max_inline_data", cap.max_inline_data, limits.max_inline_data),
     ] {
         if value > limit {
             return Err(Rejection::too_large(what, value, limit));

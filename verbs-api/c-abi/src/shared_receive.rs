@@ -83,7 +83,7 @@ fn check_limits(open: &context::ContextState, attr: &ibv_srq_attr) -> Result<(),
         return Err(Rejection::invalid("max_wr is 0"));
     }
     for (what, value, limit) in
-        [("max_wr", attr.max_wr, limits.max_qp_wr), ("max_sge", attr.max_sge, limits.max_sge as u32)]
+        [("max_wr", attr.max_wr, limits.max_qp_wr), ("max_sge", attr.max_sge, limits.max_sge)]
     {
         if value > limit {
             return Err(Rejection::too_large(what, value, limit));

@@ -4,14 +4,14 @@ use super::PortSpace;
 use crate::{Context, Error};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 
-/// What is asked for: `struct rdma_addrinfo` as hints.
+/// What [`address_info`] looks for: the hints of `rdma_getaddrinfo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hints {
-    /// The address is to listen at.
+    /// The address is for a listener (`RAI_PASSIVE`).
     pub passive: bool,
     /// The port space.
     pub space: PortSpace,
-    /// IPv4 only or IPv6 only.
+    /// `Some(true)`: IPv4 only; `Some(false)`: IPv6 only; `None`: either.
     pub ipv4: Option<bool>,
 }
 
@@ -21,19 +21,30 @@ impl Default for Hints {
     }
 }
 
-/// Where an endpoint is: `struct rdma_addrinfo`.
+/// The addresses of an endpoint to create: `struct rdma_addrinfo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressInfo {
     /// The port space.
     pub space: PortSpace,
-    /// The address to bind, of who listens.
+    /// The address that a listener binds.
     pub source: Option<SocketAddr>,
-    /// The address to connect to, of who connects.
+    /// The address that the active side connects to.
     pub destination: Option<SocketAddr>,
 }
 
-/// The address of a host and a port: `rdma_getaddrinfo`. Without a node, that of the host itself, or every one
-/// of its addresses if it is to listen there.
+/// Looks up the address of a host and a port: `rdma_getaddrinfo`. Without a node, the active side gets the host itself,
+/// and a listener all addresses of its host.
+///
+/// ```
+/// use softhca::cm::{self, Hints};
+/// use softhca::sim::World;
+///
+/// let context = World::new(1).device("alice").open();
+/// let info = cm::address_info(&context, None, "7174", &Hints { passive: true, ..Hints::default() })?;
+/// let listener = cm::create_endpoint(&context, &info, 16)?;
+/// listener.id.listen(0)?;
+/// # Ok::<(), softhca::Error>(())
+/// ```
 pub fn address_info(
     context: &Context,
     node: Option<&str>,
@@ -60,7 +71,7 @@ pub fn address_info(
     })
 }
 
-/// The address that `host:port` stands for.
+/// Looks up `host:port`, where the host is an address, a name that the device's host knows, or one that the system knows.
 pub fn resolve(context: &Context, peer: &str) -> Result<SocketAddr, Error> {
     if let Ok(address) = peer.parse() {
         return Ok(address);

@@ -9,7 +9,7 @@ use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::task::Poll;
 
-/// Takes requests for connections.
+/// Accepts connections, in async code. The module has an [example](super).
 #[derive(Clone, Debug)]
 pub struct Listener {
     id: Id,
@@ -17,12 +17,13 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `host:port`; port 0 takes any.
+    /// Listens at `host:port`; port 0 takes any free port, which [`Listener::local_address`] returns.
     pub fn bind(context: &Context, address: &str) -> Result<Listener, Error> {
         Listener::bind_with(context, resolve(context, address)?, 0)
     }
 
-    /// Listens at an address, where so many requests may wait.
+    /// Listens at an address. At most `backlog` requests wait to be accepted, others are rejected; zero is as many as the
+    /// device allows.
     pub fn bind_with(context: &Context, address: SocketAddr, backlog: u32) -> Result<Listener, Error> {
         let channel = EventChannel::new(context)?;
         let id = channel.create_id(PortSpace::Tcp)?;
@@ -31,12 +32,12 @@ impl Listener {
         Ok(Listener { id, channel })
     }
 
-    /// Where it listens.
+    /// The address and port at which it listens.
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.id.local_address()
     }
 
-    /// The next request. Nothing is lost if the future is dropped before it is ready.
+    /// Waits for the next request. No request is lost if the future is dropped before it is ready.
     pub async fn accept(&self) -> Result<ConnectRequest, Error> {
         poll_fn(|context| self.poll_accept(context)).await
     }
@@ -50,7 +51,7 @@ impl Listener {
         }
     }
 
-    /// The next request; sleeps until there is one.
+    /// Waits for the next request in code that is not async: the thread sleeps.
     ///
     /// # Panics
     /// In the host code of a `World`, where [`Listener::accept`] is to be awaited.
@@ -75,7 +76,7 @@ impl Listener {
     }
 }
 
-/// The requests. It never ends.
+/// A stream of requests, which never ends.
 #[cfg(feature = "tokio")]
 impl futures_core::Stream for Listener {
     type Item = Result<ConnectRequest, Error>;
@@ -88,7 +89,7 @@ impl futures_core::Stream for Listener {
     }
 }
 
-/// A request for a connection. It is refused when it is dropped.
+/// A request for a connection. Dropping it rejects the connection.
 #[derive(Debug)]
 pub struct ConnectRequest {
     id: Id,
@@ -103,17 +104,18 @@ impl ConnectRequest {
         self.id.peer_address()
     }
 
-    /// What the peer's application sent, filled up with zeros to [`REQUEST_DATA`](super::MAX_REQ_PRIVATE_DATA) bytes.
+    /// The private data of the REQ, filled up with zeros to [`MAX_REQ_PRIVATE_DATA`](super::MAX_REQ_PRIVATE_DATA) bytes.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// What the peer offers and asks for.
+    /// The parameters that the peer asks for, such as its `initiator_depth`.
     pub fn offer(&self) -> PeerParameters {
         self.offer
     }
 
-    /// Accepts with a queue pair, for as many reads as the peer asks for.
+    /// Accepts the connection with a queue pair in RESET, which is in RTS when this returns. It permits as many outstanding
+    /// READs and atomics as the peer asks for. Post receives to the queue pair before: the peer may send at once.
     pub async fn accept(self, pair: &QueuePair) -> Result<Connection, Error> {
         let PeerParameters { responder_resources, initiator_depth, .. } = self.offer;
         let parameters =
@@ -121,7 +123,7 @@ impl ConnectRequest {
         self.accept_with(pair, &parameters).await
     }
 
-    /// Accepts with a queue pair and these parameters.
+    /// Accepts the connection with these parameters.
     pub async fn accept_with(
         self,
         pair: &QueuePair,
@@ -134,18 +136,19 @@ impl ConnectRequest {
         Ok(Connection { id, channel, private_data })
     }
 
-    /// Refuses.
+    /// Rejects the connection. The peer's `connect` fails and gets up to
+    /// [`MAX_REJ_PRIVATE_DATA`](super::MAX_REJ_PRIVATE_DATA) bytes of private data.
     pub fn reject(self, private_data: &[u8]) -> Result<(), Error> {
         self.id.reject(private_data)
     }
 
-    /// Refuses, for a reason of the specification's list.
+    /// Rejects the connection with a reason of the specification's list.
     pub fn reject_with_reason(self, reason: RejectReason, private_data: &[u8]) -> Result<(), Error> {
         self.id.reject_with_reason(reason, private_data)
     }
 }
 
-/// Asks for connections.
+/// Connects to listeners, in async code. The module has an [example](super).
 #[derive(Clone, Debug)]
 pub struct Connector {
     context: DebugContext,
@@ -163,31 +166,32 @@ impl std::fmt::Debug for DebugContext {
 }
 
 impl Connector {
-    /// Asks from this device, with the default parameters.
+    /// Connects from this device, with the default parameters.
     pub fn new(context: &Context) -> Connector {
         Connector { context: DebugContext(context.clone()), parameters: ConnectionParameters::default() }
     }
 
-    /// Sends this to the listener's application: up to [`REQUEST_DATA`](super::MAX_REQ_PRIVATE_DATA) bytes.
+    /// Sends private data to the listener: up to [`MAX_REQ_PRIVATE_DATA`](super::MAX_REQ_PRIVATE_DATA) bytes.
     pub fn private_data(mut self, data: &[u8]) -> Connector {
         self.parameters.private_data = data.to_vec();
         self
     }
 
-    /// How many reads and atomics may be outstanding, each way.
+    /// How many READs and atomics may be outstanding in each direction; the listener may lower it.
     pub fn max_rd_atomic(mut self, max_rd_atomic: u8) -> Connector {
         self.parameters.responder_resources = max_rd_atomic;
         self.parameters.initiator_depth = max_rd_atomic;
         self
     }
 
-    /// Every parameter.
+    /// Sets all parameters at once.
     pub fn parameters(mut self, parameters: ConnectionParameters) -> Connector {
         self.parameters = parameters;
         self
     }
 
-    /// Connects a queue pair to the listener at `host:port`.
+    /// Connects a queue pair in RESET to the listener at `host:port`. It is in RTS when this returns. The error
+    /// [`Error::Connection`] has the reason if the listener rejects or nothing answers.
     pub async fn connect(&self, pair: &QueuePair, peer: &str) -> Result<Connection, Error> {
         let channel = EventChannel::new(&self.context.0)?;
         let id = channel.create_id(PortSpace::Tcp)?;
@@ -199,7 +203,7 @@ impl Connector {
     }
 }
 
-/// A connection that stands. It is ended when it is dropped.
+/// An established connection. Dropping it disconnects.
 #[derive(Debug)]
 pub struct Connection {
     id: Id,
@@ -208,17 +212,17 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The identifier.
+    /// The identifier, for the calls of librdmacm that this type does not have.
     pub fn id(&self) -> &Id {
         &self.id
     }
 
-    /// The queue pair.
+    /// The queue pair that the connection uses.
     pub fn queue_pair(&self) -> Option<QueuePair> {
         self.id.queue_pair()
     }
 
-    /// What the peer's application sent when it asked, or when it accepted.
+    /// The private data of the peer's REQ or REP, filled up with zeros.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
@@ -228,14 +232,14 @@ impl Connection {
         self.id.peer_address()
     }
 
-    /// Ends the connection, and waits until the peer knows.
+    /// Ends the connection and waits for the peer's DREP. The queue pair enters ERR: outstanding work is flushed.
     pub async fn disconnect(self) -> Result<(), Error> {
         self.id.disconnect()?;
         self.channel.next().await?.expect(EventType::Disconnected)?;
         Ok(())
     }
 
-    /// Waits until the peer ends the connection, and agrees.
+    /// Waits until the peer ends the connection, and answers with a DREP.
     pub async fn wait_disconnected(self) -> Result<(), Error> {
         self.channel.next().await?.expect(EventType::Disconnected)?;
         self.id.disconnect()

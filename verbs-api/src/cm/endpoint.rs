@@ -3,17 +3,17 @@
 use super::{AddressInfo, Id};
 use crate::{CompletionQueue, Context, Error, ProtectionDomain, QpType, QueuePair};
 
-/// A synchronous identifier with its domain, queues and queue pair.
+/// A synchronous identifier with its domain, queues and queue pair. [`create_endpoint`] creates it.
 pub struct Endpoint {
-    /// The identifier. An endpoint that listens is asked for requests with [`Id::get_request`].
+    /// The identifier. [`Id::get_request`] of a listener returns the next request.
     pub id: Id,
-    /// The domain.
+    /// The protection domain of the queue pair.
     pub protection_domain: ProtectionDomain,
-    /// Where sends complete.
+    /// The completion queue of sends.
     pub send_cq: CompletionQueue,
-    /// Where receives complete.
+    /// The completion queue of receives.
     pub recv_cq: CompletionQueue,
-    /// The queue pair; an endpoint that listens has none.
+    /// The queue pair; a listener has none.
     pub queue_pair: Option<QueuePair>,
 }
 
@@ -40,14 +40,15 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The endpoint of a request to a synchronous listener.
+    /// Makes an endpoint of a request to a synchronous listener, with `slots` sends and receives. Post receives, then call
+    /// [`Id::accept`].
     pub fn from_request(id: Id, slots: u32) -> Result<Endpoint, Error> {
         Endpoint::new(&id.context(), id, slots, true)
     }
 }
 
-/// Creates an endpoint: `rdma_create_ep`. One that connects is resolved and has a queue pair with `slots`
-/// sends and receives, so that receives can be posted before [`Id::connect`]; one that listens is bound.
+/// Creates an endpoint: `rdma_create_ep`. That of the active side is resolved and has a queue pair with `slots` sends and
+/// receives, so that receives can be posted before [`Id::connect`]; that of a listener is bound.
 pub fn create_endpoint(context: &Context, info: &AddressInfo, slots: u32) -> Result<Endpoint, Error> {
     let id = Id::synchronous(context, info.space)?;
     match (info.destination, info.source) {
@@ -68,7 +69,7 @@ pub fn create_endpoint(context: &Context, info: &AddressInfo, slots: u32) -> Res
 }
 
 impl Endpoint {
-    /// The transport.
+    /// The service type of the queue pair; `None` for a listener.
     pub fn kind(&self) -> Option<QpType> {
         self.queue_pair.as_ref().map(QueuePair::kind)
     }

@@ -3,25 +3,25 @@
 use super::{EventParameters, EventType, Id, PeerParameters, UdParameters};
 use crate::Error;
 
-/// Something happened to an identifier. There is nothing to acknowledge: what an event tells is in it.
+/// An event of an identifier: `struct rdma_cm_event`. It needs no acknowledgement.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// The identifier; with a connect request a new one, which is refused when it is dropped unanswered.
+    /// The identifier. A connect request comes with a new one; dropping that without an answer rejects the connection.
     pub id: Id,
-    /// The listener that a connect request came to.
+    /// The listener that received a connect request.
     pub listener: Option<Id>,
-    /// What happened.
+    /// The event.
     pub kind: EventType,
-    /// Zero; a negative errno; or, of a refusal, its reason.
+    /// Zero, a negative errno, or the reason of a rejection.
     pub status: i32,
-    /// What the peer's application sent, filled up with zeros: messages have a fixed size.
+    /// The private data of the peer's message, filled up with zeros: messages have a fixed size.
     pub private_data: Vec<u8>,
-    /// What else there is.
+    /// The parameters of a connection or the address of a datagram service.
     pub detail: EventParameters,
 }
 
 impl Event {
-    /// What the peer of a connection offers and asks for.
+    /// The parameters that the peer of a connection offers and asks for.
     pub fn offer(&self) -> Option<PeerParameters> {
         match self.detail {
             EventParameters::Connection(offer) => Some(offer),
@@ -29,7 +29,7 @@ impl Event {
         }
     }
 
-    /// Where datagrams go.
+    /// The destination of datagrams, of a resolved datagram service or a joined multicast group.
     pub fn target(&self) -> Option<UdParameters> {
         match self.detail {
             EventParameters::Ud(target) => Some(target),
@@ -37,8 +37,8 @@ impl Event {
         }
     }
 
-    /// The event, if it is of this kind; else the error that it stands for. A connection that is over is over,
-    /// whether or not the peer had a word to say.
+    /// Returns the event if it is of this kind, and [`Error::Connection`] otherwise. A disconnect counts as such whatever its
+    /// status is.
     pub fn expect(self, kind: EventType) -> Result<Event, Error> {
         if self.kind == kind && (self.status == 0 || kind == EventType::Disconnected) {
             return Ok(self);

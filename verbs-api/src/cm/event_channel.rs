@@ -4,7 +4,7 @@ use super::id::Inner as IdInner;
 use super::{Event, EventParameters, EventType, Id, PortSpace};
 use crate::backend::Backend;
 use crate::endpoint_exchange::assert_may_block;
-use crate::executor::{WaitReason, record_wait_reason};
+use crate::executor::WaitReason;
 use crate::notifier::Notifier;
 use crate::{Context, Error, QpType};
 use parking_lot::Mutex;
@@ -19,7 +19,7 @@ use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
-/// Where the events of identifiers are taken, oldest first.
+/// Delivers the events of its identifiers, oldest first: `struct rdma_event_channel`.
 #[derive(Clone)]
 pub struct EventChannel {
     pub(super) inner: Arc<Inner>,
@@ -72,12 +72,13 @@ impl EventChannel {
         &self.inner.context.backend
     }
 
-    /// Creates an identifier: of reliable connections in the TCP and IB port spaces, of datagrams in the others.
+    /// Creates an identifier whose events come to this channel: for reliable connections in the TCP and IB port spaces, for
+    /// datagrams in the others.
     pub fn create_id(&self, space: PortSpace) -> Result<Id, Error> {
         self.create_id_with_kind(space, QpType::Rc)
     }
 
-    /// Creates an identifier of a transport, which the IB port space leaves open.
+    /// Creates an identifier with this service type, which the IB port space leaves open.
     pub fn create_id_with_kind(&self, space: PortSpace, kind: QpType) -> Result<Id, Error> {
         let channel = self.inner.id;
         match self.backend().execute_cm(Command::CreateId { channel, port_space: space, qp_type: kind })? {
@@ -157,7 +158,7 @@ impl EventChannel {
         Some(Event { id, listener, kind, status, private_data, detail })
     }
 
-    /// The next event; sleeps until there is one.
+    /// Waits for the next event: the thread sleeps.
     ///
     /// # Panics
     /// In the host code of a `World`, where [`EventChannel::next`] is to be awaited.
@@ -169,7 +170,7 @@ impl EventChannel {
         }
     }
 
-    /// The next event, or none when the time is over.
+    /// Waits for the next event; `None` when the time is over.
     ///
     /// # Panics
     /// As [`EventChannel::wait`].
@@ -193,21 +194,13 @@ impl EventChannel {
         }
     }
 
-    /// The next event, for async code. Nothing is lost if the future is dropped before it is ready.
+    /// Waits for the next event in async code. No event is lost if the future is dropped before it is ready.
     pub async fn next(&self) -> Result<Event, Error> {
         poll_fn(|context| self.poll_next_event(context)).await
     }
 
     pub(super) fn poll_next_event(&self, context: &mut std::task::Context<'_>) -> Poll<Result<Event, Error>> {
-        let seen = self.inner.notifier.count();
-        if let Some(event) = self.poll()? {
-            return Poll::Ready(Ok(event));
-        }
-        if !self.inner.notifier.register_waker(seen, context.waker()) {
-            context.waker().wake_by_ref();
-        }
-        record_wait_reason(|| WaitReason::CmEvent);
-        Poll::Pending
+        self.inner.notifier.poll_take(context, || WaitReason::CmEvent, || self.poll().transpose())
     }
 
     /// A descriptor that is readable while an event may wait, for `poll`, `epoll` or a runtime.

@@ -18,8 +18,34 @@ const CONNECT_STATES: [QpState; 2] = [QpState::ReadyToReceive, QpState::ReadyToS
 
 /// One end of a connection, or a listener: an `rdma_cm_id`.
 ///
-/// Every clone is the same identifier. When the last is dropped, a request that was not answered is refused,
-/// and a connection that stands is ended.
+/// Every clone is the same identifier. Dropping the last one rejects a request that was not answered, and ends an
+/// established connection.
+///
+/// ```
+/// use softhca::cm::{ConnectionParameters, EventChannel, EventType, PortSpace};
+/// use softhca::{QpType, sim::World};
+///
+/// let mut world = World::new(1);
+/// let [alice, bob] = ["alice", "bob"].map(|name| world.device(name).open());
+/// let channel = EventChannel::new(&bob)?;
+/// let listener = channel.create_id(PortSpace::Tcp)?;
+/// listener.bind("0.0.0.0:7174".parse().unwrap())?;
+/// listener.listen(0)?;
+///
+/// let answers = EventChannel::new(&alice)?;
+/// let id = answers.create_id(PortSpace::Tcp)?;
+/// id.resolve_address(None, (bob.address(), 7174).into())?;
+/// answers.wait()?.expect(EventType::AddressResolved)?;
+/// id.resolve_route()?;
+/// answers.wait()?.expect(EventType::RouteResolved)?;
+/// let queue = alice.create_completion_queue(16)?;
+/// let pair = alice.allocate_protection_domain()?.create_queue_pair(QpType::Rc, &queue).build()?;
+/// id.attach_queue_pair(&pair)?;
+/// id.connect(&ConnectionParameters { private_data: b"hello".to_vec(), ..Default::default() })?;
+/// let request = channel.wait()?.expect(EventType::ConnectRequest)?;
+/// assert_eq!(&request.private_data[..5], b"hello");
+/// # Ok::<(), softhca::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Id {
     pub(super) inner: Arc<Inner>,
@@ -76,7 +102,7 @@ impl Id {
         Ok(id)
     }
 
-    /// The channel that its events come to.
+    /// The channel that delivers its events.
     pub fn channel(&self) -> EventChannel {
         self.inner.channel.lock().clone()
     }
@@ -86,7 +112,7 @@ impl Id {
         self.channel().context().clone()
     }
 
-    /// The number that the card has for it.
+    /// Its number on the device, as in logs.
     pub fn handle(&self) -> u32 {
         self.inner.id.0
     }
@@ -111,44 +137,45 @@ impl Id {
         self.inner.last_event.lock().as_ref().map(|heard| heard.private_data.clone()).unwrap_or_default()
     }
 
-    /// The rest of that event.
+    /// The parameters of that event.
     pub fn detail(&self) -> super::EventParameters {
         self.inner.last_event.lock().as_ref().map_or(super::EventParameters::None, |heard| heard.detail)
     }
 
-    /// Sets an option.
+    /// Sets an option, as `rdma_set_option` does: the type of service, the ACK timeout, address reuse.
     pub fn set_option(&self, option: CmOption) -> Result<(), Error> {
         self.call(Command::SetOption { id: self.inner.id, option }).map(|_| ())
     }
 
-    /// Binds an address of the host; port 0 takes any.
+    /// Binds an address of the host; port 0 takes any free port.
     pub fn bind(&self, address: SocketAddr) -> Result<(), Error> {
         self.call(Command::BindAddress { id: self.inner.id, address }).map(|_| ())
     }
 
-    /// Finds out which address to send from: [`EventType::AddressResolved`].
+    /// Chooses the source address towards a destination. [`EventType::AddressResolved`] follows.
     pub fn resolve_address(&self, source: Option<SocketAddr>, destination: SocketAddr) -> Result<(), Error> {
         self.call(Command::ResolveAddress { id: self.inner.id, source, destination })?;
         self.wait_if_synchronous(EventType::AddressResolved)
     }
 
-    /// Finds the path: [`EventType::RouteResolved`].
+    /// Chooses the path, with the path MTU of the port. [`EventType::RouteResolved`] follows.
     pub fn resolve_route(&self) -> Result<(), Error> {
         self.resolve_route_with_path_mtu(self.channel().backend().active_mtu())
     }
 
-    /// Finds a path with this path MTU: [`EventType::RouteResolved`].
+    /// Chooses a path with this path MTU. [`EventType::RouteResolved`] follows.
     pub fn resolve_route_with_path_mtu(&self, path_mtu: Mtu) -> Result<(), Error> {
         self.call(Command::ResolveRoute { id: self.inner.id, path_mtu })?;
         self.wait_if_synchronous(EventType::RouteResolved)
     }
 
-    /// Takes requests from now on, of which `backlog` may wait; zero for as many as the card allows.
+    /// Accepts requests from now on, each an [`EventType::ConnectRequest`]. At most `backlog` wait for an answer; zero is as
+    /// many as the device allows.
     pub fn listen(&self, backlog: u32) -> Result<(), Error> {
         self.call(Command::Listen { id: self.inner.id, backlog }).map(|_| ())
     }
 
-    /// The next request of a synchronous listener: a synchronous identifier of its own.
+    /// Waits for the next request of a synchronous listener and returns its identifier, also synchronous.
     pub fn get_request(&self) -> Result<Id, Error> {
         let event = self.channel().wait()?.expect(EventType::ConnectRequest)?;
         let Event { id, private_data, detail, .. } = event;
@@ -158,8 +185,8 @@ impl Id {
         Ok(id)
     }
 
-    /// Connects a queue pair of this identifier's transport, or names the one where its datagrams arrive. It
-    /// goes to INIT, so that receives can be posted; one of datagrams to RTS.
+    /// Gives the identifier its queue pair, in RESET and of the identifier's service type. The queue pair enters INIT, so that
+    /// receives can be posted; one of datagrams enters RTS. Connection management does the other transitions.
     pub fn attach_queue_pair(&self, pair: &QueuePair) -> Result<(), Error> {
         let states: &[QpState] = match pair.kind() {
             QpType::Ud => &[QpState::Init, QpState::ReadyToReceive, QpState::ReadyToSend],
@@ -172,23 +199,28 @@ impl Id {
 
     /// Takes the queue pair through states, and then does what it is made ready for.
     fn advance(&self, pair: &QueuePair, states: &[QpState], then: FollowUp) -> Result<(), Error> {
-        let advance = QpTransition::new(self.inner.id, pair.qpn(), states, then);
-        self.channel().backend().execute(softhca_queue::Command::TransitionQueuePair(advance))?;
-        states.last().into_iter().for_each(|state| pair.set_state(*state));
+        self.execute_transition(pair, QpTransition::new(self.inner.id, pair.qpn(), states, then))
+    }
+
+    fn execute_transition(&self, pair: &QueuePair, transition: QpTransition) -> Result<(), Error> {
+        let last = transition.states.last().copied();
+        self.channel().backend().execute(softhca_queue::Command::TransitionQueuePair(transition))?;
+        last.into_iter().for_each(|state| pair.set_state(state));
         Ok(())
     }
 
-    /// The queue pair that is attached.
+    /// The attached queue pair.
     pub fn queue_pair(&self) -> Option<QueuePair> {
         self.inner.queue_pair.lock().clone()
     }
 
-    /// Lets go of the queue pair.
+    /// Detaches the queue pair and returns it. Its state stays as it is.
     pub fn detach_queue_pair(&self) -> Option<QueuePair> {
         self.inner.queue_pair.lock().take()
     }
 
-    /// What takes the queue pair of this connection to a state, for callers who change it themselves.
+    /// The attributes that take the queue pair of this connection to a state (`rdma_init_qp_attr`), for callers that call
+    /// [`QueuePair::modify`] themselves.
     pub fn qp_attributes(&self, state: QpState) -> Result<ModifyQp, Error> {
         match self.call(Command::InitQpAttributes { id: self.inner.id, state })? {
             Reply::QpAttributes(modify) => Ok(modify),
@@ -206,14 +238,15 @@ impl Id {
         parameters
     }
 
-    /// Asks the peer for a connection, or for its datagram queue pair: [`EventType::Established`].
+    /// Sends a REQ to the listener, or a SIDR_REQ for its datagram queue pair. [`EventType::Established`] or
+    /// [`EventType::Rejected`] follows.
     pub fn connect(&self, parameters: &ConnectionParameters) -> Result<(), Error> {
         self.call(Command::Connect { id: self.inner.id, parameters: self.with_queue_pair(parameters) })?;
         self.wait_if_synchronous(EventType::Established)
     }
 
-    /// Accepts a request: [`EventType::Established`] tells that the peer knows. A request of datagrams is
-    /// answered with that, and no event follows.
+    /// Accepts a request. [`EventType::Established`] follows when the peer has confirmed; for a request of datagrams no event
+    /// follows.
     pub fn accept(&self, parameters: &ConnectionParameters) -> Result<(), Error> {
         let mut parameters = self.with_queue_pair(parameters);
         let kind = match self.queue_pair() {
@@ -227,17 +260,10 @@ impl Id {
         // The peer may send as soon as it has the REP: the queue pair is ready before.
         match self.queue_pair() {
             Some(pair) => {
-                let reads = Some((parameters.responder_resources, parameters.initiator_depth));
-                let (id, queue_pair, states) = (self.inner.id, pair.qpn(), CONNECT_STATES.into());
-                let advance = QpTransition {
-                    id,
-                    qpn: queue_pair,
-                    states,
-                    rd_atomic: reads,
-                    follow_up: FollowUp::Accept(parameters),
-                };
-                self.channel().backend().execute(softhca_queue::Command::TransitionQueuePair(advance))?;
-                CONNECT_STATES.last().into_iter().for_each(|state| pair.set_state(*state));
+                let rd_atomic = Some((parameters.responder_resources, parameters.initiator_depth));
+                let then = FollowUp::Accept(parameters);
+                let transition = QpTransition::new(self.inner.id, pair.qpn(), &CONNECT_STATES, then);
+                self.execute_transition(&pair, QpTransition { rd_atomic, ..transition })?;
             }
             None => {
                 self.call(Command::Accept { id: self.inner.id, parameters })?;
@@ -254,24 +280,24 @@ impl Id {
         }
     }
 
-    /// Refuses a request.
+    /// Rejects a request.
     pub fn reject(&self, private_data: &[u8]) -> Result<(), Error> {
         self.reject_with_reason(RejectReason::CONSUMER, private_data)
     }
 
-    /// Refuses a request, for a reason of the specification's list.
+    /// Rejects a request with a reason of the specification's list.
     pub fn reject_with_reason(&self, reason: RejectReason, private_data: &[u8]) -> Result<(), Error> {
         let private_data = private_data.to_vec();
         self.call(Command::Reject { id: self.inner.id, reason, private_data }).map(|_| ())
     }
 
-    /// Tells the peer that the connection stands, after [`EventType::ConnectResponse`]; or the card, that the
-    /// queue pair heard from its peer although no RTU came.
+    /// Sends the RTU after [`EventType::ConnectResponse`], for an identifier without a queue pair. On the passive side,
+    /// establishes a connection whose RTU was lost (`rdma_notify`): its queue pair has received data.
     pub fn establish(&self) -> Result<(), Error> {
         self.call(Command::Establish(self.inner.id)).map(|_| ())
     }
 
-    /// Ends the connection: the queue pair stops, and both sides hear [`EventType::Disconnected`].
+    /// Ends the connection: the queue pair enters ERR, and both sides get [`EventType::Disconnected`].
     pub fn disconnect(&self) -> Result<(), Error> {
         match self.connected_queue_pair() {
             Some(pair) => self.advance(&pair, &[QpState::Error], FollowUp::Disconnect)?,
@@ -310,7 +336,7 @@ impl Id {
         Ok(())
     }
 
-    /// What may be known of it.
+    /// Its state, addresses, service type and path.
     pub fn query(&self) -> Result<IdSnapshot, Error> {
         match self.call(Command::QueryId(self.inner.id))? {
             Reply::Query(view) => Ok(view),
@@ -318,23 +344,23 @@ impl Id {
         }
     }
 
-    /// Its own address, if it has one.
+    /// Its own address and port, if it is bound.
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.query().ok()?.local
     }
 
-    /// The other side's, if there is one.
+    /// The address and port of the peer, if it has one.
     pub fn peer_address(&self) -> Option<SocketAddr> {
         self.query().ok()?.peer
     }
 
-    /// Joins a multicast group: the attached queue pair is a member when [`EventType::MulticastJoin`] is taken.
+    /// Joins a multicast group. [`EventType::MulticastJoin`] follows; from then on the attached queue pair is a member.
     pub fn join_multicast(&self, group: IpAddr) -> Result<(), Error> {
         self.call(Command::JoinMulticast { id: self.inner.id, group })?;
         self.wait_if_synchronous(EventType::MulticastJoin)
     }
 
-    /// Leaves a multicast group.
+    /// Leaves a multicast group. Datagrams of the group arrive no more.
     pub fn leave_multicast(&self, group: IpAddr) -> Result<(), Error> {
         self.call(Command::LeaveMulticast { id: self.inner.id, group })?;
         match self.queue_pair() {

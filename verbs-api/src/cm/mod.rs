@@ -1,12 +1,11 @@
 //! Connection management, shaped like librdmacm.
 //!
-//! An [`Id`] is one end of a connection, or a listener; it belongs to an [`EventChannel`], where its [`Event`]s
-//! are taken. The calls are those of librdmacm without their prefix, and so is what they do: `connect` sends a
-//! REQ, the peer's listener hears [`EventType::ConnectRequest`], and when both sides have taken
-//! [`EventType::Established`] their queue pairs can send. An identifier that was made with [`Id::synchronous`]
-//! waits in each call until it is done.
+//! An [`Id`] is one end of a connection, or a listener. It belongs to an [`EventChannel`], which delivers its [`Event`]s.
+//! The calls are those of librdmacm without their prefix: `connect` sends a REQ, the listener gets
+//! [`EventType::ConnectRequest`], and after [`EventType::Established`] the queue pairs of both sides can send. Each call of
+//! an identifier from [`Id::synchronous`] waits until it is done.
 //!
-//! [`Listener`], [`Connector`] and [`Connection`] say the same in async code, on every kind of card:
+//! [`Listener`], [`Connector`] and [`Connection`] are for async code, on every kind of device:
 //!
 //! ```
 //! use softhca::cm::{Connector, Listener};
@@ -35,9 +34,9 @@
 //! ```
 //!
 //! # Addresses
-//! `127.0.0.1` and `::1` are the emulated host itself, whatever its address is. The hosts of a daemon and of a
-//! `World` are reached by their addresses and by their names; any other address is one of the network, where
-//! another machine's SoftHCA or rxe may be. A real RDMA device is never used.
+//! `127.0.0.1` and `::1` are the emulated host itself, whatever its address is. The hosts of a daemon and of a `World` have
+//! addresses and names, and both can be used. Any other address is one of the network, where SoftHCA or rxe may run on
+//! another machine. A real RDMA device is never used.
 
 mod address;
 mod connection;

@@ -3,13 +3,12 @@
 use crate::Error;
 use crate::backend::Result;
 use crate::embedded::check_process;
-use crate::memory::spawn_bystander;
 use parking_lot::Mutex;
 use softhca_queue::control::{
     FramedMessage, Hello, Message, MessageReader, Notification, PROTOCOL_VERSION, Request, Response,
     RuntimeDir, Welcome, decode, encode, send_message,
 };
-use softhca_udp::ProcessIdentity;
+use softhca_udp::{ProcessIdentity, SignalsBlocked};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -100,19 +99,20 @@ impl ControlSocket {
         let ControlSocket { stream, reader, process, .. } = self;
         let system =
             |source| Error::System { what: "starting the thread that reads the daemon's news", source };
-        let thread = spawn_bystander("softhca news", {
-            let news = news.try_clone().map_err(system)?;
-            move || {
-                let mut reader = MessageReader::default();
-                while let Ok((message, descriptors)) = receive(&mut reader, news.as_fd()) {
-                    if let Message::Notification(news) = message {
-                        listener.on_notification(news, descriptors);
-                    }
+        let source = news.try_clone().map_err(system)?;
+        let read_all = move || {
+            let mut reader = MessageReader::default();
+            while let Ok((message, descriptors)) = receive(&mut reader, source.as_fd()) {
+                if let Message::Notification(notification) = message {
+                    listener.on_notification(notification, descriptors);
                 }
-                listener.on_disconnect();
             }
-        })
-        .map_err(system)?;
+            listener.on_disconnect();
+        };
+        // The program's signals are for its own threads.
+        let _blocked = SignalsBlocked::begin();
+        let thread =
+            std::thread::Builder::new().name("softhca notify".into()).spawn(read_all).map_err(system)?;
         Ok(ControlConnection {
             stream,
             reader: Mutex::new(reader),

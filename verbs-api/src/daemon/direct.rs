@@ -7,25 +7,29 @@ use super::connection::{ControlConnection, ControlSocket, NotificationHandler};
 use super::control::unexpected_reply;
 use crate::Error;
 use crate::backend::Result;
-use crate::embedded::{EmbeddedBackend, start_direct};
+use crate::embedded::{EmbeddedBackend, EventForwarder, start_direct};
 use crate::local_backend::EventBus;
 use crate::memory::{MemoryTable, install_fault_handler};
 use parking_lot::Mutex;
 use softhca_engine::{
     AckPolicy, AsyncEvent, Command, CongestionSettings, DeviceLimits, ModifyQp, PortState, Recovery, Reply,
-    ResponseOrder, Settings, VerbsError,
+    Resource, ResponseOrder, Settings, VerbsError,
 };
-use softhca_queue::control::{DirectPath, HostDevice, Notification, Request, Response};
-use softhca_queue::{cm, reply};
+use softhca_fabric::{Flow, Rule};
+use softhca_queue::control::{
+    DirectPath, HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus, Request, Response, decode,
+};
+use softhca_queue::{QpSnapshot, ResourceCounts, cm, reply};
 use softhca_udp::{
     Driver, DriverOptions, Entropy, HostSockets, IcrcCheck, Loopback, OpenRings, OpenSendSocket, RingPair,
-    SharedDriver,
+    SharedDriver, SlotRecorder, SlotState, at_exit,
 };
+use softhca_wire::Qpn;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Once, OnceLock, Weak};
 use std::time::Duration;
 
 /// The host of a daemon whose transport this process executes itself.
@@ -37,15 +41,30 @@ pub(crate) struct DirectHost {
     hosts: Vec<HostDevice>,
 }
 
+/// The cards of the process, which send their last ACKs when it exits.
+static EXIT_CARDS: Mutex<Vec<Weak<SharedDriver<MemoryTable>>>> = Mutex::new(Vec::new());
+
+extern "C" fn flush_cards() {
+    // Another thread may be suspended with the lock.
+    let cards = EXIT_CARDS.try_lock().map(|mut cards| std::mem::take(&mut *cards));
+    cards.iter().flatten().filter_map(Weak::upgrade).for_each(|card| card.flush_at_exit());
+}
+
 /// State that the notification thread and the callers share.
 struct DirectState {
     cm_events: CmEventQueue,
-    is_gone: AtomicBool,
+    is_gone: Arc<AtomicBool>,
+    connection: OnceLock<Weak<ControlConnection>>,
+    /// The resources of this process.
+    resources: Mutex<ResourceCounts>,
     event_bus: Arc<EventBus>,
     /// The card, once it exists.
     card: OnceLock<Weak<SharedDriver<MemoryTable>>>,
     /// Rings that were opened before.
     early_rings: Mutex<Vec<(u16, RingPair)>>,
+    /// Changes of the fault rules that came before.
+    early_changes: Mutex<Vec<Notification>>,
+    page: SlotState,
 }
 
 impl DirectState {
@@ -66,6 +85,45 @@ impl DirectState {
         }
     }
 
+    /// Applies a change of the host's fault rules to the card, once it exists.
+    fn change_rules(&self, change: Notification) {
+        self.early_changes.lock().push(change);
+        if self.card.get().is_none() {
+            return;
+        }
+        for change in std::mem::take(&mut *self.early_changes.lock()) {
+            self.control(|driver| match change {
+                Notification::FaultRulesAdded { seed, rules } => {
+                    let rules: Vec<(Rule, String)> = decode(&rules).unwrap_or_default();
+                    rules.into_iter().for_each(|(rule, _)| driver.add_rule(seed, rule));
+                }
+                Notification::FlowsAdded { seed, flows } => {
+                    let flows: Vec<Flow> = decode(&flows).unwrap_or_default();
+                    flows.into_iter().for_each(|flow| driver.add_flow(seed, flow));
+                }
+                _ => {
+                    driver.clear_rules();
+                    self.page.clear_rules();
+                }
+            });
+            self.page.count_applied();
+        }
+    }
+
+    /// Reports the resources of this process to the daemon.
+    fn report(&self) {
+        let mut queue_pairs = Vec::new();
+        self.control(|driver| {
+            let found = driver.hca().queue_pairs_with_owners().take(MAX_QUEUE_PAIRS_LISTED);
+            queue_pairs = found.map(|(_, qp)| QueuePairStatus::new(&qp, None)).collect();
+        });
+        let resources = self.resources.lock().iter().map(|(name, count)| (name.into(), count)).collect();
+        if let Some(connection) = self.connection.get().and_then(Weak::upgrade) {
+            // If it fails, the daemon is gone.
+            let _ = connection.call(&Request::Report { queue_pairs, resources }, &[]);
+        }
+    }
+
     /// Flushes everything and raises DEVICE_FATAL: the daemon is gone.
     fn fail(&self) {
         self.control(|driver| driver.control(|hca, ctx| hca.fail_device(ctx)));
@@ -82,6 +140,10 @@ impl NotificationHandler for DirectState {
                     self.add_rings();
                 }
             }
+            Notification::ReportRequested => self.report(),
+            Notification::FaultRulesAdded { .. }
+            | Notification::FlowsAdded { .. }
+            | Notification::FaultRulesCleared => self.change_rules(notification),
             Notification::ProcessGone { slot } => {
                 self.early_rings.lock().retain(|(other, _)| *other != slot);
                 self.control(|driver| driver.remove_rings(slot));
@@ -92,6 +154,7 @@ impl NotificationHandler for DirectState {
             Notification::AsyncEventRaised(AsyncEvent::PortActive) => {
                 self.control(|driver| driver.set_port_state(PortState::Active));
             }
+            Notification::AsyncEventRaised(AsyncEvent::DeviceFatal) => self.fail(),
             Notification::AsyncEventRaised(event) => self.event_bus.push_async_event(event),
             Notification::CmEventsRaised { channel, events } => self.cm_events.push(channel, events),
             Notification::CompletionNotified(_) | Notification::AsyncEventObserved { .. } => {}
@@ -129,13 +192,16 @@ impl DirectHost {
 
     /// Has the daemon execute a call to the connection manager.
     pub fn execute_cm(&self, command: cm::Command) -> Result<Reply> {
-        self.state.cm_events.execute(command, self.is_alive(), |command| {
-            let request = Request::Execute { command: Command::Cm(command), backing: None };
-            match self.connection.call(&request, &[])? {
-                (Response::Executed(reply), _) => Ok(reply),
-                (other, _) => Err(unexpected_reply(&other)),
-            }
-        })
+        let request = |command| self.request(Command::Cm(command));
+        self.state.cm_events.execute(command, self.is_alive(), request)
+    }
+
+    /// Has the daemon execute a command.
+    pub fn request(&self, command: Command) -> Result<Reply> {
+        match self.connection.call(&Request::Execute { command, backing: None }, &[])? {
+            (Response::Executed(reply), _) => Ok(reply),
+            (other, _) => Err(unexpected_reply(&other)),
+        }
     }
 
     /// Moves a queue pair of this process through the states of its connection by `modify`, and then has the daemon
@@ -143,17 +209,59 @@ impl DirectHost {
     pub fn transition_queue_pair(
         &self,
         transition: &cm::QpTransition,
-        mut modify: impl FnMut(ModifyQp) -> std::result::Result<Reply, VerbsError>,
+        mut modify: impl FnMut(ModifyQp) -> Result<Reply>,
     ) -> Result<Reply> {
         let manage = |_: &mut (), command| Ok(reply!(self.execute_cm(command)?, Reply::Cm(reply) => reply));
-        let modify = |_: &mut (), attributes: &ModifyQp| Ok(modify(*attributes).map(drop)?);
+        let modify = |_: &mut (), attributes: &ModifyQp| modify(*attributes).map(drop);
         transition.execute(&mut (), manage, modify).map(Reply::Cm)
+    }
+
+    /// Reports to the daemon that a command took a queue pair to RTR or RTS, if it may have a role. Fault rules of all hosts
+    /// know the role when this returns.
+    pub fn on_command(
+        &self,
+        ready: Option<Qpn>,
+        query: impl FnOnce(Qpn) -> std::result::Result<QpSnapshot, VerbsError>,
+    ) -> Result<()> {
+        if let Some(qpn) = ready.filter(|_| self.state.page.has_roles()) {
+            self.connection.call(&Request::QueuePairReady { qp: query(qpn)? }, &[])?;
+        }
+        Ok(())
+    }
+
+    /// Checks that this process may create another resource.
+    pub fn check_limit(&self, command: &Command) -> Result<()> {
+        match command.creates() {
+            Some(resource) => Ok(self.state.resources.lock().check(&self.device.limits, resource)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Counts the resource that a command created or destroyed.
+    pub fn count(&self, created: Option<Resource>, destroyed: Option<(Resource, u32)>) {
+        let mut resources = self.state.resources.lock();
+        if let Some(resource) = created {
+            resources.add(resource);
+        }
+        if let Some((resource, _)) = destroyed {
+            resources.remove(resource);
+        }
     }
 
     /// Gives notifications to this card from now on.
     pub fn attach(&self, card: &Arc<SharedDriver<MemoryTable>>) {
         let _ = self.state.card.set(Arc::downgrade(card));
+        let mut cards = EXIT_CARDS.lock();
+        if cards.is_empty() {
+            static AT_EXIT: Once = Once::new();
+            AT_EXIT.call_once(|| at_exit(flush_cards));
+        }
+        cards.retain(|card| card.strong_count() > 0);
+        cards.push(Arc::downgrade(card));
+        drop(cards);
         self.state.add_rings();
+        let early = std::mem::take(&mut *self.state.early_changes.lock());
+        early.into_iter().for_each(|change| self.state.change_rules(change));
         if !self.is_alive() {
             self.state.fail();
         }
@@ -164,11 +272,17 @@ impl DirectHost {
 pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<EmbeddedBackend> {
     install_fault_handler();
     let system = |what| move |source| Error::System { what, source };
-    let OpenedHost { host, direct, descriptors, sockets, .. } = opened;
+    let OpenedHost { host, direct, descriptors, mut sockets, .. } = opened;
     let refused = |why: &str| Error::DeviceGone { why: why.into() };
-    let DirectPath { slot, foreign_recovery, foreign_window, congestion } =
+    let DirectPath { slot, foreign_recovery, foreign_window, congestion, port_state } =
         direct.ok_or_else(|| refused("it did not give this process a slot"))?;
     let unknown = || refused("it uses settings that this library does not know");
+    let page = sockets.pop().ok_or_else(|| refused("it did not pass the page of the slot"))?;
+    let event_bus = Arc::new(EventBus::default());
+    let is_gone = Arc::new(AtomicBool::new(false));
+    let sink = Box::new(EventForwarder { event_bus: event_bus.clone(), forward_to: Box::new(()) });
+    let (recorder, page) =
+        SlotRecorder::adopt(page, is_gone.clone(), sink).map_err(system("mapping the page of the slot"))?;
     let sockets = HostSockets::adopt(sockets).map_err(system("adopting the sockets of the host"))?;
     let settings = Settings {
         recovery: Recovery::from_name(&host.recovery).ok_or_else(unknown)?,
@@ -183,13 +297,16 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
     };
     let loopback = Loopback::from_name(&host.loopback).ok_or_else(unknown)?;
     let options = DriverOptions { settings, icrc: IcrcCheck::default(), entropy: Entropy::Off, loopback };
-    let event_bus = Arc::new(EventBus::default());
     let state = Arc::new(DirectState {
         cm_events: CmEventQueue::default(),
-        is_gone: AtomicBool::new(false),
+        is_gone,
+        connection: OnceLock::new(),
+        resources: Mutex::default(),
         event_bus: event_bus.clone(),
         card: OnceLock::new(),
         early_rings: Mutex::default(),
+        early_changes: Mutex::default(),
+        page: page.clone(),
     });
     let hosts = socket.welcome.hosts.clone();
     let [_, _, notifications, _] = descriptors;
@@ -210,6 +327,13 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
             RingPair::adopt(descriptors)
         }
     });
-    let direct = DirectHost { connection, state, device: host, hosts };
-    start_direct(sockets, options, event_bus, (open_send_socket, open_rings), direct)
+    let _ = state.connection.set(Arc::downgrade(&connection));
+    let mut driver = Driver::new(sockets, options, MemoryTable::default(), Box::new(recorder));
+    driver.set_send_socket_source(open_send_socket);
+    driver.set_ring_source(open_rings);
+    driver.set_publish_counters(Box::new(move |counters, rules| page.publish(counters, rules)));
+    if port_state == PortState::Down {
+        driver.set_port_state(port_state);
+    }
+    start_direct(driver, event_bus, DirectHost { connection, state, device: host, hosts })
 }

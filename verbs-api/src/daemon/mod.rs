@@ -14,8 +14,8 @@ pub use softhca_queue::control::{
 
 use crate::async_events::AsyncEventQueue;
 use crate::backend::{Backend, Result};
-use crate::device::DeviceBackend;
-use crate::memory::{MemoryBlock, RegisteredRange};
+use crate::device::{DeviceBackend, environment_faults};
+use crate::memory::MemoryBlock;
 use crate::notifier::Notifier;
 use crate::time::real_now;
 use crate::{Device, EndpointExchange, Error};
@@ -27,10 +27,11 @@ use parking_lot::Mutex;
 use softhca_engine::{AsyncEvent, CmChannelId, Command, Counters, CqId, DeviceLimits, Instant, Reply};
 use softhca_fabric::{Flow, Rule, RuleCounters};
 use softhca_queue::control::{
-    self as protocol, DirectPath, HOST_VARIABLE, Notification, RegionBacking, Request, Response, SharedRange,
+    self as protocol, DATA_PATH_VARIABLE, DirectPath, HOST_VARIABLE, Notification, RegionBacking, Request,
+    Response,
 };
 use softhca_queue::{DoorbellProducer, MapMode, SendProducer, SharedMemory, SharedWords, SleepFlag};
-use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
+use softhca_wire::{Gid, Mtu, Qpn};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -88,6 +89,10 @@ impl NotificationHandler for ClientState {
             Notification::CmEventsRaised { channel, events } => self.cm_events.push(channel, events),
             Notification::AsyncEventObserved { .. }
             | Notification::RingsOpened { .. }
+            | Notification::ReportRequested
+            | Notification::FaultRulesAdded { .. }
+            | Notification::FlowsAdded { .. }
+            | Notification::FaultRulesCleared
             | Notification::ProcessGone { .. } => {}
         }
     }
@@ -116,8 +121,6 @@ pub(crate) struct DaemonBackend {
     /// Set while the engine thread sleeps. Read-only.
     engine_asleep: SleepFlag,
     waker: File,
-    /// The registered ranges of the program's own memory.
-    registered_ranges: Mutex<BTreeMap<RemoteKey, RegisteredRange>>,
 }
 
 /// What the daemon replied when this process opened the device of a host.
@@ -137,7 +140,10 @@ impl OpenedHost {
         // Gives the daemon access to this process where the kernel would deny it.
         let memory = File::options().read(true).write(true).open("/proc/self/mem").ok();
         let passed: Vec<BorrowedFd<'_>> = memory.iter().map(|memory| memory.as_fd()).collect();
-        let (response, mut descriptors) = socket.call(&Request::Open { host }, &passed)?;
+        // Faults of a program also concern calls to the connection manager, which the daemon executes.
+        let can_be_direct =
+            std::env::var(DATA_PATH_VARIABLE).as_deref() != Ok("daemon") && environment_faults().is_none();
+        let (response, mut descriptors) = socket.call(&Request::Open { host, can_be_direct }, &passed)?;
         let Response::Opened { host, gids, doorbell_slots, direct } = response else {
             return Err(unexpected_reply(&response));
         };
@@ -170,7 +176,6 @@ impl DaemonBackend {
             doorbell: DoorbellProducer::new(page.words(0, rings), doorbell_slots),
             engine_asleep: SleepFlag::new(asleep.words(0, SleepFlag::WORDS)),
             waker: File::from(waker),
-            registered_ranges: Mutex::default(),
         })
     }
 
@@ -225,45 +230,10 @@ impl DaemonBackend {
         let memory = block.mapping().and_then(|owner| owner.clone().downcast::<SharedMemory>().ok());
         if let Some(descriptor) = memory.and_then(|memory| memory.take_descriptor()) {
             let backing = Some(RegionBacking::MemoryFile);
-            let (reply, _) = self.request(command, backing, &[descriptor.as_fd()])?;
-            self.replace_range(command, &reply, None);
-            return Ok(reply);
+            return Ok(self.request(command, backing, &[descriptor.as_fd()])?.0);
         }
-        let address = block.address();
-        let mut range = RegisteredRange::register(address as usize, block.len());
-        if let Some((part, file)) = range.shared() {
-            let shared = Some(SharedRange { offset: part.start, length: part.end - part.start });
-            let backing = Some(RegionBacking::ProcessMemory { address, shared });
-            match self.request(command, backing, &[file]) {
-                Ok((reply, _)) => {
-                    self.replace_range(command, &reply, Some(range));
-                    return Ok(reply);
-                }
-                Err(error @ (Error::Injected { .. } | Error::InjectedKill { .. })) => return Err(error),
-                Err(_) => {}
-            }
-            // The daemon may have no room for another mapping.
-            range.unshare();
-        }
-        let backing = Some(RegionBacking::ProcessMemory { address, shared: None });
-        let (reply, _) = self.request(command, backing, &[])?;
-        self.replace_range(command, &reply, Some(range));
-        Ok(reply)
-    }
-
-    /// Keeps the range of a region that was registered, and drops the range that it had before.
-    fn replace_range(&self, command: &Command, reply: &Reply, range: Option<RegisteredRange>) {
-        let Reply::MemoryRegion { rkey, .. } = reply else { return };
-        let mut ranges = self.registered_ranges.lock();
-        let old = match command {
-            Command::ReregisterMemoryRegion { rkey, .. } => ranges.remove(rkey),
-            _ => None,
-        };
-        if let Some(range) = range {
-            ranges.insert(*rkey, range);
-        }
-        drop(ranges);
-        drop(old);
+        let backing = Some(RegionBacking::ProcessMemory { address: block.address() });
+        Ok(self.request(command, backing, &[])?.0)
     }
 
     fn adopt_rings(&self, descriptors: Vec<OwnedFd>, words: usize) -> Result<SharedWords> {
@@ -324,26 +294,10 @@ impl Backend for DaemonBackend {
             _ => {}
         }
         let words = command.ring_words()?;
-        let result = match memory {
-            Some(block) => self.register(&command, block).map(|reply| (reply, Vec::new())),
-            None => self.request(&command, None, &[]),
+        let (reply, descriptors) = match memory {
+            Some(block) => (self.register(&command, block)?, Vec::new()),
+            None => self.request(&command, None, &[])?,
         };
-        if let Command::DeregisterMemoryRegion { rkey, .. } = &command
-            && result.as_ref().err().is_none_or(Error::is_device_gone)
-        {
-            // An HCA that is gone accesses nothing any more.
-            let range = self.registered_ranges.lock().remove(rkey);
-            drop(range);
-        }
-        let (reply, descriptors) = result?;
-        if let Command::ReregisterMemoryRegion { rkey: old, mapping: None, .. } = &command
-            && let Reply::MemoryRegion { rkey, .. } = &reply
-        {
-            let mut ranges = self.registered_ranges.lock();
-            if let Some(range) = ranges.remove(old) {
-                ranges.insert(*rkey, range);
-            }
-        }
         if words == 0 {
             return Ok((reply, None));
         }

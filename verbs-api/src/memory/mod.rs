@@ -2,25 +2,11 @@
 
 #[cfg(all(feature = "sockets", target_os = "linux"))]
 mod fault_handler;
-#[cfg(all(feature = "sockets", target_os = "linux"))]
-mod fork_safe;
-#[cfg(all(feature = "sockets", target_os = "linux"))]
-mod library_threads;
-#[cfg(all(feature = "sockets", target_os = "linux"))]
-mod mappings;
 #[cfg(feature = "sockets")]
 mod memory_table;
-#[cfg(all(feature = "sockets", target_os = "linux"))]
-mod page_sharing;
 
 #[cfg(all(feature = "sockets", target_os = "linux"))]
-use fork_safe::ForkSafe;
-#[cfg(all(feature = "sockets", target_os = "linux"))]
-pub(crate) use {
-    fault_handler::install as install_fault_handler, library_threads::spawn as spawn_bystander,
-    page_sharing::RegisteredRange,
-};
-
+pub(crate) use fault_handler::install as install_fault_handler;
 #[cfg(feature = "sockets")]
 pub(crate) use memory_table::MemoryTable;
 use parking_lot::Mutex;

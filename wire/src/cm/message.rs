@@ -18,6 +18,23 @@ macro_rules! messages {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Message { $( $(#[$doc])* $name($name), )* }
 
+        /// A CM message by its attribute ID (IBA 12.6).
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "CmMessage"))]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(u16)]
+        pub enum MessageKind { $( $(#[$doc])* $name = $attribute, )* }
+
+        impl MessageKind {
+            /// Every message, in numerical order.
+            pub const ALL: &[MessageKind] = &[$( MessageKind::$name, )*];
+
+            /// The name in the specification.
+            pub const fn name(self) -> &'static str {
+                match self { $( MessageKind::$name => $label, )* }
+            }
+        }
+
         impl Message {
             fn read(attribute: u16, body: &[u8; BODY_LEN]) -> Option<Message> {
                 Some(match attribute {
@@ -30,14 +47,8 @@ macro_rules! messages {
                 match self { $( Message::$name(message) => message.write(body, START), )* }
             }
 
-            /// The attribute ID of the message in a MAD header.
-            pub const fn attribute_id(&self) -> u16 {
-                match self { $( Message::$name(_) => $attribute, )* }
-            }
-
-            /// The name in the specification.
-            pub const fn name(&self) -> &'static str {
-                match self { $( Message::$name(_) => $label, )* }
+            const fn kind(&self) -> MessageKind {
+                match self { $( Message::$name(_) => MessageKind::$name, )* }
             }
         }
 
@@ -86,6 +97,16 @@ messages! {
 }
 
 impl Message {
+    /// The attribute ID of the message in a MAD header.
+    pub const fn attribute_id(&self) -> u16 {
+        self.kind() as u16
+    }
+
+    /// The name in the specification.
+    pub const fn name(&self) -> &'static str {
+        self.kind().name()
+    }
+
     /// The stated length of the additional information.
     fn additional_info_length(&self) -> usize {
         usize::from(match self {

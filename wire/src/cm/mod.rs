@@ -16,5 +16,5 @@ pub use alternate_path::{Apr, Lap};
 pub use codes::{AlternatePathStatus, CommunicationId, MessageType, PrivateData, RejectReason, SidrStatus};
 pub use connect::{Mra, Path, Rej, Rep, Req, Rtu};
 pub use disconnect::{Drep, Dreq};
-pub use message::{Datagram, Message};
+pub use message::{Datagram, Message, MessageKind};
 pub use sidr::{SidrRep, SidrReq};

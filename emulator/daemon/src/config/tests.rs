@@ -50,8 +50,8 @@ fn a_file_configures_hosts_and_limits() {
 
 #[test]
 fn a_file_configures_loopback() {
-    assert_eq!(Config::parse("").unwrap().loopback(), Loopback::Socket);
-    assert_eq!(Config::parse("data_path = 'direct'").unwrap().loopback(), Loopback::Internal);
+    assert_eq!(Config::parse("").unwrap().loopback(), Loopback::Internal);
+    assert_eq!(Config::parse("data_path = 'daemon'").unwrap().loopback(), Loopback::Socket);
     assert!(Config::parse("data_path = 'far'").unwrap_err().contains("daemon"));
     for loopback in Loopback::ALL {
         let config = Config::parse(&format!("loopback = '{}'", loopback.name())).unwrap();

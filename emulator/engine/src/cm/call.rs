@@ -241,7 +241,7 @@ pub(super) fn transaction_id(comm_id: softhca_wire::cm::CommunicationId) -> u64 
 fn check_private_data(data: &[u8], room: usize) -> Result<(), VerbsError> {
     if data.len() > room {
         let (value, limit) = (data.len() as u64, room as u64);
-        return Err(VerbsError::TooLarge { what: "private data", value, limit });
+        return Err(VerbsError::LimitExceeded { what: "private data", value, limit });
     }
     Ok(())
 }

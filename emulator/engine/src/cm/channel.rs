@@ -8,7 +8,7 @@ use api::Reply;
 impl ConnectionManager {
     pub(super) fn create_channel(&mut self, client: ClientId) -> Result<CmChannelId, VerbsError> {
         let limit = MAX_CHANNELS_PER_CLIENT;
-        if self.channels.values().filter(|channel| channel.client == client).count() >= limit {
+        if self.channels.values().filter(|channel| channel.client == client).count() >= limit as usize {
             return Err(VerbsError::Exhausted { resource: Resource::CmChannel, limit });
         }
         let number = CmChannelId(self.next_channel);

@@ -5,8 +5,12 @@ use softhca_queue::cm::CmState;
 use softhca_wire::cm::Message;
 
 /// The kind of a CM message: a name of [`Message`].
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct CmMessageKind(pub(super) &'static str);
+pub struct CmMessageKind(
+    #[cfg_attr(feature = "serde", serde(deserialize_with = "softhca_wire::deserialize_constant"))]
+    pub(super) softhca_wire::Constant,
+);
 
 impl CmMessageKind {
     pub(crate) fn new(message: &Message) -> CmMessageKind {
@@ -26,6 +30,7 @@ impl fmt::Debug for CmMessageKind {
 }
 
 /// The reason for dropping a CM message.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the sentences of `Display` say what each means")]
 pub enum CmDropReason {
@@ -55,6 +60,7 @@ impl fmt::Display for CmDropReason {
 }
 
 /// The reason for the failure of a connection.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CmFailure {
     /// All tries timed out.

@@ -42,9 +42,9 @@ impl ConnectionManager {
             || self.identifiers.values().filter(|other| other.client == identifier.client).count();
         // Counting is expensive and unnecessary below the limit.
         let limit = match self.identifiers.len() {
-            count if count >= MAX_IDENTIFIERS => Some(MAX_IDENTIFIERS),
+            count if count >= MAX_IDENTIFIERS => Some(MAX_IDENTIFIERS as u32),
             count if count >= MAX_IDENTIFIERS_PER_CLIENT && of_client() >= MAX_IDENTIFIERS_PER_CLIENT => {
-                Some(MAX_IDENTIFIERS_PER_CLIENT)
+                Some(MAX_IDENTIFIERS_PER_CLIENT as u32)
             }
             _ => None,
         };
@@ -135,7 +135,11 @@ impl ConnectionManager {
             CmOption::TypeOfService(class) => identifier.traffic_class = class,
             CmOption::AckTimeout(exponent) if exponent < 32 => identifier.ack_timeout = exponent,
             CmOption::AckTimeout(exponent) => {
-                return Err(VerbsError::TooLarge { what: "ack timeout", value: exponent.into(), limit: 31 });
+                return Err(VerbsError::LimitExceeded {
+                    what: "ack timeout",
+                    value: exponent.into(),
+                    limit: 31,
+                });
             }
             CmOption::ReuseAddress(_) | CmOption::AfOnly(_) if identifier.is_bound => {
                 let why = "it must be set before the address is bound";

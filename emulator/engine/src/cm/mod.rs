@@ -38,7 +38,7 @@ const MAX_IDENTIFIERS: usize = 65_536;
 /// The maximum number of identifiers of a client.
 const MAX_IDENTIFIERS_PER_CLIENT: usize = 32_768;
 /// The maximum number of channels of a client.
-const MAX_CHANNELS_PER_CLIENT: usize = 4_096;
+const MAX_CHANNELS_PER_CLIENT: u32 = 4_096;
 /// The maximum number of connections in time wait; the oldest ones leave first.
 const MAX_TIME_WAITS: usize = 65_536;
 /// The exponent of the HCA's ACK delay.

@@ -76,14 +76,14 @@ impl Ports {
                 let candidates =
                     (0..count).map(|offset| EPHEMERAL_PORTS[0] + ((draw % count + offset) % count) as u16);
                 let free = |port: &u16| self.is_free(space, *port, scope, false);
-                let limit = count as usize;
+                let limit = count as u32;
                 candidates
                     .into_iter()
                     .find(free)
                     .ok_or(VerbsError::Exhausted { resource: crate::Resource::CmPort, limit })?
             }
             port if self.is_free(space, port, scope, reuse) => port,
-            port => return Err(VerbsError::AddressInUse { space: space.name(), port }),
+            port => return Err(VerbsError::PortInUse { space: space.name(), port }),
         };
         self.bindings.entry((space, port)).or_default().push(Binding {
             id,
@@ -97,14 +97,14 @@ impl Ports {
     /// Lets a binding accept requests, unless another one does already.
     pub fn listen(&mut self, id: CmId, space: PortSpace, port: u16) -> Result<(), VerbsError> {
         let Some(all) = self.bindings.get_mut(&(space, port)) else {
-            return Err(VerbsError::AddressInUse { space: space.name(), port });
+            return Err(VerbsError::PortInUse { space: space.name(), port });
         };
         let Some(own) = all.iter().position(|binding| binding.id == id) else {
-            return Err(VerbsError::AddressInUse { space: space.name(), port });
+            return Err(VerbsError::PortInUse { space: space.name(), port });
         };
         let scope = all[own].scope;
         if all.iter().any(|other| other.id != id && other.is_listening && other.scope.overlaps(scope)) {
-            return Err(VerbsError::AddressInUse { space: space.name(), port });
+            return Err(VerbsError::PortInUse { space: space.name(), port });
         }
         all[own].is_listening = true;
         Ok(())

@@ -3,7 +3,7 @@
 use super::connect::{emit_cm_dropped, reply_addressing};
 use super::{CmDropReason, CmMessageKind, ConnectionManager};
 use crate::hca_state::HcaState;
-use crate::{Context, DropReason, Event, PacketSummary};
+use crate::{Context, DropReason, Event, PacketSummary, QpType};
 use softhca_wire::cm::{AlternatePathStatus, Apr, Datagram, Message};
 use softhca_wire::{AddressHeaders, PartitionKey, Qpn, QueueKey, Service, TransportPacket};
 
@@ -19,7 +19,7 @@ impl ConnectionManager {
     ) {
         let deth = transport.header.deth;
         let reason = if packet.opcode.service() != Service::Ud {
-            Some(DropReason::WrongService { expected: Service::Ud.name() })
+            Some(DropReason::WrongService { expected: QpType::Gsi })
         } else if !PartitionKey::DEFAULT.matches(transport.header.bth.pkey) {
             Some(DropReason::PkeyMismatch)
         } else if deth.is_none_or(|deth| deth.qkey != QueueKey::GSI) {

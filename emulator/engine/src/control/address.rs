@@ -12,7 +12,7 @@ impl Hca {
         }
         if usize::from(path.sgid_index) >= self.state.gids.len() {
             let limit = self.state.gids.len().saturating_sub(1) as u64;
-            return Err(VerbsError::TooLarge {
+            return Err(VerbsError::LimitExceeded {
                 what: "source GID index",
                 value: path.sgid_index.into(),
                 limit,
@@ -64,12 +64,14 @@ impl Hca {
         if !group.is_multicast() {
             return Err(VerbsError::Invalid { what: "multicast", why: "the GID is not a multicast address" });
         }
-        if !self.state.multicast_groups.contains_key(&group) && self.state.multicast_groups.len() >= groups {
+        if !self.state.multicast_groups.contains_key(&group)
+            && self.state.multicast_groups.len() >= groups as usize
+        {
             return Err(VerbsError::Exhausted { resource: Resource::MulticastGroup, limit: groups });
         }
         let list = self.state.multicast_groups.entry(group).or_default();
         if !list.contains(&number) {
-            if list.len() >= members {
+            if list.len() >= members as usize {
                 return Err(VerbsError::Exhausted { resource: Resource::MulticastGroup, limit: members });
             }
             list.push(number);

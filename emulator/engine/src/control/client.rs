@@ -17,7 +17,7 @@ impl Hca {
     /// Adds an application, which owns everything that it creates.
     pub fn open_client(&mut self, doorbell: DoorbellConsumer) -> Result<ClientId, VerbsError> {
         let limit = self.limits.max_clients;
-        if self.clients.len() >= limit {
+        if self.clients.len() >= limit as usize {
             return Err(VerbsError::Exhausted { resource: Resource::Client, limit });
         }
         let client = ClientId(self.next_client);

@@ -3,5 +3,5 @@
 use crate::VerbsError;
 
 pub fn check_limit(what: &'static str, value: u64, limit: u64) -> Result<(), VerbsError> {
-    if value > limit { Err(VerbsError::TooLarge { what, value, limit }) } else { Ok(()) }
+    if value > limit { Err(VerbsError::LimitExceeded { what, value, limit }) } else { Ok(()) }
 }

@@ -1,7 +1,6 @@
 //! The HCA: received packets, timers, doorbells.
 
 mod congestion;
-mod receive_batch;
 mod transmit;
 
 use crate::cm::ConnectionManager;
@@ -261,7 +260,7 @@ impl Hca {
         let reason = if opcode == Opcode::CNP {
             None
         } else if opcode.service() != qp.kind.service() {
-            Some(DropReason::WrongService { expected: qp.kind.service().name() })
+            Some(DropReason::WrongService { expected: qp.kind })
         } else if !PartitionKey::DEFAULT.matches(transport.header.bth.pkey) {
             Some(DropReason::PkeyMismatch)
         } else if is_request && !qp.state.accepts_requests() {
@@ -292,7 +291,7 @@ impl Hca {
             }
             QpType::Rc | QpType::XrcTarget => qp.on_request(state, ctx, transport, packet),
             QpType::XrcInitiator => {
-                qp.emit_dropped(state, ctx, packet, DropReason::WrongService { expected: "XRC initiator" });
+                qp.emit_dropped(state, ctx, packet, DropReason::WrongService { expected: qp.kind });
             }
         }
     }

@@ -4,6 +4,7 @@ use softhca_queue::AccessFlags;
 use thiserror::Error;
 
 /// The reason for denying access to memory.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[allow(missing_docs, reason = "the fields are named in the messages")]
 pub enum AccessError {

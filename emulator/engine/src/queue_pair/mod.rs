@@ -1,6 +1,5 @@
 //! A queue pair: attributes, state, requester and responder.
 
-pub(crate) mod batch_copy;
 mod completer;
 mod duplicate;
 mod flush;
@@ -78,7 +77,7 @@ impl QueuePair {
             attributes: self.attributes,
             next_psn: self.requester.next_psn,
             expected_psn: self.responder.expected_psn,
-            outstanding: self.requester.wqes.len(),
+            outstanding: self.requester.wqes.len() as u32,
             sq_draining: self.state == QpState::SendQueueDrained && !self.requester.is_drained,
         }
     }

@@ -111,16 +111,6 @@ impl QueuePair {
         hca.settings.end_to_end_credits == EndToEndCredits::On && self.kind.is_reliable()
     }
 
-    /// Fetches single-packet WQEs ahead, up to about `packets`.
-    pub(crate) fn prefetch_wqes(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, packets: usize) {
-        let is_short = |qp: &QueuePair| qp.requester.wqes.back().is_none_or(|wqe| wqe.packets == 1);
-        while self.state == QpState::ReadyToSend
-            && self.requester.wqes.len() - self.requester.wqe_index < packets
-            && is_short(self)
-            && self.fetch_wqe(hca, ctx)
-        {}
-    }
-
     /// Copies the next request out of the ring and assigns its PSNs.
     fn fetch_wqe(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) -> bool {
         let Some(ring) = &mut self.requester.ring else { return false };

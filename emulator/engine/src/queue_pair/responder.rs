@@ -386,11 +386,9 @@ impl QueuePair {
         };
         if let Some(target) = target {
             let offset = target.offset + message.bytes_received;
-            if !hca.payload_placed {
-                ctx.memory
-                    .write(target.memory, offset, transport.payload)
-                    .map_err(|fault| access_error(RequestError::Access(target.to_access_error(fault))))?;
-            }
+            ctx.memory
+                .write(target.memory, offset, transport.payload)
+                .map_err(|fault| access_error(RequestError::Access(target.to_access_error(fault))))?;
             ctx.emit(Event::MemoryWritten {
                 qp: self.qpn,
                 key: target.key,

@@ -90,7 +90,7 @@ pub fn transition(kind: QpType, from: QpState, to: QpState) -> Option<Transition
 
 /// Checks a change against the table and the ranges of its values.
 pub(crate) fn check_modify(
-    queue_pair: Qpn,
+    qpn: Qpn,
     kind: QpType,
     from: QpState,
     modify: &ModifyQp,
@@ -107,14 +107,14 @@ pub(crate) fn check_modify(
     }
     let to = modify.state.unwrap_or(from);
     let Some(Transition { required, optional }) = transition(kind, from, to) else {
-        return Err(VerbsError::InvalidTransition { queue_pair, from, to });
+        return Err(VerbsError::InvalidTransition { qpn, from, to });
     };
     let given = modify.mask();
     let (missing, forbidden) = (required - given, given - required - optional);
     // Transitions to RESET and ERR ignore all attributes.
     let ignored = matches!(to, QpState::Reset | QpState::Error);
     if !missing.is_empty() || !forbidden.is_empty() && !ignored {
-        return Err(VerbsError::InvalidAttributes { queue_pair, from, to, missing, forbidden });
+        return Err(VerbsError::InvalidAttributes { qpn, from, to, missing, forbidden });
     }
     if modify.port.is_some_and(|port| port != 1) {
         return Err(VerbsError::Invalid { what: "port", why: "the HCA has one port, number 1" });
@@ -130,7 +130,7 @@ pub(crate) fn check_modify(
         ("max_dest_rd_atomic", modify.max_dest_rd_atomic, crate::DeviceLimits::HCA.max_qp_rd_atom),
     ] {
         if let Some(value) = value.filter(|value| *value > limit) {
-            return Err(VerbsError::TooLarge { what, value: value.into(), limit: limit.into() });
+            return Err(VerbsError::LimitExceeded { what, value: value.into(), limit: limit.into() });
         }
     }
     Ok(to)

@@ -1,7 +1,6 @@
 //! Transmission of a queue pair: alternates between requests and responses and fills packet batches.
 
 use super::QueuePair;
-use super::batch_copy::ReadAhead;
 use super::planned_packet::PlannedPacket;
 use crate::addressing::priority;
 use crate::hca_state::HcaState;
@@ -35,11 +34,6 @@ impl QueuePair {
         let mut max_packets = max_packets;
         let mut replied = false;
         let mut to = Qpn::default();
-        let is_far = ctx.memory.prefers_batches();
-        let mut ahead = ReadAhead::default();
-        if is_far {
-            self.prefetch_wqes(hca, ctx, max_packets);
-        }
         while let Some(plan) = self.plan_next(hca, ctx) {
             let largest = TransportHeader::MAX_LEN + plan.payload_length as usize + 3 + ICRC_LEN;
             if batch.packets == 0 {
@@ -89,20 +83,7 @@ impl QueuePair {
                 self.schedule_transmit(hca);
                 break;
             }
-            let mut is_there = is_far && ahead.holds(&plan, at, payload);
-            if is_far && !is_there {
-                let read = self.read_ahead(
-                    hca,
-                    ctx,
-                    &plan,
-                    (at, size),
-                    &mut buffer[at..],
-                    max_packets - batch.packets,
-                );
-                ahead = read.unwrap_or_default();
-                is_there = ahead.holds(&plan, at, payload);
-            }
-            if !is_there && !self.fill_payload(hca, ctx, &plan, &mut buffer[at..at + payload]) {
+            if !self.fill_payload(hca, ctx, &plan, &mut buffer[at..at + payload]) {
                 continue;
             }
             buffer[at + payload..end].fill(0);

@@ -3,6 +3,7 @@
 use crate::Instant;
 
 /// The reason for a change of a queue pair's send rate.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are self-explanatory")]
 pub enum RateCause {

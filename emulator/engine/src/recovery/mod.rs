@@ -10,11 +10,8 @@ mod policy;
 pub(crate) use policy::{GapAction, RecoveryPolicy};
 
 /// The effect of a lost packet on a reliable connection.
-#[cfg_attr(
-    feature = "schema",
-    derive(serde::Deserialize, schemars::JsonSchema),
-    serde(rename_all = "kebab-case")
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Recovery {
     /// The connection fails, as on a lossless fabric.
@@ -23,7 +20,7 @@ pub enum Recovery {
     /// The requester retransmits from the lost packet (IBA 9.7.5).
     GoBackN,
     /// The requester retransmits the whole message; the responder discards the part that it has received.
-    #[cfg_attr(feature = "schema", serde(rename = "go-back-0"))]
+    #[cfg_attr(feature = "serde", serde(rename = "go-back-0"))]
     GoBack0,
 }
 

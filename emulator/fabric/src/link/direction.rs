@@ -31,7 +31,6 @@ pub struct LinkCounters {
     pub duplicated: u64,
     /// Delivered with an arrival time.
     pub delivered: u64,
-    /// Dropped.
     pub dropped: u64,
     /// Currently held for reordering.
     pub held: u64,

@@ -4,7 +4,7 @@ mod direction;
 
 pub use direction::{LinkCounters, LinkSettings};
 
-use crate::rules::ActiveRule;
+use crate::rules::{ActiveRule, DrawPurpose};
 use crate::{
     Action, Direction, DownDirections, Fault, FaultCause, FaultEffect, FlowHistory, FlowTable, Frame,
     LinkOutput, ObservedPacket, Rule, RuleCounters, RuleId, Seed,
@@ -81,7 +81,6 @@ impl Link {
         self.rules.iter().any(|armed| overtakes(armed.rule.action))
     }
 
-    /// The link settings.
     pub const fn settings(&self) -> &LinkSettings {
         self.directions[0].settings()
     }
@@ -100,7 +99,6 @@ impl Link {
         self.update_fast_path();
     }
 
-    /// The state of one direction.
     pub const fn state(&self, now_ns: u64, direction: Direction) -> LinkState {
         match now_ns < self.directions[direction as usize].down_until_ns {
             true => LinkState::Down,
@@ -114,7 +112,6 @@ impl Link {
         self.directions[direction as usize].busy_until_ns()
     }
 
-    /// The counters of one direction.
     pub const fn counters(&self, direction: Direction) -> LinkCounters {
         self.directions[direction as usize].total_counters()
     }
@@ -217,9 +214,17 @@ impl Link {
                 }
                 Action::LimitRate { bits_per_second } => {
                     let bits = 8 * admitted.frame.wire_length() as u64;
-                    let begin_ns = armed.busy_until_ns.max(now_ns);
-                    armed.busy_until_ns = begin_ns.saturating_add(bits * 1_000_000_000 / bits_per_second);
-                    admitted.delay_ns = admitted.delay_ns.saturating_add(armed.busy_until_ns - now_ns);
+                    let busy_until_ns = &mut armed.busy_until_ns[direction as usize];
+                    let begin_ns = now_ns.max(*busy_until_ns);
+                    *busy_until_ns = begin_ns.saturating_add(bits * 1_000_000_000 / bits_per_second);
+                    admitted.delay_ns = admitted.delay_ns.saturating_add(*busy_until_ns - now_ns);
+                }
+                Action::Jitter { up_to_ns } => {
+                    let words = draw_key.words(DrawPurpose::Jitter);
+                    let leaves_ns = now_ns.saturating_add(seed.below(up_to_ns.saturating_add(1), &words));
+                    let busy_until_ns = &mut armed.busy_until_ns[direction as usize];
+                    *busy_until_ns = leaves_ns.max(*busy_until_ns);
+                    admitted.delay_ns = admitted.delay_ns.saturating_add(*busy_until_ns - now_ns);
                 }
                 Action::LinkDown { directions: cut, for_ns } => {
                     let until_ns = now_ns.saturating_add(for_ns);

@@ -33,7 +33,6 @@ pub enum Origin {
 pub struct ExternalPortUpdate {
     /// The machine's address.
     pub peer: IpAddr,
-    /// Queued bytes.
     pub queued_bytes: u64,
     /// The pending pause request: the latest value for each priority.
     pub pause: Option<Pfc>,
@@ -70,7 +69,6 @@ impl ExternalPort {
     }
 }
 
-/// All external ports.
 pub(crate) struct ExternalPorts {
     settings: LinkSettings,
     ports: Vec<ExternalPort>,
@@ -160,10 +158,8 @@ impl ExternalPorts {
         if port.queued_bytes + bytes > max_queued_bytes {
             let (node, link, packet) = (Node::Host(port.id), port.link, PacketId::of(&frame));
             let reason = FrameDropReason::BufferFull;
-            return sink.on_event(
-                now,
-                &NetworkEvent::Fabric(FabricEvent::FrameDropped { node, link, priority, reason, packet }),
-            );
+            return sink
+                .on_fabric_event(now, FabricEvent::FrameDropped { node, link, priority, reason, packet });
         }
         port.queued_bytes += bytes;
         port.in_flight += 1;
@@ -382,7 +378,7 @@ mod tests {
     /// Processes all events. Returns the numbers that Bob received and the pause times for priority 3 sent to
     /// machines.
     fn settle(fabric: &mut Fabric, losses: &mut Losses) -> (Vec<u8>, Vec<(IpAddr, u16)>) {
-        let (mut taken, mut told) = (Vec::new(), Vec::new());
+        let (mut taken, mut reported) = (Vec::new(), Vec::new());
         while let Some(at) = fabric.next_at() {
             fabric.advance(at, losses);
             while let Some((frame, origin)) = fabric.receive(BOB) {
@@ -390,10 +386,11 @@ mod tests {
                 taken.push(frame.bytes[0]);
             }
             while let Some(news) = fabric.next_external_update(BOB) {
-                told.extend(news.pause.and_then(|pause| pause.pause[3]).map(|quanta| (news.peer, quanta)));
+                reported
+                    .extend(news.pause.and_then(|pause| pause.pause[3]).map(|quanta| (news.peer, quanta)));
             }
         }
-        (taken, told)
+        (taken, reported)
     }
 
     #[test]
@@ -405,16 +402,16 @@ mod tests {
                 .unwrap();
         }
         assert!(fabric.has_in_flight(BOB, address(2)) && !fabric.has_in_flight(BOB, address(3)));
-        let (taken, told) = settle(&mut fabric, &mut losses);
+        let (taken, reported) = settle(&mut fabric, &mut losses);
         assert_eq!(taken, (0..200).collect::<Vec<u8>>(), "all of it, in its order");
         assert_eq!(losses.0, []);
-        assert_eq!(told.first(), Some(&(address(2), u16::MAX)));
-        assert_eq!(told.last(), Some(&(address(2), 0)));
+        assert_eq!(reported.first(), Some(&(address(2), u16::MAX)));
+        assert_eq!(reported.last(), Some(&(address(2), 0)));
         assert!(!fabric.has_in_flight(BOB, address(2)) && fabric.frame_counters().is_balanced());
         let ports: Vec<_> = fabric.external_ports().collect();
         let [(BOB, peer, link, port)] = ports[..] else { panic!("{ports:?}") };
         assert_eq!(peer, address(2));
-        assert_eq!(port.pauses_received[3] as usize, told.len());
+        assert_eq!(port.pauses_received[3] as usize, reported.len());
         assert_eq!(fabric.link_ends(link)[1], Node::Switch(crate::SwitchId(0)));
     }
 

@@ -1,13 +1,13 @@
 //! Forwarding of frames in switches.
 
-use super::Network;
+use super::{Network, PortId};
 use crate::fabric_event::PacketId;
 use crate::frame_pool::Slot;
 use crate::pfc::{PauseChange, pause_frame, pause_ns};
 use crate::sim_event::SimEvent;
-use crate::sink::{EventSink, NetworkEvent, Stage};
+use crate::sink::{EventSink, Stage};
 use crate::switch::WatchdogAction;
-use crate::{FabricEvent, FrameDropReason, LinkId, Node, PauseEndReason, SwitchId};
+use crate::{FabricEvent, FrameDropReason, LinkId, Node, PauseEndReason};
 use softhca_engine::Instant;
 use softhca_wire::{Ecn, MacAddress};
 
@@ -15,23 +15,17 @@ use softhca_wire::{Ecn, MacAddress};
 const MARK: u64 = 0x6d61_726b;
 
 /// The source MAC address of a switch port: synthetic, locally administered.
-fn port_mac(switch: SwitchId, port: u16) -> MacAddress {
+fn port_mac(PortId { switch, port }: PortId) -> MacAddress {
     let ([_, _, a, b], [c, d]) = (switch.0.to_be_bytes(), port.to_be_bytes());
     MacAddress([0x02, 0x53, a, b, c, d])
 }
 
 impl Network {
-    pub fn arrive_at_switch(
-        &mut self,
-        now: Instant,
-        switch: SwitchId,
-        port: u16,
-        slot: u32,
-        sink: &mut dyn EventSink,
-    ) {
+    pub fn arrive_at_switch(&mut self, now: Instant, at: PortId, slot: u32, sink: &mut dyn EventSink) {
+        let PortId { switch, port } = at;
         let frame = self.event_queue.pool.slot_mut(slot);
         if frame.is_pause {
-            return self.receive_pause_at_switch(now, switch, port, slot, sink);
+            return self.receive_pause_at_switch(now, at, slot, sink);
         }
         let (host, flow) = (frame.host, frame.flow);
         frame.hop_limit = frame.hop_limit.saturating_sub(1);
@@ -41,75 +35,61 @@ impl Network {
         entry.received_frames += 1;
         let link = entry.link;
         if is_old {
-            return self.drop_at_switch(
-                now,
-                switch,
-                port,
-                link,
-                slot,
-                FrameDropReason::HopLimitExceeded,
-                sink,
-            );
+            return self.drop_at_switch(now, at, link, slot, FrameDropReason::HopLimitExceeded, sink);
         }
         if host == Slot::MULTICAST {
-            return self.flood(now, switch, port, slot, sink);
+            return self.flood(now, at, slot, sink);
         }
         match this.egress_port(host, flow) {
-            Some(egress) => self.enqueue(now, switch, port, egress, slot, sink),
-            None => self.drop_at_switch(now, switch, port, link, slot, FrameDropReason::NoRoute, sink),
+            Some(egress) => self.enqueue(now, at, egress, slot, sink),
+            None => self.drop_at_switch(now, at, link, slot, FrameDropReason::NoRoute, sink),
         }
     }
 
     fn drop_at_switch(
         &mut self,
         now: Instant,
-        switch: SwitchId,
-        port: u16,
+        at: PortId,
         link: LinkId,
         slot: u32,
         cause: FrameDropReason,
         sink: &mut dyn EventSink,
     ) {
+        let PortId { switch, port } = at;
         self.switches[switch.0 as usize].ports[usize::from(port)].dropped_frames += 1;
         self.drop_frame(now, Node::Switch(switch), link, slot, cause, sink);
     }
 
     /// Forwards a multicast frame along the tree.
-    fn flood(&mut self, now: Instant, switch: SwitchId, port: u16, slot: u32, sink: &mut dyn EventSink) {
+    fn flood(&mut self, now: Instant, at: PortId, slot: u32, sink: &mut dyn EventSink) {
+        let PortId { switch, port } = at;
         let this = &self.switches[switch.0 as usize];
         let ports: alloc::vec::Vec<u16> =
             this.routes.flood.iter().copied().filter(|egress| *egress != port).collect();
         let Some((last, others)) = ports.split_last() else {
             let link = this.ports[usize::from(port)].link;
-            return self.drop_at_switch(now, switch, port, link, slot, FrameDropReason::NoRoute, sink);
+            return self.drop_at_switch(now, at, link, slot, FrameDropReason::NoRoute, sink);
         };
         self.count_copies(others.len() as u64);
         for egress in others {
             let Slot { host, flow, .. } = *self.event_queue.pool.slot_mut(slot);
             let copy = self.event_queue.pool.frame(slot).clone();
             let copy = self.event_queue.pool.insert(copy, host, flow);
-            self.enqueue(now, switch, port, *egress, copy, sink);
+            self.enqueue(now, at, *egress, copy, sink);
         }
-        self.enqueue(now, switch, port, *last, slot, sink);
+        self.enqueue(now, at, *last, slot, sink);
     }
 
     /// Queues a frame at its egress port, or drops it.
-    fn enqueue(
-        &mut self,
-        now: Instant,
-        switch: SwitchId,
-        ingress: u16,
-        egress: u16,
-        slot: u32,
-        sink: &mut dyn EventSink,
-    ) {
+    fn enqueue(&mut self, now: Instant, at: PortId, egress: u16, slot: u32, sink: &mut dyn EventSink) {
+        let PortId { switch, port: ingress } = at;
         let frame = self.event_queue.pool.slot_mut(slot);
         frame.ingress = ingress;
         let Slot { priority, bytes, flow, packet, traffic_class, .. } = *frame;
         let this = &mut self.switches[switch.0 as usize];
         let link = this.ports[usize::from(egress)].link;
         if let Err(cause) = this.admit(ingress, egress, priority, bytes.into()) {
-            return self.drop_at_switch(now, switch, ingress, link, slot, cause, sink);
+            return self.drop_at_switch(now, at, link, slot, cause, sink);
         }
         let port = &mut this.ports[usize::from(egress)];
         let depth = port.queues[usize::from(priority)].depth;
@@ -123,15 +103,9 @@ impl Network {
                 port.marked += 1;
                 if sink.is_enabled() {
                     let packet = PacketId::of(self.event_queue.pool.frame(slot));
-                    sink.on_event(
+                    sink.on_fabric_event(
                         now,
-                        &NetworkEvent::Fabric(FabricEvent::EcnMarked {
-                            node: Node::Switch(switch),
-                            link,
-                            priority,
-                            depth,
-                            packet,
-                        }),
+                        FabricEvent::EcnMarked { node: Node::Switch(switch), link, priority, depth, packet },
                     );
                 }
             }
@@ -140,25 +114,22 @@ impl Network {
         let step = this.settings.sample_step;
         if step > 0 && depth / step != (depth + u64::from(bytes)) / step {
             let depth = depth + u64::from(bytes);
-            sink.on_event(
+            sink.on_fabric_event(
                 now,
-                &NetworkEvent::Fabric(FabricEvent::QueueSampled {
-                    node: Node::Switch(switch),
-                    link,
-                    priority,
-                    depth,
-                }),
+                FabricEvent::QueueSampled { node: Node::Switch(switch), link, priority, depth },
             );
         }
         if stops {
-            self.request_switch_pause(now, switch, ingress, priority, sink);
+            self.request_switch_pause(now, at, priority, sink);
         }
-        self.arm_watchdog(now, switch, egress, priority);
-        self.serve(now, switch, egress, sink);
+        let egress = PortId { switch, port: egress };
+        self.arm_watchdog(now, egress, priority);
+        self.serve(now, egress, sink);
     }
 
     /// Transmits frames while the link is free.
-    pub fn serve(&mut self, now: Instant, switch: SwitchId, port: u16, sink: &mut dyn EventSink) {
+    pub fn serve(&mut self, now: Instant, at: PortId, sink: &mut dyn EventSink) {
+        let PortId { switch, port } = at;
         loop {
             let this = &mut self.switches[switch.0 as usize];
             let scheduling = this.settings.scheduling;
@@ -187,33 +158,22 @@ impl Network {
             }
             let resumes = this.release(priority, ingress, bytes);
             if step > 0 && before / step != depth / step {
-                sink.on_event(
+                sink.on_fabric_event(
                     now,
-                    &NetworkEvent::Fabric(FabricEvent::QueueSampled {
-                        node: Node::Switch(switch),
-                        link,
-                        priority,
-                        depth,
-                    }),
+                    FabricEvent::QueueSampled { node: Node::Switch(switch), link, priority, depth },
                 );
             }
             self.count_forwarded();
             self.transmit(now, link, direction, slot, Stage::Forwarded, sink);
             if resumes {
-                self.send_switch_pause(now, switch, ingress, priority, 0, sink);
+                self.send_switch_pause(now, PortId { switch, port: ingress }, priority, 0, sink);
             }
         }
     }
 
     /// Pauses the sender at a port and schedules the refresh.
-    fn request_switch_pause(
-        &mut self,
-        now: Instant,
-        switch: SwitchId,
-        port: u16,
-        priority: u8,
-        sink: &mut dyn EventSink,
-    ) {
+    fn request_switch_pause(&mut self, now: Instant, at: PortId, priority: u8, sink: &mut dyn EventSink) {
+        let PortId { switch, port } = at;
         let this = &mut self.switches[switch.0 as usize];
         let Some(flow) = this.settings.pfc else { return };
         let entry = &mut this.ports[usize::from(port)];
@@ -221,55 +181,40 @@ impl Network {
         let again = now.nanos() + (pause_ns(flow.quanta, rate) / 2).max(1);
         entry.pause_generator.schedule_refresh(priority, again);
         self.event_queue.push(again, SimEvent::SwitchPauseRefresh { switch, port, priority });
-        self.send_switch_pause(now, switch, port, priority, flow.quanta, sink);
+        self.send_switch_pause(now, at, priority, flow.quanta, sink);
     }
 
     fn send_switch_pause(
         &mut self,
         now: Instant,
-        switch: SwitchId,
-        port: u16,
+        at: PortId,
         priority: u8,
         quanta: u16,
         sink: &mut dyn EventSink,
     ) {
+        let PortId { switch, port } = at;
         let entry = &mut self.switches[switch.0 as usize].ports[usize::from(port)];
         entry.pause_generator.count_sent(priority);
         let (link, direction) = (entry.link, entry.direction);
         let ingress_bytes = entry.queues[usize::from(priority)].ingress_bytes;
         let node = Node::Switch(switch);
-        sink.on_event(
-            now,
-            &NetworkEvent::Fabric(FabricEvent::PauseSent { node, link, priority, quanta, ingress_bytes }),
-        );
-        let pause = pause_frame(port_mac(switch, port), priority, quanta);
+        sink.on_fabric_event(now, FabricEvent::PauseSent { node, link, priority, quanta, ingress_bytes });
+        let pause = pause_frame(port_mac(at), priority, quanta);
         self.send_pause(now, link, direction, &pause, sink);
     }
 
     /// Refreshes a pause that is still needed.
-    pub fn refresh_switch_pause(
-        &mut self,
-        now: Instant,
-        switch: SwitchId,
-        port: u16,
-        priority: u8,
-        sink: &mut dyn EventSink,
-    ) {
+    pub fn refresh_switch_pause(&mut self, now: Instant, at: PortId, priority: u8, sink: &mut dyn EventSink) {
+        let PortId { switch, port } = at;
         let ingress = &self.switches[switch.0 as usize].ports[usize::from(port)].pause_generator;
         if ingress.is_stopped(priority) && ingress.refresh_at(priority) == now.nanos() {
-            self.request_switch_pause(now, switch, port, priority, sink);
+            self.request_switch_pause(now, at, priority, sink);
         }
     }
 
     /// Handles a pause frame at a switch.
-    fn receive_pause_at_switch(
-        &mut self,
-        now: Instant,
-        switch: SwitchId,
-        port: u16,
-        slot: u32,
-        sink: &mut dyn EventSink,
-    ) {
+    fn receive_pause_at_switch(&mut self, now: Instant, at: PortId, slot: u32, sink: &mut dyn EventSink) {
+        let PortId { switch, port } = at;
         let node = Node::Switch(switch);
         let link = self.switches[switch.0 as usize].ports[usize::from(port)].link;
         let Some(pause) = self.event_queue.pool.frame(slot).as_pause() else {
@@ -290,54 +235,41 @@ impl Network {
             }
             let change = egress.pause_state.apply(now.nanos(), priority, for_ns);
             let until_ns = now.nanos() + for_ns;
-            sink.on_event(
-                now,
-                &NetworkEvent::Fabric(FabricEvent::PauseReceived { node, link, priority, quanta, until_ns }),
-            );
+            sink.on_fabric_event(now, FabricEvent::PauseReceived { node, link, priority, quanta, until_ns });
             match change {
                 PauseChange::Stopped => {
                     self.event_queue.push(until_ns, SimEvent::SwitchPauseExpired { switch, port });
-                    self.arm_watchdog(now, switch, port, priority);
+                    self.arm_watchdog(now, at, priority);
                 }
                 PauseChange::Resumed => {
-                    self.disarm_watchdog(switch, port, priority);
+                    self.disarm_watchdog(at, priority);
                     let reason = PauseEndReason::Resumed;
-                    sink.on_event(
-                        now,
-                        &NetworkEvent::Fabric(FabricEvent::PauseEnded { node, link, priority, reason }),
-                    );
+                    sink.on_fabric_event(now, FabricEvent::PauseEnded { node, link, priority, reason });
                 }
                 PauseChange::Unchanged => {}
             }
         }
-        self.serve(now, switch, port, sink);
+        self.serve(now, at, sink);
     }
 
     /// Ends expired pauses.
-    pub fn expire_switch_pauses(
-        &mut self,
-        now: Instant,
-        switch: SwitchId,
-        port: u16,
-        sink: &mut dyn EventSink,
-    ) {
+    pub fn expire_switch_pauses(&mut self, now: Instant, at: PortId, sink: &mut dyn EventSink) {
+        let PortId { switch, port } = at;
         let egress = &mut self.switches[switch.0 as usize].ports[usize::from(port)];
         let (link, over) = (egress.link, egress.pause_state.expire(now.nanos()));
         for priority in (0..8).filter(|priority| over >> priority & 1 == 1) {
-            self.disarm_watchdog(switch, port, priority);
+            self.disarm_watchdog(at, priority);
             let (node, reason) = (Node::Switch(switch), PauseEndReason::Expired);
-            sink.on_event(
-                now,
-                &NetworkEvent::Fabric(FabricEvent::PauseEnded { node, link, priority, reason }),
-            );
+            sink.on_fabric_event(now, FabricEvent::PauseEnded { node, link, priority, reason });
         }
         if over != 0 {
-            self.serve(now, switch, port, sink);
+            self.serve(now, at, sink);
         }
     }
 
     /// Starts the watchdog timer of a queue that a pause stalls.
-    fn arm_watchdog(&mut self, now: Instant, switch: SwitchId, port: u16, priority: u8) {
+    fn arm_watchdog(&mut self, now: Instant, at: PortId, priority: u8) {
+        let PortId { switch, port } = at;
         let this = &mut self.switches[switch.0 as usize];
         let Some(watchdog) = this.settings.watchdog else { return };
         let egress = &mut this.ports[usize::from(port)];
@@ -350,21 +282,16 @@ impl Network {
         }
     }
 
-    fn disarm_watchdog(&mut self, switch: SwitchId, port: u16, priority: u8) {
+    fn disarm_watchdog(&mut self, at: PortId, priority: u8) {
+        let PortId { switch, port } = at;
         if let Some(guard) = &mut self.switches[switch.0 as usize].ports[usize::from(port)].watchdog {
             guard.stalled_since[usize::from(priority)] = u64::MAX;
         }
     }
 
     /// Checks a queue for a stall or for its restoration.
-    pub fn run_switch_watchdog(
-        &mut self,
-        now: Instant,
-        switch: SwitchId,
-        port: u16,
-        priority: u8,
-        sink: &mut dyn EventSink,
-    ) {
+    pub fn run_switch_watchdog(&mut self, now: Instant, at: PortId, priority: u8, sink: &mut dyn EventSink) {
+        let PortId { switch, port } = at;
         let node = Node::Switch(switch);
         let this = &mut self.switches[switch.0 as usize];
         let Some(watchdog) = this.settings.watchdog else { return };
@@ -379,10 +306,7 @@ impl Network {
                 return self.event_queue.push(trusted_at.nanos(), again);
             }
             guard.active &= !(1 << priority);
-            return sink.on_event(
-                now,
-                &NetworkEvent::Fabric(FabricEvent::WatchdogRestored { node, link, priority }),
-            );
+            return sink.on_fabric_event(now, FabricEvent::WatchdogRestored { node, link, priority });
         }
         let since = guard.stalled_since[usize::from(priority)];
         if since == u64::MAX || Instant::from_nanos(since).plus(watchdog.detection_time) > now {
@@ -394,24 +318,22 @@ impl Network {
         egress.pause_state.end(now.nanos(), priority);
         let waiting = egress.queues[usize::from(priority)].len(&mut self.event_queue.pool);
         let lost = if watchdog.action == WatchdogAction::Drop { waiting } else { 0 };
-        sink.on_event(
-            now,
-            &NetworkEvent::Fabric(FabricEvent::WatchdogFired { node, link, priority, dropped: lost }),
-        );
+        sink.on_fabric_event(now, FabricEvent::WatchdogFired { node, link, priority, dropped: lost });
         let reason = PauseEndReason::WatchdogFired;
-        sink.on_event(now, &NetworkEvent::Fabric(FabricEvent::PauseEnded { node, link, priority, reason }));
+        sink.on_fabric_event(now, FabricEvent::PauseEnded { node, link, priority, reason });
         for _ in 0..lost {
             let this = &mut self.switches[switch.0 as usize];
             let port = &mut this.ports[usize::from(port)];
             let Some(slot) = port.dequeue(priority, &mut self.event_queue.pool) else { break };
             let Slot { bytes, ingress, .. } = *self.event_queue.pool.slot_mut(slot);
             let resumes = this.release(priority, ingress, bytes);
-            self.drop_at_switch(now, switch, ingress, link, slot, FrameDropReason::Watchdog, sink);
+            let from = PortId { switch, port: ingress };
+            self.drop_at_switch(now, from, link, slot, FrameDropReason::Watchdog, sink);
             if resumes {
-                self.send_switch_pause(now, switch, ingress, priority, 0, sink);
+                self.send_switch_pause(now, from, priority, 0, sink);
             }
         }
         self.event_queue.push(now.plus(watchdog.restoration_time).nanos(), again);
-        self.serve(now, switch, port, sink);
+        self.serve(now, at, sink);
     }
 }

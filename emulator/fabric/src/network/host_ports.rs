@@ -4,7 +4,7 @@ use super::{Network, Outcome};
 use crate::frame_pool::Slot;
 use crate::pfc::{PauseChange, pause_frame, pause_ns};
 use crate::sim_event::SimEvent;
-use crate::sink::{EventSink, NetworkEvent};
+use crate::sink::EventSink;
 use crate::{FabricEvent, FrameDropReason, HostId, LinkId, Node, PauseEndReason, ReceiverSettings};
 use softhca_engine::Instant;
 use softhca_wire::MacAddress;
@@ -146,10 +146,7 @@ impl Network {
         let node = Node::Host(host);
         for index in 0..port.links.len() {
             let (link, direction) = self.hosts[host.0 as usize].links[index];
-            sink.on_event(
-                now,
-                &NetworkEvent::Fabric(FabricEvent::PauseSent { node, link, priority, quanta, ingress_bytes }),
-            );
+            sink.on_fabric_event(now, FabricEvent::PauseSent { node, link, priority, quanta, ingress_bytes });
             self.send_pause(now, link, direction, &pause, sink);
         }
     }
@@ -175,10 +172,7 @@ impl Network {
         port.watchdog_fired += 1;
         let node = Node::Host(host);
         if let Some((link, _)) = port.links.first().copied() {
-            sink.on_event(
-                now,
-                &NetworkEvent::Fabric(FabricEvent::WatchdogFired { node, link, priority, dropped: 0 }),
-            );
+            sink.on_fabric_event(now, FabricEvent::WatchdogFired { node, link, priority, dropped: 0 });
         }
         self.send_host_pause(now, host, priority, 0, sink);
     }
@@ -206,18 +200,12 @@ impl Network {
             let for_ns = pause_ns(quanta, rate);
             let change = pauses.apply(now.nanos(), priority, for_ns);
             let until_ns = now.nanos() + for_ns;
-            sink.on_event(
-                now,
-                &NetworkEvent::Fabric(FabricEvent::PauseReceived { node, link, priority, quanta, until_ns }),
-            );
+            sink.on_fabric_event(now, FabricEvent::PauseReceived { node, link, priority, quanta, until_ns });
             match change {
                 PauseChange::Stopped => self.event_queue.push(until_ns, SimEvent::HostPauseExpired { host }),
                 PauseChange::Resumed => {
                     let reason = PauseEndReason::Resumed;
-                    sink.on_event(
-                        now,
-                        &NetworkEvent::Fabric(FabricEvent::PauseEnded { node, link, priority, reason }),
-                    );
+                    sink.on_fabric_event(now, FabricEvent::PauseEnded { node, link, priority, reason });
                 }
                 PauseChange::Unchanged => {}
             }
@@ -234,10 +222,7 @@ impl Network {
         };
         for priority in (0..8).filter(|priority| over >> priority & 1 == 1) {
             let (node, reason) = (Node::Host(host), PauseEndReason::Expired);
-            sink.on_event(
-                now,
-                &NetworkEvent::Fabric(FabricEvent::PauseEnded { node, link, priority, reason }),
-            );
+            sink.on_fabric_event(now, FabricEvent::PauseEnded { node, link, priority, reason });
         }
         Outcome::Paused { host, frames: 0 }
     }

@@ -38,6 +38,13 @@ pub(crate) struct LinkEnds {
     pub ports: [u16; 2],
 }
 
+/// A port of a switch.
+#[derive(Clone, Copy)]
+pub(crate) struct PortId {
+    pub switch: SwitchId,
+    pub port: u16,
+}
+
 /// The result of an event for the owner of the network.
 pub(crate) enum Outcome {
     Nothing,
@@ -57,7 +64,6 @@ pub(crate) struct Network {
     pub seed: Seed,
     pub hosts: Vec<HostPort>,
     pub links: Vec<Link>,
-    /// The ends of each link.
     pub link_ends: Vec<LinkEnds>,
     pub switches: Vec<Switch>,
     pub flows: FlowTable,
@@ -79,9 +85,7 @@ pub(crate) struct Network {
 /// The switches and links of a topology, in the order of its layout.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BuiltTopology {
-    /// The switches.
     pub switches: Vec<SwitchId>,
-    /// The links.
     pub links: Vec<LinkId>,
 }
 
@@ -104,7 +108,6 @@ fn flow_hash(addressing: &AddressHeaders) -> u64 {
     }
 }
 
-/// Frame counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrameCounters {
     /// Frames that hosts sent, copies made by rules and switches, and pause frames.
@@ -257,19 +260,19 @@ impl Network {
             SimEvent::ReceiverDrain { host } => return self.drain(now, host, sink),
             SimEvent::SwitchLinkFree { switch, port } => {
                 self.switches[switch.0 as usize].ports[usize::from(port)].waiting_for_link = false;
-                self.serve(now, switch, port, sink);
+                self.serve(now, PortId { switch, port }, sink);
             }
             SimEvent::ReorderTimeout { link } => {
                 self.with_link(now, link, sink, |link, _, output| link.expire(now.nanos(), output));
             }
             SimEvent::SwitchPauseExpired { switch, port } => {
-                self.expire_switch_pauses(now, switch, port, sink)
+                self.expire_switch_pauses(now, PortId { switch, port }, sink)
             }
             SimEvent::SwitchPauseRefresh { switch, port, priority } => {
-                self.refresh_switch_pause(now, switch, port, priority, sink);
+                self.refresh_switch_pause(now, PortId { switch, port }, priority, sink);
             }
             SimEvent::SwitchWatchdog { switch, port, priority } => {
-                self.run_switch_watchdog(now, switch, port, priority, sink)
+                self.run_switch_watchdog(now, PortId { switch, port }, priority, sink)
             }
             SimEvent::HostPauseRefresh { host, priority } => {
                 self.refresh_host_pause(now, host, priority, sink)
@@ -423,7 +426,7 @@ impl Network {
         match ends.ends[end] {
             Node::Switch(switch) => {
                 let port = ends.ports[end];
-                self.arrive_at_switch(now, switch, port, slot, sink);
+                self.arrive_at_switch(now, PortId { switch, port }, slot, sink);
                 Outcome::Nothing
             }
             Node::Host(host) => {
@@ -438,7 +441,6 @@ impl Network {
         self.delivered += 1;
     }
 
-    /// Drops a frame.
     pub fn drop_frame(
         &mut self,
         now: Instant,
@@ -451,10 +453,7 @@ impl Network {
         self.dropped += 1;
         let frame = self.event_queue.pool.frame(slot);
         let (priority, packet) = (frame.priority(), PacketId::of(frame));
-        sink.on_event(
-            now,
-            &NetworkEvent::Fabric(FabricEvent::FrameDropped { node, link, priority, reason: cause, packet }),
-        );
+        sink.on_fabric_event(now, FabricEvent::FrameDropped { node, link, priority, reason: cause, packet });
         self.event_queue.pool.release(slot);
     }
 
@@ -479,7 +478,6 @@ impl Network {
         self.transmit(now, link, direction, slot, Stage::Admitted, sink);
     }
 
-    /// Frame counters.
     pub fn frame_counters(&self) -> FrameCounters {
         let mut counters = FrameCounters {
             delivered: self.delivered,

@@ -14,51 +14,24 @@ pub enum Action {
     Count,
     /// Drops the packet.
     Drop,
-    /// Delivers copies right after the packet.
-    Duplicate {
-        /// The number of copies.
-        copies: u32,
-    },
-    /// Holds the packet back until others in its direction have passed it.
-    Reorder {
-        /// The number of other packets.
-        by: NonZeroU32,
-        /// Releases the packet after this time even if fewer passed.
-        within_ns: u64,
-    },
+    /// Delivers this many copies right after the packet.
+    Duplicate { copies: u32 },
+    /// Holds the packet back until `by` others in its direction have passed it, at most `within_ns`.
+    Reorder { by: NonZeroU32, within_ns: u64 },
     /// Delays the packet; others may overtake it.
-    Delay {
-        /// The additional delay.
-        ns: u64,
-    },
+    Delay { ns: u64 },
     /// Sends the packets that match at this rate, in order.
-    LimitRate {
-        /// The rate.
-        bits_per_second: NonZeroU64,
-    },
+    LimitRate { bits_per_second: NonZeroU64 },
+    /// Delays the packet by a random time up to this. None overtakes another.
+    Jitter { up_to_ns: u64 },
     /// Flips one bit.
-    Corrupt {
-        /// The bit.
-        bit: BitPosition,
-        /// The ICRC after the change.
-        icrc: IcrcPolicy,
-    },
+    Corrupt { bit: BitPosition, icrc: IcrcPolicy },
     /// Sets the CE codepoint, as a switch does. The ICRC does not cover it.
     MarkCe,
     /// Changes a header field and recomputes the ICRC.
-    Rewrite {
-        /// The field.
-        field: HeaderField,
-        /// Its new value.
-        value: FieldValue,
-    },
+    Rewrite { field: HeaderField, value: FieldValue },
     /// Takes the link down; the packet is the first to be dropped.
-    LinkDown {
-        /// The direction.
-        directions: DownDirections,
-        /// The duration.
-        for_ns: u64,
-    },
+    LinkDown { directions: DownDirections, for_ns: u64 },
 }
 
 /// A bit of a packet.
@@ -94,53 +67,25 @@ pub enum DownDirections {
 }
 
 /// The effect of an action on a packet.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultEffect {
-    /// Dropped.
-    Dropped {
-        /// Copies made by another rule that were dropped with it.
-        copies: u64,
-    },
-    /// Duplicated.
-    Duplicated {
-        /// The number of copies.
-        copies: u32,
-    },
-    /// Held back for reordering.
-    Reordered {
-        /// The number of packets that pass it.
-        by: NonZeroU32,
-    },
-    /// Delayed.
-    Delayed {
-        /// The additional delay.
-        ns: u64,
-    },
-    /// One bit flipped.
-    Corrupted {
-        /// Counted from the most significant bit of the first BTH byte.
-        bit: u32,
-        /// The ICRC after the change.
-        icrc: IcrcPolicy,
-    },
-    /// Marked CE.
+    /// With copies that another rule made.
+    Dropped { copies: u64 },
+    /// With this many copies.
+    Duplicated { copies: u32 },
+    /// Held back until this many packets have passed it.
+    Reordered { by: NonZeroU32 },
+    /// By this time.
+    Delayed { ns: u64 },
+    /// The bit counts from the most significant bit of the first BTH byte.
+    Corrupted { bit: u32, icrc: IcrcPolicy },
+    /// With the CE codepoint.
     MarkedCe,
     /// A header field changed.
-    Rewritten {
-        /// The field.
-        field: HeaderField,
-        /// Its old value.
-        from: u64,
-        /// Its new value.
-        to: u64,
-    },
+    Rewritten { field: HeaderField, from: u64, to: u64 },
     /// The link went down.
-    LinkTakenDown {
-        /// The direction.
-        directions: DownDirections,
-        /// The end of the outage.
-        until_ns: u64,
-    },
+    LinkTakenDown { directions: DownDirections, until_ns: u64 },
 }
 
 impl Action {

@@ -16,24 +16,21 @@ pub trait LinkOutput {
 }
 
 /// A fault on one packet.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The time.
     pub at_ns: u64,
     /// The direction of the packet.
     pub direction: Direction,
-    /// The cause.
     pub cause: FaultCause,
-    /// The effect.
     pub effect: FaultEffect,
     /// The packet, as it was admitted.
     pub packet: ObservedPacket,
 }
 
-/// The cause of a fault.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultCause {
-    /// A rule.
     Rule(RuleId),
     /// The link was down.
     LinkDown,

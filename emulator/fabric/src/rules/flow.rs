@@ -61,7 +61,6 @@ pub(crate) struct FlowMatch {
     pub serial: u64,
 }
 
-/// The table of flows.
 #[derive(Clone, Debug, Default)]
 pub struct FlowTable {
     by_id: BTreeMap<FlowId, (Flow, u64)>,
@@ -97,7 +96,6 @@ impl FlowTable {
         Some(flow)
     }
 
-    /// The flow with this ID.
     pub fn flow(&self, flow_id: FlowId) -> Option<&Flow> {
         self.by_id.get(&flow_id).map(|(flow, _)| flow)
     }

@@ -10,15 +10,14 @@ use alloc::collections::{BTreeMap, VecDeque};
 use softhca_wire::{Icrc, Opcode, Psn, TransportHeader, TransportPacket};
 
 /// A packet as seen by a link before any fault.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObservedPacket {
-    /// The class.
     pub class: PacketClass,
     /// The opcode, unless malformed.
     pub opcode: Option<Opcode>,
     /// The PSN, unless malformed.
     pub psn: Option<Psn>,
-    /// The flow.
     pub flow_id: Option<FlowId>,
     /// Request or response of that flow.
     pub packet_type: Option<PacketType>,
@@ -37,6 +36,22 @@ pub struct ObservedPacket {
 }
 
 impl ObservedPacket {
+    /// A packet of which only the class is known.
+    pub const fn new(class: PacketClass) -> ObservedPacket {
+        ObservedPacket {
+            class,
+            opcode: None,
+            psn: None,
+            flow_id: None,
+            packet_type: None,
+            relative_psn: None,
+            transmission: 0,
+            message_index: None,
+            packet_index: None,
+            priority: 0,
+        }
+    }
+
     /// Classifies a frame without a history.
     pub fn of(frame: &Frame, flows: &FlowTable) -> ObservedPacket {
         classify(frame, flows).0
@@ -44,18 +59,8 @@ impl ObservedPacket {
 }
 
 fn classify(frame: &Frame, flows: &FlowTable) -> (ObservedPacket, Option<FlowMatch>) {
-    let mut observed = ObservedPacket {
-        class: PacketClass::Malformed,
-        opcode: None,
-        psn: None,
-        flow_id: None,
-        packet_type: None,
-        relative_psn: None,
-        transmission: 0,
-        message_index: None,
-        packet_index: None,
-        priority: frame.priority(),
-    };
+    let mut observed =
+        ObservedPacket { priority: frame.priority(), ..ObservedPacket::new(PacketClass::Malformed) };
     let transport = match frame.content {
         FrameContent::Packet => {
             Icrc::split(&frame.bytes).and_then(|(transport, _)| TransportPacket::parse(transport))
@@ -84,7 +89,6 @@ fn classify(frame: &Frame, flows: &FlowTable) -> (ObservedPacket, Option<FlowMat
     (observed, found)
 }
 
-/// The history of all flows.
 #[derive(Clone, Debug, Default)]
 pub struct FlowHistory {
     flows: BTreeMap<FlowId, FlowRecord>,

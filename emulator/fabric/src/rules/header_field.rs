@@ -1,9 +1,6 @@
 //! Header fields as bit ranges that rules can rewrite.
 
-use softhca_wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ExtendedHeaders, Feth, ICRC_LEN, Ieth, Immediate, Opcode, Reth,
-    XrcEth,
-};
+use softhca_wire::{Bth, ExtendedHeaders, ICRC_LEN, Opcode};
 
 /// A field of the BTH or of an extended header.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
@@ -151,24 +148,11 @@ impl HeaderField {
     }
 }
 
-/// The extended headers in wire order.
-const LENGTHS: [(ExtendedHeaders, usize); 9] = [
-    (ExtendedHeaders::DETH, Deth::LEN),
-    (ExtendedHeaders::XRCETH, XrcEth::LEN),
-    (ExtendedHeaders::FETH, Feth::LEN),
-    (ExtendedHeaders::RETH, Reth::LEN),
-    (ExtendedHeaders::ATOMIC, AtomicEth::LEN),
-    (ExtendedHeaders::AETH, Aeth::LEN),
-    (ExtendedHeaders::ATOMIC_ACK, AtomicAckEth::LEN),
-    (ExtendedHeaders::IMMEDIATE, Immediate::LEN),
-    (ExtendedHeaders::IETH, Ieth::LEN),
-];
-
-/// The end of the headers before `stop`; if `stop` is empty, the start of the payload.
+/// The end of the headers before `stop`; if `stop` is empty, the start of the payload. The bits of the headers have the
+/// order of the wire.
 fn header_end(opcode: Opcode, stop: ExtendedHeaders) -> usize {
-    let before = LENGTHS.iter().take_while(|(header, _)| *header != stop);
-    let present = before.filter(|(header, _)| opcode.headers().contains(*header));
-    Bth::LEN + present.map(|(_, length)| length).sum::<usize>()
+    let before = ExtendedHeaders::from_bits_truncate(stop.bits().wrapping_sub(1));
+    Bth::LEN + opcode.headers().intersection(before).length()
 }
 
 /// The byte range of the payload, without headers, padding and ICRC.

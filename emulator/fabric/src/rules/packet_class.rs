@@ -1,6 +1,7 @@
 //! Packet classes, as scenarios name them.
 
-use softhca_wire::{NakCode, Opcode, Operation, Qpn, Service, Syndrome, TransportPacket};
+pub use softhca_wire::cm::MessageKind as CmMessage;
+use softhca_wire::{MadHeader, NakCode, Opcode, Operation, Qpn, Service, Syndrome, TransportPacket};
 
 /// The class of a packet.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -42,7 +43,15 @@ pub enum PacketClass {
 }
 
 impl PacketClass {
-    /// The class of a packet.
+    /// The class of a packet that is described by its opcode and syndrome alone: every datagram counts as one of an
+    /// application.
+    pub fn of_summary(opcode: Opcode, syndrome: Option<Syndrome>) -> PacketClass {
+        PacketClass::of_opcode(opcode).unwrap_or_else(|| match (opcode.operation(), syndrome) {
+            (Operation::Send, _) => PacketClass::Datagram,
+            (_, syndrome) => PacketClass::of_syndrome(syndrome.unwrap_or(Syndrome::ACK)),
+        })
+    }
+
     pub fn of(packet: &TransportPacket<'_>) -> PacketClass {
         PacketClass::of_opcode(packet.header.bth.opcode).unwrap_or_else(|| match packet.header.aeth {
             Some(aeth) => PacketClass::of_syndrome(aeth.syndrome),
@@ -78,84 +87,17 @@ impl PacketClass {
         let from_gsi = packet.header.deth.is_some_and(|deth| deth.source_qp == Qpn::GSI);
         match packet.header.bth.destination_qp == Qpn::GSI || from_gsi {
             false => PacketClass::Datagram,
-            true => CmMessage::of(packet.payload).map_or(PacketClass::Management, PacketClass::Cm),
+            true => cm_message(packet.payload).map_or(PacketClass::Management, PacketClass::Cm),
         }
     }
 }
 
-/// A CM message by its attribute ID (IBA 12.6).
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u16)]
-pub enum CmMessage {
-    /// Connection request.
-    Req = 0x10,
-    /// Message receipt acknowledgement.
-    Mra = 0x11,
-    /// Connection reject.
-    Rej = 0x12,
-    /// Connection reply.
-    Rep = 0x13,
-    /// Ready to use.
-    Rtu = 0x14,
-    /// Disconnect request.
-    Dreq = 0x15,
-    /// Disconnect reply.
-    Drep = 0x16,
-    /// Service ID resolution request.
-    SidrReq = 0x17,
-    /// Service ID resolution response.
-    SidrRep = 0x18,
-    /// Load alternate path.
-    Lap = 0x19,
-    /// Alternate path response.
-    Apr = 0x1a,
-}
-
-impl CmMessage {
-    /// Every message, in numerical order.
-    pub const ALL: [CmMessage; 11] = [
-        CmMessage::Req,
-        CmMessage::Mra,
-        CmMessage::Rej,
-        CmMessage::Rep,
-        CmMessage::Rtu,
-        CmMessage::Dreq,
-        CmMessage::Drep,
-        CmMessage::SidrReq,
-        CmMessage::SidrRep,
-        CmMessage::Lap,
-        CmMessage::Apr,
-    ];
-
-    /// The name in the specification.
-    pub const fn name(self) -> &'static str {
-        match self {
-            CmMessage::Req => "REQ",
-            CmMessage::Mra => "MRA",
-            CmMessage::Rej => "REJ",
-            CmMessage::Rep => "REP",
-            CmMessage::Rtu => "RTU",
-            CmMessage::Dreq => "DREQ",
-            CmMessage::Drep => "DREP",
-            CmMessage::SidrReq => "SIDR_REQ",
-            CmMessage::SidrRep => "SIDR_REP",
-            CmMessage::Lap => "LAP",
-            CmMessage::Apr => "APR",
-        }
-    }
-
-    /// The management class of the connection manager.
-    const MANAGEMENT_CLASS: u8 = 0x07;
-
-    /// The CM message in a management datagram, if any.
-    fn of(datagram: &[u8]) -> Option<CmMessage> {
-        let header = datagram.first_chunk::<24>()?;
-        let attribute = u16::from_be_bytes([header[16], header[17]]);
-        let message = CmMessage::ALL.into_iter().find(|message| *message as u16 == attribute)?;
-        (header[1] == Self::MANAGEMENT_CLASS).then_some(message)
-    }
+/// The CM message in a management datagram, if any.
+fn cm_message(datagram: &[u8]) -> Option<CmMessage> {
+    let header = datagram.first_chunk::<{ MadHeader::LEN }>()?;
+    let attribute = u16::from_be_bytes([header[16], header[17]]);
+    let message = CmMessage::ALL.iter().find(|message| **message as u16 == attribute)?;
+    (header[1] == MadHeader::CLASS_CM).then_some(*message)
 }
 
 /// A selection of classes: one, or a named group.
@@ -166,7 +108,7 @@ pub enum PacketClasses {
     Only(PacketClass),
     /// All requests of an application: SEND, WRITE, READ requests, atomics, FLUSH and datagrams.
     Data,
-    /// All requests of an application: SEND, WRITE, READ requests, atomics, FLUSH and datagrams.
+    /// All responses: READ and atomic responses, ACK, NAK and RNR NAK.
     Responses,
     /// NAKs with any code, without RNR NAKs.
     Naks,
@@ -208,10 +150,10 @@ impl PacketClasses {
         match PacketClass::of_opcode(opcode) {
             Some(class) => has(class),
             None if opcode.service() == Service::Ud => {
-                let mut messages = CmMessage::ALL.into_iter();
+                let mut messages = CmMessage::ALL.iter();
                 has(PacketClass::Datagram)
                     || has(PacketClass::Management)
-                    || messages.any(|cm| has(PacketClass::Cm(cm)))
+                    || messages.any(|cm| has(PacketClass::Cm(*cm)))
             }
             None => {
                 let mut codes = NakCode::ALL.into_iter();
@@ -258,7 +200,7 @@ mod tests {
 
     #[test]
     fn datagram_to_qp1_is_classified_by_its_attribute_id() {
-        for message in CmMessage::ALL {
+        for message in CmMessage::ALL.iter().copied() {
             let packet = management_datagram(0x07, message as u16);
             assert_eq!(class_of(packet), PacketClass::Cm(message));
         }

@@ -23,18 +23,18 @@ pub struct Rule {
     pub selector: Selector,
     /// How often the rule acts.
     pub repeat: Repeat,
-    /// The action.
     pub action: Action,
 }
 
 impl Rule {
     /// Whether the rule depends on earlier packets of a flow.
     pub(crate) const fn needs_history(&self) -> bool {
-        self.selector.needs_history() || draws(&self.repeat.choice)
+        self.selector.needs_history()
+            || draws(&self.repeat.choice)
+            || matches!(self.action, Action::Jitter { .. })
     }
 }
 
-/// Rule counters.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RuleCounters {
@@ -49,15 +49,15 @@ pub struct RuleCounters {
 pub(crate) struct ActiveRule {
     pub rule: Rule,
     pub counters: RuleCounters,
-    /// When the last bit of the last packet leaves, if the rule limits the rate.
-    pub busy_until_ns: u64,
+    /// When the last packet of each direction leaves, if the rule limits the rate or adds jitter.
+    pub busy_until_ns: [u64; 2],
     repeat_state: RepeatState,
 }
 
 impl ActiveRule {
     pub fn new(rule: Rule) -> ActiveRule {
         let (counters, repeat_state) = (RuleCounters::default(), RepeatState::default());
-        ActiveRule { rule, counters, busy_until_ns: 0, repeat_state }
+        ActiveRule { rule, counters, busy_until_ns: [0; 2], repeat_state }
     }
 
     /// Counts a packet and returns the action, if the rule fires.

@@ -18,7 +18,6 @@ pub struct InclusiveRange {
 }
 
 impl InclusiveRange {
-    /// One number.
     pub const fn exactly(number: u64) -> InclusiveRange {
         InclusiveRange { first: number, last: number }
     }
@@ -41,13 +40,11 @@ impl InclusiveRange {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector {
-    /// The direction.
     pub direction: Option<Direction>,
     /// The class.
     pub classes: Option<PacketClasses>,
     /// The opcodes; empty for all.
     pub opcodes: Vec<Opcode>,
-    /// The flow.
     pub flow_id: Option<FlowId>,
     /// Request or response of the flow.
     pub packet_type: Option<PacketType>,

@@ -9,7 +9,6 @@ use softhca_wire::{Gid, Mtu, Psn, Qpn, QueueKey, RnrTimer};
 /// Parameters of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectOptions {
-    /// The path MTU.
     pub path_mtu: Mtu,
     /// The first PSN of each direction.
     pub first_psns: [Psn; 2],

@@ -43,8 +43,8 @@ pub struct Host {
 impl Host {
     pub(crate) fn new(name: &str, address: IpAddr, settings: Settings) -> Host {
         let mut hca = Hca::new(settings, Gid::table(address));
-        let (doorbell, heard) = doorbell_ring(DeviceLimits::HCA.max_qp as u32);
-        let client = hca.open_client(heard).expect("a new card has room for a client");
+        let (doorbell, ring) = doorbell_ring(DeviceLimits::HCA.max_qp);
+        let client = hca.open_client(ring).expect("a new card has room for a client");
         Host {
             name: name.into(),
             address,
@@ -80,12 +80,10 @@ impl Host {
         self.next_wakeup = self.later_wakeups.pop().unwrap_or(u64::MAX);
     }
 
-    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its address.
     pub fn address(&self) -> IpAddr {
         self.address
     }
@@ -95,7 +93,6 @@ impl Host {
         &self.links
     }
 
-    /// The HCA.
     pub fn hca(&self) -> &Hca {
         &self.hca
     }

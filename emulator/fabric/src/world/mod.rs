@@ -27,7 +27,7 @@ use alloc::vec::Vec;
 use core::hint::black_box;
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::{Context, Event, Instant, PacketBatch, PayloadMode, PortState, Settings};
-use softhca_wire::{Icrc, Psn};
+use softhca_wire::Icrc;
 
 /// Hosts, links and switches under a virtual clock, with a sink for their events.
 pub struct World<O: EventSink = Box<dyn EventSink>> {
@@ -71,7 +71,6 @@ impl<O: EventSink> World<O> {
         }
     }
 
-    /// The sink.
     pub fn sink(&mut self) -> &mut O {
         &mut self.sink
     }
@@ -88,7 +87,6 @@ impl<O: EventSink> World<O> {
         self.add_host_at(name, address, settings)
     }
 
-    /// Adds a host with this address.
     pub fn add_host_at(&mut self, name: &str, address: IpAddr, mut settings: Settings) -> HostId {
         let id = self.network.add_host(address);
         settings.seed = self.network.seed.draw(&[0x686f_7374, u64::from(id.0)]);
@@ -109,7 +107,6 @@ impl<O: EventSink> World<O> {
         self.hosts.iter().enumerate().map(|(index, host)| (HostId(index as u32), host))
     }
 
-    /// Adds a switch.
     pub fn add_switch(&mut self, name: &str, settings: SwitchSettings) -> SwitchId {
         self.network.add_switch(name, settings)
     }
@@ -202,7 +199,6 @@ impl<O: EventSink> World<O> {
         self.network.set_receiver(self.now, host, receiver, &mut self.sink);
     }
 
-    /// The receiver of a host.
     pub fn receiver(&self, host: HostId) -> &ReceiverSettings {
         &self.network.hosts[host.0 as usize].receiver
     }
@@ -217,7 +213,6 @@ impl<O: EventSink> World<O> {
         self.network.hosts[host.0 as usize].pauses.mask()
     }
 
-    /// A link.
     pub fn link(&self, id: LinkId) -> &Link {
         &self.network.links[id.0 as usize]
     }
@@ -283,11 +278,6 @@ impl<O: EventSink> World<O> {
         self.network.seed.draw(words)
     }
 
-    /// A PSN drawn from the world's seed.
-    pub fn draw_psn(&self, words: &[u64]) -> Psn {
-        Psn::new(self.draw(words) as u32)
-    }
-
     /// Calls `act` with a host's HCA and a context, then processes doorbells and transmits.
     pub fn with_hca<R>(
         &mut self,
@@ -320,7 +310,6 @@ impl<O: EventSink> World<O> {
         &mut self.hosts[id.0 as usize]
     }
 
-    /// Frame counters.
     pub fn frame_counters(&self) -> FrameCounters {
         self.network.frame_counters()
     }

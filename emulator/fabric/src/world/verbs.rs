@@ -6,9 +6,9 @@ use crate::HostId;
 use alloc::vec::Vec;
 use core::time::Duration;
 use softhca_engine::{
-    AddressVector, AhId, Attachments, Command, CqId, Instant, Memory, MemoryId, MemoryRegion,
-    MemoryWindowType, ModifyQp, PayloadMode, PdId, QpAttributes, QpCapabilities, QpInitAttributes, QpRings,
-    QpSnapshot, QpState, QpType, Reply, SrqId, SrqInitAttributes, VerbsError, XrcdId,
+    AddressVector, AhId, Attachments, Command, CqId, Instant, Memory, MemoryRegion, MemoryWindowType,
+    ModifyQp, PayloadMode, PdId, QpAttributes, QpCapabilities, QpInitAttributes, QpRings, QpSnapshot,
+    QpState, QpType, Reply, SrqId, SrqInitAttributes, VerbsError, XrcdId,
 };
 use softhca_queue::{
     AccessFlags, Completion, CompletionConsumer, CqNotify, InvalidWorkRequest, ReceiveProducer,
@@ -123,26 +123,6 @@ impl Verbs<'_> {
         )
     }
 
-    /// Registers existing memory again, with other access flags, range or address.
-    pub fn register_existing(
-        &mut self,
-        domain: PdId,
-        memory: MemoryId,
-        base: u64,
-        length: u64,
-        access: AccessFlags,
-    ) -> Result<RemoteKey, VerbsError> {
-        let host = self.world.host_mut(self.id);
-        host.hca.register_memory_region(MemoryRegion {
-            client: host.client,
-            pd: domain,
-            iova: base,
-            length,
-            access_flags: access,
-            memory,
-        })
-    }
-
     /// Registers zeroed memory with a chosen key and address. For replaying captures.
     pub fn register_memory_with_key(
         &mut self,
@@ -249,7 +229,6 @@ impl Verbs<'_> {
         Ok(())
     }
 
-    /// Destroys a completion queue.
     pub fn destroy_completion_queue(&mut self, cq: CqId) -> Result<(), VerbsError> {
         self.execute(Command::DestroyCompletionQueue(cq))?;
         self.world.host_mut(self.id).completion_queues.remove(&cq);
@@ -293,14 +272,12 @@ impl Verbs<'_> {
         self.execute_and_transmit(Command::ModifySharedReceiveQueue { srq, srq_limit }).map(|_| ())
     }
 
-    /// Destroys a shared receive queue.
     pub fn destroy_shared_receive_queue(&mut self, srq: SrqId) -> Result<(), VerbsError> {
         self.execute(Command::DestroySharedReceiveQueue(srq))?;
         self.world.host_mut(self.id).shared_receive_queues.remove(&srq);
         Ok(())
     }
 
-    /// Opens an XRC domain.
     pub fn open_xrc_domain(&mut self) -> Result<XrcdId, VerbsError> {
         Ok(reply!(self.execute(Command::OpenXrcDomain)?, Reply::XrcDomain(xrcd) => xrcd))
     }
@@ -320,7 +297,6 @@ impl Verbs<'_> {
         Ok(reply!(self.execute(command)?, Reply::AddressHandle(ah) => ah))
     }
 
-    /// Destroys an address handle.
     pub fn destroy_address_handle(&mut self, ah: AhId) -> Result<(), VerbsError> {
         self.execute(Command::DestroyAddressHandle(ah)).map(|_| ())
     }
@@ -388,12 +364,10 @@ impl Verbs<'_> {
         host.hca.query_queue_pair(host.client, qpn)
     }
 
-    /// The attributes of a queue pair.
     pub fn attributes(&self, qpn: Qpn) -> Result<QpAttributes, VerbsError> {
         self.query_queue_pair(qpn).map(|view| view.attributes)
     }
 
-    /// Destroys a queue pair.
     pub fn destroy_queue_pair(&mut self, qpn: Qpn) -> Result<(), VerbsError> {
         self.execute_and_transmit(Command::DestroyQueuePair(qpn))?;
         self.world.host_mut(self.id).queue_pairs.remove(&qpn);
@@ -439,7 +413,6 @@ impl Verbs<'_> {
         Ok(())
     }
 
-    /// Posts one send work request.
     pub fn post_send(&mut self, qpn: Qpn, request: &SendWorkRequest<'_>) -> Result<(), InvalidWorkRequest> {
         self.post_sends(qpn, core::slice::from_ref(request))
     }
@@ -484,7 +457,6 @@ impl Verbs<'_> {
 }
 
 impl World {
-    /// The verbs of a host.
     pub fn verbs(&mut self, host: HostId) -> Verbs<'_> {
         Verbs { world: self, id: host }
     }

@@ -15,7 +15,7 @@ use thiserror::Error;
 /// The most bytes of a message.
 pub const MAX_MESSAGE: usize = 256 * 1024;
 /// The most descriptors that accompany a message.
-pub const MAX_DESCRIPTORS: usize = 8;
+pub const MAX_DESCRIPTORS: usize = 16;
 const HEADER: usize = 5;
 
 /// The received bytes are not a message.

@@ -11,8 +11,8 @@ pub use framing::{FramedMessage, MAX_DESCRIPTORS, MAX_MESSAGE, MessageReader, Pr
 pub use runtime_dir::{DEFAULT_NAME, NAME_VARIABLE, RuntimeDir};
 
 use crate::{
-    AsyncEvent, CmChannelId, Command, Counters, CqId, DeviceLimits, PortState, QpState, QpType, Reply,
-    VerbsError, cm,
+    AsyncEvent, CmChannelId, Command, Counters, CqId, DeviceLimits, PortState, QpSnapshot, QpState, QpType,
+    Reply, VerbsError, cm,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -21,10 +21,13 @@ use serde::{Deserialize, Serialize};
 use softhca_wire::{Gid, Mtu, Psn, Qpn, QpnSlot};
 
 /// The version of the messages and of the ring layouts. Every change of either increments it.
-pub const PROTOCOL_VERSION: u32 = 11;
+pub const PROTOCOL_VERSION: u32 = 12;
 
 /// The environment variable that selects the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
+
+/// The environment variable with which a program declines the direct data path: `daemon`.
+pub const DATA_PATH_VARIABLE: &str = "SOFTHCA_DATA_PATH";
 
 /// The first message of a client. Its first fields are the same in every version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,6 +95,8 @@ pub struct DirectPath {
     pub foreign_window: u32,
     /// The congestion control.
     pub congestion: String,
+    /// The state of the host's port.
+    pub port_state: PortState,
 }
 
 impl HostDevice {
@@ -110,18 +115,7 @@ pub enum RegionBacking {
     ProcessMemory {
         /// The address of the first byte.
         address: u64,
-        /// The part that is also in the memfd that accompanies the request.
-        shared: Option<SharedRange>,
     },
-}
-
-/// A part of a memory region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SharedRange {
-    /// The offset of the first byte.
-    pub offset: u64,
-    /// The length in bytes.
-    pub length: u64,
 }
 
 /// The counters of a port of the network between the hosts of a daemon.
@@ -142,7 +136,15 @@ pub struct FabricPort {
 #[allow(missing_docs, reason = "each is the verb of its name, with the operands of that verb")]
 pub enum Request {
     /// Opens the device of a host; without a name, of the first host. A descriptor of /proc/self/mem may accompany it.
-    Open { host: Option<String> },
+    Open {
+        host: Option<String>,
+        /// The client can execute the transport itself.
+        can_be_direct: bool,
+    },
+    /// The resources of a client that executes the transport itself, after [`Notification::ReportRequested`].
+    Report { queue_pairs: Vec<QueuePairStatus>, resources: Vec<(String, u32)> },
+    /// A queue pair of a client that executes the transport itself entered RTR or RTS, while the host has roles.
+    QueuePairReady { qp: QpSnapshot },
     /// Opens a socket that sends from this address of the host, from a port that the kernel chooses. It accompanies the
     /// response.
     OpenSendSocket { source: IpAddr },
@@ -210,7 +212,7 @@ pub enum Response {
     /// with its sleep flag, the notification socket, and the memory with the completion doorbell and doorbell ring.
     ///
     /// With a direct data path, the sockets of the process's slot follow: for each address of the host the RoCE socket
-    /// and the link control socket.
+    /// and the link control socket, and at the end the page of the slot.
     Opened {
         host: HostDevice,
         gids: Vec<Gid>,
@@ -247,6 +249,24 @@ pub enum Notification {
         /// The slot.
         slot: u16,
     },
+    /// The daemon asks the client for a [`Request::Report`].
+    ReportRequested,
+    /// The host has further fault rules. The client counts in the page of its slot what it has applied.
+    FaultRulesAdded {
+        /// As in [`Request::AddFaultRules`].
+        seed: u64,
+        /// As in [`Request::AddFaultRules`].
+        rules: Vec<u8>,
+    },
+    /// The host has further flows. The client counts as for rules.
+    FlowsAdded {
+        /// As in [`Request::AddFlows`].
+        seed: u64,
+        /// As in [`Request::AddFlows`].
+        flows: Vec<u8>,
+    },
+    /// The host has no rules and flows any more. The client counts as for rules.
+    FaultRulesCleared,
     /// The process in a slot, which had rings to the client, is gone.
     ProcessGone {
         /// The slot.
@@ -325,6 +345,22 @@ pub struct QueuePairStatus {
     pub pid: Option<u32>,
 }
 
+impl QueuePairStatus {
+    /// The status of a queue pair of a process.
+    pub fn new(qp: &QpSnapshot, pid: Option<u32>) -> QueuePairStatus {
+        QueuePairStatus {
+            qpn: qp.qpn,
+            qp_type: qp.qp_type,
+            state: qp.state,
+            dest_qpn: qp.attributes.dest_qpn,
+            next_psn: qp.next_psn,
+            expected_psn: qp.expected_psn,
+            outstanding: qp.outstanding,
+            pid,
+        }
+    }
+}
+
 /// The status of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientStatus {
@@ -334,6 +370,8 @@ pub struct ClientStatus {
     pub name: String,
     /// The number of resources, by type.
     pub resources: Vec<(String, u32)>,
+    /// It executes the transport itself.
+    pub is_direct: bool,
 }
 
 /// Waits for the exit of a process, even if its number is reused.
@@ -405,7 +443,7 @@ mod tests {
     fn an_error_of_a_verb_is_the_same_value_after_decoding() {
         let errors = [
             VerbsError::Invalid { what: "cqe", why: "at least one is required" },
-            VerbsError::TooLarge { what: "cqe", value: 7, limit: 6 },
+            VerbsError::LimitExceeded { what: "cqe", value: 7, limit: 6 },
         ];
         for error in errors {
             assert_eq!(decode(&encode(&error)), Ok(error));

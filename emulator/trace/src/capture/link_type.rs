@@ -5,7 +5,6 @@ use softhca_wire::{EtherType, FirstHeader, Malformed};
 /// The link types that can carry RoCE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LinkType {
-    /// Ethernet.
     Ethernet,
     /// IP of either version without a link header.
     Ip,

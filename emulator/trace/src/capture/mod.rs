@@ -80,7 +80,7 @@ pub struct CaptureError {
 /// The error of a capture that cannot be read.
 #[derive(Debug, Error)]
 pub enum CaptureErrorKind {
-    /// The operating system says no.
+    /// The operating system reports an error.
     #[error("{0}")]
     Io(#[from] io::Error),
     /// Not a capture.
@@ -91,10 +91,9 @@ pub enum CaptureErrorKind {
     /// A capture, but compressed.
     #[error("the file is compressed; unpack it first (gzip -d, zstd -d)")]
     Compressed,
-    /// A version that nobody writes.
+    /// A version that is not known.
     #[error("{format} version {version} is not known; save the capture again with a current Wireshark")]
     UnsupportedVersion {
-        /// The format.
         format: &'static str,
         /// Its major version.
         version: u16,
@@ -119,7 +118,6 @@ pub enum CaptureErrorKind {
     BadLength {
         /// What has that length.
         what: &'static str,
-        /// The length.
         length: u64,
     },
     /// A packet of an interface that was not described.

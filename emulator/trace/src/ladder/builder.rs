@@ -1,4 +1,4 @@
-//! Gathers what cards, cables and captures tell, and sorts it into ladders.
+//! Collects events, frames and captured packets, and sorts them into ladders.
 
 use super::event_text::{self, BasePsns};
 use super::flow::Flows;
@@ -34,9 +34,9 @@ pub struct LadderBuilder {
 }
 
 impl LadderBuilder {
-    /// Nothing is known yet but names. Events of hosts that have none are not told.
-    pub fn new(cast: NameTable) -> LadderBuilder {
-        LadderBuilder { names: cast, ..LadderBuilder::default() }
+    /// A builder with these names. It ignores events of hosts without a name.
+    pub fn new(names: NameTable) -> LadderBuilder {
+        LadderBuilder { names, ..LadderBuilder::default() }
     }
 
     /// The names, to add some.
@@ -44,7 +44,7 @@ impl LadderBuilder {
         &mut self.names
     }
 
-    /// A card told an event.
+    /// Adds an event of a card.
     pub fn record_event(&mut self, now: Instant, host: HostId, event: &Event) {
         let Some(address) = self.names.address(host) else { return };
         let time_ns = now.nanos() as i64;
@@ -68,27 +68,16 @@ impl LadderBuilder {
                 } else {
                     self.flows.record_response(flow, packet.psn);
                 }
-                let sent = LadderPacket {
-                    flow,
-                    opcode: packet.opcode,
-                    psn: packet.psn,
-                    payload: packet.payload_length,
-                    syndrome: packet.syndrome,
-                    retransmission: again,
-                    header_details: None,
-                    remarks: Vec::new(),
-                    lost: false,
-                    is_late: false,
-                    unseen: None,
-                    outstanding_delta: [0; 2],
-                };
+                let (opcode, psn) = (packet.opcode, packet.psn);
+                let sent = LadderPacket::new(flow, opcode, psn, packet.payload_length, packet.syndrome);
+                let sent = LadderPacket { retransmission: again, ..sent };
                 self.observations.push((time_ns, Observation::Packet(sent)));
             }
             event => self.observations.push((time_ns, Observation::Event { address, event })),
         }
     }
 
-    /// A frame left a host: the packet from the BTH to the ICRC.
+    /// Adds a frame that left a host: the packet from the BTH to the ICRC.
     pub fn record_frame(&mut self, now: Instant, envelope: &AddressHeaders, packet: &[u8]) {
         let Ok((bytes, _)) = Icrc::split(packet) else { return };
         let Ok(transport) = TransportPacket::parse(bytes) else { return };
@@ -114,27 +103,27 @@ impl LadderBuilder {
         }
     }
 
-    /// A fault happened to a packet of this sender, if it is known who that is.
-    pub fn record_fault(&mut self, sender: Option<IpAddr>, record_fault: &Fault) {
-        let remark = describe::fault(record_fault, &self.names);
-        let sighting = &record_fault.packet;
+    /// Adds a fault to the last packet of this sender that it can concern.
+    pub fn record_fault(&mut self, sender: Option<IpAddr>, fault: &Fault) {
+        let remark = describe::fault(fault, &self.names);
+        let observed = &fault.packet;
         for (_, fact) in self.observations.iter_mut().rev().take(MAX_LOOKBACK) {
             let Observation::Packet(sent) = fact else { continue };
             let from = self.flows.get(sent.flow).from;
             if sender.is_none_or(|sender| sender == from)
-                && (Some(sent.opcode), Some(sent.psn)) == (sighting.opcode, sighting.psn)
+                && (Some(sent.opcode), Some(sent.psn)) == (observed.opcode, observed.psn)
             {
-                sent.lost |= matches!(record_fault.effect, FaultEffect::Dropped { .. });
+                sent.lost |= matches!(fault.effect, FaultEffect::Dropped { .. });
                 sent.remarks.push(remark);
                 return;
             }
         }
     }
 
-    /// A packet of a capture.
-    pub fn record_packet(&mut self, record_packet: &Packet<'_>) {
-        if let Some(sent) = self.ladder_packet(record_packet) {
-            self.observations.push((record_packet.time_ns, Observation::Packet(sent)));
+    /// Adds a packet of a capture.
+    pub fn record_packet(&mut self, packet: &Packet<'_>) {
+        if let Some(sent) = self.ladder_packet(packet) {
+            self.observations.push((packet.time_ns, Observation::Packet(sent)));
         }
     }
 
@@ -164,7 +153,7 @@ impl LadderBuilder {
         &self.names
     }
 
-    /// A packet of a host whose card is not heard.
+    /// A packet of a host without events.
     fn packet_from_headers(
         &mut self,
         [from, address]: [IpAddr; 2],
@@ -176,20 +165,9 @@ impl LadderBuilder {
         let (opcode, psn) = (header.bth.opcode, header.bth.psn);
         let to = Endpoint { address, qpn: header.bth.destination_qp };
         let flow = self.flows.flow_index(from, header.deth.map(|deth| deth.source_qp), to, opcode, port);
-        let mut sent = LadderPacket {
-            flow,
-            opcode,
-            psn,
-            payload: transport.payload.len() as u32,
-            syndrome: header.aeth.map(|aeth| aeth.syndrome),
-            retransmission: false,
-            header_details: Some(extra),
-            remarks: Vec::new(),
-            lost: false,
-            is_late: false,
-            unseen: None,
-            outstanding_delta: [0; 2],
-        };
+        let syndrome = header.aeth.map(|aeth| aeth.syndrome);
+        let mut sent = LadderPacket::new(flow, opcode, psn, transport.payload.len() as u32, syndrome);
+        sent.header_details = Some(extra);
         let observation = self.flows.observe(flow, header, sent.payload);
         sent.retransmission = observation.arrival == Some(Arrival::Again);
         sent.is_late = observation.arrival == Some(Arrival::Fills);
@@ -202,7 +180,7 @@ impl LadderBuilder {
         sent
     }
 
-    /// The ladders of everything so far, in the order in which the connections were first heard of.
+    /// The ladders of everything so far, in the order in which the connections were first observed.
     pub fn ladders(&mut self) -> Vec<Ladder> {
         self.flows.pair_remaining();
         let mut sorter = ConnectionSorter::new(&self.names, &self.flows);
@@ -247,7 +225,7 @@ enum PendingStep {
 struct Connection {
     ends: [ConnectionEnd; 2],
     steps: Vec<PendingStep>,
-    /// When it was first heard of, among all facts.
+    /// The position of its first observation among all.
     first_observed: Option<usize>,
 }
 
@@ -258,14 +236,13 @@ struct WorkRequests {
     outstanding: Vec<(u64, u64, String)>,
 }
 
-/// Sorts facts into connections.
+/// Sorts observations into connections.
 struct ConnectionSorter<'a> {
     names: &'a NameTable,
     flows: &'a Flows,
     connections: Vec<Connection>,
-    /// The connection of each flow.
     connection_of_flow: Vec<usize>,
-    /// The connection that a queue pair was last heard in.
+    /// The latest connection of a queue pair.
     current: BTreeMap<Endpoint, usize>,
     connection_of_host: BTreeMap<IpAddr, usize>,
     work_requests: BTreeMap<Endpoint, WorkRequests>,
@@ -275,9 +252,9 @@ struct ConnectionSorter<'a> {
 }
 
 impl<'a> ConnectionSorter<'a> {
-    fn new(cast: &'a NameTable, flows: &'a Flows) -> ConnectionSorter<'a> {
+    fn new(names: &'a NameTable, flows: &'a Flows) -> ConnectionSorter<'a> {
         let mut sorter = ConnectionSorter {
-            names: cast,
+            names,
             flows,
             connections: Vec::new(),
             connection_of_flow: Vec::new(),
@@ -336,11 +313,11 @@ impl<'a> ConnectionSorter<'a> {
         zeros
     }
 
-    fn add_step(&mut self, connection: usize, add_step: PendingStep) {
+    fn add_step(&mut self, connection: usize, step: PendingStep) {
         self.observed += 1;
         let connection = &mut self.connections[connection];
         connection.first_observed.get_or_insert(self.observed);
-        match (connection.steps.last_mut(), add_step) {
+        match (connection.steps.last_mut(), step) {
             (Some(PendingStep::Packets(end, run)), PendingStep::Packets(other, next))
                 if *end == other && run[run.len() - 1].1.continues_with(&next[0].1) =>
             {
@@ -376,9 +353,9 @@ impl<'a> ConnectionSorter<'a> {
         self.add_step(connection, PendingStep::Done(end, step));
     }
 
-    fn add_packet(&mut self, time_ns: i64, add_packet: &LadderPacket) {
-        let flow = self.flows.get(add_packet.flow);
-        let connection = self.connection_of_flow[add_packet.flow];
+    fn add_packet(&mut self, time_ns: i64, packet: &LadderPacket) {
+        let flow = self.flows.get(packet.flow);
+        let connection = self.connection_of_flow[packet.flow];
         let end = usize::from(self.connections[connection].ends[0] != Some((flow.from, flow.from_qp)));
         if let Some(qpn) = flow.from_qp {
             self.current.insert(Endpoint { address: flow.from, qpn }, connection);
@@ -386,17 +363,17 @@ impl<'a> ConnectionSorter<'a> {
         self.current.insert(flow.to, connection);
         self.connection_of_host.insert(flow.from, connection);
         self.connection_of_host.insert(flow.to.address, connection);
-        if let Some(text) = add_packet.unseen_text(self.flows, self.names) {
-            let sender = if add_packet.opcode.operation().is_request() { end } else { 1 - end };
+        if let Some(text) = packet.unseen_text(self.flows, self.names) {
+            let sender = if packet.opcode.operation().is_request() { end } else { 1 - end };
             self.add_note((connection, sender), time_ns, 0, Emphasis::Unusual, text);
         }
-        self.add_step(connection, PendingStep::Packets(end, vec![(time_ns, add_packet.clone())]));
+        self.add_step(connection, PendingStep::Packets(end, vec![(time_ns, packet.clone())]));
     }
 
     fn add_event(&mut self, time_ns: i64, address: IpAddr, event: &Event) {
         let qpn = event_text::qpn_of_event(event).filter(|qpn| *qpn != Qpn::default());
         let Some(qpn) = qpn else {
-            // About the host as a whole: told where that was last heard.
+            // About the host as a whole: shown in its latest connection.
             let Some(connection) = self.connection_of_host.get(&address).copied() else { return };
             let ends = &self.connections[connection].ends;
             let is_second = ends[0].is_none_or(|(first, _)| first != address);
@@ -415,7 +392,7 @@ impl<'a> ConnectionSorter<'a> {
             Event::QpStateChanged { from, to, reason, .. } => {
                 let why = match reason {
                     Reason::None => String::new(),
-                    // The refusal, or the completion that failed with it, has been told right before.
+                    // The rejection, or the completion that failed with it, is the step before.
                     Reason::RequestRejected(_) => String::new(),
                     reason if self.failures.get(&at) == Some(&reason) => String::new(),
                     reason => format!(": {}", event_text::reason_text(reason, zeros)),
@@ -465,15 +442,15 @@ impl<'a> ConnectionSorter<'a> {
     }
 
     fn ladders(self) -> Vec<Ladder> {
-        let ConnectionSorter { names: cast, flows, mut connections, .. } = self;
+        let ConnectionSorter { names, flows, mut connections, .. } = self;
         connections.retain(|connection| connection.first_observed.is_some());
         connections.sort_by_key(|connection| connection.first_observed);
-        connections.into_iter().map(|connection| finish_ladder(connection, cast, flows)).collect()
+        connections.into_iter().map(|connection| finish_ladder(connection, names, flows)).collect()
     }
 }
 
-/// Puts whoever is heard first on the left, and settles the words.
-fn finish_ladder(connection: Connection, cast: &NameTable, flows: &Flows) -> Ladder {
+/// Puts the end that is observed first on the left, and formats the steps.
+fn finish_ladder(connection: Connection, names: &NameTable, flows: &Flows) -> Ladder {
     let Connection { ends, steps: drafts, .. } = connection;
     let first = match drafts.first() {
         Some(PendingStep::Packets(end, _) | PendingStep::States(end, ..) | PendingStep::Done(end, _)) => *end,
@@ -503,7 +480,7 @@ fn finish_ladder(connection: Connection, cast: &NameTable, flows: &Flows) -> Lad
                 const CROWD: usize = 4;
                 let size = if run.len() < CROWD { 1 } else { run.len() };
                 for alike in run.chunks(size) {
-                    let mut step = packet_step(alike, flows, cast);
+                    let mut step = packet_step(alike, flows, names);
                     let [own, other] = step.outstanding_delta;
                     step.side = side(end);
                     step.outstanding_delta =
@@ -515,15 +492,15 @@ fn finish_ladder(connection: Connection, cast: &NameTable, flows: &Flows) -> Lad
     }
     let ends = if first == 0 { ends } else { [ends[1], ends[0]] };
     let name = |end: ConnectionEnd| {
-        end.map_or(String::new(), |(address, qpn)| cast.queue_pair_heading(address, qpn))
+        end.map_or(String::new(), |(address, qpn)| names.queue_pair_heading(address, qpn))
     };
     Ladder { names: ends.map(name), qpns: ends.map(|end| end.and_then(|(_, qpn)| qpn)), steps }
 }
 
-pub(super) fn packet_step(alike: &[(i64, LadderPacket)], flows: &Flows, cast: &NameTable) -> Step {
+pub(super) fn packet_step(alike: &[(i64, LadderPacket)], flows: &Flows, names: &NameTable) -> Step {
     let (time_ns, sent) = &alike[0];
     let last = (alike.len() > 1).then(|| alike[alike.len() - 1].1.psn);
-    let zero = flows.base_psn(sent.flow, sent.opcode.operation().is_request(), cast);
+    let zero = flows.base_psn(sent.flow, sent.opcode.operation().is_request(), names);
     let damaged = sent.header_details.as_ref().is_some_and(|extra| extra.icrc_bad);
     let tone = match () {
         () if sent.is_nak() || damaged || sent.lost => Emphasis::Error,

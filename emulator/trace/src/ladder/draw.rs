@@ -90,7 +90,7 @@ pub(super) struct Canvas {
 }
 
 impl Canvas {
-    /// A canvas for rows that come one after the other, for as long as somebody looks.
+    /// A canvas for rows that come one after the other.
     pub fn live(style: LadderStyle) -> Canvas {
         Canvas {
             text: String::new(),

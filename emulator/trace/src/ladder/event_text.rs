@@ -103,13 +103,13 @@ pub(super) fn reason_text(reason: Reason, bases: BasePsns) -> String {
             format!("expected response {}, received {}", own(expected), own(got))
         }
         Reason::BadResponse { psn } => format!("response {} does not match its request", own(psn)),
-        Reason::RequestRejected(refusal) => request_error_text(refusal, bases.peer),
+        Reason::RequestRejected(error) => request_error_text(error, bases.peer),
         other => other.to_string(),
     }
 }
 
-fn request_error_text(refusal: RequestError, base: Option<Psn>) -> String {
-    match refusal {
+fn request_error_text(error: RequestError, base: Option<Psn>) -> String {
+    match error {
         RequestError::PsnOutOfSequence { expected: missing, got } => {
             format!("expected {}, received {}", relative_psn(missing, base), relative_psn(got, base))
         }

@@ -1,6 +1,6 @@
 //! Which packets belong together: one flow per direction, and the pairs of flows that are connections.
 //!
-//! A connected packet names only the queue pair that it is for. Cards tell who sent it; in a capture the
+//! A connected packet names only the queue pair that it is for. Events of a card show who sent it; in a capture the
 //! sender is found when an answer fits a request of the other direction.
 
 use crate::NameTable;
@@ -10,7 +10,7 @@ use softhca_wire::{Mtu, NakCode, Opcode, Operation, Position, Psn, Qpn, Service,
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
-/// A message of a flow that is not answered yet; only followed where no card tells.
+/// A message of a flow that is not answered yet; only followed where a card reports no events.
 #[derive(Debug)]
 struct PendingMessage {
     /// Its number among the messages of the flow.
@@ -60,7 +60,7 @@ impl Flow {
         }
     }
 
-    /// Follows a message of which no card tells: the number of the one that begins with this request.
+    /// Follows a message that no card reports: the number of the one that begins with this request.
     pub fn begin_message(&mut self, request: &RequestHeaders, arrival: Arrival) -> Option<usize> {
         let RequestHeaders { opcode, psn, payload, dma_length } = *request;
         if !opcode.service().is_reliable() {
@@ -120,7 +120,7 @@ impl Flow {
         self.pending.iter().rev().find(|message| !psn.is_before(message.first_psn)).map(|message| message.id)
     }
 
-    /// The messages of which no card tells that end with this answer.
+    /// The messages that no card reports and that end with this answer.
     pub fn complete_messages(&mut self, opcode: Opcode, psn: Psn, syndrome: Option<Syndrome>) -> Vec<usize> {
         let mut completed = Vec::new();
         let refused = match syndrome {
@@ -177,7 +177,7 @@ pub(crate) struct Flows {
 }
 
 impl Flows {
-    /// The flow of a packet. The sender's queue pair is none where neither a card nor a DETH tells.
+    /// The flow of a packet. The sender's queue pair is none where neither a card nor a DETH names it.
     pub fn flow_index(
         &mut self,
         from: IpAddr,
@@ -280,7 +280,7 @@ impl Flows {
         }
     }
 
-    /// Follows a packet of a host whose card is not heard.
+    /// Follows a packet of a host whose card reports no events.
     pub fn observe(&mut self, index: usize, header: &TransportHeader, payload: u32) -> Observation {
         let (opcode, psn) = (header.bth.opcode, header.bth.psn);
         let mut observation = Observation::default();
@@ -352,9 +352,10 @@ impl Flows {
     }
 
     /// The zero of relative PSNs of a packet of this flow.
-    pub fn base_psn(&self, index: usize, is_request: bool, cast: &NameTable) -> Option<Psn> {
+    pub fn base_psn(&self, index: usize, is_request: bool, names: &NameTable) -> Option<Psn> {
         let flow = &self.flows[index];
-        let known = |address, qpn: Option<Qpn>| qpn.and_then(|qpn| cast.first_psn(Endpoint { address, qpn }));
+        let known =
+            |address, qpn: Option<Qpn>| qpn.and_then(|qpn| names.first_psn(Endpoint { address, qpn }));
         if is_request {
             return known(flow.from, flow.from_qp).or(flow.requests.first());
         }

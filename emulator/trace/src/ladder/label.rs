@@ -15,7 +15,7 @@ pub(super) struct LadderPacket {
     pub syndrome: Option<Syndrome>,
     /// That PSN had left before.
     pub retransmission: bool,
-    /// What only the packet's bytes tell.
+    /// What only the packet's bytes show.
     pub header_details: Option<HeaderDetails>,
     /// What happened to it on the way.
     pub remarks: Vec<String>,
@@ -24,11 +24,36 @@ pub(super) struct LadderPacket {
     pub is_late: bool,
     /// Requests that were not seen although this packet shows that they exist: the first PSN and their number.
     pub unseen: Option<(Psn, u32)>,
-    /// How many work requests begin and end with it, as far as its bytes tell.
+    /// How many work requests begin and end with it, as far as its bytes show.
     pub outstanding_delta: [i32; 2],
 }
 
-/// What a packet's bytes tell and an event does not.
+impl LadderPacket {
+    pub fn new(
+        flow: usize,
+        opcode: Opcode,
+        psn: Psn,
+        payload: u32,
+        syndrome: Option<Syndrome>,
+    ) -> LadderPacket {
+        LadderPacket {
+            flow,
+            opcode,
+            psn,
+            payload,
+            syndrome,
+            retransmission: false,
+            header_details: None,
+            remarks: Vec::new(),
+            lost: false,
+            is_late: false,
+            unseen: None,
+            outstanding_delta: [0; 2],
+        }
+    }
+}
+
+/// What a packet's bytes show and an event does not.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HeaderDetails {
     text: String,

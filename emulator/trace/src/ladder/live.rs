@@ -20,9 +20,9 @@ pub struct LiveLadder {
 
 impl LiveLadder {
     /// Nothing was seen yet.
-    pub fn new(cast: NameTable, style: LadderStyle) -> LiveLadder {
+    pub fn new(names: NameTable, style: LadderStyle) -> LiveLadder {
         LiveLadder {
-            builder: LadderBuilder::new(cast),
+            builder: LadderBuilder::new(names),
             style,
             connections: Vec::new(),
             connection_of_flow: BTreeMap::new(),
@@ -66,10 +66,10 @@ impl LiveLadder {
     fn names(&self, side: &Side, ends: [Option<Qpn>; 2], packet: &Packet<'_>) -> [String; 2] {
         let crate::PacketContents::Roce(roce) = &packet.contents else { return Default::default() };
         let network = &roce.frame.network;
-        let cast = self.builder.names();
+        let names = self.builder.names();
         let names = [
-            cast.queue_pair_heading(network.source(), ends[0]),
-            cast.queue_pair_heading(network.destination(), ends[1]),
+            names.queue_pair_heading(network.source(), ends[0]),
+            names.queue_pair_heading(network.destination(), ends[1]),
         ];
         let [own, other] = names;
         if *side == Side::Left { [own, other] } else { [other, own] }

@@ -1,4 +1,4 @@
-//! The text ladder: two sides, and between them what one told the other.
+//! The text ladder: two sides, and between them the packets that they exchanged.
 //!
 //! [`Ladders`] gathers what cards, cables and captures tell, from wherever it comes; it yields one
 //! [`Ladder`] per connection, a list of [`Step`]s with all words in place, and that is drawn for any width.
@@ -20,7 +20,7 @@ pub use live::LiveLadder;
 /// The left or the right of a ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
-    /// Whoever is heard of first.
+    /// The side that appears first.
     Left,
     /// The other.
     Right,

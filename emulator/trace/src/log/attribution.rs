@@ -59,8 +59,8 @@ impl PacketAttribution {
             Event::Retransmitted { qp, cause, .. } => {
                 self.queue_pair(address, qp).retransmit_cause = Some(kebab_case(&cause))
             }
-            Event::RequestRejected { qp, error: refusal, .. } => {
-                self.queue_pair(address, qp).last_rejection = Some(kebab_case(&refusal))
+            Event::RequestRejected { qp, error, .. } => {
+                self.queue_pair(address, qp).last_rejection = Some(kebab_case(&error))
             }
             Event::DuplicateRequestHandled { qp, .. } => {
                 self.queue_pair(address, qp).duplicate_response_next = true

@@ -8,7 +8,7 @@ mod messages;
 
 use super::event::LogEvent;
 use super::inference::{FlowInference, Inferred, InferredEvent, SeenPacket};
-use super::value::{CompletionData, EffectData, LogField};
+use super::value::{CompletionData, EffectData, Keyword, LogField};
 use super::{Certainty, Entry, FORMAT, Header, VERSION, VantagePoint};
 use crate::describe::kebab_case;
 use crate::ladder::Flows;
@@ -283,20 +283,8 @@ impl CaptureConverter {
                     None if *is_response => "response".into(),
                     _ => "request".into(),
                 };
-                let event = LogEvent::Fault {
-                    link: None,
-                    direction: "forward".into(),
-                    cause: "capture".into(),
-                    rule: None,
-                    effect: effect.clone(),
-                    class,
-                    opcode: opcode.log(),
-                    psn: Some(psn.value()),
-                    relative_psn: requests.requests.position(*psn),
-                    flow: None,
-                    dest_qp: Some(to.1),
-                    transmission: 0,
-                };
+                let position = requests.requests.position(*psn);
+                let event = captured_fault(effect.clone(), class, opcode.log(), *psn, position, to.1);
                 (from.0, event)
             }
             Inferred::Rejected { psn, expected_psn, error, text } => {
@@ -410,21 +398,9 @@ impl CaptureConverter {
         }
         let qp = flow.to.qpn.value();
         if seen.is_marked {
-            let is_request = seen.opcode.operation().is_request();
-            let fault = LogEvent::Fault {
-                link: None,
-                direction: "forward".into(),
-                cause: "capture".into(),
-                rule: None,
-                effect: EffectData::MarkedCe,
-                class: if is_request { "request".into() } else { "response".into() },
-                opcode: Some(seen.opcode.to_string().into()),
-                psn: Some(seen.psn.value()),
-                relative_psn: None,
-                flow: None,
-                dest_qp: Some(qp),
-                transmission: 0,
-            };
+            let class = if seen.opcode.operation().is_request() { "request" } else { "response" };
+            let opcode = Some(seen.opcode.log());
+            let fault = captured_fault(EffectData::MarkedCe, class.into(), opcode, seen.psn, None, qp);
             push(None, &from, fault, Some("marked CE".into()), Some(Certainty::Known));
         }
         if !seen.icrc_ok {
@@ -464,6 +440,31 @@ impl CaptureConverter {
             };
             push(None, &host, event, None, certainty);
         }
+    }
+}
+
+/// A fault that a capture shows.
+fn captured_fault(
+    effect: EffectData,
+    class: Keyword,
+    opcode: Option<Keyword>,
+    psn: Psn,
+    relative_psn: Option<i64>,
+    dest_qp: u32,
+) -> LogEvent {
+    LogEvent::Fault {
+        link: None,
+        direction: "forward".into(),
+        cause: "capture".into(),
+        rule: None,
+        effect,
+        class,
+        opcode,
+        psn: Some(psn.value()),
+        relative_psn,
+        flow: None,
+        dest_qp: Some(dest_qp),
+        transmission: 0,
     }
 }
 

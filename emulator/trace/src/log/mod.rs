@@ -67,7 +67,6 @@ pub enum Certainty {
 }
 
 impl Certainty {
-    /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Certainty::Known => "known",
@@ -82,7 +81,6 @@ impl Certainty {
 pub struct VantagePoint {
     /// Its name.
     pub host: String,
-    /// Its address.
     pub address: IpAddr,
 }
 
@@ -249,9 +247,9 @@ impl<W: Write> EventLog<W> {
         self.write_line(&entry);
     }
 
-    /// A fault happened to a frame on a cable.
-    pub fn record_fault(&mut self, now: Instant, cable: LinkId, record_fault: &Fault) {
-        let entry = self.entries.fault(now, cable, record_fault);
+    /// A fault happened to a frame on a link.
+    pub fn record_fault(&mut self, now: Instant, link: LinkId, fault: &Fault) {
+        let entry = self.entries.fault(now, link, fault);
         self.write_line(&entry);
     }
 

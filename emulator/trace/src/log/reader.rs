@@ -21,7 +21,7 @@ pub struct LogError {
 /// The error of a log that cannot be read.
 #[derive(Debug, Error)]
 pub enum LogErrorKind {
-    /// The operating system says no.
+    /// The operating system reports an error.
     #[error("{0}")]
     Io(#[from] io::Error),
     /// Not JSON, or not what the format has there.

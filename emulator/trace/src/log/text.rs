@@ -16,7 +16,6 @@ pub(crate) struct TextContext<'a> {
 }
 
 impl LogEvent {
-    /// The schema of the event.
     pub fn schema(&self) -> &'static EventSchema {
         let name = self.name();
         EVENT_SCHEMAS.iter().find(|schema| schema.name == name).expect("every event has a schema")

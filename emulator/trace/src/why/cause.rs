@@ -1,4 +1,4 @@
-//! The cause of an outcome and what to do about it, in words for somebody who meets it the first time.
+//! The cause of an outcome and what to do about it, in words that need no knowledge of the protocol.
 
 mod rejection;
 
@@ -16,8 +16,8 @@ pub(super) struct Conclusion {
 }
 
 /// The cause, and what to do.
-pub(super) fn cause_and_advice(account: &ParsedLog, work: &WorkRequest, findings: &Symptoms) -> Conclusion {
-    let judge = CauseFinder { log: account, work_request: work, symptoms: findings };
+pub(super) fn cause_and_advice(log: &ParsedLog, work: &WorkRequest, findings: &Symptoms) -> Conclusion {
+    let judge = CauseFinder { log, work_request: work, symptoms: findings };
     match work.status.as_deref() {
         None if work.completed.is_none() => judge.incomplete(),
         None | Some("SUCCESS") => judge.delayed(),
@@ -96,6 +96,11 @@ impl CauseFinder<'_> {
     /// A gap: some packet did not arrive, a later one did.
     fn packet_lost(&self) -> Conclusion {
         let symptoms = self.symptoms;
+        if let Some((reason, sentence)) = &symptoms.dropped_by_peer
+            && ["invalid-qp-state/init", "invalid-qp-state/reset"].contains(&reason.as_str())
+        {
+            return self.dropped_by_peer(reason, sentence, &self.recovery_text());
+        }
         if symptoms.rnr_waits > 0 && symptoms.lost_request.is_none() && symptoms.corrupted.is_none() {
             return conclude(
                 "rnr",
@@ -260,7 +265,7 @@ impl CauseFinder<'_> {
 
     fn timeout_text(&self) -> String {
         let Some(profile) = self.log.attributes(self.work_request.queue_pair) else { return String::new() };
-        let Some(patience) = profile.ack_timeout else {
+        let Some(ack_timeout) = profile.ack_timeout else {
             return "timeout is 0: the requester would wait for ever.".into();
         };
         let one = duration(4096u64 << (profile.timeout & 0x1f));
@@ -270,7 +275,7 @@ impl CauseFinder<'_> {
                 "timeout {} means {one} (4.096 µs times 2 to the {}); with retry_cnt {tries} and nothing sent again, the peer had {}.",
                 profile.timeout,
                 profile.timeout,
-                duration(patience)
+                duration(ack_timeout)
             ),
             _ => format!(
                 "timeout {} means {one} (4.096 µs times 2 to the {}) for each of the {} tries that retry_cnt {tries} allows.",
@@ -299,8 +304,11 @@ impl CauseFinder<'_> {
                 "The two ends count from different PSNs: sq_psn here must be rq_psn there. Exchange the PSN with the queue pair number."
             }
             "wrong-service" => "One end is RC and the other UC or UD: create both with the same type.",
+            "invalid-qp-state/error" => {
+                "The peer's queue pair is in ERR: look for its first completion with an error, or for the call that took it there."
+            }
             reason if reason.starts_with("invalid-qp-state") => {
-                "The peer has to be in RTR before the first packet comes. Exchange a message of your own (over TCP, or the connection manager) when it is."
+                "The peer has to be in RTR before the first packet comes. Exchange a message of your own (over TCP, or the connection manager) when it is. Cards that retransmit hide this race: with recovery go-back-n the packet is sent again after the timeout."
             }
             _ => "See docs/reference/errors.md for what a card drops without an answer.",
         };

@@ -24,14 +24,14 @@ pub(super) struct Symptoms {
     pub link_down: bool,
     /// Packets that the peer did not take: reason and sentence.
     pub dropped_by_peer: Option<(String, String)>,
-    /// The peer's refusal: reason and sentence.
+    /// The peer's rejection: reason and sentence.
     pub nak: Option<(String, String)>,
     /// How often the requester waited, went back, ran into its timer.
     pub rnr_waits: u32,
     pub rnr_wait_ns: u64,
     pub retransmissions: u32,
     pub timeouts: u32,
-    /// Whether the peer's card heard anything of it.
+    /// Whether the peer's card received any of it.
     pub reached_peer: bool,
     /// The responses that its queue pair received meanwhile, and the time of the last.
     pub responses: u32,
@@ -46,12 +46,12 @@ pub(super) struct Symptoms {
     pub error_transition: Option<(String, String)>,
 }
 
-/// Whether something held a work request up that the log tells of.
-pub(super) fn was_delayed(account: &ParsedLog, work: &WorkRequest) -> bool {
+/// Whether something held a work request up that the log shows.
+pub(super) fn was_delayed(log: &ParsedLog, work: &WorkRequest) -> bool {
     if work.psns.is_none() {
         return false;
     }
-    let findings = collect(account, work);
+    let findings = collect(log, work);
     findings.rnr_waits + findings.retransmissions + findings.timeouts > 0
         || findings.lost_request.is_some()
         || findings.lost_response.is_some()
@@ -59,13 +59,13 @@ pub(super) fn was_delayed(account: &ParsedLog, work: &WorkRequest) -> bool {
 }
 
 /// Follows a work request through the log.
-pub(super) fn collect(account: &ParsedLog, work: &WorkRequest) -> Symptoms {
-    let mut chain = EvidenceCollector::new(account, work);
+pub(super) fn collect(log: &ParsedLog, work: &WorkRequest) -> Symptoms {
+    let mut chain = EvidenceCollector::new(log, work);
     if work.status.as_deref() == Some("WR_FLUSH_ERR") || work.is_receive() {
         // What made the queue pair fail lies before, and need not concern this work request's packets.
         chain.explain_error_state();
     } else {
-        for index in account.span(work) {
+        for index in log.span(work) {
             chain.entry(index);
         }
     }
@@ -79,7 +79,7 @@ struct EvidenceCollector<'a> {
     log: &'a ParsedLog,
     work_request: &'a WorkRequest,
     peer: Option<QueuePairId>,
-    /// The entry that is being told.
+    /// The entry that is being described.
     entry_index: usize,
     symptoms: Symptoms,
     /// Where each sentence stands in the chain, how often it was said, and when last.
@@ -87,10 +87,10 @@ struct EvidenceCollector<'a> {
 }
 
 impl<'a> EvidenceCollector<'a> {
-    fn new(account: &'a ParsedLog, work: &'a WorkRequest) -> EvidenceCollector<'a> {
-        let peer = account.peer(work.queue_pair);
+    fn new(log: &'a ParsedLog, work: &'a WorkRequest) -> EvidenceCollector<'a> {
+        let peer = log.peer(work.queue_pair);
         EvidenceCollector {
-            log: account,
+            log,
             work_request: work,
             peer,
             entry_index: 0,
@@ -140,10 +140,9 @@ impl<'a> EvidenceCollector<'a> {
 
     fn entry(&mut self, index: usize) {
         self.entry_index = index;
-        let account = self.log;
-        let entry = &account.entries[index];
-        let here =
-            QueuePairId { host: account.entry_hosts[index], qp: entry.event.queue_pair().unwrap_or(0) };
+        let log = self.log;
+        let entry = &log.entries[index];
+        let here = QueuePairId { host: log.entry_hosts[index], qp: entry.event.queue_pair().unwrap_or(0) };
         if let LogEvent::Fault { .. } = entry.event {
             return self.fault(entry, here.host);
         }
@@ -160,7 +159,7 @@ impl<'a> EvidenceCollector<'a> {
 
     fn peer_host(&self) -> Option<usize> {
         let (address, _) = self.log.peer_address(self.work_request.queue_pair)?;
-        self.log.hosts.iter().position(|(_, known)| *known == Some(address))
+        self.log.host_at(address)
     }
 
     fn at_requester(&mut self, entry: &Entry) {
@@ -203,7 +202,7 @@ impl<'a> EvidenceCollector<'a> {
                     .attributes(self.work_request.queue_pair)
                     .and_then(|profile| profile.ack_timeout)
                 {
-                    Some(patience) => format!(" in {}", duration(patience)),
+                    Some(ack_timeout) => format!(" in {}", duration(ack_timeout)),
                     None => String::new(),
                 };
                 self.add(
@@ -300,7 +299,7 @@ impl<'a> EvidenceCollector<'a> {
         match packet {
             Some(packet) if self.work_request.has_psn(packet.psn) && is_request(&packet.opcode) => {
                 self.symptoms.reached_peer = true;
-                // After a refusal that is what must follow; only what comes before it is a cause.
+                // After a rejection that is what must follow; only what comes before it is a cause.
                 if self.symptoms.nak.is_none() {
                     self.symptoms.dropped_by_peer.get_or_insert((reason.to_string(), why.clone()));
                 }
@@ -379,18 +378,17 @@ impl<'a> EvidenceCollector<'a> {
 
     /// The last time before its end that the queue pair fell into an error state, and what made it.
     fn explain_error_state(&mut self) {
-        let (account, place) = (self.log, self.work_request.queue_pair);
-        let end = self.work_request.completed.unwrap_or(account.entries.len());
-        // A queue pair tells its state after the completion that made it change.
-        let until = (end + 16).min(account.entries.len());
+        let (log, place) = (self.log, self.work_request.queue_pair);
+        let end = self.work_request.completed.unwrap_or(log.entries.len());
+        // A queue pair reports its state after the completion that made it change.
+        let until = (end + 16).min(log.entries.len());
         let mut fall = None;
         for index in 0..until {
-            if account.entry_hosts[index] != place.host
-                || account.entries[index].event.queue_pair() != Some(place.qp)
+            if log.entry_hosts[index] != place.host || log.entries[index].event.queue_pair() != Some(place.qp)
             {
                 continue;
             }
-            if let LogEvent::QpStateChanged { to, reason, .. } = &account.entries[index].event {
+            if let LogEvent::QpStateChanged { to, reason, .. } = &log.entries[index].event {
                 let is_fall = to == "ERR" || to == "SQE";
                 if is_fall && (index < end || fall.is_none()) {
                     fall = Some((index, reason.to_string()));
@@ -400,26 +398,26 @@ impl<'a> EvidenceCollector<'a> {
             }
         }
         let Some((index, reason)) = fall else { return };
-        let culprit = account.work_requests.iter().find(|work| {
+        let culprit = log.work_requests.iter().find(|work| {
             work.queue_pair == place
                 && work.failed()
                 && work.status.as_deref() != Some("WR_FLUSH_ERR")
                 && work.completed.is_some_and(|ended| ended <= end && ended + 4 > index)
                 && !std::ptr::eq(*work, self.work_request)
         });
-        let entry = &account.entries[index];
+        let entry = &log.entries[index];
         let why = trigger_text(entry, &reason);
         if let Some(culprit) = culprit
             && !culprit.is_receive()
         {
-            let before = collect(account, culprit);
+            let before = collect(log, culprit);
             for link in &before.evidence {
                 self.entry_index = link.entry;
                 self.add(link.time_ns, link.text.clone());
             }
-        } else if let Some(refusal) = self.rejection_before(index) {
-            self.entry_index = refusal;
-            let refused = &account.entries[refusal];
+        } else if let Some(rejection) = self.rejection_before(index) {
+            self.entry_index = rejection;
+            let refused = &log.entries[rejection];
             let own = self.local_name();
             self.add(refused.time, format!("{own} cannot take a packet of {}: {why}.", self.peer_name()));
         }
@@ -433,7 +431,7 @@ impl<'a> EvidenceCollector<'a> {
         self.add(entry.time, text);
     }
 
-    /// The refusal of this queue pair that stands right before a change of its state.
+    /// The rejection by this queue pair that stands right before a change of its state.
     fn rejection_before(&self, index: usize) -> Option<usize> {
         (index.saturating_sub(8)..index).rev().find(|at| {
             let entry = &self.log.entries[*at];
@@ -494,7 +492,6 @@ fn trigger_text(entry: &Entry, reason: &str) -> String {
     entry.trigger.clone().unwrap_or_else(|| reason.replace(['-', '/'], " "))
 }
 
-/// An opcode without its service.
 fn opcode_without_service(opcode: &str) -> String {
     opcode.split(' ').next_back().unwrap_or(opcode).to_owned()
 }

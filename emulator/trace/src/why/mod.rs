@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use thiserror::Error;
 
-/// What somebody wants to know.
+/// What is asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Query {
     /// Only this queue pair: its number, decimal or with `0x`, or its name: `alice.1`.
@@ -156,26 +156,28 @@ impl LogAnalyzer {
     /// Answers a question. Without an id it is about every work request that failed by itself, or, if none
     /// did, about those that had to be tried again.
     pub fn diagnose(&self, question: &Query) -> Result<Diagnosis, QueryError> {
-        if self.log.is_capture {
-            return self.diagnose_capture(question);
-        }
-        let account = &self.log;
+        let log = &self.log;
         let places = match &question.queue_pair {
             Some(asked) => self.queue_pairs_matching(asked)?,
-            None => account.queue_pairs.clone(),
+            None => log.queue_pairs.clone(),
         };
         let here: Vec<&WorkRequest> =
-            account.work_requests.iter().filter(|work| places.contains(&work.queue_pair)).collect();
+            log.work_requests.iter().filter(|work| places.contains(&work.queue_pair)).collect();
+        let matching = |wanted: &dyn Fn(&WorkRequest) -> bool| -> Vec<&WorkRequest> {
+            here.iter().copied().filter(|work| wanted(work)).collect()
+        };
         if let Some(id) = question.wr_id {
-            let asked: Vec<&WorkRequest> = here.iter().copied().filter(|work| work.wr_id == id).collect();
+            let asked = matching(&|work| work.wr_id == id);
             if asked.is_empty() {
                 return Err(QueryError::UnknownWorkRequest { asked: id, known: ids(&here) });
             }
             return Ok(self.explain(&asked, String::new()));
         }
-        let failed: Vec<&WorkRequest> = here.iter().copied().filter(|work| work.failed()).collect();
-        let culprits: Vec<&WorkRequest> =
-            failed.iter().copied().filter(|work| work.status.as_deref() != Some("WR_FLUSH_ERR")).collect();
+        if log.is_capture {
+            return Ok(self.diagnose_capture(&here, question.queue_pair.as_ref().map(|_| &places[..])));
+        }
+        let failed = matching(&WorkRequest::failed);
+        let culprits = matching(&failed_by_itself);
         if !culprits.is_empty() {
             let flushed = failed.len() - culprits.len();
             let remark = match flushed {
@@ -192,41 +194,24 @@ impl LogAnalyzer {
         if !failed.is_empty() {
             return Ok(self.explain(&failed[..1], String::new()));
         }
-        let stuck: Vec<&WorkRequest> = here.iter().copied().filter(|work| work.completed.is_none()).collect();
+        let stuck = matching(&|work| work.completed.is_none());
         if !stuck.is_empty() {
             return Ok(self.explain(&stuck, String::new()));
         }
-        let slow: Vec<&WorkRequest> =
-            here.iter().copied().filter(|work| evidence::was_delayed(account, work)).collect();
+        let slow = matching(&|work| evidence::was_delayed(log, work));
         if !slow.is_empty() {
             let remark =
                 "Nothing failed. These had to be tried again, or were held up, and took longer for it.";
             return Ok(self.explain(&slow, remark.into()));
         }
-        Ok(Diagnosis::new(Vec::new(), self.success_summary(&here), false))
+        Ok(self.explain(&[], self.success_summary(&here)))
     }
 
     /// A capture shows no completions: every request that was not answered at once is explained, and what is wrong
-    /// with connections.
-    fn diagnose_capture(&self, question: &Query) -> Result<Diagnosis, QueryError> {
-        let log = &self.log;
-        let ends = match &question.queue_pair {
-            Some(asked) => self.queue_pairs_matching(asked)?,
-            None => log.queue_pairs.clone(),
-        };
-        let here: Vec<&WorkRequest> =
-            log.work_requests.iter().filter(|work| ends.contains(&work.queue_pair)).collect();
-        if let Some(id) = question.wr_id {
-            let asked: Vec<&WorkRequest> = here.iter().copied().filter(|work| work.wr_id == id).collect();
-            if asked.is_empty() {
-                return Err(QueryError::UnknownWorkRequest { asked: id, known: ids(&here) });
-            }
-            return Ok(Diagnosis { states_certainty: true, ..self.explain(&asked, String::new()) });
-        }
+    /// with connections, or only with those of these queue pairs.
+    fn diagnose_capture(&self, here: &[&WorkRequest], only: Option<&[QueuePairId]>) -> Diagnosis {
         let needs_one = |work: &&WorkRequest| {
-            work.failed() && work.status.as_deref() != Some("WR_FLUSH_ERR")
-                || work.completed.is_none()
-                || evidence::was_delayed(log, work)
+            failed_by_itself(work) || work.completed.is_none() || evidence::was_delayed(&self.log, work)
         };
         let mut alike: BTreeMap<(String, String), usize> = BTreeMap::new();
         let mut explanations = Vec::new();
@@ -238,16 +223,15 @@ impl LogAnalyzer {
                 explanations.push(explanation);
             }
         }
-        let found = connection::findings(self, question.queue_pair.as_ref().map(|_| &ends[..]));
-        explanations.extend(found);
+        explanations.extend(connection::findings(self, only));
         let mut summary = connection::lifetimes(self);
         for ((connection, code), count) in alike.iter().filter(|(_, count)| **count > MAX_ALIKE) {
             summary.push(format!("{} more of {connection} have the cause {code}.", count - MAX_ALIKE));
         }
         if explanations.is_empty() {
-            summary.push(self.success_summary(&here));
+            summary.push(self.success_summary(here));
         }
-        Ok(Diagnosis::new(explanations, summary.join("\n"), true))
+        Diagnosis { explanations, summary: summary.join("\n"), states_certainty: true }
     }
 
     fn queue_pairs_matching(&self, asked: &str) -> Result<Vec<QueuePairId>, QueryError> {
@@ -255,27 +239,25 @@ impl LogAnalyzer {
         if !found.is_empty() {
             return Ok(found);
         }
-        let account = &self.log;
-        let known: Vec<String> = account
-            .queue_pairs
-            .iter()
-            .map(|place| format!("{} ({:#x})", account.name(*place), place.qp))
-            .collect();
+        let log = &self.log;
+        let known: Vec<String> =
+            log.queue_pairs.iter().map(|place| format!("{} ({:#x})", log.name(*place), place.qp)).collect();
         let known = if known.is_empty() { "none".into() } else { known.join(", ") };
         Err(QueryError::UnknownQueuePair { asked: asked.into(), known })
     }
 
-    fn explain(&self, works: &[&WorkRequest], remark: String) -> Diagnosis {
-        Diagnosis::new(works.iter().map(|work| self.explain_one(work)).collect(), remark, false)
+    fn explain(&self, works: &[&WorkRequest], summary: String) -> Diagnosis {
+        let explanations = works.iter().map(|work| self.explain_one(work)).collect();
+        Diagnosis { explanations, summary, states_certainty: self.log.is_capture }
     }
 
     fn explain_one(&self, work: &WorkRequest) -> Explanation {
-        let account = &self.log;
-        let findings = evidence::collect(account, work);
+        let log = &self.log;
+        let findings = evidence::collect(log, work);
         let outcome = match (&work.status, work.completed) {
-            (None, Some(_)) if account.is_capture => "was answered".into(),
-            (None, None) if account.is_capture => "has no answer in the capture".into(),
-            (Some(status), Some(ended)) if account.entries[ended].certainty.is_some() => {
+            (None, Some(_)) if log.is_capture => "was answered".into(),
+            (None, None) if log.is_capture => "has no answer in the capture".into(),
+            (Some(status), Some(ended)) if log.entries[ended].certainty.is_some() => {
                 format!("must have ended with {status}")
             }
             (Some(status), Some(_)) if status == "SUCCESS" => "succeeded".into(),
@@ -283,18 +265,18 @@ impl LogAnalyzer {
             (None, Some(_)) => "succeeded, without a completion because none was wanted".into(),
             (None, None) => "has not ended".into(),
         };
-        let title = format!("{} of {} {outcome}", work.title(), account.name(work.queue_pair));
-        let conclusion = cause::cause_and_advice(account, work, &findings);
+        let title = format!("{} of {} {outcome}", work.title(), log.name(work.queue_pair));
+        let conclusion = cause::cause_and_advice(log, work, &findings);
         let certainty = match conclusion.code.as_str() {
-            "no-response" | "incomplete" if account.is_capture => Certainty::Ambiguous,
+            "no-response" | "incomplete" if log.is_capture => Certainty::Ambiguous,
             code if code == "rnr" || code.starts_with("nak") => Certainty::Known,
-            "timeout" if account.is_capture => findings.certainty.unwrap_or(Certainty::Inferred),
+            "timeout" if log.is_capture => findings.certainty.unwrap_or(Certainty::Inferred),
             _ => findings.certainty.unwrap_or(Certainty::Known),
         };
         let mut evidence = findings.evidence;
         evidence.iter_mut().for_each(|step| step.packet = self.packet_of(step.entry));
         Explanation {
-            connection: format!("{} - {}", account.name(work.queue_pair), account.peer_name(work.queue_pair)),
+            connection: format!("{} - {}", log.name(work.queue_pair), log.peer_name(work.queue_pair)),
             request: Some(work.title()),
             status: work.status.clone(),
             code: conclusion.code,
@@ -316,33 +298,38 @@ impl LogAnalyzer {
     }
 
     fn success_summary(&self, works: &[&WorkRequest]) -> String {
-        let account = &self.log;
+        let log = &self.log;
         let took = |work: &WorkRequest| {
             let (started, ended) = (work.started?, work.completed?);
-            Some(account.time_of(ended) - account.time_of(started))
+            Some(log.time_of(ended) - log.time_of(started))
         };
         let slowest = works.iter().filter_map(|work| Some((took(work)?, work))).max_by_key(|(took, _)| *took);
         match slowest {
-            None if account.is_capture => {
+            None if log.is_capture => {
                 "The capture shows no reliable connection with an answered request, and nothing wrong.".into()
             }
             None => "The log has no work request that failed.".into(),
-            Some((took, work)) if account.is_capture => format!(
+            Some((took, work)) if log.is_capture => format!(
                 "Nothing wrong was found: {} messages were answered at once. The slowest, {} of {}, took {}.",
                 works.len(),
                 work.title(),
-                account.name(work.queue_pair),
+                log.name(work.queue_pair),
                 duration(took)
             ),
             Some((took, work)) => format!(
                 "Nothing failed and nothing had to be tried again: {} work requests ended well. The slowest, {} of {}, took {}.",
                 works.len(),
                 work.title(),
-                account.name(work.queue_pair),
+                log.name(work.queue_pair),
                 duration(took)
             ),
         }
     }
+}
+
+/// Whether a work request failed, and not because its queue pair did.
+fn failed_by_itself(work: &WorkRequest) -> bool {
+    work.failed() && work.status.as_deref() != Some("WR_FLUSH_ERR")
 }
 
 fn ids(works: &[&WorkRequest]) -> String {
@@ -359,10 +346,6 @@ fn ids(works: &[&WorkRequest]) -> String {
 }
 
 impl Diagnosis {
-    fn new(explanations: Vec<Explanation>, summary: String, states_certainty: bool) -> Diagnosis {
-        Diagnosis { explanations, summary, states_certainty }
-    }
-
     /// The answer as text of at most `width` columns.
     pub fn text(&self, width: usize) -> String {
         let mut text = String::new();

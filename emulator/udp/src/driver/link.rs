@@ -199,14 +199,15 @@ impl Port {
         self.error_queues_polled_at = 0;
     }
 
-    /// Reads link control if it is due, and at once if a destination waits for a grant. Returns whether it did.
+    /// Reads link control if it is due, and at once if a destination waits for a grant. Returns whether it did, or whether
+    /// the error queues changed a link.
     fn poll(&mut self, now: u64) -> io::Result<bool> {
         if now >= self.error_queues_polled_at + ERROR_QUEUE_POLL_INTERVAL {
             self.error_queues_polled_at = now;
             self.poll_error_queues(now)?;
         }
         if now < self.links_polled_at + LINK_POLL_INTERVAL && self.blocked_on_grant.is_empty() {
-            return Ok(false);
+            return Ok(self.links.has_events());
         }
         self.links_polled_at = now;
         for sockets in self.sockets.by_address() {

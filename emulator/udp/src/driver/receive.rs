@@ -167,8 +167,6 @@ impl PacketReceiver {
         let PacketReceiver { identifications, reorder_buffer, .. } = self;
         identifications.clear();
         let mut verifier = IcrcVerifier { arrival, identification_limit, identifications };
-        // How many packets, from the current one on, already have their payload in memory.
-        let (mut placed, segments) = (0, chunk.segments());
         for (index, datagram) in chunk.datagrams().enumerate() {
             let (addressing, transport) = verifier.verify(index, datagram.bytes);
             if let (Some(network), Some(_)) = (network, transport) {
@@ -180,26 +178,13 @@ impl PacketReceiver {
                 }
             }
             engine.sink.on_event(now, &frame_event(Stage::Delivered, &addressing, datagram.bytes));
-            engine.call(now, |hca, ctx| {
-                let may_batch = placed == 0 && network.is_none() && index + 1 < segments;
-                if may_batch && ctx.memory.prefers_batches() && reorder_buffer.is_empty() {
-                    let following = (index..).zip(chunk.skip_to(index).datagrams());
-                    let mut packets =
-                        following.map_while(|(index, datagram)| verifier.verify(index, datagram.bytes).1);
-                    placed = hca.place_batch(ctx, &addressing, &mut packets);
+            engine.call(now, |hca, ctx| match transport {
+                Some(transport) if in_order => {
+                    receive_in_order(reorder_buffer, &addressing, transport, hca, ctx);
                 }
-                match transport {
-                    Some(transport) if placed > 0 => {
-                        placed -= 1;
-                        hca.receive_placed(ctx, &addressing, transport);
-                    }
-                    Some(transport) if in_order => {
-                        receive_in_order(reorder_buffer, &addressing, transport, hca, ctx);
-                    }
-                    Some(transport) => hca.receive(ctx, &addressing, transport),
-                    None if Icrc::split(datagram.bytes).is_ok() => hca.drop_bad_icrc(ctx),
-                    None => hca.receive(ctx, &addressing, datagram.bytes),
-                }
+                Some(transport) => hca.receive(ctx, &addressing, transport),
+                None if Icrc::split(datagram.bytes).is_ok() => hca.drop_bad_icrc(ctx),
+                None => hca.receive(ctx, &addressing, datagram.bytes),
             });
         }
     }

@@ -4,7 +4,7 @@ mod interface;
 pub use interface::{Interface, interface_of};
 
 mod process;
-pub use process::ProcessIdentity;
+pub use process::{ProcessIdentity, at_exit};
 
 mod signals;
 pub use signals::SignalsBlocked;
@@ -38,6 +38,14 @@ pub fn random_words() -> [u64; 2] {
     let error = std::io::Error::last_os_error();
     assert_eq!(result, 0, "the operating system has a random number generator: {error}");
     words
+}
+
+/// The time of CLOCK_MONOTONIC, which is the same in all processes.
+pub fn monotonic_nanos() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes to `time` alone.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// Whether an errno reports an error of an earlier datagram, not of this call.

@@ -40,6 +40,13 @@ impl ProcessIdentity {
     }
 }
 
+/// Calls `act` when the process exits, unless it is killed.
+pub fn at_exit(act: extern "C" fn()) {
+    // SAFETY: the function has no arguments and stays as long as the library that contains it, with which the C library
+    // calls it at the latest.
+    unsafe { libc::atexit(act) };
+}
+
 /// The word that is zero in a child until the child is identified. `None` where the kernel does not wipe pages.
 #[cfg(target_os = "linux")]
 fn wiped_page() -> Option<&'static AtomicU64> {

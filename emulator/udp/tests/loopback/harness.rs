@@ -87,7 +87,7 @@ pub fn free_address() -> IpAddr {
 impl Application {
     /// Creates a client, a completion queue, and a memory region over the whole memory.
     pub fn open(driver: &mut Driver<SparseMemory>) -> Application {
-        let (doorbell, doorbell_consumer) = doorbell_ring(DeviceLimits::HCA.max_qp as u32);
+        let (doorbell, doorbell_consumer) = doorbell_ring(DeviceLimits::HCA.max_qp);
         let (cq_ring, completions) = completion_ring(4096);
         let memory = driver.memory().allocate(MEMORY_LENGTH);
         assert_eq!(memory, MemoryId(0));

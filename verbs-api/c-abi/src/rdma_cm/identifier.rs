@@ -47,13 +47,29 @@ pub struct CmIdState {
 }
 
 impl CmIdState {
+    /// The state of identifiers on consecutive cards.
+    pub(super) fn new(first_card: usize, ids: Vec<Id>) -> CmIdState {
+        CmIdState {
+            ids,
+            first_card,
+            selected: AtomicUsize::new(0),
+            is_wildcard: AtomicBool::new(false),
+            events: Unacknowledged::default(),
+            is_synchronous: AtomicBool::new(false),
+            offer: Mutex::default(),
+            // SAFETY: zero is valid for every field.
+            path: Box::new(std::cell::UnsafeCell::new(unsafe { zeroed() })),
+            owns_queues: Mutex::new(false),
+        }
+    }
+
     /// The identifier on the selected card.
     pub fn id(&self) -> &Id {
         &self.ids[self.selected.load(Ordering::Relaxed)]
     }
 
     /// The selected card.
-    fn card(&self) -> usize {
+    pub(super) fn card(&self) -> usize {
         self.first_card + self.selected.load(Ordering::Relaxed)
     }
 
@@ -64,7 +80,7 @@ impl CmIdState {
     }
 
     /// Binds to an address: on its card, or on all cards, whose ports are those of the host.
-    fn bind(&self, address: SocketAddr) -> Result<(), Error> {
+    pub(super) fn bind(&self, address: SocketAddr) -> Result<(), Error> {
         if !address.ip().is_unspecified() {
             self.select(card_for(Some(address.ip()), None));
             return self.id().bind(address);
@@ -80,7 +96,7 @@ impl CmIdState {
     }
 
     /// Resolves an address, on the card that leads there unless the identifier is bound to one.
-    fn resolve(&self, source: Option<SocketAddr>, destination: SocketAddr) -> Result<(), Error> {
+    pub(super) fn resolve(&self, source: Option<SocketAddr>, destination: SocketAddr) -> Result<(), Error> {
         let is_bound = || self.id().local_address().is_some_and(|local| !local.ip().is_unspecified());
         if self.ids.len() > 1 && !is_bound() {
             self.select(card_for(source.map(|source| source.ip()), Some(destination.ip())));
@@ -88,11 +104,15 @@ impl CmIdState {
         self.id().resolve_address(source, destination)
     }
 
-    fn listen(&self, backlog: u32) -> Result<(), Error> {
+    pub(super) fn listen(&self, backlog: u32) -> Result<(), Error> {
         match self.is_wildcard.load(Ordering::Relaxed) {
             true => self.ids.iter().try_for_each(|id| id.listen(backlog)),
             false => self.id().listen(backlog),
         }
+    }
+
+    pub(super) fn set_option(&self, option: CmOption) -> Result<(), Error> {
+        self.ids.iter().try_for_each(|id| id.set_option(option))
     }
 
     /// Whether its calls wait for completion.
@@ -233,18 +253,8 @@ pub fn new_cm_id(
     let mut abi: rdma_cm_id = unsafe { zeroed() };
     (abi.channel, abi.context, abi.ps, abi.qp_type) = (channel, program_context, ps, qp_type(kind));
     let numbers: Vec<u32> = ids.iter().map(Id::handle).collect();
-    let state = CmIdState {
-        ids,
-        first_card,
-        selected: AtomicUsize::new(0),
-        is_wildcard: AtomicBool::new(false),
-        events: Unacknowledged::default(),
-        is_synchronous: AtomicBool::new(is_synchronous),
-        offer: Mutex::default(),
-        // SAFETY: zero is valid for every field.
-        path: Box::new(std::cell::UnsafeCell::new(unsafe { zeroed() })),
-        owns_queues: Mutex::new(false),
-    };
+    let state = CmIdState::new(first_card, ids);
+    state.is_synchronous.store(is_synchronous, Ordering::Relaxed);
     let object = object::create(abi, state);
     let cards = first_card..;
     IDS.lock().extend(cards.zip(numbers).map(|key| (key, object as usize)));
@@ -477,7 +487,7 @@ pub unsafe extern "C" fn set_option(
             return Rejection::unsupported(why).minus_one(VERB);
         }
     };
-    return_code(VERB, state.ids.iter().try_for_each(|id| id.set_option(option)))
+    return_code(VERB, state.set_option(option))
 }
 
 /// Sends events to another channel from now on. Without a channel, calls wait for completion, as for an identifier

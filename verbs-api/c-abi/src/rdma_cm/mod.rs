@@ -6,6 +6,7 @@ mod event;
 mod identifier;
 mod lookup;
 mod multicast;
+pub mod rsocket;
 
 pub use connection::*;
 pub use endpoint::*;

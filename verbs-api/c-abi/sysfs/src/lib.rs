@@ -14,7 +14,7 @@ mod next;
 mod redirect;
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
-use libc::{DIR, FILE, mode_t, size_t, ssize_t};
+use libc::{DIR, FILE, glob_t, mode_t, size_t, ssize_t};
 use next::interpose;
 use redirect::{restore, with_redirected};
 
@@ -72,3 +72,25 @@ interpose! {
     restoring fn __realpath_chk(; path; into: *mut c_char, room: size_t) -> *mut c_char;
     restoring fn canonicalize_file_name(; path;) -> *mut c_char;
 }
+
+/// Makes the results of `glob` paths below `/sys` and `/dev` again.
+///
+/// # Safety
+/// `found` is what `glob` wrote if it returned 0.
+unsafe fn restore_all(found: *mut glob_t, result: c_int, is_redirected: bool) -> c_int {
+    if result == 0 && is_redirected {
+        // SAFETY: filled in by `glob`, which reserves `gl_offs` entries before its results and keeps earlier results.
+        let (paths, count) = unsafe { ((*found).gl_pathv.add((*found).gl_offs), (*found).gl_pathc) };
+        for index in 0..count {
+            // SAFETY: each of the results is a string that belongs to the caller.
+            unsafe { restore(*paths.add(index), true) };
+        }
+    }
+    result
+}
+
+// The two structures are the same where `off_t` has 64 bits.
+interpose!(@define [|result, is_redirected| restore_all(into, result, is_redirected)]
+    fn glob(; path; flags: c_int, error: Callback, into: *mut glob_t) -> c_int);
+interpose!(@define [|result, is_redirected| restore_all(into, result, is_redirected)]
+    fn glob64(; path; flags: c_int, error: Callback, into: *mut glob_t) -> c_int);

@@ -72,17 +72,10 @@ impl FlowInference {
             }
         } else if sequence.has_seen(psn) {
             loss = Some(self.events.len());
-            let fault = Inferred::Fault {
-                is_response: false,
-                psn,
-                opcode: self.transmissions.range(..=position).next_back().map(|(_, sent)| sent.opcode),
-                effect: EffectData::Dropped { copies: 0 },
-                certainty: Certainty::Inferred,
-                text: "captured, but the receiver got a later packet without it: lost, damaged or overtaken behind \
-                       the capture point"
-                    .into(),
-            };
-            self.fault(packet, fault);
+            let opcode = self.transmissions.range(..=position).next_back().map(|(_, sent)| sent.opcode);
+            let text = "captured, but the receiver got a later packet without it: lost, damaged or overtaken behind \
+                        the capture point";
+            self.lose(packet, false, psn, opcode, Certainty::Inferred, text);
         } else if let Some(gap) = self.gap_at(position, false) {
             gap.fate = GapFate::Lost;
         }

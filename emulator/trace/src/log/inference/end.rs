@@ -96,22 +96,13 @@ impl FlowInference {
         };
         let Some(first) = missing.first().and_then(|at| sequence.psn_at(*at)) else { return };
         if gap.fate == GapFate::NotCaptured {
-            let effect = EffectData::NotCaptured { packets: missing.len() as u32 };
-            let fault = Inferred::Fault {
-                is_response: gap.is_response,
-                psn: first,
-                opcode: None,
-                effect,
-                certainty,
-                text,
-            };
-            return self.fault(gap.packet, fault);
+            let (is_response, effect) =
+                (gap.is_response, EffectData::NotCaptured { packets: missing.len() as u32 });
+            let fault = Inferred::Fault { is_response, psn: first, opcode: None, effect, certainty, text };
+            return self.push(gap.packet, false, fault);
         }
         for psn in missing.iter().filter_map(|at| sequence.psn_at(*at)) {
-            let effect = EffectData::Dropped { copies: 0 };
-            let (is_response, text) = (gap.is_response, text.clone());
-            let fault = Inferred::Fault { is_response, psn, opcode: None, effect, certainty, text };
-            self.fault(gap.packet, fault);
+            self.lose(gap.packet, gap.is_response, psn, None, certainty, &text);
         }
     }
 }

@@ -121,11 +121,6 @@ struct Timeout {
     lost: i64,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Burst {
-    last: i64,
-}
-
 /// Everything inferred about the requests of one flow, and their answers.
 #[derive(Debug, Default)]
 pub(super) struct FlowInference {
@@ -138,7 +133,8 @@ pub(super) struct FlowInference {
     acknowledged: Option<i64>,
     last_response: Option<(i64, bool)>,
     rejection: Option<Rejection>,
-    burst: Option<Burst>,
+    /// The last position of a burst of retransmissions.
+    burst: Option<i64>,
     gaps: Vec<Gap>,
     timeouts: Vec<Timeout>,
     round_trip_ns: Option<i64>,
@@ -152,8 +148,18 @@ impl FlowInference {
         self.events.push(InferredEvent { packet, is_after, what });
     }
 
-    fn fault(&mut self, packet: usize, fault: Inferred) {
-        self.push(packet, false, fault);
+    /// A packet was lost.
+    fn lose(
+        &mut self,
+        packet: usize,
+        is_response: bool,
+        psn: Psn,
+        opcode: Option<Opcode>,
+        certainty: Certainty,
+        text: &str,
+    ) {
+        let (effect, text) = (EffectData::Dropped { copies: 0 }, text.to_owned());
+        self.push(packet, false, Inferred::Fault { is_response, psn, opcode, effect, certainty, text });
     }
 
     /// No answer can have reached the sender in this time.
@@ -180,14 +186,9 @@ impl FlowInference {
             Arrival::Fills | Arrival::Again => self.behind(sequence, seen, position, arrival, is_reliable),
         }
         self.last_request_ns = Some(seen.time_ns);
-        let Transmission { count, .. } = self.transmissions.get(&position).copied().unwrap_or(Transmission {
-            opcode: seen.opcode,
-            packet: seen.packet,
-            time_ns: 0,
-            count: 0,
-        });
+        let count = 1 + self.transmissions.get(&position).map_or(0, |sent| sent.count);
         let SeenPacket { packet, time_ns, opcode, .. } = seen;
-        let sent = Transmission { opcode, packet, time_ns, count: count + 1 };
+        let sent = Transmission { opcode, packet, time_ns, count };
         self.transmissions.insert(position, sent);
         while self.transmissions.len() > MAX_REMEMBERED {
             self.transmissions.pop_first();
@@ -215,10 +216,10 @@ impl FlowInference {
         arrival: Arrival,
         is_reliable: bool,
     ) {
-        if let Some(burst) = &mut self.burst
-            && position > burst.last
+        if let Some(last) = &mut self.burst
+            && position > *last
         {
-            burst.last = position;
+            *last = position;
             if let Some(gap) = self.gap_at(position, false)
                 && gap.fate == GapFate::Unknown
             {
@@ -248,7 +249,7 @@ impl FlowInference {
                         duplicated before the capture point";
             return self.fault_here(seen, EffectData::Duplicated { copies: 1 }, Certainty::Inferred, text);
         }
-        self.burst = Some(Burst { last: position });
+        self.burst = Some(position);
         if let Some(gap) = self.gap_at(position, false)
             && gap.fate == GapFate::Unknown
         {
@@ -298,17 +299,10 @@ impl FlowInference {
     /// A retransmission starts before the PSN of the last NAK: the requester did not receive the NAK, which acknowledges
     /// everything before its PSN.
     fn lose_nak(&mut self, sequence: &RequestSequence, seen: SeenPacket, rejection: Rejection) {
-        let fault = Inferred::Fault {
-            is_response: true,
-            psn: sequence.psn_at(rejection.position).unwrap_or(seen.psn),
-            opcode: Some(rejection.opcode),
-            effect: EffectData::Dropped { copies: 0 },
-            certainty: Certainty::Inferred,
-            text: "a NAK that was captured, but the requester sends again what the NAK acknowledges: lost behind the \
-                   capture point"
-                .into(),
-        };
-        self.fault(seen.packet, fault);
+        let psn = sequence.psn_at(rejection.position).unwrap_or(seen.psn);
+        let text = "a NAK that was captured, but the requester sends again what the NAK acknowledges: lost behind the \
+                    capture point";
+        self.lose(seen.packet, true, psn, Some(rejection.opcode), Certainty::Inferred, text);
     }
 
     /// A retransmission that no NAK asked for: the answer was lost, or the request.
@@ -331,36 +325,19 @@ impl FlowInference {
         }
         if let Some((at, (_, opcode))) = lost {
             let psn = sequence.psn_at(at).unwrap_or(seen.psn);
-            let fault = Inferred::Fault {
-                is_response: true,
-                psn,
-                opcode: Some(opcode),
-                effect: EffectData::Dropped { copies: 0 },
-                certainty: Certainty::Inferred,
-                text:
-                    "captured, but the requester did not react to it and sent the request again: lost behind \
-                       the capture point, or late"
-                        .into(),
-            };
-            self.fault(seen.packet, fault);
+            let text = "captured, but the requester did not react to it and sent the request again: lost behind \
+                        the capture point, or late";
+            self.lose(seen.packet, true, psn, Some(opcode), Certainty::Inferred, text);
         } else if cause == "response-gap" && !has_response_gap {
             // No part of the answer was captured: the request or the answer was lost.
             self.add_loss_of_request_or_answer(sequence, seen.packet, position);
         } else if cause == "timeout" && self.is_inside_response(position) {
-            let fault = Inferred::Fault {
-                is_response: true,
-                psn: seen.psn,
-                opcode: None,
-                effect: EffectData::Dropped { copies: 0 },
-                certainty: Certainty::Inferred,
-                text: "the response was captured up to this packet, and the requester asked for the rest again: lost \
-                       before the capture point"
-                    .into(),
-            };
-            self.fault(seen.packet, fault);
+            let text = "the response was captured up to this packet, and the requester asked for the rest again: lost \
+                        before the capture point";
+            self.lose(seen.packet, true, seen.psn, None, Certainty::Inferred, text);
         } else if cause == "timeout" && !has_response_gap {
             // A lost packet with others behind it draws a NAK, but only one: the retransmission of the missing packet was
-            // lost, or else the last packet, which nobody reported.
+            // lost, or else the last packet, which no report covers.
             let asked = self.rejection.filter(|rejection| rejection.kind == RejectionKind::Sequence);
             let lost = match asked.filter(|rejection| rejection.position >= position) {
                 Some(rejection) => rejection.position,
@@ -402,9 +379,7 @@ impl FlowInference {
     ) {
         let Some(psn) = sequence.psn_at(position) else { return };
         let opcode = self.transmissions.range(..=position).next_back().map(|(_, sent)| sent.opcode);
-        let effect = EffectData::Dropped { copies: 0 };
-        let fault = Inferred::Fault { is_response: false, psn, opcode, effect, certainty, text: text.into() };
-        self.fault(packet, fault);
+        self.lose(packet, false, psn, opcode, certainty, text);
     }
 
     fn fault_here(&mut self, seen: SeenPacket, effect: EffectData, certainty: Certainty, text: &str) {

@@ -1,0 +1,578 @@
+//! A socket: its connection, the events that advance it, and the threads that wait for it.
+
+use super::super::identifier::CmIdState;
+use super::super::{CmDevice, cm_devices};
+use super::stream::{ConnectionData, PeerState, Sizes, Stream};
+use crate::errno::Rejection;
+use crate::{object, protection};
+use core::ffi::{c_int, c_short};
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use softhca::Error;
+use softhca::cm::{Event, EventChannel, EventType, PortSpace};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a call looks for completions before it sleeps.
+const SPIN_TIME: Duration = Duration::from_micros(10);
+
+/// The sockets of the process, by descriptor.
+static SOCKETS: RwLock<BTreeMap<c_int, Arc<Rsocket>>> = RwLock::new(BTreeMap::new());
+
+/// Options by level and name, as the program wrote them.
+type Options = BTreeMap<(c_int, c_int), Vec<u8>>;
+
+pub const SOL_RDMA: c_int = 0x10000;
+pub const RDMA_SQSIZE: c_int = 0;
+pub const RDMA_RQSIZE: c_int = 1;
+pub const RDMA_INLINE: c_int = 2;
+pub const RDMA_IOMAPSIZE: c_int = 3;
+
+/// A socket. Its descriptor is an event counter, by which a thread that processes completions wakes others.
+pub struct Rsocket {
+    wakeup: OwnedFd,
+    state: Mutex<State>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    Unconnected,
+    Listening,
+    /// The connection is requested, or accepted and not confirmed.
+    Connecting,
+    Connected,
+    Disconnected,
+    Failed(c_int),
+}
+
+pub struct State {
+    pub phase: Phase,
+    pub stream: Option<Stream>,
+    pub cm: CmIdState,
+    channels: Vec<EventChannel>,
+    /// How often anything has changed.
+    changes: u64,
+    /// A channel of connection events is readable.
+    has_cm_event: bool,
+    /// Requests that wait for `raccept`.
+    pub requests: VecDeque<Event>,
+    pub is_nonblocking: bool,
+    pub options: Options,
+    /// The pending error of SO_ERROR.
+    pub error: c_int,
+    /// Closed by `rshutdown`.
+    pub is_read_shut: bool,
+    pub is_write_shut: bool,
+    waiters: Waiters,
+}
+
+/// Threads that sleep until the socket changes.
+#[derive(Default)]
+struct Waiters {
+    count: u32,
+    /// The number of wakeups so far, and of threads that have to see the last one.
+    wakeups: u64,
+    unseen: u32,
+}
+
+/// The default of an option that is supported.
+pub fn default_option(level: c_int, name: c_int) -> Option<Vec<u8>> {
+    let number: c_int = match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => 1 << 18,
+        (libc::SOL_SOCKET, libc::SO_LINGER) => return Some(vec![0; 8]),
+        (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
+        (libc::SOL_SOCKET, libc::SO_REUSEADDR | libc::SO_KEEPALIVE | libc::SO_OOBINLINE) => 0,
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => 1,
+        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => 1024,
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL | libc::TCP_KEEPCNT) => 0,
+        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => 0,
+        (SOL_RDMA, RDMA_SQSIZE | RDMA_RQSIZE) => 384,
+        (SOL_RDMA, RDMA_INLINE) => 64,
+        (SOL_RDMA, RDMA_IOMAPSIZE) => 0,
+        _ => return None,
+    };
+    Some(number.to_ne_bytes().into())
+}
+
+fn number(options: &Options, level: c_int, name: c_int) -> usize {
+    let bytes = options.get(&(level, name)).cloned().or_else(|| default_option(level, name));
+    let bytes = bytes.and_then(|bytes| bytes.first_chunk().copied()).unwrap_or_default();
+    c_int::from_ne_bytes(bytes).max(0) as usize
+}
+
+fn sizes(options: &Options) -> Sizes {
+    let buffer = |name| number(options, libc::SOL_SOCKET, name).clamp(1 << 13, 1 << 26).next_multiple_of(64);
+    let queue = |name| number(options, SOL_RDMA, name).clamp(8, 8192) as u32;
+    Sizes {
+        send_buffer: buffer(libc::SO_SNDBUF),
+        receive_buffer: buffer(libc::SO_RCVBUF),
+        send_queue: queue(RDMA_SQSIZE),
+        receive_queue: queue(RDMA_RQSIZE),
+        iomaps: number(options, SOL_RDMA, RDMA_IOMAPSIZE).min(1 << 14),
+    }
+}
+
+/// A channel of connection events whose descriptor exists.
+fn new_channel(device: &CmDevice) -> Result<EventChannel, Rejection> {
+    let open = device.state().ok_or_else(|| Rejection::new(libc::ENODEV, "the device is closed"))?;
+    let channel = EventChannel::new(&open.context)?;
+    channel.descriptor()?;
+    Ok(channel)
+}
+
+fn no_device() -> Rejection {
+    Rejection::new(libc::ENODEV, "the process has no device")
+}
+
+fn device(card: usize) -> Result<CmDevice, Rejection> {
+    cm_devices()?.get(card).copied().ok_or_else(no_device)
+}
+
+impl Rsocket {
+    /// Creates a socket on all cards of the host.
+    pub fn open() -> Result<c_int, Rejection> {
+        let devices = cm_devices()?;
+        let channels: Vec<EventChannel> = devices.iter().map(new_channel).collect::<Result<_, _>>()?;
+        let ids = channels.iter().map(|channel| channel.create_id(PortSpace::Tcp));
+        let ids = ids.collect::<Result<_, Error>>()?;
+        Rsocket::insert(CmIdState::new(0, ids), channels, Phase::Unconnected, Options::new(), None)
+    }
+
+    fn insert(
+        cm: CmIdState,
+        channels: Vec<EventChannel>,
+        phase: Phase,
+        options: Options,
+        stream: Option<Stream>,
+    ) -> Result<c_int, Rejection> {
+        // SAFETY: no pointers.
+        let descriptor = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if descriptor < 0 {
+            let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EMFILE);
+            return Err(Rejection::system(errno, "creating a descriptor for a socket"));
+        }
+        // SAFETY: it was just created.
+        let wakeup = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        let state = State {
+            phase,
+            stream,
+            cm,
+            channels,
+            changes: 0,
+            has_cm_event: false,
+            requests: VecDeque::new(),
+            is_nonblocking: false,
+            options,
+            error: 0,
+            is_read_shut: false,
+            is_write_shut: false,
+            waiters: Waiters::default(),
+        };
+        SOCKETS.write().insert(descriptor, Arc::new(Rsocket { wakeup, state: Mutex::new(state) }));
+        Ok(descriptor)
+    }
+
+    /// The socket of a descriptor, if it is one.
+    pub fn get(descriptor: c_int) -> Option<Arc<Rsocket>> {
+        SOCKETS.read().get(&descriptor).cloned()
+    }
+
+    /// The socket of a descriptor, or why it cannot be used.
+    pub fn find(descriptor: c_int) -> Result<Arc<Rsocket>, Rejection> {
+        let socket = Rsocket::get(descriptor).ok_or_else(|| {
+            Rejection::new(libc::EBADF, format!("descriptor {descriptor} is not an rsocket"))
+        })?;
+        socket.state.lock().channels[0].context().check_process()?;
+        Ok(socket)
+    }
+
+    /// Closes a socket: its descriptor is free once no other thread uses it.
+    pub fn remove(descriptor: c_int) {
+        let removed = SOCKETS.write().remove(&descriptor);
+        if let Some(socket) = removed {
+            let mut state = socket.state.lock();
+            state.phase = Phase::Failed(libc::EBADF);
+            socket.wake(&mut state);
+        }
+    }
+
+    /// Locks the socket, and processes its completions and events.
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        if state.progress() {
+            self.wake(&mut state);
+        }
+        state
+    }
+
+    /// Wakes all threads that wait for the socket, which has changed.
+    pub fn wake(&self, state: &mut State) {
+        state.changes += 1;
+        let waiters = &mut state.waiters;
+        if waiters.count > 0 {
+            (waiters.wakeups, waiters.unseen) = (waiters.wakeups + 1, waiters.count);
+            // SAFETY: eight bytes of a local value. It fails only if the counter is at its maximum: readable.
+            unsafe { libc::write(self.wakeup.as_raw_fd(), (&raw const waiters.wakeups).cast(), 8) };
+        }
+    }
+
+    /// Joins the threads that wait. Returns what [`Rsocket::leave`] needs.
+    fn enter(state: &mut State) -> u64 {
+        state.waiters.count += 1;
+        state.waiters.wakeups
+    }
+
+    fn leave(&self, state: &mut State, entered_at: u64) {
+        let waiters = &mut state.waiters;
+        waiters.count -= 1;
+        if entered_at < waiters.wakeups && waiters.unseen > 0 {
+            waiters.unseen -= 1;
+            if waiters.unseen == 0 {
+                let mut count = 0_u64;
+                // SAFETY: eight bytes of a local value; the descriptor does not block.
+                unsafe { libc::read(self.wakeup.as_raw_fd(), (&raw mut count).cast(), 8) };
+            }
+        }
+    }
+
+    /// Repeats `attempt` until it has a result, waiting in between unless the call does not block.
+    pub fn wait_for<T>(
+        self: &Arc<Self>,
+        may_block: bool,
+        mut attempt: impl FnMut(&mut State) -> Result<Option<T>, Rejection>,
+    ) -> Result<T, Rejection> {
+        let mut spin_until = None;
+        let mut has_looked = false;
+        loop {
+            let seen = {
+                let mut state = self.lock();
+                if let Some(value) = attempt(&mut state)? {
+                    return Ok(value);
+                }
+                state.changes
+            };
+            if !may_block && has_looked {
+                return Err(Rejection::would_block());
+            }
+            if may_block && Instant::now() < *spin_until.get_or_insert_with(|| Instant::now() + SPIN_TIME) {
+                continue;
+            }
+            let timeout = (!may_block).then_some(Duration::ZERO);
+            sleep(&[(self.clone(), seen)], &mut [], timeout)?;
+            has_looked = true;
+        }
+    }
+}
+
+/// Sleeps until one of the sockets has changed since the caller saw it, one of the other descriptors is ready, or the
+/// time is over.
+fn sleep(
+    sockets: &[(Arc<Rsocket>, u64)],
+    others: &mut [libc::pollfd],
+    timeout: Option<Duration>,
+) -> Result<(), Rejection> {
+    let mut polled = Vec::new();
+    let mut entered = Vec::new();
+    let mut timeout = timeout;
+    for (socket, seen) in sockets {
+        let mut state = socket.state.lock();
+        if let Some(stream) = &state.stream {
+            stream.arm();
+        }
+        if state.progress() {
+            socket.wake(&mut state);
+        }
+        if state.changes != *seen {
+            timeout = Some(Duration::ZERO);
+        }
+        let add = |descriptor| libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
+        polled.push(add(socket.wakeup.as_raw_fd()));
+        polled.extend(state.stream.iter().map(|stream| add(stream.channel.as_fd().as_raw_fd())));
+        let channels = polled.len();
+        let descriptors = state.channels.iter().filter_map(|channel| channel.descriptor().ok());
+        polled.extend(descriptors.map(|descriptor| add(descriptor.as_raw_fd())));
+        entered.push((Rsocket::enter(&mut state), channels, polled.len()));
+    }
+    let of_sockets = polled.len();
+    polled.extend_from_slice(others);
+    let milliseconds =
+        timeout.map_or(-1, |time| c_int::try_from(time.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX));
+    // SAFETY: the entries are local.
+    let found = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, milliseconds) };
+    let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+    for ((socket, _), (entered_at, channels, end)) in sockets.iter().zip(entered) {
+        let mut state = socket.state.lock();
+        socket.leave(&mut state, entered_at);
+        state.has_cm_event |= polled[channels..end].iter().any(|entry| entry.revents != 0);
+    }
+    if found < 0 {
+        return Err(Rejection::system(errno, "waiting for a socket"));
+    }
+    others.copy_from_slice(&polled[of_sockets..]);
+    Ok(())
+}
+
+/// `poll` for sockets and other descriptors.
+pub fn poll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<c_int, Rejection> {
+    let until = timeout.map(|timeout| Instant::now() + timeout);
+    let found: Vec<Option<Arc<Rsocket>>> = entries.iter().map(|entry| Rsocket::get(entry.fd)).collect();
+    let has_others = found.iter().any(Option::is_none);
+    let mut others: Vec<libc::pollfd> = entries.to_vec();
+    for (other, socket) in others.iter_mut().zip(&found) {
+        other.revents = 0;
+        if socket.is_some() {
+            // The kernel ignores negative descriptors.
+            other.fd = -1;
+        }
+    }
+    let spin_until = Instant::now() + SPIN_TIME;
+    let mut has_looked = false;
+    loop {
+        let mut ready = 0;
+        let mut sockets = Vec::new();
+        for ((entry, socket), other) in entries.iter_mut().zip(&found).zip(&others) {
+            entry.revents = match socket {
+                Some(socket) => {
+                    let mut state = socket.lock();
+                    sockets.push((socket.clone(), state.changes));
+                    state.ready(entry.events)
+                }
+                None => other.revents,
+            };
+            ready += c_int::from(entry.revents != 0);
+        }
+        let now = Instant::now();
+        let left = until.map(|until| until.saturating_duration_since(now));
+        let is_over = ready > 0 || left == Some(Duration::ZERO);
+        if is_over && has_looked || ready > 0 && !has_others {
+            return Ok(ready);
+        }
+        let timeout = if is_over || now < spin_until { Some(Duration::ZERO) } else { left };
+        sleep(&sockets, &mut others, timeout)?;
+        has_looked = true;
+    }
+}
+
+impl State {
+    /// Processes completions and, if there may be some, connection events. Returns whether anything has changed.
+    fn progress(&mut self) -> bool {
+        let is_connected = self.phase == Phase::Connected;
+        let mut has_changed = self.stream.as_mut().is_some_and(|stream| stream.progress(is_connected));
+        if std::mem::take(&mut self.has_cm_event) {
+            for index in 0..self.channels.len() {
+                loop {
+                    match self.channels[index].poll() {
+                        Ok(None) => break,
+                        Ok(Some(event)) => self.process(event),
+                        Err(error) => {
+                            self.fail(Rejection::from(error));
+                            break;
+                        }
+                    }
+                    has_changed = true;
+                }
+            }
+            // Data that arrived before the connection ended.
+            has_changed |= self.stream.as_mut().is_some_and(|stream| stream.progress(false));
+        }
+        if self.stream.as_ref().is_some_and(Stream::is_over) && self.phase == Phase::Connected {
+            self.phase = Phase::Disconnected;
+        }
+        has_changed
+    }
+
+    fn fail(&mut self, rejection: Rejection) {
+        self.error = rejection.code("an rsocket");
+        self.phase = Phase::Failed(self.error);
+    }
+
+    fn process(&mut self, event: Event) {
+        let refused = |errno| Rejection::new(errno, format!("{:?}, status {}", event.kind, event.status));
+        let result = match event.kind {
+            EventType::ConnectRequest => {
+                self.requests.push_back(event);
+                Ok(())
+            }
+            EventType::AddressResolved => self.cm.id().resolve_route().map_err(Rejection::from),
+            EventType::RouteResolved => self.request_connection(),
+            EventType::Established => self.complete(&event.private_data),
+            EventType::Disconnected => {
+                if !matches!(self.phase, Phase::Failed(_)) {
+                    self.phase = Phase::Disconnected;
+                }
+                Ok(())
+            }
+            EventType::AddressError | EventType::RouteError => Err(refused(libc::ENETUNREACH)),
+            EventType::Unreachable => Err(refused(libc::ETIMEDOUT)),
+            EventType::Rejected | EventType::ConnectError => Err(refused(libc::ECONNREFUSED)),
+            EventType::DeviceRemoval => Err(refused(libc::ENODEV)),
+            _ => Ok(()),
+        };
+        if let Err(rejection) = result {
+            self.fail(rejection);
+        }
+    }
+
+    /// Requests the connection, whose path is known.
+    fn request_connection(&mut self) -> Result<(), Rejection> {
+        let stream = prepare(&self.cm, &self.options)?;
+        self.cm.id().connect(&stream.parameters())?;
+        self.stream = Some(stream);
+        Ok(())
+    }
+
+    /// The connection stands. The side that requested it learns now what the other has said.
+    fn complete(&mut self, private_data: &[u8]) -> Result<(), Rejection> {
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        if !stream.has_peer() {
+            let Some(peer) = ConnectionData::parse(private_data) else {
+                return Err(Rejection::new(libc::EPROTO, "the peer accepted, but does not use rsockets"));
+            };
+            stream.set_peer(peer);
+        }
+        self.phase = Phase::Connected;
+        stream.progress(true);
+        Ok(())
+    }
+
+    /// Begins to connect.
+    pub fn connect(&mut self, address: SocketAddr) -> Result<(), Rejection> {
+        match self.phase {
+            Phase::Unconnected => {}
+            Phase::Connecting => return Err(Rejection::new(libc::EALREADY, "the socket is connecting")),
+            Phase::Failed(errno) => return Err(Rejection::new(errno, "the connection has failed")),
+            _ => return Err(Rejection::new(libc::EISCONN, "the socket is connected or listens")),
+        }
+        self.cm.resolve(None, address)?;
+        self.phase = Phase::Connecting;
+        Ok(())
+    }
+
+    pub fn listen(&mut self, backlog: c_int) -> Result<(), Rejection> {
+        self.cm.listen(backlog.max(0) as u32)?;
+        self.phase = Phase::Listening;
+        Ok(())
+    }
+
+    /// Accepts the next request, if there is one: the descriptor of a new socket.
+    pub fn accept(&mut self) -> Result<Option<c_int>, Rejection> {
+        if self.phase != Phase::Listening {
+            return Err(Rejection::invalid("the socket does not listen"));
+        }
+        while let Some(request) = self.requests.pop_front() {
+            let Some(peer) = ConnectionData::parse(&request.private_data) else {
+                // A program that uses the connection otherwise.
+                let _ = request.id.reject(&[]);
+                continue;
+            };
+            let cards = cm_devices()?;
+            let address = request.id.context().address();
+            let card = cards.iter().position(|device| device.address == address).unwrap_or(0);
+            let channel = new_channel(&device(card)?)?;
+            request.id.migrate(&channel)?;
+            let cm = CmIdState::new(card, vec![request.id]);
+            let mut stream = prepare(&cm, &self.options)?;
+            stream.set_peer(peer);
+            cm.id().accept(&stream.parameters())?;
+            let options = self.options.clone();
+            return Rsocket::insert(cm, vec![channel], Phase::Connecting, options, Some(stream)).map(Some);
+        }
+        Ok(None)
+    }
+
+    /// The stream, once it is connected; `None` while it connects.
+    pub fn connected(&mut self) -> Result<Option<&mut Stream>, Rejection> {
+        match self.phase {
+            Phase::Connecting => Ok(None),
+            Phase::Failed(errno) => Err(Rejection::new(errno, "the connection has failed")),
+            Phase::Connected | Phase::Disconnected => Ok(self.stream.as_mut()),
+            Phase::Unconnected | Phase::Listening => {
+                Err(Rejection::new(libc::ENOTCONN, "the socket is not connected"))
+            }
+        }
+    }
+
+    /// Why nothing can be sent, if so.
+    pub fn check_writable(&self) -> Result<(), Rejection> {
+        let why = match (&self.stream, self.phase) {
+            _ if self.is_write_shut => "the socket was shut down".into(),
+            (Some(stream), Phase::Disconnected) => match &stream.failure {
+                Some(completion) => completion.to_string(),
+                None => "the peer has disconnected".into(),
+            },
+            _ => return Ok(()),
+        };
+        Err(Rejection::new(libc::EPIPE, why))
+    }
+
+    /// Whether no more data will arrive.
+    pub fn is_at_end(&self) -> bool {
+        let has_peer_ended = self.stream.as_ref().is_some_and(|stream| stream.peer_state != PeerState::Open);
+        self.is_read_shut || has_peer_ended || self.phase == Phase::Disconnected
+    }
+
+    /// The requested events that are there, and errors.
+    fn ready(&mut self, requested: c_short) -> c_short {
+        let mut ready = 0;
+        let is_at_end = self.is_at_end();
+        match self.phase {
+            Phase::Unconnected => ready |= libc::POLLOUT | libc::POLLHUP,
+            Phase::Listening if !self.requests.is_empty() => ready |= libc::POLLIN,
+            Phase::Listening | Phase::Connecting => {}
+            Phase::Failed(_) => ready |= libc::POLLIN | libc::POLLOUT | libc::POLLERR | libc::POLLHUP,
+            Phase::Disconnected => {
+                ready |= libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP;
+                // Programs take POLLHUP for the end of the data too.
+                if self.stream.as_ref().is_none_or(|stream| stream.readable() == 0) {
+                    ready |= libc::POLLHUP;
+                }
+            }
+            Phase::Connected => {
+                let Some(stream) = &mut self.stream else { return 0 };
+                if stream.readable() > 0 {
+                    ready |= libc::POLLIN;
+                }
+                if is_at_end {
+                    ready |= libc::POLLIN | libc::POLLRDHUP;
+                }
+                if self.is_write_shut || stream.can_send() {
+                    ready |= libc::POLLOUT;
+                }
+            }
+        }
+        for (event, normal) in [(libc::POLLIN, libc::POLLRDNORM), (libc::POLLOUT, libc::POLLWRNORM)] {
+            if ready & event != 0 {
+                ready |= normal;
+            }
+        }
+        ready & (requested | libc::POLLERR | libc::POLLHUP)
+    }
+
+    /// Ends one or both directions, and sends a control message that says so.
+    pub fn shut_down(&mut self, is_read: bool, is_write: bool) {
+        let was_over = self.is_read_shut && self.is_write_shut;
+        let was_write_shut = self.is_write_shut;
+        self.is_read_shut |= is_read;
+        self.is_write_shut |= is_write;
+        let is_over = self.is_read_shut && self.is_write_shut;
+        if let Some(stream) = self.stream.as_mut().filter(|_| self.phase == Phase::Connected)
+            && (is_over && !was_over || self.is_write_shut && !was_write_shut)
+        {
+            stream.shut_down(is_over);
+        }
+    }
+}
+
+/// Creates the stream of an identifier that has a card, ready to receive.
+fn prepare(cm: &CmIdState, options: &Options) -> Result<Stream, Rejection> {
+    let device = device(cm.card())?;
+    let open = device.state().ok_or_else(no_device)?;
+    // SAFETY: a domain of this library.
+    let domain = unsafe { object::find::<protection::Pd>(device.pd()) }?;
+    let stream = Stream::new(&open.context, &domain.domain, sizes(options))?;
+    cm.id().attach_queue_pair(stream.pair())?;
+    stream.post_receives()?;
+    Ok(stream)
+}
