@@ -1,11 +1,11 @@
-//! `softhca shrink`: a minimal set of faults with which a scenario still fails.
+//! `softhca shrink`: a minimal set of faults with which a scenario still fails, simulated or on a real program.
 
 use crate::exit_code;
 use crate::scenario::{self, ParameterValue};
 use clap::Args;
-use softhca_scenarios::ParameterValues;
+use softhca_scenarios::{FaultText, ParameterValues, Scenario, minimize, with_faults};
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 
 /// Arguments of `softhca shrink`.
 #[derive(Args)]
@@ -21,6 +21,15 @@ pub struct Arguments {
     /// Set a parameter of the scenario
     #[arg(long = "set", value_name = "NAME=VALUE")]
     set: Vec<ParameterValue>,
+    /// Write the scenario with the minimal set to this file
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Host that the program runs on, as for `softhca exec`
+    #[arg(long, value_name = "NAME", requires = "program")]
+    host: Option<String>,
+    /// Run this program with `softhca exec`, instead of a simulation
+    #[arg(last = true, value_name = "PROGRAM", conflicts_with_all = ["seed", "set"])]
+    program: Vec<String>,
 }
 
 /// Runs the command.
@@ -34,8 +43,36 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
+/// What is necessary, and what it causes.
+struct Shrunk {
+    faults: Vec<String>,
+    before: usize,
+    runs: usize,
+    results: Vec<String>,
+}
+
 fn shrink(arguments: &Arguments) -> Result<ExitCode, String> {
     let scenario = scenario::read(&arguments.file)?;
+    let found = match arguments.program.is_empty() {
+        true => shrink_simulation(arguments, &scenario)?,
+        false => ProgramRuns { arguments, scenario: &scenario, runs: 0 }.shrink()?,
+    };
+    let Some(found) = found else { return Ok(ExitCode::FAILURE) };
+    outln!("{} of {} faults suffice ({} runs):", found.faults.len(), found.before, found.runs);
+    for fault in &found.faults {
+        outln!("{fault}\n");
+    }
+    for result in &found.results {
+        outln!("result: {result}");
+    }
+    if let Some(path) = &arguments.output {
+        let text = with_faults(scenario.text(), &found.faults);
+        std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn shrink_simulation(arguments: &Arguments, scenario: &Scenario) -> Result<Option<Shrunk>, String> {
     let set = ParameterValue::pairs(&arguments.set);
     let sweep = scenario.sweep(&set).map_err(|problem| problem.to_string())?;
     let values: &ParameterValues = match &sweep[..] {
@@ -45,19 +82,80 @@ fn shrink(arguments: &Arguments) -> Result<ExitCode, String> {
     let seed = arguments.seed.unwrap_or(scenario.seed);
     let plan = scenario.plan(values, seed).map_err(|problem| problem.to_string())?;
     let mut runs = 0;
-    let Some(found) = softhca_scenarios::shrink(&plan, |n| runs = n) else {
+    let Some(found) = softhca_scenarios::shrink(&plan, scenario.text(), |n| runs = n) else {
         outln!("{} does not fail with seed {seed}: nothing to shrink", scenario.name());
-        return Ok(ExitCode::FAILURE);
+        return Ok(None);
     };
-    outln!("{} of {} faults suffice ({runs} runs):", found.faults.len(), found.before);
-    for fault in &found.faults {
-        outln!("  {fault}");
+    let failures = found.outcome.failures().filter(|failure| !failure.is_unfired_rule());
+    let mut results: Vec<String> =
+        failures.map(|failure| format!("{}: {}", failure.text, failure.detail)).collect();
+    results.extend(found.outcome.error.clone());
+    Ok(Some(Shrunk { faults: found.faults, before: found.before, runs, results }))
+}
+
+/// Runs of a program with some of the faults.
+struct ProgramRuns<'a> {
+    arguments: &'a Arguments,
+    scenario: &'a Scenario,
+    runs: usize,
+}
+
+/// How a run of a program failed: the expectations that did not hold, or the exit code. Empty if it did not.
+type Symptoms = Vec<String>;
+
+impl ProgramRuns<'_> {
+    fn shrink(&mut self) -> Result<Option<Shrunk>, String> {
+        let (program, name) = (self.arguments.program.join(" "), self.scenario.name());
+        let all = FaultText::all(self.scenario.text());
+        let (symptoms, hits) = self.run(&all.iter().collect::<Vec<_>>())?;
+        if symptoms.is_empty() {
+            outln!("{program} does not fail with {name}: nothing to shrink");
+            return Ok(None);
+        }
+        let of_fault =
+            |(index, fault): (usize, &FaultText)| fault.split(hits.get(index).copied().unwrap_or(0));
+        let candidates: Vec<FaultText> = all.iter().enumerate().flat_map(of_fault).collect();
+        let before = candidates.len();
+        let mut fails = |faults: &[&FaultText]| self.run(faults).is_ok_and(|(seen, _)| seen == symptoms);
+        // Hits that are split may not be those of the whole.
+        let candidates = match fails(&candidates.iter().collect::<Vec<_>>()) {
+            true => candidates,
+            false => all,
+        };
+        let faults = minimize(candidates, fails).iter().map(FaultText::to_string).collect();
+        Ok(Some(Shrunk { faults, before, runs: self.runs, results: symptoms }))
     }
-    for failure in found.outcome.failures().filter(|failure| !failure.is_unfired_rule()) {
-        outln!("result: {}: {}", failure.text, failure.detail);
+
+    /// Runs the program with these faults. Returns how it failed, and how often each fault happened.
+    fn run(&mut self, faults: &[&FaultText]) -> Result<(Symptoms, Vec<u64>), String> {
+        self.runs += 1;
+        // A fault often prevents another.
+        let texts: Vec<String> = faults.iter().map(|fault| (*fault).clone().optional().to_string()).collect();
+        let path = std::env::temp_dir().join(format!("softhca-shrink-{}.toml", std::process::id()));
+        let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+        std::fs::write(&path, with_faults(self.scenario.text(), &texts)).map_err(failed)?;
+        let own = std::env::current_exe().map_err(|error| format!("cannot find the executable: {error}"))?;
+        let mut command = Command::new(own);
+        command.args(["exec", "--json", "--name"]).arg(format!("shrink-{}", std::process::id()));
+        command.args(self.arguments.host.iter().flat_map(|host| ["--host", host.as_str()]));
+        command.arg("--scenario").arg(&path).arg("--").args(&self.arguments.program);
+        let output = command.stdin(Stdio::null()).output().map_err(failed)?;
+        let _ = std::fs::remove_file(&path);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let verdict: Option<serde_json::Value> =
+            text.lines().last().and_then(|line| serde_json::from_str(line).ok());
+        let Some(verdict) = verdict.filter(|verdict| verdict["rules"].is_array()) else {
+            return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
+        };
+        let list = |key: &str| verdict[key].as_array().cloned().unwrap_or_default();
+        let hits = list("rules").iter().map(|rule| rule["fired"].as_u64().unwrap_or(0)).collect();
+        let not_held = list("expectations").into_iter().filter(|expectation| expectation["held"] == false);
+        let mut symptoms: Symptoms =
+            not_held.map(|failed| failed["text"].as_str().unwrap_or_default().to_owned()).collect();
+        let code = output.status.code().unwrap_or(-1);
+        if symptoms.is_empty() && code != 0 {
+            symptoms.push(format!("the program ends with {code}"));
+        }
+        Ok((symptoms, hits))
     }
-    if let Some(error) = &found.outcome.error {
-        outln!("result: {error}");
-    }
-    Ok(ExitCode::SUCCESS)
 }

@@ -222,6 +222,13 @@ fn shrink_prints_the_fault_that_causes_the_failure() {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(code(&output), 0, "{text}");
     assert!(text.contains("1 of 1 faults suffice") && text.contains("lose the second packet"), "{text}");
+    // The rule is in the notation of files, and a file with it fails too.
+    let minimal = folder.join("minimal.toml").display().to_string();
+    let output = softhca(&["shrink", &failing_scenario(&folder), "--seed", "5", "-o", &minimal]);
+    assert_eq!(code(&output), 0);
+    let again = softhca(&["shrink", &minimal, "--seed", "5"]);
+    assert!(String::from_utf8_lossy(&again.stdout).contains("1 of 1 faults suffice"), "{again:?}");
+    assert!(text.contains("[[fault]]\n") && text.contains("action = \"drop\""), "{text}");
     let fine = softhca(&["shrink", &library("rnr-recovers.toml")]);
     assert_eq!(code(&fine), 1);
 }

@@ -23,8 +23,43 @@ pub(crate) struct RunResults<'a> {
     pub record: &'a RunRecord,
     pub log: &'a ProgramLog,
     pub end: &'a FinalState,
-    /// External programs did the work: only the events of their devices are known.
-    pub external_programs: bool,
+}
+
+/// Why expectations about time are not judged.
+const NO_TIME: &str = "real sockets keep no time";
+
+impl Expectation {
+    /// Why the run of an external program cannot be judged by it, if it cannot: only the events of its device are known.
+    pub(crate) fn unknown_of_programs(&self) -> Option<&'static str> {
+        if self.is_timed {
+            return Some(NO_TIME);
+        }
+        let is_packet = |check: &OrderCheck| matches!(check, OrderCheck::Packet(..));
+        match &self.check {
+            Check::Order(checks) if checks.iter().any(is_packet) => {
+                Some("the packets of real programs are counted, not kept in order")
+            }
+            Check::Order(checks)
+                if checks.iter().any(|check| matches!(check, OrderCheck::Connection(..))) =>
+            {
+                Some("the connection events of a program are its own")
+            }
+            Check::Memory { .. } => Some("the memory of a program is its own"),
+            Check::Goodput { .. } | Check::Fairness { .. } | Check::Latency { .. } | Check::Finish { .. } => {
+                Some("what a program meant to do is not known")
+            }
+            Check::VerbErrors { .. } => Some("the calls of a program are its own"),
+            Check::Connection(_) => Some("the connection events of a program are its own"),
+            Check::Switch { .. } | Check::PauseFrames { .. } => Some("switches exist in virtual time only"),
+            Check::Completion(_)
+            | Check::State { .. }
+            | Check::Packet { .. }
+            | Check::Counter { .. }
+            | Check::Event { .. }
+            | Check::ExitCode(_)
+            | Check::Order(_) => None,
+        }
+    }
 }
 
 impl RunResults<'_> {
@@ -46,36 +81,9 @@ impl RunResults<'_> {
         }
     }
 
-    /// Why an expectation cannot be judged, if it cannot.
+    /// Why an expectation cannot be judged, if it cannot. Those of external programs are checked when a plan is loaded.
     fn skip_reason(&self, expectation: &Expectation) -> Option<&'static str> {
-        if self.end.in_real_time && expectation.is_timed {
-            return Some("real sockets keep no time");
-        }
-        let is_packet = |check: &OrderCheck| matches!(check, OrderCheck::Packet(..));
-        match &expectation.check {
-            _ if !self.external_programs => None,
-            Check::Order(checks) if checks.iter().any(is_packet) => {
-                Some("the packets of real programs are counted, not kept in order")
-            }
-            Check::Order(checks)
-                if checks.iter().any(|check| matches!(check, OrderCheck::Connection(..))) =>
-            {
-                Some("the connection events of a program are its own")
-            }
-            Check::Memory { .. } => Some("the memory of a program is its own"),
-            Check::Goodput { .. } | Check::Fairness { .. } | Check::Latency { .. } | Check::Finish { .. } => {
-                Some("what a program meant to do is not known")
-            }
-            Check::VerbErrors { .. } => Some("the calls of a program are its own"),
-            Check::Connection(_) => Some("the connection events of a program are its own"),
-            Check::Switch { .. } | Check::PauseFrames { .. } => Some("switches exist in virtual time only"),
-            Check::Completion(_)
-            | Check::State { .. }
-            | Check::Packet { .. }
-            | Check::Counter { .. }
-            | Check::Event { .. }
-            | Check::Order(_) => None,
-        }
+        (self.end.in_real_time && expectation.is_timed).then_some(NO_TIME)
     }
 }
 
@@ -130,11 +138,6 @@ pub(crate) fn evaluate(
     }
     for invariant in &plan.invariants {
         let (text, result) = evaluator.invariant(*invariant);
-        if results.external_programs {
-            let why = "the packets of real programs are counted, not kept in order".to_owned();
-            skipped.push(SkippedExpectation { text: text.to_owned(), why });
-            continue;
-        }
         expectations.push(result.outcome(text));
     }
     let mut rules = Vec::new();
@@ -231,6 +234,10 @@ impl Evaluator<'_> {
                 };
                 CheckResult::new(times.contains(found), detail).at(self.default_location())
             }
+            Check::ExitCode(expected) => match results.log.exit_code {
+                Some(code) => CheckResult::new(code == *expected, format!("it ended with {code}")),
+                None => CheckResult::new(false, "no program ran"),
+            },
         }
     }
 

@@ -14,7 +14,7 @@ use crate::hosts::Hosts;
 use crate::plan::{Area, FabricChange, FaultKind, FlowKind, Plan, StepAction, StepPlan, WorkRequest, limits};
 use crate::spec::Errno;
 use softhca_fabric::RuleId;
-use softhca_queue::{Completion, CompletionStatus};
+use softhca_queue::{Completion, CompletionStatus, FaultTrigger};
 use std::collections::BTreeMap;
 
 /// The origin of a work request.
@@ -59,6 +59,8 @@ pub struct ProgramLog {
     /// All calls that returned an error.
     pub failed_calls: Vec<FailedCall>,
     pub connections: ConnectionTable,
+    /// The exit code of the program of `softhca exec`.
+    pub exit_code: Option<u8>,
     /// Reason why the run cannot continue.
     pub error: Option<String>,
 }
@@ -126,6 +128,8 @@ pub struct Executor<'p> {
     serial: u64,
     qps: Vec<QpProgress>,
     programs: Vec<ProgramState>,
+    /// The faults that waited for something that happened.
+    begun: Vec<(usize, FaultTrigger)>,
     /// What they did and received.
     pub log: ProgramLog,
 }
@@ -142,11 +146,13 @@ impl<'p> Executor<'p> {
                 plan.qps.len()
             ],
             programs: vec![ProgramState::default(); plan.hosts.len()],
+            begun: Vec::new(),
             log: ProgramLog::new(plan),
         };
         // At the same time, faults come first, then receives, then work requests.
         for (index, fault) in plan.faults.iter().enumerate() {
-            if let FaultKind::Timed { at_ns, .. } = fault.kind {
+            if let (FaultKind::Timed { at_ns, .. }, None) = (&fault.kind, &fault.after) {
+                let at_ns = *at_ns;
                 executor.schedule(at_ns, ScheduledAction::Fault(index));
             }
         }
@@ -212,6 +218,7 @@ impl<'p> Executor<'p> {
                 if let FaultKind::Timed { fault: what, .. } = &fault.kind {
                     *self.log.fired.entry(fault.id).or_default() += 1;
                     self.apply_timed_fault(now_ns, what, hosts);
+                    self.on_trigger(now_ns, &FaultTrigger::Fault(fault.id.0), hosts);
                 }
             }
             ScheduledAction::Fabric(what) => self.apply_change(what, hosts),
@@ -346,8 +353,11 @@ impl<'p> Executor<'p> {
 
     /// Delivers connection events and completions to the programs. Returns whether there were any.
     pub fn deliver_events(&mut self, now_ns: impl Fn() -> u64, hosts: &mut Hosts<'_>) -> bool {
-        let (qps, cm_hosts) = hosts.take_ready();
         let mut any = false;
+        for trigger in hosts.take_triggers() {
+            any |= self.on_trigger(now_ns(), &trigger, hosts);
+        }
+        let (qps, cm_hosts) = hosts.take_ready();
         for host in cm_hosts {
             while let Some(event) = hosts.poll_cm(host) {
                 any = true;
@@ -389,7 +399,7 @@ impl<'p> Executor<'p> {
         match origin {
             Some(Origin::Step(step)) => {
                 if self.log.complete_one(step) == 0 {
-                    self.schedule_dependents(now_ns, step);
+                    self.schedule_dependents(now_ns, step, hosts);
                 }
             }
             Some(Origin::Flow(flow)) => match self.plan.flows[flow].kind {
@@ -412,8 +422,9 @@ impl<'p> Executor<'p> {
         }
     }
 
-    fn schedule_dependents(&mut self, now_ns: u64, step: usize) {
+    fn schedule_dependents(&mut self, now_ns: u64, step: usize, hosts: &mut Hosts<'_>) {
         let plan = self.plan;
+        self.on_trigger(now_ns, &FaultTrigger::Step(step as u32), hosts);
         for (index, follower) in plan.steps.iter().enumerate() {
             if follower.after == Some(step) {
                 self.schedule(now_ns + follower.at_ns, ScheduledAction::Step(index));

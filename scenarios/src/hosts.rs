@@ -20,8 +20,8 @@ use softhca::{
     ModifyQp, ProtectionDomain, QpState, QueuePair, ReceiveRequest, SendRequest, sim::SimulatedFabric,
     trace::SharedSink,
 };
-use softhca_fabric::{Endpoint, Flow, HostId, LinkId, RuleCounters, RuleId};
-use softhca_queue::{AccessFlags, Completion, Counters, InjectedEvent, VerbsError};
+use softhca_fabric::{Endpoint, Flow, HostId, LinkId, Rule, RuleCounters, RuleId};
+use softhca_queue::{AccessFlags, Completion, Counters, FaultTrigger, InjectedEvent, VerbsError};
 use softhca_trace::NameTable;
 use softhca_wire::{Gid, Psn, Qpn, QueueKey, RemoteKey};
 use std::io;
@@ -74,6 +74,9 @@ pub struct Hosts<'p> {
     fabric: Option<SimulatedFabric>,
     /// The recorder of a run in virtual time, once it runs.
     recorder: Option<SharedSink<Recorder>>,
+    /// Events and faults of a run in real time that faults may wait for.
+    pub(crate) triggers: Vec<FaultTrigger>,
+    has_waiting_faults: bool,
 }
 
 impl<'p> Hosts<'p> {
@@ -99,6 +102,8 @@ impl<'p> Hosts<'p> {
             names: NameTable::new(),
             fabric,
             recorder: None,
+            triggers: Vec::new(),
+            has_waiting_faults: plan.has_waiting_faults(),
         };
         hosts.add_names();
         for qp in 0..plan.qps.len() {
@@ -230,6 +235,51 @@ impl<'p> Hosts<'p> {
         }
     }
 
+    /// Adds a rule that waited for something.
+    pub(crate) fn add_rule(&self, links: &[usize], rule: &Rule) {
+        match &self.fabric {
+            Some(fabric) => fabric::add_rule(fabric, links, rule),
+            None => {
+                for (host, device) in self.devices.iter().enumerate() {
+                    for rule in self.plan.rule_at_host(host, links, rule) {
+                        device.add_rule(self.plan.seed, rule);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reports what faults of the program of a host wait for.
+    pub(crate) fn note_trigger(&self, host: usize, trigger: &FaultTrigger) -> Result<(), String> {
+        self.contexts[host].note_trigger(trigger.clone()).map_err(|error| error.to_string())
+    }
+
+    /// The events and faults since the last call that faults may wait for.
+    pub(crate) fn take_triggers(&mut self) -> Vec<FaultTrigger> {
+        let mut triggers = std::mem::take(&mut self.triggers);
+        if !self.has_waiting_faults {
+            return Vec::new();
+        }
+        if let Some(recorder) = &self.recorder {
+            triggers.append(&mut recorder.lock().triggers);
+        }
+        // A rule that only counts has no event.
+        let counters = self.rule_counters();
+        let fired = counters.iter().filter(|(_, counters)| counters.fired > 0);
+        triggers.extend(fired.map(|(id, _)| FaultTrigger::Fault(id.0)));
+        triggers
+    }
+
+    fn rule_counters(&self) -> Vec<(RuleId, RuleCounters)> {
+        match &self.fabric {
+            Some(fabric) => fabric::rule_counters(fabric, self.plan),
+            None => {
+                let rules = self.devices.iter().flat_map(Device::rules);
+                rules.map(|(rule, counters)| (rule.id, counters)).collect()
+            }
+        }
+    }
+
     /// A recorder for the events of these hosts.
     pub(crate) fn recorder(&self, recording: Recording) -> io::Result<Recorder> {
         let addresses = self.devices.iter().map(Device::address);
@@ -311,16 +361,9 @@ impl<'p> Hosts<'p> {
 
     /// The state of the devices at the end of a run.
     pub fn final_state(&self, ended_ns: u64, timed_out: bool) -> FinalState {
-        let rule_counters = match &self.fabric {
-            Some(fabric) => fabric::rule_counters(fabric, self.plan),
-            None => {
-                let rules = self.devices.iter().flat_map(Device::rules);
-                rules.map(|(rule, counters)| (rule.id, counters)).collect()
-            }
-        };
         let states = self.qps.iter().map(|qp| qp.pair.as_ref().and_then(|pair| pair.state().ok()));
         FinalState {
-            rule_counters,
+            rule_counters: self.rule_counters(),
             counters: self.contexts.iter().map(Context::counters).collect(),
             states: states.collect(),
             ended_ns,

@@ -54,7 +54,7 @@ pub use report::{
     Verdict,
 };
 pub use scenario::Scenario;
-pub use shrink::{Minimized, shrink};
+pub use shrink::{FaultText, Minimized, minimize, shrink, with_faults};
 pub use sim::simulate;
 pub use source::Diagnostic;
 pub use spec::schema;

@@ -8,7 +8,8 @@ use crate::evaluate::{self, RunResults};
 use crate::executor::{ObservedCompletion, ProgramLog};
 use crate::hosts::FinalState;
 use crate::plan::{
-    FabricChange, FaultKind, FaultPlan, HostPlan, LinkPlan, Node, Plan, TimedFault, default_settings,
+    Expectation, FabricChange, FaultKind, FaultPlan, HostPlan, LinkPlan, Node, Plan, TimedFault,
+    default_settings,
 };
 use crate::quantity::Time;
 use crate::record::{RecordedEvent, RunRecord, TimelineEntry};
@@ -16,7 +17,8 @@ use crate::report::{ExpectationOutcome, Outcome, Verdict};
 use softhca_engine::{AsyncEvent, QpState, QpType, Settings};
 use softhca_fabric::{Action, FlowId, LinkState, Repeat, Rule, RuleCounters, RuleId, Selector};
 use softhca_queue::{
-    Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Counters, InjectedEvent, ProgramFaults,
+    Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Counters, FaultTrigger, InjectedEvent,
+    ProgramFaults,
 };
 use softhca_trace::log::{CompletionData, Entry, LogEvent};
 use softhca_wire::Qpn;
@@ -30,6 +32,10 @@ pub trait HostControl {
     fn raise_event(&mut self, host: usize, event: InjectedEvent) -> Result<(), String>;
     /// Kills, stops or continues the programs of a host.
     fn signal(&mut self, host: usize, signal: ProgramSignal) -> Result<(), String>;
+    /// Adds a rule to the device of a host.
+    fn add_rule(&mut self, host: usize, rule: Rule, name: &str) -> Result<(), String>;
+    /// Reports to the faults of the program of a host what they wait for.
+    fn note_trigger(&mut self, host: usize, trigger: &FaultTrigger) -> Result<(), String>;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,12 +46,15 @@ pub enum ProgramSignal {
     Stop,
     /// SIGCONT.
     Continue,
+    /// SIGKILL, and the program starts again.
+    Restart,
 }
 
 /// The delay of links whose delay the file does not set, which real links have anyway.
 const DEFAULT_DELAY_NS: u64 = 1_000;
-/// The rule that delays every packet of a link: no rule of a file has this number.
+/// The rules that delay every packet of a link, and limit its rate: no rule of a file has these numbers.
 const DELAY_RULE: RuleId = RuleId(u32::MAX);
+const RATE_RULE: RuleId = RuleId(u32::MAX - 1);
 
 /// A plan for external programs.
 pub struct LiveScenario<'p> {
@@ -64,6 +73,10 @@ pub struct LiveScenario<'p> {
     /// Queue pairs in RTR whose configuration is not known yet.
     pending_rtr: BTreeSet<(usize, u32)>,
     exits: BTreeMap<usize, (i32, String)>,
+    /// The faults that waited for something that happened.
+    begun: Vec<(usize, FaultTrigger)>,
+    /// The time of the last actions, in the clock of the caller.
+    now_ns: u64,
     ended_ns: u64,
 }
 
@@ -76,8 +89,14 @@ impl<'p> LiveScenario<'p> {
         if let Some(why) = plan.unsupported_on_real_devices() {
             return Err(format!("not possible on real devices: {why}"));
         }
-        if plan.links.iter().any(|link| link.line.bits_per_second.is_some()) {
-            return Err("the rate of a link requires virtual time, or a daemon with `[fabric]` (`softhca daemon --config`)".into());
+        let unknown = |expectation: &Expectation| {
+            expectation.unknown_of_programs().map(|why| (expectation.text.clone(), why))
+        };
+        if let Some((text, why)) = plan.expectations.iter().find_map(unknown) {
+            return Err(format!("the expectation \"{text}\" cannot be checked for real programs: {why}"));
+        }
+        if !plan.invariants.is_empty() {
+            return Err("invariants cannot be checked for real programs: their packets are counted, not kept in order".into());
         }
         let usual = |host: &HostPlan| Settings { recovery: host.settings.recovery, ..default_settings() };
         if let Some(host) = plan.hosts.iter().find(|host| host.settings != usual(host)) {
@@ -91,7 +110,9 @@ impl<'p> LiveScenario<'p> {
         for fault in &plan.faults {
             let found = timed_actions(fault)
                 .map_err(|what| format!("fault {:?}: {what} not supported for real programs", fault.name))?;
-            actions.extend(found);
+            if fault.after.is_none() {
+                actions.extend(found);
+            }
         }
         actions.sort_by_key(|action| action.at_ns);
         let mut expected_qps = vec![Vec::new(); plan.hosts.len()];
@@ -113,6 +134,8 @@ impl<'p> LiveScenario<'p> {
             qp_by_number: BTreeMap::new(),
             pending_rtr: BTreeSet::new(),
             exits: BTreeMap::new(),
+            begun: Vec::new(),
+            now_ns: 0,
             ended_ns: 0,
         })
     }
@@ -123,14 +146,60 @@ impl<'p> LiveScenario<'p> {
             self.plan.rules_for_host(host).into_iter().map(|(name, rule)| (rule, name)).collect();
         // The delay of a link that the file sets. A device has one link.
         let of_host = |link: &&LinkPlan| link.ends.contains(&Node::Host(host));
-        if let Some(link) = self.plan.links.iter().find(of_host)
-            && link.line.delay_ns > DEFAULT_DELAY_NS
-        {
+        let line = self.plan.links.iter().find(of_host).map(|link| link.line);
+        let mut add = |id, action, name| {
             let (selector, repeat) = (Selector::default(), Repeat::default());
-            let action = Action::Delay { ns: link.line.delay_ns };
-            rules.push((Rule { id: DELAY_RULE, selector, repeat, action }, "the delay of the link"));
+            rules.push((Rule { id, selector, repeat, action }, name));
+        };
+        if let Some(bits_per_second) = line.and_then(|line| line.bits_per_second) {
+            add(RATE_RULE, Action::LimitRate { bits_per_second }, "the rate of the link");
+        }
+        if let Some(ns) = line.map(|line| line.delay_ns).filter(|ns| *ns > DEFAULT_DELAY_NS) {
+            add(DELAY_RULE, Action::Delay { ns }, "the delay of the link");
         }
         rules
+    }
+
+    /// Whether a fault waits for an event or another fault: the caller then reads the log and the counters often.
+    pub fn has_waiting_faults(&self) -> bool {
+        self.plan.has_waiting_faults()
+    }
+
+    /// Begins the faults that wait for these rules of packets, which only have counters.
+    pub fn on_rule_counters(&mut self, now_ns: u64, counters: &[(RuleId, RuleCounters)]) {
+        for (id, _) in counters.iter().filter(|(_, counters)| counters.fired > 0) {
+            self.on_trigger(now_ns, &FaultTrigger::Fault(id.0));
+        }
+    }
+
+    fn on_trigger(&mut self, now_ns: u64, trigger: &FaultTrigger) {
+        let plan = self.plan;
+        for (index, fault) in plan.faults.iter().enumerate() {
+            if !fault.waits_for(trigger) || self.begun.contains(&(index, trigger.clone())) {
+                continue;
+            }
+            self.begun.push((index, trigger.clone()));
+            match &fault.kind {
+                FaultKind::Timed { .. } => {
+                    // Checked when the scenario was loaded.
+                    let actions = timed_actions(fault).unwrap_or_default();
+                    self.actions.extend(
+                        actions
+                            .into_iter()
+                            .map(|action| TimedAction { at_ns: now_ns + action.at_ns, ..action }),
+                    );
+                }
+                FaultKind::Packets { .. } => self.act_at(now_ns, LiveAction::AddRule(index)),
+                FaultKind::Program { host, .. } => {
+                    self.act_at(now_ns, LiveAction::Note(*host, trigger.clone()));
+                }
+            }
+        }
+        self.actions.make_contiguous().sort_by_key(|action| action.at_ns);
+    }
+
+    fn act_at(&mut self, at_ns: u64, what: LiveAction) {
+        self.actions.push_back(TimedAction { at_ns, what, begins: None });
     }
 
     pub fn program_faults(&self, host: usize) -> Option<ProgramFaults> {
@@ -152,15 +221,19 @@ impl<'p> LiveScenario<'p> {
 
     /// Performs all actions that are due.
     pub fn run_due(&mut self, now_ns: u64, hosts: &mut dyn HostControl) {
+        self.now_ns = now_ns;
         while self.next_due().is_some_and(|at| at <= now_ns)
             && let Some(action) = self.actions.pop_front()
         {
             if let Some(fault) = action.begins {
                 *self.log.fired.entry(fault).or_default() += 1;
+                self.on_trigger(now_ns, &FaultTrigger::Fault(fault.0));
             }
             let done = match action.what {
                 LiveAction::Raise(host, event) => hosts.raise_event(host, event),
                 LiveAction::Signal(host, signal) => hosts.signal(host, signal),
+                LiveAction::Note(host, trigger) => hosts.note_trigger(host, &trigger),
+                LiveAction::AddRule(index) => self.add_rule(index, hosts),
                 LiveAction::Link(link, state) => {
                     let ends = self.plan.links[link].ends;
                     ends.into_iter().try_for_each(|end| match end {
@@ -173,6 +246,15 @@ impl<'p> LiveScenario<'p> {
                 self.log.error.get_or_insert(why);
             }
         }
+    }
+
+    fn add_rule(&self, index: usize, hosts: &mut dyn HostControl) -> Result<(), String> {
+        let fault = &self.plan.faults[index];
+        let FaultKind::Packets { links, rule } = &fault.kind else { return Ok(()) };
+        (0..self.plan.hosts.len()).try_for_each(|host| {
+            let rules = self.plan.rule_at_host(host, links, rule);
+            rules.into_iter().try_for_each(|rule| hosts.add_rule(host, rule, &fault.name))
+        })
     }
 
     /// The action that failed.
@@ -255,12 +337,14 @@ impl<'p> LiveScenario<'p> {
                 self.append(time_ns, host, Some(at), RecordedEvent::Completed { completion });
             }
             LogEvent::AsyncEventRaised { event, .. } => {
+                self.on_trigger(self.now_ns, &FaultTrigger::Event(event.to_string()));
                 if let Some(name) = AsyncEvent::NAMES.into_iter().find(|name| name == event) {
                     self.record.async_events.push((time_ns, host, name));
                     self.append(time_ns, host, None, RecordedEvent::AsyncEvent { name });
                 }
             }
             LogEvent::FaultInjected { rule, qp, .. } => {
+                self.on_trigger(self.now_ns, &FaultTrigger::Fault(*rule));
                 let qp = self.qp_by_number.get(&(host, *qp)).copied();
                 self.record.on_program_fault(time_ns, host, qp, RuleId(*rule));
             }
@@ -293,6 +377,11 @@ impl<'p> LiveScenario<'p> {
         self.record.timeline.push(TimelineEntry { time_ns, host: Some(host), qp, event });
     }
 
+    /// Records the exit code of the program of `softhca exec`.
+    pub fn on_program_exit(&mut self, code: u8) {
+        self.log.exit_code = Some(code);
+    }
+
     /// Records the exit code of a program of the plan, and the end of its output.
     pub fn on_exit(&mut self, command: usize, code: i32, output: String) {
         self.exits.insert(command, (code, output));
@@ -308,7 +397,7 @@ impl<'p> LiveScenario<'p> {
             timed_out: false,
             in_real_time: true,
         };
-        let results = RunResults { record: &self.record, log: &self.log, end: &end, external_programs: true };
+        let results = RunResults { record: &self.record, log: &self.log, end: &end };
         let mut outcome = evaluate::evaluate(self.plan, &results, &|_, _, _| Vec::new());
         for (index, command) in self.plan.commands.iter().enumerate() {
             let host = &self.plan.hosts[command.host].name;
@@ -337,11 +426,13 @@ struct TimedAction {
     begins: Option<RuleId>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 enum LiveAction {
     Link(usize, LinkState),
     Raise(usize, InjectedEvent),
     Signal(usize, ProgramSignal),
+    AddRule(usize),
+    Note(usize, FaultTrigger),
 }
 
 /// The actions that a fault causes. The error names a fault that external programs do not support.
@@ -368,6 +459,9 @@ fn timed_actions(fault: &FaultPlan) -> Result<Vec<TimedAction>, &'static str> {
             vec![(at_ns, LiveAction::Raise(host, event))]
         }
         TimedFault::KillProgram { host } => vec![(at_ns, LiveAction::Signal(host, ProgramSignal::Kill))],
+        TimedFault::RestartProgram { host } => {
+            vec![(at_ns, LiveAction::Signal(host, ProgramSignal::Restart))]
+        }
         TimedFault::Stall { host, for_ns } => vec![
             (at_ns, LiveAction::Signal(host, ProgramSignal::Stop)),
             (at_ns + for_ns, LiveAction::Signal(host, ProgramSignal::Continue)),
@@ -415,13 +509,26 @@ mod tests {
         action = { flap = { down = "1ms", up = "1ms", times = 1 } }
         [[expect]]
         completion = { qp = "alice.2", status = "RETRY_EXC_ERR", times = 1 }
+        [[fault]]
+        name = "later"
+        on = "bob -> alice"
+        after = { event = "PORT_ERR" }
+        action = "drop"
+        optional = true
+        [[fault]]
+        name = "restart"
+        host = "bob"
+        at = "2ms"
+        after = { fault = "lose" }
+        action = "restart"
         [[expect]]
         state = { qp = "alice.2", is = "error" }
         [[expect]]
-        finish = {}
+        exit-code = 3
     "#;
 
-    struct Recorded(Vec<(usize, LinkState)>);
+    #[derive(Default)]
+    struct Recorded(Vec<(usize, LinkState)>, Vec<(usize, ProgramSignal)>, Vec<String>);
 
     impl HostControl for Recorded {
         fn set_port(&mut self, host: usize, port: LinkState) -> Result<(), String> {
@@ -433,7 +540,17 @@ mod tests {
             Ok(())
         }
 
-        fn signal(&mut self, _: usize, _: ProgramSignal) -> Result<(), String> {
+        fn signal(&mut self, host: usize, signal: ProgramSignal) -> Result<(), String> {
+            self.1.push((host, signal));
+            Ok(())
+        }
+
+        fn add_rule(&mut self, host: usize, rule: Rule, name: &str) -> Result<(), String> {
+            self.2.push(format!("{host}: {name} {:?}", rule.action));
+            Ok(())
+        }
+
+        fn note_trigger(&mut self, _: usize, _: &FaultTrigger) -> Result<(), String> {
             Ok(())
         }
     }
@@ -471,7 +588,7 @@ mod tests {
         }
         let ended = r#"{"time":6,"host":"alice","name":"qp:state_changed","data":{"qp":19,"from":"RTS","to":"ERR","reason":"x"}}"#;
         live.on_log_entry(&serde_json::from_str(ended).unwrap());
-        let mut cards = Recorded(Vec::new());
+        let mut cards = Recorded::default();
         live.run_due(0, &mut cards);
         live.run_due(1_000_000, &mut cards);
         assert_eq!(
@@ -479,9 +596,25 @@ mod tests {
             [(0, LinkState::Down), (1, LinkState::Down), (0, LinkState::Up), (1, LinkState::Up)]
         );
         let tally = RuleCounters { matched: 1, fired: 1 };
+        // Faults that wait for an event or another fault.
+        assert!(live.has_waiting_faults() && cards.1.is_empty() && cards.2.is_empty());
+        let event = r#"{"time":7,"host":"alice","name":"device:async_event","data":{"event":"PORT_ERR"}}"#;
+        live.on_log_entry(&serde_json::from_str(event).unwrap());
+        live.on_rule_counters(2_000_000, &[(RuleId(1), tally)]);
+        live.run_due(3_000_000, &mut cards);
+        assert_eq!((cards.1.len(), &cards.2[..]), (0, &["1: later Drop".to_owned()][..]));
+        for now_ns in [4_000_000, 5_000_000] {
+            live.on_rule_counters(now_ns, &[(RuleId(1), tally)]);
+            live.run_due(now_ns, &mut cards);
+        }
+        assert_eq!(cards.1, [(1, ProgramSignal::Restart)]);
+        live.on_program_exit(3);
         let outcome = live.evaluate(vec![(RuleId(1), tally)], vec![Counters::default(); 2]);
         assert_eq!(outcome.verdict, Verdict::Pass, "{:?}", outcome.expectations);
-        assert_eq!(outcome.skipped.len(), 1);
+        assert_eq!(outcome.skipped.len(), 0);
+        live.on_program_exit(4);
+        let other_code = live.evaluate(vec![(RuleId(1), tally)], vec![Counters::default(); 2]);
+        assert_eq!(other_code.verdict, Verdict::Fail, "{:?}", other_code.expectations);
         let silent = live.evaluate(Vec::new(), vec![Counters::default(); 2]);
         assert_eq!(silent.verdict, Verdict::Fail, "a rule that never fired");
     }
@@ -499,6 +632,36 @@ mod tests {
             let plan = Scenario::parse("f", &fault(text)).unwrap().plan(&ParameterValues::new(), 1).unwrap();
             let why = LiveScenario::new(&plan).err().unwrap();
             assert!(why.contains(sentence), "{why}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_checked_for_programs_is_rejected() {
+        for (text, sentence) in [
+            ("[[expect]]\nfinish = {}", "what a program meant to do is not known"),
+            ("[[expect]]\nverb-error = { host = \"alice\" }", "the calls of a program are its own"),
+            ("[[expect]]\ncompletion = { before = \"1ms\" }", "real sockets keep no time"),
+            ("invariants = [\"completions-in-order\"]", "invariants cannot be checked"),
+        ] {
+            let text = format!("title = \"t\"\n{text}\n[hosts]\nalice = {{}}\nbob = {{}}\n");
+            let plan = Scenario::parse("f", &text).unwrap().plan(&ParameterValues::new(), 1).unwrap();
+            let why = LiveScenario::new(&plan).err().unwrap();
+            assert!(why.contains(sentence), "{why}");
+        }
+    }
+
+    #[test]
+    fn rate_delay_jitter_and_loss_of_a_link_are_rules_of_its_hosts() {
+        let text = "title = \"t\"\n[hosts]\nalice = {}\nbob = {}\n[[link]]\nbetween = [\"alice\", \"bob\"]\n\
+                    rate = \"40mbit\"\ndelay = \"2ms\"\njitter = \"1ms\"\nloss = \"1%\"\n";
+        let plan = Scenario::parse("f", text).unwrap().plan(&ParameterValues::new(), 1).unwrap();
+        let live = LiveScenario::new(&plan).unwrap();
+        for host in [0, 1] {
+            let actions: Vec<Action> = live.rules(host).iter().map(|(rule, _)| rule.action).collect();
+            let bits_per_second = std::num::NonZeroU64::new(40_000_000).unwrap();
+            let jitter = Action::Jitter { up_to_ns: 1_000_000 };
+            let delay = Action::Delay { ns: 2_000_000 };
+            assert_eq!(actions, [Action::Drop, jitter, Action::LimitRate { bits_per_second }, delay]);
         }
     }
 

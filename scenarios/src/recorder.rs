@@ -6,6 +6,7 @@ use crate::report::{Artifacts, Outcome};
 use sha2::{Digest, Sha256};
 use softhca_engine::{Event, Instant};
 use softhca_fabric::{Endpoint, EventSink, Fault, Flow, HostId, NetworkEvent};
+use softhca_queue::FaultTrigger;
 use softhca_trace::{CapturePoints, CaptureWriter, ComparableTrace, EventLog, LadderBuilder, NameTable, Tap};
 use softhca_wire::Psn;
 use std::io::{self, Write};
@@ -61,6 +62,18 @@ pub struct Recorder {
     ready_qps: Vec<usize>,
     /// Hosts with new connection events.
     ready_cm_hosts: Vec<usize>,
+    /// What faults may wait for, if some do.
+    pub triggers: Vec<FaultTrigger>,
+    keeps_triggers: bool,
+}
+
+/// What faults may wait for in an event of a device.
+pub fn trigger_of(event: &Event) -> Option<FaultTrigger> {
+    match event {
+        Event::FaultInjected { rule, .. } => Some(FaultTrigger::Fault(*rule)),
+        Event::AsyncEventRaised { event, .. } => Some(FaultTrigger::Event(event.name().into())),
+        _ => None,
+    }
 }
 
 impl Recorder {
@@ -93,6 +106,8 @@ impl Recorder {
             kept,
             ready_qps: Vec::new(),
             ready_cm_hosts: Vec::new(),
+            triggers: Vec::new(),
+            keeps_triggers: plan.has_waiting_faults(),
         })
     }
 
@@ -144,6 +159,9 @@ impl EventSink for Recorder {
             NetworkEvent::Hca { host, event } => {
                 let host_index = host.0 as usize;
                 self.record.on_engine_event(now.nanos(), host_index, event);
+                if self.keeps_triggers {
+                    self.triggers.extend(trigger_of(event));
+                }
                 match event {
                     Event::Completed { completion, .. } => {
                         self.ready_qps.extend(self.record.qp_at(host_index, completion.qpn));

@@ -6,11 +6,15 @@
 use crate::plan::{FaultKind, FaultPlan, Node, Plan};
 use crate::{Outcome, Recording, Verdict, sim};
 use softhca_fabric::{
-    Choice, Direction, Fault, InclusiveRange, PacketClasses, PacketType, Repeat, Rule, Selector,
+    BitPosition, Choice, Direction, DownDirections, Fault, FieldValue, IcrcPolicy, InclusiveRange,
+    PacketClasses, PacketType, Repeat, Rule, Selector,
 };
 
 /// Maximum number of hits of a rule that are considered.
 const MAX_HITS: usize = 2_000;
+
+/// The most calls or completions into which a fault is split.
+const MAX_CALLS: u64 = 64;
 
 /// A minimal list of faults.
 #[derive(Clone, Debug)]
@@ -29,50 +33,130 @@ struct Candidate {
     text: String,
 }
 
-/// Reduces the faults of a failing plan to a list of which every fault is necessary; none if the plan does not fail.
-/// Calls `tried` with the number of each run.
-///
-/// A rule that does not fire is not a failure here: removing one fault often keeps another from firing.
-pub fn shrink(plan: &Plan, mut tried: impl FnMut(usize)) -> Option<Minimized> {
-    let (outcome, hits) = sim::trace_faults(plan, Recording::Digest);
-    tried(1);
-    let symptoms = symptoms(&outcome)?;
-    let mut candidates: Vec<Candidate> =
-        plan.faults.iter().flat_map(|fault| split_by_hit(plan, fault, &hits)).collect();
-    let before = candidates.len();
-    let mut runs = 1;
-    let mut best = outcome;
-    let mut attempt = |candidates: &[&Candidate]| {
-        runs += 1;
-        tried(runs);
-        let mut fewer = plan.clone();
-        fewer.faults = candidates.iter().map(|candidate| candidate.plan.clone()).collect();
-        let outcome = sim::simulate(&fewer, Recording::Digest);
-        // Only the original failures count.
-        symptoms.iter().all(|symptom| has_symptom(&outcome, symptom)).then_some(outcome)
-    };
-    // Try to remove half of the list, then a quarter, then single faults until none can be removed.
+/// Removes what `fails` does not need: half of the list, then a quarter, then single ones until none can be removed.
+pub fn minimize<T>(mut candidates: Vec<T>, mut fails: impl FnMut(&[&T]) -> bool) -> Vec<T> {
     let mut piece = candidates.len().div_ceil(2).max(1);
     loop {
         let mut changed = false;
         let mut at = 0;
         while at < candidates.len() {
             let end = (at + piece).min(candidates.len());
-            let remaining: Vec<&Candidate> = candidates[..at].iter().chain(&candidates[end..]).collect();
-            match attempt(&remaining) {
-                Some(outcome) => {
-                    candidates.drain(at..end);
-                    (best, changed) = (outcome, true);
-                }
-                None => at = end,
+            let remaining: Vec<&T> = candidates[..at].iter().chain(&candidates[end..]).collect();
+            if fails(&remaining) {
+                candidates.drain(at..end);
+                changed = true;
+            } else {
+                at = end;
             }
         }
         match piece {
-            1 if !changed => break,
+            1 if !changed => return candidates,
             1 => {}
             _ => piece = piece.div_ceil(2),
         }
     }
+}
+
+/// The keys of a file that contain faults.
+const FAULT_KEYS: [&str; 2] = ["fault", "data-pkt-events"];
+
+/// A fault of a file as TOML.
+#[derive(Clone, Debug)]
+pub struct FaultText {
+    key: &'static str,
+    table: toml::Table,
+}
+
+impl FaultText {
+    /// The faults of a file, in the order of their ids.
+    pub fn all(text: &str) -> Vec<FaultText> {
+        let file: toml::Table = text.parse().unwrap_or_default();
+        let of_key = |key: &'static str| {
+            let entries = file.get(key).and_then(toml::Value::as_array).into_iter().flatten();
+            let tables = entries.filter_map(|entry| entry.as_table().cloned());
+            tables.map(|table| FaultText { key, table }).collect::<Vec<_>>()
+        };
+        FAULT_KEYS.into_iter().flat_map(of_key).collect()
+    }
+
+    /// The fault as one fault for each of its first hits, if it hits calls or completions without further conditions.
+    pub fn split(&self, hits: u64) -> Vec<FaultText> {
+        let number = |key: &str| self.table.get(key).and_then(toml::Value::as_integer);
+        let has = |key: &str| self.table.contains_key(key);
+        let hits_calls = ["verb", "qp"].into_iter().any(has);
+        let is_conditional =
+            ["every", "pattern", "probability", "nth", "after", "until"].into_iter().any(has);
+        if !hits_calls || is_conditional || !(2..=MAX_CALLS).contains(&hits) {
+            return vec![self.clone()];
+        }
+        let single = |n: i64| {
+            let mut table = self.table.clone();
+            let nth = number("skip").unwrap_or(0) + n;
+            table.remove("skip");
+            table.remove("times");
+            let name = table.get("name").and_then(toml::Value::as_str).map(|name| format!("{name} ({nth})"));
+            if let Some(name) = name {
+                table.insert("name".into(), name.into());
+            }
+            table.insert("nth".into(), nth.into());
+            FaultText { key: self.key, table }
+        };
+        (1..=hits as i64).map(single).collect()
+    }
+
+    /// The same, which need not happen.
+    pub fn optional(mut self) -> FaultText {
+        if self.key == FAULT_KEYS[0] {
+            self.table.insert("optional".into(), true.into());
+        }
+        self
+    }
+}
+
+impl std::fmt::Display for FaultText {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "[[{}]]", self.key)?;
+        self.table.iter().try_for_each(|(key, value)| write!(f, "\n{key} = {value}"))
+    }
+}
+
+/// A file with these faults in place of its own. Comments are lost.
+pub fn with_faults(text: &str, faults: &[String]) -> String {
+    let mut file: toml::Table = text.parse().unwrap_or_default();
+    file.retain(|key, _| !FAULT_KEYS.contains(&key));
+    format!("{file}\n{}\n", faults.join("\n\n"))
+}
+
+/// Reduces the faults of a failing plan to a list of which every fault is necessary; none if the plan does not fail.
+/// `text` is the file of the plan. Calls `tried` with the number of each run.
+///
+/// A rule that does not fire is not a failure here: removing one fault often keeps another from firing.
+pub fn shrink(plan: &Plan, text: &str, mut tried: impl FnMut(usize)) -> Option<Minimized> {
+    let (outcome, hits) = sim::trace_faults(plan, Recording::Digest);
+    tried(1);
+    let symptoms = symptoms(&outcome)?;
+    let texts = FaultText::all(text);
+    let split = |(index, fault): (usize, &FaultPlan)| {
+        let text = texts.get(index).map_or_else(String::new, FaultText::to_string);
+        split_by_hit(plan, fault, text, &hits)
+    };
+    let candidates: Vec<Candidate> = plan.faults.iter().enumerate().flat_map(split).collect();
+    let before = candidates.len();
+    let mut runs = 1;
+    let mut best = outcome;
+    let candidates = minimize(candidates, |candidates| {
+        runs += 1;
+        tried(runs);
+        let mut fewer = plan.clone();
+        fewer.faults = candidates.iter().map(|candidate| candidate.plan.clone()).collect();
+        let outcome = sim::simulate(&fewer, Recording::Digest);
+        // Only the original failures count.
+        let fails = symptoms.iter().all(|symptom| has_symptom(&outcome, symptom));
+        if fails {
+            best = outcome;
+        }
+        fails
+    });
     let faults = candidates.into_iter().map(|candidate| candidate.text).collect();
     Some(Minimized { faults, before, outcome: best })
 }
@@ -94,11 +178,8 @@ fn has_symptom(outcome: &Outcome, symptom: &str) -> bool {
 }
 
 /// Splits a rule into one fault for each packet that it hit. Other faults stay as they are.
-fn split_by_hit(plan: &Plan, fault: &FaultPlan, hits: &[(usize, Fault)]) -> Vec<Candidate> {
-    let as_it_is = || {
-        let optional = FaultPlan { optional: true, ..fault.clone() };
-        vec![Candidate { plan: optional, text: format!("the fault {:?} of the file", fault.name) }]
-    };
+fn split_by_hit(plan: &Plan, fault: &FaultPlan, text: String, hits: &[(usize, Fault)]) -> Vec<Candidate> {
+    let as_it_is = || vec![Candidate { plan: FaultPlan { optional: true, ..fault.clone() }, text }];
     let FaultKind::Packets { rule, .. } = &fault.kind else { return as_it_is() };
     let hits_one = rule.repeat.choice == Choice::All && rule.repeat.times == Some(1);
     let hits_of_rule: Vec<&(usize, Fault)> =
@@ -138,8 +219,8 @@ fn single_hit_fault(plan: &Plan, fault: &FaultPlan, rule: &Rule, link: usize, hi
     let [from, to] = if hit.direction == Direction::Forward { [first, second] } else { [second, first] };
     let class = if packet.packet_type == Some(PacketType::Request) { "request" } else { "response" };
     let text = format!(
-        "[[fault]] # part of {:?}: {:?}\n  on = \"{from} -> {to}\"\n  match = {{ class = \"{class}\", qp = \"{}\", psn = \"+{psn}\", \
-         transmission = {} }}\n  action = {}\n  times = 1",
+        "[[fault]] # part of {:?}: {:?}\non = \"{from} -> {to}\"\nmatch = {{ class = \"{class}\", qp = \"{}\", psn = \"+{psn}\", \
+         transmission = {} }}\naction = {}\ntimes = 1",
         fault.name,
         hit.effect,
         plan.qps[Plan::qp_of_role(role)].name,
@@ -149,7 +230,8 @@ fn single_hit_fault(plan: &Plan, fault: &FaultPlan, rule: &Rule, link: usize, hi
     // Keep the id: random decisions depend on it.
     let rule = Rule { id: rule.id, selector, repeat: Repeat::times(1), action: rule.action };
     let kind = FaultKind::Packets { links: vec![link], rule };
-    Candidate { plan: FaultPlan { id: fault.id, name: fault.name.clone(), optional: true, kind }, text }
+    let (name, after) = (fault.name.clone(), fault.after.clone());
+    Candidate { plan: FaultPlan { id: fault.id, name, optional: true, after, kind }, text }
 }
 
 /// An action in the notation of scenario files.
@@ -163,9 +245,28 @@ fn action_toml(action: &softhca_fabric::Action) -> String {
             format!("{{ reorder = {{ by = {by}, within = \"{within_ns}ns\" }} }}")
         }
         Action::Delay { ns } => format!("{{ delay = \"{ns}ns\" }}"),
-        Action::Corrupt { .. } => "{ corrupt = {} }".into(),
+        Action::LimitRate { bits_per_second } => format!("{{ limit-rate = \"{bits_per_second}bit\" }}"),
+        Action::Jitter { up_to_ns } => format!("{{ jitter = \"{up_to_ns}ns\" }}"),
+        Action::Corrupt { bit, icrc } => {
+            let fixed = if *icrc == IcrcPolicy::Recomputed { ", fix-icrc = true" } else { "" };
+            match bit {
+                BitPosition::Bit(bit) => format!("{{ corrupt = {{ bit = {bit}{fixed} }} }}"),
+                BitPosition::PayloadBit(bit) => format!("{{ corrupt = {{ payload-bit = {bit}{fixed} }} }}"),
+                BitPosition::Random => format!("{{ corrupt = {{ {} }} }}", fixed.trim_start_matches(", ")),
+            }
+        }
         Action::MarkCe => "\"mark-ce\"".into(),
-        Action::Rewrite { .. } => "{ rewrite = … }".into(),
-        Action::LinkDown { for_ns, .. } => format!("{{ link-down = {{ for = \"{for_ns}ns\" }} }}"),
+        Action::Rewrite { field, value } => {
+            let field = toml::Value::try_from(field).expect("a field has a name");
+            match value {
+                FieldValue::Set(value) => format!("{{ rewrite = {{ field = {field}, value = {value} }} }}"),
+                FieldValue::Add(add) => format!("{{ rewrite = {{ field = {field}, add = {add} }} }}"),
+            }
+        }
+        Action::LinkDown { directions, for_ns } => {
+            let one_way =
+                if *directions == DownDirections::OneWay { ", direction = \"forward\"" } else { "" };
+            format!("{{ link-down = {{ for = \"{for_ns}ns\"{one_way} }} }}")
+        }
     }
 }

@@ -44,8 +44,7 @@ fn run_plan(plan: &Plan, recording: Recording) -> Result<(Outcome, Vec<(usize, F
         }
     });
     let end = hosts.final_state(now_ns(&fabric), timed_out);
-    let results =
-        RunResults { record: &recorder.record, log: &executor.log, end: &end, external_programs: false };
+    let results = RunResults { record: &recorder.record, log: &executor.log, end: &end };
     let mut outcome =
         evaluate::evaluate(plan, &results, &|qp, offset, length| hosts.read_memory(qp, offset, length));
     let faults = recorder.add_to(&mut outcome);

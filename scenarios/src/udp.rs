@@ -5,12 +5,13 @@ use crate::evaluate::{self, RunResults};
 use crate::executor::Executor;
 use crate::hosts::Hosts;
 use crate::plan::{Node, Plan};
-use crate::recorder::Recorder;
+use crate::recorder::{Recorder, trigger_of};
 use crate::report::{Outcome, Verdict};
 use softhca::trace::{Event, EventSink, NetworkEvent};
 use softhca::{Device, EmbeddedOptions, Settings};
 use softhca_engine::Instant;
 use softhca_fabric::{Direction, Fault, HostId, LinkId, Seed, Stage};
+use softhca_queue::FaultTrigger;
 use softhca_wire::AddressHeaders;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant as Clock};
@@ -51,8 +52,7 @@ fn run_plan(plan: &Plan, recording: Recording) -> Result<Outcome, String> {
     let journal = std::mem::replace(&mut *lock(&journal), Journal::new());
     let end = hosts.final_state(journal.last.duration_since(journal.start).as_nanos() as u64, timed_out);
     let recorder = journal.replay(plan, &mut hosts).map_err(|error| error.to_string())?;
-    let results =
-        RunResults { record: &recorder.record, log: &executor.log, end: &end, external_programs: false };
+    let results = RunResults { record: &recorder.record, log: &executor.log, end: &end };
     let mut outcome =
         evaluate::evaluate(plan, &results, &|qp, offset, length| hosts.read_memory(qp, offset, length));
     recorder.add_to(&mut outcome);
@@ -85,6 +85,7 @@ fn run_programs(
         let is_idle = executor.next_due().is_none() && !hosts.is_outstanding();
         let quiet = lock(journal).last.elapsed();
         executor.run_due(now.as_nanos() as u64, hosts);
+        hosts.triggers.append(&mut lock(journal).triggers);
         let any = executor.deliver_events(now_ns, hosts);
         if executor.log.error.is_some() || limit.is_some_and(|limit| now > limit) {
             return false;
@@ -119,6 +120,8 @@ struct Journal {
     start: Clock,
     last: Clock,
     entries: Vec<JournalEntry>,
+    /// What faults may wait for.
+    triggers: Vec<FaultTrigger>,
     captured_bytes: usize,
     /// Events before the run, while queue pairs are connected, are not recorded.
     started: bool,
@@ -131,7 +134,8 @@ fn lock(journal: &Mutex<Journal>) -> MutexGuard<'_, Journal> {
 impl Journal {
     fn new() -> Journal {
         let now = Clock::now();
-        Journal { start: now, last: now, entries: Vec::new(), captured_bytes: 0, started: false }
+        let (entries, triggers) = (Vec::new(), Vec::new());
+        Journal { start: now, last: now, entries, triggers, captured_bytes: 0, started: false }
     }
 
     fn append(&mut self, host: usize, event: JournalEvent) {
@@ -143,6 +147,9 @@ impl Journal {
             if self.captured_bytes > MAX_CAPTURED_BYTES {
                 return;
             }
+        }
+        if let JournalEvent::Hca(event) = &event {
+            self.triggers.extend(trigger_of(event));
         }
         self.last = Clock::now();
         let mut entry = JournalEntry { time_ns: self.start.elapsed().as_nanos() as u64, host, event };

@@ -45,6 +45,60 @@ fn the_library_tells_the_same_story_on_real_sockets() {
     assert!(differences.is_empty(), "{differences:#?}");
 }
 
+/// The steps `first` and `second`, and faults that wait for something.
+const WAITING: &str = r#"title = "t"
+[hosts]
+alice = {}
+bob = {}
+[[link]]
+between = ["alice", "bob"]
+[[pair]]
+qps = ["alice.1", "bob.1"]
+[[step]]
+name = "first"
+qp = "alice.1"
+write = { bytes = 4000 }
+[[step]]
+name = "second"
+after = "first"
+qp = "alice.1"
+write = { bytes = 4000 }
+[[expect]]
+completion = { step = "first", status = "SUCCESS", times = 1 }
+"#;
+
+#[test]
+fn faults_wait_for_a_step_an_event_or_another_fault_in_virtual_and_real_time() {
+    for rest in [
+        // A fault of packets after a step.
+        "[[fault]]\non = \"alice -> bob\"\nafter = { step = \"first\" }\nskip = 1\ntimes = 1\naction = \"drop\"\n\
+         [[expect]]\ncompletion = { step = \"second\", status = \"RETRY_EXC_ERR\", times = 1 }",
+        // A fault of a call after a step, and one after a fault of packets.
+        "[[fault]]\nhost = \"alice\"\nverb = \"post_send\"\nafter = { step = \"first\" }\naction = { fail = \"ENOMEM\" }\n\
+         [[expect]]\nverb-error = { host = \"alice\", errno = \"ENOMEM\", times = 1 }",
+        "[[fault]]\nname = \"seen\"\non = \"alice -> bob\"\ntimes = 1\naction = \"count\"\n\
+         [[fault]]\nhost = \"alice\"\nverb = \"post_send\"\nafter = { fault = \"seen\" }\naction = { fail = \"EINVAL\" }\n\
+         [[expect]]\nverb-error = { host = \"alice\", errno = \"EINVAL\", times = 1 }",
+        // A fault of a host after a call.
+        "[[fault]]\nname = \"second\"\nhost = \"alice\"\nverb = \"post_send\"\nnth = 2\naction = \"count\"\n\
+         [[fault]]\nhost = \"bob\"\nafter = { fault = \"second\" }\naction = { raise-event = \"qp-fatal\" }\n\
+         [[expect]]\nevent = { host = \"bob\", name = \"QP_FATAL\", times = 1 }",
+        // A fault of a host after an event, which waits for a step.
+        "[[fault]]\nhost = \"alice\"\nafter = { step = \"first\" }\naction = { raise-event = \"gid-change\" }\n\
+         [[fault]]\nhost = \"alice\"\nafter = { event = \"GID_CHANGE\" }\naction = { raise-event = \"pkey-change\" }\n\
+         [[expect]]\nevent = { host = \"alice\", name = \"PKEY_CHANGE\", times = 1 }",
+        // Memory that becomes inaccessible.
+        "[[fault]]\nhost = \"alice\"\nverb = \"post_send\"\nnth = 2\naction = { unmap = 1 }\n\
+         [[expect]]\ncompletion = { step = \"second\", status = \"LOC_PROT_ERR\", times = 1 }",
+    ] {
+        let scenario = Scenario::parse("waiting", &format!("{WAITING}{rest}\n")).expect(rest);
+        let plan = scenario.plan(&ParameterValues::new(), 1).expect("a plan");
+        for outcome in [simulate(&plan, Recording::Digest), udp::run(&plan, Recording::Digest)] {
+            assert_eq!(outcome.verdict, Verdict::Pass, "{rest}\n{outcome:#?}");
+        }
+    }
+}
+
 /// What a scenario tells otherwise in real time, if it can be compared.
 fn differences_of(path: &Path) -> Option<Vec<String>> {
     let name = path.file_stem().expect("a name").to_string_lossy().into_owned();

@@ -1,6 +1,7 @@
 //! Real programs with scripted faults: their behaviour, and our output.
 
 use crate::rig::Rig;
+use crate::{compile, compiler};
 use libtest_mimic::Trial;
 use softhca_tests::needs;
 
@@ -16,6 +17,11 @@ pub fn tests() -> Vec<Trial> {
         needs!("ib_write_bw", lint_warns_while_the_program_runs),
         needs!("ib_write_bw", a_scenario_starts_its_programs),
         needs!("sh", the_exit_code_of_a_program_is_an_expectation),
+        needs!("sh", an_expected_failure_of_a_program_is_success),
+        needs!("ibv_devinfo", a_program_starts_again),
+        needs!(compiler(), a_process_is_killed_after_a_call),
+        needs!("ib_write_bw", the_rate_of_a_link_limits_a_program),
+        needs!("ibv_rc_pingpong", delay_jitter_and_loss_of_a_link_apply_to_a_program),
     ]
 }
 
@@ -94,6 +100,13 @@ fn unsupported_scenario_features_are_rejected() {
             "the program runs on a, and the scenario has faults in the calls or completions of b",
         ),
         ("acks", "[device]\nacks = \"coalesce\"", "`recovery` is the only device setting"),
+        ("finish", "[[expect]]\nfinish = {}", "cannot be checked for real programs"),
+        (
+            "withheld",
+            "[[fault]]\nhost = \"a\"\naction = { withhold-receives = \"1ms\" }",
+            "not supported for real programs",
+        ),
+        ("mtu", "[[link]]\nbetween = [\"a\", \"b\"]\nmtu = 1500", "the network sets the MTU"),
         ("typo", "[[fault]]\nhots = \"a\"\naction = \"kill\"", "hots"),
     ] {
         let file = rig.write(name, &format!("title = \"x\"\n[hosts]\na = {{}}\nb = {{}}\n{text}\n"));
@@ -168,4 +181,95 @@ fn the_exit_code_of_a_program_is_an_expectation() {
     let seen = rig.softhca(&["run", "--on", "udp", &file]);
     assert_eq!(seen.code, Some(1), "{seen:?}");
     assert!(seen.text.contains("it ended with 3 and printed: 127.0.0."), "{seen:?}");
+}
+
+/// A file for a program on alice.
+fn for_alice(rest: &str) -> String {
+    format!("title = \"x\"\n[hosts]\nalice = {{}}\nbob = {{}}\n{rest}\n")
+}
+
+fn an_expected_failure_of_a_program_is_success() {
+    let mut rig = Rig::new();
+    let file = rig.write("three.toml", &for_alice("[[expect]]\nexit-code = 3"));
+    for (program, code, line) in [
+        ("exit 3", 0, "held   the program ends with 3: it ended with 3"),
+        ("exit 0", 123, "the program ends with 3: it ended with 0"),
+    ] {
+        let seen = rig.exec(&["--scenario", &file, "--name", "three"], &["sh", "-c", program]);
+        assert_eq!(seen.code, Some(code), "{seen:?}");
+        assert!(seen.text.contains(line), "{seen:?}");
+    }
+    let killed = "[[fault]]\nhost = \"alice\"\naction = \"kill\"\n[[expect]]\nexit-code = 137";
+    let file = rig.write("killed.toml", &for_alice(killed));
+    let seen = rig.exec(&["--scenario", &file, "--name", "killed"], &["sleep", "1000"]);
+    assert_eq!(seen.code, Some(0), "{seen:?}");
+}
+
+/// The first run of the program waits for ever, after a call that the restart waits for.
+fn a_program_starts_again() {
+    let mut rig = Rig::new();
+    let runs = rig.file("runs");
+    let script = format!(
+        "echo run >> {runs}; ibv_devinfo > {runs}.info; test $(wc -l < {runs}) -ge 2 || exec sleep 1000"
+    );
+    let faults = "[[fault]]\nname = \"query\"\nhost = \"alice\"\nverb = \"query_port\"\nnth = 1\naction = \"count\"\n\
+        [[fault]]\nhost = \"alice\"\nafter = { fault = \"query\" }\naction = \"restart\"\n\
+        [[expect]]\nexit-code = 0";
+    let file = rig.write("restart.toml", &for_alice(faults));
+    let seen = rig.exec(&["--scenario", &file, "--name", "restart"], &["sh", "-c", &script]);
+    assert_eq!(seen.code, Some(0), "{seen:?}");
+    assert!(seen.text.contains("fault \"fault 2\" applied once"), "{seen:?}");
+    assert_eq!(std::fs::read_to_string(&runs).expect("two runs").lines().count(), 2);
+}
+
+/// The program waits for an event that never comes; the kill waits for its second post.
+fn a_process_is_killed_after_a_call() {
+    let mut rig = Rig::new();
+    let program = compile(&rig, "verb_faults");
+    let faults = "[[fault]]\nname = \"second post\"\nhost = \"alice\"\nverb = \"post_send\"\nnth = 2\naction = \"count\"\n\
+        [[fault]]\nhost = \"alice\"\nafter = { fault = \"second post\" }\naction = \"kill\"\n\
+        [[expect]]\nexit-code = 137";
+    let file = rig.write("killed.toml", &for_alice(faults));
+    let seen = rig.exec(&["--scenario", &file, "--name", "killed"], &[&program, "event"]);
+    assert_eq!(seen.code, Some(0), "{seen:?}");
+    assert!(seen.text.contains("fault \"fault 2\" applied once"), "{seen:?}");
+}
+
+fn the_rate_of_a_link_limits_a_program() {
+    let mut rig = Rig::new();
+    let link = "[[link]]\nbetween = [\"alice\", \"bob\"]\nrate = \"40mbit\"";
+    let file = rig.write("slow.toml", &for_alice(link));
+    let client = ["--host", "bob", "--scenario", &file];
+    let options: [&[&str]; 2] = [&["--host", "alice"], &client];
+    let (mut server, mut client) = rig.start_pair_with(options, &["ib_write_bw", "-n", "20", "-s", "65536"]);
+    let seen = client.wait();
+    assert!(seen.success && server.wait().success, "{seen:?}");
+    let row = seen.text.lines().find(|line| line.trim_start().starts_with("65536 ")).expect("a row");
+    let average: f64 = row.split_whitespace().nth(3).and_then(|word| word.parse().ok()).expect("a number");
+    // 40 Mb/s are 4.77 MiB/s, headers included. A busy machine is slower, never faster.
+    assert!(average > 0.0 && average < 4.8, "{row}");
+}
+
+fn delay_jitter_and_loss_of_a_link_apply_to_a_program() {
+    // Each iteration has a packet in both directions. A busy machine is slower, never faster.
+    for (setting, least_us) in
+        [("delay = \"2ms\"", 4_000.0), ("jitter = \"4ms\"", 1_000.0), ("loss = 1.0", 0.0)]
+    {
+        let mut rig = Rig::new();
+        let link = format!("[[link]]\nbetween = [\"alice\", \"bob\"]\n{setting}");
+        let file = rig.write("link.toml", &for_alice(&link));
+        let options: [&[&str]; 2] = [&["--host", "alice", "--scenario", &file], &["--host", "bob"]];
+        let (mut server, mut client) =
+            rig.start_pair_with(options, &["ibv_rc_pingpong", "-g", "0", "-n", "30"]);
+        let seen = client.wait();
+        if setting.starts_with("loss") {
+            assert!(!seen.success && seen.text.contains("Failed status"), "{seen:?}");
+            server.kill();
+            continue;
+        }
+        assert!(seen.success && server.wait().success, "{seen:?}");
+        let each = seen.text.split_whitespace().rev().skip_while(|word| *word != "usec/iter").nth(1);
+        let each: f64 = each.and_then(|word| word.parse().ok()).expect("a time");
+        assert!(each > least_us, "{setting}: {seen:?}");
+    }
 }

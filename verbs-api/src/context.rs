@@ -5,7 +5,7 @@ use crate::endpoint_exchange::assert_may_block;
 use crate::executor::WaitReason;
 use crate::{CompletionChannel, CompletionQueue, Counters, Error, ProtectionDomain, XrcDomain};
 use softhca_engine::{AsyncEvent, Command, PortState, Resource};
-use softhca_queue::{InjectedEvent, ProgramFaults, Verb, VerbSet};
+use softhca_queue::{FaultTrigger, InjectedEvent, ProgramFaults, Verb, VerbSet};
 use softhca_wire::Gid;
 use std::future::poll_fn;
 use std::net::IpAddr;
@@ -53,6 +53,11 @@ impl Context {
     /// completion queue or shared receive queue, if the event concerns one.
     pub fn raise_event(&self, event: InjectedEvent, object: Option<u32>) -> Result<(), Error> {
         self.backend.execute(Command::RaiseEvent { event, object }).map(|_| ())
+    }
+
+    /// Reports a step of a scenario, or a fault outside of this program, to the faults that wait for it.
+    pub fn note_trigger(&self, trigger: FaultTrigger) -> Result<(), Error> {
+        self.backend.execute(Command::NoteTrigger(trigger)).map(|_| ())
     }
 
     /// The host's address.

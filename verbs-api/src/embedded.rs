@@ -326,6 +326,10 @@ impl CardRuntime for EmbeddedRuntime {
                         self.execute_direct(host, client, command, attachments)
                     });
                 }
+                // The daemon notifies all processes of the host.
+                Command::RaiseEvent { object: None, .. } | Command::NoteTrigger(_) => {
+                    return host.request(command);
+                }
                 // Only what frees resources still works.
                 _ if !host.is_alive() && command.destroys().is_none() => return Err(host.gone()),
                 _ => return self.execute_direct(host, client, command, attachments),

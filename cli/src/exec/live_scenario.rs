@@ -2,14 +2,16 @@
 
 use super::event_log::DaemonEventLog;
 use rustix::process::{Pid, Signal, kill_process};
-use softhca::fault::{InjectedEvent, ProgramFaults};
-use softhca::fault::{RuleCounters, RuleId};
+use softhca::fault::{FaultTrigger, InjectedEvent, ProgramFaults, Rule, RuleCounters, RuleId};
 use softhca::{Counters, DaemonControl, Device, PortState, Recovery};
 use softhca_fabric::LinkState;
 use softhca_scenarios::live::{HostControl, LiveScenario, ProgramSignal};
 use softhca_scenarios::{Outcome, Plan};
 use softhca_trace::log::Entry;
 use std::time::{Duration, Instant};
+
+/// How often events, faults and rules are looked at if faults wait for them.
+const TRIGGER_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A plan that is loaded on a daemon.
 pub struct DaemonScenario<'p> {
@@ -18,6 +20,8 @@ pub struct DaemonScenario<'p> {
     started: Instant,
     counters_before: Vec<Counters>,
     daemon: Option<String>,
+    /// The hosts whose programs were killed to start again.
+    restarting: Vec<usize>,
 }
 
 /// The hosts and the recovery mode that a plan needs from a daemon. `requested` is the mode of `--recovery`.
@@ -51,6 +55,7 @@ struct DaemonHosts<'a> {
     connection: &'a mut DaemonControl,
     daemon: Option<&'a str>,
     programs: &'a ProgramsOfHosts,
+    restarting: &'a mut Vec<usize>,
 }
 
 impl HostControl for DaemonHosts<'_> {
@@ -62,8 +67,11 @@ impl HostControl for DaemonHosts<'_> {
     }
 
     fn signal(&mut self, host: usize, signal: ProgramSignal) -> Result<(), String> {
+        if signal == ProgramSignal::Restart {
+            self.restarting.push(host);
+        }
         let signal = match signal {
-            ProgramSignal::Kill => Signal::KILL,
+            ProgramSignal::Kill | ProgramSignal::Restart => Signal::KILL,
             ProgramSignal::Stop => Signal::STOP,
             ProgramSignal::Continue => Signal::CONT,
         };
@@ -72,6 +80,19 @@ impl HostControl for DaemonHosts<'_> {
             let _ = kill_process(*program, signal);
         }
         Ok(())
+    }
+
+    fn add_rule(&mut self, host: usize, rule: Rule, name: &str) -> Result<(), String> {
+        let host = &self.plan.hosts[host].name;
+        let added = self.connection.add_rules(host, self.plan.seed, &[(rule, name)]);
+        added.map_err(|error| format!("{host}: {error}"))
+    }
+
+    fn note_trigger(&mut self, host: usize, trigger: &FaultTrigger) -> Result<(), String> {
+        let host = &self.plan.hosts[host].name;
+        let noted = Device::daemon_host(self.daemon, Some(host))
+            .and_then(|device| device.open().note_trigger(trigger.clone()));
+        noted.map_err(|error| format!("{host}: {error}"))
     }
 
     fn set_port(&mut self, host: usize, state: LinkState) -> Result<(), String> {
@@ -106,7 +127,8 @@ impl<'p> DaemonScenario<'p> {
             connection.add_rules(&host.name, plan.seed, &live.rules(index)).map_err(message)?;
         }
         let daemon = daemon.map(str::to_owned);
-        Ok(DaemonScenario { plan, live, started: Instant::now(), counters_before: before, daemon })
+        let (started, restarting) = (Instant::now(), Vec::new());
+        Ok(DaemonScenario { plan, live, started, counters_before: before, daemon, restarting })
     }
 
     /// Runs the actions that are due; returns the time until the next one.
@@ -116,10 +138,30 @@ impl<'p> DaemonScenario<'p> {
         programs: &ProgramsOfHosts,
     ) -> Option<Duration> {
         let now = self.started.elapsed();
-        let daemon = self.daemon.as_deref();
-        let mut hosts = DaemonHosts { plan: self.plan, connection, daemon, programs };
-        self.live.run_due(now.as_nanos() as u64, &mut hosts);
-        self.live.next_due().map(|at| Duration::from_nanos(at).saturating_sub(now))
+        let now_ns = now.as_nanos() as u64;
+        let waits = self.live.has_waiting_faults();
+        if waits {
+            let rules = self.plan.hosts.iter().filter_map(|host| connection.rules(&host.name).ok());
+            let counters: Vec<_> = rules.flatten().map(|(rule, counters)| (rule.id, counters)).collect();
+            self.live.on_rule_counters(now_ns, &counters);
+        }
+        let (daemon, restarting) = (self.daemon.as_deref(), &mut self.restarting);
+        let mut hosts = DaemonHosts { plan: self.plan, connection, daemon, programs, restarting };
+        self.live.run_due(now_ns, &mut hosts);
+        let due = self.live.next_due().map(|at| Duration::from_nanos(at).saturating_sub(now));
+        let poll = waits.then_some(TRIGGER_POLL_INTERVAL);
+        [due, poll].into_iter().flatten().min()
+    }
+
+    /// Whether the program of a host, which ended, must start again.
+    pub fn take_restart(&mut self, host: usize) -> bool {
+        let place = self.restarting.iter().position(|other| *other == host);
+        place.map(|place| self.restarting.remove(place)).is_some()
+    }
+
+    /// Records the exit code of the program of `softhca exec`.
+    pub fn on_program_exit(&mut self, code: u8) {
+        self.live.on_program_exit(code);
     }
 
     /// The faults of the programs of a host.

@@ -78,6 +78,10 @@ fn try_run_programs(plan: &Plan) -> Result<Outcome, String> {
             let ended = running[index].child.try_wait().map_err(|error| error.to_string())?;
             if let Some(status) = ended {
                 let mut ended = running.remove(index);
+                if live.take_restart(plan.commands[ended.command].host) {
+                    waiting.push(ended.command);
+                    continue;
+                }
                 live.on_exit(
                     ended.command,
                     program::shell_exit_code(status).into(),
@@ -88,8 +92,8 @@ fn try_run_programs(plan: &Plan) -> Result<Outcome, String> {
         let host_of =
             |program: &RunningProgram| (plan.commands[program.command].host, Pid::from_child(&program.child));
         let programs = running.iter().map(host_of).collect();
-        live.run_due_actions(&mut connection, &programs);
-        if log_read.elapsed() > LOG_POLL_INTERVAL {
+        let due = live.run_due_actions(&mut connection, &programs);
+        if log_read.elapsed() > due.unwrap_or(LOG_POLL_INTERVAL).min(LOG_POLL_INTERVAL) {
             log_read = Instant::now();
             read_events(&mut events, Some(&mut live), false);
         }

@@ -2,7 +2,9 @@
 
 use super::daemon::{self, DaemonLifetime, DaemonRequirements};
 use super::library;
+pub use super::sysfs::View;
 use softhca::DaemonControl;
+use softhca_queue::control::RuntimeDir;
 use std::ffi::OsString;
 
 /// The name of a daemon that only one worker uses.
@@ -30,6 +32,13 @@ pub fn connect(name: &DaemonName, hosts: &[String]) -> Result<DaemonControl, Str
         cards: None,
     };
     daemon::connect_or_start(&requirements, DaemonLifetime::WhileUsed)
+}
+
+/// The ways in which a program of a host can see its devices in `/sys` and `/dev`, the best one first.
+pub fn views(name: &DaemonName, host: &str) -> Result<Vec<View>, String> {
+    let root = RuntimeDir::for_user().view(name.name(), host);
+    let folder = library::library_folder()?;
+    Ok(if root.is_dir() { View::choices(&root, None, &folder) } else { Vec::new() })
 }
 
 /// The value of `LD_LIBRARY_PATH` for programs.

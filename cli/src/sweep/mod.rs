@@ -15,6 +15,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use point::{Coverage, Injection};
 use report::{Report, RunResult};
 use runner::{Baseline, Limits, Worker, classify};
+use softhca_trace::{CaptureReader, LadderBuilder, LadderStyle, Packet};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -37,6 +38,9 @@ pub struct Arguments {
     /// Inject failed completions, lost notifications and asynchronous events
     #[arg(long)]
     events: bool,
+    /// Lose, duplicate, delay and corrupt packets
+    #[arg(long)]
+    packets: bool,
     /// Inject everything
     #[arg(long)]
     all: bool,
@@ -74,7 +78,7 @@ pub struct Arguments {
     /// Print one JSON object per run, and the totals
     #[arg(long)]
     json: bool,
-    /// Keep the outputs, event log and capture of each bad run in this folder, and all results
+    /// Keep the outputs, event log, capture, ladder and fault of each bad run in this folder, and all results
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// List the faults and exit
@@ -129,8 +133,9 @@ struct Job {
 fn sweep(arguments: &Arguments) -> Result<bool, String> {
     let target = read_target(&arguments.target)?;
     let coverage = Coverage {
-        verbs: arguments.verbs || arguments.all || !arguments.events,
+        verbs: arguments.verbs || arguments.all || !(arguments.events || arguments.packets),
         events: arguments.events || arguments.all,
+        packets: arguments.packets || arguments.all,
     };
     for injection in &arguments.only {
         if point::role_of(&target, &injection.point.role).is_none() {
@@ -247,7 +252,8 @@ fn clean_runs(target: &Target, worker: &mut Worker<'_>) -> Result<Baseline, Stri
         for (end, program) in run.ends.iter().zip(&target.program).filter(|(_, program)| !program.service) {
             if !end.status.is_some_and(|status| status.success()) {
                 let status = end.status.map_or("no status".into(), |status| status.to_string());
-                let message = end.stderr.lines().last().unwrap_or_default();
+                let last = |text: &str| text.lines().rfind(|line| !line.trim().is_empty()).map(str::to_owned);
+                let message = last(&end.stderr).or_else(|| last(&end.stdout)).unwrap_or_default();
                 return Err(format!("the run without faults fails: {}: {status}: {message}", program.name));
             }
         }
@@ -337,6 +343,11 @@ impl SweepRun<'_> {
         if let (true, Some(out)) = (outcome.is_bad(), &self.arguments.out) {
             let folder = out.join(point.replace(':', "-").replace('+', "-always"));
             keep_files(worker.folder(), &folder)?;
+            let write = |name: &str, text: String| {
+                std::fs::write(folder.join(name), text).map_err(|error| format!("{name}: {error}"))
+            };
+            write("ladder.txt", draw_ladders(&worker.folder().join("packets.pcapng")))?;
+            write("fault.toml", job.injection.scenario(self.target))?;
             kept = Some(folder.display().to_string());
         }
         let replay = self.replay(&point, job.seed);
@@ -384,6 +395,21 @@ impl SweepRun<'_> {
         let seeds = if seed == 1 { String::new() } else { format!(" --seeds {seed}..{seed}") };
         format!("softhca sweep --only {point}{seeds} {separator}{}", words.join(" "))
     }
+}
+
+/// The ladders of a capture, up to a damaged record.
+fn draw_ladders(capture: &Path) -> String {
+    let mut ladders = LadderBuilder::default();
+    let records = File::open(capture)
+        .map_err(drop)
+        .and_then(|file| CaptureReader::new(BufReader::new(file)).map_err(drop));
+    let mut start_ns = None;
+    for record in records.into_iter().flatten().map_while(Result::ok) {
+        ladders.record_packet(&Packet::new(&record, *start_ns.get_or_insert(record.time_ns)));
+    }
+    let drawn: Vec<String> =
+        ladders.ladders().iter().map(|ladder| ladder.draw(LadderStyle::default())).collect();
+    drawn.join("\n")
 }
 
 /// Copies the files of a run.

@@ -1,8 +1,11 @@
 //! Points of injection: what a run without faults did, and the faults that are plausible there.
 
 use super::target::Target;
-use softhca::fault::{FaultPoint, InjectedEvent, ProgramAction, ProgramFault, Repeat};
-use softhca::{CompletionStatus, Errno, Verb};
+use softhca::fault::{
+    Action, BitPosition, FaultPoint, FlowId, IcrcPolicy, InclusiveRange, InjectedEvent, PacketType,
+    ProgramAction, ProgramFault, Repeat, Rule, RuleId, Selector,
+};
+use softhca::{CompletionStatus, Errno, QpType, Verb};
 use softhca_trace::log::{Entry, LogEvent};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,12 +16,26 @@ use std::str::FromStr;
 pub struct Point {
     /// The name of the program.
     pub role: String,
-    /// A call, or `None` for a completion.
-    pub verb: Option<Verb>,
-    /// The object; `None` for calls on the device.
+    /// What the program does.
+    pub kind: PointKind,
+    /// The object; `None` for calls on the device. For packets, the queue pair of the requester, in the order in which
+    /// queue pairs of its host become ready to receive.
     pub object: Option<u32>,
-    /// From 1.
+    /// From 1. For packets, the PSN relative to the first, plus 1.
     pub nth: u64,
+}
+
+/// What a program does at a point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PointKind {
+    /// It calls a verb.
+    Call(Verb),
+    /// A work request completes.
+    Completion,
+    /// Its queue pair sends a request packet.
+    Request,
+    /// Its queue pair receives a response packet.
+    Response,
 }
 
 /// What is injected at a point.
@@ -34,6 +51,8 @@ pub enum SweepFault {
     LostNotification,
     /// The device raises this event in the call.
     Event(EventName),
+    /// The packet is lost, duplicated, delayed or corrupted, by the place in [`PACKET_FAULTS`].
+    Packet(usize),
 }
 
 /// A status by its number, so that faults have an order.
@@ -47,6 +66,15 @@ pub struct EventName(usize);
 /// The events that a sweep raises.
 const EVENTS: [InjectedEvent; 3] =
     [InjectedEvent::PortErr, InjectedEvent::QpFatal, InjectedEvent::DeviceFatal];
+/// What a sweep does to packets, as scenario files name it. The delay is longer than the clean run has between packets.
+const PACKET_FAULTS: [(&str, Action); 4] = [
+    ("drop", Action::Drop),
+    ("duplicate", Action::Duplicate { copies: 1 }),
+    ("delay", Action::Delay { ns: 20_000_000 }),
+    ("corrupt", Action::Corrupt { bit: BitPosition::Random, icrc: IcrcPolicy::Stale }),
+];
+/// The flows of one host that packet rules can select.
+const FLOWS_PER_HOST: u32 = 64;
 /// The statuses that a sweep injects: a lost peer, a rejected request.
 const STATUSES: [CompletionStatus; 2] =
     [CompletionStatus::RetryExceededError, CompletionStatus::RemoteAccessError];
@@ -69,8 +97,28 @@ pub struct Injection {
 impl Point {
     /// The name in tables: the verb, or `completion`.
     pub fn name(&self) -> &'static str {
-        self.verb.map_or("completion", Verb::name)
+        match self.kind {
+            PointKind::Call(verb) => verb.name(),
+            PointKind::Completion => "completion",
+            PointKind::Request => "request",
+            PointKind::Response => "response",
+        }
     }
+
+    /// The call, if it is one.
+    pub fn verb(&self) -> Option<Verb> {
+        if let PointKind::Call(verb) = self.kind { Some(verb) } else { None }
+    }
+}
+
+/// The flow of a queue pair: those of each host have numbers of their own.
+fn flow_id(host: usize, ordinal: u32) -> FlowId {
+    FlowId(1 + host as u32 * FLOWS_PER_HOST + ordinal - 1)
+}
+
+/// The flows of a host, in the order in which its queue pairs become ready to receive.
+pub fn flows_of_host(host: usize) -> Vec<(QpType, FlowId)> {
+    (1..=FLOWS_PER_HOST).map(|ordinal| (QpType::Rc, flow_id(host, ordinal))).collect()
 }
 
 impl fmt::Display for SweepFault {
@@ -81,6 +129,7 @@ impl fmt::Display for SweepFault {
             SweepFault::Status(status) => f.write_str(status.status().name()),
             SweepFault::LostNotification => f.write_str("lost-notification"),
             SweepFault::Event(event) => f.write_str(EVENTS[event.0].name()),
+            SweepFault::Packet(index) => f.write_str(PACKET_FAULTS[*index].0),
         }
     }
 }
@@ -94,6 +143,9 @@ impl FromStr for SweepFault {
         }
         if let Some(index) = EVENTS.iter().position(|event| event.name() == text) {
             return Ok(SweepFault::Event(EventName(index)));
+        }
+        if let Some(index) = PACKET_FAULTS.iter().position(|(name, _)| *name == text) {
+            return Ok(SweepFault::Packet(index));
         }
         if let Some(index) = STATUSES.iter().position(|status| status.name() == text) {
             return Ok(SweepFault::Status(CompletionStatusName(index as u32)));
@@ -119,36 +171,108 @@ impl FromStr for Injection {
         let wrong = || format!("{text:?} is not PROGRAM:VERB:OBJECT:NTH:FAULT");
         let words: Vec<&str> = text.split(':').collect();
         let [role, verb, object, nth, fault] = words[..] else { return Err(wrong()) };
-        let verb = match verb {
-            "completion" => None,
-            name => Some(
+        let kind = match verb {
+            "completion" => PointKind::Completion,
+            "request" => PointKind::Request,
+            "response" => PointKind::Response,
+            name => PointKind::Call(
                 Verb::from_name(name).ok_or_else(|| format!("{text:?}: no verb has the name {name:?}"))?,
             ),
         };
+        let fault: SweepFault = fault.parse()?;
+        let fits = match fault {
+            SweepFault::Packet(_) => matches!(kind, PointKind::Request | PointKind::Response),
+            SweepFault::Status(_) | SweepFault::LostNotification => kind == PointKind::Completion,
+            _ => matches!(kind, PointKind::Call(_)),
+        };
+        if !fits {
+            return Err(format!("{text:?}: {fault} is not a fault of {verb}"));
+        }
         let (object, nth): (u32, u64) =
             (object.parse().map_err(|_| wrong())?, nth.parse().map_err(|_| wrong())?);
         let object = Some(object).filter(|object| *object > 0);
-        Ok(Injection {
-            point: Point { role: role.into(), verb, object, nth: nth.max(1) },
-            fault: fault.parse()?,
-        })
+        Ok(Injection { point: Point { role: role.into(), kind, object, nth: nth.max(1) }, fault })
     }
 }
 
 impl Injection {
-    /// The rule of this fault.
-    pub fn rule(&self) -> ProgramFault {
-        let Point { verb, object, nth, .. } = self.point;
+    /// The rule of a packet fault.
+    pub fn packet_rule(&self, target: &Target) -> Option<Rule> {
+        let SweepFault::Packet(index) = self.fault else { return None };
+        let program = role_of(target, &self.point.role)?;
+        let host = target.hosts().iter().position(|host| *host == target.program[program].host)?;
+        let is_request = self.point.kind == PointKind::Request;
+        let selector = Selector {
+            flow_id: Some(flow_id(host, self.point.object.unwrap_or(1))),
+            packet_type: Some(if is_request { PacketType::Request } else { PacketType::Response }),
+            psn: Some(InclusiveRange::exactly(self.point.nth - 1)),
+            transmission: Some(InclusiveRange::exactly(1)),
+            ..Selector::default()
+        };
+        Some(Rule { id: RuleId(1), selector, repeat: Repeat::times(1), action: PACKET_FAULTS[index].1 })
+    }
+
+    /// The fault as a scenario file for `softhca exec --scenario`.
+    pub fn scenario(&self, target: &Target) -> String {
+        let Point { kind, object, nth, role } = &self.point;
+        let host = role_of(target, role).map_or("alice", |program| target.program[program].host.as_str());
+        let hosts: Vec<String> = target.hosts().iter().map(|host| format!("{host} = {{}}")).collect();
+        let qp = format!("{host}.{}", object.unwrap_or(1));
+        let times = match self.fault {
+            SweepFault::ErrnoFromNowOn(_) => format!("skip = {}", nth - 1),
+            _ => format!("nth = {nth}"),
+        };
         let action = match self.fault {
+            SweepFault::Errno(errno) | SweepFault::ErrnoFromNowOn(errno) => {
+                format!("{{ fail = \"{errno}\" }}")
+            }
+            SweepFault::Status(status) => format!("{{ set-status = \"{}\" }}", status.status().name()),
+            SweepFault::LostNotification => "\"drop-notification\"".into(),
+            SweepFault::Event(event) => {
+                let name = EVENTS[event.0].name().to_lowercase().replace('_', "-");
+                format!("{{ raise-event = \"{name}\" }}")
+            }
+            SweepFault::Packet(index) => match PACKET_FAULTS[index] {
+                (name, Action::Duplicate { copies }) => format!("{{ {name} = {copies} }}"),
+                (name, Action::Delay { ns }) => format!("{{ {name} = \"{ns}ns\" }}"),
+                (name, Action::Corrupt { .. }) => format!("{{ {name} = {{}} }}"),
+                (name, _) => format!("\"{name}\""),
+            },
+        };
+        let place = match kind {
+            PointKind::Call(verb) => {
+                let object = object.map_or(String::new(), |object| format!("object = {object}\n"));
+                format!("host = \"{host}\"\nverb = \"{}\"\n{object}{times}", verb.name())
+            }
+            PointKind::Completion => format!("qp = \"{qp}\"\n{times}"),
+            PointKind::Request | PointKind::Response => {
+                let (class, psn) = (self.point.name(), nth - 1);
+                format!(
+                    "match = {{ class = \"{class}\", qp = \"{qp}\", psn = \"+{psn}\", transmission = 1 }}\ntimes = 1"
+                )
+            }
+        };
+        let hosts = hosts.join("\n");
+        format!("title = \"{self}\"\n\n[hosts]\n{hosts}\n\n[[fault]]\n{place}\naction = {action}\n")
+    }
+
+    /// The rule of a fault of the program; `None` for packets.
+    pub fn rule(&self) -> Option<ProgramFault> {
+        let Point { kind, object, nth, .. } = self.point;
+        let action = match self.fault {
+            SweepFault::Packet(_) => return None,
             SweepFault::Errno(errno) | SweepFault::ErrnoFromNowOn(errno) => ProgramAction::Fail(errno),
             SweepFault::Status(status) => ProgramAction::SetStatus(status.status(), None),
             SweepFault::LostNotification => ProgramAction::DropNotification,
             SweepFault::Event(event) => ProgramAction::Raise(EVENTS[event.0]),
         };
-        let point = verb.map_or(FaultPoint::Completion, FaultPoint::Call);
+        let point = match kind {
+            PointKind::Call(verb) => FaultPoint::Call(verb),
+            _ => FaultPoint::Completion,
+        };
         let times = (!matches!(self.fault, SweepFault::ErrnoFromNowOn(_))).then_some(1);
         let repeat = Repeat { skip: nth - 1, times, ..Repeat::default() };
-        ProgramFault { id: 1, process: None, point, object, repeat, after: None, until: None, action }
+        Some(ProgramFault { id: 1, process: None, point, object, repeat, after: None, until: None, action })
     }
 }
 
@@ -169,6 +293,19 @@ pub struct Recording {
     pub waits_for_events: BTreeSet<usize>,
     qp_of: BTreeMap<(String, u32), (usize, u32)>,
     completions: BTreeMap<(usize, u32), u64>,
+    flows: BTreeMap<(String, u32), FlowSeen>,
+    packets: BTreeSet<Point>,
+    /// Whether packets are points.
+    has_packets: bool,
+}
+
+/// A queue pair that is ready to receive.
+#[derive(Clone, Debug)]
+struct FlowSeen {
+    /// Its place among those of its host.
+    ordinal: u32,
+    sq_psn: u32,
+    dest_qp: Option<u32>,
 }
 
 /// The calls that create an object, those that release it, and its name.
@@ -186,9 +323,18 @@ const PAIRS: [(&[Verb], Verb, &str); 10] = [
 ];
 
 impl Recording {
+    /// An empty recording, with or without packets as points.
+    pub fn new(has_packets: bool) -> Recording {
+        Recording { has_packets, ..Recording::default() }
+    }
+
     /// Whether an entry of the log is of interest.
-    pub fn wants(name: &str) -> bool {
-        matches!(name, "verb:called" | "fault:injected" | "work:completed")
+    pub fn wants(&self, name: &str) -> bool {
+        match name {
+            "verb:called" | "fault:injected" | "work:completed" | "fabric:fault" => true,
+            "qp:configured" | "transport:packet_sent" => self.has_packets,
+            _ => false,
+        }
     }
 
     /// Adds an entry of the log.
@@ -221,13 +367,14 @@ impl Recording {
                     *self.posted_after_fault.entry(role).or_default() += 1;
                 }
                 let role = program.name.clone();
-                self.points.push(Point { role, verb: Some(verb), object: *object, nth: *nth });
+                self.points.push(Point { role, kind: PointKind::Call(verb), object: *object, nth: *nth });
             }
             LogEvent::FaultInjected { point, effect, .. } => {
                 self.fired += 1;
                 // A call that failed created nothing.
                 let failed = Verb::from_name(point).filter(|_| effect.starts_with("fails"));
-                let last = self.points.last().and_then(|point| role_of(target, &point.role));
+                let last = self.points.iter().rev().find(|point| point.verb().is_some());
+                let last = last.and_then(|point| role_of(target, &point.role));
                 for (creates, _, kind) in PAIRS {
                     if let (Some(verb), Some(role)) = (failed, last)
                         && creates.contains(&verb)
@@ -241,11 +388,47 @@ impl Recording {
                     let nth = self.completions.entry((role, object)).or_default();
                     *nth += 1;
                     let (nth, role) = (*nth, target.program[role].name.clone());
-                    self.points.push(Point { role, verb: None, object: Some(object), nth });
+                    self.points.push(Point { role, kind: PointKind::Completion, object: Some(object), nth });
                 }
             }
+            LogEvent::QpConfigured { qp, configuration } if configuration.qp_type == "rc" => {
+                let count = self.flows.keys().filter(|(host, _)| *host == entry.host).count() as u32;
+                let key = (entry.host.clone(), *qp);
+                let ordinal = self.flows.get(&key).map_or(count + 1, |seen| seen.ordinal);
+                let (sq_psn, dest_qp) = (configuration.sq_psn, configuration.dest_qp);
+                self.flows.insert(key, FlowSeen { ordinal, sq_psn, dest_qp });
+            }
+            LogEvent::PacketSent { qp, packet, retransmission: false, .. } => {
+                let point = self.packet_point(target, entry, *qp, packet.psn, &packet.opcode);
+                if let Some(point) = point.filter(|point| self.packets.insert(point.clone())) {
+                    self.points.push(point);
+                }
+            }
+            LogEvent::Fault { rule: Some(_), .. } => self.fired += 1,
             _ => {}
         }
+    }
+}
+
+impl Recording {
+    /// The point of a packet that a queue pair sends.
+    fn packet_point(&self, target: &Target, entry: &Entry, qp: u32, psn: u32, opcode: &str) -> Option<Point> {
+        let own = self.flows.get(&(entry.host.clone(), qp)).filter(|_| !opcode.contains("CNP"))?;
+        let is_response = ["ACKNOWLEDGE", "RESPONSE"].iter().any(|part| opcode.contains(part));
+        let (kind, host, flow) = if is_response {
+            let is_peer = |((_, number), flow): &(&(String, u32), &FlowSeen)| {
+                Some(*number) == own.dest_qp && flow.dest_qp == Some(qp)
+            };
+            let ((host, _), flow) = self.flows.iter().find(is_peer)?;
+            (PointKind::Response, host, flow)
+        } else {
+            (PointKind::Request, &entry.host, own)
+        };
+        let program = target.program.iter().find(|program| program.host == *host)?;
+        let nth = u64::from(psn.wrapping_sub(flow.sq_psn) & 0xff_ffff) + 1;
+        let (role, object) = (program.name.clone(), Some(flow.ordinal));
+        let point = Point { role, kind, object, nth };
+        (nth < 1 << 23 && flow.ordinal <= FLOWS_PER_HOST).then_some(point)
     }
 }
 
@@ -261,9 +444,11 @@ pub struct Coverage {
     pub verbs: bool,
     /// Failed completions, lost notifications and asynchronous events.
     pub events: bool,
+    /// Packets that are lost, duplicated, delayed or corrupted.
+    pub packets: bool,
 }
 
-/// Points that are equivalent: the calls of one verb on one object, and the completions of one queue pair.
+/// Points that are equivalent: the calls of one verb on one object, and the completions and packets of one queue pair.
 #[derive(Debug)]
 pub struct Group {
     /// The program, the name and the object.
@@ -288,9 +473,10 @@ pub fn plan(
     let (mut injections, mut summary) = (Vec::new(), Vec::new());
     for (key, points) in groups {
         let chosen = spread(points.len(), per_group);
-        let covered = match points[0].verb {
-            Some(_) => coverage.verbs || coverage.events,
-            None => coverage.events,
+        let covered = match points[0].kind {
+            PointKind::Call(_) => coverage.verbs || coverage.events,
+            PointKind::Completion => coverage.events,
+            PointKind::Request | PointKind::Response => coverage.packets,
         };
         summary.push(Group { key, found: points.len(), chosen: if covered { chosen.len() } else { 0 } });
         for (place, index) in chosen.into_iter().enumerate() {
@@ -324,8 +510,8 @@ fn faults_at(
     is_first: bool,
 ) -> Vec<SweepFault> {
     let mut faults = Vec::new();
-    match point.verb {
-        Some(verb) => {
+    match point.kind {
+        PointKind::Call(verb) => {
             if coverage.verbs {
                 faults.extend(verb.errors().iter().map(|errno| SweepFault::Errno(*errno)));
                 if is_first && let Some(errno) = verb.errors().first() {
@@ -339,13 +525,16 @@ fn faults_at(
                 );
             }
         }
-        None if !coverage.events => {}
-        None => {
+        PointKind::Request | PointKind::Response if coverage.packets => {
+            faults.extend((0..PACKET_FAULTS.len()).map(SweepFault::Packet));
+        }
+        PointKind::Completion if coverage.events => {
             faults.extend((0..STATUSES.len()).map(|n| SweepFault::Status(CompletionStatusName(n as u32))));
             if role_of(target, &point.role).is_some_and(|role| clean.waits_for_events.contains(&role)) {
                 faults.push(SweepFault::LostNotification);
             }
         }
+        PointKind::Completion | PointKind::Request | PointKind::Response => {}
     }
     faults
 }
@@ -362,11 +551,26 @@ mod tests {
             "server:completion:2:7:RETRY_EXC_ERR",
             "client:completion:1:1:lost-notification",
             "client:post_send:1:1:DEVICE_FATAL",
+            "client:request:1:4:drop",
+            "server:response:2:1:corrupt",
         ] {
             let injection: Injection = text.parse().expect(text);
             assert_eq!(injection.to_string(), text);
+            // The file with the fault can be used.
+            let program = ["client", "server"]
+                .map(|name| format!("[[program]]\nname = \"{name}\"\ncommand = [\"x\"]\n"));
+            let target: Target = toml::from_str(&program.concat()).expect("a target");
+            let file = injection.scenario(&target);
+            softhca_scenarios::Scenario::parse("fault.toml", &file).expect(&file);
         }
-        for text in ["client", "client:no_verb:0:1:EIO", "c:post_send:x:1:EIO", "c:post_send:1:1:EWHAT"] {
+        for text in [
+            "client:request:1:1:ENOMEM",
+            "client:post_send:1:1:drop",
+            "client",
+            "client:no_verb:0:1:EIO",
+            "c:post_send:x:1:EIO",
+            "c:post_send:1:1:EWHAT",
+        ] {
             assert!(text.parse::<Injection>().is_err(), "{text}");
         }
     }
@@ -382,7 +586,8 @@ mod tests {
     fn a_fault_from_now_on_has_no_limit() {
         let once: Injection = "c:post_send:1:3:ENOMEM".parse().expect("an address");
         let later: Injection = "c:post_send:1:3:ENOMEM+".parse().expect("an address");
-        assert_eq!((once.rule().repeat.skip, once.rule().repeat.times), (2, Some(1)));
-        assert_eq!((later.rule().repeat.skip, later.rule().repeat.times), (2, None));
+        let repeat = |injection: Injection| injection.rule().expect("a call").repeat;
+        assert_eq!((repeat(once.clone()).skip, repeat(once).times), (2, Some(1)));
+        assert_eq!((repeat(later.clone()).skip, repeat(later).times), (2, None));
     }
 }

@@ -1,6 +1,6 @@
 //! The results of a sweep: a table by verb and fault, JUnit, JSON.
 
-use super::point::{Group, Injection};
+use super::point::{Group, Injection, PointKind};
 use super::runner::Outcome;
 use crate::run::junit::escaped;
 use serde::{Deserialize, Serialize};
@@ -47,7 +47,11 @@ impl RunResult {
     /// The object of `--json`.
     pub fn json(&self, injection: &Injection) -> String {
         let point = &injection.point;
-        let kind = if point.verb.is_some() { "verb" } else { "completion" };
+        let kind = match point.kind {
+            PointKind::Call(_) => "verb",
+            PointKind::Completion => "completion",
+            PointKind::Request | PointKind::Response => "packet",
+        };
         let address = serde_json::json!({
             "program": point.role, "object": point.object, "nth": point.nth,
         });

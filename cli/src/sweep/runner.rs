@@ -1,10 +1,10 @@
 //! One run of a target: starts the programs with a fault, watches them, and classifies the outcome.
 
-use super::point::{Injection, Recording, role_of};
+use super::point::{Injection, Recording, flows_of_host, role_of};
 use super::target::Target;
-use crate::exec::sweep_support::{DaemonName, connect, library_path};
+use crate::exec::sweep_support::{DaemonName, View, connect, library_path, views};
 use rustix::process::{Pid, Signal, kill_process_group};
-use softhca::fault::{FAULTS_VARIABLE, ProgramFaults};
+use softhca::fault::{FAULTS_VARIABLE, ProgramFaults, Rule};
 use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE, Verb};
 use softhca_trace::log::Entry;
 use std::ffi::OsString;
@@ -62,6 +62,8 @@ pub struct Worker<'t> {
     daemon: DaemonName,
     connection: DaemonControl,
     libraries: OsString,
+    /// How the programs can see their devices, in the order of the programs.
+    views: Vec<Vec<View>>,
     folder: PathBuf,
     /// A TCP port for the programs.
     port: u16,
@@ -86,7 +88,7 @@ impl LogTail {
         let complete = std::mem::replace(&mut self.partial, rest);
         for line in String::from_utf8_lossy(&complete).lines() {
             let name = line.split_once("\"name\":\"").and_then(|(_, rest)| rest.split_once('"'));
-            if name.is_some_and(|(name, _)| Recording::wants(name))
+            if name.is_some_and(|(name, _)| recording.wants(name))
                 && let Ok(entry) = serde_json::from_str::<Entry>(line)
             {
                 recording.add(target, &entry);
@@ -143,7 +145,9 @@ impl<'t> Worker<'t> {
         std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
         let port = free.map_err(|error| format!("no free TCP port: {error}"))?.port();
-        Ok(Worker { target, daemon, connection, libraries: library_path()?, folder, port })
+        let views = target.program.iter().map(|program| views(&daemon, &program.host));
+        let (libraries, views) = (library_path()?, views.collect::<Result<_, _>>()?);
+        Ok(Worker { target, daemon, connection, libraries, views, folder, port })
     }
 
     /// The folder of the outputs of the last run.
@@ -168,8 +172,12 @@ impl<'t> Worker<'t> {
         let (log, capture) = (create(&log_path)?, create(&capture_path)?);
         let started = self.connection.start_recording(Some(capture.as_fd()), Some(log.as_fd()));
         started.map_err(|error| error.to_string())?;
+        let rule = injection.and_then(|injection| injection.packet_rule(self.target));
+        if let Some(rule) = &rule {
+            self.add_packet_rule(rule, seed).map_err(|error| error.to_string())?;
+        }
         let mut tail = LogTail { file: log, offset: 0, partial: Vec::new() };
-        let mut recording = Recording::default();
+        let mut recording = Recording::new(injection.is_none());
         let begin = Instant::now();
         let mut watch = Watch { begin, last: begin, seen: 0, longest_gap: Duration::ZERO };
         let mut running: Vec<Running> = Vec::new();
@@ -197,6 +205,9 @@ impl<'t> Worker<'t> {
             program.signal(Signal::KILL);
         }
         self.connection.stop_recording().map_err(|error| format!("the recording is incomplete: {error}"))?;
+        for host in self.target.hosts().iter().filter(|_| rule.is_some()) {
+            self.connection.clear_rules(host).map_err(|error| error.to_string())?;
+        }
         tail.read(self.target, &mut recording)?;
         let ends: Vec<ProgramEnd> = running
             .iter()
@@ -212,6 +223,15 @@ impl<'t> Worker<'t> {
         };
         let longest_gap = watch.longest_gap;
         Ok(RunOutcome { ends, recording, duration, longest_gap, stopped, check_failed })
+    }
+
+    /// Installs the rule on all hosts: the flow that it selects decides where it acts.
+    fn add_packet_rule(&mut self, rule: &Rule, seed: u64) -> Result<(), softhca::Error> {
+        for (index, host) in self.target.hosts().iter().enumerate() {
+            self.connection.assign_roles(host, seed, &flows_of_host(index))?;
+            self.connection.add_rules(host, seed, &[(rule.clone(), "fault")])?;
+        }
+        Ok(())
     }
 
     fn run_check(&self, check: &[String]) -> Result<Option<String>, String> {
@@ -233,7 +253,8 @@ impl<'t> Worker<'t> {
             }
             words.push(word);
         }
-        let rule = injection.filter(|injection| injection.point.role == program.name).map(Injection::rule);
+        let rule =
+            injection.filter(|injection| injection.point.role == program.name).and_then(Injection::rule);
         let faults = ProgramFaults {
             role: index as u32,
             seed,
@@ -246,13 +267,22 @@ impl<'t> Worker<'t> {
             self.folder.join(format!("{}.stderr", program.name)),
         );
         let open = |path: &Path| File::create(path).map_err(|error| format!("{}: {error}", path.display()));
-        let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).current_dir(&self.target.folder).process_group(0);
-        command.env("LD_LIBRARY_PATH", &self.libraries);
-        command.env(NAME_VARIABLE, self.daemon.name()).env(HOST_VARIABLE, &program.host);
-        command.env(FAULTS_VARIABLE, faults.to_text());
-        command.stdin(Stdio::null()).stdout(open(&stdout)?).stderr(open(&stderr)?);
-        let child = command.spawn().map_err(|error| format!("{}: {error}", words[0]))?;
+        let (out, err) = (open(&stdout)?, open(&stderr)?);
+        let start = |view: &View| {
+            let mut command = Command::new(&words[0]);
+            command.args(&words[1..]).current_dir(&self.target.folder).process_group(0);
+            command.env("LD_LIBRARY_PATH", &self.libraries);
+            command.env(NAME_VARIABLE, self.daemon.name()).env(HOST_VARIABLE, &program.host);
+            command.env(FAULTS_VARIABLE, faults.to_text()).envs(view.variables.clone());
+            command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(err.try_clone()?);
+            if let Some(mounts) = view.mounts.clone() {
+                mounts.apply_to(&mut command);
+            }
+            command.spawn()
+        };
+        let with_view = self.views[index].iter().find_map(|view| start(view).ok());
+        let child = with_view.map_or_else(|| start(&View::default()), Ok);
+        let child = child.map_err(|error| format!("{}: {error}", words[0]))?;
         Ok(Running { child, status: None, stdout, stderr })
     }
 
@@ -465,7 +495,7 @@ pub fn classify(
         let names: Vec<&str> = waiting.iter().map(|index| name(*index).as_str()).collect();
         let is_connected = |index: &usize| {
             let connects = |verb| matches!(verb, Some(Verb::ModifyQp | Verb::RdmaAccept | Verb::RdmaConnect));
-            run.recording.points.iter().any(|point| point.role == *name(*index) && connects(point.verb))
+            run.recording.points.iter().any(|point| point.role == *name(*index) && connects(point.verb()))
         };
         if waiting.iter().any(is_connected) {
             let names = names.join(", ");

@@ -10,8 +10,8 @@ use crate::{
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use softhca_queue::{
-    Command, Completion, FaultHit, FaultMatcher, InjectedEvent, ProgramAction, ProgramFaults, Reply,
-    Resource, cm,
+    Command, Completion, FaultHit, FaultMatcher, FaultTrigger, InjectedEvent, ProgramAction, ProgramFaults,
+    Reply, Resource, cm,
 };
 use softhca_wire::Qpn;
 
@@ -117,6 +117,12 @@ impl Hca {
                 let all = self.state.faults.as_ref();
                 let number = kind.and_then(|kind| all.and_then(|all| all.number(kind, ordinal)));
                 self.raise_injected_event(ctx, event, number);
+                Ok(None)
+            }
+            ProgramAction::Unmap(region) => {
+                if let Some(rkey) = matcher.number(Resource::MemoryRegion, region) {
+                    self.state.protection.revoke_memory(rkey);
+                }
                 Ok(None)
             }
             ProgramAction::CmEvent(event, status) => {
@@ -282,6 +288,13 @@ impl HcaState {
     pub(crate) fn discard_held_completions(&mut self, cq: CqId) {
         if let Some(all) = &mut self.faults {
             all.held.remove(&cq);
+        }
+    }
+
+    /// Lets faults wait for what happens outside of their process.
+    pub(crate) fn note_trigger(&mut self, trigger: &FaultTrigger) {
+        if let Some(all) = &mut self.faults {
+            all.matchers.values_mut().for_each(|matcher| matcher.on_trigger(trigger));
         }
     }
 

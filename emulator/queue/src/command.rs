@@ -1,7 +1,7 @@
 //! The control verbs as values. Every back end executes them with `Hca::execute`.
 
 use crate::{
-    AccessFlags, AddressVector, AhId, CompletionProducer, CqId, DeviceLimits, InjectedEvent,
+    AccessFlags, AddressVector, AhId, CompletionProducer, CqId, DeviceLimits, FaultTrigger, InjectedEvent,
     MemoryWindowType, ModifyQp, PdId, PortState, ProgramFaults, QpInitAttributes, QpSnapshot, QpState,
     QpType, ReceiveConsumer, ReceiveProducer, Resource, SendConsumer, SendProducer, SharedWords,
     SrqAttributes, SrqId, SrqInitAttributes, Verb, VerbsError, XrcdId, cm,
@@ -115,6 +115,8 @@ pub enum Command {
         verb: Verb,
         object: Option<(Resource, u32)>,
     },
+    /// A step or fault that fault rules wait for happened outside of their process.
+    NoteTrigger(FaultTrigger),
     /// Raises an asynchronous event with its consequences. The number is that of the object, if it has one.
     RaiseEvent {
         event: InjectedEvent,
@@ -316,6 +318,7 @@ impl Command {
             | Command::QueryQueuePair(_)
             | Command::QueryPort
             | Command::InjectFaults(_)
+            | Command::NoteTrigger(_)
             | Command::RaiseEvent { .. } => None,
         }
     }

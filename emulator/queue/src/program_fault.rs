@@ -50,6 +50,20 @@ pub struct ProgramFault {
     pub action: ProgramAction,
 }
 
+impl ProgramFault {
+    /// The object whose calls it hits. That of an event can be of another kind than that of the verb: any call hits.
+    fn selected_object(&self) -> Option<u32> {
+        match (self.point, self.action) {
+            (FaultPoint::Call(verb), ProgramAction::Raise(event))
+                if event.object().is_some() && event.object() != verb.object() =>
+            {
+                None
+            }
+            _ => self.object,
+        }
+    }
+}
+
 /// What a fault of a process applies to.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +86,8 @@ pub enum FaultTrigger {
     Fault(u32),
     /// A time since the process opened the device, in nanoseconds.
     Time(u64),
+    /// A step of a scenario is complete, by its place in the file. Its executor reports it.
+    Step(u32),
 }
 
 /// What a fault does to a call, a completion or a device.
@@ -96,8 +112,10 @@ pub enum ProgramAction {
     Raise(InjectedEvent),
     /// The process ends as if by SIGKILL, before the call has an effect.
     Kill,
-    /// The process stops as if by SIGSTOP.
-    Stop,
+    /// The memory of this region, in order of creation, becomes inaccessible, as if the process had unmapped it.
+    Unmap(u32),
+    /// Nothing: other faults wait for it.
+    Count,
 }
 
 impl fmt::Display for ProgramAction {
@@ -115,7 +133,8 @@ impl fmt::Display for ProgramAction {
             ProgramAction::DropNotification => f.write_str("is not notified"),
             ProgramAction::Raise(event) => write!(f, "raises {}", event.name()),
             ProgramAction::Kill => f.write_str("ends the process"),
-            ProgramAction::Stop => f.write_str("stops the process"),
+            ProgramAction::Unmap(region) => write!(f, "makes the memory of region {region} inaccessible"),
+            ProgramAction::Count => f.write_str("is counted"),
         }
     }
 }
@@ -261,6 +280,7 @@ pub struct FaultMatcher {
     verb_calls: BTreeMap<Verb, u64>,
     fired: BTreeSet<u32>,
     raised: BTreeSet<&'static str>,
+    steps: BTreeSet<u32>,
 }
 
 impl FaultMatcher {
@@ -295,6 +315,15 @@ impl FaultMatcher {
         found.map(|((_, number), _)| *number)
     }
 
+    /// Notes what happened outside of the process: a step of a scenario, or another fault.
+    pub fn on_trigger(&mut self, trigger: &FaultTrigger) {
+        match trigger {
+            FaultTrigger::Fault(id) => self.fired.insert(*id),
+            FaultTrigger::Step(step) => self.steps.insert(*step),
+            FaultTrigger::Call(..) | FaultTrigger::Event(_) | FaultTrigger::Time(_) => false,
+        };
+    }
+
     /// Notes an asynchronous event.
     pub fn on_async_event(&mut self, name: &'static str) {
         self.raised.insert(name);
@@ -323,7 +352,7 @@ impl FaultMatcher {
         for index in 0..self.faults.len() {
             let fault = &self.faults[index].fault;
             let applies = fault.point == point
-                && fault.object.is_none_or(|wanted| object == Some(wanted))
+                && fault.selected_object().is_none_or(|wanted| object == Some(wanted))
                 && fault.after.as_ref().is_none_or(|trigger| self.happened(trigger, elapsed))
                 && !fault.until.as_ref().is_some_and(|trigger| self.happened(trigger, elapsed));
             // A call fails once; later faults do not count it.
@@ -345,6 +374,7 @@ impl FaultMatcher {
             FaultTrigger::Event(name) => self.raised.contains(name.as_str()),
             FaultTrigger::Fault(id) => self.fired.contains(id),
             FaultTrigger::Time(ns) => elapsed_ns >= *ns,
+            FaultTrigger::Step(step) => self.steps.contains(step),
         }
     }
 }
@@ -403,6 +433,35 @@ mod tests {
         assert_eq!(matcher.on_call(13, Verb::RegMr, None).hit.map(|hit| hit.rule), Some(2));
         matcher.on_async_event("PORT_ERR");
         assert_eq!([14, 15, 16].map(|now| post(&mut matcher, now, 1)), [false; 3]);
+    }
+
+    #[test]
+    fn the_object_of_an_event_does_not_select_calls_on_another_kind_of_object() {
+        let raise = |event| ProgramFault {
+            object: Some(2),
+            action: ProgramAction::Raise(event),
+            ..fault(1, POST, Repeat::default())
+        };
+        let mut other_kind = matcher(vec![raise(InjectedEvent::CqErr)]);
+        let mut same_kind = matcher(vec![raise(InjectedEvent::QpFatal)]);
+        for matcher in [&mut other_kind, &mut same_kind] {
+            matcher.on_created(Resource::QueuePair, 17);
+        }
+        assert!(post(&mut other_kind, 0, 17));
+        assert!(!post(&mut same_kind, 0, 17));
+    }
+
+    #[test]
+    fn a_fault_waits_for_a_step_or_a_fault_outside_of_the_process() {
+        for trigger in [FaultTrigger::Step(2), FaultTrigger::Fault(9)] {
+            let waiting = ProgramFault { after: Some(trigger.clone()), ..fault(1, POST, Repeat::default()) };
+            let mut matcher = matcher(vec![waiting]);
+            assert!(!post(&mut matcher, 0, 1));
+            matcher.on_trigger(&FaultTrigger::Step(1));
+            assert!(!post(&mut matcher, 0, 1));
+            matcher.on_trigger(&trigger);
+            assert!(post(&mut matcher, 0, 1));
+        }
     }
 
     #[test]

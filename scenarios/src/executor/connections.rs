@@ -105,7 +105,7 @@ impl Executor<'_> {
                 self.log.connections.steps.push((qp, step));
                 // The passive side of SIDR receives no further event.
                 if plan.pair_of(qp).kind.is_datagram() {
-                    self.complete_steps(now_ns, qp, EventType::Established);
+                    self.complete_steps(now_ns, qp, EventType::Established, hosts);
                 }
             }),
             (StepAction::Reject { reason, private_data }, Some(id)) => {
@@ -171,7 +171,7 @@ impl Executor<'_> {
         let private_data = request.private_data;
         let event = ObservedCmEvent { time_ns: now_ns, host, qp: Some(qp), kind, status: 0, private_data };
         self.log.connections.events.push(event);
-        self.complete_steps(now_ns, qp, kind);
+        self.complete_steps(now_ns, qp, kind, hosts);
         if let Some((_, _, (reason, private_data))) = rejecting
             && let Err(errno) = hosts.reject(qp, id, reason, &private_data)
         {
@@ -237,11 +237,11 @@ impl Executor<'_> {
             }
             _ => {}
         }
-        self.complete_steps(now_ns, qp, kind);
+        self.complete_steps(now_ns, qp, kind, hosts);
     }
 
     /// Completes the steps that wait for an event of a queue pair.
-    fn complete_steps(&mut self, now_ns: u64, qp: usize, kind: EventType) {
+    fn complete_steps(&mut self, now_ns: u64, qp: usize, kind: EventType, hosts: &mut Hosts<'_>) {
         let plan = self.plan;
         let (over, left) = std::mem::take(&mut self.log.connections.steps)
             .into_iter()
@@ -249,7 +249,7 @@ impl Executor<'_> {
         self.log.connections.steps = left;
         for (_, step) in over {
             self.log.pending_completions[step] = 0;
-            self.schedule_dependents(now_ns, step);
+            self.schedule_dependents(now_ns, step, hosts);
         }
     }
 }

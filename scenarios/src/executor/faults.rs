@@ -2,7 +2,8 @@
 
 use super::{Executor, ScheduledAction};
 use crate::hosts::Hosts;
-use crate::plan::{FabricChange, TimedFault};
+use crate::plan::{FabricChange, FaultKind, TimedFault};
+use softhca_queue::FaultTrigger;
 
 impl Executor<'_> {
     /// Applies a change to the fabric.
@@ -38,7 +39,36 @@ impl Executor<'_> {
             }
             TimedFault::DelayReceives { host, delay_ns } => self.programs[host].receive_delay = delay_ns,
             TimedFault::KillProgram { host } => self.kill(host, hosts),
+            TimedFault::RestartProgram { .. } => {
+                let why = "programs of a scenario cannot start again: `restart` is for `softhca exec`";
+                self.log.error.get_or_insert(why.into());
+            }
         }
+    }
+
+    /// Begins the faults that wait for this. Returns whether there are any.
+    pub(super) fn on_trigger(&mut self, now_ns: u64, trigger: &FaultTrigger, hosts: &mut Hosts<'_>) -> bool {
+        let plan = self.plan;
+        let mut any = false;
+        for (index, fault) in plan.faults.iter().enumerate() {
+            if !fault.waits_for(trigger) || self.begun.contains(&(index, trigger.clone())) {
+                continue;
+            }
+            self.begun.push((index, trigger.clone()));
+            any = true;
+            match &fault.kind {
+                FaultKind::Timed { at_ns, .. } => {
+                    self.schedule(now_ns + at_ns, ScheduledAction::Fault(index));
+                }
+                FaultKind::Packets { links, rule } => hosts.add_rule(links, rule),
+                FaultKind::Program { host, .. } => {
+                    if let Err(why) = hosts.note_trigger(*host, trigger) {
+                        self.log.error.get_or_insert(why);
+                    }
+                }
+            }
+        }
+        any
     }
 
     fn kill(&mut self, host: usize, hosts: &mut Hosts<'_>) {

@@ -4,7 +4,7 @@ use crate::plan::{FabricChange, FaultKind, Plan, SwitchChange};
 use softhca::Device;
 use softhca::sim::{FabricSink, SimulatedFabric};
 use softhca_engine::Instant;
-use softhca_fabric::{Direction, HostId, LinkId, LinkSettings, RuleCounters, RuleId, SwitchId, World};
+use softhca_fabric::{Direction, HostId, LinkId, LinkSettings, Rule, RuleCounters, RuleId, SwitchId, World};
 use softhca_wire::Qpn;
 use std::num::NonZeroU64;
 
@@ -36,15 +36,20 @@ pub(crate) fn build_fabric(plan: &Plan) -> (SimulatedFabric, Vec<Device>) {
 /// Installs the rules of a plan. Counting rules come first: they see packets before any fault.
 pub fn install_rules(fabric: &SimulatedFabric, plan: &Plan) {
     let counts = plan.counting_rules.iter().map(|count| (&count.links, &count.rule));
-    let faults = plan.faults.iter().filter_map(|fault| match &fault.kind {
+    let faults = plan.faults.iter().filter(|fault| fault.after.is_none());
+    let faults = faults.filter_map(|fault| match &fault.kind {
         FaultKind::Packets { links, rule } => Some((links, rule)),
         _ => None,
     });
+    counts.chain(faults).for_each(|(links, rule)| add_rule(fabric, links, rule));
+    plan.link_rules.iter().for_each(|of_link| add_rule(fabric, &[of_link.link], &of_link.rule));
+}
+
+/// Adds a rule to links.
+pub fn add_rule(fabric: &SimulatedFabric, links: &[usize], rule: &Rule) {
     fabric.with(|world| {
-        for (links, rule) in counts.chain(faults) {
-            for link in links {
-                world.add_rule(LinkId(*link as u32), rule.clone());
-            }
+        for link in links {
+            world.add_rule(LinkId(*link as u32), rule.clone());
         }
     });
 }

@@ -82,6 +82,7 @@ pub(crate) fn build(
         hosts: network.hosts,
         switches: network.switches,
         links: network.links,
+        link_rules: network.link_rules,
         routes: network.routes,
         qps,
         pairs,

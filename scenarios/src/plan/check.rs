@@ -69,6 +69,8 @@ pub enum Check {
     PauseFrames { link: usize, direction: Direction, times: CountRange },
     /// Verb calls that returned an error.
     VerbErrors { host: usize, errno: Option<Errno>, times: CountRange },
+    /// The exit code of the program of `softhca exec`.
+    ExitCode(u8),
 }
 
 /// Selects and counts completions.

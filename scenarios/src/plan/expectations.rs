@@ -46,7 +46,7 @@ pub(super) fn expectations(
 }
 
 const EXPECTATION_KINDS: &str = "give one of completion, state, packet, counter, event, connection, order, memory, goodput, fairness, latency, \
-                     finish, switch, pause, verb-error";
+                     finish, switch, pause, verb-error, exit-code";
 
 /// The expectations of one `[[expect]]`; exactly one in a valid file.
 fn parse_expectation(
@@ -123,6 +123,17 @@ fn parse_expectation(
         let errno = spec.errno.map_or("an error".to_owned(), |errno| errno.to_string());
         let text = format!("a verb call of {} fails with {errno}, {}", spec.host, describe_times(times));
         found.push(untimed(text, Check::VerbErrors { host, errno: spec.errno, times }));
+    }
+    if let Some(code) = expect.exit_code {
+        if !builder.has_external_programs || !builder.commands.is_empty() {
+            return Err(builder
+                .error_at(
+                    &join_path(path, "exit-code"),
+                    "only the program of `softhca exec` has this exit code",
+                )
+                .help("a program of the file has its own key: command = { …, exit-code = 3 }"));
+        }
+        found.push(untimed(format!("the program ends with {code}"), Check::ExitCode(code)));
     }
     Ok(found)
 }

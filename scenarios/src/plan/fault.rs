@@ -1,7 +1,7 @@
 //! The faults of a plan, with all names resolved.
 
 use softhca_fabric::{EcnMarking, LinkState, PfcSettings, Rule, RuleId};
-use softhca_queue::{InjectedEvent, ProgramFault};
+use softhca_queue::{FaultTrigger, InjectedEvent, ProgramFault};
 
 /// An injected fault.
 #[derive(Clone, Debug)]
@@ -11,6 +11,8 @@ pub struct FaultPlan {
     pub name: String,
     /// It does not have to fire.
     pub optional: bool,
+    /// It begins after this: a step, an event or another fault. Those of programs have their own.
+    pub after: Option<FaultTrigger>,
     pub kind: FaultKind,
 }
 
@@ -41,6 +43,8 @@ pub enum TimedFault {
     DelayReceives { host: usize, delay_ns: u64 },
     /// A program ends.
     KillProgram { host: usize },
+    /// A program ends and starts again.
+    RestartProgram { host: usize },
 }
 
 /// A change of a link, a switch or a device.
@@ -63,6 +67,18 @@ pub enum FabricChange {
     /// A device raises an asynchronous event, with its consequences. The object is a queue pair or completion queue, in
     /// order of creation, from 1.
     AsyncEvent { host: usize, event: InjectedEvent, object: Option<u32> },
+}
+
+impl FaultPlan {
+    /// Whether it waits for this.
+    pub fn waits_for(&self, trigger: &FaultTrigger) -> bool {
+        match &self.kind {
+            FaultKind::Program { fault, .. } => {
+                [&fault.after, &fault.until].into_iter().flatten().any(|wanted| wanted == trigger)
+            }
+            _ => self.after.as_ref() == Some(trigger),
+        }
+    }
 }
 
 impl FabricChange {

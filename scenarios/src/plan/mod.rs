@@ -31,11 +31,10 @@ use crate::parameters::ParameterValues;
 use crate::spec::Invariant;
 use softhca_engine::{PayloadMode, QpType, Recovery, Settings};
 use softhca_fabric::{
-    Action, Choice, Direction, DownDirections, FlowId, HostId, LinkSettings, ReceiverSettings, Rule,
+    Action, Choice, Direction, DownDirections, FlowId, HostId, LinkSettings, ReceiverSettings, Rule, RuleId,
     SwitchId, SwitchSettings,
 };
-use softhca_queue::AccessFlags;
-use softhca_queue::ProgramFaults;
+use softhca_queue::{AccessFlags, FaultTrigger, ProgramFaults};
 use softhca_wire::{Mtu, Psn, RnrTimer};
 use std::net::IpAddr;
 
@@ -53,6 +52,7 @@ pub struct Plan {
     /// Switches, in the order of their names.
     pub switches: Vec<SwitchPlan>,
     pub links: Vec<LinkPlan>,
+    pub link_rules: Vec<LinkRule>,
     /// Routes that differ from the shortest path.
     pub routes: Vec<RoutePlan>,
     /// Queue pairs; the n-th has flow id n + 1.
@@ -93,16 +93,24 @@ impl Plan {
     pub fn has_random_faults(&self) -> bool {
         let by_chance =
             |rule: &Rule| matches!(rule.repeat.choice, Choice::Probability { .. } | Choice::Burst(_));
-        self.faults
-            .iter()
-            .any(|fault| matches!(&fault.kind, FaultKind::Packets { rule, .. } if by_chance(rule)))
+        self.packet_rules().any(by_chance)
+    }
+
+    /// The rules of faults and links for packets.
+    fn packet_rules(&self) -> impl Iterator<Item = &Rule> {
+        let faults = self.faults.iter().filter_map(|fault| match &fault.kind {
+            FaultKind::Packets { rule, .. } => Some(rule),
+            _ => None,
+        });
+        faults.chain(self.link_rules.iter().map(|of_link| &of_link.rule))
     }
 
     /// Whether a fault delays packets, so that timers can expire.
     pub fn has_delay_faults(&self) -> bool {
-        self.faults.iter().any(|fault| {
-            matches!(&fault.kind, FaultKind::Packets { rule, .. } if matches!(rule.action, Action::Delay { .. }))
-        })
+        let delays = |action| {
+            matches!(action, Action::Delay { .. } | Action::LimitRate { .. } | Action::Jitter { .. })
+        };
+        self.packet_rules().any(|rule| delays(rule.action))
     }
 
     /// Fails for a file without queue pairs of its own.
@@ -113,9 +121,25 @@ impl Plan {
         }
     }
 
+    /// Whether the exit code of the program of `softhca exec` is an expectation.
+    pub fn expects_exit_code(&self) -> bool {
+        self.expectations.iter().any(|expectation| matches!(expectation.check, Check::ExitCode(_)))
+    }
+
     /// The expectations about time, which real time does not check.
     pub fn timed_expectations(&self) -> impl Iterator<Item = &Expectation> {
         self.expectations.iter().filter(|expectation| expectation.is_timed)
+    }
+
+    /// Whether a fault waits for a step, an event or another fault.
+    pub(crate) fn has_waiting_faults(&self) -> bool {
+        self.faults.iter().any(|fault| match &fault.kind {
+            FaultKind::Program { fault, .. } => {
+                let mut triggers = [&fault.after, &fault.until].into_iter().flatten();
+                triggers.any(|trigger| matches!(trigger, FaultTrigger::Step(_) | FaultTrigger::Fault(_)))
+            }
+            _ => fault.after.is_some(),
+        })
     }
 
     /// The faults of the program of a host, with the seed of the plan; `None` if it has none.
@@ -130,27 +154,38 @@ impl Plan {
     }
 
     /// The rules for packets that the device of a host sends, with their names, in the order in which they apply. Counting
-    /// rules come first.
+    /// rules come first. Those that wait for something come later.
     pub fn rules_for_host(&self, host: usize) -> Vec<(&str, Rule)> {
         let counts = self.counting_rules.iter().map(|count| ("", &count.links, &count.rule));
-        let faults = self.faults.iter().filter_map(|fault| match &fault.kind {
+        let faults = self.faults.iter().filter(|fault| fault.after.is_none());
+        let faults = faults.filter_map(|fault| match &fault.kind {
             FaultKind::Packets { links, rule } => Some((fault.name.as_str(), links, rule)),
             _ => None,
         });
         let mut found = Vec::new();
         for (name, links, rule) in counts.chain(faults) {
-            if links.is_empty() {
-                found.push((name, rule.clone()));
-            }
-            for link in links {
-                let ends = self.links[*link].ends;
-                for (direction, end) in [Direction::Forward, Direction::Backward].into_iter().zip(ends) {
-                    let wanted = rule.selector.direction.is_none_or(|wanted| wanted == direction);
-                    if wanted && end == Node::Host(host) {
-                        let mut rule = rule.clone();
-                        rule.selector.direction = Some(direction);
-                        found.push((name, rule));
-                    }
+            found.extend(self.rule_at_host(host, links, rule).into_iter().map(|rule| (name, rule)));
+        }
+        for LinkRule { link, rule, name } in &self.link_rules {
+            found.extend(self.rule_at_host(host, &[*link], rule).into_iter().map(|rule| (*name, rule)));
+        }
+        found
+    }
+
+    /// A rule for packets that the device of a host sends on these links; all by default.
+    pub fn rule_at_host(&self, host: usize, links: &[usize], rule: &Rule) -> Vec<Rule> {
+        let mut found = Vec::new();
+        if links.is_empty() {
+            found.push(rule.clone());
+        }
+        for link in links {
+            let ends = self.links[*link].ends;
+            for (direction, end) in [Direction::Forward, Direction::Backward].into_iter().zip(ends) {
+                let wanted = rule.selector.direction.is_none_or(|wanted| wanted == direction);
+                if wanted && end == Node::Host(host) {
+                    let mut rule = rule.clone();
+                    rule.selector.direction = Some(direction);
+                    found.push(rule);
                 }
             }
         }
@@ -201,11 +236,7 @@ impl Plan {
         if self.links.iter().any(|link| link.line.mtu < u32::MAX) {
             return Some("the network sets the MTU of a real link");
         }
-        let rules = self.faults.iter().filter_map(|fault| match &fault.kind {
-            FaultKind::Packets { rule, .. } => Some(rule),
-            _ => None,
-        });
-        let mut rules = rules.chain(self.counting_rules.iter().map(|count| &count.rule));
+        let mut rules = self.packet_rules().chain(self.counting_rules.iter().map(|count| &count.rule));
         if rules.any(|rule| rule.selector.absolute_psn.is_some()) {
             return Some("real devices choose their first PSN");
         }
@@ -274,6 +305,17 @@ impl From<Node> for softhca_fabric::Node {
         }
     }
 }
+
+/// The jitter or loss of a link, as a rule for all of its packets.
+#[derive(Clone, Debug)]
+pub struct LinkRule {
+    pub link: usize,
+    pub rule: Rule,
+    pub name: &'static str,
+}
+
+/// The highest number of these rules. No rule of a file has one of them.
+pub(crate) const LINK_RULES: RuleId = RuleId(u32::MAX - 2);
 
 #[derive(Clone, Debug)]
 pub struct LinkPlan {

@@ -1,7 +1,7 @@
 //! Hosts, switches, links and topologies.
 
-use super::{HostPlan, LinkPlan, Node, RoutePlan, SwitchPlan, limits};
-use crate::quantity::{Rate, Size, Time};
+use super::{HostPlan, LINK_RULES, LinkPlan, LinkRule, Node, RoutePlan, SwitchPlan, limits};
+use crate::quantity::{Probability, Rate, Size, Time};
 use crate::source::{Diagnostic, Source, join_path};
 use crate::spec::{
     CmSpec, CongestionControlSpec, DeviceSpec, EcnSpec, HostSpec, PfcSpec, ScenarioFile, SwitchSpec, Topology,
@@ -11,8 +11,8 @@ use softhca_engine::{
     Settings,
 };
 use softhca_fabric::{
-    Direction, EcnMarking, LinkSettings, PER_BILLION, PfcSettings, PfcWatchdog, ReceiverSettings,
-    SwitchSettings,
+    Action, Choice, Direction, EcnMarking, LinkSettings, PER_BILLION, PfcSettings, PfcWatchdog,
+    ReceiverSettings, Repeat, Rule, RuleId, Selector, SwitchSettings,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -24,6 +24,7 @@ pub(super) struct Network {
     pub hosts: Vec<HostPlan>,
     pub switches: Vec<SwitchPlan>,
     pub links: Vec<LinkPlan>,
+    pub link_rules: Vec<LinkRule>,
     pub routes: Vec<RoutePlan>,
     nodes: BTreeMap<String, Node>,
     neighbors: BTreeMap<Node, Vec<Node>>,
@@ -61,6 +62,7 @@ impl Network {
             hosts: Vec::new(),
             switches: Vec::new(),
             links: Vec::new(),
+            link_rules: Vec::new(),
             routes: Vec::new(),
             nodes: BTreeMap::new(),
             neighbors: BTreeMap::new(),
@@ -93,7 +95,22 @@ impl Network {
             if ends[0] == ends[1] {
                 return Err(source.error_in(&path, "between", "the ends of a link must differ"));
             }
+            // Each link draws for itself.
+            let id = RuleId(LINK_RULES.0 - 2 * network.links.len() as u32);
             network.links.push(LinkPlan { ends, line });
+            let mut add = |id, repeat, action, name| {
+                let rule = Rule { id, selector: Selector::default(), repeat, action };
+                network.link_rules.push(LinkRule { link: index, rule, name });
+            };
+            if let Some(Probability(per_billion)) = link.loss {
+                let choice = Choice::Probability { per_billion };
+                let repeat = Repeat { choice, ..Repeat::default() };
+                add(id, repeat, Action::Drop, "the loss of the link");
+            }
+            if let Some(Time(up_to_ns)) = link.jitter {
+                let id = RuleId(id.0 - 1);
+                add(id, Repeat::default(), Action::Jitter { up_to_ns }, "the jitter of the link");
+            }
         }
         if network.links.is_empty() && network.hosts.len() == 2 {
             let line = LinkSettings { delay_ns: 1_000, ..LinkSettings::default() };

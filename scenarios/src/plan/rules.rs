@@ -31,7 +31,11 @@ pub(super) fn faults(builder: &mut PlanBuilder<'_>) -> Result<Vec<FaultPlan>, Di
             return Err(builder.error_in(&path, "name", format!("another fault has the name {name:?}")));
         }
         let kind = fault_kind(builder, fault, id, &path)?;
-        plans.push(FaultPlan { id, name, optional: fault.optional, kind });
+        let after = match kind {
+            FaultKind::Program { .. } => None,
+            _ => outside_trigger(builder, fault, &join_path(&path, "after"))?,
+        };
+        plans.push(FaultPlan { id, name, optional: fault.optional, after, kind });
     }
     for (index, event) in file.data_pkt_events.iter().enumerate() {
         let path = format!("data-pkt-events.{index}");
@@ -78,7 +82,8 @@ fn lumina_fault(
     let name =
         format!("{{qpn: {}, psn: {}, type: {:?}, iter: {}}}", event.qpn, event.psn, event.kind, event.iter)
             .to_lowercase();
-    Ok(FaultPlan { id, name, optional: false, kind: FaultKind::Packets { links: vec![link], rule } })
+    let kind = FaultKind::Packets { links: vec![link], rule };
+    Ok(FaultPlan { id, name, optional: false, after: None, kind })
 }
 
 /// The first link of a host, and its direction.
@@ -106,16 +111,23 @@ fn fault_kind(
     let misplaced = |builder: &PlanBuilder<'_>, fits: &str| {
         Err(builder.error_at(&at, format!("this action applies to {fits}")).help(ACTION_TARGETS))
     };
-    if is_packet_action(&fault.action) && link.is_none() {
+    let counts_calls = matches!(fault.action, FaultAction::Count) && (host.is_some() || qp.is_some());
+    if is_packet_action(&fault.action) && link.is_none() && !counts_calls {
         if switch.is_some() || host.is_some() || qp.is_some() {
             return misplaced(builder, "packets on a link");
         }
-        let keys = [(call.is_some(), "verb"), (fault.object.is_some(), "object")];
-        reject_program_keys(builder, fault, &keys, path, "use skip and times")?;
+        reject_program_keys(builder, fault, path, "use skip and times")?;
+        if fault.at.0 != 0 {
+            let message = "`at` is the time of faults that fire once";
+            return Err(builder.error_in(path, "at", message).help("use match = { time = … }"));
+        }
         return packet_fault(builder, fault, id, path);
     }
     if fault.packet_match != PacketMatch::default() {
         return Err(builder.error_in(path, "match", "`match` requires a packet fault"));
+    }
+    if link.is_some() || switch.is_some() {
+        reject_program_keys(builder, fault, path, "use `at` or `after`")?;
     }
     if let Some(name) = link {
         let (link, direction) =
@@ -144,10 +156,13 @@ fn fault_kind(
             FaultAction::BurstCompletions(count) => ProgramAction::Burst(count),
             FaultAction::OverflowCq => ProgramAction::OverflowCq,
             FaultAction::DropNotification => ProgramAction::DropNotification,
+            FaultAction::Count => ProgramAction::Count,
             _ => return misplaced(builder, "other targets than completions"),
         };
-        if fault.object.is_some() {
-            return Err(builder.error_in(path, "object", "`qp` already names the queue pair"));
+        for (given, key) in [(fault.object.is_some(), "object"), (call.is_some(), "verb")] {
+            if given {
+                return Err(builder.error_in(path, key, "`qp` already names the completions"));
+            }
         }
         let host = builder.qps[qp].host;
         let ordinal = match name.rsplit_once('.').and_then(|(_, number)| number.parse().ok()) {
@@ -166,6 +181,8 @@ fn fault_kind(
             FaultAction::Fail(errno) => ProgramAction::Fail(errno),
             FaultAction::RaiseEvent(event) => ProgramAction::Raise(event),
             FaultAction::Kill => ProgramAction::Kill,
+            FaultAction::Count => ProgramAction::Count,
+            FaultAction::Unmap(region) => ProgramAction::Unmap(region.get()),
             FaultAction::CmEvent(CmEventSpec { event, status }) => {
                 if !verb.name().starts_with("rdma_") || verb.object().is_none() {
                     let message = format!("{verb} is not a call on a connection identifier");
@@ -185,12 +202,13 @@ fn fault_kind(
         let point = (FaultPoint::Call(*verb), fault.object);
         return program_fault(builder, fault, id, path, host, point, action);
     }
-    reject_program_keys(builder, fault, &[], path, "add `verb`, or use `at`")?;
+    reject_program_keys(builder, fault, path, "add `verb`, or use `at` or `after`")?;
     let what = match &fault.action {
         FaultAction::Stall(time) => TimedFault::Stall { host, for_ns: time.0 },
         FaultAction::WithholdReceives(time) => TimedFault::WithholdReceives { host, for_ns: time.0 },
         FaultAction::DelayReceives(time) => TimedFault::DelayReceives { host, delay_ns: time.0 },
         FaultAction::Kill => TimedFault::KillProgram { host },
+        FaultAction::Restart => TimedFault::RestartProgram { host },
         FaultAction::RaiseEvent(event) => {
             if *event == InjectedEvent::SrqLimitReached {
                 return Err(builder
@@ -206,7 +224,7 @@ fn fault_kind(
             let what = FabricChange::PauseStorm { host, priority: storm.priority };
             TimedFault::Fabric { change: what, for_ns: storm.duration.map(|time| time.0) }
         }
-        FaultAction::Fail(_) => {
+        FaultAction::Fail(_) | FaultAction::Unmap(_) | FaultAction::Count => {
             return Err(builder
                 .error_at(path, "missing `verb`")
                 .help("add the name of the verb: verb = \"post_send\""));
@@ -216,34 +234,54 @@ fn fault_kind(
     timed_fault(builder, fault, path, what)
 }
 
-/// Rejects keys that only faults of calls and completions have: these, and those that all of them share.
+const ACTION_TARGETS: &str = "drop, duplicate, reorder, delay, limit-rate, jitter, corrupt, mark-ce, rewrite, link-down and count need `on`; link-down, \
+                              flap, set-rate and set-mtu need `link`; set-buffer, set-ecn and set-pfc need `switch`; stall, \
+                              kill, restart, withhold-receives, delay-receives, raise-event and pause-storm need `host`; set-status, \
+                              delay-completion, burst-completions, overflow-cq and drop-notification need `qp`; fail, unmap and \
+                              cm-event need `host` and `verb`";
+
+/// Rejects the keys of faults of calls and completions in another fault.
 fn reject_program_keys(
     builder: &PlanBuilder<'_>,
     fault: &FaultSpec,
-    keys: &[(bool, &str)],
     path: &str,
     help: &str,
 ) -> Result<(), Diagnostic> {
-    let shared = [
+    let names_object = fault.host.is_some() && matches!(fault.action, FaultAction::RaiseEvent(_));
+    let keys = [
+        (fault.verb.is_some(), "verb"),
+        (fault.object.is_some() && !names_object, "object"),
         (fault.nth.is_some(), "nth"),
         (fault.process.is_some(), "process"),
-        (fault.after.is_some(), "after"),
         (fault.until.is_some(), "until"),
+        (fault.vendor_error.is_some(), "vendor-error"),
     ];
-    match keys.iter().chain(&shared).find(|(given, _)| *given) {
+    match keys.into_iter().find(|(given, _)| *given) {
+        None => Ok(()),
         Some((_, key)) => {
             let message = format!("`{key}` requires a fault of calls or completions");
             Err(builder.error_in(path, key, message).help(help))
         }
-        None => Ok(()),
     }
 }
 
-const ACTION_TARGETS: &str = "drop, duplicate, reorder, delay, corrupt, mark-ce, rewrite, link-down and count need `on`; link-down, \
-                              flap, set-rate and set-mtu need `link`; set-buffer, set-ecn and set-pfc need `switch`; stall, \
-                              kill, withhold-receives, delay-receives, raise-event and pause-storm need `host`; set-status, \
-                              delay-completion, burst-completions, overflow-cq and drop-notification need `qp`; fail and \
-                              cm-event need `host` and `verb`";
+/// What a fault of packets, links, switches or hosts waits for.
+fn outside_trigger(
+    builder: &PlanBuilder<'_>,
+    fault: &FaultSpec,
+    path: &str,
+) -> Result<Option<FaultTrigger>, Diagnostic> {
+    let found = trigger(builder, fault.after.as_ref(), path)?;
+    let help = match &found {
+        Some(FaultTrigger::Time(_)) if fault.on.is_some() => "use match = { time = … }",
+        Some(FaultTrigger::Time(_)) => "use `at`",
+        Some(FaultTrigger::Call(..)) => {
+            "add a fault of this verb with a name and action = \"count\", and use after = { fault = … }"
+        }
+        _ => return Ok(found),
+    };
+    Err(builder.error_at(path, "this fault waits for a step, an event or another fault").help(help))
+}
 
 /// A fault of the calls or completions of a program.
 fn program_fault(
@@ -286,10 +324,15 @@ fn trigger(
     spec: Option<&TriggerSpec>,
     path: &str,
 ) -> Result<Option<FaultTrigger>, Diagnostic> {
-    let Some(TriggerSpec { verb, nth, event, fault, time }) = spec else { return Ok(None) };
-    let given = [verb.is_some(), event.is_some(), fault.is_some(), time.is_some()];
+    let Some(TriggerSpec { verb, nth, event, fault, time, step }) = spec else { return Ok(None) };
+    let given = [verb.is_some(), event.is_some(), fault.is_some(), time.is_some(), step.is_some()];
     if given.iter().filter(|given| **given).count() != 1 {
-        return Err(builder.error_at(path, "give exactly one of verb, event, fault, time"));
+        return Err(builder.error_at(path, "give exactly one of verb, event, fault, time, step"));
+    }
+    if let Some(name) = step {
+        let key = join_path(path, "step");
+        let index = builder.step_with_completion(name, &key)?;
+        return Ok(Some(FaultTrigger::Step(index as u32)));
     }
     if nth.is_some() && verb.is_none() {
         return Err(builder.error_in(path, "nth", "`nth` requires `verb`"));
@@ -331,6 +374,8 @@ fn is_packet_action(action: &FaultAction) -> bool {
             | FaultAction::Duplicate(_)
             | FaultAction::Reorder(_)
             | FaultAction::Delay(_)
+            | FaultAction::LimitRate(_)
+            | FaultAction::Jitter(_)
             | FaultAction::Corrupt(_)
             | FaultAction::MarkCe
             | FaultAction::Rewrite(_)
@@ -452,6 +497,11 @@ fn packet_action(
         FaultAction::Duplicate(copies) => Action::Duplicate { copies: *copies },
         FaultAction::Reorder(reorder) => Action::Reorder { by: reorder.by, within_ns: reorder.within.0 },
         FaultAction::Delay(time) => Action::Delay { ns: time.0 },
+        FaultAction::LimitRate(rate) => match NonZeroU64::new(rate.0) {
+            Some(bits_per_second) => Action::LimitRate { bits_per_second },
+            None => return Err(builder.error_at(path, "no packet passes at rate 0").help("use drop")),
+        },
+        FaultAction::Jitter(time) => Action::Jitter { up_to_ns: time.0 },
         FaultAction::Corrupt(corruption) => {
             let place = match (corruption.bit, corruption.payload_bit) {
                 (None, None) => BitPosition::Random,

@@ -5,14 +5,12 @@ use super::{StepAction, StepPlan, WorkOperation, WorkRequest, limits};
 use crate::source::{Diagnostic, join_path};
 use crate::spec::{AccessRight, AtomicSpec, StepSpec, TransferSpec};
 use softhca_engine::{DeviceLimits, QpType};
-use std::collections::BTreeMap;
 
 const STEP_ACTIONS: &str = "give one of send, write, read, compare-swap, fetch-add, receive, listen, connect, accept, reject, disconnect, attach-mcast, detach-mcast, modify, destroy, unmap, deregister, reregister";
 
 impl PlanBuilder<'_> {
     /// Adds the steps in the order of the file.
     pub(super) fn add_steps(&mut self) -> Result<(), Diagnostic> {
-        let mut names: BTreeMap<String, usize> = BTreeMap::new();
         for (index, step) in self.file.step.iter().enumerate() {
             let path = format!("step.{index}");
             let qp = self.qp(&step.qp, &join_path(&path, "qp"))?;
@@ -22,25 +20,13 @@ impl PlanBuilder<'_> {
             }
             let action = self.step_action(step, qp, &path)?;
             self.check_cm_action(step, &action, qp, &path)?;
-            let after = match &step.after {
-                None => None,
-                Some(name) => Some(*names.get(name).ok_or_else(|| {
-                    let message = format!("unknown earlier step {name:?}");
-                    self.error_in(&path, "after", message).suggest(name, names.keys().map(String::as_str))
-                })?),
-            };
-            if let Some(after) = after
-                && !self.steps[after].action.has_completion()
-            {
-                return Err(self
-                    .error_in(&path, "after", "the named step has no completion")
-                    .help("name a signaled send, write, read or atomic, a receive, listen, connect, accept or disconnect"));
-            }
+            let at = join_path(&path, "after");
+            let after = step.after.as_ref().map(|name| self.step_with_completion(name, &at)).transpose()?;
             if after.is_none() && self.file.duration.is_some_and(|ends| step.at >= ends) {
                 return Err(self.error_in(&path, "at", "the step starts after the end of the run"));
             }
             if let Some(name) = &step.name
-                && names.insert(name.clone(), index).is_some()
+                && self.steps.iter().any(|other| other.name.as_ref() == Some(name))
             {
                 return Err(self.error_in(&path, "name", format!("another step has the name {name:?}")));
             }
@@ -52,6 +38,21 @@ impl PlanBuilder<'_> {
             self.steps.push(StepPlan { name, at_ns, after, qp, repeat, action });
         }
         Ok(())
+    }
+
+    /// The step with this name that came before. It must have a completion.
+    pub(super) fn step_with_completion(&self, name: &str, path: &str) -> Result<usize, Diagnostic> {
+        let names = || self.steps.iter().filter_map(|step| step.name.as_deref());
+        let found =
+            self.steps.iter().position(|step| step.name.as_deref() == Some(name)).ok_or_else(|| {
+                self.error_at(path, format!("unknown earlier step {name:?}")).suggest(name, names())
+            })?;
+        match self.steps[found].action.has_completion() {
+            true => Ok(found),
+            false => Err(self.error_at(path, "the named step has no completion").help(
+                "name a signaled send, write, read or atomic, a receive, listen, connect, accept or disconnect",
+            )),
+        }
     }
 
     fn step_action(&self, step: &StepSpec, qp: usize, path: &str) -> Result<StepAction, Diagnostic> {

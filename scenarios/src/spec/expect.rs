@@ -41,6 +41,9 @@ pub struct ExpectSpec {
     pub pause: Option<PauseExpectation>,
     /// Verb calls that returned an error.
     pub verb_error: Option<VerbErrorExpectation>,
+    /// The exit code of the program of `softhca exec`, as a shell reports it: 137 after SIGKILL. `softhca exec` then ends
+    /// with 0 if all expectations hold.
+    pub exit_code: Option<u8>,
 }
 
 /// Work completions with all of these properties.

@@ -36,7 +36,7 @@ pub struct FaultSpec {
     pub nth: Option<u64>,
     /// Only in processes with this name (`/proc/PID/comm`).
     pub process: Option<String>,
-    /// Only after this.
+    /// Only after this. `at` is then the time since.
     pub after: Option<TriggerSpec>,
     /// Only until this.
     pub until: Option<TriggerSpec>,
@@ -71,7 +71,8 @@ pub struct FaultSpec {
     pub optional: bool,
 }
 
-/// What begins or ends the time in which a fault of a program applies: one of the keys.
+/// What begins or ends the time in which a fault applies: one of the keys. Faults of packets, links, switches and hosts
+/// begin after a step, an event or another fault.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TriggerSpec {
@@ -85,6 +86,8 @@ pub struct TriggerSpec {
     pub fault: Option<String>,
     /// A time since the program opened its device.
     pub time: Option<Time>,
+    /// A step is complete, by its name.
+    pub step: Option<String>,
 }
 
 /// An event of the connection manager in place of the result of a call.
@@ -216,7 +219,7 @@ const fn certain() -> Probability {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub enum FaultAction {
-    /// Packets: only count them.
+    /// Packets, verbs, completions: only count them. Other faults can wait for it.
     Count,
     /// Packets: drop them.
     Drop,
@@ -226,6 +229,10 @@ pub enum FaultAction {
     Reorder(ReorderSpec),
     /// Packets: delay each by this time; later packets can overtake.
     Delay(Time),
+    /// Packets: send those that match at this rate, in order.
+    LimitRate(Rate),
+    /// Packets: delay each by a random time up to this, in order.
+    Jitter(Time),
     /// Packets: flip one bit.
     Corrupt(CorruptSpec),
     /// Packets: set the CE mark.
@@ -256,6 +263,10 @@ pub enum FaultAction {
     DelayReceives(Time),
     /// Hosts: the program ends; its queue pairs are destroyed. Verbs: the process ends in the call.
     Kill,
+    /// Hosts: the program is killed and started again.
+    Restart,
+    /// Verbs: the memory of the n-th region of the program becomes inaccessible, as if it were unmapped.
+    Unmap(std::num::NonZeroU32),
     /// Hosts and verbs: the device raises an asynchronous event, with its consequences.
     RaiseEvent(InjectedEvent),
     /// Queue pairs: replace the status of completions. A failure takes the queue pair to ERR.

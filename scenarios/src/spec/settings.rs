@@ -106,6 +106,10 @@ pub struct LinkSpec {
     pub delay: Time,
     /// Rate; unlimited by default.
     pub rate: Option<Rate>,
+    /// Additional random delay of each packet, up to this; packets stay in order.
+    pub jitter: Option<Time>,
+    /// Probability with which each packet is lost.
+    pub loss: Option<Probability>,
     /// Maximum size of an IP packet in bytes; larger packets are dropped.
     pub mtu: Option<u32>,
 }

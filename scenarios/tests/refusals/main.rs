@@ -307,14 +307,39 @@ fn shrinking_leaves_the_faults_that_matter() {
     );
     let scenario = read(&rest).unwrap_or_else(|problem| panic!("{problem}"));
     let plan = scenario.plan(&ParameterValues::new(), 1).expect("a plan");
-    let shrunk = softhca_scenarios::shrink(&plan, |_| {}).expect("it fails");
-    assert_eq!(shrunk.faults, ["the fault \"loss\" of the file"]);
+    let shrunk = softhca_scenarios::shrink(&plan, scenario.text(), |_| {}).expect("it fails");
+    let loss = "[[fault]]\naction = \"drop\"\nmatch = { psn = \"+2\" }\nname = \"loss\"\non = \"alice -> bob\"\ntimes = 1";
+    assert_eq!(shrunk.faults, [loss]);
     assert!(shrunk.before >= 5, "every mark counts: {}", shrunk.before);
     // Of a rule that hits by chance, the one packet is found.
     let rest = "[[fault]]\nname = \"chance\"\non = \"alice -> bob\"\naction = \"drop\"\nprobability = 0.9\noptional = true\n\
                 [[expect]]\ncompletion = { qp = \"alice.1\", status = \"SUCCESS\" }\n";
-    let plan = read(rest).expect("a scenario").plan(&ParameterValues::new(), 3).expect("a plan");
-    let shrunk = softhca_scenarios::shrink(&plan, |_| {}).expect("it fails");
+    let scenario = read(rest).expect("a scenario");
+    let plan = scenario.plan(&ParameterValues::new(), 3).expect("a plan");
+    let shrunk = softhca_scenarios::shrink(&plan, scenario.text(), |_| {}).expect("it fails");
     assert_eq!(shrunk.faults.len(), 1, "{:?}", shrunk.faults);
     assert!(shrunk.faults[0].contains("psn = \"+"), "{:?}", shrunk.faults);
+    // The minimal file fails too.
+    let minimal = softhca_scenarios::with_faults(scenario.text(), &shrunk.faults);
+    let minimal = Scenario::parse("minimal.toml", &minimal).unwrap_or_else(|problem| panic!("{problem}"));
+    let plan = minimal.plan(&ParameterValues::new(), 3).expect("a plan");
+    assert_eq!(simulate(&plan, Recording::Digest).verdict, Verdict::Fail);
+}
+
+#[test]
+fn a_fault_that_waits_names_something_that_can_happen() {
+    let link = "[[fault]]\nlink = \"alice - bob\"\naction = { link-down = {} }\n";
+    rejected(&format!("{link}after = {{ step = \"x\" }}\n"), &["unknown earlier step \"x\""]);
+    rejected(&format!("{link}after = {{ time = \"1us\" }}\n"), &["waits for a step, an event", "use `at`"]);
+    rejected(&format!("{link}after = {{ verb = \"post_send\" }}\n"), &["action = \"count\""]);
+    rejected(&format!("{link}after = {{ event = \"RAIN\" }}\n"), &["not an asynchronous event"]);
+    rejected(&format!("{link}after = {{ step = \"w\", fault = \"y\" }}\n"), &["exactly one"]);
+    rejected(&format!("{link}verb = \"post_send\"\n"), &["`verb` requires a fault of calls"]);
+    rejected(&format!("{link}nth = 2\n"), &["`nth` requires a fault of calls", "use `at` or `after`"]);
+    rejected(&fault("class = \"write\"", "vendor-error = 3"), &["`vendor-error` requires"]);
+    rejected("[[expect]]\nexit-code = 1\n", &["only the program of `softhca exec`"]);
+    rejected(
+        "[[fault]]\non = \"alice -> bob\"\naction = { limit-rate = 0 }\n",
+        &["no packet passes at rate 0", "use drop"],
+    );
 }

@@ -154,6 +154,7 @@ impl NotificationHandler for DirectState {
             Notification::AsyncEventRaised(AsyncEvent::PortActive) => {
                 self.control(|driver| driver.set_port_state(PortState::Active));
             }
+            Notification::AsyncEventRaised(AsyncEvent::DeviceFatal) => self.fail(),
             Notification::AsyncEventRaised(event) => self.event_bus.push_async_event(event),
             Notification::CmEventsRaised { channel, events } => self.cm_events.push(channel, events),
             Notification::CompletionNotified(_) | Notification::AsyncEventObserved { .. } => {}
@@ -191,13 +192,16 @@ impl DirectHost {
 
     /// Has the daemon execute a call to the connection manager.
     pub fn execute_cm(&self, command: cm::Command) -> Result<Reply> {
-        self.state.cm_events.execute(command, self.is_alive(), |command| {
-            let request = Request::Execute { command: Command::Cm(command), backing: None };
-            match self.connection.call(&request, &[])? {
-                (Response::Executed(reply), _) => Ok(reply),
-                (other, _) => Err(unexpected_reply(&other)),
-            }
-        })
+        let request = |command| self.request(Command::Cm(command));
+        self.state.cm_events.execute(command, self.is_alive(), request)
+    }
+
+    /// Has the daemon execute a command.
+    pub fn request(&self, command: Command) -> Result<Reply> {
+        match self.connection.call(&Request::Execute { command, backing: None }, &[])? {
+            (Response::Executed(reply), _) => Ok(reply),
+            (other, _) => Err(unexpected_reply(&other)),
+        }
     }
 
     /// Moves a queue pair of this process through the states of its connection by `modify`, and then has the daemon

@@ -137,6 +137,7 @@ impl Hca {
             Command::QueryPort => return Ok(Reply::PortState(self.port_state())),
             Command::InjectFaults(faults) => self.set_process_faults(ctx, client, faults),
             Command::AnnounceCall { .. } => {}
+            Command::NoteTrigger(trigger) => self.state.note_trigger(&trigger),
             Command::RaiseEvent { event, object } => self.raise_injected_event(ctx, event, object),
             Command::Cm(command) => return self.execute_cm(ctx, client, command).map(Reply::Cm),
             Command::TransitionQueuePair(transition) => {

@@ -11,6 +11,7 @@ pub use access_error::AccessError;
 use crate::memory::{MemoryFault, MemoryId};
 use crate::table::Table;
 use crate::{ClientId, DeviceLimits, MemoryWindowType, PdId, Resource, VerbsError};
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use softhca_queue::{AccessFlags, Sge};
 use softhca_wire::{LocalKey, Qpn, RemoteKey};
@@ -101,11 +102,20 @@ struct ProtectionDomain {
 pub(crate) struct Protection {
     pds: Table<ProtectionDomain>,
     keys: Table<KeyEntry>,
+    /// The memory of regions that a fault made inaccessible, by table number.
+    revoked: BTreeMap<u32, MemoryId>,
 }
+
+/// The memory of a region that a fault made inaccessible: no driver has it.
+const NO_MEMORY: MemoryId = MemoryId(u32::MAX);
 
 impl Protection {
     pub fn new(limits: &DeviceLimits) -> Protection {
-        Protection { pds: Table::new(limits.max_pd, 1), keys: Table::new(limits.max_mr, 1) }
+        Protection {
+            pds: Table::new(limits.max_pd, 1),
+            keys: Table::new(limits.max_mr, 1),
+            revoked: BTreeMap::new(),
+        }
     }
 
     /// Makes the numbers in keys start at an unpredictable one. No key exists yet.
@@ -229,8 +239,11 @@ impl Protection {
 
     /// The region of `key`, regardless of the variant.
     pub fn memory_region(&mut self, client: ClientId, key: RemoteKey) -> Result<MemoryRegion, VerbsError> {
+        let revoked = self.revoked.get(&(key.0 >> 8)).copied();
         match self.entry(client, key.0, Resource::MemoryRegion)?.kind {
-            KeyKind::MemoryRegion { region, .. } => Ok(region),
+            KeyKind::MemoryRegion { region, .. } => {
+                Ok(MemoryRegion { memory: revoked.unwrap_or(region.memory), ..region })
+            }
             KeyKind::MemoryWindow { .. } => unreachable!("entry() returned a region"),
         }
     }
@@ -255,8 +268,18 @@ impl Protection {
         self.check_not_bound(client, key)?;
         let region = self.memory_region(client, key)?;
         self.keys.remove(key.0 >> 8);
+        self.revoked.remove(&(key.0 >> 8));
         self.release_pd(region.pd);
         Ok(region)
+    }
+
+    /// Makes the memory of a region inaccessible until it is registered again.
+    pub fn revoke_memory(&mut self, key: u32) {
+        if let Some(KeyEntry { kind: KeyKind::MemoryRegion { region, .. }, .. }) = self.keys.get_mut(key >> 8)
+        {
+            self.revoked.entry(key >> 8).or_insert(region.memory);
+            region.memory = NO_MEMORY;
+        }
     }
 
     /// Modifies a region in place. If its range changes, the key gets the next variant and the old key becomes stale.
@@ -277,6 +300,7 @@ impl Protection {
             self.release_pd(old.pd);
         }
         let has_moved = (new.iova, new.length, new.memory) != (old.iova, old.length, old.memory);
+        self.revoked.remove(&(key.0 >> 8));
         let entry = self.entry(client, key.0, Resource::MemoryRegion)?;
         if has_moved {
             entry.variant = entry.variant.wrapping_add(1);

@@ -4,7 +4,7 @@ mod direction;
 
 pub use direction::{LinkCounters, LinkSettings};
 
-use crate::rules::ActiveRule;
+use crate::rules::{ActiveRule, DrawPurpose};
 use crate::{
     Action, Direction, DownDirections, Fault, FaultCause, FaultEffect, FlowHistory, FlowTable, Frame,
     LinkOutput, ObservedPacket, Rule, RuleCounters, RuleId, Seed,
@@ -211,6 +211,20 @@ impl Link {
                 Action::Delay { ns } => {
                     report(FaultEffect::Delayed { ns });
                     admitted.delay_ns = admitted.delay_ns.saturating_add(ns);
+                }
+                Action::LimitRate { bits_per_second } => {
+                    let bits = 8 * admitted.frame.wire_length() as u64;
+                    let busy_until_ns = &mut armed.busy_until_ns[direction as usize];
+                    let begin_ns = now_ns.max(*busy_until_ns);
+                    *busy_until_ns = begin_ns.saturating_add(bits * 1_000_000_000 / bits_per_second);
+                    admitted.delay_ns = admitted.delay_ns.saturating_add(*busy_until_ns - now_ns);
+                }
+                Action::Jitter { up_to_ns } => {
+                    let words = draw_key.words(DrawPurpose::Jitter);
+                    let leaves_ns = now_ns.saturating_add(seed.below(up_to_ns.saturating_add(1), &words));
+                    let busy_until_ns = &mut armed.busy_until_ns[direction as usize];
+                    *busy_until_ns = leaves_ns.max(*busy_until_ns);
+                    admitted.delay_ns = admitted.delay_ns.saturating_add(*busy_until_ns - now_ns);
                 }
                 Action::LinkDown { directions: cut, for_ns } => {
                     let until_ns = now_ns.saturating_add(for_ns);

@@ -273,6 +273,36 @@ fn fast_path_requires_no_rules_no_held_frames_and_link_up() {
 }
 
 #[test]
+fn a_limited_rate_spaces_the_packets_that_match_and_keeps_their_order() {
+    let bits_per_second = NonZeroU64::new(8_000_000).expect("not zero");
+    let mut bench = Bench::new([(relative(0), Repeat::default(), Action::LimitRate { bits_per_second })]);
+    bench.writes(0, [0]);
+    let first = bench.out.deliveries[0].0;
+    let bytes = bench.out.deliveries[0].2.wire_length() as u64;
+    assert_eq!(first, 1_000 * bytes);
+    bench.writes(0, [0, 1]);
+    let times: Vec<u64> = bench.out.deliveries.iter().map(|(at, ..)| *at).collect();
+    assert_eq!(times, [first, 2 * first, 0]);
+    assert!(!bench.link.may_reorder() && bench.out.faults.is_empty());
+}
+
+#[test]
+fn jitter_delays_each_packet_by_another_time_and_keeps_their_order() {
+    let delays = || {
+        let mut bench = Bench::new([(all(), Repeat::default(), Action::Jitter { up_to_ns: 1_000 })]);
+        (0..40u32).for_each(|psn| bench.writes(u64::from(psn) * 500, [psn]));
+        assert!(!bench.link.may_reorder() && bench.out.faults.is_empty());
+        let times: Vec<u64> = bench.out.deliveries.iter().map(|(at, ..)| *at).collect();
+        assert!(times.is_sorted(), "{times:?}");
+        times.iter().enumerate().map(|(index, at)| at - index as u64 * 500).collect::<Vec<u64>>()
+    };
+    let found = delays();
+    assert!(found.len() == 40 && found.iter().all(|delay| *delay <= 1_000), "{found:?}");
+    assert!(found.iter().collect::<alloc::collections::BTreeSet<_>>().len() > 20, "{found:?}");
+    assert_eq!(found, delays(), "the seed decides");
+}
+
+#[test]
 fn removed_rule_returns_its_counters_and_stops_acting() {
     let mut bench = Bench::new([(relative(0), Repeat::default(), Action::Drop)]);
     bench.writes(0, [0]);
@@ -289,6 +319,9 @@ fn any_action() -> impl Strategy<Value = Action> {
         (0u32..4).prop_map(|copies| Action::Duplicate { copies }),
         (1u32..5, 0u64..50).prop_map(|(by, within_ns)| reorder(by, within_ns)),
         (0u64..100).prop_map(|ns| Action::Delay { ns }),
+        (1u64..1 << 40)
+            .prop_map(|rate| Action::LimitRate { bits_per_second: NonZeroU64::new(rate).expect("not zero") }),
+        (0u64..100).prop_map(|up_to_ns| Action::Jitter { up_to_ns }),
         (any::<bool>(), 0u32..400).prop_map(|(repaired, bit)| Action::Corrupt {
             bit: if repaired { BitPosition::Bit(bit) } else { BitPosition::Random },
             icrc: if repaired { IcrcPolicy::Recomputed } else { IcrcPolicy::Stale },

@@ -3,7 +3,7 @@
 use super::header_field::{FieldValue, HeaderField, payload};
 use super::repetition::{DrawKey, DrawPurpose};
 use crate::{Frame, FrameContent, Seed};
-use core::num::NonZeroU32;
+use core::num::{NonZeroU32, NonZeroU64};
 use softhca_wire::{Bth, Ecn, ICRC_LEN, Icrc, Opcode};
 
 /// The action on a packet.
@@ -20,6 +20,10 @@ pub enum Action {
     Reorder { by: NonZeroU32, within_ns: u64 },
     /// Delays the packet; others may overtake it.
     Delay { ns: u64 },
+    /// Sends the packets that match at this rate, in order.
+    LimitRate { bits_per_second: NonZeroU64 },
+    /// Delays the packet by a random time up to this. None overtakes another.
+    Jitter { up_to_ns: u64 },
     /// Flips one bit.
     Corrupt { bit: BitPosition, icrc: IcrcPolicy },
     /// Sets the CE codepoint, as a switch does. The ICRC does not cover it.

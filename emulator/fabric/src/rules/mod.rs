@@ -16,6 +16,7 @@ pub use flow::{Endpoint, Flow, FlowId, FlowTable, PacketType};
 pub use flow_history::{FlowHistory, ObservedPacket};
 pub use header_field::{FieldValue, HeaderField};
 pub use packet_class::{CmMessage, PacketClass, PacketClasses};
+pub(crate) use repetition::DrawPurpose;
 pub(crate) use rule::ActiveRule;
 pub use rule::{Rule, RuleCounters, RuleId};
 pub use selector::{InclusiveRange, Selector};

@@ -21,6 +21,7 @@ pub(crate) enum DrawPurpose {
     BurstState,
     BurstHit,
     BitPosition,
+    Jitter,
 }
 
 impl DrawKey {

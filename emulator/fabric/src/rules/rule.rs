@@ -29,7 +29,9 @@ pub struct Rule {
 impl Rule {
     /// Whether the rule depends on earlier packets of a flow.
     pub(crate) const fn needs_history(&self) -> bool {
-        self.selector.needs_history() || draws(&self.repeat.choice)
+        self.selector.needs_history()
+            || draws(&self.repeat.choice)
+            || matches!(self.action, Action::Jitter { .. })
     }
 }
 
@@ -47,12 +49,15 @@ pub struct RuleCounters {
 pub(crate) struct ActiveRule {
     pub rule: Rule,
     pub counters: RuleCounters,
+    /// When the last packet of each direction leaves, if the rule limits the rate or adds jitter.
+    pub busy_until_ns: [u64; 2],
     repeat_state: RepeatState,
 }
 
 impl ActiveRule {
     pub fn new(rule: Rule) -> ActiveRule {
-        ActiveRule { rule, counters: RuleCounters::default(), repeat_state: RepeatState::default() }
+        let (counters, repeat_state) = (RuleCounters::default(), RepeatState::default());
+        ActiveRule { rule, counters, busy_until_ns: [0; 2], repeat_state }
     }
 
     /// Counts a packet and returns the action, if the rule fires.

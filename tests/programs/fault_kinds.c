@@ -1,0 +1,143 @@
+/* `completions`: transfers messages between two queue pairs, and prints which completions come together and which are
+ * notified. `resolve`: resolves addresses and routes, and prints the events. The Rust tests do the same in a simulation and
+ * on an embedded device. */
+#include <infiniband/verbs.h>
+#include <poll.h>
+#include <rdma/rdma_cma.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void check(int ok, const char *what)
+{
+    if (ok)
+        return;
+    perror(what);
+    exit(1);
+}
+
+static void connect_to(struct ibv_qp *qp, struct ibv_qp *peer, union ibv_gid gid)
+{
+    struct ibv_qp_attr init = {.qp_state = IBV_QPS_INIT, .port_num = 1};
+    struct ibv_qp_attr rtr = {.qp_state = IBV_QPS_RTR,
+                              .path_mtu = IBV_MTU_1024,
+                              .dest_qp_num = peer->qp_num,
+                              .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.dgid = gid, .hop_limit = 1}}};
+    struct ibv_qp_attr rts = {.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7};
+    check(!ibv_modify_qp(qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), "INIT");
+    check(!ibv_modify_qp(qp, &rtr,
+                         IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                             IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER),
+          "RTR");
+    check(!ibv_modify_qp(qp, &rts,
+                         IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                             IBV_QP_MAX_QP_RD_ATOMIC),
+          "RTS");
+}
+
+static int wait_for(struct ibv_cq *cq)
+{
+    struct ibv_wc wc;
+    int polled;
+    while ((polled = ibv_poll_cq(cq, 1, &wc)) == 0)
+        ;
+    check(polled == 1 && wc.status == IBV_WC_SUCCESS, "a completion");
+    return (int)wc.wr_id;
+}
+
+static void post(struct ibv_qp *qp, struct ibv_sge *sge, uint64_t id)
+{
+    struct ibv_send_wr wr = {.wr_id = id, .sg_list = sge, .num_sge = 1, .opcode = IBV_WR_SEND}, *bad;
+    check(!ibv_post_send(qp, &wr, &bad), "ibv_post_send");
+}
+
+static void complete_and_notify(void)
+{
+    static char buffer[64];
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    struct ibv_context *context = ibv_open_device(list[0]);
+    struct ibv_pd *pd = ibv_alloc_pd(context);
+    struct ibv_mr *mr = ibv_reg_mr(pd, buffer, sizeof buffer, IBV_ACCESS_LOCAL_WRITE);
+    struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+    struct ibv_cq *sends = ibv_create_cq(context, 16, NULL, channel, 0);
+    struct ibv_cq *receives = ibv_create_cq(context, 16, NULL, NULL, 0);
+    struct ibv_qp_init_attr init = {
+        .send_cq = sends, .recv_cq = receives, .cap = {8, 8, 1, 1, 0}, .qp_type = IBV_QPT_RC, .sq_sig_all = 1};
+    struct ibv_qp *qp[2];
+    union ibv_gid gid;
+    check(!ibv_query_gid(context, 1, 0, &gid), "ibv_query_gid");
+    for (int i = 0; i < 2; i++)
+        check((qp[i] = ibv_create_qp(pd, &init)) != NULL, "ibv_create_qp");
+    for (int i = 0; i < 2; i++)
+        connect_to(qp[i], qp[1 - i], gid);
+    struct ibv_sge sge = {(uintptr_t)buffer, 16, mr->lkey};
+    for (uint64_t i = 0; i < 4; i++) {
+        struct ibv_recv_wr wr = {.wr_id = i, .sg_list = &sge, .num_sge = 1}, *bad;
+        check(!ibv_post_recv(qp[1], &wr, &bad), "ibv_post_recv");
+    }
+    struct ibv_wc wc;
+    post(qp[0], &sge, 0);
+    wait_for(receives);
+    const char *held = ibv_poll_cq(sends, 1, &wc) == 0 ? "held" : "at once";
+    post(qp[0], &sge, 1);
+    wait_for(receives);
+    int first = wait_for(sends);
+    printf("first %s, then %d %d\n", held, first, wait_for(sends));
+    for (uint64_t i = 2; i < 4; i++) {
+        struct pollfd event = {.fd = channel->fd, .events = POLLIN};
+        check(!ibv_req_notify_cq(sends, 0), "ibv_req_notify_cq");
+        post(qp[0], &sge, i);
+        if (i == 3)
+            check(poll(&event, 1, 30000) == 1, "a notification");
+        int completed = wait_for(sends);
+        printf("%d %s\n", completed, poll(&event, 1, 0) == 1 ? "notified" : "silent");
+    }
+}
+
+static void wait_for_event(struct rdma_event_channel *channel)
+{
+    struct rdma_cm_event *event;
+    check(!rdma_get_cm_event(channel, &event), "rdma_get_cm_event");
+    printf("%s %d\n", rdma_event_str(event->event), event->status);
+    rdma_ack_cm_event(event);
+}
+
+/* The IPv4 address of the first device. */
+static struct in_addr own_address(void)
+{
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    struct ibv_context *context = ibv_open_device(list[0]);
+    struct in_addr address = {0};
+    union ibv_gid gid;
+    for (int index = 0; !address.s_addr && !ibv_query_gid(context, 1, index, &gid); index++)
+        if (IN6_IS_ADDR_V4MAPPED((struct in6_addr *)gid.raw))
+            memcpy(&address, gid.raw + 12, sizeof address);
+    ibv_close_device(context);
+    return address;
+}
+
+static void resolve_twice(void)
+{
+    struct rdma_event_channel *channel = rdma_create_event_channel();
+    struct sockaddr_in peer = {.sin_family = AF_INET, .sin_port = htons(7471), .sin_addr = own_address()};
+    struct rdma_cm_id *id[2];
+    check(channel != NULL, "rdma_create_event_channel");
+    for (int i = 0; i < 2; i++)
+        check(!rdma_create_id(channel, &id[i], NULL, RDMA_PS_TCP), "rdma_create_id");
+    for (int i = 0; i < 2; i++) {
+        check(!rdma_resolve_addr(id[i], NULL, (struct sockaddr *)&peer, 2000), "rdma_resolve_addr");
+        wait_for_event(channel);
+    }
+    check(!rdma_resolve_route(id[1], 2000), "rdma_resolve_route");
+    wait_for_event(channel);
+}
+
+int main(int count, char **arguments)
+{
+    if (count > 1 && !strcmp(arguments[1], "resolve"))
+        resolve_twice();
+    else
+        complete_and_notify();
+    return 0;
+}
