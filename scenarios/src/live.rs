@@ -32,6 +32,8 @@ pub trait HostControl {
     fn raise_event(&mut self, host: usize, event: InjectedEvent) -> Result<(), String>;
     /// Kills, stops or continues the programs of a host.
     fn signal(&mut self, host: usize, signal: ProgramSignal) -> Result<(), String>;
+    /// Kills the daemon.
+    fn kill_daemon(&mut self) -> Result<(), String>;
     /// Adds a rule to the device of a host.
     fn add_rule(&mut self, host: usize, rule: Rule, name: &str) -> Result<(), String>;
     /// Reports to the faults of the program of a host what they wait for.
@@ -232,6 +234,7 @@ impl<'p> LiveScenario<'p> {
             let done = match action.what {
                 LiveAction::Raise(host, event) => hosts.raise_event(host, event),
                 LiveAction::Signal(host, signal) => hosts.signal(host, signal),
+                LiveAction::KillDaemon => hosts.kill_daemon(),
                 LiveAction::Note(host, trigger) => hosts.note_trigger(host, &trigger),
                 LiveAction::AddRule(index) => self.add_rule(index, hosts),
                 LiveAction::Link(link, state) => {
@@ -431,6 +434,7 @@ enum LiveAction {
     Link(usize, LinkState),
     Raise(usize, InjectedEvent),
     Signal(usize, ProgramSignal),
+    KillDaemon,
     AddRule(usize),
     Note(usize, FaultTrigger),
 }
@@ -462,6 +466,7 @@ fn timed_actions(fault: &FaultPlan) -> Result<Vec<TimedAction>, &'static str> {
         TimedFault::RestartProgram { host } => {
             vec![(at_ns, LiveAction::Signal(host, ProgramSignal::Restart))]
         }
+        TimedFault::KillDaemon => vec![(at_ns, LiveAction::KillDaemon)],
         TimedFault::Stall { host, for_ns } => vec![
             (at_ns, LiveAction::Signal(host, ProgramSignal::Stop)),
             (at_ns + for_ns, LiveAction::Signal(host, ProgramSignal::Continue)),
@@ -542,6 +547,10 @@ mod tests {
 
         fn signal(&mut self, host: usize, signal: ProgramSignal) -> Result<(), String> {
             self.1.push((host, signal));
+            Ok(())
+        }
+
+        fn kill_daemon(&mut self) -> Result<(), String> {
             Ok(())
         }
 

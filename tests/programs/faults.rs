@@ -20,6 +20,8 @@ pub fn tests() -> Vec<Trial> {
         needs!("sh", an_expected_failure_of_a_program_is_success),
         needs!("ibv_devinfo", a_program_starts_again),
         needs!(compiler(), a_process_is_killed_after_a_call),
+        needs!(compiler(), an_event_at_a_time_reaches_a_program),
+        needs!(compiler(), a_killed_daemon_is_a_device_that_is_gone),
         needs!("ib_write_bw", the_rate_of_a_link_limits_a_program),
         needs!("ibv_rc_pingpong", delay_jitter_and_loss_of_a_link_apply_to_a_program),
     ]
@@ -233,6 +235,37 @@ fn a_process_is_killed_after_a_call() {
     let seen = rig.exec(&["--scenario", &file, "--name", "killed"], &[&program, "event"]);
     assert_eq!(seen.code, Some(0), "{seen:?}");
     assert!(seen.text.contains("fault \"fault 2\" applied once"), "{seen:?}");
+}
+
+/// The program does not use the data path of the daemon, and its start takes an unknown time: the event is raised until
+/// it is there.
+fn an_event_at_a_time_reaches_a_program() {
+    let mut rig = Rig::new();
+    let program = compile(&rig, "verb_faults");
+    let at = |n: u32| {
+        let (at, action) = (100 * n, "{ raise-event = \"gid-change\" }");
+        format!("[[fault]]\nhost = \"alice\"\nat = \"{at}ms\"\naction = {action}\noptional = true\n")
+    };
+    let faults: String = (0..200).map(at).collect();
+    let file = rig.write("event.toml", &for_alice(&faults));
+    let seen = rig.exec(&["--scenario", &file, "--name", "event"], &[&program, "event"]);
+    assert!(seen.success && seen.text.contains("event 18"), "{seen:?}");
+}
+
+/// The program waits for DEVICE_FATAL; the daemon ends after its second post.
+fn a_killed_daemon_is_a_device_that_is_gone() {
+    let mut rig = Rig::new();
+    let program = compile(&rig, "verb_faults");
+    let faults = "[[fault]]\nname = \"second post\"\nhost = \"alice\"\nverb = \"post_send\"\nnth = 2\naction = \"count\"\n\
+        [[fault]]\nhost = \"alice\"\nafter = { fault = \"second post\" }\naction = \"kill-daemon\"\n\
+        [[expect]]\nexit-code = 0";
+    let file = rig.write("killed.toml", &for_alice(faults));
+    let seen = rig.exec(&["--scenario", &file, "--name", "killed"], &[&program, "event"]);
+    assert_eq!(seen.code, Some(0), "{seen:?}");
+    assert!(
+        seen.text.contains("event 8") && seen.text.contains("fault \"fault 2\" applied once"),
+        "{seen:?}"
+    );
 }
 
 fn the_rate_of_a_link_limits_a_program() {

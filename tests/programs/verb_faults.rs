@@ -361,19 +361,20 @@ fn a_sweep_can_be_replayed_resumed_and_split() {
 fn a_sweep_addresses_packets_by_flow_and_psn() {
     let rig = Rig::new();
     let program = compile_with(&rig, "planted_bugs", &["-libverbs"]);
+    // The queue pair that receives is ready first.
     let (_, list) = sweep(&["--list", "--packets", "--per-group", "9", "--", &program]);
     for fault in ["drop", "duplicate", "delay", "corrupt"] {
         for psn in 1..=7 {
-            let point = format!("planted_bugs:request:1:{psn}:{fault}");
+            let point = format!("planted_bugs:request:2:{psn}:{fault}");
             assert!(list.lines().any(|line| line == point), "{point} is not in {list}");
         }
     }
-    assert!(list.contains("planted_bugs:response:1:7:drop"), "{list}");
+    assert!(list.contains("planted_bugs:response:2:7:drop"), "{list}");
     for (point, outcome) in [
-        ("request:1:3:drop", "clean-error"),
-        ("request:1:7:corrupt", "clean-error"),
-        ("request:1:2:duplicate", "right"),
-        ("response:1:7:drop", "clean-error"),
+        ("request:2:3:drop", "clean-error"),
+        ("request:2:7:corrupt", "clean-error"),
+        ("request:2:2:duplicate", "right"),
+        ("response:2:7:drop", "clean-error"),
     ] {
         let (code, text) = sweep(&["--only", &format!("planted_bugs:{point}"), "--json", "--", &program]);
         assert_eq!(code, Some(0), "{point}: {text}");

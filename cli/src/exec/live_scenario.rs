@@ -22,6 +22,26 @@ pub struct DaemonScenario<'p> {
     daemon: Option<String>,
     /// The hosts whose programs were killed to start again.
     restarting: Vec<usize>,
+    /// What the daemon had counted when a fault killed it.
+    killed: Option<FinalCounters>,
+}
+
+/// The counters of all rules, and those of each host.
+type FinalCounters = (Vec<(RuleId, RuleCounters)>, Vec<Counters>);
+
+/// Reads the counters of the rules and hosts of a plan, those of hosts since `before`.
+fn read_counters(
+    plan: &Plan,
+    connection: &mut DaemonControl,
+    before: &[Counters],
+) -> Result<FinalCounters, softhca::Error> {
+    let (mut rule_counters, mut counters): FinalCounters = Default::default();
+    for (host, before) in plan.hosts.iter().zip(before) {
+        let rules = connection.rules(&host.name)?;
+        rule_counters.extend(rules.into_iter().map(|(rule, counters)| (rule.id, counters)));
+        counters.push(connection.counters(Some(&host.name))?.since(before));
+    }
+    Ok((rule_counters, counters))
 }
 
 /// The hosts and the recovery mode that a plan needs from a daemon. `requested` is the mode of `--recovery`.
@@ -56,6 +76,8 @@ struct DaemonHosts<'a> {
     daemon: Option<&'a str>,
     programs: &'a ProgramsOfHosts,
     restarting: &'a mut Vec<usize>,
+    counters_before: &'a [Counters],
+    killed: &'a mut Option<FinalCounters>,
 }
 
 impl HostControl for DaemonHosts<'_> {
@@ -80,6 +102,15 @@ impl HostControl for DaemonHosts<'_> {
             let _ = kill_process(*program, signal);
         }
         Ok(())
+    }
+
+    fn kill_daemon(&mut self) -> Result<(), String> {
+        let message = |error: softhca::Error| format!("cannot kill the daemon: {error}");
+        let counters = read_counters(self.plan, self.connection, self.counters_before).map_err(message)?;
+        self.connection.stop_recording().map_err(message)?;
+        *self.killed = Some(counters);
+        let daemon = Pid::from_raw(self.connection.process_id() as i32);
+        daemon.map_or(Ok(()), |daemon| kill_process(daemon, Signal::KILL)).map_err(|error| error.to_string())
     }
 
     fn add_rule(&mut self, host: usize, rule: Rule, name: &str) -> Result<(), String> {
@@ -128,7 +159,8 @@ impl<'p> DaemonScenario<'p> {
         }
         let daemon = daemon.map(str::to_owned);
         let (started, restarting) = (Instant::now(), Vec::new());
-        Ok(DaemonScenario { plan, live, started, counters_before: before, daemon, restarting })
+        let (counters_before, killed) = (before, None);
+        Ok(DaemonScenario { plan, live, started, counters_before, daemon, restarting, killed })
     }
 
     /// Runs the actions that are due; returns the time until the next one.
@@ -146,7 +178,16 @@ impl<'p> DaemonScenario<'p> {
             self.live.on_rule_counters(now_ns, &counters);
         }
         let (daemon, restarting) = (self.daemon.as_deref(), &mut self.restarting);
-        let mut hosts = DaemonHosts { plan: self.plan, connection, daemon, programs, restarting };
+        let (counters_before, killed) = (&self.counters_before[..], &mut self.killed);
+        let mut hosts = DaemonHosts {
+            plan: self.plan,
+            connection,
+            daemon,
+            programs,
+            restarting,
+            counters_before,
+            killed,
+        };
         self.live.run_due(now_ns, &mut hosts);
         let due = self.live.next_due().map(|at| Duration::from_nanos(at).saturating_sub(now));
         let poll = waits.then_some(TRIGGER_POLL_INTERVAL);
@@ -157,6 +198,11 @@ impl<'p> DaemonScenario<'p> {
     pub fn take_restart(&mut self, host: usize) -> bool {
         let place = self.restarting.iter().position(|other| *other == host);
         place.map(|place| self.restarting.remove(place)).is_some()
+    }
+
+    /// Whether a fault killed the daemon. Its recording is complete.
+    pub const fn has_killed_daemon(&self) -> bool {
+        self.killed.is_some()
     }
 
     /// Records the exit code of the program of `softhca exec`.
@@ -182,13 +228,12 @@ impl<'p> DaemonScenario<'p> {
     /// Removes the fault rules and evaluates the expectations.
     pub fn finish(self, connection: &mut DaemonControl) -> Result<Outcome, String> {
         let message = |error: softhca::Error| error.to_string();
-        let (mut rule_counters, mut counters): (Vec<(RuleId, RuleCounters)>, _) = (Vec::new(), Vec::new());
-        for (host, before) in self.plan.hosts.iter().zip(&self.counters_before) {
-            let rules = connection.rules(&host.name).map_err(message)?;
-            rule_counters.extend(rules.into_iter().map(|(rule, counters)| (rule.id, counters)));
-            counters.push(connection.counters(Some(&host.name)).map_err(message)?.since(before));
-            connection.clear_rules(&host.name).map_err(message)?;
+        if let Some((rule_counters, counters)) = self.killed {
+            return Ok(self.live.evaluate(rule_counters, counters));
         }
+        let (rule_counters, counters) =
+            read_counters(self.plan, connection, &self.counters_before).map_err(message)?;
+        self.plan.hosts.iter().try_for_each(|host| connection.clear_rules(&host.name)).map_err(message)?;
         Ok(self.live.evaluate(rule_counters, counters))
     }
 }

@@ -246,7 +246,8 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     if let Some(warning) = device_use.warning(&first, arguments.preload) {
         eprintln!("softhca: {warning}");
     }
-    if events.is_some() || arguments.capture.is_some() {
+    let daemon_runs = !live.as_ref().is_some_and(DaemonScenario::has_killed_daemon);
+    if daemon_runs && (events.is_some() || arguments.capture.is_some()) {
         connection.stop_recording().map_err(|error| format!("the recording is incomplete: {error}"))?;
     }
     if let (Some(path), Some(filter)) = (&arguments.capture, &arguments.filter) {

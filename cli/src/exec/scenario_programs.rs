@@ -100,7 +100,9 @@ fn try_run_programs(plan: &Plan) -> Result<Outcome, String> {
         std::thread::sleep(POLL_INTERVAL);
     }
     drop(running);
-    connection.stop_recording().map_err(|error| format!("the event log is incomplete: {error}"))?;
+    if !live.has_killed_daemon() {
+        connection.stop_recording().map_err(|error| format!("the event log is incomplete: {error}"))?;
+    }
     read_events(&mut events, Some(&mut live), false);
     let outcome = live.finish(&mut connection)?;
     // The daemon would exit when idle; stop it now so that no other process connects to it.

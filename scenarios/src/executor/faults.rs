@@ -39,9 +39,8 @@ impl Executor<'_> {
             }
             TimedFault::DelayReceives { host, delay_ns } => self.programs[host].receive_delay = delay_ns,
             TimedFault::KillProgram { host } => self.kill(host, hosts),
-            TimedFault::RestartProgram { .. } => {
-                let why = "programs of a scenario cannot start again: `restart` is for `softhca exec`";
-                self.log.error.get_or_insert(why.into());
+            TimedFault::RestartProgram { .. } | TimedFault::KillDaemon => {
+                unreachable!("a plan with steps or workloads has neither")
             }
         }
     }

@@ -45,6 +45,8 @@ pub enum TimedFault {
     KillProgram { host: usize },
     /// A program ends and starts again.
     RestartProgram { host: usize },
+    /// The daemon ends.
+    KillDaemon,
 }
 
 /// A change of a link, a switch or a device.

@@ -208,7 +208,13 @@ fn fault_kind(
         FaultAction::WithholdReceives(time) => TimedFault::WithholdReceives { host, for_ns: time.0 },
         FaultAction::DelayReceives(time) => TimedFault::DelayReceives { host, delay_ns: time.0 },
         FaultAction::Kill => TimedFault::KillProgram { host },
+        FaultAction::Restart | FaultAction::KillDaemon if !builder.has_external_programs => {
+            return Err(builder
+                .error_at(&at, "the programs of this file are its steps and workloads: they have no process")
+                .help("use kill; restart and kill-daemon are for `softhca exec` and for `command`"));
+        }
         FaultAction::Restart => TimedFault::RestartProgram { host },
+        FaultAction::KillDaemon => TimedFault::KillDaemon,
         FaultAction::RaiseEvent(event) => {
             if *event == InjectedEvent::SrqLimitReached {
                 return Err(builder
@@ -236,7 +242,7 @@ fn fault_kind(
 
 const ACTION_TARGETS: &str = "drop, duplicate, reorder, delay, limit-rate, jitter, corrupt, mark-ce, rewrite, link-down and count need `on`; link-down, \
                               flap, set-rate and set-mtu need `link`; set-buffer, set-ecn and set-pfc need `switch`; stall, \
-                              kill, restart, withhold-receives, delay-receives, raise-event and pause-storm need `host`; set-status, \
+                              kill, restart, kill-daemon, withhold-receives, delay-receives, raise-event and pause-storm need `host`; set-status, \
                               delay-completion, burst-completions, overflow-cq and drop-notification need `qp`; fail, unmap and \
                               cm-event need `host` and `verb`";
 

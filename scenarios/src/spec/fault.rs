@@ -265,6 +265,8 @@ pub enum FaultAction {
     Kill,
     /// Hosts: the program is killed and started again.
     Restart,
+    /// Hosts: the daemon of the host, and of all others of `softhca exec`, ends as by SIGKILL.
+    KillDaemon,
     /// Verbs: the memory of the n-th region of the program becomes inaccessible, as if it were unmapped.
     Unmap(std::num::NonZeroU32),
     /// Hosts and verbs: the device raises an asynchronous event, with its consequences.

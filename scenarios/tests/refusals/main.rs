@@ -337,6 +337,10 @@ fn a_fault_that_waits_names_something_that_can_happen() {
     rejected(&format!("{link}verb = \"post_send\"\n"), &["`verb` requires a fault of calls"]);
     rejected(&format!("{link}nth = 2\n"), &["`nth` requires a fault of calls", "use `at` or `after`"]);
     rejected(&fault("class = \"write\"", "vendor-error = 3"), &["`vendor-error` requires"]);
+    for action in ["restart", "kill-daemon"] {
+        let fault = format!("[[fault]]\nhost = \"alice\"\naction = \"{action}\"\n");
+        rejected(&fault, &["have no process", "`softhca exec`"]);
+    }
     rejected("[[expect]]\nexit-code = 1\n", &["only the program of `softhca exec`"]);
     rejected(
         "[[fault]]\non = \"alice -> bob\"\naction = { limit-rate = 0 }\n",
