@@ -2,7 +2,6 @@
 
 use crate::sync::AtomicU64;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::any::Any;
 use core::ops::{Deref, Range};
 use core::ptr::NonNull;
@@ -26,9 +25,16 @@ unsafe impl Sync for SharedWords {}
 impl SharedWords {
     /// Allocates `len` zeroed words on the heap.
     pub fn heap(len: usize) -> SharedWords {
-        let block: Arc<Vec<AtomicU64>> = Arc::new((0..len).map(|_| AtomicU64::new(0)).collect());
-        let base = NonNull::from(block.as_slice()).cast();
-        SharedWords { base, len, _owner: block }
+        #[cfg(loom)]
+        let mut block: alloc::vec::Vec<AtomicU64> = (0..len).map(|_| AtomicU64::new(0)).collect();
+        // The allocator zeroes it: pages of a large ring that are never used take no memory.
+        #[cfg(not(loom))]
+        let mut block = {
+            const { assert!(align_of::<u128>() >= align_of::<AtomicU64>()) };
+            alloc::vec![0_u128; len.div_ceil(2)]
+        };
+        let base = NonNull::from(block.as_mut_slice()).cast();
+        SharedWords { base, len, _owner: Arc::new(block) }
     }
 
     /// A part of the words.
