@@ -1,9 +1,10 @@
 //! `softhca shrink`: a minimal set of faults with which a scenario still fails, simulated or on a real program.
 
-use crate::exit_code;
+use crate::{exit_code, output};
 use crate::scenario::{self, ParameterValue};
 use clap::Args;
 use softhca_scenarios::{FaultText, ParameterValues, Scenario, minimize, with_faults};
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
@@ -131,9 +132,10 @@ impl ProgramRuns<'_> {
         self.runs += 1;
         // A fault often prevents another.
         let texts: Vec<String> = faults.iter().map(|fault| (*fault).clone().optional().to_string()).collect();
-        let path = std::env::temp_dir().join(format!("softhca-shrink-{}.toml", std::process::id()));
+        let path = output::unpredictable_path("softhca-shrink-", ".toml");
         let failed = |error: std::io::Error| format!("{}: {error}", path.display());
-        std::fs::write(&path, with_faults(self.scenario.text(), &texts)).map_err(failed)?;
+        let text = with_faults(self.scenario.text(), &texts);
+        output::create_new(&path).and_then(|mut file| file.write_all(text.as_bytes())).map_err(failed)?;
         let own = std::env::current_exe().map_err(|error| format!("cannot find the executable: {error}"))?;
         let mut command = Command::new(own);
         command.args(["exec", "--json", "--name"]).arg(format!("shrink-{}", std::process::id()));

@@ -1,6 +1,7 @@
 //! The event logs of devices that a program embeds: each process of the program writes one to a temporary folder.
 
 use super::event_log::DaemonEventLog;
+use crate::output;
 use softhca::LOG_VARIABLE;
 use std::ffi::OsString;
 use std::fs;
@@ -18,8 +19,8 @@ impl EmbeddedLogs {
         if std::env::var_os(LOG_VARIABLE).is_some() {
             return Ok(None);
         }
-        let folder = std::env::temp_dir().join(format!("softhca-exec-{}", std::process::id()));
-        fs::create_dir_all(&folder)
+        let folder = output::unpredictable_path("softhca-exec-", "");
+        output::create_folder(&folder)
             .map_err(|error| format!("cannot create {} for event logs: {error}", folder.display()))?;
         Ok(Some(EmbeddedLogs { folder }))
     }

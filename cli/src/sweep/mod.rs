@@ -9,7 +9,7 @@ mod report;
 mod runner;
 mod target;
 
-use crate::exit_code;
+use crate::{exit_code, output};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use point::{Coverage, Injection};
@@ -295,8 +295,8 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new() -> Result<Scratch, String> {
-        let folder = std::env::temp_dir().join(format!("softhca-sweep-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let folder = output::unpredictable_path("softhca-sweep-", "");
+        output::create_folder(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         Ok(Scratch(folder))
     }
 }
