@@ -1,7 +1,7 @@
 //! `softhca shrink`: a minimal set of faults with which a scenario still fails, simulated or on a real program.
 
-use crate::{exit_code, output};
 use crate::scenario::{self, ParameterValue};
+use crate::{exit_code, output};
 use clap::Args;
 use softhca_scenarios::{FaultText, ParameterValues, Scenario, minimize, with_faults};
 use std::io::Write;

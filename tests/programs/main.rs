@@ -35,6 +35,7 @@ fn main() -> ExitCode {
         needs!("ib_write_bw", a_stopped_explorer_does_not_stop_the_daemon),
         needs!(compiler(), a_program_forks_while_writes_are_outstanding),
         needs!(compiler(), windows_bind_as_the_manual_says),
+        needs!(compiler(), threads_that_wait_for_events_wake_each_other),
         needs!(compiler(), verbs_in_any_order_are_rejected_or_executed),
         needs!(compiler(), every_rejected_call_sets_errno_and_is_explained),
         needs!(compiler(), polling_never_sleeps),
@@ -484,6 +485,11 @@ fn run_source(name: &str) -> rig::ProgramOutput {
     let mut rig = Rig::new();
     let program = compile(&rig, name);
     rig.run(&[&program])
+}
+
+fn threads_that_wait_for_events_wake_each_other() {
+    let seen = run_source("event_threads");
+    assert!(seen.success && seen.text.contains("done"), "{seen:?}");
 }
 
 fn windows_bind_as_the_manual_says() {

@@ -65,6 +65,8 @@ struct Shared<M> {
     stop: AtomicBool,
     /// Doorbells, and packets of other processes of the host, wake the sleeper. Written under the driver's lock.
     is_announced_asleep: AtomicBool,
+    /// The thread sleeps on the sockets. Set under the driver's lock.
+    thread_sleeps: AtomicBool,
     /// Odd while a caller waits for packets ([`SharedDriver::wait_readable`]). Every wait has a number of its own.
     waits: AtomicU64,
     /// Callers that wait while another does so for packets.
@@ -114,6 +116,7 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
             wakes_at: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             is_announced_asleep: AtomicBool::new(false),
+            thread_sleeps: AtomicBool::new(false),
             waits: AtomicU64::new(0),
             blocked_callers: AtomicU32::new(0),
             waiting_for_callers: AtomicBool::new(false),
@@ -173,9 +176,10 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
 
     /// The caller stops polling: the thread takes over at once instead of after a delay.
     pub fn hand_over(&self) {
-        self.shared.driven_at.store(0, Ordering::SeqCst);
-        if self.shared.waiting_for_callers.load(Ordering::SeqCst) {
-            self.shared.thread_waker.wake();
+        let shared = &*self.shared;
+        shared.driven_at.store(0, Ordering::SeqCst);
+        if shared.waiting_for_callers.load(Ordering::SeqCst) || shared.parked.load(Ordering::SeqCst) {
+            shared.thread_waker.wake();
         }
     }
 
@@ -326,7 +330,9 @@ impl<M: Memory> Shared<M> {
                 return self.park(wait);
             }
             // The thread may have slept beside the caller and cleared a doorbell's call to wake.
-            let _ = self.driver.lock().poll_and_acknowledge();
+            let mut driver = self.driver.lock();
+            let _ = driver.poll_and_acknowledge();
+            self.release(driver);
             return self.wait_for_callers(check.next_interval());
         }
         let idle = self.now().saturating_sub(self.driven_at.load(Ordering::Relaxed));
@@ -368,10 +374,11 @@ impl<M: Memory> Shared<M> {
         drop(driver);
         let result = if moved { Ok(Ready::default()) } else { self.sleep(descriptor, timeout) };
         let mut driver = self.driver.lock();
-        self.announce_asleep(&mut driver, false);
+        self.announce_asleep(&mut driver, self.thread_sleeps.load(Ordering::Relaxed));
         if !moved {
             let _ = driver.poll_and_acknowledge();
         }
+        self.release(driver);
         result.map(drop)
     }
 
@@ -386,12 +393,14 @@ impl<M: Memory> Shared<M> {
     fn listen_beside_callers(&self) {
         if let Some(mut driver) = self.driver.try_lock() {
             self.announce_asleep(&mut driver, true);
+            self.thread_sleeps.store(true, Ordering::Relaxed);
             // Packets that came before their senders could see the flag.
             let _ = driver.poll_and_acknowledge();
         }
         self.waiting_for_callers.store(true, Ordering::SeqCst);
         let ready = self.sleep_in_thread(Some(TAKEOVER_DELAY));
         self.waiting_for_callers.store(false, Ordering::SeqCst);
+        self.thread_sleeps.store(false, Ordering::Relaxed);
         if PACKETS.into_iter().any(|index| ready.readable(index)) {
             let moved = self.driver.try_lock().map(|mut driver| driver.poll_and_acknowledge());
             self.count_poll(matches!(moved, Some(Ok(true))));
@@ -433,6 +442,7 @@ impl<M: Memory> Shared<M> {
     /// Polls once more and, if nothing moved, sleeps until the driver has work. Returns whether any packet moved.
     fn poll_or_sleep(&self, mut driver: MutexGuard<'_, Driver<M>>) -> bool {
         self.announce_asleep(&mut driver, true);
+        self.thread_sleeps.store(true, Ordering::Relaxed);
         // Processes a doorbell that was rung before its producer could see the flag.
         let moved = driver.poll_and_acknowledge().unwrap_or(false);
         let timeout = self.set_wake_time(&driver);
@@ -440,6 +450,7 @@ impl<M: Memory> Shared<M> {
         if !moved {
             self.sleep_in_thread(timeout);
         }
+        self.thread_sleeps.store(false, Ordering::Relaxed);
         self.announce_awake();
         moved
     }
