@@ -77,7 +77,7 @@ struct Shared<M> {
     parked: AtomicBool,
     /// See [`LISTEN_SCORE`]. Only the thread writes it.
     score: AtomicU32,
-    /// Wakes who sleeps on the sockets.
+    /// Wakes the thread or the caller that sleeps on the sockets.
     waker: Waker,
     /// Wakes the thread, whatever it waits for.
     thread_waker: Waker,
@@ -260,7 +260,7 @@ impl<M: Memory> Shared<M> {
         self.started.elapsed().as_nanos() as u64
     }
 
-    /// Unlocks the driver, and wakes who sleeps on the sockets past the driver's next timeout: the caller may not poll
+    /// Unlocks the driver, and wakes the sleeper if it would sleep past the driver's next timeout: the caller may not poll
     /// again, and the datagram that would have woken the sleeper may have been read.
     fn release(&self, driver: MutexGuard<'_, Driver<M>>) {
         let would_oversleep = |left: Duration| {
@@ -455,7 +455,7 @@ impl<M: Memory> Shared<M> {
         moved
     }
 
-    /// Says whether doorbells, and packets of other processes of the host, must wake who sleeps on the sockets.
+    /// Says whether doorbells, and packets of other processes of the host, must wake the sleeper.
     fn announce_asleep(&self, driver: &mut Driver<M>, is_asleep: bool) {
         driver.set_asleep(is_asleep);
         match is_asleep {
