@@ -25,6 +25,7 @@ mod shared_driver;
 mod slot_page;
 mod slots;
 mod socket;
+mod sync;
 mod system;
 
 pub use batch::{Chunk, Datagram, ReceiveBatch};

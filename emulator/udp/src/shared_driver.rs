@@ -1,16 +1,15 @@
 //! A driver behind a lock, shared by callers and a thread that polls it when no caller does.
 
+use crate::sync::{
+    Arc, AsFd, AtomicBool, AtomicU32, AtomicU64, BorrowedFd, Builder, Instant, JoinHandle, Mutex, MutexGuard,
+    Ordering, OwnedFd,
+};
 use crate::system::{WakeSet, request_short_time_slices};
 use crate::{Driver, ProcessIdentity, Ready, SignalsBlocked, Waker, poll_readable, wait_readable};
-use parking_lot::{Mutex, MutexGuard};
 use softhca_engine::Memory;
 use softhca_queue::SleepFlag;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The thread takes over when no caller has polled for this long.
 const TAKEOVER_DELAY: Duration = Duration::from_micros(50);
@@ -127,7 +126,7 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
             wake_set,
         });
         let _blocked = SignalsBlocked::begin();
-        let thread = std::thread::Builder::new().name(name).spawn({
+        let thread = Builder::new().name(name).spawn({
             let core = core.clone();
             move || core.run()
         })?;
