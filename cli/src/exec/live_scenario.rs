@@ -44,13 +44,18 @@ fn read_counters(
     Ok((rule_counters, counters))
 }
 
-/// The hosts and the recovery mode that a plan needs from a daemon. `requested` is the mode of `--recovery`.
+/// The hosts, their cards and the recovery mode that a plan needs from a daemon. `requested` has those of the options
+/// `--cards` and `--recovery`.
 pub fn required_settings(
     plan: &Plan,
-    requested: Option<Recovery>,
-) -> Result<(Vec<String>, Option<Recovery>), String> {
-    let hosts = plan.hosts.iter().map(|host| host.name.clone()).collect();
-    let mut recovery = requested;
+    requested: (Option<usize>, Option<Recovery>),
+) -> Result<(Vec<String>, Option<usize>, Option<Recovery>), String> {
+    let hosts = plan.hosts.iter().step_by(plan.cards).map(|host| host.name.clone()).collect();
+    let (cards, mut recovery) = requested;
+    if let Some(other) = cards.filter(|cards| plan.cards > 1 && *cards != plan.cards) {
+        return Err(format!("the scenario has {} cards for each host, but `--cards` has {other}", plan.cards));
+    }
+    let cards = cards.or((plan.cards > 1).then_some(plan.cards));
     for host in &plan.hosts {
         match (host.configured_recovery, recovery) {
             (Some(own), Some(other)) if own != other => {
@@ -64,7 +69,7 @@ pub fn required_settings(
             (None, _) => {}
         }
     }
-    Ok((hosts, recovery))
+    Ok((hosts, cards, recovery))
 }
 
 /// The programs of each host, by index in the plan.

@@ -199,12 +199,13 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     let started = Instant::now();
     let path = program::find(&arguments.program[0])?;
     let folder = library::library_folder()?;
-    let mut requirements = arguments.daemon.requirements();
-    let (hosts, recovery) = match &plan {
-        Some(plan) => live_scenario::required_settings(plan, requirements.recovery)?,
-        None => (Vec::new(), requirements.recovery),
+    let requirements = arguments.daemon.requirements();
+    let requested = (requirements.cards, requirements.recovery);
+    let (hosts, cards, recovery) = match &plan {
+        Some(plan) => live_scenario::required_settings(plan, requested)?,
+        None => (Vec::new(), requested.0, requested.1),
     };
-    (requirements.hosts, requirements.recovery) = (&hosts, recovery);
+    let requirements = DaemonRequirements { hosts: &hosts, cards, recovery, ..requirements };
     // The open connection keeps an auto-started daemon running until the program is done.
     let mut connection = daemon::connect_or_start(&requirements, DaemonLifetime::WhileUsed)?;
     let mut events = start_recording(&mut connection, arguments)?;

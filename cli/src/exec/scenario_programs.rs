@@ -48,13 +48,13 @@ fn try_run_programs(plan: &Plan) -> Result<Outcome, String> {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let name = format!("run-{}-{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed));
     let folder = library::library_folder()?;
-    let (hosts, recovery) = live_scenario::required_settings(plan, None)?;
+    let (hosts, cards, recovery) = live_scenario::required_settings(plan, (None, None))?;
     let requirements = DaemonRequirements {
         name: Some(&name),
         host: None,
         address: None,
         hosts: &hosts,
-        cards: None,
+        cards,
         recovery,
         loopback: None,
     };

@@ -80,6 +80,7 @@ pub(crate) fn build(
         parameters: values,
         duration_ns: file.duration.map(|time| time.0),
         hosts: network.hosts,
+        cards: network.cards,
         switches: network.switches,
         links: network.links,
         link_rules: network.link_rules,

@@ -2,6 +2,8 @@
 
 /// Maximum number of hosts.
 pub(super) const MAX_HOSTS: usize = 4096;
+/// Maximum number of cards of a host, as of a daemon.
+pub(super) const MAX_CARDS: usize = 64;
 /// Maximum number of switches of one kind in a topology.
 pub(super) const MAX_SWITCHES: u32 = 1024;
 /// Maximum number of links in a topology.

@@ -47,8 +47,10 @@ pub struct Plan {
     pub parameters: ParameterValues,
     /// Time at which the run stops.
     pub duration_ns: Option<u64>,
-    /// Hosts, in the order of their names.
+    /// Hosts, in the order of their names, each followed by its further cards.
     pub hosts: Vec<HostPlan>,
+    /// Cards of each host.
+    pub cards: usize,
     /// Switches, in the order of their names.
     pub switches: Vec<SwitchPlan>,
     pub links: Vec<LinkPlan>,

@@ -22,6 +22,8 @@ use std::time::Duration;
 /// The nodes and links of a scenario.
 pub(super) struct Network {
     pub hosts: Vec<HostPlan>,
+    /// Cards of each host. All but the first are further entries of `hosts`.
+    pub cards: usize,
     pub switches: Vec<SwitchPlan>,
     pub links: Vec<LinkPlan>,
     pub link_rules: Vec<LinkRule>,
@@ -58,8 +60,14 @@ pub(super) fn expand_host_range(name: &str) -> Result<Vec<String>, String> {
 
 impl Network {
     pub fn new(file: &ScenarioFile, source: &Source) -> Result<Network, Diagnostic> {
+        let cards = file.device.cards.unwrap_or(1) as usize;
+        if !(1..=limits::MAX_CARDS).contains(&cards) {
+            let message = format!("a host has 1 to {} cards", limits::MAX_CARDS);
+            return Err(source.error_in("device", "cards", message));
+        }
         let mut network = Network {
             hosts: Vec::new(),
+            cards,
             switches: Vec::new(),
             links: Vec::new(),
             link_rules: Vec::new(),
@@ -70,7 +78,14 @@ impl Network {
         for (key, host) in &file.hosts {
             let path = join_path("hosts", key);
             for name in expand_host_range(key).map_err(|why| source.error_at(&path, why))? {
+                check_name(&name, source, &path)?;
                 network.add_host(&name, host, &file.device, source, &path)?;
+                for _ in 1..cards {
+                    // As a daemon names them.
+                    let name = format!("{name}:softhca{}", network.hosts.len());
+                    let further = HostSpec { address: None, ..host.clone() };
+                    network.add_host(&name, &further, &file.device, source, &path)?;
+                }
             }
         }
         if network.hosts.is_empty() {
@@ -112,9 +127,10 @@ impl Network {
                 add(id, Repeat::default(), Action::Jitter { up_to_ns }, "the jitter of the link");
             }
         }
-        if network.links.is_empty() && network.hosts.len() == 2 {
+        if network.links.is_empty() && network.hosts.len() == 2 * cards {
             let line = LinkSettings { delay_ns: 1_000, ..LinkSettings::default() };
-            network.links.push(LinkPlan { ends: [Node::Host(0), Node::Host(1)], line });
+            let ends = (0..cards).map(|card| [Node::Host(card), Node::Host(cards + card)]);
+            network.links.extend(ends.map(|ends| LinkPlan { ends, line }));
         }
         for LinkPlan { ends: [first, second], .. } in &network.links {
             network.neighbors.entry(*first).or_default().push(*second);
@@ -131,7 +147,6 @@ impl Network {
         source: &Source,
         path: &str,
     ) -> Result<(), Diagnostic> {
-        check_name(name, source, path)?;
         if self.hosts.len() == limits::MAX_HOSTS {
             return Err(source.error_at(path, format!("more than {} hosts", limits::MAX_HOSTS)));
         }
