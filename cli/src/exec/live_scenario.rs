@@ -53,7 +53,10 @@ pub fn required_settings(
     let hosts = plan.hosts.iter().step_by(plan.cards).map(|host| host.name.clone()).collect();
     let (cards, mut recovery) = requested;
     if let Some(other) = cards.filter(|cards| plan.cards > 1 && *cards != plan.cards) {
-        return Err(format!("the scenario has {} cards for each host, but `--cards` has {other}", plan.cards));
+        return Err(format!(
+            "the scenario has {} cards for each host, but `--cards` has {other}",
+            plan.cards
+        ));
     }
     let cards = cards.or((plan.cards > 1).then_some(plan.cards));
     for host in &plan.hosts {
