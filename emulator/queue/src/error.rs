@@ -9,44 +9,24 @@ use thiserror::Error;
 /// Text of the program. A name of its own keeps serde from borrowing it from its input.
 type StaticStr = &'static str;
 
-/// A kind of resource, for messages.
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "each variant is the resource of its name")]
-pub enum Resource {
-    Client,
-    ProtectionDomain,
-    MemoryRegion,
-    MemoryWindow,
-    CompletionQueue,
-    SharedReceiveQueue,
-    QueuePair,
-    AddressHandle,
-    XrcDomain,
-    MulticastGroup,
-    CmIdentifier,
-    CmChannel,
-    CmPort,
-}
-
-impl Resource {
-    /// Its name in messages.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Resource::Client => "client",
-            Resource::ProtectionDomain => "protection domain",
-            Resource::MemoryRegion => "memory region",
-            Resource::MemoryWindow => "memory window",
-            Resource::CompletionQueue => "completion queue",
-            Resource::SharedReceiveQueue => "shared receive queue",
-            Resource::QueuePair => "queue pair",
-            Resource::AddressHandle => "address handle",
-            Resource::XrcDomain => "XRC domain",
-            Resource::MulticastGroup => "multicast group",
-            Resource::CmIdentifier => "connection identifier",
-            Resource::CmChannel => "event channel",
-            Resource::CmPort => "port",
-        }
+softhca_wire::named_enum! {
+    /// A kind of resource, for messages.
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    #[allow(missing_docs, reason = "each variant is the resource of its name")]
+    pub enum Resource {
+        Client => "client",
+        ProtectionDomain => "protection domain",
+        MemoryRegion => "memory region",
+        MemoryWindow => "memory window",
+        CompletionQueue => "completion queue",
+        SharedReceiveQueue => "shared receive queue",
+        QueuePair => "queue pair",
+        AddressHandle => "address handle",
+        XrcDomain => "XRC domain",
+        MulticastGroup => "multicast group",
+        CmIdentifier => "connection identifier",
+        CmChannel => "event channel",
+        CmPort => "port",
     }
 }
 

@@ -14,29 +14,19 @@ use softhca_wire::{Mtu, Opcode, Psn, Qpn};
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// The emphasis of an event in a ladder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Emphasis {
-    /// Expected.
-    #[default]
-    Normal,
-    /// An operation succeeded.
-    Success,
-    /// A retransmission, or the effect of a fault rule.
-    Unusual,
-    /// An operation failed.
-    Error,
-}
-
-impl Emphasis {
-    /// Its name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Emphasis::Normal => "normal",
-            Emphasis::Success => "success",
-            Emphasis::Unusual => "unusual",
-            Emphasis::Error => "error",
-        }
+softhca_wire::named_enum! {
+    /// The emphasis of an event in a ladder.
+    #[derive(Default)]
+    pub enum Emphasis {
+        /// Expected.
+        #[default]
+        Normal => "normal",
+        /// An operation succeeded.
+        Success => "success",
+        /// A retransmission, or the effect of a fault rule.
+        Unusual => "unusual",
+        /// An operation failed.
+        Error => "error",
     }
 }
 
