@@ -4,11 +4,12 @@
 use softhca::{Device, EmbeddedOptions, PortSwitch, sim::ReceiverSettings};
 use softhca_engine::{CongestionSettings, Instant, QpType, Settings};
 use softhca_fabric::{
-    ConnectOptions, EcnMarking, EventSink, FabricEvent, HostId, LinkSettings, NetworkEvent, PER_BILLION,
-    PfcSettings, QpOptions, Stage, SwitchSettings, Topology, World,
+    EcnMarking, EventSink, FabricEvent, HostId, LinkSettings, NetworkEvent, PER_BILLION, PfcSettings, Stage,
+    SwitchSettings, Topology,
 };
 use softhca_queue::{AccessFlags, Operation, RemoteAddress, SendWorkRequest, Sge};
 use softhca_tests::process::TEST_TIMEOUT;
+use softhca_tests::verbs::{ConnectOptions, QpOptions, World};
 use softhca_trace::log::{Entry, LogEvent};
 use softhca_trace::{
     CapturePoints, CaptureReader, CaptureWriter, EventLog, EventLogReader, NameTable, Packet, PacketContents,

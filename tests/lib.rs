@@ -4,13 +4,15 @@
 
 use std::path::PathBuf;
 
-// The fabric tests use a single HCA without a network, too.
+// The fabric tests use a single HCA without a network, and verbs on a world, too.
 #[path = "../emulator/fabric/tests/bare/mod.rs"]
 pub mod bare;
 pub mod namespace;
 pub mod pair;
 pub mod process;
 pub mod tools;
+#[path = "../emulator/fabric/tests/verbs/mod.rs"]
+pub mod verbs;
 
 /// The path of a capture, given its name without extension.
 pub fn capture(name: &str) -> PathBuf {

@@ -1,12 +1,13 @@
 //! Two hosts, a link, two connected queue pairs with a memory region each, and a recording of all events.
 
+use crate::verbs::{ConnectOptions, QpOptions, Verbs, World};
 use softhca_engine::{
     AddressVector, Counters, CqId, Event, Instant, PdId, QpState, QpType, Reason, Recovery, Settings, SrqId,
     SrqInitAttributes,
 };
 use softhca_fabric::{
-    Action, ConnectOptions, Direction, EventSink, Fault, FlowId, Frame, HostId, InclusiveRange, LinkId,
-    LinkSettings, NetworkEvent, PacketType, QpOptions, Repeat, Rule, RuleId, Selector, Stage, Verbs, World,
+    Action, Direction, EventSink, Fault, FlowId, Frame, HostId, InclusiveRange, LinkId, LinkSettings,
+    NetworkEvent, PacketType, Repeat, Rule, RuleId, Selector, Stage,
 };
 use softhca_queue::{
     AccessFlags, Completion, Operation, ReceiveWorkRequest, RemoteAddress, SendImmOrInvalidate,

@@ -3,9 +3,10 @@
 //! tshark shows the ICRC without checking it, so comparing it compares the bytes that we computed.
 
 use softhca_engine::{AddressVector, CongestionSettings, QpType};
-use softhca_fabric::{Action, InclusiveRange, QpOptions, Repeat, Selector};
+use softhca_fabric::{Action, InclusiveRange, Repeat, Selector};
 use softhca_queue::{Operation, ReceiveWorkRequest, SendImmOrInvalidate, SendWorkRequest, UdDestination};
 use softhca_tests::pair::{Pair, Setup};
+use softhca_tests::verbs::QpOptions;
 use softhca_tests::{needs, tools};
 use softhca_trace::{
     CapturePoints, CaptureReader, CaptureWriter, Mad, NameTable, Packet, PacketContents, PacketDirection,

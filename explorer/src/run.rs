@@ -28,27 +28,19 @@ pub enum OpenError {
     /// The operating system reports an error.
     #[error("{}: {cause}; give an event log, a folder that `softhca run --out` wrote, or a pcap or pcapng file", path.display())]
     Io {
-        /// The file.
         path: PathBuf,
         #[source]
         cause: io::Error,
     },
     /// A folder without an event log or capture.
     #[error("{}: there is no events.jsonl and no capture in this folder; `softhca run --out` writes them", path.display())]
-    EmptyFolder {
-        /// The folder.
-        path: PathBuf,
-    },
+    EmptyFolder { path: PathBuf },
     /// A folder with several captures and no log.
     #[error("{}: there is no events.jsonl and more than one capture in this folder; name one of them", path.display())]
-    AmbiguousCaptures {
-        /// The folder.
-        path: PathBuf,
-    },
+    AmbiguousCaptures { path: PathBuf },
     /// A log whose first line cannot be read.
     #[error("{}: {cause}", path.display())]
     Log {
-        /// The file.
         path: PathBuf,
         #[source]
         cause: LogError,
@@ -56,7 +48,6 @@ pub enum OpenError {
     /// A capture whose start cannot be read.
     #[error("{}: {cause}", path.display())]
     Capture {
-        /// The file.
         path: PathBuf,
         #[source]
         cause: CaptureError,

@@ -1,11 +1,15 @@
 //! Arbitrary packets to a connected HCA: it must keep its invariants.
 #![no_main]
 
+#[path = "../../emulator/fabric/tests/verbs/mod.rs"]
+mod verbs;
+
 use libfuzzer_sys::fuzz_target;
 use softhca_engine::{QpType, Settings};
-use softhca_fabric::{ConnectOptions, Frame, LinkSettings, QpOptions, World};
+use softhca_fabric::{Frame, LinkSettings};
 use softhca_queue::{AccessFlags, ReceiveWorkRequest, Sge};
 use softhca_wire::{AddressHeaders, Icrc, LocalKey};
+use verbs::{ConnectOptions, QpOptions, World};
 
 const RIGHTS: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_WRITE)

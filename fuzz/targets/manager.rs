@@ -3,15 +3,19 @@
 
 #![no_main]
 
+#[path = "../../emulator/fabric/tests/verbs/mod.rs"]
+mod verbs;
+
 use libfuzzer_sys::fuzz_target;
 use softhca_engine::{CmChannelId, CmId, QpType, Settings};
 use softhca_engine::Instant;
-use softhca_fabric::{EventSink, Frame, HostId, LinkSettings, NetworkEvent, QpOptions, Stage, World};
+use softhca_fabric::{EventSink, Frame, HostId, LinkSettings, NetworkEvent, Stage};
 use softhca_queue::cm::{Command, ConnectionParameters, EventType, PortSpace, Reply};
 use softhca_wire::{
     Bth, Deth, AddressHeaders, TransportHeader, Icrc, MadHeader, Mtu, Opcode, Operation, Position, Psn, Qpn, QueueKey, Service,
     ImmOrInvalidate,
 };
+use verbs::{QpOptions, World};
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;

@@ -1,10 +1,9 @@
 //! Captures of congestion: alice and bob write to carol at once through a switch whose queue grows.
 
 use softhca_engine::{CongestionSettings, QpType, Settings};
-use softhca_fabric::{
-    ConnectOptions, EcnMarking, HostId, LinkSettings, PfcSettings, QpOptions, SwitchSettings, Topology, World,
-};
+use softhca_fabric::{EcnMarking, HostId, LinkSettings, PfcSettings, SwitchSettings, Topology};
 use softhca_queue::{AccessFlags, Operation, RemoteAddress, SendWorkRequest, Sge};
+use softhca_tests::verbs::{ConnectOptions, QpOptions, World};
 use softhca_wire::{LocalKey, Mtu};
 use std::num::NonZeroU64;
 

@@ -10,7 +10,8 @@ use cm_captures::{CM_CAPTURES, CmCapture};
 use congestion_captures::{CONGESTION_CAPTURES, CongestionCapture};
 use pair_captures::{PAIR_CAPTURES, PairCapture};
 use softhca_engine::Instant;
-use softhca_fabric::{EventSink, HostId, LinkId, NetworkEvent, RuleId, World};
+use softhca_fabric::{EventSink, HostId, LinkId, NetworkEvent, RuleId};
+use softhca_tests::verbs::World;
 use softhca_trace::{
     CapturePoints, CaptureReader, CaptureWriter, EventLog, EventLogReader, Mad, NameTable, Packet,
     PacketContents, PacketCounts, Tap,

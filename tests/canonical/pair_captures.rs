@@ -1,12 +1,13 @@
 //! Captures of a pair of queue pairs, from basic operations to faults.
 
 use softhca_engine::{AddressVector, MemoryWindowType, QpType, Recovery};
-use softhca_fabric::{Action, InclusiveRange, PacketClass, PacketClasses, QpOptions, Repeat, Selector};
+use softhca_fabric::{Action, InclusiveRange, PacketClass, PacketClasses, Repeat, Selector};
 use softhca_queue::{
     AccessFlags, MemoryWindowBind, Operation, ReceiveWorkRequest, RemoteAddress, SendFlags,
     SendImmOrInvalidate, SendWorkRequest, Sge,
 };
 use softhca_tests::pair::{Pair, Setup, requests, responses};
+use softhca_tests::verbs::QpOptions;
 use softhca_wire::{Gid, LocalKey, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
 use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroU32;

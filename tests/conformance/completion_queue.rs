@@ -1,9 +1,9 @@
 //! Completion queues: overflow, resize, notification.
 
 use softhca_engine::{Event, QpType, VerbsError};
-use softhca_fabric::{ConnectOptions, QpOptions};
 use softhca_queue::{CqNotify, Operation, SendFlags, SendImmOrInvalidate, SendWorkRequest};
 use softhca_tests::pair::{Pair, PairEnd, Setup};
+use softhca_tests::verbs::{ConnectOptions, QpOptions};
 
 fn notifications(pair: &Pair, end: PairEnd) -> usize {
     let record = pair.recording.borrow();

@@ -1,11 +1,12 @@
 //! Datagrams: addressing, Q_Keys, the GRH, multicast.
 
 use softhca_engine::{AddressVector, DropReason, Event, QpState, QpType};
-use softhca_fabric::{HostId, QpOptions};
+use softhca_fabric::HostId;
 use softhca_queue::{
     CompletionFlags, Operation, ReceiveWorkRequest, SendImmOrInvalidate, Sge, UdDestination,
 };
 use softhca_tests::pair::{ALL_ACCESS, Pair, QUEUE_KEY, Setup, pattern};
+use softhca_tests::verbs::QpOptions;
 use softhca_wire::{Gid, LocalKey, Psn, Qpn, QueueKey};
 use std::net::{IpAddr, Ipv4Addr};
 

@@ -388,7 +388,7 @@ fn more_reads_than_max_dest_rd_atomic_are_an_invalid_request() {
     for (end, peer, reads) in [(a, b, 16), (b, a, 1)] {
         let reset = softhca_engine::ModifyQp::default().state(QpState::Reset);
         pair.on(end).modify_queue_pair(end.qp, reset).unwrap();
-        let connection = softhca_fabric::ConnectOptions { max_rd_atomic: reads, ..setup.connection };
+        let connection = softhca_tests::verbs::ConnectOptions { max_rd_atomic: reads, ..setup.connection };
         pair.on(end).connect(end.qp, (peer.host, peer.qp), &connection, connection.first_psns).unwrap();
     }
     pair.post_receive(100, 0, 100);
@@ -463,7 +463,7 @@ fn a_path_mtu_mismatch_is_an_invalid_request() {
     let (a, b) = (pair.a, pair.b);
     let reset = softhca_engine::ModifyQp::default().state(QpState::Reset);
     pair.on(b).modify_queue_pair(b.qp, reset).unwrap();
-    let connection = softhca_fabric::ConnectOptions { path_mtu: Mtu::B512, ..setup.connection };
+    let connection = softhca_tests::verbs::ConnectOptions { path_mtu: Mtu::B512, ..setup.connection };
     pair.on(b).connect(b.qp, (a.host, a.qp), &connection, connection.first_psns).unwrap();
     pair.post_receive(100, 0, 100);
     pair.post_write(1, 0, 0, 3000);

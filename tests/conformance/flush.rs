@@ -125,10 +125,10 @@ fn pending_responses_are_sent_before_the_nak() {
 fn an_error_on_one_queue_pair_does_not_affect_others() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
-    let options = softhca_fabric::QpOptions::default();
+    let options = softhca_tests::verbs::QpOptions::default();
     let qa = pair.on(a).create_queue_pair(QpType::Rc, a.domain, a.cq, options).unwrap();
     let qb = pair.on(b).create_queue_pair(QpType::Rc, b.domain, b.cq, options).unwrap();
-    pair.world.connect((a.host, qa), (b.host, qb), &softhca_fabric::ConnectOptions::default()).unwrap();
+    pair.world.connect((a.host, qa), (b.host, qb), &softhca_tests::verbs::ConnectOptions::default()).unwrap();
     stop(&mut pair, a);
     let gather = [a.sge(0, 8)];
     let write = Operation::Write { remote: b.remote(0), imm_data: None };

@@ -1,11 +1,11 @@
 //! Memory windows of both types.
 
 use softhca_engine::{AccessError, MemoryWindowType, QpType, Reason, RequestError, VerbsError};
-use softhca_fabric::{ConnectOptions, QpOptions};
 use softhca_queue::{
     AccessFlags, MemoryWindowBind, Operation, RemoteAddress, SendImmOrInvalidate, SendWorkRequest,
 };
 use softhca_tests::pair::{Pair, PairEnd};
+use softhca_tests::verbs::{ConnectOptions, QpOptions};
 use softhca_wire::{LocalKey, Qpn, RemoteKey};
 
 /// Binds the second end's window to bytes 1000..2000 of its region; returns the rkey.

@@ -3,9 +3,10 @@
 //! Messages of 2 GiB at every path MTU take minutes: `cargo test -- --ignored` runs them.
 
 use softhca_engine::{QpType, Recovery};
-use softhca_fabric::{InclusiveRange, World};
+use softhca_fabric::InclusiveRange;
 use softhca_queue::{Operation, SendImmOrInvalidate, SendWorkRequest};
 use softhca_tests::pair::{Pair, Setup, pattern, requests, responses};
+use softhca_tests::verbs::World;
 use softhca_wire::{Mtu, Psn};
 
 fn near_psn_wrap(before: u32) -> Setup {

@@ -2,9 +2,10 @@
 
 use crate::{reader, run_and_log};
 use softhca_engine::{ModifyQp, QpState, QpType, Recovery};
-use softhca_fabric::{ConnectOptions, InclusiveRange};
+use softhca_fabric::InclusiveRange;
 use softhca_queue::{AccessFlags, Operation, RemoteAddress, SendFlags, SendImmOrInvalidate};
 use softhca_tests::pair::{Pair, Setup, requests};
+use softhca_tests::verbs::ConnectOptions;
 use softhca_trace::lint::{Linter, PITFALLS};
 use softhca_wire::{Mtu, Psn, QueueKey, RemoteKey};
 use std::time::Duration;

@@ -3,8 +3,9 @@
 mod lint;
 mod why;
 
-use softhca_fabric::{RuleId, World};
+use softhca_fabric::RuleId;
 use softhca_tests::pair::{Pair, Setup};
+use softhca_tests::verbs::World;
 use softhca_trace::{EventLog, EventLogReader, NameTable};
 use std::cell::RefCell;
 use std::rc::Rc;

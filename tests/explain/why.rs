@@ -332,7 +332,7 @@ fn a_path_mtu_mismatch() {
     insta::assert_snapshot!(why(setup(), |pair| {
         let (a, b, connection) = (pair.a, pair.b, setup().connection);
         pair.on(b).modify_queue_pair(b.qp, ModifyQp::default().state(QpState::Reset)).unwrap();
-        let smaller = softhca_fabric::ConnectOptions { path_mtu: Mtu::B512, ..connection };
+        let smaller = softhca_tests::verbs::ConnectOptions { path_mtu: Mtu::B512, ..connection };
         let [first, second] = connection.first_psns;
         pair.on(b).connect(b.qp, (a.host, a.qp), &smaller, [second, first]).unwrap();
         pair.post_write(7, 0, 0, 3000);

@@ -6,14 +6,13 @@ use softhca_engine::{
     CqId, EndToEndCredits, Event, Instant, MemoryWindowType, ModifyQp, PdId, QpState, QpType, Settings,
     SrqId, SrqInitAttributes, XrcdId,
 };
-use softhca_fabric::{
-    ConnectOptions, FlowId, HostId, LinkSettings, QpOptions, Rule, RuleId, Selector, World,
-};
+use softhca_fabric::{FlowId, HostId, LinkSettings, Rule, RuleId, Selector};
 use softhca_queue::{
     AccessFlags, Completion, CompletionOpcode, CompletionStatus, MemoryWindowBind, Operation, Payload,
     ReceiveWorkRequest, RemoteAddress, SendFlags, SendImmOrInvalidate, SendWorkRequest, Sge, UdDestination,
 };
 use softhca_tests::pair::{ALL_ACCESS, Recorder, Recording};
+use softhca_tests::verbs::{ConnectOptions, QpOptions, World};
 use softhca_wire::{Gid, LocalKey, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
 use std::cell::RefCell;
 use std::collections::BTreeMap;

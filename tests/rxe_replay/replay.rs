@@ -2,12 +2,13 @@
 
 use crate::captured_flow::{CapturedFlow, Packet};
 use softhca_engine::{AddressVector, CqId, MemoryWindowType, PdId, QpType, Recovery, Settings};
-use softhca_fabric::{ConnectOptions, HostId, LinkSettings, QpOptions, World};
+use softhca_fabric::{HostId, LinkSettings};
 use softhca_queue::{
     MemoryWindowBind, Operation, ReceiveWorkRequest, RemoteAddress, SendFlags, SendImmOrInvalidate,
     SendWorkRequest, Sge, UdDestination,
 };
 use softhca_tests::pair::{ALL_ACCESS, Recorder, Recording};
+use softhca_tests::verbs::{ConnectOptions, QpOptions, World};
 use softhca_wire::{
     Gid, Icrc, ImmOrInvalidate, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer, Syndrome,
 };

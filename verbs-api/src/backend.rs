@@ -3,8 +3,10 @@
 use crate::async_events::AsyncEventQueue;
 use crate::memory::MemoryBlock;
 use crate::notifier::Notifier;
+use crate::simulated::SimulatedHost;
 use crate::{EndpointExchange, Error};
-use softhca_engine::{CmChannelId, Command, Counters, CqId, Instant, PortState, Reply};
+use softhca_engine::{CmChannelId, Command, Counters, CqId, DeviceLimits, Instant, PortState, Reply};
+use softhca_fabric::{Flow, Rule, RuleCounters};
 use softhca_queue::{SendProducer, SharedWords, cm, reply};
 use softhca_wire::{Gid, Mtu, Qpn};
 use std::net::IpAddr;
@@ -12,9 +14,8 @@ use std::sync::Arc;
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 
-/// An HCA that an application uses. Work requests and completions pass through rings, control verbs through
-/// [`Backend::execute`].
-pub(crate) trait Backend: Send + Sync {
+/// What runs an HCA: its sockets or its simulation, and the clock by which its application waits.
+pub(crate) trait Runtime: Send + Sync {
     /// Fails in a child process of the process that opened the device. Every verb checks this before it takes a
     /// lock, which another thread may have held during the fork, and before it touches shared memory.
     fn check_process(&self) -> Result<()> {
@@ -29,7 +30,64 @@ pub(crate) trait Backend: Send + Sync {
             panic!("{error}");
         }
     }
+    /// Whether the HCA still exists.
+    fn is_alive(&self) -> bool {
+        true
+    }
+    fn device_name(&self) -> &str {
+        "softhca0"
+    }
+    fn limits(&self) -> DeviceLimits {
+        DeviceLimits::HCA
+    }
+    /// The largest path MTU of the network.
+    fn active_mtu(&self) -> Mtu;
+    /// The address of an emulated host, by name.
+    fn resolve_host(&self, name: &str) -> Option<IpAddr>;
 
+    /// As [`Device::add_rule`](crate::Device::add_rule).
+    fn add_rule(&self, seed: u64, rule: Rule);
+    /// As [`Device::add_flow`](crate::Device::add_flow).
+    fn add_flow(&self, seed: u64, flow: Flow);
+    /// As [`Device::rules`](crate::Device::rules).
+    fn rules(&self) -> Vec<(Rule, RuleCounters)>;
+
+    /// Makes progress on the time of a caller that found a completion queue empty, without sleeping. Returns whether it
+    /// may have made any.
+    fn drive(&self) -> bool;
+    /// The time by which the application waits.
+    fn now(&self) -> Instant;
+    /// Where callers drive: drives for a moment, until `notifier` counts past `seen`.
+    fn spin_wait(&self, notifier: &Notifier, seen: u64) {
+        let _ = (notifier, seen);
+    }
+    /// Blocks until `notifier` counts past `seen`. Returns false if `until` comes first.
+    fn wait(&self, notifier: &Notifier, seen: u64, until: Option<Instant>) -> bool;
+    /// Blocks until `descriptor` is readable, or returns early. Where callers drive, it drives meanwhile. Fails if a
+    /// signal arrives.
+    #[cfg(feature = "sockets")]
+    fn wait_readable(&self, descriptor: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {
+        softhca_udp::poll_readable(&[descriptor], None).map(drop)
+    }
+    /// A random number; in a simulation, one that the seed determines.
+    fn random(&self) -> u64;
+    /// Exchanges endpoints between applications on HCAs of this kind.
+    fn endpoint_exchange(&self) -> EndpointExchange;
+
+    /// As [`Device::receive_buffer_usage`](crate::Device::receive_buffer_usage).
+    #[cfg(feature = "sockets")]
+    fn receive_buffer_usage(&self) -> Result<Option<[softhca_udp::ReceiveMemory; 2]>> {
+        Ok(None)
+    }
+    /// The host of a simulation, if it is one.
+    fn as_simulated(&self) -> Option<&SimulatedHost> {
+        None
+    }
+}
+
+/// An HCA that an application uses. Work requests and completions pass through rings, control verbs through
+/// [`Backend::execute`].
+pub(crate) trait Backend: Runtime {
     /// Executes a control verb. `memory` is the memory that the verb registers. Returns the memory of new rings
     /// with the reply.
     fn execute_with(
@@ -59,47 +117,15 @@ pub(crate) trait Backend: Send + Sync {
     fn allocate_memory(&self, length: usize) -> Result<Arc<MemoryBlock>>;
 
     fn gids(&self) -> Vec<Gid>;
-    /// Whether the HCA still exists.
-    fn is_alive(&self) -> bool {
-        true
-    }
     fn counters(&self) -> Counters;
-    /// The largest path MTU of the network.
-    fn active_mtu(&self) -> Mtu;
     fn port_state(&self) -> PortState {
         match self.execute(Command::QueryPort) {
             Ok(Reply::PortState(state)) => state,
             _ => PortState::Down,
         }
     }
-    /// The address of an emulated host, by name.
-    fn resolve_host(&self, name: &str) -> Option<IpAddr>;
-
     /// Asynchronous events that the application has not taken yet.
     fn async_events(&self) -> &AsyncEventQueue;
-
     /// Rings the doorbell of a queue pair with new work requests.
     fn ring_doorbell(&self, qpn: Qpn, send: &SendProducer);
-    /// Makes progress on the time of a caller that found a completion queue empty, without sleeping. Returns whether it
-    /// may have made any.
-    fn drive(&self) -> bool;
-
-    /// The time by which the application waits.
-    fn now(&self) -> Instant;
-    /// Where callers drive: drives for a moment, until `notifier` counts past `seen`.
-    fn spin_wait(&self, notifier: &Notifier, seen: u64) {
-        let _ = (notifier, seen);
-    }
-    /// Blocks until `notifier` counts past `seen`. Returns false if `until` comes first.
-    fn wait(&self, notifier: &Notifier, seen: u64, until: Option<Instant>) -> bool;
-    /// Blocks until `descriptor` is readable, or returns early. Where callers drive, it drives meanwhile. Fails if a
-    /// signal arrives.
-    #[cfg(feature = "sockets")]
-    fn wait_readable(&self, descriptor: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {
-        softhca_udp::poll_readable(&[descriptor], None).map(drop)
-    }
-    /// A random number; in a simulation, one that the seed determines.
-    fn random(&self) -> u64;
-    /// Exchanges endpoints between applications on HCAs of this kind.
-    fn endpoint_exchange(&self) -> EndpointExchange;
 }

@@ -10,7 +10,6 @@ use parking_lot::Mutex;
 use softhca_engine::{Command, CqId, Instant, Reply};
 use softhca_queue::{CompletionConsumer, reply};
 use std::collections::VecDeque;
-use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -63,20 +62,7 @@ impl Inner {
     }
 }
 
-/// Two handles are equal if they are of the same queue.
-impl PartialEq for CompletionQueue {
-    fn eq(&self, other: &CompletionQueue) -> bool {
-        Arc::ptr_eq(&self.inner, &other.inner)
-    }
-}
-
-impl Eq for CompletionQueue {}
-
-impl fmt::Debug for CompletionQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CompletionQueue({:#x})", self.inner.id.0)
-    }
-}
+crate::handle::handle!(CompletionQueue);
 
 impl CompletionQueue {
     pub(crate) fn new(

@@ -1,11 +1,6 @@
 //! Devices.
 
 use crate::backend::Backend;
-#[cfg(all(feature = "sockets", target_os = "linux"))]
-use crate::daemon::DaemonBackend;
-#[cfg(feature = "sockets")]
-use crate::embedded::EmbeddedBackend;
-use crate::simulated::SimulatedBackend;
 use crate::{Context, EndpointExchange};
 use parking_lot::Mutex;
 use softhca_engine::{DeviceLimits, PortState};
@@ -15,42 +10,26 @@ use softhca_wire::{Gid, Mtu};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-#[derive(Clone)]
-pub(crate) enum DeviceBackend {
-    #[cfg(feature = "sockets")]
-    Embedded(Arc<EmbeddedBackend>),
-    Simulated(Arc<SimulatedBackend>),
-    #[cfg(all(feature = "sockets", target_os = "linux"))]
-    Daemon(Arc<DaemonBackend>),
-}
-
 /// A card that can be opened.
 #[derive(Clone)]
 pub struct Device {
-    pub(crate) backend: DeviceBackend,
+    pub(crate) backend: Arc<dyn Backend>,
     address: IpAddr,
     faults: Arc<Mutex<Option<ProgramFaults>>>,
 }
 
 impl Device {
-    pub(crate) fn new(backend: DeviceBackend, address: IpAddr) -> Device {
-        let faults = match &backend {
-            DeviceBackend::Simulated(_) => None,
-            #[cfg(feature = "sockets")]
-            _ => environment_faults(),
+    pub(crate) fn new(backend: Arc<dyn Backend>, address: IpAddr) -> Device {
+        let faults = match backend.as_simulated() {
+            Some(_) => None,
+            None => environment_faults(),
         };
         Device { backend, address, faults: Arc::new(Mutex::new(faults)) }
     }
 
     /// The name, such as `softhca0`.
     pub fn name(&self) -> &str {
-        match &self.backend {
-            #[cfg(all(feature = "sockets", target_os = "linux"))]
-            DeviceBackend::Daemon(card) => card.device_name(),
-            #[cfg(feature = "sockets")]
-            DeviceBackend::Embedded(card) => card.runtime.device_name(),
-            DeviceBackend::Simulated(_) => "softhca0",
-        }
+        self.backend.device_name()
     }
 
     /// The host's address.
@@ -65,42 +44,25 @@ impl Device {
 
     /// The capabilities and limits of the device, as `ibv_query_device` returns them.
     pub fn attributes(&self) -> DeviceAttributes {
-        let limits = match &self.backend {
-            #[cfg(all(feature = "sockets", target_os = "linux"))]
-            DeviceBackend::Daemon(card) => card.limits(),
-            #[cfg(feature = "sockets")]
-            DeviceBackend::Embedded(card) => card.runtime.limits(),
-            DeviceBackend::Simulated(_) => DeviceLimits::HCA,
-        };
-        DeviceAttributes { limits }
+        DeviceAttributes { limits: self.backend.limits() }
     }
 
     /// The attributes of its one port, as `ibv_query_port` returns them.
     pub fn port_attributes(&self) -> PortAttributes {
-        let (active_mtu, gid) = (self.backend().active_mtu(), Gid::from(self.address));
-        let state = self.backend().port_state();
+        let (active_mtu, gid) = (self.backend.active_mtu(), Gid::from(self.address));
+        let state = self.backend.port_state();
         PortAttributes { port_num: 1, state, max_mtu: Mtu::B4096, active_mtu, gid }
     }
 
     /// Opens the device. Every context of a device has resources of its own.
     pub fn open(&self) -> Context {
-        Context::new(self.backend(), self.address, self.faults.lock().clone())
-    }
-
-    fn backend(&self) -> Arc<dyn Backend> {
-        match &self.backend {
-            #[cfg(feature = "sockets")]
-            DeviceBackend::Embedded(card) => card.clone(),
-            DeviceBackend::Simulated(card) => card.clone(),
-            #[cfg(all(feature = "sockets", target_os = "linux"))]
-            DeviceBackend::Daemon(card) => card.clone(),
-        }
+        Context::new(self.backend.clone(), self.address, self.faults.lock().clone())
     }
 
     /// The place where applications exchange endpoints by name before they are connected: one for all hosts of a `World`,
     /// one for all embedded devices of this process.
     pub fn endpoint_exchange(&self) -> EndpointExchange {
-        self.backend().endpoint_exchange()
+        self.backend.endpoint_exchange()
     }
 
     /// Adds a fault rule to the link that leaves the device. `seed` decides random choices; in a world its own seed does.
@@ -109,13 +71,7 @@ impl Device {
     /// # Panics
     /// If the device belongs to a daemon that is gone or rejects the rule.
     pub fn add_rule(&self, seed: u64, rule: Rule) {
-        match &self.backend {
-            #[cfg(feature = "sockets")]
-            DeviceBackend::Embedded(card) => card.runtime.add_rule(seed, rule),
-            DeviceBackend::Simulated(card) => card.runtime.add_rule(seed, &rule),
-            #[cfg(all(feature = "sockets", target_os = "linux"))]
-            DeviceBackend::Daemon(card) => expect_success(card.add_rule(seed, rule)),
-        }
+        self.backend.add_rule(seed, rule);
     }
 
     /// Injects a fault into the program that uses the device: into its calls, its completions or its device. It applies
@@ -156,13 +112,7 @@ impl Device {
     /// # Panics
     /// As [`Device::add_rule`].
     pub fn add_flow(&self, seed: u64, flow: Flow) {
-        match &self.backend {
-            #[cfg(feature = "sockets")]
-            DeviceBackend::Embedded(card) => card.runtime.add_flow(seed, flow),
-            DeviceBackend::Simulated(card) => card.runtime.add_flow(seed, flow),
-            #[cfg(all(feature = "sockets", target_os = "linux"))]
-            DeviceBackend::Daemon(card) => expect_success(card.add_flow(seed, flow)),
-        }
+        self.backend.add_flow(seed, flow);
     }
 
     /// The rules on the link and their counters.
@@ -170,13 +120,7 @@ impl Device {
     /// # Panics
     /// As [`Device::add_rule`].
     pub fn rules(&self) -> Vec<(Rule, RuleCounters)> {
-        match &self.backend {
-            #[cfg(feature = "sockets")]
-            DeviceBackend::Embedded(card) => card.runtime.rules(),
-            DeviceBackend::Simulated(card) => card.runtime.rules(),
-            #[cfg(all(feature = "sockets", target_os = "linux"))]
-            DeviceBackend::Daemon(card) => expect_success(card.rules()),
-        }
+        self.backend.rules()
     }
 }
 
@@ -186,9 +130,8 @@ pub(crate) fn process_id() -> u32 {
 }
 
 /// The faults that `softhca exec` or `softhca sweep` gave this process, without those of other processes.
-#[cfg(feature = "sockets")]
 pub(crate) fn environment_faults() -> Option<ProgramFaults> {
-    #[cfg(target_os = "linux")]
+    #[cfg(all(feature = "sockets", target_os = "linux"))]
     {
         let text = std::env::var(crate::fault::FAULTS_VARIABLE).ok()?;
         let Some(mut faults) = ProgramFaults::from_text(&text) else {
@@ -203,13 +146,8 @@ pub(crate) fn environment_faults() -> Option<ProgramFaults> {
         faults.retain_process(name.trim_end());
         Some(faults)
     }
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(not(all(feature = "sockets", target_os = "linux")))]
     None
-}
-
-#[cfg(all(feature = "sockets", target_os = "linux"))]
-fn expect_success<T>(result: Result<T, crate::Error>) -> T {
-    result.unwrap_or_else(|error| panic!("fault rules on a daemon's card: {error}"))
 }
 
 /// What a card offers.

@@ -1,18 +1,17 @@
 //! A card in this process: callers drive it when they poll, a thread of its own when nobody does.
 
-use crate::backend::Result;
+use crate::backend::{Result, Runtime};
 #[cfg(target_os = "linux")]
 use crate::daemon::DirectHost;
-use crate::device::DeviceBackend;
-use crate::local_backend::{CardRuntime, EventBus, LocalBackend};
+use crate::local_backend::{CardRuntime, EventBus, LocalClient};
 use crate::memory::{MemoryBlock, MemoryTable};
 use crate::notifier::Notifier;
 use crate::recording;
 use crate::time::real_now;
 use crate::{Device, EndpointExchange, Entropy, Error, IcrcCheck, Loopback, Settings};
 use softhca_engine::{
-    AckPolicy, Attachments, ClientId, CmChannelId, Command, Context, DeviceLimits, Hca, Instant, MemoryId,
-    Reply, ResponseOrder,
+    AckPolicy, Attachments, CmChannelId, Command, Context, DeviceLimits, Hca, Instant, MemoryId, Reply,
+    ResponseOrder,
 };
 use softhca_fabric::{
     EventSink, Flow, LinkSettings, NetworkEvent, ReceiverSettings, Rule, RuleCounters, SwitchSettings,
@@ -130,17 +129,14 @@ impl Device {
         let driver = DriverOptions { settings, icrc, entropy, loopback };
         let sink = recording::record(options.log, options.capture, sockets.address(), options.event_sink)?;
         let card = start(sockets, driver, options.switch, sink)?;
-        let address = card.runtime.address();
-        Ok(Device::new(DeviceBackend::Embedded(Arc::new(card)), address))
+        let address = card.driver.control(|driver| driver.address());
+        Ok(Device::new(Arc::new(card), address))
     }
 
     /// The fill level of the receive buffers of an embedded device's sockets and the datagrams that they dropped: RoCE
     /// first, then link control. `None` for other devices.
     pub fn receive_buffer_usage(&self) -> Result<Option<[ReceiveMemory; 2]>> {
-        match &self.backend {
-            DeviceBackend::Embedded(card) => card.runtime.receive_buffer_usage().map(Some),
-            _ => Ok(None),
-        }
+        self.backend.receive_buffer_usage()
     }
 }
 
@@ -162,12 +158,10 @@ impl EventSink for EventForwarder {
     }
 }
 
-/// A card in this process, on real sockets.
-pub(crate) type EmbeddedBackend = LocalBackend<EmbeddedRuntime>;
-
-/// The station of an embedded card: callers drive it when they poll.
+/// A card in this process, on real sockets: callers drive it when they poll.
 pub(crate) struct EmbeddedRuntime {
     driver: Arc<SharedDriver<MemoryTable>>,
+    client: LocalClient,
     process: ProcessIdentity,
     /// The host of a daemon that gave this process its sockets.
     #[cfg(target_os = "linux")]
@@ -180,11 +174,11 @@ pub(crate) fn start_direct(
     driver: Driver<MemoryTable>,
     event_bus: Arc<EventBus>,
     host: DirectHost,
-) -> Result<EmbeddedBackend> {
+) -> Result<EmbeddedRuntime> {
     let driver = share(driver)?;
     host.attach(&driver);
-    let process = ProcessIdentity::current();
-    LocalBackend::new(EmbeddedRuntime { driver, process, direct: Some(host) }, event_bus)
+    let client = open_client(&driver, event_bus)?;
+    Ok(EmbeddedRuntime { driver, client, process: ProcessIdentity::current(), direct: Some(host) })
 }
 
 /// Starts the thread of a card.
@@ -193,6 +187,11 @@ fn share(driver: Driver<MemoryTable>) -> Result<Arc<SharedDriver<MemoryTable>>> 
     SharedDriver::start(driver, DrivePolicy::Callers, sleep_flag)
         .map(Arc::new)
         .map_err(|source| Error::System { what: "starting the card's thread", source })
+}
+
+fn open_client(driver: &SharedDriver<MemoryTable>, event_bus: Arc<EventBus>) -> Result<LocalClient> {
+    let open = |doorbell| driver.control(|driver| driver.control(|hca, _| hca.open_client(doorbell)));
+    LocalClient::open(event_bus, open)
 }
 
 /// Builds the switch before the card with this address.
@@ -212,7 +211,7 @@ fn start(
     options: DriverOptions,
     switch: Option<PortSwitch>,
     sink: Box<dyn EventSink + Send>,
-) -> Result<EmbeddedBackend> {
+) -> Result<EmbeddedRuntime> {
     let board = Arc::new(EventBus::default());
     let reader = EventForwarder { event_bus: board.clone(), forward_to: sink };
     let address = sockets.address();
@@ -226,14 +225,13 @@ fn start(
         let listen = station.add_wake_source(bell);
         listen.map_err(|source| Error::System { what: "listening to the card's switch", source })?;
     }
-    let process = ProcessIdentity::current();
-    let runtime = EmbeddedRuntime {
+    Ok(EmbeddedRuntime {
+        client: open_client(&station, board)?,
         driver: station,
-        process,
+        process: ProcessIdentity::current(),
         #[cfg(target_os = "linux")]
         direct: None,
-    };
-    LocalBackend::new(runtime, board)
+    })
 }
 
 /// Refuses in a child of the process that `mark` stands for.
@@ -247,10 +245,10 @@ impl EmbeddedRuntime {
     fn execute_direct(
         &self,
         host: &DirectHost,
-        client: ClientId,
         command: Command,
         attachments: &mut Attachments,
     ) -> Result<Reply> {
+        let client = self.client.id;
         host.check_limit(&command)?;
         let (creates, destroys) = (command.creates(), command.destroys());
         let ready = command.qp_ready_to_receive().or(command.qp_ready_to_send());
@@ -266,76 +264,11 @@ impl EmbeddedRuntime {
     fn host(&self) -> Option<&DirectHost> {
         self.direct.as_ref()
     }
-
-    pub fn device_name(&self) -> &str {
-        #[cfg(target_os = "linux")]
-        if let Some(host) = self.host() {
-            return &host.device.device_name;
-        }
-        "softhca0"
-    }
-
-    pub fn limits(&self) -> DeviceLimits {
-        #[cfg(target_os = "linux")]
-        if let Some(host) = self.host() {
-            return host.limits();
-        }
-        DeviceLimits::HCA
-    }
-
-    pub fn address(&self) -> IpAddr {
-        self.driver.control(|driver| driver.address())
-    }
-
-    pub fn receive_buffer_usage(&self) -> Result<[ReceiveMemory; 2]> {
-        self.driver
-            .control(|driver| driver.receive_memory())
-            .map_err(|source| Error::System { what: "asking the card's sockets", source })
-    }
-
-    pub fn add_rule(&self, seed: u64, rule: Rule) {
-        self.driver.control(|driver| driver.add_rule(seed, rule));
-    }
-
-    pub fn add_flow(&self, seed: u64, flow: Flow) {
-        self.driver.control(|driver| driver.add_flow(seed, flow));
-    }
-
-    pub fn rules(&self) -> Vec<(Rule, RuleCounters)> {
-        self.driver.control(|driver| driver.rules().map(|(rule, tally)| (rule.clone(), tally)).collect())
-    }
 }
 
-impl CardRuntime for EmbeddedRuntime {
+impl Runtime for EmbeddedRuntime {
     fn check_process(&self) -> Result<()> {
         check_process(&self.process)
-    }
-
-    fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
-        self.driver.control(|driver| driver.control(act))
-    }
-
-    fn execute(&self, client: ClientId, command: Command, attachments: &mut Attachments) -> Result<Reply> {
-        #[cfg(target_os = "linux")]
-        if let Some(host) = self.host() {
-            match &command {
-                Command::Cm(command) => return host.execute_cm(command.clone()),
-                Command::TransitionQueuePair(transition) => {
-                    return host.transition_queue_pair(transition, |modify| {
-                        let command = Command::ModifyQueuePair { qpn: transition.qpn, modify };
-                        self.execute_direct(host, client, command, attachments)
-                    });
-                }
-                // The daemon notifies all processes of the host.
-                Command::RaiseEvent { object: None, .. } | Command::NoteTrigger(_) => {
-                    return host.request(command);
-                }
-                // Only what frees resources still works.
-                _ if !host.is_alive() && command.destroys().is_none() => return Err(host.gone()),
-                _ => return self.execute_direct(host, client, command, attachments),
-            }
-        }
-        Ok(self.driver.control(|driver| driver.execute(client, command, attachments))?)
     }
 
     #[cfg(target_os = "linux")]
@@ -343,23 +276,37 @@ impl CardRuntime for EmbeddedRuntime {
         self.host().is_none_or(DirectHost::is_alive)
     }
 
-    #[cfg(target_os = "linux")]
-    fn set_remote_cm_notifier(&self, channel: CmChannelId, notifier: Arc<Notifier>) -> Option<Arc<Notifier>> {
-        let Some(host) = self.host() else { return Some(notifier) };
-        host.cm_events().add_channel(channel, notifier);
-        None
+    fn device_name(&self) -> &str {
+        #[cfg(target_os = "linux")]
+        if let Some(host) = self.host() {
+            return &host.device.device_name;
+        }
+        "softhca0"
     }
 
-    fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId {
-        self.driver.control(|driver| driver.memory().add(block))
+    fn limits(&self) -> DeviceLimits {
+        #[cfg(target_os = "linux")]
+        if let Some(host) = self.host() {
+            return host.limits();
+        }
+        DeviceLimits::HCA
     }
 
-    fn remove_memory(&self, memory: MemoryId) {
-        self.driver.control(|driver| driver.memory().remove(memory));
+    fn receive_buffer_usage(&self) -> Result<Option<[ReceiveMemory; 2]>> {
+        let used = self.driver.control(|driver| driver.receive_memory());
+        used.map(Some).map_err(|source| Error::System { what: "asking the card's sockets", source })
     }
 
-    fn on_doorbell(&self) {
-        self.driver.wake();
+    fn add_rule(&self, seed: u64, rule: Rule) {
+        self.driver.control(|driver| driver.add_rule(seed, rule));
+    }
+
+    fn add_flow(&self, seed: u64, flow: Flow) {
+        self.driver.control(|driver| driver.add_flow(seed, flow));
+    }
+
+    fn rules(&self) -> Vec<(Rule, RuleCounters)> {
+        self.driver.control(|driver| driver.rules().map(|(rule, tally)| (rule.clone(), tally)).collect())
     }
 
     fn active_mtu(&self) -> Mtu {
@@ -407,5 +354,56 @@ impl CardRuntime for EmbeddedRuntime {
 
     fn endpoint_exchange(&self) -> EndpointExchange {
         EndpointExchange::process_wide()
+    }
+}
+
+impl CardRuntime for EmbeddedRuntime {
+    fn client(&self) -> &LocalClient {
+        &self.client
+    }
+    fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
+        self.driver.control(|driver| driver.control(act))
+    }
+
+    fn execute_command(&self, command: Command, attachments: &mut Attachments) -> Result<Reply> {
+        #[cfg(target_os = "linux")]
+        if let Some(host) = self.host() {
+            match &command {
+                Command::Cm(command) => return host.execute_cm(command.clone()),
+                Command::TransitionQueuePair(transition) => {
+                    return host.transition_queue_pair(transition, |modify| {
+                        let command = Command::ModifyQueuePair { qpn: transition.qpn, modify };
+                        self.execute_direct(host, command, attachments)
+                    });
+                }
+                // The daemon notifies all processes of the host.
+                Command::RaiseEvent { object: None, .. } | Command::NoteTrigger(_) => {
+                    return host.request(command);
+                }
+                // Only what frees resources still works.
+                _ if !host.is_alive() && command.destroys().is_none() => return Err(host.gone()),
+                _ => return self.execute_direct(host, command, attachments),
+            }
+        }
+        Ok(self.driver.control(|driver| driver.execute(self.client.id, command, attachments))?)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn set_remote_cm_notifier(&self, channel: CmChannelId, notifier: Arc<Notifier>) -> Option<Arc<Notifier>> {
+        let Some(host) = self.host() else { return Some(notifier) };
+        host.cm_events().add_channel(channel, notifier);
+        None
+    }
+
+    fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId {
+        self.driver.control(|driver| driver.memory().add(block))
+    }
+
+    fn remove_memory(&self, memory: MemoryId) {
+        self.driver.control(|driver| driver.memory().remove(memory));
+    }
+
+    fn on_doorbell(&self) {
+        self.driver.wake();
     }
 }

@@ -79,39 +79,6 @@ impl Calls {
         self
     }
 
-    /// Only the n-th: 1 is the first.
-    ///
-    /// # Panics
-    /// If `number` is zero.
-    pub fn nth(mut self, number: u64) -> Calls {
-        self.fault.repeat.skip = number.checked_sub(1).expect("the first call is number 1");
-        self.times(1)
-    }
-
-    /// At most this many times.
-    pub fn times(mut self, times: u64) -> Calls {
-        self.fault.repeat.times = Some(times);
-        self
-    }
-
-    /// Every n-th.
-    ///
-    /// # Panics
-    /// If `number` is zero.
-    pub fn every(mut self, number: u64) -> Calls {
-        self.fault.repeat.choice = Choice::Every(NonZeroU64::new(number).expect("every n-th call, from 1"));
-        self
-    }
-
-    /// Each with this probability, which the seed decides.
-    ///
-    /// # Panics
-    /// If it is not between 0 and 1.
-    pub fn with_probability(mut self, probability: f64) -> Calls {
-        self.fault.repeat.choice = probability_choice(probability);
-        self
-    }
-
     /// Only after this trigger: a time or another call.
     pub fn after(mut self, trigger: FaultTrigger) -> Calls {
         self.fault.after = Some(trigger);
@@ -155,6 +122,51 @@ impl Calls {
         self.act(ProgramAction::Raise(event))
     }
 }
+
+/// How often a fault acts on what it selects: the same for calls and packets.
+macro_rules! repetition {
+    ($type:ident, $noun:literal, $($repeat:ident).+) => {
+        impl $type {
+            /// Only the n-th of them: 1 is the first.
+            ///
+            /// # Panics
+            /// If `number` is zero.
+            pub fn nth(mut self, number: u64) -> $type {
+                self.$($repeat).+.skip =
+                    number.checked_sub(1).expect(concat!("the first ", $noun, " is number 1"));
+                self.times(1)
+            }
+
+            /// At most this many times.
+            pub fn times(mut self, times: u64) -> $type {
+                self.$($repeat).+.times = Some(times);
+                self
+            }
+
+            /// Every n-th of them.
+            ///
+            /// # Panics
+            /// If `number` is zero.
+            pub fn every(mut self, number: u64) -> $type {
+                let number = NonZeroU64::new(number).expect(concat!("every n-th ", $noun, ", from 1"));
+                self.$($repeat).+.choice = Choice::Every(number);
+                self
+            }
+
+            /// Each of them with this probability, which the seed decides.
+            ///
+            /// # Panics
+            /// If it is not between 0 and 1.
+            pub fn with_probability(mut self, probability: f64) -> $type {
+                self.$($repeat).+.choice = probability_choice(probability);
+                self
+            }
+        }
+    };
+}
+
+repetition!(Calls, "call", fault.repeat);
+repetition!(Packets, "packet", repeat);
 
 fn probability_choice(probability: f64) -> Choice {
     assert!((0.0..=1.0).contains(&probability), "{probability} is not a probability between 0 and 1");
@@ -231,39 +243,6 @@ impl Packets {
     /// Only packets of this flow: a queue pair by its number among those that became ready to send, from zero.
     pub fn flow(mut self, flow: u32) -> Packets {
         self.selector.flow_id = Some(FlowId(flow));
-        self
-    }
-
-    /// Only the n-th of these packets: 1 is the first.
-    ///
-    /// # Panics
-    /// If `number` is zero.
-    pub fn nth(mut self, number: u64) -> Packets {
-        self.repeat.skip = number.checked_sub(1).expect("the first packet is number 1");
-        self.times(1)
-    }
-
-    /// At most this many times.
-    pub fn times(mut self, times: u64) -> Packets {
-        self.repeat.times = Some(times);
-        self
-    }
-
-    /// Every n-th of these packets.
-    ///
-    /// # Panics
-    /// If `number` is zero.
-    pub fn every(mut self, number: u64) -> Packets {
-        self.repeat.choice = Choice::Every(NonZeroU64::new(number).expect("every n-th packet, from 1"));
-        self
-    }
-
-    /// Each of these packets with this probability, which the seed decides.
-    ///
-    /// # Panics
-    /// If it is not between 0 and 1.
-    pub fn with_probability(mut self, probability: f64) -> Packets {
-        self.repeat.choice = probability_choice(probability);
         self
     }
 

@@ -60,6 +60,7 @@ mod event_fd;
 mod executor;
 mod explanation;
 pub mod fault;
+mod handle;
 mod local_backend;
 mod memory;
 mod memory_region;

@@ -1,14 +1,14 @@
 //! A card on a host of a world: virtual time goes on between awaits, or when a blocking call outside of host
 //! code has to wait.
 
-use crate::device::DeviceBackend;
+use crate::backend::{Result, Runtime};
 use crate::executor::Executor;
-use crate::local_backend::{CardRuntime, EventBus, LocalBackend};
+use crate::local_backend::{CardRuntime, EventBus, LocalClient};
 use crate::memory::{AdoptedBlock, MemoryBlock, SimulatedMemory};
 use crate::notifier::Notifier;
-use crate::{Device, EndpointExchange, Error, RemoteKey, Settings};
+use crate::{Device, EndpointExchange, RemoteKey, Settings};
 use parking_lot::{Mutex, MutexGuard};
-use softhca_engine::{Attachments, ClientId, Command, Context, Hca, Instant, MemoryId, Reply};
+use softhca_engine::{Attachments, Command, Context, Hca, Instant, MemoryId, Reply};
 use softhca_fabric::{
     Endpoint, EventSink, Flow, FlowId, HostId, NetworkEvent, Rule, RuleCounters, RuleId, World,
 };
@@ -80,10 +80,11 @@ impl SimulatedFabric {
         let mut world = self.world.lock();
         world.sink().event_buses.push(event_bus.clone());
         let address = world.host(host).address();
+        let open = |doorbell| world.with_hca(host, |hca, _| hca.open_client(doorbell));
+        let client = LocalClient::open(event_bus, open).expect("a new HCA has room for a client");
         drop(world);
-        let runtime = SimulatedHost { fabric: self.clone(), host, flow_ids, random_draws: AtomicU64::new(0) };
-        let backend = LocalBackend::new(runtime, event_bus).expect("a new HCA has room for a client");
-        Device::new(DeviceBackend::Simulated(Arc::new(backend)), address)
+        let (fabric, random_draws) = (self.clone(), AtomicU64::new(0));
+        Device::new(Arc::new(SimulatedHost { fabric, host, client, flow_ids, random_draws }), address)
     }
 
     /// Where hosts exchange endpoints.
@@ -101,11 +102,10 @@ impl SimulatedFabric {
     }
 
     /// Unmaps the memory of a region without deregistering it: accesses of the device fault.
-    pub fn unmap(&self, device: &Device, rkey: RemoteKey) -> Result<(), Error> {
-        #[allow(irrefutable_let_patterns, reason = "without sockets, every device is simulated")]
-        if let DeviceBackend::Simulated(card) = &device.backend {
+    pub fn unmap(&self, device: &Device, rkey: RemoteKey) -> Result<()> {
+        if let Some(SimulatedHost { host, client, .. }) = device.backend.as_simulated() {
             let mut world = self.world.lock();
-            let (host, client) = (card.runtime.host, card.client);
+            let (host, client) = (*host, client.id);
             let region = world.with_hca(host, |hca, _| hca.query_memory_region(client, rkey))?;
             world.memory(host).free(region.memory);
         }
@@ -113,20 +113,18 @@ impl SimulatedFabric {
     }
 }
 
-/// A card in virtual time.
-pub(crate) type SimulatedBackend = LocalBackend<SimulatedHost>;
-
-/// A host of a world.
+/// A card in virtual time, on a host of a world.
 pub(crate) struct SimulatedHost {
     fabric: SimulatedFabric,
     host: HostId,
+    client: LocalClient,
     flow_ids: FlowIds,
     random_draws: AtomicU64,
 }
 
-impl SimulatedHost {
+impl Runtime for SimulatedHost {
     /// Puts a rule on every cable that leaves the host. The seed of the world replaces `_seed`.
-    pub fn add_rule(&self, _seed: u64, rule: &Rule) {
+    fn add_rule(&self, _seed: u64, rule: Rule) {
         let mut fabric = self.fabric.lock();
         for (cable, direction) in fabric.host(self.host).links().to_vec() {
             let mut rule = rule.clone();
@@ -136,12 +134,12 @@ impl SimulatedHost {
     }
 
     /// Lets rules know a queue pair by its role.
-    pub fn add_flow(&self, _seed: u64, flow: Flow) {
+    fn add_flow(&self, _seed: u64, flow: Flow) {
         self.fabric.lock().flows_mut().insert(flow);
     }
 
     /// The rules on the cables that leave the host.
-    pub fn rules(&self) -> Vec<(Rule, RuleCounters)> {
+    fn rules(&self) -> Vec<(Rule, RuleCounters)> {
         let fabric = self.fabric.lock();
         let mut found: Vec<(RuleId, Rule, RuleCounters)> = Vec::new();
         for (cable, direction) in fabric.host(self.host).links() {
@@ -157,53 +155,6 @@ impl SimulatedHost {
             }
         }
         found.into_iter().map(|(_, rule, tally)| (rule, tally)).collect()
-    }
-}
-
-impl CardRuntime for SimulatedHost {
-    fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
-        self.fabric.lock().with_hca(self.host, act)
-    }
-
-    /// Rules select packets by flow ID, and by PSNs relative to the first of a queue pair.
-    fn execute(
-        &self,
-        client: ClientId,
-        command: Command,
-        attachments: &mut Attachments,
-    ) -> crate::backend::Result<Reply> {
-        let started = command.qp_ready_to_send().filter(|_| self.flow_ids == FlowIds::Automatic);
-        let mut fabric = self.fabric.lock();
-        let reply = fabric.with_hca(self.host, |hca, ctx| hca.execute(ctx, client, command, attachments))?;
-        if let Some(qpn) = started {
-            let host = fabric.host(self.host);
-            let qp = host.hca().query_queue_pair(client, qpn)?;
-            let requester = Endpoint { address: host.address(), qpn };
-            let peer =
-                Endpoint { address: qp.attributes.address_vector.dgid.ip(), qpn: qp.attributes.dest_qpn };
-            let responder = (!qp.qp_type.is_datagram()).then_some(peer);
-            let id = FlowId(fabric.flows().iter().map(|flow| flow.id.0 + 1).max().unwrap_or(0));
-            let first_psn = qp.attributes.sq_psn;
-            fabric.flows_mut().insert(Flow { id, requester, responder, first_psn });
-        }
-        Ok(reply)
-    }
-
-    fn allocate_memory(&self, length: usize) -> Arc<MemoryBlock> {
-        let payload_mode = self.fabric.lock().host(self.host).hca().settings().payload_mode;
-        SimulatedMemory::allocate(length, payload_mode)
-    }
-
-    fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId {
-        self.fabric.lock().memory(self.host).attach_external(Box::new(AdoptedBlock(block)))
-    }
-
-    fn remove_memory(&self, memory: MemoryId) {
-        self.fabric.lock().memory(self.host).free(memory);
-    }
-
-    fn on_doorbell(&self) {
-        self.control(|_, _| ());
     }
 
     fn active_mtu(&self) -> Mtu {
@@ -261,5 +212,56 @@ impl CardRuntime for SimulatedHost {
 
     fn endpoint_exchange(&self) -> EndpointExchange {
         self.fabric.endpoint_exchange()
+    }
+
+    fn as_simulated(&self) -> Option<&SimulatedHost> {
+        Some(self)
+    }
+}
+
+impl CardRuntime for SimulatedHost {
+    fn client(&self) -> &LocalClient {
+        &self.client
+    }
+
+    fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
+        self.fabric.lock().with_hca(self.host, act)
+    }
+
+    /// Rules select packets by flow ID, and by PSNs relative to the first of a queue pair.
+    fn execute_command(&self, command: Command, attachments: &mut Attachments) -> Result<Reply> {
+        let client = self.client.id;
+        let started = command.qp_ready_to_send().filter(|_| self.flow_ids == FlowIds::Automatic);
+        let mut fabric = self.fabric.lock();
+        let reply = fabric.with_hca(self.host, |hca, ctx| hca.execute(ctx, client, command, attachments))?;
+        if let Some(qpn) = started {
+            let host = fabric.host(self.host);
+            let qp = host.hca().query_queue_pair(client, qpn)?;
+            let requester = Endpoint { address: host.address(), qpn };
+            let peer =
+                Endpoint { address: qp.attributes.address_vector.dgid.ip(), qpn: qp.attributes.dest_qpn };
+            let responder = (!qp.qp_type.is_datagram()).then_some(peer);
+            let id = FlowId(fabric.flows().iter().map(|flow| flow.id.0 + 1).max().unwrap_or(0));
+            let first_psn = qp.attributes.sq_psn;
+            fabric.flows_mut().insert(Flow { id, requester, responder, first_psn });
+        }
+        Ok(reply)
+    }
+
+    fn allocate_block(&self, length: usize) -> Arc<MemoryBlock> {
+        let payload_mode = self.fabric.lock().host(self.host).hca().settings().payload_mode;
+        SimulatedMemory::allocate(length, payload_mode)
+    }
+
+    fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId {
+        self.fabric.lock().memory(self.host).attach_external(Box::new(AdoptedBlock(block)))
+    }
+
+    fn remove_memory(&self, memory: MemoryId) {
+        self.fabric.lock().memory(self.host).free(memory);
+    }
+
+    fn on_doorbell(&self) {
+        self.control(|_, _| ());
     }
 }

@@ -83,18 +83,19 @@ impl fmt::Debug for Gid {
     }
 }
 
-/// The ECN codepoint, the low two bits of a traffic class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum Ecn {
-    /// Not ECN-capable: the transport ignores congestion marks.
-    NotEct = 0,
-    /// ECN-capable, ECT(1).
-    Ect1 = 1,
-    /// ECN-capable, ECT(0).
-    Ect0 = 2,
-    /// Marked by a switch.
-    CongestionExperienced = 3,
+crate::named_enum! {
+    /// The ECN codepoint, the low two bits of a traffic class.
+    #[repr(u8)]
+    pub enum Ecn {
+        /// Not ECN-capable: the transport ignores congestion marks.
+        NotEct = 0 => "not-ect",
+        /// ECN-capable, ECT(1).
+        Ect1 = 1 => "ect1",
+        /// ECN-capable, ECT(0).
+        Ect0 = 2 => "ect0",
+        /// Marked by a switch.
+        CongestionExperienced = 3 => "ce",
+    }
 }
 
 impl Ecn {
@@ -106,22 +107,6 @@ impl Ecn {
             2 => Ecn::Ect0,
             _ => Ecn::CongestionExperienced,
         }
-    }
-
-    /// The name in traces.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Ecn::NotEct => "not-ect",
-            Ecn::Ect1 => "ect1",
-            Ecn::Ect0 => "ect0",
-            Ecn::CongestionExperienced => "ce",
-        }
-    }
-}
-
-impl fmt::Display for Ecn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

@@ -4,43 +4,22 @@ use crate::Malformed;
 use crate::malformed::header_bytes;
 use core::fmt;
 
-/// NAK codes (IBA table 46).
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum NakCode {
-    /// The responder received a PSN beyond the expected one.
-    PsnSequenceError = 0,
-    /// Invalid opcode or length, or more outstanding READs or atomics than negotiated.
-    InvalidRequest = 1,
-    /// The rkey, the bounds or the access flags do not permit the access.
-    RemoteAccessError = 2,
-    /// The responder failed for a local reason.
-    RemoteOperationalError = 3,
-    /// Reliable datagram service only. Decoded, never sent.
-    InvalidRdRequest = 4,
-}
-
-impl NakCode {
-    /// Every code, in numerical order.
-    pub const ALL: [NakCode; 5] = [
-        NakCode::PsnSequenceError,
-        NakCode::InvalidRequest,
-        NakCode::RemoteAccessError,
-        NakCode::RemoteOperationalError,
-        NakCode::InvalidRdRequest,
-    ];
-
-    /// The name in traces.
-    pub const fn name(self) -> &'static str {
-        match self {
-            NakCode::PsnSequenceError => "sequence error",
-            NakCode::InvalidRequest => "invalid request",
-            NakCode::RemoteAccessError => "remote access error",
-            NakCode::RemoteOperationalError => "remote operational error",
-            NakCode::InvalidRdRequest => "invalid RD request",
-        }
+crate::named_enum! {
+    /// NAK codes (IBA table 46).
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    #[repr(u8)]
+    pub enum NakCode {
+        /// The responder received a PSN beyond the expected one.
+        PsnSequenceError = 0 => "sequence error",
+        /// Invalid opcode or length, or more outstanding READs or atomics than negotiated.
+        InvalidRequest = 1 => "invalid request",
+        /// The rkey, the bounds or the access flags do not permit the access.
+        RemoteAccessError = 2 => "remote access error",
+        /// The responder failed for a local reason.
+        RemoteOperationalError = 3 => "remote operational error",
+        /// Reliable datagram service only. Decoded, never sent.
+        InvalidRdRequest = 4 => "invalid RD request",
     }
 }
 

@@ -8,13 +8,13 @@ use std::collections::BTreeSet;
 use std::string::String;
 use std::sync::{Mutex, PoisonError};
 
-/// The most names, and the most bytes of a name: more than this program has.
+/// The most names and texts, and the most bytes of each: more than this program has.
 const MAX_NAMES: usize = 512;
-const MAX_LENGTH: usize = 64;
+const MAX_LENGTH: usize = 256;
 
 static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
 
-/// Reads a name that is a constant in the program that wrote it. Each is stored once, and never freed.
+/// Reads a name or text that is a constant in the program that wrote it. Each is stored once, and never freed.
 pub fn deserialize_constant<'de, D: Deserializer<'de>>(deserializer: D) -> Result<&'static str, D::Error> {
     let name = String::deserialize(deserializer)?;
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);

@@ -32,41 +32,28 @@ impl Grh {
     /// Parses the header. Returns it with the payload that its length field covers and the bytes after that
     /// payload.
     pub fn parse(bytes: &[u8]) -> Result<(Grh, &[u8], &[u8]), Malformed> {
-        let b = header_bytes::<{ Self::LEN }>(bytes, "GRH")?;
-        let first = u32::from_be_bytes([b[0], b[1], b[2], b[3]]);
-        if first >> 28 != 6 {
-            return Err(Malformed::Version { what: "GRH", version: (first >> 28) as u8 });
+        let ipv6 = Ipv6::parse_header(header_bytes(bytes, "GRH")?, "GRH")?;
+        if ipv6.next_header != Self::NEXT_HEADER {
+            return Err(Malformed::Field { what: "GRH next header", value: ipv6.next_header.into() });
         }
-        if b[6] != Self::NEXT_HEADER {
-            return Err(Malformed::Field { what: "GRH next header", value: b[6].into() });
-        }
-        let gid = |at: usize| Gid(b[at..at + 16].try_into().expect("sixteen bytes"));
-        let header = Grh {
-            source: gid(8),
-            destination: gid(24),
-            traffic_class: (first >> 20) as u8,
-            flow_label: first & 0xf_ffff,
-            payload_length: u16::from_be_bytes([b[4], b[5]]),
-            hop_limit: b[7],
-        };
-        let length = usize::from(header.payload_length);
-        let rest = &bytes[Self::LEN..];
-        match rest.split_at_checked(length) {
-            Some((payload, padding)) => Ok((header, payload, padding)),
-            None => Err(Malformed::Length { what: "GRH payload", stated: length, actual: rest.len() }),
-        }
+        let (payload, padding) = ipv6.split_payload(bytes, "GRH payload")?;
+        let Ipv6 { source, destination, traffic_class, flow_label, payload_length, hop_limit, .. } = ipv6;
+        let [source, destination] = [source, destination].map(|address| Gid(address.octets()));
+        let header = Grh { source, destination, traffic_class, flow_label, payload_length, hop_limit };
+        Ok((header, payload, padding))
+    }
+
+    /// The IPv6 header with the same bytes.
+    fn ipv6(&self) -> Ipv6 {
+        let Grh { source, destination, traffic_class, flow_label, payload_length, hop_limit } = *self;
+        let [source, destination] = [source, destination].map(|gid| gid.0.into());
+        let next_header = Self::NEXT_HEADER;
+        Ipv6 { source, destination, traffic_class, flow_label, payload_length, next_header, hop_limit }
     }
 
     /// Writes the header to the start of `bytes`, which must have room.
     pub fn emit(&self, bytes: &mut [u8]) {
-        let b: &mut [u8; Self::LEN] = bytes.first_chunk_mut().expect("room for a GRH");
-        let first = 6 << 28 | u32::from(self.traffic_class) << 20 | self.flow_label & 0xf_ffff;
-        b[..4].copy_from_slice(&first.to_be_bytes());
-        b[4..6].copy_from_slice(&self.payload_length.to_be_bytes());
-        b[6] = Self::NEXT_HEADER;
-        b[7] = self.hop_limit;
-        b[8..24].copy_from_slice(&self.source.0);
-        b[24..40].copy_from_slice(&self.destination.0);
+        self.ipv6().emit(bytes);
     }
 
     /// The 40 bytes that a UD receive delivers before the payload in RoCEv2: the IPv6 header, or 20 zero
@@ -83,15 +70,6 @@ impl Grh {
 
 impl fmt::Display for Grh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} > {} class={:#04x} hops={} flow={:#x} len={}",
-            self.source,
-            self.destination,
-            self.traffic_class,
-            self.hop_limit,
-            self.flow_label,
-            self.payload_length
-        )
+        self.ipv6().fmt(f)
     }
 }

@@ -51,16 +51,22 @@ impl Ipv6 {
     /// Parses the header. Returns it with the payload that its length field covers and the bytes after that
     /// payload.
     pub fn parse(bytes: &[u8]) -> Result<(Ipv6, &[u8], &[u8]), Malformed> {
-        let b = header_bytes::<{ Self::LEN }>(bytes, "IPv6 header")?;
+        let header = Ipv6::parse_header(header_bytes(bytes, "IPv6 header")?, "IPv6")?;
+        let (payload, padding) = header.split_payload(bytes, "IPv6 payload")?;
+        Ok((header, payload, padding))
+    }
+
+    /// Parses the header alone, which is called `what` in errors.
+    pub(crate) fn parse_header(b: &[u8; Self::LEN], what: &'static str) -> Result<Ipv6, Malformed> {
         let first = u32::from_be_bytes([b[0], b[1], b[2], b[3]]);
         if first >> 28 != 6 {
-            return Err(Malformed::Version { what: "IPv6", version: (first >> 28) as u8 });
+            return Err(Malformed::Version { what, version: (first >> 28) as u8 });
         }
         let address = |at: usize| {
             let octets: [u8; 16] = b[at..at + 16].try_into().expect("sixteen bytes");
             Ipv6Addr::from(octets)
         };
-        let header = Ipv6 {
+        Ok(Ipv6 {
             source: address(8),
             destination: address(24),
             traffic_class: (first >> 20) as u8,
@@ -68,13 +74,17 @@ impl Ipv6 {
             payload_length: u16::from_be_bytes([b[4], b[5]]),
             next_header: b[6],
             hop_limit: b[7],
-        };
-        let length = usize::from(header.payload_length);
-        let rest = &bytes[Self::LEN..];
-        match rest.split_at_checked(length) {
-            Some((payload, padding)) => Ok((header, payload, padding)),
-            None => Err(Malformed::Length { what: "IPv6 payload", stated: length, actual: rest.len() }),
-        }
+        })
+    }
+
+    /// The payload of a packet with this header, and the bytes after it.
+    pub(crate) fn split_payload<'a>(
+        &self,
+        packet: &'a [u8],
+        what: &'static str,
+    ) -> Result<(&'a [u8], &'a [u8]), Malformed> {
+        let (stated, rest) = (usize::from(self.payload_length), &packet[Self::LEN..]);
+        rest.split_at_checked(stated).ok_or(Malformed::Length { what, stated, actual: rest.len() })
     }
 
     /// Writes the header to the start of `bytes`, which must have room.

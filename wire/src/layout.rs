@@ -87,12 +87,12 @@ impl Field for Gid {
     }
 }
 
-/// Declares a struct and its wire layout. Bits without a field are reserved: written as zero, ignored when
-/// parsed.
+/// Declares a struct and its wire layout, and optionally its text with the fields in braces. Bits without a field are
+/// reserved: written as zero, ignored when parsed.
 macro_rules! layout {
     (
         $(#[$doc:meta])*
-        pub struct $name:ident: $length:literal bytes {
+        pub struct $name:ident: $length:literal bytes $(, $text:literal)? {
             $( $(#[$field_doc:meta])* $field:ident: $kind:ty = $byte:literal $([$from:literal .. $to:literal])?, )*
         }
     ) => {
@@ -111,9 +111,25 @@ macro_rules! layout {
                 $( $crate::layout::Field::write(&self.$field, bytes, $crate::layout::bit_span!($kind, $byte $([$from .. $to])?)); )*
             }
         }
+
+        $crate::layout::display!($name { $($field),* } $($text)?);
     };
 }
 pub(crate) use layout;
+
+macro_rules! display {
+    ($name:ident { $($field:ident),* }) => {};
+    ($name:ident { $($field:ident),* } $text:literal) => {
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                #[allow(unused_variables, reason = "the text names some of the fields")]
+                let $name { $($field),* } = self;
+                write!(f, $text)
+            }
+        }
+    };
+}
+pub(crate) use display;
 
 macro_rules! bit_span {
     ($kind:ty, $byte:literal) => {

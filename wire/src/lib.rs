@@ -24,6 +24,7 @@ mod layout;
 pub mod link_control;
 mod mad;
 mod malformed;
+mod named_enum;
 mod number;
 mod opcode;
 mod pfc;

@@ -3,11 +3,12 @@
 use crate::Malformed;
 use crate::layout::{Field, START, layout};
 use crate::malformed::header_bytes;
-use core::fmt;
 
 layout! {
     /// The MAD header.
-    pub struct MadHeader: 24 bytes {
+    pub struct MadHeader: 24 bytes,
+        "mad class={mgmt_class:#x} method={method:#x} attr={attribute_id:#x} tid={transaction_id:#x}"
+    {
         /// The version of this header; always 1.
         base_version: u8 = 0,
         /// The management class: 7 for the connection manager, 3 for subnet administration.
@@ -53,15 +54,5 @@ impl MadHeader {
     pub fn emit(&self, bytes: &mut [u8]) {
         bytes[..Self::LEN].fill(0);
         self.write(bytes, START);
-    }
-}
-
-impl fmt::Display for MadHeader {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MadHeader { mgmt_class, method, attribute_id, transaction_id, .. } = self;
-        write!(
-            f,
-            "mad class={mgmt_class:#x} method={method:#x} attr={attribute_id:#x} tid={transaction_id:#x}"
-        )
     }
 }

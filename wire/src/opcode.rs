@@ -5,20 +5,21 @@
 use crate::header_set::ExtendedHeaders;
 use core::fmt;
 
-/// The transport service, the upper three bits of an opcode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum Service {
-    /// Reliable connection.
-    Rc = 0x00,
-    /// Unreliable connection.
-    Uc = 0x20,
-    /// Unreliable datagram.
-    Ud = 0x60,
-    /// RoCEv2 congestion notification: a service with one opcode.
-    Cnp = 0x80,
-    /// Extended reliable connection.
-    Xrc = 0xa0,
+crate::named_enum! {
+    /// The transport service, the upper three bits of an opcode.
+    #[repr(u8)]
+    pub enum Service {
+        /// Reliable connection.
+        Rc = 0x00 => "RC",
+        /// Unreliable connection.
+        Uc = 0x20 => "UC",
+        /// Unreliable datagram.
+        Ud = 0x60 => "UD",
+        /// RoCEv2 congestion notification: a service with one opcode.
+        Cnp = 0x80 => "CNP",
+        /// Extended reliable connection.
+        Xrc = 0xa0 => "XRC",
+    }
 }
 
 /// The operation that a packet requests or answers.
@@ -179,8 +180,6 @@ const TABLE: [Option<OpcodeRow>; 32] = {
 };
 
 impl Service {
-    const ALL: [Service; 5] = [Service::Rc, Service::Uc, Service::Ud, Service::Cnp, Service::Xrc];
-
     /// Whether the service defines the opcode with these lower five bits.
     const fn defines(self, low: usize) -> bool {
         match self {
@@ -197,17 +196,6 @@ impl Service {
             Service::Ud => ExtendedHeaders::DETH,
             Service::Xrc if operation.is_request() => ExtendedHeaders::XRCETH,
             _ => ExtendedHeaders::empty(),
-        }
-    }
-
-    /// The name in traces.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Service::Rc => "RC",
-            Service::Uc => "UC",
-            Service::Ud => "UD",
-            Service::Cnp => "CNP",
-            Service::Xrc => "XRC",
         }
     }
 

@@ -4,6 +4,8 @@
 
 #[path = "../tests/bare/mod.rs"]
 mod bare;
+#[path = "../tests/verbs/mod.rs"]
+mod verbs;
 
 use bare::{RIGHTS, reliable};
 use core::net::{IpAddr, Ipv4Addr};
@@ -11,13 +13,14 @@ use softhca_engine::{
     AckPolicy, ClientId, Context, CqId, DeviceLimits, Hca, Instant, MemoryRegion, PdId, QpRings, QpType,
     Settings,
 };
-use softhca_fabric::{ConnectOptions, LinkSettings, QpOptions, SparseMemory, World};
+use softhca_fabric::{LinkSettings, SparseMemory};
 use softhca_queue::{
     CompletionConsumer, DoorbellProducer, Operation, RemoteAddress, SendFlags, SendProducer, SendWorkRequest,
     Sge, completion_ring, doorbell_ring, receive_ring, send_ring,
 };
 use softhca_wire::{Gid, Icrc, LocalKey, Mtu, Psn, Qpn, RemoteKey};
 use std::time::Instant as Clock;
+use verbs::{ConnectOptions, QpOptions, World};
 
 /// An HCA with one connected queue pair and some idle ones.
 struct Card {

@@ -3,13 +3,15 @@
 //! `cargo bench -p softhca-fabric --bench fabric`. Uses the real engine and headers; payload and ICRC are
 //! elided. Prints measurements; does not assert on them.
 
+#[path = "../tests/verbs/mod.rs"]
+mod verbs;
+
 use softhca_engine::{CongestionSettings, PayloadMode, QpType, Settings};
-use softhca_fabric::{
-    ConnectOptions, Direction, HostId, LinkSettings, QpOptions, Seed, SwitchSettings, Topology, World,
-};
+use softhca_fabric::{Direction, HostId, LinkSettings, Seed, SwitchSettings, Topology};
 use softhca_queue::{AccessFlags, Operation, RemoteAddress, SendWorkRequest, Sge};
 use softhca_wire::{LocalKey, Mtu};
 use std::num::NonZeroU64;
+use verbs::{ConnectOptions, QpOptions, World};
 
 const RIGHTS: AccessFlags = AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_WRITE);
 

@@ -1,7 +1,6 @@
 //! Events of switches and host ports.
 
 use crate::ids::{LinkId, Node};
-use core::fmt;
 use core::net::IpAddr;
 use softhca_wire::{Bth, Psn, Qpn};
 
@@ -27,37 +26,24 @@ impl PacketId {
     }
 }
 
-/// Why a switch or a host port dropped a frame.
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum FrameDropReason {
-    /// The shared buffer is full.
-    BufferFull,
-    /// The queue of a lossy priority is full.
-    QueueFull,
-    /// The sender is paused and exceeded the headroom.
-    HeadroomFull,
-    /// The PFC watchdog drops frames of a stalled queue.
-    Watchdog,
-    /// No host has the destination address.
-    NoRoute,
-    /// The hop limit reached zero.
-    HopLimitExceeded,
-    /// The frame is a malformed pause frame.
-    MalformedPause,
-}
-
-impl fmt::Display for FrameDropReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            FrameDropReason::BufferFull => "buffer full",
-            FrameDropReason::QueueFull => "queue full",
-            FrameDropReason::HeadroomFull => "headroom full: too small for this link",
-            FrameDropReason::Watchdog => "PFC watchdog drops a stalled queue",
-            FrameDropReason::NoRoute => "no route to the destination",
-            FrameDropReason::HopLimitExceeded => "hop limit exceeded",
-            FrameDropReason::MalformedPause => "malformed pause frame",
-        })
+softhca_wire::named_enum! {
+    /// Why a switch or a host port dropped a frame.
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    pub enum FrameDropReason {
+        /// The shared buffer is full.
+        BufferFull => "buffer full",
+        /// The queue of a lossy priority is full.
+        QueueFull => "queue full",
+        /// The sender is paused and exceeded the headroom.
+        HeadroomFull => "headroom full: too small for this link",
+        /// The PFC watchdog drops frames of a stalled queue.
+        Watchdog => "PFC watchdog drops a stalled queue",
+        /// No host has the destination address.
+        NoRoute => "no route to the destination",
+        /// The hop limit reached zero.
+        HopLimitExceeded => "hop limit exceeded",
+        /// The frame is a malformed pause frame.
+        MalformedPause => "malformed pause frame",
     }
 }
 

@@ -50,4 +50,4 @@ pub use softhca_queue::PortCounters;
 pub use softhca_queue::{PER_BILLION, Seed};
 pub use switch::{EcnMarking, PfcWatchdog, Scheduling, Switch, SwitchSettings, WatchdogAction};
 pub use topology::{Layout, LayoutNode, Topology, TopologyError};
-pub use world::{ConnectOptions, Host, QpOptions, SparseMemory, Verbs, World};
+pub use world::{Host, SparseMemory, World};

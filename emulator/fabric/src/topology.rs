@@ -3,6 +3,7 @@
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
+use thiserror::Error;
 
 /// A named topology.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,34 +45,17 @@ pub struct Layout {
 }
 
 /// Why a topology is invalid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum TopologyError {
-    /// A count is zero.
+    #[error("every count of a topology must be at least 1")]
     Empty,
-    /// The port count of a fat tree is odd or zero.
+    #[error("the port count of a fat tree must be even and not zero, got {k}")]
     OddPorts { k: u32 },
-    /// The number of hosts does not match.
+    #[error("the topology has {expected} hosts, got {hosts}")]
     WrongHostCount { hosts: usize, expected: u32 },
-    /// More than 65,535 hosts.
+    #[error("a topology has at most 65535 hosts, got {hosts}")]
     TooLarge { hosts: u64 },
 }
-
-impl core::fmt::Display for TopologyError {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match self {
-            TopologyError::Empty => f.write_str("every count of a topology must be at least 1"),
-            TopologyError::OddPorts { k } => {
-                write!(f, "the port count of a fat tree must be even and not zero, got {k}")
-            }
-            TopologyError::WrongHostCount { hosts, expected } => {
-                write!(f, "the topology has {expected} hosts, got {hosts}")
-            }
-            TopologyError::TooLarge { hosts } => write!(f, "a topology has at most 65535 hosts, got {hosts}"),
-        }
-    }
-}
-
-impl core::error::Error for TopologyError {}
 
 impl Topology {
     /// The number of hosts.

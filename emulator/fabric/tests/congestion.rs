@@ -2,12 +2,13 @@
 
 mod net;
 
+use net::verbs::ConnectOptions;
 use net::*;
 use softhca_engine::{CongestionSettings, Event, Instant, Recovery, Settings};
 use softhca_fabric::{
-    Action, ConnectOptions, Direction, FabricEvent, FrameDropReason, Node, PacketClass, PacketClasses,
-    PauseEndReason, PfcSettings, PfcWatchdog, ReceiverSettings, Repeat, Rule, RuleId, Selector, Stage,
-    SwitchSettings, Topology, WatchdogAction, pause_ns,
+    Action, Direction, FabricEvent, FrameDropReason, Node, PacketClass, PacketClasses, PauseEndReason,
+    PfcSettings, PfcWatchdog, ReceiverSettings, Repeat, Rule, RuleId, Selector, Stage, SwitchSettings,
+    Topology, WatchdogAction, pause_ns,
 };
 use softhca_wire::{Mtu, Opcode};
 use std::time::Duration;

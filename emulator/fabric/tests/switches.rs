@@ -2,12 +2,12 @@
 
 mod net;
 
+use net::verbs::ConnectOptions;
 use net::*;
 use proptest::prelude::*;
 use softhca_engine::Settings;
 use softhca_fabric::{
-    ConnectOptions, EcnMarking, FabricEvent, FrameDropReason, Node, PER_BILLION, PfcSettings, SwitchSettings,
-    Topology,
+    EcnMarking, FabricEvent, FrameDropReason, Node, PER_BILLION, PfcSettings, SwitchSettings, Topology,
 };
 use softhca_wire::Mtu;
 

@@ -48,50 +48,28 @@ impl QpType {
     }
 }
 
-/// The state of a queue pair (IBA figure 124).
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(missing_docs, reason = "the names are those of the specification")]
-pub enum QpState {
-    Reset,
-    Init,
-    #[cfg_attr(feature = "serde", serde(rename = "rtr"))]
-    ReadyToReceive,
-    #[cfg_attr(feature = "serde", serde(rename = "rts"))]
-    ReadyToSend,
-    #[cfg_attr(feature = "serde", serde(rename = "sqd"))]
-    SendQueueDrained,
-    #[cfg_attr(feature = "serde", serde(rename = "sqe"))]
-    SendQueueError,
-    Error,
+softhca_wire::named_enum! {
+    /// The state of a queue pair (IBA figure 124).
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    #[allow(missing_docs, reason = "the names are those of the specification")]
+    // In the order of `enum ibv_qp_state`, by their short names in the verbs documentation.
+    pub enum QpState {
+        Reset => "RESET",
+        Init => "INIT",
+        #[cfg_attr(feature = "serde", serde(rename = "rtr"))]
+        ReadyToReceive => "RTR",
+        #[cfg_attr(feature = "serde", serde(rename = "rts"))]
+        ReadyToSend => "RTS",
+        #[cfg_attr(feature = "serde", serde(rename = "sqd"))]
+        SendQueueDrained => "SQD",
+        #[cfg_attr(feature = "serde", serde(rename = "sqe"))]
+        SendQueueError => "SQE",
+        Error => "ERR",
+    }
 }
 
 impl QpState {
-    /// Every state, in the order of `enum ibv_qp_state`.
-    pub const ALL: [QpState; 7] = [
-        QpState::Reset,
-        QpState::Init,
-        QpState::ReadyToReceive,
-        QpState::ReadyToSend,
-        QpState::SendQueueDrained,
-        QpState::SendQueueError,
-        QpState::Error,
-    ];
-
-    /// The short name in the verbs documentation.
-    pub const fn name(self) -> &'static str {
-        match self {
-            QpState::Reset => "RESET",
-            QpState::Init => "INIT",
-            QpState::ReadyToReceive => "RTR",
-            QpState::ReadyToSend => "RTS",
-            QpState::SendQueueDrained => "SQD",
-            QpState::SendQueueError => "SQE",
-            QpState::Error => "ERR",
-        }
-    }
-
     /// Whether the responder accepts requests.
     #[inline]
     pub const fn accepts_requests(self) -> bool {
@@ -108,12 +86,6 @@ impl QpState {
     #[inline]
     pub const fn accepts_responses(self) -> bool {
         matches!(self, QpState::ReadyToSend | QpState::SendQueueDrained)
-    }
-}
-
-impl fmt::Display for QpState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

@@ -4,7 +4,6 @@
 
 use crate::{AddressVector, CmChannelId, CmId, DeviceLimits, ModifyQp, QpState, QpType, Resource, Verb};
 use alloc::vec::Vec;
-use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 pub use softhca_wire::cm::{PortSpace, RejectReason};
 use softhca_wire::{Gid, Mtu, Qpn, QueueKey};
@@ -282,61 +281,33 @@ pub enum Reply {
     Event(Option<Event>, u32),
 }
 
-/// The type of an event. The numbers are those of `enum rdma_cm_event_type`.
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u32)]
-#[allow(missing_docs, reason = "the names are those of librdmacm")]
-pub enum EventType {
-    #[cfg_attr(feature = "serde", serde(rename = "addr-resolved"))]
-    AddressResolved = 0,
-    #[cfg_attr(feature = "serde", serde(rename = "addr-error"))]
-    AddressError = 1,
-    RouteResolved = 2,
-    RouteError = 3,
-    ConnectRequest = 4,
-    ConnectResponse = 5,
-    ConnectError = 6,
-    Unreachable = 7,
-    Rejected = 8,
-    Established = 9,
-    Disconnected = 10,
-    DeviceRemoval = 11,
-    MulticastJoin = 12,
-    MulticastError = 13,
-    #[cfg_attr(feature = "serde", serde(rename = "addr-change"))]
-    AddressChange = 14,
-    TimewaitExit = 15,
-}
-
-impl EventType {
-    /// The name in `rdma_event_str`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            EventType::AddressResolved => "RDMA_CM_EVENT_ADDR_RESOLVED",
-            EventType::AddressError => "RDMA_CM_EVENT_ADDR_ERROR",
-            EventType::RouteResolved => "RDMA_CM_EVENT_ROUTE_RESOLVED",
-            EventType::RouteError => "RDMA_CM_EVENT_ROUTE_ERROR",
-            EventType::ConnectRequest => "RDMA_CM_EVENT_CONNECT_REQUEST",
-            EventType::ConnectResponse => "RDMA_CM_EVENT_CONNECT_RESPONSE",
-            EventType::ConnectError => "RDMA_CM_EVENT_CONNECT_ERROR",
-            EventType::Unreachable => "RDMA_CM_EVENT_UNREACHABLE",
-            EventType::Rejected => "RDMA_CM_EVENT_REJECTED",
-            EventType::Established => "RDMA_CM_EVENT_ESTABLISHED",
-            EventType::Disconnected => "RDMA_CM_EVENT_DISCONNECTED",
-            EventType::DeviceRemoval => "RDMA_CM_EVENT_DEVICE_REMOVAL",
-            EventType::MulticastJoin => "RDMA_CM_EVENT_MULTICAST_JOIN",
-            EventType::MulticastError => "RDMA_CM_EVENT_MULTICAST_ERROR",
-            EventType::AddressChange => "RDMA_CM_EVENT_ADDR_CHANGE",
-            EventType::TimewaitExit => "RDMA_CM_EVENT_TIMEWAIT_EXIT",
-        }
-    }
-}
-
-impl fmt::Display for EventType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+softhca_wire::named_enum! {
+    /// The type of an event. The numbers are those of `enum rdma_cm_event_type`.
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    #[repr(u32)]
+    #[allow(missing_docs, reason = "the names are those of librdmacm")]
+    // The names are those of `rdma_event_str`.
+    pub enum EventType {
+        #[cfg_attr(feature = "serde", serde(rename = "addr-resolved"))]
+        AddressResolved = 0 => "RDMA_CM_EVENT_ADDR_RESOLVED",
+        #[cfg_attr(feature = "serde", serde(rename = "addr-error"))]
+        AddressError = 1 => "RDMA_CM_EVENT_ADDR_ERROR",
+        RouteResolved = 2 => "RDMA_CM_EVENT_ROUTE_RESOLVED",
+        RouteError = 3 => "RDMA_CM_EVENT_ROUTE_ERROR",
+        ConnectRequest = 4 => "RDMA_CM_EVENT_CONNECT_REQUEST",
+        ConnectResponse = 5 => "RDMA_CM_EVENT_CONNECT_RESPONSE",
+        ConnectError = 6 => "RDMA_CM_EVENT_CONNECT_ERROR",
+        Unreachable = 7 => "RDMA_CM_EVENT_UNREACHABLE",
+        Rejected = 8 => "RDMA_CM_EVENT_REJECTED",
+        Established = 9 => "RDMA_CM_EVENT_ESTABLISHED",
+        Disconnected = 10 => "RDMA_CM_EVENT_DISCONNECTED",
+        DeviceRemoval = 11 => "RDMA_CM_EVENT_DEVICE_REMOVAL",
+        MulticastJoin = 12 => "RDMA_CM_EVENT_MULTICAST_JOIN",
+        MulticastError = 13 => "RDMA_CM_EVENT_MULTICAST_ERROR",
+        #[cfg_attr(feature = "serde", serde(rename = "addr-change"))]
+        AddressChange = 14 => "RDMA_CM_EVENT_ADDR_CHANGE",
+        TimewaitExit = 15 => "RDMA_CM_EVENT_TIMEWAIT_EXIT",
     }
 }
 
@@ -397,74 +368,44 @@ pub struct Event {
     pub parameters: EventParameters,
 }
 
-/// The state of a communication identifier.
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum CmState {
-    /// New.
-    Idle,
-    /// The identifier has a local address.
-    Bound,
-    /// The destination address is resolved.
-    AddressResolved,
-    /// The route is resolved.
-    RouteResolved,
-    /// The identifier accepts connect requests.
-    Listening,
-    /// A REQ was sent.
-    ReqSent,
-    /// A REQ was received and waits for the application.
-    ReqReceived,
-    /// A REP was sent.
-    RepSent,
-    /// A REP was received and waits until the queue pair is ready.
-    RepReceived,
-    /// The connection is established.
-    Established,
-    /// A DREQ was sent.
-    DreqSent,
-    /// A DREQ was received and waits for the application.
-    DreqReceived,
-    /// The connection ended; packets of it may still be in the network.
-    TimeWait,
-    /// A SIDR_REQ was sent.
-    SidrReqSent,
-    /// A SIDR_REQ was received and waits for the application.
-    SidrReqReceived,
-    /// A SIDR_REP was received or sent.
-    SidrResolved,
-    /// Rejected, timed out or closed.
-    Closed,
-}
-
-impl CmState {
-    /// The name in traces.
-    pub const fn name(self) -> &'static str {
-        match self {
-            CmState::Idle => "idle",
-            CmState::Bound => "bound",
-            CmState::AddressResolved => "address resolved",
-            CmState::RouteResolved => "route resolved",
-            CmState::Listening => "listening",
-            CmState::ReqSent => "REQ sent",
-            CmState::ReqReceived => "REQ received",
-            CmState::RepSent => "REP sent",
-            CmState::RepReceived => "REP received",
-            CmState::Established => "established",
-            CmState::DreqSent => "DREQ sent",
-            CmState::DreqReceived => "DREQ received",
-            CmState::TimeWait => "time-wait",
-            CmState::SidrReqSent => "SIDR_REQ sent",
-            CmState::SidrReqReceived => "SIDR_REQ received",
-            CmState::SidrResolved => "resolved",
-            CmState::Closed => "closed",
-        }
-    }
-}
-
-impl fmt::Display for CmState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+softhca_wire::named_enum! {
+    /// The state of a communication identifier.
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    pub enum CmState {
+        /// New.
+        Idle => "idle",
+        /// The identifier has a local address.
+        Bound => "bound",
+        /// The destination address is resolved.
+        AddressResolved => "address resolved",
+        /// The route is resolved.
+        RouteResolved => "route resolved",
+        /// The identifier accepts connect requests.
+        Listening => "listening",
+        /// A REQ was sent.
+        ReqSent => "REQ sent",
+        /// A REQ was received and waits for the application.
+        ReqReceived => "REQ received",
+        /// A REP was sent.
+        RepSent => "REP sent",
+        /// A REP was received and waits until the queue pair is ready.
+        RepReceived => "REP received",
+        /// The connection is established.
+        Established => "established",
+        /// A DREQ was sent.
+        DreqSent => "DREQ sent",
+        /// A DREQ was received and waits for the application.
+        DreqReceived => "DREQ received",
+        /// The connection ended; packets of it may still be in the network.
+        TimeWait => "time-wait",
+        /// A SIDR_REQ was sent.
+        SidrReqSent => "SIDR_REQ sent",
+        /// A SIDR_REQ was received and waits for the application.
+        SidrReqReceived => "SIDR_REQ received",
+        /// A SIDR_REP was received or sent.
+        SidrResolved => "resolved",
+        /// Rejected, timed out or closed.
+        Closed => "closed",
     }
 }
 

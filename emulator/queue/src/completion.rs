@@ -14,35 +14,14 @@ const STRIDE: u32 = 8;
 
 /// Declares an enum whose values have a number in verbs and a name in logs and scenarios.
 macro_rules! named_enum {
-    ($(#[$meta:meta])* pub enum $type:ident { $($variant:ident = $number:literal, $name:literal;)* }) => {
-        $(#[$meta])*
-        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[repr(u8)]
-        pub enum $type {
-            $(#[cfg_attr(feature = "serde", serde(rename = $name))] $variant = $number,)*
-        }
-
-        impl $type {
-            const ALL: &[$type] = &[$($type::$variant,)*];
-
-            /// The name in logs and scenarios.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $($type::$variant => $name,)*
-                }
-            }
-
-            /// The value with this name.
-            pub fn from_name(name: &str) -> Option<$type> {
-                $type::ALL.iter().copied().find(|value| value.name() == name)
-            }
-        }
-
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.pad(self.name())
+    ($(#[$meta:meta])* pub enum $type:ident { $($variant:ident = $number:literal => $name:literal,)* }) => {
+        softhca_wire::named_enum! {
+            $(#[$meta])*
+            #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+            #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+            #[repr(u8)]
+            pub enum $type {
+                $(#[cfg_attr(feature = "serde", serde(rename = $name))] $variant = $number => $name,)*
             }
         }
     };
@@ -52,22 +31,22 @@ named_enum! {
     /// How a work request ended. The numbers are those of `enum ibv_wc_status`.
     #[allow(missing_docs, reason = "the names are those of every verbs text")]
     pub enum CompletionStatus {
-        Success = 0, "SUCCESS";
-        LocalLengthError = 1, "LOC_LEN_ERR";
-        LocalQpOperationError = 2, "LOC_QP_OP_ERR";
-        LocalProtectionError = 4, "LOC_PROT_ERR";
-        WrFlushError = 5, "WR_FLUSH_ERR";
-        MwBindError = 6, "MW_BIND_ERR";
-        BadResponseError = 7, "BAD_RESP_ERR";
-        LocalAccessError = 8, "LOC_ACCESS_ERR";
-        RemoteInvalidRequestError = 9, "REM_INV_REQ_ERR";
-        RemoteAccessError = 10, "REM_ACCESS_ERR";
-        RemoteOperationError = 11, "REM_OP_ERR";
-        RetryExceededError = 12, "RETRY_EXC_ERR";
-        RnrRetryExceededError = 13, "RNR_RETRY_EXC_ERR";
-        RemoteAbortedError = 16, "REM_ABORT_ERR";
-        FatalError = 19, "FATAL_ERR";
-        GeneralError = 21, "GENERAL_ERR";
+        Success = 0 => "SUCCESS",
+        LocalLengthError = 1 => "LOC_LEN_ERR",
+        LocalQpOperationError = 2 => "LOC_QP_OP_ERR",
+        LocalProtectionError = 4 => "LOC_PROT_ERR",
+        WrFlushError = 5 => "WR_FLUSH_ERR",
+        MwBindError = 6 => "MW_BIND_ERR",
+        BadResponseError = 7 => "BAD_RESP_ERR",
+        LocalAccessError = 8 => "LOC_ACCESS_ERR",
+        RemoteInvalidRequestError = 9 => "REM_INV_REQ_ERR",
+        RemoteAccessError = 10 => "REM_ACCESS_ERR",
+        RemoteOperationError = 11 => "REM_OP_ERR",
+        RetryExceededError = 12 => "RETRY_EXC_ERR",
+        RnrRetryExceededError = 13 => "RNR_RETRY_EXC_ERR",
+        RemoteAbortedError = 16 => "REM_ABORT_ERR",
+        FatalError = 19 => "FATAL_ERR",
+        GeneralError = 21 => "GENERAL_ERR",
     }
 }
 
@@ -128,15 +107,15 @@ named_enum! {
     /// What completed.
     #[allow(missing_docs, reason = "the names are those of every verbs text")]
     pub enum CompletionOpcode {
-        Send = 0, "send";
-        Write = 1, "write";
-        Read = 2, "read";
-        CompareSwap = 3, "compare-swap";
-        FetchAdd = 4, "fetch-add";
-        BindMemoryWindow = 5, "bind-window";
-        LocalInvalidate = 6, "local-invalidate";
-        Receive = 7, "receive";
-        ReceiveWriteWithImm = 8, "receive-write-immediate";
+        Send = 0 => "send",
+        Write = 1 => "write",
+        Read = 2 => "read",
+        CompareSwap = 3 => "compare-swap",
+        FetchAdd = 4 => "fetch-add",
+        BindMemoryWindow = 5 => "bind-window",
+        LocalInvalidate = 6 => "local-invalidate",
+        Receive = 7 => "receive",
+        ReceiveWriteWithImm = 8 => "receive-write-immediate",
     }
 }
 

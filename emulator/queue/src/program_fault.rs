@@ -139,47 +139,34 @@ impl fmt::Display for ProgramAction {
     }
 }
 
-/// An asynchronous event that a fault raises, with the consequences that it has on a card.
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InjectedEvent {
-    /// The port goes down: it neither sends nor receives.
-    PortErr,
-    /// The port comes up.
-    PortActive,
-    /// The GID table changed.
-    GidChange,
-    /// The LID changed.
-    LidChange,
-    /// The P_Key table changed.
-    PkeyChange,
-    /// The device fails: all work requests are flushed, and every later control verb fails with EIO.
-    DeviceFatal,
-    /// A queue pair fails: it enters ERR, and its work requests are flushed.
-    QpFatal,
-    /// A completion queue fails, and every queue pair that uses it.
-    CqErr,
-    /// The limit of a shared receive queue is reached.
-    SrqLimitReached,
+softhca_wire::named_enum! {
+    /// An asynchronous event that a fault raises, with the consequences that it has on a card.
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    // The names are those of `enum ibv_event_type`, without the prefix.
+    pub enum InjectedEvent {
+        /// The port goes down: it neither sends nor receives.
+        PortErr => "PORT_ERR",
+        /// The port comes up.
+        PortActive => "PORT_ACTIVE",
+        /// The GID table changed.
+        GidChange => "GID_CHANGE",
+        /// The LID changed.
+        LidChange => "LID_CHANGE",
+        /// The P_Key table changed.
+        PkeyChange => "PKEY_CHANGE",
+        /// The device fails: all work requests are flushed, and every later control verb fails with EIO.
+        DeviceFatal => "DEVICE_FATAL",
+        /// A queue pair fails: it enters ERR, and its work requests are flushed.
+        QpFatal => "QP_FATAL",
+        /// A completion queue fails, and every queue pair that uses it.
+        CqErr => "CQ_ERR",
+        /// The limit of a shared receive queue is reached.
+        SrqLimitReached => "SRQ_LIMIT_REACHED",
+    }
 }
 
 impl InjectedEvent {
-    /// Its name in `enum ibv_event_type`, without the prefix.
-    pub const fn name(self) -> &'static str {
-        match self {
-            InjectedEvent::PortErr => "PORT_ERR",
-            InjectedEvent::PortActive => "PORT_ACTIVE",
-            InjectedEvent::GidChange => "GID_CHANGE",
-            InjectedEvent::LidChange => "LID_CHANGE",
-            InjectedEvent::PkeyChange => "PKEY_CHANGE",
-            InjectedEvent::DeviceFatal => "DEVICE_FATAL",
-            InjectedEvent::QpFatal => "QP_FATAL",
-            InjectedEvent::CqErr => "CQ_ERR",
-            InjectedEvent::SrqLimitReached => "SRQ_LIMIT_REACHED",
-        }
-    }
-
     /// The kind of object that fails.
     pub const fn object(self) -> Option<Resource> {
         match self {

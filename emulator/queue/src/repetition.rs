@@ -3,6 +3,7 @@
 use crate::Seed;
 use core::fmt;
 use core::num::NonZeroU64;
+use thiserror::Error;
 
 /// How often a rule acts on matching packets; by default always.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -139,29 +140,16 @@ impl fmt::Debug for Pattern {
 }
 
 /// Why text is not a valid [`Pattern`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "the messages say what each means")]
 pub enum PatternError {
-    /// The text is empty.
+    #[error("the pattern is empty")]
     Empty,
-    /// The text has more than 64 letters.
+    #[error("the pattern has more than 64 letters")]
     TooLong,
-    /// A letter is neither `X` nor `O`.
+    #[error("the pattern has {0:?}; only X and O are valid")]
     InvalidChar(char),
 }
-
-impl fmt::Display for PatternError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            PatternError::Empty => f.write_str("the pattern is empty"),
-            PatternError::TooLong => f.write_str("the pattern has more than 64 letters"),
-            PatternError::InvalidChar(letter) => {
-                write!(f, "the pattern has {letter:?}; only X and O are valid")
-            }
-        }
-    }
-}
-
-impl core::error::Error for PatternError {}
 
 /// The Gilbert-Elliott model: each flow is in a good or a bad state and may change state with each packet; it
 /// starts in the good state. All values are parts per billion.
@@ -178,26 +166,33 @@ pub struct GilbertElliott {
     pub hit_in_bad: u32,
 }
 
-/// Counts the calls or completions that match a fault. They have no flow, and so no bursts.
+/// Counts what matches a rule, and its hits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HitCounter {
-    /// Matches.
-    pub matched: u64,
-    /// Hits.
-    pub hit: u64,
+    matched: u64,
+    hit: u64,
 }
 
 impl HitCounter {
-    /// Counts a match and returns whether it is hit.
+    /// Counts a call or completion that matches a rule and returns whether it is hit. It has no flow, and so no bursts.
     pub fn next(&mut self, repeat: &Repeat, seed: Seed, rule: u32) -> bool {
+        self.next_drawn(repeat, |ordinal| match repeat.choice {
+            Choice::Probability { per_billion } => seed.happens(per_billion, &[rule.into(), ordinal]),
+            _ => true,
+        })
+    }
+
+    /// Counts a match and returns whether it is hit. `draw` decides random choices, given the number of the match after
+    /// the skipped ones.
+    pub fn next_drawn(&mut self, repeat: &Repeat, draw: impl FnOnce(u64) -> bool) -> bool {
         self.matched += 1;
         // `ordinal` counts from one after the skipped matches.
         let Some(ordinal @ 1..) = self.matched.checked_sub(repeat.skip) else { return false };
         let hit = match repeat.choice {
-            Choice::All | Choice::Burst(_) => true,
+            Choice::All => true,
             Choice::Every(n) => ordinal.is_multiple_of(n.get()),
             Choice::Pattern(pattern) => pattern.hits(ordinal - 1),
-            Choice::Probability { per_billion } => seed.happens(per_billion, &[rule.into(), ordinal]),
+            Choice::Probability { .. } | Choice::Burst(_) => draw(ordinal),
         };
         let hit = hit && repeat.times.is_none_or(|times| self.hit < times);
         self.hit += u64::from(hit);

@@ -17,23 +17,14 @@ const HEADER: usize = 8;
 
 /// A work request that a queue cannot hold, or that the HCA cannot decode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "the fields are named in the messages")]
 pub enum InvalidWorkRequest {
     /// The work request has more SGEs than the queue pair allows.
     #[error("the work request has {sges} SGEs, the queue pair allows {limit}")]
-    TooManySges {
-        /// The SGEs of the work request.
-        sges: usize,
-        /// The limit of the queue pair.
-        limit: usize,
-    },
+    TooManySges { sges: usize, limit: usize },
     /// The work request has more inline data than the queue pair allows.
     #[error("the work request has {bytes} bytes of inline data, the queue pair allows {limit}")]
-    InlineTooLong {
-        /// The bytes of the work request.
-        bytes: usize,
-        /// The limit of the queue pair.
-        limit: usize,
-    },
+    InlineTooLong { bytes: usize, limit: usize },
     /// The queue is full.
     #[error(transparent)]
     Full(#[from] QueueFull),

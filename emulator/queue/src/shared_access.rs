@@ -91,6 +91,38 @@ pub unsafe fn atomic(shared: *mut u64, operation: AtomicOperation) -> u64 {
     }
 }
 
+/// Accesses to one word, by the instructions that load eight bytes, store eight bytes and store four bytes.
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
+macro_rules! word_accesses {
+    ($load_u64:literal, $store_u64:literal, $store_u32:literal) => {
+        #[inline]
+        pub unsafe fn load_u64(at: *const u64) -> u64 {
+            let value;
+            // SAFETY: the caller vouches for the eight bytes.
+            unsafe {
+                asm!($load_u64, value = out(reg) value, at = in(reg) at, options(nostack, preserves_flags, readonly));
+            }
+            value
+        }
+
+        #[inline]
+        pub unsafe fn store_u64(at: *mut u64, value: u64) {
+            // SAFETY: the caller vouches for the eight bytes.
+            unsafe {
+                asm!($store_u64, at = in(reg) at, value = in(reg) value, options(nostack, preserves_flags));
+            }
+        }
+
+        #[inline]
+        pub unsafe fn store_u32(at: *mut u32, value: u32) {
+            // SAFETY: the caller vouches for the four bytes.
+            unsafe {
+                asm!($store_u32, at = in(reg) at, value = in(reg) value, options(nostack, preserves_flags));
+            }
+        }
+    };
+}
+
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod arch {
     use core::arch::asm;
@@ -126,33 +158,7 @@ mod arch {
         }
     }
 
-    #[inline]
-    pub unsafe fn load_u64(at: *const u64) -> u64 {
-        let value;
-        // SAFETY: the caller vouches for the eight bytes.
-        unsafe {
-            asm!("mov {value}, [{at}]", value = out(reg) value, at = in(reg) at,
-                 options(nostack, preserves_flags, readonly));
-        }
-        value
-    }
-
-    #[inline]
-    pub unsafe fn store_u64(at: *mut u64, value: u64) {
-        // SAFETY: the caller vouches for the eight bytes.
-        unsafe {
-            asm!("mov [{at}], {value}", at = in(reg) at, value = in(reg) value, options(nostack, preserves_flags));
-        }
-    }
-
-    #[inline]
-    pub unsafe fn store_u32(at: *mut u32, value: u32) {
-        // SAFETY: the caller vouches for the four bytes.
-        unsafe {
-            asm!("mov [{at}], {value:e}", at = in(reg) at, value = in(reg) value,
-                 options(nostack, preserves_flags));
-        }
-    }
+    word_accesses!("mov {value}, [{at}]", "mov [{at}], {value}", "mov [{at}], {value:e}");
 
     #[inline]
     pub unsafe fn store_u8(at: *mut u8, value: u8) {
@@ -206,33 +212,7 @@ mod arch {
         }
     }
 
-    #[inline]
-    pub unsafe fn load_u64(at: *const u64) -> u64 {
-        let value;
-        // SAFETY: the caller vouches for the eight bytes.
-        unsafe {
-            asm!("ldr {value}, [{at}]", value = out(reg) value, at = in(reg) at,
-                 options(nostack, preserves_flags, readonly));
-        }
-        value
-    }
-
-    #[inline]
-    pub unsafe fn store_u64(at: *mut u64, value: u64) {
-        // SAFETY: the caller vouches for the eight bytes.
-        unsafe {
-            asm!("str {value}, [{at}]", at = in(reg) at, value = in(reg) value, options(nostack, preserves_flags));
-        }
-    }
-
-    #[inline]
-    pub unsafe fn store_u32(at: *mut u32, value: u32) {
-        // SAFETY: the caller vouches for the four bytes.
-        unsafe {
-            asm!("str {value:w}, [{at}]", at = in(reg) at, value = in(reg) value,
-                 options(nostack, preserves_flags));
-        }
-    }
+    word_accesses!("ldr {value}, [{at}]", "str {value}, [{at}]", "str {value:w}, [{at}]");
 
     #[inline]
     pub unsafe fn store_u8(at: *mut u8, value: u8) {

@@ -14,40 +14,25 @@ use softhca_wire::{Psn, Qpn, Syndrome};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// What a fact is about. Facts of one topic have an order, those of two have none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum FactKind {
-    /// Work that was posted to the send queue.
-    Posted,
-    /// Requests that were sent, each PSN once.
-    Sent,
-    /// Requests of the peer that were refused, for a sequence error, a missing receive or anything else.
-    Nak,
-    /// Changes of the state.
-    State,
-    /// Completions of the send queue.
-    SendCompleted,
-    /// Completions of the receive queue.
-    ReceiveCompleted,
-    /// Asynchronous events.
-    AsyncEvent,
-    /// Faults that packets of the queue pair, or the answers to them, met.
-    Fault,
-}
-
-impl FactKind {
-    /// The word that begins each line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            FactKind::Posted => "posted",
-            FactKind::Sent => "sent",
-            FactKind::Nak => "refused",
-            FactKind::State => "state",
-            FactKind::SendCompleted => "send-completed",
-            FactKind::ReceiveCompleted => "receive-completed",
-            FactKind::AsyncEvent => "raised",
-            FactKind::Fault => "fault",
-        }
+softhca_wire::named_enum! {
+    /// What a fact is about. Facts of one topic have an order, those of two have none.
+    pub enum FactKind {
+        /// Work that was posted to the send queue.
+        Posted => "posted",
+        /// Requests that were sent, each PSN once.
+        Sent => "sent",
+        /// Requests of the peer that were refused, for a sequence error, a missing receive or anything else.
+        Nak => "refused",
+        /// Changes of the state.
+        State => "state",
+        /// Completions of the send queue.
+        SendCompleted => "send-completed",
+        /// Completions of the receive queue.
+        ReceiveCompleted => "receive-completed",
+        /// Asynchronous events.
+        AsyncEvent => "raised",
+        /// Faults that packets of the queue pair, or the answers to them, met.
+        Fault => "fault",
     }
 }
 

@@ -10,25 +10,15 @@ use softhca_wire::Psn;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// How bad it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Severity {
-    /// It may go wrong some day, or on another card.
-    Note,
-    /// It cost time, or will go wrong.
-    Warning,
-    /// It made something fail.
-    Error,
-}
-
-impl Severity {
-    /// The word for it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Severity::Note => "note",
-            Severity::Warning => "warning",
-            Severity::Error => "error",
-        }
+softhca_wire::named_enum! {
+    /// How bad it is.
+    pub enum Severity {
+        /// It may go wrong some day, or on another card.
+        Note => "note",
+        /// It cost time, or will go wrong.
+        Warning => "warning",
+        /// It made something fail.
+        Error => "error",
     }
 }
 

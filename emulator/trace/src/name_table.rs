@@ -153,11 +153,6 @@ impl NameTable {
         }
     }
 
-    /// The other end of the link of `node`.
-    pub fn other_end(&self, link: LinkId, node: Node) -> Option<Node> {
-        self.links.get(&link)?.iter().copied().find(|end| *end != node)
-    }
-
     /// What a queue pair is called, with its host's address: `alice.1 (10.0.0.1)`.
     pub(crate) fn queue_pair_heading(&self, address: IpAddr, qpn: Option<Qpn>) -> String {
         let known = self.hosts_by_address.contains_key(&address);

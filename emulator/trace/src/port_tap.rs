@@ -8,11 +8,31 @@ use std::io::{self, Write};
 
 /// A packet that may still get a comment: the event of a fault follows that of its packet.
 #[derive(Debug)]
-struct PendingRecord {
+pub(crate) struct PendingRecord {
     time_ns: u64,
-    addressing: AddressHeaders,
+    pub addressing: AddressHeaders,
     packet: Vec<u8>,
     comment: String,
+}
+
+impl PendingRecord {
+    pub fn new(time_ns: u64, addressing: &AddressHeaders, packet: &[u8]) -> PendingRecord {
+        PendingRecord { time_ns, addressing: *addressing, packet: packet.to_vec(), comment: String::new() }
+    }
+
+    /// Adds a fault to the comment.
+    pub fn add_fault(&mut self, fault: &Fault, names: &NameTable) {
+        if !self.comment.is_empty() {
+            self.comment.push_str("; ");
+        }
+        self.comment += &describe::fault(fault, names);
+    }
+
+    pub fn write<W: Write>(&self, writer: &mut CaptureWriter<W>, interface: InterfaceId) -> io::Result<()> {
+        let PendingRecord { time_ns, addressing, packet, comment } = self;
+        let comment = (!comment.is_empty()).then_some(comment.as_str());
+        writer.write_packet(*time_ns, interface, PacketDirection::Outbound, addressing, packet, comment)
+    }
 }
 
 /// The port of one card in a capture that several cards share.
@@ -39,27 +59,22 @@ impl PortTap {
         packet: &[u8],
     ) -> io::Result<()> {
         self.flush_pending(writer)?;
-        let (addressing, packet, comment) = (*addressing, packet.to_vec(), String::new());
-        self.pending = Some(PendingRecord { time_ns, addressing, packet, comment });
+        self.pending = Some(PendingRecord::new(time_ns, addressing, packet));
         Ok(())
     }
 
     /// Adds a fault to the comment of the last packet.
     pub fn add_fault(&mut self, fault: &Fault, names: &NameTable) {
-        if let Some(held) = &mut self.pending {
-            if !held.comment.is_empty() {
-                held.comment.push_str("; ");
-            }
-            held.comment += &describe::fault(fault, names);
+        if let Some(pending) = &mut self.pending {
+            pending.add_fault(fault, names);
         }
     }
 
     /// Writes the packet that waited for a comment.
     pub fn flush_pending<W: Write>(&mut self, writer: &mut CaptureWriter<W>) -> io::Result<()> {
-        let Some(PendingRecord { time_ns, addressing, packet, comment }) = self.pending.take() else {
-            return Ok(());
-        };
-        let comment = (!comment.is_empty()).then_some(comment.as_str());
-        writer.write_packet(time_ns, self.interface, PacketDirection::Outbound, &addressing, &packet, comment)
+        match self.pending.take() {
+            Some(pending) => pending.write(writer, self.interface),
+            None => Ok(()),
+        }
     }
 }

@@ -1,10 +1,11 @@
 //! A capture of a world: every frame that a host puts on a link, and if asked every frame that arrives.
 
+use crate::NameTable;
 use crate::capture::{CaptureWriter, InterfaceId, PacketDirection};
-use crate::{NameTable, describe};
+use crate::port_tap::PendingRecord;
 use softhca_engine::Instant;
 use softhca_fabric::{Direction, EventSink, LinkId, NetworkEvent, Node, Stage};
-use softhca_wire::{AddressHeaders, Bth, Psn};
+use softhca_wire::{Bth, Psn};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -21,18 +22,6 @@ pub enum CapturePoints {
     EveryLink,
 }
 
-/// A frame that may still get a comment: the event of a fault follows that of its frame.
-#[derive(Debug)]
-struct PendingRecord {
-    time_ns: u64,
-    link: LinkId,
-    direction: Direction,
-    psn: Option<Psn>,
-    addressing: AddressHeaders,
-    packet: Vec<u8>,
-    comment: String,
-}
-
 /// Writes the frames of a world to a capture, one interface per host, and one per switch that something of it
 /// is written of. Pause frames are written where they are sent.
 ///
@@ -45,7 +34,8 @@ pub struct Tap<W> {
     interfaces: BTreeMap<IpAddr, InterfaceId>,
     /// Those of switches.
     switch_interfaces: BTreeMap<Node, InterfaceId>,
-    pending: Option<PendingRecord>,
+    /// The frame that may still get a comment, and where a fault of it would be reported.
+    pending: Option<(LinkId, Direction, Option<Psn>, PendingRecord)>,
     error: Option<io::Error>,
 }
 
@@ -92,23 +82,16 @@ impl<W: Write> Tap<W> {
         Ok(interface)
     }
 
-    fn write_packet(
+    /// Writes something at a host.
+    fn write_at_host(
         &mut self,
-        time_ns: u64,
-        at: IpAddr,
-        direction: PacketDirection,
-        addressing: &AddressHeaders,
-        packet: &[u8],
-        comment: &str,
+        host: IpAddr,
+        write: impl FnOnce(&mut CaptureWriter<W>, InterfaceId) -> io::Result<()>,
     ) {
-        if self.error.is_some() {
-            return;
+        if self.error.is_none() {
+            let interface = self.interface_of_host(host);
+            self.error = interface.and_then(|interface| write(&mut self.writer, interface)).err();
         }
-        let comment = (!comment.is_empty()).then_some(comment);
-        let written = self.interface_of_host(at).and_then(|interface| {
-            self.writer.write_packet(time_ns, interface, direction, addressing, packet, comment)
-        });
-        self.error = written.err();
     }
 
     /// The interface of a host or switch.
@@ -139,9 +122,8 @@ impl<W: Write> Tap<W> {
     }
 
     fn flush_pending(&mut self) {
-        if let Some(PendingRecord { time_ns, addressing, packet, comment, .. }) = self.pending.take() {
-            let source = addressing.source;
-            self.write_packet(time_ns, source, PacketDirection::Outbound, &addressing, &packet, &comment);
+        if let Some((.., record)) = self.pending.take() {
+            self.write_at_host(record.addressing.source, |writer, interface| record.write(writer, interface));
         }
     }
 }
@@ -155,16 +137,8 @@ impl<W: Write> EventSink for Tap<W> {
                 match stage {
                     Stage::Admitted => {
                         let psn = Bth::parse(packet).ok().map(|bth| bth.psn);
-                        let (addressing, packet, comment) = (*addressing, packet.to_vec(), String::new());
-                        self.pending = Some(PendingRecord {
-                            time_ns,
-                            link,
-                            direction,
-                            psn,
-                            addressing,
-                            packet,
-                            comment,
-                        });
+                        let record = PendingRecord::new(time_ns, addressing, packet);
+                        self.pending = Some((link, direction, psn, record));
                     }
                     Stage::Forwarded if self.points == CapturePoints::EveryLink => {
                         self.write_from_node(link, direction, |writer, interface| {
@@ -176,14 +150,10 @@ impl<W: Write> EventSink for Tap<W> {
                         let ends = self.names.link_ends(link, direction);
                         let receiver = ends.and_then(|[_, receiver]| self.names.address(receiver.host()?));
                         let receiver = receiver.unwrap_or(addressing.destination);
-                        self.write_packet(
-                            time_ns,
-                            receiver,
-                            PacketDirection::Inbound,
-                            addressing,
-                            packet,
-                            "",
-                        );
+                        self.write_at_host(receiver, |writer, interface| {
+                            let inbound = PacketDirection::Inbound;
+                            writer.write_packet(time_ns, interface, inbound, addressing, packet, None)
+                        });
                     }
                     Stage::Forwarded | Stage::Delivered => {}
                 }
@@ -197,13 +167,10 @@ impl<W: Write> EventSink for Tap<W> {
                 }
             }
             NetworkEvent::Fault { link, fault } => {
-                let Some(pending) = &mut self.pending else { return };
-                if (pending.link, pending.direction, pending.psn) == (link, fault.direction, fault.packet.psn)
+                if let Some((at, direction, psn, record)) = &mut self.pending
+                    && (*at, *direction, *psn) == (link, fault.direction, fault.packet.psn)
                 {
-                    if !pending.comment.is_empty() {
-                        pending.comment.push_str("; ");
-                    }
-                    pending.comment += &describe::fault(fault, &self.names);
+                    record.add_fault(fault, &self.names);
                 }
             }
             _ => {}

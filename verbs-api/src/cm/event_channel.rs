@@ -12,7 +12,6 @@ use softhca_engine::{CmChannelId, CmId, Instant};
 use softhca_queue::cm::{self, Command, Reply};
 use softhca_queue::reply;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -34,20 +33,7 @@ pub(super) struct Inner {
     identifiers: Mutex<BTreeMap<CmId, Weak<IdInner>>>,
 }
 
-/// Two handles are equal if they are of the same channel.
-impl PartialEq for EventChannel {
-    fn eq(&self, other: &EventChannel) -> bool {
-        Arc::ptr_eq(&self.inner, &other.inner)
-    }
-}
-
-impl Eq for EventChannel {}
-
-impl fmt::Debug for EventChannel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "EventChannel({:#x})", self.inner.id.0)
-    }
-}
+crate::handle::handle!(EventChannel);
 
 impl EventChannel {
     /// Creates a channel on a device.

@@ -8,7 +8,6 @@ use crate::{Context, Error, Gid, ModifyQp, Mtu, QpState, QpType, QueuePair};
 use parking_lot::Mutex;
 use softhca_engine::CmId;
 use softhca_queue::cm::{Command, FollowUp, QpTransition, Reply};
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -68,20 +67,7 @@ struct LastEvent {
     detail: super::EventParameters,
 }
 
-/// Two handles are equal if they are of the same identifier.
-impl PartialEq for Id {
-    fn eq(&self, other: &Id) -> bool {
-        Arc::ptr_eq(&self.inner, &other.inner)
-    }
-}
-
-impl Eq for Id {}
-
-impl fmt::Debug for Id {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Id({:#x})", self.inner.id.0)
-    }
-}
+crate::handle::handle!(Id);
 
 impl Id {
     pub(super) fn new(id: CmId, channel: EventChannel) -> Id {

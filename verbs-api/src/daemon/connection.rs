@@ -29,25 +29,19 @@ impl ControlSocket {
     pub fn connect(name: &str) -> Result<ControlSocket> {
         let folder = RuntimeDir::for_user();
         let path = folder.socket(name);
-        let missing =
-            |why: String| Error::NoDaemon { path: path.display().to_string(), why, is_absent: false };
-        let absent = |why: &str| Error::NoDaemon {
-            path: path.display().to_string(),
-            why: why.into(),
-            is_absent: true,
+        let missing = |error: io::Error| {
+            let absent = match error.kind() {
+                io::ErrorKind::NotFound => Some("nobody listens there".into()),
+                io::ErrorKind::ConnectionRefused => Some("the one that listened there has died".into()),
+                _ => None,
+            };
+            let (path, is_absent) = (path.display().to_string(), absent.is_some());
+            Error::NoDaemon { path, why: absent.unwrap_or_else(|| error.to_string()), is_absent }
         };
         if folder.path().exists() {
-            folder.check().map_err(|error| missing(error.to_string()))?;
+            folder.check().map_err(missing)?;
         }
-        let stream = match UnixStream::connect(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(absent("nobody listens there"));
-            }
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                return Err(absent("the one that listened there has died"));
-            }
-            result => result.map_err(|error| missing(error.to_string()))?,
-        };
+        let stream = UnixStream::connect(&path).map_err(missing)?;
         ControlSocket::handshake(stream, &path)
     }
 
@@ -96,7 +90,6 @@ impl ControlSocket {
         news: UnixStream,
         listener: Arc<dyn NotificationHandler>,
     ) -> Result<ControlConnection> {
-        let ControlSocket { stream, reader, process, .. } = self;
         let system =
             |source| Error::System { what: "starting the thread that reads the daemon's news", source };
         let source = news.try_clone().map_err(system)?;
@@ -113,13 +106,8 @@ impl ControlSocket {
         let _blocked = SignalsBlocked::begin();
         let thread =
             std::thread::Builder::new().name("softhca notify".into()).spawn(read_all).map_err(system)?;
-        Ok(ControlConnection {
-            stream,
-            reader: Mutex::new(reader),
-            notifications: news,
-            process,
-            thread: Some(thread),
-        })
+        let process = self.process;
+        Ok(ControlConnection { socket: Mutex::new(self), notifications: news, process, thread: Some(thread) })
     }
 }
 
@@ -132,9 +120,8 @@ pub(crate) trait NotificationHandler: Send + Sync {
 
 /// A connection that any thread may call over.
 pub(crate) struct ControlConnection {
-    stream: UnixStream,
-    /// One call at a time: whoever calls reads the answer.
-    reader: Mutex<MessageReader>,
+    /// One call at a time: the caller reads the reply.
+    socket: Mutex<ControlSocket>,
     notifications: UnixStream,
     process: ProcessIdentity,
     thread: Option<JoinHandle<()>>,
@@ -149,15 +136,7 @@ impl ControlConnection {
     /// Asks one thing.
     pub fn call(&self, call: &Request, passed: &[BorrowedFd<'_>]) -> Result<(Response, Vec<OwnedFd>)> {
         self.check_process()?;
-        let mut reader = self.reader.lock();
-        send(self.stream.as_fd(), &encode(call), passed).map_err(device_gone)?;
-        loop {
-            if let (Message::Response(reply), descriptors) =
-                receive(&mut reader, self.stream.as_fd()).map_err(device_gone)?
-            {
-                return check_reply(reply, descriptors);
-            }
-        }
+        self.socket.lock().call(call, passed)
     }
 }
 
@@ -168,7 +147,7 @@ impl Drop for ControlConnection {
             std::mem::forget(self.thread.take());
             return;
         }
-        for stream in [&self.stream, &self.notifications] {
+        for stream in [&self.socket.get_mut().stream, &self.notifications] {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
         if let Some(thread) = self.thread.take()

@@ -13,6 +13,17 @@ use softhca_queue::control::{
 use softhca_queue::{AsyncEvent, PortState};
 use std::os::fd::BorrowedFd;
 
+/// The value in a response of this kind; another response is an error.
+macro_rules! expect_response {
+    ($response:expr, $kind:ident) => {
+        match $response {
+            Response::$kind(value) => Ok(value),
+            other => Err($crate::daemon::control::unexpected_reply(&other)),
+        }
+    };
+}
+pub(super) use expect_response;
+
 /// An asynchronous event of some client of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostAsyncEvent {
@@ -55,26 +66,20 @@ impl DaemonControl {
 
     /// What runs there.
     pub fn status(&mut self) -> Result<DaemonStatus> {
-        match self.socket.call(&Request::Status, &[])?.0 {
-            Response::Status(status) => Ok(status),
-            other => Err(unexpected_reply(&other)),
-        }
+        expect_response!(self.socket.call(&Request::Status, &[])?.0, Status)
     }
 
     /// What the card of a host counted; without a name, of the first.
     pub fn counters(&mut self, host: Option<&str>) -> Result<Counters> {
-        match self.socket.call(&Request::Counters { host: host.map(Into::into) }, &[])?.0 {
-            Response::Counters(counters) => Ok(counters),
-            other => Err(unexpected_reply(&other)),
-        }
+        expect_response!(
+            self.socket.call(&Request::Counters { host: host.map(Into::into) }, &[])?.0,
+            Counters
+        )
     }
 
     /// What the ports of the network between the hosts counted; nothing if the daemon has none.
     pub fn ports(&mut self) -> Result<Vec<FabricPort>> {
-        match self.socket.call(&Request::PortCounters, &[])?.0 {
-            Response::PortCounters(ports) => Ok(ports),
-            other => Err(unexpected_reply(&other)),
-        }
+        expect_response!(self.socket.call(&Request::PortCounters, &[])?.0, PortCounters)
     }
 
     /// Hears every asynchronous event of every host from now on.
@@ -131,10 +136,10 @@ impl DaemonControl {
 
     /// The queue pairs of all clients of a host or device.
     pub fn queue_pairs(&mut self, host: &str) -> Result<Vec<QueuePairStatus>> {
-        match self.socket.call(&Request::QueuePairs { host: Some(host.into()) }, &[])?.0 {
-            Response::QueuePairs(found) => Ok(found),
-            other => Err(unexpected_reply(&other)),
-        }
+        expect_response!(
+            self.socket.call(&Request::QueuePairs { host: Some(host.into()) }, &[])?.0,
+            QueuePairs
+        )
     }
 
     /// Has the daemon write what its cards do from now on: a capture, an event log, or both. They end with
@@ -171,12 +176,8 @@ impl DaemonControl {
 
 /// The rules in a reply.
 pub(crate) fn decode_rules(reply: Response) -> Result<Vec<(Rule, RuleCounters)>> {
-    match reply {
-        Response::FaultRules(bytes) => {
-            decode(&bytes).map_err(|error| Error::DaemonRejected { errno: 71, message: error.to_string() })
-        }
-        other => Err(unexpected_reply(&other)),
-    }
+    let bytes = expect_response!(reply, FaultRules)?;
+    decode(&bytes).map_err(|error| Error::DaemonRejected { errno: 71, message: error.to_string() })
 }
 
 /// A reply that does not belong to its call: only a broken daemon sends it.

@@ -4,10 +4,10 @@
 use super::OpenedHost;
 use super::cm_event_queue::CmEventQueue;
 use super::connection::{ControlConnection, ControlSocket, NotificationHandler};
-use super::control::unexpected_reply;
+use super::control::expect_response;
 use crate::Error;
 use crate::backend::Result;
-use crate::embedded::{EmbeddedBackend, EventForwarder, start_direct};
+use crate::embedded::{EmbeddedRuntime, EventForwarder, start_direct};
 use crate::local_backend::EventBus;
 use crate::memory::{MemoryTable, install_fault_handler};
 use parking_lot::Mutex;
@@ -155,7 +155,7 @@ impl NotificationHandler for DirectState {
                 self.control(|driver| driver.set_port_state(PortState::Active));
             }
             Notification::AsyncEventRaised(AsyncEvent::DeviceFatal) => self.fail(),
-            Notification::AsyncEventRaised(event) => self.event_bus.push_async_event(event),
+            Notification::AsyncEventRaised(event) => self.event_bus.async_events.push(event),
             Notification::CmEventsRaised { channel, events } => self.cm_events.push(channel, events),
             Notification::CompletionNotified(_) | Notification::AsyncEventObserved { .. } => {}
         }
@@ -198,10 +198,7 @@ impl DirectHost {
 
     /// Has the daemon execute a command.
     pub fn request(&self, command: Command) -> Result<Reply> {
-        match self.connection.call(&Request::Execute { command, backing: None }, &[])? {
-            (Response::Executed(reply), _) => Ok(reply),
-            (other, _) => Err(unexpected_reply(&other)),
-        }
+        expect_response!(self.connection.call(&Request::Execute { command, backing: None }, &[])?.0, Executed)
     }
 
     /// Moves a queue pair of this process through the states of its connection by `modify`, and then has the daemon
@@ -269,7 +266,7 @@ impl DirectHost {
 }
 
 /// Starts an HCA on the sockets of the process's slot.
-pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<EmbeddedBackend> {
+pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<EmbeddedRuntime> {
     install_fault_handler();
     let system = |what| move |source| Error::System { what, source };
     let OpenedHost { host, direct, descriptors, mut sockets, .. } = opened;

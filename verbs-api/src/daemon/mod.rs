@@ -13,18 +13,18 @@ pub use softhca_queue::control::{
 };
 
 use crate::async_events::AsyncEventQueue;
-use crate::backend::{Backend, Result};
-use crate::device::{DeviceBackend, environment_faults};
+use crate::backend::{Backend, Result, Runtime};
+use crate::device::environment_faults;
+use crate::local_backend::EventBus;
 use crate::memory::MemoryBlock;
 use crate::notifier::Notifier;
 use crate::time::real_now;
 use crate::{Device, EndpointExchange, Error};
 use cm_event_queue::CmEventQueue;
 use connection::{ControlConnection, ControlSocket, NotificationHandler};
-use control::{daemon_name, unexpected_reply};
+use control::{daemon_name, expect_response, unexpected_reply};
 use orphaned_rings::{OrphanedRings, QueuePairRings};
-use parking_lot::Mutex;
-use softhca_engine::{AsyncEvent, CmChannelId, Command, Counters, CqId, DeviceLimits, Instant, Reply};
+use softhca_engine::{AsyncEvent, CmChannelId, Command, Counters, CqId, DeviceLimits, Event, Instant, Reply};
 use softhca_fabric::{Flow, Rule, RuleCounters};
 use softhca_queue::control::{
     self as protocol, DATA_PATH_VARIABLE, DirectPath, HOST_VARIABLE, Notification, RegionBacking, Request,
@@ -32,7 +32,6 @@ use softhca_queue::control::{
 };
 use softhca_queue::{DoorbellProducer, MapMode, SendProducer, SharedMemory, SharedWords, SleepFlag};
 use softhca_wire::{Gid, Mtu, Qpn};
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
@@ -53,9 +52,9 @@ impl Device {
         let mut socket = ControlSocket::connect(&daemon_name(daemon))?;
         let opened = OpenedHost::open(&mut socket, host)?;
         let address = opened.host.address;
-        let backend = match opened.direct {
-            Some(_) => DeviceBackend::Embedded(Arc::new(direct::open(socket, opened)?)),
-            None => DeviceBackend::Daemon(Arc::new(DaemonBackend::new(socket, opened)?)),
+        let backend: Arc<dyn Backend> = match opened.direct {
+            Some(_) => Arc::new(direct::open(socket, opened)?),
+            None => Arc::new(DaemonBackend::new(socket, opened)?),
         };
         Ok(Device::new(backend, address))
     }
@@ -69,9 +68,7 @@ impl Device {
 /// State that the notification thread and the callers share.
 #[derive(Default)]
 struct ClientState {
-    /// Who waits for the completions of each queue.
-    completion_queues: Mutex<BTreeMap<CqId, Arc<Notifier>>>,
-    async_events: AsyncEventQueue,
+    event_bus: EventBus,
     cm_events: CmEventQueue,
     orphaned_rings: OrphanedRings,
 }
@@ -80,12 +77,9 @@ impl NotificationHandler for ClientState {
     fn on_notification(&self, notification: Notification, _: Vec<OwnedFd>) {
         match notification {
             Notification::CompletionNotified(cq) => {
-                let notifier = self.completion_queues.lock().get(&cq).cloned();
-                if let Some(notifier) = notifier {
-                    notifier.notify();
-                }
+                self.event_bus.dispatch(&Event::CompletionNotified { cq });
             }
-            Notification::AsyncEventRaised(event) => self.async_events.push(event),
+            Notification::AsyncEventRaised(event) => self.event_bus.async_events.push(event),
             Notification::CmEventsRaised { channel, events } => self.cm_events.push(channel, events),
             Notification::AsyncEventObserved { .. }
             | Notification::RingsOpened { .. }
@@ -99,11 +93,8 @@ impl NotificationHandler for ClientState {
 
     fn on_disconnect(&self) {
         self.orphaned_rings.flush_all();
-        self.async_events.push(AsyncEvent::DeviceFatal);
-        let notifiers: Vec<_> = self.completion_queues.lock().values().cloned().collect();
-        for notifier in notifiers {
-            notifier.notify();
-        }
+        self.event_bus.async_events.push(AsyncEvent::DeviceFatal);
+        self.event_bus.wake_all();
         // Callers that wait for a connection find out that the device is gone.
         self.cm_events.wake_all();
     }
@@ -179,27 +170,6 @@ impl DaemonBackend {
         })
     }
 
-    pub fn device_name(&self) -> &str {
-        &self.host.device_name
-    }
-
-    pub fn limits(&self) -> DeviceLimits {
-        self.host.limits
-    }
-
-    pub fn add_rule(&self, seed: u64, rule: Rule) -> Result<()> {
-        let rules = protocol::encode(&vec![(rule, "")]);
-        self.call_done(&Request::AddFaultRules { host: None, seed, rules })
-    }
-
-    pub fn add_flow(&self, seed: u64, flow: Flow) -> Result<()> {
-        self.call_done(&Request::AddFlows { host: None, seed, flows: protocol::encode(&vec![flow]) })
-    }
-
-    pub fn rules(&self) -> Result<Vec<(Rule, RuleCounters)>> {
-        control::decode_rules(self.call(&Request::QueryFaultRules { host: None })?)
-    }
-
     fn call(&self, request: &Request) -> Result<Response> {
         self.connection.call(request, &[]).map(|(response, _)| response)
     }
@@ -219,10 +189,8 @@ impl DaemonBackend {
         passed: &[BorrowedFd<'_>],
     ) -> Result<(Reply, Vec<OwnedFd>)> {
         let request = Request::Execute { command: command.clone(), backing };
-        match self.connection.call(&request, passed)? {
-            (Response::Executed(reply), descriptors) => Ok((reply, descriptors)),
-            (other, _) => Err(unexpected_reply(&other)),
-        }
+        let (response, descriptors) = self.connection.call(&request, passed)?;
+        Ok((expect_response!(response, Executed)?, descriptors))
     }
 
     /// Executes a verb that registers `block`. The daemon maps the memory, or accesses it in this process.
@@ -264,7 +232,7 @@ impl DaemonBackend {
     }
 }
 
-impl Backend for DaemonBackend {
+impl Runtime for DaemonBackend {
     fn is_alive(&self) -> bool {
         !self.state.orphaned_rings.is_daemon_gone()
     }
@@ -273,6 +241,64 @@ impl Backend for DaemonBackend {
         self.connection.check_process()
     }
 
+    fn device_name(&self) -> &str {
+        &self.host.device_name
+    }
+
+    fn limits(&self) -> DeviceLimits {
+        self.host.limits
+    }
+
+    fn active_mtu(&self) -> Mtu {
+        self.host.active_mtu
+    }
+
+    fn resolve_host(&self, name: &str) -> Option<IpAddr> {
+        self.hosts.iter().find(|host| host.name == name).map(|host| host.address)
+    }
+
+    fn add_rule(&self, seed: u64, rule: Rule) {
+        let rules = protocol::encode(&vec![(rule, "")]);
+        expect_success(self.call_done(&Request::AddFaultRules { host: None, seed, rules }));
+    }
+
+    fn add_flow(&self, seed: u64, flow: Flow) {
+        let flows = protocol::encode(&vec![flow]);
+        expect_success(self.call_done(&Request::AddFlows { host: None, seed, flows }));
+    }
+
+    fn rules(&self) -> Vec<(Rule, RuleCounters)> {
+        let reply = self.call(&Request::QueryFaultRules { host: None });
+        expect_success(reply.and_then(control::decode_rules))
+    }
+
+    /// The daemon drives the HCA: a poll only reads memory.
+    fn drive(&self) -> bool {
+        false
+    }
+
+    fn now(&self) -> Instant {
+        real_now()
+    }
+
+    fn wait(&self, notifier: &Notifier, seen: u64, until: Option<Instant>) -> bool {
+        notifier.wait(seen, until.map(|until| until.since(real_now())))
+    }
+
+    fn random(&self) -> u64 {
+        RandomState::new().hash_one(0)
+    }
+
+    fn endpoint_exchange(&self) -> EndpointExchange {
+        EndpointExchange::process_wide()
+    }
+}
+
+fn expect_success<T>(result: Result<T>) -> T {
+    result.unwrap_or_else(|error| panic!("fault rules on a daemon's card: {error}"))
+}
+
+impl Backend for DaemonBackend {
     fn execute_with(
         &self,
         command: Command,
@@ -287,7 +313,7 @@ impl Backend for DaemonBackend {
                 return Ok((reply, None));
             }
             Command::DestroyCompletionQueue(cq) => {
-                self.state.completion_queues.lock().remove(cq);
+                self.state.event_bus.completion_queues.lock().remove(cq);
                 self.state.orphaned_rings.remove_completion_queue(*cq);
             }
             Command::DestroyQueuePair(qpn) => self.state.orphaned_rings.remove_queue_pair(*qpn),
@@ -307,7 +333,7 @@ impl Backend for DaemonBackend {
     }
 
     fn set_completion_notifier(&self, cq: CqId, notifier: Arc<Notifier>) {
-        self.state.completion_queues.lock().insert(cq, notifier);
+        self.state.event_bus.completion_queues.lock().insert(cq, notifier);
     }
 
     fn set_cm_notifier(&self, channel: CmChannelId, notifier: Arc<Notifier>) {
@@ -332,16 +358,8 @@ impl Backend for DaemonBackend {
         }
     }
 
-    fn active_mtu(&self) -> Mtu {
-        self.host.active_mtu
-    }
-
-    fn resolve_host(&self, name: &str) -> Option<IpAddr> {
-        self.hosts.iter().find(|host| host.name == name).map(|host| host.address)
-    }
-
     fn async_events(&self) -> &AsyncEventQueue {
-        &self.state.async_events
+        &self.state.event_bus.async_events
     }
 
     fn ring_doorbell(&self, qpn: Qpn, send: &SendProducer) {
@@ -352,26 +370,5 @@ impl Backend for DaemonBackend {
         if self.state.orphaned_rings.is_daemon_gone() {
             self.state.orphaned_rings.flush(qpn);
         }
-    }
-
-    /// The daemon drives the HCA: a poll only reads memory.
-    fn drive(&self) -> bool {
-        false
-    }
-
-    fn now(&self) -> Instant {
-        real_now()
-    }
-
-    fn wait(&self, notifier: &Notifier, seen: u64, until: Option<Instant>) -> bool {
-        notifier.wait(seen, until.map(|until| until.since(real_now())))
-    }
-
-    fn random(&self) -> u64 {
-        RandomState::new().hash_one(0)
-    }
-
-    fn endpoint_exchange(&self) -> EndpointExchange {
-        EndpointExchange::process_wide()
     }
 }

@@ -6,32 +6,19 @@ use crate::malformed::header_bytes;
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// RDMA port spaces (`RDMA_PS_*`).
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u16)]
-pub enum PortSpace {
-    /// IP over InfiniBand datagrams.
-    IpOverIb = 0x0002,
-    /// Connected services.
-    Tcp = 0x0106,
-    /// Datagram services.
-    Udp = 0x0111,
-    /// Any service, with native service IDs.
-    Ib = 0x013f,
-}
-
-impl PortSpace {
-    const ALL: [PortSpace; 4] = [PortSpace::IpOverIb, PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib];
-
-    /// The name in traces.
-    pub const fn name(self) -> &'static str {
-        match self {
-            PortSpace::IpOverIb => "ipoib",
-            PortSpace::Tcp => "tcp",
-            PortSpace::Udp => "udp",
-            PortSpace::Ib => "ib",
-        }
+crate::named_enum! {
+    /// RDMA port spaces (`RDMA_PS_*`).
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    #[repr(u16)]
+    pub enum PortSpace {
+        /// IP over InfiniBand datagrams.
+        IpOverIb = 0x0002 => "ipoib",
+        /// Connected services.
+        Tcp = 0x0106 => "tcp",
+        /// Datagram services.
+        Udp = 0x0111 => "udp",
+        /// Any service, with native service IDs.
+        Ib = 0x013f => "ib",
     }
 }
 

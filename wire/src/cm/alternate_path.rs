@@ -4,11 +4,12 @@
 use super::codes::{AdditionalInfo, AlternatePathStatus, CommunicationId, PrivateData};
 use crate::layout::layout;
 use crate::{Gid, Qpn};
-use core::fmt;
 
 layout! {
     /// Load alternate path. The fields are those of a path in a REQ, in another order.
-    pub struct Lap: 232 bytes {
+    pub struct Lap: 232 bytes,
+        "id={local_id} peer={remote_id} qp={remote_qpn} {local_gid} > {remote_gid}"
+    {
         /// The sender's communication ID.
         local_id: CommunicationId = 0,
         /// The receiver's communication ID.
@@ -44,16 +45,9 @@ layout! {
     }
 }
 
-impl fmt::Display for Lap {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Lap { local_id, remote_id, remote_qpn, local_gid, remote_gid, .. } = self;
-        write!(f, "id={local_id} peer={remote_id} qp={remote_qpn} {local_gid} > {remote_gid}")
-    }
-}
-
 layout! {
     /// Alternate path response.
-    pub struct Apr: 232 bytes {
+    pub struct Apr: 232 bytes, "id={local_id} peer={remote_id} status={status}" {
         /// The sender's communication ID.
         local_id: CommunicationId = 0,
         /// The receiver's communication ID.
@@ -66,11 +60,5 @@ layout! {
         additional_info: AdditionalInfo = 12,
         /// Private data for the receiver.
         private_data: PrivateData<148> = 84,
-    }
-}
-
-impl fmt::Display for Apr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "id={} peer={} status={}", self.local_id, self.remote_id, self.status)
     }
 }

@@ -61,6 +61,7 @@ pub(super) const ADDITIONAL_INFO_LEN: usize = 72;
 /// Additional information of a REJ, SIDR_REP or APR.
 pub(super) type AdditionalInfo = PrivateData<ADDITIONAL_INFO_LEN>;
 
+/// Declares a number whose values have a text in the specification; a further comment explains the text.
 macro_rules! code {
     ($(#[$doc:meta])* $name:ident($inner:ty), $width:literal { $($(#[$value_doc:meta])* $value:ident = $number:literal $text:literal,)* }) => {
         $(#[$doc])*
@@ -69,7 +70,7 @@ macro_rules! code {
         pub struct $name(pub $inner);
 
         impl $name {
-            $( $(#[$value_doc])* pub const $value: $name = $name($number); )*
+            $( #[doc = $text] #[doc = ""] $(#[$value_doc])* pub const $value: $name = $name($number); )*
 
             /// The meaning, if the specification defines the number.
             pub const fn name(self) -> Option<&'static str> {
@@ -98,9 +99,7 @@ number_field! { CommunicationId, 32, |n| CommunicationId(n as u32), |n: Communic
 code! {
     /// The message that an MRA or REJ answers.
     MessageType(u8), 2 {
-        /// A REQ.
         REQ = 0 "REQ",
-        /// A REP.
         REP = 1 "REP",
         /// A LAP in an MRA, no message in a REJ.
         OTHER = 2 "other",
@@ -110,17 +109,12 @@ code! {
 code! {
     /// REJ reasons.
     RejectReason(u16), 16 {
-        /// No queue pair available.
         NO_QUEUE_PAIR = 1 "no queue pair",
-        /// No end-to-end context available.
         NO_END_TO_END_CONTEXT = 2 "no end-to-end context",
-        /// No other resources available.
         NO_RESOURCES = 3 "no resources",
         /// The peer did not respond in time.
         TIMEOUT = 4 "timeout",
-        /// The request is not supported.
         UNSUPPORTED_REQUEST = 5 "unsupported request",
-        /// Unknown communication ID.
         INVALID_COMMUNICATION_ID = 6 "invalid communication ID",
         /// The two communication IDs do not belong together.
         INVALID_COMMUNICATION_INSTANCE = 7 "invalid communication instance",
@@ -130,51 +124,35 @@ code! {
         INVALID_TRANSPORT = 9 "invalid transport service type",
         /// The queue pair still belongs to an earlier connection.
         STALE_CONNECTION = 10 "stale connection",
-        /// The reliable datagram channel does not exist.
         NO_RELIABLE_DATAGRAM_CHANNEL = 11 "RDC does not exist",
         /// The primary path's GID is not local.
         PRIMARY_GID = 12 "primary GID rejected",
         /// The primary path's LID is not local.
         PRIMARY_LID = 13 "primary LID rejected",
-        /// The primary path's service level is not acceptable.
         PRIMARY_SERVICE_LEVEL = 14 "invalid primary SL",
-        /// The primary path's traffic class is not acceptable.
         PRIMARY_TRAFFIC_CLASS = 15 "invalid primary traffic class",
-        /// The primary path's hop limit is not acceptable.
         PRIMARY_HOP_LIMIT = 16 "invalid primary hop limit",
-        /// The primary path's packet rate is not acceptable.
         PRIMARY_RATE = 17 "invalid primary packet rate",
         /// The alternate path's GID is not local.
         ALTERNATE_GID = 18 "alternate GID rejected",
         /// The alternate path's LID is not local.
         ALTERNATE_LID = 19 "alternate LID rejected",
-        /// The alternate path's service level is not acceptable.
         ALTERNATE_SERVICE_LEVEL = 20 "invalid alternate SL",
-        /// The alternate path's traffic class is not acceptable.
         ALTERNATE_TRAFFIC_CLASS = 21 "invalid alternate traffic class",
-        /// The alternate path's hop limit is not acceptable.
         ALTERNATE_HOP_LIMIT = 22 "invalid alternate hop limit",
-        /// The alternate path's packet rate is not acceptable.
         ALTERNATE_RATE = 23 "invalid alternate packet rate",
-        /// Port and CM redirection.
         PORT_AND_MANAGER_REDIRECT = 24 "port and CM redirection",
-        /// Port redirection.
         PORT_REDIRECT = 25 "port redirection",
         /// The path MTU is too large.
         INVALID_MTU = 26 "invalid path MTU",
-        /// Too few responder resources.
         INSUFFICIENT_RESPONDER_RESOURCES = 27 "insufficient responder resources",
         /// The application rejected the connection.
         CONSUMER = 28 "consumer reject",
-        /// The RNR retry count is not acceptable.
         RNR_RETRY_COUNT = 29 "RNR retry count rejected",
         /// The communication ID is in use.
         DUPLICATE_COMMUNICATION_ID = 30 "duplicate local communication ID",
-        /// The class version is not supported.
         INVALID_CLASS_VERSION = 31 "invalid class version",
-        /// The primary path's flow label is not acceptable.
         PRIMARY_FLOW_LABEL = 32 "invalid primary flow label",
-        /// The alternate path's flow label is not acceptable.
         ALTERNATE_FLOW_LABEL = 33 "invalid alternate flow label",
     }
 }
@@ -186,13 +164,9 @@ code! {
         VALID = 0 "valid",
         /// No listener on this service ID.
         UNSUPPORTED_SERVICE = 1 "service ID not supported",
-        /// The service rejected the request.
         REJECTED = 2 "rejected",
-        /// The service has no queue pair.
         NO_QUEUE_PAIR = 3 "no queue pair",
-        /// The requester is redirected.
         REDIRECT = 4 "redirected",
-        /// The class version is not supported.
         UNSUPPORTED_VERSION = 5 "version not supported",
     }
 }
@@ -200,13 +174,9 @@ code! {
 code! {
     /// APR status.
     AlternatePathStatus(u8), 8 {
-        /// The path is loaded.
         LOADED = 0 "loaded",
-        /// Unknown communication ID.
         INVALID_COMMUNICATION_ID = 1 "invalid communication ID",
-        /// Alternate paths are not supported.
         UNSUPPORTED = 2 "not supported",
-        /// The path is rejected.
         REJECTED = 3 "rejected",
     }
 }

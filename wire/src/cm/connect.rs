@@ -125,7 +125,9 @@ impl fmt::Display for Req {
 
 layout! {
     /// Message receipt acknowledgement: requests more time.
-    pub struct Mra: 232 bytes {
+    pub struct Mra: 232 bytes,
+        "id={local_id} peer={remote_id} of={message_mraed} timeout={service_timeout}"
+    {
         /// The sender's communication ID.
         local_id: CommunicationId = 0,
         /// The receiver's communication ID.
@@ -139,16 +141,9 @@ layout! {
     }
 }
 
-impl fmt::Display for Mra {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Mra { local_id, remote_id, message_mraed, service_timeout, .. } = self;
-        write!(f, "id={local_id} peer={remote_id} of={message_mraed} timeout={service_timeout}")
-    }
-}
-
 layout! {
     /// Rejects or abandons a connection.
-    pub struct Rej: 232 bytes {
+    pub struct Rej: 232 bytes, "id={local_id} peer={remote_id} of={message_rejected} reason={reason}" {
         /// The sender's communication ID; zero if it has none.
         local_id: CommunicationId = 0,
         /// The receiver's communication ID.
@@ -166,16 +161,11 @@ layout! {
     }
 }
 
-impl fmt::Display for Rej {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Rej { local_id, remote_id, message_rejected, reason, .. } = self;
-        write!(f, "id={local_id} peer={remote_id} of={message_rejected} reason={reason}")
-    }
-}
-
 layout! {
     /// Connection reply: accepts a connection.
-    pub struct Rep: 232 bytes {
+    pub struct Rep: 232 bytes,
+        "id={local_id} peer={remote_id} qp={local_qpn} psn={starting_psn} reads={responder_resources}/{initiator_depth}"
+    {
         /// The sender's communication ID.
         local_id: CommunicationId = 0,
         /// The receiver's communication ID, from the REQ.
@@ -209,35 +199,14 @@ layout! {
     }
 }
 
-impl fmt::Display for Rep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "id={} peer={} qp={} psn={} reads={}/{}",
-            self.local_id,
-            self.remote_id,
-            self.local_qpn,
-            self.starting_psn,
-            self.responder_resources,
-            self.initiator_depth
-        )
-    }
-}
-
 layout! {
     /// Ready to use: confirms the connection.
-    pub struct Rtu: 232 bytes {
+    pub struct Rtu: 232 bytes, "id={local_id} peer={remote_id}" {
         /// The sender's communication ID.
         local_id: CommunicationId = 0,
         /// The receiver's communication ID.
         remote_id: CommunicationId = 4,
         /// Private data for the receiver.
         private_data: PrivateData<224> = 8,
-    }
-}
-
-impl fmt::Display for Rtu {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "id={} peer={}", self.local_id, self.remote_id)
     }
 }

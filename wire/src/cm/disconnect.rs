@@ -3,11 +3,10 @@
 use super::codes::{CommunicationId, PrivateData};
 use crate::Qpn;
 use crate::layout::layout;
-use core::fmt;
 
 layout! {
     /// Disconnect request.
-    pub struct Dreq: 232 bytes {
+    pub struct Dreq: 232 bytes, "id={local_id} peer={remote_id} qp={remote_qpn}" {
         /// The sender's communication ID.
         local_id: CommunicationId = 0,
         /// The receiver's communication ID.
@@ -19,26 +18,14 @@ layout! {
     }
 }
 
-impl fmt::Display for Dreq {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "id={} peer={} qp={}", self.local_id, self.remote_id, self.remote_qpn)
-    }
-}
-
 layout! {
     /// Disconnect reply.
-    pub struct Drep: 232 bytes {
+    pub struct Drep: 232 bytes, "id={local_id} peer={remote_id}" {
         /// The sender's communication ID.
         local_id: CommunicationId = 0,
         /// The receiver's communication ID.
         remote_id: CommunicationId = 4,
         /// Private data for the receiver.
         private_data: PrivateData<224> = 8,
-    }
-}
-
-impl fmt::Display for Drep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "id={} peer={}", self.local_id, self.remote_id)
     }
 }

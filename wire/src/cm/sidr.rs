@@ -39,7 +39,9 @@ impl fmt::Display for SidrReq {
 
 layout! {
     /// Returns the datagram queue pair of a service, or an error status.
-    pub struct SidrRep: 232 bytes {
+    pub struct SidrRep: 232 bytes,
+        "id={request_id:#x} status={status} service={service_id} qp={qpn} qkey={qkey}"
+    {
         /// The request's ID.
         request_id: u32 = 0,
         /// The result; the other fields are valid only on success.
@@ -56,12 +58,5 @@ layout! {
         additional_info: AdditionalInfo = 24,
         /// Private data for the receiver.
         private_data: PrivateData<136> = 96,
-    }
-}
-
-impl fmt::Display for SidrRep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SidrRep { request_id, status, qpn, service_id, qkey, .. } = self;
-        write!(f, "id={request_id:#x} status={status} service={service_id} qp={qpn} qkey={qkey}")
     }
 }

@@ -69,6 +69,7 @@ impl ExternalPort {
     }
 }
 
+#[derive(Default)]
 pub(crate) struct ExternalPorts {
     settings: LinkSettings,
     ports: Vec<ExternalPort>,
@@ -82,14 +83,7 @@ pub(crate) struct ExternalPorts {
 impl ExternalPorts {
     /// No ports; new ones get links with these settings.
     pub fn new(link_settings: LinkSettings) -> ExternalPorts {
-        ExternalPorts {
-            settings: link_settings,
-            ports: Vec::new(),
-            by_ends: BTreeMap::new(),
-            by_id: BTreeMap::new(),
-            by_link: BTreeMap::new(),
-            updated: BTreeSet::new(),
-        }
+        ExternalPorts { settings: link_settings, ..ExternalPorts::default() }
     }
 
     pub fn contains(&self, id: HostId) -> bool {

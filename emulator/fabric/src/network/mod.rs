@@ -60,6 +60,7 @@ pub(crate) enum Outcome {
     },
 }
 
+#[derive(Default)]
 pub(crate) struct Network {
     pub seed: Seed,
     pub hosts: Vec<HostPort>,
@@ -129,22 +130,7 @@ impl FrameCounters {
 
 impl Network {
     pub fn new(seed: Seed) -> Network {
-        Network {
-            seed,
-            hosts: Vec::new(),
-            links: Vec::new(),
-            link_ends: Vec::new(),
-            switches: Vec::new(),
-            flows: FlowTable::new(),
-            addresses: AddressTable::default(),
-            static_routes: BTreeMap::new(),
-            event_queue: EventQueue::default(),
-            routes_stale: false,
-            delivered: 0,
-            dropped: 0,
-            forwarded: 0,
-            copied: 0,
-        }
+        Network { seed, ..Network::default() }
     }
 
     pub fn add_host(&mut self, address: IpAddr) -> HostId {

@@ -2,70 +2,88 @@
 
 use softhca_wire::{Bth, ExtendedHeaders, ICRC_LEN, Opcode};
 
-/// A field of the BTH or of an extended header.
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum HeaderField {
+/// Declares the fields with their locations: the extended header (empty for the BTH), the first bit there, and the width.
+macro_rules! header_fields {
+    ($( $(#[$meta:meta])* $field:ident = $location:expr, )*) => {
+        /// A field of the BTH or of an extended header.
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum HeaderField { $( $(#[$meta])* $field, )* }
+
+        impl HeaderField {
+            #[cfg(test)]
+            const ALL: &[HeaderField] = &[$( HeaderField::$field, )*];
+
+            const fn location(self) -> (ExtendedHeaders, usize, usize) {
+                match self { $( HeaderField::$field => $location, )* }
+            }
+        }
+    };
+}
+
+const BTH: ExtendedHeaders = ExtendedHeaders::empty();
+
+header_fields! {
     /// BTH: the opcode.
-    Opcode,
+    Opcode = (BTH, 0, 8),
     /// BTH: the solicited event bit.
-    Solicited,
+    Solicited = (BTH, 8, 1),
     /// BTH: the migration request bit.
-    Migration,
+    Migration = (BTH, 9, 1),
     /// BTH: the pad count.
-    Pad,
+    Pad = (BTH, 10, 2),
     /// BTH: the transport header version.
-    Version,
+    Version = (BTH, 12, 4),
     /// BTH: the P_Key.
     #[cfg_attr(feature = "serde", serde(rename = "pkey"))]
-    PartitionKey,
+    PartitionKey = (BTH, 16, 16),
     /// BTH: the reserved byte, which the ICRC does not cover.
-    Reserved,
+    Reserved = (BTH, 32, 8),
     /// BTH: the destination queue pair.
-    DestinationQp,
+    DestinationQp = (BTH, 40, 24),
     /// BTH: the acknowledge request bit.
-    AckRequest,
+    AckRequest = (BTH, 64, 1),
     /// BTH: the packet sequence number.
-    Psn,
+    Psn = (BTH, 72, 24),
     /// DETH: the Q_Key.
     #[cfg_attr(feature = "serde", serde(rename = "qkey"))]
-    QueueKey,
+    QueueKey = (ExtendedHeaders::DETH, 0, 32),
     /// DETH: the source queue pair.
-    SourceQp,
+    SourceQp = (ExtendedHeaders::DETH, 40, 24),
     /// XRCETH: the shared receive queue.
     #[cfg_attr(feature = "serde", serde(rename = "srqn"))]
-    SharedReceiveQueue,
+    SharedReceiveQueue = (ExtendedHeaders::XRCETH, 8, 24),
     /// FETH: the placement type and selectivity.
-    Flush,
+    Flush = (ExtendedHeaders::FETH, 0, 32),
     /// RETH: the virtual address.
-    Address,
+    Address = (ExtendedHeaders::RETH, 0, 64),
     /// RETH: the rkey.
     #[cfg_attr(feature = "serde", serde(rename = "rkey"))]
-    RemoteKey,
+    RemoteKey = (ExtendedHeaders::RETH, 64, 32),
     /// RETH: the DMA length.
-    Length,
+    Length = (ExtendedHeaders::RETH, 96, 32),
     /// AtomicETH: the virtual address.
-    AtomicAddress,
+    AtomicAddress = (ExtendedHeaders::ATOMIC, 0, 64),
     /// AtomicETH: the rkey.
     #[cfg_attr(feature = "serde", serde(rename = "atomic-rkey"))]
-    AtomicKey,
+    AtomicKey = (ExtendedHeaders::ATOMIC, 64, 32),
     /// AtomicETH: the value to swap in or to add.
-    SwapOrAdd,
+    SwapOrAdd = (ExtendedHeaders::ATOMIC, 96, 64),
     /// AtomicETH: the value to compare with.
-    Compare,
+    Compare = (ExtendedHeaders::ATOMIC, 160, 64),
     /// AETH: the syndrome.
-    Syndrome,
+    Syndrome = (ExtendedHeaders::AETH, 0, 8),
     /// AETH: the MSN.
-    Msn,
+    Msn = (ExtendedHeaders::AETH, 8, 24),
     /// AtomicAckETH: the original value.
-    Original,
+    Original = (ExtendedHeaders::ATOMIC_ACK, 0, 64),
     /// ImmDt: the immediate data.
     #[cfg_attr(feature = "serde", serde(rename = "imm-data"))]
-    Immediate,
+    Immediate = (ExtendedHeaders::IMMEDIATE, 0, 32),
     /// IETH: the rkey to invalidate.
     #[cfg_attr(feature = "serde", serde(rename = "invalidated-rkey"))]
-    InvalidatedKey,
+    InvalidatedKey = (ExtendedHeaders::IETH, 0, 32),
 }
 
 /// The new value of a field.
@@ -86,39 +104,6 @@ struct BitRange {
 }
 
 impl HeaderField {
-    /// The extended header of the field (empty for the BTH), its first bit there, and its width.
-    const fn location(self) -> (ExtendedHeaders, usize, usize) {
-        const BTH: ExtendedHeaders = ExtendedHeaders::empty();
-        match self {
-            HeaderField::Opcode => (BTH, 0, 8),
-            HeaderField::Solicited => (BTH, 8, 1),
-            HeaderField::Migration => (BTH, 9, 1),
-            HeaderField::Pad => (BTH, 10, 2),
-            HeaderField::Version => (BTH, 12, 4),
-            HeaderField::PartitionKey => (BTH, 16, 16),
-            HeaderField::Reserved => (BTH, 32, 8),
-            HeaderField::DestinationQp => (BTH, 40, 24),
-            HeaderField::AckRequest => (BTH, 64, 1),
-            HeaderField::Psn => (BTH, 72, 24),
-            HeaderField::QueueKey => (ExtendedHeaders::DETH, 0, 32),
-            HeaderField::SourceQp => (ExtendedHeaders::DETH, 40, 24),
-            HeaderField::SharedReceiveQueue => (ExtendedHeaders::XRCETH, 8, 24),
-            HeaderField::Flush => (ExtendedHeaders::FETH, 0, 32),
-            HeaderField::Address => (ExtendedHeaders::RETH, 0, 64),
-            HeaderField::RemoteKey => (ExtendedHeaders::RETH, 64, 32),
-            HeaderField::Length => (ExtendedHeaders::RETH, 96, 32),
-            HeaderField::AtomicAddress => (ExtendedHeaders::ATOMIC, 0, 64),
-            HeaderField::AtomicKey => (ExtendedHeaders::ATOMIC, 64, 32),
-            HeaderField::SwapOrAdd => (ExtendedHeaders::ATOMIC, 96, 64),
-            HeaderField::Compare => (ExtendedHeaders::ATOMIC, 160, 64),
-            HeaderField::Syndrome => (ExtendedHeaders::AETH, 0, 8),
-            HeaderField::Msn => (ExtendedHeaders::AETH, 8, 24),
-            HeaderField::Original => (ExtendedHeaders::ATOMIC_ACK, 0, 64),
-            HeaderField::Immediate => (ExtendedHeaders::IMMEDIATE, 0, 32),
-            HeaderField::InvalidatedKey => (ExtendedHeaders::IETH, 0, 32),
-        }
-    }
-
     /// The width in bits.
     pub const fn width(self) -> usize {
         self.location().2
@@ -194,35 +179,6 @@ mod tests {
     use crate::testing::Packet;
     use softhca_wire::{Icrc, Operation, TransportHeader, TransportPacket};
 
-    const ALL: [HeaderField; 26] = [
-        HeaderField::Opcode,
-        HeaderField::Solicited,
-        HeaderField::Migration,
-        HeaderField::Pad,
-        HeaderField::Version,
-        HeaderField::PartitionKey,
-        HeaderField::Reserved,
-        HeaderField::DestinationQp,
-        HeaderField::AckRequest,
-        HeaderField::Psn,
-        HeaderField::QueueKey,
-        HeaderField::SourceQp,
-        HeaderField::SharedReceiveQueue,
-        HeaderField::Flush,
-        HeaderField::Address,
-        HeaderField::RemoteKey,
-        HeaderField::Length,
-        HeaderField::AtomicAddress,
-        HeaderField::AtomicKey,
-        HeaderField::SwapOrAdd,
-        HeaderField::Compare,
-        HeaderField::Syndrome,
-        HeaderField::Msn,
-        HeaderField::Original,
-        HeaderField::Immediate,
-        HeaderField::InvalidatedKey,
-    ];
-
     /// The field as parsed by the wire crate.
     fn parsed(field: HeaderField, header: &TransportHeader) -> Option<u64> {
         let bth = &header.bth;
@@ -261,7 +217,7 @@ mod tests {
         for opcode in Opcode::all() {
             let frame = Packet::new(opcode, 0x12_3456).frame();
             let (header, _) = TransportHeader::parse(&frame.bytes).expect("a header");
-            for field in ALL {
+            for &field in HeaderField::ALL {
                 let found = field.is_in(opcode).then(|| field.bit_range(opcode).read(&frame.bytes));
                 assert_eq!(found, parsed(field, &header), "{field:?} of {opcode}");
             }
@@ -271,7 +227,7 @@ mod tests {
     #[test]
     fn rewrite_changes_only_its_field() {
         for opcode in Opcode::all() {
-            for field in ALL.into_iter().filter(|field| field.is_in(opcode)) {
+            for &field in HeaderField::ALL.iter().filter(|field| field.is_in(opcode)) {
                 let before = Packet::new(opcode, 0x12_3456).frame().bytes;
                 let mut after = before.clone();
                 let (from, to) = field.rewrite(opcode, &mut after, FieldValue::Add(-1));

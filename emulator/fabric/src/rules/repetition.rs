@@ -4,7 +4,7 @@ use super::flow::FlowId;
 use super::flow_history::ObservedPacket;
 use crate::{Direction, Seed};
 use alloc::collections::{BTreeMap, BTreeSet};
-use softhca_queue::{Choice, GilbertElliott, Repeat, Scope};
+use softhca_queue::{Choice, GilbertElliott, HitCounter, Repeat, Scope};
 
 /// The input of a draw, without the seed.
 #[derive(Clone, Copy, Debug)]
@@ -48,37 +48,22 @@ impl DrawKey {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RepeatState {
     /// Matches and hits by scope; the key is `None` for the whole rule.
-    counts: BTreeMap<Option<(Direction, Option<FlowId>)>, Count>,
+    counts: BTreeMap<Option<(Direction, Option<FlowId>)>, HitCounter>,
     /// The flows in the bad state.
     bad: BTreeSet<(Direction, Option<FlowId>)>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Count {
-    matched: u64,
-    hit: u64,
 }
 
 impl RepeatState {
     /// Counts a matching packet and returns whether it is hit.
     pub fn next(&mut self, repeat: &Repeat, seed: Seed, draw_key: &DrawKey) -> bool {
         let scope = (repeat.scope == Scope::Flow).then(|| draw_key.flow());
-        let count = self.counts.entry(scope).or_default();
-        count.matched += 1;
-        // `ordinal` counts from one after the skipped packets.
-        let Some(ordinal @ 1..) = count.matched.checked_sub(repeat.skip) else { return false };
-        let hit = match repeat.choice {
-            Choice::All => true,
-            Choice::Every(n) => ordinal.is_multiple_of(n.get()),
-            Choice::Pattern(pattern) => pattern.hits(ordinal - 1),
+        self.counts.entry(scope).or_default().next_drawn(repeat, |_| match repeat.choice {
             Choice::Probability { per_billion } => {
                 seed.happens(per_billion, &draw_key.words(DrawPurpose::Chance))
             }
             Choice::Burst(burst) => next_in_burst(&burst, &mut self.bad, seed, draw_key),
-        };
-        let hit = hit && repeat.times.is_none_or(|times| count.hit < times);
-        count.hit += u64::from(hit);
-        hit
+            _ => true,
+        })
     }
 }
 

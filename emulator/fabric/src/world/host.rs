@@ -1,20 +1,13 @@
-//! A host: an HCA, its memory, and the application's side of its queues.
+//! A host: an HCA and its memory.
 
 use super::memory::SparseMemory;
 use crate::{Direction, LinkId};
-use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec;
 use core::net::IpAddr;
-use softhca_engine::{ClientId, CqId, DeviceLimits, Hca, Settings, SrqId};
-use softhca_queue::{CompletionConsumer, DoorbellProducer, ReceiveProducer, SendProducer, doorbell_ring};
-use softhca_wire::{Gid, Qpn};
-
-/// The application's side of a queue pair's rings.
-pub(crate) struct QueueProducers {
-    pub send: Option<SendProducer>,
-    pub receive: Option<ReceiveProducer>,
-}
+use softhca_engine::{ClientId, DeviceLimits, Hca, Settings};
+use softhca_queue::{DoorbellProducer, doorbell_ring};
+use softhca_wire::Gid;
 
 /// A host of a world. The fields that every packet touches come first.
 #[repr(C)]
@@ -31,11 +24,8 @@ pub struct Host {
     /// Later scheduled wakeups, earliest last.
     pub(crate) later_wakeups: alloc::vec::Vec<u64>,
     pub(crate) name: String,
-    pub(crate) client: ClientId,
-    pub(crate) doorbell: DoorbellProducer,
-    pub(crate) queue_pairs: BTreeMap<Qpn, QueueProducers>,
-    pub(crate) completion_queues: BTreeMap<CqId, CompletionConsumer>,
-    pub(crate) shared_receive_queues: BTreeMap<SrqId, ReceiveProducer>,
+    client: ClientId,
+    doorbell: DoorbellProducer,
     /// The host's links and their egress directions.
     pub(crate) links: alloc::vec::Vec<(LinkId, Direction)>,
 }
@@ -52,9 +42,6 @@ impl Host {
             memory: SparseMemory::default(),
             client,
             doorbell,
-            queue_pairs: BTreeMap::new(),
-            completion_queues: BTreeMap::new(),
-            shared_receive_queues: BTreeMap::new(),
             links: vec::Vec::new(),
             next_wakeup: u64::MAX,
             later_wakeups: vec::Vec::new(),
@@ -82,6 +69,16 @@ impl Host {
 
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The first client of the HCA: an application that does without the verbs API.
+    pub fn client(&self) -> ClientId {
+        self.client
+    }
+
+    /// The doorbell of [`Host::client`].
+    pub fn doorbell(&self) -> &DoorbellProducer {
+        &self.doorbell
     }
 
     pub fn address(&self) -> IpAddr {

@@ -3,15 +3,11 @@
 //! One event queue orders all events by time and then by the order of scheduling, so the same calls and seed
 //! give the same bytes and events on every machine.
 
-mod connect;
 mod host;
 mod memory;
-mod verbs;
 
-pub use connect::ConnectOptions;
 pub use host::Host;
 pub use memory::SparseMemory;
-pub use verbs::{QpOptions, Verbs};
 
 use crate::network::{Network, Outcome};
 use crate::sim_event::SimEvent;
@@ -289,7 +285,8 @@ impl<O: EventSink> World<O> {
         result
     }
 
-    pub(crate) fn with_context<R>(
+    /// Calls `act` with a host's HCA and a context. The HCA transmits nothing before the world goes on.
+    pub fn with_context<R>(
         &mut self,
         id: HostId,
         act: impl FnOnce(&mut softhca_engine::Hca, &mut Context<'_>) -> R,
@@ -306,7 +303,7 @@ impl<O: EventSink> World<O> {
         &mut self.host_mut(host).memory
     }
 
-    pub(crate) fn host_mut(&mut self, id: HostId) -> &mut Host {
+    fn host_mut(&mut self, id: HostId) -> &mut Host {
         &mut self.hosts[id.0 as usize]
     }
 
@@ -436,7 +433,7 @@ impl<O: EventSink> World<O> {
     }
 
     /// Processes a host's doorbells and transmits.
-    pub(crate) fn process_doorbells(&mut self, id: HostId) {
+    fn process_doorbells(&mut self, id: HostId) {
         if self.host(id).stalled_until > self.now.nanos() {
             return;
         }

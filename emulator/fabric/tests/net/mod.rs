@@ -2,10 +2,13 @@
 
 #![allow(dead_code, missing_docs, reason = "each test file uses a part")]
 
+#[path = "../verbs/mod.rs"]
+pub mod verbs;
+
 use softhca_engine::{CongestionSettings, CqId, Event, Instant, PayloadMode, QpType, Settings};
 use softhca_fabric::{
-    BuiltTopology, ConnectOptions, Direction, EventSink, FabricEvent, Fault, HostId, LinkId, LinkSettings,
-    NetworkEvent, Node, QpOptions, Stage, SwitchSettings, Topology, World,
+    BuiltTopology, Direction, EventSink, FabricEvent, Fault, HostId, LinkId, LinkSettings, NetworkEvent,
+    Node, Stage, SwitchSettings, Topology,
 };
 use softhca_queue::{AccessFlags, Operation, RemoteAddress, SendFlags, SendWorkRequest, Sge};
 use softhca_wire::{LocalKey, Mtu, Pfc, Qpn, RemoteKey};
@@ -13,6 +16,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::rc::Rc;
+use verbs::{ConnectOptions, QpOptions, World};
 
 pub const RIGHTS: AccessFlags =
     AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_WRITE).union(AccessFlags::REMOTE_READ);

@@ -232,53 +232,32 @@ pub enum Response {
 
 /// A notification of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "each field is the value of its name")]
 pub enum Notification {
     /// A completion queue has the completion that its owner requested a notification for.
     CompletionNotified(CqId),
     /// An asynchronous event of this client.
     AsyncEventRaised(AsyncEvent),
     /// Connection manager events, oldest first. The client now owns them and the identifiers of connect requests.
-    CmEventsRaised {
-        /// The event channel.
-        channel: CmChannelId,
-        /// The events.
-        events: Vec<cm::Event>,
-    },
+    CmEventsRaised { channel: CmChannelId, events: Vec<cm::Event> },
     /// The process in a slot of the client's host has opened rings to it. Their descriptors accompany the notification.
-    RingsOpened {
-        /// The slot.
-        slot: u16,
-    },
+    RingsOpened { slot: u16 },
     /// The daemon asks the client for a [`Request::Report`].
     ReportRequested,
-    /// The host has further fault rules. The client counts in the page of its slot what it has applied.
-    FaultRulesAdded {
-        /// As in [`Request::AddFaultRules`].
-        seed: u64,
-        /// As in [`Request::AddFaultRules`].
-        rules: Vec<u8>,
-    },
-    /// The host has further flows. The client counts as for rules.
-    FlowsAdded {
-        /// As in [`Request::AddFlows`].
-        seed: u64,
-        /// As in [`Request::AddFlows`].
-        flows: Vec<u8>,
-    },
+    /// The host has further fault rules, as in [`Request::AddFaultRules`]. The client counts in the page of its slot what
+    /// it has applied.
+    FaultRulesAdded { seed: u64, rules: Vec<u8> },
+    /// The host has further flows, as in [`Request::AddFlows`]. The client counts as for rules.
+    FlowsAdded { seed: u64, flows: Vec<u8> },
     /// The host has no rules and flows any more. The client counts as for rules.
     FaultRulesCleared,
     /// The process in a slot, which had rings to the client, is gone.
-    ProcessGone {
-        /// The slot.
-        slot: u16,
-    },
+    ProcessGone { slot: u16 },
     /// An asynchronous event of any host, after [`Request::WatchAsyncEvents`].
     AsyncEventObserved {
-        /// The host.
         host: String,
         /// The process ID of the client that the event is for; `None` if it is for all clients.
         pid: Option<u32>,
-        /// The event.
         event: AsyncEvent,
     },
 }

@@ -93,11 +93,7 @@ pub enum CaptureErrorKind {
     Compressed,
     /// A version that is not known.
     #[error("{format} version {version} is not known; save the capture again with a current Wireshark")]
-    UnsupportedVersion {
-        format: &'static str,
-        /// Its major version.
-        version: u16,
-    },
+    UnsupportedVersion { format: &'static str, version: u16 },
     /// A link type without Ethernet or IP.
     #[error("link type {0} carries no Ethernet or IP frames; capture on an Ethernet or IP interface")]
     UnsupportedLinkType(u16),
@@ -105,21 +101,10 @@ pub enum CaptureErrorKind {
     #[error(
         "the file ends inside of {what}: {needed} bytes wanted, {available} left; was the capture cut off?"
     )]
-    Truncated {
-        /// What was being read.
-        what: &'static str,
-        /// How many bytes it takes.
-        needed: usize,
-        /// How many there are.
-        available: usize,
-    },
+    Truncated { what: &'static str, needed: usize, available: usize },
     /// A length that cannot be.
     #[error("{what} of {length} bytes cannot be; the file is damaged from here on")]
-    BadLength {
-        /// What has that length.
-        what: &'static str,
-        length: u64,
-    },
+    BadLength { what: &'static str, length: u64 },
     /// A packet of an interface that was not described.
     #[error(
         "the packet belongs to interface {0}, which the file does not describe; it is damaged from here on"

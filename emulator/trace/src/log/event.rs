@@ -14,29 +14,19 @@ use softhca_wire::{Mtu, Opcode, Psn, Qpn};
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// The emphasis of an event in a ladder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Emphasis {
-    /// Expected.
-    #[default]
-    Normal,
-    /// An operation succeeded.
-    Success,
-    /// A retransmission, or the effect of a fault rule.
-    Unusual,
-    /// An operation failed.
-    Error,
-}
-
-impl Emphasis {
-    /// Its name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Emphasis::Normal => "normal",
-            Emphasis::Success => "success",
-            Emphasis::Unusual => "unusual",
-            Emphasis::Error => "error",
-        }
+softhca_wire::named_enum! {
+    /// The emphasis of an event in a ladder.
+    #[derive(Default)]
+    pub enum Emphasis {
+        /// Expected.
+        #[default]
+        Normal => "normal",
+        /// An operation succeeded.
+        Success => "success",
+        /// A retransmission, or the effect of a fault rule.
+        Unusual => "unusual",
+        /// An operation failed.
+        Error => "error",
     }
 }
 
@@ -194,17 +184,10 @@ macro_rules! log_events {
                 text: $text,
                 fields: &[
                     $( FieldSchema {
-                        name: stringify!($field),
-                        description: concat!($($about),+),
-                        nested: <<$type as LogField>::Log as LogValue>::FIELDS,
                         is_flat: !stringify!($($($serde)*)?).is_empty(),
+                        ..FieldSchema::new::<<$type as LogField>::Log>(stringify!($field), concat!($($about),+))
                     }, )*
-                    $($( FieldSchema {
-                        name: stringify!($extra),
-                        description: concat!($($extra_about),+),
-                        nested: &[],
-                        is_flat: false,
-                    }, )*)?
+                    $($( FieldSchema::new::<$extra_type>(stringify!($extra), concat!($($extra_about),+)), )*)?
                 ],
             }, )*
             $( EventSchema {
@@ -213,14 +196,11 @@ macro_rules! log_events {
                 emphasis: emphasis!($fabric_emphasis),
                 text: $fabric_text,
                 fields: &[
-                    FieldSchema { name: "link", description: " The link.", nested: &[], is_flat: false },
-                    FieldSchema { name: "priority", description: " The priority.", nested: &[], is_flat: false },
-                    $( FieldSchema {
-                        name: stringify!($fabric_field),
-                        description: concat!($($fabric_about),+),
-                        nested: <<$fabric_type as LogField>::Log as LogValue>::FIELDS,
-                        is_flat: false,
-                    }, )*
+                    FieldSchema::new::<u32>("link", " The link."),
+                    FieldSchema::new::<u8>("priority", " The priority."),
+                    $( FieldSchema::new::<<$fabric_type as LogField>::Log>(
+                        stringify!($fabric_field), concat!($($fabric_about),+)
+                    ), )*
                 ],
             }, )*
             EventSchema {
@@ -228,12 +208,9 @@ macro_rules! log_events {
                 description: concat!($($fault_meaning),+),
                 emphasis: emphasis!($fault_emphasis),
                 text: $fault_text,
-                fields: &[$( FieldSchema {
-                    name: stringify!($fault_field),
-                    description: concat!($($fault_about),+),
-                    nested: <$fault_type as LogValue>::FIELDS,
-                    is_flat: false,
-                }, )*],
+                fields: &[$(
+                    FieldSchema::new::<$fault_type>(stringify!($fault_field), concat!($($fault_about),+)),
+                )*],
             },
         ];
 

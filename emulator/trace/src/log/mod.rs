@@ -54,25 +54,17 @@ pub struct Header {
     pub source: Option<Keyword>,
 }
 
-/// How sure an entry, or an explanation, is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Certainty {
-    /// The input shows it.
-    Known,
-    /// It is the usual cause of what the input shows.
-    Inferred,
-    /// The input fits more than one cause.
-    Ambiguous,
-}
-
-impl Certainty {
-    pub const fn name(self) -> &'static str {
-        match self {
-            Certainty::Known => "known",
-            Certainty::Inferred => "inferred",
-            Certainty::Ambiguous => "ambiguous",
-        }
+softhca_wire::named_enum! {
+    /// How sure an entry, or an explanation, is.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Certainty {
+        /// The input shows it.
+        Known => "known",
+        /// It is the usual cause of what the input shows.
+        Inferred => "inferred",
+        /// The input fits more than one cause.
+        Ambiguous => "ambiguous",
     }
 }
 

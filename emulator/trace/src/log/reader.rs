@@ -32,10 +32,7 @@ pub enum LogErrorKind {
     NotAnEventLog,
     /// A log of another time.
     #[error("the log has version {found}, this program reads version {VERSION}")]
-    UnsupportedVersion {
-        /// What the log says.
-        found: u32,
-    },
+    UnsupportedVersion { found: u32 },
 }
 
 /// A log being read: an iterator of entries that ends at the first error.

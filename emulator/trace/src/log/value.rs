@@ -33,6 +33,13 @@ pub struct FieldSchema {
     pub is_flat: bool,
 }
 
+impl FieldSchema {
+    /// The schema of a field of type `T`.
+    pub(super) const fn new<T: LogValue>(name: &'static str, description: &'static str) -> FieldSchema {
+        FieldSchema { name, description, nested: T::FIELDS, is_flat: false }
+    }
+}
+
 /// A value of a log entry.
 pub trait LogValue {
     /// The schema of its fields, if it is an object.
@@ -141,14 +148,7 @@ log_fields! {
     FrameDropReason => Keyword: |reason| kebab_case(reason).into(), trigger Some(reason.to_string());
     Reason => Keyword: |reason| kebab_case(reason).into(),
         trigger (*reason != Reason::None).then(|| reason.to_string());
-    QpType => Keyword: |kind| match kind {
-        QpType::Rc => "rc",
-        QpType::Uc => "uc",
-        QpType::Ud => "ud",
-        QpType::XrcInitiator => "xrc-initiator",
-        QpType::XrcTarget => "xrc-target",
-        QpType::Gsi => "gsi",
-    }.into();
+    QpType => Keyword: |kind| kebab_case(kind).into();
     AccessFlags => String: |flags| {
         let names: Vec<&str> = flags.iter_names().map(|(name, _)| name).collect();
         names.join("|")
@@ -223,12 +223,8 @@ macro_rules! log_struct {
         }
 
         impl LogValue for $struct {
-            const FIELDS: &'static [FieldSchema] = &[$( FieldSchema {
-                name: stringify!($field),
-                description: concat!($($about),+),
-                nested: <$type as LogValue>::FIELDS,
-                is_flat: false,
-            }, )*];
+            const FIELDS: &'static [FieldSchema] =
+                &[$( FieldSchema::new::<$type>(stringify!($field), concat!($($about),+)), )*];
         }
     )*};
 }
@@ -315,26 +311,14 @@ log_struct! {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum EffectData {
-    /// The packet was dropped.
-    Dropped {
-        /// The number of duplicates dropped with it.
-        copies: u64,
-    },
-    /// The packet was duplicated.
-    Duplicated {
-        /// The number of duplicates.
-        copies: u32,
-    },
-    /// The packet was reordered.
-    Reordered {
-        /// The number of packets that pass it.
-        behind: u32,
-    },
-    /// The packet was delayed.
-    Delayed {
-        /// The additional delay in nanoseconds.
-        ns: u64,
-    },
+    /// The packet was dropped, and so many duplicates with it.
+    Dropped { copies: u64 },
+    /// The packet was duplicated: the number of duplicates.
+    Duplicated { copies: u32 },
+    /// The packet was reordered: the number of packets that pass it.
+    Reordered { behind: u32 },
+    /// The packet was delayed: the additional delay in nanoseconds.
+    Delayed { ns: u64 },
     /// One bit was flipped.
     Corrupted {
         /// The bit, counted from the highest bit of the first byte of the BTH.
@@ -345,14 +329,7 @@ pub enum EffectData {
     /// The packet got an ECN mark (CE).
     MarkedCe,
     /// A header field got another value.
-    Rewritten {
-        /// The field.
-        field: Keyword,
-        /// Its old value.
-        from: u64,
-        /// Its new value.
-        to: u64,
-    },
+    Rewritten { field: Keyword, from: u64, to: u64 },
     /// The packet took the link down.
     LinkTakenDown {
         /// `one-way` or `both-ways`.
@@ -360,16 +337,11 @@ pub enum EffectData {
         /// When the link comes up again, in nanoseconds since the start.
         until: u64,
     },
-    /// The capture does not contain the packets, although they arrived. Only inferred from a capture.
-    NotCaptured {
-        /// The number of packets.
-        packets: u32,
-    },
-    /// The packet does not follow the rules of the transport. Only inferred from a capture.
-    Irregular {
-        /// The rule: `message-boundary`, `path-mtu` or `psn-mismatch`.
-        code: Keyword,
-    },
+    /// The capture does not contain so many packets, although they arrived. Only inferred from a capture.
+    NotCaptured { packets: u32 },
+    /// The packet does not follow a rule of the transport: `message-boundary`, `path-mtu` or `psn-mismatch`. Only inferred
+    /// from a capture.
+    Irregular { code: Keyword },
 }
 
 impl LogValue for EffectData {}

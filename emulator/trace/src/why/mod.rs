@@ -34,20 +34,10 @@ pub struct Query {
 pub enum QueryError {
     /// The log does not know the queue pair.
     #[error("the log has no queue pair `{asked}`; it has {known}")]
-    UnknownQueuePair {
-        /// What was asked for.
-        asked: String,
-        /// Those that it has.
-        known: String,
-    },
+    UnknownQueuePair { asked: String, known: String },
     /// The log does not know the work request.
     #[error("the log has no work request with the id {asked}; it has {known}")]
-    UnknownWorkRequest {
-        /// What was asked for.
-        asked: u64,
-        /// Those that it has.
-        known: String,
-    },
+    UnknownWorkRequest { asked: u64, known: String },
 }
 
 /// A log that questions are asked about.

@@ -1,8 +1,8 @@
 //! Connections of queue pairs in virtual time.
 
 use super::{Verbs, World};
-use crate::{Endpoint, Flow, FlowId, HostId};
 use softhca_engine::{AddressVector, ModifyQp, QpState, QpType, VerbsError};
+use softhca_fabric::{Endpoint, Flow, FlowId, HostId};
 use softhca_queue::AccessFlags;
 use softhca_wire::{Gid, Mtu, Psn, Qpn, QueueKey, RnrTimer};
 
@@ -71,7 +71,7 @@ impl Verbs<'_> {
         connection: &ConnectOptions,
         [send_psn, receive_psn]: [Psn; 2],
     ) -> Result<(), VerbsError> {
-        let destination = Gid::from(self.world.host(peer).address);
+        let destination = Gid::from(self.world.host(peer).address());
         let kind = self.query_queue_pair(qpn)?.qp_type;
         let ConnectOptions { traffic_class, service_level, .. } = *connection;
         let path = AddressVector { traffic_class, service_level, ..AddressVector::to(destination) };
@@ -117,7 +117,7 @@ impl World {
         let [a, b] = connection.first_psns;
         self.verbs(first.0).connect(first.1, second, connection, [a, b])?;
         self.verbs(second.0).connect(second.1, first, connection, [b, a])?;
-        let ends = [first, second].map(|(host, qpn)| Endpoint { address: self.host(host).address, qpn });
+        let ends = [first, second].map(|(host, qpn)| Endpoint { address: self.host(host).address(), qpn });
         for (index, flow_id) in connection.flow_ids.into_iter().enumerate() {
             if let Some(flow_id) = flow_id {
                 let (requester, responder) = (ends[index], Some(ends[1 - index]));

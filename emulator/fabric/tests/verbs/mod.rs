@@ -1,20 +1,77 @@
-//! Verbs in virtual time.
+//! Verbs on the hosts of a world, without the verbs API: for tests that look at the HCA itself.
 
-use super::World;
-use super::host::QueueProducers;
-use crate::HostId;
-use alloc::vec::Vec;
-use core::time::Duration;
+#![allow(dead_code, missing_docs, reason = "each test uses a part")]
+
+mod connect;
+
+pub use connect::ConnectOptions;
+
 use softhca_engine::{
-    AddressVector, AhId, Attachments, Command, CqId, Instant, Memory, MemoryRegion, MemoryWindowType,
+    AddressVector, AhId, Attachments, ClientId, Command, CqId, Hca, Memory, MemoryRegion, MemoryWindowType,
     ModifyQp, PayloadMode, PdId, QpAttributes, QpCapabilities, QpInitAttributes, QpRings, QpSnapshot,
     QpState, QpType, Reply, SrqId, SrqInitAttributes, VerbsError, XrcdId,
 };
+use softhca_fabric::{HostId, SparseMemory};
 use softhca_queue::{
     AccessFlags, Completion, CompletionConsumer, CqNotify, InvalidWorkRequest, ReceiveProducer,
-    ReceiveWorkRequest, SendWorkRequest, SharedWords, cm, reply,
+    ReceiveWorkRequest, SendProducer, SendWorkRequest, SharedWords, cm, reply,
 };
 use softhca_wire::{Gid, Qpn, RemoteKey};
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::time::Duration;
+
+/// The application's side of a queue pair's rings.
+struct QueueProducers {
+    send: Option<SendProducer>,
+    receive: Option<ReceiveProducer>,
+}
+
+/// The application's side of all rings of a host.
+#[derive(Default)]
+struct Application {
+    queue_pairs: BTreeMap<Qpn, QueueProducers>,
+    completion_queues: BTreeMap<CqId, CompletionConsumer>,
+    shared_receive_queues: BTreeMap<SrqId, ReceiveProducer>,
+}
+
+/// A world with an application on each host.
+pub struct World {
+    world: softhca_fabric::World,
+    applications: BTreeMap<HostId, Application>,
+}
+
+impl World {
+    /// As [`softhca_fabric::World::new`].
+    pub fn new(seed: u64) -> World {
+        World { world: softhca_fabric::World::new(seed), applications: BTreeMap::new() }
+    }
+
+    pub fn verbs(&mut self, host: HostId) -> Verbs<'_> {
+        let application = self.applications.entry(host).or_default();
+        Verbs { world: &mut self.world, id: host, application }
+    }
+
+    /// Runs for this long.
+    pub fn run_for(&mut self, duration: Duration) -> bool {
+        let until = self.now().plus(duration);
+        self.run_until(until)
+    }
+}
+
+impl Deref for World {
+    type Target = softhca_fabric::World;
+
+    fn deref(&self) -> &softhca_fabric::World {
+        &self.world
+    }
+}
+
+impl DerefMut for World {
+    fn deref_mut(&mut self) -> &mut softhca_fabric::World {
+        &mut self.world
+    }
+}
 
 /// Ring sizes of a queue pair, and its SRQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,18 +120,27 @@ impl QpOptions {
 
 /// The verbs of one host.
 pub struct Verbs<'a> {
-    pub(crate) world: &'a mut World,
-    pub(crate) id: HostId,
+    world: &'a mut softhca_fabric::World,
+    id: HostId,
+    application: &'a mut Application,
 }
 
 impl Verbs<'_> {
+    fn client(&self) -> ClientId {
+        self.world.host(self.id).client()
+    }
+
+    fn memory(&mut self) -> &mut SparseMemory {
+        self.world.memory(self.id)
+    }
+
     /// Executes a control verb. The HCA transmits nothing before the world goes on.
     fn execute(&mut self, command: Command) -> Result<Reply, VerbsError> {
         self.execute_with(command, &mut Attachments::default())
     }
 
     fn execute_with(&mut self, command: Command, attachments: &mut Attachments) -> Result<Reply, VerbsError> {
-        let client = self.world.host(self.id).client;
+        let client = self.client();
         self.world.with_context(self.id, |hca, ctx| hca.execute(ctx, client, command, attachments))
     }
 
@@ -87,7 +153,7 @@ impl Verbs<'_> {
 
     /// Executes a control verb, then lets the HCA transmit.
     fn execute_and_transmit(&mut self, command: Command) -> Result<Reply, VerbsError> {
-        let client = self.world.host(self.id).client;
+        let client = self.client();
         let mut attachments = Attachments::default();
         self.world.with_hca(self.id, |hca, ctx| hca.execute(ctx, client, command, &mut attachments))
     }
@@ -110,10 +176,9 @@ impl Verbs<'_> {
         length: u64,
         access: AccessFlags,
     ) -> Result<(RemoteKey, u64), VerbsError> {
-        let host = self.world.host_mut(self.id);
-        let memory = match host.hca.settings().payload_mode {
-            PayloadMode::Carried => host.memory.allocate(length),
-            PayloadMode::Elided => host.memory.allocate_null(length),
+        let memory = match self.world.host(self.id).hca().settings().payload_mode {
+            PayloadMode::Carried => self.memory().allocate(length),
+            PayloadMode::Elided => self.memory().allocate_null(length),
         };
         let iova = access.contains(AccessFlags::ZERO_BASED).then_some(0);
         let command = Command::RegisterMemoryRegion { pd, iova, length, access };
@@ -132,25 +197,15 @@ impl Verbs<'_> {
         access: AccessFlags,
         key: RemoteKey,
     ) -> Result<(), VerbsError> {
-        let host = self.world.host_mut(self.id);
-        let memory = host.memory.allocate(length);
-        host.hca.register_memory_region_with_key(
-            MemoryRegion {
-                client: host.client,
-                pd: domain,
-                iova: base,
-                length,
-                access_flags: access,
-                memory,
-            },
-            key,
-        )
+        let (client, memory) = (self.client(), self.memory().allocate(length));
+        let region = MemoryRegion { client, pd: domain, iova: base, length, access_flags: access, memory };
+        self.world.with_context(self.id, |hca, _| hca.register_memory_region_with_key(region, key))
     }
 
     /// The registration of a region.
     pub fn memory_region(&mut self, key: RemoteKey) -> Result<MemoryRegion, VerbsError> {
-        let host = self.world.host_mut(self.id);
-        host.hca.query_memory_region(host.client, key)
+        let client = self.client();
+        self.world.with_context(self.id, |hca, _| hca.query_memory_region(client, key))
     }
 
     /// Changes a region in place.
@@ -159,10 +214,9 @@ impl Verbs<'_> {
         key: RemoteKey,
         change: impl FnOnce(&mut MemoryRegion),
     ) -> Result<RemoteKey, VerbsError> {
-        let host = self.world.host_mut(self.id);
-        let mut region = host.hca.query_memory_region(host.client, key)?;
+        let (client, mut region) = (self.client(), self.memory_region(key)?);
         change(&mut region);
-        host.hca.reregister_memory_region(host.client, key, region)
+        self.world.with_context(self.id, |hca, _| hca.reregister_memory_region(client, key, region))
     }
 
     /// Deregisters a region.
@@ -173,7 +227,7 @@ impl Verbs<'_> {
     /// Frees the memory of a region without deregistering it: accesses fault.
     pub fn unmap(&mut self, key: RemoteKey) -> Result<(), VerbsError> {
         let memory = self.memory_region(key)?.memory;
-        self.world.host_mut(self.id).memory.free(memory);
+        self.memory().free(memory);
         Ok(())
     }
 
@@ -183,8 +237,8 @@ impl Verbs<'_> {
     /// If the bytes are outside the region: a bug in the caller.
     pub fn write_memory(&mut self, key: RemoteKey, address: u64, bytes: &[u8]) {
         let region = self.memory_region(key).expect("a region of this host");
-        let memory = &mut self.world.host_mut(self.id).memory;
-        memory.write(region.memory, address - region.iova, bytes).expect("bytes inside of the region");
+        let offset = address - region.iova;
+        self.memory().write(region.memory, offset, bytes).expect("bytes inside of the region");
     }
 
     /// Reads bytes from a region, as the application does.
@@ -193,9 +247,9 @@ impl Verbs<'_> {
     /// If the bytes are outside the region: a bug in the caller.
     pub fn read_memory(&mut self, key: RemoteKey, address: u64, length: usize) -> Vec<u8> {
         let region = self.memory_region(key).expect("a region of this host");
-        let mut bytes = alloc::vec![0; length];
-        let memory = &self.world.host_mut(self.id).memory;
-        memory.read(region.memory, address - region.iova, &mut bytes).expect("bytes inside of the region");
+        let mut bytes = vec![0; length];
+        let offset = address - region.iova;
+        self.memory().read(region.memory, offset, &mut bytes).expect("bytes inside of the region");
         bytes
     }
 
@@ -218,38 +272,38 @@ impl Verbs<'_> {
     pub fn create_completion_queue(&mut self, cqe: u32) -> Result<CqId, VerbsError> {
         let (reply, rings) = self.execute_with_rings(Command::CreateCompletionQueue { cqe })?;
         let cq = reply!(reply, Reply::CompletionQueue(cq) => cq);
-        self.world.host_mut(self.id).completion_queues.insert(cq, CompletionConsumer::new(rings, cqe));
+        self.application.completion_queues.insert(cq, CompletionConsumer::new(rings, cqe));
         Ok(cq)
     }
 
     /// Resizes a completion queue.
     pub fn resize_completion_queue(&mut self, cq: CqId, cqe: u32) -> Result<(), VerbsError> {
         let (_, rings) = self.execute_with_rings(Command::ResizeCompletionQueue { cq, cqe })?;
-        self.world.host_mut(self.id).completion_queues.insert(cq, CompletionConsumer::new(rings, cqe));
+        self.application.completion_queues.insert(cq, CompletionConsumer::new(rings, cqe));
         Ok(())
     }
 
     pub fn destroy_completion_queue(&mut self, cq: CqId) -> Result<(), VerbsError> {
         self.execute(Command::DestroyCompletionQueue(cq))?;
-        self.world.host_mut(self.id).completion_queues.remove(&cq);
+        self.application.completion_queues.remove(&cq);
         Ok(())
     }
 
     /// Requests a notification for the next completion.
     pub fn request_notification(&mut self, cq: CqId, notify: CqNotify) {
-        if let Some(queue) = self.world.host_mut(self.id).completion_queues.get(&cq) {
+        if let Some(queue) = self.application.completion_queues.get(&cq) {
             queue.request_notification(notify);
         }
     }
 
     /// Removes the oldest completion.
     pub fn poll(&mut self, cq: CqId) -> Option<Completion> {
-        self.world.host_mut(self.id).completion_queues.get_mut(&cq)?.pop()
+        self.application.completion_queues.get_mut(&cq)?.pop()
     }
 
     /// Removes all completions.
     pub fn poll_all(&mut self, cq: CqId) -> Vec<Completion> {
-        core::iter::from_fn(|| self.poll(cq)).collect()
+        std::iter::from_fn(|| self.poll(cq)).collect()
     }
 
     /// Creates a shared receive queue.
@@ -263,7 +317,7 @@ impl Verbs<'_> {
         let (reply, rings) = self.execute_with_rings(command)?;
         let srq = reply!(reply, Reply::SharedReceiveQueue(srq) => srq);
         let ring = ReceiveProducer::new(rings, max_wr, max_sge);
-        self.world.host_mut(self.id).shared_receive_queues.insert(srq, ring);
+        self.application.shared_receive_queues.insert(srq, ring);
         Ok(srq)
     }
 
@@ -274,7 +328,7 @@ impl Verbs<'_> {
 
     pub fn destroy_shared_receive_queue(&mut self, srq: SrqId) -> Result<(), VerbsError> {
         self.execute(Command::DestroySharedReceiveQueue(srq))?;
-        self.world.host_mut(self.id).shared_receive_queues.remove(&srq);
+        self.application.shared_receive_queues.remove(&srq);
         Ok(())
     }
 
@@ -338,9 +392,9 @@ impl Verbs<'_> {
             Some(qpn) => {
                 let rings = SharedWords::heap(command.ring_words()?);
                 let (send, receive) = capabilities.consumers(&init, &rings, false);
-                let host = self.world.host_mut(self.id);
-                let consumers = QpRings { send, receive };
-                (host.hca.create_queue_pair_with_qpn(host.client, init, consumers, qpn)?, rings)
+                let (client, consumers) = (self.client(), QpRings { send, receive });
+                let create = |hca: &mut Hca| hca.create_queue_pair_with_qpn(client, init, consumers, qpn);
+                (self.world.with_context(self.id, |hca, _| create(hca))?, rings)
             }
             None => {
                 let (reply, rings) = self.execute_with_rings(command)?;
@@ -348,7 +402,7 @@ impl Verbs<'_> {
             }
         };
         let (send, receive) = capabilities.producers(&init, &rings);
-        self.world.host_mut(self.id).queue_pairs.insert(qpn, QueueProducers { send, receive });
+        self.application.queue_pairs.insert(qpn, QueueProducers { send, receive });
         Ok(qpn)
     }
 
@@ -360,8 +414,7 @@ impl Verbs<'_> {
 
     /// Queries a queue pair.
     pub fn query_queue_pair(&self, qpn: Qpn) -> Result<QpSnapshot, VerbsError> {
-        let host = self.world.host(self.id);
-        host.hca.query_queue_pair(host.client, qpn)
+        self.world.host(self.id).hca().query_queue_pair(self.client(), qpn)
     }
 
     pub fn attributes(&self, qpn: Qpn) -> Result<QpAttributes, VerbsError> {
@@ -370,7 +423,7 @@ impl Verbs<'_> {
 
     pub fn destroy_queue_pair(&mut self, qpn: Qpn) -> Result<(), VerbsError> {
         self.execute_and_transmit(Command::DestroyQueuePair(qpn))?;
-        self.world.host_mut(self.id).queue_pairs.remove(&qpn);
+        self.application.queue_pairs.remove(&qpn);
         Ok(())
     }
 
@@ -398,8 +451,7 @@ impl Verbs<'_> {
         qpn: Qpn,
         requests: &[SendWorkRequest<'_>],
     ) -> Result<(), InvalidWorkRequest> {
-        let host = self.world.host_mut(self.id);
-        let queues = host.queue_pairs.get_mut(&qpn).expect("a queue pair of this host");
+        let queues = self.application.queue_pairs.get_mut(&qpn).expect("a queue pair of this host");
         let ring = queues.send.as_mut().expect("a queue pair with a send queue");
         for request in requests {
             if let Err(why) = ring.enqueue(request) {
@@ -408,13 +460,13 @@ impl Verbs<'_> {
             }
         }
         ring.publish();
-        ring.ring(&host.doorbell, qpn);
-        self.world.process_doorbells(self.id);
+        ring.ring(self.world.host(self.id).doorbell(), qpn);
+        self.world.with_hca(self.id, |_, _| ());
         Ok(())
     }
 
     pub fn post_send(&mut self, qpn: Qpn, request: &SendWorkRequest<'_>) -> Result<(), InvalidWorkRequest> {
-        self.post_sends(qpn, core::slice::from_ref(request))
+        self.post_sends(qpn, std::slice::from_ref(request))
     }
 
     /// Posts a receive work request.
@@ -426,16 +478,15 @@ impl Verbs<'_> {
         qpn: Qpn,
         receive: &ReceiveWorkRequest<'_>,
     ) -> Result<(), InvalidWorkRequest> {
-        let host = self.world.host_mut(self.id);
-        let queues = host.queue_pairs.get_mut(&qpn).expect("a queue pair of this host");
+        let queues = self.application.queue_pairs.get_mut(&qpn).expect("a queue pair of this host");
         let ring = queues.receive.as_mut().expect("a queue pair with a receive queue");
         ring.enqueue(receive)?;
         if ring.publish()
             && let Some(send) = &queues.send
         {
-            send.ring(&host.doorbell, qpn);
+            send.ring(self.world.host(self.id).doorbell(), qpn);
         }
-        self.world.process_doorbells(self.id);
+        self.world.with_hca(self.id, |_, _| ());
         Ok(())
     }
 
@@ -448,22 +499,13 @@ impl Verbs<'_> {
         srq: SrqId,
         receive: &ReceiveWorkRequest<'_>,
     ) -> Result<(), InvalidWorkRequest> {
-        let host = self.world.host_mut(self.id);
-        let ring = host.shared_receive_queues.get_mut(&srq).expect("a shared receive queue of this host");
+        let ring = self
+            .application
+            .shared_receive_queues
+            .get_mut(&srq)
+            .expect("a shared receive queue of this host");
         ring.enqueue(receive)?;
         let _ = ring.publish();
         Ok(())
-    }
-}
-
-impl World {
-    pub fn verbs(&mut self, host: HostId) -> Verbs<'_> {
-        Verbs { world: self, id: host }
-    }
-
-    /// Runs for this long.
-    pub fn run_for(&mut self, duration: Duration) -> bool {
-        let until: Instant = self.now().plus(duration);
-        self.run_until(until)
     }
 }
