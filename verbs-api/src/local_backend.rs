@@ -135,7 +135,7 @@ impl<R: CardRuntime> Backend for LocalBackend<R> {
             words => Some(SharedWords::heap(words)),
         };
         let memory = memory.map(|block| self.runtime.add_memory(block.clone()));
-        let mut attachments = Attachments { rings: rings.clone(), memory };
+        let mut attachments = Attachments { rings: rings.clone(), memory, call_site: None };
         let result = self.runtime.execute(self.client, command.clone(), &mut attachments);
         if let Some(memory) = attachments.memory {
             self.runtime.remove_memory(memory);

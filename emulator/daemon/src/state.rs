@@ -128,13 +128,15 @@ impl DaemonState {
                 }
                 Some(client)
             });
-            let (mut queue_pairs, listening_ports, port_state) = host.driver.control(|driver| {
-                let hca = driver.hca();
-                (hca.queue_pair_count() as u32, hca.listening_ports().collect(), hca.port_state())
-            });
+            let (mut queue_pairs, listening_ports, port_state, has_pending_timer) =
+                host.driver.control(|driver| {
+                    let hca = driver.hca();
+                    let (queue_pairs, timer) = (hca.queue_pair_count() as u32, hca.next_timeout());
+                    (queue_pairs, hca.listening_ports().collect(), hca.port_state(), timer.is_some())
+                });
             queue_pairs += reports.iter().map(|report| report.queue_pairs.len() as u32).sum::<u32>();
             let (host, clients) = (host.device.clone(), clients.collect());
-            HostStatus { host, clients, queue_pairs, listening_ports, port_state }
+            HostStatus { host, clients, queue_pairs, listening_ports, port_state, has_pending_timer }
         });
         DaemonStatus {
             pid: std::process::id(),

@@ -10,8 +10,8 @@ use crate::{
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use softhca_queue::{
-    Command, Completion, FaultHit, FaultMatcher, FaultTrigger, InjectedEvent, ProgramAction, ProgramFaults,
-    Reply, Resource, cm,
+    CallSite, Command, Completion, FaultHit, FaultMatcher, FaultTrigger, InjectedEvent, ProgramAction,
+    ProgramFaults, Reply, Resource, cm,
 };
 use softhca_wire::Qpn;
 
@@ -91,6 +91,7 @@ impl Hca {
         ctx: &mut Context<'_>,
         client: ClientId,
         command: &Command,
+        call_site: Option<CallSite>,
     ) -> Result<Option<Reply>, VerbsError> {
         let Some((verb, object)) = command.call() else { return Ok(None) };
         let Some((process, matcher)) = self.state.faults.as_mut().and_then(|all| all.matcher(client)) else {
@@ -102,7 +103,9 @@ impl Hca {
             _ => Qpn::default(),
         };
         if let Some(role) = matcher.recorded_role() {
-            ctx.emit(Event::VerbCalled { process, verb, object: point.object, nth: point.nth, qp, role });
+            let state = self.queue_pairs.get_mut(qp.value()).map(|pair| pair.state);
+            let (object, nth) = (point.object, point.nth);
+            ctx.emit(Event::VerbCalled { process, verb, object, nth, qp, role, call_site, state });
         }
         let Some(hit) = point.hit else { return Ok(None) };
         let FaultHit { rule, action: effect, .. } = hit;

@@ -198,7 +198,7 @@ impl DirectHost {
 
     /// Has the daemon execute a command.
     pub fn request(&self, command: Command) -> Result<Reply> {
-        match self.connection.call(&Request::Execute { command, backing: None }, &[])? {
+        match self.connection.call(&Request::Execute { command, backing: None, call_site: None }, &[])? {
             (Response::Executed(reply), _) => Ok(reply),
             (other, _) => Err(unexpected_reply(&other)),
         }

@@ -218,7 +218,8 @@ impl DaemonBackend {
         backing: Option<RegionBacking>,
         passed: &[BorrowedFd<'_>],
     ) -> Result<(Reply, Vec<OwnedFd>)> {
-        let request = Request::Execute { command: command.clone(), backing };
+        let call_site = command.call().and_then(|_| crate::fault::call_site());
+        let request = Request::Execute { command: command.clone(), backing, call_site };
         match self.connection.call(&request, passed)? {
             (Response::Executed(reply), descriptors) => Ok((reply, descriptors)),
             (other, _) => Err(unexpected_reply(&other)),
