@@ -53,6 +53,11 @@ impl ProcessFaults {
         self.matchers.get_mut(&process).map(|matcher| (process, matcher))
     }
 
+    /// Whether completions wait.
+    pub(crate) fn holds_completions(&self) -> bool {
+        !self.held.is_empty()
+    }
+
     /// The number of an object, by its place in order of creation.
     fn number(&self, kind: Resource, ordinal: u32) -> Option<u32> {
         self.matchers.values().find_map(|matcher| matcher.number(kind, ordinal))
