@@ -239,7 +239,8 @@ fn seeds_repeat_each_fault_and_reports_name_each_run() {
     let rig = Rig::new();
     let program = compile(&rig, "fragile");
     let point = "fragile:alloc_pd:0:1:ENOMEM";
-    let words = ["sweep", "--only", point, "--seeds", "3..5", "--junit", "report.xml", "--json"];
+    let words =
+        ["sweep", "--only", point, "--seeds", "3..5", "--junit", "report.xml", "--json", "--out", "kept"];
     let (code, text, errors) = run(&rig, &[&words[..], &["--", &program]].concat());
     assert_eq!(code, Some(1), "{text}{errors}");
     let junit = std::fs::read_to_string(rig.file("report.xml")).expect("a report");
@@ -247,6 +248,8 @@ fn seeds_repeat_each_fault_and_reports_name_each_run() {
     for seed in 3..=5 {
         assert!(junit.contains(&format!("{point} (seed {seed})")), "{junit}");
         assert!(text.contains(&format!("--only {point} --seeds {seed}..{seed} -- ")), "{text}");
+        let kept = rig.file(&format!("kept/fragile-alloc_pd-0-1-ENOMEM-seed-{seed}/outcome.txt"));
+        assert!(std::fs::metadata(&kept).is_ok(), "{kept}");
     }
     assert_eq!(totals(&text)["totals"]["crash"], 3, "{text}");
 }
@@ -257,7 +260,7 @@ fn wrong_arguments_of_a_sweep_are_errors() {
     for (words, part) in [
         (&["--limit", "0"][..], "\"0\" is not a number of faults"),
         (&["--limit", "2", "--only", "fragile:alloc_pd:0:1:ENOMEM"], "cannot be used with"),
-        (&["--timeout", "-1"], "\"-1\" is not a number of seconds"),
+        (&["--timeout=-1"], "\"-1\" is not a number of seconds"),
         (&["--idle", "0"], "\"0\" is not a number of seconds"),
         (&["--seeds", "4"], "not a range of seeds such as 1..4"),
         (&["--shard", "5/4"], "not a shard such as 1/4"),

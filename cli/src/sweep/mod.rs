@@ -387,7 +387,8 @@ impl SweepRun<'_> {
         let mut cores = if outcome.is_bad() { run.cores(self.target) } else { Vec::new() };
         let mut kept = None;
         if let (true, Some(out)) = (outcome.is_bad(), &self.arguments.out) {
-            let folder = out.join(point.replace(':', "-").replace('+', "-always"));
+            let seed = if job.seed == 1 { String::new() } else { format!("-seed-{}", job.seed) };
+            let folder = out.join(point.replace(':', "-").replace('+', "-always") + &seed);
             keep_files(worker.folder(), &folder)?;
             let write = |name: &str, text: String| {
                 std::fs::write(folder.join(name), text).map_err(|error| format!("{name}: {error}"))
