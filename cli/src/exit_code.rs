@@ -6,6 +6,8 @@ pub const BAD_INPUT: u8 = 2;
 pub const EXPECTATION_FAILED: u8 = 123;
 /// `softhca exec` itself failed, as for env(1).
 pub const EXEC_FAILED: u8 = 125;
+/// An interruption ended the command, as the shell reports SIGINT.
+pub const INTERRUPTED: u8 = 130;
 /// The program exists and cannot be run.
 pub const CANNOT_RUN: u8 = 126;
 /// The program does not exist.

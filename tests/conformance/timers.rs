@@ -2,7 +2,7 @@
 
 use softhca_engine::{Recovery, Settings};
 use softhca_fabric::InclusiveRange;
-use softhca_tests::pair::{Setup, requests, responses};
+use softhca_tests::pair::{Pair, Setup, requests, responses};
 use std::time::Duration;
 
 fn silent_peer(recovery: Recovery, timeout: u8, retry_count: u8) -> Setup {
@@ -20,6 +20,24 @@ fn every_timeout_value_waits_its_time_per_retry() {
         assert_eq!(pair.completion_statuses(a), [(1, "RETRY_EXC_ERR")]);
         assert_eq!(pair.world.now().nanos(), (4096 << timeout) * 2, "timeout {timeout}");
         assert_eq!(pair.packets().len(), 2);
+    }
+}
+
+#[test]
+fn a_timer_is_pending_while_a_request_waits_for_its_ack() {
+    // Without an answer, and with one: a timer that was armed for an ACK that came has no effect.
+    for (dropped, after) in [(u64::MAX, true), (0, false)] {
+        let mut pair = silent_peer(Recovery::GoBackN, 20, 1).build();
+        let a = pair.a;
+        pair.drop_packets(requests(InclusiveRange::at_least(0)), dropped);
+        let is_pending = |pair: &Pair| pair.world.host(a.host).hca().has_pending_timer();
+        assert!(!is_pending(&pair));
+        pair.post_write(1, 0, 0, 8);
+        assert!(is_pending(&pair));
+        pair.world.run_for(Duration::from_secs(1));
+        assert_eq!(is_pending(&pair), after);
+        pair.run();
+        assert!(!is_pending(&pair));
     }
 }
 

@@ -110,7 +110,7 @@ impl RawClient {
 }
 
 fn verb(command: Command) -> Request {
-    Request::Execute { command, backing: None }
+    Request::Execute { command, backing: None, call_site: None }
 }
 
 /// Checks that a connected pair of other processes works before and after.
@@ -329,6 +329,7 @@ fn untrusted_memory_is_not_registered() {
     let register = |length, backing| Request::Execute {
         command: Command::RegisterMemoryRegion { pd: domain, iova: None, length, access: ALL_ACCESS },
         backing: Some(backing),
+        call_site: None,
     };
     let shared = |length| register(length, RegionBacking::MemoryFile);
     let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
@@ -354,7 +355,7 @@ fn untrusted_memory_is_not_registered() {
     let access = AccessFlags::REMOTE_READ;
     let command = Command::RegisterMemoryRegion { pd: domain, iova: None, length: 64, access };
     let backing = Some(RegionBacking::ProcessMemory { address });
-    let (reply, _) = raw.call(&Request::Execute { command, backing }, &[]);
+    let (reply, _) = raw.call(&Request::Execute { command, backing, call_site: None }, &[]);
     let Response::Executed(Reply::MemoryRegion { rkey, .. }) = reply else { panic!("{reply:?}") };
     let command = Command::ReregisterMemoryRegion { rkey, pd: None, mapping: None, access: Some(ALL_ACCESS) };
     let (_, why) = raw.expect_error(&verb(command), &[]);
@@ -383,7 +384,7 @@ fn map_sparse_memory(daemon: &str) -> (Vec<RawClient>, u64, (i32, String)) {
         let Response::Executed(Reply::ProtectionDomain(pd)) = reply else { panic!("{reply:?}") };
         let command =
             Command::RegisterMemoryRegion { pd, iova: None, length: 2 * TIB, access: AccessFlags::empty() };
-        let call = Request::Execute { command, backing: Some(RegionBacking::MemoryFile) };
+        let call = Request::Execute { command, backing: Some(RegionBacking::MemoryFile), call_site: None };
         loop {
             match raw.call(&call, &[sparse_memory(2 * TIB).as_fd()]).0 {
                 Response::Executed(_) => mapped += 2,
@@ -443,7 +444,7 @@ fn memory_that_cannot_be_mapped_is_a_rejected_call() {
         rustix::process::prlimit(process, rustix::process::Resource::As, limit).unwrap();
         let command =
             Command::RegisterMemoryRegion { pd, iova: None, length: TIB, access: AccessFlags::empty() };
-        let call = Request::Execute { command, backing: Some(RegionBacking::MemoryFile) };
+        let call = Request::Execute { command, backing: Some(RegionBacking::MemoryFile), call_site: None };
         let (errno, why) = raw.expect_error(&call, &[sparse_memory(TIB).as_fd()]);
         assert!(errno == libc::ENOMEM && why.contains("cannot map"), "{errno} {why}");
     });

@@ -6,6 +6,7 @@ mod libraries;
 #[allow(dead_code)]
 mod rig;
 mod rsockets;
+mod sweeps;
 mod verb_faults;
 
 use rig::{Rig, run_pair};
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
     tests.extend(faults::tests());
     tests.extend(libraries::tests());
     tests.extend(rsockets::tests());
+    tests.extend(sweeps::tests());
     tests.extend(verb_faults::tests());
     for words in PAIRS {
         let program = words.split(' ').next().expect("a program");

@@ -22,7 +22,7 @@ pub use softhca_fabric::{
 };
 
 pub use softhca_queue::{
-    FaultPoint, FaultTrigger, InjectedEvent, ProgramAction, ProgramFault, ProgramFaults,
+    CallSite, FaultPoint, FaultTrigger, InjectedEvent, ProgramAction, ProgramFault, ProgramFaults,
 };
 pub use softhca_wire::Opcode;
 
@@ -34,6 +34,24 @@ use std::time::Duration;
 /// The environment variable with the faults of a process, which `softhca exec` and `softhca sweep` set.
 #[cfg(feature = "sockets")]
 pub const FAULTS_VARIABLE: &str = "SOFTHCA_FAULTS";
+
+/// Finds the place in the program where this thread called the verb that it executes.
+#[cfg(feature = "sockets")]
+static CALL_SITE_SOURCE: std::sync::OnceLock<fn() -> Option<CallSite>> = std::sync::OnceLock::new();
+
+/// Sets how the call sites of this process are found. It has no effect unless a sweep records the calls of the process.
+#[cfg(feature = "sockets")]
+pub fn set_call_site_source(source: fn() -> Option<CallSite>) {
+    if crate::device::environment_faults().is_some_and(|faults| faults.record) {
+        let _ = CALL_SITE_SOURCE.set(source);
+    }
+}
+
+/// The call site of the verb that this thread executes, while calls are recorded.
+#[cfg(all(feature = "sockets", target_os = "linux"))]
+pub(crate) fn call_site() -> Option<CallSite> {
+    CALL_SITE_SOURCE.get().and_then(|source| source())
+}
 
 /// Calls or completions of a program, and how often a fault acts on them. An action makes a [`ProgramFault`] of it.
 #[derive(Clone, Debug)]

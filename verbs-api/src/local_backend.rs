@@ -96,7 +96,7 @@ impl<R: CardRuntime> Backend for R {
             words => Some(SharedWords::heap(words)),
         };
         let memory = memory.map(|block| self.add_memory(block.clone()));
-        let mut attachments = Attachments { rings: rings.clone(), memory };
+        let mut attachments = Attachments { rings: rings.clone(), memory, call_site: None };
         let result = self.execute_command(command.clone(), &mut attachments);
         if let Some(memory) = attachments.memory {
             self.remove_memory(memory);

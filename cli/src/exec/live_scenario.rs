@@ -171,6 +171,11 @@ impl<'p> DaemonScenario<'p> {
         Ok(DaemonScenario { plan, live, started, counters_before, daemon, restarting, killed })
     }
 
+    /// The plan.
+    pub const fn plan(&self) -> &'p Plan {
+        self.plan
+    }
+
     /// Runs the actions that are due; returns the time until the next one.
     pub fn run_due_actions(
         &mut self,

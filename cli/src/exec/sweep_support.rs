@@ -2,8 +2,9 @@
 
 use super::daemon::{self, DaemonLifetime, DaemonRequirements};
 use super::library;
+pub use super::live_scenario::{DaemonScenario, required_settings};
 pub use super::sysfs::View;
-use softhca::DaemonControl;
+use softhca::{DaemonControl, Recovery};
 use softhca_queue::control::RuntimeDir;
 use std::ffi::OsString;
 
@@ -21,13 +22,17 @@ impl DaemonName {
 }
 
 /// Starts the daemon with these hosts. It ends with the connection.
-pub fn connect(name: &DaemonName, hosts: &[String]) -> Result<DaemonControl, String> {
+pub fn connect(
+    name: &DaemonName,
+    hosts: &[String],
+    recovery: Option<Recovery>,
+) -> Result<DaemonControl, String> {
     let requirements = DaemonRequirements {
         name: Some(name.name()),
         host: None,
         address: None,
         hosts,
-        recovery: None,
+        recovery,
         loopback: None,
         cards: None,
     };

@@ -4,21 +4,28 @@
 //! fault at one point, and the outcome is classified. A point is addressed by program, verb, object in order of creation
 //! and call on that object, so that the same point is hit although timing varies.
 
+mod core_dump;
+mod interruption;
 mod point;
 mod report;
 mod runner;
 mod target;
 
+use crate::exec::sweep_support::required_settings;
 use crate::{exit_code, output};
 use clap::Args;
+use core_dump::CoreDump;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use point::{Coverage, Injection};
 use report::{Report, RunResult};
-use runner::{Baseline, Limits, Worker, classify};
+pub use runner::Surroundings;
+use runner::{Baseline, Limits, Outcome, RunFaults, Worker, classify};
+use softhca_scenarios::Plan;
+use softhca_scenarios::plan::{FaultKind, FaultPlan, TimedFault};
 use softhca_trace::{CaptureReader, LadderBuilder, LadderStyle, Packet};
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -44,11 +51,12 @@ pub struct Arguments {
     /// Inject everything
     #[arg(long)]
     all: bool,
-    /// Run at most this many points of each group: the calls of one verb on one object
+    /// Run at most this many points of each group: the calls of one verb from one place of the program, in one state of
+    /// the queue pair
     #[arg(long, value_name = "N", default_value_t = 4)]
     per_group: usize,
-    /// Run at most this many faults, spread over all
-    #[arg(long, value_name = "N")]
+    /// Run at most this many faults: one of each group before a second one of any
+    #[arg(long, value_name = "N", conflicts_with = "only", value_parser = parse_limit)]
     limit: Option<usize>,
     /// Seeds: each fault runs once for each
     #[arg(long, value_name = "A..B", value_parser = parse_seeds)]
@@ -66,19 +74,19 @@ pub struct Arguments {
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
     /// Longest run, in seconds [default: ten times the run without faults, at least 10]
-    #[arg(long, value_name = "SECONDS")]
-    timeout: Option<f64>,
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    timeout: Option<Duration>,
     /// Longest time without a call, packet, completion or output, in seconds [default: three times that of the run
     /// without faults, at least 6]
-    #[arg(long, value_name = "SECONDS")]
-    idle: Option<f64>,
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    idle: Option<Duration>,
     /// Write a JUnit report to this file
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
     /// Print one JSON object per run, and the totals
     #[arg(long)]
     json: bool,
-    /// Keep the outputs, event log, capture, ladder and fault of each bad run in this folder, and all results
+    /// Keep the outputs, event log, capture, ladder, fault and core file of each bad run in this folder, and all results
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// List the faults and exit
@@ -96,6 +104,17 @@ fn parse_seeds(text: &str) -> Result<(u64, u64), String> {
     if first > last { Err(wrong()) } else { Ok((first, last)) }
 }
 
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    time.filter(|time| !time.is_zero())
+        .ok_or_else(|| format!("{text:?} is not a number of seconds such as 2.5"))
+}
+
+fn parse_limit(text: &str) -> Result<usize, String> {
+    let limit = text.parse().ok().filter(|limit| *limit > 0);
+    limit.ok_or_else(|| format!("{text:?} is not a number of faults such as 100"))
+}
+
 fn parse_shard(text: &str) -> Result<(usize, usize), String> {
     let wrong = || format!("{text:?} is not a shard such as 1/4");
     let (part, all) = text.split_once('/').ok_or_else(wrong)?;
@@ -105,9 +124,20 @@ fn parse_shard(text: &str) -> Result<(usize, usize), String> {
 
 /// Runs `softhca sweep`.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    match sweep(arguments) {
+    let surroundings = match Surroundings::new(arguments.out.is_some()) {
+        Ok(surroundings) => surroundings,
+        Err(message) => {
+            errln!("softhca: {message}");
+            return ExitCode::from(exit_code::EXEC_FAILED);
+        }
+    };
+    match sweep(arguments, &surroundings) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
+        Err(message) if surroundings.are_interrupted() => {
+            errln!("softhca: {message}");
+            ExitCode::from(exit_code::INTERRUPTED)
+        }
         Err(message) => {
             errln!("softhca: {message}");
             ExitCode::from(exit_code::BAD_INPUT)
@@ -115,8 +145,8 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// Whether the words are a file with programs: one word that ends with `.toml`.
-fn read_target(words: &[String]) -> Result<Target, String> {
+/// The programs that the words name: a file, if it is one word that ends with `.toml`, or a program with its arguments.
+pub fn read_target(words: &[String]) -> Result<Target, String> {
     match words {
         [file] if file.ends_with(".toml") => Target::read(Path::new(file)),
         words => Ok(Target::of_command(words)),
@@ -130,7 +160,7 @@ struct Job {
     seed: u64,
 }
 
-fn sweep(arguments: &Arguments) -> Result<bool, String> {
+fn sweep(arguments: &Arguments, surroundings: &Surroundings) -> Result<bool, String> {
     let target = read_target(&arguments.target)?;
     let coverage = Coverage {
         verbs: arguments.verbs || arguments.all || !(arguments.events || arguments.packets),
@@ -146,16 +176,13 @@ fn sweep(arguments: &Arguments) -> Result<bool, String> {
         std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     }
     let scratch = Scratch::new()?;
-    let mut first = Worker::start(&target, 0, &scratch.0)?;
+    let mut first = Worker::start(&target, surroundings, None, 0, &scratch.0)?;
     let clean = clean_runs(&target, &mut first)?;
-    let (mut injections, groups) = point::plan(&target, &clean.recording, coverage, arguments.per_group);
-    if !arguments.only.is_empty() {
-        injections.clone_from(&arguments.only);
-    }
-    if let Some(limit) = arguments.limit.filter(|limit| *limit < injections.len()) {
-        let count = injections.len();
-        injections = (0..limit).map(|n| injections[n * count / limit].clone()).collect();
-    }
+    let groups = point::plan(&target, &clean.recording, coverage, arguments.per_group);
+    let injections = match &arguments.only[..] {
+        [] => point::choose(&groups, arguments.limit),
+        only => only.to_vec(),
+    };
     let (from, to) = arguments.seeds.unwrap_or((1, 1));
     let all = injections
         .into_iter()
@@ -177,16 +204,23 @@ fn sweep(arguments: &Arguments) -> Result<bool, String> {
             earlier.iter().map(|run: &RunResult| (run.point.clone(), run.seed)).collect();
         jobs.retain(|job| !done.contains(&(job.injection.to_string(), job.seed)));
     }
-    let seconds = |given: Option<f64>| given.map(Duration::from_secs_f64);
+    let usual = Limits::usual(&clean);
     let limits = Limits {
-        total: seconds(arguments.timeout).unwrap_or((clean.duration * 10).max(Duration::from_secs(10))),
-        idle: seconds(arguments.idle).unwrap_or((clean.longest_gap * 3).max(Duration::from_secs(6))),
+        total: arguments.timeout.unwrap_or(usual.total),
+        idle: arguments.idle.unwrap_or(usual.idle),
     };
     let store = match &results_path {
         Some(path) => {
+            let failed = |error: std::io::Error| format!("{}: {error}", path.display());
             let mut options = File::options();
-            options.create(true).write(true).truncate(!arguments.resume).append(arguments.resume);
-            Some(options.open(path).map_err(|error| format!("{}: {error}", path.display()))?)
+            options.create(true).read(true).write(true).truncate(!arguments.resume).append(arguments.resume);
+            let mut store = options.open(path).map_err(failed)?;
+            let mut text = Vec::new();
+            store.read_to_end(&mut text).map_err(failed)?;
+            if text.last().is_some_and(|last| *last != b'\n') {
+                store.write_all(b"\n").map_err(failed)?;
+            }
+            Some(store)
         }
         None => None,
     };
@@ -206,12 +240,12 @@ fn sweep(arguments: &Arguments) -> Result<bool, String> {
         arguments.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let workers = workers.clamp(1, jobs.len().max(1));
     let errors: Vec<String> = std::thread::scope(|scope| {
-        let run = &run;
-        let scratch = &scratch.0;
+        let (run, scratch) = (&run, &scratch.0);
         let others: Vec<_> = (1..workers)
             .map(|number| {
                 scope.spawn(move || {
-                    Worker::start(run.target, number, scratch).and_then(|mut worker| run.work(&mut worker))
+                    Worker::start(run.target, surroundings, None, number, scratch)
+                        .and_then(|mut worker| run.work(&mut worker))
                 })
             })
             .collect();
@@ -222,10 +256,17 @@ fn sweep(arguments: &Arguments) -> Result<bool, String> {
         [mine].into_iter().chain(others).filter_map(Result::err).collect()
     });
     run.progress.finish_and_clear();
+    let (mut results, _) = run.results.into_inner().expect("no worker panicked");
+    if surroundings.are_interrupted() {
+        let next = match &arguments.out {
+            Some(folder) => format!("continue with --resume --out {}", folder.display()),
+            None => "with --out DIR, a sweep can continue".into(),
+        };
+        return Err(format!("interrupted: {} runs have results; {next}", results.len()));
+    }
     if let Some(error) = errors.into_iter().next() {
         return Err(error);
     }
-    let (mut results, _) = run.results.into_inner().expect("no worker panicked");
     results.sort_by(|a, b| (&a.point, a.seed).cmp(&(&b.point, b.seed)));
     let report = Report { results: &results, groups: &groups, duration: begin.elapsed(), runs: jobs.len() };
     if let Some(path) = &arguments.junit {
@@ -244,7 +285,7 @@ fn sweep(arguments: &Arguments) -> Result<bool, String> {
 fn clean_runs(target: &Target, worker: &mut Worker<'_>) -> Result<Baseline, String> {
     let mut runs = Vec::new();
     for _ in 0..2 {
-        let run = worker.run(None, 1, CLEAN_LIMITS)?;
+        let run = worker.run(RunFaults::None, 1, CLEAN_LIMITS)?;
         if let Some((why, waiting)) = &run.stopped {
             let names: Vec<&str> = waiting.iter().map(|index| target.program[*index].name.as_str()).collect();
             return Err(format!("the run without faults does not end: {}: {why}", names.join(", ")));
@@ -336,21 +377,33 @@ impl SweepRun<'_> {
     }
 
     fn run_one(&self, worker: &mut Worker<'_>, job: &Job) -> Result<(), String> {
-        let run = worker.run(Some(&job.injection), job.seed, self.limits)?;
-        let (outcome, detail) = classify(self.target, self.clean, &job.injection, &run);
+        let plan = job.injection.plan(self.target)?;
+        let faults = plan.as_ref().map_or(RunFaults::One(&job.injection), RunFaults::Scenario);
+        let run = worker.run(faults, job.seed, self.limits)?;
+        let faulted = point::role_of(self.target, &job.injection.point.role).unwrap_or(0);
+        let (outcome, detail) = classify(self.target, self.clean, faulted, &run);
         let point = job.injection.to_string();
+        let replay = self.replay(&point, job.seed);
+        let mut cores = if outcome.is_bad() { run.cores(self.target) } else { Vec::new() };
         let mut kept = None;
         if let (true, Some(out)) = (outcome.is_bad(), &self.arguments.out) {
-            let folder = out.join(point.replace(':', "-").replace('+', "-always"));
+            let seed = if job.seed == 1 { String::new() } else { format!("-seed-{}", job.seed) };
+            let folder = out.join(point.replace(':', "-").replace('+', "-always") + &seed);
             keep_files(worker.folder(), &folder)?;
             let write = |name: &str, text: String| {
                 std::fs::write(folder.join(name), text).map_err(|error| format!("{name}: {error}"))
             };
             write("ladder.txt", draw_ladders(&worker.folder().join("packets.pcapng")))?;
             write("fault.toml", job.injection.scenario(self.target))?;
+            for (program, core) in &mut cores {
+                core.move_to(&folder.join(format!("{program}.core")));
+            }
+            let mut lines =
+                vec![format!("{} at {point}: {detail}", outcome.name()), format!("replay: {replay}")];
+            lines.extend(core_lines(&cores));
+            write("outcome.txt", lines.join("\n") + "\n")?;
             kept = Some(folder.display().to_string());
         }
-        let replay = self.replay(&point, job.seed);
         let fault = job.injection.fault.to_string();
         let name = job.injection.point.name().to_owned();
         let result = RunResult {
@@ -362,6 +415,7 @@ impl SweepRun<'_> {
             detail,
             replay,
             kept,
+            cores: core_lines(&cores),
             milliseconds: run.duration.as_millis() as u64,
             reached: run.recording.fired > 0,
         };
@@ -394,6 +448,60 @@ impl SweepRun<'_> {
         let separator = if is_file { "" } else { "-- " };
         let seeds = if seed == 1 { String::new() } else { format!(" --seeds {seed}..{seed}") };
         format!("softhca sweep --only {point}{seeds} {separator}{}", words.join(" "))
+    }
+}
+
+/// The core dump of each program, or why there is none.
+fn core_lines(cores: &[(String, CoreDump)]) -> Vec<String> {
+    cores.iter().map(|(program, core)| format!("{program}: {}", core.text)).collect()
+}
+
+/// Runs of programs with the faults of scenarios, for `softhca shrink`.
+pub struct ScenarioRuns<'t> {
+    target: &'t Target,
+    worker: Worker<'t>,
+    clean: Baseline,
+    _scratch: Scratch,
+}
+
+impl<'t> ScenarioRuns<'t> {
+    /// Runs the programs without faults. The daemon has the settings of the plan.
+    pub fn start(
+        target: &'t Target,
+        surroundings: &'t Surroundings,
+        plan: &Plan,
+    ) -> Result<ScenarioRuns<'t>, String> {
+        let hosts = target.hosts();
+        if let Some(host) = plan.hosts.iter().find(|host| !hosts.contains(&host.name)) {
+            let (name, hosts) = (&host.name, hosts.join(", "));
+            return Err(format!("the scenario has the host {name}; the programs run on {hosts}"));
+        }
+        if !plan.commands.is_empty() {
+            return Err("the scenario starts programs of its own: those of the sweep take their place".into());
+        }
+        let restarts = |fault: &&FaultPlan| {
+            matches!(
+                fault.kind,
+                FaultKind::Timed { fault: TimedFault::RestartProgram { .. } | TimedFault::KillDaemon, .. }
+            )
+        };
+        if let Some(fault) = plan.faults.iter().find(restarts) {
+            return Err(format!("fault {:?}: a sweep restarts neither programs nor the daemon", fault.name));
+        }
+        let (_, recovery) = required_settings(plan, None)?;
+        let scratch = Scratch::new()?;
+        let mut worker = Worker::start(target, surroundings, recovery, 0, &scratch.0)?;
+        let clean = clean_runs(target, &mut worker)?;
+        Ok(ScenarioRuns { target, worker, clean, _scratch: scratch })
+    }
+
+    /// Runs the programs with the faults of a plan. Returns the outcome, its details, and how often each fault happened.
+    pub fn run(&mut self, plan: &Plan) -> Result<(Outcome, String, Vec<u64>), String> {
+        let limits = Limits::usual(&self.clean);
+        let run = self.worker.run(RunFaults::Scenario(plan), plan.seed, limits)?;
+        let faulted = run.recording.faulted.unwrap_or(0);
+        let (outcome, detail) = classify(self.target, &self.clean, faulted, &run);
+        Ok((outcome, detail, run.rules.iter().map(|rule| rule.fired).collect()))
     }
 }
 

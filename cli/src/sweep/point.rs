@@ -6,6 +6,7 @@ use softhca::fault::{
     ProgramAction, ProgramFault, Repeat, Rule, RuleId, Selector,
 };
 use softhca::{CompletionStatus, Errno, QpType, Verb};
+use softhca_scenarios::{ParameterValues, Plan, Scenario};
 use softhca_trace::log::{Entry, LogEvent};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -51,6 +52,8 @@ pub enum SweepFault {
     LostNotification,
     /// The device raises this event in the call.
     Event(EventName),
+    /// The link goes down in the call, and up [`FLAP_TIME`] later.
+    LinkFlap,
     /// The packet is lost, duplicated, delayed or corrupted, by the place in [`PACKET_FAULTS`].
     Packet(usize),
 }
@@ -66,6 +69,8 @@ pub struct EventName(usize);
 /// The events that a sweep raises.
 const EVENTS: [InjectedEvent; 3] =
     [InjectedEvent::PortErr, InjectedEvent::QpFatal, InjectedEvent::DeviceFatal];
+/// How long a link is down.
+const FLAP_TIME: &str = "50ms";
 /// What a sweep does to packets, as scenario files name it. The delay is longer than the clean run has between packets.
 const PACKET_FAULTS: [(&str, Action); 4] = [
     ("drop", Action::Drop),
@@ -129,6 +134,7 @@ impl fmt::Display for SweepFault {
             SweepFault::Status(status) => f.write_str(status.status().name()),
             SweepFault::LostNotification => f.write_str("lost-notification"),
             SweepFault::Event(event) => f.write_str(EVENTS[event.0].name()),
+            SweepFault::LinkFlap => f.write_str("link-flap"),
             SweepFault::Packet(index) => f.write_str(PACKET_FAULTS[*index].0),
         }
     }
@@ -140,6 +146,9 @@ impl FromStr for SweepFault {
     fn from_str(text: &str) -> Result<SweepFault, String> {
         if text == "lost-notification" {
             return Ok(SweepFault::LostNotification);
+        }
+        if text == "link-flap" {
+            return Ok(SweepFault::LinkFlap);
         }
         if let Some(index) = EVENTS.iter().position(|event| event.name() == text) {
             return Ok(SweepFault::Event(EventName(index)));
@@ -232,6 +241,7 @@ impl Injection {
                 let name = EVENTS[event.0].name().to_lowercase().replace('_', "-");
                 format!("{{ raise-event = \"{name}\" }}")
             }
+            SweepFault::LinkFlap => "{ raise-event = \"port-err\" }".into(),
             SweepFault::Packet(index) => match PACKET_FAULTS[index] {
                 (name, Action::Duplicate { copies }) => format!("{{ {name} = {copies} }}"),
                 (name, Action::Delay { ns }) => format!("{{ {name} = \"{ns}ns\" }}"),
@@ -253,14 +263,31 @@ impl Injection {
             }
         };
         let hosts = hosts.join("\n");
-        format!("title = \"{self}\"\n\n[hosts]\n{hosts}\n\n[[fault]]\n{place}\naction = {action}\n")
+        let up = match self.fault {
+            SweepFault::LinkFlap => format!(
+                "name = \"down\"\n\n[[fault]]\nhost = \"{host}\"\nafter = {{ fault = \"down\" }}\nat = \"{FLAP_TIME}\"\n\
+                 action = {{ raise-event = \"port-active\" }}\n"
+            ),
+            _ => String::new(),
+        };
+        format!("title = \"{self}\"\n\n[hosts]\n{hosts}\n\n[[fault]]\n{place}\naction = {action}\n{up}")
     }
 
-    /// The rule of a fault of the program; `None` for packets.
+    /// The plan of a fault that is more than one rule.
+    pub fn plan(&self, target: &Target) -> Result<Option<Plan>, String> {
+        if self.fault != SweepFault::LinkFlap {
+            return Ok(None);
+        }
+        let scenario = Scenario::parse(&self.to_string(), &self.scenario(target));
+        let plan = scenario.and_then(|scenario| scenario.plan(&ParameterValues::new(), scenario.seed));
+        plan.map(Some).map_err(|problem| problem.to_string())
+    }
+
+    /// The rule of a fault of the program; `None` for packets and [`Injection::plan`].
     pub fn rule(&self) -> Option<ProgramFault> {
         let Point { kind, object, nth, .. } = self.point;
         let action = match self.fault {
-            SweepFault::Packet(_) => return None,
+            SweepFault::Packet(_) | SweepFault::LinkFlap => return None,
             SweepFault::Errno(errno) | SweepFault::ErrnoFromNowOn(errno) => ProgramAction::Fail(errno),
             SweepFault::Status(status) => ProgramAction::SetStatus(status.status(), None),
             SweepFault::LostNotification => ProgramAction::DropNotification,
@@ -281,10 +308,16 @@ impl Injection {
 pub struct Recording {
     /// The calls and completions, in order.
     pub points: Vec<Point>,
+    /// Where the programs make their calls.
+    sites: BTreeMap<Point, CallContext>,
     /// How many objects of each kind the processes of each program created, and tried to release.
     pub balance: BTreeMap<(usize, &'static str), i64>,
-    /// How often the fault fired.
+    /// How often a fault fired.
     pub fired: u64,
+    /// The program that met the first fault of a call or completion.
+    pub faulted: Option<usize>,
+    /// Whether a fault made a completion fail.
+    pub has_failed_completion: bool,
     /// Calls that release something after the fault fired, by program.
     pub released_after_fault: BTreeMap<usize, u64>,
     /// Calls that start work or a connection after the fault fired, by program.
@@ -297,6 +330,13 @@ pub struct Recording {
     packets: BTreeSet<Point>,
     /// Whether packets are points.
     has_packets: bool,
+}
+
+/// Where a program makes a call, and the state of the queue pair.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct CallContext {
+    call_site: String,
+    state: Option<String>,
 }
 
 /// A queue pair that is ready to receive.
@@ -340,7 +380,7 @@ impl Recording {
     /// Adds an entry of the log.
     pub fn add(&mut self, target: &Target, entry: &Entry) {
         match &entry.event {
-            LogEvent::VerbCalled { verb, object, nth, qp, role, .. } => {
+            LogEvent::VerbCalled { verb, object, nth, qp, role, call_site, state, .. } => {
                 let (Some(verb), role) = (Verb::from_name(verb), *role as usize) else { return };
                 let Some(program) = target.program.get(role) else { return };
                 if *qp != 0
@@ -367,14 +407,23 @@ impl Recording {
                     *self.posted_after_fault.entry(role).or_default() += 1;
                 }
                 let role = program.name.clone();
-                self.points.push(Point { role, kind: PointKind::Call(verb), object: *object, nth: *nth });
+                let point = Point { role, kind: PointKind::Call(verb), object: *object, nth: *nth };
+                if let Some(call_site) = call_site.clone() {
+                    let state = state.as_ref().map(ToString::to_string);
+                    self.sites.entry(point.clone()).or_insert(CallContext { call_site, state });
+                }
+                self.points.push(point);
             }
             LogEvent::FaultInjected { point, effect, .. } => {
                 self.fired += 1;
+                self.has_failed_completion |= effect.starts_with("has status") && !effect.contains("SUCCESS");
+                // The program whose call is the last one of the host: hosts have their own threads in the daemon.
+                let is_of_host = |role: &usize| target.program[*role].host == entry.host;
+                let calls = self.points.iter().rev().filter(|point| point.verb().is_some());
+                let last = calls.filter_map(|point| role_of(target, &point.role)).find(is_of_host);
+                self.faulted = self.faulted.or(last);
                 // A call that failed created nothing.
                 let failed = Verb::from_name(point).filter(|_| effect.starts_with("fails"));
-                let last = self.points.iter().rev().find(|point| point.verb().is_some());
-                let last = last.and_then(|point| role_of(target, &point.role));
                 for (creates, _, kind) in PAIRS {
                     if let (Some(verb), Some(role)) = (failed, last)
                         && creates.contains(&verb)
@@ -448,45 +497,88 @@ pub struct Coverage {
     pub packets: bool,
 }
 
-/// Points that are equivalent: the calls of one verb on one object, and the completions and packets of one queue pair.
-#[derive(Debug)]
-pub struct Group {
-    /// The program, the name and the object.
-    pub key: (String, &'static str, Option<u32>),
-    /// How many points it has.
-    pub found: usize,
-    /// How many of them the sweep runs.
-    pub chosen: usize,
+/// What equivalent points have in common: the calls of one verb from one place of the program in one state of the queue
+/// pair; the completions and packets of one queue pair. Calls whose place is unknown are grouped by object.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GroupKey {
+    /// The program.
+    pub role: String,
+    /// The verb, or what it is a point of.
+    pub name: &'static str,
+    context: Option<CallContext>,
+    object: Option<u32>,
 }
 
-/// The runs of a sweep, and the groups that they come from.
-pub fn plan(
-    target: &Target,
-    clean: &Recording,
-    coverage: Coverage,
-    per_group: usize,
-) -> (Vec<Injection>, Vec<Group>) {
-    let mut groups: BTreeMap<(String, &'static str, Option<u32>), Vec<&Point>> = BTreeMap::new();
-    for point in &clean.points {
-        groups.entry((point.role.clone(), point.name(), point.object)).or_default().push(point);
-    }
-    let (mut injections, mut summary) = (Vec::new(), Vec::new());
-    for (key, points) in groups {
-        let chosen = spread(points.len(), per_group);
-        let covered = match points[0].kind {
-            PointKind::Call(_) => coverage.verbs || coverage.events,
-            PointKind::Completion => coverage.events,
-            PointKind::Request | PointKind::Response => coverage.packets,
-        };
-        summary.push(Group { key, found: points.len(), chosen: if covered { chosen.len() } else { 0 } });
-        for (place, index) in chosen.into_iter().enumerate() {
-            let point = points[index];
-            for fault in faults_at(target, clean, point, coverage, place == 0) {
-                injections.push(Injection { point: point.clone(), fault });
+impl fmt::Display for GroupKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let GroupKey { role, name, context, object } = self;
+        write!(f, "{role}: {name}")?;
+        match (context, object) {
+            (Some(CallContext { call_site, state }), _) => {
+                write!(f, " at {call_site}")?;
+                state.as_ref().map_or(Ok(()), |state| write!(f, " in {state}"))
             }
+            (None, Some(object)) => write!(f, " of object {object}"),
+            (None, None) => Ok(()),
         }
     }
-    (injections, summary)
+}
+
+/// Points that are equivalent.
+#[derive(Debug)]
+pub struct Group {
+    /// What they have in common.
+    pub key: GroupKey,
+    /// The points, in the order of the run without faults.
+    pub points: Vec<Point>,
+    /// The faults of the points that the sweep chooses.
+    injections: Vec<Injection>,
+}
+
+impl Group {
+    /// Whether the sweep has faults for its points.
+    pub fn is_covered(&self) -> bool {
+        !self.injections.is_empty()
+    }
+}
+
+/// The groups of points of a run without faults, each with the faults of at most `per_group` points.
+pub fn plan(target: &Target, clean: &Recording, coverage: Coverage, per_group: usize) -> Vec<Group> {
+    let mut groups: BTreeMap<GroupKey, Vec<Point>> = BTreeMap::new();
+    let mut seen = BTreeSet::new();
+    // Processes of one program have the same points.
+    for point in clean.points.iter().filter(|point| seen.insert(*point)) {
+        let context = clean.sites.get(point).cloned();
+        let object = point.object.filter(|_| context.is_none());
+        let key = GroupKey { role: point.role.clone(), name: point.name(), context, object };
+        groups.entry(key).or_default().push(point.clone());
+    }
+    let with_faults = |(key, points): (GroupKey, Vec<Point>)| {
+        let mut injections = Vec::new();
+        for (place, index) in spread(points.len(), per_group).into_iter().enumerate() {
+            for fault in faults_at(target, clean, &points[index], coverage, place == 0) {
+                injections.push(Injection { point: points[index].clone(), fault });
+            }
+        }
+        Group { key, points, injections }
+    };
+    groups.into_iter().map(with_faults).collect()
+}
+
+/// The runs of a sweep. A limit takes one of each group before it takes a second one of any.
+pub fn choose(groups: &[Group], limit: Option<usize>) -> Vec<Injection> {
+    let all = groups.iter().flat_map(|group| &group.injections);
+    let Some(limit) = limit else { return all.cloned().collect() };
+    let mut chosen: Vec<Injection> = Vec::new();
+    for round in 0.. {
+        let next: Vec<&Injection> = groups.iter().filter_map(|group| group.injections.get(round)).collect();
+        let room = next.len().min(limit - chosen.len());
+        if room == 0 {
+            break;
+        }
+        chosen.extend((0..room).map(|n| next[n * next.len() / room].clone()));
+    }
+    chosen
 }
 
 /// The places of at most `most` points: the first, the last, and others evenly between.
@@ -523,6 +615,7 @@ fn faults_at(
                 faults.extend(
                     (0..EVENTS.len()).filter(usable).map(|index| SweepFault::Event(EventName(index))),
                 );
+                faults.push(SweepFault::LinkFlap);
             }
         }
         PointKind::Request | PointKind::Response if coverage.packets => {
@@ -551,6 +644,7 @@ mod tests {
             "server:completion:2:7:RETRY_EXC_ERR",
             "client:completion:1:1:lost-notification",
             "client:post_send:1:1:DEVICE_FATAL",
+            "client:rdma_connect:1:1:link-flap",
             "client:request:1:4:drop",
             "server:response:2:1:corrupt",
         ] {
@@ -580,6 +674,45 @@ mod tests {
         assert_eq!(spread(3, 8), [0, 1, 2]);
         assert_eq!(spread(100, 4), [0, 33, 66, 99]);
         assert_eq!(spread(5, 1), [0]);
+    }
+
+    /// A call that the run without faults made at a place of the program.
+    fn call(nth: u64, call_site: &str, state: &str) -> (Point, CallContext) {
+        let kind = PointKind::Call(Verb::ModifyQp);
+        let point = Point { role: "c".into(), kind, object: Some(nth as u32), nth: 1 };
+        (point, CallContext { call_site: call_site.into(), state: Some(state.into()) })
+    }
+
+    #[test]
+    fn equivalent_calls_are_one_group_and_a_limit_takes_one_of_each_group_first() {
+        let program = "[[program]]\nname = \"c\"\ncommand = [\"x\"]\n";
+        let target: Target = toml::from_str(program).expect("a target");
+        let mut clean = Recording::default();
+        let calls = (1..=6).map(|nth| call(nth, "c+0x10", "RESET"));
+        let calls = calls.chain([call(7, "c+0x10", "INIT"), call(8, "c+0x20", "INIT")]);
+        for (point, context) in calls {
+            clean.points.extend([point.clone(), point.clone()]);
+            clean.sites.insert(point, context);
+        }
+        let coverage = Coverage { verbs: true, events: false, packets: false };
+        let groups = plan(&target, &clean, coverage, 4);
+        let found: Vec<(String, usize)> =
+            groups.iter().map(|group| (group.key.to_string(), group.points.len())).collect();
+        let expected = [
+            ("c: modify_qp at c+0x10 in INIT", 1),
+            ("c: modify_qp at c+0x10 in RESET", 6),
+            ("c: modify_qp at c+0x20 in INIT", 1),
+        ];
+        assert_eq!(found, expected.map(|(key, count)| (key.to_owned(), count)));
+        let errors = Verb::ModifyQp.errors().len();
+        // The first point of each group has a fault more, which persists.
+        assert_eq!(choose(&groups, None).len(), (1 + 4 + 1) * errors + 3);
+        let chosen = choose(&groups, Some(4));
+        let objects: Vec<Option<u32>> = chosen.iter().map(|chosen| chosen.point.object).collect();
+        assert_eq!(objects, [Some(7), Some(1), Some(8), Some(7)]);
+        assert_ne!(chosen[0], chosen[3]);
+        assert_eq!(choose(&groups, Some(1)).len(), 1);
+        assert_eq!(choose(&groups, Some(1000)).len(), choose(&groups, None).len());
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! The results of a sweep: a table by verb and fault, JUnit, JSON.
 
-use super::point::{Group, Injection, PointKind};
+use super::point::{Group, Injection, Point, PointKind};
 use super::runner::Outcome;
 use crate::run::junit::escaped;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -23,6 +23,9 @@ pub struct RunResult {
     pub replay: String,
     /// The folder of its files, if it was bad.
     pub kept: Option<String>,
+    /// The core file of each program that a signal ended, or why there is none.
+    #[serde(default)]
+    pub cores: Vec<String>,
     pub milliseconds: u64,
     /// Whether the fault happened.
     pub reached: bool,
@@ -58,10 +61,18 @@ impl RunResult {
         serde_json::json!({
             "point": { "kind": kind, "name": self.name, "address": address },
             "fault": self.fault, "seed": self.seed, "outcome": self.outcome.name(), "detail": self.detail,
-            "reached": self.reached, "kept": self.kept, "replay": self.replay,
+            "reached": self.reached, "kept": self.kept, "cores": self.cores, "replay": self.replay,
         })
         .to_string()
     }
+}
+
+fn found(coverage: &[(&Group, usize)]) -> usize {
+    coverage.iter().map(|(group, _)| group.points.len()).sum()
+}
+
+fn ran(coverage: &[(&Group, usize)]) -> usize {
+    coverage.iter().map(|(_, ran)| ran).sum()
 }
 
 /// All results.
@@ -82,14 +93,33 @@ impl Report<'_> {
         self.runs as f64 * 60.0 / self.duration.as_secs_f64().max(0.001)
     }
 
+    /// The groups that have faults, and how many points of each have a result.
+    fn coverage(&self) -> Vec<(&Group, usize)> {
+        let points: BTreeSet<Point> = self
+            .results
+            .iter()
+            .filter_map(|run| run.point.parse::<Injection>().ok())
+            .map(|injection| injection.point)
+            .collect();
+        let covered = self.groups.iter().filter(|group| group.is_covered());
+        let ran = |group: &Group| group.points.iter().filter(|point| points.contains(*point)).count();
+        covered.map(|group| (group, ran(group))).collect()
+    }
+
     /// The last object of `--json`.
     pub fn totals_json(&self) -> String {
         let outcomes: BTreeMap<&str, usize> =
             Outcome::ALL.into_iter().map(|outcome| (outcome.name(), self.count(outcome))).collect();
-        let found: usize = self.groups.iter().map(|group| group.found).sum();
-        let chosen: usize = self.groups.iter().map(|group| group.chosen).sum();
+        let coverage = self.coverage();
+        let groups: Vec<_> = coverage
+            .iter()
+            .map(|(group, ran)| {
+                let found = group.points.len();
+                serde_json::json!({ "group": group.key.to_string(), "points_found": found, "points_run": ran })
+            })
+            .collect();
         serde_json::json!({
-            "totals": outcomes, "points_found": found, "groups": self.groups.len(), "points_run": chosen,
+            "totals": outcomes, "points_found": found(&coverage), "points_run": ran(&coverage), "groups": groups,
             "runs": self.results.len(), "not_reached": self.results.iter().filter(|run| !run.reached).count(),
             "runs_per_minute": self.per_minute().round(),
         })
@@ -121,20 +151,25 @@ impl Report<'_> {
             }
             text.push('\n');
         }
-        let found: usize = self.groups.iter().map(|group| group.found).sum();
-        let chosen: usize = self.groups.iter().map(|group| group.chosen).sum();
+        let coverage = self.coverage();
         let _ = writeln!(
             text,
-            "\n{} runs in {:.1} s, {:.0} a minute; {found} points in {} groups, {chosen} of them run",
+            "\n{} runs in {:.1} s, {:.0} a minute; {} points in {} groups, {} of them run",
             self.results.len(),
             self.duration.as_secs_f32(),
             self.per_minute(),
-            self.groups.len(),
+            found(&coverage),
+            coverage.len(),
+            ran(&coverage),
         );
-        for group in self.groups.iter().filter(|group| group.chosen > 0 && group.chosen < group.found) {
-            let (role, name, object) = &group.key;
-            let object = object.map_or(String::new(), |object| format!(" of object {object}"));
-            let _ = writeln!(text, "  {role}: {name}{object}: {} of {} run", group.chosen, group.found);
+        for (group, ran) in coverage.iter().filter(|(group, ran)| *ran > 0 && *ran < group.points.len()) {
+            let _ = writeln!(text, "  {}: {ran} of {} run", group.key, group.points.len());
+        }
+        match coverage.iter().filter(|(_, ran)| *ran == 0).count() {
+            0 => {}
+            count => {
+                let _ = writeln!(text, "  {count} groups have no run");
+            }
         }
         let bad: Vec<&RunResult> = self.results.iter().filter(|run| run.outcome.is_bad()).collect();
         match bad.len() {
@@ -152,6 +187,9 @@ impl Report<'_> {
                 run.detail,
                 run.replay
             );
+            for core in &run.cores {
+                let _ = writeln!(text, "    {core}");
+            }
             if let Some(folder) = &run.kept {
                 let _ = writeln!(text, "    files: {folder}");
             }
@@ -183,10 +221,12 @@ impl Report<'_> {
             );
             if run.outcome.is_bad() {
                 let message = escaped(&format!("{}: {}", run.outcome.name(), run.detail));
+                let mut lines = vec![run.detail.clone(), format!("replay: {}", run.replay)];
+                lines.extend(run.cores.iter().cloned());
                 let _ = writeln!(
                     text,
                     ">\n      <failure message=\"{message}\">{}</failure>\n    </testcase>",
-                    escaped(&format!("{}\nreplay: {}", run.detail, run.replay))
+                    escaped(&lines.join("\n"))
                 );
             } else {
                 text.push_str("/>\n");

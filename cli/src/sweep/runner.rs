@@ -1,11 +1,15 @@
 //! One run of a target: starts the programs with a fault, watches them, and classifies the outcome.
 
-use super::point::{Injection, Recording, flows_of_host, role_of};
+use super::core_dump::{CoreDump, CoreDumps};
+use super::interruption::Interruption;
+use super::point::{Injection, Recording, flows_of_host};
 use super::target::Target;
-use crate::exec::sweep_support::{DaemonName, View, connect, library_path, views};
+use crate::exec::sweep_support::{DaemonName, DaemonScenario, View, connect, library_path, views};
 use rustix::process::{Pid, Signal, kill_process_group};
 use softhca::fault::{FAULTS_VARIABLE, ProgramFaults, Rule};
-use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE, Verb};
+use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE, Recovery, Verb};
+use softhca_scenarios::live::LiveScenario;
+use softhca_scenarios::{Plan, RuleOutcome};
 use softhca_trace::log::Entry;
 use std::ffi::OsString;
 use std::fs::File;
@@ -14,7 +18,7 @@ use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// How often a run is looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(4);
@@ -22,8 +26,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(4);
 const MAX_FIRINGS: u64 = 2_000;
 /// A log that grows beyond this size belongs to a program that does not end.
 const MAX_LOG_BYTES: u64 = 256 << 20;
-/// How long a service may take to end.
+/// How long a service may take to end, and a program that hangs to write its core file.
 const SERVICE_END: Duration = Duration::from_secs(2);
+/// The clock of files lags behind that of programs by a tick.
+const FILE_CLOCK_LAG: Duration = Duration::from_millis(20);
 
 /// The end of a program.
 #[derive(Clone, Debug)]
@@ -31,6 +37,8 @@ pub struct ProgramEnd {
     pub status: Option<ExitStatus>,
     pub stdout: String,
     pub stderr: String,
+    /// Its core dump, if a signal ended it.
+    pub core: Option<CoreDump>,
 }
 
 /// How a run went.
@@ -45,6 +53,28 @@ pub struct RunOutcome {
     pub stopped: Option<(String, Vec<usize>)>,
     /// Whether the check of the target failed, with its output.
     pub check_failed: Option<String>,
+    /// The faults of the scenario, and how often each happened.
+    pub rules: Vec<RuleOutcome>,
+}
+
+impl RunOutcome {
+    /// The core dumps of the programs that a signal ended. A program that hung and was killed need not have one.
+    pub fn cores(&self, target: &Target) -> Vec<(String, CoreDump)> {
+        let ends = self.ends.iter().zip(&target.program).filter(|(_, program)| !program.service);
+        let cores = ends.filter_map(|(end, program)| Some((program.name.clone(), end.core.clone()?)));
+        cores.filter(|(_, core)| core.file.is_some() || self.stopped.is_none()).collect()
+    }
+}
+
+/// The faults of a run.
+#[derive(Clone, Copy)]
+pub enum RunFaults<'f> {
+    /// None.
+    None,
+    /// One, at a point.
+    One(&'f Injection),
+    /// Those of a scenario. The programs of a host have the faults of the host.
+    Scenario(&'f Plan),
 }
 
 /// When a run is stopped.
@@ -56,9 +86,39 @@ pub struct Limits {
     pub idle: Duration,
 }
 
+impl Limits {
+    /// The limits of runs with faults, in comparison with the run without.
+    pub fn usual(clean: &Baseline) -> Limits {
+        Limits {
+            total: (clean.duration * 10).max(Duration::from_secs(10)),
+            idle: (clean.longest_gap * 3).max(Duration::from_secs(6)),
+        }
+    }
+}
+
+/// What all workers share.
+pub struct Surroundings {
+    core_dumps: CoreDumps,
+    interruption: Interruption,
+}
+
+impl Surroundings {
+    /// Receives signals from now on. With `keeps_cores`, programs write core files.
+    pub fn new(keeps_cores: bool) -> Result<Surroundings, String> {
+        let interruption = Interruption::watch()?;
+        Ok(Surroundings { core_dumps: CoreDumps::of_system(keeps_cores), interruption })
+    }
+
+    /// Whether the user wants to end.
+    pub fn are_interrupted(&self) -> bool {
+        self.interruption.is_requested()
+    }
+}
+
 /// A daemon, which ends with its last connection, and the folder of the outputs of its runs.
 pub struct Worker<'t> {
     target: &'t Target,
+    surroundings: &'t Surroundings,
     daemon: DaemonName,
     connection: DaemonControl,
     libraries: OsString,
@@ -77,7 +137,12 @@ struct LogTail {
 }
 
 impl LogTail {
-    fn read(&mut self, target: &Target, recording: &mut Recording) -> Result<(), String> {
+    fn read(
+        &mut self,
+        target: &Target,
+        recording: &mut Recording,
+        mut live: Option<&mut DaemonScenario<'_>>,
+    ) -> Result<(), String> {
         let mut bytes = Vec::new();
         let read =
             self.file.seek(SeekFrom::Start(self.offset)).and_then(|_| self.file.read_to_end(&mut bytes));
@@ -88,10 +153,18 @@ impl LogTail {
         let complete = std::mem::replace(&mut self.partial, rest);
         for line in String::from_utf8_lossy(&complete).lines() {
             let name = line.split_once("\"name\":\"").and_then(|(_, rest)| rest.split_once('"'));
-            if name.is_some_and(|(name, _)| recording.wants(name))
+            let name = name.map_or("", |(name, _)| name);
+            let live = live.as_deref_mut().filter(|_| LiveScenario::uses_event(name));
+            let is_recorded = recording.wants(name);
+            if (is_recorded || live.is_some())
                 && let Ok(entry) = serde_json::from_str::<Entry>(line)
             {
-                recording.add(target, &entry);
+                if let Some(live) = live {
+                    live.on_entry(&entry);
+                }
+                if is_recorded {
+                    recording.add(target, &entry);
+                }
             }
         }
         Ok(())
@@ -138,16 +211,22 @@ fn read_lossy(path: &Path) -> String {
 
 impl<'t> Worker<'t> {
     /// Starts a daemon of its own.
-    pub fn start(target: &'t Target, number: usize, folder: &Path) -> Result<Worker<'t>, String> {
+    pub fn start(
+        target: &'t Target,
+        surroundings: &'t Surroundings,
+        recovery: Option<Recovery>,
+        number: usize,
+        folder: &Path,
+    ) -> Result<Worker<'t>, String> {
         let daemon = DaemonName::new(&format!("sweep-{}-{number}", std::process::id()));
-        let connection = connect(&daemon, &target.hosts())?;
+        let connection = connect(&daemon, &target.hosts(), recovery)?;
         let folder = folder.join(format!("worker-{number}"));
         std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
         let port = free.map_err(|error| format!("no free TCP port: {error}"))?.port();
         let views = target.program.iter().map(|program| views(&daemon, &program.host));
         let (libraries, views) = (library_path()?, views.collect::<Result<_, _>>()?);
-        Ok(Worker { target, daemon, connection, libraries, views, folder, port })
+        Ok(Worker { target, surroundings, daemon, connection, libraries, views, folder, port })
     }
 
     /// The folder of the outputs of the last run.
@@ -156,12 +235,7 @@ impl<'t> Worker<'t> {
     }
 
     /// Runs the target once.
-    pub fn run(
-        &mut self,
-        injection: Option<&Injection>,
-        seed: u64,
-        limits: Limits,
-    ) -> Result<RunOutcome, String> {
+    pub fn run(&mut self, faults: RunFaults<'_>, seed: u64, limits: Limits) -> Result<RunOutcome, String> {
         let log_path = self.folder.join("events.jsonl");
         let capture_path = self.folder.join("packets.pcapng");
         let create = |path: &Path| {
@@ -172,49 +246,79 @@ impl<'t> Worker<'t> {
         let (log, capture) = (create(&log_path)?, create(&capture_path)?);
         let started = self.connection.start_recording(Some(capture.as_fd()), Some(log.as_fd()));
         started.map_err(|error| error.to_string())?;
-        let rule = injection.and_then(|injection| injection.packet_rule(self.target));
+        let mut live = None;
+        let rule = match faults {
+            RunFaults::None => None,
+            RunFaults::One(injection) => injection.packet_rule(self.target),
+            RunFaults::Scenario(plan) => {
+                live = Some(DaemonScenario::load(plan, &mut self.connection, Some(self.daemon.name()))?);
+                None
+            }
+        };
         if let Some(rule) = &rule {
             self.add_packet_rule(rule, seed).map_err(|error| error.to_string())?;
         }
+        let is_clean = matches!(faults, RunFaults::None);
         let mut tail = LogTail { file: log, offset: 0, partial: Vec::new() };
-        let mut recording = Recording::new(injection.is_none());
-        let begin = Instant::now();
+        let mut recording = Recording::new(is_clean);
+        let (begin, since) = (Instant::now(), SystemTime::now() - FILE_CLOCK_LAG);
         let mut watch = Watch { begin, last: begin, seen: 0, longest_gap: Duration::ZERO };
         let mut running: Vec<Running> = Vec::new();
         let mut stopped = None;
         for index in 0..self.target.program.len() {
-            running.push(self.spawn(index, injection, seed)?);
+            let faults = self.program_faults(index, faults, seed, live.as_ref());
+            running.push(self.spawn(index, &faults)?);
             while stopped.is_none() && !self.is_ready(index, &mut running)? {
-                stopped = self.look(&mut running, &mut tail, &mut recording, &mut watch, limits)?;
+                let live = live.as_mut();
+                stopped = self.look(&mut running, &mut tail, &mut recording, live, &mut watch, limits)?;
             }
             if stopped.is_some() || running.iter().any(|program| program.status.is_some()) {
                 break;
             }
         }
         while stopped.is_none() && self.is_active(&mut running)? {
-            stopped = self.look(&mut running, &mut tail, &mut recording, &mut watch, limits)?;
+            let live = live.as_mut();
+            stopped = self.look(&mut running, &mut tail, &mut recording, live, &mut watch, limits)?;
         }
         let duration = begin.elapsed();
         for (program, plan) in running.iter_mut().zip(&self.target.program) {
-            program.signal(if plan.service { Signal::TERM } else { Signal::KILL });
+            program.signal(match &self.surroundings.core_dumps {
+                _ if plan.service => Signal::TERM,
+                // The core file shows where the program hangs.
+                CoreDumps::Files(_) if !is_clean => Signal::ABORT,
+                _ => Signal::KILL,
+            });
             let until = Instant::now() + SERVICE_END;
             while program.status.is_none() && Instant::now() < until {
                 program.status = program.child.try_wait().map_err(|error| error.to_string())?;
                 std::thread::sleep(Duration::from_millis(1));
             }
             program.signal(Signal::KILL);
+            if program.status.is_none() {
+                program.status = program.child.wait().ok();
+            }
         }
         self.connection.stop_recording().map_err(|error| format!("the recording is incomplete: {error}"))?;
         for host in self.target.hosts().iter().filter(|_| rule.is_some()) {
             self.connection.clear_rules(host).map_err(|error| error.to_string())?;
         }
-        tail.read(self.target, &mut recording)?;
+        tail.read(self.target, &mut recording, live.as_mut())?;
+        let finished = live.map(|live| live.finish(&mut self.connection)).transpose()?;
+        let rules = finished.map(|outcome| outcome.rules).unwrap_or_default();
         let ends: Vec<ProgramEnd> = running
             .iter()
-            .map(|program| ProgramEnd {
-                status: program.status,
-                stdout: read_lossy(&program.stdout),
-                stderr: read_lossy(&program.stderr),
+            .map(|program| {
+                let signaled = program.status.filter(|status| status.signal().is_some());
+                let (process, folder) = (program.child.id(), &self.target.folder);
+                let core = |status: ExitStatus| {
+                    self.surroundings.core_dumps.find(process, status.core_dumped(), folder, since)
+                };
+                ProgramEnd {
+                    status: program.status,
+                    stdout: read_lossy(&program.stdout),
+                    stderr: read_lossy(&program.stderr),
+                    core: signaled.map(core),
+                }
             })
             .collect();
         let check_failed = match (&self.target.check, &stopped) {
@@ -222,7 +326,7 @@ impl<'t> Worker<'t> {
             _ => None,
         };
         let longest_gap = watch.longest_gap;
-        Ok(RunOutcome { ends, recording, duration, longest_gap, stopped, check_failed })
+        Ok(RunOutcome { ends, recording, duration, longest_gap, stopped, check_failed, rules })
     }
 
     /// Installs the rule on all hosts: the flow that it selects decides where it acts.
@@ -243,7 +347,31 @@ impl<'t> Worker<'t> {
         Ok((!output.status.success()).then_some(text))
     }
 
-    fn spawn(&self, index: usize, injection: Option<&Injection>, seed: u64) -> Result<Running, String> {
+    /// The faults of the processes of a program, whose calls are recorded.
+    fn program_faults(
+        &self,
+        index: usize,
+        faults: RunFaults<'_>,
+        seed: u64,
+        live: Option<&DaemonScenario<'_>>,
+    ) -> ProgramFaults {
+        let program = &self.target.program[index];
+        let own = match faults {
+            RunFaults::None => None,
+            RunFaults::One(injection) => {
+                let rule = Some(injection).filter(|injection| injection.point.role == program.name);
+                let faults = rule.and_then(Injection::rule).into_iter().collect();
+                Some(ProgramFaults { seed, faults, ..ProgramFaults::default() })
+            }
+            RunFaults::Scenario(plan) => {
+                let host = plan.hosts.iter().position(|host| host.name == program.host);
+                host.zip(live).and_then(|(host, live)| live.program_faults(host))
+            }
+        };
+        ProgramFaults { role: index as u32, record: true, ..own.unwrap_or_default() }
+    }
+
+    fn spawn(&self, index: usize, faults: &ProgramFaults) -> Result<Running, String> {
         let program = &self.target.program[index];
         let mut words = Vec::new();
         for word in &program.command {
@@ -253,15 +381,6 @@ impl<'t> Worker<'t> {
             }
             words.push(word);
         }
-        let rule =
-            injection.filter(|injection| injection.point.role == program.name).and_then(Injection::rule);
-        let faults = ProgramFaults {
-            role: index as u32,
-            seed,
-            faults: rule.into_iter().collect(),
-            record: true,
-            ..ProgramFaults::default()
-        };
         let (stdout, stderr) = (
             self.folder.join(format!("{}.stdout", program.name)),
             self.folder.join(format!("{}.stderr", program.name)),
@@ -275,6 +394,7 @@ impl<'t> Worker<'t> {
             command.env(NAME_VARIABLE, self.daemon.name()).env(HOST_VARIABLE, &program.host);
             command.env(FAULTS_VARIABLE, faults.to_text()).envs(view.variables.clone());
             command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(err.try_clone()?);
+            self.surroundings.interruption.prepare(&mut command);
             if let Some(mounts) = view.mounts.clone() {
                 mounts.apply_to(&mut command);
             }
@@ -323,15 +443,27 @@ impl<'t> Worker<'t> {
 
     /// Waits a moment and reads the log. Returns why the run must be stopped, if it must.
     fn look(
-        &self,
+        &mut self,
         running: &mut [Running],
         tail: &mut LogTail,
         recording: &mut Recording,
+        mut live: Option<&mut DaemonScenario<'_>>,
         watch: &mut Watch,
         limits: Limits,
     ) -> Result<Option<(String, Vec<usize>)>, String> {
         std::thread::sleep(POLL_INTERVAL);
-        tail.read(self.target, recording)?;
+        if self.surroundings.are_interrupted() {
+            return Err("interrupted".into());
+        }
+        tail.read(self.target, recording, live.as_deref_mut())?;
+        if let Some(live) = live {
+            let pid = |program: &Running| program.status.is_none().then(|| Pid::from_child(&program.child));
+            let host = |name: &str| live.plan().hosts.iter().position(|host| host.name == name);
+            let programs = running.iter().zip(&self.target.program);
+            let programs = programs.filter_map(|(program, plan)| Some((host(&plan.host)?, pid(program)?)));
+            let programs = programs.collect();
+            live.run_due_actions(&mut self.connection, &programs);
+        }
         let now = Instant::now();
         let ended = running.iter().filter(|program| program.status.is_some()).count() as u64;
         let seen = tail.offset + ended + running.iter().map(Running::output_bytes).sum::<u64>();
@@ -343,8 +475,8 @@ impl<'t> Worker<'t> {
             format!("the program met the fault {} times: it retries without end", recording.fired)
         } else if tail.offset > MAX_LOG_BYTES {
             "the program calls verbs without end".to_owned()
-        } else if now - watch.last > limits.idle {
-            format!("no call, packet, completion or output for {} s", limits.idle.as_secs_f32())
+        } else if now - watch.last > limits.idle && !self.has_pending_timer()? {
+            format!("no call, packet, completion, output or timer for {} s", limits.idle.as_secs_f32())
         } else if now - watch.begin > limits.total {
             format!("it did not end within {} s", limits.total.as_secs_f32())
         } else {
@@ -354,6 +486,14 @@ impl<'t> Worker<'t> {
             .filter(|index| running[*index].status.is_none() && !self.target.program[*index].service)
             .collect();
         Ok(Some((why, waiting)))
+    }
+}
+
+impl Worker<'_> {
+    /// Whether a device waits for a time to pass, after which the programs may go on.
+    fn has_pending_timer(&mut self) -> Result<bool, String> {
+        let status = self.connection.status().map_err(|error| error.to_string())?;
+        Ok(status.hosts.iter().any(|host| host.has_pending_timer))
     }
 }
 
@@ -467,15 +607,9 @@ fn sanitizer_report(stderr: &str) -> Option<&str> {
     })
 }
 
-/// Classifies a run.
-pub fn classify(
-    target: &Target,
-    clean: &Baseline,
-    injection: &Injection,
-    run: &RunOutcome,
-) -> (Outcome, String) {
+/// Classifies a run. `faulted` is the program that met the fault.
+pub fn classify(target: &Target, clean: &Baseline, faulted: usize, run: &RunOutcome) -> (Outcome, String) {
     let name = |index: usize| &target.program[index].name;
-    let faulted = role_of(target, &injection.point.role).unwrap_or(0);
     for (index, end) in run.ends.iter().enumerate() {
         if let Some(line) = sanitizer_report(&end.stderr) {
             return (Outcome::Crash, format!("{}: {}", name(index), line.trim()));
@@ -542,9 +676,8 @@ pub fn classify(
                 return (Outcome::WrongResult, detail);
             }
         }
-        let is_status = matches!(injection.fault, super::point::SweepFault::Status(_));
         let retried = run.recording.posted_after_fault.get(&faulted).copied().unwrap_or(0) > 0;
-        if is_status && run.recording.fired > 0 && !retried {
+        if run.recording.has_failed_completion && !retried {
             let detail = "reports success although a work request failed and was not posted again";
             return (Outcome::WrongResult, format!("{} {detail}", name(faulted)));
         }

@@ -14,7 +14,7 @@ use softhca_engine::{
 };
 use softhca_queue::cm::{self, EventType};
 use softhca_queue::control::{DirectPath, RegionBacking, Response};
-use softhca_queue::{AccessFlags, DoorbellConsumer, DoorbellProducer, MapMode, SharedMemory};
+use softhca_queue::{AccessFlags, CallSite, DoorbellConsumer, DoorbellProducer, MapMode, SharedMemory};
 use softhca_udp::{RoceSocket, SlotGroup, SocketOptions};
 use softhca_wire::Gid;
 use std::fs::File;
@@ -159,6 +159,7 @@ impl Client {
         command: Command,
         backing: Option<RegionBacking>,
         descriptors: Vec<OwnedFd>,
+        call_site: Option<CallSite>,
     ) -> RequestResult {
         if let Some(resource) = command.creates() {
             self.quota.check(resource)?;
@@ -171,6 +172,7 @@ impl Client {
         let mut attachments = Attachments {
             rings: rings.as_ref().map(|rings| rings.memory.words(0, rings.memory.len() / 8)),
             memory: self.attach_memory(&command, backing, descriptors)?,
+            call_site,
         };
         if let Command::ResizeCompletionQueue { .. } = command {
             self.process_posted_work();

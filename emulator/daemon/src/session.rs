@@ -325,8 +325,8 @@ impl Session {
                 self.daemon.stop_requested.notify_one();
                 Response::Done
             }
-            Request::Execute { command, backing } => {
-                return self.client()?.execute(command, backing, descriptors);
+            Request::Execute { command, backing, call_site } => {
+                return self.client()?.execute(command, backing, descriptors, call_site);
             }
         };
         Ok((response, Vec::new()))

@@ -128,13 +128,16 @@ impl DaemonState {
                 }
                 Some(client)
             });
-            let (mut queue_pairs, listening_ports, port_state) = host.driver.control(|driver| {
-                let hca = driver.hca();
-                (hca.queue_pair_count() as u32, hca.listening_ports().collect(), hca.port_state())
-            });
+            let (mut queue_pairs, listening_ports, port_state, has_pending_timer) =
+                host.driver.control(|driver| {
+                    let hca = driver.hca();
+                    let queue_pairs = hca.queue_pair_count() as u32;
+                    let listening_ports = hca.listening_ports().collect();
+                    (queue_pairs, listening_ports, hca.port_state(), hca.has_pending_timer())
+                });
             queue_pairs += reports.iter().map(|report| report.queue_pairs.len() as u32).sum::<u32>();
             let (host, clients) = (host.device.clone(), clients.collect());
-            HostStatus { host, clients, queue_pairs, listening_ports, port_state }
+            HostStatus { host, clients, queue_pairs, listening_ports, port_state, has_pending_timer }
         });
         DaemonStatus {
             pid: std::process::id(),

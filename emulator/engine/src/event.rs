@@ -12,7 +12,9 @@ use crate::{
 use core::net::IpAddr;
 use core::time::Duration;
 use softhca_queue::cm::{CmState, EventType};
-use softhca_queue::{AccessFlags, Completion, CompletionOpcode, CorruptRing, ProgramAction, Sge, Verb};
+use softhca_queue::{
+    AccessFlags, CallSite, Completion, CompletionOpcode, CorruptRing, ProgramAction, Sge, Verb,
+};
 use softhca_wire::{Mtu, Opcode, Psn, Qpn, Syndrome, TransportHeader};
 
 /// What an injected fault acted on.
@@ -356,6 +358,10 @@ macro_rules! hca_events {
                 qp: Qpn,
                 /// The program that the process belongs to.
                 role: u32,
+                /// Where the program calls it: module and offset of the return address; absent if it is unknown.
+                call_site: Option<CallSite>,
+                /// The state of the queue pair before the call.
+                state: Option<QpState>,
             }
             /// The ring of a client is corrupt; its queue pair stopped.
             "device:client_faulted" ClientFaulted

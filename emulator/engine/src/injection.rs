@@ -10,8 +10,8 @@ use crate::{
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use softhca_queue::{
-    Command, Completion, FaultHit, FaultMatcher, FaultTrigger, InjectedEvent, ProgramAction, ProgramFaults,
-    Reply, Resource, cm,
+    CallSite, Command, Completion, FaultHit, FaultMatcher, FaultTrigger, InjectedEvent, ProgramAction,
+    ProgramFaults, Reply, Resource, cm,
 };
 use softhca_wire::Qpn;
 
@@ -53,6 +53,11 @@ impl ProcessFaults {
         self.matchers.get_mut(&process).map(|matcher| (process, matcher))
     }
 
+    /// Whether completions wait.
+    pub(crate) fn holds_completions(&self) -> bool {
+        !self.held.is_empty()
+    }
+
     /// The number of an object, by its place in order of creation.
     fn number(&self, kind: Resource, ordinal: u32) -> Option<u32> {
         self.matchers.values().find_map(|matcher| matcher.number(kind, ordinal))
@@ -91,6 +96,7 @@ impl Hca {
         ctx: &mut Context<'_>,
         client: ClientId,
         command: &Command,
+        call_site: Option<CallSite>,
     ) -> Result<Option<Reply>, VerbsError> {
         let Some((verb, object)) = command.call() else { return Ok(None) };
         let Some((process, matcher)) = self.state.faults.as_mut().and_then(|all| all.matcher(client)) else {
@@ -102,7 +108,9 @@ impl Hca {
             _ => Qpn::default(),
         };
         if let Some(role) = matcher.recorded_role() {
-            ctx.emit(Event::VerbCalled { process, verb, object: point.object, nth: point.nth, qp, role });
+            let state = self.queue_pairs.get_mut(qp.value()).map(|pair| pair.state);
+            let (object, nth) = (point.object, point.nth);
+            ctx.emit(Event::VerbCalled { process, verb, object, nth, qp, role, call_site, state });
         }
         let Some(hit) = point.hit else { return Ok(None) };
         let FaultHit { rule, action: effect, .. } = hit;

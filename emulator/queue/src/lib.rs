@@ -12,6 +12,7 @@ extern crate std;
 
 mod address;
 mod attributes;
+mod call_site;
 pub mod cm;
 mod command;
 mod completion;
@@ -43,6 +44,7 @@ mod work_request;
 
 pub use address::AddressVector;
 pub use attributes::{ModifyQp, QpAttributeMask, QpAttributes, QpState, QpType};
+pub use call_site::CallSite;
 pub use command::{Command, QpCapabilities, Reply};
 pub use completion::{
     Completion, CompletionConsumer, CompletionFlags, CompletionOpcode, CompletionProducer, CompletionStatus,

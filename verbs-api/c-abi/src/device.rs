@@ -64,6 +64,7 @@ fn device_for_host(host: HostDevice) -> *mut ibv_device {
 /// The devices of this process's host. If there is none, prints the reason to stderr the first time.
 pub fn host_devices() -> Vec<*mut ibv_device> {
     static REPORTED: Once = Once::new();
+    faults::prepare();
     let wanted = std::env::var(softhca::HOST_VARIABLE).ok();
     let found = softhca::Device::list(None).map_err(|error| error.to_string()).and_then(|devices| {
         let host = wanted.or_else(|| devices.first().map(|device| device.host.clone())).unwrap_or_default();

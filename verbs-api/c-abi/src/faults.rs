@@ -1,8 +1,9 @@
 //! Injected faults of calls that the device does not execute itself: queries, polls, the release of objects, and calls
 //! before a device is open. All other calls meet their faults in the device.
 
+use crate::call_site;
 use crate::errno::Rejection;
-use softhca::fault::FAULTS_VARIABLE;
+use softhca::fault::{self, FAULTS_VARIABLE};
 use softhca::{Context, Device, Error, Resource, Verb, VerbsError};
 use std::sync::LazyLock;
 
@@ -10,8 +11,14 @@ use std::sync::LazyLock;
 /// process has no open device.
 static PROCESS: LazyLock<Option<Context>> = LazyLock::new(|| {
     std::env::var_os(FAULTS_VARIABLE)?;
+    fault::set_call_site_source(call_site::find);
     Device::daemon().ok().map(|device| device.open())
 });
+
+/// Prepares for faults and recordings, before the process opens a device.
+pub fn prepare() {
+    LazyLock::force(&PROCESS);
+}
 
 /// Whether fault rules or a recording name this verb.
 #[inline]

@@ -11,6 +11,7 @@
 
 mod abi;
 mod address;
+mod call_site;
 mod channel;
 mod completion_queue;
 mod context;

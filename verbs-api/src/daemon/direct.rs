@@ -198,7 +198,8 @@ impl DirectHost {
 
     /// Has the daemon execute a command.
     pub fn request(&self, command: Command) -> Result<Reply> {
-        expect_response!(self.connection.call(&Request::Execute { command, backing: None }, &[])?.0, Executed)
+        let request = Request::Execute { command, backing: None, call_site: None };
+        expect_response!(self.connection.call(&request, &[])?.0, Executed)
     }
 
     /// Moves a queue pair of this process through the states of its connection by `modify`, and then has the daemon

@@ -188,7 +188,8 @@ impl DaemonBackend {
         backing: Option<RegionBacking>,
         passed: &[BorrowedFd<'_>],
     ) -> Result<(Reply, Vec<OwnedFd>)> {
-        let request = Request::Execute { command: command.clone(), backing };
+        let call_site = command.call().and_then(|_| crate::fault::call_site());
+        let request = Request::Execute { command: command.clone(), backing, call_site };
         let (response, descriptors) = self.connection.call(&request, passed)?;
         Ok((expect_response!(response, Executed)?, descriptors))
     }

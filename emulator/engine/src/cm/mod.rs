@@ -190,6 +190,11 @@ impl ConnectionManager {
         self.arm_timer(hca);
     }
 
+    /// Whether an identifier waits for a reply, or for the end of its time wait.
+    pub fn has_deadline(&self) -> bool {
+        !self.deadlines.is_empty()
+    }
+
     /// Arms the HCA's timers for the earliest deadline.
     fn arm_timer(&mut self, hca: &mut HcaState) {
         let earliest =

@@ -3,16 +3,20 @@
 use super::client::FIRST_IOVA;
 use super::queue_pair::QpRings;
 use crate::{ClientId, Context, Hca, MemoryId, MemoryRegion, Resource, VerbsError};
-use softhca_queue::{AccessFlags, Command, CompletionProducer, ReceiveConsumer, Reply, SharedWords, cm};
+use softhca_queue::{
+    AccessFlags, CallSite, Command, CompletionProducer, ReceiveConsumer, Reply, SharedWords, cm,
+};
 use softhca_wire::RemoteKey;
 
-/// Memory that the back end allocates for a command.
+/// What the back end adds to a command: the memory that it allocates for it, and where it comes from.
 #[derive(Default)]
 pub struct Attachments {
     /// Memory for the rings of a queue: [`Command::ring_words`] words.
     pub rings: Option<SharedWords>,
     /// Memory to register. After the call: memory that no region uses, which the back end releases.
     pub memory: Option<MemoryId>,
+    /// Where the program calls the verb, for a recording of calls.
+    pub call_site: Option<CallSite>,
 }
 
 impl Attachments {
@@ -46,7 +50,7 @@ impl Hca {
         if self.state.faults.is_none() {
             return self.execute_command(ctx, client, command, attachments);
         }
-        if let Some(reply) = self.inject_into_call(ctx, client, &command)? {
+        if let Some(reply) = self.inject_into_call(ctx, client, &command, attachments.call_site)? {
             return Ok(reply);
         }
         let creates =

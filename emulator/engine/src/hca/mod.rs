@@ -351,6 +351,15 @@ impl Hca {
         }
     }
 
+    /// Whether an operation of a client waits for a time to pass: a retransmission, a message of the connection manager
+    /// or a held completion. Entries of [`Hca::next_timeout`] that expire without effect do not count.
+    pub fn has_pending_timer(&self) -> bool {
+        let waits = |qp: &QueuePair| qp.requester.ack_deadline.or(qp.requester.rnr_wait_until).is_some();
+        !self.queue_pairs.numbers(waits).is_empty()
+            || self.cm.has_deadline()
+            || self.state.faults.as_ref().is_some_and(|faults| faults.holds_completions())
+    }
+
     /// Handles all timers that expire by `ctx.now`.
     pub fn expire(&mut self, ctx: &mut Context<'_>) {
         while let Some((at, qpn)) = self.state.pacing_timers.pop(ctx.now) {

@@ -11,8 +11,8 @@ pub use framing::{FramedMessage, MAX_DESCRIPTORS, MAX_MESSAGE, MessageReader, Pr
 pub use runtime_dir::{DEFAULT_NAME, NAME_VARIABLE, RuntimeDir};
 
 use crate::{
-    AsyncEvent, CmChannelId, Command, Counters, CqId, DeviceLimits, PortState, QpSnapshot, QpState, QpType,
-    Reply, VerbsError, cm,
+    AsyncEvent, CallSite, CmChannelId, Command, Counters, CqId, DeviceLimits, PortState, QpSnapshot, QpState,
+    QpType, Reply, VerbsError, cm,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use softhca_wire::{Gid, Mtu, Psn, Qpn, QpnSlot};
 
 /// The version of the messages and of the ring layouts. Every change of either increments it.
-pub const PROTOCOL_VERSION: u32 = 12;
+pub const PROTOCOL_VERSION: u32 = 13;
 
 /// The environment variable that selects the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
@@ -187,8 +187,9 @@ pub enum Request {
     StartRecording { capture: bool, log: bool },
     /// Ends the recordings of this connection. They are complete when the response arrives.
     StopRecordings,
-    /// Executes a control verb. `backing` locates the memory of a (re)registration.
-    Execute { command: Command, backing: Option<RegionBacking> },
+    /// Executes a control verb. `backing` locates the memory of a (re)registration, `call_site` the call in the program
+    /// while calls are recorded.
+    Execute { command: Command, backing: Option<RegionBacking>, call_site: Option<CallSite> },
     /// Sets the state of the port of a host: until this connection ends, or for as long as the daemon runs.
     SetPortState { host: String, state: PortState, stays: bool },
     /// The queue pairs of all clients of a host.
@@ -298,6 +299,8 @@ pub struct HostStatus {
     pub listening_ports: Vec<u16>,
     /// The state of the device's port.
     pub port_state: PortState,
+    /// Whether the device waits for a time to pass: to retransmit, for a connection, to release a completion.
+    pub has_pending_timer: bool,
 }
 
 /// The most queue pairs in a [`Response::QueuePairs`].
@@ -414,7 +417,8 @@ mod tests {
     fn a_request_is_decoded_as_it_was_encoded() {
         let modify = ModifyQp::default().state(QpState::Init).port(1).access_flags(AccessFlags::REMOTE_READ);
         let command = Command::ModifyQueuePair { qpn: Qpn::new(7), modify };
-        let call = Request::Execute { command, backing: None };
+        let call_site = Some(CallSite::new("program", 7));
+        let call = Request::Execute { command, backing: None, call_site };
         assert_eq!(decode(&encode(&call)), Ok(call));
     }
 

@@ -9,7 +9,9 @@ use softhca_engine::{
 };
 use softhca_fabric::{FabricEvent, FrameDropReason, PacketId, PauseEndReason};
 use softhca_queue::cm::{CmState, EventType};
-use softhca_queue::{AccessFlags, Completion, CompletionOpcode, CorruptRing, ProgramAction, Sge, Verb};
+use softhca_queue::{
+    AccessFlags, CallSite, Completion, CompletionOpcode, CorruptRing, ProgramAction, Sge, Verb,
+};
 use softhca_wire::{Mtu, Opcode, Psn, Qpn};
 use std::net::IpAddr;
 use std::time::Duration;

@@ -10,7 +10,8 @@ use softhca_engine::{
 use softhca_fabric::{FaultEffect, FrameDropReason, LinkId, PacketId, PauseEndReason};
 use softhca_queue::cm::{CmState, EventType};
 use softhca_queue::{
-    AccessFlags, Completion, CompletionFlags, CompletionOpcode, CorruptRing, ProgramAction, Sge, Verb,
+    AccessFlags, CallSite, Completion, CompletionFlags, CompletionOpcode, CorruptRing, ProgramAction, Sge,
+    Verb,
 };
 use softhca_wire::{Mtu, Opcode, Psn, Qpn, Syndrome};
 use std::borrow::Cow;
@@ -133,6 +134,7 @@ log_fields! {
     AsyncEvent => Keyword: |event| event.name().into();
     InjectedPoint => Keyword: |point| point.name().into();
     Verb => Keyword: |verb| verb.name().into();
+    CallSite => String: |site| site.to_string();
     ProgramAction => String: |action| action.to_string();
     CmMessageKind => Keyword: |message| message.name().into();
     EventType => Keyword: |event| event.name().into();

@@ -48,16 +48,16 @@ unsafe fn new_event(
             // SAFETY: it was created above.
             if let Some(state) = unsafe { identifier::of(id) } {
                 *state.offer.lock() = event.offer();
+                state.events.add();
             }
             id
         }
-        _ => identifier::object_of(card, &event.id)?,
+        _ => identifier::object_with_event(card, &event.id)?,
     };
     // SAFETY: an identifier of this library.
     unsafe {
         identifier::update_route(id);
         identifier::update_qp_state(id);
-        identifier::of(id)?.events.add();
     }
     // SAFETY: zero is valid for every field.
     let mut param: EventParam = unsafe { zeroed() };

@@ -139,6 +139,16 @@ pub fn object_of(card: usize, id: &Id) -> Option<*mut rdma_cm_id> {
     IDS.lock().get(&(card, id.handle())).map(|address| *address as *mut rdma_cm_id)
 }
 
+/// The object of an identifier on a card, with one more event to acknowledge. Destruction removes the identifier from the
+/// table first and then waits for its events, so that it cannot be freed meanwhile.
+pub fn object_with_event(card: usize, id: &Id) -> Option<*mut rdma_cm_id> {
+    let ids = IDS.lock();
+    let object = *ids.get(&(card, id.handle()))? as *mut rdma_cm_id;
+    // SAFETY: an identifier in the table is not destroyed yet.
+    unsafe { of(object) }?.events.add();
+    Some(object)
+}
+
 /// Detaches a queue pair that is about to be destroyed from its identifier.
 ///
 /// # Safety
