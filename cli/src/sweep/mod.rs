@@ -488,7 +488,10 @@ impl<'t> ScenarioRuns<'t> {
         if let Some(fault) = plan.faults.iter().find(restarts) {
             return Err(format!("fault {:?}: a sweep restarts neither programs nor the daemon", fault.name));
         }
-        let (_, recovery) = required_settings(plan, None)?;
+        let (_, cards, recovery) = required_settings(plan, (None, None))?;
+        if cards.is_some() {
+            return Err("the hosts of a sweep have one card: remove `cards` from the scenario".into());
+        }
         let scratch = Scratch::new()?;
         let mut worker = Worker::start(target, surroundings, recovery, 0, &scratch.0)?;
         let clean = clean_runs(target, &mut worker)?;
