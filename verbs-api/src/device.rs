@@ -82,9 +82,17 @@ impl Device {
         PortAttributes { port_num: 1, state, max_mtu: Mtu::B4096, active_mtu, gid }
     }
 
-    /// Opens the device. Every context of a device has resources of its own.
+    /// Opens the device. Every context of a device has resources of its own. While a fault has removed the device, every
+    /// call on the context fails; when it has returned, new contexts work.
     pub fn open(&self) -> Context {
-        Context::new(self.backend(), self.address, self.faults.lock().clone())
+        let backend: Arc<dyn Backend> = match &self.backend {
+            #[cfg(feature = "sockets")]
+            DeviceBackend::Embedded(card) => card.for_new_context(),
+            DeviceBackend::Simulated(card) => card.for_new_context(),
+            #[cfg(all(feature = "sockets", target_os = "linux"))]
+            DeviceBackend::Daemon(card) => card.clone(),
+        };
+        Context::new(backend, self.address, self.faults.lock().clone())
     }
 
     fn backend(&self) -> Arc<dyn Backend> {

@@ -104,7 +104,7 @@ pub(crate) trait CardRuntime: Send + Sync + 'static {
 
 /// An HCA in this process.
 pub(crate) struct LocalBackend<R: CardRuntime> {
-    pub runtime: R,
+    pub runtime: Arc<R>,
     event_bus: Arc<EventBus>,
     pub client: ClientId,
     doorbell: DoorbellProducer,
@@ -113,9 +113,23 @@ pub(crate) struct LocalBackend<R: CardRuntime> {
 impl<R: CardRuntime> LocalBackend<R> {
     /// A client of the HCA in `runtime`, whose events go to `event_bus`.
     pub fn new(runtime: R, event_bus: Arc<EventBus>) -> Result<LocalBackend<R>> {
+        LocalBackend::open(Arc::new(runtime), event_bus)
+    }
+
+    fn open(runtime: Arc<R>, event_bus: Arc<EventBus>) -> Result<LocalBackend<R>> {
         let (doorbell, consumer) = doorbell_ring(DeviceLimits::HCA.max_qp);
         let client = runtime.control(|hca, _| hca.open_client(consumer))?;
         Ok(LocalBackend { runtime, event_bus, client, doorbell })
+    }
+
+    /// The client of a new context. One that lost a device, which was removed and is back, cannot use it.
+    pub fn for_new_context(self: &Arc<Self>) -> Arc<Self> {
+        let must_reopen =
+            self.check_process().is_ok() && self.runtime.control(|hca, _| hca.must_reopen(self.client));
+        let reopened = must_reopen
+            .then(|| LocalBackend::open(self.runtime.clone(), self.event_bus.clone()).ok())
+            .flatten();
+        reopened.map_or_else(|| self.clone(), Arc::new)
     }
 }
 

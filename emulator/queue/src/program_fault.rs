@@ -156,6 +156,10 @@ pub enum InjectedEvent {
     PkeyChange,
     /// The device fails: all work requests are flushed, and every later control verb fails with EIO.
     DeviceFatal,
+    /// The device is removed: it fails, those that have it open lose it, and it cannot be opened.
+    DeviceRemoved,
+    /// The device returns, and can be opened.
+    DeviceReturned,
     /// A queue pair fails: it enters ERR, and its work requests are flushed.
     QpFatal,
     /// A completion queue fails, and every queue pair that uses it.
@@ -165,7 +169,7 @@ pub enum InjectedEvent {
 }
 
 impl InjectedEvent {
-    /// Its name in `enum ibv_event_type`, without the prefix.
+    /// Its name: that in `enum ibv_event_type` without the prefix, if it has one.
     pub const fn name(self) -> &'static str {
         match self {
             InjectedEvent::PortErr => "PORT_ERR",
@@ -174,6 +178,8 @@ impl InjectedEvent {
             InjectedEvent::LidChange => "LID_CHANGE",
             InjectedEvent::PkeyChange => "PKEY_CHANGE",
             InjectedEvent::DeviceFatal => "DEVICE_FATAL",
+            InjectedEvent::DeviceRemoved => "DEVICE_REMOVED",
+            InjectedEvent::DeviceReturned => "DEVICE_RETURNED",
             InjectedEvent::QpFatal => "QP_FATAL",
             InjectedEvent::CqErr => "CQ_ERR",
             InjectedEvent::SrqLimitReached => "SRQ_LIMIT_REACHED",
