@@ -8,14 +8,13 @@ use crate::evaluate::{self, RunResults};
 use crate::executor::{ObservedCompletion, ProgramLog};
 use crate::hosts::FinalState;
 use crate::plan::{
-    Expectation, FabricChange, FaultKind, FaultPlan, HostPlan, LinkPlan, Node, Plan, TimedFault,
-    default_settings,
+    Expectation, FabricChange, FaultKind, FaultPlan, HostPlan, Node, Plan, TimedFault, default_settings,
 };
 use crate::quantity::Time;
 use crate::record::{RecordedEvent, RunRecord, TimelineEntry};
 use crate::report::{ExpectationOutcome, Outcome, Verdict};
 use softhca_engine::{AsyncEvent, QpState, QpType, Settings};
-use softhca_fabric::{Action, FlowId, LinkState, Repeat, Rule, RuleCounters, RuleId, Selector};
+use softhca_fabric::{FlowId, LinkState, Rule, RuleCounters, RuleId};
 use softhca_queue::{
     Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Counters, FaultTrigger, InjectedEvent,
     ProgramFaults,
@@ -32,8 +31,8 @@ pub trait HostControl {
     fn raise_event(&mut self, host: usize, event: InjectedEvent) -> Result<(), String>;
     /// Kills, stops or continues the programs of a host.
     fn signal(&mut self, host: usize, signal: ProgramSignal) -> Result<(), String>;
-    /// Kills the daemon.
-    fn kill_daemon(&mut self) -> Result<(), String>;
+    /// Kills the daemon, and starts another one in its place if `restart`.
+    fn kill_daemon(&mut self, restart: bool) -> Result<(), String>;
     /// Adds a rule to the device of a host.
     fn add_rule(&mut self, host: usize, rule: Rule, name: &str) -> Result<(), String>;
     /// Reports to the faults of the program of a host what they wait for.
@@ -51,12 +50,6 @@ pub enum ProgramSignal {
     /// SIGKILL, and the program starts again.
     Restart,
 }
-
-/// The delay of links whose delay the file does not set, which real links have anyway.
-const DEFAULT_DELAY_NS: u64 = 1_000;
-/// The rules that delay every packet of a link, and limit its rate: no rule of a file has these numbers.
-const DELAY_RULE: RuleId = RuleId(u32::MAX);
-const RATE_RULE: RuleId = RuleId(u32::MAX - 1);
 
 /// A plan for external programs.
 pub struct LiveScenario<'p> {
@@ -144,22 +137,7 @@ impl<'p> LiveScenario<'p> {
 
     /// The rules for the device of a host, with their names.
     pub fn rules(&self, host: usize) -> Vec<(Rule, &'p str)> {
-        let mut rules: Vec<_> =
-            self.plan.rules_for_host(host).into_iter().map(|(name, rule)| (rule, name)).collect();
-        // The delay of a link that the file sets. A device has one link.
-        let of_host = |link: &&LinkPlan| link.ends.contains(&Node::Host(host));
-        let line = self.plan.links.iter().find(of_host).map(|link| link.line);
-        let mut add = |id, action, name| {
-            let (selector, repeat) = (Selector::default(), Repeat::default());
-            rules.push((Rule { id, selector, repeat, action }, name));
-        };
-        if let Some(bits_per_second) = line.and_then(|line| line.bits_per_second) {
-            add(RATE_RULE, Action::LimitRate { bits_per_second }, "the rate of the link");
-        }
-        if let Some(ns) = line.map(|line| line.delay_ns).filter(|ns| *ns > DEFAULT_DELAY_NS) {
-            add(DELAY_RULE, Action::Delay { ns }, "the delay of the link");
-        }
-        rules
+        self.plan.rules_for_host(host).into_iter().map(|(name, rule)| (rule, name)).collect()
     }
 
     /// Whether a fault waits for an event or another fault: the caller then reads the log and the counters often.
@@ -234,7 +212,12 @@ impl<'p> LiveScenario<'p> {
             let done = match action.what {
                 LiveAction::Raise(host, event) => hosts.raise_event(host, event),
                 LiveAction::Signal(host, signal) => hosts.signal(host, signal),
-                LiveAction::KillDaemon => hosts.kill_daemon(),
+                LiveAction::KillDaemon { restart } => {
+                    // The queue pairs of the new daemon get the names again.
+                    self.matched_qps.fill(0);
+                    self.qp_by_number.clear();
+                    hosts.kill_daemon(restart)
+                }
                 LiveAction::Note(host, trigger) => hosts.note_trigger(host, &trigger),
                 LiveAction::AddRule(index) => self.add_rule(index, hosts),
                 LiveAction::Link(link, state) => {
@@ -280,7 +263,9 @@ impl<'p> LiveScenario<'p> {
 
     /// Processes the next entry of the log.
     pub fn on_log_entry(&mut self, entry: &Entry) {
-        let Some(host) = self.plan.hosts.iter().position(|host| host.name == entry.host) else { return };
+        // A further device of a host is `HOST:DEVICE` in the log, and a file names the device.
+        let name = entry.host.rsplit(':').next().unwrap_or_default();
+        let Some(host) = self.plan.hosts.iter().position(|host| host.name == name) else { return };
         let time_ns = entry.time;
         self.ended_ns = self.ended_ns.max(time_ns);
         match &entry.event {
@@ -390,6 +375,11 @@ impl<'p> LiveScenario<'p> {
         self.exits.insert(command, (code, output));
     }
 
+    /// Records why the run cannot go on.
+    pub fn fail(&mut self, why: String) {
+        self.log.error.get_or_insert(why);
+    }
+
     /// Evaluates the run, with the counters of all rules of all devices and the counters of each device.
     pub fn evaluate(&self, rule_counters: Vec<(RuleId, RuleCounters)>, counters: Vec<Counters>) -> Outcome {
         let end = FinalState {
@@ -434,7 +424,7 @@ enum LiveAction {
     Link(usize, LinkState),
     Raise(usize, InjectedEvent),
     Signal(usize, ProgramSignal),
-    KillDaemon,
+    KillDaemon { restart: bool },
     AddRule(usize),
     Note(usize, FaultTrigger),
 }
@@ -466,7 +456,7 @@ fn timed_actions(fault: &FaultPlan) -> Result<Vec<TimedAction>, &'static str> {
         TimedFault::RestartProgram { host } => {
             vec![(at_ns, LiveAction::Signal(host, ProgramSignal::Restart))]
         }
-        TimedFault::KillDaemon => vec![(at_ns, LiveAction::KillDaemon)],
+        TimedFault::KillDaemon { restart } => vec![(at_ns, LiveAction::KillDaemon { restart })],
         TimedFault::Stall { host, for_ns } => vec![
             (at_ns, LiveAction::Signal(host, ProgramSignal::Stop)),
             (at_ns + for_ns, LiveAction::Signal(host, ProgramSignal::Continue)),
@@ -497,6 +487,7 @@ const fn kind_name(kind: QpType) -> &'static str {
 mod tests {
     use super::*;
     use crate::{ParameterValues, Scenario};
+    use softhca_fabric::Action;
 
     const FILE: &str = r#"
         title = "t"
@@ -550,7 +541,7 @@ mod tests {
             Ok(())
         }
 
-        fn kill_daemon(&mut self) -> Result<(), String> {
+        fn kill_daemon(&mut self, _: bool) -> Result<(), String> {
             Ok(())
         }
 

@@ -246,6 +246,7 @@ fn action_toml(action: &softhca_fabric::Action) -> String {
         }
         Action::Delay { ns } => format!("{{ delay = \"{ns}ns\" }}"),
         Action::LimitRate { bits_per_second } => format!("{{ limit-rate = \"{bits_per_second}bit\" }}"),
+        Action::PacketTime { ns } => format!("{{ slow-device = \"{ns}ns\" }}"),
         Action::Jitter { up_to_ns } => format!("{{ jitter = \"{up_to_ns}ns\" }}"),
         Action::Corrupt { bit, icrc } => {
             let fixed = if *icrc == IcrcPolicy::Recomputed { ", fix-icrc = true" } else { "" };

@@ -1,6 +1,12 @@
 /* `completions`: transfers messages between two queue pairs, and prints which completions come together and which are
- * notified. `resolve`: resolves addresses and routes, and prints the events. The Rust tests do the same in a simulation and
- * on an embedded device. */
+ * notified. `resolve`: resolves addresses and routes, and prints the events. `lose`, `lose-one`: loses its device, and opens
+ * it again; with `lose-one` it has another one. The Rust tests do the same in a simulation and on an embedded device.
+ *
+ * `cards`: sends four messages from the first card to the second, and ends when all are complete; `cards-hang` never ends.
+ * `wait N`: waits for the asynchronous event N, with a receive posted. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
 #include <infiniband/verbs.h>
 #include <poll.h>
 #include <rdma/rdma_cma.h>
@@ -8,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static void check(int ok, const char *what)
 {
@@ -24,7 +31,7 @@ static void connect_to(struct ibv_qp *qp, struct ibv_qp *peer, union ibv_gid gid
                               .path_mtu = IBV_MTU_1024,
                               .dest_qp_num = peer->qp_num,
                               .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.dgid = gid, .hop_limit = 1}}};
-    struct ibv_qp_attr rts = {.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7};
+    struct ibv_qp_attr rts = {.qp_state = IBV_QPS_RTS, .timeout = 18, .retry_cnt = 7, .rnr_retry = 7};
     check(!ibv_modify_qp(qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), "INIT");
     check(!ibv_modify_qp(qp, &rtr,
                          IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
@@ -36,13 +43,20 @@ static void connect_to(struct ibv_qp *qp, struct ibv_qp *peer, union ibv_gid gid
           "RTS");
 }
 
-static int wait_for(struct ibv_cq *cq)
+static struct ibv_wc next_completion(struct ibv_cq *cq)
 {
     struct ibv_wc wc;
     int polled;
     while ((polled = ibv_poll_cq(cq, 1, &wc)) == 0)
         ;
-    check(polled == 1 && wc.status == IBV_WC_SUCCESS, "a completion");
+    check(polled == 1, "ibv_poll_cq");
+    return wc;
+}
+
+static int wait_for(struct ibv_cq *cq)
+{
+    struct ibv_wc wc = next_completion(cq);
+    check(wc.status == IBV_WC_SUCCESS, "a completion");
     return (int)wc.wr_id;
 }
 
@@ -95,7 +109,7 @@ static void complete_and_notify(void)
     }
 }
 
-static void wait_for_event(struct rdma_event_channel *channel)
+static void print_cm_event(struct rdma_event_channel *channel)
 {
     struct rdma_cm_event *event;
     check(!rdma_get_cm_event(channel, &event), "rdma_get_cm_event");
@@ -127,16 +141,178 @@ static void resolve_twice(void)
         check(!rdma_create_id(channel, &id[i], NULL, RDMA_PS_TCP), "rdma_create_id");
     for (int i = 0; i < 2; i++) {
         check(!rdma_resolve_addr(id[i], NULL, (struct sockaddr *)&peer, 2000), "rdma_resolve_addr");
-        wait_for_event(channel);
+        print_cm_event(channel);
     }
     check(!rdma_resolve_route(id[1], 2000), "rdma_resolve_route");
-    wait_for_event(channel);
+    print_cm_event(channel);
+}
+
+/* A queue pair that can receive, and its completion queue. */
+struct endpoint {
+    struct ibv_context *context;
+    struct ibv_cq *cq;
+    struct ibv_qp *qp;
+    struct ibv_sge sge;
+    union ibv_gid gid;
+};
+
+/* Whether everything could be created: a device may fail meanwhile. */
+static int create(struct endpoint *end, struct ibv_context *context)
+{
+    static char buffers[2][4096];
+    static int used;
+    char *buffer = buffers[used++ % 2];
+    end->context = context;
+    struct ibv_pd *pd = ibv_alloc_pd(context);
+    struct ibv_mr *mr = pd ? ibv_reg_mr(pd, buffer, sizeof buffers[0], IBV_ACCESS_LOCAL_WRITE) : NULL;
+    end->cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+    if (!mr || !end->cq || ibv_query_gid(context, 1, 0, &end->gid))
+        return 0;
+    struct ibv_qp_init_attr init = {
+        .send_cq = end->cq, .recv_cq = end->cq, .cap = {8, 8, 1, 1, 0}, .qp_type = IBV_QPT_RC, .sq_sig_all = 1};
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1};
+    end->sge = (struct ibv_sge){(uintptr_t)buffer, 1000, mr->lkey};
+    end->qp = ibv_create_qp(pd, &init);
+    return end->qp &&
+           !ibv_modify_qp(end->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+}
+
+static int receive(struct endpoint *end, uint64_t id)
+{
+    struct ibv_recv_wr wr = {.wr_id = id, .sg_list = &end->sge, .num_sge = 1}, *bad;
+    return ibv_post_recv(end->qp, &wr, &bad);
+}
+
+static void send_between_cards(int hang)
+{
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    struct endpoint ends[2];
+    check(list[0] && list[1], "two cards");
+    for (int i = 0; i < 2; i++)
+        check(create(&ends[i], ibv_open_device(list[i])), "a queue pair");
+    for (int i = 0; i < 2; i++)
+        connect_to(ends[i].qp, ends[1 - i].qp, ends[1 - i].gid);
+    for (uint64_t i = 0; i < 4; i++)
+        check(!receive(&ends[1], i), "ibv_post_recv");
+    for (uint64_t i = 0; i < 4; i++)
+        post(ends[0].qp, &ends[0].sge, i);
+    for (int i = 0; i < 4; i++)
+        next_completion(ends[0].cq);
+    while (hang)
+        pause();
+}
+
+static void print(const char *call, int error)
+{
+    printf("%s %s\n", call, error ? strerrorname_np(error) : "ok");
+}
+
+static int allocate(struct ibv_context *context)
+{
+    return ibv_alloc_pd(context) ? 0 : errno;
+}
+
+/* The next event, with its acknowledgement. */
+static int next_event(struct ibv_context *context)
+{
+    struct ibv_async_event event;
+    check(!ibv_get_async_event(context, &event), "ibv_get_async_event");
+    ibv_ack_async_event(&event);
+    return event.event_type;
+}
+
+/* A device that fails before everything exists is opened again. */
+static void wait_for_event(int wanted)
+{
+    for (;;) {
+        struct ibv_device **list = ibv_get_device_list(NULL);
+        struct ibv_context *context = list[0] ? ibv_open_device(list[0]) : NULL;
+        struct endpoint end;
+        if (context && create(&end, context) && !receive(&end, 7)) {
+            while (next_event(context) != wanted)
+                ;
+            printf("event %d\n", wanted);
+            if (wanted == IBV_EVENT_DEVICE_FATAL)
+                printf("receive status %d\n", next_completion(end.cq).status);
+            print("alloc_pd", allocate(context));
+            return;
+        }
+        if (context)
+            ibv_close_device(context);
+    }
+}
+
+static int count_devices(void)
+{
+    int count = 0;
+    ibv_get_device_list(&count);
+    return count;
+}
+
+static int is_in_sysfs(const char *name)
+{
+    DIR *folder = opendir("/sys/class/infiniband");
+    int found = 0;
+    for (struct dirent *entry; folder && (entry = readdir(folder));)
+        found |= !strcmp(entry->d_name, name);
+    if (folder)
+        closedir(folder);
+    return found;
+}
+
+/* Opens the device with this name, if it is listed. */
+static struct ibv_context *open_named(const char *name)
+{
+    for (struct ibv_device **list = ibv_get_device_list(NULL); list && *list; list++)
+        if (!strcmp(ibv_get_device_name(*list), name))
+            return ibv_open_device(*list);
+    return NULL;
+}
+
+static void lose_device(int has_another)
+{
+    struct ibv_device **list = ibv_get_device_list(NULL), *device = list[0];
+    const char *name = ibv_get_device_name(device);
+    struct ibv_context *context = ibv_open_device(device), *again;
+    struct ibv_device_attr attributes;
+    struct endpoint end;
+    check(create(&end, context), "a queue pair");
+    print("post_recv", receive(&end, 7));
+    printf("event %d\n", next_event(context));
+    printf("receive status %d\n", next_completion(end.cq).status);
+    print("alloc_pd", allocate(context));
+    print("query_device", ibv_query_device(context, &attributes));
+    if (has_another) {
+        /* The fault that lets the device return waits for the shared receive queue. */
+        struct ibv_srq_init_attr init = {.attr = {.max_wr = 1, .max_sge = 1}};
+        check(count_devices() == 1, "one device");
+        check(!ibv_open_device(device) && errno == ENODEV, "ENODEV");
+        while (is_in_sysfs(name))
+            usleep(1000);
+        struct ibv_context *other = ibv_open_device(list[1]);
+        struct ibv_pd *pd = other ? ibv_alloc_pd(other) : NULL;
+        check(pd && is_in_sysfs(ibv_get_device_name(list[1])), "another device");
+        check(ibv_create_srq(pd, &init) != NULL, "ibv_create_srq");
+    }
+    while (!(again = open_named(name)))
+        usleep(1000);
+    print("alloc_pd", allocate(again));
+    print("alloc_pd", allocate(context));
+    while (has_another && !is_in_sysfs(name))
+        usleep(1000);
 }
 
 int main(int count, char **arguments)
 {
-    if (count > 1 && !strcmp(arguments[1], "resolve"))
+    const char *mode = count > 1 ? arguments[1] : "completions";
+    if (!strcmp(mode, "resolve"))
         resolve_twice();
+    else if (!strncmp(mode, "cards", 5))
+        send_between_cards(!strcmp(mode, "cards-hang"));
+    else if (!strcmp(mode, "wait"))
+        wait_for_event(atoi(arguments[2]));
+    else if (!strncmp(mode, "lose", 4))
+        lose_device(!strcmp(mode, "lose-one"));
     else
         complete_and_notify();
     return 0;

@@ -1,5 +1,6 @@
 //! Unmodified Debian programs on emulated hosts: both ends on this machine, under `softhca exec`.
 
+mod fault_parity;
 mod faults;
 mod libraries;
 // Another target uses the other functions.
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         needs!(compiler(), why_reports_a_requester_that_waits_for_ever),
     ];
     tests.extend(faults::tests());
+    tests.extend(fault_parity::tests());
     tests.extend(libraries::tests());
     tests.extend(rsockets::tests());
     tests.extend(sweeps::tests());

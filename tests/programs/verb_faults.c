@@ -89,6 +89,8 @@ int main(int count, char **arguments)
         print("create_cq", made ? 0 : errno);
         cq = made ? made : cq;
     }
+    struct ibv_srq_init_attr shared = {.attr = {.max_wr = 4, .max_sge = 1}};
+    print("create_srq", ibv_create_srq(pd, &shared) ? 0 : errno);
     for (int i = 0; i < 3; i++) {
         struct ibv_qp_init_attr init = {.send_cq = cq,
                                         .recv_cq = cq,
@@ -102,7 +104,7 @@ int main(int count, char **arguments)
     }
     connect_to(context, qp[0], qp[1]);
     connect_to(context, qp[1], qp[0]);
-    struct ibv_mr *usable = mr[0] ? mr[0] : mr[1];
+    struct ibv_mr *usable = mr[0] ? mr[0] : mr[1] ? mr[1] : mr[2];
     struct ibv_sge sge = {(uintptr_t)usable->addr, 16, usable->lkey};
     int receives = 0;
     for (uint64_t i = 0; i < MESSAGES; i++) {
@@ -132,7 +134,7 @@ int main(int count, char **arguments)
             break;
         }
     }
-    struct ibv_port_attr port;
+    struct ibv_port_attr port = {.state = IBV_PORT_DOWN};
     ibv_query_port(context, 1, &port);
     printf("port %s\n", port.state == IBV_PORT_ACTIVE ? "active" : "down");
     for (int i = 1; i < count; i++)

@@ -110,6 +110,33 @@ const FAULTS: &[(&str, usize, &str)] = &[
         "port down",
     ),
     (
+        "host = \"alice\"\nverb = \"post_send\"\nnth = 2\naction = { raise-event = \"port-err\" }\n\
+         [[fault]]\nhost = \"alice\"\nverb = \"post_send\"\nafter = { event = \"PORT_ERR\" }\nnth = 1\n\
+         action = { raise-event = \"port-active\" }",
+        2,
+        "port active",
+    ),
+    (
+        "host = \"alice\"\nverb = \"post_send\"\nnth = 2\nobject = 1\naction = { raise-event = \"srq-limit-reached\" }",
+        1,
+        "event 15",
+    ),
+    (
+        "host = \"alice\"\nverb = \"post_send\"\nnth = 3\naction = { raise-event = \"device-removed\" }",
+        1,
+        "send 2 status 5 vendor_err 2",
+    ),
+    (
+        "host = \"alice\"\nverb = \"reg_mr\"\nuntil = { verb = \"reg_mr\", nth = 3 }\naction = { fail = \"EINVAL\" }",
+        0,
+        "reg_mr EINVAL\nreg_mr EINVAL\nreg_mr ok",
+    ),
+    (
+        "host = \"alice\"\nverb = \"create_qp\"\npattern = \"OOX\"\naction = { fail = \"ENOMEM\" }",
+        0,
+        "create_qp ENOMEM",
+    ),
+    (
         "host = \"alice\"\nverb = \"post_send\"\nobject = 1\nnth = 2\naction = { raise-event = \"qp-fatal\" }",
         1,
         "send 1 status 5 vendor_err 2",
@@ -178,6 +205,7 @@ fn call_verbs(device: &Device, events: usize, may_lose: bool) -> String {
     let queues: Vec<_> =
         (0..2).map(|_| out.print("create_cq", context.create_completion_queue(64))).collect();
     let queue = queues.iter().flatten().last().expect("a completion queue").clone();
+    let _shared = out.print("create_srq", domain.create_shared_receive_queue(4, 1));
     let build =
         || domain.create_queue_pair(QpType::Rc, &queue).max_send_wr(16).max_recv_wr(16).sq_sig_all().build();
     let pairs: Vec<_> = (0..3).map(|_| out.print("create_qp", build())).collect();
@@ -221,7 +249,9 @@ fn call_verbs(device: &Device, events: usize, may_lose: bool) -> String {
             "CQ_ERR" => 0,
             "QP_FATAL" => 1,
             "DEVICE_FATAL" => 8,
+            "PORT_ACTIVE" => 9,
             "PORT_ERR" => 10,
+            "SRQ_LIMIT_REACHED" => 15,
             "LID_CHANGE" => 11,
             "PKEY_CHANGE" => 12,
             "GID_CHANGE" => 18,

@@ -88,6 +88,10 @@ pub(crate) trait Runtime: Send + Sync {
 /// An HCA that an application uses. Work requests and completions pass through rings, control verbs through
 /// [`Backend::execute`].
 pub(crate) trait Backend: Runtime {
+    /// The same HCA for a new context, if this client lost it: a removed device that returned must be opened anew.
+    fn reopened(&self) -> Option<Arc<dyn Backend>> {
+        None
+    }
     /// Executes a control verb. `memory` is the memory that the verb registers. Returns the memory of new rings
     /// with the reply.
     fn execute_with(

@@ -70,6 +70,11 @@ impl Context {
         self.backend.is_alive()
     }
 
+    /// Fails if the device failed, was removed or is gone, as every control verb does then.
+    pub fn check_device(&self) -> Result<(), Error> {
+        self.backend.execute(Command::QueryPort).map(drop)
+    }
+
     /// Fails with [`Error::Forked`] in a child of the process that opened the device, as every verb does there: rings,
     /// doorbells and sockets belong to the parent, and a child opens a device of its own. Verbs that return no error
     /// panic with the same message.

@@ -54,9 +54,11 @@ impl Device {
         PortAttributes { port_num: 1, state, max_mtu: Mtu::B4096, active_mtu, gid }
     }
 
-    /// Opens the device. Every context of a device has resources of its own.
+    /// Opens the device. Every context of a device has resources of its own. While a fault has removed the device, every
+    /// call on the context fails; when it has returned, new contexts work.
     pub fn open(&self) -> Context {
-        Context::new(self.backend.clone(), self.address, self.faults.lock().clone())
+        let backend = self.backend.reopened().unwrap_or_else(|| self.backend.clone());
+        Context::new(backend, self.address, self.faults.lock().clone())
     }
 
     /// The place where applications exchange endpoints by name before they are connected: one for all hosts of a `World`,

@@ -165,7 +165,7 @@ pub(crate) struct EmbeddedRuntime {
     process: ProcessIdentity,
     /// The host of a daemon that gave this process its sockets.
     #[cfg(target_os = "linux")]
-    direct: Option<DirectHost>,
+    direct: Option<Arc<DirectHost>>,
 }
 
 /// Starts a card on sockets that a daemon gave this process.
@@ -178,7 +178,7 @@ pub(crate) fn start_direct(
     let driver = share(driver)?;
     host.attach(&driver);
     let client = open_client(&driver, event_bus)?;
-    Ok(EmbeddedRuntime { driver, client, process: ProcessIdentity::current(), direct: Some(host) })
+    Ok(EmbeddedRuntime { driver, client, process: ProcessIdentity::current(), direct: Some(Arc::new(host)) })
 }
 
 /// Starts the thread of a card.
@@ -262,7 +262,7 @@ impl EmbeddedRuntime {
 
     #[cfg(target_os = "linux")]
     fn host(&self) -> Option<&DirectHost> {
-        self.direct.as_ref()
+        self.direct.as_deref()
     }
 }
 
@@ -360,6 +360,16 @@ impl Runtime for EmbeddedRuntime {
 impl CardRuntime for EmbeddedRuntime {
     fn client(&self) -> &LocalClient {
         &self.client
+    }
+
+    fn with_client(&self, client: LocalClient) -> EmbeddedRuntime {
+        EmbeddedRuntime {
+            driver: self.driver.clone(),
+            client,
+            process: self.process,
+            #[cfg(target_os = "linux")]
+            direct: self.direct.clone(),
+        }
     }
     fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
         self.driver.control(|driver| driver.control(act))

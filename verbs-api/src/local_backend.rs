@@ -64,6 +64,10 @@ impl LocalClient {
 /// What runs an HCA in this process: its driver and its memory.
 pub(crate) trait CardRuntime: Runtime + 'static {
     fn client(&self) -> &LocalClient;
+    /// The same HCA for another client.
+    fn with_client(&self, client: LocalClient) -> Self
+    where
+        Self: Sized;
     /// Calls `act` with the HCA.
     fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R;
     /// Executes a control verb.
@@ -85,6 +89,13 @@ pub(crate) trait CardRuntime: Runtime + 'static {
 }
 
 impl<R: CardRuntime> Backend for R {
+    fn reopened(&self) -> Option<Arc<dyn Backend>> {
+        let is_lost = self.check_process().is_ok() && self.control(|hca, _| hca.must_reopen(self.client().id));
+        let open = |doorbell| self.control(|hca, _| hca.open_client(doorbell));
+        let client = is_lost.then(|| LocalClient::open(self.client().event_bus.clone(), open))?.ok()?;
+        Some(Arc::new(self.with_client(client)))
+    }
+
     fn execute_with(
         &self,
         command: Command,

@@ -224,6 +224,12 @@ impl CardRuntime for SimulatedHost {
         &self.client
     }
 
+    fn with_client(&self, client: LocalClient) -> SimulatedHost {
+        let random_draws = AtomicU64::new(self.random_draws.load(Ordering::Relaxed));
+        let SimulatedHost { ref fabric, host, flow_ids, .. } = *self;
+        SimulatedHost { fabric: fabric.clone(), host, client, flow_ids, random_draws }
+    }
+
     fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
         self.fabric.lock().with_hca(self.host, act)
     }

@@ -5,8 +5,10 @@ use rustix::fs::FlockOperation;
 use softhca::{DEFAULT_NAME, DaemonControl, Error, HostDevice, Loopback, NAME_VARIABLE, Recovery};
 use softhca_queue::control::RuntimeDir;
 use softhca_udp::{ADDRESS_VARIABLE, BindError, parse_addresses};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
@@ -51,10 +53,7 @@ pub fn connect_or_start(
     }
     let folder = RuntimeDir::for_user();
     folder.create().map_err(|error| error.to_string())?;
-    let path = folder.start_lock(&name);
-    let failed = |error: std::io::Error| format!("{}: {error}", path.display());
-    let door = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
-    rustix::fs::flock(&door, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
+    let _lock = lock_start(&folder, &name)?;
     let connection = match DaemonControl::connect(Some(&name)) {
         Ok(connection) => {
             check_settings(&connection, requirements, &name)?;
@@ -67,6 +66,56 @@ pub fn connect_or_start(
         Err(error) => return Err(error.to_string()),
     };
     Ok(connection)
+}
+
+/// Locks the start of a daemon with this name.
+fn lock_start(folder: &RuntimeDir, name: &str) -> Result<File, String> {
+    let path = folder.start_lock(name);
+    let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+    let door = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
+    rustix::fs::flock(&door, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
+    Ok(door)
+}
+
+/// How a daemon was started: its command line, with the addresses that its hosts have.
+pub struct StartCommand(Vec<OsString>);
+
+impl StartCommand {
+    /// That of a running daemon.
+    pub fn of(connection: &DaemonControl) -> Result<StartCommand, String> {
+        let path = format!("/proc/{}/cmdline", connection.process_id());
+        let text = std::fs::read(&path).map_err(|error| format!("{path}: {error}"))?;
+        let mut words: Vec<OsString> =
+            text.split(|byte| *byte == 0).skip(1).map(|word| OsString::from_vec(word.to_vec())).collect();
+        words.pop();
+        for index in 1..words.len() {
+            let device = connection.hosts().iter().find(|device| words[index] == *device.name);
+            if let (true, Some(device)) = (words[index - 1] == "--host", device) {
+                words[index] = format!("{}={}", device.name, device.address).into();
+            }
+        }
+        Ok(StartCommand(words))
+    }
+
+    /// Starts a daemon in place of one that is gone, and connects to it.
+    pub fn start_again(&self, name: Option<&str>) -> Result<DaemonControl, String> {
+        let name = match name {
+            Some(name) => name.into(),
+            None => std::env::var(NAME_VARIABLE).unwrap_or_else(|_| DEFAULT_NAME.into()),
+        };
+        let folder = RuntimeDir::for_user();
+        let _lock = lock_start(&folder, &name)?;
+        let mut command = own_command()?;
+        command.args(&self.0);
+        spawn(&folder, &name, command)?;
+        DaemonControl::connect(Some(&name)).map_err(|error| error.to_string())
+    }
+}
+
+fn own_command() -> Result<Command, String> {
+    let own = std::env::current_exe()
+        .map_err(|error| format!("cannot find the path of the executable: {error}"))?;
+    Ok(Command::new(own))
 }
 
 /// Settings apply when a daemon starts: a running daemon must already have them.
@@ -121,18 +170,14 @@ fn check_settings(
     Ok(())
 }
 
-/// Starts a daemon and waits until it is ready.
+/// Starts a daemon that a program needs.
 fn start(
     folder: &RuntimeDir,
     name: &str,
     requirements: &DaemonRequirements<'_>,
     stay: DaemonLifetime,
 ) -> Result<(), String> {
-    let own = std::env::current_exe()
-        .map_err(|error| format!("cannot find the path of the executable: {error}"))?;
-    let path = folder.log(name);
-    let log = output::create_private(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let mut command = Command::new(own);
+    let mut command = own_command()?;
     command.args(["daemon", "--name", name]);
     let mut hosts: Vec<&str> = requirements.hosts.iter().map(String::as_str).collect();
     if hosts.is_empty() {
@@ -161,6 +206,13 @@ fn start(
     if stay == DaemonLifetime::WhileUsed {
         command.args(["--idle-timeout", "2"]);
     }
+    spawn(folder, name, command)
+}
+
+/// Starts a daemon and waits until it is ready.
+fn spawn(folder: &RuntimeDir, name: &str, mut command: Command) -> Result<(), String> {
+    let path = folder.log(name);
+    let log = output::create_private(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     // The daemon outlives this process and does not receive the terminal's signals.
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).current_dir("/").process_group(0);
     let mut child = command.spawn().map_err(|error| format!("cannot start a daemon: {error}"))?;

@@ -134,6 +134,15 @@ impl DaemonEventLog {
         connection.start_recording(capture, Some(self.file.as_fd())).map_err(|error| error.to_string())
     }
 
+    /// Has another daemon write its events from now on. What the first one wrote is complete, and stays where it is.
+    pub fn start_again(&mut self, connection: &mut DaemonControl) -> Result<(), String> {
+        let memory = rustix::fs::memfd_create("softhca-events", MemfdFlags::CLOEXEC);
+        self.file = File::from(memory.map_err(|error| error.to_string())?);
+        (self.offset, self.header) = (0, None);
+        self.partial_line.clear();
+        self.start(connection, None)
+    }
+
     /// Reads the new lines and calls `on_entry` for the events that `wanted` selects. With `lint`, prints findings.
     pub fn read_new(
         &mut self,

@@ -1,10 +1,12 @@
 //! A scenario on the hosts of a daemon while real programs use them.
 
+use super::daemon::StartCommand;
 use super::event_log::DaemonEventLog;
 use rustix::process::{Pid, Signal, kill_process};
 use softhca::fault::{FaultTrigger, InjectedEvent, ProgramFaults, Rule, RuleCounters, RuleId};
 use softhca::{Counters, DaemonControl, Device, PortState, Recovery};
 use softhca_fabric::LinkState;
+use softhca_queue::control::ProcessWatch;
 use softhca_scenarios::live::{HostControl, LiveScenario, ProgramSignal};
 use softhca_scenarios::{Outcome, Plan};
 use softhca_trace::log::Entry;
@@ -22,8 +24,12 @@ pub struct DaemonScenario<'p> {
     daemon: Option<String>,
     /// The hosts whose programs were killed to start again.
     restarting: Vec<usize>,
-    /// What the daemon had counted when a fault killed it.
-    killed: Option<FinalCounters>,
+    /// A fault killed the daemon, and no other one runs.
+    is_daemon_gone: bool,
+    /// How to start another daemon, which is due.
+    restart: Option<StartCommand>,
+    /// What daemons had counted that faults killed.
+    counted: FinalCounters,
 }
 
 /// The counters of all rules, and those of each host.
@@ -42,6 +48,12 @@ fn read_counters(
         counters.push(connection.counters(Some(&host.name))?.since(before));
     }
     Ok((rule_counters, counters))
+}
+
+fn add_counters(all: &mut FinalCounters, (rules, hosts): FinalCounters) {
+    all.0.extend(rules);
+    all.1.resize(hosts.len(), Counters::default());
+    all.1.iter_mut().zip(&hosts).for_each(|(sum, counters)| sum.add(counters));
 }
 
 /// The hosts, their cards and the recovery mode that a plan needs from a daemon. `requested` has those of the options
@@ -85,15 +97,15 @@ struct DaemonHosts<'a> {
     programs: &'a ProgramsOfHosts,
     restarting: &'a mut Vec<usize>,
     counters_before: &'a [Counters],
-    killed: &'a mut Option<FinalCounters>,
+    is_daemon_gone: &'a mut bool,
+    restart: &'a mut Option<StartCommand>,
+    counted: &'a mut FinalCounters,
 }
 
 impl HostControl for DaemonHosts<'_> {
     fn raise_event(&mut self, host: usize, event: InjectedEvent) -> Result<(), String> {
         let host = &self.plan.hosts[host].name;
-        let raised = Device::daemon_host(self.daemon, Some(host))
-            .and_then(|device| device.open().raise_event(event, None));
-        raised.map_err(|error| format!("{host}: {}: {error}", event.name()))
+        self.connection.raise_event(host, event).map_err(|error| format!("{host}: {}: {error}", event.name()))
     }
 
     fn signal(&mut self, host: usize, signal: ProgramSignal) -> Result<(), String> {
@@ -112,13 +124,26 @@ impl HostControl for DaemonHosts<'_> {
         Ok(())
     }
 
-    fn kill_daemon(&mut self) -> Result<(), String> {
+    fn kill_daemon(&mut self, restart: bool) -> Result<(), String> {
+        if *self.is_daemon_gone {
+            return Err("cannot kill the daemon: another fault killed it".into());
+        }
         let message = |error: softhca::Error| format!("cannot kill the daemon: {error}");
         let counters = read_counters(self.plan, self.connection, self.counters_before).map_err(message)?;
+        add_counters(self.counted, counters);
         self.connection.stop_recording().map_err(message)?;
-        *self.killed = Some(counters);
-        let daemon = Pid::from_raw(self.connection.process_id() as i32);
-        daemon.map_or(Ok(()), |daemon| kill_process(daemon, Signal::KILL)).map_err(|error| error.to_string())
+        if restart {
+            *self.restart = Some(StartCommand::of(self.connection)?);
+        }
+        let number = self.connection.process_id();
+        let failed = |error: std::io::Error| format!("cannot kill the daemon: {error}");
+        let watch = ProcessWatch::new(number).map_err(failed)?;
+        if let Some(daemon) = Pid::from_raw(number as i32) {
+            kill_process(daemon, Signal::KILL).map_err(|error| failed(error.into()))?;
+        }
+        watch.wait();
+        *self.is_daemon_gone = true;
+        Ok(())
     }
 
     fn add_rule(&mut self, host: usize, rule: Rule, name: &str) -> Result<(), String> {
@@ -154,7 +179,7 @@ impl<'p> DaemonScenario<'p> {
         let live = LiveScenario::new(plan)?;
         let mut before = Vec::new();
         let message = |error: softhca::Error| error.to_string();
-        for (index, host) in plan.hosts.iter().enumerate() {
+        for host in &plan.hosts {
             if !connection.rules(&host.name).map_err(message)?.is_empty() {
                 return Err(format!(
                     "{} already has the fault rules of another scenario: use another daemon with `--name`",
@@ -162,13 +187,49 @@ impl<'p> DaemonScenario<'p> {
                 ));
             }
             before.push(connection.counters(Some(&host.name)).map_err(message)?);
-            connection.assign_roles(&host.name, plan.seed, &live.roles(index)).map_err(message)?;
-            connection.add_rules(&host.name, plan.seed, &live.rules(index)).map_err(message)?;
         }
-        let daemon = daemon.map(str::to_owned);
-        let (started, restarting) = (Instant::now(), Vec::new());
-        let (counters_before, killed) = (before, None);
-        Ok(DaemonScenario { plan, live, started, counters_before, daemon, restarting, killed })
+        let scenario = DaemonScenario {
+            plan,
+            live,
+            started: Instant::now(),
+            counters_before: before,
+            daemon: daemon.map(str::to_owned),
+            restarting: Vec::new(),
+            is_daemon_gone: false,
+            restart: None,
+            counted: FinalCounters::default(),
+        };
+        scenario.add_rules(connection)?;
+        Ok(scenario)
+    }
+
+    /// Gives the hosts their rules and roles.
+    fn add_rules(&self, connection: &mut DaemonControl) -> Result<(), String> {
+        let message = |error: softhca::Error| error.to_string();
+        let seed = self.plan.seed;
+        for (index, host) in self.plan.hosts.iter().enumerate() {
+            connection.assign_roles(&host.name, seed, &self.live.roles(index)).map_err(message)?;
+            connection.add_rules(&host.name, seed, &self.live.rules(index)).map_err(message)?;
+        }
+        Ok(())
+    }
+
+    /// Starts a daemon in place of one that a fault killed.
+    fn restart_daemon(
+        &mut self,
+        command: &StartCommand,
+        connection: &mut DaemonControl,
+        events: Option<&mut DaemonEventLog>,
+    ) -> Result<(), String> {
+        *connection = command.start_again(self.daemon.as_deref())?;
+        self.counters_before.fill(Counters::default());
+        if let Some(events) = events {
+            read_events(events, Some(self), false);
+            events.start_again(connection)?;
+        }
+        self.add_rules(connection)?;
+        self.is_daemon_gone = false;
+        Ok(())
     }
 
     /// The plan.
@@ -181,30 +242,38 @@ impl<'p> DaemonScenario<'p> {
         &mut self,
         connection: &mut DaemonControl,
         programs: &ProgramsOfHosts,
+        events: Option<&mut DaemonEventLog>,
     ) -> Option<Duration> {
+        if let Some(command) = self.restart.take()
+            && let Err(why) = self.restart_daemon(&command, connection, events)
+        {
+            self.live.fail(format!("cannot start the daemon again: {why}"));
+        }
         let now = self.started.elapsed();
         let now_ns = now.as_nanos() as u64;
         let waits = self.live.has_waiting_faults();
-        if waits {
+        if waits && !self.is_daemon_gone {
             let rules = self.plan.hosts.iter().filter_map(|host| connection.rules(&host.name).ok());
             let counters: Vec<_> = rules.flatten().map(|(rule, counters)| (rule.id, counters)).collect();
             self.live.on_rule_counters(now_ns, &counters);
         }
         let (daemon, restarting) = (self.daemon.as_deref(), &mut self.restarting);
-        let (counters_before, killed) = (&self.counters_before[..], &mut self.killed);
         let mut hosts = DaemonHosts {
             plan: self.plan,
             connection,
             daemon,
             programs,
             restarting,
-            counters_before,
-            killed,
+            counters_before: &self.counters_before,
+            is_daemon_gone: &mut self.is_daemon_gone,
+            restart: &mut self.restart,
+            counted: &mut self.counted,
         };
         self.live.run_due(now_ns, &mut hosts);
         let due = self.live.next_due().map(|at| Duration::from_nanos(at).saturating_sub(now));
         let poll = waits.then_some(TRIGGER_POLL_INTERVAL);
-        [due, poll].into_iter().flatten().min()
+        let restart = self.restart.is_some().then_some(Duration::ZERO);
+        [due, poll, restart].into_iter().flatten().min()
     }
 
     /// Whether the program of a host, which ended, must start again.
@@ -214,8 +283,8 @@ impl<'p> DaemonScenario<'p> {
     }
 
     /// Whether a fault killed the daemon. Its recording is complete.
-    pub const fn has_killed_daemon(&self) -> bool {
-        self.killed.is_some()
+    pub const fn is_daemon_gone(&self) -> bool {
+        self.is_daemon_gone
     }
 
     /// Records the exit code of the program of `softhca exec`.
@@ -241,13 +310,17 @@ impl<'p> DaemonScenario<'p> {
     /// Removes the fault rules and evaluates the expectations.
     pub fn finish(self, connection: &mut DaemonControl) -> Result<Outcome, String> {
         let message = |error: softhca::Error| error.to_string();
-        if let Some((rule_counters, counters)) = self.killed {
-            return Ok(self.live.evaluate(rule_counters, counters));
+        let mut counted = self.counted;
+        if !self.is_daemon_gone {
+            let counters = read_counters(self.plan, connection, &self.counters_before).map_err(message)?;
+            add_counters(&mut counted, counters);
+            self.plan
+                .hosts
+                .iter()
+                .try_for_each(|host| connection.clear_rules(&host.name))
+                .map_err(message)?;
         }
-        let (rule_counters, counters) =
-            read_counters(self.plan, connection, &self.counters_before).map_err(message)?;
-        self.plan.hosts.iter().try_for_each(|host| connection.clear_rules(&host.name)).map_err(message)?;
-        Ok(self.live.evaluate(rule_counters, counters))
+        Ok(self.live.evaluate(counted.0, counted.1))
     }
 }
 

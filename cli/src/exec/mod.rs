@@ -231,7 +231,9 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
         program::run(&path, &arguments.program, &variables, views.unwrap_or_default(), &mut |process| {
             let programs =
                 Pid::from_raw(process).map(|process| (program_host, process)).into_iter().collect();
-            let due = live.as_mut().and_then(|live| live.run_due_actions(&mut connection, &programs));
+            let due = live
+                .as_mut()
+                .and_then(|live| live.run_due_actions(&mut connection, &programs, events.as_mut()));
             let next = [due, device_use.look(process)].into_iter().flatten().min();
             let Some(events) = &mut events else { return next };
             live_scenario::read_events(events, live.as_mut(), arguments.lint);
@@ -247,7 +249,7 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     if let Some(warning) = device_use.warning(&first, arguments.preload) {
         eprintln!("softhca: {warning}");
     }
-    let daemon_runs = !live.as_ref().is_some_and(DaemonScenario::has_killed_daemon);
+    let daemon_runs = !live.as_ref().is_some_and(DaemonScenario::is_daemon_gone);
     if daemon_runs && (events.is_some() || arguments.capture.is_some()) {
         connection.stop_recording().map_err(|error| format!("the recording is incomplete: {error}"))?;
     }

@@ -92,7 +92,7 @@ fn try_run_programs(plan: &Plan) -> Result<Outcome, String> {
         let host_of =
             |program: &RunningProgram| (plan.commands[program.command].host, Pid::from_child(&program.child));
         let programs = running.iter().map(host_of).collect();
-        let due = live.run_due_actions(&mut connection, &programs);
+        let due = live.run_due_actions(&mut connection, &programs, Some(&mut events));
         if log_read.elapsed() > due.unwrap_or(LOG_POLL_INTERVAL).min(LOG_POLL_INTERVAL) {
             log_read = Instant::now();
             read_events(&mut events, Some(&mut live), false);
@@ -100,7 +100,7 @@ fn try_run_programs(plan: &Plan) -> Result<Outcome, String> {
         std::thread::sleep(POLL_INTERVAL);
     }
     drop(running);
-    if !live.has_killed_daemon() {
+    if !live.is_daemon_gone() {
         connection.stop_recording().map_err(|error| format!("the event log is incomplete: {error}"))?;
     }
     read_events(&mut events, Some(&mut live), false);

@@ -482,7 +482,7 @@ impl<'t> ScenarioRuns<'t> {
         let restarts = |fault: &&FaultPlan| {
             matches!(
                 fault.kind,
-                FaultKind::Timed { fault: TimedFault::RestartProgram { .. } | TimedFault::KillDaemon, .. }
+                FaultKind::Timed { fault: TimedFault::RestartProgram { .. } | TimedFault::KillDaemon { .. }, .. }
             )
         };
         if let Some(fault) = plan.faults.iter().find(restarts) {

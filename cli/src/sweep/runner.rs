@@ -462,7 +462,7 @@ impl<'t> Worker<'t> {
             let programs = running.iter().zip(&self.target.program);
             let programs = programs.filter_map(|(program, plan)| Some((host(&plan.host)?, pid(program)?)));
             let programs = programs.collect();
-            live.run_due_actions(&mut self.connection, &programs);
+            live.run_due_actions(&mut self.connection, &programs, None);
         }
         let now = Instant::now();
         let ended = running.iter().filter(|program| program.status.is_some()).count() as u64;

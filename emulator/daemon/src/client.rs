@@ -62,9 +62,11 @@ impl Client {
         let waker = rustix::event::eventfd(0, flags).map_err(std::io::Error::from)?;
         host.driver.add_wake_source(waker.as_fd())?;
         let mut descriptors = vec![waker.try_clone()?, host.sleep_flag.try_clone()?, descriptor(&page)?];
-        // Fault rules and roles count the packets and queue pairs of all processes of the host.
-        let slots =
-            host.slots.as_ref().filter(|_| can_be_direct && !host.has_rules() && daemon.roles.is_idle());
+        // Fault rules and roles count the packets and queue pairs of all processes of the host; a device that failed fails
+        // the calls of all of them.
+        let has_failed = host.driver.control(|driver| driver.hca().has_failed());
+        let can_be_direct = can_be_direct && !host.has_rules() && daemon.roles.is_idle() && !has_failed;
+        let slots = host.slots.as_ref().filter(|_| can_be_direct);
         let mut slot = None;
         if let Some(slots) = slots {
             let (lease, page) = slots.assign(notifications, process.pid)?;

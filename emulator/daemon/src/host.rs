@@ -238,6 +238,7 @@ impl DaemonHost {
             limits: config.client_limits.device_limits(config.max_clients.try_into().unwrap_or(u32::MAX)),
             recovery: config.recovery.name().into(),
             loopback: config.loopback().name().into(),
+            is_removed: false,
         };
         let event_bus = Arc::new(EventBus {
             host_name: card.name.clone(),
@@ -262,6 +263,12 @@ impl DaemonHost {
         let driver =
             HostDriver(SharedDriver::start(driver, policy, SleepFlag::new(page.words(0, SleepFlag::WORDS)))?);
         Ok(DaemonHost { device, driver, event_bus, access_monitor, sleep_flag, slots })
+    }
+
+    /// The device as it is now.
+    pub fn current_device(&self) -> HostDevice {
+        let is_removed = self.driver.control(|driver| driver.hca().is_removed());
+        HostDevice { is_removed, ..self.device.clone() }
     }
 
     /// Whether fault rules are in front of the sockets.

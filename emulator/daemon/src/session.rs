@@ -10,6 +10,7 @@ use crate::notification_queue::NotificationQueue;
 use crate::port_counters;
 use crate::state::{DaemonState, SessionStatus};
 use parking_lot::Mutex;
+use softhca_engine::{Context, Hca};
 use softhca_queue::control::{
     FramedMessage, Hello, Message, MessageReader, Notification, PROTOCOL_VERSION, Request, Response, Welcome,
     decode,
@@ -39,7 +40,7 @@ pub(crate) struct Session {
     handshake_done: bool,
     client: Option<Client>,
     status: Arc<Mutex<SessionStatus>>,
-    /// The hosts that the session gave rules or roles to, or whose port it took down.
+    /// The hosts that the session gave rules or roles to, or whose port or device it changed.
     altered_hosts: BTreeSet<String>,
     /// Identifies the recordings of the session.
     id: u64,
@@ -92,12 +93,15 @@ impl Session {
         block_in_place(|| self.daemon.recordings.end(self.id))
     }
 
-    /// Removes the rules and roles that this session added, and brings the ports up.
+    /// Removes the rules and roles that this session added, and brings ports up and devices back.
     fn restore_hosts(&mut self) {
         for name in std::mem::take(&mut self.altered_hosts) {
             if let Ok(host) = self.daemon.host(Some(&name)) {
                 let _ = fault_rules::clear_rules(&self.daemon, host);
-                host.driver.control(|driver| driver.set_port_state(PortState::Active));
+                host.driver.control(|driver| {
+                    driver.control(|hca, ctx| hca.end_device_faults(ctx));
+                    driver.set_port_state(PortState::Active);
+                });
             }
         }
     }
@@ -215,7 +219,7 @@ impl Session {
             return Ok(());
         }
         self.handshake_done = true;
-        let hosts = self.daemon.hosts.iter().map(|host| host.device.clone()).collect();
+        let hosts = self.daemon.hosts.iter().map(|host| host.current_device()).collect();
         let pid = std::process::id();
         let welcome = Welcome { protocol: PROTOCOL_VERSION, version: version.into(), pid, hosts };
         self.requests.send(&Ok::<_, String>(welcome), Vec::new());
@@ -319,6 +323,13 @@ impl Session {
                     self.mark_altered(&host)?;
                 }
                 self.host(host)?.driver.control(|driver| driver.set_port_state(state));
+                Response::Done
+            }
+            Request::RaiseEvent { host, event } => {
+                let host = Some(host);
+                self.mark_altered(&host)?;
+                let raise = |hca: &mut Hca, ctx: &mut Context<'_>| hca.raise_injected_event(ctx, event, None);
+                self.host(host)?.driver.control(|driver| driver.control(raise));
                 Response::Done
             }
             Request::Stop => {

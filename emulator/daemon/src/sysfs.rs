@@ -61,7 +61,8 @@ impl Views {
             let device = DeviceFiles { device: &host.device, gids: &gids };
             // Interfaces have their names there.
             let port = within(config.namespace(&host.device.host), || device.create(&root))??;
-            cards.push(Card { host: host.clone(), port, shown: BTreeMap::new(), scratch: scratch.clone() });
+            let (listed, scratch) = (device.entries(&root), scratch.clone());
+            cards.push(Card { host: host.clone(), port, listed, shown: BTreeMap::new(), scratch });
         }
         cards.iter_mut().try_for_each(Card::update)?;
         let (stop, stopped) = sync_channel(1);
@@ -93,6 +94,8 @@ struct Card {
     host: Arc<DaemonHost>,
     /// The folder of its port.
     port: PathBuf,
+    /// The entries of its host's view that list it.
+    listed: Vec<(PathBuf, PathBuf)>,
     shown: BTreeMap<String, String>,
     scratch: PathBuf,
 }
@@ -100,8 +103,16 @@ struct Card {
 impl Card {
     /// Writes the files whose values have changed. A reader finds the old value or the new one.
     fn update(&mut self) -> io::Result<()> {
-        let (counters, state) =
-            (self.host.counters(), self.host.driver.control(|driver| driver.hca().port_state()));
+        let counters = self.host.counters();
+        let (state, is_removed) =
+            self.host.driver.control(|driver| (driver.hca().port_state(), driver.hca().is_removed()));
+        for (entry, target) in &self.listed {
+            match is_removed {
+                true if entry.is_symlink() => std::fs::remove_file(entry)?,
+                false if !entry.is_symlink() => symlink(target, entry)?,
+                _ => {}
+            }
+        }
         let (state, physical) = match state {
             PortState::Active => ("4: ACTIVE", "5: LinkUp"),
             PortState::Down => ("1: DOWN", "3: Disabled"),
@@ -143,9 +154,8 @@ impl DeviceFiles<'_> {
             link_entries(Path::new("/sys/class"), &sys.join("class"), &["infiniband", "infiniband_verbs"])?;
             link_entries(Path::new("/sys/devices"), &sys.join("devices"), &[PCI_ROOT])?;
         }
-        let number = self.device.device_number();
-        let (name, node) = (self.device.device_name.as_str(), format!("uverbs{number}"));
-        let slot = format!("5fca:00:{number:02x}.0");
+        let name = self.device.device_name.as_str();
+        let (node, slot) = self.node_and_slot();
         let pci = sys.join("devices").join(PCI_ROOT).join(&slot);
         self.write_pci_device(&pci, &slot)?;
 
@@ -157,23 +167,40 @@ impl DeviceFiles<'_> {
         for folder in [&device, &verbs] {
             symlink(format!("../../../{slot}"), folder.join("device"))?;
         }
-        for (class, entry) in [("infiniband", name), ("infiniband_verbs", &node)] {
-            let folder = sys.join("class").join(class);
-            std::fs::create_dir_all(&folder)?;
-            let target = format!("../../devices/{PCI_ROOT}/{slot}/{class}/{entry}");
-            symlink(target, folder.join(entry))?;
+        let nodes = root.join("dev/infiniband");
+        for folder in [sys.join("class/infiniband"), sys.join("class/infiniband_verbs"), nodes.clone()] {
+            std::fs::create_dir_all(folder)?;
         }
+        self.entries(root).iter().try_for_each(|(entry, target)| symlink(target, entry))?;
         let version = sys.join("class/infiniband_verbs/abi_version");
         if !version.exists() {
             write_line(&version, UVERBS_ABI_VERSION)?;
         }
 
-        let nodes = root.join("dev/infiniband");
-        std::fs::create_dir_all(&nodes)?;
-        for entry in [node.as_str(), "rdma_cm"].iter().filter(|entry| !nodes.join(entry).is_symlink()) {
-            symlink(NULL, nodes.join(entry))?;
+        if !nodes.join("rdma_cm").is_symlink() {
+            symlink(NULL, nodes.join("rdma_cm"))?;
         }
         Ok(device.join("ports/1"))
+    }
+
+    /// The name of its device node, and its PCI slot.
+    fn node_and_slot(&self) -> (String, String) {
+        let number = self.device.device_number();
+        (format!("uverbs{number}"), format!("5fca:00:{number:02x}.0"))
+    }
+
+    /// The links by which programs find the device, with their targets.
+    fn entries(&self, root: &Path) -> Vec<(PathBuf, PathBuf)> {
+        let (node, slot) = self.node_and_slot();
+        let in_class = |class: &str, entry: &str| {
+            let target = format!("../../devices/{PCI_ROOT}/{slot}/{class}/{entry}");
+            (root.join("sys/class").join(class).join(entry), target.into())
+        };
+        vec![
+            in_class("infiniband", &self.device.device_name),
+            in_class("infiniband_verbs", &node),
+            (root.join("dev/infiniband").join(&node), NULL.into()),
+        ]
     }
 
     /// What programs read to place a device: its NUMA node, processors, and kind.

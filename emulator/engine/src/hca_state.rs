@@ -50,6 +50,8 @@ pub(crate) struct HcaState {
     pub port_state: PortState,
     /// DEVICE_FATAL was raised: control verbs fail.
     pub device_failed: bool,
+    /// The device is removed: it cannot be opened.
+    pub device_removed: bool,
     /// An injected PORT_ERR is in effect: what the port sends is lost.
     pub port_fault: bool,
     /// The faults of processes; `None` without any.
@@ -82,6 +84,7 @@ impl HcaState {
             settings,
             port_state: PortState::Active,
             device_failed: false,
+            device_removed: false,
             port_fault: false,
             faults: None,
             gids,

@@ -73,15 +73,16 @@ impl Hca {
         all.matchers.entry(process).or_insert_with(|| FaultMatcher::new(faults, ctx.now.nanos()));
     }
 
-    /// Forgets the process of a client that is gone, with its last client. A port that its faults took down comes up.
+    /// Forgets the process of a client that is gone, with its last client. A port that its faults took down comes up, and a
+    /// device that they removed returns.
     pub(crate) fn forget_process_faults(&mut self, ctx: &mut Context<'_>, client: ClientId) {
         let Some(all) = &mut self.state.faults else { return };
         if let Some(process) = all.processes.remove(&client)
             && !all.processes.values().any(|other| *other == process)
         {
             all.matchers.remove(&process);
-            if all.matchers.is_empty() && core::mem::take(&mut self.state.port_fault) {
-                self.set_port_state(ctx, PortState::Active);
+            if all.matchers.is_empty() {
+                self.end_device_faults(ctx);
             }
             let Some(all) = &self.state.faults else { return };
             if all.matchers.is_empty() && all.held.is_empty() && all.failed_qps.is_empty() {
@@ -175,6 +176,14 @@ impl Hca {
             InjectedEvent::LidChange => AsyncEvent::LidChange,
             InjectedEvent::PkeyChange => AsyncEvent::PkeyChange,
             InjectedEvent::DeviceFatal => return self.fail_device(ctx),
+            InjectedEvent::DeviceRemoved => {
+                self.fail_device(ctx);
+                self.clients.values_mut().for_each(|client| client.has_lost_device = true);
+                self.cm.raise_device_removal(ctx);
+                self.state.device_removed = true;
+                return;
+            }
+            InjectedEvent::DeviceReturned => return self.restore_device(),
             InjectedEvent::QpFatal => {
                 let Some(qp) = object.and_then(|number| self.queue_pairs.get_mut(number)) else { return };
                 let event = AsyncEvent::QueuePairFatal(qp.qpn);
@@ -201,9 +210,38 @@ impl Hca {
         self.raise_async_event(ctx, plain);
     }
 
-    /// The device fails: every queue pair enters ERR, and control verbs fail from now on.
+    /// A device that was removed returns. Those that had it open must open it again.
+    fn restore_device(&mut self) {
+        self.state.device_failed &= !core::mem::take(&mut self.state.device_removed);
+    }
+
+    /// Ends the faults of the device that last: a removed device returns, and a port that is down comes up.
+    pub fn end_device_faults(&mut self, ctx: &mut Context<'_>) {
+        self.restore_device();
+        if core::mem::take(&mut self.state.port_fault) {
+            self.set_port_state(ctx, PortState::Active);
+        }
+    }
+
+    /// Whether the device is removed.
+    pub fn is_removed(&self) -> bool {
+        self.state.device_removed
+    }
+
+    /// Whether control verbs fail, until all clients have closed the device.
+    pub fn has_failed(&self) -> bool {
+        self.state.device_failed
+    }
+
+    /// Whether this client must open the device again: it was removed and is back.
+    pub fn must_reopen(&self, client: ClientId) -> bool {
+        let has_lost = |client: &crate::hca::Client| client.has_lost_device;
+        !self.state.device_removed && self.clients.get(&client).is_some_and(has_lost)
+    }
+
+    /// The device fails: every queue pair enters ERR, and control verbs fail from now on. It is reset when nothing uses it.
     pub fn fail_device(&mut self, ctx: &mut Context<'_>) {
-        if core::mem::replace(&mut self.state.device_failed, true) {
+        if core::mem::replace(&mut self.state.device_failed, !self.clients.is_empty()) {
             return;
         }
         self.raise_async_event(ctx, AsyncEvent::DeviceFatal);

@@ -111,6 +111,9 @@ pub enum VerbsError {
     /// The device failed.
     #[error("the device failed (DEVICE_FATAL): close it and open it again")]
     DeviceFailed,
+    /// The device was removed.
+    #[error("the device was removed: it can be opened when it returns")]
+    DeviceRemoved,
     /// The HCA does not support this.
     #[error("{what} is not supported")]
     Unsupported {
@@ -125,6 +128,7 @@ impl VerbsError {
         match self {
             VerbsError::Injected { errno, .. } => *errno,
             VerbsError::DeviceFailed | VerbsError::InjectedKill { .. } => Errno::EIO,
+            VerbsError::DeviceRemoved => Errno::ENODEV,
             VerbsError::NotFound { .. } => Errno::ENOENT,
             VerbsError::Busy { .. } => Errno::EBUSY,
             VerbsError::Exhausted { .. } => Errno::ENOMEM,

@@ -143,7 +143,7 @@ softhca_wire::named_enum! {
     /// An asynchronous event that a fault raises, with the consequences that it has on a card.
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
     #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-    // The names are those of `enum ibv_event_type`, without the prefix.
+    // The names are those of `enum ibv_event_type` without the prefix, if it has one.
     pub enum InjectedEvent {
         /// The port goes down: it neither sends nor receives.
         PortErr => "PORT_ERR",
@@ -157,6 +157,10 @@ softhca_wire::named_enum! {
         PkeyChange => "PKEY_CHANGE",
         /// The device fails: all work requests are flushed, and every later control verb fails with EIO.
         DeviceFatal => "DEVICE_FATAL",
+        /// The device is removed: it fails, those that have it open lose it, and it cannot be opened.
+        DeviceRemoved => "DEVICE_REMOVED",
+        /// The device returns, and can be opened.
+        DeviceReturned => "DEVICE_RETURNED",
         /// A queue pair fails: it enters ERR, and its work requests are flushed.
         QpFatal => "QP_FATAL",
         /// A completion queue fails, and every queue pair that uses it.

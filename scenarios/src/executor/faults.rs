@@ -39,7 +39,7 @@ impl Executor<'_> {
             }
             TimedFault::DelayReceives { host, delay_ns } => self.programs[host].receive_delay = delay_ns,
             TimedFault::KillProgram { host } => self.kill(host, hosts),
-            TimedFault::RestartProgram { .. } | TimedFault::KillDaemon => {
+            TimedFault::RestartProgram { .. } | TimedFault::KillDaemon { .. } => {
                 unreachable!("a plan with steps or workloads has neither")
             }
         }

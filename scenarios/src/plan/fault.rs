@@ -45,8 +45,8 @@ pub enum TimedFault {
     KillProgram { host: usize },
     /// A program ends and starts again.
     RestartProgram { host: usize },
-    /// The daemon ends.
-    KillDaemon,
+    /// The daemon ends, and a new one may start in its place.
+    KillDaemon { restart: bool },
 }
 
 /// A change of a link, a switch or a device.

@@ -31,8 +31,8 @@ use crate::parameters::ParameterValues;
 use crate::spec::Invariant;
 use softhca_engine::{PayloadMode, QpType, Recovery, Settings};
 use softhca_fabric::{
-    Action, Choice, Direction, DownDirections, FlowId, HostId, LinkSettings, ReceiverSettings, Rule, RuleId,
-    SwitchId, SwitchSettings,
+    Action, Choice, Direction, DownDirections, FlowId, HostId, LinkSettings, ReceiverSettings, Repeat, Rule,
+    RuleId, Selector, SwitchId, SwitchSettings,
 };
 use softhca_queue::{AccessFlags, FaultTrigger, ProgramFaults};
 use softhca_wire::{Mtu, Psn, RnrTimer};
@@ -110,7 +110,13 @@ impl Plan {
     /// Whether a fault delays packets, so that timers can expire.
     pub fn has_delay_faults(&self) -> bool {
         let delays = |action| {
-            matches!(action, Action::Delay { .. } | Action::LimitRate { .. } | Action::Jitter { .. })
+            matches!(
+                action,
+                Action::Delay { .. }
+                    | Action::LimitRate { .. }
+                    | Action::PacketTime { .. }
+                    | Action::Jitter { .. }
+            )
         };
         self.packet_rules().any(|rule| delays(rule.action))
     }
@@ -170,6 +176,19 @@ impl Plan {
         }
         for LinkRule { link, rule, name } in &self.link_rules {
             found.extend(self.rule_at_host(host, &[*link], rule).into_iter().map(|rule| (*name, rule)));
+        }
+        // The rate and the delay of the link, if the file sets them. A device has one link.
+        let of_host = |link: &&LinkPlan| link.ends.contains(&Node::Host(host));
+        let line = self.links.iter().find(of_host).map(|link| link.line);
+        let mut add = |id, action, name| {
+            let (selector, repeat) = (Selector::default(), Repeat::default());
+            found.push((name, Rule { id, selector, repeat, action }));
+        };
+        if let Some(bits_per_second) = line.and_then(|line| line.bits_per_second) {
+            add(RATE_RULE, Action::LimitRate { bits_per_second }, "the rate of the link");
+        }
+        if let Some(ns) = line.map(|line| line.delay_ns).filter(|ns| *ns > DEFAULT_DELAY_NS) {
+            add(DELAY_RULE, Action::Delay { ns }, "the delay of the link");
         }
         found
     }
@@ -315,6 +334,12 @@ pub struct LinkRule {
     pub rule: Rule,
     pub name: &'static str,
 }
+
+/// The delay of links whose delay the file does not set, which real links have anyway.
+const DEFAULT_DELAY_NS: u64 = 1_000;
+/// The rules that delay every packet of a link, and limit its rate: no rule of a file has these numbers.
+const DELAY_RULE: RuleId = RuleId(u32::MAX);
+const RATE_RULE: RuleId = RuleId(u32::MAX - 1);
 
 /// The highest number of these rules. No rule of a file has one of them.
 pub(crate) const LINK_RULES: RuleId = RuleId(u32::MAX - 2);

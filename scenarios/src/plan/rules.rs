@@ -112,7 +112,8 @@ fn fault_kind(
         Err(builder.error_at(&at, format!("this action applies to {fits}")).help(ACTION_TARGETS))
     };
     let counts_calls = matches!(fault.action, FaultAction::Count) && (host.is_some() || qp.is_some());
-    if is_packet_action(&fault.action) && link.is_none() && !counts_calls {
+    let slows_device = matches!(fault.action, FaultAction::SlowDevice(_)) && host.is_some();
+    if is_packet_action(&fault.action) && link.is_none() && !counts_calls && !slows_device {
         if switch.is_some() || host.is_some() || qp.is_some() {
             return misplaced(builder, "packets on a link");
         }
@@ -208,13 +209,17 @@ fn fault_kind(
         FaultAction::WithholdReceives(time) => TimedFault::WithholdReceives { host, for_ns: time.0 },
         FaultAction::DelayReceives(time) => TimedFault::DelayReceives { host, delay_ns: time.0 },
         FaultAction::Kill => TimedFault::KillProgram { host },
-        FaultAction::Restart | FaultAction::KillDaemon if !builder.has_external_programs => {
+        FaultAction::Restart | FaultAction::KillDaemon | FaultAction::RestartDaemon
+            if !builder.has_external_programs =>
+        {
             return Err(builder
                 .error_at(&at, "the programs of this file are its steps and workloads: they have no process")
-                .help("use kill; restart and kill-daemon are for `softhca exec` and for `command`"));
+                .help("use kill; restart, kill-daemon and restart-daemon are for `softhca exec` and for `command`"));
         }
         FaultAction::Restart => TimedFault::RestartProgram { host },
-        FaultAction::KillDaemon => TimedFault::KillDaemon,
+        FaultAction::KillDaemon => TimedFault::KillDaemon { restart: false },
+        FaultAction::RestartDaemon => TimedFault::KillDaemon { restart: true },
+        FaultAction::SlowDevice(_) => return slow_device(builder, fault, id, path, host),
         FaultAction::RaiseEvent(event) => {
             if *event == InjectedEvent::SrqLimitReached {
                 return Err(builder
@@ -240,9 +245,33 @@ fn fault_kind(
     timed_fault(builder, fault, path, what)
 }
 
-const ACTION_TARGETS: &str = "drop, duplicate, reorder, delay, limit-rate, jitter, corrupt, mark-ce, rewrite, link-down and count need `on`; link-down, \
+/// A device that sends its packets slowly: a rule on its link.
+fn slow_device(
+    builder: &PlanBuilder<'_>,
+    fault: &FaultSpec,
+    id: RuleId,
+    path: &str,
+    host: usize,
+) -> Result<FaultKind, Diagnostic> {
+    if fault.at.0 != 0 {
+        let message = "a slow device is slow from the beginning, or from what it waits for";
+        return Err(builder.error_in(path, "at", message).help("use after = { … }"));
+    }
+    let of_host = |link: &&super::LinkPlan| link.ends.contains(&super::Node::Host(host));
+    let (Some((link, direction)), 1) =
+        (first_hop(builder, host), builder.network.links.iter().filter(of_host).count())
+    else {
+        return Err(builder.error_in(path, "host", "a slow device has one link"));
+    };
+    let selector = Selector { direction: Some(direction), ..Selector::default() };
+    let action = packet_action(builder, &fault.action, &selector, &join_path(path, "action"))?;
+    let rule = Rule { id, selector, repeat: repeat(builder, fault, path)?, action };
+    Ok(FaultKind::Packets { links: vec![link], rule })
+}
+
+const ACTION_TARGETS: &str = "drop, duplicate, reorder, delay, limit-rate, jitter, corrupt, mark-ce, rewrite, link-down and count need `on`; slow-device needs `host` or `on`; link-down, \
                               flap, set-rate and set-mtu need `link`; set-buffer, set-ecn and set-pfc need `switch`; stall, \
-                              kill, restart, kill-daemon, withhold-receives, delay-receives, raise-event and pause-storm need `host`; set-status, \
+                              kill, restart, kill-daemon, restart-daemon, withhold-receives, delay-receives, raise-event and pause-storm need `host`; set-status, \
                               delay-completion, burst-completions, overflow-cq and drop-notification need `qp`; fail, unmap and \
                               cm-event need `host` and `verb`";
 
@@ -381,6 +410,7 @@ fn is_packet_action(action: &FaultAction) -> bool {
             | FaultAction::Reorder(_)
             | FaultAction::Delay(_)
             | FaultAction::LimitRate(_)
+            | FaultAction::SlowDevice(_)
             | FaultAction::Jitter(_)
             | FaultAction::Corrupt(_)
             | FaultAction::MarkCe
@@ -507,6 +537,10 @@ fn packet_action(
             Some(bits_per_second) => Action::LimitRate { bits_per_second },
             None => return Err(builder.error_at(path, "no packet passes at rate 0").help("use drop")),
         },
+        FaultAction::SlowDevice(time) if time.0 == 0 => {
+            return Err(builder.error_at(path, "a device that takes no time for a packet is not slow"));
+        }
+        FaultAction::SlowDevice(time) => Action::PacketTime { ns: time.0 },
         FaultAction::Jitter(time) => Action::Jitter { up_to_ns: time.0 },
         FaultAction::Corrupt(corruption) => {
             let place = match (corruption.bit, corruption.payload_bit) {

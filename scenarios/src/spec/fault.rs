@@ -257,6 +257,8 @@ pub enum FaultAction {
     PauseStorm(PauseStormSpec),
     /// Hosts: device and program stop for this time; packets that arrive wait.
     Stall(Time),
+    /// Hosts, packets: the device takes this time for each packet that it sends, whatever its size.
+    SlowDevice(Time),
     /// Hosts: the program posts no receives for this time.
     WithholdReceives(Time),
     /// Hosts: the program waits this time after each receive before it posts the next.
@@ -267,6 +269,8 @@ pub enum FaultAction {
     Restart,
     /// Hosts: the daemon of the host, and of all others of `softhca exec`, ends as by SIGKILL.
     KillDaemon,
+    /// Hosts: the daemon ends as with `kill-daemon`, and a new one starts in its place.
+    RestartDaemon,
     /// Verbs: the memory of the n-th region of the program becomes inaccessible, as if it were unmapped.
     Unmap(std::num::NonZeroU32),
     /// Hosts and verbs: the device raises an asynchronous event, with its consequences.

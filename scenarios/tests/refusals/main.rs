@@ -337,7 +337,7 @@ fn a_fault_that_waits_names_something_that_can_happen() {
     rejected(&format!("{link}verb = \"post_send\"\n"), &["`verb` requires a fault of calls"]);
     rejected(&format!("{link}nth = 2\n"), &["`nth` requires a fault of calls", "use `at` or `after`"]);
     rejected(&fault("class = \"write\"", "vendor-error = 3"), &["`vendor-error` requires"]);
-    for action in ["restart", "kill-daemon"] {
+    for action in ["restart", "kill-daemon", "restart-daemon"] {
         let fault = format!("[[fault]]\nhost = \"alice\"\naction = \"{action}\"\n");
         rejected(&fault, &["have no process", "`softhca exec`"]);
     }
@@ -346,4 +346,12 @@ fn a_fault_that_waits_names_something_that_can_happen() {
         "[[fault]]\non = \"alice -> bob\"\naction = { limit-rate = 0 }\n",
         &["no packet passes at rate 0", "use drop"],
     );
+    let slow = |rest: &str| format!("[[fault]]\nhost = \"alice\"\n{rest}\n");
+    rejected(&slow("action = { slow-device = \"0s\" }"), &["takes no time for a packet is not slow"]);
+    rejected(
+        &slow("at = \"1ms\"\naction = { slow-device = \"1ms\" }"),
+        &["from what it waits for", "use after"],
+    );
+    rejected(&slow("action = { slow-devise = \"1ms\" }"), &["slow-device"]);
+    rejected(&slow("action = { raise-event = \"device-remove\" }"), &["device-removed"]);
 }

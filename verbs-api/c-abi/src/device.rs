@@ -80,7 +80,7 @@ pub fn host_devices() -> Vec<*mut ibv_device> {
     match found {
         Ok(devices) => {
             mark_use();
-            devices.into_iter().map(device_for_host).collect()
+            devices.into_iter().filter(|device| !device.is_removed).map(device_for_host).collect()
         }
         Err(reason) => {
             REPORTED.call_once(|| eprintln!("softhca: no device: {reason}"));

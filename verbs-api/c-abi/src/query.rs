@@ -67,6 +67,7 @@ pub unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_
     // SAFETY: a context of this library.
     let open = check!("ibv_query_device", code, unsafe { context::find(context) });
     check!("ibv_query_device", code, faults::announce(Verb::QueryDevice, None));
+    check!("ibv_query_device", code, open.context.check_device());
     // SAFETY: a valid pointer of the caller.
     unsafe { *attr = device_attr(open) };
     0
@@ -81,6 +82,7 @@ pub unsafe extern "C" fn query_device_ex(
     // SAFETY: a context of this library.
     let open = check!("ibv_query_device_ex", code, unsafe { context::find(context) });
     check!("ibv_query_device_ex", code, faults::announce(Verb::QueryDevice, None));
+    check!("ibv_query_device_ex", code, open.context.check_device());
     // SAFETY: an input begins with a mask of further requests; none is supported.
     if !input.is_null() && unsafe { *input.cast::<u32>() } != 0 {
         return Rejection::invalid("comp_mask of the input is not 0").code("ibv_query_device_ex");
@@ -117,6 +119,7 @@ pub unsafe extern "C" fn query_port_sized(
     // SAFETY: a context of this library.
     let open = check!("ibv_query_port", code, unsafe { find_port(context, port.into()) });
     check!("ibv_query_port", code, faults::announce(Verb::QueryPort, None));
+    check!("ibv_query_port", code, open.context.check_device());
     // SAFETY: zero is valid for every field.
     let mut all: ibv_port_attr = unsafe { zeroed() };
     (all.state, all.phys_state) = match open.context.port_state() {

@@ -10,7 +10,7 @@ use softhca_queue::control::{
     DEFAULT_NAME, DaemonStatus, FabricPort, HostDevice, Message, NAME_VARIABLE, Notification, ProcessWatch,
     QueuePairStatus, Request, Response, decode, encode,
 };
-use softhca_queue::{AsyncEvent, PortState};
+use softhca_queue::{AsyncEvent, InjectedEvent, PortState};
 use std::os::fd::BorrowedFd;
 
 /// The value in a response of this kind; another response is an error.
@@ -126,6 +126,12 @@ impl DaemonControl {
     pub fn set_port_state(&mut self, host: &str, state: PortState) -> Result<()> {
         let request = Request::SetPortState { host: host.into(), state, stays: false };
         self.socket.call(&request, &[]).map(|_| ())
+    }
+
+    /// Raises an asynchronous event of the device of a host, with its consequences. A port comes up and a removed device
+    /// returns at the end of this connection at the latest.
+    pub fn raise_event(&mut self, host: &str, event: InjectedEvent) -> Result<()> {
+        self.socket.call(&Request::RaiseEvent { host: host.into(), event }, &[]).map(|_| ())
     }
 
     /// Takes the port of a device down, or brings it up, for as long as the daemon runs.

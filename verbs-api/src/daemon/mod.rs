@@ -59,7 +59,8 @@ impl Device {
         Ok(Device::new(backend, address))
     }
 
-    /// The devices of a daemon. Without a name, of the daemon in `SOFTHCA_DAEMON` or the default one.
+    /// The devices of a daemon, with those that a fault removed. Without a name, of the daemon in `SOFTHCA_DAEMON` or the
+    /// default one.
     pub fn list(daemon: Option<&str>) -> Result<Vec<HostDevice>> {
         Ok(ControlSocket::connect(&daemon_name(daemon))?.welcome.hosts)
     }

@@ -168,6 +168,13 @@ impl ConnectionManager {
         self.raise_simple_event(ctx, id, event, status);
     }
 
+    /// Raises the event of a device that is removed on every identifier.
+    pub fn raise_device_removal(&mut self, ctx: &mut Context<'_>) {
+        for id in self.identifiers.keys().copied().collect::<alloc::vec::Vec<_>>() {
+            self.raise_simple_event(ctx, id, EventType::DeviceRemoval, 0);
+        }
+    }
+
     /// Changes the state of an identifier.
     fn set_state(&mut self, ctx: &mut Context<'_>, id: CmId, to: CmState) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };

@@ -16,13 +16,16 @@ impl Hca {
 
     /// Adds an application, which owns everything that it creates.
     pub fn open_client(&mut self, doorbell: DoorbellConsumer) -> Result<ClientId, VerbsError> {
+        if self.state.device_removed {
+            return Err(VerbsError::DeviceRemoved);
+        }
         let limit = self.limits.max_clients;
         if self.clients.len() >= limit as usize {
             return Err(VerbsError::Exhausted { resource: Resource::Client, limit });
         }
         let client = ClientId(self.next_client);
         self.next_client += 1;
-        self.clients.insert(client, Client { doorbell, next_iova: FIRST_IOVA });
+        self.clients.insert(client, Client { doorbell, next_iova: FIRST_IOVA, has_lost_device: false });
         Ok(client)
     }
 

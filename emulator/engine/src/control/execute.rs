@@ -2,6 +2,7 @@
 
 use super::client::FIRST_IOVA;
 use super::queue_pair::QpRings;
+use crate::hca::Client;
 use crate::{ClientId, Context, Hca, MemoryId, MemoryRegion, Resource, VerbsError};
 use softhca_queue::{
     AccessFlags, CallSite, Command, CompletionProducer, ReceiveConsumer, Reply, SharedWords, cm,
@@ -44,7 +45,9 @@ impl Hca {
         command: Command,
         attachments: &mut Attachments,
     ) -> Result<Reply, VerbsError> {
-        if self.state.device_failed && command.call().is_some() {
+        let has_device = |client: &Client| !self.state.device_failed && !client.has_lost_device;
+        let needs_device = command.call().is_some() || matches!(command, Command::QueryPort);
+        if needs_device && !self.clients.get(&client).is_none_or(has_device) {
             return Err(VerbsError::DeviceFailed);
         }
         if self.state.faults.is_none() {

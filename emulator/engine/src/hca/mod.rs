@@ -28,6 +28,8 @@ pub(crate) struct Client {
     pub doorbell: DoorbellConsumer,
     /// The address of the next region whose address the HCA chooses: the same in every run.
     pub next_iova: u64,
+    /// The device was removed while the application had it open: its calls fail, also when the device is back.
+    pub has_lost_device: bool,
 }
 
 /// The HCA.

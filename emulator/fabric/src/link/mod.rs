@@ -214,10 +214,12 @@ impl Link {
                 }
                 Action::LimitRate { bits_per_second } => {
                     let bits = 8 * admitted.frame.wire_length() as u64;
-                    let busy_until_ns = &mut armed.busy_until_ns[direction as usize];
-                    let begin_ns = now_ns.max(*busy_until_ns);
-                    *busy_until_ns = begin_ns.saturating_add(bits * 1_000_000_000 / bits_per_second);
-                    admitted.delay_ns = admitted.delay_ns.saturating_add(*busy_until_ns - now_ns);
+                    let delay_ns = armed.send_in(now_ns, direction, bits * 1_000_000_000 / bits_per_second);
+                    admitted.delay_ns = admitted.delay_ns.saturating_add(delay_ns);
+                }
+                Action::PacketTime { ns } => {
+                    let delay_ns = armed.send_in(now_ns, direction, ns);
+                    admitted.delay_ns = admitted.delay_ns.saturating_add(delay_ns);
                 }
                 Action::Jitter { up_to_ns } => {
                     let words = draw_key.words(DrawPurpose::Jitter);

@@ -287,6 +287,16 @@ fn a_limited_rate_spaces_the_packets_that_match_and_keeps_their_order() {
 }
 
 #[test]
+fn a_time_per_packet_spaces_packets_of_any_size() {
+    let mut bench = Bench::new([(all(), Repeat::default(), Action::PacketTime { ns: 700 })]);
+    bench.writes(0, [0, 1]);
+    bench.writes(5_000, [2]);
+    let times: Vec<u64> = bench.out.deliveries.iter().map(|(at, ..)| *at).collect();
+    assert_eq!(times, [700, 1_400, 5_700]);
+    assert!(!bench.link.may_reorder() && bench.out.faults.is_empty());
+}
+
+#[test]
 fn jitter_delays_each_packet_by_another_time_and_keeps_their_order() {
     let delays = || {
         let mut bench = Bench::new([(all(), Repeat::default(), Action::Jitter { up_to_ns: 1_000 })]);
@@ -322,6 +332,7 @@ fn any_action() -> impl Strategy<Value = Action> {
         (1u64..1 << 40)
             .prop_map(|rate| Action::LimitRate { bits_per_second: NonZeroU64::new(rate).expect("not zero") }),
         (0u64..100).prop_map(|up_to_ns| Action::Jitter { up_to_ns }),
+        (0u64..100).prop_map(|ns| Action::PacketTime { ns }),
         (any::<bool>(), 0u32..400).prop_map(|(repaired, bit)| Action::Corrupt {
             bit: if repaired { BitPosition::Bit(bit) } else { BitPosition::Random },
             icrc: if repaired { IcrcPolicy::Recomputed } else { IcrcPolicy::Stale },

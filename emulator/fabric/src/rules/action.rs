@@ -22,6 +22,8 @@ pub enum Action {
     Delay { ns: u64 },
     /// Sends the packets that match at this rate, in order.
     LimitRate { bits_per_second: NonZeroU64 },
+    /// Sends the packets that match one after the other, each in this time, whatever its size.
+    PacketTime { ns: u64 },
     /// Delays the packet by a random time up to this. None overtakes another.
     Jitter { up_to_ns: u64 },
     /// Flips one bit.

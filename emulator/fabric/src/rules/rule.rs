@@ -60,6 +60,13 @@ impl ActiveRule {
         ActiveRule { rule, counters, busy_until_ns: [0; 2], repeat_state }
     }
 
+    /// Sends a packet behind the earlier ones, in this time. Returns how long it takes from now.
+    pub fn send_in(&mut self, now_ns: u64, direction: Direction, ns: u64) -> u64 {
+        let busy_until_ns = &mut self.busy_until_ns[direction as usize];
+        *busy_until_ns = now_ns.max(*busy_until_ns).saturating_add(ns);
+        *busy_until_ns - now_ns
+    }
+
     /// Counts a packet and returns the action, if the rule fires.
     pub fn evaluate(
         &mut self,

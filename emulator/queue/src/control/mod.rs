@@ -11,8 +11,8 @@ pub use framing::{FramedMessage, MAX_DESCRIPTORS, MAX_MESSAGE, MessageReader, Pr
 pub use runtime_dir::{DEFAULT_NAME, NAME_VARIABLE, RuntimeDir};
 
 use crate::{
-    AsyncEvent, CallSite, CmChannelId, Command, Counters, CqId, DeviceLimits, PortState, QpSnapshot, QpState,
-    QpType, Reply, VerbsError, cm,
+    AsyncEvent, CallSite, CmChannelId, Command, Counters, CqId, DeviceLimits, InjectedEvent, PortState,
+    QpSnapshot, QpState, QpType, Reply, VerbsError, cm,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -82,6 +82,8 @@ pub struct HostDevice {
     pub recovery: String,
     /// How the host's traffic to itself is carried.
     pub loopback: String,
+    /// A fault removed it.
+    pub is_removed: bool,
 }
 
 /// What a process needs to execute the transport itself, on the sockets of its slot.
@@ -192,6 +194,9 @@ pub enum Request {
     Execute { command: Command, backing: Option<RegionBacking>, call_site: Option<CallSite> },
     /// Sets the state of the port of a host: until this connection ends, or for as long as the daemon runs.
     SetPortState { host: String, state: PortState, stays: bool },
+    /// Raises an asynchronous event of the device of a host, with its consequences. Those that last end with this
+    /// connection.
+    RaiseEvent { host: String, event: InjectedEvent },
     /// The queue pairs of all clients of a host.
     QueuePairs { host: Option<String> },
 }
