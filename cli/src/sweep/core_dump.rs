@@ -53,7 +53,7 @@ impl CoreDumps {
         let mut limit = getrlimit(Resource::Core);
         if raise && limit.current != limit.maximum {
             let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-            if setrlimit(Resource::Core, raised.clone()).is_ok() {
+            if setrlimit(Resource::Core, raised).is_ok() {
                 limit = raised;
             }
         }

@@ -610,17 +610,19 @@ fn sanitizer_report(stderr: &str) -> Option<&str> {
 /// Classifies a run. `faulted` is the program that met the fault.
 pub fn classify(target: &Target, clean: &Baseline, faulted: usize, run: &RunOutcome) -> (Outcome, String) {
     let name = |index: usize| &target.program[index].name;
-    for (index, end) in run.ends.iter().enumerate() {
+    // The end of one program often causes that of another: all are named.
+    let crash = |(index, end): (usize, &ProgramEnd)| {
         if let Some(line) = sanitizer_report(&end.stderr) {
-            return (Outcome::Crash, format!("{}: {}", name(index), line.trim()));
+            return Some(format!("{}: {}", name(index), line.trim()));
         }
         let was_stopped = run.stopped.as_ref().is_some_and(|(_, waiting)| waiting.contains(&index));
-        if let Some(signal) = end.status.and_then(|status| status.signal())
-            && !was_stopped
-            && !target.program[index].service
-        {
-            return (Outcome::Crash, format!("{} ended with signal {signal}", name(index)));
-        }
+        let signal = end.status.and_then(|status| status.signal());
+        let signal = signal.filter(|_| !was_stopped && !target.program[index].service);
+        signal.map(|signal| format!("{} ended with signal {signal}", name(index)))
+    };
+    let crashes: Vec<String> = run.ends.iter().enumerate().filter_map(crash).collect();
+    if !crashes.is_empty() {
+        return (Outcome::Crash, crashes.join(", "));
     }
     if let Some((why, waiting)) = &run.stopped {
         if waiting.contains(&faulted) || waiting.is_empty() {
