@@ -343,13 +343,7 @@ impl<'a> ConnectionSorter<'a> {
         let mut bars = [0; 2];
         bars[end] = bar;
         // The side is settled when all ends are known.
-        let step = Step {
-            time_ns,
-            side: Side::Left,
-            outstanding_delta: bars,
-            emphasis: tone,
-            content: StepContent::Note(text),
-        };
+        let step = Step { outstanding_delta: bars, ..Step::note(time_ns, Side::Left, tone, text) };
         self.add_step(connection, PendingStep::Done(end, step));
     }
 
@@ -466,14 +460,7 @@ fn finish_ladder(connection: Connection, names: &NameTable, flows: &Flows) -> La
             }
             PendingStep::States(end, time_ns, chain) => {
                 let names: Vec<_> = chain.iter().map(|state| state.name()).collect();
-                let sight = StepContent::Note(names.join(" → "));
-                steps.push(Step {
-                    time_ns,
-                    side: side(end),
-                    outstanding_delta: [0; 2],
-                    emphasis: Emphasis::Normal,
-                    content: sight,
-                });
+                steps.push(Step::note(time_ns, side(end), Emphasis::Normal, names.join(" → ")));
             }
             PendingStep::Packets(end, run) => {
                 // A few are shown one by one; more are a crowd.

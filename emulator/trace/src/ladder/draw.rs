@@ -39,16 +39,8 @@ const LEAD_COLUMNS: usize = 2;
 impl Ladder {
     /// The ladder as lines of text.
     pub fn draw(&self, style: LadderStyle) -> String {
-        let width = style.width.max(MIN_WIDTH);
         let times = self.steps.iter().map(|step| step.time_ns.unsigned_abs());
-        let mut canvas = Canvas {
-            text: String::new(),
-            inner_width: width - TIME_COLUMNS - GAP_COLUMNS - 2,
-            unit: TimeUnit::for_times(times.max().unwrap_or(0)),
-            color: style.color,
-            outstanding: [0; 2],
-            last_time_ns: None,
-        };
+        let mut canvas = Canvas::new(style, TimeUnit::for_times(times.max().unwrap_or(0)));
         canvas.write_heading(&self.names);
         for step in &self.steps {
             canvas.write_step(step);
@@ -90,16 +82,15 @@ pub(super) struct Canvas {
 }
 
 impl Canvas {
+    fn new(style: LadderStyle, unit: TimeUnit) -> Canvas {
+        let inner_width = style.width.max(MIN_WIDTH) - TIME_COLUMNS - GAP_COLUMNS - 2;
+        let (text, color) = (String::new(), style.color);
+        Canvas { text, inner_width, unit, color, outstanding: [0; 2], last_time_ns: None }
+    }
+
     /// A canvas for rows that come one after the other.
     pub fn live(style: LadderStyle) -> Canvas {
-        Canvas {
-            text: String::new(),
-            inner_width: style.width.max(MIN_WIDTH) - TIME_COLUMNS - GAP_COLUMNS - 2,
-            unit: TimeUnit("ms", 1_000_000),
-            color: style.color,
-            outstanding: [0; 2],
-            last_time_ns: None,
-        }
+        Canvas::new(style, TimeUnit("ms", 1_000_000))
     }
 
     /// Says again who is who.
@@ -257,12 +248,10 @@ mod tests {
                 fate,
             },
         };
+        let text = "all work and no play ".repeat(6);
         let note = |side| Step {
-            time_ns: 0,
-            side,
             outstanding_delta: [1, -1],
-            emphasis: Emphasis::Error,
-            content: StepContent::Note("all work and no play ".repeat(6).trim_end().into()),
+            ..Step::note(0, side, Emphasis::Error, text.trim_end().into())
         };
         let mut steps = Vec::new();
         for side in [Side::Left, Side::Right] {

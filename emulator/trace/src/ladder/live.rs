@@ -2,7 +2,7 @@
 
 use super::builder::{LadderBuilder, packet_step};
 use super::draw::Canvas;
-use super::{Emphasis, LadderStyle, Side, Step, StepContent, matches_qpn};
+use super::{Emphasis, LadderStyle, Side, Step, matches_qpn};
 use crate::{NameTable, Packet};
 use softhca_wire::Qpn;
 use std::collections::BTreeMap;
@@ -40,13 +40,9 @@ impl LiveLadder {
             return String::new();
         }
         let (index, side) = self.locate(sent.flow);
-        let unseen = sent.unseen_text(self.builder.flows(), self.builder.names()).map(|text| Step {
-            time_ns: draw_packet.time_ns,
-            side: if sent.opcode.operation().is_request() { side } else { side.opposite() },
-            outstanding_delta: [0; 2],
-            emphasis: Emphasis::Unusual,
-            content: StepContent::Note(text),
-        });
+        let requester = if sent.opcode.operation().is_request() { side } else { side.opposite() };
+        let unseen = sent.unseen_text(self.builder.flows(), self.builder.names());
+        let unseen = unseen.map(|text| Step::note(draw_packet.time_ns, requester, Emphasis::Unusual, text));
         let mut step =
             packet_step(&[(draw_packet.time_ns, sent)], self.builder.flows(), self.builder.names());
         let [own, other] = step.outstanding_delta;

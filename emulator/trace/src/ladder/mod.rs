@@ -78,6 +78,12 @@ pub struct Step {
     pub content: StepContent,
 }
 
+impl Step {
+    fn note(time_ns: i64, side: Side, emphasis: Emphasis, text: String) -> Step {
+        Step { time_ns, side, outstanding_delta: [0; 2], emphasis, content: StepContent::Note(text) }
+    }
+}
+
 /// Everything that was seen of one connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ladder {
