@@ -1,5 +1,5 @@
 //! Attacks on link control over loopback, as another user of the machine can mount them: forged messages, addresses that
-//! hoard grants, and a port that restarts all the time. Connections of other hosts go on.
+//! hoard grants, and a port that restarts all the time. Connections of other hosts continue.
 
 use softhca::trace::{Event, EventSink, NetworkEvent};
 use softhca::{
@@ -198,7 +198,7 @@ fn hoarded_grants_do_not_stop_other_hosts() {
         }
         wait_until("the attackers get grants", || holders.load(Ordering::Acquire) >= 3);
         client.write(&pair[0], &victim, 100);
-        // Somebody who comes during the attack makes progress, too.
+        // A host that joins during the attack makes progress, too.
         let newcomer = Host::new();
         let pair = newcomer.connect(&victim);
         newcomer.write(&pair[0], &victim, 10);
@@ -228,7 +228,7 @@ fn port_that_restarts_all_the_time_does_not_stop_other_hosts() {
         wait_until("the attacker restarts", || restarts.load(Ordering::Acquire) >= 10);
         client.write(&pair[0], &victim, 100);
         let seen = restarts.load(Ordering::Acquire);
-        wait_until("the attack goes on", || restarts.load(Ordering::Acquire) > seen);
+        wait_until("the attack continues", || restarts.load(Ordering::Acquire) > seen);
     });
 }
 

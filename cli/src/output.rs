@@ -36,7 +36,7 @@ fn private() -> OpenOptions {
     options
 }
 
-/// A path in the temporary directory that nobody can predict: other users may create files there.
+/// A path in the temporary directory that other users cannot predict: other users may create files there.
 pub fn unpredictable_path(prefix: &str, suffix: &str) -> PathBuf {
     let [random, _] = softhca_udp::random_words();
     std::env::temp_dir().join(format!("{prefix}{random:016x}{suffix}"))

@@ -31,7 +31,7 @@ pub fn print_line(text: fmt::Arguments<'_>) {
     }
 }
 
-/// The function behind [`errln`]. Nobody may read standard error.
+/// The function behind [`errln`]. Standard error may be closed.
 pub fn print_error(text: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "{}", printable(&text.to_string()));
 }

@@ -114,7 +114,7 @@ impl CheckResult {
 const RULE_PREFIX: &str = "the fault ";
 
 impl ExpectationOutcome {
-    /// Whether this says that a rule fires, rather than what comes of it.
+    /// Whether this says that a rule fires, rather than its effect.
     pub fn is_unfired_rule(&self) -> bool {
         self.text.starts_with(RULE_PREFIX)
     }

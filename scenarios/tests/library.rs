@@ -37,7 +37,7 @@ fn complaint(outcome: &Outcome) -> String {
     outcome.error.iter().cloned().chain(failures).collect::<Vec<_>>().join("\n    ")
 }
 
-/// The traces of seed 1 are kept in the repository: whoever changes what happens on the wire sees it here.
+/// The traces of seed 1 are kept in the repository: a change of what happens on the wire shows here.
 /// `SOFTHCA_UPDATE=1` writes them anew.
 #[test]
 fn every_scenario_passes_with_the_trace_that_is_kept() {

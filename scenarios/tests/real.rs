@@ -99,7 +99,7 @@ fn faults_wait_for_a_step_an_event_or_another_fault_in_virtual_and_real_time() {
     }
 }
 
-/// What a scenario tells otherwise in real time, if it can be compared.
+/// What differs in a scenario in real time, if it can be compared.
 fn differences_of(path: &Path) -> Option<Vec<String>> {
     let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
     let scenario = Scenario::parse(&name, &fs::read_to_string(path).expect("a text")).expect("a scenario");

@@ -594,7 +594,7 @@ fn a_datagram_longer_than_a_shared_receive_fails_that_receive() {
     pair.post_receive(101, 0, 100);
     pair.post_send(2, 0, 60);
     pair.run();
-    assert_eq!(pair.completion_statuses(pair.b), [(101, "SUCCESS")], "the queue pair goes on");
+    assert_eq!(pair.completion_statuses(pair.b), [(101, "SUCCESS")], "the queue pair continues");
 }
 
 #[test]

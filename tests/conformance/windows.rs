@@ -167,7 +167,7 @@ fn a_zero_based_window_starts_at_0() {
 #[test]
 fn a_failed_bind_does_not_change_the_window() {
     for kind in [MemoryWindowType::Type1, MemoryWindowType::Type2] {
-        // The program restores its copy of the key, or goes on from the one that the failed bind would have set.
+        // The program restores its copy of the key, or continues from the one that the failed bind would have set.
         for next in [1, 2] {
             let mut pair = Pair::new();
             let (a, b) = (pair.a, pair.b);

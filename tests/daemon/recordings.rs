@@ -18,7 +18,7 @@ fn temporary_file(name: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_recording_that_nobody_reads_ends_and_loses_nothing_of_others() {
+fn an_unread_recording_ends_and_loses_nothing_of_others() {
     let messages = temporary_file("messages");
     let daemon = TestDaemon::with(&[("TEST_STDERR", messages.to_str().unwrap())]);
     let (end, _echo, remote) = connected(&daemon, "alice", "bob");

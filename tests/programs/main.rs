@@ -345,7 +345,7 @@ fn a_program_ends_with_exec() {
     }
     let process = std::fs::read_to_string(&file).expect("it exists");
     let stat = format!("/proc/{}/stat", process.trim());
-    // Gone, or a zombie that nobody has waited for.
+    // Gone, or a zombie that its parent has not waited for.
     let is_running = || std::fs::read_to_string(&stat).is_ok_and(|text| !text.contains(") Z "));
     assert!(is_running());
     exec.kill_only_exec();

@@ -224,9 +224,9 @@ fn call_verbs(device: &Device, events: usize, may_lose: bool) -> String {
             continue;
         }
         loop {
-            let patience = Duration::from_millis(if may_lose { 20 } else { 30_000 });
-            let Some(completion) = queue.wait_for(patience) else {
-                first_event = first_event.or_else(|| context.wait_async_event(patience));
+            let timeout = Duration::from_millis(if may_lose { 20 } else { 30_000 });
+            let Some(completion) = queue.wait_for(timeout) else {
+                first_event = first_event.or_else(|| context.wait_async_event(timeout));
                 if !may_lose || first_event.is_some() {
                     let _ = writeln!(out.0, "send {wr_id} lost");
                     break 'sends;

@@ -55,7 +55,7 @@ const DIFFERENCES: &[(&str, &str, usize, &str)] = &[
 const EAGER: &str =
     "rxe acknowledges every duplicate packet of a SEND or WRITE, we only those with an ACK request";
 const LOST_READ: &str = "the end of rxe's response was lost before it was captured, and we send the whole response; \
-    asked for the rest, rxe goes on with MIDDLE, we begin with FIRST";
+    asked for the rest, rxe continues with MIDDLE, we begin with FIRST";
 
 /// The completion statuses of captures with failures, in order and without repetition.
 const FAILURES: &[(&str, &[&str])] = &[

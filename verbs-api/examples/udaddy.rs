@@ -65,7 +65,7 @@ impl Node {
         Ok(())
     }
 
-    /// Waits for every message; says who sent the last.
+    /// Waits for every message; returns the sender of the last.
     async fn receive(&self, settings: &Settings) -> Result<Qpn, Box<dyn std::error::Error + Send + Sync>> {
         let mut from = Qpn::default();
         for _ in 0..settings.messages {
@@ -88,7 +88,7 @@ impl Node {
         Ok(())
     }
 
-    /// The GID of who sent what arrived last: the source in the routing header, IPv4 in its end.
+    /// The GID of the sender of the last message: the source in the routing header, IPv4 in its end.
     fn sender(&self) -> Gid {
         let header = self.region.read_at(0, GRH.into());
         match header[0] >> 4 {

@@ -16,7 +16,7 @@ impl AsyncEventQueue {
     pub fn push(&self, event: AsyncEvent) {
         let mut waiting = self.events.lock();
         waiting.push_back(event);
-        // Told under the lock: whoever takes the event finds the descriptor readable, and clears it.
+        // Under the lock: the thread that takes the event finds the descriptor readable, and clears it.
         self.notifier.notify();
     }
 

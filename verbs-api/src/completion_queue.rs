@@ -241,7 +241,7 @@ impl CompletionQueue {
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return None;
             }
-            // Virtual time does not go on by spinning.
+            // Spinning does not advance virtual time.
             if now < spin_until && last.replace(now) != Some(now) {
                 continue;
             }

@@ -28,7 +28,7 @@ pub struct EndpointExchange {
 #[derive(Default)]
 struct Inner {
     values: Mutex<BTreeMap<String, Value>>,
-    /// Who came first to an exchange, by name.
+    /// The first side of each exchange, by name.
     exchange_counts: Mutex<BTreeMap<String, u64>>,
     notifier: Notifier,
 }
@@ -106,7 +106,7 @@ impl EndpointExchange {
     }
 }
 
-/// Blocking calls have no place in the code of a world: its one thread would never go on.
+/// Blocking calls have no place in the code of a world: its one thread would never continue.
 pub(crate) fn assert_may_block(call: &str, instead: &str) {
     if Executor::current().is_some_and(|executor| executor.is_virtual()) {
         panic!("{call} blocks, and in a World the clock would wait for it for ever: use `{instead}`");

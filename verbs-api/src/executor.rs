@@ -150,7 +150,7 @@ impl Executor {
         })
     }
 
-    /// One whose time is told by [`Executor::set_now`].
+    /// One whose time [`Executor::set_now`] sets.
     pub fn in_virtual_time(seed: u64) -> Rc<Executor> {
         Executor::new(Clock::Virtual(Cell::new(Instant::ZERO)), seed)
     }
@@ -285,7 +285,7 @@ impl Executor {
         self.timers.borrow().keys().next().map(|(at, _)| *at)
     }
 
-    /// Wakes whoever sleeps until a time that has come.
+    /// Wakes the tasks whose time has come.
     pub fn fire_timers(&self) {
         let later = self.timers.borrow_mut().split_off(&(self.now(), u64::MAX));
         let due = self.timers.replace(later);
@@ -350,8 +350,8 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
         executor.fire_timers();
         let mut woken = executor.ready.tasks.lock();
         if woken.is_empty() {
-            let patience = executor.next_timer().map(|at| at.since(real_now()));
-            executor.ready.available.wait_for(&mut woken, patience.unwrap_or(Duration::from_secs(3600)));
+            let timeout = executor.next_timer().map(|at| at.since(real_now()));
+            executor.ready.available.wait_for(&mut woken, timeout.unwrap_or(Duration::from_secs(3600)));
         }
     }
 }

@@ -23,7 +23,7 @@ pub(crate) struct EventBus {
 }
 
 impl EventBus {
-    /// Lets everyone who waits for a completion look again.
+    /// Lets every thread that waits for a completion look again.
     #[cfg(all(feature = "sockets", target_os = "linux"))]
     pub fn wake_all(&self) {
         let notifiers: Vec<_> = self.completion_queues.lock().values().cloned().collect();
@@ -90,7 +90,8 @@ pub(crate) trait CardRuntime: Runtime + 'static {
 
 impl<R: CardRuntime> Backend for R {
     fn reopened(&self) -> Option<Arc<dyn Backend>> {
-        let is_lost = self.check_process().is_ok() && self.control(|hca, _| hca.must_reopen(self.client().id));
+        let is_lost =
+            self.check_process().is_ok() && self.control(|hca, _| hca.must_reopen(self.client().id));
         let open = |doorbell| self.control(|hca, _| hca.open_client(doorbell));
         let client = is_lost.then(|| LocalClient::open(self.client().event_bus.clone(), open))?.ok()?;
         Some(Arc::new(self.with_client(client)))

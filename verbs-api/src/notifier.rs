@@ -1,4 +1,4 @@
-//! Waking whoever waits: threads, tasks.
+//! Waking threads and tasks that wait.
 
 use crate::completion_channel::Channel;
 use crate::event_fd::EventFd;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 pub(crate) struct Notifier {
     state: Mutex<State>,
     changed: Condvar,
-    /// The channel that is told too, and by which token.
+    /// The channel that is notified too, and its token.
     channel: Option<(Arc<Channel>, u64)>,
     /// The descriptor that becomes readable too, once somebody asked for it.
     descriptor: OnceLock<EventFd>,

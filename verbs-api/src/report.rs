@@ -1,4 +1,4 @@
-//! What a world tells of its run: the record while it goes on, the report or the failure at its end.
+//! What a world reports of its run: the record while it runs, the report or the failure at its end.
 
 use crate::executor::WaitReason;
 use crate::explanation::RecentEvents;

@@ -1,4 +1,4 @@
-//! A card on a host of a world: virtual time goes on between awaits, or when a blocking call outside of host
+//! A card on a host of a world: virtual time advances between awaits, or when a blocking call outside of host
 //! code has to wait.
 
 use crate::backend::{Result, Runtime};

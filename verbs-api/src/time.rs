@@ -102,8 +102,8 @@ impl TimerThread {
             match wakers.keys().next() {
                 None => self.changed.wait(&mut wakers),
                 Some((at, _)) => {
-                    let patience = at.since(real_now());
-                    self.changed.wait_for(&mut wakers, patience);
+                    let timeout = at.since(real_now());
+                    self.changed.wait_for(&mut wakers, timeout);
                 }
             }
         }

@@ -46,7 +46,7 @@ fn pingpongs_print_their_figures() {
 
 #[test]
 fn a_pingpong_runs_as_two_processes() {
-    // Below the ports that the kernel gives to whoever asks for any.
+    // Below the ephemeral ports of the kernel.
     let mut ports = (0..1000).map(|index| 20_000 + (std::process::id() as u16).wrapping_add(index) % 10_000);
     let is_free = |port: &u16| TcpListener::bind(("0.0.0.0", *port)).is_ok();
     let port = &ports.find(is_free).expect("a free port").to_string();

@@ -260,7 +260,7 @@ fn a_channel_tells_which_queue_has_news(devices: [Device; 2]) {
     a.succeed();
     senders[0].0.post_send(&SendRequest::send(1, &[])).unwrap();
     a.succeed();
-    // The second queue wants to hear of solicited messages only.
+    // The second queue requests notification of solicited messages only.
     assert_eq!(channel.wait_for(Duration::from_secs(20)), Some(queues[0].clone()));
     assert_eq!(channel.poll(), None);
     let solicited = SendRequest::send(1, &[]).flags(SendFlags::SIGNALED | SendFlags::SOLICITED);

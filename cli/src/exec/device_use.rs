@@ -56,7 +56,7 @@ impl DeviceUse {
         Some(self.next.saturating_duration_since(now))
     }
 
-    /// What to tell the user if the program never used a device.
+    /// The message for the user if the program never used a device.
     pub fn warning(self, program: &str, is_preloaded: bool) -> Option<String> {
         let is_used = std::fs::remove_file(&self.mark).is_ok();
         if is_used {

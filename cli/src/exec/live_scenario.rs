@@ -56,14 +56,18 @@ fn add_counters(all: &mut FinalCounters, (rules, hosts): FinalCounters) {
     all.1.iter_mut().zip(&hosts).for_each(|(sum, counters)| sum.add(counters));
 }
 
-/// The hosts, their cards and the recovery mode that a plan needs from a daemon. `requested` has those of the options
-/// `--cards` and `--recovery`.
-pub fn required_settings(
-    plan: &Plan,
-    requested: (Option<usize>, Option<Recovery>),
-) -> Result<(Vec<String>, Option<usize>, Option<Recovery>), String> {
+/// The settings of a daemon that a plan and the options of a command require.
+#[derive(Default)]
+pub struct RequiredSettings {
+    pub hosts: Vec<String>,
+    pub cards: Option<usize>,
+    pub recovery: Option<Recovery>,
+}
+
+/// The settings that a plan requires beside those of the options.
+pub fn required_settings(plan: &Plan, requested: RequiredSettings) -> Result<RequiredSettings, String> {
     let hosts = plan.hosts.iter().step_by(plan.cards).map(|host| host.name.clone()).collect();
-    let (cards, mut recovery) = requested;
+    let RequiredSettings { cards, mut recovery, .. } = requested;
     if let Some(other) = cards.filter(|cards| plan.cards > 1 && *cards != plan.cards) {
         return Err(format!(
             "the scenario has {} cards for each host, but `--cards` has {other}",
@@ -84,7 +88,7 @@ pub fn required_settings(
             (None, _) => {}
         }
     }
-    Ok((hosts, cards, recovery))
+    Ok(RequiredSettings { hosts, cards, recovery })
 }
 
 /// The programs of each host, by index in the plan.

@@ -25,7 +25,7 @@ use daemon::{DaemonLifetime, DaemonRequirements};
 use device_use::DeviceUse;
 use embedded_logs::EmbeddedLogs;
 use event_log::{DaemonEventLog, LOG_POLL_INTERVAL};
-use live_scenario::DaemonScenario;
+use live_scenario::{DaemonScenario, RequiredSettings};
 use program::ExecError;
 use rustix::process::Pid;
 use softhca::fault::FAULTS_VARIABLE;
@@ -200,10 +200,11 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     let path = program::find(&arguments.program[0])?;
     let folder = library::library_folder()?;
     let requirements = arguments.daemon.requirements();
-    let requested = (requirements.cards, requirements.recovery);
-    let (hosts, cards, recovery) = match &plan {
+    let DaemonRequirements { cards, recovery, .. } = requirements;
+    let requested = RequiredSettings { hosts: Vec::new(), cards, recovery };
+    let RequiredSettings { hosts, cards, recovery } = match &plan {
         Some(plan) => live_scenario::required_settings(plan, requested)?,
-        None => (Vec::new(), requested.0, requested.1),
+        None => requested,
     };
     let requirements = DaemonRequirements { hosts: &hosts, cards, recovery, ..requirements };
     // The open connection keeps an auto-started daemon running until the program is done.

@@ -2,7 +2,7 @@
 
 use super::daemon::{self, DaemonRequirements};
 use super::event_log::{DaemonEventLog, LOG_POLL_INTERVAL};
-use super::live_scenario::{self, DaemonScenario, read_events};
+use super::live_scenario::{self, DaemonScenario, RequiredSettings, read_events};
 use super::{library, program};
 use rustix::fs::MemfdFlags;
 use rustix::process::Pid;
@@ -48,7 +48,8 @@ fn try_run_programs(plan: &Plan) -> Result<Outcome, String> {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let name = format!("run-{}-{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed));
     let folder = library::library_folder()?;
-    let (hosts, cards, recovery) = live_scenario::required_settings(plan, (None, None))?;
+    let RequiredSettings { hosts, cards, recovery } =
+        live_scenario::required_settings(plan, RequiredSettings::default())?;
     let requirements = DaemonRequirements {
         name: Some(&name),
         host: None,

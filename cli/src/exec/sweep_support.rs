@@ -2,7 +2,7 @@
 
 use super::daemon::{self, DaemonLifetime, DaemonRequirements};
 use super::library;
-pub use super::live_scenario::{DaemonScenario, required_settings};
+pub use super::live_scenario::{DaemonScenario, RequiredSettings, required_settings};
 pub use super::sysfs::View;
 use softhca::{DaemonControl, Recovery};
 use softhca_queue::control::RuntimeDir;

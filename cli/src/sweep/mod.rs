@@ -11,7 +11,7 @@ mod report;
 mod runner;
 mod target;
 
-use crate::exec::sweep_support::required_settings;
+use crate::exec::sweep_support::{RequiredSettings, required_settings};
 use crate::{exit_code, output};
 use clap::Args;
 use core_dump::CoreDump;
@@ -482,13 +482,16 @@ impl<'t> ScenarioRuns<'t> {
         let restarts = |fault: &&FaultPlan| {
             matches!(
                 fault.kind,
-                FaultKind::Timed { fault: TimedFault::RestartProgram { .. } | TimedFault::KillDaemon { .. }, .. }
+                FaultKind::Timed {
+                    fault: TimedFault::RestartProgram { .. } | TimedFault::KillDaemon { .. },
+                    ..
+                }
             )
         };
         if let Some(fault) = plan.faults.iter().find(restarts) {
             return Err(format!("fault {:?}: a sweep restarts neither programs nor the daemon", fault.name));
         }
-        let (_, cards, recovery) = required_settings(plan, (None, None))?;
+        let RequiredSettings { cards, recovery, .. } = required_settings(plan, RequiredSettings::default())?;
         if cards.is_some() {
             return Err("the hosts of a sweep have one card: remove `cards` from the scenario".into());
         }

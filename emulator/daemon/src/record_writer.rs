@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_that_nobody_reads_ends_its_recording_and_closes() {
+    fn a_pipe_without_a_reader_ends_its_recording_and_closes() {
         let (mut reader, file) = pipe();
         let mut writer = RecordWriter::start(file, ()).unwrap();
         let line = [b'x'; 1000];

@@ -64,7 +64,7 @@ struct SlotOwner {
 struct SlotTable {
     group: SlotGroup,
     free: VecDeque<u16>,
-    /// Free slots that had a process: a port without queue pairs, which tells peers that the process is gone and
+    /// Free slots that had a process: a port without queue pairs, which informs peers that the process is gone and
     /// discards what they still send.
     vacant: BTreeMap<u16, SharedDriver<ClientMemories>>,
     /// The processes, by slot.

@@ -277,7 +277,7 @@ fn hex_groups(bytes: &[u8]) -> String {
     words.collect::<Vec<_>>().join(":")
 }
 
-/// Creates a file with a line that everybody can read and nobody can change.
+/// Creates a read-only file with a line, for all users.
 fn write_line(path: &Path, text: &str) -> io::Result<()> {
     let _ = std::fs::remove_file(path);
     std::fs::write(path, format!("{text}\n"))?;

@@ -16,7 +16,7 @@ pub(crate) struct SharedReceiveQueue {
 }
 
 impl SharedReceiveQueue {
-    /// Fetches a receive. The flag tells that the limit was reached, which disarms it.
+    /// Fetches a receive. The flag says whether the limit was reached, which disarms it.
     pub fn pop_wqe(
         &mut self,
         scatter: &mut alloc::vec::Vec<Sge>,

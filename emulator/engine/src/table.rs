@@ -19,7 +19,7 @@ pub(crate) struct Table<T> {
 /// How numbers, of 24 bits, are given out and found.
 enum Numbering {
     /// 16 bits of index and an 8-bit tag that changes when an entry is reused. The mask is the exclusive or of an index
-    /// and the lower 16 bits of its number: who does not know it cannot tell which numbers are in use.
+    /// and the lower 16 bits of its number: without it, the numbers in use cannot be guessed.
     Tagged { mask: u16 },
     /// The numbers of a slot in turn, so that each is used again as late as possible.
     Cyclic {

@@ -92,7 +92,7 @@ fn hca_without_reaction_point_counts_cnps_and_keeps_its_rate() {
     flows.iter().for_each(|flow| fill(&mut net, *flow));
     net.run_us(2_000);
     let record = net.record.borrow();
-    assert!(record.paused() > 0, "nobody slows down, so senders are paused");
+    assert!(record.paused() > 0, "no sender slows down, so senders are paused");
     assert!(!record.cards.iter().any(|(_, _, event)| matches!(event, Event::RateChanged { .. })));
     assert!(net.world.host(net.hosts[0]).hca().counters().rp_cnp_handled > 0);
 }

@@ -25,7 +25,7 @@ pub struct DoorbellConsumer {
     next: u64,
 }
 
-/// Tells the producers of doorbells that the HCA sleeps, or is about to.
+/// Set while the HCA sleeps, or is about to: producers of doorbells must wake it.
 ///
 /// The HCA sets the flag and polls the doorbells once more before it sleeps. A producer rings and reads the flag. Both
 /// have a full fence in between, so that the producer sees the flag or the HCA sees the doorbell.

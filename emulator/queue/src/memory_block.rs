@@ -34,13 +34,13 @@ pub struct MemoryBlock {
     storage: Storage,
 }
 
-/// Who owns the bytes.
+/// The owner of the bytes.
 enum Storage {
     /// The block, on its own pages.
     Heap,
     /// A mapping.
     Mapped(Arc<dyn Any + Send + Sync>),
-    /// The caller, who should keep them mapped.
+    /// The caller, which should keep them mapped.
     Borrowed,
     /// Somewhere else; `base` is not used.
     External(Box<dyn ExternalMemory>),

@@ -64,7 +64,7 @@ fn an_hca_that_falls_asleep_sees_the_doorbell_or_is_woken() {
             drain(&mut consumer, &mut seen);
         }
         let wakes = application.join().unwrap();
-        assert!(wakes || seen == [1], "the HCA sleeps, and nobody wakes it");
+        assert!(wakes || seen == [1], "the HCA sleeps, and no thread wakes it");
     });
 }
 

@@ -65,7 +65,7 @@ pub(crate) fn effect_without_time(fault: &Fault) -> String {
     }
 }
 
-/// Who did it.
+/// The actor.
 pub(crate) fn cause(fault: &Fault, names: &NameTable) -> String {
     match fault.cause {
         FaultCause::Rule(id) => names.rule_name(id),
@@ -74,7 +74,7 @@ pub(crate) fn cause(fault: &Fault, names: &NameTable) -> String {
     }
 }
 
-/// What was done to a packet, and who did it.
+/// What was done to a packet, and by which actor.
 pub(crate) fn fault(fault: &Fault, names: &NameTable) -> String {
     format!("{} by {}", effect(fault), cause(fault, names))
 }

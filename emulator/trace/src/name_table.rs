@@ -1,4 +1,4 @@
-//! Who is who: the names that people know hosts, queue pairs and rules by.
+//! The names of hosts, queue pairs and rules.
 
 use softhca_fabric::{
     Direction, Endpoint, EventSink, Flow, FlowId, HostId, LinkId, Node, RuleId, SwitchId, World,

@@ -1,4 +1,4 @@
-//! An event log that was read whole: who is who in it, and which work request ended how.
+//! An event log that was read whole: the names in it, and the outcome of each work request.
 //!
 //! Explanations and lints ask it; it draws no conclusions of its own.
 
@@ -49,7 +49,7 @@ impl WorkRequest {
     }
 }
 
-/// Who is who in a log.
+/// The names in a log.
 #[derive(Debug, Default)]
 pub(crate) struct QueuePairTable {
     pub hosts: Vec<(String, Option<IpAddr>)>,

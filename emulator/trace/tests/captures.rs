@@ -84,7 +84,7 @@ fn captures_without_trouble_have_no_findings() {
 }
 
 /// rxe on a busy machine retransmits because its ACK timer expires before the answer comes. Nothing is lost if the
-/// answer is about packets that were not sent again; otherwise a capture cannot tell.
+/// answer is about packets that were not sent again; otherwise a capture does not show it.
 #[test]
 fn retransmissions_without_a_nak_are_not_known_losses() {
     let cases: &[(&str, &[(&str, &'static str)])] = &[
@@ -193,7 +193,7 @@ fn reordering_is_not_taken_for_loss() {
     );
     assert!(!codes.iter().any(|(code, _)| code.contains("lost")), "{codes:?}");
     assert!(
-        findings.iter().all(|finding| !finding.advice.contains("Find out who loses packets")),
+        findings.iter().all(|finding| !finding.advice.contains("Find out where packets are lost")),
         "{findings:#?}"
     );
 }

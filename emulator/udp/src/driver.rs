@@ -227,7 +227,7 @@ impl<M: Memory> Driver<M> {
         self.fail_lost_processes(now);
     }
 
-    /// Tells other processes of the host whether a packet must wake this one.
+    /// Informs other processes of the host whether a packet must wake this one.
     pub(crate) fn set_asleep(&mut self, is_asleep: bool) {
         if let Some(rings) = &mut self.port.rings {
             rings.set_asleep(is_asleep);

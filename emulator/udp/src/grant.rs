@@ -22,7 +22,7 @@ const SETTLE_DELAY: u64 = 5 * MILLISECOND;
 /// How often senders are asked to return unused grants while others wait.
 const RECLAIM_INTERVAL: u64 = 5 * MILLISECOND;
 /// How often a sender is asked in vain before its grant is revoked. By then the lease of a sender that was stopped has
-/// ended ([`GRANT_LEASE`]), and a heartbeat tells it of the revocation before it may send again. Requests count instead
+/// ended ([`GRANT_LEASE`]), and a heartbeat reports the revocation before it may send again. Requests count instead
 /// of time, because this process may have been stopped itself.
 const REVOKE_AFTER: u32 = (GRANT_LEASE / RECLAIM_INTERVAL) as u32 + 20;
 /// How long a sender comes after all others when its grant was revoked.

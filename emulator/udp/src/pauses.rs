@@ -170,7 +170,7 @@ mod tests {
             assert!(now <= WATCHDOG_TIME);
         }
         assert_eq!((reasons, now), (vec![PauseEndReason::WatchdogFired], WATCHDOG_TIME));
-        // The peer goes on, in vain; a peer that stops for a while is obeyed again.
+        // The peer continues, in vain; a peer that stops for a while is obeyed again.
         for _ in 0..100 {
             now += RESTORATION_TIME / 2;
             pauses.apply(peer(2), &pause(3, u16::MAX), now, |_| ());

@@ -260,7 +260,7 @@ impl ProcessRings {
         unblocked
     }
 
-    /// Tells the other processes whether this one sleeps.
+    /// Informs the other processes whether this one sleeps.
     pub fn set_asleep(&mut self, is_asleep: bool) {
         self.is_asleep = is_asleep;
         self.ends.values().for_each(|end| end.consumer.set_asleep(is_asleep));

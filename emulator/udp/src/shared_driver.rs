@@ -34,7 +34,7 @@ const IDLE_POLL_INTERVAL: Duration = Duration::from_nanos(300);
 /// The most time that a stopping driver takes to send what is pending.
 const SHUTDOWN_LINGER: Duration = Duration::from_millis(100);
 
-/// Who polls the driver.
+/// Which thread polls the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrivePolicy {
     /// Callers, in their own threads ([`SharedDriver::drive`]). The driver's thread takes over when no caller has
@@ -93,7 +93,7 @@ pub struct SharedDriver<M> {
 }
 
 impl<M: Memory + Send + 'static> SharedDriver<M> {
-    /// Starts the thread. `sleep_flag` tells the producers of doorbells that it sleeps.
+    /// Starts the thread. `sleep_flag` informs the producers of doorbells that it sleeps.
     pub fn start(
         mut driver: Driver<M>,
         policy: DrivePolicy,

@@ -93,7 +93,7 @@ impl Node {
             .expect("sockets can be polled");
     }
 
-    /// Sends numbered frames of `size` bytes in batches as long as the grants allow. `waits` tells whether it has used
+    /// Sends numbered frames of `size` bytes in batches as long as the grants allow. `waits` says whether it has used
     /// its grants or sent everything.
     fn flood(
         &mut self,

@@ -86,7 +86,7 @@ impl PlanBuilder<'_> {
             && self.listens(qp)
         {
             let message =
-                format!("{name} is the passive side: SIDR does not tell it the address of the peer");
+                format!("{name} is the passive side: SIDR does not give it the address of the peer");
             return Err(self.error_at(path, message).help("send from the active side"));
         }
         if !action.is_cm_call() {

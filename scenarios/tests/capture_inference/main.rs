@@ -27,13 +27,13 @@ struct Recall {
     known: usize,
     inferred: usize,
     ambiguous: usize,
-    /// Found at its place, as another cause that a capture cannot tell from it.
+    /// Found at its place, as another cause that a capture cannot distinguish from it.
     as_another: usize,
     /// Found in the capture and not in the log.
     only_in_capture: usize,
 }
 
-/// Causes that a capture cannot tell from the one that it names: of the finding, and of the log.
+/// Causes that a capture cannot distinguish from the one that it names: of the finding, and of the log.
 const ALIKE: &[(&str, &str)] = &[
     ("request-lost", "damaged"),
     ("request-lost", "reordered"),

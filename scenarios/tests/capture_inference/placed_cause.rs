@@ -79,7 +79,7 @@ pub const CONNECTION_MANAGER: Exclusion = "message of the connection manager: co
 pub const UNACKNOWLEDGED: Exclusion = "no acknowledgement (UC, UD)";
 pub const DUPLICATE: Exclusion = "copy of a packet that had arrived";
 pub const COVERED: Exclusion = "ACK that a later answer covered";
-pub const NO_REACTION: Exclusion = "nobody reacted before the run ended";
+pub const NO_REACTION: Exclusion = "no reaction before the run ended";
 pub const GO_BACK_0: Exclusion = "go-back-0: a NAK and a repeated READ name the first packet of the message";
 pub const WITH_LOST_ACK: Exclusion =
     "no NAK, and an ACK of the connection was lost at the same time: one timeout repairs both";

@@ -1,4 +1,4 @@
-//! Connections that no connection manager would make, or whose events nobody could receive.
+//! Connections that no connection manager would make, or whose events no program could receive.
 
 use crate::read;
 use softhca_scenarios::{Recording, Verdict, simulate};
@@ -63,7 +63,7 @@ fn pairs_that_no_step_connects_have_no_connection_manager() {
 }
 
 #[test]
-fn messages_that_nobody_sends_this_way_are_rejected() {
+fn messages_that_neither_side_sends_this_way_are_rejected() {
     let fault = |on: &str, matching: &str| {
         format!("{CONNECT}[[fault]]\non = \"{on}\"\nmatch = {{ {matching} }}\naction = \"drop\"\n")
     };

@@ -87,7 +87,7 @@ pub fn device() -> Result<Device, softhca::Error> {
     }
 }
 
-/// Runs both ends in this process, each on a card of its own. The client is told the server's address.
+/// Runs both ends in this process, each on a card of its own. The client gets the server's address.
 pub fn both<S, C>(server: impl FnOnce(Device) -> S, client: impl FnOnce(Device, String) -> C) -> Outcome
 where
     S: Future<Output = Outcome> + 'static,

@@ -118,7 +118,7 @@ impl EventChannel {
         }
     }
 
-    /// Gives an event its handles, and does what the library has to do before the application hears it.
+    /// Gives an event its handles, and does what the library has to do before the application gets it.
     fn process_event(&self, event: cm::Event) -> Option<Event> {
         let cm::Event { id, listener, event_type: mut kind, mut status, private_data, parameters: detail } =
             event;

@@ -120,12 +120,12 @@ impl Id {
 
     /// The private data of the event that ended the last call of a synchronous identifier.
     pub fn private_data(&self) -> Vec<u8> {
-        self.inner.last_event.lock().as_ref().map(|heard| heard.private_data.clone()).unwrap_or_default()
+        self.inner.last_event.lock().as_ref().map(|event| event.private_data.clone()).unwrap_or_default()
     }
 
     /// The parameters of that event.
     pub fn detail(&self) -> super::EventParameters {
-        self.inner.last_event.lock().as_ref().map_or(super::EventParameters::None, |heard| heard.detail)
+        self.inner.last_event.lock().as_ref().map_or(super::EventParameters::None, |event| event.detail)
     }
 
     /// Sets an option, as `rdma_set_option` does: the type of service, the ACK timeout, address reuse.

@@ -132,7 +132,7 @@ impl CmEventQueue {
         orphans
     }
 
-    /// Everybody who waits is to look again.
+    /// Every waiting thread is to look again.
     pub fn wake_all(&self) {
         let all: Vec<_> =
             self.state.lock().channels.values().map(|waiting| waiting.notifier.clone()).collect();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_nobody_took_are_told_when_their_listener_or_channel_goes() {
+    fn unread_requests_are_returned_when_their_listener_or_channel_goes() {
         let inbox = inbox();
         let request = |id, listener| event(id, EventType::ConnectRequest, Some(listener));
         inbox.push(HERE, vec![request(10, 1), request(11, 2), event(1, EventType::AddressChange, None)]);

@@ -105,7 +105,7 @@ impl DaemonControl {
     }
 
     /// Gives roles, which rules speak of, to the next queue pairs of a host that become ready to receive: each to
-    /// the first of its kind. PSNs count from the first that it is told to send.
+    /// the first of its kind. PSNs count from the first that it has to send.
     pub fn assign_roles(&mut self, host: &str, seed: u64, roles: &[(QpType, FlowId)]) -> Result<()> {
         let roles = roles.iter().map(|(kind, role)| (*kind, role.0)).collect();
         self.socket.call(&Request::AssignRoles { host: Some(host.into()), seed, roles }, &[]).map(|_| ())

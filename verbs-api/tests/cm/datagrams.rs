@@ -72,7 +72,7 @@ fn datagram_services_are_found_and_messages_about_them_may_be_lost_late_or_twice
 }
 
 #[test]
-fn a_datagram_service_that_nobody_has_is_unreachable() {
+fn a_datagram_service_without_a_listener_is_unreachable() {
     let mut world = World::new(1);
     world.device("server");
     world.host("client", |device| async move {

@@ -29,7 +29,7 @@ fn with_fault(message: CmMessage, from_client: bool, repeat: Repeat, action: Act
     (report, fired)
 }
 
-/// What the hosts heard, without resolving.
+/// The CM events of the hosts, without resolving.
 fn heard(report: &Report) -> Vec<String> {
     let all = story(report).into_iter();
     all.filter(|line| line.contains("hears") && !line.contains("RESOLVED")).collect()
@@ -84,7 +84,7 @@ fn every_message_may_be_lost_once_and_the_connection_is_made_and_ended_all_the_s
         let (report, fired) = with_fault(message, from_client, Repeat::times(1), Action::Drop);
         assert_eq!(fired, 1, "{message:?}");
         let told = heard(&report);
-        // Where the RTU is lost the DREQ comes first: who hears that the connection is over knows that it stood.
+        // Where the RTU is lost the DREQ comes first: the DREQ proves that the connection was established.
         let expected: Vec<&str> = match message {
             CmMessage::Rtu => vec![GOOD[0], GOOD[1], "server hears DISCONNECTED 0"],
             _ => GOOD[..5].to_vec(),
@@ -179,7 +179,7 @@ fn a_message_that_is_always_lost_ends_in_a_status_that_says_so() {
 }
 
 #[test]
-fn without_an_rtu_the_server_gives_up_and_the_client_hears_that_it_is_over() {
+fn without_an_rtu_the_server_gives_up_and_the_client_gets_disconnected() {
     let mut world = World::new(5);
     world.record_log().time_limit(Duration::from_secs(3600));
     world.service("server", |device| async move {

@@ -39,7 +39,7 @@ fn only(message: CmMessage) -> Selector {
     Selector { classes: Some(PacketClasses::Only(PacketClass::Cm(message))), ..Selector::default() }
 }
 
-/// What the two hosts sent and heard of the connection manager, in order.
+/// The CM messages and events of the two hosts, in order.
 fn story(report: &Report) -> Vec<String> {
     let told = report.log.iter().filter_map(|moment| match moment.kind {
         LogEntryKind::Event(softhca::trace::Event::CmSent { message, retransmission: again, .. }) => {

@@ -33,7 +33,7 @@ fn real_cards_connect_with_blocking_calls_and_endpoints() {
 }
 
 #[test]
-fn nobody_is_at_an_address_and_the_client_hears_it_at_once() {
+fn an_address_without_a_card_is_unreachable_at_once() {
     let context = Device::embedded().unwrap().open();
     let endpoint = |port: &str| {
         let info = address_info(&context, Some("127.0.0.253"), port, &Hints::default()).unwrap();

@@ -26,7 +26,7 @@ fn add_failing_client(world: &mut World, failures: &'static [(EventType, i32)]) 
 }
 
 #[test]
-fn nobody_listens_and_the_client_hears_reason_8() {
+fn without_a_listener_the_client_gets_reason_8() {
     let mut world = World::new(1);
     world.device("server");
     world.host("client", |device| async move {
@@ -111,7 +111,7 @@ fn a_peer_that_dies_while_connecting_is_unreachable() {
 }
 
 #[test]
-fn a_slow_server_asks_for_patience() {
+fn a_slow_server_sends_an_mra() {
     let mut world = World::new(1);
     world.record_log();
     world.host("server", |device| async move {

@@ -97,7 +97,7 @@ impl ConnectionManager {
         let mut orphans = Vec::new();
         if let Some(channel) = self.channels.get_mut(&identifier.channel) {
             channel.users -= 1;
-            // Nobody can answer a request whose event was not read.
+            // A request whose event was not read cannot be answered.
             channel.events.retain(|event| {
                 if event.listener == Some(id) {
                     orphans.push(event.id);

@@ -126,7 +126,7 @@ impl Hca {
             .ok_or(VerbsError::NotFound { resource: Resource::QueuePair, number: number.value() })
     }
 
-    /// Every queue pair of the card, whoever owns it.
+    /// Every queue pair of the card, of all clients.
     pub fn queue_pairs(&self) -> impl Iterator<Item = QpSnapshot> {
         self.queue_pairs_with_owners().map(|(_, qp)| qp)
     }

@@ -285,7 +285,7 @@ impl<O: EventSink> World<O> {
         result
     }
 
-    /// Calls `act` with a host's HCA and a context. The HCA transmits nothing before the world goes on.
+    /// Calls `act` with a host's HCA and a context. The HCA transmits nothing before the world continues.
     pub fn with_context<R>(
         &mut self,
         id: HostId,

@@ -134,7 +134,7 @@ impl Verbs<'_> {
         self.world.memory(self.id)
     }
 
-    /// Executes a control verb. The HCA transmits nothing before the world goes on.
+    /// Executes a control verb. The HCA transmits nothing before the world continues.
     fn execute(&mut self, command: Command) -> Result<Reply, VerbsError> {
         self.execute_with(command, &mut Attachments::default())
     }

@@ -93,7 +93,7 @@ impl Canvas {
         Canvas::new(style, TimeUnit("ms", 1_000_000))
     }
 
-    /// Says again who is who.
+    /// Repeats the heading.
     pub fn repeat_heading(&mut self, names: &[String; 2]) {
         self.text.push('\n');
         self.write_heading(names);
@@ -144,7 +144,7 @@ impl Canvas {
         }
     }
 
-    /// The arrow, and whether the remark stands beside it.
+    /// The arrow, and whether the remark is beside it.
     fn arrow_text(&self, label: &str, remark: &str, side: Side, fate: Delivery) -> (String, bool) {
         let used = label.chars().count() + 2 + LEAD_COLUMNS;
         let length = match fate {

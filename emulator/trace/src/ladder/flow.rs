@@ -1,6 +1,6 @@
 //! Which packets belong together: one flow per direction, and the pairs of flows that are connections.
 //!
-//! A connected packet names only the queue pair that it is for. Events of a card show who sent it; in a capture the
+//! A connected packet names only the queue pair that it is for. Events of a card show its sender; in a capture the
 //! sender is found when an answer fits a request of the other direction.
 
 use crate::NameTable;

@@ -7,7 +7,7 @@ use crate::{NameTable, Packet};
 use softhca_wire::Qpn;
 use std::collections::BTreeMap;
 
-/// Draws the rows of several ladders as one text: where another connection goes on, its heading is repeated.
+/// Draws the rows of several ladders as one text: where another connection continues, its heading is repeated.
 #[derive(Debug)]
 pub struct LiveLadder {
     builder: LadderBuilder,
@@ -71,7 +71,7 @@ impl LiveLadder {
         if *side == Side::Left { [own, other] } else { [other, own] }
     }
 
-    /// The connection of a flow, and the side that it comes from. Whoever is seen first is on the left.
+    /// The connection of a flow, and the side that it comes from. The host that is seen first is on the left.
     fn locate(&mut self, flow: usize) -> (usize, Side) {
         if let Some(place) = self.connection_of_flow.get(&flow) {
             return *place;

@@ -1,6 +1,6 @@
 //! The text ladder: two sides, and between them the packets that they exchanged.
 //!
-//! [`Ladders`] gathers what cards, cables and captures tell, from wherever it comes; it yields one
+//! [`Ladders`] gathers the events of cards, cables and captures; it yields one
 //! [`Ladder`] per connection, a list of [`Step`]s with all words in place, and that is drawn for any width.
 
 mod builder;
@@ -72,7 +72,7 @@ pub struct Step {
     pub side: Side,
     /// How many work requests begin (above zero) or end (below) with it, left and right.
     pub outstanding_delta: [i32; 2],
-    /// How good the news is.
+    /// Whether the line reports a success or a failure.
     pub emphasis: Emphasis,
     /// What is shown.
     pub content: StepContent,

@@ -139,13 +139,13 @@ impl CauseFinder<'_> {
                 "Nothing was lost: a receiver drops a packet whose ICRC is wrong. Look for the rule that corrupts, or for a cable, port or middlebox that changes packets, and see its error counters."
             }
             (_, "fatal") => {
-                "Find out who loses packets: in a scenario the rule named above, in a real network a full switch queue without PFC or ECN. To see the card send them again instead, set the device's recovery to go-back-n."
+                "Find out where packets are lost: in a scenario the rule named above, in a real network a full switch queue without PFC or ECN. To see the card send them again instead, set the device's recovery to go-back-n."
             }
             (_, "unknown") => {
-                "Find out who loses packets: the drop counters of switches and ports on the way, full switch queues without PFC or ECN first. A second capture at the other end shows where: `softhca trace A B` joins them."
+                "Find out where packets are lost: the drop counters of switches and ports on the way, full switch queues without PFC or ECN first. A second capture at the other end shows where: `softhca trace A B` joins them."
             }
             _ => {
-                "Find out who loses packets. More tries (retry_cnt, at most 7) help only against rare losses."
+                "Find out where packets are lost. More tries (retry_cnt, at most 7) help only against rare losses."
             }
         };
         conclude(code, format!("{what} {}", self.recovery_text()).trim_end(), advice)
@@ -186,7 +186,7 @@ impl CauseFinder<'_> {
             return conclude(
                 "request-lost",
                 format!("{tail} {timer} {}", self.recovery_text()),
-                "Find out who loses packets. The last packet of a burst is the one whose loss costs a whole timeout.",
+                "Find out where packets are lost. The last packet of a burst is the one whose loss costs a whole timeout.",
             );
         }
         if let Some((packet, who)) = &found.lost_response {
@@ -243,8 +243,11 @@ impl CauseFinder<'_> {
                 "Compare the address (GID) and the queue pair number that were exchanged with those of the peer, and see that it is in RTR before the first message is sent.",
             );
         }
-        let heard =
-            if found.reached_peer { "heard of it and did not answer in time" } else { "heard nothing of it" };
+        let heard = if found.reached_peer {
+            "received it and did not answer in time"
+        } else {
+            "received nothing of it"
+        };
         conclude(
             "no-response",
             format!("The card of {other} {heard}. {timer}"),
@@ -419,7 +422,7 @@ impl CauseFinder<'_> {
                 "Post receives before the peer sends, as many as messages can be under way."
             }
             () if found.timeouts > 0 => {
-                "A timeout is far longer than a round trip. Losses in the middle of a burst are noticed at once by a NAK, those at its end only by the timer: lower timeout if the network is known, and find out who loses packets."
+                "A timeout is far longer than a round trip. Losses in the middle of a burst are noticed at once by a NAK, those at its end only by the timer: lower timeout if the network is known, and find out where packets are lost."
             }
             () if found.lost_request.is_none()
                 && found.lost_response.is_none()
@@ -429,7 +432,7 @@ impl CauseFinder<'_> {
                 reordering_advice(self.recovery())
             }
             () if found.retransmissions > 0 => {
-                "Everything since the loss was sent again (go-back-n): losses cost bandwidth too. Find out who loses packets."
+                "Everything since the loss was sent again (go-back-n): losses cost bandwidth too. Find out where packets are lost."
             }
             () => "",
         };

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub(super) struct Symptoms {
     pub evidence: Vec<Evidence>,
-    /// A request packet that was lost: its words, and who lost it.
+    /// A request packet that was lost: its words, and where it was lost.
     pub lost_request: Option<(String, String)>,
     /// An answer that was lost.
     pub lost_response: Option<(String, String)>,
@@ -450,7 +450,7 @@ impl<'a> EvidenceCollector<'a> {
                 self.symptoms.completion_reason = (reason.to_string(), trigger_text(entry, reason));
                 if reason == "response-gap" || reason == "bad-response" {
                     let (own, why) = (self.local_name(), trigger_text(entry, reason));
-                    self.add(entry.time, format!("{own} cannot go on with the answers that come: {why}."));
+                    self.add(entry.time, format!("{own} cannot continue with the answers that come: {why}."));
                 }
                 let took = match self.work_request.started {
                     Some(started) => {

@@ -141,7 +141,7 @@ fn sender_that_returns_nothing_loses_its_grant_to_one_that_waits() {
     assert!(now >= SETTLED + GRANT_LEASE, "a stopped sender may still have its lease");
     assert!(
         hoarders.into_iter().any(|hoarder| issuer.returned(port(hoarder)) > 0),
-        "a heartbeat tells the hoarder"
+        "a heartbeat informs the hoarder"
     );
 }
 

@@ -402,7 +402,7 @@ pub(crate) fn receive_memory(socket: &Socket) -> io::Result<ReceiveMemory> {
 pub(crate) fn request_short_time_slices() {
     /// The shortest that the kernel accepts.
     const SLICE_NS: u64 = 100_000;
-    // SAFETY: the size tells the kernel how much to write, and the structure has more room than that.
+    // SAFETY: the size limits what the kernel writes, and the structure has more room than that.
     unsafe {
         let mut attributes: [u64; 7] = [0; 7];
         let size = size_of_val(&attributes) as libc::c_uint;
