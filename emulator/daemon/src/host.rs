@@ -21,6 +21,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How long a task waits for a driver before it lets another thread run the other tasks.
@@ -31,6 +32,8 @@ pub(crate) struct DaemonHost {
     pub device: HostDevice,
     pub driver: HostDriver,
     pub event_bus: Arc<EventBus>,
+    /// A fault removed the device.
+    pub is_removed: Arc<AtomicBool>,
     pub access_monitor: Arc<AccessMonitor>,
     /// The page with the sleep flag of the engine thread, which clients map read-only.
     pub sleep_flag: OwnedFd,
@@ -257,17 +260,18 @@ impl DaemonHost {
             pending_notifications: Vec::new(),
         });
         let driver = Driver::new(sockets, options, ClientMemories::new(access_monitor.clone()), sink);
+        let is_removed = driver.hca().removal_flag();
         let page = Arc::new(SharedMemory::create("softhca-sleep-flag", 4096, MapMode::ReadOnly)?);
         let sleep_flag = page.take_descriptor().expect("a new memory has its descriptor");
         let policy = DrivePolicy::Thread { busy_poll: config.busy_poll };
         let driver =
             HostDriver(SharedDriver::start(driver, policy, SleepFlag::new(page.words(0, SleepFlag::WORDS)))?);
-        Ok(DaemonHost { device, driver, event_bus, access_monitor, sleep_flag, slots })
+        Ok(DaemonHost { device, driver, event_bus, is_removed, access_monitor, sleep_flag, slots })
     }
 
     /// The device as it is now.
     pub fn current_device(&self) -> HostDevice {
-        let is_removed = self.driver.control(|driver| driver.hca().is_removed());
+        let is_removed = self.is_removed.load(Ordering::Relaxed);
         HostDevice { is_removed, ..self.device.clone() }
     }
 

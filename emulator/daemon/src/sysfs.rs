@@ -17,6 +17,7 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -103,11 +104,10 @@ struct Card {
 impl Card {
     /// Writes the files whose values have changed. A reader finds the old value or the new one.
     fn update(&mut self) -> io::Result<()> {
-        let counters = self.host.counters();
-        let (state, is_removed) =
-            self.host.driver.control(|driver| (driver.hca().port_state(), driver.hca().is_removed()));
+        let (counters, state) =
+            (self.host.counters(), self.host.driver.control(|driver| driver.hca().port_state()));
         for (entry, target) in &self.listed {
-            match is_removed {
+            match self.host.is_removed.load(Ordering::Relaxed) {
                 true if entry.is_symlink() => std::fs::remove_file(entry)?,
                 false if !entry.is_symlink() => symlink(target, entry)?,
                 _ => {}

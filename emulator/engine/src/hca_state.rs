@@ -16,8 +16,10 @@ use crate::{
 };
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::IpAddr;
+use core::sync::atomic::AtomicBool;
 use softhca_queue::{AccessFlags, Completion, CompletionFlags, CorruptRing, Sge};
 use softhca_wire::{Gid, Psn, Qpn};
 
@@ -50,8 +52,8 @@ pub(crate) struct HcaState {
     pub port_state: PortState,
     /// DEVICE_FATAL was raised: control verbs fail.
     pub device_failed: bool,
-    /// The device is removed: it cannot be opened.
-    pub device_removed: bool,
+    /// The device is removed: it cannot be opened. The owner of the HCA reads it without the HCA.
+    pub device_removed: Arc<AtomicBool>,
     /// An injected PORT_ERR is in effect: what the port sends is lost.
     pub port_fault: bool,
     /// The faults of processes; `None` without any.
@@ -84,7 +86,7 @@ impl HcaState {
             settings,
             port_state: PortState::Active,
             device_failed: false,
-            device_removed: false,
+            device_removed: Arc::default(),
             port_fault: false,
             faults: None,
             gids,

@@ -8,7 +8,9 @@ use crate::{
     SrqId, VerbsError,
 };
 use alloc::collections::{BTreeMap, VecDeque};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, Ordering};
 use softhca_queue::{
     CallSite, Command, Completion, FaultHit, FaultMatcher, FaultTrigger, InjectedEvent, ProgramAction,
     ProgramFaults, Reply, Resource, cm,
@@ -180,7 +182,7 @@ impl Hca {
                 self.fail_device(ctx);
                 self.clients.values_mut().for_each(|client| client.has_lost_device = true);
                 self.cm.raise_device_removal(ctx);
-                self.state.device_removed = true;
+                self.state.device_removed.store(true, Ordering::Relaxed);
                 return;
             }
             InjectedEvent::DeviceReturned => return self.restore_device(),
@@ -212,7 +214,7 @@ impl Hca {
 
     /// A device that was removed returns. Those that had it open must open it again.
     fn restore_device(&mut self) {
-        self.state.device_failed &= !core::mem::take(&mut self.state.device_removed);
+        self.state.device_failed &= !self.state.device_removed.swap(false, Ordering::Relaxed);
     }
 
     /// Ends the faults of the device that last: a removed device returns, and a port that is down comes up.
@@ -225,7 +227,12 @@ impl Hca {
 
     /// Whether the device is removed.
     pub fn is_removed(&self) -> bool {
-        self.state.device_removed
+        self.state.device_removed.load(Ordering::Relaxed)
+    }
+
+    /// The same, for those that do not wait for the HCA.
+    pub fn removal_flag(&self) -> Arc<AtomicBool> {
+        self.state.device_removed.clone()
     }
 
     /// Whether control verbs fail, until all clients have closed the device.
@@ -236,7 +243,7 @@ impl Hca {
     /// Whether this client must open the device again: it was removed and is back.
     pub fn must_reopen(&self, client: ClientId) -> bool {
         let has_lost = |client: &crate::hca::Client| client.has_lost_device;
-        !self.state.device_removed && self.clients.get(&client).is_some_and(has_lost)
+        !self.is_removed() && self.clients.get(&client).is_some_and(has_lost)
     }
 
     /// The device fails: every queue pair enters ERR, and control verbs fail from now on. It is reset when nothing uses it.

@@ -16,7 +16,7 @@ impl Hca {
 
     /// Adds an application, which owns everything that it creates.
     pub fn open_client(&mut self, doorbell: DoorbellConsumer) -> Result<ClientId, VerbsError> {
-        if self.state.device_removed {
+        if self.is_removed() {
             return Err(VerbsError::DeviceRemoved);
         }
         let limit = self.limits.max_clients;
