@@ -162,17 +162,18 @@ impl LinkDirection {
 
     /// Transmits a frame, then the held frames that waited for it.
     pub fn transmit(&mut self, now_ns: u64, admitted: AdmittedFrame, output: &mut dyn LinkOutput) {
+        let delay_ns = admitted.delay_ns;
         if !self.transmit_or_drop(now_ns, admitted, output) {
             return;
         }
-        self.on_frame_passed(now_ns, output);
+        self.on_frame_passed(now_ns, delay_ns, output);
     }
 
     /// Transmits a frame that [`LinkDirection::drop_cause`] accepts, then the held frames that waited for it.
     pub fn transmit_unfiltered(&mut self, now_ns: u64, frame: Frame, output: &mut dyn LinkOutput) {
         let arrival_ns = self.arrival(now_ns, frame.wire_length());
         self.deliver(arrival_ns, frame, output);
-        self.on_frame_passed(now_ns, output);
+        self.on_frame_passed(now_ns, 0, output);
     }
 
     /// Transmits a frame on the fast path, if possible. Returns its arrival time.
@@ -203,13 +204,15 @@ impl LinkDirection {
         }
     }
 
-    /// Counts a frame that passed the held ones.
-    fn on_frame_passed(&mut self, now_ns: u64, output: &mut dyn LinkOutput) {
+    /// Counts a frame that passed the held ones. A rule may delay it by `delay_ns`: those that waited for it arrive after
+    /// it nevertheless.
+    fn on_frame_passed(&mut self, now_ns: u64, delay_ns: u64, output: &mut dyn LinkOutput) {
         if self.held.is_empty() {
             return;
         }
         for held in &mut self.held {
             held.remaining = held.remaining.saturating_sub(1);
+            held.frame.delay_ns = held.frame.delay_ns.max(delay_ns);
         }
         self.release(now_ns, output, |held| held.remaining == 0);
     }

@@ -297,6 +297,14 @@ fn a_time_per_packet_spaces_packets_of_any_size() {
 }
 
 #[test]
+fn a_frame_that_waits_for_a_delayed_one_arrives_after_it() {
+    let hold = (relative(1), Repeat::default(), reorder(1, 1_000_000));
+    let mut bench = Bench::new([hold, (all(), Repeat::default(), Action::PacketTime { ns: 700 })]);
+    bench.writes(0, [0, 1, 2]);
+    assert_eq!((bench.out.psns(), bench.out.times()), (vec![0, 2, 1], vec![700, 1_400, 1_400]));
+}
+
+#[test]
 fn jitter_delays_each_packet_by_another_time_and_keeps_their_order() {
     let delays = || {
         let mut bench = Bench::new([(all(), Repeat::default(), Action::Jitter { up_to_ns: 1_000 })]);
