@@ -25,7 +25,7 @@ use std::time::Duration;
 const MAX_PER_PROCESS: usize = 4;
 const MAX_RECORDINGS: usize = 64;
 
-/// How often the events of processes that execute the transport themselves are read, while there is a recording.
+/// How often recordings are flushed, and the events of processes that execute the transport themselves are read.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(2);
 /// The most time that events wait for earlier ones of a process that is stopped while it writes one.
 const MAX_MERGE_DELAY: u64 = 1_000_000_000;
@@ -327,17 +327,20 @@ impl Recordings {
         Ok(self.update_activity()?)
     }
 
-    /// Reads the events of processes while there is a recording, or a watcher of asynchronous events.
+    /// While there is a recording or a watcher of asynchronous events, a thread reads the events of processes and flushes.
     pub fn update_activity(self: &Arc<Self>) -> io::Result<()> {
         let merge = self.merge.lock();
         let is_active = !self.recordings.lock().is_empty() || !self.watchers.is_empty();
         let was_active = self.is_active.swap(is_active, Ordering::AcqRel);
         merge.pages.values().for_each(|(_, page)| page.set_recorded(is_active));
-        if is_active && !was_active && self.has_slots.load(Ordering::Acquire) {
+        if is_active && !was_active {
             let recordings = self.clone();
             std::thread::Builder::new().name("softhca records".into()).spawn(move || {
                 while recordings.is_active() {
-                    recordings.drain(false);
+                    if recordings.has_slots.load(Ordering::Acquire) {
+                        recordings.drain(false);
+                    }
+                    recordings.flush();
                     std::thread::sleep(DRAIN_INTERVAL);
                 }
             })?;
@@ -426,8 +429,7 @@ impl Recordings {
         ended.into_iter().map(Recording::finish).fold(Ok(()), io::Result::and)
     }
 
-    /// Flushes all recordings.
-    pub fn flush(&self) {
+    fn flush(&self) {
         self.recordings.lock().iter_mut().for_each(Recording::flush);
     }
 

@@ -37,7 +37,7 @@ use tokio::task::JoinSet;
 const WORKERS: usize = 2;
 /// Connections beyond those of clients: commands such as `softhca status` and `softhca stop` reach a full daemon.
 const CONTROL_CONNECTIONS: usize = 16;
-/// How often the server flushes recordings and looks for stalled hosts.
+/// How often the server looks for stalled hosts.
 const TICK: Duration = Duration::from_secs(1);
 /// How long an idle server waits for a client that is connecting, before it tries to exit again.
 const START_LOCK_RETRY: Duration = Duration::from_millis(100);

@@ -4,7 +4,7 @@ use crate::messages::report;
 use crate::state::DaemonState;
 use std::time::Instant;
 
-/// Reports stalled hosts, ends the client if the configuration says so, and flushes recordings.
+/// Reports stalled hosts, and ends the client if the configuration says so.
 pub(crate) struct StallWatchdog {
     /// Per host, the memory access that the last poll found in progress, and the time of the first poll that did.
     accesses: Vec<Option<((u64, u32), Instant)>>,
@@ -16,7 +16,6 @@ impl StallWatchdog {
     }
 
     pub fn poll(&mut self, daemon: &DaemonState) {
-        daemon.recordings.flush();
         for (host, seen) in daemon.hosts.iter().zip(&mut self.accesses) {
             let current = host.access_monitor.current();
             let since = seen.filter(|(access, _)| Some(*access) == current).map(|(_, since)| since);
