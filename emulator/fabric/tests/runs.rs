@@ -237,3 +237,21 @@ fn new_connection_discards_orphaned_acks_of_an_earlier_one() {
     bare::connect(&mut answering.hca, &mut ctx, (client, number), (gid(1), number), Mtu::B1024, Psn::new(7));
     assert!(!answering.hca.has_orphaned_acks());
 }
+
+#[test]
+fn requests_to_a_process_that_ended_fail_after_a_delay() {
+    let mut asking = Card::new(1, 1, ResponseOrder::WithAck);
+    asking.send_on_every_end();
+    asking.flush(None);
+    let mut ctx = Context { now: Instant::ZERO, memory: &mut asking.memory, events: &mut |_, _| {} };
+    asking.hca.on_process_gone(&mut ctx, gid(2).ip().into());
+    asking.hca.expire(&mut ctx);
+    assert_eq!(asking.hca.next_timeout(), Some(Instant::from_nanos(500_000_000)));
+    // Another packet to the process does not extend the delay.
+    ctx.now = Instant::from_nanos(100_000_000);
+    asking.hca.on_process_gone(&mut ctx, gid(2).ip().into());
+    ctx.now = Instant::from_nanos(500_000_000);
+    asking.hca.expire(&mut ctx);
+    let number = asking.ends[0].number;
+    assert_eq!(asking.hca.query_queue_pair(asking.client, number).unwrap().state, QpState::Error);
+}

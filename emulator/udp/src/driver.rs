@@ -43,6 +43,9 @@ const MAX_BATCHES_PER_POLL: usize = 4;
 /// How far a rate-limited queue pair may catch up: about the wake-up latency of a thread.
 const PACING_SLACK: Duration = Duration::from_micros(100);
 
+/// The most polls that receive the last packets of another process: more than a full ring of ACKs takes.
+const MAX_LAST_POLLS: usize = 4096;
+
 /// While rings carry packets, sockets are read at this interval: every read is a system call.
 const SOCKET_INTERVAL: Duration = Duration::from_micros(5);
 /// For how long after a packet rings count as carrying packets.
@@ -220,6 +223,16 @@ impl<M: Memory> Driver<M> {
     /// The process in a slot of this host is gone.
     pub fn remove_rings(&mut self, slot: u16) {
         let now = self.now();
+        // What the process sent before it ended, such as the ACK of its last message.
+        let has_packets = |driver: &Driver<M>| {
+            driver.port.rings.as_ref().is_some_and(|rings| rings.has_packets_from(slot))
+        };
+        for _ in 0..MAX_LAST_POLLS {
+            if !has_packets(self) {
+                break;
+            }
+            self.poll_rings(now);
+        }
         if let Some(rings) = &mut self.port.rings {
             rings.remove(slot);
             rings.lost.push(slot);
@@ -246,7 +259,7 @@ impl<M: Memory> Driver<M> {
                 let address = sockets.address();
                 let peer = Peer { address, slot: QpnSlot { number: slot, ..port.links.slot() } };
                 engine.call(now, |hca, ctx| {
-                    hca.fail_peer(ctx, peer);
+                    hca.on_process_gone(ctx, peer);
                     hca.unblock(ctx, address);
                 });
             }

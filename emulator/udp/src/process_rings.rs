@@ -164,9 +164,14 @@ impl ProcessRings {
         Ok(Some(self.ends.entry(peer).or_insert(end).wake.as_fd()))
     }
 
-    /// The process in a slot is gone.
+    /// The process in a slot is gone. Its last packets must have been received.
     pub fn remove(&mut self, peer: u16) {
         self.ends.remove(&peer);
+    }
+
+    /// Whether packets of the process in a slot have arrived.
+    pub fn has_packets_from(&self, peer: u16) -> bool {
+        self.ends.get(&peer).is_some_and(|end| !end.consumer.is_empty())
     }
 
     /// Asks for rings to the process in a slot, unless they exist. Returns the descriptor that wakes this process if they

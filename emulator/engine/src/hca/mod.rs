@@ -471,10 +471,7 @@ impl Hca {
     /// Fails the connections to a peer that is dead.
     pub fn fail_peer(&mut self, ctx: &mut Context<'_>, peer: impl Into<Peer>) {
         let peer = peer.into();
-        let affected = self.queue_pairs.numbers(|qp| {
-            qp.kind.is_reliable() && qp.is_connected_to(peer) && qp.requester.has_outstanding()
-        });
-        for qpn in affected {
+        for qpn in self.waiting_for(peer) {
             if let Some(qp) = self.queue_pairs.get_mut(qpn) {
                 qp.fail_oldest_wqe(
                     &mut self.state,
@@ -489,5 +486,25 @@ impl Hca {
         }
         self.discard_orphaned_acks(peer);
         self.handle_cq_overflows(ctx);
+    }
+
+    /// A process has ended. Requests to it fail a little later, as after an ACK timeout: a program that has received all that
+    /// it expects may end before its peer has polled its last completions.
+    pub fn on_process_gone(&mut self, ctx: &mut Context<'_>, peer: Peer) {
+        for qpn in self.waiting_for(peer) {
+            if let Some(qp) = self.queue_pairs.get_mut(qpn)
+                && !core::mem::replace(&mut qp.requester.peer_gone, true)
+            {
+                qp.restart_ack_timer(&mut self.state, ctx);
+            }
+        }
+        self.discard_orphaned_acks(peer);
+    }
+
+    /// The connected queue pairs with requests that a peer has not acknowledged.
+    fn waiting_for(&self, peer: Peer) -> Vec<u32> {
+        self.queue_pairs.numbers(|qp| {
+            qp.kind.is_reliable() && qp.is_connected_to(peer) && qp.requester.has_outstanding()
+        })
     }
 }

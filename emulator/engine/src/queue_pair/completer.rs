@@ -9,6 +9,8 @@ use softhca_wire::{Aeth, Credits, NakCode, Operation, Psn, Qpn, RnrTimer, Syndro
 
 /// The value of `rnr_retry` that retries forever.
 const RNR_RETRY_INFINITE: u8 = 7;
+/// How long requests to a process that has ended wait before they fail.
+const PEER_GONE_TIMEOUT: core::time::Duration = core::time::Duration::from_millis(500);
 
 /// A response arrived before one that is still missing.
 struct ResponseGap {
@@ -143,7 +145,8 @@ impl QueuePair {
         if !self.requester.has_outstanding() || self.requester.rnr_wait_until.is_some() {
             return;
         }
-        let Some(timeout) = self.ack_timeout(hca) else { return };
+        let timeout = if self.requester.peer_gone { Some(PEER_GONE_TIMEOUT) } else { self.ack_timeout(hca) };
+        let Some(timeout) = timeout else { return };
         self.requester.ack_deadline = Some(ctx.now.plus(timeout));
         self.arm_timer(hca);
     }
@@ -441,7 +444,10 @@ impl QueuePair {
             self.schedule_transmit(hca);
         }
         let is_late = self.requester.ack_deadline.is_some_and(|deadline| deadline <= ctx.now);
-        if is_late && (self.is_blocked || self.waits_unacknowledged(hca)) {
+        if is_late && self.requester.peer_gone {
+            let status = CompletionStatus::RetryExceededError;
+            self.fail_oldest_wqe(hca, ctx, status, Reason::PeerUnreachable);
+        } else if is_late && (self.is_blocked || self.waits_unacknowledged(hca)) {
             // The blocked packets may be the ones that the peer is missing, or the first that requests an ACK.
             self.restart_ack_timer(hca, ctx);
         } else if is_late {

@@ -105,6 +105,8 @@ pub(crate) struct RequesterState {
     /// The requester has retransmitted because of a gap in the responses. Responses that were in flight show the same
     /// gap.
     pub implied_nak_handled: bool,
+    /// The process that the queue pair is connected to has ended: the request fails when the ACK timer expires.
+    pub peer_gone: bool,
     /// The PSN of the last RNR retry, until a sequence NAK for it arrives. rxe sends one for the packets that followed
     /// the rejected one; it may arrive after the wait.
     pub rnr_retried_psn: Option<Psn>,
@@ -144,6 +146,7 @@ impl RequesterState {
             retries_left: 0,
             rnr_retries_left: 0,
             implied_nak_handled: false,
+            peer_gone: false,
             rnr_retried_psn: None,
             rnr_wait_until: None,
             ack_deadline: None,
@@ -162,6 +165,7 @@ impl RequesterState {
         self.lsn = Some(0);
         self.packets_since_ack_request = 0;
         self.implied_nak_handled = false;
+        self.peer_gone = false;
         self.rnr_retried_psn = None;
         self.rnr_wait_until = None;
         self.ack_deadline = None;

@@ -422,7 +422,7 @@ impl<M: Memory> Driver<M> {
                 LinkChange::Restarted if event.peer.slot != 0 => {
                     engine.call(now, |hca, ctx| {
                         hca.resume(ctx, peer);
-                        hca.fail_peer(ctx, peer);
+                        hca.on_process_gone(ctx, peer);
                     });
                     if port.pauses.remove_peer(event.peer) {
                         resumed.push(event.peer);
