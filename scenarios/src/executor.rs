@@ -351,12 +351,15 @@ impl<'p> Executor<'p> {
         }
     }
 
+    /// Begins the faults that waited for what has happened. Returns whether there were any.
+    pub fn deliver_triggers(&mut self, now_ns: u64, hosts: &mut Hosts<'_>) -> bool {
+        let triggers = hosts.take_triggers();
+        triggers.iter().fold(false, |any, trigger| self.on_trigger(now_ns, trigger, hosts) | any)
+    }
+
     /// Delivers connection events and completions to the programs. Returns whether there were any.
     pub fn deliver_events(&mut self, now_ns: impl Fn() -> u64, hosts: &mut Hosts<'_>) -> bool {
-        let mut any = false;
-        for trigger in hosts.take_triggers() {
-            any |= self.on_trigger(now_ns(), &trigger, hosts);
-        }
+        let mut any = self.deliver_triggers(now_ns(), hosts);
         let (qps, cm_hosts) = hosts.take_ready();
         for host in cm_hosts {
             while let Some(event) = hosts.poll_cm(host) {

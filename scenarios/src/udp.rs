@@ -84,8 +84,10 @@ fn run_programs(
         // Checked before the queues are polled: the next round polls what completes after this.
         let is_idle = executor.next_due().is_none() && !hosts.is_outstanding();
         let quiet = lock(journal).last.elapsed();
-        executor.run_due(now.as_nanos() as u64, hosts);
+        // Before the steps that follow a completion: a fault of its packets precedes it.
         hosts.triggers.append(&mut lock(journal).triggers);
+        executor.deliver_triggers(now.as_nanos() as u64, hosts);
+        executor.run_due(now.as_nanos() as u64, hosts);
         let any = executor.deliver_events(now_ns, hosts);
         if executor.log.error.is_some() || limit.is_some_and(|limit| now > limit) {
             return false;

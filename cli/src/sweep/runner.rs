@@ -13,7 +13,7 @@ use softhca_scenarios::{Plan, RuleOutcome};
 use softhca_trace::log::Entry;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -131,6 +131,7 @@ pub struct Worker<'t> {
 
 /// The lines of a log that is being written.
 struct LogTail {
+    /// A description of its own: the position of the one that the daemon writes to must not move.
     file: File,
     offset: u64,
     partial: Vec<u8>,
@@ -144,8 +145,7 @@ impl LogTail {
         mut live: Option<&mut DaemonScenario<'_>>,
     ) -> Result<(), String> {
         let mut bytes = Vec::new();
-        let read =
-            self.file.seek(SeekFrom::Start(self.offset)).and_then(|_| self.file.read_to_end(&mut bytes));
+        let read = self.file.read_to_end(&mut bytes);
         self.offset += read.map_err(|error| format!("cannot read the event log: {error}"))? as u64;
         self.partial.extend_from_slice(&bytes);
         let Some(end) = self.partial.iter().rposition(|byte| *byte == b'\n') else { return Ok(()) };
@@ -240,7 +240,7 @@ impl<'t> Worker<'t> {
         let capture_path = self.folder.join("packets.pcapng");
         let create = |path: &Path| {
             let mut options = File::options();
-            options.create(true).truncate(true).read(true).write(true);
+            options.create(true).truncate(true).write(true);
             options.open(path).map_err(|error| format!("{}: {error}", path.display()))
         };
         let (log, capture) = (create(&log_path)?, create(&capture_path)?);
@@ -259,7 +259,8 @@ impl<'t> Worker<'t> {
             self.add_packet_rule(rule, seed).map_err(|error| error.to_string())?;
         }
         let is_clean = matches!(faults, RunFaults::None);
-        let mut tail = LogTail { file: log, offset: 0, partial: Vec::new() };
+        let file = File::open(&log_path).map_err(|error| format!("{}: {error}", log_path.display()))?;
+        let mut tail = LogTail { file, offset: 0, partial: Vec::new() };
         let mut recording = Recording::new(is_clean);
         let (begin, since) = (Instant::now(), SystemTime::now() - FILE_CLOCK_LAG);
         let mut watch = Watch { begin, last: begin, seen: 0, longest_gap: Duration::ZERO };
