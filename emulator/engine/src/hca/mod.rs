@@ -503,8 +503,7 @@ impl Hca {
 
     /// The connected queue pairs with requests that a peer has not acknowledged.
     fn waiting_for(&self, peer: Peer) -> Vec<u32> {
-        self.queue_pairs.numbers(|qp| {
-            qp.kind.is_reliable() && qp.is_connected_to(peer) && qp.requester.has_outstanding()
-        })
+        self.queue_pairs
+            .numbers(|qp| qp.kind.is_reliable() && qp.is_connected_to(peer) && qp.requester.has_outstanding())
     }
 }
