@@ -8,7 +8,7 @@ mod multicast;
 pub use cm::CmEvent;
 pub(crate) use fabric::build_fabric;
 
-use crate::plan::{FabricChange, PairPlan, Plan, WorkRequest};
+use crate::plan::{FabricChange, Node, PairPlan, Plan, WorkRequest};
 use crate::recorder::{Recorder, Recording};
 use crate::spec::Errno;
 use crate::verbs::{DATAGRAM_QKEY, MAX_PATTERN_BYTES, fill_pattern, region_length, send_request};
@@ -20,7 +20,7 @@ use softhca::{
     ModifyQp, ProtectionDomain, QpState, QueuePair, ReceiveRequest, SendRequest, sim::SimulatedFabric,
     trace::SharedSink,
 };
-use softhca_fabric::{Endpoint, Flow, HostId, LinkId, Rule, RuleCounters, RuleId};
+use softhca_fabric::{Endpoint, Flow, HostId, LinkId, LinkState, Rule, RuleCounters, RuleId};
 use softhca_queue::{AccessFlags, Completion, Counters, FaultTrigger, InjectedEvent, VerbsError};
 use softhca_trace::NameTable;
 use softhca_wire::{Gid, Psn, Qpn, QueueKey, RemoteKey};
@@ -462,12 +462,24 @@ impl<'p> Hosts<'p> {
             }
             return self.contexts[host].raise_event(event, number).map_err(|error| error.to_string());
         }
-        match &self.fabric {
-            Some(fabric) => {
+        match (&self.fabric, change) {
+            (Some(fabric), _) => {
                 fabric::apply(fabric, change);
                 Ok(())
             }
-            None => Err(format!("not possible on real sockets: {change:?}")),
+            (None, FabricChange::LinkState { link, directions: [true, true], state }) => {
+                let event = match state {
+                    LinkState::Down => InjectedEvent::PortErr,
+                    LinkState::Up => InjectedEvent::PortActive,
+                };
+                self.plan.links[link].ends.into_iter().try_for_each(|end| match end {
+                    Node::Host(host) => {
+                        self.contexts[host].raise_event(event, None).map_err(|error| error.to_string())
+                    }
+                    Node::Switch(_) => Ok(()),
+                })
+            }
+            (None, _) => Err(format!("not possible on real sockets: {change:?}")),
         }
     }
 }

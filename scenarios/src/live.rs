@@ -263,9 +263,10 @@ impl<'p> LiveScenario<'p> {
 
     /// Processes the next entry of the log.
     pub fn on_log_entry(&mut self, entry: &Entry) {
-        // A further device of a host is `HOST:DEVICE` in the log, and a file names the device.
-        let name = entry.host.rsplit(':').next().unwrap_or_default();
-        let Some(host) = self.plan.hosts.iter().position(|host| host.name == name) else { return };
+        // A further device of a host is `HOST:DEVICE` in the log; a file may name the device alone.
+        let device = entry.host.rsplit(':').next().unwrap_or_default();
+        let is_named = |name: &str| name == entry.host || name == device;
+        let Some(host) = self.plan.hosts.iter().position(|host| is_named(&host.name)) else { return };
         let time_ns = entry.time;
         self.ended_ns = self.ended_ns.max(time_ns);
         match &entry.event {

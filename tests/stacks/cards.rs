@@ -72,6 +72,26 @@ pub fn a_card_that_is_down_affects_itself_alone() {
     );
 }
 
+/// A scenario asks for the cards, and takes one of them down in a call of a program that uses the other.
+pub fn a_scenario_takes_one_card_down() {
+    let mut rig = Rig::new();
+    let file = rig.write(
+        "rail.toml",
+        "title = \"t\"\n[device]\ncards = 2\n[hosts]\nalice = {}\n\
+         [[fault]]\nname = \"opened\"\nhost = \"alice\"\nverb = \"open_device\"\naction = \"count\"\n\
+         [[fault]]\nhost = \"alice:softhca1\"\nafter = { fault = \"opened\" }\naction = { raise-event = \"port-err\" }\n\
+         [[expect]]\nevent = { host = \"alice:softhca1\", name = \"PORT_ERR\", times = 1 }\n\
+         [[expect]]\nevent = { host = \"alice\", name = \"PORT_ERR\", times = 0 }\n",
+    );
+    let is_down = "until grep -q DOWN /sys/class/infiniband/softhca1/ports/1/state; do :; done";
+    let script = format!("ibv_devinfo -d softhca0 | grep state; {is_down}; ibv_devinfo | grep state");
+    let seen = rig.exec(&["--scenario", &file], &["sh", "-c", &script]);
+    assert!(seen.success, "{seen:?}");
+    let states: Vec<&str> = seen.text.lines().filter(|line| line.contains("PORT_")).map(str::trim).collect();
+    let state = |name: &str| states.iter().filter(|line| line.contains(name)).count();
+    assert_eq!((state("PORT_ACTIVE"), state("PORT_DOWN")), (2, 1), "{seen:?}");
+}
+
 /// A listener without an address takes connections on every card, and a connection uses the card of its address.
 pub fn connections_use_the_card_of_their_address() {
     let (mut rig, watcher) = start();

@@ -62,8 +62,9 @@ fn main() -> ExitCode {
             ]),
         }
     }
-    let cards: [(&'static str, &str, fn()); 5] = [
+    let cards: [(&'static str, &str, fn()); 6] = [
         ("ibv_devices", "programs_see_all_cards_of_their_host", cards::programs_see_all_cards_of_their_host),
+        ("ibv_devinfo", "a_scenario_takes_one_card_down", cards::a_scenario_takes_one_card_down),
         (
             "ibv_rc_pingpong",
             "a_card_that_is_down_affects_itself_alone",

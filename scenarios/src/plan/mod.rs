@@ -219,16 +219,23 @@ impl Plan {
             return Some(why);
         }
         if self.faults.iter().any(|fault| match &fault.kind {
-            FaultKind::Timed { fault: what, .. } => !matches!(
-                what,
+            FaultKind::Timed { fault: what, .. } => match what {
                 TimedFault::WithholdReceives { .. }
-                    | TimedFault::DelayReceives { .. }
-                    | TimedFault::KillProgram { .. }
-                    | TimedFault::Fabric { change: FabricChange::AsyncEvent { .. }, .. }
-            ),
+                | TimedFault::DelayReceives { .. }
+                | TimedFault::KillProgram { .. }
+                | TimedFault::Fabric { change: FabricChange::AsyncEvent { .. }, .. } => false,
+                TimedFault::Flap(_)
+                | TimedFault::Fabric {
+                    change: FabricChange::LinkState { directions: [true, true], .. },
+                    ..
+                } => fault.after.is_none(),
+                _ => true,
+            },
             _ => false,
         }) {
-            return Some("links and hosts fail only in virtual time");
+            return Some(
+                "links fail `after` a step, an event or a fault, and not at a time; hosts do not stall",
+            );
         }
         None
     }
