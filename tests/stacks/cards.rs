@@ -87,8 +87,8 @@ pub fn a_scenario_takes_one_card_down() {
     let script = format!("ibv_devinfo -d softhca0 | grep state; {is_down}; ibv_devinfo | grep state");
     let seen = rig.exec(&["--scenario", &file], &["sh", "-c", &script]);
     assert!(seen.success, "{seen:?}");
-    let states: Vec<&str> = seen.text.lines().filter(|line| line.contains("PORT_")).map(str::trim).collect();
-    let state = |name: &str| states.iter().filter(|line| line.contains(name)).count();
+    let states = || seen.text.lines().map(str::trim).filter(|line| line.starts_with("state:"));
+    let state = |name: &str| states().filter(|line| line.contains(name)).count();
     assert_eq!((state("PORT_ACTIVE"), state("PORT_DOWN")), (2, 1), "{seen:?}");
 }
 
