@@ -247,6 +247,10 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
             break code;
         }
     };
+    // What the program's last packets caused is still to happen.
+    if let Some(live) = live.as_mut().filter(|live| !live.is_daemon_gone()) {
+        live.run_due_actions(&mut connection, &Vec::new(), events.as_mut());
+    }
     if let Some(warning) = device_use.warning(&first, arguments.preload) {
         eprintln!("softhca: {warning}");
     }
