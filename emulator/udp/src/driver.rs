@@ -318,10 +318,11 @@ impl<M: Memory> Driver<M> {
         &mut self.engine.memory
     }
 
-    /// Executes a control verb: calls `act` with the HCA. Pending responses are sent before it where the port admits
-    /// them; packets that it causes are sent at once.
+    /// Executes a control verb: calls `act` with the HCA. It follows the work requests posted before it. Their packets and
+    /// pending responses are sent before it where the port admits them; packets that it causes are sent at once.
     pub fn control<R>(&mut self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
         let now = self.now();
+        self.engine.call(now, |hca, ctx| hca.process_doorbells(ctx));
         self.transmit_between_polls(now);
         let result = self.engine.call(now, act);
         let groups = || self.engine.hca.multicast_groups().map(Gid::ip);
