@@ -87,7 +87,7 @@ fn faults_wait_for_a_step_an_event_or_another_fault_in_virtual_and_real_time() {
         "[[fault]]\nhost = \"alice\"\nafter = { step = \"first\" }\naction = { raise-event = \"gid-change\" }\n\
          [[fault]]\nhost = \"alice\"\nafter = { event = \"GID_CHANGE\" }\naction = { raise-event = \"pkey-change\" }\n\
          [[expect]]\nevent = { host = \"alice\", name = \"PKEY_CHANGE\", times = 1 }",
-        // A link that goes down after a step, and one that comes up again before its packets time out.
+        // A link that goes down after a step, and one that flaps.
         "[[fault]]\nlink = \"alice - bob\"\nafter = { step = \"first\" }\naction = { link-down = {} }\n\
          [[expect]]\nevent = { host = \"bob\", name = \"PORT_ERR\", times = 1 }\n\
          [[expect]]\ncompletion = { step = \"second\", status = \"RETRY_EXC_ERR\", times = 1 }",

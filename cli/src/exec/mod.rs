@@ -247,7 +247,7 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
             break code;
         }
     };
-    // What the program's last packets caused is still to happen.
+    // Faults that wait for the program's last packets are due now.
     if let Some(live) = live.as_mut().filter(|live| !live.is_daemon_gone()) {
         live.run_due_actions(&mut connection, &Vec::new(), events.as_mut());
     }

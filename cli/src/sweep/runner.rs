@@ -131,7 +131,7 @@ pub struct Worker<'t> {
 
 /// The lines of a log that is being written.
 struct LogTail {
-    /// A description of its own: the position of the one that the daemon writes to must not move.
+    /// Opened a second time: to read moves the position of the file, and the daemon writes at the position of the other.
     file: File,
     offset: u64,
     partial: Vec<u8>,

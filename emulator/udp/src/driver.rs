@@ -223,7 +223,7 @@ impl<M: Memory> Driver<M> {
     /// The process in a slot of this host is gone.
     pub fn remove_rings(&mut self, slot: u16) {
         let now = self.now();
-        // What the process sent before it ended, such as the ACK of its last message.
+        // The last packets of the process may have the ACK of its last message.
         let has_packets =
             |driver: &Driver<M>| driver.port.rings.as_ref().is_some_and(|rings| rings.has_packets_from(slot));
         for _ in 0..MAX_LAST_POLLS {

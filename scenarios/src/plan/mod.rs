@@ -234,7 +234,7 @@ impl Plan {
             _ => false,
         }) {
             return Some(
-                "links fail `after` a step, an event or a fault, and not at a time; hosts do not stall",
+                "links go down or flap `after` a step, an event or a fault; other changes of links and hosts need virtual time",
             );
         }
         None
