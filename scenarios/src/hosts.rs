@@ -26,6 +26,7 @@ use softhca_trace::NameTable;
 use softhca_wire::{Gid, Psn, Qpn, QueueKey, RemoteKey};
 use std::io;
 use std::net::IpAddr;
+use std::time::Duration;
 
 /// The least ACK timeout on real sockets, as an exponent: half a second. On a busy machine a shorter one causes
 /// retransmissions.
@@ -463,6 +464,10 @@ impl<'p> Hosts<'p> {
             return self.contexts[host].raise_event(event, number).map_err(|error| error.to_string());
         }
         match (&self.fabric, change) {
+            (_, FabricChange::Stall { host, for_ns }) => {
+                let time = Duration::from_nanos(for_ns);
+                self.devices[host].stall(time).map_err(|error| error.to_string())
+            }
             (Some(fabric), _) => {
                 fabric::apply(fabric, change);
                 Ok(())

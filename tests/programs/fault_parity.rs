@@ -84,6 +84,14 @@ const PACKET_FAULTS: &[(&str, u64, &str)] = &[
         0,
         ALL,
     ),
+    // The ACKs arrive while the sender stands still.
+    (
+        "[[fault]]\nname = \"first\"\nON\ntimes = 1\naction = \"count\"\n\
+         [[fault]]\nON\naction = { delay = \"50ms\" }\n\
+         [[fault]]\nhost = \"alice\"\nafter = { fault = \"first\" }\naction = { stall = \"200ms\" }",
+        200,
+        ALL,
+    ),
 ];
 
 /// The statuses of the sends of alice in an event log, and the nanoseconds from the first WQE to the last completion.

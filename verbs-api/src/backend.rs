@@ -11,6 +11,7 @@ use softhca_queue::{SendProducer, SharedWords, cm, reply};
 use softhca_wire::{Gid, Mtu, Qpn};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 
@@ -45,6 +46,8 @@ pub(crate) trait Runtime: Send + Sync {
     /// The address of an emulated host, by name.
     fn resolve_host(&self, name: &str) -> Option<IpAddr>;
 
+    /// As [`Device::stall`](crate::Device::stall).
+    fn stall(&self, time: Duration) -> Result<()>;
     /// As [`Device::add_rule`](crate::Device::add_rule).
     fn add_rule(&self, seed: u64, rule: Rule);
     /// As [`Device::add_flow`](crate::Device::add_flow).

@@ -1,6 +1,6 @@
 //! Devices.
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Result};
 use crate::{Context, EndpointExchange};
 use parking_lot::Mutex;
 use softhca_engine::{DeviceLimits, PortState};
@@ -9,6 +9,7 @@ use softhca_queue::{ProgramFault, ProgramFaults};
 use softhca_wire::{Gid, Mtu};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A card that can be opened.
 #[derive(Clone)]
@@ -74,6 +75,16 @@ impl Device {
     /// If the device belongs to a daemon that is gone or rejects the rule.
     pub fn add_rule(&self, seed: u64, rule: Rule) {
         self.backend.add_rule(seed, rule);
+    }
+
+    /// Stalls the device: it neither sends nor receives for this time, as if its host stood still. Packets wait for it
+    /// as long as they are not too many; timers of its peers run on.
+    ///
+    /// # Errors
+    /// Unsupported, if a daemon executes the transport of the device: other programs use it too. Stop the program
+    /// instead (`softhca exec`, fault `stall`).
+    pub fn stall(&self, time: Duration) -> Result<()> {
+        self.backend.stall(time)
     }
 
     /// Injects a fault into the program that uses the device: into its calls, its completions or its device. It applies

@@ -297,6 +297,11 @@ impl Runtime for EmbeddedRuntime {
         used.map(Some).map_err(|source| Error::System { what: "asking the card's sockets", source })
     }
 
+    fn stall(&self, time: Duration) -> Result<()> {
+        self.driver.control(|driver| driver.stall(time));
+        Ok(())
+    }
+
     fn add_rule(&self, seed: u64, rule: Rule) {
         self.driver.control(|driver| driver.add_rule(seed, rule));
     }

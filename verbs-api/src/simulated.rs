@@ -16,6 +16,7 @@ use softhca_wire::Mtu;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// The events of a [`SimulatedFabric`]: to the applications that wait for them, then to a sink.
 pub struct FabricSink {
@@ -123,6 +124,13 @@ pub(crate) struct SimulatedHost {
 }
 
 impl Runtime for SimulatedHost {
+    fn stall(&self, time: Duration) -> Result<()> {
+        let mut fabric = self.fabric.lock();
+        let until = Instant::from_nanos(fabric.now().nanos() + time.as_nanos() as u64);
+        fabric.stall(self.host, until);
+        Ok(())
+    }
+
     /// Puts a rule on every cable that leaves the host. The seed of the world replaces `_seed`.
     fn add_rule(&self, _seed: u64, rule: Rule) {
         let mut fabric = self.fabric.lock();

@@ -93,6 +93,8 @@ pub struct Driver<M> {
     sockets_polled_at: Instant,
     /// Link control messages could not be sent between polls.
     needs_poll: bool,
+    /// The driver neither sends nor receives before this time.
+    stalled_until: Instant,
     /// Makes the counters visible to others.
     publish_counters: Option<PublishCounters>,
     counters_published_at: Instant,
@@ -139,6 +141,7 @@ impl<M: Memory> Driver<M> {
             polled_at: Instant::from_nanos(0),
             sockets_polled_at: Instant::from_nanos(0),
             needs_poll: false,
+            stalled_until: Instant::from_nanos(0),
             publish_counters: None,
             counters_published_at: Instant::from_nanos(0),
         }
@@ -448,6 +451,12 @@ impl<M: Memory> Driver<M> {
         self.control(|hca, ctx| hca.set_port_state(ctx, state));
     }
 
+    /// Stalls the device: it neither sends nor receives for this time, as if its host stood still.
+    pub fn stall(&mut self, time: Duration) {
+        let until = Instant::from_nanos(self.now().nanos() + time.as_nanos() as u64);
+        self.stalled_until = self.stalled_until.max(until);
+    }
+
     /// Attaches the host to a network: packets to the other attached hosts pass its switches instead of sockets, and
     /// packets from native peers on other machines pass the switch of this host. Multicast stays on sockets. Returns
     /// false if the network has no port for this host.
@@ -480,6 +489,9 @@ impl<M: Memory> Driver<M> {
     pub fn next_timeout(&self) -> Option<Duration> {
         let Driver { engine, port, transmitter, receiver, .. } = self;
         let now = self.now().nanos();
+        if now < self.stalled_until.nanos() {
+            return Some(Duration::from_nanos(self.stalled_until.nanos() - now));
+        }
         if engine.hca.has_pending_transmit() || self.needs_poll {
             return Some(Duration::ZERO);
         }
@@ -510,6 +522,9 @@ impl<M: Memory> Driver<M> {
     pub fn poll(&mut self) -> io::Result<bool> {
         let now = self.now();
         self.polled_at = now;
+        if now < self.stalled_until {
+            return Ok(false);
+        }
         self.needs_poll = false;
         self.expire_pauses(now);
         let mut moved = self.poll_host_network(now) | self.poll_rings(now);

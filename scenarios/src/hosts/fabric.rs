@@ -3,7 +3,6 @@
 use crate::plan::{FabricChange, FaultKind, Plan, SwitchChange};
 use softhca::Device;
 use softhca::sim::{FabricSink, SimulatedFabric};
-use softhca_engine::Instant;
 use softhca_fabric::{Direction, HostId, LinkId, LinkSettings, Rule, RuleCounters, RuleId, SwitchId, World};
 use softhca_wire::Qpn;
 use std::num::NonZeroU64;
@@ -86,11 +85,9 @@ pub fn apply(fabric: &SimulatedFabric, change: FabricChange) {
             change_link(world, link, |line| line.bits_per_second = NonZeroU64::new(rate));
         }
         FabricChange::LinkMtu { link, mtu } => change_link(world, link, |line| line.mtu = mtu),
-        FabricChange::Stall { host, for_ns } => {
-            let until = world.now().nanos() + for_ns;
-            world.stall(HostId(host as u32), Instant::from_nanos(until));
+        FabricChange::Stall { .. } | FabricChange::AsyncEvent { .. } => {
+            unreachable!("the device does it, on every back end")
         }
-        FabricChange::AsyncEvent { .. } => unreachable!("the context of the host raises it"),
         FabricChange::Switch { switch, change } => {
             let id = SwitchId(switch as u32);
             let mut settings = *world.switch(id).settings();

@@ -225,6 +225,7 @@ impl Plan {
                 | TimedFault::KillProgram { .. }
                 | TimedFault::Fabric { change: FabricChange::AsyncEvent { .. }, .. } => false,
                 TimedFault::Flap(_)
+                | TimedFault::Stall { .. }
                 | TimedFault::Fabric {
                     change: FabricChange::LinkState { directions: [true, true], .. },
                     ..
@@ -234,7 +235,7 @@ impl Plan {
             _ => false,
         }) {
             return Some(
-                "links go down or flap `after` a step, an event or a fault; other changes of links and hosts need virtual time",
+                "links go down or flap, and hosts stall, `after` a step, an event or a fault; other changes of links and hosts need virtual time",
             );
         }
         None

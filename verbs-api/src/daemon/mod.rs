@@ -30,7 +30,9 @@ use softhca_queue::control::{
     self as protocol, DATA_PATH_VARIABLE, DirectPath, HOST_VARIABLE, Notification, RegionBacking, Request,
     Response,
 };
-use softhca_queue::{DoorbellProducer, MapMode, SendProducer, SharedMemory, SharedWords, SleepFlag};
+use softhca_queue::{
+    DoorbellProducer, MapMode, SendProducer, SharedMemory, SharedWords, SleepFlag, VerbsError,
+};
 use softhca_wire::{Gid, Mtu, Qpn};
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -38,6 +40,7 @@ use std::io::Write;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 impl Device {
     /// The device of a host of a daemon. `SOFTHCA_DAEMON` names the daemon, `SOFTHCA_HOST` the host; without
@@ -257,6 +260,10 @@ impl Runtime for DaemonBackend {
 
     fn resolve_host(&self, name: &str) -> Option<IpAddr> {
         self.hosts.iter().find(|host| host.name == name).map(|host| host.address)
+    }
+
+    fn stall(&self, _: Duration) -> Result<()> {
+        Err(VerbsError::Unsupported { what: "a stall of a daemon's card" }.into())
     }
 
     fn add_rule(&self, seed: u64, rule: Rule) {
