@@ -117,6 +117,27 @@ fn a_bad_run_names_its_core_file() {
         assert!(text.contains(&expected), "{expected:?} is not in {text}");
         assert!(junit.contains(&expected), "{expected:?} is not in {junit}");
     }
+    if pattern.starts_with('|') || hard_limit == "0" {
+        return;
+    }
+    // Two programs hang, and their core files may have the same name: the client waits for the output of the server.
+    let of_host = |name: &str, host: &str, script: &str| {
+        format!(
+            "[[program]]\nname = \"{name}\"\nhost = \"{host}\"\ncommand = [\"sh\", \"-c\", \"{script}\"]\n"
+        )
+    };
+    let server = of_host("server", "alice", &format!("exec {program} > output"));
+    let client = of_host("client", "bob", "until [ -s output ]; do :; done; rm output");
+    rig.write("programs.toml", &[server, client].concat());
+    let hang = "server:query_device:0:1:EIO";
+    let (_, text, errors) =
+        run(&rig, &["sweep", "--only", hang, "--idle", "1", "--out", "both", "programs.toml"]);
+    for name in ["server", "client"] {
+        let core = format!("both/{}/{name}.core", hang.replace(':', "-"));
+        assert!(text.contains(&format!("{name}: core file {core}")), "{text}{errors}");
+        let start = std::fs::read(rig.file(&core)).expect(&core);
+        assert!(start.starts_with(b"\x7fELF"), "{core} is no core file");
+    }
 }
 
 /// Waits until a condition holds while a process runs.

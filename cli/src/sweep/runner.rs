@@ -99,6 +99,7 @@ impl Limits {
 /// What all workers share.
 pub struct Surroundings {
     core_dumps: CoreDumps,
+    keeps_cores: bool,
     interruption: Interruption,
 }
 
@@ -106,7 +107,7 @@ impl Surroundings {
     /// Receives signals from now on. With `keeps_cores`, programs write core files.
     pub fn new(keeps_cores: bool) -> Result<Surroundings, String> {
         let interruption = Interruption::watch()?;
-        Ok(Surroundings { core_dumps: CoreDumps::of_system(keeps_cores), interruption })
+        Ok(Surroundings { core_dumps: CoreDumps::of_system(keeps_cores), keeps_cores, interruption })
     }
 
     /// Whether the user wants to end.
@@ -176,6 +177,7 @@ struct Running {
     status: Option<ExitStatus>,
     stdout: PathBuf,
     stderr: PathBuf,
+    core: Option<CoreDump>,
 }
 
 impl Running {
@@ -298,6 +300,8 @@ impl<'t> Worker<'t> {
             if program.status.is_none() {
                 program.status = program.child.wait().ok();
             }
+            // Before the next program ends: its core file may have the same name.
+            program.core = self.core_of(program, &plan.name, since);
         }
         self.connection.stop_recording().map_err(|error| format!("the recording is incomplete: {error}"))?;
         for host in self.target.hosts().iter().filter(|_| rule.is_some()) {
@@ -307,19 +311,12 @@ impl<'t> Worker<'t> {
         let finished = live.map(|live| live.finish(&mut self.connection)).transpose()?;
         let rules = finished.map(|outcome| outcome.rules).unwrap_or_default();
         let ends: Vec<ProgramEnd> = running
-            .iter()
-            .map(|program| {
-                let signaled = program.status.filter(|status| status.signal().is_some());
-                let (process, folder) = (program.child.id(), &self.target.folder);
-                let core = |status: ExitStatus| {
-                    self.surroundings.core_dumps.find(process, status.core_dumped(), folder, since)
-                };
-                ProgramEnd {
-                    status: program.status,
-                    stdout: read_lossy(&program.stdout),
-                    stderr: read_lossy(&program.stderr),
-                    core: signaled.map(core),
-                }
+            .iter_mut()
+            .map(|program| ProgramEnd {
+                status: program.status,
+                stdout: read_lossy(&program.stdout),
+                stderr: read_lossy(&program.stderr),
+                core: program.core.take(),
             })
             .collect();
         let check_failed = match (&self.target.check, &stopped) {
@@ -328,6 +325,21 @@ impl<'t> Worker<'t> {
         };
         let longest_gap = watch.longest_gap;
         Ok(RunOutcome { ends, recording, duration, longest_gap, stopped, check_failed, rules })
+    }
+
+    /// The core dump of a program that a signal ended. A file that is kept moves to the folder of the outputs.
+    fn core_of(&self, program: &Running, name: &str, since: SystemTime) -> Option<CoreDump> {
+        let kept = self.folder.join(format!("{name}.core"));
+        // That of an earlier run.
+        let _ = std::fs::remove_file(&kept);
+        let status = program.status.filter(|status| status.signal().is_some())?;
+        let (process, folder) = (program.child.id(), &self.target.folder);
+        let Surroundings { core_dumps, keeps_cores, .. } = self.surroundings;
+        let mut core = core_dumps.find(process, status.core_dumped(), folder, since);
+        if *keeps_cores {
+            core.move_to(&kept);
+        }
+        Some(core)
     }
 
     /// Installs the rule on all hosts: the flow that it selects decides where it acts.
@@ -404,7 +416,7 @@ impl<'t> Worker<'t> {
         let with_view = self.views[index].iter().find_map(|view| start(view).ok());
         let child = with_view.map_or_else(|| start(&View::default()), Ok);
         let child = child.map_err(|error| format!("{}: {error}", words[0]))?;
-        Ok(Running { child, status: None, stdout, stderr })
+        Ok(Running { child, status: None, stdout, stderr, core: None })
     }
 
     /// Whether the program that started last is ready, or no program can become ready any more.
