@@ -88,6 +88,7 @@ impl NotificationHandler for ClientState {
             | Notification::FaultRulesAdded { .. }
             | Notification::FlowsAdded { .. }
             | Notification::FaultRulesCleared
+            | Notification::PacketsHandedOver { .. }
             | Notification::ProcessGone { .. } => {}
         }
     }
