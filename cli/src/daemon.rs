@@ -91,7 +91,7 @@ pub fn parse_recovery(text: &str) -> Result<Recovery, String> {
 
 /// Parses the name of a data path.
 pub fn parse_data_path(text: &str) -> Result<DataPath, String> {
-    DataPath::from_name(text).ok_or_else(|| "expected daemon or direct".into())
+    DataPath::from_name(text).ok_or_else(|| "expected direct or daemon".into())
 }
 
 /// Parses the name of a loopback method.

@@ -1,9 +1,11 @@
 //! The direct data path: each process executes the transport itself, on the sockets of its slot and in rings.
 
 use crate::data::{ALL_ACCESS, ConnectedHost, check_application_memory, connected, every_operation};
-use crate::process::{TEST_TIMEOUT, TestDaemon};
+use crate::multicast::GroupMember;
+use crate::process::{self, TEST_TIMEOUT, TestDaemon, receive_line, send_line};
 use softhca::{
-    AsyncEvent, CompletionStatus, ConnectOptions, Error, QpState, QpType, ReceiveRequest, SendRequest,
+    AsyncEvent, CompletionStatus, ConnectOptions, Device, Error, QpState, QpType, ReceiveRequest,
+    SendRequest,
     fault::{Action, FlowId, InclusiveRange, Repeat, Rule, RuleId, Selector},
 };
 use softhca_trace::{CaptureReader, EventLogReader};
@@ -11,8 +13,8 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::ptr::{NonNull, null_mut};
 
-const DIRECT: [(&str, &str); 1] = [("TEST_CONFIG", "data_path = 'direct'")];
-const DIRECT_SOCKETS: [(&str, &str); 1] = [("TEST_CONFIG", "data_path = 'direct'\nloopback = 'socket'")];
+pub const DIRECT: [(&str, &str); 1] = [("TEST_CONFIG", "data_path = 'direct'")];
+pub const DIRECT_SOCKETS: [(&str, &str); 1] = [("TEST_CONFIG", "data_path = 'direct'\nloopback = 'socket'")];
 
 /// The slot in the QPN of an end.
 fn slot(end: &ConnectedHost) -> u32 {
@@ -186,8 +188,69 @@ fn fault_rules_act_on_processes_that_are_there_and_later_ones_use_the_daemons_da
     assert_eq!(write(&ends), CompletionStatus::Success);
 }
 
+/// A program that ends at once when it sees a message, before it can have acknowledged it.
+#[allow(unsafe_code)]
+pub fn run_suicide() {
+    let host = std::env::var("TEST_HOST").unwrap();
+    let end = ConnectedHost::new(&Device::daemon_host(None, Some(&host)).unwrap(), 4096);
+    send_line(&end.open_device());
+    end.connect(&receive_line().unwrap());
+    end.pair.post_recv(&ReceiveRequest { wr_id: 0, sg_list: &[end.region.sge(0, 4096)] }).unwrap();
+    send_line("ready");
+    while end.queue.poll().is_none() {}
+    // SAFETY: the process ends here.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+}
+
 #[test]
-#[cfg(target_arch = "x86_64")]
+fn a_message_that_a_killed_process_has_seen_is_acknowledged() {
+    for (variables, theirs) in [(&DIRECT, "alice"), (&DIRECT, "bob"), (&DIRECT_SOCKETS, "alice")] {
+        let daemon = TestDaemon::with(variables);
+        for round in 0..5 {
+            let end = ConnectedHost::new(&daemon.open("alice"), 4096);
+            let mut program = process::spawn("suicide", &daemon.name, &[("TEST_HOST", theirs)]);
+            end.connect(&program.receive_line());
+            program.send_line(&end.open_device());
+            assert_eq!(program.receive_line(), "ready");
+            end.pair.post_send(&SendRequest::send(round, &[end.region.sge(0, 100)])).unwrap();
+            let completion = end.queue.wait_for(TEST_TIMEOUT).expect("the send completes");
+            assert_eq!(completion.status, CompletionStatus::Success, "{variables:?} {theirs} {round}");
+        }
+    }
+}
+
+#[test]
+fn packets_to_a_process_that_is_gone_are_counted_and_explained() {
+    for (variables, theirs) in [(&DIRECT, "alice"), (&DIRECT, "bob"), (&DIRECT_SOCKETS, "alice")] {
+        let daemon = TestDaemon::with(variables);
+        let (sender, gone) =
+            (GroupMember::new(&daemon.open("alice")), GroupMember::new(&daemon.open(theirs)));
+        let peer = gone.pair.endpoint();
+        sender.send_to(peer.gid, peer.qpn, "seen");
+        assert_eq!(gone.receive(), "seen");
+        drop(gone);
+        daemon.wait_until("the end of the receiver", |status| {
+            status.hosts.iter().map(|host| host.clients.len()).sum::<usize>() == 1
+        });
+        let path = std::env::temp_dir().join(format!("softhca-gone-{}-{theirs}", daemon.name));
+        let log = File::create(&path).unwrap();
+        let mut control = daemon.control();
+        control.start_recording(None, Some(log.as_fd())).unwrap();
+        let before = control.counters(Some(theirs)).unwrap().rx_dropped;
+        sender.send_to(peer.gid, peer.qpn, "lost");
+        while control.counters(Some(theirs)).unwrap().rx_dropped == before {
+            std::thread::yield_now();
+        }
+        control.stop_recording().unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let dropped: Vec<_> = text.lines().filter(|line| line.contains("packet_dropped")).collect();
+        assert!(dropped.iter().any(|line| line.contains("no-queue-pair")), "{theirs}: {dropped:?}");
+    }
+}
+
+#[test]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[allow(unsafe_code)]
 fn memory_that_the_program_unmaps_fails_the_work_request() {
     const LENGTH: usize = 1 << 16;

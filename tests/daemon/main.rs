@@ -6,6 +6,7 @@ mod data;
 mod direct;
 mod errors;
 mod faults;
+mod flood;
 mod fork;
 mod hostile_clients;
 mod last_byte;
@@ -13,6 +14,7 @@ mod limits;
 mod memory;
 mod mistakes;
 mod multicast;
+mod one_core;
 mod process;
 mod process_death;
 mod recordings;
@@ -32,6 +34,10 @@ fn role() {
         Ok("owner") => memory::run_owner(),
         Ok("hoarder") => limits::run_hoarder(),
         Ok("soaker") => soak::run_soaker(),
+        Ok("one-core") => one_core::run_one_core(),
+        Ok("flooded") => flood::run_flooded(),
+        Ok("flooder") => flood::run_flooder(),
+        Ok("suicide") => direct::run_suicide(),
         Ok("mapper") => hostile_clients::run_mapper(),
         _ => {}
     }

@@ -10,21 +10,21 @@ use softhca::{
 use softhca_wire::Qpn;
 use std::net::{IpAddr, Ipv6Addr};
 
-const QUEUE_KEY: QueueKey = QueueKey(0x1122_3344);
+pub const QUEUE_KEY: QueueKey = QueueKey(0x1122_3344);
 const RECEIVE_BYTES: u32 = 40 + 64;
 
 /// A UD queue pair with posted receives.
-struct GroupMember {
+pub struct GroupMember {
     context: Context,
     domain: ProtectionDomain,
     sent: CompletionQueue,
     received: CompletionQueue,
-    pair: QueuePair,
+    pub pair: QueuePair,
     region: MemoryRegion,
 }
 
 impl GroupMember {
-    fn new(device: &Device) -> GroupMember {
+    pub fn new(device: &Device) -> GroupMember {
         let context = device.open();
         let domain = context.allocate_protection_domain().unwrap();
         let [sent, received] = [(); 2].map(|()| context.create_completion_queue(64).unwrap());
@@ -47,21 +47,23 @@ impl GroupMember {
     }
 
     fn send(&self, group: Gid, text: &str) {
-        let source_index = self.context.gid_index_for(group);
-        let vector = AddressVector { sgid_index: source_index, ..AddressVector::to(group) };
+        self.send_to(group, Qpn::MULTICAST, text);
+    }
+
+    pub fn send_to(&self, gid: Gid, qpn: Qpn, text: &str) {
+        let source_index = self.context.gid_index_for(gid);
+        let vector = AddressVector { sgid_index: source_index, ..AddressVector::to(gid) };
         let handle = self.domain.create_address_handle(vector).unwrap();
         let at = 16 * u64::from(RECEIVE_BYTES);
         self.region.write_at(at, text.as_bytes());
         let gather = [self.region.sge(at, text.len() as u32)];
-        self.pair
-            .post_send(&SendRequest::send(99, &gather).ud_address(&handle, Qpn::MULTICAST, QUEUE_KEY))
-            .unwrap();
+        self.pair.post_send(&SendRequest::send(99, &gather).ud_address(&handle, qpn, QUEUE_KEY)).unwrap();
         let completion = self.sent.wait_for(TEST_TIMEOUT).expect("the send completes");
         assert!(completion.wr_id == 99 && completion.status.is_success(), "{completion:?}");
     }
 
     /// The next datagram.
-    fn receive(&self) -> String {
+    pub fn receive(&self) -> String {
         let completion = self.received.wait_for(TEST_TIMEOUT).expect("a datagram");
         assert!(completion.status.is_success() && completion.opcode.is_receive(), "{completion:?}");
         let bytes = self

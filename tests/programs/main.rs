@@ -24,6 +24,7 @@ fn main() -> ExitCode {
         needs!("ibv_devinfo", the_device_is_described),
         needs!("sh", exit_codes_are_those_of_env),
         needs!("sh", settings_of_a_running_daemon_do_not_change),
+        needs!("ibv_rc_pingpong", the_data_path_can_be_chosen),
         needs!("ibv_devinfo", address_variable_is_the_address_of_the_programs_host),
         needs!("ibv_rc_pingpong", a_killed_peer_is_an_error),
         needs!("ibv_rc_pingpong", a_killed_peer_on_the_same_device_is_an_error),
@@ -218,6 +219,47 @@ fn settings_of_a_running_daemon_do_not_change() {
     assert!(status.text.contains("loopback internal"), "{status:?}");
     let seen = rig.exec(&["--host", "nobody"], &["true"]);
     assert_eq!(seen.code, Some(125), "{seen:?}");
+}
+
+fn the_data_path_can_be_chosen() {
+    let mut rig = Rig::new();
+    for (options, expected) in
+        [(&[][..], "direct"), (&["--data-path", "daemon"], "daemon"), (&["--data-path", "direct"], "direct")]
+    {
+        let port = rig::free_port().to_string();
+        let server = rig.start_with(options, &["ibv_rc_pingpong", "-g", "0", "-p", &port]);
+        rig::await_listener(port.parse().expect("a port"));
+        let status = rig.softhca(&["status", "--json"]);
+        assert!(status.text.contains(&format!(r#""data_path":"{expected}""#)), "{options:?}: {status:?}");
+        server.kill();
+    }
+    let seen = rig.exec(&["--data-path", "kernel"], &["true"]);
+    assert_eq!(seen.code, Some(125), "{seen:?}");
+    assert!(seen.text.contains("expected direct or daemon"), "{seen:?}");
+    let scenario = rig.write("lost.toml", "title = \"x\"\n[hosts]\nalice = {}\nbob = {}\n");
+    let seen = rig.exec(&["--data-path", "direct", "--scenario", &scenario], &["true"]);
+    assert_eq!(seen.code, Some(125), "{seen:?}");
+    rig.softhca(&["stop"]);
+    let (output, errors) = (rig.file("output"), rig.file("errors"));
+    let mut daemon = rig.spawn_softhca(
+        &["daemon", "--host", "alice", "--data-path", "daemon", "--idle-timeout", "60"],
+        &output,
+        &errors,
+    );
+    while !rig.softhca(&["status"]).success {
+        assert!(
+            daemon.try_wait().is_ok_and(|ended| ended.is_none()),
+            "{:?}",
+            std::fs::read_to_string(&errors)
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let seen = rig.exec(&["--data-path", "direct"], &["true"]);
+    assert_eq!(seen.code, Some(125), "{seen:?}");
+    assert!(seen.text.contains("the daemon executes the transport of all programs on alice"), "{seen:?}");
+    assert_eq!(rig.exec(&["--data-path", "daemon"], &["true"]).code, Some(0));
+    rig.softhca(&["stop"]);
+    let _ = daemon.wait();
 }
 
 fn address_variable_is_the_address_of_the_programs_host() {

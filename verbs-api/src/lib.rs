@@ -112,7 +112,7 @@ pub use softhca_engine::{
     ResponseOrder, Settings,
 };
 #[cfg(all(feature = "sockets", target_os = "linux"))]
-pub use softhca_queue::control::{DEFAULT_NAME, HOST_VARIABLE, NAME_VARIABLE};
+pub use softhca_queue::control::{DATA_PATH_VARIABLE, DEFAULT_NAME, HOST_VARIABLE, NAME_VARIABLE};
 pub use softhca_queue::{
     AccessFlags, CmId, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CorruptRing, CqId,
     CqNotify, Errno, MemoryWindowBind, Operation, RemoteAddress, SendFlags, SendImmOrInvalidate, Sge,

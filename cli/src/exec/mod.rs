@@ -29,7 +29,8 @@ use live_scenario::{DaemonScenario, RequiredSettings};
 use program::ExecError;
 use rustix::process::Pid;
 use softhca::fault::FAULTS_VARIABLE;
-use softhca::{DEFAULT_NAME, DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
+use softhca::{DATA_PATH_VARIABLE, DEFAULT_NAME, DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
+use softhca_daemon::DataPath;
 use softhca_queue::control::RuntimeDir;
 use softhca_scenarios::{ParameterValues, Plan, Verdict};
 use softhca_udp::ADDRESS_VARIABLE;
@@ -56,6 +57,9 @@ struct DaemonOptions {
     /// How a host's traffic to itself is carried: socket, or internal (faster, not visible to tcpdump)
     #[arg(long, value_name = "METHOD", value_parser = crate::daemon::parse_loopback)]
     loopback: Option<softhca::Loopback>,
+    /// Which process executes the transport: the program itself (direct), or the daemon [default: direct where nothing needs the daemon]
+    #[arg(long, value_name = "PROCESS", value_parser = crate::daemon::parse_data_path)]
+    data_path: Option<DataPath>,
     /// Name of the daemon, if you run several
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -150,7 +154,29 @@ impl DaemonOptions {
         }
         variables.extend(self.name.as_ref().map(|name| (NAME_VARIABLE, name.into())));
         variables.extend(self.host.as_ref().map(|host| (HOST_VARIABLE, host.into())));
+        variables.extend(self.data_path.map(|path| (DATA_PATH_VARIABLE, path.name().into())));
         variables
+    }
+
+    /// Rejects `--data-path direct` if the daemon would execute the transport of the program.
+    fn check_data_path(&self, connection: &DaemonControl, has_scenario: bool) -> Result<(), String> {
+        if self.data_path != Some(DataPath::Direct) {
+            return Ok(());
+        }
+        if has_scenario {
+            return Err("--data-path direct: the faults of a scenario need the daemon's data path".into());
+        }
+        let chosen = self.host.clone().or_else(|| std::env::var(HOST_VARIABLE).ok());
+        let mut devices = connection.hosts().iter();
+        let device = devices.find(|device| chosen.as_ref().is_none_or(|host| device.host == *host));
+        match device.filter(|device| device.data_path != DataPath::Direct.name()) {
+            Some(device) => Err(format!(
+                "--data-path direct: the daemon executes the transport of all programs on {}, because of its data_path, \
+                 its [fabric], its congestion settings, or a kernel that does not share ports",
+                device.host
+            )),
+            None => Ok(()),
+        }
     }
 
     /// The folder with what the programs of the host see of `/sys` and `/dev`.
@@ -209,6 +235,7 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     let requirements = DaemonRequirements { hosts: &hosts, cards, recovery, ..requirements };
     // The open connection keeps an auto-started daemon running until the program is done.
     let mut connection = daemon::connect_or_start(&requirements, DaemonLifetime::WhileUsed)?;
+    arguments.daemon.check_data_path(&connection, plan.is_some())?;
     let mut events = start_recording(&mut connection, arguments)?;
     let mut live = plan
         .as_ref()
@@ -356,6 +383,9 @@ fn print_environment(arguments: &EnvArguments) -> Result<(), String> {
             Some(daemon::connect_or_start(&arguments.daemon.requirements(), DaemonLifetime::UntilStopped)?)
         }
     };
+    if let Some(connection) = &connection {
+        arguments.daemon.check_data_path(connection, false)?;
+    }
     if let Some(root) = connection.and_then(|connection| arguments.daemon.view_root(&connection)) {
         variables.extend(sysfs::preload_variables(&root, &folder));
         library::join_preloads(&mut variables);

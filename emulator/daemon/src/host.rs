@@ -220,6 +220,7 @@ impl DaemonHost {
             true => HostSlots::new(
                 &sockets,
                 settings,
+                config.loopback(),
                 HostId(index as u32),
                 config.namespace(card.host),
                 recordings,
@@ -241,6 +242,7 @@ impl DaemonHost {
             limits: config.client_limits.device_limits(config.max_clients.try_into().unwrap_or(u32::MAX)),
             recovery: config.recovery.name().into(),
             loopback: config.loopback().name().into(),
+            data_path: if slots.is_some() { DataPath::Direct } else { DataPath::Daemon }.name().into(),
             is_removed: false,
         };
         let event_bus = Arc::new(EventBus {
@@ -259,7 +261,10 @@ impl DaemonHost {
             host: id,
             pending_notifications: Vec::new(),
         });
-        let driver = Driver::new(sockets, options, ClientMemories::new(access_monitor.clone()), sink);
+        let mut driver = Driver::new(sockets, options, ClientMemories::new(access_monitor.clone()), sink);
+        if let Some(slots) = slots.clone() {
+            driver.set_hand_over(Box::new(move |packets| slots.hand_over(packets)));
+        }
         let is_removed = driver.hca().removal_flag();
         let page = Arc::new(SharedMemory::create("softhca-sleep-flag", 4096, MapMode::ReadOnly)?);
         let sleep_flag = page.take_descriptor().expect("a new memory has its descriptor");

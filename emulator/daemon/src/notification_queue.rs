@@ -56,12 +56,22 @@ impl NotificationQueue {
         }
     }
 
+    /// Whether a client that does not read has room for more than what must not be lost.
+    pub fn has_room(&self) -> bool {
+        self.pending.lock().notifications.len() < MAX_PENDING / 2
+    }
+
     /// Whether the socket accepted the message. A message this short is sent completely or not at all; after a partial
     /// send the rest could not follow, so that ends the connection.
     fn try_send(&self, notification: &Notification) -> bool {
-        // The session dequeues CM events from the HCA, and copies descriptors, when it sends them.
-        let is_complete =
-            !matches!(notification, Notification::CmEventsRaised { .. } | Notification::RingsOpened { .. });
+        // The session dequeues CM events from the HCA, and copies descriptors, when it sends them. Packets may be too long
+        // to be sent at once.
+        let is_complete = !matches!(
+            notification,
+            Notification::CmEventsRaised { .. }
+                | Notification::RingsOpened { .. }
+                | Notification::PacketsHandedOver { .. }
+        );
         let Some(socket) = self.socket.get().filter(|_| is_complete) else { return false };
         let frame = FramedMessage::frame(&encode(&Message::Notification(notification.clone())), 0);
         match send_message(socket.as_fd(), &frame, 0, &[]) {

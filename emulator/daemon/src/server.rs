@@ -121,7 +121,11 @@ impl Daemon {
         let mut hosts = Vec::new();
         for (index, card) in config.cards().iter().enumerate() {
             let start = || DaemonHost::start(&config, index, card, &watchers, &recordings);
-            hosts.push(Arc::new(within(config.namespace(card.host), start)??));
+            let host = Arc::new(within(config.namespace(card.host), start)??);
+            if let Some(slots) = &host.slots {
+                slots.set_slot_0(&host);
+            }
+            hosts.push(host);
         }
         let network = match &config.fabric {
             Some(fabric) => Some(build_network(fabric, &hosts, &recordings)?),

@@ -253,6 +253,12 @@ impl Session {
             Request::OpenRings { slot } => {
                 return Ok((Response::Done, self.client()?.slot()?.open_rings(slot)?));
             }
+            Request::HandOver { packets } => {
+                let client = self.client()?;
+                let rest = client.slot()?.hand_over(packets);
+                client.host.driver.control(|driver| driver.receive_handed_over(&rest));
+                Response::Done
+            }
             Request::Report { queue_pairs, resources } => {
                 self.client()?.slot()?.report(queue_pairs, resources);
                 Response::Done

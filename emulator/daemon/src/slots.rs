@@ -2,18 +2,19 @@
 
 use crate::client_memory::{AccessMonitor, ClientMemories};
 use crate::command_error::CommandError;
+use crate::host::DaemonHost;
 use crate::messages::report;
 use crate::network_namespace::within;
 use crate::notification_queue::NotificationQueue;
 use crate::recording::Recordings;
 use parking_lot::{Condvar, Mutex};
-use softhca_engine::{Counters, Settings};
-use softhca_fabric::{HostId, RuleCounters, RuleId};
+use softhca_engine::{Counters, Instant, Settings};
+use softhca_fabric::{EventSink, HostId, NetworkEvent, RuleCounters, RuleId};
 use softhca_queue::control::{Notification, QueuePairStatus};
-use softhca_queue::{SharedWords, SleepFlag};
+use softhca_queue::{HandedOverPacket, RecordedAck, SharedWords, SleepFlag};
 use softhca_udp::{
-    DrivePolicy, Driver, DriverOptions, HostSockets, RingPair, SharedDriver, SlotGroup, SlotPage, SlotState,
-    SocketOptions,
+    DrivePolicy, Driver, DriverOptions, HostSockets, Loopback, RingPair, SharedDriver, SlotEvent, SlotGroup,
+    SlotPage, SlotState, SocketOptions,
 };
 use softhca_wire::QpnSlot;
 use std::collections::btree_map::Entry;
@@ -21,7 +22,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 /// Slots are reused, the one that was free for longest first, once this many exist.
@@ -35,6 +36,7 @@ const APPLY_INTERVAL: Duration = Duration::from_micros(50);
 /// The slots of a host.
 pub(crate) struct HostSlots {
     settings: Settings,
+    loopback: Loopback,
     host: HostId,
     /// The network namespace of the host, unless it is that of the daemon.
     namespace: Option<PathBuf>,
@@ -42,6 +44,32 @@ pub(crate) struct HostSlots {
     table: Mutex<SlotTable>,
     /// A report has arrived, or a process is gone.
     reported: Condvar,
+    /// The host, whose card has slot 0.
+    slot_0: OnceLock<Weak<DaemonHost>>,
+}
+
+/// A port without queue pairs, for a slot whose process is gone.
+struct VacantPort {
+    /// Its thread runs until it is dropped.
+    _driver: SharedDriver<ClientMemories>,
+    /// What it dropped.
+    counters: Arc<Mutex<Counters>>,
+}
+
+/// Records what a vacant port drops and sends as events of its host.
+struct VacantPortEvents {
+    recordings: Arc<Recordings>,
+    host: HostId,
+}
+
+impl EventSink for VacantPortEvents {
+    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
+        if self.recordings.is_active()
+            && let Some(event) = SlotEvent::new(event)
+        {
+            self.recordings.on_host_event(self.host, now, event);
+        }
+    }
 }
 
 /// The resources of a process.
@@ -64,14 +92,14 @@ struct SlotOwner {
 struct SlotTable {
     group: SlotGroup,
     free: VecDeque<u16>,
-    /// Free slots that had a process: a port without queue pairs, which informs peers that the process is gone and
-    /// discards what they still send.
-    vacant: BTreeMap<u16, SharedDriver<ClientMemories>>,
+    /// Free slots that had a process: a port without queue pairs, which informs peers that the process is gone, sends its
+    /// last ACKs, and drops what peers still send.
+    vacant: BTreeMap<u16, VacantPort>,
     /// The processes, by slot.
     owners: BTreeMap<u16, SlotOwner>,
     /// The rings between two processes, by their slots, the lower first.
     rings: BTreeMap<[u16; 2], RingPair>,
-    /// The counters of processes that are gone, and of their fault rules.
+    /// The counters of processes that are gone, of earlier vacant ports, and of fault rules.
     past_counters: Counters,
     past_rules: Vec<(RuleId, RuleCounters)>,
 }
@@ -81,6 +109,7 @@ impl HostSlots {
     pub fn new(
         sockets: &HostSockets,
         settings: Settings,
+        loopback: Loopback,
         host: HostId,
         namespace: Option<&Path>,
         recordings: &Arc<Recordings>,
@@ -97,7 +126,41 @@ impl HostSlots {
         };
         let (recordings, table) = (recordings.clone(), Mutex::new(table));
         let (namespace, reported) = (namespace.map(PathBuf::from), Condvar::new());
-        Ok(Arc::new(HostSlots { settings, host, namespace, recordings, table, reported }))
+        let slot_0 = OnceLock::new();
+        Ok(Arc::new(HostSlots { settings, loopback, host, namespace, recordings, table, reported, slot_0 }))
+    }
+
+    /// The host that the slots belong to.
+    pub fn set_slot_0(&self, host: &Arc<DaemonHost>) {
+        let _ = self.slot_0.set(Arc::downgrade(host));
+    }
+
+    /// Gives packets to the processes in the slots that they are for. Returns those for slot 0, for slots without a
+    /// process, and for a process that does not read.
+    pub fn hand_over(&self, packets: Vec<HandedOverPacket>) -> Vec<HandedOverPacket> {
+        let table = self.table.lock();
+        let (mut by_slot, mut rest) = (BTreeMap::<u16, Vec<HandedOverPacket>>::new(), Vec::new());
+        for packet in packets {
+            let slot = packet.slot();
+            match table.owners.get(&slot).is_some_and(|owner| owner.notifications.has_room()) {
+                true => by_slot.entry(slot).or_default().push(packet),
+                false => rest.push(packet),
+            }
+        }
+        for (slot, packets) in by_slot {
+            table.owners[&slot].notifications.push(Notification::PacketsHandedOver { packets });
+        }
+        rest
+    }
+
+    /// The same for a port that is not slot 0.
+    fn hand_over_from_vacant(&self, packets: Vec<HandedOverPacket>) -> Vec<HandedOverPacket> {
+        let (own, rest): (Vec<_>, Vec<_>) =
+            self.hand_over(packets).into_iter().partition(|packet| packet.slot() == 0);
+        if let Some(host) = self.slot_0.get().and_then(Weak::upgrade).filter(|_| !own.is_empty()) {
+            host.driver.control(|driver| driver.receive_handed_over(&own));
+        }
+        rest
     }
 
     /// Notifies every process of a change of the fault rules, and waits until they have applied it.
@@ -129,6 +192,7 @@ impl HostSlots {
     pub fn counters(&self) -> Counters {
         let table = self.table.lock();
         let mut counters = table.past_counters;
+        table.vacant.values().for_each(|vacant| counters.add(&vacant.counters.lock()));
         counters.add(&self.recordings.slot_counters(self.host));
         counters
     }
@@ -175,6 +239,9 @@ impl HostSlots {
             table.free.pop_front().ok_or_else(|| CommandError::new(libc::EMFILE, message))?
         };
         let vacant = table.vacant.remove(&slot);
+        if let Some(vacant) = &vacant {
+            table.past_counters.add(&vacant.counters.lock());
+        }
         let (notifications, state) = (notifications.clone(), page.state());
         table.owners.insert(slot, SlotOwner { pid, notifications, report: None, state, changes: 0 });
         self.recordings.add_slot(self.host, slot, pid, page);
@@ -195,16 +262,39 @@ impl HostSlots {
         table.group.slot(slot).ok_or(io::ErrorKind::NotFound)?.descriptors()
     }
 
-    /// A port without queue pairs for a slot whose process is gone.
-    fn start_vacant(&self, slot: QpnSlot) -> io::Result<SharedDriver<ClientMemories>> {
+    /// A port without queue pairs for a slot whose process is gone. It has sent the last ACKs of the process to those that
+    /// have rings to it.
+    fn create_vacant(
+        self: &Arc<HostSlots>,
+        slot: QpnSlot,
+        acks: Vec<RecordedAck>,
+        rings: Vec<(u16, RingPair)>,
+    ) -> io::Result<(Driver<ClientMemories>, Arc<Mutex<Counters>>)> {
         let sockets = HostSockets::adopt(self.descriptors(slot.number)?)?;
         let settings = Settings { qpn_slot: slot, ..self.settings };
-        let options = DriverOptions { settings, ..DriverOptions::default() };
+        let options = DriverOptions { settings, loopback: self.loopback, ..DriverOptions::default() };
         let memories = ClientMemories::new(Arc::new(AccessMonitor::default()));
-        let driver = Driver::new(sockets, options, memories, Box::new(()));
-        let sleep_flag = SleepFlag::new(SharedWords::heap(SleepFlag::WORDS));
-        SharedDriver::start(driver, DrivePolicy::Thread { busy_poll: Duration::ZERO }, sleep_flag)
+        let events = VacantPortEvents { recordings: self.recordings.clone(), host: self.host };
+        let mut driver = Driver::new(sockets, options, memories, Box::new(events));
+        let slots = Arc::downgrade(self);
+        driver.set_hand_over(Box::new(move |packets| match slots.upgrade() {
+            Some(slots) => slots.hand_over_from_vacant(packets),
+            None => packets,
+        }));
+        let counters = Arc::new(Mutex::new(Counters::default()));
+        let published = counters.clone();
+        driver.set_publish_counters(Box::new(move |counters, _| *published.lock() = *counters));
+        driver.send_recorded_acks(acks.into_iter(), rings.into_iter())?;
+        Ok((driver, counters))
     }
+}
+
+fn start_vacant(
+    (driver, counters): (Driver<ClientMemories>, Arc<Mutex<Counters>>),
+) -> io::Result<VacantPort> {
+    let sleep_flag = SleepFlag::new(SharedWords::heap(SleepFlag::WORDS));
+    let policy = DrivePolicy::Thread { busy_poll: Duration::ZERO };
+    Ok(VacantPort { _driver: SharedDriver::start(driver, policy, sleep_flag)?, counters })
 }
 
 /// The slot of a process, until it is gone.
@@ -252,6 +342,11 @@ impl SlotLease {
         self.slots.reported.notify_all();
     }
 
+    /// Gives packets that arrived here to the slots that they are for. Returns the others.
+    pub fn hand_over(&self, packets: Vec<HandedOverPacket>) -> Vec<HandedOverPacket> {
+        self.slots.hand_over(packets)
+    }
+
     /// Copies of the sockets.
     pub fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
         self.slots.descriptors(self.slot.number)
@@ -261,27 +356,41 @@ impl SlotLease {
 impl Drop for SlotLease {
     fn drop(&mut self) {
         let own = self.slot.number;
+        let peer_of = |slots: &[u16; 2]| if slots[0] == own { slots[1] } else { slots[0] };
         let mut table = self.slots.table.lock();
         let SlotTable { owners, rings, past_counters, past_rules, .. } = &mut *table;
         owners.remove(&own);
         self.slots.reported.notify_all();
+        let mut acks = Vec::new();
         if let Some(page) = self.slots.recordings.remove_slot(self.slots.host, own) {
             past_counters.add(&page.counters());
             past_rules.extend(page.rules());
+            acks.extend(page.acks());
         }
-        rings.retain(|slots, _| {
+        let (mut peers, mut own_rings) = (Vec::new(), Vec::new());
+        rings.retain(|slots, pair| {
             let is_own = slots.contains(&own);
-            let peer = if slots[0] == own { slots[1] } else { slots[0] };
-            if let Some(peer) = owners.get(&peer).filter(|_| is_own) {
-                peer.notifications.push(Notification::ProcessGone { slot: own });
+            if is_own {
+                peers.push(peer_of(slots));
+                let pair = pair.descriptors().and_then(RingPair::adopt);
+                own_rings.extend(pair.map(|pair| (peer_of(slots), pair)));
             }
             !is_own
         });
         drop(table);
-        let vacant =
-            self.slots.within_namespace(|| self.slots.start_vacant(self.slot)).and_then(|vacant| vacant);
+        let create = || self.slots.create_vacant(self.slot, acks, own_rings);
+        let created = self.slots.within_namespace(create).and_then(|created| created);
+        // After the last ACKs, which are in the rings.
+        let table = self.slots.table.lock();
+        for peer in peers.iter().filter_map(|peer| table.owners.get(peer)) {
+            peer.notifications.push(Notification::ProcessGone { slot: own });
+        }
+        drop(table);
+        let started = created
+            .and_then(|created| self.slots.within_namespace(|| start_vacant(created)))
+            .and_then(|started| started);
         let mut table = self.slots.table.lock();
-        match vacant {
+        match started {
             Ok(vacant) => drop(table.vacant.insert(self.slot.number, vacant)),
             Err(error) => {
                 report!("peers of slot {} find out late that it is free: {error}", self.slot.number)

@@ -20,7 +20,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::sync::atomic::AtomicBool;
-use softhca_queue::{AccessFlags, Completion, CompletionFlags, CorruptRing, Sge};
+use softhca_queue::{AccessFlags, AckRecords, Completion, CompletionFlags, CorruptRing, Sge};
 use softhca_wire::{Gid, Psn, Qpn};
 
 pub(crate) struct AddressHandle {
@@ -77,6 +77,8 @@ pub(crate) struct HcaState {
     pub paused_qps: [Vec<Qpn>; 8],
     /// The generator of numbers and keys.
     pub random: Random,
+    /// Where the last ACK of each queue pair is recorded, for the case that the process ends.
+    pub ack_records: Option<AckRecords>,
 }
 
 impl HcaState {
@@ -107,6 +109,7 @@ impl HcaState {
             stalled_peers: BTreeSet::new(),
             peer_windows: BTreeMap::new(),
             overflowed_cqs: Vec::new(),
+            ack_records: None,
         }
     }
 

@@ -2,12 +2,12 @@
 //!
 //! An HCA pins the pages. Software cannot, so every access here is one instruction range of its own, and
 //! [`recover`] moves a thread that faults inside it to an exit that reports the fault. The library's signal handler
-//! calls it; without a handler, a fault ends the program. Processors without an implementation access the memory
-//! directly.
+//! calls it; without a handler, a fault ends the program. There are implementations for x86-64 and aarch64. Other
+//! processors access the memory directly, and a fault ends the program.
 
 #![allow(unsafe_code)]
 
-#[cfg(not(all(target_arch = "x86_64", target_os = "linux", not(miri))))]
+#[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_os = "linux", not(miri))))]
 use crate::shared_access;
 use crate::{AtomicOperation, MemoryFault};
 use core::sync::atomic::{Ordering, fence};
@@ -60,12 +60,13 @@ pub fn recover(instruction: usize) -> Option<usize> {
     arch::recover(instruction)
 }
 
-#[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_os = "linux", not(miri)))]
 mod arch {
     use super::{AtomicOperation, MemoryFault};
 
     // Each function is a leaf that leaves the stack alone, so that the exit can return from any of their instructions.
     // They return zero, or one after a fault.
+    #[cfg(target_arch = "x86_64")]
     core::arch::global_asm!(
         ".pushsection .text.softhca_guarded,\"ax\",@progbits",
         ".balign 16",
@@ -156,6 +157,98 @@ mod arch {
         ".popsection",
     );
 
+    #[cfg(target_arch = "aarch64")]
+    core::arch::global_asm!(
+        ".pushsection .text.softhca_guarded,\"ax\",%progbits",
+        ".balign 16",
+        "softhca_guarded_begin:",
+        // (to: x0, from: x1, length: x2)
+        "softhca_guarded_copy:",
+        "2:",
+        "cmp x2, #32",
+        "b.lo 3f",
+        "ldp x3, x4, [x1]",
+        "ldp x5, x6, [x1, #16]",
+        "stp x3, x4, [x0]",
+        "stp x5, x6, [x0, #16]",
+        "add x1, x1, #32",
+        "add x0, x0, #32",
+        "sub x2, x2, #32",
+        "b 2b",
+        "3:",
+        "cmp x2, #8",
+        "b.lo 4f",
+        "ldr x3, [x1], #8",
+        "str x3, [x0], #8",
+        "sub x2, x2, #8",
+        "b 3b",
+        "4:",
+        "cbz x2, 5f",
+        "ldrb w3, [x1], #1",
+        "strb w3, [x0], #1",
+        "sub x2, x2, #1",
+        "b 4b",
+        "5:",
+        "mov w0, #0",
+        "ret",
+        // (to: x0, from: x1, length: x2, at most 8): the last byte becomes visible last
+        "softhca_guarded_store:",
+        "cmp x2, #8",
+        "b.ne 2f",
+        "tst x0, #7",
+        "b.ne 3f",
+        "ldr x3, [x1]",
+        "str x3, [x0]",
+        "b 4f",
+        "2:",
+        "cmp x2, #4",
+        "b.ne 3f",
+        "tst x0, #3",
+        "b.ne 3f",
+        "ldr w3, [x1]",
+        "str w3, [x0]",
+        "b 4f",
+        "3:",
+        "cbz x2, 4f",
+        "ldrb w3, [x1], #1",
+        "stlrb w3, [x0]",
+        "add x0, x0, #1",
+        "sub x2, x2, #1",
+        "b 3b",
+        "4:",
+        "mov w0, #0",
+        "ret",
+        // (at: x0, operand and previous value: x1)
+        "softhca_guarded_fetch_add:",
+        "ldr x3, [x1]",
+        "2:",
+        "ldaxr x4, [x0]",
+        "add x5, x4, x3",
+        "stlxr w6, x5, [x0]",
+        "cbnz w6, 2b",
+        "str x4, [x1]",
+        "mov w0, #0",
+        "ret",
+        // (at: x0, comparand and previous value: x1, new value: x2)
+        "softhca_guarded_compare_swap:",
+        "ldr x3, [x1]",
+        "2:",
+        "ldaxr x4, [x0]",
+        "cmp x4, x3",
+        "b.ne 3f",
+        "stlxr w6, x2, [x0]",
+        "cbnz w6, 2b",
+        "3:",
+        "str x4, [x1]",
+        "mov w0, #0",
+        "ret",
+        "softhca_guarded_end:",
+        "softhca_guarded_exit:",
+        "mov w0, #1",
+        "ret",
+        ".popsection",
+    );
+
     unsafe extern "C" {
         static softhca_guarded_begin: u8;
         static softhca_guarded_end: u8;
@@ -203,7 +296,7 @@ mod arch {
     }
 }
 
-#[cfg(not(all(target_arch = "x86_64", target_os = "linux", not(miri))))]
+#[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_os = "linux", not(miri))))]
 mod arch {
     use super::{AtomicOperation, MemoryFault, shared_access};
 

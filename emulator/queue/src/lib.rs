@@ -10,6 +10,7 @@ extern crate alloc;
 #[cfg(any(test, feature = "shared"))]
 extern crate std;
 
+mod ack_records;
 mod address;
 mod attributes;
 mod call_site;
@@ -22,6 +23,7 @@ mod counters;
 mod doorbell;
 mod error;
 mod guarded_access;
+mod handed_over;
 mod handle;
 mod limits;
 mod memory;
@@ -42,6 +44,7 @@ mod sync;
 mod verb;
 mod work_request;
 
+pub use ack_records::{AckPath, AckRecords, RecordedAck};
 pub use address::AddressVector;
 pub use attributes::{ModifyQp, QpAttributeMask, QpAttributes, QpState, QpType};
 pub use call_site::CallSite;
@@ -54,6 +57,7 @@ pub use counters::{Counters, PortCounters};
 pub use doorbell::{DoorbellConsumer, DoorbellProducer, SleepFlag, doorbell_ring};
 pub use error::{Resource, VerbsError};
 pub use guarded_access::recover as recover_from_memory_fault;
+pub use handed_over::HandedOverPacket;
 pub use handle::{AhId, ClientId, CmChannelId, CmId, CqId, PdId, SrqId, XrcdId};
 pub use limits::{DeviceLimits, ResourceCounts};
 pub use memory::{AtomicOperation, MemoryFault};

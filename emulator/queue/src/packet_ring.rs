@@ -88,9 +88,14 @@ pub struct PacketProducer {
 }
 
 impl PacketProducer {
-    /// The only producer of a new ring.
+    /// The only producer of a ring. It continues where an earlier one ended.
     pub fn new(ring: PacketRing) -> PacketProducer {
-        PacketProducer { ring, next: 0, consumed: 0 }
+        let [next, consumed] =
+            [PRODUCER_INDEX, CONSUMER_INDEX].map(|index| ring.word(index).load(Ordering::Acquire));
+        let is_valid = next.wrapping_sub(consumed) <= ring.capacity && next % ALIGNMENT == 0;
+        // The other process can have changed them: what it reads then is no concern of this one.
+        let (next, consumed) = if is_valid { (next, consumed) } else { (0, 0) };
+        PacketProducer { ring, next, consumed }
     }
 
     /// The bytes of packets that fit into the next entry.
@@ -302,6 +307,22 @@ mod tests {
         consumer.pop(&mut [0; 64]).unwrap();
         assert!(consumer.must_wake());
         assert!(!consumer.must_wake(), "once");
+    }
+
+    #[test]
+    fn a_second_producer_continues_after_the_first() {
+        let (mut first, mut consumer, ring) = ring(1024);
+        let mut buffer = [0; 1024];
+        for byte in 0..200u8 {
+            assert!(first.push(chunk(100), &[byte; 100]));
+            first = PacketProducer::new(ring.clone());
+            assert_eq!(consumer.pop(&mut buffer).unwrap(), Some(chunk(100)));
+            assert_eq!(buffer[..100], [byte; 100]);
+        }
+        for index in [8, u64::MAX - 15] {
+            ring.word(PRODUCER_INDEX).store(index, Ordering::Relaxed);
+            assert!(PacketProducer::new(ring.clone()).room() <= 1024, "no index is trusted");
+        }
     }
 
     #[test]

@@ -27,9 +27,9 @@ use softhca_engine::{
     Settings, VerbsError,
 };
 use softhca_fabric::{EventSink, Flow, LinkState, Rule, RuleCounters, RuleId};
-use softhca_queue::PacketChunk;
+use softhca_queue::{AckRecords, HandedOverPacket, PacketChunk, RecordedAck};
 use softhca_wire::link_control::Incarnation;
-use softhca_wire::{Gid, QpnSlot, ROCE_PORT};
+use softhca_wire::{AddressHeaders, Gid, QpnSlot, ROCE_PORT};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -50,6 +50,9 @@ const MAX_LAST_POLLS: usize = 4096;
 const SOCKET_INTERVAL: Duration = Duration::from_micros(5);
 /// For how long after a packet rings count as carrying packets.
 const RINGS_ACTIVE: Duration = Duration::from_micros(100);
+
+/// The most packets that are handed over together: fewer bytes than a message of the control protocol may have.
+const MAX_HANDED_OVER: usize = 32;
 
 /// How often counters are published.
 const COUNTERS_INTERVAL: Duration = Duration::from_millis(1);
@@ -95,10 +98,15 @@ pub struct Driver<M> {
     needs_poll: bool,
     /// The driver neither sends nor receives before this time.
     stalled_until: Instant,
+    /// Hands packets for other slots over.
+    hand_over: Option<HandOver>,
     /// Makes the counters visible to others.
     publish_counters: Option<PublishCounters>,
     counters_published_at: Instant,
 }
+
+/// Hands packets over to the slots that they are for. Returns those that no process takes.
+pub type HandOver = Box<dyn FnMut(Vec<HandedOverPacket>) -> Vec<HandedOverPacket> + Send>;
 
 /// Makes the counters of an HCA visible to others.
 pub type PublishCounters = Box<dyn Fn(&Counters, &mut dyn Iterator<Item = (RuleId, RuleCounters)>) + Send>;
@@ -142,6 +150,7 @@ impl<M: Memory> Driver<M> {
             sockets_polled_at: Instant::from_nanos(0),
             needs_poll: false,
             stalled_until: Instant::from_nanos(0),
+            hand_over: None,
             publish_counters: None,
             counters_published_at: Instant::from_nanos(0),
         }
@@ -172,6 +181,11 @@ impl<M: Memory> Driver<M> {
         &self.engine.hca
     }
 
+    /// Records the last ACK of each queue pair, for the case that the process ends.
+    pub fn set_ack_records(&mut self, records: AckRecords) {
+        self.engine.hca.set_ack_records(records);
+    }
+
     /// The links to peer ports.
     pub fn links(&self) -> &LinkControl {
         &self.port.links
@@ -196,6 +210,60 @@ impl<M: Memory> Driver<M> {
     /// Lets rings carry the packets to other processes of the host.
     pub fn set_ring_source(&mut self, open: OpenRings) {
         self.port.rings = Some(ProcessRings::new(self.port.links.slot().number, open));
+    }
+
+    /// Hands packets that arrive for another slot over by `hand_over`.
+    pub fn set_hand_over(&mut self, hand_over: HandOver) {
+        self.receiver.packets.hands_over = true;
+        self.hand_over = Some(hand_over);
+    }
+
+    /// Hands the packets over that arrived for other slots. Drops those that no process takes: no queue pair has their QPN.
+    fn hand_over_misdelivered(&mut self) {
+        while !self.receiver.packets.misdelivered.is_empty()
+            && let Some(hand_over) = &mut self.hand_over
+        {
+            let packets = &mut self.receiver.packets.misdelivered;
+            let count = packets.len().min(MAX_HANDED_OVER);
+            let rest = hand_over(packets.drain(..count).collect());
+            self.receive_handed_over(&rest);
+        }
+    }
+
+    /// Receives packets that arrived at another slot.
+    pub fn receive_handed_over(&mut self, packets: &[HandedOverPacket]) {
+        let now = self.now();
+        let Driver { engine, port, receiver, .. } = self;
+        let hands_over = std::mem::replace(&mut receiver.packets.hands_over, false);
+        for HandedOverPacket { source, destination, traffic_class, bytes } in packets {
+            let chunk =
+                Chunk { source: *source, traffic_class: *traffic_class, segment_size: bytes.len(), bytes };
+            let peer = port.links.sender(source.ip(), source.port());
+            let arrival = Arrival { chunk, peer, destination: *destination, check: IcrcCheck::Ignore };
+            receiver.packets.receive_chunk(now, arrival, engine, &mut port.links, port.network.as_ref());
+        }
+        receiver.packets.hands_over = hands_over;
+        self.transmit_between_polls(now);
+        self.engine.sink.flush();
+    }
+
+    /// Sends the last ACKs of a process that has ended: to other processes of the host at once, in the rings that it had,
+    /// and to other hosts as they grant it. The rings are closed then.
+    pub fn send_recorded_acks(
+        &mut self,
+        acks: impl Iterator<Item = RecordedAck>,
+        rings: impl Iterator<Item = (u16, RingPair)>,
+    ) -> io::Result<()> {
+        self.set_ring_source(Box::new(|_| Err(io::ErrorKind::NotFound.into())));
+        for (slot, rings) in rings {
+            self.add_rings(slot, rings)?;
+        }
+        self.control(|hca, ctx| acks.for_each(|ack| hca.queue_recorded_ack(ctx, &ack)));
+        while self.engine.hca.has_pending_transmit() {
+            self.control(|_, _| ());
+        }
+        self.port.rings = None;
+        Ok(())
     }
 
     /// Publishes the counters at least every millisecond of polling, before the thread sleeps, and, while there are fault
@@ -293,7 +361,12 @@ impl<M: Memory> Driver<M> {
         }
         let (links, sockets, network) = (&mut port.links, &port.sockets, port.network.as_ref());
         let moved = rings.receive(|slot, chunk, bytes| {
-            let Some(sockets) = sockets.by_address().nth(chunk.address.into()) else { return };
+            let Some(sockets) = sockets.by_address().nth(chunk.address.into()) else {
+                // No process of this library sends that. It counts as malformed.
+                let own = sockets.address();
+                return engine
+                    .call(now, |hca, ctx| hca.receive(ctx, &AddressHeaders::between(own, own), &[]));
+            };
             let address = sockets.address();
             let PacketChunk { segment_size, traffic_class, .. } = chunk;
             let source = SocketAddr::new(address, ROCE_PORT);
@@ -540,6 +613,7 @@ impl<M: Memory> Driver<M> {
             let started = self.started;
             moved |= self.receiver.poll(now, || now_since(started), &mut self.engine, &mut self.port)?;
         }
+        self.hand_over_misdelivered();
         self.engine.sink.flush();
         self.poll_links(now)?;
         // Received packets make room for new grants; sent packets may require some.

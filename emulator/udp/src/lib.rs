@@ -29,7 +29,7 @@ mod sync;
 mod system;
 
 pub use batch::{Chunk, Datagram, ReceiveBatch};
-pub use driver::{Driver, DriverOptions, IcrcCheck, PublishCounters};
+pub use driver::{Driver, DriverOptions, HandOver, IcrcCheck, PublishCounters};
 pub use entropy::Entropy;
 pub use grant::{GrantBalance, GrantIssuer, MAX_FRAME_CHARGE, OutOfBounds, charge, grant_budget};
 pub use host::{

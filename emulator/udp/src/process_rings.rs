@@ -115,6 +115,15 @@ fn wake(mut event: &File) {
     let _ = event.write(&1u64.to_ne_bytes());
 }
 
+/// What became of packets to another process of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RingSend {
+    /// They are in the ring.
+    Sent,
+    /// No process has the slot.
+    NoProcess,
+}
+
 /// Asks for rings to the process in a slot.
 pub type OpenRings = Box<dyn FnMut(u16) -> io::Result<RingPair> + Send>;
 
@@ -202,14 +211,15 @@ impl ProcessRings {
         allowed
     }
 
-    /// Sends packets to a slot. Returns false if they do not fit.
-    pub fn send(&mut self, peer: u16, chunk: PacketChunk, bytes: &[u8]) -> bool {
-        let Some(end) = self.ends.get_mut(&peer) else { return true };
+    /// Sends packets to a slot, for which [`ProcessRings::allowed`] has found room.
+    pub fn send(&mut self, peer: u16, chunk: PacketChunk, bytes: &[u8]) -> RingSend {
+        let Some(end) = self.ends.get_mut(&peer) else { return RingSend::NoProcess };
         let is_sent = end.producer.push(chunk, bytes);
+        debug_assert!(is_sent, "the transmit gate has looked for room");
         if is_sent && end.producer.must_wake() {
             wake(&end.wake_peer);
         }
-        is_sent
+        RingSend::Sent
     }
 
     /// Takes packets out of every ring and gives them to `receive`. Returns whether there were any.

@@ -1,5 +1,5 @@
-//! The memory that a daemon shares with a process which executes the transport itself: the counters of its HCA, and a
-//! ring with its events while the daemon records them.
+//! The memory that a daemon shares with a process which executes the transport itself: the counters of its HCA, the last
+//! ACK of each queue pair, and a ring with its events while the daemon records them.
 //!
 //! Every event has a time of CLOCK_MONOTONIC, by which the daemon merges the events of all processes. While a process
 //! writes an event, the page says so: the daemon then knows which times no further event can have.
@@ -10,7 +10,8 @@ use softhca_engine::{Counters, Event, Instant};
 use softhca_fabric::{EventSink, FabricEvent, Fault, NetworkEvent, RuleCounters, RuleId, Stage};
 use softhca_queue::control::{decode, encode};
 use softhca_queue::{
-    CorruptRing, MapMode, PacketChunk, PacketConsumer, PacketProducer, PacketRing, SharedMemory, SharedWords,
+    AckRecords, CorruptRing, MapMode, PacketChunk, PacketConsumer, PacketProducer, PacketRing, RecordedAck,
+    SharedMemory, SharedWords,
 };
 use softhca_wire::{AddressHeaders, Pfc};
 use std::borrow::Cow;
@@ -41,6 +42,8 @@ const RING: usize = RULES + 3 * MAX_RULES;
 const CAPACITY: usize = 4 << 20;
 /// The most bytes of an event: a packet with its addressing.
 const MAX_EVENT: usize = 16 << 10;
+/// The word at which the ACKs of queue pairs begin. Only those in use occupy memory.
+const ACKS: usize = RING + PacketRing::words(CAPACITY);
 /// How long a process with a full ring waits before it looks again.
 const FULL_RING_DELAY: Duration = Duration::from_micros(100);
 
@@ -102,7 +105,7 @@ impl<'a> SlotEvent<'a> {
 }
 
 const fn page_bytes() -> usize {
-    (RING + PacketRing::words(CAPACITY)) * 8
+    (ACKS + AckRecords::WORDS) * 8
 }
 
 fn ring(memory: &Arc<SharedMemory>) -> PacketRing {
@@ -113,6 +116,7 @@ fn ring(memory: &Arc<SharedMemory>) -> PacketRing {
 /// The daemon's side of a page.
 pub struct SlotPage {
     words: SharedWords,
+    acks: AckRecords,
     events: PacketConsumer,
     /// The process has destroyed its ring: nothing more of it is recorded.
     is_corrupt: bool,
@@ -126,12 +130,18 @@ impl SlotPage {
         let descriptor = memory.take_descriptor().ok_or(io::ErrorKind::NotFound)?;
         let (words, events) = (memory.words(0, RING), PacketConsumer::new(ring(&memory)));
         let buffer = vec![0; MAX_EVENT].into();
-        Ok((SlotPage { words, events, is_corrupt: false, buffer }, descriptor))
+        let acks = AckRecords::new(memory.words(ACKS, AckRecords::WORDS));
+        Ok((SlotPage { words, acks, events, is_corrupt: false, buffer }, descriptor))
     }
 
     /// The state that needs no lock.
     pub fn state(&self) -> SlotState {
         SlotState { words: self.words.clone() }
+    }
+
+    /// The last ACK of each connection of the process.
+    pub fn acks(&self) -> impl Iterator<Item = RecordedAck> {
+        self.acks.iter()
     }
 
     /// Starts or ends the recording of the process.
@@ -243,12 +253,13 @@ impl SlotRecorder {
         page: OwnedFd,
         is_abandoned: Arc<AtomicBool>,
         forward_to: Box<dyn EventSink + Send>,
-    ) -> io::Result<(SlotRecorder, SlotState)> {
+    ) -> io::Result<(SlotRecorder, SlotState, AckRecords)> {
         let memory = Arc::new(SharedMemory::adopt(page, page_bytes(), MapMode::ReadWrite)?);
         let words = memory.words(0, RING);
         let events = PacketProducer::new(ring(&memory));
         let state = SlotState { words: words.clone() };
-        Ok((SlotRecorder { words, events, is_abandoned, forward_to }, state))
+        let acks = AckRecords::new(memory.words(ACKS, AckRecords::WORDS));
+        Ok((SlotRecorder { words, events, is_abandoned, forward_to }, state, acks))
     }
 
     #[cold]
@@ -298,7 +309,7 @@ mod tests {
 
     fn page() -> (SlotPage, SlotRecorder, SlotState) {
         let (page, descriptor) = SlotPage::create().unwrap();
-        let (recorder, counters) = SlotRecorder::adopt(descriptor, Arc::default(), Box::new(())).unwrap();
+        let (recorder, counters, _) = SlotRecorder::adopt(descriptor, Arc::default(), Box::new(())).unwrap();
         (page, recorder, counters)
     }
 
@@ -354,7 +365,7 @@ mod tests {
     fn a_corrupt_ring_ends_the_recording_of_its_process() {
         let (mut page, descriptor) = SlotPage::create().unwrap();
         let memory = SharedMemory::adopt(descriptor.try_clone().unwrap(), page_bytes(), MapMode::ReadWrite);
-        let (mut recorder, _) = SlotRecorder::adopt(descriptor, Arc::default(), Box::new(())).unwrap();
+        let (mut recorder, ..) = SlotRecorder::adopt(descriptor, Arc::default(), Box::new(())).unwrap();
         page.set_recorded(true);
         Arc::new(memory.unwrap()).words(RING, 1)[0].store(u64::MAX, Ordering::Relaxed);
         assert!(page.drain(|_, _, _| ()).is_err());

@@ -21,8 +21,8 @@ use softhca_queue::control::{
 };
 use softhca_queue::{QpSnapshot, ResourceCounts, cm, reply};
 use softhca_udp::{
-    Driver, DriverOptions, Entropy, HostSockets, IcrcCheck, Loopback, OpenRings, OpenSendSocket, RingPair,
-    SharedDriver, SlotRecorder, SlotState, at_exit,
+    Driver, DriverOptions, Entropy, HandOver, HostSockets, IcrcCheck, Loopback, OpenRings, OpenSendSocket,
+    RingPair, SharedDriver, SlotRecorder, SlotState, at_exit,
 };
 use softhca_wire::Qpn;
 use std::io;
@@ -147,6 +147,9 @@ impl NotificationHandler for DirectState {
             Notification::ProcessGone { slot } => {
                 self.early_rings.lock().retain(|(other, _)| *other != slot);
                 self.control(|driver| driver.remove_rings(slot));
+            }
+            Notification::PacketsHandedOver { packets } => {
+                self.control(|driver| driver.receive_handed_over(&packets));
             }
             Notification::AsyncEventRaised(AsyncEvent::PortDown) => {
                 self.control(|driver| driver.set_port_state(PortState::Down));
@@ -279,7 +282,7 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
     let event_bus = Arc::new(EventBus::default());
     let is_gone = Arc::new(AtomicBool::new(false));
     let sink = Box::new(EventForwarder { event_bus: event_bus.clone(), forward_to: Box::new(()) });
-    let (recorder, page) =
+    let (recorder, page, acks) =
         SlotRecorder::adopt(page, is_gone.clone(), sink).map_err(system("mapping the page of the slot"))?;
     let sockets = HostSockets::adopt(sockets).map_err(system("adopting the sockets of the host"))?;
     let settings = Settings {
@@ -325,10 +328,22 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
             RingPair::adopt(descriptors)
         }
     });
+    let hand_over: HandOver = Box::new({
+        let connection = connection.clone();
+        move |packets| {
+            let request = Request::HandOver { packets };
+            match (connection.call(&request, &[]), request) {
+                (Err(_), Request::HandOver { packets }) => packets,
+                _ => Vec::new(),
+            }
+        }
+    });
     let _ = state.connection.set(Arc::downgrade(&connection));
     let mut driver = Driver::new(sockets, options, MemoryTable::default(), Box::new(recorder));
     driver.set_send_socket_source(open_send_socket);
     driver.set_ring_source(open_rings);
+    driver.set_hand_over(hand_over);
+    driver.set_ack_records(acks);
     driver.set_publish_counters(Box::new(move |counters, rules| page.publish(counters, rules)));
     if port_state == PortState::Down {
         driver.set_port_state(port_state);

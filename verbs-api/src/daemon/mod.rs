@@ -91,6 +91,7 @@ impl NotificationHandler for ClientState {
             | Notification::FaultRulesAdded { .. }
             | Notification::FlowsAdded { .. }
             | Notification::FaultRulesCleared
+            | Notification::PacketsHandedOver { .. }
             | Notification::ProcessGone { .. } => {}
         }
     }

@@ -68,20 +68,24 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
 ///
 /// # Safety
 /// `context` is that of a signal handler.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 unsafe fn resume_after_access(context: *mut libc::ucontext_t) -> bool {
     // SAFETY: the caller guarantees it.
+    #[cfg(target_arch = "x86_64")]
     let register = unsafe { &mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize] };
+    // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
+    let register = unsafe { &mut (*context).uc_mcontext.pc };
     match recover_from_memory_fault(*register as usize) {
         Some(exit) => {
-            *register = exit as i64;
+            *register = exit as _;
             true
         }
         None => false,
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 unsafe fn resume_after_access(_: *mut libc::ucontext_t) -> bool {
     false
 }
@@ -102,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     fn memory_that_goes_away_fails_the_access_and_not_the_program() {
         super::install();
         super::install();

@@ -164,6 +164,7 @@ impl Hca {
         let qp = self.queue_pairs.get_mut(number.value()).expect("it was found above");
         match to {
             QpState::Reset => {
+                qp.release_ack_record(card);
                 qp.detach_acks(card, ctx);
                 qp.change_state(ctx, to, Reason::Requested);
                 qp.reset(card);
@@ -186,6 +187,7 @@ impl Hca {
         if let Some(psn) = modify.rq_psn {
             qp.discard_orphaned_acks(card);
             qp.responder.start_at(psn);
+            qp.connect_ack_records(card);
         }
         if let Some(psn) = modify.sq_psn {
             qp.requester.start_at(psn);
@@ -215,6 +217,7 @@ impl Hca {
         self.queue_pair(client, number)?;
         let mut qp = self.queue_pairs.remove(number.value()).expect("it was found above");
         qp.detach_requests(&mut self.state, ctx);
+        qp.release_ack_record(&self.state);
         qp.detach_acks(&mut self.state, ctx);
         let start = qp.requester.unacked_psn;
         qp.requester.start_at(start);

@@ -17,7 +17,7 @@ use crate::{
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::net::IpAddr;
-use softhca_queue::DoorbellConsumer;
+use softhca_queue::{AckRecords, DoorbellConsumer};
 use softhca_wire::{
     AddressHeaders, Bth, Ecn, Gid, Malformed, Opcode, PartitionKey, Qpn, QpnSlot, TransportHeader,
     TransportPacket,
@@ -84,6 +84,11 @@ impl Hca {
     /// The counters.
     pub fn counters(&self) -> &Counters {
         &self.state.counters
+    }
+
+    /// Records the last ACK of each queue pair from now on, before the application can see what it completes.
+    pub fn set_ack_records(&mut self, records: AckRecords) {
+        self.state.ack_records = Some(records);
     }
 
     /// The settings.

@@ -3,9 +3,13 @@
 use super::Hca;
 use crate::addressing::priority;
 use crate::control_packets::{Body, ControlPacket};
-use crate::{Context, DropReason, Event, PacketBatch, PacketSummary, Peer, TransmitGate};
+use crate::{Context, DropReason, Event, PacketBatch, PacketSummary, Peer, QpType, TransmitGate};
 use core::net::IpAddr;
-use softhca_wire::{Opcode, Qpn};
+use softhca_queue::{AckPath, RecordedAck};
+use softhca_wire::{
+    AddressHeaders, Aeth, Bth, Gid, ImmOrInvalidate, Opcode, Operation, Position, Qpn, Syndrome,
+    TransportHeader,
+};
 
 impl Hca {
     /// Builds the next packets of one queue pair in `buffer`, at most `max_packets`. `None` if nothing can be sent
@@ -78,6 +82,28 @@ impl Hca {
     /// Whether ACKs, CNPs or MADs that no queue pair would send again are still waiting for transmission.
     pub fn has_orphaned_acks(&self) -> bool {
         !self.state.control_packets.is_empty() || !self.cm.mad_queue.is_empty()
+    }
+
+    /// Queues the last ACK of a queue pair whose process has ended. Its peer may have had it.
+    pub fn queue_recorded_ack(&mut self, ctx: &mut Context<'_>, ack: &RecordedAck) {
+        let RecordedAck { path, psn, msn } = *ack;
+        let AckPath { qpn, source, destination, service_level, .. } = path;
+        if !self.state.gids.contains(&Gid::from(source)) || source.is_ipv4() != destination.is_ipv4() {
+            return;
+        }
+        let service = if path.is_xrc { QpType::XrcTarget } else { QpType::Rc }.service();
+        let opcode = Opcode::new(service, Operation::Acknowledge, Position::Only, ImmOrInvalidate::None);
+        let opcode = opcode.expect("a reliable service has all response opcodes");
+        let mut header = TransportHeader::new(Bth::new(opcode, path.dest_qpn, psn));
+        header.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn });
+        let addressing = AddressHeaders {
+            traffic_class: path.traffic_class,
+            flow_label: path.flow_label,
+            ..AddressHeaders::between(source, destination)
+        };
+        let (body, retransmission) = (Body::Reserved(0), false);
+        let packet = ControlPacket { qpn, addressing, service_level, header, body, retransmission };
+        self.state.control_packets.push(ctx, packet);
     }
 
     /// Discards the control packets to a peer that is dead or has restarted.

@@ -6,11 +6,12 @@ use super::planned_packet::PlannedPacket;
 use super::responder_state::PendingResponse;
 use crate::control_packets::{Body, ControlPacket};
 use crate::hca_state::HcaState;
-use crate::{Context, DropReason, EndToEndCredits, Event, PayloadMode, QpState, RequestError};
+use crate::{Context, DropReason, EndToEndCredits, Event, PayloadMode, QpState, QpType, RequestError};
 use alloc::vec;
-use softhca_queue::AccessFlags;
+use softhca_queue::{AccessFlags, AckPath};
 use softhca_wire::{
-    Aeth, AtomicAckEth, Bth, Credits, ImmOrInvalidate, Opcode, Operation, Position, Syndrome, TransportHeader,
+    AddressHeaders, Aeth, AtomicAckEth, Bth, Credits, ImmOrInvalidate, Opcode, Operation, Position, Psn,
+    Syndrome, TransportHeader,
 };
 
 impl QueuePair {
@@ -169,6 +170,45 @@ impl QueuePair {
             hca.control_packets.push(ctx, packet);
         }
         self.responder.pending_responses.clear();
+    }
+
+    /// A connection begins: from now on its ACKs are recorded.
+    pub(crate) fn connect_ack_records(&self, hca: &HcaState) {
+        if let Some(records) = hca.ack_records.as_ref().filter(|_| self.kind.is_reliable()) {
+            let AddressHeaders { source, destination, traffic_class, flow_label, .. } = self.addressing;
+            records.connect(&AckPath {
+                qpn: self.qpn,
+                dest_qpn: self.attributes.dest_qpn,
+                is_xrc: self.kind.service() != QpType::Rc.service(),
+                source,
+                destination,
+                traffic_class,
+                service_level: self.attributes.address_vector.service_level,
+                flow_label,
+            });
+        }
+    }
+
+    /// Records that everything up to `psn` is acknowledged, before the application can see it. An ACK behind the response
+    /// to a READ or an atomic cannot be sent without it.
+    #[inline]
+    pub(crate) fn record_ack(&self, hca: &HcaState, psn: Psn) {
+        let is_ack = |response: &PendingResponse| matches!(response, PendingResponse::Ack { .. });
+        if let Some(records) = &hca.ack_records
+            && self.kind.is_reliable()
+            && self.responder.pending_responses.iter().all(is_ack)
+        {
+            records.record(self.qpn, psn, self.responder.msn);
+        }
+    }
+
+    /// The connection ends. If its last ACK waits for the port, the record stays until another connection has the QPN.
+    pub(crate) fn release_ack_record(&self, hca: &HcaState) {
+        if let Some(records) = &hca.ack_records
+            && self.responder.pending_responses.is_empty()
+        {
+            records.clear(self.qpn);
+        }
     }
 
     /// Hands what was posted on an unreliable service to the HCA, because the queue pair is about to be destroyed and

@@ -275,6 +275,7 @@ impl QueuePair {
         }
         self.responder.in_progress_message = None;
         self.responder.increment_msn();
+        self.record_ack(hca, psn);
         self.complete_receive(
             hca,
             ctx,
@@ -404,6 +405,7 @@ impl QueuePair {
         }
         self.responder.in_progress_message = None;
         self.responder.increment_msn();
+        self.record_ack(hca, header.bth.psn);
         if header.immediate.is_some() {
             let operation = CompletionOpcode::ReceiveWriteWithImm;
             self.complete_receive(

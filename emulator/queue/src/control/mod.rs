@@ -11,8 +11,8 @@ pub use framing::{FramedMessage, MAX_DESCRIPTORS, MAX_MESSAGE, MessageReader, Pr
 pub use runtime_dir::{DEFAULT_NAME, NAME_VARIABLE, RuntimeDir};
 
 use crate::{
-    AsyncEvent, CallSite, CmChannelId, Command, Counters, CqId, DeviceLimits, InjectedEvent, PortState,
-    QpSnapshot, QpState, QpType, Reply, VerbsError, cm,
+    AsyncEvent, CallSite, CmChannelId, Command, Counters, CqId, DeviceLimits, HandedOverPacket,
+    InjectedEvent, PortState, QpSnapshot, QpState, QpType, Reply, VerbsError, cm,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -21,12 +21,13 @@ use serde::{Deserialize, Serialize};
 use softhca_wire::{Gid, Mtu, Psn, Qpn, QpnSlot};
 
 /// The version of the messages and of the ring layouts. Every change of either increments it.
-pub const PROTOCOL_VERSION: u32 = 13;
+pub const PROTOCOL_VERSION: u32 = 14;
 
 /// The environment variable that selects the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
 
-/// The environment variable with which a program declines the direct data path: `daemon`.
+/// The environment variable with which a program declines the direct data path: `daemon`. With `direct`, or without it,
+/// the daemon chooses.
 pub const DATA_PATH_VARIABLE: &str = "SOFTHCA_DATA_PATH";
 
 /// The first message of a client. Its first fields are the same in every version.
@@ -82,6 +83,8 @@ pub struct HostDevice {
     pub recovery: String,
     /// How the host's traffic to itself is carried.
     pub loopback: String,
+    /// The data path of programs, unless something needs the daemon's: `direct` or `daemon`.
+    pub data_path: String,
     /// A fault removed it.
     pub is_removed: bool,
 }
@@ -152,6 +155,8 @@ pub enum Request {
     OpenSendSocket { source: IpAddr },
     /// Opens rings to the process in a slot of the client's host. Their descriptors accompany the response.
     OpenRings { slot: u16 },
+    /// Packets for other slots that arrived at the client's.
+    HandOver { packets: Vec<HandedOverPacket> },
     /// The status of the daemon.
     Status,
     /// The counters of a host.
@@ -257,6 +262,8 @@ pub enum Notification {
     FlowsAdded { seed: u64, flows: Vec<u8> },
     /// The host has no rules and flows any more. The client counts as for rules.
     FaultRulesCleared,
+    /// Packets for the client that arrived at another slot.
+    PacketsHandedOver { packets: Vec<HandedOverPacket> },
     /// The process in a slot, which had rings to the client, is gone.
     ProcessGone { slot: u16 },
     /// An asynchronous event of any host, after [`Request::WatchAsyncEvents`].

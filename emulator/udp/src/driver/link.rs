@@ -5,7 +5,7 @@ use super::engine::pause_event;
 use crate::entropy::FlowSockets;
 use crate::host_network::HostPort;
 use crate::pauses::PeerPauses;
-use crate::process_rings::ProcessRings;
+use crate::process_rings::{ProcessRings, RingSend};
 use crate::slots::SendSockets;
 use crate::system::WakeSet;
 use crate::{
@@ -94,19 +94,19 @@ impl Port {
             return None;
         }
         let rings = self.rings.as_mut()?;
-        // A process that is gone has no rings: packets to it are lost.
+        // A process that is gone has no rings: packets to it are dropped when they are sent.
         if let (Ok(Some(descriptor)), Some(wake_set)) = (rings.connect(peer.slot, now), &self.wake_set) {
             let _ = wake_set.add(descriptor);
         }
         Some(rings.allowed(peer.slot, size))
     }
 
-    /// Sends packets to another process of the host. Returns false if sockets lead to it.
-    pub fn send_in_rings(&mut self, peer: PeerPort, batch: &PacketBatch, bytes: &[u8]) -> bool {
+    /// Sends packets to another process of the host. `None` if sockets lead to it.
+    pub fn send_in_rings(&mut self, peer: PeerPort, batch: &PacketBatch, bytes: &[u8]) -> Option<RingSend> {
         if !self.links.is_local(peer) || self.links.is_internal(peer) {
-            return false;
+            return None;
         }
-        let Some(rings) = &mut self.rings else { return false };
+        let rings = self.rings.as_mut()?;
         let is_second = self.sockets.address() != peer.address;
         let chunk = PacketChunk {
             length: bytes.len(),
@@ -114,9 +114,7 @@ impl Port {
             traffic_class: batch.addressing.traffic_class,
             address: is_second.into(),
         };
-        let is_sent = rings.send(peer.slot, chunk, bytes);
-        debug_assert!(is_sent, "the transmit gate has looked for room");
-        true
+        Some(rings.send(peer.slot, chunk, bytes))
     }
 
     /// Whether packets to a port leave from a socket for its slot: one of the hosts has several processes.

@@ -9,6 +9,7 @@ use crate::reorder::{EarlyFrame, FlowKey, ReorderBuffer};
 use crate::{Chunk, LinkControl, MAX_BATCH_SEGMENTS, PeerPort, PeerState, ReceiveBatch};
 use softhca_engine::{Context, Hca, Instant, Memory};
 use softhca_fabric::{ExternalPortUpdate, Frame, Origin, Stage};
+use softhca_queue::HandedOverPacket;
 use softhca_wire::link_control::Pause;
 use softhca_wire::{AddressHeaders, Bth, Icrc};
 use std::io;
@@ -28,6 +29,10 @@ pub(super) struct PacketReceiver {
     /// The identifications of the current chunk, kept to reuse their memory.
     identifications: Vec<Option<u16>>,
     reorder_buffer: ReorderBuffer,
+    /// Packets for other slots are handed over.
+    pub hands_over: bool,
+    /// Those that arrived since the last time.
+    pub misdelivered: Vec<HandedOverPacket>,
 }
 
 /// A chunk that arrived at an address of the host or at a multicast group.
@@ -75,6 +80,8 @@ impl Receiver {
             icrc_check,
             identifications: Vec::new(),
             reorder_buffer: ReorderBuffer::default(),
+            hands_over: false,
+            misdelivered: Vec::new(),
         };
         Receiver { batch: ReceiveBatch::new(), multicast: MulticastGroups::default(), packets }
     }
@@ -164,11 +171,21 @@ impl PacketReceiver {
             _ => MAX_BATCH_SEGMENTS as u32,
         };
         let in_order = links.transmits_in_order(peer);
-        let PacketReceiver { identifications, reorder_buffer, .. } = self;
+        let PacketReceiver { identifications, reorder_buffer, misdelivered, .. } = self;
+        let (slot, hands_over) = (links.slot(), self.hands_over && is_unicast);
         identifications.clear();
         let mut verifier = IcrcVerifier { arrival, identification_limit, identifications };
         for (index, datagram) in chunk.datagrams().enumerate() {
             let (addressing, transport) = verifier.verify(index, datagram.bytes);
+            if hands_over
+                && transport.is_some()
+                && !slot.contains(HandedOverPacket::destination_qp(datagram.bytes))
+            {
+                let Chunk { source, traffic_class, .. } = chunk;
+                let bytes = datagram.bytes.to_vec();
+                misdelivered.push(HandedOverPacket { source, destination, traffic_class, bytes });
+                continue;
+            }
             if let (Some(network), Some(_)) = (network, transport) {
                 let frame = Frame::new(addressing, datagram.bytes.to_vec());
                 if network.inject_external(frame, links.grant_issuer().budget()).is_ok() {

@@ -6,6 +6,7 @@ use super::link::{Port, PortGate, is_peer_error};
 use super::receive::{Arrival, PacketReceiver};
 use super::{IcrcCheck, MAX_BATCHES_PER_POLL};
 use crate::fault_injector::FaultInjector;
+use crate::process_rings::RingSend;
 use crate::{Chunk, MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, PeerPort, SendError, charge};
 use softhca_engine::{Instant, Memory, PacketBatch};
 use softhca_fabric::{EventSink, Frame, Stage};
@@ -74,7 +75,10 @@ impl Transmitter {
                 receiver.receive_chunk(now, arrival, engine, &mut port.links, port.network.as_ref());
                 continue;
             }
-            if port.send_in_rings(peer, &batch, &self.buffer[..batch.bytes]) {
+            if let Some(result) = port.send_in_rings(peer, &batch, &self.buffer[..batch.bytes]) {
+                if result == RingSend::NoProcess {
+                    self.drop_batch(now, &batch, engine);
+                }
                 continue;
             }
             self.pending = Some(PendingBatch { batch, peer, sent_bytes: 0 });
@@ -238,7 +242,10 @@ impl Transmitter {
                 receiver.receive_chunk(now, arrival, engine, &mut port.links, port.network.as_ref());
                 continue;
             }
-            if port.send_in_rings(peer, &batch, &self.buffer[..batch.bytes]) {
+            if let Some(result) = port.send_in_rings(peer, &batch, &self.buffer[..batch.bytes]) {
+                if result == RingSend::NoProcess {
+                    self.drop_batch(now, &batch, engine);
+                }
                 continue;
             }
             self.pending = Some(PendingBatch { batch, peer, sent_bytes: 0 });
@@ -247,6 +254,16 @@ impl Transmitter {
             }
         }
         Ok(moved)
+    }
+
+    /// Drops the packets in the buffer, whose slot no process of this host has: the HCA that they are for would drop them
+    /// because no queue pair has their QPN, and so does this one.
+    fn drop_batch<M: Memory>(&self, now: Instant, batch: &PacketBatch, engine: &mut Engine<M>) {
+        for packet in self.buffer[..batch.bytes].chunks(batch.segment_size) {
+            if let Ok((transport, _)) = Icrc::split(packet) {
+                engine.call(now, |hca, ctx| hca.receive(ctx, &batch.addressing, transport));
+            }
+        }
     }
 
     /// Finds the destination of the packets in the buffer, and sets the port that they leave from.
