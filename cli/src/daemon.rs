@@ -1,5 +1,6 @@
 //! `softhca daemon`: the daemon in the foreground.
 
+use crate::exit_code::{CommandResult, bad_input, failure};
 use crate::output;
 use clap::Args;
 use softhca::{Entropy, Loopback, Recovery};
@@ -100,22 +101,11 @@ pub fn parse_loopback(text: &str) -> Result<Loopback, String> {
 }
 
 /// Runs the command.
-pub fn run(arguments: &Arguments) -> ExitCode {
-    let prepared = configure(arguments).and_then(|config| Ok((config, RecordingFiles::open(arguments)?)));
-    let (config, files) = match prepared {
-        Ok(prepared) => prepared,
-        Err(message) => {
-            errln!("softhca: {message}");
-            return ExitCode::from(crate::exit_code::BAD_INPUT);
-        }
-    };
-    match serve(config, files) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            errln!("softhca: {error}");
-            ExitCode::FAILURE
-        }
-    }
+pub fn run(arguments: &Arguments) -> CommandResult {
+    let config = configure(arguments).map_err(bad_input("softhca"))?;
+    let files = RecordingFiles::open(arguments).map_err(bad_input("softhca"))?;
+    serve(config, files).map_err(failure("softhca"))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn configure(arguments: &Arguments) -> Result<Config, String> {

@@ -1,6 +1,7 @@
 //! `softhca demo`: runs every operation between two emulated hosts over real UDP sockets and prints the ladders.
 
-use crate::{exit_code, output, terminal};
+use crate::exit_code::{CommandResult, bad_input, failure};
+use crate::{output, terminal};
 use clap::Args;
 use softhca::{
     AccessFlags, AddressVector, Completion, CompletionQueue, ConnectOptions, Context, Device,
@@ -38,7 +39,7 @@ const DROP_RULE: RuleId = RuleId(1);
 const SEED: u64 = 1;
 
 /// Runs the command.
-pub fn run(arguments: &Arguments) -> ExitCode {
+pub fn run(arguments: &Arguments) -> CommandResult {
     let created = match &arguments.capture {
         Some(path) => output::create("--capture", path).map(|file| (path.clone(), file)),
         None => {
@@ -47,23 +48,10 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             file.map_err(|error| output::write_error("--capture", &path, &error)).map(|file| (path, file))
         }
     };
-    let (path, file) = match created {
-        Ok(created) => created,
-        Err(why) => {
-            errln!("softhca demo: {why}");
-            return ExitCode::from(exit_code::BAD_INPUT);
-        }
-    };
-    match run_demo(file) {
-        Ok(()) => {
-            outln!("capture: {}", path.display());
-            ExitCode::SUCCESS
-        }
-        Err(why) => {
-            errln!("softhca demo: {why}");
-            ExitCode::FAILURE
-        }
-    }
+    let (path, file) = created.map_err(bad_input("softhca demo"))?;
+    run_demo(file).map_err(failure("softhca demo"))?;
+    outln!("capture: {}", path.display());
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The events and packets of both devices, in order.

@@ -1,12 +1,17 @@
 //! `softhca doctor`: what this machine supports, and what is lost where it does not.
 
+use crate::exit_code::CommandResult;
 use softhca::{DaemonControl, Device, Error};
 use softhca_udp::{HostSockets, Segmentation, SocketOptions, bind_host};
 use std::path::Path;
 use std::process::ExitCode;
 
+/// Arguments of `softhca doctor`: none.
+#[derive(clap::Args)]
+pub struct Arguments {}
+
 /// Runs the command: prints one line per finding.
-pub fn run() -> ExitCode {
+pub fn run(_: &Arguments) -> CommandResult {
     match bind_host(SocketOptions::default()) {
         Ok(sockets) => check_sockets(&sockets),
         Err(error) => print_missing("sockets", &format!("{error}: no device can start")),
@@ -26,7 +31,7 @@ pub fn run() -> ExitCode {
         Ok(device) => print_ok("device", &format!("an embedded device works, at {}", device.address())),
         Err(error) => print_missing("device", &error.to_string()),
     }
-    ExitCode::SUCCESS
+    Ok(ExitCode::SUCCESS)
 }
 
 fn print_ok(what: &str, text: &str) {

@@ -1,9 +1,10 @@
 //! `softhca why` and `softhca lint`: analysis of an event log or a capture.
 
-use crate::{exit_code, terminal};
-use softhca_trace::lint::{Finding, Linter, Severity};
-use softhca_trace::log::CaptureConverter;
-use softhca_trace::log::{Entry, Header, LogError, LogErrorKind};
+use crate::exit_code::{CommandError, CommandResult, bad_input};
+use crate::terminal;
+use serde::Serialize;
+use softhca_trace::lint::{Finding, Linter};
+use softhca_trace::log::{CaptureConverter, LogError, LogErrorKind};
 use softhca_trace::why::{self, LogAnalyzer, Query};
 use softhca_trace::{CaptureReader, EventLogReader, Packet};
 use std::io::{self, Write};
@@ -50,60 +51,37 @@ pub struct LintArguments {
     json: bool,
 }
 
-/// Reads a log: creates the state from the header and feeds it every entry.
-fn read_log<S>(
-    path: &Path,
-    start: impl FnOnce(&Header) -> S,
-    mut each: impl FnMut(&mut S, Entry),
-) -> Result<S, LogError> {
-    let input = crate::input::open(path, false);
-    let input = input.map_err(|error| LogError { line: 0, cause: LogErrorKind::Io(error) })?;
-    let reader = EventLogReader::new(input)?;
-    let mut state = start(reader.header());
-    for entry in reader {
-        each(&mut state, entry?);
-    }
-    Ok(state)
-}
-
-fn report_read_error(command: &str, path: &Path, error: &LogError) -> ExitCode {
-    let file = path.display();
+fn read_error(command: &str, path: &Path, error: LogError) -> CommandError {
+    let failed = bad_input(format!("softhca {command}: {}", path.display()));
     match error {
-        LogError { line: 0, cause } => {
-            errln!("softhca {command}: {file}: {cause}; give the path of an event log");
-        }
-        error => errln!("softhca {command}: {file}: {error}"),
+        LogError { line: 0, cause } => failed(format!("{cause}; give the path of an event log")),
+        error => failed(error.to_string()),
     }
-    ExitCode::from(exit_code::BAD_INPUT)
 }
 
 /// Writes to standard output. A closed pipe is not an error.
-fn print(command: &str, text: &str) -> Result<(), ExitCode> {
+pub fn print(command: &str, text: &str) -> Result<(), CommandError> {
     let mut output = io::stdout().lock();
     match output.write_all(terminal::printable(text).as_bytes()).and_then(|()| output.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            errln!("softhca {command}: cannot write the output: {error}");
-            Err(ExitCode::from(exit_code::BAD_INPUT))
+            Err(bad_input(format!("softhca {command}: cannot write the output"))(error))
         }
         _ => Ok(()),
     }
 }
 
 /// Reads an event log, or a capture, of which damage is reported and what was read before it is analysed.
-pub fn read_any(command: &str, path: &Path) -> Result<LogAnalyzer, ExitCode> {
+pub fn read_any(command: &str, path: &Path) -> Result<LogAnalyzer, CommandError> {
     let unreadable = |error: &dyn std::fmt::Display| {
-        errln!(
-            "softhca {command}: {}: {error}; give the path of an event log or of a pcap or pcapng file",
-            path.display()
-        );
-        ExitCode::from(exit_code::BAD_INPUT)
+        let text = format!("{error}; give the path of an event log or of a pcap or pcapng file");
+        bad_input(format!("softhca {command}: {}", path.display()))(text)
     };
     let mut input = crate::input::open(path, false).map_err(|error| unreadable(&error))?;
     if crate::input::is_event_log(&mut input).map_err(|error| unreadable(&error))? {
-        let reader = EventLogReader::new(input).map_err(|error| report_read_error(command, path, &error))?;
+        let reader = EventLogReader::new(input).map_err(|error| read_error(command, path, error))?;
         let mut analyzer = LogAnalyzer::new(reader.header());
         for entry in reader {
-            analyzer.push(entry.map_err(|error| report_read_error(command, path, &error))?);
+            analyzer.push(entry.map_err(|error| read_error(command, path, error))?);
         }
         return Ok(analyzer);
     }
@@ -129,62 +107,51 @@ pub fn read_any(command: &str, path: &Path) -> Result<LogAnalyzer, ExitCode> {
     Ok(analyzer)
 }
 
+/// A value as a line of JSON.
+fn json_line(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("plain fields make an object") + "\n"
+}
+
 /// Runs `softhca why`.
-pub fn why(arguments: &WhyArguments) -> ExitCode {
-    let Some(file) = arguments.file.as_ref().filter(|_| !arguments.schema) else {
-        return print("why", &why::schema()).map_or_else(|code| code, |()| ExitCode::SUCCESS);
-    };
-    let analyzer = match read_any("why", file) {
-        Ok(analyzer) => analyzer,
-        Err(code) => return code,
-    };
-    let question = Query { queue_pair: arguments.qp.clone(), wr_id: arguments.wr };
-    let format = |answer: &why::Diagnosis| match arguments.json {
-        true => answer
-            .explanations
-            .iter()
-            .map(|explanation| {
-                serde_json::to_string(explanation).expect("plain fields make an object") + "\n"
-            })
-            .collect(),
-        false => answer.text(terminal::style().width) + "\n",
-    };
-    match analyzer.diagnose(&question) {
-        Ok(answer) => match print("why", &format(&answer)) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(code) => code,
-        },
-        Err(why) => {
-            errln!("softhca why: {why}");
-            ExitCode::from(exit_code::BAD_INPUT)
+pub fn why(arguments: &WhyArguments) -> CommandResult {
+    let text = match &arguments.file {
+        Some(file) if !arguments.schema => {
+            let question = Query { queue_pair: arguments.qp.clone(), wr_id: arguments.wr };
+            let answer = read_any("why", file)?.diagnose(&question).map_err(bad_input("softhca why"))?;
+            match arguments.json {
+                true => answer.explanations.iter().map(json_line).collect(),
+                false => answer.text(terminal::style().width) + "\n",
+            }
         }
-    }
+        _ => why::schema(),
+    };
+    print("why", &text)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Runs `softhca lint`.
-pub fn lint(arguments: &LintArguments) -> ExitCode {
-    let linter = match read_log(&arguments.log, Linter::new, |linter: &mut Linter, entry| linter.push(&entry))
-    {
-        Ok(linter) => linter,
-        Err(error) => return report_read_error("lint", &arguments.log, &error),
+pub fn lint(arguments: &LintArguments) -> CommandResult {
+    let linter = read_linter(&arguments.log).map_err(|error| read_error("lint", &arguments.log, error))?;
+    let format = |finding: &Finding| match arguments.json {
+        true => json_line(finding),
+        false => format!("{finding}\n\n"),
     };
-    let findings: Vec<&Finding> = linter.findings().collect();
-    let mut text = String::new();
-    for finding in &findings {
-        if arguments.json {
-            text += &(serde_json::to_string(finding).expect("plain fields make an object") + "\n");
-        } else {
-            text += &format!("{finding}\n\n");
-        }
-    }
-    let of = |severity| findings.iter().filter(|finding| finding.pitfall.severity == severity).count();
-    let counts = [of(Severity::Error), of(Severity::Warning), of(Severity::Note)];
+    let mut text: String = linter.findings().map(format).collect();
+    let [errors, warnings, notes] = linter.counts();
     if !arguments.json {
-        text += &format!("{} errors, {} warnings, {} notes\n", counts[0], counts[1], counts[2]);
+        text += &format!("{errors} errors, {warnings} warnings, {notes} notes\n");
     }
-    match print("lint", &text) {
-        Err(code) => code,
-        Ok(()) if counts[0] + counts[1] > 0 => ExitCode::FAILURE,
-        Ok(()) => ExitCode::SUCCESS,
+    print("lint", &text)?;
+    Ok(if errors + warnings > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn read_linter(log: &Path) -> Result<Linter, LogError> {
+    let input = crate::input::open(log, false);
+    let input = input.map_err(|error| LogError { line: 0, cause: LogErrorKind::Io(error) })?;
+    let reader = EventLogReader::new(input)?;
+    let mut linter = Linter::new(reader.header());
+    for entry in reader {
+        linter.push(&entry?);
     }
+    Ok(linter)
 }

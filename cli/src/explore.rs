@@ -1,6 +1,6 @@
 //! `softhca explore`: a running daemon or a growing event log in a browser.
 
-use crate::exit_code;
+use crate::exit_code::{CommandResult, bad_input};
 use softhca_explorer::{EventFeed, LiveServer};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
@@ -32,19 +32,14 @@ pub struct Arguments {
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Runs the command.
-pub fn run(arguments: &Arguments) -> ExitCode {
+pub fn run(arguments: &Arguments) -> CommandResult {
     let served = match &arguments.log {
         Some(log) => follow_file(log, arguments.port)
             .map_err(|error| format!("{}: {error}; give the path of an event log", log.display())),
         None => follow_daemon(arguments),
     };
-    match served {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            errln!("softhca explore: {error}");
-            ExitCode::from(exit_code::BAD_INPUT)
-        }
-    }
+    served.map_err(bad_input("softhca explore"))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn follow_file(log: &Path, port: u16) -> io::Result<()> {

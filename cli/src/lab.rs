@@ -3,8 +3,8 @@
 //! unshare(1), nsenter(1) and ip(8) create everything, without root in a user namespace. One daemon opens the sockets of
 //! each host in its namespace. Everything ends with the program.
 
-use crate::exec::run_program;
-use crate::exit_code;
+use crate::exec::{own_path, run_program};
+use crate::exit_code::{CommandResult, EXEC_FAILED, error};
 use clap::Args;
 use softhca::{HOST_VARIABLE, NAME_VARIABLE};
 use softhca_daemon::Signals;
@@ -41,20 +41,13 @@ pub struct Arguments {
 }
 
 /// Runs the command. The exit code is that of the program, or as for `softhca exec`.
-pub fn run(arguments: &Arguments) -> ExitCode {
+pub fn run(arguments: &Arguments) -> CommandResult {
     let result = match (arguments.inside, std::env::var(LAB_VARIABLE)) {
         (true, _) => create(arguments),
         (false, Ok(hosts)) => enter(arguments, &hosts),
         (false, Err(_)) => unshare(arguments),
     };
-    result.map(ExitCode::from).unwrap_or_else(|message| {
-        errln!("softhca: {message}");
-        ExitCode::from(exit_code::EXEC_FAILED)
-    })
-}
-
-fn own_path() -> Result<PathBuf, String> {
-    std::env::current_exe().map_err(|error| format!("cannot find the path of the executable: {error}"))
+    result.map(ExitCode::from).map_err(error(EXEC_FAILED, "softhca"))
 }
 
 fn execute(words: Vec<OsString>, variables: &[(&'static str, OsString)]) -> Result<u8, String> {

@@ -38,6 +38,7 @@ mod sweep;
 mod trace;
 
 use clap::{Parser, Subcommand};
+use exit_code::CommandResult;
 use std::process::ExitCode;
 
 /// SoftHCA: a software RDMA NIC (RoCEv2 over UDP), with fault injection, captures and explanations.
@@ -48,122 +49,105 @@ struct Arguments {
     command: Command,
 }
 
-#[derive(Subcommand)]
-enum Command {
+/// Declares the commands: each with its arguments, and the function that runs it.
+macro_rules! commands {
+    ($(
+        $(#[doc = $about:literal])+
+        $(#[command($($option:tt)*)])?
+        $(#[cfg($($system:tt)*)])?
+        $name:ident($arguments:ty) => $run:path,
+    )*) => {
+        #[derive(Subcommand)]
+        enum Command {$(
+            $(#[doc = $about])+
+            $(#[command($($option)*)])?
+            $(#[cfg($($system)*)])?
+            $name($arguments),
+        )*}
+
+        impl Command {
+            fn run(&self) -> CommandResult {
+                match self {$(
+                    $(#[cfg($($system)*)])?
+                    Command::$name(arguments) => $run(arguments),
+                )*}
+            }
+        }
+    };
+}
+
+commands! {
     /// Measure RDMA performance relative to raw UDP sockets
-    Bench(bench::Arguments),
+    Bench(bench::Arguments) => bench::run,
     /// One rank of the collective benchmark
     #[command(hide = true)]
-    BenchRank(bench::RankArguments),
+    BenchRank(bench::RankArguments) => bench::run_rank,
     /// Run every RDMA operation between two emulated hosts, then lose a packet
-    Demo(demo::Arguments),
+    Demo(demo::Arguments) => demo::run,
     /// Run the daemon in the foreground: emulated hosts, each with a device that programs share
     #[cfg(target_os = "linux")]
-    Daemon(daemon::Arguments),
+    Daemon(daemon::Arguments) => daemon::run,
     /// Run an unmodified verbs program on an emulated host; starts a daemon if none is running
     #[cfg(target_os = "linux")]
-    Exec(exec::Arguments),
+    Exec(exec::Arguments) => exec::run,
     /// Print the environment variables that run programs on an emulated host, for shells, IDEs and test runners
     #[cfg(target_os = "linux")]
-    Env(exec::EnvArguments),
+    Env(exec::EnvArguments) => exec::env,
     /// Run a program on a host with a network interface of its own, in a network of such hosts; needs no root
     #[cfg(target_os = "linux")]
-    Lab(lab::Arguments),
+    Lab(lab::Arguments) => lab::run,
     /// Show the hosts, clients and resources of a daemon
     #[cfg(target_os = "linux")]
-    Status(status::DaemonTarget),
+    Status(status::DaemonTarget) => status::status,
     /// List the RDMA devices of a daemon, as ibv_devices does
     #[cfg(target_os = "linux")]
-    Devices(status::DaemonTarget),
+    Devices(status::DaemonTarget) => status::devices,
     /// Show the attributes of a daemon's RDMA devices, as ibv_devinfo does
     #[cfg(target_os = "linux")]
-    Devinfo(status::DevinfoArguments),
+    Devinfo(status::DevinfoArguments) => status::devinfo,
     /// Show the counters of a daemon's devices and network ports
     #[cfg(target_os = "linux")]
-    Stats(status::StatsArguments),
+    Stats(status::StatsArguments) => status::stats,
     /// Print the counters of a daemon's devices in the Prometheus text format, or serve them
     #[cfg(target_os = "linux")]
-    Metrics(metrics::Arguments),
+    Metrics(metrics::Arguments) => metrics::run,
     /// Show the ports of a daemon's devices as `rdma link` does, take one down or bring it up
     #[cfg(target_os = "linux")]
-    Link(rdma::LinkArguments),
+    Link(rdma::LinkArguments) => rdma::link,
     /// Count the objects of a daemon's devices or list queue pairs, as `rdma resource` does
     #[cfg(target_os = "linux")]
-    Resource(rdma::ResourceArguments),
+    Resource(rdma::ResourceArguments) => rdma::resource,
     /// Print asynchronous events of a daemon's devices as they occur, as ibv_asyncwatch does
     #[cfg(target_os = "linux")]
-    Asyncwatch(status::DaemonTarget),
+    Asyncwatch(status::DaemonTarget) => status::asyncwatch,
     /// Stop a daemon
     #[cfg(target_os = "linux")]
-    Stop(status::DaemonTarget),
+    Stop(status::DaemonTarget) => status::stop,
     /// Check what this machine supports, and what is lost where it does not
     #[cfg(target_os = "linux")]
-    Doctor,
+    Doctor(doctor::Arguments) => doctor::run,
     /// Run scenario files: workloads, scripted faults and expectations, with a verdict
-    Run(run::Arguments),
+    Run(run::Arguments) => run::run,
     /// Find a minimal set of faults with which a scenario still fails
-    Shrink(shrink::Arguments),
+    Shrink(shrink::Arguments) => shrink::run,
     /// Run programs again and again, with a fault in another call, completion or event each time
     #[cfg(target_os = "linux")]
-    Sweep(sweep::Arguments),
+    Sweep(sweep::Arguments) => sweep::run,
     /// Show a running daemon or a growing event log in a browser
     #[cfg(unix)]
-    Explore(explore::Arguments),
+    Explore(explore::Arguments) => explore::run,
     /// Create an HTML page that edits and runs scenarios in a browser
-    Playground(playground::Arguments),
+    Playground(playground::Arguments) => playground::run,
     /// Create an HTML report from a run or a capture
-    Report(report::Arguments),
+    Report(report::Arguments) => report::run,
     /// Explain from an event log or a capture why work requests failed or were slow
-    Why(explain::WhyArguments),
+    Why(explain::WhyArguments) => explain::why,
     /// Report mistakes of a verbs program that an event log shows
-    Lint(explain::LintArguments),
+    Lint(explain::LintArguments) => explain::lint,
     /// Print the RoCE packets in a capture, as lines or as ladder diagrams, or the events in a log
-    Trace(trace::Arguments),
+    Trace(trace::Arguments) => trace::run,
 }
 
 fn main() -> ExitCode {
-    match Arguments::parse().command {
-        Command::Bench(arguments) => bench::run(&arguments),
-        Command::BenchRank(arguments) => bench::run_rank(&arguments),
-        Command::Demo(arguments) => demo::run(&arguments),
-        #[cfg(target_os = "linux")]
-        Command::Daemon(arguments) => daemon::run(&arguments),
-        #[cfg(target_os = "linux")]
-        Command::Exec(arguments) => exec::run(&arguments),
-        #[cfg(target_os = "linux")]
-        Command::Env(arguments) => exec::env(&arguments),
-        #[cfg(target_os = "linux")]
-        Command::Lab(arguments) => lab::run(&arguments),
-        #[cfg(target_os = "linux")]
-        Command::Status(target) => status::status(&target),
-        #[cfg(target_os = "linux")]
-        Command::Devices(target) => status::devices(&target),
-        #[cfg(target_os = "linux")]
-        Command::Devinfo(arguments) => status::devinfo(&arguments),
-        #[cfg(target_os = "linux")]
-        Command::Stats(arguments) => status::stats(&arguments),
-        #[cfg(target_os = "linux")]
-        Command::Metrics(arguments) => metrics::run(&arguments),
-        #[cfg(target_os = "linux")]
-        Command::Link(arguments) => rdma::link(&arguments),
-        #[cfg(target_os = "linux")]
-        Command::Resource(arguments) => rdma::resource(&arguments),
-        #[cfg(target_os = "linux")]
-        Command::Asyncwatch(target) => status::asyncwatch(&target),
-        #[cfg(target_os = "linux")]
-        Command::Stop(target) => status::stop(&target),
-        #[cfg(target_os = "linux")]
-        Command::Doctor => doctor::run(),
-        #[cfg(unix)]
-        Command::Explore(arguments) => explore::run(&arguments),
-        Command::Playground(arguments) => playground::run(&arguments),
-        Command::Report(arguments) => report::run(&arguments),
-        Command::Run(arguments) => run::run(&arguments),
-        #[cfg(target_os = "linux")]
-        Command::Sweep(arguments) => sweep::run(&arguments),
-        Command::Shrink(arguments) => shrink::run(&arguments),
-        Command::Trace(arguments) => trace::run(&arguments),
-        Command::Why(arguments) => explain::why(&arguments),
-        Command::Lint(arguments) => explain::lint(&arguments),
-    }
+    Arguments::parse().command.run().unwrap_or_else(|error| error.report())
 }

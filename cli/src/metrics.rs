@@ -3,7 +3,8 @@
 //! Port counters have the names that Prometheus' node_exporter gives them when it reads `/sys/class/infiniband`, so that
 //! its dashboards work. Every counter also has its own name after `softhca_`.
 
-use crate::status::{DaemonTarget, exit_code};
+use crate::exit_code::{CommandResult, failure};
+use crate::status::DaemonTarget;
 use axum::Router;
 use axum::http::{StatusCode, header::CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
@@ -28,19 +29,13 @@ pub struct Arguments {
 }
 
 /// Runs `softhca metrics`.
-pub fn run(arguments: &Arguments) -> ExitCode {
-    let Some(address) = arguments.listen else {
-        return exit_code(
-            collect(&arguments.target).map(|text| text.lines().for_each(|line| outln!("{line}"))),
-        );
-    };
-    match serve(address, arguments.target.clone()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            errln!("softhca: cannot listen at {address}: {error}");
-            ExitCode::FAILURE
-        }
+pub fn run(arguments: &Arguments) -> CommandResult {
+    match arguments.listen {
+        None => collect(&arguments.target)?.lines().for_each(|line| outln!("{line}")),
+        Some(address) => serve(address, arguments.target.clone())
+            .map_err(failure(format!("softhca: cannot listen at {address}")))?,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn serve(address: SocketAddr, target: DaemonTarget) -> io::Result<()> {

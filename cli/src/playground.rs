@@ -1,6 +1,6 @@
 //! `softhca playground`: an HTML page that edits and runs scenarios.
 
-use crate::exit_code;
+use crate::exit_code::{CommandResult, bad_input};
 use softhca_explorer::{ExampleScenario, Page};
 use std::fs::{self, File};
 use std::io::{self, BufWriter};
@@ -41,44 +41,32 @@ const BUILD_COMMAND: &str =
     "cargo build --profile playground --target wasm32-unknown-unknown -p softhca-playground";
 
 /// Runs the command.
-pub fn run(arguments: &Arguments) -> ExitCode {
-    let report_error = |what: &Path, why: &dyn std::fmt::Display| {
-        errln!("softhca playground: {}: {why}", what.display());
-        ExitCode::from(exit_code::BAD_INPUT)
-    };
+pub fn run(arguments: &Arguments) -> CommandResult {
+    let failed = |path: &Path| bad_input(format!("softhca playground: {}", path.display()));
     let mut scenarios = Vec::new();
     for path in &arguments.scenarios {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        match fs::read_to_string(path) {
-            Ok(text) => scenarios.push(ExampleScenario { name, text }),
-            Err(error) => return report_error(path, &error),
-        }
+        let text = fs::read_to_string(path).map_err(failed(path))?;
+        scenarios.push(ExampleScenario { name, text });
     }
     for (name, text) in LESSON_SCENARIOS {
         if scenarios.iter().all(|example| example.name != *name) {
             scenarios.push(ExampleScenario { name: (*name).into(), text: (*text).into() });
         }
     }
-    let Some(module) = find_module().or_else(|| build_module().and_then(|()| find_module())) else {
-        return report_error(
-            Path::new(WASM_MODULE),
-            &format_args!(
-                "not found next to the executable; build it with `rustup target add wasm32-unknown-unknown` and `{BUILD_COMMAND}`"
-            ),
-        );
-    };
-    let module = match fs::read(&module) {
-        Ok(bytes) => bytes,
-        Err(error) => return report_error(&module, &error),
-    };
+    let module = find_module().or_else(|| build_module().and_then(|()| find_module()));
+    let module = module.ok_or_else(|| {
+        io::Error::other(format!(
+            "not found next to the executable; build it with `rustup target add wasm32-unknown-unknown` and `{BUILD_COMMAND}`"
+        ))
+    });
+    let module = module.map_err(failed(Path::new(WASM_MODULE)))?;
+    let module = fs::read(&module).map_err(failed(&module))?;
     let schema = serde_json::from_str(&softhca_scenarios::schema()).expect("a schema is JSON");
-    match write(Page::playground(module, scenarios, schema), &arguments.output) {
-        Ok(()) => {
-            outln!("playground: {}", arguments.output.display());
-            ExitCode::SUCCESS
-        }
-        Err(error) => report_error(&arguments.output, &error),
-    }
+    write(Page::playground(module, scenarios, schema), &arguments.output)
+        .map_err(failed(&arguments.output))?;
+    outln!("playground: {}", arguments.output.display());
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The folder of the executable.

@@ -1,6 +1,7 @@
 //! `softhca link` and `softhca resource`: what `rdma link` and `rdma resource` show and change for devices of the kernel.
 
-use crate::status::{DaemonResult, DaemonTarget, exit_code};
+use crate::exit_code::CommandResult;
+use crate::status::DaemonTarget;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 use softhca::{HostStatus, PortState};
@@ -52,18 +53,15 @@ fn is_selected(status: &HostStatus, wanted: Option<&String>) -> bool {
 }
 
 /// Runs `softhca link`.
-pub fn link(arguments: &LinkArguments) -> ExitCode {
-    exit_code(link_command(arguments))
-}
-
-fn link_command(arguments: &LinkArguments) -> DaemonResult {
+pub fn link(arguments: &LinkArguments) -> CommandResult {
     let mut control = arguments.target.connect()?;
     if let (Some(device), Some(state)) = (&arguments.device, arguments.state) {
         let state = match state {
             LinkState::Up => PortState::Active,
             LinkState::Down => PortState::Down,
         };
-        return control.set_link(device, state);
+        control.set_link(device, state)?;
+        return Ok(ExitCode::SUCCESS);
     }
     for status in control.status()?.hosts.iter().filter(|host| is_selected(host, arguments.device.as_ref())) {
         let device = &status.host;
@@ -88,15 +86,11 @@ fn link_command(arguments: &LinkArguments) -> DaemonResult {
             );
         }
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Runs `softhca resource`.
-pub fn resource(arguments: &ResourceArguments) -> ExitCode {
-    exit_code(print_resources(arguments))
-}
-
-fn print_resources(arguments: &ResourceArguments) -> DaemonResult {
+pub fn resource(arguments: &ResourceArguments) -> CommandResult {
     let mut control = arguments.target.connect()?;
     let hosts = control.status()?.hosts;
     for status in hosts.iter().filter(|host| is_selected(host, arguments.device.as_ref())) {
@@ -127,7 +121,7 @@ fn print_resources(arguments: &ResourceArguments) -> DaemonResult {
         fields.push(("ctx", json!(status.clients.len())));
         print_object(arguments, &status.host.device_name, "", &fields);
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Prints an object as JSON, or as the device and pairs of name and value.

@@ -1,6 +1,7 @@
 //! `softhca report`: an HTML report from a run, a capture, or a folder of runs.
 
-use crate::{exit_code, output, terminal};
+use crate::exit_code::{CommandResult, bad_input};
+use crate::{output, terminal};
 use serde::Deserialize;
 use softhca_explorer::{IndexPage, IndexRow, OpenError, Page, Run};
 use std::io::{self, BufWriter};
@@ -31,7 +32,7 @@ const RESULT: &str = "result.json";
 const REPORT: &str = "report.html";
 
 /// Runs the command.
-pub fn run(arguments: &Arguments) -> ExitCode {
+pub fn run(arguments: &Arguments) -> CommandResult {
     let runs = match arguments.other {
         None if arguments.run.is_dir() && !arguments.run.join(RESULT).exists() => run_folders(&arguments.run),
         _ => Vec::new(),
@@ -46,29 +47,18 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     let written = if runs.is_empty() {
         let page = build_page(arguments, &report);
         bar.finish_and_clear();
-        match page {
-            Ok(page) => write(page, &output),
-            Err(error) => {
-                errln!("softhca report: {error}");
-                return ExitCode::from(exit_code::BAD_INPUT);
-            }
-        }
+        write(page.map_err(bad_input("softhca report"))?, &output)
     } else {
         let written = write_index(&arguments.run, &runs, &output, &report);
         bar.finish_and_clear();
         written
     };
     let output = output.display();
-    match written {
-        Ok(()) => {
-            outln!("report: {output}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            errln!("softhca report: {output}: {error}; choose another file with -o");
-            ExitCode::from(exit_code::BAD_INPUT)
-        }
-    }
+    written.map_err(|error| {
+        bad_input("softhca report")(format!("{output}: {error}; choose another file with -o"))
+    })?;
+    outln!("report: {output}");
+    Ok(ExitCode::SUCCESS)
 }
 
 fn build_page(arguments: &Arguments, report: &dyn Fn(&'static str, f64)) -> Result<Page, OpenError> {

@@ -1,8 +1,9 @@
 //! `softhca shrink`: a minimal set of faults with which a scenario still fails, simulated or on a real program.
 
+use crate::exit_code::{BAD_INPUT, CommandError, CommandResult};
+use crate::output;
 use crate::scenario::{self, ParameterValue};
 use crate::sweep::{self, ScenarioRuns, Surroundings};
-use crate::{exit_code, output};
 use clap::Args;
 use softhca_scenarios::{FaultText, ParameterValues, Scenario, minimize, with_faults};
 use std::collections::BTreeMap;
@@ -40,14 +41,8 @@ pub struct Arguments {
 }
 
 /// Runs the command.
-pub fn run(arguments: &Arguments) -> ExitCode {
-    match shrink(arguments) {
-        Ok(code) => code,
-        Err(why) => {
-            errln!("{why}");
-            ExitCode::from(exit_code::BAD_INPUT)
-        }
-    }
+pub fn run(arguments: &Arguments) -> CommandResult {
+    shrink(arguments).map_err(|message| CommandError { code: BAD_INPUT, message })
 }
 
 /// What is necessary, and what it causes.

@@ -1,5 +1,6 @@
 //! Commands about a running daemon: `status`, `devices`, `devinfo`, `stats`, `asyncwatch`, `stop`.
 
+use crate::exit_code::CommandResult;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use softhca::{Counters, DaemonControl, Error, FabricPort, Gid, HostDevice, PortState};
@@ -45,19 +46,6 @@ pub struct StatsArguments {
     all: bool,
 }
 
-pub type DaemonResult = Result<(), Error>;
-
-/// Reports an error; the exit code of a command.
-pub fn exit_code(outcome: DaemonResult) -> ExitCode {
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            errln!("softhca: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
 impl DaemonTarget {
     pub fn connect(&self) -> Result<DaemonControl, Error> {
         DaemonControl::connect(self.name.as_deref())
@@ -65,11 +53,7 @@ impl DaemonTarget {
 }
 
 /// Runs `softhca status`.
-pub fn status(target: &DaemonTarget) -> ExitCode {
-    exit_code(print_status(target))
-}
-
-fn print_status(target: &DaemonTarget) -> DaemonResult {
+pub fn status(target: &DaemonTarget) -> CommandResult {
     let status = target.connect()?.status()?;
     if !target.json {
         outln!("daemon {} version {}, up {} s", status.pid, status.version, status.uptime_s);
@@ -114,54 +98,52 @@ fn print_status(target: &DaemonTarget) -> DaemonResult {
             outln!("  process {} ({}{data_path}): {}", client.pid, client.name, used.join(", "));
         }
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Runs `softhca devices`.
-pub fn devices(target: &DaemonTarget) -> ExitCode {
-    exit_code(target.connect().map(|control| {
-        for device in control.hosts() {
-            if target.json {
-                outln!(
-                    "{}",
-                    json!({"device": device.device_name, "host": device.name, "address": device.address.to_string(),
-                        "guid": guid(device)})
-                );
-            } else {
-                outln!("{:<12} {:<12} {:<16} {}", device.device_name, device.name, device.address, guid(device));
-            }
+pub fn devices(target: &DaemonTarget) -> CommandResult {
+    for device in target.connect()?.hosts() {
+        if target.json {
+            outln!(
+                "{}",
+                json!({"device": device.device_name, "host": device.name, "address": device.address.to_string(),
+                    "guid": guid(device)})
+            );
+        } else {
+            outln!("{:<12} {:<12} {:<16} {}", device.device_name, device.name, device.address, guid(device));
         }
-    }))
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The node GUID, as `ibv_devices` prints it.
 fn guid(device: &HostDevice) -> String {
-    let low = u64::from_be_bytes(Gid::from(device.address).0[8..].try_into().expect("eight bytes"));
-    format!("{:016x}", 0x0200_0000_0000_0000 | low & 0x00ff_ffff_ffff_ffff)
+    format!("{:016x}", Gid::from(device.address).guid())
 }
 
 /// Runs `softhca devinfo`.
-pub fn devinfo(arguments: &DevinfoArguments) -> ExitCode {
-    exit_code(arguments.target.connect().and_then(|mut control| control.status()).map(|status| {
-        let is_selected = |device: &HostDevice| {
-            arguments.device.as_ref().is_none_or(|name| device.name == *name || device.device_name == *name)
-        };
-        for host in status.hosts.iter().filter(|host| is_selected(&host.host)) {
-            let (device, state) = (&host.host, host.port_state);
-            if arguments.target.json {
-                outln!("{}", device_attributes(device, state));
-                continue;
-            }
-            let Value::Object(fields) = device_attributes(device, state) else { continue };
-            outln!("{}", device.device_name);
-            for (name, value) in fields {
-                let text = value.as_str().map_or_else(|| value.to_string(), String::from);
-                if arguments.verbose || !name.starts_with("max_") {
-                    outln!("  {name:<24} {text}");
-                }
+pub fn devinfo(arguments: &DevinfoArguments) -> CommandResult {
+    let is_selected = |device: &HostDevice| {
+        arguments.device.as_ref().is_none_or(|name| device.name == *name || device.device_name == *name)
+    };
+    let status = arguments.target.connect()?.status()?;
+    for host in status.hosts.iter().filter(|host| is_selected(&host.host)) {
+        let (device, state) = (&host.host, host.port_state);
+        if arguments.target.json {
+            outln!("{}", device_attributes(device, state));
+            continue;
+        }
+        let Value::Object(fields) = device_attributes(device, state) else { continue };
+        outln!("{}", device.device_name);
+        for (name, value) in fields {
+            let text = value.as_str().map_or_else(|| value.to_string(), String::from);
+            if arguments.verbose || !name.starts_with("max_") {
+                outln!("  {name:<24} {text}");
             }
         }
-    }))
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn device_attributes(device: &HostDevice, state: PortState) -> Value {
@@ -181,11 +163,7 @@ fn device_attributes(device: &HostDevice, state: PortState) -> Value {
 }
 
 /// Runs `softhca stats`.
-pub fn stats(arguments: &StatsArguments) -> ExitCode {
-    exit_code(print_stats(arguments))
-}
-
-fn print_stats(arguments: &StatsArguments) -> DaemonResult {
+pub fn stats(arguments: &StatsArguments) -> CommandResult {
     let mut control = arguments.target.connect()?;
     let names: Vec<String> = match &arguments.host {
         Some(host) => vec![host.clone()],
@@ -204,7 +182,7 @@ fn print_stats(arguments: &StatsArguments) -> DaemonResult {
         ports.iter().for_each(|port| print_port(arguments, &ports_before, port));
         ports_before = ports;
         if !arguments.watch {
-            return Ok(());
+            return Ok(ExitCode::SUCCESS);
         }
         std::thread::sleep(Duration::from_secs(1));
     }
@@ -260,11 +238,7 @@ fn print_port(arguments: &StatsArguments, before: &[FabricPort], port: &FabricPo
 }
 
 /// Runs `softhca asyncwatch`.
-pub fn asyncwatch(target: &DaemonTarget) -> ExitCode {
-    exit_code(print_async_events(target))
-}
-
-fn print_async_events(target: &DaemonTarget) -> DaemonResult {
+pub fn asyncwatch(target: &DaemonTarget) -> CommandResult {
     let mut control = target.connect()?;
     control.subscribe_async_events()?;
     loop {
@@ -280,6 +254,7 @@ fn print_async_events(target: &DaemonTarget) -> DaemonResult {
 }
 
 /// Runs `softhca stop`.
-pub fn stop(target: &DaemonTarget) -> ExitCode {
-    exit_code(target.connect().and_then(DaemonControl::stop))
+pub fn stop(target: &DaemonTarget) -> CommandResult {
+    target.connect()?.stop()?;
+    Ok(ExitCode::SUCCESS)
 }

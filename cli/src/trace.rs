@@ -1,7 +1,9 @@
 //! `softhca trace`: prints the packets in a capture or the events in a log.
 
+use crate::exit_code::{CommandResult, bad_input};
+use crate::explain::{print, read_any};
 use crate::terminal::PrintableWriter;
-use crate::{exit_code, input, output, terminal};
+use crate::{input, output, terminal};
 use softhca_scenarios::quantity::parse_nanoseconds;
 use softhca_trace::filter::{FILTER_FIELDS, FILTER_FLAGS, Filter, FilterError, PacketFilter};
 use softhca_trace::join::{self, Fate, JoinError};
@@ -134,6 +136,30 @@ enum TraceError {
     RoceV1Output(io::Error),
 }
 
+impl TraceError {
+    fn message(self, arguments: &Arguments) -> String {
+        let file = arguments.file.display();
+        let given = |path: &Option<PathBuf>| path.as_ref().unwrap_or(&arguments.file).display().to_string();
+        let advice = "give the path of a pcap or pcapng file";
+        match self {
+            TraceError::Output(error) => format!("cannot write the output: {error}"),
+            TraceError::Input(CaptureError { offset: 0, cause: CaptureErrorKind::Io(error) }) => {
+                format!("{file}: {error}; {advice}")
+            }
+            TraceError::Join(error) => error.to_string(),
+            TraceError::LostInOneCapture => format!("--filter: {LOST_IN_ONE_CAPTURE}"),
+            TraceError::OtherInput(error) => format!("{}: {error}; {advice}", given(&arguments.other)),
+            TraceError::Input(error) => format!("{file}: {error}"),
+            TraceError::Log(error) => format!("{file}: {error}"),
+            TraceError::UnsupportedForLogs => format!(
+                "{file} is an event log: --ladder, --check, --filter, --roce-v1 and a second file apply to captures only; \
+                 use `softhca why` to explain a log"
+            ),
+            TraceError::RoceV1Output(error) => format!("cannot write {}: {error}", given(&arguments.roce_v1)),
+        }
+    }
+}
+
 impl From<LogError> for TraceError {
     fn from(error: LogError) -> TraceError {
         TraceError::Log(error)
@@ -153,44 +179,19 @@ impl From<io::Error> for TraceError {
 }
 
 /// Runs the command.
-pub fn run(arguments: &Arguments) -> ExitCode {
+pub fn run(arguments: &Arguments) -> CommandResult {
     if arguments.summary || arguments.perfetto.is_some() {
         return analyze(arguments);
     }
     let mut output = BufWriter::new(PrintableWriter::new(io::stdout().lock()));
     let mut tally = PacketCounts::default();
     let printed = print_file(arguments, &mut tally, &mut output);
-    let file = arguments.file.display();
     match printed.and_then(|()| Ok(output.flush()?)) {
-        Ok(()) if arguments.check && !tally.is_clean() => ExitCode::FAILURE,
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) if arguments.check && !tally.is_clean() => Ok(ExitCode::FAILURE),
+        Ok(()) => Ok(ExitCode::SUCCESS),
         // The reader has closed the pipe.
-        Err(TraceError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(error) => {
-            match error {
-                TraceError::Output(error) => errln!("softhca trace: cannot write the output: {error}"),
-                TraceError::Input(CaptureError { offset: 0, cause: CaptureErrorKind::Io(error) }) => {
-                    errln!("softhca trace: {file}: {error}; give the path of a pcap or pcapng file");
-                }
-                TraceError::Join(error) => errln!("softhca trace: {error}"),
-                TraceError::LostInOneCapture => errln!("softhca trace: --filter: {LOST_IN_ONE_CAPTURE}"),
-                TraceError::OtherInput(error) => {
-                    let file = arguments.other.as_deref().unwrap_or(&arguments.file).display();
-                    errln!("softhca trace: {file}: {error}; give the path of a pcap or pcapng file");
-                }
-                TraceError::Input(error) => errln!("softhca trace: {file}: {error}"),
-                TraceError::Log(error) => errln!("softhca trace: {file}: {error}"),
-                TraceError::UnsupportedForLogs => errln!(
-                    "softhca trace: {file} is an event log: --ladder, --check, --filter, --roce-v1 and a second file \
-                     apply to captures only; use `softhca why` to explain a log"
-                ),
-                TraceError::RoceV1Output(error) => {
-                    let file = arguments.roce_v1.as_deref().unwrap_or(&arguments.file).display();
-                    errln!("softhca trace: cannot write {file}: {error}");
-                }
-            }
-            ExitCode::from(exit_code::BAD_INPUT)
-        }
+        Err(TraceError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
+        Err(error) => Err(bad_input("softhca trace")(error.message(arguments))),
     }
 }
 
@@ -394,26 +395,19 @@ fn print_joined(
 }
 
 /// Prints a summary, or writes a trace for Perfetto.
-fn analyze(arguments: &Arguments) -> ExitCode {
-    let analyzer = match crate::explain::read_any("trace", &arguments.file) {
-        Ok(analyzer) => analyzer,
-        Err(code) => return code,
-    };
+fn analyze(arguments: &Arguments) -> CommandResult {
+    let analyzer = read_any("trace", &arguments.file)?;
     if let Some(path) = &arguments.perfetto {
         let written = output::create_private(path).map(BufWriter::new).and_then(|mut file| {
             serde_json::to_writer(&mut file, &analyzer.perfetto()).map_err(io::Error::from)?;
             file.flush()
         });
-        return match written {
-            Ok(()) => {
-                outln!("trace: {}", path.display());
-                ExitCode::SUCCESS
-            }
-            Err(error) => {
-                errln!("softhca trace: cannot write {}: {error}; choose another file", path.display());
-                ExitCode::from(exit_code::BAD_INPUT)
-            }
-        };
+        written.map_err(|error| {
+            let text = format!("cannot write {}: {error}; choose another file", path.display());
+            bad_input("softhca trace")(text)
+        })?;
+        outln!("trace: {}", path.display());
+        return Ok(ExitCode::SUCCESS);
     }
     let summary = analyzer.summary();
     let text = match () {
@@ -421,13 +415,8 @@ fn analyze(arguments: &Arguments) -> ExitCode {
         () if arguments.csv => summary.csv(),
         () => summary.to_string(),
     };
-    match io::stdout().lock().write_all(terminal::printable(&text).as_bytes()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            errln!("softhca trace: cannot write the output: {error}");
-            ExitCode::from(exit_code::BAD_INPUT)
-        }
-        _ => ExitCode::SUCCESS,
-    }
+    print("trace", &text)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Draws each packet as it is captured.

@@ -1,6 +1,6 @@
 //! Parameters: values that `--set` or the seed substitutes in a file.
 
-use crate::source::{Diagnostic, Source, join_path};
+use crate::source::{Result, Source, join_path};
 use crate::spec::ParameterSpec;
 use serde::Deserialize;
 use softhca_fabric::Seed;
@@ -21,7 +21,7 @@ const MAX_RANGE_VALUES: u64 = 10_000;
 pub(crate) fn parse_declarations(
     source: &Source,
     tree: &Spanned<DeTable<'_>>,
-) -> Result<BTreeMap<String, ParameterSpec>, Diagnostic> {
+) -> Result<BTreeMap<String, ParameterSpec>> {
     let Some((_, declared)) = tree.get_ref().iter().find(|(key, _)| key.get_ref() == "parameters") else {
         return Ok(BTreeMap::new());
     };
@@ -89,7 +89,7 @@ pub(crate) fn sweep(
     source: &Source,
     declared: &BTreeMap<String, ParameterSpec>,
     set: &[(String, String)],
-) -> Result<Vec<ParameterValues>, Diagnostic> {
+) -> Result<Vec<ParameterValues>> {
     let mut runs = vec![ParameterValues::new()];
     for (name, text) in set {
         let Some(parameter) = declared.get(name) else {
@@ -152,7 +152,7 @@ pub(crate) fn substitute<'i>(
     source: &Source,
     tree: &mut Spanned<DeTable<'i>>,
     values: &'i ParameterValues,
-) -> Result<(), Diagnostic> {
+) -> Result<()> {
     for (key, value) in tree.get_mut().iter_mut() {
         if key.get_ref() != "parameters" {
             substitute_value(source, value, key.get_ref(), values)?;
@@ -166,7 +166,7 @@ fn substitute_value<'i>(
     value: &mut Spanned<DeValue<'i>>,
     path: &str,
     values: &'i ParameterValues,
-) -> Result<(), Diagnostic> {
+) -> Result<()> {
     let unknown = |name: &str| {
         let message = format!("${name}: the file declares no such parameter");
         source.error_at(path, message).suggest(name, values.keys().map(String::as_str))

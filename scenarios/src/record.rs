@@ -160,10 +160,8 @@ impl RunRecord {
                 self.append(time_ns, host, None, RecordedEvent::AsyncEvent { name });
             }
             Event::CmSent { message, .. } if self.keeps_timeline => {
-                let known = CmMessage::ALL.iter().copied().find(|known| known.name() == message.name());
-                if let Some(packet) = known.map(|message| self.observe_cm_message(host, message)) {
-                    self.append(time_ns, host, None, RecordedEvent::Sent { packet });
-                }
+                let packet = self.observe_cm_message(host, message);
+                self.append(time_ns, host, None, RecordedEvent::Sent { packet });
             }
             Event::CmEventRaised { id, event: kind, status, .. } => {
                 // Programs with a queue pair receive ESTABLISHED when it is ready.

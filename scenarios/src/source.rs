@@ -43,6 +43,9 @@ impl fmt::Display for Diagnostic {
 
 impl std::error::Error for Diagnostic {}
 
+/// The result of reading a scenario file.
+pub(crate) type Result<T, E = Diagnostic> = std::result::Result<T, E>;
+
 /// A scenario file.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {

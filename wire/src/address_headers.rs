@@ -1,5 +1,6 @@
 //! The fields of the IP and UDP headers around a transport packet, independent of the code that builds them.
 
+use crate::layout::{debug_as_display, display};
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -77,11 +78,7 @@ impl fmt::Display for Gid {
     }
 }
 
-impl fmt::Debug for Gid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Gid({self})")
-    }
-}
+debug_as_display!(Gid);
 
 crate::named_enum! {
     /// The ECN codepoint, the low two bits of a traffic class.
@@ -158,11 +155,7 @@ impl AddressHeaders {
     }
 }
 
-impl fmt::Display for AddressHeaders {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} > {}", self.source, self.destination)
-    }
-}
+display!(AddressHeaders { source, destination } "{source} > {destination}");
 
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,9 @@
 //! The acknowledge header and its syndromes.
 
 use crate::Malformed;
+use crate::layout::display;
 use crate::malformed::header_bytes;
+use crate::number::narrow;
 use core::fmt;
 
 crate::named_enum! {
@@ -28,17 +30,7 @@ crate::named_enum! {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(from = "u8", into = "u8"))]
 pub struct RnrTimer(u8);
 
-impl From<u8> for RnrTimer {
-    fn from(code: u8) -> RnrTimer {
-        RnrTimer::new(code)
-    }
-}
-
-impl From<RnrTimer> for u8 {
-    fn from(timer: RnrTimer) -> u8 {
-        timer.code()
-    }
-}
+narrow!(RnrTimer: u8 = code);
 
 impl RnrTimer {
     /// Delays in units of 10 µs, by code.
@@ -167,11 +159,7 @@ impl Aeth {
     }
 }
 
-impl fmt::Display for Aeth {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} msn={}", self.syndrome, self.msn)
-    }
-}
+display!(Aeth { syndrome, msn } "{syndrome} msn={msn}");
 
 #[cfg(test)]
 mod tests {

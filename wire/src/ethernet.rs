@@ -1,6 +1,7 @@
 //! The Ethernet header, with at most one 802.1Q tag.
 
 use crate::Malformed;
+use crate::layout::{debug_as_display, display};
 use crate::malformed::header_bytes;
 use core::fmt;
 use core::net::IpAddr;
@@ -42,12 +43,6 @@ impl fmt::Display for MacAddress {
     }
 }
 
-impl fmt::Debug for MacAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MacAddress({self})")
-    }
-}
-
 /// The EtherType.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EtherType(pub u16);
@@ -71,11 +66,7 @@ impl fmt::Display for EtherType {
     }
 }
 
-impl fmt::Debug for EtherType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "EtherType({self})")
-    }
-}
+debug_as_display!(EtherType, MacAddress);
 
 /// The tag control information of an 802.1Q tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -98,11 +89,7 @@ impl Vlan {
     }
 }
 
-impl fmt::Display for Vlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "vlan={} priority={}", self.id, self.priority)
-    }
-}
+display!(Vlan { id, priority } "vlan={id} priority={priority}");
 
 /// The Ethernet header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

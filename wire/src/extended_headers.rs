@@ -1,5 +1,6 @@
 //! The extended transport headers, except the AETH.
 
+use crate::layout::display;
 use crate::malformed::header_bytes;
 use crate::{Malformed, Qpn, QueueKey, RemoteKey};
 use core::fmt;
@@ -40,11 +41,7 @@ impl Deth {
     }
 }
 
-impl fmt::Display for Deth {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "qkey={} src_qp={}", self.qkey, self.source_qp)
-    }
-}
+display!(Deth { qkey, source_qp } "qkey={qkey} src_qp={source_qp}");
 
 /// RETH: the RDMA extended transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,11 +74,7 @@ impl Reth {
     }
 }
 
-impl fmt::Display for Reth {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "va={:#x} rkey={} len={}", self.virtual_address, self.rkey, self.dma_length)
-    }
-}
+display!(Reth { virtual_address, rkey, dma_length } "va={virtual_address:#x} rkey={rkey} len={dma_length}");
 
 /// AtomicETH: the operands of an atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,12 +115,8 @@ impl AtomicEth {
     }
 }
 
-impl fmt::Display for AtomicEth {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let AtomicEth { virtual_address, rkey, swap_or_add, compare } = self;
-        write!(f, "va={virtual_address:#x} rkey={rkey} swap={swap_or_add:#x} compare={compare:#x}")
-    }
-}
+display!(AtomicEth { virtual_address, rkey, swap_or_add, compare }
+    "va={virtual_address:#x} rkey={rkey} swap={swap_or_add:#x} compare={compare:#x}");
 
 macro_rules! word {
     ($(#[$doc:meta])* $name:ident, $label:literal, $inner:ty, $bytes:literal, $display:literal) => {

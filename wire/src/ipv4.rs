@@ -1,8 +1,8 @@
 //! The IPv4 header. Parsing rejects options: RoCE senders do not use them and the ICRC does not define them.
 
+use crate::layout::display;
 use crate::malformed::header_bytes;
 use crate::{AddressHeaders, Malformed, Udp};
-use core::fmt;
 use core::net::Ipv4Addr;
 
 /// The IPv4 header.
@@ -123,17 +123,5 @@ fn ones_complement_sum(bytes: &[u8; Ipv4::LEN]) -> u16 {
     ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
-impl fmt::Display for Ipv4 {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} > {} tos={:#04x} ttl={} id={} len={}",
-            self.source,
-            self.destination,
-            self.traffic_class,
-            self.hop_limit,
-            self.identification,
-            self.total_length
-        )
-    }
-}
+display!(Ipv4 { source, destination, traffic_class, hop_limit, identification, total_length }
+    "{source} > {destination} tos={traffic_class:#04x} ttl={hop_limit} id={identification} len={total_length}");

@@ -1,8 +1,8 @@
 //! The IPv6 header. Extension headers appear as another next-header value and are left to the caller.
 
+use crate::layout::display;
 use crate::malformed::header_bytes;
 use crate::{AddressHeaders, Malformed, Udp};
-use core::fmt;
 use core::net::{IpAddr, Ipv6Addr};
 
 /// The IPv6 header.
@@ -100,17 +100,5 @@ impl Ipv6 {
     }
 }
 
-impl fmt::Display for Ipv6 {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} > {} class={:#04x} hops={} flow={:#x} len={}",
-            self.source,
-            self.destination,
-            self.traffic_class,
-            self.hop_limit,
-            self.flow_label,
-            self.payload_length
-        )
-    }
-}
+display!(Ipv6 { source, destination, traffic_class, hop_limit, flow_label, payload_length }
+    "{source} > {destination} class={traffic_class:#04x} hops={hop_limit} flow={flow_label:#x} len={payload_length}");

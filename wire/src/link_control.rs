@@ -80,30 +80,21 @@ pub struct Slots {
 /// The most slot bits: a QPN has 24 bits, and a process needs some of them.
 const MAX_SLOT_BITS: u8 = 16;
 
-/// Whether a message requests a reply or is one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum ExchangeKind {
-    /// The receiver must reply.
-    Query = 0,
-    /// The reply; it requires no further reply.
-    Reply = 1,
+crate::named_enum! {
+    /// Whether a message requests a reply or is one.
+    #[repr(u8)]
+    pub enum ExchangeKind {
+        /// The receiver must reply.
+        Query = 0 => "?",
+        /// The reply; it requires no further reply.
+        Reply = 1 => "!",
+    }
 }
 
 impl ExchangeKind {
     fn parse(byte: u8) -> Result<ExchangeKind, Malformed> {
-        match byte {
-            0 => Ok(ExchangeKind::Query),
-            1 => Ok(ExchangeKind::Reply),
-            _ => Err(Malformed::Field { what: "link exchange", value: byte.into() }),
-        }
-    }
-
-    const fn suffix(self) -> &'static str {
-        match self {
-            ExchangeKind::Query => "?",
-            ExchangeKind::Reply => "!",
-        }
+        let known = ExchangeKind::ALL.get(usize::from(byte)).copied();
+        known.ok_or(Malformed::Field { what: "link exchange", value: byte.into() })
     }
 }
 
@@ -429,7 +420,7 @@ impl fmt::Display for Pause {
 impl fmt::Display for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.body {
-            Body::Hello(hello) => write!(f, "HELLO{} {}", hello.exchange.suffix(), self.sender),
+            Body::Hello(hello) => write!(f, "HELLO{} {}", hello.exchange, self.sender),
             Body::Request(r) => write!(
                 f,
                 "REQUEST consumed={} returned={} needed={} wanted={}",
@@ -439,7 +430,7 @@ impl fmt::Display for Message {
                 write!(f, "GRANT granted={} returned={} keep={}", g.granted, g.returned, g.max_unused)
             }
             Body::Heartbeat(heartbeat) => {
-                write!(f, "HEARTBEAT{} {}", heartbeat.exchange.suffix(), heartbeat.stamp)
+                write!(f, "HEARTBEAT{} {}", heartbeat.exchange, heartbeat.stamp)
             }
             Body::Pause(pause) => pause.fmt(f),
         }

@@ -1,5 +1,6 @@
 //! Typed numbers of the transport headers.
 
+use crate::layout::debug_as_display;
 use core::fmt;
 
 /// A packet sequence number: 24 bits, compared and advanced modulo 2^24.
@@ -75,12 +76,6 @@ impl Psn {
     }
 }
 
-impl fmt::Debug for Psn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Psn({})", self.0)
-    }
-}
-
 impl fmt::Display for Psn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
@@ -145,36 +140,32 @@ impl QpnSlot {
     }
 }
 
-impl fmt::Debug for Qpn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Qpn({:#x})", self.0)
-    }
-}
-
 impl fmt::Display for Qpn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#x}", self.0)
     }
 }
 
-/// Conversions for numbers narrower than their `u32` representation.
+/// Conversions for numbers narrower than their representation.
 macro_rules! narrow {
-    ($($name:ident),*) => {
-        $(impl From<u32> for $name {
-            fn from(value: u32) -> $name {
+    ($($name:ident: $number:ty = $value:ident),*) => {
+        $(impl From<$number> for $name {
+            fn from(value: $number) -> $name {
                 $name::new(value)
             }
         }
 
-        impl From<$name> for u32 {
-            fn from(number: $name) -> u32 {
-                number.value()
+        impl From<$name> for $number {
+            fn from(number: $name) -> $number {
+                number.$value()
             }
         })*
     };
 }
+pub(crate) use narrow;
 
-narrow!(Psn, Qpn);
+narrow!(Psn: u32 = value, Qpn: u32 = value);
+debug_as_display!(LocalKey, PartitionKey, Psn, Qpn, QueueKey, RemoteKey);
 
 macro_rules! key {
     ($(#[$doc:meta])* $name:ident, $inner:ty) => {
@@ -182,12 +173,6 @@ macro_rules! key {
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         pub struct $name(pub $inner);
-
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, concat!(stringify!($name), "({:#x})"), self.0)
-            }
-        }
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,8 +1,8 @@
 //! The UDP header.
 
+use crate::layout::display;
 use crate::malformed::header_bytes;
 use crate::{AddressHeaders, Malformed, ROCE_PORT};
-use core::fmt;
 
 /// The UDP header. RoCE senders set the checksum to zero, also over IPv6: the ICRC replaces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,8 +58,4 @@ impl Udp {
     }
 }
 
-impl fmt::Display for Udp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} > {} len={}", self.source_port, self.destination_port, self.length)
-    }
-}
+display!(Udp { source_port, destination_port, length } "{source_port} > {destination_port} len={length}");

@@ -10,10 +10,11 @@ mod programs;
 mod rdma;
 mod results;
 
+use crate::exit_code::{CommandResult, bad_input, failure};
 use clap::Args;
 pub use collective::RankArguments;
 use mode::{BenchDaemon, Mode};
-use results::{BenchError, Effort, ResultPrinter};
+use results::{BenchError, Effort, Measurement, ResultPrinter};
 use softhca::Loopback;
 use softhca_daemon::DataPath;
 use std::process::ExitCode;
@@ -99,11 +100,8 @@ impl Arguments {
 }
 
 /// Runs the command.
-pub fn run(arguments: &Arguments) -> ExitCode {
-    if let Err(why) = arguments.check_filter() {
-        errln!("softhca bench: {why}");
-        return ExitCode::from(crate::exit_code::BAD_INPUT);
-    }
+pub fn run(arguments: &Arguments) -> CommandResult {
+    arguments.check_filter().map_err(bad_input("softhca bench"))?;
     let effort = match arguments.quick {
         true => Effort { round_time: Duration::from_millis(200), rounds: 3 },
         false => Effort { round_time: Duration::from_millis(500), rounds: 7 },
@@ -118,46 +116,30 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             "direct" => BenchDaemon::start(DataPath::Direct, Loopback::Internal).map(Mode::Direct),
             _ => BenchDaemon::start(DataPath::Daemon, Loopback::Socket).map(Mode::Daemon),
         };
-        if let Err(why) = mode.and_then(|mode| measure(arguments, &mode, effort, &mut output)) {
-            errln!("softhca: {selected}: {why}");
-            return ExitCode::FAILURE;
-        }
+        mode.and_then(|mode| measure(arguments, &mode, effort, &mut output))
+            .map_err(failure(format!("softhca: {selected}")))?;
     }
     let selected = |name: &str| arguments.matches_filter(name);
-    if arguments.is_selected("collective")
-        && selected(collective::NAME)
-        && let Err(why) = collective::measure(effort, &mut |measurement| output.print(measurement))
-    {
-        errln!("softhca: collective: {why}");
-        return ExitCode::FAILURE;
+    let mut print = |measurement: &Measurement| output.print(measurement);
+    if arguments.is_selected("collective") && selected(collective::NAME) {
+        collective::measure(effort, &mut print).map_err(failure("softhca: collective"))?;
     }
     for (mode, data_path) in [("programs", DataPath::Direct), ("programs-daemon", DataPath::Daemon)] {
-        if arguments.is_selected(mode)
-            && let Err(why) =
-                programs::measure(data_path, &selected, effort, &mut |measurement| output.print(measurement))
-        {
-            errln!("softhca: {mode}: {why}");
-            return ExitCode::FAILURE;
+        if arguments.is_selected(mode) {
+            let measured = programs::measure(data_path, &selected, effort, &mut print);
+            measured.map_err(failure(format!("softhca: {mode}")))?;
         }
     }
-    if arguments.is_selected("peer")
-        && let Err(why) = peer::measure(&selected, effort, &mut |measurement| output.print(measurement))
-    {
-        errln!("softhca: peers: {why}");
-        return ExitCode::FAILURE;
+    if arguments.is_selected("peer") {
+        peer::measure(&selected, effort, &mut print).map_err(failure("softhca: peers"))?;
     }
-    ExitCode::SUCCESS
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Runs one rank of the collective benchmark.
-pub fn run_rank(arguments: &RankArguments) -> ExitCode {
-    match collective::run_rank(arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(why) => {
-            errln!("softhca: rank: {why}");
-            ExitCode::FAILURE
-        }
-    }
+pub fn run_rank(arguments: &RankArguments) -> CommandResult {
+    collective::run_rank(arguments).map_err(failure("softhca: rank"))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn measure(

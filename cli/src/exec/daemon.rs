@@ -1,5 +1,6 @@
 //! Connects to the running daemon or starts one.
 
+use super::program::own_path;
 use crate::output;
 use rustix::fs::FlockOperation;
 use softhca::{DEFAULT_NAME, DaemonControl, Error, HostDevice, Loopback, NAME_VARIABLE, Recovery};
@@ -16,6 +17,7 @@ use std::process::{Command, Stdio};
 const DEFAULT_HOSTS: [&str; 2] = ["alice", "bob"];
 
 /// What a program needs from a daemon.
+#[derive(Default)]
 pub struct DaemonRequirements<'a> {
     pub name: Option<&'a str>,
     pub host: Option<&'a str>,
@@ -38,16 +40,19 @@ pub enum DaemonLifetime {
     UntilStopped,
 }
 
+/// The name of the daemon: the one given, that of the environment, or the usual one.
+pub fn daemon_name(given: Option<&str>) -> String {
+    let given = given.map(String::from).or_else(|| std::env::var(NAME_VARIABLE).ok());
+    given.unwrap_or_else(|| DEFAULT_NAME.into())
+}
+
 /// Connects to the daemon, and starts it if it is not running. A lock prevents other processes from starting one, and
 /// an idle daemon from exiting, meanwhile.
 pub fn connect_or_start(
     requirements: &DaemonRequirements<'_>,
     stay: DaemonLifetime,
 ) -> Result<DaemonControl, String> {
-    let name = match requirements.name {
-        Some(name) => name.into(),
-        None => std::env::var(NAME_VARIABLE).unwrap_or_else(|_| DEFAULT_NAME.into()),
-    };
+    let name = daemon_name(requirements.name);
     if !RuntimeDir::is_valid_name(&name) {
         return Err(format!("{name:?} is not a valid daemon name: use letters, digits, '-', '_' and '.'"));
     }
@@ -99,23 +104,14 @@ impl StartCommand {
 
     /// Starts a daemon in place of one that is gone, and connects to it.
     pub fn start_again(&self, name: Option<&str>) -> Result<DaemonControl, String> {
-        let name = match name {
-            Some(name) => name.into(),
-            None => std::env::var(NAME_VARIABLE).unwrap_or_else(|_| DEFAULT_NAME.into()),
-        };
+        let name = daemon_name(name);
         let folder = RuntimeDir::for_user();
         let _lock = lock_start(&folder, &name)?;
-        let mut command = own_command()?;
+        let mut command = Command::new(own_path()?);
         command.args(&self.0);
         spawn(&folder, &name, command)?;
         DaemonControl::connect(Some(&name)).map_err(|error| error.to_string())
     }
-}
-
-fn own_command() -> Result<Command, String> {
-    let own = std::env::current_exe()
-        .map_err(|error| format!("cannot find the path of the executable: {error}"))?;
-    Ok(Command::new(own))
 }
 
 /// Settings apply when a daemon starts: a running daemon must already have them.
@@ -177,7 +173,7 @@ fn start(
     requirements: &DaemonRequirements<'_>,
     stay: DaemonLifetime,
 ) -> Result<(), String> {
-    let mut command = own_command()?;
+    let mut command = Command::new(own_path()?);
     command.args(["daemon", "--name", name]);
     let mut hosts: Vec<&str> = requirements.hosts.iter().map(String::as_str).collect();
     if hosts.is_empty() {

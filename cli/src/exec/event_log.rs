@@ -4,7 +4,7 @@ use super::waiting_requests::WaitingRequests;
 use crate::terminal;
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use softhca::DaemonControl;
-use softhca_trace::lint::{Linter, Severity};
+use softhca_trace::lint::Linter;
 use softhca_trace::log::{Entry, Header};
 use softhca_trace::why::{LogAnalyzer, Query};
 use std::collections::VecDeque;
@@ -56,7 +56,7 @@ impl RecentLines {
 }
 
 /// The event name of a line, without parsing all of it.
-fn event_name(line: &str) -> &str {
+pub fn event_name(line: &str) -> &str {
     let name = line.split_once("\"name\":\"").and_then(|(_, rest)| rest.split_once('"'));
     name.map_or("", |(name, _)| name)
 }
@@ -216,10 +216,8 @@ impl DaemonEventLog {
 
     /// The number of findings.
     pub fn lint_summary(&self) -> String {
-        let findings = || self.linter.iter().flat_map(Linter::findings);
-        let of = |severity| findings().filter(|finding| finding.pitfall.severity == severity).count();
-        let counts = [of(Severity::Error), of(Severity::Warning), of(Severity::Note)];
-        format!("softhca lint: {} errors, {} warnings, {} notes", counts[0], counts[1], counts[2])
+        let [errors, warnings, notes] = self.linter.as_ref().map_or([0; 3], Linter::counts);
+        format!("softhca lint: {errors} errors, {warnings} warnings, {notes} notes")
     }
 
     /// The requesters that waited for ever when the program ended.

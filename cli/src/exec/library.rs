@@ -1,5 +1,6 @@
 //! The shared library, and the folder in which programs find it under its sonames.
 
+use super::program::own_path;
 use softhca_queue::control::RuntimeDir;
 use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -27,8 +28,7 @@ const SONAMES: [&str; 8] = [
 /// Finds a library next to the executable or in `../lib/softhca`. In a cargo target folder it may also be in
 /// `deps`: the newest wins.
 fn find_library(file: &str) -> Result<PathBuf, String> {
-    let executable = std::env::current_exe()
-        .map_err(|error| format!("cannot find the path of the executable: {error}"))?;
+    let executable = own_path()?;
     let exe_folder = executable.parent().unwrap_or(Path::new("/"));
     let candidates = [exe_folder.join(file), exe_folder.join("../lib/softhca").join(file)];
     let modified = |path: &PathBuf| path.metadata().and_then(|found| found.modified()).ok();

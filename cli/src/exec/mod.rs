@@ -15,11 +15,12 @@ pub mod sweep_support;
 mod sysfs;
 mod waiting_requests;
 
-pub use program::run as run_program;
+pub use program::{own_path, run as run_program};
 pub use scenario_programs::run_programs;
 pub use sysfs::check_allowed as check_view_allowed;
 
-use crate::{exit_code, output, scenario, shell};
+use crate::exit_code::{self, CommandResult, error};
+use crate::{output, scenario, shell};
 use clap::Args;
 use daemon::{DaemonLifetime, DaemonRequirements};
 use device_use::DeviceUse;
@@ -29,7 +30,7 @@ use live_scenario::{DaemonScenario, RequiredSettings};
 use program::ExecError;
 use rustix::process::Pid;
 use softhca::fault::FAULTS_VARIABLE;
-use softhca::{DATA_PATH_VARIABLE, DEFAULT_NAME, DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
+use softhca::{DATA_PATH_VARIABLE, DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
 use softhca_daemon::DataPath;
 use softhca_queue::control::RuntimeDir;
 use softhca_scenarios::{ParameterValues, Plan, Verdict};
@@ -183,20 +184,15 @@ impl DaemonOptions {
     fn view_root(&self, connection: &DaemonControl) -> Option<PathBuf> {
         let chosen = self.host.clone().or_else(|| std::env::var(HOST_VARIABLE).ok());
         let host = chosen.or_else(|| connection.hosts().first().map(|device| device.host.clone()))?;
-        let daemon = self.name.clone().or_else(|| std::env::var(NAME_VARIABLE).ok());
-        let name = daemon.as_deref().unwrap_or(DEFAULT_NAME);
-        Some(RuntimeDir::for_user().view(name, &host)).filter(|root| root.is_dir())
+        let name = daemon::daemon_name(self.name.as_deref());
+        Some(RuntimeDir::for_user().view(&name, &host)).filter(|root| root.is_dir())
     }
 }
 
-fn report_failure(error: &ExecError) -> ExitCode {
-    errln!("softhca: {}", error.message);
-    ExitCode::from(error.code)
-}
-
 /// Runs `softhca exec`.
-pub fn run(arguments: &Arguments) -> ExitCode {
-    execute(arguments).map_or_else(|error| report_failure(&error), ExitCode::from)
+pub fn run(arguments: &Arguments) -> CommandResult {
+    let code = execute(arguments).map_err(|failed| error(failed.code, "softhca")(failed.message))?;
+    Ok(ExitCode::from(code))
 }
 
 /// Prepares the daemon, the libraries and the scenario, runs the program and prints the results. All messages go to
@@ -367,11 +363,9 @@ fn start_recording(
 }
 
 /// Runs `softhca env`.
-pub fn env(arguments: &EnvArguments) -> ExitCode {
-    match print_environment(arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(message) => report_failure(&message.into()),
-    }
+pub fn env(arguments: &EnvArguments) -> CommandResult {
+    print_environment(arguments).map_err(error(exit_code::EXEC_FAILED, "softhca"))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn print_environment(arguments: &EnvArguments) -> Result<(), String> {

@@ -50,15 +50,8 @@ fn try_run_programs(plan: &Plan) -> Result<Outcome, String> {
     let folder = library::library_folder()?;
     let RequiredSettings { hosts, cards, recovery } =
         live_scenario::required_settings(plan, RequiredSettings::default())?;
-    let requirements = DaemonRequirements {
-        name: Some(&name),
-        host: None,
-        address: None,
-        hosts: &hosts,
-        cards,
-        recovery,
-        loopback: None,
-    };
+    let requirements =
+        DaemonRequirements { name: Some(&name), hosts: &hosts, cards, recovery, ..Default::default() };
     let mut connection = daemon::connect_or_start(&requirements, daemon::DaemonLifetime::WhileUsed)?;
     let mut events = DaemonEventLog::create(None)
         .map_err(|error| format!("cannot allocate memory for the event log: {error}"))?;
@@ -138,7 +131,7 @@ fn start_program(
 }
 
 /// Replaces `${ADDRESS_alice}` with the address of alice.
-fn substitute_addresses(word: &str, connection: &DaemonControl) -> String {
+pub fn substitute_addresses(word: &str, connection: &DaemonControl) -> String {
     let mut text = word.to_owned();
     for host in connection.hosts() {
         text = text.replace(&format!("${{ADDRESS_{}}}", host.name), &host.address.to_string());

@@ -6,8 +6,9 @@ pub mod junit;
 mod printer;
 mod store;
 
+use crate::exit_code::{BAD_INPUT, CommandError, CommandResult, bad_input};
+use crate::output;
 use crate::scenario::{self, ParameterValue};
-use crate::{exit_code, output};
 use clap::Args;
 use job::{Backend, Job, RunResult};
 use softhca_scenarios::Verdict;
@@ -120,21 +121,13 @@ impl FromStr for Shard {
 }
 
 /// Runs the command.
-pub fn run(arguments: &Arguments) -> ExitCode {
+pub fn run(arguments: &Arguments) -> CommandResult {
     if arguments.merge {
         return merge(arguments);
     }
-    let jobs = match collect_jobs(arguments) {
-        Ok(jobs) => jobs,
-        Err(problems) => {
-            problems.iter().for_each(|problem| errln!("{problem}"));
-            return ExitCode::from(exit_code::BAD_INPUT);
-        }
-    };
-    if let Err(why) = check_outputs(arguments) {
-        errln!("softhca run: {why}");
-        return ExitCode::from(exit_code::BAD_INPUT);
-    }
+    let unusable = |problems: Vec<String>| CommandError { code: BAD_INPUT, message: problems.join("\n") };
+    let jobs = collect_jobs(arguments).map_err(unusable)?;
+    check_outputs(arguments).map_err(bad_input("softhca run"))?;
     let mut run_printer = printer::RunPrinter::new(&jobs, arguments.json, arguments.out.clone());
     let mut results = Vec::new();
     job::run_all(&jobs, arguments.on, arguments.out.is_some(), |index, result: RunResult| {
@@ -143,22 +136,15 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     });
     run_printer.finish();
     if let Some(path) = &arguments.junit {
-        let report = junit::report(&jobs, &results);
-        if let Err(error) = fs::write(path, report) {
-            errln!("softhca run: {}", output::write_error("--junit", path, &error));
-            return ExitCode::from(exit_code::BAD_INPUT);
-        }
+        write_junit(path, junit::report(&jobs, &results)).map_err(bad_input("softhca run"))?;
     }
-    if let Some(why) = run_printer.write_error() {
-        errln!("softhca run: {why}");
-        return ExitCode::from(exit_code::BAD_INPUT);
-    }
+    run_printer.write_error().map_or(Ok(()), Err).map_err(bad_input("softhca run"))?;
     let has = |verdict| results.iter().any(|(_, summary)| summary.verdict == verdict);
-    match (has(Verdict::Error), has(Verdict::Fail)) {
-        (true, _) => ExitCode::from(exit_code::BAD_INPUT),
+    Ok(match (has(Verdict::Error), has(Verdict::Fail)) {
+        (true, _) => ExitCode::from(BAD_INPUT),
         (false, true) => ExitCode::FAILURE,
         (false, false) => ExitCode::SUCCESS,
-    }
+    })
 }
 
 /// Checks before the first run that the outputs can be written.
@@ -242,26 +228,19 @@ fn scenario_files(path: &Path) -> Result<Vec<PathBuf>, String> {
     }
 }
 
-fn merge(arguments: &Arguments) -> ExitCode {
+fn write_junit(path: &Path, report: String) -> Result<(), String> {
+    fs::write(path, report).map_err(|error| output::write_error("--junit", path, &error))
+}
+
+fn merge(arguments: &Arguments) -> CommandResult {
     let mut reports = Vec::new();
     for path in &arguments.files {
-        match fs::read_to_string(path) {
-            Ok(text) => reports.push((path.display().to_string(), text)),
-            Err(error) => {
-                errln!("softhca run: {}: {error}", path.display());
-                return ExitCode::from(exit_code::BAD_INPUT);
-            }
-        }
+        let name = path.display().to_string();
+        let text = fs::read_to_string(path).map_err(bad_input(format!("softhca run: {name}")))?;
+        reports.push((name, text));
     }
     let path = arguments.junit.as_ref().expect("clap requires --junit");
-    let written = junit::merge(&reports).and_then(|merged| {
-        fs::write(path, merged).map_err(|error| output::write_error("--junit", path, &error))
-    });
-    match written {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(why) => {
-            errln!("softhca run: {why}");
-            ExitCode::from(exit_code::BAD_INPUT)
-        }
-    }
+    let written = junit::merge(&reports).and_then(|merged| write_junit(path, merged));
+    written.map_err(bad_input("softhca run"))?;
+    Ok(ExitCode::SUCCESS)
 }

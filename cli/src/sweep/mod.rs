@@ -5,21 +5,28 @@
 //! and call on that object, so that the same point is hit although timing varies.
 
 mod core_dump;
+mod coverage;
+mod injection;
 mod interruption;
+mod outcome;
 mod point;
+mod recording;
 mod report;
 mod runner;
 mod target;
 
 use crate::exec::sweep_support::{RequiredSettings, required_settings};
-use crate::{exit_code, output};
+use crate::exit_code::{BAD_INPUT, CommandResult, EXEC_FAILED, INTERRUPTED, error};
+use crate::output;
 use clap::Args;
 use core_dump::CoreDump;
+use coverage::Coverage;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use point::{Coverage, Injection};
+use injection::Injection;
+use outcome::{Baseline, Outcome, classify};
 use report::{Report, RunResult};
 pub use runner::Surroundings;
-use runner::{Baseline, Limits, Outcome, RunFaults, Worker, classify};
+use runner::{Limits, RunFaults, Worker};
 use softhca_scenarios::Plan;
 use softhca_scenarios::plan::{FaultKind, FaultPlan, TimedFault};
 use softhca_trace::{CaptureReader, LadderBuilder, LadderStyle, Packet};
@@ -123,26 +130,11 @@ fn parse_shard(text: &str) -> Result<(usize, usize), String> {
 }
 
 /// Runs `softhca sweep`.
-pub fn run(arguments: &Arguments) -> ExitCode {
-    let surroundings = match Surroundings::new(arguments.out.is_some()) {
-        Ok(surroundings) => surroundings,
-        Err(message) => {
-            errln!("softhca: {message}");
-            return ExitCode::from(exit_code::EXEC_FAILED);
-        }
-    };
-    match sweep(arguments, &surroundings) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(1),
-        Err(message) if surroundings.are_interrupted() => {
-            errln!("softhca: {message}");
-            ExitCode::from(exit_code::INTERRUPTED)
-        }
-        Err(message) => {
-            errln!("softhca: {message}");
-            ExitCode::from(exit_code::BAD_INPUT)
-        }
-    }
+pub fn run(arguments: &Arguments) -> CommandResult {
+    let surroundings = Surroundings::new(arguments.out.is_some()).map_err(error(EXEC_FAILED, "softhca"))?;
+    let swept = sweep(arguments, &surroundings);
+    let code = if swept.is_err() && surroundings.are_interrupted() { INTERRUPTED } else { BAD_INPUT };
+    Ok(if swept.map_err(error(code, "softhca"))? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The programs that the words name: a file, if it is one word that ends with `.toml`, or a program with its arguments.
@@ -168,7 +160,7 @@ fn sweep(arguments: &Arguments, surroundings: &Surroundings) -> Result<bool, Str
         packets: arguments.packets || arguments.all,
     };
     for injection in &arguments.only {
-        if point::role_of(&target, &injection.point.role).is_none() {
+        if target.role_of(&injection.point.role).is_none() {
             return Err(format!("--only {injection}: no program has the name {:?}", injection.point.role));
         }
     }
@@ -178,9 +170,9 @@ fn sweep(arguments: &Arguments, surroundings: &Surroundings) -> Result<bool, Str
     let scratch = Scratch::new()?;
     let mut first = Worker::start(&target, surroundings, None, 0, &scratch.0)?;
     let clean = clean_runs(&target, &mut first)?;
-    let groups = point::plan(&target, &clean.recording, coverage, arguments.per_group);
+    let groups = coverage::plan(&target, &clean.recording, coverage, arguments.per_group);
     let injections = match &arguments.only[..] {
-        [] => point::choose(&groups, arguments.limit),
+        [] => coverage::choose(&groups, arguments.limit),
         only => only.to_vec(),
     };
     let (from, to) = arguments.seeds.unwrap_or((1, 1));
@@ -204,7 +196,7 @@ fn sweep(arguments: &Arguments, surroundings: &Surroundings) -> Result<bool, Str
             earlier.iter().map(|run: &RunResult| (run.point.clone(), run.seed)).collect();
         jobs.retain(|job| !done.contains(&(job.injection.to_string(), job.seed)));
     }
-    let usual = Limits::usual(&clean);
+    let usual = clean.limits();
     let limits = Limits {
         total: arguments.timeout.unwrap_or(usual.total),
         idle: arguments.idle.unwrap_or(usual.idle),
@@ -380,7 +372,7 @@ impl SweepRun<'_> {
         let plan = job.injection.plan(self.target)?;
         let faults = plan.as_ref().map_or(RunFaults::One(&job.injection), RunFaults::Scenario);
         let run = worker.run(faults, job.seed, self.limits)?;
-        let faulted = point::role_of(self.target, &job.injection.point.role).unwrap_or(0);
+        let faulted = self.target.role_of(&job.injection.point.role).unwrap_or(0);
         let (outcome, detail) = classify(self.target, self.clean, faulted, &run);
         let point = job.injection.to_string();
         let replay = self.replay(&point, job.seed);
@@ -503,7 +495,7 @@ impl<'t> ScenarioRuns<'t> {
 
     /// Runs the programs with the faults of a plan. Returns the outcome, its details, and how often each fault happened.
     pub fn run(&mut self, plan: &Plan) -> Result<(Outcome, String, Vec<u64>), String> {
-        let limits = Limits::usual(&self.clean);
+        let limits = self.clean.limits();
         let run = self.worker.run(RunFaults::Scenario(plan), plan.seed, limits)?;
         let faulted = run.recording.faulted.unwrap_or(0);
         let (outcome, detail) = classify(self.target, &self.clean, faulted, &run);

@@ -1,7 +1,9 @@
 //! The results of a sweep: a table by verb and fault, JUnit, JSON.
 
-use super::point::{Group, Injection, Point, PointKind};
-use super::runner::Outcome;
+use super::coverage::Group;
+use super::injection::Injection;
+use super::outcome::Outcome;
+use super::point::{Point, PointKind};
 use crate::run::junit::escaped;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +19,6 @@ pub struct RunResult {
     pub name: String,
     pub fault: String,
     pub seed: u64,
-    #[serde(with = "outcome_name")]
     pub outcome: Outcome,
     pub detail: String,
     pub replay: String,
@@ -29,21 +30,6 @@ pub struct RunResult {
     pub milliseconds: u64,
     /// Whether the fault happened.
     pub reached: bool,
-}
-
-mod outcome_name {
-    use super::Outcome;
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub fn serialize<S: Serializer>(outcome: &Outcome, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(outcome.name())
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Outcome, D::Error> {
-        let name = String::deserialize(from)?;
-        let found = Outcome::ALL.into_iter().find(|outcome| outcome.name() == name);
-        found.ok_or_else(|| D::Error::custom(format!("{name:?} is not an outcome")))
-    }
 }
 
 impl RunResult {

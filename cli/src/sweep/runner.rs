@@ -1,13 +1,17 @@
-//! One run of a target: starts the programs with a fault, watches them, and classifies the outcome.
+//! One run of a target: starts the programs with a fault, and watches them.
 
 use super::core_dump::{CoreDump, CoreDumps};
+use super::injection::Injection;
 use super::interruption::Interruption;
-use super::point::{Injection, Recording, flows_of_host};
+use super::point::flows_of_host;
+use super::recording::Recording;
 use super::target::Target;
-use crate::exec::sweep_support::{DaemonName, DaemonScenario, View, connect, library_path, views};
+use crate::exec::sweep_support::{
+    DaemonScenario, View, connect, event_name, library_path, substitute_addresses, views,
+};
 use rustix::process::{Pid, Signal, kill_process_group};
 use softhca::fault::{FAULTS_VARIABLE, ProgramFaults, Rule};
-use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE, Recovery, Verb};
+use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE, Recovery};
 use softhca_scenarios::live::LiveScenario;
 use softhca_scenarios::{Plan, RuleOutcome};
 use softhca_trace::log::Entry;
@@ -86,16 +90,6 @@ pub struct Limits {
     pub idle: Duration,
 }
 
-impl Limits {
-    /// The limits of runs with faults, in comparison with the run without.
-    pub fn usual(clean: &Baseline) -> Limits {
-        Limits {
-            total: (clean.duration * 10).max(Duration::from_secs(10)),
-            idle: (clean.longest_gap * 3).max(Duration::from_secs(6)),
-        }
-    }
-}
-
 /// What all workers share.
 pub struct Surroundings {
     core_dumps: CoreDumps,
@@ -120,7 +114,7 @@ impl Surroundings {
 pub struct Worker<'t> {
     target: &'t Target,
     surroundings: &'t Surroundings,
-    daemon: DaemonName,
+    daemon: String,
     connection: DaemonControl,
     libraries: OsString,
     /// How the programs can see their devices, in the order of the programs.
@@ -153,8 +147,7 @@ impl LogTail {
         let rest = self.partial.split_off(end + 1);
         let complete = std::mem::replace(&mut self.partial, rest);
         for line in String::from_utf8_lossy(&complete).lines() {
-            let name = line.split_once("\"name\":\"").and_then(|(_, rest)| rest.split_once('"'));
-            let name = name.map_or("", |(name, _)| name);
+            let name = event_name(line);
             let live = live.as_deref_mut().filter(|_| LiveScenario::uses_event(name));
             let is_recorded = recording.wants(name);
             if (is_recorded || live.is_some())
@@ -207,6 +200,10 @@ impl Drop for Running {
     }
 }
 
+fn create(path: &Path) -> Result<File, String> {
+    File::create(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
 fn read_lossy(path: &Path) -> String {
     std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
 }
@@ -220,7 +217,7 @@ impl<'t> Worker<'t> {
         number: usize,
         folder: &Path,
     ) -> Result<Worker<'t>, String> {
-        let daemon = DaemonName::new(&format!("sweep-{}-{number}", std::process::id()));
+        let daemon = format!("sweep-{}-{number}", std::process::id());
         let connection = connect(&daemon, &target.hosts(), recovery)?;
         let folder = folder.join(format!("worker-{number}"));
         std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
@@ -240,11 +237,6 @@ impl<'t> Worker<'t> {
     pub fn run(&mut self, faults: RunFaults<'_>, seed: u64, limits: Limits) -> Result<RunOutcome, String> {
         let log_path = self.folder.join("events.jsonl");
         let capture_path = self.folder.join("packets.pcapng");
-        let create = |path: &Path| {
-            let mut options = File::options();
-            options.create(true).truncate(true).write(true);
-            options.open(path).map_err(|error| format!("{}: {error}", path.display()))
-        };
         let (log, capture) = (create(&log_path)?, create(&capture_path)?);
         let started = self.connection.start_recording(Some(capture.as_fd()), Some(log.as_fd()));
         started.map_err(|error| error.to_string())?;
@@ -253,7 +245,7 @@ impl<'t> Worker<'t> {
             RunFaults::None => None,
             RunFaults::One(injection) => injection.packet_rule(self.target),
             RunFaults::Scenario(plan) => {
-                live = Some(DaemonScenario::load(plan, &mut self.connection, Some(self.daemon.name()))?);
+                live = Some(DaemonScenario::load(plan, &mut self.connection, Some(&self.daemon))?);
                 None
             }
         };
@@ -386,25 +378,20 @@ impl<'t> Worker<'t> {
 
     fn spawn(&self, index: usize, faults: &ProgramFaults) -> Result<Running, String> {
         let program = &self.target.program[index];
-        let mut words = Vec::new();
-        for word in &program.command {
-            let mut word = word.replace("${PORT}", &self.port.to_string());
-            for host in self.connection.hosts() {
-                word = word.replace(&format!("${{ADDRESS_{}}}", host.name), &host.address.to_string());
-            }
-            words.push(word);
-        }
+        let word = |word: &String| {
+            substitute_addresses(&word.replace("${PORT}", &self.port.to_string()), &self.connection)
+        };
+        let words: Vec<String> = program.command.iter().map(word).collect();
         let (stdout, stderr) = (
             self.folder.join(format!("{}.stdout", program.name)),
             self.folder.join(format!("{}.stderr", program.name)),
         );
-        let open = |path: &Path| File::create(path).map_err(|error| format!("{}: {error}", path.display()));
-        let (out, err) = (open(&stdout)?, open(&stderr)?);
+        let (out, err) = (create(&stdout)?, create(&stderr)?);
         let start = |view: &View| {
             let mut command = Command::new(&words[0]);
             command.args(&words[1..]).current_dir(&self.target.folder).process_group(0);
             command.env("LD_LIBRARY_PATH", &self.libraries);
-            command.env(NAME_VARIABLE, self.daemon.name()).env(HOST_VARIABLE, &program.host);
+            command.env(NAME_VARIABLE, &self.daemon).env(HOST_VARIABLE, &program.host);
             command.env(FAULTS_VARIABLE, faults.to_text()).envs(view.variables.clone());
             command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(err.try_clone()?);
             self.surroundings.interruption.prepare(&mut command);
@@ -527,190 +514,4 @@ fn listens_on(port: u16) -> bool {
             words.next().is_some_and(|local| local.ends_with(&wanted)) && words.nth(1) == Some("0A")
         })
     })
-}
-
-/// The classes of outcomes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Outcome {
-    Right,
-    CleanError,
-    Crash,
-    Hang,
-    WrongResult,
-    Leak,
-}
-
-impl Outcome {
-    pub const ALL: [Outcome; 6] = [
-        Outcome::Right,
-        Outcome::CleanError,
-        Outcome::Crash,
-        Outcome::Hang,
-        Outcome::WrongResult,
-        Outcome::Leak,
-    ];
-
-    /// Its name in results.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Outcome::Right => "right",
-            Outcome::CleanError => "clean-error",
-            Outcome::Crash => "crash",
-            Outcome::Hang => "hang",
-            Outcome::WrongResult => "wrong-result",
-            Outcome::Leak => "leak",
-        }
-    }
-
-    /// Whether the program has a bug.
-    pub const fn is_bad(self) -> bool {
-        !matches!(self, Outcome::Right | Outcome::CleanError)
-    }
-}
-
-/// What the run without faults is, for comparison.
-pub struct Baseline {
-    pub codes: Vec<Option<i32>>,
-    /// The standard output of each program, if it is the same in every run; with digits masked if only they differ.
-    pub stdout: Vec<Option<(String, bool)>>,
-    pub recording: Recording,
-    pub duration: Duration,
-    pub longest_gap: Duration,
-}
-
-fn masked(text: &str) -> String {
-    let mut result = String::new();
-    for c in text.chars() {
-        let c = if c.is_ascii_digit() { '#' } else { c };
-        if !(c == '#' && result.ends_with('#')) {
-            result.push(c);
-        }
-    }
-    result
-}
-
-impl Baseline {
-    /// Compares two runs without faults.
-    pub fn new(first: RunOutcome, second: &RunOutcome) -> Baseline {
-        let stdout = first.ends.iter().zip(&second.ends).map(|(a, b)| {
-            if a.stdout == b.stdout {
-                Some((a.stdout.clone(), false))
-            } else if masked(&a.stdout) == masked(&b.stdout) {
-                Some((masked(&a.stdout), true))
-            } else {
-                None
-            }
-        });
-        Baseline {
-            stdout: stdout.collect(),
-            codes: first.ends.iter().map(|end| end.status.and_then(|status| status.code())).collect(),
-            duration: first.duration.max(second.duration),
-            longest_gap: first.longest_gap.max(second.longest_gap),
-            recording: first.recording,
-        }
-    }
-}
-
-/// A report of a sanitizer in the output of a program.
-fn sanitizer_report(stderr: &str) -> Option<&str> {
-    stderr.lines().find(|line| {
-        ["ERROR: AddressSanitizer", "ERROR: LeakSanitizer", "WARNING: ThreadSanitizer", "runtime error:"]
-            .iter()
-            .any(|mark| line.contains(mark))
-    })
-}
-
-/// Classifies a run. `faulted` is the program that met the fault.
-pub fn classify(target: &Target, clean: &Baseline, faulted: usize, run: &RunOutcome) -> (Outcome, String) {
-    let name = |index: usize| &target.program[index].name;
-    // The end of one program often causes that of another: all are named.
-    let crash = |(index, end): (usize, &ProgramEnd)| {
-        if let Some(line) = sanitizer_report(&end.stderr) {
-            return Some(format!("{}: {}", name(index), line.trim()));
-        }
-        let was_stopped = run.stopped.as_ref().is_some_and(|(_, waiting)| waiting.contains(&index));
-        let signal = end.status.and_then(|status| status.signal());
-        let signal = signal.filter(|_| !was_stopped && !target.program[index].service);
-        signal.map(|signal| format!("{} ended with signal {signal}", name(index)))
-    };
-    let crashes: Vec<String> = run.ends.iter().enumerate().filter_map(crash).collect();
-    if !crashes.is_empty() {
-        return (Outcome::Crash, crashes.join(", "));
-    }
-    if let Some((why, waiting)) = &run.stopped {
-        if waiting.contains(&faulted) || waiting.is_empty() {
-            return (Outcome::Hang, format!("{}: {why}", name(faulted)));
-        }
-        let names: Vec<&str> = waiting.iter().map(|index| name(*index).as_str()).collect();
-        let is_connected = |index: &usize| {
-            let connects = |verb| matches!(verb, Some(Verb::ModifyQp | Verb::RdmaAccept | Verb::RdmaConnect));
-            run.recording.points.iter().any(|point| point.role == *name(*index) && connects(point.verb()))
-        };
-        if waiting.iter().any(is_connected) {
-            let names = names.join(", ");
-            return (
-                Outcome::Leak,
-                format!("{} ended, and {names} still waits: a wedged peer ({why})", name(faulted)),
-            );
-        }
-        return (
-            Outcome::CleanError,
-            format!("{} never had a connection and waits for one", names.join(", ")),
-        );
-    }
-    let code_of =
-        |index: usize| run.ends.get(index).and_then(|end| end.status).and_then(|status| status.code());
-    let not_started = run.ends.len() < target.program.len();
-    let failed = (0..run.ends.len()).find(|index| {
-        !target.program[*index].service && code_of(*index) != clean.codes.get(*index).copied().flatten()
-    });
-    let leaks = leaks(clean, run, faulted);
-    let releases = run.recording.released_after_fault.get(&faulted).copied().unwrap_or(0) > 0;
-    if let Some(index) = failed {
-        if releases && let Some(leak) = leaks {
-            return (Outcome::Leak, format!("{} {leak}", name(faulted)));
-        }
-        let code = code_of(index).map_or("no exit code".into(), |code| format!("exit code {code}"));
-        let message = run.ends[index].stderr.lines().rev().find(|line| !line.trim().is_empty());
-        let message = message.map_or(String::new(), |line| format!(": {}", line.trim()));
-        return (Outcome::CleanError, format!("{}: {code}{message}", name(index)));
-    }
-    if not_started {
-        return (Outcome::CleanError, format!("{} ended before the other programs started", name(faulted)));
-    }
-    if let Some(text) = &run.check_failed {
-        return (Outcome::WrongResult, format!("the exit codes are right, and the check fails: {text}"));
-    }
-    if target.check.is_none() {
-        for (index, expected) in clean.stdout.iter().enumerate() {
-            let Some((expected, is_masked)) = expected else { continue };
-            let seen = &run.ends[index].stdout;
-            let seen = if *is_masked { masked(seen) } else { seen.clone() };
-            if seen != *expected && !target.program[index].service {
-                let detail = format!("{} ends with success, and its output differs", name(index));
-                return (Outcome::WrongResult, detail);
-            }
-        }
-        let retried = run.recording.posted_after_fault.get(&faulted).copied().unwrap_or(0) > 0;
-        if run.recording.has_failed_completion && !retried {
-            let detail = "reports success although a work request failed and was not posted again";
-            return (Outcome::WrongResult, format!("{} {detail}", name(faulted)));
-        }
-    }
-    if let Some(leak) = leaks {
-        return (Outcome::Leak, format!("{} {leak}", name(faulted)));
-    }
-    let detail = if run.recording.fired == 0 { "the program did not reach the point" } else { "" };
-    (Outcome::Right, detail.into())
-}
-
-/// The objects that the clean run released and this one did not.
-fn leaks(clean: &Baseline, run: &RunOutcome, faulted: usize) -> Option<String> {
-    let excess = run.recording.balance.iter().filter_map(|((role, kind), count)| {
-        // Connection requests bring identifiers that no call created: a balance below zero is not a release.
-        let usual = clean.recording.balance.get(&(*role, *kind)).copied().unwrap_or(0).max(0);
-        (*role == faulted && *count > usual).then(|| format!("{} {kind}", count - usual))
-    });
-    let excess: Vec<String> = excess.collect();
-    (!excess.is_empty()).then(|| format!("ended without releasing {}", excess.join(", ")))
 }

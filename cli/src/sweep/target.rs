@@ -95,6 +95,11 @@ impl Target {
         Ok(())
     }
 
+    /// The index of a program.
+    pub fn role_of(&self, name: &str) -> Option<usize> {
+        self.program.iter().position(|program| program.name == name)
+    }
+
     /// The hosts, each once.
     pub fn hosts(&self) -> Vec<String> {
         let mut hosts: Vec<String> = Vec::new();

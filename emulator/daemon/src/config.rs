@@ -84,31 +84,15 @@ pub struct FabricConfig {
     pub receive_rates: BTreeMap<String, u64>,
 }
 
-/// Which process executes the transport.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum DataPath {
-    /// The daemon, for all its clients.
-    Daemon,
-    /// Each client for itself, on sockets that the daemon gives it.
-    #[default]
-    Direct,
-}
-
-impl DataPath {
-    /// All values.
-    pub const ALL: [DataPath; 2] = [DataPath::Daemon, DataPath::Direct];
-
-    /// Its name: `daemon` or `direct`.
-    pub fn name(self) -> &'static str {
-        match self {
-            DataPath::Daemon => "daemon",
-            DataPath::Direct => "direct",
-        }
-    }
-
-    /// The value with this name.
-    pub fn from_name(name: &str) -> Option<DataPath> {
-        DataPath::ALL.into_iter().find(|path| path.name() == name)
+softhca_wire::named_enum! {
+    /// Which process executes the transport.
+    #[derive(Default)]
+    pub enum DataPath {
+        /// The daemon, for all its clients.
+        Daemon => "daemon",
+        /// Each client for itself, on sockets that the daemon gives it.
+        #[default]
+        Direct => "direct",
     }
 }
 

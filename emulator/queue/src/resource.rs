@@ -91,104 +91,58 @@ pub enum PortState {
     Active,
 }
 
-/// An asynchronous event of the verbs. The names are those of `enum ibv_event_type`.
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "the names are those of every verbs text")]
-pub enum AsyncEvent {
-    CompletionQueueError(CqId),
-    QueuePairFatal(Qpn),
-    QueuePairRequestError(Qpn),
-    QueuePairAccessError(Qpn),
-    CommunicationEstablished(Qpn),
-    SendQueueDrained(Qpn),
-    LastWorkRequestReached(Qpn),
-    SharedReceiveQueueError(SrqId),
-    SharedReceiveQueueLimit(SrqId),
-    PortActive,
-    PortDown,
-    GidChange,
-    DeviceFatal,
-    LidChange,
-    PkeyChange,
+macro_rules! async_events {
+    ($($variant:ident $(($object:ty))? $name:literal $advice:literal;)*) => {
+        /// An asynchronous event of the verbs. The names are those of `enum ibv_event_type`.
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        #[allow(missing_docs, reason = "the names are those of every verbs text")]
+        pub enum AsyncEvent { $( $variant $(($object))?, )* }
+
+        impl AsyncEvent {
+            /// All names.
+            pub const NAMES: [&str; [$($name),*].len()] = [$($name),*];
+
+            /// Its name in `enum ibv_event_type`, without the prefix.
+            pub const fn name(&self) -> &'static str {
+                match self { $( AsyncEvent::$variant { .. } => $name, )* }
+            }
+
+            /// The cause of the event and what to do about it.
+            pub const fn advice(&self) -> &'static str {
+                match self { $( AsyncEvent::$variant { .. } => $advice, )* }
+            }
+        }
+    };
+}
+
+async_events! {
+    CompletionQueueError(CqId) "CQ_ERR"
+        "the completion queue overflowed and its queue pairs are in ERR: create it with an entry for every work request \
+         that can be outstanding, or poll more often";
+    QueuePairFatal(Qpn) "QP_FATAL"
+        "the queue pair is in ERR: a packet is lost and recovery is fatal, or its completion queue failed";
+    QueuePairRequestError(Qpn) "QP_REQ_ERR"
+        "the peer sent an invalid request and the queue pair is in ERR: the receive may be too small";
+    QueuePairAccessError(Qpn) "QP_ACCESS_ERR"
+        "the peer used a wrong rkey, range or access and the queue pair is in ERR: check the rkey, and the REMOTE_ access \
+         flags of region and queue pair";
+    CommunicationEstablished(Qpn) "COMM_EST" "the first message arrived before RTS";
+    SendQueueDrained(Qpn) "SQ_DRAINED" "all outstanding sends have completed";
+    LastWorkRequestReached(Qpn) "QP_LAST_WQE_REACHED"
+        "the queue pair takes no more receives from its shared receive queue";
+    SharedReceiveQueueError(SrqId) "SRQ_ERR" "the shared receive queue failed";
+    SharedReceiveQueueLimit(SrqId) "SRQ_LIMIT_REACHED"
+        "fewer receives are posted than the limit: post more and set it again";
+    PortActive "PORT_ACTIVE" "the link is up";
+    PortDown "PORT_ERR" "the link is down";
+    GidChange "GID_CHANGE" "the GID table changed";
+    DeviceFatal "DEVICE_FATAL" "the device is gone: open it again";
+    LidChange "LID_CHANGE" "the LID of the port changed";
+    PkeyChange "PKEY_CHANGE" "the P_Key table changed";
 }
 
 impl AsyncEvent {
-    /// All names.
-    pub const NAMES: [&str; 15] = [
-        "CQ_ERR",
-        "QP_FATAL",
-        "QP_REQ_ERR",
-        "QP_ACCESS_ERR",
-        "COMM_EST",
-        "SQ_DRAINED",
-        "QP_LAST_WQE_REACHED",
-        "SRQ_ERR",
-        "SRQ_LIMIT_REACHED",
-        "PORT_ACTIVE",
-        "PORT_ERR",
-        "GID_CHANGE",
-        "DEVICE_FATAL",
-        "LID_CHANGE",
-        "PKEY_CHANGE",
-    ];
-
-    /// Its name in `enum ibv_event_type`, without the prefix.
-    pub const fn name(&self) -> &'static str {
-        Self::NAMES[match self {
-            AsyncEvent::CompletionQueueError(_) => 0,
-            AsyncEvent::QueuePairFatal(_) => 1,
-            AsyncEvent::QueuePairRequestError(_) => 2,
-            AsyncEvent::QueuePairAccessError(_) => 3,
-            AsyncEvent::CommunicationEstablished(_) => 4,
-            AsyncEvent::SendQueueDrained(_) => 5,
-            AsyncEvent::LastWorkRequestReached(_) => 6,
-            AsyncEvent::SharedReceiveQueueError(_) => 7,
-            AsyncEvent::SharedReceiveQueueLimit(_) => 8,
-            AsyncEvent::PortActive => 9,
-            AsyncEvent::PortDown => 10,
-            AsyncEvent::GidChange => 11,
-            AsyncEvent::DeviceFatal => 12,
-            AsyncEvent::LidChange => 13,
-            AsyncEvent::PkeyChange => 14,
-        }]
-    }
-
-    /// The cause of the event and what to do about it.
-    pub const fn advice(&self) -> &'static str {
-        match self {
-            AsyncEvent::CompletionQueueError(_) => {
-                "the completion queue overflowed and its queue pairs are in ERR: create it with an entry for every work \
-                 request that can be outstanding, or poll more often"
-            }
-            AsyncEvent::QueuePairFatal(_) => {
-                "the queue pair is in ERR: a packet is lost and recovery is fatal, or its completion queue failed"
-            }
-            AsyncEvent::QueuePairRequestError(_) => {
-                "the peer sent an invalid request and the queue pair is in ERR: the receive may be too small"
-            }
-            AsyncEvent::QueuePairAccessError(_) => {
-                "the peer used a wrong rkey, range or access and the queue pair is in ERR: check the rkey, and the \
-                 REMOTE_ access flags of region and queue pair"
-            }
-            AsyncEvent::CommunicationEstablished(_) => "the first message arrived before RTS",
-            AsyncEvent::SendQueueDrained(_) => "all outstanding sends have completed",
-            AsyncEvent::LastWorkRequestReached(_) => {
-                "the queue pair takes no more receives from its shared receive queue"
-            }
-            AsyncEvent::SharedReceiveQueueError(_) => "the shared receive queue failed",
-            AsyncEvent::SharedReceiveQueueLimit(_) => {
-                "fewer receives are posted than the limit: post more and set it again"
-            }
-            AsyncEvent::PortActive => "the link is up",
-            AsyncEvent::PortDown => "the link is down",
-            AsyncEvent::GidChange => "the GID table changed",
-            AsyncEvent::DeviceFatal => "the device is gone: open it again",
-            AsyncEvent::LidChange => "the LID of the port changed",
-            AsyncEvent::PkeyChange => "the P_Key table changed",
-        }
-    }
-
     /// The queue pair of a queue pair event.
     pub const fn qpn(&self) -> Option<Qpn> {
         match *self {

@@ -178,6 +178,13 @@ impl Linter {
         self.findings.iter()
     }
 
+    /// The numbers of errors, warnings and notes.
+    pub fn counts(&self) -> [usize; 3] {
+        [Severity::Error, Severity::Warning, Severity::Note].map(|severity| {
+            self.findings.iter().filter(|finding| finding.pitfall.severity == severity).count()
+        })
+    }
+
     /// Takes the next entry of the log.
     pub fn push(&mut self, entry: &Entry) {
         let host = self.queue_pairs.observe(entry);

@@ -2,12 +2,9 @@
 
 use super::network::Network;
 use super::traffic::TrafficSummary;
-use super::{
-    CommandPlan, FlowKind, FlowPlan, PairPlan, Plan, QpPlan, StepAction, StepPlan, WorkOperation,
-    expectations, rules,
-};
+use super::{CommandPlan, FlowKind, FlowPlan, PairPlan, Plan, QpPlan, StepAction, StepPlan, WorkOperation};
 use crate::parameters::ParameterValues;
-use crate::source::{Diagnostic, Source, join_path};
+use crate::source::{Diagnostic, Result, Source, join_path};
 use crate::spec::{AccessRight, ConnectionSpec, RemoteTarget, ScenarioFile};
 use softhca_engine::{DeviceLimits, QpType};
 use softhca_fabric::Seed;
@@ -39,7 +36,7 @@ pub(crate) fn build(
     source: &Source,
     values: ParameterValues,
     seed: u64,
-) -> Result<Plan, Diagnostic> {
+) -> Result<Plan> {
     let network = Network::new(file, source)?;
     let makes_pairs =
         file.workload.iter().any(|workload| workload.incast.is_some() || workload.permutation.is_some());
@@ -71,8 +68,8 @@ pub(crate) fn build(
         &builder.flows,
         builder.has_external_programs,
     );
-    let faults = rules::faults(&mut builder)?;
-    let (expectations, counts) = expectations::expectations(&mut builder, &faults)?;
+    let faults = builder.faults()?;
+    let (expectations, counts) = builder.expectations(&faults)?;
     let PlanBuilder { network, qps, pairs, steps, flows, commands, workloads, .. } = builder;
     Ok(Plan {
         title: file.title.clone(),
@@ -109,16 +106,16 @@ impl PlanBuilder<'_> {
     }
 
     /// The host of the key `host` below `path`.
-    pub fn host(&self, name: &str, path: &str) -> Result<usize, Diagnostic> {
+    pub fn host(&self, name: &str, path: &str) -> Result<usize> {
         self.network.host(name, self.source, &join_path(path, "host"))
     }
 
     /// The queue pair of the key `qp` below `path`, if the file gives one.
-    pub fn optional_qp(&mut self, name: Option<&String>, path: &str) -> Result<Option<usize>, Diagnostic> {
+    pub fn optional_qp(&mut self, name: Option<&String>, path: &str) -> Result<Option<usize>> {
         name.map(|name| self.qp(name, &join_path(path, "qp"))).transpose()
     }
 
-    pub fn qp(&mut self, name: &str, path: &str) -> Result<usize, Diagnostic> {
+    pub fn qp(&mut self, name: &str, path: &str) -> Result<usize> {
         if let Some(qp) = self.qp_by_name.get(name) {
             return Ok(*qp);
         }
@@ -131,7 +128,7 @@ impl PlanBuilder<'_> {
     }
 
     /// A queue pair of an external program, identified by the order in which programs connect.
-    fn external_qp(&mut self, name: &str, path: &str) -> Result<usize, Diagnostic> {
+    fn external_qp(&mut self, name: &str, path: &str) -> Result<usize> {
         let (host, _) = self.parse_qp_name(name, path)?;
         let qp = self.qps.len();
         self.qps.push(QpPlan { name: name.into(), host, peer: qp, pair: 0 });
@@ -140,7 +137,7 @@ impl PlanBuilder<'_> {
     }
 
     /// Host and number in the name of a queue pair.
-    fn parse_qp_name(&self, name: &str, path: &str) -> Result<(usize, u32), Diagnostic> {
+    fn parse_qp_name(&self, name: &str, path: &str) -> Result<(usize, u32)> {
         let parts =
             name.rsplit_once('.').and_then(|(host, number)| Some((host, number.parse::<u32>().ok()?)));
         let Some((host, number @ 1..)) = parts else {
@@ -150,7 +147,7 @@ impl PlanBuilder<'_> {
         Ok((self.network.host(host, self.source, path)?, number))
     }
 
-    fn add_pairs(&mut self) -> Result<(), Diagnostic> {
+    fn add_pairs(&mut self) -> Result<()> {
         for (index, pair) in self.file.pair.iter().enumerate() {
             let path = format!("pair.{index}");
             self.check_connection(&pair.or(&ConnectionSpec::default()), &path)?;
@@ -174,7 +171,7 @@ impl PlanBuilder<'_> {
         hosts: [usize; 2],
         spec: &ConnectionSpec,
         path: &str,
-    ) -> Result<[usize; 2], Diagnostic> {
+    ) -> Result<[usize; 2]> {
         if !self.network.has_path(hosts[0], hosts[1]) {
             let names = hosts.map(|host| self.network.hosts[host].name.clone());
             let problem = self.error_at(path, format!("no path from {} to {}", names[0], names[1]));
@@ -213,7 +210,7 @@ impl PlanBuilder<'_> {
         Ok(qps)
     }
 
-    pub(super) fn check_connection(&self, spec: &ConnectionSpec, path: &str) -> Result<(), Diagnostic> {
+    pub(super) fn check_connection(&self, spec: &ConnectionSpec, path: &str) -> Result<()> {
         match spec.transport {
             Some(QpType::XrcInitiator | QpType::XrcTarget) if !self.has_external_programs => {
                 let message = "XRC does not connect two equal queue pairs: an initiator sends, a target has no queues, and \

@@ -2,7 +2,7 @@
 
 use super::builder::PlanBuilder;
 use super::{StepAction, names};
-use crate::source::{Diagnostic, join_path};
+use crate::source::{Result, join_path};
 use crate::spec::{ClassName, PacketMatch, StepSpec};
 use softhca_engine::QpType;
 use softhca_fabric::{CmMessage, Direction, PacketClass, PacketClasses};
@@ -18,12 +18,7 @@ impl PlanBuilder<'_> {
     }
 
     /// The connection management action of a step.
-    pub(super) fn cm_actions(
-        &self,
-        step: &StepSpec,
-        qp: usize,
-        path: &str,
-    ) -> Result<Vec<StepAction>, Diagnostic> {
+    pub(super) fn cm_actions(&self, step: &StepSpec, qp: usize, path: &str) -> Result<Vec<StepAction>> {
         let is_datagram = self.pairs[self.qps[qp].pair].kind.is_datagram();
         let data = |text: &str, key: &str, [connected, datagrams]: [usize; 2]| {
             let max = if is_datagram { datagrams } else { connected };
@@ -62,7 +57,7 @@ impl PlanBuilder<'_> {
         Ok(actions)
     }
 
-    fn port(&self, port: u16, path: &str) -> Result<u16, Diagnostic> {
+    fn port(&self, port: u16, path: &str) -> Result<u16> {
         match port {
             0 => Err(self.error_in(path, "port", "port 0 does not identify a listener")),
             port => Ok(port),
@@ -76,7 +71,7 @@ impl PlanBuilder<'_> {
         action: &StepAction,
         qp: usize,
         path: &str,
-    ) -> Result<(), Diagnostic> {
+    ) -> Result<()> {
         let (name, peer) = (&self.qps[qp].name, self.qps[qp].peer);
         let pair = &self.pairs[self.qps[qp].pair];
         let is_answer = matches!(action, StepAction::Accept { .. } | StepAction::Reject { .. });
@@ -137,7 +132,7 @@ impl PlanBuilder<'_> {
     }
 
     /// The connection manager uses the MTU of the devices: sets it to that of the pairs that it connects.
-    pub(super) fn unify_cm_mtu(&mut self) -> Result<(), Diagnostic> {
+    pub(super) fn unify_cm_mtu(&mut self) -> Result<()> {
         for pair in self.pairs.iter().filter(|pair| pair.uses_cm) {
             let hosts = pair.qps.map(|qp| self.qps[qp].host);
             let other = self.pairs.iter().find(|other| {
@@ -183,7 +178,7 @@ impl PlanBuilder<'_> {
         classes: Option<PacketClasses>,
         way: Option<(usize, Option<Direction>)>,
         path: &str,
-    ) -> Result<(), Diagnostic> {
+    ) -> Result<()> {
         let is_about_messages = matching.cm.is_some() || matching.class == Some(ClassName::Cm);
         if !is_about_messages || self.has_external_programs {
             return Ok(());

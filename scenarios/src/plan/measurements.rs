@@ -3,103 +3,98 @@
 use super::builder::PlanBuilder;
 use super::check::{Bound, Check, Expectation, Subject};
 use crate::quantity::{Rate, Time};
-use crate::source::{Diagnostic, join_path};
+use crate::source::{Result, join_path};
 use crate::spec::{FairnessExpectation, FinishExpectation, GoodputExpectation, LatencyExpectation};
 
-pub(super) fn goodput(
-    builder: &mut PlanBuilder<'_>,
-    spec: &GoodputExpectation,
-    path: &str,
-) -> Result<Expectation, Diagnostic> {
-    let of = subject(builder, &spec.of, &join_path(path, "of"))?;
-    let bound =
-        Bound { at_least: spec.at_least.map(|rate| rate.0), at_most: spec.at_most.map(|rate| rate.0) };
-    let text = format!("goodput of {} {}", spec.of, describe_bound(&bound, |rate| Rate(rate).to_string()));
-    let check = Check::Goodput { of, bound, during: spec.during.map(|window| window.0) };
-    Ok(Expectation { text, is_timed: true, check })
-}
+impl PlanBuilder<'_> {
+    pub(super) fn goodput(&mut self, spec: &GoodputExpectation, path: &str) -> Result<Expectation> {
+        let of = self.subject(&spec.of, &join_path(path, "of"))?;
+        let bound =
+            Bound { at_least: spec.at_least.map(|rate| rate.0), at_most: spec.at_most.map(|rate| rate.0) };
+        let text =
+            format!("goodput of {} {}", spec.of, describe_bound(&bound, |rate| Rate(rate).to_string()));
+        let check = Check::Goodput { of, bound, during: spec.during.map(|window| window.0) };
+        Ok(Expectation { text, is_timed: true, check })
+    }
 
-pub(super) fn fairness(
-    builder: &mut PlanBuilder<'_>,
-    spec: &FairnessExpectation,
-    path: &str,
-) -> Result<Expectation, Diagnostic> {
-    let mut of = Vec::new();
-    for name in spec.of.all() {
-        let whole = subject(builder, name, &join_path(path, "of"))?;
-        for qp in &whole.qps {
-            of.push(Subject { name: builder.qps[*qp].name.clone(), qps: vec![*qp], ..whole.clone() });
+    pub(super) fn fairness(&mut self, spec: &FairnessExpectation, path: &str) -> Result<Expectation> {
+        let mut of = Vec::new();
+        for name in spec.of.all() {
+            let whole = self.subject(name, &join_path(path, "of"))?;
+            for qp in &whole.qps {
+                of.push(Subject { name: self.qps[*qp].name.clone(), qps: vec![*qp], ..whole.clone() });
+            }
         }
-    }
-    if of.is_empty() {
-        return Err(builder.error_in(path, "of", "fairness needs at least one queue pair"));
-    }
-    for (key, share) in [("at-least", spec.at_least), ("at-most", spec.at_most)] {
-        if share.is_some_and(|share| !(0.0..=1.0).contains(&share)) {
-            return Err(builder.error_in(path, key, "fairness is between 0 and 1"));
+        if of.is_empty() {
+            return Err(self.error_in(path, "of", "fairness needs at least one queue pair"));
         }
-    }
-    let bound = Bound { at_least: spec.at_least, at_most: spec.at_most };
-    let names = spec.of.all().join(", ");
-    let text = format!("fairness among {names} {}", describe_bound(&bound, |index| index.to_string()));
-    let check = Check::Fairness { of, bound, during: spec.during.map(|window| window.0) };
-    Ok(Expectation { text, is_timed: true, check })
-}
-
-pub(super) fn latency(
-    builder: &mut PlanBuilder<'_>,
-    spec: &LatencyExpectation,
-    path: &str,
-) -> Result<Expectation, Diagnostic> {
-    let of = subject(builder, &spec.of, &join_path(path, "of"))?;
-    if !(0.0..=100.0).contains(&spec.percentile) {
-        return Err(builder.error_in(path, "percentile", "a percentile is between 0 and 100"));
-    }
-    let bound =
-        Bound { at_least: spec.at_least.map(|time| time.0), at_most: spec.at_most.map(|time| time.0) };
-    let words = describe_bound(&bound, |time| Time(time).to_string());
-    let text = format!("latency of {} at percentile {} {words}", spec.of, spec.percentile);
-    Ok(Expectation { text, is_timed: true, check: Check::Latency { of, percentile: spec.percentile, bound } })
-}
-
-pub(super) fn finish(
-    builder: &mut PlanBuilder<'_>,
-    spec: &FinishExpectation,
-    path: &str,
-) -> Result<Expectation, Diagnostic> {
-    let of = spec.of.as_ref().map(|name| subject(builder, name, &join_path(path, "of"))).transpose()?;
-    let bound = Bound { at_least: spec.after.map(|time| time.0), at_most: spec.before.map(|time| time.0) };
-    let what = spec.of.as_deref().unwrap_or("all work");
-    let is_timed = bound.at_least.is_some() || bound.at_most.is_some();
-    let text = match is_timed {
-        true => {
-            format!("{what} completes at a time {}", describe_bound(&bound, |time| Time(time).to_string()))
+        for (key, share) in [("at-least", spec.at_least), ("at-most", spec.at_most)] {
+            if share.is_some_and(|share| !(0.0..=1.0).contains(&share)) {
+                return Err(self.error_in(path, key, "fairness is between 0 and 1"));
+            }
         }
-        false => format!("{what} completes"),
-    };
-    Ok(Expectation { text, is_timed, check: Check::Finish { of, bound } })
-}
+        let bound = Bound { at_least: spec.at_least, at_most: spec.at_most };
+        let names = spec.of.all().join(", ");
+        let text = format!("fairness among {names} {}", describe_bound(&bound, |index| index.to_string()));
+        let check = Check::Fairness { of, bound, during: spec.during.map(|window| window.0) };
+        Ok(Expectation { text, is_timed: true, check })
+    }
 
-/// The queue pair, workload or step that `of` names.
-fn subject(builder: &mut PlanBuilder<'_>, name: &str, path: &str) -> Result<Subject, Diagnostic> {
-    if let Some(workload) = builder.workloads.iter().position(|workload| workload == name) {
-        let flows = builder.flows.iter().filter(|flow| flow.workload == workload);
-        let qps = flows.map(|flow| flow.qp).collect();
-        return Ok(Subject { name: name.into(), qps, workload: Some(workload), step: None });
+    pub(super) fn latency(&mut self, spec: &LatencyExpectation, path: &str) -> Result<Expectation> {
+        let of = self.subject(&spec.of, &join_path(path, "of"))?;
+        if !(0.0..=100.0).contains(&spec.percentile) {
+            return Err(self.error_in(path, "percentile", "a percentile is between 0 and 100"));
+        }
+        let bound =
+            Bound { at_least: spec.at_least.map(|time| time.0), at_most: spec.at_most.map(|time| time.0) };
+        let words = describe_bound(&bound, |time| Time(time).to_string());
+        let text = format!("latency of {} at percentile {} {words}", spec.of, spec.percentile);
+        Ok(Expectation {
+            text,
+            is_timed: true,
+            check: Check::Latency { of, percentile: spec.percentile, bound },
+        })
     }
-    if let Some(step) = builder.steps.iter().position(|step| step.name.as_deref() == Some(name)) {
-        let qps = vec![builder.steps[step].qp];
-        return Ok(Subject { name: name.into(), qps, workload: None, step: Some(step) });
+
+    pub(super) fn finish(&mut self, spec: &FinishExpectation, path: &str) -> Result<Expectation> {
+        let of = spec.of.as_ref().map(|name| self.subject(name, &join_path(path, "of"))).transpose()?;
+        let bound =
+            Bound { at_least: spec.after.map(|time| time.0), at_most: spec.before.map(|time| time.0) };
+        let what = spec.of.as_deref().unwrap_or("all work");
+        let is_timed = bound.at_least.is_some() || bound.at_most.is_some();
+        let text = match is_timed {
+            true => {
+                format!(
+                    "{what} completes at a time {}",
+                    describe_bound(&bound, |time| Time(time).to_string())
+                )
+            }
+            false => format!("{what} completes"),
+        };
+        Ok(Expectation { text, is_timed, check: Check::Finish { of, bound } })
     }
-    match builder.qp(name, path) {
-        Ok(qp) => Ok(Subject { name: name.into(), qps: vec![qp], workload: None, step: None }),
-        Err(_) => {
-            let mut names: Vec<String> = builder.qps.iter().map(|qp| qp.name.clone()).collect();
-            names.extend(builder.workloads.iter().cloned());
-            names.extend(builder.steps.iter().filter_map(|step| step.name.clone()));
-            names.truncate(24);
-            let problem = builder.error_at(path, format!("unknown queue pair, workload or step {name:?}"));
-            Err(problem.suggest(name, names.iter().map(String::as_str)))
+
+    /// The queue pair, workload or step that `of` names.
+    fn subject(&mut self, name: &str, path: &str) -> Result<Subject> {
+        if let Some(workload) = self.workloads.iter().position(|workload| workload == name) {
+            let flows = self.flows.iter().filter(|flow| flow.workload == workload);
+            let qps = flows.map(|flow| flow.qp).collect();
+            return Ok(Subject { name: name.into(), qps, workload: Some(workload), step: None });
+        }
+        if let Some(step) = self.steps.iter().position(|step| step.name.as_deref() == Some(name)) {
+            let qps = vec![self.steps[step].qp];
+            return Ok(Subject { name: name.into(), qps, workload: None, step: Some(step) });
+        }
+        match self.qp(name, path) {
+            Ok(qp) => Ok(Subject { name: name.into(), qps: vec![qp], workload: None, step: None }),
+            Err(_) => {
+                let mut names: Vec<String> = self.qps.iter().map(|qp| qp.name.clone()).collect();
+                names.extend(self.workloads.iter().cloned());
+                names.extend(self.steps.iter().filter_map(|step| step.name.clone()));
+                names.truncate(24);
+                let problem = self.error_at(path, format!("unknown queue pair, workload or step {name:?}"));
+                Err(problem.suggest(name, names.iter().map(String::as_str)))
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::builder::PlanBuilder;
 use super::{Plan, StepAction};
-use crate::source::{Diagnostic, join_path};
+use crate::source::{Result, join_path};
 use crate::spec::{StepSpec, TransferSpec};
 use softhca_engine::QpType;
 use std::collections::BTreeSet;
@@ -36,7 +36,7 @@ impl PlanBuilder<'_> {
         step: &StepSpec,
         qp: usize,
         path: &str,
-    ) -> Result<Vec<StepAction>, Diagnostic> {
+    ) -> Result<Vec<StepAction>> {
         let mut actions = Vec::new();
         if let Some(group) = step.attach_mcast {
             self.check_group(group, qp, &join_path(path, "attach-mcast"))?;
@@ -66,7 +66,7 @@ impl PlanBuilder<'_> {
         spec: &TransferSpec,
         qp: usize,
         path: &str,
-    ) -> Result<(), Diagnostic> {
+    ) -> Result<()> {
         self.check_group(group, qp, &join_path(path, "group"))?;
         match &spec.to {
             Some(_) => Err(self.error_in(path, "to", "give either `to` or `group`, not both")),
@@ -74,7 +74,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    fn check_group(&self, group: IpAddr, qp: usize, path: &str) -> Result<(), Diagnostic> {
+    fn check_group(&self, group: IpAddr, qp: usize, path: &str) -> Result<()> {
         let plan = &self.qps[qp];
         if self.pairs[plan.pair].kind != QpType::Ud {
             let message =

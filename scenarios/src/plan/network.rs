@@ -2,7 +2,7 @@
 
 use super::{HostPlan, LINK_RULES, LinkPlan, LinkRule, Node, RoutePlan, SwitchPlan, limits};
 use crate::quantity::{Probability, Rate, Size, Time};
-use crate::source::{Diagnostic, Source, join_path};
+use crate::source::{Result, Source, join_path};
 use crate::spec::{
     CmSpec, CongestionControlSpec, DeviceSpec, EcnSpec, HostSpec, PfcSpec, ScenarioFile, SwitchSpec, Topology,
 };
@@ -59,7 +59,7 @@ pub(super) fn expand_host_range(name: &str) -> Result<Vec<String>, String> {
 }
 
 impl Network {
-    pub fn new(file: &ScenarioFile, source: &Source) -> Result<Network, Diagnostic> {
+    pub fn new(file: &ScenarioFile, source: &Source) -> Result<Network> {
         let cards = file.device.cards.unwrap_or(1) as usize;
         if !(1..=limits::MAX_CARDS).contains(&cards) {
             let message = format!("a host has 1 to {} cards", limits::MAX_CARDS);
@@ -146,7 +146,7 @@ impl Network {
         device: &DeviceSpec,
         source: &Source,
         path: &str,
-    ) -> Result<(), Diagnostic> {
+    ) -> Result<()> {
         if self.hosts.len() == limits::MAX_HOSTS {
             return Err(source.error_at(path, format!("more than {} hosts", limits::MAX_HOSTS)));
         }
@@ -190,13 +190,7 @@ impl Network {
         self.add_node(name, node, source, path)
     }
 
-    fn add_switch(
-        &mut self,
-        name: &str,
-        spec: &SwitchSpec,
-        source: &Source,
-        path: &str,
-    ) -> Result<(), Diagnostic> {
+    fn add_switch(&mut self, name: &str, spec: &SwitchSpec, source: &Source, path: &str) -> Result<()> {
         check_name(name, source, path)?;
         let mut settings = SwitchSettings::default();
         if let Some(size) = spec.buffer {
@@ -224,7 +218,7 @@ impl Network {
         self.add_node(name, node, source, path)
     }
 
-    fn add_node(&mut self, name: &str, node: Node, source: &Source, path: &str) -> Result<(), Diagnostic> {
+    fn add_node(&mut self, name: &str, node: Node, source: &Source, path: &str) -> Result<()> {
         match self.nodes.insert(name.to_owned(), node) {
             None => Ok(()),
             Some(_) => Err(source.error_at(path, format!("another host or switch has the name {name:?}"))),
@@ -232,7 +226,7 @@ impl Network {
     }
 
     /// The switch with this name. A switch that the file does not declare has default settings.
-    fn switch(&mut self, name: &str, source: &Source) -> Result<Node, Diagnostic> {
+    fn switch(&mut self, name: &str, source: &Source) -> Result<Node> {
         match self.nodes.get(name) {
             Some(node @ Node::Switch(_)) => Ok(*node),
             Some(Node::Host(_)) => {
@@ -245,7 +239,7 @@ impl Network {
         }
     }
 
-    fn build_topology(&mut self, topology: &Topology, source: &Source) -> Result<(), Diagnostic> {
+    fn build_topology(&mut self, topology: &Topology, source: &Source) -> Result<()> {
         let hosts: Vec<Node> = (0..self.hosts.len()).map(Node::Host).collect();
         let line = |rate: &Option<Rate>, delay: &Time| link_line(*rate, *delay, None, source, "topology");
         match topology {
@@ -340,7 +334,7 @@ impl Network {
         Ok(())
     }
 
-    fn add_switches(&mut self, stem: &str, count: u32, source: &Source) -> Result<Vec<Node>, Diagnostic> {
+    fn add_switches(&mut self, stem: &str, count: u32, source: &Source) -> Result<Vec<Node>> {
         if count == 0 || count > limits::MAX_SWITCHES {
             let message = format!("{count} switches; a topology has 1 to {} of a kind", limits::MAX_SWITCHES);
             return Err(source.error_at("topology", message));
@@ -349,14 +343,14 @@ impl Network {
     }
 
     /// The host or switch with this name.
-    pub fn node(&self, name: &str, source: &Source, path: &str) -> Result<Node, Diagnostic> {
+    pub fn node(&self, name: &str, source: &Source, path: &str) -> Result<Node> {
         self.nodes.get(name).copied().ok_or_else(|| {
             let message = format!("unknown host or switch {name:?}");
             source.error_at(path, message).suggest(name, self.nodes.keys().map(String::as_str))
         })
     }
 
-    pub fn host(&self, name: &str, source: &Source, path: &str) -> Result<usize, Diagnostic> {
+    pub fn host(&self, name: &str, source: &Source, path: &str) -> Result<usize> {
         match self.nodes.get(name) {
             Some(Node::Host(host)) => Ok(*host),
             _ => {
@@ -367,12 +361,12 @@ impl Network {
     }
 
     /// The hosts of a name or a range of names.
-    pub fn hosts_matching(&self, name: &str, source: &Source, path: &str) -> Result<Vec<usize>, Diagnostic> {
+    pub fn hosts_matching(&self, name: &str, source: &Source, path: &str) -> Result<Vec<usize>> {
         let names = expand_host_range(name).map_err(|why| source.error_at(path, why))?;
         names.iter().map(|name| self.host(name, source, path)).collect()
     }
 
-    pub fn switch_named(&self, name: &str, source: &Source, path: &str) -> Result<usize, Diagnostic> {
+    pub fn switch_named(&self, name: &str, source: &Source, path: &str) -> Result<usize> {
         match self.nodes.get(name) {
             Some(Node::Switch(switch)) => Ok(*switch),
             _ => {
@@ -395,7 +389,7 @@ impl Network {
         text: &str,
         source: &Source,
         path: &str,
-    ) -> Result<(usize, Option<Direction>), Diagnostic> {
+    ) -> Result<(usize, Option<Direction>)> {
         let one_way = text.split_once("->");
         let Some((from, to)) = one_way.or_else(|| text.split_once(" - ")) else {
             let problem = source.error_at(path, format!("{text:?} is not a link"));
@@ -440,7 +434,7 @@ impl Network {
 }
 
 /// Checks the number of links of a topology.
-fn check_link_count(links: u64, source: &Source) -> Result<(), Diagnostic> {
+fn check_link_count(links: u64, source: &Source) -> Result<()> {
     match links > limits::MAX_LINKS {
         true => {
             let message = format!("the topology has {links} links, the maximum is {}", limits::MAX_LINKS);
@@ -450,7 +444,7 @@ fn check_link_count(links: u64, source: &Source) -> Result<(), Diagnostic> {
     }
 }
 
-fn check_name(name: &str, source: &Source, path: &str) -> Result<(), Diagnostic> {
+fn check_name(name: &str, source: &Source, path: &str) -> Result<()> {
     let fine = |c: char| c.is_alphanumeric() || c == '-' || c == '_';
     match !name.is_empty() && name.chars().all(fine) {
         true => Ok(()),
@@ -464,7 +458,7 @@ fn link_line(
     mtu: Option<u32>,
     source: &Source,
     path: &str,
-) -> Result<LinkSettings, Diagnostic> {
+) -> Result<LinkSettings> {
     let bits_per_second = match rate {
         None => None,
         Some(rate) => Some(
@@ -479,7 +473,7 @@ fn link_line(
 }
 
 /// The ECN marking of a switch.
-pub(super) fn ecn_marking(spec: &EcnSpec, source: &Source, path: &str) -> Result<EcnMarking, Diagnostic> {
+pub(super) fn ecn_marking(spec: &EcnSpec, source: &Source, path: &str) -> Result<EcnMarking> {
     if spec.kmin > spec.kmax {
         return Err(source.error_at(path, "kmin exceeds kmax"));
     }
@@ -487,7 +481,7 @@ pub(super) fn ecn_marking(spec: &EcnSpec, source: &Source, path: &str) -> Result
 }
 
 /// The PFC settings of a switch.
-pub(super) fn pfc_settings(spec: &PfcSpec, source: &Source, path: &str) -> Result<PfcSettings, Diagnostic> {
+pub(super) fn pfc_settings(spec: &PfcSpec, source: &Source, path: &str) -> Result<PfcSettings> {
     let defaults = PfcSettings::default();
     let xoff = spec.xoff.map_or(defaults.xoff, |size| size.0);
     let xon = spec.xon.map_or(xoff / 8 * 7, |size| size.0);
@@ -523,7 +517,7 @@ fn congestion_settings(
     spec: &CongestionControlSpec,
     source: &Source,
     path: &str,
-) -> Result<engine::CongestionSettings, Diagnostic> {
+) -> Result<engine::CongestionSettings> {
     let defaults = engine::CongestionSettings::from_name(&spec.algorithm).ok_or_else(|| {
         let message = format!("unknown congestion control algorithm {:?}", spec.algorithm);
         source
@@ -564,7 +558,7 @@ fn congestion_settings(
     })
 }
 
-fn cm_times(spec: &CmSpec, source: &Source) -> Result<CmTimers, Diagnostic> {
+fn cm_times(spec: &CmSpec, source: &Source) -> Result<CmTimers> {
     let defaults = CmTimers::LINUX;
     let number = |key: &str, value: Option<u8>, max: u8, defaults: u8| match value {
         Some(value) if value > max => {

@@ -2,7 +2,7 @@
 
 use super::builder::PlanBuilder;
 use super::{StepAction, StepPlan, WorkOperation, WorkRequest, limits};
-use crate::source::{Diagnostic, join_path};
+use crate::source::{Result, join_path};
 use crate::spec::{AccessRight, AtomicSpec, StepSpec, TransferSpec};
 use softhca_engine::{DeviceLimits, QpType};
 
@@ -10,7 +10,7 @@ const STEP_ACTIONS: &str = "give one of send, write, read, compare-swap, fetch-a
 
 impl PlanBuilder<'_> {
     /// Adds the steps in the order of the file.
-    pub(super) fn add_steps(&mut self) -> Result<(), Diagnostic> {
+    pub(super) fn add_steps(&mut self) -> Result<()> {
         for (index, step) in self.file.step.iter().enumerate() {
             let path = format!("step.{index}");
             let qp = self.qp(&step.qp, &join_path(&path, "qp"))?;
@@ -41,7 +41,7 @@ impl PlanBuilder<'_> {
     }
 
     /// The step with this name that came before. It must have a completion.
-    pub(super) fn step_with_completion(&self, name: &str, path: &str) -> Result<usize, Diagnostic> {
+    pub(super) fn step_with_completion(&self, name: &str, path: &str) -> Result<usize> {
         let names = || self.steps.iter().filter_map(|step| step.name.as_deref());
         let found =
             self.steps.iter().position(|step| step.name.as_deref() == Some(name)).ok_or_else(|| {
@@ -55,11 +55,8 @@ impl PlanBuilder<'_> {
         }
     }
 
-    fn step_action(&self, step: &StepSpec, qp: usize, path: &str) -> Result<StepAction, Diagnostic> {
-        let transfer = |spec: &TransferSpec,
-                        key: &str,
-                        operation: WorkOperation|
-         -> Result<StepAction, Diagnostic> {
+    fn step_action(&self, step: &StepSpec, qp: usize, path: &str) -> Result<StepAction> {
+        let transfer = |spec: &TransferSpec, key: &str, operation: WorkOperation| -> Result<StepAction> {
             self.check_transfer(spec, qp, operation, &join_path(path, key))?;
             self.check_area_bounds(spec.offset, spec.bytes.0, &format!("{path}.{key}.offset"))?;
             self.check_area_bounds(spec.remote_offset, spec.bytes.0, &format!("{path}.{key}.remote-offset"))?;
@@ -76,18 +73,17 @@ impl PlanBuilder<'_> {
                 group: spec.group,
             }))
         };
-        let atomic =
-            |spec: &AtomicSpec, key: &str, operation: WorkOperation| -> Result<StepAction, Diagnostic> {
-                self.check_operation(qp, operation, &join_path(path, key))?;
-                self.check_area_bounds(spec.offset, 8, &format!("{path}.{key}.offset"))?;
-                self.check_area_bounds(spec.remote_offset, 8, &format!("{path}.{key}.remote-offset"))?;
-                Ok(StepAction::Post(WorkRequest {
-                    offset: spec.offset,
-                    remote_offset: spec.remote_offset,
-                    remote_target: spec.remote,
-                    ..WorkRequest::new(operation, 8)
-                }))
-            };
+        let atomic = |spec: &AtomicSpec, key: &str, operation: WorkOperation| -> Result<StepAction> {
+            self.check_operation(qp, operation, &join_path(path, key))?;
+            self.check_area_bounds(spec.offset, 8, &format!("{path}.{key}.offset"))?;
+            self.check_area_bounds(spec.remote_offset, 8, &format!("{path}.{key}.remote-offset"))?;
+            Ok(StepAction::Post(WorkRequest {
+                offset: spec.offset,
+                remote_offset: spec.remote_offset,
+                remote_target: spec.remote,
+                ..WorkRequest::new(operation, 8)
+            }))
+        };
         let mut actions = Vec::new();
         if let Some(spec) = &step.send {
             actions.push(transfer(spec, "send", WorkOperation::Send { immediate: spec.imm_data })?);
@@ -142,7 +138,7 @@ impl PlanBuilder<'_> {
     }
 
     /// Checks that a range lies within the maximum size of an area.
-    fn check_area_bounds(&self, offset: u64, bytes: u64, path: &str) -> Result<(), Diagnostic> {
+    fn check_area_bounds(&self, offset: u64, bytes: u64, path: &str) -> Result<()> {
         match offset.checked_add(bytes).is_some_and(|end| end <= limits::MAX_AREA_BYTES) {
             true => Ok(()),
             false => {
@@ -161,7 +157,7 @@ impl PlanBuilder<'_> {
         qp: usize,
         operation: WorkOperation,
         path: &str,
-    ) -> Result<(), Diagnostic> {
+    ) -> Result<()> {
         self.check_operation(qp, operation, path)?;
         let plan = &self.qps[qp];
         if let Some(group) = spec.group {
@@ -194,12 +190,7 @@ impl PlanBuilder<'_> {
     }
 
     /// Checks that the transport supports the operation.
-    pub(super) fn check_operation(
-        &self,
-        qp: usize,
-        operation: WorkOperation,
-        path: &str,
-    ) -> Result<(), Diagnostic> {
+    pub(super) fn check_operation(&self, qp: usize, operation: WorkOperation, path: &str) -> Result<()> {
         let kind = self.pairs[self.qps[qp].pair].kind;
         let fits = match operation {
             WorkOperation::Send { .. } => true,

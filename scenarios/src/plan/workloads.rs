@@ -3,7 +3,7 @@
 use super::builder::PlanBuilder;
 use super::{CommandPlan, FlowKind, FlowPlan, WorkOperation, limits};
 use crate::quantity::Time;
-use crate::source::{Diagnostic, join_path};
+use crate::source::{Result, join_path};
 use crate::spec::{
     CommandSpec, ConnectionSpec, IncastSpec, KeyValueSpec, OperationName, PermutationSpec, PingPongSpec,
     StreamSpec, WorkloadSpec,
@@ -16,7 +16,7 @@ const WORKLOAD_KINDS: &str = "give one of stream, incast, permutation, ping-pong
 
 impl PlanBuilder<'_> {
     /// Adds the workloads in the order of the file.
-    pub(super) fn add_workloads(&mut self) -> Result<(), Diagnostic> {
+    pub(super) fn add_workloads(&mut self) -> Result<()> {
         let mut names = BTreeSet::new();
         for (index, workload) in self.file.workload.iter().enumerate() {
             let path = format!("workload.{index}");
@@ -39,15 +39,10 @@ impl PlanBuilder<'_> {
     }
 
     /// Adds the patterns of a workload; returns their number.
-    fn add_patterns(
-        &mut self,
-        index: usize,
-        workload: &WorkloadSpec,
-        path: &str,
-    ) -> Result<usize, Diagnostic> {
+    fn add_patterns(&mut self, index: usize, workload: &WorkloadSpec, path: &str) -> Result<usize> {
         let WorkloadSpec { name: _, stream, incast, permutation, ping_pong, key_value, command } = workload;
         let mut patterns = 0;
-        let mut add = |pattern: Option<Result<(), Diagnostic>>| {
+        let mut add = |pattern: Option<Result<()>>| {
             patterns += usize::from(pattern.is_some());
             pattern.unwrap_or(Ok(()))
         };
@@ -62,7 +57,7 @@ impl PlanBuilder<'_> {
         Ok(patterns)
     }
 
-    fn add_stream(&mut self, workload: usize, stream: &StreamSpec, path: &str) -> Result<(), Diagnostic> {
+    fn add_stream(&mut self, workload: usize, stream: &StreamSpec, path: &str) -> Result<()> {
         let qp = self.connected_qp(&stream.qp, &join_path(path, "qp"))?;
         let kind = FlowKind::Uniform(work_operation(stream.op));
         let flow = FlowPlan {
@@ -73,7 +68,7 @@ impl PlanBuilder<'_> {
         self.add_flow(flow, stream.bytes.0, path)
     }
 
-    fn add_incast(&mut self, workload: usize, incast: &IncastSpec, path: &str) -> Result<(), Diagnostic> {
+    fn add_incast(&mut self, workload: usize, incast: &IncastSpec, path: &str) -> Result<()> {
         let to = self.network.host(&incast.to, self.source, &join_path(path, "to"))?;
         let senders = self.resolve_hosts(&incast.from, &join_path(path, "from"))?;
         if senders.is_empty() {
@@ -93,12 +88,7 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    fn add_permutation(
-        &mut self,
-        workload: usize,
-        permutation: &PermutationSpec,
-        path: &str,
-    ) -> Result<(), Diagnostic> {
+    fn add_permutation(&mut self, workload: usize, permutation: &PermutationSpec, path: &str) -> Result<()> {
         let hosts = self.resolve_hosts(&permutation.hosts, &join_path(path, "hosts"))?;
         let count = hosts.len();
         if count < 2 {
@@ -125,12 +115,7 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    fn add_ping_pong(
-        &mut self,
-        workload: usize,
-        ping_pong: &PingPongSpec,
-        path: &str,
-    ) -> Result<(), Diagnostic> {
+    fn add_ping_pong(&mut self, workload: usize, ping_pong: &PingPongSpec, path: &str) -> Result<()> {
         let qp = self.connected_qp(&ping_pong.between[0], &format!("{path}.between.0"))?;
         let peer = self.connected_qp(&ping_pong.between[1], &format!("{path}.between.1"))?;
         if self.qps[qp].peer != peer {
@@ -141,12 +126,7 @@ impl PlanBuilder<'_> {
         self.add_flow(flow, ping_pong.bytes.0, path)
     }
 
-    fn add_key_value(
-        &mut self,
-        workload: usize,
-        key_value: &KeyValueSpec,
-        path: &str,
-    ) -> Result<(), Diagnostic> {
+    fn add_key_value(&mut self, workload: usize, key_value: &KeyValueSpec, path: &str) -> Result<()> {
         let qp = self.connected_qp(&key_value.client, &join_path(path, "client"))?;
         if key_value.keys == 0 || key_value.keys.saturating_mul(key_value.bytes.0) > 1 << 30 {
             return Err(self.error_in(path, "keys", "the records need at least one key and at max 1 GiB"));
@@ -157,7 +137,7 @@ impl PlanBuilder<'_> {
         self.add_flow(flow, key_value.bytes.0, path)
     }
 
-    fn add_command(&mut self, workload: usize, command: &CommandSpec, path: &str) -> Result<(), Diagnostic> {
+    fn add_command(&mut self, workload: usize, command: &CommandSpec, path: &str) -> Result<()> {
         let host = self.host(&command.host, path)?;
         if !self.has_external_programs {
             let problem = self.error_at(path, "a file with programs cannot connect queue pairs");
@@ -176,7 +156,7 @@ impl PlanBuilder<'_> {
     }
 
     /// Resolves names and ranges of names to hosts.
-    fn resolve_hosts(&self, names: &[String], path: &str) -> Result<Vec<usize>, Diagnostic> {
+    fn resolve_hosts(&self, names: &[String], path: &str) -> Result<Vec<usize>> {
         let mut hosts = Vec::new();
         for (index, name) in names.iter().enumerate() {
             hosts.extend(self.network.hosts_matching(name, self.source, &format!("{path}.{index}"))?);
@@ -185,7 +165,7 @@ impl PlanBuilder<'_> {
     }
 
     /// Checks that `${ADDRESS_name}` names a host.
-    fn check_addresses(&self, argv: &[String], path: &str) -> Result<(), Diagnostic> {
+    fn check_addresses(&self, argv: &[String], path: &str) -> Result<()> {
         for (index, word) in argv.iter().enumerate() {
             for rest in word.split("${ADDRESS_").skip(1) {
                 let path = format!("{path}.{index}");
@@ -197,7 +177,7 @@ impl PlanBuilder<'_> {
     }
 
     /// A queue pair that the file connects.
-    fn connected_qp(&mut self, name: &str, path: &str) -> Result<usize, Diagnostic> {
+    fn connected_qp(&mut self, name: &str, path: &str) -> Result<usize> {
         if self.has_external_programs {
             let problem = self.error_at(path, format!("the file does not connect queue pair {name:?}"));
             return Err(problem.help("add [[pair]] qps = [\"alice.1\", \"bob.1\"]"));
@@ -206,7 +186,7 @@ impl PlanBuilder<'_> {
     }
 
     /// The settings of the connections that a workload creates.
-    fn workload_connection(&self, priority: Option<u8>, path: &str) -> Result<ConnectionSpec, Diagnostic> {
+    fn workload_connection(&self, priority: Option<u8>, path: &str) -> Result<ConnectionSpec> {
         self.check_connection(&ConnectionSpec { priority, ..ConnectionSpec::default() }, path)?;
         let defaults = self.file.connection.clone();
         Ok(ConnectionSpec { priority: priority.or(defaults.priority), ..defaults })
@@ -218,7 +198,7 @@ impl PlanBuilder<'_> {
         hosts: [usize; 2],
         spec: &ConnectionSpec,
         path: &str,
-    ) -> Result<[usize; 2], Diagnostic> {
+    ) -> Result<[usize; 2]> {
         let mut names = [String::new(), String::new()];
         for (side, host) in hosts.into_iter().enumerate() {
             let host = &self.network.hosts[host].name;
@@ -231,7 +211,7 @@ impl PlanBuilder<'_> {
         self.add_pair(names, hosts, spec, path)
     }
 
-    fn add_flow(&mut self, flow: FlowPlan, bytes: u64, path: &str) -> Result<(), Diagnostic> {
+    fn add_flow(&mut self, flow: FlowPlan, bytes: u64, path: &str) -> Result<()> {
         let pair = &self.pairs[self.qps[flow.qp].pair];
         if pair.uses_cm {
             let message = format!("{} is not connected at the start of the run", self.qps[flow.qp].name);

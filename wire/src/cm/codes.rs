@@ -1,6 +1,6 @@
 //! Small types that several messages share.
 
-use crate::layout::{BitSpan, Field, number_field};
+use crate::layout::{BitSpan, Field, debug_as_display, number_field};
 use core::fmt;
 
 /// A communication ID: identifies a connection at the side that chose it.
@@ -13,11 +13,7 @@ impl fmt::Display for CommunicationId {
     }
 }
 
-impl fmt::Debug for CommunicationId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CommunicationId({:#x})", self.0)
-    }
-}
+debug_as_display!(CommunicationId);
 
 /// Private data of the application, padded with zeros.
 #[derive(Clone, Copy, PartialEq, Eq)]

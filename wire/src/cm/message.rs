@@ -18,21 +18,12 @@ macro_rules! messages {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Message { $( $(#[$doc])* $name($name), )* }
 
-        /// A CM message by its attribute ID (IBA 12.6).
-        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
-        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "CmMessage"))]
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[repr(u16)]
-        pub enum MessageKind { $( $(#[$doc])* $name = $attribute, )* }
-
-        impl MessageKind {
-            /// Every message, in numerical order.
-            pub const ALL: &[MessageKind] = &[$( MessageKind::$name, )*];
-
-            /// The name in the specification.
-            pub const fn name(self) -> &'static str {
-                match self { $( MessageKind::$name => $label, )* }
-            }
+        crate::named_enum! {
+            /// A CM message by its attribute ID (IBA 12.6).
+            #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+            #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "CmMessage"))]
+            #[repr(u16)]
+            pub enum MessageKind { $( $(#[$doc])* $name = $attribute => $label, )* }
         }
 
         impl Message {
@@ -47,7 +38,8 @@ macro_rules! messages {
                 match self { $( Message::$name(message) => message.write(body, START), )* }
             }
 
-            const fn kind(&self) -> MessageKind {
+            /// The kind of message.
+            pub const fn kind(&self) -> MessageKind {
                 match self { $( Message::$name(_) => MessageKind::$name, )* }
             }
         }

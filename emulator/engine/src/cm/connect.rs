@@ -3,7 +3,7 @@
 use super::identifier::CmIdentifier;
 use super::mad_queue::SOURCE_PORT;
 use super::{
-    CmDropReason, CmFailure, CmMessageKind, CmState, ConnectionManager, EventParameters, EventType,
+    CmDropReason, CmFailure, CmMessageKind as Kind, CmState, ConnectionManager, EventParameters, EventType,
     MAX_MRA_TIMEOUT, TARGET_ACK_DELAY, api, find_gid,
 };
 use crate::hca_state::HcaState;
@@ -142,12 +142,7 @@ impl ConnectionManager {
         if self.identifiers[&listener].is_backlog_full() {
             let limit = self.identifiers[&listener].backlog.as_ref().map_or(0, |listening| listening.limit);
             let reason = CmDropReason::BacklogFull { limit };
-            return ctx.emit(Event::CmDropped {
-                id: Some(listener),
-                message: CmMessageKind::new(&(*req).into()),
-                peer,
-                reason,
-            });
+            return ctx.emit(Event::CmDropped { id: Some(listener), message: Kind::Req, peer, reason });
         }
         let Some(id) = self.create_child(listener, addressing, &header, source.1) else {
             return refuse(self, hca, ctx, RejectReason::NO_RESOURCES, &[]);
@@ -202,7 +197,7 @@ impl ConnectionManager {
         let identifier = &self.identifiers[&id];
         ctx.emit(Event::CmDropped {
             id: Some(id),
-            message: CmMessageKind("REQ"),
+            message: Kind::Req,
             peer,
             reason: CmDropReason::Duplicate,
         });
@@ -339,7 +334,7 @@ impl ConnectionManager {
                 return emit_cm_dropped(
                     ctx,
                     Some(id),
-                    "REP",
+                    Kind::Rep,
                     addressing.source,
                     CmDropReason::UnexpectedInState(state),
                 );
@@ -383,7 +378,7 @@ impl ConnectionManager {
         transaction: u64,
         rep: &Rep,
     ) {
-        emit_cm_dropped(ctx, None, "REP", addressing.source, CmDropReason::NoSuchConnection);
+        emit_cm_dropped(ctx, None, Kind::Rep, addressing.source, CmDropReason::NoSuchConnection);
         let rej = Rej {
             local_id: rep.remote_id,
             remote_id: rep.local_id,
@@ -422,19 +417,19 @@ impl ConnectionManager {
     /// Handles an RTU.
     pub(super) fn on_rtu(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr, rtu: &Rtu) {
         let Some(id) = self.find_by_comm_id(rtu.remote_id, peer) else {
-            return emit_cm_dropped(ctx, None, "RTU", peer, CmDropReason::NoSuchConnection);
+            return emit_cm_dropped(ctx, None, Kind::Rtu, peer, CmDropReason::NoSuchConnection);
         };
         match self.identifiers[&id].state {
             CmState::RepSent => self.establish(hca, ctx, id),
-            CmState::Established => emit_cm_dropped(ctx, Some(id), "RTU", peer, CmDropReason::Duplicate),
-            state => emit_cm_dropped(ctx, Some(id), "RTU", peer, CmDropReason::UnexpectedInState(state)),
+            CmState::Established => emit_cm_dropped(ctx, Some(id), Kind::Rtu, peer, CmDropReason::Duplicate),
+            state => emit_cm_dropped(ctx, Some(id), Kind::Rtu, peer, CmDropReason::UnexpectedInState(state)),
         }
     }
 
     /// Handles an MRA: extends the timeout.
     pub(super) fn on_mra(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr, mra: &Mra) {
         let Some(id) = self.find_by_comm_id(mra.remote_id, peer) else {
-            return emit_cm_dropped(ctx, None, "MRA", peer, CmDropReason::NoSuchConnection);
+            return emit_cm_dropped(ctx, None, Kind::Mra, peer, CmDropReason::NoSuchConnection);
         };
         let identifier = self.identifiers.get_mut(&id).expect("find_by_comm_id has returned it");
         let fits = matches!(
@@ -445,7 +440,7 @@ impl ConnectionManager {
             return emit_cm_dropped(
                 ctx,
                 Some(id),
-                "MRA",
+                Kind::Mra,
                 peer,
                 CmDropReason::UnexpectedInState(identifier.state),
             );
@@ -512,7 +507,7 @@ impl ConnectionManager {
         let found = self.find_by_comm_id(rej.remote_id, peer);
         let found = found.or_else(|| self.by_remote_comm_id.get(&(peer, rej.local_id)).copied());
         let Some(id) = found else {
-            return emit_cm_dropped(ctx, None, "REJ", peer, CmDropReason::NoSuchConnection);
+            return emit_cm_dropped(ctx, None, Kind::Rej, peer, CmDropReason::NoSuchConnection);
         };
         let state = self.identifiers[&id].state;
         match state {
@@ -541,7 +536,7 @@ impl ConnectionManager {
                 self.raise_simple_event(ctx, id, EventType::Disconnected, 0);
             }
             CmState::DreqSent => self.fail_connection(hca, ctx, id, CmFailure::PeerUnreachable),
-            state => emit_cm_dropped(ctx, Some(id), "REJ", peer, CmDropReason::UnexpectedInState(state)),
+            state => emit_cm_dropped(ctx, Some(id), Kind::Rej, peer, CmDropReason::UnexpectedInState(state)),
         }
     }
 
@@ -575,9 +570,9 @@ pub(super) fn reply_addressing(addressing: &AddressHeaders) -> AddressHeaders {
 pub(super) fn emit_cm_dropped(
     ctx: &mut Context<'_>,
     id: Option<CmId>,
-    message: &'static str,
+    message: Kind,
     peer: IpAddr,
     reason: CmDropReason,
 ) {
-    ctx.emit(Event::CmDropped { id, message: CmMessageKind(message), peer, reason });
+    ctx.emit(Event::CmDropped { id, message, peer, reason });
 }

@@ -2,7 +2,7 @@
 
 use super::call::transaction_id;
 use super::connect::{emit_cm_dropped, reply_addressing};
-use super::{CmDropReason, CmState, ConnectionManager, EventType};
+use super::{CmDropReason, CmMessageKind as Kind, CmState, ConnectionManager, EventType};
 use crate::hca_state::HcaState;
 use crate::{CmId, Context};
 use core::net::IpAddr;
@@ -38,7 +38,7 @@ impl ConnectionManager {
             // The connection is unknown here: a DREP lets the peer discard it (IBA 12.9.8.3.3).
             let known = self.time_waits.get(&dreq.remote_id);
             if !known.is_some_and(|ghost| ghost.peer == peer && ghost.remote_comm_id == dreq.local_id) {
-                emit_cm_dropped(ctx, None, "DREQ", peer, CmDropReason::NoSuchConnection);
+                emit_cm_dropped(ctx, None, Kind::Dreq, peer, CmDropReason::NoSuchConnection);
             }
             let drep = Drep { local_id: dreq.remote_id, remote_id: dreq.local_id, ..Drep::default() };
             let datagram = Datagram::new(transaction, drep);
@@ -46,7 +46,7 @@ impl ConnectionManager {
         };
         let identifier = self.identifiers.get_mut(&id).expect("find_by_comm_id has returned it");
         if identifier.remote_comm_id != dreq.local_id {
-            return emit_cm_dropped(ctx, Some(id), "DREQ", peer, CmDropReason::NoSuchConnection);
+            return emit_cm_dropped(ctx, Some(id), Kind::Dreq, peer, CmDropReason::NoSuchConnection);
         }
         identifier.dreq_transaction_id = transaction;
         match identifier.state {
@@ -62,8 +62,10 @@ impl ConnectionManager {
                 self.raise_simple_event(ctx, id, EventType::Disconnected, 0);
             }
             CmState::TimeWait => self.send_drep(hca, ctx, id),
-            CmState::DreqReceived => emit_cm_dropped(ctx, Some(id), "DREQ", peer, CmDropReason::Duplicate),
-            state => emit_cm_dropped(ctx, Some(id), "DREQ", peer, CmDropReason::UnexpectedInState(state)),
+            CmState::DreqReceived => {
+                emit_cm_dropped(ctx, Some(id), Kind::Dreq, peer, CmDropReason::Duplicate)
+            }
+            state => emit_cm_dropped(ctx, Some(id), Kind::Dreq, peer, CmDropReason::UnexpectedInState(state)),
         }
     }
 
@@ -85,7 +87,7 @@ impl ConnectionManager {
             // The DREP of an identifier that no longer exists.
             let known = self.time_waits.get(&drep.remote_id).is_some_and(|ghost| ghost.peer == peer);
             let reason = if known { CmDropReason::Duplicate } else { CmDropReason::NoSuchConnection };
-            return emit_cm_dropped(ctx, None, "DREP", peer, reason);
+            return emit_cm_dropped(ctx, None, Kind::Drep, peer, reason);
         };
         match self.identifiers[&id].state {
             CmState::DreqSent => {
@@ -93,8 +95,8 @@ impl ConnectionManager {
                 self.enter_time_wait(hca, ctx, id);
                 self.raise_simple_event(ctx, id, EventType::Disconnected, 0);
             }
-            CmState::TimeWait => emit_cm_dropped(ctx, Some(id), "DREP", peer, CmDropReason::Duplicate),
-            state => emit_cm_dropped(ctx, Some(id), "DREP", peer, CmDropReason::UnexpectedInState(state)),
+            CmState::TimeWait => emit_cm_dropped(ctx, Some(id), Kind::Drep, peer, CmDropReason::Duplicate),
+            state => emit_cm_dropped(ctx, Some(id), Kind::Drep, peer, CmDropReason::UnexpectedInState(state)),
         }
     }
 }

@@ -2,32 +2,6 @@
 
 use core::fmt;
 use softhca_queue::cm::CmState;
-use softhca_wire::cm::Message;
-
-/// The kind of a CM message: a name of [`Message`].
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct CmMessageKind(
-    #[cfg_attr(feature = "serde", serde(deserialize_with = "softhca_wire::deserialize_constant"))]
-    pub(super) softhca_wire::Constant,
-);
-
-impl CmMessageKind {
-    pub(crate) fn new(message: &Message) -> CmMessageKind {
-        CmMessageKind(message.name())
-    }
-
-    /// The name in the specification.
-    pub const fn name(self) -> &'static str {
-        self.0
-    }
-}
-
-impl fmt::Debug for CmMessageKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-}
 
 /// The reason for dropping a CM message.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

@@ -1,6 +1,6 @@
 //! The send queue of QP1: MADs are built when the port transmits.
 
-use super::event::{CmDropReason, CmMessageKind};
+use super::event::CmDropReason;
 use crate::hca_state::HcaState;
 use crate::{CmId, Context, Event, PacketBatch, PacketSummary, TransmitGate};
 use alloc::collections::{BTreeMap, VecDeque};
@@ -51,7 +51,7 @@ impl MadQueue {
         again: bool,
     ) {
         if self.count >= MAX_QUEUED_MADS {
-            let (message, peer) = (CmMessageKind::new(&datagram.message), addressing.destination);
+            let (message, peer) = (datagram.message.kind(), addressing.destination);
             return ctx.emit(Event::CmDropped { id, message, peer, reason: CmDropReason::SendQueueFull });
         }
         self.count += 1;
@@ -149,7 +149,7 @@ impl MadQueue {
         let packet = PacketSummary::new(&header, MadHeader::DATAGRAM_LEN, peer);
         ctx.emit(Event::CmSent {
             id: next.id,
-            message: CmMessageKind::new(&next.datagram.message),
+            message: next.datagram.message.kind(),
             peer,
             retransmission: next.retransmission,
         });

@@ -18,7 +18,8 @@ mod ports;
 mod receive;
 mod sidr;
 
-pub use event::{CmDropReason, CmFailure, CmMessageKind};
+pub use event::{CmDropReason, CmFailure};
+pub use softhca_wire::cm::MessageKind as CmMessageKind;
 
 use crate::hca_state::HcaState;
 use crate::random::Random;

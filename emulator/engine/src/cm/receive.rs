@@ -1,7 +1,7 @@
 //! Packets to QP1: checks, parses and dispatches them.
 
 use super::connect::{emit_cm_dropped, reply_addressing};
-use super::{CmDropReason, CmMessageKind, ConnectionManager};
+use super::{CmDropReason, CmMessageKind as Kind, ConnectionManager};
 use crate::hca_state::HcaState;
 use crate::{Context, DropReason, Event, PacketSummary, QpType};
 use softhca_wire::cm::{AlternatePathStatus, Apr, Datagram, Message};
@@ -42,7 +42,7 @@ impl ConnectionManager {
         hca.counters.rcvd_pkts += 1;
         hca.counters.rcvd_bytes += u64::from(packet.payload_length);
         ctx.emit(Event::PacketReceived { qp: Qpn::GSI, packet });
-        let (message, peer) = (CmMessageKind::new(&datagram.message), addressing.source);
+        let (message, peer) = (datagram.message.kind(), addressing.source);
         ctx.emit(Event::CmReceived { message, peer });
         let transaction = datagram.header.transaction_id;
         match &datagram.message {
@@ -67,7 +67,7 @@ impl ConnectionManager {
                 let datagram = Datagram::new(transaction, apr);
                 self.mad_queue.push(hca, ctx, None, reply_addressing(addressing), datagram, false);
             }
-            Message::Apr(_) => emit_cm_dropped(ctx, None, "APR", peer, CmDropReason::NoSuchConnection),
+            Message::Apr(_) => emit_cm_dropped(ctx, None, Kind::Apr, peer, CmDropReason::NoSuchConnection),
         }
     }
 }

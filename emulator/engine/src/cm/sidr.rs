@@ -3,7 +3,8 @@
 use super::connect::{emit_cm_dropped, private_data_with_addresses, reply_addressing};
 use super::identifier::SentMad;
 use super::{
-    CmDropReason, CmMessageKind, CmState, ConnectionManager, EventParameters, EventType, api, find_gid,
+    CmDropReason, CmMessageKind as Kind, CmState, ConnectionManager, EventParameters, EventType, api,
+    find_gid,
 };
 use crate::hca_state::HcaState;
 use crate::{CmId, Context, Event};
@@ -39,7 +40,7 @@ impl ConnectionManager {
         let peer = addressing.source;
         let comm_id = CommunicationId(req.request_id);
         if let Some(id) = self.by_remote_comm_id.get(&(peer, comm_id)).copied() {
-            emit_cm_dropped(ctx, Some(id), "SIDR_REQ", peer, CmDropReason::Duplicate);
+            emit_cm_dropped(ctx, Some(id), Kind::SidrReq, peer, CmDropReason::Duplicate);
             if let Some(answer) = &self.identifiers[&id].sidr_reply {
                 let (addressing, datagram) = (answer.addressing, answer.datagram);
                 self.mad_queue.push(hca, ctx, Some(id), addressing, datagram, true);
@@ -66,11 +67,17 @@ impl ConnectionManager {
         };
         if self.identifiers[&listener].is_backlog_full() {
             let limit = self.identifiers[&listener].backlog.as_ref().map_or(0, |listening| listening.limit);
-            let (message, reason) = (CmMessageKind::new(&(*req).into()), CmDropReason::BacklogFull { limit });
+            let (message, reason) = (Kind::SidrReq, CmDropReason::BacklogFull { limit });
             return ctx.emit(Event::CmDropped { id: Some(listener), message, peer, reason });
         }
         let Some(id) = self.create_child(listener, addressing, &header, source.1) else {
-            return emit_cm_dropped(ctx, Some(listener), "SIDR_REQ", peer, CmDropReason::TooManyIdentifiers);
+            return emit_cm_dropped(
+                ctx,
+                Some(listener),
+                Kind::SidrReq,
+                peer,
+                CmDropReason::TooManyIdentifiers,
+            );
         };
         self.by_remote_comm_id.insert((peer, comm_id), id);
         let identifier = self.identifiers.get_mut(&id).expect("create_child has inserted it");
@@ -141,11 +148,11 @@ impl ConnectionManager {
         rep: &SidrRep,
     ) {
         let Some(id) = self.find_by_comm_id(CommunicationId(rep.request_id), peer) else {
-            return emit_cm_dropped(ctx, None, "SIDR_REP", peer, CmDropReason::NoSuchConnection);
+            return emit_cm_dropped(ctx, None, Kind::SidrRep, peer, CmDropReason::NoSuchConnection);
         };
         let identifier = self.identifiers.get_mut(&id).expect("find_by_comm_id has returned it");
         if identifier.state != CmState::SidrReqSent {
-            return emit_cm_dropped(ctx, Some(id), "SIDR_REP", peer, CmDropReason::Duplicate);
+            return emit_cm_dropped(ctx, Some(id), Kind::SidrRep, peer, CmDropReason::Duplicate);
         }
         let private_data = rep.private_data.0.to_vec();
         identifier.remote_qpn = rep.qpn;

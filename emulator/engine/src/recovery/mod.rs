@@ -9,38 +9,24 @@ mod policy;
 
 pub(crate) use policy::{GapAction, RecoveryPolicy};
 
-/// The effect of a lost packet on a reliable connection.
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Recovery {
-    /// The connection fails, as on a lossless fabric.
-    #[default]
-    Fatal,
-    /// The requester retransmits from the lost packet (IBA 9.7.5).
-    GoBackN,
-    /// The requester retransmits the whole message; the responder discards the part that it has received.
-    #[cfg_attr(feature = "serde", serde(rename = "go-back-0"))]
-    GoBack0,
+softhca_wire::named_enum! {
+    /// The effect of a lost packet on a reliable connection.
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    #[derive(Default)]
+    pub enum Recovery {
+        /// The connection fails, as on a lossless fabric.
+        #[default]
+        Fatal => "fatal",
+        /// The requester retransmits from the lost packet (IBA 9.7.5).
+        GoBackN => "go-back-n",
+        /// The requester retransmits the whole message; the responder discards the part that it has received.
+        #[cfg_attr(feature = "serde", serde(rename = "go-back-0"))]
+        GoBack0 => "go-back-0",
+    }
 }
 
 impl Recovery {
-    const ALL: [Recovery; 3] = [Recovery::Fatal, Recovery::GoBackN, Recovery::GoBack0];
-
-    /// The name in settings, configuration files and scenarios.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Recovery::Fatal => "fatal",
-            Recovery::GoBackN => "go-back-n",
-            Recovery::GoBack0 => "go-back-0",
-        }
-    }
-
-    /// The mode with this name.
-    pub fn from_name(name: &str) -> Option<Recovery> {
-        Recovery::ALL.into_iter().find(|mode| mode.name() == name)
-    }
-
     pub(crate) const fn policy(self) -> &'static dyn RecoveryPolicy {
         match self {
             Recovery::Fatal => &fatal::Fatal,
