@@ -35,7 +35,12 @@ class Machine:
 
 
 target = Machine("target", "-incoming", uri.replace("127.0.0.1", "0.0.0.0"))
-source = Machine("source")
+# A page of zeros is one byte over TCP: the memory has contents.
+contents = os.path.join(folder, "contents")
+with open(contents, "wb") as file:
+    file.write(os.urandom(192 << 20))
+source = Machine("source", "-device", f"loader,file={contents},addr=0x2000000,force-raw=on")
+os.unlink(contents)
 source.ask("migrate-set-parameters", **{"max-bandwidth": 10 << 30})
 answer = source.ask("migrate", uri=uri)
 if "error" in answer:

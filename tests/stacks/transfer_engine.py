@@ -1,11 +1,11 @@
-"""Writes 64 MiB between two Mooncake transfer engines and compares the contents: transfer_engine.py rdma DEVICES, or tcp.
+"""Writes 256 MiB between two Mooncake transfer engines and compares the contents: transfer_engine.py rdma DEVICES, or tcp.
 With a third argument it writes until that file exists, and reports transfers that failed."""
 import os, sys, time
 import numpy as np
 from mooncake.engine import TransferEngine
 
 protocol, devices = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
-length, rounds = 16 << 20, 4
+length, rounds = 16 << 20, 16
 ends = [TransferEngine(), TransferEngine()]
 for end in ends:
     assert end.initialize("127.0.0.1", "P2PHANDSHAKE", protocol, devices) == 0
@@ -18,6 +18,8 @@ write = lambda: ends[0].transfer_sync_write(peer, source.ctypes.data, target.cty
 failed = 0
 while len(sys.argv) > 3 and not os.path.exists(sys.argv[3]):
     failed += not write()
+# The first transfer connects the engines.
+assert write(), "a transfer failed"
 start = time.monotonic()
 for _ in range(rounds):
     assert write(), "a transfer failed"

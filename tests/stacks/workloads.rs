@@ -143,7 +143,7 @@ fn fio(verb: &'static str) {
     report(&format!("fio {verb}"), &seen, "WRITE: bw", &over_tcp);
 }
 
-/// The whole memory of a machine of 256 MiB.
+/// The whole memory of a machine of 256 MiB, of which 192 MiB have contents.
 fn qemu_migration() {
     let mut rig = Rig::new();
     let script = format!("{}/stacks/migrate.py", env!("CARGO_MANIFEST_DIR"));

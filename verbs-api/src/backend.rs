@@ -58,6 +58,8 @@ pub(crate) trait Runtime: Send + Sync {
     /// Makes progress on the time of a caller that found a completion queue empty, without sleeping. Returns whether it
     /// may have made any.
     fn drive(&self) -> bool;
+    /// As [`Context::hand_over`](crate::Context::hand_over).
+    fn hand_over(&self) {}
     /// The time by which the application waits.
     fn now(&self) -> Instant;
     /// Where callers drive: drives for a moment, until `notifier` counts past `seen`.

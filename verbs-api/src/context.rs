@@ -82,6 +82,13 @@ impl Context {
         self.backend.check_process()
     }
 
+    /// The caller has polled completion queues and is about to sleep in `poll` or `epoll`, on the descriptor of a
+    /// channel: the thread of the device serves its sockets at once. Without this call it finds out within a
+    /// millisecond. Waits of this library do it themselves.
+    pub fn hand_over(&self) {
+        self.backend.hand_over();
+    }
+
     /// The GID at an index of the port's table.
     pub fn gid(&self, index: u8) -> Option<Gid> {
         self.backend.gids().get(usize::from(index)).copied()

@@ -331,6 +331,10 @@ impl Runtime for EmbeddedRuntime {
         self.driver.drive()
     }
 
+    fn hand_over(&self) {
+        self.driver.hand_over();
+    }
+
     fn now(&self) -> Instant {
         real_now()
     }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a call looks for completions before it sleeps.
-const SPIN_TIME: Duration = Duration::from_micros(10);
+const SPIN_TIME: Duration = Duration::from_micros(50);
 
 /// The sockets of the process, by descriptor.
 static SOCKETS: RwLock<BTreeMap<c_int, Arc<Rsocket>>> = RwLock::new(BTreeMap::new());
@@ -288,6 +288,11 @@ fn sleep(
         polled.extend(descriptors.map(|descriptor| add(descriptor.as_raw_fd())));
         entered.push(Rsocket::enter(&mut state));
     }
+    if timeout != Some(Duration::ZERO) {
+        for (socket, _) in sockets {
+            socket.state.lock().channels[0].context().hand_over();
+        }
+    }
     let of_sockets = polled.len();
     polled.extend_from_slice(others);
     let milliseconds =
@@ -340,8 +345,11 @@ pub fn poll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<c
         if is_over && has_looked {
             return Ok(ready);
         }
-        let timeout = if is_over || now < spin_until { Some(Duration::ZERO) } else { left };
-        sleep(&sockets, &mut others, timeout)?;
+        if has_looked && now < spin_until && !sockets.is_empty() {
+            std::hint::spin_loop();
+            continue;
+        }
+        sleep(&sockets, &mut others, if is_over || !has_looked { Some(Duration::ZERO) } else { left })?;
         has_looked = true;
     }
 }
