@@ -1,7 +1,7 @@
 //! The direct data path: each process executes the transport itself, on the sockets of its slot and in rings.
 
 use crate::data::{ALL_ACCESS, ConnectedHost, check_application_memory, connected, every_operation};
-use crate::multicast::GroupMember;
+use crate::multicast::{GroupMember, QUEUE_KEY};
 use crate::process::{self, TEST_TIMEOUT, TestDaemon, receive_line, send_line};
 use softhca::{
     AsyncEvent, CompletionStatus, ConnectOptions, Device, Error, QpState, QpType, ReceiveRequest,
@@ -9,7 +9,13 @@ use softhca::{
     fault::{Action, FlowId, InclusiveRange, Repeat, Rule, RuleId, Selector},
 };
 use softhca_trace::{CaptureReader, EventLogReader};
+use softhca_udp::{RoceSocket, SocketOptions};
+use softhca_wire::{
+    AddressHeaders, Bth, Deth, ICRC_LEN, Icrc, ImmOrInvalidate, Opcode, Operation, Position, Psn, Qpn,
+    ROCE_PORT, TransportHeader,
+};
 use std::fs::File;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::ptr::{NonNull, null_mut};
 
@@ -246,6 +252,59 @@ fn packets_to_a_process_that_is_gone_are_counted_and_explained() {
         std::fs::remove_file(&path).unwrap();
         let dropped: Vec<_> = text.lines().filter(|line| line.contains("packet_dropped")).collect();
         assert!(dropped.iter().any(|line| line.contains("no-queue-pair")), "{theirs}: {dropped:?}");
+    }
+}
+
+/// A datagram to a queue pair, from the BTH to the ICRC.
+fn datagram(from: SocketAddr, to: IpAddr, qpn: Qpn, text: &str) -> Vec<u8> {
+    let service = QpType::Ud.service();
+    let opcode = Opcode::new(service, Operation::Send, Position::Only, ImmOrInvalidate::None).unwrap();
+    let mut header = TransportHeader::new(Bth::new(opcode, qpn, Psn::new(7)));
+    header.deth = Some(Deth { qkey: QUEUE_KEY, source_qp: Qpn::new(0x11) });
+    let mut bytes = vec![0; 256];
+    let at = header.emit(&mut bytes);
+    bytes[at..at + text.len()].copy_from_slice(text.as_bytes());
+    bytes.truncate(at + text.len() + ICRC_LEN);
+    let addressing = AddressHeaders { source_port: from.port(), ..AddressHeaders::between(from.ip(), to) };
+    Icrc::write(&addressing, &mut bytes);
+    bytes
+}
+
+/// The kernel gives a batch of a foreign sender to the slot of its first packet as a whole.
+#[test]
+fn packets_for_other_slots_in_a_batch_are_handed_over() {
+    let daemon = TestDaemon::with(&DIRECT);
+    let members: Vec<_> = (0..3).map(|_| GroupMember::new(&daemon.open("alice"))).collect();
+    let gone = GroupMember::new(&daemon.open("alice"));
+    let gone_qpn = gone.pair.endpoint().qpn;
+    drop(gone);
+    daemon.wait_until("the end of one", |status| status.hosts[0].clients.len() == 3);
+    let to = daemon.control().hosts()[0].address;
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let own = IpAddr::from([127, 200 | high & 15, low, 77]);
+    let mut socket = RoceSocket::bind(SocketAddr::new(own, 0), SocketOptions::default()).unwrap();
+    let qpns: Vec<Qpn> = members.iter().map(|member| member.pair.endpoint().qpn).collect();
+    // The first packet is for one of them, for no process any more, and for the daemon, which drops it.
+    for (round, first) in [qpns[0], qpns[2], gone_qpn, Qpn::new(0x123)].into_iter().enumerate() {
+        let texts: Vec<String> = (0..9).map(|number| format!("{round}.{number}.")).collect();
+        let packets = texts.iter().zip(qpns.iter().cycle());
+        let mut batch = datagram(socket.local_address(), to, first, "x.x.");
+        let segment_size = batch.len();
+        for (text, qpn) in packets {
+            batch.extend(datagram(socket.local_address(), to, *qpn, text));
+        }
+        assert_eq!(
+            socket.send_batch_to(SocketAddr::new(to, ROCE_PORT), 0, segment_size, &batch).unwrap(),
+            10
+        );
+        for (index, member) in members.iter().enumerate() {
+            if qpns[index] == first {
+                assert_eq!(member.receive(), "x.x.");
+            }
+            for text in texts.iter().skip(index).step_by(3) {
+                assert_eq!(&member.receive(), text, "slot {}", qpns[index].value() >> 15);
+            }
+        }
     }
 }
 
