@@ -152,7 +152,7 @@ fn print(work: &str, theirs: &str, [program, thread]: [ThreadTimes; 2]) {
 /// Both have work all the time: the program spins, and a stream of WRITEs arrives that it does not poll for. Returns the
 /// shares of both in the time in which they had work.
 fn shares_in_a_stream(daemon: &TestDaemon, theirs: &str) -> [f64; 2] {
-    let (end, mut program, remote) = start(&daemon, theirs, "stream");
+    let (end, mut program, remote) = start(daemon, theirs, "stream");
     for id in 0..WRITES + OUTSTANDING {
         if id >= OUTSTANDING {
             end.finish();
