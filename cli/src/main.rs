@@ -149,5 +149,17 @@ commands! {
 }
 
 fn main() -> ExitCode {
-    Arguments::parse().command.run().unwrap_or_else(|error| error.report())
+    match Arguments::try_parse() {
+        Ok(arguments) => arguments.command.run().unwrap_or_else(|error| error.report()),
+        Err(error) => {
+            // Nothing can be done if standard error is closed.
+            let _ = error.print();
+            let is_exec = std::env::args_os().nth(1).is_some_and(|command| command == "exec");
+            match error.exit_code() {
+                0 => ExitCode::SUCCESS,
+                _ if is_exec => ExitCode::from(exit_code::EXEC_FAILED),
+                code => ExitCode::from(code as u8),
+            }
+        }
+    }
 }

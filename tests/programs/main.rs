@@ -224,7 +224,7 @@ fn settings_of_a_running_daemon_do_not_change() {
 fn the_data_path_can_be_chosen() {
     let mut rig = Rig::new();
     for (options, expected) in
-        [(&[][..], "direct"), (&["--data-path", "daemon"], "daemon"), (&["--data-path", "direct"], "direct")]
+        [(&[][..], "direct"), (&["--path", "daemon"], "daemon"), (&["--path", "direct"], "direct")]
     {
         let port = rig::free_port().to_string();
         let server = rig.start_with(options, &["ibv_rc_pingpong", "-g", "0", "-p", &port]);
@@ -233,11 +233,11 @@ fn the_data_path_can_be_chosen() {
         assert!(status.text.contains(&format!(r#""data_path":"{expected}""#)), "{options:?}: {status:?}");
         server.kill();
     }
-    let seen = rig.exec(&["--data-path", "kernel"], &["true"]);
+    let seen = rig.exec(&["--path", "kernel"], &["true"]);
     assert_eq!(seen.code, Some(125), "{seen:?}");
     assert!(seen.text.contains("expected direct or daemon"), "{seen:?}");
     let scenario = rig.write("lost.toml", "title = \"x\"\n[hosts]\nalice = {}\nbob = {}\n");
-    let seen = rig.exec(&["--data-path", "direct", "--scenario", &scenario], &["true"]);
+    let seen = rig.exec(&["--path", "direct", "--scenario", &scenario], &["true"]);
     assert_eq!(seen.code, Some(125), "{seen:?}");
     rig.softhca(&["stop"]);
     let (output, errors) = (rig.file("output"), rig.file("errors"));
@@ -254,7 +254,7 @@ fn the_data_path_can_be_chosen() {
         );
         std::thread::sleep(Duration::from_millis(10));
     }
-    let seen = rig.exec(&["--data-path", "direct"], &["true"]);
+    let seen = rig.exec(&["--path", "direct"], &["true"]);
     assert_eq!(seen.code, Some(125), "{seen:?}");
     assert!(seen.text.contains("the daemon executes the transport of all programs on alice"), "{seen:?}");
     assert_eq!(rig.exec(&["--data-path", "daemon"], &["true"]).code, Some(0));

@@ -59,7 +59,7 @@ struct DaemonOptions {
     #[arg(long, value_name = "METHOD", value_parser = crate::daemon::parse_loopback)]
     loopback: Option<softhca::Loopback>,
     /// Which process executes the transport: the program itself (direct), or the daemon [default: direct where nothing needs the daemon]
-    #[arg(long, value_name = "PROCESS", value_parser = crate::daemon::parse_data_path)]
+    #[arg(long = "path", visible_alias = "data-path", value_name = "PROCESS", value_parser = crate::daemon::parse_data_path)]
     data_path: Option<DataPath>,
     /// Name of the daemon, if you run several
     #[arg(long, value_name = "NAME")]
@@ -159,20 +159,20 @@ impl DaemonOptions {
         variables
     }
 
-    /// Rejects `--data-path direct` if the daemon would execute the transport of the program.
+    /// Rejects `--path direct` if the daemon would execute the transport of the program.
     fn check_data_path(&self, connection: &DaemonControl, has_scenario: bool) -> Result<(), String> {
         if self.data_path != Some(DataPath::Direct) {
             return Ok(());
         }
         if has_scenario {
-            return Err("--data-path direct: the faults of a scenario need the daemon's data path".into());
+            return Err("--path direct: the faults of a scenario need the daemon's data path".into());
         }
         let chosen = self.host.clone().or_else(|| std::env::var(HOST_VARIABLE).ok());
         let mut devices = connection.hosts().iter();
         let device = devices.find(|device| chosen.as_ref().is_none_or(|host| device.host == *host));
         match device.filter(|device| device.data_path != DataPath::Direct.name()) {
             Some(device) => Err(format!(
-                "--data-path direct: the daemon executes the transport of all programs on {}, because of its data_path, \
+                "--path direct: the daemon executes the transport of all programs on {}, because of its data_path, \
                  its [fabric], its congestion settings, or a kernel that does not share ports",
                 device.host
             )),
