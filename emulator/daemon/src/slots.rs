@@ -52,7 +52,7 @@ pub(crate) struct HostSlots {
 struct VacantPort {
     /// Its thread runs until it is dropped.
     _driver: SharedDriver<ClientMemories>,
-    /// What it dropped.
+    /// Its drops.
     counters: Arc<Mutex<Counters>>,
 }
 

@@ -115,7 +115,7 @@ fn wake(mut event: &File) {
     let _ = event.write(&1u64.to_ne_bytes());
 }
 
-/// What became of packets to another process of the host.
+/// The result of a send to another process of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RingSend {
     /// They are in the ring.
