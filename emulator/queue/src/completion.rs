@@ -1,7 +1,7 @@
 //! The completion queue.
 //!
-//! The HCA produces CQEs, the application consumes them. The control word holds the requested notification; the HCA
-//! clears it when it notifies.
+//! The HCA produces CQEs, the application consumes them. The control word holds the requested notification and how many
+//! CQEs the application had consumed when it made the request; the HCA clears it when it notifies.
 
 use crate::ring::{Ring, high, load, low, pair, store};
 use crate::sync::{Ordering, fence};
@@ -11,6 +11,10 @@ use core::fmt;
 use softhca_wire::Qpn;
 
 const STRIDE: u32 = 8;
+
+/// The low bits of the control word are a [`CqNotify`], or zero.
+const NOTIFY_BITS: u32 = 2;
+const NOTIFY_MASK: u64 = (1 << NOTIFY_BITS) - 1;
 
 /// Declares an enum whose values have a number in verbs and a name in logs and scenarios.
 macro_rules! named_enum {
@@ -255,15 +259,18 @@ impl CompletionProducer {
         Ok(())
     }
 
-    /// Whether to notify the application of a completion. True consumes the requested notification.
+    /// Whether to notify the application of the last CQE. True consumes the requested notification.
+    /// A CQE that the application polled before its request does not notify.
     #[inline]
     pub fn claim_notification(&self, solicited: bool) -> bool {
         fence(Ordering::SeqCst);
-        let control = self.ring.control();
-        let requested = control.load(Ordering::Relaxed);
-        let due = requested == CqNotify::NextCompletion as u64
-            || requested == CqNotify::SolicitedOnly as u64 && solicited;
-        due && control.swap(0, Ordering::AcqRel) != 0
+        let due = |request| {
+            let (notify, consumed) = (request & NOTIFY_MASK, request >> NOTIFY_BITS);
+            let applies = notify == CqNotify::NextCompletion as u64
+                || notify == CqNotify::SolicitedOnly as u64 && solicited;
+            (applies && consumed < self.produced).then_some(0)
+        };
+        self.ring.control().fetch_update(Ordering::AcqRel, Ordering::Relaxed, due).is_ok()
     }
 
     /// Moves pending CQEs and the requested notification into another ring. False if that ring is too small.
@@ -279,7 +286,9 @@ impl CompletionProducer {
             other.produced += 1;
         }
         other.ring.producer_index().store(other.produced, Ordering::Release);
-        other.ring.control().store(self.ring.control().load(Ordering::Acquire), Ordering::Release);
+        // The other ring counts its CQEs from zero, and none of those moved is a new one.
+        let notify = self.ring.control().load(Ordering::Acquire) & NOTIFY_MASK;
+        other.ring.control().store(notify, Ordering::Release);
         true
     }
 }
@@ -319,7 +328,9 @@ impl CompletionConsumer {
     /// Requests one notification. Poll again afterwards: an earlier completion does not notify.
     pub fn request_notification(&self, notify: CqNotify) {
         // A request for solicited completions does not replace one for the next completion (IBA C11-29).
-        self.ring.control().fetch_max(notify as u64, Ordering::AcqRel);
+        let request =
+            |before: u64| Some(self.consumed << NOTIFY_BITS | (before & NOTIFY_MASK).max(notify as u64));
+        let _ = self.ring.control().fetch_update(Ordering::AcqRel, Ordering::Relaxed, request);
         fence(Ordering::SeqCst);
     }
 }
@@ -401,7 +412,8 @@ mod tests {
 
     #[test]
     fn a_notification_is_claimed_once_and_solicited_does_not_replace_next() {
-        let (producer, consumer) = completion_ring(2);
+        let (mut producer, consumer) = completion_ring(2);
+        producer.push(&completion(0)).unwrap();
         assert!(!producer.claim_notification(true));
         consumer.request_notification(CqNotify::SolicitedOnly);
         assert!(!producer.claim_notification(false));
@@ -409,6 +421,17 @@ mod tests {
         assert!(!producer.claim_notification(true));
         consumer.request_notification(CqNotify::NextCompletion);
         consumer.request_notification(CqNotify::SolicitedOnly);
+        assert!(producer.claim_notification(false));
+    }
+
+    #[test]
+    fn a_completion_polled_before_the_request_does_not_notify() {
+        let (mut producer, mut consumer) = completion_ring(2);
+        producer.push(&completion(0)).unwrap();
+        assert_eq!(consumer.pop(), Some(completion(0)));
+        consumer.request_notification(CqNotify::NextCompletion);
+        assert!(!producer.claim_notification(false));
+        producer.push(&completion(1)).unwrap();
         assert!(producer.claim_notification(false));
     }
 
