@@ -156,6 +156,14 @@ impl EventSink for EventForwarder {
         }
         self.forward_to.on_event(now, event);
     }
+
+    fn is_enabled(&self) -> bool {
+        self.forward_to.is_enabled()
+    }
+
+    fn flush(&mut self) {
+        self.forward_to.flush();
+    }
 }
 
 /// A card in this process, on real sockets: callers drive it when they poll.

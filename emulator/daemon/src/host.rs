@@ -151,6 +151,10 @@ impl EventSink for HostEventSink {
         }
     }
 
+    fn is_enabled(&self) -> bool {
+        self.recordings.is_active()
+    }
+
     fn flush(&mut self) {
         if self.pending_notifications.is_empty() {
             return;

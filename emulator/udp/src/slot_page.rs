@@ -296,6 +296,10 @@ impl EventSink for SlotRecorder {
         self.forward_to.on_event(now, event);
     }
 
+    fn is_enabled(&self) -> bool {
+        self.is_recorded() || self.forward_to.is_enabled()
+    }
+
     fn flush(&mut self) {
         self.forward_to.flush();
     }

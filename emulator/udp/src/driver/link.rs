@@ -88,6 +88,11 @@ impl Port {
         self.links.port_of(destination, Qpn::new(qpn))
     }
 
+    /// Whether packets to a port pass no socket.
+    pub fn stays_in_memory(&self, peer: PeerPort) -> bool {
+        self.links.is_internal(peer) || self.rings.is_some() && self.links.is_local(peer)
+    }
+
     /// How many packets of `size` bytes the rings to a port have room for. `None` if sockets lead to it.
     pub fn room_in_rings(&mut self, peer: PeerPort, size: usize, now: u64) -> Option<usize> {
         if !self.links.is_local(peer) || self.links.is_internal(peer) {

@@ -173,6 +173,7 @@ impl PacketReceiver {
         let in_order = links.transmits_in_order(peer);
         let PacketReceiver { identifications, reorder_buffer, misdelivered, .. } = self;
         let (slot, hands_over) = (links.slot(), self.hands_over && is_unicast);
+        let is_observed = engine.sink.is_enabled();
         identifications.clear();
         let mut verifier = IcrcVerifier { arrival, identification_limit, identifications };
         for (index, datagram) in chunk.datagrams().enumerate() {
@@ -194,7 +195,9 @@ impl PacketReceiver {
                     continue;
                 }
             }
-            engine.sink.on_event(now, &frame_event(Stage::Delivered, &addressing, datagram.bytes));
+            if is_observed {
+                engine.sink.on_event(now, &frame_event(Stage::Delivered, &addressing, datagram.bytes));
+            }
             engine.call(now, |hca, ctx| match transport {
                 Some(transport) if in_order => {
                     receive_in_order(reorder_buffer, &addressing, transport, hca, ctx);

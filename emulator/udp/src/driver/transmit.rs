@@ -10,7 +10,7 @@ use crate::process_rings::RingSend;
 use crate::{Chunk, MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, PeerPort, SendError, charge};
 use softhca_engine::{Instant, Memory, PacketBatch};
 use softhca_fabric::{EventSink, Frame, Stage};
-use softhca_wire::{AddressHeaders, Icrc, Qpn, ROCE_PORT};
+use softhca_wire::{AddressHeaders, ICRC_LEN, Icrc, Qpn, ROCE_PORT};
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
@@ -68,7 +68,11 @@ impl Transmitter {
                 continue;
             }
             let peer = self.assign_source_port(&mut batch.addressing, port);
-            self.write_icrcs(now, &batch, peer, 0, port, &mut *engine.sink);
+            if port.stays_in_memory(peer) && !engine.sink.is_enabled() {
+                self.clear_icrcs(&batch);
+            } else {
+                self.write_icrcs(now, &batch, peer, 0, port, &mut *engine.sink);
+            }
             if port.links.is_internal(peer) {
                 // Nothing can have changed the packets since.
                 let arrival = self.loopback_arrival(&batch, peer, IcrcCheck::Ignore);
@@ -112,6 +116,15 @@ impl Transmitter {
         Arrival { chunk: Chunk { source, traffic_class, segment_size, bytes }, peer, destination, check }
     }
 
+    /// Leaves the ICRC out of packets that only this host sees: their receivers do not check it.
+    fn clear_icrcs(&mut self, batch: &PacketBatch) {
+        for packet in self.buffer[..batch.bytes].chunks_mut(batch.segment_size) {
+            if let Some(icrc) = packet.last_chunk_mut::<ICRC_LEN>() {
+                *icrc = [0; ICRC_LEN];
+            }
+        }
+    }
+
     /// Writes the ICRC of each packet from byte `from` on, with the IPv4 identification that the kernel will use.
     /// Internal packets get the identifications of one GSO send.
     fn write_icrcs(
@@ -124,12 +137,13 @@ impl Transmitter {
         sink: &mut dyn EventSink,
     ) {
         let mut addressing = batch.addressing;
+        let is_observed = from == 0 && sink.is_enabled();
         let is_internal = port.links.is_local(peer);
         let socket = port.egress_socket(&addressing, peer);
         for (index, packet) in self.buffer[from..batch.bytes].chunks_mut(batch.segment_size).enumerate() {
             addressing.identification = if is_internal { index as u16 } else { socket.identification(index) };
             Icrc::write(&addressing, packet);
-            if from == 0 {
+            if is_observed {
                 sink.on_event(now, &frame_event(Stage::Admitted, &addressing, packet));
             }
         }
