@@ -1,9 +1,9 @@
 //! Addresses of identifiers: bind, resolve, listen.
 
 use super::identifier::ListenBacklog;
-use super::{CmState, ConnectionManager, EventType, find_gid};
+use super::{CmContext, CmState, ConnectionManager, EventType, find_gid};
 use crate::hca_state::HcaState;
-use crate::{ClientId, CmId, Context, VerbsError};
+use crate::{ClientId, CmId, VerbsError};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use softhca_wire::{Gid, Mtu};
 
@@ -13,8 +13,7 @@ const MAX_BACKLOG: u32 = 1024;
 impl ConnectionManager {
     pub(super) fn bind(
         &mut self,
-        hca: &HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         client: ClientId,
         id: CmId,
         address: SocketAddr,
@@ -24,8 +23,8 @@ impl ConnectionManager {
         if identifier.state != CmState::Idle {
             return Err(VerbsError::InvalidCmState { id, state: identifier.state, call: "bind" });
         }
-        let ip = resolve_loopback(hca, address.ip());
-        if !ip.is_unspecified() && find_gid(hca, ip).is_none() {
+        let ip = resolve_loopback(cx.hca, address.ip());
+        if !ip.is_unspecified() && find_gid(cx.hca, ip).is_none() {
             return Err(VerbsError::AddressNotAvailable { address: ip });
         }
         let (space, reuse, scope) = (identifier.port_space, identifier.reuse_address, identifier.scope(ip));
@@ -33,15 +32,14 @@ impl ConnectionManager {
         let identifier = self.identifier(client, id)?;
         identifier.is_bound = true;
         identifier.local = Some(SocketAddr::new(ip, port));
-        identifier.source_index = find_gid(hca, ip).map_or(0, |(_, index)| index);
-        self.set_state(ctx, id, CmState::Bound);
+        identifier.source_index = find_gid(cx.hca, ip).map_or(0, |(_, index)| index);
+        self.set_state(cx.ctx, id, CmState::Bound);
         Ok(())
     }
 
     pub(super) fn resolve_address(
         &mut self,
-        hca: &HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         client: ClientId,
         id: CmId,
         source: Option<SocketAddr>,
@@ -51,20 +49,20 @@ impl ConnectionManager {
         if !matches!(state, CmState::Idle | CmState::Bound) {
             return Err(VerbsError::InvalidCmState { id, state, call: "resolve address" });
         }
-        let target = match resolve_loopback(hca, destination.ip()) {
-            ip if ip.is_unspecified() => resolve_loopback(hca, loopback(ip)),
+        let target = match resolve_loopback(cx.hca, destination.ip()) {
+            ip if ip.is_unspecified() => resolve_loopback(cx.hca, loopback(ip)),
             ip => ip,
         };
         // The source is the port's address of the same IP version.
         let wanted =
-            source.map(|source| resolve_loopback(hca, source.ip())).filter(|ip| !ip.is_unspecified());
+            source.map(|source| resolve_loopback(cx.hca, source.ip())).filter(|ip| !ip.is_unspecified());
         let own = match wanted {
-            Some(ip) => find_gid(hca, ip).ok_or(VerbsError::AddressNotAvailable { address: ip })?,
+            Some(ip) => find_gid(cx.hca, ip).ok_or(VerbsError::AddressNotAvailable { address: ip })?,
             None => {
                 let fits = |gid: &Gid| gid.ip().is_ipv4() == target.is_ipv4();
-                let index = hca.gids.iter().position(fits);
+                let index = cx.hca.gids.iter().position(fits);
                 let index = index.ok_or(VerbsError::NetworkUnreachable { address: target })?;
-                (hca.gids[index], index as u8)
+                (cx.hca.gids[index], index as u8)
             }
         };
         if own.0.ip().is_ipv4() != target.is_ipv4() {
@@ -72,7 +70,7 @@ impl ConnectionManager {
         }
         if state == CmState::Idle {
             let port = source.map_or(0, |source| source.port());
-            self.bind(hca, ctx, client, id, SocketAddr::new(own.0.ip(), port))?;
+            self.bind(cx, client, id, SocketAddr::new(own.0.ip(), port))?;
         }
         let identifier = self.identifier(client, id)?;
         let space = identifier.port_space;
@@ -83,18 +81,17 @@ impl ConnectionManager {
             false => return Err(VerbsError::NetworkUnreachable { address: target }),
         };
         identifier.local = Some(SocketAddr::new(local, bound.port()));
-        identifier.source_index = find_gid(hca, local).map_or(own.1, |(_, index)| index);
+        identifier.source_index = find_gid(cx.hca, local).map_or(own.1, |(_, index)| index);
         identifier.peer = Some(SocketAddr::new(target, destination.port()));
         self.ports.narrow_scope(id, space, bound.port(), local);
-        self.set_state(ctx, id, CmState::AddressResolved);
-        self.raise_simple_event(ctx, id, EventType::AddressResolved, 0);
+        self.set_state(cx.ctx, id, CmState::AddressResolved);
+        self.raise_simple_event(cx.ctx, id, EventType::AddressResolved, 0);
         Ok(())
     }
 
     pub(super) fn resolve_route(
         &mut self,
-        hca: &HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         client: ClientId,
         id: CmId,
         mtu: Mtu,
@@ -104,18 +101,17 @@ impl ConnectionManager {
         if identifier.state != CmState::AddressResolved {
             return Err(VerbsError::InvalidCmState { id, state: identifier.state, call: "resolve route" });
         }
-        identifier.mtu = mtu.min(hca.settings.mtu);
+        identifier.mtu = mtu.min(cx.hca.settings.mtu);
         // A flow label of zero would derive the UDP source port from the queue pair numbers.
         identifier.flow_label = label.max(1);
-        self.set_state(ctx, id, CmState::RouteResolved);
-        self.raise_simple_event(ctx, id, EventType::RouteResolved, 0);
+        self.set_state(cx.ctx, id, CmState::RouteResolved);
+        self.raise_simple_event(cx.ctx, id, EventType::RouteResolved, 0);
         Ok(())
     }
 
     pub(super) fn listen(
         &mut self,
-        hca: &HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         client: ClientId,
         id: CmId,
         backlog: u32,
@@ -124,7 +120,7 @@ impl ConnectionManager {
         match state {
             CmState::Idle => {
                 let any = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
-                self.bind(hca, ctx, client, id, any)?;
+                self.bind(cx, client, id, any)?;
             }
             CmState::Bound | CmState::Listening => {}
             state => return Err(VerbsError::InvalidCmState { id, state, call: "listen" }),
@@ -137,7 +133,7 @@ impl ConnectionManager {
         }
         let (space, port) = (identifier.port_space, identifier.local.map_or(0, |local| local.port()));
         self.ports.listen(id, space, port)?;
-        self.set_state(ctx, id, CmState::Listening);
+        self.set_state(cx.ctx, id, CmState::Listening);
         Ok(())
     }
 }

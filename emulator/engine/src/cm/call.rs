@@ -1,10 +1,8 @@
 //! The commands of applications.
 
 use super::identifier::CmIdentifier;
-use super::{CmState, ConnectionManager, EventParameters, EventType, api};
-use crate::hca_state::HcaState;
-use crate::{AddressVector, ClientId, CmId, Context, DeviceLimits, Resource, VerbsError};
-use alloc::vec::Vec;
+use super::{CmContext, CmState, ConnectionManager, EventParameters, EventType, api, simple_event};
+use crate::{AddressVector, ClientId, CmId, DeviceLimits, Resource, VerbsError};
 use api::{Command, ConnectionParameters, Reply, UdParameters};
 use core::net::IpAddr;
 use softhca_wire::cm::{RejectReason, ServiceId};
@@ -13,8 +11,7 @@ use softhca_wire::{Gid, Qpn};
 impl ConnectionManager {
     pub(crate) fn call(
         &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         client: ClientId,
         call: Command,
     ) -> Result<Reply, VerbsError> {
@@ -27,35 +24,35 @@ impl ConnectionManager {
             }
             Command::DestroyId(id) => {
                 self.identifier(client, id)?;
-                self.destroy(hca, ctx, id);
+                self.destroy(cx, id);
             }
-            Command::MigrateId { id, channel } => self.migrate(ctx, client, id, channel)?,
+            Command::MigrateId { id, channel } => self.migrate(cx.ctx, client, id, channel)?,
             Command::SetOption { id, option } => self.set_option(client, id, option)?,
-            Command::BindAddress { id, address } => self.bind(hca, ctx, client, id, address)?,
+            Command::BindAddress { id, address } => self.bind(cx, client, id, address)?,
             Command::ResolveAddress { id, source, destination } => {
-                self.resolve_address(hca, ctx, client, id, source, destination)?;
+                self.resolve_address(cx, client, id, source, destination)?;
             }
-            Command::ResolveRoute { id, path_mtu: mtu } => self.resolve_route(hca, ctx, client, id, mtu)?,
-            Command::Listen { id, backlog } => self.listen(hca, ctx, client, id, backlog)?,
-            Command::Connect { id, parameters } => self.connect(hca, ctx, client, id, &parameters)?,
-            Command::Accept { id, parameters } => self.accept(hca, ctx, client, id, &parameters)?,
+            Command::ResolveRoute { id, path_mtu: mtu } => self.resolve_route(cx, client, id, mtu)?,
+            Command::Listen { id, backlog } => self.listen(cx, client, id, backlog)?,
+            Command::Connect { id, parameters } => self.connect(cx, client, id, &parameters)?,
+            Command::Accept { id, parameters } => self.accept(cx, client, id, &parameters)?,
             Command::Reject { id, reason, private_data } => {
-                self.reject(hca, ctx, client, id, reason, &private_data)?;
+                self.reject(cx, client, id, reason, &private_data)?;
             }
             Command::Establish(id) => match self.identifier(client, id)?.state {
-                CmState::RepReceived | CmState::RepSent => self.establish(hca, ctx, id),
+                CmState::RepReceived | CmState::RepSent => self.establish(cx, id),
                 CmState::Established => {}
                 state => return Err(VerbsError::InvalidCmState { id, state, call: "establish" }),
             },
-            Command::Disconnect(id) => self.disconnect(hca, ctx, client, id)?,
+            Command::Disconnect(id) => self.disconnect(cx, client, id)?,
             Command::InitQpAttributes { id, state } => {
                 return self.identifier(client, id)?.attributes(id, state).map(Reply::QpAttributes);
             }
             Command::QueryId(id) => {
                 let identifier = self.identifier(client, id)?;
-                return Ok(Reply::Query(identifier.view(hca.gid(identifier.source_index))));
+                return Ok(Reply::Query(identifier.view(cx.hca.gid(identifier.source_index))));
             }
-            Command::JoinMulticast { id, group } => self.join(hca, ctx, client, id, group)?,
+            Command::JoinMulticast { id, group } => self.join(cx, client, id, group)?,
             Command::LeaveMulticast { id, group } => {
                 self.identifier(client, id)?;
                 check_group(group)?;
@@ -72,8 +69,7 @@ impl ConnectionManager {
 
     fn connect(
         &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         client: ClientId,
         id: CmId,
         parameters: &ConnectionParameters,
@@ -94,17 +90,16 @@ impl ConnectionManager {
         identifier.rq_psn = softhca_wire::Psn::new(psn);
         self.by_local_comm_id.insert(comm_id, id);
         if datagram {
-            self.send_sidr_req(hca, ctx, id, &parameters.private_data);
+            self.send_sidr_req(cx, id, &parameters.private_data);
         } else {
-            self.send_req(hca, ctx, id, parameters);
+            self.send_req(cx, id, parameters);
         }
         Ok(())
     }
 
     fn accept(
         &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         client: ClientId,
         id: CmId,
         parameters: &ConnectionParameters,
@@ -122,7 +117,7 @@ impl ConnectionManager {
                 let depth = parameters.initiator_depth.min(max_rd_atomic);
                 identifier.initiator_depth = identifier.initiator_depth.min(depth);
                 self.release_backlog(id);
-                self.send_rep(hca, ctx, id, parameters);
+                self.send_rep(cx, id, parameters);
             }
             CmState::SidrReqReceived => {
                 check_private_data(&parameters.private_data, api::MAX_SIDR_REP_PRIVATE_DATA)?;
@@ -130,7 +125,7 @@ impl ConnectionManager {
                 identifier.qpn = parameters.qpn;
                 identifier.queue_key = parameters.qkey.unwrap_or(api::RDMA_UDP_QKEY);
                 self.release_backlog(id);
-                self.send_sidr_rep(hca, ctx, id, &parameters.private_data);
+                self.send_sidr_rep(cx, id, &parameters.private_data);
             }
             state => return Err(VerbsError::InvalidCmState { id, state, call: "accept" }),
         }
@@ -139,8 +134,7 @@ impl ConnectionManager {
 
     fn reject(
         &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         client: ClientId,
         id: CmId,
         reason: RejectReason,
@@ -153,9 +147,9 @@ impl ConnectionManager {
         match identifier.state {
             CmState::ReqReceived | CmState::SidrReqReceived => {
                 self.release_backlog(id);
-                self.reject_and_close(hca, ctx, id, reason, private_data);
+                self.reject_and_close(cx, id, reason, private_data);
             }
-            CmState::RepReceived => self.reject_and_close(hca, ctx, id, reason, private_data),
+            CmState::RepReceived => self.reject_and_close(cx, id, reason, private_data),
             state => return Err(VerbsError::InvalidCmState { id, state, call: "reject" }),
         }
         Ok(())
@@ -163,18 +157,17 @@ impl ConnectionManager {
 
     fn disconnect(
         &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         client: ClientId,
         id: CmId,
     ) -> Result<(), VerbsError> {
         match self.identifier(client, id)?.state {
             CmState::Established | CmState::RepSent | CmState::RepReceived => {
-                self.send_dreq(hca, ctx, id);
+                self.send_dreq(cx, id);
             }
             CmState::DreqReceived => {
-                self.send_drep(hca, ctx, id);
-                self.enter_time_wait(hca, ctx, id);
+                self.send_drep(cx, id);
+                self.enter_time_wait(cx, id);
             }
             CmState::DreqSent | CmState::TimeWait => {}
             state => return Err(VerbsError::InvalidCmState { id, state, call: "disconnect" }),
@@ -184,8 +177,7 @@ impl ConnectionManager {
 
     fn join(
         &mut self,
-        hca: &HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         client: ClientId,
         id: CmId,
         group: IpAddr,
@@ -201,20 +193,16 @@ impl ConnectionManager {
         }
         let fits = |gid: &Gid| gid.ip().is_ipv4() == group.is_ipv4();
         let index =
-            hca.gids.iter().position(fits).ok_or(VerbsError::NetworkUnreachable { address: group })?;
-        let path = AddressVector {
+            cx.hca.gids.iter().position(fits).ok_or(VerbsError::NetworkUnreachable { address: group })?;
+        let address_vector = AddressVector {
             sgid_index: index as u8,
             traffic_class: identifier.traffic_class,
             ..AddressVector::to(Gid::from(group))
         };
-        let queue_key = identifier.queue_key;
-        let detail =
-            EventParameters::Ud(UdParameters { address_vector: path, qpn: Qpn::MULTICAST, qkey: queue_key });
-        let (kind, private_data) = (EventType::MulticastJoin, Vec::new());
-        self.raise_event(
-            ctx,
-            api::Event { id, listener: None, event_type: kind, status: 0, private_data, parameters: detail },
-        );
+        let qkey = identifier.queue_key;
+        let parameters = EventParameters::Ud(UdParameters { address_vector, qpn: Qpn::MULTICAST, qkey });
+        let event = simple_event(id, EventType::MulticastJoin);
+        self.raise_event(cx.ctx, api::Event { parameters, ..event });
         Ok(())
     }
 }

@@ -1,20 +1,17 @@
 //! Connection establishment: REQ, MRA, REP, RTU, REJ.
 
 use super::identifier::CmIdentifier;
-use super::mad_queue::SOURCE_PORT;
 use super::{
-    CmDropReason, CmFailure, CmMessageKind as Kind, CmState, ConnectionManager, EventParameters, EventType,
-    MAX_MRA_TIMEOUT, TARGET_ACK_DELAY, api, find_gid,
+    CmContext, CmDropReason, CmFailure, CmMessageKind as Kind, CmState, ConnectionManager, EventParameters,
+    EventType, MAX_MRA_TIMEOUT, TARGET_ACK_DELAY, api, find_gid, simple_event,
 };
-use crate::hca_state::HcaState;
 use crate::{CmId, Context, DeviceLimits, Event, QpType};
-use alloc::vec::Vec;
 use api::{ConnectionParameters, PeerParameters};
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use softhca_wire::cm::{
-    Datagram, MessageType, Mra, Path, PortSpace, PrivateData, RdmaCmHeader, Rej, RejectReason, Rep, Req, Rtu,
-    SidrStatus,
+    CommunicationId, MessageType, Mra, Path, PortSpace, PrivateData, RdmaCmHeader, Rej, RejectReason, Rep,
+    Req, Rtu, SidrStatus,
 };
 use softhca_wire::{AddressHeaders, Gid, PartitionKey, Psn};
 
@@ -37,8 +34,7 @@ impl ConnectionManager {
     /// Sends the REQ of an identifier that `connect` prepared.
     pub(super) fn send_req(
         &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         id: CmId,
         parameters: &ConnectionParameters,
     ) {
@@ -54,11 +50,11 @@ impl ConnectionManager {
             local_ack_timeout: identifier.ack_timeout,
             ..Path::default()
         };
-        let times = hca.settings.cm;
+        let times = cx.hca.settings.cm;
         let request = Req {
             local_id: identifier.local_comm_id,
             service_id: identifier.service,
-            local_ca_guid: hca.gid(0).guid(),
+            local_ca_guid: cx.hca.gid(0).guid(),
             local_qpn: identifier.qpn,
             responder_resources: identifier.responder_resources,
             initiator_depth: identifier.initiator_depth,
@@ -78,44 +74,40 @@ impl ConnectionManager {
             ..Req::default()
         };
         let transaction = identifier.transaction_id;
-        self.set_state(ctx, id, CmState::ReqSent);
-        self.send_with_retries(hca, ctx, id, request, transaction);
+        self.set_state(cx.ctx, id, CmState::ReqSent);
+        self.send_with_retries(cx, id, request, transaction);
     }
 
     /// Handles a REQ.
     pub(super) fn on_req(
         &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         addressing: &AddressHeaders,
         transaction: u64,
         req: &Req,
     ) {
         let peer = addressing.source;
         if let Some(id) = self.by_remote_comm_id.get(&(peer, req.local_id)).copied() {
-            return self.on_duplicate_req(hca, ctx, id, peer);
+            return self.on_duplicate_req(cx, id, peer);
         }
-        let refuse = |this: &mut ConnectionManager,
-                      hca: &mut HcaState,
-                      ctx: &mut Context<'_>,
-                      reason,
-                      information: &[u8]| {
-            this.reject_unmatched_req(hca, ctx, addressing, transaction, req, reason, information);
-        };
+        let refuse =
+            |this: &mut ConnectionManager, cx: &mut CmContext<'_, '_>, reason, information: &[u8]| {
+                this.reject_unmatched_req(cx, addressing, transaction, req, reason, information);
+            };
         let Some(Ok(header)) = req.rdma_cm_header() else {
-            return refuse(self, hca, ctx, RejectReason::INVALID_SERVICE_ID, &[]);
+            return refuse(self, cx, RejectReason::INVALID_SERVICE_ID, &[]);
         };
         let space = req.service_id.port_space().expect("a REQ with addresses has a port space");
         let listener = self.ports.listener(space, req.service_id.port(), header.destination);
         let Some(listener) = listener.filter(|_| !matches!(space, PortSpace::Udp | PortSpace::IpOverIb))
         else {
-            return refuse(self, hca, ctx, RejectReason::INVALID_SERVICE_ID, &[]);
+            return refuse(self, cx, RejectReason::INVALID_SERVICE_ID, &[]);
         };
-        let Some(source) = find_gid(hca, addressing.destination) else {
-            return refuse(self, hca, ctx, RejectReason::PRIMARY_GID, &[]);
+        let Some(source) = find_gid(cx.hca, addressing.destination) else {
+            return refuse(self, cx, RejectReason::PRIMARY_GID, &[]);
         };
         if req.primary_path.remote_gid != source.0 || req.primary_path.local_gid != Gid::from(peer) {
-            return refuse(self, hca, ctx, RejectReason::PRIMARY_GID, &[]);
+            return refuse(self, cx, RejectReason::PRIMARY_GID, &[]);
         }
         let kind = self.identifiers[&listener].kind;
         let transport = match (req.transport_service_type, req.extended_transport_type) {
@@ -124,28 +116,28 @@ impl ConnectionManager {
             _ => None,
         };
         if transport != Some(kind) {
-            return refuse(self, hca, ctx, RejectReason::INVALID_TRANSPORT, &[]);
+            return refuse(self, cx, RejectReason::INVALID_TRANSPORT, &[]);
         }
         let mtu = match req.path_mtu() {
-            Some(mtu) if mtu <= hca.settings.mtu => mtu,
-            _ => return refuse(self, hca, ctx, RejectReason::INVALID_MTU, &[hca.settings.mtu.code()]),
+            Some(mtu) if mtu <= cx.hca.settings.mtu => mtu,
+            _ => return refuse(self, cx, RejectReason::INVALID_MTU, &[cx.hca.settings.mtu.code()]),
         };
         // The peer's queue pair belongs to another connection here. The peer has lost that connection, so that it
         // ends here too (IBA 12.9.8.3.1).
         if let Some(stale) = self.by_remote_qpn.get(&(peer, req.local_qpn)).copied() {
-            refuse(self, hca, ctx, RejectReason::STALE_CONNECTION, &[]);
+            refuse(self, cx, RejectReason::STALE_CONNECTION, &[]);
             if self.identifiers[&stale].state == CmState::Established {
-                self.send_dreq(hca, ctx, stale);
+                self.send_dreq(cx, stale);
             }
             return;
         }
         if self.identifiers[&listener].is_backlog_full() {
             let limit = self.identifiers[&listener].backlog.as_ref().map_or(0, |listening| listening.limit);
             let reason = CmDropReason::BacklogFull { limit };
-            return ctx.emit(Event::CmDropped { id: Some(listener), message: Kind::Req, peer, reason });
+            return emit_cm_dropped(cx.ctx, Some(listener), Kind::Req, peer, reason);
         }
         let Some(id) = self.create_child(listener, addressing, &header, source.1) else {
-            return refuse(self, hca, ctx, RejectReason::NO_RESOURCES, &[]);
+            return refuse(self, cx, RejectReason::NO_RESOURCES, &[]);
         };
         let (comm_id, psn) = (self.allocate_comm_id(), Psn::new(self.next_random() as u32));
         self.by_local_comm_id.insert(comm_id, id);
@@ -168,7 +160,7 @@ impl ConnectionManager {
         identifier.responder_resources = req.initiator_depth;
         identifier.retry_count = req.retry_count;
         identifier.rnr_retry_count = req.rnr_retry_count;
-        self.set_state(ctx, id, CmState::ReqReceived);
+        self.set_state(cx.ctx, id, CmState::ReqReceived);
         let offer = PeerParameters {
             responder_resources: req.initiator_depth,
             initiator_depth: req.responder_resources,
@@ -179,36 +171,23 @@ impl ConnectionManager {
             qpn: req.local_qpn,
         };
         let private_data = req.private_data.0[RdmaCmHeader::LEN..].to_vec();
-        self.raise_event(
-            ctx,
-            api::Event {
-                id,
-                listener: Some(listener),
-                event_type: EventType::ConnectRequest,
-                status: 0,
-                private_data,
-                parameters: EventParameters::Connection(offer),
-            },
-        );
+        let (listener, parameters) = (Some(listener), EventParameters::Connection(offer));
+        let event = simple_event(id, EventType::ConnectRequest);
+        self.raise_event(cx.ctx, api::Event { listener, private_data, parameters, ..event });
     }
 
     /// The peer retransmits its REQ.
-    fn on_duplicate_req(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId, peer: IpAddr) {
+    fn on_duplicate_req(&mut self, cx: &mut CmContext<'_, '_>, id: CmId, peer: IpAddr) {
         let identifier = &self.identifiers[&id];
-        ctx.emit(Event::CmDropped {
-            id: Some(id),
-            message: Kind::Req,
-            peer,
-            reason: CmDropReason::Duplicate,
-        });
+        emit_cm_dropped(cx.ctx, Some(id), Kind::Req, peer, CmDropReason::Duplicate);
         match identifier.state {
-            CmState::ReqReceived => self.send_mra(hca, ctx, id, MessageType::REQ),
+            CmState::ReqReceived => self.send_mra(cx, id, MessageType::REQ),
             CmState::RepSent => {
                 let Some(unanswered) = &identifier.awaited_reply else { return };
                 let (addressing, datagram) = (unanswered.message.addressing, unanswered.message.datagram);
-                self.mad_queue.push(hca, ctx, Some(id), addressing, datagram, true);
+                self.mad_queue.push(cx, Some(id), addressing, datagram, true);
             }
-            CmState::TimeWait => self.send_rej(hca, ctx, id, RejectReason::STALE_CONNECTION, &[]),
+            CmState::TimeWait => self.send_rej(cx, id, RejectReason::STALE_CONNECTION, &[]),
             _ => {}
         }
     }
@@ -239,8 +218,7 @@ impl ConnectionManager {
     /// Rejects a REQ that has no identifier.
     fn reject_unmatched_req(
         &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         addressing: &AddressHeaders,
         transaction: u64,
         req: &Req,
@@ -255,34 +233,26 @@ impl ConnectionManager {
             additional_info: PrivateData::new(information).unwrap_or_default(),
             ..Rej::default()
         };
-        self.mad_queue.push(
-            hca,
-            ctx,
-            None,
-            reply_addressing(addressing),
-            Datagram::new(transaction, rej),
-            false,
-        );
+        self.reply(cx, addressing, transaction, rej);
     }
 
     /// Sends an MRA: the application has not answered yet.
-    fn send_mra(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId, subject: MessageType) {
+    fn send_mra(&mut self, cx: &mut CmContext<'_, '_>, id: CmId, subject: MessageType) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let mra = Mra {
             local_id: identifier.local_comm_id,
             remote_id: identifier.remote_comm_id,
             message_mraed: subject,
-            service_timeout: hca.settings.cm.service_timeout,
+            service_timeout: cx.hca.settings.cm.service_timeout,
             ..Mra::default()
         };
-        self.send(hca, ctx, id, mra, identifier.transaction_id);
+        self.send(cx, id, mra, identifier.transaction_id);
     }
 
     /// Sends the REP of an identifier that `accept` prepared.
     pub(super) fn send_rep(
         &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         id: CmId,
         parameters: &ConnectionParameters,
     ) {
@@ -298,26 +268,25 @@ impl ConnectionManager {
             end_to_end_flow_control: parameters.flow_control,
             rnr_retry_count: parameters.rnr_retry_count.min(7),
             srq: parameters.srq,
-            local_ca_guid: hca.gid(0).guid(),
+            local_ca_guid: cx.hca.gid(0).guid(),
             private_data: PrivateData::new(&parameters.private_data).unwrap_or_default(),
             ..Rep::default()
         };
         let transaction = identifier.transaction_id;
-        self.set_state(ctx, id, CmState::RepSent);
-        self.send_with_retries(hca, ctx, id, rep, transaction);
+        self.set_state(cx.ctx, id, CmState::RepSent);
+        self.send_with_retries(cx, id, rep, transaction);
     }
 
     /// Handles a REP.
     pub(super) fn on_rep(
         &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         addressing: &AddressHeaders,
         transaction: u64,
         rep: &Rep,
     ) {
         let Some(id) = self.find_by_comm_id(rep.remote_id, addressing.source) else {
-            return self.reject_unknown_rep(hca, ctx, addressing, transaction, rep);
+            return self.reject_unknown_rep(cx, addressing, transaction, rep);
         };
         let identifier = self.identifiers.get_mut(&id).expect("find_by_comm_id has returned it");
         match identifier.state {
@@ -325,14 +294,14 @@ impl ConnectionManager {
             // The RTU was lost, or the application has not answered yet.
             CmState::Established if identifier.remote_comm_id == rep.local_id => {
                 let rtu = Rtu { local_id: rep.remote_id, remote_id: rep.local_id, ..Rtu::default() };
-                return self.send(hca, ctx, id, rtu, transaction);
+                return self.send(cx, id, rtu, transaction);
             }
             CmState::RepReceived if identifier.remote_comm_id == rep.local_id => {
-                return self.send_mra(hca, ctx, id, MessageType::REP);
+                return self.send_mra(cx, id, MessageType::REP);
             }
             state => {
                 return emit_cm_dropped(
-                    ctx,
+                    cx.ctx,
                     Some(id),
                     Kind::Rep,
                     addressing.source,
@@ -350,8 +319,8 @@ impl ConnectionManager {
         identifier.rnr_retry_count = rep.rnr_retry_count;
         self.by_remote_comm_id.insert((addressing.source, rep.local_id), id);
         self.by_remote_qpn.insert((addressing.source, rep.local_qpn), id);
-        self.stop_retries(hca, id);
-        self.set_state(ctx, id, CmState::RepReceived);
+        self.stop_retries(cx.hca, id);
+        self.set_state(cx.ctx, id, CmState::RepReceived);
         let offer = PeerParameters {
             responder_resources: rep.initiator_depth,
             initiator_depth: rep.responder_resources,
@@ -361,24 +330,20 @@ impl ConnectionManager {
             srq: rep.srq,
             qpn: rep.local_qpn,
         };
-        let kind = EventType::ConnectResponse;
-        let (private_data, detail) = (rep.private_data.0.to_vec(), EventParameters::Connection(offer));
-        self.raise_event(
-            ctx,
-            api::Event { id, listener: None, event_type: kind, status: 0, private_data, parameters: detail },
-        );
+        let (private_data, parameters) = (rep.private_data.0.to_vec(), EventParameters::Connection(offer));
+        let event = simple_event(id, EventType::ConnectResponse);
+        self.raise_event(cx.ctx, api::Event { private_data, parameters, ..event });
     }
 
     /// Rejects a REP to an unknown or finished request.
     fn reject_unknown_rep(
         &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         addressing: &AddressHeaders,
         transaction: u64,
         rep: &Rep,
     ) {
-        emit_cm_dropped(ctx, None, Kind::Rep, addressing.source, CmDropReason::NoSuchConnection);
+        emit_cm_dropped(cx.ctx, None, Kind::Rep, addressing.source, CmDropReason::NoSuchConnection);
         let rej = Rej {
             local_id: rep.remote_id,
             remote_id: rep.local_id,
@@ -386,50 +351,47 @@ impl ConnectionManager {
             reason: RejectReason::INVALID_COMMUNICATION_ID,
             ..Rej::default()
         };
-        self.mad_queue.push(
-            hca,
-            ctx,
-            None,
-            reply_addressing(addressing),
-            Datagram::new(transaction, rej),
-            false,
-        );
+        self.reply(cx, addressing, transaction, rej);
     }
 
     /// Establishes the connection. The active side sends an RTU; the REP was its event. The passive side raises an
     /// event.
-    pub(super) fn establish(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
+    pub(super) fn establish(&mut self, cx: &mut CmContext<'_, '_>, id: CmId) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let is_active_side = identifier.state == CmState::RepReceived;
         if is_active_side {
             let (local_id, remote_id) = (identifier.local_comm_id, identifier.remote_comm_id);
             let transaction = identifier.transaction_id;
             let rtu = Rtu { local_id, remote_id, ..Rtu::default() };
-            self.send(hca, ctx, id, rtu, transaction);
+            self.send(cx, id, rtu, transaction);
         }
-        self.stop_retries(hca, id);
-        self.set_state(ctx, id, CmState::Established);
+        self.stop_retries(cx.hca, id);
+        self.set_state(cx.ctx, id, CmState::Established);
         if !is_active_side {
-            self.raise_simple_event(ctx, id, EventType::Established, 0);
+            self.raise_simple_event(cx.ctx, id, EventType::Established, 0);
         }
     }
 
     /// Handles an RTU.
-    pub(super) fn on_rtu(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr, rtu: &Rtu) {
+    pub(super) fn on_rtu(&mut self, cx: &mut CmContext<'_, '_>, peer: IpAddr, rtu: &Rtu) {
         let Some(id) = self.find_by_comm_id(rtu.remote_id, peer) else {
-            return emit_cm_dropped(ctx, None, Kind::Rtu, peer, CmDropReason::NoSuchConnection);
+            return emit_cm_dropped(cx.ctx, None, Kind::Rtu, peer, CmDropReason::NoSuchConnection);
         };
         match self.identifiers[&id].state {
-            CmState::RepSent => self.establish(hca, ctx, id),
-            CmState::Established => emit_cm_dropped(ctx, Some(id), Kind::Rtu, peer, CmDropReason::Duplicate),
-            state => emit_cm_dropped(ctx, Some(id), Kind::Rtu, peer, CmDropReason::UnexpectedInState(state)),
+            CmState::RepSent => self.establish(cx, id),
+            CmState::Established => {
+                emit_cm_dropped(cx.ctx, Some(id), Kind::Rtu, peer, CmDropReason::Duplicate)
+            }
+            state => {
+                emit_cm_dropped(cx.ctx, Some(id), Kind::Rtu, peer, CmDropReason::UnexpectedInState(state))
+            }
         }
     }
 
     /// Handles an MRA: extends the timeout.
-    pub(super) fn on_mra(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr, mra: &Mra) {
+    pub(super) fn on_mra(&mut self, cx: &mut CmContext<'_, '_>, peer: IpAddr, mra: &Mra) {
         let Some(id) = self.find_by_comm_id(mra.remote_id, peer) else {
-            return emit_cm_dropped(ctx, None, Kind::Mra, peer, CmDropReason::NoSuchConnection);
+            return emit_cm_dropped(cx.ctx, None, Kind::Mra, peer, CmDropReason::NoSuchConnection);
         };
         let identifier = self.identifiers.get_mut(&id).expect("find_by_comm_id has returned it");
         let fits = matches!(
@@ -438,7 +400,7 @@ impl ConnectionManager {
         );
         if !fits {
             return emit_cm_dropped(
-                ctx,
+                cx.ctx,
                 Some(id),
                 Kind::Mra,
                 peer,
@@ -446,34 +408,32 @@ impl ConnectionManager {
             );
         }
         let wait = Duration::from_nanos(4096 << mra.service_timeout.min(MAX_MRA_TIMEOUT));
-        let at = ctx.now.plus(hca.settings.cm.reply_timeout()).plus(wait);
-        self.set_deadline(hca, id, Some(at));
+        let at = cx.ctx.now.plus(cx.hca.settings.cm.reply_timeout()).plus(wait);
+        self.set_deadline(cx.hca, id, Some(at));
     }
 
     /// Rejects the pending request of an identifier and closes it.
     pub(super) fn reject_and_close(
         &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         id: CmId,
         reason: RejectReason,
         private_data: &[u8],
     ) {
         if self.identifiers.get(&id).is_some_and(|identifier| identifier.is_datagram()) {
-            self.reject_sidr(hca, ctx, id, SidrStatus::REJECTED, private_data);
+            self.reject_sidr(cx, id, SidrStatus::REJECTED, private_data);
         } else {
-            self.send_rej(hca, ctx, id, reason, private_data);
+            self.send_rej(cx, id, reason, private_data);
         }
-        self.stop_retries(hca, id);
-        self.set_state(ctx, id, CmState::Closed);
+        self.stop_retries(cx.hca, id);
+        self.set_state(cx.ctx, id, CmState::Closed);
         self.remove_connection(id);
     }
 
     /// Sends a REJ.
     pub(super) fn send_rej(
         &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         id: CmId,
         reason: RejectReason,
         private_data: &[u8],
@@ -498,54 +458,41 @@ impl ConnectionManager {
             ..Rej::default()
         };
         let transaction = identifier.transaction_id;
-        self.send(hca, ctx, id, rej, transaction);
+        self.send(cx, id, rej, transaction);
     }
 
     /// Handles a REJ.
-    pub(super) fn on_rej(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr, rej: &Rej) {
+    pub(super) fn on_rej(&mut self, cx: &mut CmContext<'_, '_>, peer: IpAddr, rej: &Rej) {
         // A peer that times out before the REP does not know our communication ID.
         let found = self.find_by_comm_id(rej.remote_id, peer);
         let found = found.or_else(|| self.by_remote_comm_id.get(&(peer, rej.local_id)).copied());
         let Some(id) = found else {
-            return emit_cm_dropped(ctx, None, Kind::Rej, peer, CmDropReason::NoSuchConnection);
+            return emit_cm_dropped(cx.ctx, None, Kind::Rej, peer, CmDropReason::NoSuchConnection);
         };
         let state = self.identifiers[&id].state;
         match state {
             CmState::ReqSent | CmState::RepSent | CmState::ReqReceived | CmState::RepReceived => {
                 self.release_backlog(id);
-                self.stop_retries(hca, id);
-                self.set_state(ctx, id, CmState::Closed);
+                self.stop_retries(cx.hca, id);
+                self.set_state(cx.ctx, id, CmState::Closed);
                 self.remove_connection(id);
-                let (kind, status) = (EventType::Rejected, i32::from(rej.reason.0));
-                let private_data: Vec<u8> = rej.private_data.0.to_vec();
-                let detail = EventParameters::None;
-                self.raise_event(
-                    ctx,
-                    api::Event {
-                        id,
-                        listener: None,
-                        event_type: kind,
-                        status,
-                        private_data,
-                        parameters: detail,
-                    },
-                );
+                let (status, private_data) = (i32::from(rej.reason.0), rej.private_data.0.to_vec());
+                let event = simple_event(id, EventType::Rejected);
+                self.raise_event(cx.ctx, api::Event { status, private_data, ..event });
             }
             CmState::Established => {
-                self.enter_time_wait(hca, ctx, id);
-                self.raise_simple_event(ctx, id, EventType::Disconnected, 0);
+                self.enter_time_wait(cx, id);
+                self.raise_simple_event(cx.ctx, id, EventType::Disconnected, 0);
             }
-            CmState::DreqSent => self.fail_connection(hca, ctx, id, CmFailure::PeerUnreachable),
-            state => emit_cm_dropped(ctx, Some(id), Kind::Rej, peer, CmDropReason::UnexpectedInState(state)),
+            CmState::DreqSent => self.fail_connection(cx, id, CmFailure::PeerUnreachable),
+            state => {
+                emit_cm_dropped(cx.ctx, Some(id), Kind::Rej, peer, CmDropReason::UnexpectedInState(state))
+            }
         }
     }
 
     /// The identifier with this local communication ID, if `peer` is its peer.
-    pub(super) fn find_by_comm_id(
-        &self,
-        comm_id: softhca_wire::cm::CommunicationId,
-        peer: IpAddr,
-    ) -> Option<CmId> {
+    pub(super) fn find_by_comm_id(&self, comm_id: CommunicationId, peer: IpAddr) -> Option<CmId> {
         let id = self.by_local_comm_id.get(&comm_id)?;
         self.identifiers.get(id).filter(|identifier| identifier.peer_address() == peer).map(|_| *id)
     }
@@ -554,15 +501,6 @@ impl ConnectionManager {
 impl CmIdentifier {
     pub(super) fn is_backlog_full(&self) -> bool {
         self.backlog.as_ref().is_none_or(|listening| listening.pending >= listening.limit)
-    }
-}
-
-/// The addressing headers of a reply.
-pub(super) fn reply_addressing(addressing: &AddressHeaders) -> AddressHeaders {
-    AddressHeaders {
-        source_port: SOURCE_PORT,
-        traffic_class: addressing.traffic_class & !3,
-        ..AddressHeaders::between(addressing.destination, addressing.source)
     }
 }
 

@@ -2,10 +2,10 @@
 
 use super::identifier::CmIdentifier;
 use super::{
-    CmState, ConnectionManager, MAX_IDENTIFIERS, MAX_IDENTIFIERS_PER_CLIENT, api, time_wait_duration,
+    CmContext, CmState, ConnectionManager, MAX_IDENTIFIERS, MAX_IDENTIFIERS_PER_CLIENT, api,
+    time_wait_duration,
 };
-use crate::hca_state::HcaState;
-use crate::{ClientId, CmChannelId, CmId, Context, Event, QpType, Resource, VerbsError};
+use crate::{ClientId, CmChannelId, CmId, Event, QpType, Resource, VerbsError};
 use alloc::vec::Vec;
 use api::CmOption;
 use softhca_wire::cm::{PortSpace, RejectReason};
@@ -61,33 +61,33 @@ impl ConnectionManager {
     }
 
     /// Ends the connection of an identifier, notifies the peer, and removes the identifier.
-    pub(super) fn destroy(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
+    pub(super) fn destroy(&mut self, cx: &mut CmContext<'_, '_>, id: CmId) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
-        let wait = ctx.now.plus(time_wait_duration(identifier.ack_timeout));
+        let wait = cx.ctx.now.plus(time_wait_duration(identifier.ack_timeout));
         match identifier.state {
             CmState::ReqSent | CmState::RepReceived | CmState::RepSent => {
-                self.send_rej(hca, ctx, id, RejectReason::TIMEOUT, &[]);
-                self.remember_time_wait(hca, id, wait);
+                self.send_rej(cx, id, RejectReason::TIMEOUT, &[]);
+                self.remember_time_wait(cx.hca, id, wait);
             }
             CmState::ReqReceived | CmState::SidrReqReceived => {
-                self.reject_and_close(hca, ctx, id, RejectReason::CONSUMER, &[]);
+                self.reject_and_close(cx, id, RejectReason::CONSUMER, &[]);
             }
             CmState::Established => {
-                self.send_dreq(hca, ctx, id);
-                self.remember_time_wait(hca, id, wait);
+                self.send_dreq(cx, id);
+                self.remember_time_wait(cx.hca, id, wait);
             }
             CmState::DreqReceived => {
-                self.send_drep(hca, ctx, id);
-                self.remember_time_wait(hca, id, wait);
+                self.send_drep(cx, id);
+                self.remember_time_wait(cx.hca, id, wait);
             }
-            CmState::DreqSent => self.remember_time_wait(hca, id, wait),
+            CmState::DreqSent => self.remember_time_wait(cx.hca, id, wait),
             CmState::TimeWait => {
                 let until = identifier.deadline.unwrap_or(wait);
-                self.remember_time_wait(hca, id, until);
+                self.remember_time_wait(cx.hca, id, until);
             }
             _ => {}
         }
-        self.set_deadline(hca, id, None);
+        self.set_deadline(cx.hca, id, None);
         self.release_backlog(id);
         self.remove_connection(id);
         let Some(identifier) = self.identifiers.remove(&id) else { return };
@@ -107,19 +107,19 @@ impl ConnectionManager {
         }
         let state = identifier.state;
         if state != CmState::Closed && state != CmState::Idle {
-            ctx.emit(Event::CmStateChanged { id, from: state, to: CmState::Closed });
+            cx.ctx.emit(Event::CmStateChanged { id, from: state, to: CmState::Closed });
         }
         for orphan in orphans {
-            self.destroy(hca, ctx, orphan);
+            self.destroy(cx, orphan);
         }
     }
 
     /// Destroys all identifiers and channels of a client. Peers see the same messages as from any process that exits.
-    pub fn close_client(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, client: ClientId) {
+    pub fn close_client(&mut self, cx: &mut CmContext<'_, '_>, client: ClientId) {
         let own = |(_, identifier): &(&CmId, &CmIdentifier)| identifier.client == client;
         let all: Vec<CmId> = self.identifiers.iter().filter(own).map(|(id, _)| *id).collect();
         for id in all {
-            self.destroy(hca, ctx, id);
+            self.destroy(cx, id);
         }
         self.channels.retain(|_, channel| channel.client != client);
     }

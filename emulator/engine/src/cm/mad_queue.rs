@@ -1,5 +1,6 @@
 //! The send queue of QP1: MADs are built when the port transmits.
 
+use super::CmContext;
 use super::event::CmDropReason;
 use crate::hca_state::HcaState;
 use crate::{CmId, Context, Event, PacketBatch, PacketSummary, TransmitGate};
@@ -43,8 +44,7 @@ impl MadQueue {
     /// Queues a MAD.
     pub fn push(
         &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         id: Option<CmId>,
         addressing: AddressHeaders,
         datagram: Datagram,
@@ -52,11 +52,11 @@ impl MadQueue {
     ) {
         if self.count >= MAX_QUEUED_MADS {
             let (message, peer) = (datagram.message.kind(), addressing.destination);
-            return ctx.emit(Event::CmDropped { id, message, peer, reason: CmDropReason::SendQueueFull });
+            return cx.ctx.emit(Event::CmDropped { id, message, peer, reason: CmDropReason::SendQueueFull });
         }
         self.count += 1;
         self.waiting.push_back(QueuedMad { id, addressing, datagram, retransmission: again });
-        self.schedule_transmit(hca);
+        self.schedule_transmit(cx.hca);
     }
 
     fn schedule_transmit(&mut self, hca: &mut HcaState) {

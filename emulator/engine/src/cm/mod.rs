@@ -24,15 +24,17 @@ pub use softhca_wire::cm::MessageKind as CmMessageKind;
 use crate::hca_state::HcaState;
 use crate::random::Random;
 use crate::{ClientId, CmChannelId, CmId, Context, Event, Instant};
+use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::time::Duration;
 use identifier::{AwaitedReply, CmIdentifier, SentMad};
-use mad_queue::MadQueue;
+use mad_queue::{MadQueue, SOURCE_PORT};
 use ports::Ports;
 use softhca_queue::cm::{self as api, CmState, EventParameters, EventType};
-use softhca_wire::cm::{CommunicationId, Message};
-use softhca_wire::{Gid, Qpn};
+use softhca_wire::cm::{CommunicationId, Datagram, Message, RejectReason};
+use softhca_wire::{AddressHeaders, Gid, Qpn};
 
 /// The maximum number of identifiers of an HCA.
 const MAX_IDENTIFIERS: usize = 65_536;
@@ -49,6 +51,12 @@ const MAX_MRA_TIMEOUT: u8 = 24;
 
 const ETIMEDOUT: i32 = 110;
 const EHOSTUNREACH: i32 = 113;
+
+/// The HCA of the connection manager and the context of the current call.
+pub(crate) struct CmContext<'a, 'c> {
+    pub hca: &'a mut HcaState,
+    pub ctx: &'a mut Context<'c>,
+}
 
 struct Channel {
     client: ClientId,
@@ -146,18 +154,7 @@ impl ConnectionManager {
     }
 
     fn raise_simple_event(&mut self, ctx: &mut Context<'_>, id: CmId, kind: EventType, status: i32) {
-        let private_data = alloc::vec::Vec::new();
-        self.raise_event(
-            ctx,
-            api::Event {
-                id,
-                listener: None,
-                event_type: kind,
-                status,
-                private_data,
-                parameters: EventParameters::None,
-            },
-        );
+        self.raise_event(ctx, api::Event { status, ..simple_event(id, kind) });
     }
 
     /// Raises an event that a fault injects in place of the result of a call. A failed connection is closed.
@@ -171,7 +168,7 @@ impl ConnectionManager {
 
     /// Raises the event of a device that is removed on every identifier.
     pub fn raise_device_removal(&mut self, ctx: &mut Context<'_>) {
-        for id in self.identifiers.keys().copied().collect::<alloc::vec::Vec<_>>() {
+        for id in self.identifiers.keys().copied().collect::<Vec<_>>() {
             self.raise_simple_event(ctx, id, EventType::DeviceRemoval, 0);
         }
     }
@@ -215,112 +212,110 @@ impl ConnectionManager {
     }
 
     /// Handles expired deadlines, if the timer entry at `at` is the valid one.
-    pub fn expire(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, at: Instant) {
+    pub fn expire(&mut self, cx: &mut CmContext<'_, '_>, at: Instant) {
         if self.timer_at != Some(at) {
             return;
         }
         self.timer_at = None;
-        while let Some((at, id)) = self.deadlines.first().copied().filter(|(at, _)| *at <= ctx.now) {
+        while let Some((at, id)) = self.deadlines.first().copied().filter(|(at, _)| *at <= cx.ctx.now) {
             self.deadlines.remove(&(at, id));
             if let Some(identifier) = self.identifiers.get_mut(&id) {
                 identifier.deadline = None;
-                self.on_deadline(hca, ctx, id);
+                self.on_deadline(cx, id);
             }
         }
         while let Some((at, comm_id)) =
-            self.time_wait_deadlines.first().copied().filter(|(at, _)| *at <= ctx.now)
+            self.time_wait_deadlines.first().copied().filter(|(at, _)| *at <= cx.ctx.now)
         {
             self.time_wait_deadlines.remove(&(at, comm_id));
             self.time_waits.remove(&comm_id);
         }
-        self.arm_timer(hca);
+        self.arm_timer(cx.hca);
     }
 
     /// The deadline of an identifier expired: retransmits its message, or ends its time wait.
-    fn on_deadline(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
+    fn on_deadline(&mut self, cx: &mut CmContext<'_, '_>, id: CmId) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         if identifier.state == CmState::TimeWait {
-            self.set_state(ctx, id, CmState::Closed);
+            self.set_state(cx.ctx, id, CmState::Closed);
             self.remove_connection(id);
-            return self.raise_simple_event(ctx, id, EventType::TimewaitExit, 0);
+            return self.raise_simple_event(cx.ctx, id, EventType::TimewaitExit, 0);
         }
         let peer = identifier.peer_address();
         let Some(unanswered) = &mut identifier.awaited_reply else { return };
         // The timers of a stalled port are suspended.
-        let stalled = hca.stalled_peers.iter().any(|stalled| stalled.contains(peer, Qpn::GSI));
+        let stalled = cx.hca.stalled_peers.iter().any(|stalled| stalled.contains(peer, Qpn::GSI));
         if unanswered.retries_left == 0 && !stalled {
-            return self.fail_connection(hca, ctx, id, CmFailure::TimedOut);
+            return self.fail_connection(cx, id, CmFailure::TimedOut);
         }
         if !stalled {
             unanswered.retries_left -= 1;
             let SentMad { addressing, datagram } = *unanswered.message;
-            self.mad_queue.push(hca, ctx, Some(id), addressing, datagram, true);
+            self.mad_queue.push(cx, Some(id), addressing, datagram, true);
         }
-        let at = ctx.now.plus(hca.settings.cm.reply_timeout());
-        self.set_deadline(hca, id, Some(at));
+        let at = cx.ctx.now.plus(cx.hca.settings.cm.reply_timeout());
+        self.set_deadline(cx.hca, id, Some(at));
     }
 
     /// Fails a connection whose message stays unanswered.
-    fn fail_connection(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId, failure: CmFailure) {
+    fn fail_connection(&mut self, cx: &mut CmContext<'_, '_>, id: CmId, failure: CmFailure) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         let state = identifier.state;
         identifier.awaited_reply = None;
-        self.set_deadline(hca, id, None);
-        ctx.emit(Event::CmFailed { id, reason: failure });
+        self.set_deadline(cx.hca, id, None);
+        cx.ctx.emit(Event::CmFailed { id, reason: failure });
         let status = match failure {
             CmFailure::TimedOut => -ETIMEDOUT,
             CmFailure::PeerUnreachable => -EHOSTUNREACH,
         };
         match state {
             CmState::DreqSent => {
-                self.enter_time_wait(hca, ctx, id);
-                self.raise_simple_event(ctx, id, EventType::Disconnected, status);
+                self.enter_time_wait(cx, id);
+                self.raise_simple_event(cx.ctx, id, EventType::Disconnected, status);
             }
             CmState::ReqSent | CmState::RepSent | CmState::SidrReqSent => {
                 if state != CmState::SidrReqSent && failure == CmFailure::TimedOut {
-                    self.send_rej(hca, ctx, id, softhca_wire::cm::RejectReason::TIMEOUT, &[]);
+                    self.send_rej(cx, id, RejectReason::TIMEOUT, &[]);
                 }
-                self.set_state(ctx, id, CmState::Closed);
+                self.set_state(cx.ctx, id, CmState::Closed);
                 self.remove_connection(id);
-                self.raise_simple_event(ctx, id, EventType::Unreachable, status);
+                self.raise_simple_event(cx.ctx, id, EventType::Unreachable, status);
             }
             _ => {}
         }
     }
 
-    /// Fails all pending requests to `peer`, whose port is dead.
-    pub fn fail_peer(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr) {
+    /// The identifiers that wait for a reply of `peer`.
+    fn waiting_for(&self, peer: IpAddr) -> Vec<CmId> {
         let waiting = |(_, identifier): &(&CmId, &CmIdentifier)| {
             identifier.awaited_reply.is_some() && identifier.peer_address() == peer
         };
-        let affected: alloc::vec::Vec<CmId> =
-            self.identifiers.iter().filter(waiting).map(|(id, _)| *id).collect();
+        self.identifiers.iter().filter(waiting).map(|(id, _)| *id).collect()
+    }
+
+    /// Fails all pending requests to `peer`, whose port is dead.
+    pub fn fail_peer(&mut self, cx: &mut CmContext<'_, '_>, peer: IpAddr) {
         self.mad_queue.discard(peer);
-        for id in affected {
-            self.fail_connection(hca, ctx, id, CmFailure::PeerUnreachable);
+        for id in self.waiting_for(peer) {
+            self.fail_connection(cx, id, CmFailure::PeerUnreachable);
         }
     }
 
     /// The port at `peer` responds again: restarts the timeouts of its messages.
-    pub fn resume(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr) {
-        let waiting = |(_, identifier): &(&CmId, &CmIdentifier)| {
-            identifier.awaited_reply.is_some() && identifier.peer_address() == peer
-        };
-        let affected: alloc::vec::Vec<CmId> =
-            self.identifiers.iter().filter(waiting).map(|(id, _)| *id).collect();
-        let at = ctx.now.plus(hca.settings.cm.reply_timeout());
-        for id in affected {
-            self.set_deadline(hca, id, Some(at));
+    pub fn resume(&mut self, cx: &mut CmContext<'_, '_>, peer: IpAddr) {
+        let at = cx.ctx.now.plus(cx.hca.settings.cm.reply_timeout());
+        for id in self.waiting_for(peer) {
+            self.set_deadline(cx.hca, id, Some(at));
         }
     }
 
     /// Enters time wait: the queue pair and communication IDs are not reused while old packets may be in flight.
-    fn enter_time_wait(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
+    fn enter_time_wait(&mut self, cx: &mut CmContext<'_, '_>, id: CmId) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         identifier.awaited_reply = None;
         let wait = time_wait_duration(identifier.ack_timeout);
-        self.set_state(ctx, id, CmState::TimeWait);
-        self.set_deadline(hca, id, Some(ctx.now.plus(wait)));
+        self.set_state(cx.ctx, id, CmState::TimeWait);
+        self.set_deadline(cx.hca, id, Some(cx.ctx.now.plus(wait)));
     }
 
     /// Removes the connection of an identifier from the lookup tables.
@@ -356,34 +351,42 @@ impl ConnectionManager {
     /// Sends a message and retransmits it until a reply arrives.
     fn send_with_retries(
         &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         id: CmId,
         message: impl Into<Message>,
         transaction: u64,
     ) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         let addressing = identifier.addressing();
-        let datagram = softhca_wire::cm::Datagram::new(transaction, message);
-        let message = alloc::boxed::Box::new(SentMad { addressing, datagram });
-        let times = hca.settings.cm;
+        let datagram = Datagram::new(transaction, message);
+        let message = Box::new(SentMad { addressing, datagram });
+        let times = cx.hca.settings.cm;
         identifier.awaited_reply = Some(AwaitedReply { message, retries_left: times.max_retries });
-        self.mad_queue.push(hca, ctx, Some(id), addressing, datagram, false);
-        self.set_deadline(hca, id, Some(ctx.now.plus(times.reply_timeout())));
+        self.mad_queue.push(cx, Some(id), addressing, datagram, false);
+        self.set_deadline(cx.hca, id, Some(cx.ctx.now.plus(times.reply_timeout())));
     }
 
     /// Sends a message once.
-    fn send(
-        &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
-        id: CmId,
-        message: impl Into<Message>,
-        transaction: u64,
-    ) {
+    fn send(&mut self, cx: &mut CmContext<'_, '_>, id: CmId, message: impl Into<Message>, transaction: u64) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
-        let datagram = softhca_wire::cm::Datagram::new(transaction, message);
-        self.mad_queue.push(hca, ctx, Some(id), identifier.addressing(), datagram, false);
+        let datagram = Datagram::new(transaction, message);
+        self.mad_queue.push(cx, Some(id), identifier.addressing(), datagram, false);
+    }
+
+    /// Replies to a message that belongs to no identifier.
+    fn reply(
+        &mut self,
+        cx: &mut CmContext<'_, '_>,
+        addressing: &AddressHeaders,
+        transaction: u64,
+        message: impl Into<Message>,
+    ) {
+        let addressing = AddressHeaders {
+            source_port: SOURCE_PORT,
+            traffic_class: addressing.traffic_class & !3,
+            ..AddressHeaders::between(addressing.destination, addressing.source)
+        };
+        self.mad_queue.push(cx, None, addressing, Datagram::new(transaction, message), false);
     }
 
     /// A reply arrived: stops the retransmission.
@@ -393,6 +396,12 @@ impl ConnectionManager {
         }
         self.set_deadline(hca, id, None);
     }
+}
+
+/// A successful event without private data and parameters.
+fn simple_event(id: CmId, event_type: EventType) -> api::Event {
+    let (private_data, parameters) = (Vec::new(), EventParameters::None);
+    api::Event { id, listener: None, event_type, status: 0, private_data, parameters }
 }
 
 /// The duration of time wait (IBA 12.9.8.4).

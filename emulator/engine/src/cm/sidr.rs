@@ -1,21 +1,20 @@
 //! Service ID resolution for datagram queue pairs: SIDR_REQ, SIDR_REP.
 
-use super::connect::{emit_cm_dropped, private_data_with_addresses, reply_addressing};
+use super::connect::{emit_cm_dropped, private_data_with_addresses};
 use super::identifier::SentMad;
 use super::{
-    CmDropReason, CmMessageKind as Kind, CmState, ConnectionManager, EventParameters, EventType, api,
-    find_gid,
+    CmContext, CmDropReason, CmMessageKind as Kind, CmState, ConnectionManager, EventParameters, EventType,
+    api, find_gid, simple_event,
 };
-use crate::hca_state::HcaState;
-use crate::{CmId, Context, Event};
+use crate::CmId;
 use api::UdParameters;
 use core::net::IpAddr;
 use softhca_wire::cm::{CommunicationId, Datagram, PrivateData, RdmaCmHeader, SidrRep, SidrReq, SidrStatus};
-use softhca_wire::{AddressHeaders, PartitionKey};
+use softhca_wire::{AddressHeaders, PartitionKey, Qpn};
 
 impl ConnectionManager {
     /// Sends the SIDR_REQ of an identifier that `connect` prepared.
-    pub(super) fn send_sidr_req(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId, data: &[u8]) {
+    pub(super) fn send_sidr_req(&mut self, cx: &mut CmContext<'_, '_>, id: CmId, data: &[u8]) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let request = SidrReq {
             request_id: identifier.local_comm_id.0,
@@ -24,15 +23,14 @@ impl ConnectionManager {
             private_data: private_data_with_addresses(identifier, data),
         };
         let transaction = identifier.transaction_id;
-        self.set_state(ctx, id, CmState::SidrReqSent);
-        self.send_with_retries(hca, ctx, id, request, transaction);
+        self.set_state(cx.ctx, id, CmState::SidrReqSent);
+        self.send_with_retries(cx, id, request, transaction);
     }
 
     /// Handles a SIDR_REQ.
     pub(super) fn on_sidr_req(
         &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         addressing: &AddressHeaders,
         transaction: u64,
         req: &SidrReq,
@@ -40,10 +38,10 @@ impl ConnectionManager {
         let peer = addressing.source;
         let comm_id = CommunicationId(req.request_id);
         if let Some(id) = self.by_remote_comm_id.get(&(peer, comm_id)).copied() {
-            emit_cm_dropped(ctx, Some(id), Kind::SidrReq, peer, CmDropReason::Duplicate);
+            emit_cm_dropped(cx.ctx, Some(id), Kind::SidrReq, peer, CmDropReason::Duplicate);
             if let Some(answer) = &self.identifiers[&id].sidr_reply {
                 let (addressing, datagram) = (answer.addressing, answer.datagram);
-                self.mad_queue.push(hca, ctx, Some(id), addressing, datagram, true);
+                self.mad_queue.push(cx, Some(id), addressing, datagram, true);
             }
             return;
         }
@@ -54,7 +52,7 @@ impl ConnectionManager {
         });
         let listener = listener.filter(|id| self.identifiers[id].is_datagram());
         let (Some(listener), Some(header), Some(source)) =
-            (listener, header, find_gid(hca, addressing.destination))
+            (listener, header, find_gid(cx.hca, addressing.destination))
         else {
             let rep = SidrRep {
                 request_id: req.request_id,
@@ -62,45 +60,32 @@ impl ConnectionManager {
                 service_id: req.service_id,
                 ..SidrRep::default()
             };
-            let datagram = Datagram::new(transaction, rep);
-            return self.mad_queue.push(hca, ctx, None, reply_addressing(addressing), datagram, false);
+            return self.reply(cx, addressing, transaction, rep);
         };
         if self.identifiers[&listener].is_backlog_full() {
             let limit = self.identifiers[&listener].backlog.as_ref().map_or(0, |listening| listening.limit);
-            let (message, reason) = (Kind::SidrReq, CmDropReason::BacklogFull { limit });
-            return ctx.emit(Event::CmDropped { id: Some(listener), message, peer, reason });
+            let reason = CmDropReason::BacklogFull { limit };
+            return emit_cm_dropped(cx.ctx, Some(listener), Kind::SidrReq, peer, reason);
         }
         let Some(id) = self.create_child(listener, addressing, &header, source.1) else {
-            return emit_cm_dropped(
-                ctx,
-                Some(listener),
-                Kind::SidrReq,
-                peer,
-                CmDropReason::TooManyIdentifiers,
-            );
+            let reason = CmDropReason::TooManyIdentifiers;
+            return emit_cm_dropped(cx.ctx, Some(listener), Kind::SidrReq, peer, reason);
         };
         self.by_remote_comm_id.insert((peer, comm_id), id);
         let identifier = self.identifiers.get_mut(&id).expect("create_child has inserted it");
         identifier.remote_comm_id = comm_id;
         identifier.transaction_id = transaction;
         identifier.service = req.service_id;
-        let (path, queue_key) = (identifier.path(), identifier.queue_key);
-        self.set_state(ctx, id, CmState::SidrReqReceived);
-        let detail = EventParameters::Ud(UdParameters {
-            address_vector: path,
-            qpn: Default::default(),
-            qkey: queue_key,
-        });
+        let (address_vector, qkey) = (identifier.path(), identifier.queue_key);
+        self.set_state(cx.ctx, id, CmState::SidrReqReceived);
+        let parameters = EventParameters::Ud(UdParameters { address_vector, qpn: Qpn::default(), qkey });
         let private_data = req.private_data.0[RdmaCmHeader::LEN..].to_vec();
-        let (listener, kind) = (Some(listener), EventType::ConnectRequest);
-        self.raise_event(
-            ctx,
-            api::Event { id, listener, event_type: kind, status: 0, private_data, parameters: detail },
-        );
+        let (listener, event) = (Some(listener), simple_event(id, EventType::ConnectRequest));
+        self.raise_event(cx.ctx, api::Event { listener, private_data, parameters, ..event });
     }
 
     /// Sends the SIDR_REP of an identifier that `accept` prepared.
-    pub(super) fn send_sidr_rep(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId, data: &[u8]) {
+    pub(super) fn send_sidr_rep(&mut self, cx: &mut CmContext<'_, '_>, id: CmId, data: &[u8]) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         let rep = SidrRep {
             request_id: identifier.remote_comm_id.0,
@@ -114,15 +99,14 @@ impl ConnectionManager {
         let transaction = identifier.transaction_id;
         let (addressing, datagram) = (identifier.addressing(), Datagram::new(transaction, rep));
         identifier.sidr_reply = Some(alloc::boxed::Box::new(SentMad { addressing, datagram }));
-        self.set_state(ctx, id, CmState::SidrResolved);
-        self.send(hca, ctx, id, rep, transaction);
+        self.set_state(cx.ctx, id, CmState::SidrResolved);
+        self.send(cx, id, rep, transaction);
     }
 
     /// Sends a SIDR_REP that rejects the request.
     pub(super) fn reject_sidr(
         &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
+        cx: &mut CmContext<'_, '_>,
         id: CmId,
         status: SidrStatus,
         data: &[u8],
@@ -136,38 +120,29 @@ impl ConnectionManager {
             ..SidrRep::default()
         };
         let transaction = identifier.transaction_id;
-        self.send(hca, ctx, id, rep, transaction);
+        self.send(cx, id, rep, transaction);
     }
 
     /// Handles a SIDR_REP.
-    pub(super) fn on_sidr_rep(
-        &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
-        peer: IpAddr,
-        rep: &SidrRep,
-    ) {
+    pub(super) fn on_sidr_rep(&mut self, cx: &mut CmContext<'_, '_>, peer: IpAddr, rep: &SidrRep) {
         let Some(id) = self.find_by_comm_id(CommunicationId(rep.request_id), peer) else {
-            return emit_cm_dropped(ctx, None, Kind::SidrRep, peer, CmDropReason::NoSuchConnection);
+            return emit_cm_dropped(cx.ctx, None, Kind::SidrRep, peer, CmDropReason::NoSuchConnection);
         };
         let identifier = self.identifiers.get_mut(&id).expect("find_by_comm_id has returned it");
         if identifier.state != CmState::SidrReqSent {
-            return emit_cm_dropped(ctx, Some(id), Kind::SidrRep, peer, CmDropReason::Duplicate);
+            return emit_cm_dropped(cx.ctx, Some(id), Kind::SidrRep, peer, CmDropReason::Duplicate);
         }
         let private_data = rep.private_data.0.to_vec();
         identifier.remote_qpn = rep.qpn;
         let target = UdParameters { address_vector: identifier.path(), qpn: rep.qpn, qkey: rep.qkey };
-        self.stop_retries(hca, id);
-        let (state, kind, detail) = match rep.status {
+        self.stop_retries(cx.hca, id);
+        let (state, kind, parameters) = match rep.status {
             SidrStatus::VALID => (CmState::SidrResolved, EventType::Established, EventParameters::Ud(target)),
             _ => (CmState::Closed, EventType::Unreachable, EventParameters::None),
         };
-        self.set_state(ctx, id, state);
+        self.set_state(cx.ctx, id, state);
         self.remove_connection(id);
         let status = i32::from(rep.status.0);
-        self.raise_event(
-            ctx,
-            api::Event { id, listener: None, event_type: kind, status, private_data, parameters: detail },
-        );
+        self.raise_event(cx.ctx, api::Event { status, private_data, parameters, ..simple_event(id, kind) });
     }
 }

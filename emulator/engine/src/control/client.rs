@@ -1,5 +1,6 @@
 //! The applications that use an HCA.
 
+use crate::cm::CmContext;
 use crate::hca::Client;
 use crate::{AhId, ClientId, Context, CqId, Hca, MemoryRegion, Resource, SrqId, VerbsError, XrcdId};
 use softhca_queue::DoorbellConsumer;
@@ -32,7 +33,7 @@ impl Hca {
     /// Destroys everything that `client` owns. Its peers receive no more responses, as from a dead host, except to
     /// packets that arrived before. Returns its regions, whose memory the driver can release.
     pub fn close_client(&mut self, ctx: &mut Context<'_>, client: ClientId) -> alloc::vec::Vec<MemoryRegion> {
-        self.cm.close_client(&mut self.state, ctx, client);
+        self.cm.close_client(&mut CmContext { hca: &mut self.state, ctx }, client);
         for number in self.queue_pairs.numbers(|qp| qp.client == client) {
             let destroyed = self.destroy_queue_pair(ctx, client, Qpn::new(number));
             debug_assert_eq!(destroyed, Ok(()));

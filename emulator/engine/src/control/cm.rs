@@ -1,5 +1,6 @@
 //! The commands of the connection manager.
 
+use crate::cm::CmContext;
 use crate::{ClientId, Context, Hca, VerbsError};
 use softhca_queue::cm::{Command, Reply};
 
@@ -12,7 +13,7 @@ impl Hca {
         call: Command,
     ) -> Result<Reply, VerbsError> {
         self.check_client(client)?;
-        self.cm.call(&mut self.state, ctx, client, call)
+        self.cm.call(&mut CmContext { hca: &mut self.state, ctx }, client, call)
     }
 
     /// How many identifiers and channels the connection manager has, and how many ended connections it

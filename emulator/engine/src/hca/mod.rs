@@ -3,7 +3,7 @@
 mod congestion;
 mod transmit;
 
-use crate::cm::ConnectionManager;
+use crate::cm::{CmContext, ConnectionManager};
 use crate::hca_state::HcaState;
 use crate::injection::HELD_COMPLETIONS;
 use crate::peer_window::PeerWindow;
@@ -149,7 +149,7 @@ impl Hca {
         if packet.dest_qp == Qpn::MULTICAST {
             self.receive_multicast(ctx, addressing, transport, packet);
         } else if packet.dest_qp == Qpn::GSI {
-            self.cm.receive(&mut self.state, ctx, addressing, transport, packet);
+            self.cm.receive(&mut CmContext { hca: &mut self.state, ctx }, addressing, transport, packet);
         } else {
             self.receive_for_qp(ctx, addressing, transport, packet, packet.dest_qp);
         }
@@ -325,7 +325,7 @@ impl Hca {
             }
         }
         if peer.contains(peer.address, Qpn::GSI) {
-            self.cm.resume(&mut self.state, ctx, peer.address);
+            self.cm.resume(&mut CmContext { hca: &mut self.state, ctx }, peer.address);
         }
     }
 
@@ -378,7 +378,7 @@ impl Hca {
         }
         while let Some((at, qpn)) = self.state.timers.pop(ctx.now) {
             if qpn == Qpn::GSI {
-                self.cm.expire(&mut self.state, ctx, at);
+                self.cm.expire(&mut CmContext { hca: &mut self.state, ctx }, at);
                 continue;
             }
             if qpn == HELD_COMPLETIONS {
@@ -487,7 +487,7 @@ impl Hca {
             }
         }
         if peer.contains(peer.address, Qpn::GSI) {
-            self.cm.fail_peer(&mut self.state, ctx, peer.address);
+            self.cm.fail_peer(&mut CmContext { hca: &mut self.state, ctx }, peer.address);
         }
         self.discard_orphaned_acks(peer);
         self.handle_cq_overflows(ctx);
