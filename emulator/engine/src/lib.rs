@@ -61,3 +61,6 @@ pub use softhca_queue::{
     QpInitAttributes, QpSnapshot, QpState, QpType, Reply, Resource, SrqAttributes, SrqId, SrqInitAttributes,
     VerbsError, XrcdId,
 };
+
+/// The result of a verb.
+pub type VerbsResult<T = ()> = Result<T, VerbsError>;

@@ -1,6 +1,5 @@
 //! The send queue of QP1: MADs are built when the port transmits.
 
-use super::CmContext;
 use super::event::CmDropReason;
 use crate::hca_state::HcaState;
 use crate::{CmId, Context, Event, PacketBatch, PacketSummary, TransmitGate};
@@ -44,7 +43,8 @@ impl MadQueue {
     /// Queues a MAD.
     pub fn push(
         &mut self,
-        cx: &mut CmContext<'_, '_>,
+        hca: &mut HcaState,
+        ctx: &mut Context<'_>,
         id: Option<CmId>,
         addressing: AddressHeaders,
         datagram: Datagram,
@@ -52,11 +52,11 @@ impl MadQueue {
     ) {
         if self.count >= MAX_QUEUED_MADS {
             let (message, peer) = (datagram.message.kind(), addressing.destination);
-            return cx.ctx.emit(Event::CmDropped { id, message, peer, reason: CmDropReason::SendQueueFull });
+            return ctx.emit(Event::CmDropped { id, message, peer, reason: CmDropReason::SendQueueFull });
         }
         self.count += 1;
         self.waiting.push_back(QueuedMad { id, addressing, datagram, retransmission: again });
-        self.schedule_transmit(cx.hca);
+        self.schedule_transmit(hca);
     }
 
     fn schedule_transmit(&mut self, hca: &mut HcaState) {

@@ -1,7 +1,6 @@
 //! The commands of the connection manager.
 
-use crate::cm::CmContext;
-use crate::{ClientId, Context, Hca, VerbsError};
+use crate::{ClientId, Context, Hca, VerbsResult};
 use softhca_queue::cm::{Command, Reply};
 
 impl Hca {
@@ -11,9 +10,9 @@ impl Hca {
         ctx: &mut Context<'_>,
         client: ClientId,
         call: Command,
-    ) -> Result<Reply, VerbsError> {
+    ) -> VerbsResult<Reply> {
         self.check_client(client)?;
-        self.cm.call(&mut CmContext { hca: &mut self.state, ctx }, client, call)
+        self.cm_call(ctx).execute(client, call)
     }
 
     /// How many identifiers and channels the connection manager has, and how many ended connections it

@@ -3,7 +3,7 @@
 use super::client::FIRST_IOVA;
 use super::queue_pair::QpRings;
 use crate::hca::Client;
-use crate::{ClientId, Context, Hca, MemoryId, MemoryRegion, Resource, VerbsError};
+use crate::{ClientId, Context, Hca, MemoryId, MemoryRegion, Resource, VerbsError, VerbsResult};
 use softhca_queue::{
     AccessFlags, CallSite, Command, CompletionProducer, ReceiveConsumer, Reply, SharedWords, cm,
 };
@@ -44,7 +44,7 @@ impl Hca {
         client: ClientId,
         command: Command,
         attachments: &mut Attachments,
-    ) -> Result<Reply, VerbsError> {
+    ) -> VerbsResult<Reply> {
         let has_device = |client: &Client| !self.state.device_failed && !client.has_lost_device;
         let needs_device = command.call().is_some() || matches!(command, Command::QueryPort);
         if needs_device && !self.clients.get(&client).is_none_or(has_device) {
@@ -71,7 +71,7 @@ impl Hca {
         client: ClientId,
         command: Command,
         attachments: &mut Attachments,
-    ) -> Result<Reply, VerbsError> {
+    ) -> VerbsResult<Reply> {
         command.ring_words()?;
         match command {
             Command::AllocateProtectionDomain => {
@@ -162,7 +162,7 @@ impl Hca {
         length: u64,
         access: AccessFlags,
         attachments: &mut Attachments,
-    ) -> Result<Reply, VerbsError> {
+    ) -> VerbsResult<Reply> {
         let not_found = VerbsError::NotFound { resource: Resource::Client, number: client.0 };
         let next_iova = self.clients.get(&client).ok_or(not_found)?.next_iova;
         let memory = attachments.memory.expect("the back end attaches the memory");
@@ -185,7 +185,7 @@ impl Hca {
         ctx: &mut Context<'_>,
         client: ClientId,
         transition: &cm::QpTransition,
-    ) -> Result<cm::Reply, VerbsError> {
+    ) -> VerbsResult<cm::Reply> {
         transition.execute(
             &mut (self, ctx),
             |(hca, ctx), command| hca.execute_cm(ctx, client, command),
