@@ -197,12 +197,12 @@ fn open_client(driver: &SharedDriver<MemoryTable>, event_bus: Arc<EventBus>) -> 
 /// Builds the switch before the card with this address.
 fn build_switch(switch: &PortSwitch, address: IpAddr) -> Result<Arc<HostNetwork>> {
     let topology = Topology::Star { hosts: 1 };
-    let backbone =
+    let network =
         HostNetwork::new(0, &[address], &topology, switch.line, switch.settings).map_err(|error| {
             Error::System { what: "building the card's switch", source: io::Error::other(error) }
         })?;
-    backbone.set_receiver(address, switch.receiver);
-    Ok(backbone)
+    network.set_receiver(address, switch.receiver);
+    Ok(network)
 }
 
 /// Starts a card on these sockets.
@@ -215,14 +215,14 @@ fn start(
     let board = Arc::new(EventBus::default());
     let reader = EventForwarder { event_bus: board.clone(), forward_to: sink };
     let address = sockets.address();
-    let backbone = switch.map(|switch| build_switch(&switch, address)).transpose()?;
+    let network = switch.map(|switch| build_switch(&switch, address)).transpose()?;
     let mut driver = Driver::new(sockets, options, MemoryTable::default(), Box::new(reader));
-    if let Some(backbone) = &backbone {
-        driver.attach_to_network(backbone.clone());
+    if let Some(network) = &network {
+        driver.attach_to_network(network.clone());
     }
     let station = share(driver)?;
-    if let Some(bell) = backbone.as_ref().and_then(|backbone| backbone.wake_descriptor(address)) {
-        let listen = station.add_wake_source(bell);
+    if let Some(descriptor) = network.as_ref().and_then(|network| network.wake_descriptor(address)) {
+        let listen = station.add_wake_source(descriptor);
         listen.map_err(|source| Error::System { what: "listening to the card's switch", source })?;
     }
     Ok(EmbeddedRuntime {
@@ -311,7 +311,8 @@ impl Runtime for EmbeddedRuntime {
     }
 
     fn rules(&self) -> Vec<(Rule, RuleCounters)> {
-        self.driver.control(|driver| driver.rules().map(|(rule, tally)| (rule.clone(), tally)).collect())
+        self.driver
+            .control(|driver| driver.rules().map(|(rule, counters)| (rule.clone(), counters)).collect())
     }
 
     fn active_mtu(&self) -> Mtu {
