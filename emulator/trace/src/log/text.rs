@@ -16,11 +16,15 @@ pub(crate) struct TextContext<'a> {
     pub psn: &'a dyn Fn(&str, u32) -> String,
 }
 
-/// An HCA event in words, as a line of a log.
+/// An HCA event in words, with its queue pair.
 pub fn event_text(now: Instant, event: &Event) -> String {
     let (event, trigger) = LogEvent::from_event(event);
     let psn = |_: &str, psn: u32| format!("PSN {psn}");
-    event.text(&TextContext { now_ns: now.nanos(), trigger: trigger.as_deref(), psn: &psn })
+    let text = event.text(&TextContext { now_ns: now.nanos(), trigger: trigger.as_deref(), psn: &psn });
+    match event.queue_pair() {
+        Some(qp) => format!("{qp:#x} {text}"),
+        None => text,
+    }
 }
 
 impl LogEvent {
