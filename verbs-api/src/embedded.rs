@@ -416,11 +416,11 @@ impl CardRuntime for EmbeddedRuntime {
     }
 
     fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId {
-        self.driver.control(|driver| driver.memory().add(block))
+        self.driver.control(|driver| driver.memory().0.add(block))
     }
 
     fn remove_memory(&self, memory: MemoryId) {
-        self.driver.control(|driver| driver.memory().remove(memory));
+        self.driver.control(|driver| driver.memory().0.remove(memory));
     }
 
     fn on_doorbell(&self) {

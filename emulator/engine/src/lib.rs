@@ -43,7 +43,7 @@ pub use context::Context;
 pub use control::{Attachments, QpRings};
 pub use event::{Event, InjectedPoint, PacketSummary, QpConfiguration};
 pub use hca::Hca;
-pub use memory::{AtomicOperation, Memory, MemoryFault, MemoryId};
+pub use memory::{AtomicOperation, Memory, MemoryFault, MemoryId, MemoryObjects};
 pub use protection::{AccessError, MemoryRegion};
 pub use queue_pair::{Transition, transition};
 pub use rate_control::{
