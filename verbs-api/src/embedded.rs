@@ -10,8 +10,7 @@ use crate::recording;
 use crate::time::real_now;
 use crate::{Device, EndpointExchange, Entropy, Error, IcrcCheck, Loopback, Settings};
 use softhca_engine::{
-    AckPolicy, Attachments, CmChannelId, Command, Context, DeviceLimits, Hca, Instant, MemoryId, Reply,
-    ResponseOrder,
+    AckPolicy, Attachments, Command, Context, DeviceLimits, Hca, Instant, MemoryId, Reply, ResponseOrder,
 };
 use softhca_fabric::{
     EventSink, Flow, LinkSettings, NetworkEvent, ReceiverSettings, Rule, RuleCounters, SwitchSettings,
@@ -409,7 +408,11 @@ impl CardRuntime for EmbeddedRuntime {
     }
 
     #[cfg(target_os = "linux")]
-    fn set_remote_cm_notifier(&self, channel: CmChannelId, notifier: Arc<Notifier>) -> Option<Arc<Notifier>> {
+    fn set_remote_cm_notifier(
+        &self,
+        channel: softhca_engine::CmChannelId,
+        notifier: Arc<Notifier>,
+    ) -> Option<Arc<Notifier>> {
         let Some(host) = self.host() else { return Some(notifier) };
         host.cm_events().add_channel(channel, notifier);
         None
