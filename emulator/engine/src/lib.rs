@@ -45,7 +45,7 @@ pub use event::{Event, InjectedPoint, PacketSummary, QpConfiguration};
 pub use hca::Hca;
 pub use memory::{AtomicOperation, Memory, MemoryFault, MemoryId, MemoryObjects};
 pub use protection::{AccessError, MemoryRegion};
-pub use queue_pair::{Transition, transition};
+pub use queue_pair::{Transition, completion_opcode, transition};
 pub use rate_control::{
     CongestionSettings, DcqcnParameters, NotificationPoint, RateCause, RateControlSettings,
 };

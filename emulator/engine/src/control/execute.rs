@@ -77,7 +77,9 @@ impl Hca {
             Command::AllocateProtectionDomain => {
                 return self.allocate_protection_domain(client).map(Reply::ProtectionDomain);
             }
-            Command::DeallocateProtectionDomain(pd) => self.free_protection_domain(client, pd)?,
+            Command::DeallocateProtectionDomain(pd) => {
+                self.state.protection.free_protection_domain(client, pd)?
+            }
             Command::RegisterMemoryRegion { pd, iova, length, access } => {
                 return self.register(client, pd, iova, length, access, attachments);
             }
@@ -95,15 +97,18 @@ impl Hca {
                 return Ok(registered(rkey, &region));
             }
             Command::DeregisterMemoryRegion { rkey, invalidate_windows } => {
+                let protection = &mut self.state.protection;
                 if invalidate_windows {
-                    self.state.protection.invalidate_windows(client, rkey)?;
+                    protection.invalidate_windows(client, rkey)?;
                 }
-                attachments.memory = Some(self.deregister_memory_region(client, rkey)?.memory);
+                attachments.memory = Some(protection.deregister_memory_region(client, rkey)?.memory);
             }
             Command::AllocateMemoryWindow { pd, mw_type } => {
                 return self.allocate_memory_window(client, pd, mw_type).map(Reply::MemoryWindow);
             }
-            Command::DeallocateMemoryWindow(rkey) => self.free_memory_window(client, rkey)?,
+            Command::DeallocateMemoryWindow(rkey) => {
+                self.state.protection.free_memory_window(client, rkey)?
+            }
             Command::CreateCompletionQueue { cqe } => {
                 let ring = attachments.completion_ring(cqe);
                 return self.create_completion_queue(client, ring).map(Reply::CompletionQueue);

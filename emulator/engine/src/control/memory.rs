@@ -10,11 +10,6 @@ impl Hca {
         self.state.protection.allocate_protection_domain(client)
     }
 
-    /// Frees a protection domain that nothing uses.
-    pub fn free_protection_domain(&mut self, client: ClientId, domain: PdId) -> VerbsResult {
-        self.state.protection.free_protection_domain(client, domain)
-    }
-
     /// Registers a region. The key serves local and remote access.
     pub fn register_memory_region(&mut self, region: MemoryRegion) -> VerbsResult<RemoteKey> {
         let tag = self.state.random.key_tag();
@@ -41,15 +36,6 @@ impl Hca {
         self.state.protection.memory_region(client, key)
     }
 
-    /// Removes a region that no window is bound to.
-    pub fn deregister_memory_region(
-        &mut self,
-        client: ClientId,
-        key: RemoteKey,
-    ) -> VerbsResult<MemoryRegion> {
-        self.state.protection.deregister_memory_region(client, key)
-    }
-
     /// Allocates a memory window.
     pub fn allocate_memory_window(
         &mut self,
@@ -59,10 +45,5 @@ impl Hca {
     ) -> VerbsResult<RemoteKey> {
         let tag = self.state.random.key_tag();
         self.state.protection.allocate_memory_window(client, domain, kind, tag)
-    }
-
-    /// Frees a memory window, bound or not.
-    pub fn free_memory_window(&mut self, client: ClientId, key: RemoteKey) -> VerbsResult {
-        self.state.protection.free_memory_window(client, key)
     }
 }
