@@ -139,8 +139,8 @@ fn both_versions() {
         seen.lock().unwrap().clear();
         transfer(&first, &third, index, Mtu::B1024);
         let seen = seen.lock().unwrap();
-        assert!(!seen.is_empty() && seen.iter().all(|envelope| Gid::from(envelope.source) == source));
-        assert!(seen.iter().all(|envelope| envelope.source_port == 4791));
+        assert!(!seen.is_empty() && seen.iter().all(|addressing| Gid::from(addressing.source) == source));
+        assert!(seen.iter().all(|addressing| addressing.source_port == 4791));
     }
     transfer(&second, &first, 0, Mtu::B512);
     // A path MTU above that of the interface is rejected with the limit.
@@ -272,7 +272,7 @@ fn entropy() {
             let _pair = transfer(&first, &second, index, Mtu::B1024);
             let seen = seen.lock().unwrap();
             let port = seen[0].source_port;
-            assert!(port >= 0xc000 && seen.iter().all(|envelope| envelope.source_port == port));
+            assert!(port >= 0xc000 && seen.iter().all(|addressing| addressing.source_port == port));
             ports.push(port);
         }
         ports.dedup();

@@ -56,10 +56,10 @@ fn the_ipv4_identification_is_recovered_from_the_icrc() {
     let mut found = 0;
     for (_, record) in records() {
         let Ok(frame) = record.frame() else { continue };
-        let envelope = frame.network.addressing().expect("RoCEv2");
-        let blind = softhca_wire::AddressHeaders { identification: 0, ..envelope };
+        let addressing = frame.network.addressing().expect("RoCEv2");
+        let blind = softhca_wire::AddressHeaders { identification: 0, ..addressing };
         let identified = Icrc::recover_identification(&blind, frame.packet, 1 << 16);
-        assert_eq!(identified, Some(envelope.identification), "{frame}");
+        assert_eq!(identified, Some(addressing.identification), "{frame}");
         found += 1;
     }
     assert_eq!(found, 2937);

@@ -60,10 +60,10 @@ fn incast(points: CapturePoints) -> (Vec<Entry>, Vec<Record>) {
         ..SwitchSettings::default()
     };
     world.build_topology(&Topology::Star { hosts: 3 }, &hosts, line, switch).unwrap();
-    let cast = NameTable::from_world(&world);
+    let names = NameTable::from_world(&world);
     let writer = CaptureWriter::new(Vec::new()).unwrap();
-    let tap = Rc::new(RefCell::new(Tap::new(writer, cast.clone(), points).unwrap()));
-    let log = Rc::new(RefCell::new(EventLog::new(Vec::new(), "an incast", cast)));
+    let tap = Rc::new(RefCell::new(Tap::new(writer, names.clone(), points).unwrap()));
+    let log = Rc::new(RefCell::new(EventLog::new(Vec::new(), "an incast", names)));
     let observers: Vec<Box<dyn EventSink>> = vec![Box::new(tap.clone()), Box::new(log.clone())];
     world.set_sink(observers);
     start(&mut world, hosts[0], hosts[1]);

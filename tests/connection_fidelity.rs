@@ -254,11 +254,11 @@ fn sidr_differs_from_rxe_in_identifiers_only() {
 
 /// Source address, opcode and CM message of each packet.
 fn lines(seen: &[CapturedPacket]) -> Vec<String> {
-    let line = |(_, envelope, bytes): &CapturedPacket| {
+    let line = |(_, addressing, bytes): &CapturedPacket| {
         let (transport, _) = Icrc::split(bytes).expect("an ICRC");
         let transport = TransportPacket::parse(transport).expect("a packet");
         let message = Datagram::parse(transport.payload).ok().map_or("", |datagram| datagram.message.name());
-        format!("{} {} {message}", envelope.source, transport.header.bth.opcode)
+        format!("{} {} {message}", addressing.source, transport.header.bth.opcode)
     };
     seen.iter().map(line).collect()
 }
@@ -282,9 +282,9 @@ fn tshark_lines(name: &str, file: &std::path::Path) -> Vec<String> {
 fn tshark_decodes_rping_like_that_of_rxe() {
     let mut writer = CaptureWriter::new(Vec::new()).expect("a capture");
     let wire = writer.add_interface("link", "between client and server").expect("an interface");
-    for (time_ns, envelope, packet) in our_rping() {
+    for (time_ns, addressing, packet) in our_rping() {
         writer
-            .write_packet(time_ns, wire, PacketDirection::Outbound, &envelope, &packet, None)
+            .write_packet(time_ns, wire, PacketDirection::Outbound, &addressing, &packet, None)
             .expect("a packet");
     }
     let path = std::env::temp_dir().join(format!("softhca-rping-{}.pcapng", std::process::id()));

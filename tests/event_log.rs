@@ -10,9 +10,9 @@ use std::rc::Rc;
 /// The log of a WRITE whose second packet is lost.
 fn log_of_a_loss() -> Vec<u8> {
     let mut pair = Setup::default().build();
-    let mut cast = NameTable::from_world(&pair.world);
-    cast.add_rule(RuleId(1), "lose the second packet");
-    let log = Rc::new(RefCell::new(EventLog::new(Vec::new(), "a lost packet", cast)));
+    let mut names = NameTable::from_world(&pair.world);
+    names.add_rule(RuleId(1), "lose the second packet");
+    let log = Rc::new(RefCell::new(EventLog::new(Vec::new(), "a lost packet", names)));
     pair.world.set_sink(log.clone());
     lose_second(&mut pair);
     pair.post_write(7, 0, 0, 3000);

@@ -139,10 +139,10 @@ impl Harness {
                 psn: Psn::new(FIRST_PSN + psn),
             };
             bth.emit(frame);
-            let mut envelope = AddressHeaders::between(self.port.address(), self.device_address);
-            envelope.source_port = self.port.roce.local_address().port();
-            envelope.identification = self.port.roce.identification(index);
-            Icrc::write(&envelope, frame);
+            let mut addressing = AddressHeaders::between(self.port.address(), self.device_address);
+            addressing.source_port = self.port.roce.local_address().port();
+            addressing.identification = self.port.roce.identification(index);
+            Icrc::write(&addressing, frame);
         }
         let (card, count) = (self.device_address, psns.len());
         let price = |socket: &RoceSocket| socket.batch_charge(card, FRAME_BYTES, count);

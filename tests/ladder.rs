@@ -30,9 +30,9 @@ fn setup() -> Setup {
 
 /// What happens to the pair from now on.
 fn with_ladders(pair: &mut Pair) -> Rc<RefCell<LadderBuilder>> {
-    let mut cast = NameTable::from_world(&pair.world);
-    cast.add_rule(RuleId(1), "lose one");
-    let ladders = Rc::new(RefCell::new(LadderBuilder::new(cast)));
+    let mut names = NameTable::from_world(&pair.world);
+    names.add_rule(RuleId(1), "lose one");
+    let ladders = Rc::new(RefCell::new(LadderBuilder::new(names)));
     pair.world.set_sink(ladders.clone());
     ladders
 }

@@ -298,9 +298,9 @@ impl Pair {
     /// Runs until no event is left, and checks that every frame is accounted for.
     pub fn run(&mut self) {
         self.world.run();
-        let census = self.world.frame_counters();
-        assert!(census.is_balanced(), "{census:?}");
-        assert_eq!(census.in_flight, 0);
+        let counters = self.world.frame_counters();
+        assert!(counters.is_balanced(), "{counters:?}");
+        assert_eq!(counters.in_flight, 0);
     }
 
     /// The completions at an end.

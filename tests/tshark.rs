@@ -56,9 +56,9 @@ fn sends_and_writes(pair: &mut Pair) {
     let (a, b) = (pair.a, pair.b);
     for length in [5, 3000] {
         let gather = [a.sge(0, length)];
-        for trailer in [SendImmOrInvalidate::None, SendImmOrInvalidate::Immediate(0x0102_0304)] {
+        for imm_or_invalidate in [SendImmOrInvalidate::None, SendImmOrInvalidate::Immediate(0x0102_0304)] {
             pair.post_receive(1, 0, 4096);
-            pair.post(1, Operation::Send(trailer), &gather);
+            pair.post(1, Operation::Send(imm_or_invalidate), &gather);
         }
         for immediate in [None, Some(0x0506_0708)] {
             pair.post_receive(1, 0, 4096);
@@ -97,12 +97,12 @@ fn datagrams() -> Vec<u8> {
         let vector = AddressVector::to(pair.world.host(pair.b.host).address().into());
         let handle = pair.world.verbs(pair.a.host).create_address_handle(pair.a.domain, vector).unwrap();
         let (gather, scatter) = ([pair.a.sge(0, 101)], [pair.b.sge(0, 200)]);
-        for trailer in [SendImmOrInvalidate::None, SendImmOrInvalidate::Immediate(9)] {
+        for imm_or_invalidate in [SendImmOrInvalidate::None, SendImmOrInvalidate::Immediate(9)] {
             pair.world
                 .verbs(pair.b.host)
                 .post_receive(qps[1], &ReceiveWorkRequest { wr_id: 1, sg_list: &scatter })
                 .unwrap();
-            let mut request = SendWorkRequest::new(1, Operation::Send(trailer), &gather);
+            let mut request = SendWorkRequest::new(1, Operation::Send(imm_or_invalidate), &gather);
             request.ud = UdDestination { ah: handle.0, remote_qpn: qps[1], remote_qkey: QUEUE_KEY };
             pair.world.verbs(pair.a.host).post_send(qps[0], &request).unwrap();
         }
@@ -319,12 +319,12 @@ fn cm_messages_are_decoded_like_tshark_does() {
         for record in CaptureReader::open(&softhca_tests::capture(name)).expect("a capture") {
             let record = record.expect("a whole record");
             let Ok(frame) = record.frame() else { continue };
-            let envelope = frame.network.addressing().expect("RoCEv2");
+            let addressing = frame.network.addressing().expect("RoCEv2");
             file.write_packet(
                 record.time_ns,
                 interface,
                 PacketDirection::Outbound,
-                &envelope,
+                &addressing,
                 frame.packet,
                 None,
             )
@@ -355,12 +355,19 @@ fn tshark_shows_pauses_cnps_and_comments() {
     let alice = writer.add_interface("alice", "10.0.0.1").expect("an interface");
     let bob = writer.add_interface("bob", "10.0.0.2").expect("an interface");
     let host = |last| std::net::Ipv4Addr::new(10, 0, 0, last).into();
-    let envelope = AddressHeaders { identification: 77, ..AddressHeaders::between(host(2), host(1)) };
+    let addressing = AddressHeaders { identification: 77, ..AddressHeaders::between(host(2), host(1)) };
     let mut notification = vec![0; Bth::LEN + 16 + 4];
     Bth::new(Opcode::CNP, Qpn::new(0x11), Psn::new(0)).emit(&mut notification);
-    Icrc::write(&envelope, &mut notification);
+    Icrc::write(&addressing, &mut notification);
     writer
-        .write_packet(5, bob, PacketDirection::Outbound, &envelope, &notification, Some("bob saw a CE mark"))
+        .write_packet(
+            5,
+            bob,
+            PacketDirection::Outbound,
+            &addressing,
+            &notification,
+            Some("bob saw a CE mark"),
+        )
         .unwrap();
     let source = MacAddress::from_ip(host(1));
     let pause = Pfc { source, pause: [None, None, None, Some(0xffff), None, None, None, Some(0)] };

@@ -2,9 +2,12 @@
 //!
 //! Exit codes: 0 for success, 1 for a failed expectation, 2 for bad input; `exec` uses those of env(1).
 
+#![cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "most commands are for Linux"))]
+
 #[macro_use]
 mod terminal;
 
+#[cfg(target_os = "linux")]
 mod bench;
 #[cfg(target_os = "linux")]
 mod daemon;
@@ -78,9 +81,11 @@ macro_rules! commands {
 
 commands! {
     /// Measure RDMA performance relative to raw UDP sockets
+    #[cfg(target_os = "linux")]
     Bench(bench::Arguments) => bench::run,
     /// One rank of the collective benchmark
     #[command(hide = true)]
+    #[cfg(target_os = "linux")]
     BenchRank(bench::RankArguments) => bench::run_rank,
     /// Run every RDMA operation between two emulated hosts, then lose a packet
     Demo(demo::Arguments) => demo::run,

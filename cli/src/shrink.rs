@@ -3,9 +3,11 @@
 use crate::exit_code::{BAD_INPUT, CommandError, CommandResult};
 use crate::output;
 use crate::scenario::{self, ParameterValue};
+#[cfg(target_os = "linux")]
 use crate::sweep::{self, ScenarioRuns, Surroundings};
 use clap::Args;
 use softhca_scenarios::{FaultText, ParameterValues, Scenario, minimize, with_faults};
+#[cfg(target_os = "linux")]
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
@@ -33,6 +35,7 @@ pub struct Arguments {
     host: Option<String>,
     /// Run the program, or the programs of a .toml file after `--`, as `softhca sweep` does, and keep the outcome: crash,
     /// hang, wrong-result or leak
+    #[cfg(target_os = "linux")]
     #[arg(long, requires = "program", conflicts_with = "host")]
     sweep: bool,
     /// Run this program with `softhca exec`, instead of a simulation
@@ -57,6 +60,7 @@ fn shrink(arguments: &Arguments) -> Result<ExitCode, String> {
     let scenario = scenario::read(&arguments.file)?;
     let found = match &arguments.program[..] {
         [] => shrink_simulation(arguments, &scenario)?,
+        #[cfg(target_os = "linux")]
         words if arguments.sweep => shrink_sweep(&scenario, words)?,
         _ => shrink_program(&scenario, |text| run_program(arguments, text))?,
     };
@@ -138,6 +142,7 @@ fn shrink_program(
 }
 
 /// Shrinks the faults with which the programs of a sweep have a bad outcome.
+#[cfg(target_os = "linux")]
 fn shrink_sweep(scenario: &Scenario, words: &[String]) -> Result<Option<Shrunk>, String> {
     let target = sweep::read_target(words)?;
     let surroundings = Surroundings::new(false)?;

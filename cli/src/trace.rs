@@ -184,10 +184,10 @@ pub fn run(arguments: &Arguments) -> CommandResult {
         return analyze(arguments);
     }
     let mut output = BufWriter::new(PrintableWriter::new(io::stdout().lock()));
-    let mut tally = PacketCounts::default();
-    let printed = print_file(arguments, &mut tally, &mut output);
+    let mut counts = PacketCounts::default();
+    let printed = print_file(arguments, &mut counts, &mut output);
     match printed.and_then(|()| Ok(output.flush()?)) {
-        Ok(()) if arguments.check && !tally.is_clean() => Ok(ExitCode::FAILURE),
+        Ok(()) if arguments.check && !counts.is_clean() => Ok(ExitCode::FAILURE),
         Ok(()) => Ok(ExitCode::SUCCESS),
         // The reader has closed the pipe.
         Err(TraceError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
@@ -197,7 +197,7 @@ pub fn run(arguments: &Arguments) -> CommandResult {
 
 fn print_file(
     arguments: &Arguments,
-    tally: &mut PacketCounts,
+    counts: &mut PacketCounts,
     output: &mut impl Write,
 ) -> Result<(), TraceError> {
     let io_error = |error| CaptureError { offset: 0, cause: CaptureErrorKind::Io(error) };
@@ -207,20 +207,20 @@ fn print_file(
     }
     let capture = CaptureReader::new(input)?;
     if let Some(other) = &arguments.other {
-        return print_joined(arguments, capture, other, tally, output);
+        return print_joined(arguments, capture, other, counts, output);
     }
     if arguments.filter.as_ref().is_some_and(|filter| filter.uses("lost")) {
         return Err(TraceError::LostInOneCapture);
     }
     if arguments.follow && arguments.ladder {
-        return draw_live_ladders(arguments, capture, tally, output);
+        return draw_live_ladders(arguments, capture, counts, output);
     }
     let mut ladders = LadderBuilder::default();
-    let printed = print_packets(arguments, capture, tally, &mut ladders, output);
+    let printed = print_packets(arguments, capture, counts, &mut ladders, output);
     match printed {
         // Also after a damaged record: the packets before it were printed.
-        Err(TraceError::Input(_)) if tally.packets == 0 => return printed,
-        Ok(()) | Err(TraceError::Input(_)) => print_summary(arguments, tally, &mut ladders, output)?,
+        Err(TraceError::Input(_)) if counts.packets == 0 => return printed,
+        Ok(()) | Err(TraceError::Input(_)) => print_summary(arguments, counts, &mut ladders, output)?,
         Err(_) => {}
     }
     printed
@@ -267,7 +267,7 @@ fn print_log(
 fn print_packets(
     arguments: &Arguments,
     capture: CaptureReader<Box<dyn BufRead>>,
-    tally: &mut PacketCounts,
+    counts: &mut PacketCounts,
     ladders: &mut LadderBuilder,
     output: &mut impl Write,
 ) -> Result<(), TraceError> {
@@ -288,7 +288,7 @@ fn print_packets(
         if let Some(reframed) = &mut reframed {
             reframed.add(&record).map_err(TraceError::RoceV1Output)?;
         }
-        tally.add(&packet);
+        counts.add(&packet);
         if arguments.ladder {
             ladders.record_packet(&packet);
         } else if arguments.json {
@@ -319,13 +319,13 @@ impl RoceV1Writer {
     fn add(&mut self, record: &Record) -> io::Result<()> {
         let Record { time_ns, link_type: link, data, .. } = record;
         if let Ok(frame) = record.frame()
-            && let Some(envelope) = frame.network.addressing()
+            && let Some(addressing) = frame.network.addressing()
         {
             return self.writer.write_packet(
                 *time_ns,
                 self.interface,
                 PacketDirection::Inbound,
-                &envelope,
+                &addressing,
                 frame.packet,
                 None,
             );
@@ -345,7 +345,7 @@ fn print_joined(
     arguments: &Arguments,
     first: CaptureReader<Box<dyn BufRead>>,
     other: &Path,
-    tally: &mut PacketCounts,
+    counts: &mut PacketCounts,
     output: &mut impl Write,
 ) -> Result<(), TraceError> {
     let first: Vec<Record> = first.collect::<Result<_, _>>()?;
@@ -362,7 +362,7 @@ fn print_joined(
         if filter.as_mut().is_some_and(|filter| !filter.matches_joined(&packet, lost)) {
             continue;
         }
-        tally.add(&packet);
+        counts.add(&packet);
         let fate = match joined_packet.fate {
             Fate::Arrived { delay_ns } => format!("{:+.3} µs", delay_ns as f64 / 1000.0),
             Fate::Lost => "lost".into(),
@@ -391,7 +391,7 @@ fn print_joined(
         return Ok(());
     }
     writeln!(output, "\n{joined}")?;
-    Ok(writeln!(output, "{tally}")?)
+    Ok(writeln!(output, "{counts}")?)
 }
 
 /// Prints a summary, or writes a trace for Perfetto.
@@ -423,7 +423,7 @@ fn analyze(arguments: &Arguments) -> CommandResult {
 fn draw_live_ladders(
     arguments: &Arguments,
     capture: CaptureReader<Box<dyn BufRead>>,
-    tally: &mut PacketCounts,
+    counts: &mut PacketCounts,
     output: &mut impl Write,
 ) -> Result<(), TraceError> {
     let mut ladders = LiveLadder::new(NameTable::new(), terminal::style());
@@ -436,18 +436,18 @@ fn draw_live_ladders(
         if filter.as_mut().is_some_and(|filter| !filter.matches(&packet)) {
             continue;
         }
-        tally.add(&packet);
+        counts.add(&packet);
         if (from..=to).contains(&packet.time_ns) {
             output.write_all(ladders.draw_packet(&packet, arguments.qp.as_deref()).as_bytes())?;
             output.flush()?;
         }
     }
-    Ok(writeln!(output, "\n{tally}")?)
+    Ok(writeln!(output, "\n{counts}")?)
 }
 
 fn print_summary(
     arguments: &Arguments,
-    tally: &PacketCounts,
+    counts: &PacketCounts,
     ladders: &mut LadderBuilder,
     output: &mut impl Write,
 ) -> io::Result<()> {
@@ -455,7 +455,7 @@ fn print_summary(
         draw_ladders(arguments, ladders, output)?;
     }
     if !arguments.json {
-        writeln!(output, "{tally}")?;
+        writeln!(output, "{counts}")?;
     }
     output.flush()
 }

@@ -225,7 +225,7 @@ fn a_capture_is_converted_to_roce_v1() {
     let after = format_output(&["trace", "--check"], &target);
     assert!(after.ends_with("exit 0"), "{after}");
     // The same packets with right ICRCs; only the addresses look otherwise.
-    let last = |text: &str| text.lines().rev().nth(1).expect("a tally").to_owned();
+    let last = |text: &str| text.lines().rev().nth(1).expect("the packet counts").to_owned();
     assert_eq!(last(&after), last(&before));
     let rejected = format_output(&["trace", "--roce-v1", "/nowhere/at/all.pcapng"], &capture("vt_odd"));
     assert!(

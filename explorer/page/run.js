@@ -163,9 +163,9 @@ export class Run {
     this.regions = new Map();
     this.series = new Map();                 // samples over time: rate, alpha, queue depth, …
     this.spans = new Map();                  // pauses
-    this.lanes = new Map();                  // queues of switches and ports: who, over which cable, with which priority
-    this.cables = new Map();                 // who was seen at each cable
-    this.targets = new Map();                // where what leaves over a cable goes, if to one place
+    this.lanes = new Map();                  // queues of switches and ports: who, over which link, with which priority
+    this.linkEnds = new Map();               // who was seen at each link
+    this.targets = new Map();                // where what leaves over a link goes, if to one place
     this.frames = null;
     this.frameAt = null;
   }
@@ -572,18 +572,18 @@ export class Run {
   }
 
   /** The key of a queue: its owner, its link and its priority. */
-  lane(where, cable, priority) {
-    const key = `${where}/${cable}/${priority}`;
+  lane(where, link, priority) {
+    const key = `${where}/${link}/${priority}`;
     if (!this.lanes.has(key)) {
-      this.lanes.set(key, { where, cable, priority });
-      if (!this.cables.has(cable)) this.cables.set(cable, new Set());
-      this.cables.get(cable).add(where);
+      this.lanes.set(key, { where, link, priority });
+      if (!this.linkEnds.has(link)) this.linkEnds.set(link, new Set());
+      this.linkEnds.get(link).add(where);
     }
     return key;
   }
 
-  aim(where, cable, target) {
-    const key = where + "/" + cable;
+  aim(where, link, target) {
+    const key = where + "/" + link;
     if (!this.targets.has(key)) this.targets.set(key, target);
     else if (this.targets.get(key) !== target) this.targets.set(key, null);
   }
@@ -592,9 +592,9 @@ export class Run {
   laneText(key) {
     const lane = this.lanes.get(key);
     if (!lane) return key;
-    const { where, cable, priority } = lane;
-    const other = [...this.cables.get(cable)].find((node) => node !== where) ?? this.targets.get(where + "/" + cable);
-    return (other ? `${where} → ${other}` : `${where}, cable ${cable}`) + `, priority ${priority}`;
+    const { where, link, priority } = lane;
+    const other = [...this.linkEnds.get(link)].find((node) => node !== where) ?? this.targets.get(where + "/" + link);
+    return (other ? `${where} → ${other}` : `${where}, link ${link}`) + `, priority ${priority}`;
   }
 
   /** Adds an event of a packet inside the fabric. */

@@ -230,7 +230,7 @@ impl Run {
             .map_err(|cause| OpenError::Io { path: path.into(), cause })?;
         let mut conversion = CaptureConverter::default();
         let mut records = BTreeMap::new();
-        let (mut tally, mut start_ns, mut kept) = (PacketCounts::default(), None, 0);
+        let (mut counts, mut start_ns, mut kept) = (PacketCounts::default(), None, 0);
         let (mut others, mut notes) = (BTreeMap::<String, u64>::new(), Vec::new());
         for record in CaptureReader::new(BufReader::new(file)).map_err(wrong)? {
             let mut record = match record {
@@ -251,26 +251,26 @@ impl Run {
             let is_shown = matches!(packet.contents, PacketContents::Roce(_) | PacketContents::Malformed(..));
             let is_intact = matches!(&packet.contents, PacketContents::Roce(roce) if roce.icrc_ok);
             conversion.push(&packet);
-            tally.add(&packet);
+            counts.add(&packet);
             if is_shown && kept < MAX_FRAME_BYTES {
                 record.data.truncate(MAX_FRAME_PREFIX);
                 kept += record.data.len();
-                records.insert(tally.packets - 1, (record, is_intact));
+                records.insert(counts.packets - 1, (record, is_intact));
             }
-            if tally.roce() >= MAX_EVENTS / 4 {
+            if counts.roce() >= MAX_EVENTS / 4 {
                 notes.push(format!(
                     "The capture is longer: the first {} RoCE packets are shown.",
-                    tally.roce()
+                    counts.roce()
                 ));
                 break;
             }
         }
-        notes.extend(other_protocols_note(&tally, &others));
+        notes.extend(other_protocols_note(&counts, &others));
         let (header, entries) = conversion.finish(&file_name(path));
         let mut packer = RunBuilder::new(&file_name(path), Source::Capture, &header);
         packer.notes = notes;
         // A packet has several entries; most are of a sent packet.
-        let expected = tally.roce().max(1) as f64;
+        let expected = counts.roce().max(1) as f64;
         let mut sent = 0;
         let mut asked = Analysis::new(&header);
         for (number, entry) in entries {
@@ -298,10 +298,10 @@ fn file_name(path: &Path) -> String {
 }
 
 /// A sentence about the other packets of a capture.
-fn other_protocols_note(tally: &PacketCounts, others: &BTreeMap<String, u64>) -> Option<String> {
+fn other_protocols_note(counts: &PacketCounts, others: &BTreeMap<String, u64>) -> Option<String> {
     let count: u64 = others.values().sum();
-    if tally.roce() == 0 {
-        let packets = tally.packets;
+    if counts.roce() == 0 {
+        let packets = counts.packets;
         return Some(format!(
             "The capture has no RoCE packet ({packets} packets read). RoCEv2 is UDP to port 4791; was it captured on the right interface?"
         ));
@@ -313,7 +313,7 @@ fn other_protocols_note(tally: &PacketCounts, others: &BTreeMap<String, u64>) ->
     (count > 0).then(|| {
         format!(
             "{count} of {} packets belong to other protocols and are not shown: {}{more}.",
-            tally.packets,
+            counts.packets,
             named.join(", ")
         )
     })

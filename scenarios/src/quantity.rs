@@ -9,11 +9,14 @@ use std::marker::PhantomData;
 use std::str::FromStr;
 
 /// A value that files write as a string, or as a bare number where that is unambiguous.
-trait Notation: FromStr<Err = String> {
+trait Notation: Sized {
     /// Description for messages.
     const DESCRIPTION: &'static str;
     /// Examples for messages and the schema.
     const EXAMPLES: &'static [&'static str];
+
+    /// The value of a string.
+    fn from_text(text: &str) -> Result<Self, String>;
 
     /// The value of an integer without a unit, if that is allowed.
     fn from_integer(number: i64) -> Option<Self> {
@@ -38,7 +41,7 @@ impl<T: Notation> Visitor<'_> for NotationVisitor<T> {
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
-        text.parse().map_err(|why| {
+        T::from_text(text).map_err(|why| {
             E::custom(format!(
                 "{text:?} is not {}: {why}; examples: {}",
                 T::DESCRIPTION,
@@ -48,9 +51,7 @@ impl<T: Notation> Visitor<'_> for NotationVisitor<T> {
     }
 
     fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
-        T::from_integer(number).ok_or_else(|| {
-            E::custom(format!("{number} is not {}; examples: {}", T::DESCRIPTION, T::EXAMPLES.join(", ")))
-        })
+        T::from_integer(number).ok_or_else(|| not_allowed::<T, E>(number))
     }
 
     fn visit_u64<E: de::Error>(self, number: u64) -> Result<T, E> {
@@ -58,14 +59,25 @@ impl<T: Notation> Visitor<'_> for NotationVisitor<T> {
     }
 
     fn visit_f64<E: de::Error>(self, number: f64) -> Result<T, E> {
-        T::from_float(number).ok_or_else(|| {
-            E::custom(format!("{number} is not {}; examples: {}", T::DESCRIPTION, T::EXAMPLES.join(", ")))
-        })
+        T::from_float(number).ok_or_else(|| not_allowed::<T, E>(number))
     }
+}
+
+/// The error for a number without a unit where one is necessary.
+fn not_allowed<T: Notation, E: de::Error>(number: impl fmt::Display) -> E {
+    E::custom(format!("{number} is not {}; examples: {}", T::DESCRIPTION, T::EXAMPLES.join(", ")))
 }
 
 macro_rules! notation {
     ($name:ident, [$($kind:literal),*]) => {
+        impl FromStr for $name {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<$name, String> {
+                $name::from_text(text)
+            }
+        }
+
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$name, D::Error> {
                 deserializer.deserialize_any(NotationVisitor(PhantomData))
@@ -141,17 +153,6 @@ pub fn parse_nanoseconds(text: &str) -> Result<u64, String> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Time(pub u64);
 
-impl FromStr for Time {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Time, String> {
-        match parse_nanoseconds(text)? {
-            ns if ns > Time::MAX.0 => Err("a run lasts at most one day".into()),
-            ns => Ok(Time(ns)),
-        }
-    }
-}
-
 impl Time {
     /// The maximum, one day. Sums of many such times do not overflow.
     pub const MAX: Time = Time(86_400_000_000_000);
@@ -160,6 +161,13 @@ impl Time {
 impl Notation for Time {
     const DESCRIPTION: &'static str = "a time with its unit";
     const EXAMPLES: &'static [&'static str] = &["\"500ns\"", "\"1.5us\"", "\"10ms\"", "\"2s\""];
+
+    fn from_text(text: &str) -> Result<Time, String> {
+        match parse_nanoseconds(text)? {
+            ns if ns > Time::MAX.0 => Err("a run lasts at most one day".into()),
+            ns => Ok(Time(ns)),
+        }
+    }
 
     fn from_integer(number: i64) -> Option<Time> {
         (number == 0).then_some(Time(0))
@@ -178,10 +186,11 @@ impl fmt::Display for Time {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rate(pub u64);
 
-impl FromStr for Rate {
-    type Err = String;
+impl Notation for Rate {
+    const DESCRIPTION: &'static str = "a rate in bits per second with its unit";
+    const EXAMPLES: &'static [&'static str] = &["\"100gbit\"", "\"2.5gbit\"", "\"40mbit\""];
 
-    fn from_str(text: &str) -> Result<Rate, String> {
+    fn from_text(text: &str) -> Result<Rate, String> {
         let units = [
             ("bit", 1),
             ("kbit", 1_000),
@@ -195,11 +204,6 @@ impl FromStr for Rate {
         ];
         parse_with_unit(text, &units).map(Rate)
     }
-}
-
-impl Notation for Rate {
-    const DESCRIPTION: &'static str = "a rate in bits per second with its unit";
-    const EXAMPLES: &'static [&'static str] = &["\"100gbit\"", "\"2.5gbit\"", "\"40mbit\""];
 
     fn from_integer(number: i64) -> Option<Rate> {
         (number == 0).then_some(Rate(0))
@@ -225,10 +229,11 @@ impl fmt::Display for Rate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Size(pub u64);
 
-impl FromStr for Size {
-    type Err = String;
+impl Notation for Size {
+    const DESCRIPTION: &'static str = "a number of bytes";
+    const EXAMPLES: &'static [&'static str] = &["4000", "\"64KiB\"", "\"4MB\""];
 
-    fn from_str(text: &str) -> Result<Size, String> {
+    fn from_text(text: &str) -> Result<Size, String> {
         let units = [
             ("", 1),
             ("B", 1),
@@ -241,11 +246,6 @@ impl FromStr for Size {
         ];
         parse_with_unit(text, &units).map(Size)
     }
-}
-
-impl Notation for Size {
-    const DESCRIPTION: &'static str = "a number of bytes";
-    const EXAMPLES: &'static [&'static str] = &["4000", "\"64KiB\"", "\"4MB\""];
 
     fn from_integer(number: i64) -> Option<Size> {
         number.try_into().ok().map(Size)
@@ -267,10 +267,11 @@ impl Probability {
     }
 }
 
-impl FromStr for Probability {
-    type Err = String;
+impl Notation for Probability {
+    const DESCRIPTION: &'static str = "a probability";
+    const EXAMPLES: &'static [&'static str] = &["0.01", "\"1%\"", "\"1/256\""];
 
-    fn from_str(text: &str) -> Result<Probability, String> {
+    fn from_text(text: &str) -> Result<Probability, String> {
         let out_of_range = || "not between 0 and 1".to_owned();
         if let Some((part, whole)) = text.split_once('/') {
             let number =
@@ -285,11 +286,6 @@ impl FromStr for Probability {
         let number: f64 = text.trim().parse().map_err(|_| "not a number".to_owned())?;
         Probability::from_fraction(number / divisor).ok_or_else(out_of_range)
     }
-}
-
-impl Notation for Probability {
-    const DESCRIPTION: &'static str = "a probability";
-    const EXAMPLES: &'static [&'static str] = &["0.01", "\"1%\"", "\"1/256\""];
 
     fn from_integer(number: i64) -> Option<Probability> {
         Probability::from_fraction(number as f64)
@@ -324,10 +320,11 @@ impl CountRange {
     }
 }
 
-impl FromStr for CountRange {
-    type Err = String;
+impl Notation for CountRange {
+    const DESCRIPTION: &'static str = "a count";
+    const EXAMPLES: &'static [&'static str] = &["1", "\">= 2\"", "\"< 10\"", "\"3..5\""];
 
-    fn from_str(text: &str) -> Result<CountRange, String> {
+    fn from_text(text: &str) -> Result<CountRange, String> {
         let number = |text: &str| {
             let digits = text.trim().replace('_', "");
             digits.parse::<u64>().map_err(|_| format!("{:?} is not an integer", text.trim()))
@@ -352,11 +349,6 @@ impl FromStr for CountRange {
             false => Err("the range is empty".into()),
         }
     }
-}
-
-impl Notation for CountRange {
-    const DESCRIPTION: &'static str = "a count";
-    const EXAMPLES: &'static [&'static str] = &["1", "\">= 2\"", "\"< 10\"", "\"3..5\""];
 
     fn from_integer(number: i64) -> Option<CountRange> {
         number.try_into().ok().map(CountRange::exactly)
@@ -380,18 +372,14 @@ impl fmt::Display for CountRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IntegerRange(pub InclusiveRange);
 
-impl FromStr for IntegerRange {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<IntegerRange, String> {
-        parse_range(text, |text| text.parse().map_err(|_| format!("{text:?} is not an integer")))
-            .map(IntegerRange)
-    }
-}
-
 impl Notation for IntegerRange {
     const DESCRIPTION: &'static str = "an integer or a range of integers";
     const EXAMPLES: &'static [&'static str] = &["3", "\"1..5\"", "\"2..\""];
+
+    fn from_text(text: &str) -> Result<IntegerRange, String> {
+        parse_range(text, |text| text.parse().map_err(|_| format!("{text:?} is not an integer")))
+            .map(IntegerRange)
+    }
 
     fn from_integer(number: i64) -> Option<IntegerRange> {
         number.try_into().ok().map(|number| IntegerRange(InclusiveRange::exactly(number)))
@@ -404,10 +392,11 @@ notation!(IntegerRange, ["string", "integer"]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeWindow(pub InclusiveRange);
 
-impl FromStr for TimeWindow {
-    type Err = String;
+impl Notation for TimeWindow {
+    const DESCRIPTION: &'static str = "a time window";
+    const EXAMPLES: &'static [&'static str] = &["\"10us..20us\"", "\"1ms..\"", "\"0..5us\""];
 
-    fn from_str(text: &str) -> Result<TimeWindow, String> {
+    fn from_text(text: &str) -> Result<TimeWindow, String> {
         if !text.contains("..") {
             return Err("write start and end with .. between them".into());
         }
@@ -417,11 +406,6 @@ impl FromStr for TimeWindow {
         })
         .map(TimeWindow)
     }
-}
-
-impl Notation for TimeWindow {
-    const DESCRIPTION: &'static str = "a time window";
-    const EXAMPLES: &'static [&'static str] = &["\"10us..20us\"", "\"1ms..\"", "\"0..5us\""];
 }
 
 notation!(TimeWindow, ["string"]);
@@ -435,10 +419,11 @@ pub enum PsnRange {
     Absolute(InclusiveRange),
 }
 
-impl FromStr for PsnRange {
-    type Err = String;
+impl Notation for PsnRange {
+    const DESCRIPTION: &'static str = "a PSN or a range of PSNs";
+    const EXAMPLES: &'static [&'static str] = &["\"+1\"", "\"+1..+5\"", "\"+3..\"", "\"0xabcdef\""];
 
-    fn from_str(text: &str) -> Result<PsnRange, String> {
+    fn from_text(text: &str) -> Result<PsnRange, String> {
         let relative = text.trim().starts_with('+');
         let parsed = parse_range(text, |text| {
             let digits = match (relative, text.strip_prefix('+')) {
@@ -457,11 +442,6 @@ impl FromStr for PsnRange {
         }
         Ok(if relative { PsnRange::Relative(parsed) } else { PsnRange::Absolute(parsed) })
     }
-}
-
-impl Notation for PsnRange {
-    const DESCRIPTION: &'static str = "a PSN or a range of PSNs";
-    const EXAMPLES: &'static [&'static str] = &["\"+1\"", "\"+1..+5\"", "\"+3..\"", "\"0xabcdef\""];
 
     fn from_integer(number: i64) -> Option<PsnRange> {
         (0..1 << 24).contains(&number).then(|| PsnRange::Absolute(InclusiveRange::exactly(number as u64)))

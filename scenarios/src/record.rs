@@ -274,10 +274,10 @@ impl RunRecord {
         time_ns: u64,
         host: impl Into<Option<usize>>,
         qp: Option<usize>,
-        moment: RecordedEvent,
+        event: RecordedEvent,
     ) {
         if self.keeps_timeline {
-            self.timeline.push(TimelineEntry { time_ns, host: host.into(), qp, event: moment });
+            self.timeline.push(TimelineEntry { time_ns, host: host.into(), qp, event });
         }
     }
 

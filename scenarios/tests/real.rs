@@ -1,4 +1,4 @@
-//! The library on real sockets: the same verdicts and the same story as in virtual time.
+//! The library on real sockets: the same verdicts and the same events as in virtual time.
 
 #![cfg(feature = "udp")]
 

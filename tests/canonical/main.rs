@@ -32,12 +32,13 @@ fn folder() -> PathBuf {
 fn run_pair_capture(play: &PairCapture) -> [Vec<u8>; 2] {
     let (mut tap, mut log) = (None, None);
     let mut pair = (play.setup)().build_with_sink(|world: &World| {
-        let mut cast = NameTable::from_world(world);
-        cast.add_rule(RuleId(1), play.rule);
+        let mut names = NameTable::from_world(world);
+        names.add_rule(RuleId(1), play.rule);
         let writer = CaptureWriter::new(Vec::new()).expect("a vector takes everything");
-        let wire = Tap::new(writer, cast.clone(), CapturePoints::Senders).expect("a vector takes everything");
+        let wire =
+            Tap::new(writer, names.clone(), CapturePoints::Senders).expect("a vector takes everything");
         let wire = tap.insert(Rc::new(RefCell::new(wire))).clone();
-        let events = log.insert(Rc::new(RefCell::new(EventLog::new(Vec::new(), play.about, cast)))).clone();
+        let events = log.insert(Rc::new(RefCell::new(EventLog::new(Vec::new(), play.about, names)))).clone();
         let both: Vec<Box<dyn EventSink>> = vec![Box::new(wire), Box::new(events)];
         Box::new(both)
     });
@@ -54,11 +55,11 @@ fn run_pair_capture(play: &PairCapture) -> [Vec<u8>; 2] {
 /// The same for a network; frames are also captured at their receivers.
 fn run_congestion_capture(network: &CongestionCapture) -> [Vec<u8>; 2] {
     let (mut world, [alice, bob, carol]) = network.world();
-    let cast = NameTable::from_world(&world);
+    let names = NameTable::from_world(&world);
     let writer = CaptureWriter::new(Vec::new()).expect("a vector takes everything");
-    let tap = Tap::new(writer, cast.clone(), CapturePoints::BothEnds).expect("a vector takes everything");
+    let tap = Tap::new(writer, names.clone(), CapturePoints::BothEnds).expect("a vector takes everything");
     let tap = Rc::new(RefCell::new(tap));
-    let log = Rc::new(RefCell::new(EventLog::new(Vec::new(), network.about, cast)));
+    let log = Rc::new(RefCell::new(EventLog::new(Vec::new(), network.about, names)));
     let both: Vec<Box<dyn EventSink>> = vec![Box::new(tap.clone()), Box::new(log.clone())];
     world.set_sink(both);
     for sender in [alice, bob] {
@@ -90,15 +91,15 @@ impl EventSink for WritersSink {
 
 /// The same for connection management.
 fn run_cm_capture(dialogue: &CmCapture) -> [Vec<u8>; 2] {
-    let mut cast = NameTable::new();
+    let mut names = NameTable::new();
     for (index, name) in ["alice", "bob"].into_iter().enumerate() {
-        cast.add_host(HostId(index as u32), name, [10, 0, 0, index as u8 + 1].into());
+        names.add_host(HostId(index as u32), name, [10, 0, 0, index as u8 + 1].into());
     }
-    cast.add_link(LinkId(0), [HostId(0), HostId(1)]);
-    cast.add_rule(RuleId(0), "lose the first REQ");
+    names.add_link(LinkId(0), [HostId(0), HostId(1)]);
+    names.add_rule(RuleId(0), "lose the first REQ");
     let writer = CaptureWriter::new(Vec::new()).expect("a vector takes everything");
-    let tap = Tap::new(writer, cast.clone(), CapturePoints::Senders).expect("a vector takes everything");
-    let log = EventLog::new(Vec::new(), dialogue.about, cast);
+    let tap = Tap::new(writer, names.clone(), CapturePoints::Senders).expect("a vector takes everything");
+    let log = EventLog::new(Vec::new(), dialogue.about, names);
     let sink = WritersSink(Arc::new(Mutex::new((tap, log))));
     let mut world = softhca::sim::World::new(1);
     world.event_sink(sink.clone());
@@ -169,11 +170,11 @@ third host (carol at 10.0.0.3) and a switch, and show each frame again at its re
 ";
 
 fn count_packets(capture: &[u8]) -> PacketCounts {
-    let mut tally = PacketCounts::default();
+    let mut counts = PacketCounts::default();
     for record in CaptureReader::new(capture).expect("a capture") {
-        tally.add(&Packet::new(&record.expect("a whole record"), 0));
+        counts.add(&Packet::new(&record.expect("a whole record"), 0));
     }
-    tally
+    counts
 }
 
 #[test]
@@ -199,8 +200,8 @@ fn the_captures_are_valid_and_cover_every_opcode() {
     let (mut opcodes, mut naks, mut messages) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     let (mut stopped, mut released, mut marks) = (0, 0, 0);
     for CaptureFiles { name, points, capture, log, .. } in all() {
-        let tally = count_packets(&capture);
-        assert!(tally.packets > 0 && tally.is_clean(), "{name}: {tally}");
+        let counts = count_packets(&capture);
+        assert!(counts.packets > 0 && counts.is_clean(), "{name}: {counts}");
         for record in CaptureReader::new(&capture[..]).expect("a capture") {
             let record = record.expect("a whole record");
             let roce = match Packet::new(&record, 0).contents {
@@ -232,7 +233,7 @@ fn the_captures_are_valid_and_cover_every_opcode() {
             entries.filter(|entry| entry.as_ref().expect("an entry").event.name() == "transport:packet_sent");
         assert_eq!(
             sent.count() as u64,
-            tally.packets,
+            counts.packets,
             "{name}: the log and the capture contain the same packets"
         );
     }

@@ -335,9 +335,9 @@ fn sends_and_writes(pair: &mut Pair) {
     let (a, b) = (pair.a, pair.b);
     for length in [5, 2500] {
         let gather = [a.sge(0, length)];
-        for trailer in [SendImmOrInvalidate::None, SendImmOrInvalidate::Immediate(0xcafe)] {
+        for imm_or_invalidate in [SendImmOrInvalidate::None, SendImmOrInvalidate::Immediate(0xcafe)] {
             pair.post_receive(1, 0, 4096);
-            pair.post(1, Operation::Send(trailer), &gather);
+            pair.post(1, Operation::Send(imm_or_invalidate), &gather);
         }
         for immediate in [None, Some(7)] {
             pair.post_receive(2, 0, 4096);

@@ -151,8 +151,8 @@ impl CmPair {
         let transport = TransportPacket { header, payload, padding: &[0; 3][..pad] };
         let mut bytes = vec![0; transport.len()];
         transport.emit(&mut bytes);
-        let envelope = AddressHeaders::between(source, "10.0.0.2".parse().unwrap());
-        self.world.with_hca(self.hosts[1], |hca, ctx| hca.receive(ctx, &envelope, &bytes));
+        let addressing = AddressHeaders::between(source, "10.0.0.2".parse().unwrap());
+        self.world.with_hca(self.hosts[1], |hca, ctx| hca.receive(ctx, &addressing, &bytes));
         self.settle();
     }
 }

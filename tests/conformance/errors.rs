@@ -531,11 +531,11 @@ fn a_packet_with_another_p_key_is_dropped() {
 #[test]
 fn a_packet_with_a_bad_icrc_is_dropped() {
     let mut pair = rc();
-    let (place, seal) = (softhca_fabric::BitPosition::PayloadBit(3), softhca_fabric::IcrcPolicy::Stale);
+    let (place, icrc) = (softhca_fabric::BitPosition::PayloadBit(3), softhca_fabric::IcrcPolicy::Stale);
     pair.add_rule(
         requests(InclusiveRange::exactly(0)),
         Repeat::times(1),
-        Action::Corrupt { bit: place, icrc: seal },
+        Action::Corrupt { bit: place, icrc },
     );
     pair.post_write(1, 0, 0, 8);
     pair.assert_row("a_packet_with_a_bad_icrc_is_dropped");

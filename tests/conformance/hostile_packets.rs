@@ -85,9 +85,9 @@ fn forge(pair: &Pair, to: PairEnd, from: PairEnd, forgery: ForgedPacket) -> Fram
     let at = header.emit(&mut bytes);
     bytes.truncate(at + forgery.payload + pad + 4);
     let [source, destination] = [from, to].map(|end| pair.world.host(end.host).address());
-    let envelope = AddressHeaders::between(source, destination);
-    Icrc::write(&envelope, &mut bytes);
-    Frame::new(envelope, bytes)
+    let addressing = AddressHeaders::between(source, destination);
+    Icrc::write(&addressing, &mut bytes);
+    Frame::new(addressing, bytes)
 }
 
 const STATES: [QpState; 5] =
@@ -148,12 +148,12 @@ proptest! {
         let mut pair = busy_pair(QpType::Rc, Recovery::Fatal);
         let (a, b) = (pair.a, pair.b);
         let [source, destination] = [a, b].map(|end| pair.world.host(end.host).address());
-        let envelope = AddressHeaders::between(source, destination);
+        let addressing = AddressHeaders::between(source, destination);
         let mut bytes = bytes;
         if bytes.len() >= Bth::LEN + softhca_wire::ICRC_LEN {
-            Icrc::write(&envelope, &mut bytes);
+            Icrc::write(&addressing, &mut bytes);
         }
-        pair.world.inject(b.host, Frame::new(envelope, bytes));
+        pair.world.inject(b.host, Frame::new(addressing, bytes));
         prop_assert_eq!(pair.state(b), QpState::ReadyToSend);
     }
 }

@@ -209,8 +209,8 @@ fn an_invalid_srq_index_stops_its_queue_pair_with_an_srq_event() {
     let opcode = Opcode::all().find(|opcode| opcode.name() == "SEND_ONLY").unwrap();
     let mut packet = [0; 16];
     TransportHeader::new(Bth::new(opcode, client.qp, Psn::new(0))).emit(&mut packet);
-    let envelope = AddressHeaders::between(address(2).ip(), address(1).ip());
-    client.with_hca(|hca, ctx| hca.receive(ctx, &envelope, &packet));
+    let addressing = AddressHeaders::between(address(2).ip(), address(1).ip());
+    client.with_hca(|hca, ctx| hca.receive(ctx, &addressing, &packet));
     assert_eq!(client.state(), QpState::Error);
     let raised: Vec<AsyncEvent> = client
         .events

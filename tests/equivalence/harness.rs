@@ -143,14 +143,14 @@ impl Script {
                 [device.clone(), device]
             }
         };
-        let mut cast = NameTable::new();
+        let mut names = NameTable::new();
         for (index, name) in ["alice", "bob"].into_iter().enumerate() {
-            cast.add_host(HostId(index as u32), name, devices[index].address());
+            names.add_host(HostId(index as u32), name, devices[index].address());
         }
         let [a, b] = devices;
         let a = ScriptHost::new(a, self.kind, false);
         let b = ScriptHost::new(b, self.kind, true);
-        let mut play = ScriptRun { a, b, names: cast, recording: record, rules: 0, _world: world };
+        let mut play = ScriptRun { a, b, names, recording: record, rules: 0, _world: world };
         play.connect(self, on);
         (self.steps)(&mut play);
         // A completion is visible before the poll that produced it ends; a verb waits for the end.
@@ -221,7 +221,7 @@ impl ScriptHost {
 
 impl ScriptRun {
     pub fn connect(&mut self, script: &Script, on: Backend) {
-        let ScriptRun { a, b, names: cast, .. } = self;
+        let ScriptRun { a, b, names, .. } = self;
         if script.kind.is_datagram() {
             a.qp.start_ud(QUEUE_KEY).unwrap();
             b.qp.start_ud(QUEUE_KEY).unwrap();
@@ -232,14 +232,14 @@ impl ScriptRun {
         for (index, (end, peer)) in [(&*a, &*b), (&*b, &*a)].into_iter().enumerate() {
             let Endpoint { psn, .. } = end.qp.endpoint();
             let at = end.endpoint();
-            cast.add_queue_pair(at, ["alice.1", "bob.1"][index]);
+            names.add_queue_pair(at, ["alice.1", "bob.1"][index]);
             let flow = Flow {
                 id: FlowId(index as u32),
                 requester: at,
                 responder: connected.then(|| peer.endpoint()),
                 first_psn: psn,
             };
-            cast.add_flow(&flow);
+            names.add_flow(&flow);
             // A simulation assigns the roles itself, in this order.
             if !matches!(on, Backend::Simulation) {
                 end.device.add_flow(SEED, flow);

@@ -45,11 +45,11 @@ fn every_script_has_its_own_trace() {
     let mut seen = std::collections::BTreeMap::new();
     for script in scripts() {
         let label = format!("{} ({})", script.name, script.recovery.name());
-        let story = script.run(Backend::Simulation);
-        assert_eq!(story.queue_pairs().filter(|(name, _)| *name == "alice.1").count(), 1, "{label}");
-        let posted = story.to_string().contains("send-completed");
-        assert!(posted, "{label} completes nothing:\n{story}");
-        seen.entry(story.order_sha256()).or_insert_with(Vec::new).push(label);
+        let trace = script.run(Backend::Simulation);
+        assert_eq!(trace.queue_pairs().filter(|(name, _)| *name == "alice.1").count(), 1, "{label}");
+        let posted = trace.to_string().contains("send-completed");
+        assert!(posted, "{label} completes nothing:\n{trace}");
+        seen.entry(trace.order_sha256()).or_insert_with(Vec::new).push(label);
     }
     // go-back-n and go-back-0 have the same trace unless the message restarts.
     assert!(seen.values().all(|labels| labels.len() <= 3), "{seen:?}");

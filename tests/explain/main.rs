@@ -14,9 +14,9 @@ use std::rc::Rc;
 fn run_and_log(setup: Setup, act: impl FnOnce(&mut Pair)) -> Vec<u8> {
     let mut kept = None;
     let mut pair = setup.build_with_sink(|world: &World| {
-        let mut cast = NameTable::from_world(world);
-        cast.add_rule(RuleId(1), "the fault of the test");
-        let log = Rc::new(RefCell::new(EventLog::new(Vec::new(), "a test", cast)));
+        let mut names = NameTable::from_world(world);
+        names.add_rule(RuleId(1), "the fault of the test");
+        let log = Rc::new(RefCell::new(EventLog::new(Vec::new(), "a test", names)));
         kept = Some(log.clone());
         Box::new(log)
     });

@@ -19,11 +19,11 @@ pub fn record_run(name: &str, title: &str, setup: Setup, act: impl FnOnce(&mut P
     std::fs::create_dir_all(&folder).expect("a folder");
     let file = |name| BufWriter::new(File::create(folder.join(name)).expect("a file"));
     let mut pair = setup.build();
-    let mut cast = NameTable::from_world(&pair.world);
-    cast.add_rule(RuleId(1), "lose one");
-    let log = Rc::new(RefCell::new(EventLog::new(file("events.jsonl"), title, cast.clone())));
+    let mut names = NameTable::from_world(&pair.world);
+    names.add_rule(RuleId(1), "lose one");
+    let log = Rc::new(RefCell::new(EventLog::new(file("events.jsonl"), title, names.clone())));
     let writer = CaptureWriter::new(file("capture.pcapng")).expect("a capture");
-    let tap = Rc::new(RefCell::new(Tap::new(writer, cast, CapturePoints::Senders).expect("a capture")));
+    let tap = Rc::new(RefCell::new(Tap::new(writer, names, CapturePoints::Senders).expect("a capture")));
     let observers: Vec<Box<dyn EventSink>> = vec![Box::new(log.clone()), Box::new(tap.clone())];
     pair.world.set_sink(observers);
     act(&mut pair);

@@ -102,7 +102,7 @@ fn a_bad_run_names_its_core_file() {
         let outcome = read(&file(point, "outcome.txt"));
         assert!(outcome.contains(&format!("replay: softhca sweep --only {point} -- ")), "{outcome}");
         let expected = match (pattern.strip_prefix('|'), hard_limit) {
-            // A program that hangs is killed: nobody wants to be told.
+            // A program that hangs is killed: the test does not report it.
             (Some(_), _) | (None, "0") if point == hang => continue,
             (Some(handler), _) => format!(" to {} ", handler.split_whitespace().next().expect("a program")),
             (None, "0") => "fragile: no core file: the hard limit of core files is 0".into(),

@@ -274,8 +274,8 @@ impl<'a> WalkRun<'a> {
             }
         }
         assert!(!is_busy, "the network is still busy after ten seconds");
-        let census = self.world.frame_counters();
-        assert!(census.is_balanced() && census.in_flight == 0, "{census:?}");
+        let counters = self.world.frame_counters();
+        assert!(counters.is_balanced() && counters.in_flight == 0, "{counters:?}");
     }
 
     /// Moves the sending queue pair of a direction from SQD to RTS.

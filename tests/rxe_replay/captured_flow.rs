@@ -95,8 +95,8 @@ pub fn flows(name: &str) -> Vec<CapturedFlow> {
     let mut packets = Vec::new();
     for record in records {
         let Ok(frame) = record.frame() else { continue };
-        let envelope = frame.network.addressing().expect("RoCEv2");
-        packets.push(Packet::new(Frame::new(envelope, frame.packet.to_vec())));
+        let addressing = frame.network.addressing().expect("RoCEv2");
+        packets.push(Packet::new(Frame::new(addressing, frame.packet.to_vec())));
     }
     let requesters: BTreeSet<IpAddr> = packets
         .iter()

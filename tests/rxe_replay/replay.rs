@@ -48,7 +48,7 @@ struct ReplayHost {
 }
 
 impl ReplayHost {
-    fn new(dialogue: &CapturedFlow, (address, number): (IpAddr, Qpn), ghost: IpAddr) -> ReplayHost {
+    fn new(dialogue: &CapturedFlow, (address, number): (IpAddr, Qpn), peer: IpAddr) -> ReplayHost {
         let mut world = World::new(1);
         let record = Rc::new(RefCell::new(Recording::default()));
         world.set_sink(Recorder(record.clone()));
@@ -56,15 +56,15 @@ impl ReplayHost {
         let settings =
             Settings { recovery: Recovery::GoBackN, ack_request_interval: 66, ..Settings::default() };
         let host = world.add_host_at("we", address, settings);
-        let ghost = world.add_host_at("rxe", ghost, settings);
-        world.add_link(host, ghost, LinkSettings::default());
+        let peer = world.add_host_at("rxe", peer, settings);
+        world.add_link(host, peer, LinkSettings::default());
         let mut verbs = world.verbs(host);
         let domain = verbs.allocate_protection_domain().unwrap();
         let cq = verbs.create_completion_queue(4096).unwrap();
         let options = QpOptions { max_send_wr: 256, max_recv_wr: 256, ..QpOptions::default() };
         let qp =
             verbs.create_queue_pair_with(dialogue.kind, domain, [cq, cq], options, Some(number)).unwrap();
-        ReplayHost { world, recording: record, host, peer: ghost, domain, cq, qp }
+        ReplayHost { world, recording: record, host, peer, domain, cq, qp }
     }
 
     fn connect(
@@ -276,14 +276,16 @@ fn messages(dialogue: &CapturedFlow) -> Vec<Message> {
         message.data.extend(&packet.payload);
         message.flags.set(SendFlags::SOLICITED, header.bth.solicited_event);
         match (opcode.imm_or_invalidate(), &mut message.operation) {
-            (ImmOrInvalidate::Immediate, Operation::Send(trailer)) => {
-                *trailer = SendImmOrInvalidate::Immediate(header.immediate.expect("immediate data").0);
+            (ImmOrInvalidate::Immediate, Operation::Send(imm_or_invalidate)) => {
+                *imm_or_invalidate =
+                    SendImmOrInvalidate::Immediate(header.immediate.expect("immediate data").0);
             }
             (ImmOrInvalidate::Immediate, Operation::Write { imm_data: immediate, .. }) => {
                 *immediate = header.immediate.map(|immediate| immediate.0);
             }
-            (ImmOrInvalidate::Invalidate, Operation::Send(trailer)) => {
-                *trailer = SendImmOrInvalidate::Invalidate(RemoteKey(header.ieth.expect("a key").0));
+            (ImmOrInvalidate::Invalidate, Operation::Send(imm_or_invalidate)) => {
+                *imm_or_invalidate =
+                    SendImmOrInvalidate::Invalidate(RemoteKey(header.ieth.expect("a key").0));
             }
             _ => {}
         }

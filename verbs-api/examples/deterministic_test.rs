@@ -50,11 +50,11 @@ fn lost_packet(seed: u64) -> Report {
 
 fn main() {
     let [first, second] = [lost_packet(42), lost_packet(42)];
-    for moment in &first.log {
-        println!("{moment}");
+    for entry in &first.log {
+        println!("{entry}");
     }
     assert_eq!(first, second);
     println!("both runs ended at {:?} with digest {:016x}", first.ended_at, first.digest);
-    // Another seed has other numbers, and the same story.
+    // Another seed has other numbers, and the same events.
     assert_eq!(lost_packet(43).log.len(), first.log.len());
 }

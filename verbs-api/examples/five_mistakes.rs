@@ -8,7 +8,7 @@ use softhca::{
 use std::time::Duration;
 
 const ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_WRITE);
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A host with a ring of slots, into which its peer writes with WRITE_WITH_IMM.
 struct Host {
@@ -36,7 +36,7 @@ impl Host {
     }
 
     fn completion(&self) -> Completion {
-        self.cq.wait_for(PATIENCE).expect("a completion")
+        self.cq.wait_for(TIMEOUT).expect("a completion")
     }
 }
 
@@ -74,7 +74,7 @@ pub fn messages(devices: &[Device; 2]) -> Result<[String; 5], Error> {
     a.write_slot(0, b.ring.remote_address(0))?;
     a.write_slot(1, b.ring.remote_address(64))?;
     let overflow = loop {
-        match b.context.wait_async_event(PATIENCE).expect("an asynchronous event") {
+        match b.context.wait_async_event(TIMEOUT).expect("an asynchronous event") {
             event @ AsyncEvent::CompletionQueueError(_) => break event.to_string(),
             _ => continue,
         }

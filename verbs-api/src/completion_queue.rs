@@ -210,7 +210,7 @@ impl CompletionQueue {
     ///
     /// # Panics
     /// In the host code of a `World`, where [`CompletionQueue::next`] is to be awaited; and on a simulated
-    /// card when nothing is left to happen.
+    /// card when no event is scheduled.
     pub fn wait(&self) -> Result<Completion, Error> {
         self.inner.backend.check_process()?;
         loop {

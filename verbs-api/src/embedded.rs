@@ -10,8 +10,7 @@ use crate::recording;
 use crate::time::real_now;
 use crate::{Device, EndpointExchange, Entropy, Error, IcrcCheck, Loopback, Settings};
 use softhca_engine::{
-    AckPolicy, Attachments, CmChannelId, Command, Context, DeviceLimits, Hca, Instant, MemoryId, Reply,
-    ResponseOrder,
+    AckPolicy, Attachments, Command, Context, DeviceLimits, Hca, Instant, MemoryId, Reply, ResponseOrder,
 };
 use softhca_fabric::{
     EventSink, Flow, LinkSettings, NetworkEvent, ReceiverSettings, Rule, RuleCounters, SwitchSettings,
@@ -205,12 +204,12 @@ fn open_client(driver: &SharedDriver<MemoryTable>, event_bus: Arc<EventBus>) -> 
 /// Builds the switch before the card with this address.
 fn build_switch(switch: &PortSwitch, address: IpAddr) -> Result<Arc<HostNetwork>> {
     let topology = Topology::Star { hosts: 1 };
-    let backbone =
+    let network =
         HostNetwork::new(0, &[address], &topology, switch.line, switch.settings).map_err(|error| {
             Error::System { what: "building the card's switch", source: io::Error::other(error) }
         })?;
-    backbone.set_receiver(address, switch.receiver);
-    Ok(backbone)
+    network.set_receiver(address, switch.receiver);
+    Ok(network)
 }
 
 /// Starts a card on these sockets.
@@ -223,14 +222,14 @@ fn start(
     let board = Arc::new(EventBus::default());
     let reader = EventForwarder { event_bus: board.clone(), forward_to: sink };
     let address = sockets.address();
-    let backbone = switch.map(|switch| build_switch(&switch, address)).transpose()?;
+    let network = switch.map(|switch| build_switch(&switch, address)).transpose()?;
     let mut driver = Driver::new(sockets, options, MemoryTable::default(), Box::new(reader));
-    if let Some(backbone) = &backbone {
-        driver.attach_to_network(backbone.clone());
+    if let Some(network) = &network {
+        driver.attach_to_network(network.clone());
     }
     let station = share(driver)?;
-    if let Some(bell) = backbone.as_ref().and_then(|backbone| backbone.wake_descriptor(address)) {
-        let listen = station.add_wake_source(bell);
+    if let Some(descriptor) = network.as_ref().and_then(|network| network.wake_descriptor(address)) {
+        let listen = station.add_wake_source(descriptor);
         listen.map_err(|source| Error::System { what: "listening to the card's switch", source })?;
     }
     Ok(EmbeddedRuntime {
@@ -319,7 +318,8 @@ impl Runtime for EmbeddedRuntime {
     }
 
     fn rules(&self) -> Vec<(Rule, RuleCounters)> {
-        self.driver.control(|driver| driver.rules().map(|(rule, tally)| (rule.clone(), tally)).collect())
+        self.driver
+            .control(|driver| driver.rules().map(|(rule, counters)| (rule.clone(), counters)).collect())
     }
 
     fn active_mtu(&self) -> Mtu {
@@ -416,18 +416,22 @@ impl CardRuntime for EmbeddedRuntime {
     }
 
     #[cfg(target_os = "linux")]
-    fn set_remote_cm_notifier(&self, channel: CmChannelId, notifier: Arc<Notifier>) -> Option<Arc<Notifier>> {
+    fn set_remote_cm_notifier(
+        &self,
+        channel: softhca_engine::CmChannelId,
+        notifier: Arc<Notifier>,
+    ) -> Option<Arc<Notifier>> {
         let Some(host) = self.host() else { return Some(notifier) };
         host.cm_events().add_channel(channel, notifier);
         None
     }
 
     fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId {
-        self.driver.control(|driver| driver.memory().add(block))
+        self.driver.control(|driver| driver.memory().0.add(block))
     }
 
     fn remove_memory(&self, memory: MemoryId) {
-        self.driver.control(|driver| driver.memory().remove(memory));
+        self.driver.control(|driver| driver.memory().0.remove(memory));
     }
 
     fn on_doorbell(&self) {

@@ -1,11 +1,13 @@
-//! What a world reports of its run: the record while it runs, the report or the failure at its end.
+//! The results of a world: the record while it runs, and the report or the failure at its end.
 
 use crate::executor::WaitReason;
 use crate::explanation::RecentEvents;
 use softhca_engine::{Event, Instant};
 use softhca_fabric::{
-    Direction, EventSink, Fault, FaultEffect, FrameCounters, HostId, NetworkEvent, RuleCounters, RuleId,
+    Direction, EventSink, Fault, FrameCounters, HostId, NetworkEvent, RuleCounters, RuleId,
 };
+use softhca_trace::fault_effect;
+use softhca_trace::log::event_text;
 use std::error::Error;
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use std::time::Duration;
 #[derive(Default)]
 pub(crate) struct RunRecorder {
     pub host_names: Vec<Arc<str>>,
-    /// The hosts at the ends of each cable.
+    /// The hosts at the ends of each link.
     pub link_ends: Vec<[HostId; 2]>,
     pub log: Option<Vec<LogEntry>>,
     pub forward_to: Option<Box<dyn EventSink + Send>>,
@@ -56,7 +58,7 @@ impl EventSink for RunRecorder {
     }
 }
 
-/// A number that stands for everything that happened: FNV-1a of the text of each moment.
+/// A hash of all events: FNV-1a of the text of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Digest(pub u64);
 
@@ -81,16 +83,16 @@ pub struct LogEntry {
     pub at: Instant,
     /// The host of the event, or the sender of the packet.
     pub host: Arc<str>,
-    /// What.
+    /// The event or fault.
     pub kind: LogEntryKind,
 }
 
-/// What happened.
+/// The kinds of log entries.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LogEntryKind {
-    /// The host's card told an event.
+    /// An event of the host's card.
     Event(Event),
-    /// A packet that the host sent met a fault.
+    /// A fault that changed a packet of the host.
     Fault(Fault),
 }
 
@@ -99,72 +101,12 @@ impl fmt::Display for LogEntry {
         let microseconds = self.at.nanos() as f64 / 1000.0;
         write!(f, "{microseconds:>12.3} µs  {:<10} ", self.host)?;
         match &self.kind {
-            LogEntryKind::Event(event) => write_event(f, event),
-            LogEntryKind::Fault(fault) => {
-                match fault.packet.relative_psn {
-                    Some(psn) => write!(f, "packet {psn:+} ")?,
-                    None => f.write_str("a packet ")?,
-                }
-                match fault.effect {
-                    FaultEffect::Dropped { .. } => f.write_str("was lost on the cable"),
-                    effect => write!(f, "on the cable: {effect:?}"),
-                }
-            }
+            LogEntryKind::Event(event) => f.write_str(&event_text(self.at, event)),
+            LogEntryKind::Fault(fault) => match fault.packet.relative_psn {
+                Some(psn) => write!(f, "packet {psn:+} {}", fault_effect(fault)),
+                None => write!(f, "a packet {}", fault_effect(fault)),
+            },
         }
-    }
-}
-
-fn write_event(f: &mut fmt::Formatter<'_>, event: &Event) -> fmt::Result {
-    match event {
-        Event::QpConfigured { qp, configuration: profile } => {
-            write!(f, "{qp} is ready: {:?}, path MTU {}", profile.qp_type, profile.path_mtu.bytes())
-        }
-        Event::WqeFetched { qp, wr_id: id, operation, bytes, packets, .. } => {
-            write!(f, "{qp} began request {id}: {}, {bytes} bytes in {packets} packets", operation.name())
-        }
-        Event::PacketSent { qp, packet, retransmission: again, .. } => {
-            let again = if *again { ", again" } else { "" };
-            write!(
-                f,
-                "{qp} sent {} PSN {}, {} bytes{again}",
-                packet.opcode, packet.psn, packet.payload_length
-            )
-        }
-        Event::PacketReceived { qp, packet } => {
-            write!(f, "{qp} received {} PSN {}", packet.opcode, packet.psn)
-        }
-        Event::PacketDropped { qp, reason, .. } => write!(f, "{qp} dropped a packet: {reason}"),
-        Event::RequestRejected { qp, psn, error: refusal } => write!(f, "{qp} refused PSN {psn}: {refusal}"),
-        Event::QpStateChanged { qp, from, to, reason } => {
-            write!(f, "{qp} went from {from} to {to}: {reason}")
-        }
-        Event::Completed { completion, .. } if completion.status.is_success() => {
-            write!(f, "{} completed request {}: success", completion.qpn, completion.wr_id)
-        }
-        Event::Completed { completion, reason, .. } => {
-            let (qp, id, status) = (completion.qpn, completion.wr_id, completion.status);
-            write!(f, "{qp} completed request {id}: {status}, {reason}")
-        }
-        Event::MemoryWritten { qp, address, length, .. } => {
-            write!(f, "{qp} wrote {length} bytes at {address:#x}")
-        }
-        Event::CompletionNotified { cq } => write!(f, "completion queue {:#x} notified its owner", cq.0),
-        Event::AsyncEventRaised { event, .. } => write!(f, "raised {event:?}"),
-        Event::CmSent { message, peer, retransmission: again, .. } => {
-            let again = if *again { ", again" } else { "" };
-            write!(f, "sent {} to {peer}{again}", message.name())
-        }
-        Event::CmReceived { message, peer } => write!(f, "received {} from {peer}", message.name()),
-        Event::CmDropped { message, peer, reason, .. } => {
-            write!(f, "ignored {} from {peer}: {reason}", message.name())
-        }
-        Event::CmStateChanged { id, from, to } => {
-            write!(f, "connection {:#x} went from {from} to {to}", id.0)
-        }
-        Event::CmEventRaised { id, event: kind, status, .. } => {
-            write!(f, "connection {:#x}: {kind}, status {status}", id.0)
-        }
-        other => write!(f, "{other:?}"),
     }
 }
 
@@ -188,7 +130,7 @@ impl Report {
     /// How often a fault rule matched and fired.
     pub fn rule_counters(&self, rule: RuleId) -> RuleCounters {
         let found = self.rule_counters.iter().find(|(id, _)| *id == rule);
-        found.map(|(_, tally)| *tally).unwrap_or_default()
+        found.map(|(_, counters)| *counters).unwrap_or_default()
     }
 }
 
@@ -258,7 +200,7 @@ fn write_waiting(f: &mut fmt::Formatter<'_>, waiting: &[(String, Vec<WaitReason>
     for (host, waits) in waiting {
         let waits: Vec<String> = waits.iter().map(WaitReason::to_string).collect();
         match waits.is_empty() {
-            true => write!(f, "\n  {host} waits for something that is not of this world")?,
+            true => write!(f, "\n  {host} waits for something outside of the world")?,
             false => write!(f, "\n  {host} waits for {}", waits.join(" and "))?,
         }
     }
@@ -276,7 +218,7 @@ impl fmt::Display for Failure {
                 write!(f, "host {host:?} panicked at {microseconds} µs: {message}")?;
             }
             FailureCause::Deadlock { waiting, queue_pairs } => {
-                write!(f, "deadlock at {microseconds} µs: nothing is left to happen, and")?;
+                write!(f, "deadlock at {microseconds} µs: no event is scheduled, and")?;
                 write_waiting(f, waiting)?;
                 for queue_pair in queue_pairs {
                     write!(f, "\n  {queue_pair}")?;
@@ -293,7 +235,7 @@ impl fmt::Display for Failure {
                 write!(f, "host {host:?} runs at {microseconds} µs without letting time pass")?;
             }
             FailureCause::UnknownHost { name, known } => {
-                write!(f, "there is no host {name:?} in this world: it has {}", known.join(", "))?;
+                write!(f, "the world has no host {name:?}, only {}", known.join(", "))?;
             }
         }
         write!(f, "\n  to see it again: World::new({}){}", self.seed, self.explanation)

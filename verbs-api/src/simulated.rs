@@ -131,13 +131,13 @@ impl Runtime for SimulatedHost {
         Ok(())
     }
 
-    /// Puts a rule on every cable that leaves the host. The seed of the world replaces `_seed`.
+    /// Puts a rule on every link that leaves the host. The seed of the world replaces `_seed`.
     fn add_rule(&self, _seed: u64, rule: Rule) {
         let mut fabric = self.fabric.lock();
-        for (cable, direction) in fabric.host(self.host).links().to_vec() {
+        for (link, direction) in fabric.host(self.host).links().to_vec() {
             let mut rule = rule.clone();
             rule.selector.direction = Some(direction);
-            fabric.add_rule(cable, rule);
+            fabric.add_rule(link, rule);
         }
     }
 
@@ -146,23 +146,23 @@ impl Runtime for SimulatedHost {
         self.fabric.lock().flows_mut().insert(flow);
     }
 
-    /// The rules on the cables that leave the host.
+    /// The rules on the links that leave the host.
     fn rules(&self) -> Vec<(Rule, RuleCounters)> {
         let fabric = self.fabric.lock();
         let mut found: Vec<(RuleId, Rule, RuleCounters)> = Vec::new();
-        for (cable, direction) in fabric.host(self.host).links() {
-            let leaving = fabric.link(*cable).rules();
-            for (rule, tally) in leaving.filter(|(rule, _)| rule.selector.direction == Some(*direction)) {
+        for (link, direction) in fabric.host(self.host).links() {
+            let leaving = fabric.link(*link).rules();
+            for (rule, counters) in leaving.filter(|(rule, _)| rule.selector.direction == Some(*direction)) {
                 match found.iter_mut().find(|(id, ..)| *id == rule.id) {
                     Some((.., sum)) => {
-                        sum.matched += tally.matched;
-                        sum.fired += tally.fired;
+                        sum.matched += counters.matched;
+                        sum.fired += counters.fired;
                     }
-                    None => found.push((rule.id, rule.clone(), tally)),
+                    None => found.push((rule.id, rule.clone(), counters)),
                 }
             }
         }
-        found.into_iter().map(|(_, rule, tally)| (rule, tally)).collect()
+        found.into_iter().map(|(_, rule, counters)| (rule, counters)).collect()
     }
 
     fn active_mtu(&self) -> Mtu {
@@ -207,7 +207,7 @@ impl Runtime for SimulatedHost {
                     return false;
                 }
                 (None, None) => {
-                    panic!("nothing is left to happen in this World: what is waited for will never come")
+                    panic!("no event is scheduled in this World: the wait would never end")
                 }
             }
         }

@@ -9,7 +9,7 @@ use softhca_queue::Payload;
 /// A receive work request.
 pub type ReceiveRequest<'a> = softhca_queue::ReceiveWorkRequest<'a>;
 
-/// A send work request, signalled unless told otherwise.
+/// A send work request, signaled by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendRequest<'a> {
     pub(crate) inner: softhca_queue::SendWorkRequest<'a>,

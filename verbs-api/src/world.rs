@@ -273,7 +273,7 @@ impl World {
         self.hosts.iter().find(|host| host.name == name).map(|host| host.id)
     }
 
-    /// Lays cables and arms faults whose hosts are known.
+    /// Creates links and faults whose hosts are known.
     fn apply_topology(&mut self) {
         let fabric = &mut *self.fabric.lock();
         for (index, first) in self.hosts.iter().enumerate() {
@@ -283,12 +283,12 @@ impl World {
                 let own = self.link_settings.get(&names).copied();
                 match (self.links.get(&[first.id, second.id]), own.or(self.default_link)) {
                     (None, Some(line)) => {
-                        let cable = fabric.add_link(first.id, second.id, line);
+                        let link = fabric.add_link(first.id, second.id, line);
                         self.recorder.lock().link_ends.push([first.id, second.id]);
-                        self.links.insert([first.id, second.id], cable);
+                        self.links.insert([first.id, second.id], link);
                     }
-                    (Some(cable), _) if own.is_some_and(|own| own != *fabric.link(*cable).settings()) => {
-                        fabric.link_mut(*cable).set_settings(own.expect("it was seen above"));
+                    (Some(link), _) if own.is_some_and(|own| own != *fabric.link(*link).settings()) => {
+                        fabric.link_mut(*link).set_settings(own.expect("it was seen above"));
                     }
                     _ => {}
                 }
@@ -300,14 +300,14 @@ impl World {
                 continue;
             };
             let ends = [from.min(to), from.max(to)];
-            let Some(cable) = self.links.get(&ends).copied().filter(|_| fault.link.is_none()) else {
+            let Some(link) = self.links.get(&ends).copied().filter(|_| fault.link.is_none()) else {
                 continue;
             };
             let direction = if from < to { Direction::Forward } else { Direction::Backward };
             let mut rule = fault.rule.clone();
             rule.selector.direction = Some(direction);
-            fabric.add_rule(cable, rule);
-            self.faults[index].link = Some(cable);
+            fabric.add_rule(link, rule);
+            self.faults[index].link = Some(link);
         }
     }
 
@@ -373,7 +373,7 @@ impl World {
         Failure { seed: self.seed, at: fabric.now(), cause, explanation }
     }
 
-    /// Every name that cables and faults use has a host.
+    /// Every name that links and faults use has a host.
     fn check_names(&self) -> Result<(), Failure> {
         let faults = self.faults.iter().flat_map(|fault| [&fault.from, &fault.to]);
         for name in self.link_settings.keys().flatten().chain(faults) {
@@ -476,21 +476,14 @@ impl World {
             let mut rules = fabric.link(fault.link?).rules();
             rules
                 .find(|(rule, _)| rule.id == fault.rule.id)
-                .map(|(rule, tally): (_, RuleCounters)| (rule.id, tally))
+                .map(|(rule, counters): (_, RuleCounters)| (rule.id, counters))
         });
         let tallies = tallies.collect();
-        let (ended_at, census) = (fabric.now(), fabric.frame_counters());
+        let (ended_at, frame_counters) = (fabric.now(), fabric.frame_counters());
         let mut recorder = self.recorder.lock();
         let digest = recorder.digest.0;
         let record = recorder.log.as_mut().map(std::mem::take).unwrap_or_default();
-        Report {
-            seed: self.seed,
-            ended_at,
-            digest,
-            frame_counters: census,
-            log: record,
-            rule_counters: tallies,
-        }
+        Report { seed: self.seed, ended_at, digest, frame_counters, log: record, rule_counters: tallies }
     }
 }
 

@@ -102,7 +102,7 @@ fn one_sided_examples_tell_what_they_did() {
 #[test]
 fn the_deterministic_test_prints_the_same_in_every_run() {
     let text = output("deterministic_test", &[]);
-    assert!(text.contains("packet +1 was lost on the cable"), "{text}");
+    assert!(text.contains("packet +1 dropped"), "{text}");
     assert_eq!(text, output("deterministic_test", &[]));
 }
 

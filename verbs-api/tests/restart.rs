@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Both tests release an address that must stay free. A card of the other test would take it.
 static ADDRESSES: Mutex<()> = Mutex::new(());
@@ -40,7 +40,7 @@ fn a_card_that_restarts_within_its_lease_is_known_to_be_another() {
                 .unwrap();
         }
         for id in 0..8 {
-            let completion = queue.wait_for(PATIENCE).expect("a completion");
+            let completion = queue.wait_for(TIMEOUT).expect("a completion");
             assert!(completion.wr_id == id && completion.status.is_success(), "life {life}: {completion:?}");
         }
         assert_eq!(target.load((1 << 20) - 8), life);
@@ -84,19 +84,19 @@ fn datagrams_to_a_closed_card_do_not_delay_others() {
     let send = |id, to: &Endpoint| {
         let handle = domain.create_address_handle(AddressVector::to(to.gid)).unwrap();
         pair.post_send(&SendRequest::send(id, &[region.sge(0, 8)]).ud_address(&handle, to.qpn, KEY)).unwrap();
-        let completion = queue.wait_for(PATIENCE).expect("a datagram completes without a receiver");
+        let completion = queue.wait_for(TIMEOUT).expect("a datagram completes without a receiver");
         assert!(completion.wr_id == id && completion.status.is_success(), "{completion:?}");
     };
     let there = room(&gone);
     let lost = there.2.endpoint();
     send(1, &lost);
-    assert!(there.1.wait_for(PATIENCE).expect("it came").status.is_success());
+    assert!(there.1.wait_for(TIMEOUT).expect("it came").status.is_success());
     drop((there, gone));
     // First with what was granted, then after ICMP port unreachable.
     send(2, &lost);
-    assert_eq!(dead.recv_timeout(PATIENCE), Ok(gone_address));
+    assert_eq!(dead.recv_timeout(TIMEOUT), Ok(gone_address));
     (3..6).for_each(|id| send(id, &lost));
     let other = room(&bob);
     send(6, &other.2.endpoint());
-    assert!(other.1.wait_for(PATIENCE).expect("it came").status.is_success());
+    assert!(other.1.wait_for(TIMEOUT).expect("it came").status.is_success());
 }

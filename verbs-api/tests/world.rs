@@ -23,7 +23,7 @@ async fn connect(device: &Device) -> Result<(QueuePair, CompletionQueue), Error>
     Ok((pair, queue))
 }
 
-/// Two hosts that write random amounts at random times over a cable that loses packets.
+/// Two hosts that write random amounts at random times over a link that loses packets.
 fn busy_world(seed: u64) -> Result<Report, Failure> {
     let mut world = World::new(seed);
     world.settings(Settings { recovery: Recovery::GoBackN, ..Settings::default() }).record_log();
@@ -231,11 +231,11 @@ fn endless_runs_and_unknown_names_are_refused() {
     assert!(matches!(world.run().unwrap_err().cause, FailureCause::TimeLimit { .. }));
     let mut world = World::new(4);
     world.host("a", |_| async {}).host("b", |_| async {}).link("a", "c", LinkSettings::default());
-    assert!(world.run().unwrap_err().to_string().contains("there is no host \"c\""));
+    assert!(world.run().unwrap_err().to_string().contains("the world has no host \"c\""));
 }
 
 #[test]
-fn a_service_need_not_end_and_a_cut_cable_fails_the_connection() {
+fn a_service_need_not_end_and_a_cut_link_fails_the_connection() {
     let mut world = World::new(12);
     let cut = world.fault("client", "server", fault::data().drop());
     world.service("server", |device| async move {

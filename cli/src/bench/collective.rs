@@ -9,7 +9,7 @@
 use super::mode::BenchDaemon;
 use super::peer;
 use super::rdma::check_completion;
-use super::results::{BenchError, Effort, Measurement, median};
+use super::results::{BenchResult, Effort, Measurement, Rounds, median};
 use softhca::{
     AccessFlags, CompletionQueue, ConnectOptions, Device, Loopback, MemoryRegion, Mtu, QpType, QueuePair,
     ReceiveRequest, RemoteAddress, RemoteKey, SendFlags, SendRequest,
@@ -41,7 +41,7 @@ struct Control(BufReader<TcpStream>);
 
 impl Control {
     /// Sends a line and returns that of the other rank.
-    fn exchange(&mut self, own: &str) -> Result<String, BenchError> {
+    fn exchange(&mut self, own: &str) -> BenchResult<String> {
         let mut peer = String::new();
         self.0.get_mut().write_all(format!("{own}\n").as_bytes())?;
         match self.0.read_line(&mut peer)? {
@@ -52,7 +52,7 @@ impl Control {
 }
 
 /// One rank. Prints the seconds of each round if it is rank 0.
-pub fn run_rank(arguments: &RankArguments) -> Result<(), BenchError> {
+pub fn run_rank(arguments: &RankArguments) -> BenchResult {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, arguments.port));
     let mut streams = Vec::new();
     let listener = if arguments.rank == 0 { Some(TcpListener::bind(address)?) } else { None };
@@ -83,7 +83,7 @@ pub fn run_rank(arguments: &RankArguments) -> Result<(), BenchError> {
 }
 
 /// Waits until rank 0 listens.
-fn connect_to(address: SocketAddr) -> Result<TcpStream, BenchError> {
+fn connect_to(address: SocketAddr) -> BenchResult<TcpStream> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         match TcpStream::connect(address) {
@@ -114,7 +114,7 @@ pub struct RankArguments {
 
 trait Transport {
     /// Sends and receives the chunks of one all-reduce on every channel.
-    fn all_reduce(&mut self) -> Result<(), BenchError>;
+    fn all_reduce(&mut self) -> BenchResult;
 }
 
 struct TcpTransport {
@@ -124,14 +124,14 @@ struct TcpTransport {
 }
 
 impl TcpTransport {
-    fn new(channels: Vec<TcpStream>) -> Result<TcpTransport, BenchError> {
+    fn new(channels: Vec<TcpStream>) -> BenchResult<TcpTransport> {
         channels.iter().try_for_each(|channel| channel.set_nonblocking(true))?;
         Ok(TcpTransport { channels, send: vec![1; CHUNK], receive: vec![0; CHUNK] })
     }
 }
 
 impl Transport for TcpTransport {
-    fn all_reduce(&mut self) -> Result<(), BenchError> {
+    fn all_reduce(&mut self) -> BenchResult {
         let total = CHUNKS_PER_CHANNEL * CHUNK;
         let mut progress = [[0usize; 2]; CHANNELS];
         while progress != [[total; 2]; CHANNELS] {
@@ -150,7 +150,7 @@ impl Transport for TcpTransport {
 }
 
 /// The bytes that a call moved; none if it would block.
-fn moved(result: std::io::Result<usize>) -> Result<usize, BenchError> {
+fn moved(result: std::io::Result<usize>) -> BenchResult<usize> {
     match result {
         Ok(0) => Err("the other rank is gone".into()),
         Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(0),
@@ -177,7 +177,7 @@ struct Channel {
 }
 
 impl RdmaTransport {
-    fn connect(daemon: &str, host: &str, control: &mut Control) -> Result<RdmaTransport, BenchError> {
+    fn connect(daemon: &str, host: &str, control: &mut Control) -> BenchResult<RdmaTransport> {
         let context = Device::daemon_host(Some(daemon), Some(host))?.open();
         let domain = context.allocate_protection_domain()?;
         let cq = context.create_completion_queue((CHANNELS * SLOTS * 8) as u32)?;
@@ -207,7 +207,7 @@ impl RdmaTransport {
 }
 
 impl Channel {
-    fn post_receive(&self) -> Result<(), BenchError> {
+    fn post_receive(&self) -> BenchResult {
         Ok(self.qp.post_recv(&ReceiveRequest { wr_id: self.index, sg_list: &[] })?)
     }
 
@@ -217,14 +217,14 @@ impl Channel {
     }
 
     /// Announces how many chunks the sender may have sent in all.
-    fn announce(&self) -> Result<(), BenchError> {
+    fn announce(&self) -> BenchResult {
         let count = (self.received + SLOTS as u64).to_ne_bytes();
         let request = SendRequest::rdma_write(ANNOUNCEMENT, &[], self.remote(FREE)).inline_data(&count);
         Ok(self.qp.post_send(&request)?)
     }
 
     /// Sends the chunks up to number `last` for which the peer has buffers.
-    fn send_chunks(&mut self, last: u64) -> Result<(), BenchError> {
+    fn send_chunks(&mut self, last: u64) -> BenchResult {
         let allowed = last.min(self.region.load(FREE)).min(self.sent + SLOTS as u64);
         while self.posted < allowed {
             let offset = self.posted % SLOTS as u64 * CHUNK as u64;
@@ -240,7 +240,7 @@ impl Channel {
 }
 
 impl Transport for RdmaTransport {
-    fn all_reduce(&mut self) -> Result<(), BenchError> {
+    fn all_reduce(&mut self) -> BenchResult {
         let last: Vec<u64> =
             self.channels.iter().map(|channel| channel.received + CHUNKS_PER_CHANNEL as u64).collect();
         loop {
@@ -270,21 +270,21 @@ impl Transport for RdmaTransport {
 }
 
 /// Measures two ranks on two hosts of a daemon, each next to two ranks over TCP.
-pub fn measure(effort: Effort, row: &mut dyn FnMut(&Measurement)) -> Result<(), BenchError> {
+pub fn measure(effort: Effort, row: &mut dyn FnMut(&Measurement)) -> BenchResult {
     for data_path in [DataPath::Direct, DataPath::Daemon] {
         let daemon = BenchDaemon::start(data_path, Loopback::Internal)?;
-        let (mut values, mut raws) = (Vec::new(), Vec::new());
+        let mut rounds = Rounds::default();
         for _ in 0..effort.rounds {
-            raws.push(run_ranks(None)?);
-            values.push(run_ranks(Some(daemon.name()))?);
+            rounds.raws.push(run_ranks(None)?);
+            rounds.values.push(run_ranks(Some(daemon.name()))?);
         }
-        row(&Measurement::new(NAME, data_path.name(), "GB/s", median(values), median(raws)));
+        row(&rounds.measurement(NAME, data_path.name(), "GB/s"));
     }
     Ok(())
 }
 
 /// The bytes that each rank sends and receives per second, as a median of a few all-reduces, in gigabytes.
-fn run_ranks(daemon: Option<&str>) -> Result<f64, BenchError> {
+fn run_ranks(daemon: Option<&str>) -> BenchResult<f64> {
     const ROUNDS: usize = 3;
     let (own, port) = (std::env::current_exe()?, peer::free_port()?);
     let rank = |rank: &str, host: &str| {

@@ -1,7 +1,7 @@
 //! Connection rate of rdma_cm, compared with TCP on loopback.
 
 use super::mode::Mode;
-use super::results::BenchError;
+use super::results::BenchResult;
 use softhca::cm::{ConnectionParameters, EventChannel, EventType, Id, PortSpace};
 use softhca::{CompletionQueue, Context, ProtectionDomain, QpType, QueuePair};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ struct Endpoint {
 }
 
 impl Endpoint {
-    fn new(context: &Context) -> Result<Endpoint, BenchError> {
+    fn new(context: &Context) -> BenchResult<Endpoint> {
         let channel = EventChannel::new(context)?;
         Ok(Endpoint {
             channel,
@@ -30,14 +30,14 @@ impl Endpoint {
         })
     }
 
-    fn create_queue_pair(&self) -> Result<QueuePair, BenchError> {
+    fn create_queue_pair(&self) -> BenchResult<QueuePair> {
         Ok(self.domain.create_queue_pair(QpType::Rc, &self.cq).max_send_wr(1).max_recv_wr(1).build()?)
     }
 }
 
 /// Connections per second between two devices with `at_once` in progress: each has a queue pair at both ends and is
 /// disconnected.
-pub fn rdma_cm_rate(mode: &Mode, at_once: usize, round: Duration) -> Result<f64, BenchError> {
+pub fn rdma_cm_rate(mode: &Mode, at_once: usize, round: Duration) -> BenchResult<f64> {
     let [near, far] = mode.devices()?;
     let [client, server] = [Endpoint::new(&near.open())?, Endpoint::new(&far.open())?];
     let listener = server.channel.create_id(PortSpace::Tcp)?;
@@ -55,7 +55,7 @@ pub fn rdma_cm_rate(mode: &Mode, at_once: usize, round: Duration) -> Result<f64,
 }
 
 /// Accepts every request and destroys disconnected ids.
-fn serve(side: &Endpoint, stop: &AtomicBool) -> Result<(), BenchError> {
+fn serve(side: &Endpoint, stop: &AtomicBool) -> BenchResult {
     let mut open: BTreeMap<u32, Id> = BTreeMap::new();
     while !stop.load(Ordering::Acquire) {
         let Some(event) = side.channel.wait_for(Duration::from_millis(20))? else { continue };
@@ -77,7 +77,7 @@ fn serve(side: &Endpoint, stop: &AtomicBool) -> Result<(), BenchError> {
 }
 
 /// Keeps `at_once` connections in progress and counts the disconnected ones.
-fn connect(side: &Endpoint, peer: SocketAddr, at_once: usize, round: Duration) -> Result<f64, BenchError> {
+fn connect(side: &Endpoint, peer: SocketAddr, at_once: usize, round: Duration) -> BenchResult<f64> {
     let mut open: BTreeMap<u32, Id> = BTreeMap::new();
     let (start, mut ended) = (Instant::now(), 0u64);
     loop {
@@ -109,12 +109,12 @@ fn connect(side: &Endpoint, peer: SocketAddr, at_once: usize, round: Duration) -
 }
 
 /// TCP connections per second on loopback with `at_once` in progress: connected, accepted, closed by both ends.
-pub fn tcp_rate(at_once: usize, round: Duration) -> Result<f64, BenchError> {
+pub fn tcp_rate(at_once: usize, round: Duration) -> BenchResult<f64> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let serving = scope.spawn(|| -> Result<(), BenchError> {
+        let serving = scope.spawn(|| -> BenchResult {
             loop {
                 let (mut stream, _) = listener.accept()?;
                 if stop.load(Ordering::Acquire) {

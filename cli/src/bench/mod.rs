@@ -14,7 +14,7 @@ use crate::exit_code::{CommandResult, bad_input, failure};
 use clap::Args;
 pub use collective::RankArguments;
 use mode::{BenchDaemon, Mode};
-use results::{BenchError, Effort, Measurement, ResultPrinter};
+use results::{BenchResult, Effort, Measurement, ResultPrinter};
 use softhca::Loopback;
 use softhca_daemon::DataPath;
 use std::process::ExitCode;
@@ -142,12 +142,7 @@ pub fn run_rank(arguments: &RankArguments) -> CommandResult {
     Ok(ExitCode::SUCCESS)
 }
 
-fn measure(
-    arguments: &Arguments,
-    mode: &Mode,
-    effort: Effort,
-    output: &mut ResultPrinter,
-) -> Result<(), BenchError> {
+fn measure(arguments: &Arguments, mode: &Mode, effort: Effort, output: &mut ResultPrinter) -> BenchResult {
     let more = if arguments.quick { Vec::new() } else { rdma::extended_benchmarks() };
     // Fewer rounds suffice for the intermediate sizes and variants.
     let less = Effort { rounds: effort.rounds.min(3), ..effort };

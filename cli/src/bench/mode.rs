@@ -1,6 +1,6 @@
 //! The devices that are measured.
 
-use super::results::BenchError;
+use super::results::BenchResult;
 use softhca::{Device, Loopback};
 use softhca_daemon::DataPath;
 use std::io::{BufRead, BufReader};
@@ -32,24 +32,19 @@ impl Mode {
     }
 
     /// Two devices on two hosts.
-    pub fn devices(&self) -> Result<[Device; 2], BenchError> {
+    pub fn devices(&self) -> BenchResult<[Device; 2]> {
         Ok(match self {
             Mode::Embedded => [Device::embedded()?, Device::embedded()?],
-            #[cfg(target_os = "linux")]
             Mode::Direct(daemon) | Mode::Daemon(daemon) => {
                 let open = |host| Device::daemon_host(Some(daemon.name()), Some(host));
                 [open("alice")?, open("bob")?]
-            }
-            #[cfg(not(target_os = "linux"))]
-            Mode::Direct(daemon) | Mode::Daemon(daemon) => {
-                return Err(format!("no daemon {} here", daemon.name()).into());
             }
         })
     }
 }
 
 impl BenchDaemon {
-    pub fn start(data_path: DataPath, loopback: Loopback) -> Result<BenchDaemon, BenchError> {
+    pub fn start(data_path: DataPath, loopback: Loopback) -> BenchResult<BenchDaemon> {
         let name = format!("bench-{}-{}-{}", std::process::id(), data_path.name(), loopback.name());
         let mut child = Command::new(std::env::current_exe()?)
             .args(["daemon", "--name", &name, "--host", "alice", "--host", "bob"])

@@ -1,14 +1,13 @@
 //! Alternatives to SoftHCA, where they are installed: iperf3, libfabric's fi_pingpong, UCX's ucx_perftest, each as
 //! two processes over loopback.
 
-use super::results::{BenchError, Effort, Measurement};
+use super::results::{BenchResult, Effort, LOOPBACK, Measurement, half_micros};
 use rustix::process::{Pid, Signal, kill_process};
 use softhca_udp::raw;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// The time limit of a peer.
 const PEER_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -59,7 +58,7 @@ pub fn measure(
     wanted: &dyn Fn(&str) -> bool,
     effort: Effort,
     row: &mut dyn FnMut(&Measurement),
-) -> Result<(), BenchError> {
+) -> BenchResult {
     for peer in &PEERS {
         if !is_installed(peer.program) {
             errln!("softhca: {}: {} is not installed", peer.mode, peer.program);
@@ -74,15 +73,10 @@ pub fn measure(
                 Metric::Stream => {
                     raw::stream(LOOPBACK, LOOPBACK, 4112, effort.round_time)?.gigabytes_per_second()
                 }
-                Metric::Latency => {
-                    let median = raw::ping_pong(LOOPBACK, LOOPBACK, 64, 5000)?.median;
-                    median.as_nanos() as f64 / 2e3
-                }
+                Metric::Latency => half_micros(raw::ping_pong(LOOPBACK, LOOPBACK, 64, 5000)?.median),
             };
             match peer.run(*measure, effort) {
-                Ok(value) => {
-                    row(&Measurement::new(name, peer.mode, unit, value, raw));
-                }
+                Ok(value) => row(&Measurement::new(name, peer.mode, unit, value, raw)),
                 Err(why) => errln!("softhca: {} {name}: {why}", peer.mode),
             }
         }
@@ -96,13 +90,13 @@ pub fn is_installed(program: &str) -> bool {
 }
 
 /// A free TCP port.
-pub fn free_port() -> Result<String, BenchError> {
+pub fn free_port() -> BenchResult<String> {
     let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     Ok(listener.local_addr()?.port().to_string())
 }
 
 impl Peer {
-    fn run(&self, measure: Metric, effort: Effort) -> Result<f64, BenchError> {
+    fn run(&self, measure: Metric, effort: Effort) -> BenchResult<f64> {
         let port = free_port()?;
         match self.mode {
             "peer:iperf3" => iperf3(effort, "1M"),
@@ -141,7 +135,7 @@ impl Peer {
 }
 
 /// The rate of iperf3 over one TCP connection with writes of `length`, in gigabytes per second.
-pub fn iperf3(effort: Effort, length: &str) -> Result<f64, BenchError> {
+pub fn iperf3(effort: Effort, length: &str) -> BenchResult<f64> {
     let port = free_port()?;
     let seconds = effort.round_time.as_secs().max(1).to_string();
     let text = run_server_and_client(
@@ -154,10 +148,7 @@ pub fn iperf3(effort: Effort, length: &str) -> Result<f64, BenchError> {
 }
 
 /// Runs a server and a client, and returns the output of the client.
-pub fn run_server_and_client(
-    server: (Command, &[&str]),
-    client: (Command, &[&str]),
-) -> Result<String, BenchError> {
+pub fn run_server_and_client(server: (Command, &[&str]), client: (Command, &[&str])) -> BenchResult<String> {
     let (mut command, arguments) = server;
     let server = command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let _server = ChildGuard(server.spawn()?);
@@ -178,7 +169,7 @@ pub fn run_server_and_client(
 }
 
 /// Runs two processes that wait for each other, and returns the output of the second.
-pub fn run_together(mut first: Command, mut second: Command) -> Result<String, BenchError> {
+pub fn run_together(mut first: Command, mut second: Command) -> BenchResult<String> {
     let _first = ChildGuard(first.stdout(Stdio::null()).spawn()?);
     let second = second.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let Output { status, stdout, stderr } = wait_until(second, Instant::now() + PEER_TIMEOUT)?;
@@ -189,7 +180,7 @@ pub fn run_together(mut first: Command, mut second: Command) -> Result<String, B
 }
 
 /// Waits for a process until a deadline.
-fn wait_until(child: Child, deadline: Instant) -> Result<Output, BenchError> {
+fn wait_until(child: Child, deadline: Instant) -> BenchResult<Output> {
     let mut child = ChildGuard(child);
     while child.0.try_wait()?.is_none() {
         if Instant::now() > deadline {

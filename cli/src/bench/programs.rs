@@ -2,18 +2,17 @@
 
 use super::mode::BenchDaemon;
 use super::peer;
-use super::results::{BenchError, Effort, Measurement, median};
+use super::results::{BenchResult, Effort, LOOPBACK, Measurement, Rounds, half_micros};
 use softhca::Loopback;
 use softhca_daemon::DataPath;
 use softhca_udp::raw;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The size of a small message.
 const SMALL_MESSAGE: usize = 64;
-const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// The hosts of server and client, and how a host's traffic to itself is carried.
 struct Placement {
@@ -111,7 +110,7 @@ pub fn measure(
     wanted: &dyn Fn(&str) -> bool,
     effort: Effort,
     row: &mut dyn FnMut(&Measurement),
-) -> Result<(), BenchError> {
+) -> BenchResult {
     let needed = ["ib_write_bw", "iperf3"];
     if let Some(missing) = needed.iter().find(|program| !peer::is_installed(program)) {
         return Err(format!("{missing} is not installed (Debian: perftest, iperf3)").into());
@@ -153,22 +152,20 @@ impl ProgramBenchmark {
         mode: &'static str,
         hosts: ProgramHosts,
         effort: Effort,
-    ) -> Result<Measurement, BenchError> {
-        let (mut values, mut raws, mut p99s) = (vec![], vec![], vec![]);
+    ) -> BenchResult<Measurement> {
+        let mut rounds = Rounds::default();
         for _ in 0..effort.rounds {
-            raws.push(self.measure_raw(effort)?);
+            rounds.raws.push(self.measure_raw(effort)?);
             let (value, p99) = self.run_program(hosts, effort)?;
-            values.push(value);
-            p99s.extend(p99);
+            rounds.values.push(value);
+            rounds.p99s.extend(p99);
         }
-        let (value, raw) = (median(values), median(raws));
         let unit = match self.kind {
             ProgramMetric::Bandwidth(_) => "GB/s",
             ProgramMetric::Latency(_) => "us",
             ProgramMetric::Rate => "M/s",
         };
-        let p99 = (!p99s.is_empty()).then(|| median(p99s));
-        Ok(Measurement { p99, ..Measurement::new(name, mode, unit, value, raw) })
+        Ok(rounds.measurement(name, mode, unit))
     }
 
     fn iterations(&self, effort: Effort) -> usize {
@@ -177,7 +174,7 @@ impl ProgramBenchmark {
     }
 
     /// Measures what the program is compared with.
-    fn measure_raw(&self, effort: Effort) -> Result<f64, BenchError> {
+    fn measure_raw(&self, effort: Effort) -> BenchResult<f64> {
         match self.kind {
             ProgramMetric::Bandwidth(length) => peer::iperf3(effort, length),
             ProgramMetric::Latency(wait_method) => tcp_ping_pong(wait_method, self.iterations(effort)),
@@ -187,7 +184,7 @@ impl ProgramBenchmark {
     }
 
     /// The result of the program, and the 99th percentile of latencies.
-    fn run_program(&self, hosts: ProgramHosts, effort: Effort) -> Result<(f64, Option<f64>), BenchError> {
+    fn run_program(&self, hosts: ProgramHosts, effort: Effort) -> BenchResult<(f64, Option<f64>)> {
         let own = std::env::current_exe()?;
         let (port, count) = (peer::free_port()?, self.iterations(effort).to_string());
         let common = [self.command_line, &["-F", "-p", &port, "-n", &count]].concat();
@@ -212,7 +209,7 @@ fn parse_perftest(text: &str, kind: ProgramMetric) -> Option<(f64, Option<f64>)>
 }
 
 /// The median of half the round trip of small messages over TCP, in microseconds.
-fn tcp_ping_pong(wait_method: WaitMethod, count: usize) -> Result<f64, BenchError> {
+fn tcp_ping_pong(wait_method: WaitMethod, count: usize) -> BenchResult<f64> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let address = listener.local_addr()?;
     let echo = std::thread::spawn(move || -> std::io::Result<()> {
@@ -236,10 +233,6 @@ fn tcp_ping_pong(wait_method: WaitMethod, count: usize) -> Result<f64, BenchErro
     echo.join().map_err(|_| "the echo of the TCP ping-pong panicked")??;
     times.sort();
     Ok(half_micros(times[times.len() / 2]))
-}
-
-fn half_micros(round_trip: Duration) -> f64 {
-    round_trip.as_nanos() as f64 / 2e3
 }
 
 fn configure_socket(stream: TcpStream, wait_method: WaitMethod) -> std::io::Result<TcpStream> {

@@ -2,19 +2,14 @@
 
 use super::connections;
 use super::mode::Mode;
-use super::results::{BenchError, Effort, Measurement, median};
+use super::results::{BenchResult, Effort, LOOPBACK, Measurement, Rounds, half_micros};
 use softhca::{
     AccessFlags, CompletionQueue, ConnectOptions, Context, Device, MemoryRegion, Mtu, ProtectionDomain,
     QpType, QueuePair, ReceiveRequest, SendRequest,
 };
 use softhca_udp::raw;
-use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-/// The addresses of the raw sockets.
-const RAW_ADDRESSES: [IpAddr; 2] =
-    [IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1))];
 
 /// The bytes of one packet of a message at path MTU 4096: payload, BTH and ICRC.
 fn packet_bytes(bytes: usize) -> usize {
@@ -121,12 +116,7 @@ struct Endpoint {
 }
 
 impl Endpoint {
-    fn new(
-        device: &Device,
-        depth: u32,
-        queue_pairs: usize,
-        memory: BufferMemory,
-    ) -> Result<Endpoint, BenchError> {
+    fn new(device: &Device, depth: u32, queue_pairs: usize, memory: BufferMemory) -> BenchResult<Endpoint> {
         let context = device.open();
         let domain = context.allocate_protection_domain()?;
         let cq = context.create_completion_queue(4 * depth * queue_pairs as u32)?;
@@ -142,18 +132,13 @@ impl Endpoint {
     }
 
     /// Posts a receive to one queue pair; its wr_id is the index of the queue pair.
-    fn post_receive(&self, pair: u64, length: usize) -> Result<(), BenchError> {
+    fn post_receive(&self, pair: u64, length: usize) -> BenchResult {
         let sg_list = [self.region.sge(0, length as u32)];
         Ok(self.queue_pairs[pair as usize].post_recv(&ReceiveRequest { wr_id: pair, sg_list: &sg_list })?)
     }
 }
 
-fn connect(
-    mode: &Mode,
-    depth: u32,
-    queue_pairs: usize,
-    memory: BufferMemory,
-) -> Result<[Endpoint; 2], BenchError> {
+fn connect(mode: &Mode, depth: u32, queue_pairs: usize, memory: BufferMemory) -> BenchResult<[Endpoint; 2]> {
     let [near, far] = mode.devices()?;
     let sides =
         [Endpoint::new(&near, depth, queue_pairs, memory)?, Endpoint::new(&far, depth, queue_pairs, memory)?];
@@ -166,35 +151,25 @@ fn connect(
 
 impl Benchmark {
     /// Measures the device and raw sockets alternately.
-    pub fn measure(&self, mode: &Mode, effort: Effort) -> Result<Measurement, BenchError> {
-        let (mut values, mut raws, mut p99s) = (vec![], vec![], vec![]);
+    pub fn measure(&self, mode: &Mode, effort: Effort) -> BenchResult<Measurement> {
+        let Rounds { mut values, mut raws, mut p99s } = Rounds::default();
+        let raw_stream = |bytes| raw::stream(LOOPBACK, LOOPBACK, bytes, effort.round_time);
         for _ in 0..effort.rounds {
             match self.kind {
                 BenchmarkKind::Bandwidth(stream) => {
-                    let raw = raw::stream(
-                        RAW_ADDRESSES[0],
-                        RAW_ADDRESSES[1],
-                        packet_bytes(stream.bytes),
-                        effort.round_time,
-                    )?;
-                    raws.push(raw.gigabytes_per_second());
+                    raws.push(raw_stream(packet_bytes(stream.bytes))?.gigabytes_per_second());
                     values.push(bandwidth(mode, stream, effort.round_time)?);
                 }
                 BenchmarkKind::Latency { blocking } => {
                     let count = (effort.round_time.as_micros() / 20) as usize;
                     let ping_pong = if blocking { raw::ping_pong_blocking } else { raw::ping_pong };
-                    raws.push(
-                        micros(ping_pong(RAW_ADDRESSES[0], RAW_ADDRESSES[1], SMALL_MESSAGE, count)?.median)
-                            / 2.0,
-                    );
+                    raws.push(half_micros(ping_pong(LOOPBACK, LOOPBACK, SMALL_MESSAGE, count)?.median));
                     let times = latency(mode, blocking, count)?;
-                    values.push(micros(times[times.len() / 2]) / 2.0);
-                    p99s.push(micros(times[times.len() * 99 / 100]) / 2.0);
+                    values.push(half_micros(times[times.len() / 2]));
+                    p99s.push(half_micros(times[times.len() * 99 / 100]));
                 }
                 BenchmarkKind::Rate => {
-                    let stream =
-                        raw::stream(RAW_ADDRESSES[0], RAW_ADDRESSES[1], SMALL_MESSAGE, effort.round_time)?;
-                    raws.push(stream.million_datagrams_per_second());
+                    raws.push(raw_stream(SMALL_MESSAGE)?.million_datagrams_per_second());
                     values.push(rate(mode, effort.round_time)?);
                 }
                 BenchmarkKind::Connections(at_once) => {
@@ -203,24 +178,18 @@ impl Benchmark {
                 }
             }
         }
-        let (value, raw) = (median(values), median(raws));
         let unit = match self.kind {
             BenchmarkKind::Bandwidth(_) => "GB/s",
             BenchmarkKind::Latency { .. } => "us",
             BenchmarkKind::Rate => "M/s",
             BenchmarkKind::Connections(_) => "connections/s",
         };
-        let p99 = (!p99s.is_empty()).then(|| median(p99s));
-        Ok(Measurement { p99, ..Measurement::new(self.name.clone(), mode.name(), unit, value, raw) })
+        Ok(Rounds { values, raws, p99s }.measurement(&self.name, mode.name(), unit))
     }
 }
 
-fn micros(duration: Duration) -> f64 {
-    duration.as_nanos() as f64 / 1e3
-}
-
 /// Fails unless the completion is successful.
-pub(super) fn check_completion(completion: softhca::Completion) -> Result<(), BenchError> {
+pub(super) fn check_completion(completion: softhca::Completion) -> BenchResult {
     match completion.status.is_success() {
         true => Ok(()),
         false => Err(format!("a work request ended with {}", completion.status.name()).into()),
@@ -228,14 +197,14 @@ pub(super) fn check_completion(completion: softhca::Completion) -> Result<(), Be
 }
 
 /// Gigabytes per second, with 16 large messages outstanding, or more small ones.
-fn bandwidth(mode: &Mode, stream: Stream, round: Duration) -> Result<f64, BenchError> {
+fn bandwidth(mode: &Mode, stream: Stream, round: Duration) -> BenchResult<f64> {
     let Stream { verb, bytes, queue_pairs, memory } = stream;
     let depth = (16 * LARGE_MESSAGE / bytes).clamp(16, 512) as u32;
     let on_each = (depth / queue_pairs as u32).max(1);
     let [near, far] = connect(mode, depth, queue_pairs, memory)?;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let target = scope.spawn(|| -> Result<(), BenchError> {
+        let target = scope.spawn(|| -> BenchResult {
             if verb == Verb::Send {
                 for pair in 0..queue_pairs as u64 {
                     for _ in 0..2 * depth {
@@ -251,7 +220,7 @@ fn bandwidth(mode: &Mode, stream: Stream, round: Duration) -> Result<f64, BenchE
             }
             Ok(())
         });
-        let measured = (|| -> Result<f64, BenchError> {
+        let measured = (|| -> BenchResult<f64> {
             let entry = [near.region.sge(0, bytes as u32)];
             let remote = far.region.remote_address(0);
             let post = |pair: u64| {
@@ -291,10 +260,10 @@ fn bandwidth(mode: &Mode, stream: Stream, round: Duration) -> Result<f64, BenchE
 }
 
 /// Sorted round-trip times of 64-byte messages.
-fn latency(mode: &Mode, blocking: bool, count: usize) -> Result<Vec<Duration>, BenchError> {
+fn latency(mode: &Mode, blocking: bool, count: usize) -> BenchResult<Vec<Duration>> {
     const DEPTH: u32 = 64;
     let [near, far] = connect(mode, DEPTH, 1, BufferMemory::Device)?;
-    let wait_receive = |side: &Endpoint| -> Result<(), BenchError> {
+    let wait_receive = |side: &Endpoint| -> BenchResult {
         loop {
             let completion = match blocking {
                 true => side.cq.wait()?,
@@ -309,7 +278,7 @@ fn latency(mode: &Mode, blocking: bool, count: usize) -> Result<Vec<Duration>, B
             }
         }
     };
-    let send = |side: &Endpoint| -> Result<(), BenchError> {
+    let send = |side: &Endpoint| -> BenchResult {
         let entry = [side.region.sge(0, SMALL_MESSAGE as u32)];
         Ok(side.queue_pairs[0].post_send(&SendRequest::send(1, &entry))?)
     };
@@ -320,7 +289,7 @@ fn latency(mode: &Mode, blocking: bool, count: usize) -> Result<Vec<Duration>, B
     }
     let warm_up = count / 10 + 1;
     std::thread::scope(|scope| {
-        let echo = scope.spawn(|| -> Result<(), BenchError> {
+        let echo = scope.spawn(|| -> BenchResult {
             for _ in 0..warm_up + count {
                 wait_receive(&far)?;
                 send(&far)?;
@@ -343,12 +312,12 @@ fn latency(mode: &Mode, blocking: bool, count: usize) -> Result<Vec<Duration>, B
 }
 
 /// Million 64-byte messages per second.
-fn rate(mode: &Mode, round: Duration) -> Result<f64, BenchError> {
+fn rate(mode: &Mode, round: Duration) -> BenchResult<f64> {
     const DEPTH: u32 = 1024;
     let [near, far] = connect(mode, DEPTH, 1, BufferMemory::Device)?;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let target = scope.spawn(|| -> Result<(), BenchError> {
+        let target = scope.spawn(|| -> BenchResult {
             for _ in 0..2 * DEPTH {
                 far.post_receive(0, SMALL_MESSAGE)?;
             }
@@ -362,7 +331,7 @@ fn rate(mode: &Mode, round: Duration) -> Result<f64, BenchError> {
             }
             Ok(())
         });
-        let measured = (|| -> Result<f64, BenchError> {
+        let measured = (|| -> BenchResult<f64> {
             let entry = [near.region.sge(0, SMALL_MESSAGE as u32)];
             let requests = [SendRequest::send(0, &entry); 64];
             let mut outstanding = 0u32;

@@ -2,10 +2,13 @@
 
 use serde::Serialize;
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 /// Why nothing was measured.
 pub type BenchError = Box<dyn std::error::Error + Send + Sync>;
+
+pub type BenchResult<T = ()> = Result<T, BenchError>;
 
 /// How long and how often to measure.
 #[derive(Clone, Copy)]
@@ -13,6 +16,32 @@ pub struct Effort {
     pub round_time: Duration,
     /// The number of rounds, each next to one of raw sockets.
     pub rounds: usize,
+}
+
+pub const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// The results of some rounds.
+#[derive(Default)]
+pub struct Rounds {
+    pub values: Vec<f64>,
+    /// The results of what the device is compared with.
+    pub raws: Vec<f64>,
+    /// The 99th percentiles, for latencies.
+    pub p99s: Vec<f64>,
+}
+
+impl Rounds {
+    /// The medians of the rounds.
+    pub fn measurement(self, name: &str, mode: &'static str, unit: &'static str) -> Measurement {
+        let Rounds { values, raws, p99s } = self;
+        let p99 = (!p99s.is_empty()).then(|| median(p99s));
+        Measurement { p99, ..Measurement::new(name, mode, unit, median(values), median(raws)) }
+    }
+}
+
+/// Half a round trip in microseconds.
+pub fn half_micros(round_trip: Duration) -> f64 {
+    round_trip.as_nanos() as f64 / 2e3
 }
 
 /// The median of some values.
@@ -44,16 +73,9 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    pub fn new(
-        name: impl Into<String>,
-        mode: &'static str,
-        unit: &'static str,
-        value: f64,
-        raw: f64,
-    ) -> Self {
-        let name = name.into();
-        let aim = Aim::of(&name, mode);
-        Measurement { name, mode, unit, value, raw, ratio: value / raw, p99: None, aim }
+    pub fn new(name: &str, mode: &'static str, unit: &'static str, value: f64, raw: f64) -> Self {
+        let aim = Aim::of(name, mode);
+        Measurement { name: name.into(), mode, unit, value, raw, ratio: value / raw, p99: None, aim }
     }
 }
 

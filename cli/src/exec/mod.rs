@@ -120,6 +120,11 @@ pub struct EnvArguments {
 }
 
 impl DaemonOptions {
+    /// The host that the options or the environment choose.
+    fn chosen_host(&self) -> Option<String> {
+        self.host.clone().or_else(|| std::env::var(HOST_VARIABLE).ok())
+    }
+
     fn requirements(&self) -> DaemonRequirements<'_> {
         let (name, host) = (self.name.as_deref(), self.host.as_deref());
         let address = std::env::var(ADDRESS_VARIABLE).ok();
@@ -129,7 +134,7 @@ impl DaemonOptions {
 
     /// The index of the program's host in a plan. Faults of the programs of other hosts would never happen.
     fn host_index(&self, plan: &Plan) -> Result<usize, String> {
-        let name = self.host.clone().or_else(|| std::env::var(HOST_VARIABLE).ok());
+        let name = self.chosen_host();
         let found =
             name.as_ref().map_or(Some(0), |name| plan.hosts.iter().position(|host| host.name == *name));
         let names = || plan.hosts.iter().map(|host| host.name.as_str()).collect::<Vec<_>>().join(", ");
@@ -167,7 +172,7 @@ impl DaemonOptions {
         if has_scenario {
             return Err("--path direct: the faults of a scenario need the daemon's data path".into());
         }
-        let chosen = self.host.clone().or_else(|| std::env::var(HOST_VARIABLE).ok());
+        let chosen = self.chosen_host();
         let mut devices = connection.hosts().iter();
         let device = devices.find(|device| chosen.as_ref().is_none_or(|host| device.host == *host));
         match device.filter(|device| device.data_path != DataPath::Direct.name()) {
@@ -182,7 +187,7 @@ impl DaemonOptions {
 
     /// The folder with what the programs of the host see of `/sys` and `/dev`.
     fn view_root(&self, connection: &DaemonControl) -> Option<PathBuf> {
-        let chosen = self.host.clone().or_else(|| std::env::var(HOST_VARIABLE).ok());
+        let chosen = self.chosen_host();
         let host = chosen.or_else(|| connection.hosts().first().map(|device| device.host.clone()))?;
         let name = daemon::daemon_name(self.name.as_deref());
         Some(RuntimeDir::for_user().view(&name, &host)).filter(|root| root.is_dir())
@@ -239,7 +244,7 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
         .transpose()?;
     let mut variables = arguments.daemon.environment(&folder);
     let program_host = plan.as_ref().map(|plan| arguments.daemon.host_index(plan)).transpose()?.unwrap_or(0);
-    if let Some(faults) = live.as_ref().and_then(|live| live.program_faults(program_host)) {
+    if let Some(faults) = live.as_ref().and_then(|live| live.scenario.program_faults(program_host)) {
         variables.push((FAULTS_VARIABLE, faults.to_text().into()));
     }
     let embedded = if arguments.why || arguments.lint { EmbeddedLogs::create()? } else { None };
@@ -309,7 +314,7 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     }
     let mut failed = false;
     if let (Some(mut live), Some(scenario)) = (live, &scenario) {
-        live.on_program_exit(code);
+        live.scenario.on_program_exit(code);
         let outcome = live.finish(&mut connection)?;
         let heading = format!("{}  ({})", scenario.title, scenario.name());
         errln!("\n{}", scenario::format_verdict(&heading, &outcome).trim_end_matches('\n'));

@@ -65,7 +65,7 @@ fn try_run_programs(plan: &Plan) -> Result<Outcome, String> {
     while (!waiting.is_empty() || !running.is_empty()) && started.elapsed() < timeout {
         let due = |index: &usize| Duration::from_nanos(plan.commands[*index].at_ns) <= started.elapsed();
         for index in waiting.extract_if(.., |index| due(index)) {
-            let faults = live.program_faults(plan.commands[index].host);
+            let faults = live.scenario.program_faults(plan.commands[index].host);
             running.push(start_program(plan, index, &name, &folder, &connection, faults)?);
         }
         for index in (0..running.len()).rev() {
@@ -76,7 +76,7 @@ fn try_run_programs(plan: &Plan) -> Result<Outcome, String> {
                     waiting.push(ended.command);
                     continue;
                 }
-                live.on_exit(
+                live.scenario.on_exit(
                     ended.command,
                     program::shell_exit_code(status).into(),
                     output_tail(&mut ended.output),

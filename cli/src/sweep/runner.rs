@@ -154,7 +154,7 @@ impl LogTail {
                 && let Ok(entry) = serde_json::from_str::<Entry>(line)
             {
                 if let Some(live) = live {
-                    live.on_entry(&entry);
+                    live.scenario.on_log_entry(&entry);
                 }
                 if is_recorded {
                     recording.add(target, &entry);
@@ -370,7 +370,7 @@ impl<'t> Worker<'t> {
             }
             RunFaults::Scenario(plan) => {
                 let host = plan.hosts.iter().position(|host| host.name == program.host);
-                host.zip(live).and_then(|(host, live)| live.program_faults(host))
+                host.zip(live).and_then(|(host, live)| live.scenario.program_faults(host))
             }
         };
         ProgramFaults { role: index as u32, record: true, ..own.unwrap_or_default() }

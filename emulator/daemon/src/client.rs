@@ -194,7 +194,7 @@ impl Client {
         drop(
             attachments
                 .memory
-                .map(|memory| self.host.driver.control(|driver| driver.memory().remove(memory))),
+                .map(|memory| self.host.driver.control(|driver| driver.memory().regions.remove(memory))),
         );
         let reply = result?;
         if has_roles && let Some(qpn) = command.qp_ready_to_send() {
@@ -283,12 +283,13 @@ impl Client {
             ));
         };
         let memory = Arc::new(self.map_region(length, backing, access, descriptors)?);
-        Ok(Some(self.host.driver.control(|driver| driver.memory().add(memory))))
+        Ok(Some(self.host.driver.control(|driver| driver.memory().regions.add(memory))))
     }
 
     /// Checks that the mappings of the client allow the new access flags of a region.
     fn check_access(&self, region: &MemoryRegion, access: AccessFlags) -> Result<(), CommandError> {
-        let memory = self.host.driver.control(|driver| driver.memory().get(region.memory).ok().cloned());
+        let memory =
+            self.host.driver.control(|driver| driver.memory().regions.get(region.memory).ok().cloned());
         match memory.as_deref() {
             Some(ClientMemory::Process(ProcessRange { process, address, length })) => process
                 .check_mapped(*address, *length, access)
@@ -337,7 +338,7 @@ impl Drop for Client {
         }
         let freed = self.host.driver.control(|driver| {
             let regions = driver.control(|hca, ctx| hca.close_client(ctx, self.id));
-            regions.iter().map(|region| driver.memory().remove(region.memory)).collect::<Vec<_>>()
+            regions.iter().map(|region| driver.memory().regions.remove(region.memory)).collect::<Vec<_>>()
         });
         drop(freed);
         self.host.event_bus.remove_client(self.id);

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::quota::MappingGuard;
-use softhca_engine::{AtomicOperation, Memory, MemoryFault, MemoryId};
+use softhca_engine::{AtomicOperation, Memory, MemoryFault, MemoryId, MemoryObjects};
 use softhca_queue::{AccessFlags, MemoryBlock};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -232,45 +232,19 @@ impl ProcessRange {
 #[derive(Default)]
 pub(crate) struct ClientMemories {
     monitor: Arc<AccessMonitor>,
-    regions: Vec<Option<Arc<ClientMemory>>>,
-    free: Vec<u32>,
+    /// Drop a removed one without holding the lock of the driver, because unmapping takes time.
+    pub regions: MemoryObjects<Arc<ClientMemory>>,
 }
 
 impl ClientMemories {
     pub fn new(monitor: Arc<AccessMonitor>) -> ClientMemories {
         ClientMemories { monitor, ..ClientMemories::default() }
     }
-
-    pub fn add(&mut self, region: Arc<ClientMemory>) -> MemoryId {
-        match self.free.pop() {
-            Some(index) => {
-                self.regions[index as usize] = Some(region);
-                MemoryId(index)
-            }
-            None => {
-                self.regions.push(Some(region));
-                MemoryId(self.regions.len() as u32 - 1)
-            }
-        }
-    }
-
-    /// Removes a region. Drop the result without holding the lock of the driver, because unmapping takes time.
-    pub fn remove(&mut self, memory: MemoryId) -> Option<Arc<ClientMemory>> {
-        let removed = self.regions.get_mut(memory.0 as usize)?.take();
-        if removed.is_some() {
-            self.free.push(memory.0);
-        }
-        removed
-    }
-
-    pub fn get(&self, memory: MemoryId) -> Result<&Arc<ClientMemory>, MemoryFault> {
-        self.regions.get(memory.0 as usize).and_then(Option::as_ref).ok_or(MemoryFault)
-    }
 }
 
 impl Memory for ClientMemories {
     fn read(&self, memory: MemoryId, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
-        match &**self.get(memory)? {
+        match &**self.regions.get(memory)? {
             ClientMemory::Mapped(mapped) => mapped.block.read(offset, into),
             ClientMemory::Process(range) => {
                 let at = range.locate(offset, into.len())?;
@@ -280,7 +254,7 @@ impl Memory for ClientMemories {
     }
 
     fn write(&mut self, memory: MemoryId, offset: u64, from: &[u8]) -> Result<(), MemoryFault> {
-        match &**self.get(memory)? {
+        match &**self.regions.get(memory)? {
             ClientMemory::Mapped(mapped) => mapped.block.write(offset, from),
             ClientMemory::Process(range) => {
                 let at = range.locate(offset, from.len())?;
@@ -296,7 +270,7 @@ impl Memory for ClientMemories {
         offset: u64,
         operation: AtomicOperation,
     ) -> Result<u64, MemoryFault> {
-        match &**self.get(memory)? {
+        match &**self.regions.get(memory)? {
             ClientMemory::Mapped(mapped) => mapped.block.atomic(offset, operation),
             ClientMemory::Process(range) => {
                 let at = range.locate(offset, 8)?;

@@ -13,8 +13,8 @@ use softhca_fabric::{EventSink, HostId, NetworkEvent};
 use softhca_queue::control::{HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus};
 use softhca_queue::{MapMode, SharedMemory, SleepFlag};
 use softhca_udp::{
-    DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, IcrcCheck, SharedDriver, SlotEvent,
-    SocketOptions, bind_free_host, bind_host,
+    DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, IcrcCheck, SharedDriver, SocketOptions,
+    bind_free_host, bind_host,
 };
 use softhca_wire::QpnSlot;
 use std::collections::BTreeMap;
@@ -141,11 +141,7 @@ struct HostEventSink {
 
 impl EventSink for HostEventSink {
     fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
-        if self.recordings.is_active()
-            && let Some(event) = SlotEvent::new(event)
-        {
-            self.recordings.on_host_event(self.host, now, event);
-        }
+        self.recordings.on_host_event(self.host, now, event);
         if let NetworkEvent::Hca { event, .. } = event {
             self.on_hca_event(event);
         }

@@ -452,10 +452,11 @@ impl Recordings {
     }
 
     /// Records an event of a host, with a time of the driver's clock.
-    pub fn on_host_event(&self, host: HostId, at: Instant, event: SlotEvent<'_>) {
+    pub fn on_host_event(&self, host: HostId, at: Instant, event: &NetworkEvent<'_>) {
         if !self.is_active() {
             return;
         }
+        let Some(event) = SlotEvent::new(event) else { return };
         let mut merge = self.merge.lock();
         let time = monotonic_nanos();
         if self.has_slots.load(Ordering::Acquire) {

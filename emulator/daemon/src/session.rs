@@ -202,7 +202,7 @@ impl Session {
         }
         let uid = rustix::process::geteuid().as_raw();
         let version = env!("CARGO_PKG_VERSION");
-        let refusal = if self.process.uid != uid {
+        let problem = if self.process.uid != uid {
             Some(format!("this daemon serves user {uid} only; you are user {}", self.process.uid))
         } else if hello.protocol != PROTOCOL_VERSION {
             Some(format!(
@@ -213,7 +213,7 @@ impl Session {
         } else {
             None
         };
-        if let Some(message) = refusal {
+        if let Some(message) = problem {
             self.ending = true;
             self.requests.send(&Err::<Welcome, _>(message), Vec::new());
             return Ok(());

@@ -13,8 +13,8 @@ use softhca_fabric::{EventSink, HostId, NetworkEvent, RuleCounters, RuleId};
 use softhca_queue::control::{Notification, QueuePairStatus};
 use softhca_queue::{HandedOverPacket, RecordedAck, SharedWords, SleepFlag};
 use softhca_udp::{
-    DrivePolicy, Driver, DriverOptions, HostSockets, Loopback, RingPair, SharedDriver, SlotEvent, SlotGroup,
-    SlotPage, SlotState, SocketOptions,
+    DrivePolicy, Driver, DriverOptions, HostSockets, Loopback, RingPair, SharedDriver, SlotGroup, SlotPage,
+    SlotState, SocketOptions,
 };
 use softhca_wire::QpnSlot;
 use std::collections::btree_map::Entry;
@@ -64,11 +64,7 @@ struct VacantPortEvents {
 
 impl EventSink for VacantPortEvents {
     fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
-        if self.recordings.is_active()
-            && let Some(event) = SlotEvent::new(event)
-        {
-            self.recordings.on_host_event(self.host, now, event);
-        }
+        self.recordings.on_host_event(self.host, now, event);
     }
 }
 

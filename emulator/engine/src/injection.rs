@@ -5,7 +5,7 @@ use crate::hca_state::HcaState;
 use crate::reason::is_failure;
 use crate::{
     AsyncEvent, ClientId, Context, CqId, Event, Hca, InjectedPoint, Instant, PortState, QpState, Reason,
-    SrqId, VerbsError,
+    SrqId, VerbsError, VerbsResult,
 };
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
@@ -100,7 +100,7 @@ impl Hca {
         client: ClientId,
         command: &Command,
         call_site: Option<CallSite>,
-    ) -> Result<Option<Reply>, VerbsError> {
+    ) -> VerbsResult<Option<Reply>> {
         let Some((verb, object)) = command.call() else { return Ok(None) };
         let Some((process, matcher)) = self.state.faults.as_mut().and_then(|all| all.matcher(client)) else {
             return Ok(None);
@@ -138,7 +138,7 @@ impl Hca {
             }
             ProgramAction::CmEvent(event, status) => {
                 if let Some((Resource::CmIdentifier, id)) = object {
-                    self.cm.raise_injected(ctx, crate::CmId(id), event, status);
+                    self.cm_call(ctx).raise_injected(crate::CmId(id), event, status);
                 }
                 Ok(Some(Reply::Cm(cm::Reply::Done)))
             }
@@ -181,7 +181,7 @@ impl Hca {
             InjectedEvent::DeviceRemoved => {
                 self.fail_device(ctx);
                 self.clients.values_mut().for_each(|client| client.has_lost_device = true);
-                self.cm.raise_device_removal(ctx);
+                self.cm_call(ctx).raise_device_removal();
                 self.state.device_removed.store(true, Ordering::Relaxed);
                 return;
             }

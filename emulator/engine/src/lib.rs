@@ -43,9 +43,9 @@ pub use context::Context;
 pub use control::{Attachments, QpRings};
 pub use event::{Event, InjectedPoint, PacketSummary, QpConfiguration};
 pub use hca::Hca;
-pub use memory::{AtomicOperation, Memory, MemoryFault, MemoryId};
+pub use memory::{AtomicOperation, Memory, MemoryFault, MemoryId, MemoryObjects};
 pub use protection::{AccessError, MemoryRegion};
-pub use queue_pair::{Transition, transition};
+pub use queue_pair::{Transition, completion_opcode, transition};
 pub use rate_control::{
     CongestionSettings, DcqcnParameters, NotificationPoint, RateCause, RateControlSettings,
 };
@@ -61,3 +61,6 @@ pub use softhca_queue::{
     QpInitAttributes, QpSnapshot, QpState, QpType, Reply, Resource, SrqAttributes, SrqId, SrqInitAttributes,
     VerbsError, XrcdId,
 };
+
+/// The result of a verb.
+pub type VerbsResult<T = ()> = Result<T, VerbsError>;

@@ -77,8 +77,8 @@ impl fmt::Display for DropReason {
             DropReason::UcSequenceGap { expected } => {
                 write!(f, "packet PSN {expected} of the message is missing")
             }
-            DropReason::UcAccess(denied) => write!(f, "{denied}"),
-            DropReason::UcRequest(refusal) => write!(f, "{refusal}"),
+            DropReason::UcAccess(error) => write!(f, "{error}"),
+            DropReason::UcRequest(error) => write!(f, "{error}"),
             DropReason::NoReceivePosted => f.write_str("no receive is posted"),
             DropReason::PayloadExceedsPmtu { length, mtu } => {
                 write!(f, "a payload of {length} bytes exceeds the path MTU {mtu}")
@@ -148,13 +148,13 @@ impl fmt::Display for RequestError {
             RequestError::MisalignedAtomic { address } => {
                 write!(f, "the atomic address {address:#x} is not a multiple of 8")
             }
-            RequestError::Access(denied) | RequestError::WriteWithImmAccess(denied) => denied.fmt(f),
+            RequestError::Access(error) | RequestError::WriteWithImmAccess(error) => error.fmt(f),
             RequestError::ReceiveTooSmall { message, capacity: room } => {
                 write!(f, "a message of {message} bytes exceeds the receive buffer of {room} bytes")
             }
-            RequestError::ReceiveAccess(denied) => write!(f, "posted receive: {denied}"),
-            RequestError::ReadAccess(denied) => write!(f, "READ source: {denied}"),
-            RequestError::InvalidateFailed(denied) => write!(f, "invalidate: {denied}"),
+            RequestError::ReceiveAccess(error) => write!(f, "posted receive: {error}"),
+            RequestError::ReadAccess(error) => write!(f, "READ source: {error}"),
+            RequestError::InvalidateFailed(error) => write!(f, "invalidate: {error}"),
             RequestError::NoSuchSrq { srqn: number } => {
                 write!(f, "no shared receive queue has number {number:#x}")
             }
@@ -232,7 +232,7 @@ impl fmt::Display for Reason {
             Reason::None => f.write_str("no error"),
             Reason::Requested => f.write_str("requested by the application"),
             Reason::Flushed => f.write_str("the queue pair is in the error state"),
-            Reason::LocalAccess(denied) => write!(f, "local memory: {denied}"),
+            Reason::LocalAccess(error) => write!(f, "local memory: {error}"),
             Reason::MessageTooLong { length, limit } => {
                 write!(f, "the message has {length} bytes, the limit is {limit}")
             }
@@ -243,7 +243,7 @@ impl fmt::Display for Reason {
                 f.write_str("max_rd_atomic is 0: READ and atomic requests are disabled")
             }
             Reason::BadAddressHandle { handle } => write!(f, "no address handle has number {handle:#x}"),
-            Reason::MemoryWindowBind(denied) => write!(f, "memory window: {denied}"),
+            Reason::MemoryWindowBind(error) => write!(f, "memory window: {error}"),
             Reason::CorruptRing(why) => why.fmt(f),
             Reason::InvalidWqe => f.write_str("the WQE in the ring is invalid"),
             Reason::Nak { code, psn } => write!(f, "the peer rejected PSN {psn}: {}", code.name()),
@@ -257,7 +257,7 @@ impl fmt::Display for Reason {
             }
             Reason::BadResponse { psn } => write!(f, "response PSN {psn} does not match its request"),
             Reason::PeerUnreachable => f.write_str("the peer port is unreachable"),
-            Reason::RequestRejected(refusal) => refusal.fmt(f),
+            Reason::RequestRejected(error) => error.fmt(f),
             Reason::CompletionQueueOverflow => f.write_str("the completion queue overflowed"),
             Reason::ClientExited => f.write_str("the client process exited"),
             Reason::Injected { rule } => write!(f, "injected by fault rule {rule}"),

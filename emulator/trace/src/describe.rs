@@ -30,8 +30,8 @@ pub(crate) fn kebab_case(value: &impl Debug) -> String {
     slug
 }
 
-/// What was done to a packet.
-pub(crate) fn effect(fault: &Fault) -> String {
+/// The change of a packet in words.
+pub fn effect(fault: &Fault) -> String {
     match fault.effect {
         FaultEffect::Dropped { copies: 0 } => "dropped".into(),
         FaultEffect::Dropped { copies } => format!("dropped with {copies} duplicates"),
@@ -54,7 +54,7 @@ pub(crate) fn effect(fault: &Fault) -> String {
     }
 }
 
-/// The same without the moment until which a link is cut.
+/// The same without the time until which a link is cut.
 pub(crate) fn effect_without_time(fault: &Fault) -> String {
     match fault.effect {
         FaultEffect::LinkTakenDown { directions: DownDirections::BothWays, .. } => {

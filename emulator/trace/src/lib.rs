@@ -35,7 +35,7 @@ pub use capture::{
     Record, RoceVersion,
 };
 pub use comparable_trace::{ComparableTrace, FactKind, QueuePairFacts};
-pub use describe::duration;
+pub use describe::{duration, effect as fault_effect};
 pub use ladder::{
     ColorMode, Delivery, Emphasis, Ladder, LadderBuilder, LadderStyle, LiveLadder, Side, Step, StepContent,
 };

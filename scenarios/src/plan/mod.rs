@@ -4,8 +4,10 @@ mod actions;
 mod builder;
 mod check;
 mod cm;
+mod device;
 mod expectations;
 mod fault;
+mod fault_targets;
 pub(crate) mod limits;
 mod measurements;
 mod multicast;
@@ -14,6 +16,7 @@ mod network;
 mod rules;
 mod selectors;
 mod steps;
+mod topology;
 mod traffic;
 mod workloads;
 
@@ -24,8 +27,8 @@ pub use check::{
     Bound, Check, CompletionCheck, ConnectionCheck, Expectation, ExpectedMemory, OrderCheck, PacketCheck,
     Subject,
 };
+pub(crate) use device::default_settings;
 pub use fault::{CountingRule, FabricChange, FaultKind, FaultPlan, Flap, SwitchChange, TimedFault};
-pub(crate) use network::default_settings;
 
 use crate::parameters::ParameterValues;
 use crate::spec::Invariant;

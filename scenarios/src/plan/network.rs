@@ -1,18 +1,13 @@
-//! Hosts, switches, links and topologies.
+//! Hosts, switches and links.
 
+use super::device::{cm_times, congestion_settings, host_settings, slow_receiver};
 use super::{HostPlan, LINK_RULES, LinkPlan, LinkRule, Node, RoutePlan, SwitchPlan, limits};
-use crate::quantity::{Probability, Rate, Size, Time};
+use crate::quantity::{Probability, Rate, Time};
 use crate::source::{Result, Source, join_path};
-use crate::spec::{
-    CmSpec, CongestionControlSpec, DeviceSpec, EcnSpec, HostSpec, PfcSpec, ScenarioFile, SwitchSpec, Topology,
-};
-use softhca_engine::{
-    self as engine, CmTimers, DcqcnParameters, EndToEndCredits, NotificationPoint, RateControlSettings,
-    Settings,
-};
+use crate::spec::{DeviceSpec, EcnSpec, HostSpec, PfcSpec, ScenarioFile, SwitchSpec};
 use softhca_fabric::{
-    Action, Choice, Direction, EcnMarking, LinkSettings, PER_BILLION, PfcSettings, PfcWatchdog,
-    ReceiverSettings, Repeat, Rule, RuleId, Selector, SwitchSettings,
+    Action, Choice, Direction, EcnMarking, LinkSettings, PfcSettings, PfcWatchdog, Repeat, Rule, RuleId,
+    Selector, SwitchSettings,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -226,7 +221,7 @@ impl Network {
     }
 
     /// The switch with this name. A switch that the file does not declare has default settings.
-    fn switch(&mut self, name: &str, source: &Source) -> Result<Node> {
+    pub fn switch(&mut self, name: &str, source: &Source) -> Result<Node> {
         match self.nodes.get(name) {
             Some(node @ Node::Switch(_)) => Ok(*node),
             Some(Node::Host(_)) => {
@@ -237,109 +232,6 @@ impl Network {
                 Ok(Node::Switch(self.switches.len() - 1))
             }
         }
-    }
-
-    fn build_topology(&mut self, topology: &Topology, source: &Source) -> Result<()> {
-        let hosts: Vec<Node> = (0..self.hosts.len()).map(Node::Host).collect();
-        let line = |rate: &Option<Rate>, delay: &Time| link_line(*rate, *delay, None, source, "topology");
-        match topology {
-            Topology::Pair { delay, rate } => {
-                let [first, second] = hosts[..] else {
-                    let message = format!("topology `pair` needs two hosts, the file has {}", hosts.len());
-                    return Err(source.error_at("topology", message));
-                };
-                let line = line(rate, delay)?;
-                self.links.push(LinkPlan { ends: [first, second], line });
-            }
-            Topology::Star { switch, delay, rate } => {
-                let (switch, line) = (self.switch(switch, source)?, line(rate, delay)?);
-                self.links.extend(hosts.into_iter().map(|host| LinkPlan { ends: [host, switch], line }));
-            }
-            Topology::Dumbbell { left, right, delay, rate, bottleneck } => {
-                let (line, middle) = (line(rate, delay)?, line(&bottleneck.or(*rate), delay)?);
-                let switches = [self.switch("left", source)?, self.switch("right", source)?];
-                for (names, side, switch) in [(left, "left", switches[0]), (right, "right", switches[1])] {
-                    for (index, name) in names.iter().enumerate() {
-                        let path = format!("topology.dumbbell.{side}.{index}");
-                        for host in self.hosts_matching(name, source, &path)? {
-                            self.links.push(LinkPlan { ends: [Node::Host(host), switch], line });
-                        }
-                    }
-                }
-                self.links.push(LinkPlan { ends: switches, line: middle });
-            }
-            Topology::LeafSpine { leaves, spines, delay, rate, uplink } => {
-                let (line, up) = (line(rate, delay)?, line(&uplink.or(*rate), delay)?);
-                check_link_count(u64::from(*leaves) * u64::from(*spines) + hosts.len() as u64, source)?;
-                let leaves = self.add_switches("leaf", *leaves, source)?;
-                let spines = self.add_switches("spine", *spines, source)?;
-                let each = hosts.len().div_ceil(leaves.len());
-                for (index, host) in hosts.into_iter().enumerate() {
-                    self.links.push(LinkPlan { ends: [host, leaves[index / each]], line });
-                }
-                for leaf in leaves {
-                    self.links.extend(spines.iter().map(|spine| LinkPlan { ends: [leaf, *spine], line: up }));
-                }
-            }
-            Topology::Ring { switches, delay, rate } => {
-                let line = line(rate, delay)?;
-                let switches = self.add_switches("s", *switches, source)?;
-                for (index, host) in hosts.into_iter().enumerate() {
-                    self.links.push(LinkPlan { ends: [host, switches[index % switches.len()]], line });
-                }
-                if switches.len() < 2 {
-                    return Ok(());
-                }
-                for (index, switch) in switches.iter().enumerate() {
-                    let next = switches[(index + 1) % switches.len()];
-                    let link = self.links.len();
-                    self.links.push(LinkPlan { ends: [*switch, next], line });
-                    // Forward in one direction even where the other is shorter, so that the ring can deadlock.
-                    if let Node::Switch(switch) = *switch {
-                        let others = (0..self.hosts.len()).filter(|host| host % switches.len() != index);
-                        self.routes.extend(others.map(|host| RoutePlan { switch, host, link }));
-                    }
-                }
-            }
-            Topology::FatTree { k, delay, rate } => {
-                let (half, line) = (k / 2, line(rate, delay)?);
-                let max_hosts = u64::from(*k).saturating_pow(3) / 4;
-                check_link_count((2 * max_hosts).saturating_add(hosts.len() as u64), source)?;
-                if *k < 2 || k % 2 != 0 || hosts.len() as u64 > max_hosts {
-                    let message = format!(
-                        "a fat tree needs an even k of at least 2 and at most k³/4 hosts; k is {k}, the file has {} hosts",
-                        hosts.len()
-                    );
-                    return Err(source.error_at("topology", message));
-                }
-                let cores = self.add_switches("core", half * half, source)?;
-                let mut edges = Vec::new();
-                for pod in 1..=*k {
-                    let above = self.add_switches(&format!("pod{pod}-agg"), half, source)?;
-                    let below = self.add_switches(&format!("pod{pod}-edge"), half, source)?;
-                    for (index, aggregation) in above.iter().enumerate() {
-                        self.links
-                            .extend(below.iter().map(|edge| LinkPlan { ends: [*edge, *aggregation], line }));
-                        let mine = &cores[index * half as usize..(index + 1) * half as usize];
-                        self.links
-                            .extend(mine.iter().map(|core| LinkPlan { ends: [*aggregation, *core], line }));
-                    }
-                    edges.extend(below);
-                }
-                for (index, host) in hosts.into_iter().enumerate() {
-                    self.links.push(LinkPlan { ends: [host, edges[index / half as usize]], line });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn add_switches(&mut self, stem: &str, count: u32, source: &Source) -> Result<Vec<Node>> {
-        if count == 0 || count > limits::MAX_SWITCHES {
-            let message = format!("{count} switches; a topology has 1 to {} of a kind", limits::MAX_SWITCHES);
-            return Err(source.error_at("topology", message));
-        }
-        (1..=count).map(|n| self.switch(&format!("{stem}{n}"), source)).collect()
     }
 
     /// The host or switch with this name.
@@ -433,17 +325,6 @@ impl Network {
     }
 }
 
-/// Checks the number of links of a topology.
-fn check_link_count(links: u64, source: &Source) -> Result<()> {
-    match links > limits::MAX_LINKS {
-        true => {
-            let message = format!("the topology has {links} links, the maximum is {}", limits::MAX_LINKS);
-            Err(source.error_at("topology", message))
-        }
-        false => Ok(()),
-    }
-}
-
 fn check_name(name: &str, source: &Source, path: &str) -> Result<()> {
     let fine = |c: char| c.is_alphanumeric() || c == '-' || c == '_';
     match !name.is_empty() && name.chars().all(fine) {
@@ -452,7 +333,7 @@ fn check_name(name: &str, source: &Source, path: &str) -> Result<()> {
     }
 }
 
-fn link_line(
+pub(super) fn link_line(
     rate: Option<Rate>,
     delay: Time,
     mtu: Option<u32>,
@@ -502,97 +383,6 @@ pub(super) fn pfc_settings(spec: &PfcSpec, source: &Source, path: &str) -> Resul
     let headroom = spec.headroom.map_or(defaults.headroom, |size| size.0);
     let quanta = spec.quanta.map_or(defaults.quanta, NonZeroU16::get);
     Ok(PfcSettings { priorities, xoff, xon, headroom, quanta })
-}
-
-/// A device with a receive rate. Its thresholds are fixed fractions of the buffer.
-fn slow_receiver(rate: Rate, buffer: Option<Size>) -> ReceiverSettings {
-    let defaults = ReceiverSettings::default();
-    let buffer = buffer.map_or(defaults.buffer, |size| size.0);
-    let flow_control =
-        defaults.pfc.map(|flow| PfcSettings { xoff: buffer / 4, xon: buffer / 16 * 3, ..flow });
-    ReceiverSettings { bits_per_second: Some(rate.0), buffer, pfc: flow_control, ..defaults }
-}
-
-fn congestion_settings(
-    spec: &CongestionControlSpec,
-    source: &Source,
-    path: &str,
-) -> Result<engine::CongestionSettings> {
-    let defaults = engine::CongestionSettings::from_name(&spec.algorithm).ok_or_else(|| {
-        let message = format!("unknown congestion control algorithm {:?}", spec.algorithm);
-        source
-            .error_in(path, "algorithm", message)
-            .suggest(&spec.algorithm, engine::CongestionSettings::NAMES)
-    })?;
-    let Some(RateControlSettings::Dcqcn(defaults)) = defaults.rate_control else { return Ok(defaults) };
-    let zero = [
-        (spec.gain.is_some_and(|gain| gain.0 == 0), "gain"),
-        (spec.alpha_timer.is_some_and(|time| time.0 == 0), "alpha-timer"),
-        (spec.rate_timer.is_some_and(|time| time.0 == 0), "rate-timer"),
-        (spec.byte_counter.is_some_and(|size| size.0 == 0), "byte-counter"),
-        (spec.initial_rate.is_some_and(|rate| rate.0 == 0), "initial-rate"),
-        (spec.min_rate.is_some_and(|rate| rate.0 == 0), "min-rate"),
-    ];
-    if let Some((_, key)) = zero.iter().find(|(is_zero, _)| *is_zero) {
-        return Err(source.error_in(path, key, format!("`{key}` cannot be 0")));
-    }
-    let time =
-        |spec: Option<Time>, defaults: Duration| spec.map_or(defaults, |time| Duration::from_nanos(time.0));
-    let rate = |spec: Option<Rate>, defaults: u64| spec.map_or(defaults, |rate| rate.0);
-    let control = DcqcnParameters {
-        min_rate: rate(spec.min_rate, defaults.min_rate),
-        gain_divisor: spec.gain.map_or(defaults.gain_divisor, |gain| (PER_BILLION + gain.0 / 2) / gain.0),
-        alpha_interval: time(spec.alpha_timer, defaults.alpha_interval),
-        rate_increase_interval: time(spec.rate_timer, defaults.rate_increase_interval),
-        byte_counter: spec.byte_counter.map_or(defaults.byte_counter, |size| size.0),
-        fast_recovery_steps: spec.fast_recovery_steps.unwrap_or(defaults.fast_recovery_steps),
-        additive_increase: rate(spec.additive_increase, defaults.additive_increase),
-        hyper_increase: rate(spec.hyper_increase, defaults.hyper_increase),
-        ..defaults
-    };
-    let interval = time(spec.cnp_interval, NotificationPoint::PAPER.min_cnp_interval);
-    let notification = NotificationPoint { min_cnp_interval: interval, ..NotificationPoint::PAPER };
-    Ok(engine::CongestionSettings {
-        notification_point: Some(notification),
-        rate_control: Some(RateControlSettings::Dcqcn(control)),
-    })
-}
-
-fn cm_times(spec: &CmSpec, source: &Source) -> Result<CmTimers> {
-    let defaults = CmTimers::LINUX;
-    let number = |key: &str, value: Option<u8>, max: u8, defaults: u8| match value {
-        Some(value) if value > max => {
-            let message = format!("{key} is {value}, the maximum is {max}");
-            Err(source.error_at(&format!("device.cm.{key}"), message))
-        }
-        value => Ok(value.unwrap_or(defaults)),
-    };
-    Ok(CmTimers {
-        response_timeout: number("response-timeout", spec.response_timeout, 31, defaults.response_timeout)?,
-        packet_lifetime: number("packet-lifetime", spec.packet_lifetime, 31, defaults.packet_lifetime)?,
-        max_retries: number("max-retries", spec.max_retries, 15, defaults.max_retries)?,
-        service_timeout: number("service-timeout", spec.service_timeout, 24, defaults.service_timeout)?,
-    })
-}
-
-/// The settings of a device that the file does not configure.
-pub(crate) fn default_settings() -> Settings {
-    host_settings(&DeviceSpec::default())
-}
-
-fn host_settings(spec: &DeviceSpec) -> Settings {
-    let defaults = Settings::default();
-    Settings {
-        recovery: spec.recovery.unwrap_or_default(),
-        ack_policy: spec.acks.unwrap_or_default(),
-        end_to_end_credits: match spec.credits {
-            Some(true) => EndToEndCredits::On,
-            _ => EndToEndCredits::Off,
-        },
-        ack_request_interval: spec.ack_request_interval.unwrap_or(defaults.ack_request_interval),
-        payload_mode: spec.payload.unwrap_or_default(),
-        ..defaults
-    }
 }
 
 #[cfg(test)]

@@ -66,11 +66,8 @@ impl EventChannel {
 
     /// Creates an identifier with this service type, which the IB port space leaves open.
     pub fn create_id_with_kind(&self, space: PortSpace, kind: QpType) -> Result<Id, Error> {
-        let channel = self.inner.id;
-        match self.backend().execute_cm(Command::CreateId { channel, port_space: space, qp_type: kind })? {
-            Reply::Id(id) => Ok(self.wrap_id(id)),
-            _ => unreachable!("the card answers with an identifier"),
-        }
+        let command = Command::CreateId { channel: self.inner.id, port_space: space, qp_type: kind };
+        Ok(self.wrap_id(reply!(self.backend().execute_cm(command)?, Reply::Id(id) => id)))
     }
 
     /// A handle of an identifier that the card made.
@@ -103,10 +100,8 @@ impl EventChannel {
         loop {
             self.inner.notifier.clear();
             let seen = self.inner.notifier.count();
-            let Reply::Event(event, left) = self.backend().execute_cm(Command::GetEvent(self.inner.id))?
-            else {
-                unreachable!("the card answers with an event or none")
-            };
+            let reply = self.backend().execute_cm(Command::GetEvent(self.inner.id))?;
+            let (event, left) = reply!(reply, Reply::Event(event, left) => (event, left));
             match left {
                 0 => self.inner.drained_at.store(seen, Ordering::Relaxed),
                 _ => self.inner.notifier.make_readable(),

@@ -8,6 +8,7 @@ use crate::{Context, Error, Gid, ModifyQp, Mtu, QpState, QpType, QueuePair};
 use parking_lot::Mutex;
 use softhca_engine::CmId;
 use softhca_queue::cm::{Command, FollowUp, QpTransition, Reply};
+use softhca_queue::reply;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -208,10 +209,8 @@ impl Id {
     /// The attributes that take the queue pair of this connection to a state (`rdma_init_qp_attr`), for callers that call
     /// [`QueuePair::modify`] themselves.
     pub fn qp_attributes(&self, state: QpState) -> Result<ModifyQp, Error> {
-        match self.call(Command::InitQpAttributes { id: self.inner.id, state })? {
-            Reply::QpAttributes(modify) => Ok(modify),
-            _ => unreachable!("the card answers with attributes"),
-        }
+        let attributes = self.call(Command::InitQpAttributes { id: self.inner.id, state })?;
+        Ok(reply!(attributes, Reply::QpAttributes(modify) => modify))
     }
 
     /// The caller's parameters with the number of the attached queue pair.
@@ -324,10 +323,7 @@ impl Id {
 
     /// Its state, addresses, service type and path.
     pub fn query(&self) -> Result<IdSnapshot, Error> {
-        match self.call(Command::QueryId(self.inner.id))? {
-            Reply::Query(view) => Ok(view),
-            _ => unreachable!("the card answers with a view"),
-        }
+        Ok(reply!(self.call(Command::QueryId(self.inner.id))?, Reply::Query(view) => view))
     }
 
     /// Its own address and port, if it is bound.

@@ -76,17 +76,17 @@ impl CmEventQueue {
     /// Takes in what the daemon brought.
     pub fn push(&self, channel: CmChannelId, events: Vec<Event>) {
         let mut state = self.state.lock();
-        let mut told = Vec::new();
+        let mut notifiers = Vec::new();
         for event in events {
             let channel = state.migrated.get(&event.id).copied().unwrap_or(channel);
             if let Some(waiting) = state.channels.get_mut(&channel) {
                 waiting.events.push_back(event);
-                told.push(waiting.notifier.clone());
+                notifiers.push(waiting.notifier.clone());
             }
         }
         drop(state);
-        told.dedup_by(|one, other| Arc::ptr_eq(one, other));
-        told.iter().for_each(|news| news.notify());
+        notifiers.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        notifiers.iter().for_each(|notifier| notifier.notify());
     }
 
     /// The oldest event of a channel, and how many are left.
@@ -136,7 +136,7 @@ impl CmEventQueue {
     pub fn wake_all(&self) {
         let all: Vec<_> =
             self.state.lock().channels.values().map(|waiting| waiting.notifier.clone()).collect();
-        all.iter().for_each(|news| news.notify());
+        all.iter().for_each(|notifier| notifier.notify());
     }
 }
 

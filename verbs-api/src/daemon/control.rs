@@ -98,7 +98,7 @@ impl DaemonControl {
         }
     }
 
-    /// Puts fault rules, with names for records, on the cable of a host. `seed` decides their draws.
+    /// Puts fault rules, with names for records, on the link of a host. `seed` decides their draws.
     pub fn add_rules(&mut self, host: &str, seed: u64, rules: &[(Rule, &str)]) -> Result<()> {
         let call = Request::AddFaultRules { host: Some(host.into()), seed, rules: encode(&rules) };
         self.socket.call(&call, &[]).map(|_| ())

@@ -2,10 +2,9 @@
 //! error in place of the HCA, so that no caller waits for ever.
 
 use parking_lot::Mutex;
-use softhca_engine::{QpCapabilities, QpInitAttributes};
+use softhca_engine::{QpCapabilities, QpInitAttributes, completion_opcode};
 use softhca_queue::{
-    Completion, CompletionFlags, CompletionOpcode, CompletionProducer, CompletionStatus, CqId, Operation,
-    SharedWords,
+    Completion, CompletionFlags, CompletionOpcode, CompletionProducer, CompletionStatus, CqId, SharedWords,
 };
 use softhca_wire::Qpn;
 use std::collections::BTreeMap;
@@ -117,17 +116,5 @@ fn flush_completion(qpn: Qpn, wr_id: u64, opcode: CompletionOpcode) -> Completio
         service_level: 0,
         vendor_error: VENDOR_ERROR_DEVICE_GONE,
         timestamp: 0,
-    }
-}
-
-fn completion_opcode(operation: &Operation) -> CompletionOpcode {
-    match operation {
-        Operation::Send(_) => CompletionOpcode::Send,
-        Operation::Write { .. } => CompletionOpcode::Write,
-        Operation::Read { .. } => CompletionOpcode::Read,
-        Operation::CompareSwap { .. } => CompletionOpcode::CompareSwap,
-        Operation::FetchAdd { .. } => CompletionOpcode::FetchAdd,
-        Operation::BindMemoryWindow(_) => CompletionOpcode::BindMemoryWindow,
-        Operation::LocalInvalidate { .. } => CompletionOpcode::LocalInvalidate,
     }
 }

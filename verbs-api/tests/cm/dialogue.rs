@@ -1,7 +1,7 @@
 //! The five messages that make and end a connection, and what a user sees when one of them is lost, late or there
 //! twice.
 
-use crate::{connect_and_leave, only, pair, serve_one, story};
+use crate::{connect_and_leave, only, pair, serve_one, trace};
 use softhca::cm::{CmState, ConnectionParameters, Connector, EventChannel, EventType, PortSpace};
 use softhca::{
     Error,
@@ -31,7 +31,7 @@ fn with_fault(message: CmMessage, from_client: bool, repeat: Repeat, action: Act
 
 /// The CM events of the hosts, without resolving.
 fn heard(report: &Report) -> Vec<String> {
-    let all = story(report).into_iter();
+    let all = trace(report).into_iter();
     all.filter(|line| line.contains("hears") && !line.contains("RESOLVED")).collect()
 }
 
@@ -59,7 +59,7 @@ fn a_connection_is_made_and_ended_in_five_messages() {
     world.host("server", serve_one).host("client", connect_and_leave);
     let report = world.run().unwrap();
     assert_eq!(
-        story(&report),
+        trace(&report),
         [
             "client hears ADDR_RESOLVED 0",
             "client hears ROUTE_RESOLVED 0",
@@ -75,7 +75,7 @@ fn a_connection_is_made_and_ended_in_five_messages() {
             "client hears DISCONNECTED 0",
         ]
     );
-    assert_eq!(report.ended_at.nanos(), 4_000, "REQ, REP, DREQ, DREP over a cable of 1 µs");
+    assert_eq!(report.ended_at.nanos(), 4_000, "REQ, REP, DREQ, DREP over a link of 1 µs");
 }
 
 #[test]
@@ -83,14 +83,14 @@ fn every_message_may_be_lost_once_and_the_connection_is_made_and_ended_all_the_s
     for (message, from_client) in DIALOGUE {
         let (report, fired) = with_fault(message, from_client, Repeat::times(1), Action::Drop);
         assert_eq!(fired, 1, "{message:?}");
-        let told = heard(&report);
+        let events = heard(&report);
         // Where the RTU is lost the DREQ comes first: the DREQ proves that the connection was established.
         let expected: Vec<&str> = match message {
             CmMessage::Rtu => vec![GOOD[0], GOOD[1], "server hears DISCONNECTED 0"],
             _ => GOOD[..5].to_vec(),
         };
-        assert_eq!(told[..expected.len()], expected[..], "{message:?}: {told:?}");
-        let again = story(&report).iter().filter(|line| line.contains("again")).count();
+        assert_eq!(events[..expected.len()], expected[..], "{message:?}: {events:?}");
+        let again = trace(&report).iter().filter(|line| line.contains("again")).count();
         match message {
             CmMessage::Rtu => assert_eq!(again, 0),
             CmMessage::Dreq | CmMessage::Drep => assert_eq!(again, 1),
@@ -106,7 +106,7 @@ fn every_message_may_come_twice_and_nothing_happens_twice() {
         let (report, fired) =
             with_fault(message, from_client, Repeat::times(1), Action::Duplicate { copies: 1 });
         assert_eq!(fired, 1, "{message:?}");
-        assert_eq!(heard(&report), GOOD, "{message:?}: {:#?}", story(&report));
+        assert_eq!(heard(&report), GOOD, "{message:?}: {:#?}", trace(&report));
     }
 }
 
@@ -116,15 +116,15 @@ fn every_message_may_be_late_and_nothing_happens_twice() {
         let late = Action::Delay { ns: 9_000_000_000 };
         let (report, fired) = with_fault(message, from_client, Repeat::times(1), late);
         assert_eq!(fired, 1, "{message:?}");
-        let mut told = heard(&report);
+        let mut events = heard(&report);
         let mut expected = GOOD.to_vec();
         if message == CmMessage::Rtu {
             // The DREQ overtakes it.
             expected.remove(2);
         }
-        told.sort();
+        events.sort();
         expected.sort();
-        assert_eq!(told, expected, "{message:?}: {:#?}", story(&report));
+        assert_eq!(events, expected, "{message:?}: {:#?}", trace(&report));
     }
 }
 
@@ -192,6 +192,6 @@ fn without_an_rtu_the_server_gives_up_and_the_client_gets_disconnected() {
     });
     world.fault("client", "server", fault::cm(CmMessage::Rtu).drop());
     let report = world.run().unwrap();
-    let told = heard(&report);
-    assert_eq!(told[2..4], ["server hears UNREACHABLE -110", "client hears DISCONNECTED 0"], "{told:?}");
+    let events = heard(&report);
+    assert_eq!(events[2..4], ["server hears UNREACHABLE -110", "client hears DISCONNECTED 0"], "{events:?}");
 }

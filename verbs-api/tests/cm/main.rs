@@ -40,19 +40,19 @@ fn only(message: CmMessage) -> Selector {
 }
 
 /// The CM messages and events of the two hosts, in order.
-fn story(report: &Report) -> Vec<String> {
-    let told = report.log.iter().filter_map(|moment| match moment.kind {
+fn trace(report: &Report) -> Vec<String> {
+    let lines = report.log.iter().filter_map(|entry| match entry.kind {
         LogEntryKind::Event(softhca::trace::Event::CmSent { message, retransmission: again, .. }) => {
             let again = if again { " again" } else { "" };
-            Some(format!("{} sends {}{again}", moment.host, message.name()))
+            Some(format!("{} sends {}{again}", entry.host, message.name()))
         }
         LogEntryKind::Event(softhca::trace::Event::CmEventRaised { event: kind, status, .. }) => {
             let kind = kind.name().trim_start_matches("RDMA_CM_EVENT_");
-            Some(format!("{} hears {kind} {status}", moment.host))
+            Some(format!("{} hears {kind} {status}", entry.host))
         }
         _ => None,
     });
-    told.collect()
+    lines.collect()
 }
 
 /// Finds address and path, and waits for both events.

@@ -1,6 +1,6 @@
 //! Requests that are refused, that wait, or that nobody answers.
 
-use crate::{connect_and_leave, pair, resolve, story};
+use crate::{connect_and_leave, pair, resolve};
 use softhca::cm::{
     ConnectionParameters, Connector, EventChannel, EventType, Listener, PortSpace, RejectReason,
 };
@@ -100,7 +100,7 @@ fn a_peer_that_dies_while_connecting_is_unreachable() {
         let context = device.open();
         let listener = Listener::bind(&context, "0.0.0.0:7174")?;
         let request = listener.accept().await?;
-        // It has the request, and then its cable is pulled.
+        // It has the request, and then its link is cut.
         sleep(Duration::from_secs(3600)).await;
         drop(request);
         Ok::<(), Error>(())
@@ -122,9 +122,9 @@ fn a_slow_server_sends_an_mra() {
         request.accept(&pair(&context)?).await?.wait_disconnected().await
     });
     world.host("client", connect_and_leave);
-    let story = story(&world.run().unwrap());
-    let count = |text: &str| story.iter().filter(|line| line.contains(text)).count();
-    assert_eq!((count("sends REQ"), count("sends MRA")), (2, 1), "{story:#?}");
+    let trace = crate::trace(&world.run().unwrap());
+    let count = |text: &str| trace.iter().filter(|line| line.contains(text)).count();
+    assert_eq!((count("sends REQ"), count("sends MRA")), (2, 1), "{trace:#?}");
     assert_eq!(count("REQ again"), 1);
 }
 
@@ -150,7 +150,7 @@ fn more_requests_than_the_backlog_wait_until_there_is_room() {
         }
         Ok::<(), Error>(())
     });
-    let story = story(&world.run().unwrap());
-    assert_eq!(story.iter().filter(|line| *line == "client sends REQ again").count(), 3, "{story:#?}");
-    assert_eq!(story.iter().filter(|line| line.contains("server hears ESTABLISHED")).count(), 5);
+    let trace = crate::trace(&world.run().unwrap());
+    assert_eq!(trace.iter().filter(|line| *line == "client sends REQ again").count(), 3, "{trace:#?}");
+    assert_eq!(trace.iter().filter(|line| line.contains("server hears ESTABLISHED")).count(), 5);
 }

@@ -1,70 +1,61 @@
 //! Addresses of identifiers: bind, resolve, listen.
 
 use super::identifier::ListenBacklog;
-use super::{CmState, ConnectionManager, EventType, find_gid};
+use super::{CmCall, CmState, EventType, find_gid};
 use crate::hca_state::HcaState;
-use crate::{ClientId, CmId, Context, VerbsError};
+use crate::{ClientId, CmId, VerbsError, VerbsResult};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use softhca_wire::{Gid, Mtu};
 
 /// The maximum backlog of a listener.
 const MAX_BACKLOG: u32 = 1024;
 
-impl ConnectionManager {
-    pub(super) fn bind(
-        &mut self,
-        hca: &HcaState,
-        ctx: &mut Context<'_>,
-        client: ClientId,
-        id: CmId,
-        address: SocketAddr,
-    ) -> Result<(), VerbsError> {
-        let draw = self.next_random();
-        let identifier = self.identifier(client, id)?;
+impl CmCall<'_, '_> {
+    pub(super) fn bind(&mut self, client: ClientId, id: CmId, address: SocketAddr) -> VerbsResult {
+        let draw = self.cm.next_random();
+        let identifier = self.cm.identifier(client, id)?;
         if identifier.state != CmState::Idle {
             return Err(VerbsError::InvalidCmState { id, state: identifier.state, call: "bind" });
         }
-        let ip = resolve_loopback(hca, address.ip());
-        if !ip.is_unspecified() && find_gid(hca, ip).is_none() {
+        let ip = resolve_loopback(self.hca, address.ip());
+        if !ip.is_unspecified() && find_gid(self.hca, ip).is_none() {
             return Err(VerbsError::AddressNotAvailable { address: ip });
         }
         let (space, reuse, scope) = (identifier.port_space, identifier.reuse_address, identifier.scope(ip));
-        let port = self.ports.bind(id, space, address.port(), scope, reuse, draw)?;
-        let identifier = self.identifier(client, id)?;
+        let port = self.cm.ports.bind(id, space, address.port(), scope, reuse, draw)?;
+        let identifier = self.cm.identifier(client, id)?;
         identifier.is_bound = true;
         identifier.local = Some(SocketAddr::new(ip, port));
-        identifier.source_index = find_gid(hca, ip).map_or(0, |(_, index)| index);
-        self.set_state(ctx, id, CmState::Bound);
+        identifier.source_index = find_gid(self.hca, ip).map_or(0, |(_, index)| index);
+        self.set_state(id, CmState::Bound);
         Ok(())
     }
 
     pub(super) fn resolve_address(
         &mut self,
-        hca: &HcaState,
-        ctx: &mut Context<'_>,
         client: ClientId,
         id: CmId,
         source: Option<SocketAddr>,
         destination: SocketAddr,
-    ) -> Result<(), VerbsError> {
-        let state = self.identifier(client, id)?.state;
+    ) -> VerbsResult {
+        let state = self.cm.identifier(client, id)?.state;
         if !matches!(state, CmState::Idle | CmState::Bound) {
             return Err(VerbsError::InvalidCmState { id, state, call: "resolve address" });
         }
-        let target = match resolve_loopback(hca, destination.ip()) {
-            ip if ip.is_unspecified() => resolve_loopback(hca, loopback(ip)),
+        let target = match resolve_loopback(self.hca, destination.ip()) {
+            ip if ip.is_unspecified() => resolve_loopback(self.hca, loopback(ip)),
             ip => ip,
         };
         // The source is the port's address of the same IP version.
         let wanted =
-            source.map(|source| resolve_loopback(hca, source.ip())).filter(|ip| !ip.is_unspecified());
+            source.map(|source| resolve_loopback(self.hca, source.ip())).filter(|ip| !ip.is_unspecified());
         let own = match wanted {
-            Some(ip) => find_gid(hca, ip).ok_or(VerbsError::AddressNotAvailable { address: ip })?,
+            Some(ip) => find_gid(self.hca, ip).ok_or(VerbsError::AddressNotAvailable { address: ip })?,
             None => {
                 let fits = |gid: &Gid| gid.ip().is_ipv4() == target.is_ipv4();
-                let index = hca.gids.iter().position(fits);
+                let index = self.hca.gids.iter().position(fits);
                 let index = index.ok_or(VerbsError::NetworkUnreachable { address: target })?;
-                (hca.gids[index], index as u8)
+                (self.hca.gids[index], index as u8)
             }
         };
         if own.0.ip().is_ipv4() != target.is_ipv4() {
@@ -72,9 +63,9 @@ impl ConnectionManager {
         }
         if state == CmState::Idle {
             let port = source.map_or(0, |source| source.port());
-            self.bind(hca, ctx, client, id, SocketAddr::new(own.0.ip(), port))?;
+            self.bind(client, id, SocketAddr::new(own.0.ip(), port))?;
         }
-        let identifier = self.identifier(client, id)?;
+        let identifier = self.cm.identifier(client, id)?;
         let space = identifier.port_space;
         let bound = identifier.local.expect("the identifier is bound");
         let local = match bound.ip().is_unspecified() {
@@ -83,61 +74,47 @@ impl ConnectionManager {
             false => return Err(VerbsError::NetworkUnreachable { address: target }),
         };
         identifier.local = Some(SocketAddr::new(local, bound.port()));
-        identifier.source_index = find_gid(hca, local).map_or(own.1, |(_, index)| index);
+        identifier.source_index = find_gid(self.hca, local).map_or(own.1, |(_, index)| index);
         identifier.peer = Some(SocketAddr::new(target, destination.port()));
-        self.ports.narrow_scope(id, space, bound.port(), local);
-        self.set_state(ctx, id, CmState::AddressResolved);
-        self.raise_simple_event(ctx, id, EventType::AddressResolved, 0);
+        self.cm.ports.narrow_scope(id, space, bound.port(), local);
+        self.set_state(id, CmState::AddressResolved);
+        self.raise_simple_event(id, EventType::AddressResolved, 0);
         Ok(())
     }
 
-    pub(super) fn resolve_route(
-        &mut self,
-        hca: &HcaState,
-        ctx: &mut Context<'_>,
-        client: ClientId,
-        id: CmId,
-        mtu: Mtu,
-    ) -> Result<(), VerbsError> {
-        let label = self.next_random() as u32 & 0xf_ffff;
-        let identifier = self.identifier(client, id)?;
+    pub(super) fn resolve_route(&mut self, client: ClientId, id: CmId, mtu: Mtu) -> VerbsResult {
+        let label = self.cm.next_random() as u32 & 0xf_ffff;
+        let identifier = self.cm.identifier(client, id)?;
         if identifier.state != CmState::AddressResolved {
             return Err(VerbsError::InvalidCmState { id, state: identifier.state, call: "resolve route" });
         }
-        identifier.mtu = mtu.min(hca.settings.mtu);
+        identifier.mtu = mtu.min(self.hca.settings.mtu);
         // A flow label of zero would derive the UDP source port from the queue pair numbers.
         identifier.flow_label = label.max(1);
-        self.set_state(ctx, id, CmState::RouteResolved);
-        self.raise_simple_event(ctx, id, EventType::RouteResolved, 0);
+        self.set_state(id, CmState::RouteResolved);
+        self.raise_simple_event(id, EventType::RouteResolved, 0);
         Ok(())
     }
 
-    pub(super) fn listen(
-        &mut self,
-        hca: &HcaState,
-        ctx: &mut Context<'_>,
-        client: ClientId,
-        id: CmId,
-        backlog: u32,
-    ) -> Result<(), VerbsError> {
-        let state = self.identifier(client, id)?.state;
+    pub(super) fn listen(&mut self, client: ClientId, id: CmId, backlog: u32) -> VerbsResult {
+        let state = self.cm.identifier(client, id)?.state;
         match state {
             CmState::Idle => {
                 let any = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
-                self.bind(hca, ctx, client, id, any)?;
+                self.bind(client, id, any)?;
             }
             CmState::Bound | CmState::Listening => {}
             state => return Err(VerbsError::InvalidCmState { id, state, call: "listen" }),
         }
-        let identifier = self.identifier(client, id)?;
+        let identifier = self.cm.identifier(client, id)?;
         let backlog = if backlog == 0 { MAX_BACKLOG } else { backlog.min(MAX_BACKLOG) };
         match &mut identifier.backlog {
             Some(listening) => listening.limit = backlog,
             None => identifier.backlog = Some(ListenBacklog { limit: backlog, pending: 0 }),
         }
         let (space, port) = (identifier.port_space, identifier.local.map_or(0, |local| local.port()));
-        self.ports.listen(id, space, port)?;
-        self.set_state(ctx, id, CmState::Listening);
+        self.cm.ports.listen(id, space, port)?;
+        self.set_state(id, CmState::Listening);
         Ok(())
     }
 }

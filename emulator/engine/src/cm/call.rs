@@ -1,85 +1,72 @@
 //! The commands of applications.
 
 use super::identifier::CmIdentifier;
-use super::{CmState, ConnectionManager, EventParameters, EventType, api};
-use crate::hca_state::HcaState;
-use crate::{AddressVector, ClientId, CmId, Context, DeviceLimits, Resource, VerbsError};
-use alloc::vec::Vec;
+use super::{CmCall, CmState, ConnectionManager, EventParameters, EventType, api, simple_event};
+use crate::{AddressVector, ClientId, CmId, DeviceLimits, Resource, VerbsError, VerbsResult};
 use api::{Command, ConnectionParameters, Reply, UdParameters};
 use core::net::IpAddr;
 use softhca_wire::cm::{RejectReason, ServiceId};
 use softhca_wire::{Gid, Qpn};
 
 impl ConnectionManager {
-    pub(crate) fn call(
-        &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
-        client: ClientId,
-        call: Command,
-    ) -> Result<Reply, VerbsError> {
-        match call {
-            Command::CreateEventChannel => return self.create_channel(client).map(Reply::EventChannel),
-            Command::DestroyEventChannel(channel) => self.destroy_channel(client, channel)?,
-            Command::GetEvent(channel) => return self.next_event(client, channel),
+    /// An identifier of the client.
+    pub(super) fn identifier(&mut self, client: ClientId, id: CmId) -> VerbsResult<&mut CmIdentifier> {
+        let found = self.identifiers.get_mut(&id).filter(|identifier| identifier.client == client);
+        found.ok_or(VerbsError::NotFound { resource: Resource::CmIdentifier, number: id.0 })
+    }
+}
+
+impl CmCall<'_, '_> {
+    pub(crate) fn execute(&mut self, client: ClientId, command: Command) -> VerbsResult<Reply> {
+        match command {
+            Command::CreateEventChannel => return self.cm.create_channel(client).map(Reply::EventChannel),
+            Command::DestroyEventChannel(channel) => self.cm.destroy_channel(client, channel)?,
+            Command::GetEvent(channel) => return self.cm.next_event(client, channel),
             Command::CreateId { channel, port_space: space, qp_type: kind } => {
-                return self.create(client, channel, space, kind).map(Reply::Id);
+                return self.cm.create(client, channel, space, kind).map(Reply::Id);
             }
             Command::DestroyId(id) => {
-                self.identifier(client, id)?;
-                self.destroy(hca, ctx, id);
+                self.cm.identifier(client, id)?;
+                self.destroy(id);
             }
-            Command::MigrateId { id, channel } => self.migrate(ctx, client, id, channel)?,
-            Command::SetOption { id, option } => self.set_option(client, id, option)?,
-            Command::BindAddress { id, address } => self.bind(hca, ctx, client, id, address)?,
+            Command::MigrateId { id, channel } => self.migrate(client, id, channel)?,
+            Command::SetOption { id, option } => self.cm.set_option(client, id, option)?,
+            Command::BindAddress { id, address } => self.bind(client, id, address)?,
             Command::ResolveAddress { id, source, destination } => {
-                self.resolve_address(hca, ctx, client, id, source, destination)?;
+                self.resolve_address(client, id, source, destination)?;
             }
-            Command::ResolveRoute { id, path_mtu: mtu } => self.resolve_route(hca, ctx, client, id, mtu)?,
-            Command::Listen { id, backlog } => self.listen(hca, ctx, client, id, backlog)?,
-            Command::Connect { id, parameters } => self.connect(hca, ctx, client, id, &parameters)?,
-            Command::Accept { id, parameters } => self.accept(hca, ctx, client, id, &parameters)?,
+            Command::ResolveRoute { id, path_mtu: mtu } => self.resolve_route(client, id, mtu)?,
+            Command::Listen { id, backlog } => self.listen(client, id, backlog)?,
+            Command::Connect { id, parameters } => self.connect(client, id, &parameters)?,
+            Command::Accept { id, parameters } => self.accept(client, id, &parameters)?,
             Command::Reject { id, reason, private_data } => {
-                self.reject(hca, ctx, client, id, reason, &private_data)?;
+                self.reject(client, id, reason, &private_data)?;
             }
-            Command::Establish(id) => match self.identifier(client, id)?.state {
-                CmState::RepReceived | CmState::RepSent => self.establish(hca, ctx, id),
+            Command::Establish(id) => match self.cm.identifier(client, id)?.state {
+                CmState::RepReceived | CmState::RepSent => self.establish(id),
                 CmState::Established => {}
                 state => return Err(VerbsError::InvalidCmState { id, state, call: "establish" }),
             },
-            Command::Disconnect(id) => self.disconnect(hca, ctx, client, id)?,
+            Command::Disconnect(id) => self.disconnect(client, id)?,
             Command::InitQpAttributes { id, state } => {
-                return self.identifier(client, id)?.attributes(id, state).map(Reply::QpAttributes);
+                return self.cm.identifier(client, id)?.attributes(id, state).map(Reply::QpAttributes);
             }
             Command::QueryId(id) => {
-                let identifier = self.identifier(client, id)?;
-                return Ok(Reply::Query(identifier.view(hca.gid(identifier.source_index))));
+                let identifier = self.cm.identifier(client, id)?;
+                return Ok(Reply::Query(identifier.view(self.hca.gid(identifier.source_index))));
             }
-            Command::JoinMulticast { id, group } => self.join(hca, ctx, client, id, group)?,
+            Command::JoinMulticast { id, group } => self.join(client, id, group)?,
             Command::LeaveMulticast { id, group } => {
-                self.identifier(client, id)?;
+                self.cm.identifier(client, id)?;
                 check_group(group)?;
             }
         }
         Ok(Reply::Done)
     }
 
-    /// An identifier of the client.
-    pub(super) fn identifier(&mut self, client: ClientId, id: CmId) -> Result<&mut CmIdentifier, VerbsError> {
-        let found = self.identifiers.get_mut(&id).filter(|identifier| identifier.client == client);
-        found.ok_or(VerbsError::NotFound { resource: Resource::CmIdentifier, number: id.0 })
-    }
-
-    fn connect(
-        &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
-        client: ClientId,
-        id: CmId,
-        parameters: &ConnectionParameters,
-    ) -> Result<(), VerbsError> {
-        let (psn, comm_id) = (self.next_random() as u32, self.allocate_comm_id());
-        let identifier = self.identifier(client, id)?;
+    fn connect(&mut self, client: ClientId, id: CmId, parameters: &ConnectionParameters) -> VerbsResult {
+        let (psn, comm_id) = (self.cm.next_random() as u32, self.cm.allocate_comm_id());
+        let identifier = self.cm.identifier(client, id)?;
         if identifier.state != CmState::RouteResolved {
             return Err(VerbsError::InvalidCmState { id, state: identifier.state, call: "connect" });
         }
@@ -92,24 +79,17 @@ impl ConnectionManager {
         identifier.service = ServiceId::new(identifier.port_space, peer.port());
         identifier.transaction_id = transaction_id(comm_id);
         identifier.rq_psn = softhca_wire::Psn::new(psn);
-        self.by_local_comm_id.insert(comm_id, id);
+        self.cm.by_local_comm_id.insert(comm_id, id);
         if datagram {
-            self.send_sidr_req(hca, ctx, id, &parameters.private_data);
+            self.send_sidr_req(id, &parameters.private_data);
         } else {
-            self.send_req(hca, ctx, id, parameters);
+            self.send_req(id, parameters);
         }
         Ok(())
     }
 
-    fn accept(
-        &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
-        client: ClientId,
-        id: CmId,
-        parameters: &ConnectionParameters,
-    ) -> Result<(), VerbsError> {
-        let identifier = self.identifier(client, id)?;
+    fn accept(&mut self, client: ClientId, id: CmId, parameters: &ConnectionParameters) -> VerbsResult {
+        let identifier = self.cm.identifier(client, id)?;
         let state = identifier.state;
         match state {
             CmState::ReqReceived => {
@@ -121,16 +101,16 @@ impl ConnectionManager {
                 identifier.responder_resources = parameters.responder_resources.min(max_rd_atomic);
                 let depth = parameters.initiator_depth.min(max_rd_atomic);
                 identifier.initiator_depth = identifier.initiator_depth.min(depth);
-                self.release_backlog(id);
-                self.send_rep(hca, ctx, id, parameters);
+                self.cm.release_backlog(id);
+                self.send_rep(id, parameters);
             }
             CmState::SidrReqReceived => {
                 check_private_data(&parameters.private_data, api::MAX_SIDR_REP_PRIVATE_DATA)?;
                 check_queue_pair(true, parameters)?;
                 identifier.qpn = parameters.qpn;
                 identifier.queue_key = parameters.qkey.unwrap_or(api::RDMA_UDP_QKEY);
-                self.release_backlog(id);
-                self.send_sidr_rep(hca, ctx, id, &parameters.private_data);
+                self.cm.release_backlog(id);
+                self.send_sidr_rep(id, &parameters.private_data);
             }
             state => return Err(VerbsError::InvalidCmState { id, state, call: "accept" }),
         }
@@ -139,42 +119,34 @@ impl ConnectionManager {
 
     fn reject(
         &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
         client: ClientId,
         id: CmId,
         reason: RejectReason,
         private_data: &[u8],
-    ) -> Result<(), VerbsError> {
-        let identifier = self.identifier(client, id)?;
+    ) -> VerbsResult {
+        let identifier = self.cm.identifier(client, id)?;
         let room =
             if identifier.is_datagram() { api::MAX_SIDR_REP_PRIVATE_DATA } else { api::MAX_REJ_PRIVATE_DATA };
         check_private_data(private_data, room)?;
         match identifier.state {
             CmState::ReqReceived | CmState::SidrReqReceived => {
-                self.release_backlog(id);
-                self.reject_and_close(hca, ctx, id, reason, private_data);
+                self.cm.release_backlog(id);
+                self.reject_and_close(id, reason, private_data);
             }
-            CmState::RepReceived => self.reject_and_close(hca, ctx, id, reason, private_data),
+            CmState::RepReceived => self.reject_and_close(id, reason, private_data),
             state => return Err(VerbsError::InvalidCmState { id, state, call: "reject" }),
         }
         Ok(())
     }
 
-    fn disconnect(
-        &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
-        client: ClientId,
-        id: CmId,
-    ) -> Result<(), VerbsError> {
-        match self.identifier(client, id)?.state {
+    fn disconnect(&mut self, client: ClientId, id: CmId) -> VerbsResult {
+        match self.cm.identifier(client, id)?.state {
             CmState::Established | CmState::RepSent | CmState::RepReceived => {
-                self.send_dreq(hca, ctx, id);
+                self.send_dreq(id);
             }
             CmState::DreqReceived => {
-                self.send_drep(hca, ctx, id);
-                self.enter_time_wait(hca, ctx, id);
+                self.send_drep(id);
+                self.enter_time_wait(id);
             }
             CmState::DreqSent | CmState::TimeWait => {}
             state => return Err(VerbsError::InvalidCmState { id, state, call: "disconnect" }),
@@ -182,15 +154,8 @@ impl ConnectionManager {
         Ok(())
     }
 
-    fn join(
-        &mut self,
-        hca: &HcaState,
-        ctx: &mut Context<'_>,
-        client: ClientId,
-        id: CmId,
-        group: IpAddr,
-    ) -> Result<(), VerbsError> {
-        let identifier = self.identifier(client, id)?;
+    fn join(&mut self, client: ClientId, id: CmId, group: IpAddr) -> VerbsResult {
+        let identifier = self.cm.identifier(client, id)?;
         check_group(group)?;
         if !identifier.is_datagram() {
             let why = "only identifiers of the UDP and IPoIB port spaces can join a group";
@@ -201,20 +166,16 @@ impl ConnectionManager {
         }
         let fits = |gid: &Gid| gid.ip().is_ipv4() == group.is_ipv4();
         let index =
-            hca.gids.iter().position(fits).ok_or(VerbsError::NetworkUnreachable { address: group })?;
-        let path = AddressVector {
+            self.hca.gids.iter().position(fits).ok_or(VerbsError::NetworkUnreachable { address: group })?;
+        let address_vector = AddressVector {
             sgid_index: index as u8,
             traffic_class: identifier.traffic_class,
             ..AddressVector::to(Gid::from(group))
         };
-        let queue_key = identifier.queue_key;
-        let detail =
-            EventParameters::Ud(UdParameters { address_vector: path, qpn: Qpn::MULTICAST, qkey: queue_key });
-        let (kind, private_data) = (EventType::MulticastJoin, Vec::new());
-        self.raise_event(
-            ctx,
-            api::Event { id, listener: None, event_type: kind, status: 0, private_data, parameters: detail },
-        );
+        let qkey = identifier.queue_key;
+        let parameters = EventParameters::Ud(UdParameters { address_vector, qpn: Qpn::MULTICAST, qkey });
+        let event = simple_event(id, EventType::MulticastJoin);
+        self.raise_event(api::Event { parameters, ..event });
         Ok(())
     }
 }
@@ -238,7 +199,7 @@ pub(super) fn transaction_id(comm_id: softhca_wire::cm::CommunicationId) -> u64 
     AGENT << 32 | u64::from(comm_id.0.swap_bytes())
 }
 
-fn check_private_data(data: &[u8], room: usize) -> Result<(), VerbsError> {
+fn check_private_data(data: &[u8], room: usize) -> VerbsResult {
     if data.len() > room {
         let (value, limit) = (data.len() as u64, room as u64);
         return Err(VerbsError::LimitExceeded { what: "private data", value, limit });
@@ -246,7 +207,7 @@ fn check_private_data(data: &[u8], room: usize) -> Result<(), VerbsError> {
     Ok(())
 }
 
-fn check_queue_pair(datagram: bool, parameters: &ConnectionParameters) -> Result<(), VerbsError> {
+fn check_queue_pair(datagram: bool, parameters: &ConnectionParameters) -> VerbsResult {
     let number = parameters.qpn;
     if number.value() < 2 && !datagram {
         let why = "a connection requires a queue pair number";
@@ -255,7 +216,7 @@ fn check_queue_pair(datagram: bool, parameters: &ConnectionParameters) -> Result
     Ok(())
 }
 
-fn check_group(group: IpAddr) -> Result<(), VerbsError> {
+fn check_group(group: IpAddr) -> VerbsResult {
     if !group.is_multicast() {
         return Err(VerbsError::Invalid { what: "multicast", why: "the address is not a multicast address" });
     }

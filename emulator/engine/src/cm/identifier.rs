@@ -2,7 +2,9 @@
 
 use super::mad_queue::SOURCE_PORT;
 use super::ports::Scope;
-use crate::{AddressVector, ClientId, CmChannelId, CmId, Instant, ModifyQp, QpState, QpType, VerbsError};
+use crate::{
+    AddressVector, ClientId, CmChannelId, CmId, Instant, ModifyQp, QpState, QpType, VerbsError, VerbsResult,
+};
 use alloc::boxed::Box;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use softhca_queue::AccessFlags;
@@ -178,7 +180,7 @@ impl CmIdentifier {
     }
 
     /// The attributes for a transition of its queue pair.
-    pub fn attributes(&self, id: CmId, state: QpState) -> Result<ModifyQp, VerbsError> {
+    pub fn attributes(&self, id: CmId, state: QpState) -> VerbsResult<ModifyQp> {
         let modify = ModifyQp::default().state(state);
         let connected = !matches!(
             self.state,

@@ -2,10 +2,9 @@
 
 use super::identifier::CmIdentifier;
 use super::{
-    CmState, ConnectionManager, MAX_IDENTIFIERS, MAX_IDENTIFIERS_PER_CLIENT, api, time_wait_duration,
+    CmCall, CmState, ConnectionManager, MAX_IDENTIFIERS, MAX_IDENTIFIERS_PER_CLIENT, api, time_wait_duration,
 };
-use crate::hca_state::HcaState;
-use crate::{ClientId, CmChannelId, CmId, Context, Event, QpType, Resource, VerbsError};
+use crate::{ClientId, CmChannelId, CmId, Event, QpType, Resource, VerbsError, VerbsResult};
 use alloc::vec::Vec;
 use api::CmOption;
 use softhca_wire::cm::{PortSpace, RejectReason};
@@ -17,7 +16,7 @@ impl ConnectionManager {
         channel: CmChannelId,
         space: PortSpace,
         kind: QpType,
-    ) -> Result<CmId, VerbsError> {
+    ) -> VerbsResult<CmId> {
         self.channel(client, channel)?;
         let kind = match (space, kind) {
             (PortSpace::Udp | PortSpace::IpOverIb, _) => QpType::Ud,
@@ -37,7 +36,7 @@ impl ConnectionManager {
     }
 
     /// Adds an identifier, if the limits allow it.
-    pub(super) fn insert(&mut self, identifier: CmIdentifier) -> Result<CmId, VerbsError> {
+    pub(super) fn insert(&mut self, identifier: CmIdentifier) -> VerbsResult<CmId> {
         let of_client =
             || self.identifiers.values().filter(|other| other.client == identifier.client).count();
         // Counting is expensive and unnecessary below the limit.
@@ -60,76 +59,7 @@ impl ConnectionManager {
         Ok(id)
     }
 
-    /// Ends the connection of an identifier, notifies the peer, and removes the identifier.
-    pub(super) fn destroy(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
-        let Some(identifier) = self.identifiers.get(&id) else { return };
-        let wait = ctx.now.plus(time_wait_duration(identifier.ack_timeout));
-        match identifier.state {
-            CmState::ReqSent | CmState::RepReceived | CmState::RepSent => {
-                self.send_rej(hca, ctx, id, RejectReason::TIMEOUT, &[]);
-                self.remember_time_wait(hca, id, wait);
-            }
-            CmState::ReqReceived | CmState::SidrReqReceived => {
-                self.reject_and_close(hca, ctx, id, RejectReason::CONSUMER, &[]);
-            }
-            CmState::Established => {
-                self.send_dreq(hca, ctx, id);
-                self.remember_time_wait(hca, id, wait);
-            }
-            CmState::DreqReceived => {
-                self.send_drep(hca, ctx, id);
-                self.remember_time_wait(hca, id, wait);
-            }
-            CmState::DreqSent => self.remember_time_wait(hca, id, wait),
-            CmState::TimeWait => {
-                let until = identifier.deadline.unwrap_or(wait);
-                self.remember_time_wait(hca, id, until);
-            }
-            _ => {}
-        }
-        self.set_deadline(hca, id, None);
-        self.release_backlog(id);
-        self.remove_connection(id);
-        let Some(identifier) = self.identifiers.remove(&id) else { return };
-        if let (true, Some(local)) = (identifier.is_bound, identifier.local) {
-            self.ports.release(id, identifier.port_space, local.port());
-        }
-        let mut orphans = Vec::new();
-        if let Some(channel) = self.channels.get_mut(&identifier.channel) {
-            channel.users -= 1;
-            // A request whose event was not read cannot be answered.
-            channel.events.retain(|event| {
-                if event.listener == Some(id) {
-                    orphans.push(event.id);
-                }
-                event.id != id && event.listener != Some(id)
-            });
-        }
-        let state = identifier.state;
-        if state != CmState::Closed && state != CmState::Idle {
-            ctx.emit(Event::CmStateChanged { id, from: state, to: CmState::Closed });
-        }
-        for orphan in orphans {
-            self.destroy(hca, ctx, orphan);
-        }
-    }
-
-    /// Destroys all identifiers and channels of a client. Peers see the same messages as from any process that exits.
-    pub fn close_client(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, client: ClientId) {
-        let own = |(_, identifier): &(&CmId, &CmIdentifier)| identifier.client == client;
-        let all: Vec<CmId> = self.identifiers.iter().filter(own).map(|(id, _)| *id).collect();
-        for id in all {
-            self.destroy(hca, ctx, id);
-        }
-        self.channels.retain(|_, channel| channel.client != client);
-    }
-
-    pub(super) fn set_option(
-        &mut self,
-        client: ClientId,
-        id: CmId,
-        option: CmOption,
-    ) -> Result<(), VerbsError> {
+    pub(super) fn set_option(&mut self, client: ClientId, id: CmId, option: CmOption) -> VerbsResult {
         let identifier = self.identifier(client, id)?;
         match option {
             CmOption::TypeOfService(class) => identifier.traffic_class = class,
@@ -158,5 +88,71 @@ impl ConnectionManager {
         if let Some(listening) = listener.and_then(|listener| listener.backlog.as_mut()) {
             listening.pending = listening.pending.saturating_sub(1);
         }
+    }
+}
+
+impl CmCall<'_, '_> {
+    /// Ends the connection of an identifier, notifies the peer, and removes the identifier.
+    pub(super) fn destroy(&mut self, id: CmId) {
+        let Some(identifier) = self.cm.identifiers.get(&id) else { return };
+        let wait = self.ctx.now.plus(time_wait_duration(identifier.ack_timeout));
+        match identifier.state {
+            CmState::ReqSent | CmState::RepReceived | CmState::RepSent => {
+                self.send_rej(id, RejectReason::TIMEOUT, &[]);
+                self.remember_time_wait(id, wait);
+            }
+            CmState::ReqReceived | CmState::SidrReqReceived => {
+                self.reject_and_close(id, RejectReason::CONSUMER, &[]);
+            }
+            CmState::Established => {
+                self.send_dreq(id);
+                self.remember_time_wait(id, wait);
+            }
+            CmState::DreqReceived => {
+                self.send_drep(id);
+                self.remember_time_wait(id, wait);
+            }
+            CmState::DreqSent => self.remember_time_wait(id, wait),
+            CmState::TimeWait => {
+                let until = identifier.deadline.unwrap_or(wait);
+                self.remember_time_wait(id, until);
+            }
+            _ => {}
+        }
+        self.set_deadline(id, None);
+        self.cm.release_backlog(id);
+        self.cm.remove_connection(id);
+        let Some(identifier) = self.cm.identifiers.remove(&id) else { return };
+        if let (true, Some(local)) = (identifier.is_bound, identifier.local) {
+            self.cm.ports.release(id, identifier.port_space, local.port());
+        }
+        let mut orphans = Vec::new();
+        if let Some(channel) = self.cm.channels.get_mut(&identifier.channel) {
+            channel.users -= 1;
+            // A request whose event was not read cannot be answered.
+            channel.events.retain(|event| {
+                if event.listener == Some(id) {
+                    orphans.push(event.id);
+                }
+                event.id != id && event.listener != Some(id)
+            });
+        }
+        let state = identifier.state;
+        if state != CmState::Closed && state != CmState::Idle {
+            self.ctx.emit(Event::CmStateChanged { id, from: state, to: CmState::Closed });
+        }
+        for orphan in orphans {
+            self.destroy(orphan);
+        }
+    }
+
+    /// Destroys all identifiers and channels of a client. Peers see the same messages as from any process that exits.
+    pub fn close_client(&mut self, client: ClientId) {
+        let own = |(_, identifier): &(&CmId, &CmIdentifier)| identifier.client == client;
+        let all: Vec<CmId> = self.cm.identifiers.iter().filter(own).map(|(id, _)| *id).collect();
+        for id in all {
+            self.destroy(id);
+        }
+        self.cm.channels.retain(|_, channel| channel.client != client);
     }
 }

@@ -24,15 +24,17 @@ pub use softhca_wire::cm::MessageKind as CmMessageKind;
 use crate::hca_state::HcaState;
 use crate::random::Random;
 use crate::{ClientId, CmChannelId, CmId, Context, Event, Instant};
+use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::time::Duration;
 use identifier::{AwaitedReply, CmIdentifier, SentMad};
-use mad_queue::MadQueue;
+use mad_queue::{MadQueue, SOURCE_PORT};
 use ports::Ports;
 use softhca_queue::cm::{self as api, CmState, EventParameters, EventType};
-use softhca_wire::cm::{CommunicationId, Message};
-use softhca_wire::{Gid, Qpn};
+use softhca_wire::cm::{CommunicationId, Datagram, Message, RejectReason};
+use softhca_wire::{AddressHeaders, Gid, Qpn};
 
 /// The maximum number of identifiers of an HCA.
 const MAX_IDENTIFIERS: usize = 65_536;
@@ -49,6 +51,13 @@ const MAX_MRA_TIMEOUT: u8 = 24;
 
 const ETIMEDOUT: i32 = 110;
 const EHOSTUNREACH: i32 = 113;
+
+/// The connection manager in a call of its HCA.
+pub(crate) struct CmCall<'a, 'c> {
+    pub cm: &'a mut ConnectionManager,
+    pub hca: &'a mut HcaState,
+    pub ctx: &'a mut Context<'c>,
+}
 
 struct Channel {
     client: ClientId,
@@ -135,192 +144,17 @@ impl ConnectionManager {
         [self.identifiers.len(), self.channels.len(), self.time_waits.len()]
     }
 
-    /// Queues an event in the channel of its identifier.
-    fn raise_event(&mut self, ctx: &mut Context<'_>, event: api::Event) {
-        let Some(identifier) = self.identifiers.get(&event.id) else { return };
-        let (client, number) = (identifier.client, identifier.channel);
-        let Some(channel) = self.channels.get_mut(&number) else { return };
-        let (id, kind, status) = (event.id, event.event_type, event.status);
-        channel.events.push_back(event);
-        ctx.emit(Event::CmEventRaised { client, channel: number, id, event: kind, status });
-    }
-
-    fn raise_simple_event(&mut self, ctx: &mut Context<'_>, id: CmId, kind: EventType, status: i32) {
-        let private_data = alloc::vec::Vec::new();
-        self.raise_event(
-            ctx,
-            api::Event {
-                id,
-                listener: None,
-                event_type: kind,
-                status,
-                private_data,
-                parameters: EventParameters::None,
-            },
-        );
-    }
-
-    /// Raises an event that a fault injects in place of the result of a call. A failed connection is closed.
-    pub fn raise_injected(&mut self, ctx: &mut Context<'_>, id: CmId, event: EventType, status: i32) {
-        use EventType::{ConnectError, Disconnected, Rejected, Unreachable};
-        if matches!(event, ConnectError | Disconnected | Rejected | Unreachable) {
-            self.set_state(ctx, id, CmState::Closed);
-        }
-        self.raise_simple_event(ctx, id, event, status);
-    }
-
-    /// Raises the event of a device that is removed on every identifier.
-    pub fn raise_device_removal(&mut self, ctx: &mut Context<'_>) {
-        for id in self.identifiers.keys().copied().collect::<alloc::vec::Vec<_>>() {
-            self.raise_simple_event(ctx, id, EventType::DeviceRemoval, 0);
-        }
-    }
-
-    /// Changes the state of an identifier.
-    fn set_state(&mut self, ctx: &mut Context<'_>, id: CmId, to: CmState) {
-        let Some(identifier) = self.identifiers.get_mut(&id) else { return };
-        let from = core::mem::replace(&mut identifier.state, to);
-        if from != to {
-            ctx.emit(Event::CmStateChanged { id, from, to });
-        }
-    }
-
-    /// Sets or clears the deadline of an identifier.
-    fn set_deadline(&mut self, hca: &mut HcaState, id: CmId, at: Option<Instant>) {
-        let Some(identifier) = self.identifiers.get_mut(&id) else { return };
-        if let Some(old) = identifier.deadline.take() {
-            self.deadlines.remove(&(old, id));
-        }
-        identifier.deadline = at;
-        if let Some(at) = at {
-            self.deadlines.insert((at, id));
-        }
-        self.arm_timer(hca);
-    }
-
     /// Whether an identifier waits for a reply, or for the end of its time wait.
     pub fn has_deadline(&self) -> bool {
         !self.deadlines.is_empty()
     }
 
-    /// Arms the HCA's timers for the earliest deadline.
-    fn arm_timer(&mut self, hca: &mut HcaState) {
-        let earliest =
-            [self.deadlines.first().map(|(at, _)| *at), self.time_wait_deadlines.first().map(|(at, _)| *at)];
-        let Some(wanted) = earliest.into_iter().flatten().min() else { return };
-        if self.timer_at.is_none_or(|at| wanted < at) {
-            self.timer_at = Some(wanted);
-            hca.timers.push(wanted, Qpn::GSI);
-        }
-    }
-
-    /// Handles expired deadlines, if the timer entry at `at` is the valid one.
-    pub fn expire(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, at: Instant) {
-        if self.timer_at != Some(at) {
-            return;
-        }
-        self.timer_at = None;
-        while let Some((at, id)) = self.deadlines.first().copied().filter(|(at, _)| *at <= ctx.now) {
-            self.deadlines.remove(&(at, id));
-            if let Some(identifier) = self.identifiers.get_mut(&id) {
-                identifier.deadline = None;
-                self.on_deadline(hca, ctx, id);
-            }
-        }
-        while let Some((at, comm_id)) =
-            self.time_wait_deadlines.first().copied().filter(|(at, _)| *at <= ctx.now)
-        {
-            self.time_wait_deadlines.remove(&(at, comm_id));
-            self.time_waits.remove(&comm_id);
-        }
-        self.arm_timer(hca);
-    }
-
-    /// The deadline of an identifier expired: retransmits its message, or ends its time wait.
-    fn on_deadline(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
-        let Some(identifier) = self.identifiers.get_mut(&id) else { return };
-        if identifier.state == CmState::TimeWait {
-            self.set_state(ctx, id, CmState::Closed);
-            self.remove_connection(id);
-            return self.raise_simple_event(ctx, id, EventType::TimewaitExit, 0);
-        }
-        let peer = identifier.peer_address();
-        let Some(unanswered) = &mut identifier.awaited_reply else { return };
-        // The timers of a stalled port are suspended.
-        let stalled = hca.stalled_peers.iter().any(|stalled| stalled.contains(peer, Qpn::GSI));
-        if unanswered.retries_left == 0 && !stalled {
-            return self.fail_connection(hca, ctx, id, CmFailure::TimedOut);
-        }
-        if !stalled {
-            unanswered.retries_left -= 1;
-            let SentMad { addressing, datagram } = *unanswered.message;
-            self.mad_queue.push(hca, ctx, Some(id), addressing, datagram, true);
-        }
-        let at = ctx.now.plus(hca.settings.cm.reply_timeout());
-        self.set_deadline(hca, id, Some(at));
-    }
-
-    /// Fails a connection whose message stays unanswered.
-    fn fail_connection(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId, failure: CmFailure) {
-        let Some(identifier) = self.identifiers.get_mut(&id) else { return };
-        let state = identifier.state;
-        identifier.awaited_reply = None;
-        self.set_deadline(hca, id, None);
-        ctx.emit(Event::CmFailed { id, reason: failure });
-        let status = match failure {
-            CmFailure::TimedOut => -ETIMEDOUT,
-            CmFailure::PeerUnreachable => -EHOSTUNREACH,
-        };
-        match state {
-            CmState::DreqSent => {
-                self.enter_time_wait(hca, ctx, id);
-                self.raise_simple_event(ctx, id, EventType::Disconnected, status);
-            }
-            CmState::ReqSent | CmState::RepSent | CmState::SidrReqSent => {
-                if state != CmState::SidrReqSent && failure == CmFailure::TimedOut {
-                    self.send_rej(hca, ctx, id, softhca_wire::cm::RejectReason::TIMEOUT, &[]);
-                }
-                self.set_state(ctx, id, CmState::Closed);
-                self.remove_connection(id);
-                self.raise_simple_event(ctx, id, EventType::Unreachable, status);
-            }
-            _ => {}
-        }
-    }
-
-    /// Fails all pending requests to `peer`, whose port is dead.
-    pub fn fail_peer(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr) {
+    /// The identifiers that wait for a reply of `peer`.
+    fn waiting_for(&self, peer: IpAddr) -> Vec<CmId> {
         let waiting = |(_, identifier): &(&CmId, &CmIdentifier)| {
             identifier.awaited_reply.is_some() && identifier.peer_address() == peer
         };
-        let affected: alloc::vec::Vec<CmId> =
-            self.identifiers.iter().filter(waiting).map(|(id, _)| *id).collect();
-        self.mad_queue.discard(peer);
-        for id in affected {
-            self.fail_connection(hca, ctx, id, CmFailure::PeerUnreachable);
-        }
-    }
-
-    /// The port at `peer` responds again: restarts the timeouts of its messages.
-    pub fn resume(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr) {
-        let waiting = |(_, identifier): &(&CmId, &CmIdentifier)| {
-            identifier.awaited_reply.is_some() && identifier.peer_address() == peer
-        };
-        let affected: alloc::vec::Vec<CmId> =
-            self.identifiers.iter().filter(waiting).map(|(id, _)| *id).collect();
-        let at = ctx.now.plus(hca.settings.cm.reply_timeout());
-        for id in affected {
-            self.set_deadline(hca, id, Some(at));
-        }
-    }
-
-    /// Enters time wait: the queue pair and communication IDs are not reused while old packets may be in flight.
-    fn enter_time_wait(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
-        let Some(identifier) = self.identifiers.get_mut(&id) else { return };
-        identifier.awaited_reply = None;
-        let wait = time_wait_duration(identifier.ack_timeout);
-        self.set_state(ctx, id, CmState::TimeWait);
-        self.set_deadline(hca, id, Some(ctx.now.plus(wait)));
+        self.identifiers.iter().filter(waiting).map(|(id, _)| *id).collect()
     }
 
     /// Removes the connection of an identifier from the lookup tables.
@@ -337,62 +171,240 @@ impl ConnectionManager {
             self.by_remote_qpn.remove(&(peer, identifier.remote_qpn));
         }
     }
+}
+
+impl CmCall<'_, '_> {
+    /// Queues an event in the channel of its identifier.
+    fn raise_event(&mut self, event: api::Event) {
+        let Some(identifier) = self.cm.identifiers.get(&event.id) else { return };
+        let (client, number) = (identifier.client, identifier.channel);
+        let Some(channel) = self.cm.channels.get_mut(&number) else { return };
+        let (id, kind, status) = (event.id, event.event_type, event.status);
+        channel.events.push_back(event);
+        self.ctx.emit(Event::CmEventRaised { client, channel: number, id, event: kind, status });
+    }
+
+    fn raise_simple_event(&mut self, id: CmId, kind: EventType, status: i32) {
+        self.raise_event(api::Event { status, ..simple_event(id, kind) });
+    }
+
+    /// Raises an event that a fault injects in place of the result of a call. A failed connection is closed.
+    pub fn raise_injected(&mut self, id: CmId, event: EventType, status: i32) {
+        use EventType::{ConnectError, Disconnected, Rejected, Unreachable};
+        if matches!(event, ConnectError | Disconnected | Rejected | Unreachable) {
+            self.set_state(id, CmState::Closed);
+        }
+        self.raise_simple_event(id, event, status);
+    }
+
+    /// Raises the event of a device that is removed on every identifier.
+    pub fn raise_device_removal(&mut self) {
+        for id in self.cm.identifiers.keys().copied().collect::<Vec<_>>() {
+            self.raise_simple_event(id, EventType::DeviceRemoval, 0);
+        }
+    }
+
+    /// Changes the state of an identifier.
+    fn set_state(&mut self, id: CmId, to: CmState) {
+        let Some(identifier) = self.cm.identifiers.get_mut(&id) else { return };
+        let from = core::mem::replace(&mut identifier.state, to);
+        if from != to {
+            self.ctx.emit(Event::CmStateChanged { id, from, to });
+        }
+    }
+
+    /// Sets or clears the deadline of an identifier.
+    fn set_deadline(&mut self, id: CmId, at: Option<Instant>) {
+        let Some(identifier) = self.cm.identifiers.get_mut(&id) else { return };
+        if let Some(old) = identifier.deadline.take() {
+            self.cm.deadlines.remove(&(old, id));
+        }
+        identifier.deadline = at;
+        if let Some(at) = at {
+            self.cm.deadlines.insert((at, id));
+        }
+        self.arm_timer();
+    }
+
+    /// Arms the HCA's timers for the earliest deadline.
+    fn arm_timer(&mut self) {
+        let earliest = [
+            self.cm.deadlines.first().map(|(at, _)| *at),
+            self.cm.time_wait_deadlines.first().map(|(at, _)| *at),
+        ];
+        let Some(wanted) = earliest.into_iter().flatten().min() else { return };
+        if self.cm.timer_at.is_none_or(|at| wanted < at) {
+            self.cm.timer_at = Some(wanted);
+            self.hca.timers.push(wanted, Qpn::GSI);
+        }
+    }
+
+    /// Handles expired deadlines, if the timer entry at `at` is the valid one.
+    pub fn expire(&mut self, at: Instant) {
+        if self.cm.timer_at != Some(at) {
+            return;
+        }
+        self.cm.timer_at = None;
+        while let Some((at, id)) = self.cm.deadlines.first().copied().filter(|(at, _)| *at <= self.ctx.now) {
+            self.cm.deadlines.remove(&(at, id));
+            if let Some(identifier) = self.cm.identifiers.get_mut(&id) {
+                identifier.deadline = None;
+                self.on_deadline(id);
+            }
+        }
+        while let Some((at, comm_id)) =
+            self.cm.time_wait_deadlines.first().copied().filter(|(at, _)| *at <= self.ctx.now)
+        {
+            self.cm.time_wait_deadlines.remove(&(at, comm_id));
+            self.cm.time_waits.remove(&comm_id);
+        }
+        self.arm_timer();
+    }
+
+    /// The deadline of an identifier expired: retransmits its message, or ends its time wait.
+    fn on_deadline(&mut self, id: CmId) {
+        let Some(identifier) = self.cm.identifiers.get_mut(&id) else { return };
+        if identifier.state == CmState::TimeWait {
+            self.set_state(id, CmState::Closed);
+            self.cm.remove_connection(id);
+            return self.raise_simple_event(id, EventType::TimewaitExit, 0);
+        }
+        let peer = identifier.peer_address();
+        let Some(unanswered) = &mut identifier.awaited_reply else { return };
+        // The timers of a stalled port are suspended.
+        let stalled = self.hca.stalled_peers.iter().any(|stalled| stalled.contains(peer, Qpn::GSI));
+        if unanswered.retries_left == 0 && !stalled {
+            return self.fail_connection(id, CmFailure::TimedOut);
+        }
+        if !stalled {
+            unanswered.retries_left -= 1;
+            let SentMad { addressing, datagram } = *unanswered.message;
+            self.push_mad(Some(id), addressing, datagram, true);
+        }
+        let at = self.ctx.now.plus(self.hca.settings.cm.reply_timeout());
+        self.set_deadline(id, Some(at));
+    }
+
+    /// Fails a connection whose message stays unanswered.
+    fn fail_connection(&mut self, id: CmId, failure: CmFailure) {
+        let Some(identifier) = self.cm.identifiers.get_mut(&id) else { return };
+        let state = identifier.state;
+        identifier.awaited_reply = None;
+        self.set_deadline(id, None);
+        self.ctx.emit(Event::CmFailed { id, reason: failure });
+        let status = match failure {
+            CmFailure::TimedOut => -ETIMEDOUT,
+            CmFailure::PeerUnreachable => -EHOSTUNREACH,
+        };
+        match state {
+            CmState::DreqSent => {
+                self.enter_time_wait(id);
+                self.raise_simple_event(id, EventType::Disconnected, status);
+            }
+            CmState::ReqSent | CmState::RepSent | CmState::SidrReqSent => {
+                if state != CmState::SidrReqSent && failure == CmFailure::TimedOut {
+                    self.send_rej(id, RejectReason::TIMEOUT, &[]);
+                }
+                self.set_state(id, CmState::Closed);
+                self.cm.remove_connection(id);
+                self.raise_simple_event(id, EventType::Unreachable, status);
+            }
+            _ => {}
+        }
+    }
+
+    /// Fails all pending requests to `peer`, whose port is dead.
+    pub fn fail_peer(&mut self, peer: IpAddr) {
+        self.cm.mad_queue.discard(peer);
+        for id in self.cm.waiting_for(peer) {
+            self.fail_connection(id, CmFailure::PeerUnreachable);
+        }
+    }
+
+    /// The port at `peer` responds again: restarts the timeouts of its messages.
+    pub fn resume(&mut self, peer: IpAddr) {
+        let at = self.ctx.now.plus(self.hca.settings.cm.reply_timeout());
+        for id in self.cm.waiting_for(peer) {
+            self.set_deadline(id, Some(at));
+        }
+    }
+
+    /// Enters time wait: the queue pair and communication IDs are not reused while old packets may be in flight.
+    fn enter_time_wait(&mut self, id: CmId) {
+        let Some(identifier) = self.cm.identifiers.get_mut(&id) else { return };
+        identifier.awaited_reply = None;
+        let wait = time_wait_duration(identifier.ack_timeout);
+        self.set_state(id, CmState::TimeWait);
+        self.set_deadline(id, Some(self.ctx.now.plus(wait)));
+    }
 
     /// Keeps a connection in time wait after its identifier is destroyed.
-    fn remember_time_wait(&mut self, hca: &mut HcaState, id: CmId, until: Instant) {
-        let Some(identifier) = self.identifiers.get(&id) else { return };
-        if self.time_waits.len() >= MAX_TIME_WAITS
-            && let Some(oldest) = self.time_wait_deadlines.pop_first()
+    fn remember_time_wait(&mut self, id: CmId, until: Instant) {
+        let Some(identifier) = self.cm.identifiers.get(&id) else { return };
+        if self.cm.time_waits.len() >= MAX_TIME_WAITS
+            && let Some(oldest) = self.cm.time_wait_deadlines.pop_first()
         {
-            self.time_waits.remove(&oldest.1);
+            self.cm.time_waits.remove(&oldest.1);
         }
         let (peer, remote, comm_id) =
             (identifier.peer_address(), identifier.remote_comm_id, identifier.local_comm_id);
-        self.time_waits.insert(comm_id, TimeWait { peer, remote_comm_id: remote });
-        self.time_wait_deadlines.insert((until, comm_id));
-        self.arm_timer(hca);
+        self.cm.time_waits.insert(comm_id, TimeWait { peer, remote_comm_id: remote });
+        self.cm.time_wait_deadlines.insert((until, comm_id));
+        self.arm_timer();
     }
 
     /// Sends a message and retransmits it until a reply arrives.
-    fn send_with_retries(
-        &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
-        id: CmId,
-        message: impl Into<Message>,
-        transaction: u64,
-    ) {
-        let Some(identifier) = self.identifiers.get_mut(&id) else { return };
+    fn send_with_retries(&mut self, id: CmId, message: impl Into<Message>, transaction: u64) {
+        let Some(identifier) = self.cm.identifiers.get_mut(&id) else { return };
         let addressing = identifier.addressing();
-        let datagram = softhca_wire::cm::Datagram::new(transaction, message);
-        let message = alloc::boxed::Box::new(SentMad { addressing, datagram });
-        let times = hca.settings.cm;
+        let datagram = Datagram::new(transaction, message);
+        let message = Box::new(SentMad { addressing, datagram });
+        let times = self.hca.settings.cm;
         identifier.awaited_reply = Some(AwaitedReply { message, retries_left: times.max_retries });
-        self.mad_queue.push(hca, ctx, Some(id), addressing, datagram, false);
-        self.set_deadline(hca, id, Some(ctx.now.plus(times.reply_timeout())));
+        self.push_mad(Some(id), addressing, datagram, false);
+        self.set_deadline(id, Some(self.ctx.now.plus(times.reply_timeout())));
     }
 
     /// Sends a message once.
-    fn send(
-        &mut self,
-        hca: &mut HcaState,
-        ctx: &mut Context<'_>,
-        id: CmId,
-        message: impl Into<Message>,
-        transaction: u64,
-    ) {
-        let Some(identifier) = self.identifiers.get(&id) else { return };
-        let datagram = softhca_wire::cm::Datagram::new(transaction, message);
-        self.mad_queue.push(hca, ctx, Some(id), identifier.addressing(), datagram, false);
+    fn send(&mut self, id: CmId, message: impl Into<Message>, transaction: u64) {
+        let Some(identifier) = self.cm.identifiers.get(&id) else { return };
+        let datagram = Datagram::new(transaction, message);
+        self.push_mad(Some(id), identifier.addressing(), datagram, false);
+    }
+
+    /// Replies to a message that belongs to no identifier.
+    fn reply(&mut self, addressing: &AddressHeaders, transaction: u64, message: impl Into<Message>) {
+        let addressing = AddressHeaders {
+            source_port: SOURCE_PORT,
+            traffic_class: addressing.traffic_class & !3,
+            ..AddressHeaders::between(addressing.destination, addressing.source)
+        };
+        self.push_mad(None, addressing, Datagram::new(transaction, message), false);
+    }
+
+    /// Queues a MAD of an identifier.
+    fn push_mad(&mut self, id: Option<CmId>, addressing: AddressHeaders, datagram: Datagram, again: bool) {
+        self.cm.mad_queue.push(self.hca, self.ctx, id, addressing, datagram, again);
+    }
+
+    /// Reports a dropped CM message.
+    fn emit_dropped(&mut self, id: Option<CmId>, message: CmMessageKind, peer: IpAddr, reason: CmDropReason) {
+        self.ctx.emit(Event::CmDropped { id, message, peer, reason });
     }
 
     /// A reply arrived: stops the retransmission.
-    fn stop_retries(&mut self, hca: &mut HcaState, id: CmId) {
-        if let Some(identifier) = self.identifiers.get_mut(&id) {
+    fn stop_retries(&mut self, id: CmId) {
+        if let Some(identifier) = self.cm.identifiers.get_mut(&id) {
             identifier.awaited_reply = None;
         }
-        self.set_deadline(hca, id, None);
+        self.set_deadline(id, None);
     }
+}
+
+/// A successful event without private data and parameters.
+fn simple_event(id: CmId, event_type: EventType) -> api::Event {
+    let (private_data, parameters) = (Vec::new(), EventParameters::None);
+    api::Event { id, listener: None, event_type, status: 0, private_data, parameters }
 }
 
 /// The duration of time wait (IBA 12.9.8.4).

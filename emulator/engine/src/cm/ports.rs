@@ -1,6 +1,6 @@
 //! The port spaces of a host: bindings and listeners.
 
-use crate::{CmId, VerbsError};
+use crate::{CmId, VerbsError, VerbsResult};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -69,7 +69,7 @@ impl Ports {
         scope: Scope,
         reuse: bool,
         draw: u64,
-    ) -> Result<u16, VerbsError> {
+    ) -> VerbsResult<u16> {
         let port = match port {
             0 => {
                 let count = u64::from(EPHEMERAL_PORTS[1] - EPHEMERAL_PORTS[0]) + 1;
@@ -95,7 +95,7 @@ impl Ports {
     }
 
     /// Lets a binding accept requests, unless another one does already.
-    pub fn listen(&mut self, id: CmId, space: PortSpace, port: u16) -> Result<(), VerbsError> {
+    pub fn listen(&mut self, id: CmId, space: PortSpace, port: u16) -> VerbsResult {
         let Some(all) = self.bindings.get_mut(&(space, port)) else {
             return Err(VerbsError::PortInUse { space: space.name(), port });
         };
@@ -147,7 +147,7 @@ mod tests {
 
     const HOST: IpAddr = IpAddr::V4(core::net::Ipv4Addr::new(10, 0, 0, 1));
 
-    fn bind(ports: &mut Ports, id: u32, port: u16, scope: Scope, reuse: bool) -> Result<u16, VerbsError> {
+    fn bind(ports: &mut Ports, id: u32, port: u16, scope: Scope, reuse: bool) -> VerbsResult<u16> {
         ports.bind(CmId(id), PortSpace::Tcp, port, scope, reuse, 7)
     }
 

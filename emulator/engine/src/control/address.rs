@@ -1,11 +1,11 @@
 //! Control verbs of address handles and multicast groups.
 
 use crate::hca_state::AddressHandle;
-use crate::{AddressVector, AhId, ClientId, Hca, PdId, Resource, VerbsError};
+use crate::{AddressVector, AhId, ClientId, Hca, PdId, Resource, VerbsError, VerbsResult};
 use softhca_wire::{Gid, Qpn};
 
 impl Hca {
-    pub(super) fn check_address_vector(&self, path: &AddressVector) -> Result<(), VerbsError> {
+    pub(super) fn check_address_vector(&self, path: &AddressVector) -> VerbsResult {
         if path.dgid.is_unspecified() {
             let why = "RoCE needs a GRH: set the destination GID";
             return Err(VerbsError::Invalid { what: "address vector", why });
@@ -32,7 +32,7 @@ impl Hca {
         client: ClientId,
         domain: PdId,
         vector: AddressVector,
-    ) -> Result<AhId, VerbsError> {
+    ) -> VerbsResult<AhId> {
         self.check_address_vector(&vector)?;
         let limit = self.limits.max_ah;
         if !self.state.address_handles.has_room() {
@@ -45,7 +45,7 @@ impl Hca {
     }
 
     /// Destroys an address handle.
-    pub fn destroy_address_handle(&mut self, client: ClientId, handle: AhId) -> Result<(), VerbsError> {
+    pub fn destroy_address_handle(&mut self, client: ClientId, handle: AhId) -> VerbsResult {
         let found = self.state.address_handles.get(handle.0).filter(|found| found.client == client);
         let domain =
             found.ok_or(VerbsError::NotFound { resource: Resource::AddressHandle, number: handle.0 })?.pd;
@@ -55,7 +55,7 @@ impl Hca {
     }
 
     /// Makes a datagram queue pair a member of a multicast group.
-    pub fn attach_multicast(&mut self, client: ClientId, number: Qpn, group: Gid) -> Result<(), VerbsError> {
+    pub fn attach_multicast(&mut self, client: ClientId, number: Qpn, group: Gid) -> VerbsResult {
         let (groups, members) = (self.limits.max_mcast_grp, self.limits.max_mcast_qp_attach);
         if !self.queue_pair(client, number)?.kind.is_datagram() {
             let why = "only UD queue pairs can be members";
@@ -80,7 +80,7 @@ impl Hca {
     }
 
     /// Takes a queue pair out of a multicast group.
-    pub fn detach_multicast(&mut self, client: ClientId, number: Qpn, group: Gid) -> Result<(), VerbsError> {
+    pub fn detach_multicast(&mut self, client: ClientId, number: Qpn, group: Gid) -> VerbsResult {
         self.queue_pair(client, number)?;
         let not_member = VerbsError::NotFound { resource: Resource::MulticastGroup, number: number.value() };
         let list = self.state.multicast_groups.get_mut(&group).ok_or(not_member)?;

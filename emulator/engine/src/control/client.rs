@@ -1,7 +1,9 @@
 //! The applications that use an HCA.
 
 use crate::hca::Client;
-use crate::{AhId, ClientId, Context, CqId, Hca, MemoryRegion, Resource, SrqId, VerbsError, XrcdId};
+use crate::{
+    AhId, ClientId, Context, CqId, Hca, MemoryRegion, Resource, SrqId, VerbsError, VerbsResult, XrcdId,
+};
 use softhca_queue::DoorbellConsumer;
 use softhca_wire::Qpn;
 
@@ -15,7 +17,7 @@ impl Hca {
     }
 
     /// Adds an application, which owns everything that it creates.
-    pub fn open_client(&mut self, doorbell: DoorbellConsumer) -> Result<ClientId, VerbsError> {
+    pub fn open_client(&mut self, doorbell: DoorbellConsumer) -> VerbsResult<ClientId> {
         if self.is_removed() {
             return Err(VerbsError::DeviceRemoved);
         }
@@ -32,7 +34,7 @@ impl Hca {
     /// Destroys everything that `client` owns. Its peers receive no more responses, as from a dead host, except to
     /// packets that arrived before. Returns its regions, whose memory the driver can release.
     pub fn close_client(&mut self, ctx: &mut Context<'_>, client: ClientId) -> alloc::vec::Vec<MemoryRegion> {
-        self.cm.close_client(&mut self.state, ctx, client);
+        self.cm_call(ctx).close_client(client);
         for number in self.queue_pairs.numbers(|qp| qp.client == client) {
             let destroyed = self.destroy_queue_pair(ctx, client, Qpn::new(number));
             debug_assert_eq!(destroyed, Ok(()));
@@ -70,7 +72,7 @@ impl Hca {
         regions
     }
 
-    pub(crate) fn check_client(&self, client: ClientId) -> Result<(), VerbsError> {
+    pub(crate) fn check_client(&self, client: ClientId) -> VerbsResult {
         let found = self.clients.contains_key(&client);
         found.then_some(()).ok_or(VerbsError::NotFound { resource: Resource::Client, number: client.0 })
     }

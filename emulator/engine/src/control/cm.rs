@@ -1,6 +1,6 @@
 //! The commands of the connection manager.
 
-use crate::{ClientId, Context, Hca, VerbsError};
+use crate::{ClientId, Context, Hca, VerbsResult};
 use softhca_queue::cm::{Command, Reply};
 
 impl Hca {
@@ -10,9 +10,9 @@ impl Hca {
         ctx: &mut Context<'_>,
         client: ClientId,
         call: Command,
-    ) -> Result<Reply, VerbsError> {
+    ) -> VerbsResult<Reply> {
         self.check_client(client)?;
-        self.cm.call(&mut self.state, ctx, client, call)
+        self.cm_call(ctx).execute(client, call)
     }
 
     /// How many identifiers and channels the connection manager has, and how many ended connections it

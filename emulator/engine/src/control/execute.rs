@@ -3,7 +3,7 @@
 use super::client::FIRST_IOVA;
 use super::queue_pair::QpRings;
 use crate::hca::Client;
-use crate::{ClientId, Context, Hca, MemoryId, MemoryRegion, Resource, VerbsError};
+use crate::{ClientId, Context, Hca, MemoryId, MemoryRegion, Resource, VerbsError, VerbsResult};
 use softhca_queue::{
     AccessFlags, CallSite, Command, CompletionProducer, ReceiveConsumer, Reply, SharedWords, cm,
 };
@@ -44,7 +44,7 @@ impl Hca {
         client: ClientId,
         command: Command,
         attachments: &mut Attachments,
-    ) -> Result<Reply, VerbsError> {
+    ) -> VerbsResult<Reply> {
         let has_device = |client: &Client| !self.state.device_failed && !client.has_lost_device;
         let needs_device = command.call().is_some() || matches!(command, Command::QueryPort);
         if needs_device && !self.clients.get(&client).is_none_or(has_device) {
@@ -71,13 +71,15 @@ impl Hca {
         client: ClientId,
         command: Command,
         attachments: &mut Attachments,
-    ) -> Result<Reply, VerbsError> {
+    ) -> VerbsResult<Reply> {
         command.ring_words()?;
         match command {
             Command::AllocateProtectionDomain => {
                 return self.allocate_protection_domain(client).map(Reply::ProtectionDomain);
             }
-            Command::DeallocateProtectionDomain(pd) => self.free_protection_domain(client, pd)?,
+            Command::DeallocateProtectionDomain(pd) => {
+                self.state.protection.free_protection_domain(client, pd)?
+            }
             Command::RegisterMemoryRegion { pd, iova, length, access } => {
                 return self.register(client, pd, iova, length, access, attachments);
             }
@@ -95,15 +97,18 @@ impl Hca {
                 return Ok(registered(rkey, &region));
             }
             Command::DeregisterMemoryRegion { rkey, invalidate_windows } => {
+                let protection = &mut self.state.protection;
                 if invalidate_windows {
-                    self.state.protection.invalidate_windows(client, rkey)?;
+                    protection.invalidate_windows(client, rkey)?;
                 }
-                attachments.memory = Some(self.deregister_memory_region(client, rkey)?.memory);
+                attachments.memory = Some(protection.deregister_memory_region(client, rkey)?.memory);
             }
             Command::AllocateMemoryWindow { pd, mw_type } => {
                 return self.allocate_memory_window(client, pd, mw_type).map(Reply::MemoryWindow);
             }
-            Command::DeallocateMemoryWindow(rkey) => self.free_memory_window(client, rkey)?,
+            Command::DeallocateMemoryWindow(rkey) => {
+                self.state.protection.free_memory_window(client, rkey)?
+            }
             Command::CreateCompletionQueue { cqe } => {
                 let ring = attachments.completion_ring(cqe);
                 return self.create_completion_queue(client, ring).map(Reply::CompletionQueue);
@@ -162,7 +167,7 @@ impl Hca {
         length: u64,
         access: AccessFlags,
         attachments: &mut Attachments,
-    ) -> Result<Reply, VerbsError> {
+    ) -> VerbsResult<Reply> {
         let not_found = VerbsError::NotFound { resource: Resource::Client, number: client.0 };
         let next_iova = self.clients.get(&client).ok_or(not_found)?.next_iova;
         let memory = attachments.memory.expect("the back end attaches the memory");
@@ -185,7 +190,7 @@ impl Hca {
         ctx: &mut Context<'_>,
         client: ClientId,
         transition: &cm::QpTransition,
-    ) -> Result<cm::Reply, VerbsError> {
+    ) -> VerbsResult<cm::Reply> {
         transition.execute(
             &mut (self, ctx),
             |(hca, ctx), command| hca.execute_cm(ctx, client, command),

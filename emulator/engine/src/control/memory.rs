@@ -1,32 +1,23 @@
 //! Control verbs of protection domains, regions and windows.
 
-use crate::{ClientId, Hca, MemoryRegion, MemoryWindowType, PdId, VerbsError};
+use crate::{ClientId, Hca, MemoryRegion, MemoryWindowType, PdId, VerbsResult};
 use softhca_wire::RemoteKey;
 
 impl Hca {
     /// Allocates a protection domain.
-    pub fn allocate_protection_domain(&mut self, client: ClientId) -> Result<PdId, VerbsError> {
+    pub fn allocate_protection_domain(&mut self, client: ClientId) -> VerbsResult<PdId> {
         self.check_client(client)?;
         self.state.protection.allocate_protection_domain(client)
     }
 
-    /// Frees a protection domain that nothing uses.
-    pub fn free_protection_domain(&mut self, client: ClientId, domain: PdId) -> Result<(), VerbsError> {
-        self.state.protection.free_protection_domain(client, domain)
-    }
-
     /// Registers a region. The key serves local and remote access.
-    pub fn register_memory_region(&mut self, region: MemoryRegion) -> Result<RemoteKey, VerbsError> {
+    pub fn register_memory_region(&mut self, region: MemoryRegion) -> VerbsResult<RemoteKey> {
         let tag = self.state.random.key_tag();
         self.state.protection.register_memory_region(region, tag)
     }
 
     /// Registers a region under a key of the caller's choice, if it is free. For replaying captures.
-    pub fn register_memory_region_with_key(
-        &mut self,
-        region: MemoryRegion,
-        key: RemoteKey,
-    ) -> Result<(), VerbsError> {
+    pub fn register_memory_region_with_key(&mut self, region: MemoryRegion, key: RemoteKey) -> VerbsResult {
         self.state.protection.register_memory_region_with_key(region, key)
     }
 
@@ -36,26 +27,13 @@ impl Hca {
         client: ClientId,
         key: RemoteKey,
         new: MemoryRegion,
-    ) -> Result<RemoteKey, VerbsError> {
+    ) -> VerbsResult<RemoteKey> {
         self.state.protection.reregister_memory_region(client, key, new)
     }
 
     /// What a region was registered as.
-    pub fn query_memory_region(
-        &mut self,
-        client: ClientId,
-        key: RemoteKey,
-    ) -> Result<MemoryRegion, VerbsError> {
+    pub fn query_memory_region(&mut self, client: ClientId, key: RemoteKey) -> VerbsResult<MemoryRegion> {
         self.state.protection.memory_region(client, key)
-    }
-
-    /// Removes a region that no window is bound to.
-    pub fn deregister_memory_region(
-        &mut self,
-        client: ClientId,
-        key: RemoteKey,
-    ) -> Result<MemoryRegion, VerbsError> {
-        self.state.protection.deregister_memory_region(client, key)
     }
 
     /// Allocates a memory window.
@@ -64,13 +42,8 @@ impl Hca {
         client: ClientId,
         domain: PdId,
         kind: MemoryWindowType,
-    ) -> Result<RemoteKey, VerbsError> {
+    ) -> VerbsResult<RemoteKey> {
         let tag = self.state.random.key_tag();
         self.state.protection.allocate_memory_window(client, domain, kind, tag)
-    }
-
-    /// Frees a memory window, bound or not.
-    pub fn free_memory_window(&mut self, client: ClientId, key: RemoteKey) -> Result<(), VerbsError> {
-        self.state.protection.free_memory_window(client, key)
     }
 }

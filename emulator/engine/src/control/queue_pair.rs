@@ -5,7 +5,7 @@ use crate::addressing::address_headers;
 use crate::queue_pair::{QueuePair, RequesterState, ResponderState, check_modify};
 use crate::{
     ClientId, Context, Event, Hca, ModifyQp, QpAttributes, QpInitAttributes, QpSnapshot, QpState, QpType,
-    Reason, Resource, VerbsError,
+    Reason, Resource, VerbsError, VerbsResult,
 };
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_queue::{ReceiveConsumer, SendConsumer};
@@ -27,7 +27,7 @@ impl Hca {
         client: ClientId,
         init: QpInitAttributes,
         rings: QpRings,
-    ) -> Result<Qpn, VerbsError> {
+    ) -> VerbsResult<Qpn> {
         let tag = self.next_tag();
         self.insert_queue_pair(client, init, rings, |table, make| table.insert(tag, make))
     }
@@ -39,7 +39,7 @@ impl Hca {
         init: QpInitAttributes,
         rings: QpRings,
         number: Qpn,
-    ) -> Result<Qpn, VerbsError> {
+    ) -> VerbsResult<Qpn> {
         self.insert_queue_pair(client, init, rings, |table, make| table.insert_at(number.value(), make))
     }
 
@@ -49,7 +49,7 @@ impl Hca {
         init: QpInitAttributes,
         rings: QpRings,
         insert: impl FnOnce(&mut crate::table::Table<QueuePair>, &mut dyn FnMut(u32) -> QueuePair) -> Option<u32>,
-    ) -> Result<Qpn, VerbsError> {
+    ) -> VerbsResult<Qpn> {
         self.check_client(client)?;
         self.check_init(client, &init)?;
         let limit = self.limits.max_qp;
@@ -82,7 +82,7 @@ impl Hca {
         Ok(Qpn::new(number))
     }
 
-    fn check_init(&mut self, client: ClientId, init: &QpInitAttributes) -> Result<(), VerbsError> {
+    fn check_init(&mut self, client: ClientId, init: &QpInitAttributes) -> VerbsResult {
         let invalid = |what, why| Err(VerbsError::Invalid { what, why });
         for cq in [init.send_cq, init.recv_cq].into_iter().flatten() {
             self.completion_queue(client, cq)?;
@@ -113,13 +113,13 @@ impl Hca {
         Ok(())
     }
 
-    pub(super) fn queue_pair(&mut self, client: ClientId, number: Qpn) -> Result<&mut QueuePair, VerbsError> {
+    pub(super) fn queue_pair(&mut self, client: ClientId, number: Qpn) -> VerbsResult<&mut QueuePair> {
         let found = self.queue_pairs.get_mut(number.value()).filter(|qp| qp.client == client);
         found.ok_or(VerbsError::NotFound { resource: Resource::QueuePair, number: number.value() })
     }
 
     /// What a queue pair is doing.
-    pub fn query_queue_pair(&self, client: ClientId, number: Qpn) -> Result<QpSnapshot, VerbsError> {
+    pub fn query_queue_pair(&self, client: ClientId, number: Qpn) -> VerbsResult<QpSnapshot> {
         let found = self.queue_pairs.get(number.value()).filter(|qp| qp.client == client);
         found
             .map(QueuePair::view)
@@ -148,7 +148,7 @@ impl Hca {
         client: ClientId,
         number: Qpn,
         modify: &ModifyQp,
-    ) -> Result<QpState, VerbsError> {
+    ) -> VerbsResult<QpState> {
         let qp = self.queue_pair(client, number)?;
         let (kind, from) = (qp.kind, qp.state);
         let modify = &modify.without_ignored(kind);
@@ -213,7 +213,7 @@ impl Hca {
         ctx: &mut Context<'_>,
         client: ClientId,
         number: Qpn,
-    ) -> Result<(), VerbsError> {
+    ) -> VerbsResult {
         self.queue_pair(client, number)?;
         let mut qp = self.queue_pairs.remove(number.value()).expect("it was found above");
         qp.detach_requests(&mut self.state, ctx);

@@ -6,7 +6,7 @@ use crate::hca_state::XrcDomain;
 use crate::shared_receive_queue::SharedReceiveQueue;
 use crate::{
     AsyncEvent, ClientId, Context, CqId, Event, Hca, Resource, SrqAttributes, SrqId, SrqInitAttributes,
-    VerbsError, XrcdId,
+    VerbsError, VerbsResult, XrcdId,
 };
 use softhca_queue::{CompletionProducer, ReceiveConsumer};
 
@@ -16,7 +16,7 @@ impl Hca {
         &mut self,
         client: ClientId,
         ring: CompletionProducer,
-    ) -> Result<CqId, VerbsError> {
+    ) -> VerbsResult<CqId> {
         self.check_client(client)?;
         let tag = self.next_tag();
         let queue = CompletionQueue { client, ring, users: 0, failed: false };
@@ -29,7 +29,7 @@ impl Hca {
         &mut self,
         client: ClientId,
         cq: CqId,
-    ) -> Result<&mut CompletionQueue, VerbsError> {
+    ) -> VerbsResult<&mut CompletionQueue> {
         let queue = self.state.completion_queues.get_mut(cq.0).filter(|queue| queue.client == client);
         queue.ok_or(VerbsError::NotFound { resource: Resource::CompletionQueue, number: cq.0 })
     }
@@ -40,7 +40,7 @@ impl Hca {
         client: ClientId,
         cq: CqId,
         mut ring: CompletionProducer,
-    ) -> Result<(), VerbsError> {
+    ) -> VerbsResult {
         let queue = self.completion_queue(client, cq)?;
         if !queue.ring.move_to(&mut ring) {
             let why = "more completions wait than the new size holds";
@@ -51,7 +51,7 @@ impl Hca {
     }
 
     /// Destroys a completion queue that nothing completes to.
-    pub fn destroy_completion_queue(&mut self, client: ClientId, cq: CqId) -> Result<(), VerbsError> {
+    pub fn destroy_completion_queue(&mut self, client: ClientId, cq: CqId) -> VerbsResult {
         if self.completion_queue(client, cq)?.users > 0 {
             return Err(VerbsError::Busy {
                 resource: Resource::CompletionQueue,
@@ -76,7 +76,7 @@ impl Hca {
         client: ClientId,
         init: SrqInitAttributes,
         ring: ReceiveConsumer,
-    ) -> Result<SrqId, VerbsError> {
+    ) -> VerbsResult<SrqId> {
         check_limit("limit", u64::from(init.srq_limit), u64::from(ring.slots()))?;
         if let Some((cq, domain)) = init.xrc {
             self.completion_queue(client, cq)?;
@@ -102,7 +102,7 @@ impl Hca {
         &mut self,
         client: ClientId,
         srq: SrqId,
-    ) -> Result<&mut SharedReceiveQueue, VerbsError> {
+    ) -> VerbsResult<&mut SharedReceiveQueue> {
         let queue = self.state.shared_receive_queues.get_mut(srq.0).filter(|queue| queue.client == client);
         queue.ok_or(VerbsError::NotFound { resource: Resource::SharedReceiveQueue, number: srq.0 })
     }
@@ -114,7 +114,7 @@ impl Hca {
         client: ClientId,
         srq: SrqId,
         limit: u32,
-    ) -> Result<(), VerbsError> {
+    ) -> VerbsResult {
         let queue = self.shared_receive_queue(client, srq)?;
         check_limit("limit", u64::from(limit), u64::from(queue.ring.slots()))?;
         let passed = limit > 0 && queue.ring.pending()? < limit;
@@ -127,18 +127,14 @@ impl Hca {
     }
 
     /// What a shared receive queue is like.
-    pub fn query_shared_receive_queue(
-        &mut self,
-        client: ClientId,
-        srq: SrqId,
-    ) -> Result<SrqAttributes, VerbsError> {
+    pub fn query_shared_receive_queue(&mut self, client: ClientId, srq: SrqId) -> VerbsResult<SrqAttributes> {
         let queue = self.shared_receive_queue(client, srq)?;
         let (slots, entries) = (queue.ring.slots(), queue.ring.max_sge() as u32);
         Ok(SrqAttributes { max_wr: slots, max_sge: entries, srq_limit: queue.limit })
     }
 
     /// Destroys a shared receive queue that no queue pair takes from.
-    pub fn destroy_shared_receive_queue(&mut self, client: ClientId, srq: SrqId) -> Result<(), VerbsError> {
+    pub fn destroy_shared_receive_queue(&mut self, client: ClientId, srq: SrqId) -> VerbsResult {
         if self.shared_receive_queue(client, srq)?.users > 0 {
             return Err(VerbsError::Busy {
                 resource: Resource::SharedReceiveQueue,
@@ -156,20 +152,20 @@ impl Hca {
     }
 
     /// Opens an XRC domain.
-    pub fn open_xrc_domain(&mut self, client: ClientId) -> Result<XrcdId, VerbsError> {
+    pub fn open_xrc_domain(&mut self, client: ClientId) -> VerbsResult<XrcdId> {
         self.check_client(client)?;
         let limit = self.limits.max_xrcd;
         let number = self.state.xrc_domains.insert(0, |_| XrcDomain { client, users: 0, orphaned: false });
         number.map(XrcdId).ok_or(VerbsError::Exhausted { resource: Resource::XrcDomain, limit })
     }
 
-    pub(super) fn xrc_domain(&mut self, domain: XrcdId) -> Result<&mut XrcDomain, VerbsError> {
+    pub(super) fn xrc_domain(&mut self, domain: XrcdId) -> VerbsResult<&mut XrcDomain> {
         let found = self.state.xrc_domains.get_mut(domain.0);
         found.ok_or(VerbsError::NotFound { resource: Resource::XrcDomain, number: domain.0 })
     }
 
     /// Closes an XRC domain that nothing uses.
-    pub fn close_xrc_domain(&mut self, client: ClientId, domain: XrcdId) -> Result<(), VerbsError> {
+    pub fn close_xrc_domain(&mut self, client: ClientId, domain: XrcdId) -> VerbsResult {
         let found = self.xrc_domain(domain)?;
         if found.client != client {
             return Err(VerbsError::NotFound { resource: Resource::XrcDomain, number: domain.0 });

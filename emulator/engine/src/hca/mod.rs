@@ -3,7 +3,7 @@
 mod congestion;
 mod transmit;
 
-use crate::cm::ConnectionManager;
+use crate::cm::{CmCall, ConnectionManager};
 use crate::hca_state::HcaState;
 use crate::injection::HELD_COMPLETIONS;
 use crate::peer_window::PeerWindow;
@@ -81,6 +81,10 @@ impl Hca {
         self
     }
 
+    pub(crate) fn cm_call<'a, 'c>(&'a mut self, ctx: &'a mut Context<'c>) -> CmCall<'a, 'c> {
+        CmCall { cm: &mut self.cm, hca: &mut self.state, ctx }
+    }
+
     /// The counters.
     pub fn counters(&self) -> &Counters {
         &self.state.counters
@@ -149,7 +153,7 @@ impl Hca {
         if packet.dest_qp == Qpn::MULTICAST {
             self.receive_multicast(ctx, addressing, transport, packet);
         } else if packet.dest_qp == Qpn::GSI {
-            self.cm.receive(&mut self.state, ctx, addressing, transport, packet);
+            self.cm_call(ctx).receive(addressing, transport, packet);
         } else {
             self.receive_for_qp(ctx, addressing, transport, packet, packet.dest_qp);
         }
@@ -325,7 +329,7 @@ impl Hca {
             }
         }
         if peer.contains(peer.address, Qpn::GSI) {
-            self.cm.resume(&mut self.state, ctx, peer.address);
+            self.cm_call(ctx).resume(peer.address);
         }
     }
 
@@ -378,7 +382,7 @@ impl Hca {
         }
         while let Some((at, qpn)) = self.state.timers.pop(ctx.now) {
             if qpn == Qpn::GSI {
-                self.cm.expire(&mut self.state, ctx, at);
+                self.cm_call(ctx).expire(at);
                 continue;
             }
             if qpn == HELD_COMPLETIONS {
@@ -487,7 +491,7 @@ impl Hca {
             }
         }
         if peer.contains(peer.address, Qpn::GSI) {
-            self.cm.fail_peer(&mut self.state, ctx, peer.address);
+            self.cm_call(ctx).fail_peer(peer.address);
         }
         self.discard_orphaned_acks(peer);
         self.handle_cq_overflows(ctx);

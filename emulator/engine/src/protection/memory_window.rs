@@ -1,7 +1,7 @@
 //! Memory windows: allocation, binding and invalidation.
 
 use super::{KeyEntry, KeyKind, MwBinding, Protection};
-use crate::{AccessError, ClientId, DeviceLimits, MemoryWindowType, PdId, Resource, VerbsError};
+use crate::{AccessError, ClientId, DeviceLimits, MemoryWindowType, PdId, Resource, VerbsError, VerbsResult};
 use softhca_queue::{AccessFlags, MemoryWindowBind};
 use softhca_wire::{Qpn, RemoteKey};
 
@@ -12,7 +12,7 @@ impl Protection {
         pd: PdId,
         kind: MemoryWindowType,
         [tag, variant]: [u8; 2],
-    ) -> Result<RemoteKey, VerbsError> {
+    ) -> VerbsResult<RemoteKey> {
         self.acquire_pd(client, pd)?;
         let window = KeyKind::MemoryWindow { client, pd, kind, binding: None };
         match self.keys.insert(tag, |_| KeyEntry { variant, kind: window }) {
@@ -25,7 +25,7 @@ impl Protection {
         }
     }
 
-    pub fn free_memory_window(&mut self, client: ClientId, key: RemoteKey) -> Result<(), VerbsError> {
+    pub fn free_memory_window(&mut self, client: ClientId, key: RemoteKey) -> VerbsResult {
         let entry = self.entry(client, key.0, Resource::MemoryWindow)?;
         let KeyKind::MemoryWindow { pd, binding, .. } = &mut entry.kind else {
             unreachable!("entry() returned a window")
@@ -38,7 +38,7 @@ impl Protection {
     }
 
     /// Invalidates every window that is bound to a region.
-    pub fn invalidate_windows(&mut self, client: ClientId, region: RemoteKey) -> Result<(), VerbsError> {
+    pub fn invalidate_windows(&mut self, client: ClientId, region: RemoteKey) -> VerbsResult {
         if self.check_not_bound(client, region).is_ok() {
             return Ok(());
         }

@@ -10,7 +10,7 @@ pub use access_error::AccessError;
 
 use crate::memory::{MemoryFault, MemoryId};
 use crate::table::Table;
-use crate::{ClientId, DeviceLimits, MemoryWindowType, PdId, Resource, VerbsError};
+use crate::{ClientId, DeviceLimits, MemoryWindowType, PdId, Resource, VerbsError, VerbsResult};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use softhca_queue::{AccessFlags, Sge};
@@ -124,13 +124,13 @@ impl Protection {
         self.keys = keys.with_mask(mask);
     }
 
-    pub fn allocate_protection_domain(&mut self, client: ClientId) -> Result<PdId, VerbsError> {
+    pub fn allocate_protection_domain(&mut self, client: ClientId) -> VerbsResult<PdId> {
         let number = self.pds.insert(0, |_| ProtectionDomain { client, users: 0 });
         let limit = DeviceLimits::HCA.max_pd;
         number.map(PdId).ok_or(VerbsError::Exhausted { resource: Resource::ProtectionDomain, limit })
     }
 
-    pub fn free_protection_domain(&mut self, client: ClientId, pd: PdId) -> Result<(), VerbsError> {
+    pub fn free_protection_domain(&mut self, client: ClientId, pd: PdId) -> VerbsResult {
         if self.protection_domain(client, pd)?.users > 0 {
             let user = self.pd_user(pd);
             return Err(VerbsError::Busy { resource: Resource::ProtectionDomain, number: pd.0, user });
@@ -147,7 +147,7 @@ impl Protection {
         self.keys.iter().find_map(|(_, entry)| uses_pd(&entry.kind)).unwrap_or(Resource::QueuePair)
     }
 
-    fn protection_domain(&mut self, client: ClientId, pd: PdId) -> Result<&mut ProtectionDomain, VerbsError> {
+    fn protection_domain(&mut self, client: ClientId, pd: PdId) -> VerbsResult<&mut ProtectionDomain> {
         self.pds
             .get_mut(pd.0)
             .filter(|found| found.client == client)
@@ -155,7 +155,7 @@ impl Protection {
     }
 
     /// Counts a resource of `client` that uses the protection pd.
-    pub fn acquire_pd(&mut self, client: ClientId, pd: PdId) -> Result<(), VerbsError> {
+    pub fn acquire_pd(&mut self, client: ClientId, pd: PdId) -> VerbsResult {
         self.protection_domain(client, pd)?.users += 1;
         Ok(())
     }
@@ -167,7 +167,7 @@ impl Protection {
         }
     }
 
-    fn check_memory_region(region: &MemoryRegion) -> Result<(), VerbsError> {
+    fn check_memory_region(region: &MemoryRegion) -> VerbsResult {
         let remote_write = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
         if region.access_flags.intersects(remote_write)
             && !region.access_flags.contains(AccessFlags::LOCAL_WRITE)
@@ -185,7 +185,7 @@ impl Protection {
         &mut self,
         mut region: MemoryRegion,
         [tag, variant]: [u8; 2],
-    ) -> Result<RemoteKey, VerbsError> {
+    ) -> VerbsResult<RemoteKey> {
         Self::check_memory_region(&region)?;
         if region.access_flags.contains(AccessFlags::ZERO_BASED) {
             region.iova = 0;
@@ -203,11 +203,7 @@ impl Protection {
     }
 
     /// Registers a region with a given key, to replay captures.
-    pub fn register_memory_region_with_key(
-        &mut self,
-        region: MemoryRegion,
-        key: RemoteKey,
-    ) -> Result<(), VerbsError> {
+    pub fn register_memory_region_with_key(&mut self, region: MemoryRegion, key: RemoteKey) -> VerbsResult {
         Self::check_memory_region(&region)?;
         self.acquire_pd(region.client, region.pd)?;
         let kind = KeyKind::MemoryRegion { region, bound_windows: 0 };
@@ -223,7 +219,7 @@ impl Protection {
         inserted.map(|_| ()).ok_or(taken)
     }
 
-    fn entry(&mut self, client: ClientId, key: u32, resource: Resource) -> Result<&mut KeyEntry, VerbsError> {
+    fn entry(&mut self, client: ClientId, key: u32, resource: Resource) -> VerbsResult<&mut KeyEntry> {
         self.keys
             .get_mut(key >> 8)
             .filter(|entry| match &entry.kind {
@@ -238,7 +234,7 @@ impl Protection {
     }
 
     /// The region of `key`, regardless of the variant.
-    pub fn memory_region(&mut self, client: ClientId, key: RemoteKey) -> Result<MemoryRegion, VerbsError> {
+    pub fn memory_region(&mut self, client: ClientId, key: RemoteKey) -> VerbsResult<MemoryRegion> {
         let revoked = self.revoked.get(&(key.0 >> 8)).copied();
         match self.entry(client, key.0, Resource::MemoryRegion)?.kind {
             KeyKind::MemoryRegion { region, .. } => {
@@ -248,7 +244,7 @@ impl Protection {
         }
     }
 
-    fn check_not_bound(&mut self, client: ClientId, key: RemoteKey) -> Result<(), VerbsError> {
+    fn check_not_bound(&mut self, client: ClientId, key: RemoteKey) -> VerbsResult {
         match self.entry(client, key.0, Resource::MemoryRegion)?.kind {
             KeyKind::MemoryRegion { bound_windows, .. } if bound_windows > 0 => Err(VerbsError::Busy {
                 resource: Resource::MemoryRegion,
@@ -264,7 +260,7 @@ impl Protection {
         &mut self,
         client: ClientId,
         key: RemoteKey,
-    ) -> Result<MemoryRegion, VerbsError> {
+    ) -> VerbsResult<MemoryRegion> {
         self.check_not_bound(client, key)?;
         let region = self.memory_region(client, key)?;
         self.keys.remove(key.0 >> 8);
@@ -288,7 +284,7 @@ impl Protection {
         client: ClientId,
         key: RemoteKey,
         mut new: MemoryRegion,
-    ) -> Result<RemoteKey, VerbsError> {
+    ) -> VerbsResult<RemoteKey> {
         Self::check_memory_region(&new)?;
         self.check_not_bound(client, key)?;
         let old = self.memory_region(client, key)?;

@@ -1,6 +1,7 @@
 //! Stopping a queue pair: the failed request completes first, then both queues are flushed in order.
 
 use super::QueuePair;
+use super::requester_state::WqeOperation;
 use super::responder_state::ReceiveWqe;
 use crate::hca_state::HcaState;
 use crate::{AsyncEvent, Context, Event, QpState, QpType, Reason};
@@ -73,11 +74,10 @@ impl QueuePair {
             match ring.dequeue(&mut wqe.sges, &mut wqe.inline_data) {
                 Ok(Some(request)) => {
                     ring.retire();
-                    let (id, operation) = match request {
-                        Ok(request) => (request.wr_id, request.operation),
-                        Err(_) => (0, super::requester_state::WqeOperation::default().0),
+                    (wqe.wr_id, wqe.operation) = match request {
+                        Ok(request) => (request.wr_id, WqeOperation(request.operation)),
+                        Err(_) => (0, WqeOperation::default()),
                     };
-                    (wqe.wr_id, wqe.operation) = (id, super::requester_state::WqeOperation(operation));
                     wqe.length = 0;
                     self.complete_send(hca, ctx, &wqe, CompletionStatus::WrFlushError, Reason::Flushed);
                     self.requester.spare_wqes.push(wqe);
@@ -94,15 +94,10 @@ impl QueuePair {
 
     /// Flushes the receive WQE in use and the receive queue. Receives of a shared receive queue stay there.
     pub(crate) fn flush_receive_queue(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
+        const STATUS: CompletionStatus = CompletionStatus::WrFlushError;
         self.responder.in_progress_message = None;
         if let Some(buffer) = self.responder.receive_wqe.take() {
-            self.complete_receive_with_error(
-                hca,
-                ctx,
-                buffer,
-                CompletionStatus::WrFlushError,
-                Reason::Flushed,
-            );
+            self.complete_receive_with_error(hca, ctx, buffer, STATUS, Reason::Flushed);
         }
         if self.srq.is_some() {
             return;
@@ -113,13 +108,7 @@ impl QueuePair {
             match ring.dequeue(&mut buffer.sges) {
                 Ok(Some(id)) => {
                     buffer.wr_id = id;
-                    self.complete_receive_with_error(
-                        hca,
-                        ctx,
-                        buffer,
-                        CompletionStatus::WrFlushError,
-                        Reason::Flushed,
-                    );
+                    self.complete_receive_with_error(hca, ctx, buffer, STATUS, Reason::Flushed);
                 }
                 Ok(None) => return self.responder.spare_receive_wqes.push(buffer),
                 Err(why) => {

@@ -16,6 +16,7 @@ mod transmit;
 mod unreliable;
 
 pub(crate) use requester_state::RequesterState;
+pub use requester_state::completion_opcode;
 pub(crate) use responder::PEER_WINDOW;
 pub(crate) use responder_state::ResponderState;
 pub(crate) use transition::check_modify;

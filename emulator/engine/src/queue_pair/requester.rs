@@ -306,14 +306,14 @@ impl QueuePair {
                 dma_length: length,
             })
         };
-        let opcode = |operation, position, trailer| {
-            Opcode::new(service, operation, position, trailer).expect("fetch_wqe has checked the operation")
+        let opcode = |operation, position, kind| {
+            Opcode::new(service, operation, position, kind).expect("fetch_wqe has checked the operation")
         };
         let bth = |opcode| Bth::new(opcode, self.attributes.dest_qpn, psn);
         let trailer_of = |given| if position.ends_message() { given } else { ImmOrInvalidate::None };
         let (mut header, payload) = match wqe.operation.0 {
-            Operation::Send(trailer) => {
-                let kind = match trailer {
+            Operation::Send(imm_or_invalidate) => {
+                let kind = match imm_or_invalidate {
                     SendImmOrInvalidate::None => ImmOrInvalidate::None,
                     SendImmOrInvalidate::Immediate(_) => ImmOrInvalidate::Immediate,
                     SendImmOrInvalidate::Invalidate(_) => ImmOrInvalidate::Invalidate,
@@ -321,7 +321,7 @@ impl QueuePair {
                 let mut header =
                     TransportHeader::new(bth(opcode(wire::Operation::Send, position, trailer_of(kind))));
                 if position.ends_message() {
-                    match trailer {
+                    match imm_or_invalidate {
                         SendImmOrInvalidate::None => {}
                         SendImmOrInvalidate::Immediate(value) => header.immediate = Some(Immediate(value)),
                         SendImmOrInvalidate::Invalidate(key) => header.ieth = Some(Ieth(key.0)),

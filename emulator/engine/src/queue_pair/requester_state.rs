@@ -70,15 +70,20 @@ impl SendWqe {
     }
 
     pub fn completion_operation(&self) -> CompletionOpcode {
-        match self.operation.0 {
-            Operation::Send(_) => CompletionOpcode::Send,
-            Operation::Write { .. } => CompletionOpcode::Write,
-            Operation::Read { .. } => CompletionOpcode::Read,
-            Operation::CompareSwap { .. } => CompletionOpcode::CompareSwap,
-            Operation::FetchAdd { .. } => CompletionOpcode::FetchAdd,
-            Operation::BindMemoryWindow(_) => CompletionOpcode::BindMemoryWindow,
-            Operation::LocalInvalidate { .. } => CompletionOpcode::LocalInvalidate,
-        }
+        completion_opcode(&self.operation.0)
+    }
+}
+
+/// The opcode of the completion of a send work request.
+pub fn completion_opcode(operation: &Operation) -> CompletionOpcode {
+    match operation {
+        Operation::Send(_) => CompletionOpcode::Send,
+        Operation::Write { .. } => CompletionOpcode::Write,
+        Operation::Read { .. } => CompletionOpcode::Read,
+        Operation::CompareSwap { .. } => CompletionOpcode::CompareSwap,
+        Operation::FetchAdd { .. } => CompletionOpcode::FetchAdd,
+        Operation::BindMemoryWindow(_) => CompletionOpcode::BindMemoryWindow,
+        Operation::LocalInvalidate { .. } => CompletionOpcode::LocalInvalidate,
     }
 }
 

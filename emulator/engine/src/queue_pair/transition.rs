@@ -1,6 +1,6 @@
 //! The attributes that each state transition of a queue pair requires and allows.
 
-use crate::{ModifyQp, QpAttributeMask, QpState, QpType, VerbsError};
+use crate::{ModifyQp, QpAttributeMask, QpState, QpType, VerbsError, VerbsResult};
 use softhca_wire::Qpn;
 
 /// The required and optional attributes of a transition.
@@ -89,12 +89,7 @@ pub fn transition(kind: QpType, from: QpState, to: QpState) -> Option<Transition
 }
 
 /// Checks a change against the table and the ranges of its values.
-pub(crate) fn check_modify(
-    qpn: Qpn,
-    kind: QpType,
-    from: QpState,
-    modify: &ModifyQp,
-) -> Result<QpState, VerbsError> {
+pub(crate) fn check_modify(qpn: Qpn, kind: QpType, from: QpState, modify: &ModifyQp) -> VerbsResult<QpState> {
     if let Some(believed) = modify.current_state
         && believed != from
         // The application may not know about a send queue error yet.

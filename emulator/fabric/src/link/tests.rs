@@ -163,12 +163,11 @@ fn delayed_frame_is_overtaken() {
 fn corruption_is_detected_unless_the_icrc_is_recomputed() {
     let original = Packet::rc(Operation::Write, 0).frame();
     for place in [BitPosition::Bit(8 * 9), BitPosition::PayloadBit(3), BitPosition::Random] {
-        for seal in [IcrcPolicy::Stale, IcrcPolicy::Recomputed] {
-            let mut bench =
-                Bench::new([(all(), Repeat::default(), Action::Corrupt { bit: place, icrc: seal })]);
+        for icrc in [IcrcPolicy::Stale, IcrcPolicy::Recomputed] {
+            let mut bench = Bench::new([(all(), Repeat::default(), Action::Corrupt { bit: place, icrc })]);
             bench.admit(0, Forward, original.clone());
             let (_, _, frame) = &bench.out.deliveries[0];
-            assert_eq!(is_sealed(frame), seal == IcrcPolicy::Recomputed);
+            assert_eq!(is_sealed(frame), icrc == IcrcPolicy::Recomputed);
             let [FaultEffect::Corrupted { bit, .. }] = bench.effects()[..] else { panic!("one corruption") };
             let at = bit as usize / 8;
             assert_eq!(frame.bytes[at] ^ original.bytes[at], 0x80 >> (bit % 8));

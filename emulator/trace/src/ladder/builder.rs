@@ -78,24 +78,24 @@ impl LadderBuilder {
     }
 
     /// Adds a frame that left a host: the packet from the BTH to the ICRC.
-    pub fn record_frame(&mut self, now: Instant, envelope: &AddressHeaders, packet: &[u8]) {
+    pub fn record_frame(&mut self, now: Instant, addressing: &AddressHeaders, packet: &[u8]) {
         let Ok((bytes, _)) = Icrc::split(packet) else { return };
         let Ok(transport) = TransportPacket::parse(bytes) else { return };
         let bth = transport.header.bth;
-        let mut extra = HeaderDetails::from_header(&transport.header, envelope.ecn());
-        if !self.hosts_with_events.contains(&envelope.source) {
-            extra.icrc_bad = !Icrc::verify(envelope, packet);
-            let addresses = [envelope.source, envelope.destination];
-            let port = envelope.source_port;
+        let mut extra = HeaderDetails::from_header(&transport.header, addressing.ecn());
+        if !self.hosts_with_events.contains(&addressing.source) {
+            extra.icrc_bad = !Icrc::verify(addressing, packet);
+            let addresses = [addressing.source, addressing.destination];
+            let port = addressing.source_port;
             let sent = self.packet_from_headers(addresses, port, &transport, extra);
             return self.observations.push((now.nanos() as i64, Observation::Packet(sent)));
         }
-        let to = Endpoint { address: envelope.destination, qpn: bth.destination_qp };
+        let to = Endpoint { address: addressing.destination, qpn: bth.destination_qp };
         for (_, fact) in self.observations.iter_mut().rev().take(MAX_LOOKBACK) {
             let Observation::Packet(sent) = fact else { continue };
             let flow = self.flows.get(sent.flow);
             let is_it =
-                (flow.from, flow.to, sent.opcode, sent.psn) == (envelope.source, to, bth.opcode, bth.psn);
+                (flow.from, flow.to, sent.opcode, sent.psn) == (addressing.source, to, bth.opcode, bth.psn);
             if is_it {
                 sent.header_details.get_or_insert(extra);
                 return;
@@ -140,7 +140,7 @@ impl LadderBuilder {
     pub(super) fn ladder_packet(&mut self, packet: &Packet<'_>) -> Option<LadderPacket> {
         let PacketContents::Roce(roce) = &packet.contents else { return None };
         let network = &roce.frame.network;
-        let port = network.addressing().map_or(0, |envelope| envelope.source_port);
+        let port = network.addressing().map_or(0, |addressing| addressing.source_port);
         let addresses = [network.source(), network.destination()];
         Some(self.packet_from_headers(addresses, port, &roce.transport, HeaderDetails::from_capture(roce)))
     }

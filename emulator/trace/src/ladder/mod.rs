@@ -1,6 +1,6 @@
 //! The text ladder: two sides, and between them the packets that they exchanged.
 //!
-//! [`Ladders`] gathers the events of cards, cables and captures; it yields one
+//! [`Ladders`] gathers the events of cards, links and captures; it yields one
 //! [`Ladder`] per connection, a list of [`Step`]s with all words in place, and that is drawn for any width.
 
 mod builder;

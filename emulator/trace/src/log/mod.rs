@@ -19,6 +19,7 @@ pub use event::{ConfigurationData, EVENT_SCHEMAS, Emphasis, EventSchema, LogEven
 pub use format::EntryFormatter;
 pub use reader::{EventLogReader, LogError, LogErrorKind};
 pub(crate) use text::TextContext;
+pub use text::event_text;
 pub use value::{
     CompletionData, CompletionQueueData, EffectData, FabricPacketData, FieldSchema, Keyword, LogField,
     LogValue, PacketData, SgeData,

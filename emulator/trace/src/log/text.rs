@@ -4,6 +4,7 @@ use super::LogEvent;
 use super::event::{EVENT_SCHEMAS, EventSchema};
 use crate::describe::duration;
 use serde_json::Value;
+use softhca_engine::{Event, Instant};
 
 /// How the values of a text are shown.
 pub(crate) struct TextContext<'a> {
@@ -13,6 +14,17 @@ pub(crate) struct TextContext<'a> {
     pub trigger: Option<&'a str>,
     /// Formats the PSN of a request of this queue pair (`own`), of its peer (`peer`), or of the packet at hand (`either`).
     pub psn: &'a dyn Fn(&str, u32) -> String,
+}
+
+/// An HCA event in words, with its queue pair.
+pub fn event_text(now: Instant, event: &Event) -> String {
+    let (event, trigger) = LogEvent::from_event(event);
+    let psn = |_: &str, psn: u32| format!("PSN {psn}");
+    let text = event.text(&TextContext { now_ns: now.nanos(), trigger: trigger.as_deref(), psn: &psn });
+    match event.queue_pair() {
+        Some(qp) => format!("{qp:#x} {text}"),
+        None => text,
+    }
 }
 
 impl LogEvent {

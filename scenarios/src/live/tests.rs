@@ -1,0 +1,189 @@
+use super::*;
+use crate::{ParameterValues, Scenario};
+use softhca_fabric::{Action, LinkState};
+use softhca_queue::InjectedEvent;
+
+const FILE: &str = r#"
+    title = "t"
+    [hosts]
+    alice = {}
+    bob = {}
+    [[fault]]
+    name = "lose"
+    on = "alice -> bob"
+    match = { qp = "alice.2", psn = "+1" }
+    action = "drop"
+    [[fault]]
+    name = "flap"
+    link = "alice - bob"
+    action = { flap = { down = "1ms", up = "1ms", times = 1 } }
+    [[expect]]
+    completion = { qp = "alice.2", status = "RETRY_EXC_ERR", times = 1 }
+    [[fault]]
+    name = "later"
+    on = "bob -> alice"
+    after = { event = "PORT_ERR" }
+    action = "drop"
+    optional = true
+    [[fault]]
+    name = "restart"
+    host = "bob"
+    at = "2ms"
+    after = { fault = "lose" }
+    action = "restart"
+    [[expect]]
+    state = { qp = "alice.2", is = "error" }
+    [[expect]]
+    exit-code = 3
+"#;
+
+#[derive(Default)]
+struct Recorded(Vec<(usize, LinkState)>, Vec<(usize, ProgramSignal)>, Vec<String>);
+
+impl HostControl for Recorded {
+    fn set_port(&mut self, host: usize, port: LinkState) -> Result<(), String> {
+        self.0.push((host, port));
+        Ok(())
+    }
+
+    fn raise_event(&mut self, _: usize, _: InjectedEvent) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn signal(&mut self, host: usize, signal: ProgramSignal) -> Result<(), String> {
+        self.1.push((host, signal));
+        Ok(())
+    }
+
+    fn kill_daemon(&mut self, _: bool) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn add_rule(&mut self, host: usize, rule: Rule, name: &str) -> Result<(), String> {
+        self.2.push(format!("{host}: {name} {:?}", rule.action));
+        Ok(())
+    }
+
+    fn note_trigger(&mut self, _: usize, _: &FaultTrigger) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// A queue pair of alice becomes ready to receive.
+fn arrive(live: &mut LiveScenario<'_>, qp: u32, kind: &str) {
+    let state = format!(
+        r#"{{"time":1,"host":"alice","name":"qp:state_changed","data":{{"qp":{qp},"from":"INIT","to":"RTR","reason":"asked"}}}}"#
+    );
+    let configured = format!(
+        r#"{{"time":1,"host":"alice","name":"qp:configured","data":{{"qp":{qp},"qp_type":"{kind}","recovery":"fatal","path_mtu":1024,
+        "sq_psn":0,"rq_psn":0,"timeout":14,"retry_cnt":7,"rnr_retry":7,"qp_access_flags":"","max_rd_atomic":1,
+        "max_dest_rd_atomic":1,"max_send_wr":1,"max_recv_wr":1}}}}"#
+    );
+    for line in [state, configured] {
+        live.on_log_entry(&serde_json::from_str(&line).unwrap());
+    }
+}
+
+#[test]
+fn queue_pairs_of_programs_get_their_names_in_the_order_in_which_they_get_ready() {
+    let plan = Scenario::parse("f", FILE).unwrap().plan(&ParameterValues::new(), 1).unwrap();
+    let mut live = LiveScenario::new(&plan).unwrap();
+    assert_eq!(live.roles(0).len(), 2, "the first has no name, and takes a place");
+    assert_eq!(live.roles(0)[1].1, Plan::role_of(0));
+    assert_eq!((live.rules(0).len(), live.rules(1).len()), (1, 0));
+    arrive(&mut live, 17, "rc");
+    arrive(&mut live, 18, "ud");
+    arrive(&mut live, 19, "rc");
+    for qp in [17, 19] {
+        let failed = format!(
+            r#"{{"time":5,"host":"alice","name":"work:completed","data":{{"qp":{qp},"wr_id":3,"operation":"write","status":"RETRY_EXC_ERR","bytes":0,"cq":1,"reason":"x","vendor_err":20}}}}"#
+        );
+        live.on_log_entry(&serde_json::from_str(&failed).unwrap());
+    }
+    let ended = r#"{"time":6,"host":"alice","name":"qp:state_changed","data":{"qp":19,"from":"RTS","to":"ERR","reason":"x"}}"#;
+    live.on_log_entry(&serde_json::from_str(ended).unwrap());
+    let mut cards = Recorded::default();
+    live.run_due(0, &mut cards);
+    live.run_due(1_000_000, &mut cards);
+    assert_eq!(cards.0, [(0, LinkState::Down), (1, LinkState::Down), (0, LinkState::Up), (1, LinkState::Up)]);
+    let counters = RuleCounters { matched: 1, fired: 1 };
+    // Faults that wait for an event or another fault.
+    assert!(live.has_waiting_faults() && cards.1.is_empty() && cards.2.is_empty());
+    let event = r#"{"time":7,"host":"alice","name":"device:async_event","data":{"event":"PORT_ERR"}}"#;
+    live.on_log_entry(&serde_json::from_str(event).unwrap());
+    live.on_rule_counters(2_000_000, &[(RuleId(1), counters)]);
+    live.run_due(3_000_000, &mut cards);
+    assert_eq!((cards.1.len(), &cards.2[..]), (0, &["1: later Drop".to_owned()][..]));
+    for now_ns in [4_000_000, 5_000_000] {
+        live.on_rule_counters(now_ns, &[(RuleId(1), counters)]);
+        live.run_due(now_ns, &mut cards);
+    }
+    assert_eq!(cards.1, [(1, ProgramSignal::Restart)]);
+    live.on_program_exit(3);
+    let outcome = live.evaluate(vec![(RuleId(1), counters)], vec![Counters::default(); 2]);
+    assert_eq!(outcome.verdict, Verdict::Pass, "{:?}", outcome.expectations);
+    assert_eq!(outcome.skipped.len(), 0);
+    live.on_program_exit(4);
+    let other_code = live.evaluate(vec![(RuleId(1), counters)], vec![Counters::default(); 2]);
+    assert_eq!(other_code.verdict, Verdict::Fail, "{:?}", other_code.expectations);
+    let silent = live.evaluate(Vec::new(), vec![Counters::default(); 2]);
+    assert_eq!(silent.verdict, Verdict::Fail, "a rule that never fired");
+}
+
+#[test]
+fn faults_that_external_programs_do_not_support_are_rejected() {
+    let fault = |text: &str| {
+        format!("title = \"t\"\n[hosts]\nalice = {{}}\nbob = {{}}\n[[fault]]\nname = \"f\"\n{text}\n")
+    };
+    for (text, sentence) in [
+        ("host = \"alice\"\naction = { withhold-receives = \"1ms\" }", "a fault of a host or a link"),
+        ("host = \"alice\"\naction = { raise-event = \"qp-fatal\" }", "without `verb` is not supported"),
+        ("link = \"alice -> bob\"\naction = { link-down = {} }", "one direction only"),
+    ] {
+        let plan = Scenario::parse("f", &fault(text)).unwrap().plan(&ParameterValues::new(), 1).unwrap();
+        let why = LiveScenario::new(&plan).err().unwrap();
+        assert!(why.contains(sentence), "{why}");
+    }
+}
+
+#[test]
+fn what_cannot_be_checked_for_programs_is_rejected() {
+    for (text, sentence) in [
+        ("[[expect]]\nfinish = {}", "what a program meant to do is not known"),
+        ("[[expect]]\nverb-error = { host = \"alice\" }", "the calls of a program are its own"),
+        ("[[expect]]\ncompletion = { before = \"1ms\" }", "real sockets keep no time"),
+        ("invariants = [\"completions-in-order\"]", "invariants cannot be checked"),
+    ] {
+        let text = format!("title = \"t\"\n{text}\n[hosts]\nalice = {{}}\nbob = {{}}\n");
+        let plan = Scenario::parse("f", &text).unwrap().plan(&ParameterValues::new(), 1).unwrap();
+        let why = LiveScenario::new(&plan).err().unwrap();
+        assert!(why.contains(sentence), "{why}");
+    }
+}
+
+#[test]
+fn rate_delay_jitter_and_loss_of_a_link_are_rules_of_its_hosts() {
+    let text = "title = \"t\"\n[hosts]\nalice = {}\nbob = {}\n[[link]]\nbetween = [\"alice\", \"bob\"]\n\
+                rate = \"40mbit\"\ndelay = \"2ms\"\njitter = \"1ms\"\nloss = \"1%\"\n";
+    let plan = Scenario::parse("f", text).unwrap().plan(&ParameterValues::new(), 1).unwrap();
+    let live = LiveScenario::new(&plan).unwrap();
+    for host in [0, 1] {
+        let actions: Vec<Action> = live.rules(host).iter().map(|(rule, _)| rule.action).collect();
+        let bits_per_second = std::num::NonZeroU64::new(40_000_000).unwrap();
+        let jitter = Action::Jitter { up_to_ns: 1_000_000 };
+        let delay = Action::Delay { ns: 2_000_000 };
+        assert_eq!(actions, [Action::Drop, jitter, Action::LimitRate { bits_per_second }, delay]);
+    }
+}
+
+#[test]
+fn the_files_for_programs_can_be_read() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/programs");
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let scenario = Scenario::parse(&path.display().to_string(), &text).unwrap();
+        let plan = scenario.plan(&ParameterValues::new(), 1).unwrap();
+        assert!(LiveScenario::new(&plan).is_ok(), "{}", path.display());
+    }
+}
