@@ -8,30 +8,27 @@
 mod engine;
 mod link;
 mod receive;
+mod slot;
 mod transmit;
 
 use crate::entropy::FlowSockets;
 use crate::fault_injector::FaultInjector;
 use crate::host_network::{HostNetwork, HostPort};
-use crate::process_rings::ProcessRings;
 use crate::system::WakeSet;
-use crate::{
-    Chunk, Entropy, HostSockets, LinkControl, LinkSecret, Loopback, OpenRings, OpenSendSocket, PeerPort,
-    ReceiveMemory, RingPair, grant_budget,
-};
+use crate::{Entropy, HostSockets, LinkControl, LinkSecret, Loopback, ReceiveMemory, grant_budget};
 use engine::Engine;
 use link::Port;
-use receive::{Arrival, Receiver};
+use receive::Receiver;
 use softhca_engine::{
-    Attachments, ClientId, Command, Context, Counters, Hca, Instant, Memory, Peer, PortState, Reply,
-    Settings, VerbsError,
+    Attachments, ClientId, Command, Context, Counters, Hca, Instant, Memory, PortState, Reply, Settings,
+    VerbsError,
 };
 use softhca_fabric::{EventSink, Flow, LinkState, Rule, RuleCounters, RuleId};
-use softhca_queue::{AckRecords, HandedOverPacket, PacketChunk, RecordedAck};
+use softhca_queue::HandedOverPacket;
+use softhca_wire::Gid;
 use softhca_wire::link_control::Incarnation;
-use softhca_wire::{AddressHeaders, Gid, QpnSlot, ROCE_PORT};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -42,17 +39,6 @@ use transmit::Transmitter;
 const MAX_BATCHES_PER_POLL: usize = 4;
 /// How far a rate-limited queue pair may catch up: about the wake-up latency of a thread.
 const PACING_SLACK: Duration = Duration::from_micros(100);
-
-/// The most polls that receive the last packets of another process: more than a full ring of ACKs takes.
-const MAX_LAST_POLLS: usize = 4096;
-
-/// While rings carry packets, sockets are read at this interval: every read is a system call.
-const SOCKET_INTERVAL: Duration = Duration::from_micros(5);
-/// For how long after a packet rings count as carrying packets.
-const RINGS_ACTIVE: Duration = Duration::from_micros(100);
-
-/// The most packets that are handed over together: fewer bytes than a message of the control protocol may have.
-const MAX_HANDED_OVER: usize = 32;
 
 /// How often counters are published.
 const COUNTERS_INTERVAL: Duration = Duration::from_millis(1);
@@ -181,11 +167,6 @@ impl<M: Memory> Driver<M> {
         &self.engine.hca
     }
 
-    /// Records the last ACK of each queue pair, for the case that the process ends.
-    pub fn set_ack_records(&mut self, records: AckRecords) {
-        self.engine.hca.set_ack_records(records);
-    }
-
     /// The links to peer ports.
     pub fn links(&self) -> &LinkControl {
         &self.port.links
@@ -202,74 +183,6 @@ impl<M: Memory> Driver<M> {
         Ok([sockets.roce.receive_memory()?, sockets.link.receive_memory()?])
     }
 
-    /// Opens sockets that send to processes which share an address by `open`, in the network namespace of the host.
-    pub fn set_send_socket_source(&mut self, open: OpenSendSocket) {
-        self.port.send_sockets.open = Some(open);
-    }
-
-    /// Lets rings carry the packets to other processes of the host.
-    pub fn set_ring_source(&mut self, open: OpenRings) {
-        self.port.rings = Some(ProcessRings::new(self.port.links.slot().number, open));
-    }
-
-    /// Hands packets that arrive for another slot over by `hand_over`.
-    pub fn set_hand_over(&mut self, hand_over: HandOver) {
-        self.receiver.packets.hands_over = true;
-        self.hand_over = Some(hand_over);
-    }
-
-    /// Hands the packets over that arrived for other slots. Drops those that no process takes: no queue pair has their QPN.
-    fn hand_over_misdelivered(&mut self) {
-        while !self.receiver.packets.misdelivered.is_empty()
-            && let Some(hand_over) = &mut self.hand_over
-        {
-            let packets = &mut self.receiver.packets.misdelivered;
-            let count = packets.len().min(MAX_HANDED_OVER);
-            let rest = hand_over(packets.drain(..count).collect());
-            self.receive_handed_over(&rest);
-        }
-    }
-
-    /// Receives packets that arrived at another slot.
-    pub fn receive_handed_over(&mut self, packets: &[HandedOverPacket]) {
-        let now = self.now();
-        let Driver { engine, port, receiver, .. } = self;
-        let hands_over = std::mem::replace(&mut receiver.packets.hands_over, false);
-        for HandedOverPacket { source, destination, traffic_class, bytes } in packets {
-            let chunk =
-                Chunk { source: *source, traffic_class: *traffic_class, segment_size: bytes.len(), bytes };
-            let peer = port.links.sender(source.ip(), source.port());
-            let arrival = Arrival { chunk, peer, destination: *destination, check: IcrcCheck::Ignore };
-            receiver.packets.receive_chunk(now, arrival, engine, &mut port.links, port.network.as_ref());
-        }
-        receiver.packets.hands_over = hands_over;
-        self.transmit_between_polls(now);
-        self.engine.sink.flush();
-    }
-
-    /// Sends the last ACKs of a process that has ended: to other processes of the host at once, in the rings that it had,
-    /// and to other hosts as they grant it. The rings are closed then.
-    pub fn send_recorded_acks(
-        &mut self,
-        acks: impl Iterator<Item = RecordedAck>,
-        rings: impl Iterator<Item = (u16, RingPair)>,
-    ) -> io::Result<()> {
-        self.set_ring_source(Box::new(|_| Err(io::ErrorKind::NotFound.into())));
-        for (slot, rings) in rings {
-            self.add_rings(slot, rings)?;
-        }
-        let count = self.control(|hca, ctx| acks.map(|ack| hca.queue_recorded_ack(ctx, &ack)).count());
-        // Bounded: a process that does not read its ring keeps its ACK waiting.
-        for _ in 0..count {
-            if !self.engine.hca.has_pending_transmit() {
-                break;
-            }
-            self.control(|_, _| ());
-        }
-        self.port.rings = None;
-        Ok(())
-    }
-
     /// Publishes the counters at least every millisecond of polling, before the thread sleeps, and, while there are fault
     /// rules, after every poll.
     pub fn set_publish_counters(&mut self, publish: PublishCounters) {
@@ -284,113 +197,6 @@ impl<M: Memory> Driver<M> {
             );
             self.counters_published_at = now;
         }
-    }
-
-    /// Adds rings that the process in a slot of this host asked for.
-    pub fn add_rings(&mut self, slot: u16, rings: RingPair) -> io::Result<()> {
-        let Some(own) = &mut self.port.rings else { return Ok(()) };
-        match (own.add(slot, rings)?, &self.port.wake_set) {
-            (Some(descriptor), Some(wake_set)) => wake_set.add(descriptor),
-            _ => Ok(()),
-        }
-    }
-
-    /// The process in a slot of this host is gone.
-    pub fn remove_rings(&mut self, slot: u16) {
-        let now = self.now();
-        // The last packets of the process may have the ACK of its last message.
-        let has_packets =
-            |driver: &Driver<M>| driver.port.rings.as_ref().is_some_and(|rings| rings.has_packets_from(slot));
-        for _ in 0..MAX_LAST_POLLS {
-            if !has_packets(self) {
-                break;
-            }
-            self.poll_rings(now);
-        }
-        if let Some(rings) = &mut self.port.rings {
-            rings.remove(slot);
-            rings.lost.push(slot);
-        }
-        self.fail_lost_processes(now);
-    }
-
-    /// Informs other processes of the host whether a packet must wake this one.
-    pub(crate) fn set_asleep(&mut self, is_asleep: bool) {
-        if let Some(rings) = &mut self.port.rings {
-            rings.set_asleep(is_asleep);
-        }
-        if is_asleep {
-            self.publish_counters(self.polled_at);
-        }
-    }
-
-    /// Fails the connections to processes of this host that are gone.
-    fn fail_lost_processes(&mut self, now: Instant) {
-        let Driver { engine, port, .. } = self;
-        let Some(rings) = &mut port.rings else { return };
-        for slot in rings.lost.drain(..) {
-            for sockets in port.sockets.by_address() {
-                let address = sockets.address();
-                let peer = Peer { address, slot: QpnSlot { number: slot, ..port.links.slot() } };
-                engine.call(now, |hca, ctx| {
-                    hca.on_process_gone(ctx, peer);
-                    hca.unblock(ctx, address);
-                });
-            }
-        }
-    }
-
-    /// Whether another process of the host has sent packets.
-    pub(crate) fn has_packets_in_rings(&self) -> bool {
-        self.port.rings.as_ref().is_some_and(ProcessRings::has_packets)
-    }
-
-    /// Whether the sockets are to be read in a poll that begins `now`.
-    fn are_sockets_due(&self, now: Instant) -> bool {
-        let are_rings_active = self
-            .port
-            .rings
-            .as_ref()
-            .and_then(|rings| rings.received_at)
-            .is_some_and(|at| now.since(at) < RINGS_ACTIVE);
-        !are_rings_active || now.since(self.sockets_polled_at) >= SOCKET_INTERVAL
-    }
-
-    /// Moves packets between this process and others of the host. Returns whether there were any.
-    fn poll_rings(&mut self, now: Instant) -> bool {
-        let Driver { engine, port, receiver, .. } = self;
-        let Some(rings) = &mut port.rings else { return false };
-        if rings.is_empty() && rings.lost.is_empty() {
-            return false;
-        }
-        let (links, sockets, network) = (&mut port.links, &port.sockets, port.network.as_ref());
-        let moved = rings.receive(|slot, chunk, bytes| {
-            let Some(sockets) = sockets.by_address().nth(chunk.address.into()) else {
-                // No process of this library sends that. It counts as malformed.
-                let own = sockets.address();
-                return engine
-                    .call(now, |hca, ctx| hca.receive(ctx, &AddressHeaders::between(own, own), &[]));
-            };
-            let address = sockets.address();
-            let PacketChunk { segment_size, traffic_class, .. } = chunk;
-            let source = SocketAddr::new(address, ROCE_PORT);
-            let chunk = Chunk { source, traffic_class, segment_size, bytes };
-            let peer = PeerPort { address, slot };
-            let arrival = Arrival { chunk, peer, destination: address, check: IcrcCheck::Ignore };
-            receiver.packets.receive_chunk(now, arrival, engine, links, network);
-        });
-        if moved {
-            rings.received_at = Some(now);
-        }
-        if rings.unblocked() {
-            for sockets in port.sockets.by_address() {
-                engine.call(now, |hca, ctx| hca.unblock(ctx, sockets.address()));
-            }
-        }
-        if !rings.lost.is_empty() {
-            self.fail_lost_processes(now);
-        }
-        moved
     }
 
     /// The memory behind memory regions.
