@@ -60,8 +60,10 @@ impl Hca {
         for key in windows {
             let _ = self.state.protection.free_memory_window(client, key);
         }
-        let regions =
-            regions.into_iter().filter_map(|key| self.deregister_memory_region(client, key).ok()).collect();
+        let regions = regions
+            .into_iter()
+            .filter_map(|key| self.state.protection.deregister_memory_region(client, key).ok())
+            .collect();
         for domain in self.state.protection.pds_of_client(client) {
             let _ = self.state.protection.free_protection_domain(client, domain);
         }
