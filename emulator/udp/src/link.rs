@@ -262,7 +262,7 @@ impl LinkControl {
         self.transmit_order = FrameOrder::Reordered;
         self.has_pending_messages = true;
         for peer in self.peers.values_mut().filter(|peer| peer.is_established()) {
-            peer.lease_renewed_at = None;
+            (peer.lease_renewed_at, peer.min_reply_stamp) = (None, u64::MAX);
             (peer.heartbeat_due, peer.unanswered_probes) = (true, 0);
         }
     }
@@ -593,3 +593,6 @@ impl LinkControl {
 fn slots(own: QpnSlot, peer: PeerPort) -> Slots {
     Slots { source: own.number, destination: peer.slot, bits: own.bits, source_port: ROCE_PORT }
 }
+
+#[cfg(test)]
+mod tests;

@@ -54,7 +54,9 @@ impl LinkControl {
             Body::Heartbeat(Heartbeat { exchange: ExchangeKind::Reply, stamp, returned }) => {
                 peer.grant_balance.on_revocation(returned);
                 peer.awaiting_heartbeat_reply = false;
-                peer.lease_renewed_at = peer.lease_renewed_at.max(Some(stamp.min(now)));
+                if stamp >= peer.min_reply_stamp {
+                    peer.lease_renewed_at = peer.lease_renewed_at.max(Some(stamp.min(now)));
+                }
             }
             Body::Pause(pause) if pause.classes > 0xff || (1..MIN_PAUSE_RATE).contains(&pause.rate) => {
                 return Err(LinkReject::OutOfBounds);

@@ -51,6 +51,9 @@ pub(super) struct PeerLink {
     pub silent_for: u64,
     /// When the last answered heartbeat was sent.
     pub lease_renewed_at: Option<u64>,
+    /// Replies to earlier heartbeats do not renew the lease: the peer did not know the order of frames yet. At its
+    /// maximum until the next heartbeat leaves.
+    pub min_reply_stamp: u64,
     pub last_used_at: u64,
     pub pending_pause: Option<Pause>,
     /// Sent to a foreign peer since `foreign_window_opened_at`.
@@ -82,6 +85,7 @@ impl PeerLink {
             last_probe_at: now,
             silent_for: 0,
             lease_renewed_at: None,
+            min_reply_stamp: 0,
             last_used_at: now,
             pending_pause: None,
             foreign_window_used: 0,
@@ -109,7 +113,7 @@ impl PeerLink {
         (self.remote_incarnation, self.remote_token) = (None, None);
         self.remote_order = FrameOrder::InOrder;
         self.grant_balance.restart(now);
-        self.lease_renewed_at = None;
+        (self.lease_renewed_at, self.min_reply_stamp) = (None, 0);
         self.pending_pause = None;
         self.awaiting_heartbeat_reply = false;
         (self.heartbeat_due, self.pending_heartbeat_reply) = (false, None);
@@ -190,6 +194,7 @@ impl PeerLink {
         }
         if std::mem::take(&mut self.heartbeat_due) {
             self.awaiting_heartbeat_reply = true;
+            self.min_reply_stamp = self.min_reply_stamp.min(now);
             self.record_probe(now);
             let exchange = ExchangeKind::Query;
             return Some(Body::Heartbeat(Heartbeat { exchange, stamp: now, returned: 0 }));
