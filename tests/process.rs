@@ -37,6 +37,14 @@ pub fn role() -> Option<String> {
     std::env::var("SOFTHCA_TEST_ROLE").ok()
 }
 
+/// From now on this process and its children run on one processor.
+pub fn use_one_processor() {
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+    let mut one = rustix::thread::CpuSet::new();
+    one.set((0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap());
+    rustix::thread::sched_setaffinity(None, &one).unwrap();
+}
+
 /// Sends a line to the parent. The mark `@` distinguishes it from the output of the test harness.
 pub fn send_line(text: &str) {
     println!("\n@{text}");

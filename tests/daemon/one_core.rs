@@ -2,7 +2,7 @@
 //! library meanwhile, leaves the processor to the thread that receives for it, and the reverse.
 
 use crate::data::ConnectedHost;
-use crate::process::{self, Process, TEST_TIMEOUT, TestDaemon, receive_line, send_line};
+use crate::process::{self, Process, TEST_TIMEOUT, TestDaemon, receive_line, send_line, use_one_processor};
 use softhca::{Device, ReceiveRequest, RemoteAddress, SendRequest};
 
 /// WRITEs of a stream, and how many are outstanding.
@@ -64,10 +64,7 @@ fn threads() -> [String; 2] {
 
 /// The program: everything in its process runs on one processor.
 pub fn run_one_core() {
-    let allowed = rustix::thread::sched_getaffinity(None).unwrap();
-    let mut one = rustix::thread::CpuSet::new();
-    one.set((0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap());
-    rustix::thread::sched_setaffinity(None, &one).unwrap();
+    use_one_processor();
     let host = std::env::var("TEST_HOST").unwrap();
     let end = ConnectedHost::new(&Device::daemon_host(None, Some(&host)).unwrap(), 1 << 20);
     send_line(&end.open_device());

@@ -3,7 +3,7 @@
 use softhca::{DaemonControl, Device};
 use softhca_daemon::{ClientLimits, Config, Daemon, DataPath, HostConfig};
 use softhca_tests::process::exit_with_parent;
-pub use softhca_tests::process::{Process, TEST_TIMEOUT, receive_line, send_line};
+pub use softhca_tests::process::{Process, TEST_TIMEOUT, receive_line, send_line, use_one_processor};
 use std::os::unix::process::CommandExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
