@@ -159,13 +159,13 @@ export class Run {
     this.gaps = new Set();                   // packets before which a capture misses some
     this.openGaps = new Set();               // flows whose next packet is one of those
     this.failures = [];                      // completions that failed
-    this.labels = new Map();                 // what is in a packet, where the log has it
+    this.labels = new Map();                 // the contents of a packet, if the log has them
     this.regions = new Map();
     this.series = new Map();                 // samples over time: rate, alpha, queue depth, …
     this.spans = new Map();                  // pauses
-    this.lanes = new Map();                  // queues of switches and ports: who, over which link, with which priority
-    this.linkEnds = new Map();               // who was seen at each link
-    this.targets = new Map();                // where what leaves over a link goes, if to one place
+    this.lanes = new Map();                  // queues of switches and ports, by node, link and priority
+    this.linkEnds = new Map();               // the nodes seen at each link
+    this.targets = new Map();                // the destination of a link, if it has only one
     this.frames = null;
     this.frameAt = null;
   }

@@ -67,7 +67,7 @@ fn reorder(by: u32, within_ns: u64) -> Action {
     Action::Reorder { by: NonZeroU32::new(by).expect("not zero"), within_ns }
 }
 
-fn is_sealed(frame: &Frame) -> bool {
+fn has_valid_icrc(frame: &Frame) -> bool {
     let (transport, icrc) = Icrc::split(&frame.bytes).expect("an ICRC");
     Icrc::compute(&frame.addressing, transport) == icrc
 }
@@ -167,7 +167,7 @@ fn corruption_is_detected_unless_the_icrc_is_recomputed() {
             let mut bench = Bench::new([(all(), Repeat::default(), Action::Corrupt { bit: place, icrc })]);
             bench.admit(0, Forward, original.clone());
             let (_, _, frame) = &bench.out.deliveries[0];
-            assert_eq!(is_sealed(frame), icrc == IcrcPolicy::Recomputed);
+            assert_eq!(has_valid_icrc(frame), icrc == IcrcPolicy::Recomputed);
             let [FaultEffect::Corrupted { bit, .. }] = bench.effects()[..] else { panic!("one corruption") };
             let at = bit as usize / 8;
             assert_eq!(frame.bytes[at] ^ original.bytes[at], 0x80 >> (bit % 8));
@@ -183,7 +183,7 @@ fn random_corruption_hits_only_bits_that_the_icrc_covers() {
     let action = Action::Corrupt { bit: BitPosition::Random, icrc: IcrcPolicy::Stale };
     let mut bench = Bench::new([(all(), Repeat::default(), action)]);
     bench.writes(0, 0..2000);
-    assert!(bench.out.deliveries.iter().all(|(_, _, frame)| !is_sealed(frame)));
+    assert!(bench.out.deliveries.iter().all(|(_, _, frame)| !has_valid_icrc(frame)));
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn ce_mark_keeps_the_icrc_valid() {
     bench.writes(0, [0]);
     let (_, _, frame) = &bench.out.deliveries[0];
     assert_eq!(frame.addressing.ecn(), Ecn::CongestionExperienced);
-    assert!(is_sealed(frame));
+    assert!(has_valid_icrc(frame));
     assert_eq!(bench.effects(), [FaultEffect::MarkedCe]);
 }
 
@@ -214,7 +214,7 @@ fn rewritten_packet_has_a_valid_icrc() {
     bench.writes(0, [0xff_fffe]);
     let (_, _, frame) = &bench.out.deliveries[0];
     assert_eq!(psn(frame), 3);
-    assert!(is_sealed(frame));
+    assert!(has_valid_icrc(frame));
     assert_eq!(bench.effects(), [FaultEffect::Rewritten { field: HeaderField::Psn, from: 0xff_fffe, to: 3 }]);
 }
 
