@@ -8,7 +8,7 @@ use crate::memory::{MemoryBlock, MemoryTable};
 use crate::notifier::Notifier;
 use crate::recording;
 use crate::time::real_now;
-use crate::{Device, EndpointExchange, Entropy, Error, IcrcCheck, Loopback, Settings};
+use crate::{Device, EndpointExchange, Entropy, Error, IcrcCheck, Loopback, Settings, VerbsError};
 use softhca_engine::{
     AckPolicy, Attachments, Command, Context, DeviceLimits, Hca, Instant, MemoryId, Reply, ResponseOrder,
 };
@@ -395,22 +395,21 @@ impl CardRuntime for EmbeddedRuntime {
     fn execute_command(&self, command: Command, attachments: &mut Attachments) -> Result<Reply> {
         #[cfg(target_os = "linux")]
         if let Some(host) = self.host() {
-            match &command {
-                Command::Cm(command) => return host.execute_cm(command.clone()),
-                Command::TransitionQueuePair(transition) => {
-                    return host.transition_queue_pair(transition, |modify| {
-                        let command = Command::ModifyQueuePair { qpn: transition.qpn, modify };
-                        self.execute_direct(host, command, attachments)
-                    });
-                }
+            let result = match &command {
+                Command::Cm(command) => host.execute_cm(command.clone()),
+                Command::TransitionQueuePair(transition) => host.transition_queue_pair(transition, |modify| {
+                    let command = Command::ModifyQueuePair { qpn: transition.qpn, modify };
+                    self.execute_direct(host, command, attachments)
+                }),
                 // The daemon notifies all processes of the host.
-                Command::RaiseEvent { object: None, .. } | Command::NoteTrigger(_) => {
-                    return host.request(command);
-                }
-                // Only what frees resources still works.
-                _ if !host.is_alive() && command.destroys().is_none() => return Err(host.gone()),
-                _ => return self.execute_direct(host, command, attachments),
-            }
+                Command::RaiseEvent { object: None, .. } | Command::NoteTrigger(_) => host.request(command),
+                _ => self.execute_direct(host, command, attachments),
+            };
+            // The device fails with its daemon.
+            return match result {
+                Err(Error::Verbs(VerbsError::DeviceFailed)) if !host.is_alive() => Err(host.gone()),
+                result => result,
+            };
         }
         Ok(self.driver.control(|driver| driver.execute(self.client.id, command, attachments))?)
     }
