@@ -497,6 +497,9 @@ fn every_rejected_call_sets_errno_and_is_explained() {
     }
     let quiet = rig.run(&[&program]);
     assert!(quiet.success && !quiet.text.contains("softhca: ibv_"), "{quiet:?}");
+    let misspelt = rig.run(&["env", "SOFTHCA_EXPLAIN=1", "SOFTHCA_DATA_PATH=deamon", &program]);
+    let reason = "SOFTHCA_DATA_PATH: it must be direct or daemon";
+    assert!(!misspelt.success && misspelt.text.contains(reason), "{misspelt:?}");
 }
 
 fn polling_never_sleeps() {

@@ -119,6 +119,18 @@ pub(crate) struct DaemonBackend {
     waker: File,
 }
 
+/// Whether `SOFTHCA_DATA_PATH` permits the direct data path, as it does if it is not set.
+fn environment_permits_direct() -> Result<bool> {
+    match std::env::var_os(DATA_PATH_VARIABLE) {
+        None => Ok(true),
+        Some(path) if path == "direct" => Ok(true),
+        Some(path) if path == "daemon" => Ok(false),
+        Some(_) => {
+            Err(VerbsError::Invalid { what: DATA_PATH_VARIABLE, why: "it must be direct or daemon" }.into())
+        }
+    }
+}
+
 /// What the daemon replied when this process opened the device of a host.
 struct OpenedHost {
     host: HostDevice,
@@ -137,8 +149,7 @@ impl OpenedHost {
         let memory = File::options().read(true).write(true).open("/proc/self/mem").ok();
         let passed: Vec<BorrowedFd<'_>> = memory.iter().map(|memory| memory.as_fd()).collect();
         // Faults of a program also concern calls to the connection manager, which the daemon executes.
-        let can_be_direct =
-            std::env::var(DATA_PATH_VARIABLE).as_deref() != Ok("daemon") && environment_faults().is_none();
+        let can_be_direct = environment_permits_direct()? && environment_faults().is_none();
         let (response, mut descriptors) = socket.call(&Request::Open { host, can_be_direct }, &passed)?;
         let Response::Opened { host, gids, doorbell_slots, direct } = response else {
             return Err(unexpected_reply(&response));
