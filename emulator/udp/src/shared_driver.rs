@@ -153,7 +153,13 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
         act: impl FnOnce(&mut Driver<M>) -> R,
     ) -> R {
         let result = act(&mut driver);
-        self.shared.release(driver);
+        let shared = &*self.shared;
+        // Callers that execute verbs receive packets as callers that poll do: the thread would compete for the lock.
+        if shared.policy == DrivePolicy::Callers && shared.are_callers_idle() {
+            shared.poll_for_caller(driver);
+        } else {
+            shared.release(driver);
+        }
         result
     }
 
@@ -259,6 +265,12 @@ impl<M: Memory> Shared<M> {
         self.started.elapsed().as_nanos() as u64
     }
 
+    /// Whether no caller has polled for a moment, or the last one handed over.
+    fn are_callers_idle(&self) -> bool {
+        let idle = self.now().saturating_sub(self.driven_at.load(Ordering::Relaxed));
+        idle >= TAKEOVER_DELAY.as_nanos() as u64
+    }
+
     /// Unlocks the driver, and wakes the sleeper if it would sleep past the driver's next timeout: the caller may not poll
     /// again, and the datagram that would have woken the sleeper may have been read.
     fn release(&self, driver: MutexGuard<'_, Driver<M>>) {
@@ -334,9 +346,7 @@ impl<M: Memory> Shared<M> {
             self.release(driver);
             return self.wait_for_callers(check.next_interval());
         }
-        let idle = self.now().saturating_sub(self.driven_at.load(Ordering::Relaxed));
-        let is_idle = idle >= TAKEOVER_DELAY.as_nanos() as u64;
-        match is_idle.then(|| self.driver.try_lock()).flatten() {
+        match self.are_callers_idle().then(|| self.driver.try_lock()).flatten() {
             Some(driver) => {
                 check.interval = TAKEOVER_DELAY;
                 if self.poll_or_sleep(driver) {
@@ -344,6 +354,8 @@ impl<M: Memory> Shared<M> {
                 }
             }
             None if self.score.load(Ordering::Relaxed) >= LISTEN_SCORE => self.listen_beside_callers(),
+            // The caller that holds the lock may poll after its verb: others that wait for the lock go first.
+            None if self.driven_at.load(Ordering::Relaxed) == 0 => self.wait_for_wake(Some(TAKEOVER_DELAY)),
             None => self.wait_for_callers(check.next_interval()),
         }
     }
