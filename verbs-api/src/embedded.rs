@@ -403,9 +403,11 @@ impl CardRuntime for EmbeddedRuntime {
                 }),
                 // The daemon notifies all processes of the host.
                 Command::RaiseEvent { object: None, .. } | Command::NoteTrigger(_) => host.request(command),
+                // Only what frees resources still works.
+                _ if !host.is_alive() && command.destroys().is_none() => Err(host.gone()),
                 _ => self.execute_direct(host, command, attachments),
             };
-            // The device fails with its daemon.
+            // The daemon may have ended since, and the device failed with it.
             return match result {
                 Err(Error::Verbs(VerbsError::DeviceFailed)) if !host.is_alive() => Err(host.gone()),
                 result => result,
