@@ -18,6 +18,12 @@ use std::time::{Duration, Instant};
 /// How long a call looks for completions before it sleeps.
 const SPIN_TIME: Duration = Duration::from_micros(50);
 
+/// The descriptors of sockets begin here if the limits permit it. The preload library opens a descriptor of its own before
+/// it calls `rsocket` or `raccept`. Its `select` (rdma-core 44) reports another one if that of the socket is lower, as it
+/// may be if a thread closes descriptors meanwhile. A process that has threads waits for milliseconds when its table of
+/// descriptors grows: the first socket takes its descriptor before the device is opened.
+const FIRST_DESCRIPTOR: c_int = 512;
+
 /// The sockets of the process, by descriptor.
 static SOCKETS: RwLock<BTreeMap<c_int, Arc<Rsocket>>> = RwLock::new(BTreeMap::new());
 
@@ -120,6 +126,22 @@ fn new_channel(device: &CmDevice) -> Result<EventChannel, Rejection> {
     Ok(channel)
 }
 
+/// The descriptor of a socket.
+fn new_descriptor() -> Result<OwnedFd, Rejection> {
+    // SAFETY: no pointers.
+    let descriptor = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if descriptor < 0 {
+        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EMFILE);
+        return Err(Rejection::system(errno, "creating a descriptor for a socket"));
+    }
+    // SAFETY: it was just created.
+    let lowest = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    // SAFETY: no pointers.
+    let moved = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR) };
+    // SAFETY: it was just created.
+    Ok(if moved < 0 { lowest } else { unsafe { OwnedFd::from_raw_fd(moved) } })
+}
+
 fn no_device() -> Rejection {
     Rejection::new(libc::ENODEV, "the process has no device")
 }
@@ -131,28 +153,24 @@ fn device(card: usize) -> Result<CmDevice, Rejection> {
 impl Rsocket {
     /// Creates a socket on all cards of the host.
     pub fn open() -> Result<c_int, Rejection> {
+        let wakeup = new_descriptor()?;
         let devices = cm_devices()?;
         let channels: Vec<EventChannel> = devices.iter().map(new_channel).collect::<Result<_, _>>()?;
         let ids = channels.iter().map(|channel| channel.create_id(PortSpace::Tcp));
         let ids = ids.collect::<Result<_, Error>>()?;
-        Rsocket::insert(CmIdState::new(0, ids), channels, Phase::Unconnected, Options::new(), None)
+        let cm = CmIdState::new(0, ids);
+        Ok(Rsocket::insert(wakeup, cm, channels, Phase::Unconnected, Options::new(), None))
     }
 
     fn insert(
+        wakeup: OwnedFd,
         cm: CmIdState,
         channels: Vec<EventChannel>,
         phase: Phase,
         options: Options,
         stream: Option<Stream>,
-    ) -> Result<c_int, Rejection> {
-        // SAFETY: no pointers.
-        let descriptor = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if descriptor < 0 {
-            let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EMFILE);
-            return Err(Rejection::system(errno, "creating a descriptor for a socket"));
-        }
-        // SAFETY: it was just created.
-        let wakeup = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    ) -> c_int {
+        let descriptor = wakeup.as_raw_fd();
         let state = State {
             phase,
             stream,
@@ -168,7 +186,7 @@ impl Rsocket {
             waiters: Waiters::default(),
         };
         SOCKETS.write().insert(descriptor, Arc::new(Rsocket { wakeup, state: Mutex::new(state) }));
-        Ok(descriptor)
+        descriptor
     }
 
     /// The socket of a descriptor, if it is one.
@@ -477,7 +495,10 @@ impl State {
             stream.set_peer(peer);
             cm.id().accept(&stream.parameters())?;
             let options = self.options.clone();
-            return Rsocket::insert(cm, vec![channel], Phase::Connecting, options, Some(stream)).map(Some);
+            let wakeup = new_descriptor()?;
+            let accepted =
+                Rsocket::insert(wakeup, cm, vec![channel], Phase::Connecting, options, Some(stream));
+            return Ok(Some(accepted));
         }
         Ok(None)
     }
