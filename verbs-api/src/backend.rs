@@ -68,11 +68,14 @@ pub(crate) trait Runtime: Send + Sync {
     }
     /// Blocks until `notifier` counts past `seen`. Returns false if `until` comes first.
     fn wait(&self, notifier: &Notifier, seen: u64, until: Option<Instant>) -> bool;
-    /// Blocks until `descriptor` is readable, or returns early. Where callers drive, it drives meanwhile. Fails if a
-    /// signal arrives.
+    /// As [`Context::wait_readable`](crate::Context::wait_readable).
     #[cfg(feature = "sockets")]
-    fn wait_readable(&self, descriptor: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {
-        softhca_udp::poll_readable(&[descriptor], None).map(drop)
+    fn wait_readable(
+        &self,
+        descriptors: &[std::os::fd::BorrowedFd<'_>],
+        timeout: Option<Duration>,
+    ) -> std::io::Result<()> {
+        softhca_udp::poll_readable(descriptors, timeout).map(drop)
     }
     /// A random number; in a simulation, one that the seed determines.
     fn random(&self) -> u64;

@@ -361,8 +361,8 @@ impl Runtime for EmbeddedRuntime {
         news.wait(seen, until.map(|until| until.since(real_now())))
     }
 
-    fn wait_readable(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        self.driver.wait_readable(descriptor)
+    fn wait_readable(&self, descriptors: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+        self.driver.wait_readable(descriptors, timeout)
     }
 
     fn random(&self) -> u64 {

@@ -100,7 +100,8 @@ fn receive(system: &System, driver: &SharedDriver<NoMemory>, queue: usize, mut c
             continue;
         }
         while !system.take_event(channel) {
-            driver.wait_readable(channel).unwrap();
+            let timeout = thread_rng().gen_bool(0.3).then_some(Duration::from_micros(30));
+            driver.wait_readable(&[channel], timeout).unwrap();
         }
     }
 }
