@@ -397,10 +397,12 @@ impl CardRuntime for EmbeddedRuntime {
         if let Some(host) = self.host() {
             let result = match &command {
                 Command::Cm(command) => host.execute_cm(command.clone()),
-                Command::TransitionQueuePair(transition) => host.transition_queue_pair(transition, |modify| {
-                    let command = Command::ModifyQueuePair { qpn: transition.qpn, modify };
-                    self.execute_direct(host, command, attachments)
-                }),
+                Command::TransitionQueuePair(transition) => {
+                    host.transition_queue_pair(transition, |modify| {
+                        let command = Command::ModifyQueuePair { qpn: transition.qpn, modify };
+                        self.execute_direct(host, command, attachments)
+                    })
+                }
                 // The daemon notifies all processes of the host.
                 Command::RaiseEvent { object: None, .. } | Command::NoteTrigger(_) => host.request(command),
                 _ => self.execute_direct(host, command, attachments),
