@@ -60,6 +60,8 @@ pub(crate) trait Runtime: Send + Sync {
     fn drive(&self) -> bool;
     /// As [`Context::hand_over`](crate::Context::hand_over).
     fn hand_over(&self) {}
+    /// As [`Context::allow_silent_waits`](crate::Context::allow_silent_waits).
+    fn allow_silent_waits(&self) {}
     /// The time by which the application waits.
     fn now(&self) -> Instant;
     /// Where callers drive: drives for a moment, until `notifier` counts past `seen`.

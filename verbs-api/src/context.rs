@@ -89,6 +89,13 @@ impl Context {
         self.backend.hand_over();
     }
 
+    /// The program may wait for a write to its memory without a call of this library. Until then, the thread of the device
+    /// leaves packets to callers that poll.
+    #[doc(hidden)]
+    pub fn allow_silent_waits(&self) {
+        self.backend.allow_silent_waits();
+    }
+
     /// The most descriptors of [`Context::wait_readable`].
     #[cfg(feature = "sockets")]
     #[doc(hidden)]

@@ -343,6 +343,10 @@ impl Runtime for EmbeddedRuntime {
         self.driver.hand_over();
     }
 
+    fn allow_silent_waits(&self) {
+        self.driver.allow_silent_waits();
+    }
+
     fn now(&self) -> Instant {
         real_now()
     }

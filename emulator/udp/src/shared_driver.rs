@@ -79,6 +79,8 @@ struct Shared<M> {
     waiting_for_callers: AtomicBool,
     /// The thread leaves polling to a caller that waits, until it is woken.
     parked: AtomicBool,
+    /// A caller may wait for a write to its memory without a call: the thread may listen beside callers that poll.
+    may_wait_silently: AtomicBool,
     /// See [`LISTEN_SCORE`]. Only the thread writes it.
     score: AtomicU32,
     /// Wakes the thread or the caller that sleeps on the sockets.
@@ -125,6 +127,7 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
             blocked_callers: AtomicU32::new(0),
             waiting_for_callers: AtomicBool::new(false),
             parked: AtomicBool::new(false),
+            may_wait_silently: AtomicBool::new(false),
             score: AtomicU32::new(0),
             waker: Waker::new()?,
             thread_waker: Waker::new()?,
@@ -176,6 +179,12 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
         let next = if moved { 0 } else { shared.now() + IDLE_POLL_INTERVAL.as_nanos() as u64 };
         shared.next_poll_at.store(next, Ordering::Relaxed);
         true
+    }
+
+    /// A caller may wait for a write to its memory without a call, from now on. Until then, the thread does not compete
+    /// with callers that poll.
+    pub fn allow_silent_waits(&self) {
+        self.shared.may_wait_silently.store(true, Ordering::Relaxed);
     }
 
     /// The caller stops polling: the thread takes over at once instead of after a delay.
@@ -349,7 +358,7 @@ impl<M: Memory> Shared<M> {
                     self.count_poll(true);
                 }
             }
-            None if self.score.load(Ordering::Relaxed) >= LISTEN_SCORE => self.listen_beside_callers(),
+            None if self.must_listen() => self.listen_beside_callers(),
             None => self.wait_for_callers(check.next_interval()),
         }
     }
@@ -386,6 +395,10 @@ impl<M: Memory> Shared<M> {
         }
         self.release(driver);
         result.map(drop)
+    }
+
+    fn must_listen(&self) -> bool {
+        self.score.load(Ordering::Relaxed) >= LISTEN_SCORE && self.may_wait_silently.load(Ordering::Relaxed)
     }
 
     /// Counts a poll of the thread that found packets, or for which it was woken in vain.

@@ -128,6 +128,9 @@ fn exchange(policy: DrivePolicy) {
     let [posts, writes] = [(); 2].map(|()| thread_rng().gen_range(0..3));
     let system = System::begin(waiting + 1);
     let driver = start(policy);
+    if thread_rng().r#gen() {
+        driver.allow_silent_waits();
+    }
     let mut threads = Vec::new();
     let mut spawn = |work: Work| {
         let (system, driver) = (system.clone(), driver.clone());
