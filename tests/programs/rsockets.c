@@ -214,6 +214,21 @@ static void errors(void)
 	REQUIRE(rclose(socket) == -1 && errno == EBADF);
 }
 
+// The descriptor of a socket is higher than one that was opened before, whatever was closed since.
+static void descriptors(void)
+{
+	int closed[16], open_before;
+	for (int index = 0; index < 16; index++)
+		REQUIRE((closed[index] = open("/dev/null", O_RDONLY)) >= 0);
+	REQUIRE((open_before = open("/dev/null", O_RDONLY)) >= 0);
+	for (int index = 0; index < 16; index++)
+		close(closed[index]);
+	int socket = rsocket(AF_INET, SOCK_STREAM, 0);
+	REQUIRE(socket > open_before);
+	REQUIRE(!rclose(socket));
+	close(open_before);
+}
+
 static void many(int server)
 {
 	int clients[CONNECTIONS], accepted[CONNECTIONS];
@@ -265,6 +280,7 @@ int main(int count, char **words)
 		return serve_http();
 	int server = listener(), client, accepted;
 	errors();
+	descriptors();
 	pair(server, -1, &client, &accepted);
 	messages(client, accepted);
 	backpressure(client, accepted);

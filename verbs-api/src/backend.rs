@@ -60,6 +60,8 @@ pub(crate) trait Runtime: Send + Sync {
     fn drive(&self) -> bool;
     /// As [`Context::hand_over`](crate::Context::hand_over).
     fn hand_over(&self) {}
+    /// As [`Context::allow_silent_waits`](crate::Context::allow_silent_waits).
+    fn allow_silent_waits(&self) {}
     /// The time by which the application waits.
     fn now(&self) -> Instant;
     /// Where callers drive: drives for a moment, until `notifier` counts past `seen`.
@@ -68,11 +70,14 @@ pub(crate) trait Runtime: Send + Sync {
     }
     /// Blocks until `notifier` counts past `seen`. Returns false if `until` comes first.
     fn wait(&self, notifier: &Notifier, seen: u64, until: Option<Instant>) -> bool;
-    /// Blocks until `descriptor` is readable, or returns early. Where callers drive, it drives meanwhile. Fails if a
-    /// signal arrives.
+    /// As [`Context::wait_readable`](crate::Context::wait_readable).
     #[cfg(feature = "sockets")]
-    fn wait_readable(&self, descriptor: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {
-        softhca_udp::poll_readable(&[descriptor], None).map(drop)
+    fn wait_readable(
+        &self,
+        descriptors: &[std::os::fd::BorrowedFd<'_>],
+        timeout: Option<Duration>,
+    ) -> std::io::Result<()> {
+        softhca_udp::poll_readable(descriptors, timeout).map(drop)
     }
     /// A random number; in a simulation, one that the seed determines.
     fn random(&self) -> u64;

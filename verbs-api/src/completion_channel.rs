@@ -61,7 +61,11 @@ impl Channel {
     /// Takes a queue and its events off.
     pub fn detach(&self, token: u64) {
         self.queues.lock().remove(&token);
-        self.events.lock().retain(|event| *event != token);
+        let mut events = self.events.lock();
+        events.retain(|event| *event != token);
+        if events.is_empty() {
+            self.event_fd.clear();
+        }
     }
 
     /// A queue has news.
@@ -77,11 +81,11 @@ impl Channel {
         loop {
             let token = {
                 let mut events = self.events.lock();
-                let token = events.pop_front();
+                let token = events.pop_front()?;
                 if events.is_empty() {
                     self.event_fd.clear();
                 }
-                token?
+                token
             };
             if let Some(queue) = self.queues.lock().get(&token).and_then(Weak::upgrade) {
                 return Some(CompletionQueue::from_inner(queue));
@@ -155,7 +159,7 @@ impl CompletionChannel {
     #[cfg(feature = "sockets")]
     #[doc(hidden)]
     pub fn wait_readable(&self, descriptor: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {
-        self.inner.backend.wait_readable(descriptor)
+        self.inner.backend.wait_readable(&[descriptor], None)
     }
 
     /// The queue of the next event, for async code.

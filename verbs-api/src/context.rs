@@ -89,6 +89,30 @@ impl Context {
         self.backend.hand_over();
     }
 
+    /// The program may wait for a write to its memory without a call of this library. Until then, the thread of the device
+    /// leaves packets to callers that poll.
+    #[doc(hidden)]
+    pub fn allow_silent_waits(&self) {
+        self.backend.allow_silent_waits();
+    }
+
+    /// The most descriptors of [`Context::wait_readable`].
+    #[cfg(feature = "sockets")]
+    #[doc(hidden)]
+    pub const MAX_DESCRIPTORS: usize = softhca_udp::MAX_CALLER_DESCRIPTORS;
+
+    /// Blocks until one of the descriptors is readable or the time is over, or returns early. Where callers drive the
+    /// card, it drives meanwhile. Fails if a signal arrives.
+    #[cfg(feature = "sockets")]
+    #[doc(hidden)]
+    pub fn wait_readable(
+        &self,
+        descriptors: &[std::os::fd::BorrowedFd<'_>],
+        timeout: Option<std::time::Duration>,
+    ) -> std::io::Result<()> {
+        self.backend.wait_readable(descriptors, timeout)
+    }
+
     /// The GID at an index of the port's table.
     pub fn gid(&self, index: u8) -> Option<Gid> {
         self.backend.gids().get(usize::from(index)).copied()

@@ -343,6 +343,10 @@ impl Runtime for EmbeddedRuntime {
         self.driver.hand_over();
     }
 
+    fn allow_silent_waits(&self) {
+        self.driver.allow_silent_waits();
+    }
+
     fn now(&self) -> Instant {
         real_now()
     }
@@ -361,8 +365,8 @@ impl Runtime for EmbeddedRuntime {
         news.wait(seen, until.map(|until| until.since(real_now())))
     }
 
-    fn wait_readable(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        self.driver.wait_readable(descriptor)
+    fn wait_readable(&self, descriptors: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+        self.driver.wait_readable(descriptors, timeout)
     }
 
     fn random(&self) -> u64 {
@@ -397,10 +401,12 @@ impl CardRuntime for EmbeddedRuntime {
         if let Some(host) = self.host() {
             let result = match &command {
                 Command::Cm(command) => host.execute_cm(command.clone()),
-                Command::TransitionQueuePair(transition) => host.transition_queue_pair(transition, |modify| {
-                    let command = Command::ModifyQueuePair { qpn: transition.qpn, modify };
-                    self.execute_direct(host, command, attachments)
-                }),
+                Command::TransitionQueuePair(transition) => {
+                    host.transition_queue_pair(transition, |modify| {
+                        let command = Command::ModifyQueuePair { qpn: transition.qpn, modify };
+                        self.execute_direct(host, command, attachments)
+                    })
+                }
                 // The daemon notifies all processes of the host.
                 Command::RaiseEvent { object: None, .. } | Command::NoteTrigger(_) => host.request(command),
                 // Only what frees resources still works.

@@ -111,6 +111,7 @@ pub struct QueuePairBuilder {
     capabilities: QpCapabilities,
     sq_sig_all: bool,
     sq_psn: Option<Psn>,
+    has_silent_waits: bool,
 }
 
 impl QueuePairBuilder {
@@ -134,6 +135,7 @@ impl QueuePairBuilder {
             },
             sq_sig_all: false,
             sq_psn: None,
+            has_silent_waits: true,
         }
     }
 
@@ -146,6 +148,7 @@ impl QueuePairBuilder {
             capabilities: QpCapabilities::default(),
             sq_sig_all: false,
             sq_psn: None,
+            has_silent_waits: true,
         }
     }
 
@@ -203,6 +206,13 @@ impl QueuePairBuilder {
         self
     }
 
+    /// The owner never waits for a write to its memory without a call of this library.
+    #[doc(hidden)]
+    pub fn without_silent_waits(mut self) -> Self {
+        self.has_silent_waits = false;
+        self
+    }
+
     /// Creates the queue pair, in RESET.
     pub fn build(self) -> Result<QueuePair, Error> {
         let init = QpInitAttributes {
@@ -218,6 +228,9 @@ impl QueuePairBuilder {
         let command = Command::CreateQueuePair { init, capabilities };
         let (reply, rings) = self.context.backend.execute_with_rings(command)?;
         let qpn = reply!(reply, Reply::QueuePair(qpn) => qpn);
+        if self.has_silent_waits {
+            self.context.allow_silent_waits();
+        }
         let (send_queue, recv_queue) = capabilities.producers(&init, &rings);
         let psn = self.sq_psn.unwrap_or_else(|| Psn::new(self.context.backend.random() as u32));
         Ok(QueuePair {

@@ -39,7 +39,7 @@ pub use host_network::{HostNetwork, HostNetworkError};
 pub use link::{LinkChange, LinkControl, LinkEvent, LinkSecret, PeerPort, PeerState, UnreachablePort};
 pub use loopback::Loopback;
 pub use process_rings::{OpenRings, RingPair};
-pub use shared_driver::{DrivePolicy, SharedDriver};
+pub use shared_driver::{DrivePolicy, MAX_CALLER_DESCRIPTORS, SharedDriver};
 #[cfg(target_os = "linux")]
 pub use slot_page::{SlotEvent, SlotPage, SlotRecorder, SlotState};
 pub use slots::{OpenSendSocket, SlotGroup};

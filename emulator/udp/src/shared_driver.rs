@@ -27,6 +27,11 @@ const MAX_SCORE: u32 = 16;
 /// The descriptors of a sleep that packets make readable, by their index.
 const PACKETS: [usize; 3] = [0, 1, 2];
 
+/// The descriptors of a sleep beside those of its caller.
+const OWN_DESCRIPTORS: usize = 4;
+/// The most descriptors that a caller can wait for.
+pub const MAX_CALLER_DESCRIPTORS: usize = 28;
+
 /// After a poll in which nothing moved, callers do not poll again for this long: a poll makes system calls, and a program
 /// may look at its completion queues between other work.
 const IDLE_POLL_INTERVAL: Duration = Duration::from_nanos(300);
@@ -74,6 +79,8 @@ struct Shared<M> {
     waiting_for_callers: AtomicBool,
     /// The thread leaves polling to a caller that waits, until it is woken.
     parked: AtomicBool,
+    /// A caller may wait for a write to its memory without a call: the thread may listen beside callers that poll.
+    may_wait_silently: AtomicBool,
     /// See [`LISTEN_SCORE`]. Only the thread writes it.
     score: AtomicU32,
     /// Wakes the thread or the caller that sleeps on the sockets.
@@ -120,6 +127,7 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
             blocked_callers: AtomicU32::new(0),
             waiting_for_callers: AtomicBool::new(false),
             parked: AtomicBool::new(false),
+            may_wait_silently: AtomicBool::new(false),
             score: AtomicU32::new(0),
             waker: Waker::new()?,
             thread_waker: Waker::new()?,
@@ -179,6 +187,12 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
         true
     }
 
+    /// A caller may wait for a write to its memory without a call, from now on. Until then, the thread does not compete
+    /// with callers that poll.
+    pub fn allow_silent_waits(&self) {
+        self.shared.may_wait_silently.store(true, Ordering::Relaxed);
+    }
+
     /// The caller stops polling: the thread takes over at once instead of after a delay.
     pub fn hand_over(&self) {
         let shared = &*self.shared;
@@ -188,9 +202,10 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
         }
     }
 
-    /// Waits until `descriptor` is readable or a packet has arrived. The caller drives meanwhile, unless another caller
-    /// does: a packet then wakes the thread that waits for it, and no other. Fails if a signal arrives.
-    pub fn wait_readable(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    /// Waits until one of `descriptors`, up to [`MAX_CALLER_DESCRIPTORS`], is readable, a packet has arrived or the time is
+    /// over. The caller drives meanwhile, unless another caller does: a packet then wakes the thread that waits for it,
+    /// and no other. Fails if a signal arrives.
+    pub fn wait_readable(&self, descriptors: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
         let shared = &*self.shared;
         let wait = shared.waits.load(Ordering::Relaxed);
         let next = wait | 1;
@@ -202,11 +217,11 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
             if !shared.has_waiting_caller() {
                 self.hand_over();
             }
-            let result = poll_readable(&[descriptor], None);
+            let result = poll_readable(descriptors, timeout);
             shared.blocked_callers.fetch_sub(1, Ordering::SeqCst);
             return result.map(drop);
         }
-        let result = shared.drive_asleep(descriptor);
+        let result = shared.drive_asleep(descriptors, timeout);
         shared.driven_at.store(shared.now(), Ordering::SeqCst);
         shared.waits.store(next + 1, Ordering::SeqCst);
         if shared.blocked_callers.load(Ordering::SeqCst) > 0 {
@@ -346,17 +361,19 @@ impl<M: Memory> Shared<M> {
             self.release(driver);
             return self.wait_for_callers(check.next_interval());
         }
-        match self.are_callers_idle().then(|| self.driver.try_lock()).flatten() {
-            Some(driver) => {
+        match self.are_callers_idle().then(|| self.driver.try_lock()) {
+            Some(Some(driver)) => {
                 check.interval = TAKEOVER_DELAY;
                 if self.poll_or_sleep(driver) {
                     self.count_poll(true);
                 }
             }
-            None if self.score.load(Ordering::Relaxed) >= LISTEN_SCORE => self.listen_beside_callers(),
+            _ if self.must_listen() => self.listen_beside_callers(),
             // The caller that holds the lock may poll after its verb: others that wait for the lock go first.
-            None if self.driven_at.load(Ordering::Relaxed) == 0 => self.wait_for_wake(Some(TAKEOVER_DELAY)),
-            None => self.wait_for_callers(check.next_interval()),
+            Some(None) if self.driven_at.load(Ordering::Relaxed) == 0 => {
+                self.wait_for_wake(Some(TAKEOVER_DELAY));
+            }
+            _ => self.wait_for_callers(check.next_interval()),
         }
     }
 
@@ -376,14 +393,15 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Drives in the thread of a caller that waits: sleeps until `descriptor` is readable or a packet arrives.
-    fn drive_asleep(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    /// Drives in the thread of a caller that waits: sleeps until one of `descriptors` is readable, a packet arrives or the
+    /// time is over.
+    fn drive_asleep(&self, descriptors: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
         let mut driver = self.driver.lock();
         self.announce_asleep(&mut driver, true);
         let moved = driver.poll_and_acknowledge().unwrap_or(false);
-        let timeout = self.set_wake_time(&driver);
+        let timeout = [self.set_wake_time(&driver), timeout].into_iter().flatten().min();
         drop(driver);
-        let result = if moved { Ok(Ready::default()) } else { self.sleep(descriptor, timeout) };
+        let result = if moved { Ok(Ready::default()) } else { self.sleep(descriptors, timeout) };
         let mut driver = self.driver.lock();
         self.announce_asleep(&mut driver, self.thread_sleeps.load(Ordering::Relaxed));
         if !moved {
@@ -391,6 +409,10 @@ impl<M: Memory> Shared<M> {
         }
         self.release(driver);
         result.map(drop)
+    }
+
+    fn must_listen(&self) -> bool {
+        self.score.load(Ordering::Relaxed) >= LISTEN_SCORE && self.may_wait_silently.load(Ordering::Relaxed)
     }
 
     /// Counts a poll of the thread that found packets, or for which it was woken in vain.
@@ -496,18 +518,27 @@ impl<M: Memory> Shared<M> {
 
     /// Sleeps until a doorbell, a packet or a caller wakes the thread.
     fn sleep_in_thread(&self, timeout: Option<Duration>) -> Ready {
-        let ready = self.sleep(self.thread_waker.as_fd(), timeout).unwrap_or_default();
-        if ready.readable(4) {
+        let ready = self.sleep(&[self.thread_waker.as_fd()], timeout).unwrap_or_default();
+        if ready.readable(OWN_DESCRIPTORS) {
             self.thread_waker.clear();
         }
         ready
     }
 
-    /// Sleeps until a doorbell, a packet or `descriptor` ends it.
-    fn sleep(&self, descriptor: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<Ready> {
+    /// Sleeps until a doorbell, a packet or one of `others` ends it.
+    fn sleep(&self, others: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<Ready> {
         let [roce, link] = &self.sockets;
-        let descriptors = [roce.as_fd(), link.as_fd(), self.wake_set.as_fd(), self.waker.as_fd(), descriptor];
-        let ready = poll_readable(&descriptors, timeout)?;
+        let waker = self.waker.as_fd();
+        let mut descriptors = [waker; OWN_DESCRIPTORS + MAX_CALLER_DESCRIPTORS];
+        descriptors[..OWN_DESCRIPTORS].copy_from_slice(&[
+            roce.as_fd(),
+            link.as_fd(),
+            self.wake_set.as_fd(),
+            waker,
+        ]);
+        let end = OWN_DESCRIPTORS + others.len();
+        descriptors[OWN_DESCRIPTORS..end].copy_from_slice(others);
+        let ready = poll_readable(&descriptors[..end], timeout)?;
         if ready.readable(3) {
             self.waker.clear();
         }

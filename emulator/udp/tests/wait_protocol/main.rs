@@ -100,7 +100,8 @@ fn receive(system: &System, driver: &SharedDriver<NoMemory>, queue: usize, mut c
             continue;
         }
         while !system.take_event(channel) {
-            driver.wait_readable(channel).unwrap();
+            let timeout = thread_rng().gen_bool(0.3).then_some(Duration::from_micros(30));
+            driver.wait_readable(&[channel], timeout).unwrap();
         }
     }
 }
@@ -127,6 +128,9 @@ fn exchange(policy: DrivePolicy) {
     let [posts, writes] = [(); 2].map(|()| thread_rng().gen_range(0..3));
     let system = System::begin(waiting + 1);
     let driver = start(policy);
+    if thread_rng().r#gen() {
+        driver.allow_silent_waits();
+    }
     let mut threads = Vec::new();
     let mut spawn = |work: Work| {
         let (system, driver) = (system.clone(), driver.clone());

@@ -503,6 +503,7 @@ pub unsafe extern "C" fn iomap(
         }
         let offset = if offset == -1 { base as off_t } else { offset };
         let mut state = socket.lock();
+        state.context().allow_silent_waits();
         // The side that accepts knows the peer before the connection is confirmed.
         let stream = match state.phase {
             Phase::Connecting => state.stream.as_mut().filter(|stream| stream.has_peer()),

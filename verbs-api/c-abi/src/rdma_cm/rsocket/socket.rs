@@ -7,16 +7,22 @@ use crate::errno::Rejection;
 use crate::{object, protection};
 use core::ffi::{c_int, c_short};
 use parking_lot::{Mutex, MutexGuard, RwLock};
-use softhca::Error;
 use softhca::cm::{Event, EventChannel, EventType, PortSpace};
+use softhca::{Context, Error};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a call looks for completions before it sleeps.
 const SPIN_TIME: Duration = Duration::from_micros(50);
+
+/// The descriptors of sockets begin here if the limits permit it. The preload library opens a descriptor of its own before
+/// it calls `rsocket` or `raccept`. Its `select` (rdma-core 44) reports another one if that of the socket is lower, as it
+/// may be if a thread closes descriptors meanwhile. A process that has threads waits for milliseconds when its table of
+/// descriptors grows: the first socket takes its descriptor before the device is opened.
+const FIRST_DESCRIPTOR: c_int = 512;
 
 /// The sockets of the process, by descriptor.
 static SOCKETS: RwLock<BTreeMap<c_int, Arc<Rsocket>>> = RwLock::new(BTreeMap::new());
@@ -120,6 +126,22 @@ fn new_channel(device: &CmDevice) -> Result<EventChannel, Rejection> {
     Ok(channel)
 }
 
+/// The descriptor of a socket.
+fn new_descriptor() -> Result<OwnedFd, Rejection> {
+    // SAFETY: no pointers.
+    let descriptor = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if descriptor < 0 {
+        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EMFILE);
+        return Err(Rejection::system(errno, "creating a descriptor for a socket"));
+    }
+    // SAFETY: it was just created.
+    let lowest = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    // SAFETY: no pointers.
+    let moved = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR) };
+    // SAFETY: it was just created.
+    Ok(if moved < 0 { lowest } else { unsafe { OwnedFd::from_raw_fd(moved) } })
+}
+
 fn no_device() -> Rejection {
     Rejection::new(libc::ENODEV, "the process has no device")
 }
@@ -131,28 +153,24 @@ fn device(card: usize) -> Result<CmDevice, Rejection> {
 impl Rsocket {
     /// Creates a socket on all cards of the host.
     pub fn open() -> Result<c_int, Rejection> {
+        let wakeup = new_descriptor()?;
         let devices = cm_devices()?;
         let channels: Vec<EventChannel> = devices.iter().map(new_channel).collect::<Result<_, _>>()?;
         let ids = channels.iter().map(|channel| channel.create_id(PortSpace::Tcp));
         let ids = ids.collect::<Result<_, Error>>()?;
-        Rsocket::insert(CmIdState::new(0, ids), channels, Phase::Unconnected, Options::new(), None)
+        let cm = CmIdState::new(0, ids);
+        Ok(Rsocket::insert(wakeup, cm, channels, Phase::Unconnected, Options::new(), None))
     }
 
     fn insert(
+        wakeup: OwnedFd,
         cm: CmIdState,
         channels: Vec<EventChannel>,
         phase: Phase,
         options: Options,
         stream: Option<Stream>,
-    ) -> Result<c_int, Rejection> {
-        // SAFETY: no pointers.
-        let descriptor = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if descriptor < 0 {
-            let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EMFILE);
-            return Err(Rejection::system(errno, "creating a descriptor for a socket"));
-        }
-        // SAFETY: it was just created.
-        let wakeup = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    ) -> c_int {
+        let descriptor = wakeup.as_raw_fd();
         let state = State {
             phase,
             stream,
@@ -168,7 +186,7 @@ impl Rsocket {
             waiters: Waiters::default(),
         };
         SOCKETS.write().insert(descriptor, Arc::new(Rsocket { wakeup, state: Mutex::new(state) }));
-        Ok(descriptor)
+        descriptor
     }
 
     /// The socket of a descriptor, if it is one.
@@ -261,15 +279,16 @@ impl Rsocket {
 }
 
 /// Sleeps until one of the sockets has changed since the caller saw it, one of the other descriptors is ready, or the
-/// time is over.
+/// time is over. May return early.
 fn sleep(
     sockets: &[(Arc<Rsocket>, u64)],
     others: &mut [libc::pollfd],
     timeout: Option<Duration>,
 ) -> Result<(), Rejection> {
     let mut polled = Vec::new();
+    let mut contexts: Vec<Context> = Vec::new();
     let mut entered = Vec::new();
-    let mut timeout = timeout;
+    let mut has_changed = false;
     for (socket, seen) in sockets {
         let mut state = socket.state.lock();
         if let Some(stream) = &state.stream {
@@ -278,36 +297,75 @@ fn sleep(
         if state.progress() {
             socket.wake(&mut state);
         }
-        if state.changes != *seen {
-            timeout = Some(Duration::ZERO);
-        }
+        has_changed |= state.changes != *seen;
         let add = |descriptor| libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
         polled.push(add(socket.wakeup.as_raw_fd()));
         polled.extend(state.stream.iter().map(|stream| add(stream.channel.as_fd().as_raw_fd())));
         let descriptors = state.channels.iter().filter_map(|channel| channel.descriptor().ok());
         polled.extend(descriptors.map(|descriptor| add(descriptor.as_raw_fd())));
+        let context = state.context();
+        if contexts.iter().all(|other| other.address() != context.address()) {
+            contexts.push(context);
+        }
         entered.push(Rsocket::enter(&mut state));
     }
-    if timeout != Some(Duration::ZERO) {
-        for (socket, _) in sockets {
-            socket.state.lock().channels[0].context().hand_over();
-        }
-    }
-    let of_sockets = polled.len();
-    polled.extend_from_slice(others);
-    let milliseconds =
-        timeout.map_or(-1, |time| c_int::try_from(time.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX));
-    // SAFETY: the entries are local.
-    let found = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, milliseconds) };
-    let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+    let result = if has_changed { look(others) } else { block(&contexts, polled, others, timeout) };
     for ((socket, _), entered_at) in sockets.iter().zip(entered) {
         socket.leave(&mut socket.state.lock(), entered_at);
     }
-    if found < 0 {
-        return Err(Rejection::system(errno, "waiting for a socket"));
+    result
+}
+
+/// Blocks until one of the entries is ready or the time is over, or returns early. The caller drives the first card; the
+/// threads of the others drive those.
+fn block(
+    contexts: &[Context],
+    mut polled: Vec<libc::pollfd>,
+    others: &mut [libc::pollfd],
+    timeout: Option<Duration>,
+) -> Result<(), Rejection> {
+    let is_used = |other: &&libc::pollfd| other.fd >= 0;
+    let of_sockets = polled.len();
+    polled.extend(others.iter().filter(is_used));
+    let is_read = |entry: &libc::pollfd| entry.events == libc::POLLIN;
+    let may_drive = polled.iter().all(is_read) && polled.len() <= Context::MAX_DESCRIPTORS;
+    if let Some((context, of_threads)) = contexts.split_first().filter(|_| may_drive) {
+        of_threads.iter().for_each(Context::hand_over);
+        // SAFETY: the sockets, which the caller holds, own theirs. Those of the program are only passed to `poll`, which
+        // reports one that is not open.
+        let borrow = |entry: &libc::pollfd| unsafe { BorrowedFd::borrow_raw(entry.fd) };
+        let descriptors: Vec<BorrowedFd<'_>> = polled.iter().map(borrow).collect();
+        context.wait_readable(&descriptors, timeout).map_err(wait_failed)?;
+        return look(others);
     }
-    others.copy_from_slice(&polled[of_sockets..]);
+    contexts.iter().for_each(Context::hand_over);
+    poll_descriptors(&mut polled, timeout)?;
+    for (other, entry) in others.iter_mut().filter(|other| other.fd >= 0).zip(&polled[of_sockets..]) {
+        other.revents = entry.revents;
+    }
     Ok(())
+}
+
+/// Looks which descriptors of the program are ready.
+fn look(others: &mut [libc::pollfd]) -> Result<(), Rejection> {
+    match others.iter().any(|other| other.fd >= 0) {
+        true => poll_descriptors(others, Some(Duration::ZERO)),
+        false => Ok(()),
+    }
+}
+
+fn poll_descriptors(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<(), Rejection> {
+    let milliseconds =
+        timeout.map_or(-1, |time| c_int::try_from(time.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX));
+    // SAFETY: the entries are those of the caller.
+    match unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, milliseconds) } {
+        ..0 => Err(wait_failed(std::io::Error::last_os_error())),
+        _ => Ok(()),
+    }
+}
+
+fn wait_failed(error: std::io::Error) -> Rejection {
+    Rejection::system(error.raw_os_error().unwrap_or(libc::EIO), "waiting for a socket")
 }
 
 /// `poll` for sockets and other descriptors.
@@ -349,7 +407,10 @@ pub fn poll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<c
             std::hint::spin_loop();
             continue;
         }
-        sleep(&sockets, &mut others, if is_over || !has_looked { Some(Duration::ZERO) } else { left })?;
+        match has_looked {
+            true => sleep(&sockets, &mut others, left)?,
+            false => look(&mut others)?,
+        }
         has_looked = true;
     }
 }
@@ -381,6 +442,11 @@ impl State {
             self.phase = Phase::Disconnected;
         }
         has_changed
+    }
+
+    /// The selected card.
+    pub fn context(&self) -> Context {
+        self.cm.id().context()
     }
 
     fn fail(&mut self, rejection: Rejection) {
@@ -477,7 +543,10 @@ impl State {
             stream.set_peer(peer);
             cm.id().accept(&stream.parameters())?;
             let options = self.options.clone();
-            return Rsocket::insert(cm, vec![channel], Phase::Connecting, options, Some(stream)).map(Some);
+            let wakeup = new_descriptor()?;
+            let accepted =
+                Rsocket::insert(wakeup, cm, vec![channel], Phase::Connecting, options, Some(stream));
+            return Ok(Some(accepted));
         }
         Ok(None)
     }

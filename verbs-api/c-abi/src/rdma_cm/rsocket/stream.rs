@@ -187,7 +187,8 @@ impl Stream {
         let sends = sizes.send_queue + CONTROL_SLOTS;
         let queue = context.create_completion_queue_with_channel(receives + sends, &channel)?;
         let builder = domain.create_queue_pair(QpType::Rc, &queue);
-        let pair = builder.max_send_wr(sends).max_recv_wr(receives).max_inline_data(64).build()?;
+        let builder = builder.max_send_wr(sends).max_recv_wr(receives).max_inline_data(64);
+        let pair = builder.without_silent_waits().build()?;
         let tables = SGL_ENTRIES * SGE_BYTES + sizes.iomaps * IOMAP_BYTES;
         let access = AccessFlags::LOCAL_WRITE;
         let half = sizes.receive_buffer / 2;
