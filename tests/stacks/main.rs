@@ -186,14 +186,21 @@ fn ucx(mut rig: Rig, transports: &str, test: &str) {
 /// Datagrams, and libfabric's reliable datagrams on top of them (ofi_rxd).
 fn libfabric(kind: &str) {
     let mut rig = Rig::new();
-    let port = free_port();
-    let number = port.to_string();
     let shared = ["fi_pingpong", "-p", "verbs", "-e", kind, "-I", "20", "-S", "1024"];
-    let mut server = rig.start(&[&shared[..], &["-B", &number]].concat());
-    rig::await_listener(port);
-    let mut client = rig.start(&[&shared[..], &["-P", &number, "localhost"]].concat());
-    for seen in [client.wait(), server.wait()] {
-        assert!(seen.success && seen.text.contains("1k      20      =20"), "{seen:?}");
+    // After all messages and their completions, one end with libfabric 1.17 sometimes crashes in it, or reports a flushed
+    // request: about once in 150 runs.
+    for attempt in 1.. {
+        let port = free_port();
+        let number = port.to_string();
+        let mut server = rig.start(&[&shared[..], &["-B", &number]].concat());
+        rig::await_listener(port);
+        let mut client = rig.start(&[&shared[..], &["-P", &number, "localhost"]].concat());
+        let seen = [client.wait(), server.wait()];
+        assert!(seen.iter().all(|end| end.text.contains("1k      20      =20")), "{seen:?}");
+        if seen.iter().all(|end| end.success) {
+            break;
+        }
+        assert!(attempt < 3, "{seen:?}");
     }
 }
 
