@@ -142,7 +142,7 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
     }
 
     /// Executes a control verb: calls `act` with the driver. A waiting caller gets the lock before the next poll.
-    /// Wakes the thread if the verb left work that is due before the thread would wake by itself.
+    /// Polls if no caller has for a moment. Wakes the thread if work is left that is due before it would wake by itself.
     pub fn control<R>(&self, act: impl FnOnce(&mut Driver<M>) -> R) -> R {
         self.control_locked(self.shared.driver.lock(), act)
     }

@@ -2,6 +2,7 @@
 
 mod socket;
 mod stream;
+mod wait;
 
 use super::identifier::find_address;
 use super::lookup::write_sockaddr;
