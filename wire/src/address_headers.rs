@@ -1,6 +1,6 @@
 //! The fields of the IP and UDP headers around a transport packet, independent of the code that builds them.
 
-use crate::layout::{debug_as_display, display};
+use crate::display::{debug_as_display, display};
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

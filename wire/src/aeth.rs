@@ -1,7 +1,7 @@
 //! The acknowledge header and its syndromes.
 
 use crate::Malformed;
-use crate::layout::display;
+use crate::display::display;
 use crate::malformed::header_bytes;
 use crate::number::narrow;
 use core::fmt;

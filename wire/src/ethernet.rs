@@ -1,7 +1,7 @@
 //! The Ethernet header, with at most one 802.1Q tag.
 
 use crate::Malformed;
-use crate::layout::{debug_as_display, display};
+use crate::display::{debug_as_display, display};
 use crate::malformed::header_bytes;
 use core::fmt;
 use core::net::IpAddr;

@@ -1,6 +1,6 @@
 //! The extended transport headers, except the AETH.
 
-use crate::layout::display;
+use crate::display::display;
 use crate::malformed::header_bytes;
 use crate::{Malformed, Qpn, QueueKey, RemoteKey};
 use core::fmt;

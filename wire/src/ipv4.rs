@@ -1,6 +1,6 @@
 //! The IPv4 header. Parsing rejects options: RoCE senders do not use them and the ICRC does not define them.
 
-use crate::layout::display;
+use crate::display::display;
 use crate::malformed::header_bytes;
 use crate::{AddressHeaders, Malformed, Udp};
 use core::net::Ipv4Addr;

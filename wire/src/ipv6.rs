@@ -1,6 +1,6 @@
 //! The IPv6 header. Extension headers appear as another next-header value and are left to the caller.
 
-use crate::layout::display;
+use crate::display::display;
 use crate::malformed::header_bytes;
 use crate::{AddressHeaders, Malformed, Udp};
 use core::net::{IpAddr, Ipv6Addr};

@@ -12,6 +12,7 @@ mod bth;
 pub mod cm;
 #[cfg(feature = "serde")]
 mod constant;
+mod display;
 mod ethernet;
 mod extended_headers;
 mod frame;

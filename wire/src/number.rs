@@ -1,6 +1,6 @@
 //! Typed numbers of the transport headers.
 
-use crate::layout::debug_as_display;
+use crate::display::debug_as_display;
 use core::fmt;
 
 /// A packet sequence number: 24 bits, compared and advanced modulo 2^24.

@@ -1,6 +1,6 @@
 //! The UDP header.
 
-use crate::layout::display;
+use crate::display::display;
 use crate::malformed::header_bytes;
 use crate::{AddressHeaders, Malformed, ROCE_PORT};
 

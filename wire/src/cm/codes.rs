@@ -1,6 +1,7 @@
 //! Small types that several messages share.
 
-use crate::layout::{BitSpan, Field, debug_as_display, number_field};
+use crate::display::debug_as_display;
+use crate::layout::{BitSpan, Field, number_field};
 use core::fmt;
 
 /// A communication ID: identifies a connection at the side that chose it.
