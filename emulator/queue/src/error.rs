@@ -1,31 +1,10 @@
 //! Errors of control verbs. Every back end returns the same value for the same mistake.
 
 use crate::cm::CmState;
-use crate::{CmId, CorruptRing, Errno, QpAttributeMask, QpState, Verb};
+use crate::{CmId, CorruptRing, Errno, QpAttributeMask, QpState, Resource, Verb};
 use core::net::IpAddr;
 use softhca_wire::{Constant, Qpn};
 use thiserror::Error;
-
-softhca_wire::named_enum! {
-    /// A kind of resource, for messages.
-    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-    #[allow(missing_docs, reason = "each variant is the resource of its name")]
-    pub enum Resource {
-        Client => "client",
-        ProtectionDomain => "protection domain",
-        MemoryRegion => "memory region",
-        MemoryWindow => "memory window",
-        CompletionQueue => "completion queue",
-        SharedReceiveQueue => "shared receive queue",
-        QueuePair => "queue pair",
-        AddressHandle => "address handle",
-        XrcDomain => "XRC domain",
-        MulticastGroup => "multicast group",
-        CmIdentifier => "connection identifier",
-        CmChannel => "event channel",
-        CmPort => "port",
-    }
-}
 
 /// Why the card rejected a call: a control verb, or a work request that exceeds a limit.
 ///

@@ -33,6 +33,7 @@ mod program_fault;
 mod receive;
 mod repetition;
 mod resource;
+mod resource_kind;
 mod ring;
 mod seed;
 mod send;
@@ -55,7 +56,7 @@ pub use completion::{
 };
 pub use counters::{Counters, PortCounters};
 pub use doorbell::{DoorbellConsumer, DoorbellProducer, SleepFlag, doorbell_ring};
-pub use error::{Resource, VerbsError};
+pub use error::VerbsError;
 pub use guarded_access::recover as recover_from_memory_fault;
 pub use handed_over::HandedOverPacket;
 pub use handle::{AhId, ClientId, CmChannelId, CmId, CqId, PdId, SrqId, XrcdId};
@@ -72,6 +73,7 @@ pub use repetition::{Choice, GilbertElliott, HitCounter, Pattern, PatternError, 
 pub use resource::{
     AsyncEvent, MemoryWindowType, PortState, QpInitAttributes, QpSnapshot, SrqAttributes, SrqInitAttributes,
 };
+pub use resource_kind::Resource;
 pub use ring::{CorruptRing, QueueFull, RingLayout};
 pub use seed::{PER_BILLION, Seed};
 pub use send::{InvalidWorkRequest, SendConsumer, SendProducer, send_ring};
