@@ -2,8 +2,8 @@
 
 use crate::completion_queue::CompletionQueue;
 use crate::control_packets::ControlPackets;
-use crate::injection::{CqeFaults, ProcessFaults};
 use crate::peer_window::PeerWindow;
+use crate::process_faults::{CqeFaults, ProcessFaults};
 use crate::protection::{Protection, TranslatedAddress};
 use crate::random::Random;
 use crate::reason::is_failure;

@@ -2,12 +2,12 @@
 //! events with their consequences.
 
 use crate::hca_state::HcaState;
+use crate::process_faults::{CqeFaults, HELD_COMPLETIONS, HeldCompletion};
 use crate::reason::is_failure;
 use crate::{
     AsyncEvent, ClientId, Context, CqId, Event, Hca, InjectedPoint, Instant, PortState, QpState, Reason,
     SrqId, VerbsError, VerbsResult,
 };
-use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -17,54 +17,8 @@ use softhca_queue::{
 };
 use softhca_wire::Qpn;
 
-/// The owner of the timer that releases held completions: no queue pair has this number.
-pub(crate) const HELD_COMPLETIONS: Qpn = Qpn::new(0);
 /// A burst that does not fill up is released after this time.
 const BURST_TIMEOUT_NS: u64 = 1_000_000_000;
-
-/// The faults of the processes that use the HCA.
-#[derive(Default)]
-pub(crate) struct ProcessFaults {
-    matchers: BTreeMap<u32, FaultMatcher>,
-    processes: BTreeMap<ClientId, u32>,
-    held: BTreeMap<CqId, VecDeque<HeldCompletion>>,
-    /// Queue pairs whose completions were made to fail, and that have not entered ERR yet.
-    failed_qps: Vec<(Qpn, u32)>,
-}
-
-/// A completion that waits, with all later ones of its queue behind it.
-struct HeldCompletion {
-    completion: Completion,
-    reason: Reason,
-    faults: CqeFaults,
-    due: Instant,
-    /// It is due at once when so many wait.
-    burst: Option<u32>,
-}
-
-/// The faults that concern the write of a CQE.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct CqeFaults {
-    pub overflow: bool,
-    pub drop_notification: bool,
-}
-
-impl ProcessFaults {
-    fn matcher(&mut self, client: ClientId) -> Option<(u32, &mut FaultMatcher)> {
-        let process = *self.processes.get(&client)?;
-        self.matchers.get_mut(&process).map(|matcher| (process, matcher))
-    }
-
-    /// Whether completions wait.
-    pub(crate) fn holds_completions(&self) -> bool {
-        !self.held.is_empty()
-    }
-
-    /// The number of an object, by its place in order of creation.
-    fn number(&self, kind: Resource, ordinal: u32) -> Option<u32> {
-        self.matchers.values().find_map(|matcher| matcher.number(kind, ordinal))
-    }
-}
 
 impl Hca {
     /// Sets the faults of the process of a client. A second client of the process keeps the counts of the first.

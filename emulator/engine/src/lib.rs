@@ -26,6 +26,7 @@ mod injection;
 mod memory;
 mod packet_batch;
 mod peer_window;
+mod process_faults;
 mod protection;
 mod queue_pair;
 mod random;

@@ -4,8 +4,6 @@
 //! way to it are small. All queue pairs that are connected to it share one window: it opens with every acknowledged
 //! packet, up to a limit, and halves when a packet is lost.
 
-use crate::hca_state::HcaState;
-use crate::queue_pair::QueuePair;
 use alloc::collections::BTreeSet;
 use softhca_wire::Qpn;
 
@@ -22,7 +20,7 @@ pub(crate) struct PeerWindow {
     /// Below it the window grows by every acknowledged packet, above it by one packet per window.
     threshold: u32,
     acked: u32,
-    unacked: u32,
+    pub unacked: u32,
     /// Queue pairs that wait for the window to open.
     pub waiting: BTreeSet<Qpn>,
 }
@@ -34,17 +32,17 @@ impl PeerWindow {
         PeerWindow { size, max, threshold: max, acked: 0, unacked: 0, waiting: BTreeSet::new() }
     }
 
-    fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         self.unacked < self.size
     }
 
     /// Whether the next packet must request an ACK, `since_request` packets after the last one that did: without it
     /// the window might never open again.
-    fn needs_ack(&self, since_request: u32) -> bool {
+    pub fn needs_ack(&self, since_request: u32) -> bool {
         self.unacked + 1 >= self.size || since_request + 1 >= self.size / 4
     }
 
-    fn on_ack(&mut self, packets: u32) {
+    pub fn on_ack(&mut self, packets: u32) {
         if self.size < self.threshold {
             self.size = self.size.saturating_add(packets).min(self.threshold);
             return;
@@ -56,66 +54,9 @@ impl PeerWindow {
         }
     }
 
-    fn on_loss(&mut self) {
+    pub fn on_loss(&mut self) {
         self.size = (self.size / 2).max(MIN_SIZE);
         (self.threshold, self.acked) = (self.size, 0);
-    }
-}
-
-impl QueuePair {
-    /// Whether the window of a foreign peer is closed. If so, the queue pair waits for it.
-    pub(crate) fn waits_for_window(&self, hca: &mut HcaState) -> bool {
-        if hca.peer_windows.is_empty() || !self.kind.is_reliable() {
-            return false;
-        }
-        match hca.peer_windows.get_mut(&self.addressing.destination) {
-            Some(window) if !window.is_open() => {
-                window.waiting.insert(self.qpn);
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Whether the queue pair waits for the window before the peer was asked to acknowledge its packets.
-    pub(crate) fn waits_unacknowledged(&self, hca: &HcaState) -> bool {
-        let window = hca.peer_windows.get(&self.addressing.destination);
-        self.requester.packets_since_ack_request > 0
-            && window.is_some_and(|window| window.waiting.contains(&self.qpn))
-    }
-
-    /// Whether the next packet must request an ACK from a foreign peer.
-    pub(crate) fn needs_ack_for_window(&self, hca: &HcaState) -> bool {
-        let window = hca.peer_windows.get(&self.addressing.destination);
-        window.is_some_and(|window| window.needs_ack(self.requester.packets_since_ack_request))
-    }
-
-    /// Updates the window after the progress of the requester changed. `acked` says that an ACK changed it.
-    #[inline]
-    pub(crate) fn update_window(&mut self, hca: &mut HcaState, acked: bool) {
-        if !hca.peer_windows.is_empty() && self.kind.is_reliable() {
-            self.count_unacked(hca, acked);
-        }
-    }
-
-    fn count_unacked(&mut self, hca: &mut HcaState, acked: bool) {
-        let unacked = self.requester.next_psn.since(self.requester.unacked_psn);
-        let before = core::mem::replace(&mut self.requester.windowed, unacked);
-        let Some(window) = hca.peer_windows.get_mut(&self.addressing.destination) else { return };
-        window.unacked = (window.unacked + unacked).saturating_sub(before);
-        if acked {
-            window.on_ack(before.saturating_sub(unacked));
-        }
-        if window.is_open() {
-            hca.transmit_queue.extend(core::mem::take(&mut window.waiting));
-        }
-    }
-
-    /// A packet to a foreign peer was lost.
-    pub(crate) fn shrink_window(&mut self, hca: &mut HcaState) {
-        if let Some(window) = hca.peer_windows.get_mut(&self.addressing.destination) {
-            window.on_loss();
-        }
     }
 }
 

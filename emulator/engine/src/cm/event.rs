@@ -2,6 +2,7 @@
 
 use core::fmt;
 use softhca_queue::cm::CmState;
+pub use softhca_wire::cm::MessageKind as CmMessageKind;
 
 /// The reason for dropping a CM message.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

@@ -18,8 +18,7 @@ mod ports;
 mod receive;
 mod sidr;
 
-pub use event::{CmDropReason, CmFailure};
-pub use softhca_wire::cm::MessageKind as CmMessageKind;
+pub use event::{CmDropReason, CmFailure, CmMessageKind};
 
 use crate::hca_state::HcaState;
 use crate::random::Random;

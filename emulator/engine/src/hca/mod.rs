@@ -5,8 +5,8 @@ mod transmit;
 
 use crate::cm::{CmCall, ConnectionManager};
 use crate::hca_state::HcaState;
-use crate::injection::HELD_COMPLETIONS;
 use crate::peer_window::PeerWindow;
+use crate::process_faults::HELD_COMPLETIONS;
 use crate::queue_pair::{PEER_WINDOW, QueuePair};
 use crate::random::{Random, next_random};
 use crate::table::Table;

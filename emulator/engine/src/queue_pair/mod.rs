@@ -14,11 +14,11 @@ mod responder_state;
 mod transition;
 mod transmit;
 mod unreliable;
+mod window;
 
 pub(crate) use requester_state::RequesterState;
 pub use requester_state::completion_opcode;
-pub(crate) use responder::PEER_WINDOW;
-pub(crate) use responder_state::ResponderState;
+pub(crate) use responder_state::{PEER_WINDOW, ResponderState};
 pub(crate) use transition::check_modify;
 pub use transition::{Transition, transition};
 

@@ -1,7 +1,7 @@
 //! The responder: validates a request in specification order, executes it and queues the response.
 
 use super::QueuePair;
-use super::responder_state::{InProgressMessage, PendingResponse};
+use super::responder_state::{InProgressMessage, PEER_WINDOW, PendingResponse};
 use crate::hca_state::HcaState;
 use crate::{
     AccessError, AckPolicy, AsyncEvent, AtomicOperation, Context, CqId, DeviceLimits, DropReason, Event,
@@ -16,11 +16,6 @@ use softhca_wire::{
 
 /// The number of pending responses at which the responder stops to answer duplicates.
 pub(crate) const MAX_PENDING_RESPONSES: usize = 512;
-
-/// How far a request may be ahead of the expected PSN. A burst of lost packets is shorter, so that a packet beyond is
-/// forged, stale, or behind the lost request of a READ that is longer; the ACK timeout covers the last case. Without
-/// this limit one packet with a random PSN would end every second connection.
-pub(crate) const PEER_WINDOW: i32 = 8192;
 
 impl QueuePair {
     /// Handles a request of a reliable connection.
