@@ -3,6 +3,11 @@
 use crate::charge;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+/// The most datagrams in one batch; older kernels refuse more.
+pub const MAX_BATCH_SEGMENTS: usize = 64;
+/// The most bytes in one batch: the largest UDP payload over IPv4.
+pub const MAX_BATCH_BYTES: usize = 65_507;
+
 /// The most chunks that one receive call returns.
 pub(crate) const BATCH_SLOTS: usize = 8;
 /// The most bytes that the kernel puts into one chunk.

@@ -9,18 +9,18 @@
 //! others wait for loses it: see [`REVOKE_AFTER`].
 
 mod balance;
+mod terms;
 
-use crate::link::PeerPort;
+use crate::PeerPort;
 pub use balance::GrantBalance;
 use softhca_wire::link_control::{Grant, GrantRequest};
 use std::collections::{BTreeMap, VecDeque};
+pub use terms::{MAX_FRAME_CHARGE, OutOfBounds, charge, grant_budget};
+use terms::{MILLISECOND, RECLAIM_INTERVAL, REQUEST_AHEAD};
 
-const MILLISECOND: u64 = 1_000_000;
 /// How long after a REQUEST an empty socket proves that everything the REQUEST counts has arrived or is lost: a
 /// datagram may wait in another processor's backlog while the REQUEST overtakes it.
 const SETTLE_DELAY: u64 = 5 * MILLISECOND;
-/// How often senders are asked to return unused grants while others wait.
-const RECLAIM_INTERVAL: u64 = 5 * MILLISECOND;
 /// How often a sender is asked in vain before its grant is revoked. By then the lease of a sender that was stopped has
 /// ended ([`GRANT_LEASE`]), and a heartbeat reports the revocation before it may send again. Requests count instead
 /// of time, because this process may have been stopped itself.
@@ -30,41 +30,10 @@ const REVOCATION_PENALTY: u64 = 10_000 * MILLISECOND;
 /// How long grants are valid after a heartbeat that the peer answered: the peers of a port that was stopped may have
 /// declared it dead.
 pub(crate) const GRANT_LEASE: u64 = 500 * MILLISECOND;
-/// How far ahead a busy sender requests. Larger than any buffer, so that receivers grant without further REQUESTs.
-const REQUEST_AHEAD: u64 = 1 << 28;
-/// The highest total of a REQUEST: no port sends this much, and sums of totals do not overflow.
-const MAX_TOTAL: u64 = 1 << 62;
-
-/// A total in a message that its sender cannot mean.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OutOfBounds;
-
-/// The most that the kernel charges a receive buffer for `segments` datagrams of `len` bytes sent as one batch.
-///
-/// Measured on loopback with SO_MEMINFO (Linux 6.18). A single datagram costs its allocation (the power of two that
-/// holds the datagram and 379 bytes of headers and bookkeeping, 20 more over IPv6) and a descriptor of 256 bytes. A
-/// batch costs its bytes and one allocation of 832 bytes. Both are rounded up here for other kernel builds.
-pub const fn charge(len: usize, segments: usize) -> u64 {
-    if segments <= 1 {
-        let allocation = (len as u64 + 448).next_power_of_two();
-        256 + if allocation < 768 { 768 } else { allocation }
-    } else {
-        1024 + len as u64 * segments as u64
-    }
-}
-
-/// The charge of the largest RoCE frame. Every sender that requests a grant gets at least this much in time.
-pub const MAX_FRAME_CHARGE: u64 = charge(4096 + 128, 1);
 /// A sender that has used this much since it came, or since its grant was revoked, is no newcomer.
 const NEWCOMER_CHARGE: u64 = 4 * MAX_FRAME_CHARGE;
-
-/// How much of a receive buffer can be granted. Up to a quarter stays charged after it is read. Linux 6.18 also
-/// charges a datagram twice until it has woken the reader; a hypervisor can preempt a processor during that time
-/// while another continues, so all granted bytes may be charged twice.
-pub const fn grant_budget(receive_buffer: usize) -> u64 {
-    let safe = receive_buffer as u64 / 4 * 3 / 2;
-    if safe < MAX_FRAME_CHARGE { MAX_FRAME_CHARGE } else { safe }
-}
+/// The highest total of a REQUEST: no port sends this much, and sums of totals do not overflow.
+const MAX_TOTAL: u64 = 1 << 62;
 
 /// The issuer's state of one sender.
 #[derive(Debug, Default)]

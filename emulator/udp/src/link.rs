@@ -12,8 +12,12 @@ mod messages;
 mod peer;
 mod secret;
 
+use crate::PeerPort;
 use crate::grant::{GRANT_LEASE, GrantIssuer};
-use peer::PeerLink;
+pub use peer::PeerState;
+use peer::{
+    FOREIGN_WINDOW_PERIOD, HEARTBEAT_INTERVAL, IDLE_AFTER, MILLISECOND, MIN_HELLO_INTERVAL, PeerLink,
+};
 pub use secret::LinkSecret;
 use softhca_engine::{LinkReject, Peer};
 use softhca_wire::link_control::{
@@ -23,28 +27,21 @@ use softhca_wire::{Qpn, QpnSlot, ROCE_PORT};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
-const MILLISECOND: u64 = 1_000_000;
 /// The most peers of one port. Beyond it, new peers replace dead ones or are refused.
 const MAX_PEERS: usize = 1024;
-/// The interval of heartbeats on a link in use and on an idle one.
-const HEARTBEAT_INTERVAL: u64 = 100 * MILLISECOND;
+/// The interval of heartbeats on an idle link.
 const IDLE_HEARTBEAT_INTERVAL: u64 = 1000 * MILLISECOND;
-/// How long after its last use a link is idle.
-const IDLE_AFTER: u64 = 2000 * MILLISECOND;
 /// How long a peer may be silent before it is stalled.
 const STALLED_AFTER: u64 = 250 * MILLISECOND;
 /// How long a port that never sent HELLO may be silent before it is foreign. Most foreign ports are detected at once,
 /// because their link control port is closed. A native port may reply late on a network that still resolves its
 /// address.
 const FOREIGN_AFTER: u64 = 3000 * MILLISECOND;
-/// The first and the longest interval between two HELLOs.
-const MIN_HELLO_INTERVAL: u64 = MILLISECOND;
+/// The longest interval between two HELLOs.
 const MAX_HELLO_INTERVAL: u64 = 100 * MILLISECOND;
 /// The most silence that counts between two calls of `expire`: a port that was stopped itself does not count that
 /// time against its peers.
 const MAX_CLOCK_STEP: u64 = 200 * MILLISECOND;
-/// How long until what a foreign port does not acknowledge counts as received: datagrams, READ responses.
-const FOREIGN_WINDOW_PERIOD: u64 = MILLISECOND;
 /// With this many events waiting for the driver, further pauses are ignored.
 const MAX_EVENTS: usize = 4096;
 /// The most answers to strangers that wait to be sent.
@@ -54,36 +51,6 @@ const MAX_ANSWERS_PER_PERIOD: u32 = 256;
 const ANSWER_PERIOD: u64 = 10 * MILLISECOND;
 /// The lowest rate of a link that a peer may pause: no pause lasts longer than 65535 quanta at this rate, 3.4 s.
 const MIN_PAUSE_RATE: u64 = 10_000_000;
-
-/// The port of a process: the processes of one host share its address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PeerPort {
-    /// The host's address.
-    pub address: IpAddr,
-    /// The slot of the process in its host; zero for a host with one process.
-    pub slot: u16,
-}
-
-impl From<IpAddr> for PeerPort {
-    fn from(address: IpAddr) -> PeerPort {
-        PeerPort { address, slot: 0 }
-    }
-}
-
-/// The state of a peer port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PeerState {
-    /// No contact yet, or none since it was dead. HELLO is being sent.
-    Probing,
-    /// It replies.
-    Alive,
-    /// It does not reply now. Timers towards it stop.
-    Stalled,
-    /// It has not replied for too long, or its port is closed. Queue pairs connected to it fail.
-    Dead,
-    /// It has no link control: rxe, a hardware HCA, or no port at all. Delivery is not guaranteed.
-    Foreign,
-}
 
 /// What changed on a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,6 +4,7 @@
 //! it is for. Its position in the group is the slot: sockets are only ever added, and none is closed before the group.
 
 use crate::host::LINK_CONTROL_RECEIVE_BUFFER;
+use crate::slot_field::SlotField;
 use crate::socket::{RoceSocket, SocketOptions};
 use crate::{BindError, HostSockets, system};
 use softhca_wire::QpnSlot;
@@ -11,15 +12,6 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
-
-/// The field of a datagram that holds its slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SlotField {
-    /// The high bits of the destination QPN of a RoCE packet.
-    DestinationQp,
-    /// The destination slot of a link control message.
-    LinkControl,
-}
 
 /// The sockets of all slots of an address.
 pub struct SlotGroup {

@@ -4,18 +4,15 @@
 //! [`RoceSocket::identification`] predicts, which the ICRC covers. The socket queues nothing and retries nothing: the
 //! caller keeps what the kernel does not accept.
 
-use crate::{BindError, Interface, batch::ReceiveBatch, charge, system};
+use crate::batch::{MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, ReceiveBatch};
+use crate::socket_report::{NetworkError, ReceiveMemory};
+use crate::{BindError, Interface, charge, system};
 use socket2::{Domain, InterfaceIndexOrAddress, Protocol, Socket, Type};
 use softhca_wire::ROCE_PORT;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use thiserror::Error;
-
-/// The most datagrams in one batch; older kernels refuse more.
-pub const MAX_BATCH_SEGMENTS: usize = 64;
-/// The most bytes in one batch: the largest UDP payload over IPv4.
-pub const MAX_BATCH_BYTES: usize = 65_507;
 
 /// How a batch is split into datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,40 +58,6 @@ pub enum SendError {
     /// Any other error.
     #[error(transparent)]
     Other(io::Error),
-}
-
-/// An error report of the network or the kernel about an earlier datagram.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NetworkError {
-    /// The destination of the datagram, if the kernel reports it.
-    pub peer: Option<SocketAddr>,
-    /// Why it was not delivered.
-    pub cause: NetworkErrorCause,
-}
-
-/// Why a datagram was not delivered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NetworkErrorCause {
-    /// The port is closed (ICMP port unreachable).
-    PortUnreachable,
-    /// It exceeds the MTU of a link on the path.
-    TooLarge {
-        /// The MTU, in bytes of IP packet.
-        mtu: u32,
-    },
-    /// Another errno.
-    Other(i32),
-}
-
-/// The fill level of a receive buffer (SO_MEMINFO).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReceiveMemory {
-    /// Bytes charged now.
-    pub charged: u32,
-    /// The limit.
-    pub limit: u32,
-    /// Datagrams, or chunks of them, dropped since the socket was opened.
-    pub dropped: u32,
 }
 
 /// A UDP socket that carries RoCE or link control.

@@ -1,6 +1,6 @@
 //! The grants that a sender holds from one receiver.
 
-use super::{MAX_FRAME_CHARGE, MILLISECOND, OutOfBounds, RECLAIM_INTERVAL, REQUEST_AHEAD};
+use super::terms::{MAX_FRAME_CHARGE, MILLISECOND, OutOfBounds, RECLAIM_INTERVAL, REQUEST_AHEAD};
 use softhca_wire::link_control::{Grant, GrantRequest};
 
 /// How long a sender waits for a GRANT before it repeats a REQUEST, at first and at most.

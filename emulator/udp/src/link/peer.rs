@@ -1,13 +1,19 @@
 //! The link to one peer.
 
-use super::{
-    FOREIGN_WINDOW_PERIOD, HEARTBEAT_INTERVAL, IDLE_AFTER, MILLISECOND, MIN_HELLO_INTERVAL, PeerState,
-};
 use crate::grant::{GRANT_LEASE, GrantBalance};
 use softhca_wire::link_control::{
     Body, ExchangeKind, FrameOrder, Heartbeat, Hello, Incarnation, Message, Pause, Slots, Token,
 };
 
+pub(super) const MILLISECOND: u64 = 1_000_000;
+/// The interval of heartbeats on a link in use.
+pub(super) const HEARTBEAT_INTERVAL: u64 = 100 * MILLISECOND;
+/// How long after its last use a link is idle.
+pub(super) const IDLE_AFTER: u64 = 2000 * MILLISECOND;
+/// The first interval between two HELLOs.
+pub(super) const MIN_HELLO_INTERVAL: u64 = MILLISECOND;
+/// How long until what a foreign port does not acknowledge counts as received: datagrams, READ responses.
+pub(super) const FOREIGN_WINDOW_PERIOD: u64 = MILLISECOND;
 /// How many probes a silent peer gets without an interval. Unread ones stay in its socket, together with those of all
 /// its other peers.
 const MAX_UNANSWERED_BURST: u32 = 2;
@@ -15,6 +21,21 @@ const MAX_UNANSWERED_BURST: u32 = 2;
 const MAX_PROBE_INTERVAL: u64 = 2000 * MILLISECOND;
 /// The most data in flight to a foreign port that the port does not acknowledge.
 const FOREIGN_WINDOW: u64 = 64 * 1024;
+
+/// The state of a peer port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerState {
+    /// No contact yet, or none since it was dead. HELLO is being sent.
+    Probing,
+    /// It replies.
+    Alive,
+    /// It does not reply now. Timers towards it stop.
+    Stalled,
+    /// It has not replied for too long, or its port is closed. Queue pairs connected to it fail.
+    Dead,
+    /// It has no link control: rxe, a hardware HCA, or no port at all. Delivery is not guaranteed.
+    Foreign,
+}
 
 #[derive(Debug)]
 pub(super) struct PeerLink {

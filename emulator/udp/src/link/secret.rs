@@ -1,6 +1,6 @@
 //! The secret from which a port derives the tokens of its peers.
 
-use super::PeerPort;
+use crate::PeerPort;
 use softhca_wire::link_control::Token;
 use std::fmt;
 use std::hash::Hasher;

@@ -1,8 +1,8 @@
 //! Systems other than Linux: one datagram per call, one traffic class per socket at a time, no error queue.
 
 use crate::batch::{ReceiveBatch, SLOT_BYTES, Slot};
-use crate::slots::SlotField;
-use crate::socket::{NetworkError, ReceiveMemory};
+use crate::slot_field::SlotField;
+use crate::socket_report::{NetworkError, ReceiveMemory};
 use socket2::Socket;
 use std::io::{self, Read};
 use std::net::SocketAddr;

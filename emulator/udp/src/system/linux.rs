@@ -1,8 +1,8 @@
 //! Linux: GSO and GRO, control messages, the error queue, socket memory.
 
-use crate::batch::{BATCH_SLOTS, ReceiveBatch, SLOT_BYTES, Slot};
-use crate::slots::SlotField;
-use crate::socket::{MAX_BATCH_SEGMENTS, NetworkError, NetworkErrorCause, ReceiveMemory};
+use crate::batch::{BATCH_SLOTS, MAX_BATCH_SEGMENTS, ReceiveBatch, SLOT_BYTES, Slot};
+use crate::slot_field::SlotField;
+use crate::socket_report::{NetworkError, NetworkErrorCause, ReceiveMemory};
 use socket2::{SockAddr, SockAddrStorage, Socket};
 use softhca_wire::link_control::Message;
 use softhca_wire::{Qpn, QpnSlot};
