@@ -1,7 +1,9 @@
 //! A host: its HCA, the engine thread that drives it, and the distribution of its events.
 
+use crate::async_event_watchers::AsyncEventWatchers;
 use crate::client_memory::{AccessMonitor, ClientMemories};
 use crate::config::{CardConfig, Config, DataPath};
+use crate::host_driver::HostDriver;
 use crate::messages::report;
 use crate::notification_queue::NotificationQueue;
 use crate::recording::Recordings;
@@ -19,18 +21,15 @@ use softhca_udp::{
 use softhca_wire::QpnSlot;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How long a task waits for a driver before it lets another thread run the other tasks.
-const BUSY_LIMIT: Duration = Duration::from_millis(1);
-
 /// A host of the daemon.
 pub(crate) struct DaemonHost {
     pub device: HostDevice,
-    pub driver: HostDriver,
+    pub driver: Arc<HostDriver>,
     pub event_bus: Arc<EventBus>,
     /// A fault removed the device.
     pub is_removed: Arc<AtomicBool>,
@@ -39,25 +38,6 @@ pub(crate) struct DaemonHost {
     pub sleep_flag: OwnedFd,
     /// The slots of processes with a direct data path, if the kernel supports them and the configuration permits.
     pub slots: Option<Arc<HostSlots>>,
-}
-
-/// The driver of a host, for use by tasks.
-pub(crate) struct HostDriver(SharedDriver<ClientMemories>);
-
-impl HostDriver {
-    /// Calls `act` with the driver. The driver is busy for long only if a client stalls the host; then another thread
-    /// takes over the other tasks of this one.
-    pub fn control<R>(&self, act: impl FnOnce(&mut Driver<ClientMemories>) -> R) -> R {
-        match self.0.try_control(BUSY_LIMIT, act) {
-            Ok(result) => result,
-            Err(act) => tokio::task::block_in_place(|| self.0.control(act)),
-        }
-    }
-
-    /// Lets an eventfd wake the engine thread, as long as it is open in any process.
-    pub fn add_wake_source(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        self.0.add_wake_source(descriptor)
-    }
 }
 
 /// Distributes the events of a host to the sessions.
@@ -73,30 +53,6 @@ struct ClientSubscription {
     pid: u32,
     name: String,
     notifications: Arc<NotificationQueue>,
-}
-
-/// The sessions that receive every asynchronous event of every host.
-#[derive(Default)]
-pub(crate) struct AsyncEventWatchers {
-    watchers: Mutex<Vec<Arc<NotificationQueue>>>,
-}
-
-impl AsyncEventWatchers {
-    pub fn add(&self, queue: &Arc<NotificationQueue>) {
-        self.watchers.lock().push(queue.clone());
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.watchers.lock().is_empty()
-    }
-
-    pub fn publish(&self, event: &Notification) {
-        self.watchers.lock().iter().for_each(|watcher| watcher.push(event.clone()));
-    }
-
-    pub fn remove(&self, queue: &Arc<NotificationQueue>) {
-        self.watchers.lock().retain(|other| !Arc::ptr_eq(other, queue));
-    }
 }
 
 impl EventBus {
@@ -269,8 +225,8 @@ impl DaemonHost {
         let page = Arc::new(SharedMemory::create("softhca-sleep-flag", 4096, MapMode::ReadOnly)?);
         let sleep_flag = page.take_descriptor().expect("a new memory has its descriptor");
         let policy = DrivePolicy::Thread { busy_poll: config.busy_poll };
-        let driver =
-            HostDriver(SharedDriver::start(driver, policy, SleepFlag::new(page.words(0, SleepFlag::WORDS)))?);
+        let flag = SleepFlag::new(page.words(0, SleepFlag::WORDS));
+        let driver = Arc::new(HostDriver(SharedDriver::start(driver, policy, flag)?));
         Ok(DaemonHost { device, driver, event_bus, is_removed, access_monitor, sleep_flag, slots })
     }
 

@@ -6,6 +6,7 @@
 
 #![cfg(target_os = "linux")]
 
+mod async_event_watchers;
 mod client;
 mod client_memory;
 mod client_process;
@@ -14,6 +15,7 @@ mod config;
 mod control_socket;
 mod fault_rules;
 mod host;
+mod host_driver;
 mod messages;
 mod mount_namespace;
 mod network_namespace;

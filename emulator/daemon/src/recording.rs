@@ -1,7 +1,7 @@
 //! Captures and event logs of the hosts of a daemon.
 
+use crate::async_event_watchers::AsyncEventWatchers;
 use crate::command_error::CommandError;
-use crate::host::AsyncEventWatchers;
 use crate::messages::report;
 use crate::record_writer::{RecordOutput, RecordWriter};
 use parking_lot::Mutex;

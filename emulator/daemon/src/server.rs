@@ -3,9 +3,10 @@
 //! The control plane runs on a tokio runtime; the data path does not use it. A session may wait for long for a driver
 //! or for a recording. It then does so inside `block_in_place`, and the runtime continues on another thread.
 
+use crate::async_event_watchers::AsyncEventWatchers;
 use crate::client_process::ClientProcess;
 use crate::config::{Config, FabricConfig};
-use crate::host::{AsyncEventWatchers, DaemonHost};
+use crate::host::DaemonHost;
 use crate::messages::{self, report};
 use crate::network_namespace::within;
 use crate::readable_fd::ReadableFd;
@@ -123,7 +124,7 @@ impl Daemon {
             let start = || DaemonHost::start(&config, index, card, &watchers, &recordings);
             let host = Arc::new(within(config.namespace(card.host), start)??);
             if let Some(slots) = &host.slots {
-                slots.set_slot_0(&host);
+                slots.set_slot_0(&host.driver);
             }
             hosts.push(host);
         }

@@ -2,7 +2,7 @@
 
 use crate::client_memory::{AccessMonitor, ClientMemories};
 use crate::command_error::CommandError;
-use crate::host::DaemonHost;
+use crate::host_driver::HostDriver;
 use crate::messages::report;
 use crate::network_namespace::within;
 use crate::notification_queue::NotificationQueue;
@@ -44,8 +44,8 @@ pub(crate) struct HostSlots {
     table: Mutex<SlotTable>,
     /// A report has arrived, or a process is gone.
     reported: Condvar,
-    /// The host, whose card has slot 0.
-    slot_0: OnceLock<Weak<DaemonHost>>,
+    /// The driver of the host's card, which has slot 0.
+    slot_0: OnceLock<Weak<HostDriver>>,
 }
 
 /// A port without queue pairs, for a slot whose process is gone.
@@ -126,9 +126,9 @@ impl HostSlots {
         Ok(Arc::new(HostSlots { settings, loopback, host, namespace, recordings, table, reported, slot_0 }))
     }
 
-    /// The host that the slots belong to.
-    pub fn set_slot_0(&self, host: &Arc<DaemonHost>) {
-        let _ = self.slot_0.set(Arc::downgrade(host));
+    /// The driver of the host that the slots belong to.
+    pub fn set_slot_0(&self, driver: &Arc<HostDriver>) {
+        let _ = self.slot_0.set(Arc::downgrade(driver));
     }
 
     /// Gives packets to the processes in the slots that they are for. Returns those for slot 0, for slots without a
@@ -153,8 +153,8 @@ impl HostSlots {
     fn hand_over_from_vacant(&self, packets: Vec<HandedOverPacket>) -> Vec<HandedOverPacket> {
         let (own, rest): (Vec<_>, Vec<_>) =
             self.hand_over(packets).into_iter().partition(|packet| packet.slot() == 0);
-        if let Some(host) = self.slot_0.get().and_then(Weak::upgrade).filter(|_| !own.is_empty()) {
-            host.driver.control(|driver| driver.receive_handed_over(&own));
+        if let Some(driver) = self.slot_0.get().and_then(Weak::upgrade).filter(|_| !own.is_empty()) {
+            driver.control(|driver| driver.receive_handed_over(&own));
         }
         rest
     }

@@ -1,8 +1,9 @@
 //! The state that the server and all sessions of a daemon share.
 
+use crate::async_event_watchers::AsyncEventWatchers;
 use crate::command_error::CommandError;
 use crate::config::Config;
-use crate::host::{AsyncEventWatchers, DaemonHost};
+use crate::host::DaemonHost;
 use crate::qp_roles::QpRoles;
 use crate::quota::Mappings;
 use crate::recording::Recordings;
