@@ -1,7 +1,9 @@
 //! The classic pcap format.
 
+use super::error::{CaptureError, CaptureErrorKind};
+use super::link_type::LinkType;
+use super::record::Record;
 use super::source::{ByteOrder, OffsetReader};
-use super::{CaptureError, CaptureErrorKind, LinkType, Record};
 use std::io::Read;
 
 pub(super) struct Reader {

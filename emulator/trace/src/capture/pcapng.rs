@@ -1,7 +1,10 @@
 //! The pcapng format: sections of blocks, of which those about interfaces and packets are read.
 
+use super::error::{CaptureError, CaptureErrorKind};
+use super::link_type::LinkType;
+use super::record::Record;
 use super::source::{ByteOrder, OffsetReader};
-use super::{CaptureError, CaptureErrorKind, LinkType, PacketDirection, Record};
+use super::writer::PacketDirection;
 use std::io::Read;
 
 /// The type of a section header block, the same in both byte orders.

@@ -1,6 +1,6 @@
 //! A reader that knows where it is, and the byte order of what it reads.
 
-use super::{CaptureError, CaptureErrorKind};
+use super::error::{CaptureError, CaptureErrorKind};
 use std::io::Read;
 
 /// The byte order of the machine that wrote a file.

@@ -2,7 +2,8 @@
 
 use super::builder::{LadderBuilder, packet_step};
 use super::draw::Canvas;
-use super::{Emphasis, LadderStyle, Side, Step, matches_qpn};
+use super::step::matches_qpn;
+use super::{Emphasis, LadderStyle, Side, Step};
 use crate::{NameTable, Packet};
 use softhca_wire::Qpn;
 use std::collections::BTreeMap;

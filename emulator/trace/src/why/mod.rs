@@ -7,15 +7,16 @@
 mod cause;
 mod connection;
 mod evidence;
+mod explanation;
+mod log_analyzer;
+
+pub use explanation::{Evidence, Explanation, schema};
+pub use log_analyzer::LogAnalyzer;
 
 use crate::describe::duration;
-use crate::log::ConvertedEntry;
-use crate::log::{Certainty, Entry, Header};
-use crate::parsed_log::{ParsedLog, QueuePairId, WorkRequest};
-use crate::summary::Summary;
+use crate::log::Certainty;
+use crate::parsed_log::{QueuePairId, WorkRequest};
 use crate::text::wrap;
-use schemars::JsonSchema;
-use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use thiserror::Error;
@@ -40,70 +41,8 @@ pub enum QueryError {
     UnknownWorkRequest { asked: u64, known: String },
 }
 
-/// A log that questions are asked about.
-#[derive(Debug)]
-pub struct LogAnalyzer {
-    log: ParsedLog,
-    /// The packet of each entry of a capture that is one, by its number in the file from 1.
-    packets: BTreeMap<usize, u64>,
-}
-
 /// So many explanations of one cause are given for each connection of a capture; the others are counted.
 const MAX_ALIKE: usize = 4;
-
-/// One step of an explanation: where in the log or capture, when, and what.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct Evidence {
-    /// The number of the entry of the event log, counted from 0.
-    pub entry: usize,
-    /// The number of the packet in the capture that shows it, counted from 1 as Wireshark does; null for an event log.
-    pub packet: Option<u64>,
-    /// Nanoseconds since the start.
-    pub time_ns: u64,
-    /// A sentence.
-    pub text: String,
-}
-
-/// Why one work request ended as it did, or what is wrong with a connection: a line of `softhca why --json`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-#[schemars(title = "A finding of softhca why --json")]
-pub struct Explanation {
-    /// The connection: the names of its two ends.
-    pub connection: String,
-    /// The work request, if it is about one. A capture numbers the messages in the order in which they begin.
-    pub request: Option<String>,
-    /// The completion status of the work request; null if it has none, or the finding is about a connection.
-    pub status: Option<String>,
-    /// The cause as a word: docs/reference/why.md lists them.
-    pub code: String,
-    /// How sure it is: `known` if the input shows it, `inferred` if it is the usual cause of what the input shows,
-    /// `ambiguous` if the input fits more than one cause.
-    #[schemars(with = "CertaintySchema")]
-    pub certainty: Certainty,
-    /// What is explained.
-    pub title: String,
-    /// What happened, in order.
-    pub evidence: Vec<Evidence>,
-    /// The cause, in a few sentences.
-    pub cause: String,
-    /// What to do about it. Empty if nothing is to be done.
-    pub advice: String,
-}
-
-#[derive(JsonSchema)]
-#[schemars(rename_all = "lowercase")]
-#[expect(dead_code, reason = "only its schema is used")]
-enum CertaintySchema {
-    Known,
-    Inferred,
-    Ambiguous,
-}
-
-/// The JSON Schema of a line of `softhca why --json`.
-pub fn schema() -> String {
-    let schema = schemars::schema_for!(Explanation);
-    serde_json::to_string_pretty(&schema).expect("a schema is JSON") + "\n"
-}
 
 /// All that is answered to a question.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -117,32 +56,6 @@ pub struct Diagnosis {
 }
 
 impl LogAnalyzer {
-    /// A log with no entries yet.
-    pub fn new(header: &Header) -> LogAnalyzer {
-        LogAnalyzer { log: ParsedLog::new(header), packets: BTreeMap::new() }
-    }
-
-    /// Takes the next entry that is inferred from a capture: with the number of its packet, from 0, if it is one.
-    pub fn push_converted(&mut self, (packet, entry): ConvertedEntry) {
-        self.packets.extend(packet.map(|packet| (self.log.entries.len(), packet + 1)));
-        self.push(entry);
-    }
-
-    /// Hosts, connections, messages and causes.
-    pub fn summary(&self) -> Summary {
-        Summary::new(&self.log)
-    }
-
-    /// The same as tracks of the Perfetto UI.
-    pub fn perfetto(&self) -> serde_json::Value {
-        crate::perfetto::trace(&self.log)
-    }
-
-    /// Takes the next entry of the log.
-    pub fn push(&mut self, entry: Entry) {
-        self.log.push(entry);
-    }
-
     /// Answers a question. Without an id it is about every work request that failed by itself, or, if none
     /// did, about those that had to be tried again.
     pub fn diagnose(&self, question: &Query) -> Result<Diagnosis, QueryError> {
@@ -278,15 +191,6 @@ impl LogAnalyzer {
         }
     }
 
-    /// The packet that an entry is about: itself, the next or the one before.
-    fn packet_of(&self, entry: usize) -> Option<u64> {
-        let time = self.log.time_of(entry);
-        let at = |found: Option<(&usize, &u64)>| {
-            found.filter(|(at, _)| self.log.time_of(**at) == time).map(|(_, packet)| *packet)
-        };
-        at(self.packets.range(entry..).next()).or_else(|| at(self.packets.range(..entry).next_back()))
-    }
-
     fn success_summary(&self, works: &[&WorkRequest]) -> String {
         let log = &self.log;
         let took = |work: &WorkRequest| {
@@ -350,36 +254,6 @@ impl Diagnosis {
         }
         text.truncate(text.trim_end().len());
         text
-    }
-}
-
-impl Explanation {
-    fn write(&self, text: &mut String, width: usize, states_certainty: bool) {
-        const TIME: usize = 10;
-        let width = width.max(40);
-        for line in wrap(&self.title, width) {
-            let _ = writeln!(text, "{line}");
-        }
-        text.push('\n');
-        for link in &self.evidence {
-            for (number, line) in wrap(&link.text, width - TIME - 2).iter().enumerate() {
-                let time = if number == 0 { duration(link.time_ns) } else { String::new() };
-                let _ = writeln!(text, "{time:>TIME$}  {line}");
-            }
-        }
-        let heading = match states_certainty {
-            true => format!("Cause ({}, {})", self.code, self.certainty.name()),
-            false => "Cause".into(),
-        };
-        for (heading, body) in [(heading.as_str(), &self.cause), ("What to do", &self.advice)] {
-            if body.is_empty() {
-                continue;
-            }
-            text.push('\n');
-            for line in wrap(&format!("{heading}: {body}"), width) {
-                let _ = writeln!(text, "{line}");
-            }
-        }
     }
 }
 
