@@ -5,10 +5,11 @@
 
 mod connections;
 mod faults;
+mod flow_progress;
 mod flows;
 
 pub use connections::{ConnectionTable, ObservedCmEvent};
-pub use flows::FlowProgress;
+pub use flow_progress::FlowProgress;
 
 use crate::hosts::Hosts;
 use crate::plan::{Area, FabricChange, FaultKind, FlowKind, Plan, StepAction, StepPlan, WorkRequest, limits};

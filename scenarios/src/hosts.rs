@@ -2,18 +2,20 @@
 //! time.
 
 mod cm;
+mod cm_connections;
 mod fabric;
 mod multicast;
+mod multicast_groups;
 
-pub use cm::CmEvent;
+pub use cm_connections::CmEvent;
 pub(crate) use fabric::build_fabric;
 
 use crate::plan::{FabricChange, Node, PairPlan, Plan, WorkRequest};
 use crate::recorder::{Recorder, Recording};
 use crate::spec::Errno;
 use crate::verbs::{DATAGRAM_QKEY, MAX_PATTERN_BYTES, fill_pattern, region_length, send_request};
-use cm::CmConnections;
-use multicast::MulticastGroups;
+use cm_connections::CmConnections;
+use multicast_groups::MulticastGroups;
 use softhca::cm::RDMA_UDP_QKEY;
 use softhca::{
     AddressHandle, AddressVector, CompletionQueue, ConnectOptions, Context, Device, Error, MemoryRegion,

@@ -35,7 +35,7 @@ impl Scenario {
         let seed = file.seed;
         let seeded = parameters::resolve(&parameters, &ParameterValues::new(), seed);
         let file = if seeded == values { file } else { deserialize(&source, tree, &seeded)? };
-        let plan = plan::build(&file, &source, seeded, seed)?;
+        let plan = plan::builder::build(&file, &source, seeded, seed)?;
         Ok(Scenario { parameters, title: file.title.clone(), seed, file, plan, source })
     }
 
@@ -64,11 +64,11 @@ impl Scenario {
         if values != self.plan.parameters {
             let (_, tree) = Source::parse(&self.source.name, &self.source.text)?;
             let file = deserialize(&self.source, tree, &values)?;
-            return plan::build(&file, &self.source, values, seed);
+            return plan::builder::build(&file, &self.source, values, seed);
         }
         match seed == self.seed {
             true => Ok(self.plan.clone()),
-            false => plan::build(&self.file, &self.source, values, seed),
+            false => plan::builder::build(&self.file, &self.source, values, seed),
         }
     }
 }

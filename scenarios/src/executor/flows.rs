@@ -6,18 +6,6 @@ use crate::plan::{FlowKind, FlowPlan, WorkOperation, WorkRequest};
 use softhca_fabric::Seed;
 use softhca_queue::Completion;
 
-#[derive(Clone, Copy, Debug, Default)]
-pub struct FlowProgress {
-    /// Number of posted messages.
-    pub posted: u64,
-    /// Number of successful messages.
-    pub done: u64,
-    outstanding: u32,
-    next_at_ns: u64,
-    pub(super) is_scheduled: bool,
-    pub(super) is_finished: bool,
-}
-
 impl Executor<'_> {
     /// Posts messages of a flow up to its depth.
     pub(super) fn post_flow(&mut self, now_ns: u64, index: usize, hosts: &mut Hosts<'_>) {

@@ -1,67 +1,14 @@
 //! Connections through the connection manager, as a program with librdmacm creates them.
 
 use super::Hosts;
+use super::cm_connections::CmEvent;
 use crate::spec::Errno;
 use crate::verbs::{conn_params, port_space};
-use softhca::cm::{CmOption, Event, EventChannel, EventType, Id, RejectReason, UdParameters};
+use softhca::cm::{CmOption, Event, EventChannel, Id, RejectReason, UdParameters};
 use softhca::{Error, ModifyQp, QpState, QpType, VerbsError};
 use softhca_engine::Resource;
 use softhca_fabric::Endpoint;
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
-
-/// An event of the connection manager of a host.
-#[derive(Clone, Debug)]
-pub struct CmEvent {
-    pub host: usize,
-    /// Id; a new one for a request.
-    pub id: u32,
-    /// Listener of a request.
-    pub listener: Option<u32>,
-    /// Queue pair of the active side, if known.
-    pub active_qp: Option<usize>,
-    pub kind: EventType,
-    /// Zero, a negative errno, or the reason of a REJ.
-    pub status: i32,
-    /// Private data of the peer.
-    pub private_data: Vec<u8>,
-    /// Destination of datagrams.
-    pub target: Option<UdParameters>,
-}
-
-/// The event channels and identifiers of all hosts.
-#[derive(Default)]
-pub struct CmConnections {
-    channels: BTreeMap<usize, EventChannel>,
-    /// With their hosts, in the order of creation.
-    identifiers: Vec<(usize, Id)>,
-}
-
-impl CmConnections {
-    /// The hosts that have an event channel.
-    pub fn hosts(&self) -> Vec<usize> {
-        self.channels.keys().copied().collect()
-    }
-
-    /// Whether a connection waits for a message, or for the end of its timewait.
-    #[cfg(feature = "udp")]
-    pub fn is_outstanding(&self) -> bool {
-        use softhca::cm::CmState;
-        self.identifiers.iter().any(|(_, id)| {
-            id.query().is_ok_and(|id| {
-                matches!(
-                    id.state,
-                    CmState::ReqSent
-                        | CmState::RepSent
-                        | CmState::RepReceived
-                        | CmState::DreqSent
-                        | CmState::SidrReqSent
-                        | CmState::TimeWait
-                )
-            })
-        })
-    }
-}
 
 fn to_errno(error: Error) -> Errno {
     Errno(error.errno())

@@ -1,19 +1,11 @@
 //! The multicast groups of a plan.
 
 use super::Hosts;
+use super::multicast_groups::MulticastGroups;
 use crate::plan::Plan;
 use crate::verbs::qkey_of;
-use softhca::{AddressHandle, AddressVector};
-use softhca_wire::{Gid, QueueKey};
-use std::collections::BTreeMap;
+use softhca::AddressVector;
 use std::net::{IpAddr, Ipv4Addr};
-
-/// The addresses of the groups, and the destinations of the queue pairs that send to them.
-#[derive(Default)]
-pub struct MulticastGroups {
-    addresses: BTreeMap<IpAddr, IpAddr>,
-    targets: BTreeMap<(usize, IpAddr), (AddressHandle, QueueKey)>,
-}
 
 impl MulticastGroups {
     pub fn new(plan: &Plan, hosts: &Hosts<'_>) -> Result<MulticastGroups, String> {
@@ -41,14 +33,5 @@ impl MulticastGroups {
             groups.targets.insert((qp, group), (handle, qkey_of(pair)));
         }
         Ok(groups)
-    }
-
-    pub fn gid(&self, group: IpAddr) -> Gid {
-        Gid::from(self.addresses[&group])
-    }
-
-    pub fn target(&self, qp: usize, group: IpAddr) -> (&AddressHandle, QueueKey) {
-        let (handle, qkey) = &self.targets[&(qp, group)];
-        (handle, *qkey)
     }
 }

@@ -2,7 +2,6 @@
 
 use super::builder::PlanBuilder;
 use super::network::{ecn_marking, pfc_settings};
-use super::rules::is_packet_action;
 use super::{FabricChange, FaultKind, FaultPlan, Flap, SwitchChange, TimedFault, limits};
 use crate::source::{Diagnostic, Result, join_path};
 use crate::spec::{
@@ -427,4 +426,23 @@ impl PlanBuilder<'_> {
 /// A change that is not reverted.
 const fn permanent(what: FabricChange) -> TimedFault {
     TimedFault::Fabric { change: what, for_ns: None }
+}
+
+/// Whether an action applies to packets.
+fn is_packet_action(action: &FaultAction) -> bool {
+    matches!(
+        action,
+        FaultAction::Count
+            | FaultAction::Drop
+            | FaultAction::Duplicate(_)
+            | FaultAction::Reorder(_)
+            | FaultAction::Delay(_)
+            | FaultAction::LimitRate(_)
+            | FaultAction::SlowDevice(_)
+            | FaultAction::Jitter(_)
+            | FaultAction::Corrupt(_)
+            | FaultAction::MarkCe
+            | FaultAction::Rewrite(_)
+            | FaultAction::LinkDown(_)
+    )
 }

@@ -1,7 +1,7 @@
 //! A scenario with all names resolved and all values checked, ready to execute.
 
 mod actions;
-mod builder;
+pub(crate) mod builder;
 mod check;
 mod cm;
 mod device;
@@ -22,7 +22,6 @@ mod workloads;
 
 pub use crate::spec::Area;
 pub use actions::{CommandPlan, FlowKind, FlowPlan, StepAction, StepPlan, WorkOperation, WorkRequest};
-pub(crate) use builder::build;
 pub use check::{
     Bound, Check, CompletionCheck, ConnectionCheck, Expectation, ExpectedMemory, OrderCheck, PacketCheck,
     Subject,

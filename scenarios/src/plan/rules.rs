@@ -227,21 +227,3 @@ impl PlanBuilder<'_> {
         Ok(Repeat { skip: fault.skip, times: fault.times, choice, scope })
     }
 }
-
-pub(super) fn is_packet_action(action: &FaultAction) -> bool {
-    matches!(
-        action,
-        FaultAction::Count
-            | FaultAction::Drop
-            | FaultAction::Duplicate(_)
-            | FaultAction::Reorder(_)
-            | FaultAction::Delay(_)
-            | FaultAction::LimitRate(_)
-            | FaultAction::SlowDevice(_)
-            | FaultAction::Jitter(_)
-            | FaultAction::Corrupt(_)
-            | FaultAction::MarkCe
-            | FaultAction::Rewrite(_)
-            | FaultAction::LinkDown(_)
-    )
-}
