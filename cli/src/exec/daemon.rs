@@ -1,6 +1,6 @@
 //! Connects to the running daemon or starts one.
 
-use super::program::own_path;
+use super::own_path::own_path;
 use crate::output;
 use rustix::fs::FlockOperation;
 use softhca::{DEFAULT_NAME, DaemonControl, Error, HostDevice, Loopback, NAME_VARIABLE, Recovery};

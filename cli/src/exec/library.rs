@@ -1,6 +1,6 @@
 //! The shared library, and the folder in which programs find it under its sonames.
 
-use super::program::own_path;
+use super::own_path::own_path;
 use softhca_queue::control::RuntimeDir;
 use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -9,13 +9,15 @@ mod embedded_logs;
 mod event_log;
 mod library;
 mod live_scenario;
+mod own_path;
 mod program;
 mod scenario_programs;
 pub mod sweep_support;
 mod sysfs;
 mod waiting_requests;
 
-pub use program::{own_path, run as run_program};
+pub use own_path::own_path;
+pub use program::run as run_program;
 pub use scenario_programs::run_programs;
 pub use sysfs::check_allowed as check_view_allowed;
 

@@ -31,11 +31,6 @@ fn program_error(code: u8, program: &Path, why: &str) -> ExecError {
     ExecError { code, message: format!("{}: {why}", program.display()) }
 }
 
-/// The path of this executable.
-pub fn own_path() -> Result<PathBuf, String> {
-    std::env::current_exe().map_err(|error| format!("cannot find the path of the executable: {error}"))
-}
-
 /// Finds the file of a program, as a shell does.
 pub fn find(name: &OsStr) -> Result<PathBuf, ExecError> {
     let path = if name.as_bytes().contains(&b'/') {
