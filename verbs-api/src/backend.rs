@@ -3,10 +3,11 @@
 use crate::async_events::AsyncEventQueue;
 use crate::memory::MemoryBlock;
 use crate::notifier::Notifier;
-use crate::simulated::SimulatedHost;
 use crate::{EndpointExchange, Error};
-use softhca_engine::{CmChannelId, Command, Counters, CqId, DeviceLimits, Instant, PortState, Reply};
-use softhca_fabric::{Flow, Rule, RuleCounters};
+use softhca_engine::{
+    ClientId, CmChannelId, Command, Counters, CqId, DeviceLimits, Instant, PortState, Reply,
+};
+use softhca_fabric::{Flow, HostId, Rule, RuleCounters};
 use softhca_queue::{SendProducer, SharedWords, cm, reply};
 use softhca_wire::{Gid, Mtu, Qpn};
 use std::net::IpAddr;
@@ -14,6 +15,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;
+
+/// Refuses in a child of the process that `mark` stands for.
+#[cfg(feature = "sockets")]
+pub(crate) fn check_process(mark: &softhca_udp::ProcessIdentity) -> Result<()> {
+    if mark.is_current() { Ok(()) } else { Err(Error::Forked { parent: mark.pid }) }
+}
 
 /// What runs an HCA: its sockets or its simulation, and the clock by which its application waits.
 pub(crate) trait Runtime: Send + Sync {
@@ -89,8 +96,8 @@ pub(crate) trait Runtime: Send + Sync {
     fn receive_buffer_usage(&self) -> Result<Option<[softhca_udp::ReceiveMemory; 2]>> {
         Ok(None)
     }
-    /// The host of a simulation, if it is one.
-    fn as_simulated(&self) -> Option<&SimulatedHost> {
+    /// The host and the client in a simulation, if it is one.
+    fn simulated_client(&self) -> Option<(HostId, ClientId)> {
         None
     }
 }

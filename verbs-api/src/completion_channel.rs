@@ -1,17 +1,13 @@
 //! Completion channels.
 
-use crate::backend::Backend;
-use crate::completion_queue::{self, CompletionQueue};
+use crate::completion_queue::{Channel, CompletionQueue};
 use crate::endpoint_exchange::assert_may_block;
 use crate::event_fd::EventFd;
 use crate::executor::WaitReason;
-use crate::notifier::Notifier;
 use crate::{Context, Error};
-use parking_lot::Mutex;
 use softhca_engine::Instant;
-use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Reports which of several completion queues has completions: `struct ibv_comp_channel`.
@@ -43,73 +39,27 @@ pub struct CompletionChannel {
     inner: Arc<Channel>,
 }
 
-pub(crate) struct Channel {
-    backend: Arc<dyn Backend>,
-    /// The queues that have news, oldest first.
-    events: Mutex<VecDeque<u64>>,
-    queues: Mutex<BTreeMap<u64, Weak<completion_queue::Inner>>>,
-    notifier: Notifier,
-    event_fd: EventFd,
-}
-
-impl Channel {
-    /// Gives a queue a place on the channel.
-    pub fn attach(&self, queue: &Arc<completion_queue::Inner>) {
-        self.queues.lock().insert(queue.token(), Arc::downgrade(queue));
+impl Context {
+    /// Creates a completion queue whose notifications go to a channel.
+    pub fn create_completion_queue_with_channel(
+        &self,
+        cqe: u32,
+        channel: &CompletionChannel,
+    ) -> Result<CompletionQueue, Error> {
+        CompletionQueue::new(self, cqe, Some(&channel.inner))
     }
 
-    /// Takes a queue and its events off.
-    pub fn detach(&self, token: u64) {
-        self.queues.lock().remove(&token);
-        let mut events = self.events.lock();
-        events.retain(|event| *event != token);
-        if events.is_empty() {
-            self.event_fd.clear();
-        }
-    }
-
-    /// A queue has news.
-    pub fn notify(&self, token: u64) {
-        let mut events = self.events.lock();
-        events.push_back(token);
-        self.event_fd.wake();
-        drop(events);
-        self.notifier.notify();
-    }
-
-    fn pop_event(&self) -> Option<CompletionQueue> {
-        loop {
-            let token = {
-                let mut events = self.events.lock();
-                let token = events.pop_front()?;
-                if events.is_empty() {
-                    self.event_fd.clear();
-                }
-                token
-            };
-            if let Some(queue) = self.queues.lock().get(&token).and_then(Weak::upgrade) {
-                return Some(CompletionQueue::from_inner(queue));
-            }
-        }
+    /// Creates a channel that collects the notifications of several completion queues.
+    pub fn create_completion_channel(&self) -> Result<CompletionChannel, Error> {
+        CompletionChannel::new(self)
     }
 }
 
 impl CompletionChannel {
-    pub(crate) fn new(context: &Context) -> Result<CompletionChannel, Error> {
+    fn new(context: &Context) -> Result<CompletionChannel, Error> {
         let event_fd =
             EventFd::new().map_err(|source| Error::System { what: "making an event descriptor", source })?;
-        let inner = Channel {
-            backend: context.backend.clone(),
-            events: Mutex::default(),
-            queues: Mutex::default(),
-            notifier: Notifier::default(),
-            event_fd,
-        };
-        Ok(CompletionChannel { inner: Arc::new(inner) })
-    }
-
-    pub(crate) fn inner(&self) -> &Arc<Channel> {
-        &self.inner
+        Ok(CompletionChannel { inner: Arc::new(Channel::new(context.backend.clone(), event_fd)) })
     }
 
     /// The queue of the oldest event, if there is one.
@@ -145,11 +95,11 @@ impl CompletionChannel {
         assert_may_block("CompletionChannel::wait", "channel.next().await");
         loop {
             self.inner.backend.assert_same_process();
-            let seen = self.inner.notifier.count();
+            let seen = self.inner.events.notifier.count();
             if let Some(queue) = self.inner.pop_event() {
                 return Some(queue);
             }
-            if !self.inner.backend.wait(&self.inner.notifier, seen, until) {
+            if !self.inner.backend.wait(&self.inner.events.notifier, seen, until) {
                 return self.inner.pop_event();
             }
         }
@@ -166,7 +116,11 @@ impl CompletionChannel {
     pub async fn next(&self) -> CompletionQueue {
         poll_fn(|context| {
             self.inner.backend.assert_same_process();
-            self.inner.notifier.poll_take(context, || WaitReason::ChannelEvent, || self.inner.pop_event())
+            self.inner.events.notifier.poll_take(
+                context,
+                || WaitReason::ChannelEvent,
+                || self.inner.pop_event(),
+            )
         })
         .await
     }
@@ -176,6 +130,6 @@ impl CompletionChannel {
 #[cfg(feature = "sockets")]
 impl std::os::fd::AsFd for CompletionChannel {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.inner.event_fd.as_fd()
+        self.inner.events.event_fd.as_fd()
     }
 }

@@ -1,18 +1,18 @@
 //! Completion queues.
 
 use crate::backend::Backend;
-use crate::completion_channel::{Channel, CompletionChannel};
 use crate::endpoint_exchange::assert_may_block;
+use crate::event_fd::EventFd;
 use crate::executor::WaitReason;
-use crate::notifier::Notifier;
+use crate::notifier::{ChannelEvents, Notifier};
 use crate::{Completion, Context, CqNotify, Error, Qpn};
 use parking_lot::Mutex;
 use softhca_engine::{Command, CqId, Instant, Reply};
 use softhca_queue::{CompletionConsumer, reply};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub struct CompletionQueue {
     inner: Arc<Inner>,
 }
 
-pub(crate) struct Inner {
+struct Inner {
     backend: Arc<dyn Backend>,
     id: CqId,
     completions: Mutex<UnpolledCompletions>,
@@ -56,27 +56,62 @@ impl UnpolledCompletions {
     }
 }
 
-impl Inner {
-    pub fn token(&self) -> u64 {
-        self.token
+/// A completion channel: the queues on it, and their events.
+pub(crate) struct Channel {
+    pub backend: Arc<dyn Backend>,
+    pub events: Arc<ChannelEvents>,
+    queues: Mutex<BTreeMap<u64, Weak<Inner>>>,
+}
+
+impl Channel {
+    pub fn new(backend: Arc<dyn Backend>, event_fd: EventFd) -> Channel {
+        Channel { backend, events: Arc::new(ChannelEvents::new(event_fd)), queues: Mutex::default() }
+    }
+
+    /// Gives a queue a place on the channel.
+    fn attach(&self, queue: &Arc<Inner>) {
+        self.queues.lock().insert(queue.token, Arc::downgrade(queue));
+    }
+
+    /// Takes a queue and its events off.
+    fn detach(&self, token: u64) {
+        self.queues.lock().remove(&token);
+        self.events.remove(token);
+    }
+
+    /// Takes the oldest event.
+    pub fn pop_event(&self) -> Option<CompletionQueue> {
+        loop {
+            let token = self.events.pop()?;
+            if let Some(inner) = self.queues.lock().get(&token).and_then(Weak::upgrade) {
+                return Some(CompletionQueue { inner });
+            }
+        }
     }
 }
 
 crate::handle::handle!(CompletionQueue);
 
+impl Context {
+    /// Creates a completion queue with room for exactly `cqe` completions. One more overflows it: the queue fails
+    /// ([`AsyncEvent::CompletionQueueError`](crate::AsyncEvent::CompletionQueueError)), and its queue pairs with it.
+    pub fn create_completion_queue(&self, cqe: u32) -> Result<CompletionQueue, Error> {
+        CompletionQueue::new(self, cqe, None)
+    }
+}
+
 impl CompletionQueue {
     pub(crate) fn new(
         context: &Context,
         cqe: u32,
-        channel: Option<&CompletionChannel>,
+        channel: Option<&Arc<Channel>>,
     ) -> Result<CompletionQueue, Error> {
         static TOKENS: AtomicU64 = AtomicU64::new(0);
         let token = TOKENS.fetch_add(1, Ordering::Relaxed);
         let backend = context.backend.clone();
-        let channel = channel.map(|channel| channel.inner().clone());
-        let news =
-            channel.as_ref().map_or_else(Notifier::default, |channel| Notifier::with_channel(channel, token));
-        let news = Arc::new(news);
+        let channel = channel.cloned();
+        let tell = |channel: &Arc<Channel>| Notifier::with_channel(&channel.events, token);
+        let news = Arc::new(channel.as_ref().map_or_else(Notifier::default, tell));
         let (reply, rings) = backend.execute_with_rings(Command::CreateCompletionQueue { cqe })?;
         let id = reply!(reply, Reply::CompletionQueue(cq) => cq);
         backend.set_completion_notifier(id, news.clone());
@@ -87,10 +122,6 @@ impl CompletionQueue {
             channel.attach(&inner);
         }
         Ok(CompletionQueue { inner })
-    }
-
-    pub(crate) fn from_inner(inner: Arc<Inner>) -> CompletionQueue {
-        CompletionQueue { inner }
     }
 
     pub(crate) fn id(&self) -> CqId {

@@ -3,7 +3,7 @@
 use crate::backend::Backend;
 use crate::endpoint_exchange::assert_may_block;
 use crate::executor::WaitReason;
-use crate::{CompletionChannel, CompletionQueue, Counters, Error, ProtectionDomain, XrcDomain};
+use crate::{Counters, Error};
 use softhca_engine::{AsyncEvent, Command, PortState, Resource};
 use softhca_queue::{FaultTrigger, InjectedEvent, ProgramFaults, Verb, VerbSet};
 use softhca_wire::Gid;
@@ -138,36 +138,6 @@ impl Context {
     /// The counters of the device since its start; `docs/reference/counters.md` explains each.
     pub fn counters(&self) -> Counters {
         self.backend.counters()
-    }
-
-    /// Allocates a protection domain, which memory regions and queue pairs belong to.
-    pub fn allocate_protection_domain(&self) -> Result<ProtectionDomain, Error> {
-        ProtectionDomain::new(self)
-    }
-
-    /// Creates a completion queue with room for exactly `cqe` completions. One more overflows it: the queue fails
-    /// ([`AsyncEvent::CompletionQueueError`]), and its queue pairs with it.
-    pub fn create_completion_queue(&self, cqe: u32) -> Result<CompletionQueue, Error> {
-        CompletionQueue::new(self, cqe, None)
-    }
-
-    /// Creates a completion queue whose notifications go to a channel.
-    pub fn create_completion_queue_with_channel(
-        &self,
-        cqe: u32,
-        channel: &CompletionChannel,
-    ) -> Result<CompletionQueue, Error> {
-        CompletionQueue::new(self, cqe, Some(channel))
-    }
-
-    /// Creates a channel that collects the notifications of several completion queues.
-    pub fn create_completion_channel(&self) -> Result<CompletionChannel, Error> {
-        CompletionChannel::new(self)
-    }
-
-    /// Opens an XRC domain, which XRC targets and their shared receive queues belong to.
-    pub fn open_xrc_domain(&self) -> Result<XrcDomain, Error> {
-        XrcDomain::new(self)
     }
 
     /// A descriptor that is readable while an asynchronous event waits, for `poll`, `epoll` or a runtime.

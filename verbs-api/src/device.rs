@@ -1,6 +1,7 @@
 //! Devices.
 
 use crate::backend::{Backend, Result};
+use crate::fault::{environment_faults, process_id};
 use crate::{Context, EndpointExchange};
 use parking_lot::Mutex;
 use softhca_engine::{DeviceLimits, PortState};
@@ -21,7 +22,7 @@ pub struct Device {
 
 impl Device {
     pub(crate) fn new(backend: Arc<dyn Backend>, address: IpAddr) -> Device {
-        let faults = match backend.as_simulated() {
+        let faults = match backend.simulated_client() {
             Some(_) => None,
             None => environment_faults(),
         };
@@ -135,32 +136,6 @@ impl Device {
     pub fn rules(&self) -> Vec<(Rule, RuleCounters)> {
         self.backend.rules()
     }
-}
-
-/// Identifies this process in the rules of a device.
-pub(crate) fn process_id() -> u32 {
-    if cfg!(feature = "sockets") { std::process::id() } else { 0 }
-}
-
-/// The faults that `softhca exec` or `softhca sweep` gave this process, without those of other processes.
-pub(crate) fn environment_faults() -> Option<ProgramFaults> {
-    #[cfg(all(feature = "sockets", target_os = "linux"))]
-    {
-        let text = std::env::var(crate::fault::FAULTS_VARIABLE).ok()?;
-        let Some(mut faults) = ProgramFaults::from_text(&text) else {
-            let name = crate::fault::FAULTS_VARIABLE;
-            eprintln!(
-                "softhca: {name} is not of this version: no faults are injected; unset it or run the same version"
-            );
-            return None;
-        };
-        faults.process = process_id();
-        let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
-        faults.retain_process(name.trim_end());
-        Some(faults)
-    }
-    #[cfg(not(all(feature = "sockets", target_os = "linux")))]
-    None
 }
 
 /// What a card offers.

@@ -1,13 +1,13 @@
 //! A card in this process: callers drive it when they poll, a thread of its own when nobody does.
 
-use crate::backend::{Result, Runtime};
+use crate::backend::{Result, Runtime, check_process};
 #[cfg(target_os = "linux")]
 use crate::daemon::DirectHost;
 use crate::local_backend::{CardRuntime, EventBus, LocalClient};
 use crate::memory::{MemoryBlock, MemoryTable};
 use crate::notifier::Notifier;
+use crate::real_clock::real_now;
 use crate::recording;
-use crate::time::real_now;
 use crate::{Device, EndpointExchange, Entropy, Error, IcrcCheck, Loopback, Settings, VerbsError};
 use softhca_engine::{
     AckPolicy, Attachments, Command, Context, DeviceLimits, Hca, Instant, MemoryId, Reply, ResponseOrder,
@@ -239,11 +239,6 @@ fn start(
         #[cfg(target_os = "linux")]
         direct: None,
     })
-}
-
-/// Refuses in a child of the process that `mark` stands for.
-pub(crate) fn check_process(mark: &ProcessIdentity) -> Result<()> {
-    if mark.is_current() { Ok(()) } else { Err(Error::Forked { parent: mark.pid }) }
 }
 
 impl EmbeddedRuntime {

@@ -1,7 +1,7 @@
 //! The executor behind [`World::run`](crate::sim::World::run) and [`block_on`]: one thread, one queue of woken
 //! tasks in the order in which they were woken. Nothing here knows of cards.
 
-use crate::time::real_now;
+use crate::real_clock::real_now;
 use parking_lot::{Condvar, Mutex};
 use softhca_engine::{CqId, Instant};
 use std::any::Any;

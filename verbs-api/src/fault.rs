@@ -35,6 +35,32 @@ use std::time::Duration;
 #[cfg(feature = "sockets")]
 pub const FAULTS_VARIABLE: &str = "SOFTHCA_FAULTS";
 
+/// Identifies this process in the rules of a device.
+pub(crate) fn process_id() -> u32 {
+    if cfg!(feature = "sockets") { std::process::id() } else { 0 }
+}
+
+/// The faults that `softhca exec` or `softhca sweep` gave this process, without those of other processes.
+pub(crate) fn environment_faults() -> Option<ProgramFaults> {
+    #[cfg(all(feature = "sockets", target_os = "linux"))]
+    {
+        let text = std::env::var(FAULTS_VARIABLE).ok()?;
+        let Some(mut faults) = ProgramFaults::from_text(&text) else {
+            let name = FAULTS_VARIABLE;
+            eprintln!(
+                "softhca: {name} is not of this version: no faults are injected; unset it or run the same version"
+            );
+            return None;
+        };
+        faults.process = process_id();
+        let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+        faults.retain_process(name.trim_end());
+        Some(faults)
+    }
+    #[cfg(not(all(feature = "sockets", target_os = "linux")))]
+    None
+}
+
 /// Finds the place in the program where this thread called the verb that it executes.
 #[cfg(feature = "sockets")]
 static CALL_SITE_SOURCE: std::sync::OnceLock<fn() -> Option<CallSite>> = std::sync::OnceLock::new();
@@ -42,7 +68,7 @@ static CALL_SITE_SOURCE: std::sync::OnceLock<fn() -> Option<CallSite>> = std::sy
 /// Sets how the call sites of this process are found. It has no effect unless a sweep records the calls of the process.
 #[cfg(feature = "sockets")]
 pub fn set_call_site_source(source: fn() -> Option<CallSite>) {
-    if crate::device::environment_faults().is_some_and(|faults| faults.record) {
+    if environment_faults().is_some_and(|faults| faults.record) {
         let _ = CALL_SITE_SOURCE.set(source);
     }
 }

@@ -68,6 +68,7 @@ mod notifier;
 mod protection_domain;
 mod queue_pair;
 mod random;
+mod real_clock;
 #[cfg(feature = "sockets")]
 mod recording;
 mod report;

@@ -6,10 +6,73 @@ use crate::{
     AccessFlags, Error, LocalKey, MemoryWindowType, ProtectionDomain, RemoteAddress, RemoteKey, Sge,
 };
 use parking_lot::Mutex;
-use softhca_engine::{Command, Reply};
+use softhca_engine::{Command, DeviceLimits, Reply};
 use softhca_queue::{MemoryFault, VerbsError, reply};
 use std::ptr::NonNull;
 use std::sync::Arc;
+
+impl ProtectionDomain {
+    /// Allocates zeroed memory and registers it. The card assigns its address.
+    pub fn allocate_region(&self, length: u64, access: AccessFlags) -> Result<MemoryRegion, Error> {
+        let block = self.inner.backend.allocate_memory(size_of_memory(length)?)?;
+        MemoryRegion::new(self, block, None, access)
+    }
+
+    /// The same in private memory of this process, which a daemon accesses through the kernel. With a daemon,
+    /// [`ProtectionDomain::allocate_region`] is faster.
+    pub fn allocate_private_region(&self, length: u64, access: AccessFlags) -> Result<MemoryRegion, Error> {
+        MemoryRegion::new(self, Arc::new(MemoryBlock::new(size_of_memory(length)?)), None, access)
+    }
+
+    /// Registers memory of the caller's own, at its own address.
+    ///
+    /// # Safety
+    /// `length` bytes at `base` stay mapped and readable, and with LOCAL_WRITE writable, until the region is dropped or
+    /// deregistered. Until then, no Rust reference to them exists while a peer or the card may write them.
+    #[allow(unsafe_code)]
+    pub unsafe fn register_memory(
+        &self,
+        base: NonNull<u8>,
+        length: usize,
+        access: AccessFlags,
+    ) -> Result<MemoryRegion, Error> {
+        // SAFETY: as the caller says.
+        unsafe { self.register_memory_iova(base, length, base.as_ptr() as u64, access) }
+    }
+
+    /// Registers memory of the caller's own, whose first byte work requests and peers find at `address`.
+    ///
+    /// # Safety
+    /// As [`ProtectionDomain::register_memory`].
+    #[allow(unsafe_code)]
+    pub unsafe fn register_memory_iova(
+        &self,
+        base: NonNull<u8>,
+        length: usize,
+        address: u64,
+        access: AccessFlags,
+    ) -> Result<MemoryRegion, Error> {
+        let writable = access.contains(AccessFlags::LOCAL_WRITE);
+        // SAFETY: as the caller says.
+        let block = Arc::new(unsafe { MemoryBlock::borrowed(base, length, writable) });
+        MemoryRegion::new(self, block, Some(address), access)
+    }
+
+    /// Allocates a memory window. A bind ([`Operation::BindMemoryWindow`](crate::Operation::BindMemoryWindow)) gives it a range.
+    pub fn allocate_memory_window(&self, kind: MemoryWindowType) -> Result<MemoryWindow, Error> {
+        MemoryWindow::new(self, kind)
+    }
+}
+
+/// A length that this process can have in memory.
+fn size_of_memory(length: u64) -> Result<usize, Error> {
+    let limit = DeviceLimits::MAX_MR_SIZE.min(isize::MAX as u64);
+    if length > limit {
+        let what = "the length of a region";
+        return Err(VerbsError::LimitExceeded { what, value: length, limit }.into());
+    }
+    Ok(length as usize)
+}
 
 /// Registered memory.
 ///
@@ -35,7 +98,7 @@ struct Registration {
 }
 
 impl MemoryRegion {
-    pub(crate) fn new(
+    fn new(
         domain: &ProtectionDomain,
         block: Arc<MemoryBlock>,
         iova: Option<u64>,
@@ -245,7 +308,7 @@ struct WindowInner {
 }
 
 impl MemoryWindow {
-    pub(crate) fn new(domain: &ProtectionDomain, mw_type: MemoryWindowType) -> Result<MemoryWindow, Error> {
+    fn new(domain: &ProtectionDomain, mw_type: MemoryWindowType) -> Result<MemoryWindow, Error> {
         let command = Command::AllocateMemoryWindow { pd: domain.inner.id, mw_type };
         let rkey = reply!(domain.inner.backend.execute(command)?, Reply::MemoryWindow(rkey) => rkey);
         Ok(MemoryWindow { inner: Arc::new(WindowInner { domain: domain.clone(), rkey }) })

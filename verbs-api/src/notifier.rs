@@ -1,9 +1,9 @@
 //! Waking threads and tasks that wait.
 
-use crate::completion_channel::Channel;
 use crate::event_fd::EventFd;
 use crate::executor::{WaitReason, record_wait_reason};
 use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ pub(crate) struct Notifier {
     state: Mutex<State>,
     changed: Condvar,
     /// The channel that is notified too, and its token.
-    channel: Option<(Arc<Channel>, u64)>,
+    channel: Option<(Arc<ChannelEvents>, u64)>,
     /// The descriptor that becomes readable too, once somebody asked for it.
     descriptor: OnceLock<EventFd>,
 }
@@ -27,7 +27,7 @@ struct State {
 
 impl Notifier {
     /// One that also tells a channel.
-    pub fn with_channel(channel: &Arc<Channel>, token: u64) -> Notifier {
+    pub fn with_channel(channel: &Arc<ChannelEvents>, token: u64) -> Notifier {
         Notifier { channel: Some((channel.clone(), token)), ..Notifier::default() }
     }
 
@@ -42,7 +42,7 @@ impl Notifier {
         self.changed.notify_all();
         wakers.into_iter().for_each(Waker::wake);
         if let Some((channel, token)) = &self.channel {
-            channel.notify(*token);
+            channel.push(*token);
         }
     }
 
@@ -116,5 +116,46 @@ impl Notifier {
         }
         record_wait_reason(reason);
         Poll::Pending
+    }
+}
+
+/// The events of a completion channel: the tokens of the queues that have news, oldest first.
+pub(crate) struct ChannelEvents {
+    tokens: Mutex<VecDeque<u64>>,
+    pub notifier: Notifier,
+    /// Readable while an event waits.
+    pub event_fd: EventFd,
+}
+
+impl ChannelEvents {
+    pub fn new(event_fd: EventFd) -> ChannelEvents {
+        ChannelEvents { tokens: Mutex::default(), notifier: Notifier::default(), event_fd }
+    }
+
+    /// A queue has news.
+    fn push(&self, token: u64) {
+        let mut tokens = self.tokens.lock();
+        tokens.push_back(token);
+        self.event_fd.wake();
+        drop(tokens);
+        self.notifier.notify();
+    }
+
+    pub fn pop(&self) -> Option<u64> {
+        let mut tokens = self.tokens.lock();
+        let token = tokens.pop_front()?;
+        if tokens.is_empty() {
+            self.event_fd.clear();
+        }
+        Some(token)
+    }
+
+    /// Removes the events of a queue.
+    pub fn remove(&self, token: u64) {
+        let mut tokens = self.tokens.lock();
+        tokens.retain(|other| *other != token);
+        if tokens.is_empty() {
+            self.event_fd.clear();
+        }
     }
 }

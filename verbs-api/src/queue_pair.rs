@@ -114,8 +114,29 @@ pub struct QueuePairBuilder {
     has_silent_waits: bool,
 }
 
+impl ProtectionDomain {
+    /// Starts to create a queue pair whose sends and receives complete to `queue`; `build` creates it.
+    pub fn create_queue_pair(&self, kind: QpType, queue: &CompletionQueue) -> QueuePairBuilder {
+        QueuePairBuilder::new(self, kind, queue)
+    }
+}
+
+impl XrcDomain {
+    /// Creates the receiving end of a connection, in RESET. Its peer, a queue pair of kind `XrcInitiator`,
+    /// names a shared receive queue of this domain in every request, one-sided ones too: what it may reach is
+    /// the memory of that queue's protection domain.
+    pub fn create_target_queue_pair(&self) -> Result<QueuePair, Error> {
+        self.target_builder().build()
+    }
+
+    /// Begins to create such a receiving end.
+    pub fn target_builder(&self) -> QueuePairBuilder {
+        QueuePairBuilder::xrc_target(self.context(), self)
+    }
+}
+
 impl QueuePairBuilder {
-    pub(crate) fn new(domain: &ProtectionDomain, kind: QpType, queue: &CompletionQueue) -> QueuePairBuilder {
+    fn new(domain: &ProtectionDomain, kind: QpType, queue: &CompletionQueue) -> QueuePairBuilder {
         QueuePairBuilder {
             context: domain.inner.context.clone(),
             domain: Some(domain.clone()),
@@ -139,7 +160,7 @@ impl QueuePairBuilder {
         }
     }
 
-    pub(crate) fn xrc_target(context: &Context, xrc_domain: &XrcDomain) -> QueuePairBuilder {
+    fn xrc_target(context: &Context, xrc_domain: &XrcDomain) -> QueuePairBuilder {
         QueuePairBuilder {
             context: context.clone(),
             domain: None,

@@ -2,7 +2,7 @@
 //! names.
 
 use crate::Error;
-use crate::time::real_now;
+use crate::real_clock::real_now;
 use parking_lot::Mutex;
 use softhca_engine::Instant;
 use softhca_fabric::{EventSink, HostId, LinkId, NetworkEvent, Stage};

@@ -6,6 +6,28 @@ use softhca_engine::{Command, Reply, SrqId, SrqInitAttributes};
 use softhca_queue::{ReceiveProducer, SrqAttributes, reply};
 use std::sync::Arc;
 
+impl ProtectionDomain {
+    /// Creates a shared receive queue.
+    pub fn create_shared_receive_queue(
+        &self,
+        max_wr: u32,
+        max_sge: u32,
+    ) -> Result<SharedReceiveQueue, Error> {
+        SharedReceiveQueue::new(self, max_wr, max_sge, None)
+    }
+
+    /// Creates a shared receive queue that XRC senders name by its number; its receives complete to `queue`.
+    pub fn create_xrc_shared_receive_queue(
+        &self,
+        xrc_domain: &XrcDomain,
+        queue: &CompletionQueue,
+        max_wr: u32,
+        max_sge: u32,
+    ) -> Result<SharedReceiveQueue, Error> {
+        SharedReceiveQueue::new(self, max_wr, max_sge, Some((xrc_domain, queue)))
+    }
+}
+
 /// Receives that several queue pairs take from.
 #[derive(Clone)]
 pub struct SharedReceiveQueue {
@@ -21,7 +43,7 @@ struct Inner {
 }
 
 impl SharedReceiveQueue {
-    pub(crate) fn new(
+    fn new(
         domain: &ProtectionDomain,
         max_wr: u32,
         max_sge: u32,

@@ -8,7 +8,7 @@ use crate::memory::{AdoptedBlock, MemoryBlock, SimulatedMemory};
 use crate::notifier::Notifier;
 use crate::{Device, EndpointExchange, RemoteKey, Settings};
 use parking_lot::{Mutex, MutexGuard};
-use softhca_engine::{Attachments, Command, Context, Hca, Instant, MemoryId, Reply};
+use softhca_engine::{Attachments, ClientId, Command, Context, Hca, Instant, MemoryId, Reply};
 use softhca_fabric::{
     Endpoint, EventSink, Flow, FlowId, HostId, NetworkEvent, Rule, RuleCounters, RuleId, World,
 };
@@ -104,9 +104,8 @@ impl SimulatedFabric {
 
     /// Unmaps the memory of a region without deregistering it: accesses of the device fault.
     pub fn unmap(&self, device: &Device, rkey: RemoteKey) -> Result<()> {
-        if let Some(SimulatedHost { host, client, .. }) = device.backend.as_simulated() {
+        if let Some((host, client)) = device.backend.simulated_client() {
             let mut world = self.world.lock();
-            let (host, client) = (*host, client.id);
             let region = world.with_hca(host, |hca, _| hca.query_memory_region(client, rkey))?;
             world.memory(host).free(region.memory);
         }
@@ -222,8 +221,8 @@ impl Runtime for SimulatedHost {
         self.fabric.endpoint_exchange()
     }
 
-    fn as_simulated(&self) -> Option<&SimulatedHost> {
-        Some(self)
+    fn simulated_client(&self) -> Option<(HostId, ClientId)> {
+        Some((self.host, self.client.id))
     }
 }
 

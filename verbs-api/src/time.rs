@@ -1,6 +1,7 @@
 //! Time, virtual in a [`World`](crate::sim::World) and real elsewhere.
 
 use crate::executor::{Executor, WaitReason, record_wait_reason};
+use crate::real_clock::real_now;
 use parking_lot::{Condvar, Mutex};
 use softhca_engine::Instant;
 use std::collections::BTreeMap;
@@ -10,12 +11,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Once};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
-
-/// Time since the first time that anybody asked.
-pub(crate) fn real_now() -> Instant {
-    static START: LazyLock<std::time::Instant> = LazyLock::new(std::time::Instant::now);
-    Instant::from_nanos(START.elapsed().as_nanos() as u64)
-}
 
 /// The time: virtual in the code of a `World`, where it stands still between awaits, and real elsewhere.
 ///

@@ -1,39 +1,21 @@
 //! Event channels.
 
-use super::id::Inner as IdInner;
-use super::{Event, EventParameters, EventType, Id, PortSpace};
+use super::handles::{ChannelInner, EventChannel, Id};
+use super::{Event, EventParameters, EventType, PortSpace};
 use crate::backend::Backend;
 use crate::endpoint_exchange::assert_may_block;
 use crate::executor::WaitReason;
 use crate::notifier::Notifier;
 use crate::{Context, Error, QpType};
 use parking_lot::Mutex;
-use softhca_engine::{CmChannelId, CmId, Instant};
+use softhca_engine::{CmId, Instant};
 use softhca_queue::cm::{self, Command, Reply};
 use softhca_queue::reply;
-use std::collections::BTreeMap;
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
-
-/// Delivers the events of its identifiers, oldest first: `struct rdma_event_channel`.
-#[derive(Clone)]
-pub struct EventChannel {
-    pub(super) inner: Arc<Inner>,
-}
-
-pub(super) struct Inner {
-    pub context: Context,
-    pub id: CmChannelId,
-    notifier: Arc<Notifier>,
-    /// How often there had been news when the card last had no event left: until there are more it has none.
-    drained_at: AtomicU64,
-    identifiers: Mutex<BTreeMap<CmId, Weak<IdInner>>>,
-}
-
-crate::handle::handle!(EventChannel);
 
 impl EventChannel {
     /// Creates a channel on a device.
@@ -45,7 +27,7 @@ impl EventChannel {
         let (context, identifiers) = (context.clone(), Mutex::default());
         let empty_at = AtomicU64::new(u64::MAX);
         Ok(EventChannel {
-            inner: Arc::new(Inner { context, id, notifier: news, drained_at: empty_at, identifiers }),
+            inner: Arc::new(ChannelInner { context, id, notifier: news, drained_at: empty_at, identifiers }),
         })
     }
 
@@ -196,7 +178,7 @@ impl EventChannel {
     }
 }
 
-impl Drop for Inner {
+impl Drop for ChannelInner {
     fn drop(&mut self) {
         // Every identifier holds a handle: none is left.
         let _ = self.context.backend.execute_cm(Command::DestroyEventChannel(self.id));

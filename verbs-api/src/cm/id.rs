@@ -1,8 +1,9 @@
 //! Identifiers.
 
+use super::handles::{EventChannel, Id, IdInner, LastEvent};
 use super::{
-    CmOption, ConnectionParameters, Event, EventChannel, EventType, IdSnapshot, PortSpace, RDMA_UDP_QKEY,
-    RejectReason, resolve,
+    CmOption, ConnectionParameters, Event, EventType, IdSnapshot, PortSpace, RDMA_UDP_QKEY, RejectReason,
+    resolve,
 };
 use crate::{Context, Error, Gid, ModifyQp, Mtu, QpState, QpType, QueuePair};
 use parking_lot::Mutex;
@@ -16,63 +17,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The states that the queue pair of a connection goes through when that comes to stand.
 const CONNECT_STATES: [QpState; 2] = [QpState::ReadyToReceive, QpState::ReadyToSend];
 
-/// One end of a connection, or a listener: an `rdma_cm_id`.
-///
-/// Every clone is the same identifier. Dropping the last one rejects a request that was not answered, and ends an
-/// established connection.
-///
-/// ```
-/// use softhca::cm::{ConnectionParameters, EventChannel, EventType, PortSpace};
-/// use softhca::{QpType, sim::World};
-///
-/// let mut world = World::new(1);
-/// let [alice, bob] = ["alice", "bob"].map(|name| world.device(name).open());
-/// let channel = EventChannel::new(&bob)?;
-/// let listener = channel.create_id(PortSpace::Tcp)?;
-/// listener.bind("0.0.0.0:7174".parse().unwrap())?;
-/// listener.listen(0)?;
-///
-/// let answers = EventChannel::new(&alice)?;
-/// let id = answers.create_id(PortSpace::Tcp)?;
-/// id.resolve_address(None, (bob.address(), 7174).into())?;
-/// answers.wait()?.expect(EventType::AddressResolved)?;
-/// id.resolve_route()?;
-/// answers.wait()?.expect(EventType::RouteResolved)?;
-/// let queue = alice.create_completion_queue(16)?;
-/// let pair = alice.allocate_protection_domain()?.create_queue_pair(QpType::Rc, &queue).build()?;
-/// id.attach_queue_pair(&pair)?;
-/// id.connect(&ConnectionParameters { private_data: b"hello".to_vec(), ..Default::default() })?;
-/// let request = channel.wait()?.expect(EventType::ConnectRequest)?;
-/// assert_eq!(&request.private_data[..5], b"hello");
-/// # Ok::<(), softhca::Error>(())
-/// ```
-#[derive(Clone)]
-pub struct Id {
-    pub(super) inner: Arc<Inner>,
-}
-
-pub(super) struct Inner {
-    pub id: CmId,
-    channel: Mutex<EventChannel>,
-    queue_pair: Mutex<Option<QueuePair>>,
-    /// Calls wait until they are done.
-    synchronous: AtomicBool,
-    /// What ended the last call of a synchronous identifier.
-    last_event: Mutex<Option<LastEvent>>,
-}
-
-/// An event of a synchronous identifier, without its handle.
-#[derive(Clone)]
-struct LastEvent {
-    private_data: Vec<u8>,
-    detail: super::EventParameters,
-}
-
-crate::handle::handle!(Id);
-
 impl Id {
     pub(super) fn new(id: CmId, channel: EventChannel) -> Id {
-        let inner = Inner {
+        let inner = IdInner {
             id,
             channel: Mutex::new(channel),
             queue_pair: Mutex::default(),
@@ -362,7 +309,7 @@ impl Id {
     }
 }
 
-impl Drop for Inner {
+impl Drop for IdInner {
     fn drop(&mut self) {
         let channel = self.channel.lock();
         channel.remove(self.id);

@@ -43,14 +43,14 @@ mod connection;
 mod endpoint;
 mod event;
 mod event_channel;
+mod handles;
 mod id;
 
 pub use address::{AddressInfo, Hints, address_info, resolve};
 pub use connection::{ConnectRequest, Connection, Connector, Listener};
 pub use endpoint::{Endpoint, create_endpoint};
 pub use event::Event;
-pub use event_channel::EventChannel;
-pub use id::Id;
+pub use handles::{EventChannel, Id};
 
 pub use softhca_queue::cm::{
     CmOption, CmState, ConnectionParameters, EventParameters, EventType, IdSnapshot, MAX_REJ_PRIVATE_DATA,

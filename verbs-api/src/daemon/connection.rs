@@ -1,8 +1,7 @@
 //! The sockets to a daemon: calls and their replies over one, and over another news, which a thread reads.
 
 use crate::Error;
-use crate::backend::Result;
-use crate::embedded::check_process;
+use crate::backend::{Result, check_process};
 use parking_lot::Mutex;
 use softhca_queue::control::{
     FramedMessage, Hello, Message, MessageReader, Notification, PROTOCOL_VERSION, Request, Response,

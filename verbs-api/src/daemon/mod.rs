@@ -4,6 +4,8 @@ mod cm_event_queue;
 mod connection;
 mod control;
 mod direct;
+mod direct_open;
+mod opened_host;
 mod orphaned_rings;
 
 pub use control::{DaemonControl, HostAsyncEvent};
@@ -14,21 +16,20 @@ pub use softhca_queue::control::{
 
 use crate::async_events::AsyncEventQueue;
 use crate::backend::{Backend, Result, Runtime};
-use crate::device::environment_faults;
 use crate::local_backend::EventBus;
 use crate::memory::MemoryBlock;
 use crate::notifier::Notifier;
-use crate::time::real_now;
+use crate::real_clock::real_now;
 use crate::{Device, EndpointExchange, Error};
 use cm_event_queue::CmEventQueue;
 use connection::{ControlConnection, ControlSocket, NotificationHandler};
 use control::{daemon_name, expect_response, unexpected_reply};
+use opened_host::OpenedHost;
 use orphaned_rings::{OrphanedRings, QueuePairRings};
 use softhca_engine::{AsyncEvent, CmChannelId, Command, Counters, CqId, DeviceLimits, Event, Instant, Reply};
 use softhca_fabric::{Flow, Rule, RuleCounters};
 use softhca_queue::control::{
-    self as protocol, DATA_PATH_VARIABLE, DirectPath, HOST_VARIABLE, Notification, RegionBacking, Request,
-    Response,
+    self as protocol, HOST_VARIABLE, Notification, RegionBacking, Request, Response,
 };
 use softhca_queue::{
     DoorbellProducer, MapMode, SendProducer, SharedMemory, SharedWords, SleepFlag, VerbsError,
@@ -56,7 +57,7 @@ impl Device {
         let opened = OpenedHost::open(&mut socket, host)?;
         let address = opened.host.address;
         let backend: Arc<dyn Backend> = match opened.direct {
-            Some(_) => Arc::new(direct::open(socket, opened)?),
+            Some(_) => Arc::new(direct_open::open(socket, opened)?),
             None => Arc::new(DaemonBackend::new(socket, opened)?),
         };
         Ok(Device::new(backend, address))
@@ -117,49 +118,6 @@ pub(crate) struct DaemonBackend {
     /// Set while the engine thread sleeps. Read-only.
     engine_asleep: SleepFlag,
     waker: File,
-}
-
-/// Whether `SOFTHCA_DATA_PATH` permits the direct data path, as it does if it is not set.
-fn environment_permits_direct() -> Result<bool> {
-    match std::env::var_os(DATA_PATH_VARIABLE) {
-        None => Ok(true),
-        Some(path) if path == "direct" => Ok(true),
-        Some(path) if path == "daemon" => Ok(false),
-        Some(_) => {
-            Err(VerbsError::Invalid { what: DATA_PATH_VARIABLE, why: "it must be direct or daemon" }.into())
-        }
-    }
-}
-
-/// What the daemon replied when this process opened the device of a host.
-struct OpenedHost {
-    host: HostDevice,
-    gids: Vec<Gid>,
-    doorbell_slots: u32,
-    direct: Option<DirectPath>,
-    /// The eventfd that wakes the engine thread, the page with its sleep flag, the notification socket, the doorbells.
-    descriptors: [OwnedFd; 4],
-    /// The sockets of the slot of a process with a direct data path.
-    sockets: Vec<OwnedFd>,
-}
-
-impl OpenedHost {
-    fn open(socket: &mut ControlSocket, host: Option<String>) -> Result<OpenedHost> {
-        // Gives the daemon access to this process where the kernel would deny it.
-        let memory = File::options().read(true).write(true).open("/proc/self/mem").ok();
-        let passed: Vec<BorrowedFd<'_>> = memory.iter().map(|memory| memory.as_fd()).collect();
-        // Faults of a program also concern calls to the connection manager, which the daemon executes.
-        let can_be_direct = environment_permits_direct()? && environment_faults().is_none();
-        let (response, mut descriptors) = socket.call(&Request::Open { host, can_be_direct }, &passed)?;
-        let Response::Opened { host, gids, doorbell_slots, direct } = response else {
-            return Err(unexpected_reply(&response));
-        };
-        let sockets = descriptors.split_off(descriptors.len().min(4));
-        let Ok(descriptors) = <[OwnedFd; 4]>::try_from(descriptors) else {
-            return Err(Error::DeviceGone { why: "it did not pass its descriptors".into() });
-        };
-        Ok(OpenedHost { host, gids, doorbell_slots, direct, descriptors, sockets })
-    }
 }
 
 impl DaemonBackend {

@@ -1,0 +1,92 @@
+//! Opens an HCA in this process on the sockets that a daemon gave it.
+
+use super::connection::ControlSocket;
+use super::direct::{DirectHost, DirectState};
+use super::opened_host::OpenedHost;
+use crate::Error;
+use crate::backend::Result;
+use crate::embedded::{EmbeddedRuntime, EventForwarder, start_direct};
+use crate::local_backend::EventBus;
+use crate::memory::{MemoryTable, install_fault_handler};
+use softhca_engine::{AckPolicy, CongestionSettings, PortState, Recovery, ResponseOrder, Settings};
+use softhca_queue::control::{DirectPath, Request};
+use softhca_udp::{
+    Driver, DriverOptions, Entropy, HandOver, HostSockets, IcrcCheck, Loopback, OpenRings, OpenSendSocket,
+    RingPair, SlotRecorder,
+};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// Starts an HCA on the sockets of the process's slot.
+pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<EmbeddedRuntime> {
+    install_fault_handler();
+    let system = |what| move |source| Error::System { what, source };
+    let OpenedHost { host, direct, descriptors, mut sockets, .. } = opened;
+    let refused = |why: &str| Error::DeviceGone { why: why.into() };
+    let DirectPath { slot, foreign_recovery, foreign_window, congestion, port_state } =
+        direct.ok_or_else(|| refused("it did not give this process a slot"))?;
+    let unknown = || refused("it uses settings that this library does not know");
+    let page = sockets.pop().ok_or_else(|| refused("it did not pass the page of the slot"))?;
+    let event_bus = Arc::new(EventBus::default());
+    let is_gone = Arc::new(AtomicBool::new(false));
+    let sink = Box::new(EventForwarder { event_bus: event_bus.clone(), forward_to: Box::new(()) });
+    let (recorder, page, acks) =
+        SlotRecorder::adopt(page, is_gone.clone(), sink).map_err(system("mapping the page of the slot"))?;
+    let sockets = HostSockets::adopt(sockets).map_err(system("adopting the sockets of the host"))?;
+    let settings = Settings {
+        recovery: Recovery::from_name(&host.recovery).ok_or_else(unknown)?,
+        foreign_recovery: Recovery::from_name(&foreign_recovery).ok_or_else(unknown)?,
+        foreign_window,
+        congestion: CongestionSettings::from_name(&congestion).ok_or_else(unknown)?,
+        ack_policy: AckPolicy::Coalesce,
+        response_order: ResponseOrder::ResponseFirst,
+        min_ack_timeout: Duration::from_millis(500),
+        qpn_slot: slot,
+        ..Settings::default()
+    };
+    let loopback = Loopback::from_name(&host.loopback).ok_or_else(unknown)?;
+    let options = DriverOptions { settings, icrc: IcrcCheck::default(), entropy: Entropy::Off, loopback };
+    let state = Arc::new(DirectState::new(event_bus.clone(), is_gone, page.clone()));
+    let hosts = socket.welcome.hosts.clone();
+    let [_, _, notifications, _] = descriptors;
+    let connection = Arc::new(socket.start_notification_thread(notifications.into(), state.clone())?);
+    let open_send_socket: OpenSendSocket = Box::new({
+        let connection = connection.clone();
+        move |source| {
+            let (_, descriptors) =
+                connection.call(&Request::OpenSendSocket { source }, &[]).map_err(io::Error::other)?;
+            descriptors.into_iter().next().ok_or_else(|| io::Error::other("the daemon passed no socket"))
+        }
+    });
+    let open_rings: OpenRings = Box::new({
+        let connection = connection.clone();
+        move |slot| {
+            let (_, descriptors) =
+                connection.call(&Request::OpenRings { slot }, &[]).map_err(io::Error::other)?;
+            RingPair::adopt(descriptors)
+        }
+    });
+    let hand_over: HandOver = Box::new({
+        let connection = connection.clone();
+        move |packets| {
+            let request = Request::HandOver { packets };
+            match (connection.call(&request, &[]), request) {
+                (Err(_), Request::HandOver { packets }) => packets,
+                _ => Vec::new(),
+            }
+        }
+    });
+    let _ = state.connection.set(Arc::downgrade(&connection));
+    let mut driver = Driver::new(sockets, options, MemoryTable::default(), Box::new(recorder));
+    driver.set_send_socket_source(open_send_socket);
+    driver.set_ring_source(open_rings);
+    driver.set_hand_over(hand_over);
+    driver.set_ack_records(acks);
+    driver.set_publish_counters(Box::new(move |counters, rules| page.publish(counters, rules)));
+    if port_state == PortState::Down {
+        driver.set_port_state(port_state);
+    }
+    start_direct(driver, event_bus, DirectHost { connection, state, device: host, hosts })
+}

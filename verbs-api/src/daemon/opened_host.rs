@@ -1,0 +1,55 @@
+//! What a daemon replies when this process opens the device of a host.
+
+use super::connection::ControlSocket;
+use super::control::unexpected_reply;
+use crate::Error;
+use crate::backend::Result;
+use crate::fault::environment_faults;
+use softhca_queue::VerbsError;
+use softhca_queue::control::{DATA_PATH_VARIABLE, DirectPath, HostDevice, Request, Response};
+use softhca_wire::Gid;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Whether `SOFTHCA_DATA_PATH` permits the direct data path, as it does if it is not set.
+fn environment_permits_direct() -> Result<bool> {
+    match std::env::var_os(DATA_PATH_VARIABLE) {
+        None => Ok(true),
+        Some(path) if path == "direct" => Ok(true),
+        Some(path) if path == "daemon" => Ok(false),
+        Some(_) => {
+            Err(VerbsError::Invalid { what: DATA_PATH_VARIABLE, why: "it must be direct or daemon" }.into())
+        }
+    }
+}
+
+/// What the daemon replied when this process opened the device of a host.
+pub(super) struct OpenedHost {
+    pub host: HostDevice,
+    pub gids: Vec<Gid>,
+    pub doorbell_slots: u32,
+    pub direct: Option<DirectPath>,
+    /// The eventfd that wakes the engine thread, the page with its sleep flag, the notification socket, the doorbells.
+    pub descriptors: [OwnedFd; 4],
+    /// The sockets of the slot of a process with a direct data path.
+    pub sockets: Vec<OwnedFd>,
+}
+
+impl OpenedHost {
+    pub fn open(socket: &mut ControlSocket, host: Option<String>) -> Result<OpenedHost> {
+        // Gives the daemon access to this process where the kernel would deny it.
+        let memory = File::options().read(true).write(true).open("/proc/self/mem").ok();
+        let passed: Vec<BorrowedFd<'_>> = memory.iter().map(|memory| memory.as_fd()).collect();
+        // Faults of a program also concern calls to the connection manager, which the daemon executes.
+        let can_be_direct = environment_permits_direct()? && environment_faults().is_none();
+        let (response, mut descriptors) = socket.call(&Request::Open { host, can_be_direct }, &passed)?;
+        let Response::Opened { host, gids, doorbell_slots, direct } = response else {
+            return Err(unexpected_reply(&response));
+        };
+        let sockets = descriptors.split_off(descriptors.len().min(4));
+        let Ok(descriptors) = <[OwnedFd; 4]>::try_from(descriptors) else {
+            return Err(Error::DeviceGone { why: "it did not pass its descriptors".into() });
+        };
+        Ok(OpenedHost { host, gids, doorbell_slots, direct, descriptors, sockets })
+    }
+}
