@@ -1,13 +1,13 @@
 //! Asynchronous events.
 
 use crate::abi::*;
-use crate::channel::Unacknowledged;
 use crate::completion_queue::Cq;
 use crate::context::{self, ContextState};
 use crate::errno::check;
 use crate::faults;
 use crate::queue_pair::Qp;
 use crate::shared_receive::Srq;
+use crate::unacknowledged::Unacknowledged;
 use crate::{event_fd, object};
 use core::ffi::c_int;
 use softhca::AsyncEvent;

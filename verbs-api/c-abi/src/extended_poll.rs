@@ -7,56 +7,9 @@ use crate::faults;
 use crate::object;
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null;
-use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 use softhca::Verb;
 use softhca::{Completion, CompletionStatus};
-use std::cell::UnsafeCell;
-
-/// The completion that is being read, from `start_poll` to `end_poll`.
-pub struct PollCursor {
-    /// Held in between.
-    lock: RawMutex,
-    current: UnsafeCell<Option<Completion>>,
-}
-
-impl Default for PollCursor {
-    fn default() -> PollCursor {
-        PollCursor { lock: RawMutex::INIT, current: UnsafeCell::new(None) }
-    }
-}
-
-// SAFETY: only the holder of the lock accesses the completion.
-unsafe impl Sync for PollCursor {}
-
-pub unsafe extern "C" fn create_cq_ex(
-    context: *mut ibv_context,
-    attr: *mut ibv_cq_init_attr_ex,
-) -> *mut ibv_cq_ex {
-    const FIELDS: u64 = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
-    const MASK: u32 = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
-    const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
-    // SAFETY: the caller's attributes.
-    let attr = unsafe { &*attr };
-    let has_flags = attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
-    const VERB: &str = "ibv_create_cq_ex";
-    let unknown = attr.comp_mask & !MASK;
-    if unknown != 0 {
-        return Rejection::invalid(format!("comp_mask has unknown bits {unknown:#x}")).null(VERB);
-    }
-    let unknown = attr.wc_flags & !FIELDS;
-    if unknown != 0 {
-        return Rejection::unsupported(format!("wc_flags {unknown:#x} are not supported")).null(VERB);
-    }
-    if has_flags && attr.flags & !FLAGS != 0 {
-        return Rejection::unsupported(format!("flags {:#x} are not supported", attr.flags & !FLAGS))
-            .null(VERB);
-    }
-    // SAFETY: the caller guarantees it.
-    unsafe {
-        completion_queue::create(VERB, context, attr.cqe, attr.cq_context, attr.channel, attr.comp_vector)
-    }
-}
 
 /// The structure of a new queue.
 pub fn new_cq_ex(

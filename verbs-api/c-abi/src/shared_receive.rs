@@ -1,10 +1,10 @@
 //! Shared receive queues and XRC domains.
 
 use crate::abi::*;
-use crate::channel::Unacknowledged;
 use crate::errno::{Rejection, check};
 use crate::faults;
 use crate::protection::{self, Pd, UseCount};
+use crate::unacknowledged::Unacknowledged;
 use crate::{completion_queue, context, errno, object, post};
 use core::ffi::{c_int, c_void};
 use softhca::{Resource, Verb};

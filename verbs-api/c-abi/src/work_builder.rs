@@ -4,52 +4,15 @@ use crate::abi::*;
 use crate::address::Ah;
 use crate::errno::{Rejection, check};
 use crate::queue_pair::{self, Qp};
+use crate::started_requests::{StartedRequests, WorkRequest};
 use crate::{object, post};
 use core::ffi::{c_int, c_void};
 use core::ptr::null;
-use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 use softhca::{
-    AddressHandle, LocalKey, Operation, QpState, Qpn, QueueKey, RemoteAddress, RemoteKey, SendFlags,
-    SendImmOrInvalidate, SendRequest, Sge,
+    LocalKey, Operation, QpState, Qpn, QueueKey, RemoteAddress, RemoteKey, SendFlags, SendImmOrInvalidate,
+    SendRequest, Sge,
 };
-use std::cell::UnsafeCell;
-
-/// Work requests between `wr_start` and `wr_complete`.
-pub struct WorkRequestBuilder {
-    /// Held in between.
-    lock: RawMutex,
-    batch: UnsafeCell<StartedRequests>,
-}
-
-impl Default for WorkRequestBuilder {
-    fn default() -> WorkRequestBuilder {
-        WorkRequestBuilder { lock: RawMutex::INIT, batch: UnsafeCell::default() }
-    }
-}
-
-// SAFETY: only the holder of the lock accesses the work requests.
-unsafe impl Sync for WorkRequestBuilder {}
-// SAFETY: no field belongs to one thread.
-unsafe impl Send for WorkRequestBuilder {}
-
-#[derive(Default)]
-struct StartedRequests {
-    started: Vec<WorkRequest>,
-    /// The first error.
-    error: Option<Rejection>,
-}
-
-/// A work request under construction. Inline data is copied at once.
-struct WorkRequest {
-    id: u64,
-    flags: SendFlags,
-    operation: Operation,
-    gather: Vec<Sge>,
-    inline: Option<Vec<u8>>,
-    datagram: Option<(AddressHandle, Qpn, QueueKey)>,
-    shared_receive_queue: u32,
-}
 
 /// The structure of a new queue pair.
 pub fn new_qp_ex(base: ibv_qp) -> ibv_qp_ex {

@@ -1,6 +1,7 @@
 //! Connections: parameters, request, acceptance, rejection and end.
 
-use super::identifier::{CmIdState, call, find};
+use super::call::call;
+use super::identifier::{CmIdState, find};
 use crate::abi::*;
 use crate::address::ah_attr;
 use crate::errno::{Rejection, check};

@@ -1,7 +1,9 @@
 //! The queue pair and the queues of an identifier, and endpoints, which have all of them.
 
-use super::identifier::{self, create, destroy_id};
-use super::{event, return_code};
+use super::call::{self, destroy_id};
+use super::devices::return_code;
+use super::event;
+use super::identifier::{self, create};
 use crate::abi::*;
 use crate::errno::{Rejection, check, keep};
 use crate::{channel, completion_queue, queue_pair, shared_receive};
@@ -44,7 +46,7 @@ unsafe fn create_cq_with_channel(
             return None;
         }
         let slots = slots.max(1) as c_int;
-        let cq = completion_queue::create_cq((*id).verbs, slots, id.cast::<c_void>(), channel, 0);
+        let cq = completion_queue::create::create_cq((*id).verbs, slots, id.cast::<c_void>(), channel, 0);
         if cq.is_null() {
             channel::destroy_comp_channel(channel);
             return None;
@@ -125,7 +127,7 @@ pub unsafe extern "C" fn create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_qp_ini
             keep(|| destroy_owned_cqs(id));
             return -1;
         }
-        let qp = queue_pair::create_qp_ex((*id).verbs, attr);
+        let qp = queue_pair::create::create_qp_ex((*id).verbs, attr);
         let Some(pair) = queue_pair::of(qp) else {
             keep(|| destroy_owned_cqs(id));
             return -1;
@@ -133,7 +135,7 @@ pub unsafe extern "C" fn create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_qp_ini
         let code = return_code(VERB, state.id().attach_queue_pair(&pair.pair));
         if code != 0 {
             keep(|| {
-                queue_pair::destroy_qp(qp);
+                queue_pair::destroy::destroy_qp(qp);
                 destroy_owned_cqs(id);
             });
             return code;
@@ -170,7 +172,7 @@ pub unsafe extern "C" fn destroy_qp(id: *mut rdma_cm_id) {
     unsafe {
         let qp = core::mem::replace(&mut (*id).qp, null_mut());
         if !qp.is_null() {
-            queue_pair::destroy_qp(qp);
+            queue_pair::destroy::destroy_qp(qp);
         }
         destroy_owned_cqs(id);
     }
@@ -272,7 +274,7 @@ pub unsafe extern "C" fn create_ep(
             -1
         };
         if info.ai_flags & RAI_PASSIVE != 0 {
-            if identifier::bind_addr(id, info.ai_src_addr) != 0 {
+            if call::bind_addr(id, info.ai_src_addr) != 0 {
                 return failed(id);
             }
             if let Some(attr) = attr.as_ref() {
@@ -281,8 +283,8 @@ pub unsafe extern "C" fn create_ep(
             *into = id;
             return 0;
         }
-        let is_reached = identifier::resolve_addr(id, info.ai_src_addr, info.ai_dst_addr, 2000) == 0
-            && identifier::resolve_route(id, 2000) == 0;
+        let is_reached = call::resolve_addr(id, info.ai_src_addr, info.ai_dst_addr, 2000) == 0
+            && call::resolve_route(id, 2000) == 0;
         if !is_reached {
             return failed(id);
         }
@@ -328,7 +330,7 @@ pub unsafe extern "C" fn get_request(listener: *mut rdma_cm_id, into: *mut *mut 
         // The new identifier keeps the event, with the private data of the request.
         let event = core::mem::replace(&mut (*listener).event, null_mut());
         let id = (*event).id;
-        if identifier::migrate_id(id, null_mut()) != 0 {
+        if call::migrate_id(id, null_mut()) != 0 {
             keep(|| {
                 event::ack_cm_event(event);
                 destroy_id(id);

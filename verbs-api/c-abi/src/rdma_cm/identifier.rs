@@ -1,19 +1,17 @@
 //! Event channels and identifiers.
 
-use super::event::{self, wait_for_event};
+use super::devices::{card_for, cm_devices, return_code};
 use super::lookup::{socket_address, write_sockaddr};
-use super::{card_for, cm_devices, return_code};
 use crate::abi::*;
 use crate::address::words_of;
-use crate::channel::Unacknowledged;
-use crate::errno::{Rejection, check, keep};
-use crate::faults;
+use crate::errno::{Rejection, check};
+use crate::unacknowledged::Unacknowledged;
 use crate::{context, event_fd, object, queue_pair};
 use core::ffi::{c_int, c_void};
 use core::mem::zeroed;
 use parking_lot::Mutex;
-use softhca::cm::{CmOption, EventChannel, EventType, Id, PeerParameters, PortSpace};
-use softhca::{Error, QpType, Resource, Verb};
+use softhca::cm::{CmOption, EventChannel, Id, PeerParameters, PortSpace};
+use softhca::{Error, QpType};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
@@ -113,6 +111,18 @@ impl CmIdState {
 
     pub(super) fn set_option(&self, option: CmOption) -> Result<(), Error> {
         self.ids.iter().try_for_each(|id| id.set_option(option))
+    }
+
+    pub(super) fn migrate(&self, to: &EventChannelState) -> Result<(), Error> {
+        let channels = to.channels.iter().skip(self.first_card);
+        self.ids.iter().zip(channels).try_for_each(|(id, to)| id.migrate(to))
+    }
+
+    /// Removes the identifiers from the table of objects.
+    pub(super) fn remove_objects(&self) {
+        for key in (self.first_card..).zip(self.ids.iter().map(Id::handle)) {
+            IDS.lock().remove(&key);
+        }
     }
 
     /// Whether its calls wait for completion.
@@ -314,29 +324,6 @@ pub unsafe extern "C" fn create_id(
     unsafe { create(channel, into, program_context, ps, QpType::Rc) }
 }
 
-pub unsafe extern "C" fn destroy_id(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: an identifier of this library.
-    let state = check!("rdma_destroy_id", minus_one, unsafe { find(id) });
-    let object = Some((Resource::CmIdentifier, state.id().handle()));
-    check!("rdma_destroy_id", minus_one, faults::announce(Verb::RdmaDestroyId, object));
-    // SAFETY: as above.
-    unsafe { event::ack_pending_event(id) };
-    for key in (state.first_card..).zip(state.ids.iter().map(Id::handle)) {
-        IDS.lock().remove(&key);
-    }
-    state.events.wait();
-    let own = state.is_blocking();
-    // SAFETY: as above.
-    let channel = unsafe { (*id).channel };
-    // SAFETY: as above.
-    drop(unsafe { object::destroy::<CmIdState>(id) });
-    if own {
-        // SAFETY: it was made with the identifier.
-        unsafe { destroy_event_channel(channel) };
-    }
-    0
-}
-
 /// Writes the addresses and the route of the identifier to the program's structure.
 ///
 /// # Safety
@@ -391,64 +378,6 @@ pub unsafe fn update_qp_state(id: *mut rdma_cm_id) {
     }
 }
 
-/// Executes a call, writes its changes to the program's structure, and waits for the event of a synchronous
-/// identifier.
-pub(super) unsafe fn call(
-    name: &str,
-    id: *mut rdma_cm_id,
-    act: impl FnOnce(&CmIdState) -> Result<(), Error>,
-    wait_for: Option<EventType>,
-) -> c_int {
-    // SAFETY: the caller guarantees it.
-    let state = check!(name, minus_one, unsafe { find(id) });
-    let code = return_code(name, act(state));
-    if code != 0 {
-        return code;
-    }
-    // SAFETY: the caller guarantees it.
-    unsafe {
-        update_route(id);
-        update_qp_state(id);
-        match wait_for {
-            Some(kind) if state.is_blocking() => wait_for_event(id, kind),
-            _ => 0,
-        }
-    }
-}
-
-pub unsafe extern "C" fn bind_addr(id: *mut rdma_cm_id, address: *mut libc::sockaddr) -> c_int {
-    // SAFETY: the caller's address.
-    let address = check!("rdma_bind_addr", minus_one, unsafe { find_address(address) });
-    // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_bind_addr", id, |state| state.bind(address), None) }
-}
-
-pub unsafe extern "C" fn resolve_addr(
-    id: *mut rdma_cm_id,
-    source: *mut libc::sockaddr,
-    destination: *mut libc::sockaddr,
-    _timeout: c_int,
-) -> c_int {
-    // SAFETY: the caller's addresses.
-    let (source, destination) = unsafe { (socket_address(source), find_address(destination)) };
-    let destination = check!("rdma_resolve_addr", minus_one, destination);
-    let act = |state: &CmIdState| state.resolve(source, destination);
-    // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_resolve_addr", id, act, Some(EventType::AddressResolved)) }
-}
-
-pub unsafe extern "C" fn resolve_route(id: *mut rdma_cm_id, _timeout: c_int) -> c_int {
-    // SAFETY: the caller guarantees it.
-    unsafe {
-        call("rdma_resolve_route", id, |state| state.id().resolve_route(), Some(EventType::RouteResolved))
-    }
-}
-
-pub unsafe extern "C" fn listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
-    // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_listen", id, |state| state.listen(backlog.max(0) as u32), None) }
-}
-
 unsafe fn port(id: *mut rdma_cm_id, of_peer: bool) -> u16 {
     // SAFETY: an identifier of this library, whose addresses are as long as their families require.
     let address = unsafe {
@@ -498,41 +427,6 @@ pub unsafe extern "C" fn set_option(
         }
     };
     return_code(VERB, state.set_option(option))
-}
-
-/// Sends events to another channel from now on. Without a channel, calls wait for completion, as for an identifier
-/// created without one; with one, they do not.
-pub unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
-    const VERB: &str = "rdma_migrate_id";
-    // SAFETY: an identifier of this library.
-    let state = check!(VERB, minus_one, unsafe { find(id) });
-    let becomes_synchronous = channel.is_null();
-    // SAFETY: the call creates its own channel.
-    let channel = if becomes_synchronous { unsafe { create_event_channel() } } else { channel };
-    if channel.is_null() {
-        return -1;
-    }
-    // SAFETY: a channel of this library.
-    let to = check!(VERB, minus_one, unsafe { object::find::<EventChannelState>(channel) });
-    // SAFETY: an identifier of this library.
-    unsafe { event::ack_pending_event(id) };
-    let channels = to.channels.iter().skip(state.first_card);
-    let code = return_code(VERB, state.ids.iter().zip(channels).try_for_each(|(id, to)| id.migrate(to)));
-    // SAFETY: as above.
-    let before = unsafe { (*id).channel };
-    let (unused, was_synchronous) = match code {
-        0 => {
-            // SAFETY: as above.
-            unsafe { (*id).channel = channel };
-            (before, state.is_synchronous.swap(becomes_synchronous, Ordering::Relaxed))
-        }
-        _ => (channel, becomes_synchronous),
-    };
-    if was_synchronous {
-        // SAFETY: it was made for the identifier, and nothing uses it any more.
-        keep(|| unsafe { destroy_event_channel(unused) });
-    }
-    code
 }
 
 /// The context of an identifier, if its device is known.

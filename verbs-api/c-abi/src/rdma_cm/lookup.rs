@@ -1,6 +1,6 @@
 //! Socket addresses and their resolution.
 
-use super::default_device;
+use super::devices::default_device;
 use crate::abi::*;
 use crate::address::ip_of;
 use crate::context;

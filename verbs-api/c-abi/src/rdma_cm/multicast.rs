@@ -1,7 +1,8 @@
 //! Multicast groups.
 
+use super::call::call;
 use super::event;
-use super::identifier::{call, find_address};
+use super::identifier::find_address;
 use crate::abi::*;
 use crate::errno::{Rejection, check};
 use core::ffi::{c_int, c_void};

@@ -1,7 +1,7 @@
 //! A socket: its connection, the events that advance it, and the threads that wait for it.
 
+use super::super::devices::{CmDevice, cm_devices};
 use super::super::identifier::CmIdState;
-use super::super::{CmDevice, cm_devices};
 use super::stream::{ConnectionData, PeerState, Sizes, Stream};
 use super::wait::{block, look};
 use crate::errno::Rejection;

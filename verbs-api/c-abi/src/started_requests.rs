@@ -1,0 +1,43 @@
+//! Work requests that the extended interface has started and not yet posted.
+
+use crate::errno::Rejection;
+use parking_lot::RawMutex;
+use parking_lot::lock_api::RawMutex as _;
+use softhca::{AddressHandle, Operation, Qpn, QueueKey, SendFlags, Sge};
+use std::cell::UnsafeCell;
+
+/// Work requests between `wr_start` and `wr_complete`.
+pub struct WorkRequestBuilder {
+    /// Held in between.
+    pub lock: RawMutex,
+    pub batch: UnsafeCell<StartedRequests>,
+}
+
+impl Default for WorkRequestBuilder {
+    fn default() -> WorkRequestBuilder {
+        WorkRequestBuilder { lock: RawMutex::INIT, batch: UnsafeCell::default() }
+    }
+}
+
+// SAFETY: only the holder of the lock accesses the work requests.
+unsafe impl Sync for WorkRequestBuilder {}
+// SAFETY: no field belongs to one thread.
+unsafe impl Send for WorkRequestBuilder {}
+
+#[derive(Default)]
+pub struct StartedRequests {
+    pub started: Vec<WorkRequest>,
+    /// The first error.
+    pub error: Option<Rejection>,
+}
+
+/// A work request under construction. Inline data is copied at once.
+pub struct WorkRequest {
+    pub id: u64,
+    pub flags: SendFlags,
+    pub operation: Operation,
+    pub gather: Vec<Sge>,
+    pub inline: Option<Vec<u8>>,
+    pub datagram: Option<(AddressHandle, Qpn, QueueKey)>,
+    pub shared_receive_queue: u32,
+}
