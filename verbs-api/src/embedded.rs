@@ -2,7 +2,7 @@
 
 use crate::backend::{Result, Runtime, check_process};
 #[cfg(target_os = "linux")]
-use crate::daemon::DirectHost;
+use crate::daemon::direct::DirectHost;
 use crate::local_backend::{CardRuntime, EventBus, LocalClient};
 use crate::memory::{MemoryBlock, MemoryTable};
 use crate::notifier::Notifier;

@@ -101,7 +101,7 @@ impl Aim {
             ("embedded", "rc-send-64B-rate") => Aim::ValueAtLeast(5.0),
             ("embedded", "rc-send-64B-latency") => Aim::RatioAtMost(1.25),
             ("direct", "cm-connect-1" | "cm-connect-64") => Aim::RatioAtLeast(0.4),
-            ("direct", super::collective::NAME) => Aim::RatioAtLeast(1.0),
+            ("direct", "all-reduce-64MiB") => Aim::RatioAtLeast(1.0),
             ("programs", "ib_write_bw-1MiB") => Aim::RatioAtLeast(1.0),
             ("programs", "ib_write_bw-1MiB-two-hosts") => Aim::RatioAtLeast(0.9),
             ("programs", "ib_send_lat-64B") => Aim::RatioAtMost(0.5),

@@ -328,7 +328,8 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
             shell::quote(scenario.name()),
             words.collect::<Vec<_>>().join(" ")
         );
-        let (json, junit) = crate::run::exec_reports(scenario.clone(), outcome, started.elapsed(), &replay);
+        let (json, junit) =
+            crate::run::program_report::exec_reports(scenario.clone(), outcome, started.elapsed(), &replay);
         if let Some(path) = &arguments.junit {
             std::fs::write(path, junit).map_err(|error| output::write_error("--junit", path, &error))?;
         }

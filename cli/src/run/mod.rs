@@ -4,6 +4,9 @@ mod artifacts;
 mod job;
 pub mod junit;
 mod printer;
+#[cfg(target_os = "linux")]
+pub mod program_report;
+mod runner;
 mod store;
 
 use crate::exit_code::{BAD_INPUT, CommandError, CommandResult, bad_input};
@@ -12,35 +15,12 @@ use crate::scenario::{self, ParameterValue};
 use clap::Args;
 use job::{Backend, Job, RunResult};
 use softhca_scenarios::Verdict;
-#[cfg(target_os = "linux")]
-use softhca_scenarios::{Outcome, ParameterValues, Scenario};
 use std::fs;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::Arc;
-#[cfg(target_os = "linux")]
-use std::time::Duration;
-
-/// The result of a scenario on a program of `softhca exec`, as a line of JSON and as a JUnit report.
-#[cfg(target_os = "linux")]
-pub fn exec_reports(
-    scenario: Arc<Scenario>,
-    outcome: Outcome,
-    duration: Duration,
-    replay: &str,
-) -> (String, String) {
-    let (seed, parameters) = (scenario.seed, ParameterValues::new());
-    let job = Job { scenario, parameters, seed, backend: Backend::Udp };
-    let ran = RunResult { outcome, values: ParameterValues::new(), duration };
-    let mut line = job.json_line(&ran);
-    line.replay = replay.to_owned();
-    let json = serde_json::to_string(&line).unwrap_or_default();
-    let summary = ran.summary();
-    let own = job.replay();
-    (json, junit::report(&[job], &[(0, summary)]).replace(&own, replay))
-}
 
 /// Arguments of `softhca run`.
 #[derive(Args)]
@@ -130,7 +110,7 @@ pub fn run(arguments: &Arguments) -> CommandResult {
     check_outputs(arguments).map_err(bad_input("softhca run"))?;
     let mut run_printer = printer::RunPrinter::new(&jobs, arguments.json, arguments.out.clone());
     let mut results = Vec::new();
-    job::run_all(&jobs, arguments.on, arguments.out.is_some(), |index, result: RunResult| {
+    runner::run_all(&jobs, arguments.on, arguments.out.is_some(), |index, result: RunResult| {
         results.push((index, result.summary()));
         run_printer.on_result(index, &result)
     });

@@ -144,7 +144,8 @@ impl std::fmt::Display for ByteSize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::job::{Backend, run_all};
+    use crate::run::job::Backend;
+    use crate::run::runner::run_all;
     use softhca_scenarios::{ParameterValues, Scenario};
     use std::fs;
     use std::ops::ControlFlow;

@@ -3,13 +3,12 @@
 mod cm_event_queue;
 mod connection;
 mod control;
-mod direct;
+pub(crate) mod direct;
 mod direct_open;
 mod opened_host;
 mod orphaned_rings;
 
 pub use control::{DaemonControl, HostAsyncEvent};
-pub(crate) use direct::DirectHost;
 pub use softhca_queue::control::{
     ClientStatus, DaemonStatus, FabricPort, HostDevice, HostStatus, QueuePairStatus,
 };
