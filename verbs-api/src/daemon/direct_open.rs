@@ -8,7 +8,7 @@ use crate::backend::Result;
 use crate::embedded::{EmbeddedRuntime, EventForwarder, start_direct};
 use crate::local_backend::EventBus;
 use crate::memory::{MemoryTable, install_fault_handler};
-use softhca_engine::{AckPolicy, CongestionSettings, PortState, Recovery, ResponseOrder, Settings};
+use softhca_engine::{AckPolicy, CongestionSettings, PortState, Recovery, Settings};
 use softhca_queue::control::{DirectPath, Request};
 use softhca_udp::{
     Driver, DriverOptions, Entropy, HandOver, HostSockets, IcrcCheck, Loopback, OpenRings, OpenSendSocket,
@@ -41,7 +41,6 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
         foreign_window,
         congestion: CongestionSettings::from_name(&congestion).ok_or_else(unknown)?,
         ack_policy: AckPolicy::Coalesce,
-        response_order: ResponseOrder::ResponseFirst,
         min_ack_timeout: Duration::from_millis(500),
         qpn_slot: slot,
         ..Settings::default()
