@@ -110,14 +110,14 @@ impl CompletionQueue {
         let token = TOKENS.fetch_add(1, Ordering::Relaxed);
         let backend = context.backend.clone();
         let channel = channel.cloned();
-        let tell = |channel: &Arc<Channel>| Notifier::with_channel(&channel.events, token);
-        let news = Arc::new(channel.as_ref().map_or_else(Notifier::default, tell));
+        let with_channel = |channel: &Arc<Channel>| Notifier::with_channel(&channel.events, token);
+        let notifier = Arc::new(channel.as_ref().map_or_else(Notifier::default, with_channel));
         let (reply, rings) = backend.execute_with_rings(Command::CreateCompletionQueue { cqe })?;
         let id = reply!(reply, Reply::CompletionQueue(cq) => cq);
-        backend.set_completion_notifier(id, news.clone());
+        backend.set_completion_notifier(id, notifier.clone());
         let ring = CompletionConsumer::new(rings, cqe);
         let ring = Mutex::new(UnpolledCompletions { drained: VecDeque::new(), ring });
-        let inner = Arc::new(Inner { backend, id, completions: ring, notifier: news, channel, token });
+        let inner = Arc::new(Inner { backend, id, completions: ring, notifier, channel, token });
         if let Some(channel) = &inner.channel {
             channel.attach(&inner);
         }

@@ -26,7 +26,7 @@ struct State {
 }
 
 impl Notifier {
-    /// One that also tells a channel.
+    /// One that also notifies a channel.
     pub fn with_channel(channel: &Arc<ChannelEvents>, token: u64) -> Notifier {
         Notifier { channel: Some((channel.clone(), token)), ..Notifier::default() }
     }
@@ -119,7 +119,7 @@ impl Notifier {
     }
 }
 
-/// The events of a completion channel: the tokens of the queues that have news, oldest first.
+/// The events of a completion channel: the tokens of the queues with a notification, oldest first.
 pub(crate) struct ChannelEvents {
     tokens: Mutex<VecDeque<u64>>,
     pub notifier: Notifier,
@@ -132,7 +132,7 @@ impl ChannelEvents {
         ChannelEvents { tokens: Mutex::default(), notifier: Notifier::default(), event_fd }
     }
 
-    /// A queue has news.
+    /// A queue has a notification.
     fn push(&self, token: u64) {
         let mut tokens = self.tokens.lock();
         tokens.push_back(token);

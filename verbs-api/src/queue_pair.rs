@@ -131,7 +131,7 @@ impl XrcDomain {
 
     /// Begins to create such a receiving end.
     pub fn target_builder(&self) -> QueuePairBuilder {
-        QueuePairBuilder::xrc_target(self.context(), self)
+        QueuePairBuilder::xrc_target(self)
     }
 }
 
@@ -160,9 +160,9 @@ impl QueuePairBuilder {
         }
     }
 
-    fn xrc_target(context: &Context, xrc_domain: &XrcDomain) -> QueuePairBuilder {
+    fn xrc_target(xrc_domain: &XrcDomain) -> QueuePairBuilder {
         QueuePairBuilder {
-            context: context.clone(),
+            context: xrc_domain.context().clone(),
             domain: None,
             kind: QpType::XrcTarget,
             queues: Queues { xrc_domain: Some(xrc_domain.clone()), ..Queues::default() },

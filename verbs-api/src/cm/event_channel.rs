@@ -20,14 +20,14 @@ use std::time::Duration;
 impl EventChannel {
     /// Creates a channel on a device.
     pub fn new(context: &Context) -> Result<EventChannel, Error> {
-        let news = Arc::new(Notifier::default());
+        let notifier = Arc::new(Notifier::default());
         let id =
             reply!(context.backend.execute_cm(Command::CreateEventChannel)?, Reply::EventChannel(id) => id);
-        context.backend.set_cm_notifier(id, news.clone());
+        context.backend.set_cm_notifier(id, notifier.clone());
         let (context, identifiers) = (context.clone(), Mutex::default());
         let empty_at = AtomicU64::new(u64::MAX);
         Ok(EventChannel {
-            inner: Arc::new(ChannelInner { context, id, notifier: news, drained_at: empty_at, identifiers }),
+            inner: Arc::new(ChannelInner { context, id, notifier, drained_at: empty_at, identifiers }),
         })
     }
 

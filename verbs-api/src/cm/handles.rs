@@ -19,7 +19,7 @@ pub(super) struct ChannelInner {
     pub context: Context,
     pub id: CmChannelId,
     pub notifier: Arc<Notifier>,
-    /// How often there had been news when the card last had no event left: until there are more it has none.
+    /// The count of notifications when the card last had no event left: it has none until the count rises.
     pub drained_at: AtomicU64,
     pub identifiers: Mutex<BTreeMap<CmId, Weak<IdInner>>>,
 }

@@ -7,9 +7,9 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[error("offset {offset}: {cause}")]
 pub struct CaptureError {
-    /// Where in the file the trouble starts.
+    /// The offset in the file from which on it cannot be read.
     pub offset: u64,
-    /// What the trouble is.
+    /// The cause.
     #[source]
     pub cause: CaptureErrorKind,
 }
@@ -39,7 +39,7 @@ pub enum CaptureErrorKind {
         "the file ends inside of {what}: {needed} bytes wanted, {available} left; was the capture cut off?"
     )]
     Truncated { what: &'static str, needed: usize, available: usize },
-    /// A length that cannot be.
+    /// An impossible length.
     #[error("{what} of {length} bytes cannot be; the file is damaged from here on")]
     BadLength { what: &'static str, length: u64 },
     /// A packet of an interface that was not described.
