@@ -1,7 +1,7 @@
 //! The set of connection manager messages, and the management datagram that carries one.
 
 use super::alternate_path::{Apr, Lap};
-use super::codes::ADDITIONAL_INFO_LEN;
+use super::codes::{ADDITIONAL_INFO_LEN, CommunicationId};
 use super::connect::{Mra, Rej, Rep, Req, Rtu};
 use super::disconnect::{Drep, Dreq};
 use super::sidr::{SidrRep, SidrReq};
@@ -97,6 +97,23 @@ impl Message {
     /// The name in the specification.
     pub const fn name(&self) -> &'static str {
         self.kind().name()
+    }
+
+    /// The communication ID that the sender chose; zero in a SIDR_REP, which has none.
+    pub const fn sender_id(&self) -> CommunicationId {
+        match self {
+            Message::Req(req) => req.local_id,
+            Message::Mra(mra) => mra.local_id,
+            Message::Rej(rej) => rej.local_id,
+            Message::Rep(rep) => rep.local_id,
+            Message::Rtu(rtu) => rtu.local_id,
+            Message::Dreq(dreq) => dreq.local_id,
+            Message::Drep(drep) => drep.local_id,
+            Message::SidrReq(req) => CommunicationId(req.request_id),
+            Message::SidrRep(_) => CommunicationId(0),
+            Message::Lap(lap) => lap.local_id,
+            Message::Apr(apr) => apr.local_id,
+        }
     }
 
     /// The stated length of the additional information.

@@ -10,6 +10,7 @@ mod connect;
 mod disconnect;
 mod message;
 mod sidr;
+mod target;
 
 pub use address::{PortSpace, RdmaCmHeader, ServiceId};
 pub use alternate_path::{Apr, Lap};
@@ -18,3 +19,4 @@ pub use connect::{Mra, Path, Rej, Rep, Req, Rtu};
 pub use disconnect::{Drep, Dreq};
 pub use message::{Datagram, Message, MessageKind};
 pub use sidr::{SidrRep, SidrReq};
+pub use target::PacketTarget;
