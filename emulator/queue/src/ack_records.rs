@@ -148,14 +148,16 @@ impl AckRecords {
     }
 }
 
-fn to_bits(address: IpAddr) -> u128 {
+/// An address in two words; one of IPv4 is mapped.
+pub(crate) fn to_bits(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
         IpAddr::V6(address) => address.to_bits(),
     }
 }
 
-fn from_bits(bits: u128) -> IpAddr {
+/// The address that [`to_bits`] has put there.
+pub(crate) fn from_bits(bits: u128) -> IpAddr {
     let address = Ipv6Addr::from_bits(bits);
     address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4)
 }

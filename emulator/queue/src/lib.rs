@@ -15,6 +15,7 @@ mod address;
 mod attributes;
 mod call_site;
 pub mod cm;
+mod cm_records;
 mod command;
 mod completion;
 #[cfg(all(feature = "control", target_os = "linux"))]
@@ -49,6 +50,7 @@ pub use ack_records::{AckPath, AckRecords, RecordedAck};
 pub use address::AddressVector;
 pub use attributes::{ModifyQp, QpAttributeMask, QpAttributes, QpState, QpType};
 pub use call_site::CallSite;
+pub use cm_records::{CmRecords, RecordedConnection};
 pub use command::{Command, QpCapabilities, Reply};
 pub use completion::{
     Completion, CompletionConsumer, CompletionFlags, CompletionOpcode, CompletionProducer, CompletionStatus,
