@@ -4,6 +4,7 @@ mod congestion;
 mod connections;
 mod data;
 mod direct;
+mod direct_connections;
 mod errors;
 mod faults;
 mod flood;
@@ -37,6 +38,7 @@ fn role() {
         Ok("one-core") => one_core::run_one_core(),
         Ok("flooded") => flood::run_flooded(),
         Ok("flooder") => flood::run_flooder(),
+        Ok("connector") => direct_connections::run_connector(),
         Ok("suicide") => direct::run_suicide(),
         Ok("mapper") => hostile_clients::run_mapper(),
         _ => {}

@@ -16,6 +16,8 @@ use softhca_fabric::{
     EventSink, Flow, LinkSettings, NetworkEvent, ReceiverSettings, Rule, RuleCounters, SwitchSettings,
     Topology,
 };
+#[cfg(target_os = "linux")]
+use softhca_queue::{ModifyQp, cm, reply};
 use softhca_queue::{SharedWords, SleepFlag};
 use softhca_udp::{
     DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, ProcessIdentity, ReceiveMemory,
@@ -262,6 +264,15 @@ impl EmbeddedRuntime {
         Ok(reply)
     }
 
+    /// Executes a call to the connection manager in a process of a daemon's host.
+    #[cfg(target_os = "linux")]
+    fn execute_direct_cm(&self, host: &DirectHost, command: cm::Command) -> Result<cm::Reply> {
+        host.execute_cm(command, |command| {
+            let reply = self.execute_direct(host, Command::Cm(command), &mut Attachments::default())?;
+            Ok(reply!(reply, Reply::Cm(reply) => reply))
+        })
+    }
+
     #[cfg(target_os = "linux")]
     fn host(&self) -> Option<&DirectHost> {
         self.direct.as_deref()
@@ -394,18 +405,25 @@ impl CardRuntime for EmbeddedRuntime {
     fn execute_command(&self, command: Command, attachments: &mut Attachments) -> Result<Reply> {
         #[cfg(target_os = "linux")]
         if let Some(host) = self.host() {
+            // Only what frees resources, and the events that are left, still work without the daemon.
+            let is_refused = !host.is_alive()
+                && command.destroys().is_none()
+                && !matches!(command, Command::Cm(cm::Command::GetEvent(_)));
             let result = match &command {
-                Command::Cm(command) => host.execute_cm(command.clone()),
-                Command::TransitionQueuePair(transition) => {
-                    host.transition_queue_pair(transition, |modify| {
-                        let command = Command::ModifyQueuePair { qpn: transition.qpn, modify };
-                        self.execute_direct(host, command, attachments)
-                    })
+                _ if is_refused => Err(host.gone()),
+                Command::Cm(command) => self.execute_direct_cm(host, command.clone()).map(Reply::Cm),
+                // The daemon is to know each state before the next step.
+                Command::TransitionQueuePair(transition) if host.has_roles() => {
+                    let manage = |_: &mut (), command| self.execute_direct_cm(host, command);
+                    let modify = |_: &mut (), attributes: &ModifyQp| {
+                        let (qpn, modify) = (transition.qpn, *attributes);
+                        let command = Command::ModifyQueuePair { qpn, modify };
+                        self.execute_direct(host, command, attachments).map(drop)
+                    };
+                    transition.execute(&mut (), manage, modify).map(Reply::Cm)
                 }
                 // The daemon notifies all processes of the host.
                 Command::RaiseEvent { object: None, .. } | Command::NoteTrigger(_) => host.request(command),
-                // Only what frees resources still works.
-                _ if !host.is_alive() && command.destroys().is_none() => Err(host.gone()),
                 _ => self.execute_direct(host, command, attachments),
             };
             // The daemon may have ended since, and the device failed with it.
@@ -415,17 +433,6 @@ impl CardRuntime for EmbeddedRuntime {
             };
         }
         Ok(self.driver.control(|driver| driver.execute(self.client.id, command, attachments))?)
-    }
-
-    #[cfg(target_os = "linux")]
-    fn set_remote_cm_notifier(
-        &self,
-        channel: softhca_engine::CmChannelId,
-        notifier: Arc<Notifier>,
-    ) -> Option<Arc<Notifier>> {
-        let Some(host) = self.host() else { return Some(notifier) };
-        host.cm_events().add_channel(channel, notifier);
-        None
     }
 
     fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId {

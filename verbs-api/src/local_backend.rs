@@ -23,10 +23,11 @@ pub(crate) struct EventBus {
 }
 
 impl EventBus {
-    /// Lets every thread that waits for a completion look again.
+    /// Lets every thread that waits for a completion or a CM event look again.
     #[cfg(all(feature = "sockets", target_os = "linux"))]
     pub fn wake_all(&self) {
-        let notifiers: Vec<_> = self.completion_queues.lock().values().cloned().collect();
+        let mut notifiers: Vec<_> = self.completion_queues.lock().values().cloned().collect();
+        notifiers.extend(self.cm_channels.lock().values().cloned());
         notifiers.iter().for_each(|notifier| notifier.notify());
     }
 
@@ -72,10 +73,6 @@ pub(crate) trait CardRuntime: Runtime + 'static {
     fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R;
     /// Executes a control verb.
     fn execute_command(&self, command: Command, attachments: &mut Attachments) -> Result<Reply>;
-    /// Sets the notifier of a CM event channel of a connection manager elsewhere. Returns it if there is none.
-    fn set_remote_cm_notifier(&self, _: CmChannelId, notifier: Arc<Notifier>) -> Option<Arc<Notifier>> {
-        Some(notifier)
-    }
     /// As [`Backend::allocate_memory`].
     fn allocate_block(&self, length: usize) -> Arc<MemoryBlock> {
         Arc::new(MemoryBlock::new(length))
@@ -131,9 +128,7 @@ impl<R: CardRuntime> Backend for R {
     }
 
     fn set_cm_notifier(&self, channel: CmChannelId, notifier: Arc<Notifier>) {
-        if let Some(notifier) = self.set_remote_cm_notifier(channel, notifier) {
-            self.client().event_bus.cm_channels.lock().insert(channel, notifier);
-        }
+        self.client().event_bus.cm_channels.lock().insert(channel, notifier);
     }
 
     fn allocate_memory(&self, length: usize) -> Result<Arc<MemoryBlock>> {

@@ -84,6 +84,9 @@ impl Client {
         let (id, gids) = host.driver.control(|driver| {
             driver.control(|hca, _| {
                 let id = hca.open_client(DoorbellConsumer::new(doorbells, doorbell_slots))?;
+                if let Some(lease) = &slot {
+                    hca.set_client_slot(id, lease.slot.number);
+                }
                 Ok::<_, CommandError>((id, hca.gids().to_vec()))
             })
         })?;

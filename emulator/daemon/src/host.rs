@@ -10,7 +10,7 @@ use crate::recording::Recordings;
 use crate::slots::HostSlots;
 use crate::start_error::StartError;
 use parking_lot::Mutex;
-use softhca_engine::{AckPolicy, ClientId, Counters, CqId, Event, Instant, Settings};
+use softhca_engine::{AckPolicy, AsyncEvent, ClientId, Counters, CqId, Event, Instant, Settings};
 use softhca_fabric::{EventSink, HostId, NetworkEvent};
 use softhca_queue::control::{HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus};
 use softhca_queue::{MapMode, SharedMemory, SleepFlag};
@@ -22,8 +22,8 @@ use softhca_wire::QpnSlot;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// A host of the daemon.
@@ -47,6 +47,8 @@ pub(crate) struct EventBus {
     completion_queues: Mutex<BTreeMap<CqId, Arc<NotificationQueue>>>,
     clients: Mutex<BTreeMap<ClientId, ClientSubscription>>,
     watchers: Arc<AsyncEventWatchers>,
+    /// A fault removed the device.
+    is_removed: OnceLock<Arc<AtomicBool>>,
 }
 
 struct ClientSubscription {
@@ -73,11 +75,15 @@ impl EventBus {
         self.completion_queues.lock().remove(&cq);
     }
 
-    fn publish_async_event(&self, client: Option<ClientId>, event: softhca_engine::AsyncEvent) {
+    fn publish_async_event(&self, client: Option<ClientId>, event: AsyncEvent) {
         let clients = self.clients.lock();
         let is_recipient = |id: &ClientId| client.is_none_or(|client| client == *id);
+        let is_removed = self.is_removed.get().is_some_and(|removed| removed.load(Ordering::Relaxed));
         for (_, subscription) in clients.iter().filter(|(id, _)| is_recipient(id)) {
             subscription.notifications.push(Notification::AsyncEventRaised(event));
+            if event == AsyncEvent::DeviceFatal && is_removed {
+                subscription.notifications.push(Notification::DeviceRemoved);
+            }
         }
         let pid = client.and_then(|client| clients.get(&client)).map(|subscription| subscription.pid);
         let host = self.host_name.clone();
@@ -222,6 +228,7 @@ impl DaemonHost {
             driver.set_hand_over(Box::new(move |packets| slots.hand_over(packets)));
         }
         let is_removed = driver.hca().removal_flag();
+        let _ = event_bus.is_removed.set(is_removed.clone());
         let page = Arc::new(SharedMemory::create("softhca-sleep-flag", 4096, MapMode::ReadOnly)?);
         let sleep_flag = page.take_descriptor().expect("a new memory has its descriptor");
         let policy = DrivePolicy::Thread { busy_poll: config.busy_poll };

@@ -10,13 +10,16 @@ use softhca_fabric::{
     Direction, EventSink, FabricEvent, HostId, LinkId, NetworkEvent, Node, RuleCounters, RuleId, Stage,
     SwitchId,
 };
+use softhca_queue::RecordedConnection;
 use softhca_queue::control::Notification;
 use softhca_trace::{CaptureWriter, EventLog, InterfaceId, NameTable, PacketDirection, PortTap};
 use softhca_udp::{SlotEvent, SlotPage, monotonic_nanos};
 use softhca_wire::Pfc;
+use softhca_wire::cm::CommunicationId;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -370,6 +373,16 @@ impl Recordings {
         let mut merge = self.merge.lock();
         merge.read(Some((host, slot)));
         merge.pages.remove(&(host, slot)).map(|(_, page)| page)
+    }
+
+    /// The slot of the process of a host that has a connection with this communication ID of a peer.
+    pub fn slot_of_connection(&self, host: HostId, peer: IpAddr, remote_id: CommunicationId) -> Option<u16> {
+        let merge = self.merge.lock();
+        let is_it = |connection: RecordedConnection| {
+            connection.destination == peer && connection.remote_id == remote_id
+        };
+        let mut pages = merge.pages.range((host, 0)..=(host, u16::MAX));
+        pages.find(|(_, (_, page))| page.connections().any(is_it)).map(|((_, slot), _)| *slot)
     }
 
     /// The counters of the fault rules of the processes of a host that execute the transport themselves.

@@ -11,12 +11,13 @@ use parking_lot::{Condvar, Mutex};
 use softhca_engine::{Counters, Instant, Settings};
 use softhca_fabric::{EventSink, HostId, NetworkEvent, RuleCounters, RuleId};
 use softhca_queue::control::{Notification, QueuePairStatus};
-use softhca_queue::{HandedOverPacket, RecordedAck, SharedWords, SleepFlag};
+use softhca_queue::{HandedOverPacket, RecordedAck, RecordedConnection, SharedWords, SleepFlag};
 use softhca_udp::{
     DrivePolicy, Driver, DriverOptions, HostSockets, Loopback, RingPair, SharedDriver, SlotGroup, SlotPage,
     SlotState, SocketOptions,
 };
-use softhca_wire::QpnSlot;
+use softhca_wire::cm::Datagram;
+use softhca_wire::{Icrc, QpnSlot, TransportPacket};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -136,8 +137,13 @@ impl HostSlots {
     pub fn hand_over(&self, packets: Vec<HandedOverPacket>) -> Vec<HandedOverPacket> {
         let table = self.table.lock();
         let (mut by_slot, mut rest) = (BTreeMap::<u16, Vec<HandedOverPacket>>::new(), Vec::new());
-        for packet in packets {
-            let slot = packet.slot();
+        for mut packet in packets {
+            if packet.slot == HandedOverPacket::UNKNOWN_SLOT
+                && let Some(slot) = self.slot_of_request(&packet)
+            {
+                packet.slot = slot;
+            }
+            let slot = packet.slot;
             match table.owners.get(&slot).is_some_and(|owner| owner.notifications.has_room()) {
                 true => by_slot.entry(slot).or_default().push(packet),
                 false => rest.push(packet),
@@ -149,10 +155,17 @@ impl HostSlots {
         rest
     }
 
+    /// The slot of the process that has received the request which a peer repeats or withdraws.
+    fn slot_of_request(&self, packet: &HandedOverPacket) -> Option<u16> {
+        let (transport, _) = Icrc::split(&packet.bytes).ok()?;
+        let message = Datagram::parse(TransportPacket::parse(transport).ok()?.payload).ok()?.message;
+        self.recordings.slot_of_connection(self.host, packet.source.ip(), message.sender_id())
+    }
+
     /// The same for a port that is not slot 0.
     fn hand_over_from_vacant(&self, packets: Vec<HandedOverPacket>) -> Vec<HandedOverPacket> {
         let (own, rest): (Vec<_>, Vec<_>) =
-            self.hand_over(packets).into_iter().partition(|packet| packet.slot() == 0);
+            self.hand_over(packets).into_iter().partition(|packet| packet.slot == 0);
         if let Some(driver) = self.slot_0.get().and_then(Weak::upgrade).filter(|_| !own.is_empty()) {
             driver.control(|driver| driver.receive_handed_over(&own));
         }
@@ -258,12 +271,13 @@ impl HostSlots {
         table.group.slot(slot).ok_or(io::ErrorKind::NotFound)?.descriptors()
     }
 
-    /// A port without queue pairs for a slot whose process is gone. It has sent the last ACKs of the process to those that
-    /// have rings to it.
+    /// A port without queue pairs for a slot whose process is gone. It has sent the last ACKs of the process, and the ends of
+    /// its connections, to those that have rings to it.
     fn create_vacant(
         self: &Arc<HostSlots>,
         slot: QpnSlot,
         acks: Vec<RecordedAck>,
+        connections: &[RecordedConnection],
         rings: Vec<(u16, RingPair)>,
     ) -> io::Result<(Driver<ClientMemories>, Arc<Mutex<Counters>>)> {
         let sockets = HostSockets::adopt(self.descriptors(slot.number)?)?;
@@ -280,7 +294,7 @@ impl HostSlots {
         let counters = Arc::new(Mutex::new(Counters::default()));
         let published = counters.clone();
         driver.set_publish_counters(Box::new(move |counters, _| *published.lock() = *counters));
-        driver.send_recorded_acks(acks.into_iter(), rings.into_iter())?;
+        driver.send_recorded(acks.into_iter(), connections, rings.into_iter())?;
         Ok((driver, counters))
     }
 }
@@ -357,11 +371,12 @@ impl Drop for SlotLease {
         let SlotTable { owners, rings, past_counters, past_rules, .. } = &mut *table;
         owners.remove(&own);
         self.slots.reported.notify_all();
-        let mut acks = Vec::new();
+        let (mut acks, mut connections) = (Vec::new(), Vec::new());
         if let Some(page) = self.slots.recordings.remove_slot(self.slots.host, own) {
             past_counters.add(&page.counters());
             past_rules.extend(page.rules());
             acks.extend(page.acks());
+            connections.extend(page.connections());
         }
         let (mut peers, mut own_rings) = (Vec::new(), Vec::new());
         rings.retain(|slots, pair| {
@@ -374,7 +389,7 @@ impl Drop for SlotLease {
             !is_own
         });
         drop(table);
-        let create = || self.slots.create_vacant(self.slot, acks, own_rings);
+        let create = || self.slots.create_vacant(self.slot, acks, &connections, own_rings);
         let created = self.slots.within_namespace(create).and_then(|created| created);
         // After the last ACKs, which are in the rings.
         let table = self.slots.table.lock();

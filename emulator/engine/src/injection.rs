@@ -133,10 +133,11 @@ impl Hca {
             InjectedEvent::PkeyChange => AsyncEvent::PkeyChange,
             InjectedEvent::DeviceFatal => return self.fail_device(ctx),
             InjectedEvent::DeviceRemoved => {
+                // Whoever gets the event of the failed device can see why.
+                self.state.device_removed.store(true, Ordering::Relaxed);
                 self.fail_device(ctx);
                 self.clients.values_mut().for_each(|client| client.has_lost_device = true);
                 self.cm_call(ctx).raise_device_removal();
-                self.state.device_removed.store(true, Ordering::Relaxed);
                 return;
             }
             InjectedEvent::DeviceReturned => return self.restore_device(),

@@ -39,7 +39,7 @@ mod table;
 mod time;
 mod timers;
 
-pub use cm::{CmDropReason, CmFailure, CmMessageKind};
+pub use cm::{CmDropReason, CmFailure, CmMessageKind, MadOwner};
 pub use context::Context;
 pub use control::{Attachments, QpRings};
 pub use event::{Event, InjectedPoint, PacketSummary, QpConfiguration};

@@ -38,6 +38,12 @@ pub trait TransmitGate {
         size: usize,
         is_unacknowledged: bool,
     ) -> usize;
+
+    /// How many high bits of the queue pair numbers of an address are the slot of a process, each of which has a port of its
+    /// own; zero for a host with one port.
+    fn slot_bits(&self, _address: IpAddr) -> u8 {
+        0
+    }
 }
 
 /// Admits everything.

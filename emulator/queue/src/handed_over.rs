@@ -2,13 +2,14 @@
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
-use softhca_wire::{Qpn, QpnSlot};
 
 /// A packet that arrived at the socket of another slot than its own: the kernel merges the packets of one sender, and gives
-/// all to the slot of the first.
+/// all to the slot of the first; and it does not know all listeners.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandedOverPacket {
+    /// The slot that it is for.
+    pub slot: u16,
     /// The sender.
     pub source: SocketAddr,
     /// The address of the host that it was sent to.
@@ -20,16 +21,7 @@ pub struct HandedOverPacket {
 }
 
 impl HandedOverPacket {
-    /// The destination QPN in a packet.
-    #[inline]
-    pub fn destination_qp(bytes: &[u8]) -> Qpn {
-        bytes
-            .get(5..8)
-            .map_or(Qpn::default(), |qpn| Qpn::new(u32::from_be_bytes([0, qpn[0], qpn[1], qpn[2]])))
-    }
-
-    /// The slot that the packet is for.
-    pub fn slot(&self) -> u16 {
-        QpnSlot::of(Self::destination_qp(&self.bytes), QpnSlot::BITS).number
-    }
+    /// The slot of a REQ without a listener, and of a REJ whose sender does not know the communication ID of its peer. The
+    /// records of the processes say which of them has the connection.
+    pub const UNKNOWN_SLOT: u16 = u16::MAX;
 }

@@ -1,5 +1,5 @@
 //! The memory that a daemon shares with a process which executes the transport itself: the counters of its HCA, the last
-//! ACK of each queue pair, and a ring with its events while the daemon records them.
+//! ACK of each queue pair, its connections, and a ring with its events while the daemon records them.
 //!
 //! Every event has a time of CLOCK_MONOTONIC, by which the daemon merges the events of all processes. While a process
 //! writes an event, the page says so: the daemon then knows which times no further event can have.
@@ -10,8 +10,8 @@ use softhca_engine::{Counters, Event, Instant};
 use softhca_fabric::{EventSink, FabricEvent, Fault, NetworkEvent, RuleCounters, RuleId, Stage};
 use softhca_queue::control::{decode, encode};
 use softhca_queue::{
-    AckRecords, CorruptRing, MapMode, PacketChunk, PacketConsumer, PacketProducer, PacketRing, RecordedAck,
-    SharedMemory, SharedWords,
+    AckRecords, CmRecords, CorruptRing, MapMode, PacketChunk, PacketConsumer, PacketProducer, PacketRing,
+    RecordedAck, RecordedConnection, SharedMemory, SharedWords,
 };
 use softhca_wire::{AddressHeaders, Pfc};
 use std::borrow::Cow;
@@ -44,6 +44,8 @@ const CAPACITY: usize = 4 << 20;
 const MAX_EVENT: usize = 16 << 10;
 /// The word at which the ACKs of queue pairs begin. Only those in use occupy memory.
 const ACKS: usize = RING + PacketRing::words(CAPACITY);
+/// The word at which the connections begin. Only those in use occupy memory.
+const CONNECTIONS: usize = ACKS + AckRecords::WORDS;
 /// How long a process with a full ring waits before it looks again.
 const FULL_RING_DELAY: Duration = Duration::from_micros(100);
 
@@ -105,7 +107,7 @@ impl<'a> SlotEvent<'a> {
 }
 
 const fn page_bytes() -> usize {
-    (ACKS + AckRecords::WORDS) * 8
+    (CONNECTIONS + CmRecords::WORDS) * 8
 }
 
 fn ring(memory: &Arc<SharedMemory>) -> PacketRing {
@@ -117,6 +119,7 @@ fn ring(memory: &Arc<SharedMemory>) -> PacketRing {
 pub struct SlotPage {
     words: SharedWords,
     acks: AckRecords,
+    connections: CmRecords,
     events: PacketConsumer,
     /// The process has destroyed its ring: nothing more of it is recorded.
     is_corrupt: bool,
@@ -131,7 +134,8 @@ impl SlotPage {
         let (words, events) = (memory.words(0, RING), PacketConsumer::new(ring(&memory)));
         let buffer = vec![0; MAX_EVENT].into();
         let acks = AckRecords::new(memory.words(ACKS, AckRecords::WORDS));
-        Ok((SlotPage { words, acks, events, is_corrupt: false, buffer }, descriptor))
+        let connections = CmRecords::new(memory.words(CONNECTIONS, CmRecords::WORDS));
+        Ok((SlotPage { words, acks, connections, events, is_corrupt: false, buffer }, descriptor))
     }
 
     /// The state that needs no lock.
@@ -142,6 +146,11 @@ impl SlotPage {
     /// The last ACK of each connection of the process.
     pub fn acks(&self) -> impl Iterator<Item = RecordedAck> {
         self.acks.iter()
+    }
+
+    /// The connections of the process whose peers wait for a message.
+    pub fn connections(&self) -> impl Iterator<Item = RecordedConnection> {
+        self.connections.iter()
     }
 
     /// Starts or ends the recording of the process.
@@ -253,13 +262,14 @@ impl SlotRecorder {
         page: OwnedFd,
         is_abandoned: Arc<AtomicBool>,
         forward_to: Box<dyn EventSink + Send>,
-    ) -> io::Result<(SlotRecorder, SlotState, AckRecords)> {
+    ) -> io::Result<(SlotRecorder, SlotState, AckRecords, CmRecords)> {
         let memory = Arc::new(SharedMemory::adopt(page, page_bytes(), MapMode::ReadWrite)?);
         let words = memory.words(0, RING);
         let events = PacketProducer::new(ring(&memory));
         let state = SlotState { words: words.clone() };
         let acks = AckRecords::new(memory.words(ACKS, AckRecords::WORDS));
-        Ok((SlotRecorder { words, events, is_abandoned, forward_to }, state, acks))
+        let connections = CmRecords::new(memory.words(CONNECTIONS, CmRecords::WORDS));
+        Ok((SlotRecorder { words, events, is_abandoned, forward_to }, state, acks, connections))
     }
 
     #[cold]
@@ -313,7 +323,7 @@ mod tests {
 
     fn page() -> (SlotPage, SlotRecorder, SlotState) {
         let (page, descriptor) = SlotPage::create().unwrap();
-        let (recorder, counters, _) = SlotRecorder::adopt(descriptor, Arc::default(), Box::new(())).unwrap();
+        let (recorder, counters, ..) = SlotRecorder::adopt(descriptor, Arc::default(), Box::new(())).unwrap();
         (page, recorder, counters)
     }
 

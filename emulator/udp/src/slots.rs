@@ -54,7 +54,7 @@ impl SlotGroup {
         let sockets = self.slots.last().expect("it was just added");
         for sockets in sockets.by_address() {
             let failed = |source| BindError::Other { address: sockets.roce.local_address(), source };
-            sockets.roce.steer(SlotField::DestinationQp, count).map_err(failed)?;
+            sockets.roce.steer(SlotField::Target, count).map_err(failed)?;
             sockets.link.steer(SlotField::LinkControl, count).map_err(failed)?;
         }
         Ok((count - 1) as u16)

@@ -1,15 +1,15 @@
-//! An HCA in this process, on the sockets that a daemon gave it: the process executes the transport itself, and the
-//! daemon the connection manager, for all processes of the host.
+//! An HCA in this process, on the sockets that a daemon gave it: the process executes the transport and the connection
+//! manager itself. The daemon keeps the ports of all processes of the host.
 
-use super::cm_event_queue::CmEventQueue;
 use super::connection::{ControlConnection, NotificationHandler};
 use super::control::expect_response;
+use super::port_reservations::PortReservations;
 use crate::Error;
 use crate::backend::Result;
 use crate::local_backend::EventBus;
 use crate::memory::MemoryTable;
 use parking_lot::Mutex;
-use softhca_engine::{AsyncEvent, Command, DeviceLimits, ModifyQp, PortState, Reply, Resource, VerbsError};
+use softhca_engine::{AsyncEvent, Command, DeviceLimits, PortState, Reply, Resource, VerbsError};
 use softhca_fabric::{Flow, Rule};
 use softhca_queue::control::{
     HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus, Request, Response, decode,
@@ -29,6 +29,7 @@ pub(crate) struct DirectHost {
     pub device: HostDevice,
     /// All hosts of the daemon.
     pub(super) hosts: Vec<HostDevice>,
+    pub(super) ports: PortReservations,
 }
 
 /// The cards of the process, which send their last ACKs when it exits.
@@ -42,7 +43,6 @@ extern "C" fn flush_cards() {
 
 /// State that the notification thread and the callers share.
 pub(super) struct DirectState {
-    cm_events: CmEventQueue,
     is_gone: Arc<AtomicBool>,
     pub(super) connection: OnceLock<Weak<ControlConnection>>,
     /// The resources of this process.
@@ -60,7 +60,6 @@ pub(super) struct DirectState {
 impl DirectState {
     pub(super) fn new(event_bus: Arc<EventBus>, is_gone: Arc<AtomicBool>, page: SlotState) -> DirectState {
         DirectState {
-            cm_events: CmEventQueue::default(),
             is_gone,
             connection: OnceLock::new(),
             resources: Mutex::default(),
@@ -163,23 +162,22 @@ impl NotificationHandler for DirectState {
             }
             Notification::AsyncEventRaised(AsyncEvent::DeviceFatal) => self.fail(),
             Notification::AsyncEventRaised(event) => self.event_bus.async_events.push(event),
-            Notification::CmEventsRaised { channel, events } => self.cm_events.push(channel, events),
-            Notification::CompletionNotified(_) | Notification::AsyncEventObserved { .. } => {}
+            Notification::DeviceRemoved => {
+                self.control(|driver| driver.control(|hca, ctx| hca.raise_cm_device_removal(ctx)));
+            }
+            Notification::CmEventsRaised { .. }
+            | Notification::CompletionNotified(_)
+            | Notification::AsyncEventObserved { .. } => {}
         }
     }
 
     fn on_disconnect(&self) {
         self.is_gone.store(true, Ordering::Release);
         self.fail();
-        self.cm_events.wake_all();
     }
 }
 
 impl DirectHost {
-    pub fn cm_events(&self) -> &CmEventQueue {
-        &self.state.cm_events
-    }
-
     pub fn is_alive(&self) -> bool {
         !self.state.is_gone.load(Ordering::Acquire)
     }
@@ -197,28 +195,35 @@ impl DirectHost {
         self.hosts.iter().find(|host| host.name == name).map(|host| host.address)
     }
 
-    /// Has the daemon execute a call to the connection manager.
-    pub fn execute_cm(&self, command: cm::Command) -> Result<Reply> {
-        let request = |command| self.request(Command::Cm(command));
-        self.state.cm_events.execute(command, self.is_alive(), request)
-    }
-
     /// Has the daemon execute a command.
     pub fn request(&self, command: Command) -> Result<Reply> {
         let request = Request::Execute { command, backing: None, call_site: None };
         expect_response!(self.connection.call(&request, &[])?.0, Executed)
     }
 
-    /// Moves a queue pair of this process through the states of its connection by `modify`, and then has the daemon
-    /// execute the command that follows.
-    pub fn transition_queue_pair(
+    /// Whether queue pairs wait for roles or have them: the daemon is to know every transition to RTR and RTS.
+    pub fn has_roles(&self) -> bool {
+        self.state.page.has_roles()
+    }
+
+    /// Executes a call to the connection manager by `execute`. The daemon first reserves the port that it binds.
+    pub fn execute_cm(
         &self,
-        transition: &cm::QpTransition,
-        mut modify: impl FnMut(ModifyQp) -> Result<Reply>,
-    ) -> Result<Reply> {
-        let manage = |_: &mut (), command| Ok(reply!(self.execute_cm(command)?, Reply::Cm(reply) => reply));
-        let modify = |_: &mut (), attributes: &ModifyQp| modify(*attributes).map(drop);
-        transition.execute(&mut (), manage, modify).map(Reply::Cm)
+        command: cm::Command,
+        execute: impl FnMut(cm::Command) -> Result<cm::Reply>,
+    ) -> Result<cm::Reply> {
+        let request = |command| Ok(reply!(self.request(Command::Cm(command))?, Reply::Cm(reply) => reply));
+        match (self.ports.execute(command, execute, request)?, self.is_alive()) {
+            (cm::Reply::Event(None, _), false) => Err(self.gone()),
+            (cm::Reply::Event(Some(event), left), _) => {
+                if event.event_type == cm::EventType::ConnectRequest {
+                    // The application owns the identifier of the request from now on.
+                    self.count(Some(Resource::CmIdentifier), None);
+                }
+                Ok(cm::Reply::Event(Some(event), left))
+            }
+            (reply, _) => Ok(reply),
+        }
     }
 
     /// Reports to the daemon that a command took a queue pair to RTR or RTS, if it may have a role. Fault rules of all hosts
@@ -228,7 +233,7 @@ impl DirectHost {
         ready: Option<Qpn>,
         query: impl FnOnce(Qpn) -> std::result::Result<QpSnapshot, VerbsError>,
     ) -> Result<()> {
-        if let Some(qpn) = ready.filter(|_| self.state.page.has_roles()) {
+        if let Some(qpn) = ready.filter(|_| self.has_roles()) {
             self.connection.call(&Request::QueuePairReady { qp: query(qpn)? }, &[])?;
         }
         Ok(())

@@ -3,6 +3,7 @@
 use super::connection::ControlSocket;
 use super::direct::{DirectHost, DirectState};
 use super::opened_host::OpenedHost;
+use super::port_reservations::PortReservations;
 use crate::Error;
 use crate::backend::Result;
 use crate::embedded::{EmbeddedRuntime, EventForwarder, start_direct};
@@ -32,7 +33,7 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
     let event_bus = Arc::new(EventBus::default());
     let is_gone = Arc::new(AtomicBool::new(false));
     let sink = Box::new(EventForwarder { event_bus: event_bus.clone(), forward_to: Box::new(()) });
-    let (recorder, page, acks) =
+    let (recorder, page, acks, connections) =
         SlotRecorder::adopt(page, is_gone.clone(), sink).map_err(system("mapping the page of the slot"))?;
     let sockets = HostSockets::adopt(sockets).map_err(system("adopting the sockets of the host"))?;
     let settings = Settings {
@@ -82,10 +83,11 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
     driver.set_send_socket_source(open_send_socket);
     driver.set_ring_source(open_rings);
     driver.set_hand_over(hand_over);
-    driver.set_ack_records(acks);
+    driver.set_records(acks, connections);
     driver.set_publish_counters(Box::new(move |counters, rules| page.publish(counters, rules)));
     if port_state == PortState::Down {
         driver.set_port_state(port_state);
     }
-    start_direct(driver, event_bus, DirectHost { connection, state, device: host, hosts })
+    let ports = PortReservations::default();
+    start_direct(driver, event_bus, DirectHost { connection, state, device: host, hosts, ports })
 }

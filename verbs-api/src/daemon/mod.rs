@@ -7,6 +7,7 @@ pub(crate) mod direct;
 mod direct_open;
 mod opened_host;
 mod orphaned_rings;
+mod port_reservations;
 
 pub use control::{DaemonControl, HostAsyncEvent};
 pub use softhca_queue::control::{
@@ -92,6 +93,7 @@ impl NotificationHandler for ClientState {
             | Notification::FlowsAdded { .. }
             | Notification::FaultRulesCleared
             | Notification::PacketsHandedOver { .. }
+            | Notification::DeviceRemoved
             | Notification::ProcessGone { .. } => {}
         }
     }

@@ -106,8 +106,14 @@ impl CmCall<'_, '_> {
             CmState::Bound | CmState::Listening => {}
             state => return Err(VerbsError::InvalidCmState { id, state, call: "listen" }),
         }
+        // The process that reserves a port has the backlog.
+        let is_reservation = self.cm.client_slots.contains_key(&client);
         let identifier = self.cm.identifier(client, id)?;
-        let backlog = if backlog == 0 { MAX_BACKLOG } else { backlog.min(MAX_BACKLOG) };
+        let backlog = match backlog {
+            _ if is_reservation => 0,
+            0 => MAX_BACKLOG,
+            backlog => backlog.min(MAX_BACKLOG),
+        };
         match &mut identifier.backlog {
             Some(listening) => listening.limit = backlog,
             None => identifier.backlog = Some(ListenBacklog { limit: backlog, pending: 0 }),

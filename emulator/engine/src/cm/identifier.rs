@@ -27,6 +27,13 @@ pub(super) struct AwaitedReply {
     pub retries_left: u8,
 }
 
+impl AwaitedReply {
+    /// The number that leads to the process which is to reply.
+    pub fn target(&self) -> Qpn {
+        self.message.datagram.target().qpn()
+    }
+}
+
 /// The backlog of a listener.
 pub(super) struct ListenBacklog {
     pub limit: u32,
@@ -79,6 +86,8 @@ pub(super) struct CmIdentifier {
     /// The reply to a SIDR_REQ, for retransmission.
     pub sidr_reply: Option<Box<SentMad>>,
     pub deadline: Option<Instant>,
+    /// The entry of the connection in the records of the process.
+    pub record: Option<u16>,
 }
 
 impl CmIdentifier {
@@ -118,6 +127,7 @@ impl CmIdentifier {
             awaited_reply: None,
             sidr_reply: None,
             deadline: None,
+            record: None,
         }
     }
 

@@ -50,8 +50,7 @@ impl ConnectionManager {
         if let Some(limit) = limit {
             return Err(VerbsError::Exhausted { resource: Resource::CmIdentifier, limit });
         }
-        let id = CmId(self.next_identifier);
-        self.next_identifier = self.next_identifier.wrapping_add(1);
+        let id = self.allocate_identifier();
         if let Some(channel) = self.channels.get_mut(&identifier.channel) {
             channel.users += 1;
         }
@@ -122,7 +121,10 @@ impl CmCall<'_, '_> {
         self.set_deadline(id, None);
         self.cm.release_backlog(id);
         self.cm.remove_connection(id);
-        let Some(identifier) = self.cm.identifiers.remove(&id) else { return };
+        let Some(mut identifier) = self.cm.identifiers.remove(&id) else { return };
+        if let Some(records) = &mut self.cm.records {
+            records.remove(&mut identifier);
+        }
         if let (true, Some(local)) = (identifier.is_bound, identifier.local) {
             self.cm.ports.release(id, identifier.port_space, local.port());
         }
@@ -138,7 +140,8 @@ impl CmCall<'_, '_> {
             });
         }
         let state = identifier.state;
-        if state != CmState::Closed && state != CmState::Idle {
+        let is_reservation = self.cm.client_slots.contains_key(&identifier.client);
+        if state != CmState::Closed && state != CmState::Idle && !is_reservation {
             self.ctx.emit(Event::CmStateChanged { id, from: state, to: CmState::Closed });
         }
         for orphan in orphans {
@@ -154,5 +157,6 @@ impl CmCall<'_, '_> {
             self.destroy(id);
         }
         self.cm.channels.retain(|_, channel| channel.client != client);
+        self.cm.client_slots.remove(&client);
     }
 }

@@ -1,14 +1,15 @@
 //! The send queue of QP1: MADs are built when the port transmits.
 
 use super::event::CmDropReason;
+use super::known_listeners::KnownListeners;
 use crate::hca_state::HcaState;
-use crate::{CmId, Context, Event, PacketBatch, PacketSummary, TransmitGate};
+use crate::{CmId, Context, Event, PacketBatch, PacketSummary, Peer, TransmitGate};
 use alloc::collections::{BTreeMap, VecDeque};
 use core::net::IpAddr;
-use softhca_wire::cm::Datagram;
+use softhca_wire::cm::{Datagram, Message};
 use softhca_wire::{
     AddressHeaders, Bth, Deth, ICRC_LEN, ImmOrInvalidate, MadHeader, Opcode, Operation, Position, Psn, Qpn,
-    QueueKey, Service, TransportHeader,
+    QpnSlot, QueueKey, Service, TransportHeader,
 };
 
 /// The maximum number of queued MADs. Messages without a reply are retransmitted.
@@ -23,6 +24,18 @@ struct QueuedMad {
     addressing: AddressHeaders,
     datagram: Datagram,
     retransmission: bool,
+}
+
+impl QueuedMad {
+    /// The number that leads to the process which it is for.
+    fn target(&self) -> Qpn {
+        self.datagram.target().qpn()
+    }
+}
+
+/// Whether packets to both queue pairs of a host with this many slot bits arrive at the same port.
+fn is_same_port(bits: u8, one: Qpn, other: Qpn) -> bool {
+    QpnSlot::of(one, bits) == QpnSlot::of(other, bits)
 }
 
 #[derive(Default)]
@@ -72,25 +85,38 @@ impl MadQueue {
         hca: &mut HcaState,
         ctx: &mut Context<'_>,
         gate: &mut dyn TransmitGate,
+        listeners: &KnownListeners,
         buffer: &mut [u8],
         max_packets: usize,
     ) -> Option<PacketBatch> {
         self.is_scheduled = false;
         let mut batch: Option<PacketBatch> = None;
         let mut max_packets = max_packets;
-        while let Some(next) = self.waiting.front() {
+        let mut first_target = Qpn::GSI;
+        while let Some(next) = self.waiting.front_mut() {
             let addressing = next.addressing;
             let destination = addressing.destination;
+            let bits = gate.slot_bits(destination);
+            if let (Message::Req(req), true) = (&next.datagram.message, bits > 0) {
+                // A REQ without a reply may have gone to a process that does not listen any more.
+                let listener = listeners.get(destination, req.service_id).filter(|_| !next.retransmission);
+                let slot = listener.map_or(0, |id| QpnSlot::of(id.qpn(), bits).number);
+                next.datagram.set_listener_slot(slot);
+            }
+            let target = next.target();
             match &batch {
                 None => {
-                    let held = self.blocked.contains_key(&destination);
-                    max_packets = if held {
+                    let blocked = self.blocked.get(&destination);
+                    let is_held = blocked.is_some_and(|blocked| {
+                        blocked.iter().any(|other| is_same_port(bits, target, other.target()))
+                    });
+                    max_packets = if is_held {
                         0
                     } else {
-                        max_packets.min(gate.allowed_packets(&addressing, Qpn::GSI, SEGMENT, false))
+                        max_packets.min(gate.allowed_packets(&addressing, target, SEGMENT, false))
                     };
                     if max_packets == 0 {
-                        if !held {
+                        if blocked.is_none() {
                             hca.blocked_qps.entry(destination).or_default().push(Qpn::GSI);
                         }
                         let next = self.waiting.pop_front().expect("front() has returned it");
@@ -100,6 +126,7 @@ impl MadQueue {
                     }
                 }
                 Some(batch) if batch.addressing != addressing || batch.packets == max_packets => break,
+                Some(_) if !is_same_port(bits, target, first_target) => break,
                 Some(batch) if batch.bytes + SEGMENT > buffer.len() => break,
                 Some(_) => {}
             }
@@ -108,6 +135,7 @@ impl MadQueue {
             }
             let next = self.waiting.pop_front().expect("front() has returned it");
             self.count -= 1;
+            first_target = target;
             let batch = batch.get_or_insert(PacketBatch {
                 addressing,
                 segment_size: SEGMENT,
@@ -164,10 +192,12 @@ impl MadQueue {
         self.schedule_transmit(hca);
     }
 
-    /// Discards the MADs to `destination`.
-    pub fn discard(&mut self, destination: IpAddr) {
-        self.blocked.remove(&destination);
-        self.waiting.retain(|message| message.addressing.destination != destination);
+    /// Discards the MADs to `peer`.
+    pub fn discard(&mut self, peer: Peer) {
+        let is_other = |message: &QueuedMad| !peer.contains(message.addressing.destination, message.target());
+        self.blocked.values_mut().for_each(|blocked| blocked.retain(is_other));
+        self.blocked.retain(|_, blocked| !blocked.is_empty());
+        self.waiting.retain(is_other);
         self.count = self.waiting.len() + self.blocked.values().map(VecDeque::len).sum::<usize>();
     }
 }

@@ -12,33 +12,41 @@ mod connect;
 mod disconnect;
 mod event;
 mod identifier;
+mod known_listeners;
 mod lifetime;
 mod mad_queue;
 mod ports;
 mod receive;
+mod records;
 mod sidr;
+mod slots;
 
 pub use event::{CmDropReason, CmFailure, CmMessageKind};
+pub use slots::MadOwner;
 
 use crate::hca_state::HcaState;
 use crate::random::Random;
-use crate::{ClientId, CmChannelId, CmId, Context, Event, Instant};
+use crate::{ClientId, CmChannelId, CmId, Context, Event, Instant, Peer};
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::time::Duration;
 use identifier::{AwaitedReply, CmIdentifier, SentMad};
+use known_listeners::KnownListeners;
 use mad_queue::{MadQueue, SOURCE_PORT};
 use ports::Ports;
+use records::ConnectionRecords;
 use softhca_queue::cm::{self as api, CmState, EventParameters, EventType};
 use softhca_wire::cm::{CommunicationId, Datagram, Message, RejectReason};
-use softhca_wire::{AddressHeaders, Gid, Qpn};
+use softhca_wire::{AddressHeaders, Gid, Qpn, QpnSlot};
 
 /// The maximum number of identifiers of an HCA.
 const MAX_IDENTIFIERS: usize = 65_536;
 /// The maximum number of identifiers of a client.
 const MAX_IDENTIFIERS_PER_CLIENT: usize = 32_768;
+/// The numbers of the identifiers of a process, where several share an address.
+const IDENTIFIERS_PER_SLOT: u32 = 1_000_000;
 /// The maximum number of channels of a client.
 const MAX_CHANNELS_PER_CLIENT: u32 = 4_096;
 /// The maximum number of connections in time wait; the oldest ones leave first.
@@ -90,6 +98,12 @@ pub(crate) struct ConnectionManager {
     /// The connection manager's valid entry in the HCA's timers.
     timer_at: Option<Instant>,
     pub mad_queue: MadQueue,
+    pub known_listeners: KnownListeners,
+    /// The numbers of this process, which its communication IDs and identifiers have in common.
+    slot: QpnSlot,
+    /// The slots of clients with a connection manager of their own. Their identifiers here only reserve ports.
+    client_slots: BTreeMap<ClientId, u16>,
+    records: Option<ConnectionRecords>,
 }
 
 impl ConnectionManager {
@@ -98,7 +112,7 @@ impl ConnectionManager {
         self.ports.listening_ports()
     }
 
-    pub fn new(seed: u64) -> ConnectionManager {
+    pub fn new(seed: u64, slot: QpnSlot) -> ConnectionManager {
         ConnectionManager {
             random: Random::Seeded(seed ^ 0x636d_5f69_6473_2121),
             channels: BTreeMap::new(),
@@ -114,11 +128,36 @@ impl ConnectionManager {
             deadlines: BTreeSet::new(),
             timer_at: None,
             mad_queue: MadQueue::default(),
+            known_listeners: KnownListeners::default(),
+            slot,
+            client_slots: BTreeMap::new(),
+            records: None,
         }
     }
 
     pub fn set_secret(&mut self, secret: [u64; 2]) {
         self.random = Random::keyed(secret);
+        if self.slot.number != 0 {
+            // The identifiers of a process that had the slot before should have other numbers in a log.
+            self.next_identifier = self.next_random() as u32;
+        }
+    }
+
+    /// A number for a new identifier: each process of a host has its own, so that a log tells them apart.
+    fn allocate_identifier(&mut self) -> CmId {
+        loop {
+            let number = self.next_identifier;
+            self.next_identifier = number.wrapping_add(1);
+            let id = match self.slot {
+                QpnSlot::ALL => CmId(number),
+                QpnSlot { number: slot, .. } => {
+                    CmId(u32::from(slot) * IDENTIFIERS_PER_SLOT + number % IDENTIFIERS_PER_SLOT)
+                }
+            };
+            if !self.identifiers.contains_key(&id) {
+                return id;
+            }
+        }
     }
 
     fn next_random(&mut self) -> u64 {
@@ -128,7 +167,9 @@ impl ConnectionManager {
     /// A communication ID that is neither in use nor in time wait.
     fn allocate_comm_id(&mut self) -> CommunicationId {
         loop {
-            let comm_id = CommunicationId(self.next_random() as u32);
+            let QpnSlot { number, bits } = self.slot;
+            let high_bits = (u64::from(number) << (32 - bits)) as u32;
+            let comm_id = CommunicationId(high_bits | self.next_random() as u32 >> bits);
             if comm_id.0 != 0
                 && !self.by_local_comm_id.contains_key(&comm_id)
                 && !self.time_waits.contains_key(&comm_id)
@@ -149,9 +190,10 @@ impl ConnectionManager {
     }
 
     /// The identifiers that wait for a reply of `peer`.
-    fn waiting_for(&self, peer: IpAddr) -> Vec<CmId> {
+    fn waiting_for(&self, peer: Peer) -> Vec<CmId> {
         let waiting = |(_, identifier): &(&CmId, &CmIdentifier)| {
-            identifier.awaited_reply.is_some() && identifier.peer_address() == peer
+            let awaited = identifier.awaited_reply.as_ref();
+            awaited.is_some_and(|awaited| peer.contains(identifier.peer_address(), awaited.target()))
         };
         self.identifiers.iter().filter(waiting).map(|(id, _)| *id).collect()
     }
@@ -177,6 +219,9 @@ impl CmCall<'_, '_> {
     fn raise_event(&mut self, event: api::Event) {
         let Some(identifier) = self.cm.identifiers.get(&event.id) else { return };
         let (client, number) = (identifier.client, identifier.channel);
+        if self.cm.client_slots.contains_key(&client) {
+            return;
+        }
         let Some(channel) = self.cm.channels.get_mut(&number) else { return };
         let (id, kind, status) = (event.id, event.event_type, event.status);
         channel.events.push_back(event);
@@ -207,7 +252,11 @@ impl CmCall<'_, '_> {
     fn set_state(&mut self, id: CmId, to: CmState) {
         let Some(identifier) = self.cm.identifiers.get_mut(&id) else { return };
         let from = core::mem::replace(&mut identifier.state, to);
-        if from != to {
+        if let Some(records) = &mut self.cm.records {
+            records.update(id, identifier);
+        }
+        // The process that reserves a port logs the state of its own identifier.
+        if from != to && !self.cm.client_slots.contains_key(&identifier.client) {
             self.ctx.emit(Event::CmStateChanged { id, from, to });
         }
     }
@@ -271,7 +320,8 @@ impl CmCall<'_, '_> {
         let peer = identifier.peer_address();
         let Some(unanswered) = &mut identifier.awaited_reply else { return };
         // The timers of a stalled port are suspended.
-        let stalled = self.hca.stalled_peers.iter().any(|stalled| stalled.contains(peer, Qpn::GSI));
+        let target = unanswered.target();
+        let stalled = self.hca.stalled_peers.iter().any(|stalled| stalled.contains(peer, target));
         if unanswered.retries_left == 0 && !stalled {
             return self.fail_connection(id, CmFailure::TimedOut);
         }
@@ -313,7 +363,8 @@ impl CmCall<'_, '_> {
     }
 
     /// Fails all pending requests to `peer`, whose port is dead.
-    pub fn fail_peer(&mut self, peer: IpAddr) {
+    pub fn fail_peer(&mut self, peer: Peer) {
+        self.cm.known_listeners.remove(peer);
         self.cm.mad_queue.discard(peer);
         for id in self.cm.waiting_for(peer) {
             self.fail_connection(id, CmFailure::PeerUnreachable);
@@ -321,7 +372,7 @@ impl CmCall<'_, '_> {
     }
 
     /// The port at `peer` responds again: restarts the timeouts of its messages.
-    pub fn resume(&mut self, peer: IpAddr) {
+    pub fn resume(&mut self, peer: Peer) {
         let at = self.ctx.now.plus(self.hca.settings.cm.reply_timeout());
         for id in self.cm.waiting_for(peer) {
             self.set_deadline(id, Some(at));

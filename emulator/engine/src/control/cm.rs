@@ -1,7 +1,9 @@
 //! The commands of the connection manager.
 
-use crate::{ClientId, Context, Hca, VerbsResult};
+use crate::{ClientId, Context, Hca, MadOwner, VerbsResult};
 use softhca_queue::cm::{Command, Reply};
+use softhca_queue::{CmRecords, RecordedConnection};
+use softhca_wire::AddressHeaders;
 
 impl Hca {
     /// Carries out a call of an application to the connection manager.
@@ -19,5 +21,35 @@ impl Hca {
     /// remembers.
     pub fn cm_resource_counts(&self) -> [usize; 3] {
         self.cm.resource_counts()
+    }
+
+    /// Lets a client have a connection manager of its own in a slot. Its identifiers here only reserve ports.
+    pub fn set_client_slot(&mut self, client: ClientId, slot: u16) {
+        self.cm.set_client_slot(client, slot);
+    }
+
+    /// Records the connections whose peers wait for a message from now on.
+    pub fn set_cm_records(&mut self, records: CmRecords) {
+        self.cm.set_records(records);
+    }
+
+    /// Ends a connection of a process that is gone: its peer gets the message that it would have got from the process.
+    pub fn end_recorded_connection(&mut self, ctx: &mut Context<'_>, connection: &RecordedConnection) {
+        self.cm_call(ctx).end_recorded(connection);
+    }
+
+    /// The device was removed: raises the event on every identifier.
+    pub fn raise_cm_device_removal(&mut self, ctx: &mut Context<'_>) {
+        self.cm_call(ctx).raise_device_removal();
+    }
+
+    /// Whether an identifier listens to the service of a REQ or SIDR_REQ.
+    pub fn listens_to(&self, transport: &[u8]) -> bool {
+        self.cm.listens_to(transport)
+    }
+
+    /// The receiver of a CM message that does not name its process.
+    pub fn mad_owner(&self, addressing: &AddressHeaders, transport: &[u8]) -> MadOwner {
+        self.cm.mad_owner(addressing, transport)
     }
 }

@@ -65,7 +65,7 @@ impl Hca {
             clients: BTreeMap::new(),
             next_client: 0,
             limits,
-            cm: ConnectionManager::new(settings.seed),
+            cm: ConnectionManager::new(settings.seed, settings.qpn_slot),
             rung_qps: Vec::new(),
         }
     }
@@ -328,9 +328,7 @@ impl Hca {
                 qp.restart_timers(&mut self.state, ctx);
             }
         }
-        if peer.contains(peer.address, Qpn::GSI) {
-            self.cm_call(ctx).resume(peer.address);
-        }
+        self.cm_call(ctx).resume(peer);
     }
 
     /// The port at `peer` has no link control, or has one again. A foreign peer gets a window of unacknowledged packets
@@ -490,9 +488,7 @@ impl Hca {
                 );
             }
         }
-        if peer.contains(peer.address, Qpn::GSI) {
-            self.cm_call(ctx).fail_peer(peer.address);
-        }
+        self.cm_call(ctx).fail_peer(peer);
         self.discard_orphaned_acks(peer);
         self.handle_cq_overflows(ctx);
     }
@@ -507,6 +503,7 @@ impl Hca {
                 qp.restart_ack_timer(&mut self.state, ctx);
             }
         }
+        self.cm.known_listeners.remove(peer);
         self.discard_orphaned_acks(peer);
     }
 

@@ -2,6 +2,7 @@
 
 use super::Hca;
 use crate::addressing::priority;
+use crate::cm::ConnectionManager;
 use crate::control_packets::{Body, ControlPacket};
 use crate::{Context, DropReason, Event, PacketBatch, PacketSummary, Peer, QpType, TransmitGate};
 use core::net::IpAddr;
@@ -45,7 +46,8 @@ impl Hca {
         }
         while let Some(qpn) = self.state.transmit_queue.pop_front() {
             let batch = if qpn == Qpn::GSI {
-                self.cm.mad_queue.fill_batch(&mut self.state, ctx, gate, buffer, max_packets)
+                let ConnectionManager { mad_queue, known_listeners, .. } = &mut self.cm;
+                mad_queue.fill_batch(&mut self.state, ctx, gate, known_listeners, buffer, max_packets)
             } else {
                 let Some(qp) = self.queue_pairs.get_mut(qpn.value()) else { continue };
                 qp.is_scheduled = false;

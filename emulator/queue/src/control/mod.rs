@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use softhca_wire::{Gid, Mtu, Psn, Qpn, QpnSlot};
 
 /// The version of the messages and of the ring layouts. Every change of either increments it.
-pub const PROTOCOL_VERSION: u32 = 14;
+pub const PROTOCOL_VERSION: u32 = 15;
 
 /// The environment variable that selects the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
@@ -264,6 +264,8 @@ pub enum Notification {
     FaultRulesCleared,
     /// Packets for the client that arrived at another slot.
     PacketsHandedOver { packets: Vec<HandedOverPacket> },
+    /// The device of the client was removed: its identifiers get [`EventType::DeviceRemoval`](crate::cm::EventType::DeviceRemoval).
+    DeviceRemoved,
     /// The process in a slot, which had rings to the client, is gone.
     ProcessGone { slot: u16 },
     /// An asynchronous event of any host, after [`Request::WatchAsyncEvents`].

@@ -15,6 +15,7 @@ use crate::{
 use softhca_engine::{Instant, LinkReject, Memory, PacketBatch, TransmitGate};
 use softhca_fabric::{Frame, NetworkEvent, Stage};
 use softhca_queue::PacketChunk;
+use softhca_wire::cm::PacketTarget;
 use softhca_wire::link_control::{LINK_PORT, Message, Pause};
 use softhca_wire::{AddressHeaders, MacAddress, Malformed, Qpn, ROCE_PORT};
 use std::collections::{BTreeMap, BTreeSet};
@@ -82,10 +83,9 @@ impl Port {
         self.network.as_ref().filter(|network| network.routes_to(destination))
     }
 
-    /// The port that a packet with this addressing goes to, from its BTH.
+    /// The port that a packet with this addressing goes to.
     pub fn destination_port(&self, destination: IpAddr, packet: &[u8]) -> PeerPort {
-        let qpn = packet.get(5..8).map_or(0, |qpn| u32::from_be_bytes([0, qpn[0], qpn[1], qpn[2]]));
-        self.links.port_of(destination, Qpn::new(qpn))
+        self.links.port_of(destination, PacketTarget::of(packet).qpn())
     }
 
     /// Whether packets to a port pass no socket.
@@ -367,6 +367,10 @@ impl TransmitGate for PortGate<'_> {
         }
         let allowance = port.allowance(peer, is_unacknowledged, *now);
         port.sockets.for_destination(destination).roce.max_segments_within(destination, size, allowance)
+    }
+
+    fn slot_bits(&self, address: IpAddr) -> u8 {
+        self.port.links.slot_bits(address)
     }
 }
 

@@ -7,11 +7,12 @@ use crate::host_network::HostPort;
 use crate::multicast::MulticastGroups;
 use crate::reorder::{EarlyFrame, FlowKey, ReorderBuffer};
 use crate::{Chunk, LinkControl, MAX_BATCH_SEGMENTS, PeerPort, PeerState, ReceiveBatch};
-use softhca_engine::{Context, Hca, Instant, Memory};
+use softhca_engine::{Context, Hca, Instant, MadOwner, Memory};
 use softhca_fabric::{ExternalPortUpdate, Frame, Origin, Stage};
 use softhca_queue::HandedOverPacket;
+use softhca_wire::cm::PacketTarget;
 use softhca_wire::link_control::Pause;
-use softhca_wire::{AddressHeaders, Bth, Icrc};
+use softhca_wire::{AddressHeaders, Bth, Icrc, QpnSlot};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU64;
@@ -179,12 +180,13 @@ impl PacketReceiver {
         for (index, datagram) in chunk.datagrams().enumerate() {
             let (addressing, transport) = verifier.verify(index, datagram.bytes);
             if hands_over
-                && transport.is_some()
-                && !slot.contains(HandedOverPacket::destination_qp(datagram.bytes))
+                && let Some(transport) = transport
+                && let to = target_slot(slot, &engine.hca, &addressing, transport)
+                && to != slot.number
             {
                 let Chunk { source, traffic_class, .. } = chunk;
                 let bytes = datagram.bytes.to_vec();
-                misdelivered.push(HandedOverPacket { source, destination, traffic_class, bytes });
+                misdelivered.push(HandedOverPacket { slot: to, source, destination, traffic_class, bytes });
                 continue;
             }
             if let (Some(network), Some(_)) = (network, transport) {
@@ -207,6 +209,24 @@ impl PacketReceiver {
                 None => hca.receive(ctx, &addressing, datagram.bytes),
             });
         }
+    }
+}
+
+/// The slot of the process that a packet is for, which has arrived at slot `own`.
+#[inline]
+fn target_slot(own: QpnSlot, hca: &Hca, addressing: &AddressHeaders, transport: &[u8]) -> u16 {
+    let target = PacketTarget::of(transport);
+    let slot = QpnSlot::of(target.qpn(), own.bits).number;
+    match target {
+        PacketTarget::Listener(_) if own.number != 0 && hca.listens_to(transport) => own.number,
+        // Slot 0 knows who listens.
+        PacketTarget::Listener(_) if own.number != 0 => 0,
+        PacketTarget::Process(_) if own.number != 0 || slot != 0 => slot,
+        _ => match hca.mad_owner(addressing, transport) {
+            MadOwner::Own => 0,
+            MadOwner::Slot(slot) => slot,
+            MadOwner::Requested => HandedOverPacket::UNKNOWN_SLOT,
+        },
     }
 }
 

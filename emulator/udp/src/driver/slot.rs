@@ -6,7 +6,7 @@ use super::{Driver, HandOver, IcrcCheck};
 use crate::process_rings::ProcessRings;
 use crate::{Chunk, OpenRings, OpenSendSocket, PeerPort, RingPair};
 use softhca_engine::{Instant, Memory, Peer};
-use softhca_queue::{AckRecords, HandedOverPacket, PacketChunk, RecordedAck};
+use softhca_queue::{AckRecords, CmRecords, HandedOverPacket, PacketChunk, RecordedAck, RecordedConnection};
 use softhca_wire::{AddressHeaders, QpnSlot, ROCE_PORT};
 use std::io;
 use std::net::SocketAddr;
@@ -22,9 +22,10 @@ const RINGS_ACTIVE: Duration = Duration::from_micros(100);
 const MAX_HANDED_OVER: usize = 32;
 
 impl<M: Memory> Driver<M> {
-    /// Records the last ACK of each queue pair, for the case that the process ends.
-    pub fn set_ack_records(&mut self, records: AckRecords) {
-        self.engine.hca.set_ack_records(records);
+    /// Records the last ACK of each queue pair and the connections, for the case that the process ends.
+    pub fn set_records(&mut self, acks: AckRecords, connections: CmRecords) {
+        self.engine.hca.set_ack_records(acks);
+        self.engine.hca.set_cm_records(connections);
     }
 
     /// Opens sockets that send to processes which share an address by `open`, in the network namespace of the host.
@@ -51,16 +52,21 @@ impl<M: Memory> Driver<M> {
             let packets = &mut self.receiver.packets.misdelivered;
             let count = packets.len().min(MAX_HANDED_OVER);
             let rest = hand_over(packets.drain(..count).collect());
-            self.receive_handed_over(&rest);
+            self.receive_packets(&rest, false);
         }
     }
 
-    /// Receives packets that arrived at another slot.
+    /// Receives packets that arrived at another slot. Slot 0 knows the listeners and hands their requests over to them.
     pub fn receive_handed_over(&mut self, packets: &[HandedOverPacket]) {
+        self.receive_packets(packets, self.port.links.slot().number == 0);
+        self.hand_over_misdelivered();
+    }
+
+    fn receive_packets(&mut self, packets: &[HandedOverPacket], hands_over: bool) {
         let now = self.now();
         let Driver { engine, port, receiver, .. } = self;
-        let hands_over = std::mem::replace(&mut receiver.packets.hands_over, false);
-        for HandedOverPacket { source, destination, traffic_class, bytes } in packets {
+        let hands_over = std::mem::replace(&mut receiver.packets.hands_over, hands_over);
+        for HandedOverPacket { source, destination, traffic_class, bytes, .. } in packets {
             let chunk =
                 Chunk { source: *source, traffic_class: *traffic_class, segment_size: bytes.len(), bytes };
             let peer = port.links.sender(source.ip(), source.port());
@@ -72,20 +78,24 @@ impl<M: Memory> Driver<M> {
         self.engine.sink.flush();
     }
 
-    /// Sends the last ACKs of a process that has ended: to other processes of the host at once, in the rings that it had,
-    /// and to other hosts as they grant it. The rings are closed then.
-    pub fn send_recorded_acks(
+    /// Sends the last ACKs of a process that has ended, and then ends its connections: to other processes of the host at
+    /// once, in the rings that it had, and to other hosts as they grant it. The rings are closed then.
+    pub fn send_recorded(
         &mut self,
         acks: impl Iterator<Item = RecordedAck>,
+        connections: &[RecordedConnection],
         rings: impl Iterator<Item = (u16, RingPair)>,
     ) -> io::Result<()> {
         self.set_ring_source(Box::new(|_| Err(io::ErrorKind::NotFound.into())));
         for (slot, rings) in rings {
             self.add_rings(slot, rings)?;
         }
-        let count = self.control(|hca, ctx| acks.map(|ack| hca.queue_recorded_ack(ctx, &ack)).count());
+        let acks = self.control(|hca, ctx| acks.map(|ack| hca.queue_recorded_ack(ctx, &ack)).count());
+        self.control(|hca, ctx| {
+            connections.iter().for_each(|connection| hca.end_recorded_connection(ctx, connection));
+        });
         // Bounded: a process that does not read its ring keeps its ACK waiting.
-        for _ in 0..count {
+        for _ in 0..acks + connections.len() {
             if !self.engine.hca.has_pending_transmit() {
                 break;
             }

@@ -4,8 +4,9 @@ use crate::batch::{BATCH_SLOTS, MAX_BATCH_SEGMENTS, ReceiveBatch, SLOT_BYTES, Sl
 use crate::slot_field::SlotField;
 use crate::socket_report::{NetworkError, NetworkErrorCause, ReceiveMemory};
 use socket2::{SockAddr, SockAddrStorage, Socket};
+use softhca_wire::cm::{MessageKind, PacketTarget};
 use softhca_wire::link_control::Message;
-use softhca_wire::{Qpn, QpnSlot};
+use softhca_wire::{MadHeader, Qpn, QpnSlot};
 use std::io;
 use std::mem::{MaybeUninit, size_of, size_of_val, zeroed};
 use std::net::SocketAddr;
@@ -82,28 +83,56 @@ pub(crate) fn disable_gro(socket: &Socket) {
 /// is replaced in one step.
 pub(crate) fn steer_by_slot(socket: BorrowedFd<'_>, field: SlotField, slots: usize) -> io::Result<()> {
     use libc::{
-        BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_H, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_RSH,
-        BPF_W,
+        BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_K, BPF_LD,
+        BPF_RET, BPF_RSH, BPF_W,
     };
     let instruction = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
-    let slots = slots as u32;
-    // Offsets count from the UDP payload. A datagram that is too short goes to the first socket, slot 0.
-    let mut filter = match field {
-        SlotField::DestinationQp => vec![
-            instruction(BPF_LD | BPF_W | BPF_ABS, 4, 0, 0),
-            instruction(BPF_ALU | BPF_AND | BPF_K, Qpn::MULTICAST.value(), 0, 0),
-            instruction(BPF_JMP | BPF_JEQ | BPF_K, Qpn::MULTICAST.value(), 2, 0),
-            instruction(BPF_ALU | BPF_RSH | BPF_K, 24 - u32::from(QpnSlot::BITS), 0, 0),
-        ],
-        SlotField::LinkControl => {
-            vec![instruction(BPF_LD | BPF_H | BPF_ABS, Message::DESTINATION_SLOT_OFFSET as u32, 0, 0)]
-        }
-    };
-    filter.extend([
-        instruction(BPF_JMP | BPF_JGE | BPF_K, slots, 0, 1),
-        instruction(BPF_RET | BPF_K, 0, 0, 0),
+    let load = |size: u32, offset: usize| instruction(BPF_LD | size | BPF_ABS, offset as u32, 0, 0);
+    // Skips the first number of instructions if the value is equal, and the second if not.
+    let branch =
+        |value: u32, equal: u8, other: u8| instruction(BPF_JMP | BPF_JEQ | BPF_K, value, equal, other);
+    let to_slot = |slot: u32| instruction(BPF_RET | BPF_K, slot, 0, 0);
+    let shift = |bits: u32| instruction(BPF_ALU | BPF_RSH | BPF_K, bits - u32::from(QpnSlot::BITS), 0, 0);
+    let to_loaded_slot = [
+        instruction(BPF_JMP | BPF_JGE | BPF_K, slots as u32, 0, 1),
+        to_slot(0),
         instruction(BPF_RET | BPF_A, 0, 0, 0),
-    ]);
+    ];
+    let mut filter = Vec::new();
+    // Offsets count from the UDP payload. A datagram that is too short goes to the first socket, slot 0.
+    match field {
+        SlotField::Target => {
+            filter.extend([
+                load(BPF_W, 4),
+                instruction(BPF_ALU | BPF_AND | BPF_K, Qpn::MULTICAST.value(), 0, 0),
+                branch(Qpn::GSI.value(), 6, 0),
+                branch(Qpn::MULTICAST.value(), 0, 1),
+                to_slot(0),
+                shift(24),
+            ]);
+            filter.extend(to_loaded_slot);
+            filter.extend([
+                load(BPF_B, PacketTarget::CLASS_OFFSET),
+                branch(MadHeader::CLASS_CM.into(), 1, 0),
+                to_slot(0),
+                load(BPF_H, PacketTarget::ATTRIBUTE_OFFSET),
+                branch(MessageKind::Req as u32, 9, 0),
+                branch(MessageKind::SidrReq as u32, 8, 0),
+                branch(MessageKind::SidrRep as u32, 0, 2),
+                load(BPF_W, PacketTarget::REQUEST_ID_OFFSET),
+                instruction(BPF_JMP | BPF_JA, 1, 0, 0),
+                load(BPF_W, PacketTarget::REMOTE_ID_OFFSET),
+                shift(32),
+            ]);
+            filter.extend(to_loaded_slot);
+            filter.push(load(BPF_W, PacketTarget::LISTENER_SLOT_OFFSET));
+            filter.extend(to_loaded_slot);
+        }
+        SlotField::LinkControl => {
+            filter.push(load(BPF_H, Message::DESTINATION_SLOT_OFFSET));
+            filter.extend(to_loaded_slot);
+        }
+    }
     let program = libc::sock_fprog { len: filter.len() as libc::c_ushort, filter: filter.as_mut_ptr() };
     // SAFETY: the kernel copies the program, which outlives the call and has the stated length.
     let result = unsafe {

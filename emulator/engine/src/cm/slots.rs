@@ -1,0 +1,82 @@
+//! The processes of a host that have connection managers of their own. One connection manager keeps the ports of all.
+
+use super::ConnectionManager;
+use super::records::ConnectionRecords;
+use crate::ClientId;
+use core::net::IpAddr;
+use softhca_queue::CmRecords;
+use softhca_wire::cm::{Datagram, Message, ServiceId};
+use softhca_wire::{AddressHeaders, Bth, Qpn, TransportPacket};
+
+/// The receiver of a CM message within a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MadOwner {
+    /// This connection manager.
+    Own,
+    /// The process in a slot, which listens to the service.
+    Slot(u16),
+    /// The process that has received the request which the message repeats or withdraws, if there is one.
+    Requested,
+}
+
+impl ConnectionManager {
+    /// Lets a client have a connection manager of its own in a slot.
+    pub fn set_client_slot(&mut self, client: ClientId, slot: u16) {
+        self.client_slots.insert(client, slot);
+    }
+
+    /// Records the connections whose peers wait for a message from now on.
+    pub fn set_records(&mut self, records: CmRecords) {
+        self.records = Some(ConnectionRecords::new(records));
+    }
+
+    /// The slot of the process that listens to a service; `None` if nobody or a client of this connection manager does.
+    fn listener_slot(&self, service: ServiceId, address: IpAddr) -> Option<u16> {
+        let listener = self.ports.listener(service.port_space()?, service.port(), address)?;
+        self.client_slots.get(&self.identifiers.get(&listener)?.client).copied()
+    }
+
+    /// Whether an identifier listens to the service of a REQ or SIDR_REQ.
+    pub fn listens_to(&self, transport: &[u8]) -> bool {
+        let requested = parse(transport).as_ref().and_then(requested_service);
+        requested.is_some_and(|(service, address)| {
+            let space = service.port_space();
+            space.is_some_and(|space| self.ports.listener(space, service.port(), address).is_some())
+        })
+    }
+
+    /// The receiver of a CM message that does not name its process: a request, or a REJ of a peer that has not received an
+    /// answer to its request.
+    pub fn mad_owner(&self, addressing: &AddressHeaders, transport: &[u8]) -> MadOwner {
+        if Bth::parse(transport).is_ok_and(|bth| bth.destination_qp != Qpn::GSI) {
+            return MadOwner::Own;
+        }
+        let Some(message) = parse(transport) else { return MadOwner::Own };
+        // A request may be one that a process has received before it stopped listening.
+        let is_of_request = match (requested_service(&message), &message) {
+            (Some((service, address)), _) => match self.listener_slot(service, address) {
+                Some(slot) => return MadOwner::Slot(slot),
+                None => !self.listens_to(transport),
+            },
+            (None, Message::Rej(rej)) => rej.remote_id.0 == 0,
+            _ => false,
+        };
+        let is_known = || self.by_remote_comm_id.contains_key(&(addressing.source, message.sender_id()));
+        if is_of_request && !is_known() { MadOwner::Requested } else { MadOwner::Own }
+    }
+}
+
+/// The service of a request, and the address that it asks for.
+fn requested_service(message: &Message) -> Option<(ServiceId, IpAddr)> {
+    let (service, header) = match message {
+        Message::Req(req) => (req.service_id, req.rdma_cm_header()),
+        Message::SidrReq(req) => (req.service_id, req.rdma_cm_header()),
+        _ => return None,
+    };
+    Some((service, header?.ok()?.destination))
+}
+
+fn parse(transport: &[u8]) -> Option<Message> {
+    let packet = TransportPacket::parse(transport).ok()?;
+    Datagram::parse(packet.payload).ok().map(|datagram| datagram.message)
+}

@@ -1,0 +1,306 @@
+//! The ports of a process that runs its own connection manager: the daemon keeps those of all processes of a host.
+//!
+//! An identifier with a port has a second one in the daemon, which reserves the port and ends with the process. The ports
+//! of clients that only connect are kept for the next connection, so that this needs no message.
+
+use crate::backend::Result;
+use parking_lot::Mutex;
+use softhca_engine::{CmChannelId, CmId};
+use softhca_queue::cm::{CmOption, CmState, Command, IdSnapshot, PortSpace, Reply};
+use softhca_queue::reply;
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// The most ports of a port space that are kept for later connections.
+const MAX_SPARE_PORTS: usize = 256;
+
+/// The ports of a process.
+#[derive(Default)]
+pub(super) struct PortReservations {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The channel of the identifiers in the daemon. They have no events.
+    channel: Option<CmChannelId>,
+    by_identifier: BTreeMap<CmId, Reservation>,
+    /// Ports for connections, the one first that was free for longest.
+    spare: BTreeMap<PortSpace, VecDeque<Reservation>>,
+}
+
+/// An identifier in the daemon.
+#[derive(Clone, Copy)]
+struct Reservation {
+    id: CmId,
+    /// Its port, if it is one for connections.
+    port: Option<(PortSpace, u16)>,
+}
+
+impl PortReservations {
+    /// Executes a command by `execute`, and what it needs of the daemon by `request`.
+    pub fn execute(
+        &self,
+        command: Command,
+        mut execute: impl FnMut(Command) -> Result<Reply>,
+        mut request: impl FnMut(Command) -> Result<Reply>,
+    ) -> Result<Reply> {
+        let id = match &command {
+            Command::SetOption { id, option: CmOption::ReuseAddress(_) | CmOption::AfOnly(_) }
+            | Command::BindAddress { id, .. }
+            | Command::ResolveAddress { id, .. }
+            | Command::Listen { id, .. } => *id,
+            Command::DestroyId(id) => {
+                let result = execute(command.clone());
+                self.release(*id, &mut request);
+                return result;
+            }
+            _ => return execute(command),
+        };
+        let identifier = query(id, &mut execute)?;
+        let is_idle = identifier.state == CmState::Idle;
+        match command {
+            Command::SetOption { option, .. } => {
+                let reply = execute(command)?;
+                let reserved = self.reserve(id, &identifier, &mut request)?;
+                request(Command::SetOption { id: reserved, option })?;
+                Ok(reply)
+            }
+            Command::BindAddress { address, .. } if is_idle => {
+                let address = self.bind(id, &identifier, address, &mut request)?;
+                execute(Command::BindAddress { id, address })
+            }
+            Command::ResolveAddress { source, destination, .. } if is_idle => {
+                let any = unspecified(destination.ip());
+                let source = source.unwrap_or(SocketAddr::new(any, 0));
+                let source = match source.port() == 0 && !self.state.lock().by_identifier.contains_key(&id) {
+                    true => SocketAddr::new(source.ip(), self.take_port(id, &identifier, &mut request)?),
+                    false => self.bind(id, &identifier, source, &mut request)?,
+                };
+                let result = execute(Command::ResolveAddress { id, source: Some(source), destination });
+                if result.is_err() {
+                    self.release(id, &mut request);
+                }
+                result
+            }
+            Command::Listen { backlog, .. } => {
+                if is_idle {
+                    let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
+                    let address = self.bind(id, &identifier, any, &mut request)?;
+                    execute(Command::BindAddress { id, address })?;
+                }
+                if let Some(reservation) = self.reservation(id) {
+                    request(Command::Listen { id: reservation.id, backlog })?;
+                }
+                execute(Command::Listen { id, backlog })
+            }
+            command => execute(command),
+        }
+    }
+
+    fn reservation(&self, id: CmId) -> Option<Reservation> {
+        self.state.lock().by_identifier.get(&id).copied()
+    }
+
+    /// The identifier in the daemon for one of this process.
+    fn reserve(
+        &self,
+        id: CmId,
+        identifier: &IdSnapshot,
+        request: &mut impl FnMut(Command) -> Result<Reply>,
+    ) -> Result<CmId> {
+        if let Some(reservation) = self.reservation(id) {
+            return Ok(reservation.id);
+        }
+        let reserved = self.create(identifier, request)?;
+        self.state.lock().by_identifier.insert(id, Reservation { id: reserved, port: None });
+        Ok(reserved)
+    }
+
+    fn create(
+        &self,
+        identifier: &IdSnapshot,
+        request: &mut impl FnMut(Command) -> Result<Reply>,
+    ) -> Result<CmId> {
+        let mut state = self.state.lock();
+        let channel = match state.channel {
+            Some(channel) => channel,
+            None => {
+                let reply = request(Command::CreateEventChannel)?;
+                *state.channel.insert(reply!(reply, Reply::EventChannel(channel) => channel))
+            }
+        };
+        let IdSnapshot { port_space, qp_type, .. } = *identifier;
+        loop {
+            let error = match request(Command::CreateId { channel, port_space, qp_type }) {
+                Ok(reply) => return Ok(reply!(reply, Reply::Id(id) => id)),
+                Err(error) => error,
+            };
+            // Spare ports count against the limits of the process.
+            let Some(spare) = state.spare.values_mut().find_map(VecDeque::pop_front) else {
+                return Err(error);
+            };
+            request(Command::DestroyId(spare.id))?;
+        }
+    }
+
+    /// Binds an identifier in the daemon. Returns the address with the port that it got.
+    fn bind(
+        &self,
+        id: CmId,
+        identifier: &IdSnapshot,
+        address: SocketAddr,
+        request: &mut impl FnMut(Command) -> Result<Reply>,
+    ) -> Result<SocketAddr> {
+        let reserved = self.reserve(id, identifier, request)?;
+        request(Command::BindAddress { id: reserved, address })?;
+        let port = query(reserved, request)?.local.map_or(0, |local| local.port());
+        Ok(SocketAddr::new(address.ip(), port))
+    }
+
+    /// A port for a connection.
+    fn take_port(
+        &self,
+        id: CmId,
+        identifier: &IdSnapshot,
+        request: &mut impl FnMut(Command) -> Result<Reply>,
+    ) -> Result<u16> {
+        let space = identifier.port_space;
+        let spare = self.state.lock().spare.get_mut(&space).and_then(VecDeque::pop_front);
+        let (reservation, port) = match spare {
+            Some(Reservation { id, port: Some((_, port)) }) => (id, port),
+            _ => {
+                let reserved = self.create(identifier, request)?;
+                let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
+                request(Command::BindAddress { id: reserved, address: any })?;
+                (reserved, query(reserved, request)?.local.map_or(0, |local| local.port()))
+            }
+        };
+        let reservation = Reservation { id: reservation, port: Some((space, port)) };
+        self.state.lock().by_identifier.insert(id, reservation);
+        Ok(port)
+    }
+
+    /// An identifier of this process is gone, or needs no port.
+    fn release(&self, id: CmId, request: &mut impl FnMut(Command) -> Result<Reply>) {
+        let mut state = self.state.lock();
+        let Some(reservation) = state.by_identifier.remove(&id) else { return };
+        if let Some((space, _)) = reservation.port {
+            let spare = state.spare.entry(space).or_default();
+            if spare.len() < MAX_SPARE_PORTS {
+                return spare.push_back(reservation);
+            }
+        }
+        drop(state);
+        // If it fails, the daemon is gone.
+        let _ = request(Command::DestroyId(reservation.id));
+    }
+}
+
+fn query(id: CmId, execute: &mut impl FnMut(Command) -> Result<Reply>) -> Result<IdSnapshot> {
+    Ok(reply!(execute(Command::QueryId(id))?, Reply::Query(identifier) => identifier))
+}
+
+fn unspecified(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Error;
+    use softhca_engine::{AddressVector, QpType, VerbsError};
+    use softhca_wire::{Gid, Mtu, Qpn};
+
+    const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 9));
+
+    fn identifier(state: CmState, port: Option<u16>) -> IdSnapshot {
+        IdSnapshot {
+            state,
+            port_space: PortSpace::Tcp,
+            qp_type: QpType::Rc,
+            local: port.map(|port| SocketAddr::new(PEER, port)),
+            peer: None,
+            sgid: Gid::from(PEER),
+            address_vector: AddressVector::to(Gid::from(PEER)),
+            path_mtu: Mtu::B1024,
+            remote_qpn: Qpn::default(),
+        }
+    }
+
+    /// The connection manager of a process whose identifiers are all new.
+    fn own(command: Command) -> Result<Reply> {
+        Ok(match command {
+            Command::QueryId(_) => Reply::Query(identifier(CmState::Idle, None)),
+            _ => Reply::Done,
+        })
+    }
+
+    /// A daemon that permits so many identifiers, and the commands that it got.
+    struct Daemon {
+        limit: usize,
+        commands: Vec<Command>,
+        ids: Vec<CmId>,
+    }
+
+    impl Daemon {
+        fn execute(&mut self, command: Command) -> Result<Reply> {
+            self.commands.push(command.clone());
+            Ok(match command {
+                Command::CreateEventChannel => Reply::EventChannel(CmChannelId(1)),
+                Command::CreateId { .. } if self.ids.len() >= self.limit => {
+                    return Err(Error::from(VerbsError::Unsupported { what: "another identifier" }));
+                }
+                Command::CreateId { .. } => {
+                    self.ids.push(CmId(self.commands.len() as u32));
+                    Reply::Id(self.ids[self.ids.len() - 1])
+                }
+                Command::DestroyId(id) => {
+                    self.ids.retain(|other| *other != id);
+                    Reply::Done
+                }
+                Command::QueryId(id) => Reply::Query(identifier(CmState::Bound, Some(40_000 + id.0 as u16))),
+                _ => Reply::Done,
+            })
+        }
+    }
+
+    fn connect(ports: &PortReservations, daemon: &mut Daemon, id: u32) {
+        let (id, destination) = (CmId(id), SocketAddr::new(PEER, 7174));
+        let resolve = Command::ResolveAddress { id, source: None, destination };
+        ports.execute(resolve, own, |command| daemon.execute(command)).unwrap();
+    }
+
+    #[test]
+    fn a_second_connection_uses_the_port_of_the_first_without_a_message() {
+        let (ports, mut daemon) =
+            (PortReservations::default(), Daemon { limit: 8, commands: Vec::new(), ids: Vec::new() });
+        connect(&ports, &mut daemon, 1);
+        let requests = daemon.commands.len();
+        for id in 1..100 {
+            ports.execute(Command::DestroyId(CmId(id)), own, |command| daemon.execute(command)).unwrap();
+            connect(&ports, &mut daemon, id + 1);
+        }
+        assert_eq!(daemon.commands.len(), requests, "{:?}", daemon.commands);
+        connect(&ports, &mut daemon, 101);
+        assert_eq!(daemon.ids.len(), 2);
+    }
+
+    #[test]
+    fn spare_ports_make_room_for_a_listener() {
+        let (ports, mut daemon) =
+            (PortReservations::default(), Daemon { limit: 2, commands: Vec::new(), ids: Vec::new() });
+        (1..3).for_each(|id| connect(&ports, &mut daemon, id));
+        for id in 1..3 {
+            ports.execute(Command::DestroyId(CmId(id)), own, |command| daemon.execute(command)).unwrap();
+        }
+        assert_eq!(daemon.ids.len(), 2);
+        let listen = Command::Listen { id: CmId(9), backlog: 1 };
+        ports.execute(listen, own, |command| daemon.execute(command)).unwrap();
+        assert!(matches!(daemon.commands.last(), Some(Command::Listen { .. })), "{:?}", daemon.commands);
+        assert_eq!(daemon.ids.len(), 2);
+    }
+}
