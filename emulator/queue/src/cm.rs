@@ -95,6 +95,13 @@ pub enum Command {
         qp_type: QpType,
     },
     DestroyId(CmId),
+    /// Creates an identifier without events that reserves a port, for a process with a connection manager of its own. Without
+    /// an address it is bound later.
+    ReservePort {
+        port_space: PortSpace,
+        qp_type: QpType,
+        address: Option<SocketAddr>,
+    },
     /// Moves an identifier and its events to another channel.
     MigrateId {
         id: CmId,
@@ -160,7 +167,9 @@ impl Command {
     pub fn call(&self) -> Option<(Verb, Option<(Resource, u32)>)> {
         let (verb, id) = match self {
             Command::CreateEventChannel => return Some((Verb::RdmaCreateEventChannel, None)),
-            Command::CreateId { .. } => return Some((Verb::RdmaCreateId, None)),
+            Command::CreateId { .. } | Command::ReservePort { .. } => {
+                return Some((Verb::RdmaCreateId, None));
+            }
             Command::MigrateId { id, .. } => (Verb::RdmaMigrateId, id),
             Command::SetOption { id, .. } => (Verb::RdmaSetOption, id),
             Command::BindAddress { id, .. } => (Verb::RdmaBindAddr, id),
@@ -277,6 +286,8 @@ pub enum Reply {
     EventChannel(CmChannelId),
     /// The new identifier.
     Id(CmId),
+    /// The identifier that reserves a port, and the port; zero if it is not bound.
+    Reserved(CmId, u16),
     /// The state and addresses of an identifier.
     Query(IdSnapshot),
     /// The attributes of the queue pair.

@@ -334,7 +334,9 @@ impl Command {
             Command::OpenXrcDomain => Resource::XrcDomain,
             Command::CreateAddressHandle { .. } => Resource::AddressHandle,
             Command::CreateQueuePair { .. } => Resource::QueuePair,
-            Command::Cm(cm::Command::CreateId { .. }) => Resource::CmIdentifier,
+            Command::Cm(cm::Command::CreateId { .. } | cm::Command::ReservePort { .. }) => {
+                Resource::CmIdentifier
+            }
             Command::Cm(cm::Command::CreateEventChannel) => Resource::CmChannel,
             _ => return None,
         })

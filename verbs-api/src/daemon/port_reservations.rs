@@ -5,7 +5,7 @@
 
 use crate::backend::Result;
 use parking_lot::Mutex;
-use softhca_engine::{CmChannelId, CmId};
+use softhca_engine::CmId;
 use softhca_queue::cm::{CmOption, CmState, Command, IdSnapshot, PortSpace, Reply};
 use softhca_queue::reply;
 use std::collections::{BTreeMap, VecDeque};
@@ -13,6 +13,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// The most ports of a port space that are kept for later connections.
 const MAX_SPARE_PORTS: usize = 256;
+
+/// Any port of any address.
+const ANY: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
 
 /// The ports of a process.
 #[derive(Default)]
@@ -22,8 +25,6 @@ pub(super) struct PortReservations {
 
 #[derive(Default)]
 struct State {
-    /// The channel of the identifiers in the daemon. They have no events.
-    channel: Option<CmChannelId>,
     by_identifier: BTreeMap<CmId, Reservation>,
     /// Ports for connections, the one first that was free for longest.
     spare: BTreeMap<PortSpace, VecDeque<Reservation>>,
@@ -85,8 +86,7 @@ impl PortReservations {
             }
             Command::Listen { backlog, .. } => {
                 if is_idle {
-                    let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
-                    let address = self.bind(id, &identifier, any, &mut request)?;
+                    let address = self.bind(id, &identifier, ANY, &mut request)?;
                     execute(Command::BindAddress { id, address })?;
                 }
                 if let Some(reservation) = self.reservation(id) {
@@ -102,7 +102,7 @@ impl PortReservations {
         self.state.lock().by_identifier.get(&id).copied()
     }
 
-    /// The identifier in the daemon for one of this process.
+    /// The identifier in the daemon for one of this process, not yet bound.
     fn reserve(
         &self,
         id: CmId,
@@ -112,32 +112,26 @@ impl PortReservations {
         if let Some(reservation) = self.reservation(id) {
             return Ok(reservation.id);
         }
-        let reserved = self.create(identifier, request)?;
+        let (reserved, _) = self.create(identifier, None, request)?;
         self.state.lock().by_identifier.insert(id, Reservation { id: reserved, port: None });
         Ok(reserved)
     }
 
+    /// A new identifier in the daemon, and its port if it gets an address.
     fn create(
         &self,
         identifier: &IdSnapshot,
+        address: Option<SocketAddr>,
         request: &mut impl FnMut(Command) -> Result<Reply>,
-    ) -> Result<CmId> {
-        let mut state = self.state.lock();
-        let channel = match state.channel {
-            Some(channel) => channel,
-            None => {
-                let reply = request(Command::CreateEventChannel)?;
-                *state.channel.insert(reply!(reply, Reply::EventChannel(channel) => channel))
-            }
-        };
+    ) -> Result<(CmId, u16)> {
         let IdSnapshot { port_space, qp_type, .. } = *identifier;
         loop {
-            let error = match request(Command::CreateId { channel, port_space, qp_type }) {
-                Ok(reply) => return Ok(reply!(reply, Reply::Id(id) => id)),
+            let error = match request(Command::ReservePort { port_space, qp_type, address }) {
+                Ok(reply) => return Ok(reply!(reply, Reply::Reserved(id, port) => (id, port))),
                 Err(error) => error,
             };
             // Spare ports count against the limits of the process.
-            let Some(spare) = state.spare.values_mut().find_map(VecDeque::pop_front) else {
+            let Some(spare) = self.state.lock().spare.values_mut().find_map(VecDeque::pop_front) else {
                 return Err(error);
             };
             request(Command::DestroyId(spare.id))?;
@@ -152,9 +146,17 @@ impl PortReservations {
         address: SocketAddr,
         request: &mut impl FnMut(Command) -> Result<Reply>,
     ) -> Result<SocketAddr> {
-        let reserved = self.reserve(id, identifier, request)?;
-        request(Command::BindAddress { id: reserved, address })?;
-        let port = query(reserved, request)?.local.map_or(0, |local| local.port());
+        let port = match self.reservation(id) {
+            Some(reservation) => {
+                request(Command::BindAddress { id: reservation.id, address })?;
+                query(reservation.id, request)?.local.map_or(0, |local| local.port())
+            }
+            None => {
+                let (reserved, port) = self.create(identifier, Some(address), request)?;
+                self.state.lock().by_identifier.insert(id, Reservation { id: reserved, port: None });
+                port
+            }
+        };
         Ok(SocketAddr::new(address.ip(), port))
     }
 
@@ -169,12 +171,7 @@ impl PortReservations {
         let spare = self.state.lock().spare.get_mut(&space).and_then(VecDeque::pop_front);
         let (reservation, port) = match spare {
             Some(Reservation { id, port: Some((_, port)) }) => (id, port),
-            _ => {
-                let reserved = self.create(identifier, request)?;
-                let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
-                request(Command::BindAddress { id: reserved, address: any })?;
-                (reserved, query(reserved, request)?.local.map_or(0, |local| local.port()))
-            }
+            _ => self.create(identifier, Some(ANY), request)?,
         };
         let reservation = Reservation { id: reservation, port: Some((space, port)) };
         self.state.lock().by_identifier.insert(id, reservation);
@@ -250,19 +247,18 @@ mod tests {
         fn execute(&mut self, command: Command) -> Result<Reply> {
             self.commands.push(command.clone());
             Ok(match command {
-                Command::CreateEventChannel => Reply::EventChannel(CmChannelId(1)),
-                Command::CreateId { .. } if self.ids.len() >= self.limit => {
+                Command::ReservePort { .. } if self.ids.len() >= self.limit => {
                     return Err(Error::from(VerbsError::Unsupported { what: "another identifier" }));
                 }
-                Command::CreateId { .. } => {
-                    self.ids.push(CmId(self.commands.len() as u32));
-                    Reply::Id(self.ids[self.ids.len() - 1])
+                Command::ReservePort { .. } => {
+                    let number = self.commands.len() as u16;
+                    self.ids.push(CmId(number.into()));
+                    Reply::Reserved(CmId(number.into()), 40_000 + number)
                 }
                 Command::DestroyId(id) => {
                     self.ids.retain(|other| *other != id);
                     Reply::Done
                 }
-                Command::QueryId(id) => Reply::Query(identifier(CmState::Bound, Some(40_000 + id.0 as u16))),
                 _ => Reply::Done,
             })
         }

@@ -25,6 +25,9 @@ impl CmCall<'_, '_> {
             Command::CreateId { channel, port_space: space, qp_type: kind } => {
                 return self.cm.create(client, channel, space, kind).map(Reply::Id);
             }
+            Command::ReservePort { port_space, qp_type, address } => {
+                return self.reserve_port(client, port_space, qp_type, address);
+            }
             Command::DestroyId(id) => {
                 self.cm.identifier(client, id)?;
                 self.destroy(id);

@@ -18,6 +18,17 @@ impl ConnectionManager {
         kind: QpType,
     ) -> VerbsResult<CmId> {
         self.channel(client, channel)?;
+        self.create_on(client, channel, space, kind)
+    }
+
+    /// As `create`, on a channel that need not exist.
+    pub(super) fn create_on(
+        &mut self,
+        client: ClientId,
+        channel: CmChannelId,
+        space: PortSpace,
+        kind: QpType,
+    ) -> VerbsResult<CmId> {
         let kind = match (space, kind) {
             (PortSpace::Udp | PortSpace::IpOverIb, _) => QpType::Ud,
             (PortSpace::Tcp, QpType::Rc) => QpType::Rc,

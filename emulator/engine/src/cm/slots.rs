@@ -1,11 +1,12 @@
 //! The processes of a host that have connection managers of their own. One connection manager keeps the ports of all.
 
-use super::ConnectionManager;
 use super::records::ConnectionRecords;
-use crate::ClientId;
-use core::net::IpAddr;
+use super::{CmCall, ConnectionManager};
+use crate::{ClientId, CmChannelId, QpType, VerbsError, VerbsResult};
+use core::net::{IpAddr, SocketAddr};
 use softhca_queue::CmRecords;
-use softhca_wire::cm::{Datagram, Message, ServiceId};
+use softhca_queue::cm::Reply;
+use softhca_wire::cm::{Datagram, Message, PortSpace, ServiceId};
 use softhca_wire::{AddressHeaders, Bth, Qpn, TransportPacket};
 
 /// The receiver of a CM message within a host.
@@ -63,6 +64,31 @@ impl ConnectionManager {
         };
         let is_known = || self.by_remote_comm_id.contains_key(&(addressing.source, message.sender_id()));
         if is_of_request && !is_known() { MadOwner::Requested } else { MadOwner::Own }
+    }
+}
+
+impl CmCall<'_, '_> {
+    /// Creates an identifier that reserves a port for a process with a connection manager of its own.
+    pub(super) fn reserve_port(
+        &mut self,
+        client: ClientId,
+        space: PortSpace,
+        kind: QpType,
+        address: Option<SocketAddr>,
+    ) -> VerbsResult<Reply> {
+        if !self.cm.client_slots.contains_key(&client) {
+            let what = "a reserved port for a client without a slot";
+            return Err(VerbsError::Unsupported { what });
+        }
+        let id = self.cm.create_on(client, CmChannelId(0), space, kind)?;
+        if let Some(address) = address
+            && let Err(error) = self.bind(client, id, address)
+        {
+            self.destroy(id);
+            return Err(error);
+        }
+        let port = self.cm.identifier(client, id)?.local.map_or(0, |local| local.port());
+        Ok(Reply::Reserved(id, port))
     }
 }
 
