@@ -36,8 +36,8 @@ pub struct MemoryBlock {
 
 /// The owner of the bytes.
 enum Storage {
-    /// The block, on its own pages.
-    Heap,
+    /// The block, in an allocation that begins so many bytes before it.
+    Heap { offset: usize },
     /// A mapping.
     Mapped(Arc<dyn Any + Send + Sync>),
     /// The caller, which should keep them mapped.
@@ -56,9 +56,12 @@ impl MemoryBlock {
     pub fn new(length: usize) -> MemoryBlock {
         let layout = Self::layout(length);
         // SAFETY: the layout has a size of at least one page.
-        let base = unsafe { alloc_zeroed(layout) };
-        let Some(base) = NonNull::new(base) else { handle_alloc_error(layout) };
-        MemoryBlock { base, length, writable: true.into(), storage: Storage::Heap }
+        let allocation = unsafe { alloc_zeroed(layout) };
+        let Some(allocation) = NonNull::new(allocation) else { handle_alloc_error(layout) };
+        let offset = allocation.as_ptr().addr().wrapping_neg() % PAGE;
+        // SAFETY: the layout has a page more than the block, which begins within it.
+        let base = unsafe { allocation.add(offset) };
+        MemoryBlock { base, length, writable: true.into(), storage: Storage::Heap { offset } }
     }
 
     /// Wraps memory that the caller owns.
@@ -115,14 +118,15 @@ impl MemoryBlock {
     pub fn mapping(&self) -> Option<&Arc<dyn Any + Send + Sync>> {
         match &self.storage {
             Storage::Mapped(owner) => Some(owner),
-            Storage::Heap | Storage::Borrowed | Storage::External(_) => None,
+            Storage::Heap { .. } | Storage::Borrowed | Storage::External(_) => None,
         }
     }
 
+    /// The allocation of a block that begins at a page. It asks for the smallest alignment: with a larger one, the
+    /// allocator would write to all pages to zero them, instead of taking new ones.
     fn layout(length: usize) -> Layout {
-        let size = length.max(1).checked_next_multiple_of(PAGE);
-        size.and_then(|size| Layout::from_size_align(size, PAGE).ok())
-            .expect("the block fits the address space")
+        let size = length.max(1).checked_next_multiple_of(PAGE).and_then(|size| size.checked_add(PAGE));
+        size.and_then(|size| Layout::from_size_align(size, 1).ok()).expect("the block fits the address space")
     }
 
     fn pointer_at(&self, offset: u64, length: usize) -> Result<NonNull<u8>, MemoryFault> {
@@ -236,9 +240,9 @@ impl core::fmt::Debug for MemoryBlock {
 
 impl Drop for MemoryBlock {
     fn drop(&mut self) {
-        if let Storage::Heap = self.storage {
-            // SAFETY: allocated in `new` with this layout, and nothing else refers to it.
-            unsafe { dealloc(self.base.as_ptr(), Self::layout(self.length)) };
+        if let Storage::Heap { offset } = self.storage {
+            // SAFETY: allocated in `new` with this layout, so many bytes before, and nothing else refers to it.
+            unsafe { dealloc(self.base.as_ptr().sub(offset), Self::layout(self.length)) };
         }
     }
 }
@@ -248,6 +252,17 @@ mod tests {
     use super::*;
     use core::sync::atomic::{AtomicU64, fence};
     use std::vec;
+
+    #[test]
+    fn new_blocks_begin_at_a_page_and_are_zero() {
+        for length in [0, 1, PAGE, PAGE + 1, 70_000] {
+            let block = MemoryBlock::new(length);
+            let mut bytes = vec![1; length];
+            assert_eq!(block.read(0, &mut bytes), Ok(()));
+            assert!(bytes.iter().all(|byte| *byte == 0));
+            assert_eq!(block.address() % PAGE as u64, 0);
+        }
+    }
 
     #[test]
     fn read_only_memory_is_read_and_never_written() {
