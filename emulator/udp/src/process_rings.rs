@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// The bytes in flight in each direction.
-const CAPACITY: usize = 1 << 20;
+const CAPACITY: usize = 512 << 10;
 /// How long a slot without a process stays absent, in nanoseconds: packets to it are discarded.
 const ABSENT_FOR: u64 = 100_000_000;
 /// The most chunks that one poll takes from a ring.
