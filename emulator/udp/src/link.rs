@@ -224,6 +224,11 @@ impl LinkControl {
         self.keeps_local && is_reached && self.own_addresses.contains(&port.address)
     }
 
+    /// Whether another process has slot 0 of this address, and hands packets over.
+    pub fn has_other_slot_0(&self, address: IpAddr) -> bool {
+        self.keeps_local && self.slot.number != 0 && self.own_addresses.contains(&address)
+    }
+
     /// From now on a fault rule sends frames out of PSN order. No frame leaves before its peer has been informed.
     pub fn announce_reordering(&mut self) {
         self.transmit_order = FrameOrder::Reordered;

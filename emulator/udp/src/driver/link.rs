@@ -122,10 +122,16 @@ impl Port {
         Some(rings.send(peer.slot, chunk, bytes))
     }
 
+    /// Whether the process with slot 0 gives a packet to the process that it is for, without a link: a MAD to the own host
+    /// that names no process. `target` is the number that leads to its receiver.
+    pub fn is_handed_over(&self, destination: IpAddr, target: Qpn) -> bool {
+        target.value() <= Qpn::GSI.value() && self.rings.is_some() && self.links.has_other_slot_0(destination)
+    }
+
     /// Whether packets to a port leave from a socket for its slot: one of the hosts has several processes.
     fn uses_send_socket(&self, peer: PeerPort) -> bool {
         let bits = self.links.slot().bits | self.links.slot_bits(peer.address);
-        bits > 0 && !peer.address.is_multicast()
+        bits > 0 && !peer.address.is_multicast() && !self.stays_in_memory(peer)
     }
 
     /// The source port of packets to a port: that of their socket, or that of the flow with entropy, else 4791.
@@ -356,7 +362,7 @@ impl TransmitGate for PortGate<'_> {
             port.blocked_on_pause.insert(peer);
             return 0;
         }
-        if port.links.is_internal(peer) {
+        if port.links.is_internal(peer) || port.is_handed_over(destination, destination_qp) {
             return usize::MAX;
         }
         if let Some(room) = port.room_in_rings(peer, size, *now) {

@@ -69,7 +69,12 @@ impl<M: Memory> Driver<M> {
         for HandedOverPacket { source, destination, traffic_class, bytes, .. } in packets {
             let chunk =
                 Chunk { source: *source, traffic_class: *traffic_class, segment_size: bytes.len(), bytes };
-            let peer = port.links.sender(source.ip(), source.port());
+            // A process of this host that has had slot 0 hand its packet over has no link.
+            let has_link = source.port() != ROCE_PORT || !port.links.has_other_slot_0(source.ip());
+            let peer = match has_link {
+                true => port.links.sender(source.ip(), source.port()),
+                false => PeerPort { address: source.ip(), slot: port.links.slot().number },
+            };
             let arrival = Arrival { chunk, peer, destination: *destination, check: IcrcCheck::Ignore };
             receiver.packets.receive_chunk(now, arrival, engine, &mut port.links, port.network.as_ref());
         }

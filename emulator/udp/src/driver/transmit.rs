@@ -10,6 +10,8 @@ use crate::process_rings::RingSend;
 use crate::{Chunk, MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, PeerPort, SendError, charge};
 use softhca_engine::{Instant, Memory, PacketBatch};
 use softhca_fabric::{EventSink, Frame, Stage};
+use softhca_queue::HandedOverPacket;
+use softhca_wire::cm::PacketTarget;
 use softhca_wire::{AddressHeaders, ICRC_LEN, Icrc, Qpn, ROCE_PORT};
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -65,6 +67,9 @@ impl Transmitter {
             let Some(mut batch) = self.next_batch(now, engine, port, MAX_BATCH_SEGMENTS) else { break };
             moved = true;
             if self.send_to_host_network(now, &batch, port, &mut *engine.sink) {
+                continue;
+            }
+            if self.hand_over(now, &batch, port, receiver, &mut *engine.sink) {
                 continue;
             }
             let peer = self.assign_source_port(&mut batch.addressing, port);
@@ -285,6 +290,37 @@ impl Transmitter {
         let peer = port.destination_port(addressing.destination, &self.buffer);
         addressing.source_port = port.source_port(peer, addressing.source, addressing.source_port);
         peer
+    }
+
+    /// Puts the packets in the buffer among those for other slots, if slot 0 of the own host knows whom they are for.
+    fn hand_over(
+        &mut self,
+        now: Instant,
+        batch: &PacketBatch,
+        port: &Port,
+        receiver: &mut PacketReceiver,
+        sink: &mut dyn EventSink,
+    ) -> bool {
+        let destination = batch.addressing.destination;
+        if !port.is_handed_over(destination, PacketTarget::of(&self.buffer).qpn()) {
+            return false;
+        }
+        let mut addressing = AddressHeaders { source_port: ROCE_PORT, ..batch.addressing };
+        for (index, packet) in self.buffer[..batch.bytes].chunks_mut(batch.segment_size).enumerate() {
+            addressing.identification = index as u16;
+            Icrc::write(&addressing, packet);
+            if sink.is_enabled() {
+                sink.on_event(now, &frame_event(Stage::Admitted, &addressing, packet));
+            }
+            receiver.misdelivered.push(HandedOverPacket {
+                slot: 0,
+                source: SocketAddr::new(addressing.source, ROCE_PORT),
+                destination,
+                traffic_class: addressing.traffic_class,
+                bytes: packet.to_vec(),
+            });
+        }
+        true
     }
 
     /// Hands the packet in the buffer to the host network, if that leads to its destination.
