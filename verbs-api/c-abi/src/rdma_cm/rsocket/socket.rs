@@ -272,6 +272,7 @@ impl Rsocket {
                 return Err(Rejection::would_block());
             }
             if Instant::now() < *spin_until.get_or_insert_with(|| Instant::now() + SPIN_TIME) {
+                std::thread::yield_now();
                 continue;
             }
             sleep(&[(self.clone(), seen)], &mut [], None)?;
@@ -353,7 +354,7 @@ pub fn poll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<c
             return Ok(ready);
         }
         if has_looked && now < spin_until && !sockets.is_empty() {
-            std::hint::spin_loop();
+            std::thread::yield_now();
             continue;
         }
         match has_looked {
