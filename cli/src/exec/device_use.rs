@@ -6,7 +6,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// The library creates the file that this variable names when a program asks for the list of devices.
+/// The library writes to the file that this variable names when a program asks for the list of devices. The file exists
+/// already: to create one takes a program longer than the list.
 pub const MARK_VARIABLE: &str = "SOFTHCA_USED_MARK";
 
 /// How often the libraries of a program are looked at: soon after its start, and later.
@@ -28,7 +29,8 @@ impl DeviceUse {
         let now = Instant::now();
         let name = format!("used-{}-{}", std::process::id(), now.elapsed().as_nanos());
         let mark = RuntimeDir::for_user().path().join(name);
-        let _ = std::fs::remove_file(&mark);
+        // Without the file, a program that used a device is reported too.
+        let _ = std::fs::File::create(&mark);
         DeviceUse { mark, started: now, next: now, others: BTreeSet::new() }
     }
 
@@ -37,9 +39,13 @@ impl DeviceUse {
         (MARK_VARIABLE, self.mark.clone().into())
     }
 
+    fn is_used(&self) -> bool {
+        std::fs::metadata(&self.mark).is_ok_and(|mark| mark.len() > 0)
+    }
+
     /// Looks at the libraries of the processes if it is time; returns the time until the next look.
     pub fn look(&mut self, program: i32) -> Option<Duration> {
-        if self.mark.exists() {
+        if self.is_used() {
             return None;
         }
         let now = Instant::now();
@@ -58,7 +64,8 @@ impl DeviceUse {
 
     /// The message for the user if the program never used a device.
     pub fn warning(self, program: &str, is_preloaded: bool) -> Option<String> {
-        let is_used = std::fs::remove_file(&self.mark).is_ok();
+        let is_used = self.is_used();
+        let _ = std::fs::remove_file(&self.mark);
         if is_used {
             return None;
         }

@@ -5,8 +5,10 @@ use crate::errno::{Rejection, check};
 use crate::faults;
 use core::ffi::{CStr, c_char, c_int};
 use parking_lot::Mutex;
-use softhca::{HostDevice, Verb};
+use softhca::{DaemonControl, HostDevice, Verb};
 use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::sync::Once;
 
 /// A device, with the fields that programs for older providers read behind it.
@@ -63,40 +65,47 @@ fn device_for_host(host: HostDevice) -> *mut ibv_device {
 
 /// The devices of this process's host. If there is none, prints the reason to stderr the first time.
 pub fn host_devices() -> Vec<*mut ibv_device> {
+    connect_to_host().map_or(Vec::new(), |(_, devices)| devices)
+}
+
+/// A connection to the daemon, and the devices of this process's host. If there are none, prints the reason to stderr the
+/// first time.
+pub fn connect_to_host() -> Option<(DaemonControl, Vec<*mut ibv_device>)> {
     static REPORTED: Once = Once::new();
     faults::prepare();
     let wanted = std::env::var(softhca::HOST_VARIABLE).ok();
-    let found = softhca::Device::list(None).map_err(|error| error.to_string()).and_then(|devices| {
+    let found = DaemonControl::connect(None).map_err(|error| error.to_string()).and_then(|control| {
+        let devices = control.hosts();
         let host = wanted.or_else(|| devices.first().map(|device| device.host.clone())).unwrap_or_default();
-        match devices.iter().any(|device| device.host == host) {
-            true => Ok(devices.into_iter().filter(|device| device.host == host).collect::<Vec<_>>()),
-            false => {
-                let mut names: Vec<_> = devices.into_iter().map(|device| device.host).collect();
-                names.dedup();
-                Err(format!("no host {host:?}; available hosts: {}", names.join(", ")))
-            }
+        let of_host: Vec<_> = devices.iter().filter(|device| device.host == host).cloned().collect();
+        if of_host.is_empty() {
+            let mut names: Vec<_> = devices.iter().map(|device| device.host.as_str()).collect();
+            names.dedup();
+            return Err(format!("no host {host:?}; available hosts: {}", names.join(", ")));
         }
+        Ok((control, of_host))
     });
     match found {
-        Ok(devices) => {
+        Ok((control, devices)) => {
             mark_use();
-            devices.into_iter().filter(|device| !device.is_removed).map(device_for_host).collect()
+            let present = devices.into_iter().filter(|device| !device.is_removed);
+            Some((control, present.map(device_for_host).collect()))
         }
         Err(reason) => {
             REPORTED.call_once(|| eprintln!("softhca: no device: {reason}"));
-            Vec::new()
+            None
         }
     }
 }
 
-/// Tells `softhca exec` that the program looks for devices here: it creates the file that the variable names.
+/// Tells `softhca exec` that the program looks for devices here: it writes to the file that the variable names.
 fn mark_use() {
     const MARK_VARIABLE: &str = "SOFTHCA_USED_MARK";
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         if let Some(path) = std::env::var_os(MARK_VARIABLE) {
-            // If it cannot be created, `exec` warns without need.
-            let _ = std::fs::File::create(path);
+            // If it cannot be written, `exec` warns without need.
+            let _ = OpenOptions::new().write(true).open(path).and_then(|mut file| file.write_all(b"1"));
         }
     });
 }

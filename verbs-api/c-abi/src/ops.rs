@@ -9,7 +9,7 @@ use crate::{
 };
 use core::ffi::c_int;
 use parking_lot::Mutex;
-use softhca::Verb;
+use softhca::{DaemonControl, Verb};
 
 fn fill_verbs(device: *mut ibv_device, command: c_int, events: c_int) -> verbs_context {
     let mut verbs = destroyed_context::rejecting_context();
@@ -41,6 +41,15 @@ fn fill_verbs(device: *mut ibv_device, command: c_int, events: c_int) -> verbs_c
 }
 
 pub unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
+    // SAFETY: as for the caller.
+    unsafe { open_device_over(None, device) }
+}
+
+/// Opens a device over this connection to the daemon, or a new one.
+///
+/// # Safety
+/// `device` is one of this library, or null.
+pub unsafe fn open_device_over(control: Option<DaemonControl>, device: *mut ibv_device) -> *mut ibv_context {
     const VERB: &str = "ibv_open_device";
     if device.is_null() {
         return Rejection::invalid("the device is null").null(VERB);
@@ -48,7 +57,11 @@ pub unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_contex
     check!(VERB, null, faults::announce(Verb::OpenDevice, None));
     // SAFETY: a device of this library.
     let device_state = unsafe { device::of(device) };
-    let opened = softhca::Device::daemon_host(None, Some(&device_state.host.name));
+    let host = &device_state.host.name;
+    let opened = match control {
+        Some(control) => control.open_device(host),
+        None => softhca::Device::daemon_host(None, Some(host)),
+    };
     let device_handle = check!(VERB, null, opened);
     let opened_context = device_handle.open();
     let inner = check!(VERB, null, opened_context.async_fd());

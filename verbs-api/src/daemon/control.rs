@@ -3,7 +3,7 @@
 use crate::backend::Result;
 use crate::daemon::connection::ControlSocket;
 use crate::{
-    Counters, Error, QpType,
+    Counters, Device, Error, QpType,
     fault::{FlowId, Rule, RuleCounters},
 };
 use softhca_queue::control::{
@@ -57,6 +57,11 @@ impl DaemonControl {
     /// The hosts and the device of each.
     pub fn hosts(&self) -> &[HostDevice] {
         &self.socket.welcome.hosts
+    }
+
+    /// Opens the device of a host over this connection.
+    pub fn open_device(self, host: &str) -> Result<Device> {
+        Device::open_over(self.socket, Some(host.into()))
     }
 
     /// The daemon's process.

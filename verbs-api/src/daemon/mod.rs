@@ -53,7 +53,11 @@ impl Device {
     /// The device of a host of a daemon, both by name. `None` is as in [`Device::daemon`].
     pub fn daemon_host(daemon: Option<&str>, host: Option<&str>) -> Result<Device> {
         let host = host.map(String::from).or_else(|| std::env::var(HOST_VARIABLE).ok());
-        let mut socket = ControlSocket::connect(&daemon_name(daemon))?;
+        Device::open_over(ControlSocket::connect(&daemon_name(daemon))?, host)
+    }
+
+    /// The device of a host, whose control verbs go over `socket`.
+    fn open_over(mut socket: ControlSocket, host: Option<String>) -> Result<Device> {
         let opened = OpenedHost::open(&mut socket, host)?;
         let address = opened.host.address;
         let backend: Arc<dyn Backend> = match opened.direct {

@@ -5,7 +5,7 @@ use crate::errno::Rejection;
 use crate::{context, device, ops, protection};
 use core::ffi::c_int;
 use parking_lot::Mutex;
-use softhca::Error;
+use softhca::{DaemonControl, Error};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::sync::Arc;
 
@@ -18,14 +18,15 @@ pub(super) struct CmDevice {
 }
 
 impl CmDevice {
-    /// Opens a device.
-    fn open(device: *mut ibv_device) -> Result<CmDevice, Rejection> {
+    /// Opens a device over this connection to the daemon, or a new one.
+    fn open(control: Option<DaemonControl>, device: *mut ibv_device) -> Result<CmDevice, Rejection> {
         let last = || {
             let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENODEV);
             Rejection::system(errno, "opening a device of the process")
         };
         // SAFETY: a device of this library.
-        let (context, address) = unsafe { (ops::open_device(device), device::of(device).host.address) };
+        let (context, address) =
+            unsafe { (ops::open_device_over(control, device), device::of(device).host.address) };
         if context.is_null() {
             return Err(last());
         }
@@ -64,11 +65,11 @@ pub(super) fn cm_devices() -> Result<Arc<[CmDevice]>, Rejection> {
     {
         return Ok(found.clone());
     }
-    let devices = device::host_devices();
-    if devices.is_empty() {
-        return Err(Rejection::new(libc::ENODEV, "the process has no device"));
-    }
-    let opened: Arc<[CmDevice]> = devices.into_iter().map(CmDevice::open).collect::<Result<_, _>>()?;
+    let found = device::connect_to_host().filter(|(_, devices)| !devices.is_empty());
+    let (control, devices) = found.ok_or(Rejection::new(libc::ENODEV, "the process has no device"))?;
+    let mut control = Some(control);
+    let opened: Arc<[CmDevice]> =
+        devices.into_iter().map(|device| CmDevice::open(control.take(), device)).collect::<Result<_, _>>()?;
     *current = Some((process, opened.clone()));
     Ok(opened)
 }
