@@ -71,9 +71,10 @@ pub(crate) trait Runtime: Send + Sync {
     fn allow_silent_waits(&self) {}
     /// The time by which the application waits.
     fn now(&self) -> Instant;
-    /// Where callers drive: drives for a moment, until `notifier` counts past `seen`.
-    fn spin_wait(&self, notifier: &Notifier, seen: u64) {
+    /// Where callers drive: drives for a moment, until `notifier` counts past `seen`. Returns whether it did.
+    fn spin_wait(&self, notifier: &Notifier, seen: u64) -> bool {
         let _ = (notifier, seen);
+        false
     }
     /// Blocks until `notifier` counts past `seen`. Returns false if `until` comes first.
     fn wait(&self, notifier: &Notifier, seen: u64, until: Option<Instant>) -> bool;

@@ -109,7 +109,11 @@ impl CompletionChannel {
     #[cfg(feature = "sockets")]
     #[doc(hidden)]
     pub fn wait_readable(&self, descriptor: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {
-        self.inner.backend.wait_readable(&[descriptor], None)
+        let Channel { backend, events, .. } = &*self.inner;
+        match backend.spin_wait(&events.notifier, events.notifier.count()) {
+            true => Ok(()),
+            false => backend.wait_readable(&[descriptor], None),
+        }
     }
 
     /// The queue of the next event, for async code.

@@ -141,9 +141,6 @@ impl Device {
     }
 }
 
-/// How long a caller that waits for an event of a connection drives before it sleeps.
-const CM_SPIN_TIME: Duration = Duration::from_micros(50);
-
 /// Passes events to the event bus and to another sink.
 pub(crate) struct EventForwarder {
     pub event_bus: Arc<EventBus>,
@@ -357,14 +354,8 @@ impl Runtime for EmbeddedRuntime {
         real_now()
     }
 
-    fn spin_wait(&self, news: &Notifier, seen: u64) {
-        let until = std::time::Instant::now() + CM_SPIN_TIME;
-        while news.count() == seen {
-            if std::time::Instant::now() >= until {
-                return self.driver.hand_over();
-            }
-            self.driver.drive();
-        }
+    fn spin_wait(&self, notifier: &Notifier, seen: u64) -> bool {
+        self.driver.spin(|| notifier.count() != seen)
     }
 
     fn wait(&self, news: &Notifier, seen: u64, until: Option<Instant>) -> bool {

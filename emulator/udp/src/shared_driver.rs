@@ -36,6 +36,9 @@ pub const MAX_CALLER_DESCRIPTORS: usize = 28;
 /// may look at its completion queues between other work.
 const IDLE_POLL_INTERVAL: Duration = Duration::from_nanos(300);
 
+/// How long a caller that waits drives before it sleeps.
+const SPIN_TIME: Duration = Duration::from_micros(50);
+
 /// The most time that a stopping driver takes to send what is pending.
 const SHUTDOWN_LINGER: Duration = Duration::from_millis(100);
 
@@ -184,6 +187,26 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
         let moved = shared.poll_for_caller(driver);
         let next = if moved { 0 } else { shared.now() + IDLE_POLL_INTERVAL.as_nanos() as u64 };
         shared.next_poll_at.store(next, Ordering::Relaxed);
+        true
+    }
+
+    /// Drives in the thread of a caller that waits, for a moment, until `is_done`: a packet that comes soon has to wake no
+    /// thread. Acknowledges what it receives. Returns whether it is done.
+    pub fn spin(&self, is_done: impl Fn() -> bool) -> bool {
+        let shared = &*self.shared;
+        let until = Instant::now() + SPIN_TIME;
+        while !is_done() {
+            if Instant::now() >= until {
+                return false;
+            }
+            if let Some(mut driver) = shared.driver.try_lock() {
+                let _ = driver.poll_and_acknowledge();
+                shared.driven_at.store(driver.polled_at().nanos(), Ordering::Relaxed);
+                shared.release(driver);
+            }
+            // The packet may have to come from this processor.
+            std::thread::yield_now();
+        }
         true
     }
 

@@ -155,7 +155,10 @@ impl EventChannel {
             {
                 return Ok(Some(event));
             }
-            self.backend().spin_wait(&self.inner.notifier, seen);
+            if self.backend().spin_wait(&self.inner.notifier, seen) {
+                continue;
+            }
+            self.backend().hand_over();
             if !self.backend().wait(&self.inner.notifier, seen, until) {
                 return self.poll();
             }
