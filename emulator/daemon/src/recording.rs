@@ -180,12 +180,13 @@ struct Merge {
 impl Merge {
     /// Reads the events of a process, or of all.
     fn read(&mut self, page: Option<(HostId, u16)>) {
-        let (now, pending) = (monotonic_nanos(), &mut self.pending);
+        let pending = &mut self.pending;
         for (key, (pid, slot)) in
             self.pages.iter_mut().filter(|(key, _)| page.is_none_or(|page| page == **key))
         {
             let drained = slot.drain(|time, at, event| {
-                let (time, pid, event) = (time.min(now), Some(*pid), event.into_owned());
+                // A process may write any time. That of an event is never later than now, also if it came meanwhile.
+                let (time, pid, event) = (time.min(monotonic_nanos()), Some(*pid), event.into_owned());
                 pending.push(PendingEvent { time, host: key.0, pid, at, event });
             });
             if let Err(error) = drained {
