@@ -174,6 +174,28 @@ fn recordings_have_the_messages_of_connections() {
     assert_eq!(lines.len(), 1, "{lines:?}");
 }
 
+/// Between two processes of a host, a REQ is handed over by the daemon and the other messages are in rings: none has the
+/// port of a socket for a slot.
+#[test]
+fn a_connection_within_a_host_needs_no_socket() {
+    let daemon = TestDaemon::with(&DIRECT);
+    let contexts = [daemon.open("alice").open(), daemon.open("alice").open()];
+    let [client, server] = contexts.each_ref().map(|context| EventChannel::new(context).unwrap());
+    let path = std::env::temp_dir().join(format!("softhca-within-{}.pcapng", daemon.name));
+    let capture = File::create(&path).unwrap();
+    let mut control = daemon.control();
+    control.start_recording(Some(capture.as_fd()), None).unwrap();
+    let _listener = listen(&server, PORT);
+    connect(&client, &server, daemon.open("alice").address());
+    control.stop_recording().unwrap();
+    let capture = std::fs::read(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let packets = CaptureReader::new(&capture[..]).unwrap().map(|packet| packet.unwrap());
+    let ports: Vec<u16> =
+        packets.filter_map(|packet| Some(packet.frame().ok()?.network.addressing()?.source_port)).collect();
+    assert_eq!(ports, [ROCE_PORT; 5]);
+}
+
 /// A client sends requests to the process that answered the last one, also if another one listens now.
 #[test]
 fn a_service_that_another_process_takes_over_is_found() {

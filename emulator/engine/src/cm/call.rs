@@ -23,6 +23,7 @@ impl CmCall<'_, '_> {
             Command::DestroyEventChannel(channel) => self.cm.destroy_channel(client, channel)?,
             Command::GetEvent(channel) => return self.cm.next_event(client, channel),
             Command::CreateId { channel, port_space: space, qp_type: kind } => {
+                self.cm.channel(client, channel)?;
                 return self.cm.create(client, channel, space, kind).map(Reply::Id);
             }
             Command::ReservePort { port_space, qp_type, address } => {

@@ -10,19 +10,8 @@ use api::CmOption;
 use softhca_wire::cm::{PortSpace, RejectReason};
 
 impl ConnectionManager {
+    /// Creates an identifier. It has no events if there is no such channel.
     pub(super) fn create(
-        &mut self,
-        client: ClientId,
-        channel: CmChannelId,
-        space: PortSpace,
-        kind: QpType,
-    ) -> VerbsResult<CmId> {
-        self.channel(client, channel)?;
-        self.create_on(client, channel, space, kind)
-    }
-
-    /// As `create`, on a channel that need not exist.
-    pub(super) fn create_on(
         &mut self,
         client: ClientId,
         channel: CmChannelId,

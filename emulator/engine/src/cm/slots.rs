@@ -80,7 +80,7 @@ impl CmCall<'_, '_> {
             let what = "a reserved port for a client without a slot";
             return Err(VerbsError::Unsupported { what });
         }
-        let id = self.cm.create_on(client, CmChannelId(0), space, kind)?;
+        let id = self.cm.create(client, CmChannelId(0), space, kind)?;
         if let Some(address) = address
             && let Err(error) = self.bind(client, id, address)
         {

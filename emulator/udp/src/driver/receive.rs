@@ -219,7 +219,7 @@ fn target_slot(own: QpnSlot, hca: &Hca, addressing: &AddressHeaders, transport: 
     let slot = QpnSlot::of(target.qpn(), own.bits).number;
     match target {
         PacketTarget::Listener(_) if own.number != 0 && hca.listens_to(transport) => own.number,
-        // Slot 0 knows who listens.
+        // Slot 0 knows all listeners.
         PacketTarget::Listener(_) if own.number != 0 => 0,
         PacketTarget::Process(_) if own.number != 0 || slot != 0 => slot,
         _ => match hca.mad_owner(addressing, transport) {

@@ -292,7 +292,7 @@ impl Transmitter {
         peer
     }
 
-    /// Puts the packets in the buffer among those for other slots, if slot 0 of the own host knows whom they are for.
+    /// Puts the packets in the buffer among those for other slots, if slot 0 of the own host finds their receiver.
     fn hand_over(
         &mut self,
         now: Instant,
