@@ -11,9 +11,11 @@ const DEFAULTS = {
   q: "", host: "", qp: "", opcode: "", cls: "", region: "", side: 0,
   scenario: "", seed: "", text: "",
 };
+/** Milliseconds between two changes of the link. Chromium ignores all beyond 200 in ten seconds; a zoom makes 60 a second. */
+const LINK_PAUSE = 100;
 const NUMBERS = ["run", "conn", "sel", "from", "to", "step", "side"];
 
-export const app = { meta: null, runs: [], state: { ...DEFAULTS }, listeners: [], scheduled: false };
+export const app = { meta: null, runs: [], state: { ...DEFAULTS }, listeners: [], scheduled: false, linkTimer: null };
 
 export function currentRun() {
   return app.runs[app.state.run] ?? app.runs[0];
@@ -24,11 +26,14 @@ export function currentConnection() {
   return run.connections[app.state.conn] ?? null;
 }
 
-/** Changes the state and the link. */
+/** Changes the state, and soon the link. */
 export function look(change) {
   Object.assign(app.state, change);
   if ("sel" in change && change.sel >= 0) follow(change);
-  history.replaceState(null, "", "#" + linkOf(app.state));
+  app.linkTimer ??= setTimeout(() => {
+    app.linkTimer = null;
+    history.replaceState(null, "", "#" + linkOf(app.state));
+  }, LINK_PAUSE);
   redraw();
 }
 
@@ -48,6 +53,8 @@ export function linkOf(state) {
 }
 
 export function readLink() {
+  clearTimeout(app.linkTimer);
+  app.linkTimer = null;
   const state = { ...DEFAULTS };
   for (const part of location.hash.slice(1).split("&")) {
     const [name, value] = [part.slice(0, part.indexOf("=")), part.slice(part.indexOf("=") + 1)];

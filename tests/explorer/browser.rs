@@ -253,6 +253,12 @@ impl Browser {
         sums
     }
 
+    /// The link to the state of the page.
+    pub fn link(&mut self) -> String {
+        self.wait("app.linkTimer === null");
+        self.text("location.hash")
+    }
+
     /// Asserts that the page has reported no errors.
     pub fn assert_no_errors(&mut self) {
         self.value("1");

@@ -159,7 +159,7 @@ fn links() {
     browser.press("f");
     browser.press("2");
     browser.value("look({ from: 1000, to: 900000, cls: 'nak' })");
-    let (state, link) = (browser.text("JSON.stringify(app.state)"), browser.text("location.hash"));
+    let (state, link) = (browser.text("JSON.stringify(app.state)"), browser.link());
     browser.open(&page, &link);
     assert_eq!(browser.text("JSON.stringify(app.state)"), state);
     browser.open(&page, "#view=nonsense&sel=99999999&conn=77&q=%E0%A4%A&from=x");

@@ -91,7 +91,7 @@ fn links(browser: &mut Browser, page: &Path) {
     browser.value("views.playground.text.value += '\\n# edited\\n'; views.playground.run()");
     browser.wait("app.state.text !== ''");
     browser.value("look({ view: 'events', sel: 5 })");
-    let (link, sum) = (browser.text("location.hash"), browser.text("app.played.trace_sha256"));
+    let (link, sum) = (browser.link(), browser.text("app.played.trace_sha256"));
     browser.open(page, &link);
     browser.wait("app.played !== undefined && app.state.sel === 5 && app.state.view === 'events'");
     assert_eq!(browser.text("app.played.trace_sha256"), sum);
@@ -145,7 +145,7 @@ fn editor(browser: &mut Browser, page: &Path) {
     browser.press("Escape");
     browser.click(".top .button[title^=\"Copy a link\"]");
     browser.wait("location.hash.includes('text=')");
-    let link = browser.text("location.hash");
+    let link = browser.link();
     browser.open(page, &link);
     assert!(browser.text(text).starts_with("# é\n  titel = 1\n"));
     browser.value("views.playground.choose('rnr-recovers')");
