@@ -206,24 +206,33 @@ fn a_thousand_connections_end_when_their_process_exits() {
 #[test]
 fn ports_are_reserved_for_processes_with_a_slot_only() {
     let mut pair = CmPair::new(1);
-    let reserve = |address: Option<&str>| Command::ReservePort {
+    let reserve_with = |address: &str, [reuse_address, only_ipv6]: [bool; 2]| Command::ReservePort {
         port_space: PortSpace::Tcp,
         qp_type: QpType::Rc,
-        address: address.map(|address| address.parse().unwrap()),
+        reuse_address,
+        only_ipv6,
+        address: address.parse().unwrap(),
     };
-    let refused = pair.try_call(0, reserve(Some("[::]:0"))).unwrap_err();
+    let reserve = |address| reserve_with(address, [false; 2]);
+    let refused = pair.try_call(0, reserve("[::]:0")).unwrap_err();
     assert!(refused.to_string().contains("without a slot"), "{refused}");
     pair.world.with_hca(pair.hosts[0], |hca, _| hca.set_client_slot(CLIENT, 1));
-    let Reply::Reserved(free, 0) = pair.call(0, reserve(None)) else { panic!("no port yet") };
-    let Reply::Reserved(bound, port) = pair.call(0, reserve(Some("[::]:0"))) else { panic!("a port") };
-    assert!(free != bound && port != 0);
+    let Reply::Reserved(bound, port) = pair.call(0, reserve("[::]:0")) else { panic!("a port") };
+    assert_ne!(port, 0);
     let taken = format!("[::]:{port}");
     let before = pair.resource_counts();
-    pair.try_call(0, reserve(Some(&taken))).unwrap_err();
+    pair.try_call(0, reserve(&taken)).unwrap_err();
     assert_eq!(pair.resource_counts(), before, "an identifier without its port is removed");
     pair.call(0, Command::DestroyId(bound));
-    let Reply::Reserved(_, again) = pair.call(0, reserve(Some(&taken))) else { panic!("the port is free") };
-    assert_eq!(again, port);
+    let Reply::Reserved(again, same) = pair.call(0, reserve(&taken)) else { panic!("the port is free") };
+    assert_eq!(same, port);
+    pair.call(0, Command::DestroyId(again));
+    // The options hold for the reservation.
+    let any_ipv4 = format!("0.0.0.0:{port}");
+    pair.call(0, reserve_with(&taken, [true, true]));
+    pair.call(0, reserve_with(&taken, [true, true]));
+    pair.call(0, reserve(&any_ipv4));
+    pair.try_call(0, reserve_with(&taken, [false, true])).unwrap_err();
 }
 
 #[test]

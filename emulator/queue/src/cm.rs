@@ -95,12 +95,13 @@ pub enum Command {
         qp_type: QpType,
     },
     DestroyId(CmId),
-    /// Creates an identifier without events that reserves a port, for a process with a connection manager of its own. Without
-    /// an address it is bound later.
+    /// Creates an identifier without events that reserves a port, for a process with a connection manager of its own.
     ReservePort {
         port_space: PortSpace,
         qp_type: QpType,
-        address: Option<SocketAddr>,
+        reuse_address: bool,
+        only_ipv6: bool,
+        address: SocketAddr,
     },
     /// Moves an identifier and its events to another channel.
     MigrateId {
@@ -393,6 +394,10 @@ pub struct IdSnapshot {
     pub port_space: PortSpace,
     /// The type of its queue pair.
     pub qp_type: QpType,
+    /// Whether its address may be one that is in use ([`CmOption::ReuseAddress`]).
+    pub reuse_address: bool,
+    /// Whether `::` means IPv6 addresses only ([`CmOption::AfOnly`]).
+    pub only_ipv6: bool,
     /// The local address.
     pub local: Option<SocketAddr>,
     /// The address of the peer.

@@ -6,7 +6,7 @@
 use crate::backend::Result;
 use parking_lot::Mutex;
 use softhca_engine::CmId;
-use softhca_queue::cm::{CmOption, CmState, Command, IdSnapshot, PortSpace, Reply};
+use softhca_queue::cm::{CmState, Command, IdSnapshot, PortSpace, Reply};
 use softhca_queue::reply;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -47,8 +47,7 @@ impl PortReservations {
         mut request: impl FnMut(Command) -> Result<Reply>,
     ) -> Result<Reply> {
         let id = match &command {
-            Command::SetOption { id, option: CmOption::ReuseAddress(_) | CmOption::AfOnly(_) }
-            | Command::BindAddress { id, .. }
+            Command::BindAddress { id, .. }
             | Command::ResolveAddress { id, .. }
             | Command::Listen { id, .. } => *id,
             Command::DestroyId(id) => {
@@ -61,35 +60,30 @@ impl PortReservations {
         let identifier = query(id, &mut execute)?;
         let is_idle = identifier.state == CmState::Idle;
         match command {
-            Command::SetOption { option, .. } => {
-                let reply = execute(command)?;
-                let reserved = self.reserve(id, &identifier, &mut request)?;
-                request(Command::SetOption { id: reserved, option })?;
-                Ok(reply)
-            }
             Command::BindAddress { address, .. } if is_idle => {
-                let address = self.bind(id, &identifier, address, &mut request)?;
-                execute(Command::BindAddress { id, address })
+                let address = self.reserve(id, &identifier, address, &mut request)?;
+                let result = execute(Command::BindAddress { id, address });
+                self.release_if_failed(id, result, &mut request)
             }
             Command::ResolveAddress { source, destination, .. } if is_idle => {
                 let any = unspecified(destination.ip());
                 let source = source.unwrap_or(SocketAddr::new(any, 0));
-                let source = match source.port() == 0 && !self.state.lock().by_identifier.contains_key(&id) {
+                let is_any = source.port() == 0 && !identifier.reuse_address && !identifier.only_ipv6;
+                let source = match is_any {
                     true => SocketAddr::new(source.ip(), self.take_port(id, &identifier, &mut request)?),
-                    false => self.bind(id, &identifier, source, &mut request)?,
+                    false => self.reserve(id, &identifier, source, &mut request)?,
                 };
                 let result = execute(Command::ResolveAddress { id, source: Some(source), destination });
-                if result.is_err() {
-                    self.release(id, &mut request);
-                }
-                result
+                self.release_if_failed(id, result, &mut request)
             }
             Command::Listen { backlog, .. } => {
                 if is_idle {
-                    let address = self.bind(id, &identifier, ANY, &mut request)?;
-                    execute(Command::BindAddress { id, address })?;
+                    let address = self.reserve(id, &identifier, ANY, &mut request)?;
+                    let result = execute(Command::BindAddress { id, address });
+                    self.release_if_failed(id, result, &mut request)?;
                 }
-                if let Some(reservation) = self.reservation(id) {
+                let reservation = self.state.lock().by_identifier.get(&id).copied();
+                if let Some(reservation) = reservation {
                     request(Command::Listen { id: reservation.id, backlog })?;
                 }
                 execute(Command::Listen { id, backlog })
@@ -98,35 +92,30 @@ impl PortReservations {
         }
     }
 
-    fn reservation(&self, id: CmId) -> Option<Reservation> {
-        self.state.lock().by_identifier.get(&id).copied()
-    }
-
-    /// The identifier in the daemon for one of this process, not yet bound.
-    fn reserve(
+    /// An identifier whose command failed keeps no port.
+    fn release_if_failed(
         &self,
         id: CmId,
-        identifier: &IdSnapshot,
+        result: Result<Reply>,
         request: &mut impl FnMut(Command) -> Result<Reply>,
-    ) -> Result<CmId> {
-        if let Some(reservation) = self.reservation(id) {
-            return Ok(reservation.id);
+    ) -> Result<Reply> {
+        if result.is_err() {
+            self.release(id, request);
         }
-        let (reserved, _) = self.create(identifier, None, request)?;
-        self.state.lock().by_identifier.insert(id, Reservation { id: reserved, port: None });
-        Ok(reserved)
+        result
     }
 
-    /// A new identifier in the daemon, and its port if it gets an address.
+    /// A new identifier in the daemon, and its port.
     fn create(
         &self,
         identifier: &IdSnapshot,
-        address: Option<SocketAddr>,
+        address: SocketAddr,
         request: &mut impl FnMut(Command) -> Result<Reply>,
     ) -> Result<(CmId, u16)> {
-        let IdSnapshot { port_space, qp_type, .. } = *identifier;
+        let IdSnapshot { port_space, qp_type, reuse_address, only_ipv6, .. } = *identifier;
+        let command = Command::ReservePort { port_space, qp_type, reuse_address, only_ipv6, address };
         loop {
-            let error = match request(Command::ReservePort { port_space, qp_type, address }) {
+            let error = match request(command.clone()) {
                 Ok(reply) => return Ok(reply!(reply, Reply::Reserved(id, port) => (id, port))),
                 Err(error) => error,
             };
@@ -138,25 +127,16 @@ impl PortReservations {
         }
     }
 
-    /// Binds an identifier in the daemon. Returns the address with the port that it got.
-    fn bind(
+    /// Reserves the port of an address. Returns the address with the port that it got.
+    fn reserve(
         &self,
         id: CmId,
         identifier: &IdSnapshot,
         address: SocketAddr,
         request: &mut impl FnMut(Command) -> Result<Reply>,
     ) -> Result<SocketAddr> {
-        let port = match self.reservation(id) {
-            Some(reservation) => {
-                request(Command::BindAddress { id: reservation.id, address })?;
-                query(reservation.id, request)?.local.map_or(0, |local| local.port())
-            }
-            None => {
-                let (reserved, port) = self.create(identifier, Some(address), request)?;
-                self.state.lock().by_identifier.insert(id, Reservation { id: reserved, port: None });
-                port
-            }
-        };
+        let (reserved, port) = self.create(identifier, address, request)?;
+        self.state.lock().by_identifier.insert(id, Reservation { id: reserved, port: None });
         Ok(SocketAddr::new(address.ip(), port))
     }
 
@@ -171,7 +151,7 @@ impl PortReservations {
         let spare = self.state.lock().spare.get_mut(&space).and_then(VecDeque::pop_front);
         let (reservation, port) = match spare {
             Some(Reservation { id, port: Some((_, port)) }) => (id, port),
-            _ => self.create(identifier, Some(ANY), request)?,
+            _ => self.create(identifier, ANY, request)?,
         };
         let reservation = Reservation { id: reservation, port: Some((space, port)) };
         self.state.lock().by_identifier.insert(id, reservation);
@@ -219,6 +199,8 @@ mod tests {
             state,
             port_space: PortSpace::Tcp,
             qp_type: QpType::Rc,
+            reuse_address: false,
+            only_ipv6: false,
             local: port.map(|port| SocketAddr::new(PEER, port)),
             peer: None,
             sgid: Gid::from(PEER),
@@ -283,6 +265,30 @@ mod tests {
         assert_eq!(daemon.commands.len(), requests, "{:?}", daemon.commands);
         connect(&ports, &mut daemon, 101);
         assert_eq!(daemon.ids.len(), 2);
+    }
+
+    #[test]
+    fn a_reservation_has_the_options_of_its_identifier_after_a_command_that_failed() {
+        let (ports, mut daemon) =
+            (PortReservations::default(), Daemon { limit: 1, commands: Vec::new(), ids: Vec::new() });
+        let own = |command| match command {
+            Command::QueryId(_) => {
+                let identifier = identifier(CmState::Idle, None);
+                Ok(Reply::Query(IdSnapshot { reuse_address: true, ..identifier }))
+            }
+            Command::ResolveAddress { .. } => Err(Error::from(VerbsError::Unsupported { what: "a route" })),
+            _ => Ok(Reply::Done),
+        };
+        let (id, address) = (CmId(1), SocketAddr::new(PEER, 7174));
+        let resolve = Command::ResolveAddress { id, source: None, destination: address };
+        ports.execute(resolve, own, |command| daemon.execute(command)).unwrap_err();
+        assert_eq!(daemon.ids, []);
+        let bind = Command::BindAddress { id, address };
+        ports.execute(bind, own, |command| daemon.execute(command)).unwrap();
+        let is_reusable = |command: &&Command| {
+            matches!(command, Command::ReservePort { reuse_address: true, only_ipv6: false, .. })
+        };
+        assert_eq!(daemon.commands.iter().filter(is_reusable).count(), 2, "{:?}", daemon.commands);
     }
 
     #[test]

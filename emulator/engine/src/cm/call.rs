@@ -3,7 +3,7 @@
 use super::identifier::CmIdentifier;
 use super::{CmCall, CmState, ConnectionManager, EventParameters, EventType, api, simple_event};
 use crate::{AddressVector, ClientId, CmId, DeviceLimits, Resource, VerbsError, VerbsResult};
-use api::{Command, ConnectionParameters, Reply, UdParameters};
+use api::{CmOption, Command, ConnectionParameters, Reply, UdParameters};
 use core::net::IpAddr;
 use softhca_wire::cm::{RejectReason, ServiceId};
 use softhca_wire::{Gid, Qpn};
@@ -26,8 +26,11 @@ impl CmCall<'_, '_> {
                 self.cm.channel(client, channel)?;
                 return self.cm.create(client, channel, space, kind).map(Reply::Id);
             }
-            Command::ReservePort { port_space, qp_type, address } => {
-                return self.reserve_port(client, port_space, qp_type, address);
+            Command::ReservePort { port_space, qp_type, reuse_address, only_ipv6, address } => {
+                let id = self.cm.create_reservation(client, port_space, qp_type)?;
+                self.cm.set_option(client, id, CmOption::ReuseAddress(reuse_address))?;
+                self.cm.set_option(client, id, CmOption::AfOnly(only_ipv6))?;
+                return self.reserve_port(client, id, address);
             }
             Command::DestroyId(id) => {
                 self.cm.identifier(client, id)?;

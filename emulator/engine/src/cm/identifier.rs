@@ -180,6 +180,8 @@ impl CmIdentifier {
             state: self.state,
             port_space: self.port_space,
             qp_type: self.kind,
+            reuse_address: self.reuse_address,
+            only_ipv6: self.only_ipv6,
             local: self.local,
             peer: self.peer,
             sgid: source_gid,

@@ -2,7 +2,7 @@
 
 use super::records::ConnectionRecords;
 use super::{CmCall, ConnectionManager};
-use crate::{ClientId, CmChannelId, QpType, VerbsError, VerbsResult};
+use crate::{ClientId, CmChannelId, CmId, QpType, VerbsError, VerbsResult};
 use core::net::{IpAddr, SocketAddr};
 use softhca_queue::CmRecords;
 use softhca_queue::cm::Reply;
@@ -29,6 +29,20 @@ impl ConnectionManager {
     /// Records the connections whose peers wait for a message from now on.
     pub fn set_records(&mut self, records: CmRecords) {
         self.records = Some(ConnectionRecords::new(records));
+    }
+
+    /// Creates an identifier that reserves a port for a process with a connection manager of its own.
+    pub(super) fn create_reservation(
+        &mut self,
+        client: ClientId,
+        space: PortSpace,
+        kind: QpType,
+    ) -> VerbsResult<CmId> {
+        if !self.client_slots.contains_key(&client) {
+            let what = "a reserved port for a client without a slot";
+            return Err(VerbsError::Unsupported { what });
+        }
+        self.create(client, CmChannelId(0), space, kind)
     }
 
     /// The slot of the process that listens to a service; `None` if nobody or a client of this connection manager does.
@@ -68,22 +82,14 @@ impl ConnectionManager {
 }
 
 impl CmCall<'_, '_> {
-    /// Creates an identifier that reserves a port for a process with a connection manager of its own.
+    /// Reserves the port of an address, or removes the identifier.
     pub(super) fn reserve_port(
         &mut self,
         client: ClientId,
-        space: PortSpace,
-        kind: QpType,
-        address: Option<SocketAddr>,
+        id: CmId,
+        address: SocketAddr,
     ) -> VerbsResult<Reply> {
-        if !self.cm.client_slots.contains_key(&client) {
-            let what = "a reserved port for a client without a slot";
-            return Err(VerbsError::Unsupported { what });
-        }
-        let id = self.cm.create(client, CmChannelId(0), space, kind)?;
-        if let Some(address) = address
-            && let Err(error) = self.bind(client, id, address)
-        {
+        if let Err(error) = self.bind(client, id, address) {
             self.destroy(id);
             return Err(error);
         }
