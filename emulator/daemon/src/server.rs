@@ -25,7 +25,7 @@ use softhca_queue::control::{
 use softhca_udp::HostNetwork;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -50,23 +50,31 @@ pub struct Daemon {
     state: Arc<DaemonState>,
     /// Taken when the server stops.
     runtime: Option<Runtime>,
-    listener: UnixListener,
+    /// Taken while it serves.
+    sessions: Option<Sessions>,
     socket: PathBuf,
     /// Dropped when the server stops.
     views: Option<Views>,
     /// Locked for the lifetime of the daemon.
     _lock: File,
-    sessions: JoinSet<()>,
-    last_session: u64,
     /// Set when an idle daemon exits, and locked until everything else is dropped: a client that waits for this lock
     /// starts a new daemon, which must find nothing of this one.
     start_lock: Option<File>,
 }
 
+/// Accepts connections, and runs one session for each.
+struct Sessions {
+    state: Arc<DaemonState>,
+    listener: UnixListener,
+    running: JoinSet<()>,
+    last: u64,
+}
+
 /// Why the server returned.
 enum Exit {
     Requested,
-    Idle,
+    /// With the start lock.
+    Idle(Option<File>),
 }
 
 /// Builds the network between the hosts.
@@ -148,16 +156,15 @@ impl Daemon {
             .thread_name("control")
             .enable_all()
             .build()?;
-        let state = DaemonState::new(config, hosts, watchers, recordings, network);
+        let state = Arc::new(DaemonState::new(config, hosts, watchers, recordings, network));
+        let sessions = Sessions { state: state.clone(), listener, running: JoinSet::new(), last: 0 };
         Ok(Daemon {
-            state: Arc::new(state),
+            state,
             runtime: Some(runtime),
-            listener,
+            sessions: Some(sessions),
             socket,
             views,
             _lock: lock,
-            sessions: JoinSet::new(),
-            last_session: 0,
             start_lock: None,
         })
     }
@@ -182,21 +189,42 @@ impl Daemon {
 
     /// Serves until a client requests a stop, `signals` becomes readable, or the daemon was idle for too long.
     pub fn run(&mut self, signals: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        let Some(runtime) = self.runtime.take() else { return Ok(()) };
-        let exit = runtime.block_on(self.serve(signals));
-        self.runtime = Some(runtime);
-        if let Exit::Idle = exit? {
+        let (Some(runtime), Some(mut sessions)) = (&self.runtime, self.sessions.take()) else {
+            return Ok(());
+        };
+        let signals = signals.map(|signals| signals.try_clone_to_owned()).transpose()?;
+        // On a thread of the runtime, a new session starts without another one being woken.
+        let (exit, sessions) = runtime
+            .block_on(runtime.spawn(async move { (sessions.serve(signals).await, sessions) }))
+            .map_err(io::Error::other)?;
+        self.sessions = Some(sessions);
+        if let Exit::Idle(start_lock) = exit? {
+            self.start_lock = start_lock;
             self.stop();
         }
         Ok(())
     }
 
-    async fn serve(&mut self, signals: Option<BorrowedFd<'_>>) -> io::Result<Exit> {
+    /// Disconnects every client and removes the socket.
+    pub fn stop(&mut self) {
+        let Some(runtime) = self.runtime.take() else { return };
+        let _ = std::fs::remove_file(&self.socket);
+        self.views = None;
+        self.state.stopping.send_replace(true);
+        if let Some(Sessions { mut running, .. }) = self.sessions.take() {
+            runtime.block_on(async { while running.join_next().await.is_some() {} });
+        }
+        if let Err(error) = self.state.recordings.end(0) {
+            report!("the recording is incomplete: {error}");
+        }
+        messages::flush();
+    }
+}
+
+impl Sessions {
+    async fn serve(&mut self, signals: Option<OwnedFd>) -> io::Result<Exit> {
         let listener = tokio::net::UnixListener::from_std(self.listener.try_clone()?)?;
-        let signals = match signals {
-            Some(signals) => Some(ReadableFd::new(signals.try_clone_to_owned()?)?),
-            None => None,
-        };
+        let signals = signals.map(ReadableFd::new).transpose()?;
         let state = self.state.clone();
         let mut watchdog = StallWatchdog::new(state.hosts.len());
         let mut ticks = tokio::time::interval(TICK);
@@ -212,8 +240,8 @@ impl Daemon {
                     },
                     Err(_) => tokio::time::sleep(ACCEPT_RETRY).await,
                 },
-                Some(_) = self.sessions.join_next(), if !self.sessions.is_empty() => {
-                    if self.sessions.is_empty() {
+                Some(_) = self.running.join_next(), if !self.running.is_empty() => {
+                    if self.running.is_empty() {
                         exit_at = idle_limit.map(|limit| tokio::time::Instant::now() + limit);
                     }
                 }
@@ -222,8 +250,8 @@ impl Daemon {
                 _ = readable(&signals), if signals.is_some() => return Ok(Exit::Requested),
                 () = sleep_until(exit_at), if exit_at.is_some() => {
                     // A client that is connecting holds this lock.
-                    if self.try_start_lock() {
-                        return Ok(Exit::Idle);
+                    if let Some(start_lock) = self.try_start_lock() {
+                        return Ok(Exit::Idle(start_lock));
                     }
                     exit_at = Some(tokio::time::Instant::now() + START_LOCK_RETRY);
                 }
@@ -231,16 +259,16 @@ impl Daemon {
         }
     }
 
-    /// Locks the start lock, unless a client holds it. Without a runtime directory no client can find the daemon.
-    fn try_start_lock(&mut self) -> bool {
+    /// Locks the start lock, unless a client holds it. Without a runtime directory no client can find the daemon, and there
+    /// is no lock.
+    fn try_start_lock(&self) -> Option<Option<File>> {
         let path = RuntimeDir::for_user().start_lock(&self.state.config.name);
         match File::options().create(true).truncate(false).write(true).open(path) {
             Ok(file) => {
                 let is_locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
-                self.start_lock = is_locked.then_some(file);
-                is_locked
+                is_locked.then_some(Some(file))
             }
-            Err(error) => error.kind() == io::ErrorKind::NotFound,
+            Err(error) => (error.kind() == io::ErrorKind::NotFound).then_some(None),
         }
     }
 
@@ -274,31 +302,18 @@ impl Daemon {
         let (pid, name) = (process.pid, process.name.clone());
         let client = ClientStatus { pid, name: name.clone(), resources: Vec::new(), is_direct: false };
         let status = Arc::new(Mutex::new(SessionStatus { host_name: None, client }));
-        self.last_session += 1;
-        let id = self.last_session;
+        self.last += 1;
+        let id = self.last;
         let session = Session::new(self.state.clone(), stream, process, status.clone(), id)?;
         self.state.sessions.lock().insert(id, status);
         let state = self.state.clone();
-        self.sessions.spawn(async move {
+        self.running.spawn(async move {
             if let Err(error) = session.run().await {
                 report!("process {pid} ({name}) was disconnected: {error}");
             }
             state.sessions.lock().remove(&id);
         });
         Ok(())
-    }
-
-    /// Disconnects every client and removes the socket.
-    pub fn stop(&mut self) {
-        let Some(runtime) = self.runtime.take() else { return };
-        let _ = std::fs::remove_file(&self.socket);
-        self.views = None;
-        self.state.stopping.send_replace(true);
-        runtime.block_on(async { while self.sessions.join_next().await.is_some() {} });
-        if let Err(error) = self.state.recordings.end(0) {
-            report!("the recording is incomplete: {error}");
-        }
-        messages::flush();
     }
 }
 
