@@ -5,6 +5,7 @@ use crate::{ADDRESS_VARIABLE, BindError, Interface, interface_of};
 use softhca_wire::link_control::LINK_PORT;
 use softhca_wire::{Gid, Mtu, ROCE_PORT};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::OnceLock;
 
 /// The receive buffer of the link control socket: the kernel's default limit for unprivileged processes.
 pub(crate) const LINK_CONTROL_RECEIVE_BUFFER: usize = 212_992;
@@ -16,7 +17,8 @@ pub struct HostSockets {
     pub roce: RoceSocket,
     /// Carries link control, on port 4792.
     pub link: RoceSocket,
-    interface: Option<Interface>,
+    /// Found when it is needed, if another process has opened the sockets.
+    interface: OnceLock<Option<Interface>>,
     /// The sockets of the IPv6 address, if the first address is an IPv4 address.
     ipv6: Option<Box<HostSockets>>,
 }
@@ -28,20 +30,20 @@ impl HostSockets {
         // Link control first: a peer that finds it missing takes the port for a foreign one.
         let link = bind(LINK_PORT, SocketOptions { receive_buffer: LINK_CONTROL_RECEIVE_BUFFER, ..options })?;
         let roce = bind(ROCE_PORT, options)?;
-        Ok(HostSockets::from_parts(roce, link, interface_of(address), None))
+        Ok(HostSockets::from_parts(roce, link, None).with_interface(interface_of(address)))
     }
 
-    pub(crate) fn from_parts(
-        roce: RoceSocket,
-        link: RoceSocket,
-        interface: Option<Interface>,
-        ipv6: Option<HostSockets>,
-    ) -> HostSockets {
+    pub(crate) fn from_parts(roce: RoceSocket, link: RoceSocket, ipv6: Option<HostSockets>) -> HostSockets {
+        HostSockets { roce, link, interface: OnceLock::new(), ipv6: ipv6.map(Box::new) }
+    }
+
+    /// Has multicast leave from the interface of new sockets.
+    pub(crate) fn with_interface(self, interface: Option<Interface>) -> HostSockets {
         if let Some(interface) = &interface {
             // If this fails, joining a group fails too, and the caller gets that error.
-            let _ = roce.set_multicast_interface(interface);
+            let _ = self.roce.set_multicast_interface(interface);
         }
-        HostSockets { roce, link, interface, ipv6: ipv6.map(Box::new) }
+        HostSockets { interface: interface.into(), ..self }
     }
 
     /// Gives up the link control port: peers take this host for a foreign one, such as rxe.
@@ -79,7 +81,7 @@ impl HostSockets {
             Some(asked) => Some(Box::new(HostSockets::bind(asked.into(), options)?)),
             None if self.address().is_loopback() => None,
             None => {
-                let found = self.interface.as_ref().and_then(|interface| interface.ipv6);
+                let found = self.interface().and_then(|interface| interface.ipv6);
                 found.and_then(|found| HostSockets::bind(found.into(), options).ok()).map(Box::new)
             }
         };
@@ -102,15 +104,16 @@ impl HostSockets {
 
     /// The interface with the address.
     pub fn interface(&self) -> Option<&Interface> {
-        self.interface.as_ref()
+        self.interface.get_or_init(|| interface_of(self.address())).as_ref()
     }
 
     /// The largest path MTU that fits the interfaces together with every header. Loopback fits all.
     pub fn active_mtu(&self) -> Mtu {
-        let carried = |sockets: &HostSockets| match &sockets.interface {
-            _ if sockets.address().is_loopback() => Mtu::B4096,
-            Some(interface) => Mtu::fitting(interface.mtu).unwrap_or(Mtu::B256),
-            None => Mtu::B1024,
+        let carried = |sockets: &HostSockets| match sockets.address().is_loopback() {
+            true => Mtu::B4096,
+            false => sockets
+                .interface()
+                .map_or(Mtu::B1024, |interface| Mtu::fitting(interface.mtu).unwrap_or(Mtu::B256)),
         };
         self.by_address().map(carried).min().unwrap_or(Mtu::B1024)
     }

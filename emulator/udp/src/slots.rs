@@ -6,7 +6,7 @@
 use crate::host::LINK_CONTROL_RECEIVE_BUFFER;
 use crate::slot_field::SlotField;
 use crate::socket::{RoceSocket, SocketOptions};
-use crate::{BindError, HostSockets, system};
+use crate::{BindError, HostSockets, Interface, system};
 use softhca_wire::QpnSlot;
 use std::collections::BTreeMap;
 use std::io;
@@ -15,11 +15,17 @@ use std::os::fd::{AsFd, OwnedFd};
 
 /// The sockets of all slots of an address.
 pub struct SlotGroup {
-    /// The RoCE and the link control port of each address of the host.
-    addresses: Vec<[SocketAddr; 2]>,
+    addresses: Vec<SlotAddress>,
     /// The sockets of slot 1, 2, …; slot 0 has those of the host.
     slots: Vec<HostSockets>,
     options: SocketOptions,
+}
+
+/// An address of a host.
+struct SlotAddress {
+    /// With the RoCE and the link control port.
+    ports: [SocketAddr; 2],
+    interface: Option<Interface>,
 }
 
 impl SlotGroup {
@@ -35,8 +41,11 @@ impl SlotGroup {
             // Merged messages would all go to the slot of the first.
             sockets.link.disable_gro();
         }
-        let addresses = slot_0.by_address().map(|sockets| [&sockets.roce, &sockets.link]);
-        let addresses = addresses.map(|sockets| sockets.map(RoceSocket::local_address)).collect();
+        let address = |sockets: &HostSockets| SlotAddress {
+            ports: [&sockets.roce, &sockets.link].map(RoceSocket::local_address),
+            interface: sockets.interface().cloned(),
+        };
+        let addresses = slot_0.by_address().map(address).collect();
         let mut group = SlotGroup { addresses, slots: Vec::new(), options };
         group.add_slot().map_err(io::Error::other)?;
         Ok(group)
@@ -102,15 +111,15 @@ impl SendSockets {
 
 impl HostSockets {
     /// The sockets of another slot of a host with these addresses.
-    fn bind_slot(addresses: &[[SocketAddr; 2]], options: SocketOptions) -> Result<HostSockets, BindError> {
-        let ([roce, link], rest) = addresses.split_first().expect("a host has an address");
+    fn bind_slot(addresses: &[SlotAddress], options: SocketOptions) -> Result<HostSockets, BindError> {
+        let (SlotAddress { ports: [roce, link], interface }, rest) =
+            addresses.split_first().expect("a host has an address");
         let link_options = SocketOptions { receive_buffer: LINK_CONTROL_RECEIVE_BUFFER, ..options };
         let link = RoceSocket::bind_shared(*link, link_options)?;
         link.disable_gro();
         let roce = RoceSocket::bind_shared(*roce, options)?;
         let ipv6 = if rest.is_empty() { None } else { Some(HostSockets::bind_slot(rest, options)?) };
-        let interface = crate::interface_of(roce.local_address().ip());
-        Ok(HostSockets::from_parts(roce, link, interface, ipv6))
+        Ok(HostSockets::from_parts(roce, link, ipv6).with_interface(interface.clone()))
     }
 
     /// The sockets of a slot that another process has opened, for the first address and then for the second: the RoCE
@@ -124,8 +133,7 @@ impl HostSockets {
         let (roce, link) = (next()?, next()?);
         let rest: Vec<OwnedFd> = descriptors.collect();
         let ipv6 = if rest.is_empty() { None } else { Some(HostSockets::adopt(rest)?) };
-        let interface = crate::interface_of(roce.local_address().ip());
-        Ok(HostSockets::from_parts(roce, link, interface, ipv6))
+        Ok(HostSockets::from_parts(roce, link, ipv6))
     }
 
     /// Copies of the descriptors, in the order that [`HostSockets::adopt`] takes them.
