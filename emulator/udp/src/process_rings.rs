@@ -25,8 +25,8 @@ pub struct RingPair {
 impl RingPair {
     /// New rings.
     pub fn create() -> io::Result<RingPair> {
-        let wake = || Waker::new()?.as_fd().try_clone_to_owned();
-        Ok(RingPair { memory: shared::create(Self::bytes())?, wake: [wake()?, wake()?] })
+        let wake = [Waker::new()?.into(), Waker::new()?.into()];
+        Ok(RingPair { memory: shared::create(Self::bytes())?, wake })
     }
 
     fn bytes() -> usize {

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 /// The most descriptors in one [`wait_readable`].
@@ -97,6 +97,8 @@ fn check(result: libc::c_int) -> io::Result<()> {
 #[derive(Debug)]
 pub struct Waker {
     reader: File,
+    /// The other end of a pipe. An eventfd has one descriptor for both.
+    #[cfg(not(target_os = "linux"))]
     writer: File,
 }
 
@@ -108,9 +110,7 @@ impl Waker {
         let descriptor = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
         check(descriptor)?;
         // SAFETY: the descriptor is new and has no other owner.
-        let reader = unsafe { File::from_raw_fd(descriptor) };
-        let writer = reader.try_clone()?;
-        Ok(Waker { reader, writer })
+        Ok(Waker { reader: unsafe { File::from_raw_fd(descriptor) } })
     }
 
     /// A new waker.
@@ -132,14 +132,25 @@ impl Waker {
 
     /// Makes the descriptor readable until it is cleared.
     pub fn wake(&self) {
+        #[cfg(target_os = "linux")]
+        let mut writer = &self.reader;
+        #[cfg(not(target_os = "linux"))]
+        let mut writer = &self.writer;
         // A full counter or pipe is already readable.
-        let _ = (&self.writer).write(&1u64.to_ne_bytes());
+        let _ = writer.write(&1u64.to_ne_bytes());
     }
 
     /// Discards all calls so far.
     pub fn clear(&self) {
         let mut calls = [0; 512];
         while matches!((&self.reader).read(&mut calls), Ok(512)) {}
+    }
+}
+
+/// The descriptor that becomes readable.
+impl From<Waker> for OwnedFd {
+    fn from(waker: Waker) -> OwnedFd {
+        waker.reader.into()
     }
 }
 
