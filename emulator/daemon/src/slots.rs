@@ -16,8 +16,8 @@ use softhca_udp::{
     DrivePolicy, Driver, DriverOptions, HostSockets, Loopback, RingPair, SharedDriver, SlotGroup, SlotPage,
     SlotState, SocketOptions,
 };
-use softhca_wire::cm::Datagram;
-use softhca_wire::{Icrc, QpnSlot, TransportPacket};
+use softhca_wire::cm::{Datagram, Message, PacketTarget};
+use softhca_wire::{Gid, Icrc, QpnSlot, ROCE_PORT, TransportPacket};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -39,6 +39,8 @@ pub(crate) struct HostSlots {
     settings: Settings,
     loopback: Loopback,
     host: HostId,
+    /// The addresses of the host.
+    gids: Vec<Gid>,
     /// The network namespace of the host, unless it is that of the daemon.
     namespace: Option<PathBuf>,
     recordings: Arc<Recordings>,
@@ -101,6 +103,35 @@ struct SlotTable {
     past_rules: Vec<(RuleId, RuleCounters)>,
 }
 
+impl SlotTable {
+    /// Opens rings between two processes. False if they exist.
+    fn open_rings(&mut self, own: u16, peer: u16) -> Result<bool, CommandError> {
+        if peer == own || !self.owners.contains_key(&peer) {
+            return Err(CommandError::new(libc::ENOENT, format!("no process has slot {peer} of the host")));
+        }
+        match self.rings.entry([own.min(peer), own.max(peer)]) {
+            Entry::Occupied(_) => Ok(false),
+            Entry::Vacant(entry) => {
+                entry.insert(RingPair::create()?);
+                Ok(true)
+            }
+        }
+    }
+
+    /// Notifies the process in a slot, if there is one.
+    fn notify(&self, slot: u16, notification: Notification) {
+        if let Some(owner) = self.owners.get(&slot) {
+            owner.notifications.push(notification);
+        }
+    }
+}
+
+/// The CM message in a packet.
+fn parse(packet: &HandedOverPacket) -> Option<Message> {
+    let (transport, _) = Icrc::split(&packet.bytes).ok()?;
+    Some(Datagram::parse(TransportPacket::parse(transport).ok()?.payload).ok()?.message)
+}
+
 impl HostSlots {
     /// Lets processes share the addresses of a host. `sockets` are those of slot 0, the daemon's.
     pub fn new(
@@ -121,10 +152,17 @@ impl HostSlots {
             past_counters: Counters::default(),
             past_rules: Vec::new(),
         };
-        let (recordings, table) = (recordings.clone(), Mutex::new(table));
-        let (namespace, reported) = (namespace.map(PathBuf::from), Condvar::new());
-        let slot_0 = OnceLock::new();
-        Ok(Arc::new(HostSlots { settings, loopback, host, namespace, recordings, table, reported, slot_0 }))
+        Ok(Arc::new(HostSlots {
+            settings,
+            loopback,
+            host,
+            gids: sockets.gids(),
+            namespace: namespace.map(PathBuf::from),
+            recordings: recordings.clone(),
+            table: Mutex::new(table),
+            reported: Condvar::new(),
+            slot_0: OnceLock::new(),
+        }))
     }
 
     /// The driver of the host that the slots belong to.
@@ -135,7 +173,7 @@ impl HostSlots {
     /// Gives packets to the processes in the slots that they are for. Returns those for slot 0, for slots without a
     /// process, and for a process that does not read.
     pub fn hand_over(&self, packets: Vec<HandedOverPacket>) -> Vec<HandedOverPacket> {
-        let table = self.table.lock();
+        let mut table = self.table.lock();
         let (mut by_slot, mut rest) = (BTreeMap::<u16, Vec<HandedOverPacket>>::new(), Vec::new());
         for mut packet in packets {
             if packet.slot == HandedOverPacket::UNKNOWN_SLOT
@@ -150,16 +188,29 @@ impl HostSlots {
             }
         }
         for (slot, packets) in by_slot {
-            table.owners[&slot].notifications.push(Notification::PacketsHandedOver { packets });
+            // The reply needs rings. If they cannot be opened now, the process asks for them.
+            for peer in packets.iter().filter_map(|packet| self.requester(packet)) {
+                if let Ok(true) = table.open_rings(slot, peer) {
+                    table.notify(slot, Notification::RingsOpened { slot: peer });
+                    table.notify(peer, Notification::RingsOpened { slot });
+                }
+            }
+            table.notify(slot, Notification::PacketsHandedOver { packets });
         }
         rest
     }
 
+    /// The slot of a process of this host that sent a REQ or SIDR_REQ without a link.
+    fn requester(&self, packet: &HandedOverPacket) -> Option<u16> {
+        let is_own = packet.source.port() == ROCE_PORT && self.gids.contains(&packet.source.ip().into());
+        let is_request = matches!(PacketTarget::of(&packet.bytes), PacketTarget::Listener(_));
+        let sender = (is_own && is_request).then(|| parse(packet))??.sender_id();
+        Some(QpnSlot::of(sender.qpn(), QpnSlot::BITS).number)
+    }
+
     /// The slot of the process that has received the request which a peer repeats or withdraws.
     fn slot_of_request(&self, packet: &HandedOverPacket) -> Option<u16> {
-        let (transport, _) = Icrc::split(&packet.bytes).ok()?;
-        let message = Datagram::parse(TransportPacket::parse(transport).ok()?.payload).ok()?.message;
-        self.recordings.slot_of_connection(self.host, packet.source.ip(), message.sender_id())
+        self.recordings.slot_of_connection(self.host, packet.source.ip(), parse(packet)?.sender_id())
     }
 
     /// The same for a port that is not slot 0.
@@ -318,14 +369,8 @@ impl SlotLease {
     pub fn open_rings(&self, peer: u16) -> Result<Vec<OwnedFd>, CommandError> {
         let own = self.slot.number;
         let mut table = self.slots.table.lock();
-        let Some(owner) = table.owners.get(&peer).filter(|_| peer != own) else {
-            return Err(CommandError::new(libc::ENOENT, format!("no process has slot {peer} of the host")));
-        };
-        let notifications = owner.notifications.clone();
-        let key = [own.min(peer), own.max(peer)];
-        if let Entry::Vacant(entry) = table.rings.entry(key) {
-            entry.insert(RingPair::create()?);
-            notifications.push(Notification::RingsOpened { slot: own });
+        if table.open_rings(own, peer)? {
+            table.notify(peer, Notification::RingsOpened { slot: own });
         }
         self.ring_descriptors(&table, peer)
     }
@@ -393,9 +438,7 @@ impl Drop for SlotLease {
         let created = self.slots.within_namespace(create).and_then(|created| created);
         // After the last ACKs, which are in the rings.
         let table = self.slots.table.lock();
-        for peer in peers.iter().filter_map(|peer| table.owners.get(peer)) {
-            peer.notifications.push(Notification::ProcessGone { slot: own });
-        }
+        peers.iter().for_each(|peer| table.notify(*peer, Notification::ProcessGone { slot: own }));
         drop(table);
         let started = created
             .and_then(|created| self.slots.within_namespace(|| start_vacant(created)))
@@ -408,5 +451,60 @@ impl Drop for SlotLease {
             }
         }
         table.free.push_back(self.slot.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use softhca_udp::bind_free_host;
+    use softhca_wire::cm::{CommunicationId, Req};
+    use softhca_wire::{
+        AddressHeaders, Bth, Deth, ICRC_LEN, ImmOrInvalidate, Opcode, Operation, Position, Psn, Qpn,
+        QueueKey, Service, TransportHeader,
+    };
+    use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+    /// A REQ to the process in a slot, from a process whose communication IDs belong to slot 1.
+    fn request(slot: u16, source: SocketAddr, destination: IpAddr) -> HandedOverPacket {
+        let opcode = Opcode::new(Service::Ud, Operation::Send, Position::Only, ImmOrInvalidate::None);
+        let mut header = TransportHeader::new(Bth::new(opcode.unwrap(), Qpn::GSI, Psn::new(0)));
+        header.deth = Some(Deth { qkey: QueueKey::GSI, source_qp: Qpn::GSI });
+        let local_id = CommunicationId(1 << (32 - QpnSlot::BITS));
+        let mut bytes = vec![0; Bth::LEN + Deth::LEN];
+        header.emit(&mut bytes);
+        bytes.extend(Datagram::new(1, Req { local_id, ..Req::default() }).emit());
+        bytes.extend([0; ICRC_LEN]);
+        Icrc::write(&AddressHeaders::between(source.ip(), destination), &mut bytes);
+        HandedOverPacket { slot, source, destination, traffic_class: 0, bytes }
+    }
+
+    #[test]
+    fn a_request_within_a_host_comes_with_rings() {
+        let sockets = bind_free_host(SocketOptions::default()).unwrap();
+        let own = SocketAddr::new(sockets.address(), ROCE_PORT);
+        let recordings = Recordings::new(Arc::default());
+        let settings = Settings::default();
+        let slots =
+            HostSlots::new(&sockets, settings, Loopback::Internal, HostId(0), None, &recordings).unwrap();
+        let queues = [(); 2].map(|()| Arc::<NotificationQueue>::default());
+        let leases = queues.each_ref().map(|queue| slots.assign(queue, 1).unwrap().0);
+        let drain = |number: usize| Vec::from(queues[number].drain().unwrap());
+        let hand_over = |source| {
+            let packets = vec![request(leases[1].slot.number, source, own.ip())];
+            assert_eq!(slots.hand_over(packets.clone()), []);
+            Notification::PacketsHandedOver { packets }
+        };
+        // Another host uses the same numbers.
+        let foreign = SocketAddr::new(Ipv4Addr::new(192, 0, 2, 1).into(), ROCE_PORT);
+        let handed_over = hand_over(foreign);
+        assert_eq!((drain(0), drain(1)), (vec![], vec![handed_over]));
+        let handed_over = hand_over(own);
+        let opened = [1, 0].map(|peer: usize| Notification::RingsOpened { slot: leases[peer].slot.number });
+        assert_eq!((drain(0), drain(1)), (vec![opened[0].clone()], vec![opened[1].clone(), handed_over]));
+        let handed_over = hand_over(own);
+        assert_eq!((drain(0), drain(1)), (vec![], vec![handed_over]), "they exist");
+        assert_eq!(leases[1].open_rings(leases[0].slot.number).unwrap().len(), 3);
+        assert_eq!(drain(0), []);
     }
 }
