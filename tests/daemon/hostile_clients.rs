@@ -88,16 +88,15 @@ impl RawClient {
     }
 
     fn open(&mut self, host: &str) -> (SharedWords, DoorbellProducer, std::fs::File) {
-        let (reply, mut descriptors) =
+        let (reply, descriptors) =
             self.call(&Request::Open { host: Some(host.into()), can_be_direct: false }, &[]);
         let Response::Opened { doorbell_slots: doorbells, .. } = reply else { panic!("{reply:?}") };
+        let [notifications, waker, _asleep, page] = <[OwnedFd; 4]>::try_from(descriptors).unwrap();
         let words = DoorbellProducer::words(doorbells);
-        let page = SharedMemory::adopt(descriptors.pop().unwrap(), words * 8, MapMode::ReadWrite).unwrap();
-        let page = Arc::new(page);
+        let page = Arc::new(SharedMemory::adopt(page, words * 8, MapMode::ReadWrite).unwrap());
         let rung = page.words(0, words);
-        self.news = descriptors.pop().map(UnixStream::from);
-        let waker = std::fs::File::from(descriptors.remove(0));
-        (rung.clone(), DoorbellProducer::new(rung, doorbells), waker)
+        self.news = Some(notifications.into());
+        (rung.clone(), DoorbellProducer::new(rung, doorbells), waker.into())
     }
 
     fn expect_error(&mut self, call: &Request, passed: &[BorrowedFd<'_>]) -> (i32, String) {

@@ -9,16 +9,18 @@ use crate::quota::{ClientQuota, MappingGuard};
 use crate::slots::SlotLease;
 use crate::state::DaemonState;
 use softhca_engine::{
-    Attachments, ClientId, CmChannelId, Command, Context, CqId, Hca, MemoryId, MemoryRegion, Reply, Resource,
-    VerbsError,
+    Attachments, ClientId, CmChannelId, CmId, Command, Context, CqId, Hca, MemoryId, MemoryRegion, QpType,
+    Reply, Resource, VerbsError,
 };
-use softhca_queue::cm::{self, EventType};
+use softhca_queue::cm::{self, EventType, PortSpace};
 use softhca_queue::control::{DirectPath, RegionBacking, Response};
-use softhca_queue::{AccessFlags, CallSite, DoorbellConsumer, DoorbellProducer, MapMode, SharedMemory};
+use softhca_queue::{
+    AccessFlags, CallSite, DoorbellConsumer, DoorbellProducer, MapMode, SharedMemory, SharedWords,
+};
 use softhca_udp::{RoceSocket, SlotGroup, SocketOptions};
 use softhca_wire::Gid;
 use std::fs::File;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -31,8 +33,8 @@ pub(crate) struct Client {
     notifications: Arc<NotificationQueue>,
     pub quota: ClientQuota,
     completion_queues: Vec<CqId>,
-    /// Wakes the engine thread. The client process has a copy.
-    _waker: OwnedFd,
+    /// Wakes the engine thread that executes the work requests of the client, which has a copy.
+    _waker: Option<OwnedFd>,
     /// The slot of a client with a direct data path.
     slot: Option<SlotLease>,
     send_sockets: usize,
@@ -54,32 +56,40 @@ impl Client {
         proc_mem: Option<OwnedFd>,
         can_be_direct: bool,
     ) -> Result<(Client, Response, Vec<OwnedFd>), CommandError> {
-        let doorbell_slots = host.device.limits.max_qp;
-        let words = DoorbellProducer::words(doorbell_slots);
-        let page = Arc::new(SharedMemory::create("softhca-client", words * 8, MapMode::ReadWrite)?);
-        let doorbells = page.words(0, words);
-        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
-        let waker = rustix::event::eventfd(0, flags).map_err(std::io::Error::from)?;
-        host.driver.add_wake_source(waker.as_fd())?;
-        let mut descriptors = vec![waker.try_clone()?, host.sleep_flag.try_clone()?, descriptor(&page)?];
         // Fault rules and roles count the packets and queue pairs of all processes of the host; a device that failed fails
         // the calls of all of them.
         let has_failed = host.driver.control(|driver| driver.hca().has_failed());
         let can_be_direct = can_be_direct && !host.has_rules() && daemon.roles.is_idle() && !has_failed;
-        let slots = host.slots.as_ref().filter(|_| can_be_direct);
-        let mut slot = None;
-        if let Some(slots) = slots {
-            let (lease, page) = slots.assign(notifications, process.pid)?;
-            descriptors.extend(lease.descriptors()?);
-            descriptors.push(page);
-            slot = Some(lease);
-        }
-        let direct = slot.as_ref().map(|lease| DirectPath {
+        let mut descriptors = Vec::new();
+        let (mut slot, mut waker) = (None, None);
+        let (doorbells, doorbell_slots) = match host.slots.as_ref().filter(|_| can_be_direct) {
+            Some(slots) => {
+                let (lease, page) = slots.assign(notifications, process.pid)?;
+                descriptors.extend(lease.descriptors()?);
+                descriptors.push(page);
+                slot = Some(lease);
+                // Its queue pairs are in its own process.
+                (SharedWords::heap(DoorbellProducer::words(1)), 1)
+            }
+            None => {
+                let count = host.device.limits.max_qp;
+                let words = DoorbellProducer::words(count);
+                let page = Arc::new(SharedMemory::create("softhca-client", words * 8, MapMode::ReadWrite)?);
+                let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+                let event = rustix::event::eventfd(0, flags).map_err(std::io::Error::from)?;
+                host.driver.add_wake_source(event.as_fd())?;
+                descriptors.extend([event.try_clone()?, host.sleep_flag.try_clone()?, descriptor(&page)?]);
+                waker = Some(event);
+                (page.words(0, words), count)
+            }
+        };
+        let mut direct = slot.as_ref().map(|lease| DirectPath {
             port_state: host.driver.control(|driver| driver.hca().port_state()),
             slot: lease.slot,
             foreign_recovery: daemon.config.foreign_recovery.name().into(),
             foreign_window: daemon.config.foreign_window,
             congestion: daemon.config.congestion.name().unwrap_or_default().into(),
+            reserved: None,
         });
         let (id, gids) = host.driver.control(|driver| {
             driver.control(|hca, _| {
@@ -91,7 +101,7 @@ impl Client {
             })
         })?;
         host.event_bus.add_client(id, process.pid, &process.name, notifications);
-        let client = Client {
+        let mut client = Client {
             daemon: daemon.clone(),
             host: host.clone(),
             id,
@@ -103,8 +113,26 @@ impl Client {
             slot,
             send_sockets: 0,
         };
+        if let Some(direct) = &mut direct {
+            direct.reserved = client.reserve_port();
+        }
         let response = Response::Opened { host: host.device.clone(), gids, doorbell_slots, direct };
         Ok((client, response, descriptors))
+    }
+
+    /// Reserves a port for the first connection of a process with its own connection manager, which saves it a request.
+    fn reserve_port(&mut self) -> Option<(CmId, u16)> {
+        let command = Command::Cm(cm::Command::ReservePort {
+            port_space: PortSpace::Tcp,
+            qp_type: QpType::Rc,
+            reuse_address: false,
+            only_ipv6: false,
+            address: SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
+        });
+        match self.execute(command, None, Vec::new(), None).ok()?.0 {
+            Response::Executed(Reply::Cm(cm::Reply::Reserved(id, port))) => Some((id, port)),
+            _ => None,
+        }
     }
 
     /// Whether the client executes the transport itself.

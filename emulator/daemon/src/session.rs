@@ -240,8 +240,7 @@ impl Session {
                 let (client, response, mut passed) =
                     opened.inspect_err(|_| self.status.lock().host_name = None)?;
                 let (ours, theirs) = UnixStream::pair()?;
-                // After the eventfd and the sleep flag.
-                passed.insert(2, theirs.into());
+                passed.insert(0, theirs.into());
                 let direct = ours.try_clone()?;
                 self.notification_socket = Some(ControlSocket::new(ours)?);
                 self.notifications.attach_socket(direct);

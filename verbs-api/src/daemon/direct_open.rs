@@ -2,7 +2,7 @@
 
 use super::connection::ControlSocket;
 use super::direct::{DirectHost, DirectState};
-use super::opened_host::OpenedHost;
+use super::opened_host::{OpenedHost, missing_descriptors};
 use super::port_reservations::PortReservations;
 use crate::Error;
 use crate::backend::Result;
@@ -24,12 +24,12 @@ use std::time::Duration;
 pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<EmbeddedRuntime> {
     install_fault_handler();
     let system = |what| move |source| Error::System { what, source };
-    let OpenedHost { host, direct, descriptors, mut sockets, .. } = opened;
+    let OpenedHost { host, direct, notifications, descriptors: mut sockets, .. } = opened;
     let refused = |why: &str| Error::DeviceGone { why: why.into() };
-    let DirectPath { slot, foreign_recovery, foreign_window, congestion, port_state } =
+    let DirectPath { slot, foreign_recovery, foreign_window, congestion, port_state, reserved } =
         direct.ok_or_else(|| refused("it did not give this process a slot"))?;
     let unknown = || refused("it uses settings that this library does not know");
-    let page = sockets.pop().ok_or_else(|| refused("it did not pass the page of the slot"))?;
+    let page = sockets.pop().ok_or_else(missing_descriptors)?;
     let event_bus = Arc::new(EventBus::default());
     let is_gone = Arc::new(AtomicBool::new(false));
     let sink = Box::new(EventForwarder { event_bus: event_bus.clone(), forward_to: Box::new(()) });
@@ -50,7 +50,6 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
     let options = DriverOptions { settings, icrc: IcrcCheck::default(), entropy: Entropy::Off, loopback };
     let state = Arc::new(DirectState::new(event_bus.clone(), is_gone, page.clone()));
     let hosts = socket.welcome.hosts.clone();
-    let [_, _, notifications, _] = descriptors;
     let connection = Arc::new(socket.start_notification_thread(notifications.into(), state.clone())?);
     let open_send_socket: OpenSendSocket = Box::new({
         let connection = connection.clone();
@@ -88,6 +87,6 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
     if port_state == PortState::Down {
         driver.set_port_state(port_state);
     }
-    let ports = PortReservations::default();
+    let ports = PortReservations::with_spare(reserved);
     start_direct(driver, event_bus, DirectHost { connection, state, device: host, hosts, ports })
 }

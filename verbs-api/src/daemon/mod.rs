@@ -24,7 +24,7 @@ use crate::{Device, EndpointExchange, Error};
 use cm_event_queue::CmEventQueue;
 use connection::{ControlConnection, ControlSocket, NotificationHandler};
 use control::{daemon_name, expect_response, unexpected_reply};
-use opened_host::OpenedHost;
+use opened_host::{OpenedHost, missing_descriptors};
 use orphaned_rings::{OrphanedRings, QueuePairRings};
 use softhca_engine::{AsyncEvent, CmChannelId, Command, Counters, CqId, DeviceLimits, Event, Instant, Reply};
 use softhca_fabric::{Flow, Rule, RuleCounters};
@@ -128,8 +128,9 @@ pub(crate) struct DaemonBackend {
 impl DaemonBackend {
     fn new(socket: ControlSocket, opened: OpenedHost) -> Result<DaemonBackend> {
         let system = |what| move |source| Error::System { what, source };
-        let OpenedHost { host, gids, doorbell_slots, descriptors, .. } = opened;
-        let [waker, asleep, notifications, page] = descriptors;
+        let OpenedHost { host, gids, doorbell_slots, notifications, descriptors, .. } = opened;
+        let descriptors = <[OwnedFd; 3]>::try_from(descriptors).map_err(|_| missing_descriptors())?;
+        let [waker, asleep, page] = descriptors;
         let rings = DoorbellProducer::words(doorbell_slots);
         let page = SharedMemory::adopt(page, rings * 8, MapMode::ReadWrite);
         let page = Arc::new(page.map_err(system("mapping the doorbells"))?);

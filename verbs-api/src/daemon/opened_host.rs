@@ -29,10 +29,11 @@ pub(super) struct OpenedHost {
     pub gids: Vec<Gid>,
     pub doorbell_slots: u32,
     pub direct: Option<DirectPath>,
-    /// The eventfd that wakes the engine thread, the page with its sleep flag, the notification socket, the doorbells.
-    pub descriptors: [OwnedFd; 4],
-    /// The sockets of the slot of a process with a direct data path.
-    pub sockets: Vec<OwnedFd>,
+    /// The socket that notifications come from.
+    pub notifications: OwnedFd,
+    /// The eventfd that wakes the engine thread, the page with its sleep flag and the doorbells; with a direct data path,
+    /// the sockets and the page of the slot.
+    pub descriptors: Vec<OwnedFd>,
 }
 
 impl OpenedHost {
@@ -46,10 +47,15 @@ impl OpenedHost {
         let Response::Opened { host, gids, doorbell_slots, direct } = response else {
             return Err(unexpected_reply(&response));
         };
-        let sockets = descriptors.split_off(descriptors.len().min(4));
-        let Ok(descriptors) = <[OwnedFd; 4]>::try_from(descriptors) else {
-            return Err(Error::DeviceGone { why: "it did not pass its descriptors".into() });
-        };
-        Ok(OpenedHost { host, gids, doorbell_slots, direct, descriptors, sockets })
+        if descriptors.is_empty() {
+            return Err(missing_descriptors());
+        }
+        let notifications = descriptors.remove(0);
+        Ok(OpenedHost { host, gids, doorbell_slots, direct, notifications, descriptors })
     }
+}
+
+/// The error if the daemon passed fewer descriptors than its reply needs.
+pub(super) fn missing_descriptors() -> Error {
+    Error::DeviceGone { why: "it did not pass its descriptors".into() }
 }

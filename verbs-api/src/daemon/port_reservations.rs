@@ -18,7 +18,7 @@ const MAX_SPARE_PORTS: usize = 256;
 const ANY: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
 
 /// The ports of a process.
-#[derive(Default)]
+#[cfg_attr(test, derive(Default))]
 pub(super) struct PortReservations {
     state: Mutex<State>,
 }
@@ -39,6 +39,15 @@ struct Reservation {
 }
 
 impl PortReservations {
+    /// The reservations of a process that has a port for its first connection.
+    pub fn with_spare(reserved: Option<(CmId, u16)>) -> PortReservations {
+        let space = PortSpace::Tcp;
+        let spare = reserved.map(|(id, port)| Reservation { id, port: Some((space, port)) });
+        let state =
+            State { spare: BTreeMap::from([(space, spare.into_iter().collect())]), ..State::default() };
+        PortReservations { state: Mutex::new(state) }
+    }
+
     /// Executes a command by `execute`, and what it needs of the daemon by `request`.
     pub fn execute(
         &self,

@@ -11,7 +11,7 @@ pub use framing::{FramedMessage, MAX_DESCRIPTORS, MAX_MESSAGE, MessageReader, Pr
 pub use runtime_dir::{DEFAULT_NAME, NAME_VARIABLE, RuntimeDir};
 
 use crate::{
-    AsyncEvent, CallSite, CmChannelId, Command, Counters, CqId, DeviceLimits, HandedOverPacket,
+    AsyncEvent, CallSite, CmChannelId, CmId, Command, Counters, CqId, DeviceLimits, HandedOverPacket,
     InjectedEvent, PortState, QpSnapshot, QpState, QpType, Reply, VerbsError, cm,
 };
 use alloc::string::String;
@@ -102,6 +102,8 @@ pub struct DirectPath {
     pub congestion: String,
     /// The state of the host's port.
     pub port_state: PortState,
+    /// A reserved port for the first connection ([`cm::Command::ReservePort`]), if one is free.
+    pub reserved: Option<(CmId, u16)>,
 }
 
 impl HostDevice {
@@ -219,11 +221,11 @@ pub enum Response {
         message: String,
     },
     Done,
-    /// The device is open. These descriptors accompany the response: an eventfd that wakes the engine thread, the page
-    /// with its sleep flag, the notification socket, and the memory with the completion doorbell and doorbell ring.
+    /// The device is open. These descriptors accompany the response: the notification socket, an eventfd that wakes the
+    /// engine thread, the page with its sleep flag, and the memory with the completion doorbell and doorbell ring.
     ///
-    /// With a direct data path, the sockets of the process's slot follow: for each address of the host the RoCE socket
-    /// and the link control socket, and at the end the page of the slot.
+    /// With a direct data path, the sockets of the process's slot follow the notification socket: for each address of the
+    /// host the RoCE socket and the link control socket, and at the end the page of the slot.
     Opened {
         host: HostDevice,
         gids: Vec<Gid>,
