@@ -244,14 +244,16 @@ impl<'p> DaemonScenario<'p> {
         {
             self.scenario.fail(format!("cannot start the daemon again: {why}"));
         }
-        let now = self.started.elapsed();
-        let now_ns = now.as_nanos() as u64;
         let waits = self.scenario.has_waiting_faults();
+        let mut counters = Vec::new();
         if waits && !self.state.is_daemon_gone {
             let rules = self.state.plan.hosts.iter().filter_map(|host| connection.rules(&host.name).ok());
-            let counters: Vec<_> = rules.flatten().map(|(rule, counters)| (rule.id, counters)).collect();
-            self.scenario.on_rule_counters(now_ns, &counters);
+            counters.extend(rules.flatten().map(|(rule, counters)| (rule.id, counters)));
         }
+        // After every packet that is counted: a fault lasts for its whole time from then on.
+        let now = self.started.elapsed();
+        let now_ns = now.as_nanos() as u64;
+        self.scenario.on_rule_counters(now_ns, &counters);
         self.scenario.run_due(now_ns, &mut DaemonHosts { state: &mut self.state, connection, programs });
         let due = self.scenario.next_due().map(|at| Duration::from_nanos(at).saturating_sub(now));
         let poll = waits.then_some(TRIGGER_POLL_INTERVAL);
