@@ -98,6 +98,9 @@ static void complete_and_notify(void)
     wait_for(receives);
     int first = wait_for(sends);
     printf("first %s, then %d %d\n", held, first, wait_for(sends));
+    // The device checks whether a notification is requested after it has written a completion. A verb waits for that.
+    struct ibv_qp_attr attr;
+    check(!ibv_query_qp(qp[0], &attr, IBV_QP_STATE, &init), "ibv_query_qp");
     for (uint64_t i = 2; i < 4; i++) {
         struct pollfd event = {.fd = channel->fd, .events = POLLIN};
         check(!ibv_req_notify_cq(sends, 0), "ibv_req_notify_cq");
