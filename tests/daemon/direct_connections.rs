@@ -337,3 +337,28 @@ fn a_repeated_request_reaches_the_process_that_has_it() {
     let reply = Datagram::parse(TransportPacket::parse(transport).unwrap().payload).unwrap();
     assert!(matches!(reply.message, Message::Mra(_)), "{reply}");
 }
+
+/// A request that arrives between bind and listen waits in the process that has bound the port.
+#[test]
+fn a_request_waits_until_its_process_listens() {
+    let daemon = TestDaemon::with(&DIRECT);
+    let context = daemon.open("alice").open();
+    let channel = EventChannel::new(&context).unwrap();
+    let to = daemon.control().hosts()[0].address;
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let from = SocketAddr::from(([127, 200 | high & 15, low, 80], ROCE_PORT));
+    let socket = UdpSocket::bind(from).unwrap();
+    let bound = channel.create_id(PortSpace::Tcp).unwrap();
+    bound.bind(SocketAddr::from(([0, 0, 0, 0], PORT))).unwrap();
+    let _listener = listen(&channel, PORT + 1);
+    for (port, id) in [(PORT, 1), (PORT + 1, 2)] {
+        socket.send_to(&request(from, to, port, id), (to, ROCE_PORT)).unwrap();
+    }
+    let requested_port = || {
+        let request = next(&channel, EventType::ConnectRequest).id;
+        request.local_address().unwrap().port()
+    };
+    assert_eq!(requested_port(), PORT + 1);
+    bound.listen(0).unwrap();
+    assert_eq!(requested_port(), PORT);
+}

@@ -2,10 +2,10 @@
 
 use crate::{connect_and_leave, pair, resolve};
 use softhca::cm::{
-    ConnectionParameters, Connector, EventChannel, EventType, Listener, PortSpace, RejectReason,
+    ConnectionParameters, Connector, EventChannel, EventType, Id, Listener, PortSpace, RejectReason,
 };
 use softhca::{
-    Error, QpState,
+    Device, Error, QpState,
     fault::{self, CmMessage},
     sim::World,
     sleep, spawn,
@@ -38,6 +38,46 @@ fn without_a_listener_the_client_gets_reason_8() {
         Ok::<(), Error>(())
     });
     world.run().unwrap();
+}
+
+/// An identifier that has been bound to the port for 100 ms.
+async fn bind_and_wait(device: Device) -> Result<Id, Error> {
+    let listener = EventChannel::new(&device.open())?.create_id(PortSpace::Tcp)?;
+    listener.bind(([0, 0, 0, 0], 7174).into())?;
+    sleep(Duration::from_millis(100)).await;
+    Ok(listener)
+}
+
+#[test]
+fn a_request_to_a_bound_port_waits_until_the_server_listens() {
+    let mut world = World::new(1);
+    world.host("server", |device| async move {
+        let listener = bind_and_wait(device).await?;
+        let channel = listener.channel();
+        assert!(channel.poll()?.is_none());
+        listener.listen(1)?;
+        let request = channel.next().await?.expect(EventType::ConnectRequest)?;
+        request.id.reject(b"heard")
+    });
+    add_failing_client(&mut world, &[(EventType::Rejected, 28)]);
+    let ended_at = world.run().unwrap().ended_at.nanos();
+    assert!((100_000_000..101_000_000).contains(&ended_at), "{ended_at}");
+}
+
+#[test]
+fn a_request_to_a_bound_port_is_rejected_if_nobody_listens() {
+    for (closes, at) in [(true, 100_000_000), (false, 2_000_000_000)] {
+        let mut world = World::new(1);
+        world.service("server", move |device| async move {
+            let listener = bind_and_wait(device).await.unwrap();
+            if !closes {
+                listener.channel().next().await.unwrap();
+            }
+        });
+        add_failing_client(&mut world, &[(EventType::Rejected, 8)]);
+        let ended_at = world.run().unwrap().ended_at.nanos();
+        assert!((at..at + 1_000_000).contains(&ended_at), "{ended_at}");
+    }
 }
 
 #[test]

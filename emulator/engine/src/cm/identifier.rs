@@ -6,6 +6,7 @@ use crate::{
     AddressVector, ClientId, CmChannelId, CmId, Instant, ModifyQp, QpState, QpType, VerbsError, VerbsResult,
 };
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use softhca_queue::AccessFlags;
 use softhca_queue::cm::{self as api, CmState};
@@ -59,6 +60,8 @@ pub(super) struct CmIdentifier {
     pub peer: Option<SocketAddr>,
     pub source_index: u8,
     pub backlog: Option<ListenBacklog>,
+    /// Requests to the port, which wait until the identifier listens.
+    pub early_requests: Vec<(AddressHeaders, Datagram)>,
     /// The listener of a request that counts against its backlog.
     pub listener: Option<CmId>,
     // The connection.
@@ -107,6 +110,7 @@ impl CmIdentifier {
             peer: None,
             source_index: 0,
             backlog: None,
+            early_requests: Vec::new(),
             listener: None,
             local_comm_id: CommunicationId::default(),
             remote_comm_id: CommunicationId::default(),

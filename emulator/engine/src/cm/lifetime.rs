@@ -128,6 +128,9 @@ impl CmCall<'_, '_> {
         if let (true, Some(local)) = (identifier.is_bound, identifier.local) {
             self.cm.ports.release(id, identifier.port_space, local.port());
         }
+        for (addressing, datagram) in core::mem::take(&mut identifier.early_requests) {
+            self.dispatch(&addressing, &datagram);
+        }
         let mut orphans = Vec::new();
         if let Some(channel) = self.cm.channels.get_mut(&identifier.channel) {
             channel.users -= 1;

@@ -10,6 +10,7 @@ mod call;
 mod channel;
 mod connect;
 mod disconnect;
+mod early_requests;
 mod event;
 mod identifier;
 mod known_listeners;
@@ -259,6 +260,9 @@ impl CmCall<'_, '_> {
         if from != to && !self.cm.client_slots.contains_key(&identifier.client) {
             self.ctx.emit(Event::CmStateChanged { id, from, to });
         }
+        if from == CmState::Bound {
+            self.serve_early_requests(id);
+        }
     }
 
     /// Sets or clears the deadline of an identifier.
@@ -309,9 +313,13 @@ impl CmCall<'_, '_> {
         self.arm_timer();
     }
 
-    /// The deadline of an identifier expired: retransmits its message, or ends its time wait.
+    /// The deadline of an identifier expired: retransmits its message, ends its time wait, or rejects the requests that
+    /// waited for a listener.
     fn on_deadline(&mut self, id: CmId) {
         let Some(identifier) = self.cm.identifiers.get_mut(&id) else { return };
+        if identifier.state == CmState::Bound {
+            return self.serve_early_requests(id);
+        }
         if identifier.state == CmState::TimeWait {
             self.set_state(id, CmState::Closed);
             self.cm.remove_connection(id);

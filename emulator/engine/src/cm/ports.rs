@@ -133,6 +133,12 @@ impl Ports {
         self.bindings.iter().filter(move |(_, all)| listens(all)).map(|((_, port), _)| *port)
     }
 
+    /// The binding that covers an address: the listener if there is one.
+    pub fn binding(&self, space: PortSpace, port: u16, address: IpAddr) -> Option<CmId> {
+        let covering = self.bindings.get(&(space, port))?.iter().filter(|all| all.scope.contains(address));
+        covering.max_by_key(|binding| binding.is_listening).map(|binding| binding.id)
+    }
+
     /// The listener for an address.
     pub fn listener(&self, space: PortSpace, port: u16, address: IpAddr) -> Option<CmId> {
         let all = self.bindings.get(&(space, port))?;

@@ -40,7 +40,14 @@ impl CmCall<'_, '_> {
         self.ctx.emit(Event::PacketReceived { qp: Qpn::GSI, packet });
         let (message, peer) = (datagram.message.kind(), addressing.source);
         self.ctx.emit(Event::CmReceived { message, peer });
-        let transaction = datagram.header.transaction_id;
+        if !self.hold_early_request(addressing, &datagram) {
+            self.dispatch(addressing, &datagram);
+        }
+    }
+
+    /// Handles a message.
+    pub(super) fn dispatch(&mut self, addressing: &AddressHeaders, datagram: &Datagram) {
+        let (transaction, peer) = (datagram.header.transaction_id, addressing.source);
         match &datagram.message {
             Message::Req(req) => self.on_req(addressing, transaction, req),
             Message::Mra(mra) => self.on_mra(peer, mra),

@@ -14,7 +14,7 @@ use softhca_wire::{AddressHeaders, Bth, Qpn, TransportPacket};
 pub enum MadOwner {
     /// This connection manager.
     Own,
-    /// The process in a slot, which listens to the service.
+    /// The process in a slot, which listens to the service or has bound its port.
     Slot(u16),
     /// The process that has received the request which the message repeats or withdraws, if there is one.
     Requested,
@@ -45,10 +45,11 @@ impl ConnectionManager {
         self.create(client, CmChannelId(0), space, kind)
     }
 
-    /// The slot of the process that listens to a service; `None` if nobody or a client of this connection manager does.
-    fn listener_slot(&self, service: ServiceId, address: IpAddr) -> Option<u16> {
-        let listener = self.ports.listener(service.port_space()?, service.port(), address)?;
-        self.client_slots.get(&self.identifiers.get(&listener)?.client).copied()
+    /// The slot of the process that has bound the port of a service; `None` if nobody or a client of this connection
+    /// manager has.
+    fn service_slot(&self, service: ServiceId, address: IpAddr) -> Option<u16> {
+        let bound = self.ports.binding(service.port_space()?, service.port(), address)?;
+        self.client_slots.get(&self.identifiers.get(&bound)?.client).copied()
     }
 
     /// Whether an identifier listens to the service of a REQ or SIDR_REQ.
@@ -69,7 +70,7 @@ impl ConnectionManager {
         let Some(message) = parse(transport) else { return MadOwner::Own };
         // A request may be one that a process has received before it stopped listening.
         let is_of_request = match (requested_service(&message), &message) {
-            (Some((service, address)), _) => match self.listener_slot(service, address) {
+            (Some((service, address)), _) => match self.service_slot(service, address) {
                 Some(slot) => return MadOwner::Slot(slot),
                 None => !self.listens_to(transport),
             },
@@ -99,7 +100,7 @@ impl CmCall<'_, '_> {
 }
 
 /// The service of a request, and the address that it asks for.
-fn requested_service(message: &Message) -> Option<(ServiceId, IpAddr)> {
+pub(super) fn requested_service(message: &Message) -> Option<(ServiceId, IpAddr)> {
     let (service, header) = match message {
         Message::Req(req) => (req.service_id, req.rdma_cm_header()),
         Message::SidrReq(req) => (req.service_id, req.rdma_cm_header()),
