@@ -358,8 +358,8 @@ impl Runtime for EmbeddedRuntime {
         self.driver.spin(|| notifier.count() != seen)
     }
 
-    fn wait(&self, news: &Notifier, seen: u64, until: Option<Instant>) -> bool {
-        news.wait(seen, until.map(|until| until.since(real_now())))
+    fn wait(&self, notifier: &Notifier, seen: u64, until: Option<Instant>) -> bool {
+        notifier.wait(seen, until.map(|until| until.since(real_now())))
     }
 
     fn wait_readable(&self, descriptors: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {

@@ -187,9 +187,9 @@ impl Runtime for SimulatedHost {
         self.fabric.lock().now()
     }
 
-    fn wait(&self, news: &Notifier, seen: u64, until: Option<Instant>) -> bool {
+    fn wait(&self, notifier: &Notifier, seen: u64, until: Option<Instant>) -> bool {
         loop {
-            if news.count() != seen {
+            if notifier.count() != seen {
                 return true;
             }
             let mut fabric = self.fabric.lock();

@@ -155,16 +155,20 @@ pub fn run_server_and_client(server: (Command, &[&str]), client: (Command, &[&st
     let (mut command, arguments) = client;
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let deadline = Instant::now() + PEER_TIMEOUT;
+    let mut failure = None;
     loop {
         // The client retries until the server listens.
         std::thread::sleep(Duration::from_millis(200));
-        let Output { status, stdout, stderr } = wait_until(command.spawn()?, deadline)?;
+        let Output { status, stdout, stderr } =
+            wait_until(command.spawn()?, deadline).map_err(|why| failure.take().unwrap_or(why))?;
         if status.success() {
             return Ok(String::from_utf8_lossy(&stdout).into_owned());
         }
+        let why = String::from_utf8_lossy(&stderr).trim().to_owned();
         if Instant::now() > deadline {
-            return Err(String::from_utf8_lossy(&stderr).trim().to_owned().into());
+            return Err(why.into());
         }
+        failure = Some(why.into());
     }
 }
 

@@ -63,8 +63,8 @@ impl CmEventQueue {
         result
     }
 
-    pub fn add_channel(&self, channel: CmChannelId, news: Arc<Notifier>) {
-        self.state.lock().channels.insert(channel, ChannelQueue { notifier: news, events: VecDeque::new() });
+    pub fn add_channel(&self, channel: CmChannelId, notifier: Arc<Notifier>) {
+        self.state.lock().channels.insert(channel, ChannelQueue { notifier, events: VecDeque::new() });
     }
 
     /// Forgets a channel. Returns the requests that nobody took: nobody will answer them.
@@ -109,13 +109,13 @@ impl CmEventQueue {
                 events = if events.is_empty() { own } else { events };
             }
         }
-        let news = state.channels.get_mut(&channel).map(|waiting| {
+        let notifier = state.channels.get_mut(&channel).map(|waiting| {
             waiting.events.append(&mut events);
             waiting.notifier.clone()
         });
         drop(state);
-        if let Some(news) = news {
-            news.notify();
+        if let Some(notifier) = notifier {
+            notifier.notify();
         }
     }
 

@@ -1,4 +1,4 @@
-//! The sockets to a daemon: calls and their replies over one, and over another news, which a thread reads.
+//! The sockets to a daemon: requests and their responses over one, and over another notifications, which a thread reads.
 
 use crate::Error;
 use crate::backend::{Result, check_process};
@@ -66,7 +66,7 @@ impl ControlSocket {
         Ok(ControlSocket { stream, reader, process: ProcessIdentity::current(), welcome })
     }
 
-    /// Asks one thing, and skips news.
+    /// Sends a request, and waits for its response. Notifications before it are skipped.
     pub fn call(&mut self, call: &Request, passed: &[BorrowedFd<'_>]) -> Result<(Response, Vec<OwnedFd>)> {
         check_process(&self.process)?;
         send(self.stream.as_fd(), &encode(call), passed).map_err(device_gone)?;
@@ -83,15 +83,17 @@ impl ControlSocket {
         receive(&mut self.reader, self.stream.as_fd()).map_err(device_gone)
     }
 
-    /// Has a thread read `news` from now on, which gives them to `listener`.
+    /// Starts a thread that reads `notifications` and gives them to `listener`.
     pub fn start_notification_thread(
         self,
-        news: UnixStream,
+        notifications: UnixStream,
         listener: Arc<dyn NotificationHandler>,
     ) -> Result<ControlConnection> {
-        let system =
-            |source| Error::System { what: "starting the thread that reads the daemon's news", source };
-        let source = news.try_clone().map_err(system)?;
+        let system = |source| Error::System {
+            what: "starting the thread that reads the daemon's notifications",
+            source,
+        };
+        let source = notifications.try_clone().map_err(system)?;
         let read_all = move || {
             let mut reader = MessageReader::default();
             while let Ok((message, descriptors)) = receive(&mut reader, source.as_fd()) {
@@ -106,14 +108,14 @@ impl ControlSocket {
         let thread =
             std::thread::Builder::new().name("softhca notify".into()).spawn(read_all).map_err(system)?;
         let process = self.process;
-        Ok(ControlConnection { socket: Mutex::new(self), notifications: news, process, thread: Some(thread) })
+        Ok(ControlConnection { socket: Mutex::new(self), notifications, process, thread: Some(thread) })
     }
 }
 
-/// Hears what the daemon tells unasked.
+/// Receives the notifications of the daemon.
 pub(crate) trait NotificationHandler: Send + Sync {
     fn on_notification(&self, notification: Notification, descriptors: Vec<OwnedFd>);
-    /// The daemon is gone, or let us go.
+    /// The daemon has ended, or has closed the connection.
     fn on_disconnect(&self);
 }
 
@@ -132,7 +134,7 @@ impl ControlConnection {
         check_process(&self.process)
     }
 
-    /// Asks one thing.
+    /// Sends a request, and waits for its response.
     pub fn call(&self, call: &Request, passed: &[BorrowedFd<'_>]) -> Result<(Response, Vec<OwnedFd>)> {
         self.check_process()?;
         self.socket.lock().call(call, passed)

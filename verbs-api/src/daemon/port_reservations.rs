@@ -18,7 +18,6 @@ const MAX_SPARE_PORTS: usize = 256;
 const ANY: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
 
 /// The ports of a process.
-#[cfg_attr(test, derive(Default))]
 pub(super) struct PortReservations {
     state: Mutex<State>,
 }
@@ -264,7 +263,7 @@ mod tests {
     #[test]
     fn a_second_connection_uses_the_port_of_the_first_without_a_message() {
         let (ports, mut daemon) =
-            (PortReservations::default(), Daemon { limit: 8, commands: Vec::new(), ids: Vec::new() });
+            (PortReservations::with_spare(None), Daemon { limit: 8, commands: Vec::new(), ids: Vec::new() });
         connect(&ports, &mut daemon, 1);
         let requests = daemon.commands.len();
         for id in 1..100 {
@@ -279,7 +278,7 @@ mod tests {
     #[test]
     fn a_reservation_has_the_options_of_its_identifier_after_a_command_that_failed() {
         let (ports, mut daemon) =
-            (PortReservations::default(), Daemon { limit: 1, commands: Vec::new(), ids: Vec::new() });
+            (PortReservations::with_spare(None), Daemon { limit: 1, commands: Vec::new(), ids: Vec::new() });
         let own = |command| match command {
             Command::QueryId(_) => {
                 let identifier = identifier(CmState::Idle, None);
@@ -303,7 +302,7 @@ mod tests {
     #[test]
     fn spare_ports_make_room_for_a_listener() {
         let (ports, mut daemon) =
-            (PortReservations::default(), Daemon { limit: 2, commands: Vec::new(), ids: Vec::new() });
+            (PortReservations::with_spare(None), Daemon { limit: 2, commands: Vec::new(), ids: Vec::new() });
         (1..3).for_each(|id| connect(&ports, &mut daemon, id));
         for id in 1..3 {
             ports.execute(Command::DestroyId(CmId(id)), own, |command| daemon.execute(command)).unwrap();

@@ -40,7 +40,7 @@ pub enum CaptureErrorKind {
     )]
     Truncated { what: &'static str, needed: usize, available: usize },
     /// An impossible length.
-    #[error("{what} of {length} bytes cannot be; the file is damaged from here on")]
+    #[error("{what} has an impossible length of {length} bytes; the file is damaged from here on")]
     BadLength { what: &'static str, length: u64 },
     /// A packet of an interface that was not described.
     #[error(
