@@ -13,6 +13,7 @@ use crate::{faults, object};
 use core::ffi::c_int;
 use softhca::cm::EventType;
 use softhca::{Error, Resource, Verb};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Executes a call, writes its changes to the program's structure, and waits for the event of a synchronous
@@ -107,7 +108,7 @@ pub unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_even
         return -1;
     }
     // SAFETY: a channel of this library.
-    let to = check!(VERB, minus_one, unsafe { object::find::<EventChannelState>(channel) });
+    let to = check!(VERB, minus_one, unsafe { object::find::<Arc<EventChannelState>>(channel) });
     // SAFETY: an identifier of this library.
     unsafe { ack_pending_event(id) };
     let code = return_code(VERB, state.migrate(to));

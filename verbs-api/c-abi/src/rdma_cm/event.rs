@@ -15,6 +15,8 @@ use softhca::Verb;
 use softhca::cm::{Event, EventParameters, EventType};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
 /// An event that a program holds, with the targets of its pointers.
 #[repr(C)]
@@ -113,11 +115,9 @@ pub unsafe extern "C" fn get_cm_event(
 ) -> c_int {
     const VERB: &str = "rdma_get_cm_event";
     // SAFETY: a channel of this library.
-    let state = check!(VERB, minus_one, unsafe { object::find::<EventChannelState>(channel) });
+    let state = check!(VERB, minus_one, unsafe { object::find::<Arc<EventChannelState>>(channel) }).clone();
     check!(VERB, minus_one, faults::announce(Verb::RdmaGetCmEvent, None));
-    // SAFETY: as above.
-    let fd = unsafe { (*channel).fd };
-    let found = event_fd::wait(fd, || {
+    let found = event_fd::wait(state.descriptor.as_raw_fd(), || {
         for (card, inner) in state.channels.iter().enumerate() {
             loop {
                 match inner.poll() {

@@ -14,12 +14,16 @@ use softhca::cm::{CmOption, EventChannel, Id, PeerParameters, PortSpace};
 use softhca::{Error, QpType};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// The state of an `rdma_event_channel`: a channel on each card of the host.
+/// The state of an `rdma_event_channel`: a channel on each card of the host. A call that waits for an event shares it: rping
+/// destroys the channel meanwhile, and the call then waits on, as in the kernel.
 pub struct EventChannelState {
     pub channels: Vec<EventChannel>,
+    /// The descriptor of the channel.
+    pub descriptor: OwnedFd,
 }
 
 /// The state of an `rdma_cm_id`.
@@ -137,7 +141,7 @@ unsafe impl Sync for CmIdState {}
 unsafe impl Send for CmIdState {}
 
 object::kinds! {
-    EventChannelState = rdma_event_channel, "CM event channel", |_| None;
+    Arc<EventChannelState> = rdma_event_channel, "CM event channel", |_| None;
     CmIdState = rdma_cm_id, "CM identifier", |_| None;
 }
 
@@ -224,19 +228,15 @@ pub unsafe extern "C" fn create_event_channel() -> *mut rdma_event_channel {
     let inner: Result<Vec<c_int>, Error> =
         channels.iter().map(|channel| Ok(channel.descriptor()?.as_raw_fd())).collect();
     let fd = check!(VERB, null, event_fd::create_for_any(&check!(VERB, null, inner)));
-    object::create(rdma_event_channel { fd, unused: 0 }, EventChannelState { channels })
+    // SAFETY: it was created for the channel.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(fd) };
+    let state = EventChannelState { channels, descriptor };
+    object::create(rdma_event_channel { fd, unused: 0 }, Arc::new(state))
 }
 
 pub unsafe extern "C" fn destroy_event_channel(channel: *mut rdma_event_channel) {
-    if channel.is_null() {
-        return;
-    }
-    // SAFETY: a channel of this library.
-    let fd = unsafe { (*channel).fd };
-    // SAFETY: as above.
-    if unsafe { object::destroy::<EventChannelState>(channel) }.is_some() {
-        event_fd::close(fd);
-    }
+    // SAFETY: null or a channel of this library.
+    drop(unsafe { object::destroy::<Arc<EventChannelState>>(channel) });
 }
 
 fn port_space(number: c_int) -> Option<PortSpace> {
@@ -300,7 +300,7 @@ pub unsafe fn create(
         return -1;
     }
     // SAFETY: a channel of this library.
-    let state = check!(VERB, minus_one, unsafe { object::find::<EventChannelState>(channel) });
+    let state = check!(VERB, minus_one, unsafe { object::find::<Arc<EventChannelState>>(channel) });
     let kind = if matches!(space, PortSpace::Udp | PortSpace::IpOverIb) { QpType::Ud } else { kind };
     let created: Result<Vec<Id>, Error> =
         state.channels.iter().map(|channel| channel.create_id_with_kind(space, kind)).collect();
