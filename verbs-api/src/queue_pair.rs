@@ -344,8 +344,7 @@ impl QueuePair {
     }
 
     fn snapshot(&self) -> Result<QpSnapshot, Error> {
-        let reply = self.inner.context.backend.execute(Command::QueryQueuePair(self.inner.qpn))?;
-        Ok(reply!(reply, Reply::QpSnapshot(snapshot) => snapshot))
+        self.inner.snapshot()
     }
 
     /// Its state.
@@ -545,14 +544,29 @@ impl Inner {
         self.context.announce_call(verb, Some((Resource::QueuePair, self.qpn.value())))
     }
 
+    fn snapshot(&self) -> Result<QpSnapshot, Error> {
+        let reply = self.context.backend.execute(Command::QueryQueuePair(self.qpn))?;
+        Ok(reply!(reply, Reply::QpSnapshot(snapshot) => snapshot))
+    }
+
     /// Fails in states before `least`, in the order of `enum ibv_qp_state`.
     #[inline]
     fn check_state(&self, call: &'static str, least: QpState) -> Result<(), Error> {
-        let state = self.state.load(Ordering::Acquire);
-        if state >= least as u8 {
+        if self.state.load(Ordering::Acquire) >= least as u8 {
             return Ok(());
         }
-        Err(Error::InvalidState { qpn: self.qpn, state: QpState::ALL[usize::from(state)], call })
+        self.check_device_state(call, least)
+    }
+
+    /// The same with the state of the device, which is ahead while another thread is in the call that changes it: the message
+    /// of a peer may be there before the call returns.
+    #[cold]
+    fn check_device_state(&self, call: &'static str, least: QpState) -> Result<(), Error> {
+        let state = self.snapshot()?.state;
+        if state as u8 >= least as u8 {
+            return Ok(());
+        }
+        Err(Error::InvalidState { qpn: self.qpn, state, call })
     }
 }
 
@@ -573,4 +587,21 @@ fn exchange_line(stream: &mut (impl Read + Write), mine: &str) -> Result<String,
         line.push(byte[0]);
     }
     Ok(String::from_utf8_lossy(&line).trim().into())
+}
+
+#[cfg(all(test, feature = "sockets"))]
+mod tests {
+    use crate::{Device, QpState, QpType, ReceiveRequest};
+
+    #[test]
+    fn a_post_sees_a_state_that_a_call_of_another_thread_has_reached() {
+        let context = Device::embedded().unwrap().open();
+        let domain = context.allocate_protection_domain().unwrap();
+        let queue = context.create_completion_queue(1).unwrap();
+        let pair = domain.create_queue_pair(QpType::Rc, &queue).build().unwrap();
+        assert!(pair.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &[] }).is_err());
+        pair.init(&Default::default()).unwrap();
+        pair.set_state(QpState::Reset);
+        pair.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &[] }).unwrap();
+    }
 }
