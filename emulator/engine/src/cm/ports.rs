@@ -135,7 +135,8 @@ impl Ports {
 
     /// The binding that covers an address: the listener if there is one.
     pub fn binding(&self, space: PortSpace, port: u16, address: IpAddr) -> Option<CmId> {
-        let covering = self.bindings.get(&(space, port))?.iter().filter(|all| all.scope.contains(address));
+        let covering =
+            self.bindings.get(&(space, port))?.iter().filter(|binding| binding.scope.contains(address));
         covering.max_by_key(|binding| binding.is_listening).map(|binding| binding.id)
     }
 

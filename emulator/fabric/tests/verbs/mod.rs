@@ -1,6 +1,6 @@
 //! Verbs on the hosts of a world, without the verbs API: for tests that look at the HCA itself.
 
-#![allow(dead_code, missing_docs, reason = "each test uses a part")]
+#![allow(dead_code, unused_imports, missing_docs, reason = "each test uses a part")]
 
 mod connect;
 
