@@ -340,16 +340,12 @@ impl QueuePair {
     /// Its state and attributes, as `ibv_query_qp` returns them.
     pub fn query(&self) -> Result<QpSnapshot, Error> {
         self.inner.announce(Verb::QueryQp)?;
-        self.snapshot()
-    }
-
-    fn snapshot(&self) -> Result<QpSnapshot, Error> {
         self.inner.snapshot()
     }
 
     /// Its state.
     pub fn state(&self) -> Result<QpState, Error> {
-        self.snapshot().map(|view| view.state)
+        self.inner.snapshot().map(|view| view.state)
     }
 
     /// Takes a connected queue pair to INIT, in which receives can be posted before the peer can send.
@@ -549,24 +545,17 @@ impl Inner {
         Ok(reply!(reply, Reply::QpSnapshot(snapshot) => snapshot))
     }
 
-    /// Fails in states before `least`, in the order of `enum ibv_qp_state`.
+    /// Fails in states before `least`, in the order of `enum ibv_qp_state`. The device may be ahead of the noted state while
+    /// another thread is in the call that changes it: the message of a peer can arrive before the call returns.
     #[inline]
     fn check_state(&self, call: &'static str, least: QpState) -> Result<(), Error> {
         if self.state.load(Ordering::Acquire) >= least as u8 {
             return Ok(());
         }
-        self.check_device_state(call, least)
-    }
-
-    /// The same with the state of the device, which is ahead while another thread is in the call that changes it: the message
-    /// of a peer may be there before the call returns.
-    #[cold]
-    fn check_device_state(&self, call: &'static str, least: QpState) -> Result<(), Error> {
-        let state = self.snapshot()?.state;
-        if state as u8 >= least as u8 {
-            return Ok(());
+        match self.snapshot()?.state {
+            state if state as u8 >= least as u8 => Ok(()),
+            state => Err(Error::InvalidState { qpn: self.qpn, state, call }),
         }
-        Err(Error::InvalidState { qpn: self.qpn, state, call })
     }
 }
 

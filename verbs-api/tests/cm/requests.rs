@@ -57,9 +57,11 @@ fn a_request_to_a_bound_port_waits_until_the_server_listens() {
         assert!(channel.poll()?.is_none());
         listener.listen(1)?;
         let request = channel.next().await?.expect(EventType::ConnectRequest)?;
-        request.id.reject(b"heard")
+        assert!(channel.poll()?.is_none(), "the request arrived twice");
+        request.id.reject(b"not today")
     });
     add_failing_client(&mut world, &[(EventType::Rejected, 28)]);
+    world.fault("client", "server", fault::cm(CmMessage::Req).times(1).duplicate());
     let ended_at = world.run().unwrap().ended_at.nanos();
     assert!((100_000_000..101_000_000).contains(&ended_at), "{ended_at}");
 }

@@ -3,7 +3,7 @@
 //! A server may send the number of its port to a client before it listens, as `qperf` does. The request can arrive first.
 
 use super::slots::requested_service;
-use super::{CmCall, CmState};
+use super::{CmCall, CmDropReason, CmState};
 use crate::CmId;
 use core::time::Duration;
 use softhca_wire::AddressHeaders;
@@ -31,6 +31,7 @@ impl CmCall<'_, '_> {
         let is_repetition =
             |(from, early): &(AddressHeaders, Datagram)| (from.source, early.message.sender_id()) == sender;
         if bound.early_requests.iter().any(is_repetition) {
+            self.emit_dropped(Some(id), datagram.message.kind(), sender.0, CmDropReason::Duplicate);
             return true;
         }
         if bound.early_requests.len() >= MAX_EARLY_REQUESTS {
