@@ -16,8 +16,11 @@ const CONTROL_WORDS: usize = 32;
 /// Entries are aligned to this. The first eight bytes of an entry are its header.
 const ALIGNMENT: u64 = 16;
 const HEADER: u64 = 16;
-/// The length of an entry that fills the rest of the ring, because the next one would not fit behind it.
+/// The length of an entry that fills the rest of the ring: the next one begins at its start.
 const PADDING: u32 = u32::MAX;
+/// A ring that is empty begins again once this many bytes of it were used: they are in the caches of both processes, and
+/// pages that no entry has reached take no memory.
+const REUSED: u64 = 64 << 10;
 
 /// Packets of one size with one addressing; the last may be shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,8 +121,10 @@ impl PacketProducer {
         if self.room() < bytes.len() {
             return false;
         }
-        let to_end = self.ring.capacity - self.next % self.ring.capacity;
-        if to_end < size {
+        let offset = self.next % self.ring.capacity;
+        let to_end = self.ring.capacity - offset;
+        let begins_again = self.consumed == self.next && offset >= size.max(REUSED);
+        if to_end < size || begins_again {
             if self.ring.capacity - (self.next - self.consumed) < to_end + size {
                 return false;
             }
@@ -276,6 +281,26 @@ mod tests {
             received.push(buffer[..popped.length].to_vec());
         }
         assert!(sent == received && consumer.is_empty());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it copies megabytes")]
+    fn a_ring_that_is_empty_begins_again() {
+        let (mut producer, mut consumer, ring) = ring(8 * REUSED as usize);
+        let (bytes, mut buffer) = (vec![5; 10_000], vec![0; 10_000]);
+        for _ in 0..200 {
+            assert!(producer.push(chunk(10_000), &bytes));
+            assert_eq!(consumer.pop(&mut buffer).unwrap(), Some(chunk(10_000)));
+            let end = (producer.next - 1) % ring.capacity;
+            assert!(end < REUSED + entry_size(10_000), "{end} was used");
+        }
+        // All of it is used if nothing is received.
+        let sent = (0..).take_while(|_| producer.push(chunk(10_000), &bytes)).count();
+        assert!(sent as u64 > 7 * REUSED / entry_size(10_000), "{sent} were sent");
+        for _ in 0..sent {
+            assert_eq!(consumer.pop(&mut buffer).unwrap(), Some(chunk(10_000)));
+        }
+        assert!(consumer.is_empty());
     }
 
     #[test]
