@@ -32,7 +32,8 @@ enum Numbering {
     },
 }
 
-const UNUSED: u16 = u16::MAX;
+/// A reserved entry, which has no value. Zero, so that pages of a table that are never used take no memory.
+const UNUSED: u16 = 0;
 
 struct Entry<T> {
     /// The number of the value, or the next tag in its upper bits.
@@ -49,20 +50,24 @@ impl<T> Table<T> {
         Table { entries, free: VecDeque::new(), limit, live: 0, reserved, numbering }
     }
 
-    /// The same table, with numbers that start at an unpredictable one.
-    pub fn with_mask(self, mask: u16) -> Table<T> {
-        Table { numbering: Numbering::Tagged { mask }, ..self }
-    }
-
-    /// The same table, with the numbers of a slot from `start` on, which should be unpredictable too.
-    pub fn with_slot(self, slot: QpnSlot, start: u32) -> Table<T> {
+    /// The same table, with the numbers of a slot. It must have a reserved entry.
+    pub fn with_slot(self, slot: QpnSlot) -> Table<T> {
+        debug_assert!(self.reserved > UNUSED);
         let size = 1 << (24 - slot.bits);
         let numbering = Numbering::Cyclic {
             base: u32::from(slot.number) * size,
-            last: start % size,
+            last: 0,
             indices: vec![UNUSED; size as usize],
         };
         Table { numbering, limit: self.limit.min(size as usize - usize::from(self.reserved)), ..self }
+    }
+
+    /// The first number follows from `start`, which should be unpredictable. The table has no entries yet.
+    pub fn start_at(&mut self, start: u64) {
+        match &mut self.numbering {
+            Numbering::Tagged { mask } => *mask = start as u16,
+            Numbering::Cyclic { last, indices, .. } => *last = start as u32 % indices.len() as u32,
+        }
     }
 
     pub fn len(&self) -> usize {
@@ -208,8 +213,9 @@ mod tests {
 
     #[test]
     fn masked_numbers_are_found_again_and_never_reserved() {
-        for mask in [0, 1, 2, 3, 0x8000, 0xabcd, 0xffff] {
-            let mut table = Table::new(1000, 2).with_mask(mask);
+        for mask in [0u16, 1, 2, 3, 0x8000, 0xabcd, 0xffff] {
+            let mut table = Table::new(1000, 2);
+            table.start_at(u64::from(mask));
             let numbers: Vec<u32> = (0..1000).map(|_| table.insert(0, |number| number).unwrap()).collect();
             assert_eq!(numbers[0] as u16, 2 ^ mask, "the first number is as unpredictable as the mask");
             assert!(numbers.iter().all(|number| *number >= 2 && table.get(*number) == Some(number)));
@@ -226,7 +232,8 @@ mod tests {
     fn the_numbers_of_a_slot_are_used_in_turn_and_wrap() {
         for number in [0, 1, 300] {
             let slot = QpnSlot { number, bits: QpnSlot::BITS };
-            let mut table = Table::new(40_000, 2).with_slot(slot, 0x7ffd);
+            let mut table = Table::new(40_000, 2).with_slot(slot);
+            table.start_at(0x7ffd);
             let kept = table.insert(0, |number| number).unwrap();
             assert_eq!(kept, u32::from(number) << 15 | 0x7ffe);
             let mut seen = Vec::new();

@@ -44,23 +44,19 @@ pub struct Hca {
     rung_qps: Vec<Qpn>,
 }
 
-/// A table of queue pairs with the numbers of a slot. The first one follows from `start`.
-fn queue_pair_table(limits: &DeviceLimits, slot: QpnSlot, start: u64) -> Table<QueuePair> {
-    let table = Table::new(limits.max_qp, 2);
-    match slot {
-        QpnSlot::ALL => table.with_mask(start as u16),
-        slot => table.with_slot(slot, start as u32),
-    }
-}
-
 impl Hca {
     /// Creates an HCA. GID 0 is the address of its port.
     pub fn new(settings: Settings, gids: Vec<Gid>) -> Hca {
         let limits = DeviceLimits::HCA;
         // A sequence of its own: the tags of keys and numbers do not reveal the first QPN.
         let start = next_random(&mut (settings.seed ^ 0x7170_6e5f_6d61_736b));
+        let mut queue_pairs = Table::new(limits.max_qp, 2);
+        if settings.qpn_slot != QpnSlot::ALL {
+            queue_pairs = queue_pairs.with_slot(settings.qpn_slot);
+        }
+        queue_pairs.start_at(start);
         Hca {
-            queue_pairs: queue_pair_table(&limits, settings.qpn_slot, start),
+            queue_pairs,
             state: HcaState::new(settings, gids, &limits),
             clients: BTreeMap::new(),
             next_client: 0,
@@ -74,8 +70,8 @@ impl Hca {
     /// that has seen some of them cannot predict others. The HCA has no resources yet.
     pub fn with_secret(mut self, secret: [u64; 2]) -> Hca {
         let mut random = Random::keyed(secret);
-        self.queue_pairs = queue_pair_table(&self.limits, self.state.settings.qpn_slot, random.draw());
-        self.state.protection.mask_keys(random.draw() as u16);
+        self.queue_pairs.start_at(random.draw());
+        self.state.protection.mask_keys(random.draw());
         self.cm.set_secret([random.draw(), random.draw()]);
         self.state.random = random;
         self

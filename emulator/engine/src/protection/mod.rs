@@ -119,9 +119,8 @@ impl Protection {
     }
 
     /// Makes the numbers in keys start at an unpredictable one. No key exists yet.
-    pub fn mask_keys(&mut self, mask: u16) {
-        let keys = core::mem::replace(&mut self.keys, Table::new(0, 0));
-        self.keys = keys.with_mask(mask);
+    pub fn mask_keys(&mut self, mask: u64) {
+        self.keys.start_at(mask);
     }
 
     pub fn allocate_protection_domain(&mut self, client: ClientId) -> VerbsResult<PdId> {
