@@ -1,7 +1,6 @@
 //! Message framing on a Unix stream: four bytes of length, one byte with the number of descriptors, and the message.
 
 use alloc::collections::VecDeque;
-use alloc::vec;
 use alloc::vec::Vec;
 use core::mem::MaybeUninit;
 use rustix::net::{
@@ -87,7 +86,7 @@ pub struct MessageReader {
 impl MessageReader {
     /// Reads once from the socket. Returns false at the end of the stream; an empty non-blocking socket is an error.
     pub fn fill(&mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
-        let mut buffer = vec![0; 16 * 1024];
+        let mut buffer = [0; 4096];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let received = rustix::net::recvmsg(
@@ -150,6 +149,7 @@ impl MessageReader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec;
     use std::os::unix::net::UnixStream;
 
     #[test]
