@@ -68,8 +68,7 @@ mod shared {
     use std::sync::Arc;
 
     pub fn create(bytes: usize) -> io::Result<OwnedFd> {
-        let memory = SharedMemory::create("softhca-packets", bytes, MapMode::ReadWrite)?;
-        memory.take_descriptor().ok_or_else(|| io::ErrorKind::NotFound.into())
+        SharedMemory::create_for_others("softhca-packets", bytes)
     }
 
     pub fn adopt(memory: OwnedFd, bytes: usize) -> io::Result<[PacketRing; 2]> {
