@@ -53,8 +53,8 @@ pub(crate) struct HostSlots {
 
 /// A port without queue pairs, for a slot whose process is gone.
 struct VacantPort {
-    /// Its thread runs until it is stopped or dropped.
-    driver: SharedDriver<ClientMemories>,
+    /// Its thread runs until it is dropped.
+    _driver: SharedDriver<ClientMemories>,
     /// Its drops.
     counters: Arc<Mutex<Counters>>,
 }
@@ -287,6 +287,7 @@ impl HostSlots {
         notifications: &Arc<NotificationQueue>,
         pid: u32,
     ) -> Result<(SlotLease, OwnedFd), CommandError> {
+        let (page, descriptor) = SlotPage::create()?;
         let mut table = self.table.lock();
         let has_fresh = table.vacant.len() < table.free.len();
         let may_add = !has_fresh && (table.free.is_empty() || table.group.slots() <= FRESH_SLOTS);
@@ -300,17 +301,12 @@ impl HostSlots {
         let vacant = table.vacant.remove(&slot);
         if let Some(vacant) = &vacant {
             table.past_counters.add(&vacant.counters.lock());
-            // Its thread sends what is pending and ends, while this one goes on.
-            vacant.driver.stop();
         }
-        drop(table);
-        let page = SlotPage::create();
-        let mut table = self.table.lock();
-        let (page, descriptor) = page.inspect_err(|_| table.free.push_front(slot))?;
         let (notifications, state) = (notifications.clone(), page.state());
         table.owners.insert(slot, SlotOwner { pid, notifications, report: None, state, changes: 0 });
         self.recordings.add_slot(self.host, slot, pid, page);
         drop(table);
+        // Sends what is pending, which takes time.
         drop(vacant);
         let slot = QpnSlot { number: slot, bits: QpnSlot::BITS };
         Ok((SlotLease { slots: self.clone(), slot }, descriptor))
@@ -359,7 +355,7 @@ fn start_vacant(
 ) -> io::Result<VacantPort> {
     let sleep_flag = SleepFlag::new(SharedWords::heap(SleepFlag::WORDS));
     let policy = DrivePolicy::Thread { busy_poll: Duration::ZERO };
-    Ok(VacantPort { driver: SharedDriver::start(driver, policy, sleep_flag)?, counters })
+    Ok(VacantPort { _driver: SharedDriver::start(driver, policy, sleep_flag)?, counters })
 }
 
 /// The slot of a process, until it is gone.

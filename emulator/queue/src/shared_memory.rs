@@ -42,19 +42,18 @@ unsafe impl Sync for SharedMemory {}
 impl SharedMemory {
     /// Creates `length` zeroed bytes, which the other process maps in the mode `others`. /proc shows `name`.
     pub fn create(name: &str, length: usize, others: MapMode) -> io::Result<SharedMemory> {
-        let descriptor = new_file(name, length)?;
+        let descriptor = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&descriptor, length.max(1) as u64)?;
         let base = map(&descriptor, length, ProtFlags::READ | ProtFlags::WRITE)?;
         let memory = SharedMemory { base, length, mode: MapMode::ReadWrite, descriptor: Mutex::new(None) };
-        seal(&descriptor, others)?;
+        let mut seals = SealFlags::SHRINK | SealFlags::GROW;
+        if others == MapMode::ReadOnly {
+            seals |= SealFlags::FUTURE_WRITE;
+        }
+        rustix::fs::fcntl_add_seals(&descriptor, seals)?;
+        rustix::fs::fcntl_add_seals(&descriptor, SealFlags::SEAL)?;
         *memory.descriptor.lock().expect("no panic under the lock") = Some(descriptor);
         Ok(memory)
-    }
-
-    /// Creates `length` zeroed bytes that only other processes map. /proc shows `name`.
-    pub fn create_for_others(name: &str, length: usize) -> io::Result<OwnedFd> {
-        let descriptor = new_file(name, length)?;
-        seal(&descriptor, MapMode::ReadWrite)?;
-        Ok(descriptor)
     }
 
     /// Maps a memfd of another process, if it is sealed against shrinking and has at least `length` bytes.
@@ -122,21 +121,6 @@ impl Drop for SharedMemory {
         // SAFETY: mapped by `map` with this length; every user holds `self`.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length.max(1)) };
     }
-}
-
-fn new_file(name: &str, length: usize) -> io::Result<OwnedFd> {
-    let descriptor = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&descriptor, length.max(1) as u64)?;
-    Ok(descriptor)
-}
-
-/// Keeps the size of a file, and the mode in which others map it.
-fn seal(descriptor: &OwnedFd, others: MapMode) -> io::Result<()> {
-    let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    if others == MapMode::ReadOnly {
-        seals |= SealFlags::FUTURE_WRITE;
-    }
-    Ok(rustix::fs::fcntl_add_seals(descriptor, seals)?)
 }
 
 fn map(descriptor: &OwnedFd, length: usize, protection: ProtFlags) -> io::Result<NonNull<u8>> {

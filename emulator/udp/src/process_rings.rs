@@ -68,7 +68,8 @@ mod shared {
     use std::sync::Arc;
 
     pub fn create(bytes: usize) -> io::Result<OwnedFd> {
-        SharedMemory::create_for_others("softhca-packets", bytes)
+        let memory = SharedMemory::create("softhca-packets", bytes, MapMode::ReadWrite)?;
+        memory.take_descriptor().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     pub fn adopt(memory: OwnedFd, bytes: usize) -> io::Result<[PacketRing; 2]> {

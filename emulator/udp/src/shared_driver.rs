@@ -283,14 +283,6 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
     }
 }
 
-impl<M> SharedDriver<M> {
-    /// Tells the thread to end. Dropping the driver waits for it.
-    pub fn stop(&self) {
-        self.shared.stop.store(true, Ordering::Release);
-        self.shared.thread_waker.wake();
-    }
-}
-
 impl<M> Drop for SharedDriver<M> {
     fn drop(&mut self) {
         if !self.process.is_current() {
@@ -298,7 +290,8 @@ impl<M> Drop for SharedDriver<M> {
             std::mem::forget(self.thread.take());
             return;
         }
-        self.stop();
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.thread_waker.wake();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
