@@ -153,7 +153,11 @@ fn garbage_on_the_socket_closes_that_connection_only() {
 fn a_client_of_another_version_gets_an_error() {
     let daemon = TestDaemon::start();
     let mut raw = RawClient::connect(&daemon.name);
-    raw.send(&encode(&Hello { protocol: 999, version: "9.9.9".into(), ..Hello::current() }), &[]);
+    let hello = encode(&Hello { protocol: 999, version: "9.9.9".into(), ..Hello::current() });
+    // The library requests a device before it has the answer.
+    let open = encode(&Request::Open { host: None, can_be_direct: true });
+    let frames = [hello, open].map(|message| FramedMessage::frame(&message, 0)).concat();
+    raw.stream.write_all(&frames).unwrap();
     let answer: Result<Welcome, String> = decode(&raw.frame().unwrap().bytes).unwrap();
     let why = answer.unwrap_err();
     assert!(why.contains("999") && why.contains("9.9.9") && why.contains("softhca stop"), "{why}");

@@ -180,7 +180,10 @@ impl Session {
         if !self.requests.fill(&mut self.reader)? {
             return Ok(false);
         }
-        while let Some(FramedMessage { bytes, descriptors }) = self.reader.pop()? {
+        // What follows the greeting of a client that is refused is not read.
+        while !self.ending
+            && let Some(FramedMessage { bytes, descriptors }) = self.reader.pop()?
+        {
             if !self.handshake_done {
                 self.handshake(&bytes)?;
                 continue;

@@ -5,7 +5,7 @@ use crate::errno::{Rejection, check};
 use crate::faults;
 use core::ffi::{CStr, c_char, c_int};
 use parking_lot::Mutex;
-use softhca::{DaemonControl, HostDevice, Verb};
+use softhca::{DaemonControl, Error, HostDevice, Verb};
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -65,16 +65,18 @@ fn device_for_host(host: HostDevice) -> *mut ibv_device {
 
 /// The devices of this process's host. If there is none, prints the reason to stderr the first time.
 pub fn host_devices() -> Vec<*mut ibv_device> {
-    connect_to_host().map_or(Vec::new(), |(_, devices)| devices)
+    connect_to_host(|_| DaemonControl::connect(None)).map_or(Vec::new(), |(_, devices)| devices)
 }
 
 /// A connection to the daemon, and the devices of this process's host. If there are none, prints the reason to stderr the
-/// first time.
-pub fn connect_to_host() -> Option<(DaemonControl, Vec<*mut ibv_device>)> {
+/// first time. `connect` gets the name of the host, if the environment has one.
+pub fn connect_to_host(
+    connect: impl FnOnce(Option<&str>) -> Result<DaemonControl, Error>,
+) -> Option<(DaemonControl, Vec<*mut ibv_device>)> {
     static REPORTED: Once = Once::new();
     faults::prepare();
     let wanted = std::env::var(softhca::HOST_VARIABLE).ok();
-    let found = DaemonControl::connect(None).map_err(|error| error.to_string()).and_then(|control| {
+    let found = connect(wanted.as_deref()).map_err(|error| error.to_string()).and_then(|control| {
         let devices = control.hosts();
         let host = wanted.or_else(|| devices.first().map(|device| device.host.clone())).unwrap_or_default();
         let of_host: Vec<_> = devices.iter().filter(|device| device.host == host).cloned().collect();

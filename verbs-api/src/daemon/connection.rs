@@ -26,6 +26,15 @@ pub(crate) struct ControlSocket {
 impl ControlSocket {
     /// Connects to the daemon with this name.
     pub fn connect(name: &str) -> Result<ControlSocket> {
+        ControlSocket::connect_and_request(name, None)
+    }
+
+    /// Connects to the daemon with this name, and sends it a request before it has accepted the connection: one wait for
+    /// both. [`ControlSocket::response`] returns the response.
+    pub fn connect_and_request(
+        name: &str,
+        request: Option<(&Request, &[BorrowedFd<'_>])>,
+    ) -> Result<ControlSocket> {
         let folder = RuntimeDir::for_user();
         let path = folder.socket(name);
         let missing = |error: io::Error| {
@@ -41,13 +50,22 @@ impl ControlSocket {
             folder.check().map_err(missing)?;
         }
         let stream = UnixStream::connect(&path).map_err(missing)?;
-        ControlSocket::handshake(stream, &path)
+        ControlSocket::handshake(stream, &path, request)
     }
 
-    fn handshake(stream: UnixStream, path: &Path) -> Result<ControlSocket> {
+    fn handshake(
+        stream: UnixStream,
+        path: &Path,
+        request: Option<(&Request, &[BorrowedFd<'_>])>,
+    ) -> Result<ControlSocket> {
         let refused = |why: String| Error::DaemonRefused { path: path.display().to_string(), why };
         let fault = |error: io::Error| refused(error.to_string());
-        match send(stream.as_fd(), &encode(&Hello::current()), &[]) {
+        let greeted = send(stream.as_fd(), &encode(&Hello::current()), &[]);
+        let requested = greeted.and_then(|()| match request {
+            Some((request, passed)) => send(stream.as_fd(), &encode(request), passed),
+            None => Ok(()),
+        });
+        match requested {
             // It may have said why before it closed.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
             result => result.map_err(fault)?,
@@ -66,10 +84,15 @@ impl ControlSocket {
         Ok(ControlSocket { stream, reader, process: ProcessIdentity::current(), welcome })
     }
 
-    /// Sends a request, and waits for its response. Notifications before it are skipped.
+    /// Sends a request, and waits for its response.
     pub fn call(&mut self, call: &Request, passed: &[BorrowedFd<'_>]) -> Result<(Response, Vec<OwnedFd>)> {
         check_process(&self.process)?;
         send(self.stream.as_fd(), &encode(call), passed).map_err(device_gone)?;
+        self.response()
+    }
+
+    /// Waits for the response to the request that was sent. Notifications before it are skipped.
+    pub fn response(&mut self) -> Result<(Response, Vec<OwnedFd>)> {
         loop {
             if let (Message::Response(reply), descriptors) = self.next_message()? {
                 return check_reply(reply, descriptors);

@@ -2,9 +2,10 @@
 
 use crate::backend::Result;
 use crate::daemon::connection::ControlSocket;
+use crate::daemon::opened_host::OpenedHost;
 use crate::{
     Counters, Device, Error, QpType,
-    fault::{FlowId, Rule, RuleCounters},
+    fault::{FlowId, Rule, RuleCounters, environment_faults},
 };
 use softhca_queue::control::{
     DEFAULT_NAME, DaemonStatus, FabricPort, HostDevice, Message, NAME_VARIABLE, Notification, ProcessWatch,
@@ -35,9 +36,11 @@ pub struct HostAsyncEvent {
     pub event: AsyncEvent,
 }
 
-/// A connection to a daemon that asks about it, without a device.
+/// A connection to a daemon, to ask about it or to open a device.
 pub struct DaemonControl {
     socket: ControlSocket,
+    /// The device that was opened with the connection.
+    opened: Option<OpenedHost>,
 }
 
 /// The daemon to use: the given one, or `SOFTHCA_DAEMON`, or the one without a name.
@@ -51,7 +54,17 @@ pub(crate) fn daemon_name(name: Option<&str>) -> String {
 impl DaemonControl {
     /// Connects to a daemon; without a name, to the one in `SOFTHCA_DAEMON` or the default one.
     pub fn connect(name: Option<&str>) -> Result<DaemonControl> {
-        Ok(DaemonControl { socket: ControlSocket::connect(&daemon_name(name))? })
+        Ok(DaemonControl { socket: ControlSocket::connect(&daemon_name(name))?, opened: None })
+    }
+
+    /// Connects to the same daemon, and opens the first device of a host for [`DaemonControl::open_device`] in the same
+    /// exchange: without a name, of the first host. Not if faults are to be injected into the calls of this process.
+    pub fn connect_to_open(host: Option<&str>) -> Result<DaemonControl> {
+        if environment_faults().is_some() {
+            return DaemonControl::connect(None);
+        }
+        let (socket, opened) = OpenedHost::connect(&daemon_name(None), host.map(Into::into))?;
+        Ok(DaemonControl { socket, opened: opened.ok() })
     }
 
     /// The hosts and the device of each.
@@ -59,9 +72,12 @@ impl DaemonControl {
         &self.socket.welcome.hosts
     }
 
-    /// Opens the device of a host over this connection.
-    pub fn open_device(self, host: &str) -> Result<Device> {
-        Device::open_over(self.socket, Some(host.into()))
+    /// Opens a device: over this connection if it was opened with it.
+    pub fn open_device(self, name: &str) -> Result<Device> {
+        match self.opened {
+            Some(opened) if opened.host.name == name => Device::open_over(self.socket, opened),
+            _ => Device::daemon_host(None, Some(name)),
+        }
     }
 
     /// The daemon's process.

@@ -53,12 +53,12 @@ impl Device {
     /// The device of a host of a daemon, both by name. `None` is as in [`Device::daemon`].
     pub fn daemon_host(daemon: Option<&str>, host: Option<&str>) -> Result<Device> {
         let host = host.map(String::from).or_else(|| std::env::var(HOST_VARIABLE).ok());
-        Device::open_over(ControlSocket::connect(&daemon_name(daemon))?, host)
+        let (socket, opened) = OpenedHost::connect(&daemon_name(daemon), host)?;
+        Device::open_over(socket, opened?)
     }
 
     /// The device of a host, whose control verbs go over `socket`.
-    fn open_over(mut socket: ControlSocket, host: Option<String>) -> Result<Device> {
-        let opened = OpenedHost::open(&mut socket, host)?;
+    fn open_over(socket: ControlSocket, opened: OpenedHost) -> Result<Device> {
         let address = opened.host.address;
         let backend: Arc<dyn Backend> = match opened.direct {
             Some(_) => Arc::new(direct_open::open(socket, opened)?),

@@ -37,13 +37,20 @@ pub(super) struct OpenedHost {
 }
 
 impl OpenedHost {
-    pub fn open(socket: &mut ControlSocket, host: Option<String>) -> Result<OpenedHost> {
+    /// Connects to a daemon and opens the device of a host in one exchange.
+    pub fn connect(name: &str, host: Option<String>) -> Result<(ControlSocket, Result<OpenedHost>)> {
         // Gives the daemon access to this process where the kernel would deny it.
         let memory = File::options().read(true).write(true).open("/proc/self/mem").ok();
         let passed: Vec<BorrowedFd<'_>> = memory.iter().map(|memory| memory.as_fd()).collect();
         // Faults of a program also concern calls to the connection manager, which the daemon executes.
         let can_be_direct = environment_permits_direct()? && environment_faults().is_none();
-        let (response, mut descriptors) = socket.call(&Request::Open { host, can_be_direct }, &passed)?;
+        let request = Request::Open { host, can_be_direct };
+        let mut socket = ControlSocket::connect_and_request(name, Some((&request, &passed)))?;
+        let opened = socket.response().and_then(|(response, passed)| OpenedHost::new(response, passed));
+        Ok((socket, opened))
+    }
+
+    fn new(response: Response, mut descriptors: Vec<OwnedFd>) -> Result<OpenedHost> {
         let Response::Opened { host, gids, doorbell_slots, direct } = response else {
             return Err(unexpected_reply(&response));
         };

@@ -65,7 +65,8 @@ pub(super) fn cm_devices() -> Result<Arc<[CmDevice]>, Rejection> {
     {
         return Ok(found.clone());
     }
-    let found = device::connect_to_host().filter(|(_, devices)| !devices.is_empty());
+    let found =
+        device::connect_to_host(DaemonControl::connect_to_open).filter(|(_, devices)| !devices.is_empty());
     let (control, devices) = found.ok_or(Rejection::new(libc::ENODEV, "the process has no device"))?;
     let mut control = Some(control);
     let opened: Arc<[CmDevice]> =
