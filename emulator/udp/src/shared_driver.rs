@@ -13,6 +13,8 @@ use std::time::Duration;
 
 /// The thread takes over when no caller has polled for this long.
 const TAKEOVER_DELAY: Duration = Duration::from_micros(50);
+/// The same while every caller that waits makes calls: a caller that only copies data does not need the thread.
+const TAKEOVER_DELAY_WITHOUT_SILENT_WAITS: Duration = Duration::from_micros(200);
 
 /// The longest interval at which the thread checks that callers poll. The interval doubles while they do: every check
 /// takes the processor from a program that polls on each of them.
@@ -317,7 +319,14 @@ impl<M: Memory> Shared<M> {
     /// Whether no caller has polled for a moment, or the last one handed over.
     fn are_callers_idle(&self) -> bool {
         let idle = self.now().saturating_sub(self.driven_at.load(Ordering::Relaxed));
-        idle >= TAKEOVER_DELAY.as_nanos() as u64
+        idle >= self.takeover_delay().as_nanos() as u64
+    }
+
+    fn takeover_delay(&self) -> Duration {
+        match self.may_wait_silently.load(Ordering::Relaxed) {
+            true => TAKEOVER_DELAY,
+            false => TAKEOVER_DELAY_WITHOUT_SILENT_WAITS,
+        }
     }
 
     /// Unlocks the driver, and wakes the sleeper if it would sleep past the driver's next timeout: the caller may not poll
@@ -352,7 +361,7 @@ impl<M: Memory> Shared<M> {
 
     fn run(&self) {
         request_short_time_slices();
-        let mut check = CallerCheck { interval: TAKEOVER_DELAY, wait: 0 };
+        let mut check = CallerCheck { interval: self.takeover_delay(), wait: 0 };
         while !self.stop.load(Ordering::Acquire) {
             match self.policy {
                 DrivePolicy::Callers => self.poll_if_callers_idle(&mut check),
@@ -397,7 +406,7 @@ impl<M: Memory> Shared<M> {
         }
         match self.are_callers_idle().then(|| self.driver.try_lock()) {
             Some(Some(driver)) => {
-                check.interval = TAKEOVER_DELAY;
+                check.interval = self.takeover_delay();
                 if self.poll_or_sleep(driver) {
                     self.count_poll(true);
                 }
