@@ -88,7 +88,8 @@ fn crate_ibverbs() {
 
 /// The crate's example, between two processes.
 fn crate_sideway() {
-    let mut rig = Rig::new();
+    // Either end sends as soon as its own queue pair is in RTS, when the peer may be in INIT.
+    let mut rig = Rig::with_go_back_n();
     let [program, port] = [tool("bin/rc_pingpong"), free_port().to_string()];
     let mut server = rig.start(&[&program, "-p", &port]);
     await_listener(port.parse().expect("a port"));
