@@ -54,7 +54,7 @@ pub(crate) struct HostSlots {
 /// A port without queue pairs, for a slot whose process is gone.
 struct VacantPort {
     /// Its thread runs until it is dropped.
-    driver: SharedDriver<ClientMemories>,
+    _driver: SharedDriver<ClientMemories>,
     /// Its drops.
     counters: Arc<Mutex<Counters>>,
 }
@@ -94,10 +94,6 @@ struct SlotTable {
     /// Free slots that had a process: a port without queue pairs, which informs peers that the process is gone, sends its
     /// last ACKs, and drops what peers still send.
     vacant: BTreeMap<u16, VacantPort>,
-    /// Ports that no longer poll. They are dropped, which takes time, when a process is gone.
-    stopped: Vec<VacantPort>,
-    /// The page of the next process, and its descriptor: created while no process waits for it.
-    next_page: Option<(SlotPage, OwnedFd)>,
     /// The processes, by slot.
     owners: BTreeMap<u16, SlotOwner>,
     /// The rings between two processes, by their slots, the lower first.
@@ -151,8 +147,6 @@ impl HostSlots {
             group,
             free: VecDeque::from([1]),
             vacant: BTreeMap::new(),
-            stopped: Vec::new(),
-            next_page: Some(SlotPage::create()?),
             owners: BTreeMap::new(),
             rings: BTreeMap::new(),
             past_counters: Counters::default(),
@@ -293,8 +287,8 @@ impl HostSlots {
         notifications: &Arc<NotificationQueue>,
         pid: u32,
     ) -> Result<(SlotLease, OwnedFd), CommandError> {
+        let (page, descriptor) = SlotPage::create()?;
         let mut table = self.table.lock();
-        let (page, descriptor) = table.next_page.take().map_or_else(SlotPage::create, Ok)?;
         let has_fresh = table.vacant.len() < table.free.len();
         let may_add = !has_fresh && (table.free.is_empty() || table.group.slots() <= FRESH_SLOTS);
         let slot = if may_add && table.group.slots() < SlotGroup::MAX_SLOTS {
@@ -312,12 +306,8 @@ impl HostSlots {
         table.owners.insert(slot, SlotOwner { pid, notifications, report: None, state, changes: 0 });
         self.recordings.add_slot(self.host, slot, pid, page);
         drop(table);
-        // Without the lock: the port may be handing packets over. If it has something to send, it is dropped here.
-        if let Some(vacant) = vacant
-            && vacant.driver.stop_polling()
-        {
-            self.table.lock().stopped.push(vacant);
-        }
+        // Sends what is pending, which takes time.
+        drop(vacant);
         let slot = QpnSlot { number: slot, bits: QpnSlot::BITS };
         Ok((SlotLease { slots: self.clone(), slot }, descriptor))
     }
@@ -365,7 +355,7 @@ fn start_vacant(
 ) -> io::Result<VacantPort> {
     let sleep_flag = SleepFlag::new(SharedWords::heap(SleepFlag::WORDS));
     let policy = DrivePolicy::Thread { busy_poll: Duration::ZERO };
-    Ok(VacantPort { driver: SharedDriver::start(driver, policy, sleep_flag)?, counters })
+    Ok(VacantPort { _driver: SharedDriver::start(driver, policy, sleep_flag)?, counters })
 }
 
 /// The slot of a process, until it is gone.
@@ -453,7 +443,6 @@ impl Drop for SlotLease {
         let started = created
             .and_then(|created| self.slots.within_namespace(|| start_vacant(created)))
             .and_then(|started| started);
-        let next_page = SlotPage::create().ok();
         let mut table = self.slots.table.lock();
         match started {
             Ok(vacant) => drop(table.vacant.insert(self.slot.number, vacant)),
@@ -462,12 +451,6 @@ impl Drop for SlotLease {
             }
         }
         table.free.push_back(self.slot.number);
-        if table.next_page.is_none() {
-            table.next_page = next_page;
-        }
-        let stopped = std::mem::take(&mut table.stopped);
-        drop(table);
-        drop(stopped);
     }
 }
 
@@ -480,7 +463,7 @@ mod tests {
         AddressHeaders, Bth, Deth, ICRC_LEN, ImmOrInvalidate, Opcode, Operation, Position, Psn, Qpn,
         QueueKey, Service, TransportHeader,
     };
-    use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+    use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
     /// A REQ to the process in a slot, from a process whose communication IDs belong to slot 1.
     fn request(slot: u16, source: SocketAddr, destination: IpAddr) -> HandedOverPacket {
@@ -496,39 +479,14 @@ mod tests {
         HandedOverPacket { slot, source, destination, traffic_class: 0, bytes }
     }
 
-    fn slots_of(sockets: &HostSockets) -> Arc<HostSlots> {
-        let recordings = Recordings::new(Arc::default());
-        let settings = Settings::default();
-        HostSlots::new(sockets, settings, Loopback::Internal, HostId(0), None, &recordings).unwrap()
-    }
-
-    #[test]
-    fn a_vacant_port_takes_no_packet_of_the_next_process() {
-        let sockets = bind_free_host(SocketOptions::default()).unwrap();
-        let slots = slots_of(&sockets);
-        let assign = || slots.assign(&Arc::default(), 1).unwrap().0;
-        let first = assign().slot;
-        let again = std::iter::repeat_with(assign).take(2 * FRESH_SLOTS).find(|lease| lease.slot == first);
-        let again = again.expect("slots are reused");
-        let port = UdpSocket::from(again.descriptors().unwrap().remove(0));
-        port.set_nonblocking(true).unwrap();
-        let qpn = u32::from(first.number) << (24 - QpnSlot::BITS);
-        let packet = [&[0; 4][..], &qpn.to_be_bytes(), &[0; 4]].concat();
-        let sender = UdpSocket::bind((sockets.address(), 0)).unwrap();
-        sender.send_to(&packet, (sockets.address(), ROCE_PORT)).unwrap();
-        // It wakes the thread of the port, which ends here at the latest.
-        let stopped = std::mem::take(&mut slots.table.lock().stopped);
-        assert_eq!(stopped.len(), 1);
-        drop(stopped);
-        let mut received = [0; 64];
-        assert_eq!(port.recv(&mut received).unwrap(), packet.len());
-    }
-
     #[test]
     fn a_request_within_a_host_comes_with_rings() {
         let sockets = bind_free_host(SocketOptions::default()).unwrap();
         let own = SocketAddr::new(sockets.address(), ROCE_PORT);
-        let slots = slots_of(&sockets);
+        let recordings = Recordings::new(Arc::default());
+        let settings = Settings::default();
+        let slots =
+            HostSlots::new(&sockets, settings, Loopback::Internal, HostId(0), None, &recordings).unwrap();
         let queues = [(); 2].map(|()| Arc::<NotificationQueue>::default());
         let leases = queues.each_ref().map(|queue| slots.assign(queue, 1).unwrap().0);
         let drain = |number: usize| Vec::from(queues[number].drain().unwrap());

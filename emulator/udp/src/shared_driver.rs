@@ -257,17 +257,6 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
         result
     }
 
-    /// Ends the polling of the thread, unless the driver has something to send. Returns whether it polls no more: what is
-    /// left to do when it is dropped takes longer.
-    pub fn stop_polling(&self) -> bool {
-        let driver = self.shared.driver.lock();
-        let is_done = !driver.has_pending_transmit() && !driver.hca().has_orphaned_acks();
-        if is_done {
-            self.shared.stop.store(true, Ordering::Release);
-        }
-        is_done
-    }
-
     /// Wakes the thread if it sleeps, after a doorbell.
     pub fn wake(&self) {
         self.shared.next_poll_at.store(0, Ordering::Relaxed);
@@ -500,9 +489,6 @@ impl<M: Memory> Shared<M> {
         while !self.stop.load(Ordering::Acquire) {
             self.announce_awake();
             let mut driver = self.driver.lock();
-            if self.stop.load(Ordering::Acquire) {
-                return;
-            }
             let moved = driver.poll().unwrap_or(false);
             // Passes the lock to a waiting control verb: this thread would otherwise take it again at once.
             MutexGuard::unlock_fair(driver);
@@ -520,9 +506,6 @@ impl<M: Memory> Shared<M> {
 
     /// Polls once more and, if nothing moved, sleeps until the driver has work. Returns whether any packet moved.
     fn poll_or_sleep(&self, mut driver: MutexGuard<'_, Driver<M>>) -> bool {
-        if self.stop.load(Ordering::Acquire) {
-            return false;
-        }
         self.announce_asleep(&mut driver, true);
         self.thread_sleeps.store(true, Ordering::Relaxed);
         // Processes a doorbell that was rung before its producer could see the flag.
