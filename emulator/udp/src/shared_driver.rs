@@ -14,7 +14,7 @@ use std::time::Duration;
 /// The thread takes over when no caller has polled for this long.
 const TAKEOVER_DELAY: Duration = Duration::from_micros(50);
 /// The same while every caller that waits makes calls: a caller that only copies data does not need the thread.
-const TAKEOVER_DELAY_WITHOUT_SILENT_WAITS: Duration = Duration::from_micros(200);
+const LONG_TAKEOVER_DELAY: Duration = Duration::from_micros(200);
 
 /// The longest interval at which the thread checks that callers poll. The interval doubles while they do: every check
 /// takes the processor from a program that polls on each of them.
@@ -312,10 +312,7 @@ impl<M: Memory> Shared<M> {
     }
 
     fn takeover_delay(&self) -> Duration {
-        match self.may_wait_silently.load(Ordering::Relaxed) {
-            true => TAKEOVER_DELAY,
-            false => TAKEOVER_DELAY_WITHOUT_SILENT_WAITS,
-        }
+        if self.may_wait_silently.load(Ordering::Relaxed) { TAKEOVER_DELAY } else { LONG_TAKEOVER_DELAY }
     }
 
     /// Unlocks the driver, and wakes the sleeper if it would sleep past the driver's next timeout: the caller may not poll

@@ -1,8 +1,8 @@
 //! The control protocol between a client and a daemon.
 //!
 //! A client sends a [`Hello`] and then [`Request`]s, each of which gets one [`Response`]. It may send the first before it
-//! has the [`Welcome`]. The daemon sends [`Notification`]s at any time: between responses until a device is open, then over a separate socket, so that the
-//! caller reads its own response. Rings and memory regions are passed as descriptors.
+//! has the [`Welcome`]. The daemon sends [`Notification`]s at any time: between responses until a device is open, then
+//! over a separate socket, so that the caller reads its own response. Rings and memory regions are passed as descriptors.
 
 mod framing;
 mod runtime_dir;
