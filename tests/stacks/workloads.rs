@@ -23,14 +23,16 @@ pub fn trials() -> Vec<Trial> {
     tests
 }
 
-/// The output of a program over TCP.
+/// The output of a program over TCP, for the comparison: a failure says nothing of the device, so it is only printed.
+/// (MPICH over TCP sometimes prints its figure and then does not end.)
 pub fn run_over_tcp(words: &[&str]) -> String {
     let mut command = Command::new("timeout");
-    command.arg("100").args(words).stdin(Stdio::null());
+    command.arg("60").args(words).stdin(Stdio::null());
     let output = command.output().expect("timeout runs");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{words:?}: {output:?}");
-    text
+    if !output.status.success() {
+        eprintln!("over TCP, without the device, {words:?} failed: {output:?}");
+    }
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// The lines of a program that contain a mark; a carriage return ends a line too.
@@ -40,7 +42,7 @@ fn figures(text: &str, mark: &str) -> String {
     lines.join("; ")
 }
 
-/// Requires success and a figure, and prints it beside that of TCP.
+/// Requires success and a figure, and prints it beside that of TCP, if there is one.
 pub fn report(program: &str, seen: &ProgramOutput, mark: &str, tcp: &str) {
     let figure = figures(&seen.text, mark);
     assert!(seen.success && !figure.is_empty(), "{program}: {seen:?}");
