@@ -1,11 +1,13 @@
 //! A Unix stream socket and the messages that wait to be sent over it.
 
+use crate::readable_fd::register;
 use softhca_queue::control::{FramedMessage, MessageReader, encode, send_message};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 /// The most messages that wait for a client that does not read, before the session stops reading its requests.
 const MAX_PENDING_MESSAGES: usize = 64;
@@ -18,14 +20,18 @@ struct PendingMessage {
 
 /// A socket and its send queue.
 pub(crate) struct ControlSocket {
-    stream: tokio::net::UnixStream,
+    /// Registered for reading only: a client that reads must not wake the daemon.
+    stream: AsyncFd<OwnedFd>,
+    /// A copy of the socket that is registered for writing, while it is full.
+    full: Option<AsyncFd<OwnedFd>>,
     pending: VecDeque<PendingMessage>,
 }
 
 impl ControlSocket {
     pub fn new(stream: UnixStream) -> io::Result<ControlSocket> {
         stream.set_nonblocking(true)?;
-        Ok(ControlSocket { stream: tokio::net::UnixStream::from_std(stream)?, pending: VecDeque::new() })
+        let stream = register(stream.into(), Interest::READABLE)?;
+        Ok(ControlSocket { stream, full: None, pending: VecDeque::new() })
     }
 
     pub fn has_room(&self) -> bool {
@@ -44,12 +50,16 @@ impl ControlSocket {
 
     /// Sends queued messages until the socket is full.
     pub fn flush(&mut self) -> io::Result<()> {
+        self.full = None;
         while let Some(message) = self.pending.front_mut() {
             let descriptors: Vec<_> = message.descriptors.iter().map(AsFd::as_fd).collect();
-            let send = || send_message(self.stream.as_fd(), &message.frame, message.sent, &descriptors);
-            match self.stream.try_io(Interest::WRITABLE, send) {
+            match send_message(self.stream.as_fd(), &message.frame, message.sent, &descriptors) {
                 Ok(count) => message.sent += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let copy = self.stream.as_fd().try_clone_to_owned()?;
+                    self.full = Some(register(copy, Interest::WRITABLE)?);
+                    return Ok(());
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 // The client closed its end; the next read reports that.
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
@@ -66,8 +76,10 @@ impl ControlSocket {
     }
 
     pub async fn writable(&self) {
-        // An error shows at the next send.
-        let _ = self.stream.writable().await;
+        if let Some(socket) = &self.full {
+            // An error shows at the next send.
+            let _ = socket.writable().await;
+        }
     }
 
     pub async fn readable(&self) {
@@ -77,7 +89,7 @@ impl ControlSocket {
 
     /// Reads once into `reader`. False at the end of the stream.
     pub fn fill(&self, reader: &mut MessageReader) -> io::Result<bool> {
-        match self.stream.try_io(Interest::READABLE, || reader.fill(self.stream.as_fd())) {
+        match self.stream.try_io(Interest::READABLE, |stream| reader.fill(stream.as_fd())) {
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(true),
                 io::ErrorKind::ConnectionReset => Ok(false),
