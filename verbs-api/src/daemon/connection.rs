@@ -60,12 +60,13 @@ impl ControlSocket {
     ) -> Result<ControlSocket> {
         let refused = |why: String| Error::DaemonRefused { path: path.display().to_string(), why };
         let fault = |error: io::Error| refused(error.to_string());
-        let greeted = send(stream.as_fd(), &encode(&Hello::current()), &[]);
-        let requested = greeted.and_then(|()| match request {
-            Some((request, passed)) => send(stream.as_fd(), &encode(request), passed),
-            None => Ok(()),
-        });
-        match requested {
+        let mut frames = FramedMessage::frame(&encode(&Hello::current()), 0);
+        let mut passed: &[BorrowedFd<'_>] = &[];
+        if let Some((request, descriptors)) = request {
+            frames.extend(FramedMessage::frame(&encode(request), descriptors.len()));
+            passed = descriptors;
+        }
+        match send_frames(stream.as_fd(), &frames, passed) {
             // It may have said why before it closed.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
             result => result.map_err(fault)?,
@@ -203,10 +204,13 @@ fn receive(reader: &mut MessageReader, stream: BorrowedFd<'_>) -> io::Result<(Me
 }
 
 fn send(stream: BorrowedFd<'_>, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let frame = FramedMessage::frame(message, descriptors.len());
+    send_frames(stream, &FramedMessage::frame(message, descriptors.len()), descriptors)
+}
+
+fn send_frames(stream: BorrowedFd<'_>, frames: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut done = 0;
-    while done < frame.len() {
-        match send_message(stream, &frame, done, descriptors) {
+    while done < frames.len() {
+        match send_message(stream, frames, done, descriptors) {
             Ok(count) => done += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
