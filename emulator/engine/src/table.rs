@@ -34,6 +34,8 @@ enum Numbering {
 
 /// A reserved entry, which has no value. Zero, so that pages of a table that are never used take no memory.
 const UNUSED: u16 = 0;
+/// Allocators map this many zeroed numbers, and do not write them.
+const MAPPED_NUMBERS: usize = 128 << 10;
 
 struct Entry<T> {
     /// The number of the value, or the next tag in its upper bits.
@@ -54,11 +56,9 @@ impl<T> Table<T> {
     pub fn with_slot(self, slot: QpnSlot) -> Table<T> {
         debug_assert!(self.reserved > UNUSED);
         let size = 1 << (24 - slot.bits);
-        let numbering = Numbering::Cyclic {
-            base: u32::from(slot.number) * size,
-            last: 0,
-            indices: vec![UNUSED; size as usize],
-        };
+        let mut indices = vec![UNUSED; MAPPED_NUMBERS.max(size as usize)];
+        indices.truncate(size as usize);
+        let numbering = Numbering::Cyclic { base: u32::from(slot.number) * size, last: 0, indices };
         Table { numbering, limit: self.limit.min(size as usize - usize::from(self.reserved)), ..self }
     }
 

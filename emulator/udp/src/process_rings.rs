@@ -1,6 +1,6 @@
 //! Rings in shared memory that carry packets between the processes of one host, in place of sockets.
 
-use crate::{MAX_BATCH_BYTES, Waker};
+use crate::Waker;
 use softhca_engine::Instant;
 use softhca_queue::{PacketChunk, PacketConsumer, PacketProducer, PacketRing};
 use std::collections::BTreeMap;
@@ -140,12 +140,10 @@ pub(crate) struct ProcessRings {
     pub received_at: Option<Instant>,
     /// A packet must wake this process.
     is_asleep: bool,
-    buffer: Box<[u8]>,
 }
 
 impl ProcessRings {
     pub fn new(own: u16, open: OpenRings) -> ProcessRings {
-        let buffer = vec![0; MAX_BATCH_BYTES].into_boxed_slice();
         ProcessRings {
             own,
             open,
@@ -154,7 +152,6 @@ impl ProcessRings {
             lost: Vec::new(),
             received_at: None,
             is_asleep: false,
-            buffer,
         }
     }
 
@@ -222,9 +219,9 @@ impl ProcessRings {
         RingSend::Sent
     }
 
-    /// Takes packets out of every ring and gives them to `receive`. Returns whether there were any.
-    pub fn receive(&mut self, mut receive: impl FnMut(u16, PacketChunk, &[u8])) -> bool {
-        let ProcessRings { ends, buffer, lost, .. } = self;
+    /// Takes packets out of every ring, copies them to `buffer` and gives them to `receive`. Returns whether there were any.
+    pub fn receive(&mut self, buffer: &mut [u8], mut receive: impl FnMut(u16, PacketChunk, &[u8])) -> bool {
+        let ProcessRings { ends, lost, .. } = self;
         let mut received = false;
         ends.retain(|peer, end| {
             if end.consumer.is_empty() {

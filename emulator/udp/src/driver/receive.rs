@@ -19,7 +19,7 @@ use std::num::NonZeroU64;
 
 /// Reads the sockets of the host and of its multicast groups.
 pub(super) struct Receiver {
-    batch: ReceiveBatch,
+    pub batch: ReceiveBatch,
     pub multicast: MulticastGroups,
     pub packets: PacketReceiver,
 }

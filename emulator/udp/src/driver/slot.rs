@@ -4,7 +4,7 @@
 use super::receive::Arrival;
 use super::{Driver, HandOver, IcrcCheck};
 use crate::process_rings::ProcessRings;
-use crate::{Chunk, OpenRings, OpenSendSocket, PeerPort, RingPair};
+use crate::{Chunk, MAX_BATCH_BYTES, OpenRings, OpenSendSocket, PeerPort, RingPair};
 use softhca_engine::{Instant, Memory, Peer};
 use softhca_queue::{AckRecords, CmRecords, HandedOverPacket, PacketChunk, RecordedAck, RecordedConnection};
 use softhca_wire::{AddressHeaders, QpnSlot, ROCE_PORT};
@@ -188,7 +188,7 @@ impl<M: Memory> Driver<M> {
             return false;
         }
         let (links, sockets, network) = (&mut port.links, &port.sockets, port.network.as_ref());
-        let moved = rings.receive(|slot, chunk, bytes| {
+        let moved = rings.receive(&mut receiver.batch.bytes[..MAX_BATCH_BYTES], |slot, chunk, bytes| {
             let Some(sockets) = sockets.by_address().nth(chunk.address.into()) else {
                 // No process of this library sends that. It counts as malformed.
                 let own = sockets.address();

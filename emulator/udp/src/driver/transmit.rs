@@ -17,7 +17,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 pub(super) struct Transmitter {
-    buffer: Box<[u8]>,
+    buffer: Vec<u8>,
     /// The batch in the buffer, complete but for the bytes that the kernel has accepted.
     pending: Option<PendingBatch>,
     pub fault_injector: Option<FaultInjector>,
@@ -31,7 +31,9 @@ struct PendingBatch {
 
 impl Transmitter {
     pub fn new() -> Transmitter {
-        let buffer = vec![0; MAX_BATCH_BYTES].into_boxed_slice();
+        // Allocators map this many zeroed bytes, and do not write them.
+        let mut buffer = vec![0; 4 * MAX_BATCH_BYTES];
+        buffer.truncate(MAX_BATCH_BYTES);
         Transmitter { buffer, pending: None, fault_injector: None }
     }
 
