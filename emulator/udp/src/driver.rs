@@ -80,6 +80,8 @@ pub struct Driver<M> {
     started: std::time::Instant,
     polled_at: Instant,
     sockets_polled_at: Instant,
+    /// When the last packet arrived at a socket.
+    sockets_received_at: Instant,
     /// Link control messages could not be sent between polls.
     needs_poll: bool,
     /// The driver neither sends nor receives before this time.
@@ -134,6 +136,7 @@ impl<M: Memory> Driver<M> {
             started: std::time::Instant::now(),
             polled_at: Instant::from_nanos(0),
             sockets_polled_at: Instant::from_nanos(0),
+            sockets_received_at: Instant::from_nanos(0),
             needs_poll: false,
             stalled_until: Instant::from_nanos(0),
             hand_over: None,
@@ -421,7 +424,10 @@ impl<M: Memory> Driver<M> {
         if self.are_sockets_due(now) {
             self.sockets_polled_at = now;
             let started = self.started;
-            moved |= self.receiver.poll(now, || now_since(started), &mut self.engine, &mut self.port)?;
+            if self.receiver.poll(now, || now_since(started), &mut self.engine, &mut self.port)? {
+                self.sockets_received_at = now;
+                moved = true;
+            }
         }
         self.hand_over_misdelivered();
         self.engine.sink.flush();

@@ -16,8 +16,11 @@ use std::time::Duration;
 const MAX_LAST_POLLS: usize = 4096;
 /// While rings carry packets, sockets are read at this interval: every read is a system call.
 const SOCKET_INTERVAL: Duration = Duration::from_micros(5);
-/// For how long after a packet rings count as carrying packets.
+/// The same while sockets carry none.
+const IDLE_SOCKET_INTERVAL: Duration = Duration::from_micros(50);
+/// For how long after a packet rings and sockets count as carrying packets.
 const RINGS_ACTIVE: Duration = Duration::from_micros(100);
+const SOCKETS_ACTIVE: Duration = Duration::from_millis(1);
 /// The most packets that are handed over together: fewer bytes than a message of the control protocol may have.
 const MAX_HANDED_OVER: usize = 32;
 
@@ -177,7 +180,11 @@ impl<M: Memory> Driver<M> {
             .as_ref()
             .and_then(|rings| rings.received_at)
             .is_some_and(|at| now.since(at) < RINGS_ACTIVE);
-        !are_rings_active || now.since(self.sockets_polled_at) >= SOCKET_INTERVAL
+        let interval = match now.since(self.sockets_received_at) < SOCKETS_ACTIVE {
+            true => SOCKET_INTERVAL,
+            false => IDLE_SOCKET_INTERVAL,
+        };
+        !are_rings_active || now.since(self.sockets_polled_at) >= interval
     }
 
     /// Moves packets between this process and others of the host. Returns whether there were any.
