@@ -14,6 +14,9 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 const PAGE: usize = 4096;
+/// Blocks of this size are mapped where the system can: a heap clears memory that it has used, and touches every page.
+#[cfg(all(feature = "shared", target_os = "linux", not(miri)))]
+const MAPPED: usize = 64 << 10;
 
 /// Memory that has no address in this process, such as that of a simulated host.
 pub trait ExternalMemory: Send + Sync {
@@ -38,6 +41,9 @@ pub struct MemoryBlock {
 enum Storage {
     /// The block, in an allocation that begins so many bytes before it.
     Heap { offset: usize },
+    /// The block, in a mapping of its own.
+    #[cfg(all(feature = "shared", target_os = "linux", not(miri)))]
+    Private,
     /// A mapping.
     Mapped(Arc<dyn Any + Send + Sync>),
     /// The caller, which should keep them mapped.
@@ -52,8 +58,14 @@ unsafe impl Send for MemoryBlock {}
 unsafe impl Sync for MemoryBlock {}
 
 impl MemoryBlock {
-    /// Allocates `length` zeroed bytes on the heap. Dropping the block frees them.
+    /// Allocates `length` zeroed bytes. Dropping the block frees them.
     pub fn new(length: usize) -> MemoryBlock {
+        #[cfg(all(feature = "shared", target_os = "linux", not(miri)))]
+        if length >= MAPPED
+            && let Some(block) = Self::map(length)
+        {
+            return block;
+        }
         let layout = Self::layout(length);
         // SAFETY: the layout has a size of at least one page.
         let allocation = unsafe { alloc_zeroed(layout) };
@@ -62,6 +74,16 @@ impl MemoryBlock {
         // SAFETY: the layout has a page more than the block, which begins within it.
         let base = unsafe { allocation.add(offset) };
         MemoryBlock { base, length, writable: true.into(), storage: Storage::Heap { offset } }
+    }
+
+    #[cfg(all(feature = "shared", target_os = "linux", not(miri)))]
+    fn map(length: usize) -> Option<MemoryBlock> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let base = unsafe { mmap_anonymous(core::ptr::null_mut(), length, protection, MapFlags::PRIVATE) };
+        let base = NonNull::new(base.ok()?.cast())?;
+        Some(MemoryBlock { base, length, writable: true.into(), storage: Storage::Private })
     }
 
     /// Wraps memory that the caller owns.
@@ -118,7 +140,7 @@ impl MemoryBlock {
     pub fn mapping(&self) -> Option<&Arc<dyn Any + Send + Sync>> {
         match &self.storage {
             Storage::Mapped(owner) => Some(owner),
-            Storage::Heap { .. } | Storage::Borrowed | Storage::External(_) => None,
+            _ => None,
         }
     }
 
@@ -240,9 +262,17 @@ impl core::fmt::Debug for MemoryBlock {
 
 impl Drop for MemoryBlock {
     fn drop(&mut self) {
-        if let Storage::Heap { offset } = self.storage {
-            // SAFETY: allocated in `new` with this layout, so many bytes before, and nothing else refers to it.
-            unsafe { dealloc(self.base.as_ptr().sub(offset), Self::layout(self.length)) };
+        match self.storage {
+            Storage::Heap { offset } => {
+                // SAFETY: allocated in `new` with this layout, so many bytes before, and nothing else refers to it.
+                unsafe { dealloc(self.base.as_ptr().sub(offset), Self::layout(self.length)) };
+            }
+            #[cfg(all(feature = "shared", target_os = "linux", not(miri)))]
+            Storage::Private => {
+                // SAFETY: mapped in `map` with this length, and nothing else refers to it.
+                let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
+            }
+            _ => {}
         }
     }
 }
@@ -255,7 +285,7 @@ mod tests {
 
     #[test]
     fn new_blocks_begin_at_a_page_and_are_zero() {
-        for length in [0, 1, PAGE, PAGE + 1, 70_000] {
+        for length in [0, 1, PAGE, PAGE + 1, 60_000, 70_000] {
             let block = MemoryBlock::new(length);
             let mut bytes = vec![1; length];
             assert_eq!(block.read(0, &mut bytes), Ok(()));
