@@ -39,6 +39,8 @@ pub(crate) struct Session {
     reader: MessageReader,
     handshake_done: bool,
     client: Option<Client>,
+    /// The client has just opened the device.
+    has_opened: bool,
     status: Arc<Mutex<SessionStatus>>,
     /// The hosts that the session gave rules or roles to, or whose port or device it changed.
     altered_hosts: BTreeSet<String>,
@@ -68,6 +70,7 @@ impl Session {
             reader: MessageReader::default(),
             handshake_done: false,
             client: None,
+            has_opened: false,
             status,
             altered_hosts: BTreeSet::new(),
             id,
@@ -118,6 +121,11 @@ impl Session {
     async fn serve(&mut self) -> io::Result<()> {
         loop {
             self.requests.flush()?;
+            if std::mem::take(&mut self.has_opened)
+                && let Some(slots) = self.client.as_ref().and_then(|client| client.host.slots.as_ref())
+            {
+                slots.prepare_next();
+            }
             if let Some(socket) = &mut self.notification_socket {
                 socket.flush()?;
                 if socket.is_drained() {
@@ -249,6 +257,7 @@ impl Session {
                 self.notifications.attach_socket(direct);
                 self.status.lock().client.is_direct = client.is_direct();
                 self.client = Some(client);
+                self.has_opened = true;
                 return Ok((response, passed));
             }
             Request::OpenSendSocket { source } => return self.client()?.open_send_socket(source),

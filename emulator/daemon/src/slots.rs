@@ -88,9 +88,19 @@ struct SlotOwner {
     changes: u64,
 }
 
+/// A slot for the next process, and its page.
+struct PreparedSlot {
+    number: u16,
+    page: SlotPage,
+    descriptor: OwnedFd,
+}
+
 struct SlotTable {
     group: SlotGroup,
     free: VecDeque<u16>,
+    prepared: Option<PreparedSlot>,
+    /// Rings for the two processes that need some next.
+    spare_rings: Option<RingPair>,
     /// Free slots that had a process: a port without queue pairs, which informs peers that the process is gone, sends its
     /// last ACKs, and drops what peers still send.
     vacant: BTreeMap<u16, VacantPort>,
@@ -112,7 +122,8 @@ impl SlotTable {
         match self.rings.entry([own.min(peer), own.max(peer)]) {
             Entry::Occupied(_) => Ok(false),
             Entry::Vacant(entry) => {
-                entry.insert(RingPair::create()?);
+                let spare = self.spare_rings.take();
+                entry.insert(spare.map_or_else(RingPair::create, Ok)?);
                 Ok(true)
             }
         }
@@ -146,6 +157,8 @@ impl HostSlots {
         let table = SlotTable {
             group,
             free: VecDeque::from([1]),
+            prepared: None,
+            spare_rings: None,
             vacant: BTreeMap::new(),
             owners: BTreeMap::new(),
             rings: BTreeMap::new(),
@@ -287,29 +300,58 @@ impl HostSlots {
         notifications: &Arc<NotificationQueue>,
         pid: u32,
     ) -> Result<(SlotLease, OwnedFd), CommandError> {
+        let prepared = self.table.lock().prepared.take();
+        let PreparedSlot { number, page, descriptor } = match prepared {
+            Some(prepared) => prepared,
+            None => self.prepare()?,
+        };
+        let (notifications, state) = (notifications.clone(), page.state());
+        let owner = SlotOwner { pid, notifications, report: None, state, changes: 0 };
+        self.table.lock().owners.insert(number, owner);
+        self.recordings.add_slot(self.host, number, pid, page);
+        let slot = QpnSlot { number, bits: QpnSlot::BITS };
+        Ok((SlotLease { slots: self.clone(), slot }, descriptor))
+    }
+
+    /// Prepares a slot and rings for the process that comes next, which then need not wait for them.
+    pub fn prepare_next(&self) {
+        if self.table.lock().spare_rings.is_none() {
+            let rings = RingPair::create().ok();
+            self.table.lock().spare_rings = rings;
+        }
+        if self.table.lock().prepared.is_some() {
+            return;
+        }
+        // If there is none, the process that comes next is told why.
+        let Ok(slot) = self.prepare() else { return };
+        let mut table = self.table.lock();
+        match &table.prepared {
+            None => table.prepared = Some(slot),
+            Some(_) => table.free.push_front(slot.number),
+        }
+    }
+
+    /// Takes a free slot, and ends its vacant port.
+    fn prepare(&self) -> Result<PreparedSlot, CommandError> {
         let (page, descriptor) = SlotPage::create()?;
         let mut table = self.table.lock();
         let has_fresh = table.vacant.len() < table.free.len();
         let may_add = !has_fresh && (table.free.is_empty() || table.group.slots() <= FRESH_SLOTS);
-        let slot = if may_add && table.group.slots() < SlotGroup::MAX_SLOTS {
+        let number = if may_add && table.group.slots() < SlotGroup::MAX_SLOTS {
             let group = &mut table.group;
             self.within_namespace(|| group.add_slot())?.map_err(io::Error::other)?
         } else {
             let message = format!("all {} slots of the host are in use", SlotGroup::MAX_SLOTS);
             table.free.pop_front().ok_or_else(|| CommandError::new(libc::EMFILE, message))?
         };
-        let vacant = table.vacant.remove(&slot);
+        let vacant = table.vacant.remove(&number);
         if let Some(vacant) = &vacant {
             table.past_counters.add(&vacant.counters.lock());
         }
-        let (notifications, state) = (notifications.clone(), page.state());
-        table.owners.insert(slot, SlotOwner { pid, notifications, report: None, state, changes: 0 });
-        self.recordings.add_slot(self.host, slot, pid, page);
         drop(table);
         // Sends what is pending, which takes time.
         drop(vacant);
-        let slot = QpnSlot { number: slot, bits: QpnSlot::BITS };
-        Ok((SlotLease { slots: self.clone(), slot }, descriptor))
+        Ok(PreparedSlot { number, page, descriptor })
     }
 
     /// Calls `act` in the network namespace of the host.
