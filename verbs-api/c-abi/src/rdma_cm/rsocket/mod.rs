@@ -1,5 +1,6 @@
 //! rsockets: stream sockets over reliable connections, as rsocket(7) describes them.
 
+mod options;
 mod socket;
 mod stream;
 mod wait;
@@ -10,7 +11,8 @@ use crate::abi::Storage;
 use crate::errno::{Rejection, check};
 use core::ffi::{c_int, c_void};
 use libc::{iovec, msghdr, off_t, sockaddr, socklen_t, ssize_t};
-use socket::{Phase, RDMA_INLINE, Rsocket, SOL_RDMA, State, default_option};
+use options::{RDMA_INLINE, SOL_RDMA, default_option};
+use socket::{Phase, Rsocket, State};
 use softhca::cm::CmOption;
 use std::net::SocketAddr;
 use std::ptr::NonNull;
@@ -171,7 +173,10 @@ unsafe fn transfer(
         while !rest.is_empty() {
             let waits = may_block && (waits_for_all || done == 0);
             match socket.wait_for(waits, |state| attempt(state, rest, done)) {
-                Ok(0) => return Ok(done),
+                // What has arrived is enough.
+                Ok(length) if length == 0 || length < rest.len() && !waits_for_all => {
+                    return Ok(done + length);
+                }
                 Ok(length) => (rest, done) = (&mut rest[length..], done + length),
                 Err(_) if done > 0 => return Ok(done),
                 Err(rejection) => return Err(rejection),

@@ -2,7 +2,8 @@
 
 use super::super::devices::{CmDevice, cm_devices};
 use super::super::identifier::CmIdState;
-use super::stream::{ConnectionData, PeerState, Sizes, Stream};
+use super::options::{Options, sizes};
+use super::stream::{ConnectionData, PeerState, Stream};
 use super::wait::{block, look};
 use crate::errno::Rejection;
 use crate::{object, protection};
@@ -27,15 +28,6 @@ const FIRST_DESCRIPTOR: c_int = 512;
 
 /// The sockets of the process, by descriptor.
 static SOCKETS: RwLock<BTreeMap<c_int, Arc<Rsocket>>> = RwLock::new(BTreeMap::new());
-
-/// Options by level and name, as the program wrote them.
-type Options = BTreeMap<(c_int, c_int), Vec<u8>>;
-
-pub const SOL_RDMA: c_int = 0x10000;
-pub const RDMA_SQSIZE: c_int = 0;
-pub const RDMA_RQSIZE: c_int = 1;
-pub const RDMA_INLINE: c_int = 2;
-pub const RDMA_IOMAPSIZE: c_int = 3;
 
 /// A socket. Its descriptor is an event counter, by which a thread that processes completions wakes others.
 pub struct Rsocket {
@@ -80,43 +72,6 @@ struct Waiters {
     /// The number of wakeups so far, and of threads that have to see the last one.
     wakeups: u64,
     unseen: u32,
-}
-
-/// The default of an option that is supported.
-pub fn default_option(level: c_int, name: c_int) -> Option<Vec<u8>> {
-    let number: c_int = match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => 1 << 18,
-        (libc::SOL_SOCKET, libc::SO_LINGER) => return Some(vec![0; 8]),
-        (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
-        (libc::SOL_SOCKET, libc::SO_REUSEADDR | libc::SO_KEEPALIVE | libc::SO_OOBINLINE) => 0,
-        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => 1,
-        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => 1024,
-        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL | libc::TCP_KEEPCNT) => 0,
-        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => 0,
-        (SOL_RDMA, RDMA_SQSIZE | RDMA_RQSIZE) => 384,
-        (SOL_RDMA, RDMA_INLINE) => 64,
-        (SOL_RDMA, RDMA_IOMAPSIZE) => 0,
-        _ => return None,
-    };
-    Some(number.to_ne_bytes().into())
-}
-
-fn number(options: &Options, level: c_int, name: c_int) -> usize {
-    let bytes = options.get(&(level, name)).cloned().or_else(|| default_option(level, name));
-    let bytes = bytes.and_then(|bytes| bytes.first_chunk().copied()).unwrap_or_default();
-    c_int::from_ne_bytes(bytes).max(0) as usize
-}
-
-fn sizes(options: &Options) -> Sizes {
-    let buffer = |name| number(options, libc::SOL_SOCKET, name).clamp(1 << 13, 1 << 26).next_multiple_of(64);
-    let queue = |name| number(options, SOL_RDMA, name).clamp(8, 8192) as u32;
-    Sizes {
-        send_buffer: buffer(libc::SO_SNDBUF),
-        receive_buffer: buffer(libc::SO_RCVBUF),
-        send_queue: queue(RDMA_SQSIZE),
-        receive_queue: queue(RDMA_RQSIZE),
-        iomaps: number(options, SOL_RDMA, RDMA_IOMAPSIZE).min(1 << 14),
-    }
 }
 
 /// A channel of connection events whose descriptor exists.
@@ -262,9 +217,18 @@ impl Rsocket {
         let mut spin_until = None;
         loop {
             let seen = {
-                let mut state = self.lock();
-                if let Some(value) = attempt(&mut state)? {
-                    return Ok(value);
+                let mut state = self.state.lock();
+                for has_progressed in [false, true] {
+                    if has_progressed && state.progress() {
+                        self.wake(&mut state);
+                    }
+                    let result = attempt(&mut state);
+                    if state.stream.as_mut().is_some_and(Stream::take_changes) {
+                        self.wake(&mut state);
+                    }
+                    if let Some(value) = result? {
+                        return Ok(value);
+                    }
                 }
                 state.changes
             };

@@ -5,6 +5,7 @@
 //! announces each half that is free again by writing its address to the SGL of the sender. The upper three bits of the
 //! immediate data are the operation, the others the length of the data, or the number of messages that may be sent.
 
+use super::options::Sizes;
 use softhca::cm::ConnectionParameters;
 use softhca::{
     AccessFlags, Completion, CompletionChannel, CompletionQueue, Context, CqNotify, Error, MemoryRegion,
@@ -45,17 +46,6 @@ const CONTROL_SLOTS: u32 = 8;
 /// Work request IDs: a receive, or a control message; otherwise the bytes of the send buffer that it uses.
 const RECEIVE: u64 = u64::MAX;
 const CONTROL: u64 = u64::MAX - 1;
-
-/// The sizes of a connection, from socket options.
-#[derive(Clone, Copy)]
-pub struct Sizes {
-    pub send_buffer: usize,
-    pub receive_buffer: usize,
-    pub send_queue: u32,
-    pub receive_queue: u32,
-    /// Mappings that the peer may announce.
-    pub iomaps: usize,
-}
 
 /// Memory of the peer.
 #[derive(Clone, Copy, Default)]
@@ -152,6 +142,8 @@ pub struct Stream {
     pub peer_state: PeerState,
     /// A work request that failed.
     pub failure: Option<Completion>,
+    /// Something has changed that no caller of [`Stream::progress`] knows of.
+    has_changed: bool,
 
     send_buffer: MemoryRegion,
     send_offset: usize,
@@ -207,6 +199,7 @@ impl Stream {
             peer: None,
             peer_state: PeerState::Open,
             failure: None,
+            has_changed: false,
             send_offset: 0,
             send_used: 0,
             outstanding: 0,
@@ -266,23 +259,36 @@ impl Stream {
         self.peer.is_some()
     }
 
-    /// Processes completions and announces free memory. Returns whether anything has changed.
+    /// Processes completions and announces free memory. While it is connected, it stops when there is data: the program reads
+    /// that before more is received. Returns whether anything has changed.
     pub fn progress(&mut self, is_connected: bool) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
-        let mut has_changed = false;
         loop {
             completions.clear();
             if self.queue.poll_many(&mut completions) == 0 {
                 break;
             }
-            has_changed = true;
+            self.has_changed = true;
             completions.iter().for_each(|completion| self.process(completion));
+            if is_connected && self.readable > 0 {
+                break;
+            }
         }
         self.completions = completions;
         if is_connected {
             self.announce_free();
         }
-        has_changed
+        self.take_changes()
+    }
+
+    /// Whether anything has changed since the last call, or the last [`Stream::progress`].
+    pub fn take_changes(&mut self) -> bool {
+        std::mem::take(&mut self.has_changed)
+    }
+
+    /// Lets the device send what was posted.
+    fn drive(&mut self) {
+        self.has_changed |= self.progress(true);
     }
 
     fn process(&mut self, completion: &Completion) {
@@ -320,14 +326,14 @@ impl Stream {
         }
     }
 
-    /// Announces a half of the receive buffer that was read, or that further messages may be sent.
-    fn announce_free(&mut self) {
+    /// Announces a half of the receive buffer that was read, or that further messages may be sent. Returns whether it did.
+    fn announce_free(&mut self) -> bool {
         let half = self.sizes.receive_buffer / 2;
         let has_half = self.free >= half;
         let is_due = has_half || self.received.wrapping_sub(self.announce_at) as i16 >= 0;
-        let Some(peer) = &self.peer else { return };
+        let Some(peer) = &self.peer else { return false };
         if !is_due || self.outstanding_control >= MAX_ANNOUNCEMENTS || self.is_over() {
-            return;
+            return false;
         }
         let limit = self.received.wrapping_add(self.sizes.receive_queue as u16);
         let (sgl, is_big_endian) = (peer.sgl, peer.is_big_endian);
@@ -343,6 +349,7 @@ impl Stream {
         }
         self.announce_at = self.received.wrapping_add((self.sizes.receive_queue / 2) as u16);
         self.post_control(OP_SGL, u32::from(limit), remote, &entry);
+        true
     }
 
     fn post_control(&mut self, operation: u32, value: u32, remote: RemoteAddress, bytes: &[u8]) {
@@ -440,6 +447,8 @@ impl Stream {
             self.target.length -= length as u32;
             self.sent = self.sent.wrapping_add(1);
             sent += length;
+            // The peer reads this message while the next is copied.
+            self.drive();
         }
         Ok(sent)
     }
@@ -461,7 +470,9 @@ impl Stream {
         self.read_offset = (self.read_offset + length) % self.sizes.receive_buffer;
         self.readable -= length;
         self.free += length;
-        self.announce_free();
+        if self.announce_free() {
+            self.drive();
+        }
         length
     }
 
