@@ -14,9 +14,6 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 const PAGE: usize = 4096;
-/// Blocks of this size are mapped where the system can: a heap clears memory that it has used, and touches every page.
-#[cfg(all(feature = "shared", target_os = "linux", not(miri)))]
-const MAPPED: usize = 64 << 10;
 
 /// Memory that has no address in this process, such as that of a simulated host.
 pub trait ExternalMemory: Send + Sync {
@@ -58,10 +55,13 @@ unsafe impl Send for MemoryBlock {}
 unsafe impl Sync for MemoryBlock {}
 
 impl MemoryBlock {
+    /// Blocks of this size are mapped where the system can: a heap clears memory that it has used, and touches every page.
+    pub(crate) const MAPPED: usize = 48 << 10;
+
     /// Allocates `length` zeroed bytes. Dropping the block frees them.
     pub fn new(length: usize) -> MemoryBlock {
         #[cfg(all(feature = "shared", target_os = "linux", not(miri)))]
-        if length >= MAPPED
+        if length >= Self::MAPPED
             && let Some(block) = Self::map(length)
         {
             return block;
@@ -114,6 +114,12 @@ impl MemoryBlock {
     pub fn external(length: usize, memory: Box<dyn ExternalMemory>) -> MemoryBlock {
         let base = NonNull::dangling();
         MemoryBlock { base, length, writable: true.into(), storage: Storage::External(memory) }
+    }
+
+    /// The first byte.
+    #[cfg(not(loom))]
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
     }
 
     /// The address of the first byte in this process.
@@ -285,7 +291,7 @@ mod tests {
 
     #[test]
     fn new_blocks_begin_at_a_page_and_are_zero() {
-        for length in [0, 1, PAGE, PAGE + 1, 60_000, 70_000] {
+        for length in [0, 1, PAGE, PAGE + 1, 40_000, 70_000] {
             let block = MemoryBlock::new(length);
             let mut bytes = vec![1; length];
             assert_eq!(block.read(0, &mut bytes), Ok(()));

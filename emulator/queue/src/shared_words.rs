@@ -1,5 +1,7 @@
 //! Shared memory as a slice of atomics.
 
+#[cfg(not(loom))]
+use crate::MemoryBlock;
 use crate::sync::AtomicU64;
 use alloc::sync::Arc;
 use core::any::Any;
@@ -23,11 +25,15 @@ unsafe impl Send for SharedWords {}
 unsafe impl Sync for SharedWords {}
 
 impl SharedWords {
-    /// Allocates `len` zeroed words on the heap.
+    /// Allocates `len` zeroed words.
     pub fn heap(len: usize) -> SharedWords {
+        #[cfg(not(loom))]
+        if len >= MemoryBlock::MAPPED / 8 {
+            let block = MemoryBlock::new(len * 8);
+            return SharedWords { base: block.base().cast(), len, _owner: Arc::new(block) };
+        }
         #[cfg(loom)]
         let mut block: alloc::vec::Vec<AtomicU64> = (0..len).map(|_| AtomicU64::new(0)).collect();
-        // The allocator zeroes it: pages of a large ring that are never used take no memory.
         #[cfg(not(loom))]
         let mut block = {
             const { assert!(align_of::<u128>() >= align_of::<AtomicU64>()) };
