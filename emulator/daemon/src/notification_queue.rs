@@ -7,13 +7,16 @@ use parking_lot::Mutex;
 use softhca_queue::control::{FramedMessage, Message, Notification, encode, send_message};
 use std::collections::VecDeque;
 use std::net::Shutdown;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
 use tokio::sync::Notify;
 
 /// The most notifications that wait for a client that does not read.
 const MAX_PENDING: usize = 8192;
+
+/// Longer notifications, such as those with many packets, are left to the session.
+const MAX_SENT_AT_ONCE: usize = 2048;
 
 /// The notifications of a session.
 #[derive(Default)]
@@ -40,9 +43,14 @@ impl NotificationQueue {
 
     /// Sends or queues a notification. Never blocks.
     pub fn push(&self, notification: Notification) {
+        self.push_with(notification, &[]);
+    }
+
+    /// The same with descriptors. The session finds those of a notification that is queued.
+    pub fn push_with(&self, notification: Notification, descriptors: &[BorrowedFd<'_>]) {
         let mut pending = self.pending.lock();
         let was_empty = pending.notifications.is_empty();
-        if was_empty && !pending.draining && self.try_send(&notification) {
+        if was_empty && !pending.draining && self.try_send(&notification, descriptors) {
             return;
         }
         if pending.notifications.len() >= MAX_PENDING {
@@ -63,18 +71,20 @@ impl NotificationQueue {
 
     /// Whether the socket accepted the message. A message this short is sent completely or not at all; after a partial
     /// send the rest could not follow, so that ends the connection.
-    fn try_send(&self, notification: &Notification) -> bool {
-        // The session dequeues CM events from the HCA, and copies descriptors, when it sends them. Packets may be too long
-        // to be sent at once.
-        let is_complete = !matches!(
-            notification,
-            Notification::CmEventsRaised { .. }
-                | Notification::RingsOpened { .. }
-                | Notification::PacketsHandedOver { .. }
-        );
+    fn try_send(&self, notification: &Notification, descriptors: &[BorrowedFd<'_>]) -> bool {
+        // The session dequeues CM events from the HCA when it sends them.
+        let is_complete = match notification {
+            Notification::CmEventsRaised { .. } => false,
+            Notification::RingsOpened { .. } => !descriptors.is_empty(),
+            _ => true,
+        };
         let Some(socket) = self.socket.get().filter(|_| is_complete) else { return false };
-        let frame = FramedMessage::frame(&encode(&Message::Notification(notification.clone())), 0);
-        match send_message(socket.as_fd(), &frame, 0, &[]) {
+        let message = encode(&Message::Notification(notification.clone()));
+        if message.len() > MAX_SENT_AT_ONCE {
+            return false;
+        }
+        let frame = FramedMessage::frame(&message, descriptors.len());
+        match send_message(socket.as_fd(), &frame, 0, descriptors) {
             Ok(count) if count < frame.len() => socket.shutdown(Shutdown::Both).is_ok(),
             result => result.is_ok(),
         }

@@ -129,6 +129,14 @@ impl SlotTable {
         }
     }
 
+    /// Gives the process in a slot its rings to another.
+    fn notify_of_rings(&self, slot: u16, peer: u16) {
+        let rings = self.rings.get(&[slot.min(peer), slot.max(peer)]);
+        if let (Some(rings), Some(owner)) = (rings, self.owners.get(&slot)) {
+            owner.notifications.push_with(Notification::RingsOpened { slot: peer }, &rings.as_fds());
+        }
+    }
+
     /// Notifies the process in a slot, if there is one.
     fn notify(&self, slot: u16, notification: Notification) {
         if let Some(owner) = self.owners.get(&slot) {
@@ -202,13 +210,13 @@ impl HostSlots {
         }
         for (slot, packets) in by_slot {
             // The reply needs rings. If they cannot be opened now, the process asks for them.
-            for peer in packets.iter().filter_map(|packet| self.requester(packet)) {
-                if let Ok(true) = table.open_rings(slot, peer) {
-                    table.notify(slot, Notification::RingsOpened { slot: peer });
-                    table.notify(peer, Notification::RingsOpened { slot });
-                }
-            }
+            let mut requesters: Vec<u16> =
+                packets.iter().filter_map(|packet| self.requester(packet)).collect();
+            requesters.retain(|peer| matches!(table.open_rings(slot, *peer), Ok(true)));
+            requesters.iter().for_each(|peer| table.notify_of_rings(slot, *peer));
             table.notify(slot, Notification::PacketsHandedOver { packets });
+            // They wait for the reply, so the listener goes first.
+            requesters.iter().for_each(|peer| table.notify_of_rings(*peer, slot));
         }
         rest
     }
@@ -412,7 +420,7 @@ impl SlotLease {
         let own = self.slot.number;
         let mut table = self.slots.table.lock();
         if table.open_rings(own, peer)? {
-            table.notify(peer, Notification::RingsOpened { slot: own });
+            table.notify_of_rings(peer, own);
         }
         self.ring_descriptors(&table, peer)
     }

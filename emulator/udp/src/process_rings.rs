@@ -33,10 +33,15 @@ impl RingPair {
         2 * PacketRing::words(CAPACITY) * 8
     }
 
-    /// Copies of the descriptors, to pass to a process.
-    pub fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
+    /// The descriptors, to pass to a process.
+    pub fn as_fds(&self) -> [BorrowedFd<'_>; 3] {
         let [low, high] = &self.wake;
-        [&self.memory, low, high].into_iter().map(OwnedFd::try_clone).collect()
+        [self.memory.as_fd(), low.as_fd(), high.as_fd()]
+    }
+
+    /// Copies of the descriptors.
+    pub fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
+        self.as_fds().iter().map(BorrowedFd::try_clone_to_owned).collect()
     }
 
     /// The rings in descriptors that another process passed.
