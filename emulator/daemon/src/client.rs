@@ -163,6 +163,9 @@ impl Client {
         let bind = || RoceSocket::bind(SocketAddr::new(source, 0), options);
         let socket = slots.within_namespace(bind)?.map_err(std::io::Error::other)?;
         self.send_sockets += 1;
+        if let Some(slot) = &mut self.slot {
+            slot.has_sent_to_hosts = true;
+        }
         Ok((Response::Done, vec![socket.as_fd().try_clone_to_owned()?]))
     }
 

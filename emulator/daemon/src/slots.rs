@@ -29,6 +29,9 @@ use std::time::Duration;
 /// Slots are reused, the one that was free for longest first, once this many exist.
 const FRESH_SLOTS: usize = 8;
 
+/// How long a vacant port answers the heartbeats of other hosts before it may end: each sends one a second.
+const VACANT_TIME: Duration = Duration::from_secs(2);
+
 /// How long a process may take to report its resources, or to apply a change of the fault rules.
 const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
 /// How often the daemon looks whether a process has applied a change.
@@ -57,6 +60,8 @@ struct VacantPort {
     _driver: SharedDriver<ClientMemories>,
     /// Its drops.
     counters: Arc<Mutex<Counters>>,
+    /// Until then, other hosts find out by it that the process is gone.
+    needed_until: std::time::Instant,
 }
 
 /// Records what a vacant port drops and sends as events of its host.
@@ -311,14 +316,14 @@ impl HostSlots {
         let prepared = self.table.lock().prepared.take();
         let PreparedSlot { number, page, descriptor } = match prepared {
             Some(prepared) => prepared,
-            None => self.prepare()?,
+            None => self.prepare(|_| true)?,
         };
         let (notifications, state) = (notifications.clone(), page.state());
         let owner = SlotOwner { pid, notifications, report: None, state, changes: 0 };
         self.table.lock().owners.insert(number, owner);
         self.recordings.add_slot(self.host, number, pid, page);
         let slot = QpnSlot { number, bits: QpnSlot::BITS };
-        Ok((SlotLease { slots: self.clone(), slot }, descriptor))
+        Ok((SlotLease { slots: self.clone(), slot, has_sent_to_hosts: false }, descriptor))
     }
 
     /// Prepares a slot and rings for the process that comes next, which then need not wait for them.
@@ -330,8 +335,9 @@ impl HostSlots {
         if self.table.lock().prepared.is_some() {
             return;
         }
-        // If there is none, the process that comes next is told why.
-        let Ok(slot) = self.prepare() else { return };
+        // If there is none, the process that comes next waits, or is told why.
+        let now = std::time::Instant::now();
+        let Ok(slot) = self.prepare(|vacant| vacant.needed_until <= now) else { return };
         let mut table = self.table.lock();
         match &table.prepared {
             None => table.prepared = Some(slot),
@@ -339,8 +345,8 @@ impl HostSlots {
         }
     }
 
-    /// Takes a free slot, and ends its vacant port.
-    fn prepare(&self) -> Result<PreparedSlot, CommandError> {
+    /// Takes a free slot, and ends its vacant port, which `may_end` must permit.
+    fn prepare(&self, may_end: impl Fn(&VacantPort) -> bool) -> Result<PreparedSlot, CommandError> {
         let (page, descriptor) = SlotPage::create()?;
         let mut table = self.table.lock();
         let has_fresh = table.vacant.len() < table.free.len();
@@ -349,8 +355,11 @@ impl HostSlots {
             let group = &mut table.group;
             self.within_namespace(|| group.add_slot())?.map_err(io::Error::other)?
         } else {
+            let SlotTable { free, vacant, .. } = &mut *table;
+            let index = free.iter().position(|slot| vacant.get(slot).is_none_or(&may_end));
             let message = format!("all {} slots of the host are in use", SlotGroup::MAX_SLOTS);
-            table.free.pop_front().ok_or_else(|| CommandError::new(libc::EMFILE, message))?
+            let found = index.and_then(|index| free.remove(index));
+            found.ok_or_else(|| CommandError::new(libc::EMFILE, message))?
         };
         let vacant = table.vacant.remove(&number);
         if let Some(vacant) = &vacant {
@@ -402,16 +411,20 @@ impl HostSlots {
 
 fn start_vacant(
     (driver, counters): (Driver<ClientMemories>, Arc<Mutex<Counters>>),
+    needed_for: Duration,
 ) -> io::Result<VacantPort> {
     let sleep_flag = SleepFlag::new(SharedWords::heap(SleepFlag::WORDS));
     let policy = DrivePolicy::Thread { busy_poll: Duration::ZERO };
-    Ok(VacantPort { _driver: SharedDriver::start(driver, policy, sleep_flag)?, counters })
+    let driver = SharedDriver::start(driver, policy, sleep_flag)?;
+    Ok(VacantPort { _driver: driver, counters, needed_until: std::time::Instant::now() + needed_for })
 }
 
 /// The slot of a process, until it is gone.
 pub(crate) struct SlotLease {
     slots: Arc<HostSlots>,
     pub slot: QpnSlot,
+    /// The process has sent to other hosts, which have links to it.
+    pub has_sent_to_hosts: bool,
 }
 
 impl SlotLease {
@@ -484,6 +497,7 @@ impl Drop for SlotLease {
             !is_own
         });
         drop(table);
+        let needed_for = if self.has_sent_to_hosts { VACANT_TIME } else { Duration::ZERO };
         let create = || self.slots.create_vacant(self.slot, acks, &connections, own_rings);
         let created = self.slots.within_namespace(create).and_then(|created| created);
         // After the last ACKs, which are in the rings.
@@ -491,7 +505,7 @@ impl Drop for SlotLease {
         peers.iter().for_each(|peer| table.notify(*peer, Notification::ProcessGone { slot: own }));
         drop(table);
         let started = created
-            .and_then(|created| self.slots.within_namespace(|| start_vacant(created)))
+            .and_then(|created| self.slots.within_namespace(|| start_vacant(created, needed_for)))
             .and_then(|started| started);
         let mut table = self.slots.table.lock();
         match started {
@@ -529,14 +543,36 @@ mod tests {
         HandedOverPacket { slot, source, destination, traffic_class: 0, bytes }
     }
 
-    #[test]
-    fn a_request_within_a_host_comes_with_rings() {
+    fn new_slots() -> (HostSockets, Arc<HostSlots>) {
         let sockets = bind_free_host(SocketOptions::default()).unwrap();
-        let own = SocketAddr::new(sockets.address(), ROCE_PORT);
         let recordings = Recordings::new(Arc::default());
         let settings = Settings::default();
-        let slots =
-            HostSlots::new(&sockets, settings, Loopback::Internal, HostId(0), None, &recordings).unwrap();
+        let slots = HostSlots::new(&sockets, settings, Loopback::Internal, HostId(0), None, &recordings);
+        (sockets, slots.unwrap())
+    }
+
+    #[test]
+    fn a_port_that_other_hosts_may_ask_is_not_ended_in_advance() {
+        let (_sockets, slots) = new_slots();
+        let assign = || slots.assign(&Arc::default(), 1).unwrap().0;
+        let prepared = || slots.table.lock().prepared.as_ref().map(|slot| slot.number);
+        let mut leases: Vec<SlotLease> = (0..FRESH_SLOTS).map(|_| assign()).collect();
+        let (mut first, second) = (leases.remove(0), leases.remove(0));
+        let (first_number, second_number) = (first.slot.number, second.slot.number);
+        first.has_sent_to_hosts = true;
+        drop(first);
+        slots.prepare_next();
+        assert_eq!(prepared(), None);
+        drop(second);
+        slots.prepare_next();
+        assert_eq!(prepared(), Some(second_number));
+        assert_eq!((assign().slot.number, assign().slot.number), (second_number, first_number));
+    }
+
+    #[test]
+    fn a_request_within_a_host_comes_with_rings() {
+        let (sockets, slots) = new_slots();
+        let own = SocketAddr::new(sockets.address(), ROCE_PORT);
         let queues = [(); 2].map(|()| Arc::<NotificationQueue>::default());
         let leases = queues.each_ref().map(|queue| slots.assign(queue, 1).unwrap().0);
         let drain = |number: usize| Vec::from(queues[number].drain().unwrap());
