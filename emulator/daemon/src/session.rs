@@ -124,7 +124,7 @@ impl Session {
             if std::mem::take(&mut self.has_opened)
                 && let Some(slots) = self.client.as_ref().and_then(|client| client.host.slots.as_ref())
             {
-                slots.prepare_next();
+                block_in_place(|| slots.prepare_next());
             }
             if let Some(socket) = &mut self.notification_socket {
                 socket.flush()?;

@@ -429,11 +429,13 @@ impl Stream {
         (offset, length)
     }
 
-    /// Sends the beginning of `data` and returns its length, which is zero if nothing can be sent now.
+    /// Sends the beginning of `data`, not more than the buffer holds, so that other threads get their turn. Returns its length,
+    /// which is zero if nothing can be sent now.
     pub fn send(&mut self, data: &[u8]) -> Result<usize, Error> {
         self.announce_mappings()?;
+        let data = &data[..data.len().min(self.sizes.send_buffer)];
         let mut sent = 0;
-        while sent < data.len() && self.unannounced.is_empty() && self.can_send() {
+        while sent < data.len() && self.unannounced.is_empty() && !self.is_over() && self.can_send() {
             let (offset, length) = self.stage(&data[sent..], self.target.length as usize);
             let gather = [self.send_buffer.sge(offset as u64, length as u32)];
             let imm_data = OP_DATA << OP_SHIFT | length as u32;
@@ -470,7 +472,7 @@ impl Stream {
         self.read_offset = (self.read_offset + length) % self.sizes.receive_buffer;
         self.readable -= length;
         self.free += length;
-        if self.announce_free() {
+        if self.announce_free() && length > 0 {
             self.drive();
         }
         length
