@@ -5,18 +5,14 @@
 
 use crate::exit_code::{CommandResult, failure};
 use crate::status::DaemonTarget;
-use axum::Router;
-use axum::http::{StatusCode, header::CONTENT_TYPE};
-use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 use clap::Args;
 use softhca::{Counters, DaemonControl, Error, FabricPort, PortState};
+use softhca_explorer::http::{self, Answer, Content, Incoming, Request, Site, StatusCode};
 use std::fmt::Write;
-use std::future::ready;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::process::ExitCode;
-use tokio::net::TcpListener;
+use std::sync::Arc;
 
 /// Arguments of `softhca metrics`.
 #[derive(Args)]
@@ -39,23 +35,41 @@ pub fn run(arguments: &Arguments) -> CommandResult {
 }
 
 fn serve(address: SocketAddr, target: DaemonTarget) -> io::Result<()> {
-    let metrics = Router::new()
-        .route("/metrics", get(move || ready(respond(&target))))
-        .fallback((StatusCode::NOT_FOUND, "the metrics are at /metrics\n"));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let listener = TcpListener::bind(address).await?;
-        outln!("serving http://{}/metrics", listener.local_addr()?);
-        axum::serve(listener, metrics).await
-    })
+    let listener = TcpListener::bind(address)?;
+    outln!("serving http://{}/metrics", listener.local_addr()?);
+    http::serve(&listener, Arc::new(Metrics(target)))
 }
 
-fn respond(target: &DaemonTarget) -> Response {
-    let (status, text) = match collect(target) {
-        Ok(text) => (StatusCode::OK, text),
-        Err(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
-    };
-    (status, [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+struct Metrics(DaemonTarget);
+
+impl Site for Metrics {
+    const NOT_FOUND: &'static str =
+        "The metrics are at /metrics. From this machine, use localhost or a loopback address.\n";
+
+    /// A page of another site can have a browser on this machine ask a name that it resolves to loopback.
+    fn is_authorized(&self, request: &Request<Incoming>, client: SocketAddr) -> bool {
+        let host = request.headers().get("host").and_then(|host| host.to_str().ok());
+        request.uri().path() == "/metrics" && (!client.ip().is_loopback() || host.is_some_and(names_loopback))
+    }
+
+    fn respond(&self, _: &Request<Incoming>) -> Answer {
+        match collect(&self.0) {
+            Ok(text) => Answer {
+                status: StatusCode::OK,
+                content_type: "text/plain; version=0.0.4; charset=utf-8",
+                content: Content::Whole(text.into()),
+            },
+            Err(error) => Answer::text(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
+        }
+    }
+}
+
+/// Whether this `Host`, with or without a port, is `localhost` or a loopback address.
+fn names_loopback(host: &str) -> bool {
+    let name =
+        host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()).map_or(host, |(name, _)| name);
+    let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    name == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
 struct DeviceValues {

@@ -7,6 +7,8 @@
 #![allow(missing_docs, reason = "a comment that repeats the name of its item says nothing")]
 
 mod bundle;
+#[cfg(not(target_family = "wasm"))]
+pub mod http;
 mod index;
 #[cfg(not(target_family = "wasm"))]
 mod live;

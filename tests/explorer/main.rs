@@ -449,21 +449,21 @@ fn reconnect() {
     }
     let mut browser = Browser::start(1440, 900);
     browser.run_before_pages(
-        "window.sockets = []; window.WebSocket = class extends WebSocket { \
-         constructor(url) { super(url); window.sockets.push(this); } };",
+        "window.sources = []; window.EventSource = class extends EventSource { \
+         constructor(url) { super(url); window.sources.push(this); } };",
     );
     browser.visit(&serve(&feed));
     browser.wait("typeof currentRun === 'function' && currentRun()?.length === 9");
-    browser.value("sockets[0].close(3000)");
-    // A page that is closing its socket discards what still arrives on it.
-    browser.wait("sockets[0].readyState === WebSocket.CLOSED");
+    // As a connection that ends: the page closes the source and opens another one.
+    browser.value("sources[0].dispatchEvent(new Event('error'))");
+    browser.wait("sources[0].readyState === EventSource.CLOSED");
     for line in &lines[10..] {
         feed.push(line);
     }
     feed.end();
     browser.wait(&format!("currentRun().isComplete && currentRun().length === {}", lines.len() - 1));
-    assert_eq!(browser.number("sockets.length"), 2.0);
-    assert_eq!(browser.text("sockets[1].url.split('?')[1]"), "from=10");
+    assert_eq!(browser.number("sources.length"), 2.0);
+    assert_eq!(browser.text("sources[1].url.split('?')[1]"), "from=10");
     assert_eq!(browser.value("currentRun().notes"), json!([]));
     browser.assert_no_errors();
 }
