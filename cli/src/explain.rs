@@ -123,7 +123,7 @@ pub fn why(arguments: &WhyArguments) -> CommandResult {
                 false => answer.text(terminal::style().width) + "\n",
             }
         }
-        _ => why::schema(),
+        _ => why::SCHEMA.to_owned(),
     };
     print("why", &text)?;
     Ok(ExitCode::SUCCESS)

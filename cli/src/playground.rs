@@ -62,7 +62,7 @@ pub fn run(arguments: &Arguments) -> CommandResult {
     });
     let module = module.map_err(failed(Path::new(WASM_MODULE)))?;
     let module = fs::read(&module).map_err(failed(&module))?;
-    let schema = serde_json::from_str(&softhca_scenarios::schema()).expect("a schema is JSON");
+    let schema = serde_json::from_str(softhca_scenarios::SCHEMA).expect("a schema is JSON");
     write(Page::playground(module, scenarios, schema), &arguments.output)
         .map_err(failed(&arguments.output))?;
     outln!("playground: {}", arguments.output.display());

@@ -57,4 +57,8 @@ pub use scenario::Scenario;
 pub use shrink::{FaultText, Minimized, minimize, shrink, with_faults};
 pub use sim::simulate;
 pub use source::Diagnostic;
-pub use spec::schema;
+#[cfg(feature = "schema")]
+pub use spec::generate_schema;
+
+/// The JSON Schema of scenario files.
+pub const SCHEMA: &str = include_str!("../schema.json");

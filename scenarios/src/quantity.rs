@@ -1,8 +1,10 @@
 //! Numbers with units, and the notations of ranges and counts: `1.5us`, `100gbit`, `4MiB`, `>= 2`, `+1..+5`.
 
+#[cfg(feature = "schema")]
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use softhca_fabric::{InclusiveRange, PER_BILLION};
+#[cfg(feature = "schema")]
 use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
@@ -84,6 +86,7 @@ macro_rules! notation {
             }
         }
 
+        #[cfg(feature = "schema")]
         impl JsonSchema for $name {
             fn schema_name() -> Cow<'static, str> {
                 stringify!($name).into()

@@ -5,11 +5,8 @@ use core::time::Duration;
 use softhca_wire::{Mtu, QpnSlot};
 
 /// The number of ACKs that a responder sends.
-#[cfg_attr(
-    feature = "schema",
-    derive(serde::Deserialize, schemars::JsonSchema),
-    serde(rename_all = "kebab-case")
-)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum AckPolicy {
     /// One for each packet that requests it, for readable traces.
@@ -41,11 +38,8 @@ pub enum EndToEndCredits {
 }
 
 /// The presence of payload in packets.
-#[cfg_attr(
-    feature = "schema",
-    derive(serde::Deserialize, schemars::JsonSchema),
-    serde(rename_all = "kebab-case")
-)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum PayloadMode {
     /// Packets carry their payload.

@@ -225,7 +225,17 @@ fn connections_and_who_closed_them_are_listed() {
 /// Every finding is an object of the schema, and names packets that exist.
 #[test]
 fn findings_follow_the_schema() {
-    let schema: serde_json::Value = serde_json::from_str(&softhca_trace::why::schema()).expect("JSON");
+    let schema = softhca_trace::why::generate_schema();
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/why/schema.json");
+    if std::env::var_os("SOFTHCA_UPDATE").is_some() {
+        std::fs::write(&path, &schema).expect("schema.json can be written");
+    }
+    assert!(
+        softhca_trace::why::SCHEMA == schema,
+        "run with SOFTHCA_UPDATE=1 to write {} anew",
+        path.display()
+    );
+    let schema: serde_json::Value = serde_json::from_str(&schema).expect("JSON");
     let required: BTreeSet<&str> =
         schema["required"].as_array().expect("a list").iter().filter_map(|name| name.as_str()).collect();
     let properties: BTreeSet<&String> = schema["properties"].as_object().expect("an object").keys().collect();

@@ -1,12 +1,12 @@
 //! Steps that call the connection manager, its timers, and expectations about its events.
 
 use crate::quantity::{CountRange, Time};
-use schemars::JsonSchema;
 use serde::Deserialize;
 use softhca_queue::cm::EventType;
 
 /// Waits for the next connection request at a port.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ListenSpec {
     /// Port number: in the TCP port space for `rc`, the IB port space for `uc`, the UDP port space for `ud`.
@@ -14,7 +14,8 @@ pub struct ListenSpec {
 }
 
 /// Requests a connection to the host of the peer queue pair, or resolves the peer's UD queue pair.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ConnectSpec {
     /// Port number of the passive side.
@@ -25,7 +26,8 @@ pub struct ConnectSpec {
 }
 
 /// Accepts the received request.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct AcceptSpec {
     /// Private data, as text.
@@ -34,7 +36,8 @@ pub struct AcceptSpec {
 }
 
 /// Rejects the received request.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RejectSpec {
     /// Reason code of the REJ; 28 (consumer reject) by default. A SIDR_REP carries none.
@@ -50,7 +53,8 @@ const fn consumer_reject() -> u16 {
 }
 
 /// Timers of the connection managers: exponents of 4.096 µs, as on the wire. The defaults are those of Linux.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CmSpec {
     /// Time that a side may take to respond; 20 (4.3 s) by default.
@@ -65,7 +69,8 @@ pub struct CmSpec {
 }
 
 /// A program receives a connection management event.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ConnectionExpectation {
     /// Queue pair of the connection.

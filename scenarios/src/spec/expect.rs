@@ -2,13 +2,13 @@
 
 use super::{ConnectionExpectation, Errno, OneOrMany, PacketExpectation};
 use crate::quantity::{CountRange, Rate, Size, Time, TimeWindow};
-use schemars::JsonSchema;
 use serde::Deserialize;
 use softhca_engine::QpState;
 use softhca_queue::{CompletionOpcode, CompletionStatus};
 
 /// A condition that must hold at the end of the run. It has exactly one of these keys.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ExpectSpec {
     /// Work completions.
@@ -47,7 +47,8 @@ pub struct ExpectSpec {
 }
 
 /// Work completions with all of these properties.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CompletionExpectation {
     /// Queue pair.
@@ -71,7 +72,8 @@ pub struct CompletionExpectation {
 }
 
 /// The state of a queue pair.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct StateExpectation {
     /// Queue pair.
@@ -81,7 +83,8 @@ pub struct StateExpectation {
 }
 
 /// A counter of a device.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CounterExpectation {
     /// Host.
@@ -93,7 +96,8 @@ pub struct CounterExpectation {
 }
 
 /// Asynchronous events.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct EventExpectation {
     /// Host.
@@ -105,7 +109,8 @@ pub struct EventExpectation {
 }
 
 /// An item of an order. It has exactly one of these keys.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct OrderItem {
     /// A device sends a packet.
@@ -123,7 +128,8 @@ pub struct OrderItem {
 }
 
 /// Contents of memory: exactly one of `holds`, `hex`, `number`.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct MemoryExpectation {
     /// Queue pair that owns the memory.
@@ -145,7 +151,8 @@ pub struct MemoryExpectation {
 }
 
 /// An area of the memory of a queue pair. The areas have this order and the same size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Area {
     /// Data that the queue pair sends.
@@ -167,7 +174,8 @@ impl Area {
 }
 
 /// Application bytes per time.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct GoodputExpectation {
     /// Queue pair, workload or step.
@@ -181,7 +189,8 @@ pub struct GoodputExpectation {
 }
 
 /// Distribution of goodput as Jain's index: 1 for equal shares, 1/n if one member has all of it.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct FairnessExpectation {
     /// Queue pairs, or a workload for all its queue pairs.
@@ -195,7 +204,8 @@ pub struct FairnessExpectation {
 }
 
 /// Time of work requests from post to completion.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LatencyExpectation {
     /// Queue pair, workload or step.
@@ -209,7 +219,8 @@ pub struct LatencyExpectation {
 }
 
 /// Time at which all work is complete.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct FinishExpectation {
     /// Workload or step; all work by default.
@@ -221,7 +232,8 @@ pub struct FinishExpectation {
 }
 
 /// Counters of a switch, summed over its ports.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct SwitchExpectation {
     /// Switch.
@@ -239,7 +251,8 @@ pub struct SwitchExpectation {
 }
 
 /// PFC pause frames on a link.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PauseExpectation {
     /// Direction of the pause frames: `"switch -> alice"`.
@@ -249,7 +262,8 @@ pub struct PauseExpectation {
 }
 
 /// Verb calls that returned an error.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct VerbErrorExpectation {
     /// Host.
@@ -261,7 +275,8 @@ pub struct VerbErrorExpectation {
 }
 
 /// A condition that must hold throughout the run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Invariant {
     /// After a NAK, a responder sends no further NAK until it receives the PSN of the first.

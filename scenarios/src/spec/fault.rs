@@ -2,7 +2,6 @@
 
 use super::{EcnSpec, PfcSpec};
 use crate::quantity::{CountRange, IntegerRange, Probability, PsnRange, Rate, Size, Time, TimeWindow};
-use schemars::JsonSchema;
 use serde::Deserialize;
 use softhca_fabric::{CmMessage, HeaderField};
 use softhca_queue::CompletionStatus;
@@ -12,7 +11,8 @@ use softhca_wire::NakCode;
 
 /// An injected fault. `on` selects packets on a link, `link` the link itself, `switch` a switch, `host` a host, `qp` the
 /// completions of a queue pair; `host` with `verb` selects calls of a verb.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct FaultSpec {
     /// Name in reports and traces.
@@ -73,7 +73,8 @@ pub struct FaultSpec {
 
 /// What begins or ends the time in which a fault applies: one of the keys. Faults of packets, links, switches and hosts
 /// begin after a step, an event or another fault.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TriggerSpec {
     /// The n-th call of this verb, on any object.
@@ -91,7 +92,8 @@ pub struct TriggerSpec {
 }
 
 /// An event of the connection manager in place of the result of a call.
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CmEventSpec {
     /// The event.
@@ -138,7 +140,8 @@ overridable! {
 }
 
 /// One name or several.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum OneOrMany {
     /// One.
@@ -158,7 +161,8 @@ impl OneOrMany {
 }
 
 /// A class of packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum ClassName {
     /// All requests: SEND, WRITE, READ request, atomic, datagram.
@@ -196,7 +200,8 @@ pub enum ClassName {
 }
 
 /// The Gilbert-Elliott model: each flow is in a good or in a bad state.
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct BurstSpec {
     /// Probability per packet of the transition from good to bad.
@@ -216,7 +221,8 @@ const fn certain() -> Probability {
 }
 
 /// The action of a fault.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub enum FaultAction {
     /// Packets, verbs, completions: only count them. Other faults can wait for it.
@@ -292,7 +298,8 @@ pub enum FaultAction {
 }
 
 /// Holds a packet back.
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ReorderSpec {
     /// Number of packets that pass first.
@@ -307,7 +314,8 @@ const fn one_millisecond() -> Time {
 }
 
 /// The bit to flip; by default, any bit that the ICRC covers.
-#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CorruptSpec {
     /// Bit, counted from the first bit of the BTH.
@@ -320,7 +328,8 @@ pub struct CorruptSpec {
 }
 
 /// A header field and its new value.
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RewriteSpec {
     /// Header field.
@@ -332,7 +341,8 @@ pub struct RewriteSpec {
 }
 
 /// Directions of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum LinkDirections {
     /// Both.
@@ -345,7 +355,8 @@ pub enum LinkDirections {
 }
 
 /// A link that goes down.
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LinkDownSpec {
     /// Time after which the link comes up; never by default.
@@ -357,7 +368,8 @@ pub struct LinkDownSpec {
 }
 
 /// A link that goes down and up.
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct FlapSpec {
     /// Time down.
@@ -369,7 +381,8 @@ pub struct FlapSpec {
 }
 
 /// A pause storm.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PauseStormSpec {
     /// Duration; unlimited by default.
@@ -381,7 +394,8 @@ pub struct PauseStormSpec {
 }
 
 /// A fault in the notation of Lumina.
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LuminaEvent {
     /// Index of the pair in the file, from 0; its first queue pair is the requester.
@@ -401,7 +415,8 @@ const fn first_transmission() -> u64 {
 }
 
 /// The action of a Lumina event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum LuminaKind {
     /// Drop the packet.

@@ -8,12 +8,14 @@ macro_rules! overridable {
         shared { $($(#[$meta:meta])* $field:ident: $type:ty,)* }
     ) => {
         $(#[$defaults_meta])*
-        #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize, schemars::JsonSchema)]
+        #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[serde(deny_unknown_fields, rename_all = "kebab-case")]
         pub struct $defaults { $($defaults_own)* $($(#[$meta])* pub $field: Option<$type>,)* }
 
         $(#[$own_meta])*
-        #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize, schemars::JsonSchema)]
+        #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[serde(deny_unknown_fields, rename_all = "kebab-case")]
         pub struct $own { $($own_own)* $($(#[$meta])* pub $field: Option<$type>,)* }
 
@@ -57,7 +59,6 @@ pub use workload::{
 };
 
 use crate::quantity::Time;
-use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use std::collections::BTreeMap;
@@ -77,7 +78,8 @@ fn optional_two<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
 }
 
 /// A SoftHCA scenario: hosts, their work, injected faults, and expectations about the result.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ScenarioFile {
     /// One sentence that states what the scenario shows.
@@ -136,8 +138,9 @@ const fn default_seed() -> u64 {
     1
 }
 
-/// The JSON Schema of scenario files, as stored in `scenarios/schema.json`.
-pub fn schema() -> String {
+/// Generates [`SCHEMA`](crate::SCHEMA) from the types.
+#[cfg(feature = "schema")]
+pub fn generate_schema() -> String {
     let schema = schemars::schema_for!(ScenarioFile);
     let mut text = serde_json::to_string_pretty(&schema).expect("a schema is JSON");
     text.push('\n');

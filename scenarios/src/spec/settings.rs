@@ -2,23 +2,23 @@
 
 use super::CmSpec;
 use crate::quantity::{IntegerRange, Probability, Rate, Size, Time};
-use schemars::JsonSchema;
 use serde::Deserialize;
-use softhca_engine::{AckPolicy, CongestionSettings, PayloadMode, QpType, Recovery};
+use softhca_engine::{AckPolicy, PayloadMode, QpType, Recovery};
 use softhca_fabric::WatchdogAction;
 use softhca_queue::AccessFlags;
 use std::net::IpAddr;
 
 /// A value that can be changed without editing the file.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ParameterSpec {
     /// Default value.
-    #[schemars(with = "serde_json::Value")]
+    #[cfg_attr(feature = "schema", schemars(with = "serde_json::Value"))]
     pub default: toml::Value,
     /// The allowed values, which are also the values of a sweep (`--set name=all`).
     #[serde(default)]
-    #[schemars(with = "Vec<serde_json::Value>")]
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<serde_json::Value>"))]
     pub values: Vec<toml::Value>,
     /// The allowed values as a range of integers, both ends included.
     pub range: Option<IntegerRange>,
@@ -68,11 +68,12 @@ overridable! {
 }
 
 /// A congestion control algorithm and its parameters. The defaults are those of the DCQCN paper.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CongestionControlSpec {
     /// Algorithm.
-    #[schemars(extend("enum" = CongestionSettings::NAMES))]
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = softhca_engine::CongestionSettings::NAMES)))]
     pub algorithm: String,
     /// Minimum time between two CNPs of a flow.
     pub cnp_interval: Option<Time>,
@@ -97,7 +98,8 @@ pub struct CongestionControlSpec {
 }
 
 /// A link.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LinkSpec {
     /// Its two ends: hosts or switches.
@@ -121,7 +123,8 @@ const fn one_microsecond() -> Time {
 }
 
 /// A switch.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct SwitchSpec {
     /// Size of the shared buffer; 16 MiB by default.
@@ -139,7 +142,8 @@ pub struct SwitchSpec {
 }
 
 /// Random ECN marking between two queue depths.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct EcnSpec {
     /// Queue depth below which no packet is marked.
@@ -151,7 +155,8 @@ pub struct EcnSpec {
 }
 
 /// Priority flow control.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PfcSpec {
     /// Lossless priorities; 0 to 5 by default. An empty list disables PFC.
@@ -167,7 +172,8 @@ pub struct PfcSpec {
 }
 
 /// The PFC watchdog.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct WatchdogSpec {
     /// Time that a queue can be paused without interruption before the watchdog acts.
@@ -180,7 +186,8 @@ pub struct WatchdogSpec {
 }
 
 /// A standard topology.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub enum Topology {
     /// Two hosts and a link.
@@ -257,7 +264,8 @@ fn default_switch() -> String {
 }
 
 /// A right of a queue pair or a memory region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 #[repr(u32)]
 pub enum AccessRight {

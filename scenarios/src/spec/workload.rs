@@ -2,13 +2,13 @@
 
 use super::{AcceptSpec, AccessRight, ConnectSpec, ListenSpec, RejectSpec};
 use crate::quantity::{Probability, Size, Time};
-use schemars::JsonSchema;
 use serde::Deserialize;
 use softhca_engine::QpState;
 use std::net::IpAddr;
 
 /// One verb call of a queue pair at a given time. A step has exactly one action.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct StepSpec {
     /// Name, for `after` and for expectations.
@@ -71,7 +71,8 @@ const fn one() -> u32 {
 }
 
 /// The remote address and rkey of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum RemoteTarget {
     /// An address in the peer's region, with its rkey.
@@ -86,7 +87,8 @@ pub enum RemoteTarget {
 }
 
 /// A SEND, WRITE or READ.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TransferSpec {
     /// Number of bytes.
@@ -125,7 +127,8 @@ const fn enabled() -> bool {
 }
 
 /// An atomic.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct AtomicSpec {
     /// Value to add.
@@ -149,7 +152,8 @@ pub struct AtomicSpec {
 }
 
 /// A receive.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ReceiveSpec {
     /// Size of the buffer.
@@ -160,7 +164,8 @@ pub struct ReceiveSpec {
 }
 
 /// A state change of a queue pair.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ModifySpec {
     /// New state.
@@ -171,7 +176,8 @@ pub struct ModifySpec {
 }
 
 /// The operation of a workload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum OperationName {
     /// SEND.
@@ -186,7 +192,8 @@ pub enum OperationName {
 }
 
 /// Traffic with a standard pattern. A workload has exactly one pattern.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct WorkloadSpec {
     /// Name, for expectations.
@@ -206,7 +213,8 @@ pub struct WorkloadSpec {
 }
 
 /// A queue pair posts messages one after the other.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct StreamSpec {
     /// Queue pair.
@@ -231,7 +239,8 @@ pub struct StreamSpec {
 }
 
 /// Many hosts send to one. Every sender has its own connection.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct IncastSpec {
     /// Senders; `"h[1..16]"` names sixteen hosts.
@@ -261,7 +270,8 @@ pub struct IncastSpec {
 }
 
 /// Every host sends to one host and receives from one host.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PermutationSpec {
     /// Hosts.
@@ -288,7 +298,8 @@ pub struct PermutationSpec {
 }
 
 /// Two queue pairs send a message back and forth.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PingPongSpec {
     /// The queue pair that starts, and its peer.
@@ -304,7 +315,8 @@ pub struct PingPongSpec {
 }
 
 /// A client reads and writes records in the memory of a server. The seed selects records and operations.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct KeyValueSpec {
     /// Queue pair of the client; its peer is the server.
@@ -326,7 +338,8 @@ pub struct KeyValueSpec {
 }
 
 /// A program on a host, in real time.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CommandSpec {
     /// Host.

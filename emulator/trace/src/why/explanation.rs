@@ -3,12 +3,12 @@
 use crate::describe::duration;
 use crate::log::Certainty;
 use crate::text::wrap;
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt::Write;
 
 /// One step of an explanation: where in the log or capture, when, and what.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Evidence {
     /// The number of the entry of the event log, counted from 0.
     pub entry: usize,
@@ -21,8 +21,9 @@ pub struct Evidence {
 }
 
 /// Why one work request ended as it did, or what is wrong with a connection: a line of `softhca why --json`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-#[schemars(title = "A finding of softhca why --json")]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(title = "A finding of softhca why --json"))]
 pub struct Explanation {
     /// The connection: the names of its two ends.
     pub connection: String,
@@ -34,7 +35,7 @@ pub struct Explanation {
     pub code: String,
     /// How sure it is: `known` if the input shows it, `inferred` if it is the usual cause of what the input shows,
     /// `ambiguous` if the input fits more than one cause.
-    #[schemars(with = "CertaintySchema")]
+    #[cfg_attr(feature = "schema", schemars(with = "CertaintySchema"))]
     pub certainty: Certainty,
     /// What is explained.
     pub title: String,
@@ -46,7 +47,8 @@ pub struct Explanation {
     pub advice: String,
 }
 
-#[derive(JsonSchema)]
+#[cfg(feature = "schema")]
+#[derive(schemars::JsonSchema)]
 #[schemars(rename_all = "lowercase")]
 #[expect(dead_code, reason = "only its schema is used")]
 enum CertaintySchema {
@@ -56,7 +58,11 @@ enum CertaintySchema {
 }
 
 /// The JSON Schema of a line of `softhca why --json`.
-pub fn schema() -> String {
+pub const SCHEMA: &str = include_str!("schema.json");
+
+/// Generates [`SCHEMA`] from the types.
+#[cfg(feature = "schema")]
+pub fn generate_schema() -> String {
     let schema = schemars::schema_for!(Explanation);
     serde_json::to_string_pretty(&schema).expect("a schema is JSON") + "\n"
 }

@@ -10,7 +10,9 @@ mod evidence;
 mod explanation;
 mod log_analyzer;
 
-pub use explanation::{Evidence, Explanation, schema};
+#[cfg(feature = "schema")]
+pub use explanation::generate_schema;
+pub use explanation::{Evidence, Explanation, SCHEMA};
 pub use log_analyzer::LogAnalyzer;
 
 use crate::describe::duration;
