@@ -1,5 +1,5 @@
 //! Checks the README and the book: every command prints the output that is shown, every link has a target, every page
-//! is in the table of contents.
+//! is in the table of contents, every `Type::member` exists.
 //!
 //! A `console` block contains commands after `$ ` and their output. In the output, `...` on a line of its own matches
 //! any lines, `[..]` any text in a line, and a last line `? N` is an exit code other than 0. `console no-run` is not
@@ -434,38 +434,79 @@ fn every_page_is_in_the_table_of_contents() {
     }
 }
 
-/// The sources of the workspace.
-fn sources(folder: &Path, text: &mut String) {
-    for entry in
-        fs::read_dir(folder).expect("a folder of the repository").map(|entry| entry.expect("an entry"))
-    {
-        let path = entry.path();
-        let name = entry.file_name();
-        if path.is_dir() && name != "target" && !name.to_string_lossy().starts_with('.') {
-            sources(&path, text);
+/// The path and text of every source file of the workspace.
+fn source_files(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
+    for entry in fs::read_dir(folder).expect("a folder of the repository") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().expect("a name").to_string_lossy();
+        if path.is_dir() && name != "target" && !name.starts_with('.') {
+            source_files(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
-            text.push_str(&fs::read_to_string(&path).expect("a source"));
+            let text = fs::read_to_string(&path).expect("a source");
+            found.push((path, text));
         }
     }
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}
+
+/// The name that a line declares, if it declares one: a function, a field, a variant, a constant.
+fn declared(line: &str) -> Option<&str> {
+    let is_modifier =
+        |word: &&str| ["pub", "crate", "super", "async", "const", "unsafe", "fn"].contains(word);
+    words(line).find(|word| !is_modifier(word))
+}
+
+/// `Type::member` in the text of a page stands for a member that a file with the name `Type` declares.
+#[test]
+fn every_type_member_exists() {
+    let mut files = Vec::new();
+    source_files(&root(), &mut files);
+    let files: Vec<(BTreeSet<&str>, BTreeSet<&str>)> = files
+        .iter()
+        .filter(|(path, _)| display_path(path).contains("src/"))
+        .map(|(_, text)| (words(text).collect(), text.lines().filter_map(declared).collect()))
+        .collect();
+    let (mut checked, mut missing) = (0, Vec::new());
+    for page in pages() {
+        let text = fs::read_to_string(&page).expect("a page");
+        for span in text.split("```").step_by(2).flat_map(|prose| prose.split('`').skip(1).step_by(2)) {
+            let mut parts = span.split("::").map(|part| words(part).collect::<Vec<_>>()).peekable();
+            while let (Some(left), Some(right)) = (parts.next(), parts.peek()) {
+                let (Some(owner), Some(member)) = (left.last(), right.first()) else { continue };
+                if owner.starts_with(char::is_uppercase) {
+                    checked += 1;
+                    let exists = files
+                        .iter()
+                        .any(|(names, members)| names.contains(owner) && members.contains(member));
+                    missing.extend((!exists).then(|| format!("{}: {owner}::{member}", display_path(&page))));
+                }
+            }
+        }
+    }
+    assert!(checked > 30 && missing.is_empty(), "{checked} checked, no such member: {missing:#?}");
 }
 
 /// The threat model names the file or the test that shows each of its statements.
 #[test]
 fn every_test_of_the_threat_model_exists() {
     let page = fs::read_to_string(root().join("docs/reference/threat-model.md")).expect("the page");
-    let mut code = String::new();
-    sources(&root(), &mut code);
+    let mut files = Vec::new();
+    source_files(&root(), &mut files);
+    let code: String = files.into_iter().map(|(_, text)| text).collect();
     let spans = page.split('`').skip(1).step_by(2);
-    let (mut files, mut tests) = (0, 0);
+    let (mut named, mut tests) = (0, 0);
     for span in spans {
         let is_name = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "_./-".contains(c));
         if span.ends_with(".rs") {
             assert!(root().join(span).is_file(), "{span} does not exist");
-            files += 1;
+            named += 1;
         } else if span.matches('_').count() >= 3 && is_name(span) {
             assert!(code.contains(&format!("fn {span}(")), "no test is called {span}");
             tests += 1;
         }
     }
-    assert!(files > 10 && tests > 10, "{files} files and {tests} tests are named");
+    assert!(named > 10 && tests > 10, "{named} files and {tests} tests are named");
 }
