@@ -368,7 +368,8 @@ fn loss(demo: &mut Demo) -> Result<(), DemoError> {
         raised = bob.context.wait_async_event(COMPLETION_TIMEOUT);
         Ok(())
     })?;
-    outln!("   bob's program receives the asynchronous event {raised:?}\n");
+    let raised = raised.ok_or("bob received no asynchronous event in time")?;
+    outln!("   bob's program gets the asynchronous event IBV_EVENT_{}\n", raised.name());
     std::io::stdout().flush()?;
     Ok(())
 }
