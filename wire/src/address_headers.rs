@@ -22,8 +22,9 @@ impl Gid {
         }
     }
 
-    /// A link-local GID of the card with this IPv4 address, which may have no IPv6 address to bind: an alias, with the
-    /// IPv4 address in its interface identifier as in RFC 5214 (fe80::5efe:192.0.2.1). Packets travel as IPv4.
+    /// A link-local GID of the card with this IPv4 address, for a card without an IPv6 address to bind. It is an alias
+    /// with the IPv4 address in its interface identifier, as in RFC 5214 (fe80::5efe:192.0.2.1). Packets travel as
+    /// IPv4.
     pub fn link_local(address: Ipv4Addr) -> Gid {
         let mut gid = [0; 16];
         gid[..12].copy_from_slice(&LINK_LOCAL_ALIAS);

@@ -101,13 +101,13 @@ impl Icrc {
 
     /// The IPv4 identification below `limit` for which the ICRC of `packet` is correct, if any.
     ///
-    /// For receivers that do not learn the identification, such as UDP sockets. The function tries the
-    /// identification in `addressing` first, at the cost of [`Icrc::verify`]. It computes any other directly:
-    /// because a CRC is linear, the difference between the received and the computed CRC equals the
-    /// difference between the identifications times a power of x that depends only on the packet's length.
+    /// For receivers that do not learn the identification, such as UDP sockets. The function tries the identification
+    /// in `addressing` first, at the cost of [`Icrc::verify`]. It computes any other directly, because a CRC is linear.
+    /// The difference between the received and the computed CRC is the difference between the identifications times a
+    /// power of x. That power depends only on the packet's length.
     ///
-    /// Each accepted identification lets one more of 2^32 corrupt packets pass: 2^-26 of them with a limit of
-    /// 64 (the segments of one send), 2^-16 with a limit of 65536 (senders that count).
+    /// Each accepted identification lets one more of 2^32 corrupt packets pass. A limit of 64 (the segments of one
+    /// send) lets 2^-26 of them pass, a limit of 65536 (senders that count) 2^-16.
     pub fn recover_identification(addressing: &AddressHeaders, packet: &[u8], limit: u32) -> Option<u16> {
         let (transport, icrc) = Icrc::split(packet).ok()?;
         let difference =

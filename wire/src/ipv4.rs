@@ -58,7 +58,7 @@ impl Ipv4 {
         .with_checksum()
     }
 
-    /// The same header with a computed checksum.
+    /// Returns this header with its checksum computed.
     pub fn with_checksum(mut self) -> Ipv4 {
         self.checksum = 0;
         let mut bytes = [0; Self::LEN];

@@ -5,9 +5,9 @@
 //! cumulative, and the newest message supersedes all earlier ones. Amounts count from the first exchange between
 //! the two [`Incarnation`]s in a message.
 //!
-//! A port gives each peer an unpredictable [`Token`] in its HELLO and accepts from that peer only messages that
-//! carry it: their sender has received a datagram at the address that it sends from. HELLO without the token
-//! changes nothing; it is answered with a HELLO that carries the token.
+//! A port gives each peer an unpredictable [`Token`] in its HELLO, and accepts from that peer only messages that carry
+//! it. Such a message proves that its sender receives datagrams at its address. HELLO without the token changes
+//! nothing; it is answered with a HELLO that carries the token.
 
 use crate::{MacAddress, Malformed, Pfc};
 use core::fmt;
@@ -240,7 +240,7 @@ pub struct Message {
 impl Message {
     /// Bytes of every message on the wire.
     pub const LEN: usize = 72;
-    /// Where the slot of the receiver is: two bytes, most significant first.
+    /// Offset of the receiver's slot: two bytes, most significant first.
     pub const DESTINATION_SLOT_OFFSET: usize = 10;
 
     /// Parses a datagram.

@@ -16,15 +16,15 @@ pub enum PacketTarget {
 }
 
 impl PacketTarget {
-    /// Where the management class of a MAD is, from the BTH on: one byte.
+    /// Offset of a MAD's management class from the BTH on: one byte.
     pub const CLASS_OFFSET: usize = Bth::LEN + Deth::LEN + 1;
-    /// Where its attribute ID is: two bytes.
+    /// Offset of a MAD's attribute ID: two bytes.
     pub const ATTRIBUTE_OFFSET: usize = Bth::LEN + Deth::LEN + 16;
-    /// Where a REQ or SIDR_REQ has the slot of its listener, the attribute modifier: four bytes.
+    /// Offset of the attribute modifier, which holds the listener's slot in a REQ or SIDR_REQ: four bytes.
     pub const LISTENER_SLOT_OFFSET: usize = Bth::LEN + Deth::LEN + 20;
-    /// Where a SIDR_REP has the communication ID of its receiver: four bytes.
+    /// Offset of the receiver's communication ID in a SIDR_REP: four bytes.
     pub const REQUEST_ID_OFFSET: usize = Bth::LEN + Deth::LEN + MadHeader::LEN;
-    /// Where other messages have it.
+    /// Offset of the receiver's communication ID in other messages.
     pub const REMOTE_ID_OFFSET: usize = Self::REQUEST_ID_OFFSET + 4;
 
     /// The target of a packet, from the BTH on.
