@@ -1,8 +1,8 @@
 //! The last ACK of each queue pair of a process, in memory that outlives the process.
 //!
-//! A program that has seen a message may end before the ACK is sent. Its peer must not be left without it, so that the HCA
-//! records what it acknowledges before the program can see it, and the owner of the memory sends it again at the end. A
-//! peer ignores an ACK that it has had already.
+//! A program that has seen a message may end before the ACK is sent. Its peer must still get the ACK. The HCA therefore
+//! records what it acknowledges before the program can see the message, and the owner of the memory sends the ACK again
+//! at the end. A peer ignores an ACK that it has had already.
 
 use crate::SharedWords;
 use crate::sync::Ordering;
@@ -30,13 +30,13 @@ const IS_XRC: u64 = 1 << 48;
 pub struct AckPath {
     /// The queue pair.
     pub qpn: Qpn,
-    /// That of its peer.
+    /// QPN of its peer.
     pub dest_qpn: Qpn,
     /// Whether it is an XRC connection.
     pub is_xrc: bool,
-    /// Where its packets come from.
+    /// Source address of its packets.
     pub source: IpAddr,
-    /// Where they go.
+    /// Destination address of its packets.
     pub destination: IpAddr,
     /// DSCP and ECN.
     pub traffic_class: u8,

@@ -265,8 +265,8 @@ modify! {
 }
 
 impl ModifyQp {
-    /// The change without the attributes that a queue pair of this type ignores, as in Linux: an XRC initiator those of
-    /// a responder, an XRC target those of a requester. Programs pass the attributes of RC for both.
+    /// The change without the attributes that a queue pair of this type ignores, as in Linux. An XRC initiator ignores
+    /// a responder's attributes, an XRC target a requester's. Programs pass the attributes of RC for both.
     pub fn without_ignored(mut self, kind: QpType) -> ModifyQp {
         match kind {
             QpType::XrcInitiator => (self.max_dest_rd_atomic, self.min_rnr_timer) = (None, None),

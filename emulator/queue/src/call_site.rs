@@ -1,12 +1,12 @@
-//! Where a program calls a verb.
+//! The place in a program that calls a verb.
 
 use core::fmt;
 
 /// The longest name of a module; a longer one is cut.
 const MAX_MODULE: usize = 24;
 
-/// The return address of a call in the program: a module (the program or a library of it) and an offset in it, so that it
-/// is the same in every run although addresses are random.
+/// The return address of a call in the program: a module (the program or one of its libraries) and an offset in it. It
+/// is equal in every run although addresses are random.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CallSite {

@@ -36,7 +36,7 @@ pub struct RecordedConnection {
     pub state: CmState,
     /// Its communication ID.
     pub local_id: CommunicationId,
-    /// That of its peer.
+    /// Communication ID of its peer.
     pub remote_id: CommunicationId,
     /// The transaction ID of the message that its peer waits for.
     pub transaction_id: u64,

@@ -1,7 +1,7 @@
 //! The completion queue.
 //!
-//! The HCA produces CQEs, the application consumes them. The control word holds the requested notification and how many
-//! CQEs the application had consumed when it made the request; the HCA clears it when it notifies.
+//! The HCA produces CQEs, the application consumes them. The control word holds the requested notification, and the
+//! number of CQEs that the application had consumed at the request. The HCA clears it when it notifies.
 
 use crate::ring::{Ring, high, load, low, pair, store};
 use crate::sync::{Ordering, fence};
@@ -108,7 +108,7 @@ impl CompletionStatus {
 }
 
 named_enum! {
-    /// What completed.
+    /// The operation that completed.
     #[allow(missing_docs, reason = "the names are those of every verbs text")]
     pub enum CompletionOpcode {
         Send = 0 => "send",

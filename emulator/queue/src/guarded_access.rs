@@ -1,9 +1,9 @@
 //! Accesses to memory of the program that may go away: a program may unmap, protect or truncate what it has registered.
 //!
-//! An HCA pins the pages. Software cannot, so every access here is one instruction range of its own, and
-//! [`recover`] moves a thread that faults inside it to an exit that reports the fault. The library's signal handler
-//! calls it; without a handler, a fault ends the program. There are implementations for x86-64 and aarch64. Other
-//! processors access the memory directly, and a fault ends the program.
+//! An HCA pins the pages. Software cannot. Every access here is therefore an instruction range of its own. [`recover`]
+//! moves a thread that faults inside such a range to an exit that reports the fault. The library's signal handler calls
+//! it; without a handler, a fault ends the program. There are implementations for x86-64 and aarch64. Other processors
+//! access the memory directly, and a fault ends the program.
 
 #![allow(unsafe_code)]
 
@@ -54,8 +54,8 @@ pub unsafe fn atomic(shared: *mut u64, operation: AtomicOperation) -> Result<u64
     unsafe { arch::atomic(shared, operation) }
 }
 
-/// Where a thread continues that faulted at `instruction`, if that is an access of this module. The handler sets the
-/// program counter to it and returns.
+/// The address at which a thread continues after a fault at `instruction`, if `instruction` is an access of this
+/// module. The handler sets the program counter to it and returns.
 pub fn recover(instruction: usize) -> Option<usize> {
     arch::recover(instruction)
 }

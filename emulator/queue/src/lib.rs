@@ -1,8 +1,8 @@
 //! The interface between an application and an HCA: send, receive and completion queues, doorbells, and the types of
 //! the verbs.
 //!
-//! One layout serves an HCA in the same process and one behind shared memory: words of eight bytes, each accessed as
-//! an atomic, so that the other side may write at any time without undefined behaviour. Everything read from a ring
+//! One layout serves an HCA in the same process and one behind shared memory. It consists of words of eight bytes, each
+//! accessed as an atomic: the other side may write at any time without undefined behaviour. Everything read from a ring
 //! is decoded and validated, the indices of the other side included.
 
 #![no_std]

@@ -18,8 +18,8 @@ const ALIGNMENT: u64 = 16;
 const HEADER: u64 = 16;
 /// The length of an entry that fills the rest of the ring: the next one begins at its start.
 const PADDING: u32 = u32::MAX;
-/// A ring that is empty begins again once this many bytes of it were used: they are in the caches of both processes, and
-/// pages that no entry has reached take no memory.
+/// An empty ring begins again once this many of its bytes were used. These bytes are in the caches of both processes,
+/// and pages that no entry has reached take no memory.
 const REUSED: u64 = 64 << 10;
 
 /// Packets of one size with one addressing; the last may be shorter.
@@ -40,7 +40,7 @@ pub struct PacketChunk {
 pub struct PacketRing {
     words: SharedWords,
     memory: Arc<MemoryBlock>,
-    /// Where the bytes begin in the memory.
+    /// Offset of the bytes in the memory.
     offset: u64,
     capacity: u64,
 }
@@ -180,7 +180,7 @@ impl PacketConsumer {
         self.ring.word(PRODUCER_INDEX).load(Ordering::Acquire) == self.next
     }
 
-    /// Copies the next packets out of the ring to the start of `into`. What the producer wrote is not trusted.
+    /// Copies the next packets out of the ring to the start of `into`. The producer is not trusted.
     pub fn pop(&mut self, into: &mut [u8]) -> Result<Option<PacketChunk>, CorruptRing> {
         let capacity = self.ring.capacity;
         loop {

@@ -1,7 +1,7 @@
 //! Faults of programs: calls of verbs that fail, completions that are changed or held, notifications that are lost,
 //! asynchronous events.
 //!
-//! The rules are data. The HCA matches them for the calls and completions of each process, so that a file has the same
+//! The rules are data. The HCA matches them for the calls and completions of each process. A file thus has the same
 //! effect in a simulation, on an embedded device and on a daemon's. A point is addressed by verb, object in order of
 //! creation, and call on that object: never by a count over everything, which timing changes.
 
@@ -36,7 +36,7 @@ pub struct ProgramFault {
     pub id: u32,
     /// The name of the processes that it applies to (`/proc/PID/comm`); all by default.
     pub process: Option<String>,
-    /// What it applies to.
+    /// The point that it applies to.
     pub point: FaultPoint,
     /// The object in order of creation, from 1: that of the verb, or the queue pair of the completion. All by default.
     pub object: Option<u32>,
@@ -46,12 +46,13 @@ pub struct ProgramFault {
     pub after: Option<FaultTrigger>,
     /// It applies only until this.
     pub until: Option<FaultTrigger>,
-    /// What it does.
+    /// Its effect.
     pub action: ProgramAction,
 }
 
 impl ProgramFault {
-    /// The object whose calls it hits. That of an event can be of another kind than that of the verb: any call hits.
+    /// The object whose calls it hits. The object of an event can be of another kind than the verb's; any call then
+    /// hits.
     fn selected_object(&self) -> Option<u32> {
         match (self.point, self.action) {
             (FaultPoint::Call(verb), ProgramAction::Raise(event))
@@ -64,7 +65,7 @@ impl ProgramFault {
     }
 }
 
-/// What a fault of a process applies to.
+/// The point to which a fault of a process applies.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultPoint {
@@ -74,7 +75,7 @@ pub enum FaultPoint {
     Completion,
 }
 
-/// What begins or ends the time in which a fault applies.
+/// An occurrence that begins or ends the time in which a fault applies.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FaultTrigger {
@@ -90,7 +91,7 @@ pub enum FaultTrigger {
     Step(u32),
 }
 
-/// What a fault does to a call, a completion or a device.
+/// The effect of a fault on a call, a completion or a device.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramAction {
@@ -232,7 +233,7 @@ impl ProgramFaults {
 pub struct FaultHit {
     /// The number of the fault.
     pub rule: u32,
-    /// What it does.
+    /// Its effect.
     pub action: ProgramAction,
     /// The object that it names, in order of creation.
     pub object: Option<u32>,

@@ -76,8 +76,8 @@ impl ReceiveProducer {
         Ok(())
     }
 
-    /// Makes all written WQEs visible to the HCA. Returns true if the HCA needs a doorbell: the queue pair is in the
-    /// error state and flushes, so the HCA does not look at the queue otherwise.
+    /// Makes all written WQEs visible to the HCA. Returns true if the HCA needs a doorbell: in the error state it
+    /// flushes, and does not look at the queue without one.
     #[inline]
     #[must_use = "true requests a doorbell"]
     pub fn publish(&mut self) -> bool {

@@ -151,8 +151,8 @@ pub enum PatternError {
     InvalidChar(char),
 }
 
-/// The Gilbert-Elliott model: each flow is in a good or a bad state and may change state with each packet; it
-/// starts in the good state. All values are parts per billion.
+/// The Gilbert-Elliott model. Each flow is in a good or a bad state, and may change state with each packet. It starts
+/// in the good state. All values are parts per billion.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GilbertElliott {

@@ -1,10 +1,10 @@
 //! Accesses to memory that other threads, other processes and the HCA change at the same time.
 //!
 //! Rust defines no such access: plain and volatile accesses that race are undefined behaviour, and so are racing
-//! atomics of different sizes. A program that reads the last byte of a message while the HCA stores the last word
-//! does exactly that, because the hardware that verbs were made for allows it. The functions of this file access
-//! shared memory in assembly only. The compiler knows nothing about the bytes, and the rules of the processor
-//! apply: a byte is never torn, an aligned word of 1, 2, 4 or 8 bytes is loaded and stored in one access.
+//! atomics of different sizes. A program that reads the last byte of a message while the HCA stores the last word does
+//! exactly that: RDMA hardware allows it. The functions of this file access shared memory in assembly only. The
+//! compiler knows nothing about the bytes, and the rules of the processor apply. A byte is never torn, and an aligned
+//! word of 1, 2, 4 or 8 bytes is loaded and stored in one access.
 //!
 //! Everything that accesses a [`MemoryBlock`](crate::MemoryBlock) goes through this file. Miri and processors without an
 //! implementation access each byte as an atomic; there, eight bytes are not one access. WebAssembly has one thread.
@@ -32,7 +32,7 @@ pub unsafe fn read(shared: *const u8, to: *mut u8, length: usize) {
 }
 
 /// Copies `length` bytes of the caller to shared memory. The last (up to eight) bytes become visible after all others,
-/// the last byte after all others: an aligned word of eight or four bytes in one access.
+/// as an aligned word of eight or four bytes in one access. The last byte is never visible before another byte.
 ///
 /// # Safety
 /// `length` bytes at `shared` are writable. `length` bytes at `from` are readable, and nothing writes them.

@@ -1,8 +1,9 @@
 //! The control protocol between a client and a daemon.
 //!
-//! A client sends a [`Hello`] and then [`Request`]s, each of which gets one [`Response`]. It may send the first before it
-//! has the [`Welcome`]. The daemon sends [`Notification`]s at any time: between responses until a device is open, then
-//! over a separate socket, so that the caller reads its own response. Rings and memory regions are passed as descriptors.
+//! A client sends a [`Hello`] and then [`Request`]s, each of which gets one [`Response`]. It may send the first before
+//! it has the [`Welcome`]. The daemon sends [`Notification`]s at any time: between responses until a device is open,
+//! then over a separate socket. A caller thus reads its own response. Rings and memory regions are passed as
+//! descriptors.
 
 mod framing;
 mod runtime_dir;
@@ -89,7 +90,7 @@ pub struct HostDevice {
     pub is_removed: bool,
 }
 
-/// What a process needs to execute the transport itself, on the sockets of its slot.
+/// The data that a process needs to execute the transport itself, on the sockets of its slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectPath {
     /// The QPNs of the process.
@@ -113,7 +114,7 @@ impl HostDevice {
     }
 }
 
-/// Where the memory of a region is located.
+/// Location of a region's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RegionBacking {
     /// In the memfd that accompanies the request.
@@ -201,7 +202,7 @@ pub enum Request {
     Execute { command: Command, backing: Option<RegionBacking>, call_site: Option<CallSite> },
     /// Sets the state of the port of a host: until this connection ends, or for as long as the daemon runs.
     SetPortState { host: String, state: PortState, stays: bool },
-    /// Raises an asynchronous event of the device of a host, with its consequences. Those that last end with this
+    /// Raises an asynchronous event of the device of a host, with its consequences. Lasting consequences end with this
     /// connection.
     RaiseEvent { host: String, event: InjectedEvent },
     /// The queue pairs of all clients of a host.
@@ -221,11 +222,11 @@ pub enum Response {
         message: String,
     },
     Done,
-    /// The device is open. These descriptors accompany the response: the notification socket, an eventfd that wakes the
-    /// engine thread, the page with its sleep flag, and the memory with the completion doorbell and doorbell ring.
+    /// The device is open. Descriptors accompany the response. They are the notification socket, an eventfd that wakes
+    /// the engine thread, the page with its sleep flag, and the memory with the completion doorbell and doorbell ring.
     ///
-    /// With a direct data path, the sockets of the process's slot follow the notification socket: for each address of the
-    /// host the RoCE socket and the link control socket, and at the end the page of the slot.
+    /// With a direct data path, the sockets of the process's slot follow the notification socket. Each address of the
+    /// host has a RoCE socket and a link control socket. The page of the slot comes last.
     Opened {
         host: HostDevice,
         gids: Vec<Gid>,
