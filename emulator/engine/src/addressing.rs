@@ -21,8 +21,8 @@ pub(crate) fn address_headers(
     }
 }
 
-/// The UDP source port of a flow, in the dynamic range: a hash of the flow label or, if that is zero, of the two
-/// queue pair numbers, as on Linux.
+/// The UDP source port of a flow, in the dynamic range. As on Linux, it is a hash of the flow label or, if that is
+/// zero, of the two queue pair numbers.
 fn source_port(flow_label: u32, local: Qpn, remote: Qpn) -> u16 {
     let label = match flow_label & 0xf_ffff {
         0 => {

@@ -30,7 +30,7 @@ pub(crate) enum Body {
     /// The payload and pad of a request whose queue pair no longer exists. The event of its transmission was emitted
     /// when the queue pair was destroyed.
     Payload(Vec<u8>),
-    /// The same, of this length and without payload bytes.
+    /// A payload of this length whose bytes are left out.
     ElidedPayload(usize),
 }
 

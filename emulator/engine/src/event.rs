@@ -1,9 +1,9 @@
 //! The events of the HCA, declared once.
 //!
 //! [`hca_events`](crate::hca_events) holds the only declaration of every event: its name in the event log, its meaning,
-//! its text, and its fields. The engine derives [`Event`] from it; the trace crate derives the log entry, its JSON form,
-//! the schema, the text of ladders and log lines, and the reference page. Every drop, rejection, state change and failed
-//! completion is an event with a reason, so that events alone explain a failure.
+//! its text, and its fields. The engine derives [`Event`] from it. The trace crate derives the log entry, its JSON
+//! form, the schema, the text of ladders and log lines, and the reference page. Every drop, rejection, state change and
+//! failed completion is an event with a reason, so that events alone explain a failure.
 
 use crate::{
     AsyncEvent, ClientId, CmChannelId, CmDropReason, CmFailure, CmId, CmMessageKind, CqId, DropReason,
@@ -17,7 +17,7 @@ use softhca_queue::{
 };
 use softhca_wire::{Mtu, Opcode, Psn, Qpn, Syndrome, TransportHeader};
 
-/// What an injected fault acted on.
+/// The point at which an injected fault acted.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InjectedPoint {
@@ -74,9 +74,9 @@ impl PacketSummary {
 /// Passes the declaration of every event to the macro `$callback`, behind the tokens `$prefix`.
 ///
 /// An event is: its meaning, its name in the log, its variant, `[EMPHASIS "TEXT"]`, its fields, and behind `log` the
-/// fields that only the log has. In a text, `{field}` stands for a value, `{field|FORMAT}` for a formatted one, and
-/// `{field?TEXT}` for a text that depends on whether the field is set. `own` and `peer` are PSNs of the requests of this
-/// queue pair and of its peer.
+/// fields that only the log has. In a text, `{field}` stands for a value and `{field|FORMAT}` for a formatted value.
+/// `{field?TEXT}` stands for a text that depends on whether the field is set. `own` and `peer` are PSNs of the requests
+/// of this queue pair and of its peer.
 #[macro_export]
 macro_rules! hca_events {
     ($callback:ident! { $($prefix:tt)* }) => { $callback! { $($prefix)*

@@ -77,7 +77,7 @@ pub(crate) struct HcaState {
     pub paused_qps: [Vec<Qpn>; 8],
     /// The generator of numbers and keys.
     pub random: Random,
-    /// Where the last ACK of each queue pair is recorded, for the case that the process ends.
+    /// Records of the last ACK of each queue pair, in case the process ends.
     pub ack_records: Option<AckRecords>,
 }
 

@@ -133,7 +133,7 @@ impl Hca {
             InjectedEvent::PkeyChange => AsyncEvent::PkeyChange,
             InjectedEvent::DeviceFatal => return self.fail_device(ctx),
             InjectedEvent::DeviceRemoved => {
-                // Whoever gets the event of the failed device can see why.
+                // A program that gets the event of the failed device can see why.
                 self.state.device_removed.store(true, Ordering::Relaxed);
                 self.fail_device(ctx);
                 self.clients.values_mut().for_each(|client| client.has_lost_device = true);
@@ -167,7 +167,7 @@ impl Hca {
         self.raise_async_event(ctx, plain);
     }
 
-    /// A device that was removed returns. Those that had it open must open it again.
+    /// A device that was removed returns. Programs that had it open must open it again.
     fn restore_device(&mut self) {
         self.state.device_failed &= !self.state.device_removed.swap(false, Ordering::Relaxed);
     }
@@ -185,7 +185,7 @@ impl Hca {
         self.state.device_removed.load(Ordering::Relaxed)
     }
 
-    /// The same, for those that do not wait for the HCA.
+    /// Whether the device was removed, for callers that do not wait for the HCA.
     pub fn removal_flag(&self) -> Arc<AtomicBool> {
         self.state.device_removed.clone()
     }

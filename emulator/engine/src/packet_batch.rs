@@ -39,8 +39,8 @@ pub trait TransmitGate {
         is_unacknowledged: bool,
     ) -> usize;
 
-    /// How many high bits of the queue pair numbers of an address are the slot of a process, each of which has a port of its
-    /// own; zero for a host with one port.
+    /// How many high bits of an address's queue pair numbers are the slot of a process. Each process has a port of its
+    /// own. Zero for a host with one port.
     fn slot_bits(&self, _address: IpAddr) -> u8 {
         0
     }

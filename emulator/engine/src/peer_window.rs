@@ -1,8 +1,8 @@
 //! The window of unacknowledged packets to a foreign peer.
 //!
-//! A native peer grants what its buffer holds. A foreign peer (rxe, a hardware HCA) grants nothing, and the queues on the
-//! way to it are small. All queue pairs that are connected to it share one window: it opens with every acknowledged
-//! packet, up to a limit, and halves when a packet is lost.
+//! A native peer grants what its buffer holds. A foreign peer (rxe, a hardware HCA) grants nothing, and the queues on
+//! the way to it are small. All queue pairs that are connected to it share one window. The window opens with every
+//! acknowledged packet, up to a limit, and halves when a packet is lost.
 
 use alloc::collections::BTreeSet;
 use softhca_wire::Qpn;

@@ -2,9 +2,9 @@
 
 /// A sequence of numbers.
 pub(crate) enum Random {
-    /// Those that a seed determines (SplitMix64), for runs that can be repeated.
+    /// Numbers that a seed determines (SplitMix64), for runs that can be repeated.
     Seeded(u64),
-    /// Those that only the owner of the key can predict, whatever was seen before (SipHash-2-4 of a counter).
+    /// Numbers that only the owner of the key can predict, whatever was seen before (SipHash-2-4 of a counter).
     Keyed { key: [u64; 2], count: u64 },
 }
 

@@ -1,5 +1,5 @@
-//! The processes that have answered requests: further requests to their services go to them at once, and not through the
-//! process of their host that knows all listeners.
+//! The processes that have answered requests. Further requests to their services go to them at once, and not through
+//! the process that knows all listeners of their host.
 
 use crate::Peer;
 use alloc::collections::BTreeMap;

@@ -49,7 +49,7 @@ impl Hca {
             let _ = self.destroy_address_handle(client, AhId(number));
         }
         for number in self.state.xrc_domains.numbers(|domain| domain.client == client) {
-            // What another client has in it keeps it.
+            // A domain that another client uses stays.
             if self.close_xrc_domain(client, XrcdId(number)).is_err()
                 && let Some(domain) = self.state.xrc_domains.get_mut(number)
             {

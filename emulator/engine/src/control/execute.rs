@@ -9,14 +9,14 @@ use softhca_queue::{
 };
 use softhca_wire::RemoteKey;
 
-/// What the back end adds to a command: the memory that it allocates for it, and where it comes from.
+/// Additions of the back end to a command: the memory that it allocates, and the command's origin.
 #[derive(Default)]
 pub struct Attachments {
     /// Memory for the rings of a queue: [`Command::ring_words`] words.
     pub rings: Option<SharedWords>,
     /// Memory to register. After the call: memory that no region uses, which the back end releases.
     pub memory: Option<MemoryId>,
-    /// Where the program calls the verb, for a recording of calls.
+    /// The place in the program that calls the verb, for a recording of calls.
     pub call_site: Option<CallSite>,
 }
 

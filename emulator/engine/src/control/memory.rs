@@ -31,7 +31,7 @@ impl Hca {
         self.state.protection.reregister_memory_region(client, key, new)
     }
 
-    /// What a region was registered as.
+    /// The parameters with which a region was registered.
     pub fn query_memory_region(&mut self, client: ClientId, key: RemoteKey) -> VerbsResult<MemoryRegion> {
         self.state.protection.memory_region(client, key)
     }

@@ -118,7 +118,7 @@ impl Hca {
         found.ok_or(VerbsError::NotFound { resource: Resource::QueuePair, number: number.value() })
     }
 
-    /// What a queue pair is doing.
+    /// A snapshot of a queue pair.
     pub fn query_queue_pair(&self, client: ClientId, number: Qpn) -> VerbsResult<QpSnapshot> {
         let found = self.queue_pairs.get(number.value()).filter(|qp| qp.client == client);
         found
@@ -201,7 +201,7 @@ impl Hca {
         if matches!(to, QpState::ReadyToReceive | QpState::ReadyToSend) {
             ctx.emit(Event::QpConfigured { qp: number, configuration: qp.configuration(card) });
         }
-        // What was posted before may be sent now; a queue that drains may have finished.
+        // Work requests that were posted before may be sent now. A queue that drains may have finished.
         qp.schedule_transmit(card);
         self.handle_cq_overflows(ctx);
         Ok(to)

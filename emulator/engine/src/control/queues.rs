@@ -126,7 +126,7 @@ impl Hca {
         Ok(())
     }
 
-    /// What a shared receive queue is like.
+    /// The attributes of a shared receive queue.
     pub fn query_shared_receive_queue(&mut self, client: ClientId, srq: SrqId) -> VerbsResult<SrqAttributes> {
         let queue = self.shared_receive_queue(client, srq)?;
         let (slots, entries) = (queue.ring.slots(), queue.ring.max_sge() as u32);

@@ -77,9 +77,9 @@ impl Protection {
         }
     }
 
-    /// Binds a window on behalf of a queue pair of `pd`. Returns the new rkey. A bind that fails changes nothing: the
-    /// application computes the next key from the one that it last used, and may have posted more binds meanwhile, so
-    /// that the number of the window identifies it and not its present key.
+    /// Binds a window on behalf of a queue pair of `pd`. Returns the new rkey. A bind that fails changes nothing. The
+    /// application computes the next key from the one that it last used, and may have posted more binds meanwhile. The
+    /// window's number identifies it therefore, not its present key.
     pub fn bind_memory_window(
         &mut self,
         pd: PdId,

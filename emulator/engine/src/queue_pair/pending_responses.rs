@@ -153,8 +153,8 @@ impl QueuePair {
         self.reject_request(hca, ctx, plan.header.bth.psn, why);
     }
 
-    /// Hands the queued ACKs to the HCA, because the application may destroy the queue pair before the port can send:
-    /// it has already seen the data. Responses from the first READ on are discarded.
+    /// Hands the queued ACKs to the HCA. The application has already seen the data and may destroy the queue pair
+    /// before the port can send. Responses from the first READ on are discarded.
     pub(crate) fn detach_acks(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
         while let Some(PendingResponse::Ack { .. } | PendingResponse::AtomicResponse { .. }) =
             self.responder.pending_responses.front()

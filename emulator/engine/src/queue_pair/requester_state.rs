@@ -112,8 +112,8 @@ pub(crate) struct RequesterState {
     pub implied_nak_handled: bool,
     /// The process that the queue pair is connected to has ended: the request fails when the ACK timer expires.
     pub peer_gone: bool,
-    /// The PSN of the last RNR retry, until a sequence NAK for it arrives. rxe sends one for the packets that followed
-    /// the rejected one; it may arrive after the wait.
+    /// The PSN of the last RNR retry, until a sequence NAK for it arrives. For the packets that followed the rejected
+    /// one, rxe sends a sequence NAK that may arrive after the wait.
     pub rnr_retried_psn: Option<Psn>,
     /// The send queue drained event was raised.
     pub is_drained: bool,
