@@ -31,8 +31,8 @@ impl Ord for Entry {
 
 /// 64-bit words in the occupancy bitmap of the wheel; `occupied_words` has a bit for each.
 const WHEEL_WORDS: usize = 128;
-/// Nanoseconds that the wheel covers. A 4 KiB frame on a 100 Gb/s link with 1 µs delay arrives after 1.4 µs;
-/// the next frame of a queue pair limited to a sixteenth of that rate follows after 5.4 µs.
+/// Nanoseconds that the wheel covers. A 4 KiB frame on a 100 Gb/s link with 1 µs delay arrives after 1.4 µs. The next
+/// frame of a queue pair at a sixteenth of that rate follows after 5.4 µs.
 const WHEEL_SIZE: usize = 64 * WHEEL_WORDS;
 
 /// The event queue: a timing wheel with one bucket per nanosecond for the near future, and a heap for later

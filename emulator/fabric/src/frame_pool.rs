@@ -1,8 +1,8 @@
 //! The pool of frames in flight and scheduled events, one cache line per slot.
 //!
-//! A network of a thousand hosts has tens of thousands of frames in flight, more than the cache holds.
-//! Forwarding a frame touches only its slot: the slot holds the fields that nodes read, and is itself the
-//! link of the list that the frame is in. The frame is stored apart until it arrives.
+//! A network of a thousand hosts has tens of thousands of frames in flight, more than the cache holds. Forwarding a
+//! frame touches only its slot. The slot holds the fields that nodes read, and is itself the link of the list that the
+//! frame is in. The frame is stored apart until it arrives.
 
 use crate::sim_event::SimEvent;
 use crate::{Frame, FrameContent};

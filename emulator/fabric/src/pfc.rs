@@ -42,8 +42,8 @@ pub struct PfcSettings {
 }
 
 impl PfcSettings {
-    /// The headroom for lossless operation of a link: the frames in flight during one round trip, one frame
-    /// that the sender has started, and one frame that delays the pause frame.
+    /// The headroom for lossless operation of a link. It holds the frames in flight during one round trip, a frame that
+    /// the sender has started, and a frame that delays the pause frame.
     pub fn headroom_for(bits_per_second: u64, delay_ns: u64, largest_frame: u64) -> u64 {
         const PAUSE_FRAME: u64 = 84;
         let flying = u128::from(bits_per_second) * u128::from(2 * delay_ns) / 8_000_000_000;

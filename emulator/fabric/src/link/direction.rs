@@ -70,8 +70,8 @@ struct HeldFrame {
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct LinkDirection {
-    /// When the last bit of the last frame leaves the sender, and the remainder of (bits × 10^9) modulo the
-    /// rate, so that rounding errors do not accumulate.
+    /// The time at which the last bit of the last frame leaves the sender. With the remainder of (bits × 10^9) modulo
+    /// the rate, rounding errors do not accumulate.
     busy_until_ns: u64,
     remainder: u64,
     /// A link keeps frames in order, also when its delay decreases.

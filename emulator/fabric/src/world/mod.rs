@@ -1,7 +1,7 @@
 //! Hosts, links and switches under a virtual clock.
 //!
-//! One event queue orders all events by time and then by the order of scheduling, so the same calls and seed
-//! give the same bytes and events on every machine.
+//! One event queue orders all events by time and then by the order of scheduling. Equal calls and seeds give equal
+//! bytes and events on every machine.
 
 mod host;
 mod memory;
