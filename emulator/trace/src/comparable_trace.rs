@@ -1,9 +1,10 @@
-//! What a run did, without when: the facts by which a run in virtual time and one on real sockets are compared.
+//! The actions of a run without their times. They are the facts by which a run in virtual time and one on real sockets
+//! are compared.
 //!
 //! Per queue pair, by topic: work posted, the first transmission of each request PSN, rejections, state changes,
-//! completions, asynchronous events, faults. Left out is what only time decides: acknowledgements and
-//! retransmissions, and with them rejections that are repeated; the order of two topics or two queue pairs; how
-//! far a requester got beyond the packet that ended its connection; keys, addresses and absolute PSNs.
+//! completions, asynchronous events, faults. Facts that only time decides are left out: acknowledgements,
+//! retransmissions and repeated rejections; the order of two topics or two queue pairs. So is a requester's progress
+//! beyond the packet that ended its connection. Keys, addresses and absolute PSNs are left out too.
 
 use crate::{NameTable, describe};
 use sha2::{Digest, Sha256};
@@ -15,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 softhca_wire::named_enum! {
-    /// What a fact is about. Facts of one topic have an order, those of two have none.
+    /// The topic of a fact. Facts of one topic have an order, those of two have none.
     pub enum FactKind {
         /// Work that was posted to the send queue.
         Posted => "posted",
@@ -73,7 +74,8 @@ impl ComparableTrace {
         Sha256::digest(self.to_string()).iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Where this trace and another differ: queue pair, topic and the two facts, of which one may be missing.
+    /// The differences between this trace and another: queue pair, topic and the two facts, of which one may be
+    /// missing.
     pub fn differences(&self, other: &ComparableTrace) -> Vec<String> {
         let mut found = Vec::new();
         let names: BTreeSet<&String> = self.queue_pairs.keys().chain(other.queue_pairs.keys()).collect();

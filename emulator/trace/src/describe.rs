@@ -54,7 +54,7 @@ pub fn effect(fault: &Fault) -> String {
     }
 }
 
-/// The same without the time until which a link is cut.
+/// The effect of a fault without the time until which a link is cut.
 pub(crate) fn effect_without_time(fault: &Fault) -> String {
     match fault.effect {
         FaultEffect::LinkTakenDown { directions: DownDirections::BothWays, .. } => {
@@ -74,7 +74,7 @@ pub(crate) fn cause(fault: &Fault, names: &NameTable) -> String {
     }
 }
 
-/// What was done to a packet, and by which actor.
+/// The text of a fault: its effect on a packet, and its actor.
 pub(crate) fn fault(fault: &Fault, names: &NameTable) -> String {
     format!("{} by {}", effect(fault), cause(fault, names))
 }

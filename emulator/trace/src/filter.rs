@@ -77,7 +77,7 @@ pub const FILTER_FLAGS: &[(&str, &str)] = &[
     ("malformed", "a malformed packet"),
 ];
 
-/// What the language sees of a packet. Absent fields compare as false.
+/// The fields of a packet that the language sees. Absent fields compare as false.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct FilterInput {
@@ -109,9 +109,9 @@ impl FilterInput {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("column {column}: {message}")]
 pub struct FilterError {
-    /// Where, counted from 1.
+    /// The column of the error, counted from 1.
     pub column: usize,
-    /// What is wrong, and what would be right.
+    /// The error and its correction.
     pub message: String,
 }
 

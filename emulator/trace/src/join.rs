@@ -25,7 +25,7 @@ pub enum JoinError {
     NothingInCommon,
 }
 
-/// What became of a packet.
+/// The fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "fate")]
 pub enum Fate {
@@ -53,7 +53,7 @@ pub struct JoinedPacket {
     pub index: usize,
     /// When it was sent, by the clock of the first capture, in nanoseconds since that capture's first packet.
     pub time_ns: i64,
-    /// What became of it.
+    /// Its fate.
     pub fate: Fate,
 }
 
@@ -84,7 +84,7 @@ pub struct DirectionDelays {
 pub struct JoinedCapture {
     /// The packets, in the order in which they were sent.
     pub packets: Vec<JoinedPacket>,
-    /// What to add to times of the second capture to get the clock of the first, in nanoseconds.
+    /// The difference to add to times of the second capture to get the first one's clock, in nanoseconds.
     pub offset_ns: i64,
     /// Whether packets of both directions are in both captures; else the shortest delay is taken for zero.
     pub is_symmetric: bool,
@@ -94,7 +94,7 @@ pub struct JoinedCapture {
     pub others: u64,
 }
 
-/// What a packet is known by in both captures.
+/// The identity of a packet in both captures.
 type Key = (IpAddr, IpAddr, [u8; 12], [u8; 4]);
 
 struct ObservedFrame {

@@ -28,9 +28,9 @@ pub struct Pitfall {
     pub code: &'static str,
     /// How bad it is.
     pub severity: Severity,
-    /// What it is.
+    /// The pitfall.
     pub description: &'static str,
-    /// What to do about it.
+    /// The remedy.
     pub fix: &'static str,
 }
 
@@ -103,7 +103,7 @@ pub struct Finding {
     pub time_ns: u64,
     /// How often.
     pub count: u64,
-    /// What happened, in a sentence.
+    /// The finding in a sentence.
     pub text: String,
 }
 
@@ -273,7 +273,7 @@ impl Linter {
         let Some(profile) = self.queue_pairs.attributes(place).cloned() else { return };
         let name = self.name(place);
         let is_requester = profile.qp_type == "rc" || profile.qp_type == "xrc-initiator";
-        // What RTS sets is known only then; a first PSN of zero may be a real one.
+        // The attributes that RTS sets are known only then. A first PSN of zero may be a real one.
         if is_requester && profile.ack_timeout.is_none() && profile.max_rd_atomic > 0 {
             self.report_once(now, TIMEOUT_ZERO, format!("{name} has timeout 0"));
         }

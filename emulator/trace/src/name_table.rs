@@ -110,18 +110,18 @@ impl NameTable {
         self.hosts.values().map(|(name, address)| (name.as_str(), *address))
     }
 
-    /// What a host is called.
+    /// The name of a host.
     pub fn host_name(&self, id: HostId) -> String {
         let host = self.hosts.get(&id).map(|(name, _)| name);
         host.or_else(|| self.ports.get(&id)).map_or_else(|| format!("host{}", id.0), String::clone)
     }
 
-    /// What the host with this address is called.
+    /// The name of the host with this address.
     pub fn host_name_at(&self, address: IpAddr) -> String {
         self.hosts_by_address.get(&address).map_or_else(|| address.to_string(), |id| self.host_name(*id))
     }
 
-    /// What a rule is called.
+    /// The name of a rule.
     pub fn rule_name(&self, id: RuleId) -> String {
         self.rules.get(&id).map_or_else(|| format!("rule {}", id.0), |name| format!("{name:?}"))
     }
@@ -137,13 +137,13 @@ impl NameTable {
         self.address(from.host()?)
     }
 
-    /// What a direction of a link starts at, and what it leads to.
+    /// The start and the end of a direction of a link.
     pub fn link_ends(&self, link: LinkId, direction: Direction) -> Option<[Node; 2]> {
         let [first, second] = *self.links.get(&link)?;
         Some(if direction == Direction::Forward { [first, second] } else { [second, first] })
     }
 
-    /// What a host or switch is called.
+    /// The name of a host or switch.
     pub fn node_name(&self, node_name: Node) -> String {
         match node_name {
             Node::Host(host) => self.host_name(host),
@@ -153,7 +153,7 @@ impl NameTable {
         }
     }
 
-    /// What a queue pair is called, with its host's address: `alice.1 (10.0.0.1)`.
+    /// The name of a queue pair with its host's address: `alice.1 (10.0.0.1)`.
     pub(crate) fn queue_pair_heading(&self, address: IpAddr, qpn: Option<Qpn>) -> String {
         let known = self.hosts_by_address.contains_key(&address);
         let name = qpn.and_then(|qpn| self.queue_pairs.get(&Endpoint { address, qpn }));
@@ -166,7 +166,7 @@ impl NameTable {
         }
     }
 
-    /// What a queue pair is called, if it has a name.
+    /// The name of a queue pair, if it has one.
     pub fn queue_pair_name(&self, endpoint: Endpoint) -> Option<&str> {
         self.queue_pairs.get(&endpoint).map(String::as_str)
     }

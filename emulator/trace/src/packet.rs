@@ -12,11 +12,11 @@ pub struct Packet<'a> {
     pub time_ns: i64,
     /// Whether it was captured where it was sent; unknown for most captures.
     pub at_sender: Option<bool>,
-    /// What it is.
+    /// Its contents.
     pub contents: PacketContents<'a>,
 }
 
-/// What a record holds.
+/// The contents of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "one is made per packet and none is kept")]
 pub enum PacketContents<'a> {

@@ -24,14 +24,14 @@ pub(crate) struct WorkRequest {
     pub psns: Option<(u32, u32)>,
     /// The entry at which it starts; none for a receive, whose first entry is its completion.
     pub started: Option<usize>,
-    /// Where in the log it ends.
+    /// Index of the entry that ends it.
     pub completed: Option<usize>,
     /// How it ended: the status of its completion, or none if none was asked for.
     pub status: Option<String>,
 }
 
 impl WorkRequest {
-    /// What to call it: `WRITE 7`.
+    /// Its name: `WRITE 7`.
     pub fn title(&self) -> String {
         format!("{} {}", self.operation.to_uppercase().replace('-', " "), self.wr_id)
     }
@@ -219,8 +219,8 @@ impl QueuePairTable {
         self.attributes.get(&id)
     }
 
-    /// What to call a queue pair: its host's name and its number among the queue pairs of that host, in the
-    /// order of their first entries.
+    /// The name of a queue pair: its host's name, and its number among the queue pairs of that host in the order of
+    /// their first entries.
     pub fn name(&self, id: QueuePairId) -> String {
         match id.qp {
             0 if self.is_capture => return self.hosts[id.host].0.clone(),
@@ -263,7 +263,7 @@ impl QueuePairTable {
         self.queue_pairs.contains(&peer).then_some(peer)
     }
 
-    /// What to call the other end.
+    /// The name of the other end.
     pub fn peer_name(&self, id: QueuePairId) -> String {
         match (self.peer(id), self.peer_address(id)) {
             (Some(peer), _) => self.name(peer),

@@ -130,7 +130,7 @@ fn work_events(log: &ParsedLog, index: usize, number: usize, work: &WorkRequest,
     if has_arrow {
         events.push(track.flow(if is_start { "s" } else { "f" }, number));
     }
-    // The same as a span, in a track of its own below the host.
+    // A work request is also a span, in a track of its own below the host.
     if let (Some(_), Some(_)) = (work.started, work.completed) {
         let mut span = track.event(if is_start { "b" } else { "e" }, "work", &work.title());
         span["id"] = (number + 1).into();

@@ -1,4 +1,4 @@
-//! What a log or capture contains, in numbers: hosts, connections, messages, causes of trouble, sizes and latencies.
+//! The contents of a log or capture in numbers: hosts, connections, messages, causes of trouble, sizes and latencies.
 
 use crate::describe::duration;
 use crate::log::{Certainty, LogEvent, ObservedCause};
@@ -7,7 +7,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
-/// So many of the slowest work requests are named.
+/// Number of slowest work requests to list.
 const MAX_SLOWEST: usize = 10;
 /// The time is divided into so many intervals for the throughput.
 const THROUGHPUT_BINS: u64 = 100;
@@ -27,7 +27,7 @@ pub struct Summary {
     pub hosts: Vec<HostSummary>,
     /// The connections, in the order in which they appear.
     pub connections: Vec<ConnectionSummary>,
-    /// What went wrong on the way, and how often.
+    /// Causes of trouble on the way, and how often each occurred.
     pub causes: Vec<CauseCount>,
     /// Messages by operation.
     pub operations: Vec<OperationSummary>,
@@ -120,7 +120,7 @@ pub struct SlowRequest {
     pub queue_pair: String,
     /// How long it took, in nanoseconds.
     pub took_ns: u64,
-    /// Where it ends, by the number of the entry from 0.
+    /// Number of the entry that ends it, from 0.
     pub entry: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What a captured frame starts with, by the registry of tcpdump.org.
+//! The first header of a captured frame, by the registry of tcpdump.org.
 
 use softhca_wire::{EtherType, FirstHeader, Malformed};
 
@@ -10,7 +10,7 @@ pub enum LinkType {
     Ip,
     /// Four bytes of address family, then IP: the loopback of BSD and macOS.
     Loopback,
-    /// What Linux writes for the interface `any`.
+    /// Linux's header for the interface `any`.
     LinuxSll,
     /// The second version of that.
     LinuxSll2,

@@ -1,7 +1,7 @@
 //! Capture files: which format, which link, and one record after the other.
 //!
-//! The formats are read here rather than by the pcap-file crate: that one refuses records cut by their
-//! snap length, takes every pcapng time for nanoseconds and does not say where in the file it stopped.
+//! The formats are read here rather than by the pcap-file crate. The crate refuses records cut by their snap length and
+//! takes every pcapng time for nanoseconds. It does not say at which offset of the file it stopped.
 
 mod error;
 mod link_type;

@@ -7,11 +7,11 @@ use softhca_wire::{Malformed, RoceFrame};
 /// One captured frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Where in the file the record starts.
+    /// Offset of the record in the file.
     pub offset: u64,
     /// When it was captured, in nanoseconds since 1970.
     pub time_ns: u64,
-    /// What `data` starts with.
+    /// The first header in `data`.
     pub link_type: LinkType,
     /// The bytes that were kept.
     pub data: Vec<u8>,

@@ -1,6 +1,6 @@
 //! Writes pcapng: an interface per port, nanoseconds, and a comment where there is something to say.
 //!
-//! The same calls give the same bytes on every machine: little-endian, no host name, no clock.
+//! Equal calls give equal bytes on every machine: little-endian, no host name, no clock.
 
 use softhca_wire::{
     AddressHeaders, EtherType, Ethernet, Gid, Grh, ICRC_LEN, Icrc, MacAddress, NetworkHeaders, Pfc, RoceFrame,
@@ -147,7 +147,7 @@ impl<W: Write> CaptureWriter<W> {
         self.output.flush()
     }
 
-    /// What was written to.
+    /// Returns the writer.
     pub fn into_inner(self) -> W {
         self.output
     }
@@ -196,7 +196,7 @@ fn roce_v1_frame(headers: &AddressHeaders, packet: &[u8]) -> Vec<u8> {
     let mut sealed = packet.to_vec();
     if let Ok((transport, found)) = Icrc::split(packet) {
         let (right, version_1) = (Icrc::compute(headers, transport), Icrc::compute_v1(&grh, transport));
-        // What was wrong with the ICRC stays wrong with it.
+        // A wrong ICRC stays wrong in the same bits.
         let icrc: [u8; ICRC_LEN] = std::array::from_fn(|i| version_1.0[i] ^ right.0[i] ^ found.0[i]);
         sealed[transport.len()..].copy_from_slice(&icrc);
     }

@@ -100,7 +100,7 @@ impl Canvas {
         self.last_time_ns = None;
     }
 
-    /// What was drawn since it was last taken.
+    /// Takes the text that was drawn since the last call.
     pub fn take_text(&mut self) -> String {
         std::mem::take(&mut self.text)
     }

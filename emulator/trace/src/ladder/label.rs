@@ -5,7 +5,7 @@ use crate::describe::duration;
 use crate::{NameTable, RocePacket};
 use softhca_wire::{Ecn, Opcode, Operation, Psn, Syndrome, TransportHeader};
 
-/// What a ladder knows of one packet.
+/// A ladder's knowledge of one packet.
 #[derive(Clone, Debug)]
 pub(super) struct LadderPacket {
     pub flow: usize,
@@ -15,9 +15,9 @@ pub(super) struct LadderPacket {
     pub syndrome: Option<Syndrome>,
     /// That PSN had left before.
     pub retransmission: bool,
-    /// What only the packet's bytes show.
+    /// Details that only the packet's bytes show.
     pub header_details: Option<HeaderDetails>,
-    /// What happened to it on the way.
+    /// Remarks about its way.
     pub remarks: Vec<String>,
     pub lost: bool,
     /// It was not seen before, but later ones were.
@@ -53,7 +53,7 @@ impl LadderPacket {
     }
 }
 
-/// What a packet's bytes show and an event does not.
+/// Details that a packet's bytes show and an event does not.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HeaderDetails {
     text: String,
@@ -125,7 +125,7 @@ impl LadderPacket {
         matches!(self.syndrome, Some(Syndrome::Nak(_) | Syndrome::RnrNak(_)))
     }
 
-    /// What it is: `WRITE_FIRST +0`. Several alike have the last one's PSN too.
+    /// Its label: `WRITE_FIRST +0`. Several alike have the last one's PSN too.
     pub fn label(&self, zero: Option<Psn>, last: Option<Psn>) -> String {
         let psn = relative_psn(self.psn, zero);
         let label = match (self.opcode.operation(), self.syndrome) {
@@ -160,7 +160,7 @@ impl LadderPacket {
         Some(if is_request { range } else { range + ", but acknowledged" })
     }
 
-    /// What is in it: `1024 B`.
+    /// Its contents: `1024 B`.
     pub fn detail(&self, count: usize) -> String {
         let mut words = Vec::new();
         if self.opcode.has_payload() {

@@ -30,16 +30,16 @@ pub enum Delivery {
     Lost,
 }
 
-/// What a step shows.
+/// The contents of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StepContent {
     /// A packet, or several alike.
     Arrow {
-        /// What it is: `WRITE_FIRST +0`.
+        /// Its label: `WRITE_FIRST +0`.
         label: String,
-        /// What is in it: `1024 B`. May be empty.
+        /// Its contents: `1024 B`. May be empty.
         detail: String,
-        /// What happened to it on the way. May be empty.
+        /// Remarks about its way. May be empty.
         remark: String,
         /// Whether it arrives.
         fate: Delivery,
@@ -53,13 +53,13 @@ pub enum StepContent {
 pub struct Step {
     /// When, in nanoseconds.
     pub time_ns: i64,
-    /// Where it starts.
+    /// The side at which it starts.
     pub side: Side,
     /// How many work requests begin (above zero) or end (below) with it, left and right.
     pub outstanding_delta: [i32; 2],
     /// Whether the line reports a success or a failure.
     pub emphasis: Emphasis,
-    /// What is shown.
+    /// Its contents.
     pub content: StepContent,
 }
 
@@ -76,7 +76,7 @@ pub struct Ladder {
     pub names: [String; 2],
     /// The queue pair numbers of the two sides, where known.
     pub qpns: [Option<softhca_wire::Qpn>; 2],
-    /// What happened, in order.
+    /// Its steps, in order.
     pub steps: Vec<Step>,
 }
 

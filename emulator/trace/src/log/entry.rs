@@ -5,7 +5,7 @@ use super::value::Keyword;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
-/// What the first line of a log calls itself.
+/// The format in the first line of a log.
 pub const FORMAT: &str = "softhca-events";
 /// The version of the format: a release in which a name or a field is new, gone or of another meaning has the
 /// next one.

@@ -13,7 +13,7 @@ const MAX_LINE_BYTES: u64 = 16 << 20;
 pub struct LogError {
     /// The line, counted from 1.
     pub line: u64,
-    /// What the trouble is.
+    /// The kind of the error.
     #[source]
     pub cause: LogErrorKind,
 }

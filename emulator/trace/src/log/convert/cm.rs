@@ -1,4 +1,4 @@
-//! What the messages of the connection manager show.
+//! Conclusions from the messages of the connection manager.
 
 use crate::Mad;
 use softhca_fabric::Endpoint;
@@ -7,7 +7,7 @@ use softhca_wire::cm::Message as CmMessage;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-/// What the messages of the connection manager show of queue pairs.
+/// Facts about queue pairs from the messages of the connection manager.
 #[derive(Debug, Default)]
 pub(super) struct CmConnections {
     /// Requests by the sender's address and communication id.
