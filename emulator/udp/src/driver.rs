@@ -343,8 +343,8 @@ impl<M: Memory> Driver<M> {
         self.stalled_until = self.stalled_until.max(until);
     }
 
-    /// Attaches the host to a network: packets to the other attached hosts pass its switches instead of sockets, and
-    /// packets from native peers on other machines pass the switch of this host. Multicast stays on sockets. Returns
+    /// Attaches the host to a network. Packets to the other attached hosts pass its switches instead of sockets.
+    /// Packets from native peers on other machines pass the switch of this host. Multicast stays on sockets. Returns
     /// false if the network has no port for this host.
     pub fn attach_to_network(&mut self, network: Arc<HostNetwork>) -> bool {
         let rate = network.line_rate();
@@ -403,8 +403,8 @@ impl<M: Memory> Driver<M> {
     /// One bounded step: sends a few batches, or lets the HCA receive them itself, and receives at most one batch.
     /// Returns whether any packet moved.
     ///
-    /// The next poll acknowledges what this one receives: if the application responds to it, the ACK leaves in one send
-    /// with the response, or after it, as [`Settings::response_order`] says.
+    /// The next poll acknowledges what this one receives. If the application responds, the ACK leaves in one send with
+    /// the response or after it ([`Settings::response_order`]).
     pub fn poll(&mut self) -> io::Result<bool> {
         let now = self.now();
         self.polled_at = now;

@@ -1,9 +1,9 @@
 //! Grants: permission to put bytes into a peer's receive buffer.
 //!
 //! A full receive buffer drops datagrams silently, and all senders share it. The receiver's [`GrantIssuer`] therefore
-//! grants shares of the buffer, in the unit in which the kernel charges it ([`charge`]), and each sender's
-//! [`GrantBalance`] accounts for them. The outstanding grants of all senders never exceed the budget. Both are state
-//! machines without I/O: time is an argument in nanoseconds, messages are values, and any message may be lost.
+//! grants shares of the buffer, in the unit in which the kernel charges it ([`charge`]). Each sender's [`GrantBalance`]
+//! accounts for them. The outstanding grants of all senders never exceed the budget. Both are state machines without
+//! I/O: time is an argument in nanoseconds, messages are values, and any message may be lost.
 //!
 //! Half of the budget is for senders that have used their grants before. A sender that neither uses nor returns what
 //! others wait for loses it: see [`REVOKE_AFTER`].
@@ -18,8 +18,8 @@ use std::collections::{BTreeMap, VecDeque};
 pub use terms::{MAX_FRAME_CHARGE, OutOfBounds, charge, grant_budget};
 use terms::{MILLISECOND, RECLAIM_INTERVAL, REQUEST_AHEAD};
 
-/// How long after a REQUEST an empty socket proves that everything the REQUEST counts has arrived or is lost: a
-/// datagram may wait in another processor's backlog while the REQUEST overtakes it.
+/// Time after a REQUEST from which an empty socket proves that everything that the REQUEST counts has arrived or is
+/// lost. A datagram may wait in another processor's backlog while the REQUEST overtakes it.
 const SETTLE_DELAY: u64 = 5 * MILLISECOND;
 /// How often a sender is asked in vain before its grant is revoked. By then the lease of a sender that was stopped has
 /// ended ([`GRANT_LEASE`]), and a heartbeat reports the revocation before it may send again. Requests count instead
@@ -45,7 +45,8 @@ struct SenderGrants {
     drained: u64,
     needed: u64,
     wanted: u64,
-    /// What the sender reports as consumed, and when it did; settled when the socket is empty.
+    /// The charge that the sender reports as consumed, and the time of the report. It is settled when the socket is
+    /// empty.
     claimed: u64,
     claimed_at: u64,
     /// Read from the socket since the sender came or its grant was revoked.
@@ -62,7 +63,7 @@ struct SenderGrants {
 }
 
 impl SenderGrants {
-    /// What the sender may still put, or has put, into the buffer.
+    /// The charge that the sender may still put, or has put, into the buffer.
     fn outstanding(&self) -> u64 {
         self.granted - self.returned - self.drained
     }
@@ -87,7 +88,7 @@ pub struct GrantIssuer {
     waiting: VecDeque<PeerPort>,
     /// The sum over all senders.
     outstanding: u64,
-    /// What removed senders may still have in the socket, and when they were removed, oldest first.
+    /// The charge that removed senders may still have in the socket, and the time of their removal, oldest first.
     retired: VecDeque<(PeerPort, u64, u64)>,
     /// Granted, read from the socket, and waiting to enter the host network.
     buffered: BTreeMap<PeerPort, u64>,
@@ -134,8 +135,8 @@ impl GrantIssuer {
         self.revocations
     }
 
-    /// The bytes to divide now. A port that just started leaves three quarters to the senders that still use the
-    /// grants of the last port at its address: both together stay within half of the receive buffer.
+    /// The bytes to divide now. A port that just started leaves three quarters to the senders that still use grants of
+    /// the last port at its address. Both together stay within half of the receive buffer.
     fn limit(&self) -> u64 {
         match self.settled_at {
             Some(_) => (self.budget / 4).max(MAX_FRAME_CHARGE),
@@ -143,7 +144,7 @@ impl GrantIssuer {
         }
     }
 
-    /// What removed senders may still have in the socket.
+    /// The charge that removed senders may still have in the socket.
     fn retired(&self) -> u64 {
         self.retired.iter().map(|(_, amount, _)| amount).sum()
     }
@@ -174,7 +175,7 @@ impl GrantIssuer {
         self.share.min((self.budget / 16).max(2 * MAX_FRAME_CHARGE))
     }
 
-    /// What a sender has returned, or lost by revocation.
+    /// The charge that a sender has returned, or lost by revocation.
     pub fn returned(&self, sender: PeerPort) -> u64 {
         self.senders.get(&sender).map_or(0, |sender| sender.returned)
     }
@@ -241,7 +242,7 @@ impl GrantIssuer {
     /// Counts a chunk that was read from the socket. Returns how much of it was granted.
     pub fn record_received(&mut self, from: PeerPort, mut charge: u64) -> u64 {
         let mut granted = 0;
-        // What the socket held when the sender was removed comes first.
+        // Frames that the socket held when the sender was removed come first.
         for (_, retired, _) in self.retired.iter_mut().filter(|(sender, ..)| *sender == from) {
             let old = charge.min(*retired);
             *retired -= old;
@@ -325,13 +326,13 @@ impl GrantIssuer {
         Some((*address, Grant { granted, returned, max_unused: keep }))
     }
 
-    /// What is reserved for new senders: senders that can send their next frame do not get it.
+    /// The charge reserved for new senders. Senders that can send their next frame do not get it.
     fn reserve(&self) -> u64 {
         (self.limit() / 8).max(MAX_FRAME_CHARGE)
     }
 
-    /// Grants what is available: first to senders that cannot send at all, in the order of their REQUESTs, then up to
-    /// an equal share to senders that want more. If a sender still waits, asks the others to return what they do not
+    /// Grants what is available, first to senders that cannot send at all, in the order of their REQUESTs. Senders that
+    /// want more then get up to an equal share. If a sender still waits, asks the others to return what they do not
     /// use.
     fn distribute(&mut self, now: u64) {
         let wanting = self.senders.values().filter(|sender| sender.wants_more()).count().max(1) as u64;

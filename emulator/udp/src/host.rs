@@ -68,7 +68,7 @@ impl HostSockets {
         HostSockets::bind(address, options)?.with_ipv6(ipv6, options)
     }
 
-    /// The same for a host whose IPv4 address is already bound.
+    /// Adds an IPv6 address to a host whose IPv4 address is already bound.
     pub fn with_ipv6(
         mut self,
         ipv6: Option<Ipv6Addr>,

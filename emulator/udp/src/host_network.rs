@@ -2,7 +2,7 @@
 //!
 //! The driver of an attached host advances the network to the current time, receives the host's frames, and wakes the
 //! other hosts that have frames. Packets of other machines enter the network too, each machine through a port of its
-//! own, so that the switches queue, mark and pause them like those of local hosts.
+//! own. The switches queue, mark and pause them like packets of local hosts.
 
 use crate::Waker;
 use parking_lot::Mutex;
@@ -61,7 +61,7 @@ impl HostNetwork {
         HostNetwork::with_sink(seed, addresses, topology, link, settings, Box::new(()))
     }
 
-    /// The same with an event sink, which is called under the lock of the network.
+    /// A network with an event sink, which is called under the lock of the network.
     pub fn with_sink(
         seed: u64,
         addresses: &[IpAddr],
@@ -129,7 +129,7 @@ impl HostNetwork {
     }
 }
 
-/// What one poll of a host's port finds.
+/// The result of one poll of a host's port.
 pub(crate) struct PortPoll {
     pub frames: Vec<(Frame, Origin)>,
     /// Changes at the ports of other machines.
@@ -163,7 +163,7 @@ impl HostPort {
         self.network.inner.lock().fabric.host_with_address(address).is_some_and(|host| host != self.host)
     }
 
-    /// Whether the link is idle and the caller knows every paused priority: the switch has no headroom for a frame that
+    /// Whether the link is idle and the caller knows every paused priority. The switch has no headroom for a frame that
     /// leaves after the pause arrived. If not, the next poll with an idle link unblocks `destination`.
     pub fn can_send(&mut self, destination: IpAddr, known_paused: u8) -> bool {
         let mut inner = self.network.inner.lock();

@@ -1,7 +1,7 @@
 //! The links of one port: its peers, their state, and how much may be sent to them.
 //!
-//! A state machine without I/O. The driver passes in what arrives ([`LinkControl::on_message`],
-//! [`LinkControl::record_received`], [`LinkControl::on_unreachable`]) and the time, sends the messages of
+//! A state machine without I/O. The driver passes in the time and what arrives ([`LinkControl::on_message`],
+//! [`LinkControl::record_received`], [`LinkControl::on_unreachable`]). It sends the messages of
 //! [`LinkControl::transmit`], asks [`LinkControl::may_send`] before every batch, and reads changes from
 //! [`LinkControl::poll_event`]. The receive path never waits for a grant.
 //!
@@ -52,7 +52,7 @@ const ANSWER_PERIOD: u64 = 10 * MILLISECOND;
 /// The lowest rate of a link that a peer may pause: no pause lasts longer than 65535 quanta at this rate, 3.4 s.
 const MIN_PAUSE_RATE: u64 = 10_000_000;
 
-/// What changed on a link.
+/// A change of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkChange {
     /// The peer has a new state.

@@ -1,8 +1,8 @@
 //! The multicast groups of a host, with one socket each.
 //!
 //! A socket bound to a unicast address receives no multicast. Each group therefore has a receive socket that is bound
-//! to the group and shared with every other member on the machine: all of them get every datagram. The host's own
-//! socket sends to groups, and its datagrams loop back to members on this machine.
+//! to the group. All members on the machine share its port, and all of them get every datagram. The host's own socket
+//! sends to groups, and its datagrams loop back to members on this machine.
 
 use crate::socket::{RoceSocket, SocketOptions};
 use crate::{HostSockets, system::WakeSet};

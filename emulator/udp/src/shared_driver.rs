@@ -13,16 +13,17 @@ use std::time::Duration;
 
 /// The thread takes over when no caller has polled for this long.
 const TAKEOVER_DELAY: Duration = Duration::from_micros(50);
-/// The same while every caller that waits makes calls: a caller that only copies data does not need the thread.
+/// Takeover delay if every waiting application calls the library. Such a caller drives the card itself: the thread is
+/// of no use while the caller copies data.
 const LONG_TAKEOVER_DELAY: Duration = Duration::from_micros(200);
 
 /// The longest interval at which the thread checks that callers poll. The interval doubles while they do: every check
 /// takes the processor from a program that polls on each of them.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The thread listens for packets while callers poll from this score on. It gains a point for each packet that no caller
-/// had received when the thread polled, as in a program that waits for a write to its memory, and loses one for each
-/// wake-up in vain.
+/// The thread listens for packets while callers poll from this score on. It gains a point for each packet that no
+/// caller had received when the thread polled, as in a program that waits for a write to its memory. It loses a point
+/// for each wake-up in vain.
 const LISTEN_SCORE: u32 = 2;
 const MAX_SCORE: u32 = 16;
 
@@ -34,8 +35,8 @@ const OWN_DESCRIPTORS: usize = 4;
 /// The most descriptors that a caller can wait for.
 pub const MAX_CALLER_DESCRIPTORS: usize = 28;
 
-/// After a poll in which nothing moved, callers do not poll again for this long: a poll makes system calls, and a program
-/// may look at its completion queues between other work.
+/// After a poll in which nothing moved, callers do not poll again for this long. A poll makes system calls, and a
+/// program may look at its completion queues between other work.
 const IDLE_POLL_INTERVAL: Duration = Duration::from_nanos(300);
 
 /// How long a caller that waits drives before it sleeps.
@@ -315,8 +316,8 @@ impl<M: Memory> Shared<M> {
         if self.may_wait_silently.load(Ordering::Relaxed) { TAKEOVER_DELAY } else { LONG_TAKEOVER_DELAY }
     }
 
-    /// Unlocks the driver, and wakes the sleeper if it would sleep past the driver's next timeout: the caller may not poll
-    /// again, and the datagram that would have woken the sleeper may have been read.
+    /// Unlocks the driver, and wakes the sleeper if it would sleep past the driver's next timeout. The caller may not
+    /// poll again, and the datagram that would have woken the sleeper may have been read.
     fn release(&self, driver: MutexGuard<'_, Driver<M>>) {
         let would_oversleep = |left: Duration| {
             self.now().saturating_add(left.as_nanos() as u64) < self.wakes_at.load(Ordering::Relaxed)
@@ -581,7 +582,7 @@ impl<M: Memory> Shared<M> {
     }
 }
 
-/// What the thread knows of callers that poll.
+/// The thread's knowledge of callers that poll.
 struct CallerCheck {
     /// When the thread checks again.
     interval: Duration,

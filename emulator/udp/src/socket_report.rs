@@ -1,4 +1,4 @@
-//! What the kernel reports about a socket.
+//! The kernel's reports about a socket.
 
 use std::net::SocketAddr;
 

@@ -122,8 +122,8 @@ impl Port {
         Some(rings.send(peer.slot, chunk, bytes))
     }
 
-    /// Whether the process with slot 0 gives a packet to the process that it is for, without a link: a MAD to the own host
-    /// that names no process. `target` is the number that leads to its receiver.
+    /// Whether the process with slot 0 gives a packet to its receiver without a link. Such a packet is a MAD to the own
+    /// host that names no process. `target` is the number that leads to its receiver.
     pub fn is_handed_over(&self, destination: IpAddr, target: Qpn) -> bool {
         target.value() <= Qpn::GSI.value() && self.rings.is_some() && self.links.has_other_slot_0(destination)
     }
@@ -307,7 +307,7 @@ impl RejectLog {
         rejected.messages += 1;
     }
 
-    /// What is to be logged now: the last source, the reason and the number of messages.
+    /// The log entries that are due now: the last source, the reason and the number of messages.
     fn due(&mut self, now: u64) -> impl Iterator<Item = (IpAddr, LinkReject, u64)> {
         self.reasons.iter_mut().filter_map(move |(reason, rejected)| {
             let is_due = rejected.logged_at.is_none_or(|at| now >= at + REJECT_LOG_INTERVAL);
@@ -470,7 +470,7 @@ impl<M: Memory> Driver<M> {
                 }
                 LinkChange::StateChanged(_) => {
                     engine.call(now, |hca, ctx| hca.resume(ctx, peer));
-                    // What waited for slot 0 may be for another slot.
+                    // A packet that waited for slot 0 may be for another slot.
                     if peer.slot.bits > 0
                         && event.peer.slot == 0
                         && port.blocked_on_grant.remove(&event.peer).is_some()
@@ -489,7 +489,7 @@ impl<M: Memory> Driver<M> {
                 }
             }
         }
-        // A blocked destination repeats its request: link control returns a grant that cannot be used at once because
+        // A blocked destination repeats its request. Link control returns a grant that cannot be used at once because
         // the peer has not answered a heartbeat lately.
         let Port { links, blocked_on_grant, .. } = port;
         blocked_on_grant.retain(|peer, charge| {

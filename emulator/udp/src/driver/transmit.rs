@@ -277,8 +277,8 @@ impl Transmitter {
         Ok(moved)
     }
 
-    /// Drops the packets in the buffer, whose slot no process of this host has: the HCA that they are for would drop them
-    /// because no queue pair has their QPN, and so does this one.
+    /// Drops the packets in the buffer: no process of this host has their slot. Their HCA would drop them because no
+    /// queue pair has their QPN, and so does this one.
     fn drop_batch<M: Memory>(&self, now: Instant, batch: &PacketBatch, engine: &mut Engine<M>) {
         for packet in self.buffer[..batch.bytes].chunks(batch.segment_size) {
             if let Ok((transport, _)) = Icrc::split(packet) {

@@ -56,7 +56,7 @@ impl GrantBalance {
         }
     }
 
-    /// Forgets everything but the pending frame and the consumed charge: the peer has no state of this port, and the
+    /// Forgets everything but the pending frame and the consumed charge. The peer has no state of this port, and the
     /// last datagrams may reach its new incarnation.
     pub fn restart(&mut self, now: u64) {
         let GrantBalance { pending_charge: need, consumed, .. } = *self;

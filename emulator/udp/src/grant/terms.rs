@@ -1,4 +1,4 @@
-//! What the issuer of grants and the senders have in common.
+//! Constants and functions of both ends of a grant: the issuer and the senders.
 
 pub(super) const MILLISECOND: u64 = 1_000_000;
 /// How often senders are asked to return unused grants while others wait.
@@ -12,9 +12,10 @@ pub struct OutOfBounds;
 
 /// The most that the kernel charges a receive buffer for `segments` datagrams of `len` bytes sent as one batch.
 ///
-/// Measured on loopback with SO_MEMINFO (Linux 6.18). A single datagram costs its allocation (the power of two that
-/// holds the datagram and 379 bytes of headers and bookkeeping, 20 more over IPv6) and a descriptor of 256 bytes. A
-/// batch costs its bytes and one allocation of 832 bytes. Both are rounded up here for other kernel builds.
+/// Measured on loopback with SO_MEMINFO (Linux 6.18). A single datagram costs its allocation and a descriptor of 256
+/// bytes. The allocation is the power of two that holds the datagram and 379 bytes of headers and bookkeeping, 20 more
+/// over IPv6. A batch costs its bytes and one allocation of 832 bytes. Both are rounded up here for other kernel
+/// builds.
 pub const fn charge(len: usize, segments: usize) -> u64 {
     if segments <= 1 {
         let allocation = (len as u64 + 448).next_power_of_two();
@@ -27,9 +28,9 @@ pub const fn charge(len: usize, segments: usize) -> u64 {
 /// The charge of the largest RoCE frame. Every sender that requests a grant gets at least this much in time.
 pub const MAX_FRAME_CHARGE: u64 = charge(4096 + 128, 1);
 
-/// How much of a receive buffer can be granted. Up to a quarter stays charged after it is read. Linux 6.18 also
-/// charges a datagram twice until it has woken the reader; a hypervisor can preempt a processor during that time
-/// while another continues, so all granted bytes may be charged twice.
+/// How much of a receive buffer can be granted. Up to a quarter stays charged after it is read. Linux 6.18 also charges
+/// a datagram twice until it has woken the reader. A hypervisor can preempt a processor during that time while another
+/// continues. All granted bytes may thus be charged twice.
 pub const fn grant_budget(receive_buffer: usize) -> u64 {
     let safe = receive_buffer as u64 / 4 * 3 / 2;
     if safe < MAX_FRAME_CHARGE { MAX_FRAME_CHARGE } else { safe }

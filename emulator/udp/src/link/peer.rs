@@ -48,7 +48,7 @@ pub(super) struct PeerLink {
     pub remote_token: Option<Token>,
     /// How many high bits of the QPNs of its host are the slot.
     pub slot_bits: u8,
-    /// What the peer can grant in all.
+    /// The peer's whole budget of grants.
     pub remote_budget: u64,
     /// This port has sent to it, or wants to.
     pub is_used: bool,
