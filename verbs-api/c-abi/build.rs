@@ -1,8 +1,8 @@
 //! Generates trampolines and a version script from `exports.txt`, and assertions from `layout.txt`.
 //!
-//! rustc passes an anonymous version script for a shared library to the linker. lld accepts a second one; GNU ld does
-//! not, so a wrapper under a name that only GNU ld uses removes rustc's. Either way the symbols get the versions that
-//! programs are linked against.
+//! rustc passes an anonymous version script for a shared library to the linker. Of the two linkers, lld accepts a
+//! second script and GNU ld does not. A wrapper under a name that only GNU ld uses removes rustc's script. Either way
+//! the symbols get the versions that programs are linked against.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -101,8 +101,8 @@ pub unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     0
 }
 
-/// The source, the destination and the traffic class of a datagram, from the 40 bytes before it: an IPv6 header, or
-/// an IPv4 header in the last 20 bytes.
+/// The source, the destination and the traffic class of a datagram. The 40 bytes before it have an IPv6 header, or an
+/// IPv4 header in their last 20 bytes.
 fn parse_addresses(header: &[u8; 40]) -> Option<(IpAddr, IpAddr, u8)> {
     if header[0] >> 4 == 6 {
         let address = |at: usize| {

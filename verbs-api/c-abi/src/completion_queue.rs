@@ -42,7 +42,7 @@ pub unsafe fn find<'a>(cq: *mut ibv_cq) -> Result<&'a Cq, Rejection> {
     unsafe { object::find::<Cq>(cq.cast()) }
 }
 
-/// The same, unless it belongs to the process that this one was forked from.
+/// Finds a completion queue, unless it belongs to the process that this one was forked from.
 ///
 /// # Safety
 /// As [`find`].

@@ -10,7 +10,7 @@ pub fn create(inner: &impl AsRawFd) -> Result<c_int, Rejection> {
     create_for_any(&[inner.as_raw_fd()])
 }
 
-/// The same for several descriptors: it is readable while one of them is.
+/// Creates a descriptor that is readable while one of several descriptors is.
 pub fn create_for_any(inner: &[c_int]) -> Result<c_int, Rejection> {
     let last = || {
         let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);

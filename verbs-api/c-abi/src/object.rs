@@ -1,8 +1,8 @@
 //! Objects that C programs hold pointers to.
 //!
-//! An object consists of the structure of the C headers and the state of this library. Its memory is never freed: a
-//! destroyed object points to the destroyed context, whose verbs fail, and is reused only after many others have been
-//! destroyed.
+//! An object consists of the structure of the C headers and the state of this library. Its memory is never freed. A
+//! destroyed object points to the destroyed context, whose verbs fail. The memory is reused only after many other
+//! objects have been destroyed.
 
 use crate::abi::ibv_context;
 use crate::destroyed_context;
@@ -52,7 +52,7 @@ struct Object<K: ObjectKind> {
     abi: K::Abi,
     /// Null once the object is destroyed.
     state: AtomicPtr<K>,
-    /// What [`ObjectKind::identity`] was at creation.
+    /// The value of [`ObjectKind::identity`] at creation.
     identity: Option<(*mut ibv_context, u32)>,
 }
 

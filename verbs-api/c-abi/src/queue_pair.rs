@@ -54,7 +54,7 @@ pub unsafe fn find<'a>(qp: *mut ibv_qp) -> Result<&'a Qp, Rejection> {
     unsafe { object::find::<Qp>(qp.cast()) }
 }
 
-/// The same, if its state is after `state`, in which it takes no work requests yet.
+/// Finds a queue pair, if its state is after `state`, in which it takes no work requests yet.
 ///
 /// # Safety
 /// As [`of`].

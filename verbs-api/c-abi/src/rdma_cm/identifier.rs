@@ -28,8 +28,8 @@ pub struct EventChannelState {
 
 /// The state of an `rdma_cm_id`.
 pub struct CmIdState {
-    /// One on each card, until an address selects a card; the listener of a wildcard address uses all of them. That of
-    /// an accepted connection is on one card.
+    /// One on each card, until an address selects a card; the listener of a wildcard address uses all of them. The
+    /// identifier of an accepted connection is on one card.
     ids: Vec<Id>,
     /// The card of the first of them.
     first_card: usize,

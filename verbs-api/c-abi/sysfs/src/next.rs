@@ -5,7 +5,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use libc::ssize_t;
 
-/// What a function returns if the next library does not have it.
+/// The result of a function that the next library does not have.
 pub trait Failure {
     /// With errno set.
     fn failure() -> Self;

@@ -153,8 +153,8 @@ unsafe fn slices<'a>(vectors: *const iovec, count: usize) -> impl Iterator<Item 
     })
 }
 
-/// Repeats `attempt`, which receives into or sends from the rest of a vector and gets the number of bytes so far, until all
-/// vectors are done or it returns zero. The first byte is waited for; with `waits_for_all`, every byte.
+/// Repeats `attempt` until all vectors are done or it returns zero. `attempt` receives into or sends from the rest of a
+/// vector, and gets the number of bytes so far. The first byte is waited for; with `waits_for_all`, every byte.
 ///
 /// # Safety
 /// As [`slices`].
@@ -173,7 +173,7 @@ unsafe fn transfer(
         while !rest.is_empty() {
             let waits = may_block && (waits_for_all || done == 0);
             match socket.wait_for(waits, |state| attempt(state, rest, done)) {
-                // What has arrived is enough.
+                // The bytes that have arrived are enough.
                 Ok(length) if length == 0 || length < rest.len() && !waits_for_all => {
                     return Ok(done + length);
                 }

@@ -1,9 +1,10 @@
 //! The rsockets protocol on a reliable connection: the data that both sides exchange when they connect, a ring buffer
 //! for each direction, and flow control.
 //!
-//! Data travels as RDMA WRITE with immediate data into the receive buffer of the peer. That has two halves; the receiver
-//! announces each half that is free again by writing its address to the SGL of the sender. The upper three bits of the
-//! immediate data are the operation, the others the length of the data, or the number of messages that may be sent.
+//! Data travels as RDMA WRITE with immediate data into the receive buffer of the peer. That has two halves; the
+//! receiver announces each half that is free again by writing its address to the SGL of the sender. The upper three
+//! bits of the immediate data are the operation. The others are the length of the data, or the number of messages that
+//! may be sent.
 
 use super::options::Sizes;
 use softhca::cm::ConnectionParameters;
@@ -80,7 +81,7 @@ impl RemoteRange {
     }
 }
 
-/// What a side says of itself when it connects.
+/// The data that a side announces when it connects.
 pub struct ConnectionData {
     is_big_endian: bool,
     credits: u16,

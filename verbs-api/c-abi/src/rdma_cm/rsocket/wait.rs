@@ -21,8 +21,8 @@ pub fn block(
     let may_drive = polled.iter().all(is_read) && polled.len() <= Context::MAX_DESCRIPTORS;
     if let Some((context, of_threads)) = contexts.split_first().filter(|_| may_drive) {
         of_threads.iter().for_each(Context::hand_over);
-        // SAFETY: the sockets, which the caller holds, own theirs. Those of the program are only passed to `poll`, which
-        // reports one that is not open.
+        // SAFETY: the sockets, which the caller holds, own theirs. The program's descriptors are only passed to `poll`,
+        // which reports a descriptor that is not open.
         let borrow = |entry: &libc::pollfd| unsafe { BorrowedFd::borrow_raw(entry.fd) };
         let descriptors: Vec<BorrowedFd<'_>> = polled.iter().map(borrow).collect();
         context.wait_readable(&descriptors, timeout).map_err(wait_failed)?;
