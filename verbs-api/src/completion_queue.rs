@@ -19,7 +19,7 @@ use std::time::Duration;
 /// How long a wait spins, driving the card, before it sleeps.
 const SPIN_TIME: Duration = Duration::from_micros(50);
 
-/// Where completed work requests are reported.
+/// A queue that reports completed work requests.
 #[derive(Clone)]
 pub struct CompletionQueue {
     inner: Arc<Inner>,
@@ -210,8 +210,9 @@ impl CompletionQueue {
         taken
     }
 
-    /// As [`CompletionQueue::poll_each`] for programs whose poll can fail: `check` decides for each completion whether
-    /// it is delivered. One that is not stays in the queue, and its error is the result unless others were delivered.
+    /// As [`CompletionQueue::poll_each`] for programs whose poll can fail. `check` decides for each completion whether
+    /// it is delivered. If `check` fails, the completion stays queued. The call returns the error unless it has
+    /// delivered others.
     pub fn poll_each_checked<E>(
         &self,
         most: u32,

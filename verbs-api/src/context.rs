@@ -75,15 +75,15 @@ impl Context {
         self.backend.execute(Command::QueryPort).map(drop)
     }
 
-    /// Fails with [`Error::Forked`] in a child of the process that opened the device, as every verb does there: rings,
-    /// doorbells and sockets belong to the parent, and a child opens a device of its own. Verbs that return no error
-    /// panic with the same message.
+    /// Fails with [`Error::Forked`] in a child of the process that opened the device, as every verb does there. Rings,
+    /// doorbells and sockets belong to the parent. A child opens a device of its own. Verbs that return no error panic
+    /// with the same message.
     pub fn check_process(&self) -> Result<(), Error> {
         self.backend.check_process()
     }
 
     /// The caller has polled completion queues and is about to sleep in `poll` or `epoll`, on the descriptor of a
-    /// channel: the thread of the device serves its sockets at once. Without this call it finds out within a
+    /// channel. The thread of the device serves its sockets at once. Without this call it finds out within a
     /// millisecond. Waits of this library do it themselves.
     pub fn hand_over(&self) {
         self.backend.hand_over();
@@ -101,8 +101,8 @@ impl Context {
     #[doc(hidden)]
     pub const MAX_DESCRIPTORS: usize = softhca_udp::MAX_CALLER_DESCRIPTORS;
 
-    /// Blocks until one of the descriptors is readable or the time is over, or returns early. Where callers drive the
-    /// card, it drives meanwhile. Fails if a signal arrives.
+    /// Blocks until one of the descriptors is readable or the time is over, or returns early. If callers drive the
+    /// card, this one drives it meanwhile. Fails if a signal arrives.
     #[cfg(feature = "sockets")]
     #[doc(hidden)]
     pub fn wait_readable(

@@ -1,4 +1,4 @@
-//! Where parties of one process or one world meet before they are connected.
+//! The place where parties of one process or one world meet before they are connected.
 
 use crate::executor::{Executor, WaitReason};
 use crate::notifier::Notifier;

@@ -58,7 +58,7 @@ pub enum Error {
     /// A system call failed.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The attempted operation.
         what: &'static str,
         /// Why it failed.
         source: std::io::Error,
@@ -90,7 +90,7 @@ pub enum Error {
     NoDaemon {
         /// The path of its socket.
         path: String,
-        /// What is there instead.
+        /// The object that is there instead.
         why: String,
         /// Nothing is there, so that a daemon can be started.
         is_absent: bool,
@@ -120,7 +120,7 @@ pub enum Error {
     UnknownHost {
         /// The name.
         name: String,
-        /// Where it was looked up.
+        /// The place in which it was looked up.
         why: String,
     },
     /// The queue pair has no such queue.
@@ -132,7 +132,7 @@ pub enum Error {
     /// A range outside of a region.
     #[error("{length} bytes at {offset} are outside of a region of {size}")]
     OutOfRange {
-        /// Where the range begins.
+        /// Offset at which the range begins.
         offset: u64,
         /// How many bytes.
         length: u64,
@@ -192,7 +192,7 @@ impl Error {
     }
 }
 
-/// What to do about a call in a state that does not allow it.
+/// The remedy for a call in a state that does not allow it.
 fn describe_state_remedy(call: &str) -> &'static str {
     match call {
         "post_recv" => ". A receive needs INIT: call `init`, or connect the queue pair, first",

@@ -25,7 +25,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Rc<Executor>>> = const { RefCell::new(None) };
 }
 
-/// What a task waits for. The message of a [deadlock](crate::sim::FailureCause::Deadlock) lists it for each host.
+/// The reason why a task waits. The message of a [deadlock](crate::sim::FailureCause::Deadlock) lists it for each host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitReason {
     /// A completion on this queue.
@@ -61,7 +61,7 @@ impl fmt::Display for WaitReason {
     }
 }
 
-/// Where the executor's time comes from.
+/// The source of the executor's time.
 enum Clock {
     Real,
     Virtual(Cell<Instant>),
@@ -250,7 +250,7 @@ impl Executor {
         Ok(true)
     }
 
-    /// What the tasks of a group wait for.
+    /// The reasons why the tasks of a group wait.
     pub fn wait_reasons(&self, group: usize) -> Vec<WaitReason> {
         let tasks = self.tasks.borrow();
         tasks.values().filter(|task| task.group == group).flat_map(|task| task.wait_reasons.clone()).collect()
@@ -413,8 +413,8 @@ pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandl
     handle
 }
 
-/// Runs a future concurrently with the caller: on the same host of a `World`, within the same [`block_on`], or as a task of
-/// the current tokio runtime. Code that uses it runs on all three.
+/// Runs a future concurrently with the caller. It runs on the same host of a `World`, within the same [`block_on`], or
+/// as a task of the current tokio runtime. Code that uses it runs on all three.
 ///
 /// # Panics
 /// Outside of all three.

@@ -1,13 +1,13 @@
 //! Verbs on an RDMA card made of software.
 //!
-//! The objects are those of libibverbs: a [`Device`] is opened to a [`Context`], which has
-//! [`ProtectionDomain`]s, [`CompletionQueue`]s and [`SharedReceiveQueue`]s; a domain has [`MemoryRegion`]s,
-//! [`MemoryWindow`]s, [`AddressHandle`]s and [`QueuePair`]s. Each is a handle that keeps alive what it needs,
-//! so that they may be dropped in any order. Registered memory is shared with peers by design: it is read
-//! and written through the region, never through a reference.
+//! The objects are libibverbs's. A [`Device`] is opened to a [`Context`], which has [`ProtectionDomain`]s,
+//! [`CompletionQueue`]s and [`SharedReceiveQueue`]s. A domain has [`MemoryRegion`]s, [`MemoryWindow`]s,
+//! [`AddressHandle`]s and [`QueuePair`]s. Each is a handle that keeps alive what it needs, so that they may be dropped
+//! in any order. Registered memory is shared with peers by design: it is read and written through the region, never
+//! through a reference.
 //!
-//! The same types work on an embedded card ([`Device::embedded`]: in this process, on real sockets) and on
-//! the simulated cards of a [`World`](sim::World), where the async code of several hosts runs under virtual time.
+//! These types work on an embedded card ([`Device::embedded`]: in this process, on real sockets). They also work on the
+//! simulated cards of a [`World`](sim::World), where the async code of several hosts runs under virtual time.
 //!
 //! # Integers
 //! Counts, limits and handles are `u32`, and so is the length of an SGE. Addresses, offsets and lengths of registered memory

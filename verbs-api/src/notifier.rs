@@ -26,7 +26,7 @@ struct State {
 }
 
 impl Notifier {
-    /// One that also notifies a channel.
+    /// A notifier that also notifies a channel.
     pub fn with_channel(channel: &Arc<ChannelEvents>, token: u64) -> Notifier {
         Notifier { channel: Some((channel.clone(), token)), ..Notifier::default() }
     }

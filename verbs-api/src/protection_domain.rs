@@ -58,7 +58,7 @@ impl Drop for Inner {
     }
 }
 
-/// Where datagrams go.
+/// The destination of datagrams.
 #[derive(Clone)]
 pub struct AddressHandle {
     inner: Arc<AddressHandleInner>,

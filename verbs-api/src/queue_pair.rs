@@ -14,7 +14,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// What a peer must know to connect: carry it over by any means.
+/// The data that a peer needs to connect. Carry it over by any means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// The host.
@@ -60,8 +60,8 @@ pub struct ConnectOptions {
     pub timeout: u8,
     /// The number of retries after an ACK timeout or a sequence NAK.
     pub retry_cnt: u8,
-    /// How often to send again when the peer has no receive posted: 6 by default, which fails with
-    /// [`RnrRetryExceededError`](crate::CompletionStatus::RnrRetryExceededError) after about 30 ms;
+    /// How often to send again when the peer has no receive posted. The default, 6, fails with
+    /// [`RnrRetryExceededError`](crate::CompletionStatus::RnrRetryExceededError) after about 30 ms.
     /// [`ConnectOptions::RNR_RETRY_INFINITE`] never fails.
     pub rnr_retry: u8,
     /// The time that a peer waits before it retries when no receive is posted here.
@@ -93,7 +93,7 @@ impl Default for ConnectOptions {
     }
 }
 
-/// What a queue pair completes to and takes from.
+/// The queues that a queue pair completes to and takes receives from.
 #[derive(Default)]
 struct Queues {
     send_cq: Option<CompletionQueue>,
@@ -122,9 +122,9 @@ impl ProtectionDomain {
 }
 
 impl XrcDomain {
-    /// Creates the receiving end of a connection, in RESET. Its peer, a queue pair of kind `XrcInitiator`,
-    /// names a shared receive queue of this domain in every request, one-sided ones too: what it may reach is
-    /// the memory of that queue's protection domain.
+    /// Creates the receiving end of a connection, in RESET. Every request from the peer (an `XrcInitiator`), RDMA
+    /// included, names a shared receive queue of this domain. The request can access only memory in that queue's
+    /// protection domain.
     pub fn create_target_queue_pair(&self) -> Result<QueuePair, Error> {
         self.target_builder().build()
     }
@@ -278,7 +278,7 @@ pub struct QueuePair {
 
 struct Inner {
     context: Context,
-    /// What its work requests name lives in it; an XRC target has none.
+    /// The domain of everything that its work requests name. An XRC target has none.
     _domain: Option<ProtectionDomain>,
     kind: QpType,
     qpn: Qpn,
@@ -287,7 +287,7 @@ struct Inner {
     state: AtomicU8,
     send_queue: Option<Mutex<SendProducer>>,
     recv_queue: Option<Mutex<ReceiveProducer>>,
-    /// What it completes to and takes from lives at least as long.
+    /// Queues that it completes to and takes from. They live at least as long.
     queues: Queues,
 }
 
@@ -313,7 +313,7 @@ impl QueuePair {
         Endpoint { gid, qpn: self.inner.qpn, psn: self.inner.psn }
     }
 
-    /// The same with another entry of the GID table, if it exists: 1 is the IPv6 address of a host with both.
+    /// The endpoint with another entry of the GID table, if it exists. Index 1 is the IPv6 address of a host with both.
     pub fn endpoint_with_gid_index(&self, index: u8) -> Option<Endpoint> {
         Some(Endpoint { gid: self.inner.context.gid(index)?, ..self.endpoint() })
     }
@@ -514,7 +514,7 @@ pub struct SendBatch<'a> {
 }
 
 impl SendBatch<'_> {
-    /// Adds a request. One that cannot be posted leaves the others as they are.
+    /// Adds a request. If it cannot be posted, the others stay as they are.
     pub fn add(&mut self, request: &SendRequest<'_>) -> Result<(), Error> {
         self.ring.enqueue(&request.inner).map_err(|why| Error::from_post("send", why))
     }
@@ -528,7 +528,7 @@ impl SendBatch<'_> {
 
 impl Drop for SendBatch<'_> {
     fn drop(&mut self) {
-        // What was posted is published already and stays.
+        // Requests that were posted are published already and stay.
         self.ring.discard_unpublished();
     }
 }
@@ -545,8 +545,8 @@ impl Inner {
         Ok(reply!(reply, Reply::QpSnapshot(snapshot) => snapshot))
     }
 
-    /// Fails in states before `least`, in the order of `enum ibv_qp_state`. The device may be ahead of the noted state while
-    /// another thread is in the call that changes it: the message of a peer can arrive before the call returns.
+    /// Fails in states before `least`, in the order of `enum ibv_qp_state`. The device may be ahead of the noted state
+    /// while another thread is in the call that changes it. A peer's message can arrive before the call returns.
     #[inline]
     fn check_state(&self, call: &'static str, least: QpState) -> Result<(), Error> {
         if self.state.load(Ordering::Acquire) >= least as u8 {

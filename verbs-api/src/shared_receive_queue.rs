@@ -38,7 +38,7 @@ struct Inner {
     domain: ProtectionDomain,
     id: SrqId,
     ring: Mutex<ReceiveProducer>,
-    /// What a queue of XRC needs lives at least as long.
+    /// Objects that a queue of XRC needs. They live at least as long.
     _xrc: Option<(XrcDomain, CompletionQueue)>,
 }
 

@@ -21,7 +21,7 @@ use std::time::Duration;
 /// Polls of tasks that may follow each other without time passing.
 const MAX_POLLS_WITHOUT_PROGRESS: u64 = 1_000_000;
 
-/// What the code of a host returns: nothing, or a `Result` whose error can be displayed. An error ends the run.
+/// The result of a host's code: nothing, or a `Result` whose error can be displayed. An error ends the run.
 pub trait HostResult {
     /// The message of the error, if there is one.
     fn into_error(self) -> Option<String>;
@@ -65,7 +65,7 @@ struct PlannedFault {
 
 /// Several hosts in virtual time: their async code, their devices, the links between them, and scripted faults.
 ///
-/// One seed decides queue pair numbers, keys, probabilities and [`rng`](crate::rng()). The same seed and code give the same
+/// One seed decides queue pair numbers, keys, probabilities and [`rng`](crate::rng()). Equal seed and code give equal
 /// events at the same nanosecond, on every machine. Code takes no virtual time; time passes in awaits:
 ///
 /// ```
@@ -165,8 +165,8 @@ impl World {
     /// Puts a fault rule on the link from one host to another, such as `fault::acks().nth(2).drop()`. The hosts may be
     /// added later. Returns the number of the rule, which replaces the one it has.
     ///
-    /// Relative PSNs, messages and transmissions in the selector count for each queue pair from its first
-    /// packet; roles are numbers in the order in which queue pairs reach RTS, from zero.
+    /// Relative PSNs, messages and transmissions in the selector count for each queue pair from its first packet. Roles
+    /// are numbers from zero, in the order in which queue pairs reach RTS.
     pub fn fault(&mut self, from: &str, to: &str, rule: Rule) -> RuleId {
         let id = RuleId(self.faults.len() as u32);
         let rule = Rule { id, ..rule };
@@ -204,7 +204,7 @@ impl World {
         self
     }
 
-    /// Where hosts exchange endpoints by name before they are connected.
+    /// The place where hosts exchange endpoints by name before they are connected.
     pub fn endpoint_exchange(&self) -> EndpointExchange {
         self.fabric.endpoint_exchange()
     }
@@ -387,9 +387,8 @@ impl World {
 
     /// Runs the code of all hosts to its end.
     ///
-    /// # Errors
-    /// A [`Failure`] names the host whose code returned an error or panicked, or the hosts that wait and for what, with the
-    /// time and the seed that repeats it.
+    /// # Errors A [`Failure`] names the host whose code returned an error or panicked, or the hosts that wait and their
+    /// reasons. It has the time and the seed that repeats the run.
     pub fn run(&mut self) -> Result<Report, Failure> {
         self.check_names()?;
         let executor = Executor::in_virtual_time(self.seed);

@@ -4,7 +4,7 @@ use super::PortSpace;
 use crate::{Context, Error};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 
-/// What [`address_info`] looks for: the hints of `rdma_getaddrinfo`.
+/// The search criteria of [`address_info`]: the hints of `rdma_getaddrinfo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hints {
     /// The address is for a listener (`RAI_PASSIVE`).

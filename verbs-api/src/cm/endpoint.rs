@@ -47,8 +47,8 @@ impl Endpoint {
     }
 }
 
-/// Creates an endpoint: `rdma_create_ep`. That of the active side is resolved and has a queue pair with `slots` sends and
-/// receives, so that receives can be posted before [`Id::connect`]; that of a listener is bound.
+/// Creates an endpoint: `rdma_create_ep`. An endpoint of the active side is resolved and has a queue pair with `slots`
+/// sends and receives. Receives can thus be posted before [`Id::connect`]. A listener's endpoint is bound.
 pub fn create_endpoint(context: &Context, info: &AddressInfo, slots: u32) -> Result<Endpoint, Error> {
     let id = Id::synchronous(context, info.space)?;
     match (info.destination, info.source) {

@@ -67,7 +67,7 @@ pub(super) struct IdInner {
     pub queue_pair: Mutex<Option<QueuePair>>,
     /// Calls wait until they are done.
     pub synchronous: AtomicBool,
-    /// What ended the last call of a synchronous identifier.
+    /// The event that ended the last call of a synchronous identifier.
     pub last_event: Mutex<Option<LastEvent>>,
 }
 

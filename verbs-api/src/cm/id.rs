@@ -246,7 +246,7 @@ impl Id {
     /// Stops the queue pair of a connection that is over.
     pub(super) fn stop_queue_pair(&self) {
         if let Some(pair) = self.connected_queue_pair() {
-            // One that is in RESET or in the error state already is as good.
+            // A queue pair in RESET or in the error state is as good.
             let _ = pair.modify(&ModifyQp::default().state(QpState::Error));
         }
     }

@@ -1,8 +1,8 @@
 //! Connection management, shaped like librdmacm.
 //!
-//! An [`Id`] is one end of a connection, or a listener. It belongs to an [`EventChannel`], which delivers its [`Event`]s.
-//! The calls are those of librdmacm without their prefix: `connect` sends a REQ, the listener gets
-//! [`EventType::ConnectRequest`], and after [`EventType::Established`] the queue pairs of both sides can send. Each call of
+//! An [`Id`] is one end of a connection, or a listener. It belongs to an [`EventChannel`], which delivers its
+//! [`Event`]s. The calls are librdmacm's without their prefix. `connect` sends a REQ, and the listener gets
+//! [`EventType::ConnectRequest`]. After [`EventType::Established`] the queue pairs of both sides can send. Each call of
 //! an identifier from [`Id::synchronous`] waits until it is done.
 //!
 //! [`Listener`], [`Connector`] and [`Connection`] are for async code, on every kind of device:

@@ -9,7 +9,7 @@ use softhca_queue::cm::{self, Event, EventType};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// What waits, by channel.
+/// The events that wait, by channel.
 #[derive(Default)]
 pub(crate) struct CmEventQueue {
     state: Mutex<State>,

@@ -57,8 +57,8 @@ impl DaemonControl {
         Ok(DaemonControl { socket: ControlSocket::connect(&daemon_name(name))?, opened: None })
     }
 
-    /// Connects to the same daemon, and opens the first device of a host for [`DaemonControl::open_device`] in the same
-    /// exchange: without a name, of the first host. Not if faults are to be injected into the calls of this process.
+    /// Connects to the selected daemon, and opens the first device of a host for [`DaemonControl::open_device`] in the
+    /// same round trip. `None` selects the first host. Does not open the device if this process has verb faults.
     pub fn connect_to_open(host: Option<&str>) -> Result<DaemonControl> {
         if environment_faults().is_some() {
             return DaemonControl::connect(None);
@@ -85,12 +85,12 @@ impl DaemonControl {
         self.socket.welcome.pid
     }
 
-    /// What runs there.
+    /// The daemon's hosts and clients.
     pub fn status(&mut self) -> Result<DaemonStatus> {
         expect_response!(self.socket.call(&Request::Status, &[])?.0, Status)
     }
 
-    /// What the card of a host counted; without a name, of the first.
+    /// The counters of a host's card. `None` selects the first host.
     pub fn counters(&mut self, host: Option<&str>) -> Result<Counters> {
         expect_response!(
             self.socket.call(&Request::Counters { host: host.map(Into::into) }, &[])?.0,
@@ -98,7 +98,7 @@ impl DaemonControl {
         )
     }
 
-    /// What the ports of the network between the hosts counted; nothing if the daemon has none.
+    /// The counters of the ports of the network between the hosts; empty if the daemon has no such network.
     pub fn ports(&mut self) -> Result<Vec<FabricPort>> {
         expect_response!(self.socket.call(&Request::PortCounters, &[])?.0, PortCounters)
     }
@@ -125,8 +125,8 @@ impl DaemonControl {
         self.socket.call(&call, &[]).map(|_| ())
     }
 
-    /// Gives roles, which rules speak of, to the next queue pairs of a host that become ready to receive: each to
-    /// the first of its kind. PSNs count from the first that it has to send.
+    /// Gives the roles that rules refer to to the next queue pairs of a host that become ready to receive. Each role
+    /// goes to the first queue pair of its type. PSNs count from the first that it has to send.
     pub fn assign_roles(&mut self, host: &str, seed: u64, roles: &[(QpType, FlowId)]) -> Result<()> {
         let roles = roles.iter().map(|(kind, role)| (*kind, role.0)).collect();
         self.socket.call(&Request::AssignRoles { host: Some(host.into()), seed, roles }, &[]).map(|_| ())
@@ -137,8 +137,8 @@ impl DaemonControl {
         decode_rules(self.socket.call(&Request::QueryFaultRules { host: Some(host.into()) }, &[])?.0)
     }
 
-    /// Takes all rules and roles of a host away. What they hold back still arrives. The end of this connection does
-    /// the same for the hosts that it gave rules or roles to.
+    /// Takes all rules and roles of a host away. Packets that they hold back still arrive. The end of this connection
+    /// does the same for the hosts that it gave rules or roles to.
     pub fn clear_rules(&mut self, host: &str) -> Result<()> {
         self.socket.call(&Request::ClearFaultRules { host: Some(host.into()) }, &[]).map(|_| ())
     }

@@ -1,4 +1,4 @@
-//! What a daemon replies when this process opens the device of a host.
+//! The daemon's reply when this process opens the device of a host.
 
 use super::connection::ControlSocket;
 use super::control::unexpected_reply;
@@ -23,7 +23,7 @@ fn environment_permits_direct() -> Result<bool> {
     }
 }
 
-/// What the daemon replied when this process opened the device of a host.
+/// The daemon's reply when this process opened the device of a host.
 pub(super) struct OpenedHost {
     pub host: HostDevice,
     pub gids: Vec<Gid>,
@@ -31,8 +31,8 @@ pub(super) struct OpenedHost {
     pub direct: Option<DirectPath>,
     /// The socket that notifications come from.
     pub notifications: OwnedFd,
-    /// The eventfd that wakes the engine thread, the page with its sleep flag and the doorbells; with a direct data path,
-    /// the sockets and the page of the slot.
+    /// The eventfd that wakes the engine thread, the page with its sleep flag and the doorbells. With a direct data
+    /// path, the sockets and the page of the slot.
     pub descriptors: Vec<OwnedFd>,
 }
 
