@@ -81,13 +81,14 @@ impl RunResults<'_> {
         }
     }
 
-    /// Why an expectation cannot be judged, if it cannot. Those of external programs are checked when a plan is loaded.
+    /// Why an expectation cannot be judged, if it cannot. Expectations about external programs are checked when a plan
+    /// is loaded.
     fn skip_reason(&self, expectation: &Expectation) -> Option<&'static str> {
         (self.end.in_real_time && expectation.is_timed).then_some(NO_TIME)
     }
 }
 
-/// What a check found: whether it held, what there was, and where to look.
+/// The result of a check: whether it held, what there was, and where to look.
 struct CheckResult {
     held: bool,
     detail: String,
@@ -291,7 +292,7 @@ impl Evaluator<'_> {
         };
         let found = seen.iter().filter(matches).count() as u64;
         let times = check.times.unwrap_or(CountRange::AT_LEAST_ONE);
-        // What came instead: everything on that queue pair, or of that step.
+        // The completions that came instead: everything on that queue pair, or of that step.
         let near = |seen: &&ObservedCompletion| {
             check.qp.is_none_or(|qp| qp == seen.qp)
                 && check.step.is_none_or(|step| seen.origin == Some(Origin::Step(step)))

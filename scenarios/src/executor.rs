@@ -48,7 +48,7 @@ pub struct FailedCall {
     pub errno: Errno,
 }
 
-/// What the programs of all hosts did and received, for the evaluation.
+/// The actions and results of the programs of all hosts, for the evaluation.
 #[derive(Clone, Debug, Default)]
 pub struct ProgramLog {
     pub progress: Vec<FlowProgress>,
@@ -131,7 +131,7 @@ pub struct Executor<'p> {
     programs: Vec<ProgramState>,
     /// The faults that waited for something that happened.
     begun: Vec<(usize, FaultTrigger)>,
-    /// What they did and received.
+    /// Their actions and results.
     pub log: ProgramLog,
 }
 

@@ -160,8 +160,8 @@ impl<'p> LiveScenario<'p> {
         self.plan.program_faults(host)
     }
 
-    /// The roles of the queue pairs of a host, in the order in which they become ready to receive. Those that the file
-    /// does not name have roles that no rule selects.
+    /// The roles of the queue pairs of a host, in the order in which they become ready to receive. Queue pairs that the
+    /// file does not name have roles that no rule selects.
     pub fn roles(&self, host: usize) -> Vec<(QpType, FlowId)> {
         let unnamed = |place: usize| FlowId((self.plan.qps.len() + 1 + place) as u32);
         let role = |(place, qp): (usize, &Option<usize>)| qp.map_or_else(|| unnamed(place), Plan::role_of);

@@ -18,7 +18,7 @@ use std::net::IpAddr;
 pub enum RecordedEvent {
     /// A packet as a link sees it, without message and priority.
     Sent { packet: ObservedPacket },
-    /// The same at its receiver.
+    /// A packet at its receiver.
     Received { packet: ObservedPacket },
     /// A queue pair did not execute a received packet.
     Rejected { psn: Psn },

@@ -104,7 +104,7 @@ impl FaultText {
         (1..=hits as i64).map(single).collect()
     }
 
-    /// The same, which need not happen.
+    /// Marks the fault as one that need not happen.
     pub fn optional(mut self) -> FaultText {
         if self.key == FAULT_KEYS[0] {
             self.table.insert("optional".into(), true.into());

@@ -18,7 +18,7 @@ pub fn simulate(plan: &Plan, recording: Recording) -> Outcome {
     trace_faults(plan, recording).0
 }
 
-/// The same, with all packets that faults changed or dropped, and their links.
+/// Runs a plan and returns all packets that faults changed or dropped, with their links.
 pub(crate) fn trace_faults(plan: &Plan, recording: Recording) -> (Outcome, Vec<(usize, Fault)>) {
     run_plan(plan, recording).unwrap_or_else(|error| (Outcome::failed_to_run(error), Vec::new()))
 }

@@ -11,7 +11,7 @@ use softhca_fabric::{PacketClass, PacketType};
 use softhca_wire::{NakCode, Psn};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Where an invariant was broken: when, on which queue pair, and how.
+/// A broken invariant: the time, the queue pair and the reason.
 type Violation = (u64, usize, String);
 
 impl Evaluator<'_> {

@@ -1,4 +1,5 @@
-//! What only the network of a simulation can do: links and switches of any kind, and their faults.
+//! The part of a host's control that only the network of a simulation has: links and switches of any kind, and their
+//! faults.
 
 use crate::plan::{FabricChange, FaultKind, Plan, SwitchChange};
 use softhca::Device;

@@ -117,7 +117,7 @@ pub struct StepPlan {
 /// The pattern of a flow.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FlowKind {
-    /// The same operation every time.
+    /// One operation, every time.
     Uniform(WorkOperation),
     /// A message, then a reply of the peer before the next.
     PingPong,

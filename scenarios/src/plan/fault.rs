@@ -11,7 +11,7 @@ pub struct FaultPlan {
     pub name: String,
     /// It does not have to fire.
     pub optional: bool,
-    /// It begins after this: a step, an event or another fault. Those of programs have their own.
+    /// It begins after this: a step, an event or another fault. Faults of programs have triggers of their own.
     pub after: Option<FaultTrigger>,
     pub kind: FaultKind,
 }

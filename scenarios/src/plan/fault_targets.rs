@@ -243,7 +243,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// What a fault of packets, links, switches or hosts waits for.
+    /// The occurrence that a fault of packets, links, switches or hosts waits for.
     fn outside_trigger(&self, fault: &FaultSpec, path: &str) -> Result<Option<FaultTrigger>> {
         let found = self.trigger(fault.after.as_ref(), path)?;
         let help = match &found {

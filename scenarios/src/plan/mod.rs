@@ -163,8 +163,8 @@ impl Plan {
         (!faults.is_empty()).then(|| ProgramFaults { seed, faults, ..ProgramFaults::default() })
     }
 
-    /// The rules for packets that the device of a host sends, with their names, in the order in which they apply. Counting
-    /// rules come first. Those that wait for something come later.
+    /// The rules for packets that the device of a host sends, with their names, in the order in which they apply.
+    /// Counting rules come first. Rules that wait for something come later.
     pub fn rules_for_host(&self, host: usize) -> Vec<(&str, Rule)> {
         let counts = self.counting_rules.iter().map(|count| ("", &count.links, &count.rule));
         let faults = self.faults.iter().filter(|fault| fault.after.is_none());

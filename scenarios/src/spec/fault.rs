@@ -71,8 +71,8 @@ pub struct FaultSpec {
     pub optional: bool,
 }
 
-/// What begins or ends the time in which a fault applies: one of the keys. Faults of packets, links, switches and hosts
-/// begin after a step, an event or another fault.
+/// The beginning or end of the time in which a fault applies: one of the keys. Faults of packets, links, switches and
+/// hosts begin after a step, an event or another fault.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]

@@ -41,7 +41,7 @@ overridable! {
         pub payload: Option<PayloadMode>,
         /// Timers of the connection managers.
         pub cm: Option<CmSpec>,
-        /// Cards of each host; 1 by default. Those after the first are hosts with the name `alice:softhca1`.
+        /// Cards of each host; 1 by default. Further cards are hosts with the name `alice:softhca1`.
         pub cards: Option<u32>,
     }
     /// A host and the settings of its device.
