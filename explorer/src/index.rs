@@ -8,7 +8,7 @@ use std::io::{self, Write};
 pub struct IndexRow {
     /// The scenario and its parameters.
     pub scenario: String,
-    /// What the scenario is about.
+    /// The scenario's title.
     pub title: String,
     pub seed: u64,
     /// `pass`, `fail` or `error`.
@@ -22,7 +22,7 @@ pub struct IndexRow {
 /// A page with a line for each run.
 #[derive(Clone, Debug, Default)]
 pub struct IndexPage {
-    /// What the runs have in common.
+    /// The common title of the runs.
     pub title: String,
     /// The runs.
     pub rows: Vec<IndexRow>,

@@ -95,7 +95,7 @@ impl Page {
         Page { playground: Some(Playground { module, scenarios, schema }), ..Page::default() }
     }
 
-    /// The same page with a second run.
+    /// Adds a second run to the page.
     pub fn with_run(mut self, run: Run) -> Page {
         self.runs.push(run);
         self

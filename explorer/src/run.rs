@@ -118,7 +118,7 @@ pub struct Run {
     pub(crate) events: u64,
     /// The explanation of failures; none for a capture.
     pub(crate) why: Option<WhyReport>,
-    /// What the page omits and what is damaged.
+    /// Notes about omitted and damaged parts.
     pub(crate) notes: Vec<String>,
 }
 
@@ -377,9 +377,9 @@ impl RunBuilder {
         self.run.events += 1;
     }
 
-    /// Adds the bytes of the packet of the next entry: the number of its event, its original length, the number of the packet in
-    /// its file from 1 (each 32 bits), the number of bytes kept (16), its link type (8), whether its ICRC is right (8), all
-    /// little-endian, then the bytes.
+    /// Adds the bytes of the packet of the next entry. Three words of 32 bits come first: the number of its event, its
+    /// original length, and the number of the packet in its file from 1. Then come the number of bytes kept (16 bits),
+    /// its link type (8) and whether its ICRC is right (8). All are little-endian, and the bytes follow.
     fn add_frame(&mut self, kept: &FramePrefix) {
         let link: u8 = match kept.link_type {
             LinkType::Ethernet => 0,

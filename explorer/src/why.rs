@@ -1,4 +1,4 @@
-//! What the page says about a run as a whole: the answer of `softhca why`, the summary, and lints.
+//! The page's statements about a run as a whole: the answer of `softhca why`, the summary, and lints.
 
 use serde::Serialize;
 use softhca_trace::lint::{Finding, Linter};
