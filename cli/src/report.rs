@@ -96,7 +96,7 @@ fn run_folders(root: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// What the list says of a run, from its result.
+/// The entry of a run in the list, from its result.
 #[derive(Deserialize)]
 struct RunResult {
     scenario: String,

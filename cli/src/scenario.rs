@@ -1,4 +1,4 @@
-//! What `run`, `shrink` and `exec` share: reading scenario files, parameter values, and verdicts as text.
+//! Shared by `run`, `shrink` and `exec`: reading scenario files, parameter values, and verdicts as text.
 
 use softhca_scenarios::{Diagnostic, Outcome, Scenario, Verdict};
 use std::fs::File;

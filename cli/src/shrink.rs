@@ -48,7 +48,7 @@ pub fn run(arguments: &Arguments) -> CommandResult {
     shrink(arguments).map_err(|message| CommandError { code: BAD_INPUT, message })
 }
 
-/// What is necessary, and what it causes.
+/// The necessary faults, and their effect.
 struct Shrunk {
     faults: Vec<String>,
     before: usize,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// How long an endpoint waits for an event.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the connections of one endpoint share.
+/// The objects that the connections of one endpoint share.
 struct Endpoint {
     channel: EventChannel,
     domain: ProtectionDomain,

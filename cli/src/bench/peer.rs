@@ -18,7 +18,7 @@ struct Peer {
     metrics: &'static [Metric],
 }
 
-/// What is measured.
+/// The measured quantity.
 #[derive(Clone, Copy)]
 enum Metric {
     Stream,

@@ -37,7 +37,7 @@ struct ProgramBenchmark {
     kind: ProgramMetric,
 }
 
-/// What is measured, and what it is compared with.
+/// The measured quantity, and its comparison.
 #[derive(Clone, Copy)]
 enum ProgramMetric {
     /// Bandwidth, compared with iperf3 with writes of the same length.

@@ -44,7 +44,7 @@ impl Verb {
         [(Verb::Write, "write"), (Verb::Read, "read"), (Verb::Send, "send")];
 }
 
-/// Where the buffers are.
+/// The kind of memory of the buffers.
 #[derive(Clone, Copy, PartialEq)]
 enum BufferMemory {
     /// In memory that the device allocates and a daemon maps.

@@ -67,7 +67,7 @@ pub struct Measurement {
     /// The 99th percentile, for latencies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p99: Option<f64>,
-    /// What the result should be.
+    /// The aim of the result.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub aim: Option<Aim>,
 }
@@ -79,7 +79,7 @@ impl Measurement {
     }
 }
 
-/// What a result should be.
+/// The aim of a result.
 #[derive(Clone, Copy, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Aim {

@@ -68,7 +68,7 @@ fn is_failure(line: &str) -> bool {
         && !line.contains("\"status\":\"WR_FLUSH_ERR\"")
 }
 
-/// Where the log is stored.
+/// Storage of the log.
 enum LogStorage {
     /// In a file of the user.
     File(PathBuf),
@@ -134,7 +134,7 @@ impl DaemonEventLog {
         connection.start_recording(capture, Some(self.file.as_fd())).map_err(|error| error.to_string())
     }
 
-    /// Has another daemon write its events from now on. What the first one wrote is complete, and stays where it is.
+    /// Has another daemon write its events from now on. The first daemon's part of the log is complete and stays.
     pub fn start_again(&mut self, connection: &mut DaemonControl) -> Result<(), String> {
         let memory = rustix::fs::memfd_create("softhca-events", MemfdFlags::CLOEXEC);
         self.file = File::from(memory.map_err(|error| error.to_string())?);

@@ -32,7 +32,7 @@ struct DaemonState<'p> {
     is_daemon_gone: bool,
     /// How to start another daemon, which is due.
     restart: Option<StartCommand>,
-    /// What daemons had counted that faults killed.
+    /// The counters of daemons that faults killed.
     counted: FinalCounters,
 }
 

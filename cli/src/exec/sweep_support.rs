@@ -1,4 +1,4 @@
-//! What a sweep needs from `softhca exec`: a daemon of its own for each worker, and the libraries.
+//! Parts of `softhca exec` that a sweep uses: a daemon of its own for each worker, and the libraries.
 
 use super::daemon::{self, DaemonLifetime, DaemonRequirements};
 pub use super::event_log::event_name;

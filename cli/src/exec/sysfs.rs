@@ -41,7 +41,7 @@ pub fn parse_method(text: &str) -> Result<ViewMethod, String> {
     }
 }
 
-/// What a program is started with, so that it sees its devices.
+/// The environment with which a program sees its devices.
 #[derive(Clone, Default)]
 pub struct View {
     pub mounts: Option<MountNamespace>,

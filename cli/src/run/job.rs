@@ -6,7 +6,7 @@ use softhca_scenarios::{Outcome, ParameterValues, RunReport, Scenario, Verdict};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where scenarios run.
+/// The place where scenarios run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Backend {
     /// The simulated network, in virtual time.
@@ -32,7 +32,7 @@ pub struct Job {
     /// The parameters that were set.
     pub parameters: ParameterValues,
     pub seed: u64,
-    /// Where it runs.
+    /// The place where it runs.
     pub backend: Backend,
 }
 

@@ -1,5 +1,5 @@
-//! Stores the files of runs while the file system has enough free space: a large scenario can write a hundred
-//! megabytes per run, and a thousand seeds fill a disk.
+//! Stores the files of runs while the file system has enough free space. A large scenario can write a hundred megabytes
+//! per run, and a thousand seeds fill a disk.
 //!
 //! The size of a run is known when the first run of its group has ended. Before writing it, the store compares the
 //! estimated size of the rest of the group with the free space.

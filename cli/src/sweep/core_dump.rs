@@ -6,7 +6,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// What the kernel does with the core dumps of the programs of a sweep.
+/// The kernel's treatment of core dumps of the programs of a sweep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CoreDumps {
     /// It writes none, for this reason.

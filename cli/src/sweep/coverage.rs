@@ -20,8 +20,9 @@ pub struct Coverage {
     pub packets: bool,
 }
 
-/// What equivalent points have in common: the calls of one verb from one place of the program in one state of the queue
-/// pair; the completions and packets of one queue pair. Calls whose place is unknown are grouped by object.
+/// The key of equivalent points. Calls of one verb from one place of the program in one state of the queue pair are
+/// equivalent. So are the completions and packets of one queue pair. Calls whose place is unknown are grouped by
+/// object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GroupKey {
     /// The program.
@@ -50,7 +51,7 @@ impl fmt::Display for GroupKey {
 /// Points that are equivalent.
 #[derive(Debug)]
 pub struct Group {
-    /// What they have in common.
+    /// Their common key.
     pub key: GroupKey,
     /// The points, in the order of the run without faults.
     pub points: Vec<Point>,

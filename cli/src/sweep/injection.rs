@@ -21,7 +21,7 @@ pub const STATUSES: [CompletionStatus; 2] =
 const FLAP_TIME: &str = "50ms";
 
 softhca_wire::named_enum! {
-    /// What a sweep does to packets, as scenario files name it.
+    /// A fault of packets in a sweep, named as in scenario files.
     pub enum PacketFault {
         Drop => "drop",
         Duplicate => "duplicate",
@@ -42,7 +42,7 @@ impl PacketFault {
     }
 }
 
-/// What is injected at a point.
+/// The fault that is injected at a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SweepFault {
     /// The call fails once.
@@ -64,9 +64,9 @@ pub enum SweepFault {
 /// A point and the fault there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Injection {
-    /// Where.
+    /// Its point.
     pub point: Point,
-    /// What.
+    /// The fault.
     pub fault: SweepFault,
 }
 

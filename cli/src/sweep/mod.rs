@@ -1,8 +1,8 @@
 //! `softhca sweep`: every error path of a program, once.
 //!
-//! A first run without faults records the calls, completions and events of the programs. Then each is run again with one
-//! fault at one point, and the outcome is classified. A point is addressed by program, verb, object in order of creation
-//! and call on that object, so that the same point is hit although timing varies.
+//! A first run without faults records the calls, completions and events of the programs. Then each is run again with
+//! one fault at one point, and the outcome is classified. A point is addressed by program, verb, object in order of
+//! creation and call on that object. A fault thus hits that point although timing varies.
 
 mod core_dump;
 mod coverage;
@@ -340,7 +340,7 @@ impl Drop for Scratch {
     }
 }
 
-/// What the workers share.
+/// The state that the workers share.
 struct SweepRun<'a> {
     arguments: &'a Arguments,
     target: &'a Target,

@@ -29,7 +29,7 @@ impl Outcome {
     }
 }
 
-/// What the run without faults is, for comparison.
+/// The run without faults, for comparison.
 pub struct Baseline {
     pub codes: Vec<Option<i32>>,
     /// The standard output of each program, if it is the same in every run; with digits masked if only they differ.

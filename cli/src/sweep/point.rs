@@ -3,12 +3,12 @@
 use softhca::fault::FlowId;
 use softhca::{QpType, Verb};
 
-/// Where a fault is injected: the program, what it does, the object in order of creation, and the n-th time on this object.
+/// A point of injection: the program, its action, the object in order of creation, and the n-th time on this object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Point {
     /// The name of the program.
     pub role: String,
-    /// What the program does.
+    /// The program's action.
     pub kind: PointKind,
     /// The object; `None` for calls on the device. For packets, the queue pair of the requester, in the order in which
     /// queue pairs of its host become ready to receive.
@@ -17,7 +17,7 @@ pub struct Point {
     pub nth: u64,
 }
 
-/// What a program does at a point.
+/// A program's action at a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PointKind {
     /// It calls a verb.

@@ -6,12 +6,12 @@ use softhca::Verb;
 use softhca_trace::log::{Entry, LogEvent};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a run did.
+/// The actions of a run.
 #[derive(Debug, Default)]
 pub struct Recording {
     /// The calls and completions, in order.
     pub points: Vec<Point>,
-    /// Where the programs make their calls.
+    /// The places at which the programs make their calls.
     pub sites: BTreeMap<Point, CallContext>,
     /// How many objects of each kind the processes of each program created, and tried to release.
     pub balance: BTreeMap<(usize, &'static str), i64>,
@@ -35,7 +35,7 @@ pub struct Recording {
     has_packets: bool,
 }
 
-/// Where a program makes a call, and the state of the queue pair.
+/// The place at which a program makes a call, and the state of the queue pair.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CallContext {
     pub call_site: String,

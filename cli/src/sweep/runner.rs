@@ -77,7 +77,7 @@ pub enum RunFaults<'f> {
     None,
     /// One, at a point.
     One(&'f Injection),
-    /// Those of a scenario. The programs of a host have the faults of the host.
+    /// The programs of a scenario. The programs of a host have the faults of the host.
     Scenario(&'f Plan),
 }
 
@@ -90,7 +90,7 @@ pub struct Limits {
     pub idle: Duration,
 }
 
-/// What all workers share.
+/// The surroundings that all workers share.
 pub struct Surroundings {
     core_dumps: CoreDumps,
     keeps_cores: bool,
@@ -322,7 +322,7 @@ impl<'t> Worker<'t> {
     /// The core dump of a program that a signal ended. A file that is kept moves to the folder of the outputs.
     fn core_of(&self, program: &Running, name: &str, since: SystemTime) -> Option<CoreDump> {
         let kept = self.folder.join(format!("{name}.core"));
-        // That of an earlier run.
+        // A file of an earlier run.
         let _ = std::fs::remove_file(&kept);
         let status = program.status.filter(|status| status.signal().is_some())?;
         let (process, folder) = (program.child.id(), &self.target.folder);

@@ -1,4 +1,4 @@
-//! What a sweep runs: one program, or the programs of a file, and the check of their outcome.
+//! The target of a sweep: one program, or the programs of a file, and the check of their outcome.
 
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ pub struct Target {
     /// A command that ends with 0 if the outcome is right. It runs in the folder of the outputs. By default the exit codes
     /// and the standard output must be those of the run without faults.
     pub check: Option<Vec<String>>,
-    /// Where the file is: the programs run there.
+    /// The folder of the file. The programs run there.
     #[serde(skip)]
     pub folder: PathBuf,
 }
