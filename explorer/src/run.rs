@@ -378,8 +378,8 @@ impl RunBuilder {
     }
 
     /// Adds the bytes of the packet of the next entry. Three words of 32 bits come first: the number of its event, its
-    /// original length, and the number of the packet in its file from 1. Then come the number of bytes kept (16 bits),
-    /// its link type (8) and whether its ICRC is right (8). All are little-endian, and the bytes follow.
+    /// original length, and its number in the file from 1. Then come the number of bytes kept (16 bits), its link type
+    /// (8) and whether its ICRC is right (8). All are little-endian, and the bytes follow.
     fn add_frame(&mut self, kept: &FramePrefix) {
         let link: u8 = match kept.link_type {
             LinkType::Ethernet => 0,

@@ -8,7 +8,7 @@ use softhca::{
     QueuePair, ReceiveRequest, SendRequest, spawn_send,
 };
 
-/// What a task returns.
+/// The result of a task.
 pub type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
 const PORT: u16 = 7471;
@@ -112,7 +112,7 @@ pub async fn run_on_sockets(clients: usize) -> Outcome {
     serving.await
 }
 
-/// The same code on a host for each client, in virtual time.
+/// Runs this code on a host for each client, in virtual time.
 pub fn run_in_world(clients: usize) -> softhca::sim::Report {
     let mut world = World::new(7);
     world.host("server", move |device| serve(device.open(), clients));

@@ -1,7 +1,7 @@
 //! Prints the asynchronous events of a device, as `ibv_asyncwatch` does: `cargo run --example asyncwatch`.
 //!
-//! An embedded card serves this process alone, so the example makes something happen: a shared receive
-//! queue that runs low, and a peer that asks for memory it has no right to.
+//! An embedded card serves this process alone, so the example causes events itself. A shared receive queue runs low,
+//! and a peer asks for memory that it must not access.
 
 use softhca::{AccessFlags, ConnectOptions, Context, Device, Error, QpType, ReceiveRequest, SendRequest};
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! A test in virtual time with a scripted loss, run twice: `cargo run --example deterministic_test`.
 //!
-//! This is what a test of your own RDMA program can look like: hosts as async code, a fault that hits the same
-//! packet in every run, and assertions on what the program makes of it.
+//! A test of your own RDMA program can look like this. Hosts are async code, a fault hits the same packet in every run,
+//! and assertions check how the program handles it.
 
 use softhca::sim::{Report, World};
 use softhca::{

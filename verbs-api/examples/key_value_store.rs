@@ -1,13 +1,12 @@
 //! A key-value store whose clients read it with one-sided READs: `cargo run --example key_value_store`.
 //!
-//! The server's application changes values while clients read them; its CPU serves no read. How does a reader
-//! know that what it read is whole, and not half old and half new? Each slot has a version. The server makes it
-//! odd, changes the value, and makes it the next even number. A reader asks for the version, the slot, and the
-//! version again: a connection serves READs in their order, so if both versions are the same even number,
-//! nothing changed in between.
+//! The server's application changes values while clients read them; its CPU serves no read. How does a reader know that
+//! what it read is whole, and not half old and half new? Each slot has a version. The server makes it odd, changes the
+//! value, and makes it the next even number. A reader asks for the version, the slot, and the version again. A
+//! connection serves READs in their order. If both versions are the same even number, nothing changed in between.
 //!
-//! Two versions around the value and one READ of it all would not do: in which order the bytes of one READ are
-//! fetched is the card's business.
+//! Two versions around the value and one READ of all would not suffice: the card may fetch the bytes of one READ in any
+//! order.
 
 use softhca::{
     AccessFlags, CompletionQueue, ConnectOptions, Device, Error, MemoryRegion, QpType, QueuePair,
@@ -28,7 +27,7 @@ struct Store {
 }
 
 impl Store {
-    /// Where a key lives. (A real store would handle two keys with the same slot.)
+    /// The slot of a key. (A real store would handle two keys with the same slot.)
     fn slot(key: u64) -> u64 {
         key % SLOTS * SLOT
     }

@@ -24,7 +24,7 @@ use std::pin::pin;
 use std::sync::Mutex;
 use std::task::Poll;
 
-/// Where a buffer is: what the two sides send each other.
+/// The location of a buffer, which the two sides send each other.
 const ADVICE: u32 = 16;
 
 fn main() -> Outcome {
@@ -51,7 +51,8 @@ struct Side {
     source: MemoryRegion,
     sink: MemoryRegion,
     size: u32,
-    /// What completed before anybody asked for it: the peer's next message may overtake the acknowledgement of ours.
+    /// Work requests that completed before anybody asked for them. The peer's next message may overtake the
+    /// acknowledgement of ours.
     early: Mutex<Vec<CompletionOpcode>>,
 }
 
@@ -96,7 +97,7 @@ impl Side {
         self.pair.post_send(&SendRequest::send(1, &[self.advice.sge(u64::from(ADVICE), ADVICE)]))
     }
 
-    /// What the peer said of its buffer.
+    /// The peer's announcement of its buffer.
     fn advised(&self) -> (RemoteAddress, u32) {
         let bytes = self.advice.read_at(0, ADVICE.into());
         let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"));

@@ -1,8 +1,8 @@
 //! Several connections take their receives from one shared receive queue, like `ibv_srq_pingpong`.
 //!
-//! A server with a thousand clients cannot keep receive buffers ready for each of them. With a shared receive
-//! queue, it keeps as many as messages can arrive at once, from any client; the completion names the queue pair
-//! that received a message.
+//! A server with a thousand clients cannot keep receive buffers ready for each of them. With a shared receive queue, it
+//! keeps as many as messages can arrive at once, from any client. The completion names the queue pair that received a
+//! message.
 //!
 //! ```text
 //! cargo run --release --example srq_pingpong                  both sides in this process

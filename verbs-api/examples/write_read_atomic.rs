@@ -61,7 +61,7 @@ fn main() -> Result<(), Error> {
         }
     }
 
-    // What the region does not allow fails, and takes the connection with it.
+    // An access that the region does not allow fails and ends the connection.
     let secret = bob_domain.allocate_region(64, AccessFlags::LOCAL_WRITE)?;
     from.post_send(&SendRequest::rdma_read(5, &[mine.sge(0, 8)], secret.remote_address(0)))?;
     let refused = queue.wait()?;

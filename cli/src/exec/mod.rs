@@ -1,7 +1,7 @@
 //! `softhca exec` and `softhca env`: unmodified programs on an emulated host.
 //!
 //! Exit codes are env(1)'s: the program's own, 125 if `softhca exec` failed, 126 if the program cannot be run, 127 if
-//! it does not exist. 123 means that an expectation of a scenario does not hold.
+//! it does not exist. Exit code 123 means that an expectation of a scenario does not hold.
 
 mod daemon;
 mod device_use;

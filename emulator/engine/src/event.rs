@@ -283,7 +283,7 @@ macro_rules! hca_events {
                 target: u64,
                 /// The estimate of congestion (alpha of DCQCN), in millionths.
                 alpha_millionths: u32,
-                /// What changed it.
+                /// The cause of the change.
                 cause: RateCause,
             }
             /// Local memory was written by a peer, a receive, a READ response or an atomic.
@@ -340,7 +340,7 @@ macro_rules! hca_events {
                 object: Option<u32>,
                 /// The queue pair; 0 if none.
                 qp: Qpn,
-                /// What the rule did.
+                /// The effect of the rule.
                 effect: ProgramAction,
             }
             /// A process called a verb. Only a run that records calls has it.
@@ -358,7 +358,7 @@ macro_rules! hca_events {
                 qp: Qpn,
                 /// The program that the process belongs to.
                 role: u32,
-                /// Where the program calls it: module and offset of the return address; absent if it is unknown.
+                /// The place of the call in the program: module and offset of the return address; absent if it is unknown.
                 call_site: Option<CallSite>,
                 /// The state of the queue pair before the call.
                 state: Option<QpState>,

@@ -1,8 +1,8 @@
 //! The last ACK of each queue pair of a process, in memory that outlives the process.
 //!
 //! A program that has seen a message may end before the ACK is sent. Its peer must still get the ACK. The HCA therefore
-//! records what it acknowledges before the program can see the message, and the owner of the memory sends the ACK again
-//! at the end. A peer ignores an ACK that it has had already.
+//! records what it acknowledges before the program can see the message. The owner of the memory sends the ACK again at
+//! the end. A peer ignores an ACK that it has had already.
 
 use crate::SharedWords;
 use crate::sync::Ordering;

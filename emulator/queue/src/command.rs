@@ -280,8 +280,7 @@ impl Command {
     }
 
     /// The call of a program that the command is, and the object of the call. `None` for queries, which have other
-    /// users than programs, and for commands whose failure no call of a program can see, such as those at an object's
-    /// end.
+    /// users than programs. Also `None` if no call of a program can see the failure, as at an object's end.
     pub fn call(&self) -> Option<(Verb, Option<(Resource, u32)>)> {
         let qp = |verb, qpn: &Qpn| Some((verb, Some((Resource::QueuePair, qpn.value()))));
         let mr = |verb, key: &RemoteKey| Some((verb, Some((Resource::MemoryRegion, key.0))));

@@ -22,8 +22,8 @@ const LONG_TAKEOVER_DELAY: Duration = Duration::from_micros(200);
 const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The thread listens for packets while callers poll from this score on. It gains a point for each packet that no
-/// caller had received when the thread polled, as in a program that waits for a write to its memory. It loses a point
-/// for each wake-up in vain.
+/// caller had received when the thread polled. That happens in a program that waits for a write to its memory. It loses
+/// a point for each wake-up in vain.
 const LISTEN_SCORE: u32 = 2;
 const MAX_SCORE: u32 = 16;
 

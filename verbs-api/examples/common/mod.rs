@@ -1,4 +1,4 @@
-//! What the examples of connection management share: options as `getopt` reads them, and the device.
+//! Shared by the examples of connection management: options as `getopt` reads them, and the device.
 
 #![allow(dead_code, reason = "no example needs all of it")]
 
@@ -111,12 +111,12 @@ pub struct Settings {
     pub messages: u64,
     /// Bytes of a message.
     pub size: u32,
-    /// Where the server listens.
+    /// The address at which the server listens.
     pub port: u16,
 }
 
 impl Settings {
-    /// What `-c`, `-C`, `-S` and `-p` say.
+    /// The values of `-c`, `-C`, `-S` and `-p`.
     pub fn from_options(options: &Options, port: u16) -> Result<Settings, String> {
         Ok(Settings {
             connections: options.number('c', 1)?,
@@ -126,7 +126,7 @@ impl Settings {
         })
     }
 
-    /// Where the server listens: what `-b` says, else every IPv4 address.
+    /// The address at which the server listens: `-b`, else every IPv4 address.
     pub fn listen_at(&self, options: &Options) -> String {
         format!("{}:{}", options.text('b').unwrap_or("0.0.0.0"), self.port)
     }

@@ -61,8 +61,8 @@ impl ConnectionManager {
         })
     }
 
-    /// The receiver of a CM message that does not name its process: a request, or a REJ from a peer without an answer
-    /// to its request.
+    /// The receiver of a CM message that does not name its process: a request, or a REJ from a peer that received no
+    /// reply.
     pub fn mad_owner(&self, addressing: &AddressHeaders, transport: &[u8]) -> MadOwner {
         if Bth::parse(transport).is_ok_and(|bth| bth.destination_qp != Qpn::GSI) {
             return MadOwner::Own;

@@ -223,7 +223,8 @@ pub enum Response {
     },
     Done,
     /// The device is open. Descriptors accompany the response. They are the notification socket, an eventfd that wakes
-    /// the engine thread, the page with its sleep flag, and the memory with the completion doorbell and doorbell ring.
+    /// the engine thread, and the page with its sleep flag. The memory with the completion doorbell and doorbell ring
+    /// follows.
     ///
     /// With a direct data path, the sockets of the process's slot follow the notification socket. Each address of the
     /// host has a RoCE socket and a link control socket. The page of the slot comes last.

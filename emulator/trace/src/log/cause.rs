@@ -5,7 +5,7 @@ use super::{Certainty, EffectData, Entry, LogEvent};
 /// A cause that an entry shows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObservedCause {
-    /// What: `request-lost`, `nak/remote-access-error`, ….
+    /// Its code: `request-lost`, `nak/remote-access-error`, ….
     pub code: String,
     /// The PSN that it is about.
     pub psn: Option<u32>,

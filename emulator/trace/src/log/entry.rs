@@ -18,7 +18,7 @@ pub struct Header {
     pub format: String,
     /// [`VERSION`].
     pub version: u32,
-    /// What the run was about.
+    /// Title of the run.
     pub title: String,
     /// The hosts whose cards report events.
     pub vantage_points: Vec<VantagePoint>,
@@ -54,9 +54,9 @@ pub struct VantagePoint {
 pub struct Entry {
     /// When, in nanoseconds since the start.
     pub time: u64,
-    /// Where: the name of the host or switch; for a fault that of the sender.
+    /// Name of the host or switch; for a fault, name of the sender.
     pub host: String,
-    /// What: the keys `name` and `data`.
+    /// The event: the keys `name` and `data`.
     #[serde(flatten)]
     pub event: LogEvent,
     /// Why, as a sentence.

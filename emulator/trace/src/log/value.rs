@@ -309,7 +309,7 @@ log_struct! {
     }
 }
 
-/// What a fault did to a packet.
+/// The effect of a fault on a packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum EffectData {

@@ -80,8 +80,8 @@ pub(super) fn default_device() -> Result<CmDevice, Rejection> {
     Ok(cm_devices()?[0])
 }
 
-/// The card that connections from and to these addresses use. In this order: the card with the source address, the card
-/// with the destination address, the card whose address the kernel would send from, the first card.
+/// The card that connections from and to these addresses use. It is the card with the source address, else the card
+/// with the destination address. Otherwise it is the card whose address the kernel would send from, else the first.
 pub(super) fn card_for(source: Option<IpAddr>, destination: Option<IpAddr>) -> usize {
     let Ok(devices) = cm_devices() else { return 0 };
     let with_address = |address: IpAddr| devices.iter().position(|device| device.address == address);
