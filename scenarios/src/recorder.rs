@@ -62,12 +62,12 @@ pub struct Recorder {
     ready_qps: Vec<usize>,
     /// Hosts with new connection events.
     ready_cm_hosts: Vec<usize>,
-    /// What faults may wait for, if some do.
+    /// The occurrences that faults may wait for, if some do.
     pub triggers: Vec<FaultTrigger>,
     keeps_triggers: bool,
 }
 
-/// What faults may wait for in an event of a device.
+/// The occurrence in an event of a device that faults may wait for.
 pub fn trigger_of(event: &Event) -> Option<FaultTrigger> {
     match event {
         Event::FaultInjected { rule, .. } => Some(FaultTrigger::Fault(*rule)),

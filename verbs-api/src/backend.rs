@@ -22,14 +22,14 @@ pub(crate) fn check_process(mark: &softhca_udp::ProcessIdentity) -> Result<()> {
     if mark.is_current() { Ok(()) } else { Err(Error::Forked { parent: mark.pid }) }
 }
 
-/// What runs an HCA: its sockets or its simulation, and the clock by which its application waits.
+/// The runtime of an HCA: its sockets or its simulation, and the clock by which its application waits.
 pub(crate) trait Runtime: Send + Sync {
     /// Fails in a child process of the process that opened the device. Every verb checks this before it takes a
     /// lock, which another thread may have held during the fork, and before it touches shared memory.
     fn check_process(&self) -> Result<()> {
         Ok(())
     }
-    /// The same for verbs that cannot fail.
+    /// Checks the process for verbs that cannot fail.
     ///
     /// # Panics
     /// In a child process.
@@ -71,7 +71,7 @@ pub(crate) trait Runtime: Send + Sync {
     fn allow_silent_waits(&self) {}
     /// The time by which the application waits.
     fn now(&self) -> Instant;
-    /// Where callers drive: drives for a moment, until `notifier` counts past `seen`. Returns whether it did.
+    /// If callers drive the HCA, drives for a moment, until `notifier` counts past `seen`. Returns whether it did.
     fn spin_wait(&self, notifier: &Notifier, seen: u64) -> bool {
         let _ = (notifier, seen);
         false
@@ -106,7 +106,7 @@ pub(crate) trait Runtime: Send + Sync {
 /// An HCA that an application uses. Work requests and completions pass through rings, control verbs through
 /// [`Backend::execute`].
 pub(crate) trait Backend: Runtime {
-    /// The same HCA for a new context, if this client lost it: a removed device that returned must be opened anew.
+    /// This HCA for a new context, if this client lost it. A removed device that returned must be opened anew.
     fn reopened(&self) -> Option<Arc<dyn Backend>> {
         None
     }

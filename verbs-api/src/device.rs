@@ -63,8 +63,8 @@ impl Device {
         Context::new(backend, self.address, self.faults.lock().clone())
     }
 
-    /// The place where applications exchange endpoints by name before they are connected: one for all hosts of a `World`,
-    /// one for all embedded devices of this process.
+    /// The place where applications exchange endpoints by name before they are connected. A `World` has one for all
+    /// hosts, a process one for all its embedded devices.
     pub fn endpoint_exchange(&self) -> EndpointExchange {
         self.backend.endpoint_exchange()
     }
@@ -138,14 +138,14 @@ impl Device {
     }
 }
 
-/// What a card offers.
+/// Attributes and limits of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceAttributes {
     /// The maximum number of each resource and the maximum sizes.
     pub limits: DeviceLimits,
 }
 
-/// What a port is like.
+/// Attributes of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortAttributes {
     /// The port number: always 1.

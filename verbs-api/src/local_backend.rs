@@ -62,10 +62,10 @@ impl LocalClient {
     }
 }
 
-/// What runs an HCA in this process: its driver and its memory.
+/// The runtime of an HCA in this process: its driver and its memory.
 pub(crate) trait CardRuntime: Runtime + 'static {
     fn client(&self) -> &LocalClient;
-    /// The same HCA for another client.
+    /// This HCA for another client.
     fn with_client(&self, client: LocalClient) -> Self
     where
         Self: Sized;

@@ -18,7 +18,7 @@ impl ProtectionDomain {
         MemoryRegion::new(self, block, None, access)
     }
 
-    /// The same in private memory of this process, which a daemon accesses through the kernel. With a daemon,
+    /// Allocates a region in private memory of this process, which a daemon accesses through the kernel. With a daemon,
     /// [`ProtectionDomain::allocate_region`] is faster.
     pub fn allocate_private_region(&self, length: u64, access: AccessFlags) -> Result<MemoryRegion, Error> {
         MemoryRegion::new(self, Arc::new(MemoryBlock::new(size_of_memory(length)?)), None, access)
@@ -87,7 +87,7 @@ struct Inner {
     registration: Mutex<Registration>,
 }
 
-/// What the region is at present: it may be registered again as something else.
+/// The present registration of a region, which may be registered again with other parameters.
 #[derive(Clone)]
 struct Registration {
     domain: ProtectionDomain,
@@ -150,7 +150,7 @@ impl MemoryRegion {
         RemoteAddress { address: present.iova + offset, rkey: present.rkey }
     }
 
-    /// Accesses the memory. A caller may unmap its own memory once the region is deregistered or has other memory: such
+    /// Accesses the memory. A caller may unmap its own memory once the region is deregistered or has other memory. Such
     /// memory is accessed under the lock, and not after deregistration.
     fn access<R>(&self, access: impl FnOnce(&MemoryBlock) -> Result<R, MemoryFault>) -> R {
         let present = self.inner.registration.lock();

@@ -148,7 +148,7 @@ pub struct Failure {
     pub explanation: String,
 }
 
-/// What made a run fail.
+/// The cause of a failed run.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum FailureCause {

@@ -88,7 +88,7 @@ impl SimulatedFabric {
         Device::new(Arc::new(SimulatedHost { fabric, host, client, flow_ids, random_draws }), address)
     }
 
-    /// Where hosts exchange endpoints.
+    /// The place where hosts exchange endpoints.
     pub(crate) fn endpoint_exchange(&self) -> EndpointExchange {
         self.endpoint_exchange.clone()
     }

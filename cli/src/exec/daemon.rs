@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 /// The hosts of an auto-started daemon.
 const DEFAULT_HOSTS: [&str; 2] = ["alice", "bob"];
 
-/// What a program needs from a daemon.
+/// A program's requirements of a daemon.
 #[derive(Default)]
 pub struct DaemonRequirements<'a> {
     pub name: Option<&'a str>,
@@ -86,7 +86,7 @@ fn lock_start(folder: &RuntimeDir, name: &str) -> Result<File, String> {
 pub struct StartCommand(Vec<OsString>);
 
 impl StartCommand {
-    /// That of a running daemon.
+    /// The start command of a running daemon.
     pub fn of(connection: &DaemonControl) -> Result<StartCommand, String> {
         let path = format!("/proc/{}/cmdline", connection.process_id());
         let text = std::fs::read(&path).map_err(|error| format!("{path}: {error}"))?;

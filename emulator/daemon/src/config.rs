@@ -191,7 +191,7 @@ fn address_space() -> u64 {
 
 /// A card of a host.
 pub(crate) struct CardConfig<'a> {
-    /// That of the host for its first card, `HOST:DEVICE` for others.
+    /// The host's name for its first card, `HOST:DEVICE` for others.
     pub name: String,
     pub host: &'a str,
     pub address: Option<IpAddr>,

@@ -46,7 +46,7 @@ impl NotificationQueue {
         self.push_with(notification, &[]);
     }
 
-    /// The same with descriptors. The session finds those of a notification that is queued.
+    /// Adds a notification with descriptors. The session finds the descriptors of a queued notification.
     pub fn push_with(&self, notification: Notification, descriptors: &[BorrowedFd<'_>]) {
         let mut pending = self.pending.lock();
         let was_empty = pending.notifications.is_empty();

@@ -188,7 +188,7 @@ impl Session {
         if !self.requests.fill(&mut self.reader)? {
             return Ok(false);
         }
-        // What follows the greeting of a client that is refused is not read.
+        // The bytes after the greeting of a refused client are not read.
         while !self.ending
             && let Some(FramedMessage { bytes, descriptors }) = self.reader.pop()?
         {

@@ -239,7 +239,7 @@ impl HostSlots {
         self.recordings.slot_of_connection(self.host, packet.source.ip(), parse(packet)?.sender_id())
     }
 
-    /// The same for a port that is not slot 0.
+    /// Gives packets of a vacant slot's port to the processes in the slots that they are for.
     fn hand_over_from_vacant(&self, packets: Vec<HandedOverPacket>) -> Vec<HandedOverPacket> {
         let (own, rest): (Vec<_>, Vec<_>) =
             self.hand_over(packets).into_iter().partition(|packet| packet.slot == 0);

@@ -203,7 +203,7 @@ impl DeviceFiles<'_> {
         ]
     }
 
-    /// What programs read to place a device: its NUMA node, processors, and kind.
+    /// The files from which programs place a device: its NUMA node, processors and kind.
     fn write_pci_device(&self, pci: &Path, slot: &str) -> io::Result<()> {
         let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_else(|_| "0".into());
         let files = [

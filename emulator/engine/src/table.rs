@@ -52,7 +52,7 @@ impl<T> Table<T> {
         Table { entries, free: VecDeque::new(), limit, live: 0, reserved, numbering }
     }
 
-    /// The same table, with the numbers of a slot. It must have a reserved entry.
+    /// Gives this table the numbers of a slot. It must have a reserved entry.
     pub fn with_slot(self, slot: QpnSlot) -> Table<T> {
         debug_assert!(self.reserved > UNUSED);
         let size = 1 << (24 - slot.bits);

@@ -1,10 +1,10 @@
 //! The network between hosts: links with fault rules, switches with PFC and ECN, and a [`World`] of hosts
 //! under a virtual clock.
 //!
-//! A [`Link`] accepts frames at one end, applies its [`Rule`]s to each, and delivers frames with their
-//! arrival time. A [`Switch`] queues and marks frames and pauses their senders. A [`Topology`] connects hosts
-//! and switches. Every fault is reported as a [`Fault`]. The crate does not perform I/O, read a clock or keep
-//! random number state: the same rules, seed and frames give the same bytes and events on every machine.
+//! A [`Link`] accepts frames at one end, applies its [`Rule`]s to each, and delivers frames with their arrival time. A
+//! [`Switch`] queues and marks frames and pauses their senders. A [`Topology`] connects hosts and switches. Every fault
+//! is reported as a [`Fault`]. The crate does not perform I/O, read a clock or keep random number state. Equal rules,
+//! seeds and frames give equal bytes and events on every machine.
 //!
 //! Times are nanoseconds since an origin that the caller chooses; their names end in `_ns`.
 

@@ -3,8 +3,8 @@
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
-/// A packet that arrived at the socket of another slot than its own: the kernel merges the packets of one sender, and gives
-/// all to the slot of the first; and it does not know all listeners.
+/// A packet that arrived at the socket of another slot. The kernel merges the packets of one sender and gives all to
+/// the slot of the first, and it does not know all listeners.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandedOverPacket {

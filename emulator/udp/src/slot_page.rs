@@ -1,5 +1,5 @@
-//! The memory that a daemon shares with a process which executes the transport itself: the counters of its HCA, the last
-//! ACK of each queue pair, its connections, and a ring with its events while the daemon records them.
+//! The memory that a daemon shares with a process which executes the transport itself. It holds the counters of the
+//! HCA, the last ACK of each queue pair, the connections, and a ring of events while the daemon records.
 //!
 //! Every event has a time of CLOCK_MONOTONIC, by which the daemon merges the events of all processes. While a process
 //! writes an event, the page says so: the daemon then knows which times no further event can have.

@@ -79,7 +79,7 @@ impl SlotGroup {
 pub type OpenSendSocket = Box<dyn FnMut(IpAddr) -> io::Result<OwnedFd> + Send>;
 
 /// The sockets that send to processes which share an address. The kernel of a receiver merges datagrams from one port
-/// before it looks at their slots, so that each slot has a port of its own.
+/// before it looks at their slots. Each slot therefore has a port of its own.
 #[derive(Default)]
 pub(crate) struct SendSockets {
     /// By source address and destination slot; `None` if it could not be opened.
@@ -122,8 +122,8 @@ impl HostSockets {
         Ok(HostSockets::from_parts(roce, link, ipv6).with_interface(interface.clone()))
     }
 
-    /// The sockets of a slot that another process has opened, for the first address and then for the second: the RoCE
-    /// socket and the link control socket of each.
+    /// The sockets of a slot that another process has opened: the RoCE socket and the link control socket of the first
+    /// address, then of the second.
     pub fn adopt(descriptors: Vec<OwnedFd>) -> io::Result<HostSockets> {
         let mut descriptors = descriptors.into_iter();
         let mut next = || {

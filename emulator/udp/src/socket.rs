@@ -244,7 +244,7 @@ impl RoceSocket {
         )
     }
 
-    /// The same, to any port.
+    /// Sends a batch to any port.
     pub fn send_batch_to(
         &mut self,
         destination: SocketAddr,

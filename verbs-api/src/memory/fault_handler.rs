@@ -1,5 +1,5 @@
-//! The signal handler behind registered memory that the program has unmapped, protected or truncated: an access of the
-//! HCA to it fails, in place of the program.
+//! The signal handler behind registered memory that the program has unmapped, protected or truncated. The HCA's access
+//! to it fails, and not the program.
 
 #![allow(unsafe_code)]
 
@@ -9,7 +9,7 @@ use std::{mem, ptr};
 
 const SIGNALS: [libc::c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
-/// What the program does with each signal itself.
+/// The program's own action for each signal.
 static PREVIOUS: OnceLock<[libc::sigaction; 2]> = OnceLock::new();
 
 /// Installs the handler, once. A handler that the program installs later replaces it.

@@ -66,7 +66,7 @@ impl Hca {
         }
     }
 
-    /// Takes queue pair numbers, keys, communication IDs and initial PSNs from a secret instead of the seed, so that a peer
+    /// Takes queue pair numbers, keys, communication IDs and initial PSNs from a secret instead of the seed. A peer
     /// that has seen some of them cannot predict others. The HCA has no resources yet.
     pub fn with_secret(mut self, secret: [u64; 2]) -> Hca {
         let mut random = Random::keyed(secret);
@@ -489,8 +489,8 @@ impl Hca {
         self.handle_cq_overflows(ctx);
     }
 
-    /// A process has ended. Requests to it fail a little later, as after an ACK timeout: a program that has received all that
-    /// it expects may end before its peer has polled its last completions.
+    /// A process has ended. Requests to it fail a little later, as after an ACK timeout. A program that has received
+    /// all that it expects may end before its peer has polled its last completions.
     pub fn on_process_gone(&mut self, ctx: &mut Context<'_>, peer: Peer) {
         for qpn in self.waiting_for(peer) {
             if let Some(qp) = self.queue_pairs.get_mut(qpn)

@@ -136,7 +136,7 @@ impl LadderBuilder {
         }
     }
 
-    /// What a packet of a capture is, in the light of those before it.
+    /// Describes a packet of a capture in the light of the packets before it.
     pub(super) fn ladder_packet(&mut self, packet: &Packet<'_>) -> Option<LadderPacket> {
         let PacketContents::Roce(roce) = &packet.contents else { return None };
         let network = &roce.frame.network;
@@ -232,7 +232,7 @@ struct Connection {
 #[derive(Default)]
 struct WorkRequests {
     count: u64,
-    /// Those under way: id, number, name.
+    /// Work requests in progress: id, number, name.
     outstanding: Vec<(u64, u64, String)>,
 }
 

@@ -152,7 +152,7 @@ impl Flow {
     }
 }
 
-/// What a packet of a capture changes.
+/// The changes by a packet of a capture.
 #[derive(Debug, Default)]
 pub(crate) struct Observation {
     /// How a request relates to those before it.

@@ -1,7 +1,7 @@
 //! The text ladder: two sides, and between them the packets that they exchanged.
 //!
-//! [`Ladders`] gathers the events of cards, links and captures; it yields one
-//! [`Ladder`] per connection, a list of [`Step`]s with all words in place, and that is drawn for any width.
+//! [`Ladders`] gathers the events of cards, links and captures. It yields one [`Ladder`] per connection: a list of
+//! [`Step`]s with all words in place, which can be drawn for any width.
 
 mod builder;
 mod draw;

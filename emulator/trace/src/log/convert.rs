@@ -1,7 +1,7 @@
 //! A capture as an event log.
 //!
-//! The packets of a capture become entries. What follows from them is added: where a message begins and which answer
-//! ends it, which bytes a WRITE puts where, and what `inference` concludes, with its certainty.
+//! The packets of a capture become entries. Conclusions from them are added: the beginning and the answer of each
+//! message, the target of a WRITE's bytes, and the results of `inference` with their certainty.
 
 mod cm;
 mod messages;

@@ -199,7 +199,7 @@ impl<W: Write> EventLog<W> {
         }
     }
 
-    /// What was written to.
+    /// Returns the writer.
     pub fn into_inner(self) -> W {
         self.output
     }

@@ -32,7 +32,7 @@ pub(super) struct PacketReceiver {
     reorder_buffer: ReorderBuffer,
     /// Packets for other slots are handed over.
     pub hands_over: bool,
-    /// Those that arrived since the last time.
+    /// Packets for other slots that arrived since the last call.
     pub misdelivered: Vec<HandedOverPacket>,
 }
 

@@ -1,5 +1,5 @@
-//! A driver in a slot of a host that several processes share: rings to the others, packets that are handed over, and the
-//! last ACKs of a process that ended.
+//! A driver in a slot of a host that several processes share: rings to the others, packets that are handed over, last
+//! ACKs of a process that ended.
 
 use super::receive::Arrival;
 use super::{Driver, HandOver, IcrcCheck};
@@ -16,7 +16,7 @@ use std::time::Duration;
 const MAX_LAST_POLLS: usize = 4096;
 /// While rings carry packets, sockets are read at this interval: every read is a system call.
 const SOCKET_INTERVAL: Duration = Duration::from_micros(5);
-/// The same while sockets carry none.
+/// Interval while sockets carry no packets.
 const IDLE_SOCKET_INTERVAL: Duration = Duration::from_micros(50);
 /// For how long after a packet rings and sockets count as carrying packets.
 const RINGS_ACTIVE: Duration = Duration::from_micros(100);
@@ -86,8 +86,8 @@ impl<M: Memory> Driver<M> {
         self.engine.sink.flush();
     }
 
-    /// Sends the last ACKs of a process that has ended, and then ends its connections: to other processes of the host at
-    /// once, in the rings that it had, and to other hosts as they grant it. The rings are closed then.
+    /// Sends the last ACKs of a process that has ended, and then ends its connections. Other processes of the host get
+    /// them at once in the rings that it had, other hosts as they grant it. The rings are closed then.
     pub fn send_recorded(
         &mut self,
         acks: impl Iterator<Item = RecordedAck>,

@@ -426,8 +426,8 @@ pub(crate) fn receive_memory(socket: &Socket) -> io::Result<ReceiveMemory> {
     Ok(ReceiveMemory { charged: figures[0], limit: figures[1], dropped: figures[MEMINFO_DROPS] })
 }
 
-/// Asks the scheduler for short time slices for the calling thread. When it wakes, it then preempts a program that polls
-/// on its processor, instead of waiting for the end of that program's slice (Linux 6.12 and later; older ones ignore it).
+/// Asks the scheduler for short time slices for the calling thread. When it wakes, it then preempts a program that
+/// polls on its processor, instead of waiting for the end of that program's slice. Kernels before Linux 6.12 ignore it.
 pub(crate) fn request_short_time_slices() {
     /// The shortest that the kernel accepts.
     const SLICE_NS: u64 = 100_000;

@@ -163,7 +163,7 @@ impl CaptureConverter {
         (packets, if is_read { 0 } else { packets.saturating_sub(message.captured) })
     }
 
-    /// Where a packet of a WRITE puts its payload.
+    /// The key and address to which a packet of a WRITE puts its payload.
     pub(super) fn write_target(&mut self, seen: &RoceInfo, reth: Option<Reth>) -> Option<(u32, u64)> {
         if seen.opcode.operation() != Operation::Write || seen.payload == 0 {
             return None;

@@ -1,4 +1,4 @@
-//! What answers show: rejections, acknowledgements of packets that were not captured, gaps in READ responses.
+//! Conclusions from answers: rejections, acknowledgements of packets that were not captured, gaps in READ responses.
 
 use super::{
     FlowInference, GapFate, Inferred, MAX_REMEMBERED, Rejection, RejectionKind, SeenPacket, Timeout,

@@ -1,4 +1,4 @@
-//! What is concluded at the end of a capture: the fate of packets that it does not contain, and of unanswered requests.
+//! Conclusions at the end of a capture: the fate of packets that it does not contain, and of unanswered requests.
 
 use super::{ASSUMED_ROUND_TRIP_NS, FlowInference, Gap, GapFate, Inferred, RejectionKind};
 use crate::log::Certainty;

@@ -1,6 +1,6 @@
-//! What the packets of a capture show beyond themselves: losses, reordering, timeouts, the kinds of retransmissions.
+//! Conclusions from the packets of a capture: losses, reordering, timeouts, the kinds of retransmissions.
 //!
-//! A capture is taken at one point. A packet that was captured may be lost behind that point; one that was not
+//! A capture is taken at one point. A packet that was captured may be lost behind that point. A packet that was not
 //! captured may have been lost before it, or missed by the capture. The answers of the receiver distinguish these.
 
 mod answer;
