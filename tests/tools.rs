@@ -51,6 +51,14 @@ pub fn needs_condition(
     Trial::test(name, || Ok(())).with_ignored_flag(true)
 }
 
+/// Runs groups of tests. `--list` and filters show a test of the group `g` as `[g] name`.
+pub fn run_groups(groups: &[(&str, fn() -> Vec<Trial>)]) -> ExitCode {
+    let trials = |(group, trials): &(&str, fn() -> Vec<Trial>)| {
+        trials().into_iter().map(|trial| trial.with_kind(*group)).collect::<Vec<_>>()
+    };
+    run(groups.iter().flat_map(trials).collect())
+}
+
 /// Runs the tests that the command line selects.
 pub fn run(tests: Vec<Trial>) -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), tests).exit_code()

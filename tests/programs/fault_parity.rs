@@ -1,8 +1,8 @@
 //! The same faults of packets, links and devices in a simulation, on embedded devices and under `softhca exec`; and faults
 //! that only programs have: a daemon that starts again, a process that stops.
 
+use crate::exec::{compile_with, compiler};
 use crate::rig::{ProgramOutput, Rig};
-use crate::{compile_with, compiler};
 use libtest_mimic::Trial;
 use softhca::fault::InjectedEvent;
 use softhca::sim::World;
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The tests of this file.
-pub fn tests() -> Vec<Trial> {
+pub fn trials() -> Vec<Trial> {
     vec![
         needs!(compiler(), packets_and_links_have_the_same_faults_everywhere),
         needs!(compiler(), events_at_a_time_are_the_same_everywhere),

@@ -1,12 +1,12 @@
 //! Real programs with scripted faults: their behaviour, and our output.
 
+use crate::exec::{compile, compiler};
 use crate::rig::Rig;
-use crate::{compile, compiler};
 use libtest_mimic::Trial;
 use softhca_tests::needs;
 
 /// The tests of this file.
-pub fn tests() -> Vec<Trial> {
+pub fn trials() -> Vec<Trial> {
     vec![
         needs!("ib_write_bw", a_lost_packet_breaks_a_program_with_fatal_recovery),
         needs!("ib_write_bw", a_lost_packet_only_slows_a_program_with_go_back_n),

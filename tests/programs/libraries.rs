@@ -1,13 +1,13 @@
 //! Which library a program loads, and what `softhca exec` says if it is another one.
 
+use crate::exec::{compile_with, compiler};
 use crate::rig::Rig;
-use crate::{compile_with, compiler};
 use libtest_mimic::Trial;
 use softhca_tests::needs;
 use std::path::Path;
 
 /// The tests of this file.
-pub fn tests() -> Vec<Trial> {
+pub fn trials() -> Vec<Trial> {
     vec![
         needs!("python3", libraries_are_found_without_a_version),
         needs!("python3", a_program_that_uses_no_device_is_reported),

@@ -1,7 +1,7 @@
 //! rsockets: programs that call them, and programs that use sockets under librdmacm's preload library.
 
+use crate::exec::{compile_with, compiler};
 use crate::rig::{Rig, Running, free_port};
-use crate::{compile_with, compiler};
 use libtest_mimic::Trial;
 use softhca_tests::{needs, tools};
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::path::Path;
 const PRELOAD: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
 
 /// The tests of this file. `rstream` and `riostream` are in the list of pairs.
-pub fn tests() -> Vec<Trial> {
+pub fn trials() -> Vec<Trial> {
     let mut tests = vec![
         needs!(compiler(), calls_of_rsockets_behave_like_those_of_sockets),
         needs!("rcopy", rcopy_copies_a_file),

@@ -1,14 +1,14 @@
 //! Sweeps of programs: groups of points, core files, interruption, several programs, and reports for CI.
 
+use crate::exec::{compile, compiler};
 use crate::rig::{Rig, softhca};
-use crate::{compile, compiler};
 use libtest_mimic::Trial;
 use softhca_tests::needs;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The tests of this file.
-pub fn tests() -> Vec<Trial> {
+pub fn trials() -> Vec<Trial> {
     vec![
         needs!(compiler(), equivalent_calls_are_grouped_by_call_site_and_state),
         needs!(compiler(), a_limit_takes_one_point_of_each_group_first),

@@ -1,8 +1,8 @@
 //! The same fault file has the same effect on a C program under `softhca exec`, on an embedded device and in a simulation;
 //! and a sweep finds the bugs of a program.
 
+use crate::exec::{compile, compile_with, compiler};
 use crate::rig::{Rig, softhca};
-use crate::{compile, compile_with, compiler};
 use libtest_mimic::Trial;
 use softhca::cm::{EventChannel, PortSpace};
 use softhca::sim::World;
@@ -18,7 +18,7 @@ use std::process::Command;
 use std::time::Duration;
 
 /// The tests of this file.
-pub fn tests() -> Vec<Trial> {
+pub fn trials() -> Vec<Trial> {
     vec![
         needs!(compiler(), a_fault_file_has_the_same_effect_everywhere),
         needs!(compiler(), a_killed_call_ends_the_process),

@@ -1,0 +1,13 @@
+//! The command: output, exit codes and errors of its subcommands.
+
+mod bench;
+#[cfg(target_os = "linux")]
+mod daemon;
+mod explain;
+#[cfg(target_os = "linux")]
+mod files;
+#[cfg(unix)]
+mod outputs;
+mod report;
+mod run;
+mod trace;

@@ -1,0 +1,9 @@
+//! Ports on real sockets, and their link control.
+
+#[path = "../../../fabric/tests/bare/mod.rs"]
+mod bare;
+mod congestion;
+mod flood;
+mod grants;
+mod loopback;
+mod socket;

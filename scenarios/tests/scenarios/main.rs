@@ -1,0 +1,9 @@
+//! Scenario files: what they mean, what is rejected, and the library.
+
+mod capture_inference;
+mod connections;
+mod fabric;
+mod library;
+#[cfg(feature = "udp")]
+mod real;
+mod refusals;

@@ -1,0 +1,33 @@
+//! What the engine, the simulation and their traces do. These tests need no tools and no sockets.
+
+mod allocation;
+mod canonical;
+mod captures;
+mod completion_queue;
+mod congestion;
+mod connections;
+mod credits;
+mod datagram;
+mod draining;
+mod duplicates;
+mod errors;
+mod event_log;
+mod explain;
+mod flush;
+mod hostile_packets;
+mod hostile_rings;
+mod ladder;
+mod operations;
+mod random_walk;
+mod recovery_fatal;
+mod recovery_go_back;
+mod regions;
+mod rnr;
+mod rxe_replay;
+mod shared_receive;
+mod states;
+mod timers;
+mod unreliable;
+mod windows;
+mod wrap_and_sizes;
+mod xrc;
