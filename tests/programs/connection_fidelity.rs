@@ -1,8 +1,8 @@
 //! Connection management compared with Linux rxe: our messages differ from its captures only in the listed fields:
 //! identifiers, GUIDs and times.
 
-#![allow(clippy::duplicate_mod, reason = "each example brings its options along")]
-
+use cm::common::Options;
+use cm::{rping, udaddy};
 use libtest_mimic::Trial;
 use softhca::cm::{ConnectionParameters, Connector};
 use softhca::{Mtu, QpType, Settings, sim::World};
@@ -16,12 +16,8 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 #[allow(dead_code, reason = "its main is the example's")]
-#[path = "../../verbs-api/examples/rping.rs"]
-mod rping;
-
-#[allow(dead_code, reason = "its main is the example's")]
-#[path = "../../verbs-api/examples/udaddy.rs"]
-mod udaddy;
+#[path = "../../verbs-api/examples/cm/main.rs"]
+mod cm;
 
 pub fn trials() -> Vec<Trial> {
     let plain = |name: &str, test: fn()| {
@@ -75,10 +71,8 @@ fn capture_simulation(mtu: Mtu, build: impl FnOnce(&mut World)) -> Vec<CapturedP
     seen.clone()
 }
 
-fn options(letters: &[(char, &str)]) -> rping::common::Options {
-    letters.iter().fold(Default::default(), |options: rping::common::Options, (letter, value)| {
-        options.with(*letter, value)
-    })
+fn options(letters: &[(char, &str)]) -> Options {
+    letters.iter().fold(Default::default(), |options: Options, (letter, value)| options.with(*letter, value))
 }
 
 fn our_rping() -> Vec<CapturedPacket> {
@@ -230,9 +224,9 @@ fn a_rejection_differs_from_rxe_in_identifiers_only() {
 
 fn sidr_differs_from_rxe_in_identifiers_only() {
     let options = |letters: &[(char, &str)]| {
-        letters.iter().fold(Default::default(), |options: udaddy::common::Options, (letter, value)| {
-            options.with(*letter, value)
-        })
+        letters
+            .iter()
+            .fold(Default::default(), |options: Options, (letter, value)| options.with(*letter, value))
     };
     let (server, client) = (options(&[('C', "3")]), options(&[('s', "server"), ('C', "3")]));
     let ours = capture_simulation(Mtu::B1024, |world| {

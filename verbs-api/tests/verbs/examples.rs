@@ -34,12 +34,12 @@ fn output(name: &str, arguments: &[&str]) -> String {
 
 #[test]
 fn pingpongs_print_their_figures() {
-    for name in ["rc_pingpong", "uc_pingpong", "ud_pingpong", "srq_pingpong"] {
-        for arguments in [&["-n", "50", "-s", "512"][..], &["-n", "50", "-s", "1000", "-e"][..]] {
-            let text = output(name, arguments);
-            let bytes = 50 * 2 * arguments[3].parse::<u32>().unwrap();
-            assert!(text.contains(&format!("{bytes} bytes in ")), "{name}: {text}");
-            assert!(text.contains("50 iters in "), "{name}: {text}");
+    for kind in ["rc", "uc", "ud", "srq"] {
+        for (size, more) in [("512", &[][..]), ("1000", &["-e"])] {
+            let text = output("pingpong", &[&["--type", kind, "-n", "50", "-s", size], more].concat());
+            let bytes = 50 * 2 * size.parse::<u32>().unwrap();
+            assert!(text.contains(&format!("{bytes} bytes in ")), "{kind}: {text}");
+            assert!(text.contains("50 iters in "), "{kind}: {text}");
         }
     }
 }
@@ -52,7 +52,7 @@ fn a_pingpong_runs_as_two_processes() {
     let mut start = || {
         let port = ports.find(is_free).expect("a free port").to_string();
         let arguments = ["--server", "-n", "20", "-p", &port];
-        let server = Command::new(program("rc_pingpong")).args(arguments).spawn().expect("the server starts");
+        let server = Command::new(program("pingpong")).args(arguments).spawn().expect("the server starts");
         (server, port)
     };
     let (mut server, mut port) = start();
@@ -61,7 +61,7 @@ fn a_pingpong_runs_as_two_processes() {
     let done = (0..50).any(|_| {
         std::thread::sleep(Duration::from_millis(100));
         let client = ["127.0.0.1", "-n", "20", "-p", &port];
-        let output = Command::new(program("rc_pingpong")).args(client).output().expect("the client starts");
+        let output = Command::new(program("pingpong")).args(client).output().expect("the client starts");
         let done = last.insert(output).status.success();
         // Another process may have bound the port first.
         if !done && server.try_wait().expect("the server's state").is_some_and(|status| !status.success()) {
@@ -79,7 +79,7 @@ fn a_pingpong_runs_as_two_processes() {
 #[test]
 fn tables_have_the_columns_of_the_originals() {
     assert!(output("devices", &[]).contains("softhca0"));
-    let text = output("devinfo", &[]);
+    let text = output("devices", &["-v"]);
     for part in ["hca_id:\tsofthca0", "node_guid:", "max_qp:", "active_mtu:", "link_layer:", "RoCE v2"] {
         assert!(text.contains(part), "{text}");
     }
@@ -109,7 +109,7 @@ fn the_deterministic_test_prints_the_same_in_every_run() {
 #[test]
 fn rping_prints_what_came_back() {
     for arguments in [&["-C", "3", "-v", "-V"][..], &["-C3", "-v", "-V", "-q", "-S", "100"]] {
-        let text = output("rping", arguments);
+        let text = output("cm", &[&["rping"], arguments].concat());
         for round in 0..3 {
             assert!(text.contains(&format!("server ping data: rdma-ping-{round}: ")), "{text}");
             assert!(text.contains(&format!("\nping data: rdma-ping-{round}: ")), "{text}");
@@ -121,22 +121,22 @@ fn rping_prints_what_came_back() {
 
 #[test]
 fn connections_are_made_by_their_examples() {
-    let text = output("ucmatose", &["-c", "3", "-C", "4", "-m"]);
+    let text = output("cm", &["ucmatose", "-c", "3", "-C", "4", "-m"]);
     for part in
         ["cmatose: starting server", "cmatose: connecting", "migrating", "test complete", "return status 0"]
     {
         assert!(text.contains(part), "{text}");
     }
     assert_eq!(text.matches("data transfers complete").count(), 2, "{text}");
-    let text = output("udaddy", &["-c", "2", "-C", "4"]);
+    let text = output("cm", &["udaddy", "-c", "2", "-C", "4"]);
     for part in ["udaddy: starting client", "sending replies", "test complete", "return status 0"] {
         assert!(text.contains(part), "{text}");
     }
-    let text = output("mckey", &["-m", "239.3.2.1", "-C", "4"]);
+    let text = output("cm", &["mckey", "-m", "239.3.2.1", "-C", "4"]);
     for part in ["mckey: joined dgid: ::ffff:239.3.2.1", "receiving data transfers", "return status 0"] {
         assert!(text.contains(part), "{text}");
     }
-    let text = output("cmtime", &["-c", "20"]);
+    let text = output("cm", &["cmtime", "-c", "20"]);
     for part in
         ["step              total ms     max ms     min us  us / conn", "connect      :", "destroy      :"]
     {
@@ -155,14 +155,14 @@ impl Drop for Server {
 }
 
 /// Starts a server at this address, and runs its client until that finds it.
-fn two_processes(address: &str, server: (&str, &[&str]), client: (&str, &[&str])) -> [String; 2] {
-    let mut command = Command::new(program(server.0));
-    let started = command.args(server.1).env("SOFTHCA_ADDRESS", address).stdout(Stdio::piped()).spawn();
+fn two_processes(address: &str, server: &[&str], client: &[&str]) -> [String; 2] {
+    let mut command = Command::new(program("cm"));
+    let started = command.args(server).env("SOFTHCA_ADDRESS", address).stdout(Stdio::piped()).spawn();
     let mut server = Server(started.expect("the server starts"));
     // Each client is a host of its own, not one that another card was a moment ago.
     let run = || {
-        let mut command = Command::new(program(client.0));
-        command.args(client.1).env("SOFTHCA_ADDRESS", free_address()).output().expect("the client starts")
+        let mut command = Command::new(program("cm"));
+        command.args(client).env("SOFTHCA_ADDRESS", free_address()).output().expect("the client starts")
     };
     // The server needs a moment until it listens.
     let done = (0..100).find_map(|_| {
@@ -181,12 +181,12 @@ fn two_processes(address: &str, server: (&str, &[&str]), client: (&str, &[&str])
 
 #[test]
 fn servers_and_clients_find_each_other_by_their_addresses() {
-    let server = ("rping", &["-s", "-v"][..]);
     let address = &free_address();
-    let [there, here] = two_processes(address, server, ("rping", &["-c", "-a", address, "-v", "-C2"]));
+    let client = ["rping", "-c", "-a", address, "-v", "-C2"];
+    let [there, here] = two_processes(address, &["rping", "-s", "-v"], &client);
     assert!(there.contains("server ping data: rdma-ping-1: "), "{there}");
     assert!(here.contains("ping data: rdma-ping-1: "), "{here}");
     let address = &free_address();
-    let [there, here] = two_processes(address, ("rdma_server", &[]), ("rdma_client", &["-s", address]));
+    let [there, here] = two_processes(address, &["rdma_server"], &["rdma_client", "-s", address]);
     assert!(there.contains("rdma_server: end 0") && here.contains("rdma_client: end 0"), "{there}{here}");
 }

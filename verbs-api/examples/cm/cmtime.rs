@@ -1,25 +1,18 @@
 //! Measures each step of making and ending connections, as `cmtime` does.
 //!
 //! ```text
-//! cargo run --release --example cmtime -- -c 100              both ends in this process
-//! cargo run --release --example cmtime -- -q -c 100           the server
-//! cargo run --release --example cmtime -- -s HOST -c 100      the client
+//! cm cmtime -c 100              both ends in this process
+//! cm cmtime -q -c 100           the server
+//! cm cmtime -s HOST -c 100      the client
 //! ```
 //!
 //! Options: `-s ADDRESS` of the server, `-q` to be it, `-b ADDRESS` to listen at, `-p PORT`, `-c CONNECTIONS`.
 
-#[path = "common/mod.rs"]
-mod common;
-
-use common::{Options, Outcome, Settings};
+use super::common::{self, Options, Outcome, Settings};
 use softhca::cm::{ConnectionParameters, EventChannel, EventType, Id, PortSpace, resolve};
 use softhca::{Device, QpType, QueuePair};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-
-fn main() -> Outcome {
-    common::run(Options::read("s:qb:p:c:")?, server, client)
-}
 
 /// The port unless said.
 const PORT: u16 = 7471;
@@ -60,16 +53,13 @@ impl Step {
     }
 }
 
-async fn server(device: Device, options: Options) -> Outcome {
+pub async fn server(device: Device, options: Options) -> Outcome {
     let count: usize = options.number('c', 100)?;
     let settings = Settings::from_options(&options, PORT)?;
     let context = device.open();
     let (domain, queue) = (context.allocate_protection_domain()?, context.create_completion_queue(16)?);
     let channel = EventChannel::new(&context)?;
-    let listener = channel.create_id(PortSpace::Tcp)?;
-    listener.bind(resolve(&context, &settings.listen_at(&options))?)?;
-    listener.listen(0)?;
-    common::announce_listening(&device);
+    let _listener = common::listen(&device, &channel, PortSpace::Tcp, &settings.listen_at(&options), 0)?;
     let (mut nodes, mut ended) = (Vec::new(), 0);
     while ended < count {
         let event = channel.next().await?;
@@ -92,14 +82,13 @@ async fn server(device: Device, options: Options) -> Outcome {
     Ok(())
 }
 
-async fn client(device: Device, options: Options) -> Outcome {
+pub async fn client(device: Device, options: Options) -> Outcome {
     let count: usize = options.number('c', 100)?;
-    let port: u16 = options.number('p', PORT)?;
+    let settings = Settings::from_options(&options, PORT)?;
     let context = device.open();
     let (domain, queue) = (context.allocate_protection_domain()?, context.create_completion_queue(16)?);
     let channel = EventChannel::new(&context)?;
-    let address = options.text('s').expect("a client has the server's address");
-    let peer = resolve(&context, &format!("{address}:{port}"))?;
+    let peer = resolve(&context, &settings.server(&options))?;
     let mut steps: BTreeMap<&str, Step> = BTreeMap::new();
 
     let mut ids: Vec<Id> = Vec::new();

@@ -1,29 +1,19 @@
 //! Finds datagram queue pairs by their service and sends messages both ways, as `udaddy` does.
 //!
 //! ```text
-//! cargo run --release --example udaddy                     both ends in this process
-//! cargo run --release --example udaddy -- -q               the server
-//! cargo run --release --example udaddy -- -s HOST          the client
+//! cm udaddy                     both ends in this process
+//! cm udaddy -q               the server
+//! cm udaddy -s HOST          the client
 //! ```
 //!
 //! Options: `-s ADDRESS` of the server, `-q` to be it, `-b ADDRESS` to listen at (0.0.0.0; `::` for IPv6, too), `-p PORT`, `-c CONNECTIONS`, `-C MESSAGES`, `-S SIZE`.
 
-#[path = "common/mod.rs"]
-pub mod common;
-
-use common::{Options, Outcome, Settings};
-use softhca::cm::{ConnectionParameters, EventChannel, EventType, Id, PortSpace, UdParameters, resolve};
+use super::common::{self, GRH, Options, Outcome, Settings, complete};
+use softhca::cm::{ConnectionParameters, EventChannel, EventType, Id, PortSpace, UdParameters};
 use softhca::{
     AccessFlags, AddressHandle, AddressVector, CompletionQueue, Context, Device, Gid, MemoryRegion,
     ProtectionDomain, QpType, Qpn, QueuePair, ReceiveRequest, SendRequest,
 };
-
-/// Bytes of the routing header in front of every datagram.
-const GRH: u32 = 40;
-
-fn main() -> Outcome {
-    common::conclude(common::run(Options::read("s:qb:p:c:C:S:")?, server, client))
-}
 
 /// The port unless said.
 const PORT: u16 = 7174;
@@ -65,29 +55,6 @@ impl Node {
         Ok(())
     }
 
-    /// Waits for every message; returns the sender of the last.
-    async fn receive(&self, settings: &Settings) -> Result<Qpn, Box<dyn std::error::Error + Send + Sync>> {
-        let mut from = Qpn::default();
-        for _ in 0..settings.messages {
-            let completion = self.receives.next().await;
-            if !completion.status.is_success() {
-                return Err(format!("udaddy: a receive failed: {:?}", completion.status).into());
-            }
-            from = Qpn::new(completion.imm_data);
-        }
-        Ok(from)
-    }
-
-    async fn sent(&self, settings: &Settings) -> Outcome {
-        for _ in 0..settings.messages {
-            let completion = self.sends.next().await;
-            if !completion.status.is_success() {
-                return Err(format!("udaddy: a send failed: {:?}", completion.status).into());
-            }
-        }
-        Ok(())
-    }
-
     /// The GID of the sender of the last message: the source in the routing header, IPv4 in its end.
     fn sender(&self) -> Gid {
         let header = self.region.read_at(0, GRH.into());
@@ -107,10 +74,7 @@ pub async fn server(device: Device, options: Options) -> Outcome {
     let settings = Settings::from_options(&options, PORT)?;
     let context = device.open();
     let channel = EventChannel::new(&context)?;
-    let listener = channel.create_id(PortSpace::Udp)?;
-    listener.bind(resolve(&context, &settings.listen_at(&options))?)?;
-    listener.listen(100)?;
-    common::announce_listening(&device);
+    let _listener = common::listen(&device, &channel, PortSpace::Udp, &settings.listen_at(&options), 100)?;
     let mut nodes = Vec::new();
     while nodes.len() < settings.connections {
         let request = channel.next().await?.expect(EventType::ConnectRequest)?;
@@ -122,7 +86,8 @@ pub async fn server(device: Device, options: Options) -> Outcome {
         println!("receiving data transfers");
         let mut peers = Vec::new();
         for node in &nodes {
-            let queue_pair = node.receive(&settings).await?;
+            // The immediate data is the number of the sender's queue pair.
+            let queue_pair = Qpn::new(complete(&node.receives, settings.messages).await?);
             let path = AddressVector::to(node.sender());
             let target =
                 UdParameters { address_vector: path, qpn: queue_pair, qkey: softhca::cm::RDMA_UDP_QKEY };
@@ -131,7 +96,7 @@ pub async fn server(device: Device, options: Options) -> Outcome {
         println!("sending replies");
         for (node, (target, handle)) in nodes.iter().zip(&peers) {
             node.post_sends(&settings, handle, target)?;
-            node.sent(&settings).await?;
+            complete(&node.sends, settings.messages).await?;
         }
         println!("data transfers complete");
     }
@@ -145,15 +110,11 @@ pub async fn client(device: Device, options: Options) -> Outcome {
     let context = device.open();
     let channel = EventChannel::new(&context)?;
     println!("udaddy: connecting");
-    let address = options.text('s').expect("a client has the server's address");
-    let peer = resolve(&context, &format!("{address}:{}", settings.port))?;
+    let server = settings.server(&options);
     let mut nodes = Vec::new();
     for _ in 0..settings.connections {
         let id = channel.create_id(PortSpace::Udp)?;
-        id.resolve_address(None, peer)?;
-        channel.next().await?.expect(EventType::AddressResolved)?;
-        id.resolve_route()?;
-        channel.next().await?.expect(EventType::RouteResolved)?;
+        common::find(&id, &server).await?;
         let node = Node::new(&context, id, &settings)?;
         node.id.connect(&ConnectionParameters::default())?;
         let event = channel.next().await?.expect(EventType::Established)?;
@@ -168,7 +129,7 @@ pub async fn client(device: Device, options: Options) -> Outcome {
         }
         println!("receiving data transfers");
         for (node, ..) in &nodes {
-            node.receive(&settings).await?;
+            complete(&node.receives, settings.messages).await?;
         }
         println!("data transfers complete");
     }

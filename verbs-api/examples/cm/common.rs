@@ -1,10 +1,7 @@
-//! Shared by the examples of connection management: options as `getopt` reads them, and the device.
+//! What the programs share: options as `getopt` reads them, the device, and the steps before a connection.
 
-#![allow(dead_code, reason = "no example needs all of it")]
-
-pub mod pingpong;
-
-use softhca::{Device, block_on, spawn};
+use softhca::cm::{EventChannel, EventType, Id, PortSpace, resolve};
+use softhca::{CompletionQueue, Device, block_on, spawn};
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::future::Future;
@@ -16,9 +13,45 @@ pub type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
 /// The name under which a server says that it listens.
 const LISTENING: &str = "the server listens";
 
-/// Tells a client in the same process, or in the same `World`, that the server listens.
-pub fn announce_listening(device: &Device) {
+/// Bytes of the routing header in front of every datagram.
+pub const GRH: u32 = 40;
+
+/// Listens, and tells a client in the same process, or in the same `World`.
+pub fn listen(
+    device: &Device,
+    channel: &EventChannel,
+    space: PortSpace,
+    address: &str,
+    backlog: u32,
+) -> Result<Id, softhca::Error> {
+    let listener = channel.create_id(space)?;
+    listener.bind(resolve(channel.context(), address)?)?;
+    listener.listen(backlog)?;
     device.endpoint_exchange().publish(LISTENING, ());
+    Ok(listener)
+}
+
+/// Finds address and route of a server, `HOST:PORT`.
+pub async fn find(id: &Id, server: &str) -> Result<(), softhca::Error> {
+    let channel = id.channel();
+    id.resolve_address(None, resolve(channel.context(), server)?)?;
+    channel.next().await?.expect(EventType::AddressResolved)?;
+    id.resolve_route()?;
+    channel.next().await?.expect(EventType::RouteResolved)?;
+    Ok(())
+}
+
+/// Waits for so many completions of a queue; returns the immediate data of the last.
+pub async fn complete(queue: &CompletionQueue, count: u64) -> Result<u32, Box<dyn Error + Send + Sync>> {
+    let mut immediate = 0;
+    for _ in 0..count {
+        let completion = queue.next().await;
+        if !completion.status.is_success() {
+            return Err(format!("a request failed: {:?}", completion.status).into());
+        }
+        immediate = completion.imm_data;
+    }
+    Ok(immediate)
 }
 
 /// Options of one letter, some with a value.
@@ -28,12 +61,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Reads the program's arguments; in `letters`, one with a value is followed by a colon.
-    pub fn read(letters: &str) -> Result<Options, String> {
-        Options::parse(letters, std::env::args().skip(1))
-    }
-
-    /// Reads these arguments.
+    /// Reads these arguments; in `letters`, one with a value is followed by a colon.
     pub fn parse(letters: &str, arguments: impl IntoIterator<Item = String>) -> Result<Options, String> {
         let mut options = Options::default();
         let mut arguments = arguments.into_iter();
@@ -111,12 +139,12 @@ pub struct Settings {
     pub messages: u64,
     /// Bytes of a message.
     pub size: u32,
-    /// The address at which the server listens.
+    /// Where the server listens.
     pub port: u16,
 }
 
 impl Settings {
-    /// The values of `-c`, `-C`, `-S` and `-p`.
+    /// What `-c`, `-C`, `-S` and `-p` say.
     pub fn from_options(options: &Options, port: u16) -> Result<Settings, String> {
         Ok(Settings {
             connections: options.number('c', 1)?,
@@ -124,6 +152,11 @@ impl Settings {
             size: options.number('S', 100)?,
             port: options.number('p', port)?,
         })
+    }
+
+    /// The address of the server.
+    pub fn server(&self, options: &Options) -> String {
+        format!("{}:{}", options.text('s').expect("a client has the server's address"), self.port)
     }
 
     /// The address at which the server listens: `-b`, else every IPv4 address.

@@ -1,27 +1,20 @@
 //! Connects several queue pairs and sends messages both ways, as `ucmatose` does.
 //!
 //! ```text
-//! cargo run --release --example ucmatose                     both ends in this process
-//! cargo run --release --example ucmatose -- -q               the server
-//! cargo run --release --example ucmatose -- -s HOST          the client
+//! cm ucmatose                     both ends in this process
+//! cm ucmatose -q               the server
+//! cm ucmatose -s HOST          the client
 //! ```
 //!
 //! Options: `-s ADDRESS` of the server, `-q` to be it, `-b ADDRESS` to listen at (0.0.0.0; `::` for IPv6, too), `-p PORT`, `-c CONNECTIONS`, `-C MESSAGES`, `-S SIZE`,
 //! `-t TOS`, `-m` moves the identifiers to another channel once they are connected.
 
-#[path = "common/mod.rs"]
-mod common;
-
-use common::{Options, Outcome, Settings};
-use softhca::cm::{CmOption, ConnectionParameters, EventChannel, EventType, Id, PortSpace, resolve};
+use super::common::{self, Options, Outcome, Settings, complete};
+use softhca::cm::{CmOption, ConnectionParameters, EventChannel, EventType, Id, PortSpace};
 use softhca::{
     AccessFlags, CompletionQueue, Context, Device, MemoryRegion, QpType, QueuePair, ReceiveRequest,
     SendRequest,
 };
-
-fn main() -> Outcome {
-    common::conclude(common::run(Options::read("s:qb:p:c:C:S:t:m")?, server, client))
-}
 
 /// The port unless said.
 const PORT: u16 = 7471;
@@ -59,19 +52,6 @@ impl Node {
     }
 }
 
-/// Waits for so many completions of each queue.
-async fn complete(queues: impl Iterator<Item = &CompletionQueue>, count: u64) -> Outcome {
-    for queue in queues {
-        for _ in 0..count {
-            let completion = queue.next().await;
-            if !completion.status.is_success() {
-                return Err(format!("cmatose: completion failed: {:?}", completion.status).into());
-            }
-        }
-    }
-    Ok(())
-}
-
 /// Takes so many events of a kind.
 async fn events(channel: &EventChannel, kind: EventType, count: usize) -> Outcome {
     for _ in 0..count {
@@ -93,15 +73,12 @@ fn migrate(channel: EventChannel, nodes: &[Node], options: &Options) -> Result<E
     Ok(new)
 }
 
-async fn server(device: Device, options: Options) -> Outcome {
+pub async fn server(device: Device, options: Options) -> Outcome {
     println!("cmatose: starting server");
     let settings = Settings::from_options(&options, PORT)?;
     let context = device.open();
     let channel = EventChannel::new(&context)?;
-    let listener = channel.create_id(PortSpace::Tcp)?;
-    listener.bind(resolve(&context, &settings.listen_at(&options))?)?;
-    listener.listen(100)?;
-    common::announce_listening(&device);
+    let _listener = common::listen(&device, &channel, PortSpace::Tcp, &settings.listen_at(&options), 100)?;
     let (mut nodes, mut established) = (Vec::new(), 0);
     while established < settings.connections {
         let event = channel.next().await?;
@@ -123,9 +100,13 @@ async fn server(device: Device, options: Options) -> Outcome {
             node.post_sends(&settings)?;
         }
         println!("completing sends");
-        complete(nodes.iter().map(|node| &node.sends), settings.messages).await?;
+        for node in &nodes {
+            complete(&node.sends, settings.messages).await?;
+        }
         println!("receiving data transfers");
-        complete(nodes.iter().map(|node| &node.receives), settings.messages).await?;
+        for node in &nodes {
+            complete(&node.receives, settings.messages).await?;
+        }
         println!("data transfers complete");
     }
     let channel = migrate(channel, &nodes, &options)?;
@@ -138,24 +119,20 @@ async fn server(device: Device, options: Options) -> Outcome {
     Ok(())
 }
 
-async fn client(device: Device, options: Options) -> Outcome {
+pub async fn client(device: Device, options: Options) -> Outcome {
     println!("cmatose: starting client");
     let settings = Settings::from_options(&options, PORT)?;
     let context = device.open();
     let channel = EventChannel::new(&context)?;
     println!("cmatose: connecting");
-    let address = options.text('s').expect("a client has the server's address");
-    let peer = resolve(&context, &format!("{address}:{}", settings.port))?;
+    let server = settings.server(&options);
     let mut nodes = Vec::new();
     for _ in 0..settings.connections {
         let id = channel.create_id(PortSpace::Tcp)?;
         if options.has('t') {
             id.set_option(CmOption::TypeOfService(options.number('t', 0)?))?;
         }
-        id.resolve_address(None, peer)?;
-        events(&channel, EventType::AddressResolved, 1).await?;
-        id.resolve_route()?;
-        events(&channel, EventType::RouteResolved, 1).await?;
+        common::find(&id, &server).await?;
         nodes.push(Node::new(&context, id, &settings)?);
     }
     for node in &nodes {
@@ -164,12 +141,16 @@ async fn client(device: Device, options: Options) -> Outcome {
     events(&channel, EventType::Established, nodes.len()).await?;
     if settings.messages > 0 {
         println!("receiving data transfers");
-        complete(nodes.iter().map(|node| &node.receives), settings.messages).await?;
+        for node in &nodes {
+            complete(&node.receives, settings.messages).await?;
+        }
         println!("sending replies");
         for node in &nodes {
             node.post_sends(&settings)?;
         }
-        complete(nodes.iter().map(|node| &node.sends), settings.messages).await?;
+        for node in &nodes {
+            complete(&node.sends, settings.messages).await?;
+        }
         println!("data transfers complete");
     }
     let channel = migrate(channel, &nodes, &options)?;

@@ -1,19 +1,32 @@
-//! The parts that the ping-pong examples share: options, the two sides, the message loop and the result.
+//! Options, the two sides, the message loop and the result.
 
 #![allow(missing_docs, reason = "the names of an example speak for themselves")]
 
-use super::Outcome;
 use softhca::{CompletionChannel, CompletionQueue, CqNotify, Error, Qpn};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
 
+/// Errors of both sides end up in `main`.
+pub type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
 /// The work request IDs. Completions carry them.
 pub const RECV_WR_ID: u64 = 1;
 pub const SEND_WR_ID: u64 = 2;
 
+/// What the queue pairs are: `--type`.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Transport {
+    Rc,
+    Uc,
+    Ud,
+    /// RC with a shared receive queue.
+    Srq,
+}
+
 #[derive(Clone)]
 pub struct Options {
+    pub transport: Transport,
     /// Bytes per message: `-s`.
     pub size: u32,
     /// Round trips: `-n`.
@@ -29,17 +42,35 @@ pub struct Options {
 }
 
 impl Options {
-    fn parse(size: u32, queue_pairs: usize) -> Result<Options, Box<dyn std::error::Error + Send + Sync>> {
-        let (server, host) = (false, None);
-        let mut options =
-            Options { size, iters: 1000, queue_pairs, events: false, port: 18515, server, host };
+    fn parse() -> Result<Options, Box<dyn std::error::Error + Send + Sync>> {
+        let (mut size, mut queue_pairs) = (None, None);
+        let (transport, server, host) = (Transport::Rc, false, None);
+        let mut options = Options {
+            transport,
+            size: 0,
+            iters: 1000,
+            queue_pairs: 0,
+            events: false,
+            port: 18515,
+            server,
+            host,
+        };
         let mut arguments = std::env::args().skip(1);
         while let Some(argument) = arguments.next() {
             let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
             match argument.as_str() {
-                "-s" => options.size = value()?.parse()?,
+                "--type" => {
+                    options.transport = match value()?.as_str() {
+                        "rc" => Transport::Rc,
+                        "uc" => Transport::Uc,
+                        "ud" => Transport::Ud,
+                        "srq" => Transport::Srq,
+                        other => return Err(format!("--type {other} is not rc, uc, ud or srq").into()),
+                    }
+                }
+                "-s" => size = Some(value()?.parse()?),
                 "-n" => options.iters = value()?.parse()?,
-                "-q" => options.queue_pairs = value()?.parse()?,
+                "-q" => queue_pairs = Some(value()?.parse()?),
                 "-p" => options.port = value()?.parse()?,
                 "-e" => options.events = true,
                 "--server" => options.server = true,
@@ -47,6 +78,8 @@ impl Options {
                 other => return Err(format!("unknown option {other}").into()),
             }
         }
+        options.size = size.unwrap_or(if options.transport == Transport::Ud { 1024 } else { 4096 });
+        options.queue_pairs = queue_pairs.unwrap_or(if options.transport == Transport::Srq { 8 } else { 1 });
         Ok(options)
     }
 }
@@ -59,8 +92,8 @@ pub enum Side {
 
 /// Runs the side that the arguments ask for, or both in this process. The sides exchange their endpoints over a
 /// TCP connection before RDMA works.
-pub fn run(size: u32, queue_pairs: usize, side: fn(Side, TcpStream, &Options) -> Outcome) -> Outcome {
-    let options = Options::parse(size, queue_pairs)?;
+pub fn run(side: fn(Side, TcpStream, &Options) -> Outcome) -> Outcome {
+    let options = Options::parse()?;
     if options.server {
         let (stream, _) = TcpListener::bind(("0.0.0.0", options.port))?.accept()?;
         return side(Side::Server, stream, &options);
@@ -76,7 +109,7 @@ pub fn run(size: u32, queue_pairs: usize, side: fn(Side, TcpStream, &Options) ->
     server.join().expect("the server's thread")
 }
 
-/// One side of a connected ping-pong.
+/// One side, ready to send.
 pub struct PingPong<'a> {
     pub side: Side,
     pub options: &'a Options,
@@ -87,11 +120,11 @@ pub struct PingPong<'a> {
 
 impl PingPong<'_> {
     /// Exchanges the messages and prints the result. The client sends the first message on each queue pair.
-    /// `post_recv` posts a receive; `post_send` sends a message on a queue pair.
+    /// `post_recv` posts a receive for a queue pair; `post_send` sends a message on a queue pair.
     pub fn run(
         mut self,
         queue_pairs: &[Qpn],
-        post_recv: impl Fn() -> Result<(), Error>,
+        post_recv: impl Fn(Qpn) -> Result<(), Error>,
         post_send: impl Fn(Qpn) -> Result<(), Error>,
     ) -> Outcome {
         let iters = self.options.iters;
@@ -124,7 +157,7 @@ impl PingPong<'_> {
             }
             received += 1;
             // Post the next receive before the reply: the peer's next message may arrive at once.
-            post_recv()?;
+            post_recv(completion.qpn)?;
             if self.side == Side::Server || started < iters {
                 post_send(completion.qpn)?;
                 started += 1;

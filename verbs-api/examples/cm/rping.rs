@@ -1,19 +1,16 @@
 //! Pings over RDMA, as `rping` does: the client says where its data is, the server READs it and WRITEs it back.
 //!
 //! ```text
-//! cargo run --release --example rping -- -v -C 5              both ends in this process
-//! cargo run --release --example rping -- -s -v                the server
-//! cargo run --release --example rping -- -c -a HOST -v -C 5   the client
+//! cm rping -v -C 5              both ends in this process
+//! cm rping -s -v                the server
+//! cm rping -c -a HOST -v -C 5   the client
 //! ```
 //!
 //! Options: `-s`, `-c`, `-a ADDRESS`, `-p PORT`, `-S SIZE`, `-C COUNT`, `-v` prints the data, `-V` checks it, `-q`
 //! connects a queue pair that the program moves through its states itself.
 
-#[path = "common/mod.rs"]
-pub mod common;
-
-use common::{Options, Outcome};
-use softhca::cm::{ConnectionParameters, Event, EventChannel, EventType, Id, PortSpace, resolve};
+use super::common::{self, Options, Outcome};
+use softhca::cm::{ConnectionParameters, Event, EventChannel, EventType, Id, PortSpace};
 use softhca::{
     AccessFlags, CompletionOpcode, CompletionQueue, Context, Device, MemoryRegion, QpState, QpType,
     QueuePair, ReceiveRequest, RemoteAddress, RemoteKey, SendRequest, block_on,
@@ -27,8 +24,7 @@ use std::task::Poll;
 /// The location of a buffer, which the two sides send each other.
 const ADVICE: u32 = 16;
 
-fn main() -> Outcome {
-    let options = Options::read("sca:p:S:C:vVq")?;
+pub fn run(options: Options) -> Outcome {
     match (options.has('s'), options.has('c')) {
         (true, _) => block_on(serve(common::device()?, options)),
         (_, true) => block_on(ping(common::device()?, options)),
@@ -160,12 +156,9 @@ async fn advice_or_end(
 pub async fn serve(device: Device, options: Options) -> Outcome {
     let context = device.open();
     let channel = EventChannel::new(&context)?;
-    let listener = channel.create_id(PortSpace::Tcp)?;
     let port: u16 = options.number('p', 7174)?;
-    let address = resolve(&context, &format!("{}:{port}", options.text('a').unwrap_or("0.0.0.0")))?;
-    listener.bind(address)?;
-    listener.listen(3)?;
-    common::announce_listening(&device);
+    let address = format!("{}:{port}", options.text('a').unwrap_or("0.0.0.0"));
+    let _listener = common::listen(&device, &channel, PortSpace::Tcp, &address, 3)?;
     let Event { id, .. } = channel.next().await?.expect(EventType::ConnectRequest)?;
     let side = Side::new(&context, &id, &options)?;
     let parameters = ConnectionParameters { qpn: side.pair.qpn(), ..ConnectionParameters::default() };
@@ -212,13 +205,10 @@ pub async fn serve(device: Device, options: Options) -> Outcome {
 pub async fn ping(device: Device, options: Options) -> Outcome {
     let context = device.open();
     let channel = EventChannel::new(&context)?;
-    let id = channel.create_id(PortSpace::Tcp)?;
     let port: u16 = options.number('p', 7174)?;
     let address = options.text('a').ok_or("-c needs -a ADDRESS of the server")?;
-    id.resolve_address(None, resolve(&context, &format!("{address}:{port}"))?)?;
-    channel.next().await?.expect(EventType::AddressResolved)?;
-    id.resolve_route()?;
-    channel.next().await?.expect(EventType::RouteResolved)?;
+    let id = channel.create_id(PortSpace::Tcp)?;
+    common::find(&id, &format!("{address}:{port}")).await?;
     let side = Side::new(&context, &id, &options)?;
     let parameters = ConnectionParameters { qpn: side.pair.qpn(), ..ConnectionParameters::default() };
     id.connect(&parameters)?;

@@ -1,17 +1,14 @@
 //! Sends to a multicast group, or receives from it, as `mckey` does.
 //!
 //! ```text
-//! cargo run --release --example mckey -- -m 239.1.2.3         one sender and one receiver on one card
-//! cargo run --release --example mckey -- -m 239.1.2.3 -r      a receiver
-//! cargo run --release --example mckey -- -m 239.1.2.3 -s      a sender
+//! cm mckey -m 239.1.2.3         one sender and one receiver on one card
+//! cm mckey -m 239.1.2.3 -r      a receiver
+//! cm mckey -m 239.1.2.3 -s      a sender
 //! ```
 //!
 //! Options: `-m GROUP`, `-s` sends, `-r` receives, `-C MESSAGES`, `-S SIZE`.
 
-#[path = "common/mod.rs"]
-mod common;
-
-use common::{Options, Outcome};
+use super::common::{self, GRH, Options, Outcome};
 use softhca::cm::{EventParameters, Id, PortSpace};
 use softhca::{
     AccessFlags, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QpType, QueuePair, ReceiveRequest,
@@ -19,22 +16,13 @@ use softhca::{
 use softhca::{Gid, SendRequest};
 use std::net::IpAddr;
 
-/// Bytes of the routing header in front of every datagram.
-const GRH: u32 = 40;
-
-fn main() -> Outcome {
-    let options = Options::read("m:srC:S:")?;
+pub fn run(options: &Options) -> Outcome {
     let context = common::device()?.open();
-    let result = match (options.has('s'), options.has('r')) {
-        (true, false) => Member::join(&context, "client", &options).and_then(|member| member.send(&options)),
-        (false, true) => {
-            Member::join(&context, "server", &options).and_then(|member| member.receive(&options))
-        }
-        _ => both(&context, &options),
-    };
-    println!("test complete");
-    println!("return status {}", if result.is_ok() { 0 } else { -1 });
-    result
+    match (options.has('s'), options.has('r')) {
+        (true, false) => Member::join(&context, "client", options)?.send(options),
+        (false, true) => Member::join(&context, "server", options)?.receive(options),
+        _ => both(&context, options),
+    }
 }
 
 fn both(context: &Context, options: &Options) -> Outcome {
