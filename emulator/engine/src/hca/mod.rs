@@ -54,7 +54,7 @@ impl Hca {
         if settings.qpn_slot != QpnSlot::ALL {
             queue_pairs = queue_pairs.with_slot(settings.qpn_slot);
         }
-        queue_pairs.start_at(start);
+        queue_pairs.set_seed(start);
         Hca {
             queue_pairs,
             state: HcaState::new(settings, gids, &limits),
@@ -70,7 +70,7 @@ impl Hca {
     /// that has seen some of them cannot predict others. The HCA has no resources yet.
     pub fn with_secret(mut self, secret: [u64; 2]) -> Hca {
         let mut random = Random::keyed(secret);
-        self.queue_pairs.start_at(random.draw());
+        self.queue_pairs.set_secret(random.draw());
         self.state.protection.mask_keys(random.draw());
         self.cm.set_secret([random.draw(), random.draw()]);
         self.state.random = random;
@@ -216,6 +216,11 @@ impl Hca {
         self.state.counters.rx_icrc_encapsulated += 1;
         let reason = DropReason::BadIcrc;
         ctx.emit(Event::PacketDropped { qp: Qpn::default(), packet: None, reason });
+    }
+
+    /// Drops a packet of this length, which exceeds the largest path MTU.
+    pub fn drop_oversized(&mut self, ctx: &mut Context<'_>, length: usize) {
+        self.drop_malformed(ctx, Malformed::Field { what: "packet length", value: length as u64 });
     }
 
     fn receive_multicast(

@@ -120,7 +120,7 @@ impl Protection {
 
     /// Makes the numbers in keys start at an unpredictable one. No key exists yet.
     pub fn mask_keys(&mut self, mask: u64) {
-        self.keys.start_at(mask);
+        self.keys.set_seed(mask);
     }
 
     pub fn allocate_protection_domain(&mut self, client: ClientId) -> VerbsResult<PdId> {

@@ -6,10 +6,11 @@ use alloc::vec::Vec;
 use softhca_queue::{ReceiveConsumer, Sge};
 use softhca_wire::{Operation, Psn, Reth, Syndrome};
 
-/// How far a request may be ahead of the expected PSN. A burst of lost packets is shorter, so that a packet beyond is
-/// forged, stale, or behind the lost request of a READ that is longer; the ACK timeout covers the last case. Without
-/// this limit one packet with a random PSN would end every second connection.
-pub(crate) const PEER_WINDOW: i32 = 8192;
+/// How far a request may be ahead of the expected PSN: about the packets that the grants of a receive buffer cover. A burst
+/// of lost packets is shorter, so that a packet beyond is forged, stale, or behind the lost request of a READ that is
+/// longer; the ACK timeout covers the last case. Without this limit one packet with a random PSN would end every second
+/// connection.
+pub(crate) const PEER_WINDOW: i32 = 2048;
 
 /// A receive WQE that was fetched from its queue.
 #[derive(Default)]
