@@ -74,8 +74,8 @@ pub(crate) trait CardRuntime: Runtime + 'static {
     /// Executes a control verb.
     fn execute_command(&self, command: Command, attachments: &mut Attachments) -> Result<Reply>;
     /// As [`Backend::allocate_memory`].
-    fn allocate_block(&self, length: usize) -> Arc<MemoryBlock> {
-        Arc::new(MemoryBlock::new(length))
+    fn allocate_block(&self, length: usize) -> Result<Arc<MemoryBlock>> {
+        crate::memory::allocate(length)
     }
     /// Adds memory that regions can use.
     fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId;
@@ -132,7 +132,7 @@ impl<R: CardRuntime> Backend for R {
     }
 
     fn allocate_memory(&self, length: usize) -> Result<Arc<MemoryBlock>> {
-        Ok(self.allocate_block(length))
+        self.allocate_block(length)
     }
 
     fn gids(&self) -> Vec<Gid> {

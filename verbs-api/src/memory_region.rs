@@ -21,7 +21,7 @@ impl ProtectionDomain {
     /// Allocates a region in private memory of this process, which a daemon accesses through the kernel. With a daemon,
     /// [`ProtectionDomain::allocate_region`] is faster.
     pub fn allocate_private_region(&self, length: u64, access: AccessFlags) -> Result<MemoryRegion, Error> {
-        MemoryRegion::new(self, Arc::new(MemoryBlock::new(size_of_memory(length)?)), None, access)
+        MemoryRegion::new(self, crate::memory::allocate(size_of_memory(length)?)?, None, access)
     }
 
     /// Registers memory of the caller's own, at its own address.

@@ -261,9 +261,9 @@ impl CardRuntime for SimulatedHost {
         Ok(reply)
     }
 
-    fn allocate_block(&self, length: usize) -> Arc<MemoryBlock> {
+    fn allocate_block(&self, length: usize) -> Result<Arc<MemoryBlock>> {
         let payload_mode = self.fabric.lock().host(self.host).hca().settings().payload_mode;
-        SimulatedMemory::allocate(length, payload_mode)
+        Ok(SimulatedMemory::allocate(length, payload_mode))
     }
 
     fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId {

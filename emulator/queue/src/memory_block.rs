@@ -58,22 +58,26 @@ impl MemoryBlock {
     /// Blocks of this size are mapped where the system can: a heap clears memory that it has used, and touches every page.
     pub(crate) const MAPPED: usize = 48 << 10;
 
-    /// Allocates `length` zeroed bytes. Dropping the block frees them.
+    /// Allocates `length` zeroed bytes. Dropping the block frees them. A system without memory ends the program.
     pub fn new(length: usize) -> MemoryBlock {
+        Self::try_new(length).unwrap_or_else(|| handle_alloc_error(Self::layout(length)))
+    }
+
+    /// The same; `None` if the system has no memory for it.
+    pub fn try_new(length: usize) -> Option<MemoryBlock> {
         #[cfg(all(feature = "shared", target_os = "linux", not(miri)))]
         if length >= Self::MAPPED
             && let Some(block) = Self::map(length)
         {
-            return block;
+            return Some(block);
         }
         let layout = Self::layout(length);
         // SAFETY: the layout has a size of at least one page.
-        let allocation = unsafe { alloc_zeroed(layout) };
-        let Some(allocation) = NonNull::new(allocation) else { handle_alloc_error(layout) };
+        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         let offset = allocation.as_ptr().addr().wrapping_neg() % PAGE;
         // SAFETY: the layout has a page more than the block, which begins within it.
         let base = unsafe { allocation.add(offset) };
-        MemoryBlock { base, length, writable: true.into(), storage: Storage::Heap { offset } }
+        Some(MemoryBlock { base, length, writable: true.into(), storage: Storage::Heap { offset } })
     }
 
     #[cfg(all(feature = "shared", target_os = "linux", not(miri)))]
@@ -288,6 +292,12 @@ mod tests {
     use super::*;
     use core::sync::atomic::{AtomicU64, fence};
     use std::vec;
+
+    #[test]
+    #[cfg(all(feature = "shared", target_os = "linux", not(miri)))]
+    fn a_block_larger_than_the_address_space_is_not_allocated() {
+        assert!(MemoryBlock::try_new(isize::MAX as usize - 2 * PAGE).is_none());
+    }
 
     #[test]
     fn new_blocks_begin_at_a_page_and_are_zero() {

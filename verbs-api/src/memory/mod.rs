@@ -5,6 +5,7 @@ mod fault_handler;
 #[cfg(feature = "sockets")]
 mod memory_table;
 
+use crate::Error;
 #[cfg(all(feature = "sockets", target_os = "linux"))]
 pub(crate) use fault_handler::install as install_fault_handler;
 #[cfg(feature = "sockets")]
@@ -12,9 +13,19 @@ pub(crate) use memory_table::MemoryTable;
 use parking_lot::Mutex;
 use softhca_engine::{AtomicOperation, Memory, MemoryFault, MemoryId, PayloadMode};
 use softhca_fabric::SparseMemory;
-use softhca_queue::ExternalMemory;
 pub(crate) use softhca_queue::MemoryBlock;
+use softhca_queue::{Errno, ExternalMemory};
+use std::io;
 use std::sync::Arc;
+
+/// Allocates a zeroed block.
+pub(crate) fn allocate(length: usize) -> Result<Arc<MemoryBlock>, Error> {
+    let missing = || Error::System {
+        what: "memory of a region",
+        source: io::Error::from_raw_os_error(Errno::ENOMEM.0),
+    };
+    MemoryBlock::try_new(length).map(Arc::new).ok_or_else(missing)
+}
 
 /// A block that a world's host has adopted.
 pub(crate) struct AdoptedBlock(pub Arc<MemoryBlock>);
