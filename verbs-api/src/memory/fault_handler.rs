@@ -36,6 +36,8 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
     if unsafe { resume_after_access(context.cast()) } {
         return;
     }
+    // SAFETY: the kernel passes what it knows about the signal. The codes of signals that processes send are not positive.
+    let is_sent = unsafe { (*info).si_code } <= 0;
     let index = SIGNALS.iter().position(|other| *other == signal).unwrap_or(0);
     // The handler may run before `install` has returned, and then there is nothing else to call.
     let previous = PREVIOUS.get().map(|all| all[index]);
@@ -53,12 +55,17 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
                 }
             }
         }
+        // A signal that a process sent has no instruction that faults again.
+        Some(action) if action.sa_sigaction == libc::SIG_IGN && is_sent => {}
         _ => {
             // SAFETY: as the program had it. The instruction faults again, now with this effect.
             unsafe {
                 let mut default: libc::sigaction = mem::zeroed();
                 default.sa_sigaction = libc::SIG_DFL;
                 libc::sigaction(signal, &default, ptr::null_mut());
+                if is_sent {
+                    libc::raise(signal);
+                }
             }
         }
     }
