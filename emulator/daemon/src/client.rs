@@ -2,7 +2,7 @@
 
 use crate::client_memory::{ClientMemory, MappedMemory, ProcessMemory, ProcessRange};
 use crate::client_process::ClientProcess;
-use crate::command_error::{CommandError, RequestResult};
+use crate::command_error::{CommandError, RequestResult, limit_of};
 use crate::host::DaemonHost;
 use crate::notification_queue::NotificationQueue;
 use crate::quota::{ClientQuota, MappingGuard};
@@ -62,9 +62,12 @@ impl Client {
         let can_be_direct = can_be_direct && !host.has_rules() && daemon.roles.is_idle() && !has_failed;
         let mut descriptors = Vec::new();
         let (mut slot, mut waker) = (None, None);
-        let (doorbells, doorbell_slots) = match host.slots.as_ref().filter(|_| can_be_direct) {
-            Some(slots) => {
-                let (lease, page) = slots.assign(notifications, process.pid)?;
+        let assigned = match host.slots.as_ref().filter(|_| can_be_direct) {
+            Some(slots) => slots.assign(notifications, process.pid)?,
+            None => None,
+        };
+        let (doorbells, doorbell_slots) = match assigned {
+            Some((lease, page)) => {
                 descriptors.extend(lease.descriptors()?);
                 descriptors.push(page);
                 slot = Some(lease);
@@ -387,7 +390,10 @@ fn descriptor(memory: &SharedMemory) -> Result<OwnedFd, CommandError> {
 
 fn mapping_error(bytes: usize, error: std::io::Error) -> CommandError {
     match error.raw_os_error() {
-        Some(errno) => CommandError::new(errno, format!("the daemon cannot map {bytes} bytes: {error}")),
+        Some(errno) => CommandError::new(
+            errno,
+            format!("the daemon cannot map {bytes} bytes: {error}{}", limit_of(errno)),
+        ),
         None => error.into(),
     }
 }

@@ -14,9 +14,24 @@ use tokio::sync::Notify;
 
 /// The most notifications that wait for a client that does not read.
 const MAX_PENDING: usize = 8192;
+/// The most bytes of the data in them, and of that of packets alone.
+const MAX_PENDING_BYTES: usize = 16 << 20;
+const MAX_PENDING_PACKET_BYTES: usize = 1 << 20;
 
 /// Longer notifications, such as those with many packets, are left to the session.
 const MAX_SENT_AT_ONCE: usize = 2048;
+
+/// The bytes of the data in a notification that a peer or another client may choose.
+fn data_bytes(notification: &Notification) -> usize {
+    match notification {
+        Notification::PacketsHandedOver { packets } => {
+            packets.iter().map(|packet| size_of_val(packet) + packet.bytes.len()).sum()
+        }
+        Notification::FaultRulesAdded { rules: bytes, .. }
+        | Notification::FlowsAdded { flows: bytes, .. } => bytes.len(),
+        _ => 0,
+    }
+}
 
 /// The notifications of a session.
 #[derive(Default)]
@@ -30,6 +45,8 @@ pub(crate) struct NotificationQueue {
 #[derive(Default)]
 struct Pending {
     notifications: VecDeque<Notification>,
+    /// The bytes of their data.
+    bytes: usize,
     /// The session has notifications that it has not sent yet.
     draining: bool,
     overflowed: bool,
@@ -53,9 +70,15 @@ impl NotificationQueue {
         if was_empty && !pending.draining && self.try_send(&notification, descriptors) {
             return;
         }
-        if pending.notifications.len() >= MAX_PENDING {
+        let bytes = data_bytes(&notification);
+        // The client answers one that it has not been sent yet with what it has then.
+        if notification == Notification::ReportRequested && pending.notifications.contains(&notification) {
+            return;
+        }
+        if pending.notifications.len() >= MAX_PENDING || pending.bytes + bytes > MAX_PENDING_BYTES {
             pending.overflowed = true;
         } else {
+            pending.bytes += bytes;
             pending.notifications.push_back(notification);
         }
         drop(pending);
@@ -66,7 +89,8 @@ impl NotificationQueue {
 
     /// Whether a client that does not read has room for more than what must not be lost.
     pub fn has_room(&self) -> bool {
-        self.pending.lock().notifications.len() < MAX_PENDING / 2
+        let pending = self.pending.lock();
+        pending.notifications.len() < MAX_PENDING / 2 && pending.bytes < MAX_PENDING_PACKET_BYTES
     }
 
     /// Whether the socket accepted the message. A message this short is sent completely or not at all; after a partial
@@ -99,11 +123,55 @@ impl NotificationQueue {
     pub fn drain(&self) -> Option<VecDeque<Notification>> {
         let mut pending = self.pending.lock();
         pending.draining |= !pending.notifications.is_empty();
+        pending.bytes = 0;
         (!pending.overflowed).then(|| std::mem::take(&mut pending.notifications))
     }
 
     /// The session has sent everything that it drained.
     pub fn finish_drain(&self) {
         self.pending.lock().draining = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use softhca_queue::HandedOverPacket;
+    use std::net::{IpAddr, Ipv4Addr};
+
+    #[test]
+    fn a_client_that_does_not_read_has_one_request_for_a_report_waiting() {
+        let queue = NotificationQueue::default();
+        (0..=MAX_PENDING).for_each(|_| queue.push(Notification::ReportRequested));
+        assert_eq!(queue.drain(), Some(VecDeque::from([Notification::ReportRequested])));
+        queue.push(Notification::ReportRequested);
+        assert_eq!(queue.drain().map(|queued| queued.len()), Some(1));
+    }
+
+    #[test]
+    fn a_client_that_does_not_read_has_a_bounded_number_of_bytes_waiting() {
+        let queue = NotificationQueue::default();
+        let destination = IpAddr::from(Ipv4Addr::LOCALHOST);
+        let packet = HandedOverPacket {
+            slot: 1,
+            source: (destination, 7).into(),
+            destination,
+            traffic_class: 0,
+            bytes: vec![0; HandedOverPacket::MAX_BYTES],
+        };
+        let packets = vec![packet; HandedOverPacket::MAX_IN_MESSAGE];
+        while queue.has_room() {
+            queue.push(Notification::PacketsHandedOver { packets: packets.clone() });
+        }
+        let waiting = |queue: &NotificationQueue| queue.pending.lock().bytes;
+        assert!(waiting(&queue) < 2 * MAX_PENDING_PACKET_BYTES, "{}", waiting(&queue));
+        // What must not be lost still has room, up to the limit.
+        queue.push(Notification::ReportRequested);
+        let rules = Notification::FaultRulesAdded { seed: 0, rules: vec![0; MAX_PENDING_BYTES / 4] };
+        (0..3).for_each(|_| queue.push(rules.clone()));
+        assert!(!queue.pending.lock().overflowed);
+        assert!(queue.drain().is_some() && queue.has_room());
+        (0..5).for_each(|_| queue.push(rules.clone()));
+        assert!(queue.drain().is_none());
     }
 }

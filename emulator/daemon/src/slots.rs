@@ -29,7 +29,10 @@ use std::time::Duration;
 /// Slots are reused, the one that was free for longest first, once this many exist.
 const FRESH_SLOTS: usize = 8;
 
-/// How long a vacant port answers the heartbeats of other hosts before it may end: each sends one a second.
+/// The share of the slots that one process may have. Further devices of the process use the data path of the daemon.
+const PROCESS_SLOTS: usize = SlotGroup::MAX_SLOTS / 4;
+
+/// How long a vacant port answers the heartbeats of other hosts: each sends one a second.
 const VACANT_TIME: Duration = Duration::from_secs(2);
 
 /// How long a process may take to report its resources, or to apply a change of the fault rules.
@@ -60,7 +63,7 @@ struct VacantPort {
     _driver: SharedDriver<ClientMemories>,
     /// Its drops.
     counters: Arc<Mutex<Counters>>,
-    /// Until then, other hosts find out by it that the process is gone.
+    /// Until then, other hosts find out by it that the process is gone. It ends soon after.
     needed_until: std::time::Instant,
 }
 
@@ -202,6 +205,10 @@ impl HostSlots {
         let mut table = self.table.lock();
         let (mut by_slot, mut rest) = (BTreeMap::<u16, Vec<HandedOverPacket>>::new(), Vec::new());
         for mut packet in packets {
+            // A client may send any.
+            if packet.bytes.len() > HandedOverPacket::MAX_BYTES {
+                continue;
+            }
             if packet.slot == HandedOverPacket::UNKNOWN_SLOT
                 && let Some(slot) = self.slot_of_request(&packet)
             {
@@ -219,7 +226,11 @@ impl HostSlots {
                 packets.iter().filter_map(|packet| self.requester(packet)).collect();
             requesters.retain(|peer| matches!(table.open_rings(slot, *peer), Ok(true)));
             requesters.iter().for_each(|peer| table.notify_of_rings(slot, *peer));
-            table.notify(slot, Notification::PacketsHandedOver { packets });
+            let mut packets = packets.into_iter().peekable();
+            while packets.peek().is_some() {
+                let packets = packets.by_ref().take(HandedOverPacket::MAX_IN_MESSAGE).collect();
+                table.notify(slot, Notification::PacketsHandedOver { packets });
+            }
             // They wait for the reply, so the listener goes first.
             requesters.iter().for_each(|peer| table.notify_of_rings(*peer, slot));
         }
@@ -307,23 +318,31 @@ impl HostSlots {
         table.owners.values_mut().filter_map(|owner| owner.report.take()).collect()
     }
 
-    /// Gives a process a slot.
+    /// Gives a process a slot. `None` if all are in use, or those that one process may have.
     pub fn assign(
         self: &Arc<HostSlots>,
         notifications: &Arc<NotificationQueue>,
         pid: u32,
-    ) -> Result<(SlotLease, OwnedFd), CommandError> {
+    ) -> Result<Option<(SlotLease, OwnedFd)>, CommandError> {
+        let owned = self.table.lock().owners.values().filter(|owner| owner.pid == pid).count();
+        if owned >= PROCESS_SLOTS {
+            return Ok(None);
+        }
         let prepared = self.table.lock().prepared.take();
-        let PreparedSlot { number, page, descriptor } = match prepared {
-            Some(prepared) => prepared,
+        let prepared = match prepared {
             None => self.prepare(|_| true)?,
+            prepared => prepared,
         };
+        let Some(PreparedSlot { number, page, descriptor }) = prepared else { return Ok(None) };
+        if let Some(sockets) = self.table.lock().group.slot(number) {
+            sockets.discard_received();
+        }
         let (notifications, state) = (notifications.clone(), page.state());
         let owner = SlotOwner { pid, notifications, report: None, state, changes: 0 };
         self.table.lock().owners.insert(number, owner);
         self.recordings.add_slot(self.host, number, pid, page);
         let slot = QpnSlot { number, bits: QpnSlot::BITS };
-        Ok((SlotLease { slots: self.clone(), slot, has_sent_to_hosts: false }, descriptor))
+        Ok(Some((SlotLease { slots: self.clone(), slot, has_sent_to_hosts: false }, descriptor)))
     }
 
     /// Prepares a slot and rings for the process that comes next, which then need not wait for them.
@@ -335,9 +354,9 @@ impl HostSlots {
         if self.table.lock().prepared.is_some() {
             return;
         }
-        // If there is none, the process that comes next waits, or is told why.
+        // If there is none, the process that comes next waits, or uses the data path of the daemon.
         let now = std::time::Instant::now();
-        let Ok(slot) = self.prepare(|vacant| vacant.needed_until <= now) else { return };
+        let Ok(Some(slot)) = self.prepare(|vacant| vacant.needed_until <= now) else { return };
         let mut table = self.table.lock();
         match &table.prepared {
             None => table.prepared = Some(slot),
@@ -345,8 +364,29 @@ impl HostSlots {
         }
     }
 
-    /// Takes a free slot, and ends its vacant port, which `may_end` must permit.
-    fn prepare(&self, may_end: impl Fn(&VacantPort) -> bool) -> Result<PreparedSlot, CommandError> {
+    /// Ends the vacant ports that other hosts need no longer: slot 0 gets what is still sent to them.
+    pub fn end_vacant(&self) {
+        let now = std::time::Instant::now();
+        let mut table = self.table.lock();
+        let SlotTable { vacant, group, past_counters, .. } = &mut *table;
+        let mut ended = Vec::new();
+        while let Some(slot) = vacant.iter().find(|(_, port)| port.needed_until <= now).map(|(slot, _)| *slot)
+        {
+            if let Err(error) = group.set_open(slot, false) {
+                report!("the port of slot {slot} does not end: {error}");
+                break;
+            }
+            let port = vacant.remove(&slot);
+            port.iter().for_each(|port| past_counters.add(&port.counters.lock()));
+            ended.extend(port);
+        }
+        drop(table);
+        // Sends what is pending, which takes time.
+        drop(ended);
+    }
+
+    /// Takes a free slot, and ends its vacant port, which `may_end` must permit. `None` if there is none.
+    fn prepare(&self, may_end: impl Fn(&VacantPort) -> bool) -> Result<Option<PreparedSlot>, CommandError> {
         let (page, descriptor) = SlotPage::create()?;
         let mut table = self.table.lock();
         let has_fresh = table.vacant.len() < table.free.len();
@@ -357,10 +397,13 @@ impl HostSlots {
         } else {
             let SlotTable { free, vacant, .. } = &mut *table;
             let index = free.iter().position(|slot| vacant.get(slot).is_none_or(&may_end));
-            let message = format!("all {} slots of the host are in use", SlotGroup::MAX_SLOTS);
-            let found = index.and_then(|index| free.remove(index));
-            found.ok_or_else(|| CommandError::new(libc::EMFILE, message))?
+            let Some(number) = index.and_then(|index| free.remove(index)) else { return Ok(None) };
+            number
         };
+        if let Err(error) = table.group.set_open(number, true) {
+            table.free.push_front(number);
+            return Err(error.into());
+        }
         let vacant = table.vacant.remove(&number);
         if let Some(vacant) = &vacant {
             table.past_counters.add(&vacant.counters.lock());
@@ -368,7 +411,7 @@ impl HostSlots {
         drop(table);
         // Sends what is pending, which takes time.
         drop(vacant);
-        Ok(PreparedSlot { number, page, descriptor })
+        Ok(Some(PreparedSlot { number, page, descriptor }))
     }
 
     /// Calls `act` in the network namespace of the host.
@@ -519,78 +562,4 @@ impl Drop for SlotLease {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use softhca_udp::bind_free_host;
-    use softhca_wire::cm::{CommunicationId, Req};
-    use softhca_wire::{
-        AddressHeaders, Bth, Deth, ICRC_LEN, ImmOrInvalidate, Opcode, Operation, Position, Psn, Qpn,
-        QueueKey, Service, TransportHeader,
-    };
-    use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-
-    /// A REQ to the process in a slot, from a process whose communication IDs belong to slot 1.
-    fn request(slot: u16, source: SocketAddr, destination: IpAddr) -> HandedOverPacket {
-        let opcode = Opcode::new(Service::Ud, Operation::Send, Position::Only, ImmOrInvalidate::None);
-        let mut header = TransportHeader::new(Bth::new(opcode.unwrap(), Qpn::GSI, Psn::new(0)));
-        header.deth = Some(Deth { qkey: QueueKey::GSI, source_qp: Qpn::GSI });
-        let local_id = CommunicationId(1 << (32 - QpnSlot::BITS));
-        let mut bytes = vec![0; Bth::LEN + Deth::LEN];
-        header.emit(&mut bytes);
-        bytes.extend(Datagram::new(1, Req { local_id, ..Req::default() }).emit());
-        bytes.extend([0; ICRC_LEN]);
-        Icrc::write(&AddressHeaders::between(source.ip(), destination), &mut bytes);
-        HandedOverPacket { slot, source, destination, traffic_class: 0, bytes }
-    }
-
-    fn new_slots() -> (HostSockets, Arc<HostSlots>) {
-        let sockets = bind_free_host(SocketOptions::default()).unwrap();
-        let recordings = Recordings::new(Arc::default());
-        let settings = Settings::default();
-        let slots = HostSlots::new(&sockets, settings, Loopback::Internal, HostId(0), None, &recordings);
-        (sockets, slots.unwrap())
-    }
-
-    #[test]
-    fn a_port_that_other_hosts_may_ask_is_not_ended_in_advance() {
-        let (_sockets, slots) = new_slots();
-        let assign = || slots.assign(&Arc::default(), 1).unwrap().0;
-        let prepared = || slots.table.lock().prepared.as_ref().map(|slot| slot.number);
-        let mut leases: Vec<SlotLease> = (0..FRESH_SLOTS).map(|_| assign()).collect();
-        let (mut first, second) = (leases.remove(0), leases.remove(0));
-        let (first_number, second_number) = (first.slot.number, second.slot.number);
-        first.has_sent_to_hosts = true;
-        drop(first);
-        slots.prepare_next();
-        assert_eq!(prepared(), None);
-        drop(second);
-        slots.prepare_next();
-        assert_eq!(prepared(), Some(second_number));
-        assert_eq!((assign().slot.number, assign().slot.number), (second_number, first_number));
-    }
-
-    #[test]
-    fn a_request_within_a_host_comes_with_rings() {
-        let (sockets, slots) = new_slots();
-        let own = SocketAddr::new(sockets.address(), ROCE_PORT);
-        let queues = [(); 2].map(|()| Arc::<NotificationQueue>::default());
-        let leases = queues.each_ref().map(|queue| slots.assign(queue, 1).unwrap().0);
-        let drain = |number: usize| Vec::from(queues[number].drain().unwrap());
-        let hand_over = |source| {
-            let packets = vec![request(leases[1].slot.number, source, own.ip())];
-            assert_eq!(slots.hand_over(packets.clone()), []);
-            Notification::PacketsHandedOver { packets }
-        };
-        // Another host uses the same numbers.
-        let foreign = SocketAddr::new(Ipv4Addr::new(192, 0, 2, 1).into(), ROCE_PORT);
-        let handed_over = hand_over(foreign);
-        assert_eq!((drain(0), drain(1)), (vec![], vec![handed_over]));
-        let handed_over = hand_over(own);
-        let opened = [1, 0].map(|peer: usize| Notification::RingsOpened { slot: leases[peer].slot.number });
-        assert_eq!((drain(0), drain(1)), (vec![opened[0].clone()], vec![opened[1].clone(), handed_over]));
-        let handed_over = hand_over(own);
-        assert_eq!((drain(0), drain(1)), (vec![], vec![handed_over]), "they exist");
-        assert_eq!(leases[1].open_rings(leases[0].slot.number).unwrap().len(), 3);
-        assert_eq!(drain(0), []);
-    }
-}
+mod tests;

@@ -24,4 +24,8 @@ impl HandedOverPacket {
     /// The slot of a REQ without a listener, and of a REJ whose sender does not know the communication ID of its peer. The
     /// records of the processes say which of them has the connection.
     pub const UNKNOWN_SLOT: u16 = u16::MAX;
+    /// The most bytes of a packet: the largest path MTU and all headers. A longer one is not handed over.
+    pub const MAX_BYTES: usize = 4096 + 128;
+    /// The most packets in one message of the control protocol, which is then within its limit.
+    pub const MAX_IN_MESSAGE: usize = 32;
 }

@@ -4,7 +4,7 @@
 //! it is for. Its position in the group is the slot: sockets are only ever added, and none is closed before the group.
 
 use crate::host::LINK_CONTROL_RECEIVE_BUFFER;
-use crate::slot_field::SlotField;
+use crate::slot_field::{SlotField, SlotSet};
 use crate::socket::{RoceSocket, SocketOptions};
 use crate::{BindError, HostSockets, Interface, system};
 use softhca_wire::QpnSlot;
@@ -16,8 +16,12 @@ use std::os::fd::{AsFd, OwnedFd};
 /// The sockets of all slots of an address.
 pub struct SlotGroup {
     addresses: Vec<SlotAddress>,
-    /// The sockets of slot 1, 2, …; slot 0 has those of the host.
+    /// Copies of those of slot 0: through the sockets of others, filters are rejected.
+    slot_0: HostSockets,
+    /// The sockets of slot 1, 2, …
     slots: Vec<HostSockets>,
+    /// The slots whose sockets are read. Slot 0 gets what is for others.
+    open: SlotSet,
     options: SocketOptions,
 }
 
@@ -46,7 +50,8 @@ impl SlotGroup {
             interface: sockets.interface().cloned(),
         };
         let addresses = slot_0.by_address().map(address).collect();
-        let mut group = SlotGroup { addresses, slots: Vec::new(), options };
+        let slot_0 = HostSockets::adopt(slot_0.descriptors()?)?;
+        let mut group = SlotGroup { addresses, slot_0, slots: Vec::new(), open: SlotSet::default(), options };
         group.add_slot().map_err(io::Error::other)?;
         Ok(group)
     }
@@ -59,14 +64,21 @@ impl SlotGroup {
     /// Opens the sockets of the next slot. Returns its number.
     pub fn add_slot(&mut self) -> Result<u16, BindError> {
         self.slots.push(HostSockets::bind_slot(&self.addresses, self.options)?);
-        let count = self.slots();
-        let sockets = self.slots.last().expect("it was just added");
-        for sockets in sockets.by_address() {
-            let failed = |source| BindError::Other { address: sockets.roce.local_address(), source };
-            sockets.roce.steer(SlotField::Target, count).map_err(failed)?;
-            sockets.link.steer(SlotField::LinkControl, count).map_err(failed)?;
+        let slot = (self.slots() - 1) as u16;
+        self.set_open(slot, true)
+            .map_err(|source| BindError::Other { address: self.slot_0.roce.local_address(), source })?;
+        Ok(slot)
+    }
+
+    /// Gives the datagrams for a slot to its sockets, or to those of slot 0: nothing reads the sockets of a closed slot.
+    pub fn set_open(&mut self, slot: u16, is_open: bool) -> io::Result<()> {
+        if self.open.set(slot, is_open) {
+            for sockets in self.slot_0.by_address() {
+                system::steer_by_slot(sockets.roce.as_fd(), SlotField::Target, &self.open)?;
+                system::steer_by_slot(sockets.link.as_fd(), SlotField::LinkControl, &self.open)?;
+            }
         }
-        Ok((count - 1) as u16)
+        Ok(())
     }
 
     /// The sockets of a slot.
@@ -118,6 +130,10 @@ impl HostSockets {
         let link = RoceSocket::bind_shared(*link, link_options)?;
         link.disable_gro();
         let roce = RoceSocket::bind_shared(*roce, options)?;
+        for socket in [&roce, &link] {
+            let address = socket.local_address();
+            socket.lock_filter().map_err(|source| BindError::Other { address, source })?;
+        }
         let ipv6 = if rest.is_empty() { None } else { Some(HostSockets::bind_slot(rest, options)?) };
         Ok(HostSockets::from_parts(roce, link, ipv6).with_interface(interface.clone()))
     }
@@ -136,16 +152,16 @@ impl HostSockets {
         Ok(HostSockets::from_parts(roce, link, ipv6))
     }
 
+    /// Discards the datagrams that wait in the sockets.
+    pub fn discard_received(&self) {
+        self.by_address()
+            .flat_map(|sockets| [&sockets.roce, &sockets.link])
+            .for_each(RoceSocket::discard_received);
+    }
+
     /// Copies of the descriptors, in the order that [`HostSockets::adopt`] takes them.
     pub fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
         let sockets = self.by_address().flat_map(|sockets| [&sockets.roce, &sockets.link]);
         sockets.map(|socket| socket.as_fd().try_clone_to_owned()).collect()
-    }
-}
-
-impl RoceSocket {
-    /// Gives each datagram of the group to the socket of its slot, among the first `slots`, and all others to slot 0.
-    pub(crate) fn steer(&self, field: SlotField, slots: usize) -> io::Result<()> {
-        system::steer_by_slot(self.as_fd(), field, slots)
     }
 }

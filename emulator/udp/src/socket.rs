@@ -310,6 +310,24 @@ impl RoceSocket {
         Ok(())
     }
 
+    /// Rejects further filters on the socket, and on its group through this socket.
+    pub(crate) fn lock_filter(&self) -> io::Result<()> {
+        system::lock_filter(&self.socket)
+    }
+
+    /// Discards what waits in the socket. Bounded: more may arrive meanwhile.
+    pub(crate) fn discard_received(&self) {
+        /// More datagrams than a receive buffer holds.
+        const MAX_DISCARDED: usize = 1 << 16;
+        let mut first_byte = [std::mem::MaybeUninit::uninit(); 1];
+        for _ in 0..MAX_DISCARDED {
+            if self.socket.recv(&mut first_byte).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+            {
+                break;
+            }
+        }
+    }
+
     /// The next entry of the error queue. Call it when [`Ready::error`](crate::Ready::error) is set, and from time to
     /// time.
     pub fn poll_error(&self) -> io::Result<Option<NetworkError>> {

@@ -1,5 +1,6 @@
 //! Message framing on a Unix stream: four bytes of length, one byte with the number of descriptors, and the message.
 
+use crate::HandedOverPacket;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::mem::MaybeUninit;
@@ -15,7 +16,15 @@ use thiserror::Error;
 pub const MAX_MESSAGE: usize = 256 * 1024;
 /// The most descriptors that accompany a message.
 pub const MAX_DESCRIPTORS: usize = 16;
+/// The most descriptors that the kernel delivers at once. With room for fewer it closes the others itself, and to close
+/// the descriptor of another process may take long.
+const MAX_RECEIVED_DESCRIPTORS: usize = 253;
 const HEADER: usize = 5;
+
+/// The slot, the addresses and the lengths of a packet take less than this.
+const PACKET_OVERHEAD: usize = 64;
+const _: () =
+    assert!(HandedOverPacket::MAX_IN_MESSAGE * (HandedOverPacket::MAX_BYTES + PACKET_OVERHEAD) < MAX_MESSAGE);
 
 /// The received bytes are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -87,7 +96,7 @@ impl MessageReader {
     /// Reads once from the socket. Returns false at the end of the stream; an empty non-blocking socket is an error.
     pub fn fill(&mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
         let mut buffer = [0; 4096];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RECEIVED_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let received = rustix::net::recvmsg(
             socket.as_fd(),

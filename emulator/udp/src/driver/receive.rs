@@ -184,6 +184,10 @@ impl PacketReceiver {
                 && let to = target_slot(slot, &engine.hca, &addressing, transport)
                 && to != slot.number
             {
+                if datagram.bytes.len() > HandedOverPacket::MAX_BYTES {
+                    engine.call(now, |hca, ctx| hca.drop_oversized(ctx, datagram.bytes.len()));
+                    continue;
+                }
                 let Chunk { source, traffic_class, .. } = chunk;
                 let bytes = datagram.bytes.to_vec();
                 misdelivered.push(HandedOverPacket { slot: to, source, destination, traffic_class, bytes });

@@ -21,8 +21,6 @@ const IDLE_SOCKET_INTERVAL: Duration = Duration::from_micros(50);
 /// For how long after a packet rings and sockets count as carrying packets.
 const RINGS_ACTIVE: Duration = Duration::from_micros(100);
 const SOCKETS_ACTIVE: Duration = Duration::from_millis(1);
-/// The most packets that are handed over together: fewer bytes than a message of the control protocol may have.
-const MAX_HANDED_OVER: usize = 32;
 
 impl<M: Memory> Driver<M> {
     /// Records the last ACK of each queue pair and the connections, for the case that the process ends.
@@ -53,7 +51,7 @@ impl<M: Memory> Driver<M> {
             && let Some(hand_over) = &mut self.hand_over
         {
             let packets = &mut self.receiver.packets.misdelivered;
-            let count = packets.len().min(MAX_HANDED_OVER);
+            let count = packets.len().min(HandedOverPacket::MAX_IN_MESSAGE);
             let rest = hand_over(packets.drain(..count).collect());
             self.receive_packets(&rest, false);
         }

@@ -1,7 +1,7 @@
 //! Systems other than Linux: one datagram per call, one traffic class per socket at a time, no error queue.
 
 use crate::batch::{ReceiveBatch, SLOT_BYTES, Slot};
-use crate::slot_field::SlotField;
+use crate::slot_field::{SlotField, SlotSet};
 use crate::socket_report::{NetworkError, ReceiveMemory};
 use socket2::Socket;
 use std::io::{self, Read};
@@ -24,8 +24,13 @@ pub(crate) fn supports_gso(_: &Socket) -> bool {
 pub(crate) fn disable_gro(_: &Socket) {}
 
 /// Only Linux gives datagrams of one port to several sockets by their content.
-pub(crate) fn steer_by_slot(_: BorrowedFd<'_>, _: SlotField, _: usize) -> io::Result<()> {
+pub(crate) fn steer_by_slot(_: BorrowedFd<'_>, _: SlotField, _: &SlotSet) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
+}
+
+/// No socket has a filter.
+pub(crate) fn lock_filter(_: &Socket) -> io::Result<()> {
+    Ok(())
 }
 
 /// The bound address has this effect on other systems.

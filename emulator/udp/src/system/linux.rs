@@ -1,7 +1,7 @@
 //! Linux: GSO and GRO, control messages, the error queue, socket memory.
 
 use crate::batch::{BATCH_SLOTS, MAX_BATCH_SEGMENTS, ReceiveBatch, SLOT_BYTES, Slot};
-use crate::slot_field::SlotField;
+use crate::slot_field::{SlotField, SlotSet};
 use crate::socket_report::{NetworkError, NetworkErrorCause, ReceiveMemory};
 use socket2::{SockAddr, SockAddrStorage, Socket};
 use softhca_wire::cm::{MessageKind, PacketTarget};
@@ -79,60 +79,10 @@ pub(crate) fn disable_gro(socket: &Socket) {
     let _ = set_option(socket, libc::SOL_UDP, libc::UDP_GRO, OFF);
 }
 
-/// Attaches the filter that gives each datagram to the socket of its slot to the group of a socket. An attached filter
-/// is replaced in one step.
-pub(crate) fn steer_by_slot(socket: BorrowedFd<'_>, field: SlotField, slots: usize) -> io::Result<()> {
-    use libc::{
-        BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_K, BPF_LD,
-        BPF_RET, BPF_RSH, BPF_W,
-    };
-    let instruction = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
-    let load = |size: u32, offset: usize| instruction(BPF_LD | size | BPF_ABS, offset as u32, 0, 0);
-    // Skips the first number of instructions if the value is equal, and the second if not.
-    let branch =
-        |value: u32, equal: u8, other: u8| instruction(BPF_JMP | BPF_JEQ | BPF_K, value, equal, other);
-    let to_slot = |slot: u32| instruction(BPF_RET | BPF_K, slot, 0, 0);
-    let shift = |bits: u32| instruction(BPF_ALU | BPF_RSH | BPF_K, bits - u32::from(QpnSlot::BITS), 0, 0);
-    let to_loaded_slot = [
-        instruction(BPF_JMP | BPF_JGE | BPF_K, slots as u32, 0, 1),
-        to_slot(0),
-        instruction(BPF_RET | BPF_A, 0, 0, 0),
-    ];
-    let mut filter = Vec::new();
-    // Offsets count from the UDP payload. A datagram that is too short goes to the first socket, slot 0.
-    match field {
-        SlotField::Target => {
-            filter.extend([
-                load(BPF_W, 4),
-                instruction(BPF_ALU | BPF_AND | BPF_K, Qpn::MULTICAST.value(), 0, 0),
-                branch(Qpn::GSI.value(), 6, 0),
-                branch(Qpn::MULTICAST.value(), 0, 1),
-                to_slot(0),
-                shift(24),
-            ]);
-            filter.extend(to_loaded_slot);
-            filter.extend([
-                load(BPF_B, PacketTarget::CLASS_OFFSET),
-                branch(MadHeader::CLASS_CM.into(), 1, 0),
-                to_slot(0),
-                load(BPF_H, PacketTarget::ATTRIBUTE_OFFSET),
-                branch(MessageKind::Req as u32, 9, 0),
-                branch(MessageKind::SidrReq as u32, 8, 0),
-                branch(MessageKind::SidrRep as u32, 0, 2),
-                load(BPF_W, PacketTarget::REQUEST_ID_OFFSET),
-                instruction(BPF_JMP | BPF_JA, 1, 0, 0),
-                load(BPF_W, PacketTarget::REMOTE_ID_OFFSET),
-                shift(32),
-            ]);
-            filter.extend(to_loaded_slot);
-            filter.push(load(BPF_W, PacketTarget::LISTENER_SLOT_OFFSET));
-            filter.extend(to_loaded_slot);
-        }
-        SlotField::LinkControl => {
-            filter.push(load(BPF_H, Message::DESTINATION_SLOT_OFFSET));
-            filter.extend(to_loaded_slot);
-        }
-    }
+/// Attaches the filter that gives each datagram to the socket of its slot to the group of a socket: that of slot 0 if its
+/// slot is not in `slots`. An attached filter is replaced in one step.
+pub(crate) fn steer_by_slot(socket: BorrowedFd<'_>, field: SlotField, slots: &SlotSet) -> io::Result<()> {
+    let mut filter = steering_filter(field, slots);
     let program = libc::sock_fprog { len: filter.len() as libc::c_ushort, filter: filter.as_mut_ptr() };
     // SAFETY: the kernel copies the program, which outlives the call and has the stated length.
     let result = unsafe {
@@ -145,6 +95,79 @@ pub(crate) fn steer_by_slot(socket: BorrowedFd<'_>, field: SlotField, slots: usi
         )
     };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Rejects further filters on a socket, and on its group through this socket.
+pub(crate) fn lock_filter(socket: &Socket) -> io::Result<()> {
+    set_option(socket, libc::SOL_SOCKET, libc::SO_LOCK_FILTER, 1 as libc::c_int)
+}
+
+/// Offsets count from the UDP payload. A datagram that is too short goes to the first socket, slot 0.
+fn steering_filter(field: SlotField, slots: &SlotSet) -> Vec<libc::sock_filter> {
+    use libc::{
+        BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_IMM, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_K,
+        BPF_LD, BPF_MEM, BPF_MISC, BPF_RET, BPF_RSH, BPF_ST, BPF_TAX, BPF_W, BPF_X,
+    };
+    let instruction = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
+    let load = |size: u32, offset: usize| instruction(BPF_LD | size | BPF_ABS, offset as u32, 0, 0);
+    // Skips the first number of instructions if the value is equal, and the second if not.
+    let branch =
+        |value: u32, equal: u8, other: u8| instruction(BPF_JMP | BPF_JEQ | BPF_K, value, equal, other);
+    let skip = |count: usize| instruction(BPF_JMP | BPF_JA, count as u32, 0, 0);
+    let to_slot_0 = instruction(BPF_RET | BPF_K, 0, 0, 0);
+    let shift_right = |bits: u32| instruction(BPF_ALU | BPF_RSH | BPF_K, bits, 0, 0);
+    let slot_in = |bits: u32| shift_right(bits - u32::from(QpnSlot::BITS));
+    let mut filter = match field {
+        SlotField::Target => vec![
+            load(BPF_W, 4),
+            instruction(BPF_ALU | BPF_AND | BPF_K, Qpn::MULTICAST.value(), 0, 0),
+            branch(Qpn::GSI.value(), 4, 0),
+            branch(Qpn::MULTICAST.value(), 0, 1),
+            to_slot_0,
+            slot_in(24),
+            skip(13),
+            load(BPF_B, PacketTarget::CLASS_OFFSET),
+            branch(MadHeader::CLASS_CM.into(), 1, 0),
+            to_slot_0,
+            load(BPF_H, PacketTarget::ATTRIBUTE_OFFSET),
+            branch(MessageKind::Req as u32, 7, 0),
+            branch(MessageKind::SidrReq as u32, 6, 0),
+            branch(MessageKind::SidrRep as u32, 0, 2),
+            load(BPF_W, PacketTarget::REQUEST_ID_OFFSET),
+            skip(1),
+            load(BPF_W, PacketTarget::REMOTE_ID_OFFSET),
+            slot_in(32),
+            skip(1),
+            load(BPF_W, PacketTarget::LISTENER_SLOT_OFFSET),
+        ],
+        SlotField::LinkControl => vec![load(BPF_H, Message::DESTINATION_SLOT_OFFSET)],
+    };
+    // The slot is loaded. Its bit in the set decides.
+    let load_slot = instruction(BPF_LD | BPF_MEM, 0, 0, 0);
+    filter.extend([
+        instruction(BPF_JMP | BPF_JGE | BPF_K, 1 << QpnSlot::BITS, 0, 1),
+        to_slot_0,
+        instruction(BPF_ST, 0, 0, 0),
+        instruction(BPF_ALU | BPF_AND | BPF_K, 31, 0, 0),
+        instruction(BPF_MISC | BPF_TAX, 0, 0, 0),
+        load_slot,
+        shift_right(5),
+    ]);
+    let used = slots.words.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1);
+    for (index, word) in slots.words[..used].iter().enumerate() {
+        let rest = 3 * (used - 1 - index) + 1;
+        filter.extend([branch(index as u32, 0, 2), instruction(BPF_LD | BPF_IMM, *word, 0, 0), skip(rest)]);
+    }
+    filter.extend([
+        to_slot_0,
+        instruction(BPF_ALU | BPF_RSH | BPF_X, 0, 0, 0),
+        instruction(BPF_ALU | BPF_AND | BPF_K, 1, 0, 0),
+        branch(1, 0, 2),
+        load_slot,
+        instruction(BPF_RET | BPF_A, 0, 0, 0),
+        to_slot_0,
+    ]);
+    filter
 }
 
 /// Excludes datagrams to groups that another socket of the machine has joined.
