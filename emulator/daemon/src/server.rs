@@ -1,7 +1,8 @@
 //! The server: starts the hosts, listens on the control socket and runs one task per connection.
 //!
-//! The control plane runs on a tokio runtime; the data path does not use it. A session may wait for long for a driver
-//! or for a recording. It then does so inside `block_in_place`, and the runtime continues on another thread.
+//! The control plane runs on a tokio runtime; the data path does not use it. A session may wait for long for a driver, for
+//! a recording, or for a descriptor of another process to close. It then does so inside `block_in_place`, and the runtime
+//! continues on another thread. Connections and signals are accepted on a thread of their own.
 
 use crate::async_event_watchers::AsyncEventWatchers;
 use crate::client_process::ClientProcess;
@@ -23,6 +24,7 @@ use softhca_queue::control::{
     ClientStatus, DaemonStatus, FramedMessage, RuntimeDir, Welcome, encode, send_message,
 };
 use softhca_udp::HostNetwork;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,13 +33,18 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::runtime::Runtime;
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 /// Threads that run sessions. One handles thousands of commands per second; the second one hides its system calls.
 const WORKERS: usize = 2;
 /// Connections beyond those of clients: commands such as `softhca status` and `softhca stop` reach a full daemon.
 const CONTROL_CONNECTIONS: usize = 16;
+/// Connections beyond all limits: those that end because others need their place, and have not ended yet.
+const EVICTED_CONNECTIONS: usize = 64;
+/// How long the server waits for its sessions to end when it stops: longer than a recording waits for its file.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often the server looks for stalled hosts.
 const TICK: Duration = Duration::from_secs(1);
 /// How long an idle server waits for a client that is connecting, before it tries to exit again.
@@ -65,6 +72,8 @@ pub struct Daemon {
 /// Accepts connections, and runs one session for each.
 struct Sessions {
     state: Arc<DaemonState>,
+    /// Runs them.
+    runtime: Handle,
     listener: UnixListener,
     running: JoinSet<()>,
     last: u64,
@@ -149,15 +158,19 @@ impl Daemon {
         std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
         raise_descriptor_limit();
-        let runtime = tokio::runtime::Builder::new_multi_thread()
+        let runtime = Builder::new_multi_thread()
             .worker_threads(WORKERS)
-            // Every session may block in a command at the same time.
-            .max_blocking_threads(config.max_clients.saturating_add(CONTROL_CONNECTIONS + WORKERS))
+            // Every session may block in a command at the same time, beside the end of vacant ports.
+            .max_blocking_threads(
+                config.max_clients.saturating_add(CONTROL_CONNECTIONS + EVICTED_CONNECTIONS + WORKERS + 1),
+            )
             .thread_name("control")
             .enable_all()
             .build()?;
         let state = Arc::new(DaemonState::new(config, hosts, watchers, recordings, network));
-        let sessions = Sessions { state: state.clone(), listener, running: JoinSet::new(), last: 0 };
+        let handle = runtime.handle().clone();
+        let sessions =
+            Sessions { state: state.clone(), runtime: handle, listener, running: JoinSet::new(), last: 0 };
         Ok(Daemon {
             state,
             runtime: Some(runtime),
@@ -189,16 +202,10 @@ impl Daemon {
 
     /// Serves until a client requests a stop, `signals` becomes readable, or the daemon was idle for too long.
     pub fn run(&mut self, signals: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        let (Some(runtime), Some(mut sessions)) = (&self.runtime, self.sessions.take()) else {
-            return Ok(());
-        };
+        let Some(sessions) = &mut self.sessions else { return Ok(()) };
         let signals = signals.map(|signals| signals.try_clone_to_owned()).transpose()?;
-        // On a thread of the runtime, a new session starts without another one being woken.
-        let (exit, sessions) = runtime
-            .block_on(runtime.spawn(async move { (sessions.serve(signals).await, sessions) }))
-            .map_err(io::Error::other)?;
-        self.sessions = Some(sessions);
-        if let Exit::Idle(start_lock) = exit? {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        if let Exit::Idle(start_lock) = runtime.block_on(sessions.serve(signals))? {
             self.start_lock = start_lock;
             self.stop();
         }
@@ -212,8 +219,11 @@ impl Daemon {
         self.views = None;
         self.state.stopping.send_replace(true);
         if let Some(Sessions { mut running, .. }) = self.sessions.take() {
-            runtime.block_on(async { while running.join_next().await.is_some() {} });
+            let ended = async { while running.join_next().await.is_some() {} };
+            // What blocks a session ends with the process.
+            let _ = runtime.block_on(async { tokio::time::timeout(STOP_TIMEOUT, ended).await });
         }
+        runtime.shutdown_background();
         if let Err(error) = self.state.recordings.end(0) {
             report!("the recording is incomplete: {error}");
         }
@@ -227,6 +237,13 @@ impl Sessions {
         let signals = signals.map(ReadableFd::new).transpose()?;
         let state = self.state.clone();
         let mut watchdog = StallWatchdog::new(state.hosts.len());
+        let end_vacant = {
+            let state = state.clone();
+            move || {
+                state.hosts.iter().filter_map(|host| host.slots.as_ref()).for_each(|slots| slots.end_vacant())
+            }
+        };
+        let mut ending = self.runtime.spawn_blocking(end_vacant.clone());
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let idle_limit = state.config.idle_exit_after;
@@ -245,7 +262,12 @@ impl Sessions {
                         exit_at = idle_limit.map(|limit| tokio::time::Instant::now() + limit);
                     }
                 }
-                _ = ticks.tick() => watchdog.poll(&state),
+                _ = ticks.tick() => {
+                    watchdog.poll(&state);
+                    if ending.is_finished() {
+                        ending = self.runtime.spawn_blocking(end_vacant.clone());
+                    }
+                }
                 () = state.stop_requested.notified() => return Ok(Exit::Requested),
                 _ = readable(&signals), if signals.is_some() => return Ok(Exit::Requested),
                 () = sleep_until(exit_at), if exit_at.is_some() => {
@@ -272,26 +294,45 @@ impl Sessions {
         }
     }
 
-    /// The limit that another connection of a process exceeds.
+    /// The limit that another connection of a process exceeds. If the daemon is full, a connection without a device ends:
+    /// the oldest of the process that has most of them.
     fn connection_limit(&self, pid: u32) -> Option<String> {
         let Config { max_clients, .. } = self.state.config;
         let sessions = self.state.sessions.lock();
-        let limit = max_clients + CONTROL_CONNECTIONS;
-        if sessions.len() >= limit {
-            return Some(format!(
-                "the daemon has {limit} connections, which is its limit: max_clients, {max_clients}, and \
-                 {CONTROL_CONNECTIONS} for commands; `softhca status` shows the clients"
-            ));
-        }
         let share = self.state.config.max_clients_per_process() + CONTROL_CONNECTIONS / 2;
         let of_process = sessions.values().filter(|session| session.lock().client.pid == pid).count();
-        (of_process >= share).then(|| {
-            format!("process {pid} has {share} connections to the daemon, which is the limit of a process")
-        })
+        if of_process >= share {
+            return Some(format!(
+                "process {pid} has {share} connections to the daemon, which is the limit of a process"
+            ));
+        }
+        let limit = max_clients + CONTROL_CONNECTIONS;
+        if sessions.len() < limit {
+            return None;
+        }
+        let mut without_device = BTreeMap::<u32, Vec<Arc<Notify>>>::new();
+        for session in sessions.values() {
+            let session = session.lock();
+            if session.host_name.is_none() {
+                without_device.entry(session.client.pid).or_default().push(session.evicted.clone());
+            }
+        }
+        let longest = without_device.into_values().max_by_key(Vec::len);
+        match longest.as_ref().and_then(|connections| connections.get(sessions.len() - limit)) {
+            Some(evicted) if sessions.len() < limit + EVICTED_CONNECTIONS => {
+                evicted.notify_one();
+                None
+            }
+            _ => Some(format!(
+                "the daemon has {limit} connections, which is its limit: max_clients, {max_clients}, and \
+                 {CONTROL_CONNECTIONS} for commands; `softhca status` shows the clients"
+            )),
+        }
     }
 
     /// Starts a session.
     fn admit(&mut self, stream: UnixStream) -> io::Result<()> {
+        let _registers = self.runtime.enter();
         let process = ClientProcess::from_stream(&stream)?;
         if let Some(reason) = self.connection_limit(process.pid) {
             let frame = FramedMessage::frame(&encode(&Err::<Welcome, _>(&reason)), 0);
@@ -301,18 +342,19 @@ impl Sessions {
         }
         let (pid, name) = (process.pid, process.name.clone());
         let client = ClientStatus { pid, name: name.clone(), resources: Vec::new(), is_direct: false };
-        let status = Arc::new(Mutex::new(SessionStatus { host_name: None, client }));
+        let status = Arc::new(Mutex::new(SessionStatus { host_name: None, client, evicted: Arc::default() }));
         self.last += 1;
         let id = self.last;
         let session = Session::new(self.state.clone(), stream, process, status.clone(), id)?;
         self.state.sessions.lock().insert(id, status);
         let state = self.state.clone();
-        self.running.spawn(async move {
+        let run = async move {
             if let Err(error) = session.run().await {
                 report!("process {pid} ({name}) was disconnected: {error}");
             }
             state.sessions.lock().remove(&id);
-        });
+        };
+        self.running.spawn_on(run, &self.runtime);
         Ok(())
     }
 }

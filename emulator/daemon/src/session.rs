@@ -22,11 +22,21 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use tokio::sync::watch;
+use std::time::Duration;
+use tokio::sync::{Notify, watch};
 use tokio::task::block_in_place;
+use tokio::time::sleep;
+
+/// How long a connection may take for its greeting, which a library sends at once.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The most connection manager events in one message.
 const MAX_CM_EVENTS: usize = 64;
+
+/// Whether a descriptor is that of a memfd. To close a socket or a file of another process may take long.
+fn closes_at_once(descriptor: &OwnedFd) -> bool {
+    rustix::fs::fcntl_get_seals(descriptor).is_ok()
+}
 
 /// One connection.
 pub(crate) struct Session {
@@ -49,6 +59,8 @@ pub(crate) struct Session {
     /// The session ends once all responses are sent.
     ending: bool,
     stopping: watch::Receiver<bool>,
+    /// The daemon needs the place of this connection.
+    evicted: Arc<Notify>,
 }
 
 impl Session {
@@ -61,6 +73,7 @@ impl Session {
         id: u64,
     ) -> io::Result<Session> {
         let stopping = daemon.stopping.subscribe();
+        let evicted = status.lock().evicted.clone();
         Ok(Session {
             daemon,
             requests: ControlSocket::new(stream)?,
@@ -76,6 +89,7 @@ impl Session {
             id,
             ending: false,
             stopping,
+            evicted,
         })
     }
 
@@ -88,6 +102,8 @@ impl Session {
         self.restore_hosts();
         // Before the socket closes: a client that sees its end may flush its rings itself.
         self.client = None;
+        // The descriptors that were passed, read or not, are closed here.
+        block_in_place(|| drop(self));
         result
     }
 
@@ -119,6 +135,8 @@ impl Session {
     }
 
     async fn serve(&mut self) -> io::Result<()> {
+        let greeting_timeout = sleep(GREETING_TIMEOUT);
+        tokio::pin!(greeting_timeout);
         loop {
             self.requests.flush()?;
             if std::mem::take(&mut self.has_opened)
@@ -142,6 +160,12 @@ impl Session {
             tokio::select! {
                 () = self.process.exited() => return Ok(()),
                 _ = self.stopping.changed() => return Ok(()),
+                () = self.evicted.notified(), if self.client.is_none() => {
+                    return Err(io::Error::other("other connections need its place"));
+                }
+                () = &mut greeting_timeout, if !self.handshake_done => {
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, "it did not send a greeting"));
+                }
                 () = self.notifications.queued(), if sends_notifications => self.send_notifications()?,
                 () = self.requests.readable(), if reads_requests => {
                     if !self.read()? {
@@ -197,7 +221,10 @@ impl Session {
                 continue;
             }
             let request: Request = decode(&bytes)?;
-            let result = self.handle(request, descriptors);
+            let result = match descriptors.iter().all(closes_at_once) {
+                true => self.handle(request, descriptors),
+                false => block_in_place(|| self.handle(request, descriptors)),
+            };
             let (response, passed) = result.unwrap_or_else(|error| (error.into_response(), Vec::new()));
             self.requests.send(&Message::Response(response), passed);
             self.update_status();

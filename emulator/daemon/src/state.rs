@@ -19,6 +19,8 @@ use tokio::sync::{Notify, watch};
 pub(crate) struct SessionStatus {
     pub host_name: Option<String>,
     pub client: ClientStatus,
+    /// Ends the connection, unless it has opened a device.
+    pub evicted: Arc<Notify>,
 }
 
 /// The state that all sessions share.
