@@ -175,6 +175,7 @@ fn serve(
     RecordingFiles { capture, log }: RecordingFiles,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let signals = Signals::block_termination()?;
+    Signals::ignore_file_size_limit();
     let mut daemon = Daemon::start(config)?;
     if capture.is_some() || log.is_some() {
         capture.iter().chain(&log).try_for_each(output::truncate)?;

@@ -4,7 +4,9 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use softhca_trace::{ColorMode, LadderStyle};
 use std::borrow::Cow;
 use std::fmt;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, IsTerminal, Write};
+use std::sync::OnceLock;
 
 /// Writes a line to standard output, as `println!` does, and exits if the reader has closed it.
 macro_rules! outln {
@@ -37,7 +39,8 @@ pub fn print_error(text: fmt::Arguments<'_>) {
 }
 
 /// The text with the characters escaped that a terminal would act on. Titles, names and comments of files, captures and
-/// peers may contain them. The escapes are those of JSON, so that a line of JSON stays one. The colours of ladders stay.
+/// peers may contain them. The escapes are those of JSON, so that a line of JSON stays one. The colours of ladders in
+/// [`style`] stay.
 pub fn printable(text: &str) -> Cow<'_, str> {
     let is_harmful = |c: char| {
         (c.is_control() && !matches!(c, '\n' | '\t'))
@@ -49,20 +52,31 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     let mut escaped = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(c) = rest.chars().next() {
-        let length = color_length(rest).unwrap_or(c.len_utf8());
-        match length == c.len_utf8() && is_harmful(c) {
-            true => escaped.push_str(&format!("\\u{:04x}", u32::from(c))),
-            false => escaped.push_str(&rest[..length]),
+        if let Some((code, after)) = split_color(rest) {
+            escaped.push_str(&format!("\x1b[{code}m"));
+            rest = after;
+            continue;
         }
-        rest = &rest[length..];
+        match is_harmful(c) {
+            true => escaped.push_str(&format!("\\u{:04x}", u32::from(c))),
+            false => escaped.push(c),
+        }
+        rest = &rest[c.len_utf8()..];
     }
     escaped.into()
 }
 
-/// The length of a colour that a ladder uses, at the start of the text.
-fn color_length(text: &str) -> Option<usize> {
-    let code = text.strip_prefix("\x1b[")?.split_once('m')?.0;
-    ["0", "31", "32", "33"].contains(&code).then_some("\x1b[m".len() + code.len())
+/// Splits a colour of a ladder from the start of the text. Names and titles do not know the mark.
+fn split_color(text: &str) -> Option<(&str, &str)> {
+    let marked = text.strip_prefix('\x1b')?;
+    let (code, after) = marked.strip_prefix(&format!("{:016x}[", color_mark()))?.split_once('m')?;
+    ["0", "31", "32", "33"].contains(&code).then_some((code, after))
+}
+
+/// The number that marks the colours of ladders: unpredictable, and the same until the command ends.
+fn color_mark() -> u64 {
+    static MARK: OnceLock<u64> = OnceLock::new();
+    *MARK.get_or_init(|| RandomState::new().build_hasher().finish())
 }
 
 /// A writer whose text passes through [`printable`], line by line.
@@ -104,7 +118,7 @@ pub fn style() -> LadderStyle {
     let default = LadderStyle::default();
     LadderStyle {
         width: width.filter(|_| terminal).unwrap_or(default.width),
-        color: if terminal && !plain { ColorMode::Ansi } else { ColorMode::Plain },
+        color: if terminal && !plain { ColorMode::Marked(color_mark()) } else { ColorMode::Plain },
     }
 }
 
@@ -123,11 +137,12 @@ mod tests {
 
     #[test]
     fn a_terminal_acts_on_nothing_but_the_colours_of_ladders() {
-        let red = "\x1b[31mNAK\x1b[0m";
-        assert_eq!(printable(red), red);
+        let mark = format!("{:016x}", color_mark());
+        assert_eq!(printable(&format!("\x1b{mark}[31mNAK\x1b{mark}[0m")), "\x1b[31mNAK\x1b[0m");
         for (text, escaped) in [
             ("plain — text\n\tand more", "plain — text\n\tand more"),
             ("\x1b]0;title\x07", "\\u001b]0;title\\u0007"),
+            ("\x1b[32mPASS", "\\u001b[32mPASS"),
             ("\x1b[2J", "\\u001b[2J"),
             ("\x1b[8mhidden", "\\u001b[8mhidden"),
             ("\x1b", "\\u001b"),

@@ -173,6 +173,11 @@ fn start(
     requirements: &DaemonRequirements<'_>,
     stay: DaemonLifetime,
 ) -> Result<(), String> {
+    if folder.socket(name).exists() {
+        errln!(
+            "softhca: the daemon {name:?} has died; starting a new one with the settings of this command, not of that daemon"
+        );
+    }
     let mut command = Command::new(own_path()?);
     command.args(["daemon", "--name", name]);
     let mut hosts: Vec<&str> = requirements.hosts.iter().map(String::as_str).collect();

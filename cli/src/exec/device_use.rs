@@ -3,7 +3,7 @@
 use softhca_queue::control::RuntimeDir;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// The library writes to the file that this variable names when a program asks for the list of devices. The file exists
@@ -28,7 +28,9 @@ impl DeviceUse {
     pub fn watch() -> DeviceUse {
         let now = Instant::now();
         let name = format!("used-{}-{}", std::process::id(), now.elapsed().as_nanos());
-        let mark = RuntimeDir::for_user().path().join(name);
+        let folder = RuntimeDir::for_user();
+        remove_stale(folder.path());
+        let mark = folder.path().join(name);
         // Without the file, a program that used a device is reported too.
         let _ = std::fs::File::create(&mark);
         DeviceUse { mark, started: now, next: now, others: BTreeSet::new() }
@@ -80,6 +82,17 @@ impl DeviceUse {
     }
 }
 
+/// Removes the files of commands that were killed.
+fn remove_stale(folder: &Path) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let mark = name.to_str().and_then(|name| name.strip_prefix("used-")?.split_once('-'));
+        if mark.is_some_and(|(pid, _)| !Path::new("/proc").join(pid).exists()) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
 /// The files of a process whose names begin with libibverbs. SoftHCA's own has another name behind its symlinks.
 fn other_libraries(process: &str) -> BTreeSet<String> {
     let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap_or_default();
@@ -93,6 +106,20 @@ fn other_libraries(process: &str) -> BTreeSet<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn marks_of_killed_commands_are_removed() {
+        let folder = std::env::temp_dir().join(format!("softhca-marks-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        // No process has a number this large.
+        let [own, stale, other] =
+            [format!("used-{}-7", std::process::id()), "used-99999999-7".into(), "default.sock".into()]
+                .map(|name| folder.join(name));
+        [&own, &stale, &other].into_iter().for_each(|path| std::fs::write(path, "").unwrap());
+        remove_stale(&folder);
+        assert_eq!([own, stale, other].map(|path| path.exists()), [true, false, true]);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn a_program_without_a_device_is_reported_with_its_library() {

@@ -167,6 +167,17 @@ fn a_killed_daemon_is_reported_and_can_be_replaced() {
     assert_eq!(next.lines(&["status", "--json"])[0]["host"], "alice");
 }
 
+/// A write beyond `ulimit -f` raises it, also one to memory that is shared with a client.
+#[test]
+fn the_signal_of_the_file_size_limit_does_not_end_a_daemon() {
+    let daemon = Daemon::start("xfsz", &["daemon", "--host", "alice"]);
+    let pid = rustix::process::Pid::from_child(&daemon.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::XFSZ).unwrap();
+    for _ in 0..2 {
+        assert_eq!(daemon.lines(&["status", "--json"])[0]["host"], "alice");
+    }
+}
+
 #[test]
 fn an_idle_daemon_exits_even_if_its_folder_is_gone() {
     let mut daemon = Daemon::start("idle", &["daemon", "--host", "alice", "--idle-timeout", "1"]);

@@ -30,6 +30,13 @@ impl Signals {
         Signals::block(&[libc::SIGINT, libc::SIGTERM])
     }
 
+    /// A write beyond the limit of file sizes (`ulimit -f`) fails, and does not end the process. Memory that is shared
+    /// with clients counts as a file.
+    pub fn ignore_file_size_limit() {
+        // SAFETY: no handler is installed.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    }
+
     /// Blocks the signals that a program receives from its user or parent, and SIGCHLD. Call it before any thread starts.
     pub fn block_all() -> io::Result<Signals> {
         let numbers =

@@ -41,7 +41,11 @@ impl RuntimeDir {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => {
                 let parent = parent.unwrap_or(Path::new("/")).display();
-                let text = format!("cannot create {}: {error} (do you own {parent}?)", self.path.display());
+                let text = format!(
+                    "cannot create {}: {error} (do you own {parent}? \
+                     XDG_RUNTIME_DIR can name a folder of your own)",
+                    self.path.display()
+                );
                 return Err(io::Error::new(error.kind(), text));
             }
             Ok(()) => {}
@@ -55,11 +59,16 @@ impl RuntimeDir {
         let denied = |reason: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
         let path = self.path.display();
         if !found.is_dir() {
-            return denied(format!("{path} is not a directory: remove it"));
+            return denied(format!(
+                "{path} is not a directory: remove it, or set XDG_RUNTIME_DIR to a folder of your own"
+            ));
         }
         let user = rustix::process::geteuid().as_raw();
         if found.uid() != user {
-            return denied(format!("{path} belongs to user {}, not to user {user}: remove it", found.uid()));
+            return denied(format!(
+                "{path} belongs to user {}, not to user {user}: set XDG_RUNTIME_DIR to a folder of your own",
+                found.uid()
+            ));
         }
         let mode = found.permissions().mode() & 0o777;
         if mode & 0o077 != 0 {

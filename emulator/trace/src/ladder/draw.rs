@@ -12,6 +12,9 @@ pub enum ColorMode {
     Plain,
     /// Colours of a terminal.
     Ansi,
+    /// The same with this number after each escape character, for a caller that removes it again. If it is unpredictable,
+    /// names in the ladder cannot have colours of their own.
+    Marked(u64),
 }
 
 /// How a ladder is drawn.
@@ -192,14 +195,18 @@ impl Canvas {
     }
 
     fn colored(&self, tone: Emphasis, text: &str) -> String {
+        let mark = match self.color {
+            ColorMode::Plain => return text.into(),
+            ColorMode::Ansi => String::new(),
+            ColorMode::Marked(number) => format!("{number:016x}"),
+        };
         let code = match tone {
-            _ if self.color == ColorMode::Plain => return text.into(),
             Emphasis::Normal => return text.into(),
             Emphasis::Success => 32,
             Emphasis::Unusual => 33,
             Emphasis::Error => 31,
         };
-        format!("\x1b[{code}m{text}\x1b[0m")
+        format!("\x1b{mark}[{code}m{text}\x1b{mark}[0m")
     }
 
     /// The rails where nothing begins or ends: thick while a work request is under way.
