@@ -3,8 +3,8 @@
 //! The test named `role` runs the role in SOFTHCA_TEST_ROLE, and does nothing if the variable is not set.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Duration;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 /// Long enough for the slowest machine. Tests do not wait for it to expire.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -98,6 +98,18 @@ impl Process {
         let mut rest = String::new();
         self.output.read_to_string(&mut rest).unwrap();
         assert!(self.child.wait().unwrap().success(), "{rest}");
+    }
+
+    /// Waits until the child has ended.
+    pub fn wait(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + TEST_TIMEOUT;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "process {} does not end", self.id());
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Sends SIGKILL and waits for the exit.

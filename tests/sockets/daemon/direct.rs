@@ -256,7 +256,7 @@ fn packets_to_a_process_that_is_gone_are_counted_and_explained() {
 }
 
 /// A datagram to a queue pair, from the BTH to the ICRC.
-fn datagram(from: SocketAddr, to: IpAddr, qpn: Qpn, text: &str) -> Vec<u8> {
+pub fn datagram(from: SocketAddr, to: IpAddr, qpn: Qpn, text: &str) -> Vec<u8> {
     let service = QpType::Ud.service();
     let opcode = Opcode::new(service, Operation::Send, Position::Only, ImmOrInvalidate::None).unwrap();
     let mut header = TransportHeader::new(Bth::new(opcode, qpn, Psn::new(7)));

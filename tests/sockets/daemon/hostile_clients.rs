@@ -21,21 +21,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// A client that sends arbitrary messages.
-struct RawClient {
-    stream: UnixStream,
+pub struct RawClient {
+    pub stream: UnixStream,
     reader: MessageReader,
     /// The event socket of an open device.
     news: Option<UnixStream>,
 }
 
 impl RawClient {
-    fn connect(daemon: &str) -> RawClient {
+    pub fn connect(daemon: &str) -> RawClient {
         let stream = UnixStream::connect(RuntimeDir::for_user().socket(daemon)).unwrap();
         stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         RawClient { stream, reader: MessageReader::default(), news: None }
     }
 
-    fn handshaken(daemon: &TestDaemon) -> RawClient {
+    pub fn handshaken(daemon: &TestDaemon) -> RawClient {
         RawClient::handshaken_with(&daemon.name)
     }
 
@@ -47,13 +47,13 @@ impl RawClient {
         raw
     }
 
-    fn send(&mut self, message: &[u8], passed: &[BorrowedFd<'_>]) {
+    pub fn send(&mut self, message: &[u8], passed: &[BorrowedFd<'_>]) {
         let frame = FramedMessage::frame(message, passed.len());
         assert_eq!(send_message(self.stream.as_fd(), &frame, 0, passed).unwrap(), frame.len());
     }
 
     /// The next frame; `None` if the daemon closed the connection.
-    fn frame(&mut self) -> Option<FramedMessage> {
+    pub fn frame(&mut self) -> Option<FramedMessage> {
         match self.reader.read(self.stream.as_fd()) {
             Ok(frame) => frame,
             Err(error) => {
@@ -63,7 +63,7 @@ impl RawClient {
         }
     }
 
-    fn call(&mut self, call: &Request, passed: &[BorrowedFd<'_>]) -> (Response, Vec<OwnedFd>) {
+    pub fn call(&mut self, call: &Request, passed: &[BorrowedFd<'_>]) -> (Response, Vec<OwnedFd>) {
         self.send(&encode(call), passed);
         let frame = self.frame().expect("an answer");
         match decode(&frame.bytes).unwrap() {

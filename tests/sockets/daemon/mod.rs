@@ -1,5 +1,6 @@
 //! The daemon with real processes: the test binary runs itself again as a daemon and as its clients.
 
+mod attacks;
 mod congestion;
 mod connections;
 mod data;
@@ -41,4 +42,6 @@ pub const ROLES: &[Role] = &[
     ("connector", direct_connections::run_connector),
     ("suicide", direct::run_suicide),
     ("mapper", hostile_clients::run_mapper),
+    ("silent", attacks::run_silent),
+    ("signalled", attacks::run_signalled),
 ];

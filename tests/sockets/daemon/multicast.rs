@@ -15,7 +15,7 @@ const RECEIVE_BYTES: u32 = 40 + 64;
 
 /// A UD queue pair with posted receives.
 pub struct GroupMember {
-    context: Context,
+    pub context: Context,
     domain: ProtectionDomain,
     sent: CompletionQueue,
     received: CompletionQueue,
