@@ -7,20 +7,18 @@ use softhca::{
     AccessFlags, AddressVector, Completion, CompletionQueue, ConnectOptions, Context, Device,
     EmbeddedOptions, MemoryRegion, ProtectionDomain, QpType, QueueKey, QueuePair, ReceiveRequest, SendFlags,
     SendRequest,
-    trace::{EventSink, NetworkEvent},
 };
-use softhca_engine::Instant;
 use softhca_fabric::{
-    Action, Endpoint, Flow, FlowId, HostId, InclusiveRange, Repeat, Rule, RuleId, Selector, Stage,
+    Action, Endpoint, Flow, FlowId, HostId, IdOffsets, InclusiveRange, Repeat, Rule, RuleId, Selector,
 };
-use softhca_trace::{CaptureWriter, InterfaceId, LadderBuilder, NameTable, PortTap};
+use softhca_trace::{CapturePoints, CardRecorder, NameTable, Recording};
 use softhca_wire::Gid;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Arguments of `softhca demo`.
 #[derive(Args)]
@@ -54,62 +52,11 @@ pub fn run(arguments: &Arguments) -> CommandResult {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The events and packets of both devices, in order.
-struct Recording {
-    /// When the demo started, and when the current step did.
-    started: std::time::Instant,
-    step_started: std::time::Instant,
-    ladders: LadderBuilder,
-    capture: CaptureWriter<BufWriter<File>>,
-    write_error: Option<std::io::Error>,
-}
-
-/// Records the events of one device.
-struct RecordingSink {
-    recording: Arc<Mutex<Recording>>,
-    host: HostId,
-    tap: PortTap,
-}
+/// The events and packets of both devices.
+type SharedRecording = Arc<Mutex<Recording<BufWriter<File>>>>;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-/// The time on one clock for both devices.
-fn elapsed(start: std::time::Instant) -> Instant {
-    Instant::from_nanos(start.elapsed().as_nanos() as u64)
-}
-
-impl EventSink for RecordingSink {
-    fn on_event(&mut self, _: Instant, event: &NetworkEvent<'_>) {
-        let recording = &mut *lock(&self.recording);
-        let written = match *event {
-            NetworkEvent::Hca { event, .. } => {
-                recording.ladders.record_event(elapsed(recording.step_started), self.host, event);
-                self.tap.flush_pending(&mut recording.capture)
-            }
-            NetworkEvent::Frame { stage: Stage::Admitted, addressing, packet, .. } => {
-                recording.ladders.record_frame(elapsed(recording.step_started), addressing, packet);
-                let now = elapsed(recording.started);
-                self.tap.packet_sent(&mut recording.capture, now.nanos(), addressing, packet)
-            }
-            NetworkEvent::Fault { fault, .. } => {
-                recording.ladders.record_fault(None, fault);
-                self.tap.add_fault(fault, recording.ladders.names_mut());
-                Ok(())
-            }
-            _ => Ok(()),
-        };
-        recording.write_error = recording.write_error.take().or(written.err());
-    }
-}
-
-impl Drop for RecordingSink {
-    fn drop(&mut self) {
-        let recording = &mut *lock(&self.recording);
-        let written = self.tap.flush_pending(&mut recording.capture);
-        recording.write_error = recording.write_error.take().or(written.err());
-    }
 }
 
 /// One emulated host, ready to create queue pairs.
@@ -126,12 +73,13 @@ impl DemoHost {
     fn new(
         name: &'static str,
         host: HostId,
-        interface: InterfaceId,
-        recording: &Arc<Mutex<Recording>>,
+        recording: &SharedRecording,
+        started: Instant,
     ) -> Result<DemoHost, DemoError> {
-        let sink = RecordingSink { recording: recording.clone(), host, tap: PortTap::new(interface) };
+        let sink = CardRecorder::new(recording.clone(), IdOffsets::of_card(host), started);
         let options = EmbeddedOptions { event_sink: Box::new(sink), ..EmbeddedOptions::default() };
         let device = Device::embedded_with(options)?;
+        lock(recording).name(|names| names.add_card(host, name, device.address()));
         let context = device.open();
         let domain = context.allocate_protection_domain()?;
         let cq = context.create_completion_queue(64)?;
@@ -160,7 +108,8 @@ impl DemoHost {
 
 /// The two hosts and the recording.
 struct Demo {
-    recording: Arc<Mutex<Recording>>,
+    recording: SharedRecording,
+    started: Instant,
     alice: DemoHost,
     bob: DemoHost,
     step: u32,
@@ -181,29 +130,27 @@ impl Demo {
             outln!("   {}", line.trim());
         }
         outln!("");
-        let pairs = self.connect_queue_pairs(kind)?;
+        let (pairs, start) = self.connect_queue_pairs(kind)?;
         run(&self.alice, &self.bob, &pairs)?;
-        for ladder in lock(&self.recording).ladders.ladders() {
+        for mut ladder in lock(&self.recording).ladders() {
+            ladder.steps.iter_mut().for_each(|step| step.time_ns -= start.as_nanos() as i64);
             outln!("{}", ladder.draw(terminal::style()));
         }
         Ok(())
     }
 
-    /// Creates two queue pairs, names them for the ladder, and connects them unless they are UD.
-    fn connect_queue_pairs(&self, kind: QpType) -> Result<[QueuePair; 2], DemoError> {
+    /// Creates two queue pairs, names them for the ladder, and connects them unless they are UD. Returns the time at which
+    /// the ladder starts, after the transitions to RTS.
+    fn connect_queue_pairs(&self, kind: QpType) -> Result<([QueuePair; 2], Duration), DemoError> {
         let pairs = [self.alice.queue_pair(kind)?, self.bob.queue_pair(kind)?];
         let ends = [self.alice.endpoint(&pairs[0]), self.bob.endpoint(&pairs[1])];
-        let mut recording = lock(&self.recording);
-        let mut names = NameTable::new();
-        for (index, host) in [&self.alice, &self.bob].into_iter().enumerate() {
-            names.add_host(HostId(index as u32), host.name, host.device.address());
-            names.add_queue_pair(ends[index], host.name);
-            names.set_first_psn(ends[index], pairs[index].endpoint().psn);
-        }
-        names.connect(ends[0], ends[1]);
-        names.add_rule(DROP_RULE, "lose the second packet");
-        recording.ladders = LadderBuilder::new(names);
-        drop(recording);
+        lock(&self.recording).name(|names| {
+            for (index, host) in [&self.alice, &self.bob].into_iter().enumerate() {
+                names.add_queue_pair(ends[index], host.name);
+                names.set_first_psn(ends[index], pairs[index].endpoint().psn);
+            }
+            names.connect(ends[0], ends[1]);
+        });
         if kind.is_datagram() {
             pairs.iter().try_for_each(|pair| pair.start_ud(QKEY))?;
         } else {
@@ -211,39 +158,28 @@ impl Demo {
             pairs[0].connect(&pairs[1].endpoint(), &path)?;
             pairs[1].connect(&pairs[0].endpoint(), &path)?;
         }
-        // Start the ladder after the transitions to RTS.
-        let mut recording = lock(&self.recording);
-        let names = std::mem::take(recording.ladders.names_mut());
-        recording.ladders = LadderBuilder::new(names);
-        recording.step_started = std::time::Instant::now();
-        drop(recording);
-        Ok(pairs)
+        lock(&self.recording).start_ladders();
+        Ok((pairs, self.started.elapsed()))
     }
 }
 
 const QKEY: QueueKey = QueueKey(0x1111_1111);
 
 fn run_demo(file: File) -> Result<(), DemoError> {
-    let mut capture = CaptureWriter::new(BufWriter::new(file))?;
-    let interfaces =
-        [capture.add_interface("alice", "SoftHCA demo")?, capture.add_interface("bob", "SoftHCA demo")?];
-    let started = std::time::Instant::now();
-    let recording = Arc::new(Mutex::new(Recording {
-        started,
-        step_started: started,
-        ladders: LadderBuilder::default(),
-        capture,
-        write_error: None,
-    }));
-    let alice = DemoHost::new("alice", HostId(0), interfaces[0], &recording)?;
-    let bob = DemoHost::new("bob", HostId(1), interfaces[1], &recording)?;
+    let started = Instant::now();
+    let mut names = NameTable::new();
+    names.add_rule(DROP_RULE, "lose the second packet");
+    let recording = Recording::new(names).with_capture(BufWriter::new(file), CapturePoints::Senders)?;
+    let recording = Arc::new(Mutex::new(recording));
+    let alice = DemoHost::new("alice", HostId(0), &recording, started)?;
+    let bob = DemoHost::new("bob", HostId(1), &recording, started)?;
     outln!(
         "Two software RDMA devices in one process exchange RoCEv2 packets over UDP sockets:\n\
          alice at {}, bob at {}, port 4791. A thick line marks a work request in progress.\n",
         alice.device.address(),
         bob.device.address()
     );
-    let mut demo = Demo { recording, alice, bob, step: 0 };
+    let mut demo = Demo { recording, started, alice, bob, step: 0 };
     sends(&mut demo)?;
     writes(&mut demo)?;
     reads(&mut demo)?;
@@ -254,9 +190,8 @@ fn run_demo(file: File) -> Result<(), DemoError> {
     // Drop the devices first: each may still hold a packet.
     let Demo { recording, alice, bob, .. } = demo;
     drop((alice, bob));
-    let mut recording = lock(&recording);
-    recording.capture.flush()?;
-    recording.write_error.take().map_or(Ok(()), |error| Err(error.into()))
+    lock(&recording).finish()?;
+    Ok(())
 }
 
 fn check_success(completion: Completion) -> Result<Completion, DemoError> {

@@ -230,7 +230,11 @@ impl<'p> Hosts<'p> {
             Some(fabric) => fabric::install_rules(fabric, self.plan),
             None => {
                 for (host, device) in self.devices.iter().enumerate() {
-                    for (_, rule) in self.plan.rules_for_host(host) {
+                    self.plan.faults.iter().for_each(|fault| device.name_rule(fault.id, &fault.name));
+                    for (name, rule) in self.plan.rules_for_host(host) {
+                        if !name.is_empty() {
+                            device.name_rule(rule.id, name);
+                        }
                         device.add_rule(self.plan.seed, rule);
                     }
                 }

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use softhca_engine::{Event, Instant};
 use softhca_fabric::{Endpoint, EventSink, Fault, Flow, HostId, NetworkEvent};
 use softhca_queue::FaultTrigger;
-use softhca_trace::{CapturePoints, CaptureWriter, ComparableTrace, EventLog, LadderBuilder, NameTable, Tap};
+use softhca_trace::{CapturePoints, ComparableTrace, NameTable};
 use softhca_wire::Psn;
 use std::io::{self, Write};
 use std::mem::take;
@@ -22,15 +22,18 @@ pub enum Recording {
     Everything,
 }
 
-/// Hashes what is written, and keeps it on request.
+/// Hashes what is written, or keeps it, or both.
+#[derive(Default)]
 struct HashingWriter {
-    hash: Sha256,
+    hash: Option<Sha256>,
     kept: Option<Vec<u8>>,
 }
 
 impl Write for HashingWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.hash.update(bytes);
+        if let Some(hash) = &mut self.hash {
+            hash.update(bytes);
+        }
         if let Some(kept) = &mut self.kept {
             kept.extend_from_slice(bytes);
         }
@@ -42,22 +45,15 @@ impl Write for HashingWriter {
     }
 }
 
-/// What is kept of a run besides the digest.
-struct KeptEvents {
-    tap: Tap<Vec<u8>>,
-    ladders: LadderBuilder,
-    events: Vec<(HostId, Event)>,
-}
-
 /// Receives all events of a run.
 pub struct Recorder {
-    names: NameTable,
-    log: EventLog<HashingWriter>,
+    recording: softhca_trace::Recording<HashingWriter>,
     /// The input of the evaluation.
     pub record: RunRecord,
     /// Packets that faults changed or dropped, with their links.
     packet_faults: Vec<(usize, Fault)>,
-    kept: Option<KeptEvents>,
+    /// The events of the devices, if everything is kept.
+    events: Option<Vec<(HostId, Event)>>,
     /// Queue pairs with new completions.
     ready_qps: Vec<usize>,
     /// Hosts with new connection events.
@@ -89,21 +85,20 @@ impl Recorder {
         addresses.for_each(|address| record.add_host(address));
         qps.enumerate()
             .for_each(|(qp, (endpoint, first_psn))| record.add_queue_pair(qp, endpoint, first_psn));
-        let kept = match recording {
-            Recording::Digest => None,
-            Recording::Everything => {
-                let writer = CaptureWriter::new(Vec::new())?;
-                let tap = Tap::new(writer, names.clone(), CapturePoints::Senders)?;
-                Some(KeptEvents { tap, ladders: LadderBuilder::new(names.clone()), events: Vec::new() })
-            }
-        };
-        let output = HashingWriter { hash: Sha256::new(), kept: kept.is_some().then(Vec::new) };
+        let keeps_all = recording == Recording::Everything;
+        let kept = || keeps_all.then(Vec::new);
+        let log = HashingWriter { hash: Some(Sha256::new()), kept: kept() };
+        let mut recording = softhca_trace::Recording::new(names).with_log(log, &plan.title);
+        if keeps_all {
+            let capture = HashingWriter { hash: None, kept: kept() };
+            recording = recording.with_capture(capture, CapturePoints::Senders)?;
+            recording.start_ladders();
+        }
         Ok(Recorder {
-            log: EventLog::new(output, &plan.title, names.clone()),
-            names,
+            recording,
             record,
             packet_faults: Vec::new(),
-            kept,
+            events: keeps_all.then(Vec::new),
             ready_qps: Vec::new(),
             ready_cm_hosts: Vec::new(),
             triggers: Vec::new(),
@@ -114,11 +109,7 @@ impl Recorder {
     /// Registers a queue pair that becomes ready to send during the run.
     pub fn add_flow(&mut self, qp: usize, flow: &Flow) {
         self.record.add_queue_pair(qp, flow.requester, flow.first_psn);
-        self.names.add_flow(flow);
-        self.log.names_mut().add_flow(flow);
-        if let Some(kept) = &mut self.kept {
-            kept.ladders.names_mut().add_flow(flow);
-        }
+        self.recording.name(|names| names.add_flow(flow));
     }
 
     /// The queue pairs with new completions and the hosts with new connection events since the last call.
@@ -129,20 +120,22 @@ impl Recorder {
     /// Adds the digests and the files of the run to its outcome. Returns the packets that faults changed or dropped,
     /// with their links.
     pub fn add_to(self, outcome: &mut Outcome) -> Vec<(usize, Fault)> {
-        let Recorder { names, log, packet_faults, kept, .. } = self;
-        let output = log.into_inner();
+        let Recorder { mut recording, packet_faults, events, .. } = self;
+        let ladders = recording.ladders();
+        let finished = recording.finish();
+        let order = events.map(|events| {
+            let events = events.iter().map(|(host, event)| (*host, event));
+            let faults = packet_faults.iter().map(|(_, fault)| fault);
+            ComparableTrace::from_events(recording.names(), events, faults)
+        });
+        let [log, capture] = recording.into_outputs().map(Option::unwrap_or_default);
         outcome.trace_sha256 =
-            Some(output.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect());
-        if let (Some(mut kept), Some(events)) = (kept, output.kept) {
-            let trace = ComparableTrace::from_events(
-                &names,
-                kept.events.iter().map(|(host, event)| (*host, event)),
-                packet_faults.iter().map(|(_, fault)| fault),
-            );
+            log.hash.map(|hash| hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect());
+        if let (Some(trace), Some(events)) = (order, log.kept) {
             outcome.order_sha256 = Some(trace.order_sha256());
             outcome.comparable_trace = Some(trace);
-            let capture = kept.tap.finish().map(|()| kept.tap.into_inner()).unwrap_or_default();
-            outcome.artifacts = Some(Artifacts { events, capture, ladders: kept.ladders.ladders() });
+            let capture = finished.ok().and(capture.kept).unwrap_or_default();
+            outcome.artifacts = Some(Artifacts { events, capture, ladders });
         }
         packet_faults
     }
@@ -150,11 +143,7 @@ impl Recorder {
 
 impl EventSink for Recorder {
     fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
-        self.log.on_event(now, event);
-        if let Some(kept) = &mut self.kept {
-            kept.tap.on_event(now, event);
-            kept.ladders.on_event(now, event);
-        }
+        self.recording.on_event(now, event);
         match *event {
             NetworkEvent::Hca { host, event } => {
                 let host_index = host.0 as usize;
@@ -169,13 +158,13 @@ impl EventSink for Recorder {
                     Event::CmEventRaised { .. } => self.ready_cm_hosts.push(host_index),
                     _ => {}
                 }
-                if let Some(kept) = &mut self.kept {
-                    kept.events.push((host, *event));
+                if let Some(events) = &mut self.events {
+                    events.push((host, *event));
                 }
             }
             NetworkEvent::Fabric(event) => self.record.on_fabric_event(&event),
             NetworkEvent::Fault { link, fault } => {
-                let ends = self.names.link_ends(link, fault.direction);
+                let ends = self.recording.names().link_ends(link, fault.direction);
                 let sender = ends.and_then(|[sender, _]| sender.host()).map(|host| host.0 as usize);
                 self.record.on_packet_fault(now.nanos(), sender, fault);
                 self.packet_faults.push((link.0 as usize, *fault));

@@ -7,12 +7,11 @@ use crate::hosts::Hosts;
 use crate::plan::{Node, Plan};
 use crate::recorder::{Recorder, trigger_of};
 use crate::report::{Outcome, Verdict};
-use softhca::trace::{Event, EventSink, NetworkEvent};
+use softhca::trace::{EventSink, NetworkEvent};
 use softhca::{Device, EmbeddedOptions, Settings};
 use softhca_engine::Instant;
-use softhca_fabric::{Direction, Fault, HostId, LinkId, Seed, Stage};
+use softhca_fabric::{Direction, HostId, IdOffsets, LinkId, OwnedEvent, Seed};
 use softhca_queue::FaultTrigger;
-use softhca_wire::AddressHeaders;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant as Clock};
 
@@ -104,24 +103,12 @@ fn run_programs(
     }
 }
 
-/// An event of a device or its link.
-enum JournalEvent {
-    Hca(Event),
-    Fault(Fault),
-    Packet(AddressHeaders, Box<[u8]>),
-}
-
-struct JournalEntry {
-    time_ns: u64,
-    host: usize,
-    event: JournalEvent,
-}
-
 /// The events of all devices. They are processed after the run, so that they do not slow it down.
 struct Journal {
     start: Clock,
     last: Clock,
-    entries: Vec<JournalEntry>,
+    /// With their times since the start, each of the host with this index.
+    entries: Vec<(Instant, usize, OwnedEvent)>,
     /// What faults may wait for.
     triggers: Vec<FaultTrigger>,
     captured_bytes: usize,
@@ -140,32 +127,25 @@ impl Journal {
         Journal { start: now, last: now, entries, triggers, captured_bytes: 0, started: false }
     }
 
-    fn append(&mut self, host: usize, event: JournalEvent) {
+    /// Adds an event of a device, with a time of its clock.
+    fn append(&mut self, host: usize, at: Instant, mut event: OwnedEvent) {
         if !self.started {
             return;
         }
-        if let JournalEvent::Packet(_, packet) = &event {
-            self.captured_bytes += packet.len();
-            if self.captured_bytes > MAX_CAPTURED_BYTES {
-                return;
+        match &event {
+            OwnedEvent::Frame { packet, .. } => {
+                self.captured_bytes += packet.len();
+                if self.captured_bytes > MAX_CAPTURED_BYTES {
+                    return;
+                }
             }
-        }
-        if let JournalEvent::Hca(event) = &event {
-            self.triggers.extend(trigger_of(event));
+            OwnedEvent::Hca { event, .. } => self.triggers.extend(trigger_of(event)),
+            _ => {}
         }
         self.last = Clock::now();
-        let mut entry = JournalEntry { time_ns: self.start.elapsed().as_nanos() as u64, host, event };
-        let at = match entry.event {
-            // A fault follows its packet, although other devices write to the journal in between.
-            JournalEvent::Fault(_) => {
-                self.entries.iter().rposition(|entry| entry.host == host).map_or(0, |at| at + 1)
-            }
-            _ => self.entries.len(),
-        };
-        if let Some(next) = self.entries.get(at) {
-            entry.time_ns = next.time_ns;
-        }
-        self.entries.insert(at, entry);
+        let now = Instant::from_nanos(self.start.elapsed().as_nanos() as u64);
+        event.move_to(IdOffsets::of_card(HostId(host as u32)), at, now);
+        self.entries.push((now, host, event));
     }
 
     /// Records the run as if its network were that of the plan.
@@ -188,20 +168,16 @@ impl Journal {
             })
             .collect();
         let mut recorder = hosts.recorder(Recording::Everything)?;
-        for JournalEntry { time_ns, host, event } in &self.entries {
-            let (link, direction) = links[*host];
-            let fault;
-            let event = match event {
-                JournalEvent::Hca(event) => NetworkEvent::Hca { host: HostId(*host as u32), event },
-                JournalEvent::Packet(addressing, packet) => {
-                    NetworkEvent::Frame { link, direction, stage: Stage::Admitted, addressing, packet }
-                }
-                JournalEvent::Fault(found) => {
-                    fault = Fault { direction, ..*found };
-                    NetworkEvent::Fault { link, fault: &fault }
-                }
-            };
-            recorder.on_event(Instant::from_nanos(*time_ns), &event);
+        for (now, host, mut event) in self.entries {
+            let (link, direction) = links[host];
+            match &mut event {
+                OwnedEvent::Frame { link: at, direction: way, .. }
+                | OwnedEvent::PauseFrame { link: at, direction: way, .. } => (*at, *way) = (link, direction),
+                OwnedEvent::Fault { link: at, fault } => (*at, fault.direction) = (link, direction),
+                OwnedEvent::Fabric(event) => *event.link_mut() = link,
+                OwnedEvent::Hca { .. } => {}
+            }
+            recorder.on_event(now, &event.as_event());
         }
         Ok(recorder)
     }
@@ -214,15 +190,9 @@ struct JournalSink {
 }
 
 impl EventSink for JournalSink {
-    fn on_event(&mut self, _: Instant, event: &NetworkEvent<'_>) {
-        let event = match *event {
-            NetworkEvent::Hca { event, .. } => JournalEvent::Hca(*event),
-            NetworkEvent::Frame { stage: Stage::Admitted, addressing, packet, .. } => {
-                JournalEvent::Packet(*addressing, packet.into())
-            }
-            NetworkEvent::Fault { fault, .. } => JournalEvent::Fault(*fault),
-            _ => return,
-        };
-        lock(&self.journal).append(self.host, event);
+    fn on_event(&mut self, at: Instant, event: &NetworkEvent<'_>) {
+        if let Some(event) = OwnedEvent::new(event) {
+            lock(&self.journal).append(self.host, at, event);
+        }
     }
 }

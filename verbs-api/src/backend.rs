@@ -7,7 +7,7 @@ use crate::{EndpointExchange, Error};
 use softhca_engine::{
     ClientId, CmChannelId, Command, Counters, CqId, DeviceLimits, Instant, PortState, Reply,
 };
-use softhca_fabric::{Flow, HostId, Rule, RuleCounters};
+use softhca_fabric::{Flow, HostId, Rule, RuleCounters, RuleId};
 use softhca_queue::{SendProducer, SharedWords, cm, reply};
 use softhca_wire::{Gid, Mtu, Qpn};
 use std::net::IpAddr;
@@ -57,6 +57,10 @@ pub(crate) trait Runtime: Send + Sync {
     fn stall(&self, time: Duration) -> Result<()>;
     /// As [`Device::add_rule`](crate::Device::add_rule).
     fn add_rule(&self, seed: u64, rule: Rule);
+    /// As [`Device::name_rule`](crate::Device::name_rule).
+    fn name_rule(&self, rule: RuleId, name: &str) {
+        let _ = (rule, name);
+    }
     /// As [`Device::add_flow`](crate::Device::add_flow).
     fn add_flow(&self, seed: u64, flow: Flow);
     /// As [`Device::rules`](crate::Device::rules).

@@ -5,7 +5,7 @@ use crate::fault::{environment_faults, process_id};
 use crate::{Context, EndpointExchange};
 use parking_lot::Mutex;
 use softhca_engine::{DeviceLimits, PortState};
-use softhca_fabric::{Flow, Rule, RuleCounters};
+use softhca_fabric::{Flow, Rule, RuleCounters, RuleId};
 use softhca_queue::{ProgramFault, ProgramFaults};
 use softhca_wire::{Gid, Mtu};
 use std::net::IpAddr;
@@ -76,6 +76,12 @@ impl Device {
     /// If the device belongs to a daemon that is gone or rejects the rule.
     pub fn add_rule(&self, seed: u64, rule: Rule) {
         self.backend.add_rule(seed, rule);
+    }
+
+    /// Names a fault rule in the event log and in the capture of an embedded device. A rule without a name is shown with
+    /// its number. On other devices, the call has no effect.
+    pub fn name_rule(&self, rule: RuleId, name: &str) {
+        self.backend.name_rule(rule, name);
     }
 
     /// Stalls the device: it neither sends nor receives for this time, as if its host stood still. Packets wait for it

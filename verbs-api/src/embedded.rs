@@ -7,14 +7,14 @@ use crate::local_backend::{CardRuntime, EventBus, LocalClient};
 use crate::memory::{MemoryBlock, MemoryTable};
 use crate::notifier::Notifier;
 use crate::real_clock::real_now;
-use crate::recording;
+use crate::recording::DeviceRecordings;
 use crate::{Device, EndpointExchange, Entropy, Error, IcrcCheck, Loopback, Settings, VerbsError};
 use softhca_engine::{
     AckPolicy, Attachments, Command, Context, DeviceLimits, Hca, Instant, MemoryId, Reply, ResponseOrder,
 };
 use softhca_fabric::{
-    EventSink, Flow, LinkSettings, NetworkEvent, ReceiverSettings, Rule, RuleCounters, SwitchSettings,
-    Topology,
+    EventSink, Flow, LinkSettings, NetworkEvent, ReceiverSettings, Rule, RuleCounters, RuleId,
+    SwitchSettings, Topology,
 };
 #[cfg(target_os = "linux")]
 use softhca_queue::{ModifyQp, cm, reply};
@@ -128,8 +128,8 @@ impl Device {
         let sockets = if options.link_control { sockets } else { sockets.without_link_control(buffers)? };
         let EmbeddedOptions { settings, icrc, entropy, loopback, .. } = options;
         let driver = DriverOptions { settings, icrc, entropy, loopback };
-        let sink = recording::record(options.log, options.capture, sockets.address(), options.event_sink)?;
-        let card = start(sockets, driver, options.switch, sink)?;
+        let recordings = DeviceRecordings::open(options.log, options.capture, sockets.address())?;
+        let card = start(sockets, driver, options.switch, recordings, options.event_sink)?;
         let address = card.driver.control(|driver| driver.address());
         Ok(Device::new(Arc::new(card), address))
     }
@@ -169,6 +169,7 @@ pub(crate) struct EmbeddedRuntime {
     driver: Arc<SharedDriver<MemoryTable>>,
     client: LocalClient,
     process: ProcessIdentity,
+    recordings: Arc<DeviceRecordings>,
     /// The host of a daemon that gave this process its sockets.
     #[cfg(target_os = "linux")]
     direct: Option<Arc<DirectHost>>,
@@ -184,7 +185,13 @@ pub(crate) fn start_direct(
     let driver = share(driver)?;
     host.attach(&driver);
     let client = open_client(&driver, event_bus)?;
-    Ok(EmbeddedRuntime { driver, client, process: ProcessIdentity::current(), direct: Some(Arc::new(host)) })
+    Ok(EmbeddedRuntime {
+        driver,
+        client,
+        process: ProcessIdentity::current(),
+        recordings: Arc::default(),
+        direct: Some(Arc::new(host)),
+    })
 }
 
 /// Starts the thread of a card.
@@ -201,12 +208,17 @@ fn open_client(driver: &SharedDriver<MemoryTable>, event_bus: Arc<EventBus>) -> 
 }
 
 /// Builds the switch before the card with this address.
-fn build_switch(switch: &PortSwitch, address: IpAddr) -> Result<Arc<HostNetwork>> {
-    let topology = Topology::Star { hosts: 1 };
+fn build_switch(
+    switch: &PortSwitch,
+    address: IpAddr,
+    recordings: &DeviceRecordings,
+) -> Result<Arc<HostNetwork>> {
+    let (topology, sink) = (Topology::Star { hosts: 1 }, recordings.switch_sink());
     let network =
-        HostNetwork::new(0, &[address], &topology, switch.line, switch.settings).map_err(|error| {
-            Error::System { what: "building the card's switch", source: io::Error::other(error) }
-        })?;
+        HostNetwork::with_sink(0, &[address], &topology, switch.line, switch.settings, sink).map_err(
+            |error| Error::System { what: "building the card's switch", source: io::Error::other(error) },
+        )?;
+    recordings.name_network(&network);
     network.set_receiver(address, switch.receiver);
     Ok(network)
 }
@@ -216,25 +228,27 @@ fn start(
     sockets: HostSockets,
     options: DriverOptions,
     switch: Option<PortSwitch>,
+    recordings: DeviceRecordings,
     sink: Box<dyn EventSink + Send>,
 ) -> Result<EmbeddedRuntime> {
-    let board = Arc::new(EventBus::default());
-    let reader = EventForwarder { event_bus: board.clone(), forward_to: sink };
+    let event_bus = Arc::new(EventBus::default());
+    let sink = EventForwarder { event_bus: event_bus.clone(), forward_to: recordings.sink(sink) };
     let address = sockets.address();
-    let network = switch.map(|switch| build_switch(&switch, address)).transpose()?;
-    let mut driver = Driver::new(sockets, options, MemoryTable::default(), Box::new(reader));
+    let network = switch.map(|switch| build_switch(&switch, address, &recordings)).transpose()?;
+    let mut driver = Driver::new(sockets, options, MemoryTable::default(), Box::new(sink));
     if let Some(network) = &network {
         driver.attach_to_network(network.clone());
     }
-    let station = share(driver)?;
+    let driver = share(driver)?;
     if let Some(descriptor) = network.as_ref().and_then(|network| network.wake_descriptor(address)) {
-        let listen = station.add_wake_source(descriptor);
+        let listen = driver.add_wake_source(descriptor);
         listen.map_err(|source| Error::System { what: "listening to the card's switch", source })?;
     }
     Ok(EmbeddedRuntime {
-        client: open_client(&station, board)?,
-        driver: station,
+        client: open_client(&driver, event_bus)?,
+        driver,
         process: ProcessIdentity::current(),
+        recordings: Arc::new(recordings),
         #[cfg(target_os = "linux")]
         direct: None,
     })
@@ -316,6 +330,10 @@ impl Runtime for EmbeddedRuntime {
         self.driver.control(|driver| driver.add_rule(seed, rule));
     }
 
+    fn name_rule(&self, rule: RuleId, name: &str) {
+        self.recordings.name_rule(rule, name);
+    }
+
     fn add_flow(&self, seed: u64, flow: Flow) {
         self.driver.control(|driver| driver.add_flow(seed, flow));
     }
@@ -385,6 +403,7 @@ impl CardRuntime for EmbeddedRuntime {
             driver: self.driver.clone(),
             client,
             process: self.process,
+            recordings: self.recordings.clone(),
             #[cfg(target_os = "linux")]
             direct: self.direct.clone(),
         }

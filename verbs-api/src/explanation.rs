@@ -2,7 +2,7 @@
 
 use crate::simulated::FabricSink;
 use softhca_engine::{Event, Instant};
-use softhca_fabric::{Fault, HostId, LinkId, World};
+use softhca_fabric::{EventSink, HostId, OwnedEvent, World};
 use softhca_queue::CompletionOpcode;
 use softhca_trace::log::EntryBuilder;
 use softhca_trace::why::{LogAnalyzer, Query};
@@ -17,28 +17,14 @@ const MAX_RECENT: usize = 1 << 15;
 /// How many steps of a ladder a failure shows.
 const LADDER_STEPS: usize = 16;
 
-#[derive(Clone, Copy)]
-enum RecentEvent {
-    Hca(HostId, Event),
-    Fault(LinkId, Fault),
-}
-
-/// The last events of a world.
+/// The last events of a world, without its packets.
 #[derive(Default)]
 pub(crate) struct RecentEvents {
-    events: VecDeque<(Instant, RecentEvent)>,
+    events: VecDeque<(Instant, OwnedEvent)>,
 }
 
 impl RecentEvents {
-    pub fn record_event(&mut self, now: Instant, host: HostId, event: &Event) {
-        self.push(now, RecentEvent::Hca(host, *event));
-    }
-
-    pub fn record_fault(&mut self, now: Instant, link: LinkId, fault: &Fault) {
-        self.push(now, RecentEvent::Fault(link, *fault));
-    }
-
-    fn push(&mut self, now: Instant, event: RecentEvent) {
+    pub fn push(&mut self, now: Instant, event: OwnedEvent) {
         if self.events.len() == MAX_RECENT {
             self.events.pop_front();
         }
@@ -53,17 +39,9 @@ impl RecentEvents {
         let mut ladders = LadderBuilder::new(names.clone());
         let mut has_failed = false;
         for (now, event) in &self.events {
-            match event {
-                RecentEvent::Hca(host, event) => {
-                    has_failed |= matches!(event, Event::Completed { completion, .. } if !completion.status.is_success());
-                    analyzer.push(entries.event(*now, *host, event));
-                    ladders.record_event(*now, *host, event);
-                }
-                RecentEvent::Fault(link, fault) => {
-                    analyzer.push(entries.fault(*now, *link, fault));
-                    ladders.record_fault(names.sender_address(*link, fault.direction), fault);
-                }
-            }
+            has_failed |= matches!(event, OwnedEvent::Hca { event: Event::Completed { completion, .. }, .. } if !completion.status.is_success());
+            entries.entry(*now, &event.as_event()).into_iter().for_each(|entry| analyzer.push(entry));
+            ladders.on_event(*now, &event.as_event());
         }
         let mut text = String::new();
         if has_failed && let Ok(diagnosis) = analyzer.diagnose(&Query::default()) {
@@ -86,12 +64,7 @@ impl RecentEvents {
     pub fn write_log(&self, names: &NameTable, title: &str, path: &Path) -> std::io::Result<()> {
         let output = std::io::BufWriter::new(std::fs::File::create(path)?);
         let mut log = EventLog::new(output, title, names.clone());
-        for (now, event) in &self.events {
-            match event {
-                RecentEvent::Hca(host, event) => log.record_event(*now, *host, event),
-                RecentEvent::Fault(link, fault) => log.record_fault(*now, *link, fault),
-            }
-        }
+        self.events.iter().for_each(|(now, event)| log.on_event(*now, &event.as_event()));
         log.finish()
     }
 
@@ -100,7 +73,7 @@ impl RecentEvents {
         let mut oldest: BTreeMap<(HostId, Qpn), VecDeque<(u64, CompletionOpcode)>> = BTreeMap::new();
         let mut rnr_waits: BTreeSet<(HostId, Qpn)> = BTreeSet::new();
         for (_, event) in &self.events {
-            let RecentEvent::Hca(host, event) = event else { continue };
+            let OwnedEvent::Hca { host, event } = event else { continue };
             match *event {
                 Event::WqeFetched { qp, wr_id, operation, .. } => {
                     oldest.entry((*host, qp)).or_default().push_back((wr_id, operation));

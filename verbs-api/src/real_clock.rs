@@ -3,8 +3,13 @@
 use softhca_engine::Instant;
 use std::sync::LazyLock;
 
-/// Time since the first time that anybody asked.
-pub(crate) fn real_now() -> Instant {
+/// The first time that anybody asked.
+pub(crate) fn real_start() -> std::time::Instant {
     static START: LazyLock<std::time::Instant> = LazyLock::new(std::time::Instant::now);
-    Instant::from_nanos(START.elapsed().as_nanos() as u64)
+    *START
+}
+
+/// Time since [`real_start`].
+pub(crate) fn real_now() -> Instant {
+    Instant::from_nanos(real_start().elapsed().as_nanos() as u64)
 }

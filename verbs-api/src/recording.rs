@@ -2,16 +2,17 @@
 //! names.
 
 use crate::Error;
-use crate::real_clock::real_now;
+use crate::real_clock::real_start;
 use parking_lot::Mutex;
-use softhca_engine::Instant;
-use softhca_fabric::{EventSink, HostId, LinkId, NetworkEvent, Stage};
-use softhca_trace::{CaptureWriter, EventLog, NameTable, PortTap};
+use softhca_fabric::{EventSink, HostId, IdOffsets, RuleId};
+use softhca_trace::{CapturePoints, CardRecorder, NameTable, Recording};
+use softhca_udp::HostNetwork;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::File;
-use std::io::{BufWriter, LineWriter};
+use std::io::{self, BufWriter};
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Where the environment asks for the event log of all embedded devices.
@@ -19,18 +20,21 @@ pub const LOG_VARIABLE: &str = "SOFTHCA_LOG";
 /// Where the environment asks for the capture of all embedded devices.
 pub const CAPTURE_VARIABLE: &str = "SOFTHCA_CAPTURE";
 
+/// The numbers that each device of a file has for itself, the ports and the links of its switch.
+const IDS_PER_DEVICE: u32 = 1 << 11;
+
+type Output = BufWriter<File>;
+
 /// A file that several devices of the process write.
-struct SharedFile<W> {
-    output: W,
+struct SharedFile {
+    recording: Arc<std::sync::Mutex<Recording<Output>>>,
     devices: u32,
 }
 
-type SharedLog = Arc<Mutex<SharedFile<EventLog<LineWriter<File>>>>>;
-type SharedCapture = Arc<Mutex<SharedFile<CaptureWriter<BufWriter<File>>>>>;
-
 /// The files of the process. They stay open until it ends, because a later device continues them.
-static LOGS: Mutex<BTreeMap<PathBuf, SharedLog>> = Mutex::new(BTreeMap::new());
-static CAPTURES: Mutex<BTreeMap<PathBuf, SharedCapture>> = Mutex::new(BTreeMap::new());
+type Files = Mutex<BTreeMap<PathBuf, SharedFile>>;
+static LOGS: Files = Mutex::new(BTreeMap::new());
+static CAPTURES: Files = Mutex::new(BTreeMap::new());
 
 /// The path of a recording: `%p` stands for the number of the process.
 fn recording_path(option: Option<PathBuf>, variable: &str) -> Option<PathBuf> {
@@ -41,113 +45,92 @@ fn recording_path(option: Option<PathBuf>, variable: &str) -> Option<PathBuf> {
     }
 }
 
-fn open<W>(
-    files: &Mutex<BTreeMap<PathBuf, Arc<Mutex<SharedFile<W>>>>>,
-    path: &Path,
-    what: &'static str,
-    start: impl FnOnce(File) -> std::io::Result<W>,
-) -> Result<Arc<Mutex<SharedFile<W>>>, Error> {
-    let mut files = files.lock();
-    if let Some(file) = files.get(path) {
-        return Ok(file.clone());
-    }
-    let failed = |source: std::io::Error| {
-        let message = format!("{}: {source}", path.display());
-        Error::System { what, source: std::io::Error::new(source.kind(), message) }
-    };
-    let output = File::create(path).and_then(start).map_err(failed)?;
-    let file = Arc::new(Mutex::new(SharedFile { output, devices: 0 }));
-    files.insert(path.into(), file.clone());
-    Ok(file)
+fn start_log(output: Output) -> io::Result<Recording<Output>> {
+    let title = std::env::args().next().unwrap_or_default();
+    Ok(Recording::new(NameTable::new()).with_log(output, &title))
 }
 
-/// Writes the events and packets of one device, and passes them on.
-struct RecordingSink {
-    log: Option<(SharedLog, HostId)>,
-    capture: Option<(SharedCapture, PortTap)>,
-    forward_to: Box<dyn EventSink + Send>,
+fn start_capture(output: Output) -> io::Result<Recording<Output>> {
+    Recording::new(NameTable::new()).with_capture(output, CapturePoints::HostPorts)
 }
 
-/// Adds what options and environment ask for to the sink of a device.
-pub(crate) fn record(
-    log: Option<PathBuf>,
-    capture: Option<PathBuf>,
+/// Adds a device to a file, which the first device creates.
+fn open(
+    files: &Files,
+    path: PathBuf,
     address: IpAddr,
-    forward_to: Box<dyn EventSink + Send>,
-) -> Result<Box<dyn EventSink + Send>, Error> {
-    let (log, capture) = (recording_path(log, LOG_VARIABLE), recording_path(capture, CAPTURE_VARIABLE));
-    if log.is_none() && capture.is_none() {
-        return Ok(forward_to);
-    }
-    let log = log
-        .map(|path| {
-            let title = std::env::args().next().unwrap_or_default();
-            let start = |file| Ok(EventLog::new(LineWriter::new(file), &title, NameTable::new()));
-            let shared = open(&LOGS, &path, "creating the event log", start)?;
-            let mut file = shared.lock();
-            let host = HostId(file.devices);
-            file.devices += 1;
-            // A log names an embedded device by its address: readers find the peers of connections by it.
-            file.output.names_mut().add_host(host, &address.to_string(), address);
-            file.output.names_mut().add_link(LinkId(host.0), [host, host]);
-            drop(file);
-            Ok::<_, Error>((shared, host))
-        })
-        .transpose()?;
-    let capture = capture
-        .map(|path| {
-            let failed = |source| Error::System { what: "writing the capture", source };
-            let start = |file| CaptureWriter::new(BufWriter::new(file));
-            let shared = open(&CAPTURES, &path, "creating the capture", start)?;
-            let mut file = shared.lock();
-            file.devices += 1;
-            let interface = file.output.add_interface(&address.to_string(), "SoftHCA").map_err(failed)?;
-            file.output.flush().map_err(failed)?;
-            drop(file);
-            Ok::<_, Error>((shared, PortTap::new(interface)))
-        })
-        .transpose()?;
-    Ok(Box::new(RecordingSink { log, capture, forward_to }))
+    what: &'static str,
+    start: impl FnOnce(Output) -> io::Result<Recording<Output>>,
+) -> Result<CardRecorder<Output>, Error> {
+    let mut files = files.lock();
+    let file = match files.entry(path) {
+        Entry::Occupied(file) => file.into_mut(),
+        Entry::Vacant(place) => {
+            let failed = |source: io::Error| {
+                let message = format!("{}: {source}", place.key().display());
+                Error::System { what, source: io::Error::new(source.kind(), message) }
+            };
+            let recording = File::create(place.key()).map(BufWriter::new).and_then(start).map_err(failed)?;
+            let recording = Arc::new(std::sync::Mutex::new(recording));
+            place.insert(SharedFile { recording, devices: 0 })
+        }
+    };
+    let host = HostId(file.devices * IDS_PER_DEVICE);
+    file.devices += 1;
+    let card = CardRecorder::new(file.recording.clone(), IdOffsets::of_card(host), real_start());
+    // A log names an embedded device by its address: readers find the peers of connections by it.
+    card.lock().name(|names| names.add_card(host, &address.to_string(), address));
+    Ok(card)
 }
 
-impl EventSink for RecordingSink {
-    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
-        // Devices have clocks of their own; a recording has that of the process. A failed write must not stop the
-        // device: `EventLog` stops writing then.
-        let at = real_now();
-        if let Some((log, host)) = &self.log {
-            match *event {
-                NetworkEvent::Hca { event, .. } => log.lock().output.record_event(at, *host, event),
-                NetworkEvent::Fault { fault, .. } => {
-                    log.lock().output.record_fault(at, LinkId(host.0), fault);
-                }
-                _ => {}
-            }
-        }
-        if let Some((capture, tap)) = &mut self.capture {
-            let file = &mut *capture.lock();
-            let _ = match *event {
-                NetworkEvent::Hca { .. } => tap.flush_pending(&mut file.output),
-                NetworkEvent::Frame { stage: Stage::Admitted, addressing, packet, .. } => {
-                    tap.packet_sent(&mut file.output, at.nanos(), addressing, packet)
-                }
-                NetworkEvent::Fault { fault, .. } => {
-                    tap.add_fault(fault, &NameTable::new());
-                    Ok(())
-                }
-                _ => Ok(()),
-            }
-            .and_then(|()| file.output.flush());
-        }
-        self.forward_to.on_event(now, event);
-    }
+type BoxedSink = Box<dyn EventSink + Send>;
+
+/// The files of a device.
+#[derive(Default)]
+pub(crate) struct DeviceRecordings {
+    cards: Vec<CardRecorder<Output>>,
 }
 
-impl Drop for RecordingSink {
-    fn drop(&mut self) {
-        if let Some((capture, tap)) = &mut self.capture {
-            let file = &mut *capture.lock();
-            let _ = tap.flush_pending(&mut file.output).and_then(|()| file.output.flush());
+impl DeviceRecordings {
+    /// Opens the files that options and environment ask for.
+    pub fn open(
+        log: Option<PathBuf>,
+        capture: Option<PathBuf>,
+        address: IpAddr,
+    ) -> Result<DeviceRecordings, Error> {
+        let log = recording_path(log, LOG_VARIABLE)
+            .map(|path| open(&LOGS, path, address, "creating the event log", start_log));
+        let capture = recording_path(capture, CAPTURE_VARIABLE)
+            .map(|path| open(&CAPTURES, path, address, "creating the capture", start_capture));
+        let cards = [log, capture].into_iter().flatten().collect::<Result<_, _>>()?;
+        Ok(DeviceRecordings { cards })
+    }
+
+    /// Names a fault rule.
+    pub fn name_rule(&self, rule: RuleId, name: &str) {
+        self.cards.iter().for_each(|card| card.lock().name(|names| names.add_rule(rule, name)));
+    }
+
+    /// A sink for the events of the device, which passes them on.
+    pub fn sink(&self, forward_to: BoxedSink) -> BoxedSink {
+        if self.cards.is_empty() {
+            return forward_to;
         }
+        let cards = self.cards.iter().map(|card| Box::new(card.clone()) as BoxedSink);
+        Box::new(cards.chain([forward_to]).collect::<Vec<_>>())
+    }
+
+    /// A sink for the events of the device's switch.
+    pub fn switch_sink(&self) -> BoxedSink {
+        Box::new(self.cards.iter().map(CardRecorder::of_network).collect::<Vec<_>>())
+    }
+
+    /// Names the switch of the device and its links.
+    pub fn name_network(&self, network: &HostNetwork) {
+        network.with_fabric(|fabric| {
+            for card in self.cards.iter().map(CardRecorder::of_network) {
+                card.lock().name(|names| names.add_fabric(fabric, network.topology(), card.offsets()));
+            }
+        });
     }
 }

@@ -4,7 +4,7 @@ use crate::executor::WaitReason;
 use crate::explanation::RecentEvents;
 use softhca_engine::{Event, Instant};
 use softhca_fabric::{
-    Direction, EventSink, Fault, FrameCounters, HostId, NetworkEvent, RuleCounters, RuleId,
+    Direction, EventSink, Fault, FrameCounters, HostId, NetworkEvent, OwnedEvent, RuleCounters, RuleId,
 };
 use softhca_trace::fault_effect;
 use softhca_trace::log::event_text;
@@ -38,11 +38,11 @@ impl EventSink for RunRecorder {
     fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
         match *event {
             NetworkEvent::Hca { host, event } => {
-                self.recent.record_event(now, host, event);
+                self.recent.push(now, OwnedEvent::Hca { host, event: *event });
                 self.record_entry(now, host, LogEntryKind::Event(*event));
             }
             NetworkEvent::Fault { link, fault } => {
-                self.recent.record_fault(now, link, fault);
+                self.recent.push(now, OwnedEvent::Fault { link, fault: *fault });
                 let [first, second] = self.link_ends[link.0 as usize];
                 let from = if fault.direction == Direction::Forward { first } else { second };
                 self.record_entry(now, from, LogEntryKind::Fault(*fault));

@@ -36,7 +36,7 @@ pub(crate) fn add_rules(
     }
     for (rule, name) in rules {
         if !name.is_empty() {
-            daemon.recordings.name_rule(rule.id, &name);
+            daemon.recordings.name(|names| names.add_rule(rule.id, &name));
         }
         host.driver.control(|driver| driver.add_rule(seed, rule));
     }

@@ -216,7 +216,7 @@ impl DaemonHost {
         let options = DriverOptions { settings, icrc: IcrcCheck::default(), entropy, loopback };
         let access_monitor = Arc::new(AccessMonitor::default());
         let id = HostId(index as u32);
-        recordings.name_host(id, &card.name, device.address);
+        recordings.name(|names| names.add_card(id, &card.name, device.address));
         let sink = Box::new(HostEventSink {
             bus: event_bus.clone(),
             recordings: recordings.clone(),

@@ -6,15 +6,11 @@ use crate::messages::report;
 use crate::record_writer::{RecordOutput, RecordWriter};
 use parking_lot::Mutex;
 use softhca_engine::{Counters, Event, Instant};
-use softhca_fabric::{
-    Direction, EventSink, FabricEvent, HostId, LinkId, NetworkEvent, Node, RuleCounters, RuleId, Stage,
-    SwitchId,
-};
+use softhca_fabric::{EventSink, HostId, IdOffsets, NetworkEvent, OwnedEvent, RuleCounters, RuleId};
 use softhca_queue::RecordedConnection;
 use softhca_queue::control::Notification;
-use softhca_trace::{CaptureWriter, EventLog, InterfaceId, NameTable, PacketDirection, PortTap};
-use softhca_udp::{SlotEvent, SlotPage, monotonic_nanos};
-use softhca_wire::Pfc;
+use softhca_trace::{CapturePoints, NameTable, Recording};
+use softhca_udp::{SlotPage, monotonic_nanos};
 use softhca_wire::cm::CommunicationId;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -33,20 +29,13 @@ const DRAIN_INTERVAL: Duration = Duration::from_millis(2);
 /// The most time that events wait for earlier ones of a process that is stopped while it writes one.
 const MAX_MERGE_DELAY: u64 = 1_000_000_000;
 
-/// A capture with an interface and a tap per host.
-struct Capture {
-    writer: CaptureWriter<RecordWriter>,
-    taps: Vec<PortTap>,
-    interfaces: Vec<InterfaceId>,
-}
-
 /// A capture or an event log of all hosts.
-struct Recording {
+struct HostRecording {
     /// The session that started it; zero for the daemon.
     owner: u64,
-    names: NameTable,
-    capture: Option<Capture>,
-    log: Option<EventLog<RecordWriter>>,
+    /// For messages.
+    kind: &'static str,
+    recording: Recording<RecordWriter>,
     output: RecordOutput,
     write_error: Option<io::Error>,
 }
@@ -69,88 +58,35 @@ impl Drop for RecordingGuard {
     }
 }
 
-impl Recording {
-    /// Keeps the first write error, which ends the recording.
-    fn check_write(&mut self, written: io::Result<()>) {
-        if let Err(error) = written
-            && self.write_error.is_none()
+impl HostRecording {
+    fn start(
+        owner: u64,
+        kind: &'static str,
+        file: File,
+        guard: Option<Arc<RecordingGuard>>,
+        start: impl FnOnce(RecordWriter) -> io::Result<Recording<RecordWriter>>,
+    ) -> io::Result<HostRecording> {
+        let writer = RecordWriter::start(file, guard)?;
+        let output = writer.output();
+        Ok(HostRecording { owner, kind, recording: start(writer)?, output, write_error: None })
+    }
+
+    /// Flushes the output. Keeps the first write error, which ends the recording.
+    fn flush(&mut self, now: Instant) {
+        if self.write_error.is_none()
+            && let Err(error) = self.recording.flush(now)
         {
-            let what = if self.log.is_some() { "an event log" } else { "a capture" };
-            report!("the recording of {what} ends early: {error}");
+            report!("the recording of {} ends early: {error}", self.kind);
             self.write_error = Some(error);
         }
     }
 
-    /// Writes an event of a host that happened at `now` of the recording and at `at` of its driver.
-    fn on_host_event(
-        &mut self,
-        now: Instant,
-        host: HostId,
-        at: Instant,
-        event: &SlotEvent<'_>,
-    ) -> io::Result<()> {
-        if let Some(log) = &mut self.log {
-            match *event {
-                SlotEvent::Hca(mut event) => {
-                    if let Event::RnrWaitStarted { until, .. } = &mut event {
-                        *until = now.plus(until.since(at));
-                    }
-                    log.record_event(now, host, &event);
-                }
-                SlotEvent::Fault(ref fault) => log.record_fault(now, LinkId(host.0), fault),
-                SlotEvent::Port(ref event) => {
-                    let mut event = at_recording_time(event, at, now);
-                    *event.link_mut() = LinkId(host.0);
-                    if let FabricEvent::PauseReceived { node, .. } | FabricEvent::PauseEnded { node, .. } =
-                        &mut event
-                    {
-                        *node = Node::Host(host);
-                    }
-                    log.record_fabric_event(now, &event);
-                }
-                SlotEvent::Frame { .. } | SlotEvent::Pause { .. } => {}
-            }
-        }
-        let Some(Capture { writer, taps, interfaces }) = &mut self.capture else { return Ok(()) };
-        let tap = &mut taps[host.0 as usize];
-        match event {
-            SlotEvent::Hca(_) => tap.flush_pending(writer),
-            SlotEvent::Frame { addressing, packet } => {
-                tap.packet_sent(writer, now.nanos(), addressing, packet)
-            }
-            SlotEvent::Fault(fault) => {
-                tap.add_fault(fault, &self.names);
-                Ok(())
-            }
-            SlotEvent::Pause { is_inbound, pause } => {
-                tap.flush_pending(writer)?;
-                let direction =
-                    if *is_inbound { PacketDirection::Inbound } else { PacketDirection::Outbound };
-                writer.write_pause(now.nanos(), interfaces[host.0 as usize], direction, pause, None)
-            }
-            SlotEvent::Port(_) => Ok(()),
-        }
-    }
-
-    fn flush(&mut self) {
-        let capture = self.capture.as_mut().map_or(Ok(()), |capture| capture.writer.flush());
-        let log = self.log.as_mut().map_or(Ok(()), EventLog::flush);
-        self.check_write(capture.and(log));
-    }
-
     /// Writes the rest and closes the file.
-    fn finish(mut self) -> io::Result<()> {
-        let mut write_rest = || {
-            if let Some(Capture { writer, taps, .. }) = &mut self.capture {
-                taps.iter_mut().try_for_each(|tap| tap.flush_pending(writer))?;
-                writer.flush()?;
-            }
-            self.log.as_mut().map_or(Ok(()), EventLog::finish)
-        };
-        let written = if self.write_error.is_none() { write_rest() } else { Ok(()) };
-        let Recording { capture, log, output, write_error, .. } = self;
+    fn finish(self) -> io::Result<()> {
+        let HostRecording { mut recording, output, write_error, .. } = self;
+        let written = recording.finish();
         // Without a writer, the output ends.
-        drop((capture, log));
+        drop(recording);
         write_error.map_or(written, Err).and(output.finish())
     }
 }
@@ -159,12 +95,12 @@ impl Recording {
 struct PendingEvent {
     /// In CLOCK_MONOTONIC.
     time: u64,
-    host: HostId,
+    offsets: IdOffsets,
     /// The process that executes the transport itself; `None` for the daemon's HCA.
     pid: Option<u32>,
-    /// The time of the driver's clock.
+    /// The time of the clock of the driver or network.
     at: Instant,
-    event: SlotEvent<'static>,
+    event: OwnedEvent,
 }
 
 /// The events of all processes in the order of their times.
@@ -186,8 +122,8 @@ impl Merge {
         {
             let drained = slot.drain(|time, at, event| {
                 // A process may write any time. That of an event is never later than now, also if it came meanwhile.
-                let (time, pid, event) = (time.min(monotonic_nanos()), Some(*pid), event.into_owned());
-                pending.push(PendingEvent { time, host: key.0, pid, at, event });
+                let (time, pid) = (time.min(monotonic_nanos()), Some(*pid));
+                pending.push(PendingEvent { time, offsets: IdOffsets::of_card(key.0), pid, at, event });
             });
             if let Err(error) = drained {
                 report!("the events of process {pid} are not recorded any more: {error}");
@@ -222,7 +158,7 @@ pub(crate) struct Recordings {
     has_slots: AtomicBool,
     /// Locked before `recordings`.
     merge: Mutex<Merge>,
-    recordings: Mutex<Vec<Recording>>,
+    recordings: Mutex<Vec<HostRecording>>,
     watchers: Arc<AsyncEventWatchers>,
     /// The recordings of each process.
     counts: Arc<Mutex<BTreeMap<u32, usize>>>,
@@ -242,58 +178,11 @@ impl Recordings {
         })
     }
 
-    /// Names a host, before any recording starts.
-    pub fn name_host(&self, id: HostId, name: &str, address: std::net::IpAddr) {
+    /// Changes the names of existing and future recordings.
+    pub fn name(&self, change: impl Fn(&mut NameTable)) {
         let mut names = self.names.lock();
-        names.add_host(id, name, address);
-        // Every host has its own link and is the first end of it.
-        names.add_link(LinkId(id.0), [id, id]);
-    }
-
-    /// Names the switches and links between the hosts, before any recording starts.
-    pub fn name_fabric<'a>(
-        &self,
-        switches: impl IntoIterator<Item = (SwitchId, &'a str)>,
-        links: impl IntoIterator<Item = (LinkId, [Node; 2])>,
-    ) {
-        let mut names = self.names.lock();
-        switches.into_iter().for_each(|(id, name)| names.add_switch(id, name));
-        let hosts = names.hosts().count() as u32;
-        links.into_iter().for_each(|(LinkId(id), ends)| names.add_link(LinkId(hosts + id), ends));
-    }
-
-    /// Names the port of an external machine and its link, in existing and future recordings.
-    fn name_external_port(
-        &self,
-        port: HostId,
-        address: std::net::IpAddr,
-        LinkId(link): LinkId,
-        ends: [Node; 2],
-    ) {
-        let name = |names: &mut NameTable| {
-            names.add_port(port, &address.to_string());
-            let hosts = names.hosts().count() as u32;
-            names.add_link(LinkId(hosts + link), ends);
-        };
-        let mut names = self.names.lock();
-        name(&mut names);
-        for recording in self.recordings.lock().iter_mut() {
-            name(&mut recording.names);
-            if let Some(log) = &mut recording.log {
-                name(log.names_mut());
-            }
-        }
-    }
-
-    /// Names a rule, in existing and future recordings.
-    pub fn name_rule(&self, id: RuleId, name: &str) {
-        self.names.lock().add_rule(id, name);
-        for recording in self.recordings.lock().iter_mut() {
-            recording.names.add_rule(id, name);
-            if let Some(log) = &mut recording.log {
-                log.names_mut().add_rule(id, name);
-            }
-        }
+        change(&mut names);
+        self.recordings.lock().iter_mut().for_each(|recording| recording.recording.name(&change));
     }
 
     /// Starts a capture, an event log, or both, for a process or for the daemon itself.
@@ -307,25 +196,14 @@ impl Recordings {
         let guards = pid.map(|pid| self.count(pid)).transpose()?;
         // The lock is held until the recordings are in the list, so that they miss no name.
         let locked = self.names.lock();
-        let mut started = Vec::new();
-        if let Some(file) = capture {
-            let names = locked.clone();
-            let writer = RecordWriter::start(file, guards.clone())?;
-            let output = writer.output();
-            let mut writer = CaptureWriter::new(writer)?;
-            let interfaces = names.hosts().map(|(name, at)| writer.add_interface(name, &at.to_string()));
-            let interfaces = interfaces.collect::<io::Result<Vec<_>>>()?;
-            let taps = interfaces.iter().map(|interface| PortTap::new(*interface)).collect();
-            let capture = Some(Capture { writer, taps, interfaces });
-            started.push(Recording { owner, names, capture, log: None, output, write_error: None });
-        }
-        if let Some(file) = log {
-            let names = locked.clone();
-            let writer = RecordWriter::start(file, guards)?;
-            let output = writer.output();
-            let log = Some(EventLog::new(writer, "softhca daemon", names.clone()));
-            started.push(Recording { owner, names, capture: None, log, output, write_error: None });
-        }
+        let names = || Recording::new(locked.clone());
+        let start_capture = |writer| names().with_capture(writer, CapturePoints::HostPorts);
+        let start_log = |writer| Ok(names().with_log(writer, "softhca daemon"));
+        let started = [
+            capture.map(|file| HostRecording::start(owner, "a capture", file, guards.clone(), start_capture)),
+            log.map(|file| HostRecording::start(owner, "an event log", file, guards.clone(), start_log)),
+        ];
+        let started = started.into_iter().flatten().collect::<io::Result<Vec<_>>>()?;
         self.recordings.lock().extend(started);
         drop(locked);
         Ok(self.update_activity()?)
@@ -403,15 +281,17 @@ impl Recordings {
     /// Writes the events of all processes, as far as none can precede them; all if the recordings end.
     fn drain(&self, ends: bool) {
         let mut merge = self.merge.lock();
-        for PendingEvent { time, host, pid, at, event } in merge.drain(ends) {
+        for PendingEvent { time, offsets, pid, at, event } in merge.drain(ends) {
             // The daemon raises events of the port for all processes.
-            if let (Some(_), SlotEvent::Hca(Event::AsyncEventRaised { client: Some(_), event })) =
-                (pid, &event)
+            if let (
+                Some(_),
+                OwnedEvent::Hca { event: Event::AsyncEventRaised { client: Some(_), event }, .. },
+            ) = (pid, &event)
             {
-                let host = self.names.lock().host_name(host);
+                let host = self.names.lock().host_name(offsets.host(HostId(0)));
                 self.watchers.publish(&Notification::AsyncEventObserved { host, pid, event: *event });
             }
-            self.write(time, |recording, now| recording.on_host_event(now, host, at, &event));
+            self.write(time, offsets, at, event);
         }
     }
 
@@ -435,118 +315,71 @@ impl Recordings {
         if self.has_slots.load(Ordering::Acquire) && self.is_active() {
             self.drain(true);
         }
-        let ended: Vec<Recording> = {
+        let ended: Vec<HostRecording> = {
             let mut all = self.recordings.lock();
             all.extract_if(.., |recording| recording.owner == owner).collect()
         };
         self.update_activity()?;
-        ended.into_iter().map(Recording::finish).fold(Ok(()), io::Result::and)
+        ended.into_iter().map(HostRecording::finish).fold(Ok(()), io::Result::and)
     }
 
     fn flush(&self) {
-        self.recordings.lock().iter_mut().for_each(Recording::flush);
+        let now = self.time_of(monotonic_nanos());
+        self.recordings.lock().iter_mut().for_each(|recording| recording.flush(now));
     }
 
-    /// Writes something that happened at `time` of CLOCK_MONOTONIC to every recording.
-    fn write(&self, time: u64, act: impl Fn(&mut Recording, Instant) -> io::Result<()>) {
-        let now = Instant::from_nanos(time.saturating_sub(self.started));
-        for recording in self.recordings.lock().iter_mut().filter(|recording| recording.write_error.is_none())
-        {
-            let written = act(recording, now);
-            recording.check_write(written);
+    /// A time of CLOCK_MONOTONIC in the clock of the recordings.
+    fn time_of(&self, time: u64) -> Instant {
+        Instant::from_nanos(time.saturating_sub(self.started))
+    }
+
+    /// Writes an event of a card or network, which happened at `time` of CLOCK_MONOTONIC and `at` of its own clock.
+    fn write(&self, time: u64, offsets: IdOffsets, at: Instant, mut event: OwnedEvent) {
+        let now = self.time_of(time);
+        event.move_to(offsets, at, now);
+        for recording in self.recordings.lock().iter_mut() {
+            recording.recording.on_event(now, &event.as_event());
         }
     }
 
-    fn for_each(&self, act: impl Fn(&mut Recording, Instant) -> io::Result<()>) {
-        if self.is_active() {
-            // One clock for all hosts: the order of events is the order of their times.
-            let _order = self.merge.lock();
-            self.write(monotonic_nanos(), act);
+    /// Records an event of a card or network, with a time of its own clock.
+    fn record(&self, offsets: IdOffsets, at: Instant, event: &NetworkEvent<'_>) {
+        if !self.is_active() {
+            return;
+        }
+        let Some(event) = OwnedEvent::new(event) else { return };
+        // One clock for all: the order of events is the order of their times.
+        let mut merge = self.merge.lock();
+        let time = monotonic_nanos();
+        if self.has_slots.load(Ordering::Acquire) {
+            merge.pending.push(PendingEvent { time, offsets, pid: None, at, event });
+        } else {
+            self.write(time, offsets, at, event);
         }
     }
 
     /// Records an event of a host, with a time of the driver's clock.
     pub fn on_host_event(&self, host: HostId, at: Instant, event: &NetworkEvent<'_>) {
-        if !self.is_active() {
-            return;
-        }
-        let Some(event) = SlotEvent::new(event) else { return };
-        let mut merge = self.merge.lock();
-        let time = monotonic_nanos();
-        if self.has_slots.load(Ordering::Acquire) {
-            merge.pending.push(PendingEvent { time, host, pid: None, at, event: event.into_owned() });
-        } else {
-            self.write(time, |recording, now| recording.on_host_event(now, host, at, &event));
-        }
+        self.record(IdOffsets::of_card(host), at, event);
     }
-
-    /// Records an event of a switch or a port, with a time of the fabric's clock.
-    fn on_fabric_event(&self, at: Instant, event: &FabricEvent) {
-        self.for_each(|recording, now| {
-            if let Some(log) = &mut recording.log {
-                let mut event = at_recording_time(event, at, now);
-                // The links of the fabric have the numbers after those of the hosts.
-                event.link_mut().0 += recording.names.hosts().count() as u32;
-                log.record_fabric_event(now, &event);
-            }
-            Ok(())
-        });
-    }
-
-    /// Records a pause frame that the port of a host sent or received in the fabric.
-    fn on_pause(
-        &self,
-        LinkId(link): LinkId,
-        link_direction: Direction,
-        direction: PacketDirection,
-        pause: &Pfc,
-    ) {
-        self.for_each(|recording, now| {
-            let Recording { names, capture: Some(Capture { writer, interfaces, .. }), .. } = recording else {
-                return Ok(());
-            };
-            let link = LinkId(link + interfaces.len() as u32);
-            let Some([from, to]) = names.link_ends(link, link_direction) else { return Ok(()) };
-            // Frames of external machines are recorded at the socket.
-            let is_external = |end: Node| end.host().is_some_and(|host| interfaces.len() <= host.0 as usize);
-            if is_external(from) || is_external(to) {
-                return Ok(());
-            }
-            let end = if direction == PacketDirection::Outbound { from } else { to };
-            match end.host().and_then(|host| interfaces.get(host.0 as usize)) {
-                Some(interface) => writer.write_pause(now.nanos(), *interface, direction, pause, None),
-                None => Ok(()),
-            }
-        });
-    }
-}
-
-/// Converts the end of a pause to the recording's clock, where `at` is `now`.
-fn at_recording_time(event: &FabricEvent, at: Instant, now: Instant) -> FabricEvent {
-    let mut event = *event;
-    if let FabricEvent::PauseReceived { until_ns, .. } = &mut event {
-        *until_ns = now.nanos().saturating_add(until_ns.saturating_sub(at.nanos()));
-    }
-    event
 }
 
 /// Records events of the network between the hosts. Packets are recorded where they leave a host.
-pub(crate) struct FabricEventSink(pub Arc<Recordings>);
+pub(crate) struct FabricEventSink {
+    pub recordings: Arc<Recordings>,
+    /// The links of the network have the numbers after those of the hosts.
+    pub offsets: IdOffsets,
+}
 
 impl EventSink for FabricEventSink {
     fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
+        let FabricEventSink { recordings, offsets } = self;
         match *event {
-            NetworkEvent::Fabric(event) => self.0.on_fabric_event(now, &event),
-            NetworkEvent::PauseFrame { link, direction, stage: Stage::Admitted, pause } => {
-                self.0.on_pause(link, direction, PacketDirection::Outbound, pause);
-            }
-            NetworkEvent::PauseFrame { link, direction, stage: Stage::Delivered, pause } => {
-                self.0.on_pause(link, direction, PacketDirection::Inbound, pause);
-            }
+            NetworkEvent::Frame { .. } => {}
             NetworkEvent::PortAttached { port, address, link, ends } => {
-                self.0.name_external_port(port, address, link, ends);
+                recordings.name(|names| names.add_external_port((port, address), (link, ends), *offsets));
             }
-            _ => {}
+            _ => recordings.record(*offsets, now, event),
         }
     }
 }

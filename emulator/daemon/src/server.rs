@@ -19,7 +19,7 @@ use crate::state::{DaemonState, SessionStatus};
 use crate::sysfs::Views;
 use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
-use softhca_fabric::ReceiverSettings;
+use softhca_fabric::{IdOffsets, ReceiverSettings};
 use softhca_queue::control::{
     ClientStatus, DaemonStatus, FramedMessage, RuntimeDir, Welcome, encode, send_message,
 };
@@ -94,12 +94,11 @@ fn build_network(
 ) -> Result<Arc<HostNetwork>, StartError> {
     let addresses: Vec<_> = hosts.iter().map(|host| host.device.address).collect();
     let FabricConfig { topology, link, settings, .. } = *config;
-    let sink = Box::new(FabricEventSink(recordings.clone()));
+    let offsets = IdOffsets { links: hosts.len() as u32, ..IdOffsets::default() };
+    let sink = Box::new(FabricEventSink { recordings: recordings.clone(), offsets });
     let network = HostNetwork::with_sink(0, &addresses, &topology, link, settings, sink)?;
-    let built = network.topology();
     network.with_fabric(|fabric| {
-        let switches = built.switches.iter().map(|id| (*id, fabric.switch(*id).name()));
-        recordings.name_fabric(switches, built.links.iter().map(|id| (*id, fabric.link_ends(*id))));
+        recordings.name(|names| names.add_fabric(fabric, network.topology(), offsets));
     });
     for host in hosts {
         if let Some(rate) = config.receive_rates.get(&host.device.name) {

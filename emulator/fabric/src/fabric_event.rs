@@ -145,6 +145,11 @@ macro_rules! declare_events {
                 match self {$( FabricEvent::$variant { node, .. } => *node, )*}
             }
 
+            /// The switch or host at which it happened, to change it.
+            pub const fn node_mut(&mut self) -> &mut Node {
+                match self {$( FabricEvent::$variant { node, .. } => node, )*}
+            }
+
             /// The link that it is about.
             pub const fn link_mut(&mut self) -> &mut LinkId {
                 match self {$( FabricEvent::$variant { link, .. } => link, )*}

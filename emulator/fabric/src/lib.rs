@@ -21,6 +21,7 @@ mod host_port;
 mod ids;
 mod link;
 mod network;
+mod owned_event;
 mod pfc;
 mod rules;
 mod sim_event;
@@ -38,6 +39,7 @@ pub use host_port::{HostPortCounters, ReceiverSettings};
 pub use ids::{HostId, LinkId, Node, SwitchId};
 pub use link::{Link, LinkCounters, LinkSettings, LinkState};
 pub use network::{BuiltTopology, ExternalPortUpdate, FrameCounters, Origin};
+pub use owned_event::{IdOffsets, OwnedEvent};
 pub use pfc::{PauseChange, PauseState, PfcSettings, QUANTUM_BITS, pause_ns};
 pub use rules::{
     Action, BitPosition, Choice, CmMessage, DownDirections, Endpoint, Fault, FaultCause, FaultEffect,

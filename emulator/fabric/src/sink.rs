@@ -10,6 +10,7 @@ use softhca_engine::{Event, Instant};
 use softhca_wire::{AddressHeaders, Pfc};
 
 /// Where on its path a frame is observed.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// It leaves a host and enters the link, before any fault.
@@ -76,7 +77,7 @@ impl EventSink for () {
 }
 
 /// Passes events to several sinks, in order.
-impl EventSink for Vec<Box<dyn EventSink>> {
+impl<S: EventSink> EventSink for Vec<S> {
     fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
         self.iter_mut().for_each(|sink| sink.on_event(now, event));
     }

@@ -1,8 +1,8 @@
 //! Captures, ladders, event logs and explanations of RoCE traffic.
 //!
 //! [`CaptureReader`] reads pcap and pcapng files into [`Record`]s; [`Packet`] is a decoded record, printed as a line
-//! of text or serialised as a JSON object; [`PacketCounts`] counts them. [`CaptureWriter`] writes pcapng, and
-//! [`Tap`] captures a world. [`LadderBuilder`] draws connections, [`log`] is the event log, and a
+//! of text or serialised as a JSON object; [`PacketCounts`] counts them. [`CaptureWriter`] writes pcapng. A
+//! [`Recording`] writes the events and packets of a run. [`LadderBuilder`] draws connections, [`log`] is the event log, and a
 //! [`ComparableTrace`] compares two runs. [`why`] explains from a log or a capture why a work request failed, [`lint`]
 //! warns of pitfalls of verbs programs, [`summary`] counts, [`filter`] selects packets, and [`join`] compares two captures
 //! of the same traffic. This crate opens no socket.
@@ -23,10 +23,9 @@ mod packet;
 mod packet_counts;
 mod parsed_log;
 mod perfetto;
-mod port_tap;
+mod recording;
 mod sequence;
 pub mod summary;
-mod tap;
 mod text;
 pub mod why;
 
@@ -43,5 +42,4 @@ pub use log::{EventLog, EventLogReader};
 pub use name_table::NameTable;
 pub use packet::{Mad, Packet, PacketContents, RocePacket};
 pub use packet_counts::PacketCounts;
-pub use port_tap::PortTap;
-pub use tap::{CapturePoints, Tap};
+pub use recording::{CapturePoints, CardRecorder, Recording, Tap};

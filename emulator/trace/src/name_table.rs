@@ -1,7 +1,8 @@
 //! The names of hosts, queue pairs and rules.
 
 use softhca_fabric::{
-    Direction, Endpoint, EventSink, Flow, FlowId, HostId, LinkId, Node, RuleId, SwitchId, World,
+    BuiltTopology, Direction, Endpoint, EventSink, Fabric, Flow, FlowId, HostId, IdOffsets, LinkId, Node,
+    RuleId, SwitchId, World,
 };
 use softhca_wire::{Psn, Qpn};
 use std::collections::BTreeMap;
@@ -54,15 +55,39 @@ impl NameTable {
         names
     }
 
+    /// Names the switches and links of a network in real time, whose hosts have names already.
+    pub fn add_fabric(&mut self, fabric: &Fabric, topology: &BuiltTopology, offsets: IdOffsets) {
+        for id in &topology.switches {
+            if let Node::Switch(switch) = offsets.node(Node::Switch(*id)) {
+                self.add_switch(switch, fabric.switch(*id).name());
+            }
+        }
+        for id in &topology.links {
+            self.add_link(offsets.link(*id), fabric.link_ends(*id).map(|end| offsets.node(end)));
+        }
+    }
+
+    /// Names the port of another machine and its link in a network in real time.
+    pub fn add_external_port(
+        &mut self,
+        (port, address): (HostId, IpAddr),
+        (link, ends): (LinkId, [Node; 2]),
+        offsets: IdOffsets,
+    ) {
+        self.ports.insert(offsets.host(port), address.to_string());
+        self.add_link(offsets.link(link), ends.map(|end| offsets.node(end)));
+    }
+
+    /// Names a host in real time and its own link, whose ends are both the host.
+    pub fn add_card(&mut self, id: HostId, name: &str, address: IpAddr) {
+        self.add_host(id, name, address);
+        self.add_link(LinkId(id.0), [id, id]);
+    }
+
     /// Names a host.
     pub fn add_host(&mut self, id: HostId, name: &str, address: IpAddr) {
         self.hosts.insert(id, (name.to_owned(), address));
         self.hosts_by_address.insert(address, id);
-    }
-
-    /// Names the port of another machine, which is no host of this run and no vantage point.
-    pub fn add_port(&mut self, id: HostId, name: &str) {
-        self.ports.insert(id, name.to_owned());
     }
 
     /// Says which hosts or switches a link joins; its forward direction leads from the first to the second.

@@ -47,7 +47,7 @@ pub use port_owner::PortOwner;
 pub use process_rings::{OpenRings, RingPair};
 pub use shared_driver::{DrivePolicy, MAX_CALLER_DESCRIPTORS, SharedDriver};
 #[cfg(target_os = "linux")]
-pub use slot_page::{SlotEvent, SlotPage, SlotRecorder, SlotState};
+pub use slot_page::{SlotPage, SlotRecorder, SlotState};
 pub use slots::{OpenSendSocket, SlotGroup};
 pub use socket::{RoceSocket, Segmentation, SendError, SocketOptions};
 pub use socket_report::{NetworkError, NetworkErrorCause, ReceiveMemory};

@@ -5,16 +5,13 @@
 //! writes an event, the page says so: the daemon then knows which times no further event can have.
 
 use crate::system::monotonic_nanos;
-use serde::{Deserialize, Serialize};
-use softhca_engine::{Counters, Event, Instant};
-use softhca_fabric::{EventSink, FabricEvent, Fault, NetworkEvent, RuleCounters, RuleId, Stage};
+use softhca_engine::{Counters, Instant};
+use softhca_fabric::{EventSink, NetworkEvent, OwnedEvent, RuleCounters, RuleId};
 use softhca_queue::control::{decode, encode};
 use softhca_queue::{
     AckRecords, CmRecords, CorruptRing, MapMode, PacketChunk, PacketConsumer, PacketProducer, PacketRing,
     RecordedAck, RecordedConnection, SharedMemory, SharedWords,
 };
-use softhca_wire::{AddressHeaders, Pfc};
-use std::borrow::Cow;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -48,63 +45,6 @@ const ACKS: usize = RING + PacketRing::words(CAPACITY);
 const CONNECTIONS: usize = ACKS + AckRecords::WORDS;
 /// How long a process with a full ring waits before it looks again.
 const FULL_RING_DELAY: Duration = Duration::from_micros(100);
-
-/// An event of a process, as the daemon records it.
-#[derive(Serialize, Deserialize)]
-pub enum SlotEvent<'a> {
-    /// The HCA emitted an event.
-    Hca(Event),
-    /// A packet left the port.
-    Frame {
-        /// Its addressing.
-        addressing: AddressHeaders,
-        /// From the BTH to the ICRC.
-        #[serde(borrow)]
-        packet: Cow<'a, [u8]>,
-    },
-    /// The state of the link, or a rule, changed a packet.
-    Fault(Fault),
-    /// The port emitted an event.
-    Port(FabricEvent),
-    /// A pause frame entered the port, or left it.
-    Pause {
-        /// Which of both.
-        is_inbound: bool,
-        /// The frame.
-        pause: Pfc,
-    },
-}
-
-impl<'a> SlotEvent<'a> {
-    /// The event of a driver, if it is one that recordings have.
-    pub fn new(event: &NetworkEvent<'a>) -> Option<SlotEvent<'a>> {
-        Some(match *event {
-            NetworkEvent::Hca { event, .. } => SlotEvent::Hca(*event),
-            NetworkEvent::Frame { stage: Stage::Admitted, addressing, packet, .. } => {
-                SlotEvent::Frame { addressing: *addressing, packet: packet.into() }
-            }
-            NetworkEvent::Fault { fault, .. } => SlotEvent::Fault(*fault),
-            NetworkEvent::Fabric(event) => SlotEvent::Port(event),
-            NetworkEvent::PauseFrame { stage, pause, .. } => {
-                SlotEvent::Pause { is_inbound: stage == Stage::Delivered, pause: *pause }
-            }
-            _ => return None,
-        })
-    }
-
-    /// The event with a packet of its own.
-    pub fn into_owned(self) -> SlotEvent<'static> {
-        match self {
-            SlotEvent::Hca(event) => SlotEvent::Hca(event),
-            SlotEvent::Frame { addressing, packet } => {
-                SlotEvent::Frame { addressing, packet: packet.into_owned().into() }
-            }
-            SlotEvent::Fault(fault) => SlotEvent::Fault(fault),
-            SlotEvent::Port(event) => SlotEvent::Port(event),
-            SlotEvent::Pause { is_inbound, pause } => SlotEvent::Pause { is_inbound, pause },
-        }
-    }
-}
 
 const fn page_bytes() -> usize {
     (CONNECTIONS + CmRecords::WORDS) * 8
@@ -186,7 +126,7 @@ impl SlotPage {
 
     /// Gives every event in the ring to `act`, with its time and the time of the driver. The content of the ring is not
     /// trusted: a corrupt one is reported once, and ends the recording of the process.
-    pub fn drain(&mut self, mut act: impl FnMut(u64, Instant, SlotEvent<'_>)) -> Result<(), CorruptRing> {
+    pub fn drain(&mut self, mut act: impl FnMut(u64, Instant, OwnedEvent)) -> Result<(), CorruptRing> {
         while !self.is_corrupt {
             let popped = self.events.pop(&mut self.buffer).inspect_err(|_| {
                 self.is_corrupt = true;
@@ -273,7 +213,7 @@ impl SlotRecorder {
     }
 
     #[cold]
-    fn record(&mut self, at: Instant, event: &SlotEvent<'_>) {
+    fn record(&mut self, at: Instant, event: &OwnedEvent) {
         self.words[WRITING].store(WRITING_SOON, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         let time = monotonic_nanos();
@@ -299,7 +239,7 @@ impl EventSink for SlotRecorder {
     #[inline]
     fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
         if self.is_recorded()
-            && let Some(event) = SlotEvent::new(event)
+            && let Some(event) = OwnedEvent::new(event)
         {
             self.record(now, &event);
         }
@@ -318,7 +258,7 @@ impl EventSink for SlotRecorder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use softhca_engine::CqId;
+    use softhca_engine::{CqId, Event};
     use softhca_fabric::HostId;
 
     fn page() -> (SlotPage, SlotRecorder, SlotState) {
@@ -347,7 +287,7 @@ mod tests {
         page.drain(|time, at, event| {
             assert!(last <= time && at == Instant::from_nanos(7));
             last = time;
-            let SlotEvent::Hca(event) = event else { panic!("an event of the HCA") };
+            let OwnedEvent::Hca { event, .. } = event else { panic!("an event of the HCA") };
             found.push(event);
         })
         .unwrap();
@@ -366,7 +306,7 @@ mod tests {
         let mut expected = 0;
         while expected < EVENTS {
             page.drain(|_, _, event| {
-                let SlotEvent::Hca(event) = event else { panic!("an event of the HCA") };
+                let OwnedEvent::Hca { event, .. } = event else { panic!("an event of the HCA") };
                 assert_eq!(event, notified(expected));
                 expected += 1;
             })

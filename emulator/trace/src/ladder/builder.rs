@@ -39,13 +39,12 @@ impl LadderBuilder {
         LadderBuilder { names, ..LadderBuilder::default() }
     }
 
-    /// The names, to add some.
-    pub fn names_mut(&mut self) -> &mut NameTable {
+    pub(crate) fn names_mut(&mut self) -> &mut NameTable {
         &mut self.names
     }
 
     /// Adds an event of a card.
-    pub fn record_event(&mut self, now: Instant, host: HostId, event: &Event) {
+    fn record_event(&mut self, now: Instant, host: HostId, event: &Event) {
         let Some(address) = self.names.address(host) else { return };
         let time_ns = now.nanos() as i64;
         self.hosts_with_events.insert(address);
@@ -78,7 +77,7 @@ impl LadderBuilder {
     }
 
     /// Adds a frame that left a host: the packet from the BTH to the ICRC.
-    pub fn record_frame(&mut self, now: Instant, addressing: &AddressHeaders, packet: &[u8]) {
+    fn record_frame(&mut self, now: Instant, addressing: &AddressHeaders, packet: &[u8]) {
         let Ok((bytes, _)) = Icrc::split(packet) else { return };
         let Ok(transport) = TransportPacket::parse(bytes) else { return };
         let bth = transport.header.bth;
@@ -104,7 +103,7 @@ impl LadderBuilder {
     }
 
     /// Adds a fault to the last packet of this sender that it can concern.
-    pub fn record_fault(&mut self, sender: Option<IpAddr>, fault: &Fault) {
+    fn record_fault(&mut self, sender: Option<IpAddr>, fault: &Fault) {
         let remark = describe::fault(fault, &self.names);
         let observed = &fault.packet;
         for (_, fact) in self.observations.iter_mut().rev().take(MAX_LOOKBACK) {

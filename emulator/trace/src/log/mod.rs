@@ -55,8 +55,18 @@ impl EntryBuilder {
         Header { format: FORMAT.into(), version: VERSION, title: title.into(), vantage_points, source: None }
     }
 
+    /// The entry of an event, if the log has one for it.
+    pub fn entry(&mut self, now: Instant, event: &NetworkEvent<'_>) -> Option<Entry> {
+        match event {
+            NetworkEvent::Hca { host, event } => Some(self.hca_event(now, *host, event)),
+            NetworkEvent::Fault { link, fault } => Some(self.fault(now, *link, fault)),
+            NetworkEvent::Fabric(event) => Some(self.fabric_event(now, event)),
+            _ => None,
+        }
+    }
+
     /// The entry of an HCA event.
-    pub fn event(&mut self, now: Instant, host: HostId, event: &Event) -> Entry {
+    fn hca_event(&mut self, now: Instant, host: HostId, event: &Event) -> Entry {
         self.attribution.before_entry(self.names.address(host), event);
         let (mut log_event, trigger) = LogEvent::from_event(event);
         self.fill_log_fields(event, &mut log_event);
@@ -98,7 +108,7 @@ impl EntryBuilder {
     }
 
     /// The entry of a fault. Its host is the sender of the packet.
-    pub fn fault(&self, now: Instant, link: LinkId, fault: &Fault) -> Entry {
+    fn fault(&self, now: Instant, link: LinkId, fault: &Fault) -> Entry {
         let ends = self.names.link_ends(link, fault.direction);
         let host = ends.map_or(String::new(), |[sender, _]| self.names.node_name(sender));
         let (cause, rule) = match fault.cause {
@@ -131,7 +141,7 @@ impl EntryBuilder {
     }
 
     /// The entry of an event of a switch or a host port.
-    pub fn fabric_event(&self, now: Instant, event: &FabricEvent) -> Entry {
+    fn fabric_event(&self, now: Instant, event: &FabricEvent) -> Entry {
         let (log_event, trigger) = LogEvent::from_fabric_event(event);
         Entry {
             time: now.nanos(),
@@ -163,38 +173,14 @@ impl<W: Write> EventLog<W> {
         log
     }
 
-    /// The names that lines are written with, to add to.
-    pub fn names_mut(&mut self) -> &mut NameTable {
+    pub(crate) fn names_mut(&mut self) -> &mut NameTable {
         &mut self.entries.names
     }
 
-    /// Flushes the output.
-    pub fn flush(&mut self) -> io::Result<()> {
-        self.output.flush()
-    }
-
-    /// Logs an event of a card.
-    pub fn record_event(&mut self, now: Instant, host: HostId, event: &Event) {
-        let entry = self.entries.event(now, host, event);
-        self.write_line(&entry);
-    }
-
-    /// A fault happened to a frame on a link.
-    pub fn record_fault(&mut self, now: Instant, link: LinkId, fault: &Fault) {
-        let entry = self.entries.fault(now, link, fault);
-        self.write_line(&entry);
-    }
-
-    /// Logs an event of a switch, or of the port of a host.
-    pub fn record_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
-        let entry = self.entries.fabric_event(now, event);
-        self.write_line(&entry);
-    }
-
-    /// Hands everything on. The first thing that could not be written is the error.
+    /// Flushes the output. Returns the first write error.
     pub fn finish(&mut self) -> io::Result<()> {
-        match self.error.take() {
-            Some(failure) => Err(failure),
+        match &self.error {
+            Some(error) => Err(io::Error::new(error.kind(), error.to_string())),
             None => self.output.flush(),
         }
     }
@@ -214,11 +200,10 @@ impl<W: Write> EventLog<W> {
 
 impl<W: Write> EventSink for EventLog<W> {
     fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
-        match event {
-            NetworkEvent::Hca { host, event } => self.record_event(now, *host, event),
-            NetworkEvent::Fault { link, fault } => self.record_fault(now, *link, fault),
-            NetworkEvent::Fabric(event) => self.record_fabric_event(now, event),
-            _ => {}
+        if self.error.is_none()
+            && let Some(entry) = self.entries.entry(now, event)
+        {
+            self.write_line(&entry);
         }
     }
 }
