@@ -3,7 +3,11 @@
 use crate::exit_code::CommandResult;
 use clap::Args;
 use serde_json::{Map, Value, json};
-use softhca::{Counters, DaemonControl, Error, FabricPort, Gid, HostDevice, PortState};
+use softhca::{
+    Counters, DaemonControl, Error, FabricPort, Gid, HostAsyncEvent, HostDevice, Instant, PortState,
+    trace::{Event, HostId, NetworkEvent},
+};
+use softhca_trace::log::EntryBuilder;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -244,8 +248,7 @@ pub fn asyncwatch(target: &DaemonTarget) -> CommandResult {
     loop {
         let seen = control.next_async_event()?;
         if target.json {
-            let event = format!("{:?}", seen.event);
-            outln!("{}", json!({"host": seen.host, "process": seen.process, "event": event}));
+            outln!("{}", async_event_json(&seen));
         } else {
             let process = seen.process.map_or_else(|| "all".into(), |process| process.to_string());
             outln!("{:<12} {process:<8} {:?}", seen.host, seen.event);
@@ -253,8 +256,43 @@ pub fn asyncwatch(target: &DaemonTarget) -> CommandResult {
     }
 }
 
+/// An asynchronous event, with the fields that it has in an event log.
+fn async_event_json(HostAsyncEvent { host, process, event }: &HostAsyncEvent) -> Value {
+    let event = Event::AsyncEventRaised { client: None, event: *event };
+    let event = NetworkEvent::Hca { host: HostId(0), event: &event };
+    let entry = EntryBuilder::default().entry(Instant::ZERO, &event);
+    let mut line = json!({ "host": host, "process": process });
+    if let (Value::Object(line), Some(Value::Object(entry))) =
+        (&mut line, entry.map(|entry| json!(entry.event)))
+        && let Some(Value::Object(data)) = entry.get("data")
+    {
+        line.extend(data.clone());
+    }
+    line
+}
+
 /// Runs `softhca stop`.
 pub fn stop(target: &DaemonTarget) -> CommandResult {
     target.connect()?.stop()?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use softhca::{AsyncEvent, Qpn};
+
+    #[test]
+    fn asynchronous_events_are_json_with_the_fields_of_the_event_log() {
+        let seen =
+            |process, event| async_event_json(&HostAsyncEvent { host: "alice".into(), process, event });
+        assert_eq!(
+            seen(Some(7), AsyncEvent::QueuePairFatal(Qpn::new(17))),
+            json!({"host": "alice", "process": 7, "event": "QP_FATAL", "element": 17})
+        );
+        assert_eq!(
+            seen(None, AsyncEvent::PortActive),
+            json!({"host": "alice", "process": null, "event": "PORT_ACTIVE"})
+        );
+    }
 }

@@ -3,7 +3,9 @@
 use super::point::{FLOWS_PER_HOST, Point, PointKind};
 use super::target::Target;
 use softhca::Verb;
+use softhca::fault::{ProgramAction, ProgramFault};
 use softhca_trace::log::{Entry, LogEvent};
+use softhca_wire::Opcode;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The actions of a run.
@@ -27,6 +29,8 @@ pub struct Recording {
     pub posted_after_fault: BTreeMap<usize, u64>,
     /// Whether a program waits for completion events.
     pub waits_for_events: BTreeSet<usize>,
+    /// What each fault of a program does, by its number.
+    actions: BTreeMap<u32, ProgramAction>,
     qp_of: BTreeMap<(String, u32), (usize, u32)>,
     completions: BTreeMap<(usize, u32), u64>,
     flows: BTreeMap<(String, u32), FlowSeen>,
@@ -51,6 +55,12 @@ struct FlowSeen {
     dest_qp: Option<u32>,
 }
 
+/// The opcode with this name in the log.
+fn opcode(name: &str) -> Option<Opcode> {
+    let is_it = |opcode: &Opcode| name.split_once(' ') == Some((opcode.service().name(), opcode.name()));
+    Opcode::all().find(is_it)
+}
+
 /// The calls that create an object, those that release it, and its name.
 const PAIRS: [(&[Verb], Verb, &str); 10] = [
     (&[Verb::OpenDevice], Verb::CloseDevice, "device"),
@@ -69,6 +79,11 @@ impl Recording {
     /// An empty recording, with or without packets as points.
     pub fn new(has_packets: bool) -> Recording {
         Recording { has_packets, ..Recording::default() }
+    }
+
+    /// The faults of a program of the run.
+    pub fn add_faults(&mut self, faults: &[ProgramFault]) {
+        self.actions.extend(faults.iter().map(|fault| (fault.id, fault.action)));
     }
 
     /// Whether an entry of the log is of interest.
@@ -117,16 +132,19 @@ impl Recording {
                 }
                 self.points.push(point);
             }
-            LogEvent::FaultInjected { point, effect, .. } => {
+            LogEvent::FaultInjected { point, rule, .. } => {
                 self.fired += 1;
-                self.has_failed_completion |= effect.starts_with("has status") && !effect.contains("SUCCESS");
+                let action = self.actions.get(rule).copied();
+                self.has_failed_completion |=
+                    matches!(action, Some(ProgramAction::SetStatus(status, _)) if !status.is_success());
                 // The program whose call is the last one of the host: hosts have their own threads in the daemon.
                 let is_of_host = |role: &usize| target.program[*role].host == entry.host;
                 let calls = self.points.iter().rev().filter(|point| point.verb().is_some());
                 let last = calls.filter_map(|point| target.role_of(&point.role)).find(is_of_host);
                 self.faulted = self.faulted.or(last);
                 // A call that failed created nothing.
-                let failed = Verb::from_name(point).filter(|_| effect.starts_with("fails"));
+                let failed =
+                    Verb::from_name(point).filter(|_| matches!(action, Some(ProgramAction::Fail(_))));
                 for (creates, _, kind) in PAIRS {
                     if let (Some(verb), Some(role)) = (failed, last)
                         && creates.contains(&verb)
@@ -151,7 +169,8 @@ impl Recording {
                 self.flows.insert(key, FlowSeen { ordinal, sq_psn, dest_qp });
             }
             LogEvent::PacketSent { qp, packet, retransmission: false, .. } => {
-                let point = self.packet_point(target, entry, *qp, packet.psn, &packet.opcode);
+                let point = opcode(&packet.opcode)
+                    .and_then(|opcode| self.packet_point(target, entry, *qp, packet.psn, opcode));
                 if let Some(point) = point.filter(|point| self.packets.insert(point.clone())) {
                     self.points.push(point);
                 }
@@ -162,10 +181,16 @@ impl Recording {
     }
 
     /// The point of a packet that a queue pair sends.
-    fn packet_point(&self, target: &Target, entry: &Entry, qp: u32, psn: u32, opcode: &str) -> Option<Point> {
-        let own = self.flows.get(&(entry.host.clone(), qp)).filter(|_| !opcode.contains("CNP"))?;
-        let is_response = ["ACKNOWLEDGE", "RESPONSE"].iter().any(|part| opcode.contains(part));
-        let (kind, host, flow) = if is_response {
+    fn packet_point(
+        &self,
+        target: &Target,
+        entry: &Entry,
+        qp: u32,
+        psn: u32,
+        opcode: Opcode,
+    ) -> Option<Point> {
+        let own = self.flows.get(&(entry.host.clone(), qp)).filter(|_| opcode != Opcode::CNP)?;
+        let (kind, host, flow) = if !opcode.operation().is_request() {
             let is_peer = |((_, number), flow): &(&(String, u32), &FlowSeen)| {
                 Some(*number) == own.dest_qp && flow.dest_qp == Some(qp)
             };
@@ -179,5 +204,51 @@ impl Recording {
         let (role, object) = (program.name.clone(), Some(flow.ordinal));
         let point = Point { role, kind, object, nth };
         (nth < 1 << 23 && flow.ordinal <= FLOWS_PER_HOST).then_some(point)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use softhca::{CompletionStatus, Errno};
+
+    fn injected(rule: u32, point: &str, effect: &str) -> Entry {
+        let event = LogEvent::FaultInjected {
+            rule,
+            point: point.to_owned().into(),
+            object: None,
+            qp: 0,
+            effect: effect.into(),
+        };
+        Entry { time: 0, host: "alice".into(), event, trigger: None, certainty: None }
+    }
+
+    fn fault(id: u32, action: ProgramAction) -> ProgramFault {
+        ProgramFault { id, ..softhca::fault::completions().act(action) }
+    }
+
+    #[test]
+    fn the_effect_of_a_fault_does_not_depend_on_its_text() {
+        let target = Target::of_command(&["true".into()]);
+        for (status, has_failed) in
+            [(CompletionStatus::RetryExceededError, true), (CompletionStatus::Success, false)]
+        {
+            let mut recording = Recording::new(false);
+            recording.add_faults(&[fault(7, ProgramAction::SetStatus(status, None))]);
+            recording.add(&target, &injected(7, "completion", "other words"));
+            assert_eq!((recording.fired, recording.has_failed_completion), (1, has_failed));
+        }
+        let mut recording = Recording::new(false);
+        recording.add_faults(&[fault(1, ProgramAction::Fail(Errno::ENOMEM))]);
+        recording.add(&target, &injected(1, "completion", "has status"));
+        assert!(!recording.has_failed_completion);
+    }
+
+    #[test]
+    fn every_opcode_is_found_by_its_name() {
+        for expected in Opcode::all().filter(|opcode| *opcode != Opcode::CNP) {
+            assert_eq!(opcode(&expected.to_string()), Some(expected));
+        }
+        assert_eq!(opcode("CNP"), None);
     }
 }

@@ -262,6 +262,7 @@ impl<'t> Worker<'t> {
         let mut stopped = None;
         for index in 0..self.target.program.len() {
             let faults = self.program_faults(index, faults, seed, live.as_ref());
+            recording.add_faults(&faults.faults);
             running.push(self.spawn(index, &faults)?);
             while stopped.is_none() && !self.is_ready(index, &mut running)? {
                 let live = live.as_mut();
