@@ -6,7 +6,9 @@ use crate::messages::report;
 use crate::record_writer::{RecordOutput, RecordWriter};
 use parking_lot::Mutex;
 use softhca_engine::{Counters, Event, Instant};
-use softhca_fabric::{EventSink, HostId, IdOffsets, NetworkEvent, OwnedEvent, RuleCounters, RuleId};
+use softhca_fabric::{
+    EventSink, HostId, IdOffsets, LinkId, NetworkEvent, Node, OwnedEvent, RuleCounters, RuleId,
+};
 use softhca_queue::RecordedConnection;
 use softhca_queue::control::Notification;
 use softhca_trace::{CapturePoints, NameTable, Recording};
@@ -103,6 +105,20 @@ struct PendingEvent {
     event: OwnedEvent,
 }
 
+/// The events of a process are those of its card, whatever numbers the process writes.
+fn assign_to_card(event: &mut OwnedEvent) {
+    match event {
+        OwnedEvent::Hca { host, .. } => *host = HostId(0),
+        OwnedEvent::Frame { link, .. }
+        | OwnedEvent::PauseFrame { link, .. }
+        | OwnedEvent::Fault { link, .. } => *link = LinkId(0),
+        OwnedEvent::Fabric(event) => {
+            *event.node_mut() = Node::Host(HostId(0));
+            *event.link_mut() = LinkId(0);
+        }
+    }
+}
+
 /// The events of all processes in the order of their times.
 #[derive(Default)]
 struct Merge {
@@ -120,7 +136,8 @@ impl Merge {
         for (key, (pid, slot)) in
             self.pages.iter_mut().filter(|(key, _)| page.is_none_or(|page| page == **key))
         {
-            let drained = slot.drain(|time, at, event| {
+            let drained = slot.drain(|time, at, mut event| {
+                assign_to_card(&mut event);
                 // A process may write any time. That of an event is never later than now, also if it came meanwhile.
                 let (time, pid) = (time.min(monotonic_nanos()), Some(*pid));
                 pending.push(PendingEvent { time, offsets: IdOffsets::of_card(key.0), pid, at, event });
@@ -381,5 +398,20 @@ impl EventSink for FabricEventSink {
             }
             _ => recordings.record(*offsets, now, event),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use softhca_engine::CqId;
+
+    #[test]
+    fn a_process_cannot_write_events_of_another_host() {
+        let event = Event::CompletionNotified { cq: CqId(1) };
+        let mut event = OwnedEvent::Hca { host: HostId(u32::MAX), event };
+        assign_to_card(&mut event);
+        event.move_to(IdOffsets::of_card(HostId(3)), Instant::ZERO, Instant::ZERO);
+        assert!(matches!(event, OwnedEvent::Hca { host: HostId(3), .. }));
     }
 }
