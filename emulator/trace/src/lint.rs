@@ -467,7 +467,9 @@ impl Linter {
             return;
         };
         match case {
-            "insufficient-access" => self.report(now, MISSING_ACCESS_FLAG, format!("{name}: {why}")),
+            "insufficient-access" | "queue-pair-access" => {
+                self.report(now, MISSING_ACCESS_FLAG, format!("{name}: {why}"))
+            }
             "unknown-key" | "stale-key" | "invalidated" => {
                 self.report(now, UNKNOWN_KEY, format!("{name}: {why}"));
             }

@@ -24,6 +24,8 @@ pub enum AccessError {
     OutOfBounds { key: u32, address: u64, length: u64, base: u64, size: u64 },
     #[error("key {key:#x} allows {}; the access requires {}", FlagNames(*granted), FlagNames(*required))]
     InsufficientAccess { key: u32, granted: AccessFlags, required: AccessFlags },
+    #[error("the queue pair allows {}; the access requires {}", FlagNames(*granted), FlagNames(*required))]
+    QueuePairAccess { granted: AccessFlags, required: AccessFlags },
     #[error("key {key:#x} is a memory window: local access requires a memory region")]
     NotAMemoryRegion { key: u32 },
     #[error("the memory behind key {key:#x} is inaccessible")]

@@ -327,11 +327,7 @@ impl QueuePair {
         required: AccessFlags,
     ) -> Result<crate::protection::TranslatedAddress, RequestError> {
         if !self.attributes.access_flags.contains(required) {
-            let error = AccessError::InsufficientAccess {
-                key: key.0,
-                granted: self.attributes.access_flags,
-                required,
-            };
+            let error = AccessError::QueuePairAccess { granted: self.attributes.access_flags, required };
             return Err(RequestError::Access(error));
         }
         let pd = self.remote_access_pd(hca, header)?;

@@ -42,6 +42,9 @@ impl CauseFinder<'_> {
             "access/insufficient-access" => {
                 "Register the region with the right that the operation needs (REMOTE_WRITE with LOCAL_WRITE, REMOTE_READ, REMOTE_ATOMIC), and give the queue pair the same in qp_access_flags at INIT: both are checked."
             }
+            "access/queue-pair-access" => {
+                "Give the peer's queue pair the right that the operation needs in qp_access_flags at INIT (REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC). The rights of the region are checked besides."
+            }
             "access/pd-mismatch" => "Region and queue pair must be of one protection domain at the peer.",
             "access/qp-mismatch" => "A window of type 2 serves only the queue pair that it was bound on.",
             "access/unreachable" => {
