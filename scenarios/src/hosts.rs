@@ -139,6 +139,9 @@ impl<'p> Hosts<'p> {
         for fault in &self.plan.faults {
             self.names.add_rule(fault.id, &fault.name);
         }
+        for link_rule in &self.plan.link_rules {
+            self.names.add_rule(link_rule.rule.id, link_rule.name);
+        }
     }
 
     fn create(&mut self, qp: usize) -> Result<(), Error> {

@@ -375,7 +375,10 @@ impl<'p> LiveScenario<'p> {
                 Some((code, _)) if *code == command.exit_code => (true, "it did".to_owned()),
                 Some((code, output)) if output.is_empty() => (false, format!("it ended with {code}")),
                 Some((code, output)) => (false, format!("it ended with {code} and printed: {output}")),
-                None => (false, format!("it did not end within {}", Time(self.ended_ns))),
+                None => (
+                    false,
+                    format!("it did not end within {}", Time(self.plan.duration_ns.unwrap_or(self.ended_ns))),
+                ),
             };
             outcome.expectations.push(ExpectationOutcome { text, held, detail, location: None });
             if !held && outcome.verdict == Verdict::Pass {
