@@ -23,8 +23,8 @@ export class Why {
     }
     const chosen = explanations[this.chosen] ?? explanations[0];
     replace(this.element,
-      el("nav", { class: "why-list", "aria-label": "Failures" },
-        el("h2", {}, "Failures"),
+      el("nav", { class: "why-list", "aria-label": "Findings" },
+        el("h2", {}, "Findings"),
         explanations.map((explanation, number) => el("button", {
           class: "why-item" + (explanation === chosen ? " on" : ""), "aria-pressed": String(explanation === chosen),
           onclick: () => {
