@@ -20,6 +20,8 @@ pub enum Recording {
     Digest,
     /// The event log itself, a capture and the ladders.
     Everything,
+    /// `Everything`; the capture also has packets where they arrive and where they leave a switch.
+    EveryLink,
 }
 
 /// Hashes what is written, or keeps it, or both.
@@ -85,13 +87,17 @@ impl Recorder {
         addresses.for_each(|address| record.add_host(address));
         qps.enumerate()
             .for_each(|(qp, (endpoint, first_psn))| record.add_queue_pair(qp, endpoint, first_psn));
-        let keeps_all = recording == Recording::Everything;
+        let points = match recording {
+            Recording::EveryLink => CapturePoints::EveryLink,
+            _ => CapturePoints::Senders,
+        };
+        let keeps_all = recording != Recording::Digest;
         let kept = || keeps_all.then(Vec::new);
         let log = HashingWriter { hash: Some(Sha256::new()), kept: kept() };
         let mut recording = softhca_trace::Recording::new(names).with_log(log, &plan.title);
         if keeps_all {
             let capture = HashingWriter { hash: None, kept: kept() };
-            recording = recording.with_capture(capture, CapturePoints::Senders)?;
+            recording = recording.with_capture(capture, points)?;
             recording.start_ladders();
         }
         Ok(Recorder {

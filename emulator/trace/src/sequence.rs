@@ -109,6 +109,16 @@ impl RequestSequence {
         }
     }
 
+    /// A response shows that the last request, a READ, has PSNs up to this one at least. Returns whether it is a READ
+    /// whose number of PSNs is not known.
+    pub fn extend_read(&mut self, psn: Psn) -> bool {
+        let is_unsized = self.unsized_read.is_some();
+        if is_unsized {
+            self.extend_to(psn.plus(1));
+        }
+        is_unsized
+    }
+
     fn add_gap(&mut self, first: Psn, count: u32) {
         if self.gaps.len() == MAX_GAPS {
             self.gaps.remove(0);
@@ -155,7 +165,8 @@ impl RequestSequence {
             }
         }
         if psn.is_before(next) {
-            return if self.fill(psn) { Arrival::Fills } else { Arrival::Again };
+            let count = count_of(self.path_mtu);
+            return if self.fill(psn, count) { Arrival::Fills } else { Arrival::Again };
         }
         let arrival = match psn.distance(next) as u32 {
             0 => Arrival::Next,
@@ -169,18 +180,21 @@ impl RequestSequence {
         arrival
     }
 
-    /// Removes a PSN from the missing ones; returns whether it was one of them.
-    fn fill(&mut self, psn: Psn) -> bool {
-        let Some(at) = self.gaps.iter().position(|(first, count)| psn.is_within(*first, *count)) else {
+    /// Removes PSNs from the missing ones; returns whether the first was one of them.
+    fn fill(&mut self, psn: Psn, count: u32) -> bool {
+        if !self.gaps.iter().any(|(first, missing)| psn.is_within(*first, *missing)) {
             return false;
-        };
-        let (first, count) = self.gaps.remove(at);
-        let before = psn.since(first);
-        if before > 0 {
-            self.gaps.push((first, before));
         }
-        if before + 1 < count {
-            self.gaps.push((psn.plus(1), count - before - 1));
+        let gaps = std::mem::take(&mut self.gaps);
+        for (first, missing) in gaps {
+            // Where the PSNs begin and end in this gap.
+            let start = psn.distance(first).clamp(0, missing as i32) as u32;
+            let end = psn.plus(count).distance(first).clamp(0, missing as i32) as u32;
+            let parts = match start < end {
+                true => [(first, start), (first.plus(end), missing - end)],
+                false => [(first, missing), (first, 0)],
+            };
+            self.gaps.extend(parts.into_iter().filter(|(_, count)| *count > 0));
         }
         true
     }

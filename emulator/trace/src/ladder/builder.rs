@@ -171,7 +171,7 @@ impl LadderBuilder {
         sent.retransmission = observation.arrival == Some(Arrival::Again);
         sent.is_late = observation.arrival == Some(Arrival::Fills);
         sent.outstanding_delta =
-            [i32::from(observation.begins.is_some()), -(observation.completes.len() as i32)];
+            [i32::from(observation.begins.is_some()), -(observation.answers.complete.len() as i32)];
         sent.unseen = match observation.arrival {
             Some(Arrival::AfterGap { first, count }) => Some((first, count)),
             _ => observation.unseen,

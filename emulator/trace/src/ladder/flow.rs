@@ -3,25 +3,13 @@
 //! A connected packet names only the queue pair that it is for. Events of a card show its sender; in a capture the
 //! sender is found when an answer fits a request of the other direction.
 
+use super::messages::{Answered, Messages};
 use crate::NameTable;
 use crate::sequence::{Arrival, RequestHeaders, RequestSequence};
 use softhca_fabric::Endpoint;
-use softhca_wire::{Mtu, NakCode, Opcode, Operation, Position, Psn, Qpn, Service, Syndrome, TransportHeader};
-use std::collections::{BTreeMap, VecDeque};
+use softhca_wire::{Opcode, Operation, Position, Psn, Qpn, Service, Syndrome, TransportHeader};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
-
-/// A message of a flow that is not answered yet; only followed where a card reports no events.
-#[derive(Debug)]
-struct PendingMessage {
-    /// Its number among the messages of the flow.
-    id: usize,
-    first_psn: Psn,
-    /// Its last PSN, once seen.
-    last_psn: Option<Psn>,
-    has_data_response: bool,
-    /// Its first packet was seen.
-    has_start: bool,
-}
 
 /// Everything from one host, or one queue pair of it, to one queue pair.
 #[derive(Debug)]
@@ -34,8 +22,8 @@ pub(crate) struct Flow {
     pub requests: RequestSequence,
     /// The zero of the relative PSNs of its answers where the requests are not seen.
     first_response: Option<Psn>,
-    pending: VecDeque<PendingMessage>,
-    messages: usize,
+    /// Only followed where a card reports no events.
+    messages: Messages,
 }
 
 impl Flow {
@@ -62,93 +50,27 @@ impl Flow {
 
     /// Follows a message that no card reports: the number of the one that begins with this request.
     pub fn begin_message(&mut self, request: &RequestHeaders, arrival: Arrival) -> Option<usize> {
-        let RequestHeaders { opcode, psn, payload, dma_length } = *request;
-        if !opcode.service().is_reliable() {
-            return None;
-        }
-        let (starts, ends) = (opcode.position().starts_message(), opcode.position().ends_message());
-        let has_data_response =
-            opcode.operation() == Operation::ReadRequest || opcode.operation().is_atomic();
-        // The first packet of a WRITE carries the path MTU and announces the length.
-        let announced = dma_length.filter(|_| starts && !ends && Mtu::from_bytes(payload).is_some());
-        let last_psn = match announced {
-            Some(length) => Some(psn.plus(length.div_ceil(payload).max(1) - 1)),
-            None => (ends && !has_data_response).then_some(psn),
-        };
-        // The message that was begun before this packet, and is not known to have ended before it.
-        let behind = self.pending.iter().rposition(|message| !psn.is_before(message.first_psn));
-        let open = behind.filter(|at| {
-            let message = &self.pending[*at];
-            !starts && message.last_psn.is_none_or(|last| !last.is_before(psn)) && !message.has_data_response
-        });
-        if let Some(open) = open {
-            self.pending[open].last_psn = self.pending[open].last_psn.or(last_psn);
-            return None;
-        }
-        if arrival == Arrival::Again {
-            return None;
-        }
-        let at = behind.map_or(0, |behind| behind + 1);
-        let mut later_end = None;
-        if let Some(behind) = behind
-            && !self.pending[behind].has_data_response
-            && self.pending[behind].last_psn.is_none_or(|last| !last.is_before(psn))
-        {
-            // Its end was not seen, or is that of this message: it ends before this one begins.
-            later_end = self.pending[behind].last_psn.replace(psn.minus(1));
-        }
-        if starts
-            && !ends
-            && let Some(later) = self.pending.get_mut(at)
-            && !later.has_start
-            && last_psn.is_none_or(|last| !last.is_before(later.first_psn))
-        {
-            (later.first_psn, later.has_start) = (psn, true);
-            later.last_psn = last_psn.or(later.last_psn);
-            return None;
-        }
-        let id = self.messages;
-        self.messages += 1;
-        let last_psn = last_psn.or(later_end.filter(|_| !has_data_response));
-        let message = PendingMessage { id, first_psn: psn, last_psn, has_data_response, has_start: starts };
-        self.pending.insert(at, message);
-        Some(id)
+        self.messages.begin(request, arrival)
     }
 
-    /// The number of the unanswered message that a request belongs to.
+    /// The number of the message that a request belongs to.
     pub fn message_at(&self, psn: Psn) -> Option<usize> {
-        self.pending.iter().rev().find(|message| !psn.is_before(message.first_psn)).map(|message| message.id)
+        self.messages.at(psn)
     }
 
-    /// The messages that no card reports and that end with this answer.
-    pub fn complete_messages(&mut self, opcode: Opcode, psn: Psn, syndrome: Option<Syndrome>) -> Vec<usize> {
-        let mut completed = Vec::new();
-        let refused = match syndrome {
-            Some(Syndrome::Nak(NakCode::PsnSequenceError) | Syndrome::RnrNak(_)) => return completed,
-            Some(Syndrome::Nak(_)) => true,
-            _ => false,
-        };
-        let data = opcode.operation() != Operation::Acknowledge;
-        while let Some(oldest) = self.pending.front() {
-            let covered = oldest.last_psn.is_some_and(|last| !psn.is_before(last));
-            let answered = data
-                && opcode.position().ends_message()
-                && oldest.has_data_response
-                && !psn.is_before(oldest.first_psn);
-            if !(covered || answered || refused) {
-                break;
-            }
-            completed.extend(self.pending.pop_front().map(|message| message.id));
-            if answered {
-                break;
-            }
-        }
-        completed
+    /// The requester sends a request again. Returns the answered messages that are open again.
+    pub fn send_again(&mut self, request: &RequestHeaders) -> Vec<usize> {
+        self.messages.send_again(request, self.requests.path_mtu())
     }
 
-    /// The messages without an answer, oldest first.
+    /// The messages without a complete answer, oldest first.
     pub fn unanswered(&self) -> impl Iterator<Item = usize> {
-        self.pending.iter().map(|message| message.id)
+        self.messages.unanswered()
+    }
+
+    /// The messages whose requester went on although the capture lacks a part of their answers.
+    pub fn answered_out_of_sight(&mut self) -> Vec<usize> {
+        self.messages.answered_out_of_sight(self.requests.path_mtu())
     }
 }
 
@@ -159,8 +81,8 @@ pub(crate) struct Observation {
     pub arrival: Option<Arrival>,
     /// The message that begins with it.
     pub begins: Option<usize>,
-    /// The messages that end with it.
-    pub completes: Vec<usize>,
+    /// The messages that it answers.
+    pub answers: Answered,
     /// Requests that it acknowledges although they were not seen: the first PSN and their number.
     pub unseen: Option<(Psn, u32)>,
 }
@@ -199,8 +121,7 @@ impl Flows {
             source_port: port,
             requests: RequestSequence::default(),
             first_response: None,
-            pending: VecDeque::new(),
-            messages: 0,
+            messages: Messages::default(),
         });
         self.by_key.insert(key, index);
         if let Some(qpn) = from_qp {
@@ -304,11 +225,13 @@ impl Flows {
             let unseen = requests.requests.next().filter(|_| matches!(syndrome, Some(Syndrome::Ack(_))));
             if let Some(next) = unseen
                 && (0..MAX_UNSEEN).contains(&psn.distance(next))
+                && !(data && requests.requests.extend_read(psn))
             {
                 observation.unseen = Some((next, psn.since(next) + 1));
                 requests.requests.skip_to(psn.plus(1));
             }
-            observation.completes = requests.complete_messages(opcode, psn, syndrome);
+            let path_mtu = requests.requests.path_mtu();
+            observation.answers = requests.messages.answer(opcode, psn, syndrome, path_mtu);
         }
         observation
     }
@@ -390,7 +313,7 @@ mod tests {
 
     fn acknowledge(flow: &mut Flow, psn: u32) -> usize {
         let ack = Opcode::all().find(|opcode| opcode.operation() == Operation::Acknowledge);
-        flow.complete_messages(ack.expect("an opcode"), Psn::new(psn), None).len()
+        flow.messages.answer(ack.expect("an opcode"), Psn::new(psn), None, None).complete.len()
     }
 
     /// The end of one message and the start of the next are captured after what follows them.

@@ -9,6 +9,7 @@ mod event_text;
 mod flow;
 mod label;
 mod live;
+mod messages;
 mod step;
 
 pub(crate) use flow::Flows;

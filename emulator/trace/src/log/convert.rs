@@ -12,7 +12,7 @@ use super::value::{CompletionData, EffectData, Keyword, LogField};
 use super::{Certainty, Entry, FORMAT, Header, VERSION, VantagePoint};
 use crate::describe::kebab_case;
 use crate::ladder::Flows;
-use crate::sequence::Arrival;
+use crate::sequence::{Arrival, RequestHeaders};
 use crate::{Packet, PacketContents, RocePacket};
 use cm::CmConnections;
 use messages::{Message, OpenMessage, RecentWrite};
@@ -148,7 +148,8 @@ impl CaptureConverter {
             return seen;
         }
         let observation = self.flows.observe(flow, header, payload);
-        let packet = SeenPacket { packet: self.packets.len(), time_ns, psn, opcode };
+        let dma_length = header.reth.map(|reth| reth.dma_length);
+        let packet = SeenPacket { packet: self.packets.len(), time_ns, psn, opcode, dma_length };
         if let Some(arrival) = observation.arrival {
             seen.retransmission = arrival == Arrival::Again;
             // Without a correct ICRC the payload need not be whole: simulations may leave it out.
@@ -160,7 +161,9 @@ impl CaptureConverter {
                 let inference = self.inferences.entry(flow).or_default();
                 inference.at_sender[0] = at_sender;
                 let is_reliable = opcode.service().is_reliable();
-                inference.request(&sequenced.requests, packet, arrival, is_reliable);
+                if inference.request(&sequenced.requests, packet, arrival, is_reliable) {
+                    self.reopen(flow, &RequestHeaders { opcode, psn, payload, dma_length });
+                }
             }
             seen.message = self.message_of(&seen, observation.begins, arrival, header.reth);
             seen.write_target = self.write_target(&seen, header.reth);
@@ -174,8 +177,12 @@ impl CaptureConverter {
             }
             inference.answer(sequence, packet, seen.syndrome);
             let of_flow = self.messages_of_flow.entry(requests).or_default();
-            seen.completed_messages =
-                observation.completes.iter().filter_map(|id| of_flow.get(*id)).copied().collect();
+            let messages = |ids: &[usize]| ids.iter().filter_map(|id| of_flow.get(*id)).copied().collect();
+            let partly: Vec<usize> = messages(&observation.answers.partly);
+            seen.completed_messages = messages(&observation.answers.complete);
+            for message in partly.iter().chain(&seen.completed_messages) {
+                self.messages[*message].answered_at = Some(packet.packet);
+            }
             if opcode.operation() == Operation::ReadResponse
                 && matches!(opcode.position(), Position::First | Position::Middle)
                 && sequence.path_mtu().is_some_and(|path_mtu| path_mtu != payload)
@@ -193,6 +200,35 @@ impl CaptureConverter {
         seen
     }
 
+    /// Requests are sent again whose answers were captured: they are not answered yet.
+    fn reopen(&mut self, flow: usize, request: &RequestHeaders) {
+        let reopened = self.flows.get_mut(flow).send_again(request);
+        let of_flow = self.messages_of_flow.entry(flow).or_default();
+        for message in reopened.iter().filter_map(|id| of_flow.get(*id)) {
+            let answered_at = self.messages[*message].answered_at.take();
+            if let Some((.., CapturedPacket::Roce(seen))) =
+                answered_at.and_then(|at| self.packets.get_mut(at))
+            {
+                seen.completed_messages.retain(|completed| completed != message);
+            }
+        }
+    }
+
+    /// Requesters went on although the capture lacks a part of the answers: they were complete at the latest when their
+    /// last captured part came.
+    fn complete_out_of_sight(&mut self) {
+        for (flow, of_flow) in &self.messages_of_flow {
+            let mut last = None;
+            for id in self.flows.get_mut(*flow).answered_out_of_sight() {
+                let Some(message) = of_flow.get(id) else { continue };
+                last = last.max(self.messages[*message].answered_at);
+                if let Some((.., CapturedPacket::Roce(seen))) = last.and_then(|at| self.packets.get_mut(at)) {
+                    seen.completed_messages.push(*message);
+                }
+            }
+        }
+    }
+
     /// The first line of the log, and its entries. The hosts are called by their addresses.
     pub fn finish(mut self, title: &str) -> (Header, impl Iterator<Item = ConvertedEntry> + use<>) {
         self.flows.pair_remaining();
@@ -202,6 +238,7 @@ impl CaptureConverter {
                 self.inferences.entry(requests).or_default().answer_before_first(sequence, packet);
             }
         }
+        self.complete_out_of_sight();
         let vantage_points =
             self.hosts.iter().map(|address| VantagePoint { host: address.to_string(), address: *address });
         let header = Header {
@@ -298,12 +335,12 @@ impl CaptureConverter {
                 (responder.0, event)
             }
             Inferred::DuplicateHandled { psn, opcode } => {
-                how = Some(Certainty::Inferred);
+                how = Some(Certainty::Ambiguous);
                 let (psn, opcode) = (psn.value(), opcode.log());
                 (responder.0, LogEvent::DuplicateRequestHandled { qp: responder.1, psn, opcode })
             }
-            Inferred::RnrWait { psn, until_ns } => {
-                how = Some(Certainty::Inferred);
+            Inferred::RnrWait { psn, until_ns, certainty } => {
+                how = Some(*certainty);
                 let until = self.log_time(*until_ns);
                 let (qp, psn) = (requester.1, psn.value());
                 (requester.0, LogEvent::RnrWaitStarted { qp, psn, until, retries_left: None })
@@ -312,8 +349,8 @@ impl CaptureConverter {
                 how = Some(Certainty::Inferred);
                 (requester.0, LogEvent::AckTimedOut { qp: requester.1, oldest_psn: psn.value() })
             }
-            Inferred::Retransmitted { psn, cause } => {
-                how = Some(Certainty::Inferred);
+            Inferred::Retransmitted { psn, cause, certainty } => {
+                how = Some(*certainty);
                 let (qp, from_psn, cause) = (requester.1, psn.value(), (*cause).into());
                 (requester.0, LogEvent::Retransmitted { qp, from_psn, cause, retries_left: None })
             }

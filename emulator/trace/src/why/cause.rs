@@ -388,6 +388,11 @@ impl CauseFinder<'_> {
         }
     }
 
+    /// A capture shows that both transmissions of a request were answered.
+    fn is_answered_late(&self) -> bool {
+        self.log.is_capture && self.symptoms.delayed.is_some() && !self.symptoms.is_reordered
+    }
+
     /// It succeeded, but not at once.
     fn delayed(&self) -> Conclusion {
         let found = self.symptoms;
@@ -400,10 +405,23 @@ impl CauseFinder<'_> {
                 duration(found.rnr_wait_ns)
             ));
         }
-        if let Some((packet, who)) = found.lost_request.as_ref().or(found.corrupted.as_ref()) {
-            why.push(format!("{packet} did not arrive ({who}) and had to be sent again"));
-        } else if let Some((packet, who)) = &found.lost_response {
-            why.push(format!("the work was done at once, but {packet} did not arrive ({who})"));
+        let lost = found.lost_request.as_ref().or(found.corrupted.as_ref());
+        match (lost, &found.lost_response) {
+            (Some((packet, who)), _) | (None, Some((packet, who))) if self.log.is_capture => {
+                let arrived = match found.certainty {
+                    Some(Certainty::Ambiguous) => "may not have arrived",
+                    Some(Certainty::Inferred) => "probably did not arrive",
+                    _ => "did not arrive",
+                };
+                why.push(format!("{packet} {arrived} ({who})"));
+            }
+            (Some((packet, who)), _) => {
+                why.push(format!("{packet} did not arrive ({who}) and had to be sent again"));
+            }
+            (None, Some((packet, who))) => {
+                why.push(format!("{packet} did not arrive ({who}), although the request had been executed"));
+            }
+            (None, None) => {}
         }
         if found.timeouts > 0 {
             why.push(format!(
@@ -412,7 +430,9 @@ impl CauseFinder<'_> {
             ));
         }
         if let Some((packet, who)) = &found.delayed {
-            why.push(format!("{packet} was held up ({who})"));
+            let held =
+                if found.timeouts > 0 && self.log.is_capture { "was answered late" } else { "was held up" };
+            why.push(format!("{packet} {held} ({who})"));
         }
         if why.is_empty() {
             return conclude("none", "Nothing held it up.", "");
@@ -420,6 +440,12 @@ impl CauseFinder<'_> {
         let advice = match () {
             () if found.rnr_waits > 0 => {
                 "Post receives before the peer sends, as many as messages can be under way."
+            }
+            () if self.is_answered_late() => {
+                "The timer is shorter than the peer and the network take for an answer: raise timeout, or find out what makes answers late."
+            }
+            () if self.log.is_capture && found.timeouts > 0 => {
+                "Where a request and its copy were both answered, the timer is too short: raise timeout. Otherwise find out where packets are lost; a second capture at the other end shows it: `softhca trace A B` joins both."
             }
             () if found.timeouts > 0 => {
                 "A timeout is far longer than a round trip. Losses in the middle of a burst are noticed at once by a NAK, those at its end only by the timer: lower timeout if the network is known, and find out where packets are lost."
@@ -441,6 +467,7 @@ impl CauseFinder<'_> {
             () if found.lost_request.is_some() => "request-lost",
             () if found.corrupted.is_some() => "damaged",
             () if found.lost_response.is_some() => "response-lost",
+            () if self.is_answered_late() => "timeout",
             () if found.delayed.is_some() && !found.is_reordered && found.retransmissions == 0 => "delayed",
             () if found.delayed.is_some() => "reordered",
             () => "timeout",
@@ -449,6 +476,27 @@ impl CauseFinder<'_> {
     }
 
     fn incomplete(&self) -> Conclusion {
+        let is_not_ready =
+            self.symptoms.nak.as_ref().is_some_and(|(reason, _)| reason == "receiver-not-ready");
+        if self.log.is_capture && is_not_ready {
+            return conclude(
+                "rnr",
+                format!(
+                    "{} had no receive posted: it refused the request {} with an RNR NAK. The capture ends after the last one: the requester waits, or gave up.",
+                    self.peer_name(),
+                    times(self.symptoms.rnr_waits + 1)
+                ),
+                "Post receives before the peer may send, and keep some posted: one for each message that can be under way.",
+            );
+        }
+        let found = self.symptoms;
+        if self.log.is_capture
+            && found.retransmissions > 0
+            && found.lost_response.is_none()
+            && found.certainty == Some(Certainty::Ambiguous)
+        {
+            return self.no_response();
+        }
         if self.log.is_capture {
             return conclude(
                 "incomplete",

@@ -188,7 +188,12 @@ impl<'a> EvidenceCollector<'a> {
                 self.symptoms.rnr_wait_ns += wait;
                 let psn = self.psn(*psn);
                 let time = if wait > 0 { format!("{} ", duration(wait)) } else { String::new() };
-                self.add(entry.time, format!("{own} waits {time}as the NAK says, then sends {psn} again."));
+                let text = match entry.certainty {
+                    // The NAK may be lost behind the capture point.
+                    Some(Certainty::Ambiguous) => format!("{own} sends {psn} again after the NAK."),
+                    _ => format!("{own} waits {time}as the NAK says, then sends {psn} again."),
+                };
+                self.add(entry.time, text);
             }
             LogEvent::PacketReceived { packet, .. } if !is_request(&packet.opcode) => {
                 self.symptoms.responses += 1;
@@ -217,13 +222,21 @@ impl<'a> EvidenceCollector<'a> {
                 self.symptoms.retransmissions += 1;
                 let psn = self.psn(*to_psn);
                 let why = match cause.as_ref() {
+                    "sequence-nak" if entry.certainty.is_some() => "after the NAK",
+                    "unknown" => "and the capture does not show why",
                     "sequence-nak" => "because of the NAK",
                     "response-gap" => "because a response is missing",
                     _ => "because no answer came",
                 };
                 self.add(
                     entry.time,
-                    format!("{own} goes back to {psn} and sends everything from there again, {why}."),
+                    match entry.certainty {
+                        None => format!("{own} goes back to {psn} and sends everything from there again, {why}."),
+                        Some(Certainty::Ambiguous) => {
+                            format!("{psn} is captured again: {own} sends it again, {why}, or the network delayed it.")
+                        }
+                        Some(_) => format!("{own} sends again from {psn} on, {why}."),
+                    },
                 );
             }
             LogEvent::PacketDropped { packet: Some(packet), reason, .. }
@@ -250,6 +263,12 @@ impl<'a> EvidenceCollector<'a> {
             {
                 let why = trigger_text(entry, reason);
                 let text = match (reason.as_ref(), missing_psn) {
+                    (_, Some(missing)) if self.log.is_capture => {
+                        let missing = self.psn(*missing);
+                        format!(
+                            "{other} asks for {missing} with a NAK, \"sequence error\": it has a later packet."
+                        )
+                    }
                     (_, Some(missing)) => {
                         let (missing, got) = (self.psn(*missing), self.psn(*psn));
                         format!(
@@ -273,7 +292,12 @@ impl<'a> EvidenceCollector<'a> {
                 let psn = self.psn(*psn);
                 self.add(
                     entry.time,
-                    format!("{other} had done {psn} already: it answers again and does not do it twice."),
+                    match entry.certainty {
+                        None => format!(
+                            "{other} had done {psn} already: it answers again and does not do it twice."
+                        ),
+                        Some(_) => format!("{psn} is acknowledged again."),
+                    },
                 );
             }
             LogEvent::QpStateChanged { from, to, reason, .. } if to == "ERR" && reason != "requested" => {
@@ -336,7 +360,10 @@ impl<'a> EvidenceCollector<'a> {
             "ack" => "the ACK".to_owned(),
             "receiver-not-ready" => "the RNR NAK".to_owned(),
             class if class.starts_with("nak") => "the NAK".to_owned(),
-            _ => opcode.as_deref().map_or("a packet".to_owned(), opcode_without_service),
+            _ => opcode.as_deref().map_or_else(
+                || if request { "the request" } else { "the response" }.to_owned(),
+                opcode_without_service,
+            ),
         };
         let packet = format!("{name} {}", self.psn(*psn));
         let to = if request { self.peer_name() } else { self.local_name() };
@@ -363,7 +390,10 @@ impl<'a> EvidenceCollector<'a> {
             EffectData::Delayed { .. } | EffectData::Reordered { .. } => {
                 self.symptoms.delayed.get_or_insert((packet.clone(), who.clone()));
                 self.symptoms.is_reordered |= matches!(effect, EffectData::Reordered { .. });
-                format!("{packet} is held up on its way to {to}: {who}.")
+                match entry.certainty {
+                    Some(_) if !self.symptoms.is_reordered => format!("{packet} is answered late: {who}."),
+                    _ => format!("{packet} is held up on its way to {to}: {who}."),
+                }
             }
             EffectData::NotCaptured { packets } => {
                 let text = format!("{packets} packets from {} on are missing: {who}.", self.psn(*psn));

@@ -161,7 +161,7 @@ impl LogAnalyzer {
         let findings = evidence::collect(log, work);
         let outcome = match (&work.status, work.completed) {
             (None, Some(_)) if log.is_capture => "was answered".into(),
-            (None, None) if log.is_capture => "has no answer in the capture".into(),
+            (None, None) if log.is_capture => "has no complete answer in the capture".into(),
             (Some(status), Some(ended)) if log.entries[ended].certainty.is_some() => {
                 format!("must have ended with {status}")
             }

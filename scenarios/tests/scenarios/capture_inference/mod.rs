@@ -4,6 +4,9 @@
 //! docs/reference/why.md; `SOFTHCA_BLESS=1` writes the table, and `SOFTHCA_SHOW=1` prints each difference.
 
 mod placed_cause;
+mod random_faults;
+mod statements;
+mod truth;
 
 use placed_cause::{Addresses, Exclusion, LogCause, PlacedCause, inferred_causes, log_causes};
 use softhca_scenarios::{ParameterValues, Recording, Scenario, simulate};

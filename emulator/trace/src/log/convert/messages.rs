@@ -21,6 +21,8 @@ pub(super) struct Message {
     pub(super) bytes: u32,
     /// The length that its first packet announces.
     pub(super) announced: Option<u32>,
+    /// The last packet of its answer that was captured.
+    pub(super) answered_at: Option<usize>,
 }
 
 /// The message that the last request belongs to, as far as its packets add up.
@@ -128,6 +130,7 @@ impl CaptureConverter {
                 captured: 1,
                 bytes: announced.unwrap_or(seen.payload),
                 announced,
+                answered_at: None,
             });
             of_flow.push(index);
             return Some((index, true));

@@ -1,5 +1,6 @@
 //! Conclusions from answers: rejections, acknowledgements of packets that were not captured, gaps in READ responses.
 
+use super::responses::ResponseArrival;
 use super::{
     FlowInference, GapFate, Inferred, MAX_REMEMBERED, Rejection, RejectionKind, SeenPacket, Timeout,
 };
@@ -7,7 +8,7 @@ use crate::describe::kebab_case;
 use crate::log::Certainty;
 use crate::log::value::EffectData;
 use crate::sequence::RequestSequence;
-use softhca_wire::{NakCode, Operation, Syndrome};
+use softhca_wire::{NakCode, Operation, Position, Syndrome};
 
 impl FlowInference {
     /// Takes an answer to the requests of this flow.
@@ -23,6 +24,21 @@ impl FlowInference {
                     Some(self.round_trip_ns.map_or(round_trip, |known| known.min(round_trip)));
             }
         }
+        let is_nak = matches!(syndrome, Some(Syndrome::Nak(_) | Syndrome::RnrNak(_)));
+        if is_nak {
+            self.last_nak_ns = Some(seen.time_ns);
+            let is_late = self.acknowledged.is_some_and(|acknowledged| acknowledged >= position);
+            // With go-back-0 a NAK names the first packet of a message of which a part was acknowledged.
+            let restarts = matches!(syndrome, Some(Syndrome::Nak(NakCode::PsnSequenceError)))
+                && self
+                    .transmissions
+                    .get(&position)
+                    .is_some_and(|sent| sent.opcode.position() == Position::First);
+            if is_late && !restarts {
+                // The requester ignores it.
+                return;
+            }
+        }
         match syndrome {
             Some(Syndrome::Nak(NakCode::PsnSequenceError)) => self.sequence_nak(sequence, seen, position),
             Some(Syndrome::RnrNak(timer)) => {
@@ -30,13 +46,13 @@ impl FlowInference {
                 let text = "the receiver has no receive posted".to_owned();
                 let (psn, error) = (seen.psn, "receiver-not-ready".into());
                 self.push(seen.packet, false, Inferred::Rejected { psn, expected_psn: None, error, text });
-                let until_ns = seen.time_ns + timer.nanoseconds() as i64;
-                self.push(seen.packet, true, Inferred::RnrWait { psn, until_ns });
                 self.rejection = Some(Rejection {
                     kind: RejectionKind::ReceiverNotReady,
                     position,
                     opcode: seen.opcode,
+                    packet: seen.packet,
                     time_ns: seen.time_ns,
+                    wait_ns: timer.nanoseconds() as i64,
                     is_answered: false,
                     loss: None,
                 });
@@ -73,15 +89,24 @@ impl FlowInference {
         } else if sequence.has_seen(psn) {
             loss = Some(self.events.len());
             let opcode = self.transmissions.range(..=position).next_back().map(|(_, sent)| sent.opcode);
-            let text = "captured, but the receiver got a later packet without it: lost, damaged or overtaken behind \
-                        the capture point";
-            self.lose(packet, false, psn, opcode, Certainty::Inferred, text);
-        } else if let Some(gap) = self.gap_at(position, false) {
-            gap.fate = GapFate::Lost;
+            let is_first = self.transmissions.get(&position).is_some_and(|sent| sent.count == 1);
+            let certainty = if is_first { Certainty::Inferred } else { Certainty::Ambiguous };
+            let text = "captured, but the receiver asks for it again: it, or an earlier packet, was lost, damaged or \
+                        overtaken behind the capture point";
+            self.lose(packet, false, psn, opcode, certainty, text);
+        } else {
+            self.lose_gap_at(position);
         }
-        let (kind, time_ns) = (RejectionKind::Sequence, seen.time_ns);
-        self.rejection =
-            Some(Rejection { kind, position, opcode: seen.opcode, time_ns, is_answered: false, loss });
+        self.rejection = Some(Rejection {
+            kind: RejectionKind::Sequence,
+            position,
+            opcode: seen.opcode,
+            packet,
+            time_ns: seen.time_ns,
+            wait_ns: 0,
+            is_answered: false,
+            loss,
+        });
     }
 
     /// An answer to a PSN before the first captured request.
@@ -99,41 +124,29 @@ impl FlowInference {
         if position < -(1 << 16) && self.acknowledged.is_none() {
             return self.answer_before_first(sequence, seen);
         }
-        if seen.opcode.operation() == Operation::ReadResponse {
-            self.read_response(seen, position);
-        } else if seen.opcode.operation() == Operation::Acknowledge
-            && self.answers.get(&position).is_some_and(|(_, opcode)| *opcode == seen.opcode)
-            && self.transmissions.get(&position).is_some_and(|sent| sent.count > 1)
-        {
-            let opcode = self.transmissions[&position].opcode;
-            let what = Inferred::DuplicateHandled { psn: seen.psn, opcode };
-            self.push(seen.packet, false, what);
+        if seen.opcode.operation() == Operation::Acknowledge {
+            self.responses.pass_over(position, sequence.path_mtu(), seen.packet);
+            self.duplicate_ack(seen, position);
+        } else {
+            self.data_response(sequence, seen, position);
         }
+        self.has_late_response |= self.rejection.is_some_and(|rejection| position < rejection.position);
         if let Some(rejection) = self.rejection
             && rejection.position <= position
         {
             if let Some(loss) = rejection.loss
                 && !rejection.is_answered
+                && self.transmissions.get(&rejection.position).is_some_and(|sent| sent.count == 1)
                 && let Inferred::Fault { effect, text, .. } = &mut self.events[loss].what
             {
                 *effect = EffectData::Reordered { behind: 1 };
                 *text = "captured; the receiver got a later packet first, and then this one before it could be sent \
-                         again: reordered behind the capture point"
+                         again: reordered"
                     .into();
             }
             self.rejection = None;
         }
-        let answered: Vec<Timeout> =
-            self.timeouts.iter().copied().filter(|timeout| timeout.position <= position).collect();
-        self.timeouts.retain(|timeout| timeout.position > position);
-        for timeout in answered {
-            let lost = timeout.lost.min(position);
-            // An answer to a packet that was not sent again: the packet arrived, and the answer was late.
-            let has_arrived = self.transmissions.get(&lost).is_some_and(|sent| sent.count == 1);
-            if !has_arrived {
-                self.add_loss_of_request_or_answer(sequence, timeout.packet, lost);
-            }
-        }
+        self.answer_timeouts(sequence, seen, position);
         self.answers.insert(position, (seen.packet, seen.opcode));
         while self.answers.len() > MAX_REMEMBERED {
             self.answers.pop_first();
@@ -145,29 +158,84 @@ impl FlowInference {
     fn acknowledge(&mut self, position: i64) {
         for gap in &mut self.gaps {
             let last = gap.first + i64::from(gap.count) - 1;
-            if gap.fate == GapFate::Unknown && !gap.is_response && last <= position {
+            if gap.fate == GapFate::Unknown && last <= position {
                 gap.fate = GapFate::NotCaptured;
             }
         }
         self.acknowledged = Some(self.acknowledged.map_or(position, |known| known.max(position)));
     }
 
-    /// Follows the packets of a READ response.
-    fn read_response(&mut self, seen: SeenPacket, position: i64) {
-        let (starts, ends) = (seen.opcode.position().starts_message(), seen.opcode.position().ends_message());
-        let request = self.transmissions.range(..=position).next_back().map(|(at, _)| *at);
-        let expected = match self.last_response {
-            Some((last, false)) => Some(last + 1),
-            _ if !starts => request,
-            _ => None,
-        };
-        if let Some(expected) = expected
-            && (1..1 << 16).contains(&(position - expected))
-            && request.is_none_or(|request| request <= expected || !starts)
-            && request != Some(position)
+    /// The responder acknowledges what it acknowledged before.
+    fn duplicate_ack(&mut self, seen: SeenPacket, position: i64) {
+        let is_repeated = self.answers.get(&position).is_some_and(|(_, opcode)| *opcode == seen.opcode);
+        let sent = self.transmissions.get(&position).filter(|sent| sent.count > 1);
+        if let Some(sent) = sent.filter(|_| is_repeated)
+            && self.last_ack_ns.is_none_or(|last| !self.is_too_soon(seen.time_ns - last))
         {
-            self.add_gap(expected, (position - expected) as u32, seen, true);
+            let what = Inferred::DuplicateHandled { psn: seen.psn, opcode: sent.opcode };
+            self.push(seen.packet, false, what);
         }
-        self.last_response = Some((position, ends));
+        self.last_ack_ns = Some(seen.time_ns);
+    }
+
+    /// A response to a READ or an atomic.
+    fn data_response(&mut self, sequence: &RequestSequence, seen: SeenPacket, position: i64) {
+        if self.responses.respond(position, sequence.path_mtu(), seen.packet) == ResponseArrival::Late {
+            self.has_late_response = true;
+            let text = "captured after later responses, and not asked for again: reordered, or answered twice, before the \
+                        capture point";
+            self.push(
+                seen.packet,
+                true,
+                Inferred::Fault {
+                    is_response: true,
+                    psn: seen.psn,
+                    opcode: Some(seen.opcode),
+                    effect: EffectData::Reordered { behind: 1 },
+                    certainty: Certainty::Inferred,
+                    text: text.into(),
+                },
+            );
+        }
+    }
+
+    /// Answers to requests that were sent again because the ACK timer expired.
+    fn answer_timeouts(&mut self, sequence: &RequestSequence, seen: SeenPacket, position: i64) {
+        for mut timeout in std::mem::take(&mut self.timeouts) {
+            if timeout.position > position {
+                self.timeouts.push(timeout);
+                continue;
+            }
+            let Some(answered_ns) = timeout.answered_ns else {
+                timeout.lost = timeout.lost.min(position);
+                timeout.answered_ns = Some(seen.time_ns);
+                // An answer to a packet that was not sent again: the packet arrived, and the answer was late.
+                if self.transmissions.get(&timeout.lost).is_none_or(|sent| sent.count > 1) {
+                    self.timeouts.push(timeout);
+                }
+                continue;
+            };
+            let is_twice = self.transmissions.get(&timeout.lost).is_some_and(|sent| sent.count == 2);
+            if is_twice && position == timeout.lost && !self.is_too_soon(seen.time_ns - answered_ns) {
+                self.add_late_answer(sequence, timeout);
+            } else {
+                self.timeouts.push(timeout);
+            }
+        }
+    }
+
+    /// Both transmissions of a request were answered, and the first answer came after the second transmission.
+    fn add_late_answer(&mut self, sequence: &RequestSequence, timeout: Timeout) {
+        let Some(psn) = sequence.psn_at(timeout.lost) else { return };
+        let opcode = self.transmissions.get(&timeout.lost).map(|sent| sent.opcode);
+        let text = "both transmissions were answered: nothing was lost, but the first answer came after the ACK timer had \
+                    expired";
+        let (effect, certainty) = (EffectData::Delayed { ns: 0 }, Certainty::Inferred);
+        let (is_response, text) = (false, text.to_owned());
+        self.push(
+            timeout.packet,
+            false,
+            Inferred::Fault { is_response, psn, opcode, effect, certainty, text },
+        );
     }
 }

@@ -5,17 +5,25 @@
 
 mod answer;
 mod end;
+mod responses;
+mod retransmission;
 
 use super::Certainty;
 use super::value::{EffectData, Keyword};
 use crate::sequence::{Arrival, RequestSequence};
+use responses::ResponseOrder;
 use softhca_wire::{Opcode, Operation, Psn};
 use std::collections::BTreeMap;
 
-/// Without a measured round trip, a repetition within this time is not a reaction of the sender.
+/// The round trip of a capture that shows none. A capture near the receiver does not show it whole.
 const ASSUMED_ROUND_TRIP_NS: i64 = 50_000;
-/// A requester that misses part of a response asks for it again within so many round trips.
+/// A repetition within this time is not a reaction of the sender, wherever it was captured.
+const MIN_ROUND_TRIP_NS: i64 = 1_000;
+/// A requester reacts to what it receives within so many round trips.
 const PROMPT_ROUND_TRIPS: i64 = 8;
+/// A requester that sends again after this time, and many round trips, does not react to what it received: its ACK timer
+/// expired. Cards do not have shorter timers.
+const MIN_ACK_TIMEOUT_NS: i64 = 1_000_000;
 /// So many recent transmissions and answers are remembered for each flow.
 const MAX_REMEMBERED: usize = 8192;
 
@@ -26,6 +34,8 @@ pub(super) struct SeenPacket {
     pub time_ns: i64,
     pub psn: Psn,
     pub opcode: Opcode,
+    /// The length in the RETH.
+    pub dma_length: Option<u32>,
 }
 
 /// Something that a capture shows.
@@ -46,13 +56,24 @@ pub(super) enum Inferred {
     /// The responder answered a duplicate.
     DuplicateHandled { psn: Psn, opcode: Opcode },
     /// The requester waits for a receiver that is not ready.
-    RnrWait { psn: Psn, until_ns: i64 },
+    RnrWait { psn: Psn, until_ns: i64, certainty: Certainty },
     /// The ACK timer of the requester expired.
     TimedOut { psn: Psn },
     /// The requester retransmits.
-    Retransmitted { psn: Psn, cause: &'static str },
+    Retransmitted { psn: Psn, cause: &'static str, certainty: Certainty },
     /// The oldest work request without an answer failed.
     Failed { status: &'static str, reason: &'static str, certainty: Certainty, text: String },
+}
+
+impl Inferred {
+    fn certainty_mut(&mut self) -> Option<&mut Certainty> {
+        match self {
+            Inferred::Fault { certainty, .. }
+            | Inferred::RnrWait { certainty, .. }
+            | Inferred::Retransmitted { certainty, .. } => Some(certainty),
+            _ => None,
+        }
+    }
 }
 
 /// What is inferred at a packet: before its entry, or after it.
@@ -83,7 +104,10 @@ struct Rejection {
     kind: RejectionKind,
     position: i64,
     opcode: Opcode,
+    packet: usize,
     time_ns: i64,
+    /// The wait that an RNR NAK asks for.
+    wait_ns: i64,
     /// The retransmission that it asks for was seen.
     is_answered: bool,
     /// The loss that was inferred from it.
@@ -102,14 +126,23 @@ enum GapFate {
     Reordered,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Gap {
     first: i64,
     count: u32,
     packet: usize,
     time_ns: i64,
     fate: GapFate,
-    is_response: bool,
+    /// The positions that were asked for or sent again. The others may be those of responses.
+    lost: Vec<i64>,
+}
+
+/// Packets that are sent again, one after the other.
+#[derive(Clone, Debug)]
+struct Burst {
+    last: i64,
+    /// What was inferred from its first packet alone, which may also be one that the network delayed.
+    unconfirmed: Vec<usize>,
 }
 
 /// A timeout of the requester, until an answer comes.
@@ -119,6 +152,8 @@ struct Timeout {
     position: i64,
     /// The request that was lost, or whose answer was.
     lost: i64,
+    /// When an answer to it was captured.
+    answered_ns: Option<i64>,
 }
 
 /// Everything inferred about the requests of one flow, and their answers.
@@ -131,16 +166,22 @@ pub(super) struct FlowInference {
     /// Captured answers by position: the packet, its opcode, and whether it is an ACK.
     answers: BTreeMap<i64, (usize, Opcode)>,
     acknowledged: Option<i64>,
-    last_response: Option<(i64, bool)>,
+    responses: ResponseOrder,
     rejection: Option<Rejection>,
-    /// The last position of a burst of retransmissions.
-    burst: Option<i64>,
+    /// The retransmissions under way.
+    burst: Option<Burst>,
     gaps: Vec<Gap>,
     timeouts: Vec<Timeout>,
     round_trip_ns: Option<i64>,
     /// When the last request and the last answer were captured.
     last_request_ns: Option<i64>,
     last_answer_ns: Option<i64>,
+    /// When the last ACK was captured.
+    last_ack_ns: Option<i64>,
+    /// When the last NAK was captured.
+    last_nak_ns: Option<i64>,
+    /// A response came after later ones.
+    has_late_response: bool,
 }
 
 impl FlowInference {
@@ -164,26 +205,35 @@ impl FlowInference {
 
     /// No answer can have reached the sender in this time.
     fn is_too_soon(&self, elapsed_ns: i64) -> bool {
-        elapsed_ns < self.round_trip_ns.unwrap_or(ASSUMED_ROUND_TRIP_NS)
+        // A measured round trip includes what the receiver takes for its answer.
+        elapsed_ns < self.round_trip_ns.map_or(0, |measured| measured / 2).max(MIN_ROUND_TRIP_NS)
     }
 
-    /// Takes a request.
+    /// Takes a request. Returns whether its requester sent it again.
     pub fn request(
         &mut self,
         sequence: &RequestSequence,
         seen: SeenPacket,
         arrival: Arrival,
         is_reliable: bool,
-    ) {
-        let Some(position) = sequence.position(seen.psn) else { return };
-        match arrival {
-            Arrival::Next => self.burst = None,
+    ) -> bool {
+        let Some(position) = sequence.position(seen.psn) else { return false };
+        let is_sent_again = match arrival {
+            Arrival::Next => {
+                self.burst = None;
+                false
+            }
             Arrival::AfterGap { first, count } => {
                 self.burst = None;
                 let first = sequence.position(first).unwrap_or_default();
-                self.add_gap(first, count, seen, false);
+                self.add_gap(first, count, seen);
+                false
             }
             Arrival::Fills | Arrival::Again => self.behind(sequence, seen, position, arrival, is_reliable),
+        };
+        let is_asked_again = arrival == Arrival::Again;
+        if has_data_response(seen.opcode) && (is_sent_again || !is_asked_again) {
+            self.responses.ask(position, seen.dma_length, sequence.path_mtu(), is_asked_again);
         }
         self.last_request_ns = Some(seen.time_ns);
         let count = 1 + self.transmissions.get(&position).map_or(0, |sent| sent.count);
@@ -193,193 +243,17 @@ impl FlowInference {
         while self.transmissions.len() > MAX_REMEMBERED {
             self.transmissions.pop_first();
         }
+        is_sent_again
     }
 
-    fn add_gap(&mut self, first: i64, count: u32, seen: SeenPacket, is_response: bool) {
+    fn add_gap(&mut self, first: i64, count: u32, seen: SeenPacket) {
         let SeenPacket { packet, time_ns, .. } = seen;
-        self.gaps.push(Gap { first, count, packet, time_ns, fate: GapFate::Unknown, is_response });
+        self.gaps.push(Gap { first, count, packet, time_ns, fate: GapFate::Unknown, lost: Vec::new() });
     }
 
-    fn gap_at(&mut self, position: i64, is_response: bool) -> Option<&mut Gap> {
-        self.gaps.iter_mut().rev().find(|gap| {
-            gap.is_response == is_response
-                && (gap.first..gap.first + i64::from(gap.count)).contains(&position)
-        })
-    }
-
-    /// A request that is not the next one.
-    fn behind(
-        &mut self,
-        sequence: &RequestSequence,
-        seen: SeenPacket,
-        position: i64,
-        arrival: Arrival,
-        is_reliable: bool,
-    ) {
-        if let Some(last) = &mut self.burst
-            && position > *last
-        {
-            *last = position;
-            if let Some(gap) = self.gap_at(position, false)
-                && gap.fate == GapFate::Unknown
-            {
-                gap.fate = GapFate::Lost;
-            }
-            return;
-        }
-        let (psn, opcode) = (seen.psn, seen.opcode);
-        let is_rejected = self.rejection.is_some_and(|rejection| rejection.position <= position);
-        let gap = self.gap_at(position, false).map(|gap| gap.time_ns);
-        let previous = self.transmissions.get(&position).map(|sent| sent.time_ns);
-        if let (Arrival::Fills, Some(since), false) = (arrival, gap, is_rejected)
-            && (self.is_too_soon(seen.time_ns - since) || !is_reliable)
-        {
-            self.gap_at(position, false).into_iter().for_each(|gap| gap.fate = GapFate::Reordered);
-            let behind = sequence.position(sequence.next().unwrap_or(psn)).unwrap_or(0) - position - 1;
-            let effect = EffectData::Reordered { behind: behind.max(1) as u32 };
-            let text = "captured after later packets, sooner than anybody could have asked for it: \
-                        reordered before the capture point";
-            return self.fault_here(seen, effect, Certainty::Inferred, text);
-        }
-        if let (Arrival::Again, Some(since), false) = (arrival, previous, is_rejected)
-            && self.at_sender[0] != Some(true)
-            && (self.is_too_soon(seen.time_ns - since) || !is_reliable)
-        {
-            let text = "captured twice, sooner than the sender could have reacted: \
-                        duplicated before the capture point";
-            return self.fault_here(seen, EffectData::Duplicated { copies: 1 }, Certainty::Inferred, text);
-        }
-        self.burst = Some(position);
-        if let Some(gap) = self.gap_at(position, false)
-            && gap.fate == GapFate::Unknown
-        {
-            gap.fate = GapFate::Lost;
-        }
-        let has_data_response =
-            opcode.operation() == Operation::ReadRequest || opcode.operation().is_atomic();
-        // An answer before the last transmission is one that the requester missed before.
-        let last_sent = self.transmissions.range(..=position).next_back().map_or(0, |(_, sent)| sent.packet);
-        let answers = self.answers.range(position..).filter(|(_, (packet, _))| *packet > last_sent);
-        let answer = answers.map(|(at, answer)| (*at, *answer)).next();
-        let has_later_answer = self.answers.range(position + 1..).next().is_some();
-        let rejection = self.rejection.filter(|rejection| !rejection.is_answered);
-        // A NAK may be lost behind the capture point, and the ACK timer expire: no cause is known.
-        let cause = match rejection {
-            Some(rejection) if position < rejection.position => {
-                self.rejection.iter_mut().for_each(|rejection| rejection.is_answered = true);
-                self.lose_nak(sequence, seen, rejection);
-                "timeout"
-            }
-            Some(rejection) => {
-                self.rejection.iter_mut().for_each(|rejection| rejection.is_answered = true);
-                match rejection.kind {
-                    RejectionKind::Sequence => "sequence-nak",
-                    RejectionKind::ReceiverNotReady => "receiver-not-ready",
-                }
-            }
-            None if has_data_response && has_later_answer && self.is_prompt(seen.time_ns) => "response-gap",
-            None => "timeout",
-        };
-        let packet = seen.packet;
-        if cause == "timeout" {
-            self.push(packet, false, Inferred::TimedOut { psn });
-        }
-        if matches!(cause, "timeout" | "response-gap") {
-            self.infer_loss_behind(sequence, seen, position, cause, answer);
-        }
-        self.push(packet, false, Inferred::Retransmitted { psn, cause });
-    }
-
-    /// Whether the last answer was captured so recently that the sender reacts to it.
-    fn is_prompt(&self, time_ns: i64) -> bool {
-        let round_trip = self.round_trip_ns.unwrap_or(ASSUMED_ROUND_TRIP_NS);
-        self.last_answer_ns.is_some_and(|answer| time_ns - answer < PROMPT_ROUND_TRIPS * round_trip)
-    }
-
-    /// A retransmission starts before the PSN of the last NAK: the requester did not receive the NAK, which acknowledges
-    /// everything before its PSN.
-    fn lose_nak(&mut self, sequence: &RequestSequence, seen: SeenPacket, rejection: Rejection) {
-        let psn = sequence.psn_at(rejection.position).unwrap_or(seen.psn);
-        let text = "a NAK that was captured, but the requester sends again what the NAK acknowledges: lost behind the \
-                    capture point";
-        self.lose(seen.packet, true, psn, Some(rejection.opcode), Certainty::Inferred, text);
-    }
-
-    /// A retransmission that no NAK asked for: the answer was lost, or the request.
-    fn infer_loss_behind(
-        &mut self,
-        sequence: &RequestSequence,
-        seen: SeenPacket,
-        position: i64,
-        cause: &str,
-        answer: Option<(i64, (usize, Opcode))>,
-    ) {
-        let exact = self.answers.get(&position).copied();
-        let lost = match cause {
-            "response-gap" => exact.map(|answer| (position, answer)),
-            _ => answer,
-        };
-        let has_response_gap = self.gap_at(position, true).is_some();
-        if let Some(gap) = self.gap_at(position, true) {
-            gap.fate = GapFate::Lost;
-        }
-        if let Some((at, (_, opcode))) = lost {
-            let psn = sequence.psn_at(at).unwrap_or(seen.psn);
-            let text = "captured, but the requester did not react to it and sent the request again: lost behind \
-                        the capture point, or late";
-            self.lose(seen.packet, true, psn, Some(opcode), Certainty::Inferred, text);
-        } else if cause == "response-gap" && !has_response_gap {
-            // No part of the answer was captured: the request or the answer was lost.
-            self.add_loss_of_request_or_answer(sequence, seen.packet, position);
-        } else if cause == "timeout" && self.is_inside_response(position) {
-            let text = "the response was captured up to this packet, and the requester asked for the rest again: lost \
-                        before the capture point";
-            self.lose(seen.packet, true, seen.psn, None, Certainty::Inferred, text);
-        } else if cause == "timeout" && !has_response_gap {
-            // A lost packet with others behind it draws a NAK, but only one: the retransmission of the missing packet was
-            // lost, or else the last packet, which no report covers.
-            let asked = self.rejection.filter(|rejection| rejection.kind == RejectionKind::Sequence);
-            let lost = match asked.filter(|rejection| rejection.position >= position) {
-                Some(rejection) => rejection.position,
-                None => sequence.position(sequence.next().unwrap_or(seen.psn)).unwrap_or(1) - 1,
-            };
-            self.timeouts.push(Timeout { packet: seen.packet, position, lost });
-        }
-    }
-
-    /// Whether the response to a READ was captured up to the packet before this one.
-    fn is_inside_response(&self, position: i64) -> bool {
-        self.answers.get(&(position - 1)).is_some_and(|(_, opcode)| {
-            opcode.operation() == Operation::ReadResponse && !opcode.position().ends_message()
-        })
-    }
-
-    fn add_loss_of_request_or_answer(&mut self, sequence: &RequestSequence, packet: usize, position: i64) {
-        let (certainty, text) = match self.at_sender[1] {
-            Some(true) => (
-                Certainty::Inferred,
-                "captured, and the receiver, whose packets were captured where it sent them, did not answer it",
-            ),
-            _ => (
-                Certainty::Ambiguous,
-                "captured, and no answer to it was captured: the request was lost behind the capture point, or \
-                 its answer before it",
-            ),
-        };
-        self.add_request_loss(sequence, packet, position, certainty, text);
-    }
-
-    fn add_request_loss(
-        &mut self,
-        sequence: &RequestSequence,
-        packet: usize,
-        position: i64,
-        certainty: Certainty,
-        text: &str,
-    ) {
-        let Some(psn) = sequence.psn_at(position) else { return };
-        let opcode = self.transmissions.range(..=position).next_back().map(|(_, sent)| sent.opcode);
-        self.lose(packet, false, psn, opcode, certainty, text);
+    fn gap_at(&mut self, position: i64) -> Option<&mut Gap> {
+        let holds = |gap: &&mut Gap| (gap.first..gap.first + i64::from(gap.count)).contains(&position);
+        self.gaps.iter_mut().rev().find(holds)
     }
 
     fn fault_here(&mut self, seen: SeenPacket, effect: EffectData, certainty: Certainty, text: &str) {
@@ -391,7 +265,7 @@ impl FlowInference {
     /// Requests that an ACK covers were not captured.
     pub fn unseen(&mut self, sequence: &RequestSequence, seen: SeenPacket, first: Psn, count: u32) {
         let first = sequence.position(first).unwrap_or_default();
-        self.add_gap(first, count, seen, false);
+        self.add_gap(first, count, seen);
     }
 
     pub fn irregular(&mut self, seen: SeenPacket, code: &'static str, certainty: Certainty, text: String) {
@@ -400,4 +274,8 @@ impl FlowInference {
         let is_response = !seen.opcode.operation().is_request();
         self.push(seen.packet, true, Inferred::Fault { is_response, psn, opcode, effect, certainty, text });
     }
+}
+
+fn has_data_response(opcode: Opcode) -> bool {
+    opcode.operation() == Operation::ReadRequest || opcode.operation().is_atomic()
 }
