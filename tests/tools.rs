@@ -51,10 +51,13 @@ pub fn needs_condition(
     Trial::test(name, || Ok(())).with_ignored_flag(true)
 }
 
+/// The name of a group of tests, and what makes them.
+pub type Group<'a> = (&'a str, fn() -> Vec<Trial>);
+
 /// Runs groups of tests. `--list` and filters show a test of the group `g` as `[g] name`.
-pub fn run_groups(groups: &[(&str, fn() -> Vec<Trial>)]) -> ExitCode {
-    let trials = |(group, trials): &(&str, fn() -> Vec<Trial>)| {
-        trials().into_iter().map(|trial| trial.with_kind(*group)).collect::<Vec<_>>()
+pub fn run_groups(groups: &[Group]) -> ExitCode {
+    let trials = |(group, trials): &Group| -> Vec<Trial> {
+        trials().into_iter().map(|trial| trial.with_kind(*group)).collect()
     };
     run(groups.iter().flat_map(trials).collect())
 }

@@ -79,7 +79,8 @@ impl DemoHost {
         let sink = CardRecorder::new(recording.clone(), IdOffsets::of_card(host), started);
         let options = EmbeddedOptions { event_sink: Box::new(sink), ..EmbeddedOptions::default() };
         let device = Device::embedded_with(options)?;
-        lock(recording).name(|names| names.add_card(host, name, device.address()));
+        let address = device.address();
+        lock(recording).name(|names| names.add_card(host, name, address));
         let context = device.open();
         let domain = context.allocate_protection_domain()?;
         let cq = context.create_completion_queue(64)?;
@@ -144,10 +145,12 @@ impl Demo {
     fn connect_queue_pairs(&self, kind: QpType) -> Result<([QueuePair; 2], Duration), DemoError> {
         let pairs = [self.alice.queue_pair(kind)?, self.bob.queue_pair(kind)?];
         let ends = [self.alice.endpoint(&pairs[0]), self.bob.endpoint(&pairs[1])];
+        // A verb of a card waits for its recorder.
+        let first_psns = [0, 1].map(|index: usize| pairs[index].endpoint().psn);
         lock(&self.recording).name(|names| {
             for (index, host) in [&self.alice, &self.bob].into_iter().enumerate() {
                 names.add_queue_pair(ends[index], host.name);
-                names.set_first_psn(ends[index], pairs[index].endpoint().psn);
+                names.set_first_psn(ends[index], first_psns[index]);
             }
             names.connect(ends[0], ends[1]);
         });

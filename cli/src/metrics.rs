@@ -48,8 +48,8 @@ impl Site for Metrics {
 
     /// A page of another site can have a browser on this machine ask a name that it resolves to loopback.
     fn is_authorized(&self, request: &Request<Incoming>, client: SocketAddr) -> bool {
-        let host = request.headers().get("host").and_then(|host| host.to_str().ok());
-        request.uri().path() == "/metrics" && (!client.ip().is_loopback() || host.is_some_and(names_loopback))
+        let host = request.headers().get("host").map(|host| host.to_str().unwrap_or_default());
+        request.uri().path() == "/metrics" && (!client.ip().is_loopback() || host.is_none_or(names_loopback))
     }
 
     fn respond(&self, _: &Request<Incoming>) -> Answer {
@@ -168,5 +168,22 @@ fn write_ports(text: &mut String, ports: &[FabricPort]) {
     for (name, lines) in families {
         let kind = if name == "max_queue_bytes" { "gauge" } else { "counter" };
         let _ = write!(text, "# TYPE softhca_fabric_{name} {kind}\n{lines}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_this_machine_are_loopback() {
+        for host in ["localhost", "localhost:9091", "127.0.0.1", "127.0.0.1:9091", "[::1]:9091", "::1"] {
+            assert!(names_loopback(host), "{host}");
+        }
+        for host in
+            ["", "attacker.example", "attacker.example:9091", "10.0.0.1:9091", "localhost.attacker.example"]
+        {
+            assert!(!names_loopback(host), "{host}");
+        }
     }
 }

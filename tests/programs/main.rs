@@ -18,7 +18,7 @@ use softhca_tests::tools;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let mut groups: Vec<(&str, fn() -> Vec<Trial>)> =
+    let mut groups: Vec<tools::Group> =
         vec![("connection_fidelity", connection_fidelity::trials), ("tshark", tshark::trials)];
     if cfg!(target_os = "linux") {
         groups.extend([
