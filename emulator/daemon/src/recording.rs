@@ -73,23 +73,31 @@ impl HostRecording {
         Ok(HostRecording { owner, kind, recording: start(writer)?, output, write_error: None })
     }
 
-    /// Flushes the output. Keeps the first write error, which ends the recording.
-    fn flush(&mut self, now: Instant) {
+    /// Reports and keeps the first write error, which ends the recording.
+    fn check_write(&mut self, written: io::Result<()>) {
         if self.write_error.is_none()
-            && let Err(error) = self.recording.flush(now)
+            && let Err(error) = written
         {
             report!("the recording of {} ends early: {error}", self.kind);
             self.write_error = Some(error);
         }
     }
 
+    fn flush(&mut self, now: Instant) {
+        if self.write_error.is_none() {
+            let written = self.recording.flush(now);
+            self.check_write(written);
+        }
+    }
+
     /// Writes the rest and closes the file.
-    fn finish(self) -> io::Result<()> {
-        let HostRecording { mut recording, output, write_error, .. } = self;
-        let written = recording.finish();
+    fn finish(mut self) -> io::Result<()> {
+        let written = self.recording.finish();
+        self.check_write(written);
+        let HostRecording { recording, output, write_error, .. } = self;
         // Without a writer, the output ends.
         drop(recording);
-        write_error.map_or(written, Err).and(output.finish())
+        write_error.map_or(Ok(()), Err).and(output.finish())
     }
 }
 
