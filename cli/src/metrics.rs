@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn only_names_of_this_machine_are_loopback() {
-        for host in ["localhost", "localhost:9091", "127.0.0.1", "127.0.0.1:9091", "[::1]:9091", "::1"] {
+        for host in ["localhost", "localhost:9091", "127.0.0.1", "127.0.0.1:9091", "[::1]:9091", "[::1]"] {
             assert!(names_loopback(host), "{host}");
         }
         for host in
