@@ -19,8 +19,10 @@ impl Drop for KillOnDrop {
 
 /// Starts the command and returns the rest of the line that begins with `prefix`.
 fn start(arguments: &[&str], prefix: &str) -> (KillOnDrop, String) {
-    let mut child =
-        Command::new(softhca()).args(arguments).stdout(Stdio::piped()).spawn().expect("it starts");
+    // A shell starts background jobs with SIGINT ignored, which children inherit.
+    let mut command = Command::new("env");
+    command.arg("--default-signal=INT").arg(softhca()).args(arguments).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("it starts");
     let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
     let child = KillOnDrop(child);
     let line = lines
