@@ -45,7 +45,7 @@ const RESPONSE_HEADERS: [(HeaderName, &str); 5] = [
     (header::X_FRAME_OPTIONS, "DENY"),
 ];
 
-/// What a server serves.
+/// The content of a server, and the requests that may read it.
 pub trait Site: Send + Sync + 'static {
     /// The answer to every request that is not authorized.
     const NOT_FOUND: &'static str;

@@ -126,7 +126,7 @@ const PAIRS: &[&str] = &[
     "rdma_xserver",
 ];
 
-/// The same with `--loopback internal`: both ends are on one host.
+/// Pairs that run with `--loopback internal`: both ends are on one host.
 const DEVICE_LOOPBACK_PAIRS: &[&str] = &[
     "ibv_rc_pingpong -g 0 -n 200 -e",
     "ibv_rc_pingpong -g 0 -s 1048576 -n 1000",

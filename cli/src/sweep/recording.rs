@@ -29,7 +29,7 @@ pub struct Recording {
     pub posted_after_fault: BTreeMap<usize, u64>,
     /// Whether a program waits for completion events.
     pub waits_for_events: BTreeSet<usize>,
-    /// What each fault of a program does, by its number.
+    /// The action of each fault of a program, by its number.
     actions: BTreeMap<u32, ProgramAction>,
     qp_of: BTreeMap<(String, u32), (usize, u32)>,
     completions: BTreeMap<(usize, u32), u64>,

@@ -165,7 +165,7 @@ mod tests {
         }
         let waiting = |queue: &NotificationQueue| queue.pending.lock().bytes;
         assert!(waiting(&queue) < 2 * MAX_PENDING_PACKET_BYTES, "{}", waiting(&queue));
-        // What must not be lost still has room, up to the limit.
+        // Notifications that must not be lost still have room, up to the limit.
         queue.push(Notification::ReportRequested);
         let rules = Notification::FaultRulesAdded { seed: 0, rules: vec![0; MAX_PENDING_BYTES / 4] };
         (0..3).for_each(|_| queue.push(rules.clone()));

@@ -219,7 +219,7 @@ impl Daemon {
         self.state.stopping.send_replace(true);
         if let Some(Sessions { mut running, .. }) = self.sessions.take() {
             let ended = async { while running.join_next().await.is_some() {} };
-            // What blocks a session ends with the process.
+            // A session that is still blocked then ends with the process.
             let _ = runtime.block_on(async { tokio::time::timeout(STOP_TIMEOUT, ended).await });
         }
         runtime.shutdown_background();

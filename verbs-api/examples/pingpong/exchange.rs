@@ -14,7 +14,7 @@ pub type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 pub const RECV_WR_ID: u64 = 1;
 pub const SEND_WR_ID: u64 = 2;
 
-/// What the queue pairs are: `--type`.
+/// The type of the queue pairs: `--type`.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Transport {
     Rc,

@@ -70,7 +70,7 @@ fn a_process_gets_nothing_that_waited_in_the_sockets_of_its_slot() {
     let (lease, _page) = slots.assign(&Arc::default(), 1).unwrap().unwrap();
     assert_eq!(lease.slot.number, 1);
     assert_eq!(count_received(lease.descriptors()), 0);
-    // What is sent to the process arrives.
+    // A packet to the process arrives.
     send();
     assert_eq!(count_received(lease.descriptors()), 1);
 }

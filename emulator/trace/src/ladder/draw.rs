@@ -12,8 +12,8 @@ pub enum ColorMode {
     Plain,
     /// Colours of a terminal.
     Ansi,
-    /// The same with this number after each escape character, for a caller that removes it again. If it is unpredictable,
-    /// names in the ladder cannot have colours of their own.
+    /// ANSI colours with this number after each escape character. The caller removes the number again. If it is
+    /// unpredictable, names in the ladder cannot have colours of their own.
     Marked(u64),
 }
 

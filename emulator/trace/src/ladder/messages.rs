@@ -8,7 +8,7 @@ use softhca_wire::{Mtu, NakCode, Opcode, Operation, Psn, Syndrome};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// So many answered messages are remembered, because a requester may send them again.
+/// The most answered messages that are remembered. A requester may send them again.
 const MAX_ANSWERED: usize = 1024;
 
 /// A message of a flow.
@@ -92,7 +92,7 @@ impl Message {
     }
 }
 
-/// What an answer changes.
+/// The changes that an answer causes.
 #[derive(Debug, Default)]
 pub(crate) struct Answered {
     /// The messages that it is a part of the answer to.

@@ -107,7 +107,7 @@ impl<W: Write> Tap<W> {
         self.flush(Instant::from_nanos(u64::MAX))
     }
 
-    /// What was written to. Call [`Tap::finish`] first.
+    /// The output of the capture. Call [`Tap::finish`] first.
     pub fn into_inner(self) -> W {
         self.writer.into_inner()
     }

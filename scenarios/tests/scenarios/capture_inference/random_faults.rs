@@ -118,7 +118,7 @@ fn infer(records: &[Record]) -> Vec<Entry> {
     entries.map(|(_, entry)| Entry { time: entry.time + start_ns, ..entry }).collect()
 }
 
-/// What is false about captures of one run.
+/// The false statements about captures of one run.
 fn mistakes(seed: u64) -> Option<String> {
     let text = scenario(seed);
     let scenario = Scenario::parse("random", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));

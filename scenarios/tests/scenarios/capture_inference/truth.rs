@@ -16,7 +16,7 @@ pub enum Place {
     Senders,
 }
 
-/// What a fault did to a packet.
+/// The effect of a fault on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Harm {
     Lost,

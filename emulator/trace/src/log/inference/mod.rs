@@ -141,7 +141,7 @@ struct Gap {
 #[derive(Clone, Debug)]
 struct Burst {
     last: i64,
-    /// What was inferred from its first packet alone, which may also be one that the network delayed.
+    /// Entries inferred from its first packet alone. The network may have delayed that packet.
     unconfirmed: Vec<usize>,
 }
 

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// So many requests without a complete response are followed.
+/// The most requests without a complete response that are followed.
 const MAX_WINDOWS: usize = 1024;
-/// So many packets that were passed over are remembered.
+/// The most skipped packets that are remembered.
 const MAX_MISSING: usize = 8192;
 
 /// The packets of a response that were asked for and not captured yet, as positions.
@@ -28,7 +28,7 @@ impl Window {
     }
 }
 
-/// What a response shows besides itself.
+/// The meaning of a captured response for its READ or atomic.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ResponseArrival {
     /// It is the next one, or comes after others that are missing.
