@@ -13,49 +13,28 @@
 #![no_std]
 extern crate alloc;
 
-mod addressing;
 mod cm;
-mod completion_queue;
-mod context;
-mod control;
-mod control_packets;
-mod event;
-mod hca;
-mod hca_state;
-mod injection;
-mod memory;
-mod packet_batch;
-mod peer_window;
-mod process_faults;
-mod protection;
-mod queue_pair;
-mod random;
-mod rate_control;
-mod reason;
-mod recovery;
-mod settings;
-mod shared_receive_queue;
-mod table;
-mod time;
-mod timers;
+mod core;
+mod transport;
 
 pub use cm::{CmDropReason, CmFailure, CmMessageKind, MadOwner};
-pub use context::Context;
-pub use control::{Attachments, QpRings};
-pub use event::{Event, InjectedPoint, PacketSummary, QpConfiguration};
-pub use hca::Hca;
-pub use memory::{AtomicOperation, Memory, MemoryFault, MemoryId, MemoryObjects};
-pub use protection::{AccessError, MemoryRegion};
-pub use queue_pair::{Transition, completion_opcode, transition};
-pub use rate_control::{
+pub use core::context::Context;
+pub use core::control::{Attachments, QpRings};
+pub use core::event::{Event, InjectedPoint, PacketSummary, QpConfiguration};
+pub use core::hca::Hca;
+pub use core::memory::{AtomicOperation, Memory, MemoryFault, MemoryId, MemoryObjects};
+pub use core::protection::{AccessError, MemoryRegion};
+pub use core::reason::{DropReason, LinkReject, Reason, RequestError, RetransmitCause};
+pub use core::settings::{AckPolicy, CmTimers, EndToEndCredits, PayloadMode, ResponseOrder, Settings};
+pub use core::time::Instant;
+pub use core::transition::{Transition, transition};
+pub use transport::ib::completion_opcode;
+pub use transport::ib::rate_control::{
     CongestionSettings, DcqcnParameters, NotificationPoint, RateCause, RateControlSettings,
 };
-pub use reason::{DropReason, LinkReject, Reason, RequestError, RetransmitCause};
-pub use recovery::Recovery;
-pub use settings::{AckPolicy, CmTimers, EndToEndCredits, PayloadMode, ResponseOrder, Settings};
-pub use time::Instant;
+pub use transport::ib::recovery::Recovery;
 
-pub use packet_batch::{PacketBatch, Peer, TransmitGate};
+pub use core::packet_batch::{PacketBatch, Peer, TransmitGate};
 pub use softhca_queue::{
     AddressVector, AhId, AsyncEvent, ClientId, CmChannelId, CmId, Command, Counters, CqId, DeviceLimits,
     MemoryWindowType, ModifyQp, PdId, PortState, QpAttributeMask, QpAttributes, QpCapabilities,

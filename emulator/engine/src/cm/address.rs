@@ -2,7 +2,7 @@
 
 use super::identifier::ListenBacklog;
 use super::{CmCall, CmState, EventType, find_gid};
-use crate::hca_state::HcaState;
+use crate::core::hca_state::HcaState;
 use crate::{ClientId, CmId, VerbsError, VerbsResult};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use softhca_wire::{Gid, Mtu};

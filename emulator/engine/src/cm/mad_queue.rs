@@ -2,7 +2,7 @@
 
 use super::event::CmDropReason;
 use super::known_listeners::KnownListeners;
-use crate::hca_state::HcaState;
+use crate::core::hca_state::HcaState;
 use crate::{CmId, Context, Event, PacketBatch, PacketSummary, Peer, TransmitGate};
 use alloc::collections::{BTreeMap, VecDeque};
 use core::net::IpAddr;

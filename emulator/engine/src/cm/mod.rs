@@ -25,8 +25,8 @@ mod slots;
 pub use event::{CmDropReason, CmFailure, CmMessageKind};
 pub use slots::MadOwner;
 
-use crate::hca_state::HcaState;
-use crate::random::Random;
+use crate::core::hca_state::HcaState;
+use crate::core::random::Random;
 use crate::{ClientId, CmChannelId, CmId, Context, Event, Instant, Peer};
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};

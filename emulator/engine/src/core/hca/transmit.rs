@@ -1,9 +1,9 @@
 //! Packets out: the order in which control packets, MADs and queue pairs send.
 
 use super::Hca;
-use crate::addressing::priority;
 use crate::cm::ConnectionManager;
-use crate::control_packets::{Body, ControlPacket};
+use crate::core::addressing::priority;
+use crate::core::control_packets::{Body, ControlPacket};
 use crate::{Context, DropReason, Event, PacketBatch, PacketSummary, Peer, QpType, TransmitGate};
 use core::net::IpAddr;
 use softhca_queue::{AckPath, RecordedAck};
@@ -59,6 +59,34 @@ impl Hca {
             }
         }
         None
+    }
+
+    /// Pauses the priorities in this mask and resumes all others, as a PFC pause frame demands.
+    pub fn set_paused_priorities(&mut self, priorities: u8) {
+        let resumed = self.state.paused_priorities & !priorities;
+        self.state.paused_priorities = priorities;
+        if resumed == 0 {
+            return;
+        }
+        for priority in (0..8).filter(|priority| resumed >> priority & 1 == 1) {
+            for qpn in core::mem::take(&mut self.state.paused_qps[priority]) {
+                if let Some(qp) = self.queue_pairs.get_mut(qpn.value()) {
+                    qp.is_paused = false;
+                    qp.schedule_transmit(&mut self.state);
+                }
+            }
+        }
+        self.state.control_packets.unblock();
+    }
+
+    /// Counts received pause frames.
+    pub fn count_pause_frames(&mut self, frames: u64) {
+        self.state.counters.rx_pause_frames += frames;
+    }
+
+    /// The mask of paused priorities.
+    pub fn paused_priorities(&self) -> u8 {
+        self.state.paused_priorities
     }
 
     /// Whether [`Hca::transmit`] may have packets to send.

@@ -8,8 +8,8 @@ mod memory_window;
 
 pub use access_error::AccessError;
 
-use crate::memory::{MemoryFault, MemoryId};
-use crate::table::Table;
+use crate::core::memory::{MemoryFault, MemoryId};
+use crate::core::table::Table;
 use crate::{ClientId, DeviceLimits, MemoryWindowType, PdId, Resource, VerbsError, VerbsResult};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;

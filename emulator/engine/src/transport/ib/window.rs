@@ -1,7 +1,7 @@
 //! The part of a queue pair in the window of a foreign peer.
 
 use super::QueuePair;
-use crate::hca_state::HcaState;
+use crate::core::hca_state::HcaState;
 
 impl QueuePair {
     /// Whether the window of a foreign peer is closed. If so, the queue pair waits for it.

@@ -2,9 +2,9 @@
 
 use super::QueuePair;
 use super::planned_packet::PlannedPacket;
-use crate::control_packets::{Body, ControlPacket};
-use crate::hca_state::HcaState;
-use crate::rate_control::{RateControl, RateSample};
+use crate::core::control_packets::{Body, ControlPacket};
+use crate::core::hca_state::HcaState;
+use crate::transport::ib::rate_control::{RateControl, RateSample};
 use crate::{Context, Event, Instant, PacketSummary, QpState, RateCause};
 use softhca_wire::{AddressHeaders, Bth, Ecn, ICRC_LEN, Opcode, Operation, Psn, TransportHeader};
 

@@ -1,7 +1,7 @@
 //! Receiving on unreliable services: UC drops incomplete messages silently, UD has no sequence.
 
 use super::QueuePair;
-use crate::hca_state::HcaState;
+use crate::core::hca_state::HcaState;
 use crate::{Context, DropReason, Event, PacketSummary, Reason, RequestError};
 use softhca_queue::{CompletionFlags, CompletionOpcode, CompletionStatus};
 use softhca_wire::{AddressHeaders, Grh, ICRC_LEN, Operation, QueueKey, TransportPacket};

@@ -3,7 +3,7 @@
 use super::QueuePair;
 use super::responder::MAX_PENDING_RESPONSES;
 use super::responder_state::PendingResponse;
-use crate::hca_state::HcaState;
+use crate::core::hca_state::HcaState;
 use crate::{Context, DropReason, Event, PacketSummary};
 use softhca_queue::AccessFlags;
 use softhca_wire::{Operation, TransportPacket};

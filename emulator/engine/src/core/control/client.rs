@@ -1,6 +1,6 @@
 //! The applications that use an HCA.
 
-use crate::hca::Client;
+use crate::core::hca::Client;
 use crate::{
     AhId, ClientId, Context, CqId, Hca, MemoryRegion, Resource, SrqId, VerbsError, VerbsResult, XrcdId,
 };

@@ -2,8 +2,8 @@
 
 use super::QueuePair;
 use super::planned_packet::PlannedPacket;
-use crate::addressing::priority;
-use crate::hca_state::HcaState;
+use crate::core::addressing::priority;
+use crate::core::hca_state::HcaState;
 use crate::{
     Context, DropReason, Event, PacketBatch, PacketSummary, PayloadMode, ResponseOrder, TransmitGate,
 };

@@ -1,15 +1,15 @@
 //! The state that all queue pairs of an HCA share.
 
-use crate::completion_queue::CompletionQueue;
-use crate::control_packets::ControlPackets;
-use crate::peer_window::PeerWindow;
-use crate::process_faults::{CqeFaults, ProcessFaults};
-use crate::protection::{Protection, TranslatedAddress};
-use crate::random::Random;
-use crate::reason::is_failure;
-use crate::shared_receive_queue::SharedReceiveQueue;
-use crate::table::Table;
-use crate::timers::Timers;
+use crate::core::completion_queue::CompletionQueue;
+use crate::core::control_packets::ControlPackets;
+use crate::core::peer_window::PeerWindow;
+use crate::core::process_faults::{CqeFaults, ProcessFaults};
+use crate::core::protection::{Protection, TranslatedAddress};
+use crate::core::random::Random;
+use crate::core::reason::is_failure;
+use crate::core::shared_receive_queue::SharedReceiveQueue;
+use crate::core::table::Table;
+use crate::core::timers::Timers;
 use crate::{
     AccessError, AddressVector, AsyncEvent, ClientId, Context, Counters, CqId, DeviceLimits, Event, PdId,
     Peer, PortState, Reason, Recovery, Settings, SrqId,

@@ -1,9 +1,9 @@
 //! Injected faults of processes: calls that fail, completions that are changed, held or not notified, asynchronous
 //! events with their consequences.
 
-use crate::hca_state::HcaState;
-use crate::process_faults::{CqeFaults, HELD_COMPLETIONS, HeldCompletion};
-use crate::reason::is_failure;
+use crate::core::hca_state::HcaState;
+use crate::core::process_faults::{CqeFaults, HELD_COMPLETIONS, HeldCompletion};
+use crate::core::reason::is_failure;
 use crate::{
     AsyncEvent, ClientId, Context, CqId, Event, Hca, InjectedPoint, Instant, PortState, QpState, Reason,
     SrqId, VerbsError, VerbsResult,
@@ -197,7 +197,7 @@ impl Hca {
 
     /// Whether this client must open the device again: it was removed and is back.
     pub fn must_reopen(&self, client: ClientId) -> bool {
-        let has_lost = |client: &crate::hca::Client| client.has_lost_device;
+        let has_lost = |client: &crate::core::hca::Client| client.has_lost_device;
         !self.is_removed() && self.clients.get(&client).is_some_and(has_lost)
     }
 

@@ -2,7 +2,7 @@
 
 use super::QueuePair;
 use super::requester_state::SendWqe;
-use crate::hca_state::HcaState;
+use crate::core::hca_state::HcaState;
 use crate::{Context, DropReason, Event, PacketSummary, QpType, Reason, RetransmitCause};
 use softhca_queue::{Completion, CompletionFlags, CompletionStatus, SendFlags};
 use softhca_wire::{Aeth, Credits, NakCode, Operation, Psn, Qpn, RnrTimer, Syndrome, TransportPacket};

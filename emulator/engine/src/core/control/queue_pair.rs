@@ -1,8 +1,9 @@
 //! Control verbs of queue pairs.
 
 use super::limits::check_limit;
-use crate::addressing::address_headers;
-use crate::queue_pair::{QueuePair, RequesterState, ResponderState, check_modify};
+use crate::core::addressing::address_headers;
+use crate::core::transition::check_modify;
+use crate::transport::ib::{QueuePair, RequesterState, ResponderState};
 use crate::{
     ClientId, Context, Event, Hca, ModifyQp, QpAttributes, QpInitAttributes, QpSnapshot, QpState, QpType,
     Reason, Resource, VerbsError, VerbsResult,
@@ -48,7 +49,10 @@ impl Hca {
         client: ClientId,
         init: QpInitAttributes,
         rings: QpRings,
-        insert: impl FnOnce(&mut crate::table::Table<QueuePair>, &mut dyn FnMut(u32) -> QueuePair) -> Option<u32>,
+        insert: impl FnOnce(
+            &mut crate::core::table::Table<QueuePair>,
+            &mut dyn FnMut(u32) -> QueuePair,
+        ) -> Option<u32>,
     ) -> VerbsResult<Qpn> {
         self.check_client(client)?;
         self.check_init(client, &init)?;

@@ -1,6 +1,6 @@
 //! A table of numbered resources, which detects stale numbers.
 
-use crate::random::next_random;
+use crate::core::random::next_random;
 use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;

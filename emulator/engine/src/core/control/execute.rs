@@ -2,7 +2,7 @@
 
 use super::client::FIRST_IOVA;
 use super::queue_pair::QpRings;
-use crate::hca::Client;
+use crate::core::hca::Client;
 use crate::{ClientId, Context, Hca, MemoryId, MemoryRegion, Resource, VerbsError, VerbsResult};
 use softhca_queue::{
     AccessFlags, CallSite, Command, CompletionProducer, ReceiveConsumer, Reply, SharedWords, cm,

@@ -1,6 +1,6 @@
 //! Control verbs of address handles and multicast groups.
 
-use crate::hca_state::AddressHandle;
+use crate::core::hca_state::AddressHandle;
 use crate::{AddressVector, AhId, ClientId, Hca, PdId, Resource, VerbsError, VerbsResult};
 use softhca_wire::{Gid, Qpn};
 

@@ -4,7 +4,7 @@ use super::QueuePair;
 use super::pacing::set_ecn_capable;
 use super::planned_packet::PlannedPacket;
 use super::requester_state::{SendWqe, WqeOperation};
-use crate::hca_state::HcaState;
+use crate::core::hca_state::HcaState;
 use crate::{AsyncEvent, Context, DeviceLimits, EndToEndCredits, Event, QpState, QpType, Reason};
 use softhca_queue::{
     AccessFlags, CompletionStatus, Operation, Payload, RemoteAddress, SendFlags, SendImmOrInvalidate,
@@ -406,7 +406,7 @@ impl QueuePair {
             header.deth = Some(Deth { qkey: queue_key, source_qp: self.qpn });
             header.bth.destination_qp = wqe.datagram.remote_qpn;
             header.bth.ack_request = self.kind == QpType::Gsi;
-            addressing = crate::addressing::address_headers(
+            addressing = crate::core::addressing::address_headers(
                 &vector,
                 hca.gid(vector.sgid_index),
                 self.qpn,

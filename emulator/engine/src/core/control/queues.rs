@@ -1,9 +1,9 @@
 //! Control verbs of completion queues, shared receive queues and XRC domains.
 
 use super::limits::check_limit;
-use crate::completion_queue::CompletionQueue;
-use crate::hca_state::XrcDomain;
-use crate::shared_receive_queue::SharedReceiveQueue;
+use crate::core::completion_queue::CompletionQueue;
+use crate::core::hca_state::XrcDomain;
+use crate::core::shared_receive_queue::SharedReceiveQueue;
 use crate::{
     AsyncEvent, ClientId, Context, CqId, Event, Hca, Resource, SrqAttributes, SrqId, SrqInitAttributes,
     VerbsError, VerbsResult, XrcdId,

@@ -2,8 +2,8 @@
 
 use super::QueuePair;
 use super::responder_state::PendingResponse;
-use crate::hca_state::HcaState;
-use crate::recovery::GapAction;
+use crate::core::hca_state::HcaState;
+use crate::transport::ib::recovery::GapAction;
 use crate::{AsyncEvent, Context, Event, Reason, RequestError};
 use softhca_queue::CompletionStatus;
 use softhca_wire::{NakCode, Psn, Syndrome};

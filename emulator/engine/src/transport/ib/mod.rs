@@ -1,29 +1,31 @@
-//! A queue pair: attributes, state, requester and responder.
+//! The InfiniBand transport of a queue pair: attributes, state, requester and responder.
 
 mod completer;
+mod congestion;
 mod duplicate;
 mod flush;
 mod pacing;
 mod pending_responses;
 mod planned_packet;
+pub(crate) mod rate_control;
+mod receive;
+pub(crate) mod recovery;
 mod request_error;
 mod requester;
 mod requester_state;
 mod responder;
 mod responder_state;
-mod transition;
+
 mod transmit;
 mod unreliable;
 mod window;
 
 pub(crate) use requester_state::RequesterState;
 pub use requester_state::completion_opcode;
-pub(crate) use responder_state::{PEER_WINDOW, ResponderState};
-pub(crate) use transition::check_modify;
-pub use transition::{Transition, transition};
+pub(crate) use responder_state::ResponderState;
 
-use crate::hca_state::HcaState;
-use crate::rate_control::RateControl;
+use crate::core::hca_state::HcaState;
+use crate::transport::ib::rate_control::RateControl;
 use crate::{
     ClientId, CqId, Event, Instant, PdId, Peer, QpAttributes, QpConfiguration, QpSnapshot, QpState, QpType,
     Reason, Recovery, SrqId, XrcdId,

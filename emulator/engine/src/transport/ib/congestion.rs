@@ -1,37 +1,9 @@
-//! Priority flow control of the port, and the send rates of its queue pairs.
+//! The send rates of queue pairs.
 
 use crate::{Context, Hca, RateCause};
 use softhca_wire::Qpn;
 
 impl Hca {
-    /// Pauses the priorities in this mask and resumes all others, as a PFC pause frame demands.
-    pub fn set_paused_priorities(&mut self, priorities: u8) {
-        let resumed = self.state.paused_priorities & !priorities;
-        self.state.paused_priorities = priorities;
-        if resumed == 0 {
-            return;
-        }
-        for priority in (0..8).filter(|priority| resumed >> priority & 1 == 1) {
-            for qpn in core::mem::take(&mut self.state.paused_qps[priority]) {
-                if let Some(qp) = self.queue_pairs.get_mut(qpn.value()) {
-                    qp.is_paused = false;
-                    qp.schedule_transmit(&mut self.state);
-                }
-            }
-        }
-        self.state.control_packets.unblock();
-    }
-
-    /// Counts received pause frames.
-    pub fn count_pause_frames(&mut self, frames: u64) {
-        self.state.counters.rx_pause_frames += frames;
-    }
-
-    /// The mask of paused priorities.
-    pub fn paused_priorities(&self) -> u8 {
-        self.state.paused_priorities
-    }
-
     /// Sets the rate of the port.
     pub fn set_line_rate(&mut self, bits_per_second: u64) {
         let Some(settings) = &mut self.state.settings.congestion.rate_control else { return };

@@ -2,7 +2,7 @@
 
 use super::QueuePair;
 use super::responder_state::{InProgressMessage, PEER_WINDOW, PendingResponse};
-use crate::hca_state::HcaState;
+use crate::core::hca_state::HcaState;
 use crate::{
     AccessError, AckPolicy, AsyncEvent, AtomicOperation, Context, CqId, DeviceLimits, DropReason, Event,
     PacketSummary, PdId, QpType,
@@ -325,7 +325,7 @@ impl QueuePair {
         header: &TransportHeader,
         Reth { virtual_address: address, rkey: key, dma_length: length }: Reth,
         required: AccessFlags,
-    ) -> Result<crate::protection::TranslatedAddress, RequestError> {
+    ) -> Result<crate::core::protection::TranslatedAddress, RequestError> {
         if !self.attributes.access_flags.contains(required) {
             let error = AccessError::QueuePairAccess { granted: self.attributes.access_flags, required };
             return Err(RequestError::Access(error));

@@ -1,0 +1,3 @@
+//! The transports: protocols between queue pairs.
+
+pub(crate) mod ib;
