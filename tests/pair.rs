@@ -9,7 +9,7 @@ use softhca_fabric::{
     Action, Direction, EventSink, Fault, FlowId, Frame, HostId, InclusiveRange, LinkId, LinkSettings,
     NetworkEvent, PacketType, Repeat, Rule, RuleId, Selector, Stage,
 };
-use softhca_queue::{
+use softhca_types::{
     AccessFlags, Completion, Operation, ReceiveWorkRequest, RemoteAddress, SendImmOrInvalidate,
     SendWorkRequest, Sge, UdDestination,
 };

@@ -7,7 +7,7 @@ mod verbs;
 use libfuzzer_sys::fuzz_target;
 use softhca_engine::{QpType, Settings};
 use softhca_fabric::{Frame, LinkSettings};
-use softhca_queue::{AccessFlags, ReceiveWorkRequest, Sge};
+use softhca_types::{AccessFlags, ReceiveWorkRequest, Sge};
 use softhca_wire::{AddressHeaders, Icrc, LocalKey};
 use verbs::{ConnectOptions, QpOptions, World};
 

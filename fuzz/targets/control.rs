@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use softhca_queue::control::{Hello, Message, MessageReader, Request, decode, encode};
+use softhca_control::{Hello, Message, MessageReader, Request, decode, encode};
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;

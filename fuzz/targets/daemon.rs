@@ -7,7 +7,7 @@ mod running_daemon;
 
 use libfuzzer_sys::fuzz_target;
 use running_daemon::SOCKET;
-use softhca_queue::control::{
+use softhca_control::{
     FramedMessage, Hello, Message, MessageReader, Request, Response, decode, encode, send_message,
 };
 use std::os::fd::{AsFd, BorrowedFd};

@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use softhca_engine::{CmChannelId, CmId, QpType, Settings};
 use softhca_engine::Instant;
 use softhca_fabric::{EventSink, Frame, HostId, LinkSettings, NetworkEvent, Stage};
-use softhca_queue::cm::{Command, ConnectionParameters, EventType, PortSpace, Reply};
+use softhca_types::cm::{Command, ConnectionParameters, EventType, PortSpace, Reply};
 use softhca_wire::{
     Bth, Deth, AddressHeaders, TransportHeader, Icrc, MadHeader, Mtu, Opcode, Operation, Position, Psn, Qpn, QueueKey, Service,
     ImmOrInvalidate,

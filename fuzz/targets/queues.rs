@@ -10,10 +10,7 @@ use bare::{reliable, steps};
 use libfuzzer_sys::fuzz_target;
 use softhca_engine::{ClientId, Context, Event, Hca, Instant, ModifyQp, QpRings, QpState, Settings};
 use softhca_fabric::SparseMemory;
-use softhca_queue::{
-    CompletionProducer, DoorbellConsumer, DoorbellProducer, ReceiveConsumer, ReceiveProducer, SendConsumer,
-    SendProducer, SharedWords,
-};
+use softhca_queue::{CompletionProducer, DoorbellConsumer, DoorbellProducer, ReceiveConsumer, ReceiveProducer, SendConsumer, SendProducer, SharedWords};
 use softhca_wire::{AddressHeaders, Gid, Mtu, Psn, Qpn};
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;

@@ -3,10 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use softhca_queue::{
-    CompletionProducer, DoorbellConsumer, DoorbellProducer, ReceiveConsumer, ReceiveProducer, SendConsumer,
-    SendProducer, SharedWords,
-};
+use softhca_queue::{CompletionProducer, DoorbellConsumer, DoorbellProducer, ReceiveConsumer, ReceiveProducer, SendConsumer, SendProducer, SharedWords};
 use std::sync::atomic::Ordering;
 
 fuzz_target!(|steps: Vec<(u8, u8, u64)>| {

@@ -17,7 +17,7 @@ use crate::spec::SwitchExpectation;
 use crate::verbs::fill_pattern;
 use softhca_engine::QpState;
 use softhca_fabric::{LinkId, RuleCounters, RuleId, SwitchId};
-use softhca_queue::Completion;
+use softhca_types::Completion;
 
 pub(crate) struct RunResults<'a> {
     pub record: &'a RunRecord,
@@ -278,7 +278,7 @@ impl Evaluator<'_> {
             && check.status.is_none_or(|status| status == completion.status)
             && check.bytes.is_none_or(|bytes| bytes == u64::from(completion.byte_len))
             && check.imm_data.is_none_or(|immediate| {
-                completion.flags.contains(softhca_queue::CompletionFlags::IMMEDIATE)
+                completion.flags.contains(softhca_types::CompletionFlags::IMMEDIATE)
                     && completion.imm_data == immediate
             })
             && check.before.is_none_or(|before| time_ns < before)

@@ -15,7 +15,7 @@ use crate::hosts::Hosts;
 use crate::plan::{Area, FabricChange, FaultKind, FlowKind, Plan, StepAction, StepPlan, WorkRequest, limits};
 use crate::spec::Errno;
 use softhca_fabric::RuleId;
-use softhca_queue::{Completion, CompletionStatus, FaultTrigger};
+use softhca_types::{Completion, CompletionStatus, FaultTrigger};
 use std::collections::BTreeMap;
 
 /// The origin of a work request.

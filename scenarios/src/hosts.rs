@@ -23,8 +23,8 @@ use softhca::{
     trace::SharedSink,
 };
 use softhca_fabric::{Endpoint, Flow, HostId, LinkId, LinkState, Rule, RuleCounters, RuleId};
-use softhca_queue::{AccessFlags, Completion, Counters, FaultTrigger, InjectedEvent, VerbsError};
 use softhca_trace::NameTable;
+use softhca_types::{AccessFlags, Completion, Counters, FaultTrigger, InjectedEvent, VerbsError};
 use softhca_wire::{Gid, Psn, Qpn, QueueKey, RemoteKey};
 use std::io;
 use std::net::IpAddr;
@@ -405,7 +405,7 @@ impl<'p> Hosts<'p> {
         pair.post_send(&request).map_err(post_error)
     }
 
-    fn inline_data(&self, qp: usize, sge: &softhca_queue::Sge) -> Vec<u8> {
+    fn inline_data(&self, qp: usize, sge: &softhca_types::Sge) -> Vec<u8> {
         self.read_memory(qp, sge.address - self.qps[qp].memory.0, sge.length.into())
     }
 

@@ -18,10 +18,10 @@ use crate::report::{ExpectationOutcome, Outcome, Verdict};
 use actions::{LiveAction, TimedAction, timed_actions};
 use softhca_engine::{AsyncEvent, QpState, QpType, Settings};
 use softhca_fabric::{FlowId, Rule, RuleCounters, RuleId};
-use softhca_queue::{
+use softhca_trace::log::{CompletionData, Entry, LogEvent};
+use softhca_types::{
     Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Counters, FaultTrigger, ProgramFaults,
 };
-use softhca_trace::log::{CompletionData, Entry, LogEvent};
 use softhca_wire::Qpn;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

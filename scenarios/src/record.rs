@@ -7,8 +7,8 @@ use softhca_fabric::{
     CmMessage, Endpoint, FabricEvent, Fault, FaultCause, FaultEffect, FrameDropReason, LinkId, Node,
     ObservedPacket, PacketClass, PacketType, RuleId, SwitchId,
 };
-use softhca_queue::Completion;
-use softhca_queue::cm::EventType;
+use softhca_types::Completion;
+use softhca_types::cm::EventType;
 use softhca_wire::{Opcode, Psn, Qpn};
 use std::collections::BTreeMap;
 use std::net::IpAddr;

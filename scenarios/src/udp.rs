@@ -11,7 +11,7 @@ use softhca::trace::{EventSink, NetworkEvent};
 use softhca::{Device, EmbeddedOptions, Settings};
 use softhca_engine::Instant;
 use softhca_fabric::{Direction, HostId, IdOffsets, LinkId, OwnedEvent, Seed};
-use softhca_queue::FaultTrigger;
+use softhca_types::FaultTrigger;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant as Clock};
 

@@ -3,8 +3,8 @@
 use crate::plan::{Area, PairPlan, WorkOperation, WorkRequest};
 use crate::spec::RemoteTarget;
 use softhca_engine::QpType;
-use softhca_queue::cm::{ConnectionParameters, PortSpace, RDMA_UDP_QKEY};
-use softhca_queue::{Operation, RemoteAddress, SendFlags, SendImmOrInvalidate, Sge};
+use softhca_types::cm::{ConnectionParameters, PortSpace, RDMA_UDP_QKEY};
+use softhca_types::{Operation, RemoteAddress, SendFlags, SendImmOrInvalidate, Sge};
 use softhca_wire::{LocalKey, Qpn, QueueKey, RemoteKey};
 
 /// The Q_Key of UD pairs that are connected before the run.

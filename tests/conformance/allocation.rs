@@ -3,9 +3,9 @@
 #![allow(unsafe_code, reason = "a global allocator is unsafe to write; this one only counts")]
 
 use softhca_engine::QpType;
-use softhca_queue::{Operation, SendImmOrInvalidate};
 use softhca_tests::pair::{Pair, Setup};
 use softhca_tests::verbs::{ConnectOptions, QpOptions};
+use softhca_types::{Operation, SendImmOrInvalidate};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 

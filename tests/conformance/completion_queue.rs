@@ -1,9 +1,9 @@
 //! Completion queues: overflow, resize, notification.
 
 use softhca_engine::{Event, QpType, VerbsError};
-use softhca_queue::{CqNotify, Operation, SendFlags, SendImmOrInvalidate, SendWorkRequest};
 use softhca_tests::pair::{Pair, PairEnd, Setup};
 use softhca_tests::verbs::{ConnectOptions, QpOptions};
+use softhca_types::{CqNotify, Operation, SendFlags, SendImmOrInvalidate, SendWorkRequest};
 
 fn notifications(pair: &Pair, end: PairEnd) -> usize {
     let record = pair.recording.borrow();
@@ -176,7 +176,7 @@ fn send_cq_and_recv_cq_may_differ() {
     let qa = pair.on(a).create_queue_pair(QpType::Rc, a.domain, a.cq, options).unwrap();
     pair.world.connect((a.host, qa), (b.host, qb), &ConnectOptions::default()).unwrap();
     let scatter = [b.sge(0, 8)];
-    pair.on(b).post_receive(qb, &softhca_queue::ReceiveWorkRequest { wr_id: 7, sg_list: &scatter }).unwrap();
+    pair.on(b).post_receive(qb, &softhca_types::ReceiveWorkRequest { wr_id: 7, sg_list: &scatter }).unwrap();
     let gather = [a.sge(0, 8)];
     let send = |id| SendWorkRequest::new(id, Operation::Send(SendImmOrInvalidate::None), &gather);
     pair.on(a).post_send(qa, &send(1)).unwrap();

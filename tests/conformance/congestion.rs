@@ -4,13 +4,13 @@ use softhca_engine::{CongestionSettings, QpType, Settings};
 use softhca_fabric::{
     EcnMarking, EventSink, HostId, LinkSettings, PER_BILLION, PfcSettings, SwitchSettings, Topology,
 };
-use softhca_queue::{AccessFlags, Operation, RemoteAddress, SendWorkRequest, Sge};
 use softhca_tests::verbs::{ConnectOptions, QpOptions, World};
 use softhca_trace::log::{Entry, LogEvent};
 use softhca_trace::{
     CapturePoints, CaptureReader, CaptureWriter, EventLog, EventLogReader, NameTable, Packet, PacketContents,
     Record, Tap,
 };
+use softhca_types::{AccessFlags, Operation, RemoteAddress, SendWorkRequest, Sge};
 use softhca_wire::{LocalKey, Mtu};
 use std::cell::RefCell;
 use std::num::NonZeroU64;

@@ -2,9 +2,9 @@
 
 use softhca_engine::{ClientId, CmId, QpType};
 use softhca_fabric::HostId;
-use softhca_queue::CmChannelId;
-use softhca_queue::cm::{CmState, Command, ConnectionParameters, Event, EventType, PortSpace, Reply};
 use softhca_tests::verbs::World;
+use softhca_types::CmChannelId;
+use softhca_types::cm::{CmState, Command, ConnectionParameters, Event, EventType, PortSpace, Reply};
 use softhca_wire::cm::{Apr, CommunicationId, Datagram, Dreq, Lap, Message, Rep, Req, Rtu, ServiceId};
 use softhca_wire::{
     AddressHeaders, Bth, Deth, Gid, ImmOrInvalidate, Mtu, Opcode, Operation, Position, Psn, Qpn, QueueKey,

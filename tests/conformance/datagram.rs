@@ -2,11 +2,11 @@
 
 use softhca_engine::{AddressVector, DropReason, Event, QpState, QpType};
 use softhca_fabric::HostId;
-use softhca_queue::{
-    CompletionFlags, Operation, ReceiveWorkRequest, SendImmOrInvalidate, Sge, UdDestination,
-};
 use softhca_tests::pair::{ALL_ACCESS, Pair, QUEUE_KEY, Setup, pattern};
 use softhca_tests::verbs::QpOptions;
+use softhca_types::{
+    CompletionFlags, Operation, ReceiveWorkRequest, SendImmOrInvalidate, Sge, UdDestination,
+};
 use softhca_wire::{Gid, LocalKey, Psn, Qpn, QueueKey};
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -194,7 +194,7 @@ fn a_local_error_moves_to_sqe_and_receives_continue() {
     pair.on(a).post_receive(a.qp, &ReceiveWorkRequest { wr_id: 50, sg_list: &scatter }).unwrap();
     let gather = [b.sge(0, 4)];
     let mut request =
-        softhca_queue::SendWorkRequest::new(9, Operation::Send(SendImmOrInvalidate::None), &gather);
+        softhca_types::SendWorkRequest::new(9, Operation::Send(SendImmOrInvalidate::None), &gather);
     request.ud = UdDestination { ah: handle.0, remote_qpn: a.qp, remote_qkey: QUEUE_KEY };
     pair.on(b).post_send(b.qp, &request).unwrap();
     pair.post_send(3, 0, 4);

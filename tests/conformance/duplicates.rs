@@ -2,8 +2,8 @@
 
 use softhca_engine::{QpType, Recovery};
 use softhca_fabric::{Action, InclusiveRange, Repeat, Selector};
-use softhca_queue::Operation;
 use softhca_tests::pair::{Pair, Setup, pattern, requests, responses};
+use softhca_types::Operation;
 
 #[test]
 fn every_packet_may_be_duplicated() {

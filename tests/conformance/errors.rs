@@ -4,8 +4,8 @@
 
 use softhca_engine::{Event, MemoryWindowType, QpState, QpType, Reason};
 use softhca_fabric::{Action, FieldValue, HeaderField, InclusiveRange, Repeat};
-use softhca_queue::{AccessFlags, MemoryWindowBind, Operation, RemoteAddress, SendImmOrInvalidate, Sge};
 use softhca_tests::pair::{ALL_ACCESS, Pair, PairEnd, Setup, requests, responses};
+use softhca_types::{AccessFlags, MemoryWindowBind, Operation, RemoteAddress, SendImmOrInvalidate, Sge};
 use softhca_wire::{LocalKey, Mtu, Opcode, QueueKey, RemoteKey, Syndrome, TransportPacket};
 use std::collections::BTreeSet;
 use std::path::PathBuf;

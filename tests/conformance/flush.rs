@@ -1,8 +1,8 @@
 //! The error state flushes all work requests in order, including later ones.
 
 use softhca_engine::{ModifyQp, QpState, QpType, Reason};
-use softhca_queue::{Operation, ReceiveWorkRequest, RemoteAddress};
 use softhca_tests::pair::{Pair, PairEnd, Setup};
+use softhca_types::{Operation, ReceiveWorkRequest, RemoteAddress};
 use softhca_wire::RemoteKey;
 
 fn stop(pair: &mut Pair, end: PairEnd) {
@@ -51,7 +51,7 @@ fn a_local_error_completes_after_earlier_requests() {
     pair.post_write(0, 0, 0, 3000);
     pair.post_read(1, 0, 0, 3000);
     let outside = [a.sge(1 << 20, 8)];
-    pair.post(2, Operation::Send(softhca_queue::SendImmOrInvalidate::None), &outside);
+    pair.post(2, Operation::Send(softhca_types::SendImmOrInvalidate::None), &outside);
     pair.post_write(3, 0, 0, 8);
     pair.run();
     let expected = [(0, "SUCCESS"), (1, "SUCCESS"), (2, "LOC_PROT_ERR"), (3, "WR_FLUSH_ERR")];
@@ -132,7 +132,7 @@ fn an_error_on_one_queue_pair_does_not_affect_others() {
     stop(&mut pair, a);
     let gather = [a.sge(0, 8)];
     let write = Operation::Write { remote: b.remote(0), imm_data: None };
-    pair.on(a).post_send(qa, &softhca_queue::SendWorkRequest::new(5, write, &gather)).unwrap();
+    pair.on(a).post_send(qa, &softhca_types::SendWorkRequest::new(5, write, &gather)).unwrap();
     pair.run();
     assert_eq!(pair.completion_statuses(a), [(5, "SUCCESS")]);
 }

@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 use softhca_engine::{DropReason, Event, ModifyQp, QpState, QpType, Recovery, Settings};
 use softhca_fabric::{Action, BitPosition, Choice, Frame, IcrcPolicy, Repeat, Selector};
-use softhca_queue::{Operation, SendWorkRequest};
 use softhca_tests::pair::{Pair, PairEnd, Setup};
+use softhca_types::{Operation, SendWorkRequest};
 use softhca_wire::{
     AddressHeaders, Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ExtendedHeaders, Feth, Icrc, Ieth, Immediate,
     Opcode, Psn, Qpn, QueueKey, RemoteKey, Reth, Syndrome, TransportHeader, XrcEth,

@@ -5,14 +5,14 @@ use softhca_fabric::{
     Action, BitPosition, Direction, Endpoint, Flow, FlowId, IcrcPolicy, InclusiveRange, PacketClass,
     PacketClasses, Repeat, RuleId, Selector,
 };
-use softhca_queue::{
-    Operation, ReceiveWorkRequest, SendFlags, SendImmOrInvalidate, SendWorkRequest, UdDestination,
-};
 use softhca_tests::captures_folder;
 use softhca_tests::pair::{Pair, Setup};
 use softhca_trace::{
     CaptureReader, ColorMode, LadderBuilder, LadderStyle, NameTable, Packet, PacketContents, Step,
     StepContent,
+};
+use softhca_types::{
+    Operation, ReceiveWorkRequest, SendFlags, SendImmOrInvalidate, SendWorkRequest, UdDestination,
 };
 use softhca_wire::{Mtu, Psn, QueueKey, RnrTimer};
 use std::cell::RefCell;

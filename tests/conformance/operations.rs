@@ -1,10 +1,10 @@
 //! Every operation, end to end in virtual time.
 
 use softhca_engine::{AckPolicy, QpState, Settings};
-use softhca_queue::{
+use softhca_tests::pair::{Pair, Setup, pattern};
+use softhca_types::{
     CompletionFlags, CompletionOpcode, Operation, Payload, SendFlags, SendImmOrInvalidate, SendWorkRequest,
 };
-use softhca_tests::pair::{Pair, Setup, pattern};
 use softhca_wire::Mtu;
 
 #[test]

@@ -2,8 +2,8 @@
 
 use softhca_engine::{Event, Reason, RequestError};
 use softhca_fabric::{Action, InclusiveRange, Repeat};
-use softhca_queue::Operation;
 use softhca_tests::pair::{Pair, Setup, requests, responses};
+use softhca_types::Operation;
 use softhca_wire::Psn;
 use std::time::Duration;
 

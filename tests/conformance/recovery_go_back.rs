@@ -2,8 +2,8 @@
 
 use softhca_engine::{Reason, Recovery};
 use softhca_fabric::{Action, InclusiveRange, Repeat};
-use softhca_queue::Operation;
 use softhca_tests::pair::{Pair, Setup, pattern, requests, responses};
+use softhca_types::Operation;
 use softhca_wire::Psn;
 
 fn pair(recovery: Recovery) -> Pair {

@@ -1,8 +1,8 @@
 //! Memory regions: bounds, access flags, re-registration, zero-based addresses.
 
 use softhca_engine::{ModifyQp, QpState, VerbsError};
-use softhca_queue::{AccessFlags, Operation, RemoteAddress, Sge};
 use softhca_tests::pair::{ALL_ACCESS, Pair, pattern};
+use softhca_types::{AccessFlags, Operation, RemoteAddress, Sge};
 use softhca_wire::{LocalKey, RemoteKey};
 
 fn write_to(pair: &mut Pair, address: u64, key: RemoteKey, length: u32) -> &'static str {
@@ -170,7 +170,7 @@ fn a_list_of_32_sges_is_gathered_and_scattered_in_order() {
         at += length;
     }
     pair.post_receive_into(100, &scatter);
-    pair.post(1, Operation::Send(softhca_queue::SendImmOrInvalidate::None), &gather);
+    pair.post(1, Operation::Send(softhca_types::SendImmOrInvalidate::None), &gather);
     pair.run();
     assert_eq!(pair.completion_statuses(a), [(1, "SUCCESS")]);
     for piece in 0..32usize {
@@ -187,7 +187,7 @@ fn a_list_with_one_bad_sge_sends_nothing() {
     let mut pair = Pair::new();
     let a = pair.a;
     let bad = Sge { address: 0, length: 1, lkey: LocalKey(0x5555_5555) };
-    pair.post(1, Operation::Send(softhca_queue::SendImmOrInvalidate::None), &[a.sge(0, 2000), bad]);
+    pair.post(1, Operation::Send(softhca_types::SendImmOrInvalidate::None), &[a.sge(0, 2000), bad]);
     pair.run();
     assert_eq!(pair.completion_statuses(a), [(1, "LOC_PROT_ERR")]);
     assert_eq!(pair.packets(), Vec::<String>::new());

@@ -2,8 +2,8 @@
 
 use softhca_engine::{Event, QpType, Recovery, RetransmitCause};
 use softhca_fabric::{Frame, InclusiveRange};
-use softhca_queue::Operation;
 use softhca_tests::pair::{Pair, Setup, pattern, responses};
+use softhca_types::Operation;
 use softhca_wire::{
     AddressHeaders, Aeth, Bth, ICRC_LEN, Icrc, NakCode, Opcode, Psn, RnrTimer, Syndrome, TransportHeader,
 };

@@ -1,9 +1,9 @@
 //! Shared receive queues.
 
 use softhca_engine::{ModifyQp, QpState, QpType, VerbsError};
-use softhca_queue::{Operation, SendImmOrInvalidate, SendWorkRequest};
 use softhca_tests::pair::{Pair, Setup};
 use softhca_tests::verbs::{ConnectOptions, QpOptions};
+use softhca_types::{Operation, SendImmOrInvalidate, SendWorkRequest};
 use softhca_wire::Qpn;
 
 fn shared() -> Pair {

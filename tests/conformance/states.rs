@@ -4,8 +4,8 @@ use softhca_engine::{
     AddressVector, ModifyQp, QpAttributeMask, QpState, QpType, Transition, VerbsError, transition,
 };
 use softhca_fabric::HostId;
-use softhca_queue::AccessFlags;
 use softhca_tests::verbs::{QpOptions, World};
+use softhca_types::AccessFlags;
 use softhca_wire::{Gid, Mtu, Psn, Qpn, QueueKey, RnrTimer};
 use std::fmt::Write;
 

@@ -2,8 +2,8 @@
 
 use softhca_engine::{DropReason, Event, QpType};
 use softhca_fabric::{Action, InclusiveRange, Repeat};
-use softhca_queue::{Operation, SendImmOrInvalidate};
 use softhca_tests::pair::{Pair, Setup, pattern, requests};
+use softhca_types::{Operation, SendImmOrInvalidate};
 use softhca_wire::Psn;
 
 fn uc() -> Pair {

@@ -1,11 +1,11 @@
 //! Memory windows of both types.
 
 use softhca_engine::{AccessError, MemoryWindowType, QpType, Reason, RequestError, VerbsError};
-use softhca_queue::{
-    AccessFlags, MemoryWindowBind, Operation, RemoteAddress, SendImmOrInvalidate, SendWorkRequest,
-};
 use softhca_tests::pair::{Pair, PairEnd};
 use softhca_tests::verbs::{ConnectOptions, QpOptions};
+use softhca_types::{
+    AccessFlags, MemoryWindowBind, Operation, RemoteAddress, SendImmOrInvalidate, SendWorkRequest,
+};
 use softhca_wire::{LocalKey, Qpn, RemoteKey};
 
 /// Binds the second end's window to bytes 1000..2000 of its region; returns the rkey.
@@ -220,7 +220,7 @@ fn a_send_with_invalidate_invalidates_a_type_2_window() {
     pair.run();
     assert_eq!(pair.completion_statuses(a), [(2, "SUCCESS")]);
     let received = pair.completions(b)[1];
-    assert_eq!((received.imm_data, received.flags), (key.0, softhca_queue::CompletionFlags::INVALIDATED));
+    assert_eq!((received.imm_data, received.flags), (key.0, softhca_types::CompletionFlags::INVALIDATED));
     assert_eq!(write_through(&mut pair, key, 1000, 8), "REM_ACCESS_ERR");
 }
 

@@ -4,9 +4,9 @@
 
 use softhca_engine::{QpType, Recovery};
 use softhca_fabric::InclusiveRange;
-use softhca_queue::{Operation, SendImmOrInvalidate, SendWorkRequest};
 use softhca_tests::pair::{Pair, Setup, pattern, requests, responses};
 use softhca_tests::verbs::World;
+use softhca_types::{Operation, SendImmOrInvalidate, SendWorkRequest};
 use softhca_wire::{Mtu, Psn};
 
 fn near_psn_wrap(before: u32) -> Setup {
@@ -165,13 +165,13 @@ fn traffic_of_a_host_to_itself_arrives_in_order() {
     let data = pattern(5, 300_000);
     let mut verbs = world.verbs(host);
     verbs.write_memory(key, base, &data);
-    let sge = |offset, length| softhca_queue::Sge {
+    let sge = |offset, length| softhca_types::Sge {
         address: base + offset,
         length,
         lkey: softhca_wire::LocalKey(key.0),
     };
     let scatter = [sge(500_000, 300_000)];
-    verbs.post_receive(y, &softhca_queue::ReceiveWorkRequest { wr_id: 7, sg_list: &scatter }).unwrap();
+    verbs.post_receive(y, &softhca_types::ReceiveWorkRequest { wr_id: 7, sg_list: &scatter }).unwrap();
     let gather = [sge(0, 300_000)];
     verbs
         .post_send(x, &SendWorkRequest::new(1, Operation::Send(SendImmOrInvalidate::None), &gather))

@@ -5,10 +5,9 @@ use softhca_engine::{
     SrqInitAttributes,
 };
 use softhca_fabric::SparseMemory;
-use softhca_queue::{
-    DoorbellConsumer, DoorbellProducer, Operation, ReceiveWorkRequest, SendImmOrInvalidate, SharedWords,
-};
+use softhca_queue::{DoorbellConsumer, DoorbellProducer, SharedWords};
 use softhca_tests::pair::{Pair, Setup, pattern};
+use softhca_types::{Operation, ReceiveWorkRequest, SendImmOrInvalidate};
 use softhca_wire::Gid;
 use std::net::IpAddr;
 

@@ -5,7 +5,6 @@
 use libtest_mimic::Trial;
 use softhca_engine::{AddressVector, CongestionSettings, QpType};
 use softhca_fabric::{Action, InclusiveRange, Repeat, Selector};
-use softhca_queue::{Operation, ReceiveWorkRequest, SendImmOrInvalidate, SendWorkRequest, UdDestination};
 use softhca_tests::needs;
 use softhca_tests::pair::{Pair, Setup};
 use softhca_tests::verbs::QpOptions;
@@ -13,6 +12,7 @@ use softhca_trace::{
     CapturePoints, CaptureReader, CaptureWriter, Mad, NameTable, Packet, PacketContents, PacketDirection,
     Record, RocePacket, RoceVersion, Tap,
 };
+use softhca_types::{Operation, ReceiveWorkRequest, SendImmOrInvalidate, SendWorkRequest, UdDestination};
 use softhca_wire::{
     AddressHeaders, Bth, Icrc, MacAddress, Opcode, Operation as WireOperation, Pfc, Psn, Qpn, QueueKey,
     RemoteKey, Service,

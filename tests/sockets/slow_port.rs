@@ -5,8 +5,8 @@ use softhca_engine::Instant;
 use softhca_fabric::{
     EventSink, FabricEvent, LinkSettings, NetworkEvent, PfcSettings, Stage, SwitchSettings,
 };
-use softhca_queue::AccessFlags;
 use softhca_tests::process::TEST_TIMEOUT;
+use softhca_types::AccessFlags;
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
 

@@ -8,7 +8,8 @@ use softhca_engine::{
     ClientId, CmChannelId, Command, Counters, CqId, DeviceLimits, Instant, PortState, Reply,
 };
 use softhca_fabric::{Flow, HostId, Rule, RuleCounters, RuleId};
-use softhca_queue::{SendProducer, SharedWords, cm, reply};
+use softhca_queue::{SendProducer, SharedWords};
+use softhca_types::{cm, reply};
 use softhca_wire::{Gid, Mtu, Qpn};
 use std::net::IpAddr;
 use std::sync::Arc;

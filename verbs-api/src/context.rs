@@ -5,7 +5,7 @@ use crate::endpoint_exchange::assert_may_block;
 use crate::executor::WaitReason;
 use crate::{Counters, Error};
 use softhca_engine::{AsyncEvent, Command, PortState, Resource};
-use softhca_queue::{FaultTrigger, InjectedEvent, ProgramFaults, Verb, VerbSet};
+use softhca_types::{FaultTrigger, InjectedEvent, ProgramFaults, Verb, VerbSet};
 use softhca_wire::Gid;
 use std::future::poll_fn;
 use std::net::IpAddr;

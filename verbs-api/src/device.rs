@@ -6,7 +6,7 @@ use crate::{Context, EndpointExchange};
 use parking_lot::Mutex;
 use softhca_engine::{DeviceLimits, PortState};
 use softhca_fabric::{Flow, Rule, RuleCounters, RuleId};
-use softhca_queue::{ProgramFault, ProgramFaults};
+use softhca_types::{ProgramFault, ProgramFaults};
 use softhca_wire::{Gid, Mtu};
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -16,9 +16,9 @@ use softhca_fabric::{
     EventSink, Flow, LinkSettings, NetworkEvent, ReceiverSettings, Rule, RuleCounters, RuleId,
     SwitchSettings, Topology,
 };
-#[cfg(target_os = "linux")]
-use softhca_queue::{ModifyQp, cm, reply};
 use softhca_queue::{SharedWords, SleepFlag};
+#[cfg(target_os = "linux")]
+use softhca_types::{ModifyQp, cm, reply};
 use softhca_udp::{
     DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, ProcessIdentity, ReceiveMemory,
     SharedDriver, SocketOptions, bind_host,

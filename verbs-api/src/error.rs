@@ -1,7 +1,8 @@
 //! Why a call failed.
 
-use softhca_queue::cm::{EventType, RejectReason};
-use softhca_queue::{Errno, InvalidWorkRequest, QpState, QueueFull, VerbsError};
+use softhca_queue::{InvalidWorkRequest, QueueFull};
+use softhca_types::cm::{EventType, RejectReason};
+use softhca_types::{Errno, QpState, VerbsError};
 use softhca_wire::Qpn;
 use thiserror::Error as ThisError;
 

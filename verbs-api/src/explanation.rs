@@ -3,10 +3,10 @@
 use crate::simulated::FabricSink;
 use softhca_engine::{Event, Instant};
 use softhca_fabric::{EventSink, HostId, OwnedEvent, World};
-use softhca_queue::CompletionOpcode;
 use softhca_trace::log::EntryBuilder;
 use softhca_trace::why::{LogAnalyzer, Query};
 use softhca_trace::{EventLog, LadderBuilder, LadderStyle, NameTable};
+use softhca_types::CompletionOpcode;
 use softhca_wire::Qpn;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write;

@@ -21,7 +21,7 @@ pub use softhca_fabric::{
     PacketType, Pattern, Repeat, Rule, RuleCounters, RuleId, Scope, Selector, Stage,
 };
 
-pub use softhca_queue::{
+pub use softhca_types::{
     CallSite, FaultPoint, FaultTrigger, InjectedEvent, ProgramAction, ProgramFault, ProgramFaults,
 };
 pub use softhca_wire::Opcode;
@@ -45,7 +45,7 @@ pub(crate) fn environment_faults() -> Option<ProgramFaults> {
     #[cfg(all(feature = "sockets", target_os = "linux"))]
     {
         let text = std::env::var(FAULTS_VARIABLE).ok()?;
-        let Some(mut faults) = ProgramFaults::from_text(&text) else {
+        let Some(mut faults) = softhca_control::faults_from_text(&text) else {
             let name = FAULTS_VARIABLE;
             eprintln!(
                 "softhca: {name} is not of this version: no faults are injected; unset it or run the same version"

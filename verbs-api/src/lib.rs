@@ -107,14 +107,14 @@ pub use time::{Sleep, now, sleep, timeout};
 pub use work_request::{ReceiveRequest, SendRequest};
 pub use xrc::XrcDomain;
 
+#[cfg(all(feature = "sockets", target_os = "linux"))]
+pub use softhca_control::{DATA_PATH_VARIABLE, DEFAULT_NAME, HOST_VARIABLE, NAME_VARIABLE};
 pub use softhca_engine::{
     AckPolicy, AddressVector, AsyncEvent, CmTimers, Counters, DeviceLimits, Instant, MemoryWindowType,
     ModifyQp, PortState, QpAttributeMask, QpAttributes, QpSnapshot, QpState, QpType, Recovery, Resource,
     ResponseOrder, Settings,
 };
-#[cfg(all(feature = "sockets", target_os = "linux"))]
-pub use softhca_queue::control::{DATA_PATH_VARIABLE, DEFAULT_NAME, HOST_VARIABLE, NAME_VARIABLE};
-pub use softhca_queue::{
+pub use softhca_types::{
     AccessFlags, CmId, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CorruptRing, CqId,
     CqNotify, Errno, MemoryWindowBind, Operation, RemoteAddress, SendFlags, SendImmOrInvalidate, Sge,
     SrqAttributes, SrqId, UdDestination, Verb, VerbsError,

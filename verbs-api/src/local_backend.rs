@@ -9,7 +9,8 @@ use softhca_engine::{
     Attachments, ClientId, CmChannelId, Command, Context, Counters, CqId, DeviceLimits, Event, Hca, MemoryId,
     Reply, VerbsError,
 };
-use softhca_queue::{DoorbellConsumer, DoorbellProducer, SendProducer, SharedWords, cm, doorbell_ring};
+use softhca_queue::{DoorbellConsumer, DoorbellProducer, SendProducer, SharedWords, doorbell_ring};
+use softhca_types::cm;
 use softhca_wire::{Gid, Qpn};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -100,7 +101,7 @@ impl<R: CardRuntime> Backend for R {
         memory: Option<&Arc<MemoryBlock>>,
     ) -> Result<(Reply, Option<SharedWords>)> {
         self.check_process()?;
-        let rings = match command.ring_words()? {
+        let rings = match softhca_queue::ring_words(&command)? {
             0 => None,
             words => Some(SharedWords::heap(words)),
         };

@@ -7,7 +7,8 @@ use crate::{
 };
 use parking_lot::Mutex;
 use softhca_engine::{Command, DeviceLimits, Reply};
-use softhca_queue::{MemoryFault, VerbsError, reply};
+use softhca_queue::MemoryFault;
+use softhca_types::{VerbsError, reply};
 use std::ptr::NonNull;
 use std::sync::Arc;
 

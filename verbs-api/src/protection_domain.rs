@@ -3,7 +3,7 @@
 use crate::backend::Backend;
 use crate::{AddressVector, Context, Error};
 use softhca_engine::{AhId, Command, PdId, Reply};
-use softhca_queue::reply;
+use softhca_types::reply;
 use std::sync::Arc;
 
 /// A protection domain: what is in it can be used together.

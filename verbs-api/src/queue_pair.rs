@@ -7,7 +7,8 @@ use crate::{
 };
 use parking_lot::{Mutex, MutexGuard};
 use softhca_engine::{Command, QpCapabilities, QpInitAttributes, Reply};
-use softhca_queue::{ReceiveProducer, SendProducer, reply};
+use softhca_queue::{QpRingLayout, ReceiveProducer, SendProducer};
+use softhca_types::reply;
 use std::fmt;
 use std::io::{Read, Write};
 use std::str::FromStr;
@@ -252,7 +253,8 @@ impl QueuePairBuilder {
         if self.has_silent_waits {
             self.context.allow_silent_waits();
         }
-        let (send_queue, recv_queue) = capabilities.producers(&init, &rings);
+        let (send_queue, recv_queue) =
+            QpRingLayout { init: &init, capabilities: &capabilities }.producers(&rings);
         let psn = self.sq_psn.unwrap_or_else(|| Psn::new(self.context.backend.random() as u32));
         Ok(QueuePair {
             inner: Arc::new(Inner {

@@ -3,7 +3,8 @@
 use crate::{CompletionQueue, Error, ProtectionDomain, ReceiveRequest, Resource, Verb, XrcDomain};
 use parking_lot::Mutex;
 use softhca_engine::{Command, Reply, SrqId, SrqInitAttributes};
-use softhca_queue::{ReceiveProducer, SrqAttributes, reply};
+use softhca_queue::ReceiveProducer;
+use softhca_types::{SrqAttributes, reply};
 use std::sync::Arc;
 
 impl ProtectionDomain {

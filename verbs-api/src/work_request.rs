@@ -4,21 +4,21 @@ use crate::{
     AddressHandle, Operation, Qpn, QueueKey, RemoteAddress, SendFlags, SendImmOrInvalidate, Sge,
     UdDestination,
 };
-use softhca_queue::Payload;
+use softhca_types::Payload;
 
 /// A receive work request.
-pub type ReceiveRequest<'a> = softhca_queue::ReceiveWorkRequest<'a>;
+pub type ReceiveRequest<'a> = softhca_types::ReceiveWorkRequest<'a>;
 
 /// A send work request, signaled by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendRequest<'a> {
-    pub(crate) inner: softhca_queue::SendWorkRequest<'a>,
+    pub(crate) inner: softhca_types::SendWorkRequest<'a>,
 }
 
 impl<'a> SendRequest<'a> {
     /// A request for any operation.
     pub fn new(id: u64, operation: Operation, gather: &'a [Sge]) -> SendRequest<'a> {
-        SendRequest { inner: softhca_queue::SendWorkRequest::new(id, operation, gather) }
+        SendRequest { inner: softhca_types::SendWorkRequest::new(id, operation, gather) }
     }
 
     /// A SEND.

@@ -2,7 +2,7 @@
 
 use crate::{Context, Error};
 use softhca_engine::{Command, Reply, XrcdId};
-use softhca_queue::reply;
+use softhca_types::reply;
 use std::sync::Arc;
 
 /// An XRC domain: senders that reach a target queue pair of the domain may name any of its shared receive

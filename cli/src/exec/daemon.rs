@@ -4,7 +4,7 @@ use super::own_path::own_path;
 use crate::output;
 use rustix::fs::FlockOperation;
 use softhca::{DEFAULT_NAME, DaemonControl, Error, HostDevice, Loopback, NAME_VARIABLE, Recovery};
-use softhca_queue::control::RuntimeDir;
+use softhca_control::RuntimeDir;
 use softhca_udp::{ADDRESS_VARIABLE, BindError, parse_addresses};
 use std::ffi::OsString;
 use std::fs::File;

@@ -1,6 +1,6 @@
 //! Whether a program used a device of SoftHCA, and which libibverbs it loaded otherwise.
 
-use softhca_queue::control::RuntimeDir;
+use softhca_control::RuntimeDir;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! The shared library, and the folder in which programs find it under its sonames.
 
 use super::own_path::own_path;
-use softhca_queue::control::RuntimeDir;
+use softhca_control::RuntimeDir;
 use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;

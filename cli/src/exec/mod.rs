@@ -33,8 +33,8 @@ use program::ExecError;
 use rustix::process::Pid;
 use softhca::fault::FAULTS_VARIABLE;
 use softhca::{DATA_PATH_VARIABLE, DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
+use softhca_control::RuntimeDir;
 use softhca_daemon::DataPath;
-use softhca_queue::control::RuntimeDir;
 use softhca_scenarios::{ParameterValues, Plan, Verdict};
 use softhca_udp::ADDRESS_VARIABLE;
 use std::ffi::OsString;
@@ -247,7 +247,7 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     let mut variables = arguments.daemon.environment(&folder);
     let program_host = plan.as_ref().map(|plan| arguments.daemon.host_index(plan)).transpose()?.unwrap_or(0);
     if let Some(faults) = live.as_ref().and_then(|live| live.scenario.program_faults(program_host)) {
-        variables.push((FAULTS_VARIABLE, faults.to_text().into()));
+        variables.push((FAULTS_VARIABLE, softhca_control::faults_to_text(&faults).into()));
     }
     let embedded = if arguments.why || arguments.lint { EmbeddedLogs::create()? } else { None };
     variables.extend(embedded.iter().map(EmbeddedLogs::variable));

@@ -123,7 +123,7 @@ fn start_program(
     let mut command = Command::new(&path);
     command.args(&argv[1..]).env("LD_LIBRARY_PATH", library::search_path(folder));
     command.env(NAME_VARIABLE, daemon).env(HOST_VARIABLE, host);
-    command.envs(faults.map(|faults| (FAULTS_VARIABLE, faults.to_text())));
+    command.envs(faults.map(|faults| (FAULTS_VARIABLE, softhca_control::faults_to_text(&faults))));
     command.stdin(Stdio::null());
     command.stdout(output.try_clone().map_err(failed)?).stderr(output.try_clone().map_err(failed)?);
     let child = command.spawn().map_err(failed)?;

@@ -7,7 +7,7 @@ pub use super::live_scenario::{DaemonScenario, RequiredSettings, required_settin
 pub use super::scenario_programs::substitute_addresses;
 pub use super::sysfs::View;
 use softhca::{DaemonControl, Recovery};
-use softhca_queue::control::RuntimeDir;
+use softhca_control::RuntimeDir;
 use std::ffi::OsString;
 
 /// Starts the daemon with these hosts. It ends with the connection.

@@ -5,8 +5,8 @@
 //! there themselves: UCX for a device node, pyverbs for the network interface of a device.
 
 use super::library;
+use softhca_control::RuntimeDir;
 use softhca_daemon::{MountNamespace, PCI_ROOT};
-use softhca_queue::control::RuntimeDir;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -393,7 +393,9 @@ impl<'t> Worker<'t> {
             command.args(&words[1..]).current_dir(&self.target.folder).process_group(0);
             command.env("LD_LIBRARY_PATH", &self.libraries);
             command.env(NAME_VARIABLE, &self.daemon).env(HOST_VARIABLE, &program.host);
-            command.env(FAULTS_VARIABLE, faults.to_text()).envs(view.variables.clone());
+            command
+                .env(FAULTS_VARIABLE, softhca_control::faults_to_text(faults))
+                .envs(view.variables.clone());
             command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(err.try_clone()?);
             self.surroundings.interruption.prepare(&mut command);
             if let Some(mounts) = view.mounts.clone() {

@@ -2,7 +2,7 @@
 
 use crate::notification_queue::NotificationQueue;
 use parking_lot::Mutex;
-use softhca_queue::control::Notification;
+use softhca_control::Notification;
 use std::sync::Arc;
 
 /// The sessions that receive every asynchronous event of every host.

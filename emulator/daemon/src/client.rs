@@ -8,15 +8,14 @@ use crate::notification_queue::NotificationQueue;
 use crate::quota::{ClientQuota, MappingGuard};
 use crate::slots::SlotLease;
 use crate::state::DaemonState;
+use softhca_control::{DirectPath, RegionBacking, Response};
 use softhca_engine::{
     Attachments, ClientId, CmChannelId, CmId, Command, Context, CqId, Hca, MemoryId, MemoryRegion, QpType,
     Reply, Resource, VerbsError,
 };
-use softhca_queue::cm::{self, EventType, PortSpace};
-use softhca_queue::control::{DirectPath, RegionBacking, Response};
-use softhca_queue::{
-    AccessFlags, CallSite, DoorbellConsumer, DoorbellProducer, MapMode, SharedMemory, SharedWords,
-};
+use softhca_queue::{DoorbellConsumer, DoorbellProducer, MapMode, SharedMemory, SharedWords};
+use softhca_types::cm::{self, EventType, PortSpace};
+use softhca_types::{AccessFlags, CallSite};
 use softhca_udp::{RoceSocket, SlotGroup, SocketOptions};
 use softhca_wire::Gid;
 use std::fs::File;
@@ -203,7 +202,7 @@ impl Client {
         if let Some(resource) = command.creates() {
             self.quota.check(resource)?;
         }
-        let rings = match command.ring_words()? {
+        let rings = match softhca_queue::ring_words(&command)? {
             0 => None,
             words => Some(self.allocate_rings(words)?),
         };

@@ -4,7 +4,8 @@
 
 use crate::quota::MappingGuard;
 use softhca_engine::{AtomicOperation, Memory, MemoryFault, MemoryId, MemoryObjects};
-use softhca_queue::{AccessFlags, MemoryBlock};
+use softhca_queue::MemoryBlock;
+use softhca_types::AccessFlags;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! The error of a request.
 
 use rustix::process::{Resource, getrlimit};
-use softhca_queue::VerbsError;
-use softhca_queue::control::Response;
+use softhca_control::Response;
+use softhca_types::VerbsError;
 use std::os::fd::OwnedFd;
 use std::{fmt, io};
 

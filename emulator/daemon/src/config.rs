@@ -1,9 +1,9 @@
 //! The configuration of a daemon.
 
 use serde::Deserialize;
+use softhca_control::DEFAULT_NAME;
 use softhca_engine::{CongestionSettings, DeviceLimits, Recovery, Settings};
 use softhca_fabric::{EcnMarking, LinkSettings, PER_BILLION, PfcSettings, SwitchSettings, Topology};
-use softhca_queue::control::DEFAULT_NAME;
 use softhca_udp::{Entropy, Loopback, parse_addresses};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};

@@ -1,7 +1,7 @@
 //! A Unix stream socket and the messages that wait to be sent over it.
 
 use crate::readable_fd::register;
-use softhca_queue::control::{FramedMessage, MessageReader, encode, send_message};
+use softhca_control::{FramedMessage, MessageReader, encode, send_message};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -3,8 +3,8 @@
 use crate::command_error::{CommandError, RequestResult};
 use crate::host::DaemonHost;
 use crate::state::DaemonState;
+use softhca_control::{Notification, Response, decode, encode};
 use softhca_fabric::{Flow, Rule, RuleCounters};
-use softhca_queue::control::{Notification, Response, decode, encode};
 use tokio::task::block_in_place;
 
 /// The most rules of a host.

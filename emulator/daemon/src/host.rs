@@ -10,9 +10,9 @@ use crate::recording::Recordings;
 use crate::slots::HostSlots;
 use crate::start_error::StartError;
 use parking_lot::Mutex;
+use softhca_control::{HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus};
 use softhca_engine::{AckPolicy, AsyncEvent, ClientId, Counters, CqId, Event, Instant, Settings};
 use softhca_fabric::{EventSink, HostId, NetworkEvent};
-use softhca_queue::control::{HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus};
 use softhca_queue::{MapMode, SharedMemory, SleepFlag};
 use softhca_udp::{
     DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, IcrcCheck, SharedDriver, SocketOptions,

@@ -4,7 +4,7 @@
 //! instead if others are queued already or the socket is full; the session then sends the queue.
 
 use parking_lot::Mutex;
-use softhca_queue::control::{FramedMessage, Message, Notification, encode, send_message};
+use softhca_control::{FramedMessage, Message, Notification, encode, send_message};
 use std::collections::VecDeque;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -136,7 +136,7 @@ impl NotificationQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use softhca_queue::HandedOverPacket;
+    use softhca_control::HandedOverPacket;
     use std::net::{IpAddr, Ipv4Addr};
 
     #[test]

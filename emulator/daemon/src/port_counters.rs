@@ -1,7 +1,7 @@
 //! The counters of the network between the hosts of a daemon.
 
+use softhca_control::FabricPort;
 use softhca_fabric::{Fabric, HostId, HostPortCounters, LinkId, Node};
-use softhca_queue::control::FabricPort;
 use softhca_udp::HostNetwork;
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -3,9 +3,9 @@
 use crate::command_error::CommandError;
 use crate::host::DaemonHost;
 use parking_lot::Mutex;
+use softhca_control::{Notification, encode};
 use softhca_engine::{QpSnapshot, QpType};
 use softhca_fabric::{Endpoint, Flow, FlowId};
-use softhca_queue::control::{Notification, encode};
 use softhca_wire::Qpn;
 use std::sync::Arc;
 

@@ -4,7 +4,7 @@ use crate::Config;
 use crate::command_error::CommandError;
 use parking_lot::Mutex;
 use softhca_engine::{DeviceLimits, Resource};
-use softhca_queue::ResourceCounts;
+use softhca_types::ResourceCounts;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -5,12 +5,12 @@ use crate::command_error::CommandError;
 use crate::messages::report;
 use crate::record_writer::{RecordOutput, RecordWriter};
 use parking_lot::Mutex;
+use softhca_control::Notification;
 use softhca_engine::{Counters, Event, Instant};
 use softhca_fabric::{
     EventSink, HostId, IdOffsets, LinkId, NetworkEvent, Node, OwnedEvent, RuleCounters, RuleId,
 };
 use softhca_queue::RecordedConnection;
-use softhca_queue::control::Notification;
 use softhca_trace::{CapturePoints, NameTable, Recording};
 use softhca_udp::{SlotPage, monotonic_nanos};
 use softhca_wire::cm::CommunicationId;

@@ -19,10 +19,8 @@ use crate::state::{DaemonState, SessionStatus};
 use crate::sysfs::Views;
 use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
+use softhca_control::{ClientStatus, DaemonStatus, FramedMessage, RuntimeDir, Welcome, encode, send_message};
 use softhca_fabric::{IdOffsets, ReceiverSettings};
-use softhca_queue::control::{
-    ClientStatus, DaemonStatus, FramedMessage, RuntimeDir, Welcome, encode, send_message,
-};
 use softhca_udp::HostNetwork;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -397,7 +395,7 @@ fn raise_descriptor_limit() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use softhca_queue::control::{Hello, MessageReader, Request};
+    use softhca_control::{Hello, MessageReader, Request};
 
     #[test]
     fn an_idle_daemon_holds_its_locks_until_it_is_gone() {

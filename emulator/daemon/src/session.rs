@@ -10,12 +10,12 @@ use crate::notification_queue::NotificationQueue;
 use crate::port_counters;
 use crate::state::{DaemonState, SessionStatus};
 use parking_lot::Mutex;
-use softhca_engine::{Context, Hca};
-use softhca_queue::control::{
+use softhca_control::{
     FramedMessage, Hello, Message, MessageReader, Notification, PROTOCOL_VERSION, Request, Response, Welcome,
     decode,
 };
-use softhca_queue::{PortState, QpState};
+use softhca_engine::{Context, Hca};
+use softhca_types::{PortState, QpState};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;

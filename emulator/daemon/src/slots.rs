@@ -8,10 +8,11 @@ use crate::network_namespace::within;
 use crate::notification_queue::NotificationQueue;
 use crate::recording::Recordings;
 use parking_lot::{Condvar, Mutex};
+use softhca_control::HandedOverPacket;
+use softhca_control::{Notification, QueuePairStatus};
 use softhca_engine::{Counters, Instant, Settings};
 use softhca_fabric::{EventSink, HostId, NetworkEvent, RuleCounters, RuleId};
-use softhca_queue::control::{Notification, QueuePairStatus};
-use softhca_queue::{HandedOverPacket, RecordedAck, RecordedConnection, SharedWords, SleepFlag};
+use softhca_queue::{RecordedAck, RecordedConnection, SharedWords, SleepFlag};
 use softhca_udp::{
     DrivePolicy, Driver, DriverOptions, HostSockets, Loopback, RingPair, SharedDriver, SlotGroup, SlotPage,
     SlotState, SocketOptions,

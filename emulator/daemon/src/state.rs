@@ -8,7 +8,7 @@ use crate::qp_roles::QpRoles;
 use crate::quota::Mappings;
 use crate::recording::Recordings;
 use parking_lot::Mutex;
-use softhca_queue::control::{ClientStatus, DaemonStatus, HostStatus};
+use softhca_control::{ClientStatus, DaemonStatus, HostStatus};
 use softhca_udp::HostNetwork;
 use std::collections::BTreeMap;
 use std::sync::Arc;

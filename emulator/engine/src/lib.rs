@@ -35,7 +35,7 @@ pub use transport::ib::rate_control::{
 pub use transport::ib::recovery::Recovery;
 
 pub use core::packet_batch::{PacketBatch, Peer, TransmitGate};
-pub use softhca_queue::{
+pub use softhca_types::{
     AddressVector, AhId, AsyncEvent, ClientId, CmChannelId, CmId, Command, Counters, CqId, DeviceLimits,
     MemoryWindowType, ModifyQp, PdId, PortState, QpAttributeMask, QpAttributes, QpCapabilities,
     QpInitAttributes, QpSnapshot, QpState, QpType, Reply, Resource, SrqAttributes, SrqId, SrqInitAttributes,

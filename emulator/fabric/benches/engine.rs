@@ -15,9 +15,10 @@ use softhca_engine::{
 };
 use softhca_fabric::{LinkSettings, SparseMemory};
 use softhca_queue::{
-    CompletionConsumer, DoorbellProducer, Operation, RemoteAddress, SendFlags, SendProducer, SendWorkRequest,
-    Sge, completion_ring, doorbell_ring, receive_ring, send_ring,
+    CompletionConsumer, DoorbellProducer, SendProducer, completion_ring, doorbell_ring, receive_ring,
+    send_ring,
 };
+use softhca_types::{Operation, RemoteAddress, SendFlags, SendWorkRequest, Sge};
 use softhca_wire::{Gid, Icrc, LocalKey, Mtu, Psn, Qpn, RemoteKey};
 use std::time::Instant as Clock;
 use verbs::{ConnectOptions, QpOptions, World};

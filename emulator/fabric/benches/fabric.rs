@@ -8,7 +8,7 @@ mod verbs;
 
 use softhca_engine::{CongestionSettings, PayloadMode, QpType, Settings};
 use softhca_fabric::{Direction, HostId, LinkSettings, Seed, SwitchSettings, Topology};
-use softhca_queue::{AccessFlags, Operation, RemoteAddress, SendWorkRequest, Sge};
+use softhca_types::{AccessFlags, Operation, RemoteAddress, SendWorkRequest, Sge};
 use softhca_wire::{LocalKey, Mtu};
 use std::num::NonZeroU64;
 use verbs::{ConnectOptions, QpOptions, World};

@@ -48,8 +48,8 @@ pub use rules::{
     PatternError, Repeat, Rule, RuleCounters, RuleId, Scope, Selector,
 };
 pub use sink::{EventSink, NetworkEvent, Stage};
-pub use softhca_queue::PortCounters;
-pub use softhca_queue::{PER_BILLION, Seed};
+pub use softhca_types::PortCounters;
+pub use softhca_types::{PER_BILLION, Seed};
 pub use switch::{EcnMarking, PfcWatchdog, Scheduling, Switch, SwitchSettings, WatchdogAction};
 pub use topology::{Layout, LayoutNode, Topology, TopologyError};
 pub use world::{Host, SparseMemory, World};

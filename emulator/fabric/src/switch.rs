@@ -10,7 +10,7 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::time::Duration;
-use softhca_queue::PortCounters;
+use softhca_types::PortCounters;
 
 /// ECN marking (RED) of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

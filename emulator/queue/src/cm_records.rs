@@ -3,11 +3,12 @@
 //! The connection manager of the process records each identifier that would send a message when it is destroyed. The
 //! owner of the memory destroys what is recorded when the process is gone.
 
+use crate::SharedWords;
 use crate::ack_records::{from_bits, to_bits};
-use crate::cm::CmState;
 use crate::sync::Ordering;
-use crate::{CmId, SharedWords};
 use core::net::IpAddr;
+use softhca_types::CmId;
+use softhca_types::cm::CmState;
 use softhca_wire::Qpn;
 use softhca_wire::cm::{CommunicationId, ServiceId};
 

@@ -2,8 +2,9 @@
 //! process can change what the other has read.
 
 use crate::sync::{AtomicU64, Ordering, fence};
-use crate::{CorruptRing, MemoryBlock, SharedWords};
+use crate::{MemoryBlock, SharedWords};
 use alloc::sync::Arc;
+use softhca_types::CorruptRing;
 
 /// The words before the bytes, each in a cache line of its own.
 const PRODUCER_INDEX: usize = 0;

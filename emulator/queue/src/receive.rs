@@ -4,19 +4,11 @@
 
 use crate::ring::{Ring, high, load, low, pair, store};
 use crate::sync::{Ordering, fence};
-use crate::{CorruptRing, InvalidWorkRequest, QueueFull, RingLayout, Sge, SharedWords};
+use crate::{InvalidWorkRequest, QueueFull, RingLayout, SharedWords};
+use softhca_types::{CorruptRing, ReceiveWorkRequest, Sge};
 use softhca_wire::LocalKey;
 
 const HEADER: usize = 2;
-
-/// A receive work request, as an application posts it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReceiveWorkRequest<'a> {
-    /// Returned in the completion.
-    pub wr_id: u64,
-    /// The memory that receives the data.
-    pub sg_list: &'a [Sge],
-}
 
 /// The application's side of a receive queue.
 pub struct ReceiveProducer {

@@ -2,6 +2,7 @@
 
 use crate::SharedWords;
 use crate::sync::{AtomicU64, Ordering};
+use softhca_types::CorruptRing;
 use thiserror::Error;
 
 const PRODUCER_INDEX: usize = 0;
@@ -15,19 +16,6 @@ const SLOTS: usize = 24;
 pub struct QueueFull {
     /// The number of slots in the ring.
     pub slots: u32,
-}
-
-/// The other side wrote an index out of range, which only a broken or hostile client does.
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("ring index {index} is out of range: expected {min} to {max}")]
-pub struct CorruptRing {
-    /// The index in shared memory.
-    pub index: u64,
-    /// The lowest valid index.
-    pub min: u64,
-    /// The highest valid index.
-    pub max: u64,
 }
 
 /// The number and size of the slots of a ring.

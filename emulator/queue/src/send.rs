@@ -5,10 +5,10 @@
 
 use crate::ring::{Ring, high, load, low, pair, store};
 use crate::sync::Ordering;
-use crate::{
-    AccessFlags, CorruptRing, DoorbellProducer, MemoryWindowBind, Operation, Payload, QueueFull,
-    RemoteAddress, RingLayout, SendFlags, SendImmOrInvalidate, SendWorkRequest, Sge, SharedWords,
-    UdDestination,
+use crate::{DoorbellProducer, QueueFull, RingLayout, SharedWords};
+use softhca_types::{
+    AccessFlags, CorruptRing, MemoryWindowBind, Operation, Payload, RemoteAddress, SendFlags,
+    SendImmOrInvalidate, SendWorkRequest, Sge, UdDestination,
 };
 use softhca_wire::{LocalKey, Qpn, QueueKey, RemoteKey};
 use thiserror::Error;

@@ -5,9 +5,12 @@
 
 use loom::thread;
 use softhca_queue::{
+    SendConsumer, SendProducer, SharedWords, SleepFlag, completion_ring, doorbell_ring, receive_ring,
+    send_ring,
+};
+use softhca_types::{
     Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CqNotify, Operation, ReceiveWorkRequest,
-    SendConsumer, SendImmOrInvalidate, SendProducer, SendWorkRequest, SharedWords, SleepFlag,
-    completion_ring, doorbell_ring, receive_ring, send_ring,
+    SendImmOrInvalidate, SendWorkRequest,
 };
 use softhca_wire::Qpn;
 

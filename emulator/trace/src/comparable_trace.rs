@@ -10,7 +10,7 @@ use crate::{NameTable, describe};
 use sha2::{Digest, Sha256};
 use softhca_engine::{Event, PacketSummary, QpState, Reason};
 use softhca_fabric::{Endpoint, Fault, HostId, PacketClass};
-use softhca_queue::{Completion, CompletionFlags};
+use softhca_types::{Completion, CompletionFlags};
 use softhca_wire::{Psn, Qpn, Syndrome};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -292,7 +292,7 @@ impl TraceBuilder<'_> {
 mod tests {
     use super::*;
     use softhca_engine::CqId;
-    use softhca_queue::{CompletionOpcode, CompletionStatus};
+    use softhca_types::{CompletionOpcode, CompletionStatus};
     use softhca_wire::{NakCode, Opcode};
     use std::net::IpAddr;
 

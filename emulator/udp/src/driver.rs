@@ -19,12 +19,12 @@ use crate::{Entropy, HostSockets, LinkControl, LinkSecret, Loopback, ReceiveMemo
 use engine::Engine;
 use link::Port;
 use receive::Receiver;
+use softhca_control::HandedOverPacket;
 use softhca_engine::{
     Attachments, ClientId, Command, Context, Counters, Hca, Instant, Memory, PortState, Reply, Settings,
     VerbsError,
 };
 use softhca_fabric::{EventSink, Flow, LinkState, Rule, RuleCounters, RuleId};
-use softhca_queue::HandedOverPacket;
 use softhca_wire::Gid;
 use softhca_wire::link_control::Incarnation;
 use std::io;

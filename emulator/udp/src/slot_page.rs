@@ -5,13 +5,14 @@
 //! writes an event, the page says so: the daemon then knows which times no further event can have.
 
 use crate::system::monotonic_nanos;
+use softhca_control::{decode, encode};
 use softhca_engine::{Counters, Instant};
 use softhca_fabric::{EventSink, NetworkEvent, OwnedEvent, RuleCounters, RuleId};
-use softhca_queue::control::{decode, encode};
 use softhca_queue::{
-    AckRecords, CmRecords, CorruptRing, MapMode, PacketChunk, PacketConsumer, PacketProducer, PacketRing,
-    RecordedAck, RecordedConnection, SharedMemory, SharedWords,
+    AckRecords, CmRecords, MapMode, PacketChunk, PacketConsumer, PacketProducer, PacketRing, RecordedAck,
+    RecordedConnection, SharedMemory, SharedWords,
 };
+use softhca_types::CorruptRing;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

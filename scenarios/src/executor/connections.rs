@@ -5,7 +5,7 @@ use crate::hosts::{CmEvent, Hosts};
 use crate::plan::StepAction;
 use crate::spec::Errno;
 use softhca_engine::QpState;
-use softhca_queue::cm::EventType;
+use softhca_types::cm::EventType;
 use std::collections::BTreeMap;
 
 /// A connection management event that a program received.

@@ -3,7 +3,7 @@
 use super::{Executor, ScheduledAction};
 use crate::hosts::Hosts;
 use crate::plan::{FabricChange, FaultKind, TimedFault};
-use softhca_queue::FaultTrigger;
+use softhca_types::FaultTrigger;
 
 impl Executor<'_> {
     /// Applies a change to the fabric.

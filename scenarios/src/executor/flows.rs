@@ -4,7 +4,7 @@ use super::{Executor, ObservedCompletion, Origin, ScheduledAction};
 use crate::hosts::Hosts;
 use crate::plan::{FlowKind, FlowPlan, WorkOperation, WorkRequest};
 use softhca_fabric::Seed;
-use softhca_queue::Completion;
+use softhca_types::Completion;
 
 impl Executor<'_> {
     /// Posts messages of a flow up to its depth.

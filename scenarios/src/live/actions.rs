@@ -2,7 +2,7 @@
 
 use crate::plan::{FabricChange, FaultKind, FaultPlan, TimedFault};
 use softhca_fabric::{LinkState, Rule, RuleId};
-use softhca_queue::{FaultTrigger, InjectedEvent};
+use softhca_types::{FaultTrigger, InjectedEvent};
 
 /// The devices and programs of the hosts. Hosts are indices in the plan.
 pub trait HostControl {

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{ParameterValues, Scenario};
 use softhca_fabric::{Action, LinkState};
-use softhca_queue::InjectedEvent;
+use softhca_types::InjectedEvent;
 
 const FILE: &str = r#"
     title = "t"

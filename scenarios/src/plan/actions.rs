@@ -3,7 +3,7 @@
 use crate::quantity::{Size, Time};
 use crate::spec::RemoteTarget;
 use softhca_engine::QpState;
-use softhca_queue::AccessFlags;
+use softhca_types::AccessFlags;
 use std::net::IpAddr;
 
 /// The operation of a work request.

@@ -8,7 +8,7 @@ use crate::source::{Diagnostic, Result, Source, join_path};
 use crate::spec::{AccessRight, ConnectionSpec, RemoteTarget, ScenarioFile};
 use softhca_engine::{DeviceLimits, QpType};
 use softhca_fabric::Seed;
-use softhca_queue::AccessFlags;
+use softhca_types::AccessFlags;
 use softhca_wire::{Ecn, Mtu, Psn, RnrTimer};
 use std::collections::BTreeMap;
 

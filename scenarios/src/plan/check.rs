@@ -5,8 +5,8 @@ use crate::quantity::CountRange;
 use crate::spec::{Errno, SwitchExpectation};
 use softhca_engine::QpState;
 use softhca_fabric::{Direction, InclusiveRange, RuleId, Selector};
-use softhca_queue::cm::EventType;
-use softhca_queue::{CompletionOpcode, CompletionStatus};
+use softhca_types::cm::EventType;
+use softhca_types::{CompletionOpcode, CompletionStatus};
 
 /// A condition that must hold at the end of the run.
 #[derive(Clone, Debug)]

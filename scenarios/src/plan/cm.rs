@@ -6,7 +6,7 @@ use crate::source::{Result, join_path};
 use crate::spec::{ClassName, PacketMatch, StepSpec};
 use softhca_engine::QpType;
 use softhca_fabric::{CmMessage, Direction, PacketClass, PacketClasses};
-use softhca_queue::cm;
+use softhca_types::cm;
 
 impl PlanBuilder<'_> {
     /// Whether a step listens or connects with one of these queue pairs.

@@ -14,8 +14,8 @@ use crate::spec::{
 };
 use softhca_engine::{AsyncEvent, PayloadMode};
 use softhca_fabric::{Action, Direction, InclusiveRange, Repeat, Rule, RuleId, Selector};
-use softhca_queue::cm::EventType;
-use softhca_queue::{CompletionOpcode, Counters};
+use softhca_types::cm::EventType;
+use softhca_types::{CompletionOpcode, Counters};
 
 /// First id of counting rules, above the ids of faults.
 const FIRST_COUNTING_RULE: u32 = 1 << 20;

@@ -1,7 +1,7 @@
 //! The faults of a plan, with all names resolved.
 
 use softhca_fabric::{EcnMarking, LinkState, PfcSettings, Rule, RuleId};
-use softhca_queue::{FaultTrigger, InjectedEvent, ProgramFault};
+use softhca_types::{FaultTrigger, InjectedEvent, ProgramFault};
 
 /// An injected fault.
 #[derive(Clone, Debug)]

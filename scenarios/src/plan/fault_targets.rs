@@ -9,7 +9,7 @@ use crate::spec::{
 };
 use softhca_engine::AsyncEvent;
 use softhca_fabric::{Choice, Direction, LinkState, Repeat, RuleId};
-use softhca_queue::{FaultPoint, FaultTrigger, ProgramAction, ProgramFault, Verb};
+use softhca_types::{FaultPoint, FaultTrigger, ProgramAction, ProgramFault, Verb};
 
 pub(super) const ACTION_TARGETS: &str = "drop, duplicate, reorder, delay, limit-rate, jitter, corrupt, mark-ce, rewrite, link-down and count need `on`; slow-device needs `host` or `on`; link-down, \
                               flap, set-rate and set-mtu need `link`; set-buffer, set-ecn and set-pfc need `switch`; stall, \

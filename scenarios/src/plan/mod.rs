@@ -36,7 +36,7 @@ use softhca_fabric::{
     Action, Choice, Direction, DownDirections, FlowId, HostId, LinkSettings, ReceiverSettings, Repeat, Rule,
     RuleId, Selector, SwitchId, SwitchSettings,
 };
-use softhca_queue::{AccessFlags, FaultTrigger, ProgramFaults};
+use softhca_types::{AccessFlags, FaultTrigger, ProgramFaults};
 use softhca_wire::{Mtu, Psn, RnrTimer};
 use std::net::IpAddr;
 

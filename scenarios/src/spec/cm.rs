@@ -2,7 +2,7 @@
 
 use crate::quantity::{CountRange, Time};
 use serde::Deserialize;
-use softhca_queue::cm::EventType;
+use softhca_types::cm::EventType;
 
 /// Waits for the next connection request at a port.
 #[derive(Clone, Debug, Deserialize)]

@@ -4,7 +4,7 @@ use super::{ConnectionExpectation, Errno, OneOrMany, PacketExpectation};
 use crate::quantity::{CountRange, Rate, Size, Time, TimeWindow};
 use serde::Deserialize;
 use softhca_engine::QpState;
-use softhca_queue::{CompletionOpcode, CompletionStatus};
+use softhca_types::{CompletionOpcode, CompletionStatus};
 
 /// A condition that must hold at the end of the run. It has exactly one of these keys.
 #[derive(Clone, Debug, Default, Deserialize)]

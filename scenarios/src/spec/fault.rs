@@ -4,9 +4,9 @@ use super::{EcnSpec, PfcSpec};
 use crate::quantity::{CountRange, IntegerRange, Probability, PsnRange, Rate, Size, Time, TimeWindow};
 use serde::Deserialize;
 use softhca_fabric::{CmMessage, HeaderField};
-use softhca_queue::CompletionStatus;
-use softhca_queue::cm::EventType;
-pub use softhca_queue::{Errno, InjectedEvent, Verb};
+use softhca_types::CompletionStatus;
+use softhca_types::cm::EventType;
+pub use softhca_types::{Errno, InjectedEvent, Verb};
 use softhca_wire::NakCode;
 
 /// An injected fault. `on` selects packets on a link, `link` the link itself, `switch` a switch, `host` a host, `qp` the

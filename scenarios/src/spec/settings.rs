@@ -5,7 +5,7 @@ use crate::quantity::{IntegerRange, Probability, Rate, Size, Time};
 use serde::Deserialize;
 use softhca_engine::{AckPolicy, PayloadMode, QpType, Recovery};
 use softhca_fabric::WatchdogAction;
-use softhca_queue::AccessFlags;
+use softhca_types::AccessFlags;
 use std::net::IpAddr;
 
 /// A value that can be changed without editing the file.

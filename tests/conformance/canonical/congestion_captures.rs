@@ -2,8 +2,8 @@
 
 use softhca_engine::{CongestionSettings, QpType, Settings};
 use softhca_fabric::{EcnMarking, HostId, LinkSettings, PfcSettings, SwitchSettings, Topology};
-use softhca_queue::{AccessFlags, Operation, RemoteAddress, SendWorkRequest, Sge};
 use softhca_tests::verbs::{ConnectOptions, QpOptions, World};
+use softhca_types::{AccessFlags, Operation, RemoteAddress, SendWorkRequest, Sge};
 use softhca_wire::{LocalKey, Mtu};
 use std::num::NonZeroU64;
 

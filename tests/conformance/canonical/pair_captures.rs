@@ -2,12 +2,12 @@
 
 use softhca_engine::{AddressVector, MemoryWindowType, QpType, Recovery};
 use softhca_fabric::{Action, InclusiveRange, PacketClass, PacketClasses, Repeat, Selector};
-use softhca_queue::{
+use softhca_tests::pair::{Pair, Setup, requests, responses};
+use softhca_tests::verbs::QpOptions;
+use softhca_types::{
     AccessFlags, MemoryWindowBind, Operation, ReceiveWorkRequest, RemoteAddress, SendFlags,
     SendImmOrInvalidate, SendWorkRequest, Sge,
 };
-use softhca_tests::pair::{Pair, Setup, requests, responses};
-use softhca_tests::verbs::QpOptions;
 use softhca_wire::{Gid, LocalKey, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
 use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroU32;

@@ -3,10 +3,10 @@
 use super::{reader, run_and_log};
 use softhca_engine::{ModifyQp, QpState, QpType, Recovery};
 use softhca_fabric::InclusiveRange;
-use softhca_queue::{AccessFlags, Operation, RemoteAddress, SendFlags, SendImmOrInvalidate};
 use softhca_tests::pair::{Pair, Setup, requests};
 use softhca_tests::verbs::ConnectOptions;
 use softhca_trace::lint::{Linter, PITFALLS};
+use softhca_types::{AccessFlags, Operation, RemoteAddress, SendFlags, SendImmOrInvalidate};
 use softhca_wire::{Mtu, Psn, QueueKey, RemoteKey};
 use std::time::Duration;
 
@@ -116,7 +116,7 @@ fn buffer_in_use() {
             pair.post_write(7, 0, 0, 4000);
             let gather = [b.sge(65536, 16)];
             let write = Operation::Write { remote: a.remote(0), imm_data: None };
-            pair.on(b).post_send(b.qp, &softhca_queue::SendWorkRequest::new(9, write, &gather)).unwrap();
+            pair.on(b).post_send(b.qp, &softhca_types::SendWorkRequest::new(9, write, &gather)).unwrap();
             pair.run();
         })
     );

@@ -6,9 +6,9 @@ use softhca_fabric::{
     Action, BitPosition, Direction, DownDirections, Frame, IcrcPolicy, InclusiveRange, PacketClass,
     PacketClasses, Repeat, Selector,
 };
-use softhca_queue::{AccessFlags, Operation, RemoteAddress, SendImmOrInvalidate, Sge};
 use softhca_tests::pair::{Pair, Setup, requests, responses};
 use softhca_trace::why::{LogAnalyzer, Query};
+use softhca_types::{AccessFlags, Operation, RemoteAddress, SendImmOrInvalidate, Sge};
 use softhca_wire::{
     AddressHeaders, Aeth, Bth, ICRC_LEN, Icrc, LocalKey, Mtu, NakCode, Opcode, Psn, RemoteKey, Syndrome,
     TransportHeader,

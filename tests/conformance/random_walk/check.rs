@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use softhca_engine::{QpState, Recovery};
 use softhca_fabric::Action;
-use softhca_queue::CompletionStatus;
+use softhca_types::CompletionStatus;
 
 /// Whether valid requests may fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,8 +5,8 @@
 
 use super::walk::{BadKey, Request, Step, Verb, Walk};
 use softhca_engine::QpType;
-use softhca_queue::CompletionStatus;
 use softhca_tests::pair::pattern;
+use softhca_types::CompletionStatus;
 use std::sync::LazyLock;
 
 /// Bytes of constant source data at the sender.

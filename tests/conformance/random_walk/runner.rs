@@ -7,12 +7,12 @@ use softhca_engine::{
     SrqId, SrqInitAttributes, XrcdId,
 };
 use softhca_fabric::{FlowId, HostId, LinkSettings, Rule, RuleId, Selector};
-use softhca_queue::{
+use softhca_tests::pair::{ALL_ACCESS, Recorder, Recording};
+use softhca_tests::verbs::{ConnectOptions, QpOptions, World};
+use softhca_types::{
     AccessFlags, Completion, CompletionOpcode, CompletionStatus, MemoryWindowBind, Operation, Payload,
     ReceiveWorkRequest, RemoteAddress, SendFlags, SendImmOrInvalidate, SendWorkRequest, Sge, UdDestination,
 };
-use softhca_tests::pair::{ALL_ACCESS, Recorder, Recording};
-use softhca_tests::verbs::{ConnectOptions, QpOptions, World};
 use softhca_wire::{Gid, LocalKey, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -3,12 +3,12 @@
 use super::captured_flow::{CapturedFlow, Packet};
 use softhca_engine::{AddressVector, CqId, MemoryWindowType, PdId, QpType, Recovery, Settings};
 use softhca_fabric::{HostId, LinkSettings};
-use softhca_queue::{
+use softhca_tests::pair::{ALL_ACCESS, Recorder, Recording};
+use softhca_tests::verbs::{ConnectOptions, QpOptions, World};
+use softhca_types::{
     MemoryWindowBind, Operation, ReceiveWorkRequest, RemoteAddress, SendFlags, SendImmOrInvalidate,
     SendWorkRequest, Sge, UdDestination,
 };
-use softhca_tests::pair::{ALL_ACCESS, Recorder, Recording};
-use softhca_tests::verbs::{ConnectOptions, QpOptions, World};
 use softhca_wire::{
     Gid, Icrc, ImmOrInvalidate, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer, Syndrome,
 };
@@ -171,7 +171,7 @@ fn register_remote_ranges(
                 mr_lkey: LocalKey(region.0),
                 address: from,
                 length: to - from,
-                access: ALL_ACCESS & !softhca_queue::AccessFlags::MW_BIND,
+                access: ALL_ACCESS & !softhca_types::AccessFlags::MW_BIND,
             };
             verbs
                 .post_send(stage.qp, &SendWorkRequest::new(0, Operation::BindMemoryWindow(bind), &[]))

@@ -6,10 +6,8 @@ use super::hostile_clients::RawClient;
 use super::multicast::GroupMember;
 use super::process::{TEST_TIMEOUT, TestDaemon, receive_line, send_line, spawn};
 use softhca::{DaemonControl, Device};
-use softhca_queue::Command;
-use softhca_queue::control::{
-    FramedMessage, RegionBacking, Request, Response, RuntimeDir, encode, send_message,
-};
+use softhca_control::{FramedMessage, RegionBacking, Request, Response, RuntimeDir, encode, send_message};
+use softhca_types::Command;
 use softhca_udp::{RoceSocket, SocketOptions};
 use softhca_wire::cm::{Datagram, Req};
 use softhca_wire::{

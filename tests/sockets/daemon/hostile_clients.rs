@@ -3,15 +3,16 @@
 use super::data::{ALL_ACCESS, ConnectedHost, connected};
 use super::process::{TEST_TIMEOUT, TestDaemon, receive_line, send_line, spawn};
 use softhca::{CompletionStatus, ReceiveRequest, SendRequest};
-use softhca_queue::control::{
+use softhca_control::{
     FramedMessage, Hello, Message, MessageReader, Notification, RegionBacking, Request, Response, RuntimeDir,
     Welcome, decode, encode, send_message,
 };
-use softhca_queue::{
-    AccessFlags, AhId, AsyncEvent, Command, CqId, DoorbellProducer, MapMode, ModifyQp, PdId, QpCapabilities,
-    QpInitAttributes, QpState, Reply, SharedMemory, SharedWords, SrqId, XrcdId,
-};
+use softhca_queue::{DoorbellProducer, MapMode, SharedMemory, SharedWords};
 use softhca_tests::bare::{reliable, steps};
+use softhca_types::{
+    AccessFlags, AhId, AsyncEvent, Command, CqId, ModifyQp, PdId, QpCapabilities, QpInitAttributes, QpState,
+    Reply, SrqId, XrcdId,
+};
 use softhca_wire::{Gid, Psn, Qpn, RemoteKey};
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -3,7 +3,7 @@
 use super::data::ALL_ACCESS;
 use super::process::{self, TestDaemon, send_line};
 use softhca::{AddressVector, DaemonControl, Device, Error, QpType};
-use softhca_queue::control::{FramedMessage, Hello, MessageReader, Welcome, decode, encode, send_message};
+use softhca_control::{FramedMessage, Hello, MessageReader, Welcome, decode, encode, send_message};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -213,7 +213,7 @@ fn another_user_cannot_open_the_folder() {
         return;
     }
     let daemon = TestDaemon::start();
-    let folder = softhca_queue::control::RuntimeDir::for_user();
+    let folder = softhca_control::RuntimeDir::for_user();
     // The other user needs access to the folder to reach the credentials check.
     let runtime = folder.path().parent().unwrap().display().to_string();
     let variables = match std::env::var_os("XDG_RUNTIME_DIR") {
@@ -260,7 +260,7 @@ fn another_user_cannot_open_rings_regions_sockets_or_recordings() {
     }
     let daemon = TestDaemon::start();
     let (end, echo, _) = super::data::connected(&daemon, "alice", "bob");
-    let folder = softhca_queue::control::RuntimeDir::for_user();
+    let folder = softhca_control::RuntimeDir::for_user();
     let mut paths = vec![folder.path().display().to_string()];
     paths.extend(
         [folder.socket(&daemon.name), folder.lock(&daemon.name)].map(|path| path.display().to_string()),

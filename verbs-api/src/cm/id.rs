@@ -8,8 +8,8 @@ use super::{
 use crate::{Context, Error, Gid, ModifyQp, Mtu, QpState, QpType, QueuePair};
 use parking_lot::Mutex;
 use softhca_engine::CmId;
-use softhca_queue::cm::{Command, FollowUp, QpTransition, Reply};
-use softhca_queue::reply;
+use softhca_types::cm::{Command, FollowUp, QpTransition, Reply};
+use softhca_types::reply;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -138,7 +138,7 @@ impl Id {
 
     fn execute_transition(&self, pair: &QueuePair, transition: QpTransition) -> Result<(), Error> {
         let last = transition.states.last().copied();
-        self.channel().backend().execute(softhca_queue::Command::TransitionQueuePair(transition))?;
+        self.channel().backend().execute(softhca_types::Command::TransitionQueuePair(transition))?;
         last.into_iter().for_each(|state| pair.set_state(state));
         Ok(())
     }

@@ -52,7 +52,7 @@ pub use endpoint::{Endpoint, create_endpoint};
 pub use event::Event;
 pub use handles::{EventChannel, Id};
 
-pub use softhca_queue::cm::{
+pub use softhca_types::cm::{
     CmOption, CmState, ConnectionParameters, EventParameters, EventType, IdSnapshot, MAX_REJ_PRIVATE_DATA,
     MAX_REP_PRIVATE_DATA, MAX_REQ_PRIVATE_DATA, MAX_SIDR_REP_PRIVATE_DATA, MAX_SIDR_REQ_PRIVATE_DATA,
     PeerParameters, PortSpace, RDMA_UDP_QKEY, RejectReason, UdParameters,

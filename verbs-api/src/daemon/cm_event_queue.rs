@@ -5,7 +5,7 @@ use crate::backend::Result;
 use crate::notifier::Notifier;
 use parking_lot::Mutex;
 use softhca_engine::{CmChannelId, CmId, Reply};
-use softhca_queue::cm::{self, Event, EventType};
+use softhca_types::cm::{self, Event, EventType};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -148,7 +148,7 @@ fn connect_requests<'a>(events: impl Iterator<Item = &'a Event>) -> Vec<CmId> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use softhca_queue::cm::EventParameters;
+    use softhca_types::cm::EventParameters;
 
     const HERE: CmChannelId = CmChannelId(1);
     const THERE: CmChannelId = CmChannelId(2);

@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::backend::{Result, check_process};
 use parking_lot::Mutex;
-use softhca_queue::control::{
+use softhca_control::{
     FramedMessage, Hello, Message, MessageReader, Notification, PROTOCOL_VERSION, Request, Response,
     RuntimeDir, Welcome, decode, encode, send_message,
 };

@@ -7,11 +7,11 @@ use crate::{
     Counters, Device, Error, QpType,
     fault::{FlowId, Rule, RuleCounters, environment_faults},
 };
-use softhca_queue::control::{
+use softhca_control::{
     DEFAULT_NAME, DaemonStatus, FabricPort, HostDevice, Message, NAME_VARIABLE, Notification, ProcessWatch,
     QueuePairStatus, Request, Response, decode, encode,
 };
-use softhca_queue::{AsyncEvent, InjectedEvent, PortState};
+use softhca_types::{AsyncEvent, InjectedEvent, PortState};
 use std::os::fd::BorrowedFd;
 
 /// The value in a response of this kind; another response is an error.

@@ -9,12 +9,12 @@ use crate::backend::Result;
 use crate::local_backend::EventBus;
 use crate::memory::MemoryTable;
 use parking_lot::Mutex;
-use softhca_engine::{AsyncEvent, Command, DeviceLimits, PortState, Reply, Resource, VerbsError};
-use softhca_fabric::{Flow, Rule};
-use softhca_queue::control::{
+use softhca_control::{
     HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus, Request, Response, decode,
 };
-use softhca_queue::{QpSnapshot, ResourceCounts, cm, reply};
+use softhca_engine::{AsyncEvent, Command, DeviceLimits, PortState, Reply, Resource, VerbsError};
+use softhca_fabric::{Flow, Rule};
+use softhca_types::{QpSnapshot, ResourceCounts, cm, reply};
 use softhca_udp::{Driver, RingPair, SharedDriver, SlotState, at_exit};
 use softhca_wire::Qpn;
 use std::net::IpAddr;

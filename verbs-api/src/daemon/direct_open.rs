@@ -9,8 +9,8 @@ use crate::backend::Result;
 use crate::embedded::{EmbeddedRuntime, EventForwarder, start_direct};
 use crate::local_backend::EventBus;
 use crate::memory::{MemoryTable, install_fault_handler};
+use softhca_control::{DirectPath, Request};
 use softhca_engine::{AckPolicy, CongestionSettings, PortState, Recovery, Settings};
-use softhca_queue::control::{DirectPath, Request};
 use softhca_udp::{
     Driver, DriverOptions, Entropy, HandOver, HostSockets, IcrcCheck, Loopback, OpenRings, OpenSendSocket,
     RingPair, SlotRecorder,

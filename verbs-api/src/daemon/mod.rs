@@ -10,9 +10,7 @@ mod orphaned_rings;
 mod port_reservations;
 
 pub use control::{DaemonControl, HostAsyncEvent};
-pub use softhca_queue::control::{
-    ClientStatus, DaemonStatus, FabricPort, HostDevice, HostStatus, QueuePairStatus,
-};
+pub use softhca_control::{ClientStatus, DaemonStatus, FabricPort, HostDevice, HostStatus, QueuePairStatus};
 
 use crate::async_events::AsyncEventQueue;
 use crate::backend::{Backend, Result, Runtime};
@@ -26,14 +24,11 @@ use connection::{ControlConnection, ControlSocket, NotificationHandler};
 use control::{daemon_name, expect_response, unexpected_reply};
 use opened_host::{OpenedHost, missing_descriptors};
 use orphaned_rings::{OrphanedRings, QueuePairRings};
+use softhca_control::{self as protocol, HOST_VARIABLE, Notification, RegionBacking, Request, Response};
 use softhca_engine::{AsyncEvent, CmChannelId, Command, Counters, CqId, DeviceLimits, Event, Instant, Reply};
 use softhca_fabric::{Flow, Rule, RuleCounters};
-use softhca_queue::control::{
-    self as protocol, HOST_VARIABLE, Notification, RegionBacking, Request, Response,
-};
-use softhca_queue::{
-    DoorbellProducer, MapMode, SendProducer, SharedMemory, SharedWords, SleepFlag, VerbsError,
-};
+use softhca_queue::{DoorbellProducer, MapMode, SendProducer, SharedMemory, SharedWords, SleepFlag};
+use softhca_types::VerbsError;
 use softhca_wire::{Gid, Mtu, Qpn};
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -304,7 +299,7 @@ impl Backend for DaemonBackend {
             Command::DestroyQueuePair(qpn) => self.state.orphaned_rings.remove_queue_pair(*qpn),
             _ => {}
         }
-        let words = command.ring_words()?;
+        let words = softhca_queue::ring_words(&command)?;
         let (reply, descriptors) = match memory {
             Some(block) => (self.register(&command, block)?, Vec::new()),
             None => self.request(&command, None, &[])?,

@@ -3,9 +3,8 @@
 
 use parking_lot::Mutex;
 use softhca_engine::{QpCapabilities, QpInitAttributes, completion_opcode};
-use softhca_queue::{
-    Completion, CompletionFlags, CompletionOpcode, CompletionProducer, CompletionStatus, CqId, SharedWords,
-};
+use softhca_queue::{CompletionProducer, QpRingLayout, SharedWords};
+use softhca_types::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CqId};
 use softhca_wire::Qpn;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -73,7 +72,7 @@ impl OrphanedRings {
 impl RingTable {
     fn flush(&self, qpn: Qpn) {
         let Some(QueuePairRings { init, capabilities, words }) = self.queue_pairs.get(&qpn) else { return };
-        let (send, recv) = capabilities.consumers(init, words, true);
+        let (send, recv) = QpRingLayout { init, capabilities }.consumers(words, true);
         let (mut sge, mut inline) = (Vec::new(), Vec::new());
         if let Some(mut ring) = send {
             ring.clear_doorbell();

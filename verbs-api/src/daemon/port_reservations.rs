@@ -6,8 +6,8 @@
 use crate::backend::Result;
 use parking_lot::Mutex;
 use softhca_engine::CmId;
-use softhca_queue::cm::{CmState, Command, IdSnapshot, PortSpace, Reply};
-use softhca_queue::reply;
+use softhca_types::cm::{CmState, Command, IdSnapshot, PortSpace, Reply};
+use softhca_types::reply;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -13,8 +13,9 @@ pub(crate) use memory_table::MemoryTable;
 use parking_lot::Mutex;
 use softhca_engine::{AtomicOperation, Memory, MemoryFault, MemoryId, PayloadMode};
 use softhca_fabric::SparseMemory;
+use softhca_queue::ExternalMemory;
 pub(crate) use softhca_queue::MemoryBlock;
-use softhca_queue::{Errno, ExternalMemory};
+use softhca_types::Errno;
 use std::io;
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Values of connection-management events.
 
 use core::fmt;
-use softhca_queue::cm::CmState;
+use softhca_types::cm::CmState;
 pub use softhca_wire::cm::MessageKind as CmMessageKind;
 
 /// The reason for dropping a CM message.

@@ -8,8 +8,8 @@ use crate::{
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
-use softhca_queue::AccessFlags;
-use softhca_queue::cm::{self as api, CmState};
+use softhca_types::AccessFlags;
+use softhca_types::cm::{self as api, CmState};
 use softhca_wire::cm::{CommunicationId, Datagram, PortSpace, ServiceId};
 use softhca_wire::{AddressHeaders, Gid, Mtu, Psn, Qpn, QueueKey, RnrTimer};
 

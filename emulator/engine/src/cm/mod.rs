@@ -38,7 +38,7 @@ use known_listeners::KnownListeners;
 use mad_queue::{MadQueue, SOURCE_PORT};
 use ports::Ports;
 use records::ConnectionRecords;
-use softhca_queue::cm::{self as api, CmState, EventParameters, EventType};
+use softhca_types::cm::{self as api, CmState, EventParameters, EventType};
 use softhca_wire::cm::{CommunicationId, Datagram, Message, RejectReason};
 use softhca_wire::{AddressHeaders, Gid, Qpn, QpnSlot};
 

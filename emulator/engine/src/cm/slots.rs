@@ -5,7 +5,7 @@ use super::{CmCall, ConnectionManager};
 use crate::{ClientId, CmChannelId, CmId, QpType, VerbsError, VerbsResult};
 use core::net::{IpAddr, SocketAddr};
 use softhca_queue::CmRecords;
-use softhca_queue::cm::Reply;
+use softhca_types::cm::Reply;
 use softhca_wire::cm::{Datagram, Message, PortSpace, ServiceId};
 use softhca_wire::{AddressHeaders, Bth, Qpn, TransportPacket};
 

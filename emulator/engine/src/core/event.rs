@@ -11,8 +11,8 @@ use crate::{
 };
 use core::net::IpAddr;
 use core::time::Duration;
-use softhca_queue::cm::{CmState, EventType};
-use softhca_queue::{
+use softhca_types::cm::{CmState, EventType};
+use softhca_types::{
     AccessFlags, CallSite, Completion, CompletionOpcode, CorruptRing, ProgramAction, Sge, Verb,
 };
 use softhca_wire::{Mtu, Opcode, Psn, Qpn, Syndrome, TransportHeader};

@@ -20,7 +20,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::sync::atomic::AtomicBool;
-use softhca_queue::{AccessFlags, AckRecords, Completion, CompletionFlags, CorruptRing, Sge};
+use softhca_queue::AckRecords;
+use softhca_types::{AccessFlags, Completion, CompletionFlags, CorruptRing, Sge};
 use softhca_wire::{Gid, Psn, Qpn};
 
 pub(crate) struct AddressHandle {

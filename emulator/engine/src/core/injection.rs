@@ -11,7 +11,7 @@ use crate::{
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
-use softhca_queue::{
+use softhca_types::{
     CallSite, Command, Completion, FaultHit, FaultMatcher, FaultTrigger, InjectedEvent, ProgramAction,
     ProgramFaults, Reply, Resource, cm,
 };

@@ -3,7 +3,7 @@
 use crate::{ClientId, CqId, Instant, Reason};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
-use softhca_queue::{Completion, FaultMatcher, Resource};
+use softhca_types::{Completion, FaultMatcher, Resource};
 use softhca_wire::Qpn;
 
 /// The owner of the timer that releases held completions: no queue pair has this number.

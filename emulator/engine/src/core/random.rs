@@ -55,7 +55,8 @@ pub(crate) fn next_random(state: &mut u64) -> u64 {
 mod tests {
     use crate::{Hca, MemoryId, MemoryRegion, Settings};
     use alloc::vec::Vec;
-    use softhca_queue::{AccessFlags, DoorbellConsumer, DoorbellProducer, SharedWords};
+    use softhca_queue::{DoorbellConsumer, DoorbellProducer, SharedWords};
+    use softhca_types::AccessFlags;
 
     /// The keys of the first `count` regions.
     fn keys(secret: Option<[u64; 2]>, count: usize) -> Vec<u32> {

@@ -2,7 +2,7 @@
 
 use crate::{AccessError, QpState, QpType};
 use core::fmt;
-use softhca_queue::{CompletionStatus, CorruptRing};
+use softhca_types::{CompletionStatus, CorruptRing};
 use softhca_wire::{Malformed, NakCode, Opcode, Psn};
 
 /// Why a packet was dropped.

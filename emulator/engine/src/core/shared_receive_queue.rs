@@ -1,7 +1,8 @@
 //! Shared receive queues.
 
 use crate::{ClientId, CqId, PdId, XrcdId};
-use softhca_queue::{CorruptRing, ReceiveConsumer, Sge};
+use softhca_queue::ReceiveConsumer;
+use softhca_types::{CorruptRing, Sge};
 
 pub(crate) struct SharedReceiveQueue {
     pub client: ClientId,

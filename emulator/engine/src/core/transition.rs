@@ -193,7 +193,7 @@ mod tests {
             matches!(error, VerbsError::InvalidAttributes { missing: Mask::ACCESS_FLAGS, .. }),
             "{error}"
         );
-        let modify = modify.access_flags(softhca_queue::AccessFlags::empty());
+        let modify = modify.access_flags(softhca_types::AccessFlags::empty());
         assert_eq!(check_modify(Qpn::new(2), QpType::Rc, QpState::Reset, &modify), Ok(QpState::Init));
     }
 }

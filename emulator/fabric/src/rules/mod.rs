@@ -20,4 +20,4 @@ pub(crate) use repetition::DrawPurpose;
 pub(crate) use rule::ActiveRule;
 pub use rule::{Rule, RuleCounters, RuleId};
 pub use selector::{InclusiveRange, Selector};
-pub use softhca_queue::{Choice, GilbertElliott, Pattern, PatternError, Repeat, Scope};
+pub use softhca_types::{Choice, GilbertElliott, Pattern, PatternError, Repeat, Scope};

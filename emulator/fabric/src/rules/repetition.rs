@@ -4,7 +4,7 @@ use super::flow::FlowId;
 use super::flow_history::ObservedPacket;
 use crate::{Direction, Seed};
 use alloc::collections::{BTreeMap, BTreeSet};
-use softhca_queue::{Choice, GilbertElliott, HitCounter, Repeat, Scope};
+use softhca_types::{Choice, GilbertElliott, HitCounter, Repeat, Scope};
 
 /// The input of a draw, without the seed.
 #[derive(Clone, Copy, Debug)]
@@ -102,7 +102,7 @@ mod tests {
     use alloc::string::String;
     use alloc::vec::Vec;
     use core::num::NonZeroU64;
-    use softhca_queue::{Pattern, PatternError};
+    use softhca_types::{Pattern, PatternError};
     use softhca_wire::Operation;
 
     fn draw_key(flow_id: u32, position: i64) -> DrawKey {

@@ -5,7 +5,7 @@ use super::flow_history::ObservedPacket;
 use super::repetition::{DrawKey, RepeatState, draws};
 use super::selector::Selector;
 use crate::{Direction, Frame, Seed};
-use softhca_queue::Repeat;
+use softhca_types::Repeat;
 
 /// Identifies a rule within a run. Draws depend on it, so it should not change when other rules are added or
 /// removed.

@@ -5,7 +5,7 @@
 use softhca_engine::{
     AddressVector, ClientId, Context, CqId, Hca, ModifyQp, PdId, QpInitAttributes, QpState, QpType,
 };
-use softhca_queue::AccessFlags;
+use softhca_types::AccessFlags;
 use softhca_wire::{Gid, Mtu, Psn, Qpn, RnrTimer};
 
 pub const RIGHTS: AccessFlags =

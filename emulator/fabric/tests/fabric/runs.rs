@@ -9,9 +9,11 @@ use softhca_engine::{
 };
 use softhca_fabric::SparseMemory;
 use softhca_queue::{
-    CompletionConsumer, CompletionStatus, DoorbellProducer, Operation, ReceiveProducer, ReceiveWorkRequest,
-    SendImmOrInvalidate, SendProducer, SendWorkRequest, Sge, completion_ring, doorbell_ring, receive_ring,
-    send_ring,
+    CompletionConsumer, DoorbellProducer, ReceiveProducer, SendProducer, completion_ring, doorbell_ring,
+    receive_ring, send_ring,
+};
+use softhca_types::{
+    CompletionStatus, Operation, ReceiveWorkRequest, SendImmOrInvalidate, SendWorkRequest, Sge,
 };
 use softhca_wire::{AddressHeaders, Gid, Icrc, LocalKey, Mtu, Opcode, Psn, Qpn, TransportPacket};
 

@@ -3,7 +3,7 @@
 use super::{Verbs, World};
 use softhca_engine::{AddressVector, ModifyQp, QpState, QpType, VerbsError};
 use softhca_fabric::{Endpoint, Flow, FlowId, HostId};
-use softhca_queue::AccessFlags;
+use softhca_types::AccessFlags;
 use softhca_wire::{Gid, Mtu, Psn, Qpn, QueueKey, RnrTimer};
 
 /// Parameters of a connection.

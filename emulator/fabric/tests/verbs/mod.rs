@@ -13,9 +13,9 @@ use softhca_engine::{
 };
 use softhca_fabric::{HostId, SparseMemory};
 use softhca_queue::{
-    AccessFlags, Completion, CompletionConsumer, CqNotify, InvalidWorkRequest, ReceiveProducer,
-    ReceiveWorkRequest, SendProducer, SendWorkRequest, SharedWords, cm, reply,
+    CompletionConsumer, InvalidWorkRequest, QpRingLayout, ReceiveProducer, SendProducer, SharedWords,
 };
+use softhca_types::{AccessFlags, Completion, CqNotify, ReceiveWorkRequest, SendWorkRequest, cm, reply};
 use softhca_wire::{Gid, Qpn, RemoteKey};
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -146,7 +146,7 @@ impl Verbs<'_> {
 
     /// Executes a control verb that creates rings, and returns their memory.
     fn execute_with_rings(&mut self, command: Command) -> Result<(Reply, SharedWords), VerbsError> {
-        let rings = SharedWords::heap(command.ring_words()?);
+        let rings = SharedWords::heap(softhca_queue::ring_words(&command)?);
         let mut attachments = Attachments { rings: Some(rings.clone()), ..Attachments::default() };
         Ok((self.execute_with(command, &mut attachments)?, rings))
     }
@@ -390,8 +390,9 @@ impl Verbs<'_> {
         let command = Command::CreateQueuePair { init, capabilities };
         let (qpn, rings) = match qpn {
             Some(qpn) => {
-                let rings = SharedWords::heap(command.ring_words()?);
-                let (send, receive) = capabilities.consumers(&init, &rings, false);
+                let rings = SharedWords::heap(softhca_queue::ring_words(&command)?);
+                let (send, receive) =
+                    QpRingLayout { init: &init, capabilities: &capabilities }.consumers(&rings, false);
                 let (client, consumers) = (self.client(), QpRings { send, receive });
                 let create = |hca: &mut Hca| hca.create_queue_pair_with_qpn(client, init, consumers, qpn);
                 (self.world.with_context(self.id, |hca, _| create(hca))?, rings)
@@ -401,7 +402,7 @@ impl Verbs<'_> {
                 (reply!(reply, Reply::QueuePair(qpn) => qpn), rings)
             }
         };
-        let (send, receive) = capabilities.producers(&init, &rings);
+        let (send, receive) = QpRingLayout { init: &init, capabilities: &capabilities }.producers(&rings);
         self.application.queue_pairs.insert(qpn, QueueProducers { send, receive });
         Ok(qpn)
     }

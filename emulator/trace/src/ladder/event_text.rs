@@ -4,7 +4,7 @@ use super::Emphasis;
 use super::label::relative_psn;
 use crate::log::{LogEvent, TextContext};
 use softhca_engine::{DropReason, Event, RateCause, Reason, RequestError};
-use softhca_queue::{Completion, CompletionStatus};
+use softhca_types::{Completion, CompletionStatus};
 use softhca_wire::{Psn, Qpn};
 
 /// The PSNs that relative PSNs of a queue pair count from.

@@ -8,8 +8,8 @@ use softhca_engine::{
     Recovery, RequestError, RetransmitCause,
 };
 use softhca_fabric::{FabricEvent, FrameDropReason, PacketId, PauseEndReason};
-use softhca_queue::cm::{CmState, EventType};
-use softhca_queue::{
+use softhca_types::cm::{CmState, EventType};
+use softhca_types::{
     AccessFlags, CallSite, Completion, CompletionOpcode, CorruptRing, ProgramAction, Sge, Verb,
 };
 use softhca_wire::{Mtu, Opcode, Psn, Qpn};

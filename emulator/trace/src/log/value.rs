@@ -8,8 +8,8 @@ use softhca_engine::{
     RequestError, RetransmitCause,
 };
 use softhca_fabric::{FaultEffect, FrameDropReason, LinkId, PacketId, PauseEndReason};
-use softhca_queue::cm::{CmState, EventType};
-use softhca_queue::{
+use softhca_types::cm::{CmState, EventType};
+use softhca_types::{
     AccessFlags, CallSite, Completion, CompletionFlags, CompletionOpcode, CorruptRing, ProgramAction, Sge,
     Verb,
 };

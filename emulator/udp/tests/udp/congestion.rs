@@ -10,9 +10,9 @@ use softhca_fabric::{
     ReceiverSettings, Repeat, Rule, RuleId, Selector, Stage, SwitchSettings, Topology,
 };
 use softhca_queue::{
-    DoorbellProducer, Operation, RemoteAddress, SendProducer, SendWorkRequest, Sge, completion_ring,
-    doorbell_ring, receive_ring, send_ring,
+    DoorbellProducer, SendProducer, completion_ring, doorbell_ring, receive_ring, send_ring,
 };
+use softhca_types::{Operation, RemoteAddress, SendWorkRequest, Sge};
 use softhca_udp::{Driver, DriverOptions, HostNetwork, HostSockets, SocketOptions};
 use softhca_wire::link_control::Pause;
 use softhca_wire::{Bth, Gid, LocalKey, Mtu, Opcode, Psn, Qpn, RemoteKey};

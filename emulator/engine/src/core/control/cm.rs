@@ -1,8 +1,8 @@
 //! The commands of the connection manager.
 
 use crate::{ClientId, Context, Hca, MadOwner, VerbsResult};
-use softhca_queue::cm::{Command, Reply};
 use softhca_queue::{CmRecords, RecordedConnection};
+use softhca_types::cm::{Command, Reply};
 use softhca_wire::AddressHeaders;
 
 impl Hca {

@@ -4,15 +4,14 @@ use super::client::FIRST_IOVA;
 use super::queue_pair::QpRings;
 use crate::core::hca::Client;
 use crate::{ClientId, Context, Hca, MemoryId, MemoryRegion, Resource, VerbsError, VerbsResult};
-use softhca_queue::{
-    AccessFlags, CallSite, Command, CompletionProducer, ReceiveConsumer, Reply, SharedWords, cm,
-};
+use softhca_queue::{CompletionProducer, QpRingLayout, ReceiveConsumer, SharedWords};
+use softhca_types::{AccessFlags, CallSite, Command, Reply, cm};
 use softhca_wire::RemoteKey;
 
 /// Additions of the back end to a command: the memory that it allocates, and the command's origin.
 #[derive(Default)]
 pub struct Attachments {
-    /// Memory for the rings of a queue: [`Command::ring_words`] words.
+    /// Memory for the rings of a queue: [`softhca_queue::ring_words`].
     pub rings: Option<SharedWords>,
     /// Memory to register. After the call: memory that no region uses, which the back end releases.
     pub memory: Option<MemoryId>,
@@ -72,7 +71,7 @@ impl Hca {
         command: Command,
         attachments: &mut Attachments,
     ) -> VerbsResult<Reply> {
-        command.ring_words()?;
+        command.check_sizes()?;
         match command {
             Command::AllocateProtectionDomain => {
                 return self.allocate_protection_domain(client).map(Reply::ProtectionDomain);
@@ -135,7 +134,8 @@ impl Hca {
             }
             Command::DestroyAddressHandle(ah) => self.destroy_address_handle(client, ah)?,
             Command::CreateQueuePair { init, capabilities } => {
-                let (send, receive) = capabilities.consumers(&init, &attachments.rings(), false);
+                let (send, receive) = QpRingLayout { init: &init, capabilities: &capabilities }
+                    .consumers(&attachments.rings(), false);
                 return self.create_queue_pair(client, init, QpRings { send, receive }).map(Reply::QueuePair);
             }
             Command::ModifyQueuePair { qpn, mut modify } => {

@@ -306,7 +306,7 @@ impl Hca {
                 qp.fail_oldest_wqe(
                     &mut self.state,
                     ctx,
-                    softhca_queue::CompletionStatus::RetryExceededError,
+                    softhca_types::CompletionStatus::RetryExceededError,
                     Reason::PeerUnreachable,
                 );
             }

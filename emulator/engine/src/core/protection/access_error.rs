@@ -1,6 +1,6 @@
 //! The reasons for denying access to memory.
 
-use softhca_queue::AccessFlags;
+use softhca_types::AccessFlags;
 use thiserror::Error;
 
 /// The reason for denying access to memory.

@@ -2,7 +2,7 @@
 
 use super::{KeyEntry, KeyKind, MwBinding, Protection};
 use crate::{AccessError, ClientId, DeviceLimits, MemoryWindowType, PdId, Resource, VerbsError, VerbsResult};
-use softhca_queue::{AccessFlags, MemoryWindowBind};
+use softhca_types::{AccessFlags, MemoryWindowBind};
 use softhca_wire::{Qpn, RemoteKey};
 
 impl Protection {

@@ -13,7 +13,7 @@ use crate::core::table::Table;
 use crate::{ClientId, DeviceLimits, MemoryWindowType, PdId, Resource, VerbsError, VerbsResult};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use softhca_queue::{AccessFlags, Sge};
+use softhca_types::{AccessFlags, Sge};
 use softhca_wire::{LocalKey, Qpn, RemoteKey};
 
 /// The translated address of an access that was checked.
@@ -406,7 +406,7 @@ fn check_flags(key: u32, granted: AccessFlags, required: AccessFlags) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use softhca_queue::MemoryWindowBind;
+    use softhca_types::MemoryWindowBind;
 
     const CLIENT: ClientId = ClientId(0);
     const QPN: Qpn = Qpn::new(2);

@@ -4,7 +4,7 @@ use super::QueuePair;
 use super::requester_state::SendWqe;
 use crate::core::hca_state::HcaState;
 use crate::{Context, DropReason, Event, PacketSummary, QpType, Reason, RetransmitCause};
-use softhca_queue::{Completion, CompletionFlags, CompletionStatus, SendFlags};
+use softhca_types::{Completion, CompletionFlags, CompletionStatus, SendFlags};
 use softhca_wire::{Aeth, Credits, NakCode, Operation, Psn, Qpn, RnrTimer, Syndrome, TransportPacket};
 
 /// The value of `rnr_retry` that retries forever.
@@ -384,8 +384,8 @@ impl QueuePair {
     fn find_rd_atomic_wqe(&self, psn: Psn, kind: Operation) -> Option<(Psn, u32, u32)> {
         let wqe = &self.requester.wqes[self.requester.find_wqe(psn)?];
         let wants = match wqe.operation.0 {
-            softhca_queue::Operation::Read { .. } => kind == Operation::ReadRequest,
-            softhca_queue::Operation::CompareSwap { .. } | softhca_queue::Operation::FetchAdd { .. } => {
+            softhca_types::Operation::Read { .. } => kind == Operation::ReadRequest,
+            softhca_types::Operation::CompareSwap { .. } | softhca_types::Operation::FetchAdd { .. } => {
                 kind.is_atomic()
             }
             _ => false,

@@ -5,7 +5,7 @@ use super::responder::MAX_PENDING_RESPONSES;
 use super::responder_state::PendingResponse;
 use crate::core::hca_state::HcaState;
 use crate::{Context, DropReason, Event, PacketSummary};
-use softhca_queue::AccessFlags;
+use softhca_types::AccessFlags;
 use softhca_wire::{Operation, TransportPacket};
 
 impl QueuePair {

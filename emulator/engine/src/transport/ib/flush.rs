@@ -5,7 +5,7 @@ use super::requester_state::WqeOperation;
 use super::responder_state::ReceiveWqe;
 use crate::core::hca_state::HcaState;
 use crate::{AsyncEvent, Context, Event, QpState, QpType, Reason};
-use softhca_queue::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CorruptRing};
+use softhca_types::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CorruptRing};
 use softhca_wire::Qpn;
 
 impl QueuePair {

@@ -8,7 +8,8 @@ use crate::core::control_packets::{Body, ControlPacket};
 use crate::core::hca_state::HcaState;
 use crate::{Context, DropReason, EndToEndCredits, Event, PayloadMode, QpState, QpType, RequestError};
 use alloc::vec;
-use softhca_queue::{AccessFlags, AckPath};
+use softhca_queue::AckPath;
+use softhca_types::AccessFlags;
 use softhca_wire::{
     AddressHeaders, Aeth, AtomicAckEth, Bth, Credits, ImmOrInvalidate, Opcode, Operation, Position, Psn,
     Syndrome, TransportHeader,

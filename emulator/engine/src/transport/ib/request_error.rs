@@ -5,7 +5,7 @@ use super::responder_state::PendingResponse;
 use crate::core::hca_state::HcaState;
 use crate::transport::ib::recovery::GapAction;
 use crate::{AsyncEvent, Context, Event, Reason, RequestError};
-use softhca_queue::CompletionStatus;
+use softhca_types::CompletionStatus;
 use softhca_wire::{NakCode, Psn, Syndrome};
 
 impl QueuePair {

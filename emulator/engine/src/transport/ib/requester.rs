@@ -6,7 +6,7 @@ use super::planned_packet::PlannedPacket;
 use super::requester_state::{SendWqe, WqeOperation};
 use crate::core::hca_state::HcaState;
 use crate::{AsyncEvent, Context, DeviceLimits, EndToEndCredits, Event, QpState, QpType, Reason};
-use softhca_queue::{
+use softhca_types::{
     AccessFlags, CompletionStatus, Operation, Payload, RemoteAddress, SendFlags, SendImmOrInvalidate,
 };
 use softhca_wire as wire;

@@ -6,9 +6,9 @@
 use crate::{Instant, Reason};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use softhca_queue::{
-    CompletionOpcode, CompletionStatus, Operation, SendConsumer, SendFlags, SendImmOrInvalidate, Sge,
-    UdDestination,
+use softhca_queue::SendConsumer;
+use softhca_types::{
+    CompletionOpcode, CompletionStatus, Operation, SendFlags, SendImmOrInvalidate, Sge, UdDestination,
 };
 use softhca_wire::Psn;
 

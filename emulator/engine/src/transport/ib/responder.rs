@@ -8,7 +8,7 @@ use crate::{
     PacketSummary, PdId, QpType,
 };
 use crate::{QpState, Reason, RequestError, SrqId};
-use softhca_queue::{AccessFlags, Completion, CompletionFlags, CompletionOpcode, CompletionStatus};
+use softhca_types::{AccessFlags, Completion, CompletionFlags, CompletionOpcode, CompletionStatus};
 use softhca_wire::{
     AtomicEth, ImmOrInvalidate, Operation, Position, Psn, Qpn, RemoteKey, Reth, Syndrome, TransportHeader,
     TransportPacket, XrcEth,

@@ -3,7 +3,8 @@
 use crate::PdId;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use softhca_queue::{ReceiveConsumer, Sge};
+use softhca_queue::ReceiveConsumer;
+use softhca_types::Sge;
 use softhca_wire::{Operation, Psn, Reth, Syndrome};
 
 /// How far a request may be ahead of the expected PSN: about the packets that the grants of a receive buffer cover. A burst

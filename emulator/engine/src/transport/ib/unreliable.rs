@@ -3,7 +3,7 @@
 use super::QueuePair;
 use crate::core::hca_state::HcaState;
 use crate::{Context, DropReason, Event, PacketSummary, Reason, RequestError};
-use softhca_queue::{CompletionFlags, CompletionOpcode, CompletionStatus};
+use softhca_types::{CompletionFlags, CompletionOpcode, CompletionStatus};
 use softhca_wire::{AddressHeaders, Grh, ICRC_LEN, Operation, QueueKey, TransportPacket};
 
 impl QueuePair {

@@ -10,7 +10,7 @@ use softhca_fabric::{
     BuiltTopology, Direction, EventSink, FabricEvent, Fault, HostId, LinkId, LinkSettings, NetworkEvent,
     Node, Stage, SwitchSettings, Topology,
 };
-use softhca_queue::{AccessFlags, Operation, RemoteAddress, SendFlags, SendWorkRequest, Sge};
+use softhca_types::{AccessFlags, Operation, RemoteAddress, SendFlags, SendWorkRequest, Sge};
 use softhca_wire::{LocalKey, Mtu, Pfc, Qpn, RemoteKey};
 use std::cell::RefCell;
 use std::collections::BTreeMap;

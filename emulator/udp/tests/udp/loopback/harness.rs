@@ -9,9 +9,11 @@ use softhca_fabric::{
     Action, EventSink, NetworkEvent, PacketClasses, Repeat, Rule, RuleId, Selector, SparseMemory, Stage,
 };
 use softhca_queue::{
-    AccessFlags, CompletionConsumer, CompletionStatus, DoorbellProducer, Operation, ReceiveProducer,
-    ReceiveWorkRequest, RemoteAddress, SendProducer, SendWorkRequest, Sge, completion_ring, doorbell_ring,
+    CompletionConsumer, DoorbellProducer, ReceiveProducer, SendProducer, completion_ring, doorbell_ring,
     receive_ring, send_ring,
+};
+use softhca_types::{
+    AccessFlags, CompletionStatus, Operation, ReceiveWorkRequest, RemoteAddress, SendWorkRequest, Sge,
 };
 use softhca_udp::{Driver, DriverOptions, HostSockets, Loopback, SocketOptions};
 use softhca_wire::{AddressHeaders, Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey};

@@ -6,9 +6,9 @@ mod harness;
 use harness::{Host, QKEY, QUARTER, RecordedTraffic, drive, for_each_loopback, free_address, once};
 use softhca_engine::{AddressVector, Memory, MemoryId, ModifyQp, PortState, QpState, QpType, Recovery};
 use softhca_fabric::{Action, BitPosition, IcrcPolicy, PacketClasses, Repeat, Rule, Stage};
-use softhca_queue::{
-    CompletionStatus, Operation, RemoteAddress, SendImmOrInvalidate, SendWorkRequest, SharedWords, SleepFlag,
-    UdDestination,
+use softhca_queue::{SharedWords, SleepFlag};
+use softhca_types::{
+    CompletionStatus, Operation, RemoteAddress, SendImmOrInvalidate, SendWorkRequest, UdDestination,
 };
 use softhca_udp::{DrivePolicy, Loopback, SharedDriver};
 use softhca_wire::link_control::Pause;

@@ -189,25 +189,6 @@ impl ProgramFaults {
         self.faults.retain(|fault| fault.process.as_ref().is_none_or(|wanted| wanted == name));
     }
 
-    /// The faults as the value of an environment variable.
-    #[cfg(all(feature = "control", target_os = "linux"))]
-    pub fn to_text(&self) -> String {
-        use core::fmt::Write;
-        let mut text = String::new();
-        for byte in postcard::to_allocvec(self).expect("every fault can be encoded") {
-            let _ = write!(text, "{byte:02x}");
-        }
-        text
-    }
-
-    /// The faults in the value of an environment variable; `None` if it is not one that this version wrote.
-    #[cfg(all(feature = "control", target_os = "linux"))]
-    pub fn from_text(text: &str) -> Option<ProgramFaults> {
-        let digits =
-            text.as_bytes().chunks(2).map(|pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok());
-        postcard::from_bytes(&digits.collect::<Option<Vec<u8>>>()?).ok()
-    }
-
     /// The verbs whose calls the HCA must see even if it does not execute them.
     pub fn announced(&self) -> VerbSet {
         if self.record {

@@ -1,9 +1,8 @@
 //! The control verbs as values. Every back end executes them with `Hca::execute`.
 
 use crate::{
-    AccessFlags, AddressVector, AhId, CompletionProducer, CqId, DeviceLimits, FaultTrigger, InjectedEvent,
-    MemoryWindowType, ModifyQp, PdId, PortState, ProgramFaults, QpInitAttributes, QpSnapshot, QpState,
-    QpType, ReceiveConsumer, ReceiveProducer, Resource, SendConsumer, SendProducer, SharedWords,
+    AccessFlags, AddressVector, AhId, CqId, DeviceLimits, FaultTrigger, InjectedEvent, MemoryWindowType,
+    ModifyQp, PdId, PortState, ProgramFaults, QpInitAttributes, QpSnapshot, QpState, QpType, Resource,
     SrqAttributes, SrqId, SrqInitAttributes, Verb, VerbsError, XrcdId, cm,
 };
 use softhca_wire::{Gid, Qpn, RemoteKey};
@@ -26,7 +25,7 @@ pub struct QpCapabilities {
 
 /// A control verb and its operands.
 ///
-/// A verb that creates or resizes a queue needs memory for its rings: [`Command::ring_words`] words. A verb that
+/// A verb that creates or resizes a queue needs memory for its rings. A verb that
 /// (re)registers memory needs the memory. Both accompany the command.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -205,77 +204,22 @@ impl QpCapabilities {
         check_range("max_recv_sge", self.max_recv_sge, 0, limits.max_sge)?;
         check_range("max_inline_data", self.max_inline_data, 0, limits.max_inline_data)
     }
-
-    /// The words of the send ring and of the receive ring.
-    fn ring_words(&self, init: &QpInitAttributes) -> [usize; 2] {
-        let (sge, inline) = (self.max_send_sge as usize, self.max_inline_data as usize);
-        let send = SendProducer::layout(self.max_send_wr, sge, inline).words();
-        let recv = ReceiveProducer::layout(self.max_recv_wr, self.max_recv_sge as usize).words();
-        [if init.has_send_queue() { send } else { 0 }, if init.has_recv_queue() { recv } else { 0 }]
-    }
-
-    /// The rings of a queue pair within their memory: the send ring, then the receive ring.
-    fn split(&self, init: &QpInitAttributes, words: &SharedWords) -> [Option<SharedWords>; 2] {
-        let [send, recv] = self.ring_words(init);
-        [
-            init.has_send_queue().then(|| words.part(0..send)),
-            init.has_recv_queue().then(|| words.part(send..send + recv)),
-        ]
-    }
-
-    /// The application's side of a new queue pair's rings.
-    pub fn producers(
-        &self,
-        init: &QpInitAttributes,
-        words: &SharedWords,
-    ) -> (Option<SendProducer>, Option<ReceiveProducer>) {
-        let [send, recv] = self.split(init, words);
-        let QpCapabilities { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = *self;
-        let (send_sge, inline) = (max_send_sge as usize, max_inline_data as usize);
-        (
-            send.map(|words| SendProducer::new(words, max_send_wr, send_sge, inline)),
-            recv.map(|words| ReceiveProducer::new(words, max_recv_wr, max_recv_sge as usize)),
-        )
-    }
-
-    /// The HCA's side of a queue pair's rings, new or resumed from the indices in them.
-    pub fn consumers(
-        &self,
-        init: &QpInitAttributes,
-        words: &SharedWords,
-        resume: bool,
-    ) -> (Option<SendConsumer>, Option<ReceiveConsumer>) {
-        let [send, recv] = self.split(init, words);
-        let QpCapabilities { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = *self;
-        let (send_sge, recv_sge) = (max_send_sge as usize, max_recv_sge as usize);
-        let new_send = if resume { SendConsumer::resume } else { SendConsumer::new };
-        let new_recv = if resume { ReceiveConsumer::resume } else { ReceiveConsumer::new };
-        (
-            send.map(|words| new_send(words, max_send_wr, send_sge, max_inline_data as usize)),
-            recv.map(|words| new_recv(words, max_recv_wr, recv_sge)),
-        )
-    }
 }
 
 impl Command {
-    /// The words of ring memory that the command needs, after a check of the sizes it asks for.
-    pub fn ring_words(&self) -> Result<usize, VerbsError> {
+    /// Checks the sizes of the queues that the command creates or resizes.
+    pub fn check_sizes(&self) -> Result<(), VerbsError> {
         let limits = DeviceLimits::HCA;
         match self {
             Command::CreateCompletionQueue { cqe } | Command::ResizeCompletionQueue { cqe, .. } => {
-                check_range("cqe", *cqe, 1, limits.max_cqe)?;
-                Ok(CompletionProducer::layout(*cqe).words())
+                check_range("cqe", *cqe, 1, limits.max_cqe)
             }
             Command::CreateSharedReceiveQueue { max_wr, max_sge, .. } => {
                 check_range("max_wr", *max_wr, 1, limits.max_qp_wr)?;
-                check_range("max_sge", *max_sge, 0, limits.max_sge)?;
-                Ok(ReceiveProducer::layout(*max_wr, *max_sge as usize).words())
+                check_range("max_sge", *max_sge, 0, limits.max_sge)
             }
-            Command::CreateQueuePair { init, capabilities } => {
-                capabilities.check()?;
-                Ok(capabilities.ring_words(init).iter().sum())
-            }
-            _ => Ok(0),
+            Command::CreateQueuePair { capabilities, .. } => capabilities.check(),
+            _ => Ok(()),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Send work requests.
+//! Work requests.
 
 use bitflags::bitflags;
 use softhca_wire::{LocalKey, Qpn, QueueKey, RemoteKey};
@@ -161,4 +161,13 @@ impl<'a> SendWorkRequest<'a> {
             remote_srqn: 0,
         }
     }
+}
+
+/// A receive work request, as an application posts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceiveWorkRequest<'a> {
+    /// Returned in the completion.
+    pub wr_id: u64,
+    /// The memory that receives the data.
+    pub sg_list: &'a [Sge],
 }

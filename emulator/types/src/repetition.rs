@@ -79,7 +79,7 @@ impl Pattern {
     /// Parses a pattern of `X` (hit) and `O` (miss) in either case.
     ///
     /// ```
-    /// use softhca_queue::{Pattern, PatternError};
+    /// use softhca_types::{Pattern, PatternError};
     /// assert_eq!(Pattern::parse("XOO").unwrap().to_string(), "XOO");
     /// assert_eq!(Pattern::parse("X-O"), Err(PatternError::InvalidChar('-')));
     /// ```

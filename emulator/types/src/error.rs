@@ -1,10 +1,23 @@
 //! Errors of control verbs. Every back end returns the same value for the same mistake.
 
 use crate::cm::CmState;
-use crate::{CmId, CorruptRing, Errno, QpAttributeMask, QpState, Resource, Verb};
+use crate::{CmId, Errno, QpAttributeMask, QpState, Resource, Verb};
 use core::net::IpAddr;
 use softhca_wire::{Constant, Qpn};
 use thiserror::Error;
+
+/// The other side wrote an index out of range, which only a broken or hostile client does.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("ring index {index} is out of range: expected {min} to {max}")]
+pub struct CorruptRing {
+    /// The index in shared memory.
+    pub index: u64,
+    /// The lowest valid index.
+    pub min: u64,
+    /// The highest valid index.
+    pub max: u64,
+}
 
 /// Why the card rejected a call: a control verb, or a work request that exceeds a limit.
 ///

@@ -5,8 +5,7 @@ use core::net::{IpAddr, SocketAddr};
 
 /// A packet that arrived at the socket of another slot. The kernel merges the packets of one sender and gives all to
 /// the slot of the first, and it does not know all listeners.
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct HandedOverPacket {
     /// The slot that it is for.
     pub slot: u16,

@@ -1,24 +1,19 @@
-//! The control protocol between a client and a daemon.
+//! The messages between a client and a daemon.
 //!
 //! A client sends a [`Hello`] and then [`Request`]s, each of which gets one [`Response`]. It may send the first before
 //! it has the [`Welcome`]. The daemon sends [`Notification`]s at any time: between responses until a device is open,
 //! then over a separate socket. A caller thus reads its own response. Rings and memory regions are passed as
 //! descriptors.
 
-mod framing;
-mod runtime_dir;
-
-pub use framing::{FramedMessage, MAX_DESCRIPTORS, MAX_MESSAGE, MessageReader, ProtocolError, send_message};
-pub use runtime_dir::{DEFAULT_NAME, NAME_VARIABLE, RuntimeDir};
-
-use crate::{
-    AsyncEvent, CallSite, CmChannelId, CmId, Command, Counters, CqId, DeviceLimits, HandedOverPacket,
-    InjectedEvent, PortState, QpSnapshot, QpState, QpType, Reply, VerbsError, cm,
-};
+use crate::{HandedOverPacket, ProtocolError};
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use serde::{Deserialize, Serialize};
+use softhca_types::{
+    AsyncEvent, CallSite, CmChannelId, CmId, Command, Counters, CqId, DeviceLimits, InjectedEvent, PortState,
+    QpSnapshot, QpState, QpType, Reply, VerbsError, cm,
+};
 use softhca_wire::{Gid, Mtu, Psn, Qpn, QpnSlot};
 
 /// The version of the messages and of the ring layouts. Every change of either increments it.
@@ -268,7 +263,7 @@ pub enum Notification {
     FaultRulesCleared,
     /// Packets for the client that arrived at another slot.
     PacketsHandedOver { packets: Vec<HandedOverPacket> },
-    /// The device of the client was removed: its identifiers get [`EventType::DeviceRemoval`](crate::cm::EventType::DeviceRemoval).
+    /// The device of the client was removed: its identifiers get [`EventType::DeviceRemoval`](softhca_types::cm::EventType::DeviceRemoval).
     DeviceRemoved,
     /// The process in a slot, which had rings to the client, is gone.
     ProcessGone { slot: u16 },
@@ -413,8 +408,8 @@ pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ProtocolErro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AccessFlags, ModifyQp};
     use proptest::prelude::*;
+    use softhca_types::{AccessFlags, ModifyQp};
 
     proptest! {
         #[test]

@@ -1,13 +1,13 @@
 //! Compares the reference page of the counters with the counters of the HCA.
 
-use softhca_queue::{Counters, PortCounters};
+use softhca_types::{Counters, PortCounters};
 use std::fmt::Write;
 use std::path::Path;
 
 /// The marks around the generated parts of the page.
-const START: &str = "<!-- counters: SOFTHCA_BLESS=1 cargo test -p softhca-queue writes this part -->\n";
+const START: &str = "<!-- counters: SOFTHCA_BLESS=1 cargo test -p softhca-types writes this part -->\n";
 const END: &str = "<!-- end of counters -->\n";
-const PORTS_START: &str = "<!-- ports: SOFTHCA_BLESS=1 cargo test -p softhca-queue writes this part -->\n";
+const PORTS_START: &str = "<!-- ports: SOFTHCA_BLESS=1 cargo test -p softhca-types writes this part -->\n";
 const PORTS_END: &str = "<!-- end of ports -->\n";
 
 /// The page with this table between the marks.

@@ -16,7 +16,7 @@ impl Seed {
     /// Each word is mixed in with one step of splitmix64, so order and count matter.
     ///
     /// ```
-    /// use softhca_queue::Seed;
+    /// use softhca_types::Seed;
     /// assert_eq!(Seed(7).draw(&[1, 2]), Seed(7).draw(&[1, 2]));
     /// assert_ne!(Seed(7).draw(&[1, 2]), Seed(7).draw(&[2, 1]));
     /// ```

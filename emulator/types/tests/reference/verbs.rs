@@ -1,10 +1,10 @@
 //! The reference page lists every verb that a fault can select.
 
-use softhca_queue::{Verb, VerbReach};
+use softhca_types::{Verb, VerbReach};
 use std::fmt::Write;
 
 /// The marks around the generated part of the page.
-const START: &str = "<!-- verbs: SOFTHCA_BLESS=1 cargo test -p softhca-queue writes this part -->\n";
+const START: &str = "<!-- verbs: SOFTHCA_BLESS=1 cargo test -p softhca-types writes this part -->\n";
 const END: &str = "<!-- end of verbs -->\n";
 
 fn table() -> String {
