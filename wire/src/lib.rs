@@ -10,6 +10,7 @@ mod address_headers;
 mod aeth;
 mod bth;
 pub mod cm;
+mod code;
 #[cfg(feature = "serde")]
 mod constant;
 mod display;
@@ -29,6 +30,7 @@ mod named_enum;
 mod number;
 mod opcode;
 mod pfc;
+pub mod smp;
 mod transport_header;
 mod udp;
 

@@ -1,5 +1,6 @@
 //! Small types that several messages share.
 
+use crate::code::code;
 use crate::display::debug_as_display;
 use crate::layout::{BitSpan, Field, number_field};
 use core::fmt;
@@ -57,39 +58,6 @@ pub(super) const ADDITIONAL_INFO_LEN: usize = 72;
 
 /// Additional information of a REJ, SIDR_REP or APR.
 pub(super) type AdditionalInfo = PrivateData<ADDITIONAL_INFO_LEN>;
-
-/// Declares a number whose values have a text in the specification; a further comment explains the text.
-macro_rules! code {
-    ($(#[$doc:meta])* $name:ident($inner:ty), $width:literal { $($(#[$value_doc:meta])* $value:ident = $number:literal $text:literal,)* }) => {
-        $(#[$doc])*
-        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-        pub struct $name(pub $inner);
-
-        impl $name {
-            $( #[doc = $text] #[doc = ""] $(#[$value_doc])* pub const $value: $name = $name($number); )*
-
-            /// The meaning, if the specification defines the number.
-            pub const fn name(self) -> Option<&'static str> {
-                match self.0 {
-                    $( $number => Some($text), )*
-                    _ => None,
-                }
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                match self.name() {
-                    Some(name) => write!(f, "{} ({name})", self.0),
-                    None => self.0.fmt(f),
-                }
-            }
-        }
-
-        number_field! { $name, $width, |n| $name(n as $inner), |n: $name| n.0.into(); }
-    };
-}
 
 number_field! { CommunicationId, 32, |n| CommunicationId(n as u32), |n: CommunicationId| n.0.into(); }
 
