@@ -58,6 +58,13 @@ pub struct Notice {
     details: Block,
 }
 
+impl Notice {
+    /// A notice without details.
+    pub fn new(header: NoticeHeader) -> Notice {
+        Notice { header, ..Notice::default() }
+    }
+}
+
 impl Field for Notice {
     const WIDTH: usize = Block::LEN * 8;
     fn read(bytes: &[u8], at: BitSpan) -> Self {
@@ -79,13 +86,13 @@ macro_rules! details {
             $(
                 #[doc = concat!("The details as [`", stringify!($name), "`].")]
                 pub fn $read(&self) -> $name {
-                    Field::read(&self.details.0, START)
+                    Field::read(&self.details.0, BitSpan { width: $name::WIDTH, ..START })
                 }
 
                 #[doc = concat!("The notice with [`", stringify!($name), "`].")]
                 pub fn $with(mut self, details: $name) -> Notice {
                     self.details = Block::default();
-                    details.write(&mut self.details.0, START);
+                    details.write(&mut self.details.0, BitSpan { width: $name::WIDTH, ..START });
                     self
                 }
             )*

@@ -33,6 +33,7 @@ proptest! {
         prop_assert_eq!(round_trip::<GuidTable>(&block), block);
         prop_assert_eq!(round_trip::<PartitionKeyTable>(&block), block);
         let notice = Notice::from_block(&block);
+        prop_assert_eq!(notice.with_link_state(Lid(7)).link_state(), Lid(7));
         prop_assert_eq!(notice.with_key_violation(notice.key_violation()).key_violation(), notice.key_violation());
     }
 

@@ -1,0 +1,31 @@
+//! Why a MAD was dropped.
+
+softhca_wire::named_enum! {
+    /// Why a MAD was dropped.
+    pub enum DropReason {
+        /// The port has no link, or the link is down.
+        LinkDown => "link down",
+        /// The state of the port does not let the packet pass.
+        PortState => "port state",
+        /// No forwarding table has the destination.
+        NoRoute => "no route",
+        /// The packet reached a channel adapter that does not have the LID.
+        WrongLid => "wrong LID",
+        /// The packet passed more switches than any path has.
+        TooManyHops => "too many hops",
+        /// A directed route is impossible at this node.
+        DirectedRoute => "invalid directed route",
+        /// The MAD is not one.
+        Malformed => "malformed",
+        /// The M_Key is wrong.
+        ManagementKey => "M_Key violation",
+        /// The P_Key is wrong.
+        PartitionKey => "P_Key violation",
+        /// The Q_Key is wrong.
+        QueueKey => "Q_Key violation",
+        /// No agent takes the MAD.
+        NoAgent => "no agent",
+        /// The receiver's queue is full.
+        QueueFull => "queue full",
+    }
+}

@@ -1,0 +1,32 @@
+//! An InfiniBand subnet without I/O: MADs and time go in, MADs and changes of ports come out.
+//!
+//! [`Subnet`] has the nodes of a [`Topology`] with their subnet management agents, and forwards MADs by directed routes and
+//! by LIDs. [`Manager`] is a subnet manager that assigns LIDs and routes.
+
+#![no_std]
+extern crate alloc;
+
+mod agent;
+mod drop_reason;
+mod mad_clients;
+mod manager;
+mod node;
+mod packet;
+mod routing;
+mod subnet;
+mod topology;
+mod traps;
+mod user_mad;
+
+pub use drop_reason::DropReason;
+pub use mad_clients::{
+    ClientId, MAX_AGENTS, MAX_CLIENTS, MAX_RECEIVED, MAX_REQUESTS, MadClients, MadError, Registration,
+};
+pub use manager::{Manager, SweepReport};
+pub use packet::{Mad, Packet};
+pub use routing::RoutingEngine;
+pub use subnet::Subnet;
+pub use topology::{
+    GENERATORS, MAX_FILE, MAX_NODES, MAX_PORTS, NodeKind, PortId, Topology, TopologyError, TopologyNode,
+};
+pub use user_mad::UserMadHeader;

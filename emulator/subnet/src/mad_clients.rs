@@ -1,0 +1,376 @@
+//! The programs that send and receive MADs at the ports of HCAs, as Linux's MAD layer serves them: agents, transaction
+//! IDs, timeouts, retries, and the choice of the agent that gets a request.
+
+use crate::drop_reason::DropReason;
+use crate::manager::Manager;
+use crate::packet::{Mad, Packet};
+use crate::subnet::Subnet;
+use crate::topology::PortId;
+use crate::user_mad::UserMadHeader;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+use softhca_wire::MadHeader;
+use softhca_wire::smp::{Lid, Method, Smp, Status};
+use thiserror::Error;
+
+/// The most programs that have a port open.
+pub const MAX_CLIENTS: usize = 512;
+/// The most agents of a client: Linux's limit.
+pub const MAX_AGENTS: usize = 32;
+/// The most requests of a client that wait for a response.
+pub const MAX_REQUESTS: usize = 4096;
+/// The most MADs that wait to be read by a client.
+pub const MAX_RECEIVED: usize = 8192;
+/// The status of a request without a response: Linux's ETIMEDOUT.
+const TIMED_OUT: u32 = 110;
+const MILLISECOND: u64 = 1_000_000;
+/// Where a MAD of a vendor class has its OUI.
+const OUI: core::ops::Range<usize> = 37..40;
+/// The classes whose MADs have an OUI.
+const OUI_CLASSES: core::ops::RangeInclusive<u8> = 0x30..=0x4f;
+
+/// A program that has opened a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClientId(pub u64);
+
+/// Which MADs an agent takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Registration {
+    /// The management class.
+    pub mgmt_class: u8,
+    /// The version of the class.
+    pub class_version: u8,
+    /// The methods of requests that the agent takes, one bit each. Responses need none.
+    pub methods: [u64; 2],
+    /// The OUI of a vendor class.
+    pub oui: Option<[u8; 3]>,
+}
+
+/// Why a call of a program failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum MadError {
+    /// The client, agent, class or address does not exist.
+    #[error("invalid client, agent, class or address")]
+    Invalid,
+    /// Another agent takes one of the methods.
+    #[error("another agent of the port takes one of the methods")]
+    MethodInUse,
+    /// A limit is reached.
+    #[error("too many clients, agents or requests")]
+    Limit,
+    /// A MAD beyond one datagram needs RMPP.
+    #[error("the MAD is longer than 256 bytes")]
+    TooLong,
+}
+
+impl MadError {
+    /// The errno that Linux returns.
+    pub const fn errno(self) -> i32 {
+        match self {
+            MadError::Invalid | MadError::MethodInUse => 22, // EINVAL
+            MadError::Limit => 12,                           // ENOMEM
+            MadError::TooLong => 90,                         // EMSGSIZE
+        }
+    }
+}
+
+struct Agent {
+    registration: Registration,
+    /// The upper half of its transaction IDs.
+    transactions: u32,
+}
+
+/// A request that waits for its response.
+struct Request {
+    header: UserMadHeader,
+    packet: Packet,
+    retries: u32,
+    deadline: u64,
+}
+
+struct Client {
+    port: PortId,
+    agents: BTreeMap<u32, Agent>,
+    requests: BTreeMap<u64, Request>,
+    received: VecDeque<Vec<u8>>,
+}
+
+/// A subnet with the programs at its ports, and perhaps a manager.
+pub struct MadClients {
+    subnet: Subnet,
+    manager: Option<Manager>,
+    clients: BTreeMap<ClientId, Client>,
+    last_client: u64,
+    /// The upper halves of transaction IDs that are in use.
+    last_transactions: u32,
+    now: u64,
+}
+
+impl MadClients {
+    /// A subnet without programs. A manager sweeps at once.
+    pub fn new(subnet: Subnet, manager: Option<Manager>) -> MadClients {
+        let clients = BTreeMap::new();
+        let mut all = MadClients { subnet, manager, clients, last_client: 0, last_transactions: 0, now: 0 };
+        all.dispatch_arrived();
+        all
+    }
+
+    /// The subnet.
+    pub fn subnet(&self) -> &Subnet {
+        &self.subnet
+    }
+
+    /// Changes the subnet: a link that fails, or a manager at a port.
+    pub fn change(&mut self, change: impl FnOnce(&mut Subnet)) {
+        change(&mut self.subnet);
+        self.dispatch_arrived();
+    }
+
+    /// The ports whose attributes have changed since the last call.
+    pub fn take_changed(&mut self) -> alloc::collections::BTreeSet<PortId> {
+        self.subnet.take_changed()
+    }
+
+    /// Opens a port of an HCA.
+    pub fn open(&mut self, port: PortId) -> Result<ClientId, MadError> {
+        let is_port = self.subnet.topology().hcas().any(|node| node == port.node)
+            && (1..=self.subnet.topology().nodes[port.node].port_count()).contains(&port.port);
+        if !is_port {
+            return Err(MadError::Invalid);
+        }
+        if self.clients.len() >= MAX_CLIENTS {
+            return Err(MadError::Limit);
+        }
+        self.last_client += 1;
+        let id = ClientId(self.last_client);
+        let (agents, requests, received) = (BTreeMap::new(), BTreeMap::new(), VecDeque::new());
+        self.clients.insert(id, Client { port, agents, requests, received });
+        Ok(id)
+    }
+
+    /// Closes a client with all of its agents.
+    pub fn close(&mut self, client: ClientId) {
+        self.clients.remove(&client);
+    }
+
+    /// Registers an agent and returns its number.
+    pub fn register(&mut self, client: ClientId, registration: Registration) -> Result<u32, MadError> {
+        let port = self.clients.get(&client).ok_or(MadError::Invalid)?.port;
+        let Registration { mgmt_class, class_version, methods, oui } = registration;
+        let needs_oui = OUI_CLASSES.contains(&mgmt_class) && methods != [0; 2];
+        let is_class = mgmt_class == Smp::CLASS_DIRECTED || (1..=*OUI_CLASSES.end()).contains(&mgmt_class);
+        if !is_class || needs_oui && oui.is_none() {
+            return Err(MadError::Invalid);
+        }
+        let others = self.clients.values().filter(|other| other.port == port);
+        let mut others = others.flat_map(|other| other.agents.values()).map(|agent| &agent.registration);
+        let is_taken = others.any(|other| {
+            let has_method = other.methods.iter().zip(methods).any(|(taken, new)| taken & new != 0);
+            (other.mgmt_class, other.class_version, other.oui) == (mgmt_class, class_version, oui)
+                && has_method
+        });
+        if is_taken {
+            return Err(MadError::MethodInUse);
+        }
+        self.last_transactions = self.last_transactions.wrapping_add(1);
+        let agent = Agent { registration, transactions: self.last_transactions };
+        let agents = &mut self.clients.get_mut(&client).ok_or(MadError::Invalid)?.agents;
+        let free = (0..MAX_AGENTS as u32).find(|number| !agents.contains_key(number));
+        let number = free.ok_or(MadError::Limit)?;
+        agents.insert(number, agent);
+        Ok(number)
+    }
+
+    /// Removes an agent. Its requests end without a response.
+    pub fn unregister(&mut self, client: ClientId, agent: u32) -> Result<(), MadError> {
+        let client = self.clients.get_mut(&client).ok_or(MadError::Invalid)?;
+        client.agents.remove(&agent).ok_or(MadError::Invalid)?;
+        client.requests.retain(|_, request| request.header.agent != agent);
+        Ok(())
+    }
+
+    /// Sends a MAD with its header.
+    pub fn send(&mut self, client: ClientId, bytes: &[u8]) -> Result<(), MadError> {
+        let (header, mad) = bytes.split_first_chunk().ok_or(MadError::Invalid)?;
+        let header = UserMadHeader::parse(header);
+        if mad.len() > MadHeader::DATAGRAM_LEN {
+            return Err(MadError::TooLong);
+        }
+        if mad.len() < MadHeader::LEN {
+            return Err(MadError::Invalid);
+        }
+        let mut data = [0; MadHeader::DATAGRAM_LEN];
+        data[..mad.len()].copy_from_slice(mad);
+        let owner = self.clients.get_mut(&client).ok_or(MadError::Invalid)?;
+        let agent = owner.agents.get(&header.agent).ok_or(MadError::Invalid)?;
+        let is_request = !Method(data[3]).is_response();
+        if is_request {
+            data[8..12].copy_from_slice(&agent.transactions.to_be_bytes());
+        }
+        if header.qp > 1 {
+            return Err(MadError::Invalid);
+        }
+        let mad = Packet::parse_mad(header.qp, &data).map_err(|_| MadError::Invalid)?;
+        let port = owner.port;
+        let p_key = self.subnet.p_keys(port).get(usize::from(header.p_key_index)).copied();
+        let packet = Packet {
+            slid: self.source_lid(port, header.path_bits),
+            dlid: header.lid,
+            sl: header.sl,
+            p_key: p_key.ok_or(MadError::Invalid)?,
+            q_key: header.q_key,
+            source_qp: header.qp,
+            destination_qp: header.qp,
+            mad,
+        };
+        let owner = self.clients.get_mut(&client).ok_or(MadError::Invalid)?;
+        if is_request && header.timeout_ms != 0 {
+            if owner.requests.len() >= MAX_REQUESTS {
+                return Err(MadError::Limit);
+            }
+            let deadline = self.now + u64::from(header.timeout_ms) * MILLISECOND;
+            let request = Request { header, packet, retries: header.retries, deadline };
+            owner.requests.insert(transaction_id(&data), request);
+        }
+        self.subnet.send(port, packet);
+        self.dispatch_arrived();
+        Ok(())
+    }
+
+    fn source_lid(&self, port: PortId, path_bits: u8) -> Lid {
+        let info = self.subnet.port_info(port);
+        Lid(info.lid.0 | u16::from(path_bits) & ((1 << info.lmc) - 1))
+    }
+
+    /// The next MAD for a client, with its header.
+    pub fn next_received(&mut self, client: ClientId) -> Option<Vec<u8>> {
+        self.clients.get_mut(&client)?.received.pop_front()
+    }
+
+    /// Puts back a MAD that could not be handed over.
+    pub fn return_received(&mut self, client: ClientId, mad: Vec<u8>) {
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.received.push_front(mad);
+        }
+    }
+
+    /// The clients that have something to read.
+    pub fn readable(&self) -> impl Iterator<Item = ClientId> + '_ {
+        self.clients.iter().filter(|(_, client)| !client.received.is_empty()).map(|(id, _)| *id)
+    }
+
+    /// When [`MadClients::expire`] has something to do.
+    pub fn next_timeout(&self) -> Option<u64> {
+        let requests = self.clients.values().flat_map(|client| client.requests.values());
+        requests.map(|request| request.deadline).chain(self.subnet.next_timeout()).min()
+    }
+
+    /// Advances the time, in nanoseconds: requests are sent again or fail, and agents repeat their traps.
+    pub fn expire(&mut self, now: u64) {
+        self.now = self.now.max(now);
+        self.subnet.expire(self.now);
+        let mut again = Vec::new();
+        for client in self.clients.values_mut() {
+            let mut failed = Vec::new();
+            for (id, request) in client.requests.iter_mut().filter(|(_, request)| request.deadline <= now) {
+                request.deadline = now + u64::from(request.header.timeout_ms) * MILLISECOND;
+                match request.retries.checked_sub(1) {
+                    Some(left) => {
+                        request.retries = left;
+                        again.push((client.port, request.packet));
+                    }
+                    None => failed.push(*id),
+                }
+            }
+            for request in failed.into_iter().filter_map(|id| client.requests.remove(&id)) {
+                let header = UserMadHeader { status: TIMED_OUT, ..request.header };
+                let mad = &request.packet.mad_bytes()[..MadHeader::LEN];
+                client.received.push_back([&header.emit(mad.len())[..], mad].concat());
+            }
+        }
+        again.into_iter().for_each(|(port, packet)| self.subnet.send(port, packet));
+        self.dispatch_arrived();
+    }
+
+    /// Hands the MADs that arrived to the manager and to clients, until nothing is left to do.
+    fn dispatch_arrived(&mut self) {
+        loop {
+            while let Some((at, packet)) = self.subnet.take_arrived() {
+                let manager = self.manager.as_mut().filter(|manager| manager.port() == at);
+                if !manager.is_some_and(|manager| manager.receive(&mut self.subnet, &packet)) {
+                    self.dispatch(at, &packet);
+                }
+            }
+            let swept = self.manager.as_mut().and_then(|manager| manager.sweep_if_needed(&mut self.subnet));
+            if swept.is_none() {
+                return;
+            }
+        }
+    }
+
+    fn dispatch(&mut self, at: PortId, packet: &Packet) {
+        let mad = packet.mad_bytes();
+        let id = transaction_id(&mad);
+        let found = match Method(mad[3]).is_response() {
+            true => self.clients.values_mut().filter(|client| client.port == at).find_map(|client| {
+                let request = client.requests.remove(&id)?;
+                Some((request.header.agent, client))
+            }),
+            false => self.clients.values_mut().filter(|client| client.port == at).find_map(|client| {
+                let agent = client.agents.iter().find(|(_, agent)| agent.registration.takes(&mad))?;
+                Some((*agent.0, client))
+            }),
+        };
+        let Some((agent, client)) = found else { return self.reject(at, packet, mad) };
+        if client.received.len() >= MAX_RECEIVED {
+            return self.subnet.count_drop(DropReason::QueueFull);
+        }
+        let p_keys = self.subnet.p_keys(at);
+        let p_key_index =
+            p_keys.iter().position(|key| key & 0x7fff == packet.p_key & 0x7fff).unwrap_or(0) as u16;
+        let header = UserMadHeader {
+            agent,
+            qp: packet.source_qp,
+            q_key: packet.q_key,
+            lid: packet.slid,
+            sl: packet.sl,
+            p_key_index,
+            ..UserMadHeader::default()
+        };
+        client.received.push_back([&header.emit(mad.len())[..], &mad].concat());
+    }
+
+    /// Answers a Get or Set that no agent takes, so that the requester need not wait.
+    fn reject(&mut self, at: PortId, packet: &Packet, mut mad: [u8; MadHeader::DATAGRAM_LEN]) {
+        self.subnet.count_drop(DropReason::NoAgent);
+        if !matches!(Method(mad[3]), Method::GET | Method::SET) {
+            return;
+        }
+        let direction = if mad[1] == Smp::CLASS_DIRECTED { 0x8000 } else { 0 };
+        mad[3] = Method::GET_RESP.0;
+        mad[4..6].copy_from_slice(&(Status::UNSUPPORTED_ATTRIBUTE.0 | direction).to_be_bytes());
+        let Ok(response) = Packet::parse_mad(packet.destination_qp, &mad) else { return };
+        let is_direct =
+            matches!(&response, Mad::Subnet(smp) if smp.is_directed() && smp.dr_dlid == Lid::PERMISSIVE);
+        let dlid = if is_direct { Lid::PERMISSIVE } else { packet.slid };
+        let slid = self.source_lid(at, 0);
+        let (source_qp, destination_qp) = (packet.destination_qp, packet.source_qp);
+        self.subnet.send(at, Packet { slid, dlid, source_qp, destination_qp, mad: response, ..*packet });
+    }
+}
+
+impl Registration {
+    fn takes(&self, mad: &[u8; MadHeader::DATAGRAM_LEN]) -> bool {
+        let [_, mgmt_class, class_version, method] = *mad.first_chunk().expect("a MAD has a header");
+        let has_method = self.methods[usize::from(method >> 6 & 1)] >> (method & 63) & 1 != 0;
+        let has_oui = !OUI_CLASSES.contains(&mgmt_class) || self.oui.is_none_or(|oui| mad[OUI] == oui);
+        (self.mgmt_class, self.class_version) == (mgmt_class, class_version) && has_method && has_oui
+    }
+}
+
+fn transaction_id(mad: &[u8; MadHeader::DATAGRAM_LEN]) -> u64 {
+    u64::from_be_bytes(mad[8..16].try_into().expect("eight bytes"))
+}
+
+#[cfg(test)]
+mod tests;

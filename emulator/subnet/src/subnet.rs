@@ -1,0 +1,553 @@
+//! The subnet: nodes, links, and the way of a MAD from port to port.
+
+use crate::agent::LinkCommand;
+use crate::drop_reason::DropReason;
+use crate::node::Node;
+use crate::packet::{GENERAL_Q_KEY, Mad, Packet};
+use crate::topology::{PortId, Topology};
+use crate::traps::Traps;
+use alloc::collections::{BTreeSet, VecDeque};
+use alloc::vec::Vec;
+use softhca_wire::Qpn;
+use softhca_wire::smp::{
+    AttributeId, CapabilityChange, KeyViolation, Lid, MAX_HOPS, ManagementKeyViolation, Method,
+    NodeDescription, Notice, NoticeHeader, NoticeType, PhysicalState, PortCapabilities, PortInfo, PortState,
+    Smp, Status, TrapNumber,
+};
+
+/// The most switches that a packet passes: a directed route between two LID routes.
+const MAX_PASSED: usize = 3 * MAX_HOPS as usize;
+/// The shortest time between repeated traps, in nanoseconds.
+const MIN_TRAP_INTERVAL: u64 = 1_000_000;
+/// The bit of a P_Key that says full membership.
+const FULL_MEMBER: u16 = 0x8000;
+
+/// The nodes of a subnet with their agents. Each call handles a MAD until it has arrived or was dropped.
+pub struct Subnet {
+    topology: Topology,
+    nodes: Vec<Node>,
+    failed: BTreeSet<PortId>,
+    traps: Traps,
+    arrived: VecDeque<(PortId, Packet)>,
+    changed: BTreeSet<PortId>,
+    drops: [u64; DropReason::ALL.len()],
+    now: u64,
+}
+
+/// Where a packet goes from a node.
+enum Hop {
+    Arrived,
+    Out(u8),
+}
+
+impl Subnet {
+    /// A subnet that nobody manages: ports with a link are in state Initialize.
+    pub fn new(topology: Topology) -> Subnet {
+        let nodes = topology.nodes.iter().map(Node::new).collect();
+        let mut subnet = Subnet {
+            topology,
+            nodes,
+            failed: BTreeSet::new(),
+            traps: Traps::default(),
+            arrived: VecDeque::new(),
+            changed: BTreeSet::new(),
+            drops: [0; DropReason::ALL.len()],
+            now: 0,
+        };
+        for node in 0..subnet.nodes.len() {
+            for port in 1..=subnet.nodes[node].info.port_count {
+                subnet.train(PortId { node, port });
+            }
+        }
+        subnet.changed.clear();
+        subnet
+    }
+
+    /// The nodes and links.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// The state and settings of a port that exists.
+    pub fn port_info(&self, port: PortId) -> &PortInfo {
+        &self.nodes[port.node].ports[usize::from(port.port)].info
+    }
+
+    /// The GIDs' lower halves of a port, of which unused ones are zero.
+    pub fn port_guids(&self, port: PortId) -> &[u64] {
+        &self.nodes[port.node].ports[usize::from(port.port)].guids
+    }
+
+    /// The partition keys of a port.
+    pub fn p_keys(&self, port: PortId) -> &[u16] {
+        &self.nodes[port.node].ports[usize::from(port.port)].p_keys
+    }
+
+    /// How many MADs were dropped for a reason.
+    pub fn dropped(&self, reason: DropReason) -> u64 {
+        self.drops[reason as usize]
+    }
+
+    /// Counts a MAD that the owner of the subnet dropped.
+    pub fn count_drop(&mut self, reason: DropReason) {
+        self.drops[reason as usize] += 1;
+    }
+
+    /// The next MAD that arrived at a port of an HCA, for the programs there.
+    pub fn take_arrived(&mut self) -> Option<(PortId, Packet)> {
+        self.arrived.pop_front()
+    }
+
+    /// The ports whose attributes have changed since the last call.
+    pub fn take_changed(&mut self) -> BTreeSet<PortId> {
+        core::mem::take(&mut self.changed)
+    }
+
+    /// When [`Subnet::expire`] has something to do.
+    pub fn next_timeout(&self) -> Option<u64> {
+        self.traps.next_timeout()
+    }
+
+    /// Advances the time, in nanoseconds, and sends the traps that are due.
+    pub fn expire(&mut self, now: u64) {
+        self.now = self.now.max(now);
+        let nodes = &self.nodes;
+        let interval = |port: PortId| {
+            let timeout = nodes[port.node].ports[usize::from(port.port)].info.subnet_timeout;
+            (4096 << timeout).max(MIN_TRAP_INTERVAL)
+        };
+        for (port, mut notice, transaction_id) in self.traps.due(self.now, interval) {
+            let PortInfo { lid, sm_lid, m_key, .. } = *self.port_info(port);
+            if !lid.is_unicast() || !sm_lid.is_unicast() {
+                // No manager knows this port, so it learns everything when it finds it.
+                self.traps.discard(port, notice.header.trap);
+                continue;
+            }
+            notice.header.issuer = lid;
+            let mut smp = Smp::new(Method::TRAP, AttributeId::Notice, 0, transaction_id).with(&notice);
+            smp.m_key = m_key;
+            self.deliver(port, Packet::subnet(lid, sm_lid, smp));
+        }
+    }
+
+    /// Sends a MAD from a port. Responses of agents return to the sender at once.
+    pub fn send(&mut self, origin: PortId, packet: Packet) {
+        self.deliver(origin, packet);
+        self.expire(self.now);
+    }
+
+    /// Sends a request of the manager at a port and returns its response, unless it was lost.
+    pub fn request(&mut self, origin: PortId, packet: Packet) -> Option<Smp> {
+        let Mad::Subnet(request) = packet.mad else { return None };
+        self.send(origin, packet);
+        let is_response = |(at, packet): &(PortId, Packet)| {
+            let Mad::Subnet(smp) = &packet.mad else { return false };
+            *at == origin && smp.method == Method::GET_RESP && smp.transaction_id == request.transaction_id
+        };
+        let index = self.arrived.iter().rposition(is_response)?;
+        match self.arrived.remove(index)?.1.mad {
+            Mad::Subnet(response) => Some(response),
+            Mad::General(_) => None,
+        }
+    }
+
+    fn deliver(&mut self, mut from: PortId, mut packet: Packet) {
+        // A request has one response, which has none.
+        for _ in 0..2 {
+            let response = self.carry(from, &mut packet).and_then(|at| {
+                from = at;
+                self.receive(at, &packet)
+            });
+            match response {
+                Ok(Some(response)) => packet = response,
+                Ok(None) => return,
+                Err(reason) => return self.count_drop(reason),
+            }
+        }
+    }
+
+    /// Carries a packet to the node where it ends, and returns the port at which it arrived.
+    fn carry(&mut self, origin: PortId, packet: &mut Packet) -> Result<PortId, DropReason> {
+        let mut at = origin;
+        let mut has_left = false;
+        for _ in 0..=MAX_PASSED {
+            match self.next_hop(at, has_left, packet)? {
+                Hop::Arrived => return Ok(at),
+                Hop::Out(port) => {
+                    at = self.cross(PortId { port, ..at }, matches!(packet.mad, Mad::Subnet(_)))?
+                }
+            }
+            has_left = true;
+        }
+        Err(DropReason::TooManyHops)
+    }
+
+    fn next_hop(&self, at: PortId, has_left: bool, packet: &mut Packet) -> Result<Hop, DropReason> {
+        let node = &self.nodes[at.node];
+        let own = &node.ports[usize::from(node.management_port(at.port))].info;
+        if packet.dlid == Lid::PERMISSIVE || own.has_lid(packet.dlid) {
+            return match &mut packet.mad {
+                Mad::Subnet(smp) if smp.is_directed() => {
+                    let hop = directed_hop(smp, node.is_switch(), at.port, has_left)?;
+                    let next = if smp.is_returning { smp.dr_slid } else { smp.dr_dlid };
+                    // The directed part has ended, and a LID route follows.
+                    let ends =
+                        if smp.is_returning { smp.hop_pointer == 0 } else { smp.hop_pointer > smp.hop_count };
+                    let goes_on =
+                        matches!(hop, Hop::Arrived) && ends && next != Lid::PERMISSIVE && !own.has_lid(next);
+                    if goes_on && packet.dlid != next {
+                        (packet.slid, packet.dlid) = (own.lid, next);
+                        return self.lid_hop(at, has_left, next);
+                    }
+                    if matches!(hop, Hop::Out(_)) {
+                        packet.dlid = Lid::PERMISSIVE;
+                    }
+                    Ok(hop)
+                }
+                _ if packet.dlid == Lid::PERMISSIVE && !has_left => Ok(Hop::Out(at.port)),
+                _ => Ok(Hop::Arrived),
+            };
+        }
+        self.lid_hop(at, has_left, packet.dlid)
+    }
+
+    fn lid_hop(&self, at: PortId, has_left: bool, dlid: Lid) -> Result<Hop, DropReason> {
+        let node = &self.nodes[at.node];
+        if node.is_switch() {
+            let port = node.output_port(dlid).filter(|port| *port != 0);
+            return port.map(Hop::Out).ok_or(DropReason::NoRoute);
+        }
+        if has_left {
+            return Err(DropReason::WrongLid);
+        }
+        if dlid.is_unicast() { Ok(Hop::Out(at.port)) } else { Err(DropReason::NoRoute) }
+    }
+
+    /// Crosses a link if the states of both ports let the packet pass.
+    fn cross(&mut self, out: PortId, is_subnet_management: bool) -> Result<PortId, DropReason> {
+        let peer = self.topology.peer(out).ok_or(DropReason::LinkDown)?;
+        let (sender, receiver) = (self.port_info(out).state, self.port_info(peer).state);
+        if sender <= PortState::DOWN || receiver <= PortState::DOWN {
+            return Err(DropReason::LinkDown);
+        }
+        if !is_subnet_management {
+            if sender != PortState::ACTIVE || receiver < PortState::ARMED {
+                return Err(DropReason::PortState);
+            }
+            if receiver == PortState::ARMED {
+                self.port_mut(peer).state = PortState::ACTIVE;
+                self.changed.insert(peer);
+            }
+        }
+        Ok(peer)
+    }
+
+    /// Handles a packet at its destination, and returns the response of an agent.
+    fn receive(&mut self, at: PortId, packet: &Packet) -> Result<Option<Packet>, DropReason> {
+        let is_switch = self.nodes[at.node].is_switch();
+        match &packet.mad {
+            Mad::Subnet(smp) => {
+                let is_request = matches!(smp.method, Method::GET | Method::SET) && !smp.is_returning;
+                let is_for_manager = smp.attribute_id == AttributeId::SmInfo as u16 && !is_switch;
+                if smp.method == Method::TRAP_REPRESS {
+                    self.check_m_key(at, smp, packet.slid)?;
+                    self.traps.repress(at.node, smp.transaction_id);
+                    return Ok(None);
+                }
+                if is_request && !is_for_manager {
+                    self.check_m_key(at, smp, packet.slid)?;
+                    return Ok(Some(self.respond(at, packet, *smp)));
+                }
+            }
+            Mad::General(_) => self.check_keys(at, packet)?,
+        }
+        if is_switch {
+            return Err(DropReason::NoAgent);
+        }
+        self.arrived.push_back((at, *packet));
+        Ok(None)
+    }
+
+    /// Executes a request at the agent of a node.
+    fn respond(&mut self, at: PortId, packet: &Packet, request: Smp) -> Packet {
+        let PortId { node, port } = at;
+        let modifier = request.attribute_modifier;
+        let management_port = self.nodes[node].management_port(port);
+        let result = match AttributeId::from_number(request.attribute_id) {
+            None => Err(Status::UNSUPPORTED_ATTRIBUTE),
+            Some(id) if request.method == Method::GET => self.nodes[node].get(id, modifier, port),
+            Some(id) => self.nodes[node].set(id, modifier, port, &request.data).and_then(|command| {
+                self.after_set(at, id, modifier, command);
+                self.nodes[node].get(id, modifier, port)
+            }),
+        };
+        let (status, data) = match result {
+            Ok(mut data) => {
+                let own = &self.nodes[node].ports[usize::from(management_port)].info;
+                let is_hidden = own.m_key_protect == 1 && own.m_key != request.m_key;
+                if request.attribute_id == AttributeId::PortInfo as u16 && is_hidden {
+                    data.0[..8].fill(0);
+                }
+                (Status::OK, data)
+            }
+            Err(status) => (status, request.data),
+        };
+        let own_lid = self.nodes[node].ports[usize::from(management_port)].info.lid;
+        let is_returning = request.is_directed();
+        let response = Smp { method: Method::GET_RESP, is_returning, status, data, ..request };
+        // A directed response starts on the directed part unless a LID route was last.
+        let is_direct = request.is_directed() && request.dr_dlid == Lid::PERMISSIVE;
+        let dlid = if is_direct { Lid::PERMISSIVE } else { packet.slid };
+        Packet { slid: own_lid, dlid, mad: Mad::Subnet(response), ..*packet }
+    }
+
+    /// What follows from a Set beside the change of the attribute.
+    fn after_set(&mut self, at: PortId, id: AttributeId, modifier: u32, command: Option<LinkCommand>) {
+        match id {
+            AttributeId::PortInfo => {
+                let number = if modifier & 0xff == 0 {
+                    self.nodes[at.node].management_port(at.port)
+                } else {
+                    modifier as u8
+                };
+                let port = PortId { node: at.node, port: number };
+                self.changed.insert(port);
+                self.nodes[at.node].ports[usize::from(number)].lease_end = None;
+            }
+            AttributeId::PKeyTable | AttributeId::GuidInfo => {
+                self.changed.insert(at);
+            }
+            _ => {}
+        }
+        let Some(command) = command else { return };
+        let (LinkCommand::Reset(port) | LinkCommand::Disable(port) | LinkCommand::Enable(port)) = command;
+        let port = PortId { node: at.node, port };
+        let state = &mut self.nodes[at.node].ports[usize::from(port.port)];
+        match command {
+            LinkCommand::Reset(_) => self.take_down(port),
+            LinkCommand::Disable(_) => state.is_disabled = true,
+            LinkCommand::Enable(_) => state.is_disabled = false,
+        }
+        self.train(port);
+    }
+
+    /// Checks the M_Key of a request (IBA 14.2.4).
+    fn check_m_key(&mut self, at: PortId, smp: &Smp, slid: Lid) -> Result<(), DropReason> {
+        let number = self.nodes[at.node].management_port(at.port);
+        let now = self.now;
+        let port = &mut self.nodes[at.node].ports[usize::from(number)];
+        if port.lease_end.is_some_and(|end| end <= now) {
+            (port.info.m_key_protect, port.lease_end) = (0, None);
+        }
+        let PortInfo { m_key, m_key_protect, m_key_lease, lid, .. } = port.info;
+        if m_key == 0 || m_key == smp.m_key {
+            if m_key != 0 {
+                port.lease_end = None;
+            }
+            return Ok(());
+        }
+        if smp.method == Method::GET && m_key_protect <= 1 {
+            return Ok(());
+        }
+        port.info.m_key_violations = port.info.m_key_violations.saturating_add(1);
+        if m_key_lease != 0 && port.lease_end.is_none() {
+            port.lease_end = Some(now + u64::from(m_key_lease) * 1_000_000_000);
+        }
+        let details = ManagementKeyViolation {
+            lid,
+            dr_slid: if smp.is_directed() { smp.dr_slid } else { slid },
+            method: smp.method.0,
+            attribute_id: smp.attribute_id,
+            attribute_modifier: smp.attribute_modifier,
+            m_key: smp.m_key,
+        };
+        let notice = self.notice(at.node, NoticeType::SECURITY, TrapNumber::BAD_M_KEY);
+        let issuer = PortId { node: at.node, port: number };
+        self.traps.raise(issuer, notice.with_management_key_violation(details), now);
+        Err(DropReason::ManagementKey)
+    }
+
+    /// Checks the P_Key and Q_Key of a MAD to QP1.
+    fn check_keys(&mut self, at: PortId, packet: &Packet) -> Result<(), DropReason> {
+        let now = self.now;
+        let number = self.nodes[at.node].management_port(at.port);
+        let port = &mut self.nodes[at.node].ports[usize::from(number)];
+        let matches = |own: &&u16| {
+            **own & !FULL_MEMBER == packet.p_key & !FULL_MEMBER
+                && **own & !FULL_MEMBER != 0
+                && (**own | packet.p_key) & FULL_MEMBER != 0
+        };
+        let (trap, key, reason) = if !port.p_keys.iter().any(|own| matches(&own)) {
+            port.info.p_key_violations = port.info.p_key_violations.saturating_add(1);
+            (TrapNumber::BAD_P_KEY, packet.p_key.into(), DropReason::PartitionKey)
+        } else if packet.q_key != GENERAL_Q_KEY {
+            port.info.q_key_violations = port.info.q_key_violations.saturating_add(1);
+            (TrapNumber::BAD_Q_KEY, packet.q_key, DropReason::QueueKey)
+        } else {
+            return Ok(());
+        };
+        let details = KeyViolation {
+            source: packet.slid,
+            destination: packet.dlid,
+            key,
+            sl: packet.sl,
+            source_qp: Qpn::new(packet.source_qp),
+            destination_qp: Qpn::new(packet.destination_qp),
+            ..KeyViolation::default()
+        };
+        let notice = self.notice(at.node, NoticeType::SECURITY, trap).with_key_violation(details);
+        self.traps.raise(PortId { node: at.node, port: number }, notice, now);
+        Err(reason)
+    }
+
+    fn notice(&self, node: usize, notice_type: NoticeType, trap: TrapNumber) -> Notice {
+        let producer = self.nodes[node].info.node_type.0.into();
+        let header = NoticeHeader { is_generic: true, notice_type, producer, trap, issuer: Lid(0) };
+        Notice::new(header)
+    }
+
+    /// Says that a subnet manager runs at a port, or has ended.
+    pub fn set_is_sm(&mut self, port: PortId, is_sm: bool) {
+        let info = self.port_mut(port);
+        if info.capabilities.contains(PortCapabilities::SM) != is_sm {
+            info.capabilities.set(PortCapabilities::SM, is_sm);
+            self.capabilities_changed(port, 0);
+        }
+    }
+
+    /// Changes the description of a node.
+    pub fn set_description(&mut self, node: usize, text: &str) {
+        self.nodes[node].description = NodeDescription::new(text);
+        if !self.nodes[node].is_switch() {
+            let ports = 1..=self.nodes[node].info.port_count;
+            ports.for_each(|port| self.capabilities_changed(PortId { node, port }, 1));
+        }
+    }
+
+    fn capabilities_changed(&mut self, port: PortId, change_flags: u16) {
+        let PortInfo { lid, capabilities, .. } = *self.port_info(port);
+        let details = CapabilityChange {
+            lid,
+            has_other_changes: change_flags != 0,
+            capabilities: capabilities.bits(),
+            change_flags,
+        };
+        let notice = self.notice(port.node, NoticeType::INFORMATIONAL, TrapNumber::CAPABILITY_CHANGE);
+        self.traps.raise(port, notice.with_capability_change(details), self.now);
+        self.changed.insert(port);
+        self.expire(self.now);
+    }
+
+    /// Breaks the link of a port, or repairs it.
+    pub fn set_link(&mut self, port: PortId, works: bool) {
+        let ends = [Some(port), self.topology.peer(port)];
+        for end in ends.into_iter().flatten() {
+            if works {
+                self.failed.remove(&end)
+            } else {
+                self.failed.insert(end)
+            };
+        }
+        self.train(port);
+        self.expire(self.now);
+    }
+
+    fn port_mut(&mut self, port: PortId) -> &mut PortInfo {
+        &mut self.nodes[port.node].ports[usize::from(port.port)].info
+    }
+
+    /// Brings the link of a port up or down, as both ends permit.
+    fn train(&mut self, port: PortId) {
+        let Some(peer) = self.topology.peer(port) else {
+            let is_disabled = self.nodes[port.node].ports[usize::from(port.port)].is_disabled;
+            self.port_mut(port).physical_state =
+                if is_disabled { PhysicalState::DISABLED } else { PhysicalState::POLLING };
+            return;
+        };
+        let is_disabled = |end: PortId| self.nodes[end.node].ports[usize::from(end.port)].is_disabled;
+        let works = !self.failed.contains(&port) && !is_disabled(port) && !is_disabled(peer);
+        let disabled = [is_disabled(port), is_disabled(peer)];
+        if !works {
+            self.take_down(port);
+            for (end, is_disabled) in [port, peer].into_iter().zip(disabled) {
+                self.port_mut(end).physical_state =
+                    if is_disabled { PhysicalState::DISABLED } else { PhysicalState::POLLING };
+            }
+        } else if self.port_info(port).state == PortState::DOWN {
+            for end in [port, peer] {
+                let info = self.port_mut(end);
+                (info.state, info.physical_state) = (PortState::INITIALIZE, PhysicalState::LINK_UP);
+                self.link_changed(end);
+            }
+        }
+    }
+
+    /// Takes both ends of a link down.
+    fn take_down(&mut self, port: PortId) {
+        for end in [Some(port), self.topology.peer(port)].into_iter().flatten() {
+            let info = self.port_mut(end);
+            if info.state != PortState::DOWN {
+                (info.state, info.physical_state) = (PortState::DOWN, PhysicalState::POLLING);
+                self.link_changed(end);
+            }
+        }
+    }
+
+    /// Reports a changed link state: a switch tells the manager.
+    fn link_changed(&mut self, end: PortId) {
+        self.changed.insert(end);
+        let Some(forwarding) = &mut self.nodes[end.node].forwarding else { return };
+        forwarding.info.state_change = true;
+        let issuer = PortId { node: end.node, port: 0 };
+        let lid = self.port_info(issuer).lid;
+        let notice = self.notice(end.node, NoticeType::URGENT, TrapNumber::LINK_STATE);
+        self.traps.raise(issuer, notice.with_link_state(lid), self.now);
+    }
+}
+
+/// The next step of a directed route (IBA 14.2.2).
+fn directed_hop(smp: &mut Smp, is_switch: bool, arrived: u8, has_left: bool) -> Result<Hop, DropReason> {
+    let (pointer, count) = (smp.hop_pointer, smp.hop_count);
+    let index = usize::from(pointer);
+    let invalid = Err(DropReason::DirectedRoute);
+    if count > MAX_HOPS || pointer > MAX_HOPS + 1 {
+        return invalid;
+    }
+    if smp.is_returning {
+        return match pointer {
+            0 => Ok(Hop::Arrived),
+            1 => {
+                smp.hop_pointer = 0;
+                Ok(Hop::Arrived)
+            }
+            _ if pointer == count + 1 || is_switch && pointer <= count => {
+                smp.hop_pointer -= 1;
+                Ok(Hop::Out(smp.return_path.0[index - 1]))
+            }
+            _ => invalid,
+        };
+    }
+    if pointer == count + 1 {
+        return Ok(Hop::Arrived);
+    }
+    if pointer > count {
+        return invalid;
+    }
+    if pointer != 0 || count == 0 {
+        if pointer != 0 && !has_left {
+            return invalid;
+        }
+        smp.return_path.0[index] = if pointer == 0 { 0 } else { arrived };
+    }
+    smp.hop_pointer += 1;
+    if pointer == count {
+        return Ok(Hop::Arrived);
+    }
+    let out = smp.initial_path.0[index + 1];
+    // A channel adapter does not forward; its requests leave through their own port.
+    let is_possible = if is_switch { out != 0 } else { !has_left && out == arrived };
+    if is_possible { Ok(Hop::Out(out)) } else { invalid }
+}
+
+#[cfg(test)]
+mod tests;
