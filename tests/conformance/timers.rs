@@ -54,6 +54,31 @@ fn a_timeout_of_0_never_expires() {
     }
 }
 
+/// A process that was not scheduled has not read the ACKs that arrived meanwhile.
+#[test]
+fn an_overdue_timer_of_a_real_device_starts_again() {
+    let least = Duration::from_millis(500);
+    for (min_ack_timeout, expected) in [(Duration::ZERO, "ERR"), (least, "RTS")] {
+        let mut setup = silent_peer(Recovery::Fatal, 1, 0);
+        setup.settings.min_ack_timeout = min_ack_timeout;
+        let mut pair = setup.build();
+        let a = pair.a;
+        pair.drop_packets(requests(InclusiveRange::at_least(0)), u64::MAX);
+        pair.post_write(1, 0, 0, 8);
+        let overdue = pair.world.with_hca(a.host, |hca, ctx| {
+            ctx.now = hca.next_timeout().unwrap().plus(Duration::from_millis(21));
+            hca.expire(ctx);
+            ctx.now
+        });
+        assert_eq!(pair.states()[0], expected);
+        if expected == "RTS" {
+            pair.run();
+            assert_eq!(pair.completion_statuses(a), [(1, "RETRY_EXC_ERR")]);
+            assert_eq!(pair.world.now(), overdue.plus(least));
+        }
+    }
+}
+
 #[test]
 fn each_ack_restarts_the_timer() {
     let mut pair = silent_peer(Recovery::Fatal, 1, 0).build();

@@ -4,13 +4,16 @@ use super::QueuePair;
 use super::requester_state::SendWqe;
 use crate::core::hca_state::HcaState;
 use crate::{Context, DropReason, Event, PacketSummary, QpType, Reason, RetransmitCause};
+use core::time::Duration;
 use softhca_types::{Completion, CompletionFlags, CompletionStatus, SendFlags};
 use softhca_wire::{Aeth, Credits, NakCode, Operation, Psn, Qpn, RnrTimer, Syndrome, TransportPacket};
 
 /// The value of `rnr_retry` that retries forever.
 const RNR_RETRY_INFINITE: u8 = 7;
 /// How long requests to a process that has ended wait before they fail.
-const PEER_GONE_TIMEOUT: core::time::Duration = core::time::Duration::from_millis(500);
+const PEER_GONE_TIMEOUT: Duration = Duration::from_millis(500);
+/// A host that runs notices an expired timer within this time.
+const MAX_TIMER_DELAY: Duration = Duration::from_millis(20);
 
 /// A response arrived before one that is still missing.
 struct ResponseGap {
@@ -133,7 +136,7 @@ impl QueuePair {
     }
 
     /// The time without a response after which the requester assumes a loss; `None` waits forever.
-    pub(crate) fn ack_timeout(&self, hca: &HcaState) -> Option<core::time::Duration> {
+    pub(crate) fn ack_timeout(&self, hca: &HcaState) -> Option<Duration> {
         let timeout = self.attributes.ack_timeout()?;
         let (policy, min) = (self.recovery(hca).policy(), hca.settings.min_ack_timeout);
         Some(policy.ack_timeout(timeout, min, self.attributes.retry_count))
@@ -233,7 +236,7 @@ impl QueuePair {
             RNR_RETRY_INFINITE => {}
             _ => self.requester.rnr_retries_left -= 1,
         }
-        let until = ctx.now.plus(core::time::Duration::from_nanos(timer.nanoseconds()));
+        let until = ctx.now.plus(Duration::from_nanos(timer.nanoseconds()));
         self.requester.rewind_to(psn);
         self.update_window(hca, false);
         self.requester.rnr_wait_until = Some(until);
@@ -429,6 +432,13 @@ impl QueuePair {
         self.arm_timer(hca);
     }
 
+    /// Whether the host did not run when the ACK timer expired. A minimum timeout means that time is real.
+    fn is_ack_timer_overdue(&self, hca: &HcaState, ctx: &Context<'_>) -> bool {
+        let is_real_time = hca.settings.min_ack_timeout > Duration::ZERO;
+        let deadline = self.requester.ack_deadline.map(|deadline| deadline.plus(MAX_TIMER_DELAY));
+        is_real_time && deadline.is_some_and(|deadline| deadline < ctx.now)
+    }
+
     /// Handles expired deadlines.
     pub(crate) fn expire(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
         if hca.stalled_peers.iter().any(|peer| self.is_connected_to(*peer)) {
@@ -447,8 +457,11 @@ impl QueuePair {
         if is_late && self.requester.peer_gone {
             let status = CompletionStatus::RetryExceededError;
             self.fail_oldest_wqe(hca, ctx, status, Reason::PeerUnreachable);
-        } else if is_late && (self.is_blocked || self.waits_unacknowledged(hca)) {
-            // The blocked packets may be the ones that the peer is missing, or the first that requests an ACK.
+        } else if is_late
+            && (self.is_blocked || self.waits_unacknowledged(hca) || self.is_ack_timer_overdue(hca, ctx))
+        {
+            // The blocked packets may be the ones that the peer is missing, or the first that requests an ACK. If the
+            // deadline is overdue, the ACK may be in a socket that this process had no time to read.
             self.restart_ack_timer(hca, ctx);
         } else if is_late {
             let psn = self.requester.unacked_psn;
