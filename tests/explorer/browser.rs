@@ -4,8 +4,9 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// The browser executable.
@@ -13,32 +14,36 @@ pub const PROGRAM: &str = "chromium";
 /// The timeout of any operation, sufficient on a busy machine.
 const BROWSER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Runs one browser at a time: several would slow each other down.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// Browsers that no test uses: starting one takes longer than most tests.
+static IDLE: Mutex<Vec<Chromium>> = Mutex::new(Vec::new());
 
-pub struct Browser {
+/// A browser process, which serves one test at a time.
+struct Chromium {
     process: Child,
     input: ChildStdin,
     messages: Receiver<Value>,
-    session: Option<String>,
     profile: PathBuf,
     calls: u64,
-    errors: Vec<String>,
-    _turn: MutexGuard<'static, ()>,
 }
 
-impl Browser {
-    /// Starts a browser with a window of this size and an empty page.
-    pub fn start(width: u32, height: u32) -> Browser {
-        // A failed test poisons the lock; later tests may still run.
-        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let profile = scratch(&format!("browser-{}", std::process::id()));
+/// A window with storage of its own in a browser process.
+pub struct Browser {
+    chromium: Option<Chromium>,
+    session: Option<String>,
+    storage: Value,
+    errors: Vec<String>,
+}
+
+impl Chromium {
+    fn start() -> Chromium {
+        static SERIAL: AtomicU32 = AtomicU32::new(0);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let profile = scratch(&format!("browser-{}-{serial}", std::process::id()));
         // The pipes of the protocol are descriptors 3 and 4.
         let mut command = Command::new("sh");
         command.args(["-c", "exec \"$@\" 3<&0 4>&1 0</dev/null 1>/dev/null", "sh", PROGRAM]);
         command.args(["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]);
         command.args(["--force-device-scale-factor=1", "--enable-precise-memory-info", "--no-first-run"]);
-        command.arg(format!("--window-size={width},{height}"));
         command.arg(format!("--user-data-dir={}", profile.display()));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut process = command.spawn().expect("the browser starts");
@@ -57,49 +62,66 @@ impl Browser {
                 }
             }
         });
-        let (session, calls, errors) = (None, 0, Vec::new());
-        let mut browser = Browser { process, input, messages, session, profile, calls, errors, _turn: turn };
-        let target = browser.call("Target.createTarget", json!({"url": "about:blank"}));
-        let attached =
-            browser.call("Target.attachToTarget", json!({"targetId": target["targetId"], "flatten": true}));
+        Chromium { process, input, messages, profile, calls: 0 }
+    }
+}
+
+impl Drop for Chromium {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        // Its children may still write there for a moment; leftovers are in the target folder.
+        let _ = std::fs::remove_dir_all(&self.profile);
+    }
+}
+
+/// Ends the browsers that no test uses.
+pub fn end_idle() {
+    IDLE.lock().expect("no panic with the lock").clear();
+}
+
+impl Browser {
+    /// Opens a window of this size with an empty page.
+    pub fn start(width: u32, height: u32) -> Browser {
+        let idle = IDLE.lock().expect("no panic with the lock").pop();
+        let chromium = Some(idle.unwrap_or_else(Chromium::start));
+        let mut browser = Browser { chromium, session: None, storage: Value::Null, errors: Vec::new() };
+        browser.storage = browser.call("Target.createBrowserContext", json!({}))["browserContextId"].clone();
+        let place = json!({"url": "about:blank", "browserContextId": browser.storage});
+        let target = browser.call("Target.createTarget", place)["targetId"].clone();
+        let attached = browser.call("Target.attachToTarget", json!({"targetId": target, "flatten": true}));
         browser.session = Some(attached["sessionId"].as_str().expect("a session").into());
         for domain in ["Page", "Runtime", "Log"] {
             browser.call(&format!("{domain}.enable"), json!({}));
         }
+        let metrics = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
+        browser.call("Emulation.setDeviceMetricsOverride", metrics);
         browser
     }
 
     fn call(&mut self, method: &str, parameters: Value) -> Value {
-        self.calls += 1;
-        let mut message = json!({"id": self.calls, "method": method, "params": parameters});
+        let chromium = self.chromium.as_mut().expect("a browser until the end");
+        chromium.calls += 1;
+        let id = json!(chromium.calls);
+        let mut message = json!({"id": id, "method": method, "params": parameters});
         if let Some(session) = &self.session {
             message["sessionId"] = json!(session);
         }
         let mut bytes = serde_json::to_vec(&message).expect("JSON");
         bytes.push(0);
-        self.input.write_all(&bytes).expect("the browser listens");
+        chromium.input.write_all(&bytes).expect("the browser listens");
+        let deadline = Instant::now() + BROWSER_TIMEOUT;
         loop {
-            let answer = self.messages.recv_timeout(BROWSER_TIMEOUT).expect("the browser answers");
-            if answer["id"] == json!(self.calls) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let answer = chromium.messages.recv_timeout(left).expect("the browser answers");
+            if answer["id"] == id {
                 assert!(answer.get("error").is_none(), "{method}: {answer}");
                 return answer["result"].clone();
             }
-            self.on_message(&answer);
-        }
-    }
-
-    /// Collects exceptions, errors, warnings and blocked requests of the page.
-    fn on_message(&mut self, event: &Value) {
-        let parameters = &event["params"];
-        match event["method"].as_str() {
-            Some("Runtime.exceptionThrown") => self.errors.push(parameters["exceptionDetails"].to_string()),
-            Some("Log.entryAdded") => self.errors.push(parameters["entry"].to_string()),
-            Some("Runtime.consoleAPICalled")
-                if matches!(parameters["type"].as_str(), Some("error" | "warning" | "assert")) =>
-            {
-                self.errors.push(parameters["args"].to_string());
+            // Windows of earlier tests may have the last word.
+            if answer["sessionId"].as_str() == self.session.as_deref() {
+                self.errors.extend(complaint(&answer));
             }
-            _ => {}
         }
     }
 
@@ -268,11 +290,37 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-        // Its children may still write there for a moment; leftovers are in the target folder.
-        let _ = std::fs::remove_dir_all(&self.profile);
+        // The state of a browser after a failure is unknown.
+        if !std::thread::panicking() {
+            self.session = None;
+            let storage = self.storage.take();
+            self.call("Target.disposeBrowserContext", json!({"browserContextId": storage}));
+            IDLE.lock().expect("no panic with the lock").extend(self.chromium.take());
+        }
     }
+}
+
+/// The exception, error, warning or blocked request of a page that an event reports.
+fn complaint(event: &Value) -> Option<String> {
+    let parameters = &event["params"];
+    match event["method"].as_str()? {
+        "Runtime.exceptionThrown" => Some(parameters["exceptionDetails"].to_string()),
+        "Log.entryAdded" => Some(parameters["entry"].to_string()),
+        "Runtime.consoleAPICalled"
+            if matches!(parameters["type"].as_str(), Some("error" | "warning" | "assert")) =>
+        {
+            Some(parameters["args"].to_string())
+        }
+        _ => None,
+    }
+}
+
+/// A path in the target folder, different in each call.
+pub fn fresh_scratch(name: &str) -> PathBuf {
+    static SERIAL: AtomicU32 = AtomicU32::new(0);
+    let folder = scratch("runs").join(SERIAL.fetch_add(1, Ordering::Relaxed).to_string());
+    std::fs::create_dir_all(&folder).expect("a folder");
+    folder.join(name)
 }
 
 /// A path in the target folder.

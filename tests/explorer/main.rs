@@ -23,7 +23,7 @@ use std::process::{Command, ExitCode};
 fn main() -> ExitCode {
     let needs = |name, test| tools::needs(PROGRAM, name, test);
     let slow = |name, test| tools::needs(PROGRAM, name, test).with_ignored_flag(true);
-    tools::run(vec![
+    let code = tools::run(vec![
         needs("every_view_draws_without_a_complaint", every_view),
         needs("a_ladder_has_arrows_brackets_losses_and_reasons", ladder),
         needs("a_selection_is_shared_by_all_views", selection),
@@ -53,7 +53,9 @@ fn main() -> ExitCode {
         accessibility::trial(),
         playground::trial(),
         slow("a_million_events_open_and_scroll", million::million_events),
-    ])
+    ]);
+    browser::end_idle();
+    code
 }
 
 const VIEWS: [&str; 10] =

@@ -1,6 +1,6 @@
 //! Folders with an event log and a capture, as `softhca run --out` writes them.
 
-use crate::browser::scratch;
+use crate::browser::fresh_scratch;
 use softhca_engine::Recovery;
 use softhca_explorer::{Page, Run};
 use softhca_fabric::{Action, EventSink, InclusiveRange, Repeat, RuleId};
@@ -15,7 +15,7 @@ use std::rc::Rc;
 
 /// Runs `act` on a pair and writes its event log and capture to a folder.
 pub fn record_run(name: &str, title: &str, setup: Setup, act: impl FnOnce(&mut Pair)) -> PathBuf {
-    let folder = scratch(name);
+    let folder = fresh_scratch(name);
     std::fs::create_dir_all(&folder).expect("a folder");
     let file = |name| BufWriter::new(File::create(folder.join(name)).expect("a file"));
     let mut pair = setup.build();
@@ -74,7 +74,7 @@ pub fn comparison_page(runs: &[&Path]) -> PathBuf {
         page = page.with_run(run);
     }
     let name = runs[0].file_name().expect("a name").to_string_lossy();
-    let path = scratch(&format!("{name}-{}.html", runs.len()));
+    let path = fresh_scratch(&format!("{name}.html"));
     page.write(BufWriter::new(File::create(&path).expect("a file"))).expect("a page");
     path
 }
