@@ -2,18 +2,22 @@
 //!
 //! The test named `role` runs the role in SOFTHCA_TEST_ROLE, and does nothing if the variable is not set.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// Long enough for the slowest machine. Tests do not wait for it to expire.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The longest silence of a process that works: its tests have timeouts of their own for what they wait for.
+const MAX_SILENCE: Duration = Duration::from_secs(600);
+
 /// A child process that is killed when the test ends.
 pub struct Process {
     child: Child,
     input: ChildStdin,
-    output: BufReader<ChildStdout>,
+    output: Receiver<String>,
 }
 
 /// The command that runs this binary in a role, through `wrapper`, which executes its arguments.
@@ -69,20 +73,29 @@ impl Process {
     /// Starts a command.
     pub fn start(command: &mut Command) -> Process {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        let input = child.stdin.take().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let (sender, output) = channel();
+        std::thread::spawn(move || lines.into_iter().try_for_each(|line| sender.send(line)));
         Process { child, input, output }
+    }
+
+    /// The next line of output; `None` at its end.
+    fn next_line(&self) -> Option<String> {
+        match self.output.recv_timeout(MAX_SILENCE) {
+            Err(RecvTimeoutError::Timeout) => panic!("process {} is silent for {MAX_SILENCE:?}", self.id()),
+            line => line.ok(),
+        }
     }
 
     /// Receives the next line from the child.
     pub fn receive_line(&mut self) -> String {
-        let mut line = String::new();
-        while self.output.read_line(&mut line).unwrap() > 0 {
+        while let Some(line) = self.next_line() {
             if let Some(text) = line.strip_prefix('@') {
                 return text.trim_end().into();
             }
-            line.clear();
         }
-        panic!("the process ended: {:?}", self.child.wait());
+        panic!("the process ended: {:?}", self.wait());
     }
 
     pub fn send_line(&mut self, text: &str) {
@@ -95,9 +108,8 @@ impl Process {
 
     /// Waits until the child exits successfully.
     pub fn finish(mut self) {
-        let mut rest = String::new();
-        self.output.read_to_string(&mut rest).unwrap();
-        assert!(self.child.wait().unwrap().success(), "{rest}");
+        let rest: Vec<String> = std::iter::from_fn(|| self.next_line()).collect();
+        assert!(self.wait().success(), "{}", rest.join("\n"));
     }
 
     /// Waits until the child has ended.

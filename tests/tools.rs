@@ -5,6 +5,14 @@
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// Tests of programs that run at once, per processor.
+const TESTS_PER_PROCESSOR: usize = 3;
+
+/// Longer than any test takes. A test that does not end by itself ends its binary, so that no run of the tests hangs.
+const TEST_LIMIT: Duration = Duration::from_secs(1200);
 
 /// Whether a program can be started.
 pub fn is_installed(program: &str) -> bool {
@@ -39,8 +47,17 @@ pub fn needs_condition(
     test: impl FnOnce() + Send + 'static,
 ) -> Trial {
     if holds {
+        let test_name = name.to_owned();
         return Trial::test(name, move || {
+            let (running, end) = channel::<()>();
+            std::thread::spawn(move || {
+                if end.recv_timeout(TEST_LIMIT) == Err(RecvTimeoutError::Timeout) {
+                    eprintln!("{test_name} does not end within {TEST_LIMIT:?}");
+                    std::process::abort();
+                }
+            });
             test();
+            drop(running);
             Ok(())
         });
     }
@@ -55,11 +72,16 @@ pub fn needs_condition(
 pub type Group<'a> = (&'a str, fn() -> Vec<Trial>);
 
 /// Runs groups of tests. `--list` and filters show a test of the group `g` as `[g] name`.
+///
+/// The tests wait for other processes most of the time, so more of them run at once than there are processors.
 pub fn run_groups(groups: &[Group]) -> ExitCode {
     let trials = |(group, trials): &Group| -> Vec<Trial> {
         trials().into_iter().map(|trial| trial.with_kind(*group)).collect()
     };
-    run(groups.iter().flat_map(trials).collect())
+    let mut arguments = Arguments::from_args();
+    let processors = std::thread::available_parallelism().map_or(1, Into::into);
+    arguments.test_threads.get_or_insert(TESTS_PER_PROCESSOR * processors);
+    libtest_mimic::run(&arguments, groups.iter().flat_map(trials).collect()).exit_code()
 }
 
 /// Runs the tests that the command line selects.
