@@ -11,9 +11,16 @@ mod no_loss;
 mod slow_port;
 
 use softhca_tests::process;
+use std::sync::{Mutex, MutexGuard};
 
 /// A role of this binary in a process of its own, with its name.
 type Role = (&'static str, fn());
+
+/// Held by a test that starts dozens of processes: two of them at once would measure the machine.
+fn crowd() -> MutexGuard<'static, ()> {
+    static CROWD: Mutex<()> = Mutex::new(());
+    CROWD.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
 
 /// Runs this binary in a role: see `softhca_tests::process`.
 #[test]

@@ -93,6 +93,7 @@ pub fn run_flooder() {
 }
 
 fn nothing_is_lost(variables: &[(&str, &str)], senders_on: &str) {
+    let _crowd = crate::crowd();
     let clients = (2 * SENDERS).to_string();
     let daemon = TestDaemon::with(&[variables, &[("TEST_CLIENTS", &clients)]].concat());
     let mut receiver = process::spawn("flooded", &daemon.name, &[("TEST_HOST", "bob")]);

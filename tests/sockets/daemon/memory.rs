@@ -28,6 +28,7 @@ fn kilobytes(process: u32, name: &str) -> u64 {
 
 #[test]
 fn fifty_processes_can_have_a_thousand_queue_pairs() {
+    let _crowd = crate::crowd();
     let daemon = TestDaemon::with(&[("TEST_CLIENTS", "64")]);
     let memory = || ["VmRSS", "RssAnon", "RssShmem"].map(|name| kilobytes(daemon.process.id(), name));
     let before = memory();
