@@ -176,6 +176,27 @@ fn a_read_into_a_region_without_local_write_is_a_local_protection_error() {
 }
 
 #[test]
+fn an_atomic_with_an_unknown_lkey_changes_the_remote_memory() {
+    let mut pair = rc();
+    pair.write_memory(pair.b, 0, &7u64.to_ne_bytes());
+    let remote = pair.b.remote(0);
+    let result = [Sge { address: 0, length: 8, lkey: UNKNOWN_RKEY }];
+    pair.post(1, Operation::FetchAdd { remote, add: 5 }, &result);
+    pair.assert_row("an_atomic_with_an_unknown_lkey_changes_the_remote_memory");
+    assert_eq!(pair.read_memory(pair.b, 0, 8), 12u64.to_ne_bytes());
+}
+
+#[test]
+fn the_error_of_the_responder_precedes_that_of_a_bad_lkey() {
+    let remote = RemoteAddress { address: 0, rkey: RemoteKey(0x1234_5678) };
+    for operation in [Operation::Read { remote }, Operation::CompareSwap { remote, compare: 0, swap: 1 }] {
+        let mut pair = rc();
+        pair.post(1, operation, &[Sge { address: 0, length: 8, lkey: UNKNOWN_RKEY }]);
+        pair.assert_row("the_error_of_the_responder_precedes_that_of_a_bad_lkey");
+    }
+}
+
+#[test]
 fn a_message_over_2_gib_is_a_local_length_error() {
     let mut pair = rc();
     let gather = [pair.a.sge(0, 1 << 31), pair.a.sge(0, 1)];
@@ -291,6 +312,20 @@ fn a_write_without_the_access_flag_of_the_queue_pair_is_a_remote_access_error() 
 }
 
 #[test]
+fn the_event_names_the_object_that_refuses_the_access() {
+    let mut pair = pair(Setup::default().connection(|c| c.access = AccessFlags::REMOTE_WRITE));
+    pair.post_read(1, 0, 0, 8);
+    pair.run();
+    let record = pair.recording.borrow();
+    let refusal = record.events.iter().find_map(|(.., event)| match event {
+        Event::RequestRejected { error, .. } => Some(error.to_string()),
+        _ => None,
+    });
+    let refused = "the queue pair allows REMOTE_WRITE; the access requires REMOTE_READ";
+    assert_eq!(refusal.as_deref(), Some(refused));
+}
+
+#[test]
 fn a_write_to_another_protection_domain_is_a_remote_access_error() {
     let mut pair = rc();
     let b = pair.b;
@@ -333,7 +368,7 @@ fn a_send_with_invalidate_of_an_unknown_rkey_fails_the_responder() {
     let gather = [pair.a.sge(0, 8)];
     pair.post(1, Operation::Send(SendImmOrInvalidate::Invalidate(RemoteKey(0x1234_5678))), &gather);
     pair.assert_row("a_send_with_invalidate_of_an_unknown_rkey_fails_the_responder");
-    assert_eq!(pair.completion_statuses(pair.a), [(1, "SUCCESS")]);
+    assert_eq!(pair.completion_statuses(pair.a), [(1, "RETRY_EXC_ERR")]);
 }
 
 fn write_with_imm_and_unknown_rkey(length: u32) -> Pair {

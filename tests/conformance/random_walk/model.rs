@@ -42,6 +42,12 @@ impl ModelRequest {
         self.first_psn + self.packets
     }
 
+    /// Whether the request fails when its response is placed.
+    pub fn fails_at_response(&self) -> bool {
+        self.failure == Some(CompletionStatus::LocalProtectionError)
+            && matches!(self.request.verb, Verb::Read | Verb::CompareSwap | Verb::FetchAdd)
+    }
+
     /// Whether it consumes a receive of the peer.
     pub fn consumes_receive(&self) -> bool {
         self.request.verb == Verb::Send || self.request.verb == Verb::Write && self.immediate.is_some()

@@ -244,10 +244,10 @@ impl HcaState {
         })
     }
 
-    /// Checks the access to all entries of a list.
-    pub fn check_sges(&self, pd: PdId, sges: &[Sge], required: AccessFlags) -> Result<(), AccessError> {
+    /// Checks the access to all entries of a gather list.
+    pub fn check_gather_list(&self, pd: PdId, sges: &[Sge]) -> Result<(), AccessError> {
         for sge in sges.iter().filter(|sge| sge.length > 0) {
-            self.protection.check_local_access(pd, sge, 0, sge.length, required)?;
+            self.protection.check_local_access(pd, sge, 0, sge.length, AccessFlags::empty())?;
         }
         Ok(())
     }

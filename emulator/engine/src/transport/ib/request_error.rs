@@ -20,10 +20,9 @@ impl QueuePair {
         ctx.emit(Event::RequestRejected { qp: self.qpn, psn, error });
         let number = self.qpn;
         let at = self.responder.expected_psn;
-        let (syndrome, event, receive) = match error {
+        let (nak, event, receive) = match error {
             RequestError::PsnOutOfSequence { .. } => {
                 let in_progress = self.responder.in_progress_message.map(|message| message.first_psn);
-                let syndrome = Syndrome::Nak(NakCode::PsnSequenceError);
                 let action = self.recovery(hca).policy().on_sequence_gap(at, in_progress);
                 if let GapAction::Nak { resume_at } = action {
                     if resume_at != at {
@@ -31,10 +30,10 @@ impl QueuePair {
                         self.responder.expected_psn = resume_at;
                     }
                     self.responder.nak_sent = true;
-                    self.responder.queue_ack(resume_at, syndrome);
+                    self.responder.queue_ack(resume_at, Syndrome::Nak(NakCode::PsnSequenceError));
                     return self.schedule_transmit(hca);
                 }
-                (syndrome, Some(AsyncEvent::QueuePairFatal(number)), None)
+                (Some(NakCode::PsnSequenceError), Some(AsyncEvent::QueuePairFatal(number)), None)
             }
             RequestError::ReceiverNotReady => {
                 hca.counters.sent_rnr_err += 1;
@@ -58,38 +57,40 @@ impl QueuePair {
             | RequestError::NoSuchSrq { .. } => {
                 hca.counters.resp_remote_invalid_request += 1;
                 let event = AsyncEvent::QueuePairRequestError(number);
-                (Syndrome::Nak(NakCode::InvalidRequest), Some(event), None)
+                (Some(NakCode::InvalidRequest), Some(event), None)
             }
             RequestError::Access(_) => {
                 hca.counters.resp_remote_access_errors += 1;
                 let event = AsyncEvent::QueuePairAccessError(number);
-                (Syndrome::Nak(NakCode::RemoteAccessError), Some(event), None)
+                (Some(NakCode::RemoteAccessError), Some(event), None)
             }
             RequestError::WriteWithImmAccess(_) => {
                 hca.counters.resp_remote_access_errors += 1;
                 let status = CompletionStatus::LocalAccessError;
-                (Syndrome::Nak(NakCode::RemoteAccessError), None, Some(status))
+                (Some(NakCode::RemoteAccessError), None, Some(status))
             }
-            // The data has arrived, so that the requester gets its ACK; only the responder fails (class J, as rxe).
+            // Class J (IBA 9.9.6.3): the requester gets neither an ACK nor a NAK.
             RequestError::InvalidateFailed(_) => {
                 hca.counters.resp_remote_invalid_request += 1;
-                (Syndrome::ACK, None, Some(CompletionStatus::RemoteInvalidRequestError))
+                (None, None, Some(CompletionStatus::RemoteInvalidRequestError))
             }
             RequestError::ReceiveTooSmall { .. } => {
                 hca.counters.resp_local_length_error += 1;
-                (Syndrome::Nak(NakCode::InvalidRequest), None, Some(CompletionStatus::LocalLengthError))
+                (Some(NakCode::InvalidRequest), None, Some(CompletionStatus::LocalLengthError))
             }
-            RequestError::ReceiveAccess(_) => (
-                Syndrome::Nak(NakCode::RemoteOperationalError),
-                None,
-                Some(CompletionStatus::LocalProtectionError),
-            ),
+            RequestError::ReceiveAccess(_) => {
+                (Some(NakCode::RemoteOperationalError), None, Some(CompletionStatus::LocalProtectionError))
+            }
             RequestError::ReadAccess(_) | RequestError::CorruptRing(_) => {
                 let event = AsyncEvent::QueuePairFatal(number);
-                (Syndrome::Nak(NakCode::RemoteOperationalError), Some(event), None)
+                (Some(NakCode::RemoteOperationalError), Some(event), None)
             }
         };
-        self.responder.queue_ack(nak_psn(error, at, psn), syndrome);
+        if let Some(code) = nak {
+            // The NAK of a gap names the missing packet, others the rejected one.
+            let psn = if code == NakCode::PsnSequenceError { at } else { psn };
+            self.responder.queue_ack(psn, Syndrome::Nak(code));
+        }
         let reason = Reason::RequestRejected(error);
         if let Some(status) = receive
             && let Some(buffer) = self.responder.receive_wqe.take()
@@ -98,13 +99,5 @@ impl QueuePair {
         }
         self.enter_error(hca, ctx, reason, event);
         self.schedule_transmit(hca);
-    }
-}
-
-/// The PSN that a NAK reports: the missing packet of a gap, else the rejected packet.
-fn nak_psn(error: RequestError, expected: Psn, psn: Psn) -> Psn {
-    match error {
-        RequestError::PsnOutOfSequence { .. } => expected,
-        _ => psn,
     }
 }

@@ -6,9 +6,7 @@ use super::planned_packet::PlannedPacket;
 use super::requester_state::{SendWqe, WqeOperation};
 use crate::core::hca_state::HcaState;
 use crate::{AsyncEvent, Context, DeviceLimits, EndToEndCredits, Event, QpState, QpType, Reason};
-use softhca_types::{
-    AccessFlags, CompletionStatus, Operation, Payload, RemoteAddress, SendFlags, SendImmOrInvalidate,
-};
+use softhca_types::{CompletionStatus, Operation, Payload, RemoteAddress, SendFlags, SendImmOrInvalidate};
 use softhca_wire as wire;
 use softhca_wire::{
     AtomicEth, Bth, Deth, Ieth, ImmOrInvalidate, Immediate, Opcode, Position, Psn, Reth, TransportHeader,
@@ -228,12 +226,12 @@ impl QueuePair {
                 return Some((CompletionStatus::LocalQpOperationError, Reason::BadAddressHandle { handle }));
             }
         }
-        if wqe.is_inline() {
+        // The response to a READ or an atomic is placed, and checked, when it arrives.
+        if wqe.is_inline() || wqe.is_read_or_atomic() {
             return None;
         }
-        let needs = if wqe.is_read_or_atomic() { AccessFlags::LOCAL_WRITE } else { AccessFlags::empty() };
         let pd = self.pd?;
-        let error = hca.check_sges(pd, &wqe.sges, needs).err()?;
+        let error = hca.check_gather_list(pd, &wqe.sges).err()?;
         Some((CompletionStatus::LocalProtectionError, Reason::LocalAccess(error)))
     }
 

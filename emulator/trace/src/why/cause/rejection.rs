@@ -99,7 +99,7 @@ impl CauseFinder<'_> {
                 "The peer's WRITE with immediate named memory that it may not write. The data is rejected and the connection ends; exchange the rkey anew."
             }
             reason if reason.starts_with("request-rejected/invalidate-failed") => {
-                "The peer's SEND asked this card to invalidate a key that is not a bound window of type 2 of this queue pair. Only this side learns of it: the peer's SEND succeeds, and this queue pair is in ERR."
+                "The peer's SEND asked this card to invalidate a key that is not a bound window of type 2 of this queue pair. Only this side learns of it: this queue pair is in ERR, and the peer's SEND ends with RETRY_EXC_ERR when its ACK timeout expires."
             }
             "request-rejected/receive-access" => {
                 "The receive must point into a region of this queue pair's protection domain, with LOCAL_WRITE, and stay inside of it."
