@@ -11,28 +11,30 @@
 //! Every call takes a [`Context`]: the time, the memory behind memory regions and the event callback.
 
 #![no_std]
+#![allow(private_bounds, private_interfaces, reason = "the transport is chosen inside of this crate")]
 extern crate alloc;
 
 mod cm;
 mod core;
 mod transport;
 
-pub use cm::{CmDropReason, CmFailure, CmMessageKind, MadOwner};
+pub use cm::MadOwner;
+pub use core::cm_event::{CmDropReason, CmFailure, CmMessageKind};
+pub use core::congestion::{
+    CongestionSettings, DcqcnParameters, NotificationPoint, RateCause, RateControlSettings,
+};
 pub use core::context::Context;
 pub use core::control::{Attachments, QpRings};
 pub use core::event::{Event, InjectedPoint, PacketSummary, QpConfiguration};
-pub use core::hca::Hca;
 pub use core::memory::{AtomicOperation, Memory, MemoryFault, MemoryId, MemoryObjects};
 pub use core::protection::{AccessError, MemoryRegion};
 pub use core::reason::{DropReason, LinkReject, Reason, RequestError, RetransmitCause};
-pub use core::settings::{AckPolicy, CmTimers, EndToEndCredits, PayloadMode, ResponseOrder, Settings};
+pub use core::settings::{
+    AckPolicy, CmTimers, EndToEndCredits, PayloadMode, Recovery, ResponseOrder, Settings,
+};
 pub use core::time::Instant;
 pub use core::transition::{Transition, transition};
 pub use transport::ib::completion_opcode;
-pub use transport::ib::rate_control::{
-    CongestionSettings, DcqcnParameters, NotificationPoint, RateCause, RateControlSettings,
-};
-pub use transport::ib::recovery::Recovery;
 
 pub use core::packet_batch::{PacketBatch, Peer, TransmitGate};
 pub use softhca_types::{
@@ -41,6 +43,9 @@ pub use softhca_types::{
     QpInitAttributes, QpSnapshot, QpState, QpType, Reply, Resource, SrqAttributes, SrqId, SrqInitAttributes,
     VerbsError, XrcdId,
 };
+
+/// The HCA with the InfiniBand transport.
+pub type Hca = core::hca::Hca<transport::ib::Ib>;
 
 /// The result of a verb.
 pub type VerbsResult<T = ()> = Result<T, VerbsError>;

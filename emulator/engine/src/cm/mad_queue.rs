@@ -1,9 +1,8 @@
 //! The send queue of QP1: MADs are built when the port transmits.
 
-use super::event::CmDropReason;
 use super::known_listeners::KnownListeners;
 use crate::core::hca_state::HcaState;
-use crate::{CmId, Context, Event, PacketBatch, PacketSummary, Peer, TransmitGate};
+use crate::{CmDropReason, CmId, Context, Event, PacketBatch, PacketSummary, Peer, TransmitGate};
 use alloc::collections::{BTreeMap, VecDeque};
 use core::net::IpAddr;
 use softhca_wire::cm::{Datagram, Message};

@@ -11,7 +11,6 @@ mod channel;
 mod connect;
 mod disconnect;
 mod early_requests;
-mod event;
 mod identifier;
 mod known_listeners;
 mod lifetime;
@@ -22,12 +21,13 @@ mod records;
 mod sidr;
 mod slots;
 
-pub use event::{CmDropReason, CmFailure, CmMessageKind};
 pub use slots::MadOwner;
 
 use crate::core::hca_state::HcaState;
 use crate::core::random::Random;
-use crate::{ClientId, CmChannelId, CmId, Context, Event, Instant, Peer};
+use crate::{
+    ClientId, CmChannelId, CmDropReason, CmFailure, CmId, CmMessageKind, Context, Event, Instant, Peer,
+};
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;

@@ -1,12 +1,14 @@
 //! Injected faults of processes: calls that fail, completions that are changed, held or not notified, asynchronous
 //! events with their consequences.
 
+use crate::core::hca::Hca;
 use crate::core::hca_state::HcaState;
 use crate::core::process_faults::{CqeFaults, HELD_COMPLETIONS, HeldCompletion};
 use crate::core::reason::is_failure;
+use crate::core::transport::Transport;
 use crate::{
-    AsyncEvent, ClientId, Context, CqId, Event, Hca, InjectedPoint, Instant, PortState, QpState, Reason,
-    SrqId, VerbsError, VerbsResult,
+    AsyncEvent, ClientId, Context, CqId, Event, InjectedPoint, Instant, PortState, QpState, Reason, SrqId,
+    VerbsError, VerbsResult,
 };
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -20,7 +22,7 @@ use softhca_wire::Qpn;
 /// A burst that does not fill up is released after this time.
 const BURST_TIMEOUT_NS: u64 = 1_000_000_000;
 
-impl Hca {
+impl<T: Transport> Hca<T> {
     /// Sets the faults of the process of a client. A second client of the process keeps the counts of the first.
     pub(crate) fn set_process_faults(&mut self, ctx: &Context<'_>, client: ClientId, faults: ProgramFaults) {
         let all = self.state.faults.get_or_insert_default();
@@ -92,7 +94,7 @@ impl Hca {
             }
             ProgramAction::CmEvent(event, status) => {
                 if let Some((Resource::CmIdentifier, id)) = object {
-                    self.cm_call(ctx).raise_injected(crate::CmId(id), event, status);
+                    T::raise_cm_event(self, ctx, crate::CmId(id), event, status);
                 }
                 Ok(Some(Reply::Cm(cm::Reply::Done)))
             }
@@ -115,7 +117,7 @@ impl Hca {
             if let Some(qp) = self.queue_pairs.get_mut(qpn.value())
                 && !matches!(qp.state, QpState::Reset | QpState::Init | QpState::Error)
             {
-                qp.enter_error(&mut self.state, ctx, Reason::Injected { rule }, None);
+                T::enter_error(qp, &mut self.state, ctx, Reason::Injected { rule }, None);
             }
         }
     }
@@ -137,14 +139,14 @@ impl Hca {
                 self.state.device_removed.store(true, Ordering::Relaxed);
                 self.fail_device(ctx);
                 self.clients.values_mut().for_each(|client| client.has_lost_device = true);
-                self.cm_call(ctx).raise_device_removal();
+                T::on_device_removed(self, ctx);
                 return;
             }
             InjectedEvent::DeviceReturned => return self.restore_device(),
             InjectedEvent::QpFatal => {
                 let Some(qp) = object.and_then(|number| self.queue_pairs.get_mut(number)) else { return };
                 let event = AsyncEvent::QueuePairFatal(qp.qpn);
-                qp.enter_error(&mut self.state, ctx, Reason::DeviceFailed, Some(event));
+                T::enter_error(qp, &mut self.state, ctx, Reason::DeviceFailed, Some(event));
                 return;
             }
             InjectedEvent::CqErr => {
@@ -209,7 +211,7 @@ impl Hca {
         self.raise_async_event(ctx, AsyncEvent::DeviceFatal);
         for qpn in self.queue_pairs.numbers(|qp| qp.state != QpState::Reset) {
             if let Some(qp) = self.queue_pairs.get_mut(qpn) {
-                qp.enter_error(&mut self.state, ctx, Reason::DeviceFailed, None);
+                T::enter_error(qp, &mut self.state, ctx, Reason::DeviceFailed, None);
             }
         }
         self.handle_cq_overflows(ctx);

@@ -1,7 +1,9 @@
 //! What every transport uses: objects and their protection, memory, completions, events, control verbs, timers.
 
 pub(crate) mod addressing;
+pub(crate) mod cm_event;
 pub(crate) mod completion_queue;
+pub(crate) mod congestion;
 pub(crate) mod context;
 pub(crate) mod control;
 pub(crate) mod control_packets;
@@ -14,6 +16,7 @@ pub(crate) mod packet_batch;
 pub(crate) mod peer_window;
 pub(crate) mod process_faults;
 pub(crate) mod protection;
+pub(crate) mod queue_pair;
 pub(crate) mod random;
 pub(crate) mod reason;
 pub(crate) mod settings;
@@ -22,3 +25,11 @@ pub(crate) mod table;
 pub(crate) mod time;
 pub(crate) mod timers;
 pub(crate) mod transition;
+pub(crate) mod transport;
+
+use context::Context;
+use event::{Event, PacketSummary};
+use packet_batch::{PacketBatch, TransmitGate};
+use reason::{DropReason, LinkReject, Reason};
+use settings::Settings;
+use time::Instant;

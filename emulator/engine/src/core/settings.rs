@@ -1,8 +1,25 @@
 //! The settings of a device.
 
-use crate::{CongestionSettings, Recovery};
+use crate::core::congestion::CongestionSettings;
 use core::time::Duration;
 use softhca_wire::{Mtu, QpnSlot};
+
+softhca_wire::named_enum! {
+    /// The effect of a lost packet on a reliable connection.
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    #[derive(Default)]
+    pub enum Recovery {
+        /// The connection fails, as on a lossless fabric.
+        #[default]
+        Fatal => "fatal",
+        /// The requester retransmits from the lost packet (IBA 9.7.5).
+        GoBackN => "go-back-n",
+        /// The requester retransmits the whole message; the responder discards the part that it has received.
+        #[cfg_attr(feature = "serde", serde(rename = "go-back-0"))]
+        GoBack0 => "go-back-0",
+    }
+}
 
 /// The number of ACKs that a responder sends.
 #[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(rename_all = "kebab-case"))]
@@ -134,5 +151,18 @@ impl Default for Settings {
             qpn_slot: QpnSlot::ALL,
             seed: 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_mode_is_found_by_its_name() {
+        for mode in Recovery::ALL {
+            assert_eq!(Recovery::from_name(mode.name()), Some(mode));
+        }
+        assert_eq!(Recovery::from_name("selective"), None);
     }
 }

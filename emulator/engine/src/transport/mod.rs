@@ -1,3 +1,5 @@
 //! The transports: protocols between queue pairs.
 
 pub(crate) mod ib;
+#[cfg(test)]
+mod stream;

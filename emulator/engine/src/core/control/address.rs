@@ -1,10 +1,12 @@
 //! Control verbs of address handles and multicast groups.
 
+use crate::core::hca::Hca;
 use crate::core::hca_state::AddressHandle;
-use crate::{AddressVector, AhId, ClientId, Hca, PdId, Resource, VerbsError, VerbsResult};
+use crate::core::transport::Transport;
+use crate::{AddressVector, AhId, ClientId, PdId, Resource, VerbsError, VerbsResult};
 use softhca_wire::{Gid, Qpn};
 
-impl Hca {
+impl<T: Transport> Hca<T> {
     pub(super) fn check_address_vector(&self, path: &AddressVector) -> VerbsResult {
         if path.dgid.is_unspecified() {
             let why = "RoCE needs a GRH: set the destination GID";

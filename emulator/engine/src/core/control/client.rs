@@ -1,16 +1,15 @@
 //! The applications that use an HCA.
 
-use crate::core::hca::Client;
-use crate::{
-    AhId, ClientId, Context, CqId, Hca, MemoryRegion, Resource, SrqId, VerbsError, VerbsResult, XrcdId,
-};
+use crate::core::hca::{Client, Hca};
+use crate::core::transport::Transport;
+use crate::{AhId, ClientId, Context, CqId, MemoryRegion, Resource, SrqId, VerbsError, VerbsResult, XrcdId};
 use softhca_queue::DoorbellConsumer;
 use softhca_wire::Qpn;
 
 /// The address of the first region of a client that leaves the choice to the HCA.
 pub(super) const FIRST_IOVA: u64 = 0x1000_0000;
 
-impl Hca {
+impl<T: Transport> Hca<T> {
     /// A tag for a number: different for each seed and each resource.
     pub(super) fn next_tag(&mut self) -> u8 {
         self.state.random.draw() as u8
@@ -34,7 +33,7 @@ impl Hca {
     /// Destroys everything that `client` owns. Its peers receive no more responses, as from a dead host, except to
     /// packets that arrived before. Returns its regions, whose memory the driver can release.
     pub fn close_client(&mut self, ctx: &mut Context<'_>, client: ClientId) -> alloc::vec::Vec<MemoryRegion> {
-        self.cm_call(ctx).close_client(client);
+        T::on_client_closed(self, ctx, client);
         for number in self.queue_pairs.numbers(|qp| qp.client == client) {
             let destroyed = self.destroy_queue_pair(ctx, client, Qpn::new(number));
             debug_assert_eq!(destroyed, Ok(()));
@@ -77,10 +76,5 @@ impl Hca {
     pub(crate) fn check_client(&self, client: ClientId) -> VerbsResult {
         let found = self.clients.contains_key(&client);
         found.then_some(()).ok_or(VerbsError::NotFound { resource: Resource::Client, number: client.0 })
-    }
-
-    /// The ports at which connections are taken, of all port spaces.
-    pub fn listening_ports(&self) -> impl Iterator<Item = u16> {
-        self.cm.listening_ports()
     }
 }

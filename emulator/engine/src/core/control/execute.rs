@@ -2,8 +2,9 @@
 
 use super::client::FIRST_IOVA;
 use super::queue_pair::QpRings;
-use crate::core::hca::Client;
-use crate::{ClientId, Context, Hca, MemoryId, MemoryRegion, Resource, VerbsError, VerbsResult};
+use crate::core::hca::{Client, Hca};
+use crate::core::transport::Transport;
+use crate::{ClientId, Context, MemoryId, MemoryRegion, Resource, VerbsError, VerbsResult};
 use softhca_queue::{CompletionProducer, QpRingLayout, ReceiveConsumer, SharedWords};
 use softhca_types::{AccessFlags, CallSite, Command, Reply, cm};
 use softhca_wire::RemoteKey;
@@ -35,7 +36,7 @@ fn known(access: AccessFlags) -> AccessFlags {
     AccessFlags::from_bits_truncate(access.bits())
 }
 
-impl Hca {
+impl<T: Transport> Hca<T> {
     /// Executes a control verb of a client, unless a fault of its process hits it.
     pub fn execute(
         &mut self,
@@ -151,7 +152,7 @@ impl Hca {
             Command::AnnounceCall { .. } => {}
             Command::NoteTrigger(trigger) => self.state.note_trigger(&trigger),
             Command::RaiseEvent { event, object } => self.raise_injected_event(ctx, event, object),
-            Command::Cm(command) => return self.execute_cm(ctx, client, command).map(Reply::Cm),
+            Command::Cm(command) => return T::execute_cm(self, ctx, client, command).map(Reply::Cm),
             Command::TransitionQueuePair(transition) => {
                 return self.transition_queue_pair(ctx, client, &transition).map(Reply::Cm);
             }
@@ -193,7 +194,7 @@ impl Hca {
     ) -> VerbsResult<cm::Reply> {
         transition.execute(
             &mut (self, ctx),
-            |(hca, ctx), command| hca.execute_cm(ctx, client, command),
+            |(hca, ctx), command| T::execute_cm(hca, ctx, client, command),
             |(hca, ctx), modify| hca.modify_queue_pair(ctx, client, transition.qpn, modify).map(drop),
         )
     }

@@ -1,9 +1,11 @@
 //! Control verbs of protection domains, regions and windows.
 
-use crate::{ClientId, Hca, MemoryRegion, MemoryWindowType, PdId, VerbsResult};
+use crate::core::hca::Hca;
+use crate::core::transport::Transport;
+use crate::{ClientId, MemoryRegion, MemoryWindowType, PdId, VerbsResult};
 use softhca_wire::RemoteKey;
 
-impl Hca {
+impl<T: Transport> Hca<T> {
     /// Allocates a protection domain.
     pub fn allocate_protection_domain(&mut self, client: ClientId) -> VerbsResult<PdId> {
         self.check_client(client)?;

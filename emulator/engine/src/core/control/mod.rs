@@ -2,7 +2,6 @@
 
 mod address;
 mod client;
-mod cm;
 mod execute;
 mod limits;
 mod memory;

@@ -2,15 +2,17 @@
 
 use super::limits::check_limit;
 use crate::core::addressing::address_headers;
+use crate::core::hca::Hca;
+use crate::core::queue_pair::QueuePair;
+use crate::core::table::Table;
 use crate::core::transition::check_modify;
-use crate::transport::ib::{QueuePair, RequesterState, ResponderState};
+use crate::core::transport::Transport;
 use crate::{
-    ClientId, Context, Event, Hca, ModifyQp, QpAttributes, QpInitAttributes, QpSnapshot, QpState, QpType,
-    Reason, Resource, VerbsError, VerbsResult,
+    ClientId, Context, Event, ModifyQp, QpAttributes, QpInitAttributes, QpSnapshot, QpState, QpType, Reason,
+    Resource, VerbsError, VerbsResult,
 };
-use core::net::{IpAddr, Ipv4Addr};
 use softhca_queue::{ReceiveConsumer, SendConsumer};
-use softhca_wire::{AddressHeaders, Mtu, Qpn};
+use softhca_wire::Qpn;
 
 /// The card's ends of a queue pair's rings.
 #[derive(Default)]
@@ -21,7 +23,7 @@ pub struct QpRings {
     pub receive: Option<ReceiveConsumer>,
 }
 
-impl Hca {
+impl<T: Transport> Hca<T> {
     /// Creates a queue pair, in RESET.
     pub fn create_queue_pair(
         &mut self,
@@ -49,10 +51,7 @@ impl Hca {
         client: ClientId,
         init: QpInitAttributes,
         rings: QpRings,
-        insert: impl FnOnce(
-            &mut crate::core::table::Table<QueuePair>,
-            &mut dyn FnMut(u32) -> QueuePair,
-        ) -> Option<u32>,
+        insert: impl FnOnce(&mut Table<QueuePair<T>>, &mut dyn FnMut(u32) -> QueuePair<T>) -> Option<u32>,
     ) -> VerbsResult<Qpn> {
         self.check_client(client)?;
         self.check_init(client, &init)?;
@@ -66,7 +65,7 @@ impl Hca {
         let (mut rings, mtu) = (Some(rings), self.state.settings.mtu);
         let mut make = |number| {
             let rings = rings.take().unwrap_or_default();
-            new_queue_pair(client, Qpn::new(number), &init, rings, mtu)
+            QueuePair::new(client, Qpn::new(number), &init, rings, mtu)
         };
         let Some(number) = insert(&mut self.queue_pairs, &mut make) else {
             if let Some(domain) = init.pd {
@@ -117,7 +116,7 @@ impl Hca {
         Ok(())
     }
 
-    pub(super) fn queue_pair(&mut self, client: ClientId, number: Qpn) -> VerbsResult<&mut QueuePair> {
+    pub(super) fn queue_pair(&mut self, client: ClientId, number: Qpn) -> VerbsResult<&mut QueuePair<T>> {
         let found = self.queue_pairs.get_mut(number.value()).filter(|qp| qp.client == client);
         found.ok_or(VerbsError::NotFound { resource: Resource::QueuePair, number: number.value() })
     }
@@ -126,7 +125,7 @@ impl Hca {
     pub fn query_queue_pair(&self, client: ClientId, number: Qpn) -> VerbsResult<QpSnapshot> {
         let found = self.queue_pairs.get(number.value()).filter(|qp| qp.client == client);
         found
-            .map(QueuePair::view)
+            .map(T::snapshot)
             .ok_or(VerbsError::NotFound { resource: Resource::QueuePair, number: number.value() })
     }
 
@@ -137,7 +136,7 @@ impl Hca {
 
     /// Every queue pair of the card, with the client that owns it.
     pub fn queue_pairs_with_owners(&self) -> impl Iterator<Item = (ClientId, QpSnapshot)> {
-        self.queue_pairs.iter().map(|(_, qp)| (qp.client, qp.view()))
+        self.queue_pairs.iter().map(|(_, qp)| (qp.client, T::snapshot(qp)))
     }
 
     /// How many queue pairs there are.
@@ -168,16 +167,15 @@ impl Hca {
         let qp = self.queue_pairs.get_mut(number.value()).expect("it was found above");
         match to {
             QpState::Reset => {
-                qp.release_ack_record(card);
-                qp.detach_acks(card, ctx);
+                T::leave(qp, card, ctx, to);
                 qp.change_state(ctx, to, Reason::Requested);
-                qp.reset(card);
+                T::reset(qp, card);
                 qp.attributes = QpAttributes::reset(card.settings.mtu);
                 return Ok(to);
             }
             QpState::Error => {
-                qp.detach_acks(card, ctx);
-                qp.enter_error(card, ctx, Reason::Requested, None);
+                T::leave(qp, card, ctx, to);
+                T::enter_error(qp, card, ctx, Reason::Requested, None);
                 self.handle_cq_overflows(ctx);
                 return Ok(to);
             }
@@ -188,19 +186,7 @@ impl Hca {
             let source = gids[usize::from(path.sgid_index)];
             qp.addressing = address_headers(path, source, number, qp.attributes.dest_qpn);
         }
-        if let Some(psn) = modify.rq_psn {
-            qp.discard_orphaned_acks(card);
-            qp.responder.start_at(psn);
-            qp.connect_ack_records(card);
-        }
-        if let Some(psn) = modify.sq_psn {
-            qp.requester.start_at(psn);
-        }
-        qp.requester.retries_left = qp.attributes.retry_count;
-        qp.requester.rnr_retries_left = qp.attributes.rnr_retry;
-        if from != QpState::SendQueueDrained {
-            qp.requester.is_drained = false;
-        }
+        T::start(qp, card, modify, from);
         qp.change_state(ctx, to, Reason::Requested);
         if matches!(to, QpState::ReadyToReceive | QpState::ReadyToSend) {
             ctx.emit(Event::QpConfigured { qp: number, configuration: qp.configuration(card) });
@@ -220,12 +206,7 @@ impl Hca {
     ) -> VerbsResult {
         self.queue_pair(client, number)?;
         let mut qp = self.queue_pairs.remove(number.value()).expect("it was found above");
-        qp.detach_requests(&mut self.state, ctx);
-        qp.release_ack_record(&self.state);
-        qp.detach_acks(&mut self.state, ctx);
-        let start = qp.requester.unacked_psn;
-        qp.requester.start_at(start);
-        qp.update_window(&mut self.state, false);
+        T::destroy(&mut qp, &mut self.state, ctx);
         qp.change_state(ctx, QpState::Reset, Reason::Requested);
         if qp.has_bound_windows {
             self.state.protection.invalidate_windows_of(number);
@@ -247,40 +228,5 @@ impl Hca {
         self.state.multicast_groups.retain(|_, members| !members.is_empty());
         self.handle_cq_overflows(ctx);
         Ok(())
-    }
-}
-
-fn new_queue_pair(
-    client: ClientId,
-    number: Qpn,
-    init: &QpInitAttributes,
-    rings: QpRings,
-    mtu: Mtu,
-) -> QueuePair {
-    let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-    QueuePair {
-        qpn: number,
-        client,
-        kind: init.qp_type,
-        pd: init.pd,
-        send_cq: init.send_cq,
-        recv_cq: init.recv_cq,
-        srq: init.srq,
-        xrcd: init.xrcd,
-        sq_sig_all: init.sq_sig_all,
-        state: QpState::Reset,
-        attributes: QpAttributes::reset(mtu),
-        addressing: AddressHeaders::between(nowhere, nowhere),
-        requester: RequesterState::new(rings.send),
-        responder: ResponderState::new(rings.receive),
-        is_scheduled: false,
-        is_blocked: false,
-        timer_at: None,
-        is_paused: false,
-        rate_control: None,
-        pacing_timer_at: None,
-        last_cnp_at: None,
-        responses_last: true,
-        has_bound_windows: false,
     }
 }

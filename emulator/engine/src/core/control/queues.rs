@@ -2,15 +2,17 @@
 
 use super::limits::check_limit;
 use crate::core::completion_queue::CompletionQueue;
+use crate::core::hca::Hca;
 use crate::core::hca_state::XrcDomain;
 use crate::core::shared_receive_queue::SharedReceiveQueue;
+use crate::core::transport::Transport;
 use crate::{
-    AsyncEvent, ClientId, Context, CqId, Event, Hca, Resource, SrqAttributes, SrqId, SrqInitAttributes,
+    AsyncEvent, ClientId, Context, CqId, Event, Resource, SrqAttributes, SrqId, SrqInitAttributes,
     VerbsError, VerbsResult, XrcdId,
 };
 use softhca_queue::{CompletionProducer, ReceiveConsumer};
 
-impl Hca {
+impl<T: Transport> Hca<T> {
     /// Creates a completion queue on the given ring.
     pub fn create_completion_queue(
         &mut self,

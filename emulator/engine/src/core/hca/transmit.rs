@@ -1,18 +1,13 @@
 //! Packets out: the order in which control packets, MADs and queue pairs send.
 
 use super::Hca;
-use crate::cm::ConnectionManager;
 use crate::core::addressing::priority;
 use crate::core::control_packets::{Body, ControlPacket};
-use crate::{Context, DropReason, Event, PacketBatch, PacketSummary, Peer, QpType, TransmitGate};
-use core::net::IpAddr;
-use softhca_queue::{AckPath, RecordedAck};
-use softhca_wire::{
-    AddressHeaders, Aeth, Bth, Gid, ImmOrInvalidate, Opcode, Operation, Position, Qpn, Syndrome,
-    TransportHeader,
-};
+use crate::core::transport::Transport;
+use crate::core::{Context, DropReason, Event, PacketBatch, PacketSummary, TransmitGate};
+use softhca_wire::{Opcode, Qpn};
 
-impl Hca {
+impl<T: Transport> Hca<T> {
     /// Builds the next packets of one queue pair in `buffer`, at most `max_packets`. `None` if nothing can be sent
     /// now.
     pub fn transmit(
@@ -46,12 +41,11 @@ impl Hca {
         }
         while let Some(qpn) = self.state.transmit_queue.pop_front() {
             let batch = if qpn == Qpn::GSI {
-                let ConnectionManager { mad_queue, known_listeners, .. } = &mut self.cm;
-                mad_queue.fill_batch(&mut self.state, ctx, gate, known_listeners, buffer, max_packets)
+                T::fill_management_batch(self, ctx, gate, buffer, max_packets)
             } else {
                 let Some(qp) = self.queue_pairs.get_mut(qpn.value()) else { continue };
                 qp.is_scheduled = false;
-                qp.fill_batch(&mut self.state, ctx, gate, buffer, max_packets)
+                T::fill_batch(qp, &mut self.state, ctx, gate, buffer, max_packets)
             };
             self.handle_cq_overflows(ctx);
             if batch.is_some() {
@@ -92,56 +86,6 @@ impl Hca {
     /// Whether [`Hca::transmit`] may have packets to send.
     pub fn has_pending_transmit(&self) -> bool {
         !self.state.transmit_queue.is_empty() || self.state.control_packets.has_ready()
-    }
-
-    /// The transmit gate of `destination` is open again. The ACK timers of the blocked queue pairs restart.
-    pub fn unblock(&mut self, ctx: &mut Context<'_>, destination: IpAddr) {
-        for qpn in self.state.blocked_qps.remove(&destination).unwrap_or_default() {
-            if qpn == Qpn::GSI {
-                self.cm.mad_queue.unblock(&mut self.state, destination);
-            }
-            if let Some(qp) = self.queue_pairs.get_mut(qpn.value()) {
-                qp.is_blocked = false;
-                qp.restart_ack_timer(&mut self.state, ctx);
-                qp.schedule_transmit(&mut self.state);
-            }
-        }
-        self.state.control_packets.unblock();
-    }
-
-    /// Whether ACKs, CNPs or MADs that no queue pair would send again are still waiting for transmission.
-    pub fn has_orphaned_acks(&self) -> bool {
-        !self.state.control_packets.is_empty() || !self.cm.mad_queue.is_empty()
-    }
-
-    /// Queues the last ACK of a queue pair whose process has ended. Its peer may have had it.
-    pub fn queue_recorded_ack(&mut self, ctx: &mut Context<'_>, ack: &RecordedAck) {
-        let RecordedAck { path, psn, msn } = *ack;
-        let AckPath { qpn, source, destination, service_level, .. } = path;
-        if !self.state.gids.contains(&Gid::from(source)) || source.is_ipv4() != destination.is_ipv4() {
-            return;
-        }
-        let service = if path.is_xrc { QpType::XrcTarget } else { QpType::Rc }.service();
-        let opcode = Opcode::new(service, Operation::Acknowledge, Position::Only, ImmOrInvalidate::None);
-        let opcode = opcode.expect("a reliable service has all response opcodes");
-        let mut header = TransportHeader::new(Bth::new(opcode, path.dest_qpn, psn));
-        header.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn });
-        let addressing = AddressHeaders {
-            traffic_class: path.traffic_class,
-            flow_label: path.flow_label,
-            ..AddressHeaders::between(source, destination)
-        };
-        let (body, retransmission) = (Body::Reserved(0), false);
-        let packet = ControlPacket { qpn, addressing, service_level, header, body, retransmission };
-        self.state.control_packets.push(ctx, packet);
-    }
-
-    /// Discards the control packets to a peer that is dead or has restarted.
-    pub fn discard_orphaned_acks(&mut self, peer: impl Into<Peer>) {
-        let peer = peer.into();
-        self.state
-            .control_packets
-            .discard(|packet| peer.contains(packet.addressing.destination, packet.header.bth.destination_qp));
     }
 
     /// Builds the next control packet that the port may send.

@@ -169,8 +169,8 @@ impl QueuePair {
             ring.reset();
         }
         self.responder.start_at(Default::default());
-        self.rate_control = None;
-        self.last_cnp_at = None;
+        self.requester.rate_control = None;
+        self.responder.last_cnp_at = None;
         if let Some(buffer) = self.responder.receive_wqe.take() {
             self.responder.spare_receive_wqes.push(buffer);
         }

@@ -1,11 +1,21 @@
-//! The commands of the connection manager.
+//! The connection manager of the device.
 
+use crate::cm::CmCall;
 use crate::{ClientId, Context, Hca, MadOwner, VerbsResult};
 use softhca_queue::{CmRecords, RecordedConnection};
 use softhca_types::cm::{Command, Reply};
 use softhca_wire::AddressHeaders;
 
 impl Hca {
+    pub(crate) fn cm_call<'a, 'c>(&'a mut self, ctx: &'a mut Context<'c>) -> CmCall<'a, 'c> {
+        CmCall { cm: &mut self.transport.cm, hca: &mut self.state, ctx }
+    }
+
+    /// The ports at which connections are taken, of all port spaces.
+    pub fn listening_ports(&self) -> impl Iterator<Item = u16> {
+        self.transport.cm.listening_ports()
+    }
+
     /// Carries out a call of an application to the connection manager.
     pub fn execute_cm(
         &mut self,
@@ -20,17 +30,17 @@ impl Hca {
     /// How many identifiers and channels the connection manager has, and how many ended connections it
     /// remembers.
     pub fn cm_resource_counts(&self) -> [usize; 3] {
-        self.cm.resource_counts()
+        self.transport.cm.resource_counts()
     }
 
     /// Lets a client have a connection manager of its own in a slot. Its identifiers here only reserve ports.
     pub fn set_client_slot(&mut self, client: ClientId, slot: u16) {
-        self.cm.set_client_slot(client, slot);
+        self.transport.cm.set_client_slot(client, slot);
     }
 
     /// Records the connections whose peers wait for a message from now on.
     pub fn set_cm_records(&mut self, records: CmRecords) {
-        self.cm.set_records(records);
+        self.transport.cm.set_records(records);
     }
 
     /// Ends a connection of a process that is gone: its peer gets the message that it would have got from the process.
@@ -45,11 +55,11 @@ impl Hca {
 
     /// Whether an identifier listens to the service of a REQ or SIDR_REQ.
     pub fn listens_to(&self, transport: &[u8]) -> bool {
-        self.cm.listens_to(transport)
+        self.transport.cm.listens_to(transport)
     }
 
     /// The receiver of a CM message that does not name its process.
     pub fn mad_owner(&self, addressing: &AddressHeaders, transport: &[u8]) -> MadOwner {
-        self.cm.mad_owner(addressing, transport)
+        self.transport.cm.mad_owner(addressing, transport)
     }
 }

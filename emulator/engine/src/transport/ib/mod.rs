@@ -1,135 +1,53 @@
-//! The InfiniBand transport of a queue pair: attributes, state, requester and responder.
+//! The InfiniBand transport: BTH, PSNs, ACKs and retransmission, with the connection manager on QP1.
 
 mod completer;
 mod congestion;
 mod duplicate;
 mod flush;
+mod management;
 mod pacing;
 mod pending_responses;
 mod planned_packet;
-pub(crate) mod rate_control;
+mod port;
+mod rate_control;
 mod receive;
-pub(crate) mod recovery;
+mod recovery;
 mod request_error;
 mod requester;
 mod requester_state;
 mod responder;
 mod responder_state;
-
 mod transmit;
 mod unreliable;
 mod window;
 
-pub(crate) use requester_state::RequesterState;
 pub use requester_state::completion_opcode;
-pub(crate) use responder_state::ResponderState;
 
+use crate::cm::ConnectionManager;
+use crate::core::control::QpRings;
 use crate::core::hca_state::HcaState;
-use crate::transport::ib::rate_control::RateControl;
+use crate::core::queue_pair;
+use crate::core::transport::Transport;
 use crate::{
-    ClientId, CqId, Event, Instant, PdId, Peer, QpAttributes, QpConfiguration, QpSnapshot, QpState, QpType,
-    Reason, Recovery, SrqId, XrcdId,
+    AsyncEvent, ClientId, CmId, Context, Hca, Instant, ModifyQp, PacketBatch, QpSnapshot, QpState, Reason,
+    Recovery, Settings, TransmitGate, VerbsResult,
 };
-use alloc::boxed::Box;
-use softhca_wire::{AddressHeaders, Qpn};
+use core::time::Duration;
+use requester_state::RequesterState;
+use responder_state::ResponderState;
+use softhca_types::cm;
 
-/// Fields that every packet touches come first: with a thousand HCAs, the queue pairs exceed the caches.
-#[repr(C)]
-pub(crate) struct QueuePair {
-    pub qpn: Qpn,
-    pub kind: QpType,
-    pub state: QpState,
-    /// The queue pair is in the transmit queue.
-    pub is_scheduled: bool,
-    /// The transmit gate of its destination is closed.
-    pub is_blocked: bool,
-    /// PFC pauses its priority.
-    pub is_paused: bool,
-    /// Requester and responder alternate when both have packets.
-    pub responses_last: bool,
-    /// A window was bound through it.
-    pub has_bound_windows: bool,
-    pub sq_sig_all: bool,
-    /// The addressing headers of a connected queue pair, computed when the path is set.
-    pub addressing: AddressHeaders,
-    pub requester: RequesterState,
-    /// The valid entry in the timer heap; later entries are stale.
-    pub timer_at: Option<Instant>,
-    /// Present from the first CNP on.
-    pub rate_control: Option<Box<dyn RateControl>>,
-    /// The valid entry in the pacing heap.
-    pub pacing_timer_at: Option<Instant>,
-    /// The time of its last CNP.
-    pub last_cnp_at: Option<Instant>,
-    pub responder: ResponderState,
-    pub attributes: QpAttributes,
-    pub pd: Option<PdId>,
-    pub client: ClientId,
-    pub send_cq: Option<CqId>,
-    pub recv_cq: Option<CqId>,
-    pub srq: Option<SrqId>,
-    pub xrcd: Option<XrcdId>,
+/// The InfiniBand transport of a device.
+pub struct Ib {
+    pub(crate) cm: ConnectionManager,
 }
 
-impl QueuePair {
-    pub fn view(&self) -> QpSnapshot {
-        QpSnapshot {
-            qpn: self.qpn,
-            qp_type: self.kind,
-            state: self.state,
-            attributes: self.attributes,
-            next_psn: self.requester.next_psn,
-            expected_psn: self.responder.expected_psn,
-            outstanding: self.requester.wqes.len() as u32,
-            sq_draining: self.state == QpState::SendQueueDrained && !self.requester.is_drained,
-        }
-    }
+pub(crate) type QueuePair = queue_pair::QueuePair<Ib>;
 
+impl QueuePair {
     /// The recovery mode of this connection.
     pub fn recovery(&self, state: &HcaState) -> Recovery {
         state.recovery(self.addressing.destination)
-    }
-
-    /// Whether the queue pair is connected to one of the peer's.
-    pub fn is_connected_to(&self, peer: Peer) -> bool {
-        peer.contains(self.addressing.destination, self.attributes.dest_qpn)
-    }
-
-    /// The attributes so far.
-    pub fn configuration(&self, state: &HcaState) -> QpConfiguration {
-        let attributes = &self.attributes;
-        let is_connected = !self.kind.is_datagram();
-        let with_capacity =
-            |cq: CqId| state.completion_queues.get(cq.0).map(|queue| (cq, queue.ring.slots()));
-        QpConfiguration {
-            qp_type: self.kind,
-            recovery: self.recovery(state),
-            peer: is_connected.then_some(self.addressing.destination),
-            dest_qp: is_connected.then_some(attributes.dest_qpn),
-            path_mtu: attributes.path_mtu,
-            sq_psn: attributes.sq_psn,
-            rq_psn: attributes.rq_psn,
-            timeout: attributes.timeout,
-            ack_timeout: self.ack_timeout(state),
-            retry_cnt: attributes.retry_count,
-            rnr_retry: attributes.rnr_retry,
-            qp_access_flags: attributes.access_flags,
-            max_rd_atomic: attributes.max_rd_atomic,
-            max_dest_rd_atomic: attributes.max_dest_rd_atomic,
-            max_send_wr: self.requester.ring.as_ref().map_or(0, |ring| ring.slots()),
-            max_recv_wr: self.responder.ring.as_ref().map_or(0, |ring| ring.slots()),
-            send_cq: self.send_cq.and_then(with_capacity),
-            recv_cq: self.effective_recv_cq(state).and_then(with_capacity),
-        }
-    }
-
-    /// Puts the queue pair into the transmit queue.
-    #[inline]
-    pub fn schedule_transmit(&mut self, hca: &mut HcaState) {
-        if !self.is_scheduled {
-            self.is_scheduled = true;
-            hca.transmit_queue.push_back(self.qpn);
-        }
     }
 
     /// Schedules the queue pair if its send queue has more requests.
@@ -152,11 +70,162 @@ impl QueuePair {
             hca.timers.push(wanted, self.qpn);
         }
     }
+}
 
-    pub fn change_state(&mut self, ctx: &mut crate::Context<'_>, to: QpState, reason: Reason) {
-        let from = core::mem::replace(&mut self.state, to);
-        if from != to {
-            ctx.emit(Event::QpStateChanged { qp: self.qpn, from, to, reason });
+impl Transport for Ib {
+    type Requester = RequesterState;
+    type Responder = ResponderState;
+
+    fn new(settings: &Settings) -> Ib {
+        Ib { cm: ConnectionManager::new(settings.seed, settings.qpn_slot) }
+    }
+
+    fn set_secret(&mut self, secret: [u64; 2]) {
+        self.cm.set_secret(secret);
+    }
+
+    fn create(rings: QpRings) -> (RequesterState, ResponderState) {
+        (RequesterState::new(rings.send), ResponderState::new(rings.receive))
+    }
+
+    fn snapshot(qp: &QueuePair) -> QpSnapshot {
+        QpSnapshot {
+            qpn: qp.qpn,
+            qp_type: qp.kind,
+            state: qp.state,
+            attributes: qp.attributes,
+            next_psn: qp.requester.next_psn,
+            expected_psn: qp.responder.expected_psn,
+            outstanding: qp.requester.wqes.len() as u32,
+            sq_draining: qp.state == QpState::SendQueueDrained && !qp.requester.is_drained,
         }
+    }
+
+    fn ring_slots(qp: &QueuePair) -> [u32; 2] {
+        let send = qp.requester.ring.as_ref().map_or(0, |ring| ring.slots());
+        [send, qp.responder.ring.as_ref().map_or(0, |ring| ring.slots())]
+    }
+
+    fn ack_timeout(qp: &QueuePair, hca: &HcaState) -> Option<Duration> {
+        qp.ack_timeout(hca)
+    }
+
+    fn start(qp: &mut QueuePair, hca: &mut HcaState, modify: &ModifyQp, from: QpState) {
+        if let Some(psn) = modify.rq_psn {
+            qp.discard_orphaned_acks(hca);
+            qp.responder.start_at(psn);
+            qp.connect_ack_records(hca);
+        }
+        if let Some(psn) = modify.sq_psn {
+            qp.requester.start_at(psn);
+        }
+        qp.requester.retries_left = qp.attributes.retry_count;
+        qp.requester.rnr_retries_left = qp.attributes.rnr_retry;
+        if from != QpState::SendQueueDrained {
+            qp.requester.is_drained = false;
+        }
+    }
+
+    fn leave(qp: &mut QueuePair, hca: &mut HcaState, ctx: &mut Context<'_>, to: QpState) {
+        if to == QpState::Reset {
+            qp.release_ack_record(hca);
+        }
+        qp.detach_acks(hca, ctx);
+    }
+
+    fn reset(qp: &mut QueuePair, hca: &mut HcaState) {
+        qp.reset(hca);
+    }
+
+    fn enter_error(
+        qp: &mut QueuePair,
+        hca: &mut HcaState,
+        ctx: &mut Context<'_>,
+        reason: Reason,
+        event: Option<AsyncEvent>,
+    ) {
+        qp.enter_error(hca, ctx, reason, event);
+    }
+
+    fn destroy(qp: &mut QueuePair, hca: &mut HcaState, ctx: &mut Context<'_>) {
+        qp.detach_requests(hca, ctx);
+        Ib::leave(qp, hca, ctx, QpState::Reset);
+        let start = qp.requester.unacked_psn;
+        qp.requester.start_at(start);
+        qp.update_window(hca, false);
+    }
+
+    fn on_doorbell(qp: &mut QueuePair, hca: &mut HcaState, ctx: &mut Context<'_>) {
+        if let Some(ring) = &qp.requester.ring {
+            ring.clear_doorbell();
+        }
+        match qp.state {
+            QpState::Error => {
+                qp.flush_send_queue(hca, ctx);
+                qp.flush_receive_queue(hca, ctx);
+            }
+            QpState::SendQueueError => qp.flush_send_queue(hca, ctx),
+            _ => qp.schedule_transmit(hca),
+        }
+    }
+
+    #[inline]
+    fn fill_batch(
+        qp: &mut QueuePair,
+        hca: &mut HcaState,
+        ctx: &mut Context<'_>,
+        gate: &mut dyn TransmitGate,
+        buffer: &mut [u8],
+        max_packets: usize,
+    ) -> Option<PacketBatch> {
+        qp.fill_batch(hca, ctx, gate, buffer, max_packets)
+    }
+
+    fn has_deadline(qp: &QueuePair) -> bool {
+        qp.requester.ack_deadline.or(qp.requester.rnr_wait_until).is_some()
+    }
+
+    fn expire(qp: &mut QueuePair, hca: &mut HcaState, ctx: &mut Context<'_>) {
+        qp.expire(hca, ctx);
+    }
+
+    fn fill_management_batch(
+        hca: &mut Hca,
+        ctx: &mut Context<'_>,
+        gate: &mut dyn TransmitGate,
+        buffer: &mut [u8],
+        max_packets: usize,
+    ) -> Option<PacketBatch> {
+        let ConnectionManager { mad_queue, known_listeners, .. } = &mut hca.transport.cm;
+        mad_queue.fill_batch(&mut hca.state, ctx, gate, known_listeners, buffer, max_packets)
+    }
+
+    fn has_management_deadline(&self) -> bool {
+        self.cm.has_deadline()
+    }
+
+    fn expire_management(hca: &mut Hca, ctx: &mut Context<'_>, at: Instant) {
+        hca.cm_call(ctx).expire(at);
+    }
+
+    fn execute_cm(
+        hca: &mut Hca,
+        ctx: &mut Context<'_>,
+        client: ClientId,
+        call: cm::Command,
+    ) -> VerbsResult<cm::Reply> {
+        hca.execute_cm(ctx, client, call)
+    }
+
+    fn raise_cm_event(hca: &mut Hca, ctx: &mut Context<'_>, id: CmId, event: cm::EventType, status: i32) {
+        hca.cm_call(ctx).raise_injected(id, event, status);
+    }
+
+    fn on_device_removed(hca: &mut Hca, ctx: &mut Context<'_>) {
+        hca.cm_call(ctx).raise_device_removal();
+    }
+
+    fn on_client_closed(hca: &mut Hca, ctx: &mut Context<'_>, client: ClientId) {
+        hca.cm_call(ctx).close_client(client);
     }
 }

@@ -21,9 +21,10 @@ impl QueuePair {
         let Some(notification) = hca.settings.congestion.notification_point.filter(|_| !answered) else {
             return;
         };
-        let due = self.last_cnp_at.is_none_or(|at| ctx.now >= at.plus(notification.min_cnp_interval));
+        let due =
+            self.responder.last_cnp_at.is_none_or(|at| ctx.now >= at.plus(notification.min_cnp_interval));
         if due {
-            self.last_cnp_at = Some(ctx.now);
+            self.responder.last_cnp_at = Some(ctx.now);
             let traffic_class = notification.traffic_class;
             let addressing = AddressHeaders { traffic_class, ..self.addressing };
             let bth = Bth::new(Opcode::CNP, self.attributes.dest_qpn, Psn::new(0));
@@ -49,7 +50,7 @@ impl QueuePair {
     pub(crate) fn on_cnp(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
         hca.counters.rp_cnp_handled += 1;
         let Some(settings) = &hca.settings.congestion.rate_control else { return };
-        let rate_control = self.rate_control.get_or_insert_with(|| settings.start(ctx.now));
+        let rate_control = self.requester.rate_control.get_or_insert_with(|| settings.start(ctx.now));
         let cause = rate_control.on_cnp(ctx.now);
         self.emit_rate_change(ctx, cause);
     }
@@ -61,7 +62,7 @@ impl QueuePair {
         ctx: &mut Context<'_>,
         signal: impl FnOnce(&mut dyn RateControl, Instant) -> Option<RateCause>,
     ) {
-        if let Some(rate_control) = &mut self.rate_control {
+        if let Some(rate_control) = &mut self.requester.rate_control {
             let cause = signal(&mut **rate_control, ctx.now);
             self.emit_rate_change(ctx, cause);
         }
@@ -69,7 +70,7 @@ impl QueuePair {
 
     /// Emits the present rate, if `cause` says that it has changed.
     pub(crate) fn emit_rate_change(&self, ctx: &mut Context<'_>, cause: Option<RateCause>) {
-        if let (Some(rate_control), Some(cause)) = (&self.rate_control, cause) {
+        if let (Some(rate_control), Some(cause)) = (&self.requester.rate_control, cause) {
             let RateSample { bits_per_second, target, alpha_millionths } = rate_control.sample();
             ctx.emit(Event::RateChanged { qp: self.qpn, bits_per_second, target, alpha_millionths, cause });
         }
@@ -78,12 +79,12 @@ impl QueuePair {
     /// Whether the rate allows a packet with payload now. If not, a timer schedules the queue pair.
     #[inline]
     pub(crate) fn may_send_now(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) -> bool {
-        self.rate_control.is_none() || self.check_pacing(hca, ctx)
+        self.requester.rate_control.is_none() || self.check_pacing(hca, ctx)
     }
 
     fn check_pacing(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) -> bool {
         self.update_rate(ctx, |rate_control, now| rate_control.advance(now));
-        let Some(rate_control) = &self.rate_control else { return true };
+        let Some(rate_control) = &self.requester.rate_control else { return true };
         let at = rate_control.next_send_at();
         if at <= ctx.now {
             return true;
@@ -99,7 +100,7 @@ impl QueuePair {
     /// pointless.
     #[inline]
     pub(crate) fn is_pacing(&self, ctx: &Context<'_>) -> bool {
-        let Some(rate_control) = &self.rate_control else { return false };
+        let Some(rate_control) = &self.requester.rate_control else { return false };
         self.pacing_timer_at == Some(rate_control.next_send_at())
             && rate_control.is_waiting(ctx.now)
             && self.state == QpState::ReadyToSend
@@ -114,7 +115,7 @@ impl QueuePair {
     /// Accounts for a sent packet, which delays the next one.
     #[inline]
     pub(crate) fn record_paced_send(&mut self, ctx: &mut Context<'_>, plan: &PlannedPacket) {
-        if plan.payload_length > 0 && self.rate_control.is_some() {
+        if plan.payload_length > 0 && self.requester.rate_control.is_some() {
             /// Ethernet header, frame check sequence, preamble and inter-frame gap.
             const ETHERNET: usize = 38;
             let header = plan.header.bth.opcode.header_length() + ICRC_LEN;

@@ -219,7 +219,7 @@ impl QueuePair {
             return;
         }
         // A rate that outlives its queue pair would need a timer of its own.
-        self.rate_control = None;
+        self.requester.rate_control = None;
         while let Some(plan) = self.plan_request(hca, ctx) {
             if !hca.control_packets.has_room() {
                 let reason = DropReason::QpDestroyed;

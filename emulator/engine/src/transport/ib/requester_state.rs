@@ -3,7 +3,9 @@
 //! A packet is a function of (WQE, PSN). The state stores the first PSN of each WQE and three PSNs of progress, so
 //! that retransmission is one assignment.
 
+use super::rate_control::RateControl;
 use crate::{Instant, Reason};
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use softhca_queue::SendConsumer;
@@ -89,7 +91,7 @@ pub fn completion_opcode(operation: &Operation) -> CompletionOpcode {
 
 /// Fields that every packet touches come first.
 #[repr(C)]
-pub(crate) struct RequesterState {
+pub struct RequesterState {
     /// The WQE to send next: an index into `wqes`, or its length.
     pub wqe_index: usize,
     /// Fetched and not completed, oldest first.
@@ -123,6 +125,8 @@ pub(crate) struct RequesterState {
     pub rnr_wait_until: Option<Instant>,
     /// The expiry of the ACK timer.
     pub ack_deadline: Option<Instant>,
+    /// Present from the first CNP on.
+    pub rate_control: Option<Box<dyn RateControl>>,
     pub ring: Option<SendConsumer>,
     /// The PSN of the next WQE to fetch.
     pub next_wqe_psn: Psn,
@@ -136,6 +140,7 @@ impl RequesterState {
         let zero = Psn::new(0);
         RequesterState {
             ring,
+            rate_control: None,
             wqes: VecDeque::new(),
             spare_wqes: Vec::new(),
             wqe_index: 0,

@@ -4,8 +4,8 @@ use super::QueuePair;
 use super::responder_state::{InProgressMessage, PEER_WINDOW, PendingResponse};
 use crate::core::hca_state::HcaState;
 use crate::{
-    AccessError, AckPolicy, AsyncEvent, AtomicOperation, Context, CqId, DeviceLimits, DropReason, Event,
-    PacketSummary, PdId, QpType,
+    AccessError, AckPolicy, AsyncEvent, AtomicOperation, Context, DeviceLimits, DropReason, Event,
+    PacketSummary, PdId,
 };
 use crate::{QpState, Reason, RequestError, SrqId};
 use softhca_types::{AccessFlags, Completion, CompletionFlags, CompletionOpcode, CompletionStatus};
@@ -196,16 +196,6 @@ impl QueuePair {
             (Some(xrceth), _) => self.find_xrc_srq(hca, xrceth).map(|(_, pd)| pd),
             (None, Some(pd)) => Ok(pd),
             (None, None) => Err(RequestError::OpcodeOutOfSequence { opcode: header.bth.opcode }),
-        }
-    }
-
-    /// The completion queue of receives; for XRC, the one of the shared receive queue.
-    pub(crate) fn effective_recv_cq(&self, hca: &HcaState) -> Option<CqId> {
-        match (self.kind, self.srq) {
-            (QpType::XrcTarget, Some(number)) => {
-                hca.shared_receive_queues.get(number.0)?.xrc.map(|(cq, _)| cq)
-            }
-            _ => self.recv_cq,
         }
     }
 

@@ -1,6 +1,6 @@
 //! The responder's state: the expected PSN, the message in progress and the pending responses.
 
-use crate::PdId;
+use crate::{Instant, PdId};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use softhca_queue::ReceiveConsumer;
@@ -41,7 +41,7 @@ pub(crate) enum PendingResponse {
 
 /// Fields that every packet touches come first.
 #[repr(C)]
-pub(crate) struct ResponderState {
+pub struct ResponderState {
     pub expected_psn: Psn,
     /// The number of completed messages modulo 2^24.
     pub msn: u32,
@@ -54,6 +54,8 @@ pub(crate) struct ResponderState {
     /// The receive WQE of the message in progress, or of an aborted one.
     pub receive_wqe: Option<ReceiveWqe>,
     pub ring: Option<ReceiveConsumer>,
+    /// The time of its last CNP.
+    pub last_cnp_at: Option<Instant>,
     pub spare_receive_wqes: Vec<ReceiveWqe>,
     /// Results of atomics, to answer duplicates.
     pub atomic_results: VecDeque<(Psn, u64)>,
@@ -63,6 +65,7 @@ impl ResponderState {
     pub fn new(ring: Option<ReceiveConsumer>) -> ResponderState {
         ResponderState {
             ring,
+            last_cnp_at: None,
             expected_psn: Psn::new(0),
             msn: 0,
             in_progress_message: None,

@@ -1,17 +1,6 @@
 //! The interface between a queue pair and the algorithm that limits its send rate.
 
-use crate::Instant;
-
-/// The reason for a change of a queue pair's send rate.
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names are self-explanatory")]
-pub enum RateCause {
-    CnpReceived,
-    RateTimer,
-    ByteCounter,
-    Requested,
-}
+use crate::{Instant, RateCause};
 
 /// The rate of a queue pair as events report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,57 +1,7 @@
 //! DCQCN's reaction point: the rate of one queue pair after its first CNP.
 
-use super::algorithm::{RateCause, RateControl, RateSample};
-use crate::Instant;
-use core::time::Duration;
-
-/// The parameters of the reaction point.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DcqcnParameters {
-    /// The rate of the port in bits per second, at which every queue pair starts. A simulated network sets it from the
-    /// link.
-    pub line_rate: u64,
-    /// The minimum rate, in bits per second.
-    pub min_rate: u64,
-    /// The reciprocal of the gain `g` with which `alpha` moves towards 0 or 1.
-    pub gain_divisor: u32,
-    /// The time without a CNP after which `alpha` decays.
-    pub alpha_interval: Duration,
-    /// The interval of rate increases by time.
-    pub rate_increase_interval: Duration,
-    /// The number of sent bytes between rate increases by volume.
-    pub byte_counter: u64,
-    /// The increases of either kind in fast recovery, before the target rate rises: F.
-    pub fast_recovery_steps: u32,
-    /// The additive increase of the target rate, in bits per second: R_AI.
-    pub additive_increase: u64,
-    /// The increase of the target rate per step of hyper increase, in bits per second: R_HAI.
-    pub hyper_increase: u64,
-    /// The time that a late sender may catch up. Zero in virtual time, in which no sender is late.
-    pub slack: Duration,
-}
-
-impl DcqcnParameters {
-    /// The parameters of the paper at 100 Gb/s. The paper gives none for hyper increase; ten times the additive
-    /// increase is the ratio of shipping NICs.
-    pub const PAPER: DcqcnParameters = DcqcnParameters {
-        line_rate: 100_000_000_000,
-        min_rate: 10_000_000,
-        gain_divisor: 256,
-        alpha_interval: Duration::from_micros(55),
-        rate_increase_interval: Duration::from_micros(55),
-        byte_counter: 10_000_000,
-        fast_recovery_steps: 5,
-        additive_increase: 40_000_000,
-        hyper_increase: 400_000_000,
-        slack: Duration::ZERO,
-    };
-}
-
-impl Default for DcqcnParameters {
-    fn default() -> DcqcnParameters {
-        DcqcnParameters::PAPER
-    }
-}
+use super::algorithm::{RateControl, RateSample};
+use crate::{DcqcnParameters, Instant, RateCause};
 
 /// One, in the fixed-point unit of `alpha`.
 const ONE: u64 = 1 << 32;
