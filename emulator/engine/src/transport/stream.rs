@@ -256,7 +256,7 @@ impl End {
     }
 
     fn call<R>(&mut self, call: impl FnOnce(&mut Hca<Stream>, &mut Context<'_>) -> R) -> R {
-        let mut events = |_, event: &Event| self.events.push(event.clone());
+        let mut events = |_, event: &Event| self.events.push(*event);
         let mut ctx = Context { now: Instant::ZERO, memory: &mut self.memory, events: &mut events };
         call(&mut self.hca, &mut ctx)
     }
