@@ -3,6 +3,7 @@
 use crate::backend::{Result, Runtime, check_process};
 #[cfg(target_os = "linux")]
 use crate::daemon::direct::DirectHost;
+use crate::exit_cards;
 use crate::local_backend::{CardRuntime, EventBus, LocalClient};
 use crate::memory::{MemoryBlock, MemoryTable};
 use crate::notifier::Notifier;
@@ -197,9 +198,11 @@ pub(crate) fn start_direct(
 /// Starts the thread of a card.
 fn share(driver: Driver<MemoryTable>) -> Result<Arc<SharedDriver<MemoryTable>>> {
     let sleep_flag = SleepFlag::new(SharedWords::heap(SleepFlag::WORDS));
-    SharedDriver::start(driver, DrivePolicy::Callers, sleep_flag)
+    let card = SharedDriver::start(driver, DrivePolicy::Callers, sleep_flag)
         .map(Arc::new)
-        .map_err(|source| Error::System { what: "starting the card's thread", source })
+        .map_err(|source| Error::System { what: "starting the card's thread", source })?;
+    exit_cards::add(&card);
+    Ok(card)
 }
 
 fn open_client(driver: &SharedDriver<MemoryTable>, event_bus: Arc<EventBus>) -> Result<LocalClient> {

@@ -58,6 +58,8 @@ mod endpoint_exchange;
 mod error;
 mod event_fd;
 mod executor;
+#[cfg(feature = "sockets")]
+mod exit_cards;
 mod explanation;
 pub mod fault;
 mod handle;

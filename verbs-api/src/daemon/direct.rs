@@ -15,12 +15,12 @@ use softhca_control::{
 use softhca_engine::{AsyncEvent, Command, DeviceLimits, PortState, Reply, Resource, VerbsError};
 use softhca_fabric::{Flow, Rule};
 use softhca_types::{QpSnapshot, ResourceCounts, cm, reply};
-use softhca_udp::{Driver, RingPair, SharedDriver, SlotState, at_exit};
+use softhca_udp::{Driver, RingPair, SharedDriver, SlotState};
 use softhca_wire::Qpn;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Once, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// The host of a daemon whose transport this process executes itself.
 pub(crate) struct DirectHost {
@@ -30,15 +30,6 @@ pub(crate) struct DirectHost {
     /// All hosts of the daemon.
     pub(super) hosts: Vec<HostDevice>,
     pub(super) ports: PortReservations,
-}
-
-/// The cards of the process, which send their last ACKs when it exits.
-static EXIT_CARDS: Mutex<Vec<Weak<SharedDriver<MemoryTable>>>> = Mutex::new(Vec::new());
-
-extern "C" fn flush_cards() {
-    // Another thread may be suspended with the lock.
-    let cards = EXIT_CARDS.try_lock().map(|mut cards| std::mem::take(&mut *cards));
-    cards.iter().flatten().filter_map(Weak::upgrade).for_each(|card| card.flush_at_exit());
 }
 
 /// State that the notification thread and the callers share.
@@ -261,14 +252,6 @@ impl DirectHost {
     /// Gives notifications to this card from now on.
     pub fn attach(&self, card: &Arc<SharedDriver<MemoryTable>>) {
         let _ = self.state.card.set(Arc::downgrade(card));
-        let mut cards = EXIT_CARDS.lock();
-        if cards.is_empty() {
-            static AT_EXIT: Once = Once::new();
-            AT_EXIT.call_once(|| at_exit(flush_cards));
-        }
-        cards.retain(|card| card.strong_count() > 0);
-        cards.push(Arc::downgrade(card));
-        drop(cards);
         self.state.add_rings();
         let early = std::mem::take(&mut *self.state.early_changes.lock());
         early.into_iter().for_each(|change| self.state.change_rules(change));
