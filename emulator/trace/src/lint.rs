@@ -300,8 +300,8 @@ impl Linter {
         }
         // It is not known what a queue pair that is not in RTS yet will send.
         let sends = mine.ack_timeout.is_some() || mine.max_rd_atomic > 0 || mine.sq_psn != 0;
-        if sends && mine.sq_psn != theirs.rq_psn {
-            let text = format!("{name} starts at PSN {}, {other} expects {}", mine.sq_psn, theirs.rq_psn);
+        if let Some((own, expected)) = self.queue_pairs.psn_mismatch(a).filter(|_| sends) {
+            let text = format!("{name} starts at PSN {own}, {other} expects {expected}");
             self.report_once(now, PSN_MISMATCH, text);
         }
         if mine.max_rd_atomic > theirs.max_dest_rd_atomic && theirs.qp_type != "xrc-initiator" {

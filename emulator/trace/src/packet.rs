@@ -74,6 +74,11 @@ impl<'a> Packet<'a> {
 }
 
 impl<'a> PacketContents<'a> {
+    /// Whether the snap length of the capture cut the record.
+    pub fn is_cut(&self) -> bool {
+        matches!(self, PacketContents::Malformed(_, Malformed::Truncated { what: Record::CUT, .. }))
+    }
+
     fn new(record: &'a Record) -> PacketContents<'a> {
         let frame = match record.frame() {
             Ok(frame) => frame,

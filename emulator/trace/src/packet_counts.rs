@@ -14,6 +14,8 @@ pub struct PacketCounts {
     pub icrc_bad: u64,
     /// RoCE packets that are not well formed, whatever their ICRC.
     pub malformed: u64,
+    /// Those of the malformed packets that the snap length of the capture cut.
+    pub cut: u64,
 }
 
 impl PacketCounts {
@@ -23,7 +25,10 @@ impl PacketCounts {
         match &packet.contents {
             PacketContents::Roce(roce) if roce.icrc_ok => self.icrc_ok += 1,
             PacketContents::Roce(_) => self.icrc_bad += 1,
-            PacketContents::Malformed(..) => self.malformed += 1,
+            PacketContents::Malformed(..) => {
+                self.malformed += 1;
+                self.cut += u64::from(packet.contents.is_cut());
+            }
             PacketContents::Pause(_) | PacketContents::Other(_) => {}
         }
     }
@@ -39,8 +44,19 @@ impl PacketCounts {
     }
 }
 
+/// The sentence about packets that the snap length of a capture cut.
+pub(crate) fn cut_text(cut: u64) -> String {
+    let (packets, were) = if cut == 1 { ("packet", "was") } else { ("packets", "were") };
+    format!(
+        "{cut} malformed {packets} {were} cut by the snap length of the capture. Capture whole packets (tcpdump -s 0) to have them analysed."
+    )
+}
+
 impl fmt::Display for PacketCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.cut > 0 {
+            writeln!(f, "{}", cut_text(self.cut))?;
+        }
         write!(
             f,
             "{} packets, {} roce, {} icrc ok, {} icrc bad, {} malformed",

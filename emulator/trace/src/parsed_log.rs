@@ -59,6 +59,8 @@ pub(crate) struct QueuePairTable {
     first_psns: BTreeMap<QueuePairId, u32>,
     /// The entries are inferred from a capture.
     pub is_capture: bool,
+    /// The packets that the snap length of the capture cut.
+    pub cut_packets: u64,
 }
 
 /// A log, read whole.
@@ -161,7 +163,8 @@ impl QueuePairTable {
     pub fn new(header: &Header) -> QueuePairTable {
         let hosts = header.vantage_points.iter().map(|point| (point.host.clone(), Some(point.address)));
         let is_capture = header.source.as_deref() == Some("capture");
-        QueuePairTable { hosts: hosts.collect(), is_capture, ..QueuePairTable::default() }
+        let cut_packets = header.cut_packets;
+        QueuePairTable { hosts: hosts.collect(), is_capture, cut_packets, ..QueuePairTable::default() }
     }
 
     fn host_index(&mut self, name: &str) -> usize {
@@ -248,6 +251,13 @@ impl QueuePairTable {
         };
         let is_it = |id: &&QueuePairId| Some(id.qp) == number || self.name(**id) == text;
         self.queue_pairs.iter().filter(is_it).copied().collect()
+    }
+
+    /// The first PSN of a requester and the PSN that its peer expects first, if they differ.
+    pub fn psn_mismatch(&self, id: QueuePairId) -> Option<(u32, u32)> {
+        let (own, other) = (self.attributes(id)?, self.attributes(self.peer(id)?)?);
+        let is_connected = other.dest_qp == Some(id.qp) && other.qp_type != "ud";
+        (is_connected && own.sq_psn != other.rq_psn).then_some((own.sq_psn, other.rq_psn))
     }
 
     /// The address and number at the other end of a connection.

@@ -22,6 +22,9 @@ pub struct Record {
 }
 
 impl Record {
+    /// The name of a record that the snap length truncated, in its error.
+    pub(crate) const CUT: &str = "captured record";
+
     /// The direction in the file, or in the cooked header of Linux.
     pub fn direction(&self) -> Option<PacketDirection> {
         let kind = match self.link_type {
@@ -44,7 +47,7 @@ impl Record {
         match frame {
             Err(other @ Malformed::NotRoce { .. }) => Err(other),
             _ if available < self.original_len => {
-                Err(Malformed::Truncated { what: "captured record", needed: self.original_len, available })
+                Err(Malformed::Truncated { what: Self::CUT, needed: self.original_len, available })
             }
             frame => frame,
         }

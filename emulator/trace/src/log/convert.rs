@@ -45,6 +45,7 @@ pub struct CaptureConverter {
     icrc_senders: BTreeSet<IpAddr>,
     hosts: Vec<IpAddr>,
     records: u64,
+    cut: u64,
     start_ns: i64,
     end_ns: i64,
 }
@@ -84,6 +85,10 @@ impl CaptureConverter {
         let fact = match &packet.contents {
             PacketContents::Roce(roce) => {
                 CapturedPacket::Roce(Box::new(self.add_roce(roce, packet.time_ns, packet.at_sender)))
+            }
+            PacketContents::Malformed(..) if packet.contents.is_cut() => {
+                self.cut += 1;
+                return;
             }
             PacketContents::Malformed(network, reason) => {
                 let at = network.as_ref().map(|network| network.destination());
@@ -247,6 +252,7 @@ impl CaptureConverter {
             title: title.into(),
             vantage_points: vantage_points.collect(),
             source: Some("capture".into()),
+            cut_packets: self.cut,
         };
         let mut inferred: BTreeMap<usize, Vec<(usize, InferredEvent)>> = BTreeMap::new();
         let last_packet = self.packets.len().saturating_sub(1);

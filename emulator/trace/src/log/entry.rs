@@ -25,6 +25,13 @@ pub struct Header {
     /// `capture` if the entries are inferred from a capture; absent in an event log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Keyword>,
+    /// The packets that the snap length of the capture cut; they have no entries.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cut_packets: u64,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 softhca_wire::named_enum! {

@@ -52,7 +52,14 @@ impl EntryBuilder {
         let hosts = self.names.hosts();
         let vantage_points =
             hosts.map(|(host, address)| VantagePoint { host: host.into(), address }).collect();
-        Header { format: FORMAT.into(), version: VERSION, title: title.into(), vantage_points, source: None }
+        Header {
+            format: FORMAT.into(),
+            version: VERSION,
+            title: title.into(),
+            vantage_points,
+            source: None,
+            cut_packets: 0,
+        }
     }
 
     /// The entry of an event, if the log has one for it.

@@ -76,8 +76,26 @@ impl CauseFinder<'_> {
         }
     }
 
+    /// The ends count from different PSNs. Every other statement about what is missing would follow from that.
+    fn psn_mismatch(&self) -> Option<Conclusion> {
+        let why = self.symptoms.psn_mismatch.as_ref()?;
+        let cause = match self.log.is_capture {
+            true => format!("{} counts from another PSN: {why}.", self.peer_name()),
+            false => format!("The two ends do not agree about the first PSN: {why}."),
+        };
+        Some(conclude(
+            "psn-mismatch",
+            cause,
+            "Exchange the PSN with the queue pair number: sq_psn of one end must be rq_psn of the other. Compare what both ends set (sq_psn at RTS, rq_psn at RTR).",
+        ))
+    }
+
     fn failed(&self) -> Conclusion {
         let (reason, sentence) = &self.symptoms.completion_reason;
+        let is_of_peer = matches!(reason.as_str(), "sequence-nak" | "response-gap" | "ack-timeout" | "nak");
+        if let Some(conclusion) = self.psn_mismatch().filter(|_| is_of_peer) {
+            return conclusion;
+        }
         match reason.as_str() {
             "sequence-nak" | "response-gap" => self.packet_lost(),
             "ack-timeout" | "peer-unreachable" => self.no_response(),
@@ -157,6 +175,24 @@ impl CauseFinder<'_> {
         let found = self.symptoms;
         let timer = self.timeout_text();
         if found.completion_reason.0 == "peer-unreachable" {
+            let ended = format!("Then the port of {other} went away: its program or daemon ended.");
+            if found.rnr_waits > 0 {
+                return conclude(
+                    "rnr",
+                    format!(
+                        "{other} had no receive posted: it refused the request {} with an RNR NAK. {ended}",
+                        times(found.rnr_waits)
+                    ),
+                    "Post receives before the peer may send. With rnr_retry 7 the requester waits for ever; a smaller one makes the fault visible.",
+                );
+            }
+            if found.responses > 0 {
+                return conclude(
+                    "peer-unreachable",
+                    format!("{} {ended}", self.partial_answer()),
+                    "See why the other side ended while requests to it were under way: its exit status and its own log.",
+                );
+            }
             return conclude(
                 "peer-unreachable",
                 format!(
@@ -198,6 +234,17 @@ impl CauseFinder<'_> {
                     self.recovery_text()
                 ),
                 "Mind that the operation may have been done although it failed here: the memory of the peer may have changed.",
+            );
+        }
+        if found.damaged_answers > 0 {
+            return conclude(
+                "damaged",
+                format!(
+                    "The card of {} dropped {} a packet with a wrong ICRC while it waited: the answers of {other} may be among them. {timer}",
+                    self.local_name(),
+                    times(found.damaged_answers)
+                ),
+                "Look for a rule that corrupts, or for a middlebox that rewrites headers: an ICRC covers the IP and UDP headers too. A capture shows which packets are damaged.",
             );
         }
         if found.rnr_waits > 0 {
@@ -364,7 +411,7 @@ impl CauseFinder<'_> {
                 "This is the regular way to get all buffers back before a queue pair is destroyed: poll until as many came back as were posted.",
             ),
             "completion-queue-overflow" => conclude(
-                "flushed",
+                "cq-overflow",
                 format!(
                     "The completion queue of {own} had no room for one more completion. That stops every queue pair that uses it, and everything that waited there was flushed."
                 ),
@@ -434,6 +481,17 @@ impl CauseFinder<'_> {
                 if found.timeouts > 0 && self.log.is_capture { "was answered late" } else { "was held up" };
             why.push(format!("{packet} {held} ({who})"));
         }
+        if found.detection_ns > 0 && why.is_empty() {
+            return conclude(
+                "foreign-peer",
+                format!(
+                    "It took longer because the card waited {} before its first packet: it had to find out that {} is not SoftHCA.",
+                    duration(found.detection_ns),
+                    self.peer_name()
+                ),
+                "This happens once for each host. A peer that is not SoftHCA does not answer the question; later connections to it start at once.",
+            );
+        }
         if why.is_empty() {
             return conclude("none", "Nothing held it up.", "");
         }
@@ -490,6 +548,9 @@ impl CauseFinder<'_> {
             );
         }
         let found = self.symptoms;
+        if let Some(conclusion) = self.psn_mismatch() {
+            return conclusion;
+        }
         if self.log.is_capture
             && found.retransmissions > 0
             && found.lost_response.is_none()

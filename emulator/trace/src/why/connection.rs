@@ -5,6 +5,7 @@ use super::{Evidence, Explanation, LogAnalyzer};
 use crate::describe::{duration, times};
 use crate::log::{Certainty, EffectData, Entry, LogEvent, expects_reply};
 use crate::parsed_log::{ParsedLog, QueuePairId};
+use softhca_wire::cm::RejectReason;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// So many steps of evidence are given for a finding.
@@ -300,13 +301,15 @@ fn connection_manager(analyzer: &LogAnalyzer, only: Option<&[QueuePairId]>) -> V
     for (at, message) in messages.iter().enumerate() {
         let CmMessage { from, to, name, .. } = message;
         if *name == "REJ" {
+            let reason = message.text.split_once("reason=").map_or("", |(_, reason)| reason);
+            let reason = reason.split(' ').next().and_then(|reason| reason.parse().ok()).unwrap_or_default();
             push(
                 message,
                 "cm-rejected",
                 Certainty::Known,
                 format!("{from} rejected a connection with {to}"),
                 format!("{from} answered {}.", message.text),
-                "See that the server listens on the port of the service ID before the client connects (reason 8: no listener), or why its program rejects (reason 28).",
+                rejection_advice(RejectReason(reason)),
             );
         }
         let is_last_try = message.is_repeated
@@ -346,6 +349,111 @@ fn connection_manager(analyzer: &LogAnalyzer, only: Option<&[QueuePairId]>) -> V
         }
     }
     findings
+}
+
+fn rejection_advice(reason: RejectReason) -> &'static str {
+    match reason {
+        RejectReason::INVALID_SERVICE_ID => {
+            "Nothing listens on that port (service ID) of the card with that address. Start the server first, and compare its address and port with those that the client resolves: 127.0.0.1 is the client's own card."
+        }
+        RejectReason::CONSUMER => {
+            "The program at the other end refused (rdma_reject): its private data or its own output says why."
+        }
+        RejectReason::STALE_CONNECTION => {
+            "The peer has an earlier connection with this queue pair number: destroy the identifier at both ends and connect anew."
+        }
+        RejectReason::TIMEOUT => {
+            "The side that gave up did not receive the next message of the handshake in time: look for a lost message, or for a program that accepts late."
+        }
+        _ => {
+            "Compare the parameters that both ends connect with: the reason names the one that does not fit."
+        }
+    }
+}
+
+/// Failed connections in the event log of one or both ends, and only those of these queue pairs' hosts if some are given.
+pub(super) fn log_findings(analyzer: &LogAnalyzer, only: Option<&[QueuePairId]>) -> Vec<Explanation> {
+    let log = &analyzer.log;
+    let failures = log.entries.iter().enumerate().filter_map(|(index, entry)| match &entry.event {
+        LogEvent::CmEventRaised { id, event, status, .. } => Some((index, entry, *id, event, *status)),
+        _ => None,
+    });
+    let is_asked =
+        |index: usize| only.is_none_or(|only| only.iter().any(|end| end.host == log.entry_hosts[index]));
+    failures
+        .filter(|(index, ..)| is_asked(*index))
+        .filter_map(|(index, entry, id, event, status)| {
+            failed_connection(log, (index, entry), id, event, status)
+        })
+        .collect()
+}
+
+fn failed_connection(
+    log: &ParsedLog,
+    (index, entry): (usize, &Entry),
+    id: u32,
+    event: &str,
+    status: i32,
+) -> Option<Explanation> {
+    let host = &entry.host;
+    let mut evidence = Vec::new();
+    let mut step = |entry: usize, text: String| {
+        evidence.push(Evidence { entry, packet: None, time_ns: log.time_of(entry), text });
+    };
+    let (mut peer, mut sent, mut failure) = (None, (0, 0, ""), "");
+    for (at, earlier) in log.entries[..index].iter().enumerate().filter(|(_, earlier)| earlier.host == *host)
+    {
+        match &earlier.event {
+            LogEvent::CmSent { id: Some(of), message, peer: to, .. } if *of == id => {
+                peer = Some(log.host_at(*to).map_or(to.to_string(), |host| log.host_name(host).to_owned()));
+                let tries = if sent.2 == message.as_ref() { sent.1 + 1 } else { 1 };
+                sent = (at, tries, message.as_ref());
+            }
+            LogEvent::CmFailed { id: of, reason } if *of == id => failure = reason.as_ref(),
+            _ => {}
+        }
+    }
+    let other = peer.as_deref().unwrap_or("the other end");
+    if sent.1 > 0 {
+        let tries = if sent.1 > 1 { format!(", {} in all", times(sent.1)) } else { String::new() };
+        step(sent.0, format!("{host} sends {} to {other}{tries}.", sent.2));
+    }
+    step(index, format!("{host} gets {event}, status {status}."));
+    let message = sent.2;
+    let (code, cause, advice) = match event {
+        "RDMA_CM_EVENT_REJECTED" => {
+            let reason = RejectReason(status.try_into().unwrap_or_default());
+            let cause = format!("{other} rejected the connection: reason {reason}.");
+            ("cm-rejected", cause, rejection_advice(reason))
+        }
+        _ if failure == "peer-unreachable" => (
+            "peer-unreachable",
+            format!("No card answers at the address of {other}: its port is closed."),
+            "Start the program of the other end first, and compare the address that the client resolves with that of the server's card: `softhca status` lists the cards that run.",
+        ),
+        "RDMA_CM_EVENT_UNREACHABLE" | "RDMA_CM_EVENT_CONNECT_ERROR" => (
+            "cm-no-response",
+            format!("{other} did not answer {message}, which was sent {}.", times(sent.1.max(1))),
+            "See that the peer runs and that UDP port 4791 is open both ways. A capture at the other end shows whether the message arrives.",
+        ),
+        "RDMA_CM_EVENT_ADDR_ERROR" | "RDMA_CM_EVENT_ROUTE_ERROR" => (
+            "cm-no-address",
+            format!("No card of {host} reaches the address that the program asked for."),
+            "Resolve the address of a card: `softhca devinfo` lists them.",
+        ),
+        _ => return None,
+    };
+    Some(Explanation {
+        connection: format!("{host} - {other}"),
+        request: None,
+        status: None,
+        code: code.into(),
+        certainty: Certainty::Known,
+        title: format!("{host} could not connect to {other}"),
+        evidence,
+        cause,
+        advice: advice.into(),
+    })
 }
 
 /// A sentence for each connection that the connection manager set up or tore down in the capture.

@@ -5,6 +5,7 @@ use crate::describe::{duration, times};
 use crate::log::{Certainty, EffectData, Entry, LogEvent};
 use crate::parsed_log::{ParsedLog, QueuePairId, WorkRequest};
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 /// What was found out on the way; the verdict needs it.
 #[derive(Debug, Default)]
@@ -31,6 +32,8 @@ pub(super) struct Symptoms {
     pub rnr_wait_ns: u64,
     pub retransmissions: u32,
     pub timeouts: u32,
+    /// A request packet was sent since it started.
+    pub has_sent: bool,
     /// Whether the peer's card received any of it.
     pub reached_peer: bool,
     /// The responses that its queue pair received meanwhile, and the time of the last.
@@ -42,6 +45,12 @@ pub(super) struct Symptoms {
     pub completion_reason: (String, String),
     /// How sure the first loss or delay is.
     pub certainty: Option<Certainty>,
+    /// The two ends count from different PSNs: why that is known.
+    pub psn_mismatch: Option<String>,
+    /// Packets with a wrong ICRC that the own card dropped meanwhile.
+    pub damaged_answers: u32,
+    /// The time until the card knew that the peer is not SoftHCA, and sent the first packet.
+    pub detection_ns: u64,
     /// Why its queue pair went to an error state.
     pub error_transition: Option<(String, String)>,
 }
@@ -56,6 +65,7 @@ pub(super) fn was_delayed(log: &ParsedLog, work: &WorkRequest) -> bool {
         || findings.lost_request.is_some()
         || findings.lost_response.is_some()
         || findings.delayed.is_some()
+        || findings.detection_ns > 0
 }
 
 /// Follows a work request through the log.
@@ -68,6 +78,11 @@ pub(super) fn collect(log: &ParsedLog, work: &WorkRequest) -> Symptoms {
         for index in log.span(work) {
             chain.entry(index);
         }
+    }
+    if let Some((own, expected)) = log.psn_mismatch(work.queue_pair) {
+        let (name, other) = (chain.local_name(), chain.peer_name());
+        chain.symptoms.psn_mismatch =
+            Some(format!("{name} starts at PSN {own} (sq_psn), and {other} expects {expected} (rq_psn)"));
     }
     if let Some(ended) = work.completed {
         chain.add_completion(ended);
@@ -146,6 +161,9 @@ impl<'a> EvidenceCollector<'a> {
         if let LogEvent::Fault { .. } = entry.event {
             return self.fault(entry, here.host);
         }
+        if let LogEvent::ForeignPeerDetected { peer, .. } = &entry.event {
+            return self.foreign_peer_detected(entry, here.host, *peer);
+        }
         if here == self.work_request.queue_pair {
             self.at_requester(entry);
         } else if Some(here) == self.peer {
@@ -154,7 +172,29 @@ impl<'a> EvidenceCollector<'a> {
             && self.peer_host() == Some(here.host)
         {
             self.dropped(entry);
+        } else if let LogEvent::PacketDropped { packet: None, reason, .. } = &entry.event
+            && here.host == self.work_request.queue_pair.host
+            && reason == "bad-icrc"
+        {
+            self.symptoms.damaged_answers += 1;
+            let (host, why) = (self.log.host_name(here.host), trigger_text(entry, reason));
+            self.add(entry.time, format!("{host} drops a packet that it cannot trust: {why}."));
         }
+    }
+
+    /// The card held back the first packets until it knew how to treat the peer.
+    fn foreign_peer_detected(&mut self, entry: &Entry, host: usize, peer: IpAddr) {
+        let is_peer = self.log.peer_address(self.work_request.queue_pair).is_some_and(|(at, _)| at == peer);
+        let started = self.work_request.started.map_or(entry.time, |started| self.log.time_of(started));
+        if host != self.work_request.queue_pair.host || !is_peer || self.symptoms.has_sent {
+            return;
+        }
+        self.symptoms.detection_ns = entry.time - started;
+        let (own, other) = (self.log.host_name(host), self.peer_name());
+        let text = format!(
+            "{own} has asked the port of {other} whether it is SoftHCA, and got no answer: it sends the first packet now."
+        );
+        self.add(entry.time, text);
     }
 
     fn peer_host(&self) -> Option<usize> {
@@ -181,6 +221,9 @@ impl<'a> EvidenceCollector<'a> {
                 let to =
                     if self.work_request.psns.is_some() { format!(" to {other}") } else { String::new() };
                 self.add(entry.time, format!("{own} starts {}{to}{size}.", self.work_request.title()));
+            }
+            LogEvent::PacketSent { packet, .. } if is_request(&packet.opcode) => {
+                self.symptoms.has_sent = true
             }
             LogEvent::RnrWaitStarted { psn, until, .. } if self.work_request.has_psn(*psn) => {
                 let wait = until.saturating_sub(entry.time);
@@ -343,6 +386,16 @@ impl<'a> EvidenceCollector<'a> {
         else {
             return;
         };
+        if let EffectData::Irregular { code } = effect
+            && code == "psn-mismatch"
+            && self.peer_host() == Some(sender)
+            && *dest_qp == Some(self.work_request.queue_pair.qp)
+        {
+            let text = trigger_text(entry, code);
+            self.symptoms.psn_mismatch.get_or_insert_with(|| text.clone());
+            self.add(entry.time, format!("{}: {text}.", self.psn(*psn)));
+            return;
+        }
         let from_here = sender == self.work_request.queue_pair.host;
         let from_peer = self.peer_host() == Some(sender);
         let request = opcode.as_ref().map_or(class == "request", |opcode| is_request(opcode));

@@ -17,6 +17,7 @@ pub use log_analyzer::LogAnalyzer;
 
 use crate::describe::duration;
 use crate::log::Certainty;
+use crate::packet_counts::cut_text;
 use crate::parsed_log::{QueuePairId, WorkRequest};
 use crate::text::wrap;
 use std::collections::BTreeMap;
@@ -81,6 +82,33 @@ impl LogAnalyzer {
         if log.is_capture {
             return Ok(self.diagnose_capture(&here, question.queue_pair.as_ref().map(|_| &places[..])));
         }
+        let only = question.queue_pair.as_ref().map(|_| &places[..]);
+        if let Some(answer) = self.failures(&here, only) {
+            return Ok(answer);
+        }
+        let slow = matching(&|work| evidence::was_delayed(log, work));
+        if !slow.is_empty() {
+            let remark =
+                "Nothing failed. These had to be tried again, or were held up, and took longer for it.";
+            return Ok(self.explain(&slow, remark.into()));
+        }
+        Ok(self.explain(&[], self.success_summary(&here)))
+    }
+
+    /// The failures in a log, and the requests that wait for ever; none if the run shows no problem. A request that was
+    /// under way at its end, and flushes that the program asked for, are none.
+    pub fn problems(&self) -> Option<Diagnosis> {
+        let here: Vec<&WorkRequest> = self.log.work_requests.iter().collect();
+        let mut answer = self.failures(&here, None)?;
+        answer.explanations.retain(|one| !["incomplete", "flushed", "none"].contains(&one.code.as_str()));
+        (!answer.explanations.is_empty()).then_some(answer)
+    }
+
+    /// The failures in a log, about these work requests and queue pairs.
+    fn failures(&self, here: &[&WorkRequest], only: Option<&[QueuePairId]>) -> Option<Diagnosis> {
+        let matching = |wanted: &dyn Fn(&WorkRequest) -> bool| -> Vec<&WorkRequest> {
+            here.iter().copied().filter(|work| wanted(work)).collect()
+        };
         let failed = matching(&WorkRequest::failed);
         let culprits = matching(&failed_by_itself);
         if !culprits.is_empty() {
@@ -94,22 +122,14 @@ impl LogAnalyzer {
                     "{flushed} more were flushed: they failed because their queue pair did. `--wr` asks about one of them."
                 ),
             };
-            return Ok(self.explain(&culprits, remark));
+            return Some(self.explain(&culprits, remark));
         }
         if !failed.is_empty() {
-            return Ok(self.explain(&failed[..1], String::new()));
+            return Some(self.explain(&failed[..1], String::new()));
         }
-        let stuck = matching(&|work| work.completed.is_none());
-        if !stuck.is_empty() {
-            return Ok(self.explain(&stuck, String::new()));
-        }
-        let slow = matching(&|work| evidence::was_delayed(log, work));
-        if !slow.is_empty() {
-            let remark =
-                "Nothing failed. These had to be tried again, or were held up, and took longer for it.";
-            return Ok(self.explain(&slow, remark.into()));
-        }
-        Ok(self.explain(&[], self.success_summary(&here)))
+        let mut answer = self.explain(&matching(&|work| work.completed.is_none()), String::new());
+        answer.explanations.extend(connection::log_findings(self, only));
+        (!answer.explanations.is_empty()).then_some(answer)
     }
 
     /// A capture shows no completions: every request that was not answered at once is explained, and what is wrong
@@ -128,12 +148,17 @@ impl LogAnalyzer {
                 explanations.push(explanation);
             }
         }
-        explanations.extend(connection::findings(self, only));
+        // A request of the connection tells it.
+        let is_told = explanations.iter().any(|told| told.code == "psn-mismatch");
+        let findings = connection::findings(self, only);
+        explanations.extend(findings.into_iter().filter(|found| !is_told || found.code != "psn-mismatch"));
         let mut summary = connection::lifetimes(self);
         for ((connection, code), count) in alike.iter().filter(|(_, count)| **count > MAX_ALIKE) {
             summary.push(format!("{} more of {connection} have the cause {code}.", count - MAX_ALIKE));
         }
-        if explanations.is_empty() {
+        if self.log.cut_packets > 0 {
+            summary.push(cut_text(self.log.cut_packets));
+        } else if explanations.is_empty() {
             summary.push(self.success_summary(here));
         }
         Diagnosis { explanations, summary: summary.join("\n"), states_certainty: true }
@@ -175,6 +200,7 @@ impl LogAnalyzer {
         let certainty = match conclusion.code.as_str() {
             "no-response" | "incomplete" if log.is_capture => Certainty::Ambiguous,
             code if code == "rnr" || code.starts_with("nak") => Certainty::Known,
+            "psn-mismatch" if log.is_capture => Certainty::Inferred,
             "timeout" if log.is_capture => findings.certainty.unwrap_or(Certainty::Inferred),
             _ => findings.certainty.unwrap_or(Certainty::Known),
         };

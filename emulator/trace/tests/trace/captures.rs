@@ -2,7 +2,7 @@
 
 use softhca_trace::log::{CaptureConverter, Certainty};
 use softhca_trace::why::{Explanation, LogAnalyzer, Query};
-use softhca_trace::{CaptureReader, LadderBuilder, LadderStyle, Packet, Record};
+use softhca_trace::{CaptureReader, LadderBuilder, LadderStyle, Packet, PacketCounts, Record};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -268,4 +268,23 @@ fn findings_follow_the_schema() {
         }
     }
     assert!(count > 20, "{count}");
+}
+
+/// `tcpdump -s 90`: what was not captured is no fault of the network, and nothing is said about it.
+#[test]
+fn packets_cut_by_the_snap_length_are_named() {
+    let cut: Vec<Record> = records("rc_pp_128k")
+        .into_iter()
+        .map(|mut record| {
+            record.data.truncate(90);
+            record
+        })
+        .collect();
+    let mut counts = PacketCounts::default();
+    cut.iter().for_each(|record| counts.add(&Packet::new(record, 0)));
+    assert!(counts.cut > 0 && counts.cut == counts.malformed, "{counts}");
+    let sentence = format!("{} malformed packets were cut by the snap length", counts.cut);
+    assert!(counts.to_string().starts_with(&sentence), "{counts}");
+    let answer = analyze(&cut).diagnose(&Query::default()).expect("an answer").to_string();
+    assert!(answer.contains(&sentence) && !answer.contains("othing wrong"), "{answer}");
 }

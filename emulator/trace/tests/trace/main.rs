@@ -4,4 +4,5 @@ mod captures;
 mod event_log_reference;
 mod filter_reference;
 mod join;
+mod logs;
 mod perfetto;

@@ -113,8 +113,8 @@ impl FlowInference {
     pub fn answer_before_first(&mut self, sequence: &RequestSequence, seen: SeenPacket) {
         let Some(before) = sequence.position(seen.psn).filter(|position| *position < 0) else { return };
         let text = format!(
-            "the receiver answers with a PSN {} before the first captured request: the two ends disagree about the \
-             first PSN, or requests before the capture were lost",
+            "it answers with a PSN {} before the first captured request: the two ends disagree about the first PSN, \
+             or requests before the capture were lost",
             -before
         );
         self.irregular(seen, "psn-mismatch", Certainty::Inferred, text);
