@@ -72,6 +72,36 @@ fn srq_limit_reached_is_raised_once_below_the_limit() {
 }
 
 #[test]
+fn a_resized_srq_keeps_its_receives() {
+    let mut pair = shared();
+    let (a, b) = (pair.a, pair.b);
+    let srq = b.srq.unwrap();
+    // The three receives that stay are in the last two slots and the first.
+    for id in 0..62 {
+        pair.post_receive(id, 0, 100);
+        pair.post_send(id, 0, 8);
+        pair.run();
+    }
+    for id in 100..103 {
+        pair.post_receive(id, 0, 100);
+    }
+    pair.on(b).set_srq_limit(srq, 2).unwrap();
+    for (size, what) in [(2, "three receives wait"), (0, "a queue has room")] {
+        assert!(pair.on(b).resize_shared_receive_queue(srq, size, 32).is_err(), "{what}");
+    }
+    pair.on(b).resize_shared_receive_queue(srq, 4, 32).unwrap();
+    pair.post_receive(103, 0, 100);
+    for id in 62..66 {
+        pair.post_send(id, 0, 8);
+    }
+    pair.run();
+    assert_eq!(pair.completions(a).len(), 66);
+    let received: Vec<_> = pair.completions(b).iter().map(|c| c.wr_id).collect();
+    assert_eq!(received[62..], [100, 101, 102, 103]);
+    assert_eq!(pair.async_events(b), ["SRQ_LIMIT_REACHED"], "the limit stays armed");
+}
+
+#[test]
 fn last_wqe_reached_is_raised_and_the_srq_keeps_its_receives() {
     let mut pair = shared();
     let (a, b) = (pair.a, pair.b);

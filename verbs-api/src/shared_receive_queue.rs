@@ -38,6 +38,7 @@ pub struct SharedReceiveQueue {
 struct Inner {
     domain: ProtectionDomain,
     id: SrqId,
+    max_sge: u32,
     ring: Mutex<ReceiveProducer>,
     /// Objects that a queue of XRC needs. They live at least as long.
     _xrc: Option<(XrcDomain, CompletionQueue)>,
@@ -57,7 +58,7 @@ impl SharedReceiveQueue {
         let id = reply!(reply, Reply::SharedReceiveQueue(srq) => srq);
         let ring = ReceiveProducer::new(rings, max_wr, max_sge as usize);
         let extended = extended.map(|(xrc_domain, queue)| (xrc_domain.clone(), queue.clone()));
-        let inner = Inner { domain: domain.clone(), id, ring: Mutex::new(ring), _xrc: extended };
+        let inner = Inner { domain: domain.clone(), id, max_sge, ring: Mutex::new(ring), _xrc: extended };
         Ok(SharedReceiveQueue { inner: Arc::new(inner) })
     }
 
@@ -93,10 +94,26 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// Raises an event when fewer than `limit` receives wait; zero for never.
+    /// Raises an event when fewer than `srq_limit` receives wait; zero for never.
     pub fn set_limit(&self, srq_limit: u32) -> Result<(), Error> {
-        let command = Command::ModifySharedReceiveQueue { srq: self.inner.id, srq_limit };
-        self.inner.domain.inner.backend.execute(command).map(|_| ())
+        self.modify(None, Some(srq_limit))
+    }
+
+    /// Changes the maximum number of receives. Posted receives stay.
+    pub fn resize(&self, max_wr: u32) -> Result<(), Error> {
+        self.modify(Some(max_wr), None)
+    }
+
+    /// Does what [`SharedReceiveQueue::resize`] and [`SharedReceiveQueue::set_limit`] do, or neither.
+    pub fn modify(&self, max_wr: Option<u32>, srq_limit: Option<u32>) -> Result<(), Error> {
+        let Inner { domain, id, max_sge, ring, .. } = &*self.inner;
+        let command = Command::ModifySharedReceiveQueue { srq: *id, max_wr, max_sge: *max_sge, srq_limit };
+        let mut ring = ring.lock();
+        let (_, rings) = domain.inner.backend.execute_with_rings(command)?;
+        if let Some(max_wr) = max_wr {
+            *ring = ReceiveProducer::resume(rings, max_wr, *max_sge as usize);
+        }
+        Ok(())
     }
 }
 

@@ -261,6 +261,7 @@ impl Client {
             }
             _ => match command {
                 Command::ResizeCompletionQueue { cq, .. } => Some((Resource::CompletionQueue, cq.0)),
+                Command::ModifySharedReceiveQueue { srq, .. } => Some((Resource::SharedReceiveQueue, srq.0)),
                 _ => None,
             },
         };

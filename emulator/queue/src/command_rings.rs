@@ -10,7 +10,8 @@ pub fn ring_words(command: &Command) -> Result<usize, VerbsError> {
         Command::CreateCompletionQueue { cqe } | Command::ResizeCompletionQueue { cqe, .. } => {
             CompletionProducer::layout(*cqe).words()
         }
-        Command::CreateSharedReceiveQueue { max_wr, max_sge, .. } => {
+        Command::CreateSharedReceiveQueue { max_wr, max_sge, .. }
+        | Command::ModifySharedReceiveQueue { max_wr: Some(max_wr), max_sge, .. } => {
             ReceiveProducer::layout(*max_wr, *max_sge as usize).words()
         }
         Command::CreateQueuePair { init, capabilities } => {

@@ -41,6 +41,13 @@ impl ReceiveProducer {
         ReceiveProducer { ring: Ring::new(words, Self::layout(slots, max_sge)), max_sge, produced: 0 }
     }
 
+    /// The application's side of a ring that the HCA has filled by [`ReceiveConsumer::move_to`].
+    pub fn resume(words: SharedWords, slots: u32, max_sge: usize) -> ReceiveProducer {
+        let mut producer = ReceiveProducer::new(words, slots, max_sge);
+        producer.produced = producer.ring.producer_index().load(Ordering::Acquire);
+        producer
+    }
+
     /// The number of WQEs that the queue holds.
     pub fn slots(&self) -> u32 {
         self.ring.slots()
@@ -128,6 +135,21 @@ impl ReceiveConsumer {
         self.dequeued += 1;
         self.ring.consumer_index().store(self.dequeued, Ordering::Release);
         Ok(Some(id))
+    }
+
+    /// Copies the WQEs in the queue to a new ring with slots of the same size. False if that ring is too small.
+    pub fn move_to(&self, other: &mut ReceiveConsumer) -> Result<bool, CorruptRing> {
+        let pending = self.pending()?;
+        if pending > other.slots() || self.max_sge != other.max_sge {
+            return Ok(false);
+        }
+        for index in 0..u64::from(pending) {
+            for (to, from) in other.ring.slot(index).iter().zip(self.ring.slot(self.dequeued + index)) {
+                store(to, load(from));
+            }
+        }
+        other.ring.producer_index().store(pending.into(), Ordering::Release);
+        Ok(true)
     }
 
     /// Copies the SGEs of a slot and returns its work request ID.

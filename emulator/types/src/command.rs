@@ -71,9 +71,13 @@ pub enum Command {
         max_wr: u32,
         max_sge: u32,
     },
+    /// Changes the properties that are `Some`.
     ModifySharedReceiveQueue {
         srq: SrqId,
-        srq_limit: u32,
+        max_wr: Option<u32>,
+        /// That of the queue, which does not change.
+        max_sge: u32,
+        srq_limit: Option<u32>,
     },
     QuerySharedReceiveQueue(SrqId),
     DestroySharedReceiveQueue(SrqId),
@@ -214,7 +218,8 @@ impl Command {
             Command::CreateCompletionQueue { cqe } | Command::ResizeCompletionQueue { cqe, .. } => {
                 check_range("cqe", *cqe, 1, limits.max_cqe)
             }
-            Command::CreateSharedReceiveQueue { max_wr, max_sge, .. } => {
+            Command::CreateSharedReceiveQueue { max_wr, max_sge, .. }
+            | Command::ModifySharedReceiveQueue { max_wr: Some(max_wr), max_sge, .. } => {
                 check_range("max_wr", *max_wr, 1, limits.max_qp_wr)?;
                 check_range("max_sge", *max_sge, 0, limits.max_sge)
             }

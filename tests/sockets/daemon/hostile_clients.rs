@@ -305,6 +305,7 @@ fn handles_and_keys_of_other_clients_are_invalid() {
         Command::DestroyCompletionQueue(CqId(0)),
         Command::ResizeCompletionQueue { cq: CqId(0), cqe: 1 },
         Command::DestroySharedReceiveQueue(SrqId(0)),
+        Command::ModifySharedReceiveQueue { srq: SrqId(0), max_wr: Some(1), max_sge: 1, srq_limit: None },
         Command::DestroyAddressHandle(AhId(0)),
         Command::CloseXrcDomain(XrcdId(0)),
         Command::CreateQueuePair { init, capabilities: sizes },

@@ -323,7 +323,25 @@ impl Verbs<'_> {
 
     /// Arms the limit event of a shared receive queue.
     pub fn set_srq_limit(&mut self, srq: SrqId, srq_limit: u32) -> Result<(), VerbsError> {
-        self.execute_and_transmit(Command::ModifySharedReceiveQueue { srq, srq_limit }).map(|_| ())
+        let srq_limit = Some(srq_limit);
+        let command = Command::ModifySharedReceiveQueue { srq, max_wr: None, max_sge: 0, srq_limit };
+        self.execute_and_transmit(command).map(|_| ())
+    }
+
+    /// Resizes a shared receive queue.
+    pub fn resize_shared_receive_queue(
+        &mut self,
+        srq: SrqId,
+        max_wr: u32,
+        max_sge: usize,
+    ) -> Result<(), VerbsError> {
+        let (size, entries) = (Some(max_wr), max_sge as u32);
+        let command =
+            Command::ModifySharedReceiveQueue { srq, max_wr: size, max_sge: entries, srq_limit: None };
+        let (_, rings) = self.execute_with_rings(command)?;
+        let ring = ReceiveProducer::resume(rings, max_wr, max_sge);
+        self.application.shared_receive_queues.insert(srq, ring);
+        Ok(())
     }
 
     pub fn destroy_shared_receive_queue(&mut self, srq: SrqId) -> Result<(), VerbsError> {

@@ -121,8 +121,9 @@ impl<T: Transport> Hca<T> {
                 let ring = ReceiveConsumer::new(attachments.rings(), max_wr, max_sge as usize);
                 return self.create_shared_receive_queue(client, init, ring).map(Reply::SharedReceiveQueue);
             }
-            Command::ModifySharedReceiveQueue { srq, srq_limit } => {
-                self.arm_shared_receive_queue(ctx, client, srq, srq_limit)?;
+            Command::ModifySharedReceiveQueue { srq, max_wr, max_sge, srq_limit } => {
+                let new_ring = |max_wr| ReceiveConsumer::new(attachments.rings(), max_wr, max_sge as usize);
+                self.modify_shared_receive_queue(ctx, client, srq, max_wr.map(new_ring), srq_limit)?;
             }
             Command::QuerySharedReceiveQueue(srq) => {
                 return self.query_shared_receive_queue(client, srq).map(Reply::SrqAttributes);

@@ -109,16 +109,27 @@ impl<T: Transport> Hca<T> {
         queue.ok_or(VerbsError::NotFound { resource: Resource::SharedReceiveQueue, number: srq.0 })
     }
 
-    /// Arms the limit event of a shared receive queue; zero disarms it.
-    pub fn arm_shared_receive_queue(
+    /// Moves a shared receive queue to another ring, with everything that waits in it, and arms its limit event; a limit
+    /// of zero disarms it.
+    pub fn modify_shared_receive_queue(
         &mut self,
         ctx: &mut Context<'_>,
         client: ClientId,
         srq: SrqId,
-        limit: u32,
+        ring: Option<ReceiveConsumer>,
+        limit: Option<u32>,
     ) -> VerbsResult {
         let queue = self.shared_receive_queue(client, srq)?;
-        check_limit("limit", u64::from(limit), u64::from(queue.ring.slots()))?;
+        let slots = ring.as_ref().map_or(queue.ring.slots(), ReceiveConsumer::slots);
+        check_limit("limit", u64::from(limit.unwrap_or(queue.limit)), u64::from(slots))?;
+        if let Some(mut ring) = ring {
+            if !queue.ring.move_to(&mut ring)? {
+                let why = "more receives wait than the new size holds";
+                return Err(VerbsError::Invalid { what: "shared receive queue size", why });
+            }
+            queue.ring = ring;
+        }
+        let Some(limit) = limit else { return Ok(()) };
         let passed = limit > 0 && queue.ring.pending()? < limit;
         queue.limit = if passed { 0 } else { limit };
         if passed {
