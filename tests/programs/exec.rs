@@ -69,6 +69,7 @@ const PAIRS: &[&str] = &[
     "ib_send_bw -n 100",
     "ib_send_bw -n 100 -c UC",
     "ib_send_bw -n 100 -c UD",
+    "ib_send_bw -n 100 -c UD -g -M 0:0:0:0:0:0:0:0:0:0:255:255:239:1:2:3",
     "ib_send_bw -n 100 -e",
     "ib_send_bw -n 100 -b",
     "ib_send_bw -n 100 --use-srq -q 2",

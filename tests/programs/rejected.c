@@ -99,6 +99,9 @@ static void devices(void)
 	CODE(EINVAL, ibv_query_gid_ex(context, 1, 99, &entry, 0));
 	NEGATIVE(EINVAL, ibv_query_gid_table(context, &entry, 0, 0));
 	NONE(EOPNOTSUPP, ibv_reg_dmabuf_mr(pd, 0, 1, 0, 0, 0));
+	/* Programs ask the kernel about the device of an index. */
+	if (ibv_get_device_index(context->device) != -1)
+		fail("ibv_get_device_index");
 }
 
 static void protection_domains(void)
@@ -116,6 +119,12 @@ static void protection_domains(void)
 	CODE(ENOENT, ibv_dealloc_pd(busy));
 	NONE(ENOENT, ibv_reg_mr(busy, memory, 1, 0));
 	busy->handle ^= 0x100;
+	struct ibv_context *other = ibv_open_device(context->device);
+	busy->context = other;
+	CODE(ENOENT, ibv_dealloc_pd(busy));
+	busy->context = context;
+	if (!other || ibv_close_device(other))
+		fail("the second ibv_open_device");
 	if (ibv_dereg_mr(mr))
 		fail("ibv_dereg_mr");
 	CODE(EINVAL, ibv_dereg_mr(mr));
@@ -151,7 +160,8 @@ static void completion_queues(void)
 	CODE(EINVAL, ibv_resize_cq(other, 0));
 	other->handle += 5;
 	CODE(ENOENT, ibv_destroy_cq(other));
-	NEGATIVE(ENOENT, ibv_poll_cq(other, 1, &wc));
+	if (ibv_poll_cq(other, 1, &wc) != 0)
+		fail("a poll does not look at the handle");
 	other->handle -= 5;
 	if (ibv_destroy_cq(other) || ibv_destroy_comp_channel(channel))
 		fail("ibv_destroy_cq");
@@ -169,8 +179,21 @@ static void shared_receive_queues(void)
 	struct ibv_srq *srq = ibv_create_srq(pd, &init);
 	struct ibv_qp *qp = make_qp(IBV_QPT_RC, srq);
 	CODE(EBUSY, ibv_destroy_srq(srq));
-	struct ibv_srq_attr attr = { .max_wr = 8 };
-	CODE(EOPNOTSUPP, ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR));
+	struct ibv_srq_attr attr = { .max_wr = 3, .srq_limit = 4 };
+	struct ibv_recv_wr receive = { 0 }, *bad;
+	CODE(EINVAL, ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT));
+	for (int i = 0; i < 4; i++)
+		if (ibv_post_srq_recv(srq, &receive, &bad))
+			fail("ibv_post_srq_recv");
+	CODE(ENOMEM, ibv_post_srq_recv(srq, &receive, &bad));
+	CODE(EINVAL, ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR));
+	attr.max_wr = 5;
+	if (ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) || ibv_query_srq(srq, &attr) || attr.max_wr != 5 ||
+	    attr.srq_limit != 4 || ibv_post_srq_recv(srq, &receive, &bad))
+		fail("a longer queue");
+	CODE(ENOMEM, ibv_post_srq_recv(srq, &receive, &bad));
+	attr.max_wr = 1 << 30;
+	CODE(EINVAL, ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR));
 	if (ibv_destroy_qp(qp) || ibv_destroy_srq(srq))
 		fail("ibv_destroy_srq");
 	CODE(EINVAL, ibv_destroy_srq(srq));

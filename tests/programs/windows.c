@@ -70,7 +70,7 @@ static void join(struct ibv_qp *here, const struct ibv_qp *there)
 		fail("RTS");
 }
 
-static enum ibv_wc_status wait_for(uint64_t id)
+static struct ibv_wc completion(uint64_t id)
 {
 	struct ibv_wc wc;
 	int count;
@@ -79,7 +79,12 @@ static enum ibv_wc_status wait_for(uint64_t id)
 	if (count < 0)
 		fail("ibv_poll_cq");
 	expect("wr_id", (int)wc.wr_id, (int)id);
-	return wc.status;
+	return wc;
+}
+
+static enum ibv_wc_status wait_for(uint64_t id)
+{
+	return completion(id).status;
 }
 
 static enum ibv_wc_status write_to(struct ibv_qp *qp, uint32_t rkey, uint64_t address)
@@ -124,6 +129,11 @@ static void type_1(void)
 		fail("the second ibv_bind_mw");
 	expect("a correct bind on another queue pair", wait_for(1), IBV_WC_SUCCESS);
 	expect("a write through the window", write_to(a[1], mw->rkey, (uintptr_t)memory + 1024), IBV_WC_SUCCESS);
+	mw->handle ^= 0x100;
+	if (ibv_bind_mw(b[1], mw, &bind))
+		fail("a bind does not look at the handle");
+	expect("a bind of the window with another handle", wait_for(1), IBV_WC_SUCCESS);
+	mw->handle ^= 0x100;
 	if (ibv_dealloc_mw(mw) || ibv_dereg_mr(plain))
 		fail("ibv_dealloc_mw, ibv_dereg_mr");
 	for (int i = 0; i < 2; i++)
@@ -151,6 +161,11 @@ static void type_2(void)
 	memset(memory, 9, 8);
 	expect("a zero-based write", write_to(a, key, 16), IBV_WC_SUCCESS);
 	expect("its place", memory[1024 + 16], 9);
+	struct ibv_recv_wr receive = { .wr_id = 3 }, *bad_receive;
+	struct ibv_send_wr message = { .opcode = IBV_WR_SEND };
+	if (ibv_post_recv(b, &receive, &bad_receive) || ibv_post_send(a, &message, &bad))
+		fail("a message without bytes");
+	expect("the flags of a message", completion(3).wc_flags, 0);
 	if (ibv_dealloc_mw(mw) || ibv_destroy_qp(a) || ibv_destroy_qp(b))
 		fail("ibv_dealloc_mw, ibv_destroy_qp");
 }
@@ -184,13 +199,18 @@ static void datagrams(void)
 		wr.wr.ud.ah = ah;
 		wr.wr.ud.remote_qpn = to->qp_num;
 		wr.wr.ud.remote_qkey = 5;
+		/* The data path does not look at the handle. */
+		ah->handle ^= 0x100;
 		if (ibv_post_send(from, &wr, &bad))
 			fail("ibv_post_send");
 	}
 	if (ibv_destroy_qp(from) || ibv_destroy_ah(ah))
 		fail("ibv_destroy_qp");
-	for (int i = 0; i < DATAGRAMS; i++)
-		expect("a datagram", wait_for(i), IBV_WC_SUCCESS);
+	for (int i = 0; i < DATAGRAMS; i++) {
+		struct ibv_wc wc = completion(i);
+		expect("a datagram", wc.status, IBV_WC_SUCCESS);
+		expect("the flags of a datagram", wc.wc_flags, IBV_WC_GRH);
+	}
 	if (ibv_destroy_qp(to))
 		fail("ibv_destroy_qp");
 }

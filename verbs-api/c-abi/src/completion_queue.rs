@@ -42,14 +42,14 @@ pub unsafe fn find<'a>(cq: *mut ibv_cq) -> Result<&'a Cq, Rejection> {
     unsafe { object::find::<Cq>(cq.cast()) }
 }
 
-/// Finds a completion queue, unless it belongs to the process that this one was forked from.
+/// Finds a completion queue to poll, unless it belongs to the process that this one was forked from.
 ///
 /// # Safety
 /// As [`find`].
 #[inline]
 pub unsafe fn find_of_this_process<'a>(cq: *mut ibv_cq) -> Result<&'a Cq, Rejection> {
-    // SAFETY: the caller guarantees it.
-    let state = unsafe { find(cq) }?;
+    // SAFETY: the caller guarantees it; every queue is extended.
+    let state = unsafe { object::find_on_data_path::<Cq>(cq.cast()) }?;
     state.queue.check_process()?;
     Ok(state)
 }
@@ -106,22 +106,17 @@ pub fn wc_opcode(operation: CompletionOpcode) -> c_int {
     }
 }
 
-/// The flags of a completion. As with Linux rxe, every successful receive has IBV_WC_GRH: each RoCE v2 packet has an IP
-/// header. Only a datagram's buffer begins with it.
+/// The flags of a completion. As ibv_poll_cq(3) says, only datagrams have IBV_WC_GRH.
 pub fn wc_flags(completion: &Completion) -> u32 {
-    let wc_flags = completion.flags;
-    let is_receive = completion.opcode.is_receive() && completion.status.is_success();
-    let mut bits = if is_receive { IBV_WC_GRH } else { 0 };
-    for (flag, bit) in [
+    let bit_of = |(flag, bit)| if completion.flags.contains(flag) { bit } else { 0 };
+    [
         (CompletionFlags::GRH, IBV_WC_GRH),
         (CompletionFlags::IMMEDIATE, IBV_WC_WITH_IMM),
         (CompletionFlags::INVALIDATED, IBV_WC_WITH_INV),
-    ] {
-        if wc_flags.contains(flag) {
-            bits |= bit;
-        }
-    }
-    bits
+    ]
+    .map(bit_of)
+    .iter()
+    .sum()
 }
 
 /// Immediate data in network byte order, or the invalidated rkey in host byte order.

@@ -92,7 +92,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: a queue of this library.
-    let state = check!("ibv_next_poll", code, unsafe { object::find::<Cq>(cq) });
+    let state = check!("ibv_next_poll", code, unsafe { object::find_on_data_path::<Cq>(cq) });
     // SAFETY: the caller holds the lock since `start_poll`.
     unsafe { next_completion(cq, state) }
 }

@@ -95,6 +95,17 @@ pub unsafe fn state<'a, K: ObjectKind>(object: *mut K::Abi) -> Option<&'a K> {
     unsafe { (*object.cast::<Object<K>>()).state.load(Ordering::Acquire).as_ref() }
 }
 
+/// The state of the object that a program passes to a verb of the data path, or why it is rejected. As on cards, these
+/// verbs ignore the fields that programs see.
+///
+/// # Safety
+/// As [`state`].
+#[inline]
+pub unsafe fn find_on_data_path<'a, K: ObjectKind>(object: *mut K::Abi) -> Result<&'a K, Rejection> {
+    // SAFETY: the caller guarantees it.
+    unsafe { state::<K>(object).ok_or_else(|| describe_misuse::<K>(object)) }
+}
+
 /// The state of the object that a program passes to a verb, or why it is rejected.
 ///
 /// # Safety
@@ -125,16 +136,18 @@ unsafe fn describe_misuse<K: ObjectKind>(object: *mut K::Abi) -> Rejection {
     if object.state.load(Ordering::Acquire).is_null() {
         return Rejection::invalid(format!("the {name} was destroyed"));
     }
-    let (now, created) = (K::identity(&object.abi), object.identity);
-    match (now, created) {
-        (Some((_, now)), Some((_, created))) if now != created => Rejection::new(
-            libc::ENOENT,
+    // The kernel looks the handle up in the table of the context, and finds nothing.
+    let changed = match (K::identity(&object.abi), object.identity) {
+        (Some((_, now)), Some((_, created))) if now != created => {
             format!(
                 "no {name} has handle {now:#x}: the program has changed its `handle`, which was {created:#x}"
-            ),
+            )
+        }
+        _ => format!(
+            "the program has changed the field `context` of the {name}: the other context has no such {name}"
         ),
-        _ => Rejection::invalid(format!("the program has changed the field `context` of the {name}")),
-    }
+    };
+    Rejection::new(libc::ENOENT, changed)
 }
 
 /// Destroys an object and returns its state; `None` if another call has destroyed it.

@@ -132,7 +132,7 @@ unsafe fn add_to_batch(state: &Qp, batch: &mut SendBatch<'_>, wr: &ibv_send_wr) 
             // SAFETY: UD queue pairs set this union member.
             let ud = unsafe { wr.wr.ud };
             // SAFETY: a handle of this library.
-            let ah = unsafe { object::find::<Ah>(ud.ah) }?;
+            let ah = unsafe { object::find_on_data_path::<Ah>(ud.ah) }?;
             request = request.ud_address(&ah.handle, Qpn::new(ud.remote_qpn), QueueKey(ud.remote_qkey));
         }
         QpType::XrcInitiator => request = request.xrc_srqn(wr.qp_type.xrc.remote_srqn),
@@ -221,10 +221,12 @@ pub unsafe extern "C" fn post_recv(
 /// that failed, as ibv_bind_mw(3) says.
 pub unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, info: *mut ibv_mw_bind) -> c_int {
     const VERB: &str = "ibv_bind_mw";
-    // SAFETY: objects of this library, and the caller's own.
-    let (state, info) = (check!(VERB, code, unsafe { queue_pair::find(qp) }), unsafe { &*info });
+    // SAFETY: a queue pair of this library.
+    let state = check!(VERB, code, unsafe { object::find_on_data_path::<Qp>(qp.cast()) });
+    // SAFETY: the caller's attributes.
+    let info = unsafe { &*info };
     // SAFETY: as above.
-    let window = check!(VERB, code, unsafe { object::find::<Mw>(mw) });
+    let window = check!(VERB, code, unsafe { object::find_on_data_path::<Mw>(mw) });
     let object = Some((Resource::QueuePair, state.pair.qpn().value()));
     check!(VERB, code, faults::announce(Verb::BindMw, object));
     let flags = check!(VERB, code, send_flags(info.send_flags));

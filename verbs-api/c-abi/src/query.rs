@@ -36,6 +36,7 @@ fn device_attr(open: &context::ContextState) -> ibv_device_attr {
         | IBV_DEVICE_RC_RNR_NAK_GEN
         | IBV_DEVICE_MEM_WINDOW
         | IBV_DEVICE_XRC
+        | IBV_DEVICE_SRQ_RESIZE
         | IBV_DEVICE_MEM_MGT_EXTENSIONS
         | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
     attr.max_sge = to_c_int(limits.max_sge);

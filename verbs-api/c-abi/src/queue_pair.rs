@@ -5,12 +5,12 @@ pub mod destroy;
 
 use crate::abi::*;
 use crate::errno::{Rejection, check};
+use crate::object;
 use crate::protection::UseCount;
 use crate::started_requests::WorkRequestBuilder;
 use crate::unacknowledged::Unacknowledged;
-use crate::{errno, object};
 use core::ffi::{c_int, c_uint};
-use softhca::{Error, Gid, QpState, QpType, QueuePair};
+use softhca::{Error, Gid, QpState, QpType, QueuePair, VerbsError};
 
 /// The state of an `ibv_qp`, extended or not.
 pub struct Qp {
@@ -60,8 +60,8 @@ pub unsafe fn find<'a>(qp: *mut ibv_qp) -> Result<&'a Qp, Rejection> {
 /// As [`of`].
 #[inline]
 pub unsafe fn find_after<'a>(qp: *mut ibv_qp, state: QpState) -> Result<&'a Qp, Rejection> {
-    // SAFETY: the caller guarantees it.
-    let found = unsafe { find(qp) }?;
+    // SAFETY: the caller guarantees it: every queue pair is extended.
+    let found = unsafe { object::find_on_data_path::<Qp>(qp.cast()) }?;
     // SAFETY: as above.
     let now = unsafe { (*qp).state };
     if now > state as c_int { Ok(found) } else { Err(too_early(now, state)) }
@@ -99,7 +99,20 @@ unsafe fn change_multicast(
         return Rejection::invalid("the GID is null").code(verb);
     }
     // SAFETY: a valid pointer of the caller.
-    errno::from_result(verb, act(&state.pair, Gid(unsafe { *gid })))
+    let gid = Gid(unsafe { *gid });
+    match act(&state.pair, gid) {
+        Ok(()) => 0,
+        Err(error @ Error::Verbs(VerbsError::NetworkUnreachable { .. })) => {
+            let remedy = match gid.ip().is_ipv4() {
+                true => "use an IPv6 group",
+                false => {
+                    "use an IPv4 group such as ::ffff:239.1.2.3, or a host with an IPv6 address (softhca lab)"
+                }
+            };
+            Rejection::new(error.errno(), format!("{error}: {remedy}")).code(verb)
+        }
+        Err(error) => Rejection::from(error).code(verb),
+    }
 }
 
 pub unsafe extern "C" fn attach_mcast(qp: *mut ibv_qp, gid: *const [u8; 16], _: u16) -> c_int {

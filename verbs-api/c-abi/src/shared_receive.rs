@@ -165,12 +165,11 @@ pub unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, 
     if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
         return Rejection::invalid(format!("srq_attr_mask {mask:#x} has unknown bits")).code(VERB);
     }
-    if mask & IBV_SRQ_MAX_WR != 0 {
-        return Rejection::unsupported("a shared receive queue cannot be resized").code(VERB);
-    }
     // SAFETY: the caller's attributes.
-    let limit = unsafe { (*attr).srq_limit };
-    if mask & IBV_SRQ_LIMIT != 0 { errno::from_result(VERB, state.queue.set_limit(limit)) } else { 0 }
+    let attr = unsafe { &*attr };
+    let max_wr = (mask & IBV_SRQ_MAX_WR != 0).then_some(attr.max_wr);
+    let limit = (mask & IBV_SRQ_LIMIT != 0).then_some(attr.srq_limit);
+    errno::from_result(VERB, state.queue.modify(max_wr, limit))
 }
 
 pub unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
@@ -219,7 +218,7 @@ pub unsafe extern "C" fn post_srq_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: a queue of this library.
-    let state = match unsafe { find(srq) } {
+    let state = match unsafe { object::find_on_data_path::<Srq>(srq) } {
         Ok(state) => state,
         Err(rejection) => {
             // SAFETY: a valid pointer of the caller.

@@ -64,7 +64,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
 unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     const VERB: &str = "ibv_wr_complete";
     // SAFETY: a queue pair of this library.
-    let state = check!(VERB, code, unsafe { object::find::<Qp>(qp) });
+    let state = check!(VERB, code, unsafe { object::find_on_data_path::<Qp>(qp) });
     // SAFETY: the caller holds the lock since `wr_start`.
     let requests = unsafe { &mut *state.builder.batch.get() };
     // SAFETY: a queue pair of this library.
@@ -192,7 +192,7 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, number:
     // SAFETY: the caller guarantees it.
     unsafe {
         change_last(qp, |request| {
-            let ah = object::find::<Ah>(ah)?;
+            let ah = object::find_on_data_path::<Ah>(ah)?;
             request.datagram = Some((ah.handle.clone(), Qpn::new(number), QueueKey(key)));
             Ok(())
         });

@@ -18,6 +18,7 @@ fn main() -> ExitCode {
     let tests = vec![
         needs(true, "", "the_exports_are_those_of_rdma_core", the_exports_are_those_of_rdma_core),
         needs(true, "", "every_rejected_call_can_be_explained", every_rejected_call_can_be_explained),
+        needs(true, "", "the_docs_name_every_unsupported_call", the_docs_name_every_unsupported_call),
         needs(has_nm, "nm", "every_symbol_has_its_version", every_symbol_has_its_version),
         needs(
             has_headers && cfg!(target_arch = "x86_64"),
@@ -154,6 +155,27 @@ fn every_rejected_call_can_be_explained() {
         }
     }
     assert!(read > 20 && found.is_empty(), "{read} files: {found:#?}");
+}
+
+/// The table has one row for all functions of libmlx5 and libefa, and one for the versions of 2006.
+fn the_docs_name_every_unsupported_call() {
+    let docs =
+        std::fs::read_to_string(folder().join("../../docs/reference/c-programs.md")).expect("the page");
+    let exports = std::fs::read_to_string(folder().join("exports.txt")).expect("exports.txt is here");
+    let is_listed = |symbol: &&str| {
+        let has_own_row = symbol.contains("mlx5dv_") || symbol.starts_with("efadv_") || symbol.ends_with('@');
+        // Conversions for another interface of the kernel, which do nothing.
+        has_own_row
+            || symbol.contains("_from_kern")
+            || symbol.contains("_to_kern")
+            || docs.contains(&format!("`{}`", symbol.trim_start_matches('_')))
+    };
+    let missing: Vec<&str> = exports
+        .lines()
+        .filter_map(|line| Some(line.split_once(" unsupported::")?.0))
+        .filter(|symbol| !is_listed(symbol))
+        .collect();
+    assert!(missing.is_empty(), "not in the table of unsupported calls: {missing:?}");
 }
 
 fn every_structure_is_that_of_the_headers() {

@@ -20,6 +20,7 @@ pub const IBV_QPF_GRH_REQUIRED: u8 = 1;
 pub const IBV_DEVICE_PORT_ACTIVE_EVENT: u32 = 1 << 10;
 pub const IBV_DEVICE_SYS_IMAGE_GUID: u32 = 1 << 11;
 pub const IBV_DEVICE_RC_RNR_NAK_GEN: u32 = 1 << 12;
+pub const IBV_DEVICE_SRQ_RESIZE: u32 = 1 << 13;
 pub const IBV_DEVICE_MEM_WINDOW: u32 = 1 << 17;
 pub const IBV_DEVICE_XRC: u32 = 1 << 20;
 pub const IBV_DEVICE_MEM_MGT_EXTENSIONS: u32 = 1 << 21;
