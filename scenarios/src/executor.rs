@@ -4,7 +4,6 @@
 //! virtual and in real time.
 
 mod connections;
-mod faults;
 mod flow_progress;
 mod flows;
 
@@ -12,7 +11,8 @@ pub use connections::{ConnectionTable, ObservedCmEvent};
 pub use flow_progress::FlowProgress;
 
 use crate::hosts::Hosts;
-use crate::plan::{Area, FabricChange, FaultKind, FlowKind, Plan, StepAction, StepPlan, WorkRequest, limits};
+use crate::plan::{Area, FlowKind, Plan, StepAction, StepPlan, WorkRequest, limits};
+use crate::schedule::{Schedule, Work};
 use crate::spec::Errno;
 use softhca_fabric::RuleId;
 use softhca_types::{Completion, CompletionStatus, FaultTrigger};
@@ -76,22 +76,19 @@ impl ProgramLog {
         }
     }
 
+    /// Keeps the first error.
+    pub fn note_error(&mut self, result: Result<(), String>) {
+        if let Err(why) = result {
+            self.error.get_or_insert(why);
+        }
+    }
+
     /// Counts a completion of a step; returns how many are outstanding.
     fn complete_one(&mut self, step: usize) -> u32 {
         let pending = &mut self.pending_completions[step];
         *pending = pending.saturating_sub(1);
         *pending
     }
-}
-
-/// An action at a time.
-#[derive(Clone, Debug)]
-enum ScheduledAction {
-    Fault(usize),
-    Fabric(FabricChange),
-    PostReceives(usize),
-    Step(usize),
-    Flow(usize),
 }
 
 /// A posted work request.
@@ -109,14 +106,6 @@ struct QpProgress {
     posted: BTreeMap<u64, Posted>,
     /// Number of missing posted receives.
     receives_to_post: u32,
-    is_destroyed: bool,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct ProgramState {
-    stalled_until: u64,
-    no_receives_until: u64,
-    receive_delay: u64,
 }
 
 /// First id of kept receives, so that the ids of steps count from 1.
@@ -125,12 +114,8 @@ const FIRST_AUTO_RECEIVE: u64 = 1_000_000;
 /// The programs of all hosts.
 pub struct Executor<'p> {
     plan: &'p Plan,
-    scheduled: BTreeMap<(u64, u64), ScheduledAction>,
-    serial: u64,
+    schedule: Schedule<'p>,
     qps: Vec<QpProgress>,
-    programs: Vec<ProgramState>,
-    /// The faults that waited for something that happened.
-    begun: Vec<(usize, FaultTrigger)>,
     /// Their actions and results.
     pub log: ProgramLog,
 }
@@ -138,94 +123,58 @@ pub struct Executor<'p> {
 impl<'p> Executor<'p> {
     /// Schedules all actions of a plan.
     pub fn new(plan: &'p Plan) -> Executor<'p> {
+        let first = QpProgress { next_id: 1, next_receive: FIRST_AUTO_RECEIVE, ..QpProgress::default() };
         let mut executor = Executor {
             plan,
-            scheduled: BTreeMap::new(),
-            serial: 0,
-            qps: vec![
-                QpProgress { next_id: 1, next_receive: FIRST_AUTO_RECEIVE, ..QpProgress::default() };
-                plan.qps.len()
-            ],
-            programs: vec![ProgramState::default(); plan.hosts.len()],
-            begun: Vec::new(),
+            // At the same time, faults come first, then receives, then work requests.
+            schedule: Schedule::new(plan),
+            qps: vec![first; plan.qps.len()],
             log: ProgramLog::new(plan),
         };
-        // At the same time, faults come first, then receives, then work requests.
-        for (index, fault) in plan.faults.iter().enumerate() {
-            if let (FaultKind::Timed { at_ns, .. }, None) = (&fault.kind, &fault.after) {
-                let at_ns = *at_ns;
-                executor.schedule(at_ns, ScheduledAction::Fault(index));
-            }
-        }
         for (qp, side) in plan.qps.iter().enumerate() {
             let receives = plan.pairs.get(side.pair).map_or(0, |pair| pair.posted_receives);
             if receives > 0 {
                 executor.qps[qp].receives_to_post = receives;
-                executor.schedule(0, ScheduledAction::PostReceives(qp));
+                executor.schedule.add_work(0, Work::PostReceives(qp));
             }
         }
         for (index, step) in plan.steps.iter().enumerate() {
             if step.after.is_none() {
-                executor.schedule(step.at_ns, ScheduledAction::Step(index));
+                executor.schedule.add_work(step.at_ns, Work::Step(index));
             }
         }
         for (index, flow) in plan.flows.iter().enumerate() {
-            executor.schedule(flow.at_ns, ScheduledAction::Flow(index));
+            executor.schedule.add_work(flow.at_ns, Work::Flow(index));
         }
         executor
     }
 
-    fn schedule(&mut self, at_ns: u64, action: ScheduledAction) {
-        self.serial += 1;
-        self.scheduled.insert((at_ns, self.serial), action);
-    }
-
     /// Time of the next scheduled action.
     pub fn next_due(&self) -> Option<u64> {
-        self.scheduled.keys().next().map(|(at, _)| *at)
+        self.schedule.next_due()
     }
 
     /// Performs all actions that are due.
     pub fn run_due(&mut self, now_ns: u64, hosts: &mut Hosts<'_>) {
-        while let Some(entry) = self.scheduled.first_entry() {
-            if entry.key().0 > now_ns {
-                return;
-            }
-            let action = entry.remove();
-            self.perform(now_ns, action, hosts);
+        while let Some(work) = self.schedule.next_work(now_ns, &mut self.log, hosts) {
+            self.perform(now_ns, work, hosts);
         }
     }
 
-    fn host_of(&self, action: &ScheduledAction) -> Option<usize> {
-        let qp = match action {
-            ScheduledAction::PostReceives(qp) => *qp,
-            ScheduledAction::Step(step) => self.plan.steps[*step].qp,
-            ScheduledAction::Flow(flow) => self.plan.flows[*flow].qp,
-            ScheduledAction::Fault(_) | ScheduledAction::Fabric(_) => return None,
+    fn perform(&mut self, now_ns: u64, work: Work, hosts: &mut Hosts<'_>) {
+        let qp = match work {
+            Work::PostReceives(qp) => qp,
+            Work::Step(step) => self.plan.steps[step].qp,
+            Work::Flow(flow) => self.plan.flows[flow].qp,
         };
-        Some(self.plan.qps[qp].host)
-    }
-
-    fn perform(&mut self, now_ns: u64, action: ScheduledAction, hosts: &mut Hosts<'_>) {
-        if let Some(host) = self.host_of(&action) {
-            let until = self.programs[host].stalled_until;
-            if until > now_ns {
-                return self.schedule(until, action);
-            }
+        let until = hosts.program_of(qp).stalled_until;
+        if until > now_ns {
+            return self.schedule.add_work(until, work);
         }
-        match action {
-            ScheduledAction::Fault(index) => {
-                let fault = &self.plan.faults[index];
-                if let FaultKind::Timed { fault: what, .. } = &fault.kind {
-                    *self.log.fired.entry(fault.id).or_default() += 1;
-                    self.apply_timed_fault(now_ns, what, hosts);
-                    self.on_trigger(now_ns, &FaultTrigger::Fault(fault.id.0), hosts);
-                }
-            }
-            ScheduledAction::Fabric(what) => self.apply_change(what, hosts),
-            ScheduledAction::PostReceives(qp) => self.post_receives(now_ns, qp, hosts),
-            ScheduledAction::Step(step) => self.run_step(now_ns, step, hosts),
-            ScheduledAction::Flow(flow) => {
+        match work {
+            Work::PostReceives(qp) => self.post_receives(now_ns, qp, hosts),
+            Work::Step(step) => self.run_step(now_ns, step, hosts),
+            Work::Flow(flow) => {
                 self.log.progress[flow].is_scheduled = false;
                 self.post_flow(now_ns, flow, hosts);
             }
@@ -234,12 +183,12 @@ impl<'p> Executor<'p> {
 
     fn post_receives(&mut self, now_ns: u64, qp: usize, hosts: &mut Hosts<'_>) {
         let plan = self.plan;
-        let until = self.programs[plan.qps[qp].host].no_receives_until;
+        let until = hosts.program_of(qp).no_receives_until;
         if until > now_ns {
-            return self.schedule(until, ScheduledAction::PostReceives(qp));
+            return self.schedule.add_work(until, Work::PostReceives(qp));
         }
         let pair = plan.pair_of(qp);
-        while self.qps[qp].receives_to_post > 0 && !self.qps[qp].is_destroyed {
+        while self.qps[qp].receives_to_post > 0 && !hosts.is_destroyed(qp) {
             self.qps[qp].receives_to_post -= 1;
             let id = self.qps[qp].next_receive;
             self.qps[qp].next_receive += 1;
@@ -272,9 +221,9 @@ impl<'p> Executor<'p> {
     ) -> bool {
         let id = self.qps[qp].next_id;
         self.qps[qp].next_id += 1;
-        let result = match self.qps[qp].is_destroyed || !self.is_ready(qp) {
-            true => Err(Errno::EINVAL),
-            false => hosts.post(qp, id, work),
+        let result = match self.is_ready(qp) {
+            true => hosts.post(qp, id, work),
+            false => Err(Errno::EINVAL),
         };
         self.record_post(now_ns, qp, id, work.bytes, origin, result)
     }
@@ -329,7 +278,6 @@ impl<'p> Executor<'p> {
                 StepAction::AttachMulticast(group) => hosts.attach_multicast(step.qp, *group),
                 StepAction::DetachMulticast(group) => hosts.detach_multicast(step.qp, *group),
                 StepAction::Destroy => {
-                    self.qps[step.qp].is_destroyed = true;
                     hosts.destroy(step.qp);
                     Ok(())
                 }
@@ -356,6 +304,10 @@ impl<'p> Executor<'p> {
     pub fn deliver_triggers(&mut self, now_ns: u64, hosts: &mut Hosts<'_>) -> bool {
         let triggers = hosts.take_triggers();
         triggers.iter().fold(false, |any, trigger| self.on_trigger(now_ns, trigger, hosts) | any)
+    }
+
+    fn on_trigger(&mut self, now_ns: u64, trigger: &FaultTrigger, hosts: &mut Hosts<'_>) -> bool {
+        self.schedule.on_trigger(now_ns, trigger, &mut self.log, hosts)
     }
 
     /// Delivers connection events and completions to the programs. Returns whether there were any.
@@ -414,10 +366,10 @@ impl<'p> Executor<'p> {
             Some(Origin::AutoReceive) => {
                 self.qps[qp].receives_to_post += 1;
                 if success {
-                    let delay = self.programs[self.plan.qps[qp].host].receive_delay;
+                    let delay = hosts.program_of(qp).receive_delay;
                     match delay {
                         0 => self.post_receives(now_ns, qp, hosts),
-                        delay => self.schedule(now_ns + delay, ScheduledAction::PostReceives(qp)),
+                        delay => self.schedule.add_work(now_ns + delay, Work::PostReceives(qp)),
                     }
                     self.on_ping_pong_receive(now_ns, qp, &completion, hosts);
                 }
@@ -431,7 +383,7 @@ impl<'p> Executor<'p> {
         self.on_trigger(now_ns, &FaultTrigger::Step(step as u32), hosts);
         for (index, follower) in plan.steps.iter().enumerate() {
             if follower.after == Some(step) {
-                self.schedule(now_ns + follower.at_ns, ScheduledAction::Step(index));
+                self.schedule.add_work(now_ns + follower.at_ns, Work::Step(index));
             }
         }
     }

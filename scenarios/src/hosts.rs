@@ -10,8 +10,9 @@ mod multicast_groups;
 pub use cm_connections::CmEvent;
 pub(crate) use fabric::build_fabric;
 
-use crate::plan::{FabricChange, Node, PairPlan, Plan, WorkRequest};
+use crate::plan::{Change, PairPlan, Plan, WorkRequest};
 use crate::recorder::{Recorder, Recording};
+use crate::schedule::HostControl;
 use crate::spec::Errno;
 use crate::verbs::{DATAGRAM_QKEY, MAX_PATTERN_BYTES, fill_pattern, region_length, send_request};
 use cm_connections::CmConnections;
@@ -63,11 +64,21 @@ pub struct FinalState {
     pub in_real_time: bool,
 }
 
+/// The program of a host, as faults change it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProgramState {
+    pub stalled_until: u64,
+    pub no_receives_until: u64,
+    pub receive_delay: u64,
+    pub is_killed: bool,
+}
+
 /// The devices of all hosts. Queue pairs and hosts are indices in the plan.
 pub struct Hosts<'p> {
     plan: &'p Plan,
     devices: Vec<Device>,
     contexts: Vec<Context>,
+    programs: Vec<ProgramState>,
     qps: Vec<HostQueuePair>,
     connections: CmConnections,
     multicast: MulticastGroups,
@@ -99,6 +110,7 @@ impl<'p> Hosts<'p> {
             plan,
             devices,
             contexts,
+            programs: vec![ProgramState::default(); plan.hosts.len()],
             qps: Vec::new(),
             connections: CmConnections::default(),
             multicast: MulticastGroups::default(),
@@ -245,23 +257,13 @@ impl<'p> Hosts<'p> {
         }
     }
 
-    /// Adds a rule that waited for something.
-    pub(crate) fn add_rule(&self, links: &[usize], rule: &Rule) {
-        match &self.fabric {
-            Some(fabric) => fabric::add_rule(fabric, links, rule),
-            None => {
-                for (host, device) in self.devices.iter().enumerate() {
-                    for rule in self.plan.rule_at_host(host, links, rule) {
-                        device.add_rule(self.plan.seed, rule);
-                    }
-                }
-            }
-        }
+    /// The program of a queue pair.
+    pub fn program_of(&self, qp: usize) -> &ProgramState {
+        &self.programs[self.plan.qps[qp].host]
     }
 
-    /// Reports what faults of the program of a host wait for.
-    pub(crate) fn note_trigger(&self, host: usize, trigger: &FaultTrigger) -> Result<(), String> {
-        self.contexts[host].note_trigger(trigger.clone()).map_err(|error| error.to_string())
+    pub fn is_destroyed(&self, qp: usize) -> bool {
+        self.qps[qp].pair.is_none()
     }
 
     /// The events and faults since the last call that faults may wait for.
@@ -456,45 +458,79 @@ impl<'p> Hosts<'p> {
         self.pair(qp).and_then(|pair| pair.detach_multicast(gid)).map_err(|error| error.to_string())
     }
 
-    /// Applies a change to a link, a switch or a device.
-    pub fn apply(&mut self, change: FabricChange) -> Result<(), String> {
-        if let FabricChange::AsyncEvent { host, event, object } = change {
-            let mut qps = (0..self.qps.len()).filter(|qp| self.plan.qps[*qp].host == host);
-            let qp = qps.nth(object.unwrap_or(1).saturating_sub(1) as usize).map(|qp| &self.qps[qp]);
-            let number = match event {
-                InjectedEvent::QpFatal => qp.map(|qp| qp.qpn.value()),
-                InjectedEvent::CqErr => qp.map(|qp| qp.cq.handle()),
-                _ => None,
-            };
-            if event.object().is_some() && number.is_none() {
-                let host = &self.plan.hosts[host].name;
-                return Err(format!("{host} has no such object for {}", event.name()));
-            }
-            return self.contexts[host].raise_event(event, number).map_err(|error| error.to_string());
+    fn raise_event(&self, host: usize, event: InjectedEvent, object: Option<u32>) -> Result<(), String> {
+        let mut qps = (0..self.qps.len()).filter(|qp| self.plan.qps[*qp].host == host);
+        let qp = qps.nth(object.unwrap_or(1).saturating_sub(1) as usize).map(|qp| &self.qps[qp]);
+        let number = match event {
+            InjectedEvent::QpFatal => qp.map(|qp| qp.qpn.value()),
+            InjectedEvent::CqErr => qp.map(|qp| qp.cq.handle()),
+            _ => None,
+        };
+        if event.object().is_some() && number.is_none() {
+            let host = &self.plan.hosts[host].name;
+            return Err(format!("{host} has no such object for {}", event.name()));
         }
-        match (&self.fabric, change) {
-            (_, FabricChange::Stall { host, for_ns }) => {
+        self.contexts[host].raise_event(event, number).map_err(|error| error.to_string())
+    }
+
+    fn kill_program(&mut self, host: usize) {
+        self.programs[host].is_killed = true;
+        for (qp, plan) in self.plan.qps.iter().enumerate() {
+            if plan.host == host {
+                self.qps[qp].pair = None;
+            }
+        }
+        self.destroy_cm_ids(host);
+    }
+}
+
+impl HostControl for Hosts<'_> {
+    fn apply(&mut self, now_ns: u64, change: &Change) -> Result<(), String> {
+        match (*change, &self.fabric) {
+            (Change::AsyncEvent { host, event, object }, _) => return self.raise_event(host, event, object),
+            (Change::Stall { host, for_ns }, _) => {
+                let until = &mut self.programs[host].stalled_until;
+                *until = (*until).max(now_ns + for_ns);
                 let time = Duration::from_nanos(for_ns);
-                self.devices[host].stall(time).map_err(|error| error.to_string())
+                return self.devices[host].stall(time).map_err(|error| error.to_string());
             }
-            (Some(fabric), _) => {
-                fabric::apply(fabric, change);
-                Ok(())
+            // The device and its programs know for how long.
+            (Change::StallEnd { .. }, _) => {}
+            (Change::WithholdReceives { host, for_ns }, _) => {
+                self.programs[host].no_receives_until = now_ns + for_ns;
             }
-            (None, FabricChange::LinkState { link, directions: [true, true], state }) => {
+            (Change::DelayReceives { host, delay_ns }, _) => self.programs[host].receive_delay = delay_ns,
+            (Change::KillProgram { host }, _) => self.kill_program(host),
+            (_, Some(fabric)) => fabric::apply(fabric, change),
+            (Change::LinkState { link, state, .. }, None) => {
                 let event = match state {
                     LinkState::Down => InjectedEvent::PortErr,
                     LinkState::Up => InjectedEvent::PortActive,
                 };
-                self.plan.links[link].ends.into_iter().try_for_each(|end| match end {
-                    Node::Host(host) => {
-                        self.contexts[host].raise_event(event, None).map_err(|error| error.to_string())
-                    }
-                    Node::Switch(_) => Ok(()),
-                })
+                let mut hosts = self.plan.hosts_of_link(link);
+                return hosts.try_for_each(|host| self.raise_event(host, event, None));
             }
-            (None, _) => Err(format!("not possible on real sockets: {change:?}")),
+            (_, None) => return Err(format!("not possible on real sockets: {change:?}")),
         }
+        Ok(())
+    }
+
+    fn add_rule(&mut self, links: &[usize], rule: &Rule, _: &str) -> Result<(), String> {
+        match &self.fabric {
+            Some(fabric) => fabric::add_rule(fabric, links, rule),
+            None => {
+                for (host, device) in self.devices.iter().enumerate() {
+                    for rule in self.plan.rule_at_host(host, links, rule) {
+                        device.add_rule(self.plan.seed, rule);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn note_trigger(&mut self, host: usize, trigger: &FaultTrigger) -> Result<(), String> {
+        self.contexts[host].note_trigger(trigger.clone()).map_err(|error| error.to_string())
     }
 }
 

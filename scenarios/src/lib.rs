@@ -38,6 +38,7 @@ mod record;
 mod recorder;
 mod report;
 mod scenario;
+mod schedule;
 mod shrink;
 mod sim;
 mod source;

@@ -4,18 +4,16 @@
 //! `alice.1` is the first queue pair of the file's transport that becomes ready to receive on that host. This module
 //! performs no I/O: the caller installs rules and roles, and passes the entries of the event log.
 
-mod actions;
-
-pub use actions::{HostControl, ProgramSignal};
+pub use crate::schedule::HostControl;
 
 use crate::evaluate::{self, RunResults};
 use crate::executor::{ObservedCompletion, ProgramLog};
 use crate::hosts::FinalState;
-use crate::plan::{Expectation, FaultKind, HostPlan, Node, Plan, default_settings};
+use crate::plan::{Expectation, FaultKind, HostPlan, Plan, default_settings};
 use crate::quantity::Time;
 use crate::record::{RecordedEvent, RunRecord, TimelineEntry};
 use crate::report::{ExpectationOutcome, Outcome, Verdict};
-use actions::{LiveAction, TimedAction, timed_actions};
+use crate::schedule::Schedule;
 use softhca_engine::{AsyncEvent, QpState, QpType, Settings};
 use softhca_fabric::{FlowId, Rule, RuleCounters, RuleId};
 use softhca_trace::log::{CompletionData, Entry, LogEvent};
@@ -23,14 +21,13 @@ use softhca_types::{
     Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Counters, FaultTrigger, ProgramFaults,
 };
 use softhca_wire::Qpn;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A plan for external programs.
 pub struct LiveScenario<'p> {
     plan: &'p Plan,
     log: ProgramLog,
-    /// The actions that are still due, in the order of time.
-    actions: VecDeque<TimedAction>,
+    schedule: Schedule<'p>,
     record: RunRecord,
     states: Vec<Option<QpState>>,
     /// The queue pairs of the plan by host, in the order in which programs create them; none for those without a name.
@@ -42,10 +39,8 @@ pub struct LiveScenario<'p> {
     /// Queue pairs in RTR whose configuration is not known yet.
     pending_rtr: BTreeSet<(usize, u32)>,
     exits: BTreeMap<usize, (i32, String)>,
-    /// The faults that waited for something that happened.
-    begun: Vec<(usize, FaultTrigger)>,
-    /// The time of the last actions, in the clock of the caller.
-    now_ns: u64,
+    /// What happened since the last actions that faults may wait for.
+    triggers: Vec<FaultTrigger>,
     ended_ns: u64,
 }
 
@@ -75,15 +70,12 @@ impl<'p> LiveScenario<'p> {
                 host.name
             ));
         }
-        let mut actions = Vec::new();
         for fault in &plan.faults {
-            let found = timed_actions(fault)
-                .map_err(|what| format!("fault {:?}: {what} not supported for real programs", fault.name))?;
-            if fault.after.is_none() {
-                actions.extend(found);
+            let FaultKind::Timed { changes, .. } = &fault.kind else { continue };
+            if let Some(what) = changes.iter().find_map(|(_, change)| change.unsupported_for_programs()) {
+                return Err(format!("fault {:?}: {what} not supported for real programs", fault.name));
             }
         }
-        actions.sort_by_key(|action| action.at_ns);
         let mut expected_qps = vec![Vec::new(); plan.hosts.len()];
         for (index, qp) in plan.qps.iter().enumerate() {
             let number = qp.name.rsplit_once('.').and_then(|(_, number)| number.parse::<usize>().ok());
@@ -95,7 +87,7 @@ impl<'p> LiveScenario<'p> {
         Ok(LiveScenario {
             plan,
             log: ProgramLog::new(plan),
-            actions: actions.into(),
+            schedule: Schedule::new(plan),
             record: RunRecord::new(plan),
             states: vec![None; plan.qps.len()],
             expected_qps,
@@ -103,8 +95,7 @@ impl<'p> LiveScenario<'p> {
             qp_by_number: BTreeMap::new(),
             pending_rtr: BTreeSet::new(),
             exits: BTreeMap::new(),
-            begun: Vec::new(),
-            now_ns: 0,
+            triggers: Vec::new(),
             ended_ns: 0,
         })
     }
@@ -119,41 +110,10 @@ impl<'p> LiveScenario<'p> {
         self.plan.has_waiting_faults()
     }
 
-    /// Begins the faults that wait for these rules of packets, which only have counters.
-    pub fn on_rule_counters(&mut self, now_ns: u64, counters: &[(RuleId, RuleCounters)]) {
-        for (id, _) in counters.iter().filter(|(_, counters)| counters.fired > 0) {
-            self.on_trigger(now_ns, &FaultTrigger::Fault(id.0));
-        }
-    }
-
-    fn on_trigger(&mut self, now_ns: u64, trigger: &FaultTrigger) {
-        let plan = self.plan;
-        for (index, fault) in plan.faults.iter().enumerate() {
-            if !fault.waits_for(trigger) || self.begun.contains(&(index, trigger.clone())) {
-                continue;
-            }
-            self.begun.push((index, trigger.clone()));
-            match &fault.kind {
-                FaultKind::Timed { .. } => {
-                    // Checked when the scenario was loaded.
-                    let actions = timed_actions(fault).unwrap_or_default();
-                    self.actions.extend(
-                        actions
-                            .into_iter()
-                            .map(|action| TimedAction { at_ns: now_ns + action.at_ns, ..action }),
-                    );
-                }
-                FaultKind::Packets { .. } => self.act_at(now_ns, LiveAction::AddRule(index)),
-                FaultKind::Program { host, .. } => {
-                    self.act_at(now_ns, LiveAction::Note(*host, trigger.clone()));
-                }
-            }
-        }
-        self.actions.make_contiguous().sort_by_key(|action| action.at_ns);
-    }
-
-    fn act_at(&mut self, at_ns: u64, what: LiveAction) {
-        self.actions.push_back(TimedAction { at_ns, what, begins: None });
+    /// Reports the counters of packet rules: they report their faults by no event of their own.
+    pub fn on_rule_counters(&mut self, counters: &[(RuleId, RuleCounters)]) {
+        let fired = counters.iter().filter(|(_, counters)| counters.fired > 0);
+        self.triggers.extend(fired.map(|(id, _)| FaultTrigger::Fault(id.0)));
     }
 
     pub fn program_faults(&self, host: usize) -> Option<ProgramFaults> {
@@ -170,51 +130,22 @@ impl<'p> LiveScenario<'p> {
 
     /// The time of the next action, in nanoseconds since the start.
     pub fn next_due(&self) -> Option<u64> {
-        self.actions.front().map(|action| action.at_ns)
+        self.schedule.next_due()
     }
 
-    /// Performs all actions that are due.
+    /// Begins the faults that waited for what has happened, and performs all actions that are due.
     pub fn run_due(&mut self, now_ns: u64, hosts: &mut dyn HostControl) {
-        self.now_ns = now_ns;
-        while self.next_due().is_some_and(|at| at <= now_ns)
-            && let Some(action) = self.actions.pop_front()
-        {
-            if let Some(fault) = action.begins {
-                *self.log.fired.entry(fault).or_default() += 1;
-                self.on_trigger(now_ns, &FaultTrigger::Fault(fault.0));
-            }
-            let done = match action.what {
-                LiveAction::Raise(host, event) => hosts.raise_event(host, event),
-                LiveAction::Signal(host, signal) => hosts.signal(host, signal),
-                LiveAction::KillDaemon { restart } => {
-                    // The queue pairs of the new daemon get the names again.
-                    self.matched_qps.fill(0);
-                    self.qp_by_number.clear();
-                    hosts.kill_daemon(restart)
-                }
-                LiveAction::Note(host, trigger) => hosts.note_trigger(host, &trigger),
-                LiveAction::AddRule(index) => self.add_rule(index, hosts),
-                LiveAction::Link(link, state) => {
-                    let ends = self.plan.links[link].ends;
-                    ends.into_iter().try_for_each(|end| match end {
-                        Node::Host(host) => hosts.set_port(host, state),
-                        Node::Switch(_) => Ok(()),
-                    })
-                }
-            };
-            if let Err(why) = done {
-                self.log.error.get_or_insert(why);
-            }
+        for trigger in std::mem::take(&mut self.triggers) {
+            self.schedule.on_trigger(now_ns, &trigger, &mut self.log, hosts);
         }
+        let work = self.schedule.next_work(now_ns, &mut self.log, hosts);
+        debug_assert!(work.is_none(), "the plan has no steps and no workloads");
     }
 
-    fn add_rule(&self, index: usize, hosts: &mut dyn HostControl) -> Result<(), String> {
-        let fault = &self.plan.faults[index];
-        let FaultKind::Packets { links, rule } = &fault.kind else { return Ok(()) };
-        (0..self.plan.hosts.len()).try_for_each(|host| {
-            let rules = self.plan.rule_at_host(host, links, rule);
-            rules.into_iter().try_for_each(|rule| hosts.add_rule(host, rule, &fault.name))
-        })
+    /// Forgets the queue pairs of a daemon that ended: those of the next one get their names.
+    pub fn forget_queue_pairs(&mut self) {
+        self.matched_qps.fill(0);
+        self.qp_by_number.clear();
     }
 
     /// The action that failed.
@@ -300,14 +231,14 @@ impl<'p> LiveScenario<'p> {
                 self.append(time_ns, host, Some(at), RecordedEvent::Completed { completion });
             }
             LogEvent::AsyncEventRaised { event, .. } => {
-                self.on_trigger(self.now_ns, &FaultTrigger::Event(event.to_string()));
+                self.triggers.push(FaultTrigger::Event(event.to_string()));
                 if let Some(name) = AsyncEvent::NAMES.into_iter().find(|name| name == event) {
                     self.record.async_events.push((time_ns, host, name));
                     self.append(time_ns, host, None, RecordedEvent::AsyncEvent { name });
                 }
             }
             LogEvent::FaultInjected { rule, qp, .. } => {
-                self.on_trigger(self.now_ns, &FaultTrigger::Fault(*rule));
+                self.triggers.push(FaultTrigger::Fault(*rule));
                 let qp = self.qp_by_number.get(&(host, *qp)).copied();
                 self.record.on_program_fault(time_ns, host, qp, RuleId(*rule));
             }

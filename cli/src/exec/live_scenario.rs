@@ -7,7 +7,8 @@ use softhca::fault::{FaultTrigger, InjectedEvent, Rule, RuleCounters, RuleId};
 use softhca::{Counters, DaemonControl, Device, PortState, Recovery};
 use softhca_control::ProcessWatch;
 use softhca_fabric::LinkState;
-use softhca_scenarios::live::{HostControl, LiveScenario, ProgramSignal};
+use softhca_scenarios::live::{HostControl, LiveScenario};
+use softhca_scenarios::plan::Change;
 use softhca_scenarios::{Outcome, Plan};
 use std::time::{Duration, Instant};
 
@@ -97,21 +98,14 @@ struct DaemonHosts<'a, 'p> {
     programs: &'a ProgramsOfHosts,
 }
 
-impl HostControl for DaemonHosts<'_, '_> {
+impl DaemonHosts<'_, '_> {
     fn raise_event(&mut self, host: usize, event: InjectedEvent) -> Result<(), String> {
         let host = &self.state.plan.hosts[host].name;
         self.connection.raise_event(host, event).map_err(|error| format!("{host}: {}: {error}", event.name()))
     }
 
-    fn signal(&mut self, host: usize, signal: ProgramSignal) -> Result<(), String> {
-        if signal == ProgramSignal::Restart {
-            self.state.restarting.push(host);
-        }
-        let signal = match signal {
-            ProgramSignal::Kill | ProgramSignal::Restart => Signal::KILL,
-            ProgramSignal::Stop => Signal::STOP,
-            ProgramSignal::Continue => Signal::CONT,
-        };
+    /// Sends a signal to the programs of a host.
+    fn signal(&mut self, host: usize, signal: Signal) -> Result<(), String> {
         for (_, program) in self.programs.iter().filter(|(of, _)| *of == host) {
             // It may have ended meanwhile.
             let _ = kill_process(*program, signal);
@@ -140,20 +134,6 @@ impl HostControl for DaemonHosts<'_, '_> {
         Ok(())
     }
 
-    fn add_rule(&mut self, host: usize, rule: Rule, name: &str) -> Result<(), String> {
-        let plan = self.state.plan;
-        let host = &plan.hosts[host].name;
-        let added = self.connection.add_rules(host, plan.seed, &[(rule, name)]);
-        added.map_err(|error| format!("{host}: {error}"))
-    }
-
-    fn note_trigger(&mut self, host: usize, trigger: &FaultTrigger) -> Result<(), String> {
-        let host = &self.state.plan.hosts[host].name;
-        let noted = Device::daemon_host(self.state.name.as_deref(), Some(host))
-            .and_then(|device| device.open().note_trigger(trigger.clone()));
-        noted.map_err(|error| format!("{host}: {error}"))
-    }
-
     fn set_port(&mut self, host: usize, state: LinkState) -> Result<(), String> {
         let state = match state {
             LinkState::Up => PortState::Active,
@@ -161,6 +141,45 @@ impl HostControl for DaemonHosts<'_, '_> {
         };
         let host = &self.state.plan.hosts[host].name;
         self.connection.set_port_state(host, state).map_err(|error| format!("{host}: {error}"))
+    }
+}
+
+impl HostControl for DaemonHosts<'_, '_> {
+    fn apply(&mut self, _: u64, change: &Change) -> Result<(), String> {
+        match *change {
+            Change::LinkState { link, state, .. } => {
+                let mut hosts = self.state.plan.hosts_of_link(link);
+                hosts.try_for_each(|host| self.set_port(host, state))
+            }
+            Change::AsyncEvent { host, event, .. } => self.raise_event(host, event),
+            Change::KillProgram { host } => self.signal(host, Signal::KILL),
+            Change::RestartProgram { host } => {
+                self.state.restarting.push(host);
+                self.signal(host, Signal::KILL)
+            }
+            Change::Stall { host, .. } => self.signal(host, Signal::STOP),
+            Change::StallEnd { host } => self.signal(host, Signal::CONT),
+            Change::KillDaemon { restart } => self.kill_daemon(restart),
+            _ => Err(format!("not possible for real programs: {change:?}")),
+        }
+    }
+
+    fn add_rule(&mut self, links: &[usize], rule: &Rule, name: &str) -> Result<(), String> {
+        let plan = self.state.plan;
+        for (index, host) in plan.hosts.iter().enumerate() {
+            for rule in plan.rule_at_host(index, links, rule) {
+                let added = self.connection.add_rules(&host.name, plan.seed, &[(rule, name)]);
+                added.map_err(|error| format!("{}: {error}", host.name))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn note_trigger(&mut self, host: usize, trigger: &FaultTrigger) -> Result<(), String> {
+        let host = &self.state.plan.hosts[host].name;
+        let noted = Device::daemon_host(self.state.name.as_deref(), Some(host))
+            .and_then(|device| device.open().note_trigger(trigger.clone()));
+        noted.map_err(|error| format!("{host}: {error}"))
     }
 }
 
@@ -253,8 +272,12 @@ impl<'p> DaemonScenario<'p> {
         // After every packet that is counted: a fault lasts for its whole time from then on.
         let now = self.started.elapsed();
         let now_ns = now.as_nanos() as u64;
-        self.scenario.on_rule_counters(now_ns, &counters);
+        self.scenario.on_rule_counters(&counters);
+        let was_gone = self.state.is_daemon_gone;
         self.scenario.run_due(now_ns, &mut DaemonHosts { state: &mut self.state, connection, programs });
+        if self.state.is_daemon_gone && !was_gone {
+            self.scenario.forget_queue_pairs();
+        }
         let due = self.scenario.next_due().map(|at| Duration::from_nanos(at).saturating_sub(now));
         let poll = waits.then_some(TRIGGER_POLL_INTERVAL);
         let restart = self.state.restart.is_some().then_some(Duration::ZERO);

@@ -28,7 +28,7 @@ use report::{Report, RunResult};
 pub use runner::Surroundings;
 use runner::{Limits, RunFaults, Worker};
 use softhca_scenarios::Plan;
-use softhca_scenarios::plan::{FaultKind, FaultPlan, TimedFault};
+use softhca_scenarios::plan::{Change, FaultKind, FaultPlan};
 use softhca_trace::{CaptureReader, LadderBuilder, LadderStyle, Packet};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -471,14 +471,12 @@ impl<'t> ScenarioRuns<'t> {
         if !plan.commands.is_empty() {
             return Err("the scenario starts programs of its own: those of the sweep take their place".into());
         }
-        let restarts = |fault: &&FaultPlan| {
-            matches!(
-                fault.kind,
-                FaultKind::Timed {
-                    fault: TimedFault::RestartProgram { .. } | TimedFault::KillDaemon { .. },
-                    ..
-                }
-            )
+        let restart = |(_, change): &(u64, Change)| {
+            matches!(change, Change::RestartProgram { .. } | Change::KillDaemon { .. })
+        };
+        let restarts = |fault: &&FaultPlan| match &fault.kind {
+            FaultKind::Timed { changes, .. } => changes.iter().any(restart),
+            _ => false,
         };
         if let Some(fault) = plan.faults.iter().find(restarts) {
             return Err(format!("fault {:?}: a sweep restarts neither programs nor the daemon", fault.name));

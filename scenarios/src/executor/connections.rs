@@ -92,7 +92,7 @@ impl Executor<'_> {
         let (qp, action) = (plan.steps[step].qp, &plan.steps[step].action);
         let id = self.log.connections.by_qp.get(&qp).copied();
         let done = match (action, id) {
-            _ if self.qps[qp].is_destroyed => Err(Errno::EINVAL),
+            _ if hosts.is_destroyed(qp) => Err(Errno::EINVAL),
             (StepAction::Listen { port }, _) => self.listen(now_ns, step, *port, hosts),
             (StepAction::Connect { port, private_data }, _) => {
                 hosts.connect(qp, *port, private_data).map(|id| {

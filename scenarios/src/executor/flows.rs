@@ -1,8 +1,9 @@
 //! Flows: the next work request of a flow, and the rounds of a ping-pong.
 
-use super::{Executor, ObservedCompletion, Origin, ScheduledAction};
+use super::{Executor, ObservedCompletion, Origin};
 use crate::hosts::Hosts;
 use crate::plan::{FlowKind, FlowPlan, WorkOperation, WorkRequest};
+use crate::schedule::Work;
 use softhca_fabric::Seed;
 use softhca_types::Completion;
 
@@ -11,7 +12,7 @@ impl Executor<'_> {
     pub(super) fn post_flow(&mut self, now_ns: u64, index: usize, hosts: &mut Hosts<'_>) {
         let plan = self.plan;
         let flow = &plan.flows[index];
-        while !self.log.progress[index].is_finished {
+        while !self.log.progress[index].is_finished && !hosts.program_of(flow.qp).is_killed {
             let progress = self.log.progress[index];
             if flow.count.is_some_and(|count| progress.posted >= count) {
                 return;
@@ -27,7 +28,7 @@ impl Executor<'_> {
             if progress.next_at_ns > now_ns {
                 if !progress.is_scheduled {
                     self.log.progress[index].is_scheduled = true;
-                    self.schedule(progress.next_at_ns, ScheduledAction::Flow(index));
+                    self.schedule.add_work(progress.next_at_ns, Work::Flow(index));
                 }
                 return;
             }

@@ -1,10 +1,12 @@
 //! The part of a host's control that only the network of a simulation has: links and switches of any kind, and their
 //! faults.
 
-use crate::plan::{FabricChange, FaultKind, Plan, SwitchChange};
+use crate::plan::{Change, FaultKind, Plan};
 use softhca::Device;
 use softhca::sim::{FabricSink, SimulatedFabric};
-use softhca_fabric::{Direction, HostId, LinkId, LinkSettings, Rule, RuleCounters, RuleId, SwitchId, World};
+use softhca_fabric::{
+    Direction, HostId, LinkId, LinkSettings, Rule, RuleCounters, RuleId, SwitchId, SwitchSettings, World,
+};
 use softhca_wire::Qpn;
 use std::num::NonZeroU64;
 
@@ -72,40 +74,47 @@ pub fn set_initial_rates(fabric: &SimulatedFabric, plan: &Plan, qpn_of: impl Fn(
     }
 }
 
-/// Applies a change to a link, a switch or a device.
-pub fn apply(fabric: &SimulatedFabric, change: FabricChange) {
-    fabric.with(|world| match change {
-        FabricChange::LinkState { link, directions, state } => {
+/// Applies a change to a link, a switch or a port.
+pub fn apply(fabric: &SimulatedFabric, change: &Change) {
+    fabric.with(|world| match *change {
+        Change::LinkState { link, directions, state } => {
             for (direction, wanted) in [Direction::Forward, Direction::Backward].into_iter().zip(directions) {
                 if wanted {
                     world.set_link_state(LinkId(link as u32), direction, state);
                 }
             }
         }
-        FabricChange::LinkRate { link, rate } => {
+        Change::LinkRate { link, rate } => {
             change_link(world, link, |line| line.bits_per_second = NonZeroU64::new(rate));
         }
-        FabricChange::LinkMtu { link, mtu } => change_link(world, link, |line| line.mtu = mtu),
-        FabricChange::Stall { .. } | FabricChange::AsyncEvent { .. } => {
-            unreachable!("the device does it, on every back end")
+        Change::LinkMtu { link, mtu } => change_link(world, link, |line| line.mtu = mtu),
+        Change::SwitchBuffer { switch, bytes } => {
+            change_switch(world, switch, |settings| settings.buffer = bytes);
         }
-        FabricChange::Switch { switch, change } => {
-            let id = SwitchId(switch as u32);
-            let mut settings = *world.switch(id).settings();
-            match change {
-                SwitchChange::Buffer(bytes) => settings.buffer = bytes,
-                SwitchChange::Marking(marking) => settings.ecn_marking = Some(marking),
-                SwitchChange::FlowControl(flow) => settings.pfc = Some(flow),
-            }
-            world.set_switch_settings(id, settings);
+        Change::SwitchMarking { switch, marking } => {
+            change_switch(world, switch, |settings| settings.ecn_marking = Some(marking));
         }
-        FabricChange::PauseStorm { host, priority } => {
+        Change::SwitchPfc { switch, settings: pfc } => {
+            change_switch(world, switch, |settings| settings.pfc = Some(pfc));
+        }
+        Change::PauseStorm { host, priority } => {
             set_pause_storm(world, host, |storm| storm | 1 << priority);
         }
-        FabricChange::PauseStormEnd { host, priority } => {
+        Change::PauseStormEnd { host, priority } => {
             set_pause_storm(world, host, |storm| storm & !(1 << priority));
         }
+        Change::RestartProgram { .. } | Change::KillDaemon { .. } => {
+            unreachable!("a plan with steps or workloads has neither")
+        }
+        _ => unreachable!("the device or the program does it, on every back end"),
     });
+}
+
+fn change_switch(world: &mut World<FabricSink>, switch: usize, change: impl Fn(&mut SwitchSettings)) {
+    let id = SwitchId(switch as u32);
+    let mut settings = *world.switch(id).settings();
+    change(&mut settings);
+    world.set_switch_settings(id, settings);
 }
 
 fn change_link(world: &mut World<FabricSink>, link: usize, change: impl Fn(&mut LinkSettings)) {

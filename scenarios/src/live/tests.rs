@@ -1,7 +1,7 @@
 use super::*;
+use crate::plan::Change;
 use crate::{ParameterValues, Scenario};
 use softhca_fabric::{Action, LinkState};
-use softhca_types::InjectedEvent;
 
 const FILE: &str = r#"
     title = "t"
@@ -38,29 +38,16 @@ const FILE: &str = r#"
 "#;
 
 #[derive(Default)]
-struct Recorded(Vec<(usize, LinkState)>, Vec<(usize, ProgramSignal)>, Vec<String>);
+struct Recorded(Vec<Change>, Vec<String>);
 
 impl HostControl for Recorded {
-    fn set_port(&mut self, host: usize, port: LinkState) -> Result<(), String> {
-        self.0.push((host, port));
+    fn apply(&mut self, _: u64, change: &Change) -> Result<(), String> {
+        self.0.push(*change);
         Ok(())
     }
 
-    fn raise_event(&mut self, _: usize, _: InjectedEvent) -> Result<(), String> {
-        Ok(())
-    }
-
-    fn signal(&mut self, host: usize, signal: ProgramSignal) -> Result<(), String> {
-        self.1.push((host, signal));
-        Ok(())
-    }
-
-    fn kill_daemon(&mut self, _: bool) -> Result<(), String> {
-        Ok(())
-    }
-
-    fn add_rule(&mut self, host: usize, rule: Rule, name: &str) -> Result<(), String> {
-        self.2.push(format!("{host}: {name} {:?}", rule.action));
+    fn add_rule(&mut self, links: &[usize], rule: &Rule, name: &str) -> Result<(), String> {
+        self.1.push(format!("{links:?}: {name} {:?}", rule.action));
         Ok(())
     }
 
@@ -105,20 +92,21 @@ fn queue_pairs_of_programs_get_their_names_in_the_order_in_which_they_get_ready(
     let mut cards = Recorded::default();
     live.run_due(0, &mut cards);
     live.run_due(1_000_000, &mut cards);
-    assert_eq!(cards.0, [(0, LinkState::Down), (1, LinkState::Down), (0, LinkState::Up), (1, LinkState::Up)]);
+    let flap = |state| Change::LinkState { link: 0, directions: [true, true], state };
+    assert_eq!(cards.0, [flap(LinkState::Down), flap(LinkState::Up)]);
     let counters = RuleCounters { matched: 1, fired: 1 };
     // Faults that wait for an event or another fault.
-    assert!(live.has_waiting_faults() && cards.1.is_empty() && cards.2.is_empty());
+    assert!(live.has_waiting_faults() && cards.1.is_empty());
     let event = r#"{"time":7,"host":"alice","name":"device:async_event","data":{"event":"PORT_ERR"}}"#;
     live.on_log_entry(&serde_json::from_str(event).unwrap());
-    live.on_rule_counters(2_000_000, &[(RuleId(1), counters)]);
-    live.run_due(3_000_000, &mut cards);
-    assert_eq!((cards.1.len(), &cards.2[..]), (0, &["1: later Drop".to_owned()][..]));
+    live.on_rule_counters(&[(RuleId(1), counters)]);
+    live.run_due(2_000_000, &mut cards);
+    assert_eq!((cards.0.len(), &cards.1[..]), (2, &["[0]: later Drop".to_owned()][..]));
     for now_ns in [4_000_000, 5_000_000] {
-        live.on_rule_counters(now_ns, &[(RuleId(1), counters)]);
+        live.on_rule_counters(&[(RuleId(1), counters)]);
         live.run_due(now_ns, &mut cards);
     }
-    assert_eq!(cards.1, [(1, ProgramSignal::Restart)]);
+    assert_eq!(cards.0[2..], [Change::RestartProgram { host: 1 }]);
     live.on_program_exit(3);
     let outcome = live.evaluate(vec![(RuleId(1), counters)], vec![Counters::default(); 2]);
     assert_eq!(outcome.verdict, Verdict::Pass, "{:?}", outcome.expectations);

@@ -22,22 +22,39 @@ pub struct FaultPlan {
 pub enum FaultKind {
     /// Packets on links.
     Packets { links: Vec<usize>, rule: Rule },
-    /// A fault at a time.
-    Timed { at_ns: u64, fault: TimedFault },
+    /// Changes from a time on, each with its delay after that time.
+    Timed { at_ns: u64, changes: Vec<(u64, Change)> },
     /// Calls or completions of the program of a host.
     Program { host: usize, fault: ProgramFault },
 }
 
-/// A fault at a time that does not apply to packets.
-#[derive(Clone, Debug)]
-pub enum TimedFault {
-    /// A change of a link, a switch or a device.
-    Fabric { change: FabricChange, for_ns: Option<u64> },
-    /// A link goes down and up.
-    Flap(Flap),
-    /// Device and program of a host stop.
+/// A change of a link, a switch, a device, a program or the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A link goes down or comes up.
+    LinkState { link: usize, directions: [bool; 2], state: LinkState },
+    /// The rate of a link changes.
+    LinkRate { link: usize, rate: u64 },
+    /// The MTU of a link changes.
+    LinkMtu { link: usize, mtu: u32 },
+    /// The shared buffer of a switch changes.
+    SwitchBuffer { switch: usize, bytes: u64 },
+    /// The ECN marking of a switch changes.
+    SwitchMarking { switch: usize, marking: EcnMarking },
+    /// The PFC thresholds of a switch change.
+    SwitchPfc { switch: usize, settings: PfcSettings },
+    /// A device starts to send pause frames.
+    PauseStorm { host: usize, priority: u8 },
+    /// A device stops sending pause frames.
+    PauseStormEnd { host: usize, priority: u8 },
+    /// Device and program of a host stop for this time.
     Stall { host: usize, for_ns: u64 },
-    /// A program posts no receives.
+    /// A stall ends.
+    StallEnd { host: usize },
+    /// A device raises an asynchronous event, with its consequences. The object is a queue pair or completion queue, in
+    /// order of creation, from 1.
+    AsyncEvent { host: usize, event: InjectedEvent, object: Option<u32> },
+    /// A program posts no receives for this time.
     WithholdReceives { host: usize, for_ns: u64 },
     /// A program delays its receives.
     DelayReceives { host: usize, delay_ns: u64 },
@@ -49,26 +66,38 @@ pub enum TimedFault {
     KillDaemon { restart: bool },
 }
 
-/// A change of a link, a switch or a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FabricChange {
-    /// A link goes down or comes up.
-    LinkState { link: usize, directions: [bool; 2], state: LinkState },
-    /// The rate of a link changes.
-    LinkRate { link: usize, rate: u64 },
-    /// The MTU of a link changes.
-    LinkMtu { link: usize, mtu: u32 },
-    /// A setting of a switch changes.
-    Switch { switch: usize, change: SwitchChange },
-    /// A device starts to send pause frames.
-    PauseStorm { host: usize, priority: u8 },
-    /// A device stops sending pause frames.
-    PauseStormEnd { host: usize, priority: u8 },
-    /// A device stops.
-    Stall { host: usize, for_ns: u64 },
-    /// A device raises an asynchronous event, with its consequences. The object is a queue pair or completion queue, in
-    /// order of creation, from 1.
-    AsyncEvent { host: usize, event: InjectedEvent, object: Option<u32> },
+impl Change {
+    /// Why real programs do not support it.
+    pub(crate) const fn unsupported_for_programs(&self) -> Option<&'static str> {
+        match self {
+            Change::LinkState { directions: [true, true], .. }
+            | Change::Stall { .. }
+            | Change::StallEnd { .. }
+            | Change::KillProgram { .. }
+            | Change::RestartProgram { .. }
+            | Change::KillDaemon { .. } => None,
+            Change::AsyncEvent { event, .. } => match event.object() {
+                Some(_) => Some("an event of a queue pair or completion queue without `verb` is"),
+                None => None,
+            },
+            Change::LinkState { .. } => Some("a link that is down in one direction only is"),
+            _ => Some("a fault of a host or a link, other than a link that goes down, is"),
+        }
+    }
+
+    /// Whether steps and workloads on real sockets support it; some changes only `after` something, not at a time.
+    pub(crate) const fn is_supported_on_udp(&self, waits: bool) -> bool {
+        match self {
+            Change::WithholdReceives { .. }
+            | Change::DelayReceives { .. }
+            | Change::KillProgram { .. }
+            | Change::AsyncEvent { .. } => true,
+            Change::LinkState { directions: [true, true], .. }
+            | Change::Stall { .. }
+            | Change::StallEnd { .. } => waits,
+            _ => false,
+        }
+    }
 }
 
 impl FaultPlan {
@@ -81,49 +110,6 @@ impl FaultPlan {
             _ => self.after.as_ref() == Some(trigger),
         }
     }
-}
-
-impl FabricChange {
-    /// The change that reverts it, if any.
-    pub const fn inverse(self) -> Option<FabricChange> {
-        match self {
-            FabricChange::LinkState { link, directions, state: LinkState::Down } => {
-                Some(FabricChange::LinkState { link, directions, state: LinkState::Up })
-            }
-            FabricChange::PauseStorm { host, priority } => {
-                Some(FabricChange::PauseStormEnd { host, priority })
-            }
-            _ => None,
-        }
-    }
-}
-
-/// A link that goes down and up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Flap {
-    pub link: usize,
-    pub down_ns: u64,
-    pub up_ns: u64,
-    pub times: u32,
-}
-
-impl Flap {
-    /// The times at which the link goes down and up, starting at `from_ns`.
-    pub fn transitions(self, from_ns: u64) -> impl Iterator<Item = (u64, LinkState)> {
-        let Flap { down_ns, up_ns, times, .. } = self;
-        (0..u64::from(times)).flat_map(move |n| {
-            let at = from_ns + n * (down_ns + up_ns);
-            [(at, LinkState::Down), (at + down_ns, LinkState::Up)]
-        })
-    }
-}
-
-/// A new setting of a switch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SwitchChange {
-    Buffer(u64),
-    Marking(EcnMarking),
-    FlowControl(PfcSettings),
 }
 
 /// A rule that counts packets for an expectation.

@@ -2,7 +2,7 @@
 
 use super::builder::PlanBuilder;
 use super::network::{ecn_marking, pfc_settings};
-use super::{FabricChange, FaultKind, FaultPlan, Flap, SwitchChange, TimedFault, limits};
+use super::{Change, FaultKind, FaultPlan, limits};
 use crate::source::{Diagnostic, Result, join_path};
 use crate::spec::{
     CmEventSpec, FaultAction, FaultSpec, InjectedEvent, LinkDirections, PacketMatch, TriggerSpec,
@@ -74,8 +74,8 @@ impl PlanBuilder<'_> {
         if let Some(name) = link {
             let (link, direction) =
                 self.network.link_direction(name, self.source, &join_path(path, "link"))?;
-            let what = self.link_fault(&fault.action, link, direction, &join_path(path, "action"))?;
-            return self.timed_fault(fault, path, what);
+            let changes = self.link_fault(&fault.action, link, direction, &join_path(path, "action"))?;
+            return self.timed_fault(fault, path, changes);
         }
         if let Some(name) = switch {
             return self.switch_fault(fault, path, name);
@@ -102,12 +102,16 @@ impl PlanBuilder<'_> {
         let at = join_path(path, "action");
         let switch = self.network.switch_named(name, self.source, &join_path(path, "switch"))?;
         let change = match &fault.action {
-            FaultAction::SetBuffer(size) => SwitchChange::Buffer(size.0),
-            FaultAction::SetEcn(ecn) => SwitchChange::Marking(ecn_marking(ecn, self.source, &at)?),
-            FaultAction::SetPfc(pfc) => SwitchChange::FlowControl(pfc_settings(pfc, self.source, &at)?),
+            FaultAction::SetBuffer(size) => Change::SwitchBuffer { switch, bytes: size.0 },
+            FaultAction::SetEcn(ecn) => {
+                Change::SwitchMarking { switch, marking: ecn_marking(ecn, self.source, &at)? }
+            }
+            FaultAction::SetPfc(pfc) => {
+                Change::SwitchPfc { switch, settings: pfc_settings(pfc, self.source, &at)? }
+            }
             _ => return Err(self.misplaced(path, "other targets than switches")),
         };
-        self.timed_fault(fault, path, permanent(FabricChange::Switch { switch, change }))
+        self.timed_fault(fault, path, vec![(0, change)])
     }
 
     /// A fault of the completions of a queue pair.
@@ -182,11 +186,15 @@ impl PlanBuilder<'_> {
     fn host_fault(&self, fault: &FaultSpec, id: RuleId, path: &str, host: usize) -> Result<FaultKind> {
         let at = join_path(path, "action");
         self.reject_program_keys(fault, path, "add `verb`, or use `at` or `after`")?;
-        let what = match &fault.action {
-            FaultAction::Stall(time) => TimedFault::Stall { host, for_ns: time.0 },
-            FaultAction::WithholdReceives(time) => TimedFault::WithholdReceives { host, for_ns: time.0 },
-            FaultAction::DelayReceives(time) => TimedFault::DelayReceives { host, delay_ns: time.0 },
-            FaultAction::Kill => TimedFault::KillProgram { host },
+        let mut end = None;
+        let change = match &fault.action {
+            FaultAction::Stall(time) => {
+                end = Some((time.0, Change::StallEnd { host }));
+                Change::Stall { host, for_ns: time.0 }
+            }
+            FaultAction::WithholdReceives(time) => Change::WithholdReceives { host, for_ns: time.0 },
+            FaultAction::DelayReceives(time) => Change::DelayReceives { host, delay_ns: time.0 },
+            FaultAction::Kill => Change::KillProgram { host },
             FaultAction::Restart | FaultAction::KillDaemon | FaultAction::RestartDaemon
                 if !self.has_external_programs =>
             {
@@ -194,9 +202,9 @@ impl PlanBuilder<'_> {
                     .error_at(&at, "the programs of this file are its steps and workloads: they have no process")
                     .help("use kill; restart, kill-daemon and restart-daemon are for `softhca exec` and for `command`"));
             }
-            FaultAction::Restart => TimedFault::RestartProgram { host },
-            FaultAction::KillDaemon => TimedFault::KillDaemon { restart: false },
-            FaultAction::RestartDaemon => TimedFault::KillDaemon { restart: true },
+            FaultAction::Restart => Change::RestartProgram { host },
+            FaultAction::KillDaemon => Change::KillDaemon { restart: false },
+            FaultAction::RestartDaemon => Change::KillDaemon { restart: true },
             FaultAction::SlowDevice(_) => return self.slow_device(fault, id, path, host),
             FaultAction::RaiseEvent(event) => {
                 if *event == InjectedEvent::SrqLimitReached {
@@ -204,14 +212,15 @@ impl PlanBuilder<'_> {
                         .error_at(&at, "the hosts of a scenario have no shared receive queue")
                         .help("add `verb`, for a program of your own"));
                 }
-                permanent(FabricChange::AsyncEvent { host, event: *event, object: fault.object })
+                Change::AsyncEvent { host, event: *event, object: fault.object }
             }
             FaultAction::PauseStorm(storm) => {
                 if storm.priority > 7 {
                     return Err(self.error_at(&at, "priorities are 0 to 7"));
                 }
-                let what = FabricChange::PauseStorm { host, priority: storm.priority };
-                TimedFault::Fabric { change: what, for_ns: storm.duration.map(|time| time.0) }
+                let priority = storm.priority;
+                end = storm.duration.map(|time| (time.0, Change::PauseStormEnd { host, priority }));
+                Change::PauseStorm { host, priority }
             }
             FaultAction::Fail(_) | FaultAction::Unmap(_) | FaultAction::Count => {
                 return Err(self
@@ -220,7 +229,7 @@ impl PlanBuilder<'_> {
             }
             _ => return Err(self.misplaced(path, "other targets than hosts")),
         };
-        self.timed_fault(fault, path, what)
+        self.timed_fault(fault, path, [(0, change)].into_iter().chain(end).collect())
     }
 
     /// Rejects the keys of faults of calls and completions in another fault.
@@ -337,7 +346,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    fn timed_fault(&self, fault: &FaultSpec, path: &str, what: TimedFault) -> Result<FaultKind> {
+    fn timed_fault(&self, fault: &FaultSpec, path: &str, changes: Vec<(u64, Change)>) -> Result<FaultKind> {
         if self.file.duration.is_some_and(|ends| fault.at >= ends) {
             return Err(self.error_in(
                 path,
@@ -356,7 +365,7 @@ impl PlanBuilder<'_> {
                 .error_at(path, "this fault fires once, at its time")
                 .help("remove times, every, pattern, probability, burst and skip"));
         }
-        Ok(FaultKind::Timed { at_ns: fault.at.0, fault: what })
+        Ok(FaultKind::Timed { at_ns: fault.at.0, changes })
     }
 
     fn link_fault(
@@ -365,8 +374,8 @@ impl PlanBuilder<'_> {
         link: usize,
         direction: Option<Direction>,
         path: &str,
-    ) -> Result<TimedFault> {
-        Ok(match action {
+    ) -> Result<Vec<(u64, Change)>> {
+        let change = match action {
             FaultAction::LinkDown(down) => {
                 // Reversing the ends of the link reverses its directions.
                 let ways = match (down.direction, direction) {
@@ -377,11 +386,9 @@ impl PlanBuilder<'_> {
                     (LinkDirections::Forward, _) => [true, false],
                     (LinkDirections::Backward, _) => [false, true],
                 };
-                let for_ns = down.duration.map(|time| time.0);
-                TimedFault::Fabric {
-                    change: FabricChange::LinkState { link, directions: ways, state: LinkState::Down },
-                    for_ns,
-                }
+                let change = |state| Change::LinkState { link, directions: ways, state };
+                let up = down.duration.map(|time| (time.0, change(LinkState::Up)));
+                return Ok([(0, change(LinkState::Down))].into_iter().chain(up).collect());
             }
             FaultAction::Flap(flap) => {
                 if flap.times == 0 {
@@ -391,11 +398,14 @@ impl PlanBuilder<'_> {
                     let message = format!("times is {}, the maximum is {}", flap.times, limits::MAX_FLAPS);
                     return Err(self.error_at(path, message));
                 }
-                TimedFault::Flap(Flap { link, down_ns: flap.down.0, up_ns: flap.up.0, times: flap.times })
+                let change = |state| Change::LinkState { link, directions: [true, true], state };
+                let transitions = (0..u64::from(flap.times)).flat_map(|n| {
+                    let at = n * (flap.down.0 + flap.up.0);
+                    [(at, change(LinkState::Down)), (at + flap.down.0, change(LinkState::Up))]
+                });
+                return Ok(transitions.collect());
             }
-            FaultAction::SetRate(rate) if rate.0 > 0 => {
-                permanent(FabricChange::LinkRate { link, rate: rate.0 })
-            }
+            FaultAction::SetRate(rate) if rate.0 > 0 => Change::LinkRate { link, rate: rate.0 },
             FaultAction::SetRate(_) => {
                 return Err(self
                     .error_at(path, "a link with rate 0 carries no packets")
@@ -406,9 +416,10 @@ impl PlanBuilder<'_> {
                     .error_at(path, "a link with MTU 0 carries no packets")
                     .help("use link-down"));
             }
-            FaultAction::SetMtu(mtu) => permanent(FabricChange::LinkMtu { link, mtu: *mtu }),
+            FaultAction::SetMtu(mtu) => Change::LinkMtu { link, mtu: *mtu },
             _ => return Err(self.error_at(path, "this action does not apply to links").help(ACTION_TARGETS)),
-        })
+        };
+        Ok(vec![(0, change)])
     }
 
     /// Which completions or calls a fault hits. They have no flow, and so no burst state.
@@ -421,11 +432,6 @@ impl PlanBuilder<'_> {
         }
         self.repeat(fault, path)
     }
-}
-
-/// A change that is not reverted.
-const fn permanent(what: FabricChange) -> TimedFault {
-    TimedFault::Fabric { change: what, for_ns: None }
 }
 
 /// Whether an action applies to packets.

@@ -27,7 +27,7 @@ pub use check::{
     Subject,
 };
 pub(crate) use device::default_settings;
-pub use fault::{CountingRule, FabricChange, FaultKind, FaultPlan, Flap, SwitchChange, TimedFault};
+pub use fault::{Change, CountingRule, FaultKind, FaultPlan};
 
 use crate::parameters::ParameterValues;
 use crate::spec::Invariant;
@@ -195,6 +195,14 @@ impl Plan {
         found
     }
 
+    /// The hosts at the ends of a link.
+    pub fn hosts_of_link(&self, link: usize) -> impl Iterator<Item = usize> {
+        self.links[link].ends.into_iter().filter_map(|end| match end {
+            Node::Host(host) => Some(host),
+            Node::Switch(_) => None,
+        })
+    }
+
     /// A rule for packets that the device of a host sends on these links; all by default.
     pub fn rule_at_host(&self, host: usize, links: &[usize], rule: &Rule) -> Vec<Rule> {
         let mut found = Vec::new();
@@ -221,19 +229,9 @@ impl Plan {
             return Some(why);
         }
         if self.faults.iter().any(|fault| match &fault.kind {
-            FaultKind::Timed { fault: what, .. } => match what {
-                TimedFault::WithholdReceives { .. }
-                | TimedFault::DelayReceives { .. }
-                | TimedFault::KillProgram { .. }
-                | TimedFault::Fabric { change: FabricChange::AsyncEvent { .. }, .. } => false,
-                TimedFault::Flap(_)
-                | TimedFault::Stall { .. }
-                | TimedFault::Fabric {
-                    change: FabricChange::LinkState { directions: [true, true], .. },
-                    ..
-                } => fault.after.is_none(),
-                _ => true,
-            },
+            FaultKind::Timed { changes, .. } => {
+                changes.iter().any(|(_, change)| !change.is_supported_on_udp(fault.after.is_some()))
+            }
             _ => false,
         }) {
             return Some(

@@ -1,0 +1,134 @@
+//! The schedule of a run: the work of programs and the faults of a plan, each at a time or after something that happened.
+//!
+//! It is the same for simulated devices, devices on sockets and the programs of a daemon. It has no clock and no
+//! devices: its caller passes the time and a [`HostControl`].
+
+use crate::executor::ProgramLog;
+use crate::plan::{Change, FaultKind, Plan};
+use softhca_fabric::Rule;
+use softhca_types::FaultTrigger;
+use std::collections::BTreeMap;
+
+/// The devices and programs of the hosts of a plan, as its faults change them. Hosts and links are indices in the plan.
+pub trait HostControl {
+    /// Applies a change.
+    fn apply(&mut self, now_ns: u64, change: &Change) -> Result<(), String>;
+    /// Adds a rule to links.
+    fn add_rule(&mut self, links: &[usize], rule: &Rule, name: &str) -> Result<(), String>;
+    /// Reports to the faults of the program of a host what they wait for.
+    fn note_trigger(&mut self, host: usize, trigger: &FaultTrigger) -> Result<(), String>;
+}
+
+/// Work of a program at a time.
+#[derive(Clone, Copy, Debug)]
+pub enum Work {
+    /// The queue pair posts its missing receives.
+    PostReceives(usize),
+    Step(usize),
+    Flow(usize),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    Fault(usize),
+    Change(Change),
+    Work(Work),
+}
+
+/// The actions that are due, in the order of time.
+pub struct Schedule<'p> {
+    plan: &'p Plan,
+    /// By time, then in the order in which they were added.
+    due: BTreeMap<(u64, u64), Action>,
+    serial: u64,
+    /// The faults that waited for something that happened.
+    begun: Vec<(usize, FaultTrigger)>,
+}
+
+impl<'p> Schedule<'p> {
+    /// The faults of a plan that have a time.
+    pub fn new(plan: &'p Plan) -> Schedule<'p> {
+        let mut schedule = Schedule { plan, due: BTreeMap::new(), serial: 0, begun: Vec::new() };
+        for (index, fault) in plan.faults.iter().enumerate() {
+            if let (FaultKind::Timed { at_ns, .. }, None) = (&fault.kind, &fault.after) {
+                schedule.add(*at_ns, Action::Fault(index));
+            }
+        }
+        schedule
+    }
+
+    fn add(&mut self, at_ns: u64, action: Action) {
+        self.serial += 1;
+        self.due.insert((at_ns, self.serial), action);
+    }
+
+    /// Adds work of a program.
+    pub fn add_work(&mut self, at_ns: u64, work: Work) {
+        self.add(at_ns, Action::Work(work));
+    }
+
+    /// The time of the next action.
+    pub fn next_due(&self) -> Option<u64> {
+        self.due.keys().next().map(|(at, _)| *at)
+    }
+
+    /// Applies the faults that are due, until work of a program is due, and returns this work.
+    pub fn next_work(
+        &mut self,
+        now_ns: u64,
+        log: &mut ProgramLog,
+        hosts: &mut dyn HostControl,
+    ) -> Option<Work> {
+        while let Some(entry) = self.due.first_entry() {
+            if entry.key().0 > now_ns {
+                return None;
+            }
+            match entry.remove() {
+                Action::Work(work) => return Some(work),
+                Action::Change(change) => log.note_error(hosts.apply(now_ns, &change)),
+                Action::Fault(index) => self.begin_timed(now_ns, index, log, hosts),
+            }
+        }
+        None
+    }
+
+    fn begin_timed(&mut self, now_ns: u64, index: usize, log: &mut ProgramLog, hosts: &mut dyn HostControl) {
+        let fault = &self.plan.faults[index];
+        let FaultKind::Timed { changes, .. } = &fault.kind else { return };
+        *log.fired.entry(fault.id).or_default() += 1;
+        for (delay_ns, change) in changes {
+            match delay_ns {
+                0 => log.note_error(hosts.apply(now_ns, change)),
+                _ => self.add(now_ns + delay_ns, Action::Change(*change)),
+            }
+        }
+        self.on_trigger(now_ns, &FaultTrigger::Fault(fault.id.0), log, hosts);
+    }
+
+    /// Begins the faults that wait for this. Returns whether there are any.
+    pub fn on_trigger(
+        &mut self,
+        now_ns: u64,
+        trigger: &FaultTrigger,
+        log: &mut ProgramLog,
+        hosts: &mut dyn HostControl,
+    ) -> bool {
+        let plan = self.plan;
+        let mut any = false;
+        for (index, fault) in plan.faults.iter().enumerate() {
+            if !fault.waits_for(trigger) || self.begun.contains(&(index, trigger.clone())) {
+                continue;
+            }
+            self.begun.push((index, trigger.clone()));
+            any = true;
+            match &fault.kind {
+                FaultKind::Timed { at_ns, .. } => self.add(now_ns + at_ns, Action::Fault(index)),
+                FaultKind::Packets { links, rule } => {
+                    log.note_error(hosts.add_rule(links, rule, &fault.name));
+                }
+                FaultKind::Program { host, .. } => log.note_error(hosts.note_trigger(*host, trigger)),
+            }
+        }
+        any
+    }
+}
