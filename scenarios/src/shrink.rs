@@ -6,8 +6,7 @@
 use crate::plan::{FaultKind, FaultPlan, Node, Plan};
 use crate::{Outcome, Recording, Verdict, sim};
 use softhca_fabric::{
-    BitPosition, Choice, Direction, DownDirections, Fault, FieldValue, IcrcPolicy, InclusiveRange,
-    PacketClasses, PacketType, Repeat, Rule, Selector,
+    Choice, Direction, Fault, InclusiveRange, PacketClasses, PacketType, Repeat, Rule, Selector,
 };
 
 /// Maximum number of hits of a rule that are considered.
@@ -136,11 +135,8 @@ pub fn shrink(plan: &Plan, text: &str, mut tried: impl FnMut(usize)) -> Option<M
     tried(1);
     let symptoms = symptoms(&outcome)?;
     let texts = FaultText::all(text);
-    let split = |(index, fault): (usize, &FaultPlan)| {
-        let text = texts.get(index).map_or_else(String::new, FaultText::to_string);
-        split_by_hit(plan, fault, text, &hits)
-    };
-    let candidates: Vec<Candidate> = plan.faults.iter().enumerate().flat_map(split).collect();
+    let split = |(fault, text): (&FaultPlan, &FaultText)| split_by_hit(plan, fault, text, &hits);
+    let candidates: Vec<Candidate> = plan.faults.iter().zip(&texts).flat_map(split).collect();
     let before = candidates.len();
     let mut runs = 1;
     let mut best = outcome;
@@ -178,8 +174,9 @@ fn has_symptom(outcome: &Outcome, symptom: &str) -> bool {
 }
 
 /// Splits a rule into one fault for each packet that it hit. Other faults stay as they are.
-fn split_by_hit(plan: &Plan, fault: &FaultPlan, text: String, hits: &[(usize, Fault)]) -> Vec<Candidate> {
-    let as_it_is = || vec![Candidate { plan: FaultPlan { optional: true, ..fault.clone() }, text }];
+fn split_by_hit(plan: &Plan, fault: &FaultPlan, text: &FaultText, hits: &[(usize, Fault)]) -> Vec<Candidate> {
+    let as_it_is =
+        || vec![Candidate { plan: FaultPlan { optional: true, ..fault.clone() }, text: text.to_string() }];
     let FaultKind::Packets { rule, .. } = &fault.kind else { return as_it_is() };
     let hits_one = rule.repeat.choice == Choice::All && rule.repeat.times == Some(1);
     let hits_of_rule: Vec<&(usize, Fault)> =
@@ -189,17 +186,25 @@ fn split_by_hit(plan: &Plan, fault: &FaultPlan, text: String, hits: &[(usize, Fa
             && hit.packet.relative_psn.is_some_and(|psn| psn >= 0)
             && hit.packet.transmission > 0
     };
-    if hits_one || !hits_of_rule.iter().all(nameable) {
+    let Some(action) = text.table.get("action").filter(|_| !hits_one) else { return as_it_is() };
+    if !hits_of_rule.iter().all(nameable) {
         return as_it_is();
     }
     hits_of_rule
         .into_iter()
         .take(MAX_HITS)
-        .map(|(link, hit)| single_hit_fault(plan, fault, rule, *link, hit))
+        .map(|(link, hit)| single_hit_fault(plan, fault, rule, action, *link, hit))
         .collect()
 }
 
-fn single_hit_fault(plan: &Plan, fault: &FaultPlan, rule: &Rule, link: usize, hit: &Fault) -> Candidate {
+fn single_hit_fault(
+    plan: &Plan,
+    fault: &FaultPlan,
+    rule: &Rule,
+    action: &toml::Value,
+    link: usize,
+    hit: &Fault,
+) -> Candidate {
     let packet = &hit.packet;
     let (role, psn) = (packet.flow_id.expect("checked"), packet.relative_psn.expect("checked") as u64);
     let selector = Selector {
@@ -220,54 +225,15 @@ fn single_hit_fault(plan: &Plan, fault: &FaultPlan, rule: &Rule, link: usize, hi
     let class = if packet.packet_type == Some(PacketType::Request) { "request" } else { "response" };
     let text = format!(
         "[[fault]] # part of {:?}: {:?}\non = \"{from} -> {to}\"\nmatch = {{ class = \"{class}\", qp = \"{}\", psn = \"+{psn}\", \
-         transmission = {} }}\naction = {}\ntimes = 1",
+         transmission = {} }}\naction = {action}\ntimes = 1",
         fault.name,
         hit.effect,
         plan.qps[Plan::qp_of_role(role)].name,
         packet.transmission,
-        action_toml(&rule.action)
     );
     // Keep the id: random decisions depend on it.
     let rule = Rule { id: rule.id, selector, repeat: Repeat::times(1), action: rule.action };
     let kind = FaultKind::Packets { links: vec![link], rule };
     let (name, after) = (fault.name.clone(), fault.after.clone());
     Candidate { plan: FaultPlan { id: fault.id, name, optional: true, after, kind }, text }
-}
-
-/// An action in the notation of scenario files.
-fn action_toml(action: &softhca_fabric::Action) -> String {
-    use softhca_fabric::Action;
-    match action {
-        Action::Count => "\"count\"".into(),
-        Action::Drop => "\"drop\"".into(),
-        Action::Duplicate { copies } => format!("{{ duplicate = {copies} }}"),
-        Action::Reorder { by, within_ns } => {
-            format!("{{ reorder = {{ by = {by}, within = \"{within_ns}ns\" }} }}")
-        }
-        Action::Delay { ns } => format!("{{ delay = \"{ns}ns\" }}"),
-        Action::LimitRate { bits_per_second } => format!("{{ limit-rate = \"{bits_per_second}bit\" }}"),
-        Action::PacketTime { ns } => format!("{{ slow-device = \"{ns}ns\" }}"),
-        Action::Jitter { up_to_ns } => format!("{{ jitter = \"{up_to_ns}ns\" }}"),
-        Action::Corrupt { bit, icrc } => {
-            let fixed = if *icrc == IcrcPolicy::Recomputed { ", fix-icrc = true" } else { "" };
-            match bit {
-                BitPosition::Bit(bit) => format!("{{ corrupt = {{ bit = {bit}{fixed} }} }}"),
-                BitPosition::PayloadBit(bit) => format!("{{ corrupt = {{ payload-bit = {bit}{fixed} }} }}"),
-                BitPosition::Random => format!("{{ corrupt = {{ {} }} }}", fixed.trim_start_matches(", ")),
-            }
-        }
-        Action::MarkCe => "\"mark-ce\"".into(),
-        Action::Rewrite { field, value } => {
-            let field = toml::Value::try_from(field).expect("a field has a name");
-            match value {
-                FieldValue::Set(value) => format!("{{ rewrite = {{ field = {field}, value = {value} }} }}"),
-                FieldValue::Add(add) => format!("{{ rewrite = {{ field = {field}, add = {add} }} }}"),
-            }
-        }
-        Action::LinkDown { directions, for_ns } => {
-            let one_way =
-                if *directions == DownDirections::OneWay { ", direction = \"forward\"" } else { "" };
-            format!("{{ link-down = {{ for = \"{for_ns}ns\"{one_way} }} }}")
-        }
-    }
 }

@@ -3,19 +3,13 @@
 use super::builder::PlanBuilder;
 use super::network::{ecn_marking, pfc_settings};
 use super::{Change, FaultKind, FaultPlan, limits};
-use crate::source::{Diagnostic, Result, join_path};
+use crate::source::{Result, join_path};
 use crate::spec::{
-    CmEventSpec, FaultAction, FaultSpec, InjectedEvent, LinkDirections, PacketMatch, TriggerSpec,
+    CmEventSpec, FaultAction, FaultSpec, FaultTarget, InjectedEvent, LinkDirections, PacketMatch, TriggerSpec,
 };
 use softhca_engine::AsyncEvent;
 use softhca_fabric::{Choice, Direction, LinkState, Repeat, RuleId};
 use softhca_types::{FaultPoint, FaultTrigger, ProgramAction, ProgramFault, Verb};
-
-pub(super) const ACTION_TARGETS: &str = "drop, duplicate, reorder, delay, limit-rate, jitter, corrupt, mark-ce, rewrite, link-down and count need `on`; slow-device needs `host` or `on`; link-down, \
-                              flap, set-rate and set-mtu need `link`; set-buffer, set-ecn and set-pfc need `switch`; stall, \
-                              kill, restart, kill-daemon, restart-daemon, withhold-receives, delay-receives, raise-event and pause-storm need `host`; set-status, \
-                              delay-completion, burst-completions, overflow-cq and drop-notification need `qp`; fail, unmap and \
-                              cm-event need `host` and `verb`";
 
 impl PlanBuilder<'_> {
     /// The faults in the order of the file. Ids start at 1 and stay with their fault.
@@ -52,50 +46,73 @@ impl PlanBuilder<'_> {
                 .error_at(path, "a fault has exactly one target")
                 .help("give one of on, link, switch, host, qp"));
         }
-        let counts_calls = matches!(fault.action, FaultAction::Count) && (host.is_some() || qp.is_some());
-        let slows_device = matches!(fault.action, FaultAction::SlowDevice(_)) && host.is_some();
-        if is_packet_action(&fault.action) && link.is_none() && !counts_calls && !slows_device {
-            if switch.is_some() || host.is_some() || qp.is_some() {
-                return Err(self.misplaced(path, "packets on a link"));
+        let target = match (link, switch, qp, host, verb) {
+            (Some(_), ..) => FaultTarget::Link,
+            (_, Some(_), ..) => FaultTarget::Switch,
+            (_, _, Some(_), ..) => FaultTarget::Completions,
+            (_, _, _, Some(_), Some(_)) => FaultTarget::Calls,
+            (_, _, _, Some(_), None) => FaultTarget::Host,
+            _ if on.is_some() || fault.action.applies_to(FaultTarget::Packets) => FaultTarget::Packets,
+            _ => {
+                let needed = fault.action.declaration().list_targets(FaultTarget::key);
+                return Err(self
+                    .error_at(path, "the fault has no target")
+                    .help(format!("this action needs {needed}")));
             }
-            self.reject_program_keys(fault, path, "use skip and times")?;
-            if fault.at.0 != 0 {
-                let message = "`at` is the time of faults that fire once";
-                return Err(self.error_in(path, "at", message).help("use match = { time = … }"));
-            }
-            return self.packet_fault(fault, id, path);
-        }
-        if fault.packet_match != PacketMatch::default() {
+        };
+        self.check_target(fault, target, path)?;
+        if target != FaultTarget::Packets && fault.packet_match != PacketMatch::default() {
             return Err(self.error_in(path, "match", "`match` requires a packet fault"));
         }
-        if link.is_some() || switch.is_some() {
-            self.reject_program_keys(fault, path, "use `at` or `after`")?;
-        }
-        if let Some(name) = link {
-            let (link, direction) =
-                self.network.link_direction(name, self.source, &join_path(path, "link"))?;
-            let changes = self.link_fault(&fault.action, link, direction, &join_path(path, "action"))?;
-            return self.timed_fault(fault, path, changes);
-        }
-        if let Some(name) = switch {
-            return self.switch_fault(fault, path, name);
-        }
-        if let Some(name) = qp {
-            return self.completion_fault(fault, id, path, name);
-        }
-        let Some(name) = host else {
-            return Err(self.error_at(path, "the fault has no target").help(ACTION_TARGETS));
-        };
-        let host = self.host(name, path)?;
-        match verb {
-            Some(verb) => self.verb_fault(fault, id, path, host, *verb),
-            None => self.host_fault(fault, id, path, host),
+        match target {
+            FaultTarget::Packets => {
+                self.reject_program_keys(fault, path, "use skip and times")?;
+                if fault.at.0 != 0 {
+                    let message = "`at` is the time of faults that fire once";
+                    return Err(self.error_in(path, "at", message).help("use match = { time = … }"));
+                }
+                self.packet_fault(fault, id, path)
+            }
+            FaultTarget::Link => {
+                self.reject_program_keys(fault, path, "use `at` or `after`")?;
+                let name = link.as_deref().unwrap_or_default();
+                let (link, direction) =
+                    self.network.link_direction(name, self.source, &join_path(path, "link"))?;
+                let changes = self.link_fault(&fault.action, link, direction, &join_path(path, "action"))?;
+                self.timed_fault(fault, path, changes)
+            }
+            FaultTarget::Switch => {
+                self.reject_program_keys(fault, path, "use `at` or `after`")?;
+                self.switch_fault(fault, path, switch.as_deref().unwrap_or_default())
+            }
+            FaultTarget::Completions => {
+                self.completion_fault(fault, id, path, qp.as_deref().unwrap_or_default())
+            }
+            FaultTarget::Host | FaultTarget::Calls => {
+                let host = self.host(host.as_deref().unwrap_or_default(), path)?;
+                match verb {
+                    Some(verb) => self.verb_fault(fault, id, path, host, *verb),
+                    None => self.host_fault(fault, id, path, host),
+                }
+            }
         }
     }
 
-    /// The error for an action that does not apply to the target.
-    fn misplaced(&self, path: &str, fits: &str) -> Diagnostic {
-        self.error_in(path, "action", format!("this action applies to {fits}")).help(ACTION_TARGETS)
+    /// Rejects an action that does not apply to the target.
+    fn check_target(&self, fault: &FaultSpec, target: FaultTarget, path: &str) -> Result<()> {
+        let action = fault.action.declaration();
+        if action.targets.contains(&target) {
+            return Ok(());
+        }
+        if target == FaultTarget::Host && action.targets.contains(&FaultTarget::Calls) {
+            return Err(self
+                .error_at(path, "missing `verb`")
+                .help("add the name of the verb: verb = \"post_send\""));
+        }
+        let (name, fits) = (action.name, action.list_targets(FaultTarget::name));
+        let message = format!("`{name}` does not apply to {}: it applies to {fits}", target.name());
+        let needed = action.list_targets(FaultTarget::key);
+        Err(self.error_in(path, "action", message).help(format!("`{name}` needs {needed}")))
     }
 
     fn switch_fault(&self, fault: &FaultSpec, path: &str, name: &str) -> Result<FaultKind> {
@@ -109,7 +126,7 @@ impl PlanBuilder<'_> {
             FaultAction::SetPfc(pfc) => {
                 Change::SwitchPfc { switch, settings: pfc_settings(pfc, self.source, &at)? }
             }
-            _ => return Err(self.misplaced(path, "other targets than switches")),
+            _ => unreachable!("the action applies to switches"),
         };
         self.timed_fault(fault, path, vec![(0, change)])
     }
@@ -133,7 +150,7 @@ impl PlanBuilder<'_> {
             FaultAction::OverflowCq => ProgramAction::OverflowCq,
             FaultAction::DropNotification => ProgramAction::DropNotification,
             FaultAction::Count => ProgramAction::Count,
-            _ => return Err(self.misplaced(path, "other targets than completions")),
+            _ => unreachable!("the action applies to completions"),
         };
         for (given, key) in [(fault.object.is_some(), "object"), (fault.verb.is_some(), "verb")] {
             if given {
@@ -172,7 +189,7 @@ impl PlanBuilder<'_> {
                 }
                 ProgramAction::CmEvent(event, status)
             }
-            _ => return Err(self.misplaced(path, "other targets than verbs")),
+            _ => unreachable!("the action applies to verbs"),
         };
         let raises_on_object = matches!(action, ProgramAction::Raise(event) if event.object().is_some());
         if fault.object.is_some() && verb.object().is_none() && !raises_on_object {
@@ -222,12 +239,7 @@ impl PlanBuilder<'_> {
                 end = storm.duration.map(|time| (time.0, Change::PauseStormEnd { host, priority }));
                 Change::PauseStorm { host, priority }
             }
-            FaultAction::Fail(_) | FaultAction::Unmap(_) | FaultAction::Count => {
-                return Err(self
-                    .error_at(path, "missing `verb`")
-                    .help("add the name of the verb: verb = \"post_send\""));
-            }
-            _ => return Err(self.misplaced(path, "other targets than hosts")),
+            _ => unreachable!("the action applies to hosts"),
         };
         self.timed_fault(fault, path, [(0, change)].into_iter().chain(end).collect())
     }
@@ -417,7 +429,7 @@ impl PlanBuilder<'_> {
                     .help("use link-down"));
             }
             FaultAction::SetMtu(mtu) => Change::LinkMtu { link, mtu: *mtu },
-            _ => return Err(self.error_at(path, "this action does not apply to links").help(ACTION_TARGETS)),
+            _ => unreachable!("the action applies to links"),
         };
         Ok(vec![(0, change)])
     }
@@ -432,23 +444,4 @@ impl PlanBuilder<'_> {
         }
         self.repeat(fault, path)
     }
-}
-
-/// Whether an action applies to packets.
-fn is_packet_action(action: &FaultAction) -> bool {
-    matches!(
-        action,
-        FaultAction::Count
-            | FaultAction::Drop
-            | FaultAction::Duplicate(_)
-            | FaultAction::Reorder(_)
-            | FaultAction::Delay(_)
-            | FaultAction::LimitRate(_)
-            | FaultAction::SlowDevice(_)
-            | FaultAction::Jitter(_)
-            | FaultAction::Corrupt(_)
-            | FaultAction::MarkCe
-            | FaultAction::Rewrite(_)
-            | FaultAction::LinkDown(_)
-    )
 }

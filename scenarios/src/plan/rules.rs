@@ -1,7 +1,6 @@
 //! Packet faults: rules with a selector, an action and a choice of packets.
 
 use super::builder::PlanBuilder;
-use super::fault_targets::ACTION_TARGETS;
 use super::{FaultKind, FaultPlan, LinkPlan, Node, limits};
 use crate::quantity::{IntegerRange, PsnRange};
 use crate::source::{Result, join_path};
@@ -171,11 +170,7 @@ impl PlanBuilder<'_> {
                     for_ns: down.duration.map_or(u64::MAX / 2, |time| time.0),
                 }
             }
-            _ => {
-                return Err(self
-                    .error_at(path, "this action does not apply to packets")
-                    .help(ACTION_TARGETS));
-            }
+            _ => unreachable!("the action applies to packets"),
         })
     }
 

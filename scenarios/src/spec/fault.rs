@@ -1,10 +1,9 @@
 //! Injected faults: which packets or calls, how often, and the action.
 
-use super::{EcnSpec, PfcSpec};
-use crate::quantity::{CountRange, IntegerRange, Probability, PsnRange, Rate, Size, Time, TimeWindow};
+use super::FaultAction;
+use crate::quantity::{CountRange, IntegerRange, Probability, PsnRange, Time, TimeWindow};
 use serde::Deserialize;
 use softhca_fabric::{CmMessage, HeaderField};
-use softhca_types::CompletionStatus;
 use softhca_types::cm::EventType;
 pub use softhca_types::{Errno, InjectedEvent, Verb};
 use softhca_wire::NakCode;
@@ -218,83 +217,6 @@ pub struct BurstSpec {
 
 const fn certain() -> Probability {
     Probability(softhca_fabric::PER_BILLION)
-}
-
-/// The action of a fault.
-#[derive(Clone, Debug, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub enum FaultAction {
-    /// Packets, verbs, completions: only count them. Other faults can wait for it.
-    Count,
-    /// Packets: drop them.
-    Drop,
-    /// Packets: insert this many copies behind each.
-    Duplicate(u32),
-    /// Packets: hold each back until others have passed.
-    Reorder(ReorderSpec),
-    /// Packets: delay each by this time; later packets can overtake.
-    Delay(Time),
-    /// Packets: send those that match at this rate, in order.
-    LimitRate(Rate),
-    /// Packets: delay each by a random time up to this, in order.
-    Jitter(Time),
-    /// Packets: flip one bit.
-    Corrupt(CorruptSpec),
-    /// Packets: set the CE mark.
-    MarkCe,
-    /// Packets: change a header field and recompute the ICRC.
-    Rewrite(RewriteSpec),
-    /// Packets: the link goes down when the packet is sent. Links: the link goes down.
-    LinkDown(LinkDownSpec),
-    /// Links: go down and up repeatedly.
-    Flap(FlapSpec),
-    /// Links: change the rate.
-    SetRate(Rate),
-    /// Links: change the MTU, in bytes of an IP packet.
-    SetMtu(u32),
-    /// Switches: change the size of the shared buffer.
-    SetBuffer(Size),
-    /// Switches: change the ECN marking.
-    SetEcn(EcnSpec),
-    /// Switches: change the PFC thresholds.
-    SetPfc(PfcSpec),
-    /// Hosts: the device sends pause frames without end, like a NIC with a broken receive pipeline.
-    PauseStorm(PauseStormSpec),
-    /// Hosts: device and program stop for this time; packets that arrive wait.
-    Stall(Time),
-    /// Hosts, packets: the device takes this time for each packet that it sends, whatever its size.
-    SlowDevice(Time),
-    /// Hosts: the program posts no receives for this time.
-    WithholdReceives(Time),
-    /// Hosts: the program waits this time after each receive before it posts the next.
-    DelayReceives(Time),
-    /// Hosts: the program ends; its queue pairs are destroyed. Verbs: the process ends in the call.
-    Kill,
-    /// Hosts: the program is killed and started again.
-    Restart,
-    /// Hosts: the daemon of the host, and of all others of `softhca exec`, ends as by SIGKILL.
-    KillDaemon,
-    /// Hosts: the daemon ends as with `kill-daemon`, and a new one starts in its place.
-    RestartDaemon,
-    /// Verbs: the memory of the n-th region of the program becomes inaccessible, as if it were unmapped.
-    Unmap(std::num::NonZeroU32),
-    /// Hosts and verbs: the device raises an asynchronous event, with its consequences.
-    RaiseEvent(InjectedEvent),
-    /// Queue pairs: replace the status of completions. A failure takes the queue pair to ERR.
-    SetStatus(CompletionStatus),
-    /// Queue pairs: deliver completions, and all later ones of their queue, later by this time.
-    DelayCompletion(Time),
-    /// Queue pairs: hold completions until this many have gathered in their queue, and deliver them at once.
-    BurstCompletions(u32),
-    /// Queue pairs: the completion overflows its completion queue.
-    OverflowCq,
-    /// Queue pairs: the completion is there, and its notification never comes.
-    DropNotification,
-    /// Verbs: calls return this error and have no effect.
-    Fail(Errno),
-    /// Verbs of the connection manager: the result of the call is this event.
-    CmEvent(CmEventSpec),
 }
 
 /// Holds a packet back.

@@ -35,6 +35,7 @@ macro_rules! overridable {
 mod cm;
 mod expect;
 mod fault;
+mod fault_action;
 mod settings;
 mod workload;
 
@@ -45,10 +46,11 @@ pub use expect::{
     PauseExpectation, StateExpectation, SwitchExpectation, VerbErrorExpectation,
 };
 pub use fault::{
-    BurstSpec, ClassName, CmEventSpec, CorruptSpec, Errno, FaultAction, FaultSpec, FlapSpec, InjectedEvent,
+    BurstSpec, ClassName, CmEventSpec, CorruptSpec, Errno, FaultSpec, FlapSpec, InjectedEvent,
     LinkDirections, LinkDownSpec, LuminaEvent, LuminaKind, OneOrMany, PacketExpectation, PacketMatch,
     PauseStormSpec, ReorderSpec, RewriteSpec, TriggerSpec, Verb,
 };
+pub use fault_action::{ActionDeclaration, FaultAction, FaultTarget};
 pub use settings::{
     AccessRight, CongestionControlSpec, ConnectionSpec, DeviceSpec, EcnSpec, HostSpec, LinkSpec, PairSpec,
     ParameterSpec, PfcSpec, SwitchSpec, Topology, WatchdogSpec,

@@ -3,6 +3,7 @@
 mod capture_inference;
 mod connections;
 mod fabric;
+mod fault_actions;
 mod library;
 #[cfg(feature = "udp")]
 mod real;

@@ -169,13 +169,16 @@ fn what_is_possible_is_accepted() {
 
 #[test]
 fn an_action_goes_with_its_target() {
-    rejected("[[fault]]\nhost = \"bob\"\naction = \"drop\"\n", &["applies to packets"]);
+    rejected(
+        "[[fault]]\nhost = \"bob\"\naction = \"drop\"\n",
+        &["s.toml:16:10", "`drop` does not apply to hosts: it applies to packets", "`drop` needs `on`"],
+    );
     rejected(
         "[[fault]]\nlink = \"alice - bob\"\naction = { stall = \"1us\" }\n",
-        &["does not apply to links"],
+        &["`stall` does not apply to links: it applies to hosts"],
     );
     rejected("[[fault]]\nhost = \"bob\"\naction = { fail = \"EIO\" }\n", &["missing `verb`"]);
-    rejected("[[fault]]\naction = \"kill\"\n", &["no target"]);
+    rejected("[[fault]]\naction = \"kill\"\n", &["no target", "needs `host`, or `host` and `verb`"]);
 }
 
 #[test]
