@@ -4,14 +4,36 @@ use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// Creates or truncates the file that an option names. The error says how to fix it.
-pub fn create(option: &str, path: &Path) -> Result<File, String> {
-    create_private(path).map_err(|error| write_error(option, path, &error))
+/// Who may read a new file or folder. Captures and logs contain payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// The user named the path: the umask decides, as for every other tool.
+    Umask,
+    /// The command chose the path: only the owner.
+    Owner,
 }
 
-/// Creates or truncates a file. Captures and logs contain payload: a new file is accessible to its owner only.
-pub fn create_private(path: &Path) -> std::io::Result<File> {
-    private().create(true).truncate(true).open(path)
+impl Access {
+    /// Creates or truncates a file.
+    pub fn create(self, path: &Path) -> std::io::Result<File> {
+        match self {
+            Access::Umask => File::create(path),
+            Access::Owner => private().create(true).truncate(true).open(path),
+        }
+    }
+
+    /// Creates a folder and its parents.
+    pub fn create_folder(self, path: &Path) -> std::io::Result<()> {
+        match self {
+            Access::Umask => std::fs::create_dir_all(path),
+            Access::Owner => create_folder(path),
+        }
+    }
+}
+
+/// Creates or truncates the file that an option names. The error says how to fix it.
+pub fn create(option: &str, path: &Path) -> Result<File, String> {
+    File::create(path).map_err(|error| write_error(option, path, &error))
 }
 
 /// Creates a file that does not exist yet. Never follows a symbolic link.
@@ -44,7 +66,7 @@ pub fn unpredictable_path(prefix: &str, suffix: &str) -> PathBuf {
 
 /// Opens or creates the file that an option names, and keeps its contents: see [`truncate`].
 pub fn open(option: &str, path: &Path) -> Result<File, String> {
-    let opened = private().create(true).truncate(false).open(path);
+    let opened = File::options().write(true).create(true).truncate(false).open(path);
     opened.map_err(|error| write_error(option, path, &error))
 }
 

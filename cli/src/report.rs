@@ -1,9 +1,10 @@
 //! `softhca report`: an HTML report from a run, a capture, or a folder of runs.
 
 use crate::exit_code::{CommandResult, bad_input};
-use crate::{output, terminal};
+use crate::terminal;
 use serde::Deserialize;
 use softhca_explorer::{IndexPage, IndexRow, OpenError, Page, Run};
+use std::fs::File;
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -77,7 +78,7 @@ fn build_page(arguments: &Arguments, report: &dyn Fn(&'static str, f64)) -> Resu
 }
 
 fn write(page: Page, path: &Path) -> io::Result<()> {
-    page.write(BufWriter::new(output::create_private(path)?))
+    page.write(BufWriter::new(File::create(path)?))
 }
 
 /// The folders of runs below a folder: each has a result.
@@ -172,5 +173,5 @@ fn write_index(
         });
     }
     let title = format!("Runs in {}", root.display());
-    IndexPage { title, rows }.write(BufWriter::new(output::create_private(output)?))
+    IndexPage { title, rows }.write(BufWriter::new(File::create(output)?))
 }

@@ -3,7 +3,7 @@
 use crate::exit_code::{CommandResult, bad_input};
 use crate::explain::{print, read_any};
 use crate::terminal::PrintableWriter;
-use crate::{input, output, terminal};
+use crate::{input, terminal};
 use softhca_scenarios::quantity::parse_nanoseconds;
 use softhca_trace::filter::{FILTER_FIELDS, FILTER_FLAGS, Filter, FilterError, PacketFilter};
 use softhca_trace::join::{self, Fate, JoinError};
@@ -103,7 +103,7 @@ pub fn filter_file(path: &Path, filter: &Filter) -> io::Result<()> {
     let mut new_path = path.as_os_str().to_owned();
     new_path.push(".filtered");
     let new_path = PathBuf::from(new_path);
-    let mut writer = CaptureWriter::new(BufWriter::new(output::create_private(&new_path)?))?;
+    let mut writer = CaptureWriter::new(BufWriter::new(File::create(&new_path)?))?;
     let interface = writer.add_interface("filtered", "packets that match a filter")?;
     let mut filter = PacketFilter::new(filter.clone());
     let mut start_ns = None;
@@ -310,7 +310,7 @@ struct RoceV1Writer {
 
 impl RoceV1Writer {
     fn create(path: &Path) -> io::Result<RoceV1Writer> {
-        let output = BufWriter::new(output::create_private(path)?);
+        let output = BufWriter::new(File::create(path)?);
         let mut writer = CaptureWriter::with_version(output, RoceVersion::V1)?;
         let interface = writer.add_interface("roce-v1", "the same packets as RoCE v1")?;
         Ok(RoceV1Writer { writer, interface })
@@ -398,7 +398,7 @@ fn print_joined(
 fn analyze(arguments: &Arguments) -> CommandResult {
     let analyzer = read_any("trace", &arguments.file)?;
     if let Some(path) = &arguments.perfetto {
-        let written = output::create_private(path).map(BufWriter::new).and_then(|mut file| {
+        let written = File::create(path).map(BufWriter::new).and_then(|mut file| {
             serde_json::to_writer(&mut file, &analyzer.perfetto()).map_err(io::Error::from)?;
             file.flush()
         });

@@ -213,7 +213,7 @@ fn start(
 /// Starts a daemon and waits until it is ready.
 fn spawn(folder: &RuntimeDir, name: &str, mut command: Command) -> Result<(), String> {
     let path = folder.log(name);
-    let log = output::create_private(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let log = output::Access::Owner.create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     // The daemon outlives this process and does not receive the terminal's signals.
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).current_dir("/").process_group(0);
     let mut child = command.spawn().map_err(|error| format!("cannot start a daemon: {error}"))?;

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -97,7 +97,7 @@ impl DaemonEventLog {
         let (file, store) = match path {
             Some(path) => {
                 let mut options = File::options();
-                options.create(true).truncate(true).read(true).write(true).mode(0o600);
+                options.create(true).truncate(true).read(true).write(true);
                 let file = options.open(path)?;
                 (file, LogStorage::File(path.into()))
             }

@@ -1,7 +1,7 @@
 //! The files of a run: event log, capture, ladder, result and, if it failed, an HTML report.
 
 use super::job::{Job, RunResult};
-use crate::output;
+use crate::output::Access;
 use softhca_explorer::{Page, Run};
 use softhca_scenarios::Verdict;
 use softhca_trace::LadderStyle;
@@ -42,15 +42,15 @@ impl<'a> Artifacts<'a> {
     }
 
     /// Writes the files into a folder.
-    pub fn write(&self, folder: &Path) -> io::Result<()> {
-        output::create_folder(folder)?;
+    pub fn write(&self, folder: &Path, access: Access) -> io::Result<()> {
+        access.create_folder(folder)?;
         for (name, content) in &self.files {
-            output::create_private(&folder.join(name))?.write_all(content)?;
+            access.create(&folder.join(name))?.write_all(content)?;
         }
         if self.has_report
             && let Ok(run) = Run::open(folder)
         {
-            Page::new(run).write(BufWriter::new(output::create_private(&folder.join("report.html"))?))?;
+            Page::new(run).write(BufWriter::new(access.create(&folder.join("report.html"))?))?;
         }
         Ok(())
     }

@@ -6,6 +6,7 @@
 
 use super::artifacts::{Artifacts, folder_size, run_folder};
 use super::job::{Job, RunResult};
+use crate::output::Access;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,9 +23,9 @@ fn free_space(folder: &Path) -> Option<u64> {
 /// Which runs are stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum KeepPolicy {
-    /// All runs.
+    /// All runs, in a folder that the user named.
     All,
-    /// Failed runs; their number is not known in advance.
+    /// Failed runs, in a temporary folder; their number is not known in advance.
     Failures,
 }
 
@@ -76,7 +77,11 @@ impl<'a> ArtifactStore<'a> {
         }
         self.check_free_space(index, artifacts.size())?;
         self.group.replaced = self.group.replaced.saturating_sub(folder_size(&folder));
-        artifacts.write(&folder).map_err(|error| {
+        let access = match self.policy {
+            KeepPolicy::All => Access::Umask,
+            KeepPolicy::Failures => Access::Owner,
+        };
+        artifacts.write(&folder, access).map_err(|error| {
             format!("cannot write to {}, its contents are incomplete: {error}", folder.display())
         })?;
         self.group.written += 1;

@@ -114,12 +114,25 @@ fn the_files_of_a_failed_run_do_not_follow_a_link_that_waits_for_them() {
 }
 
 #[test]
-fn files_with_payload_are_private_and_existing_files_keep_their_mode() {
-    let folder = Folder::new("private");
+fn named_files_follow_the_umask_and_existing_files_keep_their_mode() {
+    let folder = Folder::new("named");
+    let scenario = failing_scenario(&folder);
+    let (out, junit) = (folder.file("out"), folder.file("junit.xml"));
+    let script = format!("umask 022; exec $SOFTHCA run {scenario} --out {out} --junit {junit}");
+    assert_eq!(folder.shell(&script).status.code(), Some(1));
+    let run = format!("{out}/failing/seed-1");
+    for name in ["events.jsonl", "capture.pcapng", "report.html", "result.json"] {
+        assert_eq!(mode(format!("{run}/{name}")), 0o644, "{name}");
+    }
+    assert_eq!((mode(&run), mode(&junit)), (0o755, 0o644));
     let capture = folder.file("demo.pcapng");
-    let script = format!("umask 000; exec $SOFTHCA demo --capture {capture}");
+    let script = format!("umask 026; exec $SOFTHCA demo --capture {capture}");
     assert!(folder.shell(&script).status.success());
-    assert_eq!(mode(&capture), 0o600);
+    assert_eq!(mode(&capture), 0o640);
+    let report = folder.file("report.html");
+    assert!(folder.shell(&format!("umask 077; exec $SOFTHCA report {run} -o {report}")).status.success());
+    assert_eq!(mode(&report), 0o600);
+    let script = format!("umask 000; exec $SOFTHCA demo --capture {capture}");
     fs::set_permissions(&capture, fs::Permissions::from_mode(0o640)).unwrap();
     assert!(folder.shell(&script).status.success());
     assert_eq!(mode(&capture), 0o640);
