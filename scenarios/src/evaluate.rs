@@ -146,7 +146,10 @@ pub(crate) fn evaluate(
         let fired = results.fired(fault);
         rules.push(RuleOutcome { name: fault.name.clone(), fired, optional: fault.optional });
         if fired == 0 && !fault.optional {
-            let detail = "it never did; set optional = true if it does not have to";
+            let detail = match results.log.without_effect.contains(&fault.id) {
+                true => "it had no effect: the program had ended, or had not begun",
+                false => "it never did; set optional = true if it does not have to",
+            };
             let result = CheckResult::new(false, detail).at(evaluator.default_location());
             expectations.push(result.outcome(&format!("{RULE_PREFIX}{:?} happens", fault.name)));
         }

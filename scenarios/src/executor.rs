@@ -56,6 +56,8 @@ pub struct ProgramLog {
     pub pending_completions: Vec<u32>,
     /// Number of times that each fault fired, without packet faults.
     pub fired: BTreeMap<RuleId, u64>,
+    /// The faults whose target had ended.
+    pub without_effect: Vec<RuleId>,
     pub completions: Vec<ObservedCompletion>,
     /// All calls that returned an error.
     pub failed_calls: Vec<FailedCall>,

@@ -12,7 +12,7 @@ pub(crate) use fabric::build_fabric;
 
 use crate::plan::{Change, PairPlan, Plan, WorkRequest};
 use crate::recorder::{Recorder, Recording};
-use crate::schedule::HostControl;
+use crate::schedule::{Effect, HostControl};
 use crate::spec::Errno;
 use crate::verbs::{DATAGRAM_QKEY, MAX_PATTERN_BYTES, fill_pattern, region_length, send_request};
 use cm_connections::CmConnections;
@@ -485,14 +485,14 @@ impl<'p> Hosts<'p> {
 }
 
 impl HostControl for Hosts<'_> {
-    fn apply(&mut self, now_ns: u64, change: &Change) -> Result<(), String> {
+    fn apply(&mut self, now_ns: u64, change: &Change) -> Result<Effect, String> {
         match (*change, &self.fabric) {
-            (Change::AsyncEvent { host, event, object }, _) => return self.raise_event(host, event, object),
+            (Change::AsyncEvent { host, event, object }, _) => self.raise_event(host, event, object)?,
             (Change::Stall { host, for_ns }, _) => {
                 let until = &mut self.programs[host].stalled_until;
                 *until = (*until).max(now_ns + for_ns);
                 let time = Duration::from_nanos(for_ns);
-                return self.devices[host].stall(time).map_err(|error| error.to_string());
+                self.devices[host].stall(time).map_err(|error| error.to_string())?;
             }
             // The device and its programs know for how long.
             (Change::StallEnd { .. }, _) => {}
@@ -500,6 +500,7 @@ impl HostControl for Hosts<'_> {
                 self.programs[host].no_receives_until = now_ns + for_ns;
             }
             (Change::DelayReceives { host, delay_ns }, _) => self.programs[host].receive_delay = delay_ns,
+            (Change::KillProgram { host }, _) if self.programs[host].is_killed => return Ok(Effect::Nothing),
             (Change::KillProgram { host }, _) => self.kill_program(host),
             (_, Some(fabric)) => fabric::apply(fabric, change),
             (Change::LinkState { link, state, .. }, None) => {
@@ -508,11 +509,11 @@ impl HostControl for Hosts<'_> {
                     LinkState::Up => InjectedEvent::PortActive,
                 };
                 let mut hosts = self.plan.hosts_of_link(link);
-                return hosts.try_for_each(|host| self.raise_event(host, event, None));
+                hosts.try_for_each(|host| self.raise_event(host, event, None))?;
             }
             (_, None) => return Err(format!("not possible on real sockets: {change:?}")),
         }
-        Ok(())
+        Ok(Effect::Applied)
     }
 
     fn add_rule(&mut self, links: &[usize], rule: &Rule, _: &str) -> Result<(), String> {

@@ -4,7 +4,7 @@
 //! `alice.1` is the first queue pair of the file's transport that becomes ready to receive on that host. This module
 //! performs no I/O: the caller installs rules and roles, and passes the entries of the event log.
 
-pub use crate::schedule::HostControl;
+pub use crate::schedule::{Effect, HostControl};
 
 use crate::evaluate::{self, RunResults};
 use crate::executor::{ObservedCompletion, ProgramLog};
@@ -306,10 +306,7 @@ impl<'p> LiveScenario<'p> {
                 Some((code, _)) if *code == command.exit_code => (true, "it did".to_owned()),
                 Some((code, output)) if output.is_empty() => (false, format!("it ended with {code}")),
                 Some((code, output)) => (false, format!("it ended with {code} and printed: {output}")),
-                None => (
-                    false,
-                    format!("it did not end within {}", Time(self.plan.duration_ns.unwrap_or(self.ended_ns))),
-                ),
+                None => (false, format!("it did not end within {}", Time(self.plan.program_timeout_ns()))),
             };
             outcome.expectations.push(ExpectationOutcome { text, held, detail, location: None });
             if !held && outcome.verdict == Verdict::Pass {

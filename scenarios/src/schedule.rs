@@ -9,10 +9,18 @@ use softhca_fabric::Rule;
 use softhca_types::FaultTrigger;
 use std::collections::BTreeMap;
 
+/// Whether a change had an effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    Applied,
+    /// Nothing was left to change: the program had ended.
+    Nothing,
+}
+
 /// The devices and programs of the hosts of a plan, as its faults change them. Hosts and links are indices in the plan.
 pub trait HostControl {
     /// Applies a change.
-    fn apply(&mut self, now_ns: u64, change: &Change) -> Result<(), String>;
+    fn apply(&mut self, now_ns: u64, change: &Change) -> Result<Effect, String>;
     /// Adds a rule to links.
     fn add_rule(&mut self, links: &[usize], rule: &Rule, name: &str) -> Result<(), String>;
     /// Reports to the faults of the program of a host what they wait for.
@@ -85,7 +93,7 @@ impl<'p> Schedule<'p> {
             }
             match entry.remove() {
                 Action::Work(work) => return Some(work),
-                Action::Change(change) => log.note_error(hosts.apply(now_ns, &change)),
+                Action::Change(change) => log.note_error(hosts.apply(now_ns, &change).map(drop)),
                 Action::Fault(index) => self.begin_timed(now_ns, index, log, hosts),
             }
         }
@@ -95,13 +103,18 @@ impl<'p> Schedule<'p> {
     fn begin_timed(&mut self, now_ns: u64, index: usize, log: &mut ProgramLog, hosts: &mut dyn HostControl) {
         let fault = &self.plan.faults[index];
         let FaultKind::Timed { changes, .. } = &fault.kind else { return };
-        *log.fired.entry(fault.id).or_default() += 1;
         for (delay_ns, change) in changes {
-            match delay_ns {
-                0 => log.note_error(hosts.apply(now_ns, change)),
-                _ => self.add(now_ns + delay_ns, Action::Change(*change)),
+            if *delay_ns > 0 {
+                self.add(now_ns + delay_ns, Action::Change(*change));
+                continue;
+            }
+            match hosts.apply(now_ns, change) {
+                Ok(Effect::Applied) => {}
+                Ok(Effect::Nothing) => return log.without_effect.push(fault.id),
+                Err(why) => log.note_error(Err(why)),
             }
         }
+        *log.fired.entry(fault.id).or_default() += 1;
         self.on_trigger(now_ns, &FaultTrigger::Fault(fault.id.0), log, hosts);
     }
 

@@ -2,12 +2,12 @@
 
 use super::daemon::StartCommand;
 use super::event_log::DaemonEventLog;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use softhca::fault::{FaultTrigger, InjectedEvent, Rule, RuleCounters, RuleId};
 use softhca::{Counters, DaemonControl, Device, PortState, Recovery};
 use softhca_control::ProcessWatch;
 use softhca_fabric::LinkState;
-use softhca_scenarios::live::{HostControl, LiveScenario};
+use softhca_scenarios::live::{Effect, HostControl, LiveScenario};
 use softhca_scenarios::plan::Change;
 use softhca_scenarios::{Outcome, Plan};
 use std::time::{Duration, Instant};
@@ -92,6 +92,12 @@ pub fn required_settings(plan: &Plan, requested: RequiredSettings) -> Result<Req
 /// The programs of each host, by index in the plan.
 pub type ProgramsOfHosts = Vec<(usize, Pid)>;
 
+/// Whether a child process has ended; its parent may not have waited for it yet.
+fn has_ended(program: Pid) -> bool {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    matches!(waitid(WaitId::Pid(program), options), Ok(Some(_)))
+}
+
 struct DaemonHosts<'a, 'p> {
     state: &'a mut DaemonState<'p>,
     connection: &'a mut DaemonControl,
@@ -104,13 +110,12 @@ impl DaemonHosts<'_, '_> {
         self.connection.raise_event(host, event).map_err(|error| format!("{host}: {}: {error}", event.name()))
     }
 
-    /// Sends a signal to the programs of a host.
-    fn signal(&mut self, host: usize, signal: Signal) -> Result<(), String> {
-        for (_, program) in self.programs.iter().filter(|(of, _)| *of == host) {
-            // It may have ended meanwhile.
-            let _ = kill_process(*program, signal);
-        }
-        Ok(())
+    /// Sends a signal to the programs of a host, unless they have ended.
+    fn signal(&self, host: usize, signal: Signal) -> Effect {
+        let of_host = self.programs.iter().filter(|(of, _)| *of == host).map(|(_, program)| *program);
+        let reached =
+            of_host.filter(|program| !has_ended(*program) && kill_process(*program, signal).is_ok());
+        if reached.count() > 0 { Effect::Applied } else { Effect::Nothing }
     }
 
     fn kill_daemon(&mut self, restart: bool) -> Result<(), String> {
@@ -145,23 +150,27 @@ impl DaemonHosts<'_, '_> {
 }
 
 impl HostControl for DaemonHosts<'_, '_> {
-    fn apply(&mut self, _: u64, change: &Change) -> Result<(), String> {
+    fn apply(&mut self, _: u64, change: &Change) -> Result<Effect, String> {
         match *change {
             Change::LinkState { link, state, .. } => {
                 let mut hosts = self.state.plan.hosts_of_link(link);
-                hosts.try_for_each(|host| self.set_port(host, state))
+                hosts.try_for_each(|host| self.set_port(host, state))?;
             }
-            Change::AsyncEvent { host, event, .. } => self.raise_event(host, event),
-            Change::KillProgram { host } => self.signal(host, Signal::KILL),
+            Change::AsyncEvent { host, event, .. } => self.raise_event(host, event)?,
+            Change::KillProgram { host } => return Ok(self.signal(host, Signal::KILL)),
             Change::RestartProgram { host } => {
-                self.state.restarting.push(host);
-                self.signal(host, Signal::KILL)
+                let effect = self.signal(host, Signal::KILL);
+                if effect == Effect::Applied {
+                    self.state.restarting.push(host);
+                }
+                return Ok(effect);
             }
-            Change::Stall { host, .. } => self.signal(host, Signal::STOP),
-            Change::StallEnd { host } => self.signal(host, Signal::CONT),
-            Change::KillDaemon { restart } => self.kill_daemon(restart),
-            _ => Err(format!("not possible for real programs: {change:?}")),
+            Change::Stall { host, .. } => return Ok(self.signal(host, Signal::STOP)),
+            Change::StallEnd { host } => return Ok(self.signal(host, Signal::CONT)),
+            Change::KillDaemon { restart } => self.kill_daemon(restart)?,
+            _ => return Err(format!("not possible for real programs: {change:?}")),
         }
+        Ok(Effect::Applied)
     }
 
     fn add_rule(&mut self, links: &[usize], rule: &Rule, name: &str) -> Result<(), String> {

@@ -18,8 +18,6 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// The time limit of programs, unless the scenario sets its duration.
-const PROGRAM_TIMEOUT: Duration = Duration::from_secs(120);
 /// How often programs are checked for their exit.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The number of lines of a program's output that are reported.
@@ -58,7 +56,7 @@ fn try_run_programs(plan: &Plan) -> Result<Outcome, String> {
     events.start(&mut connection, None)?;
     let mut live = DaemonScenario::load(plan, &mut connection, Some(&name))?;
     let started = Instant::now();
-    let timeout = plan.duration_ns.map_or(PROGRAM_TIMEOUT, Duration::from_nanos);
+    let timeout = Duration::from_nanos(plan.program_timeout_ns());
     let mut waiting: Vec<usize> = (0..plan.commands.len()).collect();
     let mut running: Vec<RunningProgram> = Vec::new();
     let mut log_read = Instant::now();

@@ -37,13 +37,14 @@ const FILE: &str = r#"
     exit-code = 3
 "#;
 
+/// Its programs have ended if a test says so.
 #[derive(Default)]
-struct Recorded(Vec<Change>, Vec<String>);
+struct Recorded(Vec<Change>, Vec<String>, bool);
 
 impl HostControl for Recorded {
-    fn apply(&mut self, _: u64, change: &Change) -> Result<(), String> {
+    fn apply(&mut self, _: u64, change: &Change) -> Result<Effect, String> {
         self.0.push(*change);
-        Ok(())
+        Ok(if self.2 { Effect::Nothing } else { Effect::Applied })
     }
 
     fn add_rule(&mut self, links: &[usize], rule: &Rule, name: &str) -> Result<(), String> {
@@ -173,5 +174,40 @@ fn the_files_for_programs_can_be_read() {
         let scenario = Scenario::parse(&path.display().to_string(), &text).unwrap();
         let plan = scenario.plan(&ParameterValues::new(), 1).unwrap();
         assert!(LiveScenario::new(&plan).is_ok(), "{}", path.display());
+    }
+}
+
+#[test]
+fn a_kill_of_a_program_that_had_ended_fails_the_run() {
+    let text = "title = \"t\"\n[hosts]\nalice = {}\nbob = {}\n[[fault]]\nname = \"kill\"\nhost = \"bob\"\nat = \"1ms\"\n\
+                action = \"kill\"\n[[fault]]\nhost = \"bob\"\nafter = { fault = \"kill\" }\naction = \"kill\"\noptional = true\n";
+    let plan = Scenario::parse("f", text).unwrap().plan(&ParameterValues::new(), 1).unwrap();
+    for (has_ended, verdict) in [(false, Verdict::Pass), (true, Verdict::Fail)] {
+        let mut live = LiveScenario::new(&plan).unwrap();
+        let mut hosts = Recorded(Vec::new(), Vec::new(), has_ended);
+        live.run_due(1_000_000, &mut hosts);
+        let outcome = live.evaluate(Vec::new(), vec![Counters::default(); 2]);
+        assert_eq!(outcome.verdict, verdict, "{outcome:?}");
+        assert_eq!(outcome.rules[0].fired, u64::from(!has_ended));
+        assert_eq!(hosts.0.len(), if has_ended { 1 } else { 2 }, "no fault follows one without effect");
+        for failed in outcome.failures() {
+            assert!(failed.detail.contains("the program had ended"), "{failed:?}");
+        }
+    }
+}
+
+#[test]
+fn a_program_that_does_not_end_is_reported_with_its_time_limit() {
+    for (duration, limit) in [("", "120 s"), ("duration = \"6s\"\n", "6 s")] {
+        let text = format!(
+            "title = \"t\"\n{duration}[hosts]\nalice = {{}}\nbob = {{}}\n[[workload]]\nname = \"w\"\n\
+             command = {{ host = \"bob\", argv = [\"sleep\", \"1000\"] }}\n"
+        );
+        let plan = Scenario::parse("f", &text).unwrap().plan(&ParameterValues::new(), 1).unwrap();
+        let mut live = LiveScenario::new(&plan).unwrap();
+        arrive(&mut live, 17, "rc");
+        let outcome = live.evaluate(Vec::new(), vec![Counters::default(); 2]);
+        let details: Vec<&str> = outcome.failures().map(|failed| failed.detail.as_str()).collect();
+        assert_eq!(details, [format!("it did not end within {limit}")]);
     }
 }

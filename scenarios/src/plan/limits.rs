@@ -20,3 +20,5 @@ pub(super) const MAX_COPIES: u32 = 1000;
 pub(super) const MAX_FLAPS: u32 = 10_000;
 /// Maximum number of completions of a run.
 pub(crate) const MAX_COMPLETIONS: usize = 1 << 22;
+/// The time limit of external programs, unless the file sets its duration: 2 min.
+pub(super) const PROGRAM_TIMEOUT_NS: u64 = 120_000_000_000;

@@ -152,6 +152,11 @@ impl Plan {
         })
     }
 
+    /// The time after which programs that have not ended are killed.
+    pub fn program_timeout_ns(&self) -> u64 {
+        self.duration_ns.unwrap_or(limits::PROGRAM_TIMEOUT_NS)
+    }
+
     /// The faults of the program of a host, with the seed of the plan; `None` if it has none.
     pub fn program_faults(&self, host: usize) -> Option<ProgramFaults> {
         let of_host = |fault: &FaultPlan| match &fault.kind {
