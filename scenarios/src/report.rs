@@ -99,6 +99,9 @@ pub struct RunReport<'a> {
     /// `sim` or `udp`.
     pub on: &'a str,
     pub verdict: Verdict,
+    /// It passed after an attempt that failed.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub flaky: bool,
     /// SHA-256 of the event log; null in real time.
     pub trace_sha256: Option<&'a str>,
     /// SHA-256 of the comparable trace.

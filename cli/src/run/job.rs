@@ -41,6 +41,8 @@ pub struct RunResult {
     pub values: ParameterValues,
     /// How long it took.
     pub duration: Duration,
+    /// The number of earlier attempts, which failed.
+    pub failed_attempts: u32,
 }
 
 /// The part of a result that is kept for the JUnit report.
@@ -50,6 +52,8 @@ pub struct Summary {
     pub duration: Duration,
     /// The failed expectations as text.
     pub failures: String,
+    /// It passed after an attempt that failed.
+    pub is_flaky: bool,
 }
 
 impl Job {
@@ -74,6 +78,7 @@ impl Job {
             seed: self.seed,
             on: self.backend.name(),
             verdict: outcome.verdict,
+            flaky: ran.is_flaky(),
             trace_sha256: outcome.trace_sha256.as_deref(),
             order_sha256: outcome.order_sha256.as_deref(),
             replay: self.replay(),
@@ -89,10 +94,20 @@ impl Job {
 }
 
 impl RunResult {
+    /// Whether it passed after an attempt that failed.
+    pub fn is_flaky(&self) -> bool {
+        self.failed_attempts > 0 && self.outcome.verdict == Verdict::Pass
+    }
+
     /// The summary for the JUnit report.
     pub fn summary(&self) -> Summary {
         let failures = self.outcome.failures().map(|failure| format!("{}: {}", failure.text, failure.detail));
         let complaint = self.outcome.error.iter().cloned().chain(failures).collect::<Vec<_>>().join("\n");
-        Summary { verdict: self.outcome.verdict, duration: self.duration, failures: complaint }
+        Summary {
+            verdict: self.outcome.verdict,
+            duration: self.duration,
+            failures: complaint,
+            is_flaky: self.is_flaky(),
+        }
     }
 }

@@ -14,8 +14,10 @@ use crate::output;
 use crate::scenario::{self, ParameterValue};
 use clap::Args;
 use job::{Backend, Job, RunResult};
+use runner::RunOptions;
 use softhca_scenarios::Verdict;
 use std::fs;
+use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -56,6 +58,15 @@ pub struct Arguments {
     /// Write event log, capture, ladder and result of every run to this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Run this many scenarios at a time [default: one per core in virtual time, one over UDP sockets]
+    #[arg(long, value_name = "N")]
+    jobs: Option<NonZeroUsize>,
+    /// Repeat a failed run over UDP sockets up to N times; a run that then passes is flaky
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100))]
+    retry: u32,
+    /// A flaky run counts as failed
+    #[arg(long)]
+    no_flaky: bool,
     /// Print one JSON object per run
     #[arg(long)]
     json: bool,
@@ -110,7 +121,9 @@ pub fn run(arguments: &Arguments) -> CommandResult {
     check_outputs(arguments).map_err(bad_input("softhca run"))?;
     let mut run_printer = printer::RunPrinter::new(&jobs, arguments.json, arguments.out.clone());
     let mut results = Vec::new();
-    runner::run_all(&jobs, arguments.on, arguments.out.is_some(), |index, result: RunResult| {
+    let Arguments { jobs: at_once, retry: retries, .. } = *arguments;
+    let options = RunOptions { at_once, retries, keep: arguments.out.is_some() };
+    runner::run_all(&jobs, arguments.on, options, |index, result: RunResult| {
         results.push((index, result.summary()));
         run_printer.on_result(index, &result)
     });
@@ -120,7 +133,8 @@ pub fn run(arguments: &Arguments) -> CommandResult {
     }
     run_printer.write_error().map_or(Ok(()), Err).map_err(bad_input("softhca run"))?;
     let has = |verdict| results.iter().any(|(_, summary)| summary.verdict == verdict);
-    Ok(match (has(Verdict::Error), has(Verdict::Fail)) {
+    let is_flaky = arguments.no_flaky && results.iter().any(|(_, summary)| summary.is_flaky);
+    Ok(match (has(Verdict::Error), has(Verdict::Fail) || is_flaky) {
         (true, _) => ExitCode::from(BAD_INPUT),
         (false, true) => ExitCode::FAILURE,
         (false, false) => ExitCode::SUCCESS,

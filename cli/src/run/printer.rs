@@ -65,10 +65,18 @@ impl<'a> RunPrinter<'a> {
         let folder = self.keep_artifacts(index, ran);
         let text = match self.json {
             true => serde_json::to_string(&job.json_line(ran)).unwrap_or_default() + "\n",
-            false if self.print_all || verdict != Verdict::Pass => format_run(job, ran, folder),
+            false if self.print_all || verdict != Verdict::Pass || ran.is_flaky() => {
+                format_run(job, ran, folder)
+            }
             false => String::new(),
         };
+        let checks_nothing = verdict == Verdict::Pass && ran.outcome.expectations.is_empty();
+        // Once for each file, not for each seed.
+        let is_first = index == 0 || self.jobs[index - 1].scenario.name() != job.scenario.name();
         self.progress.suspend(|| {
+            if checks_nothing && is_first {
+                errln!("softhca run: {}: no expectation was checked: add [[expect]]", job.scenario.name());
+            }
             let mut output = io::stdout().lock();
             // The reader may have closed the pipe.
             let _ = output.write_all(terminal::printable(&text).as_bytes());
@@ -146,10 +154,17 @@ fn format_run(job: &Job, ran: &RunResult, folder: Option<PathBuf>) -> String {
     if let Some(folder) = folder {
         text += &format!("      written: {}\n", folder.display());
     }
+    if ran.is_flaky() {
+        text += &format!("      flaky: passed after {} failed\n", count(ran.failed_attempts, "attempt"));
+    }
     if outcome.verdict != Verdict::Pass {
         text += &format!("      replay: {}\n", job.replay());
     }
     text
+}
+
+fn count(number: u32, noun: &str) -> String {
+    if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
 }
 
 /// The packets around the first failed expectation.

@@ -15,7 +15,7 @@ pub fn exec_reports(
 ) -> (String, String) {
     let (seed, parameters) = (scenario.seed, ParameterValues::new());
     let job = Job { scenario, parameters, seed, backend: Backend::Udp };
-    let ran = RunResult { outcome, values: ParameterValues::new(), duration };
+    let ran = RunResult { outcome, values: ParameterValues::new(), duration, failed_attempts: 0 };
     let mut line = job.json_line(&ran);
     line.replay = replay.to_owned();
     let json = serde_json::to_string(&line).unwrap_or_default();

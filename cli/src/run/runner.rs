@@ -10,17 +10,30 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Instant;
 
-/// Runs all jobs, simulated ones on all cores, and passes the results to `on_result` in the order of jobs until it
-/// breaks.
+/// How jobs run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RunOptions {
+    /// The number of jobs at a time; by default as many simulations as cores, and one real run.
+    pub at_once: Option<NonZeroUsize>,
+    /// How often a real run that failed is repeated.
+    pub retries: u32,
+    /// Whether everything is recorded.
+    pub keep: bool,
+}
+
+/// Runs all jobs and passes the results to `on_result` in the order of jobs until it breaks.
 pub fn run_all(
     jobs: &[Job],
     on: Backend,
-    keep: bool,
+    options: RunOptions,
     mut on_result: impl FnMut(usize, RunResult) -> ControlFlow<()>,
 ) {
-    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    // Real runs share one network.
-    let workers = if on == Backend::Udp { 1 } else { cores.min(jobs.len()).max(1) };
+    let default = match on {
+        Backend::Sim => std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
+        // Real runs share the cores, and their timers run in real time.
+        Backend::Udp => NonZeroUsize::MIN,
+    };
+    let workers = options.at_once.unwrap_or(default).get().min(jobs.len()).max(1);
     let next = AtomicUsize::new(0);
     let (sender, results) = mpsc::sync_channel::<(usize, RunResult)>(workers * 4);
     std::thread::scope(|scope| {
@@ -30,7 +43,7 @@ pub fn run_all(
                 loop {
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     let Some(job) = jobs.get(index) else { return };
-                    if sender.send((index, run_job(job, keep))).is_err() {
+                    if sender.send((index, run_with_retries(job, options))).is_err() {
                         return;
                     }
                 }
@@ -50,6 +63,20 @@ pub fn run_all(
             }
         }
     });
+}
+
+/// Repeats a real run that failed. Virtual time is deterministic: a simulation fails every time.
+fn run_with_retries(job: &Job, options: RunOptions) -> RunResult {
+    let retries = if job.backend == Backend::Udp { options.retries } else { 0 };
+    until_pass(retries, || run_job(job, options.keep))
+}
+
+fn until_pass(retries: u32, mut run: impl FnMut() -> RunResult) -> RunResult {
+    let mut ran = run();
+    while ran.outcome.verdict != Verdict::Pass && ran.failed_attempts < retries {
+        ran = RunResult { failed_attempts: ran.failed_attempts + 1, ..run() };
+    }
+    ran
 }
 
 fn run_job(job: &Job, keep: bool) -> RunResult {
@@ -80,5 +107,36 @@ fn run_job(job: &Job, keep: bool) -> RunResult {
             (outcome, plan.parameters.clone())
         }
     };
-    RunResult { outcome, values, duration: started.elapsed() }
+    RunResult { outcome, values, duration: started.elapsed(), failed_attempts: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use softhca_scenarios::ParameterValues;
+    use std::time::Duration;
+
+    #[test]
+    fn a_pass_after_a_failure_is_flaky_and_retries_are_limited() {
+        for (passes_at, retries, attempts, verdict, is_flaky) in [
+            (1, 3, 1, Verdict::Pass, false),
+            (3, 3, 3, Verdict::Pass, true),
+            (3, 1, 2, Verdict::Fail, false),
+            (2, 0, 1, Verdict::Fail, false),
+        ] {
+            let mut runs = 0;
+            let ran = until_pass(retries, || {
+                runs += 1;
+                let verdict = if runs < passes_at { Verdict::Fail } else { Verdict::Pass };
+                RunResult {
+                    outcome: Outcome { verdict, ..Outcome::default() },
+                    values: ParameterValues::new(),
+                    duration: Duration::ZERO,
+                    failed_attempts: 0,
+                }
+            });
+            let seen = (runs, ran.outcome.verdict, ran.is_flaky(), ran.summary().is_flaky);
+            assert_eq!(seen, (attempts, verdict, is_flaky, is_flaky), "{passes_at} {retries}");
+        }
+    }
 }

@@ -150,12 +150,14 @@ impl std::fmt::Display for ByteSize {
 mod tests {
     use super::*;
     use crate::run::job::Backend;
-    use crate::run::runner::run_all;
+    use crate::run::runner::{RunOptions, run_all};
     use softhca_scenarios::{ParameterValues, Scenario};
     use std::fs;
     use std::ops::ControlFlow;
 
     const SCENARIO: &str = include_str!("../../../scenarios/library/fatal-lost-write-middle.toml");
+
+    const KEEP: RunOptions = RunOptions { at_once: None, retries: 0, keep: true };
 
     fn jobs(seeds: u64) -> Vec<Job> {
         let scenario = Arc::new(Scenario::parse("lost.toml", SCENARIO).expect("a scenario of the library"));
@@ -186,7 +188,7 @@ mod tests {
         let (mut written, mut error) = (0, None);
         let mut store =
             ArtifactStore { free_space, ..ArtifactStore::new(root.into(), jobs, KeepPolicy::All) };
-        run_all(jobs, Backend::Sim, true, |index, ran| match store.write(index, &ran) {
+        run_all(jobs, Backend::Sim, KEEP, |index, ran| match store.write(index, &ran) {
             Ok(_) => {
                 written += 1;
                 ControlFlow::Continue(())
@@ -263,7 +265,7 @@ mod tests {
             ..ArtifactStore::new(root.clone(), &jobs, KeepPolicy::Failures)
         };
         let mut first = None;
-        run_all(&jobs[..1], Backend::Sim, true, |index, ran| {
+        run_all(&jobs[..1], Backend::Sim, KEEP, |index, ran| {
             first = Some(store.write(index, &ran));
             store.free_space = |_| Some(10);
             let why = store.write(index + 1, &ran).unwrap_err();

@@ -194,6 +194,34 @@ fn shards_partition_the_runs() {
 }
 
 #[test]
+fn the_number_of_runs_at_a_time_does_not_change_the_results() {
+    let path = library(LOSS);
+    let run = |at_once: &str| softhca(&["run", "--json", "--seeds", "1..6", "--jobs", at_once, &path]);
+    let (one, three) = (run("1"), run("3"));
+    assert_eq!((code(&one), lines(&one).len()), (0, 6));
+    assert_eq!(one.stdout, three.stdout);
+    assert_eq!(code(&run("0")), 2);
+}
+
+#[test]
+fn a_scenario_without_expectations_says_so() {
+    let folder = folder("no-expectations");
+    let text = fs::read_to_string(library(LOSS)).expect("a scenario");
+    let (before, _) = text.split_once("[[expect]]").expect("an expectation");
+    let path = folder.join("none.toml").display().to_string();
+    fs::write(&path, before).expect("a file");
+    let output = softhca(&["run", "--json", "--seeds", "1..3", &path]);
+    assert_eq!(code(&output), 0);
+    for line in lines(&output) {
+        assert_eq!(line["expectations"], serde_json::json!([]));
+    }
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(text, format!("softhca run: {path}: no expectation was checked: add [[expect]]\n"));
+    let checked = softhca(&["run", &library(LOSS)]);
+    assert!(checked.stderr.is_empty(), "{checked:?}");
+}
+
+#[test]
 fn set_all_runs_every_parameter_value() {
     let output = softhca(&["run", "--json", &library("gbn-random-loss.toml"), "--set", "loss=all"]);
     assert_eq!(code(&output), 0);
