@@ -8,9 +8,13 @@ mod bare;
 
 use bare::{reliable, steps};
 use libfuzzer_sys::fuzz_target;
-use softhca_engine::{ClientId, Context, Event, Hca, Instant, ModifyQp, QpRings, QpState, Settings};
-use softhca_fabric::SparseMemory;
-use softhca_queue::{CompletionProducer, DoorbellConsumer, DoorbellProducer, ReceiveConsumer, ReceiveProducer, SendConsumer, SendProducer, SharedWords};
+use softhca_engine::{
+    ClientId, Context, Event, Hca, Instant, MemoryObjects, ModifyQp, QpRings, QpState, Settings,
+};
+use softhca_queue::{
+    CompletionProducer, DoorbellConsumer, DoorbellProducer, ReceiveConsumer, ReceiveProducer, SendConsumer,
+    SendProducer, SharedWords,
+};
 use softhca_wire::{AddressHeaders, Gid, Mtu, Psn, Qpn};
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
@@ -18,14 +22,15 @@ use std::sync::atomic::Ordering;
 const SLOTS: u32 = 4;
 
 /// A client with a connected queue pair: its number, its queue pair and its words.
-fn open(hca: &mut Hca, memory: &mut SparseMemory) -> (ClientId, Qpn, [SharedWords; 4]) {
+fn open(hca: &mut Hca, memory: &mut MemoryObjects) -> (ClientId, Qpn, [SharedWords; 4]) {
     let doorbell = SharedWords::heap(DoorbellProducer::words(8));
     let client = hca.open_client(DoorbellConsumer::new(doorbell.clone(), 8)).expect("room");
     let sends = SharedWords::heap(SendProducer::layout(SLOTS, 2, 16).words());
     let receives = SharedWords::heap(ReceiveProducer::layout(SLOTS, 2).words());
     let completions = SharedWords::heap(CompletionProducer::layout(16).words());
     let pd = hca.allocate_protection_domain(client).expect("room");
-    let cq = hca.create_completion_queue(client, CompletionProducer::new(completions.clone(), 16)).expect("room");
+    let cq =
+        hca.create_completion_queue(client, CompletionProducer::new(completions.clone(), 16)).expect("room");
     let rings = QpRings {
         send: Some(SendConsumer::new(sends.clone(), SLOTS, 2, 16)),
         receive: Some(ReceiveConsumer::new(receives.clone(), SLOTS, 2)),
@@ -42,7 +47,7 @@ fn open(hca: &mut Hca, memory: &mut SparseMemory) -> (ClientId, Qpn, [SharedWord
 
 fuzz_target!(|actions: Vec<(u8, u8, u64)>| {
     let mut hca = Hca::new(Settings::default(), vec![Gid::from(IpAddr::from([10, 0, 0, 1]))]);
-    let mut memory = SparseMemory::default();
+    let mut memory = MemoryObjects::default();
     let (client, qp, words) = open(&mut hca, &mut memory);
     let (other, other_qp, _) = open(&mut hca, &mut memory);
     let addressing = AddressHeaders::between([10, 0, 0, 2].into(), [10, 0, 0, 1].into());
@@ -61,9 +66,13 @@ fuzz_target!(|actions: Vec<(u8, u8, u64)>| {
                 (8..16).for_each(|slot| words[3][slot].store(u64::from(qp.value()) + 1, Ordering::Relaxed));
                 hca.process_doorbells(&mut context);
             }
-            5 => while hca.transmit(&mut context, &mut (), &mut buffer, 1 + usize::from(place % 4)).is_some() {},
+            5 => {
+                while hca.transmit(&mut context, &mut (), &mut buffer, 1 + usize::from(place % 4)).is_some() {
+                }
+            }
             6 => {
-                let state = [QpState::Error, QpState::Reset, QpState::SendQueueDrained][usize::from(place) % 3];
+                let state =
+                    [QpState::Error, QpState::Reset, QpState::SendQueueDrained][usize::from(place) % 3];
                 let _ = hca.modify_queue_pair(&mut context, client, qp, &ModifyQp::default().state(state));
             }
             _ => {

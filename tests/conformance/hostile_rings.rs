@@ -1,10 +1,9 @@
 //! Clients that write garbage to the rings that they share with the HCA.
 
 use softhca_engine::{
-    AsyncEvent, ClientId, Context, CqId, Event, Hca, Instant, ModifyQp, PdId, QpInitAttributes, QpRings,
-    QpState, Settings, SrqInitAttributes,
+    AsyncEvent, ClientId, Context, CqId, Event, Hca, Instant, MemoryObjects, ModifyQp, PdId,
+    QpInitAttributes, QpRings, QpState, Settings, SrqInitAttributes,
 };
-use softhca_fabric::SparseMemory;
 use softhca_queue::{
     CompletionConsumer, CompletionProducer, DoorbellConsumer, DoorbellProducer, ReceiveConsumer,
     ReceiveProducer, SendConsumer, SendProducer, SharedWords,
@@ -19,7 +18,7 @@ const SLOTS: u32 = 4;
 /// One client of an HCA, with direct access to its rings.
 struct RawClient {
     hca: Hca,
-    store: SparseMemory,
+    store: MemoryObjects,
     events: Vec<Event>,
     client: ClientId,
     qp: Qpn,
@@ -59,7 +58,7 @@ impl RawClient {
         let init = QpInitAttributes { srq: shared_receive_queue, sq_sig_all: true, ..reliable(domain, cq) };
         let rings = QpRings { send: Some(SendConsumer::new(sends.clone(), SLOTS, 2, 16)), receive };
         let qp = hca.create_queue_pair(client, init, rings).unwrap();
-        let (store, events) = (SparseMemory::default(), Vec::new());
+        let (store, events) = (MemoryObjects::default(), Vec::new());
         let mut client =
             RawClient { hca, store, events, client, qp, sends, receives, completions, doorbell, polled };
         for step in steps((address(2), Qpn::new(0x77)), Mtu::B1024, Psn::new(0)) {

@@ -1,10 +1,9 @@
 //! XRC: each request carries the SRQ number of the receiver.
 
 use softhca_engine::{
-    ClientId, Context, DeviceLimits, Hca, Instant, QpInitAttributes, QpRings, QpType, Settings,
-    SrqInitAttributes,
+    ClientId, Context, DeviceLimits, Hca, Instant, MemoryObjects, QpInitAttributes, QpRings, QpType,
+    Settings, SrqInitAttributes,
 };
-use softhca_fabric::SparseMemory;
 use softhca_queue::{DoorbellConsumer, DoorbellProducer, SharedWords};
 use softhca_tests::pair::{Pair, Setup, pattern};
 use softhca_types::{Operation, ReceiveWorkRequest, SendImmOrInvalidate};
@@ -95,7 +94,7 @@ fn an_error_does_not_affect_the_srq() {
 #[test]
 fn an_xrc_domain_is_freed_with_its_last_user() {
     let mut hca = Hca::new(Settings::default(), vec![Gid::from(IpAddr::from([10, 0, 0, 1]))]);
-    let mut store = SparseMemory::default();
+    let mut store = MemoryObjects::default();
     let mut ctx = Context { now: Instant::ZERO, memory: &mut store, events: &mut |_, _| {} };
     let user = open_client(&mut hca);
     // More iterations than the maximum number of domains: none leaks.

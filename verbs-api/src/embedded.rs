@@ -5,7 +5,7 @@ use crate::backend::{Result, Runtime, check_process};
 use crate::daemon::direct::DirectHost;
 use crate::exit_cards;
 use crate::local_backend::{CardRuntime, EventBus, LocalClient};
-use crate::memory::{MemoryBlock, MemoryTable};
+use crate::memory::MemoryBlock;
 use crate::notifier::Notifier;
 use crate::real_clock::real_now;
 use crate::recording::DeviceRecordings;
@@ -167,7 +167,7 @@ impl EventSink for EventForwarder {
 
 /// A card in this process, on real sockets: callers drive it when they poll.
 pub(crate) struct EmbeddedRuntime {
-    driver: Arc<SharedDriver<MemoryTable>>,
+    driver: Arc<SharedDriver>,
     client: LocalClient,
     process: ProcessIdentity,
     recordings: Arc<DeviceRecordings>,
@@ -179,7 +179,7 @@ pub(crate) struct EmbeddedRuntime {
 /// Starts a card on sockets that a daemon gave this process.
 #[cfg(target_os = "linux")]
 pub(crate) fn start_direct(
-    driver: Driver<MemoryTable>,
+    driver: Driver,
     event_bus: Arc<EventBus>,
     host: DirectHost,
 ) -> Result<EmbeddedRuntime> {
@@ -196,7 +196,7 @@ pub(crate) fn start_direct(
 }
 
 /// Starts the thread of a card.
-fn share(driver: Driver<MemoryTable>) -> Result<Arc<SharedDriver<MemoryTable>>> {
+fn share(driver: Driver) -> Result<Arc<SharedDriver>> {
     let sleep_flag = SleepFlag::new(SharedWords::heap(SleepFlag::WORDS));
     let card = SharedDriver::start(driver, DrivePolicy::Callers, sleep_flag)
         .map(Arc::new)
@@ -205,7 +205,7 @@ fn share(driver: Driver<MemoryTable>) -> Result<Arc<SharedDriver<MemoryTable>>> 
     Ok(card)
 }
 
-fn open_client(driver: &SharedDriver<MemoryTable>, event_bus: Arc<EventBus>) -> Result<LocalClient> {
+fn open_client(driver: &SharedDriver, event_bus: Arc<EventBus>) -> Result<LocalClient> {
     let open = |doorbell| driver.control(|driver| driver.control(|hca, _| hca.open_client(doorbell)));
     LocalClient::open(event_bus, open)
 }
@@ -238,7 +238,7 @@ fn start(
     let sink = EventForwarder { event_bus: event_bus.clone(), forward_to: recordings.sink(sink) };
     let address = sockets.address();
     let network = switch.map(|switch| build_switch(&switch, address, &recordings)).transpose()?;
-    let mut driver = Driver::new(sockets, options, MemoryTable::default(), Box::new(sink));
+    let mut driver = Driver::new(sockets, options, Box::new(sink));
     if let Some(network) = &network {
         driver.attach_to_network(network.clone());
     }
@@ -449,11 +449,11 @@ impl CardRuntime for EmbeddedRuntime {
     }
 
     fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId {
-        self.driver.control(|driver| driver.memory().0.add(block))
+        self.driver.control(|driver| driver.memory().add(block))
     }
 
     fn remove_memory(&self, memory: MemoryId) {
-        self.driver.control(|driver| driver.memory().0.remove(memory));
+        self.driver.control(|driver| driver.memory().remove(memory));
     }
 
     fn on_doorbell(&self) {

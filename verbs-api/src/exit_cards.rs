@@ -3,17 +3,14 @@
 //! `exit` does not drop devices, and a program can read a completion before the thread that delivered it has written the
 //! event.
 
-use crate::memory::MemoryTable;
 use parking_lot::Mutex;
 use softhca_udp::{SharedDriver, at_exit};
 use std::sync::{Arc, Once, Weak};
 
-type Card = SharedDriver<MemoryTable>;
-
-static CARDS: Mutex<Vec<Weak<Card>>> = Mutex::new(Vec::new());
+static CARDS: Mutex<Vec<Weak<SharedDriver>>> = Mutex::new(Vec::new());
 
 /// Flushes this card when the process exits.
-pub(crate) fn add(card: &Arc<Card>) {
+pub(crate) fn add(card: &Arc<SharedDriver>) {
     static AT_EXIT: Once = Once::new();
     AT_EXIT.call_once(|| at_exit(flush));
     let mut cards = CARDS.lock();

@@ -4,13 +4,14 @@
 use crate::backend::{Result, Runtime};
 use crate::executor::Executor;
 use crate::local_backend::{CardRuntime, EventBus, LocalClient};
-use crate::memory::{AdoptedBlock, MemoryBlock, SimulatedMemory};
+use crate::memory::MemoryBlock;
 use crate::notifier::Notifier;
 use crate::{Device, EndpointExchange, RemoteKey, Settings};
 use parking_lot::{Mutex, MutexGuard};
 use softhca_engine::{Attachments, ClientId, Command, Context, Hca, Instant, MemoryId, Reply};
 use softhca_fabric::{
     Endpoint, EventSink, Flow, FlowId, HostId, NetworkEvent, Rule, RuleCounters, RuleId, World,
+    simulated_memory,
 };
 use softhca_wire::Mtu;
 use std::net::IpAddr;
@@ -107,7 +108,7 @@ impl SimulatedFabric {
         if let Some((host, client)) = device.backend.simulated_client() {
             let mut world = self.world.lock();
             let region = world.with_hca(host, |hca, _| hca.query_memory_region(client, rkey))?;
-            world.memory(host).free(region.memory);
+            world.memory(host).unmap(region.memory);
         }
         Ok(())
     }
@@ -263,15 +264,15 @@ impl CardRuntime for SimulatedHost {
 
     fn allocate_block(&self, length: usize) -> Result<Arc<MemoryBlock>> {
         let payload_mode = self.fabric.lock().host(self.host).hca().settings().payload_mode;
-        Ok(SimulatedMemory::allocate(length, payload_mode))
+        Ok(simulated_memory(length as u64, payload_mode))
     }
 
     fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId {
-        self.fabric.lock().memory(self.host).attach_external(Box::new(AdoptedBlock(block)))
+        self.fabric.lock().memory(self.host).add(block)
     }
 
     fn remove_memory(&self, memory: MemoryId) {
-        self.fabric.lock().memory(self.host).free(memory);
+        self.fabric.lock().memory(self.host).remove(memory);
     }
 
     fn on_doorbell(&self) {

@@ -230,7 +230,7 @@ impl Client {
         drop(
             attachments
                 .memory
-                .map(|memory| self.host.driver.control(|driver| driver.memory().regions.remove(memory))),
+                .map(|memory| self.host.driver.control(|driver| driver.memory().remove(memory))),
         );
         let reply = result?;
         if has_roles && let Some(qpn) = command.qp_ready_to_send() {
@@ -319,20 +319,16 @@ impl Client {
                 "a memory registration needs the location of the memory",
             ));
         };
-        let memory = Arc::new(self.map_region(length, backing, access, descriptors)?);
-        Ok(Some(self.host.driver.control(|driver| driver.memory().regions.add(memory))))
+        let memory = self.map_region(length, backing, access, descriptors)?.into_block();
+        Ok(Some(self.host.driver.control(|driver| driver.memory().add(memory))))
     }
 
     /// Checks that the mappings of the client allow the new access flags of a region.
     fn check_access(&self, region: &MemoryRegion, access: AccessFlags) -> Result<(), CommandError> {
-        let memory =
-            self.host.driver.control(|driver| driver.memory().regions.get(region.memory).ok().cloned());
-        match memory.as_deref() {
-            Some(ClientMemory::Process(ProcessRange { process, address, length })) => process
-                .check_mapped(*address, *length, access)
-                .map_err(|why| CommandError::new(libc::EFAULT, why)),
-            _ => Ok(()),
-        }
+        let memory = self.host.driver.control(|driver| driver.memory().get(region.memory).ok().cloned());
+        memory.map_or(Ok(()), |memory| {
+            memory.check_access(access).map_err(|why| CommandError::new(libc::EFAULT, why))
+        })
     }
 
     /// Maps the memory of a region, or finds it in the client's process.
@@ -360,7 +356,8 @@ impl Client {
             RegionBacking::ProcessMemory { address } => {
                 let denied = |why| CommandError::new(libc::EFAULT, why);
                 self.process.check_mapped(address, length, access).map_err(denied)?;
-                Ok(ClientMemory::Process(ProcessRange { process: self.process.clone(), address, length }))
+                let (process, monitor) = (self.process.clone(), self.host.access_monitor.clone());
+                Ok(ClientMemory::Process(ProcessRange { process, monitor, address, length }))
             }
         }
     }
@@ -375,7 +372,7 @@ impl Drop for Client {
         }
         let freed = self.host.driver.control(|driver| {
             let regions = driver.control(|hca, ctx| hca.close_client(ctx, self.id));
-            regions.iter().map(|region| driver.memory().regions.remove(region.memory)).collect::<Vec<_>>()
+            regions.iter().map(|region| driver.memory().remove(region.memory)).collect::<Vec<_>>()
         });
         drop(freed);
         self.host.event_bus.remove_client(self.id);

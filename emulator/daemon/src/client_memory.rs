@@ -3,8 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::quota::MappingGuard;
-use softhca_engine::{AtomicOperation, Memory, MemoryFault, MemoryId, MemoryObjects};
-use softhca_queue::MemoryBlock;
+use softhca_queue::{AtomicOperation, ExternalMemory, MemoryBlock, MemoryFault};
 use softhca_types::AccessFlags;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -217,6 +216,7 @@ pub(crate) struct MappedMemory {
 /// Memory in the client's process.
 pub(crate) struct ProcessRange {
     pub process: Arc<ProcessMemory>,
+    pub monitor: Arc<AccessMonitor>,
     pub address: u64,
     pub length: u64,
 }
@@ -229,53 +229,45 @@ impl ProcessRange {
     }
 }
 
-/// The memory of all clients of a host.
-#[derive(Default)]
-pub(crate) struct ClientMemories {
-    monitor: Arc<AccessMonitor>,
-    /// Drop a removed one without holding the lock of the driver, because unmapping takes time.
-    pub regions: MemoryObjects<Arc<ClientMemory>>,
-}
-
-impl ClientMemories {
-    pub fn new(monitor: Arc<AccessMonitor>) -> ClientMemories {
-        ClientMemories { monitor, ..ClientMemories::default() }
+impl ClientMemory {
+    /// The memory as an HCA knows it. Drop it without holding the lock of the driver, because unmapping takes time.
+    pub fn into_block(self) -> Arc<MemoryBlock> {
+        let length = match &self {
+            ClientMemory::Mapped(mapped) => mapped.block.len(),
+            ClientMemory::Process(range) => range.length as usize,
+        };
+        Arc::new(MemoryBlock::external(length, Box::new(self)))
     }
 }
 
-impl Memory for ClientMemories {
-    fn read(&self, memory: MemoryId, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
-        match &**self.regions.get(memory)? {
+impl ExternalMemory for ClientMemory {
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
+        match self {
             ClientMemory::Mapped(mapped) => mapped.block.read(offset, into),
             ClientMemory::Process(range) => {
                 let at = range.locate(offset, into.len())?;
-                self.monitor.track(range.process.pid, || range.process.read(at, into))
+                range.monitor.track(range.process.pid, || range.process.read(at, into))
             }
         }
     }
 
-    fn write(&mut self, memory: MemoryId, offset: u64, from: &[u8]) -> Result<(), MemoryFault> {
-        match &**self.regions.get(memory)? {
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemoryFault> {
+        match self {
             ClientMemory::Mapped(mapped) => mapped.block.write(offset, from),
             ClientMemory::Process(range) => {
                 let at = range.locate(offset, from.len())?;
-                self.monitor.track(range.process.pid, || range.process.write(at, from))
+                range.monitor.track(range.process.pid, || range.process.write(at, from))
             }
         }
     }
 
     /// In another process, atomic only with respect to other operations of this HCA (`IBV_ATOMIC_HCA`).
-    fn atomic(
-        &mut self,
-        memory: MemoryId,
-        offset: u64,
-        operation: AtomicOperation,
-    ) -> Result<u64, MemoryFault> {
-        match &**self.regions.get(memory)? {
+    fn atomic(&self, offset: u64, operation: AtomicOperation) -> Result<u64, MemoryFault> {
+        match self {
             ClientMemory::Mapped(mapped) => mapped.block.atomic(offset, operation),
             ClientMemory::Process(range) => {
                 let at = range.locate(offset, 8)?;
-                self.monitor.track(range.process.pid, || {
+                range.monitor.track(range.process.pid, || {
                     let mut bytes = [0; 8];
                     range.process.read(at, &mut bytes)?;
                     let old = u64::from_ne_bytes(bytes);
@@ -283,6 +275,13 @@ impl Memory for ClientMemories {
                     Ok(old)
                 })
             }
+        }
+    }
+
+    fn check_access(&self, access: AccessFlags) -> Result<(), String> {
+        match self {
+            ClientMemory::Mapped(_) => Ok(()),
+            ClientMemory::Process(range) => range.process.check_mapped(range.address, range.length, access),
         }
     }
 }

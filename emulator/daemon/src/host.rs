@@ -1,7 +1,7 @@
 //! A host: its HCA, the engine thread that drives it, and the distribution of its events.
 
 use crate::async_event_watchers::AsyncEventWatchers;
-use crate::client_memory::{AccessMonitor, ClientMemories};
+use crate::client_memory::AccessMonitor;
 use crate::config::{CardConfig, Config, DataPath};
 use crate::host_driver::HostDriver;
 use crate::messages::report;
@@ -223,7 +223,7 @@ impl DaemonHost {
             host: id,
             pending_notifications: Vec::new(),
         });
-        let mut driver = Driver::new(sockets, options, ClientMemories::new(access_monitor.clone()), sink);
+        let mut driver = Driver::new(sockets, options, sink);
         if let Some(slots) = slots.clone() {
             driver.set_hand_over(Box::new(move |packets| slots.hand_over(packets)));
         }

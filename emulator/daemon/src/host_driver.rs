@@ -1,6 +1,5 @@
 //! The driver of a host.
 
-use crate::client_memory::ClientMemories;
 use softhca_udp::{Driver, SharedDriver};
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -10,12 +9,12 @@ use std::time::Duration;
 const BUSY_LIMIT: Duration = Duration::from_millis(1);
 
 /// The driver of a host, for use by tasks.
-pub(crate) struct HostDriver(pub SharedDriver<ClientMemories>);
+pub(crate) struct HostDriver(pub SharedDriver);
 
 impl HostDriver {
     /// Calls `act` with the driver. The driver is busy for long only if a client stalls the host; then another thread
     /// takes over the other tasks of this one.
-    pub fn control<R>(&self, act: impl FnOnce(&mut Driver<ClientMemories>) -> R) -> R {
+    pub fn control<R>(&self, act: impl FnOnce(&mut Driver) -> R) -> R {
         match self.0.try_control(BUSY_LIMIT, act) {
             Ok(result) => result,
             Err(act) => tokio::task::block_in_place(|| self.0.control(act)),

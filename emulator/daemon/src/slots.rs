@@ -1,6 +1,5 @@
 //! The slots of a host: each process with a direct data path has the sockets of one, and the QPNs that lead to it.
 
-use crate::client_memory::{AccessMonitor, ClientMemories};
 use crate::command_error::CommandError;
 use crate::host_driver::HostDriver;
 use crate::messages::report;
@@ -61,7 +60,7 @@ pub(crate) struct HostSlots {
 /// A port without queue pairs, for a slot whose process is gone.
 struct VacantPort {
     /// Its thread runs until it is dropped.
-    _driver: SharedDriver<ClientMemories>,
+    _driver: SharedDriver,
     /// Its drops.
     counters: Arc<Mutex<Counters>>,
     /// Until then, other hosts find out by it that the process is gone. It ends soon after.
@@ -433,13 +432,12 @@ impl HostSlots {
         acks: Vec<RecordedAck>,
         connections: &[RecordedConnection],
         rings: Vec<(u16, RingPair)>,
-    ) -> io::Result<(Driver<ClientMemories>, Arc<Mutex<Counters>>)> {
+    ) -> io::Result<(Driver, Arc<Mutex<Counters>>)> {
         let sockets = HostSockets::adopt(self.descriptors(slot.number)?)?;
         let settings = Settings { qpn_slot: slot, ..self.settings };
         let options = DriverOptions { settings, loopback: self.loopback, ..DriverOptions::default() };
-        let memories = ClientMemories::new(Arc::new(AccessMonitor::default()));
         let events = VacantPortEvents { recordings: self.recordings.clone(), host: self.host };
-        let mut driver = Driver::new(sockets, options, memories, Box::new(events));
+        let mut driver = Driver::new(sockets, options, Box::new(events));
         let slots = Arc::downgrade(self);
         driver.set_hand_over(Box::new(move |packets| match slots.upgrade() {
             Some(slots) => slots.hand_over_from_vacant(packets),
@@ -454,7 +452,7 @@ impl HostSlots {
 }
 
 fn start_vacant(
-    (driver, counters): (Driver<ClientMemories>, Arc<Mutex<Counters>>),
+    (driver, counters): (Driver, Arc<Mutex<Counters>>),
     needed_for: Duration,
 ) -> io::Result<VacantPort> {
     let sleep_flag = SleepFlag::new(SharedWords::heap(SleepFlag::WORDS));

@@ -10,23 +10,24 @@ mod verbs;
 use bare::{RIGHTS, reliable};
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::{
-    AckPolicy, ClientId, Context, CqId, DeviceLimits, Hca, Instant, MemoryRegion, PdId, QpRings, QpType,
-    Settings,
+    AckPolicy, ClientId, Context, CqId, DeviceLimits, Hca, Instant, MemoryObjects, MemoryRegion, PdId,
+    QpRings, QpType, Settings,
 };
-use softhca_fabric::{LinkSettings, SparseMemory};
+use softhca_fabric::LinkSettings;
 use softhca_queue::{
-    CompletionConsumer, DoorbellProducer, SendProducer, completion_ring, doorbell_ring, receive_ring,
-    send_ring,
+    CompletionConsumer, DoorbellProducer, MemoryBlock, SendProducer, completion_ring, doorbell_ring,
+    receive_ring, send_ring,
 };
 use softhca_types::{Operation, RemoteAddress, SendFlags, SendWorkRequest, Sge};
 use softhca_wire::{Gid, Icrc, LocalKey, Mtu, Psn, Qpn, RemoteKey};
+use std::sync::Arc;
 use std::time::Instant as Clock;
 use verbs::{ConnectOptions, QpOptions, World};
 
 /// An HCA with one connected queue pair and some idle ones.
 struct Card {
     hca: Hca,
-    store: SparseMemory,
+    store: MemoryObjects,
     client: ClientId,
     domain: PdId,
     cq: CqId,
@@ -47,8 +48,8 @@ impl Card {
         let domain = hca.allocate_protection_domain(client).unwrap();
         let (producer, completions) = completion_ring(4096);
         let cq = hca.create_completion_queue(client, producer).unwrap();
-        let mut store = SparseMemory::default();
-        let memory = store.allocate(4 << 20);
+        let mut store = MemoryObjects::default();
+        let memory = store.add(Arc::new(MemoryBlock::new(4 << 20)));
         let region =
             MemoryRegion { client, pd: domain, iova: 0, length: 4 << 20, access_flags: RIGHTS, memory };
         let key = hca.register_memory_region(region).unwrap();

@@ -52,4 +52,4 @@ pub use softhca_types::PortCounters;
 pub use softhca_types::{PER_BILLION, Seed};
 pub use switch::{EcnMarking, PfcWatchdog, Scheduling, Switch, SwitchSettings, WatchdogAction};
 pub use topology::{Layout, LayoutNode, Topology, TopologyError};
-pub use world::{Host, SparseMemory, World};
+pub use world::{Host, World, simulated_memory};

@@ -8,10 +8,12 @@
 use crate::{AtomicOperation, MemoryFault, guarded_access, shared_access};
 use alloc::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use alloc::boxed::Box;
+use alloc::string::String;
 use alloc::sync::Arc;
 use core::any::Any;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
+use softhca_types::AccessFlags;
 
 const PAGE: usize = 4096;
 
@@ -23,6 +25,11 @@ pub trait ExternalMemory: Send + Sync {
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemoryFault>;
     /// Applies an atomic operation to the eight bytes at `offset` and returns their previous value.
     fn atomic(&self, offset: u64, operation: AtomicOperation) -> Result<u64, MemoryFault>;
+    /// Checks that the memory permits this access. The error says why it does not.
+    fn check_access(&self, access: AccessFlags) -> Result<(), String> {
+        let _ = access;
+        Ok(())
+    }
 }
 
 /// The memory of a region: on the heap, in a mapping that another process shares, owned by the caller, or external.
@@ -118,6 +125,14 @@ impl MemoryBlock {
     pub fn external(length: usize, memory: Box<dyn ExternalMemory>) -> MemoryBlock {
         let base = NonNull::dangling();
         MemoryBlock { base, length, writable: true.into(), storage: Storage::External(memory) }
+    }
+
+    /// Checks that memory without an address in this process permits this access. The error says why it does not.
+    pub fn check_access(&self, access: AccessFlags) -> Result<(), String> {
+        match &self.storage {
+            Storage::External(memory) => memory.check_access(access),
+            _ => Ok(()),
+        }
     }
 
     /// The first byte.

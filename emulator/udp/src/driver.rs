@@ -21,8 +21,8 @@ use link::Port;
 use receive::Receiver;
 use softhca_control::HandedOverPacket;
 use softhca_engine::{
-    Attachments, ClientId, Command, Context, Counters, Hca, Instant, Memory, PortState, Reply, Settings,
-    VerbsError,
+    Attachments, ClientId, Command, Context, Counters, Hca, Instant, MemoryObjects, PortState, Reply,
+    Settings, VerbsError,
 };
 use softhca_fabric::{EventSink, Flow, LinkState, Rule, RuleCounters, RuleId};
 use softhca_wire::Gid;
@@ -72,8 +72,8 @@ pub struct DriverOptions {
 }
 
 /// One host in real time.
-pub struct Driver<M> {
-    engine: Engine<M>,
+pub struct Driver {
+    engine: Engine,
     port: Port,
     transmitter: Transmitter,
     receiver: Receiver,
@@ -99,14 +99,9 @@ pub type HandOver = Box<dyn FnMut(Vec<HandedOverPacket>) -> Vec<HandedOverPacket
 /// Makes the counters of an HCA visible to others.
 pub type PublishCounters = Box<dyn Fn(&Counters, &mut dyn Iterator<Item = (RuleId, RuleCounters)>) + Send>;
 
-impl<M: Memory> Driver<M> {
+impl Driver {
     /// Drives a new HCA on these sockets.
-    pub fn new(
-        sockets: HostSockets,
-        options: DriverOptions,
-        memory: M,
-        sink: Box<dyn EventSink + Send>,
-    ) -> Driver<M> {
+    pub fn new(sockets: HostSockets, options: DriverOptions, sink: Box<dyn EventSink + Send>) -> Driver {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::from_secs(1));
         let incarnation = Incarnation::new(wall.as_nanos() as u64);
         // The grants of all peers fit into the smallest of the receive buffers.
@@ -129,7 +124,7 @@ impl<M: Memory> Driver<M> {
             hca = hca.with_secret(crate::system::random_words());
         }
         Driver {
-            engine: Engine { hca, memory, sink },
+            engine: Engine { hca, memory: MemoryObjects::default(), sink },
             port: Port::new(sockets, flow_sockets, links),
             transmitter: Transmitter::new(),
             receiver: Receiver::new(options.icrc),
@@ -203,7 +198,7 @@ impl<M: Memory> Driver<M> {
     }
 
     /// The memory behind memory regions.
-    pub fn memory(&mut self) -> &mut M {
+    pub fn memory(&mut self) -> &mut MemoryObjects {
         &mut self.engine.memory
     }
 

@@ -6,7 +6,6 @@ use crate::sync::{
 };
 use crate::system::{WakeSet, request_short_time_slices};
 use crate::{Driver, ProcessIdentity, Ready, SignalsBlocked, Waker, poll_readable, wait_readable};
-use softhca_engine::Memory;
 use softhca_queue::SleepFlag;
 use std::io;
 use std::time::Duration;
@@ -59,8 +58,8 @@ pub enum DrivePolicy {
 }
 
 /// The state that callers and the thread share.
-struct Shared<M> {
-    driver: Mutex<Driver<M>>,
+struct Shared {
+    driver: Mutex<Driver>,
     policy: DrivePolicy,
     /// The start of the driver's clock.
     started: Instant,
@@ -98,20 +97,16 @@ struct Shared<M> {
 }
 
 /// A driver that any thread may use, with a thread of its own.
-pub struct SharedDriver<M> {
-    shared: Arc<Shared<M>>,
+pub struct SharedDriver {
+    shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     /// The process in which the thread runs.
     process: ProcessIdentity,
 }
 
-impl<M: Memory + Send + 'static> SharedDriver<M> {
+impl SharedDriver {
     /// Starts the thread. `sleep_flag` informs the producers of doorbells that it sleeps.
-    pub fn start(
-        mut driver: Driver<M>,
-        policy: DrivePolicy,
-        sleep_flag: SleepFlag,
-    ) -> io::Result<SharedDriver<M>> {
+    pub fn start(mut driver: Driver, policy: DrivePolicy, sleep_flag: SleepFlag) -> io::Result<SharedDriver> {
         let [roce, link] = driver.descriptors().map(|descriptor| descriptor.try_clone_to_owned());
         let wake_set = Arc::new(WakeSet::new()?);
         driver.set_wake_set(wake_set.clone())?;
@@ -149,23 +144,19 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
 
     /// Executes a control verb: calls `act` with the driver. A waiting caller gets the lock before the next poll.
     /// Polls if no caller has for a moment. Wakes the thread if work is left that is due before it would wake by itself.
-    pub fn control<R>(&self, act: impl FnOnce(&mut Driver<M>) -> R) -> R {
+    pub fn control<R>(&self, act: impl FnOnce(&mut Driver) -> R) -> R {
         self.control_locked(self.shared.driver.lock(), act)
     }
 
     /// As [`SharedDriver::control`], but waits at most for `timeout`. Returns `act` if the driver was not available.
-    pub fn try_control<R, F: FnOnce(&mut Driver<M>) -> R>(&self, timeout: Duration, act: F) -> Result<R, F> {
+    pub fn try_control<R, F: FnOnce(&mut Driver) -> R>(&self, timeout: Duration, act: F) -> Result<R, F> {
         match self.shared.driver.try_lock_for(timeout) {
             Some(driver) => Ok(self.control_locked(driver, act)),
             None => Err(act),
         }
     }
 
-    fn control_locked<R>(
-        &self,
-        mut driver: MutexGuard<'_, Driver<M>>,
-        act: impl FnOnce(&mut Driver<M>) -> R,
-    ) -> R {
+    fn control_locked<R>(&self, mut driver: MutexGuard<'_, Driver>, act: impl FnOnce(&mut Driver) -> R) -> R {
         let result = act(&mut driver);
         let shared = &*self.shared;
         // Callers that execute verbs receive packets as callers that poll do: the thread would compete for the lock.
@@ -286,7 +277,7 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
     }
 }
 
-impl<M> Drop for SharedDriver<M> {
+impl Drop for SharedDriver {
     fn drop(&mut self) {
         if !self.process.is_current() {
             // In a forked child: the thread belongs to the parent.
@@ -301,7 +292,7 @@ impl<M> Drop for SharedDriver<M> {
     }
 }
 
-impl<M: Memory> Shared<M> {
+impl Shared {
     fn now(&self) -> u64 {
         self.started.elapsed().as_nanos() as u64
     }
@@ -318,7 +309,7 @@ impl<M: Memory> Shared<M> {
 
     /// Unlocks the driver, and wakes the sleeper if it would sleep past the driver's next timeout. The caller may not
     /// poll again, and the datagram that would have woken the sleeper may have been read.
-    fn release(&self, driver: MutexGuard<'_, Driver<M>>) {
+    fn release(&self, driver: MutexGuard<'_, Driver>) {
         let would_oversleep = |left: Duration| {
             self.now().saturating_add(left.as_nanos() as u64) < self.wakes_at.load(Ordering::Relaxed)
         };
@@ -339,7 +330,7 @@ impl<M: Memory> Shared<M> {
     }
 
     /// One poll in a caller's thread. Returns whether any packet moved.
-    fn poll_for_caller(&self, mut driver: MutexGuard<'_, Driver<M>>) -> bool {
+    fn poll_for_caller(&self, mut driver: MutexGuard<'_, Driver>) -> bool {
         let moved = driver.poll().unwrap_or(false);
         self.driven_at.store(driver.polled_at().nanos(), Ordering::Relaxed);
         self.release(driver);
@@ -503,7 +494,7 @@ impl<M: Memory> Shared<M> {
     }
 
     /// Polls once more and, if nothing moved, sleeps until the driver has work. Returns whether any packet moved.
-    fn poll_or_sleep(&self, mut driver: MutexGuard<'_, Driver<M>>) -> bool {
+    fn poll_or_sleep(&self, mut driver: MutexGuard<'_, Driver>) -> bool {
         self.announce_asleep(&mut driver, true);
         self.thread_sleeps.store(true, Ordering::Relaxed);
         // Processes a doorbell that was rung before its producer could see the flag.
@@ -519,7 +510,7 @@ impl<M: Memory> Shared<M> {
     }
 
     /// Says whether doorbells, and packets of other processes of the host, must wake the sleeper.
-    fn announce_asleep(&self, driver: &mut Driver<M>, is_asleep: bool) {
+    fn announce_asleep(&self, driver: &mut Driver, is_asleep: bool) {
         driver.set_asleep(is_asleep);
         match is_asleep {
             true => self.sleep_flag.set(),
@@ -539,7 +530,7 @@ impl<M: Memory> Shared<M> {
     }
 
     /// Records when the sleeper wakes by itself. Returns how long that is.
-    fn set_wake_time(&self, driver: &Driver<M>) -> Option<Duration> {
+    fn set_wake_time(&self, driver: &Driver) -> Option<Duration> {
         let timeout = driver.next_timeout();
         let wakes_at = timeout.map_or(u64::MAX, |left| self.now().saturating_add(left.as_nanos() as u64));
         self.wakes_at.store(wakes_at, Ordering::Relaxed);

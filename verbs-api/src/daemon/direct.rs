@@ -7,7 +7,6 @@ use super::port_reservations::PortReservations;
 use crate::Error;
 use crate::backend::Result;
 use crate::local_backend::EventBus;
-use crate::memory::MemoryTable;
 use parking_lot::Mutex;
 use softhca_control::{
     HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus, Request, Response, decode,
@@ -40,7 +39,7 @@ pub(super) struct DirectState {
     resources: Mutex<ResourceCounts>,
     event_bus: Arc<EventBus>,
     /// The card, once it exists.
-    card: OnceLock<Weak<SharedDriver<MemoryTable>>>,
+    card: OnceLock<Weak<SharedDriver>>,
     /// Rings that were opened before.
     early_rings: Mutex<Vec<(u16, RingPair)>>,
     /// Changes of the fault rules that came before.
@@ -63,7 +62,7 @@ impl DirectState {
     }
 
     /// Calls `act` with the driver of the card.
-    fn control(&self, act: impl FnOnce(&mut Driver<MemoryTable>)) {
+    fn control(&self, act: impl FnOnce(&mut Driver)) {
         if let Some(card) = self.card.get().and_then(Weak::upgrade) {
             card.control(act);
         }
@@ -250,7 +249,7 @@ impl DirectHost {
     }
 
     /// Gives notifications to this card from now on.
-    pub fn attach(&self, card: &Arc<SharedDriver<MemoryTable>>) {
+    pub fn attach(&self, card: &Arc<SharedDriver>) {
         let _ = self.state.card.set(Arc::downgrade(card));
         self.state.add_rings();
         let early = std::mem::take(&mut *self.state.early_changes.lock());

@@ -8,7 +8,7 @@ use crate::Error;
 use crate::backend::Result;
 use crate::embedded::{EmbeddedRuntime, EventForwarder, start_direct};
 use crate::local_backend::EventBus;
-use crate::memory::{MemoryTable, install_fault_handler};
+use crate::memory::install_fault_handler;
 use softhca_control::{DirectPath, Request};
 use softhca_engine::{AckPolicy, CongestionSettings, PortState, Recovery, Settings};
 use softhca_udp::{
@@ -78,7 +78,7 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
         }
     });
     let _ = state.connection.set(Arc::downgrade(&connection));
-    let mut driver = Driver::new(sockets, options, MemoryTable::default(), Box::new(recorder));
+    let mut driver = Driver::new(sockets, options, Box::new(recorder));
     driver.set_send_socket_source(open_send_socket);
     driver.set_ring_source(open_rings);
     driver.set_hand_over(hand_over);

@@ -1,11 +1,10 @@
 //! A host: an HCA and its memory.
 
-use super::memory::SparseMemory;
 use crate::{Direction, LinkId};
 use alloc::string::String;
 use alloc::vec;
 use core::net::IpAddr;
-use softhca_engine::{ClientId, DeviceLimits, Hca, Settings};
+use softhca_engine::{ClientId, DeviceLimits, Hca, MemoryObjects, Settings};
 use softhca_queue::{DoorbellProducer, doorbell_ring};
 use softhca_wire::Gid;
 
@@ -19,7 +18,7 @@ pub struct Host {
     /// An event for the free link is scheduled.
     pub(crate) waiting_for_link: bool,
     pub(crate) address: IpAddr,
-    pub(crate) memory: SparseMemory,
+    pub(crate) memory: MemoryObjects,
     pub(crate) hca: Hca,
     /// Later scheduled wakeups, earliest last.
     pub(crate) later_wakeups: alloc::vec::Vec<u64>,
@@ -39,7 +38,7 @@ impl Host {
             name: name.into(),
             address,
             hca,
-            memory: SparseMemory::default(),
+            memory: MemoryObjects::default(),
             client,
             doorbell,
             links: vec::Vec::new(),

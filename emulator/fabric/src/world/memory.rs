@@ -1,83 +1,110 @@
-//! Host memory in virtual time.
+//! Memory of regions in virtual time.
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
-use alloc::vec;
-use alloc::vec::Vec;
-use softhca_engine::{AtomicOperation, Memory, MemoryFault, MemoryId};
+use alloc::sync::Arc;
+use once_cell::race::OnceBox;
+use softhca_engine::{AtomicOperation, MemoryFault, PayloadMode};
+use softhca_queue::{ExternalMemory, MemoryBlock};
 
-const PAGE: usize = 4096;
-
-/// Blocks of this size or more allocate pages on the first write.
+/// Blocks of this size or more allocate chunks on the first write.
 const SPARSE_FROM: u64 = 64 << 20;
+const CHUNK: usize = 1 << 20;
 
-enum MemoryBlock {
-    Dense(Vec<u8>),
-    Sparse {
-        length: u64,
-        pages: BTreeMap<u64, Box<[u8; PAGE]>>,
-    },
-    External(Box<dyn Memory + Send>),
-    /// Reads as zero; ignores writes.
-    Null {
-        length: u64,
-    },
+/// Allocates zeroed memory for a region of a simulated device. A large block costs only what is written. With elided
+/// payloads the block reads as zero and ignores writes.
+pub fn simulated_memory(length: u64, payload_mode: PayloadMode) -> Arc<MemoryBlock> {
+    let external = |memory: Box<dyn ExternalMemory>| MemoryBlock::external(length as usize, memory);
+    Arc::new(match payload_mode {
+        PayloadMode::Elided => external(Box::new(NullMemory { length })),
+        PayloadMode::Carried if length < SPARSE_FROM => MemoryBlock::new(length as usize),
+        PayloadMode::Carried => external(Box::new(SparseMemory::new(length))),
+    })
 }
 
-/// The memory of a host's regions. Large blocks are sparse and cost only what is written.
-#[derive(Default)]
-pub struct SparseMemory {
-    blocks: Vec<Option<MemoryBlock>>,
+/// Reads as zero; ignores writes.
+struct NullMemory {
+    length: u64,
+}
+
+impl ExternalMemory for NullMemory {
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
+        check_range(offset, into.len(), self.length)?;
+        into.fill(0);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemoryFault> {
+        check_range(offset, from.len(), self.length)
+    }
+
+    fn atomic(&self, offset: u64, _: AtomicOperation) -> Result<u64, MemoryFault> {
+        check_range(offset, 8, self.length).map(|()| 0)
+    }
+}
+
+/// Allocates each chunk when something other than zero is written to it.
+struct SparseMemory {
+    length: u64,
+    chunks: Box<[OnceBox<MemoryBlock>]>,
 }
 
 impl SparseMemory {
-    /// Allocates a zeroed block.
-    pub fn allocate(&mut self, length: u64) -> MemoryId {
-        let block = match length {
-            0..SPARSE_FROM => MemoryBlock::Dense(vec![0; length as usize]),
-            _ => MemoryBlock::Sparse { length, pages: BTreeMap::new() },
-        };
-        self.add(block)
+    fn new(length: u64) -> SparseMemory {
+        let count = length.div_ceil(CHUNK as u64) as usize;
+        SparseMemory { length, chunks: core::iter::repeat_with(OnceBox::new).take(count).collect() }
     }
 
-    /// Allocates a block that reads as zero and ignores writes: for packets with elided payload.
-    pub fn allocate_null(&mut self, length: u64) -> MemoryId {
-        self.add(MemoryBlock::Null { length })
-    }
-
-    /// Adds a block that another owner stores and accesses.
-    pub fn attach_external(&mut self, memory: Box<dyn Memory + Send>) -> MemoryId {
-        self.add(MemoryBlock::External(memory))
-    }
-
-    fn add(&mut self, block: MemoryBlock) -> MemoryId {
-        self.blocks.push(Some(block));
-        MemoryId(self.blocks.len() as u32 - 1)
-    }
-
-    /// Frees a block: later accesses fault.
-    pub fn free(&mut self, memory: MemoryId) {
-        if let Some(block) = self.blocks.get_mut(memory.0 as usize) {
-            *block = None;
-        }
-    }
-
-    fn block(&self, memory: MemoryId) -> Result<&MemoryBlock, MemoryFault> {
-        self.blocks.get(memory.0 as usize).and_then(Option::as_ref).ok_or(MemoryFault)
+    /// The pieces of a range: the chunk, the offset in it, the offset in the range, and the size.
+    fn pieces(
+        &self,
+        offset: u64,
+        length: usize,
+    ) -> Result<impl Iterator<Item = (&OnceBox<MemoryBlock>, u64, usize, usize)>, MemoryFault> {
+        check_range(offset, length, self.length)?;
+        let mut done = 0;
+        Ok(core::iter::from_fn(move || {
+            let at = offset + done as u64;
+            let (begin, place) = (done, at % CHUNK as u64);
+            let size = (CHUNK - place as usize).min(length - done);
+            done += size;
+            (size > 0).then(|| (&self.chunks[(at / CHUNK as u64) as usize], place, begin, size))
+        }))
     }
 }
 
-/// Splits `length` bytes at `offset` at page boundaries: page, offset in the page, offset in the whole, size.
-fn page_chunks(offset: u64, length: usize) -> impl Iterator<Item = (u64, usize, usize, usize)> {
-    let mut done = 0;
-    core::iter::from_fn(move || {
-        let at = offset + done as u64;
-        let place = (at % PAGE as u64) as usize;
-        let size = (PAGE - place).min(length - done);
-        let piece = (size > 0).then_some((at / PAGE as u64, place, done, size));
-        done += size;
-        piece
-    })
+fn new_chunk() -> Box<MemoryBlock> {
+    Box::new(MemoryBlock::new(CHUNK))
+}
+
+impl ExternalMemory for SparseMemory {
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
+        for (chunk, place, begin, size) in self.pieces(offset, into.len())? {
+            let into = &mut into[begin..begin + size];
+            match chunk.get() {
+                Some(chunk) => chunk.read(place, into)?,
+                None => into.fill(0),
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemoryFault> {
+        for (chunk, place, begin, size) in self.pieces(offset, from.len())? {
+            let from = &from[begin..begin + size];
+            // A missing chunk already reads as zero.
+            if chunk.get().is_some() || from.iter().any(|byte| *byte != 0) {
+                chunk.get_or_init(new_chunk).write(place, from)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn atomic(&self, offset: u64, operation: AtomicOperation) -> Result<u64, MemoryFault> {
+        match self.pieces(offset, 8)?.next() {
+            Some((chunk, place, _, 8)) => chunk.get_or_init(new_chunk).atomic(place, operation),
+            _ => Err(MemoryFault),
+        }
+    }
 }
 
 fn check_range(offset: u64, length: usize, total: u64) -> Result<(), MemoryFault> {
@@ -87,98 +114,37 @@ fn check_range(offset: u64, length: usize, total: u64) -> Result<(), MemoryFault
     }
 }
 
-impl Memory for SparseMemory {
-    fn read(&self, memory: MemoryId, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
-        match self.block(memory)? {
-            MemoryBlock::Dense(bytes) => {
-                check_range(offset, into.len(), bytes.len() as u64)?;
-                let at = offset as usize;
-                into.copy_from_slice(&bytes[at..at + into.len()]);
-            }
-            MemoryBlock::Sparse { length, pages } => {
-                check_range(offset, into.len(), *length)?;
-                for (page, place, done, size) in page_chunks(offset, into.len()) {
-                    let into = &mut into[done..done + size];
-                    match pages.get(&page) {
-                        Some(page) => into.copy_from_slice(&page[place..place + size]),
-                        None => into.fill(0),
-                    }
-                }
-            }
-            MemoryBlock::External(keeper) => keeper.read(memory, offset, into)?,
-            MemoryBlock::Null { length } => {
-                check_range(offset, into.len(), *length)?;
-                into.fill(0);
-            }
-        }
-        Ok(())
-    }
-
-    fn write(&mut self, memory: MemoryId, offset: u64, from: &[u8]) -> Result<(), MemoryFault> {
-        match self.blocks.get_mut(memory.0 as usize).and_then(Option::as_mut).ok_or(MemoryFault)? {
-            MemoryBlock::Dense(bytes) => {
-                check_range(offset, from.len(), bytes.len() as u64)?;
-                let at = offset as usize;
-                bytes[at..at + from.len()].copy_from_slice(from);
-            }
-            MemoryBlock::Sparse { length, pages } => {
-                check_range(offset, from.len(), *length)?;
-                for (page, place, done, size) in page_chunks(offset, from.len()) {
-                    let from = &from[done..done + size];
-                    // A missing page already reads as zero.
-                    if pages.contains_key(&page) || *from != [0; PAGE][..size] {
-                        let page = pages.entry(page).or_insert_with(|| Box::new([0; PAGE]));
-                        page[place..place + size].copy_from_slice(from);
-                    }
-                }
-            }
-            MemoryBlock::External(keeper) => keeper.write(memory, offset, from)?,
-            MemoryBlock::Null { length } => check_range(offset, from.len(), *length)?,
-        }
-        Ok(())
-    }
-
-    fn atomic(
-        &mut self,
-        memory: MemoryId,
-        offset: u64,
-        operation: AtomicOperation,
-    ) -> Result<u64, MemoryFault> {
-        if let Some(Some(MemoryBlock::External(keeper))) = self.blocks.get_mut(memory.0 as usize) {
-            return keeper.atomic(memory, offset, operation);
-        }
-        let mut bytes = [0; 8];
-        self.read(memory, offset, &mut bytes)?;
-        let old = u64::from_ne_bytes(bytes);
-        self.write(memory, offset, &operation.apply(old).to_ne_bytes())?;
-        Ok(old)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const ADD: AtomicOperation = AtomicOperation::FetchAdd { add: 5 };
+
     #[test]
-    fn sparse_memory_reads_zero_until_written_also_across_pages() {
-        let mut store = SparseMemory::default();
-        let block = store.allocate(2 << 30);
-        let mut read = [9; 6];
-        store.read(block, PAGE as u64 - 3, &mut read).unwrap();
-        assert_eq!(read, [0; 6]);
-        store.write(block, PAGE as u64 - 3, &[1, 2, 3, 4, 5, 6]).unwrap();
-        store.read(block, PAGE as u64 - 3, &mut read).unwrap();
-        assert_eq!(read, [1, 2, 3, 4, 5, 6]);
-        assert_eq!(store.read(block, (2 << 30) - 3, &mut read), Err(MemoryFault));
+    fn large_memory_reads_zero_until_written_also_across_chunks() {
+        let block = simulated_memory(2 << 30, PayloadMode::Carried);
+        let at = CHUNK as u64 - 3;
+        let mut bytes = [9; 6];
+        block.read(at, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 6]);
+        block.write(at, &[1, 2, 3, 4, 5, 6]).unwrap();
+        block.read(at, &mut bytes).unwrap();
+        assert_eq!(bytes, [1, 2, 3, 4, 5, 6]);
+        assert_eq!((block.atomic(80 << 20, ADD), block.atomic(80 << 20, ADD)), (Ok(0), Ok(5)));
+        assert_eq!(block.atomic(at, ADD), Err(MemoryFault), "not aligned");
+        assert_eq!(block.read((2 << 30) - 3, &mut bytes), Err(MemoryFault));
     }
 
     #[test]
-    fn freed_memory_faults() {
-        let mut store = SparseMemory::default();
-        let block = store.allocate(8);
-        assert_eq!(store.atomic(block, 0, AtomicOperation::FetchAdd { add: 5 }), Ok(0));
-        assert_eq!(store.atomic(block, 0, AtomicOperation::CompareSwap { compare: 5, swap: 7 }), Ok(5));
-        store.free(block);
-        assert_eq!(store.atomic(block, 0, AtomicOperation::FetchAdd { add: 5 }), Err(MemoryFault));
+    fn elided_memory_stays_zero() {
+        let block = simulated_memory(16, PayloadMode::Elided);
+        let mut bytes = [9; 16];
+        assert_eq!(
+            (block.write(0, &bytes), block.atomic(8, ADD), block.atomic(8, ADD)),
+            (Ok(()), Ok(0), Ok(0))
+        );
+        block.read(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 16]);
+        assert_eq!(block.write(9, &[1; 8]), Err(MemoryFault));
     }
 }

@@ -7,7 +7,7 @@ mod host;
 mod memory;
 
 pub use host::Host;
-pub use memory::SparseMemory;
+pub use memory::simulated_memory;
 
 use crate::network::{Network, Outcome};
 use crate::sim_event::SimEvent;
@@ -22,7 +22,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::hint::black_box;
 use core::net::{IpAddr, Ipv4Addr};
-use softhca_engine::{Context, Event, Instant, PacketBatch, PayloadMode, PortState, Settings};
+use softhca_engine::{Context, Event, Instant, MemoryObjects, PacketBatch, PayloadMode, PortState, Settings};
 use softhca_wire::Icrc;
 
 /// Hosts, links and switches under a virtual clock, with a sink for their events.
@@ -299,7 +299,7 @@ impl<O: EventSink> World<O> {
     }
 
     /// The memory of a host's regions.
-    pub fn memory(&mut self, host: HostId) -> &mut SparseMemory {
+    pub fn memory(&mut self, host: HostId) -> &mut MemoryObjects {
         &mut self.host_mut(host).memory
     }
 

@@ -4,24 +4,24 @@
 use super::bare::{self, RIGHTS, reliable};
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::{
-    ClientId, Context, DeviceLimits, Hca, Instant, MemoryRegion, ModifyQp, QpRings, QpState, ResponseOrder,
-    Settings, TransmitGate,
+    ClientId, Context, DeviceLimits, Hca, Instant, MemoryObjects, MemoryRegion, ModifyQp, QpRings, QpState,
+    ResponseOrder, Settings, TransmitGate,
 };
-use softhca_fabric::SparseMemory;
 use softhca_queue::{
-    CompletionConsumer, DoorbellProducer, ReceiveProducer, SendProducer, completion_ring, doorbell_ring,
-    receive_ring, send_ring,
+    CompletionConsumer, DoorbellProducer, MemoryBlock, ReceiveProducer, SendProducer, completion_ring,
+    doorbell_ring, receive_ring, send_ring,
 };
 use softhca_types::{
     CompletionStatus, Operation, ReceiveWorkRequest, SendImmOrInvalidate, SendWorkRequest, Sge,
 };
 use softhca_wire::{AddressHeaders, Gid, Icrc, LocalKey, Mtu, Opcode, Psn, Qpn, TransportPacket};
+use std::sync::Arc;
 
 /// An HCA with connections to another one.
 struct Card {
     hca: Hca,
     client: ClientId,
-    memory: SparseMemory,
+    memory: MemoryObjects,
     key: LocalKey,
     doorbell: DoorbellProducer,
     ends: Vec<End>,
@@ -47,8 +47,8 @@ impl Card {
         let domain = hca.allocate_protection_domain(client).unwrap();
         let (producer, completions) = completion_ring(64);
         let cq = hca.create_completion_queue(client, producer).unwrap();
-        let mut memory = SparseMemory::default();
-        let block = memory.allocate(4096);
+        let mut memory = MemoryObjects::default();
+        let block = memory.add(Arc::new(MemoryBlock::new(4096)));
         let key = hca
             .register_memory_region(MemoryRegion {
                 client,

@@ -7,11 +7,11 @@ mod connect;
 pub use connect::ConnectOptions;
 
 use softhca_engine::{
-    AddressVector, AhId, Attachments, ClientId, Command, CqId, Hca, Memory, MemoryRegion, MemoryWindowType,
-    ModifyQp, PayloadMode, PdId, QpAttributes, QpCapabilities, QpInitAttributes, QpRings, QpSnapshot,
+    AddressVector, AhId, Attachments, ClientId, Command, CqId, Hca, Memory, MemoryId, MemoryRegion,
+    MemoryWindowType, ModifyQp, PdId, QpAttributes, QpCapabilities, QpInitAttributes, QpRings, QpSnapshot,
     QpState, QpType, Reply, SrqId, SrqInitAttributes, VerbsError, XrcdId,
 };
-use softhca_fabric::{HostId, SparseMemory};
+use softhca_fabric::{HostId, simulated_memory};
 use softhca_queue::{
     CompletionConsumer, InvalidWorkRequest, QpRingLayout, ReceiveProducer, SendProducer, SharedWords,
 };
@@ -130,8 +130,10 @@ impl Verbs<'_> {
         self.world.host(self.id).client()
     }
 
-    fn memory(&mut self) -> &mut SparseMemory {
-        self.world.memory(self.id)
+    /// Allocates zeroed memory; it stays zeroed if payloads are elided.
+    fn allocate_memory(&mut self, length: u64) -> MemoryId {
+        let payload_mode = self.world.host(self.id).hca().settings().payload_mode;
+        self.world.memory(self.id).add(simulated_memory(length, payload_mode))
     }
 
     /// Executes a control verb. The HCA transmits nothing before the world continues.
@@ -176,10 +178,7 @@ impl Verbs<'_> {
         length: u64,
         access: AccessFlags,
     ) -> Result<(RemoteKey, u64), VerbsError> {
-        let memory = match self.world.host(self.id).hca().settings().payload_mode {
-            PayloadMode::Carried => self.memory().allocate(length),
-            PayloadMode::Elided => self.memory().allocate_null(length),
-        };
+        let memory = self.allocate_memory(length);
         let iova = access.contains(AccessFlags::ZERO_BASED).then_some(0);
         let command = Command::RegisterMemoryRegion { pd, iova, length, access };
         let mut attachments = Attachments { memory: Some(memory), ..Attachments::default() };
@@ -197,7 +196,7 @@ impl Verbs<'_> {
         access: AccessFlags,
         key: RemoteKey,
     ) -> Result<(), VerbsError> {
-        let (client, memory) = (self.client(), self.memory().allocate(length));
+        let (client, memory) = (self.client(), self.allocate_memory(length));
         let region = MemoryRegion { client, pd: domain, iova: base, length, access_flags: access, memory };
         self.world.with_context(self.id, |hca, _| hca.register_memory_region_with_key(region, key))
     }
@@ -227,7 +226,7 @@ impl Verbs<'_> {
     /// Frees the memory of a region without deregistering it: accesses fault.
     pub fn unmap(&mut self, key: RemoteKey) -> Result<(), VerbsError> {
         let memory = self.memory_region(key)?.memory;
-        self.memory().free(memory);
+        self.world.memory(self.id).unmap(memory);
         Ok(())
     }
 
@@ -238,7 +237,7 @@ impl Verbs<'_> {
     pub fn write_memory(&mut self, key: RemoteKey, address: u64, bytes: &[u8]) {
         let region = self.memory_region(key).expect("a region of this host");
         let offset = address - region.iova;
-        self.memory().write(region.memory, offset, bytes).expect("bytes inside of the region");
+        self.world.memory(self.id).write(region.memory, offset, bytes).expect("bytes inside of the region");
     }
 
     /// Reads bytes from a region, as the application does.
@@ -249,7 +248,10 @@ impl Verbs<'_> {
         let region = self.memory_region(key).expect("a region of this host");
         let mut bytes = vec![0; length];
         let offset = address - region.iova;
-        self.memory().read(region.memory, offset, &mut bytes).expect("bytes inside of the region");
+        self.world
+            .memory(self.id)
+            .read(region.memory, offset, &mut bytes)
+            .expect("bytes inside of the region");
         bytes
     }
 

@@ -1,6 +1,6 @@
 //! The HCA with the memory and the event sink that every call of it needs.
 
-use softhca_engine::{Context, Event, Hca, Instant, Memory};
+use softhca_engine::{Context, Event, Hca, Instant, MemoryObjects};
 use softhca_fabric::{Direction, EventSink, HostId, LinkId, NetworkEvent, Stage};
 use softhca_wire::{AddressHeaders, Pfc};
 
@@ -8,13 +8,13 @@ use softhca_wire::{AddressHeaders, Pfc};
 const HOST: HostId = HostId(0);
 const LINK: LinkId = LinkId(0);
 
-pub(super) struct Engine<M> {
+pub(super) struct Engine {
     pub hca: Hca,
-    pub memory: M,
+    pub memory: MemoryObjects,
     pub sink: Box<dyn EventSink + Send>,
 }
 
-impl<M: Memory> Engine<M> {
+impl Engine {
     /// Calls the HCA at `now`.
     #[inline]
     pub fn call<R>(&mut self, now: Instant, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {

@@ -12,7 +12,7 @@ use crate::{
     HostSockets, LinkChange, LinkControl, NetworkErrorCause, PeerPort, PeerState, ReceiveBatch, RoceSocket,
     SendError, UnreachablePort, charge,
 };
-use softhca_engine::{Instant, LinkReject, Memory, PacketBatch, TransmitGate};
+use softhca_engine::{Instant, LinkReject, PacketBatch, TransmitGate};
 use softhca_fabric::{Frame, NetworkEvent, Stage};
 use softhca_queue::PacketChunk;
 use softhca_wire::cm::PacketTarget;
@@ -380,7 +380,7 @@ impl TransmitGate for PortGate<'_> {
     }
 }
 
-impl<M: Memory> Driver<M> {
+impl Driver {
     pub(super) fn poll_links(&mut self, now: Instant) -> io::Result<()> {
         if self.port.poll(now.nanos())? {
             self.report_rejects(now);

@@ -8,7 +8,7 @@ use crate::multicast::MulticastGroups;
 use crate::reorder::{EarlyFrame, FlowKey, ReorderBuffer};
 use crate::{Chunk, LinkControl, MAX_BATCH_SEGMENTS, PeerPort, PeerState, ReceiveBatch};
 use softhca_control::HandedOverPacket;
-use softhca_engine::{Context, Hca, Instant, MadOwner, Memory};
+use softhca_engine::{Context, Hca, Instant, MadOwner};
 use softhca_fabric::{ExternalPortUpdate, Frame, Origin, Stage};
 use softhca_wire::cm::PacketTarget;
 use softhca_wire::link_control::Pause;
@@ -98,11 +98,11 @@ impl Receiver {
 
     /// Receives one batch. After an early frame it receives more, until the missing frames arrive or the sockets are
     /// empty. Returns whether any packet moved.
-    pub fn poll<M: Memory>(
+    pub fn poll(
         &mut self,
         now: Instant,
         clock: impl Fn() -> Instant,
-        engine: &mut Engine<M>,
+        engine: &mut Engine,
         port: &mut Port,
     ) -> io::Result<bool> {
         let mut moved = self.receive_batches(now, engine, port)?;
@@ -123,12 +123,7 @@ impl Receiver {
     }
 
     /// Receives one batch from each socket.
-    fn receive_batches<M: Memory>(
-        &mut self,
-        now: Instant,
-        engine: &mut Engine<M>,
-        port: &mut Port,
-    ) -> io::Result<bool> {
+    fn receive_batches(&mut self, now: Instant, engine: &mut Engine, port: &mut Port) -> io::Result<bool> {
         let (mut received, mut is_drained) = (false, true);
         let Receiver { batch, multicast, packets } = self;
         let Port { sockets, links, network, .. } = port;
@@ -153,11 +148,11 @@ impl Receiver {
 
 impl PacketReceiver {
     /// Receives a chunk. Multicast is exempt from grants.
-    pub fn receive_chunk<M: Memory>(
+    pub fn receive_chunk(
         &mut self,
         now: Instant,
         arrival: Arrival<'_>,
-        engine: &mut Engine<M>,
+        engine: &mut Engine,
         links: &mut LinkControl,
         network: Option<&HostPort>,
     ) {
@@ -267,7 +262,7 @@ fn release(reorder_buffer: &mut ReorderBuffer, key: FlowKey, now: u64, hca: &mut
     }
 }
 
-impl<M: Memory> Driver<M> {
+impl Driver {
     /// Receives what the host network has for this host. Returns whether it had a frame.
     pub(super) fn poll_host_network(&mut self, now: Instant) -> bool {
         let Some(network) = &mut self.port.network else { return false };

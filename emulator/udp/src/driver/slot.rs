@@ -6,7 +6,7 @@ use super::{Driver, HandOver, IcrcCheck};
 use crate::process_rings::ProcessRings;
 use crate::{Chunk, MAX_BATCH_BYTES, OpenRings, OpenSendSocket, PeerPort, RingPair};
 use softhca_control::HandedOverPacket;
-use softhca_engine::{Instant, Memory, Peer};
+use softhca_engine::{Instant, Peer};
 use softhca_queue::{AckRecords, CmRecords, PacketChunk, RecordedAck, RecordedConnection};
 use softhca_wire::{AddressHeaders, QpnSlot, ROCE_PORT};
 use std::io;
@@ -23,7 +23,7 @@ const IDLE_SOCKET_INTERVAL: Duration = Duration::from_micros(50);
 const RINGS_ACTIVE: Duration = Duration::from_micros(100);
 const SOCKETS_ACTIVE: Duration = Duration::from_millis(1);
 
-impl<M: Memory> Driver<M> {
+impl Driver {
     /// Records the last ACK of each queue pair and the connections, for the case that the process ends.
     pub fn set_records(&mut self, acks: AckRecords, connections: CmRecords) {
         self.engine.hca.set_ack_records(acks);
@@ -126,7 +126,7 @@ impl<M: Memory> Driver<M> {
         let now = self.now();
         // The last packets of the process may have the ACK of its last message.
         let has_packets =
-            |driver: &Driver<M>| driver.port.rings.as_ref().is_some_and(|rings| rings.has_packets_from(slot));
+            |driver: &Driver| driver.port.rings.as_ref().is_some_and(|rings| rings.has_packets_from(slot));
         for _ in 0..MAX_LAST_POLLS {
             if !has_packets(self) {
                 break;

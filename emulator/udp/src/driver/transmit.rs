@@ -9,7 +9,7 @@ use crate::fault_injector::FaultInjector;
 use crate::process_rings::RingSend;
 use crate::{Chunk, MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, PeerPort, SendError, charge};
 use softhca_control::HandedOverPacket;
-use softhca_engine::{Instant, Memory, PacketBatch};
+use softhca_engine::{Instant, PacketBatch};
 use softhca_fabric::{EventSink, Frame, Stage};
 use softhca_wire::cm::PacketTarget;
 use softhca_wire::{AddressHeaders, ICRC_LEN, Icrc, Qpn, ROCE_PORT};
@@ -48,10 +48,10 @@ impl Transmitter {
     }
 
     /// Sends a few batches, as far as the port admits them. Returns whether any packet moved.
-    pub fn poll<M: Memory>(
+    pub fn poll(
         &mut self,
         now: Instant,
-        engine: &mut Engine<M>,
+        engine: &mut Engine,
         port: &mut Port,
         receiver: &mut PacketReceiver,
     ) -> io::Result<bool> {
@@ -101,10 +101,10 @@ impl Transmitter {
     }
 
     /// Lets the HCA build its next batch in the buffer.
-    fn next_batch<M: Memory>(
+    fn next_batch(
         &mut self,
         now: Instant,
-        engine: &mut Engine<M>,
+        engine: &mut Engine,
         port: &mut Port,
         max_packets: usize,
     ) -> Option<PacketBatch> {
@@ -204,10 +204,10 @@ impl Transmitter {
     }
 
     /// Sends packets one at a time through the fault rules.
-    fn poll_with_faults<M: Memory>(
+    fn poll_with_faults(
         &mut self,
         now: Instant,
-        engine: &mut Engine<M>,
+        engine: &mut Engine,
         port: &mut Port,
         receiver: &mut PacketReceiver,
     ) -> io::Result<bool> {
@@ -279,7 +279,7 @@ impl Transmitter {
 
     /// Drops the packets in the buffer: no process of this host has their slot. Their HCA would drop them because no
     /// queue pair has their QPN, and so does this one.
-    fn drop_batch<M: Memory>(&self, now: Instant, batch: &PacketBatch, engine: &mut Engine<M>) {
+    fn drop_batch(&self, now: Instant, batch: &PacketBatch, engine: &mut Engine) {
         for packet in self.buffer[..batch.bytes].chunks(batch.segment_size) {
             if let Ok((transport, _)) = Icrc::split(packet) {
                 engine.call(now, |hca, ctx| hca.receive(ctx, &batch.addressing, transport));

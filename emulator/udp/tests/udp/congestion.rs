@@ -2,12 +2,12 @@
 
 use crate::bare::{self, RIGHTS};
 use softhca_engine::{
-    AddressVector, ClientId, CongestionSettings, CqId, DeviceLimits, Instant, Memory, MemoryFault, MemoryId,
-    MemoryRegion, PdId, QpInitAttributes, QpRings, Settings,
+    AddressVector, ClientId, CongestionSettings, CqId, DeviceLimits, Instant, MemoryRegion, PayloadMode,
+    PdId, QpInitAttributes, QpRings, Settings,
 };
 use softhca_fabric::{
     Action, EcnMarking, EventSink, LinkSettings, NetworkEvent, PER_BILLION, PacketClasses, PfcSettings,
-    ReceiverSettings, Repeat, Rule, RuleId, Selector, Stage, SwitchSettings, Topology,
+    ReceiverSettings, Repeat, Rule, RuleId, Selector, Stage, SwitchSettings, Topology, simulated_memory,
 };
 use softhca_queue::{
     DoorbellProducer, SendProducer, completion_ring, doorbell_ring, receive_ring, send_ring,
@@ -22,29 +22,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant as Clock};
 
 const LENGTH: u32 = 1 << 20;
-
-/// Reads zeros and discards writes.
-struct DiscardMemory;
-
-impl Memory for DiscardMemory {
-    fn read(&self, _: MemoryId, _: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
-        into.fill(0);
-        Ok(())
-    }
-
-    fn write(&mut self, _: MemoryId, _: u64, _: &[u8]) -> Result<(), MemoryFault> {
-        Ok(())
-    }
-
-    fn atomic(
-        &mut self,
-        _: MemoryId,
-        _: u64,
-        _: softhca_engine::AtomicOperation,
-    ) -> Result<u64, MemoryFault> {
-        Err(MemoryFault)
-    }
-}
 
 /// Records the opcode and traffic class of every received packet.
 #[derive(Clone, Default)]
@@ -61,7 +38,7 @@ impl EventSink for Recorder {
 }
 
 struct Host {
-    driver: Driver<DiscardMemory>,
+    driver: Driver,
     client: ClientId,
     init: QpInitAttributes,
     qp: Qpn,
@@ -79,7 +56,8 @@ impl Host {
         let settings = Settings { congestion: CongestionSettings::DCQCN, ..Settings::default() };
         let recorder = Recorder::default();
         let options = DriverOptions { settings, ..DriverOptions::default() };
-        let mut driver = Driver::new(sockets, options, DiscardMemory, Box::new(recorder.clone()));
+        let mut driver = Driver::new(sockets, options, Box::new(recorder.clone()));
+        let memory = driver.memory().add(simulated_memory(LENGTH.into(), PayloadMode::Elided));
         let (doorbell, doorbell_consumer) = doorbell_ring(DeviceLimits::HCA.max_qp);
         let (cq_ring, completions) = completion_ring(64);
         let (send, send_consumer) = send_ring(64, 1, 0);
@@ -91,7 +69,6 @@ impl Host {
             let init = QpInitAttributes { sq_sig_all: true, ..bare::reliable(domain, cq) };
             let rings = QpRings { send: Some(send_consumer), receive: Some(receive) };
             let qp = hca.create_queue_pair(client, init, rings).unwrap();
-            let memory = MemoryId(0);
             let length = LENGTH.into();
             let region = MemoryRegion { client, pd: domain, iova: 0, length, access_flags: RIGHTS, memory };
             (client, init, qp, hca.register_memory_region(region).unwrap())

@@ -54,35 +54,17 @@ use model::{poll_readable, wait_readable};
 use shared_driver::{DrivePolicy, SharedDriver};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
-use softhca_engine::{AtomicOperation, Memory, MemoryFault, MemoryId};
 use softhca_queue::{SharedWords, SleepFlag};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Memory that is not accessed.
-struct NoMemory;
-
-impl Memory for NoMemory {
-    fn read(&self, _: MemoryId, _: u64, _: &mut [u8]) -> Result<(), MemoryFault> {
-        Err(MemoryFault)
-    }
-
-    fn write(&mut self, _: MemoryId, _: u64, _: &[u8]) -> Result<(), MemoryFault> {
-        Err(MemoryFault)
-    }
-
-    fn atomic(&mut self, _: MemoryId, _: u64, _: AtomicOperation) -> Result<u64, MemoryFault> {
-        Err(MemoryFault)
-    }
-}
-
-fn start(policy: DrivePolicy) -> Arc<SharedDriver<NoMemory>> {
+fn start(policy: DrivePolicy) -> Arc<SharedDriver> {
     let sleep_flag = SleepFlag::new(SharedWords::heap(SleepFlag::WORDS));
     Arc::new(SharedDriver::start(Driver::new(), policy, sleep_flag).unwrap())
 }
 
 /// Polls a few times.
-fn drive(driver: &SharedDriver<NoMemory>) {
+fn drive(driver: &SharedDriver) {
     for _ in 0..thread_rng().gen_range(0..3) {
         driver.drive();
     }
@@ -90,7 +72,7 @@ fn drive(driver: &SharedDriver<NoMemory>) {
 
 /// Takes `count` completions as a program does that waits for events: polls, requests a notification, polls once more,
 /// waits.
-fn receive(system: &System, driver: &SharedDriver<NoMemory>, queue: usize, mut count: usize) {
+fn receive(system: &System, driver: &SharedDriver, queue: usize, mut count: usize) {
     let channel = system.channel(queue);
     while count > 0 {
         drive(driver);
@@ -118,7 +100,7 @@ fn packet(effect: Effect) -> Packet {
 }
 
 /// What a thread of the program does.
-type Work = Box<dyn FnOnce(&System, &SharedDriver<NoMemory>) + Send>;
+type Work = Box<dyn FnOnce(&System, &SharedDriver) + Send>;
 
 /// The work of one execution: a random number of callers that wait for packets, one that posts work and waits for its
 /// completion, and one that polls for a moment and then looks at its memory only.

@@ -278,10 +278,9 @@ pub fn poll_readable(descriptors: &[BorrowedFd<'_>], timeout: Option<Duration>) 
 
 pub use poll_readable as wait_readable;
 
-pub struct Driver<M> {
+pub struct Driver {
     timer: Option<(u64, Effect)>,
     polled_at: u64,
-    memory: PhantomData<fn() -> M>,
 }
 
 pub struct Time(u64);
@@ -301,9 +300,9 @@ impl Hca {
     }
 }
 
-impl<M> Driver<M> {
-    pub fn new() -> Driver<M> {
-        Driver { timer: None, polled_at: 0, memory: PhantomData }
+impl Driver {
+    pub fn new() -> Driver {
+        Driver { timer: None, polled_at: 0 }
     }
 
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {

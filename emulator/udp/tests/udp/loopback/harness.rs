@@ -5,12 +5,10 @@ use softhca_engine::{
     AddressVector, ClientId, CongestionSettings, CqId, DeviceLimits, Instant, Memory, MemoryId, MemoryRegion,
     PdId, QpInitAttributes, QpRings, QpType, Recovery, Settings,
 };
-use softhca_fabric::{
-    Action, EventSink, NetworkEvent, PacketClasses, Repeat, Rule, RuleId, Selector, SparseMemory, Stage,
-};
+use softhca_fabric::{Action, EventSink, NetworkEvent, PacketClasses, Repeat, Rule, RuleId, Selector, Stage};
 use softhca_queue::{
-    CompletionConsumer, DoorbellProducer, ReceiveProducer, SendProducer, completion_ring, doorbell_ring,
-    receive_ring, send_ring,
+    CompletionConsumer, DoorbellProducer, MemoryBlock, ReceiveProducer, SendProducer, completion_ring,
+    doorbell_ring, receive_ring, send_ring,
 };
 use softhca_types::{
     AccessFlags, CompletionStatus, Operation, ReceiveWorkRequest, RemoteAddress, SendWorkRequest, Sge,
@@ -74,7 +72,7 @@ pub struct Application {
 }
 
 pub struct Host {
-    pub driver: Driver<SparseMemory>,
+    pub driver: Driver,
     pub application: Application,
     pub recorder: Recorder,
 }
@@ -88,10 +86,10 @@ pub fn free_address() -> IpAddr {
 
 impl Application {
     /// Creates a client, a completion queue, and a memory region over the whole memory.
-    pub fn open(driver: &mut Driver<SparseMemory>) -> Application {
+    pub fn open(driver: &mut Driver) -> Application {
         let (doorbell, doorbell_consumer) = doorbell_ring(DeviceLimits::HCA.max_qp);
         let (cq_ring, completions) = completion_ring(4096);
-        let memory = driver.memory().allocate(MEMORY_LENGTH);
+        let memory = driver.memory().add(Arc::new(MemoryBlock::new(MEMORY_LENGTH as usize)));
         assert_eq!(memory, MemoryId(0));
         driver.control(|hca, _| {
             let client = hca.open_client(doorbell_consumer).unwrap();
@@ -110,7 +108,7 @@ impl Application {
         })
     }
 
-    pub fn add_pair(&self, driver: &mut Driver<SparseMemory>, kind: QpType) -> Pair {
+    pub fn add_pair(&self, driver: &mut Driver, kind: QpType) -> Pair {
         let (send, send_consumer) = send_ring(256, 1, 0);
         let (receive, receive_consumer) = receive_ring(256, 1);
         let init =
@@ -120,7 +118,7 @@ impl Application {
         Pair { qp, send, receive }
     }
 
-    pub fn connect(&self, driver: &mut Driver<SparseMemory>, from: &Pair, peer: IpAddr, to: Qpn) {
+    pub fn connect(&self, driver: &mut Driver, from: &Pair, peer: IpAddr, to: Qpn) {
         let [init, receive, send] = bare::steps((Gid::from(peer), to), Mtu::B1024, Psn::new(0));
         let path = AddressVector { traffic_class: 3 << 5, ..AddressVector::to(Gid::from(peer)) };
         driver.control(|hca, ctx| {
@@ -168,7 +166,7 @@ impl Host {
         let settings = Settings { recovery, congestion: CongestionSettings::DCQCN, ..Settings::default() };
         let recorder = Recorder::default();
         let options = DriverOptions { settings, loopback, ..DriverOptions::default() };
-        let mut driver = Driver::new(sockets, options, SparseMemory::default(), Box::new(recorder.clone()));
+        let mut driver = Driver::new(sockets, options, Box::new(recorder.clone()));
         let application = Application::open(&mut driver);
         Host { driver, application, recorder }
     }
