@@ -20,20 +20,21 @@ pub struct Arguments {
     output: PathBuf,
 }
 
-/// Scenarios of the library with their texts.
+/// Scenarios of the library: their lesson, or 0, their name and their text.
 macro_rules! library {
-    ($($name:literal)*) => {
-        [$(($name, include_str!(concat!("../../scenarios/library/", $name, ".toml")))),*]
+    ($($lesson:literal $name:literal)*) => {
+        [$(($lesson, $name, include_str!(concat!("../../scenarios/library/", $name, ".toml")))),*]
     };
 }
 
-/// The scenarios that the lessons link to. The page opens with the first one.
-const LESSON_SCENARIOS: &[(&str, &str)] = &library![
-    "fatal-lost-write-middle" "ping-pong-latency" "completion-held" "ud-lost-datagram" "uc-lost-middle"
-    "gbn-lost-write-middle" "gb0-lost-write-middle" "gbn-lost-read-response" "duplicate-atomic"
-    "cm-connect" "cm-req" "cm-reject" "multicast-members" "multicast-lost-branch" "access-wrong-rkey" "access-out-of-bounds" "receive-too-small" "rnr-recovers" "fatal-flush-order"
-    "ecn-marks-and-cnps" "dcqcn-convergence" "incast-pfc" "incast-without-pfc" "victim-flow"
-    "gbn-random-loss" "livelock-go-back-0" "livelock-go-back-n"
+/// The scenarios that docs/playground.md links to. The page opens with the first one.
+const LESSON_SCENARIOS: &[(u8, &str, &str)] = &library![
+    6 "fatal-lost-write-middle" 1 "access-wrong-rkey" 2 "ping-pong-latency" 3 "completion-held" 4 "ud-lost-datagram"
+    5 "uc-lost-middle" 6 "gbn-lost-read-response" 7 "duplicate-atomic" 8 "cm-connect" 8 "cm-req" 8 "cm-reject"
+    9 "multicast-members" 9 "multicast-lost-branch" 10 "rnr-recovers" 10 "receive-too-small" 10 "fatal-flush-order"
+    11 "ecn-marks-and-cnps" 11 "incast-pfc" 11 "dcqcn-convergence" 12 "gbn-random-loss" 12 "livelock-go-back-0"
+    0 "gbn-lost-write-middle" 0 "gb0-lost-write-middle" 0 "access-out-of-bounds" 0 "incast-without-pfc"
+    0 "victim-flow" 0 "livelock-go-back-n"
 ];
 
 const WASM_MODULE: &str = "softhca_playground.wasm";
@@ -47,11 +48,11 @@ pub fn run(arguments: &Arguments) -> CommandResult {
     for path in &arguments.scenarios {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let text = fs::read_to_string(path).map_err(failed(path))?;
-        scenarios.push(ExampleScenario { name, text });
+        scenarios.push(ExampleScenario { name, text, lesson: 0 });
     }
-    for (name, text) in LESSON_SCENARIOS {
+    for (lesson, name, text) in LESSON_SCENARIOS {
         if scenarios.iter().all(|example| example.name != *name) {
-            scenarios.push(ExampleScenario { name: (*name).into(), text: (*text).into() });
+            scenarios.push(ExampleScenario { name: (*name).into(), text: (*text).into(), lesson: *lesson });
         }
     }
     let module = find_module().or_else(|| build_module().and_then(|()| find_module()));

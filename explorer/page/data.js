@@ -46,6 +46,7 @@ export function emptyRuns(meta) {
     const run = new Run(about.name, about.source);
     run.notes.push(...about.notes);
     if (about.why) run.why = about.why;
+    run.result = about.result;
     return run;
   });
 }

@@ -39,7 +39,7 @@ export class Editor {
     this.drawn = stamp;
     replace(this.copy, this.parts());
     replace(this.note, this.problem && [
-      el("b", {}, this.problem.line > 0 ? `✕ line ${this.problem.line}, column ${this.problem.column}: ` : "✕ "), this.problem.message, this.problem.help && " → " + this.problem.help]);
+      el("b", {}, this.problem.line > 0 ? `✕ line ${this.problem.line}, column ${this.problem.column}: ` : "✕ "), this.problem.help && el("b", {}, `→ ${this.problem.help} `), this.problem.message]);
     this.text.setAttribute("aria-invalid", String(Boolean(this.problem)));
     this.scrolled();
   }
@@ -91,6 +91,14 @@ export class Editor {
   setProblem(problem) {
     this.problem = problem ?? null;
     this.draw();
+    if (this.problem?.line > 0) this.reveal(this.problem.line);
+  }
+
+  /** Scrolls as far as the note about a line would cover it. */
+  reveal(line) {
+    const { lineHeight, paddingTop } = getComputedStyle(this.text);
+    const bottom = parseFloat(paddingTop) + (line + 1) * parseFloat(lineHeight);
+    if (this.text.scrollTop + this.text.clientHeight < bottom) this.text.scrollTop = bottom - this.text.clientHeight;
   }
 
   scrolled() {

@@ -2,6 +2,7 @@
 
 import { el, replace, svg } from "./dom.js";
 import { STATE_MEANINGS, timeText } from "./words.js";
+import { KIND } from "./run.js";
 import { app, currentConnection, currentRun, look } from "./state.js";
 import { sentence } from "./say.js";
 
@@ -28,10 +29,13 @@ export class Machines {
 function machine(run, end) {
   const until = app.state.sel >= 0 && app.state.sel < run.length ? app.state.sel : run.length;
   const gone = end.states.filter((change) => change.event <= until);
-  const now = gone.length > 0 ? gone[gone.length - 1].to : end.states[0]?.from;
+  // A queue pair that was connected before the log began sends requests in RTS only, and answers in RTR or RTS.
+  const use = end.states.length === 0 ? usesOf(run, end) : {};
+  const now = gone.length > 0 ? gone[gone.length - 1].to : end.states[0]?.from ?? (use.requests ? "RTS" : undefined);
   const went = new Map();
   gone.forEach((change, number) => went.set(change.from + ">" + change.to, number + 1));
   const known = new Set(end.states.flatMap((change) => [change.from, change.to]));
+  if (use.answers) known.add("RTR").add("RTS");
   const drawing = svg("svg", { class: "machine", viewBox: "10 20 690 200", role: "img", "aria-label": `${end.name} is in ${now ?? "an unknown state"}` });
   for (const [from, to] of WAYS) drawing.append(way(from, to, went.get(from + ">" + to)));
   for (const [key, number] of went) {
@@ -52,9 +56,21 @@ function machine(run, end) {
   return el("section", { class: "card" },
     el("h2", {}, end.name, el("span", { class: "muted" }, ` queue pair ${end.qp}`)),
     drawing,
+    use.requests && el("p", { class: "muted" }, "The log has no state change of it. It sends requests, so it is in RTS."),
+    use.answers && !now && el("p", { class: "muted" }, "It answers requests, so it is in RTR or RTS."),
     el("p", { class: "muted" }, now ? `${now}: ${STATE_MEANINGS[now] ?? ""}` : "The log has no state change of this queue pair."
       + (run.source === "capture" ? " A capture shows packets only." : " It was connected before the log began, and its state did not change.")),
     list.length > 0 && el("table", { class: "list" }, el("tbody", {}, list)));
+}
+
+/** Whether a queue pair sends requests, and answers. */
+function usesOf(run, end) {
+  const uses = {};
+  for (let event = 0; event < run.length && !(uses.requests && uses.answers); event++) {
+    if (run.end_.values[event] !== end.index || run.kind.values[event] !== KIND.SENT) continue;
+    uses[/RESPONSE|ACKNOWLEDGE|CNP/.test(run.opcodes.words[run.opcode.values[event]]) ? "answers" : "requests"] = true;
+  }
+  return uses;
 }
 
 function way(from, to, number) {

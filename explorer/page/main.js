@@ -131,10 +131,11 @@ let drawnView = null;
 function draw() {
   const run = currentRun();
   const view = views[app.state.view] ? app.state.view : "ladder";
+  const unknown = view === app.state.view ? [] : [`This page has no view ${app.state.view}. The views are ${Object.keys(views).join(", ")}.`];
   document.title = run.title + " — SoftHCA explorer";
   page.title.textContent = run.title || run.name;
   page.status.textContent = statusText(run);
-  replace(page.notes, app.runs.flatMap((run) => run.notes).map((note) => el("p", { class: "note-bar" }, "⚠ ", note)));
+  replace(page.notes, [...unknown, ...app.runs.flatMap((run) => run.notes)].map((note) => el("p", { class: "note-bar" }, "⚠ ", note)));
   for (const [name] of VIEWS) {
     const tab = document.getElementById("tab-" + name);
     tab.classList.toggle("on", name === view);
@@ -355,6 +356,9 @@ async function begin() {
     recall();
     build(root);
     readLink();
+    // The report of a failed run begins with its verdict.
+    const result = app.runs[0].result;
+    if (location.hash === "" && result && result.verdict !== "pass") app.state.view = "why";
     app.listeners.push(draw);
     window.addEventListener("hashchange", () => {
       readLink();

@@ -1,9 +1,10 @@
 // The playground: edits a scenario, runs it with the code of the command, and shows the result.
 
 import { el, replace } from "./dom.js";
-import { countText, plural, secondsText, timeText } from "./words.js";
+import { plural, secondsText, timeText } from "./words.js";
 import { Run, readStream } from "./run.js";
 import { app, look, redraw } from "./state.js";
+import { resultPanel } from "./why.js";
 import { Card, Stopped } from "./card.js";
 import { Editor } from "./editor.js";
 
@@ -25,6 +26,13 @@ async function packText(text) {
 async function unpackText(word) {
   const bytes = Uint8Array.from(atob(word.replaceAll("-", "+").replaceAll("_", "/")), (letter) => letter.charCodeAt(0));
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"))).text();
+}
+
+/** The scenarios by their titles, those of a lesson together. */
+function scenarioChoices(scenarios) {
+  const lessons = [...new Set(scenarios.map(({ lesson }) => lesson))].sort((one, other) => (one || Infinity) - (other || Infinity));
+  return lessons.map((lesson) => el("optgroup", { label: lesson ? `Lesson ${lesson}` : "More" }, scenarios.filter((scenario) => scenario.lesson === lesson)
+    .map(({ name, text }) => el("option", { value: name }, text.match(/^title\s*=\s*"(.*)"\s*$/m)?.[1] ?? name))));
 }
 
 export class Playground {
@@ -51,7 +59,7 @@ export class Playground {
   async open() {
     this.stop();
     this.scenarios = app.meta.scenarios;
-    replace(this.choice, this.scenarios.map(({ name }) => el("option", { value: name }, name)));
+    replace(this.choice, scenarioChoices(this.scenarios));
     const { scenario, seed, text, view } = app.state;
     const found = this.scenarios.find(({ name }) => name === scenario) ?? this.scenarios[0];
     this.choice.value = found.name;
@@ -68,7 +76,7 @@ export class Playground {
       replace(this.verdict, el("p", { class: "play-problem bad" }, `✕ This page has no scenario ${scenario}.`));
       return look({ view: "playground", scenario: "" });
     }
-    if (location.hash === "") look({ view: "playground" });
+    if (location.hash === "") await this.run({ view: "playground" });
     else if (view !== "playground") await this.run({});
   }
 
@@ -149,8 +157,8 @@ export class Playground {
     if (!isWanted()) return;
     if (result.problem) {
       const { line, column, message, help } = result.problem;
-      replace(this.verdict, el("h2", { class: "bad" }, line > 0 ? `✕ line ${line}, column ${column}` : "✕ the scenario"), el("p", {}, message),
-        help && el("p", { class: "advice" }, "→ " + help));
+      replace(this.verdict, el("h2", { class: "bad" }, line > 0 ? `✕ line ${line}, column ${column}` : "✕ the scenario"),
+        help && el("p", { class: "advice" }, "→ " + help), el("p", {}, message));
       this.editor.setProblem(line > 0 ? result.problem : null);
       if (line > 0) this.editor.select(result.problem);
       return;
@@ -164,13 +172,7 @@ export class Playground {
     if (!isWanted()) return;
     run.takeFrames(frames);
     if (result.why) run.why = result.why;
-    const mark = { pass: "✓", fail: "✕", error: "!" }[result.verdict];
-    replace(this.verdict,
-      el("h2", { class: result.verdict === "pass" ? "good" : "bad" }, `${mark} ${result.verdict}`),
-      result.error && el("p", {}, result.error),
-      el("ul", { class: "play-list" },
-        result.expectations.map(({ text, held, detail }) => el("li", { class: held ? "good" : "bad" }, (held ? "✓ " : "✕ ") + text, el("div", { class: "muted" }, detail))),
-        result.rules.map(({ name, fired }) => el("li", {}, `⚡ ${name}: ${fired === 0 ? "never fired" : fired === 1 ? "fired once" : `fired ${countText(fired)} times`}`))),
+    replace(this.verdict, resultPanel(result),
       el("p", { class: "muted" }, `${plural(run.length, "event")} in ${timeText(run.end)}`),
       el("p", { class: "muted" }, "trace_sha256 ", el("code", {}, result.trace_sha256 ?? "—")),
       el("button", { class: "button on", onclick: () => look({ view: "ladder" }) }, "Show the ladder ›"));

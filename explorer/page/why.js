@@ -1,7 +1,7 @@
 // Why a work request failed: the chain of causes of `softhca why`.
 
 import { el, replace } from "./dom.js";
-import { timeText } from "./words.js";
+import { countText, timeText } from "./words.js";
 import { app, currentRun, look } from "./state.js";
 import { sentence, toneMark, toneOf } from "./say.js";
 
@@ -17,9 +17,10 @@ export class Why {
   draw() {
     const run = currentRun();
     const { explanations, summary } = run.why;
+    const verdict = run.result && resultPanel(run.result);
     if (explanations.length === 0) {
       const text = summary || (run.failures.length > 0 ? "The page has no explanation of these failures. Run: softhca why LOG" : "No completion of this run failed, so there is nothing to explain.");
-      return replace(this.element, el("p", { class: "empty" }, run.isComplete ? text : "Reading…"));
+      return replace(this.element, el("section", { class: "chain" }, verdict, el("p", { class: "empty" }, run.isComplete ? text : "Reading…")));
     }
     const chosen = explanations[this.chosen] ?? explanations[0];
     replace(this.element,
@@ -31,14 +32,28 @@ export class Why {
             this.chosen = number;
             look({ sel: explanation.evidence.at(-1)?.entry ?? -1 });
           },
-        }, explanation.title)),
+        }, explanation.title, el("span", { class: "muted" }, explanation.code))),
         summary && el("p", { class: "muted" }, summary)),
-      el("section", { class: "chain" },
+      el("section", { class: "chain" }, verdict,
         el("h2", {}, chosen.title),
         el("p", { class: "verdict" }, run.source === "capture" && el("b", {}, `${CERTAINTIES[chosen.certainty]}: `), chosen.cause),
         chosen.advice && el("p", { class: "advice" }, "→ " + chosen.advice),
         el("ol", {}, chosen.evidence.map((link, number) => cause(run, link, number + 1)))));
   }
+}
+
+/** The verdict of a run: what it expected and what happened instead, its faults, its seed and how to run it again. */
+export function resultPanel({ verdict, error, expectations = [], rules = [], seed, replay }) {
+  const mark = { pass: "✓", fail: "✕", error: "!" }[verdict];
+  // What failed comes first.
+  const sorted = [...expectations.filter(({ held }) => !held), ...expectations.filter(({ held }) => held)];
+  return el("section", { class: "result", "aria-label": "Verdict" },
+    el("h2", { class: verdict === "pass" ? "good" : "bad" }, `${mark} ${verdict}`),
+    error && el("p", {}, error),
+    el("ul", { class: "play-list" },
+      sorted.map(({ text, held, detail }) => el("li", { class: held ? "good" : "bad" }, (held ? "✓ " : "✕ ") + text, el("div", { class: "muted" }, detail))),
+      rules.map(({ name, fired }) => el("li", {}, `⚡ ${name}: ${fired === 0 ? "never fired" : fired === 1 ? "fired once" : `fired ${countText(fired)} times`}`))),
+    seed !== undefined && el("p", { class: "muted" }, `seed ${seed}`, replay && [" · run it again: ", el("code", {}, replay)]));
 }
 
 function cause(run, { entry: event, packet, time_ns, text }, number) {

@@ -28,6 +28,13 @@ pub struct IndexPage {
     pub rows: Vec<IndexRow>,
 }
 
+const INDEX_STYLE: &str = "body { overflow: auto; height: auto; } main { max-width: 72rem; margin: 0 auto; padding: 1.5rem; } \
+    h1 { font-size: 1.6rem; white-space: normal; } table { border-collapse: collapse; width: 100%; } \
+    td, th { text-align: left; padding: .5rem .8rem; vertical-align: top; border-bottom: 1px solid var(--line); } \
+    th { color: var(--muted); font-weight: 600; } tbody tr:hover { background: var(--hover); } a { color: var(--blue); } \
+    .mark { display: inline-block; min-width: 3.6rem; text-align: center; border-radius: 6px; padding: .1rem .5rem; font-weight: 650; color: var(--bg); background: var(--red); } \
+    .mark.pass { background: var(--green); } .mark.error { background: var(--orange); }";
+
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
@@ -50,7 +57,7 @@ impl IndexPage {
              <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'\">\n\
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
              <meta name=\"color-scheme\" content=\"light dark\">\n<title>{title}</title>\n<style>{}\
-             body {{ overflow: auto; height: auto; display: block; padding: 1rem; }} td, th {{ text-align: left; padding: 0.25rem 0.75rem 0.25rem 0; vertical-align: top; }}</style>\n\
+             {INDEX_STYLE}</style>\n\
              </head>\n<body>\n<main>\n<h1>{title}</h1>\n<p>{} runs: {} passed, {} failed, {} could not run.</p>\n\
              <table>\n<thead><tr><th>Verdict</th><th>Scenario</th><th>Seed</th><th>What happened</th></tr></thead>\n<tbody>\n",
             bundle::STYLE,
@@ -68,7 +75,7 @@ impl IndexPage {
             };
             writeln!(
                 output,
-                "<tr><td>{}</td><td>{link}</td><td>{}</td><td>{}</td></tr>",
+                "<tr><td><span class=\"mark {0}\">{0}</span></td><td>{link}</td><td>{1}</td><td>{2}</td></tr>",
                 escape(&row.verdict),
                 row.seed,
                 escape(&row.cause)

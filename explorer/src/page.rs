@@ -55,6 +55,8 @@ pub struct ExampleScenario {
     pub name: String,
     /// The file.
     pub text: String,
+    /// The lesson that links to it, or 0.
+    pub lesson: u8,
 }
 
 /// The description of an event of the log.
@@ -74,6 +76,8 @@ struct RunSummary<'a> {
     events: u64,
     frames: u64,
     notes: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<&'a serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<&'a WhyReport>,
 }
@@ -120,6 +124,7 @@ impl Page {
             events: run.events,
             frames: run.frame_count,
             notes: &run.notes,
+            result: run.result.as_ref(),
             why: run.why.as_ref(),
         });
         let playground = self.playground.as_ref();

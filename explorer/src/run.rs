@@ -15,6 +15,10 @@ use thiserror::Error;
 
 /// The name of a run's event log in its folder.
 const EVENTS: &str = "events.jsonl";
+/// The name of its verdict.
+const RESULT: &str = "result.json";
+/// A longer result is not read.
+const MAX_RESULT_BYTES: u64 = 4 << 20;
 /// The most events that a page contains. A longer log is shown up to here.
 const MAX_EVENTS: u64 = 4_000_000;
 /// The bytes of a frame that a page contains: every header, and a whole management datagram.
@@ -116,6 +120,8 @@ pub struct Run {
     pub(crate) frames: Vec<u8>,
     pub(crate) frame_count: u64,
     pub(crate) events: u64,
+    /// The verdict and its expectations, as `softhca run --json` prints them; only for a folder of a run.
+    pub(crate) result: Option<serde_json::Value>,
     /// The explanation of failures; none for a capture.
     pub(crate) why: Option<WhyReport>,
     /// Notes about omitted and damaged parts.
@@ -169,7 +175,7 @@ impl Run {
         }
         captures.sort();
         let events = path.join(EVENTS);
-        match (events.is_file(), &captures[..]) {
+        let mut run = match (events.is_file(), &captures[..]) {
             (true, [capture]) => Run::open_log(&events, Some(capture), report),
             (true, []) => Run::open_log(&events, None, report),
             (true, _) => {
@@ -182,6 +188,19 @@ impl Run {
             (false, [capture]) => Run::open_capture(capture, report),
             (false, []) => Err(OpenError::EmptyFolder { path: path.into() }),
             (false, _) => Err(OpenError::AmbiguousCaptures { path: path.into() }),
+        }?;
+        run.read_result(&path.join(RESULT));
+        Ok(run)
+    }
+
+    /// Takes the verdict of the run from its file. Without one, or with a damaged one, the page has the events only.
+    fn read_result(&mut self, path: &Path) {
+        let Ok(file) = File::open(path) else { return };
+        match serde_json::from_reader(BufReader::new(file.take(MAX_RESULT_BYTES))) {
+            Ok(result) => self.result = Some(result),
+            Err(error) => {
+                self.notes.push(format!("The verdict of the run cannot be read: {RESULT}: {error}."))
+            }
         }
     }
 
@@ -352,8 +371,17 @@ impl RunBuilder {
     fn new(name: &str, source: Source, header: &Header) -> RunBuilder {
         let (lines, frames) = (Section::new(), Vec::new());
         let name = name.into();
-        let run =
-            Run { name, source, lines, frames, frame_count: 0, events: 0, why: None, notes: Vec::new() };
+        let run = Run {
+            name,
+            source,
+            lines,
+            frames,
+            frame_count: 0,
+            events: 0,
+            result: None,
+            why: None,
+            notes: Vec::new(),
+        };
         let mut packer = RunBuilder { run, notes: Vec::new() };
         packer.write_line(header);
         packer

@@ -529,7 +529,16 @@ fn failed_run() {
     assert_eq!(ran.status.code(), Some(1), "{}", String::from_utf8_lossy(&ran.stdout));
     assert!(!folder.join("fatal-lost-write-middle/seed-1/report.html").exists());
     let mut browser = Browser::start(1440, 900);
-    browser.open(&folder.join("wrong/seed-1/report.html"), "");
+    let report = folder.join("wrong/seed-1/report.html");
+    browser.open(&report, "");
+    let verdict = browser.text("document.querySelector('.result').textContent");
+    assert!(verdict.starts_with("✕ fail✕ ") && verdict.contains("SUCCESS"), "{verdict}");
+    assert!(verdict.contains("seed 1 · run it again: softhca run"), "{verdict}");
+    browser.screenshot("failed-run");
+    browser.open(&report, "#view=nothing");
+    assert!(browser.text("document.querySelector('.notes').textContent").contains("no view nothing"));
+    browser.click("#tab-ladder");
+    assert_eq!(browser.text("document.querySelector('.notes').textContent"), "");
     assert!(browser.text("document.querySelector('.ladder-sheet').textContent").contains("dropped by"));
     browser.click("#tab-why");
     let why = browser.text("document.querySelector('.why').textContent");

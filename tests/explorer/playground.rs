@@ -34,9 +34,10 @@ fn run() {
     let mut browser = Browser::start(1440, 900);
     browser.open(&page, "");
     browser.wait("document.querySelector('.scenario').value.includes('[[fault]]')");
-    browser.click(".play-bar .button");
+    // The page begins with a run.
     browser.wait("app.played !== undefined && currentRun().length > 10");
     assert_eq!(browser.text("app.played.verdict"), "pass");
+    assert_eq!(browser.text("document.querySelector('.play-bar optgroup').label"), "Lesson 1");
     browser.screenshot("playground");
     browser.press("Escape");
     for view in ["ladder", "sequence", "timeline", "states", "memory", "why", "packet", "compare", "events"] {
@@ -138,7 +139,7 @@ fn editor(browser: &mut Browser, page: &Path) {
     assert!(
         browser
             .text("document.querySelector('.scenario-problem').textContent")
-            .contains("line 2, column 3: ")
+            .contains("line 2, column 3: → did you mean")
     );
     browser.screenshot("playground-squiggle");
     // A link keeps what was not run yet.
