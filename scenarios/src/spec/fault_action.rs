@@ -157,33 +157,33 @@ fault_actions! {
     /// The device sends pause frames without end, like a NIC with a broken receive pipeline.
     "pause-storm" PauseStorm(PauseStormSpec) [Host] "{ pause-storm = { for = \"1ms\", priority = 3 } }",
     /// The program stands still for this time. Under `exec` its process stops (SIGSTOP) and continues, and with it the
-    /// card on the direct data path. On embedded cards and in a simulation the card neither sends nor receives. At a
-    /// packet or a call: `after` a fault with the action `"count"`.
+    /// card on the direct data path. On embedded cards and in a simulation the card neither sends nor receives. To stall
+    /// at a packet or a call, begin `after` a fault with the action `"count"`.
     "stall" Stall(Time) [Host] "{ stall = \"1ms\" }",
     /// The device takes this time for each packet that it sends, whatever its size: requests, responses and ACKs, one
-    /// after the other. From the beginning or `after`; with `on`, for some of its packets.
+    /// after the other. It is slow from the beginning, or from what it waits for; with `on`, for packets that match.
     "slow-device" SlowDevice(Time) [Host, Packets] "{ slow-device = \"10us\" }",
-    /// The program posts no receives for this time. Not for programs of your own.
+    /// The program posts no receives for this time. Programs of your own do not support it.
     "withhold-receives" WithholdReceives(Time) [Host] "{ withhold-receives = \"1ms\" }",
-    /// The program waits this time after each receive before it posts the next. Not for programs of your own.
+    /// The program waits this time after each receive before it posts the next. Programs of your own do not support it.
     "delay-receives" DelayReceives(Time) [Host] "{ delay-receives = \"10us\" }",
     /// The process ends as by SIGKILL; with `verb`, before the call has an effect.
     "kill" Kill [Host, Calls] "\"kill\"",
-    /// The program is killed and started again, with counts from the beginning. Only for programs: `softhca exec`, or
-    /// `command` in a file.
+    /// The program is killed and started again, with counts from the beginning. Only programs of `softhca exec` and
+    /// `command` support it.
     "restart" Restart [Host] "\"restart\"",
     /// The daemon of all hosts ends as by SIGKILL: programs get DEVICE_FATAL, their work requests are flushed, calls
-    /// fail. Only for programs.
+    /// fail. Only programs support it.
     "kill-daemon" KillDaemon [Host] "\"kill-daemon\"",
-    /// As `kill-daemon`, and a new daemon starts at once, with the command line, name and addresses of the first one:
-    /// devices can be opened again. Only for programs.
+    /// The daemon ends as with `kill-daemon`. A new daemon starts at once with the same command line, name and addresses:
+    /// devices can be opened again. Only programs support it.
     "restart-daemon" RestartDaemon [Host] "\"restart-daemon\"",
     /// The device raises an asynchronous event with its consequences, see below.
     "raise-event" RaiseEvent(InjectedEvent) [Host, Calls] "{ raise-event = \"port-err\" }",
     /// The call fails with this errno and has no effect.
     "fail" Fail(Errno) [Calls] "{ fail = \"ENOMEM\" }",
     /// The call succeeds, and its result is this event: `addr-error`, `route-error`, `unreachable`, `rejected` with its
-    /// reason, … Only for verbs of a connection identifier.
+    /// reason, and others. Only verbs of a connection identifier support it.
     "cm-event" CmEvent(CmEventSpec) [Calls] "{ cm-event = { event = \"rejected\", status = 28 } }",
     /// The memory of the n-th region of the process becomes inaccessible, as if it were unmapped: LOC_PROT_ERR, or a NAK
     /// for remote accesses.
