@@ -58,6 +58,27 @@ fn private() -> OpenOptions {
     options
 }
 
+/// A folder in the temporary directory that goes with this value.
+#[cfg(target_os = "linux")]
+pub struct ScratchFolder(pub PathBuf);
+
+#[cfg(target_os = "linux")]
+impl ScratchFolder {
+    /// Creates a folder that only its owner can access.
+    pub fn new(prefix: &str) -> Result<ScratchFolder, String> {
+        let folder = unpredictable_path(prefix, "");
+        create_folder(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        Ok(ScratchFolder(folder))
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for ScratchFolder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 /// A path in the temporary directory that other users cannot predict: other users may create files there.
 pub fn unpredictable_path(prefix: &str, suffix: &str) -> PathBuf {
     let [random, _] = softhca_udp::random_words();

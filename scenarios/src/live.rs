@@ -23,6 +23,15 @@ use softhca_types::{
 use softhca_wire::Qpn;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// How a program of a plan ended.
+#[derive(Clone, Debug)]
+pub enum ProgramEnd {
+    /// With this exit code, and this end of its output.
+    Exited(i32, String),
+    /// The command killed it, for this reason.
+    Stopped(String),
+}
+
 /// A plan for external programs.
 pub struct LiveScenario<'p> {
     plan: &'p Plan,
@@ -38,7 +47,7 @@ pub struct LiveScenario<'p> {
     qp_by_number: BTreeMap<(usize, u32), usize>,
     /// Queue pairs in RTR whose configuration is not known yet.
     pending_rtr: BTreeSet<(usize, u32)>,
-    exits: BTreeMap<usize, (i32, String)>,
+    ends: BTreeMap<usize, ProgramEnd>,
     /// What happened since the last actions that faults may wait for.
     triggers: Vec<FaultTrigger>,
     ended_ns: u64,
@@ -94,7 +103,7 @@ impl<'p> LiveScenario<'p> {
             matched_qps: vec![0; plan.hosts.len()],
             qp_by_number: BTreeMap::new(),
             pending_rtr: BTreeSet::new(),
-            exits: BTreeMap::new(),
+            ends: BTreeMap::new(),
             triggers: Vec::new(),
             ended_ns: 0,
         })
@@ -276,9 +285,12 @@ impl<'p> LiveScenario<'p> {
         self.log.exit_code = Some(code);
     }
 
-    /// Records the exit code of a program of the plan, and the end of its output.
-    pub fn on_exit(&mut self, command: usize, code: i32, output: String) {
-        self.exits.insert(command, (code, output));
+    /// Records the end of a program of the plan. Returns whether it is the expected one.
+    pub fn on_end(&mut self, command: usize, end: ProgramEnd) -> bool {
+        let expected = self.plan.commands[command].exit_code;
+        let is_expected = matches!(end, ProgramEnd::Exited(code, _) if code == expected);
+        self.ends.insert(command, end);
+        is_expected
     }
 
     /// Records why the run cannot go on.
@@ -302,10 +314,17 @@ impl<'p> LiveScenario<'p> {
             let host = &self.plan.hosts[command.host].name;
             let name = &self.plan.workloads[command.workload];
             let text = format!("program {name:?} on {host} ends with {}", command.exit_code);
-            let (held, detail) = match self.exits.get(&index) {
-                Some((code, _)) if *code == command.exit_code => (true, "it did".to_owned()),
-                Some((code, output)) if output.is_empty() => (false, format!("it ended with {code}")),
-                Some((code, output)) => (false, format!("it ended with {code} and printed: {output}")),
+            let (held, detail) = match self.ends.get(&index) {
+                Some(ProgramEnd::Exited(code, _)) if *code == command.exit_code => {
+                    (true, "it did".to_owned())
+                }
+                Some(ProgramEnd::Exited(code, output)) if output.is_empty() => {
+                    (false, format!("it ended with {code}"))
+                }
+                Some(ProgramEnd::Exited(code, output)) => {
+                    (false, format!("it ended with {code} and printed: {output}"))
+                }
+                Some(ProgramEnd::Stopped(why)) => (false, why.clone()),
                 None => (false, format!("it did not end within {}", Time(self.plan.program_timeout_ns()))),
             };
             outcome.expectations.push(ExpectationOutcome { text, held, detail, location: None });

@@ -141,7 +141,7 @@ impl Recorder {
             outcome.order_sha256 = Some(trace.order_sha256());
             outcome.comparable_trace = Some(trace);
             let capture = finished.ok().and(capture.kept).unwrap_or_default();
-            outcome.artifacts = Some(Artifacts { events, capture, ladders });
+            outcome.artifacts = Some(Artifacts { events, capture, ladders, outputs: Vec::new() });
         }
         packet_faults
     }

@@ -63,6 +63,8 @@ pub struct Artifacts {
     pub capture: Vec<u8>,
     /// Ladders of all connections.
     pub ladders: Vec<softhca_trace::Ladder>,
+    /// The output of each program, by its name.
+    pub outputs: Vec<(String, Vec<u8>)>,
 }
 
 /// The result of a run.

@@ -16,6 +16,8 @@ pub fn trials() -> Vec<Trial> {
         needs!("ibv_devinfo", a_port_that_is_down_is_reported_as_down),
         needs!("ib_write_bw", lint_warns_while_the_program_runs),
         needs!("ib_write_bw", a_scenario_starts_its_programs),
+        needs!("sh", a_run_of_programs_keeps_its_files_and_their_outputs),
+        needs!("sh", a_program_that_fails_or_takes_too_long_ends_the_run),
         needs!("sh", the_exit_code_of_a_program_is_an_expectation),
         needs!("sh", an_expected_failure_of_a_program_is_success),
         needs!("ibv_devinfo", a_program_starts_again),
@@ -183,6 +185,72 @@ fn the_exit_code_of_a_program_is_an_expectation() {
     let seen = rig.softhca(&["run", "--on", "udp", &file]);
     assert_eq!(seen.code, Some(1), "{seen:?}");
     assert!(seen.text.contains("it ended with 3 and printed: 127.0.0."), "{seen:?}");
+}
+
+/// A file with two programs, `first` and `second`, on their hosts: what `command` has beside the host.
+fn two_programs(first: &str, second: &str) -> String {
+    format!(
+        "title = \"x\"\n[hosts]\na = {{}}\nb = {{}}\n\
+         [[workload]]\nname = \"first\"\ncommand = {{ host = \"a\", {first} }}\n\
+         [[workload]]\nname = \"second\"\ncommand = {{ host = \"b\", {second} }}\n"
+    )
+}
+
+fn a_run_of_programs_keeps_its_files_and_their_outputs() {
+    let rig = Rig::new();
+    // The second program waits for the text of the first, and the first for the file of the second.
+    let (file, mark) = (rig.file("ready.toml"), rig.file("mark"));
+    let text = two_programs(
+        &format!(
+            "argv = [\"sh\", \"-c\", \"echo is up; until test -e {mark}; do sleep 0.01; done\"], ready = \"is up\""
+        ),
+        &format!("argv = [\"sh\", \"-c\", \"echo hello; touch {mark}; exit 3\"]"),
+    );
+    std::fs::write(&file, text).expect("a file");
+    let out = rig.file("out");
+    let seen = rig.softhca(&["run", "--on", "udp", "--out", &out, &file]);
+    assert_eq!(seen.code, Some(1), "{seen:?}");
+    let read = |name: &str| std::fs::read(format!("{out}/ready/seed-1/{name}")).unwrap_or_default();
+    assert_eq!(
+        (&*read("output-1-first.txt"), &*read("output-2-second.txt")),
+        (&b"is up\n"[..], &b"hello\n"[..])
+    );
+    for name in ["events.jsonl", "capture.pcapng", "report.html", "result.json"] {
+        assert!(!read(name).is_empty(), "{name}: {seen:?}");
+    }
+}
+
+fn a_program_that_fails_or_takes_too_long_ends_the_run() {
+    let rig = Rig::new();
+    let endless = "argv = [\"sleep\", \"1000\"]";
+    let failing = "argv = [\"sh\", \"-c\", \"exit 3\"]";
+    let stopped = "program \"first\" on a ends with 0: it was stopped, because \"second\" had failed";
+    for (first, second, lines) in [
+        (endless.to_owned(), failing, [stopped, "program \"second\" on b ends with 0: it ended with 3"]),
+        (
+            format!("{endless}, timeout = \"100ms\""),
+            endless,
+            [
+                "program \"first\" on a ends with 0: it did not end within 100 ms",
+                "program \"second\" on b ends with 0: it was stopped, because \"first\" had failed",
+            ],
+        ),
+        (
+            format!("{endless}, ready = \"never\", timeout = \"100ms\""),
+            endless,
+            [
+                "program \"first\" on a ends with 0: it did not end within 100 ms",
+                "program \"second\" on b ends with 0: it did not start, because \"first\" had failed",
+            ],
+        ),
+    ] {
+        let file = rig.write("stopped.toml", &two_programs(&first, second));
+        let seen = rig.softhca(&["run", "--on", "udp", &file]);
+        assert_eq!(seen.code, Some(1), "{seen:?}");
+        for line in lines {
+            assert!(seen.text.contains(line), "{line:?} is not in {seen:?}");
+        }
+    }
 }
 
 /// A file for a program on alice.

@@ -4,15 +4,20 @@ use super::daemon::{self, DaemonRequirements};
 use super::event_log::{DaemonEventLog, LOG_POLL_INTERVAL};
 use super::live_scenario::{self, DaemonScenario, RequiredSettings, read_events};
 use super::{library, program};
+use crate::output::ScratchFolder;
 use rustix::fs::MemfdFlags;
 use rustix::process::Pid;
 use softhca::fault::{FAULTS_VARIABLE, ProgramFaults};
 use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
+use softhca_scenarios::live::ProgramEnd;
 use softhca_scenarios::plan::CommandPlan;
-use softhca_scenarios::{Outcome, Plan};
+use softhca_scenarios::quantity::Time;
+use softhca_scenarios::{Artifacts, Outcome, Plan, Recording, Verdict};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read, Seek};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,17 +27,26 @@ use std::time::{Duration, Instant};
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The number of lines of a program's output that are reported.
 const LAST_LINES: usize = 4;
+/// The output of a program is kept in memory. One that prints more is killed.
+const MAX_OUTPUT_BYTES: u64 = 64 << 20;
+/// The time in which the other programs can end by themselves after one has failed.
+const TIME_AFTER_FAILURE: Duration = Duration::from_secs(2);
 
-/// Runs a plan that starts programs.
-pub fn run_programs(plan: &Plan) -> Outcome {
-    try_run_programs(plan).unwrap_or_else(Outcome::failed_to_run)
+/// Runs a plan that starts programs. A failed run keeps its event log and the outputs; with `Recording::Everything`,
+/// every run keeps them and its packets.
+pub fn run_programs(plan: &Plan, recording: Recording) -> Outcome {
+    try_run_programs(plan, recording).unwrap_or_else(Outcome::failed_to_run)
 }
 
 /// A running program and its output.
 struct RunningProgram {
     command: usize,
     child: Child,
+    started: Instant,
     output: File,
+    /// The bytes of the output in which `ready` was looked for, and whether it was found.
+    searched: u64,
+    is_ready: bool,
 }
 
 impl Drop for RunningProgram {
@@ -42,7 +56,158 @@ impl Drop for RunningProgram {
     }
 }
 
-fn try_run_programs(plan: &Plan) -> Result<Outcome, String> {
+impl RunningProgram {
+    /// Looks for the text of `ready` in the new output.
+    fn look_for(&mut self, ready: &str) -> std::io::Result<()> {
+        let length = self.output.metadata()?.len();
+        if self.is_ready || length == self.searched {
+            return Ok(());
+        }
+        // The text may have begun in the part before.
+        let start = self.searched.saturating_sub(ready.len() as u64);
+        let mut bytes = vec![0; (length - start) as usize];
+        // The program writes at the position of the file: a read must not move it.
+        self.output.read_exact_at(&mut bytes, start)?;
+        self.is_ready = bytes.windows(ready.len()).any(|window| window == ready.as_bytes());
+        self.searched = length;
+        Ok(())
+    }
+
+    /// Why the program must not go on.
+    fn reason_to_stop(&self, plan: &CommandPlan) -> Option<String> {
+        let limit = Duration::from_nanos(plan.timeout_ns.unwrap_or(u64::MAX));
+        if self.started.elapsed() >= limit {
+            return Some(format!("it did not end within {}", Time(limit.as_nanos() as u64)));
+        }
+        let is_long = self.output.metadata().is_ok_and(|output| output.len() > MAX_OUTPUT_BYTES);
+        is_long.then(|| format!("it printed more than {} MiB", MAX_OUTPUT_BYTES >> 20))
+    }
+}
+
+/// The programs of a run.
+struct Programs<'p> {
+    plan: &'p Plan,
+    waiting: Vec<usize>,
+    running: Vec<RunningProgram>,
+    /// The outputs of the programs that ended.
+    outputs: BTreeMap<usize, Vec<u8>>,
+    /// When a program failed first, and its name.
+    failed: Option<(Instant, &'p str)>,
+}
+
+impl<'p> Programs<'p> {
+    fn name(&self, command: usize) -> &'p str {
+        &self.plan.workloads[self.plan.commands[command].workload]
+    }
+
+    /// Whether the programs before this one in the file are ready.
+    fn can_start(&self, command: usize) -> bool {
+        let is_ready = |earlier: usize| {
+            let mut running = self.running.iter().filter(|program| program.command == earlier);
+            self.plan.commands[earlier].ready.is_none()
+                || (!self.waiting.contains(&earlier) && running.all(|program| program.is_ready))
+        };
+        (0..command).all(is_ready)
+    }
+
+    /// Notes the ends of programs, and kills those that must not go on.
+    fn check(&mut self, live: &mut DaemonScenario<'_>) -> Result<(), String> {
+        for index in (0..self.running.len()).rev() {
+            let program = &mut self.running[index];
+            let plan = &self.plan.commands[program.command];
+            if let Some(ready) = &plan.ready {
+                program.look_for(ready).map_err(|error| error.to_string())?;
+            }
+            let status = program.child.try_wait().map_err(|error| error.to_string())?;
+            let stopped = match status {
+                Some(_) => None,
+                None => program.reason_to_stop(plan),
+            };
+            if status.is_none() && stopped.is_none() {
+                continue;
+            }
+            let mut ended = self.running.remove(index);
+            let command = ended.command;
+            if stopped.is_none() && live.take_restart(plan.host) {
+                self.waiting.push(command);
+                continue;
+            }
+            let output = read_output(&mut ended.output);
+            let end = match (status, stopped) {
+                (Some(status), _) => {
+                    ProgramEnd::Exited(program::shell_exit_code(status).into(), last_lines(&output))
+                }
+                (None, why) => ProgramEnd::Stopped(why.unwrap_or_default()),
+            };
+            self.outputs.insert(command, output);
+            if !live.scenario.on_end(command, end) {
+                let name = self.name(command);
+                self.failed.get_or_insert((Instant::now(), name));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends all programs.
+    fn stop(&mut self, live: &mut DaemonScenario<'_>) {
+        let failed = self.failed.map(|(_, name)| name);
+        for mut program in std::mem::take(&mut self.running) {
+            let _ = program.child.kill();
+            let _ = program.child.wait();
+            let output = read_output(&mut program.output);
+            self.outputs.insert(program.command, output);
+            if let Some(name) = failed {
+                let why = format!("it was stopped, because {name:?} had failed");
+                live.scenario.on_end(program.command, ProgramEnd::Stopped(why));
+            }
+        }
+        for command in std::mem::take(&mut self.waiting) {
+            let why = match failed {
+                Some(name) => format!("it did not start, because {name:?} had failed"),
+                None => "it did not start within the time of the run".into(),
+            };
+            live.scenario.on_end(command, ProgramEnd::Stopped(why));
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        match self.failed {
+            Some((at, _)) => self.running.is_empty() || at.elapsed() >= TIME_AFTER_FAILURE,
+            None => self.waiting.is_empty() && self.running.is_empty(),
+        }
+    }
+}
+
+/// The files into which the daemon records the run.
+struct RecordingFiles {
+    events: File,
+    packets: Option<File>,
+    _folder: ScratchFolder,
+}
+
+impl RecordingFiles {
+    fn create(recording: Recording) -> Result<RecordingFiles, String> {
+        let folder = ScratchFolder::new("softhca-run-")?;
+        let create = |name| {
+            let path = folder.0.join(name);
+            let mut options = File::options();
+            let file = options.read(true).write(true).create_new(true).open(&path);
+            file.map_err(|error| format!("{}: {error}", path.display()))
+        };
+        let events = create("events.jsonl")?;
+        let packets = (recording != Recording::Digest).then(|| create("capture.pcapng")).transpose()?;
+        Ok(RecordingFiles { events, packets, _folder: folder })
+    }
+
+    /// What a run keeps.
+    fn artifacts(mut self, outputs: Vec<(String, Vec<u8>)>) -> Artifacts {
+        let events = read_output(&mut self.events);
+        let capture = self.packets.as_mut().map(read_output).unwrap_or_default();
+        Artifacts { events, capture, ladders: Vec::new(), outputs }
+    }
+}
+
+fn try_run_programs(plan: &Plan, recording: Recording) -> Result<Outcome, String> {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let name = format!("run-{}-{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed));
     let folder = library::library_folder()?;
@@ -51,54 +216,50 @@ fn try_run_programs(plan: &Plan) -> Result<Outcome, String> {
     let requirements =
         DaemonRequirements { name: Some(&name), hosts: &hosts, cards, recovery, ..Default::default() };
     let mut connection = daemon::connect_or_start(&requirements, daemon::DaemonLifetime::WhileUsed)?;
-    let mut events = DaemonEventLog::create(None)
-        .map_err(|error| format!("cannot allocate memory for the event log: {error}"))?;
-    events.start(&mut connection, None)?;
+    let files = RecordingFiles::create(recording)?;
+    let log = files.events.try_clone().map_err(|error| error.to_string())?;
+    let mut events = DaemonEventLog::read_only(log);
+    events.start(&mut connection, files.packets.as_ref())?;
     let mut live = DaemonScenario::load(plan, &mut connection, Some(&name))?;
     let started = Instant::now();
     let timeout = Duration::from_nanos(plan.program_timeout_ns());
-    let mut waiting: Vec<usize> = (0..plan.commands.len()).collect();
-    let mut running: Vec<RunningProgram> = Vec::new();
+    let (running, outputs) = (Vec::new(), BTreeMap::new());
+    let waiting = (0..plan.commands.len()).collect();
+    let mut programs = Programs { plan, waiting, running, outputs, failed: None };
     let mut log_read = Instant::now();
-    while (!waiting.is_empty() || !running.is_empty()) && started.elapsed() < timeout {
-        let due = |index: &usize| Duration::from_nanos(plan.commands[*index].at_ns) <= started.elapsed();
-        for index in waiting.extract_if(.., |index| due(index)) {
-            let faults = live.scenario.program_faults(plan.commands[index].host);
-            running.push(start_program(plan, index, &name, &folder, &connection, faults)?);
-        }
-        for index in (0..running.len()).rev() {
-            let ended = running[index].child.try_wait().map_err(|error| error.to_string())?;
-            if let Some(status) = ended {
-                let mut ended = running.remove(index);
-                if live.take_restart(plan.commands[ended.command].host) {
-                    waiting.push(ended.command);
-                    continue;
-                }
-                live.scenario.on_exit(
-                    ended.command,
-                    program::shell_exit_code(status).into(),
-                    output_tail(&mut ended.output),
-                );
+    while !programs.has_ended() && started.elapsed() < timeout {
+        for index in programs.waiting.clone() {
+            let is_due = Duration::from_nanos(plan.commands[index].at_ns) <= started.elapsed();
+            if is_due && programs.failed.is_none() && programs.can_start(index) {
+                programs.waiting.retain(|other| *other != index);
+                let faults = live.scenario.program_faults(plan.commands[index].host);
+                programs.running.push(start_program(plan, index, &name, &folder, &connection, faults)?);
             }
         }
+        programs.check(&mut live)?;
         let host_of =
             |program: &RunningProgram| (plan.commands[program.command].host, Pid::from_child(&program.child));
-        let programs = running.iter().map(host_of).collect();
-        let due = live.run_due_actions(&mut connection, &programs, Some(&mut events));
+        let of_hosts = programs.running.iter().map(host_of).collect();
+        let due = live.run_due_actions(&mut connection, &of_hosts, Some(&mut events));
         if log_read.elapsed() > due.unwrap_or(LOG_POLL_INTERVAL).min(LOG_POLL_INTERVAL) {
             log_read = Instant::now();
             read_events(&mut events, Some(&mut live), false);
         }
         std::thread::sleep(POLL_INTERVAL);
     }
-    drop(running);
+    programs.stop(&mut live);
     if !live.is_daemon_gone() {
         connection.stop_recording().map_err(|error| format!("the event log is incomplete: {error}"))?;
     }
     read_events(&mut events, Some(&mut live), false);
-    let outcome = live.finish(&mut connection)?;
+    let mut outcome = live.finish(&mut connection)?;
     // The daemon would exit when idle; stop it now so that no other process connects to it.
     let _ = connection.stop();
+    if recording != Recording::Digest || outcome.verdict != Verdict::Pass {
+        let outputs = std::mem::take(&mut programs.outputs).into_iter();
+        let outputs = outputs.map(|(command, output)| (programs.name(command).to_owned(), output));
+        outcome.artifacts = Some(files.artifacts(outputs.collect()));
+    }
     Ok(outcome)
 }
 
@@ -125,7 +286,8 @@ fn start_program(
     command.stdin(Stdio::null());
     command.stdout(output.try_clone().map_err(failed)?).stderr(output.try_clone().map_err(failed)?);
     let child = command.spawn().map_err(failed)?;
-    Ok(RunningProgram { command: index, child, output })
+    let started = Instant::now();
+    Ok(RunningProgram { command: index, child, started, output, searched: 0, is_ready: false })
 }
 
 /// Replaces `${ADDRESS_alice}` with the address of alice.
@@ -137,11 +299,15 @@ pub fn substitute_addresses(word: &str, connection: &DaemonControl) -> String {
     text
 }
 
+fn read_output(output: &mut File) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let _ = output.rewind().and_then(|()| output.read_to_end(&mut bytes));
+    bytes
+}
+
 /// The last lines of a program's output.
-fn output_tail(output: &mut File) -> String {
-    let mut text = Vec::new();
-    let _ = output.rewind().and_then(|()| output.read_to_end(&mut text));
-    let text = String::from_utf8_lossy(&text);
+fn last_lines(output: &[u8]) -> String {
+    let text = String::from_utf8_lossy(output);
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     lines[lines.len().saturating_sub(LAST_LINES)..].join(" / ")
 }

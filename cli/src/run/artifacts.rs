@@ -15,7 +15,7 @@ const FILE_SYSTEM_BLOCK: u64 = 4096;
 
 /// The files of a run, before they are written.
 pub struct Artifacts<'a> {
-    files: Vec<(&'static str, Cow<'a, [u8]>)>,
+    files: Vec<(String, Cow<'a, [u8]>)>,
     /// Whether an HTML report is created from them.
     has_report: bool,
 }
@@ -24,13 +24,22 @@ impl<'a> Artifacts<'a> {
     /// The files of a run.
     pub fn new(job: &Job, ran: &'a RunResult) -> io::Result<Artifacts<'a>> {
         let line = serde_json::to_string(&job.json_line(ran)).map_err(io::Error::from)? + "\n";
-        let mut files: Vec<(_, Cow<[u8]>)> = vec![("result.json", line.into_bytes().into())];
+        let mut files: Vec<(String, Cow<[u8]>)> = vec![("result.json".into(), line.into_bytes().into())];
         if let Some(kept) = &ran.outcome.artifacts {
-            let ladders: Vec<String> =
-                kept.ladders.iter().map(|ladder| ladder.draw(LadderStyle::default())).collect();
-            files.push(("events.jsonl", (&kept.events).into()));
-            files.push(("capture.pcapng", (&kept.capture).into()));
-            files.push(("ladder.txt", ladders.join("\n").into_bytes().into()));
+            files.push(("events.jsonl".into(), (&kept.events).into()));
+            // The packets of programs are not always recorded.
+            if !kept.capture.is_empty() {
+                files.push(("capture.pcapng".into(), (&kept.capture).into()));
+            }
+            if !kept.ladders.is_empty() {
+                let ladders: Vec<String> =
+                    kept.ladders.iter().map(|ladder| ladder.draw(LadderStyle::default())).collect();
+                files.push(("ladder.txt".into(), ladders.join("\n").into_bytes().into()));
+            }
+            for (index, (program, output)) in kept.outputs.iter().enumerate() {
+                let name = format!("output-{}-{}.txt", index + 1, file_name(program));
+                files.push((name, output.into()));
+            }
         }
         let page = ran.outcome.verdict != Verdict::Pass && ran.outcome.artifacts.is_some();
         Ok(Artifacts { files, has_report: page })
@@ -63,15 +72,18 @@ pub fn folder_size(folder: &Path) -> u64 {
     files.filter(|file| file.is_file()).map(|file| file.len().next_multiple_of(FILE_SYSTEM_BLOCK)).sum()
 }
 
+/// The part of a name that a file can have.
+fn file_name(name: &str) -> String {
+    name.chars().filter(|c| c.is_ascii_alphanumeric() || ".-_".contains(*c)).take(64).collect()
+}
+
 /// The folder of a run, by scenario, parameters and seed: `livelock/seed-1`.
 pub fn run_folder(job: &Job) -> PathBuf {
     let path = Path::new(job.scenario.name());
     let stem = path.file_stem().map_or_else(|| "scenario".into(), |stem| stem.to_string_lossy().into_owned());
     let mut name = format!("seed-{}", job.seed);
     for (parameter, value) in &job.parameters {
-        let value: String =
-            value.chars().filter(|c| c.is_ascii_alphanumeric() || ".-_".contains(*c)).collect();
-        name += &format!("-{parameter}-{value}");
+        name += &format!("-{parameter}-{}", file_name(value));
     }
     Path::new(&stem).join(name)
 }

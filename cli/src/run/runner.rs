@@ -87,7 +87,7 @@ fn run_job(job: &Job, keep: bool) -> RunResult {
             let run_plan = |recording| match job.backend {
                 Backend::Sim => simulate(&plan, recording),
                 #[cfg(target_os = "linux")]
-                Backend::Udp if !plan.commands.is_empty() => crate::exec::run_programs(&plan),
+                Backend::Udp if !plan.commands.is_empty() => crate::exec::run_programs(&plan, recording),
                 Backend::Udp => softhca_scenarios::udp::run(&plan, recording),
             };
             let first = if keep { Recording::Everything } else { Recording::Digest };

@@ -17,7 +17,7 @@ mod target;
 
 use crate::exec::sweep_support::{RequiredSettings, required_settings};
 use crate::exit_code::{BAD_INPUT, CommandResult, EXEC_FAILED, INTERRUPTED, error};
-use crate::output;
+use crate::output::ScratchFolder;
 use clap::Args;
 use core_dump::CoreDump;
 use coverage::Coverage;
@@ -167,7 +167,7 @@ fn sweep(arguments: &Arguments, surroundings: &Surroundings) -> Result<bool, Str
     if let Some(folder) = &arguments.out {
         std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     }
-    let scratch = Scratch::new()?;
+    let scratch = ScratchFolder::new("softhca-sweep-")?;
     let mut first = Worker::start(&target, surroundings, None, 0, &scratch.0)?;
     let clean = clean_runs(&target, &mut first)?;
     let groups = coverage::plan(&target, &clean.recording, coverage, arguments.per_group);
@@ -323,23 +323,6 @@ fn progress_bar(runs: usize) -> ProgressBar {
     bar
 }
 
-/// A folder that is removed at the end.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Result<Scratch, String> {
-        let folder = output::unpredictable_path("softhca-sweep-", "");
-        output::create_folder(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-        Ok(Scratch(folder))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// The state that the workers share.
 struct SweepRun<'a> {
     arguments: &'a Arguments,
@@ -453,7 +436,7 @@ pub struct ScenarioRuns<'t> {
     target: &'t Target,
     worker: Worker<'t>,
     clean: Baseline,
-    _scratch: Scratch,
+    _scratch: ScratchFolder,
 }
 
 impl<'t> ScenarioRuns<'t> {
@@ -485,7 +468,7 @@ impl<'t> ScenarioRuns<'t> {
         if cards.is_some() {
             return Err("the hosts of a sweep have one card: remove `cards` from the scenario".into());
         }
-        let scratch = Scratch::new()?;
+        let scratch = ScratchFolder::new("softhca-sweep-")?;
         let mut worker = Worker::start(target, surroundings, recovery, 0, &scratch.0)?;
         let clean = clean_runs(target, &mut worker)?;
         Ok(ScenarioRuns { target, worker, clean, _scratch: scratch })

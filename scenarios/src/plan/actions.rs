@@ -168,4 +168,8 @@ pub struct CommandPlan {
     pub argv: Vec<String>,
     pub at_ns: u64,
     pub exit_code: i32,
+    /// The text that it prints when the programs after it can start.
+    pub ready: Option<String>,
+    /// The time from its start within which it must end.
+    pub timeout_ns: Option<u64>,
 }

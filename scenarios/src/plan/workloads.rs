@@ -149,9 +149,16 @@ impl PlanBuilder<'_> {
         if self.file.duration.is_some_and(|ends| command.at >= ends) {
             return Err(self.error_in(path, "at", "it starts after the end of the run"));
         }
+        if command.ready.as_deref() == Some("") {
+            return Err(self.error_in(path, "ready", "every output contains the empty text"));
+        }
+        if command.timeout == Some(Time(0)) {
+            return Err(self.error_in(path, "timeout", "no program ends at once"));
+        }
         self.check_addresses(&command.argv, &join_path(path, "argv"))?;
-        let (argv, at_ns, exit) = (command.argv.clone(), command.at.0, command.exit_code);
-        self.commands.push(CommandPlan { workload, host, argv, at_ns, exit_code: exit });
+        let CommandSpec { argv, at, exit_code, ready, timeout, .. } = command.clone();
+        let (at_ns, timeout_ns) = (at.0, timeout.map(|time| time.0));
+        self.commands.push(CommandPlan { workload, host, argv, at_ns, exit_code, ready, timeout_ns });
         Ok(())
     }
 

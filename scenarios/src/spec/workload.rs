@@ -352,4 +352,8 @@ pub struct CommandSpec {
     /// Expected exit code; 0 by default.
     #[serde(default)]
     pub exit_code: i32,
+    /// A text that the program prints when it is ready: the programs after it in the file wait for it.
+    pub ready: Option<String>,
+    /// The time from its start within which it must end.
+    pub timeout: Option<Time>,
 }
