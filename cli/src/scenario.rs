@@ -40,6 +40,14 @@ pub fn read(path: &Path) -> Result<Scenario, String> {
     Scenario::parse(&name, &text).map_err(|problem: Diagnostic| problem.to_string())
 }
 
+/// Adds the expectations of another file to a scenario.
+pub fn add_expectations(scenario: Scenario, path: &Path) -> Result<Scenario, String> {
+    let name = path.display().to_string();
+    let text = read_text(path)
+        .map_err(|error| format!("{name}: {error}; give the path of a file with [[expect]]"))?;
+    scenario.with_expectations(&name, &text).map_err(|problem| problem.to_string())
+}
+
 fn read_text(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(MAX_SCENARIO_BYTES + 1).read_to_string(&mut text)?;

@@ -3,7 +3,7 @@
 use crate::parameters::{self, ParameterValues};
 use crate::plan::{self, Plan};
 use crate::source::{Diagnostic, Source};
-use crate::spec::{ParameterSpec, ScenarioFile};
+use crate::spec::{ExpectationFile, ParameterSpec, ScenarioFile};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use toml::Spanned;
@@ -16,6 +16,8 @@ pub struct Scenario {
     parameters: BTreeMap<String, ParameterSpec>,
     /// The file with the default parameters.
     file: ScenarioFile,
+    /// The expectations of another file.
+    more: Option<(ExpectationFile, Source)>,
     /// The plan with the default parameters and the default seed.
     plan: Plan,
     /// One sentence that states what the scenario shows.
@@ -35,8 +37,23 @@ impl Scenario {
         let seed = file.seed;
         let seeded = parameters::resolve(&parameters, &ParameterValues::new(), seed);
         let file = if seeded == values { file } else { deserialize(&source, tree, &seeded)? };
-        let plan = plan::builder::build(&file, &source, seeded, seed)?;
-        Ok(Scenario { parameters, title: file.title.clone(), seed, file, plan, source })
+        let plan = plan::builder::build(&file, &source, None, seeded, seed)?;
+        Ok(Scenario { parameters, title: file.title.clone(), seed, file, more: None, plan, source })
+    }
+
+    /// Adds the `[[expect]]` and `invariants` of another file.
+    pub fn with_expectations(mut self, name: &str, text: &str) -> Result<Scenario, Diagnostic> {
+        let (source, tree) = Source::parse(name, text)?;
+        let file = ExpectationFile::deserialize(Deserializer::from(tree));
+        let more = Some((file.map_err(|error| source.toml_error(&error))?, source));
+        let values = self.plan.parameters;
+        self.plan = plan::builder::build(&self.file, &self.source, more.as_ref(), values, self.seed)?;
+        Ok(Scenario { more, ..self })
+    }
+
+    /// The name of the file with further expectations.
+    pub fn expectations_name(&self) -> Option<&str> {
+        self.more.as_ref().map(|(_, source)| source.name.as_str())
     }
 
     /// The name of the file.
@@ -64,11 +81,11 @@ impl Scenario {
         if values != self.plan.parameters {
             let (_, tree) = Source::parse(&self.source.name, &self.source.text)?;
             let file = deserialize(&self.source, tree, &values)?;
-            return plan::builder::build(&file, &self.source, values, seed);
+            return plan::builder::build(&file, &self.source, self.more.as_ref(), values, seed);
         }
         match seed == self.seed {
             true => Ok(self.plan.clone()),
-            false => plan::builder::build(&self.file, &self.source, values, seed),
+            false => plan::builder::build(&self.file, &self.source, self.more.as_ref(), values, seed),
         }
     }
 }

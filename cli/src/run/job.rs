@@ -63,6 +63,9 @@ impl Job {
         if self.backend == Backend::Udp {
             words.extend(["--on".into(), "udp".into()]);
         }
+        if let Some(expect) = self.scenario.expectations_name() {
+            words.extend(["--expect".into(), quote(expect)]);
+        }
         words.extend(["--seed".into(), self.seed.to_string()]);
         for (name, value) in &self.parameters {
             words.extend(["--set".into(), quote(&format!("{name}={value}"))]);

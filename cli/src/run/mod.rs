@@ -58,6 +58,9 @@ pub struct Arguments {
     /// Write event log, capture, ladder and result of every run to this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Check the [[expect]] and invariants of this file too
+    #[arg(long, value_name = "FILE")]
+    expect: Option<PathBuf>,
     /// Run this many scenarios at a time [default: one per core in virtual time, one over UDP sockets]
     #[arg(long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
@@ -168,7 +171,10 @@ fn collect_jobs(arguments: &Arguments) -> Result<Vec<Job>, Vec<String>> {
             }
         };
         for path in paths {
-            match scenario::read(&path).and_then(|scenario| {
+            match scenario::read(&path).and_then(|mut scenario| {
+                if let Some(expect) = &arguments.expect {
+                    scenario = scenario::add_expectations(scenario, expect)?;
+                }
                 let sweep = scenario.sweep(&set).map_err(|problem| problem.to_string())?;
                 Ok((Arc::new(scenario), sweep))
             }) {

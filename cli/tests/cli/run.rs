@@ -222,6 +222,31 @@ fn a_scenario_without_expectations_says_so() {
 }
 
 #[test]
+fn expectations_of_another_file_are_checked_too() {
+    let (folder, path) = (folder("expect"), library(LOSS));
+    let write = |name: &str, text: &str| {
+        let path = folder.join(name).display().to_string();
+        fs::write(&path, text).expect("a file");
+        path
+    };
+    let wrong = write("wrong.toml", "[[expect]]\ncompletion = { qp = \"alice.1\", status = \"SUCCESS\" }\n");
+    let output = softhca(&["run", "--json", "--expect", &wrong, &path]);
+    assert_eq!(code(&output), 1, "{output:?}");
+    let [line] = &lines(&output)[..] else { panic!("one line") };
+    assert_eq!(line["replay"], format!("softhca run {path} --expect {wrong} --seed 1"));
+    let held: Vec<bool> =
+        line["expectations"].as_array().expect("a list").iter().map(|one| one["held"] == true).collect();
+    assert_eq!((held.len(), held.iter().filter(|held| !**held).count()), (8, 1), "{line}");
+    let unknown = write("unknown.toml", "\n[[expect]]\nstate = { qp = \"alice.9\", is = \"error\" }\n");
+    let output = softhca(&["run", "--expect", &unknown, &path]);
+    assert_eq!(code(&output), 2, "{output:?}");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains(&format!("{unknown}:3:")) && text.contains("alice.9"), "{text}");
+    let other = write("other.toml", "title = \"x\"\n");
+    assert_eq!(code(&softhca(&["run", "--expect", &other, &path])), 2);
+}
+
+#[test]
 fn set_all_runs_every_parameter_value() {
     let output = softhca(&["run", "--json", &library("gbn-random-loss.toml"), "--set", "loss=all"]);
     assert_eq!(code(&output), 0);

@@ -5,7 +5,7 @@ use super::traffic::TrafficSummary;
 use super::{CommandPlan, FlowKind, FlowPlan, PairPlan, Plan, QpPlan, StepAction, StepPlan, WorkOperation};
 use crate::parameters::ParameterValues;
 use crate::source::{Diagnostic, Result, Source, join_path};
-use crate::spec::{AccessRight, ConnectionSpec, RemoteTarget, ScenarioFile};
+use crate::spec::{AccessRight, ConnectionSpec, ExpectationFile, RemoteTarget, ScenarioFile};
 use softhca_engine::{DeviceLimits, QpType};
 use softhca_fabric::Seed;
 use softhca_types::AccessFlags;
@@ -30,10 +30,11 @@ pub(super) struct PlanBuilder<'a> {
     pub seed: u64,
 }
 
-/// Builds the plan of a file for one seed.
+/// Builds the plan of a file for one seed, with the expectations of another file.
 pub(crate) fn build(
     file: &ScenarioFile,
     source: &Source,
+    more: Option<&(ExpectationFile, Source)>,
     values: ParameterValues,
     seed: u64,
 ) -> Result<Plan> {
@@ -69,7 +70,14 @@ pub(crate) fn build(
         builder.has_external_programs,
     );
     let faults = builder.faults()?;
-    let (expectations, counts) = builder.expectations(&faults)?;
+    let (mut expectations, mut counting_rules) = (Vec::new(), Vec::new());
+    builder.expectations(&file.expect, &faults, &mut expectations, &mut counting_rules)?;
+    let mut invariants = file.invariants.clone();
+    if let Some((more, source)) = more {
+        builder.source = source;
+        builder.expectations(&more.expect, &faults, &mut expectations, &mut counting_rules)?;
+        invariants.extend(&more.invariants);
+    }
     let PlanBuilder { network, qps, pairs, steps, flows, commands, workloads, .. } = builder;
     Ok(Plan {
         title: file.title.clone(),
@@ -90,9 +98,9 @@ pub(crate) fn build(
         commands,
         workloads,
         faults,
-        counting_rules: counts,
+        counting_rules,
         expectations,
-        invariants: file.invariants.clone(),
+        invariants,
     })
 }
 

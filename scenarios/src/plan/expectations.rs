@@ -27,13 +27,14 @@ impl PlanBuilder<'_> {
     /// The expectations of the file, and the counting rules that they need.
     pub(super) fn expectations(
         &mut self,
+        expect: &[ExpectSpec],
         faults: &[FaultPlan],
-    ) -> Result<(Vec<Expectation>, Vec<CountingRule>)> {
-        let (mut all, mut counts) = (Vec::new(), Vec::new());
-        let file = self.file;
-        for (index, expect) in file.expect.iter().enumerate() {
+        all: &mut Vec<Expectation>,
+        counts: &mut Vec<CountingRule>,
+    ) -> Result<()> {
+        for (index, expect) in expect.iter().enumerate() {
             let path = format!("expect.{index}");
-            let mut found = self.parse_expectation(expect, faults, &path, &mut counts)?;
+            let mut found = self.parse_expectation(expect, faults, &path, counts)?;
             match (found.pop(), found.is_empty()) {
                 (Some(expectation), true) => all.push(expectation),
                 (None, _) => {
@@ -46,7 +47,7 @@ impl PlanBuilder<'_> {
                 }
             }
         }
-        Ok((all, counts))
+        Ok(())
     }
 
     /// The expectations of one `[[expect]]`; exactly one in a valid file.

@@ -136,6 +136,18 @@ pub struct ScenarioFile {
     pub invariants: Vec<Invariant>,
 }
 
+/// Expectations beside those of a scenario file.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExpectationFile {
+    /// Conditions that must hold at the end of the run.
+    #[serde(default)]
+    pub expect: Vec<ExpectSpec>,
+    /// Conditions that must hold throughout the run.
+    #[serde(default)]
+    pub invariants: Vec<Invariant>,
+}
+
 const fn default_seed() -> u64 {
     1
 }
