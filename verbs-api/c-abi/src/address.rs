@@ -1,12 +1,13 @@
 //! Address handles and addresses.
 
 use crate::abi::*;
-use crate::errno::{Rejection, check};
+use crate::context::{ContextHandle, ContextState};
+use crate::errno::{self, Rejection};
 use crate::faults;
-use crate::object;
-use crate::protection::{self, UseCount};
+use crate::object::{self, Handle};
+use crate::protection::{Pd, UseCount};
 use core::ffi::{c_int, c_uint};
-use core::mem::zeroed;
+use core::mem::MaybeUninit;
 use softhca::{AddressHandle, AddressVector, Gid};
 use softhca::{Resource, Verb};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -75,30 +76,29 @@ pub fn ah_attr(vector: &AddressVector) -> ibv_ah_attr {
     }
 }
 
-pub unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    const VERB: &str = "ibv_create_ah";
-    // SAFETY: a domain of this library.
-    let domain = check!(VERB, null, unsafe { protection::find(pd) });
-    // SAFETY: the caller's attributes.
-    let attr = unsafe { &*attr };
-    if attr.port_num != 1 {
-        return wrong_port(attr.port_num.into()).null(VERB);
-    }
-    let vector = check!(VERB, null, address_vector(attr));
-    let handle = check!(VERB, null, domain.domain.create_address_handle(vector));
-    // SAFETY: a domain of this library.
-    let context = unsafe { (*pd).context };
-    object::create(ibv_ah { context, pd, handle: handle.handle() }, Ah { handle, _domain: domain.add_user() })
+fn create(pd: Handle<Pd>, attr: &ibv_ah_attr) -> Result<Handle<Ah>, Rejection> {
+    let domain = pd.find()?;
+    check_port(attr.port_num)?;
+    let handle = domain.domain.create_address_handle(address_vector(attr)?)?;
+    let abi = ibv_ah { context: domain.abi().context, pd, handle: handle.handle() };
+    Ok(object::create(abi, Ah { handle, _domain: domain.add_user() }))
 }
 
-pub unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
-    // SAFETY: a handle of this library.
-    let state = check!("ibv_destroy_ah", code, unsafe { object::find::<Ah>(ah) });
-    let object = Some((Resource::AddressHandle, state.handle.handle()));
-    check!("ibv_destroy_ah", code, faults::announce(Verb::DestroyAh, object));
-    // SAFETY: as above.
-    drop(unsafe { object::destroy::<Ah>(ah) });
-    0
+fn check_port(port: u8) -> Result<(), Rejection> {
+    if port == 1 { Ok(()) } else { Err(wrong_port(port.into())) }
+}
+
+pub extern "C" fn create_ah(pd: Handle<Pd>, attr: &ibv_ah_attr) -> Handle<Ah> {
+    errno::handle("ibv_create_ah", || create(pd, attr))
+}
+
+pub extern "C" fn destroy_ah(ah: Handle<Ah>) -> c_int {
+    errno::code("ibv_destroy_ah", || {
+        let ah = ah.find()?;
+        faults::announce(Verb::DestroyAh, Some((Resource::AddressHandle, ah.handle.handle())))?;
+        ah.destroy();
+        Ok(())
+    })
 }
 
 /// The source, the destination and the traffic class of a datagram. The 40 bytes before it have an IPv6 header, or an
@@ -121,84 +121,73 @@ fn parse_addresses(header: &[u8; 40]) -> Option<(IpAddr, IpAddr, u8)> {
     })
 }
 
-pub unsafe extern "C" fn init_ah_from_wc(
-    context: *mut ibv_context,
+/// The attributes of an address handle to the sender of a datagram.
+fn attr_from_wc(
+    open: &ContextState,
     port: u8,
-    wc: *mut ibv_wc,
-    grh: *mut [u8; 40],
-    attr: *mut ibv_ah_attr,
-) -> c_int {
-    const VERB: &str = "ibv_init_ah_from_wc";
-    // SAFETY: a context of this library.
-    let open = check!(VERB, minus_one, unsafe { crate::context::find(context) });
-    if port != 1 {
-        return wrong_port(port.into()).minus_one(VERB);
-    }
-    // SAFETY: the caller's completion.
-    if unsafe { (*wc).wc_flags } & IBV_WC_GRH == 0 || grh.is_null() {
-        return Rejection::invalid("the completion has no GRH").minus_one(VERB);
-    }
-    // SAFETY: the caller's buffer.
-    let Some((from, to, class)) = parse_addresses(unsafe { &*grh }) else {
-        return Rejection::invalid("the 40 bytes before the datagram are no IP header").minus_one(VERB);
+    wc: &ibv_wc,
+    grh: Option<&[u8; 40]>,
+) -> Result<ibv_ah_attr, Rejection> {
+    check_port(port)?;
+    let Some(grh) = grh.filter(|_| wc.wc_flags & IBV_WC_GRH != 0) else {
+        return Err(Rejection::invalid("the completion has no GRH"));
+    };
+    let Some((from, to, class)) = parse_addresses(grh) else {
+        return Err(Rejection::invalid("the 40 bytes before the datagram are no IP header"));
     };
     let own = Gid::from(to);
+    let gids = || (0..open.context.gid_table_len()).map(move |index| (index, open.context.gid(index)));
     // A response to a multicast datagram uses the first GID of its IP version.
-    let index =
-        (0..open.context.gid_table_len()).find(|index| open.context.gid(*index) == Some(own)).or_else(|| {
-            (0..open.context.gid_table_len()).find(|index| {
-                open.context.gid(*index).is_some_and(|gid| gid.ip().is_ipv4() == from.is_ipv4())
-            })
-        });
-    let Some(index) = index else {
-        return Rejection::new(libc::ENOENT, format!("no GID of the device has the IP version of {from}"))
-            .minus_one(VERB);
+    let is_alike = |gid: Option<Gid>| gid.is_some_and(|gid| gid.ip().is_ipv4() == from.is_ipv4());
+    let index = gids().find(|(_, gid)| *gid == Some(own)).or_else(|| gids().find(|(_, gid)| is_alike(*gid)));
+    let Some((sgid_index, _)) = index else {
+        return Err(Rejection::new(
+            libc::ENOENT,
+            format!("no GID of the device has the IP version of {from}"),
+        ));
     };
-    let vector = AddressVector {
-        sgid_index: index,
-        traffic_class: class,
-        hop_limit: 0xff,
-        ..AddressVector::to(Gid::from(from))
-    };
-    // SAFETY: a valid pointer of the caller.
-    unsafe { *attr = ah_attr(&vector) };
-    0
+    let to = AddressVector::to(Gid::from(from));
+    Ok(ah_attr(&AddressVector { sgid_index, traffic_class: class, hop_limit: 0xff, ..to }))
 }
 
-pub unsafe extern "C" fn create_ah_from_wc(
-    pd: *mut ibv_pd,
-    wc: *mut ibv_wc,
-    grh: *mut [u8; 40],
+pub extern "C" fn init_ah_from_wc(
+    context: ContextHandle,
     port: u8,
-) -> *mut ibv_ah {
-    // SAFETY: a domain of this library.
-    check!("ibv_create_ah_from_wc", null, unsafe { protection::find(pd) });
-    // SAFETY: zero is valid for every field.
-    let mut attr: ibv_ah_attr = unsafe { zeroed() };
-    // SAFETY: the caller guarantees it.
-    unsafe {
-        if init_ah_from_wc((*pd).context, port, wc, grh, &mut attr) != 0 {
-            return core::ptr::null_mut();
-        }
-        create_ah(pd, &mut attr)
-    }
+    wc: &ibv_wc,
+    grh: Option<&[u8; 40]>,
+    attr: &mut MaybeUninit<ibv_ah_attr>,
+) -> c_int {
+    errno::minus_one("ibv_init_ah_from_wc", || {
+        let open = context.find()?;
+        attr.write(attr_from_wc(&open, port, wc, grh)?);
+        Ok(())
+    })
+}
+
+pub extern "C" fn create_ah_from_wc(
+    pd: Handle<Pd>,
+    wc: &ibv_wc,
+    grh: Option<&[u8; 40]>,
+    port: u8,
+) -> Handle<Ah> {
+    errno::handle("ibv_create_ah_from_wc", || {
+        let open = pd.find()?.abi().context.find()?;
+        create(pd, &attr_from_wc(&open, port, wc, grh)?)
+    })
 }
 
 /// The emulated port has no Ethernet layer to resolve a GID to.
-pub unsafe extern "C" fn resolve_eth_l2_from_gid(
-    _: *mut ibv_context,
-    _: *mut ibv_ah_attr,
-    mac: *mut [u8; 6],
-    vlan: *mut u16,
+pub extern "C" fn resolve_eth_l2_from_gid(
+    _: ContextHandle,
+    _: *const ibv_ah_attr,
+    mac: Option<&mut [u8; 6]>,
+    vlan: Option<&mut u16>,
 ) -> c_int {
-    // SAFETY: a valid pointer of the caller, if given.
-    unsafe {
-        if let Some(mac) = mac.as_mut() {
-            *mac = [0; 6];
-        }
-        if let Some(vlan) = vlan.as_mut() {
-            *vlan = u16::MAX;
-        }
+    if let Some(mac) = mac {
+        *mac = [0; 6];
+    }
+    if let Some(vlan) = vlan {
+        *vlan = u16::MAX;
     }
     0
 }

@@ -1,56 +1,44 @@
 //! Completion events, which programs read from a channel and acknowledge.
 
-use crate::abi::*;
 use crate::channel::CompletionChannelState;
 use crate::completion_queue::Cq;
-use crate::errno::check;
-use crate::faults;
-use crate::{context, event_fd, object};
+use crate::errno;
+use crate::object::Handle;
+use crate::{event_fd, faults};
 use core::ffi::{c_int, c_uint, c_void};
+use core::mem::MaybeUninit;
 use softhca::Verb;
 use std::os::fd::BorrowedFd;
 
-pub unsafe extern "C" fn get_cq_event(
-    channel: *mut ibv_comp_channel,
-    cq: *mut *mut ibv_cq,
-    cq_context: *mut *mut c_void,
+pub extern "C" fn get_cq_event(
+    channel: Handle<CompletionChannelState>,
+    cq: &mut MaybeUninit<Handle<Cq>>,
+    cq_context: &mut MaybeUninit<*mut c_void>,
 ) -> c_int {
-    const VERB: &str = "ibv_get_cq_event";
-    // SAFETY: a channel of this library.
-    let state = check!(VERB, minus_one, unsafe { object::find::<CompletionChannelState>(channel) });
-    // SAFETY: as above.
-    let fd = unsafe { (*channel).fd };
-    // SAFETY: a channel of ours has a context of this library.
-    let open = check!(VERB, minus_one, unsafe { context::find((*channel).context) });
-    check!(VERB, minus_one, open.context.check_process());
-    check!(VERB, minus_one, faults::announce(Verb::GetCqEvent, None));
-    let block = |descriptor: BorrowedFd<'_>| state.channel.wait_readable(descriptor);
-    let found = event_fd::wait_with(fd, block, || {
-        let queue = state.channel.poll()?;
-        let queues = state.completion_queues.lock();
-        let found = *queues.get(&queue.handle())? as *mut ibv_cq;
-        // SAFETY: a queue on the channel is not destroyed yet: it is first removed from the channel, under this lock.
-        unsafe { object::state::<Cq>(found.cast()) }?.events.add();
-        Some(found)
-    });
-    match found {
-        Ok(found) => {
-            // SAFETY: valid pointers of the caller; the unacknowledged event keeps the queue alive.
-            unsafe {
-                *cq = found;
-                *cq_context = (*found).cq_context;
-            }
-            0
-        }
-        Err(rejection) => rejection.minus_one(VERB),
-    }
+    errno::minus_one("ibv_get_cq_event", || {
+        let channel = channel.find()?;
+        channel.abi().context.find()?.context.check_process()?;
+        faults::announce(Verb::GetCqEvent, None)?;
+        let block = |descriptor: BorrowedFd<'_>| channel.channel.wait_readable(descriptor);
+        let (handle, found) = event_fd::wait_with(channel.abi().fd, block, || {
+            let queue = channel.channel.poll()?;
+            // A queue on the channel is not destroyed yet: it is first removed from the channel, under this lock.
+            let queues = channel.completion_queues.lock();
+            let handle = *queues.get(&queue.handle())?;
+            let found = handle.get()?;
+            found.events.add();
+            Some((handle, found))
+        })?;
+        cq.write(handle);
+        cq_context.write(found.abi().cq_context);
+        Ok(())
+    })
 }
 
-pub unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
-    // SAFETY: a queue of this library.
-    if let Some(state) = unsafe { object::state::<Cq>(cq.cast()) } {
-        state.events.acknowledge(events);
-        // SAFETY: as above; the counter is only for programs that read it.
-        unsafe { (*cq).comp_events_completed += events };
+pub extern "C" fn ack_cq_events(cq: Handle<Cq>, events: c_uint) {
+    if let Some(cq) = cq.get() {
+        cq.events.acknowledge(events);
+        // The counter is only for programs that read it.
+        cq.update(|abi| abi.comp_events_completed += events);
     }
 }

@@ -3,12 +3,11 @@
 pub mod create;
 
 use crate::abi::*;
-use crate::channel::CompletionChannelState;
-use crate::errno::{Rejection, check};
+use crate::errno::{self, Rejection};
 use crate::faults;
+use crate::object::{self, Found, Handle};
 use crate::poll_cursor::PollCursor;
 use crate::unacknowledged::Unacknowledged;
-use crate::{context, errno, object};
 use core::ffi::c_int;
 use softhca::{Completion, CompletionFlags, CompletionOpcode, CompletionQueue, CqNotify};
 use softhca::{Resource, Verb};
@@ -32,69 +31,47 @@ object::kinds! {
     Cq = ibv_cq_ex, "completion queue", |cq| Some((cq.context, cq.handle));
 }
 
-/// The queue behind a pointer, or why it cannot be used.
-///
-/// # Safety
-/// `cq` is null or a queue of this library.
-#[inline]
-pub unsafe fn find<'a>(cq: *mut ibv_cq) -> Result<&'a Cq, Rejection> {
-    // SAFETY: the caller guarantees it; every queue is extended.
-    unsafe { object::find::<Cq>(cq.cast()) }
-}
-
 /// Finds a completion queue to poll, unless it belongs to the process that this one was forked from.
-///
-/// # Safety
-/// As [`find`].
 #[inline]
-pub unsafe fn find_of_this_process<'a>(cq: *mut ibv_cq) -> Result<&'a Cq, Rejection> {
-    // SAFETY: the caller guarantees it; every queue is extended.
-    let state = unsafe { object::find_on_data_path::<Cq>(cq.cast()) }?;
-    state.queue.check_process()?;
-    Ok(state)
+pub fn find_of_this_process<'a>(cq: Handle<Cq>) -> Result<Found<'a, Cq>, Rejection> {
+    let cq = cq.find_on_data_path()?;
+    cq.queue.check_process()?;
+    Ok(cq)
 }
 
-pub unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
-    // SAFETY: a queue of this library.
-    let state = check!("ibv_resize_cq", code, unsafe { find(cq) });
-    if cqe <= 0 {
-        return Rejection::invalid(format!("cqe is {cqe}")).code("ibv_resize_cq");
-    }
-    let code = errno::from_result("ibv_resize_cq", state.queue.resize(cqe as u32));
-    if code == 0 {
-        // SAFETY: as above.
-        unsafe { (*cq).cqe = cqe };
-    }
-    code
+pub extern "C" fn resize_cq(cq: Handle<Cq>, cqe: c_int) -> c_int {
+    errno::code("ibv_resize_cq", || {
+        let cq = cq.find()?;
+        if cqe <= 0 {
+            return Err(Rejection::invalid(format!("cqe is {cqe}")));
+        }
+        cq.queue.resize(cqe as u32)?;
+        cq.update(|abi| abi.cqe = cqe);
+        Ok(())
+    })
 }
 
-pub unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
-    const VERB: &str = "ibv_destroy_cq";
-    // SAFETY: a queue of this library.
-    let state = check!(VERB, code, unsafe { find(cq) });
-    check!(VERB, code, faults::announce(Verb::DestroyCq, state.object()));
-    if state.queue.is_in_use() {
-        let why = "queue pairs or shared receive queues use the completion queue: destroy them first";
-        return Rejection::busy(why).code(VERB);
-    }
-    let number = state.queue.handle();
-    // SAFETY: as above.
-    let (context, channel) = unsafe { ((*cq).context, (*cq).channel) };
-    // SAFETY: objects of this library.
-    if let Some(channel_state) = unsafe { object::state::<CompletionChannelState>(channel) } {
-        channel_state.completion_queues.lock().remove(&number);
-        // SAFETY: as above.
-        unsafe { (*channel).refcnt -= 1 };
-    }
-    // SAFETY: a context of this library.
-    if let Some(open) = unsafe { context::of(context) } {
-        open.objects.lock().completion_queues.remove(&number);
-    }
-    state.events.wait();
-    state.async_events.wait();
-    // SAFETY: as above.
-    drop(unsafe { object::destroy::<Cq>(cq.cast()) });
-    0
+pub extern "C" fn destroy_cq(cq: Handle<Cq>) -> c_int {
+    errno::code("ibv_destroy_cq", || {
+        let cq = cq.find()?;
+        faults::announce(Verb::DestroyCq, cq.object())?;
+        if cq.queue.is_in_use() {
+            let why = "queue pairs or shared receive queues use the completion queue: destroy them first";
+            return Err(Rejection::busy(why));
+        }
+        let number = cq.queue.handle();
+        if let Some(channel) = cq.abi().channel.get() {
+            channel.completion_queues.lock().remove(&number);
+            channel.update(|abi| abi.refcnt -= 1);
+        }
+        if let Some(open) = cq.abi().context.get() {
+            open.objects.lock().completion_queues.remove(&number);
+        }
+        cq.events.wait();
+        cq.async_events.wait();
+        cq.destroy();
+        Ok(())
+    })
 }
 
 pub fn wc_opcode(operation: CompletionOpcode) -> c_int {
@@ -157,29 +134,33 @@ fn work_completion(completion: &Completion) -> ibv_wc {
     }
 }
 
-pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, mut into: *mut ibv_wc) -> c_int {
-    // SAFETY: a queue of this library.
-    let state = check!("ibv_poll_cq", negative, unsafe { find_of_this_process(cq) });
-    let most = num_entries.max(0) as u32;
-    let take = |completion| {
-        // SAFETY: the caller's array has `num_entries` entries, and no more completions are polled.
-        unsafe {
-            *into = work_completion(&completion);
-            into = into.add(1);
-        }
-    };
-    if faults::is_announced(Verb::PollCq) {
-        let check = || faults::announce(Verb::PollCq, state.object());
-        return check!("ibv_poll_cq", negative, state.queue.poll_each_checked(most, check, take)) as c_int;
-    }
-    state.queue.poll_each(most, take) as c_int
+pub extern "C" fn poll_cq(cq: Handle<Cq>, num_entries: c_int, mut into: *mut ibv_wc) -> c_int {
+    errno::negative("ibv_poll_cq", || {
+        let cq = find_of_this_process(cq)?;
+        let most = num_entries.max(0) as u32;
+        let take = |completion| {
+            // SAFETY: the caller's array has `num_entries` entries, and no more completions are polled.
+            unsafe {
+                *into = work_completion(&completion);
+                into = into.add(1);
+            }
+        };
+        Ok(match faults::is_announced(Verb::PollCq) {
+            true => {
+                let check = || faults::announce(Verb::PollCq, cq.object());
+                cq.queue.poll_each_checked(most, check, take)? as c_int
+            }
+            false => cq.queue.poll_each(most, take) as c_int,
+        })
+    })
 }
 
-pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    // SAFETY: a queue of this library.
-    let state = check!("ibv_req_notify_cq", code, unsafe { find_of_this_process(cq) });
-    check!("ibv_req_notify_cq", code, faults::announce(Verb::ReqNotifyCq, state.object()));
-    let notify = if solicited_only == 0 { CqNotify::NextCompletion } else { CqNotify::SolicitedOnly };
-    state.queue.request_notification(notify);
-    0
+pub extern "C" fn req_notify_cq(cq: Handle<Cq>, solicited_only: c_int) -> c_int {
+    errno::code("ibv_req_notify_cq", || {
+        let cq = find_of_this_process(cq)?;
+        faults::announce(Verb::ReqNotifyCq, cq.object())?;
+        let notify = if solicited_only == 0 { CqNotify::NextCompletion } else { CqNotify::SolicitedOnly };
+        cq.queue.request_notification(notify);
+        Ok(())
+    })
 }

@@ -9,7 +9,7 @@ use std::cell::UnsafeCell;
 /// Verbs that are called through a destroyed object, by the form of their result.
 macro_rules! rejecting {
     ($($name:ident = $form:ident: $result:ty;)*) => {
-        $(unsafe extern "C" fn $name() -> $result {
+        $(extern "C" fn $name() -> $result {
             let verb = concat!("ibv_", stringify!($name));
             Rejection::invalid("the object was destroyed, or the device is closed").$form(verb)
         })*
@@ -45,33 +45,33 @@ const fn rejecting_verbs() -> verbs_context {
     // results are an integer or a pointer in the first result register. Zero is valid for everything else.
     unsafe {
         verbs_context {
-            query_port: transmute(query_port as unsafe extern "C" fn() -> c_int),
-            query_device_ex: transmute(query_device_ex as unsafe extern "C" fn() -> c_int),
-            alloc_parent_domain: transmute(alloc_parent_domain as unsafe extern "C" fn() -> *mut c_void),
-            dealloc_td: transmute(dealloc_td as unsafe extern "C" fn() -> c_int),
-            alloc_td: transmute(alloc_td as unsafe extern "C" fn() -> *mut c_void),
-            create_cq_ex: transmute(create_cq_ex as unsafe extern "C" fn() -> *mut c_void),
-            create_qp_ex: transmute(create_qp_ex as unsafe extern "C" fn() -> *mut c_void),
-            get_srq_num: transmute(get_srq_num as unsafe extern "C" fn() -> c_int),
-            create_srq_ex: transmute(create_srq_ex as unsafe extern "C" fn() -> *mut c_void),
-            open_xrcd: transmute(open_xrcd as unsafe extern "C" fn() -> *mut c_void),
-            close_xrcd: transmute(close_xrcd as unsafe extern "C" fn() -> c_int),
+            query_port: transmute(query_port as extern "C" fn() -> c_int),
+            query_device_ex: transmute(query_device_ex as extern "C" fn() -> c_int),
+            alloc_parent_domain: transmute(alloc_parent_domain as extern "C" fn() -> *mut c_void),
+            dealloc_td: transmute(dealloc_td as extern "C" fn() -> c_int),
+            alloc_td: transmute(alloc_td as extern "C" fn() -> *mut c_void),
+            create_cq_ex: transmute(create_cq_ex as extern "C" fn() -> *mut c_void),
+            create_qp_ex: transmute(create_qp_ex as extern "C" fn() -> *mut c_void),
+            get_srq_num: transmute(get_srq_num as extern "C" fn() -> c_int),
+            create_srq_ex: transmute(create_srq_ex as extern "C" fn() -> *mut c_void),
+            open_xrcd: transmute(open_xrcd as extern "C" fn() -> *mut c_void),
+            close_xrcd: transmute(close_xrcd as extern "C" fn() -> c_int),
             sz: size_of::<verbs_context>(),
             context: ibv_context {
-                device: core::ptr::null_mut(),
+                device: None,
                 ops: ibv_context_ops {
                     unused_0: [0; 7],
-                    alloc_mw: transmute(alloc_mw as unsafe extern "C" fn() -> *mut c_void),
-                    bind_mw: transmute(bind_mw as unsafe extern "C" fn() -> c_int),
-                    dealloc_mw: transmute(dealloc_mw as unsafe extern "C" fn() -> c_int),
+                    alloc_mw: transmute(alloc_mw as extern "C" fn() -> *mut c_void),
+                    bind_mw: transmute(bind_mw as extern "C" fn() -> c_int),
+                    dealloc_mw: transmute(dealloc_mw as extern "C" fn() -> c_int),
                     unused_1: 0,
-                    poll_cq: transmute(poll_cq as unsafe extern "C" fn() -> c_int),
-                    req_notify_cq: transmute(req_notify_cq as unsafe extern "C" fn() -> c_int),
+                    poll_cq: transmute(poll_cq as extern "C" fn() -> c_int),
+                    req_notify_cq: transmute(req_notify_cq as extern "C" fn() -> c_int),
                     unused_2: [0; 7],
-                    post_srq_recv: transmute(post_srq_recv as unsafe extern "C" fn() -> c_int),
+                    post_srq_recv: transmute(post_srq_recv as extern "C" fn() -> c_int),
                     unused_3: [0; 4],
-                    post_send: transmute(post_send as unsafe extern "C" fn() -> c_int),
-                    post_recv: transmute(post_recv as unsafe extern "C" fn() -> c_int),
+                    post_send: transmute(post_send as extern "C" fn() -> c_int),
+                    post_recv: transmute(post_recv as extern "C" fn() -> c_int),
                     unused_4: [0; 5],
                 },
                 cmd_fd: -1,

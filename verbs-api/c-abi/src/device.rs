@@ -1,9 +1,9 @@
 //! The device list: a process sees the devices of its host.
 
 use crate::abi::*;
-use crate::errno::{Rejection, check};
+use crate::errno::{self, Rejection};
 use crate::faults;
-use core::ffi::{CStr, c_char, c_int};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use parking_lot::Mutex;
 use softhca::{DaemonControl, Error, HostDevice, Verb};
 use std::collections::BTreeMap;
@@ -21,15 +21,6 @@ pub struct DeviceState {
     guid: u64,
 }
 
-/// The device behind a pointer of a list.
-///
-/// # Safety
-/// `device` is one of [`get_device_list`]; devices are never freed.
-pub unsafe fn of<'a>(device: *mut ibv_device) -> &'a DeviceState {
-    // SAFETY: the caller guarantees it: the pointer is the start of a leaked `DeviceState`.
-    unsafe { &*device.cast::<DeviceState>() }
-}
-
 fn fill(field: &mut [c_char], text: &str) {
     let room = field.len() - 1;
     for (to, from) in field[..room].iter_mut().zip(text.bytes()) {
@@ -37,12 +28,16 @@ fn fill(field: &mut [c_char], text: &str) {
     }
 }
 
+fn sysfs_folder(host: &HostDevice) -> String {
+    format!("/sys/class/infiniband/{}", host.device_name)
+}
+
 /// The device of a host: the same one on every call.
-fn device_for_host(host: HostDevice) -> *mut ibv_device {
-    static KNOWN: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
+fn device_for_host(host: HostDevice) -> &'static DeviceState {
+    static KNOWN: Mutex<BTreeMap<String, &'static DeviceState>> = Mutex::new(BTreeMap::new());
     let key = format!("{} {}", host.device_name, host.address);
     let mut known = KNOWN.lock();
-    let address = *known.entry(key).or_insert_with(|| {
+    known.entry(key).or_insert_with(|| {
         let mut abi = ibv_device {
             ops: [0; 2],
             node_type: IBV_NODE_CA,
@@ -56,15 +51,14 @@ fn device_for_host(host: HostDevice) -> *mut ibv_device {
         fill(&mut abi.name, &host.device_name);
         fill(&mut abi.dev_name, &verbs);
         fill(&mut abi.dev_path, &format!("/sys/class/infiniband_verbs/{verbs}"));
-        fill(&mut abi.ibdev_path, &format!("/sys/class/infiniband/{}", host.device_name));
+        fill(&mut abi.ibdev_path, &sysfs_folder(&host));
         let guid = softhca::Gid::from(host.address).guid();
-        Box::into_raw(Box::new(DeviceState { abi, provider_private: [0; 8], host, guid })) as usize
-    });
-    address as *mut ibv_device
+        Box::leak(Box::new(DeviceState { abi, provider_private: [0; 8], host, guid }))
+    })
 }
 
 /// The devices of this process's host. If there is none, prints the reason to stderr the first time.
-pub fn host_devices() -> Vec<*mut ibv_device> {
+pub fn host_devices() -> Vec<&'static DeviceState> {
     connect_to_host(|_| DaemonControl::connect(None)).map_or(Vec::new(), |(_, devices)| devices)
 }
 
@@ -72,7 +66,7 @@ pub fn host_devices() -> Vec<*mut ibv_device> {
 /// first time. `connect` gets the name of the host, if the environment has one.
 pub fn connect_to_host(
     connect: impl FnOnce(Option<&str>) -> Result<DaemonControl, Error>,
-) -> Option<(DaemonControl, Vec<*mut ibv_device>)> {
+) -> Option<(DaemonControl, Vec<&'static DeviceState>)> {
     static REPORTED: Once = Once::new();
     faults::prepare();
     let wanted = std::env::var(softhca::HOST_VARIABLE).ok();
@@ -112,46 +106,46 @@ fn mark_use() {
     });
 }
 
-pub unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
-    check!("ibv_get_device_list", null, faults::announce(Verb::GetDeviceList, None));
-    let found = host_devices();
-    // SAFETY: plain allocation, checked below; programs free it with `free_device_list`.
-    let list =
-        unsafe { libc::calloc(found.len() + 1, size_of::<*mut ibv_device>()) }.cast::<*mut ibv_device>();
+/// Allocates a list that ends with a null pointer, for programs, which free it with [`free_list`].
+pub fn new_list<T: Copy>(entries: &[T], count: Option<&mut c_int>) -> Result<*mut T, Rejection> {
+    const { assert!(size_of::<T>() == size_of::<usize>(), "a list of pointers") };
+    // SAFETY: plain allocation, checked below.
+    let list = unsafe { libc::calloc(entries.len() + 1, size_of::<T>()) }.cast::<T>();
     if list.is_null() {
-        return Rejection::new(libc::ENOMEM, "no memory for the list").null("ibv_get_device_list");
+        return Err(Rejection::new(libc::ENOMEM, "no memory for the list"));
     }
-    for (index, device) in found.iter().enumerate() {
-        // SAFETY: the list has one entry more, the last of which stays null.
-        unsafe { *list.add(index) = *device };
+    // SAFETY: the list has one entry more.
+    unsafe { core::ptr::copy_nonoverlapping(entries.as_ptr(), list, entries.len()) };
+    if let Some(count) = count {
+        *count = entries.len() as c_int;
     }
-    if !count.is_null() {
-        // SAFETY: a valid pointer of the caller.
-        unsafe { *count = found.len() as c_int };
-    }
-    list
+    Ok(list)
 }
 
-pub unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
-    // SAFETY: it came from `get_device_list`.
-    unsafe { libc::free(list.cast()) };
+/// # Safety
+/// `list` came from [`new_list`].
+pub unsafe extern "C" fn free_list(list: *mut c_void) {
+    // SAFETY: the caller guarantees it.
+    unsafe { libc::free(list) };
 }
 
-pub unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
-    if device.is_null() {
-        return core::ptr::null();
-    }
-    // SAFETY: a device of this library; the name is a field of it.
-    unsafe { (&raw const (*device).name).cast() }
+pub extern "C" fn get_device_list(count: Option<&mut c_int>) -> *mut &'static DeviceState {
+    errno::pointer("ibv_get_device_list", || {
+        faults::announce(Verb::GetDeviceList, None)?;
+        new_list(&host_devices(), count)
+    })
 }
 
-pub unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
-    // SAFETY: a device of this library.
-    if device.is_null() { 0 } else { unsafe { of(device) }.guid.to_be() }
+pub extern "C" fn get_device_name(device: Option<&'static DeviceState>) -> *const c_char {
+    device.map_or(core::ptr::null(), |device| device.abi.name.as_ptr())
+}
+
+pub extern "C" fn get_device_guid(device: Option<&'static DeviceState>) -> u64 {
+    device.map_or(0, |device| device.guid.to_be())
 }
 
 /// Unknown: an index is the number of a device in the kernel, which programs ask about it.
-pub unsafe extern "C" fn get_device_index(_: *mut ibv_device) -> c_int {
+pub extern "C" fn get_device_index(_: Option<&'static DeviceState>) -> c_int {
     -1
 }
 
@@ -181,57 +175,52 @@ impl DeviceState {
 }
 
 /// Reads a file below a sysfs folder. Emulated devices have no such folder and generate the content.
+///
+/// # Safety
+/// The strings are valid, and `into` has `size` bytes.
 pub unsafe extern "C" fn read_sysfs_file(
     folder: *const c_char,
     file: *const c_char,
     into: *mut c_char,
     size: usize,
 ) -> c_int {
-    const VERB: &str = "ibv_read_sysfs_file";
-    if folder.is_null() || file.is_null() || into.is_null() || size == 0 {
-        return Rejection::invalid("a null pointer, or no room").minus_one(VERB);
-    }
-    // SAFETY: valid strings of the caller.
-    let [folder, file] = [folder, file].map(|text| unsafe { CStr::from_ptr(text) }.to_string_lossy());
-    let ours = host_devices().into_iter().find(|device| {
-        // SAFETY: a device of this library; the path is a null-terminated field of it.
-        folder == unsafe { CStr::from_ptr((&raw const (**device).ibdev_path).cast()) }.to_string_lossy()
-    });
-    let text = match ours {
-        // SAFETY: a device of this library.
-        Some(device) => unsafe { of(device) }.file(&file).ok_or(libc::ENOENT),
-        None => std::fs::read_to_string(format!("{folder}/{file}"))
-            .map(|text| text.trim_end_matches('\n').into())
-            .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO)),
-    };
-    match text {
-        Ok(text) => {
-            let length = text.len().min(size - 1);
-            // SAFETY: the caller's buffer has `size` bytes.
-            unsafe {
-                core::ptr::copy_nonoverlapping(text.as_ptr(), into.cast(), length);
-                *into.add(length) = 0;
-            }
-            length as c_int
+    errno::number("ibv_read_sysfs_file", || {
+        if folder.is_null() || file.is_null() || into.is_null() || size == 0 {
+            return Err(Rejection::invalid("a null pointer, or no room"));
         }
-        Err(errno) => Rejection::new(errno, format!("{folder} has no file {file}")).minus_one(VERB),
-    }
+        // SAFETY: the caller guarantees it.
+        let [folder, file] = [folder, file].map(|text| unsafe { CStr::from_ptr(text) }.to_string_lossy());
+        let text = match host_devices().into_iter().find(|device| folder == sysfs_folder(&device.host)) {
+            Some(device) => device.file(&file).ok_or(libc::ENOENT),
+            None => std::fs::read_to_string(format!("{folder}/{file}"))
+                .map(|text| text.trim_end_matches('\n').into())
+                .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO)),
+        };
+        let text = text.map_err(|errno| Rejection::new(errno, format!("{folder} has no file {file}")))?;
+        let length = text.len().min(size - 1);
+        // SAFETY: the caller guarantees it.
+        unsafe {
+            core::ptr::copy_nonoverlapping(text.as_ptr(), into.cast(), length);
+            *into.add(length) = 0;
+        }
+        Ok(length as c_int)
+    })
 }
 
-pub unsafe extern "C" fn get_sysfs_path() -> *const c_char {
+pub extern "C" fn get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
 /// The daemon accesses the memory of the process that registered it, regardless of its children: a fork needs no
 /// preparation.
-pub unsafe extern "C" fn fork_init() -> c_int {
+pub extern "C" fn fork_init() -> c_int {
     0
 }
 
-pub unsafe extern "C" fn is_fork_initialized() -> c_int {
+pub extern "C" fn is_fork_initialized() -> c_int {
     IBV_FORK_UNNEEDED
 }
 
-pub unsafe extern "C" fn fork_range(_: *mut core::ffi::c_void, _: usize) -> c_int {
+pub extern "C" fn fork_range(_: *mut c_void, _: usize) -> c_int {
     0
 }

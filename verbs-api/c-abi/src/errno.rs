@@ -1,5 +1,6 @@
 //! How calls fail. Every rejected call of a program becomes a [`Rejection`], the one place that sets errno and explains.
 
+use crate::object::{Handle, ObjectKind};
 use core::ffi::c_int;
 use softhca::{Error, VerbsError};
 use std::borrow::Cow;
@@ -105,30 +106,46 @@ impl Rejection {
     }
 }
 
-/// The value of a result. A rejection ends the function: it returns the rejection in the given form.
-macro_rules! check {
-    ($verb:expr, $form:ident, $result:expr) => {
-        match $result {
-            Ok(value) => value,
-            Err(rejection) => return $crate::errno::Rejection::from(rejection).$form($verb),
-        }
-    };
+/// Executes a verb that returns an errno.
+pub fn code(verb: &str, execute: impl FnOnce() -> Result<(), Rejection>) -> c_int {
+    execute().map_or_else(|rejection| rejection.code(verb), |()| 0)
 }
-pub(crate) use check;
+
+/// Executes a verb that returns zero, or −1 with errno set.
+pub fn minus_one(verb: &str, execute: impl FnOnce() -> Result<(), Rejection>) -> c_int {
+    number(verb, || execute().map(|()| 0))
+}
+
+/// Executes a verb that returns a number, or −1 with errno set.
+pub fn number<T: From<i8>>(verb: &str, execute: impl FnOnce() -> Result<T, Rejection>) -> T {
+    execute().unwrap_or_else(|rejection| {
+        rejection.report(verb);
+        T::from(-1)
+    })
+}
+
+/// Executes a verb that returns a number or a negative errno.
+pub fn negative(verb: &str, execute: impl FnOnce() -> Result<c_int, Rejection>) -> c_int {
+    execute().unwrap_or_else(|rejection| rejection.negative(verb))
+}
+
+/// Executes a verb that returns a pointer.
+pub fn pointer<T>(verb: &str, execute: impl FnOnce() -> Result<*mut T, Rejection>) -> *mut T {
+    execute().unwrap_or_else(|rejection| rejection.null(verb))
+}
+
+/// Executes a verb that returns an object.
+pub fn handle<K: ObjectKind>(
+    verb: &str,
+    execute: impl FnOnce() -> Result<Handle<K>, Rejection>,
+) -> Handle<K> {
+    execute().unwrap_or_else(|rejection| {
+        rejection.report(verb);
+        Handle::NULL
+    })
+}
 
 fn set(errno: c_int) {
     // SAFETY: the location belongs to this thread.
     unsafe { *libc::__errno_location() = errno };
-}
-
-/// The return value of a verb that returns an errno.
-pub fn from_result(verb: &str, result: Result<(), Error>) -> c_int {
-    result.map_or_else(|error| Rejection::from(error).code(verb), |()| 0)
-}
-
-/// Keeps errno while `act` cleans up after a failed call.
-pub fn keep(act: impl FnOnce()) {
-    let kept = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL);
-    act();
-    set(kept);
 }

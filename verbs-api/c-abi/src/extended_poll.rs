@@ -1,10 +1,12 @@
 //! Extended completion queues: completions are read field by field.
 
 use crate::abi::*;
+use crate::channel::CompletionChannelState;
 use crate::completion_queue::{self, Cq};
-use crate::errno::{Rejection, check};
+use crate::context::ContextHandle;
+use crate::errno::{self, Rejection};
 use crate::faults;
-use crate::object;
+use crate::object::{Found, Handle};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null;
 use parking_lot::lock_api::RawMutex as _;
@@ -13,8 +15,8 @@ use softhca::{Completion, CompletionStatus};
 
 /// The structure of a new queue.
 pub fn new_cq_ex(
-    context: *mut ibv_context,
-    channel: *mut ibv_comp_channel,
+    context: ContextHandle,
+    channel: Handle<CompletionChannelState>,
     cq_context: *mut c_void,
     handle: u32,
     cqe: u32,
@@ -54,63 +56,64 @@ pub fn new_cq_ex(
 }
 
 /// Polls the next completion for the holder of the lock.
-unsafe fn next_completion(cq: *mut ibv_cq_ex, state: &Cq) -> c_int {
+fn next_completion(cq: &Found<'_, Cq>) -> c_int {
     let mut next = None;
-    let polled = state.queue.poll_each_checked(
-        1,
-        || faults::announce(Verb::PollCq, state.object()),
-        |completion| next = Some(completion),
-    );
-    check!("ibv_start_poll", code, polled);
-    let Some(completion) = next else { return libc::ENOENT };
-    // SAFETY: the caller holds the lock; the structure belongs to the queue.
-    unsafe {
-        *state.polling.current.get() = Some(completion);
-        (*cq).status = completion.status as c_int;
-        (*cq).wr_id = completion.wr_id;
-    }
+    let code = errno::code("ibv_start_poll", || {
+        let check = || faults::announce(Verb::PollCq, cq.object());
+        cq.queue.poll_each_checked(1, check, |completion| next = Some(completion))?;
+        Ok(())
+    });
+    let Some(completion) = next.filter(|_| code == 0) else {
+        // No completion is no error.
+        return if code == 0 { libc::ENOENT } else { code };
+    };
+    // SAFETY: the caller holds the lock.
+    unsafe { *cq.polling.current.get() = Some(completion) };
+    cq.update(|abi| (abi.status, abi.wr_id) = (completion.status as c_int, completion.wr_id));
     0
 }
 
-unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    const VERB: &str = "ibv_start_poll";
-    // SAFETY: a queue of this library.
-    let state = check!(VERB, code, unsafe { completion_queue::find_of_this_process(cq.cast()) });
-    // SAFETY: valid attributes of the caller.
-    if unsafe { (*attr).comp_mask } != 0 {
-        return Rejection::invalid("comp_mask is not 0").code(VERB);
-    }
-    state.polling.lock.lock();
-    // SAFETY: this function holds the lock.
-    let code = unsafe { next_completion(cq, state) };
+extern "C" fn start_poll(cq: Handle<Cq>, attr: &ibv_poll_cq_attr) -> c_int {
+    let find = || {
+        let cq = completion_queue::find_of_this_process(cq)?;
+        match attr.comp_mask {
+            0 => Ok(cq),
+            _ => Err(Rejection::invalid("comp_mask is not 0")),
+        }
+    };
+    let cq = match find() {
+        Ok(cq) => cq,
+        Err(rejection) => return rejection.code("ibv_start_poll"),
+    };
+    cq.polling.lock.lock();
+    let code = next_completion(&cq);
     if code != 0 {
         // SAFETY: it was locked above.
-        unsafe { state.polling.lock.unlock() };
+        unsafe { cq.polling.lock.unlock() };
     }
     code
 }
 
-unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: a queue of this library.
-    let state = check!("ibv_next_poll", code, unsafe { object::find_on_data_path::<Cq>(cq) });
-    // SAFETY: the caller holds the lock since `start_poll`.
-    unsafe { next_completion(cq, state) }
+extern "C" fn next_poll(cq: Handle<Cq>) -> c_int {
+    match cq.find_on_data_path() {
+        Ok(cq) => next_completion(&cq),
+        Err(rejection) => rejection.code("ibv_next_poll"),
+    }
 }
 
-unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
-    // SAFETY: a queue of this library.
-    let Some(state) = (unsafe { object::state::<Cq>(cq) }) else { return };
+extern "C" fn end_poll(cq: Handle<Cq>) {
+    let Some(cq) = cq.get() else { return };
     // SAFETY: the caller holds the lock since `start_poll`, and releases it.
     unsafe {
-        *state.polling.current.get() = None;
-        if state.polling.lock.is_locked() {
-            state.polling.lock.unlock();
+        *cq.polling.current.get() = None;
+        if cq.polling.lock.is_locked() {
+            cq.polling.lock.unlock();
         }
     }
 }
 
 /// The completion that is being read.
-unsafe fn current_completion(cq: *mut ibv_cq_ex) -> Completion {
+fn current_completion(cq: Handle<Cq>) -> Completion {
     const NOTHING: Completion = Completion {
         wr_id: 0,
         status: CompletionStatus::GeneralError,
@@ -124,16 +127,15 @@ unsafe fn current_completion(cq: *mut ibv_cq_ex) -> Completion {
         vendor_error: 0,
         timestamp: 0,
     };
-    // SAFETY: a queue of this library, whose turn the caller has.
-    unsafe { object::state::<Cq>(cq).and_then(|state| *state.polling.current.get()) }.unwrap_or(NOTHING)
+    // SAFETY: the caller holds the lock since `start_poll`.
+    cq.get().and_then(|cq| unsafe { *cq.polling.current.get() }).unwrap_or(NOTHING)
 }
 
 /// Readers of one field each.
 macro_rules! readers {
     ($($name:ident: $kind:ty = |$completion:ident| $value:expr;)*) => {
-        $(unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $kind {
-            // SAFETY: the caller guarantees it.
-            let $completion = unsafe { current_completion(cq) };
+        $(extern "C" fn $name(cq: Handle<Cq>) -> $kind {
+            let $completion = current_completion(cq);
             $value
         })*
     };

@@ -4,8 +4,9 @@
 //! build generates a trampoline for each line. Every verb is implemented once, in the crate `softhca`. Unsupported
 //! verbs fail with EOPNOTSUPP and are absent from the capabilities.
 //!
-//! Safety: each exported function trusts its caller as far as the manual page of the C function allows. Pointers to
-//! objects are those that this library returned; destroyed objects are detected.
+//! Safety: each exported function trusts its caller as far as the manual page of the C function allows. The types of its
+//! arguments say how far: a [`Handle`](object::Handle) is null or came from this library, destroyed objects are detected,
+//! and a reference is a valid pointer. Only C programs call these functions, which therefore are not `unsafe`.
 
 #![cfg(target_os = "linux")]
 

@@ -2,10 +2,11 @@
 
 use crate::abi::*;
 use crate::address;
-use crate::errno::{Rejection, check};
-use crate::queue_pair;
+use crate::errno::{self, Rejection};
+use crate::object::Handle;
+use crate::queue_pair::Qp;
 use core::ffi::{c_int, c_uint};
-use core::mem::zeroed;
+use core::mem::{MaybeUninit, zeroed};
 use softhca::{AccessFlags, ModifyQp, Mtu, Psn, QpAttributeMask, QpState, Qpn, QueueKey, RnrTimer};
 
 const IBV_MIG_MIGRATED: c_int = 0;
@@ -56,61 +57,56 @@ fn change(attr: &ibv_qp_attr, mask: QpAttributeMask) -> Result<ModifyQp, Rejecti
     Ok(modify)
 }
 
-pub unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    const VERB: &str = "ibv_modify_qp";
-    // SAFETY: a queue pair of this library.
-    let state = check!(VERB, code, unsafe { queue_pair::find(qp) });
-    let known = QpAttributeMask::from_bits(mask as u32);
-    let Some(mask) = known.filter(|mask| !mask.contains(QpAttributeMask::CAP)) else {
-        return Rejection::invalid(format!("attr_mask {mask:#x} has IBV_QP_CAP or unknown bits")).code(VERB);
-    };
-    // SAFETY: the caller's attributes.
-    let modify = check!(VERB, code, change(unsafe { &*attr }, mask));
-    let new = check!(VERB, code, state.pair.modify(&modify));
-    // SAFETY: a queue pair of this library.
-    unsafe { (*qp).state = new as c_int };
-    0
+pub extern "C" fn modify_qp(qp: Handle<Qp>, attr: &ibv_qp_attr, mask: c_int) -> c_int {
+    errno::code("ibv_modify_qp", || {
+        let qp = qp.find()?;
+        let known = QpAttributeMask::from_bits(mask as u32);
+        let Some(mask) = known.filter(|mask| !mask.contains(QpAttributeMask::CAP)) else {
+            return Err(Rejection::invalid(format!("attr_mask {mask:#x} has IBV_QP_CAP or unknown bits")));
+        };
+        let state = qp.pair.modify(&change(attr, mask)?)?;
+        qp.update(|abi| abi.base.state = state as c_int);
+        Ok(())
+    })
 }
 
-pub unsafe extern "C" fn query_qp(
-    qp: *mut ibv_qp,
-    attr: *mut ibv_qp_attr,
+pub extern "C" fn query_qp(
+    qp: Handle<Qp>,
+    attr: &mut MaybeUninit<ibv_qp_attr>,
     _mask: c_int,
-    init: *mut ibv_qp_init_attr,
+    init: &mut MaybeUninit<ibv_qp_init_attr>,
 ) -> c_int {
-    // SAFETY: a queue pair of this library.
-    let state = check!("ibv_query_qp", code, unsafe { queue_pair::find(qp) });
-    let view = check!("ibv_query_qp", code, state.pair.query());
-    let attributes = &view.attributes;
-    // SAFETY: zero is valid for every field.
-    let mut result: ibv_qp_attr = unsafe { zeroed() };
-    result.qp_state = view.state as c_int;
-    result.cur_qp_state = view.state as c_int;
-    result.path_mtu = c_int::from(attributes.path_mtu.code());
-    result.path_mig_state = IBV_MIG_MIGRATED;
-    result.qkey = attributes.qkey.0;
-    result.rq_psn = view.expected_psn.value();
-    result.sq_psn = view.next_psn.value();
-    result.dest_qp_num = attributes.dest_qpn.value();
-    result.qp_access_flags = attributes.access_flags.bits() as c_uint;
-    result.cap = state.init.cap;
-    result.ah_attr = address::ah_attr(&attributes.address_vector);
-    result.pkey_index = attributes.pkey_index;
-    result.en_sqd_async_notify = u8::from(attributes.sqd_async_notify);
-    result.sq_draining = u8::from(view.sq_draining);
-    result.max_rd_atomic = attributes.max_rd_atomic;
-    result.max_dest_rd_atomic = attributes.max_dest_rd_atomic;
-    result.min_rnr_timer = attributes.min_rnr_timer.code();
-    result.port_num = attributes.port;
-    result.timeout = attributes.timeout;
-    result.retry_cnt = attributes.retry_count;
-    result.rnr_retry = attributes.rnr_retry;
-    result.rate_limit = attributes.rate_limit;
-    // SAFETY: a valid pointer of the caller, and a queue pair of this library.
-    unsafe {
-        *attr = result;
-        *init = state.init;
-        (*qp).state = view.state as c_int;
-    }
-    0
+    errno::code("ibv_query_qp", || {
+        let qp = qp.find()?;
+        let view = qp.pair.query()?;
+        let attributes = &view.attributes;
+        // SAFETY: zero is valid for every field.
+        let mut result: ibv_qp_attr = unsafe { zeroed() };
+        result.qp_state = view.state as c_int;
+        result.cur_qp_state = view.state as c_int;
+        result.path_mtu = c_int::from(attributes.path_mtu.code());
+        result.path_mig_state = IBV_MIG_MIGRATED;
+        result.qkey = attributes.qkey.0;
+        result.rq_psn = view.expected_psn.value();
+        result.sq_psn = view.next_psn.value();
+        result.dest_qp_num = attributes.dest_qpn.value();
+        result.qp_access_flags = attributes.access_flags.bits() as c_uint;
+        result.cap = qp.init.cap;
+        result.ah_attr = address::ah_attr(&attributes.address_vector);
+        result.pkey_index = attributes.pkey_index;
+        result.en_sqd_async_notify = u8::from(attributes.sqd_async_notify);
+        result.sq_draining = u8::from(view.sq_draining);
+        result.max_rd_atomic = attributes.max_rd_atomic;
+        result.max_dest_rd_atomic = attributes.max_dest_rd_atomic;
+        result.min_rnr_timer = attributes.min_rnr_timer.code();
+        result.port_num = attributes.port;
+        result.timeout = attributes.timeout;
+        result.retry_cnt = attributes.retry_count;
+        result.rnr_retry = attributes.rnr_retry;
+        result.rate_limit = attributes.rate_limit;
+        attr.write(result);
+        init.write(qp.init);
+        qp.update(|abi| abi.base.state = view.state as c_int);
+        Ok(())
+    })
 }

@@ -7,7 +7,7 @@ fn nth(names: &[&'static CStr], index: c_int) -> *const c_char {
     name.unwrap_or(&c"unknown").as_ptr()
 }
 
-pub unsafe extern "C" fn wc_status_str(status: c_int) -> *const c_char {
+pub extern "C" fn wc_status_str(status: c_int) -> *const c_char {
     const NAMES: [&CStr; 24] = [
         c"success",
         c"local length error",
@@ -37,7 +37,7 @@ pub unsafe extern "C" fn wc_status_str(status: c_int) -> *const c_char {
     nth(&NAMES, status)
 }
 
-pub unsafe extern "C" fn event_type_str(event: c_int) -> *const c_char {
+pub extern "C" fn event_type_str(event: c_int) -> *const c_char {
     const NAMES: [&CStr; 20] = [
         c"CQ error",
         c"local work queue catastrophic error",
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn event_type_str(event: c_int) -> *const c_char {
     nth(&NAMES, event)
 }
 
-pub unsafe extern "C" fn node_type_str(kind: c_int) -> *const c_char {
+pub extern "C" fn node_type_str(kind: c_int) -> *const c_char {
     const NAMES: [&CStr; 8] = [
         c"unknown",
         c"InfiniBand channel adapter",
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn node_type_str(kind: c_int) -> *const c_char {
     nth(&NAMES, kind)
 }
 
-pub unsafe extern "C" fn port_state_str(state: c_int) -> *const c_char {
+pub extern "C" fn port_state_str(state: c_int) -> *const c_char {
     const NAMES: [&CStr; 6] =
         [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"];
     nth(&NAMES, state)
@@ -110,18 +110,18 @@ const RATES: [(c_int, Option<c_int>, c_int); 23] = [
     (24, Some(480), 1_275_000),
 ];
 
-pub unsafe extern "C" fn rate_to_mult(rate: c_int) -> c_int {
+pub extern "C" fn rate_to_mult(rate: c_int) -> c_int {
     RATES.iter().find(|known| known.0 == rate).and_then(|known| known.1).unwrap_or(-1)
 }
 
-pub unsafe extern "C" fn mult_to_rate(multiple: c_int) -> c_int {
+pub extern "C" fn mult_to_rate(multiple: c_int) -> c_int {
     RATES.iter().find(|known| known.1 == Some(multiple)).map_or(0, |known| known.0)
 }
 
-pub unsafe extern "C" fn rate_to_mbps(rate: c_int) -> c_int {
+pub extern "C" fn rate_to_mbps(rate: c_int) -> c_int {
     RATES.iter().find(|known| known.0 == rate).map_or(-1, |known| known.2)
 }
 
-pub unsafe extern "C" fn mbps_to_rate(mbps: c_int) -> c_int {
+pub extern "C" fn mbps_to_rate(mbps: c_int) -> c_int {
     RATES.iter().find(|known| known.2 == mbps).map_or(0, |known| known.0)
 }

@@ -4,11 +4,12 @@
 //! destroyed object points to the destroyed context, whose verbs fail. The memory is reused only after many other
 //! objects have been destroyed.
 
-use crate::abi::ibv_context;
-use crate::destroyed_context;
+use crate::context::ContextHandle;
 use crate::errno::Rejection;
 use parking_lot::Mutex;
+use std::cell::UnsafeCell;
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -22,7 +23,7 @@ pub trait ObjectKind: Sized + 'static {
     /// Its name in explanations.
     const NAME: &'static str;
     /// The context and the handle in the structure, if it has them: programs must not change them.
-    fn identity(abi: &Self::Abi) -> Option<(*mut ibv_context, u32)>;
+    fn identity(abi: &Self::Abi) -> Option<(ContextHandle, u32)>;
     /// The destroyed objects by address, oldest first.
     fn destroyed() -> &'static Mutex<VecDeque<usize>>;
 }
@@ -33,8 +34,8 @@ macro_rules! kinds {
         $(impl $crate::object::ObjectKind for $state {
             type Abi = $abi;
             const NAME: &'static str = $name;
-            fn identity(abi: &$abi) -> Option<(*mut $crate::abi::ibv_context, u32)> {
-                let identity: fn(&$abi) -> Option<(*mut $crate::abi::ibv_context, u32)> = $identity;
+            fn identity(abi: &$abi) -> Option<($crate::context::ContextHandle, u32)> {
+                let identity: fn(&$abi) -> Option<($crate::context::ContextHandle, u32)> = $identity;
                 identity(abi)
             }
             fn destroyed() -> &'static parking_lot::Mutex<std::collections::VecDeque<usize>> {
@@ -49,17 +50,156 @@ pub(crate) use kinds;
 
 #[repr(C)]
 struct Object<K: ObjectKind> {
-    abi: K::Abi,
+    abi: UnsafeCell<K::Abi>,
     /// Null once the object is destroyed.
     state: AtomicPtr<K>,
     /// The value of [`ObjectKind::identity`] at creation.
-    identity: Option<(*mut ibv_context, u32)>,
+    identity: Option<(ContextHandle, u32)>,
+}
+
+/// A pointer to an object, as programs pass it: null, or a result of [`create`].
+#[repr(transparent)]
+pub struct Handle<K: ObjectKind>(*mut K::Abi);
+
+impl<K: ObjectKind> Clone for Handle<K> {
+    fn clone(&self) -> Handle<K> {
+        *self
+    }
+}
+
+impl<K: ObjectKind> Copy for Handle<K> {}
+
+impl<K: ObjectKind> PartialEq for Handle<K> {
+    fn eq(&self, other: &Handle<K>) -> bool {
+        self.0 == other.0
+    }
+}
+
+// SAFETY: the state of an object is that of a Rust object that threads share.
+unsafe impl<K: ObjectKind + Sync> Send for Handle<K> {}
+// SAFETY: as above.
+unsafe impl<K: ObjectKind + Sync> Sync for Handle<K> {}
+
+impl<K: ObjectKind> Handle<K> {
+    pub const NULL: Handle<K> = Handle(null_mut());
+
+    /// # Safety
+    /// `pointer` is null or came from [`create`] for this kind.
+    pub unsafe fn from_ptr(pointer: *mut K::Abi) -> Handle<K> {
+        Handle(pointer)
+    }
+
+    pub fn as_ptr(self) -> *mut K::Abi {
+        self.0
+    }
+
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The object, unless it is destroyed or the pointer cannot be one. After a failed call, perftest continues with a
+    /// pointer that never was one.
+    #[inline]
+    pub fn get<'a>(self) -> Option<Found<'a, K>> {
+        let object = self.0.cast::<Object<K>>();
+        if object.is_null() || !object.is_aligned() {
+            return None;
+        }
+        // SAFETY: a created object stays readable; its state exists until it is destroyed, and programs do not destroy
+        // objects that they use, as the manual pages require.
+        unsafe {
+            let state = (*object).state.load(Ordering::Acquire).as_ref()?;
+            Some(Found { object: &*object, state })
+        }
+    }
+
+    /// The object that a program passes to a verb, or why it is rejected.
+    #[inline]
+    pub fn find<'a>(self) -> Result<Found<'a, K>, Rejection> {
+        let found = self.get().filter(|found| K::identity(found.abi()) == found.object.identity);
+        found.ok_or_else(|| self.describe_misuse())
+    }
+
+    /// The object that a program passes to a verb of the data path, or why it is rejected. As on cards, these verbs
+    /// ignore the fields that programs see.
+    #[inline]
+    pub fn find_on_data_path<'a>(self) -> Result<Found<'a, K>, Rejection> {
+        self.get().ok_or_else(|| self.describe_misuse())
+    }
+
+    /// Why a verb cannot use the object.
+    #[cold]
+    fn describe_misuse(self) -> Rejection {
+        let (name, object) = (K::NAME, self.0.cast::<Object<K>>());
+        let Some(found) = self.get() else {
+            return match object.is_null() || !object.is_aligned() {
+                true => Rejection::invalid(format!("{object:p} is not a {name}")),
+                false => Rejection::invalid(format!("the {name} was destroyed")),
+            };
+        };
+        // The kernel looks the handle up in the table of the context, and finds nothing.
+        let changed = match (K::identity(found.abi()), found.object.identity) {
+            (Some((_, now)), Some((_, created))) if now != created => {
+                format!("no {name} has handle {now:#x}: the program has changed it from {created:#x}")
+            }
+            _ => format!("the program has changed the field `context` of the {name}"),
+        };
+        Rejection::new(libc::ENOENT, changed)
+    }
+}
+
+/// An object that exists. Dereferences to its state.
+pub struct Found<'a, K: ObjectKind> {
+    object: &'a Object<K>,
+    state: &'a K,
+}
+
+impl<K: ObjectKind> Deref for Found<'_, K> {
+    type Target = K;
+    fn deref(&self) -> &K {
+        self.state
+    }
+}
+
+impl<'a, K: ObjectKind> Found<'a, K> {
+    /// The pointer that programs hold.
+    pub fn as_ptr(&self) -> *mut K::Abi {
+        self.object.abi.get()
+    }
+
+    /// The structure that programs see.
+    pub fn abi(&self) -> &'a K::Abi {
+        // SAFETY: programs do not use an object while they change its fields.
+        unsafe { &*self.object.abi.get() }
+    }
+
+    /// Changes fields that programs see.
+    pub fn update(&self, change: impl FnOnce(&mut K::Abi)) {
+        // SAFETY: nothing here keeps references to these fields, and programs do not read them during a call that
+        // changes them.
+        change(unsafe { &mut *self.object.abi.get() });
+    }
+
+    /// Destroys the object. Returns its state, unless another call has destroyed it.
+    pub fn destroy(self) -> Option<Box<K>> {
+        let state = self.object.state.swap(null_mut(), Ordering::AcqRel);
+        if state.is_null() {
+            return None;
+        }
+        let object = self.object.abi.get();
+        // SAFETY: every structure begins with the pointer to its context.
+        unsafe { *object.cast::<ContextHandle>() = ContextHandle::destroyed() };
+        K::destroyed().lock().push_back(object as usize);
+        // SAFETY: it came from a box, and the swap made it ours.
+        Some(unsafe { Box::from_raw(state) })
+    }
 }
 
 /// Creates an object.
-pub fn create<K: ObjectKind>(abi: K::Abi, state: K) -> *mut K::Abi {
+pub fn create<K: ObjectKind>(abi: K::Abi, state: K) -> Handle<K> {
     let identity = K::identity(&abi);
-    let object = Object { abi, state: AtomicPtr::new(Box::into_raw(Box::new(state))), identity };
+    let state = AtomicPtr::new(Box::into_raw(Box::new(state)));
+    let object = Object { abi: UnsafeCell::new(abi), state, identity };
     let reused = {
         let mut destroyed = K::destroyed().lock();
         if destroyed.len() > MAX_QUARANTINED { destroyed.pop_front() } else { None }
@@ -73,99 +213,5 @@ pub fn create<K: ObjectKind>(abi: K::Abi, state: K) -> *mut K::Abi {
         }
         None => Box::into_raw(Box::new(object)),
     };
-    target.cast()
-}
-
-/// Whether a pointer cannot be an object. After a failed call, perftest continues with a pointer that never was one.
-fn is_not_an_object<K: ObjectKind>(object: *mut K::Abi) -> bool {
-    object.is_null() || !object.cast::<Object<K>>().is_aligned()
-}
-
-/// The state of an object; `None` if it is destroyed or the pointer cannot be an object.
-///
-/// # Safety
-/// `object` is null or was created by [`create`] for this kind. While the result is used, no other thread destroys
-/// it, as the manual pages require.
-#[inline]
-pub unsafe fn state<'a, K: ObjectKind>(object: *mut K::Abi) -> Option<&'a K> {
-    if is_not_an_object::<K>(object) {
-        return None;
-    }
-    // SAFETY: a created object stays readable; its state exists until it is destroyed.
-    unsafe { (*object.cast::<Object<K>>()).state.load(Ordering::Acquire).as_ref() }
-}
-
-/// The state of the object that a program passes to a verb of the data path, or why it is rejected. As on cards, these
-/// verbs ignore the fields that programs see.
-///
-/// # Safety
-/// As [`state`].
-#[inline]
-pub unsafe fn find_on_data_path<'a, K: ObjectKind>(object: *mut K::Abi) -> Result<&'a K, Rejection> {
-    // SAFETY: the caller guarantees it.
-    unsafe { state::<K>(object).ok_or_else(|| describe_misuse::<K>(object)) }
-}
-
-/// The state of the object that a program passes to a verb, or why it is rejected.
-///
-/// # Safety
-/// As [`state`].
-#[inline]
-pub unsafe fn find<'a, K: ObjectKind>(object: *mut K::Abi) -> Result<&'a K, Rejection> {
-    // SAFETY: the caller guarantees it.
-    if let Some(state) = unsafe { state::<K>(object) } {
-        // SAFETY: it has a state, so it is an object.
-        let object = unsafe { &*object.cast::<Object<K>>() };
-        if K::identity(&object.abi) == object.identity {
-            return Ok(state);
-        }
-    }
-    // SAFETY: the caller guarantees it.
-    Err(unsafe { describe_misuse::<K>(object) })
-}
-
-/// Why a pointer is no object that a verb can use.
-#[cold]
-unsafe fn describe_misuse<K: ObjectKind>(object: *mut K::Abi) -> Rejection {
-    let name = K::NAME;
-    if is_not_an_object::<K>(object) {
-        return Rejection::invalid(format!("{object:p} is not a {name}"));
-    }
-    // SAFETY: a created object stays readable.
-    let object = unsafe { &*object.cast::<Object<K>>() };
-    if object.state.load(Ordering::Acquire).is_null() {
-        return Rejection::invalid(format!("the {name} was destroyed"));
-    }
-    // The kernel looks the handle up in the table of the context, and finds nothing.
-    let changed = match (K::identity(&object.abi), object.identity) {
-        (Some((_, now)), Some((_, created))) if now != created => {
-            format!(
-                "no {name} has handle {now:#x}: the program has changed its `handle`, which was {created:#x}"
-            )
-        }
-        _ => format!(
-            "the program has changed the field `context` of the {name}: the other context has no such {name}"
-        ),
-    };
-    Rejection::new(libc::ENOENT, changed)
-}
-
-/// Destroys an object and returns its state; `None` if another call has destroyed it.
-///
-/// # Safety
-/// As [`state`].
-pub unsafe fn destroy<K: ObjectKind>(object: *mut K::Abi) -> Option<Box<K>> {
-    if is_not_an_object::<K>(object) {
-        return None;
-    }
-    // SAFETY: as in `state`.
-    let state = unsafe { (*object.cast::<Object<K>>()).state.swap(null_mut(), Ordering::AcqRel) };
-    if state.is_null() {
-        return None;
-    }
-    // SAFETY: every structure begins with the pointer to its context.
-    unsafe { *object.cast::<*mut ibv_context>() = destroyed_context::context() };
-    K::destroyed().lock().push_back(object as usize);
-    // SAFETY: it came from a box, and the swap made it ours.
-    Some(unsafe { Box::from_raw(state) })
+    Handle(target.cast())
 }

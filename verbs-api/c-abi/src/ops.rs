@@ -1,17 +1,18 @@
 //! Opens a device, whose context has a table of verbs.
 
 use crate::abi::*;
-use crate::context::ContextState;
-use crate::errno::{Rejection, check};
+use crate::context::{ContextHandle, ContextState};
+use crate::device::DeviceState;
+use crate::errno::Rejection;
 use crate::{
-    completion_queue, destroyed_context, device, event_fd, faults, object, post, protection, query,
-    queue_pair, shared_receive,
+    completion_queue, destroyed_context, event_fd, faults, object, post, protection, query, queue_pair,
+    shared_receive,
 };
 use core::ffi::c_int;
 use parking_lot::Mutex;
 use softhca::{DaemonControl, Verb};
 
-fn fill_verbs(device: *mut ibv_device, command: c_int, events: c_int) -> verbs_context {
+fn fill_verbs(device: &'static DeviceState, command: c_int, events: c_int) -> verbs_context {
     let mut verbs = destroyed_context::rejecting_context();
     verbs.query_port = query::query_port_sized;
     verbs.query_device_ex = query::query_device_ex;
@@ -24,7 +25,7 @@ fn fill_verbs(device: *mut ibv_device, command: c_int, events: c_int) -> verbs_c
     verbs.create_srq_ex = shared_receive::create_srq_ex;
     verbs.open_xrcd = shared_receive::open_xrcd;
     verbs.close_xrcd = shared_receive::close_xrcd;
-    verbs.context.device = device;
+    verbs.context.device = Some(device);
     verbs.context.async_fd = events;
     verbs.context.cmd_fd = command;
     verbs.context.num_comp_vectors = 1;
@@ -40,42 +41,30 @@ fn fill_verbs(device: *mut ibv_device, command: c_int, events: c_int) -> verbs_c
     verbs
 }
 
-pub unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
-    // SAFETY: as for the caller.
-    unsafe { open_device_over(None, device) }
+pub extern "C" fn open_device(device: Option<&'static DeviceState>) -> ContextHandle {
+    open_device_over(None, device).unwrap_or_else(|rejection| {
+        rejection.code("ibv_open_device");
+        ContextHandle::NULL
+    })
 }
 
 /// Opens a device over this connection to the daemon, or a new one.
-///
-/// # Safety
-/// `device` is one of this library, or null.
-pub unsafe fn open_device_over(control: Option<DaemonControl>, device: *mut ibv_device) -> *mut ibv_context {
-    const VERB: &str = "ibv_open_device";
-    if device.is_null() {
-        return Rejection::invalid("the device is null").null(VERB);
-    }
-    check!(VERB, null, faults::announce(Verb::OpenDevice, None));
-    // SAFETY: a device of this library.
-    let device_state = unsafe { device::of(device) };
-    let host = &device_state.host.name;
-    let opened = match control {
-        Some(control) => control.open_device(host),
-        None => softhca::Device::daemon_host(None, Some(host)),
+pub fn open_device_over(
+    control: Option<DaemonControl>,
+    device: Option<&'static DeviceState>,
+) -> Result<ContextHandle, Rejection> {
+    let device = device.ok_or_else(|| Rejection::invalid("the device is null"))?;
+    faults::announce(Verb::OpenDevice, None)?;
+    let host = &device.host.name;
+    let device_handle = match control {
+        Some(control) => control.open_device(host)?,
+        None => softhca::Device::daemon_host(None, Some(host))?,
     };
-    let device_handle = check!(VERB, null, opened);
-    let opened_context = device_handle.open();
-    let inner = check!(VERB, null, opened_context.async_fd());
-    let events = check!(VERB, null, event_fd::create(&inner));
-    let open = ContextState {
-        context: opened_context,
-        device: device_state,
-        attributes: device_handle.attributes(),
-        port: device_handle.port_attributes(),
-        objects: Mutex::default(),
-    };
+    let context = device_handle.open();
+    let events = event_fd::create(&context.async_fd()?)?;
+    let (attributes, port) = (device_handle.attributes(), device_handle.port_attributes());
+    let open = ContextState { context, device, attributes, port, objects: Mutex::default() };
     // Programs may duplicate it and pass it on; it supports no commands.
     let command = event_fd::null_fd();
-    let verbs = object::create(fill_verbs(device, command, events), open);
-    // SAFETY: it was created above.
-    unsafe { &raw mut (*verbs).context }
+    Ok(ContextHandle::new(object::create(fill_verbs(device, command, events), open)))
 }

@@ -1,10 +1,12 @@
 //! Protection domains, memory regions and memory windows.
 
 use crate::abi::*;
-use crate::errno::{Rejection, check};
+use crate::context::ContextHandle;
+use crate::errno::{self, Rejection};
 use crate::faults;
-use crate::{context, errno, object};
+use crate::object::{self, Handle};
 use core::ffi::{c_int, c_uint, c_void};
+use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use parking_lot::Mutex;
 use softhca::{AccessFlags, MemoryRegion, MemoryWindow, MemoryWindowType, ProtectionDomain};
@@ -28,7 +30,7 @@ impl Pd {
     }
 }
 
-struct Td;
+pub struct Td;
 
 pub struct Mr {
     region: MemoryRegion,
@@ -48,72 +50,69 @@ object::kinds! {
     Mw = ibv_mw, "memory window", |mw| Some((mw.context, mw.handle));
 }
 
-pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
-    // SAFETY: a context of this library.
-    let open = check!("ibv_alloc_pd", null, unsafe { context::find(context) });
-    let domain = check!("ibv_alloc_pd", null, open.context.allocate_protection_domain());
-    let handle = domain.handle();
-    object::create(ibv_pd { context, handle }, Pd { domain, in_use: UseCount::default(), _parent: None })
+pub fn allocate(context: ContextHandle) -> Result<Handle<Pd>, Rejection> {
+    let domain = context.find()?.context.allocate_protection_domain()?;
+    let abi = ibv_pd { context, handle: domain.handle() };
+    Ok(object::create(abi, Pd { domain, in_use: UseCount::default(), _parent: None }))
 }
 
-pub unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    const VERB: &str = "ibv_dealloc_pd";
-    // SAFETY: a domain of this library.
-    let state = check!(VERB, code, unsafe { object::find::<Pd>(pd) });
-    let object = Some((Resource::ProtectionDomain, state.domain.handle()));
-    check!(VERB, code, faults::announce(Verb::DeallocPd, object));
-    let users = Arc::strong_count(&state.in_use) - 1;
-    if users > 0 {
-        return Rejection::busy(format!(
-            "{users} objects use the protection domain: queue pairs, memory regions, memory windows, address handles, \
-             shared receive queues or parent domains"
-        ))
-        .code(VERB);
+pub extern "C" fn alloc_pd(context: ContextHandle) -> Handle<Pd> {
+    errno::handle("ibv_alloc_pd", || allocate(context))
+}
+
+pub extern "C" fn dealloc_pd(pd: Handle<Pd>) -> c_int {
+    errno::code("ibv_dealloc_pd", || {
+        let pd = pd.find()?;
+        faults::announce(Verb::DeallocPd, Some((Resource::ProtectionDomain, pd.domain.handle())))?;
+        let users = Arc::strong_count(&pd.in_use) - 1;
+        if users > 0 {
+            return Err(Rejection::busy(format!(
+                "{users} objects use the protection domain: queue pairs, memory regions, memory windows, address \
+                 handles, shared receive queues or parent domains"
+            )));
+        }
+        pd.destroy();
+        Ok(())
+    })
+}
+
+pub extern "C" fn alloc_td(context: ContextHandle, attr: &ibv_td_init_attr) -> Handle<Td> {
+    errno::handle("ibv_alloc_td", || {
+        context.find()?;
+        check_mask(attr.comp_mask, 0)?;
+        Ok(object::create(ibv_td { context }, Td))
+    })
+}
+
+pub extern "C" fn dealloc_td(td: Handle<Td>) -> c_int {
+    errno::code("ibv_dealloc_td", || {
+        td.find()?.destroy();
+        Ok(())
+    })
+}
+
+/// Rejects attributes that this library does not know.
+pub fn check_mask(comp_mask: u32, known: u32) -> Result<(), Rejection> {
+    match comp_mask & !known {
+        0 => Ok(()),
+        unknown => Err(Rejection::invalid(format!("comp_mask has unknown bits {unknown:#x}"))),
     }
-    // SAFETY: as above.
-    drop(unsafe { object::destroy::<Pd>(pd) });
-    0
-}
-
-pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
-    // SAFETY: a context of this library.
-    check!("ibv_alloc_td", null, unsafe { context::find(context) });
-    // SAFETY: the caller's attributes.
-    let mask = unsafe { (*attr).comp_mask };
-    if mask != 0 {
-        return Rejection::invalid(format!("comp_mask has unknown bits {mask:#x}")).null("ibv_alloc_td");
-    }
-    object::create(ibv_td { context }, Td)
-}
-
-pub unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
-    // SAFETY: a thread domain of this library.
-    check!("ibv_dealloc_td", code, unsafe { object::find::<Td>(td) });
-    // SAFETY: as above.
-    drop(unsafe { object::destroy::<Td>(td) });
-    0
 }
 
 /// All objects are thread-safe, and custom allocators are never needed: a parent domain adds nothing to its domain.
-pub unsafe extern "C" fn alloc_parent_domain(
-    context: *mut ibv_context,
-    attr: *mut ibv_parent_domain_init_attr,
-) -> *mut ibv_pd {
+pub extern "C" fn alloc_parent_domain(
+    context: ContextHandle,
+    attr: &ibv_parent_domain_init_attr,
+) -> Handle<Pd> {
     /// Allocators and their context.
     const KNOWN: u32 = 0b11;
-    const VERB: &str = "ibv_alloc_parent_domain";
-    // SAFETY: the caller's attributes.
-    let attr = unsafe { &*attr };
-    let unknown = attr.comp_mask & !KNOWN;
-    if unknown != 0 {
-        return Rejection::invalid(format!("comp_mask has unknown bits {unknown:#x}")).null(VERB);
-    }
-    // SAFETY: objects of this library.
-    let state = check!(VERB, null, unsafe { object::find::<Pd>(attr.pd) });
-    // SAFETY: a domain of this library.
-    let handle = unsafe { (*attr.pd).handle };
-    let (domain, users) = (state.domain.clone(), UseCount::default());
-    object::create(ibv_pd { context, handle }, Pd { domain, in_use: users, _parent: Some(state.add_user()) })
+    errno::handle("ibv_alloc_parent_domain", || {
+        check_mask(attr.comp_mask, KNOWN)?;
+        let parent = attr.pd.find()?;
+        let abi = ibv_pd { context, handle: parent.abi().handle };
+        let (domain, in_use) = (parent.domain.clone(), UseCount::default());
+        Ok(object::create(abi, Pd { domain, in_use, _parent: Some(parent.add_user()) }))
+    })
 }
 
 /// The access flags of a mask.
@@ -131,89 +130,68 @@ fn first_byte(at: *mut c_void, length: usize) -> Result<NonNull<u8>, Rejection> 
     NonNull::new(at.cast::<u8>()).or_else(nowhere).ok_or_else(|| Rejection::invalid("the address is null"))
 }
 
-unsafe fn register(
-    verb: &str,
-    pd: *mut ibv_pd,
+fn register(
+    pd: Handle<Pd>,
     at: *mut c_void,
     length: usize,
     address: u64,
     access: c_uint,
-) -> *mut ibv_mr {
-    // SAFETY: a domain of this library.
-    let state = check!(verb, null, unsafe { object::find::<Pd>(pd) });
-    let access = check!(verb, null, rights(access));
-    let base = check!(verb, null, first_byte(at, length));
+) -> Result<Handle<Mr>, Rejection> {
+    let domain = pd.find()?;
+    let (access, base) = (rights(access)?, first_byte(at, length)?);
     // SAFETY: the daemon accesses the memory through the kernel, which rejects addresses that do not exist.
-    let result = unsafe { state.domain.register_memory_iova(base, length, address, access) };
-    let region = check!(verb, null, result);
+    let region = unsafe { domain.domain.register_memory_iova(base, length, address, access) }?;
     let key = region.rkey().0;
-    // SAFETY: a domain of this library.
-    let context = unsafe { (*pd).context };
+    let context = domain.abi().context;
     let abi = ibv_mr { context, pd, addr: at, length, handle: key >> 8, lkey: key, rkey: key };
-    object::create(abi, Mr { region, domain: Mutex::new(state.add_user()) })
+    Ok(object::create(abi, Mr { region, domain: Mutex::new(domain.add_user()) }))
 }
 
-pub unsafe extern "C" fn reg_mr(
-    pd: *mut ibv_pd,
-    at: *mut c_void,
-    length: usize,
-    access: c_int,
-) -> *mut ibv_mr {
-    // SAFETY: the caller guarantees it.
-    unsafe { register("ibv_reg_mr", pd, at, length, at as u64, access as c_uint) }
+pub extern "C" fn reg_mr(pd: Handle<Pd>, at: *mut c_void, length: usize, access: c_int) -> Handle<Mr> {
+    errno::handle("ibv_reg_mr", || register(pd, at, length, at as u64, access as c_uint))
 }
 
-pub unsafe extern "C" fn reg_mr_iova(
-    pd: *mut ibv_pd,
+pub extern "C" fn reg_mr_iova(
+    pd: Handle<Pd>,
     at: *mut c_void,
     length: usize,
     address: u64,
     access: c_int,
-) -> *mut ibv_mr {
-    // SAFETY: the caller guarantees it.
-    unsafe { register("ibv_reg_mr_iova", pd, at, length, address, access as c_uint) }
+) -> Handle<Mr> {
+    errno::handle("ibv_reg_mr_iova", || register(pd, at, length, address, access as c_uint))
 }
 
-pub unsafe extern "C" fn reg_mr_iova2(
-    pd: *mut ibv_pd,
+pub extern "C" fn reg_mr_iova2(
+    pd: Handle<Pd>,
     at: *mut c_void,
     length: usize,
     address: u64,
     access: c_uint,
-) -> *mut ibv_mr {
-    // SAFETY: the caller guarantees it.
-    unsafe { register("ibv_reg_mr_iova2", pd, at, length, address, access) }
+) -> Handle<Mr> {
+    errno::handle("ibv_reg_mr_iova2", || register(pd, at, length, address, access))
 }
 
-pub unsafe extern "C" fn reg_dmabuf_mr(
-    _: *mut ibv_pd,
-    _: u64,
-    _: usize,
-    _: u64,
-    _: c_int,
-    _: c_int,
-) -> *mut ibv_mr {
-    Rejection::unsupported("memory of another device cannot be registered").null("ibv_reg_dmabuf_mr")
+pub extern "C" fn reg_dmabuf_mr(_: Handle<Pd>, _: u64, _: usize, _: u64, _: c_int, _: c_int) -> Handle<Mr> {
+    let why = "memory of another device cannot be registered";
+    errno::handle("ibv_reg_dmabuf_mr", || Err(Rejection::unsupported(why)))
 }
 
 /// Registers memory, optionally at another address. Memory of another device and DMA handles are not supported.
-pub unsafe extern "C" fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr {
-    const VERB: &str = "ibv_reg_mr_ex";
+pub extern "C" fn reg_mr_ex(pd: Handle<Pd>, attr: Option<&ibv_mr_init_attr>) -> Handle<Mr> {
     const KNOWN: u64 = IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_ADDR;
-    // SAFETY: the caller's attributes.
-    let Some(attr) = (unsafe { attr.as_ref() }) else {
-        return Rejection::invalid("the attributes are null").null(VERB);
-    };
-    let unknown = attr.comp_mask & !KNOWN;
-    if unknown != 0 {
-        return Rejection::unsupported(format!("comp_mask bits {unknown:#x} are not supported")).null(VERB);
-    }
-    if attr.comp_mask & IBV_REG_MR_MASK_ADDR == 0 {
-        return Rejection::invalid("comp_mask lacks IBV_REG_MR_MASK_ADDR").null(VERB);
-    }
-    let address = if attr.comp_mask & IBV_REG_MR_MASK_IOVA == 0 { attr.addr as u64 } else { attr.iova };
-    // SAFETY: the caller guarantees it.
-    unsafe { register(VERB, pd, attr.addr, attr.length, address, attr.access as c_uint) }
+    errno::handle("ibv_reg_mr_ex", || {
+        let attr = attr.ok_or_else(|| Rejection::invalid("the attributes are null"))?;
+        let unknown = attr.comp_mask & !KNOWN;
+        if unknown != 0 {
+            return Err(Rejection::unsupported(format!("comp_mask bits {unknown:#x} are not supported")));
+        }
+        if attr.comp_mask & IBV_REG_MR_MASK_ADDR == 0 {
+            return Err(Rejection::invalid("comp_mask lacks IBV_REG_MR_MASK_ADDR"));
+        }
+        let has_iova = attr.comp_mask & IBV_REG_MR_MASK_IOVA != 0;
+        let address = if has_iova { attr.iova } else { attr.addr as u64 };
+        register(pd, attr.addr, attr.length, address, attr.access as c_uint)
+    })
 }
 
 /// The handle of [`alloc_buf`]: its mapping.
@@ -224,63 +202,60 @@ pub struct ibv_buf {
 }
 
 /// Allocates whole pages, which registration can share with a daemon.
-pub unsafe extern "C" fn alloc_buf(pd: *mut ibv_pd, size: usize, into: *mut *mut ibv_buf) -> *mut c_void {
-    const VERB: &str = "ibv_alloc_buf";
-    // SAFETY: a domain of this library.
-    check!(VERB, null, unsafe { object::find::<Pd>(pd) });
-    if size == 0 || into.is_null() {
-        return Rejection::invalid("the size is 0, or the handle has no place").null(VERB);
-    }
-    let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping at a place that the kernel chooses.
-    let at = unsafe { libc::mmap(core::ptr::null_mut(), size, rights, kind, -1, 0) };
-    if at == libc::MAP_FAILED {
-        return Rejection::new(libc::ENOMEM, format!("no memory for {size} bytes")).null(VERB);
-    }
-    // SAFETY: a valid pointer of the caller.
-    unsafe { *into = Box::into_raw(Box::new(ibv_buf { at, size })) };
-    at
-}
-
-pub unsafe extern "C" fn free_buf(buf: *mut ibv_buf) {
-    if !buf.is_null() {
-        // SAFETY: it came from `alloc_buf`, with its mapping.
-        unsafe {
-            let buf = Box::from_raw(buf);
-            libc::munmap(buf.at, buf.size);
+pub extern "C" fn alloc_buf(
+    pd: Handle<Pd>,
+    size: usize,
+    into: Option<&mut MaybeUninit<Box<ibv_buf>>>,
+) -> *mut c_void {
+    errno::pointer("ibv_alloc_buf", || {
+        pd.find()?;
+        let Some(into) = into.filter(|_| size > 0) else {
+            return Err(Rejection::invalid("the size is 0, or the handle has no place"));
+        };
+        let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping at a place that the kernel chooses.
+        let at = unsafe { libc::mmap(core::ptr::null_mut(), size, rights, kind, -1, 0) };
+        if at == libc::MAP_FAILED {
+            return Err(Rejection::new(libc::ENOMEM, format!("no memory for {size} bytes")));
         }
+        into.write(Box::new(ibv_buf { at, size }));
+        Ok(at)
+    })
+}
+
+pub extern "C" fn free_buf(buf: Option<Box<ibv_buf>>) {
+    if let Some(buf) = buf {
+        // SAFETY: the mapping of `alloc_buf`.
+        unsafe { libc::munmap(buf.at, buf.size) };
     }
 }
 
-pub unsafe extern "C" fn reg_buf_mr(
-    pd: *mut ibv_pd,
-    buf: *mut ibv_buf,
+pub extern "C" fn reg_buf_mr(
+    pd: Handle<Pd>,
+    buf: Option<&ibv_buf>,
     at: *mut c_void,
     length: usize,
     access: c_int,
-) -> *mut ibv_mr {
-    const VERB: &str = "ibv_reg_buf_mr";
-    // SAFETY: a buffer of this library.
-    let Some(buf) = (unsafe { buf.as_ref() }) else {
-        return Rejection::invalid("the buffer is null").null(VERB);
-    };
-    let offset = (at as usize).checked_sub(buf.at as usize);
-    if offset.and_then(|offset| offset.checked_add(length)).is_none_or(|end| end > buf.size) {
-        return Rejection::invalid("the range is outside of the buffer").null(VERB);
-    }
-    // SAFETY: the caller guarantees it.
-    unsafe { register(VERB, pd, at, length, at as u64, access as c_uint) }
+) -> Handle<Mr> {
+    errno::handle("ibv_reg_buf_mr", || {
+        let buf = buf.ok_or_else(|| Rejection::invalid("the buffer is null"))?;
+        let offset = (at as usize).checked_sub(buf.at as usize);
+        if offset.and_then(|offset| offset.checked_add(length)).is_none_or(|end| end > buf.size) {
+            return Err(Rejection::invalid("the range is outside of the buffer"));
+        }
+        register(pd, at, length, at as u64, access as c_uint)
+    })
 }
 
-pub unsafe extern "C" fn export_buf_dmabuf_fd(_: *mut ibv_buf) -> c_int {
+pub extern "C" fn export_buf_dmabuf_fd(_: Option<&ibv_buf>) -> c_int {
     Rejection::new(libc::ENODATA, "the buffer is not backed by a DMA-buf")
         .minus_one("ibv_export_buf_dmabuf_fd")
 }
 
-pub unsafe extern "C" fn rereg_mr(
-    mr: *mut ibv_mr,
+pub extern "C" fn rereg_mr(
+    mr: Handle<Mr>,
     flags: c_int,
-    pd: *mut ibv_pd,
+    pd: Handle<Pd>,
     at: *mut c_void,
     length: usize,
     access: c_int,
@@ -289,97 +264,82 @@ pub unsafe extern "C" fn rereg_mr(
         IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS;
     const VERB: &str = "ibv_rereg_mr";
     let has = |flag| flags & flag != 0;
-    // SAFETY: objects of this library.
-    let input = unsafe {
-        object::find::<Mr>(mr).and_then(|state| {
-            if flags & !KNOWN != 0 || flags == 0 {
-                return Err(Rejection::invalid(format!("flags {flags:#x} request no known change")));
-            }
-            let domain = has(IBV_REREG_MR_CHANGE_PD).then(|| object::find::<Pd>(pd)).transpose()?;
-            if has(IBV_REREG_MR_CHANGE_TRANSLATION) && length == 0 {
-                return Err(Rejection::invalid("the length is 0"));
-            }
-            let base = has(IBV_REREG_MR_CHANGE_TRANSLATION).then(|| first_byte(at, length)).transpose()?;
-            let new = has(IBV_REREG_MR_CHANGE_ACCESS).then(|| rights(access as c_uint)).transpose()?;
-            Ok((state, domain, base.map(|base| (base, length, at as u64)), new))
-        })
+    let read_input = || {
+        let region = mr.find()?;
+        if flags & !KNOWN != 0 || flags == 0 {
+            return Err(Rejection::invalid(format!("flags {flags:#x} request no known change")));
+        }
+        let domain = has(IBV_REREG_MR_CHANGE_PD).then(|| pd.find()).transpose()?;
+        if has(IBV_REREG_MR_CHANGE_TRANSLATION) && length == 0 {
+            return Err(Rejection::invalid("the length is 0"));
+        }
+        let base = has(IBV_REREG_MR_CHANGE_TRANSLATION).then(|| first_byte(at, length)).transpose()?;
+        let new = has(IBV_REREG_MR_CHANGE_ACCESS).then(|| rights(access as c_uint)).transpose()?;
+        Ok((region, domain, base.map(|base| (base, length, at as u64)), new))
     };
-    let (state, domain, memory, new) = match input {
+    let (region, domain, memory, new) = match read_input() {
         Ok(input) => input,
         Err(rejection) => {
             rejection.code(VERB);
             return IBV_REREG_MR_ERR_INPUT;
         }
     };
+    let new_domain = domain.as_ref().map(|pd| &pd.domain);
     // SAFETY: as in `register`.
-    if let Err(error) = unsafe { state.region.reregister_memory(domain.map(|pd| &pd.domain), memory, new) } {
+    if let Err(error) = unsafe { region.region.reregister_memory(new_domain, memory, new) } {
         Rejection::from(error).code(VERB);
         return IBV_REREG_MR_ERR_CMD;
     }
-    let key = state.region.rkey().0;
-    // SAFETY: a region of this library, which no other thread changes meanwhile.
-    let abi = unsafe { &mut *mr };
-    (abi.lkey, abi.rkey) = (key, key);
-    if memory.is_some() {
-        (abi.addr, abi.length) = (at, length);
-    }
+    let key = region.region.rkey().0;
+    region.update(|abi| {
+        (abi.lkey, abi.rkey) = (key, key);
+        if memory.is_some() {
+            (abi.addr, abi.length) = (at, length);
+        }
+        if domain.is_some() {
+            abi.pd = pd;
+        }
+    });
     if let Some(domain) = domain {
-        abi.pd = pd;
-        *state.domain.lock() = domain.add_user();
+        *region.domain.lock() = domain.add_user();
     }
     0
 }
 
-pub unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: a region of this library.
-    let state = check!("ibv_dereg_mr", code, unsafe { object::find::<Mr>(mr) });
-    match state.region.deregister() {
-        // A lost device has released everything.
-        Err(error) if !error.is_device_gone() => errno::from_result("ibv_dereg_mr", Err(error)),
-        _ => {
-            // SAFETY: as above.
-            drop(unsafe { object::destroy::<Mr>(mr) });
-            0
+pub extern "C" fn dereg_mr(mr: Handle<Mr>) -> c_int {
+    errno::code("ibv_dereg_mr", || {
+        let mr = mr.find()?;
+        match mr.region.deregister() {
+            // A lost device has released everything.
+            Err(error) if !error.is_device_gone() => Err(error.into()),
+            _ => {
+                mr.destroy();
+                Ok(())
+            }
         }
-    }
+    })
 }
 
-pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_int) -> *mut ibv_mw {
-    const VERB: &str = "ibv_alloc_mw";
-    // SAFETY: a domain of this library.
-    let state = check!(VERB, null, unsafe { object::find::<Pd>(pd) });
-    let window_kind = match kind {
-        IBV_MW_TYPE_1 => MemoryWindowType::Type1,
-        IBV_MW_TYPE_2 => MemoryWindowType::Type2,
-        _ => return Rejection::invalid(format!("{kind} is not a type of memory window")).null(VERB),
-    };
-    match state.domain.allocate_memory_window(window_kind) {
-        Ok(window) => {
-            let rkey = window.rkey().0;
-            // SAFETY: a domain of this library.
-            let context = unsafe { (*pd).context };
-            let state = Mw { window, _domain: state.add_user() };
-            object::create(ibv_mw { context, pd, rkey, handle: rkey >> 8, r#type: kind }, state)
-        }
-        Err(error) => Rejection::from(error).null(VERB),
-    }
+pub extern "C" fn alloc_mw(pd: Handle<Pd>, kind: c_int) -> Handle<Mw> {
+    errno::handle("ibv_alloc_mw", || {
+        let domain = pd.find()?;
+        let mw_type = match kind {
+            IBV_MW_TYPE_1 => MemoryWindowType::Type1,
+            IBV_MW_TYPE_2 => MemoryWindowType::Type2,
+            _ => return Err(Rejection::invalid(format!("{kind} is not a type of memory window"))),
+        };
+        let window = domain.domain.allocate_memory_window(mw_type)?;
+        let (context, rkey) = (domain.abi().context, window.rkey().0);
+        let abi = ibv_mw { context, pd, rkey, handle: rkey >> 8, r#type: kind };
+        Ok(object::create(abi, Mw { window, _domain: domain.add_user() }))
+    })
 }
 
-pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    // SAFETY: a window of this library.
-    let state = check!("ibv_dealloc_mw", code, unsafe { object::find::<Mw>(mw) });
-    let window = Some((Resource::MemoryWindow, state.window.rkey().0));
-    check!("ibv_dealloc_mw", code, faults::announce(Verb::DeallocMw, window));
-    // SAFETY: as above.
-    drop(unsafe { object::destroy::<Mw>(mw) });
-    0
-}
-
-/// The domain behind a pointer, or why it cannot be used.
-///
-/// # Safety
-/// `pd` is null or a domain of this library.
-pub unsafe fn find<'a>(pd: *mut ibv_pd) -> Result<&'a Pd, Rejection> {
-    // SAFETY: the caller guarantees it.
-    unsafe { object::find::<Pd>(pd) }
+pub extern "C" fn dealloc_mw(mw: Handle<Mw>) -> c_int {
+    errno::code("ibv_dealloc_mw", || {
+        let mw = mw.find()?;
+        faults::announce(Verb::DeallocMw, Some((Resource::MemoryWindow, mw.window.rkey().0)))?;
+        mw.destroy();
+        Ok(())
+    })
 }

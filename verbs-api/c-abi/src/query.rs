@@ -2,11 +2,12 @@
 
 use crate::abi::*;
 use crate::address::wrong_port;
-use crate::context;
-use crate::errno::{Rejection, check};
+use crate::context::{ContextHandle, ContextState};
+use crate::errno::{self, Rejection};
 use crate::faults;
-use core::ffi::{c_char, c_int, c_uint, c_void};
-use core::mem::zeroed;
+use crate::object::Found;
+use core::ffi::{c_char, c_int, c_uint};
+use core::mem::{MaybeUninit, zeroed};
 use softhca::{DeviceLimits, Gid, PortState, Verb};
 
 /// The only P_Key: the default partition with full membership.
@@ -16,7 +17,7 @@ fn to_c_int(value: u32) -> c_int {
     value.try_into().unwrap_or(c_int::MAX)
 }
 
-fn device_attr(open: &context::ContextState) -> ibv_device_attr {
+fn device_attr(open: &ContextState) -> ibv_device_attr {
     let limits = &open.attributes.limits;
     // SAFETY: zero is valid for every field.
     let mut attr: ibv_device_attr = unsafe { zeroed() };
@@ -64,41 +65,42 @@ fn device_attr(open: &context::ContextState) -> ibv_device_attr {
     attr
 }
 
-pub unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
-    // SAFETY: a context of this library.
-    let open = check!("ibv_query_device", code, unsafe { context::find(context) });
-    check!("ibv_query_device", code, faults::announce(Verb::QueryDevice, None));
-    check!("ibv_query_device", code, open.context.check_device());
-    // SAFETY: a valid pointer of the caller.
-    unsafe { *attr = device_attr(open) };
-    0
+pub extern "C" fn query_device(context: ContextHandle, attr: &mut MaybeUninit<ibv_device_attr>) -> c_int {
+    errno::code("ibv_query_device", || {
+        let open = context.find()?;
+        faults::announce(Verb::QueryDevice, None)?;
+        open.context.check_device()?;
+        attr.write(device_attr(&open));
+        Ok(())
+    })
 }
 
-pub unsafe extern "C" fn query_device_ex(
-    context: *mut ibv_context,
-    input: *const c_void,
+pub extern "C" fn query_device_ex(
+    context: ContextHandle,
+    input: Option<&u32>,
     attr: *mut ibv_device_attr_ex,
     size: usize,
 ) -> c_int {
-    // SAFETY: a context of this library.
-    let open = check!("ibv_query_device_ex", code, unsafe { context::find(context) });
-    check!("ibv_query_device_ex", code, faults::announce(Verb::QueryDevice, None));
-    check!("ibv_query_device_ex", code, open.context.check_device());
-    // SAFETY: an input begins with a mask of further requests; none is supported.
-    if !input.is_null() && unsafe { *input.cast::<u32>() } != 0 {
-        return Rejection::invalid("comp_mask of the input is not 0").code("ibv_query_device_ex");
-    }
-    // SAFETY: zero is valid for every field and means that the feature is absent.
-    let mut all: ibv_device_attr_ex = unsafe { zeroed() };
-    all.orig_attr = device_attr(open);
-    all.device_cap_flags_ex = u64::from(all.orig_attr.device_cap_flags);
-    // Completions carry the HCA's time in nanoseconds.
-    all.completion_timestamp_mask = u64::MAX;
-    all.hca_core_clock = 1_000_000;
-    all.phys_port_cnt_ex = 1;
-    // SAFETY: a valid pointer of the caller, of the given size.
-    unsafe { copy_sized(&all, attr, size) };
-    0
+    errno::code("ibv_query_device_ex", || {
+        let open = context.find()?;
+        faults::announce(Verb::QueryDevice, None)?;
+        open.context.check_device()?;
+        // An input begins with a mask of further requests; none is supported.
+        if input.is_some_and(|mask| *mask != 0) {
+            return Err(Rejection::invalid("comp_mask of the input is not 0"));
+        }
+        // SAFETY: zero is valid for every field and means that the feature is absent.
+        let mut all: ibv_device_attr_ex = unsafe { zeroed() };
+        all.orig_attr = device_attr(&open);
+        all.device_cap_flags_ex = u64::from(all.orig_attr.device_cap_flags);
+        // Completions carry the HCA's time in nanoseconds.
+        all.completion_timestamp_mask = u64::MAX;
+        all.hca_core_clock = 1_000_000;
+        all.phys_port_cnt_ex = 1;
+        // SAFETY: a valid pointer of the caller, of the given size.
+        unsafe { copy_sized(&all, attr, size) };
+        Ok(())
+    })
 }
 
 /// Copies a structure to a caller whose version may be shorter or longer.
@@ -111,69 +113,64 @@ unsafe fn copy_sized<T>(from: &T, to: *mut T, size: usize) {
     }
 }
 
-pub unsafe extern "C" fn query_port_sized(
-    context: *mut ibv_context,
+pub extern "C" fn query_port_sized(
+    context: ContextHandle,
     port: u8,
     attr: *mut ibv_port_attr,
     size: usize,
 ) -> c_int {
-    // SAFETY: a context of this library.
-    let open = check!("ibv_query_port", code, unsafe { find_port(context, port.into()) });
-    check!("ibv_query_port", code, faults::announce(Verb::QueryPort, None));
-    check!("ibv_query_port", code, open.context.check_device());
-    // SAFETY: zero is valid for every field.
-    let mut all: ibv_port_attr = unsafe { zeroed() };
-    (all.state, all.phys_state) = match open.context.port_state() {
-        PortState::Active => (IBV_PORT_ACTIVE, IBV_PHYSICAL_STATE_LINK_UP),
-        PortState::Down => (IBV_PORT_DOWN, IBV_PHYSICAL_STATE_DISABLED),
-    };
-    all.max_mtu = c_int::from(open.port.max_mtu.code());
-    all.active_mtu = c_int::from(open.port.active_mtu.code());
-    all.gid_tbl_len = open.context.gid_table_len().into();
-    all.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS;
-    all.max_msg_sz = open.attributes.limits.max_msg_sz;
-    all.pkey_tbl_len = 1;
-    all.max_vl_num = 1;
-    all.active_width = IBV_WIDTH_4X;
-    all.active_speed = IBV_SPEED_FDR;
-    all.link_layer = IBV_LINK_LAYER_ETHERNET;
-    all.flags = IBV_QPF_GRH_REQUIRED;
-    // SAFETY: a valid pointer of the caller, of the given size.
-    unsafe { copy_sized(&all, attr, size) };
-    0
+    errno::code("ibv_query_port", || {
+        let open = find_port(context, port.into())?;
+        faults::announce(Verb::QueryPort, None)?;
+        open.context.check_device()?;
+        // SAFETY: zero is valid for every field.
+        let mut all: ibv_port_attr = unsafe { zeroed() };
+        (all.state, all.phys_state) = match open.context.port_state() {
+            PortState::Active => (IBV_PORT_ACTIVE, IBV_PHYSICAL_STATE_LINK_UP),
+            PortState::Down => (IBV_PORT_DOWN, IBV_PHYSICAL_STATE_DISABLED),
+        };
+        all.max_mtu = c_int::from(open.port.max_mtu.code());
+        all.active_mtu = c_int::from(open.port.active_mtu.code());
+        all.gid_tbl_len = open.context.gid_table_len().into();
+        all.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS;
+        all.max_msg_sz = open.attributes.limits.max_msg_sz;
+        all.pkey_tbl_len = 1;
+        all.max_vl_num = 1;
+        all.active_width = IBV_WIDTH_4X;
+        all.active_speed = IBV_SPEED_FDR;
+        all.link_layer = IBV_LINK_LAYER_ETHERNET;
+        all.flags = IBV_QPF_GRH_REQUIRED;
+        // SAFETY: a valid pointer of the caller, of the given size.
+        unsafe { copy_sized(&all, attr, size) };
+        Ok(())
+    })
 }
 
 /// The first version of the structure ended before `link_layer`; programs compiled today call [`query_port_sized`].
-pub unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int {
-    // SAFETY: the caller guarantees it.
-    unsafe { query_port_sized(context, port, attr, core::mem::offset_of!(ibv_port_attr, link_layer)) }
+pub extern "C" fn query_port(context: ContextHandle, port: u8, attr: *mut ibv_port_attr) -> c_int {
+    query_port_sized(context, port, attr, core::mem::offset_of!(ibv_port_attr, link_layer))
 }
 
 /// The current speed in units of 100 Mbit/s.
-pub unsafe extern "C" fn query_port_speed(context: *mut ibv_context, port: u32, into: *mut u64) -> c_int {
+pub extern "C" fn query_port_speed(context: ContextHandle, port: u32, into: &mut MaybeUninit<u64>) -> c_int {
     /// Four lanes of FDR, as [`query_port_sized`] reports.
     const SPEED: u64 = 562;
-    // SAFETY: a context of this library.
-    check!("ibv_query_port_speed", code, unsafe { find_port(context, port) });
-    // SAFETY: a valid pointer of the caller.
-    unsafe { *into = SPEED };
-    0
+    errno::code("ibv_query_port_speed", || {
+        find_port(context, port)?;
+        into.write(SPEED);
+        Ok(())
+    })
 }
 
 /// The context behind a pointer, if it has the port.
-unsafe fn find_port<'a>(
-    context: *mut ibv_context,
-    port: u32,
-) -> Result<&'a context::ContextState, Rejection> {
-    // SAFETY: the caller guarantees it.
-    let open = unsafe { context::find(context) }?;
+fn find_port<'a>(context: ContextHandle, port: u32) -> Result<Found<'a, ContextState>, Rejection> {
+    let open = context.find()?;
     if port == 1 { Ok(open) } else { Err(wrong_port(port)) }
 }
 
 /// The entry of the GID table of a port.
-unsafe fn find_gid(context: *mut ibv_context, port: u32, index: i64) -> Result<Gid, Rejection> {
-    // SAFETY: the caller guarantees it.
-    let open = unsafe { find_port(context, port) }?;
+fn find_gid(context: ContextHandle, port: u32, index: i64) -> Result<Gid, Rejection> {
+    let open = find_port(context, port)?;
     let found = index.try_into().ok().and_then(|index| open.context.gid(index));
     found.ok_or_else(|| {
         let last = open.context.gid_table_len() - 1;
@@ -181,18 +178,18 @@ unsafe fn find_gid(context: *mut ibv_context, port: u32, index: i64) -> Result<G
     })
 }
 
-pub unsafe extern "C" fn query_gid(
-    context: *mut ibv_context,
+pub extern "C" fn query_gid(
+    context: ContextHandle,
     port: u8,
     index: c_int,
-    into: *mut [u8; 16],
+    into: &mut MaybeUninit<[u8; 16]>,
 ) -> c_int {
-    // SAFETY: a context of this library.
-    let gid = check!("ibv_query_gid", minus_one, unsafe { find_gid(context, port.into(), index.into()) });
-    check!("ibv_query_gid", minus_one, faults::announce(Verb::QueryGid, None));
-    // SAFETY: a valid pointer of the caller.
-    unsafe { *into = gid.0 };
-    0
+    errno::minus_one("ibv_query_gid", || {
+        let gid = find_gid(context, port.into(), index.into())?;
+        faults::announce(Verb::QueryGid, None)?;
+        into.write(gid.0);
+        Ok(())
+    })
 }
 
 fn gid_entry(gid: Gid, index: u32) -> ibv_gid_entry {
@@ -234,98 +231,95 @@ fn interface_of(gid: Gid) -> u32 {
     found
 }
 
-pub unsafe extern "C" fn query_gid_ex(
-    context: *mut ibv_context,
+fn check_flags(flags: u32) -> Result<(), Rejection> {
+    match flags {
+        0 => Ok(()),
+        _ => Err(Rejection::invalid(format!("flags {flags:#x} are unknown"))),
+    }
+}
+
+pub extern "C" fn query_gid_ex(
+    context: ContextHandle,
     port: u32,
     index: u32,
     into: *mut ibv_gid_entry,
     flags: u32,
     size: usize,
 ) -> c_int {
-    const VERB: &str = "ibv_query_gid_ex";
-    // SAFETY: a context of this library.
-    let gid = check!(VERB, code, unsafe { find_gid(context, port, index.into()) });
-    check!(VERB, code, faults::announce(Verb::QueryGid, None));
-    if flags != 0 {
-        return Rejection::invalid(format!("flags {flags:#x} are unknown")).code(VERB);
-    }
-    // SAFETY: a valid pointer of the caller, of the given size.
-    unsafe { copy_sized(&gid_entry(gid, index), into, size) };
-    0
+    errno::code("ibv_query_gid_ex", || {
+        let gid = find_gid(context, port, index.into())?;
+        faults::announce(Verb::QueryGid, None)?;
+        check_flags(flags)?;
+        // SAFETY: a valid pointer of the caller, of the given size.
+        unsafe { copy_sized(&gid_entry(gid, index), into, size) };
+        Ok(())
+    })
 }
 
-pub unsafe extern "C" fn query_gid_table(
-    context: *mut ibv_context,
+pub extern "C" fn query_gid_table(
+    context: ContextHandle,
     into: *mut ibv_gid_entry,
     max_entries: usize,
     flags: u32,
     size: usize,
 ) -> isize {
-    const VERB: &str = "ibv_query_gid_table";
-    let rejected = |rejection: Rejection| rejection.negative(VERB) as isize;
-    // SAFETY: a context of this library.
-    let open = match unsafe { context::find(context) } {
-        Ok(open) => open,
-        Err(rejection) => return rejected(rejection),
-    };
-    let count = open.context.gid_table_len();
-    if flags != 0 {
-        return rejected(Rejection::invalid(format!("flags {flags:#x} are unknown")));
-    }
-    if usize::from(count) > max_entries {
-        return rejected(Rejection::invalid(format!(
-            "the table has {count} entries, and the array has room for {max_entries}"
-        )));
-    }
-    for index in 0..count {
-        let gid = open.context.gid(index).unwrap_or_default();
-        // SAFETY: the caller's array has `max_entries` entries of `size` bytes.
-        unsafe { copy_sized(&gid_entry(gid, index.into()), into.byte_add(usize::from(index) * size), size) };
-    }
-    count as isize
+    let code = errno::negative("ibv_query_gid_table", || {
+        let open = context.find()?;
+        let count = open.context.gid_table_len();
+        check_flags(flags)?;
+        if usize::from(count) > max_entries {
+            return Err(Rejection::invalid(format!(
+                "the table has {count} entries, and the array has room for {max_entries}"
+            )));
+        }
+        for index in 0..count {
+            let entry = gid_entry(open.context.gid(index).unwrap_or_default(), index.into());
+            // SAFETY: the caller's array has `max_entries` entries of `size` bytes.
+            unsafe { copy_sized(&entry, into.byte_add(usize::from(index) * size), size) };
+        }
+        Ok(count.into())
+    });
+    code as isize
 }
 
-pub unsafe extern "C" fn query_gid_type(
-    context: *mut ibv_context,
+pub extern "C" fn query_gid_type(
+    context: ContextHandle,
     port: u8,
     index: c_uint,
-    into: *mut c_int,
+    into: &mut MaybeUninit<c_int>,
 ) -> c_int {
-    // SAFETY: a context of this library.
-    check!("ibv_query_gid_type", minus_one, unsafe { find_gid(context, port.into(), index.into()) });
-    // SAFETY: a valid pointer of the caller.
-    unsafe { *into = IBV_GID_TYPE_SYSFS_ROCE_V2 };
-    0
+    errno::minus_one("ibv_query_gid_type", || {
+        find_gid(context, port.into(), index.into())?;
+        into.write(IBV_GID_TYPE_SYSFS_ROCE_V2);
+        Ok(())
+    })
 }
 
-pub unsafe extern "C" fn query_pkey(
-    context: *mut ibv_context,
+pub extern "C" fn query_pkey(
+    context: ContextHandle,
     port: u8,
     index: c_int,
-    into: *mut u16,
+    into: &mut MaybeUninit<u16>,
 ) -> c_int {
-    const VERB: &str = "ibv_query_pkey";
-    // SAFETY: a context of this library.
-    check!(VERB, minus_one, unsafe { find_port(context, port.into()) });
-    check!(VERB, minus_one, faults::announce(Verb::QueryPkey, None));
-    if index != 0 {
-        return Rejection::invalid(format!(
-            "P_Key index {index} does not exist: the table has one entry, index 0"
-        ))
-        .minus_one(VERB);
-    }
-    // SAFETY: a valid pointer of the caller.
-    unsafe { *into = DEFAULT_PKEY.to_be() };
-    0
+    errno::minus_one("ibv_query_pkey", || {
+        find_port(context, port.into())?;
+        faults::announce(Verb::QueryPkey, None)?;
+        if index != 0 {
+            return Err(Rejection::invalid(format!(
+                "P_Key index {index} does not exist: the table has one entry, index 0"
+            )));
+        }
+        into.write(DEFAULT_PKEY.to_be());
+        Ok(())
+    })
 }
 
-pub unsafe extern "C" fn get_pkey_index(context: *mut ibv_context, port: u8, key: u16) -> c_int {
-    const VERB: &str = "ibv_get_pkey_index";
-    // SAFETY: a context of this library.
-    check!(VERB, minus_one, unsafe { find_port(context, port.into()) });
-    let key = u16::from_be(key);
-    if key != DEFAULT_PKEY {
-        return Rejection::invalid(format!("the P_Key table has no key {key:#x}")).minus_one(VERB);
-    }
-    0
+pub extern "C" fn get_pkey_index(context: ContextHandle, port: u8, key: u16) -> c_int {
+    errno::minus_one("ibv_get_pkey_index", || {
+        find_port(context, port.into())?;
+        match u16::from_be(key) {
+            DEFAULT_PKEY => Ok(()),
+            key => Err(Rejection::invalid(format!("the P_Key table has no key {key:#x}"))),
+        }
+    })
 }

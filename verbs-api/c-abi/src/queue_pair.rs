@@ -4,8 +4,8 @@ pub mod create;
 pub mod destroy;
 
 use crate::abi::*;
-use crate::errno::{Rejection, check};
-use crate::object;
+use crate::errno::{self, Rejection};
+use crate::object::{self, Found, Handle};
 use crate::protection::UseCount;
 use crate::started_requests::WorkRequestBuilder;
 use crate::unacknowledged::Unacknowledged;
@@ -34,36 +34,29 @@ object::kinds! {
     Qp = ibv_qp_ex, "queue pair", |qp| Some((qp.base.context, qp.base.handle));
 }
 
-/// The queue pair behind a pointer; `None` if it is destroyed.
-///
-/// # Safety
-/// `qp` is null or a queue pair of this library.
-#[inline]
-pub unsafe fn of<'a>(qp: *mut ibv_qp) -> Option<&'a Qp> {
-    // SAFETY: the caller guarantees it: every queue pair is extended.
-    unsafe { object::state::<Qp>(qp.cast()) }
+const QP_TYPES: [(c_int, QpType); 5] = [
+    (IBV_QPT_RC, QpType::Rc),
+    (IBV_QPT_UC, QpType::Uc),
+    (IBV_QPT_UD, QpType::Ud),
+    (IBV_QPT_XRC_SEND, QpType::XrcInitiator),
+    (IBV_QPT_XRC_RECV, QpType::XrcTarget),
+];
+
+/// The type with a number of the headers.
+pub fn qp_type(number: c_int) -> Option<QpType> {
+    QP_TYPES.iter().find(|(known, _)| *known == number).map(|(_, kind)| *kind)
 }
 
-/// The queue pair behind a pointer, or why it cannot be used.
-///
-/// # Safety
-/// As [`of`].
-#[inline]
-pub unsafe fn find<'a>(qp: *mut ibv_qp) -> Result<&'a Qp, Rejection> {
-    // SAFETY: the caller guarantees it: every queue pair is extended.
-    unsafe { object::find::<Qp>(qp.cast()) }
+/// The number of a type in the headers.
+pub fn qp_type_number(kind: QpType) -> c_int {
+    QP_TYPES.iter().find(|(_, known)| *known == kind).map_or(IBV_QPT_UD, |(number, _)| *number)
 }
 
 /// Finds a queue pair, if its state is after `state`, in which it takes no work requests yet.
-///
-/// # Safety
-/// As [`of`].
 #[inline]
-pub unsafe fn find_after<'a>(qp: *mut ibv_qp, state: QpState) -> Result<&'a Qp, Rejection> {
-    // SAFETY: the caller guarantees it: every queue pair is extended.
-    let found = unsafe { object::find_on_data_path::<Qp>(qp.cast()) }?;
-    // SAFETY: as above.
-    let now = unsafe { (*qp).state };
+pub fn find_after<'a>(qp: Handle<Qp>, state: QpState) -> Result<Found<'a, Qp>, Rejection> {
+    let found = qp.find_on_data_path()?;
+    let now = found.abi().base.state;
     if now > state as c_int { Ok(found) } else { Err(too_early(now, state)) }
 }
 
@@ -77,55 +70,43 @@ fn too_early(now: c_int, until: QpState) -> Rejection {
     ))
 }
 
-pub unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
-    // SAFETY: a queue pair of this library.
-    let state = check!("ibv_qp_to_qp_ex", null, unsafe { find(qp) });
-    if state.operations == 0 {
-        return Rejection::invalid("the queue pair was created without send_ops_flags")
-            .null("ibv_qp_to_qp_ex");
-    }
-    qp.cast()
+/// Every queue pair is extended, but only those that were created so have operations.
+pub extern "C" fn qp_to_qp_ex(qp: Handle<Qp>) -> Handle<Qp> {
+    errno::handle("ibv_qp_to_qp_ex", || match qp.find()?.operations {
+        0 => Err(Rejection::invalid("the queue pair was created without send_ops_flags")),
+        _ => Ok(qp),
+    })
 }
 
-unsafe fn change_multicast(
+fn change_multicast(
     verb: &str,
-    qp: *mut ibv_qp,
-    gid: *const [u8; 16],
+    qp: Handle<Qp>,
+    gid: Option<&[u8; 16]>,
     act: fn(&QueuePair, Gid) -> Result<(), Error>,
 ) -> c_int {
-    // SAFETY: a queue pair of this library.
-    let state = check!(verb, code, unsafe { find(qp) });
-    if gid.is_null() {
-        return Rejection::invalid("the GID is null").code(verb);
-    }
-    // SAFETY: a valid pointer of the caller.
-    let gid = Gid(unsafe { *gid });
-    match act(&state.pair, gid) {
-        Ok(()) => 0,
-        Err(error @ Error::Verbs(VerbsError::NetworkUnreachable { .. })) => {
-            let remedy = match gid.ip().is_ipv4() {
-                true => "use an IPv6 group",
-                false => {
-                    "use an IPv4 group such as ::ffff:239.1.2.3, or a host with an IPv6 address (softhca lab)"
-                }
-            };
-            Rejection::new(error.errno(), format!("{error}: {remedy}")).code(verb)
-        }
-        Err(error) => Rejection::from(error).code(verb),
-    }
+    errno::code(verb, || {
+        let qp = qp.find()?;
+        let gid = Gid(*gid.ok_or_else(|| Rejection::invalid("the GID is null"))?);
+        act(&qp.pair, gid).map_err(|error| match error {
+            Error::Verbs(VerbsError::NetworkUnreachable { .. }) if gid.ip().is_ipv6() => {
+                let remedy =
+                    "use an IPv4 group such as ::ffff:239.1.2.3, or a host with an IPv6 address (softhca lab)";
+                Rejection::new(error.errno(), format!("{error}: {remedy}"))
+            }
+            error => error.into(),
+        })
+    })
 }
 
-pub unsafe extern "C" fn attach_mcast(qp: *mut ibv_qp, gid: *const [u8; 16], _: u16) -> c_int {
-    // SAFETY: the caller guarantees it.
-    unsafe { change_multicast("ibv_attach_mcast", qp, gid, QueuePair::attach_multicast) }
+pub extern "C" fn attach_mcast(qp: Handle<Qp>, gid: Option<&[u8; 16]>, _: u16) -> c_int {
+    change_multicast("ibv_attach_mcast", qp, gid, QueuePair::attach_multicast)
 }
 
-pub unsafe extern "C" fn detach_mcast(qp: *mut ibv_qp, gid: *const [u8; 16], _: u16) -> c_int {
-    // SAFETY: the caller guarantees it.
-    unsafe { change_multicast("ibv_detach_mcast", qp, gid, QueuePair::detach_multicast) }
+pub extern "C" fn detach_mcast(qp: Handle<Qp>, gid: Option<&[u8; 16]>, _: u16) -> c_int {
+    change_multicast("ibv_detach_mcast", qp, gid, QueuePair::detach_multicast)
 }
 
 /// Packets are written in PSN order, and the last bytes of each after all others.
-pub unsafe extern "C" fn query_qp_data_in_order(_: *mut ibv_qp, _: c_int, flags: c_uint) -> c_int {
+pub extern "C" fn query_qp_data_in_order(_: Handle<Qp>, _: c_int, flags: c_uint) -> c_int {
     c_int::from(flags == 0)
 }

@@ -1,12 +1,14 @@
 //! Shared receive queues and XRC domains.
 
 use crate::abi::*;
-use crate::errno::{Rejection, check};
-use crate::faults;
-use crate::protection::{self, Pd, UseCount};
+use crate::context::ContextHandle;
+use crate::errno::{self, Rejection};
+use crate::object::{self, Handle};
+use crate::protection::{Pd, UseCount};
 use crate::unacknowledged::Unacknowledged;
-use crate::{completion_queue, context, errno, object, post};
+use crate::{faults, post};
 use core::ffi::{c_int, c_void};
+use core::mem::MaybeUninit;
 use softhca::{Resource, Verb};
 use softhca::{SharedReceiveQueue, XrcDomain};
 
@@ -20,7 +22,7 @@ pub struct Srq {
 
 /// The state of an `ibv_xrcd`.
 pub struct Xrcd {
-    domain: XrcDomain,
+    pub domain: XrcDomain,
 }
 
 object::kinds! {
@@ -28,34 +30,15 @@ object::kinds! {
     Xrcd = ibv_xrcd, "XRC domain", |xrcd| Some((xrcd.context, 0));
 }
 
-/// The queue behind a pointer, or why it cannot be used.
-///
-/// # Safety
-/// `srq` is null or a queue of this library.
-#[inline]
-pub unsafe fn find<'a>(srq: *mut ibv_srq) -> Result<&'a Srq, Rejection> {
-    // SAFETY: the caller guarantees it.
-    unsafe { object::find::<Srq>(srq) }
-}
-
-/// The domain behind a pointer, or why it cannot be used.
-///
-/// # Safety
-/// `xrcd` is null or a domain of this library.
-pub unsafe fn find_xrc_domain<'a>(xrcd: *mut ibv_xrcd) -> Result<&'a XrcDomain, Rejection> {
-    // SAFETY: the caller guarantees it.
-    unsafe { object::find::<Xrcd>(xrcd) }.map(|state| &state.domain)
-}
-
 /// Creates the object of a new queue.
 fn new_srq(
-    context: *mut ibv_context,
+    context: ContextHandle,
     srq_context: *mut c_void,
-    pd: *mut ibv_pd,
+    pd: Handle<Pd>,
     domain: &Pd,
     is_extended: bool,
     queue: SharedReceiveQueue,
-) -> *mut ibv_srq {
+) -> Handle<Srq> {
     let number = queue.srqn();
     let abi = ibv_srq {
         context,
@@ -66,197 +49,146 @@ fn new_srq(
         cond: [0; 6],
         events_completed: 0,
     };
-    let srq = object::create(
-        abi,
-        Srq { queue, events: Unacknowledged::default(), is_extended, _domain: domain.add_user() },
-    );
-    // SAFETY: a context of this library.
-    if let Some(open) = unsafe { context::of(context) } {
-        open.objects.lock().shared_receive_queues.insert(number, srq as usize);
+    let events = Unacknowledged::default();
+    let srq = object::create(abi, Srq { queue, events, is_extended, _domain: domain.add_user() });
+    if let Some(open) = context.get() {
+        open.objects.lock().shared_receive_queues.insert(number, srq);
     }
     srq
 }
 
-fn check_limits(open: &context::ContextState, attr: &ibv_srq_attr) -> Result<(), Rejection> {
-    let limits = &open.attributes.limits;
-    if attr.max_wr == 0 {
-        return Err(Rejection::invalid("max_wr is 0"));
-    }
-    for (what, value, limit) in
-        [("max_wr", attr.max_wr, limits.max_qp_wr), ("max_sge", attr.max_sge, limits.max_sge)]
-    {
-        if value > limit {
-            return Err(Rejection::too_large(what, value, limit));
-        }
-    }
-    Ok(())
+pub extern "C" fn create_srq(pd: Handle<Pd>, attr: &mut ibv_srq_init_attr) -> Handle<Srq> {
+    errno::handle("ibv_create_srq", || {
+        let domain = pd.find()?;
+        let context = domain.abi().context;
+        attr.attr.max_sge = attr.attr.max_sge.max(1);
+        let queue = domain.domain.create_shared_receive_queue(attr.attr.max_wr, attr.attr.max_sge)?;
+        Ok(new_srq(context, attr.srq_context, pd, &domain, false, queue))
+    })
 }
 
-pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
-    const VERB: &str = "ibv_create_srq";
-    // SAFETY: a domain of this library.
-    let domain = check!(VERB, null, unsafe { protection::find(pd) });
-    // SAFETY: as above.
-    let context = unsafe { (*pd).context };
-    // SAFETY: the caller's attributes.
-    let attr = unsafe { &mut *attr };
-    // SAFETY: a context of this library.
-    let open = check!(VERB, null, unsafe { context::find(context) });
-    check!(VERB, null, check_limits(open, &attr.attr));
-    attr.attr.max_sge = attr.attr.max_sge.max(1);
-    let result = domain.domain.create_shared_receive_queue(attr.attr.max_wr, attr.attr.max_sge);
-    new_srq(context, attr.srq_context, pd, domain, false, check!(VERB, null, result))
-}
-
-pub unsafe extern "C" fn create_srq_ex(
-    context: *mut ibv_context,
-    attr: *mut ibv_srq_init_attr_ex,
-) -> *mut ibv_srq {
+/// Creates a queue of either kind.
+pub fn create(context: ContextHandle, attr: &mut ibv_srq_init_attr_ex) -> Result<Handle<Srq>, Rejection> {
     const KNOWN: u32 =
         IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
-    const VERB: &str = "ibv_create_srq_ex";
-    // SAFETY: a context of this library.
-    let open = check!(VERB, null, unsafe { context::find(context) });
-    // SAFETY: the caller's attributes.
-    let attr = unsafe { &mut *attr };
+    context.find()?;
     let unknown = attr.comp_mask & !KNOWN;
     if unknown != 0 {
-        return Rejection::unsupported(format!("comp_mask bits {unknown:#x} are not supported")).null(VERB);
+        return Err(Rejection::unsupported(format!("comp_mask bits {unknown:#x} are not supported")));
     }
     let has = |bit| attr.comp_mask & bit != 0;
     let kind = if has(IBV_SRQ_INIT_ATTR_TYPE) { attr.srq_type } else { IBV_SRQT_BASIC };
     if !has(IBV_SRQ_INIT_ATTR_PD) {
-        return Rejection::invalid("comp_mask lacks IBV_SRQ_INIT_ATTR_PD").null(VERB);
+        return Err(Rejection::invalid("comp_mask lacks IBV_SRQ_INIT_ATTR_PD"));
     }
-    // SAFETY: a domain of this library.
-    let domain = check!(VERB, null, unsafe { protection::find(attr.pd) });
-    check!(VERB, null, check_limits(open, &attr.attr));
+    let domain = attr.pd.find()?;
     let (receives, entries) = (attr.attr.max_wr, attr.attr.max_sge.max(1));
-    match kind {
-        IBV_SRQT_BASIC => {
-            let result = domain.domain.create_shared_receive_queue(receives, entries);
-            attr.attr.max_sge = entries;
-            new_srq(context, attr.srq_context, attr.pd, domain, false, check!(VERB, null, result))
+    let queue = match kind {
+        IBV_SRQT_BASIC => domain.domain.create_shared_receive_queue(receives, entries)?,
+        IBV_SRQT_XRC if !has(IBV_SRQ_INIT_ATTR_XRCD) || !has(IBV_SRQ_INIT_ATTR_CQ) => {
+            let why = "comp_mask lacks IBV_SRQ_INIT_ATTR_XRCD or IBV_SRQ_INIT_ATTR_CQ";
+            return Err(Rejection::invalid(why));
         }
         IBV_SRQT_XRC => {
-            if !has(IBV_SRQ_INIT_ATTR_XRCD) || !has(IBV_SRQ_INIT_ATTR_CQ) {
-                let why = "comp_mask lacks IBV_SRQ_INIT_ATTR_XRCD or IBV_SRQ_INIT_ATTR_CQ";
-                return Rejection::invalid(why).null(VERB);
-            }
-            // SAFETY: objects of this library.
-            let xrc_domain = check!(VERB, null, unsafe { find_xrc_domain(attr.xrcd) });
-            // SAFETY: as above.
-            let cq = check!(VERB, null, unsafe { completion_queue::find(attr.cq) });
-            let result =
-                domain.domain.create_xrc_shared_receive_queue(xrc_domain, &cq.queue, receives, entries);
-            attr.attr.max_sge = entries;
-            new_srq(context, attr.srq_context, attr.pd, domain, true, check!(VERB, null, result))
+            let (xrcd, cq) = (attr.xrcd.find()?, attr.cq.find()?);
+            let (xrcd, cq) = (&xrcd.domain, &cq.queue);
+            domain.domain.create_xrc_shared_receive_queue(xrcd, cq, receives, entries)?
         }
         _ => {
-            Rejection::unsupported(format!("srq_type {kind} is not supported: basic and XRC are")).null(VERB)
-        }
-    }
-}
-
-pub unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
-    const VERB: &str = "ibv_modify_srq";
-    // SAFETY: a queue of this library.
-    let state = check!(VERB, code, unsafe { find(srq) });
-    if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
-        return Rejection::invalid(format!("srq_attr_mask {mask:#x} has unknown bits")).code(VERB);
-    }
-    // SAFETY: the caller's attributes.
-    let attr = unsafe { &*attr };
-    let max_wr = (mask & IBV_SRQ_MAX_WR != 0).then_some(attr.max_wr);
-    let limit = (mask & IBV_SRQ_LIMIT != 0).then_some(attr.srq_limit);
-    errno::from_result(VERB, state.queue.modify(max_wr, limit))
-}
-
-pub unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
-    // SAFETY: a queue of this library.
-    let state = check!("ibv_query_srq", code, unsafe { find(srq) });
-    let view = check!("ibv_query_srq", code, state.queue.query());
-    let result = ibv_srq_attr { max_wr: view.max_wr, max_sge: view.max_sge, srq_limit: view.srq_limit };
-    // SAFETY: a valid pointer of the caller.
-    unsafe { *attr = result };
-    0
-}
-
-pub unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, into: *mut u32) -> c_int {
-    // SAFETY: a queue of this library.
-    let state = check!("ibv_get_srq_num", code, unsafe { find(srq) });
-    if !state.is_extended {
-        return Rejection::invalid("the shared receive queue is not an XRC one").code("ibv_get_srq_num");
-    }
-    // SAFETY: a valid pointer of the caller.
-    unsafe { *into = state.queue.srqn() };
-    0
-}
-
-pub unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
-    const VERB: &str = "ibv_destroy_srq";
-    // SAFETY: a queue of this library.
-    let state = check!(VERB, code, unsafe { find(srq) });
-    let object = Some((Resource::SharedReceiveQueue, state.queue.srqn()));
-    check!(VERB, code, faults::announce(Verb::DestroySrq, object));
-    if state.queue.is_in_use() {
-        return Rejection::busy("queue pairs use the shared receive queue: destroy them first").code(VERB);
-    }
-    // SAFETY: as above.
-    if let Some(open) = unsafe { context::of((*srq).context) } {
-        open.objects.lock().shared_receive_queues.remove(&state.queue.srqn());
-    }
-    state.events.wait();
-    // SAFETY: as above.
-    drop(unsafe { object::destroy::<Srq>(srq) });
-    0
-}
-
-pub unsafe extern "C" fn post_srq_recv(
-    srq: *mut ibv_srq,
-    wr: *mut ibv_recv_wr,
-    bad: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: a queue of this library.
-    let state = match unsafe { object::find_on_data_path::<Srq>(srq) } {
-        Ok(state) => state,
-        Err(rejection) => {
-            // SAFETY: a valid pointer of the caller.
-            unsafe { *bad = wr };
-            return rejection.code("ibv_post_srq_recv");
+            let why = format!("srq_type {kind} is not supported: basic and XRC are");
+            return Err(Rejection::unsupported(why));
         }
     };
-    // SAFETY: the caller guarantees it.
-    unsafe { post::post_recv_list("ibv_post_srq_recv", wr, bad, |receive| state.queue.post_recv(receive)) }
+    attr.attr.max_sge = entries;
+    Ok(new_srq(context, attr.srq_context, attr.pd, &domain, kind == IBV_SRQT_XRC, queue))
+}
+
+pub extern "C" fn create_srq_ex(context: ContextHandle, attr: &mut ibv_srq_init_attr_ex) -> Handle<Srq> {
+    errno::handle("ibv_create_srq_ex", || create(context, attr))
+}
+
+pub extern "C" fn modify_srq(srq: Handle<Srq>, attr: &ibv_srq_attr, mask: c_int) -> c_int {
+    errno::code("ibv_modify_srq", || {
+        let srq = srq.find()?;
+        if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
+            return Err(Rejection::invalid(format!("srq_attr_mask {mask:#x} has unknown bits")));
+        }
+        let max_wr = (mask & IBV_SRQ_MAX_WR != 0).then_some(attr.max_wr);
+        let limit = (mask & IBV_SRQ_LIMIT != 0).then_some(attr.srq_limit);
+        Ok(srq.queue.modify(max_wr, limit)?)
+    })
+}
+
+pub extern "C" fn query_srq(srq: Handle<Srq>, attr: &mut MaybeUninit<ibv_srq_attr>) -> c_int {
+    errno::code("ibv_query_srq", || {
+        let view = srq.find()?.queue.query()?;
+        attr.write(ibv_srq_attr { max_wr: view.max_wr, max_sge: view.max_sge, srq_limit: view.srq_limit });
+        Ok(())
+    })
+}
+
+pub extern "C" fn get_srq_num(srq: Handle<Srq>, into: &mut MaybeUninit<u32>) -> c_int {
+    errno::code("ibv_get_srq_num", || {
+        let srq = srq.find()?;
+        if !srq.is_extended {
+            return Err(Rejection::invalid("the shared receive queue is not an XRC one"));
+        }
+        into.write(srq.queue.srqn());
+        Ok(())
+    })
+}
+
+pub extern "C" fn destroy_srq(srq: Handle<Srq>) -> c_int {
+    errno::code("ibv_destroy_srq", || {
+        let srq = srq.find()?;
+        let number = srq.queue.srqn();
+        faults::announce(Verb::DestroySrq, Some((Resource::SharedReceiveQueue, number)))?;
+        if srq.queue.is_in_use() {
+            return Err(Rejection::busy("queue pairs use the shared receive queue: destroy them first"));
+        }
+        if let Some(open) = srq.abi().context.get() {
+            open.objects.lock().shared_receive_queues.remove(&number);
+        }
+        srq.events.wait();
+        srq.destroy();
+        Ok(())
+    })
+}
+
+pub extern "C" fn post_srq_recv(
+    srq: Handle<Srq>,
+    wr: *mut ibv_recv_wr,
+    bad: Option<&mut *mut ibv_recv_wr>,
+) -> c_int {
+    post::post_list("ibv_post_srq_recv", wr, bad, |next| {
+        let srq = srq.find_on_data_path()?;
+        // SAFETY: the caller's list.
+        unsafe { post::post_recv_list(next, |receive| srq.queue.post_recv(receive)) }
+    })
 }
 
 /// An XRC domain belongs to one open device: a file does not share it.
-pub unsafe extern "C" fn open_xrcd(
-    context: *mut ibv_context,
-    attr: *mut ibv_xrcd_init_attr,
-) -> *mut ibv_xrcd {
+pub extern "C" fn open_xrcd(context: ContextHandle, attr: &ibv_xrcd_init_attr) -> Handle<Xrcd> {
     const NEEDED: u32 = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
-    const VERB: &str = "ibv_open_xrcd";
-    // SAFETY: a context of this library.
-    let open = check!(VERB, null, unsafe { context::find(context) });
-    // SAFETY: the caller's attributes.
-    if unsafe { (*attr).comp_mask } != NEEDED {
-        let why = "comp_mask is not IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS";
-        return Rejection::invalid(why).null(VERB);
-    }
-    let domain = check!(VERB, null, open.context.open_xrc_domain());
-    object::create(ibv_xrcd { context }, Xrcd { domain })
+    errno::handle("ibv_open_xrcd", || {
+        let open = context.find()?;
+        if attr.comp_mask != NEEDED {
+            let why = "comp_mask is not IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS";
+            return Err(Rejection::invalid(why));
+        }
+        let domain = open.context.open_xrc_domain()?;
+        Ok(object::create(ibv_xrcd { context }, Xrcd { domain }))
+    })
 }
 
-pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
-    const VERB: &str = "ibv_close_xrcd";
-    // SAFETY: a domain of this library.
-    let state = check!(VERB, code, unsafe { object::find::<Xrcd>(xrcd) });
-    check!(VERB, code, faults::announce(Verb::CloseXrcd, None));
-    if state.domain.is_in_use() {
-        return Rejection::busy("queue pairs or shared receive queues use the XRC domain").code(VERB);
-    }
-    // SAFETY: as above.
-    drop(unsafe { object::destroy::<Xrcd>(xrcd) });
-    0
+pub extern "C" fn close_xrcd(xrcd: Handle<Xrcd>) -> c_int {
+    errno::code("ibv_close_xrcd", || {
+        let xrcd = xrcd.find()?;
+        faults::announce(Verb::CloseXrcd, None)?;
+        if xrcd.domain.is_in_use() {
+            return Err(Rejection::busy("queue pairs or shared receive queues use the XRC domain"));
+        }
+        xrcd.destroy();
+        Ok(())
+    })
 }

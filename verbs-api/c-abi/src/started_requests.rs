@@ -1,9 +1,9 @@
 //! Work requests that the extended interface has started and not yet posted.
 
+use crate::abi::*;
 use crate::errno::Rejection;
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
-use softhca::{AddressHandle, Operation, Qpn, QueueKey, SendFlags, Sge};
 use std::cell::UnsafeCell;
 
 /// Work requests between `wr_start` and `wr_complete`.
@@ -26,18 +26,14 @@ unsafe impl Send for WorkRequestBuilder {}
 
 #[derive(Default)]
 pub struct StartedRequests {
-    pub started: Vec<WorkRequest>,
+    pub started: Vec<StartedRequest>,
     /// The first error.
     pub error: Option<Rejection>,
 }
 
-/// A work request under construction. Inline data is copied at once.
-pub struct WorkRequest {
-    pub id: u64,
-    pub flags: SendFlags,
-    pub operation: Operation,
-    pub gather: Vec<Sge>,
+/// A work request under construction, with its list of entries, or its inline data, which is copied at once.
+pub struct StartedRequest {
+    pub wr: ibv_send_wr,
+    pub sg_list: Vec<ibv_sge>,
     pub inline: Option<Vec<u8>>,
-    pub datagram: Option<(AddressHandle, Qpn, QueueKey)>,
-    pub shared_receive_queue: u32,
 }

@@ -33,6 +33,6 @@ pub fn no_device(verb: &str) -> c_int {
 }
 
 /// A function that returns nothing, or a number that means "no".
-pub unsafe extern "C" fn nothing() -> u64 {
+pub extern "C" fn nothing() -> u64 {
     0
 }

@@ -2,17 +2,17 @@
 
 use crate::abi::*;
 use crate::address::Ah;
-use crate::errno::{Rejection, check};
+use crate::errno::{self, Rejection};
+use crate::object::Handle;
+use crate::post;
+use crate::protection::Mw;
 use crate::queue_pair::{self, Qp};
-use crate::started_requests::{StartedRequests, WorkRequest};
-use crate::{object, post};
+use crate::started_requests::{StartedRequest, StartedRequests};
 use core::ffi::{c_int, c_void};
+use core::mem::zeroed;
 use core::ptr::null;
 use parking_lot::lock_api::RawMutex as _;
-use softhca::{
-    LocalKey, Operation, QpState, Qpn, QueueKey, RemoteAddress, RemoteKey, SendFlags, SendImmOrInvalidate,
-    SendRequest, Sge,
-};
+use softhca::{QpState, SendFlags};
 
 /// The structure of a new queue pair.
 pub fn new_qp_ex(base: ibv_qp) -> ibv_qp_ex {
@@ -45,211 +45,152 @@ pub fn new_qp_ex(base: ibv_qp) -> ibv_qp_ex {
     }
 }
 
-/// The work requests of the holder of the lock.
-unsafe fn requests<'a>(qp: *mut ibv_qp_ex) -> Option<&'a mut StartedRequests> {
-    // SAFETY: a queue pair of this library, whose lock the caller holds since `wr_start`.
-    unsafe { object::state::<Qp>(qp).map(|state| &mut *state.builder.batch.get()) }
-}
-
-unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
-    // SAFETY: a queue pair of this library.
-    let Some(state) = (unsafe { object::state::<Qp>(qp) }) else { return };
-    state.builder.lock.lock();
+extern "C" fn wr_start(qp: Handle<Qp>) {
+    let Some(qp) = qp.get() else { return };
+    qp.builder.lock.lock();
     // SAFETY: this function holds the lock.
-    let requests = unsafe { &mut *state.builder.batch.get() };
+    let requests = unsafe { &mut *qp.builder.batch.get() };
     requests.started.clear();
     requests.error = None;
 }
 
-unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
-    const VERB: &str = "ibv_wr_complete";
-    // SAFETY: a queue pair of this library.
-    let state = check!(VERB, code, unsafe { object::find_on_data_path::<Qp>(qp) });
-    // SAFETY: the caller holds the lock since `wr_start`.
-    let requests = unsafe { &mut *state.builder.batch.get() };
-    // SAFETY: a queue pair of this library.
-    let ready = unsafe { queue_pair::find_after(qp.cast(), QpState::ReadyToReceive) };
-    let result = match (ready, requests.error.take()) {
-        (Err(rejection), _) | (_, Some(rejection)) => Err(rejection),
-        (Ok(state), None) => post_all(state, &requests.started),
-    };
-    requests.started.clear();
-    // SAFETY: as above; it is given back.
-    unsafe { state.builder.lock.unlock() };
-    check!(VERB, code, result);
-    0
+extern "C" fn wr_complete(qp: Handle<Qp>) -> c_int {
+    errno::code("ibv_wr_complete", || {
+        let found = qp.find_on_data_path()?;
+        // SAFETY: the caller holds the lock since `wr_start`.
+        let requests = unsafe { &mut *found.builder.batch.get() };
+        let ready = queue_pair::find_after(qp, QpState::ReadyToReceive);
+        let result = match requests.error.take() {
+            Some(rejection) => ready.and(Err(rejection)),
+            None => ready.and_then(|qp| post_all(&qp, &mut requests.started)),
+        };
+        requests.started.clear();
+        // SAFETY: as above; it is given back.
+        unsafe { found.builder.lock.unlock() };
+        result
+    })
 }
 
-unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
-    // SAFETY: a queue pair of this library.
-    let Some(state) = (unsafe { object::state::<Qp>(qp) }) else { return };
+extern "C" fn wr_abort(qp: Handle<Qp>) {
+    let Some(qp) = qp.get() else { return };
     // SAFETY: the caller holds the lock since `wr_start`, and releases it.
     unsafe {
-        (*state.builder.batch.get()).started.clear();
-        state.builder.lock.unlock();
+        (*qp.builder.batch.get()).started.clear();
+        qp.builder.lock.unlock();
     }
 }
 
 /// Posts all work requests or none.
-fn post_all(state: &Qp, requests: &[WorkRequest]) -> Result<(), Rejection> {
-    let mut batch = state.pair.send_batch()?;
-    for request in requests {
-        let mut made = SendRequest::new(request.id, request.operation, &request.gather)
-            .flags(request.flags)
-            .xrc_srqn(request.shared_receive_queue);
-        if let Some(bytes) = &request.inline {
-            made = made.inline_data(bytes);
+fn post_all(qp: &Qp, requests: &mut [StartedRequest]) -> Result<(), Rejection> {
+    let mut batch = qp.pair.send_batch()?;
+    for StartedRequest { wr, sg_list, inline } in requests {
+        if let Some(bytes) = inline {
+            wr.send_flags |= u32::from(SendFlags::INLINE.bits());
+            *sg_list = vec![ibv_sge {
+                addr: bytes.as_ptr() as u64,
+                length: bytes.len().try_into().unwrap_or(u32::MAX),
+                lkey: 0,
+            }];
         }
-        if let Some((handle, queue_pair, key)) = &request.datagram {
-            made = made.ud_address(handle, *queue_pair, *key);
-        }
-        batch.add(&made)?;
+        (wr.sg_list, wr.num_sge) = (sg_list.as_mut_ptr(), sg_list.len().try_into().unwrap_or(c_int::MAX));
+        // SAFETY: the list belongs to the request, and inline data too.
+        unsafe { post::add_to_batch(qp, &mut batch, wr) }?;
     }
     batch.post();
     Ok(())
 }
 
-/// Starts a work request.
-unsafe fn start_request(qp: *mut ibv_qp_ex, operation: Operation) {
-    // SAFETY: the caller guarantees it.
-    let (Some(requests), qp) = (unsafe { requests(qp) }, unsafe { &*qp }) else { return };
-    let flags = post::send_flags(qp.wr_flags).unwrap_or_else(|rejection| {
-        requests.error.get_or_insert(rejection);
-        SendFlags::empty()
-    });
-    requests.started.push(WorkRequest {
-        id: qp.wr_id,
-        flags: flags - SendFlags::INLINE,
-        operation,
-        gather: Vec::new(),
-        inline: None,
-        datagram: None,
-        shared_receive_queue: 0,
+/// The work requests of the holder of the lock.
+fn change(qp: Handle<Qp>, act: impl FnOnce(&ibv_qp_ex, &mut StartedRequests)) {
+    let Some(qp) = qp.get() else { return };
+    // SAFETY: the caller holds the lock since `wr_start`.
+    act(qp.abi(), unsafe { &mut *qp.builder.batch.get() });
+}
+
+/// Starts a work request with the fields that `fill` sets.
+fn start(qp: Handle<Qp>, opcode: c_int, fill: impl FnOnce(&mut ibv_send_wr)) {
+    change(qp, |abi, requests| {
+        // SAFETY: zero is valid for every field.
+        let mut wr: ibv_send_wr = unsafe { zeroed() };
+        (wr.wr_id, wr.opcode) = (abi.wr_id, opcode);
+        // `wr_set_inline_data` says whether there is inline data.
+        wr.send_flags = abi.wr_flags & !u32::from(SendFlags::INLINE.bits());
+        fill(&mut wr);
+        requests.started.push(StartedRequest { wr, sg_list: Vec::new(), inline: None });
     });
 }
 
-/// Changes the last work request, or records the error.
-unsafe fn change_last(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut WorkRequest) -> Result<(), Rejection>) {
-    // SAFETY: the caller guarantees it.
-    let Some(requests) = (unsafe { requests(qp) }) else { return };
-    let none = || Rejection::invalid("ibv_wr_set_* without a work request");
-    let result = requests.started.last_mut().ok_or_else(none).and_then(act);
-    if let Err(rejection) = result {
-        requests.error.get_or_insert(rejection);
-    }
-}
-
-fn remote(key: u32, address: u64) -> RemoteAddress {
-    RemoteAddress { address, rkey: RemoteKey(key) }
+/// Changes the last work request, or records that there is none.
+fn change_last(qp: Handle<Qp>, act: impl FnOnce(&mut StartedRequest)) {
+    change(qp, |_, requests| match requests.started.last_mut() {
+        Some(request) => act(request),
+        None => {
+            let none = || Rejection::invalid("ibv_wr_set_* without a work request");
+            requests.error.get_or_insert_with(none);
+        }
+    });
 }
 
 /// Functions that start a work request.
 macro_rules! starts {
-    ($($name:ident($($operand:ident: $kind:ty),*) = $operation:expr;)*) => {
-        $(unsafe extern "C" fn $name(qp: *mut ibv_qp_ex, $($operand: $kind),*) {
-            // SAFETY: the caller guarantees it.
-            unsafe { start_request(qp, $operation) };
+    ($($name:ident($($operand:ident: $kind:ty),*) = $opcode:ident $(, $($field:ident).+ = $value:expr)*;)*) => {
+        $(extern "C" fn $name(qp: Handle<Qp>, $($operand: $kind),*) {
+            start(qp, $opcode, |_wr| { $(_wr.$($field).+ = $value;)* });
         })*
     };
 }
 
 starts! {
-    wr_atomic_cmp_swp(key: u32, address: u64, compare: u64, swap: u64) =
-        Operation::CompareSwap { remote: remote(key, address), compare, swap };
-    wr_atomic_fetch_add(key: u32, address: u64, add: u64) =
-        Operation::FetchAdd { remote: remote(key, address), add };
-    wr_local_inv(key: u32) = Operation::LocalInvalidate { rkey: RemoteKey(key) };
-    wr_rdma_read(key: u32, address: u64) = Operation::Read { remote: remote(key, address) };
-    wr_rdma_write(key: u32, address: u64) =
-        Operation::Write { remote: remote(key, address), imm_data: None };
-    wr_rdma_write_imm(key: u32, address: u64, immediate: u32) =
-        Operation::Write { remote: remote(key, address), imm_data: Some(u32::from_be(immediate)) };
-    wr_send() = Operation::Send(SendImmOrInvalidate::None);
-    wr_send_imm(immediate: u32) = Operation::Send(SendImmOrInvalidate::Immediate(u32::from_be(immediate)));
-    wr_send_inv(key: u32) = Operation::Send(SendImmOrInvalidate::Invalidate(RemoteKey(key)));
+    wr_atomic_cmp_swp(rkey: u32, remote_addr: u64, compare_add: u64, swap: u64) = IBV_WR_ATOMIC_CMP_AND_SWP,
+        wr.atomic = Atomic { remote_addr, compare_add, swap, rkey };
+    wr_atomic_fetch_add(rkey: u32, remote_addr: u64, compare_add: u64) = IBV_WR_ATOMIC_FETCH_AND_ADD,
+        wr.atomic = Atomic { remote_addr, compare_add, swap: 0, rkey };
+    wr_bind_mw(mw: Handle<Mw>, rkey: u32, bind_info: &ibv_mw_bind_info) = IBV_WR_BIND_MW,
+        bind_mw = BindMw { mw, rkey, bind_info: *bind_info };
+    wr_local_inv(rkey: u32) = IBV_WR_LOCAL_INV, imm_data = rkey;
+    wr_rdma_read(rkey: u32, remote_addr: u64) = IBV_WR_RDMA_READ, wr.rdma = Rdma { remote_addr, rkey };
+    wr_rdma_write(rkey: u32, remote_addr: u64) = IBV_WR_RDMA_WRITE, wr.rdma = Rdma { remote_addr, rkey };
+    wr_rdma_write_imm(rkey: u32, remote_addr: u64, immediate: u32) = IBV_WR_RDMA_WRITE_WITH_IMM,
+        wr.rdma = Rdma { remote_addr, rkey }, imm_data = immediate;
+    wr_send() = IBV_WR_SEND;
+    wr_send_imm(immediate: u32) = IBV_WR_SEND_WITH_IMM, imm_data = immediate;
+    wr_send_inv(rkey: u32) = IBV_WR_SEND_WITH_INV, imm_data = rkey;
 }
 
-unsafe extern "C" fn wr_bind_mw(
-    qp: *mut ibv_qp_ex,
-    mw: *mut ibv_mw,
-    key: u32,
-    info: *const ibv_mw_bind_info,
-) {
-    // SAFETY: the caller guarantees it.
-    match unsafe { post::bind_operation(mw, key, &*info) } {
-        // SAFETY: the caller guarantees it.
-        Some(operation) => unsafe { start_request(qp, operation) },
-        None => {
-            // SAFETY: the caller guarantees it.
-            if let Some(requests) = unsafe { requests(qp) } {
-                requests.error.get_or_insert(post::invalid_bind());
+extern "C" fn wr_set_ud_addr(qp: Handle<Qp>, ah: Handle<Ah>, remote_qpn: u32, remote_qkey: u32) {
+    change_last(qp, |request| request.wr.wr.ud = Ud { ah, remote_qpn, remote_qkey });
+}
+
+extern "C" fn wr_set_xrc_srqn(qp: Handle<Qp>, remote_srqn: u32) {
+    change_last(qp, |request| request.wr.qp_type.xrc = Xrc { remote_srqn });
+}
+
+extern "C" fn wr_set_inline_data(qp: Handle<Qp>, addr: *mut c_void, length: usize) {
+    // SAFETY: one entry.
+    unsafe { wr_set_inline_data_list(qp, 1, &ibv_data_buf { addr, length }) };
+}
+
+unsafe extern "C" fn wr_set_inline_data_list(qp: Handle<Qp>, count: usize, list: *const ibv_data_buf) {
+    change_last(qp, |request| {
+        let bytes = request.inline.insert(Vec::new());
+        for index in 0..count {
+            // SAFETY: the caller's list has `count` entries with valid memory.
+            unsafe {
+                let ibv_data_buf { addr, length } = *list.add(index);
+                if length > 0 {
+                    bytes.extend(core::slice::from_raw_parts(addr.cast::<u8>(), length));
+                }
             }
         }
-    }
+    });
 }
 
-unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, number: u32, key: u32) {
-    // SAFETY: the caller guarantees it.
-    unsafe {
-        change_last(qp, |request| {
-            let ah = object::find_on_data_path::<Ah>(ah)?;
-            request.datagram = Some((ah.handle.clone(), Qpn::new(number), QueueKey(key)));
-            Ok(())
-        });
-    }
+extern "C" fn wr_set_sge(qp: Handle<Qp>, lkey: u32, addr: u64, length: u32) {
+    change_last(qp, |request| request.sg_list = vec![ibv_sge { addr, length, lkey }]);
 }
 
-unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, number: u32) {
-    // SAFETY: the caller guarantees it.
-    unsafe {
-        change_last(qp, |request| {
-            request.shared_receive_queue = number;
-            Ok(())
-        });
-    }
-}
-
-unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, at: *mut c_void, length: usize) {
-    let buffer = ibv_data_buf { addr: at, length };
-    // SAFETY: the caller guarantees it.
-    unsafe { wr_set_inline_data_list(qp, 1, &buffer) };
-}
-
-unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_data_buf) {
-    // SAFETY: the caller guarantees it.
-    unsafe {
-        change_last(qp, |request| {
-            let mut bytes = Vec::new();
-            for index in 0..count {
-                let ibv_data_buf { addr, length } = *list.add(index);
-                let start = bytes.len();
-                bytes.resize(start + length, 0);
-                core::ptr::copy_nonoverlapping(addr.cast::<u8>(), bytes[start..].as_mut_ptr(), length);
-            }
-            request.inline = Some(bytes);
-            Ok(())
-        });
-    }
-}
-
-unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, key: u32, address: u64, length: u32) {
-    // SAFETY: the caller guarantees it.
-    unsafe {
-        change_last(qp, |request| {
-            request.gather = vec![Sge { address, length, lkey: LocalKey(key) }];
-            Ok(())
-        });
-    }
-}
-
-unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
-    // SAFETY: the caller guarantees it.
-    unsafe {
-        change_last(qp, |request| {
-            let mut gather = [Sge::default(); post::MAX_SGE];
-            let count = c_int::try_from(count).unwrap_or(c_int::MAX);
-            request.gather = post::read_sge_list(list, count, &mut gather)?.to_vec();
-            Ok(())
-        });
-    }
+unsafe extern "C" fn wr_set_sge_list(qp: Handle<Qp>, count: usize, list: *const ibv_sge) {
+    // SAFETY: the caller's list has `count` entries.
+    let entries = (0..count).map(|index| unsafe { list.add(index).read_unaligned() });
+    change_last(qp, |request| request.sg_list = entries.collect());
 }

@@ -185,9 +185,9 @@ pub struct ibv_qp_attr {
 #[derive(Clone, Copy)]
 pub struct ibv_qp_init_attr {
     pub qp_context: *mut c_void,
-    pub send_cq: *mut ibv_cq,
-    pub recv_cq: *mut ibv_cq,
-    pub srq: *mut ibv_srq,
+    pub send_cq: Handle<Cq>,
+    pub recv_cq: Handle<Cq>,
+    pub srq: Handle<Srq>,
     pub cap: ibv_qp_cap,
     pub qp_type: c_int,
     pub sq_sig_all: c_int,
@@ -198,15 +198,15 @@ pub struct ibv_qp_init_attr {
 #[derive(Clone, Copy)]
 pub struct ibv_qp_init_attr_ex {
     pub qp_context: *mut c_void,
-    pub send_cq: *mut ibv_cq,
-    pub recv_cq: *mut ibv_cq,
-    pub srq: *mut ibv_srq,
+    pub send_cq: Handle<Cq>,
+    pub recv_cq: Handle<Cq>,
+    pub srq: Handle<Srq>,
     pub cap: ibv_qp_cap,
     pub qp_type: c_int,
     pub sq_sig_all: c_int,
     pub comp_mask: u32,
-    pub pd: *mut ibv_pd,
-    pub xrcd: *mut ibv_xrcd,
+    pub pd: Handle<Pd>,
+    pub xrcd: Handle<Xrcd>,
     pub create_flags: u32,
     pub max_tso_header: u16,
     pub rwq_ind_tbl: *mut c_void,
@@ -237,9 +237,9 @@ pub struct ibv_srq_init_attr_ex {
     pub attr: ibv_srq_attr,
     pub comp_mask: u32,
     pub srq_type: c_int,
-    pub pd: *mut ibv_pd,
-    pub xrcd: *mut ibv_xrcd,
-    pub cq: *mut ibv_cq,
+    pub pd: Handle<Pd>,
+    pub xrcd: Handle<Xrcd>,
+    pub cq: Handle<Cq>,
     pub tag_matching: [u32; 2],
 }
 
@@ -248,12 +248,12 @@ pub struct ibv_srq_init_attr_ex {
 pub struct ibv_cq_init_attr_ex {
     pub cqe: u32,
     pub cq_context: *mut c_void,
-    pub channel: *mut ibv_comp_channel,
+    pub channel: Handle<CompletionChannelState>,
     pub comp_vector: u32,
     pub wc_flags: u64,
     pub comp_mask: u32,
     pub flags: u32,
-    pub parent_domain: *mut ibv_pd,
+    pub parent_domain: Handle<Pd>,
 }
 
 #[repr(C)]
@@ -270,8 +270,8 @@ pub struct ibv_xrcd_init_attr {
 
 #[repr(C)]
 pub struct ibv_parent_domain_init_attr {
-    pub pd: *mut ibv_pd,
-    pub td: *mut ibv_td,
+    pub pd: Handle<Pd>,
+    pub td: Handle<Td>,
     pub comp_mask: u32,
     pub alloc: *const c_void,
     pub free: *const c_void,
@@ -286,9 +286,9 @@ pub struct ibv_td_init_attr {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union Element {
-    pub cq: *mut ibv_cq,
-    pub qp: *mut ibv_qp,
-    pub srq: *mut ibv_srq,
+    pub cq: Handle<Cq>,
+    pub qp: Handle<Qp>,
+    pub srq: Handle<Srq>,
     pub port_num: c_int,
 }
 

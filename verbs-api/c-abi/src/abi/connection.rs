@@ -47,20 +47,20 @@ pub struct rdma_route {
 
 #[repr(C)]
 pub struct rdma_cm_id {
-    pub verbs: *mut ibv_context,
-    pub channel: *mut rdma_event_channel,
+    pub verbs: ContextHandle,
+    pub channel: Handle<Arc<EventChannelState>>,
     pub context: *mut c_void,
-    pub qp: *mut ibv_qp,
+    pub qp: Handle<Qp>,
     pub route: rdma_route,
     pub ps: c_int,
     pub port_num: u8,
-    pub event: *mut rdma_cm_event,
-    pub send_cq_channel: *mut ibv_comp_channel,
-    pub send_cq: *mut ibv_cq,
-    pub recv_cq_channel: *mut ibv_comp_channel,
-    pub recv_cq: *mut ibv_cq,
-    pub srq: *mut ibv_srq,
-    pub pd: *mut ibv_pd,
+    pub event: Option<Box<CmEventObject>>,
+    pub send_cq_channel: Handle<CompletionChannelState>,
+    pub send_cq: Handle<Cq>,
+    pub recv_cq_channel: Handle<CompletionChannelState>,
+    pub recv_cq: Handle<Cq>,
+    pub srq: Handle<Srq>,
+    pub pd: Handle<Pd>,
     pub qp_type: c_int,
 }
 
@@ -97,8 +97,8 @@ pub union EventParam {
 
 #[repr(C)]
 pub struct rdma_cm_event {
-    pub id: *mut rdma_cm_id,
-    pub listen_id: *mut rdma_cm_id,
+    pub id: Handle<CmIdState>,
+    pub listen_id: Handle<CmIdState>,
     pub event: c_int,
     pub status: c_int,
     pub param: EventParam,

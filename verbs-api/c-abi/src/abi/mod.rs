@@ -11,6 +11,18 @@ mod constants;
 mod objects;
 mod work;
 
+use crate::address::Ah;
+use crate::channel::CompletionChannelState;
+use crate::completion_queue::Cq;
+use crate::context::ContextHandle;
+use crate::device::DeviceState;
+use crate::object::Handle;
+use crate::protection::{Mr, Mw, Pd, Td};
+use crate::queue_pair::Qp;
+use crate::rdma_cm::{CmEventObject, CmIdState, EventChannelState};
+use crate::shared_receive::{Srq, Xrcd};
+use std::sync::Arc;
+
 pub use attributes::*;
 pub use connection::*;
 pub use constants::*;

@@ -2,6 +2,7 @@
 
 use super::*;
 use core::ffi::{c_char, c_int, c_uint, c_void};
+use core::mem::MaybeUninit;
 
 /// Space for a mutex of the C library, which this library does not use.
 pub type Mutex = [u64; 5];
@@ -25,23 +26,23 @@ pub struct ibv_device {
 #[derive(Clone, Copy)]
 pub struct ibv_context_ops {
     pub unused_0: [usize; 7],
-    pub alloc_mw: unsafe extern "C" fn(*mut ibv_pd, c_int) -> *mut ibv_mw,
-    pub bind_mw: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int,
-    pub dealloc_mw: unsafe extern "C" fn(*mut ibv_mw) -> c_int,
+    pub alloc_mw: extern "C" fn(Handle<Pd>, c_int) -> Handle<Mw>,
+    pub bind_mw: extern "C" fn(Handle<Qp>, Handle<Mw>, &ibv_mw_bind) -> c_int,
+    pub dealloc_mw: extern "C" fn(Handle<Mw>) -> c_int,
     pub unused_1: usize,
-    pub poll_cq: unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int,
-    pub req_notify_cq: unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int,
+    pub poll_cq: extern "C" fn(Handle<Cq>, c_int, *mut ibv_wc) -> c_int,
+    pub req_notify_cq: extern "C" fn(Handle<Cq>, c_int) -> c_int,
     pub unused_2: [usize; 7],
-    pub post_srq_recv: unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
+    pub post_srq_recv: extern "C" fn(Handle<Srq>, *mut ibv_recv_wr, Option<&mut *mut ibv_recv_wr>) -> c_int,
     pub unused_3: [usize; 4],
-    pub post_send: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int,
-    pub post_recv: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
+    pub post_send: extern "C" fn(Handle<Qp>, *mut ibv_send_wr, Option<&mut *mut ibv_send_wr>) -> c_int,
+    pub post_recv: extern "C" fn(Handle<Qp>, *mut ibv_recv_wr, Option<&mut *mut ibv_recv_wr>) -> c_int,
     pub unused_4: [usize; 5],
 }
 
 #[repr(C)]
 pub struct ibv_context {
-    pub device: *mut ibv_device,
+    pub device: Option<&'static DeviceState>,
     pub ops: ibv_context_ops,
     pub cmd_fd: c_int,
     pub async_fd: c_int,
@@ -53,7 +54,7 @@ pub struct ibv_context {
 /// Grows at its front: programs access its slots relative to `context`.
 #[repr(C)]
 pub struct verbs_context {
-    pub query_port: unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int,
+    pub query_port: extern "C" fn(ContextHandle, u8, *mut ibv_port_attr, usize) -> c_int,
     pub advise_mr: Unused,
     pub alloc_null_mr: Unused,
     pub read_counters: Unused,
@@ -67,10 +68,9 @@ pub struct verbs_context {
     pub destroy_flow_action: Unused,
     pub create_flow_action_esp: Unused,
     pub modify_qp_rate_limit: Unused,
-    pub alloc_parent_domain:
-        unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd,
-    pub dealloc_td: unsafe extern "C" fn(*mut ibv_td) -> c_int,
-    pub alloc_td: unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td,
+    pub alloc_parent_domain: extern "C" fn(ContextHandle, &ibv_parent_domain_init_attr) -> Handle<Pd>,
+    pub dealloc_td: extern "C" fn(Handle<Td>) -> c_int,
+    pub alloc_td: extern "C" fn(ContextHandle, &ibv_td_init_attr) -> Handle<Td>,
     pub modify_cq: Unused,
     pub post_srq_ops: Unused,
     pub destroy_rwq_ind_table: Unused,
@@ -79,20 +79,19 @@ pub struct verbs_context {
     pub modify_wq: Unused,
     pub create_wq: Unused,
     pub query_rt_values: Unused,
-    pub create_cq_ex: unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex,
+    pub create_cq_ex: extern "C" fn(ContextHandle, &ibv_cq_init_attr_ex) -> Handle<Cq>,
     pub private: Unused,
-    pub query_device_ex:
-        unsafe extern "C" fn(*mut ibv_context, *const c_void, *mut ibv_device_attr_ex, usize) -> c_int,
+    pub query_device_ex: extern "C" fn(ContextHandle, Option<&u32>, *mut ibv_device_attr_ex, usize) -> c_int,
     pub ibv_destroy_flow: Unused,
     pub placeholder_2: Unused,
     pub ibv_create_flow: Unused,
     pub placeholder_1: Unused,
     pub open_qp: Unused,
-    pub create_qp_ex: unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp,
-    pub get_srq_num: unsafe extern "C" fn(*mut ibv_srq, *mut u32) -> c_int,
-    pub create_srq_ex: unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq,
-    pub open_xrcd: unsafe extern "C" fn(*mut ibv_context, *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd,
-    pub close_xrcd: unsafe extern "C" fn(*mut ibv_xrcd) -> c_int,
+    pub create_qp_ex: extern "C" fn(ContextHandle, &mut ibv_qp_init_attr_ex) -> Handle<Qp>,
+    pub get_srq_num: extern "C" fn(Handle<Srq>, &mut MaybeUninit<u32>) -> c_int,
+    pub create_srq_ex: extern "C" fn(ContextHandle, &mut ibv_srq_init_attr_ex) -> Handle<Srq>,
+    pub open_xrcd: extern "C" fn(ContextHandle, &ibv_xrcd_init_attr) -> Handle<Xrcd>,
+    pub close_xrcd: extern "C" fn(Handle<Xrcd>) -> c_int,
     pub placeholder_3: u64,
     pub sz: usize,
     pub context: ibv_context,
@@ -100,19 +99,19 @@ pub struct verbs_context {
 
 #[repr(C)]
 pub struct ibv_pd {
-    pub context: *mut ibv_context,
+    pub context: ContextHandle,
     pub handle: u32,
 }
 
 #[repr(C)]
 pub struct ibv_td {
-    pub context: *mut ibv_context,
+    pub context: ContextHandle,
 }
 
 #[repr(C)]
 pub struct ibv_mr {
-    pub context: *mut ibv_context,
-    pub pd: *mut ibv_pd,
+    pub context: ContextHandle,
+    pub pd: Handle<Pd>,
     pub addr: *mut c_void,
     pub length: usize,
     pub handle: u32,
@@ -122,8 +121,8 @@ pub struct ibv_mr {
 
 #[repr(C)]
 pub struct ibv_mw {
-    pub context: *mut ibv_context,
-    pub pd: *mut ibv_pd,
+    pub context: ContextHandle,
+    pub pd: Handle<Pd>,
     pub rkey: u32,
     pub handle: u32,
     pub r#type: c_int,
@@ -131,15 +130,15 @@ pub struct ibv_mw {
 
 #[repr(C)]
 pub struct ibv_comp_channel {
-    pub context: *mut ibv_context,
+    pub context: ContextHandle,
     pub fd: c_int,
     pub refcnt: c_int,
 }
 
 #[repr(C)]
 pub struct ibv_cq {
-    pub context: *mut ibv_context,
-    pub channel: *mut ibv_comp_channel,
+    pub context: ContextHandle,
+    pub channel: Handle<CompletionChannelState>,
     pub cq_context: *mut c_void,
     pub handle: u32,
     pub cqe: c_int,
@@ -152,8 +151,8 @@ pub struct ibv_cq {
 /// Begins like [`ibv_cq`].
 #[repr(C)]
 pub struct ibv_cq_ex {
-    pub context: *mut ibv_context,
-    pub channel: *mut ibv_comp_channel,
+    pub context: ContextHandle,
+    pub channel: Handle<CompletionChannelState>,
     pub cq_context: *mut c_void,
     pub handle: u32,
     pub cqe: c_int,
@@ -164,20 +163,20 @@ pub struct ibv_cq_ex {
     pub comp_mask: u32,
     pub status: c_int,
     pub wr_id: u64,
-    pub start_poll: unsafe extern "C" fn(*mut ibv_cq_ex, *mut ibv_poll_cq_attr) -> c_int,
-    pub next_poll: unsafe extern "C" fn(*mut ibv_cq_ex) -> c_int,
-    pub end_poll: unsafe extern "C" fn(*mut ibv_cq_ex),
-    pub read_opcode: unsafe extern "C" fn(*mut ibv_cq_ex) -> c_int,
-    pub read_vendor_err: unsafe extern "C" fn(*mut ibv_cq_ex) -> u32,
-    pub read_byte_len: unsafe extern "C" fn(*mut ibv_cq_ex) -> u32,
-    pub read_imm_data: unsafe extern "C" fn(*mut ibv_cq_ex) -> u32,
-    pub read_qp_num: unsafe extern "C" fn(*mut ibv_cq_ex) -> u32,
-    pub read_src_qp: unsafe extern "C" fn(*mut ibv_cq_ex) -> u32,
-    pub read_wc_flags: unsafe extern "C" fn(*mut ibv_cq_ex) -> c_uint,
-    pub read_slid: unsafe extern "C" fn(*mut ibv_cq_ex) -> u32,
-    pub read_sl: unsafe extern "C" fn(*mut ibv_cq_ex) -> u8,
-    pub read_dlid_path_bits: unsafe extern "C" fn(*mut ibv_cq_ex) -> u8,
-    pub read_completion_ts: unsafe extern "C" fn(*mut ibv_cq_ex) -> u64,
+    pub start_poll: extern "C" fn(Handle<Cq>, &ibv_poll_cq_attr) -> c_int,
+    pub next_poll: extern "C" fn(Handle<Cq>) -> c_int,
+    pub end_poll: extern "C" fn(Handle<Cq>),
+    pub read_opcode: extern "C" fn(Handle<Cq>) -> c_int,
+    pub read_vendor_err: extern "C" fn(Handle<Cq>) -> u32,
+    pub read_byte_len: extern "C" fn(Handle<Cq>) -> u32,
+    pub read_imm_data: extern "C" fn(Handle<Cq>) -> u32,
+    pub read_qp_num: extern "C" fn(Handle<Cq>) -> u32,
+    pub read_src_qp: extern "C" fn(Handle<Cq>) -> u32,
+    pub read_wc_flags: extern "C" fn(Handle<Cq>) -> c_uint,
+    pub read_slid: extern "C" fn(Handle<Cq>) -> u32,
+    pub read_sl: extern "C" fn(Handle<Cq>) -> u8,
+    pub read_dlid_path_bits: extern "C" fn(Handle<Cq>) -> u8,
+    pub read_completion_ts: extern "C" fn(Handle<Cq>) -> u64,
     pub read_cvlan: Unused,
     pub read_flow_tag: Unused,
     pub read_tm_info: Unused,
@@ -186,12 +185,12 @@ pub struct ibv_cq_ex {
 
 #[repr(C)]
 pub struct ibv_qp {
-    pub context: *mut ibv_context,
+    pub context: ContextHandle,
     pub qp_context: *mut c_void,
-    pub pd: *mut ibv_pd,
-    pub send_cq: *mut ibv_cq,
-    pub recv_cq: *mut ibv_cq,
-    pub srq: *mut ibv_srq,
+    pub pd: Handle<Pd>,
+    pub send_cq: Handle<Cq>,
+    pub recv_cq: Handle<Cq>,
+    pub srq: Handle<Srq>,
     pub handle: u32,
     pub qp_num: u32,
     pub state: c_int,
@@ -207,34 +206,34 @@ pub struct ibv_qp_ex {
     pub comp_mask: u64,
     pub wr_id: u64,
     pub wr_flags: c_uint,
-    pub wr_atomic_cmp_swp: unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u64, u64),
-    pub wr_atomic_fetch_add: unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u64),
-    pub wr_bind_mw: unsafe extern "C" fn(*mut ibv_qp_ex, *mut ibv_mw, u32, *const ibv_mw_bind_info),
-    pub wr_local_inv: unsafe extern "C" fn(*mut ibv_qp_ex, u32),
-    pub wr_rdma_read: unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64),
-    pub wr_rdma_write: unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64),
-    pub wr_rdma_write_imm: unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u32),
-    pub wr_send: unsafe extern "C" fn(*mut ibv_qp_ex),
-    pub wr_send_imm: unsafe extern "C" fn(*mut ibv_qp_ex, u32),
-    pub wr_send_inv: unsafe extern "C" fn(*mut ibv_qp_ex, u32),
+    pub wr_atomic_cmp_swp: extern "C" fn(Handle<Qp>, u32, u64, u64, u64),
+    pub wr_atomic_fetch_add: extern "C" fn(Handle<Qp>, u32, u64, u64),
+    pub wr_bind_mw: extern "C" fn(Handle<Qp>, Handle<Mw>, u32, &ibv_mw_bind_info),
+    pub wr_local_inv: extern "C" fn(Handle<Qp>, u32),
+    pub wr_rdma_read: extern "C" fn(Handle<Qp>, u32, u64),
+    pub wr_rdma_write: extern "C" fn(Handle<Qp>, u32, u64),
+    pub wr_rdma_write_imm: extern "C" fn(Handle<Qp>, u32, u64, u32),
+    pub wr_send: extern "C" fn(Handle<Qp>),
+    pub wr_send_imm: extern "C" fn(Handle<Qp>, u32),
+    pub wr_send_inv: extern "C" fn(Handle<Qp>, u32),
     pub wr_send_tso: Unused,
-    pub wr_set_ud_addr: unsafe extern "C" fn(*mut ibv_qp_ex, *mut ibv_ah, u32, u32),
-    pub wr_set_xrc_srqn: unsafe extern "C" fn(*mut ibv_qp_ex, u32),
-    pub wr_set_inline_data: unsafe extern "C" fn(*mut ibv_qp_ex, *mut c_void, usize),
-    pub wr_set_inline_data_list: unsafe extern "C" fn(*mut ibv_qp_ex, usize, *const ibv_data_buf),
-    pub wr_set_sge: unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u32),
-    pub wr_set_sge_list: unsafe extern "C" fn(*mut ibv_qp_ex, usize, *const ibv_sge),
-    pub wr_start: unsafe extern "C" fn(*mut ibv_qp_ex),
-    pub wr_complete: unsafe extern "C" fn(*mut ibv_qp_ex) -> c_int,
-    pub wr_abort: unsafe extern "C" fn(*mut ibv_qp_ex),
+    pub wr_set_ud_addr: extern "C" fn(Handle<Qp>, Handle<Ah>, u32, u32),
+    pub wr_set_xrc_srqn: extern "C" fn(Handle<Qp>, u32),
+    pub wr_set_inline_data: extern "C" fn(Handle<Qp>, *mut c_void, usize),
+    pub wr_set_inline_data_list: unsafe extern "C" fn(Handle<Qp>, usize, *const ibv_data_buf),
+    pub wr_set_sge: extern "C" fn(Handle<Qp>, u32, u64, u32),
+    pub wr_set_sge_list: unsafe extern "C" fn(Handle<Qp>, usize, *const ibv_sge),
+    pub wr_start: extern "C" fn(Handle<Qp>),
+    pub wr_complete: extern "C" fn(Handle<Qp>) -> c_int,
+    pub wr_abort: extern "C" fn(Handle<Qp>),
     pub wr_atomic_write: Unused,
 }
 
 #[repr(C)]
 pub struct ibv_srq {
-    pub context: *mut ibv_context,
+    pub context: ContextHandle,
     pub srq_context: *mut c_void,
-    pub pd: *mut ibv_pd,
+    pub pd: Handle<Pd>,
     pub handle: u32,
     pub mutex: Mutex,
     pub cond: Condition,
@@ -243,12 +242,12 @@ pub struct ibv_srq {
 
 #[repr(C)]
 pub struct ibv_ah {
-    pub context: *mut ibv_context,
-    pub pd: *mut ibv_pd,
+    pub context: ContextHandle,
+    pub pd: Handle<Pd>,
     pub handle: u32,
 }
 
 #[repr(C)]
 pub struct ibv_xrcd {
-    pub context: *mut ibv_context,
+    pub context: ContextHandle,
 }

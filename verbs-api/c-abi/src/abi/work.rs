@@ -21,7 +21,7 @@ pub struct ibv_data_buf {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_mw_bind_info {
-    pub mr: *mut ibv_mr,
+    pub mr: Handle<Mr>,
     pub addr: u64,
     pub length: u64,
     pub mw_access_flags: c_uint,
@@ -53,7 +53,7 @@ pub struct Atomic {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Ud {
-    pub ah: *mut ibv_ah,
+    pub ah: Handle<Ah>,
     pub remote_qpn: u32,
     pub remote_qkey: u32,
 }
@@ -81,7 +81,7 @@ pub struct QpType {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct BindMw {
-    pub mw: *mut ibv_mw,
+    pub mw: Handle<Mw>,
     pub rkey: u32,
     pub bind_info: ibv_mw_bind_info,
 }

@@ -2,10 +2,13 @@
 
 use super::Qp;
 use crate::abi::*;
-use crate::errno::{Rejection, check};
+use crate::context::ContextHandle;
+use crate::errno::{self, Rejection};
+use crate::object::{self, Handle};
+use crate::protection::Pd;
 use crate::started_requests::WorkRequestBuilder;
 use crate::unacknowledged::Unacknowledged;
-use crate::{completion_queue, context, object, protection, shared_receive, work_builder};
+use crate::work_builder;
 use softhca::{QpType, QueuePairBuilder};
 
 /// The send operations of a transport, as a mask of the extended interface.
@@ -29,36 +32,35 @@ fn send_ops(kind: QpType) -> u64 {
     }
 }
 
-pub unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    // SAFETY: the caller's attributes.
-    let plain = unsafe { *attr };
-    // SAFETY: a domain of this library.
-    check!("ibv_create_qp", null, unsafe { protection::find(pd) });
-    let mut extended = ibv_qp_init_attr_ex {
-        qp_context: plain.qp_context,
-        send_cq: plain.send_cq,
-        recv_cq: plain.recv_cq,
-        srq: plain.srq,
-        cap: plain.cap,
-        qp_type: plain.qp_type,
-        sq_sig_all: plain.sq_sig_all,
+/// The attributes of the extended call.
+pub fn extend(attr: &ibv_qp_init_attr, pd: Handle<Pd>) -> ibv_qp_init_attr_ex {
+    ibv_qp_init_attr_ex {
+        qp_context: attr.qp_context,
+        send_cq: attr.send_cq,
+        recv_cq: attr.recv_cq,
+        srq: attr.srq,
+        cap: attr.cap,
+        qp_type: attr.qp_type,
+        sq_sig_all: attr.sq_sig_all,
         comp_mask: IBV_QP_INIT_ATTR_PD,
         pd,
-        xrcd: core::ptr::null_mut(),
+        xrcd: Handle::NULL,
         create_flags: 0,
         max_tso_header: 0,
         rwq_ind_tbl: core::ptr::null_mut(),
         rx_hash: [0; 3],
         source_qpn: 0,
         send_ops_flags: 0,
-    };
-    // SAFETY: a domain of ours has a context of this library.
-    let qp = unsafe { create_qp_ex((*pd).context, &mut extended) };
-    if !qp.is_null() {
-        // SAFETY: the caller's attributes.
-        unsafe { (*attr).cap = extended.cap };
     }
-    qp
+}
+
+pub extern "C" fn create_qp(pd: Handle<Pd>, attr: &mut ibv_qp_init_attr) -> Handle<Qp> {
+    errno::handle("ibv_create_qp", || {
+        let mut extended = extend(attr, pd);
+        let qp = create(pd.find()?.abi().context, &mut extended)?;
+        attr.cap = extended.cap;
+        Ok(qp)
+    })
 }
 
 /// The scatter/gather entries of a queue pair, at least one.
@@ -72,56 +74,28 @@ fn max_inline_data(cap: &ibv_qp_cap) -> u32 {
 }
 
 /// Starts to create a queue pair.
-///
-/// # Safety
-/// The pointers are objects of this library or null.
-unsafe fn builder(
-    open: &context::ContextState,
-    attr: &ibv_qp_init_attr_ex,
-    kind: QpType,
-) -> Result<QueuePairBuilder, Rejection> {
+fn builder(attr: &ibv_qp_init_attr_ex, kind: QpType) -> Result<QueuePairBuilder, Rejection> {
     let cap = &attr.cap;
-    let limits = &open.attributes.limits;
-    for (what, value, limit) in [
-        ("max_send_wr", cap.max_send_wr, limits.max_qp_wr),
-        ("max_recv_wr", cap.max_recv_wr, limits.max_qp_wr),
-        ("max_send_sge", cap.max_send_sge, limits.max_sge),
-        ("max_recv_sge", cap.max_recv_sge, limits.max_sge),
-        ("max_inline_data", cap.max_inline_data, limits.max_inline_data),
-    ] {
-        if value > limit {
-            return Err(Rejection::too_large(what, value, limit));
-        }
-    }
     if kind == QpType::XrcTarget {
         if attr.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 {
             return Err(Rejection::invalid("comp_mask lacks IBV_QP_INIT_ATTR_XRCD"));
         }
-        // SAFETY: the caller guarantees it.
-        let domain = unsafe { shared_receive::find_xrc_domain(attr.xrcd) }?;
-        return Ok(domain.target_builder());
+        return Ok(attr.xrcd.find()?.domain.target_builder());
     }
-    // SAFETY: the caller guarantees it.
-    let domain = unsafe { protection::find(attr.pd) }?;
-    // SAFETY: the caller guarantees it.
-    let sends = unsafe { completion_queue::find(attr.send_cq) }?;
+    let domain = attr.pd.find()?;
     let mut builder = domain
         .domain
-        .create_queue_pair(kind, &sends.queue)
+        .create_queue_pair(kind, &attr.send_cq.find()?.queue)
         .max_send_wr(cap.max_send_wr.max(1))
         .max_recv_wr(cap.max_recv_wr.max(1))
         .max_send_sge(max_sge(cap))
         .max_recv_sge(max_sge(cap))
         .max_inline_data(max_inline_data(cap));
     if kind != QpType::XrcInitiator {
-        // SAFETY: the caller guarantees it.
-        let receives = unsafe { completion_queue::find(attr.recv_cq) }?;
-        builder = builder.recv_cq(&receives.queue);
+        builder = builder.recv_cq(&attr.recv_cq.find()?.queue);
     }
     if !attr.srq.is_null() {
-        // SAFETY: the caller guarantees it.
-        let shared = unsafe { shared_receive::find(attr.srq) }?;
-        builder = builder.shared_receive_queue(&shared.queue);
+        builder = builder.shared_receive_queue(&attr.srq.find()?.queue);
     }
     if attr.sq_sig_all != 0 {
         builder = builder.sq_sig_all();
@@ -129,30 +103,20 @@ unsafe fn builder(
     Ok(builder)
 }
 
-pub unsafe extern "C" fn create_qp_ex(
-    context: *mut ibv_context,
-    attr: *mut ibv_qp_init_attr_ex,
-) -> *mut ibv_qp {
+pub extern "C" fn create_qp_ex(context: ContextHandle, attr: &mut ibv_qp_init_attr_ex) -> Handle<Qp> {
+    errno::handle("ibv_create_qp", || create(context, attr))
+}
+
+pub fn create(context: ContextHandle, attr: &mut ibv_qp_init_attr_ex) -> Result<Handle<Qp>, Rejection> {
     const KNOWN: u32 = IBV_QP_INIT_ATTR_PD
         | IBV_QP_INIT_ATTR_XRCD
         | IBV_QP_INIT_ATTR_CREATE_FLAGS
         | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    const VERB: &str = "ibv_create_qp";
-    // SAFETY: a context of this library.
-    let open = check!(VERB, null, unsafe { context::find(context) });
-    // SAFETY: the caller's attributes.
-    let attr = unsafe { &mut *attr };
-    let kind = match attr.qp_type {
-        IBV_QPT_RC => QpType::Rc,
-        IBV_QPT_UC => QpType::Uc,
-        IBV_QPT_UD => QpType::Ud,
-        IBV_QPT_XRC_SEND => QpType::XrcInitiator,
-        IBV_QPT_XRC_RECV => QpType::XrcTarget,
-        other => {
-            let why = format!("queue pair type {other} is not supported: RC, UC, UD and XRC are");
-            return Rejection::unsupported(why).null(VERB);
-        }
-    };
+    let open = context.find()?;
+    let kind = super::qp_type(attr.qp_type).ok_or_else(|| {
+        let number = attr.qp_type;
+        Rejection::unsupported(format!("queue pair type {number} is not supported: RC, UC, UD and XRC are"))
+    })?;
     let has = |bit| attr.comp_mask & bit != 0;
     let operations = if has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) { attr.send_ops_flags } else { 0 };
     let create_flags = if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { attr.create_flags } else { 0 };
@@ -162,19 +126,17 @@ pub unsafe extern "C" fn create_qp_ex(
         ("send_ops_flags of this queue pair type", operations & !send_ops(kind)),
     ] {
         if unknown != 0 {
-            return Rejection::unsupported(format!("{what} {unknown:#x} are not supported")).null(VERB);
+            return Err(Rejection::unsupported(format!("{what} {unknown:#x} are not supported")));
         }
     }
-    // SAFETY: the caller guarantees it.
-    let builder = check!(VERB, null, unsafe { builder(open, attr, kind) });
-    let pair = check!(VERB, null, builder.build());
+    let pair = builder(attr, kind)?.build()?;
     report_capabilities(&mut attr.cap, kind, !attr.srq.is_null());
     let number = pair.qpn().value();
     let is_target = kind == QpType::XrcTarget;
     let qp = ibv_qp {
         context,
         qp_context: attr.qp_context,
-        pd: if is_target { core::ptr::null_mut() } else { attr.pd },
+        pd: if is_target { Handle::NULL } else { attr.pd },
         send_cq: attr.send_cq,
         recv_cq: attr.recv_cq,
         srq: attr.srq,
@@ -195,14 +157,18 @@ pub unsafe extern "C" fn create_qp_ex(
         qp_type: attr.qp_type,
         sq_sig_all: attr.sq_sig_all,
     };
-    let builder = WorkRequestBuilder::default();
-    // SAFETY: the caller guarantees it.
-    let domain = unsafe { protection::find(qp.pd) }.ok().map(protection::Pd::add_user);
-    let state =
-        Qp { pair, kind, init, events: Unacknowledged::default(), operations, builder, _domain: domain };
+    let state = Qp {
+        pair,
+        kind,
+        init,
+        events: Unacknowledged::default(),
+        operations,
+        builder: WorkRequestBuilder::default(),
+        _domain: qp.pd.get().map(|pd| pd.add_user()),
+    };
     let qp = object::create(work_builder::new_qp_ex(qp), state);
-    open.objects.lock().queue_pairs.insert(number, qp as usize);
-    qp.cast()
+    open.objects.lock().queue_pairs.insert(number, qp);
+    Ok(qp)
 }
 
 /// Writes the capabilities of a new queue pair where they exceed the request.

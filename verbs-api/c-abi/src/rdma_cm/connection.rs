@@ -1,114 +1,99 @@
 //! Connections: parameters, request, acceptance, rejection and end.
 
 use super::call::call;
-use super::identifier::{CmIdState, find};
+use super::identifier::CmIdState;
 use crate::abi::*;
 use crate::address::ah_attr;
-use crate::errno::{Rejection, check};
+use crate::errno::{self, Rejection};
+use crate::object::Handle;
 use core::ffi::{c_int, c_void};
+use core::mem::MaybeUninit;
 use softhca::cm::{ConnectionParameters, EventType};
 use softhca::{ModifyQp, QpAttributeMask, QpState, Qpn};
 
+/// The private data of a program.
+///
+/// # Safety
+/// `data` is null or has `length` bytes.
+unsafe fn private_data<'a>(data: *const c_void, length: u8) -> &'a [u8] {
+    // SAFETY: the caller guarantees it.
+    if data.is_null() { &[] } else { unsafe { core::slice::from_raw_parts(data.cast(), length.into()) } }
+}
+
 /// The program's connection parameters; without any, those of the peer's request.
-unsafe fn connection_parameters(
-    state: &CmIdState,
-    conn_param: *const rdma_conn_param,
-) -> ConnectionParameters {
-    let mut parameters = ConnectionParameters::default();
-    // SAFETY: a valid pointer of the caller.
-    match unsafe { conn_param.as_ref() } {
-        Some(conn_param) => {
-            if !conn_param.private_data.is_null() {
-                let length = usize::from(conn_param.private_data_len);
-                // SAFETY: the caller's data has the given length.
-                parameters.private_data =
-                    unsafe { core::slice::from_raw_parts(conn_param.private_data.cast::<u8>(), length) }
-                        .to_vec();
-            }
-            parameters.responder_resources = conn_param.responder_resources;
-            parameters.initiator_depth = conn_param.initiator_depth;
-            parameters.flow_control = conn_param.flow_control != 0;
-            parameters.retry_count = conn_param.retry_count.min(7);
-            parameters.rnr_retry_count = conn_param.rnr_retry_count.min(7);
-            parameters.srq = conn_param.srq != 0;
-            parameters.qpn = Qpn::new(conn_param.qp_num);
-        }
-        None => {
-            if let Some(offer) = *state.offer.lock() {
-                parameters.responder_resources = offer.responder_resources;
-                parameters.initiator_depth = offer.initiator_depth;
-            }
-        }
-    }
-    parameters
-}
-
-pub unsafe extern "C" fn connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: a valid pointer of the caller.
-    let act = |state: &CmIdState| state.id().connect(&unsafe { connection_parameters(state, conn_param) });
-    // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_connect", id, act, Some(EventType::Established)) }
-}
-
-pub unsafe extern "C" fn accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: a valid pointer of the caller.
-    let act = |state: &CmIdState| state.id().accept(&unsafe { connection_parameters(state, conn_param) });
-    // SAFETY: the caller guarantees it; a SIDR response has no event.
-    unsafe {
-        let waits = id.as_ref().is_some_and(|id| id.qp_type != IBV_QPT_UD);
-        call("rdma_accept", id, act, waits.then_some(EventType::Established))
+fn connection_parameters(state: &CmIdState, conn_param: Option<&rdma_conn_param>) -> ConnectionParameters {
+    match (conn_param, *state.offer.lock()) {
+        (Some(conn_param), _) => ConnectionParameters {
+            // SAFETY: the caller's data has the given length.
+            private_data: unsafe { private_data(conn_param.private_data, conn_param.private_data_len) }
+                .to_vec(),
+            responder_resources: conn_param.responder_resources,
+            initiator_depth: conn_param.initiator_depth,
+            flow_control: conn_param.flow_control != 0,
+            retry_count: conn_param.retry_count.min(7),
+            rnr_retry_count: conn_param.rnr_retry_count.min(7),
+            srq: conn_param.srq != 0,
+            qpn: Qpn::new(conn_param.qp_num),
+            ..ConnectionParameters::default()
+        },
+        (None, Some(offer)) => ConnectionParameters {
+            responder_resources: offer.responder_resources,
+            initiator_depth: offer.initiator_depth,
+            ..ConnectionParameters::default()
+        },
+        (None, None) => ConnectionParameters::default(),
     }
 }
 
-pub unsafe extern "C" fn reject(id: *mut rdma_cm_id, data: *const c_void, length: u8) -> c_int {
-    // SAFETY: the caller's data has the given length.
-    let data = unsafe {
-        if data.is_null() { &[][..] } else { core::slice::from_raw_parts(data.cast::<u8>(), length.into()) }
-    };
-    // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_reject", id, |state| state.id().reject(data), None) }
+pub extern "C" fn connect(id: Handle<CmIdState>, conn_param: Option<&rdma_conn_param>) -> c_int {
+    let act = |state: &CmIdState| Ok(state.id().connect(&connection_parameters(state, conn_param))?);
+    call("rdma_connect", id, act, Some(EventType::Established))
 }
 
-pub unsafe extern "C" fn establish(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_establish", id, |state| state.id().establish(), None) }
+pub extern "C" fn accept(id: Handle<CmIdState>, conn_param: Option<&rdma_conn_param>) -> c_int {
+    let act = |state: &CmIdState| Ok(state.id().accept(&connection_parameters(state, conn_param))?);
+    // A SIDR response has no event.
+    let waits = id.get().is_some_and(|id| id.abi().qp_type != IBV_QPT_UD);
+    call("rdma_accept", id, act, waits.then_some(EventType::Established))
 }
 
-pub unsafe extern "C" fn notify(id: *mut rdma_cm_id, _event: c_int) -> c_int {
+/// # Safety
+/// `data` is null or has `length` bytes.
+pub unsafe extern "C" fn reject(id: Handle<CmIdState>, data: *const c_void, length: u8) -> c_int {
     // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_notify", id, |state| state.id().establish(), None) }
+    let data = unsafe { private_data(data, length) };
+    call("rdma_reject", id, |state| Ok(state.id().reject(data)?), None)
 }
 
-pub unsafe extern "C" fn disconnect(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: the caller guarantees it.
-    unsafe { call("rdma_disconnect", id, |state| state.id().disconnect(), Some(EventType::Disconnected)) }
+pub extern "C" fn establish(id: Handle<CmIdState>) -> c_int {
+    call("rdma_establish", id, |state| Ok(state.id().establish()?), None)
+}
+
+pub extern "C" fn notify(id: Handle<CmIdState>, _event: c_int) -> c_int {
+    call("rdma_notify", id, |state| Ok(state.id().establish()?), None)
+}
+
+pub extern "C" fn disconnect(id: Handle<CmIdState>) -> c_int {
+    let act = |state: &CmIdState| Ok(state.id().disconnect()?);
+    call("rdma_disconnect", id, act, Some(EventType::Disconnected))
 }
 
 /// The attributes that move the caller's queue pair to the state in `attr`.
-pub unsafe extern "C" fn init_qp_attr(
-    id: *mut rdma_cm_id,
-    attr: *mut ibv_qp_attr,
-    mask: *mut c_int,
+pub extern "C" fn init_qp_attr(
+    id: Handle<CmIdState>,
+    attr: &mut ibv_qp_attr,
+    mask: &mut MaybeUninit<c_int>,
 ) -> c_int {
-    const VERB: &str = "rdma_init_qp_attr";
-    // SAFETY: an identifier of this library.
-    let state = check!(VERB, minus_one, unsafe { find(id) });
-    // SAFETY: the caller's attributes.
-    let attr = unsafe { &mut *attr };
-    let wanted = usize::try_from(attr.qp_state).ok().and_then(|index| QpState::ALL.get(index));
-    let Some(wanted) = wanted else {
-        return Rejection::invalid(format!("{} is not a state of a queue pair", attr.qp_state))
-            .minus_one(VERB);
-    };
-    match state.id().qp_attributes(*wanted) {
-        Ok(modify) => {
-            fill_qp_attr(attr, &modify);
-            // SAFETY: a valid pointer of the caller.
-            unsafe { *mask = modify.mask().bits() as c_int };
-            0
-        }
-        Err(error) => Rejection::from(error).minus_one(VERB),
-    }
+    errno::minus_one("rdma_init_qp_attr", || {
+        let state = id.find()?;
+        let wanted = usize::try_from(attr.qp_state).ok().and_then(|index| QpState::ALL.get(index));
+        let wanted = wanted
+            .ok_or_else(|| Rejection::invalid(format!("{} is not a state of a queue pair", attr.qp_state)))?;
+        let modify = state.id().qp_attributes(*wanted)?;
+        fill_qp_attr(attr, &modify);
+        mask.write(modify.mask().bits() as c_int);
+        Ok(())
+    })
 }
 
 fn fill_qp_attr(attr: &mut ibv_qp_attr, modify: &ModifyQp) {

@@ -1,54 +1,35 @@
 //! The devices that librdmacm opens.
 
-use crate::abi::*;
-use crate::errno::Rejection;
-use crate::{context, device, ops, protection};
+use crate::context::{ContextHandle, ContextState};
+use crate::device::{self, DeviceState};
+use crate::errno::{self, Rejection};
+use crate::object::{Found, Handle};
+use crate::ops;
+use crate::protection::{self, Pd};
 use core::ffi::c_int;
 use parking_lot::Mutex;
-use softhca::{DaemonControl, Error};
+use softhca::DaemonControl;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::sync::Arc;
 
 /// A device that librdmacm has opened, and a protection domain for identifiers without one.
 #[derive(Clone, Copy)]
 pub(super) struct CmDevice {
-    context: usize,
-    pd: usize,
+    pub context: ContextHandle,
+    pub pd: Handle<Pd>,
     pub address: IpAddr,
 }
 
 impl CmDevice {
     /// Opens a device over this connection to the daemon, or a new one.
-    fn open(control: Option<DaemonControl>, device: *mut ibv_device) -> Result<CmDevice, Rejection> {
-        let last = || {
-            let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENODEV);
-            Rejection::system(errno, "opening a device of the process")
-        };
-        // SAFETY: a device of this library.
-        let (context, address) =
-            unsafe { (ops::open_device_over(control, device), device::of(device).host.address) };
-        if context.is_null() {
-            return Err(last());
-        }
-        // SAFETY: it was just opened.
-        let domain = unsafe { protection::alloc_pd(context) };
-        if domain.is_null() {
-            return Err(last());
-        }
-        Ok(CmDevice { context: context as usize, pd: domain as usize, address })
+    fn open(control: Option<DaemonControl>, device: &'static DeviceState) -> Result<CmDevice, Rejection> {
+        let context = ops::open_device_over(control, Some(device))?;
+        Ok(CmDevice { context, pd: protection::allocate(context)?, address: device.host.address })
     }
 
-    pub fn context(self) -> *mut ibv_context {
-        self.context as *mut ibv_context
-    }
-
-    pub fn pd(self) -> *mut ibv_pd {
-        self.pd as *mut ibv_pd
-    }
-
-    pub fn state<'a>(self) -> Option<&'a context::ContextState> {
-        // SAFETY: it was opened; only a faulty program closes it, which is detected.
-        unsafe { context::of(self.context()) }
+    /// The open device; only a faulty program closes it, which is detected.
+    pub fn state<'a>(self) -> Option<Found<'a, ContextState>> {
+        self.context.get()
     }
 }
 
@@ -102,39 +83,13 @@ pub(super) fn card_for(source: Option<IpAddr>, destination: Option<IpAddr>) -> u
     with_address(destination).or_else(routed).unwrap_or(0)
 }
 
-/// The return value of a librdmacm call: zero, or −1 with errno set.
-pub(super) fn return_code(call: &str, result: Result<(), Error>) -> c_int {
-    match result {
-        Ok(()) => 0,
-        Err(error) => Rejection::from(error).minus_one(call),
-    }
-}
-
-pub unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut ibv_context {
-    const VERB: &str = "rdma_get_devices";
-    let devices = cm_devices().unwrap_or_else(|rejection| {
-        rejection.code(VERB);
-        Arc::default()
-    });
-    // SAFETY: plain allocation, checked below; programs free it with `free_devices`.
-    let list = unsafe { libc::calloc(devices.len() + 1, size_of::<*mut ibv_context>()) };
-    let list = list.cast::<*mut ibv_context>();
-    if list.is_null() {
-        return Rejection::new(libc::ENOMEM, "no memory for the list").null(VERB);
-    }
-    // SAFETY: the list has one entry more, which stays null; the count is a valid pointer of the caller.
-    unsafe {
-        for (index, device) in devices.iter().enumerate() {
-            *list.add(index) = device.context();
-        }
-        if let Some(count) = count.as_mut() {
-            *count = devices.len() as c_int;
-        }
-    }
-    list
-}
-
-pub unsafe extern "C" fn free_devices(list: *mut *mut ibv_context) {
-    // SAFETY: it came from `get_devices`.
-    unsafe { libc::free(list.cast()) };
+pub extern "C" fn get_devices(count: Option<&mut c_int>) -> *mut ContextHandle {
+    errno::pointer("rdma_get_devices", || {
+        let devices = cm_devices().unwrap_or_else(|rejection| {
+            rejection.code("rdma_get_devices");
+            Arc::default()
+        });
+        let contexts: Vec<ContextHandle> = devices.iter().map(|device| device.context).collect();
+        device::new_list(&contexts, count)
+    })
 }

@@ -1,54 +1,60 @@
 //! Connection management events.
 
-use super::identifier::{self, EventChannelState};
+use super::identifier::{self, CmIdState, EventChannelState};
 use crate::abi::*;
 use crate::address::ah_attr;
-use crate::errno::{Rejection, check};
-use crate::faults;
-use crate::{event_fd, object};
-use core::ffi::{CStr, c_char, c_int, c_void};
-use core::mem::zeroed;
-use core::ptr::null_mut;
+use crate::errno::{self, Rejection};
+use crate::object::{Found, Handle};
+use crate::{event_fd, faults};
+use core::ffi::{c_char, c_int, c_void};
+use core::mem::{MaybeUninit, zeroed};
 use parking_lot::Mutex;
 use softhca::Gid;
 use softhca::Verb;
 use softhca::cm::{Event, EventParameters, EventType};
 use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// An event that a program holds, with the targets of its pointers.
 #[repr(C)]
-struct CmEventObject {
+pub struct CmEventObject {
     abi: rdma_cm_event,
+    kind: EventType,
     private_data: Vec<u8>,
+}
+
+impl CmEventObject {
+    pub fn id(&self) -> Handle<CmIdState> {
+        self.abi.id
+    }
 }
 
 /// The contexts that programs passed when they joined groups, by identifier and group.
 static MULTICAST_CONTEXTS: Mutex<BTreeMap<(usize, Gid), usize>> = Mutex::new(BTreeMap::new());
 
 /// Stores the context for the event of a group.
-pub fn set_multicast_context(id: *mut rdma_cm_id, group: IpAddr, program_context: *mut c_void) {
-    MULTICAST_CONTEXTS.lock().insert((id as usize, Gid::from(group)), program_context as usize);
+pub fn set_multicast_context(id: Handle<CmIdState>, group: IpAddr, program_context: *mut c_void) {
+    let key = (id.as_ptr() as usize, Gid::from(group));
+    MULTICAST_CONTEXTS.lock().insert(key, program_context as usize);
 }
 
 /// An event of a card in the form of librdmacm; `None` if its identifier is destroyed.
-unsafe fn new_event(
-    channel: *mut rdma_event_channel,
+fn new_event(
+    channel: Handle<Arc<EventChannelState>>,
     card: usize,
     event: Event,
-) -> Option<*mut CmEventObject> {
+) -> Option<Box<CmEventObject>> {
     let listener = event.listener.as_ref().and_then(|listener| identifier::object_of(card, listener));
     let id = match event.kind {
         EventType::ConnectRequest => {
-            // SAFETY: a listener of this library.
-            let (context, ps) =
-                unsafe { listener?.as_ref() }.map(|listener| (listener.context, listener.ps))?;
+            let found = listener?.get()?;
+            let (context, ps) = (found.abi().context, found.abi().ps);
             let kind = event.id.query().ok()?.qp_type;
             let id = identifier::new_cm_id(card, vec![event.id.clone()], channel, context, ps, kind, false);
-            // SAFETY: it was created above.
-            if let Some(state) = unsafe { identifier::of(id) } {
+            if let Some(state) = id.get() {
                 *state.offer.lock() = event.offer();
                 state.events.add();
             }
@@ -56,11 +62,8 @@ unsafe fn new_event(
         }
         _ => identifier::object_with_event(card, &event.id)?,
     };
-    // SAFETY: an identifier of this library.
-    unsafe {
-        identifier::update_route(id);
-        identifier::update_qp_state(id);
-    }
+    identifier::update_route(id);
+    identifier::update_qp_state(id);
     // SAFETY: zero is valid for every field.
     let mut param: EventParam = unsafe { zeroed() };
     let private_data = event.private_data;
@@ -82,7 +85,7 @@ unsafe fn new_event(
         }
         EventParameters::Ud(target) => {
             let is_group = matches!(event.kind, EventType::MulticastJoin | EventType::MulticastError);
-            let group = (id as usize, target.address_vector.dgid);
+            let group = (id.as_ptr() as usize, target.address_vector.dgid);
             let multicast_context =
                 MULTICAST_CONTEXTS.lock().get(&group).map_or(0, |multicast_context| *multicast_context);
             param.ud = rdma_ud_param {
@@ -101,124 +104,92 @@ unsafe fn new_event(
     }
     let abi = rdma_cm_event {
         id,
-        listen_id: listener.unwrap_or(null_mut()),
+        listen_id: listener.unwrap_or(Handle::NULL),
         event: event.kind as c_int,
         status: event.status,
         param,
     };
-    Some(Box::into_raw(Box::new(CmEventObject { abi, private_data })))
+    Some(Box::new(CmEventObject { abi, kind: event.kind, private_data }))
 }
 
-pub unsafe extern "C" fn get_cm_event(
-    channel: *mut rdma_event_channel,
-    into: *mut *mut rdma_cm_event,
-) -> c_int {
-    const VERB: &str = "rdma_get_cm_event";
-    // SAFETY: a channel of this library.
-    let state = check!(VERB, minus_one, unsafe { object::find::<Arc<EventChannelState>>(channel) }).clone();
-    check!(VERB, minus_one, faults::announce(Verb::RdmaGetCmEvent, None));
-    let found = event_fd::wait(state.descriptor.as_raw_fd(), || {
+/// Waits for the next event of a channel.
+fn next_event(channel: Handle<Arc<EventChannelState>>) -> Result<Box<CmEventObject>, Rejection> {
+    let state = Arc::clone(&channel.find()?);
+    faults::announce(Verb::RdmaGetCmEvent, None)?;
+    event_fd::wait(state.descriptor.as_raw_fd(), || {
         for (card, inner) in state.channels.iter().enumerate() {
             loop {
                 match inner.poll() {
                     Err(error) => return Some(Err(Rejection::from(error))),
                     Ok(None) => break,
                     Ok(Some(event)) => {
-                        // SAFETY: the caller guarantees it.
-                        if let Some(event_object) = unsafe { new_event(channel, card, event) } {
-                            return Some(Ok(event_object));
+                        if let Some(event) = new_event(channel, card, event) {
+                            return Some(Ok(event));
                         }
                     }
                 }
             }
         }
         None
-    });
-    match found.and_then(|found| found) {
-        Ok(event_object) => {
-            // SAFETY: a valid pointer of the caller.
-            unsafe { *into = event_object.cast() };
-            0
-        }
-        Err(rejection) => rejection.minus_one(VERB),
+    })?
+}
+
+pub extern "C" fn get_cm_event(
+    channel: Handle<Arc<EventChannelState>>,
+    into: &mut MaybeUninit<Box<CmEventObject>>,
+) -> c_int {
+    errno::minus_one("rdma_get_cm_event", || {
+        into.write(next_event(channel)?);
+        Ok(())
+    })
+}
+
+/// Acknowledges an event. A new identifier that a program does not keep is destroyed with its listener's event.
+pub(super) fn acknowledge(event: &CmEventObject) {
+    if let Some(state) = event.abi.id.get() {
+        state.events.acknowledge(1);
     }
 }
 
-pub unsafe extern "C" fn ack_cm_event(event: *mut rdma_cm_event) -> c_int {
-    if event.is_null() {
-        return Rejection::invalid("the event is null").minus_one("rdma_ack_cm_event");
-    }
-    // SAFETY: an event of this library, which is acknowledged once.
-    let event_object = unsafe { Box::from_raw(event.cast::<CmEventObject>()) };
-    // A new identifier that a program does not keep is destroyed with its listener's event.
-    // SAFETY: an identifier of this library, which is not destroyed before its events are acknowledged.
-    if let Some(state) = unsafe { identifier::of(event_object.abi.id) } {
-        state.events.acknowledge(1);
-    }
-    0
+pub extern "C" fn ack_cm_event(event: Option<Box<CmEventObject>>) -> c_int {
+    errno::minus_one("rdma_ack_cm_event", || {
+        acknowledge(&event.ok_or_else(|| Rejection::invalid("the event is null"))?);
+        Ok(())
+    })
 }
 
 /// Acknowledges the event that a synchronous identifier keeps.
-///
-/// # Safety
-/// `id` is an identifier of this library.
-pub unsafe fn ack_pending_event(id: *mut rdma_cm_id) {
-    // SAFETY: the caller guarantees it.
-    unsafe {
-        let event = core::mem::replace(&mut (*id).event, null_mut());
-        if !event.is_null() {
-            ack_cm_event(event);
-        }
+pub(super) fn ack_pending_event(id: &Found<'_, CmIdState>) {
+    let mut event = None;
+    id.update(|abi| event = abi.event.take());
+    if let Some(event) = event {
+        acknowledge(&event);
     }
 }
 
 /// Waits for the event that completes a call of a synchronous identifier, and keeps it for the program.
-///
-/// # Safety
-/// `id` is an identifier of this library with its own channel.
-pub unsafe fn wait_for_event(id: *mut rdma_cm_id, kind: EventType) -> c_int {
-    // SAFETY: the caller guarantees it.
-    unsafe {
-        ack_pending_event(id);
-        let mut event = null_mut();
-        if get_cm_event((*id).channel, &mut event) != 0 {
-            return -1;
-        }
-        (*id).event = event;
-        let (event_type, status) = ((*event).event, (*event).status);
-        if event_type == kind as c_int && status == 0 {
-            return 0;
-        }
-        let errno = match status {
-            _ if event_type == EventType::Rejected as c_int => libc::ECONNREFUSED,
-            status if status < 0 => -status,
-            _ => libc::ECONNREFUSED,
-        };
-        let name = CStr::from_ptr(event_str(event_type)).to_string_lossy();
-        Rejection::new(errno, format!("{name}, status {status}"))
-            .minus_one("a call of a synchronous identifier")
+pub(super) fn wait_for_event(id: Handle<CmIdState>, kind: EventType) -> Result<(), Rejection> {
+    let id = id.find()?;
+    ack_pending_event(&id);
+    let event = next_event(id.abi().channel)?;
+    let (seen, status) = (event.kind, event.abi.status);
+    id.update(|abi| abi.event = Some(event));
+    if seen == kind && status == 0 {
+        return Ok(());
     }
+    let errno = match status {
+        _ if seen == EventType::Rejected => libc::ECONNREFUSED,
+        status if status < 0 => -status,
+        _ => libc::ECONNREFUSED,
+    };
+    Err(Rejection::new(errno, format!("{}, status {status}", seen.name())))
 }
 
-pub unsafe extern "C" fn event_str(event: c_int) -> *const c_char {
-    const NAMES: [&CStr; 16] = [
-        c"RDMA_CM_EVENT_ADDR_RESOLVED",
-        c"RDMA_CM_EVENT_ADDR_ERROR",
-        c"RDMA_CM_EVENT_ROUTE_RESOLVED",
-        c"RDMA_CM_EVENT_ROUTE_ERROR",
-        c"RDMA_CM_EVENT_CONNECT_REQUEST",
-        c"RDMA_CM_EVENT_CONNECT_RESPONSE",
-        c"RDMA_CM_EVENT_CONNECT_ERROR",
-        c"RDMA_CM_EVENT_UNREACHABLE",
-        c"RDMA_CM_EVENT_REJECTED",
-        c"RDMA_CM_EVENT_ESTABLISHED",
-        c"RDMA_CM_EVENT_DISCONNECTED",
-        c"RDMA_CM_EVENT_DEVICE_REMOVAL",
-        c"RDMA_CM_EVENT_MULTICAST_JOIN",
-        c"RDMA_CM_EVENT_MULTICAST_ERROR",
-        c"RDMA_CM_EVENT_ADDR_CHANGE",
-        c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
-    ];
+pub extern "C" fn event_str(event: c_int) -> *const c_char {
+    static NAMES: LazyLock<Vec<CString>> = LazyLock::new(|| {
+        let name = |event: &EventType| CString::new(event.name()).expect("a name has no null byte");
+        EventType::ALL.iter().map(name).collect()
+    });
     let name = usize::try_from(event).ok().and_then(|index| NAMES.get(index));
-    name.unwrap_or(&c"UNKNOWN EVENT").as_ptr()
+    name.map_or(c"UNKNOWN EVENT", CString::as_c_str).as_ptr()
 }

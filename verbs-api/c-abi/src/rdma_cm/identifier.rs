@@ -1,16 +1,18 @@
 //! Event channels and identifiers.
 
-use super::devices::{card_for, cm_devices, return_code};
+use super::devices::{card_for, cm_devices};
 use super::lookup::{socket_address, write_sockaddr};
 use crate::abi::*;
 use crate::address::words_of;
-use crate::errno::{Rejection, check};
+use crate::errno::{self, Rejection};
+use crate::event_fd;
+use crate::object::{self, Handle};
+use crate::queue_pair::{Qp, qp_type_number};
 use crate::unacknowledged::Unacknowledged;
-use crate::{context, event_fd, object, queue_pair};
 use core::ffi::{c_int, c_void};
-use core::mem::zeroed;
+use core::mem::{MaybeUninit, zeroed};
 use parking_lot::Mutex;
-use softhca::cm::{CmOption, EventChannel, Id, PeerParameters, PortSpace};
+use softhca::cm::{CmOption, EventChannel, Id, IdSnapshot, PeerParameters, PortSpace};
 use softhca::{Error, QpType};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -146,97 +148,69 @@ object::kinds! {
 }
 
 /// The identifiers of the process, by card and HCA number.
-static IDS: Mutex<BTreeMap<(usize, u32), usize>> = Mutex::new(BTreeMap::new());
+static IDS: Mutex<BTreeMap<(usize, u32), Handle<CmIdState>>> = Mutex::new(BTreeMap::new());
 
 /// The object of an identifier on a card.
-pub fn object_of(card: usize, id: &Id) -> Option<*mut rdma_cm_id> {
-    IDS.lock().get(&(card, id.handle())).map(|address| *address as *mut rdma_cm_id)
+pub fn object_of(card: usize, id: &Id) -> Option<Handle<CmIdState>> {
+    IDS.lock().get(&(card, id.handle())).copied()
 }
 
 /// The object of an identifier on a card, with one more event to acknowledge. Destruction removes the identifier from the
 /// table first and then waits for its events, so that it cannot be freed meanwhile.
-pub fn object_with_event(card: usize, id: &Id) -> Option<*mut rdma_cm_id> {
+pub fn object_with_event(card: usize, id: &Id) -> Option<Handle<CmIdState>> {
     let ids = IDS.lock();
-    let object = *ids.get(&(card, id.handle()))? as *mut rdma_cm_id;
-    // SAFETY: an identifier in the table is not destroyed yet.
-    unsafe { of(object) }?.events.add();
+    let object = *ids.get(&(card, id.handle()))?;
+    object.get()?.events.add();
     Some(object)
 }
 
 /// Detaches a queue pair that is about to be destroyed from its identifier.
-///
-/// # Safety
-/// `qp` is a queue pair of this library.
-pub unsafe fn detach_queue_pair(qp: *mut ibv_qp) {
-    for address in IDS.lock().values() {
-        let id = *address as *mut rdma_cm_id;
-        // SAFETY: an identifier in the table is not destroyed yet: destruction first removes it.
-        unsafe {
-            if (*id).qp == qp
-                && let Some(state) = of(id)
-            {
-                drop(state.id().detach_queue_pair());
-                (*id).qp = core::ptr::null_mut();
-            }
+pub fn detach_queue_pair(qp: Handle<Qp>) {
+    for id in IDS.lock().values() {
+        // An identifier in the table is not destroyed yet: destruction first removes it.
+        if let Some(id) = id.get().filter(|id| id.abi().qp == qp) {
+            drop(id.id().detach_queue_pair());
+            id.update(|abi| abi.qp = Handle::NULL);
         }
     }
-}
-
-/// The identifier behind a pointer, or why it cannot be used.
-///
-/// # Safety
-/// As [`of`].
-pub unsafe fn find<'a>(id: *mut rdma_cm_id) -> Result<&'a CmIdState, Rejection> {
-    // SAFETY: the caller guarantees it.
-    unsafe { object::find::<CmIdState>(id) }
 }
 
 /// The address that a program passes.
 ///
 /// # Safety
 /// As [`socket_address`].
-pub(super) unsafe fn find_address(address: *mut libc::sockaddr) -> Result<std::net::SocketAddr, Rejection> {
+pub(super) unsafe fn find_address(address: *const libc::sockaddr) -> Result<SocketAddr, Rejection> {
     // SAFETY: the caller guarantees it.
     unsafe { socket_address(address) }
         .ok_or_else(|| Rejection::invalid("the address is null, or neither IPv4 nor IPv6"))
 }
 
-/// The identifier behind a pointer.
-///
-/// # Safety
-/// `id` is null or an identifier of this library.
-pub unsafe fn of<'a>(id: *mut rdma_cm_id) -> Option<&'a CmIdState> {
-    // SAFETY: the caller guarantees it.
-    unsafe { object::state::<CmIdState>(id) }
-}
-
-pub unsafe extern "C" fn create_event_channel() -> *mut rdma_event_channel {
-    const VERB: &str = "rdma_create_event_channel";
-    let devices = check!(VERB, null, cm_devices());
+/// Creates a channel on all cards of the host.
+pub(super) fn new_event_channel() -> Result<Handle<Arc<EventChannelState>>, Rejection> {
     let mut channels = Vec::new();
-    for device in devices.iter() {
-        // SAFETY: a context of the process.
-        let open = check!(VERB, null, unsafe { context::find(device.context()) });
-        let made = EventChannel::new(&open.context).and_then(|channel| {
-            channel.descriptor()?;
-            // The descriptor is readable at first, although no event exists yet.
-            channel.poll()?;
-            Ok(channel)
-        });
-        channels.push(check!(VERB, null, made));
+    let mut descriptors = Vec::new();
+    for device in cm_devices()?.iter() {
+        let channel = EventChannel::new(&device.context.find()?.context)?;
+        descriptors.push(channel.descriptor()?.as_raw_fd());
+        // The descriptor is readable at first, although no event exists yet.
+        channel.poll()?;
+        channels.push(channel);
     }
-    let inner: Result<Vec<c_int>, Error> =
-        channels.iter().map(|channel| Ok(channel.descriptor()?.as_raw_fd())).collect();
-    let fd = check!(VERB, null, event_fd::create_for_any(&check!(VERB, null, inner)));
+    let fd = event_fd::create_for_any(&descriptors)?;
     // SAFETY: it was created for the channel.
     let descriptor = unsafe { OwnedFd::from_raw_fd(fd) };
     let state = EventChannelState { channels, descriptor };
-    object::create(rdma_event_channel { fd, unused: 0 }, Arc::new(state))
+    Ok(object::create(rdma_event_channel { fd, unused: 0 }, Arc::new(state)))
 }
 
-pub unsafe extern "C" fn destroy_event_channel(channel: *mut rdma_event_channel) {
-    // SAFETY: null or a channel of this library.
-    drop(unsafe { object::destroy::<Arc<EventChannelState>>(channel) });
+pub extern "C" fn create_event_channel() -> Handle<Arc<EventChannelState>> {
+    errno::handle("rdma_create_event_channel", new_event_channel)
+}
+
+pub extern "C" fn destroy_event_channel(channel: Handle<Arc<EventChannelState>>) {
+    if let Some(channel) = channel.get() {
+        channel.destroy();
+    }
 }
 
 fn port_space(number: c_int) -> Option<PortSpace> {
@@ -249,99 +223,74 @@ fn port_space(number: c_int) -> Option<PortSpace> {
     })
 }
 
-fn qp_type(kind: QpType) -> c_int {
-    match kind {
-        QpType::Uc => IBV_QPT_UC,
-        QpType::Ud | QpType::Gsi => IBV_QPT_UD,
-        QpType::XrcInitiator => IBV_QPT_XRC_SEND,
-        QpType::XrcTarget => IBV_QPT_XRC_RECV,
-        QpType::Rc => IBV_QPT_RC,
-    }
-}
-
 /// Creates the object of identifiers on consecutive cards.
 pub fn new_cm_id(
     first_card: usize,
     ids: Vec<Id>,
-    channel: *mut rdma_event_channel,
+    channel: Handle<Arc<EventChannelState>>,
     program_context: *mut c_void,
     ps: c_int,
     kind: QpType,
     is_synchronous: bool,
-) -> *mut rdma_cm_id {
+) -> Handle<CmIdState> {
     // SAFETY: zero is valid for every field.
     let mut abi: rdma_cm_id = unsafe { zeroed() };
-    (abi.channel, abi.context, abi.ps, abi.qp_type) = (channel, program_context, ps, qp_type(kind));
+    (abi.channel, abi.context, abi.ps, abi.qp_type) = (channel, program_context, ps, qp_type_number(kind));
     let numbers: Vec<u32> = ids.iter().map(Id::handle).collect();
     let state = CmIdState::new(first_card, ids);
     state.is_synchronous.store(is_synchronous, Ordering::Relaxed);
     let object = object::create(abi, state);
     let cards = first_card..;
-    IDS.lock().extend(cards.zip(numbers).map(|key| (key, object as usize)));
+    IDS.lock().extend(cards.zip(numbers).map(|key| (key, object)));
     object
 }
 
 /// Creates an identifier, with its own channel if none is given.
-pub unsafe fn create(
-    channel: *mut rdma_event_channel,
-    into: *mut *mut rdma_cm_id,
+pub(super) fn create(
+    channel: Handle<Arc<EventChannelState>>,
     program_context: *mut c_void,
     ps: c_int,
     kind: QpType,
-) -> c_int {
-    const VERB: &str = "rdma_create_id";
-    let Some(space) = port_space(ps) else {
-        return Rejection::invalid(format!("port space {ps:#x} is unknown")).minus_one(VERB);
-    };
+) -> Result<Handle<CmIdState>, Rejection> {
+    let unknown = || Rejection::invalid(format!("port space {ps:#x} is unknown"));
+    let space = port_space(ps).ok_or_else(unknown)?;
     let is_synchronous = channel.is_null();
-    // SAFETY: nothing is asked of the caller.
-    let channel = if is_synchronous { unsafe { create_event_channel() } } else { channel };
-    if channel.is_null() {
-        return -1;
-    }
-    // SAFETY: a channel of this library.
-    let state = check!(VERB, minus_one, unsafe { object::find::<Arc<EventChannelState>>(channel) });
+    let channel = if is_synchronous { new_event_channel()? } else { channel };
     let kind = if matches!(space, PortSpace::Udp | PortSpace::IpOverIb) { QpType::Ud } else { kind };
-    let created: Result<Vec<Id>, Error> =
-        state.channels.iter().map(|channel| channel.create_id_with_kind(space, kind)).collect();
-    match created {
-        Ok(ids) => {
-            // SAFETY: a valid pointer of the caller.
-            unsafe { *into = new_cm_id(0, ids, channel, program_context, ps, kind, is_synchronous) };
-            0
-        }
-        Err(error) => Rejection::from(error).minus_one(VERB),
-    }
+    let on_card = |channel: &EventChannel| channel.create_id_with_kind(space, kind);
+    let ids = channel.find()?.channels.iter().map(on_card).collect::<Result<Vec<Id>, Error>>()?;
+    Ok(new_cm_id(0, ids, channel, program_context, ps, kind, is_synchronous))
 }
 
-pub unsafe extern "C" fn create_id(
-    channel: *mut rdma_event_channel,
-    into: *mut *mut rdma_cm_id,
+pub extern "C" fn create_id(
+    channel: Handle<Arc<EventChannelState>>,
+    into: &mut MaybeUninit<Handle<CmIdState>>,
     program_context: *mut c_void,
     ps: c_int,
 ) -> c_int {
-    // SAFETY: the caller guarantees it.
-    unsafe { create(channel, into, program_context, ps, QpType::Rc) }
+    errno::minus_one("rdma_create_id", || {
+        into.write(create(channel, program_context, ps, QpType::Rc)?);
+        Ok(())
+    })
 }
 
 /// Writes the addresses and the route of the identifier to the program's structure.
-///
-/// # Safety
-/// `id` is an identifier of this library.
-pub unsafe fn update_route(id: *mut rdma_cm_id) {
-    // SAFETY: the caller guarantees it.
-    let Some(state) = (unsafe { of(id) }) else { return };
-    let Ok(view) = state.id().query() else { return };
-    // SAFETY: the caller guarantees it.
-    let abi = unsafe { &mut *id };
+pub fn update_route(id: Handle<CmIdState>) {
+    let Some(state) = id.get() else { return };
+    if let Ok(view) = state.id().query() {
+        state.update(|abi| write_route(&state, abi, &view));
+    }
+}
+
+fn write_route(state: &CmIdState, abi: &mut rdma_cm_id, view: &IdSnapshot) {
     if let Some(local) = view.local {
         write_sockaddr(local, &mut abi.route.addr.src_storage);
         if !local.ip().is_unspecified()
             && let Some(device) = cm_devices().ok().and_then(|devices| devices.get(state.card()).copied())
         {
-            (abi.verbs, abi.port_num) = (device.context(), 1);
+            (abi.verbs, abi.port_num) = (device.context, 1);
             if abi.pd.is_null() {
-                abi.pd = device.pd();
+                abi.pd = device.pd;
             }
         }
     }
@@ -361,79 +310,61 @@ pub unsafe fn update_route(id: *mut rdma_cm_id) {
     (abi.route.path_rec, abi.route.num_paths) = (state.path.get(), 1);
 }
 
-/// Writes the current state of the identifier's queue pair to the program's structure.
-///
-/// # Safety
-/// `id` is an identifier of this library.
-pub unsafe fn update_qp_state(id: *mut rdma_cm_id) {
-    // SAFETY: the caller guarantees it; the queue pair belongs to this library. Another thread may detach it from the
-    // identifier meanwhile, but not free it.
-    unsafe {
-        let queue_pair = (*id).qp;
-        if let Some(qp) = queue_pair::of(queue_pair)
-            && let Ok(now) = qp.pair.state()
-        {
-            (*queue_pair).state = now as c_int;
-        }
+/// Writes the current state of the identifier's queue pair to the program's structure. Another thread may detach the
+/// queue pair from the identifier meanwhile, but not free it.
+pub fn update_qp_state(id: Handle<CmIdState>) {
+    if let Some(qp) = id.get().and_then(|id| id.abi().qp.get())
+        && let Ok(now) = qp.pair.state()
+    {
+        qp.update(|abi| abi.base.state = now as c_int);
     }
 }
 
-unsafe fn port(id: *mut rdma_cm_id, of_peer: bool) -> u16 {
-    // SAFETY: an identifier of this library, whose addresses are as long as their families require.
-    let address = unsafe {
-        let Some(id) = id.as_ref() else { return 0 };
-        let storage = if of_peer { &id.route.addr.dst_storage } else { &id.route.addr.src_storage };
-        socket_address((&raw const *storage).cast_mut().cast())
-    };
+fn port(id: Handle<CmIdState>, storage: impl FnOnce(&rdma_addr) -> &Storage) -> u16 {
+    let Some(id) = id.get() else { return 0 };
+    let storage: *const Storage = storage(&id.abi().route.addr);
+    // SAFETY: there is space for the address of any family.
+    let address = unsafe { socket_address(storage.cast()) };
     address.map_or(0, |address| address.port().to_be())
 }
 
-pub unsafe extern "C" fn get_src_port(id: *mut rdma_cm_id) -> u16 {
-    // SAFETY: the caller guarantees it.
-    unsafe { port(id, false) }
+pub extern "C" fn get_src_port(id: Handle<CmIdState>) -> u16 {
+    port(id, |address| &address.src_storage)
 }
 
-pub unsafe extern "C" fn get_dst_port(id: *mut rdma_cm_id) -> u16 {
-    // SAFETY: the caller guarantees it.
-    unsafe { port(id, true) }
+pub extern "C" fn get_dst_port(id: Handle<CmIdState>) -> u16 {
+    port(id, |address| &address.dst_storage)
 }
 
+/// # Safety
+/// `value` is null or has `length` bytes.
 pub unsafe extern "C" fn set_option(
-    id: *mut rdma_cm_id,
+    id: Handle<CmIdState>,
     level: c_int,
     name: c_int,
-    value: *mut c_void,
+    value: *const c_void,
     length: usize,
 ) -> c_int {
-    const VERB: &str = "rdma_set_option";
-    // SAFETY: an identifier of this library.
-    let state = check!(VERB, minus_one, unsafe { find(id) });
-    // SAFETY: the caller's value has the given length.
-    let number = unsafe {
-        match (length, value.is_null()) {
-            (1, false) => u32::from(*value.cast::<u8>()),
-            (4, false) => value.cast::<u32>().read_unaligned(),
-            _ => return Rejection::invalid(format!("a value of {length} bytes")).minus_one(VERB),
-        }
-    };
-    let option = match (level, name) {
-        (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS) => CmOption::TypeOfService(number as u8),
-        (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR) => CmOption::ReuseAddress(number != 0),
-        (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY) => CmOption::AfOnly(number != 0),
-        (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT) => CmOption::AckTimeout(number as u8),
-        _ => {
-            let why = format!("option {name} of level {level} is not supported");
-            return Rejection::unsupported(why).minus_one(VERB);
-        }
-    };
-    return_code(VERB, state.set_option(option))
-}
-
-/// The context of an identifier, if its device is known.
-///
-/// # Safety
-/// `id` is an identifier of this library.
-pub unsafe fn device_of<'a>(id: *mut rdma_cm_id) -> Option<&'a context::ContextState> {
-    // SAFETY: the caller guarantees it.
-    unsafe { if (*id).verbs.is_null() { None } else { context::of((*id).verbs) } }
+    errno::minus_one("rdma_set_option", || {
+        let state = id.find()?;
+        // SAFETY: the caller guarantees it.
+        let number = unsafe {
+            match (length, value.is_null()) {
+                (1, false) => u32::from(*value.cast::<u8>()),
+                (4, false) => value.cast::<u32>().read_unaligned(),
+                _ => return Err(Rejection::invalid(format!("a value of {length} bytes"))),
+            }
+        };
+        let option = match (level, name) {
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS) => CmOption::TypeOfService(number as u8),
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR) => CmOption::ReuseAddress(number != 0),
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY) => CmOption::AfOnly(number != 0),
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT) => CmOption::AckTimeout(number as u8),
+            _ => {
+                let why = format!("option {name} of level {level} is not supported");
+                return Err(Rejection::unsupported(why));
+            }
+        };
+        Ok(state.set_option(option)?)
+    })
 }

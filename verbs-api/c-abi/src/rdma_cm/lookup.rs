@@ -3,11 +3,10 @@
 use super::devices::default_device;
 use crate::abi::*;
 use crate::address::ip_of;
-use crate::context;
-use crate::errno::{Rejection, check};
+use crate::errno::{self, Rejection};
 use crate::faults;
 use core::ffi::{CStr, c_char, c_int};
-use core::mem::zeroed;
+use core::mem::{MaybeUninit, zeroed};
 use softhca::Verb;
 use softhca::cm::{Hints, PortSpace, address_info};
 use std::net::SocketAddr;
@@ -16,7 +15,7 @@ use std::net::SocketAddr;
 ///
 /// # Safety
 /// `address` is null or as long as its family requires.
-pub unsafe fn socket_address(address: *mut libc::sockaddr) -> Option<SocketAddr> {
+pub unsafe fn socket_address(address: *const libc::sockaddr) -> Option<SocketAddr> {
     // SAFETY: the caller guarantees it.
     let ip = unsafe { ip_of(address) }?;
     // SAFETY: both families have the port at the same place.
@@ -76,19 +75,29 @@ fn port_of(service: &str) -> String {
     entry.map_or_else(|| service.into(), |entry| u16::from_be(entry.s_port as u16).to_string())
 }
 
+/// # Safety
+/// The strings are null or valid, and so are the addresses of the hints.
 pub unsafe extern "C" fn getaddrinfo(
     node: *const c_char,
     service: *const c_char,
-    hints: *const rdma_addrinfo,
-    into: *mut *mut rdma_addrinfo,
+    hints: Option<&rdma_addrinfo>,
+    into: &mut MaybeUninit<Box<rdma_addrinfo>>,
 ) -> c_int {
-    // SAFETY: valid strings and hints of the caller.
-    let (node, service, hints) = unsafe { (string_from_c(node), string_from_c(service), hints.as_ref()) };
-    const VERB: &str = "rdma_getaddrinfo";
-    check!(VERB, minus_one, faults::announce(Verb::RdmaGetAddrInfo, None));
-    let default = check!(VERB, minus_one, default_device());
-    // SAFETY: the context of the process.
-    let open = check!(VERB, minus_one, unsafe { context::find(default.context()) });
+    // SAFETY: the caller guarantees it.
+    let (node, service) = unsafe { (string_from_c(node), string_from_c(service)) };
+    errno::minus_one("rdma_getaddrinfo", || {
+        into.write(Box::new(resolve(node, service, hints)?));
+        Ok(())
+    })
+}
+
+fn resolve(
+    node: Option<String>,
+    service: Option<String>,
+    hints: Option<&rdma_addrinfo>,
+) -> Result<rdma_addrinfo, Rejection> {
+    faults::announce(Verb::RdmaGetAddrInfo, None)?;
+    let open = default_device()?.context.find()?;
     let flags = hints.map_or(0, |hints| hints.ai_flags);
     let family = hints.map_or(0, |hints| hints.ai_family);
     let (mut space, mut kind) = hints.map_or((0, 0), |hints| (hints.ai_port_space, hints.ai_qp_type));
@@ -115,20 +124,18 @@ pub unsafe extern "C" fn getaddrinfo(
     });
     let (source, destination) = if node.is_none() && service.is_none() {
         if hints.is_none() {
-            return Rejection::invalid("no node, no service and no hints").minus_one(VERB);
+            return Err(Rejection::invalid("no node, no service and no hints"));
         }
         (own, peer)
     } else {
         let service = service.map_or_else(|| "0".into(), |service| port_of(&service));
-        match address_info(&open.context, node.as_deref(), &service, &wanted) {
-            Ok(found) => (found.source.or(own), found.destination),
-            Err(error) => return Rejection::from(error).minus_one(VERB),
-        }
+        let found = address_info(&open.context, node.as_deref(), &service, &wanted)?;
+        (found.source.or(own), found.destination)
     };
     let (ai_src_addr, ai_src_len) = boxed_sockaddr(source);
     let (ai_dst_addr, ai_dst_len) = boxed_sockaddr(destination);
     let is_ipv4 = source.or(destination).is_none_or(|address| address.is_ipv4());
-    let info = rdma_addrinfo {
+    Ok(rdma_addrinfo {
         ai_flags: flags,
         ai_family: if is_ipv4 { libc::AF_INET } else { libc::AF_INET6 },
         ai_qp_type: kind,
@@ -144,23 +151,13 @@ pub unsafe extern "C" fn getaddrinfo(
         ai_connect_len: 0,
         ai_connect: core::ptr::null_mut(),
         ai_next: core::ptr::null_mut(),
-    };
-    // SAFETY: a valid pointer of the caller.
-    unsafe { *into = Box::into_raw(Box::new(info)) };
-    0
+    })
 }
 
-pub unsafe extern "C" fn freeaddrinfo(info: *mut rdma_addrinfo) {
-    if info.is_null() {
-        return;
-    }
-    // SAFETY: it came from `getaddrinfo`, with its addresses.
-    unsafe {
-        let info = Box::from_raw(info);
-        for address in [info.ai_src_addr, info.ai_dst_addr] {
-            if !address.is_null() {
-                drop(Box::from_raw(address.cast::<Storage>()));
-            }
-        }
+pub extern "C" fn freeaddrinfo(info: Option<Box<rdma_addrinfo>>) {
+    let Some(info) = info else { return };
+    for address in [info.ai_src_addr, info.ai_dst_addr].into_iter().filter(|address| !address.is_null()) {
+        // SAFETY: it came from `getaddrinfo`.
+        drop(unsafe { Box::from_raw(address.cast::<Storage>()) });
     }
 }

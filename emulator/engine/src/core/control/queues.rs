@@ -79,7 +79,7 @@ impl<T: Transport> Hca<T> {
         init: SrqInitAttributes,
         ring: ReceiveConsumer,
     ) -> VerbsResult<SrqId> {
-        check_limit("limit", u64::from(init.srq_limit), u64::from(ring.slots()))?;
+        check_limit("srq_limit", u64::from(init.srq_limit), u64::from(ring.slots()))?;
         if let Some((cq, domain)) = init.xrc {
             self.completion_queue(client, cq)?;
             self.xrc_domain(domain)?;
@@ -121,7 +121,7 @@ impl<T: Transport> Hca<T> {
     ) -> VerbsResult {
         let queue = self.shared_receive_queue(client, srq)?;
         let slots = ring.as_ref().map_or(queue.ring.slots(), ReceiveConsumer::slots);
-        check_limit("limit", u64::from(limit.unwrap_or(queue.limit)), u64::from(slots))?;
+        check_limit("srq_limit", u64::from(limit.unwrap_or(queue.limit)), u64::from(slots))?;
         if let Some(mut ring) = ring {
             if !queue.ring.move_to(&mut ring)? {
                 let why = "more receives wait than the new size holds";

@@ -8,7 +8,7 @@ mod wait;
 use super::identifier::find_address;
 use super::lookup::write_sockaddr;
 use crate::abi::Storage;
-use crate::errno::{Rejection, check};
+use crate::errno::{self, Rejection};
 use core::ffi::{c_int, c_void};
 use libc::{iovec, msghdr, off_t, sockaddr, socklen_t, ssize_t};
 use options::{RDMA_INLINE, SOL_RDMA, default_option};
@@ -19,81 +19,68 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The result of a call that returns a number of bytes or a descriptor.
-fn result<T: TryInto<ssize_t>>(verb: &str, result: Result<T, Rejection>) -> ssize_t {
-    match result {
-        Ok(value) => value.try_into().unwrap_or(ssize_t::MAX),
-        Err(rejection) => rejection.minus_one(verb) as ssize_t,
-    }
-}
-
-fn status(verb: &str, result: Result<(), Rejection>) -> c_int {
-    result.map_or_else(|rejection| rejection.minus_one(verb), |()| 0)
-}
-
-pub unsafe extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    const VERB: &str = "rsocket";
+pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // The preload library falls back to a socket of the system. It does not know accept4 either, which programs use
     // that pass flags in the type.
-    let rejection = match (domain, kind, protocol) {
-        (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => {
-            return check!(VERB, minus_one, Rsocket::open());
-        }
+    errno::number("rsocket", || match (domain, kind, protocol) {
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => Rsocket::open(),
         (libc::AF_INET | libc::AF_INET6, ..) => {
             let why =
                 "only stream sockets without flags are supported, no datagrams: SOCK_STREAM, IPPROTO_TCP";
-            Rejection::new(libc::EPROTONOSUPPORT, why)
+            Err(Rejection::new(libc::EPROTONOSUPPORT, why))
         }
         _ => {
             let why = format!("address family {domain} is not supported, only AF_INET and AF_INET6");
-            Rejection::new(libc::EAFNOSUPPORT, why)
+            Err(Rejection::new(libc::EAFNOSUPPORT, why))
         }
-    };
-    rejection.minus_one(VERB)
+    })
 }
 
 pub unsafe extern "C" fn bind(descriptor: c_int, address: *const sockaddr, _: socklen_t) -> c_int {
-    // SAFETY: the caller's address.
-    let address = unsafe { find_address(address.cast_mut()) };
-    let act = || Ok(Rsocket::find(descriptor)?.lock().cm.bind(address?)?);
-    status("rbind", act())
+    errno::minus_one("rbind", || {
+        // SAFETY: the caller's address.
+        let address = unsafe { find_address(address) }?;
+        Ok(Rsocket::find(descriptor)?.lock().cm.bind(address)?)
+    })
 }
 
-pub unsafe extern "C" fn listen(descriptor: c_int, backlog: c_int) -> c_int {
-    let act = || Rsocket::find(descriptor)?.lock().listen(backlog);
-    status("rlisten", act())
+pub extern "C" fn listen(descriptor: c_int, backlog: c_int) -> c_int {
+    errno::minus_one("rlisten", || Rsocket::find(descriptor)?.lock().listen(backlog))
 }
 
 pub unsafe extern "C" fn accept(descriptor: c_int, into: *mut sockaddr, length: *mut socklen_t) -> c_int {
-    const VERB: &str = "raccept";
-    let socket = check!(VERB, minus_one, Rsocket::find(descriptor));
-    let may_block = !socket.lock().is_nonblocking;
-    let accepted = check!(VERB, minus_one, socket.wait_for(may_block, State::accept));
-    if let Some(peer) = Rsocket::get(accepted).and_then(|accepted| accepted.lock().cm.id().peer_address()) {
-        // SAFETY: the caller's memory.
-        unsafe { return_address(peer, into, length) };
-    }
-    accepted
+    errno::number("raccept", || {
+        let socket = Rsocket::find(descriptor)?;
+        let may_block = !socket.lock().is_nonblocking;
+        let accepted = socket.wait_for(may_block, State::accept)?;
+        if let Some(peer) = Rsocket::get(accepted).and_then(|accepted| accepted.lock().cm.id().peer_address())
+        {
+            // SAFETY: the caller's memory.
+            unsafe { return_address(peer, into, length) };
+        }
+        Ok(accepted)
+    })
 }
 
 pub unsafe extern "C" fn connect(descriptor: c_int, address: *const sockaddr, _: socklen_t) -> c_int {
-    const VERB: &str = "rconnect";
-    // SAFETY: the caller's address.
-    let address = check!(VERB, minus_one, unsafe { find_address(address.cast_mut()) });
-    let socket = check!(VERB, minus_one, Rsocket::find(descriptor));
-    let may_block = {
-        let mut state = socket.lock();
-        check!(VERB, minus_one, state.connect(address));
-        !state.is_nonblocking
-    };
-    let is_connected = |state: &mut State| {
-        let is_connected = state.connected()?.is_some();
-        Ok((is_connected || !may_block).then_some(is_connected))
-    };
-    match check!(VERB, minus_one, socket.wait_for(true, is_connected)) {
-        true => 0,
-        false => Rejection::new(libc::EINPROGRESS, "").minus_one(VERB),
-    }
+    errno::minus_one("rconnect", || {
+        // SAFETY: the caller's address.
+        let address = unsafe { find_address(address) }?;
+        let socket = Rsocket::find(descriptor)?;
+        let may_block = {
+            let mut state = socket.lock();
+            state.connect(address)?;
+            !state.is_nonblocking
+        };
+        let is_connected = |state: &mut State| {
+            let is_connected = state.connected()?.is_some();
+            Ok((is_connected || !may_block).then_some(is_connected))
+        };
+        match socket.wait_for(true, is_connected)? {
+            true => Ok(()),
+            false => Err(Rejection::new(libc::EINPROGRESS, "")),
+        }
+    })
 }
 
 /// Ends directions of a connection, and waits until the peer has acknowledged all data.
@@ -121,23 +108,21 @@ fn shut_down(socket: &Arc<Rsocket>, how: c_int) -> Result<(), Rejection> {
 }
 
 pub unsafe extern "C" fn shutdown(descriptor: c_int, how: c_int) -> c_int {
-    status("rshutdown", Rsocket::find(descriptor).and_then(|socket| shut_down(&socket, how)))
+    errno::minus_one("rshutdown", || shut_down(&Rsocket::find(descriptor)?, how))
 }
 
-pub unsafe extern "C" fn close(descriptor: c_int) -> c_int {
-    const VERB: &str = "rclose";
-    let socket = match Rsocket::find(descriptor) {
-        Ok(socket) => socket,
-        // A forked child closes its copy of the descriptor only.
-        Err(rejection) => return rejection.minus_one(VERB),
-    };
-    // A signal ends the wait; the socket is closed all the same.
-    let is_connected = socket.lock().phase == Phase::Connected;
-    if is_connected {
-        let _ = shut_down(&socket, libc::SHUT_RDWR);
-    }
-    Rsocket::remove(descriptor);
-    0
+pub extern "C" fn close(descriptor: c_int) -> c_int {
+    // A forked child closes its copy of the descriptor only.
+    errno::minus_one("rclose", || {
+        let socket = Rsocket::find(descriptor)?;
+        let is_connected = socket.lock().phase == Phase::Connected;
+        // A signal ends the wait; the socket is closed all the same.
+        if is_connected {
+            let _ = shut_down(&socket, libc::SHUT_RDWR);
+        }
+        Rsocket::remove(descriptor);
+        Ok(())
+    })
 }
 
 /// The memory of a vector.
@@ -164,7 +149,7 @@ unsafe fn transfer(
     flags: c_int,
     waits_for_all: bool,
     mut attempt: impl FnMut(&mut State, &mut [u8], usize) -> Result<Option<usize>, Rejection>,
-) -> Result<usize, Rejection> {
+) -> Result<ssize_t, Rejection> {
     let socket = Rsocket::find(descriptor)?;
     let may_block = !socket.lock().is_nonblocking && flags & libc::MSG_DONTWAIT == 0;
     let mut done = 0;
@@ -175,15 +160,15 @@ unsafe fn transfer(
             match socket.wait_for(waits, |state| attempt(state, rest, done)) {
                 // The bytes that have arrived are enough.
                 Ok(length) if length == 0 || length < rest.len() && !waits_for_all => {
-                    return Ok(done + length);
+                    return Ok((done + length) as ssize_t);
                 }
                 Ok(length) => (rest, done) = (&mut rest[length..], done + length),
-                Err(_) if done > 0 => return Ok(done),
+                Err(_) if done > 0 => return Ok(done as ssize_t),
                 Err(rejection) => return Err(rejection),
             }
         }
     }
-    Ok(done)
+    Ok(done as ssize_t)
 }
 
 /// Receives into vectors.
@@ -206,7 +191,7 @@ unsafe fn receive_into(
     };
     let waits_for_all = flags & libc::MSG_WAITALL != 0 && !is_peek;
     // SAFETY: the caller guarantees it.
-    result(verb, unsafe { transfer(descriptor, (vectors, count), flags, waits_for_all, receive) })
+    errno::number(verb, || unsafe { transfer(descriptor, (vectors, count), flags, waits_for_all, receive) })
 }
 
 /// Sends from vectors.
@@ -225,7 +210,7 @@ unsafe fn send_from(
         Ok(Some(stream.send(data)?).filter(|length| *length > 0))
     };
     // SAFETY: the caller guarantees it.
-    result(verb, unsafe { transfer(descriptor, (vectors, count), flags, true, send) })
+    errno::number(verb, || unsafe { transfer(descriptor, (vectors, count), flags, true, send) })
 }
 
 fn vector(base: *const c_void, length: usize) -> iovec {
@@ -289,8 +274,8 @@ pub unsafe extern "C" fn sendmsg(descriptor: c_int, message: *const msghdr, flag
     // SAFETY: the caller's message.
     unsafe {
         if (*message).msg_controllen > 0 {
-            return Rejection::unsupported("ancillary data is not supported").minus_one("rsendmsg")
-                as ssize_t;
+            let why = "ancillary data is not supported";
+            return errno::number("rsendmsg", || Err(Rejection::unsupported(why)));
         }
         send_from("rsendmsg", descriptor, (*message).msg_iov, (*message).msg_iovlen, flags)
     }
@@ -322,7 +307,7 @@ pub unsafe extern "C" fn poll(entries: *mut libc::pollfd, count: libc::nfds_t, t
         if count == 0 { &mut [][..] } else { core::slice::from_raw_parts_mut(entries, count as usize) }
     };
     let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
-    check!("rpoll", minus_one, socket::poll(entries, timeout))
+    errno::number("rpoll", || socket::poll(entries, timeout))
 }
 
 pub unsafe extern "C" fn select(
@@ -351,7 +336,9 @@ pub unsafe extern "C" fn select(
     let timeout = unsafe { timeout.as_ref() }.map(|time| {
         Duration::from_secs(time.tv_sec.max(0) as u64) + Duration::from_micros(time.tv_usec.max(0) as u64)
     });
-    check!("rselect", minus_one, socket::poll(&mut entries, timeout));
+    if errno::number("rselect", || socket::poll(&mut entries, timeout)) < 0 {
+        return -1;
+    }
     let mut ready = 0;
     for entry in &entries {
         for (set, event, meaning) in sets {
@@ -391,14 +378,13 @@ pub unsafe extern "C" fn getpeername(
     into: *mut sockaddr,
     length: *mut socklen_t,
 ) -> c_int {
-    let find = || {
+    errno::minus_one("rgetpeername", || {
         let peer = Rsocket::find(descriptor)?.lock().cm.id().peer_address();
-        peer.ok_or_else(|| Rejection::new(libc::ENOTCONN, "the socket is not connected"))
-    };
-    let peer = check!("rgetpeername", minus_one, find());
-    // SAFETY: the caller's memory.
-    unsafe { return_address(peer, into, length) };
-    0
+        let peer = peer.ok_or_else(|| Rejection::new(libc::ENOTCONN, "the socket is not connected"))?;
+        // SAFETY: the caller's memory.
+        unsafe { return_address(peer, into, length) };
+        Ok(())
+    })
 }
 
 pub unsafe extern "C" fn getsockname(
@@ -406,11 +392,12 @@ pub unsafe extern "C" fn getsockname(
     into: *mut sockaddr,
     length: *mut socklen_t,
 ) -> c_int {
-    let socket = check!("rgetsockname", minus_one, Rsocket::find(descriptor));
-    let local = socket.lock().cm.id().local_address();
-    // SAFETY: the caller's memory. A socket that is not bound has no address.
-    unsafe { return_address(local.unwrap_or_else(|| SocketAddr::from(([0; 4], 0))), into, length) };
-    0
+    errno::minus_one("rgetsockname", || {
+        let local = Rsocket::find(descriptor)?.lock().cm.id().local_address();
+        // SAFETY: the caller's memory. A socket that is not bound has no address.
+        unsafe { return_address(local.unwrap_or_else(|| SocketAddr::from(([0; 4], 0))), into, length) };
+        Ok(())
+    })
 }
 
 fn unsupported_option(level: c_int, name: c_int) -> Rejection {
@@ -424,7 +411,7 @@ pub unsafe extern "C" fn setsockopt(
     value: *const c_void,
     length: socklen_t,
 ) -> c_int {
-    let set = || {
+    errno::minus_one("rsetsockopt", || {
         let socket = Rsocket::find(descriptor)?;
         let default = default_option(level, name).ok_or_else(|| unsupported_option(level, name))?;
         if value.is_null() || (length as usize) < default.len() {
@@ -445,8 +432,7 @@ pub unsafe extern "C" fn setsockopt(
         }
         state.options.insert((level, name), bytes);
         Ok(())
-    };
-    status("rsetsockopt", set())
+    })
 }
 
 pub unsafe extern "C" fn getsockopt(
@@ -456,40 +442,41 @@ pub unsafe extern "C" fn getsockopt(
     into: *mut c_void,
     length: *mut socklen_t,
 ) -> c_int {
-    let get = || {
+    errno::minus_one("rgetsockopt", || {
         let socket = Rsocket::find(descriptor)?;
         let mut state = socket.lock();
-        if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
-            return Ok(std::mem::take(&mut state.error).to_ne_bytes().into());
+        let bytes: Vec<u8> = if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
+            std::mem::take(&mut state.error).to_ne_bytes().into()
+        } else {
+            let set = state.options.get(&(level, name)).cloned();
+            set.or_else(|| default_option(level, name)).ok_or_else(|| unsupported_option(level, name))?
+        };
+        // SAFETY: the caller's memory of the given length.
+        unsafe {
+            let part = bytes.len().min(*length as usize);
+            core::ptr::copy_nonoverlapping(bytes.as_ptr(), into.cast::<u8>(), part);
+            *length = part as socklen_t;
         }
-        let set = state.options.get(&(level, name)).cloned();
-        set.or_else(|| default_option(level, name)).ok_or_else(|| unsupported_option(level, name))
-    };
-    let bytes: Vec<u8> = check!("rgetsockopt", minus_one, get());
-    // SAFETY: the caller's memory of the given length.
-    unsafe {
-        let part = bytes.len().min(*length as usize);
-        core::ptr::copy_nonoverlapping(bytes.as_ptr(), into.cast::<u8>(), part);
-        *length = part as socklen_t;
-    }
-    0
+        Ok(())
+    })
 }
 
 /// `fcntl`: flags only. The argument of a variadic function is passed like that of any other.
-pub unsafe extern "C" fn fcntl(descriptor: c_int, command: c_int, argument: c_int) -> c_int {
-    const VERB: &str = "rfcntl";
-    let socket = check!(VERB, minus_one, Rsocket::find(descriptor));
-    let mut state = socket.lock();
-    match command {
-        libc::F_GETFL => libc::O_RDWR | if state.is_nonblocking { libc::O_NONBLOCK } else { 0 },
-        libc::F_SETFL => {
-            state.is_nonblocking = argument & libc::O_NONBLOCK != 0;
-            0
-        }
-        // SAFETY: a descriptor of this library.
-        libc::F_GETFD | libc::F_SETFD => unsafe { libc::fcntl(descriptor, command, argument) },
-        _ => Rejection::unsupported(format!("command {command} is not supported")).minus_one(VERB),
-    }
+pub extern "C" fn fcntl(descriptor: c_int, command: c_int, argument: c_int) -> c_int {
+    errno::number("rfcntl", || {
+        let socket = Rsocket::find(descriptor)?;
+        let mut state = socket.lock();
+        Ok(match command {
+            libc::F_GETFL => libc::O_RDWR | if state.is_nonblocking { libc::O_NONBLOCK } else { 0 },
+            libc::F_SETFL => {
+                state.is_nonblocking = argument & libc::O_NONBLOCK != 0;
+                0
+            }
+            // SAFETY: a descriptor of this library.
+            libc::F_GETFD | libc::F_SETFD => unsafe { libc::fcntl(descriptor, command, argument) },
+            _ => return Err(Rejection::unsupported(format!("command {command} is not supported"))),
+        })
+    })
 }
 
 pub unsafe extern "C" fn iomap(
@@ -500,7 +487,7 @@ pub unsafe extern "C" fn iomap(
     _flags: c_int,
     offset: off_t,
 ) -> off_t {
-    let map = || {
+    errno::number("riomap", || {
         let socket = Rsocket::find(descriptor)?;
         let pointer = NonNull::new(base.cast::<u8>()).filter(|_| length > 0 && u32::try_from(length).is_ok());
         let pointer = pointer.ok_or_else(|| Rejection::invalid("no memory, or 4 GiB and more"))?;
@@ -519,21 +506,16 @@ pub unsafe extern "C" fn iomap(
         // SAFETY: the program keeps the memory mapped until `riounmap` or `rclose`.
         unsafe { stream.map(pointer, length, protection & libc::PROT_WRITE != 0, offset as u64)? };
         Ok(offset)
-    };
-    match map() {
-        Ok(offset) => offset,
-        Err(rejection) => off_t::from(rejection.minus_one("riomap")),
-    }
+    })
 }
 
 pub unsafe extern "C" fn iounmap(descriptor: c_int, base: *mut c_void, length: usize) -> c_int {
-    let unmap = || {
+    errno::minus_one("riounmap", || {
         let socket = Rsocket::find(descriptor)?;
         let is_unmapped =
             socket.lock().stream.as_mut().is_some_and(|stream| stream.unmap(base as usize, length));
         is_unmapped.then_some(()).ok_or_else(|| Rejection::invalid("the memory is not mapped"))
-    };
-    status("riounmap", unmap())
+    })
 }
 
 pub unsafe extern "C" fn iowrite(
@@ -552,6 +534,6 @@ pub unsafe extern "C" fn iowrite(
         Ok(Some(sent).filter(|length| *length > 0))
     };
     // SAFETY: the caller's memory.
-    let written = unsafe { transfer(descriptor, (&vector(data, length), 1), flags, true, write) };
-    result("riowrite", written) as usize
+    let write = || unsafe { transfer(descriptor, (&vector(data, length), 1), flags, true, write) };
+    errno::number("riowrite", write) as usize
 }

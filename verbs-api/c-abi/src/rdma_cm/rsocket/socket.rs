@@ -6,7 +6,6 @@ use super::options::{Options, sizes};
 use super::stream::{ConnectionData, PeerState, Stream};
 use super::wait::{block, look};
 use crate::errno::Rejection;
-use crate::{object, protection};
 use core::ffi::{c_int, c_short};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use softhca::cm::{Event, EventChannel, EventType, PortSpace};
@@ -555,8 +554,7 @@ impl State {
 fn prepare(cm: &CmIdState, options: &Options) -> Result<Stream, Rejection> {
     let device = device(cm.card())?;
     let open = device.state().ok_or_else(no_device)?;
-    // SAFETY: a domain of this library.
-    let domain = unsafe { object::find::<protection::Pd>(device.pd()) }?;
+    let domain = device.pd.find()?;
     let stream = Stream::new(&open.context, &domain.domain, sizes(options))?;
     cm.id().attach_queue_pair(stream.pair())?;
     stream.post_receives()?;
