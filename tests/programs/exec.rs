@@ -474,7 +474,7 @@ fn every_rejected_call_sets_errno_and_is_explained() {
         "ibv_post_send: the queue pair is in RESET: the send queue takes work requests from RTS on",
         "ibv_post_recv: the queue pair is in RESET: the receive queue takes work requests from INIT on",
         "ibv_query_port: port 2 does not exist",
-        "ibv_create_cq: cqe is 4194304, the maximum is 4194303",
+        "ibv_create_cq: cqe is 4194304, the limit is 4194303",
     ] {
         assert!(seen.text.contains(reason), "{reason:?} is not in {explained:#?}");
     }

@@ -5,6 +5,7 @@ use core::ffi::c_int;
 use softhca::{Error, VerbsError};
 use std::borrow::Cow;
 use std::fmt::Display;
+use std::io;
 use std::sync::LazyLock;
 
 /// If set, every rejected call prints its reason to stderr.
@@ -52,8 +53,8 @@ impl Rejection {
     }
 
     /// A failed system call.
-    pub fn system(errno: c_int, what: &'static str) -> Rejection {
-        Rejection::new(errno, format!("{what}: {}", std::io::Error::from_raw_os_error(errno)))
+    pub fn system(error: &io::Error, what: &'static str) -> Rejection {
+        Rejection::new(error.raw_os_error().unwrap_or(libc::EIO), format!("{what}: {error}"))
     }
 
     /// A value above its limit.

@@ -12,10 +12,7 @@ pub fn create(inner: &impl AsRawFd) -> Result<c_int, Rejection> {
 
 /// Creates a descriptor that is readable while one of several descriptors is.
 pub fn create_for_any(inner: &[c_int]) -> Result<c_int, Rejection> {
-    let last = || {
-        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-        Rejection::system(errno, "creating an event descriptor")
-    };
+    let last = || Rejection::system(&io::Error::last_os_error(), "creating an event descriptor");
     // SAFETY: no pointers.
     let outer = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
     if outer < 0 {
@@ -59,15 +56,14 @@ pub fn wait_with<T>(
         // SAFETY: no pointers.
         let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
         if flags < 0 {
-            return Err(Rejection::system(libc::EBADF, "the event descriptor"));
+            return Err(Rejection::system(&io::Error::last_os_error(), "the event descriptor"));
         }
         if flags & libc::O_NONBLOCK != 0 {
             return Err(Rejection::would_block());
         }
         // SAFETY: its flags were just read. A program that closes it meanwhile waits on another file, as in the kernel.
-        if let Err(error) = block(unsafe { BorrowedFd::borrow_raw(descriptor) }) {
-            return Err(Rejection::system(error.raw_os_error().unwrap_or(libc::EIO), "waiting for an event"));
-        }
+        let waited = block(unsafe { BorrowedFd::borrow_raw(descriptor) });
+        waited.map_err(|error| Rejection::system(&error, "waiting for an event"))?;
     }
 }
 

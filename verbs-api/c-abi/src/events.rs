@@ -60,8 +60,8 @@ fn async_event(open: &ContextState, event: AsyncEvent) -> Option<ibv_async_event
 /// Calls `act` with the unacknowledged events of an event's object, which must be acknowledged before it is destroyed.
 fn with_unacknowledged(event: &ibv_async_event, act: impl FnOnce(&Unacknowledged)) {
     let element = event.element;
-    // SAFETY: the type determines the union member.
     match event.event_type {
+        // SAFETY: the type determines the union member.
         CQ_ERR => unsafe { element.cq }.get().map(|cq| act(&cq.async_events)),
         QP_FATAL | QP_REQ_ERR | QP_ACCESS_ERR | COMM_EST | SQ_DRAINED | QP_LAST_WQE_REACHED => {
             // SAFETY: as above.

@@ -165,8 +165,8 @@ pub extern "C" fn post_send(
         let qp = queue_pair::find_after(qp, QpState::ReadyToReceive)?;
         let mut batch = qp.pair.send_batch()?;
         let mut result = Ok(());
-        // SAFETY: the caller's list, to its end.
         while result.is_ok()
+            // SAFETY: the caller's list, to its end.
             && let Some(request) = unsafe { next.as_ref() }
         {
             // SAFETY: the caller's work request.

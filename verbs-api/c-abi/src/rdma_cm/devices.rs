@@ -1,9 +1,9 @@
 //! The devices that librdmacm opens.
 
-use crate::context::{ContextHandle, ContextState};
+use crate::context::ContextHandle;
 use crate::device::{self, DeviceState};
 use crate::errno::{self, Rejection};
-use crate::object::{Found, Handle};
+use crate::object::Handle;
 use crate::ops;
 use crate::protection::{self, Pd};
 use core::ffi::c_int;
@@ -26,11 +26,10 @@ impl CmDevice {
         let context = ops::open_device_over(control, Some(device))?;
         Ok(CmDevice { context, pd: protection::allocate(context)?, address: device.host.address })
     }
+}
 
-    /// The open device; only a faulty program closes it, which is detected.
-    pub fn state<'a>(self) -> Option<Found<'a, ContextState>> {
-        self.context.get()
-    }
+pub(super) fn no_device() -> Rejection {
+    Rejection::new(libc::ENODEV, "the process has no device")
 }
 
 /// The devices of the process's host, opened on first use, and again after the daemon was lost. There is at least one.
@@ -38,7 +37,7 @@ pub(super) fn cm_devices() -> Result<Arc<[CmDevice]>, Rejection> {
     static DEVICES: Mutex<Option<(u32, Arc<[CmDevice]>)>> = Mutex::new(None);
     let mut current = DEVICES.lock();
     let process = std::process::id();
-    let is_alive = |device: &CmDevice| device.state().is_some_and(|open| open.context.is_alive());
+    let is_alive = |device: &CmDevice| device.context.get().is_some_and(|open| open.context.is_alive());
     // A forked child opens devices of its own.
     if let Some((owner, found)) = &*current
         && *owner == process
@@ -48,7 +47,7 @@ pub(super) fn cm_devices() -> Result<Arc<[CmDevice]>, Rejection> {
     }
     let found =
         device::connect_to_host(DaemonControl::connect_to_open).filter(|(_, devices)| !devices.is_empty());
-    let (control, devices) = found.ok_or(Rejection::new(libc::ENODEV, "the process has no device"))?;
+    let (control, devices) = found.ok_or_else(no_device)?;
     let mut control = Some(control);
     let opened: Arc<[CmDevice]> =
         devices.into_iter().map(|device| CmDevice::open(control.take(), device)).collect::<Result<_, _>>()?;

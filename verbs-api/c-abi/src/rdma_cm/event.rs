@@ -114,7 +114,9 @@ fn new_event(
 
 /// Waits for the next event of a channel.
 fn next_event(channel: Handle<Arc<EventChannelState>>) -> Result<Box<CmEventObject>, Rejection> {
-    let state = Arc::clone(&channel.find()?);
+    let found = channel.find()?;
+    // A program may destroy the channel meanwhile.
+    let state = Arc::clone(&found);
     faults::announce(Verb::RdmaGetCmEvent, None)?;
     event_fd::wait(state.descriptor.as_raw_fd(), || {
         for (card, inner) in state.channels.iter().enumerate() {
@@ -153,7 +155,8 @@ pub(super) fn acknowledge(event: &CmEventObject) {
 
 pub extern "C" fn ack_cm_event(event: Option<Box<CmEventObject>>) -> c_int {
     errno::minus_one("rdma_ack_cm_event", || {
-        acknowledge(&event.ok_or_else(|| Rejection::invalid("the event is null"))?);
+        let event = event.ok_or_else(|| Rejection::invalid("the event is null"))?;
+        acknowledge(&event);
         Ok(())
     })
 }
@@ -190,6 +193,6 @@ pub extern "C" fn event_str(event: c_int) -> *const c_char {
         let name = |event: &EventType| CString::new(event.name()).expect("a name has no null byte");
         EventType::ALL.iter().map(name).collect()
     });
-    let name = usize::try_from(event).ok().and_then(|index| NAMES.get(index));
-    name.map_or(c"UNKNOWN EVENT", CString::as_c_str).as_ptr()
+    let index = EventType::ALL.iter().position(|known| *known as c_int == event);
+    index.map_or(c"UNKNOWN EVENT", |index| NAMES[index].as_c_str()).as_ptr()
 }

@@ -1,6 +1,6 @@
 //! Event channels and identifiers.
 
-use super::devices::{card_for, cm_devices};
+use super::devices::{CmDevice, card_for, cm_devices};
 use super::lookup::{socket_address, write_sockaddr};
 use crate::abi::*;
 use crate::address::words_of;
@@ -185,12 +185,19 @@ pub(super) unsafe fn find_address(address: *const libc::sockaddr) -> Result<Sock
         .ok_or_else(|| Rejection::invalid("the address is null, or neither IPv4 nor IPv6"))
 }
 
+/// A channel of a card, whose descriptor exists.
+pub(super) fn new_channel(device: &CmDevice) -> Result<EventChannel, Rejection> {
+    let channel = EventChannel::new(&device.context.find()?.context)?;
+    channel.descriptor()?;
+    Ok(channel)
+}
+
 /// Creates a channel on all cards of the host.
 pub(super) fn new_event_channel() -> Result<Handle<Arc<EventChannelState>>, Rejection> {
     let mut channels = Vec::new();
     let mut descriptors = Vec::new();
     for device in cm_devices()?.iter() {
-        let channel = EventChannel::new(&device.context.find()?.context)?;
+        let channel = new_channel(device)?;
         descriptors.push(channel.descriptor()?.as_raw_fd());
         // The descriptor is readable at first, although no event exists yet.
         channel.poll()?;

@@ -94,7 +94,7 @@ fn shut_down(socket: &Arc<Rsocket>, how: c_int) -> Result<(), Rejection> {
     {
         let mut state = socket.lock();
         if matches!(state.phase, Phase::Unconnected | Phase::Listening) {
-            return Err(Rejection::new(libc::ENOTCONN, "the socket is not connected"));
+            return Err(socket::not_connected());
         }
         state.shut_down(is_read, is_write);
         socket.wake(&mut state);
@@ -380,9 +380,8 @@ pub unsafe extern "C" fn getpeername(
 ) -> c_int {
     errno::minus_one("rgetpeername", || {
         let peer = Rsocket::find(descriptor)?.lock().cm.id().peer_address();
-        let peer = peer.ok_or_else(|| Rejection::new(libc::ENOTCONN, "the socket is not connected"))?;
         // SAFETY: the caller's memory.
-        unsafe { return_address(peer, into, length) };
+        unsafe { return_address(peer.ok_or_else(socket::not_connected)?, into, length) };
         Ok(())
     })
 }

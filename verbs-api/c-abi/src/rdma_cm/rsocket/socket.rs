@@ -1,7 +1,7 @@
 //! A socket: its connection, the events that advance it, and the threads that wait for it.
 
-use super::super::devices::{CmDevice, cm_devices};
-use super::super::identifier::CmIdState;
+use super::super::devices::{CmDevice, cm_devices, no_device};
+use super::super::identifier::{CmIdState, new_channel};
 use super::options::{Options, sizes};
 use super::stream::{ConnectionData, PeerState, Stream};
 use super::wait::{block, look};
@@ -73,21 +73,13 @@ struct Waiters {
     unseen: u32,
 }
 
-/// A channel of connection events whose descriptor exists.
-fn new_channel(device: &CmDevice) -> Result<EventChannel, Rejection> {
-    let open = device.state().ok_or_else(|| Rejection::new(libc::ENODEV, "the device is closed"))?;
-    let channel = EventChannel::new(&open.context)?;
-    channel.descriptor()?;
-    Ok(channel)
-}
-
 /// The descriptor of a socket.
 fn new_descriptor() -> Result<OwnedFd, Rejection> {
     // SAFETY: no pointers.
     let descriptor = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
     if descriptor < 0 {
-        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EMFILE);
-        return Err(Rejection::system(errno, "creating a descriptor for a socket"));
+        let error = std::io::Error::last_os_error();
+        return Err(Rejection::system(&error, "creating a descriptor for a socket"));
     }
     // SAFETY: it was just created.
     let lowest = unsafe { OwnedFd::from_raw_fd(descriptor) };
@@ -97,12 +89,12 @@ fn new_descriptor() -> Result<OwnedFd, Rejection> {
     Ok(if moved < 0 { lowest } else { unsafe { OwnedFd::from_raw_fd(moved) } })
 }
 
-fn no_device() -> Rejection {
-    Rejection::new(libc::ENODEV, "the process has no device")
-}
-
 fn device(card: usize) -> Result<CmDevice, Rejection> {
     cm_devices()?.get(card).copied().ok_or_else(no_device)
+}
+
+pub fn not_connected() -> Rejection {
+    Rejection::new(libc::ENOTCONN, "the socket is not connected")
 }
 
 impl Rsocket {
@@ -470,9 +462,7 @@ impl State {
             Phase::Connecting => Ok(None),
             Phase::Failed(errno) => Err(Rejection::new(errno, "the connection has failed")),
             Phase::Connected | Phase::Disconnected => Ok(self.stream.as_mut()),
-            Phase::Unconnected | Phase::Listening => {
-                Err(Rejection::new(libc::ENOTCONN, "the socket is not connected"))
-            }
+            Phase::Unconnected | Phase::Listening => Err(not_connected()),
         }
     }
 
@@ -553,7 +543,7 @@ impl State {
 /// Creates the stream of an identifier that has a card, ready to receive.
 fn prepare(cm: &CmIdState, options: &Options) -> Result<Stream, Rejection> {
     let device = device(cm.card())?;
-    let open = device.state().ok_or_else(no_device)?;
+    let open = device.context.find()?;
     let domain = device.pd.find()?;
     let stream = Stream::new(&open.context, &domain.domain, sizes(options))?;
     cm.id().attach_queue_pair(stream.pair())?;

@@ -414,8 +414,15 @@ impl Stream {
         }
     }
 
-    /// Copies data to the send buffer and returns its place there.
-    fn stage(&mut self, data: &[u8], most: usize) -> (usize, usize) {
+    /// Writes the beginning of `data`, at most `most` bytes, to memory of the peer through the send buffer, with
+    /// immediate data for an operation. Returns its length.
+    fn write(
+        &mut self,
+        data: &[u8],
+        most: usize,
+        remote: RemoteAddress,
+        operation: Option<u32>,
+    ) -> Result<usize, Error> {
         if self.send_used == 0 {
             self.send_offset = 0;
         }
@@ -427,7 +434,16 @@ impl Stream {
         self.send_offset = (offset + length) % size;
         self.send_used += length;
         self.outstanding += 1;
-        (offset, length)
+        let gather = [self.send_buffer.sge(offset as u64, length as u32)];
+        let id = length as u64;
+        self.pair.post_send(&match operation {
+            Some(operation) => {
+                let imm_data = operation << OP_SHIFT | length as u32;
+                SendRequest::rdma_write_with_imm(id, &gather, remote, imm_data)
+            }
+            None => SendRequest::rdma_write(id, &gather, remote),
+        })?;
+        Ok(length)
     }
 
     /// Sends the beginning of `data`, not more than the buffer holds, so that other threads get their turn. Returns its length,
@@ -437,15 +453,8 @@ impl Stream {
         let data = &data[..data.len().min(self.sizes.send_buffer)];
         let mut sent = 0;
         while sent < data.len() && self.unannounced.is_empty() && !self.is_over() && self.can_send() {
-            let (offset, length) = self.stage(&data[sent..], self.target.length as usize);
-            let gather = [self.send_buffer.sge(offset as u64, length as u32)];
-            let imm_data = OP_DATA << OP_SHIFT | length as u32;
-            self.pair.post_send(&SendRequest::rdma_write_with_imm(
-                length as u64,
-                &gather,
-                self.target.at(0),
-                imm_data,
-            ))?;
+            let most = self.target.length as usize;
+            let length = self.write(&data[sent..], most, self.target.at(0), Some(OP_DATA))?;
             self.target.address += length as u64;
             self.target.length -= length as u32;
             self.sent = self.sent.wrapping_add(1);
@@ -494,9 +503,7 @@ impl Stream {
         let data = &data[..data.len().min(left as usize)];
         let mut sent = 0;
         while sent < data.len() && self.has_space() {
-            let (offset, length) = self.stage(&data[sent..], MAX_TRANSFER);
-            let gather = [self.send_buffer.sge(offset as u64, length as u32)];
-            self.pair.post_send(&SendRequest::rdma_write(length as u64, &gather, remote))?;
+            let length = self.write(&data[sent..], MAX_TRANSFER, remote, None)?;
             remote.address += length as u64;
             sent += length;
         }

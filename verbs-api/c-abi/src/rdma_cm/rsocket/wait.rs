@@ -25,7 +25,7 @@ pub fn block(
         // which reports a descriptor that is not open.
         let borrow = |entry: &libc::pollfd| unsafe { BorrowedFd::borrow_raw(entry.fd) };
         let descriptors: Vec<BorrowedFd<'_>> = polled.iter().map(borrow).collect();
-        context.wait_readable(&descriptors, timeout).map_err(wait_failed)?;
+        context.wait_readable(&descriptors, timeout).map_err(|error| wait_failed(&error))?;
         return look(others);
     }
     contexts.iter().for_each(Context::hand_over);
@@ -49,11 +49,11 @@ fn poll_descriptors(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> 
         timeout.map_or(-1, |time| c_int::try_from(time.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX));
     // SAFETY: the entries are those of the caller.
     match unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, milliseconds) } {
-        ..0 => Err(wait_failed(std::io::Error::last_os_error())),
+        ..0 => Err(wait_failed(&std::io::Error::last_os_error())),
         _ => Ok(()),
     }
 }
 
-fn wait_failed(error: std::io::Error) -> Rejection {
-    Rejection::system(error.raw_os_error().unwrap_or(libc::EIO), "waiting for a socket")
+fn wait_failed(error: &std::io::Error) -> Rejection {
+    Rejection::system(error, "waiting for a socket")
 }
