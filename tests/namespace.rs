@@ -1,6 +1,7 @@
 //! Network namespaces for tests, created by `unshare` as root or in a user namespace.
 
 use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 
 /// Brings up loopback and executes the program that follows.
 const SETUP_SCRIPT: &str = "ip link set lo up && exec \"$0\" \"$@\"";
@@ -8,11 +9,13 @@ const SETUP_SCRIPT: &str = "ip link set lo up && exec \"$0\" \"$@\"";
 /// The command prefix that runs a program in its own network namespace, if this machine allows that.
 pub fn wrapper() -> Option<&'static [&'static str]> {
     // Real root first, because it is not subject to the limits of unprivileged users.
-    let wrappers: [&'static [&'static str]; 2] = [
+    const WRAPPERS: [&[&str]; 2] = [
         &["unshare", "--net", "sh", "-c", SETUP_SCRIPT],
         &["unshare", "--map-root-user", "--net", "sh", "-c", SETUP_SCRIPT],
     ];
-    wrappers.into_iter().find(|wrapper| works(wrapper))
+    static FOUND: LazyLock<Option<&[&str]>> =
+        LazyLock::new(|| WRAPPERS.into_iter().find(|wrapper| works(wrapper)));
+    *FOUND
 }
 
 fn works(wrapper: &[&str]) -> bool {
@@ -24,8 +27,3 @@ fn works(wrapper: &[&str]) -> bool {
 /// The reason if there is no namespace.
 pub const NOT_ALLOWED: &str = "not allowed here: a network namespace (needs `unshare` and `ip`, and root or \
                                unprivileged user namespaces)";
-
-/// Whether a missing tool fails the test, as in CI.
-pub fn is_required() -> bool {
-    std::env::var_os("SOFTHCA_REQUIRE_TOOLS").is_some_and(|value| value == "1")
-}

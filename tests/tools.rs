@@ -3,22 +3,23 @@
 //! Their targets use libtest-mimic: a test whose program is missing prints that and counts as ignored. With
 //! SOFTHCA_REQUIRE_TOOLS=1, as in CI, it fails instead.
 
+use crate::namespace;
 use libtest_mimic::{Arguments, Failed, Trial};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// Tests of programs that run at once, per processor.
-const TESTS_PER_PROCESSOR: usize = 3;
+/// Tests that run at once, per processor, and at most: a browser and the processes of a program take memory.
+const TESTS_PER_PROCESSOR: usize = 6;
+const MAX_TESTS: usize = 32;
 
 /// Longer than any test takes. A test that does not end by itself ends its binary, so that no run of the tests hangs.
 const TEST_LIMIT: Duration = Duration::from_secs(1200);
 
-/// Whether a program can be started.
+/// Whether a program is in `PATH`. It is not started: a run lists hundreds of tests, and some programs start slowly.
 pub fn is_installed(program: &str) -> bool {
-    let mut command = Command::new(program);
-    command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command.status().is_ok()
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&folders).any(|folder| folder.join(program).is_file())
 }
 
 /// A test that needs a program, with the name of its function.
@@ -61,30 +62,39 @@ pub fn needs_condition(
             Ok(())
         });
     }
-    if std::env::var_os("SOFTHCA_REQUIRE_TOOLS").is_some_and(|value| value == "1") {
+    if is_required() {
         return Trial::test(name, || Err(Failed::from(reason)));
     }
     eprintln!("skipped: {reason}");
     Trial::test(name, || Ok(())).with_ignored_flag(true)
 }
 
+/// Whether a missing tool fails the test, as in CI.
+pub fn is_required() -> bool {
+    std::env::var_os("SOFTHCA_REQUIRE_TOOLS").is_some_and(|value| value == "1")
+}
+
+/// A test that needs a network namespace.
+pub fn needs_namespace(name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
+    needs_condition(namespace::wrapper().is_some(), namespace::NOT_ALLOWED.into(), name, test)
+}
+
 /// The name of a group of tests, and what makes them.
-pub type Group<'a> = (&'a str, fn() -> Vec<Trial>);
+pub type Group = (&'static str, fn() -> Vec<Trial>);
 
 /// Runs groups of tests. `--list` and filters show a test of the group `g` as `[g] name`.
 ///
-/// The tests wait for other processes most of the time, so more of them run at once than there are processors.
+/// The tests wait for other processes most of the time, so more of them run at once than there are processors. The groups
+/// take turns: tests that compute run beside tests that wait.
 pub fn run_groups(groups: &[Group]) -> ExitCode {
-    let trials = |(group, trials): &Group| -> Vec<Trial> {
-        trials().into_iter().map(|trial| trial.with_kind(*group)).collect()
-    };
+    let trials = |&(group, trials): &Group| trials().into_iter().map(move |trial| trial.with_kind(group));
+    let mut waiting: Vec<_> = groups.iter().map(trials).collect();
+    let mut order = Vec::new();
+    while waiting.iter().any(|trials| trials.len() > 0) {
+        order.extend(waiting.iter_mut().filter_map(Iterator::next));
+    }
     let mut arguments = Arguments::from_args();
     let processors = std::thread::available_parallelism().map_or(1, Into::into);
-    arguments.test_threads.get_or_insert(TESTS_PER_PROCESSOR * processors);
-    libtest_mimic::run(&arguments, groups.iter().flat_map(trials).collect()).exit_code()
-}
-
-/// Runs the tests that the command line selects.
-pub fn run(tests: Vec<Trial>) -> ExitCode {
-    libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
+    arguments.test_threads.get_or_insert((TESTS_PER_PROCESSOR * processors).min(MAX_TESTS));
+    libtest_mimic::run(&arguments, order).exit_code()
 }

@@ -1,7 +1,8 @@
 //! The checks of axe-core on every view, at the widths of a desktop and a phone, in light and dark.
 
-use crate::browser::{Browser, PROGRAM, scratch, softhca};
-use crate::{VIEWS, playground, runs};
+use super::browser::{Browser, PROGRAM, scratch};
+use super::{VIEWS, playground, runs};
+use crate::rig::softhca;
 use libtest_mimic::Trial;
 use softhca_engine::Recovery;
 use softhca_tests::tools;

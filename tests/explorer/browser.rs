@@ -327,11 +327,3 @@ pub fn fresh_scratch(name: &str) -> PathBuf {
 pub fn scratch(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("explorer-{name}"))
 }
-
-/// The path of the softhca executable, relative to that of the test.
-pub fn softhca() -> PathBuf {
-    let own = std::env::current_exe().expect("a test runs from a file");
-    let command = own.ancestors().nth(2).expect("target, profile, deps").join("softhca");
-    assert!(command.is_file(), "{} is not there: cargo build", command.display());
-    command
-}

@@ -1,7 +1,7 @@
 //! Captures in the page: the filter language of the search box, findings with their certainty, and the summary.
 
-use crate::browser::Browser;
-use crate::runs;
+use super::browser::Browser;
+use super::runs;
 use softhca_tests::captures_folder;
 use softhca_trace::filter::{Filter, PacketFilter};
 use softhca_trace::log::CaptureConverter;

@@ -1,6 +1,7 @@
 //! `softhca explore` shows the events of a daemon live, protected by the token in the link.
 
-use crate::browser::{Browser, softhca};
+use super::browser::Browser;
+use crate::rig::softhca;
 use softhca::{AccessFlags, ConnectOptions, Device, QpType, SendRequest};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

@@ -1,7 +1,7 @@
 //! The load time and memory of a log with a million events.
 
-use crate::browser::Browser;
-use crate::runs;
+use super::browser::Browser;
+use super::runs;
 use softhca_engine::Recovery;
 use softhca_tests::pair::Setup;
 use std::path::Path;

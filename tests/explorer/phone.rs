@@ -1,7 +1,8 @@
 //! The page on a phone of 390 by 844 pixels, used with a finger.
 
-use crate::browser::{Browser, PROGRAM, scratch, softhca};
-use crate::{VIEWS, playground, runs};
+use super::browser::{Browser, PROGRAM, scratch};
+use super::{VIEWS, playground, runs};
+use crate::rig::softhca;
 use libtest_mimic::Trial;
 use serde_json::json;
 use softhca_engine::Recovery;

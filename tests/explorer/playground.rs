@@ -1,6 +1,7 @@
 //! The playground in the browser behaves exactly like the native command.
 
-use crate::browser::{Browser, PROGRAM, scratch, softhca};
+use super::browser::{Browser, PROGRAM, scratch};
+use crate::rig::softhca;
 use libtest_mimic::{Failed, Trial};
 use serde_json::Value;
 use softhca_tests::tools;

@@ -1,6 +1,6 @@
 //! Folders with an event log and a capture, as `softhca run --out` writes them.
 
-use crate::browser::fresh_scratch;
+use super::browser::fresh_scratch;
 use softhca_engine::Recovery;
 use softhca_explorer::{Page, Run};
 use softhca_fabric::{Action, EventSink, InclusiveRange, Repeat, RuleId};

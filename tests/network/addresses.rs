@@ -1,7 +1,7 @@
 //! Hosts with non-loopback addresses, in a network namespace: both IP versions, the MTU of the interface, the second
 //! GID, the source port of flows.
 
-use crate::Role;
+use super::Role;
 use libtest_mimic::Trial;
 use softhca::{
     AccessFlags, AddressVector, ConnectOptions, Context, Device, EmbeddedOptions, Entropy, Mtu, QpType, Qpn,

@@ -1,15 +1,15 @@
 //! Connection management over real IPv6 sockets: two devices in a network namespace whose loopback interface has
 //! additional addresses. Without permission for namespaces the tests count as ignored.
 
-use crate::Role;
-use libtest_mimic::{Failed, Trial};
+use super::Role;
+use libtest_mimic::Trial;
 use softhca::cm::{ConnectionParameters, EventChannel, EventType, Id, PortSpace};
 use softhca::{
     AccessFlags, CompletionQueue, Device, EmbeddedOptions, Error, MemoryRegion, ProtectionDomain, QpType,
     QueuePair, ReceiveRequest, SendRequest,
 };
-use softhca_tests::namespace;
 use softhca_tests::process::{self, Process, TEST_TIMEOUT, send_line};
+use softhca_tests::{namespace, tools};
 use std::net::SocketAddr;
 use std::process::Command;
 
@@ -32,24 +32,15 @@ fn in_namespace(test: fn()) {
 }
 
 pub fn trials() -> Vec<Trial> {
-    ROLES.iter().map(|(name, _)| needs_namespace(name)).collect()
+    ROLES.iter().map(|(name, _)| tools::needs_namespace(name, || run(name))).collect()
 }
 
-/// A test that needs a network namespace.
-fn needs_namespace(name: &'static str) -> Trial {
-    let Some(wrapper) = namespace::wrapper() else {
-        if namespace::is_required() {
-            return Trial::test(name, || Err(Failed::from(namespace::NOT_ALLOWED)));
-        }
-        eprintln!("skipped: {}", namespace::NOT_ALLOWED);
-        return Trial::test(name, || Ok(())).with_ignored_flag(true);
-    };
-    Trial::test(name, move || {
-        let mut inside = Process::start(&mut process::command(wrapper, name));
-        assert_eq!(inside.receive_line(), "done");
-        inside.finish();
-        Ok(())
-    })
+/// Runs this program in a role, in a namespace.
+fn run(role: &str) {
+    let wrapper = namespace::wrapper().expect("the test needs it");
+    let mut inside = Process::start(&mut process::command(wrapper, role));
+    assert_eq!(inside.receive_line(), "done");
+    inside.finish();
 }
 
 /// A device at `fd77::host` with the resources of a connection.

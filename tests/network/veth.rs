@@ -1,14 +1,14 @@
 //! Two processes in two network namespaces, connected by a veth pair: MTU 1500 and 9000, IPv4 and IPv6; and a foreign
 //! peer behind a slow link with a small queue. The test creates the namespaces; without permission it counts as ignored.
 
-use crate::Role;
-use libtest_mimic::{Failed, Trial};
+use super::Role;
+use libtest_mimic::Trial;
 use softhca::{
     AccessFlags, CompletionStatus, ConnectOptions, Device, EmbeddedOptions, Endpoint, Mtu, QpType,
     ReceiveRequest, Recovery, RemoteAddress, RemoteKey, SendRequest, Settings,
 };
-use softhca_tests::namespace;
 use softhca_tests::process::{self, Process, TEST_TIMEOUT, receive_line, send_line};
+use softhca_tests::{namespace, tools};
 use std::process::Command;
 
 const BYTES: usize = 4 << 20;
@@ -27,29 +27,14 @@ pub fn trials() -> Vec<Trial> {
     for mtu in [1500, 9000] {
         for version in [4, 6] {
             let name = format!("two_hosts_on_a_link_of_mtu_{mtu}_over_ipv{version}");
-            tests.push(needs_namespace(&name, move || run(mtu, version)));
+            tests.push(tools::needs_namespace(&name, move || run(mtu, version)));
         }
     }
     for (recovery, queue) in [(Recovery::Fatal, "400kb"), (Recovery::GoBackN, "48kb")] {
         let name = format!("foreign_peer_behind_a_queue_of_{queue}_with_recovery_{}", recovery.name());
-        tests.push(needs_namespace(&name, move || run_foreign(recovery, queue)));
+        tests.push(tools::needs_namespace(&name, move || run_foreign(recovery, queue)));
     }
     tests
-}
-
-/// A test that needs a network namespace.
-fn needs_namespace(name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
-    if namespace::wrapper().is_some() {
-        return Trial::test(name, move || {
-            test();
-            Ok(())
-        });
-    }
-    if namespace::is_required() {
-        return Trial::test(name, || Err(Failed::from(namespace::NOT_ALLOWED)));
-    }
-    eprintln!("skipped: {}", namespace::NOT_ALLOWED);
-    Trial::test(name, || Ok(())).with_ignored_flag(true)
 }
 
 fn run(mtu: u32, version: u32) {

@@ -11,8 +11,8 @@ use softhca::{
     SendRequest,
     trace::{EventSink, NetworkEvent},
 };
-use softhca_tests::namespace;
 use softhca_tests::process::{self, Process, TEST_TIMEOUT, receive_line, send_line};
+use softhca_tests::{namespace, tools};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -64,7 +64,7 @@ fn nothing_is_lost(senders: usize, buffer: usize) {
     let _crowd = crate::crowd();
     let wrapper = namespace::wrapper();
     if wrapper.is_none() {
-        assert!(!namespace::is_required(), "{}", namespace::NOT_ALLOWED);
+        assert!(!tools::is_required(), "{}", namespace::NOT_ALLOWED);
         println!("{}: only the receiver's own sockets are asked", namespace::NOT_ALLOWED);
     }
     let mut command = process::command(wrapper.unwrap_or_default(), "coordinator");
@@ -154,7 +154,7 @@ fn run_coordinator() {
         let probes: u64 = report.split(' ').next().unwrap().parse().unwrap();
         assert_eq!((dropped.receive_buffer, dropped.memory), (probes, 0), "{dropped:?}");
     }
-    if namespace::is_required() {
+    if tools::is_required() {
         assert_eq!(dropped.backlog, 0, "{dropped:?}");
     }
     send_line(&format!("{completed} transfers, {report}, {dropped:?}"));

@@ -10,7 +10,11 @@ mod phone;
 mod playground;
 mod runs;
 
-use browser::{Browser, PROGRAM, scratch, softhca};
+pub use browser::end_idle;
+
+use crate::rig::softhca;
+use browser::{Browser, PROGRAM, scratch};
+use libtest_mimic::Trial;
 use serde_json::{Value, json};
 use softhca_engine::Recovery;
 use softhca_explorer::{EventFeed, LiveServer};
@@ -18,12 +22,12 @@ use softhca_tests::pair::Setup;
 use softhca_tests::{captures_folder, tools};
 use softhca_trace::{CaptureReader, Packet};
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::Command;
 
-fn main() -> ExitCode {
+pub fn trials() -> Vec<Trial> {
     let needs = |name, test| tools::needs(PROGRAM, name, test);
     let slow = |name, test| tools::needs(PROGRAM, name, test).with_ignored_flag(true);
-    let code = tools::run(vec![
+    vec![
         needs("every_view_draws_without_a_complaint", every_view),
         needs("a_ladder_has_arrows_brackets_losses_and_reasons", ladder),
         needs("a_selection_is_shared_by_all_views", selection),
@@ -53,9 +57,7 @@ fn main() -> ExitCode {
         accessibility::trial(),
         playground::trial(),
         slow("a_million_events_open_and_scroll", million::million_events),
-    ]);
-    browser::end_idle();
-    code
+    ]
 }
 
 const VIEWS: [&str; 10] =
