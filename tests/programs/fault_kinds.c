@@ -1,6 +1,6 @@
 /* `completions`: transfers messages between two queue pairs, and prints which completions come together and which are
  * notified. `resolve`: resolves addresses and routes, and prints the events. `lose`, `lose-one`: loses its device, and opens
- * it again; with `lose-one` it has another one. The Rust tests do the same in a simulation and on an embedded device.
+ * it again; with `lose-one` it has another one, and with `lose-and-end` it ends first. The Rust tests do the same in a simulation and on an embedded device.
  *
  * `cards`: sends four messages from the first card to the second, and ends when all are complete; `cards-hang` never ends.
  * `wait N`: waits for the asynchronous event N, with a receive posted. */
@@ -272,8 +272,9 @@ static struct ibv_context *open_named(const char *name)
     return NULL;
 }
 
-static void lose_device(int has_another)
+static void lose_device(const char *mode)
 {
+    int has_another = !strcmp(mode, "lose-one");
     struct ibv_device **list = ibv_get_device_list(NULL), *device = list[0];
     const char *name = ibv_get_device_name(device);
     struct ibv_context *context = ibv_open_device(device), *again;
@@ -285,6 +286,8 @@ static void lose_device(int has_another)
     printf("receive status %d\n", next_completion(end.cq).status);
     print("alloc_pd", allocate(context));
     print("query_device", ibv_query_device(context, &attributes));
+    if (!strcmp(mode, "lose-and-end"))
+        return;
     if (has_another) {
         /* The fault that lets the device return waits for the shared receive queue. */
         struct ibv_srq_init_attr init = {.attr = {.max_wr = 1, .max_sge = 1}};
@@ -315,7 +318,7 @@ int main(int count, char **arguments)
     else if (!strcmp(mode, "wait"))
         wait_for_event(atoi(arguments[2]));
     else if (!strncmp(mode, "lose", 4))
-        lose_device(!strcmp(mode, "lose-one"));
+        lose_device(mode);
     else
         complete_and_notify();
     return 0;

@@ -8,8 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// The timeout of a program, sufficient on a busy machine.
-const PROGRAM_TIMEOUT: Duration = Duration::from_secs(120);
+/// The timeout of a program, sufficient for the longest, a whole test suite, on a busy machine.
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The result of a program.
 #[derive(Debug)]

@@ -7,6 +7,9 @@ use softhca_tests::needs;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// Seconds after which a program hangs: longer than one waits for a processor of a busy machine.
+const IDLE: &str = "5";
+
 /// The tests of this file.
 pub fn trials() -> Vec<Trial> {
     vec![
@@ -72,13 +75,13 @@ fn equivalent_calls_are_grouped_by_call_site_and_state() {
 fn a_limit_takes_one_point_of_each_group_first() {
     let rig = Rig::new();
     let program = compile(&rig, "fragile");
-    let (code, text, _) = run(&rig, &["sweep", "--json", "--limit", "8", "--idle", "1", "--", &program]);
+    let (code, text, _) = run(&rig, &["sweep", "--json", "--limit", "8", "--idle", IDLE, "--", &program]);
     assert_eq!(code, Some(1), "{text}");
     let found = groups(&text);
     assert_eq!(found.len(), 8, "{found:#?}");
     assert!(found.iter().all(|(_, _, ran)| *ran == 1), "{found:#?}");
     assert_eq!(totals(&text)["runs"], 8, "{text}");
-    let (_, text, _) = run(&rig, &["sweep", "--limit", "8", "--idle", "1", "--", &program]);
+    let (_, text, _) = run(&rig, &["sweep", "--limit", "8", "--idle", IDLE, "--", &program]);
     assert!(text.contains("14 points in 8 groups, 8 of them run"), "{text}");
     assert!(text.contains("fragile: reg_mr at fragile+0x") && text.contains(": 1 of 4 run"), "{text}");
 }
@@ -87,7 +90,7 @@ fn a_bad_run_names_its_core_file() {
     let rig = Rig::new();
     let program = compile(&rig, "fragile");
     let (crash, hang) = ("fragile:alloc_pd:0:1:ENOMEM", "fragile:query_device:0:1:EIO");
-    let words = ["sweep", "--only", crash, "--only", hang, "--idle", "1", "--jobs", "1", "--out", "kept"];
+    let words = ["sweep", "--only", crash, "--only", hang, "--idle", IDLE, "--jobs", "1", "--out", "kept"];
     let (code, text, errors) = run(&rig, &[&words[..], &["--junit", "report.xml", "--", &program]].concat());
     assert_eq!(code, Some(1), "{text}{errors}");
     assert!(text.contains(&format!("crash at {crash}: fragile ended with signal 11")), "{text}");
@@ -131,7 +134,7 @@ fn a_bad_run_names_its_core_file() {
     rig.write("programs.toml", &[server, client].concat());
     let hang = "server:query_device:0:1:EIO";
     let (_, text, errors) =
-        run(&rig, &["sweep", "--only", hang, "--idle", "1", "--out", "both", "programs.toml"]);
+        run(&rig, &["sweep", "--only", hang, "--idle", IDLE, "--out", "both", "programs.toml"]);
     for name in ["server", "client"] {
         let core = format!("both/{}/{name}.core", hang.replace(':', "-"));
         assert!(text.contains(&format!("{name}: core file {core}")), "{text}{errors}");
@@ -158,7 +161,7 @@ fn an_interrupted_sweep_continues() {
     let points =
         ["fragile:open_device:0:1:ENODEV", "fragile:query_device:0:1:EIO", "fragile:reg_mr:0:2:ENOMEM"];
     let only = points.map(|point| ["--only", point]).concat();
-    let limits = |seconds| ["--idle", seconds, "--timeout", seconds, "--jobs", "1", "--out", "kept"];
+    let limits = |seconds| ["--idle", seconds, "--timeout", "600", "--jobs", "1", "--out", "kept"];
     let words = [&["sweep"][..], &only, &limits("600"), &["--", &program]].concat();
     let mut command = Command::new(softhca());
     command.args(&words).current_dir(rig.file("")).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -178,7 +181,7 @@ fn an_interrupted_sweep_continues() {
     assert!(processes.stdout.is_empty(), "{processes:?}");
     // A result that was cut is none.
     std::fs::write(rig.file("kept/results.jsonl"), results() + "{\"point\":\"fra").expect("our file");
-    let words = [&["sweep", "--resume"][..], &only, &limits("1"), &["--", &program]].concat();
+    let words = [&["sweep", "--resume"][..], &only, &limits(IDLE), &["--", &program]].concat();
     let (code, text, errors) = run(&rig, &words);
     assert_eq!(code, Some(1), "{text}{errors}");
     let text = results();

@@ -288,14 +288,17 @@ fn every_opcode_is_decoded_like_tshark_does() {
 /// The captures of the book: their names and bytes.
 fn canonical_captures() -> Vec<(String, Vec<u8>)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/captures");
-    let paths = std::fs::read_dir(folder)
+    // Always in one order: a connection of one section tells Wireshark what those of a later one carry.
+    let paths: BTreeSet<PathBuf> = std::fs::read_dir(folder)
         .expect("the folder of captures")
-        .map(|entry| entry.expect("an entry").path());
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
     let captures: Vec<(String, Vec<u8>)> = paths
+        .iter()
         .filter(|path| path.extension().is_some_and(|end| end == "pcapng"))
         .map(|path| {
             let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
-            (name, std::fs::read(&path).expect("a capture"))
+            (name, std::fs::read(path).expect("a capture"))
         })
         .collect();
     assert!(captures.len() >= 40, "{}", captures.len());
