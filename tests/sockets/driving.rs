@@ -1,10 +1,10 @@
 //! Which thread drives an embedded device: callers while they poll, otherwise its own thread, never a future. Packets
 //! stay in order whichever thread drives, and an idle device uses no CPU time.
 
-use crate::Role;
+use crate::connected_host::ConnectedHost;
+use crate::{Role, StopOnDrop};
 use softhca::{
-    AccessFlags, Completion, CompletionQueue, ConnectOptions, Context, Device, EmbeddedOptions, Instant,
-    Loopback, MemoryRegion, Mtu, QpType, QueuePair, SendRequest,
+    ConnectOptions, Device, EmbeddedOptions, Instant, Loopback, Mtu, SendRequest,
     trace::{EventSink, NetworkEvent},
 };
 use softhca_tests::process::{self, Process, TEST_TIMEOUT, receive_line, send_line};
@@ -17,44 +17,16 @@ use std::task::{Poll, Waker};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-const ALL_ACCESS: AccessFlags =
-    AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_WRITE).union(AccessFlags::REMOTE_READ);
-
 pub const ROLES: &[Role] =
     &[("idle", run_idle), ("idle pair", run_idle_pair), ("idle daemon", run_idle_daemon)];
 
-struct ConnectedHost {
-    context: Context,
-    cq: CompletionQueue,
-    region: MemoryRegion,
-    qp: QueuePair,
-}
-
-impl ConnectedHost {
-    fn new(device: &Device) -> ConnectedHost {
-        let context = device.open();
-        let domain = context.allocate_protection_domain().unwrap();
-        let queue = context.create_completion_queue(1024).unwrap();
-        let region = domain.allocate_region(1 << 20, ALL_ACCESS).unwrap();
-        let pair = domain.create_queue_pair(QpType::Rc, &queue).build().unwrap();
-        ConnectedHost { context, cq: queue, region, qp: pair }
-    }
-
-    fn write(&self, id: u64, length: u32, to: &ConnectedHost) {
-        let entries = [self.region.sge(0, length)];
-        self.qp.post_send(&SendRequest::rdma_write(id, &entries, to.region.remote_address(0))).unwrap();
-    }
-
-    fn wait_success(&self) -> Completion {
-        let completion = self.cq.wait_for(TEST_TIMEOUT).expect("a completion");
-        assert!(completion.status.is_success(), "{completion:?}");
-        completion
-    }
+fn write(from: &ConnectedHost, id: u64, length: u32, to: &ConnectedHost) {
+    from.write(id, length, to.region.remote_address(0));
 }
 
 fn connect(devices: &[Device; 2], path: &ConnectOptions) -> [ConnectedHost; 2] {
-    let ends = [0, 1].map(|index| ConnectedHost::new(&devices[index]));
-    ends[0].qp.connect_both(&ends[1].qp, path).unwrap();
+    let ends = [0, 1].map(|index| ConnectedHost::new(&devices[index], 1 << 20));
+    ends[0].pair.connect_both(&ends[1].pair, path).unwrap();
     ends
 }
 
@@ -88,8 +60,8 @@ fn a_target_that_spins_on_its_memory_receives_data() {
         thread::scope(|scope| {
             scope.spawn(|| spin_until("the last byte never came", || b.region.read_at(99, 1) == [7]));
             a.region.write_at(0, &[7; 100]);
-            a.write(1, 100, &b);
-            a.wait_success();
+            write(&a, 1, 100, &b);
+            a.finish();
         });
         assert_eq!(b.region.read_at(0, 100), [7; 100]);
     }
@@ -100,11 +72,12 @@ fn a_sleeping_target_receives_data() {
     let [a, b] = connected();
     for round in 1..50 {
         a.region.write_at(0, &[round; 5000]);
-        a.write(1, 5000, &b);
-        a.qp.post_send(&SendRequest::rdma_read(2, &[a.region.sge(8192, 5000)], b.region.remote_address(0)))
+        write(&a, 1, 5000, &b);
+        a.pair
+            .post_send(&SendRequest::rdma_read(2, &[a.region.sge(8192, 5000)], b.region.remote_address(0)))
             .unwrap();
-        a.wait_success();
-        a.wait_success();
+        a.finish();
+        a.finish();
         assert_eq!(a.region.read_at(8192, 5000), vec![round; 5000]);
     }
 }
@@ -121,7 +94,7 @@ fn polling_never_sleeps() {
     let ends = connected();
     let before = voluntary_switches();
     for _ in 0..200_000 {
-        assert_eq!(ends[0].cq.poll(), None);
+        assert_eq!(ends[0].queue.poll(), None);
     }
     assert_eq!(voluntary_switches(), before);
 }
@@ -140,10 +113,10 @@ fn two_threads_post_to_and_poll_one_queue_pair() {
                 spin_until("not everything completed", || {
                     // Both threads stay within the send queue of 128.
                     if posted < EACH && posted < done.load(Ordering::Relaxed) / 2 + 50 {
-                        a.write(thread * EACH + posted, 64, b);
+                        write(&a, thread * EACH + posted, 64, b);
                         posted += 1;
                     }
-                    if let Some(completion) = a.cq.poll() {
+                    if let Some(completion) = a.queue.poll() {
                         assert!(completion.status.is_success(), "{completion:?}");
                         assert!(ids.lock().unwrap().insert(completion.wr_id));
                         done.fetch_add(1, Ordering::Relaxed);
@@ -169,8 +142,8 @@ fn a_caller_that_polls_a_device_with_both_ends_once_and_sleeps_does_not_block_pr
 fn poll_once_and_sleep([a, b]: &[ConnectedHost; 2]) {
     for round in 1..20 {
         a.region.write_at(0, &[round; 9000]);
-        a.write(u64::from(round), 9000, b);
-        let early = a.cq.poll();
+        write(&a, u64::from(round), 9000, b);
+        let early = a.queue.poll();
         spin_until("the data never came", || {
             thread::sleep(Duration::from_millis(2));
             b.region.read_at(8999, 1) == [round]
@@ -180,7 +153,7 @@ fn poll_once_and_sleep([a, b]: &[ConnectedHost; 2]) {
             let mut found = None;
             spin_until("the completion never came", || {
                 thread::sleep(Duration::from_millis(2));
-                found = a.cq.poll();
+                found = a.queue.poll();
                 found.is_some()
             });
             found.unwrap()
@@ -207,8 +180,8 @@ fn use_concurrently(devices: &[Device; 2]) {
                 let [a, b] = connect(devices, &ConnectOptions::default());
                 for round in 0..200 {
                     a.region.write_at(0, &[caller ^ round; 3000]);
-                    a.write(u64::from(round), 3000, &b);
-                    assert_eq!(a.wait_success().wr_id, u64::from(round));
+                    write(&a, u64::from(round), 3000, &b);
+                    assert_eq!(a.finish().wr_id, u64::from(round));
                     assert_eq!(b.region.read_at(0, 3000), [caller ^ round; 3000]);
                 }
             });
@@ -237,8 +210,8 @@ fn futures_never_drive_the_device() {
     // Control verbs may drive the device; polling a future must not.
     threads.0.lock().unwrap().clear();
     for id in 0..100 {
-        a.write(id, 5000, &b);
-        let mut next = pin!(a.cq.next());
+        write(&a, id, 5000, &b);
+        let mut next = pin!(a.queue.next());
         let mut context = std::task::Context::from_waker(Waker::noop());
         spin_until("the future never ended", || match next.as_mut().poll(&mut context) {
             Poll::Ready(completion) => {
@@ -254,15 +227,6 @@ fn futures_never_drive_the_device() {
     let seen = threads.0.lock().unwrap();
     assert!(!seen.is_empty());
     assert!(!seen.contains(&thread::current().id()), "the polling thread drove the device");
-}
-
-/// Stops other threads in the end, also in that of a test that fails.
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Eight threads take turns as driver of both cards. Their sends run on whichever processor they are on, and
@@ -289,17 +253,18 @@ fn packets_stay_in_order_whichever_thread_drives() {
         }
         for _ in 0..150 {
             for id in 0..16 {
-                a.write(id, 100_000, &b);
-                back_b.write(id, 3000, &back_a);
+                write(&a, id, 100_000, &b);
+                write(&back_b, id, 3000, &back_a);
                 let entries = [a.region.sge(1 << 18, 50_000)];
-                a.qp.post_send(&SendRequest::rdma_read(100 + id, &entries, b.region.remote_address(0)))
+                a.pair
+                    .post_send(&SendRequest::rdma_read(100 + id, &entries, b.region.remote_address(0)))
                     .unwrap();
             }
             for _ in 0..32 {
-                a.wait_success();
+                a.finish();
             }
             for _ in 0..16 {
-                back_b.wait_success();
+                back_b.finish();
             }
         }
         drop(stopped);
@@ -360,8 +325,8 @@ fn run_idle() {
 
 fn run_idle_pair() {
     let [a, b] = connected();
-    a.write(1, 5000, &b);
-    a.wait_success();
+    write(&a, 1, 5000, &b);
+    a.finish();
     send_line("ready");
     while receive_line().is_some() {}
 }

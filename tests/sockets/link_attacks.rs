@@ -1,6 +1,7 @@
 //! Attacks on link control over loopback, as another user of the machine can mount them: forged messages, addresses that
 //! hoard grants, and a port that restarts all the time. Connections of other hosts continue.
 
+use crate::StopOnDrop;
 use softhca::trace::{Event, EventSink, NetworkEvent};
 use softhca::{
     AccessFlags, CompletionQueue, ConnectOptions, Context, Device, EmbeddedOptions, Instant, MemoryRegion,
@@ -154,15 +155,6 @@ impl Attacker {
     fn request(&self) {
         let (needed, wanted) = (MAX_FRAME_CHARGE, 1 << 28);
         self.send(Body::Request(GrantRequest { consumed: 0, returned: 0, needed, wanted }));
-    }
-}
-
-/// Ends the attack when the test ends.
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Devices on real sockets: embedded ones, and the daemon with its clients. Many tests start processes.
 
+mod connected_host;
 mod counting_allocator;
 mod daemon;
 mod driving;
@@ -9,12 +10,23 @@ mod link_attacks;
 mod many_connections;
 mod no_loss;
 mod slow_port;
+mod stopped_receiver;
 
 use softhca_tests::process;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 /// A role of this binary in a process of its own, with its name.
 type Role = (&'static str, fn());
+
+/// Stops other threads in the end, also in that of a test that fails.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
 
 /// Held by a test that starts dozens of processes: two of them at once would measure the machine.
 fn crowd() -> MutexGuard<'static, ()> {

@@ -64,7 +64,9 @@ fn a_slow_host_behind_a_switch_slows_its_sender_without_loss() {
             let remote = ends[1].region.remote_address(id * 65_536);
             ends[0].pair.post_send(&SendRequest::rdma_write(id, &gather, remote)).unwrap();
         }
-        (0..16).for_each(|_| ends[0].finish());
+        for _ in 0..16 {
+            ends[0].finish();
+        }
     }
     wait_for(&mut control, "alice", "rp_cnp_handled");
     control.stop_recording().unwrap();
@@ -187,7 +189,9 @@ fn a_slow_host_pauses_and_resumes_a_sender_in_another_daemon() {
             let remote = ends[1].region.remote_address(id * 65_536);
             ends[0].pair.post_send(&SendRequest::rdma_write(id, &gather, remote)).unwrap();
         }
-        (0..16).for_each(|_| ends[0].finish());
+        for _ in 0..16 {
+            ends[0].finish();
+        }
     }
     let alice = ends[0].context.address().to_string();
     let ports = controls[1].ports().unwrap();

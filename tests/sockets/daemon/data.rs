@@ -1,69 +1,12 @@
 //! Two processes with one daemon: every operation, between two hosts and on one.
 
 use super::process::{self, Process, TEST_TIMEOUT, TestDaemon, receive_line, send_line};
+pub use crate::connected_host::{ALL_ACCESS, ConnectedHost};
 use softhca::{
-    AccessFlags, CompletionQueue, CompletionStatus, ConnectOptions, Context, Device, Endpoint, Error, Gid,
-    MemoryRegion, MemoryWindowBind, MemoryWindowType, Operation, ProtectionDomain, Psn, QpType, Qpn,
-    QueuePair, ReceiveRequest, RemoteAddress, RemoteKey, SendRequest,
+    AccessFlags, CompletionStatus, ConnectOptions, Device, MemoryWindowBind, MemoryWindowType, Operation,
+    ReceiveRequest, RemoteAddress, RemoteKey, SendRequest,
 };
 use std::ptr::NonNull;
-
-pub const ALL_ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
-    .union(AccessFlags::REMOTE_WRITE)
-    .union(AccessFlags::REMOTE_READ)
-    .union(AccessFlags::REMOTE_ATOMIC);
-
-/// One end of a connection with its resources.
-pub struct ConnectedHost {
-    pub context: Context,
-    pub domain: ProtectionDomain,
-    pub queue: CompletionQueue,
-    pub pair: QueuePair,
-    pub region: MemoryRegion,
-}
-
-impl ConnectedHost {
-    pub fn new(device: &Device, bytes: u64) -> ConnectedHost {
-        ConnectedHost::try_new(device, bytes).unwrap()
-    }
-
-    /// The same where the daemon may end meanwhile.
-    pub fn try_new(device: &Device, bytes: u64) -> Result<ConnectedHost, Error> {
-        let context = device.open();
-        let domain = context.allocate_protection_domain()?;
-        let queue = context.create_completion_queue(256)?;
-        let pair = domain.create_queue_pair(QpType::Rc, &queue).build()?;
-        let region = domain.allocate_region(bytes, ALL_ACCESS)?;
-        Ok(ConnectedHost { context, domain, queue, pair, region })
-    }
-
-    /// The connection data for the other end, as a line.
-    pub fn open_device(&self) -> String {
-        let Endpoint { gid, qpn: queue_pair, psn } = self.pair.endpoint();
-        let gid: Vec<String> = gid.0.iter().map(|byte| byte.to_string()).collect();
-        let RemoteAddress { address, rkey: key } = self.region.remote_address(0);
-        format!("{} {} {} {address} {}", gid.join(","), queue_pair.value(), psn.value(), key.0)
-    }
-
-    /// Connects to the end that wrote the line, and returns its remote address.
-    pub fn connect(&self, card: &str) -> RemoteAddress {
-        let fields: Vec<&str> = card.split(' ').collect();
-        let bytes: Vec<u8> = fields[0].split(',').map(|byte| byte.parse().unwrap()).collect();
-        let number = |index: usize| fields[index].parse::<u64>().unwrap();
-        let peer = Endpoint {
-            gid: Gid(bytes.try_into().unwrap()),
-            qpn: Qpn::new(number(1) as u32),
-            psn: Psn::new(number(2) as u32),
-        };
-        self.pair.connect(&peer, &ConnectOptions::default()).unwrap();
-        RemoteAddress { address: number(3), rkey: RemoteKey(number(4) as u32) }
-    }
-
-    pub fn finish(&self) {
-        let completion = self.queue.wait_for(TEST_TIMEOUT).expect("a completion");
-        assert!(completion.status.is_success(), "{completion:?}");
-    }
-}
 
 /// Echoes every message until standard input ends.
 pub fn run_echo() {
@@ -236,7 +179,9 @@ fn measure() {
                 let entries = [end.region.sge(0, 1 << 20)];
                 end.pair.post_send(&SendRequest::rdma_write(id, &entries, remote)).unwrap();
             }
-            (0..16).for_each(|_| end.finish());
+            for _ in 0..16 {
+                end.finish();
+            }
             let rate = 1000.0 * 1.048_576e-3 / started.elapsed().as_secs_f64();
             println!(
                 "linger {linger:>3} us, alice to {theirs:<5}: 64 B one way p50 {:?} p99 {:?}, 1 MiB writes {rate:.2} GB/s",

@@ -299,7 +299,9 @@ fn control_calls_are_answered_while_the_device_is_busy() {
         let domain = end.context.allocate_protection_domain().unwrap();
         drop(domain.allocate_region(4096, ALL_ACCESS).unwrap());
         daemon.control().status().unwrap();
-        (0..8).for_each(|_| end.finish());
+        for _ in 0..8 {
+            end.finish();
+        }
     }
 }
 
