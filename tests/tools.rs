@@ -10,7 +10,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 /// Tests that run at once, per processor, and at most: a browser and the processes of a program take memory.
-const TESTS_PER_PROCESSOR: usize = 6;
+const TESTS_PER_PROCESSOR: usize = 4;
 const MAX_TESTS: usize = 32;
 
 /// Longer than any test takes. A test that does not end by itself ends its binary, so that no run of the tests hangs.
@@ -84,17 +84,20 @@ pub type Group = (&'static str, fn() -> Vec<Trial>);
 
 /// Runs groups of tests. `--list` and filters show a test of the group `g` as `[g] name`.
 ///
-/// The tests wait for other processes most of the time, so more of them run at once than there are processors. The groups
-/// take turns: tests that compute run beside tests that wait.
+/// The tests wait for other processes most of the time, so more of them run at once than there are processors. Each group
+/// is spread over the whole run: programs that poll run beside tests that wait.
 pub fn run_groups(groups: &[Group]) -> ExitCode {
-    let trials = |&(group, trials): &Group| trials().into_iter().map(move |trial| trial.with_kind(group));
-    let mut waiting: Vec<_> = groups.iter().map(trials).collect();
     let mut order = Vec::new();
-    while waiting.iter().any(|trials| trials.len() > 0) {
-        order.extend(waiting.iter_mut().filter_map(Iterator::next));
+    for (group, trials) in groups {
+        let trials = trials();
+        let count = trials.len();
+        let places = (0..count).map(|index| index * 1000 / count);
+        order.extend(places.zip(trials.into_iter().map(|trial| trial.with_kind(*group))));
     }
+    order.sort_by_key(|(place, _)| *place);
+    let trials = order.into_iter().map(|(_, trial)| trial).collect();
     let mut arguments = Arguments::from_args();
     let processors = std::thread::available_parallelism().map_or(1, Into::into);
     arguments.test_threads.get_or_insert((TESTS_PER_PROCESSOR * processors).min(MAX_TESTS));
-    libtest_mimic::run(&arguments, order).exit_code()
+    libtest_mimic::run(&arguments, trials).exit_code()
 }
