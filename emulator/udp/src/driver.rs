@@ -51,7 +51,7 @@ const COUNTERS_INTERVAL: Duration = Duration::from_millis(1);
 pub enum IcrcCheck {
     /// Accept only identifications 0 to 63.
     Strict,
-    /// Strict for native peers, any identification for foreign peers.
+    /// Strict for native peers, any identification for foreign and for unknown peers.
     #[default]
     Auto,
     /// Do not check.

@@ -37,7 +37,10 @@ const STALLED_AFTER: u64 = 250 * MILLISECOND;
 /// because their link control port is closed. A native port may reply late on a network that still resolves its
 /// address.
 const FOREIGN_AFTER: u64 = 3000 * MILLISECOND;
-/// The longest interval between two HELLOs.
+/// The interval of HELLOs to a foreign port. Linux sends one ICMP error per second to a host, which other processes need
+/// to detect the same port.
+const FOREIGN_HELLO_INTERVAL: u64 = 5000 * MILLISECOND;
+/// The longest interval between two HELLOs to a port that may be native.
 const MAX_HELLO_INTERVAL: u64 = 100 * MILLISECOND;
 /// The most silence that counts between two calls of `expire`: a port that was stopped itself does not count that
 /// time against its peers.
@@ -259,6 +262,19 @@ impl LinkControl {
     /// The state of `peer`, if it is known.
     pub fn state(&self, peer: PeerPort) -> Option<PeerState> {
         self.peers.get(&peer).map(|peer| peer.state)
+    }
+
+    /// Whether `peer` has proved that it has link control. An unknown peer may be foreign.
+    pub fn is_native(&self, peer: PeerPort) -> bool {
+        self.peers
+            .get(&peer)
+            .is_some_and(|peer| peer.supports_link_control && peer.state != PeerState::Foreign)
+    }
+
+    /// Whether HELLO is being sent to a peer that may be foreign.
+    pub fn is_asking(&self) -> bool {
+        let mut peers = self.peers.values();
+        peers.any(|peer| peer.state == PeerState::Probing && !peer.supports_link_control)
     }
 
     /// The peer, inserted if it is new; `None` if there are too many, or if the address is internal.
@@ -494,7 +510,7 @@ impl LinkControl {
                     if now >= peer.next_hello_at {
                         let is_used = now < peer.last_used_at + IDLE_AFTER;
                         peer.pending_hello = is_used.then_some(ExchangeKind::Query);
-                        peer.next_hello_at = now + IDLE_HEARTBEAT_INTERVAL;
+                        peer.next_hello_at = now + FOREIGN_HELLO_INTERVAL;
                     }
                 }
                 PeerState::Dead => {}

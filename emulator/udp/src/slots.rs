@@ -87,11 +87,17 @@ impl SlotGroup {
     }
 }
 
+/// No slot has this number.
+const ASKING: u16 = u16::MAX;
+
 /// Opens a socket that sends from a port of an address which the kernel chooses.
 pub type OpenSendSocket = Box<dyn FnMut(IpAddr) -> io::Result<OwnedFd> + Send>;
 
 /// The sockets that send to processes which share an address. The kernel of a receiver merges datagrams from one port
 /// before it looks at their slots. Each slot therefore has a port of its own.
+///
+/// One more socket asks unknown ports for link control. The kernel gives an ICMP error about the shared port to any socket of
+/// the group, and the process that asked would not see the answer of a foreign peer.
 #[derive(Default)]
 pub(crate) struct SendSockets {
     /// By source address and destination slot; `None` if it could not be opened.
@@ -115,9 +121,17 @@ impl SendSockets {
         socket.as_mut()
     }
 
-    /// All sockets, with the slot that each sends to.
-    pub fn iter(&self) -> impl Iterator<Item = (u16, &RoceSocket)> {
-        self.sockets.iter().filter_map(|((_, slot), socket)| Some((*slot, socket.as_ref()?)))
+    /// The socket that asks from `source` whether a port has link control.
+    pub fn asking_socket(&mut self, source: IpAddr) -> Option<&mut RoceSocket> {
+        self.socket(source, ASKING)
+    }
+
+    /// All sockets, with the slot that each sends to; `None` for those that ask for link control.
+    pub fn iter(&self) -> impl Iterator<Item = (Option<u16>, &RoceSocket)> {
+        let is_asking = |slot: u16| slot == ASKING;
+        self.sockets.iter().filter_map(move |((_, slot), socket)| {
+            Some(((!is_asking(*slot)).then_some(*slot), socket.as_ref()?))
+        })
     }
 }
 

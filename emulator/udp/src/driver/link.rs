@@ -16,17 +16,19 @@ use softhca_engine::{Instant, LinkReject, PacketBatch, TransmitGate};
 use softhca_fabric::{Frame, NetworkEvent, Stage};
 use softhca_queue::PacketChunk;
 use softhca_wire::cm::PacketTarget;
-use softhca_wire::link_control::{LINK_PORT, Message, Pause};
+use softhca_wire::link_control::{Body, ExchangeKind, Hello, LINK_PORT, Message, Pause};
 use softhca_wire::{AddressHeaders, MacAddress, Malformed, Qpn, ROCE_PORT};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 /// The longest time between two reads of the link sockets while a caller polls.
 const LINK_POLL_INTERVAL: u64 = 20_000;
 /// How often the error queues are read while no descriptor reports an error.
 const ERROR_QUEUE_POLL_INTERVAL: u64 = 100_000_000;
+/// How often they are read while a peer that may be foreign is asked for link control.
+const ASKING_INTERVAL: u64 = 500_000;
 /// How often rejected link control messages are logged, per reason.
 const REJECT_LOG_INTERVAL: u64 = 100_000_000;
 /// The most batches of link control that one poll reads: a flood of them must not stop the driver.
@@ -211,7 +213,10 @@ impl Port {
     /// Reads link control if it is due, and at once if a destination waits for a grant. Returns whether it did, or whether
     /// the error queues changed a link.
     fn poll(&mut self, now: u64) -> io::Result<bool> {
-        if now >= self.error_queues_polled_at + ERROR_QUEUE_POLL_INTERVAL {
+        let unpolled_for = now.saturating_sub(self.error_queues_polled_at);
+        if unpolled_for >= ERROR_QUEUE_POLL_INTERVAL
+            || unpolled_for >= ASKING_INTERVAL && self.links.is_asking()
+        {
             self.error_queues_polled_at = now;
             self.poll_error_queues(now)?;
         }
@@ -224,11 +229,15 @@ impl Port {
                 sockets.link.receive(&mut self.link_batch)?;
                 for datagram in self.link_batch.datagrams() {
                     let peer = datagram.source.ip();
+                    let is_link_port = datagram.source.port() == LINK_PORT;
                     let result = match Message::parse(datagram.bytes) {
-                        _ if datagram.source.port() != LINK_PORT => Err(LinkReject::NoSuchPort),
-                        Ok(message) => self.links.on_message(peer, &message, now),
+                        // A process of several that share the port asks from a port of its own.
+                        Ok(message) if is_link_port || is_question(&message) => {
+                            self.links.on_message(peer, &message, now)
+                        }
+                        _ if !is_link_port => Err(LinkReject::NoSuchPort),
                         Err(Malformed::Version { version, .. }) => Err(LinkReject::Version(version)),
-                        Err(_) => Err(LinkReject::Malformed),
+                        _ => Err(LinkReject::Malformed),
                     };
                     if let Err(reason) = result {
                         self.rejects.add(peer, reason);
@@ -249,9 +258,13 @@ impl Port {
         let sockets = self.sockets.by_address().flat_map(|sockets| {
             [(UnreachablePort::Roce, 0, &sockets.roce), (UnreachablePort::Link, 0, &sockets.link)]
         });
-        let flow_sockets = self.flow_sockets.iter().flat_map(FlowSockets::iter).map(|socket| (0, socket));
+        let flow_sockets =
+            self.flow_sockets.iter().flat_map(FlowSockets::iter).map(|socket| (Some(0), socket));
         let senders = flow_sockets.chain(self.send_sockets.iter());
-        let senders = senders.map(|(slot, socket)| (UnreachablePort::Roce, slot, socket));
+        let senders = senders.map(|(slot, socket)| match slot {
+            Some(slot) => (UnreachablePort::Roce, slot, socket),
+            None => (UnreachablePort::Link, 0, socket),
+        });
         for (port, slot, socket) in sockets.chain(senders) {
             for _ in 0..MAX_ERRORS_PER_POLL {
                 let Some(error) = socket.poll_error()? else { break };
@@ -269,8 +282,15 @@ impl Port {
         while let Some((peer, mut message)) = self.links.transmit(now) {
             let source = self.sockets.for_destination(peer.address).address();
             message.slots.source_port = self.source_port(peer, source, ROCE_PORT);
+            // Nothing but the own error queue tells a process of several that share the port that a peer is foreign.
+            let asks = self.links.slot().bits > 0 && is_question(&message) && !self.links.is_native(peer);
+            let asking = asks.then(|| self.send_sockets.asking_socket(source)).flatten();
             let (peer, bytes) = (peer.address, message.emit());
-            match self.sockets.for_destination_mut(peer).link.send_batch(peer, 0, bytes.len(), &bytes) {
+            let socket = match asking {
+                Some(socket) => socket,
+                None => &mut self.sockets.for_destination_mut(peer).link,
+            };
+            match socket.send_batch_to(SocketAddr::new(peer, LINK_PORT), 0, bytes.len(), &bytes) {
                 // Link control repeats every message until it has its effect: a lost one only costs time.
                 Ok(_) | Err(SendError::WouldBlock | SendError::NoBuffers | SendError::TooLarge) => {}
                 Err(SendError::SegmentationUnsupported) => {}
@@ -280,6 +300,11 @@ impl Port {
         }
         Ok(())
     }
+}
+
+/// Whether a message asks a port for its token. The answer goes to the link control port of the sender in any case.
+fn is_question(message: &Message) -> bool {
+    matches!(message.body, Body::Hello(Hello { exchange: ExchangeKind::Query, .. }))
 }
 
 /// Rejected link control messages, by reason. A log that shows every forged message would be an attack of its own.

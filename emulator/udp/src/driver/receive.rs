@@ -6,7 +6,7 @@ use super::{Driver, IcrcCheck};
 use crate::host_network::HostPort;
 use crate::multicast::MulticastGroups;
 use crate::reorder::{EarlyFrame, FlowKey, ReorderBuffer};
-use crate::{Chunk, LinkControl, MAX_BATCH_SEGMENTS, PeerPort, PeerState, ReceiveBatch};
+use crate::{Chunk, LinkControl, MAX_BATCH_SEGMENTS, PeerPort, ReceiveBatch};
 use softhca_control::HandedOverPacket;
 use softhca_engine::{Context, Hca, Instant, MadOwner};
 use softhca_fabric::{ExternalPortUpdate, Frame, Origin, Stage};
@@ -162,8 +162,8 @@ impl PacketReceiver {
             if is_unicast { links.record_received(peer, chunk.charge(), now.nanos()) } else { 0 };
         // Only packets of native peers pass the switch of this host: a foreign peer cannot be paused.
         let network = network.filter(|_| is_unicast && links.is_established(peer));
-        let identification_limit = match (check, links.state(peer)) {
-            (IcrcCheck::Auto, Some(PeerState::Foreign) | None) if !links.is_local(peer) => 65_536,
+        let identification_limit = match check {
+            IcrcCheck::Auto if !links.is_local(peer) && !links.is_native(peer) => 65_536,
             _ => MAX_BATCH_SEGMENTS as u32,
         };
         let in_order = links.transmits_in_order(peer);

@@ -4,6 +4,7 @@
 mod bare;
 mod congestion;
 mod flood;
+mod foreign;
 mod grants;
 mod loopback;
 mod socket;

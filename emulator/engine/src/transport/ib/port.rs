@@ -55,10 +55,13 @@ impl Hca {
         } else if let Some(window) = self.state.peer_windows.remove(&peer) {
             self.state.transmit_queue.extend(window.waiting);
         }
+        let has_other_recovery = self.state.settings.recovery != self.state.settings.foreign_recovery;
         for qpn in self.queue_pairs.numbers(|qp| qp.addressing.destination == peer) {
-            if let Some(qp) = self.queue_pairs.get_mut(qpn) {
-                qp.requester.windowed = 0;
-                qp.update_window(&mut self.state, false);
+            let Some(qp) = self.queue_pairs.get_mut(qpn) else { continue };
+            qp.requester.windowed = 0;
+            qp.update_window(&mut self.state, false);
+            if has_other_recovery && qp.state.accepts_requests() {
+                ctx.emit(Event::QpConfigured { qp: qp.qpn, configuration: qp.configuration(&self.state) });
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Traffic of a host to itself, through its socket and inside the HCA: the outcomes are equal, and internal traffic
 //! uses no link.
 
-mod harness;
+pub mod harness;
 
 use harness::{Host, QKEY, QUARTER, RecordedTraffic, drive, for_each_loopback, free_address, once};
 use softhca_engine::{AddressVector, Memory, MemoryId, ModifyQp, PortState, QpState, QpType, Recovery};
