@@ -60,6 +60,28 @@ pub(super) struct Port {
     error_queues_polled_at: u64,
 }
 
+/// The way of packets out of the port.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Egress {
+    /// The switches of the host network.
+    Network,
+    /// The process with slot 0 of the own host, which finds their receiver.
+    HandOver,
+    /// The HCA receives them from the buffer in which it built them.
+    Internal(PeerPort),
+    /// Shared memory, to another process of the host.
+    Rings(PeerPort),
+    /// A socket.
+    Socket(PeerPort),
+}
+
+impl Egress {
+    /// Whether nothing but this library can see the packets.
+    pub fn stays_in_memory(self) -> bool {
+        matches!(self, Egress::Internal(_) | Egress::Rings(_))
+    }
+}
+
 impl Port {
     pub fn new(sockets: HostSockets, flow_sockets: Option<FlowSockets>, links: LinkControl) -> Port {
         Port {
@@ -80,40 +102,54 @@ impl Port {
         }
     }
 
-    /// The port in the host network, if that network leads to `destination`.
-    pub fn network_to(&self, destination: IpAddr) -> Option<&HostPort> {
-        self.network.as_ref().filter(|network| network.routes_to(destination))
+    /// The way of packets like this one to `destination`.
+    pub fn egress(&self, destination: IpAddr, packet: &[u8]) -> Egress {
+        self.egress_to(destination, PacketTarget::of(packet).qpn())
     }
 
-    /// The port that a packet with this addressing goes to.
-    pub fn destination_port(&self, destination: IpAddr, packet: &[u8]) -> PeerPort {
-        self.links.port_of(destination, PacketTarget::of(packet).qpn())
-    }
-
-    /// Whether packets to a port pass no socket.
-    pub fn stays_in_memory(&self, peer: PeerPort) -> bool {
-        self.links.is_internal(peer) || self.rings.is_some() && self.links.is_local(peer)
-    }
-
-    /// How many packets of `size` bytes the rings to a port have room for. `None` if sockets lead to it.
-    pub fn room_in_rings(&mut self, peer: PeerPort, size: usize, now: u64) -> Option<usize> {
-        if !self.links.is_local(peer) || self.links.is_internal(peer) {
-            return None;
+    /// The way of packets to `destination`. `target` is the number that leads to their receiver.
+    fn egress_to(&self, destination: IpAddr, target: Qpn) -> Egress {
+        if self.network.as_ref().is_some_and(|network| network.routes_to(destination)) {
+            return Egress::Network;
         }
-        let rings = self.rings.as_mut()?;
+        if self.is_handed_over(destination, target) {
+            return Egress::HandOver;
+        }
+        let peer = self.links.port_of(destination, target);
+        if self.links.is_internal(peer) {
+            return Egress::Internal(peer);
+        }
+        if self.rings.is_some() && self.links.is_local(peer) {
+            Egress::Rings(peer)
+        } else {
+            Egress::Socket(peer)
+        }
+    }
+
+    /// Whether the port admits one packet of `size` bytes now. If not, it is unblocked when it does.
+    pub fn admits(&mut self, egress: Egress, size: usize, now: u64) -> bool {
+        match egress {
+            Egress::Network | Egress::HandOver | Egress::Internal(_) => true,
+            Egress::Rings(peer) => self.room_in_rings(peer, size, now) > 0,
+            Egress::Socket(peer) => {
+                peer.address.is_multicast() || self.request_grant(peer, charge(size, 1), false, now)
+            }
+        }
+    }
+
+    /// How many packets of `size` bytes the rings to a port have room for.
+    fn room_in_rings(&mut self, peer: PeerPort, size: usize, now: u64) -> usize {
+        let Some(rings) = &mut self.rings else { return 0 };
         // A process that is gone has no rings: packets to it are dropped when they are sent.
         if let (Ok(Some(descriptor)), Some(wake_set)) = (rings.connect(peer.slot, now), &self.wake_set) {
             let _ = wake_set.add(descriptor);
         }
-        Some(rings.allowed(peer.slot, size))
+        rings.allowed(peer.slot, size)
     }
 
-    /// Sends packets to another process of the host. `None` if sockets lead to it.
-    pub fn send_in_rings(&mut self, peer: PeerPort, batch: &PacketBatch, bytes: &[u8]) -> Option<RingSend> {
-        if !self.links.is_local(peer) || self.links.is_internal(peer) {
-            return None;
-        }
-        let rings = self.rings.as_mut()?;
+    /// Sends packets to another process of the host.
+    pub fn send_in_rings(&mut self, peer: PeerPort, batch: &PacketBatch, bytes: &[u8]) -> RingSend {
+        let Some(rings) = &mut self.rings else { return RingSend::NoProcess };
         let is_second = self.sockets.address() != peer.address;
         let chunk = PacketChunk {
             length: bytes.len(),
@@ -121,31 +157,46 @@ impl Port {
             traffic_class: batch.addressing.traffic_class,
             address: is_second.into(),
         };
-        Some(rings.send(peer.slot, chunk, bytes))
+        rings.send(peer.slot, chunk, bytes)
     }
 
     /// Whether the process with slot 0 gives a packet to its receiver without a link. Such a packet is a MAD to the own
     /// host that names no process. `target` is the number that leads to its receiver.
-    pub fn is_handed_over(&self, destination: IpAddr, target: Qpn) -> bool {
+    fn is_handed_over(&self, destination: IpAddr, target: Qpn) -> bool {
         target.value() <= Qpn::GSI.value() && self.rings.is_some() && self.links.has_other_slot_0(destination)
     }
 
     /// Whether packets to a port leave from a socket for its slot: one of the hosts has several processes.
     fn uses_send_socket(&self, peer: PeerPort) -> bool {
         let bits = self.links.slot().bits | self.links.slot_bits(peer.address);
-        bits > 0 && !peer.address.is_multicast() && !self.stays_in_memory(peer)
+        bits > 0 && !peer.address.is_multicast()
     }
 
     /// The source port of packets to a port: that of their socket, or that of the flow with entropy, else 4791.
-    pub fn source_port(&mut self, peer: PeerPort, source: IpAddr, flow_port: u16) -> u16 {
+    fn source_port(&mut self, peer: PeerPort, source: IpAddr, flow_port: u16) -> u16 {
         if self.uses_send_socket(peer) {
             let socket = self.send_sockets.socket(source, peer.slot);
             return socket.map_or(ROCE_PORT, |socket| socket.local_address().port());
         }
+        self.flow_source_port(source, flow_port)
+    }
+
+    fn flow_source_port(&mut self, source: IpAddr, flow_port: u16) -> u16 {
         match &mut self.flow_sockets {
             Some(sockets) => sockets.source_port_for(source, flow_port),
             None => ROCE_PORT,
         }
+    }
+
+    /// Sets the source port of packets that leave this way.
+    pub fn assign_source_port(&mut self, egress: Egress, addressing: &mut AddressHeaders) {
+        let AddressHeaders { source, source_port, .. } = *addressing;
+        addressing.source_port = match egress {
+            Egress::Network => source_port,
+            Egress::HandOver => ROCE_PORT,
+            Egress::Internal(_) | Egress::Rings(_) => self.flow_source_port(source, source_port),
+            Egress::Socket(peer) => self.source_port(peer, source, source_port),
+        };
     }
 
     /// The socket that packets with this addressing leave from.
@@ -194,7 +245,9 @@ impl Port {
     }
 
     pub fn is_blocked_on_grant(&self, frame: &Frame) -> bool {
-        let peer = self.destination_port(frame.addressing.destination, &frame.bytes);
+        let Egress::Socket(peer) = self.egress(frame.addressing.destination, &frame.bytes) else {
+            return false;
+        };
         self.blocked_on_grant.contains_key(&peer)
     }
 
@@ -378,26 +431,31 @@ impl TransmitGate for PortGate<'_> {
         if destination.is_multicast() {
             return usize::MAX;
         }
-        if let Some(network) = port.network.as_mut().filter(|network| network.routes_to(destination)) {
+        let egress = port.egress_to(destination, destination_qp);
+        if let (Egress::Network, Some(network)) = (egress, &mut port.network) {
             return network.can_send(destination, *paused_priorities).into();
         }
-        let peer = port.links.port_of(destination, destination_qp);
         // A packet does not carry its service level: a peer derives the priority from the DSCP.
+        let peer = port.links.port_of(destination, destination_qp);
         if port.pauses.mask(peer) >> (addressing.traffic_class >> 5) & 1 == 1 {
             port.blocked_on_pause.insert(peer);
             return 0;
         }
-        if port.links.is_internal(peer) || port.is_handed_over(destination, destination_qp) {
-            return usize::MAX;
+        match egress {
+            Egress::Network | Egress::HandOver | Egress::Internal(_) => usize::MAX,
+            Egress::Rings(peer) => port.room_in_rings(peer, size, *now),
+            Egress::Socket(peer) => {
+                if !port.request_grant(peer, charge(size, 1), is_unacknowledged, *now) {
+                    return 0;
+                }
+                let allowance = port.allowance(peer, is_unacknowledged, *now);
+                port.sockets.for_destination(destination).roce.max_segments_within(
+                    destination,
+                    size,
+                    allowance,
+                )
+            }
         }
-        if let Some(room) = port.room_in_rings(peer, size, *now) {
-            return room;
-        }
-        if !port.request_grant(peer, charge(size, 1), is_unacknowledged, *now) {
-            return 0;
-        }
-        let allowance = port.allowance(peer, is_unacknowledged, *now);
-        port.sockets.for_destination(destination).roce.max_segments_within(destination, size, allowance)
     }
 
     fn slot_bits(&self, address: IpAddr) -> u8 {

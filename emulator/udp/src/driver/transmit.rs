@@ -2,7 +2,7 @@
 //! the HCA. Keeps what the kernel does not accept at once.
 
 use super::engine::{Engine, frame_event};
-use super::link::{Port, PortGate, is_peer_error};
+use super::link::{Egress, Port, PortGate, is_peer_error};
 use super::receive::{Arrival, PacketReceiver};
 use super::{IcrcCheck, MAX_BATCHES_PER_POLL};
 use crate::fault_injector::FaultInjector;
@@ -11,7 +11,6 @@ use crate::{Chunk, MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, PeerPort, SendError, cha
 use softhca_control::HandedOverPacket;
 use softhca_engine::{Instant, PacketBatch};
 use softhca_fabric::{EventSink, Frame, Stage};
-use softhca_wire::cm::PacketTarget;
 use softhca_wire::{AddressHeaders, ICRC_LEN, Icrc, Qpn, ROCE_PORT};
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -55,7 +54,7 @@ impl Transmitter {
         port: &mut Port,
         receiver: &mut PacketReceiver,
     ) -> io::Result<bool> {
-        if !self.send_pending(now, port, &mut *engine.sink)? {
+        if !self.send_pending(now, port)? {
             return Ok(false);
         }
         if self.fault_injector.take_if(|faults| faults.is_idle()).is_some() {
@@ -68,32 +67,15 @@ impl Transmitter {
         for _ in 0..MAX_BATCHES_PER_POLL {
             let Some(mut batch) = self.next_batch(now, engine, port, MAX_BATCH_SEGMENTS) else { break };
             moved = true;
-            if self.send_to_host_network(now, &batch, port, &mut *engine.sink) {
-                continue;
-            }
-            if self.hand_over(now, &batch, port, receiver, &mut *engine.sink) {
-                continue;
-            }
-            let peer = self.assign_source_port(&mut batch.addressing, port);
-            if port.stays_in_memory(peer) && !engine.sink.is_enabled() {
+            let egress = port.egress(batch.addressing.destination, &self.buffer);
+            port.assign_source_port(egress, &mut batch.addressing);
+            // Packets that only this host sees need no ICRC: nothing changes them on the way.
+            if egress.stays_in_memory() && !engine.sink.is_enabled() {
                 self.clear_icrcs(&batch);
             } else {
-                self.write_icrcs(now, &batch, peer, 0, port, &mut *engine.sink);
+                self.write_icrcs(now, &batch, egress, port, &mut *engine.sink);
             }
-            if port.links.is_internal(peer) {
-                // Nothing can have changed the packets since.
-                let arrival = self.loopback_arrival(&batch, peer, IcrcCheck::Ignore);
-                receiver.receive_chunk(now, arrival, engine, &mut port.links, port.network.as_ref());
-                continue;
-            }
-            if let Some(result) = port.send_in_rings(peer, &batch, &self.buffer[..batch.bytes]) {
-                if result == RingSend::NoProcess {
-                    self.drop_batch(now, &batch, engine);
-                }
-                continue;
-            }
-            self.pending = Some(PendingBatch { batch, peer, sent_bytes: 0 });
-            if !self.send_pending(now, port, &mut *engine.sink)? {
+            if !self.send(now, egress, batch, IcrcCheck::Ignore, engine, port, receiver)? {
                 break;
             }
         }
@@ -115,15 +97,52 @@ impl Transmitter {
         })
     }
 
-    /// The batch in the buffer as a chunk that arrives at this host.
-    fn loopback_arrival(&self, batch: &PacketBatch, peer: PeerPort, check: IcrcCheck) -> Arrival<'_> {
+    /// Sends the packets in the buffer. Returns whether the port takes more.
+    fn send(
+        &mut self,
+        now: Instant,
+        egress: Egress,
+        batch: PacketBatch,
+        check: IcrcCheck,
+        engine: &mut Engine,
+        port: &mut Port,
+        receiver: &mut PacketReceiver,
+    ) -> io::Result<bool> {
+        let bytes = &self.buffer[..batch.bytes];
         let AddressHeaders { source, source_port, destination, traffic_class, .. } = batch.addressing;
-        let source = SocketAddr::new(source, source_port);
-        let (segment_size, bytes) = (batch.segment_size, &self.buffer[..batch.bytes]);
-        Arrival { chunk: Chunk { source, traffic_class, segment_size, bytes }, peer, destination, check }
+        match egress {
+            Egress::Network => {
+                let frame = Frame::new(batch.addressing, bytes.to_vec());
+                if let Some(network) = &port.network {
+                    network.send(Frame { service_level: batch.service_level, ..frame });
+                }
+            }
+            Egress::HandOver => {
+                let source = SocketAddr::new(source, ROCE_PORT);
+                receiver.misdelivered.extend(bytes.chunks(batch.segment_size).map(|packet| {
+                    HandedOverPacket { slot: 0, source, destination, traffic_class, bytes: packet.to_vec() }
+                }));
+            }
+            Egress::Internal(peer) => {
+                let source = SocketAddr::new(source, source_port);
+                let chunk = Chunk { source, traffic_class, segment_size: batch.segment_size, bytes };
+                let arrival = Arrival { chunk, peer, destination, check };
+                receiver.receive_chunk(now, arrival, engine, &mut port.links, port.network.as_ref());
+            }
+            Egress::Rings(peer) => {
+                if port.send_in_rings(peer, &batch, bytes) == RingSend::NoProcess {
+                    self.drop_batch(now, &batch, engine);
+                }
+            }
+            Egress::Socket(peer) => {
+                self.pending = Some(PendingBatch { batch, peer, sent_bytes: 0 });
+                return self.send_pending(now, port);
+            }
+        }
+        Ok(true)
     }
 
-    /// Leaves the ICRC out of packets that only this host sees: their receivers do not check it.
+    /// Leaves the ICRC out of the packets in the buffer.
     fn clear_icrcs(&mut self, batch: &PacketBatch) {
         for packet in self.buffer[..batch.bytes].chunks_mut(batch.segment_size) {
             if let Some(icrc) = packet.last_chunk_mut::<ICRC_LEN>() {
@@ -132,32 +151,48 @@ impl Transmitter {
         }
     }
 
-    /// Writes the ICRC of each packet from byte `from` on, with the IPv4 identification that the kernel will use.
-    /// Internal packets get the identifications of one GSO send.
+    /// Writes the ICRC of each packet in the buffer, with the IPv4 identification that it will have.
     fn write_icrcs(
         &mut self,
         now: Instant,
         batch: &PacketBatch,
-        peer: PeerPort,
-        from: usize,
+        egress: Egress,
         port: &mut Port,
         sink: &mut dyn EventSink,
     ) {
         let mut addressing = batch.addressing;
-        let is_observed = from == 0 && sink.is_enabled();
-        let is_internal = port.links.is_local(peer);
-        let socket = port.egress_socket(&addressing, peer);
-        for (index, packet) in self.buffer[from..batch.bytes].chunks_mut(batch.segment_size).enumerate() {
-            addressing.identification = if is_internal { index as u16 } else { socket.identification(index) };
+        let is_enabled = sink.is_enabled();
+        let socket = match egress {
+            Egress::Socket(peer) => Some(port.egress_socket(&addressing, peer)),
+            _ => None,
+        };
+        for (index, packet) in self.buffer[..batch.bytes].chunks_mut(batch.segment_size).enumerate() {
+            addressing.identification = match (&socket, egress) {
+                // The kernel chooses the identification.
+                (Some(socket), _) => socket.identification(index),
+                (None, Egress::Network) => addressing.identification,
+                // As in one GSO send.
+                (None, _) => index as u16,
+            };
             Icrc::write(&addressing, packet);
-            if is_observed {
+            if is_enabled {
                 sink.on_event(now, &frame_event(Stage::Admitted, &addressing, packet));
             }
         }
     }
 
+    /// Writes the ICRCs of a batch again, from byte `from` on: the kernel will use other identifications.
+    fn rewrite_icrcs(&mut self, batch: &PacketBatch, peer: PeerPort, from: usize, port: &mut Port) {
+        let mut addressing = batch.addressing;
+        let socket = port.egress_socket(&addressing, peer);
+        for (index, packet) in self.buffer[from..batch.bytes].chunks_mut(batch.segment_size).enumerate() {
+            addressing.identification = socket.identification(index);
+            Icrc::write(&addressing, packet);
+        }
+    }
+
     /// Hands the pending batch to the kernel. Returns whether nothing of it is left.
-    fn send_pending(&mut self, now: Instant, port: &mut Port, sink: &mut dyn EventSink) -> io::Result<bool> {
+    fn send_pending(&mut self, now: Instant, port: &mut Port) -> io::Result<bool> {
         while let Some(PendingBatch { batch, peer, sent_bytes }) = &mut self.pending {
             let peer = *peer;
             let PacketBatch { addressing, segment_size, is_unacknowledged, .. } = *batch;
@@ -192,7 +227,7 @@ impl Transmitter {
                 Err(SendError::WouldBlock | SendError::NoBuffers) => return Ok(false),
                 Err(SendError::SegmentationUnsupported) => {
                     let (batch, from) = (*batch, *sent_bytes);
-                    self.write_icrcs(now, &batch, peer, from, port, sink);
+                    self.rewrite_icrcs(&batch, peer, from, port);
                 }
                 // A packet that exceeds the path MTU is lost, as on any network; the peer detects the gap.
                 Err(SendError::TooLarge) => self.pending = None,
@@ -215,8 +250,9 @@ impl Transmitter {
         for _ in 0..MAX_BATCH_SEGMENTS {
             let Some(mut batch) = self.next_batch(now, engine, port, 1) else { break };
             moved = true;
-            let peer = self.assign_source_port(&mut batch.addressing, port);
-            self.write_icrcs(now, &batch, peer, 0, port, &mut *engine.sink);
+            let egress = port.egress(batch.addressing.destination, &self.buffer);
+            port.assign_source_port(egress, &mut batch.addressing);
+            self.write_icrcs(now, &batch, egress, port, &mut *engine.sink);
             let frame = Frame {
                 service_level: batch.service_level,
                 ..Frame::new(batch.addressing, self.buffer[..batch.bytes].to_vec())
@@ -228,21 +264,9 @@ impl Transmitter {
         while let Some(faults) = &mut self.fault_injector {
             faults.expire(now, &mut *engine.sink);
             let Some(frame) = faults.pop_due(now.nanos()) else { break };
-            let (destination, length) = (frame.addressing.destination, frame.bytes.len());
-            if let Some(network) = port.network_to(destination) {
-                network.send(frame);
-                moved = true;
-                continue;
-            }
-            let peer = port.destination_port(destination, &frame.bytes);
-            let is_internal = port.links.is_internal(peer);
-            let in_rings = port.room_in_rings(peer, length, now.nanos());
-            if in_rings == Some(0) {
-                faults.requeue(now.nanos(), frame);
-                break;
-            }
-            let is_exempt = is_internal || destination.is_multicast() || in_rings.is_some();
-            if !is_exempt && !port.request_grant(peer, charge(length, 1), false, now.nanos()) {
+            let length = frame.bytes.len();
+            let egress = port.egress(frame.addressing.destination, &frame.bytes);
+            if !port.admits(egress, length, now.nanos()) {
                 faults.requeue(now.nanos(), frame);
                 break;
             }
@@ -258,19 +282,7 @@ impl Transmitter {
                 service_level: frame.service_level,
                 elided_payload: 0,
             };
-            if is_internal {
-                let arrival = self.loopback_arrival(&batch, peer, receiver.icrc_check);
-                receiver.receive_chunk(now, arrival, engine, &mut port.links, port.network.as_ref());
-                continue;
-            }
-            if let Some(result) = port.send_in_rings(peer, &batch, &self.buffer[..batch.bytes]) {
-                if result == RingSend::NoProcess {
-                    self.drop_batch(now, &batch, engine);
-                }
-                continue;
-            }
-            self.pending = Some(PendingBatch { batch, peer, sent_bytes: 0 });
-            if !self.send_pending(now, port, &mut *engine.sink)? {
+            if !self.send(now, egress, batch, receiver.icrc_check, engine, port, receiver)? {
                 break;
             }
         }
@@ -285,59 +297,5 @@ impl Transmitter {
                 engine.call(now, |hca, ctx| hca.receive(ctx, &batch.addressing, transport));
             }
         }
-    }
-
-    /// Finds the destination of the packets in the buffer, and sets the port that they leave from.
-    fn assign_source_port(&self, addressing: &mut AddressHeaders, port: &mut Port) -> PeerPort {
-        let peer = port.destination_port(addressing.destination, &self.buffer);
-        addressing.source_port = port.source_port(peer, addressing.source, addressing.source_port);
-        peer
-    }
-
-    /// Puts the packets in the buffer among those for other slots, if slot 0 of the own host finds their receiver.
-    fn hand_over(
-        &mut self,
-        now: Instant,
-        batch: &PacketBatch,
-        port: &Port,
-        receiver: &mut PacketReceiver,
-        sink: &mut dyn EventSink,
-    ) -> bool {
-        let destination = batch.addressing.destination;
-        if !port.is_handed_over(destination, PacketTarget::of(&self.buffer).qpn()) {
-            return false;
-        }
-        let mut addressing = AddressHeaders { source_port: ROCE_PORT, ..batch.addressing };
-        for (index, packet) in self.buffer[..batch.bytes].chunks_mut(batch.segment_size).enumerate() {
-            addressing.identification = index as u16;
-            Icrc::write(&addressing, packet);
-            if sink.is_enabled() {
-                sink.on_event(now, &frame_event(Stage::Admitted, &addressing, packet));
-            }
-            receiver.misdelivered.push(HandedOverPacket {
-                slot: 0,
-                source: SocketAddr::new(addressing.source, ROCE_PORT),
-                destination,
-                traffic_class: addressing.traffic_class,
-                bytes: packet.to_vec(),
-            });
-        }
-        true
-    }
-
-    /// Hands the packet in the buffer to the host network, if that leads to its destination.
-    fn send_to_host_network(
-        &mut self,
-        now: Instant,
-        batch: &PacketBatch,
-        port: &Port,
-        sink: &mut dyn EventSink,
-    ) -> bool {
-        let Some(network) = port.network_to(batch.addressing.destination) else { return false };
-        let mut bytes = self.buffer[..batch.bytes].to_vec();
-        Icrc::write(&batch.addressing, &mut bytes);
-        sink.on_event(now, &frame_event(Stage::Admitted, &batch.addressing, &bytes));
-        network.send(Frame { service_level: batch.service_level, ..Frame::new(batch.addressing, bytes) });
-        true
     }
 }
