@@ -1,15 +1,13 @@
 //! A card in this process: callers drive it when they poll, a thread of its own when nobody does.
 
 use crate::backend::{Result, Runtime, check_process};
-#[cfg(target_os = "linux")]
-use crate::daemon::direct::DirectHost;
 use crate::exit_cards;
 use crate::local_backend::{CardRuntime, EventBus, LocalClient};
 use crate::memory::MemoryBlock;
 use crate::notifier::Notifier;
 use crate::real_clock::real_now;
 use crate::recording::DeviceRecordings;
-use crate::{Device, EndpointExchange, Entropy, Error, IcrcCheck, Loopback, Settings, VerbsError};
+use crate::{Device, EndpointExchange, Entropy, Error, IcrcCheck, Loopback, Settings};
 use softhca_engine::{
     AckPolicy, Attachments, Command, Context, DeviceLimits, Hca, Instant, MemoryId, Reply, ResponseOrder,
 };
@@ -18,8 +16,6 @@ use softhca_fabric::{
     SwitchSettings, Topology,
 };
 use softhca_queue::{SharedWords, SleepFlag};
-#[cfg(target_os = "linux")]
-use softhca_types::{ModifyQp, cm, reply};
 use softhca_udp::{
     DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, ProcessIdentity, ReceiveMemory,
     SharedDriver, SocketOptions, bind_host,
@@ -165,49 +161,47 @@ impl EventSink for EventForwarder {
     }
 }
 
+/// The host of a card. By default the process is a host of its own.
+pub(crate) trait CardHost: Send + Sync {
+    fn is_alive(&self) -> bool {
+        true
+    }
+    fn device_name(&self) -> &str {
+        "softhca0"
+    }
+    fn limits(&self) -> DeviceLimits {
+        DeviceLimits::HCA
+    }
+    fn resolve_host(&self, name: &str) -> Option<IpAddr> {
+        let _ = name;
+        None
+    }
+    /// The card has a driver from now on.
+    fn attach(&self, driver: &Arc<SharedDriver>) {
+        let _ = driver;
+    }
+    /// Executes a control verb.
+    fn execute(
+        &self,
+        card: &EmbeddedRuntime,
+        command: Command,
+        attachments: &mut Attachments,
+    ) -> Result<Reply> {
+        card.execute_in_card(command, attachments)
+    }
+}
+
+struct OwnHost;
+
+impl CardHost for OwnHost {}
+
 /// A card in this process, on real sockets: callers drive it when they poll.
 pub(crate) struct EmbeddedRuntime {
-    driver: Arc<SharedDriver>,
-    client: LocalClient,
+    pub driver: Arc<SharedDriver>,
+    pub client: LocalClient,
     process: ProcessIdentity,
     recordings: Arc<DeviceRecordings>,
-    /// The host of a daemon that gave this process its sockets.
-    #[cfg(target_os = "linux")]
-    direct: Option<Arc<DirectHost>>,
-}
-
-/// Starts a card on sockets that a daemon gave this process.
-#[cfg(target_os = "linux")]
-pub(crate) fn start_direct(
-    driver: Driver,
-    event_bus: Arc<EventBus>,
-    host: DirectHost,
-) -> Result<EmbeddedRuntime> {
-    let driver = share(driver)?;
-    host.attach(&driver);
-    let client = open_client(&driver, event_bus)?;
-    Ok(EmbeddedRuntime {
-        driver,
-        client,
-        process: ProcessIdentity::current(),
-        recordings: Arc::default(),
-        direct: Some(Arc::new(host)),
-    })
-}
-
-/// Starts the thread of a card.
-fn share(driver: Driver) -> Result<Arc<SharedDriver>> {
-    let sleep_flag = SleepFlag::new(SharedWords::heap(SleepFlag::WORDS));
-    let card = SharedDriver::start(driver, DrivePolicy::Callers, sleep_flag)
-        .map(Arc::new)
-        .map_err(|source| Error::System { what: "starting the card's thread", source })?;
-    exit_cards::add(&card);
-    Ok(card)
-}
-
-fn open_client(driver: &SharedDriver, event_bus: Arc<EventBus>) -> Result<LocalClient> {
-    let open = |doorbell| driver.control(|driver| driver.control(|hca, _| hca.open_client(doorbell)));
-    LocalClient::open(event_bus, open)
+    host: Arc<dyn CardHost>,
 }
 
 /// Builds the switch before the card with this address.
@@ -242,54 +236,36 @@ fn start(
     if let Some(network) = &network {
         driver.attach_to_network(network.clone());
     }
-    let driver = share(driver)?;
+    let card = EmbeddedRuntime::start(driver, event_bus, Arc::new(recordings), Arc::new(OwnHost))?;
     if let Some(descriptor) = network.as_ref().and_then(|network| network.wake_descriptor(address)) {
-        let listen = driver.add_wake_source(descriptor);
+        let listen = card.driver.add_wake_source(descriptor);
         listen.map_err(|source| Error::System { what: "listening to the card's switch", source })?;
     }
-    Ok(EmbeddedRuntime {
-        client: open_client(&driver, event_bus)?,
-        driver,
-        process: ProcessIdentity::current(),
-        recordings: Arc::new(recordings),
-        #[cfg(target_os = "linux")]
-        direct: None,
-    })
+    Ok(card)
 }
 
 impl EmbeddedRuntime {
-    /// Executes a control verb in a process of a daemon's host.
-    #[cfg(target_os = "linux")]
-    fn execute_direct(
-        &self,
-        host: &DirectHost,
-        command: Command,
-        attachments: &mut Attachments,
-    ) -> Result<Reply> {
-        let client = self.client.id;
-        host.check_limit(&command)?;
-        let (creates, destroys) = (command.creates(), command.destroys());
-        let ready = command.qp_ready_to_receive().or(command.qp_ready_to_send());
-        let reply = self.driver.control(|driver| driver.execute(client, command, attachments))?;
-        host.count(creates, destroys);
-        host.on_command(ready, |qpn| {
-            self.driver.control(|driver| driver.hca().query_queue_pair(client, qpn))
-        })?;
-        Ok(reply)
+    /// Starts the thread of a card.
+    pub fn start(
+        driver: Driver,
+        event_bus: Arc<EventBus>,
+        recordings: Arc<DeviceRecordings>,
+        host: Arc<dyn CardHost>,
+    ) -> Result<EmbeddedRuntime> {
+        let sleep_flag = SleepFlag::new(SharedWords::heap(SleepFlag::WORDS));
+        let driver = SharedDriver::start(driver, DrivePolicy::Callers, sleep_flag)
+            .map(Arc::new)
+            .map_err(|source| Error::System { what: "starting the card's thread", source })?;
+        exit_cards::add(&driver);
+        host.attach(&driver);
+        let open = |doorbell| driver.control(|driver| driver.control(|hca, _| hca.open_client(doorbell)));
+        let client = LocalClient::open(event_bus, open)?;
+        Ok(EmbeddedRuntime { driver, client, process: ProcessIdentity::current(), recordings, host })
     }
 
-    /// Executes a call to the connection manager in a process of a daemon's host.
-    #[cfg(target_os = "linux")]
-    fn execute_direct_cm(&self, host: &DirectHost, command: cm::Command) -> Result<cm::Reply> {
-        host.execute_cm(command, |command| {
-            let reply = self.execute_direct(host, Command::Cm(command), &mut Attachments::default())?;
-            Ok(reply!(reply, Reply::Cm(reply) => reply))
-        })
-    }
-
-    #[cfg(target_os = "linux")]
-    fn host(&self) -> Option<&DirectHost> {
-        self.direct.as_deref()
+    /// Executes a control verb without its host.
+    pub fn execute_in_card(&self, command: Command, attachments: &mut Attachments) -> Result<Reply> {
+        Ok(self.driver.control(|driver| driver.execute(self.client.id, command, attachments))?)
     }
 }
 
@@ -298,25 +274,16 @@ impl Runtime for EmbeddedRuntime {
         check_process(&self.process)
     }
 
-    #[cfg(target_os = "linux")]
     fn is_alive(&self) -> bool {
-        self.host().is_none_or(DirectHost::is_alive)
+        self.host.is_alive()
     }
 
     fn device_name(&self) -> &str {
-        #[cfg(target_os = "linux")]
-        if let Some(host) = self.host() {
-            return &host.device.device_name;
-        }
-        "softhca0"
+        self.host.device_name()
     }
 
     fn limits(&self) -> DeviceLimits {
-        #[cfg(target_os = "linux")]
-        if let Some(host) = self.host() {
-            return host.limits();
-        }
-        DeviceLimits::HCA
+        self.host.limits()
     }
 
     fn receive_buffer_usage(&self) -> Result<Option<[ReceiveMemory; 2]>> {
@@ -351,12 +318,7 @@ impl Runtime for EmbeddedRuntime {
     }
 
     fn resolve_host(&self, name: &str) -> Option<IpAddr> {
-        #[cfg(target_os = "linux")]
-        if let Some(host) = self.host() {
-            return host.resolve_host(name);
-        }
-        let _ = name;
-        None
+        self.host.resolve_host(name)
     }
 
     fn drive(&self) -> bool {
@@ -402,50 +364,16 @@ impl CardRuntime for EmbeddedRuntime {
     }
 
     fn with_client(&self, client: LocalClient) -> EmbeddedRuntime {
-        EmbeddedRuntime {
-            driver: self.driver.clone(),
-            client,
-            process: self.process,
-            recordings: self.recordings.clone(),
-            #[cfg(target_os = "linux")]
-            direct: self.direct.clone(),
-        }
+        let (driver, recordings, host) = (self.driver.clone(), self.recordings.clone(), self.host.clone());
+        EmbeddedRuntime { driver, client, process: self.process, recordings, host }
     }
+
     fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
         self.driver.control(|driver| driver.control(act))
     }
 
     fn execute_command(&self, command: Command, attachments: &mut Attachments) -> Result<Reply> {
-        #[cfg(target_os = "linux")]
-        if let Some(host) = self.host() {
-            // Only what frees resources, and the events that are left, still work without the daemon.
-            let is_refused = !host.is_alive()
-                && command.destroys().is_none()
-                && !matches!(command, Command::Cm(cm::Command::GetEvent(_)));
-            let result = match &command {
-                _ if is_refused => Err(host.gone()),
-                Command::Cm(command) => self.execute_direct_cm(host, command.clone()).map(Reply::Cm),
-                // The daemon is to know each state before the next step.
-                Command::TransitionQueuePair(transition) if host.has_roles() => {
-                    let manage = |_: &mut (), command| self.execute_direct_cm(host, command);
-                    let modify = |_: &mut (), attributes: &ModifyQp| {
-                        let (qpn, modify) = (transition.qpn, *attributes);
-                        let command = Command::ModifyQueuePair { qpn, modify };
-                        self.execute_direct(host, command, attachments).map(drop)
-                    };
-                    transition.execute(&mut (), manage, modify).map(Reply::Cm)
-                }
-                // The daemon notifies all processes of the host.
-                Command::RaiseEvent { object: None, .. } | Command::NoteTrigger(_) => host.request(command),
-                _ => self.execute_direct(host, command, attachments),
-            };
-            // The daemon may have ended since, and the device failed with it.
-            return match result {
-                Err(Error::Verbs(VerbsError::DeviceFailed)) if !host.is_alive() => Err(host.gone()),
-                result => result,
-            };
-        }
-        Ok(self.driver.control(|driver| driver.execute(self.client.id, command, attachments))?)
+        self.host.execute(self, command, attachments)
     }
 
     fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId {

@@ -6,14 +6,17 @@ use super::control::expect_response;
 use super::port_reservations::PortReservations;
 use crate::Error;
 use crate::backend::Result;
+use crate::embedded::{CardHost, EmbeddedRuntime};
 use crate::local_backend::EventBus;
 use parking_lot::Mutex;
 use softhca_control::{
     HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus, Request, Response, decode,
 };
-use softhca_engine::{AsyncEvent, Command, DeviceLimits, PortState, Reply, Resource, VerbsError};
+use softhca_engine::{
+    AsyncEvent, Attachments, Command, DeviceLimits, PortState, Reply, Resource, VerbsError,
+};
 use softhca_fabric::{Flow, Rule};
-use softhca_types::{QpSnapshot, ResourceCounts, cm, reply};
+use softhca_types::{ModifyQp, QpSnapshot, ResourceCounts, cm, reply};
 use softhca_udp::{Driver, RingPair, SharedDriver, SlotState};
 use softhca_wire::Qpn;
 use std::net::IpAddr;
@@ -168,36 +171,24 @@ impl NotificationHandler for DirectState {
 }
 
 impl DirectHost {
-    pub fn is_alive(&self) -> bool {
-        !self.state.is_gone.load(Ordering::Acquire)
-    }
-
     /// The error of a verb when the daemon is gone.
-    pub fn gone(&self) -> Error {
+    fn gone(&self) -> Error {
         Error::DeviceGone { why: "its daemon closed the connection".into() }
     }
 
-    pub fn limits(&self) -> DeviceLimits {
-        self.device.limits
-    }
-
-    pub fn resolve_host(&self, name: &str) -> Option<IpAddr> {
-        self.hosts.iter().find(|host| host.name == name).map(|host| host.address)
-    }
-
     /// Has the daemon execute a command.
-    pub fn request(&self, command: Command) -> Result<Reply> {
+    fn request(&self, command: Command) -> Result<Reply> {
         let request = Request::Execute { command, backing: None, call_site: None };
         expect_response!(self.connection.call(&request, &[])?.0, Executed)
     }
 
     /// Whether queue pairs wait for roles or have them: the daemon is to know every transition to RTR and RTS.
-    pub fn has_roles(&self) -> bool {
+    fn has_roles(&self) -> bool {
         self.state.page.has_roles()
     }
 
     /// Executes a call to the connection manager by `execute`. The daemon first reserves the port that it binds.
-    pub fn execute_cm(
+    fn execute_cm(
         &self,
         command: cm::Command,
         execute: impl FnMut(cm::Command) -> Result<cm::Reply>,
@@ -218,7 +209,7 @@ impl DirectHost {
 
     /// Reports to the daemon that a command took a queue pair to RTR or RTS, if it may have a role. Fault rules of all hosts
     /// know the role when this returns.
-    pub fn on_command(
+    fn on_command(
         &self,
         ready: Option<Qpn>,
         query: impl FnOnce(Qpn) -> std::result::Result<QpSnapshot, VerbsError>,
@@ -230,7 +221,7 @@ impl DirectHost {
     }
 
     /// Checks that this process may create another resource.
-    pub fn check_limit(&self, command: &Command) -> Result<()> {
+    fn check_limit(&self, command: &Command) -> Result<()> {
         match command.creates() {
             Some(resource) => Ok(self.state.resources.lock().check(&self.device.limits, resource)?),
             None => Ok(()),
@@ -238,7 +229,7 @@ impl DirectHost {
     }
 
     /// Counts the resource that a command created or destroyed.
-    pub fn count(&self, created: Option<Resource>, destroyed: Option<(Resource, u32)>) {
+    fn count(&self, created: Option<Resource>, destroyed: Option<(Resource, u32)>) {
         let mut resources = self.state.resources.lock();
         if let Some(resource) = created {
             resources.add(resource);
@@ -248,14 +239,92 @@ impl DirectHost {
         }
     }
 
+    /// Executes a control verb in the card.
+    fn execute_counted(
+        &self,
+        card: &EmbeddedRuntime,
+        command: Command,
+        attachments: &mut Attachments,
+    ) -> Result<Reply> {
+        self.check_limit(&command)?;
+        let (creates, destroys) = (command.creates(), command.destroys());
+        let ready = command.qp_ready_to_receive().or(command.qp_ready_to_send());
+        let reply = card.execute_in_card(command, attachments)?;
+        self.count(creates, destroys);
+        self.on_command(ready, |qpn| {
+            card.driver.control(|driver| driver.hca().query_queue_pair(card.client.id, qpn))
+        })?;
+        Ok(reply)
+    }
+
+    /// Executes a call to the connection manager in the card.
+    fn execute_cm_in_card(&self, card: &EmbeddedRuntime, command: cm::Command) -> Result<cm::Reply> {
+        self.execute_cm(command, |command| {
+            let reply = self.execute_counted(card, Command::Cm(command), &mut Attachments::default())?;
+            Ok(reply!(reply, Reply::Cm(reply) => reply))
+        })
+    }
+}
+
+impl CardHost for DirectHost {
+    fn is_alive(&self) -> bool {
+        !self.state.is_gone.load(Ordering::Acquire)
+    }
+
+    fn device_name(&self) -> &str {
+        &self.device.device_name
+    }
+
+    fn limits(&self) -> DeviceLimits {
+        self.device.limits
+    }
+
+    fn resolve_host(&self, name: &str) -> Option<IpAddr> {
+        self.hosts.iter().find(|host| host.name == name).map(|host| host.address)
+    }
+
     /// Gives notifications to this card from now on.
-    pub fn attach(&self, card: &Arc<SharedDriver>) {
+    fn attach(&self, card: &Arc<SharedDriver>) {
         let _ = self.state.card.set(Arc::downgrade(card));
         self.state.add_rings();
         let early = std::mem::take(&mut *self.state.early_changes.lock());
         early.into_iter().for_each(|change| self.state.change_rules(change));
         if !self.is_alive() {
             self.state.fail();
+        }
+    }
+
+    fn execute(
+        &self,
+        card: &EmbeddedRuntime,
+        command: Command,
+        attachments: &mut Attachments,
+    ) -> Result<Reply> {
+        // Only what frees resources, and the events that are left, still work without the daemon.
+        let is_refused = !self.is_alive()
+            && command.destroys().is_none()
+            && !matches!(command, Command::Cm(cm::Command::GetEvent(_)));
+        let result = match &command {
+            _ if is_refused => Err(self.gone()),
+            Command::Cm(command) => self.execute_cm_in_card(card, command.clone()).map(Reply::Cm),
+            // The daemon is to know each state before the next step.
+            Command::TransitionQueuePair(transition) if self.has_roles() => {
+                let manage = |_: &mut (), command| self.execute_cm_in_card(card, command);
+                let modify = |_: &mut (), attributes: &ModifyQp| {
+                    let (qpn, modify) = (transition.qpn, *attributes);
+                    self.execute_counted(card, Command::ModifyQueuePair { qpn, modify }, attachments)
+                        .map(drop)
+                };
+                transition.execute(&mut (), manage, modify).map(Reply::Cm)
+            }
+            // The daemon notifies all processes of the host.
+            Command::RaiseEvent { object: None, .. } | Command::NoteTrigger(_) => self.request(command),
+            _ => self.execute_counted(card, command, attachments),
+        };
+        // The daemon may have ended since, and the device failed with it.
+        match result {
+            Err(Error::Verbs(VerbsError::DeviceFailed)) if !self.is_alive() => Err(self.gone()),
+            result => result,
         }
     }
 }

@@ -6,7 +6,7 @@ use super::opened_host::{OpenedHost, missing_descriptors};
 use super::port_reservations::PortReservations;
 use crate::Error;
 use crate::backend::Result;
-use crate::embedded::{EmbeddedRuntime, EventForwarder, start_direct};
+use crate::embedded::{EmbeddedRuntime, EventForwarder};
 use crate::local_backend::EventBus;
 use crate::memory::install_fault_handler;
 use softhca_control::{DirectPath, Request};
@@ -88,5 +88,6 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
         driver.set_port_state(port_state);
     }
     let ports = PortReservations::with_spare(reserved);
-    start_direct(driver, event_bus, DirectHost { connection, state, device: host, hosts, ports })
+    let host = Arc::new(DirectHost { connection, state, device: host, hosts, ports });
+    EmbeddedRuntime::start(driver, event_bus, Arc::default(), host)
 }
