@@ -119,6 +119,13 @@ impl RequestSequence {
         is_unsized
     }
 
+    /// The response to the last request, a READ whose number of PSNs is not known, ends with this PSN.
+    pub fn end_read(&mut self, psn: Psn) {
+        if self.unsized_read.take_if(|(read, _)| !psn.is_before(*read)).is_some() {
+            self.extend_to(psn.plus(1));
+        }
+    }
+
     fn add_gap(&mut self, first: Psn, count: u32) {
         if self.gaps.len() == MAX_GAPS {
             self.gaps.remove(0);
@@ -155,6 +162,7 @@ impl RequestSequence {
         };
         if let Some((read, length)) = self.unsized_read
             && next.is_before(psn)
+            && opcode.position().starts_message()
         {
             // The PSN after a READ shows how many packets its response has.
             let distance = psn.distance(read) as u32;
@@ -262,6 +270,15 @@ mod tests {
         read(&mut sequence, 10, 4000);
         let gap = Arrival::AfterGap { first: Psn::new(11), count: 2 };
         assert_eq!(read(&mut sequence, 13, 4000), gap);
+    }
+
+    /// A request after a READ of one packet is not taken for the next one.
+    #[test]
+    fn the_end_of_a_response_shows_the_next_psn() {
+        let mut sequence = RequestSequence::default();
+        read(&mut sequence, 10, 500);
+        sequence.end_read(Psn::new(10));
+        assert_eq!(middle(&mut sequence, 12), Arrival::AfterGap { first: Psn::new(11), count: 1 });
     }
 
     #[test]

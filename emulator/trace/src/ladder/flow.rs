@@ -221,6 +221,9 @@ impl Flows {
             if data && matches!(opcode.position(), Position::First | Position::Middle) {
                 requests.requests.learn_path_mtu(payload);
             }
+            if data && opcode.position().ends_message() {
+                requests.requests.end_read(psn);
+            }
             let syndrome = header.aeth.map(|aeth| aeth.syndrome);
             let unseen = requests.requests.next().filter(|_| matches!(syndrome, Some(Syndrome::Ack(_))));
             if let Some(next) = unseen

@@ -217,9 +217,9 @@ impl Messages {
                 answered.partly.push(message.id);
             }
         }
-        let responding =
-            |message: &&mut Message| message.has_data_response && !psn.is_before(message.first_psn);
-        if is_data && let Some(message) = self.open.range_mut(..taken).rev().find(responding) {
+        let responding = |message: &Message| message.has_data_response && !psn.is_before(message.first_psn);
+        let owner = self.open.iter().rposition(responding).filter(|at| is_data && *at < taken);
+        if let Some(message) = owner.and_then(|at| self.open.get_mut(at)) {
             message.receive(psn.since(message.first_psn));
             message.has_response_end |= opcode.position().ends_message();
             answered.partly.push(message.id);

@@ -3,6 +3,7 @@
 //! Nothing that is marked `known` may be wrong. The share of causes that a capture shows stands in
 //! docs/reference/why.md; `SOFTHCA_BLESS=1` writes the table, and `SOFTHCA_SHOW=1` prints each difference.
 
+mod captures;
 mod placed_cause;
 mod random_faults;
 mod statements;

@@ -1,11 +1,11 @@
 //! Random losses, damage, reordering, delays and duplicates of every class of packet: no statement that is inferred
 //! from a capture of the run, wherever it was taken, contradicts the event log.
 
-use super::statements::false_statements;
-use super::truth::{Place, Truth};
+use super::captures::Captures;
+use super::truth::{Connection, Truth};
 use softhca_scenarios::{ParameterValues, Recording, Scenario, simulate};
-use softhca_trace::log::{CaptureConverter, Entry};
-use softhca_trace::{CaptureReader, EventLogReader, Packet, PacketDirection, Record};
+use softhca_trace::EventLogReader;
+use softhca_trace::log::Entry;
 use std::fmt::Write;
 
 /// Another number of runs is in `SOFTHCA_RUNS`.
@@ -103,61 +103,21 @@ fn scenario(seed: u64) -> String {
     text
 }
 
-/// The interface of a record in a pcapng file: alice's, bob's, and that of the switch.
-fn interface_of(capture: &[u8], record: &Record) -> u32 {
-    let at = record.offset as usize + 8;
-    u32::from_le_bytes(capture[at..at + 4].try_into().expect("four bytes"))
-}
-
-fn infer(records: &[Record]) -> Vec<Entry> {
-    let mut converter = CaptureConverter::default();
-    records.iter().for_each(|record| converter.push(&Packet::new(record, 0)));
-    let start_ns = records.iter().map(|record| record.time_ns).min().unwrap_or_default();
-    let entries = converter.finish("a capture").1;
-    // The log counts from the start of the run, the converter from the first packet.
-    entries.map(|(_, entry)| Entry { time: entry.time + start_ns, ..entry }).collect()
-}
-
 /// The false statements about captures of one run.
 fn mistakes(seed: u64) -> Option<String> {
     let text = scenario(seed);
     let scenario = Scenario::parse("random", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let plan = scenario.plan(&ParameterValues::new(), seed).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let artifacts = simulate(&plan, Recording::EveryLink).artifacts.expect("artifacts");
-    let log: Vec<Entry> = EventLogReader::new(&artifacts.events[..])
-        .expect("a log")
-        .map(|entry| entry.expect("an entry"))
-        .collect();
-    let truth = Truth::new(&log);
-    let records: Vec<Record> = CaptureReader::new(&artifacts.capture[..])
-        .expect("a capture")
-        .map(|record| record.expect("a whole record"))
-        .collect();
-    let mut wrong = Vec::new();
-    for (place, interface) in
-        [(Place::Alice, Some(0)), (Place::Bob, Some(1)), (Place::Switch, Some(2)), (Place::Senders, None)]
-    {
-        let seen: Vec<Record> = records
-            .iter()
-            .filter(|record| match interface {
-                Some(interface) => interface_of(&artifacts.capture, record) == interface,
-                None => {
-                    interface_of(&artifacts.capture, record) != 2
-                        && record.direction == Some(PacketDirection::Outbound)
-                }
-            })
-            .cloned()
-            .collect();
-        let blind: Vec<Record> =
-            seen.iter().map(|record| Record { direction: None, ..record.clone() }).collect();
-        // A switch does not know which of its ports is nearer to the sender.
-        if place != Place::Switch {
-            wrong.extend(false_statements(&truth, place, &infer(&seen)));
-        }
-        wrong.extend(false_statements(&truth, place, &infer(&blind)));
-    }
+    let reader = EventLogReader::new(&artifacts.events[..]).expect("a log");
+    let header = reader.header().clone();
+    let log: Vec<Entry> = reader.map(|entry| entry.expect("an entry")).collect();
+    let wrong = Captures::new(&artifacts.capture).false_statements(&header, &log);
     (!wrong.is_empty()).then(|| {
-        format!("{}\n{}\n{text}\nSOFTHCA_SEED={seed} runs it alone\n", wrong.join("\n"), truth.text())
+        let truths =
+            Connection::all(&header, &log).into_iter().map(|connection| Truth::new(connection, &log));
+        let story: String = truths.map(|truth| truth.text()).collect();
+        format!("{}\n{story}\n{text}\nSOFTHCA_SEED={seed} runs it alone\n", wrong.join("\n"))
     })
 }
 

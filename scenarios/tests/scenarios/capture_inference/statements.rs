@@ -1,36 +1,61 @@
 //! Compares each statement that is inferred from a capture with the event log of the run.
 
-use super::truth::{Harm, Place, Truth};
+use super::truth::{Connection, Harm, Place, Truth};
 use softhca_trace::log::{Certainty, EffectData, Entry, LogEvent};
 use std::collections::BTreeMap;
 
-/// Longer than a packet takes from end to end without a fault.
-const MAX_FLIGHT_NS: u64 = 20_000;
-
-/// The statements about a capture that was taken at `place` which the log contradicts.
-pub fn false_statements(truth: &Truth, place: Place, entries: &[Entry]) -> Vec<String> {
-    let mut checker = Checker { truth, place, messages: BTreeMap::new() };
+/// The statements about a capture that was taken at `place` which the log contradicts. A statement is about one of these
+/// connections; the capture has no more than the addresses and numbers of the queue pairs.
+pub fn false_statements(
+    truths: &[Truth],
+    (place, knows_direction): (&Place, bool),
+    entries: &[Entry],
+) -> Vec<String> {
+    let mut messages = BTreeMap::new();
     let wrong = entries.iter().filter_map(|entry| {
-        checker.follow(entry);
-        let problem = checker.problem(entry)?;
+        if let LogEvent::WqeFetched { wr_id, first_psn, .. } = &entry.event {
+            messages.insert(*wr_id, *first_psn);
+        }
+        let about = truths.iter().filter(|truth| is_about(entry, &truth.connection));
+        let problems =
+            about.map(|truth| Checker { truth, place, knows_direction, messages: &messages }.problem(entry));
+        let problem = problems.collect::<Option<Vec<String>>>()?.into_iter().next()?;
         let text = serde_json::to_string(entry).unwrap_or_default();
         Some(format!("at {place:?}: {problem}: {text}"))
     });
     wrong.collect()
 }
 
+/// Whether a statement may be about the requests of a connection. A capture may not show the number of a sender.
+fn is_about(entry: &Entry, connection: &Connection) -> bool {
+    let Connection { requester, responder } = connection;
+    match &entry.event {
+        LogEvent::Fault { class, dest_qp, .. } => {
+            let (from, to) = if class == "request" { (requester, responder) } else { (responder, requester) };
+            entry.host == from.address && [Some(0), Some(to.qp)].contains(dest_qp)
+        }
+        LogEvent::DuplicateRequestHandled { qp, .. } => {
+            (&entry.host, *qp) == (&responder.address, responder.qp)
+        }
+        event => {
+            let qp = event.queue_pair();
+            entry.host == requester.address && (qp == Some(0) || qp == Some(requester.qp))
+        }
+    }
+}
+
 struct Checker<'a> {
     truth: &'a Truth,
-    place: Place,
+    place: &'a Place,
+    /// The capture says whether packets left or entered the host.
+    knows_direction: bool,
     /// First PSN of the messages of the capture by their numbers.
-    messages: BTreeMap<u64, u32>,
+    messages: &'a BTreeMap<u64, u32>,
 }
 
 impl Checker<'_> {
-    fn follow(&mut self, entry: &Entry) {
-        if let LogEvent::WqeFetched { wr_id, first_psn, .. } = &entry.event {
-            self.messages.insert(*wr_id, *first_psn);
-        }
+    fn is_at_requester(&self) -> bool {
+        matches!(self.place, Place::Node(node) if *node == self.truth.connection.requester.host)
     }
 
     /// Why a statement is false, if it is.
@@ -57,7 +82,7 @@ impl Checker<'_> {
                             || self.is_copied(*from_psn, entry.time)
                     }
                     // Elsewhere than at the requester it only says that it was sent after the NAK.
-                    _ if cause == "sequence-nak" && self.place != Place::Alice => {
+                    _ if cause == "sequence-nak" && !(self.is_at_requester() && self.knows_direction) => {
                         self.is_sent_because(*from_psn, entry.time, &causes)
                     }
                     _ => self.is_sent_because(*from_psn, entry.time, &[cause.as_ref()]),
@@ -70,7 +95,8 @@ impl Checker<'_> {
             }
             LogEvent::DuplicateRequestHandled { psn, .. } => {
                 // Or the network made a second answer, or delayed the first.
-                let is_true = truth.duplicates.contains(psn) || truth.harmed(true, *psn).next().is_some();
+                // The answer names the last request, which need not be the duplicate.
+                let is_true = !truth.duplicates.is_empty() || truth.harmed(true, *psn).next().is_some();
                 (!is_true).then(|| "no duplicate was answered".into())
             }
             LogEvent::Completed { completion, .. } => {
@@ -84,12 +110,14 @@ impl Checker<'_> {
         }
     }
 
-    /// Alice sent this PSN again before this time for one of these reasons.
+    /// The requester sent this PSN again at this time for one of these reasons.
     fn is_sent_because(&self, psn: u32, time: u64, causes: &[&str]) -> bool {
+        let is_exact = self.is_at_requester() || *self.place == Place::Senders;
+        let window = if is_exact { 0 } else { self.truth.request_flight_ns };
         self.truth.requests.iter().any(|sent| {
             sent.psn == psn
                 && sent.is_retransmission
-                && sent.time <= time + MAX_FLIGHT_NS
+                && (time.saturating_sub(window)..=time).contains(&sent.time)
                 && causes.contains(&sent.cause.as_str())
         })
     }
@@ -123,6 +151,12 @@ impl Checker<'_> {
             EffectData::Reordered { .. } | EffectData::Delayed { .. } => vec![Harm::Late],
             EffectData::Duplicated { .. } => vec![Harm::Copied],
             EffectData::MarkedCe => return None,
+            // It was captured damaged, and damaged again in the same bit.
+            EffectData::NotCaptured { .. }
+                if self.truth.harmed(is_response, psn).any(|packet| packet.harm == Harm::Damaged) =>
+            {
+                return None;
+            }
             other => return Some(format!("{other:?} did not happen")),
         };
         if certainty == Certainty::Ambiguous && kinds == [Harm::Copied] {
@@ -149,8 +183,8 @@ impl Checker<'_> {
         let is_true = self.truth.harmed(is_response, psn).any(|packet| {
             kinds.contains(&packet.harm)
                 && packet.time <= time
-                && (!is_behind || packet.is_behind(self.place))
-                && (!is_before || !packet.is_behind(self.place))
+                && (!is_behind || packet.is_behind(self.place) != Some(false))
+                && (!is_before || packet.is_behind(self.place) != Some(true))
         });
         (!is_true).then(|| format!("no such packet was {kinds:?}"))
     }
@@ -185,23 +219,26 @@ impl Checker<'_> {
                 packet.is_response && packet.harm == Harm::Late && (from..=*end).contains(&packet.time)
             })
         };
-        let is_right = match self.place {
-            // Alice sees the answer when it ends.
-            Place::Alice => time == *end,
+        let is_right = match () {
+            // The requester sees the answer when it ends.
+            () if self.is_at_requester() => time == *end,
             // A second copy looks like a retransmission whose first answer was lost.
-            _ if (work.first_psn..work.first_psn + work.packets)
+            () if (work.first_psn..work.first_psn + work.packets)
                 .any(|psn| self.is_copied(psn & 0xff_ffff, time)) =>
             {
                 true
             }
             // The requester may send again while the answer is on its way.
-            _ if self.truth.requests.iter().any(|sent| {
-                sent.is_retransmission && work.has(sent.psn) && sent.time + MAX_FLIGHT_NS > *end
+            () if self.truth.requests.iter().any(|sent| {
+                let is_before = work.first_psn.wrapping_sub(sent.psn) & 0xff_ffff < 64;
+                sent.is_retransmission
+                    && (work.has(sent.psn) || is_before)
+                    && sent.time + self.truth.flight_ns > *end
             }) =>
             {
                 true
             }
-            _ => time <= *end && (end - time <= MAX_FLIGHT_NS || is_late(time)),
+            () => time <= *end && (end - time <= self.truth.flight_ns || is_late(time)),
         };
         (!is_right).then(|| format!("it was complete at {end}"))
     }

@@ -19,13 +19,17 @@ impl FlowInference {
             && sent.count == 1
         {
             let round_trip = seen.time_ns - sent.time_ns;
-            if round_trip > 0 {
+            if round_trip >= 0 {
                 self.round_trip_ns =
                     Some(self.round_trip_ns.map_or(round_trip, |known| known.min(round_trip)));
             }
         }
         let is_nak = matches!(syndrome, Some(Syndrome::Nak(_) | Syndrome::RnrNak(_)));
         if is_nak {
+            if !self.follows_nak(seen) || self.naks.len() == MAX_REMEMBERED {
+                self.naks.clear();
+            }
+            self.naks.insert(position);
             self.last_nak_ns = Some(seen.time_ns);
             let is_late = self.acknowledged.is_some_and(|acknowledged| acknowledged >= position);
             // With go-back-0 a NAK names the first packet of a message of which a part was acknowledged.
@@ -86,6 +90,12 @@ impl FlowInference {
             if !has_answer {
                 self.answer_before_first(sequence, seen);
             }
+        } else if self
+            .transmissions
+            .get(&position)
+            .is_some_and(|sent| sent.count == 1 && self.gap_has_lost(position))
+        {
+            // It was sent again before this NAK was captured, which may be about the first transmission.
         } else if sequence.has_seen(psn) {
             loss = Some(self.events.len());
             let opcode = self.transmissions.range(..=position).next_back().map(|(_, sent)| sent.opcode);
@@ -95,7 +105,7 @@ impl FlowInference {
                         overtaken behind the capture point";
             self.lose(packet, false, psn, opcode, certainty, text);
         } else {
-            self.lose_gap_at(position);
+            self.lose_gap_at(sequence, position);
         }
         self.rejection = Some(Rejection {
             kind: RejectionKind::Sequence,
@@ -215,7 +225,10 @@ impl FlowInference {
                 }
                 continue;
             };
-            let is_twice = self.transmissions.get(&timeout.lost).is_some_and(|sent| sent.count == 2);
+            // The answers to a READ may belong to several requests.
+            let is_twice = self.transmissions.get(&timeout.lost).is_some_and(|sent| {
+                timeout.is_timer && sent.count == 2 && sent.opcode.operation() != Operation::ReadRequest
+            });
             if is_twice && position == timeout.lost && !self.is_too_soon(seen.time_ns - answered_ns) {
                 self.add_late_answer(sequence, timeout);
             } else {

@@ -13,7 +13,7 @@ use super::value::{EffectData, Keyword};
 use crate::sequence::{Arrival, RequestSequence};
 use responses::ResponseOrder;
 use softhca_wire::{Opcode, Operation, Psn};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The round trip of a capture that shows none. A capture near the receiver does not show it whole.
 const ASSUMED_ROUND_TRIP_NS: i64 = 50_000;
@@ -152,6 +152,8 @@ struct Timeout {
     position: i64,
     /// The request that was lost, or whose answer was.
     lost: i64,
+    /// The ACK timer expired, or no gap in responses can be the reason.
+    is_timer: bool,
     /// When an answer to it was captured.
     answered_ns: Option<i64>,
 }
@@ -178,8 +180,9 @@ pub(super) struct FlowInference {
     last_answer_ns: Option<i64>,
     /// When the last ACK was captured.
     last_ack_ns: Option<i64>,
-    /// When the last NAK was captured.
+    /// When the last NAK was captured, and the positions of NAKs since one was captured long before.
     last_nak_ns: Option<i64>,
+    naks: BTreeSet<i64>,
     /// A response came after later ones.
     has_late_response: bool,
 }
@@ -231,7 +234,8 @@ impl FlowInference {
             }
             Arrival::Fills | Arrival::Again => self.behind(sequence, seen, position, arrival, is_reliable),
         };
-        let is_asked_again = arrival == Arrival::Again;
+        let is_asked_again = arrival == Arrival::Again
+            || arrival == Arrival::Fills && self.responses.may_hold(position, sequence.path_mtu());
         if has_data_response(seen.opcode) && (is_sent_again || !is_asked_again) {
             self.responses.ask(position, seen.dma_length, sequence.path_mtu(), is_asked_again);
         }
@@ -254,6 +258,11 @@ impl FlowInference {
     fn gap_at(&mut self, position: i64) -> Option<&mut Gap> {
         let holds = |gap: &&mut Gap| (gap.first..gap.first + i64::from(gap.count)).contains(&position);
         self.gaps.iter_mut().rev().find(holds)
+    }
+
+    /// A packet that was missing at its turn was asked for or sent again.
+    fn gap_has_lost(&self, position: i64) -> bool {
+        self.gaps.iter().any(|gap| gap.lost.contains(&position))
     }
 
     fn fault_here(&mut self, seen: SeenPacket, effect: EffectData, certainty: Certainty, text: &str) {

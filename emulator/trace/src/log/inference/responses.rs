@@ -7,6 +7,8 @@ const MAX_WINDOWS: usize = 1024;
 /// The most skipped packets that are remembered.
 const MAX_MISSING: usize = 8192;
 
+const MIN_PATH_MTU: u32 = 256;
+
 /// The packets of a response that were asked for and not captured yet, as positions.
 #[derive(Clone, Copy, Debug)]
 struct Window {
@@ -66,6 +68,14 @@ impl ResponseOrder {
         }
     }
 
+    /// Whether a READ that was asked for may have a response at `position`, which is no request then.
+    pub fn may_hold(&self, position: i64, path_mtu: Option<u32>) -> bool {
+        self.windows.iter().any(|window| {
+            let path_mtu = path_mtu.or(Some(MIN_PATH_MTU));
+            window.bytes.is_some() && (window.first + 1..window.end(path_mtu)).contains(&position)
+        })
+    }
+
     /// A response at `position` was captured in this packet. Responses are sent in order.
     pub fn respond(&mut self, position: i64, path_mtu: Option<u32>, packet: usize) -> ResponseArrival {
         if self.missing.remove(&position).is_some() {
@@ -76,11 +86,18 @@ impl ResponseOrder {
             return ResponseArrival::Again;
         }
         let mut missing = Vec::new();
-        for window in &mut self.windows {
+        let firsts: Vec<i64> = self.windows.iter().skip(1).map(|window| window.first).collect();
+        for (at, window) in self.windows.iter_mut().enumerate() {
             if window.first > position {
                 break;
             }
-            let end = window.end(path_mtu);
+            let end = match path_mtu {
+                // The response shows that it has this packet.
+                None if window.bytes.is_some() && firsts.get(at).is_none_or(|next| position < *next) => {
+                    position + 1
+                }
+                _ => window.end(path_mtu),
+            };
             if !window.is_repeated {
                 missing.push(window.next..position.min(end));
             }
@@ -132,6 +149,15 @@ mod tests {
         assert_eq!(order.respond(0, MTU, 12), ResponseArrival::Again);
         assert_eq!(order.respond(3, MTU, 13), ResponseArrival::InOrder);
         assert_eq!(order.take_missing(0), BTreeMap::from([(1, 10)]));
+    }
+
+    #[test]
+    fn a_response_is_not_missing_before_the_path_mtu_is_known() {
+        let mut order = ResponseOrder::default();
+        order.ask(0, Some(2048), None, false);
+        assert_eq!(order.respond(1, None, 10), ResponseArrival::InOrder);
+        order.pass_over(2, MTU, 11);
+        assert_eq!(order.take_missing(0), BTreeMap::from([(0, 10)]));
     }
 
     #[test]

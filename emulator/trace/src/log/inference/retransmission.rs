@@ -2,8 +2,8 @@
 
 use super::{ASSUMED_ROUND_TRIP_NS, Certainty};
 use super::{
-    Burst, FlowInference, GapFate, Inferred, MIN_ACK_TIMEOUT_NS, PROMPT_ROUND_TRIPS, Rejection,
-    RejectionKind, SeenPacket, Timeout, has_data_response,
+    Burst, FlowInference, GapFate, Inferred, MIN_ACK_TIMEOUT_NS, MIN_ROUND_TRIP_NS, PROMPT_ROUND_TRIPS,
+    Rejection, RejectionKind, SeenPacket, Timeout, has_data_response,
 };
 use crate::log::value::EffectData;
 use crate::sequence::{Arrival, RequestSequence};
@@ -60,20 +60,21 @@ impl FlowInference {
                 rejection.is_answered = true;
             }
             if arrival == Arrival::Fills {
-                self.lose_gap_at(position);
+                self.lose_gap_at(sequence, position);
             }
             return true;
         }
         if self.is_reordered(sequence, seen, position, arrival, is_reliable)
             || self.is_copy(seen, position, arrival, is_reliable)
         {
+            self.burst.iter_mut().for_each(|burst| burst.unconfirmed.clear());
             return false;
         }
         // Where it was sent, or at a PSN at which no message began, it is no packet that the network delayed.
         let is_certain = self.at_sender[0] == Some(true)
             || (arrival == Arrival::Again && !self.transmissions.contains_key(&position));
         let start = self.events.len();
-        let was_missing = arrival == Arrival::Fills && self.lose_gap_at(position);
+        let was_missing = arrival == Arrival::Fills && self.lose_gap_at(sequence, position);
         let cause = self.cause_of(sequence, seen, position);
         if cause == Cause::Timeout {
             self.push(seen.packet, false, Inferred::TimedOut { psn: seen.psn });
@@ -84,7 +85,11 @@ impl FlowInference {
         let (name, certainty) = cause.name();
         self.push(seen.packet, false, Inferred::Retransmitted { psn: seen.psn, cause: name, certainty });
         let is_doubtful = !is_certain && cause != Cause::Timeout;
-        let unconfirmed = if is_doubtful { self.doubt(start) } else { Vec::new() };
+        let mut unconfirmed = if is_doubtful { self.doubt(start) } else { Vec::new() };
+        if arrival == Arrival::Fills {
+            // Those after it may be sent again, and it may be late.
+            unconfirmed.clear();
+        }
         self.burst = Some(Burst { last: position, unconfirmed });
         true
     }
@@ -103,7 +108,10 @@ impl FlowInference {
     }
 
     /// A packet that was missing was sent again. Returns whether it was.
-    pub(super) fn lose_gap_at(&mut self, position: i64) -> bool {
+    pub(super) fn lose_gap_at(&mut self, sequence: &RequestSequence, position: i64) -> bool {
+        if self.responses.may_hold(position, sequence.path_mtu()) {
+            return false;
+        }
         let gap = self.gap_at(position).filter(|gap| matches!(gap.fate, GapFate::Unknown | GapFate::Lost));
         let Some(gap) = gap else { return false };
         gap.fate = GapFate::Lost;
@@ -116,7 +124,7 @@ impl FlowInference {
         self.rejection.is_some_and(|rejection| !rejection.is_answered && rejection.position <= position)
     }
 
-    fn follows_nak(&self, seen: SeenPacket) -> bool {
+    pub(super) fn follows_nak(&self, seen: SeenPacket) -> bool {
         self.last_nak_ns.is_some_and(|nak| seen.time_ns - nak < MIN_ACK_TIMEOUT_NS)
     }
 
@@ -153,16 +161,13 @@ impl FlowInference {
         }
         let effect = EffectData::Duplicated { copies: 1 };
         if self.is_too_soon(seen.time_ns - previous.time_ns) || !is_reliable {
-            let (certainty, text) = match previous.count == 1 && !self.follows_nak(seen) {
+            let (certainty, text) = match is_reliable {
                 true => (
-                    Certainty::Inferred,
-                    "captured twice, sooner than the sender could have reacted: duplicated before the capture point",
-                ),
-                false => (
                     Certainty::Ambiguous,
                     "captured again, sooner than the sender could have reacted: duplicated or late before the capture \
                      point",
                 ),
+                false => (Certainty::Inferred, "captured twice: duplicated before the capture point"),
             };
             self.fault_here(seen, effect, certainty, text);
             return true;
@@ -208,19 +213,34 @@ impl FlowInference {
             }
             return Cause::Rejected(rejection.kind, certainty);
         }
+        // The RNR NAK, or the end of its wait, may be later than a timeout.
+        if let Some(refused) = self.rejection
+            && refused.kind == RejectionKind::ReceiverNotReady
+            && refused.position == position
+            && self.at_sender[1] != Some(false)
+        {
+            return Cause::Rejected(refused.kind, Certainty::Ambiguous);
+        }
         // A packet that was late may have been taken for the end of the wait.
         let is_in_rnr_wait = self.rejection.is_some_and(|rejection| {
             let end_ns = rejection.time_ns + rejection.wait_ns + MIN_ACK_TIMEOUT_NS;
             rejection.kind == RejectionKind::ReceiverNotReady && seen.time_ns < end_ns
         });
-        if is_late && !is_in_rnr_wait {
-            return Cause::Timeout;
-        }
         let has_later_answer = self.answers.range(position + 1..).next().is_some();
-        // After a NAK, a packet that was late may have been taken for the retransmission.
-        let is_at_requester = self.at_sender == [Some(true), Some(false)];
-        let is_after_nak = !is_at_requester && self.follows_nak(seen);
-        let is_prompt = since.is_some_and(|since| since < prompt) && !is_after_nak;
+        if is_late && !is_in_rnr_wait {
+            // A later response that the network delayed shows the gap late, except where answers arrive.
+            let may_be_gap =
+                has_data_response(seen.opcode) && has_later_answer && self.at_sender[1] != Some(false);
+            return if may_be_gap { Cause::Unknown } else { Cause::Timeout };
+        }
+        // After a NAK, a packet that was late may have been taken for the retransmission. Where requests are sent, the one
+        // that the NAK asks for starts at its PSN.
+        let is_after_nak =
+            self.follows_nak(seen) && (self.at_sender[0] != Some(true) || self.naks.contains(&position));
+        // Among others, it may be one of them that was late.
+        let is_alone = self.at_sender[0] == Some(true)
+            || self.last_request_ns.is_none_or(|last| seen.time_ns - last >= MIN_ROUND_TRIP_NS);
+        let is_prompt = since.is_some_and(|since| since < prompt) && !is_after_nak && is_alone;
         match is_prompt && has_data_response(seen.opcode) && has_later_answer {
             true => Cause::ResponseGap,
             false => Cause::Unknown,
@@ -281,7 +301,13 @@ impl FlowInference {
             Some(rejection) => rejection.position,
             None => sequence.position(sequence.next().unwrap_or(seen.psn)).unwrap_or(1) - 1,
         };
-        self.timeouts.push(Timeout { packet: seen.packet, position, lost, answered_ns: None });
+        self.timeouts.push(Timeout {
+            packet: seen.packet,
+            position,
+            lost,
+            is_timer: cause == Cause::Timeout || !has_data,
+            answered_ns: None,
+        });
     }
 
     /// Whether the response to a READ was captured up to the packet before this one.
