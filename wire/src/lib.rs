@@ -30,6 +30,7 @@ mod named_enum;
 mod number;
 mod opcode;
 mod pfc;
+mod rmpp;
 pub mod smp;
 mod transport_header;
 mod udp;
@@ -52,6 +53,7 @@ pub use malformed::{Constant, Malformed};
 pub use number::{LocalKey, Mtu, PartitionKey, Psn, Qpn, QpnSlot, QueueKey, RemoteKey};
 pub use opcode::{ImmOrInvalidate, Opcode, Operation, Position, Service};
 pub use pfc::Pfc;
+pub use rmpp::{RmppHeader, RmppKind};
 pub use transport_header::{TransportHeader, TransportPacket};
 pub use udp::Udp;
 

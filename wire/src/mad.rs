@@ -35,6 +35,10 @@ impl MadHeader {
     pub const LEN: usize = 24;
     /// Bytes of every MAD, including this header.
     pub const DATAGRAM_LEN: usize = 256;
+    /// The management class of subnet administration.
+    pub const CLASS_SA: u8 = 0x03;
+    /// The management class of performance management.
+    pub const CLASS_PERFORMANCE: u8 = 0x04;
     /// The management class of the connection manager.
     pub const CLASS_CM: u8 = 0x07;
     /// The Send method, which expects no response.

@@ -12,6 +12,8 @@ mod mad_clients;
 mod manager;
 mod node;
 mod packet;
+mod performance;
+mod rmpp;
 mod routing;
 mod subnet;
 mod topology;
@@ -20,10 +22,12 @@ mod user_mad;
 
 pub use drop_reason::DropReason;
 pub use mad_clients::{
-    ClientId, MAX_AGENTS, MAX_CLIENTS, MAX_RECEIVED, MAX_REQUESTS, MadClients, MadError, Registration,
+    ClientId, MAX_AGENTS, MAX_CLIENTS, MAX_MAD, MAX_RECEIVED, MAX_REQUESTS, MadClients, MadError,
+    Registration,
 };
 pub use manager::{Manager, SweepReport};
 pub use packet::{Mad, Packet};
+pub use performance::{PortCounter, PortCounters};
 pub use routing::RoutingEngine;
 pub use subnet::Subnet;
 pub use topology::{

@@ -4,13 +4,14 @@
 use crate::drop_reason::DropReason;
 use crate::manager::Manager;
 use crate::packet::{Mad, Packet};
+use crate::rmpp::{self, Assembled, Assembly, Datagram, Transfer};
 use crate::subnet::Subnet;
 use crate::topology::PortId;
 use crate::user_mad::UserMadHeader;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
-use softhca_wire::MadHeader;
 use softhca_wire::smp::{Lid, Method, Smp, Status};
+use softhca_wire::{MadHeader, RmppHeader, RmppKind};
 use thiserror::Error;
 
 /// The most programs that have a port open.
@@ -18,9 +19,20 @@ pub const MAX_CLIENTS: usize = 512;
 /// The most agents of a client: Linux's limit.
 pub const MAX_AGENTS: usize = 32;
 /// The most requests of a client that wait for a response.
-pub const MAX_REQUESTS: usize = 4096;
+pub const MAX_REQUESTS: usize = 1024;
 /// The most MADs that wait to be read by a client.
-pub const MAX_RECEIVED: usize = 8192;
+pub const MAX_RECEIVED: usize = 2048;
+/// The most bytes of a MAD, segments joined.
+pub const MAX_MAD: usize = 2 << 20;
+/// The most bytes of MADs that wait to be read by a client.
+pub const MAX_RECEIVED_BYTES: usize = 8 << 20;
+/// The most MADs of a client that are sent in segments at a time, and the most that arrive.
+pub const MAX_TRANSFERS: usize = 16;
+/// How long a sender of segments waits for an ACK, and how often it sends them again.
+const ACK_TIMEOUT: u64 = 500 * MILLISECOND;
+const ACK_RETRIES: u32 = 4;
+/// How long a receiver waits for the next segment.
+const ASSEMBLY_TIMEOUT: u64 = 10_000 * MILLISECOND;
 /// The status of a request without a response: Linux's ETIMEDOUT.
 const TIMED_OUT: u32 = 110;
 const MILLISECOND: u64 = 1_000_000;
@@ -44,6 +56,8 @@ pub struct Registration {
     pub methods: [u64; 2],
     /// The OUI of a vendor class.
     pub oui: Option<[u8; 3]>,
+    /// The version of RMPP that the card executes for the agent; zero for none.
+    pub rmpp_version: u8,
 }
 
 /// Why a call of a program failed.
@@ -88,11 +102,60 @@ struct Request {
     deadline: u64,
 }
 
+/// A MAD that is sent in segments.
+struct Sending {
+    transfer: Transfer,
+    header: UserMadHeader,
+    /// A packet with any segment.
+    packet: Packet,
+    retries: u32,
+    deadline: u64,
+}
+
 struct Client {
     port: PortId,
     agents: BTreeMap<u32, Agent>,
     requests: BTreeMap<u64, Request>,
     received: VecDeque<Vec<u8>>,
+    received_bytes: usize,
+    /// By transaction ID, as `assemblies`.
+    transfers: BTreeMap<u64, Sending>,
+    /// With the time of their end.
+    assemblies: BTreeMap<u64, (Assembly, u64)>,
+}
+
+impl Client {
+    fn new(port: PortId) -> Client {
+        Client {
+            port,
+            agents: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            received: VecDeque::new(),
+            received_bytes: 0,
+            transfers: BTreeMap::new(),
+            assemblies: BTreeMap::new(),
+        }
+    }
+
+    /// Queues a MAD for the program, if there is room.
+    fn push(&mut self, header: &UserMadHeader, mad: &[u8]) -> bool {
+        let bytes = UserMadHeader::LEN + mad.len();
+        let has_room =
+            self.received.len() < MAX_RECEIVED && self.received_bytes + bytes <= MAX_RECEIVED_BYTES;
+        if has_room {
+            self.received.push_back([&header.emit(mad.len())[..], mad].concat());
+            self.received_bytes += bytes;
+        }
+        has_room
+    }
+
+    /// The agent that takes a MAD: that of the request for a response.
+    fn agent_for(&self, mad: &Datagram) -> Option<u32> {
+        if Method(mad[3]).is_response() {
+            return self.requests.get(&transaction_id(mad)).map(|request| request.header.agent);
+        }
+        self.agents.iter().find(|(_, agent)| agent.registration.takes(mad)).map(|(number, _)| *number)
+    }
 }
 
 /// A subnet with the programs at its ports, and perhaps a manager.
@@ -143,8 +206,7 @@ impl MadClients {
         }
         self.last_client += 1;
         let id = ClientId(self.last_client);
-        let (agents, requests, received) = (BTreeMap::new(), BTreeMap::new(), VecDeque::new());
-        self.clients.insert(id, Client { port, agents, requests, received });
+        self.clients.insert(id, Client::new(port));
         Ok(id)
     }
 
@@ -156,7 +218,7 @@ impl MadClients {
     /// Registers an agent and returns its number.
     pub fn register(&mut self, client: ClientId, registration: Registration) -> Result<u32, MadError> {
         let port = self.clients.get(&client).ok_or(MadError::Invalid)?.port;
-        let Registration { mgmt_class, class_version, methods, oui } = registration;
+        let Registration { mgmt_class, class_version, methods, oui, .. } = registration;
         let needs_oui = OUI_CLASSES.contains(&mgmt_class) && methods != [0; 2];
         let is_class = mgmt_class == Smp::CLASS_DIRECTED || (1..=*OUI_CLASSES.end()).contains(&mgmt_class);
         if !is_class || needs_oui && oui.is_none() {
@@ -186,29 +248,50 @@ impl MadClients {
         let client = self.clients.get_mut(&client).ok_or(MadError::Invalid)?;
         client.agents.remove(&agent).ok_or(MadError::Invalid)?;
         client.requests.retain(|_, request| request.header.agent != agent);
+        client.transfers.retain(|_, sending| sending.header.agent != agent);
         Ok(())
+    }
+
+    /// Sends a MAD with its header. A request that cannot be sent returns at once with the reason as its status, because
+    /// its sender waits.
+    pub fn send_or_fail(&mut self, client: ClientId, bytes: &[u8]) {
+        let Err(error) = self.send(client, bytes) else { return };
+        self.subnet.count_drop(DropReason::Malformed);
+        let Some((header, mad)) = bytes.split_first_chunk() else { return };
+        let header = UserMadHeader::parse(header);
+        let waiting = self.clients.get_mut(&client).filter(|_| header.timeout_ms != 0);
+        if let (Some(client), Some(mad)) = (waiting, mad.get(..MadHeader::LEN)) {
+            client.push(&UserMadHeader { status: error.errno() as u32, ..header }, mad);
+        }
     }
 
     /// Sends a MAD with its header.
     pub fn send(&mut self, client: ClientId, bytes: &[u8]) -> Result<(), MadError> {
         let (header, mad) = bytes.split_first_chunk().ok_or(MadError::Invalid)?;
         let header = UserMadHeader::parse(header);
-        if mad.len() > MadHeader::DATAGRAM_LEN {
+        if mad.len() > MAX_MAD {
             return Err(MadError::TooLong);
         }
         if mad.len() < MadHeader::LEN {
             return Err(MadError::Invalid);
         }
-        let mut data = [0; MadHeader::DATAGRAM_LEN];
-        data[..mad.len()].copy_from_slice(mad);
         let owner = self.clients.get_mut(&client).ok_or(MadError::Invalid)?;
         let agent = owner.agents.get(&header.agent).ok_or(MadError::Invalid)?;
-        let is_request = !Method(data[3]).is_response();
+        let mut whole = mad.to_vec();
+        let is_request = !Method(whole[3]).is_response();
         if is_request {
-            data[8..12].copy_from_slice(&agent.transactions.to_be_bytes());
+            whole[8..12].copy_from_slice(&agent.transactions.to_be_bytes());
         }
         if header.qp > 1 {
             return Err(MadError::Invalid);
+        }
+        let mut data = [0; MadHeader::DATAGRAM_LEN];
+        let start = whole.len().min(MadHeader::DATAGRAM_LEN);
+        data[..start].copy_from_slice(&whole[..start]);
+        let uses_rmpp = agent.registration.rmpp_version != 0 && header.qp == 1 && rmpp::wants_segments(&data);
+        let transfer = if uses_rmpp { Transfer::new(&whole) } else { None };
+        if transfer.is_none() && whole.len() > MadHeader::DATAGRAM_LEN {
+            return Err(MadError::TooLong);
         }
         let mad = Packet::parse_mad(header.qp, &data).map_err(|_| MadError::Invalid)?;
         let port = owner.port;
@@ -224,6 +307,9 @@ impl MadClients {
             mad,
         };
         let owner = self.clients.get_mut(&client).ok_or(MadError::Invalid)?;
+        if transfer.is_some() && owner.transfers.len() >= MAX_TRANSFERS {
+            return Err(MadError::Limit);
+        }
         if is_request && header.timeout_ms != 0 {
             if owner.requests.len() >= MAX_REQUESTS {
                 return Err(MadError::Limit);
@@ -232,7 +318,16 @@ impl MadClients {
             let request = Request { header, packet, retries: header.retries, deadline };
             owner.requests.insert(transaction_id(&data), request);
         }
-        self.subnet.send(port, packet);
+        match transfer {
+            None => self.subnet.send(port, packet),
+            Some(transfer) => {
+                let deadline = self.now + ACK_TIMEOUT;
+                let sending = Sending { transfer, header, packet, retries: ACK_RETRIES, deadline };
+                let segments = sending.segments();
+                owner.transfers.insert(transaction_id(&data), sending);
+                segments.into_iter().for_each(|segment| self.subnet.send(port, segment));
+            }
+        }
         self.dispatch_arrived();
         Ok(())
     }
@@ -244,14 +339,10 @@ impl MadClients {
 
     /// The next MAD for a client, with its header.
     pub fn next_received(&mut self, client: ClientId) -> Option<Vec<u8>> {
-        self.clients.get_mut(&client)?.received.pop_front()
-    }
-
-    /// Puts back a MAD that could not be handed over.
-    pub fn return_received(&mut self, client: ClientId, mad: Vec<u8>) {
-        if let Some(client) = self.clients.get_mut(&client) {
-            client.received.push_front(mad);
-        }
+        let client = self.clients.get_mut(&client)?;
+        let mad = client.received.pop_front()?;
+        client.received_bytes -= mad.len();
+        Some(mad)
     }
 
     /// The clients that have something to read.
@@ -259,10 +350,35 @@ impl MadClients {
         self.clients.iter().filter(|(_, client)| !client.received.is_empty()).map(|(id, _)| *id)
     }
 
+    /// Advances the time, in nanoseconds, without doing what is due.
+    pub fn advance(&mut self, now: u64) {
+        self.now = self.now.max(now);
+        self.subnet.advance(self.now);
+    }
+
+    /// Says that a program manages the subnet at a port, or has ended. The manager of the subnet stays one.
+    pub fn set_is_sm(&mut self, port: PortId, is_sm: bool) {
+        if self.manager.as_ref().is_none_or(|manager| manager.port() != port) {
+            self.change(|subnet| subnet.set_is_sm(port, is_sm));
+        }
+    }
+
+    /// Whether a request waits for its response, or a trap to be repeated.
+    pub fn has_timeouts(&self) -> bool {
+        let is_waiting = |client: &Client| {
+            !client.requests.is_empty() || !client.transfers.is_empty() || !client.assemblies.is_empty()
+        };
+        self.subnet.next_timeout().is_some() || self.clients.values().any(is_waiting)
+    }
+
     /// When [`MadClients::expire`] has something to do.
     pub fn next_timeout(&self) -> Option<u64> {
         let requests = self.clients.values().flat_map(|client| client.requests.values());
-        requests.map(|request| request.deadline).chain(self.subnet.next_timeout()).min()
+        let transfers = self.clients.values().flat_map(|client| client.transfers.values());
+        let assemblies = self.clients.values().flat_map(|client| client.assemblies.values());
+        let deadlines = requests.map(|request| request.deadline);
+        let deadlines = deadlines.chain(transfers.map(|sending| sending.deadline));
+        deadlines.chain(assemblies.map(|(_, end)| *end)).chain(self.subnet.next_timeout()).min()
     }
 
     /// Advances the time, in nanoseconds: requests are sent again or fail, and agents repeat their traps.
@@ -282,11 +398,22 @@ impl MadClients {
                     None => failed.push(*id),
                 }
             }
-            for request in failed.into_iter().filter_map(|id| client.requests.remove(&id)) {
+            for id in failed {
+                let Some(request) = client.requests.remove(&id) else { continue };
                 let header = UserMadHeader { status: TIMED_OUT, ..request.header };
-                let mad = &request.packet.mad_bytes()[..MadHeader::LEN];
-                client.received.push_back([&header.emit(mad.len())[..], mad].concat());
+                client.push(&header, &request.packet.mad_bytes()[..MadHeader::LEN]);
             }
+            client.assemblies.retain(|_, (_, end)| *end > now);
+            let port = client.port;
+            client.transfers.retain(|_, sending| {
+                if sending.deadline <= now {
+                    sending.deadline = now + ACK_TIMEOUT;
+                    let Some(left) = sending.retries.checked_sub(1) else { return false };
+                    sending.retries = left;
+                    again.extend(sending.segments().into_iter().map(|segment| (port, segment)));
+                }
+                true
+            });
         }
         again.into_iter().for_each(|(port, packet)| self.subnet.send(port, packet));
         self.dispatch_arrived();
@@ -310,34 +437,65 @@ impl MadClients {
 
     fn dispatch(&mut self, at: PortId, packet: &Packet) {
         let mad = packet.mad_bytes();
-        let id = transaction_id(&mad);
-        let found = match Method(mad[3]).is_response() {
-            true => self.clients.values_mut().filter(|client| client.port == at).find_map(|client| {
-                let request = client.requests.remove(&id)?;
-                Some((request.header.agent, client))
-            }),
-            false => self.clients.values_mut().filter(|client| client.port == at).find_map(|client| {
-                let agent = client.agents.iter().find(|(_, agent)| agent.registration.takes(&mad))?;
-                Some((*agent.0, client))
-            }),
-        };
-        let Some((agent, client)) = found else { return self.reject(at, packet, mad) };
-        if client.received.len() >= MAX_RECEIVED {
-            return self.subnet.count_drop(DropReason::QueueFull);
+        let is_segmented = packet.destination_qp == 1 && rmpp::is_active(&mad);
+        if is_segmented && RmppHeader::of(&mad).kind != RmppKind::DATA && self.continue_transfer(at, &mad) {
+            return;
         }
+        let mut clients = self.clients.iter_mut().filter(|(_, client)| client.port == at);
+        let found = clients.find_map(|(_, client)| Some((client.agent_for(&mad)?, client)));
+        let Some((agent, client)) = found else { return self.reject(at, packet, mad) };
+        let uses_rmpp = client.agents.get(&agent).is_some_and(|agent| agent.registration.rmpp_version != 0);
         let p_keys = self.subnet.p_keys(at);
-        let p_key_index =
-            p_keys.iter().position(|key| key & 0x7fff == packet.p_key & 0x7fff).unwrap_or(0) as u16;
+        let matches = |key: &u16| key & 0x7fff == packet.p_key & 0x7fff;
         let header = UserMadHeader {
             agent,
             qp: packet.source_qp,
             q_key: packet.q_key,
             lid: packet.slid,
             sl: packet.sl,
-            p_key_index,
+            p_key_index: p_keys.iter().position(matches).unwrap_or(0) as u16,
             ..UserMadHeader::default()
         };
-        client.received.push_back([&header.emit(mad.len())[..], &mad].concat());
+        let id = transaction_id(&mad);
+        let (complete, answer) = match is_segmented && uses_rmpp {
+            true => client.assemble(id, &mad, self.now),
+            false => (Some(mad.to_vec()), None),
+        };
+        if let Some(complete) = complete {
+            if Method(mad[3]).is_response() {
+                client.requests.remove(&id);
+            }
+            if !client.push(&header, &complete) {
+                self.subnet.count_drop(DropReason::QueueFull);
+            }
+        }
+        if let Some(answer) = answer {
+            let (source_qp, destination_qp) = (packet.destination_qp, packet.source_qp);
+            let (slid, dlid, mad) = (self.source_lid(at, 0), packet.slid, Mad::General(answer));
+            self.subnet.send(at, Packet { slid, dlid, source_qp, destination_qp, mad, ..*packet });
+        }
+    }
+
+    /// Handles what the receiver of a transfer says. Returns false if no transfer of a program at the port has this ID.
+    fn continue_transfer(&mut self, at: PortId, mad: &Datagram) -> bool {
+        let (id, answer) = (transaction_id(mad), RmppHeader::of(mad));
+        let mut clients = self.clients.values_mut().filter(|client| client.port == at);
+        let Some(client) = clients.find(|client| client.transfers.contains_key(&id)) else { return false };
+        let Some(sending) = client.transfers.get_mut(&id) else { return false };
+        let is_complete = match answer.kind {
+            RmppKind::ACK => sending.transfer.acknowledge(&answer),
+            _ => Some(true),
+        };
+        match is_complete {
+            Some(true) => drop(client.transfers.remove(&id)),
+            Some(false) => {
+                (sending.retries, sending.deadline) = (ACK_RETRIES, self.now + ACK_TIMEOUT);
+                let segments = sending.segments();
+                segments.into_iter().for_each(|segment| self.subnet.send(at, segment));
+            }
+            None => {}
+        }
+        true
     }
 
     /// Answers a Get or Set that no agent takes, so that the requester need not wait.
@@ -356,6 +514,36 @@ impl MadClients {
         let slid = self.source_lid(at, 0);
         let (source_qp, destination_qp) = (packet.destination_qp, packet.source_qp);
         self.subnet.send(at, Packet { slid, dlid, source_qp, destination_qp, mad: response, ..*packet });
+    }
+}
+
+impl Sending {
+    /// The packets that may be sent now.
+    fn segments(&self) -> Vec<Packet> {
+        self.transfer.due().map(|mad| Packet { mad: Mad::General(mad), ..self.packet }).collect()
+    }
+}
+
+impl Client {
+    /// Adds a segment to its MAD. Returns the complete MAD and the answer to the sender, as far as there are any.
+    fn assemble(&mut self, id: u64, segment: &Datagram, now: u64) -> (Option<Vec<u8>>, Option<Datagram>) {
+        let is_first = RmppHeader::of(segment).is_first;
+        if is_first && !self.assemblies.contains_key(&id) && self.assemblies.len() < MAX_TRANSFERS {
+            self.assemblies.insert(id, (Assembly::new(segment), now));
+        }
+        let Some((assembly, end)) = self.assemblies.get_mut(&id) else { return (None, None) };
+        *end = now + ASSEMBLY_TIMEOUT;
+        match assembly.receive(segment, MAX_MAD - MadHeader::DATAGRAM_LEN) {
+            Assembled::Waits(answer) => (None, answer),
+            Assembled::Complete(answer, mad) => {
+                self.assemblies.remove(&id);
+                (Some(mad), Some(answer))
+            }
+            Assembled::Failed(answer) => {
+                self.assemblies.remove(&id);
+                (None, Some(answer))
+            }
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a node stores: its attributes and tables.
 
 use crate::packet::DEFAULT_P_KEY;
+use crate::performance::PortCounters;
 use crate::topology::{NodeKind, TopologyNode};
 use alloc::collections::BTreeMap;
 use alloc::vec;
@@ -37,6 +38,7 @@ pub struct Port {
     pub is_disabled: bool,
     /// When the protection of the M_Key ends after a violation.
     pub lease_end: Option<u64>,
+    pub counters: PortCounters,
 }
 
 /// The tables that only a switch has.
@@ -167,6 +169,7 @@ impl Port {
             sl_to_vl: default_sl_to_vl(),
             is_disabled: false,
             lease_end: None,
+            counters: PortCounters::default(),
         }
     }
 }

@@ -4,21 +4,25 @@ use crate::agent::LinkCommand;
 use crate::drop_reason::DropReason;
 use crate::node::Node;
 use crate::packet::{GENERAL_Q_KEY, Mad, Packet};
+use crate::performance::{self, PortCounter, PortCounters};
+use crate::rmpp::Datagram;
 use crate::topology::{PortId, Topology};
 use crate::traps::Traps;
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
-use softhca_wire::Qpn;
 use softhca_wire::smp::{
     AttributeId, CapabilityChange, KeyViolation, Lid, MAX_HOPS, ManagementKeyViolation, Method,
     NodeDescription, Notice, NoticeHeader, NoticeType, PhysicalState, PortCapabilities, PortInfo, PortState,
     Smp, Status, TrapNumber,
 };
+use softhca_wire::{MadHeader, Qpn};
 
 /// The most switches that a packet passes: a directed route between two LID routes.
 const MAX_PASSED: usize = 3 * MAX_HOPS as usize;
 /// The shortest time between repeated traps, in nanoseconds.
 const MIN_TRAP_INTERVAL: u64 = 1_000_000;
+/// Words of a packet with a MAD, from the LRH to the ICRC: 8 + 12 + 8 + 256 + 4 bytes.
+const PACKET_WORDS: u64 = 288 / 4;
 /// The bit of a P_Key that says full membership.
 const FULL_MEMBER: u16 = 0x8000;
 
@@ -83,6 +87,16 @@ impl Subnet {
         &self.nodes[port.node].ports[usize::from(port.port)].p_keys
     }
 
+    /// The counters of a port.
+    pub fn counters(&self, port: PortId) -> &PortCounters {
+        &self.nodes[port.node].ports[usize::from(port.port)].counters
+    }
+
+    /// Adds to a counter of a port that exists.
+    pub fn count(&mut self, port: PortId, counter: PortCounter, count: u64) {
+        self.nodes[port.node].ports[usize::from(port.port)].counters.add(counter, count);
+    }
+
     /// How many MADs were dropped for a reason.
     pub fn dropped(&self, reason: DropReason) -> u64 {
         self.drops[reason as usize]
@@ -106,6 +120,11 @@ impl Subnet {
     /// When [`Subnet::expire`] has something to do.
     pub fn next_timeout(&self) -> Option<u64> {
         self.traps.next_timeout()
+    }
+
+    /// Advances the time, in nanoseconds, without sending anything.
+    pub fn advance(&mut self, now: u64) {
+        self.now = self.now.max(now);
     }
 
     /// Advances the time, in nanoseconds, and sends the traps that are due.
@@ -171,7 +190,11 @@ impl Subnet {
         let mut at = origin;
         let mut has_left = false;
         for _ in 0..=MAX_PASSED {
-            match self.next_hop(at, has_left, packet)? {
+            let hop = self.next_hop(at, has_left, packet);
+            if matches!(hop, Err(DropReason::NoRoute)) && has_left {
+                self.count(at, PortCounter::RelayErrors, 1);
+            }
+            match hop? {
                 Hop::Arrived => return Ok(at),
                 Hop::Out(port) => {
                     at = self.cross(PortId { port, ..at }, matches!(packet.mad, Mad::Subnet(_)))?
@@ -232,6 +255,7 @@ impl Subnet {
         }
         if !is_subnet_management {
             if sender != PortState::ACTIVE || receiver < PortState::ARMED {
+                self.count(out, PortCounter::TransmitDiscards, 1);
                 return Err(DropReason::PortState);
             }
             if receiver == PortState::ARMED {
@@ -239,6 +263,10 @@ impl Subnet {
                 self.changed.insert(peer);
             }
         }
+        self.count(out, PortCounter::TransmitData, PACKET_WORDS);
+        self.count(out, PortCounter::TransmitPackets, 1);
+        self.count(peer, PortCounter::ReceiveData, PACKET_WORDS);
+        self.count(peer, PortCounter::ReceivePackets, 1);
         Ok(peer)
     }
 
@@ -259,7 +287,13 @@ impl Subnet {
                     return Ok(Some(self.respond(at, packet, *smp)));
                 }
             }
-            Mad::General(_) => self.check_keys(at, packet)?,
+            Mad::General(mad) => {
+                self.check_keys(at, packet)?;
+                let is_request = matches!(Method(mad[3]), Method::GET | Method::SET);
+                if mad[1] == MadHeader::CLASS_PERFORMANCE && is_request {
+                    return Ok(Some(self.respond_counters(at, packet, mad)));
+                }
+            }
         }
         if is_switch {
             return Err(DropReason::NoAgent);
@@ -299,6 +333,17 @@ impl Subnet {
         let is_direct = request.is_directed() && request.dr_dlid == Lid::PERMISSIVE;
         let dlid = if is_direct { Lid::PERMISSIVE } else { packet.slid };
         Packet { slid: own_lid, dlid, mad: Mad::Subnet(response), ..*packet }
+    }
+
+    /// Executes a request at the performance management agent of a node.
+    fn respond_counters(&mut self, at: PortId, packet: &Packet, mad: &Datagram) -> Packet {
+        let node = &mut self.nodes[at.node];
+        let arrived = node.management_port(at.port);
+        let slid = node.ports[usize::from(arrived)].info.lid;
+        let mut ports: Vec<_> = node.ports.iter_mut().map(|port| &mut port.counters).collect();
+        let mad = Mad::General(performance::respond(mad, &mut ports, arrived));
+        let (source_qp, destination_qp) = (packet.destination_qp, packet.source_qp);
+        Packet { slid, dlid: packet.slid, source_qp, destination_qp, mad, ..*packet }
     }
 
     /// What follows from a Set beside the change of the attribute.
@@ -488,6 +533,7 @@ impl Subnet {
             let info = self.port_mut(end);
             if info.state != PortState::DOWN {
                 (info.state, info.physical_state) = (PortState::DOWN, PhysicalState::POLLING);
+                self.count(end, PortCounter::LinkDowned, 1);
                 self.link_changed(end);
             }
         }

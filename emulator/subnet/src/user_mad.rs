@@ -49,6 +49,11 @@ impl UserMadHeader {
         }
     }
 
+    /// The bytes of a message with its header, as the header states them.
+    pub fn message_length(bytes: &[u8; Self::LEN]) -> usize {
+        u32::from_ne_bytes(bytes[16..20].try_into().expect("four bytes")) as usize
+    }
+
     /// Writes the header, for a MAD of this many bytes.
     pub fn emit(&self, mad: usize) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];

@@ -173,6 +173,40 @@ layout! {
 }
 
 impl PortInfo {
+    /// The lanes in use.
+    pub const fn lanes(&self) -> u32 {
+        match self.width_active {
+            2 => 4,
+            4 => 8,
+            8 => 12,
+            16 => 2,
+            _ => 1,
+        }
+    }
+
+    /// The name and the rate of a lane in use, in Mb/s.
+    const fn lane(&self) -> (&'static str, u32) {
+        match (self.extended_speed_active, self.speed_active) {
+            (1, _) => ("FDR", 14_062),
+            (2, _) => ("EDR", 25_000),
+            (4, _) => ("HDR", 50_000),
+            (8, _) => ("NDR", 100_000),
+            (_, 2) => ("DDR", 5_000),
+            (_, 4) => ("QDR", 10_000),
+            _ => ("SDR", 2_500),
+        }
+    }
+
+    /// The name of the speed in use.
+    pub const fn speed_name(&self) -> &'static str {
+        self.lane().0
+    }
+
+    /// The rate of the link in Gb/s, without fractions.
+    pub const fn rate(&self) -> u32 {
+        self.lanes() * self.lane().1 / 1000
+    }
+
     /// Whether one of the port's LIDs is this one.
     pub fn has_lid(&self, lid: Lid) -> bool {
         self.lid.is_unicast() && lid.0 >= self.lid.0 && lid.0 - self.lid.0 < 1 << self.lmc

@@ -22,7 +22,7 @@ fn open(clients: &mut MadClients, index: usize) -> ClientId {
 
 fn smi(methods: &[u8]) -> Registration {
     let bits = methods.iter().fold(0, |bits, method| bits | 1 << method);
-    Registration { mgmt_class: 0x01, class_version: 1, methods: [bits, 0], oui: None }
+    Registration { mgmt_class: 0x01, class_version: 1, methods: [bits, 0], oui: None, rmpp_version: 0 }
 }
 
 fn message(header: UserMadHeader, smp: Smp) -> Vec<u8> {
@@ -135,13 +135,112 @@ fn every_limit_holds() {
     );
 }
 
+/// A program at a host, with an agent of subnet administration that takes every method.
+fn administration(clients: &mut MadClients, index: usize, rmpp_version: u8) -> (ClientId, u32) {
+    let id = open(clients, index);
+    let registration =
+        Registration { mgmt_class: 0x03, class_version: 2, methods: [!0; 2], oui: None, rmpp_version };
+    (id, clients.register(id, registration).expect("an agent"))
+}
+
+/// A MAD of subnet administration with this many bytes of records.
+fn records(method: u8, transaction: u64, active: bool, records: usize) -> Vec<u8> {
+    let mut mad = alloc::vec![0; 56 + records];
+    mad[..4].copy_from_slice(&[1, 3, 2, method]);
+    mad[8..16].copy_from_slice(&transaction.to_be_bytes());
+    mad[26] = active.into();
+    mad[56..].iter_mut().enumerate().for_each(|(index, byte)| *byte = index as u8);
+    mad
+}
+
+/// Sends a request of one program to another and its response of `length` bytes of records; returns the two IDs.
+fn answer_in_segments(
+    clients: &mut MadClients,
+    rmpp_version: u8,
+    length: usize,
+) -> (ClientId, ClientId, Vec<u8>) {
+    let (asker, agent) = administration(clients, 1, rmpp_version);
+    let (server, server_agent) = administration(clients, 0, 1);
+    let lids = [0, 1].map(|index| clients.subnet().port_info(hca(clients.subnet(), index)).lid);
+    let to = |agent, lid, timeout_ms, mad: &[u8]| {
+        let header =
+            UserMadHeader { agent, timeout_ms, lid, qp: 1, q_key: 0x8001_0000, ..UserMadHeader::default() };
+        [&header.emit(mad.len())[..], mad].concat()
+    };
+    clients.send(asker, &to(agent, lids[0], 1000, &records(0x12, 5, false, 200))).expect("sent");
+    let request = clients.next_received(server).expect("the request");
+    let transaction = u64::from_be_bytes(request[64 + 8..64 + 16].try_into().expect("eight bytes"));
+    let response = records(0x92, transaction, true, length);
+    clients.send(server, &to(server_agent, lids[1], 0, &response)).expect("sent");
+    (asker, server, response)
+}
+
+#[test]
+fn a_long_response_arrives_in_one_piece() {
+    for length in [0, 1, 200, 201, 13_001, 300_000] {
+        let mut clients = clients("one-switch", true);
+        let (asker, server, response) = answer_in_segments(&mut clients, 1, length);
+        let received = clients.next_received(asker).expect("the response");
+        assert_eq!(received.len(), 64 + response.len(), "{length}");
+        assert_eq!(received[64 + 56..], response[56..], "{length}");
+        assert!(clients.next_received(asker).is_none() && clients.next_received(server).is_none());
+        assert!(!clients.has_timeouts(), "the request and the transfer have ended");
+    }
+}
+
+#[test]
+fn an_agent_without_rmpp_receives_segments() {
+    let mut clients = clients("one-switch", true);
+    let (asker, _, _) = answer_in_segments(&mut clients, 0, 1000);
+    let segment = clients.next_received(asker).expect("the first segment");
+    assert_eq!((segment.len(), segment[64 + 25], segment[64 + 31]), (320, 1, 1));
+    // Nobody acknowledges it, so the sender tries again and then gives up.
+    for _ in 0..10 {
+        clients.next_timeout().into_iter().for_each(|due| clients.expire(due));
+    }
+    assert!(!clients.has_timeouts());
+}
+
+#[test]
+fn a_long_mad_needs_an_agent_with_rmpp() {
+    let mut clients = clients("one-switch", true);
+    let (id, agent) = administration(&mut clients, 1, 0);
+    let header = UserMadHeader { agent, qp: 1, q_key: 0x8001_0000, lid: Lid(1), ..UserMadHeader::default() };
+    let send =
+        |clients: &mut MadClients, mad: &[u8]| clients.send(id, &[&header.emit(mad.len())[..], mad].concat());
+    assert_eq!(send(&mut clients, &records(0x92, 1, true, 300)), Err(MadError::TooLong));
+    let (id, agent) = administration(&mut clients, 0, 1);
+    let header = UserMadHeader { agent, qp: 1, q_key: 0x8001_0000, lid: Lid(9), ..UserMadHeader::default() };
+    let send =
+        |clients: &mut MadClients, mad: &[u8]| clients.send(id, &[&header.emit(mad.len())[..], mad].concat());
+    assert_eq!(send(&mut clients, &records(0x92, 1, false, 300)), Err(MadError::TooLong));
+    assert_eq!(send(&mut clients, &records(0x92, 1, true, MAX_MAD)), Err(MadError::TooLong));
+    for transaction in 0..MAX_TRANSFERS as u64 {
+        assert_eq!(send(&mut clients, &records(0x92, transaction, true, 300)), Ok(()));
+    }
+    assert_eq!(send(&mut clients, &records(0x92, 99, true, 300)), Err(MadError::Limit));
+}
+
+#[test]
+fn a_request_that_cannot_be_sent_returns_at_once() {
+    let mut clients = clients("one-switch", true);
+    let id = open(&mut clients, 1);
+    let header = UserMadHeader { agent: 7, timeout_ms: 100, ..UserMadHeader::default() };
+    clients.send_or_fail(id, &message(header, Smp::new(Method::GET, AttributeId::NodeInfo, 0, 1)));
+    let bytes = clients.next_received(id).expect("the request");
+    let header = UserMadHeader::parse(bytes.first_chunk().expect("a header"));
+    assert_eq!((header.agent, header.status, bytes.len()), (7, 22, 64 + 24));
+    clients.send_or_fail(id, &bytes[..10]);
+    assert_eq!(clients.next_received(id), None);
+}
+
 proptest! {
     #[test]
     fn no_message_of_a_program_panics(messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..400), 1..30)) {
         let mut clients = clients("ring:3", true);
         let id = open(&mut clients, 1);
         for class in [0x01, 0x81, 0x03, 0x32] {
-            let registration = Registration { mgmt_class: class, class_version: 1, methods: [!0, !0], oui: Some([0; 3]) };
+            let registration = Registration { mgmt_class: class, class_version: 1, methods: [!0, !0], oui: Some([0; 3]), rmpp_version: 0 };
             clients.register(id, registration).expect("an agent");
         }
         for (round, mut bytes) in messages.into_iter().enumerate() {

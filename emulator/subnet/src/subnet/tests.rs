@@ -182,6 +182,39 @@ fn a_failed_link_is_reported_until_repressed_and_routed_around() {
 }
 
 #[test]
+fn every_node_answers_for_the_counters_of_its_ports() {
+    let (mut subnet, _) = managed("one-switch", RoutingEngine::MinHop);
+    let (from, to) = (hca(&subnet, 0), hca(&subnet, 1));
+    let switch = subnet.topology().peer(from).expect("a link").node;
+    let switch_port = PortId { node: switch, port: 0 };
+    let mut ask = |at: PortId, port: u8| {
+        let mut mad = [0; 256];
+        mad[..4].copy_from_slice(&[1, 4, 1, 1]);
+        (mad[17], mad[65]) = (0x12, port);
+        let [slid, dlid] = [from, at].map(|port| subnet.port_info(port).lid);
+        let mad = Mad::General(mad);
+        let packet = Packet {
+            q_key: GENERAL_Q_KEY,
+            source_qp: 1,
+            destination_qp: 1,
+            mad,
+            ..Packet::subnet(slid, dlid, Smp::default())
+        };
+        subnet.send(from, packet);
+        let Some((_, Packet { mad: Mad::General(mad), .. })) = subnet.take_arrived() else {
+            panic!("a response")
+        };
+        assert_eq!(mad[3], 0x81);
+        u32::from_be_bytes(mad[64 + 36..64 + 40].try_into().expect("four bytes"))
+    };
+    let before = ask(to, 1);
+    assert_eq!(ask(to, 1), before + 1, "received packets");
+    assert!(ask(switch_port, 1) > before);
+    subnet.set_link(to, false);
+    assert_eq!(subnet.counters(to).get(PortCounter::LinkDowned), 1);
+}
+
+#[test]
 fn only_management_passes_before_ports_are_active() {
     let (mut subnet, _) = managed("one-switch", RoutingEngine::MinHop);
     let (from, to) = (hca(&subnet, 0), hca(&subnet, 1));
