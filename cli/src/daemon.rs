@@ -2,6 +2,7 @@
 
 use crate::exit_code::{CommandResult, bad_input, failure};
 use crate::output;
+use crate::subnet::FabricOptions;
 use clap::Args;
 use softhca::{Entropy, Loopback, Recovery};
 use softhca_daemon::{Config, Daemon, DataPath, HostConfig, Signals};
@@ -51,6 +52,8 @@ pub struct Arguments {
     /// Cards of each host: softhca0, softhca1, … [default: 1]
     #[arg(long, value_name = "N", value_parser = parse_cards)]
     cards: Option<usize>,
+    #[command(flatten)]
+    fabric: FabricOptions,
     /// Exit after this many seconds without a client
     #[arg(long, value_name = "SECONDS")]
     idle_timeout: Option<u64>,
@@ -126,6 +129,15 @@ fn configure(arguments: &Arguments) -> Result<Config, String> {
             return Err(format!("--netns: the daemon has no host {host:?}"));
         }
         config.namespaces.insert(host.clone(), file.clone());
+    }
+    if let Some(subnet) = arguments.fabric.subnet()? {
+        if arguments.config.is_some() || !arguments.host.is_empty() {
+            return Err(
+                "--fabric infiniband: the topology has the hosts; --config and --host are for roce".into()
+            );
+        }
+        config.hosts.clear();
+        config.subnet = Some(subnet);
     }
     if let Some(cards) = arguments.cards {
         config.set_cards(cards);

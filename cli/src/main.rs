@@ -37,6 +37,8 @@ mod shrink;
 #[cfg(target_os = "linux")]
 mod status;
 #[cfg(target_os = "linux")]
+mod subnet;
+#[cfg(target_os = "linux")]
 mod sweep;
 mod trace;
 

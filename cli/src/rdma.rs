@@ -2,6 +2,7 @@
 
 use crate::exit_code::CommandResult;
 use crate::status::DaemonTarget;
+use crate::subnet;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 use softhca::{HostStatus, PortState};
@@ -12,7 +13,7 @@ use std::process::ExitCode;
 pub struct LinkArguments {
     #[command(flatten)]
     target: DaemonTarget,
-    /// Only this device or host
+    /// Only this device or host; in an InfiniBand subnet a node and its port, such as switch1/3
     device: Option<String>,
     /// Take the port of the device down, or bring it up; it stays so while the daemon runs
     #[arg(requires = "device")]
@@ -55,6 +56,10 @@ fn is_selected(status: &HostStatus, wanted: Option<&String>) -> bool {
 /// Runs `softhca link`.
 pub fn link(arguments: &LinkArguments) -> CommandResult {
     let mut control = arguments.target.connect()?;
+    if control.subnet_settings().is_some() {
+        let works = arguments.state.map(|state| matches!(state, LinkState::Up));
+        return subnet::link(&mut control, arguments.device.as_deref().zip(works), arguments.target.json);
+    }
     if let (Some(device), Some(state)) = (&arguments.device, arguments.state) {
         let state = match state {
             LinkState::Up => PortState::Active,

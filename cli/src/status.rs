@@ -1,6 +1,7 @@
 //! Commands about a running daemon: `status`, `devices`, `devinfo`, `stats`, `asyncwatch`, `stop`.
 
 use crate::exit_code::CommandResult;
+use crate::subnet;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use softhca::{
@@ -58,9 +59,13 @@ impl DaemonTarget {
 
 /// Runs `softhca status`.
 pub fn status(target: &DaemonTarget) -> CommandResult {
-    let status = target.connect()?.status()?;
+    let mut control = target.connect()?;
+    let status = control.status()?;
     if !target.json {
         outln!("daemon {} version {}, up {} s", status.pid, status.version, status.uptime_s);
+    }
+    if control.subnet_settings().is_some() {
+        subnet::print_status(&mut control, target.json)?;
     }
     for host in status.hosts {
         let device = &host.host;

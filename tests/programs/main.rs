@@ -7,6 +7,7 @@ mod exec;
 mod explorer;
 mod fault_parity;
 mod faults;
+mod infiniband;
 mod libraries;
 #[path = "../network/mod.rs"]
 mod network;
@@ -32,6 +33,7 @@ const GROUPS: &[tools::Group] = &[
     ("network", network::trials),
     ("tshark", tshark::trials),
     ("connection_fidelity", connection_fidelity::trials),
+    ("infiniband", infiniband::trials),
     ("libraries", libraries::trials),
     ("rsockets", rsockets::trials),
     ("exec", exec::trials),

@@ -2,6 +2,7 @@
 
 use super::own_path::own_path;
 use crate::output;
+use crate::subnet::FabricOptions;
 use rustix::fs::FlockOperation;
 use softhca::{DEFAULT_NAME, DaemonControl, Error, HostDevice, Loopback, NAME_VARIABLE, Recovery};
 use softhca_control::RuntimeDir;
@@ -29,6 +30,7 @@ pub struct DaemonRequirements<'a> {
     pub cards: Option<usize>,
     pub recovery: Option<Recovery>,
     pub loopback: Option<Loopback>,
+    pub fabric: FabricOptions,
 }
 
 /// When an auto-started daemon exits.
@@ -61,7 +63,10 @@ pub fn connect_or_start(
     let _lock = lock_start(&folder, &name)?;
     let connection = match DaemonControl::connect(Some(&name)) {
         Ok(connection) => {
-            check_settings(&connection, requirements, &name)?;
+            requirements.fabric.check(connection.subnet_settings(), &name)?;
+            if !requirements.fabric.is_infiniband() {
+                check_settings(&connection, requirements, &name)?;
+            }
             connection
         }
         Err(Error::NoDaemon { is_absent: true, .. }) => {
@@ -180,6 +185,11 @@ fn start(
     }
     let mut command = Command::new(own_path()?);
     command.args(["daemon", "--name", name]);
+    let subnet = requirements.fabric.daemon_arguments()?;
+    if !subnet.is_empty() {
+        command.args(subnet).env_remove(ADDRESS_VARIABLE);
+        return spawn_for(stay, folder, name, command);
+    }
     let mut hosts: Vec<&str> = requirements.hosts.iter().map(String::as_str).collect();
     if hosts.is_empty() {
         hosts.extend(DEFAULT_HOSTS);
@@ -204,6 +214,15 @@ fn start(
     if let Some(loopback) = requirements.loopback {
         command.args(["--loopback", loopback.name()]);
     }
+    spawn_for(stay, folder, name, command)
+}
+
+fn spawn_for(
+    stay: DaemonLifetime,
+    folder: &RuntimeDir,
+    name: &str,
+    mut command: Command,
+) -> Result<(), String> {
     if stay == DaemonLifetime::WhileUsed {
         command.args(["--idle-timeout", "2"]);
     }

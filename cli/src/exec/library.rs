@@ -25,6 +25,9 @@ const SONAMES: [&str; 8] = [
     "libefa.so",
 ];
 
+/// The names of the library of management datagrams. Without a subnet, programs use the system's.
+const SUBNET_SONAMES: [&str; 2] = ["libibumad.so.3", "libibumad.so"];
+
 /// Finds a library next to the executable or in `../lib/softhca`. In a cargo target folder it may also be in
 /// `deps`: the newest wins.
 fn find_library(file: &str) -> Result<PathBuf, String> {
@@ -45,17 +48,26 @@ fn find_library(file: &str) -> Result<PathBuf, String> {
     ))
 }
 
-/// Creates a folder with symlinks to the library under every soname.
+/// Creates a folder with symlinks to the library under every soname of RDMA.
 pub fn library_folder() -> Result<PathBuf, String> {
+    create_folder("lib", &SONAMES)
+}
+
+/// As [`library_folder`], for programs on an InfiniBand subnet.
+pub fn subnet_library_folder() -> Result<PathBuf, String> {
+    create_folder("subnet-lib", &[&SONAMES[..], &SUBNET_SONAMES].concat())
+}
+
+fn create_folder(prefix: &str, names: &[&str]) -> Result<PathBuf, String> {
     let library = find_library(LIBRARY_FILE)?;
     let user = RuntimeDir::for_user();
     user.create().map_err(|error| error.to_string())?;
     let mut hasher = DefaultHasher::new();
     library.hash(&mut hasher);
-    let folder = user.path().join(format!("lib-{:016x}", hasher.finish()));
+    let folder = user.path().join(format!("{prefix}-{:016x}", hasher.finish()));
     let failed = |error: io::Error| format!("{}: {error}", folder.display());
     std::fs::create_dir_all(&folder).map_err(failed)?;
-    for name in SONAMES {
+    for name in names {
         symlink(&library, &folder.join(name)).map_err(failed)?;
     }
     // Programs run without it, and may not find the device in /sys.

@@ -7,6 +7,7 @@ mod daemon;
 mod device_use;
 mod embedded_logs;
 mod event_log;
+mod infiniband;
 mod library;
 mod live_scenario;
 mod own_path;
@@ -22,6 +23,7 @@ pub use scenario_programs::run_programs;
 pub use sysfs::check_allowed as check_view_allowed;
 
 use crate::exit_code::{self, CommandResult, error};
+use crate::subnet::FabricOptions;
 use crate::{output, scenario, shell};
 use clap::Args;
 use daemon::{DaemonLifetime, DaemonRequirements};
@@ -66,6 +68,8 @@ struct DaemonOptions {
     /// Name of the daemon, if you run several
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
+    #[command(flatten)]
+    fabric: FabricOptions,
 }
 
 /// Arguments of `softhca exec`.
@@ -131,7 +135,8 @@ impl DaemonOptions {
         let (name, host) = (self.name.as_deref(), self.host.as_deref());
         let address = std::env::var(ADDRESS_VARIABLE).ok();
         let DaemonOptions { cards, recovery, loopback, .. } = *self;
-        DaemonRequirements { name, host, address, hosts: &[], cards, recovery, loopback }
+        let fabric = self.fabric.clone();
+        DaemonRequirements { name, host, address, hosts: &[], cards, recovery, loopback, fabric }
     }
 
     /// The index of the program's host in a plan. Faults of the programs of other hosts would never happen.
@@ -208,6 +213,9 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     let first = arguments.program[0].to_string_lossy();
     if first.starts_with('-') {
         return Err(format!("unknown option {first}; see `softhca exec --help`").into());
+    }
+    if arguments.daemon.fabric.is_infiniband() {
+        return infiniband::execute(arguments);
     }
     let scenario = arguments.scenario.as_deref().map(scenario::read).transpose()?.map(Arc::new);
     let plan = match &scenario {
@@ -377,9 +385,10 @@ pub fn env(arguments: &EnvArguments) -> CommandResult {
 }
 
 fn print_environment(arguments: &EnvArguments) -> Result<(), String> {
-    let folder = library::library_folder()?;
+    let is_infiniband = arguments.daemon.fabric.is_infiniband();
+    let folder = if is_infiniband { library::subnet_library_folder() } else { library::library_folder() }?;
     let mut variables = arguments.daemon.environment(&folder);
-    let connection = match arguments.no_start {
+    let mut connection = match arguments.no_start {
         true => DaemonControl::connect(arguments.daemon.name.as_deref()).ok(),
         false => {
             Some(daemon::connect_or_start(&arguments.daemon.requirements(), DaemonLifetime::UntilStopped)?)
@@ -388,7 +397,12 @@ fn print_environment(arguments: &EnvArguments) -> Result<(), String> {
     if let Some(connection) = &connection {
         arguments.daemon.check_data_path(connection, false)?;
     }
-    if let Some(root) = connection.and_then(|connection| arguments.daemon.view_root(&connection)) {
+    let root = match &mut connection {
+        Some(connection) if is_infiniband => Some(arguments.daemon.subnet_view(connection)?),
+        Some(connection) => arguments.daemon.view_root(connection),
+        None => None,
+    };
+    if let Some(root) = root {
         variables.extend(sysfs::preload_variables(&root, &folder));
         library::join_preloads(&mut variables);
     }

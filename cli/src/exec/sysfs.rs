@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 
 /// The folders in which the kernel lists devices, and those of RDMA devices in them.
 const FOLDERS: [(&str, &[&str]); 3] = [
-    ("/sys/class", &["infiniband", "infiniband_verbs"]),
+    ("/sys/class", &["infiniband", "infiniband_verbs", "infiniband_mad"]),
     ("/sys/devices", &[PCI_ROOT]),
     ("/dev", &["infiniband"]),
 ];
@@ -83,8 +83,11 @@ fn build_mounts(root: &Path) -> io::Result<MountNamespace> {
         mirror_folder(&mut mounts, Path::new(folder), &at)?;
         for device in devices {
             let (from, to) = (root.join(folder.trim_start_matches('/')).join(device), at.join(device));
-            mounts.mkdir(&to);
-            mounts.bind(&from, &to);
+            // Only an InfiniBand subnet has `infiniband_mad`, and only a RoCE device a place on a bus.
+            if from.is_dir() {
+                mounts.mkdir(&to);
+                mounts.bind(&from, &to);
+            }
         }
     }
     for (folder, _) in FOLDERS {

@@ -12,6 +12,7 @@ mod handed_over;
 mod messages;
 #[cfg(target_os = "linux")]
 mod runtime_dir;
+mod subnet_messages;
 
 #[cfg(target_os = "linux")]
 pub use fault_variable::{faults_from_text, faults_to_text};
@@ -22,3 +23,6 @@ pub use handed_over::HandedOverPacket;
 pub use messages::*;
 #[cfg(target_os = "linux")]
 pub use runtime_dir::{DEFAULT_NAME, NAME_VARIABLE, RuntimeDir};
+pub use subnet_messages::{
+    AgentRegistration, SubnetHca, SubnetPort, SubnetRequest, SubnetResponse, SubnetSettings, SubnetStatus,
+};

@@ -5,7 +5,7 @@
 //! then over a separate socket. A caller thus reads its own response. Rings and memory regions are passed as
 //! descriptors.
 
-use crate::{HandedOverPacket, ProtocolError};
+use crate::{HandedOverPacket, ProtocolError, SubnetRequest, SubnetResponse, SubnetSettings};
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -17,7 +17,7 @@ use softhca_types::{
 use softhca_wire::{Gid, Mtu, Psn, Qpn, QpnSlot};
 
 /// The version of the messages and of the ring layouts. Every change of either increments it.
-pub const PROTOCOL_VERSION: u32 = 16;
+pub const PROTOCOL_VERSION: u32 = 17;
 
 /// The environment variable that selects the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
@@ -58,6 +58,8 @@ pub struct Welcome {
     pub pid: u32,
     /// The hosts.
     pub hosts: Vec<HostDevice>,
+    /// The InfiniBand subnet. A daemon with a subnet has no hosts in `hosts`.
+    pub subnet: Option<SubnetSettings>,
 }
 
 /// A device of a daemon, and the host that it belongs to.
@@ -202,6 +204,8 @@ pub enum Request {
     RaiseEvent { host: String, event: InjectedEvent },
     /// The queue pairs of all clients of a host.
     QueuePairs { host: Option<String> },
+    /// Concerns the InfiniBand subnet.
+    Subnet(SubnetRequest),
 }
 
 /// A response of the daemon.
@@ -238,6 +242,13 @@ pub enum Response {
     QueuePairs(Vec<QueuePairStatus>),
     /// The rules and their counters, as the fabric encodes them.
     FaultRules(Vec<u8>),
+    Subnet(SubnetResponse),
+}
+
+impl From<SubnetResponse> for Response {
+    fn from(response: SubnetResponse) -> Response {
+        Response::Subnet(response)
+    }
 }
 
 /// A notification of the daemon.

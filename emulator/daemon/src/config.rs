@@ -1,5 +1,6 @@
 //! The configuration of a daemon.
 
+use crate::subnet::SubnetConfig;
 use serde::Deserialize;
 use softhca_control::DEFAULT_NAME;
 use softhca_engine::{CongestionSettings, DeviceLimits, Recovery, Settings};
@@ -127,6 +128,8 @@ pub struct Config {
     pub congestion: CongestionSettings,
     /// The network between the hosts. Without one, the hosts send to each other over sockets.
     pub fabric: Option<FabricConfig>,
+    /// The InfiniBand subnet. A daemon with one has no hosts of its own.
+    pub subnet: Option<SubnetConfig>,
     /// The most clients.
     pub max_clients: usize,
     /// The limits of each client.
@@ -170,6 +173,7 @@ impl Default for Config {
             foreign_window: Settings::default().foreign_window,
             congestion: CongestionSettings::default(),
             fabric: None,
+            subnet: None,
             max_clients: 1024,
             client_limits: ClientLimits::default(),
             max_mappings: 48_000,

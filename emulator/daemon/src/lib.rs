@@ -33,6 +33,7 @@ mod slots;
 mod stall_watchdog;
 mod start_error;
 mod state;
+mod subnet;
 mod sysfs;
 
 pub use config::{ClientLimits, Config, ConfigError, DataPath, HostConfig};
@@ -40,4 +41,5 @@ pub use mount_namespace::MountNamespace;
 pub use server::Daemon;
 pub use signals::{Signal, Signals};
 pub use start_error::StartError;
+pub use subnet::{DEFAULT_TOPOLOGY, SubnetConfig, SubnetManager};
 pub use sysfs::PCI_ROOT;

@@ -16,6 +16,7 @@ use crate::session::Session;
 use crate::stall_watchdog::StallWatchdog;
 use crate::start_error::StartError;
 use crate::state::{DaemonState, SessionStatus};
+use crate::subnet::SubnetServer;
 use crate::sysfs::Views;
 use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
@@ -125,7 +126,7 @@ impl Daemon {
                 "{bad:?} is not a valid name: use letters, digits, '-', '_' and '.'"
             )));
         }
-        if names.is_empty() {
+        if names.is_empty() && config.subnet.is_none() {
             return Err(StartError::BadHosts("at least one host is required".into()));
         }
         let directory = RuntimeDir::for_user();
@@ -146,6 +147,9 @@ impl Daemon {
             Some(fabric) => Some(build_network(fabric, &hosts, &recordings)?),
             None => None,
         };
+        let views_folder = directory.views(&config.name);
+        let subnet =
+            config.subnet.as_ref().map(|subnet| SubnetServer::start(subnet, views_folder)).transpose()?;
         // The lock is ours, so no daemon uses a socket or views of this name.
         let views = Some(Views::start(&config, &hosts));
         let socket = directory.socket(&config.name);
@@ -164,7 +168,7 @@ impl Daemon {
             .thread_name("control")
             .enable_all()
             .build()?;
-        let state = Arc::new(DaemonState::new(config, hosts, watchers, recordings, network));
+        let state = Arc::new(DaemonState::new(config, hosts, watchers, recordings, network, subnet));
         let handle = runtime.handle().clone();
         let sessions =
             Sessions { state: state.clone(), runtime: handle, listener, running: JoinSet::new(), last: 0 };

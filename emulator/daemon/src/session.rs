@@ -9,6 +9,7 @@ use crate::host::DaemonHost;
 use crate::notification_queue::NotificationQueue;
 use crate::port_counters;
 use crate::state::{DaemonState, SessionStatus};
+use crate::subnet::{self, UmadPort};
 use parking_lot::Mutex;
 use softhca_control::{
     FramedMessage, Hello, Message, MessageReader, Notification, PROTOCOL_VERSION, Request, Response, Welcome,
@@ -49,6 +50,8 @@ pub(crate) struct Session {
     reader: MessageReader,
     handshake_done: bool,
     client: Option<Client>,
+    /// A port of the InfiniBand subnet.
+    umad_port: Option<UmadPort>,
     /// The client has just opened the device.
     has_opened: bool,
     status: Arc<Mutex<SessionStatus>>,
@@ -83,6 +86,7 @@ impl Session {
             reader: MessageReader::default(),
             handshake_done: false,
             client: None,
+            umad_port: None,
             has_opened: false,
             status,
             altered_hosts: BTreeSet::new(),
@@ -160,7 +164,7 @@ impl Session {
             tokio::select! {
                 () = self.process.exited() => return Ok(()),
                 _ = self.stopping.changed() => return Ok(()),
-                () = self.evicted.notified(), if self.client.is_none() => {
+                () = self.evicted.notified(), if self.client.is_none() && self.umad_port.is_none() => {
                     return Err(io::Error::other("other connections need its place"));
                 }
                 () = &mut greeting_timeout, if !self.handshake_done => {
@@ -259,7 +263,8 @@ impl Session {
         self.handshake_done = true;
         let hosts = self.daemon.hosts.iter().map(|host| host.current_device()).collect();
         let pid = std::process::id();
-        let welcome = Welcome { protocol: PROTOCOL_VERSION, version: version.into(), pid, hosts };
+        let subnet = self.daemon.subnet.as_ref().map(|subnet| subnet.settings().clone());
+        let welcome = Welcome { protocol: PROTOCOL_VERSION, version: version.into(), pid, hosts, subnet };
         self.requests.send(&Ok::<_, String>(welcome), Vec::new());
         Ok(())
     }
@@ -375,6 +380,14 @@ impl Session {
                 let raise = |hca: &mut Hca, ctx: &mut Context<'_>| hca.raise_injected_event(ctx, event, None);
                 self.host(host)?.driver.control(|driver| driver.control(raise));
                 Response::Done
+            }
+            Request::Subnet(request) => {
+                let Some(subnet) = &self.daemon.subnet else {
+                    let text = "the daemon has no InfiniBand subnet: start one with `--fabric infiniband`";
+                    return Err(CommandError::new(libc::ENODEV, text));
+                };
+                let count = |host: &str| self.daemon.add_client(&self.status, host);
+                return block_in_place(|| subnet::handle(subnet, &mut self.umad_port, request, count));
             }
             Request::Stop => {
                 self.daemon.stop_requested.notify_one();

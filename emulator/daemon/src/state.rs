@@ -7,6 +7,7 @@ use crate::host::DaemonHost;
 use crate::qp_roles::QpRoles;
 use crate::quota::Mappings;
 use crate::recording::Recordings;
+use crate::subnet::SubnetServer;
 use parking_lot::Mutex;
 use softhca_control::{ClientStatus, DaemonStatus, HostStatus};
 use softhca_udp::HostNetwork;
@@ -33,6 +34,8 @@ pub(crate) struct DaemonState {
     pub mappings: Arc<Mappings>,
     /// The network between the hosts.
     pub network: Option<Arc<HostNetwork>>,
+    /// The InfiniBand subnet.
+    pub subnet: Option<Arc<SubnetServer>>,
     /// True when every session must end.
     pub stopping: watch::Sender<bool>,
     /// A client asked the daemon to stop.
@@ -48,6 +51,7 @@ impl DaemonState {
         watchers: Arc<AsyncEventWatchers>,
         recordings: Arc<Recordings>,
         network: Option<Arc<HostNetwork>>,
+        subnet: Option<Arc<SubnetServer>>,
     ) -> DaemonState {
         DaemonState {
             mappings: Mappings::new(&config),
@@ -57,6 +61,7 @@ impl DaemonState {
             recordings,
             roles: QpRoles::default(),
             network,
+            subnet,
             stopping: watch::Sender::new(false),
             stop_requested: Notify::new(),
             sessions: Mutex::default(),

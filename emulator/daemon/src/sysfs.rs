@@ -272,26 +272,26 @@ fn interface_name(gid: Gid) -> Option<String> {
 }
 
 /// Groups of 16 bits, as in sysfs.
-fn hex_groups(bytes: &[u8]) -> String {
+pub(crate) fn hex_groups(bytes: &[u8]) -> String {
     let words = bytes.chunks(2).map(|pair| format!("{:02x}{:02x}", pair[0], pair[1]));
     words.collect::<Vec<_>>().join(":")
 }
 
 /// Creates a read-only file with a line, for all users.
-fn write_line(path: &Path, text: &str) -> io::Result<()> {
+pub(crate) fn write_line(path: &Path, text: &str) -> io::Result<()> {
     let _ = std::fs::remove_file(path);
     std::fs::write(path, format!("{text}\n"))?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o444))
 }
 
 /// Creates a folder with files.
-fn write_files(folder: &Path, files: &[(&str, &str)]) -> io::Result<()> {
+pub(crate) fn write_files(folder: &Path, files: &[(&str, &str)]) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
     files.iter().try_for_each(|(name, text)| write_line(&folder.join(name), text))
 }
 
 /// Creates a folder with a link to every entry of another one, except for some.
-fn link_entries(from: &Path, at: &Path, except: &[&str]) -> io::Result<()> {
+pub(crate) fn link_entries(from: &Path, at: &Path, except: &[&str]) -> io::Result<()> {
     std::fs::create_dir_all(at)?;
     for entry in std::fs::read_dir(from).into_iter().flatten().flatten() {
         if !except.iter().any(|name| entry.file_name() == *name) {

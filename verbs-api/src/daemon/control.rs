@@ -9,10 +9,10 @@ use crate::{
 };
 use softhca_control::{
     DEFAULT_NAME, DaemonStatus, FabricPort, HostDevice, Message, NAME_VARIABLE, Notification, ProcessWatch,
-    QueuePairStatus, Request, Response, decode, encode,
+    QueuePairStatus, Request, Response, SubnetRequest, SubnetResponse, SubnetSettings, decode, encode,
 };
 use softhca_types::{AsyncEvent, InjectedEvent, PortState};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// The value in a response of this kind; another response is an error.
 macro_rules! expect_response {
@@ -167,6 +167,17 @@ impl DaemonControl {
             self.socket.call(&Request::QueuePairs { host: Some(host.into()) }, &[])?.0,
             QueuePairs
         )
+    }
+
+    /// The InfiniBand subnet, if the daemon has one.
+    pub fn subnet_settings(&self) -> Option<&SubnetSettings> {
+        self.socket.welcome.subnet.as_ref()
+    }
+
+    /// Sends a request about the InfiniBand subnet. Descriptors may accompany the response.
+    pub fn subnet(&mut self, request: SubnetRequest) -> Result<(SubnetResponse, Vec<OwnedFd>)> {
+        let (response, descriptors) = self.socket.call(&Request::Subnet(request), &[])?;
+        Ok((expect_response!(response, Subnet)?, descriptors))
     }
 
     /// Has the daemon write what its cards do from now on: a capture, an event log, or both. They end with
