@@ -227,7 +227,7 @@ impl DaemonHost {
         if let Some(slots) = slots.clone() {
             driver.set_hand_over(Box::new(move |packets| slots.hand_over(packets)));
         }
-        let is_removed = driver.hca().removal_flag();
+        let is_removed = driver.removal_flag();
         let _ = event_bus.is_removed.set(is_removed.clone());
         let page = Arc::new(SharedMemory::create("softhca-sleep-flag", 4096, MapMode::ReadOnly)?);
         let sleep_flag = page.take_descriptor().expect("a new memory has its descriptor");

@@ -27,6 +27,7 @@ pub use core::context::Context;
 pub use core::control::{Attachments, QpRings};
 pub use core::event::{Event, InjectedPoint, PacketSummary, QpConfiguration};
 pub use core::memory::{AtomicOperation, Memory, MemoryFault, MemoryId, MemoryObjects};
+pub use core::processes::{ObservedCall, Processes};
 pub use core::protection::{AccessError, MemoryRegion};
 pub use core::reason::{DropReason, LinkReject, Reason, RequestError, RetransmitCause};
 pub use core::settings::{

@@ -23,6 +23,7 @@ mod link;
 mod network;
 mod owned_event;
 mod pfc;
+mod processes;
 mod rules;
 mod sim_event;
 mod sink;
@@ -41,6 +42,7 @@ pub use link::{Link, LinkCounters, LinkSettings, LinkState};
 pub use network::{BuiltTopology, ExternalPortUpdate, FrameCounters, Origin};
 pub use owned_event::{IdOffsets, OwnedEvent};
 pub use pfc::{PauseChange, PauseState, PfcSettings, QUANTUM_BITS, pause_ns};
+pub use processes::HostProcesses;
 pub use rules::{
     Action, BitPosition, Choice, CmMessage, DownDirections, Endpoint, Fault, FaultCause, FaultEffect,
     FieldValue, Flow, FlowHistory, FlowId, FlowTable, GilbertElliott, HeaderField, IcrcPolicy,

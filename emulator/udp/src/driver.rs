@@ -24,13 +24,14 @@ use softhca_engine::{
     Attachments, ClientId, Command, Context, Counters, Hca, Instant, MemoryObjects, PortState, Reply,
     Settings, VerbsError,
 };
-use softhca_fabric::{EventSink, Flow, LinkState, Rule, RuleCounters, RuleId};
+use softhca_fabric::{EventSink, Flow, HostProcesses, LinkState, Rule, RuleCounters, RuleId};
 use softhca_wire::Gid;
 use softhca_wire::link_control::Incarnation;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use transmit::Transmitter;
 
@@ -91,6 +92,7 @@ pub struct Driver {
     /// Makes the counters visible to others.
     publish_counters: Option<PublishCounters>,
     counters_published_at: Instant,
+    removal_flag: Arc<AtomicBool>,
 }
 
 /// Hands packets over to the slots that they are for. Returns those that no process takes.
@@ -123,6 +125,9 @@ impl Driver {
         if settings.seed == 0 {
             hca = hca.with_secret(crate::system::random_words());
         }
+        let processes = HostProcesses::default();
+        let removal_flag = processes.removal_flag();
+        hca.set_processes(Box::new(processes));
         Driver {
             engine: Engine { hca, memory: MemoryObjects::default(), sink },
             port: Port::new(sockets, flow_sockets, links),
@@ -136,6 +141,7 @@ impl Driver {
             stalled_until: Instant::from_nanos(0),
             hand_over: None,
             publish_counters: None,
+            removal_flag,
             counters_published_at: Instant::from_nanos(0),
         }
     }
@@ -143,6 +149,11 @@ impl Driver {
     /// The host's address, the first if it has two.
     pub fn address(&self) -> IpAddr {
         self.port.sockets.address()
+    }
+
+    /// Whether the device is removed, for callers that do not wait for the driver.
+    pub fn removal_flag(&self) -> Arc<AtomicBool> {
+        self.removal_flag.clone()
     }
 
     /// The start of the driver's clock.

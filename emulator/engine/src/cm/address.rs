@@ -107,7 +107,7 @@ impl CmCall<'_, '_> {
             state => return Err(VerbsError::InvalidCmState { id, state, call: "listen" }),
         }
         // The process that reserves a port has the backlog.
-        let is_reservation = self.cm.client_slots.contains_key(&client);
+        let is_reservation = self.hca.processes.slot(client).is_some();
         let identifier = self.cm.identifier(client, id)?;
         let backlog = match backlog {
             _ if is_reservation => 0,

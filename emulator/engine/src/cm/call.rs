@@ -27,7 +27,7 @@ impl CmCall<'_, '_> {
                 return self.cm.create(client, channel, space, kind).map(Reply::Id);
             }
             Command::ReservePort { port_space, qp_type, reuse_address, only_ipv6, address } => {
-                let id = self.cm.create_reservation(client, port_space, qp_type)?;
+                let id = self.create_reservation(client, port_space, qp_type)?;
                 self.cm.set_option(client, id, CmOption::ReuseAddress(reuse_address))?;
                 self.cm.set_option(client, id, CmOption::AfOnly(only_ipv6))?;
                 return self.reserve_port(client, id, address);

@@ -301,7 +301,7 @@ impl CmCall<'_, '_> {
             rep.responder_resources.min(identifier.initiator_depth).min(max_rd_atomic);
         identifier.responder_resources = rep.initiator_depth.min(max_rd_atomic);
         identifier.rnr_retry_count = rep.rnr_retry_count;
-        self.cm.known_listeners.insert(addressing.source, identifier.service, rep.local_id);
+        self.hca.processes.on_reply(addressing.source, identifier.service, rep.local_id);
         self.cm.by_remote_comm_id.insert((addressing.source, rep.local_id), id);
         self.cm.by_remote_qpn.insert((addressing.source, rep.local_qpn), id);
         self.stop_retries(id);

@@ -25,7 +25,7 @@ impl CmCall<'_, '_> {
             return false;
         };
         // The process that reserves a port has its requests.
-        if bound.state != CmState::Bound || self.cm.client_slots.contains_key(&bound.client) {
+        if bound.state != CmState::Bound || self.hca.processes.slot(bound.client).is_some() {
             return false;
         }
         let is_repetition =

@@ -89,8 +89,6 @@ pub(super) struct CmIdentifier {
     /// The reply to a SIDR_REQ, for retransmission.
     pub sidr_reply: Option<Box<SentMad>>,
     pub deadline: Option<Instant>,
-    /// The entry of the connection in the records of the process.
-    pub record: Option<u16>,
 }
 
 impl CmIdentifier {
@@ -131,7 +129,6 @@ impl CmIdentifier {
             awaited_reply: None,
             sidr_reply: None,
             deadline: None,
-            record: None,
         }
     }
 

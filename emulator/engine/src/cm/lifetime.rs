@@ -122,9 +122,7 @@ impl CmCall<'_, '_> {
         self.cm.release_backlog(id);
         self.cm.remove_connection(id);
         let Some(mut identifier) = self.cm.identifiers.remove(&id) else { return };
-        if let Some(records) = &mut self.cm.records {
-            records.remove(&mut identifier);
-        }
+        self.hca.processes.clear_connection(id);
         if let (true, Some(local)) = (identifier.is_bound, identifier.local) {
             self.cm.ports.release(id, identifier.port_space, local.port());
         }
@@ -143,7 +141,7 @@ impl CmCall<'_, '_> {
             });
         }
         let state = identifier.state;
-        let is_reservation = self.cm.client_slots.contains_key(&identifier.client);
+        let is_reservation = self.hca.processes.slot(identifier.client).is_some();
         if state != CmState::Closed && state != CmState::Idle && !is_reservation {
             self.ctx.emit(Event::CmStateChanged { id, from: state, to: CmState::Closed });
         }
@@ -160,6 +158,5 @@ impl CmCall<'_, '_> {
             self.destroy(id);
         }
         self.cm.channels.retain(|_, channel| channel.client != client);
-        self.cm.client_slots.remove(&client);
     }
 }

@@ -1,6 +1,5 @@
 //! The send queue of QP1: MADs are built when the port transmits.
 
-use super::known_listeners::KnownListeners;
 use crate::core::hca_state::HcaState;
 use crate::{CmDropReason, CmId, Context, Event, PacketBatch, PacketSummary, Peer, TransmitGate};
 use alloc::collections::{BTreeMap, VecDeque};
@@ -74,7 +73,7 @@ impl MadQueue {
     fn schedule_transmit(&mut self, hca: &mut HcaState) {
         if !self.is_scheduled && !self.waiting.is_empty() {
             self.is_scheduled = true;
-            hca.transmit_queue.push_back(Qpn::GSI);
+            hca.egress.queue.push_back(Qpn::GSI);
         }
     }
 
@@ -84,7 +83,6 @@ impl MadQueue {
         hca: &mut HcaState,
         ctx: &mut Context<'_>,
         gate: &mut dyn TransmitGate,
-        listeners: &KnownListeners,
         buffer: &mut [u8],
         max_packets: usize,
     ) -> Option<PacketBatch> {
@@ -98,7 +96,8 @@ impl MadQueue {
             let bits = gate.slot_bits(destination);
             if let (Message::Req(req), true) = (&next.datagram.message, bits > 0) {
                 // A REQ without a reply may have gone to a process that does not listen any more.
-                let listener = listeners.get(destination, req.service_id).filter(|_| !next.retransmission);
+                let listener = hca.processes.listener(destination, req.service_id);
+                let listener = listener.filter(|_| !next.retransmission);
                 let slot = listener.map_or(0, |id| QpnSlot::of(id.qpn(), bits).number);
                 next.datagram.set_listener_slot(slot);
             }
@@ -116,7 +115,7 @@ impl MadQueue {
                     };
                     if max_packets == 0 {
                         if blocked.is_none() {
-                            hca.blocked_qps.entry(destination).or_default().push(Qpn::GSI);
+                            hca.egress.blocked_qps.entry(destination).or_default().push(Qpn::GSI);
                         }
                         let next = self.waiting.pop_front().expect("front() has returned it");
                         self.blocked.entry(destination).or_default().push_back(next);

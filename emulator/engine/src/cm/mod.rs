@@ -12,7 +12,6 @@ mod connect;
 mod disconnect;
 mod early_requests;
 mod identifier;
-mod known_listeners;
 mod lifetime;
 mod mad_queue;
 mod ports;
@@ -34,10 +33,8 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::time::Duration;
 use identifier::{AwaitedReply, CmIdentifier, SentMad};
-use known_listeners::KnownListeners;
 use mad_queue::{MadQueue, SOURCE_PORT};
 use ports::Ports;
-use records::ConnectionRecords;
 use softhca_types::cm::{self as api, CmState, EventParameters, EventType};
 use softhca_wire::cm::{CommunicationId, Datagram, Message, RejectReason};
 use softhca_wire::{AddressHeaders, Gid, Qpn, QpnSlot};
@@ -99,12 +96,8 @@ pub(crate) struct ConnectionManager {
     /// The connection manager's valid entry in the HCA's timers.
     timer_at: Option<Instant>,
     pub mad_queue: MadQueue,
-    pub known_listeners: KnownListeners,
     /// The numbers of this process, which its communication IDs and identifiers have in common.
     slot: QpnSlot,
-    /// The slots of clients with a connection manager of their own. Their identifiers here only reserve ports.
-    client_slots: BTreeMap<ClientId, u16>,
-    records: Option<ConnectionRecords>,
 }
 
 impl ConnectionManager {
@@ -129,10 +122,7 @@ impl ConnectionManager {
             deadlines: BTreeSet::new(),
             timer_at: None,
             mad_queue: MadQueue::default(),
-            known_listeners: KnownListeners::default(),
             slot,
-            client_slots: BTreeMap::new(),
-            records: None,
         }
     }
 
@@ -220,7 +210,7 @@ impl CmCall<'_, '_> {
     fn raise_event(&mut self, event: api::Event) {
         let Some(identifier) = self.cm.identifiers.get(&event.id) else { return };
         let (client, number) = (identifier.client, identifier.channel);
-        if self.cm.client_slots.contains_key(&client) {
+        if self.hca.processes.slot(client).is_some() {
             return;
         }
         let Some(channel) = self.cm.channels.get_mut(&number) else { return };
@@ -253,11 +243,12 @@ impl CmCall<'_, '_> {
     fn set_state(&mut self, id: CmId, to: CmState) {
         let Some(identifier) = self.cm.identifiers.get_mut(&id) else { return };
         let from = core::mem::replace(&mut identifier.state, to);
-        if let Some(records) = &mut self.cm.records {
-            records.update(id, identifier);
+        match identifier.to_record(id) {
+            Some(connection) => self.hca.processes.record_connection(&connection),
+            None => self.hca.processes.clear_connection(id),
         }
         // The process that reserves a port logs the state of its own identifier.
-        if from != to && !self.cm.client_slots.contains_key(&identifier.client) {
+        if from != to && self.hca.processes.slot(identifier.client).is_none() {
             self.ctx.emit(Event::CmStateChanged { id, from, to });
         }
         if from == CmState::Bound {
@@ -329,7 +320,7 @@ impl CmCall<'_, '_> {
         let Some(unanswered) = &mut identifier.awaited_reply else { return };
         // The timers of a stalled port are suspended.
         let target = unanswered.target();
-        let stalled = self.hca.stalled_peers.iter().any(|stalled| stalled.contains(peer, target));
+        let stalled = self.hca.peers.stalled.iter().any(|stalled| stalled.contains(peer, target));
         if unanswered.retries_left == 0 && !stalled {
             return self.fail_connection(id, CmFailure::TimedOut);
         }
@@ -372,7 +363,7 @@ impl CmCall<'_, '_> {
 
     /// Fails all pending requests to `peer`, whose port is dead.
     pub fn fail_peer(&mut self, peer: Peer) {
-        self.cm.known_listeners.remove(peer);
+        self.hca.processes.on_peer_gone(peer);
         self.cm.mad_queue.discard(peer);
         for id in self.cm.waiting_for(peer) {
             self.fail_connection(id, CmFailure::PeerUnreachable);

@@ -1,65 +1,32 @@
-//! Records of the connections whose peers wait for a message, for the case that the process ends.
+//! Connections whose peers wait for a message, for the case that the process ends.
 
 use super::identifier::CmIdentifier;
 use super::{CmCall, CmState};
 use crate::{ClientId, CmChannelId, CmId, QpType};
-use alloc::vec::Vec;
 use core::net::SocketAddr;
-use softhca_queue::{CmRecords, RecordedConnection};
+use softhca_queue::RecordedConnection;
 use softhca_wire::Gid;
 use softhca_wire::cm::PortSpace;
 
-/// The records of a process.
-pub(super) struct ConnectionRecords {
-    records: CmRecords,
-    /// Entries that were used and are free.
-    free: Vec<u16>,
-    /// The first entry that was never used.
-    unused: usize,
-}
-
-impl ConnectionRecords {
-    pub fn new(records: CmRecords) -> ConnectionRecords {
-        ConnectionRecords { records, free: Vec::new(), unused: 0 }
-    }
-
-    /// Records an identifier whose end its peer must be informed of, as [`CmCall::destroy`] does.
-    pub fn update(&mut self, id: CmId, identifier: &mut CmIdentifier) {
-        if !notifies_peer(identifier.state) {
-            return self.remove(identifier);
-        }
-        let entry = identifier.record.or_else(|| self.free.pop()).or_else(|| {
-            let entry = self.unused;
-            self.unused += 1;
-            (entry < CmRecords::ENTRIES).then_some(entry as u16)
-        });
-        let Some(entry) = entry else { return };
-        identifier.record = Some(entry);
-        let transaction_id = match identifier.state {
-            CmState::DreqReceived => identifier.dreq_transaction_id,
-            _ => identifier.transaction_id,
+impl CmIdentifier {
+    /// The connection, if its peer must be informed of its end as [`CmCall::destroy`] does.
+    pub fn to_record(&self, id: CmId) -> Option<RecordedConnection> {
+        let transaction_id = match self.state {
+            CmState::DreqReceived => self.dreq_transaction_id,
+            _ => self.transaction_id,
         };
-        let connection = RecordedConnection {
+        notifies_peer(self.state).then(|| RecordedConnection {
             id,
-            state: identifier.state,
-            local_id: identifier.local_comm_id,
-            remote_id: identifier.remote_comm_id,
+            state: self.state,
+            local_id: self.local_comm_id,
+            remote_id: self.remote_comm_id,
             transaction_id,
-            service: identifier.service,
-            remote_qpn: identifier.remote_qpn,
-            traffic_class: identifier.traffic_class,
-            source: identifier.local_address(),
-            destination: identifier.peer_address(),
-        };
-        self.records.record(entry.into(), &connection);
-    }
-
-    /// The peer of an identifier waits for nothing any more.
-    pub fn remove(&mut self, identifier: &mut CmIdentifier) {
-        if let Some(entry) = identifier.record.take() {
-            self.records.clear(entry.into());
-            self.free.push(entry);
-        }
+            service: self.service,
+            remote_qpn: self.remote_qpn,
+            traffic_class: self.traffic_class,
+            source: self.local_address(),
+            destination: self.peer_address(),
+        })
     }
 }
 

@@ -1,10 +1,8 @@
 //! The processes of a host that have connection managers of their own. One connection manager keeps the ports of all.
 
-use super::records::ConnectionRecords;
 use super::{CmCall, ConnectionManager};
-use crate::{ClientId, CmChannelId, CmId, QpType, VerbsError, VerbsResult};
+use crate::{ClientId, CmChannelId, CmId, Processes, QpType, VerbsError, VerbsResult};
 use core::net::{IpAddr, SocketAddr};
-use softhca_queue::CmRecords;
 use softhca_types::cm::Reply;
 use softhca_wire::cm::{Datagram, Message, PortSpace, ServiceId};
 use softhca_wire::{AddressHeaders, Bth, Qpn, TransportPacket};
@@ -21,35 +19,11 @@ pub enum MadOwner {
 }
 
 impl ConnectionManager {
-    /// Lets a client have a connection manager of its own in a slot.
-    pub fn set_client_slot(&mut self, client: ClientId, slot: u16) {
-        self.client_slots.insert(client, slot);
-    }
-
-    /// Records the connections whose peers wait for a message from now on.
-    pub fn set_records(&mut self, records: CmRecords) {
-        self.records = Some(ConnectionRecords::new(records));
-    }
-
-    /// Creates an identifier that reserves a port for a process with a connection manager of its own.
-    pub(super) fn create_reservation(
-        &mut self,
-        client: ClientId,
-        space: PortSpace,
-        kind: QpType,
-    ) -> VerbsResult<CmId> {
-        if !self.client_slots.contains_key(&client) {
-            let what = "a reserved port for a client without a slot";
-            return Err(VerbsError::Unsupported { what });
-        }
-        self.create(client, CmChannelId(0), space, kind)
-    }
-
     /// The slot of the process that has bound the port of a service; `None` if nobody or a client of this connection
     /// manager has.
-    fn service_slot(&self, service: ServiceId, address: IpAddr) -> Option<u16> {
+    fn service_slot(&self, processes: &dyn Processes, service: ServiceId, address: IpAddr) -> Option<u16> {
         let bound = self.ports.binding(service.port_space()?, service.port(), address)?;
-        self.client_slots.get(&self.identifiers.get(&bound)?.client).copied()
+        processes.slot(self.identifiers.get(&bound)?.client)
     }
 
     /// Whether an identifier listens to the service of a REQ or SIDR_REQ.
@@ -63,14 +37,19 @@ impl ConnectionManager {
 
     /// The receiver of a CM message that does not name its process: a request, or a REJ from a peer that received no
     /// reply.
-    pub fn mad_owner(&self, addressing: &AddressHeaders, transport: &[u8]) -> MadOwner {
+    pub fn mad_owner(
+        &self,
+        processes: &dyn Processes,
+        addressing: &AddressHeaders,
+        transport: &[u8],
+    ) -> MadOwner {
         if Bth::parse(transport).is_ok_and(|bth| bth.destination_qp != Qpn::GSI) {
             return MadOwner::Own;
         }
         let Some(message) = parse(transport) else { return MadOwner::Own };
         // A request may be one that a process has received before it stopped listening.
         let is_of_request = match (requested_service(&message), &message) {
-            (Some((service, address)), _) => match self.service_slot(service, address) {
+            (Some((service, address)), _) => match self.service_slot(processes, service, address) {
                 Some(slot) => return MadOwner::Slot(slot),
                 None => !self.listens_to(transport),
             },
@@ -83,6 +62,20 @@ impl ConnectionManager {
 }
 
 impl CmCall<'_, '_> {
+    /// Creates an identifier that reserves a port for a process with a connection manager of its own.
+    pub(super) fn create_reservation(
+        &mut self,
+        client: ClientId,
+        space: PortSpace,
+        kind: QpType,
+    ) -> VerbsResult<CmId> {
+        if self.hca.processes.slot(client).is_none() {
+            let what = "a reserved port for a client without a slot";
+            return Err(VerbsError::Unsupported { what });
+        }
+        self.cm.create(client, CmChannelId(0), space, kind)
+    }
+
     /// Reserves the port of an address, or removes the identifier.
     pub(super) fn reserve_port(
         &mut self,

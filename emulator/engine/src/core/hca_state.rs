@@ -2,8 +2,9 @@
 
 use crate::core::completion_queue::CompletionQueue;
 use crate::core::control_packets::ControlPackets;
+use crate::core::injection::{CqeFaults, InjectedCompletions};
 use crate::core::peer_window::PeerWindow;
-use crate::core::process_faults::{CqeFaults, ProcessFaults};
+use crate::core::processes::{Processes, SingleProgram};
 use crate::core::protection::{Protection, TranslatedAddress};
 use crate::core::random::Random;
 use crate::core::reason::is_failure;
@@ -16,11 +17,8 @@ use crate::{
 };
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::IpAddr;
-use core::sync::atomic::AtomicBool;
-use softhca_queue::AckRecords;
 use softhca_types::{AccessFlags, Completion, CompletionFlags, CorruptRing, Sge};
 use softhca_wire::{Gid, Psn, Qpn};
 
@@ -37,86 +35,107 @@ pub(crate) struct XrcDomain {
     pub orphaned: bool,
 }
 
-/// Fields that every packet touches come first: with a thousand HCAs, their states exceed the caches.
-#[repr(C)]
-pub(crate) struct HcaState {
-    pub transmit_queue: VecDeque<Qpn>,
+/// What the port sends next, and what waits until it may.
+#[derive(Default)]
+pub(crate) struct Egress {
+    /// Queue pairs that may have packets, in order.
+    pub queue: VecDeque<Qpn>,
     pub control_packets: ControlPackets,
-    pub timers: Timers,
-    /// Wake-ups of paced queue pairs.
-    pub pacing_timers: Timers,
-    /// Completion queues that overflowed and whose queue pairs have not failed yet.
-    pub overflowed_cqs: Vec<CqId>,
     /// The priorities that PFC pauses.
     pub paused_priorities: u8,
-    pub settings: Settings,
-    pub port_state: PortState,
-    /// DEVICE_FATAL was raised: control verbs fail.
-    pub device_failed: bool,
-    /// The device is removed: it cannot be opened. The owner of the HCA reads it without the HCA.
-    pub device_removed: Arc<AtomicBool>,
-    /// An injected PORT_ERR is in effect: what the port sends is lost.
-    pub port_fault: bool,
-    /// The faults of processes; `None` without any.
-    pub faults: Option<Box<ProcessFaults>>,
-    pub protection: Protection,
-    pub counters: Counters,
-    /// Peers that do not respond at present: timers of their connections do not expire.
-    pub stalled_peers: BTreeSet<Peer>,
-    /// The windows of foreign peers.
-    pub peer_windows: BTreeMap<IpAddr, PeerWindow>,
-    pub completion_queues: Table<CompletionQueue>,
-    pub shared_receive_queues: Table<SharedReceiveQueue>,
-    pub address_handles: Table<AddressHandle>,
-    pub xrc_domains: Table<XrcDomain>,
-    pub gids: Vec<Gid>,
-    /// The queue pairs of each multicast group, in order of attachment.
-    pub multicast_groups: BTreeMap<Gid, Vec<Qpn>>,
     /// Queue pairs that wait for the transmit gate of their destination.
     pub blocked_qps: BTreeMap<IpAddr, Vec<Qpn>>,
     /// The queue pairs that wait for each paused priority.
     pub paused_qps: [Vec<Qpn>; 8],
+}
+
+/// Other ports, where they need a state.
+#[derive(Default)]
+pub(crate) struct Peers {
+    /// Peers that do not respond at present: timers of their connections do not expire.
+    pub stalled: BTreeSet<Peer>,
+    /// The windows of foreign peers.
+    pub windows: BTreeMap<IpAddr, PeerWindow>,
+}
+
+/// What applications create, except queue pairs.
+pub(crate) struct Objects {
+    pub protection: Protection,
+    pub completion_queues: Table<CompletionQueue>,
+    pub shared_receive_queues: Table<SharedReceiveQueue>,
+    pub address_handles: Table<AddressHandle>,
+    pub xrc_domains: Table<XrcDomain>,
+    /// The queue pairs of each multicast group, in order of attachment.
+    pub multicast_groups: BTreeMap<Gid, Vec<Qpn>>,
+    /// Completion queues that overflowed and whose queue pairs have not failed yet.
+    pub overflowed_cqs: Vec<CqId>,
     /// The generator of numbers and keys.
     pub random: Random,
-    /// Records of the last ACK of each queue pair, in case the process ends.
-    pub ack_records: Option<AckRecords>,
+}
+
+/// The condition of the port and of the device.
+pub(crate) struct Health {
+    pub port_state: PortState,
+    /// An injected PORT_ERR is in effect: what the port sends is lost.
+    pub port_fault: bool,
+    /// DEVICE_FATAL was raised: control verbs fail.
+    pub device_failed: bool,
+    /// The device is removed: it cannot be opened.
+    pub device_removed: bool,
+}
+
+/// Fields that every packet touches come first: with a thousand HCAs, their states exceed the caches.
+#[repr(C)]
+pub(crate) struct HcaState {
+    pub egress: Egress,
+    pub timers: Timers,
+    /// Wake-ups of paced queue pairs.
+    pub pacing_timers: Timers,
+    pub health: Health,
+    pub settings: Settings,
+    /// `None` while no process has faults.
+    pub faults: Option<Box<InjectedCompletions>>,
+    pub objects: Objects,
+    pub counters: Counters,
+    pub peers: Peers,
+    pub gids: Vec<Gid>,
+    pub processes: Box<dyn Processes>,
 }
 
 impl HcaState {
     pub fn new(settings: Settings, gids: Vec<Gid>, limits: &DeviceLimits) -> HcaState {
         HcaState {
-            random: Random::Seeded(settings.seed),
-            settings,
-            port_state: PortState::Active,
-            device_failed: false,
-            device_removed: Arc::default(),
-            port_fault: false,
-            faults: None,
-            gids,
-            protection: Protection::new(limits),
-            completion_queues: Table::new(limits.max_cq, 1),
-            shared_receive_queues: Table::new(limits.max_srq, 1),
-            address_handles: Table::new(limits.max_ah, 1),
-            xrc_domains: Table::new(limits.max_xrcd, 1),
-            multicast_groups: BTreeMap::new(),
-            counters: Counters::default(),
-            transmit_queue: VecDeque::new(),
-            blocked_qps: BTreeMap::new(),
+            egress: Egress::default(),
             timers: Timers::default(),
             pacing_timers: Timers::default(),
-            paused_priorities: 0,
-            paused_qps: Default::default(),
-            control_packets: ControlPackets::default(),
-            stalled_peers: BTreeSet::new(),
-            peer_windows: BTreeMap::new(),
-            overflowed_cqs: Vec::new(),
-            ack_records: None,
+            health: Health {
+                port_state: PortState::Active,
+                port_fault: false,
+                device_failed: false,
+                device_removed: false,
+            },
+            faults: None,
+            objects: Objects {
+                protection: Protection::new(limits),
+                completion_queues: Table::new(limits.max_cq, 1),
+                shared_receive_queues: Table::new(limits.max_srq, 1),
+                address_handles: Table::new(limits.max_ah, 1),
+                xrc_domains: Table::new(limits.max_xrcd, 1),
+                multicast_groups: BTreeMap::new(),
+                overflowed_cqs: Vec::new(),
+                random: Random::Seeded(settings.seed),
+            },
+            settings,
+            counters: Counters::default(),
+            peers: Peers::default(),
+            gids,
+            processes: Box::new(SingleProgram),
         }
     }
 
     /// The recovery mode of connections to this peer.
     pub fn recovery(&self, peer: IpAddr) -> Recovery {
-        match self.peer_windows.contains_key(&peer) {
+        match self.peers.windows.contains_key(&peer) {
             true => self.settings.foreign_recovery,
             false => self.settings.recovery,
         }
@@ -157,14 +176,14 @@ impl HcaState {
             self.counters.wr_flushed += 1;
         }
         ctx.emit(Event::Completed { cq, completion, reason });
-        let Some(queue) = self.completion_queues.get_mut(cq.0) else { return };
+        let Some(queue) = self.objects.completion_queues.get_mut(cq.0) else { return };
         if queue.failed {
             return;
         }
         if faults.overflow || queue.ring.push(&completion).is_err() {
             queue.failed = true;
             self.counters.cq_overflow += 1;
-            self.overflowed_cqs.push(cq);
+            self.objects.overflowed_cqs.push(cq);
             let client = Some(queue.client);
             ctx.emit(Event::AsyncEventRaised { client, event: AsyncEvent::CompletionQueueError(cq) });
             return;
@@ -182,7 +201,7 @@ impl HcaState {
         srq: SrqId,
         sges: &mut Vec<Sge>,
     ) -> Result<Option<u64>, CorruptRing> {
-        let Some(queue) = self.shared_receive_queues.get_mut(srq.0) else { return Ok(None) };
+        let Some(queue) = self.objects.shared_receive_queues.get_mut(srq.0) else { return Ok(None) };
         let client = Some(queue.client);
         let popped = queue.pop_wqe(sges).inspect_err(|_| {
             ctx.emit(Event::AsyncEventRaised { client, event: AsyncEvent::SharedReceiveQueueError(srq) });
@@ -217,7 +236,7 @@ impl HcaState {
             }
             let take = (size - offset).min((length - done) as u64) as usize;
             let located =
-                self.protection.check_local_access(pd, sge, offset as u32, take as u32, required)?;
+                self.objects.protection.check_local_access(pd, sge, offset as u32, take as u32, required)?;
             each(located, done..done + take, sge.address.wrapping_add(offset))?;
             done += take;
             offset = 0;
@@ -247,7 +266,7 @@ impl HcaState {
     /// Checks the access to all entries of a gather list.
     pub fn check_gather_list(&self, pd: PdId, sges: &[Sge]) -> Result<(), AccessError> {
         for sge in sges.iter().filter(|sge| sge.length > 0) {
-            self.protection.check_local_access(pd, sge, 0, sge.length, AccessFlags::empty())?;
+            self.objects.protection.check_local_access(pd, sge, 0, sge.length, AccessFlags::empty())?;
         }
         Ok(())
     }

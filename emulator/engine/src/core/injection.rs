@@ -3,49 +3,63 @@
 
 use crate::core::hca::Hca;
 use crate::core::hca_state::HcaState;
-use crate::core::process_faults::{CqeFaults, HELD_COMPLETIONS, HeldCompletion};
+use crate::core::processes::ObservedCall;
 use crate::core::reason::is_failure;
 use crate::core::transport::Transport;
 use crate::{
     AsyncEvent, ClientId, Context, CqId, Event, InjectedPoint, Instant, PortState, QpState, Reason, SrqId,
     VerbsError, VerbsResult,
 };
-use alloc::sync::Arc;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, Ordering};
 use softhca_types::{
-    CallSite, Command, Completion, FaultHit, FaultMatcher, FaultTrigger, InjectedEvent, ProgramAction,
-    ProgramFaults, Reply, Resource, cm,
+    CallSite, Command, Completion, FaultHit, InjectedEvent, ProgramAction, ProgramFaults, Reply, Resource, cm,
 };
 use softhca_wire::Qpn;
 
 /// A burst that does not fill up is released after this time.
 const BURST_TIMEOUT_NS: u64 = 1_000_000_000;
+/// The owner of the timer that releases held completions: no queue pair has this number.
+pub(crate) const HELD_COMPLETIONS: Qpn = Qpn::new(0);
+
+/// Completions that faults changed or held. It exists while a process has faults.
+#[derive(Default)]
+pub(crate) struct InjectedCompletions {
+    pub held: BTreeMap<CqId, VecDeque<HeldCompletion>>,
+    /// Queue pairs whose completions were made to fail, and that have not entered ERR yet.
+    failed_qps: Vec<(Qpn, u32)>,
+}
+
+/// A completion that waits, with all later ones of its queue behind it.
+pub(crate) struct HeldCompletion {
+    completion: Completion,
+    reason: Reason,
+    faults: CqeFaults,
+    due: Instant,
+    /// It is due at once when so many wait.
+    burst: Option<u32>,
+}
+
+/// The faults that concern the write of a CQE.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct CqeFaults {
+    pub overflow: bool,
+    pub drop_notification: bool,
+}
 
 impl<T: Transport> Hca<T> {
-    /// Sets the faults of the process of a client. A second client of the process keeps the counts of the first.
+    /// Sets the faults of the process of a client.
     pub(crate) fn set_process_faults(&mut self, ctx: &Context<'_>, client: ClientId, faults: ProgramFaults) {
-        let all = self.state.faults.get_or_insert_default();
-        let process = faults.process;
-        all.processes.insert(client, process);
-        all.matchers.entry(process).or_insert_with(|| FaultMatcher::new(faults, ctx.now.nanos()));
+        self.state.faults.get_or_insert_default();
+        self.state.processes.set_faults(ctx.now, client, faults);
     }
 
-    /// Forgets the process of a client that is gone, with its last client. A port that its faults took down comes up, and a
+    /// Forgets a client that is gone. With the last process that has faults, a port that they took down comes up, and a
     /// device that they removed returns.
-    pub(crate) fn forget_process_faults(&mut self, ctx: &mut Context<'_>, client: ClientId) {
-        let Some(all) = &mut self.state.faults else { return };
-        if let Some(process) = all.processes.remove(&client)
-            && !all.processes.values().any(|other| *other == process)
-        {
-            all.matchers.remove(&process);
-            if all.matchers.is_empty() {
-                self.end_device_faults(ctx);
-            }
-            let Some(all) = &self.state.faults else { return };
-            if all.matchers.is_empty() && all.held.is_empty() && all.failed_qps.is_empty() {
-                self.state.faults = None;
-            }
+    pub(crate) fn forget_process(&mut self, ctx: &mut Context<'_>, client: ClientId) {
+        if self.state.processes.close_client(client) {
+            self.end_device_faults(ctx);
+            self.state.faults.take_if(|faults| faults.held.is_empty() && faults.failed_qps.is_empty());
         }
     }
 
@@ -58,37 +72,30 @@ impl<T: Transport> Hca<T> {
         call_site: Option<CallSite>,
     ) -> VerbsResult<Option<Reply>> {
         let Some((verb, object)) = command.call() else { return Ok(None) };
-        let Some((process, matcher)) = self.state.faults.as_mut().and_then(|all| all.matcher(client)) else {
-            return Ok(None);
-        };
-        let point = matcher.on_call(ctx.now.nanos(), verb, object);
+        let Some(call) = self.state.processes.on_call(ctx.now, client, verb, object) else { return Ok(None) };
+        let ObservedCall { process, role, point, target } = call;
         let qp = match object {
             Some((Resource::QueuePair, number)) => Qpn::new(number),
             _ => Qpn::default(),
         };
-        if let Some(role) = matcher.recorded_role() {
+        if let Some(role) = role {
             let state = self.queue_pairs.get_mut(qp.value()).map(|pair| pair.state);
             let (object, nth) = (point.object, point.nth);
             ctx.emit(Event::VerbCalled { process, verb, object, nth, qp, role, call_site, state });
         }
-        let Some(hit) = point.hit else { return Ok(None) };
-        let FaultHit { rule, action: effect, .. } = hit;
+        let Some(FaultHit { rule, action: effect, .. }) = point.hit else { return Ok(None) };
         let injected = InjectedPoint::Call(verb);
         ctx.emit(Event::FaultInjected { rule, point: injected, object: point.object, qp, effect });
         match effect {
             ProgramAction::Fail(errno) => Err(VerbsError::Injected { verb, errno, rule }),
             ProgramAction::Kill => Err(VerbsError::InjectedKill { verb, rule }),
             ProgramAction::Raise(event) => {
-                let ordinal = hit.object.unwrap_or(1);
-                let kind = event.object();
-                let all = self.state.faults.as_ref();
-                let number = kind.and_then(|kind| all.and_then(|all| all.number(kind, ordinal)));
-                self.raise_injected_event(ctx, event, number);
+                self.raise_injected_event(ctx, event, target);
                 Ok(None)
             }
-            ProgramAction::Unmap(region) => {
-                if let Some(rkey) = matcher.number(Resource::MemoryRegion, region) {
-                    self.state.protection.revoke_memory(rkey);
+            ProgramAction::Unmap(_) => {
+                if let Some(rkey) = target {
+                    self.state.objects.protection.revoke_memory(rkey);
                 }
                 Ok(None)
             }
@@ -104,10 +111,8 @@ impl<T: Transport> Hca<T> {
 
     /// Notes an object that a call created.
     pub(crate) fn note_created(&mut self, client: ClientId, reply: &Reply) {
-        if let Some((kind, number)) = reply.created()
-            && let Some((_, matcher)) = self.state.faults.as_mut().and_then(|all| all.matcher(client))
-        {
-            matcher.on_created(kind, number);
+        if let Some((kind, number)) = reply.created() {
+            self.state.processes.on_created(client, kind, number);
         }
     }
 
@@ -126,8 +131,8 @@ impl<T: Transport> Hca<T> {
     pub fn raise_injected_event(&mut self, ctx: &mut Context<'_>, event: InjectedEvent, object: Option<u32>) {
         let plain = match event {
             InjectedEvent::PortErr | InjectedEvent::PortActive => {
-                self.state.port_fault = event == InjectedEvent::PortErr;
-                let state = if self.state.port_fault { PortState::Down } else { PortState::Active };
+                self.state.health.port_fault = event == InjectedEvent::PortErr;
+                let state = if self.state.health.port_fault { PortState::Down } else { PortState::Active };
                 return self.set_port_state(ctx, state);
             }
             InjectedEvent::GidChange => AsyncEvent::GidChange,
@@ -136,7 +141,7 @@ impl<T: Transport> Hca<T> {
             InjectedEvent::DeviceFatal => return self.fail_device(ctx),
             InjectedEvent::DeviceRemoved => {
                 // A program that gets the event of the failed device can see why.
-                self.state.device_removed.store(true, Ordering::Relaxed);
+                self.set_device_removed(true);
                 self.fail_device(ctx);
                 self.clients.values_mut().for_each(|client| client.has_lost_device = true);
                 T::on_device_removed(self, ctx);
@@ -151,16 +156,16 @@ impl<T: Transport> Hca<T> {
             }
             InjectedEvent::CqErr => {
                 let cq = CqId(object.unwrap_or(0));
-                let Some(queue) = self.state.completion_queues.get_mut(cq.0) else { return };
+                let Some(queue) = self.state.objects.completion_queues.get_mut(cq.0) else { return };
                 queue.failed = true;
                 let client = Some(queue.client);
-                self.state.overflowed_cqs.push(cq);
+                self.state.objects.overflowed_cqs.push(cq);
                 ctx.emit(Event::AsyncEventRaised { client, event: AsyncEvent::CompletionQueueError(cq) });
                 return self.handle_cq_overflows(ctx);
             }
             InjectedEvent::SrqLimitReached => {
                 let srq = SrqId(object.unwrap_or(0));
-                let Some(queue) = self.state.shared_receive_queues.get_mut(srq.0) else { return };
+                let Some(queue) = self.state.objects.shared_receive_queues.get_mut(srq.0) else { return };
                 let client = Some(queue.client);
                 ctx.emit(Event::AsyncEventRaised { client, event: AsyncEvent::SharedReceiveQueueLimit(srq) });
                 return;
@@ -171,30 +176,31 @@ impl<T: Transport> Hca<T> {
 
     /// A device that was removed returns. Programs that had it open must open it again.
     fn restore_device(&mut self) {
-        self.state.device_failed &= !self.state.device_removed.swap(false, Ordering::Relaxed);
+        self.state.health.device_failed &= !self.state.health.device_removed;
+        self.set_device_removed(false);
+    }
+
+    fn set_device_removed(&mut self, is_removed: bool) {
+        self.state.health.device_removed = is_removed;
+        self.state.processes.set_device_removed(is_removed);
     }
 
     /// Ends the faults of the device that last: a removed device returns, and a port that is down comes up.
     pub fn end_device_faults(&mut self, ctx: &mut Context<'_>) {
         self.restore_device();
-        if core::mem::take(&mut self.state.port_fault) {
+        if core::mem::take(&mut self.state.health.port_fault) {
             self.set_port_state(ctx, PortState::Active);
         }
     }
 
     /// Whether the device is removed.
     pub fn is_removed(&self) -> bool {
-        self.state.device_removed.load(Ordering::Relaxed)
-    }
-
-    /// Whether the device was removed, for callers that do not wait for the HCA.
-    pub fn removal_flag(&self) -> Arc<AtomicBool> {
-        self.state.device_removed.clone()
+        self.state.health.device_removed
     }
 
     /// Whether control verbs fail, until all clients have closed the device.
     pub fn has_failed(&self) -> bool {
-        self.state.device_failed
+        self.state.health.device_failed
     }
 
     /// Whether this client must open the device again: it was removed and is back.
@@ -205,7 +211,7 @@ impl<T: Transport> Hca<T> {
 
     /// The device fails: every queue pair enters ERR, and control verbs fail from now on. It is reset when nothing uses it.
     pub fn fail_device(&mut self, ctx: &mut Context<'_>) {
-        if core::mem::replace(&mut self.state.device_failed, !self.clients.is_empty()) {
+        if core::mem::replace(&mut self.state.health.device_failed, !self.clients.is_empty()) {
             return;
         }
         self.raise_async_event(ctx, AsyncEvent::DeviceFatal);
@@ -227,16 +233,10 @@ impl HcaState {
         mut completion: Completion,
         mut reason: Reason,
     ) {
-        let client = self.completion_queues.get(cq.0).map(|queue| queue.client);
+        let client = self.objects.completion_queues.get(cq.0).map(|queue| queue.client);
         let Some(all) = &mut self.faults else { return };
-        let matcher = client.and_then(|client| all.matcher(client));
-        let (hits, object) = match matcher {
-            Some((_, matcher)) => (
-                matcher.on_completion(ctx.now.nanos(), completion.qpn.value()),
-                matcher.ordinal(Resource::QueuePair, completion.qpn.value()),
-            ),
-            None => (Vec::new(), None),
-        };
+        let observe = |client| self.processes.on_completion(ctx.now, client, completion.qpn);
+        let (hits, object) = client.map(observe).unwrap_or_default();
         let mut faults = CqeFaults::default();
         let (mut due, mut burst) = (ctx.now, None);
         for FaultHit { rule, action: effect, .. } in hits {
@@ -298,20 +298,6 @@ impl HcaState {
     pub(crate) fn discard_held_completions(&mut self, cq: CqId) {
         if let Some(all) = &mut self.faults {
             all.held.remove(&cq);
-        }
-    }
-
-    /// Lets faults wait for what happens outside of their process.
-    pub(crate) fn note_trigger(&mut self, trigger: &FaultTrigger) {
-        if let Some(all) = &mut self.faults {
-            all.matchers.values_mut().for_each(|matcher| matcher.on_trigger(trigger));
-        }
-    }
-
-    /// Lets faults wait for an asynchronous event.
-    pub(crate) fn note_async_event(&mut self, name: &'static str) {
-        if let Some(all) = &mut self.faults {
-            all.matchers.values_mut().for_each(|matcher| matcher.on_async_event(name));
         }
     }
 }

@@ -83,7 +83,7 @@ impl<T: Transport> QueuePair<T> {
     pub fn effective_recv_cq(&self, hca: &HcaState) -> Option<CqId> {
         match (self.kind, self.srq) {
             (QpType::XrcTarget, Some(number)) => {
-                hca.shared_receive_queues.get(number.0)?.xrc.map(|(cq, _)| cq)
+                hca.objects.shared_receive_queues.get(number.0)?.xrc.map(|(cq, _)| cq)
             }
             _ => self.recv_cq,
         }
@@ -94,7 +94,7 @@ impl<T: Transport> QueuePair<T> {
         let attributes = &self.attributes;
         let is_connected = !self.kind.is_datagram();
         let with_capacity =
-            |cq: CqId| state.completion_queues.get(cq.0).map(|queue| (cq, queue.ring.slots()));
+            |cq: CqId| state.objects.completion_queues.get(cq.0).map(|queue| (cq, queue.ring.slots()));
         let [max_send_wr, max_recv_wr] = T::ring_slots(self);
         QpConfiguration {
             qp_type: self.kind,
@@ -123,7 +123,7 @@ impl<T: Transport> QueuePair<T> {
     pub fn schedule_transmit(&mut self, hca: &mut HcaState) {
         if !self.is_scheduled {
             self.is_scheduled = true;
-            hca.transmit_queue.push_back(self.qpn);
+            hca.egress.queue.push_back(self.qpn);
         }
     }
 

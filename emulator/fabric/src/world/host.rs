@@ -1,6 +1,7 @@
 //! A host: an HCA and its memory.
 
-use crate::{Direction, LinkId};
+use crate::{Direction, HostProcesses, LinkId};
+use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec;
 use core::net::IpAddr;
@@ -32,6 +33,7 @@ pub struct Host {
 impl Host {
     pub(crate) fn new(name: &str, address: IpAddr, settings: Settings) -> Host {
         let mut hca = Hca::new(settings, Gid::table(address));
+        hca.set_processes(Box::new(HostProcesses::default()));
         let (doorbell, ring) = doorbell_ring(DeviceLimits::HCA.max_qp);
         let client = hca.open_client(ring).expect("a new card has room for a client");
         Host {

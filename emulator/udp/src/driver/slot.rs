@@ -7,6 +7,7 @@ use crate::process_rings::ProcessRings;
 use crate::{Chunk, MAX_BATCH_BYTES, OpenRings, OpenSendSocket, PeerPort, RingPair};
 use softhca_control::HandedOverPacket;
 use softhca_engine::{Instant, Peer};
+use softhca_fabric::HostProcesses;
 use softhca_queue::{AckRecords, CmRecords, PacketChunk, RecordedAck, RecordedConnection};
 use softhca_wire::{AddressHeaders, QpnSlot, ROCE_PORT};
 use std::io;
@@ -26,8 +27,9 @@ const SOCKETS_ACTIVE: Duration = Duration::from_millis(1);
 impl Driver {
     /// Records the last ACK of each queue pair and the connections, for the case that the process ends.
     pub fn set_records(&mut self, acks: AckRecords, connections: CmRecords) {
-        self.engine.hca.set_ack_records(acks);
-        self.engine.hca.set_cm_records(connections);
+        let processes = HostProcesses::with_records(acks, connections);
+        self.removal_flag = processes.removal_flag();
+        self.engine.hca.set_processes(Box::new(processes));
     }
 
     /// Opens sockets that send to processes which share an address by `open`, in the network namespace of the host.

@@ -37,22 +37,23 @@ impl<T: Transport> Hca<T> {
     ) -> VerbsResult<AhId> {
         self.check_address_vector(&vector)?;
         let limit = self.limits.max_ah;
-        if !self.state.address_handles.has_room() {
+        if !self.state.objects.address_handles.has_room() {
             return Err(VerbsError::Exhausted { resource: Resource::AddressHandle, limit });
         }
-        self.state.protection.acquire_pd(client, domain)?;
+        self.state.objects.protection.acquire_pd(client, domain)?;
         let tag = self.next_tag();
-        let number = self.state.address_handles.insert(tag, |_| AddressHandle { client, pd: domain, vector });
+        let number =
+            self.state.objects.address_handles.insert(tag, |_| AddressHandle { client, pd: domain, vector });
         Ok(AhId(number.expect("there is room")))
     }
 
     /// Destroys an address handle.
     pub fn destroy_address_handle(&mut self, client: ClientId, handle: AhId) -> VerbsResult {
-        let found = self.state.address_handles.get(handle.0).filter(|found| found.client == client);
+        let found = self.state.objects.address_handles.get(handle.0).filter(|found| found.client == client);
         let domain =
             found.ok_or(VerbsError::NotFound { resource: Resource::AddressHandle, number: handle.0 })?.pd;
-        self.state.address_handles.remove(handle.0);
-        self.state.protection.release_pd(domain);
+        self.state.objects.address_handles.remove(handle.0);
+        self.state.objects.protection.release_pd(domain);
         Ok(())
     }
 
@@ -66,12 +67,12 @@ impl<T: Transport> Hca<T> {
         if !group.is_multicast() {
             return Err(VerbsError::Invalid { what: "multicast", why: "the GID is not a multicast address" });
         }
-        if !self.state.multicast_groups.contains_key(&group)
-            && self.state.multicast_groups.len() >= groups as usize
+        if !self.state.objects.multicast_groups.contains_key(&group)
+            && self.state.objects.multicast_groups.len() >= groups as usize
         {
             return Err(VerbsError::Exhausted { resource: Resource::MulticastGroup, limit: groups });
         }
-        let list = self.state.multicast_groups.entry(group).or_default();
+        let list = self.state.objects.multicast_groups.entry(group).or_default();
         if !list.contains(&number) {
             if list.len() >= members as usize {
                 return Err(VerbsError::Exhausted { resource: Resource::MulticastGroup, limit: members });
@@ -85,17 +86,17 @@ impl<T: Transport> Hca<T> {
     pub fn detach_multicast(&mut self, client: ClientId, number: Qpn, group: Gid) -> VerbsResult {
         self.queue_pair(client, number)?;
         let not_member = VerbsError::NotFound { resource: Resource::MulticastGroup, number: number.value() };
-        let list = self.state.multicast_groups.get_mut(&group).ok_or(not_member)?;
+        let list = self.state.objects.multicast_groups.get_mut(&group).ok_or(not_member)?;
         let place = list.iter().position(|member| *member == number).ok_or(not_member)?;
         list.remove(place);
         if list.is_empty() {
-            self.state.multicast_groups.remove(&group);
+            self.state.objects.multicast_groups.remove(&group);
         }
         Ok(())
     }
 
     /// The multicast groups with members here.
     pub fn multicast_groups(&self) -> impl Iterator<Item = Gid> {
-        self.state.multicast_groups.keys().copied()
+        self.state.objects.multicast_groups.keys().copied()
     }
 }

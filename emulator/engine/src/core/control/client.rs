@@ -12,7 +12,7 @@ pub(super) const FIRST_IOVA: u64 = 0x1000_0000;
 impl<T: Transport> Hca<T> {
     /// A tag for a number: different for each seed and each resource.
     pub(super) fn next_tag(&mut self) -> u8 {
-        self.state.random.draw() as u8
+        self.state.objects.random.draw() as u8
     }
 
     /// Adds an application, which owns everything that it creates.
@@ -38,38 +38,38 @@ impl<T: Transport> Hca<T> {
             let destroyed = self.destroy_queue_pair(ctx, client, Qpn::new(number));
             debug_assert_eq!(destroyed, Ok(()));
         }
-        for number in self.state.shared_receive_queues.numbers(|queue| queue.client == client) {
+        for number in self.state.objects.shared_receive_queues.numbers(|queue| queue.client == client) {
             let _ = self.destroy_shared_receive_queue(client, SrqId(number));
         }
-        for number in self.state.completion_queues.numbers(|queue| queue.client == client) {
+        for number in self.state.objects.completion_queues.numbers(|queue| queue.client == client) {
             let _ = self.destroy_completion_queue(client, CqId(number));
         }
-        for number in self.state.address_handles.numbers(|handle| handle.client == client) {
+        for number in self.state.objects.address_handles.numbers(|handle| handle.client == client) {
             let _ = self.destroy_address_handle(client, AhId(number));
         }
-        for number in self.state.xrc_domains.numbers(|domain| domain.client == client) {
+        for number in self.state.objects.xrc_domains.numbers(|domain| domain.client == client) {
             // A domain that another client uses stays.
             if self.close_xrc_domain(client, XrcdId(number)).is_err()
-                && let Some(domain) = self.state.xrc_domains.get_mut(number)
+                && let Some(domain) = self.state.objects.xrc_domains.get_mut(number)
             {
                 domain.orphaned = true;
             }
         }
-        let (regions, windows) = self.state.protection.keys_of_client(client);
+        let (regions, windows) = self.state.objects.protection.keys_of_client(client);
         for key in windows {
-            let _ = self.state.protection.free_memory_window(client, key);
+            let _ = self.state.objects.protection.free_memory_window(client, key);
         }
         let regions = regions
             .into_iter()
-            .filter_map(|key| self.state.protection.deregister_memory_region(client, key).ok())
+            .filter_map(|key| self.state.objects.protection.deregister_memory_region(client, key).ok())
             .collect();
-        for domain in self.state.protection.pds_of_client(client) {
-            let _ = self.state.protection.free_protection_domain(client, domain);
+        for domain in self.state.objects.protection.pds_of_client(client) {
+            let _ = self.state.objects.protection.free_protection_domain(client, domain);
         }
         self.clients.remove(&client);
-        self.forget_process_faults(ctx, client);
+        self.forget_process(ctx, client);
         // A device that failed is reset when nothing uses it any more.
-        self.state.device_failed &= !self.clients.is_empty();
+        self.state.health.device_failed &= !self.clients.is_empty();
         regions
     }
 

@@ -45,7 +45,7 @@ impl<T: Transport> Hca<T> {
         command: Command,
         attachments: &mut Attachments,
     ) -> VerbsResult<Reply> {
-        let has_device = |client: &Client| !self.state.device_failed && !client.has_lost_device;
+        let has_device = |client: &Client| !self.state.health.device_failed && !client.has_lost_device;
         let needs_device = command.call().is_some() || matches!(command, Command::QueryPort);
         if needs_device && !self.clients.get(&client).is_none_or(has_device) {
             return Err(VerbsError::DeviceFailed);
@@ -78,7 +78,7 @@ impl<T: Transport> Hca<T> {
                 return self.allocate_protection_domain(client).map(Reply::ProtectionDomain);
             }
             Command::DeallocateProtectionDomain(pd) => {
-                self.state.protection.free_protection_domain(client, pd)?
+                self.state.objects.protection.free_protection_domain(client, pd)?
             }
             Command::RegisterMemoryRegion { pd, iova, length, access } => {
                 return self.register(client, pd, iova, length, access, attachments);
@@ -97,7 +97,7 @@ impl<T: Transport> Hca<T> {
                 return Ok(registered(rkey, &region));
             }
             Command::DeregisterMemoryRegion { rkey, invalidate_windows } => {
-                let protection = &mut self.state.protection;
+                let protection = &mut self.state.objects.protection;
                 if invalidate_windows {
                     protection.invalidate_windows(client, rkey)?;
                 }
@@ -107,7 +107,7 @@ impl<T: Transport> Hca<T> {
                 return self.allocate_memory_window(client, pd, mw_type).map(Reply::MemoryWindow);
             }
             Command::DeallocateMemoryWindow(rkey) => {
-                self.state.protection.free_memory_window(client, rkey)?
+                self.state.objects.protection.free_memory_window(client, rkey)?
             }
             Command::CreateCompletionQueue { cqe } => {
                 let ring = attachments.completion_ring(cqe);
@@ -151,7 +151,7 @@ impl<T: Transport> Hca<T> {
             Command::QueryPort => return Ok(Reply::PortState(self.port_state())),
             Command::InjectFaults(faults) => self.set_process_faults(ctx, client, faults),
             Command::AnnounceCall { .. } => {}
-            Command::NoteTrigger(trigger) => self.state.note_trigger(&trigger),
+            Command::NoteTrigger(trigger) => self.state.processes.on_trigger(&trigger),
             Command::RaiseEvent { event, object } => self.raise_injected_event(ctx, event, object),
             Command::Cm(command) => return T::execute_cm(self, ctx, client, command).map(Reply::Cm),
             Command::TransitionQueuePair(transition) => {

@@ -60,7 +60,7 @@ impl<T: Transport> Hca<T> {
             return Err(VerbsError::Exhausted { resource: Resource::QueuePair, limit });
         }
         if let Some(domain) = init.pd {
-            self.state.protection.acquire_pd(client, domain)?;
+            self.state.objects.protection.acquire_pd(client, domain)?;
         }
         let (mut rings, mtu) = (Some(rings), self.state.settings.mtu);
         let mut make = |number| {
@@ -69,7 +69,7 @@ impl<T: Transport> Hca<T> {
         };
         let Some(number) = insert(&mut self.queue_pairs, &mut make) else {
             if let Some(domain) = init.pd {
-                self.state.protection.release_pd(domain);
+                self.state.objects.protection.release_pd(domain);
             }
             return Err(VerbsError::Exhausted { resource: Resource::QueuePair, limit });
         };
@@ -209,23 +209,23 @@ impl<T: Transport> Hca<T> {
         T::destroy(&mut qp, &mut self.state, ctx);
         qp.change_state(ctx, QpState::Reset, Reason::Requested);
         if qp.has_bound_windows {
-            self.state.protection.invalidate_windows_of(number);
+            self.state.objects.protection.invalidate_windows_of(number);
         }
         if let Some(domain) = qp.pd {
-            self.state.protection.release_pd(domain);
+            self.state.objects.protection.release_pd(domain);
         }
         self.release_completion_queue(qp.send_cq);
         self.release_completion_queue(qp.recv_cq);
         self.release_xrc_domain(qp.xrcd);
         if let Some(srq) = qp.srq.filter(|_| qp.kind != QpType::XrcTarget)
-            && let Some(queue) = self.state.shared_receive_queues.get_mut(srq.0)
+            && let Some(queue) = self.state.objects.shared_receive_queues.get_mut(srq.0)
         {
             queue.users -= 1;
         }
-        for members in self.state.multicast_groups.values_mut() {
+        for members in self.state.objects.multicast_groups.values_mut() {
             members.retain(|member| *member != number);
         }
-        self.state.multicast_groups.retain(|_, members| !members.is_empty());
+        self.state.objects.multicast_groups.retain(|_, members| !members.is_empty());
         self.handle_cq_overflows(ctx);
         Ok(())
     }

@@ -23,7 +23,7 @@ impl<T: Transport> Hca<T> {
         let tag = self.next_tag();
         let queue = CompletionQueue { client, ring, users: 0, failed: false };
         let limit = self.limits.max_cq;
-        let number = self.state.completion_queues.insert(tag, |_| queue);
+        let number = self.state.objects.completion_queues.insert(tag, |_| queue);
         number.map(CqId).ok_or(VerbsError::Exhausted { resource: Resource::CompletionQueue, limit })
     }
 
@@ -32,7 +32,7 @@ impl<T: Transport> Hca<T> {
         client: ClientId,
         cq: CqId,
     ) -> VerbsResult<&mut CompletionQueue> {
-        let queue = self.state.completion_queues.get_mut(cq.0).filter(|queue| queue.client == client);
+        let queue = self.state.objects.completion_queues.get_mut(cq.0).filter(|queue| queue.client == client);
         queue.ok_or(VerbsError::NotFound { resource: Resource::CompletionQueue, number: cq.0 })
     }
 
@@ -61,13 +61,13 @@ impl<T: Transport> Hca<T> {
                 user: Resource::QueuePair,
             });
         }
-        self.state.completion_queues.remove(cq.0);
+        self.state.objects.completion_queues.remove(cq.0);
         self.state.discard_held_completions(cq);
         Ok(())
     }
 
     pub(super) fn release_completion_queue(&mut self, cq: Option<CqId>) {
-        if let Some(queue) = cq.and_then(|cq| self.state.completion_queues.get_mut(cq.0)) {
+        if let Some(queue) = cq.and_then(|cq| self.state.objects.completion_queues.get_mut(cq.0)) {
             queue.users -= 1;
         }
     }
@@ -84,11 +84,11 @@ impl<T: Transport> Hca<T> {
             self.completion_queue(client, cq)?;
             self.xrc_domain(domain)?;
         }
-        if !self.state.shared_receive_queues.has_room() {
+        if !self.state.objects.shared_receive_queues.has_room() {
             let limit = self.limits.max_srq;
             return Err(VerbsError::Exhausted { resource: Resource::SharedReceiveQueue, limit });
         }
-        self.state.protection.acquire_pd(client, init.pd)?;
+        self.state.objects.protection.acquire_pd(client, init.pd)?;
         if let Some((cq, domain)) = init.xrc {
             self.completion_queue(client, cq)?.users += 1;
             self.xrc_domain(domain)?.users += 1;
@@ -96,7 +96,7 @@ impl<T: Transport> Hca<T> {
         let tag = self.next_tag();
         let SrqInitAttributes { pd: domain, srq_limit: limit, xrc: extended } = init;
         let queue = SharedReceiveQueue { client, pd: domain, ring, limit, xrc: extended, users: 0 };
-        let number = self.state.shared_receive_queues.insert(tag, |_| queue);
+        let number = self.state.objects.shared_receive_queues.insert(tag, |_| queue);
         Ok(SrqId(number.expect("there is room")))
     }
 
@@ -105,7 +105,8 @@ impl<T: Transport> Hca<T> {
         client: ClientId,
         srq: SrqId,
     ) -> VerbsResult<&mut SharedReceiveQueue> {
-        let queue = self.state.shared_receive_queues.get_mut(srq.0).filter(|queue| queue.client == client);
+        let queue =
+            self.state.objects.shared_receive_queues.get_mut(srq.0).filter(|queue| queue.client == client);
         queue.ok_or(VerbsError::NotFound { resource: Resource::SharedReceiveQueue, number: srq.0 })
     }
 
@@ -155,8 +156,8 @@ impl<T: Transport> Hca<T> {
                 user: Resource::QueuePair,
             });
         }
-        let queue = self.state.shared_receive_queues.remove(srq.0).expect("it was found above");
-        self.state.protection.release_pd(queue.pd);
+        let queue = self.state.objects.shared_receive_queues.remove(srq.0).expect("it was found above");
+        self.state.objects.protection.release_pd(queue.pd);
         if let Some((cq, domain)) = queue.xrc {
             self.release_completion_queue(Some(cq));
             self.release_xrc_domain(Some(domain));
@@ -168,12 +169,13 @@ impl<T: Transport> Hca<T> {
     pub fn open_xrc_domain(&mut self, client: ClientId) -> VerbsResult<XrcdId> {
         self.check_client(client)?;
         let limit = self.limits.max_xrcd;
-        let number = self.state.xrc_domains.insert(0, |_| XrcDomain { client, users: 0, orphaned: false });
+        let number =
+            self.state.objects.xrc_domains.insert(0, |_| XrcDomain { client, users: 0, orphaned: false });
         number.map(XrcdId).ok_or(VerbsError::Exhausted { resource: Resource::XrcDomain, limit })
     }
 
     pub(super) fn xrc_domain(&mut self, domain: XrcdId) -> VerbsResult<&mut XrcDomain> {
-        let found = self.state.xrc_domains.get_mut(domain.0);
+        let found = self.state.objects.xrc_domains.get_mut(domain.0);
         found.ok_or(VerbsError::NotFound { resource: Resource::XrcDomain, number: domain.0 })
     }
 
@@ -187,16 +189,16 @@ impl<T: Transport> Hca<T> {
             let user = Resource::SharedReceiveQueue;
             return Err(VerbsError::Busy { resource: Resource::XrcDomain, number: domain.0, user });
         }
-        self.state.xrc_domains.remove(domain.0);
+        self.state.objects.xrc_domains.remove(domain.0);
         Ok(())
     }
 
     pub(super) fn release_xrc_domain(&mut self, domain: Option<XrcdId>) {
         let Some(id) = domain else { return };
-        if let Some(domain) = self.state.xrc_domains.get_mut(id.0) {
+        if let Some(domain) = self.state.objects.xrc_domains.get_mut(id.0) {
             domain.users -= 1;
             if domain.users == 0 && domain.orphaned {
-                self.state.xrc_domains.remove(id.0);
+                self.state.objects.xrc_domains.remove(id.0);
             }
         }
     }

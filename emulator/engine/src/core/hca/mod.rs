@@ -3,12 +3,14 @@
 mod transmit;
 
 use crate::core::hca_state::HcaState;
-use crate::core::process_faults::HELD_COMPLETIONS;
+use crate::core::injection::HELD_COMPLETIONS;
+use crate::core::processes::Processes;
 use crate::core::queue_pair::QueuePair;
 use crate::core::random::{Random, next_random};
 use crate::core::table::Table;
 use crate::core::transport::Transport;
 use crate::core::{Context, Event, Instant, LinkReject, Reason, Settings};
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -64,10 +66,15 @@ impl<T: Transport> Hca<T> {
     pub fn with_secret(mut self, secret: [u64; 2]) -> Hca<T> {
         let mut random = Random::keyed(secret);
         self.queue_pairs.set_secret(random.draw());
-        self.state.protection.mask_keys(random.draw());
+        self.state.objects.protection.mask_keys(random.draw());
         self.transport.set_secret([random.draw(), random.draw()]);
-        self.state.random = random;
+        self.state.objects.random = random;
         self
+    }
+
+    /// Informs the processes of the host from now on. The HCA has no resources yet.
+    pub fn set_processes(&mut self, processes: Box<dyn Processes>) {
+        self.state.processes = processes;
     }
 
     /// The counters.
@@ -131,7 +138,7 @@ impl<T: Transport> Hca<T> {
     pub fn has_pending_timer(&self) -> bool {
         !self.queue_pairs.numbers(T::has_deadline).is_empty()
             || self.transport.has_management_deadline()
-            || self.state.faults.as_ref().is_some_and(|faults| faults.holds_completions())
+            || self.state.faults.as_ref().is_some_and(|faults| !faults.held.is_empty())
     }
 
     /// Handles all timers that expire by `ctx.now`.
@@ -181,7 +188,7 @@ impl<T: Transport> Hca<T> {
     /// Fails the queue pairs of overflowed completion queues, and those whose completions faults made fail.
     #[inline]
     pub(crate) fn handle_cq_overflows(&mut self, ctx: &mut Context<'_>) {
-        if !self.state.overflowed_cqs.is_empty() {
+        if !self.state.objects.overflowed_cqs.is_empty() {
             self.fail_overflowed_cqs(ctx);
         }
         if self.state.faults.is_some() {
@@ -190,7 +197,7 @@ impl<T: Transport> Hca<T> {
     }
 
     fn fail_overflowed_cqs(&mut self, ctx: &mut Context<'_>) {
-        while let Some(cq) = self.state.overflowed_cqs.pop() {
+        while let Some(cq) = self.state.objects.overflowed_cqs.pop() {
             let state = &self.state;
             let users = self
                 .queue_pairs
@@ -208,13 +215,13 @@ impl<T: Transport> Hca<T> {
 
     /// The state of the port.
     pub fn port_state(&self) -> PortState {
-        self.state.port_state
+        self.state.health.port_state
     }
 
     /// Sets the link state of the port and raises the port event. A port that is down drops received packets; the
     /// driver holds back or drops transmitted ones.
     pub fn set_port_state(&mut self, ctx: &mut Context<'_>, state: PortState) {
-        if core::mem::replace(&mut self.state.port_state, state) != state {
+        if core::mem::replace(&mut self.state.health.port_state, state) != state {
             self.state.counters.link_downed += u64::from(state == PortState::Down);
             let event = match state {
                 PortState::Down => AsyncEvent::PortDown,
@@ -226,7 +233,7 @@ impl<T: Transport> Hca<T> {
 
     /// Raises an asynchronous event of the port or the device.
     pub fn raise_async_event(&mut self, ctx: &mut Context<'_>, event: AsyncEvent) {
-        self.state.note_async_event(event.name());
+        self.state.processes.on_async_event(event.name());
         ctx.emit(Event::AsyncEventRaised { client: None, event });
     }
 }

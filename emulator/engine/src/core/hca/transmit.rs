@@ -19,7 +19,7 @@ impl<T: Transport> Hca<T> {
     ) -> Option<PacketBatch> {
         loop {
             let batch = self.next_batch(ctx, gate, buffer, max_packets)?;
-            if !self.state.port_fault {
+            if !self.state.health.port_fault {
                 return Some(batch);
             }
             // An injected PORT_ERR: what the port sends is lost.
@@ -34,12 +34,12 @@ impl<T: Transport> Hca<T> {
         buffer: &mut [u8],
         max_packets: usize,
     ) -> Option<PacketBatch> {
-        if self.state.control_packets.has_ready()
+        if self.state.egress.control_packets.has_ready()
             && let Some(batch) = self.transmit_control_packet(ctx, gate, buffer)
         {
             return Some(batch);
         }
-        while let Some(qpn) = self.state.transmit_queue.pop_front() {
+        while let Some(qpn) = self.state.egress.queue.pop_front() {
             let batch = if qpn == Qpn::GSI {
                 T::fill_management_batch(self, ctx, gate, buffer, max_packets)
             } else {
@@ -57,20 +57,20 @@ impl<T: Transport> Hca<T> {
 
     /// Pauses the priorities in this mask and resumes all others, as a PFC pause frame demands.
     pub fn set_paused_priorities(&mut self, priorities: u8) {
-        let resumed = self.state.paused_priorities & !priorities;
-        self.state.paused_priorities = priorities;
+        let resumed = self.state.egress.paused_priorities & !priorities;
+        self.state.egress.paused_priorities = priorities;
         if resumed == 0 {
             return;
         }
         for priority in (0..8).filter(|priority| resumed >> priority & 1 == 1) {
-            for qpn in core::mem::take(&mut self.state.paused_qps[priority]) {
+            for qpn in core::mem::take(&mut self.state.egress.paused_qps[priority]) {
                 if let Some(qp) = self.queue_pairs.get_mut(qpn.value()) {
                     qp.is_paused = false;
                     qp.schedule_transmit(&mut self.state);
                 }
             }
         }
-        self.state.control_packets.unblock();
+        self.state.egress.control_packets.unblock();
     }
 
     /// Counts received pause frames.
@@ -80,12 +80,12 @@ impl<T: Transport> Hca<T> {
 
     /// The mask of paused priorities.
     pub fn paused_priorities(&self) -> u8 {
-        self.state.paused_priorities
+        self.state.egress.paused_priorities
     }
 
     /// Whether [`Hca::transmit`] may have packets to send.
     pub fn has_pending_transmit(&self) -> bool {
-        !self.state.transmit_queue.is_empty() || self.state.control_packets.has_ready()
+        !self.state.egress.queue.is_empty() || self.state.egress.control_packets.has_ready()
     }
 
     /// Builds the next control packet that the port may send.
@@ -95,13 +95,13 @@ impl<T: Transport> Hca<T> {
         gate: &mut dyn TransmitGate,
         buffer: &mut [u8],
     ) -> Option<PacketBatch> {
-        while let Some(packet) = self.state.control_packets.pop() {
+        while let Some(packet) = self.state.egress.control_packets.pop() {
             let (bytes, addressing, service_level) = (packet.len(), packet.addressing, packet.service_level);
-            let paused = self.state.paused_priorities >> priority(&addressing, service_level) & 1 == 1;
+            let paused = self.state.egress.paused_priorities >> priority(&addressing, service_level) & 1 == 1;
             if paused
                 || gate.allowed_packets(&addressing, packet.header.bth.destination_qp, bytes, false) == 0
             {
-                self.state.control_packets.block(packet);
+                self.state.egress.control_packets.block(packet);
                 continue;
             }
             let ControlPacket { qpn, header, body, retransmission, .. } = packet;

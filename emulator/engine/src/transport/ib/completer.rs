@@ -441,7 +441,7 @@ impl QueuePair {
 
     /// Handles expired deadlines.
     pub(crate) fn expire(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
-        if hca.stalled_peers.iter().any(|peer| self.is_connected_to(*peer)) {
+        if hca.peers.stalled.iter().any(|peer| self.is_connected_to(*peer)) {
             return;
         }
         if self.requester.rnr_wait_until.is_some_and(|until| until <= ctx.now) {

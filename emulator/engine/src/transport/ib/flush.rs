@@ -44,7 +44,7 @@ impl QueuePair {
         self.requester.ack_deadline = None;
         self.requester.rnr_wait_until = None;
         if let Some(event) = event.filter(|_| !was_error) {
-            hca.note_async_event(event.name());
+            hca.processes.on_async_event(event.name());
             ctx.emit(Event::AsyncEventRaised { client: Some(self.client), event });
         }
         self.flush_send_queue(hca, ctx);

@@ -2,7 +2,7 @@
 
 use crate::cm::CmCall;
 use crate::{ClientId, Context, Hca, MadOwner, VerbsResult};
-use softhca_queue::{CmRecords, RecordedConnection};
+use softhca_queue::RecordedConnection;
 use softhca_types::cm::{Command, Reply};
 use softhca_wire::AddressHeaders;
 
@@ -35,12 +35,7 @@ impl Hca {
 
     /// Lets a client have a connection manager of its own in a slot. Its identifiers here only reserve ports.
     pub fn set_client_slot(&mut self, client: ClientId, slot: u16) {
-        self.transport.cm.set_client_slot(client, slot);
-    }
-
-    /// Records the connections whose peers wait for a message from now on.
-    pub fn set_cm_records(&mut self, records: CmRecords) {
-        self.transport.cm.set_records(records);
+        self.state.processes.set_slot(client, slot);
     }
 
     /// Ends a connection of a process that is gone: its peer gets the message that it would have got from the process.
@@ -60,6 +55,6 @@ impl Hca {
 
     /// The receiver of a CM message that does not name its process.
     pub fn mad_owner(&self, addressing: &AddressHeaders, transport: &[u8]) -> MadOwner {
-        self.transport.cm.mad_owner(addressing, transport)
+        self.transport.cm.mad_owner(&*self.state.processes, addressing, transport)
     }
 }

@@ -196,8 +196,7 @@ impl Transport for Ib {
         buffer: &mut [u8],
         max_packets: usize,
     ) -> Option<PacketBatch> {
-        let ConnectionManager { mad_queue, known_listeners, .. } = &mut hca.transport.cm;
-        mad_queue.fill_batch(&mut hca.state, ctx, gate, known_listeners, buffer, max_packets)
+        hca.transport.cm.mad_queue.fill_batch(&mut hca.state, ctx, gate, buffer, max_packets)
     }
 
     fn has_management_deadline(&self) -> bool {

@@ -31,7 +31,7 @@ impl QueuePair {
             let header = TransportHeader::new(Bth { reserved_byte: BECN, ..bth });
             let queue_pair = self.qpn;
             let (service_level, body, again) = (0, Body::Reserved(CNP_RESERVED_LEN), false);
-            hca.control_packets.push(
+            hca.egress.control_packets.push(
                 ctx,
                 ControlPacket {
                     qpn: queue_pair,

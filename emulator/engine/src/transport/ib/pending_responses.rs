@@ -104,6 +104,7 @@ impl QueuePair {
         let address = remote.virtual_address.wrapping_add(plan.offset);
         let length = into.len() as u32;
         let target = hca
+            .objects
             .protection
             .check_remote_access(*pd, self.qpn, remote.rkey, address, length, AccessFlags::REMOTE_READ)
             .map_err(RequestError::ReadAccess)?;
@@ -168,16 +169,16 @@ impl QueuePair {
             let (qpn, body) = (self.qpn, Body::Reserved(0));
             let PlannedPacket { header, addressing, service_level, .. } = plan;
             let packet = ControlPacket { qpn, addressing, service_level, header, body, retransmission };
-            hca.control_packets.push(ctx, packet);
+            hca.egress.control_packets.push(ctx, packet);
         }
         self.responder.pending_responses.clear();
     }
 
     /// A connection begins: from now on its ACKs are recorded.
     pub(crate) fn connect_ack_records(&self, hca: &HcaState) {
-        if let Some(records) = hca.ack_records.as_ref().filter(|_| self.kind.is_reliable()) {
+        if self.kind.is_reliable() {
             let AddressHeaders { source, destination, traffic_class, flow_label, .. } = self.addressing;
-            records.connect(&AckPath {
+            hca.processes.record_path(&AckPath {
                 qpn: self.qpn,
                 dest_qpn: self.attributes.dest_qpn,
                 is_xrc: self.kind.service() != QpType::Rc.service(),
@@ -195,20 +196,15 @@ impl QueuePair {
     #[inline]
     pub(crate) fn record_ack(&self, hca: &HcaState, psn: Psn) {
         let is_ack = |response: &PendingResponse| matches!(response, PendingResponse::Ack { .. });
-        if let Some(records) = &hca.ack_records
-            && self.kind.is_reliable()
-            && self.responder.pending_responses.iter().all(is_ack)
-        {
-            records.record(self.qpn, psn, self.responder.msn);
+        if self.kind.is_reliable() && self.responder.pending_responses.iter().all(is_ack) {
+            hca.processes.record_ack(self.qpn, psn, self.responder.msn);
         }
     }
 
     /// The connection ends. If its last ACK waits for the port, the record stays until another connection has the QPN.
     pub(crate) fn release_ack_record(&self, hca: &HcaState) {
-        if let Some(records) = &hca.ack_records
-            && self.responder.pending_responses.is_empty()
-        {
-            records.clear(self.qpn);
+        if self.responder.pending_responses.is_empty() {
+            hca.processes.clear_ack(self.qpn);
         }
     }
 
@@ -221,7 +217,7 @@ impl QueuePair {
         // A rate that outlives its queue pair would need a timer of its own.
         self.requester.rate_control = None;
         while let Some(plan) = self.plan_request(hca, ctx) {
-            if !hca.control_packets.has_room() {
+            if !hca.egress.control_packets.has_room() {
                 let reason = DropReason::QpDestroyed;
                 return ctx.emit(Event::PacketDropped { qp: self.qpn, packet: None, reason });
             }
@@ -239,14 +235,14 @@ impl QueuePair {
             let (qpn, retransmission) = (self.qpn, false);
             let PlannedPacket { header, addressing, service_level, .. } = plan;
             let packet = ControlPacket { qpn, addressing, service_level, header, body, retransmission };
-            hca.control_packets.push(ctx, packet);
+            hca.egress.control_packets.push(ctx, packet);
         }
     }
 
     /// A new connection starts: its peer must not receive the orphaned ACKs of an earlier one.
     pub(crate) fn discard_orphaned_acks(&self, hca: &mut HcaState) {
         let (port, peer) = (self.addressing.destination, self.attributes.dest_qpn);
-        hca.control_packets.discard(|packet| {
+        hca.egress.control_packets.discard(|packet| {
             packet.addressing.destination == port && packet.header.bth.destination_qp == peer
         });
     }

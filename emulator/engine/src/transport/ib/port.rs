@@ -5,7 +5,7 @@ use crate::core::peer_window::PeerWindow;
 use crate::{Context, Event, Hca, Peer, QpType, Reason, Settings};
 use alloc::vec::Vec;
 use core::net::IpAddr;
-use softhca_queue::{AckPath, AckRecords, RecordedAck};
+use softhca_queue::{AckPath, RecordedAck};
 use softhca_types::CompletionStatus;
 use softhca_wire::{
     AddressHeaders, Aeth, Bth, Gid, ImmOrInvalidate, Opcode, Operation, Position, Qpn, Syndrome,
@@ -13,14 +13,9 @@ use softhca_wire::{
 };
 
 impl Hca {
-    /// Records the last ACK of each queue pair from now on, before the application can see what it completes.
-    pub fn set_ack_records(&mut self, records: AckRecords) {
-        self.state.ack_records = Some(records);
-    }
-
     /// The peer does not respond: suspends the timers of its connections.
     pub fn stall(&mut self, peer: impl Into<Peer>) {
-        self.state.stalled_peers.insert(peer.into());
+        self.state.peers.stalled.insert(peer.into());
     }
 
     /// The peer responds again: restarts the timers of its connections.
@@ -29,9 +24,9 @@ impl Hca {
         // The host may have had another number of processes when the peer stalled.
         let is_same =
             |stalled: &Peer| stalled.address == peer.address && stalled.slot.number == peer.slot.number;
-        let stalled = self.state.stalled_peers.len();
-        self.state.stalled_peers.retain(|stalled| !is_same(stalled));
-        if self.state.stalled_peers.len() == stalled {
+        let stalled = self.state.peers.stalled.len();
+        self.state.peers.stalled.retain(|stalled| !is_same(stalled));
+        if self.state.peers.stalled.len() == stalled {
             return;
         }
         for qpn in self.queue_pairs.numbers(|qp| qp.is_connected_to(peer)) {
@@ -45,15 +40,15 @@ impl Hca {
     /// The port at `peer` has no link control, or has one again. A foreign peer gets a window of unacknowledged packets
     /// and its own recovery mode.
     pub fn set_foreign(&mut self, ctx: &mut Context<'_>, peer: IpAddr, is_foreign: bool) {
-        if is_foreign == self.state.peer_windows.contains_key(&peer) {
+        if is_foreign == self.state.peers.windows.contains_key(&peer) {
             return;
         }
         if is_foreign {
             let Settings { foreign_window: window, foreign_recovery: recovery, .. } = self.state.settings;
-            self.state.peer_windows.insert(peer, PeerWindow::new(window));
+            self.state.peers.windows.insert(peer, PeerWindow::new(window));
             ctx.emit(Event::ForeignPeerDetected { peer, recovery, window });
-        } else if let Some(window) = self.state.peer_windows.remove(&peer) {
-            self.state.transmit_queue.extend(window.waiting);
+        } else if let Some(window) = self.state.peers.windows.remove(&peer) {
+            self.state.egress.queue.extend(window.waiting);
         }
         let has_other_recovery = self.state.settings.recovery != self.state.settings.foreign_recovery;
         for qpn in self.queue_pairs.numbers(|qp| qp.addressing.destination == peer) {
@@ -68,7 +63,7 @@ impl Hca {
 
     /// The transmit gate of `destination` is open again. The ACK timers of the blocked queue pairs restart.
     pub fn unblock(&mut self, ctx: &mut Context<'_>, destination: IpAddr) {
-        for qpn in self.state.blocked_qps.remove(&destination).unwrap_or_default() {
+        for qpn in self.state.egress.blocked_qps.remove(&destination).unwrap_or_default() {
             if qpn == Qpn::GSI {
                 self.transport.cm.mad_queue.unblock(&mut self.state, destination);
             }
@@ -78,12 +73,12 @@ impl Hca {
                 qp.schedule_transmit(&mut self.state);
             }
         }
-        self.state.control_packets.unblock();
+        self.state.egress.control_packets.unblock();
     }
 
     /// Whether ACKs, CNPs or MADs that no queue pair would send again are still waiting for transmission.
     pub fn has_orphaned_acks(&self) -> bool {
-        !self.state.control_packets.is_empty() || !self.transport.cm.mad_queue.is_empty()
+        !self.state.egress.control_packets.is_empty() || !self.transport.cm.mad_queue.is_empty()
     }
 
     /// Queues the last ACK of a queue pair whose process has ended. Its peer may have had it.
@@ -105,13 +100,14 @@ impl Hca {
         };
         let (body, retransmission) = (Body::Reserved(0), false);
         let packet = ControlPacket { qpn, addressing, service_level, header, body, retransmission };
-        self.state.control_packets.push(ctx, packet);
+        self.state.egress.control_packets.push(ctx, packet);
     }
 
     /// Discards the control packets to a peer that is dead or has restarted.
     pub fn discard_orphaned_acks(&mut self, peer: impl Into<Peer>) {
         let peer = peer.into();
         self.state
+            .egress
             .control_packets
             .discard(|packet| peer.contains(packet.addressing.destination, packet.header.bth.destination_qp));
     }
@@ -144,7 +140,7 @@ impl Hca {
                 qp.restart_ack_timer(&mut self.state, ctx);
             }
         }
-        self.transport.cm.known_listeners.remove(peer);
+        self.state.processes.on_peer_gone(peer);
         self.discard_orphaned_acks(peer);
     }
 

@@ -47,7 +47,7 @@ impl Hca {
         transport: &TransportPacket<'_>,
     ) {
         let packet = PacketSummary::new(&transport.header, transport.payload.len(), addressing.source);
-        if self.state.port_state == PortState::Down {
+        if self.state.health.port_state == PortState::Down {
             self.state.counters.rx_dropped += 1;
             let (qp, reason) = (packet.dest_qp, DropReason::PortDown);
             return ctx.emit(Event::PacketDropped { qp, packet: Some(packet), reason });
@@ -109,7 +109,7 @@ impl Hca {
         let mut delivered = false;
         let mut index = 0;
         while let Some(qpn) =
-            self.state.multicast_groups.get(&group).and_then(|members| members.get(index).copied())
+            self.state.objects.multicast_groups.get(&group).and_then(|members| members.get(index).copied())
         {
             index += 1;
             // The sender does not receive its own datagram (IBA 10.5.2.2).

@@ -219,6 +219,7 @@ impl QueuePair {
         if self.kind.is_datagram() {
             let handle = wqe.datagram.ah;
             let known = hca
+                .objects
                 .address_handles
                 .get(handle)
                 .is_some_and(|found| found.client == self.client && Some(found.pd) == self.pd);
@@ -257,10 +258,10 @@ impl QueuePair {
         let done = match (wqe.operation.0, pd) {
             (Operation::BindMemoryWindow(bind), Some(pd)) => {
                 self.has_bound_windows = true;
-                hca.protection.bind_memory_window(pd, number, &bind).map(|_| ())
+                hca.objects.protection.bind_memory_window(pd, number, &bind).map(|_| ())
             }
             (Operation::LocalInvalidate { rkey: key }, Some(pd)) => {
-                hca.protection.invalidate(pd, number, key)
+                hca.objects.protection.invalidate(pd, number, key)
             }
             _ => Ok(()),
         };
@@ -396,7 +397,7 @@ impl QueuePair {
         let mut addressing = self.addressing;
         let mut service_level = self.attributes.address_vector.service_level;
         if self.kind.is_datagram() {
-            let vector = hca.address_handles.get(wqe.datagram.ah).map(|found| found.vector);
+            let vector = hca.objects.address_handles.get(wqe.datagram.ah).map(|found| found.vector);
             let vector = vector.unwrap_or_default();
             service_level = vector.service_level;
             let key = wqe.datagram.remote_qkey;

@@ -178,6 +178,7 @@ impl QueuePair {
     fn find_xrc_srq(&self, hca: &HcaState, XrcEth(number): XrcEth) -> Result<(SrqId, PdId), RequestError> {
         let number = number & 0xff_ffff;
         let found = hca
+            .objects
             .shared_receive_queues
             .get(number)
             .filter(|queue| queue.xrc.is_some_and(|(_, pd)| Some(pd) == self.xrcd));
@@ -202,7 +203,7 @@ impl QueuePair {
     /// The protection domain of the receive buffers.
     pub(crate) fn receive_pd(&self, hca: &HcaState) -> Option<PdId> {
         match (self.kind, self.srq) {
-            (_, Some(number)) => hca.shared_receive_queues.get(number.0).map(|queue| queue.pd),
+            (_, Some(number)) => hca.objects.shared_receive_queues.get(number.0).map(|queue| queue.pd),
             _ => self.pd,
         }
     }
@@ -254,7 +255,8 @@ impl QueuePair {
             && let Some(ieth) = header.ieth
         {
             let pd = self.remote_access_pd(hca, header)?;
-            hca.protection
+            hca.objects
+                .protection
                 .invalidate(pd, self.qpn, RemoteKey(ieth.0))
                 .map_err(RequestError::InvalidateFailed)?;
         }
@@ -321,7 +323,8 @@ impl QueuePair {
             return Err(RequestError::Access(error));
         }
         let pd = self.remote_access_pd(hca, header)?;
-        hca.protection
+        hca.objects
+            .protection
             .check_remote_access(pd, self.qpn, key, address, length, required)
             .map_err(RequestError::Access)
     }

@@ -38,7 +38,7 @@ impl QueuePair {
             let largest = TransportHeader::MAX_LEN + plan.payload_length as usize + 3 + ICRC_LEN;
             if batch.packets == 0 {
                 (batch.addressing, batch.service_level) = (plan.addressing, plan.service_level);
-                if hca.paused_priorities != 0 && self.wait_if_priority_paused(hca, &plan) {
+                if hca.egress.paused_priorities != 0 && self.wait_if_priority_paused(hca, &plan) {
                     return None;
                 }
                 batch.is_unacknowledged =
@@ -55,7 +55,7 @@ impl QueuePair {
             let goes_alone = batch.packets == 1
                 && plan.is_response
                 && !replied
-                && hca.transmit_queue.is_empty()
+                && hca.egress.queue.is_empty()
                 && self.sends_response_first(hca);
             if batch.packets == max_packets || batch.bytes + largest > buffer.len() || goes_alone {
                 self.schedule_transmit(hca);
@@ -127,10 +127,10 @@ impl QueuePair {
     /// Whether PFC pauses the priority of a packet. If so, the queue pair waits for its resumption.
     fn wait_if_priority_paused(&mut self, hca: &mut HcaState, plan: &PlannedPacket) -> bool {
         let priority = priority(&plan.addressing, plan.service_level);
-        let is_paused = hca.paused_priorities >> priority & 1 == 1;
+        let is_paused = hca.egress.paused_priorities >> priority & 1 == 1;
         if is_paused && !self.is_paused {
             self.is_paused = true;
-            hca.paused_qps[usize::from(priority)].push(self.qpn);
+            hca.egress.paused_qps[usize::from(priority)].push(self.qpn);
         }
         is_paused
     }
@@ -140,7 +140,7 @@ impl QueuePair {
         self.responses_last &= self.responder.pending_responses.is_empty();
         if !self.is_blocked {
             self.is_blocked = true;
-            hca.blocked_qps.entry(destination).or_default().push(self.qpn);
+            hca.egress.blocked_qps.entry(destination).or_default().push(self.qpn);
         }
     }
 
