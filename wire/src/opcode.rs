@@ -58,6 +58,12 @@ impl Operation {
         )
     }
 
+    /// Whether the response carries data.
+    #[inline]
+    pub const fn is_read_or_atomic(self) -> bool {
+        matches!(self, Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd)
+    }
+
     /// Whether this is one of the two atomic requests that return a value.
     pub const fn is_atomic(self) -> bool {
         matches!(self, Operation::CompareSwap | Operation::FetchAdd)

@@ -35,7 +35,6 @@ pub use core::settings::{
 };
 pub use core::time::Instant;
 pub use core::transition::{Transition, transition};
-pub use transport::ib::completion_opcode;
 
 pub use core::packet_batch::{PacketBatch, Peer, TransmitGate};
 pub use softhca_types::{

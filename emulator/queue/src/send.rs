@@ -7,10 +7,10 @@ use crate::ring::{Ring, high, load, low, pair, store};
 use crate::sync::Ordering;
 use crate::{DoorbellProducer, QueueFull, RingLayout, SharedWords};
 use softhca_types::{
-    AccessFlags, CorruptRing, MemoryWindowBind, Operation, Payload, RemoteAddress, SendFlags,
-    SendImmOrInvalidate, SendWorkRequest, Sge, UdDestination,
+    AccessFlags, CompletionOpcode, CorruptRing, MemoryWindowBind, Operation, Payload, RemoteAddress,
+    SendFlags, SendImmOrInvalidate, SendWorkRequest, Sge, UdDestination,
 };
-use softhca_wire::{LocalKey, Qpn, QueueKey, RemoteKey};
+use softhca_wire::{ImmOrInvalidate, LocalKey, Qpn, QueueKey, RemoteKey};
 use thiserror::Error;
 
 const HEADER: usize = 8;
@@ -241,52 +241,53 @@ impl SendConsumer {
     }
 }
 
-const SEND: u8 = 0;
-const SEND_IMMEDIATE: u8 = 1;
-const SEND_INVALIDATE: u8 = 2;
-const WRITE: u8 = 3;
-const WRITE_IMMEDIATE: u8 = 4;
-const READ: u8 = 5;
-const COMPARE_SWAP: u8 = 6;
-const FETCH_ADD: u8 = 7;
-const BIND_WINDOW: u8 = 8;
-const LOCAL_INVALIDATE: u8 = 9;
+/// The bits of an opcode above those of its [`CompletionOpcode`]: immediate data, or a key to invalidate.
+const IMMEDIATE: u8 = 1 << 4;
+const INVALIDATE: u8 = 2 << 4;
+const SEND: u8 = CompletionOpcode::Send as u8;
+const SEND_IMMEDIATE: u8 = SEND | IMMEDIATE;
+const SEND_INVALIDATE: u8 = SEND | INVALIDATE;
+const WRITE: u8 = CompletionOpcode::Write as u8;
+const WRITE_IMMEDIATE: u8 = WRITE | IMMEDIATE;
+const READ: u8 = CompletionOpcode::Read as u8;
+const COMPARE_SWAP: u8 = CompletionOpcode::CompareSwap as u8;
+const FETCH_ADD: u8 = CompletionOpcode::FetchAdd as u8;
+const BIND_WINDOW: u8 = CompletionOpcode::BindMemoryWindow as u8;
+const LOCAL_INVALIDATE: u8 = CompletionOpcode::LocalInvalidate as u8;
 
 /// The words: wr_id; opcode, flags and size; address; rkey and immediate data; two operands; two words of addressing.
 fn encode(request: &SendWorkRequest<'_>) -> [u64; HEADER] {
-    let at = |kind, remote: RemoteAddress, word: u32, operands: [u64; 2]| {
-        (kind, remote.address, pair(remote.rkey.0, word), operands)
-    };
-    let none = RemoteAddress::default();
+    let (imm_or_invalidate, mut word) = request.operation.imm_or_invalidate();
     let mut addressing = [
         pair(request.ud.ah, request.ud.remote_qpn.value()),
         pair(request.ud.remote_qkey.0, request.remote_srqn),
     ];
-    let (kind, address, keys, operands) = match request.operation {
-        Operation::Send(SendImmOrInvalidate::None) => at(SEND, none, 0, [0; 2]),
-        Operation::Send(SendImmOrInvalidate::Immediate(value)) => at(SEND_IMMEDIATE, none, value, [0; 2]),
-        Operation::Send(SendImmOrInvalidate::Invalidate(key)) => at(SEND_INVALIDATE, none, key.0, [0; 2]),
-        Operation::Write { remote, imm_data: None } => at(WRITE, remote, 0, [0; 2]),
-        Operation::Write { remote, imm_data: Some(value) } => at(WRITE_IMMEDIATE, remote, value, [0; 2]),
-        Operation::Read { remote } => at(READ, remote, 0, [0; 2]),
-        Operation::CompareSwap { remote, compare, swap } => at(COMPARE_SWAP, remote, 0, [swap, compare]),
-        Operation::FetchAdd { remote, add } => at(FETCH_ADD, remote, 0, [add, 0]),
+    let (remote, operands) = match request.operation {
+        Operation::Send(_) => (RemoteAddress::default(), [0; 2]),
+        Operation::Write { remote, .. } | Operation::Read { remote } => (remote, [0; 2]),
+        Operation::CompareSwap { remote, compare, swap } => (remote, [swap, compare]),
+        Operation::FetchAdd { remote, add } => (remote, [add, 0]),
         Operation::BindMemoryWindow(bind) => {
             addressing = [pair(bind.mr_lkey.0, bind.access.bits()), 0];
-            let remote = RemoteAddress { address: bind.address, rkey: bind.mw_rkey };
-            at(BIND_WINDOW, remote, bind.new_rkey.0, [bind.length, 0])
+            word = bind.new_rkey.0;
+            (RemoteAddress { address: bind.address, rkey: bind.mw_rkey }, [bind.length, 0])
         }
-        Operation::LocalInvalidate { rkey: key } => {
-            at(LOCAL_INVALIDATE, RemoteAddress { address: 0, rkey: key }, 0, [0; 2])
-        }
+        Operation::LocalInvalidate { rkey } => (RemoteAddress { address: 0, rkey }, [0; 2]),
     };
+    let kind = request.operation.completion_opcode() as u8
+        | match imm_or_invalidate {
+            ImmOrInvalidate::None => 0,
+            ImmOrInvalidate::Immediate => IMMEDIATE,
+            ImmOrInvalidate::Invalidate => INVALIDATE,
+        };
     let (inline, size) = match request.payload {
         Payload::Gather(sg_list) => (SendFlags::empty(), sg_list.len()),
         Payload::Inline(bytes) => (SendFlags::INLINE, bytes.len()),
     };
     let flags = (request.flags - SendFlags::INLINE) | inline;
     let control = pair(u32::from(kind) | u32::from(flags.bits()) << 8, size as u32);
-    [request.wr_id, control, address, keys, operands[0], operands[1], addressing[0], addressing[1]]
+    let keys = pair(remote.rkey.0, word);
+    [request.wr_id, control, remote.address, keys, operands[0], operands[1], addressing[0], addressing[1]]
 }
 
 fn flags_of(control: u64) -> SendFlags {

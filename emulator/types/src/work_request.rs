@@ -1,7 +1,8 @@
 //! Work requests.
 
+use crate::{CompletionOpcode, QpType};
 use bitflags::bitflags;
-use softhca_wire::{LocalKey, Qpn, QueueKey, RemoteKey};
+use softhca_wire::{ImmOrInvalidate, LocalKey, Operation as PacketOperation, Qpn, QueueKey, RemoteKey};
 
 /// A scatter/gather entry (`struct ibv_sge`).
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -110,6 +111,63 @@ pub enum Operation {
     BindMemoryWindow(MemoryWindowBind),
     /// Invalidate a local rkey.
     LocalInvalidate { rkey: RemoteKey },
+}
+
+impl Operation {
+    /// The opcode of its completion, and the operation of its packets. An operation of this device alone has no packets.
+    #[inline]
+    const fn opcodes(&self) -> (CompletionOpcode, Option<PacketOperation>) {
+        match self {
+            Operation::Send(_) => (CompletionOpcode::Send, Some(PacketOperation::Send)),
+            Operation::Write { .. } => (CompletionOpcode::Write, Some(PacketOperation::Write)),
+            Operation::Read { .. } => (CompletionOpcode::Read, Some(PacketOperation::ReadRequest)),
+            Operation::CompareSwap { .. } => {
+                (CompletionOpcode::CompareSwap, Some(PacketOperation::CompareSwap))
+            }
+            Operation::FetchAdd { .. } => (CompletionOpcode::FetchAdd, Some(PacketOperation::FetchAdd)),
+            Operation::BindMemoryWindow(_) => (CompletionOpcode::BindMemoryWindow, None),
+            Operation::LocalInvalidate { .. } => (CompletionOpcode::LocalInvalidate, None),
+        }
+    }
+
+    /// The opcode of its completion.
+    #[inline]
+    pub const fn completion_opcode(&self) -> CompletionOpcode {
+        self.opcodes().0
+    }
+
+    /// The operation of its packets; `None` for an operation of this device alone.
+    #[inline]
+    pub const fn packet_operation(&self) -> Option<PacketOperation> {
+        self.opcodes().1
+    }
+
+    /// What the last packet of the message carries besides data.
+    #[inline]
+    pub const fn imm_or_invalidate(&self) -> (ImmOrInvalidate, u32) {
+        match *self {
+            Operation::Send(SendImmOrInvalidate::Immediate(value))
+            | Operation::Write { imm_data: Some(value), .. } => (ImmOrInvalidate::Immediate, value),
+            Operation::Send(SendImmOrInvalidate::Invalidate(rkey)) => (ImmOrInvalidate::Invalidate, rkey.0),
+            _ => (ImmOrInvalidate::None, 0),
+        }
+    }
+
+    /// Whether the message consumes a receive of the peer.
+    #[inline]
+    pub const fn takes_receive(&self) -> bool {
+        matches!(self, Operation::Send(_) | Operation::Write { imm_data: Some(_), .. })
+    }
+
+    /// Whether a queue pair of this type can execute it.
+    pub const fn is_supported_by(&self, kind: QpType) -> bool {
+        match (self.packet_operation(), self.imm_or_invalidate().0) {
+            (Some(PacketOperation::Send), ImmOrInvalidate::Invalidate) => kind.is_reliable(),
+            (Some(PacketOperation::Send), _) => true,
+            (Some(PacketOperation::Write) | None, _) => !kind.is_datagram(),
+            (Some(_), _) => kind.is_reliable(),
+        }
+    }
 }
 
 /// The destination of a datagram (`wr.ud` of `struct ibv_send_wr`).

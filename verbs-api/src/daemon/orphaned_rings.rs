@@ -2,7 +2,7 @@
 //! error in place of the HCA, so that no caller waits for ever.
 
 use parking_lot::Mutex;
-use softhca_engine::{QpCapabilities, QpInitAttributes, completion_opcode};
+use softhca_engine::{QpCapabilities, QpInitAttributes};
 use softhca_queue::{CompletionProducer, QpRingLayout, SharedWords};
 use softhca_types::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CqId};
 use softhca_wire::Qpn;
@@ -78,7 +78,7 @@ impl RingTable {
             ring.clear_doorbell();
             while let Ok(Some(request)) = ring.dequeue(&mut sge, &mut inline) {
                 let (wr_id, opcode) = match request {
-                    Ok(request) => (request.wr_id, completion_opcode(&request.operation)),
+                    Ok(request) => (request.wr_id, request.operation.completion_opcode()),
                     Err(_) => (0, CompletionOpcode::Send),
                 };
                 ring.retire();

@@ -195,7 +195,7 @@ impl QueuePair {
         let completion = Completion {
             wr_id: wqe.wr_id,
             status,
-            opcode: wqe.completion_operation(),
+            opcode: wqe.operation.0.completion_opcode(),
             flags: CompletionFlags::empty(),
             byte_len: wqe.length,
             imm_data: 0,
@@ -331,7 +331,8 @@ impl QueuePair {
         packet: PacketSummary,
     ) {
         let psn = packet.psn;
-        let Some((first, packets, length)) = self.find_rd_atomic_wqe(psn, Operation::ReadRequest) else {
+        let Some((first, packets, length)) = self.find_rd_atomic_wqe(psn, |it| it == Operation::ReadRequest)
+        else {
             return self.fail_oldest_wqe(
                 hca,
                 ctx,
@@ -370,7 +371,7 @@ impl QueuePair {
         original: u64,
     ) {
         let psn = packet.psn;
-        let Some((first, ..)) = self.find_rd_atomic_wqe(psn, Operation::FetchAdd) else {
+        let Some((first, ..)) = self.find_rd_atomic_wqe(psn, Operation::is_atomic) else {
             return self.fail_oldest_wqe(
                 hca,
                 ctx,
@@ -384,16 +385,10 @@ impl QueuePair {
     }
 
     /// The first PSN, packet count and length of the WQE at `psn`, if it expects this kind of response.
-    fn find_rd_atomic_wqe(&self, psn: Psn, kind: Operation) -> Option<(Psn, u32, u32)> {
+    fn find_rd_atomic_wqe(&self, psn: Psn, wanted: impl Fn(Operation) -> bool) -> Option<(Psn, u32, u32)> {
         let wqe = &self.requester.wqes[self.requester.find_wqe(psn)?];
-        let wants = match wqe.operation.0 {
-            softhca_types::Operation::Read { .. } => kind == Operation::ReadRequest,
-            softhca_types::Operation::CompareSwap { .. } | softhca_types::Operation::FetchAdd { .. } => {
-                kind.is_atomic()
-            }
-            _ => false,
-        };
-        wants.then_some((wqe.first_psn, wqe.packets, wqe.length))
+        let is_wanted = wqe.operation.0.packet_operation().is_some_and(wanted);
+        is_wanted.then_some((wqe.first_psn, wqe.packets, wqe.length))
     }
 
     /// Stores a part of the response to the oldest WQE. The last part completes the WQE.

@@ -21,8 +21,6 @@ mod transmit;
 mod unreliable;
 mod window;
 
-pub use requester_state::completion_opcode;
-
 use crate::cm::ConnectionManager;
 use crate::core::control::QpRings;
 use crate::core::hca_state::HcaState;

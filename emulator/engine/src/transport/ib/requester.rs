@@ -6,7 +6,7 @@ use super::planned_packet::PlannedPacket;
 use super::requester_state::{SendWqe, WqeOperation};
 use crate::core::hca_state::HcaState;
 use crate::{AsyncEvent, Context, DeviceLimits, EndToEndCredits, Event, QpState, QpType, Reason};
-use softhca_types::{CompletionStatus, Operation, Payload, RemoteAddress, SendFlags, SendImmOrInvalidate};
+use softhca_types::{CompletionStatus, Operation, Payload, RemoteAddress, SendFlags};
 use softhca_wire as wire;
 use softhca_wire::{
     AtomicEth, Bth, Deth, Ieth, ImmOrInvalidate, Immediate, Opcode, Position, Psn, Reth, TransportHeader,
@@ -15,19 +15,6 @@ use softhca_wire::{
 
 /// The maximum number of outstanding PSNs: beyond half the PSN space, old and new PSNs are ambiguous.
 const MAX_OUTSTANDING_PSNS: u32 = Psn::SPACE / 2 - 1;
-
-/// Whether the transport service supports the operation.
-fn supports(kind: QpType, operation: &Operation) -> bool {
-    match operation {
-        Operation::Send(SendImmOrInvalidate::Invalidate(_)) => kind.is_reliable(),
-        Operation::Send(_) => true,
-        Operation::Write { .. } => !kind.is_datagram(),
-        Operation::Read { .. } | Operation::CompareSwap { .. } | Operation::FetchAdd { .. } => {
-            kind.is_reliable()
-        }
-        Operation::BindMemoryWindow(_) | Operation::LocalInvalidate { .. } => !kind.is_datagram(),
-    }
-}
 
 impl QueuePair {
     /// The next request packet, if the queue pair may send one now.
@@ -147,13 +134,15 @@ impl QueuePair {
         };
         wqe.outcome = outcome.or_else(|| self.check_wqe(&wqe, size));
         wqe.length = if wqe.is_local_operation() { 0 } else { size.min(u64::from(u32::MAX)) as u32 };
-        if matches!(wqe.operation.0, Operation::CompareSwap { .. } | Operation::FetchAdd { .. }) {
+        let packet_operation = wqe.operation.0.packet_operation();
+        let is_atomic = packet_operation.is_some_and(wire::Operation::is_atomic);
+        if is_atomic {
             wqe.length = 8;
         }
         wqe.first_psn = self.requester.next_wqe_psn;
-        wqe.packets = match (wqe.outcome, wqe.operation.0) {
-            (Some(_), _) | (_, Operation::BindMemoryWindow(_) | Operation::LocalInvalidate { .. }) => 0,
-            (_, Operation::CompareSwap { .. } | Operation::FetchAdd { .. }) => 1,
+        wqe.packets = match (wqe.outcome, packet_operation) {
+            (Some(_), _) | (_, None) => 0,
+            _ if is_atomic => 1,
             _ => self.attributes.path_mtu.packets(wqe.length),
         };
         if self.kind.is_datagram() && wqe.packets > 1 {
@@ -167,7 +156,7 @@ impl QueuePair {
         ctx.emit(Event::WqeFetched {
             qp: self.qpn,
             wr_id: wqe.wr_id,
-            operation: wqe.completion_operation(),
+            operation: wqe.operation.0.completion_opcode(),
             bytes: wqe.length,
             first_psn: wqe.first_psn,
             packets: wqe.packets,
@@ -183,7 +172,7 @@ impl QueuePair {
 
     /// Checks a request on its own.
     fn check_wqe(&self, wqe: &SendWqe, size: u64) -> Option<(CompletionStatus, Reason)> {
-        if !supports(self.kind, &wqe.operation.0) {
+        if !wqe.operation.0.is_supported_by(self.kind) {
             return Some((CompletionStatus::LocalQpOperationError, Reason::Unsupported));
         }
         let limit = match self.kind.is_datagram() {
@@ -298,91 +287,42 @@ impl QueuePair {
         let rest = wqe.length - offset.min(u64::from(wqe.length)) as u32;
         let position = Position::of(index, wqe.packets);
         let service = self.kind.service();
-        let reth = |remote: RemoteAddress, address: u64, length| {
-            Some(Reth {
-                virtual_address: remote.address.wrapping_add(address),
-                rkey: remote.rkey,
-                dma_length: length,
-            })
+        let operation = wqe.operation.0.packet_operation().expect("local operations have no packets");
+        // A READ or an atomic is one request packet, whatever the number of its responses.
+        let (position, payload) = match operation.is_read_or_atomic() {
+            true => (Position::Only, 0),
+            false => (position, rest.min(mtu)),
         };
-        let opcode = |operation, position, kind| {
-            Opcode::new(service, operation, position, kind).expect("fetch_wqe has checked the operation")
+        let (kind, word) = match position.ends_message() {
+            true => wqe.operation.0.imm_or_invalidate(),
+            false => (ImmOrInvalidate::None, 0),
         };
-        let bth = |opcode| Bth::new(opcode, self.attributes.dest_qpn, psn);
-        let trailer_of = |given| if position.ends_message() { given } else { ImmOrInvalidate::None };
-        let (mut header, payload) = match wqe.operation.0 {
-            Operation::Send(imm_or_invalidate) => {
-                let kind = match imm_or_invalidate {
-                    SendImmOrInvalidate::None => ImmOrInvalidate::None,
-                    SendImmOrInvalidate::Immediate(_) => ImmOrInvalidate::Immediate,
-                    SendImmOrInvalidate::Invalidate(_) => ImmOrInvalidate::Invalidate,
-                };
-                let mut header =
-                    TransportHeader::new(bth(opcode(wire::Operation::Send, position, trailer_of(kind))));
-                if position.ends_message() {
-                    match imm_or_invalidate {
-                        SendImmOrInvalidate::None => {}
-                        SendImmOrInvalidate::Immediate(value) => header.immediate = Some(Immediate(value)),
-                        SendImmOrInvalidate::Invalidate(key) => header.ieth = Some(Ieth(key.0)),
-                    }
-                }
-                (header, rest.min(mtu))
-            }
-            Operation::Write { remote, imm_data: immediate } => {
-                let kind =
-                    if immediate.is_some() { ImmOrInvalidate::Immediate } else { ImmOrInvalidate::None };
-                let mut header =
-                    TransportHeader::new(bth(opcode(wire::Operation::Write, position, trailer_of(kind))));
-                if position.starts_message() {
-                    header.reth = reth(remote, 0, wqe.length);
-                }
-                if position.ends_message() {
-                    header.immediate = immediate.map(Immediate);
-                }
-                (header, rest.min(mtu))
-            }
-            Operation::Read { remote } => {
-                let mut header = TransportHeader::new(bth(opcode(
-                    wire::Operation::ReadRequest,
-                    Position::Only,
-                    ImmOrInvalidate::None,
-                )));
-                header.reth = reth(remote, offset, rest);
-                (header, 0)
-            }
-            Operation::CompareSwap { remote, compare, swap } => {
-                let mut header = TransportHeader::new(bth(opcode(
-                    wire::Operation::CompareSwap,
-                    Position::Only,
-                    ImmOrInvalidate::None,
-                )));
-                let RemoteAddress { address, rkey: key } = remote;
-                header.atomic =
-                    Some(AtomicEth { virtual_address: address, rkey: key, swap_or_add: swap, compare });
-                (header, 0)
-            }
-            Operation::FetchAdd { remote, add } => {
-                let mut header = TransportHeader::new(bth(opcode(
-                    wire::Operation::FetchAdd,
-                    Position::Only,
-                    ImmOrInvalidate::None,
-                )));
-                let RemoteAddress { address, rkey: key } = remote;
-                header.atomic =
-                    Some(AtomicEth { virtual_address: address, rkey: key, swap_or_add: add, compare: 0 });
-                (header, 0)
-            }
-            Operation::BindMemoryWindow(_) | Operation::LocalInvalidate { .. } => {
-                unreachable!("local operations have no packets")
-            }
+        let opcode =
+            Opcode::new(service, operation, position, kind).expect("fetch_wqe has checked the operation");
+        let mut header = TransportHeader::new(Bth::new(opcode, self.attributes.dest_qpn, psn));
+        match kind {
+            ImmOrInvalidate::None => {}
+            ImmOrInvalidate::Immediate => header.immediate = Some(Immediate(word)),
+            ImmOrInvalidate::Invalidate => header.ieth = Some(Ieth(word)),
+        }
+        let reth = |RemoteAddress { address, rkey }, offset: u64, dma_length| {
+            Some(Reth { virtual_address: address.wrapping_add(offset), rkey, dma_length })
         };
-        let ends = position.ends_message() || wqe.is_read_or_atomic();
+        let atomic = |RemoteAddress { address: virtual_address, rkey }, swap_or_add, compare| {
+            Some(AtomicEth { virtual_address, rkey, swap_or_add, compare })
+        };
+        match wqe.operation.0 {
+            Operation::Write { remote, .. } if position.starts_message() => {
+                header.reth = reth(remote, 0, wqe.length);
+            }
+            Operation::Read { remote } => header.reth = reth(remote, offset, rest),
+            Operation::CompareSwap { remote, compare, swap } => header.atomic = atomic(remote, swap, compare),
+            Operation::FetchAdd { remote, add } => header.atomic = atomic(remote, add, 0),
+            _ => {}
+        }
+        let ends = position.ends_message();
         // Only a message that consumes a receive can solicit an event (IBA 9.2.3).
-        let takes_receive = match wqe.operation.0 {
-            Operation::Send(_) => true,
-            Operation::Write { imm_data: immediate, .. } => immediate.is_some(),
-            _ => false,
-        };
+        let takes_receive = wqe.operation.0.takes_receive();
         header.bth.solicited_event = ends && takes_receive && wqe.flags.contains(SendFlags::SOLICITED);
         header.bth.pad = (payload.wrapping_neg() & 3) as u8;
         let limited = self.uses_credits(hca) && self.requester.exceeds_lsn(wqe);

@@ -9,10 +9,8 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use softhca_queue::SendConsumer;
-use softhca_types::{
-    CompletionOpcode, CompletionStatus, Operation, SendFlags, SendImmOrInvalidate, Sge, UdDestination,
-};
-use softhca_wire::Psn;
+use softhca_types::{CompletionStatus, Operation, SendFlags, SendImmOrInvalidate, Sge, UdDestination};
+use softhca_wire::{Operation as PacketOperation, Psn};
 
 /// The HCA's copy of a send work request. Fields that every packet touches come first.
 #[derive(Default)]
@@ -49,15 +47,12 @@ impl SendWqe {
     /// Whether the peer responds with more than an ACK.
     #[inline]
     pub fn is_read_or_atomic(&self) -> bool {
-        matches!(
-            self.operation.0,
-            Operation::Read { .. } | Operation::CompareSwap { .. } | Operation::FetchAdd { .. }
-        )
+        self.operation.0.packet_operation().is_some_and(PacketOperation::is_read_or_atomic)
     }
 
     #[inline]
     pub fn is_local_operation(&self) -> bool {
-        matches!(self.operation.0, Operation::BindMemoryWindow(_) | Operation::LocalInvalidate { .. })
+        self.operation.0.packet_operation().is_none()
     }
 
     #[inline]
@@ -69,23 +64,6 @@ impl SendWqe {
     #[inline]
     pub fn end_psn(&self) -> Psn {
         self.first_psn.plus(self.packets)
-    }
-
-    pub fn completion_operation(&self) -> CompletionOpcode {
-        completion_opcode(&self.operation.0)
-    }
-}
-
-/// The opcode of the completion of a send work request.
-pub fn completion_opcode(operation: &Operation) -> CompletionOpcode {
-    match operation {
-        Operation::Send(_) => CompletionOpcode::Send,
-        Operation::Write { .. } => CompletionOpcode::Write,
-        Operation::Read { .. } => CompletionOpcode::Read,
-        Operation::CompareSwap { .. } => CompletionOpcode::CompareSwap,
-        Operation::FetchAdd { .. } => CompletionOpcode::FetchAdd,
-        Operation::BindMemoryWindow(_) => CompletionOpcode::BindMemoryWindow,
-        Operation::LocalInvalidate { .. } => CompletionOpcode::LocalInvalidate,
     }
 }
 
@@ -238,10 +216,10 @@ impl RequesterState {
     /// Whether the peer may lack a receive for `wqe`: the requester sends only its first packet until that is
     /// acknowledged.
     pub fn exceeds_lsn(&self, wqe: &SendWqe) -> bool {
-        let takes_receive =
-            matches!(wqe.operation.0, Operation::Send(_) | Operation::Write { imm_data: Some(_), .. });
         let beyond = |limit: u32| (wqe.ssn.wrapping_sub(limit) << 8) as i32 > 0;
-        takes_receive && self.lsn.is_some_and(beyond) && !wqe.first_psn.is_before(self.unacked_psn)
+        wqe.operation.0.takes_receive()
+            && self.lsn.is_some_and(beyond)
+            && !wqe.first_psn.is_before(self.unacked_psn)
     }
 
     /// Removes the oldest WQE and returns its slot to the application.

@@ -55,11 +55,7 @@ impl QueuePair {
             Ok(packets) => {
                 self.responder.nak_sent = false;
                 self.responder.expected_psn = psn.plus(packets);
-                let has_own_response = matches!(
-                    packet.opcode.operation(),
-                    Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd
-                );
-                if header.bth.ack_request && !has_own_response {
+                if header.bth.ack_request && !packet.opcode.operation().is_read_or_atomic() {
                     self.queue_ack(hca, psn);
                 }
                 if !self.responder.pending_responses.is_empty() {
