@@ -4,94 +4,18 @@
 
 #[path = "../tests/bare/mod.rs"]
 mod bare;
+mod card;
 #[path = "../tests/verbs/mod.rs"]
 mod verbs;
 
-use bare::{RIGHTS, reliable};
-use core::net::{IpAddr, Ipv4Addr};
-use softhca_engine::{
-    AckPolicy, ClientId, Context, CqId, DeviceLimits, Hca, Instant, MemoryObjects, MemoryRegion, PdId,
-    QpRings, QpType, Settings,
-};
+use bare::RIGHTS;
+use card::Card;
+use softhca_engine::{Context, Instant, QpType, Settings};
 use softhca_fabric::LinkSettings;
-use softhca_queue::{
-    CompletionConsumer, DoorbellProducer, MemoryBlock, SendProducer, completion_ring, doorbell_ring,
-    receive_ring, send_ring,
-};
-use softhca_types::{Operation, RemoteAddress, SendFlags, SendWorkRequest, Sge};
-use softhca_wire::{Gid, Icrc, LocalKey, Mtu, Psn, Qpn, RemoteKey};
-use std::sync::Arc;
+use softhca_types::{Operation, RemoteAddress, SendWorkRequest, Sge};
+use softhca_wire::{Icrc, LocalKey, Mtu};
 use std::time::Instant as Clock;
 use verbs::{ConnectOptions, QpOptions, World};
-
-/// An HCA with one connected queue pair and some idle ones.
-struct Card {
-    hca: Hca,
-    store: MemoryObjects,
-    client: ClientId,
-    domain: PdId,
-    cq: CqId,
-    completions: CompletionConsumer,
-    doorbell: DoorbellProducer,
-    key: RemoteKey,
-    queue_pairs: Vec<(Qpn, SendProducer)>,
-    address: IpAddr,
-}
-
-impl Card {
-    fn new(last: u8, depth: u32, idle: usize) -> Card {
-        let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, last));
-        let settings = Settings { ack_policy: AckPolicy::Coalesce, ..Settings::default() };
-        let mut hca = Hca::new(settings, vec![Gid::from(address)]);
-        let (doorbell, heard) = doorbell_ring(DeviceLimits::HCA.max_qp);
-        let client = hca.open_client(heard).unwrap();
-        let domain = hca.allocate_protection_domain(client).unwrap();
-        let (producer, completions) = completion_ring(4096);
-        let cq = hca.create_completion_queue(client, producer).unwrap();
-        let mut store = MemoryObjects::default();
-        let memory = store.add(Arc::new(MemoryBlock::new(4 << 20)));
-        let region =
-            MemoryRegion { client, pd: domain, iova: 0, length: 4 << 20, access_flags: RIGHTS, memory };
-        let key = hca.register_memory_region(region).unwrap();
-        let mut card =
-            Card { hca, store, client, domain, cq, completions, doorbell, key, queue_pairs: vec![], address };
-        card.add_queue_pair(depth);
-        for _ in 0..idle {
-            card.add_queue_pair(16);
-        }
-        card
-    }
-
-    fn add_queue_pair(&mut self, depth: u32) {
-        let (send, taken) = send_ring(depth, 1, 0);
-        let (_, receive) = receive_ring(1, 1);
-        let init = reliable(self.domain, self.cq);
-        let rings = QpRings { send: Some(taken), receive: Some(receive) };
-        self.queue_pairs.push((self.hca.create_queue_pair(self.client, init, rings).unwrap(), send));
-    }
-
-    fn connect(&mut self, index: usize, peer: &Card, mtu: Mtu) {
-        let (number, _) = self.queue_pairs[index];
-        let (destination, _) = peer.queue_pairs[index];
-        let mut ctx = Context { now: Instant::ZERO, memory: &mut self.store, events: &mut |_, _| {} };
-        let there = (Gid::from(peer.address), destination);
-        bare::connect(&mut self.hca, &mut ctx, (self.client, number), there, mtu, Psn::new(0));
-    }
-
-    fn post_write(&mut self, index: usize, peer_key: RemoteKey, length: u32) -> bool {
-        let (number, ring) = &mut self.queue_pairs[index];
-        let sge = [Sge { address: 0, length, lkey: LocalKey(self.key.0) }];
-        let remote = RemoteAddress { address: 0, rkey: peer_key };
-        let mut request = SendWorkRequest::new(0, Operation::Write { remote, imm_data: None }, &sge);
-        request.flags = SendFlags::SIGNALED;
-        if ring.enqueue(&request).is_err() {
-            return false;
-        }
-        ring.publish();
-        ring.ring(&self.doorbell, *number);
-        true
-    }
-}
 
 /// Sends all pending packets of `from` to `to`. Returns their number.
 fn exchange(now: Instant, from: &mut Card, to: &mut Card, buffer: &mut [u8]) -> u64 {
@@ -137,7 +61,7 @@ fn rounds(mtu: Mtu, message: u32, idle: usize, busy: usize, count: u32, each: u6
             let at = Instant::from_nanos(now);
             for _ in 0..32 {
                 next = (next + 1) % busy;
-                a.post_write(next, b.key, message);
+                a.post_write(next, &b, message);
             }
             packets += exchange(at, &mut a, &mut b, &mut buffer);
             exchange(at, &mut b, &mut a, &mut buffer);
