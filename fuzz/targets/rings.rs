@@ -24,7 +24,7 @@ fuzz_target!(|steps: Vec<(u8, u8, u64)>| {
                 }
             }
             1 => drop(receive.dequeue(&mut entries)),
-            2 => doorbell.drain(&mut rung),
+            2 => rung.extend(doorbell.drain()),
             3 => send.reset(),
             4 => receive.reset(),
             5 => assert_eq!(completions.pending(), 0),

@@ -320,6 +320,17 @@ impl Opcode {
     /// The congestion notification packet.
     pub const CNP: Opcode = Opcode(0x81);
 
+    /// A SEND of one packet on a reliable connection.
+    pub const RC_SEND_ONLY: Opcode = Opcode(0x04);
+    /// A SEND of one packet with immediate data.
+    pub const RC_SEND_ONLY_IMM: Opcode = Opcode(0x05);
+    /// An RDMA WRITE of one packet on a reliable connection.
+    pub const RC_WRITE_ONLY: Opcode = Opcode(0x0a);
+    /// An RDMA WRITE of one packet with immediate data.
+    pub const RC_WRITE_ONLY_IMM: Opcode = Opcode(0x0b);
+    /// An ACK or NAK on a reliable connection.
+    pub const RC_ACKNOWLEDGE: Opcode = Opcode(0x11);
+
     /// The opcode with this number, if it is defined.
     #[inline]
     pub fn from_byte(byte: u8) -> Option<Opcode> {

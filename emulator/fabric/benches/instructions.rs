@@ -28,6 +28,10 @@ fn main() {
         return println!("usage: instructions send|write COUNT");
     };
     let (mut a, mut b) = (Card::new(1, 64, 0), Card::new(2, 64, 0));
+    // As a driver does whose events nobody records.
+    for card in [&mut a, &mut b] {
+        card.hca.set_observed(false);
+    }
     a.connect(0, &b, Mtu::B1024);
     b.connect(0, &a, Mtu::B1024);
     let mut buffer = vec![0; 65_536];

@@ -56,8 +56,8 @@ pub trait EventSink {
         self.on_event(now, &NetworkEvent::Fabric(event));
     }
 
-    /// Whether the sink uses frames and marks of switches. They are not prepared for a sink that does not, and the ICRC
-    /// of packets that stay in memory is left out.
+    /// Whether the sink uses frames, marks of switches, and the events of packets, work requests and memory. They are not
+    /// prepared for a sink that does not, and the ICRC of packets that stay in memory is left out.
     fn is_enabled(&self) -> bool {
         true
     }

@@ -5,7 +5,6 @@
 
 use crate::SharedWords;
 use crate::sync::{AtomicU64, Ordering, fence};
-use alloc::vec::Vec;
 use softhca_wire::Qpn;
 
 const PRODUCER_INDEX: usize = 0;
@@ -131,13 +130,9 @@ impl DoorbellConsumer {
     }
 
     /// Removes all pending queue pairs, at most one round of the ring.
-    pub fn drain(&mut self, into: &mut Vec<Qpn>) {
-        for _ in 0..self.slots {
-            match self.pop() {
-                Some(qpn) => into.push(qpn),
-                None => break,
-            }
-        }
+    #[inline]
+    pub fn drain(&mut self) -> impl Iterator<Item = Qpn> {
+        (0..self.slots).map_while(|_| self.pop())
     }
 }
 
@@ -152,9 +147,7 @@ mod tests {
         producer.ring(Qpn::new(0), &a);
         producer.ring(Qpn::new(0), &a);
         producer.ring(Qpn::new(9), &b);
-        let mut drained = Vec::new();
-        consumer.drain(&mut drained);
-        assert_eq!(drained, [Qpn::new(0), Qpn::new(9)]);
+        assert!(consumer.drain().eq([Qpn::new(0), Qpn::new(9)]));
         a.store(0, Ordering::SeqCst);
         producer.ring(Qpn::new(0), &a);
         assert_eq!(consumer.pop(), Some(Qpn::new(0)));

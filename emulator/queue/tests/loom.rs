@@ -110,12 +110,12 @@ fn two_threads_ring_for_two_queue_pairs() {
             (thread, consumer)
         });
         let mut rung = Vec::new();
-        doorbells.drain(&mut rung);
+        rung.extend(doorbells.drain());
         let mut consumers = threads.map(|(thread, consumer)| {
             thread.join().unwrap();
             consumer
         });
-        doorbells.drain(&mut rung);
+        rung.extend(doorbells.drain());
         rung.sort();
         assert_eq!(rung, [Qpn::new(4), Qpn::new(5)]);
         let mut seen = Vec::new();

@@ -127,4 +127,18 @@ proptest! {
         prop_assert!(first.events == second.events);
         prop_assert!(first.faults == second.faults);
     }
+
+    #[test]
+    fn the_straight_path_changes_no_frame_and_no_event(
+        walk in (any_recovery(), any_fault_level()).prop_flat_map(|(recovery, level)| reliable(recovery, level)),
+    ) {
+        let [straight, general] = [true, false].map(|straight_path| {
+            let mut play = WalkRun::with_straight_path(&walk, straight_path);
+            play.run();
+            play.recording.take()
+        });
+        prop_assert!(straight.sent == general.sent);
+        prop_assert!(straight.events == general.events);
+        prop_assert!(straight.faults == general.faults);
+    }
 }

@@ -128,6 +128,10 @@ pub struct WalkRun<'a> {
 
 impl<'a> WalkRun<'a> {
     pub fn new(walk: &'a Walk) -> WalkRun<'a> {
+        WalkRun::with_straight_path(walk, true)
+    }
+
+    pub fn with_straight_path(walk: &'a Walk, straight_path: bool) -> WalkRun<'a> {
         let mut world = World::new(walk.seed);
         let record = Rc::new(RefCell::new(Recording::default()));
         world.set_sink(Recorder(record.clone()));
@@ -137,6 +141,7 @@ impl<'a> WalkRun<'a> {
             ack_request_interval: walk.ack_request_every,
             mtu: walk.mtu,
             end_to_end_credits: if walk.credits { EndToEndCredits::On } else { EndToEndCredits::Off },
+            straight_path,
             ..Settings::default()
         };
         let hosts: Vec<_> = ["alice", "bob", "carol"][..walk.hosts]

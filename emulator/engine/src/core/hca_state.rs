@@ -92,6 +92,10 @@ pub(crate) struct HcaState {
     /// Wake-ups of paced queue pairs.
     pub pacing_timers: Timers,
     pub health: Health,
+    /// The settings of the device allow the straight path.
+    pub allows_straight_path: bool,
+    /// Somebody listens to the events of packets, of work requests and of memory. Without a listener they are not built.
+    pub is_observed: bool,
     pub settings: Settings,
     /// `None` while no process has faults.
     pub faults: Option<Box<InjectedCompletions>>,
@@ -114,6 +118,8 @@ impl HcaState {
                 device_failed: false,
                 device_removed: false,
             },
+            allows_straight_path: settings.allow_straight_path(),
+            is_observed: true,
             faults: None,
             objects: Objects {
                 protection: Protection::new(limits),
@@ -146,6 +152,7 @@ impl HcaState {
     }
 
     /// Posts a CQE. A full completion queue fails, with all queue pairs that use it.
+    #[inline]
     pub fn post_completion(
         &mut self,
         ctx: &mut Context<'_>,
@@ -175,7 +182,9 @@ impl HcaState {
         } else if !completion.status.is_success() {
             self.counters.wr_flushed += 1;
         }
-        ctx.emit(Event::Completed { cq, completion, reason });
+        if self.is_observed {
+            ctx.emit(Event::Completed { cq, completion, reason });
+        }
         let Some(queue) = self.objects.completion_queues.get_mut(cq.0) else { return };
         if queue.failed {
             return;
@@ -293,7 +302,9 @@ impl HcaState {
                 memory
                     .write(located.memory, located.offset, &from[range])
                     .map_err(|fault| located.to_access_error(fault))?;
-                events(*now, &Event::MemoryWritten { qp, key: located.key, address, length, psn });
+                if self.is_observed {
+                    events(*now, &Event::MemoryWritten { qp, key: located.key, address, length, psn });
+                }
                 Ok(())
             },
         )

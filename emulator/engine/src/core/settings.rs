@@ -124,6 +124,8 @@ pub struct Settings {
     pub congestion: CongestionSettings,
     /// Presence of payload in packets.
     pub payload_mode: PayloadMode,
+    /// Messages of one packet take a shorter way through the engine. It changes no packet, completion or event.
+    pub straight_path: bool,
     /// Timing of the connection manager.
     pub cm: CmTimers,
     /// The QPNs that the device gives out.
@@ -147,6 +149,7 @@ impl Default for Settings {
             end_to_end_credits: EndToEndCredits::default(),
             congestion: CongestionSettings::default(),
             payload_mode: PayloadMode::default(),
+            straight_path: true,
             cm: CmTimers::default(),
             qpn_slot: QpnSlot::ALL,
             seed: 0,

@@ -5,11 +5,12 @@
 use crate::bare::{self, RIGHTS, reliable};
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::{
-    AckPolicy, ClientId, Context, CqId, DeviceLimits, Hca, Instant, MemoryObjects, MemoryRegion, PdId, QpRings, Settings,
+    AckPolicy, ClientId, Context, CqId, DeviceLimits, Hca, Instant, MemoryObjects, MemoryRegion, PdId,
+    QpRings, Settings,
 };
 use softhca_queue::{
-    CompletionConsumer, DoorbellProducer, MemoryBlock, ReceiveProducer, SendProducer, completion_ring, doorbell_ring,
-    receive_ring, send_ring,
+    CompletionConsumer, DoorbellProducer, MemoryBlock, ReceiveProducer, SendProducer, completion_ring,
+    doorbell_ring, receive_ring, send_ring,
 };
 use softhca_types::{
     Operation, ReceiveWorkRequest, RemoteAddress, SendFlags, SendImmOrInvalidate, SendWorkRequest, Sge,

@@ -19,6 +19,7 @@ impl Engine {
     #[inline]
     pub fn call<R>(&mut self, now: Instant, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
         let sink = &mut *self.sink;
+        self.hca.set_observed(sink.is_enabled());
         let mut events = |now, event: &Event| sink.on_event(now, &NetworkEvent::Hca { host: HOST, event });
         act(&mut self.hca, &mut Context { now, memory: &mut self.memory, events: &mut events })
     }

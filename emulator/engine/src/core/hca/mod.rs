@@ -36,7 +36,6 @@ pub struct Hca<T: Transport> {
     pub(crate) next_client: u32,
     pub(crate) limits: DeviceLimits,
     pub(crate) transport: T,
-    rung_qps: Vec<Qpn>,
 }
 
 impl<T: Transport> Hca<T> {
@@ -57,7 +56,6 @@ impl<T: Transport> Hca<T> {
             clients: BTreeMap::new(),
             next_client: 0,
             limits,
-            rung_qps: Vec::new(),
         }
     }
 
@@ -75,6 +73,12 @@ impl<T: Transport> Hca<T> {
     /// Informs the processes of the host from now on. The HCA has no resources yet.
     pub fn set_processes(&mut self, processes: Box<dyn Processes>) {
         self.state.processes = processes;
+    }
+
+    /// Whether somebody listens to the events of packets, of work requests and of memory, which are most of all events.
+    #[inline]
+    pub fn set_observed(&mut self, is_observed: bool) {
+        self.state.is_observed = is_observed;
     }
 
     /// The counters.
@@ -170,10 +174,8 @@ impl<T: Transport> Hca<T> {
 
     /// Processes the doorbells of all clients: schedules or flushes new work requests.
     pub fn process_doorbells(&mut self, ctx: &mut Context<'_>) {
-        let mut rung = core::mem::take(&mut self.rung_qps);
         for (id, client) in &mut self.clients {
-            client.doorbell.drain(&mut rung);
-            for qpn in rung.drain(..) {
+            for qpn in client.doorbell.drain() {
                 let Some(qp) = self.queue_pairs.get_mut(qpn.value()) else { continue };
                 if qp.client != *id {
                     continue;
@@ -181,7 +183,6 @@ impl<T: Transport> Hca<T> {
                 T::on_doorbell(qp, &mut self.state, ctx);
             }
         }
-        self.rung_qps = rung;
         self.handle_cq_overflows(ctx);
     }
 

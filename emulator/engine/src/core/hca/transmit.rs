@@ -10,6 +10,7 @@ use softhca_wire::{Opcode, Qpn};
 impl<T: Transport> Hca<T> {
     /// Builds the next packets of one queue pair in `buffer`, at most `max_packets`. `None` if nothing can be sent
     /// now.
+    #[inline]
     pub fn transmit(
         &mut self,
         ctx: &mut Context<'_>,
@@ -17,14 +18,18 @@ impl<T: Transport> Hca<T> {
         buffer: &mut [u8],
         max_packets: usize,
     ) -> Option<PacketBatch> {
-        loop {
-            let batch = self.next_batch(ctx, gate, buffer, max_packets)?;
-            if !self.state.health.port_fault {
-                return Some(batch);
-            }
-            // An injected PORT_ERR: what the port sends is lost.
-            ctx.emit(Event::PacketDropped { qp: batch.qpn, packet: None, reason: DropReason::PortDown });
+        if !self.has_pending_transmit() {
+            return None;
         }
+        let mut batch = self.next_batch(ctx, gate, buffer, max_packets);
+        // An injected PORT_ERR: what the port sends is lost.
+        while self.state.health.port_fault
+            && let Some(PacketBatch { qpn: qp, .. }) = batch
+        {
+            ctx.emit(Event::PacketDropped { qp, packet: None, reason: DropReason::PortDown });
+            batch = self.next_batch(ctx, gate, buffer, max_packets);
+        }
+        batch
     }
 
     fn next_batch(
@@ -84,6 +89,7 @@ impl<T: Transport> Hca<T> {
     }
 
     /// Whether [`Hca::transmit`] may have packets to send.
+    #[inline]
     pub fn has_pending_transmit(&self) -> bool {
         !self.state.egress.queue.is_empty() || self.state.egress.control_packets.has_ready()
     }

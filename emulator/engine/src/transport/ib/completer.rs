@@ -1,11 +1,11 @@
 //! The completer: handles responses, completes work requests, and recovers from loss or fails the queue pair.
 
 use super::QueuePair;
-use super::requester_state::SendWqe;
+use super::requester_state::CompletedWqe;
 use crate::core::hca_state::HcaState;
 use crate::{Context, DropReason, Event, PacketSummary, QpType, Reason, RetransmitCause};
 use core::time::Duration;
-use softhca_types::{Completion, CompletionFlags, CompletionStatus, SendFlags};
+use softhca_types::{Completion, CompletionFlags, CompletionStatus};
 use softhca_wire::{Aeth, Credits, NakCode, Operation, Psn, Qpn, RnrTimer, Syndrome, TransportPacket};
 
 /// The value of `rnr_retry` that retries forever.
@@ -118,7 +118,7 @@ impl QueuePair {
     }
 
     /// The peer made progress: restarts the retry counters and the ACK timer.
-    fn on_progress(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
+    pub(super) fn on_progress(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
         self.update_rate(ctx, |rate_control, now| rate_control.on_ack(now));
         self.requester.implied_nak_handled = false;
         self.requester.retries_left = self.attributes.retry_count;
@@ -148,7 +148,8 @@ impl QueuePair {
         if !self.requester.has_outstanding() || self.requester.rnr_wait_until.is_some() {
             return;
         }
-        let timeout = if self.requester.peer_gone { Some(PEER_GONE_TIMEOUT) } else { self.ack_timeout(hca) };
+        let timeout =
+            if self.requester.peer_gone { Some(PEER_GONE_TIMEOUT) } else { self.requester.ack_timeout };
         let Some(timeout) = timeout else { return };
         self.requester.ack_deadline = Some(ctx.now.plus(timeout));
         self.arm_timer(hca);
@@ -171,8 +172,7 @@ impl QueuePair {
                 return self.fail_oldest_wqe(hca, ctx, status, reason);
             }
             let wqe = self.requester.pop_wqe().expect("front() has returned it");
-            self.complete_send(hca, ctx, &wqe, status, reason);
-            self.requester.spare_wqes.push(wqe);
+            self.complete_send(hca, ctx, wqe, status, reason);
         }
         if !self.is_pacing(ctx) {
             self.schedule_requester(hca);
@@ -184,18 +184,21 @@ impl QueuePair {
         &mut self,
         hca: &mut HcaState,
         ctx: &mut Context<'_>,
-        wqe: &SendWqe,
+        wqe: CompletedWqe,
         status: CompletionStatus,
         reason: Reason,
     ) {
-        let signalled = self.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED);
+        let signalled = self.sq_sig_all || wqe.is_signaled;
         let Some(cq) = self.send_cq.filter(|_| signalled || !status.is_success()) else {
-            return ctx.emit(Event::UnsignaledCompleted { qp: self.qpn, wr_id: wqe.wr_id });
+            if hca.is_observed {
+                ctx.emit(Event::UnsignaledCompleted { qp: self.qpn, wr_id: wqe.wr_id });
+            }
+            return;
         };
         let completion = Completion {
             wr_id: wqe.wr_id,
             status,
-            opcode: wqe.operation.0.completion_opcode(),
+            opcode: wqe.opcode,
             flags: CompletionFlags::empty(),
             byte_len: wqe.length,
             imm_data: 0,

@@ -20,8 +20,7 @@ impl QueuePair {
         reason: Reason,
     ) {
         if let Some(wqe) = self.requester.pop_wqe() {
-            self.complete_send(hca, ctx, &wqe, status, reason);
-            self.requester.spare_wqes.push(wqe);
+            self.complete_send(hca, ctx, wqe, status, reason);
         }
         if self.kind.is_reliable() {
             self.enter_error(hca, ctx, reason, None);
@@ -61,8 +60,7 @@ impl QueuePair {
     /// Flushes the send queue. Requests that are posted later are flushed when their doorbell rings.
     pub(crate) fn flush_send_queue(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
         while let Some(wqe) = self.requester.pop_wqe() {
-            self.complete_send(hca, ctx, &wqe, CompletionStatus::WrFlushError, Reason::Flushed);
-            self.requester.spare_wqes.push(wqe);
+            self.complete_send(hca, ctx, wqe, CompletionStatus::WrFlushError, Reason::Flushed);
         }
         let start = self.requester.next_new_psn;
         self.requester.start_at(start);
@@ -70,7 +68,7 @@ impl QueuePair {
         self.update_window(hca, false);
         loop {
             let Some(ring) = &mut self.requester.ring else { return };
-            let mut wqe = self.requester.spare_wqes.pop().unwrap_or_default();
+            let wqe = self.requester.wqes.spare();
             match ring.dequeue(&mut wqe.sges, &mut wqe.inline_data) {
                 Ok(Some(request)) => {
                     ring.retire();
@@ -79,10 +77,10 @@ impl QueuePair {
                         Err(_) => (0, WqeOperation::default()),
                     };
                     wqe.length = 0;
-                    self.complete_send(hca, ctx, &wqe, CompletionStatus::WrFlushError, Reason::Flushed);
-                    self.requester.spare_wqes.push(wqe);
+                    let completed = wqe.to_completed();
+                    self.complete_send(hca, ctx, completed, CompletionStatus::WrFlushError, Reason::Flushed);
                 }
-                Ok(None) => return self.requester.spare_wqes.push(wqe),
+                Ok(None) => return,
                 Err(why) => {
                     let event = Event::ClientFaulted { client: self.client, qp: self.qpn, corrupt_ring: why };
                     self.requester.ring = None;
@@ -159,9 +157,7 @@ impl QueuePair {
 
     /// Enters RESET: discards everything without completions.
     pub(crate) fn reset(&mut self, hca: &mut HcaState) {
-        while let Some(wqe) = self.requester.wqes.pop_front() {
-            self.requester.spare_wqes.push(wqe);
-        }
+        self.requester.wqes.clear();
         self.requester.wqe_index = 0;
         self.requester.start_at(Default::default());
         self.update_window(hca, false);

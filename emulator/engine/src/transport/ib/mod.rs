@@ -17,9 +17,11 @@ mod requester;
 mod requester_state;
 mod responder;
 mod responder_state;
+mod straight;
 mod transmit;
 mod unreliable;
 mod window;
+mod wqe_queue;
 
 use crate::cm::ConnectionManager;
 use crate::core::control::QpRings;
@@ -117,6 +119,7 @@ impl Transport for Ib {
         if let Some(psn) = modify.sq_psn {
             qp.requester.start_at(psn);
         }
+        qp.requester.ack_timeout = qp.ack_timeout(hca);
         qp.requester.retries_left = qp.attributes.retry_count;
         qp.requester.rnr_retries_left = qp.attributes.rnr_retry;
         if from != QpState::SendQueueDrained {

@@ -54,6 +54,7 @@ impl Hca {
         for qpn in self.queue_pairs.numbers(|qp| qp.addressing.destination == peer) {
             let Some(qp) = self.queue_pairs.get_mut(qpn) else { continue };
             qp.requester.windowed = 0;
+            qp.requester.ack_timeout = qp.ack_timeout(&self.state);
             qp.update_window(&mut self.state, false);
             if has_other_recovery && qp.state.accepts_requests() {
                 ctx.emit(Event::QpConfigured { qp: qp.qpn, configuration: qp.configuration(&self.state) });

@@ -9,6 +9,9 @@ use softhca_wire::{
 impl Hca {
     /// Receives a packet, from the BTH to the pad bytes. The caller has verified its ICRC.
     pub fn receive(&mut self, ctx: &mut Context<'_>, addressing: &AddressHeaders, bytes: &[u8]) {
+        if self.receive_straight(ctx, addressing, bytes) {
+            return;
+        }
         match TransportPacket::parse(bytes) {
             Ok(transport) => self.receive_transport(ctx, addressing, &transport),
             Err(why) => self.drop_malformed(ctx, why),
@@ -163,7 +166,9 @@ impl Hca {
         }
         state.counters.rcvd_pkts += 1;
         state.counters.rcvd_bytes += u64::from(packet.payload_length);
-        ctx.emit(Event::PacketReceived { qp: qpn, packet });
+        if state.is_observed {
+            ctx.emit(Event::PacketReceived { qp: qpn, packet });
+        }
         if addressing.ecn() == Ecn::CongestionExperienced && opcode != Opcode::CNP {
             qp.on_ecn_mark(state, ctx, &packet);
         }

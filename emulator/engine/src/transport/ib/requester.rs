@@ -3,18 +3,60 @@
 use super::QueuePair;
 use super::pacing::set_ecn_capable;
 use super::planned_packet::PlannedPacket;
-use super::requester_state::{SendWqe, WqeOperation};
+use super::requester_state::{RequesterState, SendWqe, WqeOperation};
 use crate::core::hca_state::HcaState;
 use crate::{AsyncEvent, Context, DeviceLimits, EndToEndCredits, Event, QpState, QpType, Reason};
 use softhca_types::{CompletionStatus, Operation, Payload, RemoteAddress, SendFlags};
 use softhca_wire as wire;
 use softhca_wire::{
-    AtomicEth, Bth, Deth, Ieth, ImmOrInvalidate, Immediate, Opcode, Position, Psn, Reth, TransportHeader,
-    XrcEth,
+    AtomicEth, Bth, Deth, Ieth, ImmOrInvalidate, Immediate, Mtu, Opcode, Position, Psn, Reth,
+    TransportHeader, XrcEth,
 };
 
 /// The maximum number of outstanding PSNs: beyond half the PSN space, old and new PSNs are ambiguous.
-const MAX_OUTSTANDING_PSNS: u32 = Psn::SPACE / 2 - 1;
+pub(super) const MAX_OUTSTANDING_PSNS: u32 = Psn::SPACE / 2 - 1;
+
+/// The attributes of a queue pair that limit a request.
+struct WqeLimits {
+    kind: QpType,
+    path_mtu: Mtu,
+    max_rd_atomic: u8,
+}
+
+impl WqeLimits {
+    /// Checks a request on its own.
+    fn check(&self, wqe: &SendWqe, size: u64) -> Option<(CompletionStatus, Reason)> {
+        if !wqe.operation.0.is_supported_by(self.kind) {
+            return Some((CompletionStatus::LocalQpOperationError, Reason::Unsupported));
+        }
+        let limit = match self.kind.is_datagram() {
+            true => u64::from(self.path_mtu.bytes()),
+            false => u64::from(DeviceLimits::HCA.max_msg_sz),
+        };
+        if size > limit {
+            return Some((
+                CompletionStatus::LocalLengthError,
+                Reason::MessageTooLong { length: size, limit },
+            ));
+        }
+        if wqe.is_read_or_atomic() {
+            if self.max_rd_atomic == 0 {
+                return Some((CompletionStatus::LocalQpOperationError, Reason::RdAtomicDisabled));
+            }
+            if wqe.is_inline() {
+                return Some((CompletionStatus::LocalQpOperationError, Reason::Unsupported));
+            }
+            let is_atomic = !matches!(wqe.operation.0, Operation::Read { .. });
+            if is_atomic && size < 8 {
+                return Some((
+                    CompletionStatus::LocalLengthError,
+                    Reason::MessageTooLong { length: 8, limit: size },
+                ));
+            }
+        }
+        None
+    }
+}
 
 impl QueuePair {
     /// The next request packet, if the queue pair may send one now.
@@ -97,20 +139,17 @@ impl QueuePair {
     }
 
     /// Copies the next request out of the ring and assigns its PSNs.
-    fn fetch_wqe(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) -> bool {
-        let Some(ring) = &mut self.requester.ring else { return false };
+    pub(super) fn fetch_wqe(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) -> bool {
+        let RequesterState { ring: Some(ring), wqes, next_wqe_psn, ssn, .. } = &mut self.requester else {
+            return false;
+        };
         if matches!(ring.has_pending(), Ok(false)) {
             return false;
         }
-        let mut wqe = self.requester.spare_wqes.pop().unwrap_or_default();
-        let taken = ring.dequeue(&mut wqe.sges, &mut wqe.inline_data);
-        let (size, outcome) = match taken {
-            Ok(None) => {
-                self.requester.spare_wqes.push(wqe);
-                return false;
-            }
+        let wqe = wqes.spare();
+        let (size, outcome) = match ring.dequeue(&mut wqe.sges, &mut wqe.inline_data) {
+            Ok(None) => return false,
             Err(why) => {
-                self.requester.spare_wqes.push(wqe);
                 self.on_corrupt_ring(hca, ctx, why);
                 return false;
             }
@@ -132,75 +171,46 @@ impl QueuePair {
                 (size, None)
             }
         };
-        wqe.outcome = outcome.or_else(|| self.check_wqe(&wqe, size));
+        let path_mtu = self.attributes.path_mtu;
+        let limits = WqeLimits { kind: self.kind, path_mtu, max_rd_atomic: self.attributes.max_rd_atomic };
+        wqe.outcome = outcome.or_else(|| limits.check(wqe, size));
         wqe.length = if wqe.is_local_operation() { 0 } else { size.min(u64::from(u32::MAX)) as u32 };
         let packet_operation = wqe.operation.0.packet_operation();
         let is_atomic = packet_operation.is_some_and(wire::Operation::is_atomic);
         if is_atomic {
             wqe.length = 8;
         }
-        wqe.first_psn = self.requester.next_wqe_psn;
+        wqe.first_psn = *next_wqe_psn;
         wqe.packets = match (wqe.outcome, packet_operation) {
             (Some(_), _) | (_, None) => 0,
             _ if is_atomic => 1,
-            _ => self.attributes.path_mtu.packets(wqe.length),
+            _ => path_mtu.packets(wqe.length),
         };
         if self.kind.is_datagram() && wqe.packets > 1 {
             wqe.packets = 1;
         }
         if wqe.packets > 0 {
-            self.requester.ssn = (self.requester.ssn + 1) & 0xff_ffff;
-            wqe.ssn = self.requester.ssn;
+            *ssn = (*ssn + 1) & 0xff_ffff;
+            wqe.ssn = *ssn;
         }
-        self.requester.next_wqe_psn = wqe.end_psn();
-        ctx.emit(Event::WqeFetched {
-            qp: self.qpn,
-            wr_id: wqe.wr_id,
-            operation: wqe.operation.0.completion_opcode(),
-            bytes: wqe.length,
-            first_psn: wqe.first_psn,
-            packets: wqe.packets,
-            first_sge: wqe.sges.first().copied().filter(|_| !wqe.is_inline()),
-        });
+        *next_wqe_psn = wqe.end_psn();
+        if hca.is_observed {
+            ctx.emit(Event::WqeFetched {
+                qp: self.qpn,
+                wr_id: wqe.wr_id,
+                operation: wqe.operation.0.completion_opcode(),
+                bytes: wqe.length,
+                first_psn: wqe.first_psn,
+                packets: wqe.packets,
+                first_sge: wqe.sges.first().copied().filter(|_| !wqe.is_inline()),
+            });
+        }
         let failed = wqe.outcome.is_some();
-        self.requester.wqes.push_back(wqe);
+        wqes.push_spare();
         if failed {
             self.retire_wqes(hca, ctx);
         }
         true
-    }
-
-    /// Checks a request on its own.
-    fn check_wqe(&self, wqe: &SendWqe, size: u64) -> Option<(CompletionStatus, Reason)> {
-        if !wqe.operation.0.is_supported_by(self.kind) {
-            return Some((CompletionStatus::LocalQpOperationError, Reason::Unsupported));
-        }
-        let limit = match self.kind.is_datagram() {
-            true => u64::from(self.attributes.path_mtu.bytes()),
-            false => u64::from(DeviceLimits::HCA.max_msg_sz),
-        };
-        if size > limit {
-            return Some((
-                CompletionStatus::LocalLengthError,
-                Reason::MessageTooLong { length: size, limit },
-            ));
-        }
-        if wqe.is_read_or_atomic() {
-            if self.attributes.max_rd_atomic == 0 {
-                return Some((CompletionStatus::LocalQpOperationError, Reason::RdAtomicDisabled));
-            }
-            if wqe.is_inline() {
-                return Some((CompletionStatus::LocalQpOperationError, Reason::Unsupported));
-            }
-            let is_atomic = !matches!(wqe.operation.0, Operation::Read { .. });
-            if is_atomic && size < 8 {
-                return Some((
-                    CompletionStatus::LocalLengthError,
-                    Reason::MessageTooLong { length: 8, limit: size },
-                ));
-            }
-        }
-        None
     }
 
     /// Checks a request when its first packet is about to be sent.

@@ -4,12 +4,15 @@
 //! that retransmission is one assignment.
 
 use super::rate_control::RateControl;
+use super::wqe_queue::WqeQueue;
 use crate::{Instant, Reason};
 use alloc::boxed::Box;
-use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use core::time::Duration;
 use softhca_queue::SendConsumer;
-use softhca_types::{CompletionStatus, Operation, SendFlags, SendImmOrInvalidate, Sge, UdDestination};
+use softhca_types::{
+    CompletionOpcode, CompletionStatus, Operation, SendFlags, SendImmOrInvalidate, Sge, UdDestination,
+};
 use softhca_wire::{Operation as PacketOperation, Psn};
 
 /// The HCA's copy of a send work request. Fields that every packet touches come first.
@@ -31,6 +34,15 @@ pub(crate) struct SendWqe {
     pub sges: Vec<Sge>,
     pub inline_data: Vec<u8>,
     pub datagram: UdDestination,
+}
+
+/// What the completion of a WQE needs.
+#[derive(Clone, Copy)]
+pub(crate) struct CompletedWqe {
+    pub wr_id: u64,
+    pub opcode: CompletionOpcode,
+    pub length: u32,
+    pub is_signaled: bool,
 }
 
 /// [`Operation`] with a default, for recycled WQEs.
@@ -56,6 +68,16 @@ impl SendWqe {
     }
 
     #[inline]
+    pub fn to_completed(&self) -> CompletedWqe {
+        CompletedWqe {
+            wr_id: self.wr_id,
+            opcode: self.operation.0.completion_opcode(),
+            length: self.length,
+            is_signaled: self.flags.contains(SendFlags::SIGNALED),
+        }
+    }
+
+    #[inline]
     pub fn is_inline(&self) -> bool {
         self.flags.contains(SendFlags::INLINE)
     }
@@ -73,7 +95,7 @@ pub struct RequesterState {
     /// The WQE to send next: an index into `wqes`, or its length.
     pub wqe_index: usize,
     /// Fetched and not completed, oldest first.
-    pub wqes: VecDeque<SendWqe>,
+    pub wqes: WqeQueue,
     pub next_psn: Psn,
     /// The first PSN that was never sent.
     pub next_new_psn: Psn,
@@ -101,6 +123,8 @@ pub struct RequesterState {
     pub lsn: Option<u32>,
     /// The end of the RNR wait.
     pub rnr_wait_until: Option<Instant>,
+    /// The present ACK timeout, which follows from attributes, settings and the peer. Every message uses it.
+    pub ack_timeout: Option<Duration>,
     /// The expiry of the ACK timer.
     pub ack_deadline: Option<Instant>,
     /// Present from the first CNP on.
@@ -110,7 +134,6 @@ pub struct RequesterState {
     pub next_wqe_psn: Psn,
     /// The SSN of the last fetched message.
     pub ssn: u32,
-    pub spare_wqes: Vec<SendWqe>,
 }
 
 impl RequesterState {
@@ -119,8 +142,7 @@ impl RequesterState {
         RequesterState {
             ring,
             rate_control: None,
-            wqes: VecDeque::new(),
-            spare_wqes: Vec::new(),
+            wqes: WqeQueue::default(),
             wqe_index: 0,
             next_psn: zero,
             next_new_psn: zero,
@@ -138,6 +160,7 @@ impl RequesterState {
             rnr_retried_psn: None,
             rnr_wait_until: None,
             ack_deadline: None,
+            ack_timeout: None,
             is_drained: false,
         }
     }
@@ -223,12 +246,13 @@ impl RequesterState {
     }
 
     /// Removes the oldest WQE and returns its slot to the application.
-    pub fn pop_wqe(&mut self) -> Option<SendWqe> {
-        let wqe = self.wqes.pop_front()?;
+    pub fn pop_wqe(&mut self) -> Option<CompletedWqe> {
+        let completed = self.wqes.front()?.to_completed();
+        self.wqes.pop_front();
         self.wqe_index = self.wqe_index.saturating_sub(1);
         if let Some(ring) = &mut self.ring {
             ring.retire();
         }
-        Some(wqe)
+        Some(completed)
     }
 }

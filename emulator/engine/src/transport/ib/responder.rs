@@ -132,13 +132,13 @@ impl QueuePair {
         &mut self,
         hca: &mut HcaState,
         ctx: &mut Context<'_>,
-        header: &TransportHeader,
+        xrceth: Option<XrcEth>,
     ) -> Result<(), RequestError> {
         if self.responder.receive_wqe.is_some() {
             return Ok(());
         }
         let mut buffer = self.responder.spare_receive_wqes.pop().unwrap_or_default();
-        let shared = match header.xrceth {
+        let shared = match xrceth {
             Some(xrceth) => Some(self.find_xrc_srq(hca, xrceth)?.0),
             None => self.srq,
         };
@@ -234,7 +234,7 @@ impl QueuePair {
     ) -> Result<(), RequestError> {
         let header = &transport.header;
         let (psn, position) = (header.bth.psn, header.bth.opcode.position());
-        self.ensure_receive_wqe(hca, ctx, header)?;
+        self.ensure_receive_wqe(hca, ctx, header.xrceth)?;
         let message = self.responder.in_progress_message.unwrap_or(InProgressMessage {
             operation: Operation::Send,
             first_psn: psn,
@@ -282,20 +282,32 @@ impl QueuePair {
         source: Qpn,
         mut flags: CompletionFlags,
     ) {
-        let buffer = self.responder.receive_wqe.take().expect("ensure_receive_wqe has succeeded");
         flags.set(CompletionFlags::SOLICITED, header.bth.solicited_event);
         flags.set(CompletionFlags::IMMEDIATE, header.immediate.is_some());
         flags.set(CompletionFlags::INVALIDATED, header.ieth.is_some());
         let immediate = header.immediate.map(|i| i.0).or(header.ieth.map(|i| i.0)).unwrap_or(0);
+        self.finish_receive(hca, ctx, operation, bytes, (source, flags, immediate));
+    }
+
+    #[inline]
+    pub(super) fn finish_receive(
+        &mut self,
+        hca: &mut HcaState,
+        ctx: &mut Context<'_>,
+        opcode: CompletionOpcode,
+        bytes: u64,
+        (src_qp, flags, imm_data): (Qpn, CompletionFlags, u32),
+    ) {
+        let buffer = self.responder.receive_wqe.take().expect("ensure_receive_wqe has succeeded");
         let completion = Completion {
             wr_id: buffer.wr_id,
             status: CompletionStatus::Success,
-            opcode: operation,
+            opcode,
             flags,
             byte_len: bytes as u32,
-            imm_data: immediate,
+            imm_data,
             qpn: self.qpn,
-            src_qp: source,
+            src_qp,
             service_level: 0,
             vendor_error: 0,
             timestamp: 0,
@@ -349,7 +361,7 @@ impl QueuePair {
             return Err(RequestError::MessageLength { got: placed, dma_length: remote.dma_length });
         }
         if header.immediate.is_some() {
-            self.ensure_receive_wqe(hca, ctx, header)?;
+            self.ensure_receive_wqe(hca, ctx, header.xrceth)?;
         }
         let access_error = |error| match error {
             RequestError::Access(error) if header.immediate.is_some() => {
@@ -370,13 +382,15 @@ impl QueuePair {
             ctx.memory
                 .write(target.memory, offset, transport.payload)
                 .map_err(|fault| access_error(RequestError::Access(target.to_access_error(fault))))?;
-            ctx.emit(Event::MemoryWritten {
-                qp: self.qpn,
-                key: target.key,
-                address: remote.virtual_address.wrapping_add(message.bytes_received),
-                length: transport.payload.len() as u32,
-                psn: header.bth.psn,
-            });
+            if hca.is_observed {
+                ctx.emit(Event::MemoryWritten {
+                    qp: self.qpn,
+                    key: target.key,
+                    address: remote.virtual_address.wrapping_add(message.bytes_received),
+                    length: transport.payload.len() as u32,
+                    psn: header.bth.psn,
+                });
+            }
         }
         if !position.ends_message() {
             self.responder.in_progress_message =

@@ -83,7 +83,7 @@ impl QueuePair {
             Some(DropReason::QkeyMismatch)
         } else if length > mtu {
             Some(DropReason::PayloadExceedsPmtu { length, mtu })
-        } else if self.ensure_receive_wqe(hca, ctx, &transport.header).is_err() {
+        } else if self.ensure_receive_wqe(hca, ctx, transport.header.xrceth).is_err() {
             Some(DropReason::NoReceivePosted)
         } else {
             None
