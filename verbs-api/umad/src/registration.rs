@@ -28,12 +28,11 @@ fn register_agent(descriptor: c_int, registration: AgentRegistration) -> Result<
 ///
 /// The mask is null or has 128 bits.
 unsafe fn methods(mask: *const c_long) -> [u64; MASK_WORDS] {
-    // SAFETY: the caller promises the length. The words are those of a 64-bit machine.
     if mask.is_null() {
-        [0; MASK_WORDS]
-    } else {
-        unsafe { mask.cast::<[u64; MASK_WORDS]>().read_unaligned() }
+        return [0; MASK_WORDS];
     }
+    // SAFETY: the caller promises the length. The words are those of a 64-bit machine.
+    unsafe { mask.cast::<[u64; MASK_WORDS]>().read_unaligned() }
 }
 
 /// `umad_register`
