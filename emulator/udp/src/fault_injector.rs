@@ -90,15 +90,15 @@ impl FaultInjector {
         }
     }
 
-    /// The next frame whose time has come.
-    pub fn pop_due(&mut self, now_ns: u64) -> Option<Frame> {
-        let entry = self.output.first_entry()?;
-        if entry.key().0 > now_ns { None } else { Some(entry.remove()) }
+    /// The next frame whose time has come. It stays the next while its destination takes none.
+    pub fn first_due(&self, now_ns: u64) -> Option<&Frame> {
+        let ((at, _), frame) = self.output.first_key_value()?;
+        (*at <= now_ns).then_some(frame)
     }
 
-    /// Returns a frame that could not be sent: it is the first of the next attempt.
-    pub fn requeue(&mut self, now_ns: u64, frame: Frame) {
-        self.output.insert((now_ns, 0), frame);
+    /// Takes the next frame.
+    pub fn pop_first(&mut self) -> Option<Frame> {
+        self.output.pop_first().map(|(_, frame)| frame)
     }
 
     /// When the next frame leaves the link. A frame whose destination `is_blocked` has no time of its own.

@@ -75,7 +75,7 @@ impl Transmitter {
             } else {
                 self.write_icrcs(now, &batch, egress, port, &mut *engine.sink);
             }
-            if !self.send(now, egress, batch, IcrcCheck::Ignore, engine, port, receiver)? {
+            if !self.send(now, egress, batch, engine, port, receiver)? {
                 break;
             }
         }
@@ -103,7 +103,6 @@ impl Transmitter {
         now: Instant,
         egress: Egress,
         batch: PacketBatch,
-        check: IcrcCheck,
         engine: &mut Engine,
         port: &mut Port,
         receiver: &mut PacketReceiver,
@@ -126,6 +125,11 @@ impl Transmitter {
             Egress::Internal(peer) => {
                 let source = SocketAddr::new(source, source_port);
                 let chunk = Chunk { source, traffic_class, segment_size: batch.segment_size, bytes };
+                // Only rules change what stays in this process.
+                let check = match self.fault_injector {
+                    Some(_) => receiver.icrc_check,
+                    None => IcrcCheck::Ignore,
+                };
                 let arrival = Arrival { chunk, peer, destination, check };
                 receiver.receive_chunk(now, arrival, engine, &mut port.links, port.network.as_ref());
             }
@@ -263,13 +267,13 @@ impl Transmitter {
         }
         while let Some(faults) = &mut self.fault_injector {
             faults.expire(now, &mut *engine.sink);
-            let Some(frame) = faults.pop_due(now.nanos()) else { break };
+            let Some(frame) = faults.first_due(now.nanos()) else { break };
             let length = frame.bytes.len();
             let egress = port.egress(frame.addressing.destination, &frame.bytes);
             if !port.admits(egress, length, now.nanos()) {
-                faults.requeue(now.nanos(), frame);
                 break;
             }
+            let Some(frame) = faults.pop_first() else { break };
             moved = true;
             self.buffer[..length].copy_from_slice(&frame.bytes);
             let batch = PacketBatch {
@@ -282,7 +286,7 @@ impl Transmitter {
                 service_level: frame.service_level,
                 elided_payload: 0,
             };
-            if !self.send(now, egress, batch, receiver.icrc_check, engine, port, receiver)? {
+            if !self.send(now, egress, batch, engine, port, receiver)? {
                 break;
             }
         }
