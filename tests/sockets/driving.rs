@@ -113,7 +113,7 @@ fn two_threads_post_to_and_poll_one_queue_pair() {
                 spin_until("not everything completed", || {
                     // Both threads stay within the send queue of 128.
                     if posted < EACH && posted < done.load(Ordering::Relaxed) / 2 + 50 {
-                        write(&a, thread * EACH + posted, 64, b);
+                        write(a, thread * EACH + posted, 64, b);
                         posted += 1;
                     }
                     if let Some(completion) = a.queue.poll() {
@@ -142,7 +142,7 @@ fn a_caller_that_polls_a_device_with_both_ends_once_and_sleeps_does_not_block_pr
 fn poll_once_and_sleep([a, b]: &[ConnectedHost; 2]) {
     for round in 1..20 {
         a.region.write_at(0, &[round; 9000]);
-        write(&a, u64::from(round), 9000, b);
+        write(a, u64::from(round), 9000, b);
         let early = a.queue.poll();
         spin_until("the data never came", || {
             thread::sleep(Duration::from_millis(2));
