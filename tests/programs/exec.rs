@@ -387,8 +387,8 @@ fn a_stopped_explorer_does_not_stop_the_daemon() {
     let mut rig = Rig::new();
     let here = rig.file("here");
     let _holder = rig.start(&["sh", "-c", &format!("touch {here}; exec sleep 1000")]);
-    let until = std::time::Instant::now() + Duration::from_secs(120);
     let await_that = |what: &str, held: &dyn Fn() -> bool| {
+        let until = std::time::Instant::now() + Duration::from_secs(120);
         while !held() {
             assert!(std::time::Instant::now() < until, "{what}");
             std::thread::sleep(Duration::from_millis(10));
