@@ -101,15 +101,19 @@ unsafe fn resume_after_access(_: *mut libc::ucontext_t) -> bool {
 mod tests {
     use softhca_engine::{AtomicOperation, MemoryFault};
     use softhca_queue::MemoryBlock;
-    use std::ptr::{NonNull, null_mut};
+    use std::ptr::NonNull;
 
     const LENGTH: usize = 3 * 4096;
+
+    /// Far from where the kernel puts mappings of other threads: after munmap, none of them takes the place.
+    const PLACE: usize = 0x0a00_0000_0000;
 
     fn map() -> NonNull<u8> {
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: new memory at an address that the kernel chooses.
-        NonNull::new(unsafe { libc::mmap(null_mut(), LENGTH, protection, flags, -1, 0) }.cast()).unwrap()
+        // SAFETY: new memory. The kernel takes the address if it is free, and chooses another one if it is not.
+        let memory = unsafe { libc::mmap(PLACE as *mut libc::c_void, LENGTH, protection, flags, -1, 0) };
+        NonNull::new(memory.cast()).unwrap()
     }
 
     #[test]
