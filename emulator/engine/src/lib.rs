@@ -3,9 +3,9 @@
 //! Input is frames, time and work requests; output is frames, completions and events. The engine has no socket,
 //! clock, thread, lock or source of randomness. The owner of an [`Hca`] drives it:
 //!
-//! * [`Hca::receive`] handles a packet, [`Hca::transmit`] builds the next batch in the caller's buffer,
-//! * [`Hca::next_timeout`] and [`Hca::expire`] are the timers,
-//! * [`Hca::process_doorbells`] reads the work requests that applications posted,
+//! * `Hca::receive` handles a packet, `Hca::transmit` builds the next batch in the caller's buffer,
+//! * `Hca::next_timeout` and `Hca::expire` are the timers,
+//! * `Hca::process_doorbells` reads the work requests that applications posted,
 //! * the control verbs create, modify and destroy resources.
 //!
 //! Every call takes a [`Context`]: the time, the memory behind memory regions and the event callback.

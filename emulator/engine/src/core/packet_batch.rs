@@ -27,7 +27,7 @@ impl From<IpAddr> for Peer {
 }
 
 /// Decides whether the driver may send to a destination now. A queue pair that may not send is blocked until
-/// [`crate::Hca::unblock`].
+/// `Hca::unblock`.
 pub trait TransmitGate {
     /// The number of packets of up to `size` bytes, without IP headers, that may be sent to this queue pair with this
     /// addressing now. Zero blocks the queue pair. A peer acknowledges the packets unless `is_unacknowledged`.
