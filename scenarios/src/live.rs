@@ -48,7 +48,7 @@ pub struct LiveScenario<'p> {
     /// Queue pairs in RTR whose configuration is not known yet.
     pending_rtr: BTreeSet<(usize, u32)>,
     ends: BTreeMap<usize, ProgramEnd>,
-    /// What happened since the last actions that faults may wait for.
+    /// The events since the last actions that faults may wait for.
     triggers: Vec<FaultTrigger>,
     ended_ns: u64,
 }

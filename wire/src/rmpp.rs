@@ -5,7 +5,7 @@ use crate::layout::{Field, START, layout};
 use crate::mad::MadHeader;
 
 code! {
-    /// What a packet of RMPP is.
+    /// The kind of an RMPP packet.
     RmppKind(u8), 8 {
         /// A segment.
         DATA = 1 "data",
@@ -25,7 +25,7 @@ layout! {
     {
         /// The version: 1 if the class uses RMPP.
         version: u8 = 0,
-        /// What the packet is.
+        /// The kind of the packet.
         kind: RmppKind = 1,
         /// The response time: 4.096 µs · 2^n.
         response_time: u8 = 2 [0..5],

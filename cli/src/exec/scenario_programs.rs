@@ -199,7 +199,7 @@ impl RecordingFiles {
         Ok(RecordingFiles { events, packets, _folder: folder })
     }
 
-    /// What a run keeps.
+    /// The files that a run keeps.
     fn artifacts(mut self, outputs: Vec<(String, Vec<u8>)>) -> Artifacts {
         let events = read_output(&mut self.events);
         let capture = self.packets.as_mut().map(read_output).unwrap_or_default();

@@ -11,7 +11,7 @@ const LINEAR_BLOCK: usize = Block::LEN;
 /// LIDs in a block of the multicast forwarding table.
 const MULTICAST_BLOCK: u16 = 32;
 
-/// What a Set of PortInfo does to the link.
+/// The effect of a Set of PortInfo on the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkCommand {
     /// The link goes down and trains again.

@@ -17,7 +17,7 @@ use softhca_wire::smp::{
 /// A sweep repeats at most this often: nothing in the subnet may keep it busy for ever.
 const MAX_SWEEPS: usize = 4;
 
-/// What a sweep did.
+/// The result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SweepReport {
     /// Nodes found.

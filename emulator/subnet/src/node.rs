@@ -1,4 +1,4 @@
-//! What a node stores: its attributes and tables.
+//! The attributes and tables of a node.
 
 use crate::packet::DEFAULT_P_KEY;
 use crate::performance::PortCounters;

@@ -108,13 +108,13 @@ pub struct Assembly {
     window: u32,
 }
 
-/// What follows from a segment.
+/// The reaction to a segment.
 pub enum Assembled {
     /// Nothing, or this ACK.
     Waits(Option<Datagram>),
     /// The MAD is complete.
     Complete(Datagram, Vec<u8>),
-    /// The transfer cannot go on; the sender is told why.
+    /// The transfer cannot go on; the sender gets the reason.
     Failed(Datagram),
 }
 

@@ -346,7 +346,7 @@ impl Subnet {
         Packet { slid, dlid: packet.slid, source_qp, destination_qp, mad, ..*packet }
     }
 
-    /// What follows from a Set beside the change of the attribute.
+    /// The effects of a Set beyond the change of the attribute.
     fn after_set(&mut self, at: PortId, id: AttributeId, modifier: u32, command: Option<LinkCommand>) {
         match id {
             AttributeId::PortInfo => {

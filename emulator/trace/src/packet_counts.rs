@@ -14,7 +14,7 @@ pub struct PacketCounts {
     pub icrc_bad: u64,
     /// RoCE packets that are not well formed, whatever their ICRC.
     pub malformed: u64,
-    /// Those of the malformed packets that the snap length of the capture cut.
+    /// Malformed packets that the snap length of the capture cut.
     pub cut: u64,
 }
 

@@ -75,7 +75,7 @@ pub enum Command {
     ModifySharedReceiveQueue {
         srq: SrqId,
         max_wr: Option<u32>,
-        /// That of the queue, which does not change.
+        /// The limit of the queue, which does not change.
         max_sge: u32,
         srq_limit: Option<u32>,
     },

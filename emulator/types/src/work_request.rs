@@ -142,7 +142,7 @@ impl Operation {
         self.opcodes().1
     }
 
-    /// What the last packet of the message carries besides data.
+    /// The word that the last packet of the message carries besides data.
     #[inline]
     pub const fn imm_or_invalidate(&self) -> (ImmOrInvalidate, u32) {
         match *self {

@@ -32,7 +32,7 @@ code! {
 }
 
 bitflags::bitflags! {
-    /// What a port supports (IBA 14.2.5.6).
+    /// The capabilities of a port (IBA 14.2.5.6).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub struct PortCapabilities: u32 {
         /// A subnet manager runs at the port.
@@ -75,7 +75,7 @@ layout! {
         lid: Lid = 16,
         /// The LID of the master subnet manager.
         sm_lid: Lid = 18,
-        /// What the port supports.
+        /// The capabilities of the port.
         capabilities: PortCapabilities = 20,
         /// A diagnostic code of the vendor.
         diag_code: u16 = 24,
@@ -97,7 +97,7 @@ layout! {
         physical_state: PhysicalState = 33 [0..4],
         /// The physical state that a port has after it went down.
         down_default: PhysicalState = 33 [4..8],
-        /// What the M_Key protects.
+        /// The protection that the M_Key gives.
         m_key_protect: u8 = 34 [0..2],
         /// The port has 2^LMC LIDs.
         lmc: u8 = 34 [5..8],
@@ -111,7 +111,7 @@ layout! {
         sm_sl: u8 = 36 [4..8],
         /// Supported data VLs: 1 for one, 2 for two, 3 for four, 4 for eight, 5 for fifteen.
         vl_cap: u8 = 37 [0..4],
-        /// What the node asks of the manager.
+        /// The initialization that the node requests from the manager.
         init_type: u8 = 37 [4..8],
         /// How much the high-priority table may send in a row.
         vl_high_limit: u8 = 38,
@@ -119,7 +119,7 @@ layout! {
         vl_arbitration_high_cap: u8 = 39,
         /// Entries of the low-priority table.
         vl_arbitration_low_cap: u8 = 40,
-        /// What the manager did.
+        /// The initialization that the manager performed.
         init_type_reply: u8 = 41 [0..4],
         /// The highest MTU.
         mtu_cap: u8 = 41 [4..8],

@@ -1,4 +1,4 @@
-//! What the programs of a host see of its HCAs: `/sys/class/infiniband`, `/sys/class/infiniband_mad` and
+//! The view that programs have of the HCAs of their host: `/sys/class/infiniband`, `/sys/class/infiniband_mad` and
 //! `/dev/infiniband`.
 
 use crate::sysfs::{hex_groups, link_entries, write_files, write_line};

@@ -35,7 +35,7 @@ pub(crate) struct XrcDomain {
     pub orphaned: bool,
 }
 
-/// What the port sends next, and what waits until it may.
+/// The packets that the port sends next, and the queue pairs that wait for it.
 #[derive(Default)]
 pub(crate) struct Egress {
     /// Queue pairs that may have packets, in order.
@@ -58,7 +58,7 @@ pub(crate) struct Peers {
     pub windows: BTreeMap<IpAddr, PeerWindow>,
 }
 
-/// What applications create, except queue pairs.
+/// The objects that applications create, except queue pairs.
 pub(crate) struct Objects {
     pub protection: Protection,
     pub completion_queues: Table<CompletionQueue>,

@@ -36,7 +36,7 @@ pub(crate) struct SendWqe {
     pub datagram: UdDestination,
 }
 
-/// What the completion of a WQE needs.
+/// The part of a WQE that its completion needs.
 #[derive(Clone, Copy)]
 pub(crate) struct CompletedWqe {
     pub wr_id: u64,

@@ -87,7 +87,7 @@ impl FlowInference {
         let is_doubtful = !is_certain && cause != Cause::Timeout;
         let mut unconfirmed = if is_doubtful { self.doubt(start) } else { Vec::new() };
         if arrival == Arrival::Fills {
-            // Those after it may be sent again, and it may be late.
+            // Packets after it may be sent again, and it may be late.
             unconfirmed.clear();
         }
         self.burst = Some(Burst { last: position, unconfirmed });
