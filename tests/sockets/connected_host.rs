@@ -25,7 +25,7 @@ impl ConnectedHost {
         ConnectedHost::try_new(device, bytes).unwrap()
     }
 
-    /// The same where the daemon may end meanwhile.
+    /// As `new`, on a daemon that may end meanwhile.
     pub fn try_new(device: &Device, bytes: u64) -> Result<ConnectedHost, Error> {
         let context = device.open();
         let domain = context.allocate_protection_domain()?;

@@ -72,6 +72,11 @@ pub fn connect_to_host(
     let wanted = std::env::var(softhca::HOST_VARIABLE).ok();
     let found = connect(wanted.as_deref()).map_err(|error| error.to_string()).and_then(|control| {
         let devices = control.hosts();
+        if devices.is_empty() {
+            return Err("the daemon has no verbs devices. A daemon with `--fabric infiniband` has none: its subnet \
+                        carries management datagrams only. Use `--fabric roce`, and `--name` for a second daemon"
+                .into());
+        }
         let host = wanted.or_else(|| devices.first().map(|device| device.host.clone())).unwrap_or_default();
         let of_host: Vec<_> = devices.iter().filter(|device| device.host == host).cloned().collect();
         if of_host.is_empty() {

@@ -37,7 +37,7 @@ pub enum NodeKind {
 /// A node of a topology.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopologyNode {
-    /// What it is.
+    /// HCA or switch.
     pub kind: NodeKind,
     /// The node description.
     pub description: String,
@@ -95,7 +95,7 @@ pub enum TopologyError {
         line: usize,
         /// The column in characters, from 1.
         column: usize,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
     /// The arguments of a generator are wrong.

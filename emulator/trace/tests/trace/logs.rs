@@ -1,4 +1,4 @@
-//! What `softhca why` and the linter find in event logs, mostly of docs/captures with one thing changed.
+//! Findings of `softhca why` and the linter in event logs, mostly those of docs/captures with one change.
 
 use softhca_trace::EventLogReader;
 use softhca_trace::lint::Linter;
