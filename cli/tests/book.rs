@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 /// The timeout of a command, a hundred times what any of them takes on an idle machine.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// Where Debian has the diagnostics of InfiniBand.
+const SYSTEM_PROGRAMS: &str = "/usr/sbin";
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the root of the project")
 }
@@ -137,7 +140,7 @@ impl Sandbox {
             .arg("-c")
             .arg(format!("exec 2>&1; {}", self.translate(command)))
             .current_dir(&self.folder)
-            .env("PATH", format!("{}:{path}", self.folder.join(".bin").display()))
+            .env("PATH", format!("{}:{path}:{SYSTEM_PROGRAMS}", self.folder.join(".bin").display()))
             .env("XDG_RUNTIME_DIR", &self.folder)
             .env_remove("SOFTHCA_BLESS")
             .stdin(Stdio::null())
@@ -210,7 +213,8 @@ fn line_matches(shown: &str, printed: &str) -> bool {
 
 fn is_installed(program: &str) -> bool {
     let required = std::env::var_os("SOFTHCA_REQUIRE_TOOLS").is_some_and(|value| value == "1");
-    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
+    let script = format!("PATH=$PATH:{SYSTEM_PROGRAMS}; command -v {program}");
+    let found = Command::new("sh").args(["-c", &script]).output();
     required || found.is_ok_and(|output| output.status.success())
 }
 

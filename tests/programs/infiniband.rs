@@ -21,6 +21,9 @@ pub fn trials() -> Vec<Trial> {
         needs!(diagnostics("ibstat"), options_of_the_fabric_are_checked),
         needs!(opensm(), a_failed_link_is_routed_around),
         needs!(opensm(), saquery_reads_tables_in_segments),
+        needs!(diagnostics("saquery"), the_builtin_manager_answers_queries),
+        needs!("ibdmchk", min_hop_routes_of_a_ring_have_a_credit_loop),
+        needs!("ibv_devinfo", a_verbs_program_gets_the_reason_why_it_has_no_device),
     ];
     for (engine, topology, options) in ENGINES {
         let name = format!("opensm_brings_up_{topology}_with_{engine}");
@@ -37,7 +40,7 @@ pub fn trials() -> Vec<Trial> {
 /// Routing engines, a topology that suits each, and the options of OpenSM.
 const ENGINES: &[(&str, &str, &[&str])] = &[
     ("default", "one-switch:3", &[]),
-    ("updn", RING, &["-R", "updn"]),
+    ("updn", RING, &["-R", "updn", "-a"]),
     ("ftree", "fat-tree:4", &["-R", "ftree"]),
     ("lash", "torus:3x3", &["-R", "lash"]),
     ("dor", "torus:4x4", &["-R", "dor"]),
@@ -239,13 +242,15 @@ fn options_of_the_fabric_are_checked() {
 
 fn opensm_brings_up(topology: &str, options: &[&str]) {
     let mut rig = SubnetRig::new(topology, "none");
-    let seeds = rig.rig.write("torus.conf", TORUS);
-    let mut options = options.to_vec();
-    if options.last() == Some(&"--torus_config") {
-        options.push(&seeds);
-    }
+    let files = [("--torus_config", TORUS), ("-a", ROOT)];
+    let file = files.into_iter().find(|(option, _)| options.last() == Some(option));
+    let file = file.map(|(_, content)| rig.rig.write("routing.conf", content));
+    let options: Vec<&str> = options.iter().copied().chain(file.as_deref()).collect();
     let (opensm, log) = rig.start_opensm("node1", &options);
-    assert!(!read(&log).contains("falling back"), "{}", read(&log));
+    // OpenSM uses another engine where one does not suit the topology.
+    for failure in ["falling back", "cannot build lid matrices", "No routing engine"] {
+        assert!(!read(&log).contains(failure), "{}", read(&log));
+    }
     // Every host has a LID and reaches the manager.
     assert!(rig.succeed("node2", &["sminfo"]).contains("SMINFO_MASTER"));
     let (from, to) = (rig.lid("node1"), rig.lid("node3"));
@@ -266,6 +271,64 @@ const TORUS: &str = "torus 4 4 4\n\
     xp_link 0x5f1c500000000100 0x5f1c500000000200\n\
     yp_link 0x5f1c500000000100 0x5f1c500000000500\n\
     zp_link 0x5f1c500000000100 0x5f1c500000001100\n";
+
+/// The root of up/down routes: in a ring, OpenSM finds none.
+const ROOT: &str = "0x5f1c500000000100\n";
+
+fn min_hop_routes_of_a_ring_have_a_credit_loop() {
+    for (options, expected) in
+        [(&["-R", "minhop"][..], "credit loops in routing"), (&["-R", "updn", "-a"], "no credit loops found")]
+    {
+        let mut rig = SubnetRig::new("ring:6", "none");
+        let root = rig.rig.write("roots", ROOT);
+        let root = options.ends_with(&["-a"]).then_some(root.as_str());
+        let options: Vec<&str> = options.iter().copied().chain(root).chain(["-D", "0x43"]).collect();
+        let (opensm, _) = rig.start_opensm("node1", &options);
+        stop(opensm);
+        let [nodes, tables, groups] =
+            ["opensm-subnet.lst", "opensm.fdbs", "opensm.mcfdbs"].map(|name| rig.rig.file(name));
+        // It ends with an error if it finds loops.
+        let seen = rig.run("node1", &["ibdmchk", "-s", &nodes, "-f", &tables, "-m", &groups]);
+        assert!(seen.text.contains(expected), "{options:?}: {seen:?}");
+    }
+}
+
+fn the_builtin_manager_answers_queries() {
+    let mut rig = SubnetRig::new("fat-tree:4", "builtin");
+    for (record, heading, count) in [
+        ("NodeRecord", "NodeRecord", 36),
+        ("PortInfoRecord", "PortInfoRecord", 16 + 20 * 5),
+        ("PathRecord", "PathRecord", 36 * 36),
+        ("LinkRecord", "LinkRecord", 96),
+        ("SwitchInfoRecord", "SwitchInfoRecord", 20),
+        ("LFTRecord", "LFT Record", 20),
+        ("SMInfoRecord", "SMInfoRecord", 1),
+        ("GUIDInfoRecord", "GUIDInfo Record", 36),
+        ("SL2VLTableRecord", "SL2VLTableRecord", 16 + 20 * 4 * 5),
+        ("PKeyTableRecord", "PKeyTableRecord", 4 * (16 + 20 * 5)),
+    ] {
+        let text = rig.succeed("node5", &["saquery", record]);
+        assert_eq!(text.matches(&format!("{heading} dump:")).count(), count, "{record}: {text}");
+    }
+    let (from, to) = (rig.lid("node1"), rig.lid("node16"));
+    let path = rig.succeed("node5", &["saquery", "-p", "--slid", &from, "--dlid", &to]);
+    assert!(path.contains(&format!("dlid....................{to}")), "{path}");
+    let problems = rig.succeed("node5", &["ibqueryerrors"]);
+    assert!(problems.contains("36 nodes checked, 0 bad nodes found"), "{problems}");
+    // The manager resolves the GUID.
+    let by_guid = rig.succeed("node5", &["smpquery", "-G", "nodedesc", "0x5f1c000000000101"]);
+    assert!(by_guid.contains("node1"), "{by_guid}");
+    // It has no multicast groups, and says so at once.
+    let groups = rig.run("node5", &["saquery", "MCMemberRecord"]);
+    assert!(!groups.success && groups.text.contains("0x000c"), "{groups:?}");
+}
+
+fn a_verbs_program_gets_the_reason_why_it_has_no_device() {
+    let mut rig = SubnetRig::new("one-switch", "builtin");
+    let _running = rig.start("node1", &["sleep", "100"]);
+    let seen = rig.rig.exec(&["--fabric", "infiniband"], &["ibv_devinfo"]);
+    assert!(!seen.success && seen.text.contains("carries management datagrams only"), "{seen:?}");
+}
 
 fn a_failed_link_is_routed_around() {
     let mut rig = SubnetRig::new(RING, "none");

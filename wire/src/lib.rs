@@ -31,6 +31,7 @@ mod number;
 mod opcode;
 mod pfc;
 mod rmpp;
+pub mod sa;
 pub mod smp;
 mod transport_header;
 mod udp;

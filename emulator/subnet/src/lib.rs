@@ -1,11 +1,12 @@
 //! An InfiniBand subnet without I/O: MADs and time go in, MADs and changes of ports come out.
 //!
 //! [`Subnet`] has the nodes of a [`Topology`] with their subnet management agents, and forwards MADs by directed routes and
-//! by LIDs. [`Manager`] is a subnet manager that assigns LIDs and routes.
+//! by LIDs. [`Manager`] is a subnet manager that assigns LIDs and routes, and answers queries for records.
 
 #![no_std]
 extern crate alloc;
 
+mod administration;
 mod agent;
 mod drop_reason;
 mod mad_clients;

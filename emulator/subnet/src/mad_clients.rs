@@ -162,6 +162,8 @@ impl Client {
 pub struct MadClients {
     subnet: Subnet,
     manager: Option<Manager>,
+    /// The client that receives the queries for the manager.
+    administration: Option<ClientId>,
     clients: BTreeMap<ClientId, Client>,
     last_client: u64,
     /// The upper halves of transaction IDs that are in use.
@@ -173,9 +175,56 @@ impl MadClients {
     /// A subnet without programs. A manager sweeps at once.
     pub fn new(subnet: Subnet, manager: Option<Manager>) -> MadClients {
         let clients = BTreeMap::new();
-        let mut all = MadClients { subnet, manager, clients, last_client: 0, last_transactions: 0, now: 0 };
+        let (last_client, last_transactions) = (0, 0);
+        let mut all = MadClients {
+            subnet,
+            manager,
+            administration: None,
+            clients,
+            last_client,
+            last_transactions,
+            now: 0,
+        };
+        all.administration =
+            all.manager.as_ref().map(Manager::port).and_then(|port| all.administer(port).ok());
         all.dispatch_arrived();
         all
+    }
+
+    /// Receives queries for the manager at its port, as a program would.
+    fn administer(&mut self, port: PortId) -> Result<ClientId, MadError> {
+        let client = self.open(port)?;
+        let methods = [Method::GET, Method::GET_TABLE].iter().fold(0, |bits, method| bits | 1 << method.0);
+        let registration = Registration {
+            mgmt_class: MadHeader::CLASS_SA,
+            class_version: 2,
+            methods: [methods, 0],
+            oui: None,
+            rmpp_version: 1,
+        };
+        self.register(client, registration)?;
+        Ok(client)
+    }
+
+    /// Answers the queries for the manager. Returns whether there were any.
+    fn answer_queries(&mut self) -> bool {
+        let mut has_answered = false;
+        while let Some(client) = self.administration
+            && let Some(query) = self.next_received(client)
+        {
+            let (Some(manager), Some((header, mad))) = (&mut self.manager, query.split_first_chunk()) else {
+                break;
+            };
+            let Some(mad) = mad.first_chunk() else { continue };
+            let header = UserMadHeader { timeout_ms: 0, ..UserMadHeader::parse(header) };
+            let response = manager.answer(&mut self.subnet, mad);
+            let message = [&header.emit(response.len())[..], &response].concat();
+            if self.transmit(client, &message).is_err() {
+                self.subnet.count_drop(DropReason::QueueFull);
+            }
+            has_answered = true;
+        }
+        has_answered
     }
 
     /// The subnet.
@@ -267,6 +316,12 @@ impl MadClients {
 
     /// Sends a MAD with its header.
     pub fn send(&mut self, client: ClientId, bytes: &[u8]) -> Result<(), MadError> {
+        self.transmit(client, bytes)?;
+        self.dispatch_arrived();
+        Ok(())
+    }
+
+    fn transmit(&mut self, client: ClientId, bytes: &[u8]) -> Result<(), MadError> {
         let (header, mad) = bytes.split_first_chunk().ok_or(MadError::Invalid)?;
         let header = UserMadHeader::parse(header);
         if mad.len() > MAX_MAD {
@@ -328,7 +383,6 @@ impl MadClients {
                 segments.into_iter().for_each(|segment| self.subnet.send(port, segment));
             }
         }
-        self.dispatch_arrived();
         Ok(())
     }
 
@@ -428,8 +482,9 @@ impl MadClients {
                     self.dispatch(at, &packet);
                 }
             }
+            let has_answered = self.answer_queries();
             let swept = self.manager.as_mut().and_then(|manager| manager.sweep_if_needed(&mut self.subnet));
-            if swept.is_none() {
+            if swept.is_none() && !has_answered {
                 return;
             }
         }

@@ -34,8 +34,12 @@ pub struct SweepReport {
 
 /// A subnet manager at a port of an HCA.
 pub struct Manager {
-    port: PortId,
+    pub(crate) port: PortId,
     engine: RoutingEngine,
+    /// The nodes of the last sweep.
+    pub(crate) nodes: Vec<Found>,
+    /// The forwarding tables of the switches among them, indexed by LID.
+    pub(crate) tables: BTreeMap<usize, Vec<u8>>,
     lids: BTreeMap<u64, Lid>,
     transaction_id: u64,
     activity: u32,
@@ -44,19 +48,19 @@ pub struct Manager {
 }
 
 /// A node that a sweep found.
-struct Found {
-    info: NodeInfo,
-    path: Vec<u8>,
+pub(crate) struct Found {
+    pub(crate) info: NodeInfo,
+    pub(crate) path: Vec<u8>,
     /// For a switch, its external ports with links; for an HCA, the port that was found.
-    links: Vec<FoundLink>,
-    lid: Option<Lid>,
+    pub(crate) links: Vec<FoundLink>,
+    pub(crate) lid: Option<Lid>,
 }
 
-struct FoundLink {
-    port: u8,
-    info: PortInfo,
+pub(crate) struct FoundLink {
+    pub(crate) port: u8,
+    pub(crate) info: PortInfo,
     /// The index and the port of the other node.
-    peer: Option<(usize, u8)>,
+    pub(crate) peer: Option<(usize, u8)>,
 }
 
 impl Manager {
@@ -66,6 +70,8 @@ impl Manager {
         Manager {
             port,
             engine,
+            nodes: Vec::new(),
+            tables: BTreeMap::new(),
             lids: BTreeMap::new(),
             transaction_id: 0,
             activity: 0,
@@ -102,7 +108,7 @@ impl Manager {
         true
     }
 
-    fn sm_info(&self, subnet: &Subnet) -> SmInfo {
+    pub(crate) fn sm_info(&self, subnet: &Subnet) -> SmInfo {
         let guid = subnet.port_guids(self.port)[0];
         SmInfo { guid, sm_key: 0, activity: self.activity, priority: 0, state: SmState::MASTER }
     }
@@ -128,6 +134,7 @@ impl Manager {
         self.activate(subnet, &nodes);
         self.report.nodes = nodes.len();
         self.report.switches = nodes.iter().filter(|node| node.is_switch()).count();
+        self.nodes = nodes;
         self.report
     }
 
@@ -146,7 +153,13 @@ impl Manager {
         Smp::new(method, id, modifier, self.transaction_id)
     }
 
-    fn get<A: Attribute>(&mut self, subnet: &mut Subnet, path: &[u8], modifier: u32) -> Option<A> {
+    /// Reads a block of the forwarding table of a switch.
+    pub(crate) fn get_table(&mut self, subnet: &mut Subnet, path: &[u8], block: u32) -> Option<Block> {
+        let smp = self.next(Method::GET, AttributeId::LinearForwardingTable, block);
+        self.request(subnet, path, smp)
+    }
+
+    pub(crate) fn get<A: Attribute>(&mut self, subnet: &mut Subnet, path: &[u8], modifier: u32) -> Option<A> {
         let smp = self.next(Method::GET, A::ID, modifier);
         self.request(subnet, path, smp).map(|block| A::from_block(&block))
     }
@@ -224,6 +237,7 @@ impl Manager {
         }
         let tables = route(self.engine, &edges, &targets, NO_PORT);
         let sm_lid = nodes.first().and_then(|own| own.lid).unwrap_or_default();
+        self.tables.clear();
         for (node, table) in switches.into_iter().zip(tables) {
             let (path, lid) = (&nodes[node].path, nodes[node].lid.unwrap_or_default());
             if let Some(info) = self.get::<PortInfo>(subnet, path, 0) {
@@ -240,6 +254,7 @@ impl Manager {
                 smp.data = data;
                 self.request(subnet, path, smp);
             }
+            self.tables.insert(node, table);
         }
     }
 
@@ -266,7 +281,7 @@ impl Manager {
 }
 
 impl Found {
-    fn is_switch(&self) -> bool {
+    pub(crate) fn is_switch(&self) -> bool {
         self.info.node_type == NodeType::SWITCH
     }
 }

@@ -41,7 +41,9 @@ code! {
         SET = 0x02 "Set",
         TRAP = 0x05 "Trap",
         TRAP_REPRESS = 0x07 "TrapRepress",
+        GET_TABLE = 0x12 "GetTable",
         GET_RESP = 0x81 "GetResp",
+        GET_TABLE_RESP = 0x92 "GetTableResp",
     }
 }
 
@@ -61,6 +63,10 @@ code! {
         UNSUPPORTED_METHOD = 0x08 "method not supported",
         UNSUPPORTED_ATTRIBUTE = 0x0c "attribute not supported",
         INVALID_FIELD = 0x1c "invalid value in a field or in the attribute modifier",
+        NO_RESOURCES = 0x100 "subnet administration: no resources",
+        INVALID_REQUEST = 0x200 "subnet administration: invalid request",
+        NO_RECORDS = 0x300 "subnet administration: no records",
+        TOO_MANY_RECORDS = 0x400 "subnet administration: too many records",
     }
 }
 

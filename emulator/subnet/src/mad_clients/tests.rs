@@ -160,8 +160,8 @@ fn answer_in_segments(
     length: usize,
 ) -> (ClientId, ClientId, Vec<u8>) {
     let (asker, agent) = administration(clients, 1, rmpp_version);
-    let (server, server_agent) = administration(clients, 0, 1);
-    let lids = [0, 1].map(|index| clients.subnet().port_info(hca(clients.subnet(), index)).lid);
+    let (server, server_agent) = administration(clients, 2, 1);
+    let lids = [2, 1].map(|index| clients.subnet().port_info(hca(clients.subnet(), index)).lid);
     let to = |agent, lid, timeout_ms, mad: &[u8]| {
         let header =
             UserMadHeader { agent, timeout_ms, lid, qp: 1, q_key: 0x8001_0000, ..UserMadHeader::default() };
@@ -178,7 +178,7 @@ fn answer_in_segments(
 #[test]
 fn a_long_response_arrives_in_one_piece() {
     for length in [0, 1, 200, 201, 13_001, 300_000] {
-        let mut clients = clients("one-switch", true);
+        let mut clients = clients("one-switch:3", true);
         let (asker, server, response) = answer_in_segments(&mut clients, 1, length);
         let received = clients.next_received(asker).expect("the response");
         assert_eq!(received.len(), 64 + response.len(), "{length}");
@@ -190,7 +190,7 @@ fn a_long_response_arrives_in_one_piece() {
 
 #[test]
 fn an_agent_without_rmpp_receives_segments() {
-    let mut clients = clients("one-switch", true);
+    let mut clients = clients("one-switch:3", true);
     let (asker, _, _) = answer_in_segments(&mut clients, 0, 1000);
     let segment = clients.next_received(asker).expect("the first segment");
     assert_eq!((segment.len(), segment[64 + 25], segment[64 + 31]), (320, 1, 1));
@@ -203,13 +203,13 @@ fn an_agent_without_rmpp_receives_segments() {
 
 #[test]
 fn a_long_mad_needs_an_agent_with_rmpp() {
-    let mut clients = clients("one-switch", true);
+    let mut clients = clients("one-switch:3", true);
     let (id, agent) = administration(&mut clients, 1, 0);
     let header = UserMadHeader { agent, qp: 1, q_key: 0x8001_0000, lid: Lid(1), ..UserMadHeader::default() };
     let send =
         |clients: &mut MadClients, mad: &[u8]| clients.send(id, &[&header.emit(mad.len())[..], mad].concat());
     assert_eq!(send(&mut clients, &records(0x92, 1, true, 300)), Err(MadError::TooLong));
-    let (id, agent) = administration(&mut clients, 0, 1);
+    let (id, agent) = administration(&mut clients, 2, 1);
     let header = UserMadHeader { agent, qp: 1, q_key: 0x8001_0000, lid: Lid(9), ..UserMadHeader::default() };
     let send =
         |clients: &mut MadClients, mad: &[u8]| clients.send(id, &[&header.emit(mad.len())[..], mad].concat());
