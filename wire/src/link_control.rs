@@ -147,6 +147,16 @@ pub struct Hello {
     pub budget: u64,
 }
 
+/// The statement of slot 0 that a slot of its host has no process. It answers a message to that slot which, because of
+/// that, arrived at slot 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Vacancy {
+    /// The slot.
+    pub slot: u16,
+    /// The incarnation of the slot's port that the message was for.
+    pub incarnation: Incarnation,
+}
+
 /// The content of a priority flow control frame (IEEE 802.1Qbb).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Pause {
@@ -218,6 +228,7 @@ pub enum Body {
     Grant(Grant),
     Heartbeat(Heartbeat),
     Pause(Pause),
+    Vacancy(Vacancy),
 }
 
 /// One link control datagram.
@@ -303,6 +314,12 @@ impl Message {
                 quanta: core::array::from_fn(|_| fields.u16()),
                 rate: fields.u64(),
             }),
+            6 => Body::Vacancy(Vacancy {
+                incarnation: NonZeroU64::new(fields.u64())
+                    .map(Incarnation)
+                    .ok_or(Malformed::Field { what: "link incarnation", value: 0 })?,
+                slot: fields.u16(),
+            }),
             _ => return Err(Malformed::Field { what: "link message kind", value: kind.into() }),
         };
         fields.skip_reserved(Self::LEN)?;
@@ -349,6 +366,11 @@ impl Message {
                 }
                 put(&pause.rate.to_be_bytes());
                 5
+            }
+            Body::Vacancy(vacancy) => {
+                put(&vacancy.incarnation.0.get().to_be_bytes());
+                put(&vacancy.slot.to_be_bytes());
+                6
             }
         };
         bytes[..4].copy_from_slice(&MAGIC.to_be_bytes());
@@ -433,6 +455,7 @@ impl fmt::Display for Message {
                 write!(f, "HEARTBEAT{} {}", heartbeat.exchange, heartbeat.stamp)
             }
             Body::Pause(pause) => pause.fmt(f),
+            Body::Vacancy(vacancy) => write!(f, "VACANCY {} {}", vacancy.slot, vacancy.incarnation),
         }
     }
 }
@@ -463,6 +486,9 @@ mod tests {
                 quanta,
                 rate
             })),
+            (any::<u16>(), 1u64..).prop_map(|(slot, incarnation)| {
+                Body::Vacancy(Vacancy { slot, incarnation: Incarnation::new(incarnation) })
+            }),
         ]
     }
 
@@ -488,7 +514,7 @@ mod tests {
         }
 
         #[test]
-        fn parsed_message_emits_the_same_bytes(kind in 0u8..7, mut tail in proptest::collection::vec(any::<u8>(), Message::LEN - 6)) {
+        fn parsed_message_emits_the_same_bytes(kind in 0u8..8, mut tail in proptest::collection::vec(any::<u8>(), Message::LEN - 6)) {
             tail[0] &= 1;
             tail[1] &= 31;
             tail[8..10].fill(0);

@@ -116,6 +116,12 @@ impl PacketProducer {
         usable.saturating_sub(HEADER) as usize
     }
 
+    /// The position of the oldest packets that the consumer has not read, if there are any.
+    pub fn oldest_unread(&mut self) -> Option<u64> {
+        self.room();
+        (self.consumed != self.next).then_some(self.consumed)
+    }
+
     /// Sends packets, if they fit.
     pub fn push(&mut self, chunk: PacketChunk, bytes: &[u8]) -> bool {
         let size = entry_size(bytes.len() as u64);

@@ -14,6 +14,7 @@ mod transmit;
 use crate::entropy::FlowSockets;
 use crate::fault_injector::FaultInjector;
 use crate::host_network::{HostNetwork, HostPort};
+use crate::process_rings::ProcessRings;
 use crate::system::WakeSet;
 use crate::{Entropy, HostSockets, LinkControl, LinkSecret, Loopback, ReceiveMemory, grant_budget};
 use engine::Engine;
@@ -398,6 +399,7 @@ impl Driver {
             engine.hca.next_timeout().map(Instant::nanos),
             port.links.next_timeout(),
             port.pauses.next_timeout(),
+            port.rings.as_ref().and_then(ProcessRings::next_timeout),
             faults.and_then(|faults| faults.next_timeout(|frame| port.is_blocked_on_grant(frame))),
             receiver.next_timeout(),
             port.network.as_ref().and_then(HostPort::next_timeout).map(|wait| now + wait),
@@ -420,6 +422,7 @@ impl Driver {
         self.needs_poll = false;
         self.expire_pauses(now);
         let mut moved = self.poll_host_network(now) | self.poll_rings(now);
+        self.check_ring_readers(now);
         self.engine.call(now, |hca, ctx| {
             hca.process_doorbells(ctx);
             if hca.next_timeout().is_some_and(|at| at <= now) {

@@ -21,7 +21,7 @@ use peer::{
 pub use secret::LinkSecret;
 use softhca_engine::{LinkReject, Peer};
 use softhca_wire::link_control::{
-    Body, ExchangeKind, FrameOrder, Heartbeat, Hello, Incarnation, Message, Pause, Slots, Token,
+    Body, ExchangeKind, FrameOrder, Heartbeat, Hello, Incarnation, Message, Pause, Slots, Token, Vacancy,
 };
 use softhca_wire::{Qpn, QpnSlot, ROCE_PORT};
 use std::collections::{BTreeMap, VecDeque};
@@ -130,7 +130,8 @@ pub struct LinkControl {
 }
 
 impl LinkControl {
-    /// The default time that a peer may be silent before it is dead: ten seconds.
+    /// The default time that a peer may be silent before it is dead: ten seconds. A process that shares its address with
+    /// others may be silent for longer, as long as slot 0 of the address is not.
     pub const DEAD_AFTER: u64 = 10_000 * MILLISECOND;
 
     /// The links of a port that starts at `now` and can grant [`budget`](crate::grant_budget) bytes. A later start
@@ -516,6 +517,14 @@ impl LinkControl {
                 PeerState::Dead => {}
             }
         }
+        // A process that does not run, in a debugger for instance, is not dead while its host answers: slot 0 reports its end.
+        lost_peers.retain(|(peer, state)| {
+            let host = self.peers.get(&peer.address.into());
+            let is_stopped = peer.slot != 0
+                && self.peers[peer].state == PeerState::Stalled
+                && host.is_some_and(PeerLink::is_established);
+            *state != PeerState::Dead || !is_stopped
+        });
         for (address, state) in lost_peers {
             if state == PeerState::Stalled {
                 self.peers.get_mut(&address).expect("the peer was just found").state = state;

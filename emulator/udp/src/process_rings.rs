@@ -12,6 +12,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 const CAPACITY: usize = 512 << 10;
 /// How long a slot without a process stays absent, in nanoseconds: packets to it are discarded.
 const ABSENT_FOR: u64 = 100_000_000;
+/// A process that leaves the same packets unread for this long does not run, in nanoseconds: less than any ACK timeout in
+/// `fatal`.
+const STALLED_AFTER: u64 = 250_000_000;
+/// How often it is looked whether processes read their packets, while some are unread, in nanoseconds.
+const READER_CHECK_INTERVAL: u64 = 50_000_000;
 /// The most chunks that one poll takes from a ring.
 const MAX_CHUNKS_PER_POLL: usize = 8;
 
@@ -60,7 +65,8 @@ impl RingPair {
             if own < peer { (first, second, low, high) } else { (second, first, high, low) };
         let (producer, consumer) = (PacketProducer::new(send), PacketConsumer::new(receive));
         let [wake, wake_peer] = [wake, wake_peer].map(File::from);
-        Ok(RingEnd { producer, consumer, wake, wake_peer, is_blocked: false })
+        let (is_blocked, unread, is_stalled) = (false, None, false);
+        Ok(RingEnd { producer, consumer, wake, wake_peer, is_blocked, unread, is_stalled })
     }
 }
 
@@ -113,6 +119,10 @@ struct RingEnd {
     wake_peer: File,
     /// A queue pair waits for room.
     is_blocked: bool,
+    /// The position of the oldest unread packets, and since when it is known.
+    unread: Option<(u64, u64)>,
+    /// The other process does not read.
+    is_stalled: bool,
 }
 
 /// Wakes a process. A full counter has woken it already.
@@ -145,6 +155,8 @@ pub(crate) struct ProcessRings {
     pub received_at: Option<Instant>,
     /// A packet must wake this process.
     is_asleep: bool,
+    /// When to look whether processes read their packets; `None` while all have read theirs.
+    readers_checked_at: Option<u64>,
 }
 
 impl ProcessRings {
@@ -157,6 +169,7 @@ impl ProcessRings {
             lost: Vec::new(),
             received_at: None,
             is_asleep: false,
+            readers_checked_at: None,
         }
     }
 
@@ -214,7 +227,8 @@ impl ProcessRings {
     }
 
     /// Sends packets to a slot, for which [`ProcessRings::allowed`] has found room.
-    pub fn send(&mut self, peer: u16, chunk: PacketChunk, bytes: &[u8]) -> RingSend {
+    pub fn send(&mut self, peer: u16, chunk: PacketChunk, bytes: &[u8], now: u64) -> RingSend {
+        self.readers_checked_at.get_or_insert(now + READER_CHECK_INTERVAL);
         let Some(end) = self.ends.get_mut(&peer) else { return RingSend::NoProcess };
         let is_sent = end.producer.push(chunk, bytes);
         debug_assert!(is_sent, "the transmit gate has looked for room");
@@ -251,6 +265,33 @@ impl ProcessRings {
             true
         });
         received
+    }
+
+    /// When to call [`ProcessRings::check_readers`].
+    pub fn next_timeout(&self) -> Option<u64> {
+        self.readers_checked_at
+    }
+
+    /// Returns the slots of the processes that have stopped to read their packets (true), or read again (false).
+    pub fn check_readers(&mut self, now: u64) -> Vec<(u16, bool)> {
+        if self.readers_checked_at.is_none_or(|at| now < at) {
+            return Vec::new();
+        }
+        let mut changed = Vec::new();
+        for (slot, end) in &mut self.ends {
+            end.unread = end.producer.oldest_unread().map(|position| match end.unread {
+                Some((known, since)) if known == position => (known, since),
+                _ => (position, now),
+            });
+            let is_stalled = end.unread.is_some_and(|(_, since)| now - since >= STALLED_AFTER);
+            if is_stalled != end.is_stalled {
+                end.is_stalled = is_stalled;
+                changed.push((*slot, is_stalled));
+            }
+        }
+        let is_any_unread = self.ends.values().any(|end| end.unread.is_some());
+        self.readers_checked_at = is_any_unread.then_some(now + READER_CHECK_INTERVAL);
+        changed
     }
 
     /// Whether any packet has arrived.
@@ -291,5 +332,53 @@ impl ProcessRings {
     /// The descriptors that wake this process.
     pub fn wake_descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.ends.values().map(|end| end.wake.as_fd())
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_stalled_while_it_does_not_read() {
+        let pair = RingPair::create().unwrap();
+        let no_rings = || -> OpenRings { Box::new(|_| Err(io::ErrorKind::NotFound.into())) };
+        let [mut sender, mut receiver] = [1, 2].map(|own| ProcessRings::new(own, no_rings()));
+        receiver.add(1, RingPair::adopt(pair.descriptors().unwrap()).unwrap()).unwrap();
+        sender.add(2, pair).unwrap();
+        let send = |sender: &mut ProcessRings, now| {
+            let chunk = PacketChunk { length: 4, segment_size: 4, traffic_class: 0, address: 0 };
+            assert_eq!(sender.send(2, chunk, &[0; 4], now), RingSend::Sent);
+        };
+        let check = |sender: &mut ProcessRings, until: u64| {
+            let mut changes = Vec::new();
+            while let Some(at) = sender.next_timeout().filter(|at| *at <= until) {
+                changes.extend(sender.check_readers(at));
+            }
+            changes
+        };
+        let read = |receiver: &mut ProcessRings| {
+            let mut buffer = vec![0; CAPACITY];
+            receiver.receive(&mut buffer, |_, _, _| ());
+        };
+        const SECOND: u64 = 1_000_000_000;
+        send(&mut sender, 0);
+        read(&mut receiver);
+        assert_eq!(check(&mut sender, SECOND), [], "it has read");
+        assert_eq!(sender.next_timeout(), None);
+        // It reads, but never everything.
+        for round in 0..10 {
+            send(&mut sender, SECOND + round * STALLED_AFTER / 2);
+            send(&mut sender, SECOND + round * STALLED_AFTER / 2);
+            assert_eq!(check(&mut sender, SECOND + round * STALLED_AFTER / 2), []);
+            let mut buffer = vec![0; CAPACITY];
+            let end = receiver.ends.get_mut(&1).unwrap();
+            end.consumer.pop(&mut buffer).unwrap().expect("packets");
+        }
+        assert_eq!(check(&mut sender, 4 * SECOND), [(2, true)], "packets stay unread");
+        read(&mut receiver);
+        read(&mut receiver);
+        assert_eq!(check(&mut sender, 5 * SECOND), [(2, false)]);
+        assert_eq!(sender.next_timeout(), None, "nothing is unread");
     }
 }

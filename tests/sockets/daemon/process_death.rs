@@ -1,8 +1,12 @@
 //! Processes that are killed: clients, and the daemon itself.
 
 use super::data::{ALL_ACCESS, ConnectedHost, connected};
+use super::direct::DIRECT;
 use super::process::{self, TEST_TIMEOUT, TestDaemon, receive_line, send_line};
-use softhca::{AsyncEvent, CompletionStatus, Device, Error, QpState, ReceiveRequest, SendRequest};
+use softhca::{
+    AsyncEvent, CompletionStatus, ConnectOptions, Device, Error, QpState, ReceiveRequest, SendRequest,
+};
+use std::time::Duration;
 
 /// A client that holds resources and sleeps.
 pub fn run_sleeper() {
@@ -150,4 +154,57 @@ fn a_sigstopped_client_does_not_block_others_and_can_resume() {
     rustix::process::kill_process(process, rustix::process::Signal::CONT).unwrap();
     end.finish();
     end.finish();
+}
+
+/// Stops a process, and waits until each of its threads has stopped.
+fn stop(process: rustix::process::Pid) {
+    rustix::process::kill_process(process, rustix::process::Signal::STOP).unwrap();
+    let tasks = format!("/proc/{}/task", process.as_raw_nonzero());
+    let is_stopped = |task: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|fields| fields.starts_with('T'))
+    };
+    while !std::fs::read_dir(&tasks).unwrap().all(|task| is_stopped(task.unwrap())) {
+        std::thread::yield_now();
+    }
+}
+
+/// A peer in a debugger, for instance. A card would acknowledge for its program.
+#[test]
+fn a_stopped_process_keeps_its_connections_until_it_is_gone() {
+    use rustix::process::Signal;
+    for theirs in ["alice", "bob"] {
+        let daemon = TestDaemon::with(&DIRECT);
+        let end = ConnectedHost::new(&daemon.open("alice"), 1 << 20);
+        let mut echo = process::spawn("echo", &daemon.name, &[("TEST_HOST", theirs)]);
+        // The requests fail after one ACK timeout.
+        let path = ConnectOptions { retry_cnt: 0, ..ConnectOptions::default() };
+        end.connect_over(&echo.receive_line(), &path);
+        echo.send_line(&end.open_device());
+        assert_eq!(echo.receive_line(), "connected");
+        let process = rustix::process::Pid::from_raw(echo.id() as i32).unwrap();
+        let round = |id| {
+            let receive = ReceiveRequest { wr_id: id, sg_list: &[end.region.sge(0, 100)] };
+            end.pair.post_recv(&receive).unwrap();
+            end.pair.post_send(&SendRequest::send(id, &[end.region.sge(200, 10)])).unwrap();
+        };
+        echo.send_line("9");
+        round(1);
+        end.finish();
+        end.finish();
+        stop(process);
+        round(2);
+        // Several times the ACK timeout of real sockets.
+        let early = end.queue.wait_for(Duration::from_secs(3));
+        assert!(early.is_none(), "{theirs}: {early:?}");
+        rustix::process::kill_process(process, Signal::CONT).unwrap();
+        end.finish();
+        end.finish();
+        stop(process);
+        round(3);
+        assert!(end.queue.wait_for(Duration::from_secs(1)).is_none());
+        echo.kill();
+        let completion = end.queue.wait_for(TEST_TIMEOUT).expect("the process is gone");
+        assert_eq!(completion.status, CompletionStatus::RetryExceededError, "{theirs}");
+    }
 }

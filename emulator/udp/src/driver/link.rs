@@ -148,7 +148,7 @@ impl Port {
     }
 
     /// Sends packets to another process of the host.
-    pub fn send_in_rings(&mut self, peer: PeerPort, batch: &PacketBatch, bytes: &[u8]) -> RingSend {
+    pub fn send_in_rings(&mut self, peer: PeerPort, batch: &PacketBatch, bytes: &[u8], now: u64) -> RingSend {
         let Some(rings) = &mut self.rings else { return RingSend::NoProcess };
         let is_second = self.sockets.address() != peer.address;
         let chunk = PacketChunk {
@@ -157,7 +157,7 @@ impl Port {
             traffic_class: batch.addressing.traffic_class,
             address: is_second.into(),
         };
-        rings.send(peer.slot, chunk, bytes)
+        rings.send(peer.slot, chunk, bytes, now)
     }
 
     /// Whether the process with slot 0 gives a packet to its receiver without a link. Such a packet is a MAD to the own

@@ -161,9 +161,26 @@ impl Driver {
                 let address = sockets.address();
                 let peer = Peer { address, slot: QpnSlot { number: slot, ..port.links.slot() } };
                 engine.call(now, |hca, ctx| {
+                    hca.resume(ctx, peer);
                     hca.on_process_gone(ctx, peer);
                     hca.unblock(ctx, address);
                 });
+            }
+        }
+    }
+
+    /// Suspends the timers towards processes of this host that do not run, such as one in a debugger, until they do.
+    pub(super) fn check_ring_readers(&mut self, now: Instant) {
+        let Driver { engine, port, .. } = self;
+        let Some(rings) = &mut port.rings else { return };
+        for (slot, is_stalled) in rings.check_readers(now.nanos()) {
+            for sockets in port.sockets.by_address() {
+                let slot = QpnSlot { number: slot, ..port.links.slot() };
+                let peer = Peer { address: sockets.address(), slot };
+                match is_stalled {
+                    true => engine.hca.stall(peer),
+                    false => engine.call(now, |hca, ctx| hca.resume(ctx, peer)),
+                }
             }
         }
     }

@@ -134,7 +134,7 @@ impl Transmitter {
                 receiver.receive_chunk(now, arrival, engine, &mut port.links, port.network.as_ref());
             }
             Egress::Rings(peer) => {
-                if port.send_in_rings(peer, &batch, bytes) == RingSend::NoProcess {
+                if port.send_in_rings(peer, &batch, bytes, now.nanos()) == RingSend::NoProcess {
                     self.drop_batch(now, &batch, engine);
                 }
             }

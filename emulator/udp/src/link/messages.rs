@@ -7,6 +7,9 @@ impl LinkControl {
     pub fn on_message(&mut self, from: IpAddr, message: &Message, now: u64) -> Result<(), LinkReject> {
         let from = PeerPort { address: from, slot: message.slots.source };
         let is_for_other = message.slots.destination != self.slot.number;
+        if is_for_other {
+            self.report_vacancy(from, message);
+        }
         if is_for_other || self.is_local(from) || self.is_disabled {
             return Err(LinkReject::NoSuchPort);
         }
@@ -63,6 +66,8 @@ impl LinkControl {
             }
             Body::Pause(_) if self.events.len() >= MAX_EVENTS => return Err(LinkReject::OutOfBounds),
             Body::Pause(pause) => self.emit(from, LinkChange::PauseReceived(pause)),
+            Body::Vacancy(_) if from.slot != 0 => return Err(LinkReject::OutOfBounds),
+            Body::Vacancy(vacancy) => self.on_vacancy(from.address, vacancy, now),
         }
         if let Some(peer) = self.peers.get_mut(&from) {
             peer.remote_order = message.frame_order;
@@ -70,6 +75,27 @@ impl LinkControl {
         self.has_pending_messages = true;
         self.on_peer_activity(from);
         Ok(())
+    }
+
+    /// As slot 0, tells the sender of a message to another slot that the slot has no process: its own sockets would have got
+    /// the message.
+    fn report_vacancy(&mut self, from: PeerPort, message: &Message) {
+        let is_slot_0 = self.slot.number == 0 && self.slot.bits > 0;
+        let (Some(incarnation), true) = (message.receiver, is_slot_0) else { return };
+        if let Some(peer) = self.peers.get_mut(&from).filter(|peer| peer.is_established()) {
+            peer.pending_vacancy = Some(Vacancy { slot: message.slots.destination, incarnation });
+            self.has_pending_messages = true;
+        }
+    }
+
+    /// A process of a host is gone, and this port has missed what its slot sent afterwards.
+    fn on_vacancy(&mut self, address: IpAddr, vacancy: Vacancy, now: u64) {
+        let vacant = PeerPort { address, slot: vacancy.slot };
+        let is_current =
+            |peer: &PeerLink| peer.is_established() && peer.remote_incarnation == Some(vacancy.incarnation);
+        if vacancy.slot != 0 && self.peers.get(&vacant).is_some_and(is_current) {
+            self.close(vacant, PeerState::Dead, now);
+        }
     }
 
     /// Answers a message without remembering it: sends a HELLO that gives the sender its token.

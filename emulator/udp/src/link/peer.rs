@@ -2,7 +2,7 @@
 
 use crate::grant::{GRANT_LEASE, GrantBalance};
 use softhca_wire::link_control::{
-    Body, ExchangeKind, FrameOrder, Heartbeat, Hello, Incarnation, Message, Pause, Slots, Token,
+    Body, ExchangeKind, FrameOrder, Heartbeat, Hello, Incarnation, Message, Pause, Slots, Token, Vacancy,
 };
 
 pub(super) const MILLISECOND: u64 = 1_000_000;
@@ -77,6 +77,7 @@ pub(super) struct PeerLink {
     pub min_reply_stamp: u64,
     pub last_used_at: u64,
     pub pending_pause: Option<Pause>,
+    pub pending_vacancy: Option<Vacancy>,
     /// Sent to a foreign peer since `foreign_window_opened_at`.
     pub foreign_window_used: u64,
     pub foreign_window_opened_at: u64,
@@ -109,6 +110,7 @@ impl PeerLink {
             min_reply_stamp: 0,
             last_used_at: now,
             pending_pause: None,
+            pending_vacancy: None,
             foreign_window_used: 0,
             foreign_window_opened_at: now,
         }
@@ -135,7 +137,7 @@ impl PeerLink {
         self.remote_order = FrameOrder::InOrder;
         self.grant_balance.restart(now);
         (self.lease_renewed_at, self.min_reply_stamp) = (None, 0);
-        self.pending_pause = None;
+        (self.pending_pause, self.pending_vacancy) = (None, None);
         self.awaiting_heartbeat_reply = false;
         (self.heartbeat_due, self.pending_heartbeat_reply) = (false, None);
     }
@@ -209,6 +211,9 @@ impl PeerLink {
         }
         if let Some(pause) = self.pending_pause.take() {
             return Some(Body::Pause(pause));
+        }
+        if let Some(vacancy) = self.pending_vacancy.take() {
+            return Some(Body::Vacancy(vacancy));
         }
         if now < self.next_probe_at() {
             return None;
