@@ -20,23 +20,6 @@ pub struct Arguments {
     output: PathBuf,
 }
 
-/// Scenarios of the library: their lesson, or 0, their name and their text.
-macro_rules! library {
-    ($($lesson:literal $name:literal)*) => {
-        [$(($lesson, $name, include_str!(concat!("../../scenarios/library/", $name, ".toml")))),*]
-    };
-}
-
-/// The scenarios that docs/playground.md links to. The page opens with the first one.
-const LESSON_SCENARIOS: &[(u8, &str, &str)] = &library![
-    6 "fatal-lost-write-middle" 1 "access-wrong-rkey" 2 "ping-pong-latency" 3 "completion-held" 4 "ud-lost-datagram"
-    5 "uc-lost-middle" 6 "gbn-lost-read-response" 7 "duplicate-atomic" 8 "cm-connect" 8 "cm-req" 8 "cm-reject"
-    9 "multicast-members" 9 "multicast-lost-branch" 10 "rnr-recovers" 10 "receive-too-small" 10 "fatal-flush-order"
-    11 "ecn-marks-and-cnps" 11 "incast-pfc" 11 "dcqcn-convergence" 12 "gbn-random-loss" 12 "livelock-go-back-0"
-    0 "gbn-lost-write-middle" 0 "gb0-lost-write-middle" 0 "access-out-of-bounds" 0 "incast-without-pfc"
-    0 "victim-flow" 0 "livelock-go-back-n"
-];
-
 const WASM_MODULE: &str = "softhca_playground.wasm";
 const BUILD_COMMAND: &str =
     "cargo build --profile playground --target wasm32-unknown-unknown -p softhca-playground";
@@ -50,7 +33,7 @@ pub fn run(arguments: &Arguments) -> CommandResult {
         let text = fs::read_to_string(path).map_err(failed(path))?;
         scenarios.push(ExampleScenario { name, text, lesson: 0 });
     }
-    for (lesson, name, text) in LESSON_SCENARIOS {
+    for (lesson, name, text) in softhca_scenarios::LESSON_SCENARIOS {
         if scenarios.iter().all(|example| example.name != *name) {
             scenarios.push(ExampleScenario { name: (*name).into(), text: (*text).into(), lesson: *lesson });
         }

@@ -30,6 +30,7 @@
 mod evaluate;
 mod executor;
 mod hosts;
+mod lessons;
 pub mod live;
 mod parameters;
 pub mod plan;
@@ -47,6 +48,7 @@ pub mod spec;
 pub mod udp;
 mod verbs;
 
+pub use lessons::LESSON_SCENARIOS;
 pub use parameters::{ParameterValues, SWEEP_ALL};
 pub use plan::Plan;
 pub use recorder::Recording;
