@@ -23,6 +23,7 @@ mod explore;
 mod input;
 #[cfg(target_os = "linux")]
 mod lab;
+mod man;
 #[cfg(target_os = "linux")]
 mod metrics;
 mod output;
@@ -151,6 +152,9 @@ commands! {
     Why(explain::WhyArguments) => explain::why,
     /// Report mistakes of a verbs program that an event log shows
     Lint(explain::LintArguments) => explain::lint,
+    /// Write the manual pages of all commands
+    #[command(hide = true)]
+    Man(man::Arguments) => man::run,
     /// Print the RoCE packets in a capture, as lines or as ladder diagrams, or the events in a log
     Trace(trace::Arguments) => trace::run,
 }
