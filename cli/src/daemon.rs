@@ -105,9 +105,9 @@ pub fn parse_loopback(text: &str) -> Result<Loopback, String> {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> CommandResult {
-    let config = configure(arguments).map_err(bad_input("softhca"))?;
-    let files = RecordingFiles::open(arguments).map_err(bad_input("softhca"))?;
-    serve(config, files).map_err(failure("softhca"))?;
+    let config = configure(arguments).map_err(bad_input)?;
+    let files = RecordingFiles::open(arguments).map_err(bad_input)?;
+    serve(config, files).map_err(failure)?;
     Ok(ExitCode::SUCCESS)
 }
 

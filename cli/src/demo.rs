@@ -46,8 +46,8 @@ pub fn run(arguments: &Arguments) -> CommandResult {
             file.map_err(|error| output::write_error("--capture", &path, &error)).map(|file| (path, file))
         }
     };
-    let (path, file) = created.map_err(bad_input("softhca demo"))?;
-    run_demo(file).map_err(failure("softhca demo"))?;
+    let (path, file) = created.map_err(bad_input)?;
+    run_demo(file).map_err(failure)?;
     outln!("capture: {}", path.display());
     Ok(ExitCode::SUCCESS)
 }

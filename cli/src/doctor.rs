@@ -6,94 +6,144 @@ use softhca_udp::{HostSockets, Segmentation, SocketOptions, bind_host};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Arguments of `softhca doctor`: none.
+/// Arguments of `softhca doctor`.
 #[derive(clap::Args)]
-pub struct Arguments {}
+pub struct Arguments {
+    /// After each finding that a command can fix, print the command
+    #[arg(long)]
+    fix_hints: bool,
+}
 
 /// Runs the command: prints one line per finding.
-pub fn run(_: &Arguments) -> CommandResult {
-    match bind_host(SocketOptions::default()) {
-        Ok(sockets) => check_sockets(&sockets),
-        Err(error) => print_missing("sockets", &format!("{error}: no device can start")),
-    }
-    check_descriptor_limit();
-    check_client_memory_access();
-    check_sysfs_view();
-    match DaemonControl::connect(None) {
-        Ok(control) => print_ok("daemon", &format!("running, process {}", control.process_id())),
-        Err(Error::NoDaemon { path, why, .. }) if Path::new(&path).exists() => {
-            print_missing("daemon", &format!("{path}: {why}; the next `softhca daemon` replaces it"));
+pub fn run(arguments: &Arguments) -> CommandResult {
+    for finding in findings() {
+        let word = if finding.is_ok { "ok     " } else { "missing" };
+        outln!("{word} {:<12} {}", finding.subject, finding.text);
+        if let Some(fix) = finding.fix.filter(|_| arguments.fix_hints) {
+            outln!("fix     {:<12} {fix}", finding.subject);
         }
-        Err(error @ Error::DaemonRefused { .. }) => print_missing("daemon", &error.to_string()),
-        Err(_) => print_ok("daemon", "not running; embedded devices do not need one"),
-    }
-    match Device::embedded() {
-        Ok(device) => print_ok("device", &format!("an embedded device works, at {}", device.address())),
-        Err(error) => print_missing("device", &error.to_string()),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn print_ok(what: &str, text: &str) {
-    outln!("ok      {what:<12} {text}");
+/// A property of this machine.
+struct Finding {
+    subject: &'static str,
+    is_ok: bool,
+    text: String,
+    /// The command that improves it.
+    fix: Option<&'static str>,
 }
 
-fn print_missing(what: &str, text: &str) {
-    outln!("missing {what:<12} {text}");
+fn ok(subject: &'static str, text: impl Into<String>) -> Finding {
+    Finding { subject, is_ok: true, text: text.into(), fix: None }
 }
 
-fn check_sockets(sockets: &HostSockets) {
-    print_ok("sockets", &format!("ports 4791 and 4792 of {} are free", sockets.address()));
-    let bytes = sockets.roce.receive_buffer();
-    match bytes {
-        0..1_000_000 => print_missing(
-            "buffer",
-            &format!(
-                "receive buffers are limited to {bytes} bytes, which costs speed: sysctl -w net.core.rmem_max=4194304"
-            ),
-        ),
-        _ => print_ok("buffer", &format!("receive buffers of {bytes} bytes")),
+fn missing(subject: &'static str, text: impl Into<String>) -> Finding {
+    Finding { is_ok: false, ..ok(subject, text) }
+}
+
+impl Finding {
+    fn fixed_by(self, command: &'static str) -> Finding {
+        Finding { fix: Some(command), ..self }
     }
-    match sockets.roce.segmentation() {
-        Segmentation::PerDatagram => {
-            print_missing("gso", "UDP_SEGMENT is not supported: a quarter of the speed")
+}
+
+fn findings() -> Vec<Finding> {
+    let mut findings = match bind_host(SocketOptions::default()) {
+        Ok(sockets) => check_sockets(&sockets),
+        Err(error) => vec![
+            missing("sockets", format!("{error}: no device can start"))
+                .fixed_by("ss -lunp 'sport = :4791' # lists the owners of the port"),
+        ],
+    };
+    findings.extend(check_descriptor_limit());
+    findings.extend([check_client_memory_access(), check_sysfs_view(), check_daemon()]);
+    findings.push(match Device::embedded() {
+        Ok(device) => ok("device", format!("an embedded device works, at {}", device.address())),
+        Err(error) => missing("device", error.to_string()),
+    });
+    findings
+}
+
+fn check_daemon() -> Finding {
+    match DaemonControl::connect(None) {
+        Ok(control) => ok("daemon", format!("running, process {}", control.process_id())),
+        Err(Error::NoDaemon { path, why, .. }) if Path::new(&path).exists() => {
+            missing("daemon", format!("{path}: {why}; the next `softhca daemon` replaces it"))
+                .fixed_by("softhca exec -- true")
         }
-        _ => print_ok("gso", "UDP_SEGMENT is supported"),
+        Err(error @ Error::DaemonRefused { .. }) => {
+            missing("daemon", error.to_string()).fixed_by("softhca stop")
+        }
+        Err(_) => ok("daemon", "not running; embedded devices do not need one"),
     }
 }
 
-fn check_descriptor_limit() {
-    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    if let Some(line) = limits.lines().find(|line| line.starts_with("Max open files")) {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        print_ok("descriptors", &format!("limit {}, maximum {}", fields[3], fields[4]));
-    }
+fn check_sockets(sockets: &HostSockets) -> Vec<Finding> {
+    let bytes = sockets.roce.receive_buffer();
+    vec![
+        ok("sockets", format!("ports 4791 and 4792 of {} are free", sockets.address())),
+        match bytes {
+            0..1_000_000 => {
+                missing("buffer", format!("receive buffers are limited to {bytes} bytes, which costs speed"))
+                    .fixed_by("sudo sysctl -w net.core.rmem_max=4194304")
+            }
+            _ => ok("buffer", format!("receive buffers of {bytes} bytes")),
+        },
+        match sockets.roce.segmentation() {
+            Segmentation::PerDatagram => {
+                missing("gso", "UDP_SEGMENT is not supported: a quarter of the speed")
+            }
+            _ => ok("gso", "UDP_SEGMENT is supported"),
+        },
+    ]
 }
 
-fn check_client_memory_access() {
-    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-    match scope.trim() {
-        "" | "0" => print_ok("memory", "a daemon accesses its clients' memory with process_vm_readv"),
-        level => print_missing(
+fn check_descriptor_limit() -> Option<Finding> {
+    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
+    let line = limits.lines().find(|line| line.starts_with("Max open files"))?;
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    Some(ok("descriptors", format!("limit {}, maximum {}", fields.get(3)?, fields.get(4)?)))
+}
+
+/// A setting of the kernel; empty if it does not exist.
+fn kernel_setting(path: &str) -> String {
+    std::fs::read_to_string(Path::new("/proc/sys").join(path)).unwrap_or_default().trim().to_owned()
+}
+
+fn check_client_memory_access() -> Finding {
+    match kernel_setting("kernel/yama/ptrace_scope").as_str() {
+        "" | "0" => ok("memory", "a daemon accesses its clients' memory with process_vm_readv"),
+        level => missing(
             "memory",
-            &format!(
+            format!(
                 "ptrace_scope is {level}: a daemon accesses its clients' memory through /proc/self/mem descriptors, which is slower"
             ),
-        ),
+        )
+        .fixed_by("sudo sysctl -w kernel.yama.ptrace_scope=0"),
     }
 }
 
-fn check_sysfs_view() {
-    match crate::exec::check_view_allowed() {
-        Ok(()) => print_ok(
+fn check_sysfs_view() -> Finding {
+    let Err(error) = crate::exec::check_view_allowed() else {
+        return ok(
             "view",
             "`softhca exec` shows the emulated device in /sys/class/infiniband and /dev/infiniband",
+        );
+    };
+    let finding = ok(
+        "view",
+        format!(
+            "no mount namespace ({error}): `softhca exec` shows the emulated device in /sys and /dev to dynamically linked programs only, by a preloaded library"
         ),
-        Err(error) => print_ok(
-            "view",
-            &format!(
-                "no mount namespace ({error}): `softhca exec` shows the emulated device in /sys and /dev to dynamically linked programs only, by a preloaded library"
-            ),
-        ),
-    }
+    );
+    let is = |path: &str, value: &str| kernel_setting(path) == value;
+    finding.fixed_by(match () {
+        () if is("user/max_user_namespaces", "0") => "sudo sysctl -w user.max_user_namespaces=15000",
+        () if is("kernel/apparmor_restrict_unprivileged_userns", "1") => {
+            "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+        }
+        () => "docker run --security-opt seccomp=unconfined # if this is a container",
+    })
 }

@@ -19,40 +19,51 @@ pub const NOT_FOUND: u8 = 127;
 /// How a command ends.
 pub type CommandResult = Result<ExitCode, CommandError>;
 
-/// A command that fails: what it prints, and its exit code.
+/// A command that fails: what it prints, and its exit code. A message is `PLACE: WHAT; WHAT TO DO`, without the name of
+/// the command.
 #[derive(Debug)]
 pub struct CommandError {
     pub code: u8,
-    pub message: String,
+    pub messages: Vec<String>,
 }
 
 impl CommandError {
-    /// Prints the message, if there is one.
+    /// Prints the messages.
     pub fn report(&self) -> ExitCode {
-        if !self.message.is_empty() {
-            errln!("{}", self.message);
+        for message in &self.messages {
+            warnln!("{message}");
         }
         ExitCode::from(self.code)
     }
 }
 
-/// The errors of a command with this exit code, whose messages begin with `prefix`.
-pub fn error<E: Display>(code: u8, prefix: impl Display) -> impl Fn(E) -> CommandError {
-    move |why| CommandError { code, message: format!("{prefix}: {why}") }
+/// The errors of a command with this exit code.
+pub fn error<E: Display>(code: u8) -> impl Fn(E) -> CommandError {
+    move |why| CommandError { code, messages: vec![why.to_string()] }
 }
 
 impl From<softhca::Error> for CommandError {
     fn from(error: softhca::Error) -> CommandError {
-        failure("softhca")(error)
+        failure(error)
     }
 }
 
-/// [`error`] for input that cannot be used.
-pub fn bad_input<E: Display>(prefix: impl Display) -> impl Fn(E) -> CommandError {
-    error(BAD_INPUT, prefix)
+/// Input that cannot be used.
+pub fn bad_input(why: impl Display) -> CommandError {
+    error(BAD_INPUT)(why)
 }
 
-/// [`error`] for a command that fails otherwise.
-pub fn failure<E: Display>(prefix: impl Display) -> impl Fn(E) -> CommandError {
-    error(1, prefix)
+/// [`bad_input`] whose messages begin with a place, such as the path of a file.
+pub fn bad_input_in<E: Display>(place: impl Display) -> impl Fn(E) -> CommandError {
+    move |why| bad_input(format!("{place}: {why}"))
+}
+
+/// A command that fails otherwise.
+pub fn failure(why: impl Display) -> CommandError {
+    error(1)(why)
+}
+
+/// [`failure`] whose messages begin with a place.
+pub fn failure_in<E: Display>(place: impl Display) -> impl Fn(E) -> CommandError {
+    move |why| failure(format!("{place}: {why}"))
 }

@@ -1,6 +1,6 @@
 //! `softhca why` and `softhca lint`: analysis of an event log or a capture.
 
-use crate::exit_code::{CommandError, CommandResult, bad_input};
+use crate::exit_code::{CommandError, CommandResult, bad_input, bad_input_in};
 use crate::terminal;
 use serde::Serialize;
 use softhca_trace::lint::{Finding, Linter};
@@ -51,8 +51,8 @@ pub struct LintArguments {
     json: bool,
 }
 
-fn read_error(command: &str, path: &Path, error: LogError) -> CommandError {
-    let failed = bad_input(format!("softhca {command}: {}", path.display()));
+fn read_error(path: &Path, error: LogError) -> CommandError {
+    let failed = bad_input_in(path.display());
     match error {
         LogError { line: 0, cause } => failed(format!("{cause}; give the path of an event log")),
         error => failed(error.to_string()),
@@ -60,28 +60,28 @@ fn read_error(command: &str, path: &Path, error: LogError) -> CommandError {
 }
 
 /// Writes to standard output. A closed pipe is not an error.
-pub fn print(command: &str, text: &str) -> Result<(), CommandError> {
+pub fn print(text: &str) -> Result<(), CommandError> {
     let mut output = io::stdout().lock();
     match output.write_all(terminal::printable(text).as_bytes()).and_then(|()| output.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(bad_input(format!("softhca {command}: cannot write the output"))(error))
+            Err(bad_input(format!("cannot write to standard output: {error}")))
         }
         _ => Ok(()),
     }
 }
 
 /// Reads an event log, or a capture, of which damage is reported and what was read before it is analysed.
-pub fn read_any(command: &str, path: &Path) -> Result<LogAnalyzer, CommandError> {
+pub fn read_any(path: &Path) -> Result<LogAnalyzer, CommandError> {
     let unreadable = |error: &dyn std::fmt::Display| {
         let text = format!("{error}; give the path of an event log or of a pcap or pcapng file");
-        bad_input(format!("softhca {command}: {}", path.display()))(text)
+        bad_input_in(path.display())(text)
     };
     let mut input = crate::input::open(path, false).map_err(|error| unreadable(&error))?;
     if crate::input::is_event_log(&mut input).map_err(|error| unreadable(&error))? {
-        let reader = EventLogReader::new(input).map_err(|error| read_error(command, path, error))?;
+        let reader = EventLogReader::new(input).map_err(|error| read_error(path, error))?;
         let mut analyzer = LogAnalyzer::new(reader.header());
         for entry in reader {
-            analyzer.push(entry.map_err(|error| read_error(command, path, error))?);
+            analyzer.push(entry.map_err(|error| read_error(path, error))?);
         }
         return Ok(analyzer);
     }
@@ -92,10 +92,7 @@ pub fn read_any(command: &str, path: &Path) -> Result<LogAnalyzer, CommandError>
         match record {
             Ok(record) => converter.push(&Packet::new(&record, *start_ns.get_or_insert(record.time_ns))),
             Err(error) => {
-                errln!(
-                    "softhca {command}: {}: {error}; only the packets before it are analysed",
-                    path.display()
-                );
+                warnln!("{}: {error}; only the packets before it are analysed", path.display());
                 break;
             }
         }
@@ -117,7 +114,7 @@ pub fn why(arguments: &WhyArguments) -> CommandResult {
     let text = match &arguments.file {
         Some(file) if !arguments.schema => {
             let question = Query { queue_pair: arguments.qp.clone(), wr_id: arguments.wr };
-            let answer = read_any("why", file)?.diagnose(&question).map_err(bad_input("softhca why"))?;
+            let answer = read_any(file)?.diagnose(&question).map_err(bad_input)?;
             match arguments.json {
                 true => answer.explanations.iter().map(json_line).collect(),
                 false => answer.text(terminal::style().width) + "\n",
@@ -125,13 +122,13 @@ pub fn why(arguments: &WhyArguments) -> CommandResult {
         }
         _ => why::SCHEMA.to_owned(),
     };
-    print("why", &text)?;
+    print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Runs `softhca lint`.
 pub fn lint(arguments: &LintArguments) -> CommandResult {
-    let linter = read_linter(&arguments.log).map_err(|error| read_error("lint", &arguments.log, error))?;
+    let linter = read_linter(&arguments.log).map_err(|error| read_error(&arguments.log, error))?;
     let format = |finding: &Finding| match arguments.json {
         true => json_line(finding),
         false => format!("{finding}\n\n"),
@@ -141,7 +138,7 @@ pub fn lint(arguments: &LintArguments) -> CommandResult {
     if !arguments.json {
         text += &format!("{errors} errors, {warnings} warnings, {notes} notes\n");
     }
-    print("lint", &text)?;
+    print(&text)?;
     Ok(if errors + warnings > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

@@ -38,7 +38,7 @@ pub fn run(arguments: &Arguments) -> CommandResult {
             .map_err(|error| format!("{}: {error}; give the path of an event log", log.display())),
         None => follow_daemon(arguments),
     };
-    served.map_err(bad_input("softhca explore"))?;
+    served.map_err(bad_input)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -85,7 +85,7 @@ fn serve(
     let _ = writeln!(io::stdout(), "explore: {}", server.url());
     std::thread::spawn(move || {
         if let Err(error) = follow(&feed) {
-            errln!("softhca explore: {error}");
+            warnln!("{error}");
         }
         feed.end();
     });

@@ -47,7 +47,7 @@ pub fn run(arguments: &Arguments) -> CommandResult {
         (false, Ok(hosts)) => enter(arguments, &hosts),
         (false, Err(_)) => unshare(arguments),
     };
-    result.map(ExitCode::from).map_err(error(EXEC_FAILED, "softhca"))
+    result.map(ExitCode::from).map_err(error(EXEC_FAILED))
 }
 
 fn execute(words: Vec<OsString>, variables: &[(&'static str, OsString)]) -> Result<u8, String> {

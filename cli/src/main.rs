@@ -1,6 +1,6 @@
 //! The command `softhca`. Each subcommand is a module with its arguments and a `run` function.
 //!
-//! Exit codes: 0 for success, 1 for a failed expectation, 2 for bad input; `exec` uses those of env(1).
+//! Exit codes are in [`exit_code`], and for users in docs/reference/commands.md.
 
 #![cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "most commands are for Linux"))]
 
@@ -9,6 +9,7 @@ mod terminal;
 
 #[cfg(target_os = "linux")]
 mod bench;
+mod completions;
 #[cfg(target_os = "linux")]
 mod daemon;
 mod demo;
@@ -43,14 +44,27 @@ mod subnet;
 mod sweep;
 mod trace;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use exit_code::CommandResult;
 use std::process::ExitCode;
 
+/// The version, and the commit if the build knows it.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), env!("SOFTHCA_COMMIT"));
+
 /// SoftHCA: a software RDMA NIC (RoCEv2 over UDP), with fault injection, captures and explanations.
 #[derive(Parser)]
-#[command(name = "softhca", version)]
+#[command(name = "softhca", version = VERSION)]
 struct Arguments {
+    /// Colours: auto has them on a terminal, unless NO_COLOR is set
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        value_name = "WHEN",
+        default_value = "auto",
+        display_order = 1000
+    )]
+    color: terminal::Color,
     #[command(subcommand)]
     command: Command,
 }
@@ -157,20 +171,44 @@ commands! {
     Man(man::Arguments) => man::run,
     /// Print the RoCE packets in a capture, as lines or as ladder diagrams, or the events in a log
     Trace(trace::Arguments) => trace::run,
+    /// Print the completion script of a shell
+    Completions(completions::Arguments) => completions::run,
 }
 
 fn main() -> ExitCode {
-    match Arguments::try_parse() {
-        Ok(arguments) => arguments.command.run().unwrap_or_else(|error| error.report()),
-        Err(error) => {
-            // Nothing can be done if standard error is closed.
-            let _ = error.print();
-            let is_exec = std::env::args_os().nth(1).is_some_and(|command| command == "exec");
-            match error.exit_code() {
-                0 => ExitCode::SUCCESS,
-                _ if is_exec => ExitCode::from(exit_code::EXEC_FAILED),
-                code => ExitCode::from(code as u8),
-            }
-        }
+    let color = terminal::color_option(std::env::args_os().skip(1));
+    let mut command = Arguments::command().color(color.into());
+    let name = std::env::args()
+        .skip(1)
+        .find_map(|word| command.find_subcommand(&word).map(|found| found.get_name().to_owned()));
+    if let Some(name) = &name {
+        terminal::set_command_name(name);
     }
+    let parsed = command.try_get_matches_from_mut(std::env::args_os());
+    match parsed.and_then(|matches| Arguments::from_arg_matches(&matches)) {
+        Ok(arguments) => {
+            terminal::set_color(arguments.color);
+            arguments.command.run().unwrap_or_else(|error| error.report())
+        }
+        Err(error) => report_usage(&error, name.as_deref()),
+    }
+}
+
+/// Prints help, or an error of the command line in the format of all errors.
+fn report_usage(error: &clap::Error, name: Option<&str>) -> ExitCode {
+    if !error.use_stderr() {
+        // Nothing can be done if standard output is closed.
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let text = error.render().to_string();
+    match text.strip_prefix("error: ") {
+        Some(text) => warnln!("{}", text.trim_end()),
+        // The help, because there is no subcommand.
+        None => errln!("{}", text.trim_end()),
+    }
+    ExitCode::from(match name {
+        Some("exec" | "env" | "lab") => exit_code::EXEC_FAILED,
+        _ => exit_code::BAD_INPUT,
+    })
 }

@@ -1,6 +1,6 @@
 //! `softhca man`: manual pages, which packages contain.
 
-use crate::exit_code::{CommandResult, failure};
+use crate::exit_code::{CommandResult, failure_in};
 use clap::CommandFactory;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,6 +16,6 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> CommandResult {
     std::fs::create_dir_all(&arguments.folder)
         .and_then(|()| clap_mangen::generate_to(crate::Arguments::command(), &arguments.folder))
-        .map_err(failure(format!("softhca man: {}", arguments.folder.display())))?;
+        .map_err(failure_in(arguments.folder.display()))?;
     Ok(ExitCode::SUCCESS)
 }

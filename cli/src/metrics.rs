@@ -3,7 +3,7 @@
 //! Port counters have the names that Prometheus' node_exporter gives them when it reads `/sys/class/infiniband`, so that
 //! its dashboards work. Every counter also has its own name after `softhca_`.
 
-use crate::exit_code::{CommandResult, failure};
+use crate::exit_code::{CommandResult, failure_in};
 use crate::status::DaemonTarget;
 use clap::Args;
 use softhca::{Counters, DaemonControl, Error, FabricPort, PortState};
@@ -29,7 +29,7 @@ pub fn run(arguments: &Arguments) -> CommandResult {
     match arguments.listen {
         None => collect(&arguments.target)?.lines().for_each(|line| outln!("{line}")),
         Some(address) => serve(address, arguments.target.clone())
-            .map_err(failure(format!("softhca: cannot listen at {address}")))?,
+            .map_err(failure_in(format!("cannot listen at {address}")))?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,6 +1,6 @@
 //! `softhca playground`: an HTML page that edits and runs scenarios.
 
-use crate::exit_code::{CommandResult, bad_input};
+use crate::exit_code::{CommandResult, bad_input_in};
 use softhca_explorer::{ExampleScenario, Page};
 use std::fs::{self, File};
 use std::io::{self, BufWriter};
@@ -26,7 +26,7 @@ const BUILD_COMMAND: &str =
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> CommandResult {
-    let failed = |path: &Path| bad_input(format!("softhca playground: {}", path.display()));
+    let failed = |path: &Path| bad_input_in(path.display().to_string());
     let mut scenarios = Vec::new();
     for path in &arguments.scenarios {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -74,7 +74,7 @@ fn build_module() -> Option<()> {
     if !target.starts_with(tree) || !tree.join("explorer/playground/Cargo.toml").is_file() {
         return None;
     }
-    eprintln!("softhca playground: building the WebAssembly module: {BUILD_COMMAND}");
+    warnln!("building the WebAssembly module: {BUILD_COMMAND}");
     let mut command = Command::new("cargo");
     command.args(BUILD_COMMAND.split(' ').skip(1)).arg("--target-dir").arg(target).current_dir(tree);
     command.status().ok()?.success().then_some(())

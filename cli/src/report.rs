@@ -48,16 +48,14 @@ pub fn run(arguments: &Arguments) -> CommandResult {
     let written = if runs.is_empty() {
         let page = build_page(arguments, &report);
         bar.finish_and_clear();
-        write(page.map_err(bad_input("softhca report"))?, &output)
+        write(page.map_err(bad_input)?, &output)
     } else {
         let written = write_index(&arguments.run, &runs, &output, &report);
         bar.finish_and_clear();
         written
     };
     let output = output.display();
-    written.map_err(|error| {
-        bad_input("softhca report")(format!("{output}: {error}; choose another file with -o"))
-    })?;
+    written.map_err(|error| bad_input(format!("{output}: {error}; choose another file with -o")))?;
     outln!("report: {output}");
     Ok(ExitCode::SUCCESS)
 }
@@ -66,7 +64,7 @@ fn build_page(arguments: &Arguments, report: &dyn Fn(&'static str, f64)) -> Resu
     let open = |path: &PathBuf| {
         let run = Run::open_with_progress(path, report)?;
         for note in run.notes() {
-            errln!("softhca report: {}: {note}", path.display());
+            warnln!("{}: {note}", path.display());
         }
         Ok(run)
     };
@@ -142,7 +140,7 @@ fn write_index(
         let result: RunResult = match serde_json::from_str(&text) {
             Ok(result) => result,
             Err(error) => {
-                errln!("softhca report: {}: {error}; the run is left out", folder.join(RESULT).display());
+                warnln!("{}: {error}; the run is left out", folder.join(RESULT).display());
                 continue;
             }
         };
@@ -158,7 +156,7 @@ fn write_index(
                 }
                 // A run on which nothing was recorded has no report.
                 Err(OpenError::EmptyFolder { .. }) => {}
-                Err(error) => errln!("softhca report: {error}"),
+                Err(error) => warnln!("{error}"),
             }
         }
         let is_beside = output.parent().unwrap_or(Path::new("")) == root;

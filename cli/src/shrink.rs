@@ -1,6 +1,6 @@
 //! `softhca shrink`: a minimal set of faults with which a scenario still fails, simulated or on a real program.
 
-use crate::exit_code::{BAD_INPUT, CommandError, CommandResult};
+use crate::exit_code::{CommandResult, bad_input};
 use crate::output;
 use crate::scenario::{self, ParameterValue};
 #[cfg(target_os = "linux")]
@@ -45,7 +45,7 @@ pub struct Arguments {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> CommandResult {
-    shrink(arguments).map_err(|message| CommandError { code: BAD_INPUT, message })
+    shrink(arguments).map_err(bad_input)
 }
 
 /// The necessary faults, and their effect.
@@ -90,7 +90,7 @@ fn shrink_simulation(arguments: &Arguments, scenario: &Scenario) -> Result<Optio
     let sweep = scenario.sweep(&set).map_err(|problem| problem.to_string())?;
     let values: &ParameterValues = match &sweep[..] {
         [one] => one,
-        _ => return Err("softhca shrink: give each parameter a single value".into()),
+        _ => return Err("give each parameter a single value".into()),
     };
     let seed = arguments.seed.unwrap_or(scenario.seed);
     let plan = scenario.plan(values, seed).map_err(|problem| problem.to_string())?;
@@ -160,7 +160,7 @@ fn shrink_sweep(scenario: &Scenario, words: &[String]) -> Result<Option<Shrunk>,
         Ok((symptoms, hits))
     })?;
     if surroundings.are_interrupted() {
-        return Err("softhca shrink: interrupted".into());
+        return Err("interrupted".into());
     }
     Ok(found.map(|mut found| {
         for result in &mut found.results {

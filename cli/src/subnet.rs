@@ -106,7 +106,7 @@ pub fn link(control: &mut DaemonControl, change: Option<(&str, bool)>, json: boo
     };
     let port = text.rsplit_once('/').and_then(|(node, port)| Some((node.to_owned(), port.parse().ok()?)));
     let expected = || format!("{text:?} is not a node and a port, such as switch1/3");
-    let (node, port) = port.ok_or_else(expected).map_err(bad_input("softhca"))?;
+    let (node, port) = port.ok_or_else(expected).map_err(bad_input)?;
     control.subnet(SubnetRequest::SetLink { node, port, works })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,8 +1,10 @@
 //! The terminal: lines, width, colour and progress bars.
 
+use clap::{ColorChoice, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use softhca_trace::{ColorMode, LadderStyle};
 use std::borrow::Cow;
+use std::ffi::OsString;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, IsTerminal, Write};
@@ -22,13 +24,35 @@ macro_rules! errln {
     };
 }
 
+/// Writes a message to standard error after the name of the command: `softhca run: ...`.
+macro_rules! warnln {
+    ($($text:tt)*) => {
+        $crate::terminal::print_error(format_args!(
+            "{}: {}", $crate::terminal::command_name(), format_args!($($text)*)
+        ))
+    };
+}
+
+/// The name that begins every message.
+static COMMAND_NAME: OnceLock<String> = OnceLock::new();
+
+/// Sets the name of the subcommand.
+pub fn set_command_name(subcommand: &str) {
+    let _ = COMMAND_NAME.set(format!("softhca {subcommand}"));
+}
+
+/// The command as messages name it: `softhca run`.
+pub fn command_name() -> &'static str {
+    COMMAND_NAME.get().map_or("softhca", String::as_str)
+}
+
 /// The function behind [`outln`]. A closed pipe, as after `head`, is not an error: the command exits with 0.
 pub fn print_line(text: fmt::Arguments<'_>) {
     if let Err(error) = writeln!(io::stdout().lock(), "{}", printable(&text.to_string())) {
         if error.kind() == io::ErrorKind::BrokenPipe {
             std::process::exit(0);
         }
-        errln!("softhca: cannot write to standard output: {error}");
+        warnln!("cannot write to standard output: {error}");
         std::process::exit(1);
     }
 }
@@ -110,15 +134,63 @@ impl<W: Write> Write for PrintableWriter<W> {
     }
 }
 
-/// The terminal's width, and colour on a terminal unless NO_COLOR is set.
+/// When output has colours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Color {
+    #[default]
+    Auto,
+    Always,
+    Never,
+}
+
+impl From<Color> for ColorChoice {
+    fn from(color: Color) -> ColorChoice {
+        match color {
+            Color::Auto => ColorChoice::Auto,
+            Color::Always => ColorChoice::Always,
+            Color::Never => ColorChoice::Never,
+        }
+    }
+}
+
+static COLOR: OnceLock<Color> = OnceLock::new();
+
+/// Sets the colours of the command.
+pub fn set_color(color: Color) {
+    let _ = COLOR.set(color);
+}
+
+/// The value of `--color`, before the command line is parsed: help has colours too. The words of a program after `--`
+/// have no options of ours.
+pub fn color_option(words: impl Iterator<Item = OsString>) -> Color {
+    let mut words = words.map_while(|word| word.into_string().ok()).take_while(|word| word != "--");
+    while let Some(word) = words.next() {
+        let value = match word.strip_prefix("--color") {
+            Some("") => words.next(),
+            Some(rest) => rest.strip_prefix('=').map(str::to_owned),
+            None => None,
+        };
+        if let Some(color) = value.and_then(|value| Color::from_str(&value, false).ok()) {
+            return color;
+        }
+    }
+    Color::Auto
+}
+
+/// The terminal's width, and whether output has colours.
 pub fn style() -> LadderStyle {
     let terminal = io::stdout().is_terminal();
-    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let colored = match COLOR.get().copied().unwrap_or_default() {
+        Color::Auto => terminal && !no_color,
+        Color::Always => true,
+        Color::Never => false,
+    };
     let width = terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
     let default = LadderStyle::default();
     LadderStyle {
         width: width.filter(|_| terminal).unwrap_or(default.width),
-        color: if terminal && !plain { ColorMode::Marked(color_mark()) } else { ColorMode::Plain },
+        color: if colored { ColorMode::Marked(color_mark()) } else { ColorMode::Plain },
     }
 }
 

@@ -191,7 +191,7 @@ pub fn run(arguments: &Arguments) -> CommandResult {
         Ok(()) => Ok(ExitCode::SUCCESS),
         // The reader has closed the pipe.
         Err(TraceError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
-        Err(error) => Err(bad_input("softhca trace")(error.message(arguments))),
+        Err(error) => Err(bad_input(error.message(arguments))),
     }
 }
 
@@ -396,7 +396,7 @@ fn print_joined(
 
 /// Prints a summary, or writes a trace for Perfetto.
 fn analyze(arguments: &Arguments) -> CommandResult {
-    let analyzer = read_any("trace", &arguments.file)?;
+    let analyzer = read_any(&arguments.file)?;
     if let Some(path) = &arguments.perfetto {
         let written = File::create(path).map(BufWriter::new).and_then(|mut file| {
             serde_json::to_writer(&mut file, &analyzer.perfetto()).map_err(io::Error::from)?;
@@ -404,7 +404,7 @@ fn analyze(arguments: &Arguments) -> CommandResult {
         });
         written.map_err(|error| {
             let text = format!("cannot write {}: {error}; choose another file", path.display());
-            bad_input("softhca trace")(text)
+            bad_input(text)
         })?;
         outln!("trace: {}", path.display());
         return Ok(ExitCode::SUCCESS);
@@ -415,7 +415,7 @@ fn analyze(arguments: &Arguments) -> CommandResult {
         () if arguments.csv => summary.csv(),
         () => summary.to_string(),
     };
-    print("trace", &text)?;
+    print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -45,7 +45,7 @@ fn a_program_that_uses_no_device_is_reported() {
     let mut rig = Rig::new();
     let seen = rig.run(&["true"]);
     assert!(seen.success, "{seen:?}");
-    assert!(seen.text.contains("softhca: true did not use the emulated device"), "{seen:?}");
+    assert!(seen.text.contains("softhca exec: true did not use the emulated device"), "{seen:?}");
     let seen = rig.run(&["ibv_devices"]);
     assert!(!seen.text.contains("did not use"), "{seen:?}");
 }

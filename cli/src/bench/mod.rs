@@ -10,7 +10,7 @@ mod programs;
 mod rdma;
 mod results;
 
-use crate::exit_code::{CommandResult, bad_input, failure};
+use crate::exit_code::{CommandResult, bad_input, failure, failure_in};
 use clap::Args;
 pub use collective::RankArguments;
 use mode::{BenchDaemon, Mode};
@@ -101,7 +101,7 @@ impl Arguments {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> CommandResult {
-    arguments.check_filter().map_err(bad_input("softhca bench"))?;
+    arguments.check_filter().map_err(bad_input)?;
     let effort = match arguments.quick {
         true => Effort { round_time: Duration::from_millis(200), rounds: 3 },
         false => Effort { round_time: Duration::from_millis(500), rounds: 7 },
@@ -116,29 +116,28 @@ pub fn run(arguments: &Arguments) -> CommandResult {
             "direct" => BenchDaemon::start(DataPath::Direct, Loopback::Internal).map(Mode::Direct),
             _ => BenchDaemon::start(DataPath::Daemon, Loopback::Socket).map(Mode::Daemon),
         };
-        mode.and_then(|mode| measure(arguments, &mode, effort, &mut output))
-            .map_err(failure(format!("softhca: {selected}")))?;
+        mode.and_then(|mode| measure(arguments, &mode, effort, &mut output)).map_err(failure_in(selected))?;
     }
     let selected = |name: &str| arguments.matches_filter(name);
     let mut print = |measurement: &Measurement| output.print(measurement);
     if arguments.is_selected("collective") && selected(collective::NAME) {
-        collective::measure(effort, &mut print).map_err(failure("softhca: collective"))?;
+        collective::measure(effort, &mut print).map_err(failure_in("collective"))?;
     }
     for (mode, data_path) in [("programs", DataPath::Direct), ("programs-daemon", DataPath::Daemon)] {
         if arguments.is_selected(mode) {
             let measured = programs::measure(data_path, &selected, effort, &mut print);
-            measured.map_err(failure(format!("softhca: {mode}")))?;
+            measured.map_err(failure_in(mode))?;
         }
     }
     if arguments.is_selected("peer") {
-        peer::measure(&selected, effort, &mut print).map_err(failure("softhca: peers"))?;
+        peer::measure(&selected, effort, &mut print).map_err(failure_in("peers"))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Runs one rank of the collective benchmark.
 pub fn run_rank(arguments: &RankArguments) -> CommandResult {
-    collective::run_rank(arguments).map_err(failure("softhca: rank"))?;
+    collective::run_rank(arguments).map_err(failure)?;
     Ok(ExitCode::SUCCESS)
 }
 

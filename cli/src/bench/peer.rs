@@ -61,7 +61,7 @@ pub fn measure(
 ) -> BenchResult {
     for peer in &PEERS {
         if !is_installed(peer.program) {
-            errln!("softhca: {}: {} is not installed", peer.mode, peer.program);
+            warnln!("{}: {} is not installed", peer.mode, peer.program);
             continue;
         }
         for measure in peer.metrics {
@@ -77,7 +77,7 @@ pub fn measure(
             };
             match peer.run(*measure, effort) {
                 Ok(value) => row(&Measurement::new(name, peer.mode, unit, value, raw)),
-                Err(why) => errln!("softhca: {} {name}: {why}", peer.mode),
+                Err(why) => warnln!("{} {name}: {why}", peer.mode),
             }
         }
     }

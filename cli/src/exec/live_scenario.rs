@@ -326,6 +326,6 @@ pub fn read_events(events: &mut DaemonEventLog, live: Option<&mut DaemonScenario
         None => events.read_new(lint, |_| false, &mut |_| {}),
     };
     if let Err(error) = read {
-        errln!("softhca: cannot read the event log: {error}");
+        warnln!("cannot read the event log: {error}");
     }
 }

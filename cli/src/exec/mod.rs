@@ -203,7 +203,7 @@ impl DaemonOptions {
 
 /// Runs `softhca exec`.
 pub fn run(arguments: &Arguments) -> CommandResult {
-    let code = execute(arguments).map_err(|failed| error(failed.code, "softhca")(failed.message))?;
+    let code = execute(arguments).map_err(|failed| error(failed.code)(failed.message))?;
     Ok(ExitCode::from(code))
 }
 
@@ -290,7 +290,7 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
         live.run_due_actions(&mut connection, &Vec::new(), events.as_mut());
     }
     if let Some(warning) = device_use.warning(&first, arguments.preload) {
-        eprintln!("softhca: {warning}");
+        warnln!("{warning}");
     }
     let daemon_runs = !live.as_ref().is_some_and(DaemonScenario::is_daemon_gone);
     if daemon_runs && (events.is_some() || arguments.capture.is_some()) {
@@ -316,7 +316,7 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
             errln!("\n{text}");
         }
         for finding in events.waiting_requests() {
-            eprintln!("softhca why: {finding}");
+            errln!("softhca why: {finding}");
         }
         if arguments.lint {
             errln!("{}", events.lint_summary());
@@ -380,7 +380,7 @@ fn start_recording(
 
 /// Runs `softhca env`.
 pub fn env(arguments: &EnvArguments) -> CommandResult {
-    print_environment(arguments).map_err(error(exit_code::EXEC_FAILED, "softhca"))?;
+    print_environment(arguments).map_err(error(exit_code::EXEC_FAILED))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -9,7 +9,7 @@ pub mod program_report;
 mod runner;
 mod store;
 
-use crate::exit_code::{BAD_INPUT, CommandError, CommandResult, bad_input};
+use crate::exit_code::{BAD_INPUT, CommandError, CommandResult, bad_input, bad_input_in};
 use crate::output;
 use crate::scenario::{self, ParameterValue};
 use clap::Args;
@@ -119,9 +119,9 @@ pub fn run(arguments: &Arguments) -> CommandResult {
     if arguments.merge {
         return merge(arguments);
     }
-    let unusable = |problems: Vec<String>| CommandError { code: BAD_INPUT, message: problems.join("\n") };
+    let unusable = |problems: Vec<String>| CommandError { code: BAD_INPUT, messages: problems };
     let jobs = collect_jobs(arguments).map_err(unusable)?;
-    check_outputs(arguments).map_err(bad_input("softhca run"))?;
+    check_outputs(arguments).map_err(bad_input)?;
     let mut run_printer = printer::RunPrinter::new(&jobs, arguments.json, arguments.out.clone());
     let mut results = Vec::new();
     let Arguments { jobs: at_once, retry: retries, .. } = *arguments;
@@ -132,9 +132,9 @@ pub fn run(arguments: &Arguments) -> CommandResult {
     });
     run_printer.finish();
     if let Some(path) = &arguments.junit {
-        write_junit(path, junit::report(&jobs, &results)).map_err(bad_input("softhca run"))?;
+        write_junit(path, junit::report(&jobs, &results)).map_err(bad_input)?;
     }
-    run_printer.write_error().map_or(Ok(()), Err).map_err(bad_input("softhca run"))?;
+    run_printer.write_error().map_or(Ok(()), Err).map_err(bad_input)?;
     let has = |verdict| results.iter().any(|(_, summary)| summary.verdict == verdict);
     let is_flaky = arguments.no_flaky && results.iter().any(|(_, summary)| summary.is_flaky);
     Ok(match (has(Verdict::Error), has(Verdict::Fail) || is_flaky) {
@@ -236,11 +236,11 @@ fn merge(arguments: &Arguments) -> CommandResult {
     let mut reports = Vec::new();
     for path in &arguments.files {
         let name = path.display().to_string();
-        let text = fs::read_to_string(path).map_err(bad_input(format!("softhca run: {name}")))?;
+        let text = fs::read_to_string(path).map_err(bad_input_in(&name))?;
         reports.push((name, text));
     }
     let path = arguments.junit.as_ref().expect("clap requires --junit");
     let written = junit::merge(&reports).and_then(|merged| write_junit(path, merged));
-    written.map_err(bad_input("softhca run"))?;
+    written.map_err(bad_input)?;
     Ok(ExitCode::SUCCESS)
 }

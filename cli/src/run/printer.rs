@@ -75,7 +75,7 @@ impl<'a> RunPrinter<'a> {
         let is_first = index == 0 || self.jobs[index - 1].scenario.name() != job.scenario.name();
         self.progress.suspend(|| {
             if checks_nothing && is_first {
-                errln!("softhca run: {}: no expectation was checked: add [[expect]]", job.scenario.name());
+                warnln!("{}: no expectation was checked: add [[expect]]", job.scenario.name());
             }
             let mut output = io::stdout().lock();
             // The reader may have closed the pipe.

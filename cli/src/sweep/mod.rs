@@ -16,7 +16,7 @@ mod runner;
 mod target;
 
 use crate::exec::sweep_support::{RequiredSettings, required_settings};
-use crate::exit_code::{BAD_INPUT, CommandResult, EXEC_FAILED, INTERRUPTED, error};
+use crate::exit_code::{BAD_INPUT, CommandResult, INTERRUPTED, bad_input, error};
 use crate::output::ScratchFolder;
 use clap::Args;
 use core_dump::CoreDump;
@@ -131,10 +131,10 @@ fn parse_shard(text: &str) -> Result<(usize, usize), String> {
 
 /// Runs `softhca sweep`.
 pub fn run(arguments: &Arguments) -> CommandResult {
-    let surroundings = Surroundings::new(arguments.out.is_some()).map_err(error(EXEC_FAILED, "softhca"))?;
+    let surroundings = Surroundings::new(arguments.out.is_some()).map_err(bad_input)?;
     let swept = sweep(arguments, &surroundings);
     let code = if swept.is_err() && surroundings.are_interrupted() { INTERRUPTED } else { BAD_INPUT };
-    Ok(if swept.map_err(error(code, "softhca"))? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if swept.map_err(error(code))? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The programs that the words name: a file, if it is one word that ends with `.toml`, or a program with its arguments.

@@ -6,6 +6,8 @@ mod daemon;
 mod explain;
 #[cfg(target_os = "linux")]
 mod files;
+#[cfg(target_os = "linux")]
+mod manners;
 #[cfg(unix)]
 mod outputs;
 mod report;
