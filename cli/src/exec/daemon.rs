@@ -3,12 +3,10 @@
 use super::own_path::own_path;
 use crate::output;
 use crate::subnet::FabricOptions;
-use rustix::fs::FlockOperation;
 use softhca::{DEFAULT_NAME, DaemonControl, Error, HostDevice, Loopback, NAME_VARIABLE, Recovery};
-use softhca_control::RuntimeDir;
+use softhca_control::{LockFile, RuntimeDir};
 use softhca_udp::{ADDRESS_VARIABLE, BindError, parse_addresses};
 use std::ffi::OsString;
-use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
@@ -79,12 +77,9 @@ pub fn connect_or_start(
 }
 
 /// Locks the start of a daemon with this name.
-fn lock_start(folder: &RuntimeDir, name: &str) -> Result<File, String> {
+fn lock_start(folder: &RuntimeDir, name: &str) -> Result<LockFile, String> {
     let path = folder.start_lock(name);
-    let failed = |error: std::io::Error| format!("{}: {error}", path.display());
-    let door = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
-    rustix::fs::flock(&door, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
-    Ok(door)
+    LockFile::lock(&path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// How a daemon was started: its command line, with the addresses that its hosts have.
@@ -179,8 +174,8 @@ fn start(
     stay: DaemonLifetime,
 ) -> Result<(), String> {
     if folder.socket(name).exists() {
-        errln!(
-            "softhca: the daemon {name:?} has died; starting a new one with the settings of this command, not of that daemon"
+        warnln!(
+            "the daemon {name:?} has died; starting a new one with the settings of this command, not of that daemon"
         );
     }
     let mut command = Command::new(own_path()?);
@@ -243,5 +238,5 @@ fn spawn(folder: &RuntimeDir, name: &str, mut command: Command) -> Result<(), St
     }
     let _ = child.wait();
     let log_text = std::fs::read_to_string(&path).unwrap_or_default();
-    Err(format!("the daemon did not start: {}", log_text.trim().trim_start_matches("softhca: ")))
+    Err(format!("the daemon did not start: {}", log_text.trim().trim_start_matches("softhca daemon: ")))
 }

@@ -167,6 +167,22 @@ fn a_killed_daemon_is_reported_and_can_be_replaced() {
     assert_eq!(next.lines(&["status", "--json"])[0]["host"], "alice");
 }
 
+#[test]
+fn a_daemon_and_a_program_leave_no_lock_files() {
+    let mut daemon = Daemon::start("locks", &["daemon", "--host", "alice"]);
+    let locks = || {
+        let entries = std::fs::read_dir(daemon.folder.join("softhca")).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.ends_with(".lock") || name.ends_with(".start")).collect::<Vec<_>>()
+    };
+    assert_eq!(locks(), ["default.lock"]);
+    assert!(daemon.run(&["env"]).status.success());
+    assert_eq!(locks(), ["default.lock"], "the start lock was held");
+    assert!(daemon.run(&["stop"]).status.success());
+    assert!(daemon.child.wait().unwrap().success());
+    assert_eq!(locks(), Vec::<String>::new());
+}
+
 /// A write beyond `ulimit -f` raises it, also one to memory that is shared with a client.
 #[test]
 fn the_signal_of_the_file_size_limit_does_not_end_a_daemon() {

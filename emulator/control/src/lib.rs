@@ -9,6 +9,8 @@ mod fault_variable;
 mod framing;
 mod handed_over;
 #[cfg(target_os = "linux")]
+mod lock_file;
+#[cfg(target_os = "linux")]
 mod messages;
 #[cfg(target_os = "linux")]
 mod runtime_dir;
@@ -19,6 +21,8 @@ pub use fault_variable::{faults_from_text, faults_to_text};
 #[cfg(target_os = "linux")]
 pub use framing::{FramedMessage, MAX_DESCRIPTORS, MAX_MESSAGE, MessageReader, ProtocolError, send_message};
 pub use handed_over::HandedOverPacket;
+#[cfg(target_os = "linux")]
+pub use lock_file::LockFile;
 #[cfg(target_os = "linux")]
 pub use messages::*;
 #[cfg(target_os = "linux")]

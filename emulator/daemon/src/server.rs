@@ -19,8 +19,9 @@ use crate::state::{DaemonState, SessionStatus};
 use crate::subnet::SubnetServer;
 use crate::sysfs::Views;
 use parking_lot::Mutex;
-use rustix::fs::FlockOperation;
-use softhca_control::{ClientStatus, DaemonStatus, FramedMessage, RuntimeDir, Welcome, encode, send_message};
+use softhca_control::{
+    ClientStatus, DaemonStatus, FramedMessage, LockFile, RuntimeDir, Welcome, encode, send_message,
+};
 use softhca_fabric::{IdOffsets, ReceiverSettings};
 use softhca_udp::HostNetwork;
 use std::collections::BTreeMap;
@@ -62,10 +63,10 @@ pub struct Daemon {
     /// Dropped when the server stops.
     views: Option<Views>,
     /// Locked for the lifetime of the daemon.
-    _lock: File,
+    _lock: LockFile,
     /// Set when an idle daemon exits, and locked until everything else is dropped: a client that waits for this lock
     /// starts a new daemon, which must find nothing of this one.
-    start_lock: Option<File>,
+    start_lock: Option<LockFile>,
 }
 
 /// Accepts connections, and runs one session for each.
@@ -82,7 +83,7 @@ struct Sessions {
 enum Exit {
     Requested,
     /// With the start lock.
-    Idle(Option<File>),
+    Idle(Option<LockFile>),
 }
 
 /// Builds the network between the hosts.
@@ -131,7 +132,8 @@ impl Daemon {
         }
         let directory = RuntimeDir::for_user();
         directory.create()?;
-        let lock = lock(&directory.lock(&config.name), &config.name)?;
+        let lock = LockFile::try_lock(&directory.lock(&config.name))?
+            .ok_or_else(|| StartError::AlreadyRunning { name: config.name.clone() })?;
         let watchers = Arc::new(AsyncEventWatchers::default());
         let recordings = Recordings::new(watchers.clone());
         let mut hosts = Vec::new();
@@ -284,13 +286,10 @@ impl Sessions {
 
     /// Locks the start lock, unless a client holds it. Without a runtime directory no client can find the daemon, and there
     /// is no lock.
-    fn try_start_lock(&self) -> Option<Option<File>> {
+    fn try_start_lock(&self) -> Option<Option<LockFile>> {
         let path = RuntimeDir::for_user().start_lock(&self.state.config.name);
-        match File::options().create(true).truncate(false).write(true).open(path) {
-            Ok(file) => {
-                let is_locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
-                is_locked.then_some(Some(file))
-            }
+        match LockFile::try_lock(&path) {
+            Ok(lock) => lock.map(Some),
             Err(error) => (error.kind() == io::ErrorKind::NotFound).then_some(None),
         }
     }
@@ -378,16 +377,6 @@ async fn sleep_until(deadline: Option<tokio::time::Instant>) {
     }
 }
 
-/// Locks the file, or reports that another daemon has it locked.
-fn lock(path: &Path, name: &str) -> Result<File, StartError> {
-    let file = File::options().create(true).truncate(false).write(true).open(path)?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(StartError::AlreadyRunning { name: name.into() }),
-        Err(error) => Err(StartError::System(error.into())),
-    }
-}
-
 /// Raises the limit of open files: each client needs several descriptors.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
@@ -407,20 +396,16 @@ mod tests {
         let config =
             Config { name: name.clone(), idle_exit_after: Some(Duration::ZERO), ..Config::default() };
         let directory = RuntimeDir::for_user();
-        let is_free = |path: PathBuf| {
-            let file = File::options().write(true).open(path).expect("the daemon created it");
-            rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
-        };
+        let locks = [directory.start_lock(&name), directory.lock(&name)];
         let mut daemon = Daemon::start(config).expect("it starts");
         daemon.run(None).expect("it exits because it is idle");
         assert!(!directory.socket(&name).exists());
         // No other daemon may start yet.
-        assert!(!is_free(directory.lock(&name)) && !is_free(directory.start_lock(&name)));
-        drop(daemon);
-        assert!(is_free(directory.start_lock(&name)) && is_free(directory.lock(&name)));
-        for path in [directory.start_lock(&name), directory.lock(&name)] {
-            std::fs::remove_file(path).expect("the test owns it");
+        for path in &locks {
+            assert!(LockFile::try_lock(path).expect("the folder exists").is_none(), "{path:?}");
         }
+        drop(daemon);
+        assert!(!locks.iter().any(|path| path.exists()));
     }
 
     /// Connects, and returns once the daemon has answered the handshake.
