@@ -91,6 +91,23 @@ pub fn open(option: &str, path: &Path) -> Result<File, String> {
     opened.map_err(|error| write_error(option, path, &error))
 }
 
+/// Reserves the file that an option names for this command, until the command exits: two writers would garble it.
+#[cfg(target_os = "linux")]
+pub fn reserve(option: &str, path: &Path) -> Result<(), String> {
+    use rustix::fs::{FlockOperation, flock};
+    let file = open(option, path)?;
+    let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
+    // Not every file system has locks.
+    let locked = if is_file { flock(&file, FlockOperation::NonBlockingLockExclusive) } else { Ok(()) };
+    if locked == Err(rustix::io::Errno::WOULDBLOCK) {
+        let path = path.display();
+        return Err(format!("another command writes {path} ({option}): give each command a file of its own"));
+    }
+    // The lock ends with the process.
+    std::mem::forget(file);
+    Ok(())
+}
+
 /// Truncates a file once its writer has started. Pipes and other special files have nothing to truncate.
 pub fn truncate(file: &File) -> std::io::Result<()> {
     if file.metadata()?.is_file() { file.set_len(0) } else { Ok(()) }
@@ -120,6 +137,19 @@ mod tests {
         let folder = std::env::temp_dir();
         let text = create("--log", &folder).unwrap_err();
         assert!(text.contains(" (--log): ") && text.ends_with("; give a file in that folder"), "{text}");
+        #[cfg(target_os = "linux")]
+        {
+            let shared = unpredictable_path("softhca-output-", ".jsonl");
+            reserve("--log", &shared).unwrap();
+            std::fs::write(&shared, "events").unwrap();
+            let text = reserve("--log", &shared).unwrap_err();
+            assert!(text.starts_with("another command writes ") && text.contains("(--log)"), "{text}");
+            assert_eq!(std::fs::read_to_string(&shared).unwrap(), "events", "its contents are kept");
+            std::fs::remove_file(&shared).unwrap();
+            reserve("--log", Path::new("/dev/null"))
+                .and_then(|()| reserve("--log", Path::new("/dev/null")))
+                .unwrap();
+        }
         let denied = ErrorKind::PermissionDenied.into();
         assert!(write_error("--log", &folder, &denied).ends_with("; give a file that you may write"));
     }

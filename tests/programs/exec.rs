@@ -495,16 +495,34 @@ fn polling_never_sleeps() {
 fn why_reports_a_requester_that_waits_for_ever() {
     let mut rig = Rig::new();
     let program = compile_with(&rig, "rejected", &["-libverbs", "-lrdmacm"]);
-    let log = rig.file("log.jsonl");
-    let mut running = rig.start_with(&["--log", &log], &[&program, "silent-peer"]);
-    while !std::fs::read_to_string(&log).is_ok_and(|text| text.contains("work:fetched")) {
-        assert!(!running.has_ended(), "{:?}", running.wait());
-        std::thread::sleep(Duration::from_millis(20));
+    let cases = [
+        ("silent-peer", "work:fetched", "A timeout of 0 means to wait for ever"),
+        (
+            "no-receive",
+            "rnr_wait_started",
+            "alice.2 never posts a receive, and rnr_retry 7 means to try for ever",
+        ),
+    ];
+    for (mode, event, cause) in cases {
+        let log = rig.file(&format!("{mode}.jsonl"));
+        let mut running = rig.start_with(&["--strict", "--log", &log], &[&program, mode]);
+        while !std::fs::read_to_string(&log).is_ok_and(|text| text.contains(event)) {
+            assert!(!running.has_ended(), "{:?}", running.wait());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let other = rig.start_with(&["--log", &log], &["true"]).wait();
+        let refusal = format!("another command writes {log} (--log)");
+        assert!(other.code == Some(125) && other.text.contains(&refusal), "{other:?}");
+        running.terminate();
+        let seen = running.wait();
+        // A requester that waits for a peer in ERR is an error of the linter, a missing receive a warning.
+        assert_eq!(seen.code == Some(123), mode == "silent-peer", "{seen:?}");
+        assert!(seen.text.contains("SEND 7 of alice.1 has not ended"), "{seen:?}");
+        let words = seen.text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains(cause), "{seen:?}");
+        let rejected = "softhca: ibv_post_send: the queue pair is in RTR";
+        assert_eq!(seen.text.matches(rejected).count(), 1, "each reason is printed once: {seen:?}");
     }
-    running.terminate();
-    let seen = running.wait();
-    assert!(seen.text.contains("softhca why: alice QP 0x"), "{seen:?}");
-    assert!(seen.text.contains("has timeout 0, so it waits for ever"), "{seen:?}");
 }
 
 fn a_program_forks_while_writes_are_outstanding() {

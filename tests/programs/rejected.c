@@ -1,5 +1,6 @@
 /* Makes calls that must be rejected, and checks result and errno of each. The test counts the explanations on stderr.
- * With the argument "polls", polls an empty completion queue instead; with "silent-peer", waits for a peer in ERR. */
+ * With the argument "polls", polls an empty completion queue instead; with "silent-peer", waits for a peer in ERR; with
+ * "no-receive", for a peer that posts no receive. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -275,14 +276,19 @@ static int polls(void)
 	return 0;
 }
 
-/* A peer in ERR does not answer, and timeout 0 waits for ever. */
-static int silent_peer(struct ibv_mr *mr)
+/* Waits for ever: for a peer in ERR, which does not answer, with timeout 0, or for a peer that posts no receive. Posts
+ * before RTS first. */
+static int waits_for_ever(struct ibv_mr *mr, int is_in_error)
 {
 	struct ibv_qp *here = make_qp(IBV_QPT_RC, NULL), *there = make_qp(IBV_QPT_RC, NULL);
 	struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR };
-	if (to_init(here) || to_init(there) || to_rtr(here, there->qp_num, 1, 0) || to_rtr(there, here->qp_num, 1, 1) ||
-	    to_rts(here, 0) || ibv_modify_qp(there, &error, IBV_QP_STATE) || post(here, mr))
-		fail("silent peer");
+	if (to_init(here) || to_init(there) || to_rtr(here, there->qp_num, 1, 0) || to_rtr(there, here->qp_num, 1, 1))
+		fail("RTR");
+	CODE(EINVAL, post(here, mr));
+	CODE(EINVAL, post(here, mr));
+	if (to_rts(here, is_in_error ? 0 : 14) || (is_in_error && ibv_modify_qp(there, &error, IBV_QP_STATE)) ||
+	    post(here, mr))
+		fail("RTS");
 	puts("waiting");
 	fflush(stdout);
 	struct ibv_wc wc;
@@ -302,7 +308,7 @@ int main(int argc, char **argv)
 	if (!cq || !mr)
 		fail("set-up");
 	if (argc > 1)
-		return strcmp(argv[1], "polls") ? silent_peer(mr) : polls();
+		return strcmp(argv[1], "polls") ? waits_for_ever(mr, !strcmp(argv[1], "silent-peer")) : polls();
 	devices();
 	protection_domains();
 	completion_queues();

@@ -1,5 +1,6 @@
 //! Whether a program used a device of SoftHCA, and which libibverbs it loaded otherwise.
 
+use super::library::LIBRARY_FILE;
 use softhca_control::RuntimeDir;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -22,6 +23,8 @@ pub struct DeviceUse {
     next: Instant,
     /// The files of other libraries.
     others: BTreeSet<String>,
+    /// The program has loaded SoftHCA's library.
+    has_own: bool,
 }
 
 impl DeviceUse {
@@ -33,7 +36,7 @@ impl DeviceUse {
         let mark = folder.path().join(name);
         // Without the file, a program that used a device is reported too.
         let _ = std::fs::File::create(&mark);
-        DeviceUse { mark, started: now, next: now, others: BTreeSet::new() }
+        DeviceUse { mark, started: now, next: now, others: BTreeSet::new(), has_own: false }
     }
 
     /// The variable for the program.
@@ -54,7 +57,11 @@ impl DeviceUse {
         if now >= self.next {
             let mut processes = vec![program.to_string()];
             while let Some(process) = processes.pop() {
-                self.others.extend(other_libraries(&process));
+                let files = loaded_files(&process);
+                self.has_own |= files.iter().any(|file| file_name(file) == LIBRARY_FILE);
+                // SoftHCA's own library has another name behind its symlinks.
+                self.others
+                    .extend(files.into_iter().filter(|file| file_name(file).starts_with("libibverbs")));
                 let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children"));
                 processes.extend(children.unwrap_or_default().split_whitespace().map(String::from));
             }
@@ -73,6 +80,9 @@ impl DeviceUse {
         }
         let files = self.others.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
         Some(match (files.is_empty(), is_preloaded) {
+            (true, _) if self.has_own => {
+                format!("{program} loaded the emulated libibverbs and ended before it asked for a device")
+            }
             (true, _) => format!("{program} did not use the emulated device: exec saw it load no libibverbs"),
             (false, false) => format!(
                 "{program} did not use the emulated device: it loaded {files}. Try `softhca exec --preload -- {program} …`"
@@ -93,14 +103,14 @@ fn remove_stale(folder: &Path) {
     }
 }
 
-/// The files of a process whose names begin with libibverbs. SoftHCA's own has another name behind its symlinks.
-fn other_libraries(process: &str) -> BTreeSet<String> {
+/// The files that a process has mapped.
+fn loaded_files(process: &str) -> BTreeSet<String> {
     let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap_or_default();
-    let files = maps.lines().filter_map(|line| line.find('/').map(|start| &line[start..]));
-    files
-        .filter(|file| file.rsplit('/').next().is_some_and(|name| name.starts_with("libibverbs")))
-        .map(String::from)
-        .collect()
+    maps.lines().filter_map(|line| line.find('/').map(|start| line[start..].into())).collect()
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
 }
 
 #[cfg(test)]
@@ -129,5 +139,16 @@ mod tests {
         let warning = watched.warning("train", false).expect("no device was used");
         assert!(warning.contains("it loaded /opt/wheel/libibverbs-1a2b.so.1"), "{warning}");
         assert!(warning.contains("softhca exec --preload -- train"), "{warning}");
+    }
+
+    #[test]
+    fn a_program_that_ended_early_is_not_one_without_the_library() {
+        let mut watched = DeviceUse::watch();
+        watched.has_own = true;
+        let warning = watched.warning("ib_write_bw", false).expect("no device was used");
+        assert_eq!(
+            warning,
+            "ib_write_bw loaded the emulated libibverbs and ended before it asked for a device"
+        );
     }
 }

@@ -30,8 +30,8 @@ impl EmbeddedLogs {
         (LOG_VARIABLE, self.folder.join("%p.jsonl").into())
     }
 
-    /// Explains the failed work requests of every process, and prints findings with `lint`.
-    pub fn explanations(&self, lint: bool) -> io::Result<Vec<String>> {
+    /// Explains the problems of every process, and prints findings with `lint`.
+    pub fn explanations(&self, lint: bool, has_lint_errors: &mut bool) -> io::Result<Vec<String>> {
         let mut paths: Vec<PathBuf> = fs::read_dir(&self.folder)?
             .map(|entry| entry.map(|entry| entry.path()))
             .collect::<Result<_, _>>()?;
@@ -41,6 +41,7 @@ impl EmbeddedLogs {
             let mut events = DaemonEventLog::read_only(fs::File::open(path)?);
             events.read_new(lint, |_| false, &mut |_| {})?;
             explanations.extend(events.explanation());
+            *has_lint_errors |= events.has_lint_errors();
         }
         Ok(explanations)
     }

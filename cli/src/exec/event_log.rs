@@ -1,13 +1,14 @@
 //! The event log of a daemon while a program runs: read as it grows, and kept as far as explanations need it.
 
-use super::waiting_requests::WaitingRequests;
 use crate::terminal;
 use rustix::fs::{FallocateFlags, MemfdFlags};
+use serde_json::Value;
 use softhca::DaemonControl;
 use softhca_trace::lint::Linter;
-use softhca_trace::log::{Entry, Header};
-use softhca_trace::why::{LogAnalyzer, Query};
+use softhca_trace::log::{self, Header};
+use softhca_trace::why::LogAnalyzer;
 use std::collections::VecDeque;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
@@ -27,32 +28,77 @@ const MAX_FAILURES_EXPLAINED: usize = 4;
 /// The bytes of one read.
 const READ_CHUNK: usize = 1 << 20;
 
-/// Lines of a log, in order: the configuration of queue pairs, the history of failures, and the most recent lines.
+/// The work request of a line: host, number of the queue pair, wr_id.
+type RequestId = (String, u64, u64);
+
+/// Lines of a log, in order: the configuration of queue pairs, the history of failures, the start of work requests that
+/// have not completed, and the most recent lines.
 #[derive(Default)]
 struct RecentLines {
-    kept: Vec<Box<str>>,
+    kept: BTreeMap<u64, Box<str>>,
     window: VecDeque<Box<str>>,
+    /// The number of the first line in the window.
+    first: u64,
+    /// The kept lines in which the outstanding work requests start.
+    started: BTreeMap<RequestId, VecDeque<u64>>,
     failures: usize,
 }
 
 impl RecentLines {
     fn push(&mut self, line: &str) {
-        if self.window.len() == MAX_RECENT_LINES
-            && let Some(oldest) = self.window.pop_front()
-            && matches!(event_name(&oldest), "qp:configured" | "qp:state_changed")
-        {
-            self.kept.push(oldest);
+        if self.window.len() == MAX_RECENT_LINES {
+            self.retire_oldest();
         }
         self.window.push_back(line.into());
+    }
+
+    /// Removes the oldest line of the window, and keeps what later ones need.
+    fn retire_oldest(&mut self) {
+        let Some(oldest) = self.window.pop_front() else { return };
+        let number = self.first;
+        self.first += 1;
+        match event_name(&oldest) {
+            "qp:configured" | "qp:state_changed" => _ = self.kept.insert(number, oldest),
+            "work:fetched" => {
+                if let Some(request) = request_id(&oldest) {
+                    self.started.entry(request).or_default().push_back(number);
+                    self.kept.insert(number, oldest);
+                }
+            }
+            "work:completed" | "work:unsignaled_completed" => {
+                let Some(request) = request_id(&oldest) else { return };
+                if let Entry::Occupied(mut started) = self.started.entry(request) {
+                    self.kept.remove(&started.get_mut().pop_front().unwrap_or_default());
+                    if started.get().is_empty() {
+                        started.remove();
+                    }
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Keeps the recent lines, because a work request failed.
     fn keep_window(&mut self) {
         self.failures += 1;
         if self.failures <= MAX_FAILURES_KEPT {
-            self.kept.extend(self.window.drain(..));
+            for line in self.window.drain(..) {
+                self.kept.insert(self.first, line);
+                self.first += 1;
+            }
         }
     }
+
+    fn iter(&self) -> impl Iterator<Item = &str> {
+        self.kept.values().chain(&self.window).map(|line| &**line)
+    }
+}
+
+/// The work request of a line about one.
+fn request_id(line: &str) -> Option<RequestId> {
+    let line: Value = serde_json::from_str(line).ok()?;
+    let data = &line["data"];
+    Some((line["host"].as_str()?.into(), data["qp"].as_u64()?, data["wr_id"].as_u64()?))
 }
 
 /// The event name of a line, without parsing all of it.
@@ -86,7 +132,6 @@ pub struct DaemonEventLog {
     partial_line: Vec<u8>,
     header: Option<Header>,
     recent: RecentLines,
-    waiting: WaitingRequests,
     linter: Option<Linter>,
     findings_printed: usize,
 }
@@ -122,7 +167,6 @@ impl DaemonEventLog {
             partial_line: Vec::new(),
             header: None,
             recent: RecentLines::default(),
-            waiting: WaitingRequests::default(),
             linter: None,
             findings_printed: 0,
         }
@@ -148,7 +192,7 @@ impl DaemonEventLog {
         &mut self,
         lint: bool,
         wanted: fn(&str) -> bool,
-        on_entry: &mut dyn FnMut(&Entry),
+        on_entry: &mut dyn FnMut(&log::Entry),
     ) -> io::Result<()> {
         let mut chunk = vec![0; READ_CHUNK];
         loop {
@@ -182,17 +226,16 @@ impl DaemonEventLog {
         line: &str,
         lint: bool,
         wanted: fn(&str) -> bool,
-        on_entry: &mut dyn FnMut(&Entry),
+        on_entry: &mut dyn FnMut(&log::Entry),
     ) {
         let Some(header) = &self.header else {
             self.header = serde_json::from_str(line).ok();
             return;
         };
         self.recent.push(line);
-        self.waiting.push(event_name(line), line);
         if lint || wanted(event_name(line)) {
             // The daemon has the same version, so every line parses.
-            let Ok(entry) = serde_json::from_str::<Entry>(line) else { return };
+            let Ok(entry) = serde_json::from_str::<log::Entry>(line) else { return };
             if lint {
                 self.linter.get_or_insert_with(|| Linter::new(header)).push(&entry);
             }
@@ -214,40 +257,40 @@ impl DaemonEventLog {
         }
     }
 
+    /// Whether the linter found errors.
+    pub fn has_lint_errors(&self) -> bool {
+        self.linter.as_ref().is_some_and(|linter| linter.counts()[0] > 0)
+    }
+
     /// The number of findings.
     pub fn lint_summary(&self) -> String {
         let [errors, warnings, notes] = self.linter.as_ref().map_or([0; 3], Linter::counts);
         format!("softhca lint: {errors} errors, {warnings} warnings, {notes} notes")
     }
 
-    /// The requesters that waited for ever when the program ended.
-    pub fn waiting_requests(&self) -> Vec<String> {
-        self.waiting.findings()
-    }
-
-    /// Explains the failed work requests, if there are any.
+    /// Explains the problems of the run, if there are any: work requests that failed or wait for ever, and connections
+    /// that could not be set up.
     pub fn explanation(&self) -> Option<String> {
-        let header = self.header.as_ref().filter(|_| self.recent.failures > 0)?;
-        let mut inquiry = LogAnalyzer::new(header);
-        for line in self.recent.kept.iter().chain(&self.recent.window) {
-            if let Ok(entry) = serde_json::from_str(line) {
-                inquiry.push(entry);
-            }
-        }
-        let mut answer = inquiry.diagnose(&Query::default()).ok()?;
-        let more = self.recent.failures.saturating_sub(MAX_FAILURES_EXPLAINED);
+        let mut analyzer = LogAnalyzer::new(self.header.as_ref()?);
+        self.recent
+            .iter()
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .for_each(|entry| analyzer.push(entry));
+        let mut answer = analyzer.problems()?;
+        let problems = answer.explanations.len().max(self.recent.failures);
+        let more = problems.saturating_sub(MAX_FAILURES_EXPLAINED);
         answer.explanations.truncate(MAX_FAILURES_EXPLAINED);
         answer.summary = match (&self.storage, more) {
             (LogStorage::File(path), 0) => format!("Run `softhca why {}` to see this again.", path.display()),
             (LogStorage::File(path), more) => {
-                format!("{more} more failed: run `softhca why {}`.", path.display())
+                format!("{more} more problems: run `softhca why {}`.", path.display())
             }
             (LogStorage::Memory | LogStorage::Temporary, 0) => String::new(),
             (LogStorage::Memory, more) => {
-                format!("{more} more failed: keep the log with `--log FILE` to explain them.")
+                format!("{more} more problems: keep the log with `--log FILE` to explain them.")
             }
             (LogStorage::Temporary, more) => {
-                format!("{more} more failed: keep the log with SOFTHCA_LOG=FILE to explain them.")
+                format!("{more} more problems: keep the log with SOFTHCA_LOG=FILE to explain them.")
             }
         };
         Some(answer.text(terminal::style().width))
@@ -272,8 +315,30 @@ mod tests {
         recent.push(failed);
         recent.keep_window();
         assert_eq!(recent.kept.len(), super::MAX_RECENT_LINES + 1);
-        assert_eq!(event_name(&recent.kept[0]), "qp:configured");
-        assert_eq!(event_name(recent.kept.last().unwrap()), "work:completed");
+        assert_eq!(recent.iter().next().map(event_name), Some("qp:configured"));
+        assert_eq!(recent.iter().last().map(event_name), Some("work:completed"));
         assert!(recent.window.is_empty());
+    }
+
+    #[test]
+    fn the_start_of_an_outstanding_request_is_kept() {
+        let mut recent = RecentLines::default();
+        let line = |name: &str, wr_id: u32| {
+            format!(
+                r#"{{"time":1,"host":"a","name":"{name}","data":{{"qp":7,"wr_id":{wr_id},"status":"SUCCESS"}}}}"#
+            )
+        };
+        for wr_id in [1, 1, 2, 3] {
+            recent.push(&line("work:fetched", wr_id));
+        }
+        for (name, wr_id) in [("work:completed", 1), ("work:unsignaled_completed", 2)] {
+            recent.push(&line(name, wr_id));
+        }
+        for _ in 0..super::MAX_RECENT_LINES {
+            recent.push(r#"{"time":2,"host":"a","name":"recovery:rnr_wait_started","data":{}}"#);
+        }
+        let kept: Vec<&str> = recent.kept.values().map(|line| &**line).collect();
+        assert_eq!(kept, [line("work:fetched", 1), line("work:fetched", 3)]);
+        assert_eq!(recent.started.len(), 2);
     }
 }

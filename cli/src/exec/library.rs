@@ -12,7 +12,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-const LIBRARY_FILE: &str = "libsofthca_verbs.so";
+/// The file of the library of verbs.
+pub const LIBRARY_FILE: &str = "libsofthca_verbs.so";
 /// Redirects the paths of RDMA devices in programs that preload it.
 pub const SYSFS_LIBRARY: &str = "libsofthca_sysfs.so";
 /// The libraries that the loader loads before those of the program.

@@ -1,7 +1,7 @@
 //! `softhca exec` and `softhca env`: unmodified programs on an emulated host.
 //!
 //! Exit codes are env(1)'s: the program's own, 125 if `softhca exec` failed, 126 if the program cannot be run, 127 if
-//! it does not exist. Exit code 123 means that an expectation of a scenario does not hold.
+//! it does not exist. Exit code 123 means that an expectation of a scenario does not hold, or that `--strict` found an error.
 
 mod daemon;
 mod device_use;
@@ -15,7 +15,6 @@ mod program;
 mod scenario_programs;
 pub mod sweep_support;
 mod sysfs;
-mod waiting_requests;
 
 pub use own_path::own_path;
 pub use program::run as run_program;
@@ -46,6 +45,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 use sysfs::{View, ViewMethod};
+
+/// The library prints the reason of rejected calls: each once, if its value is `once`.
+const EXPLAIN_VARIABLE: &str = "SOFTHCA_EXPLAIN";
 
 /// The daemon and host that a program uses.
 #[derive(Args)]
@@ -101,6 +103,9 @@ pub struct Arguments {
     /// Warn about common mistakes in verbs programs while the program runs
     #[arg(long)]
     lint: bool,
+    /// Like --lint, and exit with 123 if there is an error among the findings
+    #[arg(long)]
+    strict: bool,
     /// Do not show the emulated device in /sys and /dev; programs that look there find no RDMA device
     #[arg(long)]
     no_view: bool,
@@ -201,6 +206,13 @@ impl DaemonOptions {
     }
 }
 
+impl Arguments {
+    /// Whether the linter reads the events.
+    fn lints(&self) -> bool {
+        self.lint || self.strict
+    }
+}
+
 /// Runs `softhca exec`.
 pub fn run(arguments: &Arguments) -> CommandResult {
     let code = execute(arguments).map_err(|failed| error(failed.code)(failed.message))?;
@@ -257,7 +269,11 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     if let Some(faults) = live.as_ref().and_then(|live| live.scenario.program_faults(program_host)) {
         variables.push((FAULTS_VARIABLE, softhca_control::faults_to_text(&faults).into()));
     }
-    let embedded = if arguments.why || arguments.lint { EmbeddedLogs::create()? } else { None };
+    let wants_reasons = arguments.why || arguments.lints();
+    if wants_reasons && std::env::var_os(EXPLAIN_VARIABLE).is_none() {
+        variables.push((EXPLAIN_VARIABLE, "once".into()));
+    }
+    let embedded = if wants_reasons { EmbeddedLogs::create()? } else { None };
     variables.extend(embedded.iter().map(EmbeddedLogs::variable));
     if arguments.preload {
         variables.push(library::preloaded_verbs(&folder));
@@ -275,7 +291,7 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
                 .and_then(|live| live.run_due_actions(&mut connection, &programs, events.as_mut()));
             let next = [due, device_use.look(process)].into_iter().flatten().min();
             let Some(events) = &mut events else { return next };
-            live_scenario::read_events(events, live.as_mut(), arguments.lint);
+            live_scenario::read_events(events, live.as_mut(), arguments.lints());
             Some(next.unwrap_or(LOG_POLL_INTERVAL).min(LOG_POLL_INTERVAL))
         })
     };
@@ -302,8 +318,9 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
             format!("cannot filter {} (--filter): {error}; it has all packets", path.display())
         })?;
     }
+    let mut has_lint_errors = false;
     if let Some(logs) = &embedded {
-        let explanations = logs.explanations(arguments.lint);
+        let explanations = logs.explanations(arguments.lints(), &mut has_lint_errors);
         for text in
             explanations.map_err(|error| format!("cannot read the logs of embedded devices: {error}"))?
         {
@@ -311,25 +328,23 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
         }
     }
     if let Some(events) = &mut events {
-        live_scenario::read_events(events, live.as_mut(), arguments.lint);
+        live_scenario::read_events(events, live.as_mut(), arguments.lints());
         if let Some(text) = events.explanation() {
             errln!("\n{text}");
         }
-        for finding in events.waiting_requests() {
-            errln!("softhca why: {finding}");
-        }
-        if arguments.lint {
+        if arguments.lints() {
             errln!("{}", events.lint_summary());
+            has_lint_errors |= events.has_lint_errors();
         }
     }
-    let mut failed = false;
+    let mut failed = arguments.strict && has_lint_errors;
     if let (Some(mut live), Some(scenario)) = (live, &scenario) {
         live.scenario.on_program_exit(code);
         let outcome = live.finish(&mut connection)?;
         let heading = format!("{}  ({})", scenario.title, scenario.name());
         errln!("\n{}", scenario::format_verdict(&heading, &outcome).trim_end_matches('\n'));
         let error = outcome.error.clone();
-        failed = outcome.verdict != Verdict::Pass;
+        failed |= outcome.verdict != Verdict::Pass;
         let words = arguments.program.iter().map(|word| shell::quote(&word.to_string_lossy()));
         let replay = format!(
             "softhca exec --scenario {} -- {}",
@@ -362,9 +377,12 @@ fn start_recording(
     connection: &mut DaemonControl,
     arguments: &Arguments,
 ) -> Result<Option<DaemonEventLog>, String> {
-    let Arguments { scenario, capture, log, why, lint, .. } = arguments;
+    let Arguments { scenario, capture, log, why, .. } = arguments;
+    for (option, path) in [("--capture", capture), ("--log", log)] {
+        path.as_deref().map_or(Ok(()), |path| output::reserve(option, path))?;
+    }
     let packets = capture.as_ref().map(|path| output::create("--capture", path)).transpose()?;
-    if scenario.is_none() && log.is_none() && !why && !lint {
+    if scenario.is_none() && log.is_none() && !why && !arguments.lints() {
         if let Some(packets) = packets {
             connection.start_recording(Some(packets.as_fd()), None).map_err(|error| error.to_string())?;
         }

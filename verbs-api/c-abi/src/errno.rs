@@ -4,12 +4,51 @@ use crate::object::{Handle, ObjectKind};
 use core::ffi::c_int;
 use softhca::{Error, VerbsError};
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt::Display;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// If set, every rejected call prints its reason to stderr.
+/// If set, every rejected call prints its reason to stderr; with the value `once`, each reason once.
 const EXPLAIN_VARIABLE: &str = "SOFTHCA_EXPLAIN";
+
+/// The most reasons that are printed with the value `once`.
+const MAX_REASONS: usize = 32;
+
+/// Which reasons are printed.
+enum ExplainMode {
+    None,
+    Each,
+    /// The hashes of those that were printed.
+    Once(Mutex<BTreeSet<u64>>),
+}
+
+impl ExplainMode {
+    fn from_environment() -> ExplainMode {
+        match std::env::var_os(EXPLAIN_VARIABLE) {
+            None => ExplainMode::None,
+            Some(mode) if mode == "once" => ExplainMode::Once(Mutex::default()),
+            Some(_) => ExplainMode::Each,
+        }
+    }
+
+    fn print(&self, verb: &str, why: &dyn Display) {
+        if let ExplainMode::None = self {
+            return;
+        }
+        let text = format!("softhca: {verb}: {why}");
+        if let ExplainMode::Once(printed) = self {
+            let mut hasher = DefaultHasher::new();
+            text.hash(&mut hasher);
+            let mut printed = printed.lock().unwrap_or_else(PoisonError::into_inner);
+            if printed.len() == MAX_REASONS || !printed.insert(hasher.finish()) {
+                return;
+            }
+        }
+        eprintln!("{text}");
+    }
+}
 
 /// Why a call is rejected.
 pub struct Rejection {
@@ -69,11 +108,11 @@ impl Rejection {
 
     /// Sets errno, and explains if that is requested.
     fn report(self, verb: &str) -> c_int {
-        static EXPLAINED: LazyLock<bool> = LazyLock::new(|| std::env::var_os(EXPLAIN_VARIABLE).is_some());
-        if *EXPLAINED && !matches!(self.errno, libc::EAGAIN | libc::EINPROGRESS) {
-            match self.why {
-                Reason::Text(why) => eprintln!("softhca: {verb}: {why}"),
-                Reason::Error(error) => eprintln!("softhca: {verb}: {error}"),
+        static MODE: LazyLock<ExplainMode> = LazyLock::new(ExplainMode::from_environment);
+        if !matches!(self.errno, libc::EAGAIN | libc::EINPROGRESS) {
+            match &self.why {
+                Reason::Text(why) => MODE.print(verb, why),
+                Reason::Error(error) => MODE.print(verb, error),
             }
         }
         set(self.errno);

@@ -20,7 +20,7 @@ use crate::log::Certainty;
 use crate::packet_counts::cut_text;
 use crate::parsed_log::{QueuePairId, WorkRequest};
 use crate::text::wrap;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
 use thiserror::Error;
 
@@ -95,12 +95,17 @@ impl LogAnalyzer {
         Ok(self.explain(&[], self.success_summary(&here)))
     }
 
-    /// The failures in a log, and the requests that wait for ever; none if the run shows no problem. A request that was
-    /// under way at its end, and flushes that the program asked for, are none.
+    /// The failures in a log, and the first request of each connection that waits for ever; none if the run shows no
+    /// problem. A request that was under way at its end, and flushes that the program asked for, are none.
     pub fn problems(&self) -> Option<Diagnosis> {
         let here: Vec<&WorkRequest> = self.log.work_requests.iter().collect();
         let mut answer = self.failures(&here, None)?;
-        answer.explanations.retain(|one| !["incomplete", "flushed", "none"].contains(&one.code.as_str()));
+        let mut waiting = BTreeSet::new();
+        answer.explanations.retain(|one| {
+            let is_problem = !["incomplete", "flushed", "none"].contains(&one.code.as_str());
+            let is_waiting = one.request.is_some() && one.status.is_none();
+            is_problem && (!is_waiting || waiting.insert(one.connection.clone()))
+        });
         (!answer.explanations.is_empty()).then_some(answer)
     }
 

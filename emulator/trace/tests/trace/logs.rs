@@ -52,6 +52,20 @@ fn a_run_without_a_problem_has_none() {
     }
 }
 
+/// A requester with timeout 0 and two requests gets no answer.
+#[test]
+fn the_first_request_that_waits_for_ever_is_a_problem() {
+    let log = log("rc-write").replace("\"timeout\":14,\"ack_timeout\":536870912", "\"timeout\":0");
+    let lines: Vec<&str> = log.lines().take_while(|line| !line.contains("packet_received")).collect();
+    let waiting = lines.join("\n") + "\n";
+    let analyzer = analyze(&waiting);
+    assert_eq!(analyzer.diagnose(&Query::default()).expect("an answer").explanations.len(), 2);
+    let problems = analyzer.problems().expect("a problem").explanations;
+    let titles: Vec<&str> = problems.iter().map(|one| one.title.as_str()).collect();
+    assert_eq!(titles, ["WRITE 1 of alice.1 has not ended"]);
+    assert_eq!(problems[0].code, "no-response");
+}
+
 /// The peer refuses the request, and its port goes away while the requester waits.
 #[test]
 fn a_peer_that_answered_is_not_one_that_was_never_started() {
