@@ -391,7 +391,7 @@ const PLAYGROUND: &str = "playground/index.html";
 
 #[test]
 fn every_link_has_a_target() {
-    let playground = fs::read_to_string(root().join("cli/src/playground.rs")).expect("what is in the page");
+    let playground = fs::read_to_string(root().join("scenarios/src/lessons.rs")).expect("its scenarios");
     for page in pages() {
         let text = fs::read_to_string(&page).expect("a page");
         for link in links(&text) {
