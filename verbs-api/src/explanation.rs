@@ -5,7 +5,7 @@ use softhca_engine::{Event, Instant};
 use softhca_fabric::{EventSink, HostId, OwnedEvent, World};
 use softhca_trace::log::EntryBuilder;
 use softhca_trace::why::{LogAnalyzer, Query};
-use softhca_trace::{EventLog, LadderBuilder, LadderStyle, NameTable};
+use softhca_trace::{EventLog, Ladder, LadderBuilder, LadderStyle, NameTable};
 use softhca_types::CompletionOpcode;
 use softhca_wire::Qpn;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -31,25 +31,36 @@ impl RecentEvents {
         self.events.push_back((now, event));
     }
 
-    /// Explains the work requests that failed, and draws the last steps of the connection of the last event. Empty if
-    /// nothing failed and nothing is outstanding.
+    /// Explains the work requests that failed, and draws the last steps of the connection of the first, or else of that
+    /// with the last event. Empty if nothing failed and nothing is outstanding.
     pub fn explain(&self, names: &NameTable, has_outstanding: bool) -> String {
         let mut entries = EntryBuilder::new(names.clone());
         let mut analyzer = LogAnalyzer::new(&entries.header("a World"));
         let mut ladders = LadderBuilder::new(names.clone());
-        let mut has_failed = false;
+        let mut failed = None;
         for (now, event) in &self.events {
-            has_failed |= matches!(event, OwnedEvent::Hca { event: Event::Completed { completion, .. }, .. } if !completion.status.is_success());
+            if let OwnedEvent::Hca { event: Event::Completed { completion, .. }, .. } = event
+                && !completion.status.is_success()
+            {
+                failed.get_or_insert(completion.qpn);
+            }
             entries.entry(*now, &event.as_event()).into_iter().for_each(|entry| analyzer.push(entry));
             ladders.on_event(*now, &event.as_event());
         }
         let mut text = String::new();
-        if has_failed && let Ok(diagnosis) = analyzer.diagnose(&Query::default()) {
+        if failed.is_some()
+            && let Ok(diagnosis) = analyzer.diagnose(&Query::default())
+        {
             let _ = write!(text, "\n\n{}", diagnosis.text(100));
         }
-        let last_step = |ladder: &softhca_trace::Ladder| ladder.steps.last().map(|step| step.time_ns);
-        if (has_failed || has_outstanding)
-            && let Some(mut ladder) = ladders.ladders().into_iter().max_by_key(last_step)
+        // Messages of the connection manager explain nothing if there is another connection.
+        let is_management = |ladder: &Ladder| ladder.qpns.contains(&Some(Qpn::GSI));
+        let relevance = |ladder: &Ladder| {
+            let has_failed = failed.is_some() && ladder.qpns.contains(&failed);
+            (has_failed, !is_management(ladder), ladder.steps.last().map(|step| step.time_ns))
+        };
+        if (failed.is_some() || has_outstanding)
+            && let Some(mut ladder) = ladders.ladders().into_iter().max_by_key(relevance)
         {
             let first = ladder.steps.len().saturating_sub(LADDER_STEPS);
             let from = ladder.steps.get(first).map_or(0, |step| step.time_ns);

@@ -230,9 +230,20 @@ pub fn packets() -> Packets {
     Packets::default()
 }
 
-/// Packets with data: requests and responses of messages, no ACKs and no NAKs.
+/// The requests of messages: no responses to READs and atomics, no ACKs and no NAKs.
 pub fn data() -> Packets {
     Packets::in_classes(PacketClasses::Data)
+}
+
+/// The responses to READs, with the data.
+///
+/// ```
+/// use softhca::fault;
+///
+/// let third_response_is_lost = fault::read_responses().nth(3).drop();
+/// ```
+pub fn read_responses() -> Packets {
+    Packets::in_classes(PacketClasses::Only(PacketClass::ReadResponse))
 }
 
 /// ACKs without NAKs.
@@ -261,7 +272,16 @@ impl Packets {
     }
 
     /// Only packets with this opcode; several calls select several opcodes.
+    ///
+    /// # Panics
+    /// If none of the selected packets can have the opcode: the rule could never fire.
     pub fn opcode(mut self, opcode: Opcode) -> Packets {
+        if let Some(classes) = self.selector.classes {
+            assert!(
+                classes.may_contain(opcode),
+                "this rule can never fire: no packet of class {classes:?} is {opcode}"
+            );
+        }
         self.selector.opcodes.push(opcode);
         self
     }

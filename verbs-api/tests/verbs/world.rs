@@ -327,6 +327,46 @@ fn a_failure_explains_the_work_request_and_shows_the_ladder() {
 }
 
 #[test]
+fn a_failure_shows_the_connection_that_failed_and_no_later_one() {
+    let mut world = World::new(3);
+    world.host("server", |device| async move {
+        let (pair, _queue, region) = with_region(&device, AccessFlags::LOCAL_WRITE)?;
+        device.endpoint_exchange().publish("target", region.remote_address(0));
+        pair.exchange_and_connect(&device.endpoint_exchange(), "failing", &ConnectOptions::default()).await?;
+        let (pair, queue, region) = with_region(&device, AccessFlags::LOCAL_WRITE)?;
+        pair.init(&ConnectOptions::default())?;
+        pair.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &[region.sge(0, 64)] })?;
+        pair.exchange_and_connect(&device.endpoint_exchange(), "later", &ConnectOptions::default()).await?;
+        queue.next().await;
+        Ok::<(), Error>(())
+    });
+    world.host("client", |device| async move {
+        let (pair, queue, region) = with_region(&device, AccessFlags::LOCAL_WRITE)?;
+        let target = device.endpoint_exchange().lookup("target").await;
+        pair.exchange_and_connect(&device.endpoint_exchange(), "failing", &ConnectOptions::default()).await?;
+        pair.post_send(&SendRequest::rdma_write(7, &[region.sge(0, 8)], target))?;
+        let failed = queue.next().await;
+        let (pair, queue, region) = with_region(&device, AccessFlags::LOCAL_WRITE)?;
+        pair.exchange_and_connect(&device.endpoint_exchange(), "later", &ConnectOptions::default()).await?;
+        pair.post_send(&SendRequest::send(8, &[region.sge(0, 8)]))?;
+        queue.next().await;
+        assert!(failed.status.is_success(), "the write failed");
+        Ok::<(), Error>(())
+    });
+    let text = world.run().unwrap_err().to_string();
+    let (_, ladder) = text.split_once("The last steps of the connection:").expect("a ladder");
+    assert!(ladder.contains("WRITE_ONLY") && !ladder.contains("SEND_ONLY"), "{text}");
+}
+
+#[test]
+#[should_panic(expected = "this rule can never fire")]
+fn a_rule_that_can_never_fire_is_rejected() {
+    let response = fault::Opcode::all().find(|opcode| opcode.to_string() == "RC READ_RESPONSE_ONLY").unwrap();
+    let _ = fault::read_responses().opcode(response).drop();
+    let _ = fault::data().opcode(response);
+}
+
+#[test]
 fn a_test_over_seeds_names_the_seed_and_the_command() {
     let result = std::panic::catch_unwind(|| World::for_each_seed([5, 6], forbidden_write));
     let message = *result.unwrap_err().downcast::<String>().unwrap();
