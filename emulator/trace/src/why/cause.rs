@@ -78,10 +78,11 @@ impl CauseFinder<'_> {
 
     /// The ends count from different PSNs. Every other statement about what is missing would follow from that.
     fn psn_mismatch(&self) -> Option<Conclusion> {
-        let why = self.symptoms.psn_mismatch.as_ref()?;
-        let cause = match self.log.is_capture {
-            true => format!("{} counts from another PSN: {why}.", self.peer_name()),
-            false => format!("The two ends do not agree about the first PSN: {why}."),
+        let (why, certainty) = self.symptoms.psn_mismatch.as_ref()?;
+        let cause = match certainty {
+            Certainty::Known => format!("The two ends do not agree about the first PSN: {why}."),
+            Certainty::Inferred => format!("{} counts from another PSN: {why}.", self.peer_name()),
+            Certainty::Ambiguous => format!("{} expects an earlier PSN: {why}.", self.peer_name()),
         };
         Some(conclude(
             "psn-mismatch",

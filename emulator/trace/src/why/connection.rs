@@ -146,7 +146,7 @@ fn finding(
         ),
         "psn-mismatch" => (
             "the ends disagree about the first PSN".into(),
-            "The responder counts from another PSN than the requester: rq_psn of one end must be sq_psn of the other.".into(),
+            "The responder counts from another PSN than the requester: rq_psn of one end must be sq_psn of the other. If its first requests were lost before the capture point, it asks for them in the same way.".into(),
             "Compare the PSNs that were exchanged with those that both ends set (sq_psn at RTS, rq_psn at RTR).",
         ),
         "message-boundary" => (

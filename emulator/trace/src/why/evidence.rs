@@ -45,8 +45,8 @@ pub(super) struct Symptoms {
     pub completion_reason: (String, String),
     /// How sure the first loss or delay is.
     pub certainty: Option<Certainty>,
-    /// The two ends count from different PSNs: why that is known.
-    pub psn_mismatch: Option<String>,
+    /// The two ends count from different PSNs: why, and how sure that is.
+    pub psn_mismatch: Option<(String, Certainty)>,
     /// Packets with a wrong ICRC that the own card dropped meanwhile.
     pub damaged_answers: u32,
     /// The time until the card knew that the peer is not SoftHCA, and sent the first packet.
@@ -81,8 +81,8 @@ pub(super) fn collect(log: &ParsedLog, work: &WorkRequest) -> Symptoms {
     }
     if let Some((own, expected)) = log.psn_mismatch(work.queue_pair) {
         let (name, other) = (chain.local_name(), chain.peer_name());
-        chain.symptoms.psn_mismatch =
-            Some(format!("{name} starts at PSN {own} (sq_psn), and {other} expects {expected} (rq_psn)"));
+        let why = format!("{name} starts at PSN {own} (sq_psn), and {other} expects {expected} (rq_psn)");
+        chain.symptoms.psn_mismatch = Some((why, Certainty::Known));
     }
     if let Some(ended) = work.completed {
         chain.add_completion(ended);
@@ -392,7 +392,8 @@ impl<'a> EvidenceCollector<'a> {
             && *dest_qp == Some(self.work_request.queue_pair.qp)
         {
             let text = trigger_text(entry, code);
-            self.symptoms.psn_mismatch.get_or_insert_with(|| text.clone());
+            let certainty = entry.certainty.unwrap_or(Certainty::Inferred);
+            self.symptoms.psn_mismatch.get_or_insert_with(|| (text.clone(), certainty));
             self.add(entry.time, format!("{}: {text}.", self.psn(*psn)));
             return;
         }

@@ -205,7 +205,7 @@ impl LogAnalyzer {
         let certainty = match conclusion.code.as_str() {
             "no-response" | "incomplete" if log.is_capture => Certainty::Ambiguous,
             code if code == "rnr" || code.starts_with("nak") => Certainty::Known,
-            "psn-mismatch" if log.is_capture => Certainty::Inferred,
+            "psn-mismatch" => findings.psn_mismatch.map_or(Certainty::Known, |(_, certainty)| certainty),
             "timeout" if log.is_capture => findings.certainty.unwrap_or(Certainty::Inferred),
             _ => findings.certainty.unwrap_or(Certainty::Known),
         };

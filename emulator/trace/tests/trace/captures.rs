@@ -123,11 +123,12 @@ fn error_paths_are_explained() {
     }
 }
 
+/// A few PSNs may be those of requests that were lost.
 #[test]
-fn disagreement_about_the_first_psn_is_inferred() {
-    for name in ["vt_bad_psn", "vt_bad_psn2"] {
+fn disagreement_about_the_first_psn_is_inferred_if_it_is_large() {
+    for (name, certainty) in [("vt_bad_psn", "ambiguous"), ("vt_bad_psn2", "inferred")] {
         let causes = causes(&records(name));
-        assert!(causes.contains(&("psn-mismatch".to_owned(), "inferred")), "{name}: {causes:?}");
+        assert!(causes.contains(&("psn-mismatch".to_owned(), certainty)), "{name}: {causes:?}");
     }
 }
 

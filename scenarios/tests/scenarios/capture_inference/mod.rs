@@ -22,6 +22,18 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("library")
 }
 
+/// The names and texts of the library's scenarios.
+fn library() -> Vec<(String, String)> {
+    let mut files: Vec<PathBuf> = fs::read_dir(folder())
+        .expect("the library")
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "toml"))
+        .collect();
+    files.sort();
+    let name = |path: &Path| path.file_stem().expect("a name").to_string_lossy().into_owned();
+    files.iter().map(|path| (name(path), fs::read_to_string(path).expect("a text"))).collect()
+}
+
 #[derive(Default)]
 struct Recall {
     scenarios: BTreeSet<String>,
@@ -77,15 +89,7 @@ fn a_capture_shows_what_the_log_knows() {
     let mut exclusions: BTreeMap<(String, Exclusion), usize> = BTreeMap::new();
     let mut left_out = Vec::new();
     let (mut mistakes, mut report) = (String::new(), String::new());
-    let mut files: Vec<PathBuf> = fs::read_dir(folder())
-        .expect("the library")
-        .map(|entry| entry.expect("an entry").path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "toml"))
-        .collect();
-    files.sort();
-    for path in files {
-        let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
-        let text = fs::read_to_string(&path).expect("a text");
+    for (name, text) in library() {
         let scenario = Scenario::parse(&name, &text).expect("a scenario");
         let plan = scenario.plan(&ParameterValues::new(), 1).expect("a plan");
         let Some(artifacts) = simulate(&plan, Recording::Everything).artifacts else { continue };

@@ -157,6 +157,11 @@ impl Checker<'_> {
             {
                 return None;
             }
+            // Or the first requests were lost.
+            EffectData::Irregular { code } if code == "psn-mismatch" && certainty == Certainty::Ambiguous => {
+                let is_lost = self.truth.harmed(false, psn).any(|packet| packet.harm == Harm::Lost);
+                return (!is_lost).then(|| "the ends agree, and nothing was lost".into());
+            }
             other => return Some(format!("{other:?} did not happen")),
         };
         if certainty == Certainty::Ambiguous && kinds == [Harm::Copied] {
@@ -201,7 +206,9 @@ impl Checker<'_> {
                     || packet.is_response && text.contains("answer")
                     || is_before && text.contains("an earlier packet"))
         });
-        (!is_true).then(|| format!("nothing around it was {kinds:?}"))
+        let is_silent = text.contains("the peer does not answer")
+            && work.and_then(|work| work.end.as_ref()).is_some_and(|(_, status)| status == "RETRY_EXC_ERR");
+        (!is_true && !is_silent).then(|| format!("nothing around it was {kinds:?}"))
     }
 
     /// The time at which a message is answered.
@@ -220,6 +227,8 @@ impl Checker<'_> {
             })
         };
         let is_right = match () {
+            // A fault of the program held the completion back.
+            () if self.truth.holds_completions => time <= *end,
             // The requester sees the answer when it ends.
             () if self.is_at_requester() => time == *end,
             // A second copy looks like a retransmission whose first answer was lost.

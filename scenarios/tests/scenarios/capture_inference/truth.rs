@@ -81,6 +81,8 @@ pub struct HarmedPacket {
     pub sender: String,
     pub receiver: String,
     pub time: u64,
+    /// Lost in a queue of a switch, which it did not leave.
+    pub is_in_switch: bool,
 }
 
 impl HarmedPacket {
@@ -88,7 +90,7 @@ impl HarmedPacket {
     pub fn is_behind(&self, place: &Place) -> Option<bool> {
         let Place::Node(node) = place else { return Some(true) };
         match () {
-            () if *node == self.receiver => Some(false),
+            () if *node == self.receiver || self.is_in_switch && *node == self.node => Some(false),
             () if *node == self.sender || *node == self.node => Some(true),
             () if self.node == self.sender => Some(false),
             () => None,
@@ -131,6 +133,8 @@ pub struct Truth {
     pub timeouts: Vec<(u32, u64)>,
     pub rnr_waits: Vec<(u32, u64)>,
     pub duplicates: Vec<u32>,
+    /// Faults of the program held completions back.
+    pub holds_completions: bool,
     /// The longest time that a packet, and a request, was under way.
     pub flight_ns: u64,
     pub request_flight_ns: u64,
@@ -157,6 +161,7 @@ impl Truth {
             duplicates: Vec::new(),
             flight_ns: MIN_FLIGHT_NS,
             request_flight_ns: MIN_FLIGHT_NS,
+            holds_completions: false,
             last_sent: BTreeMap::new(),
         };
         log.iter().for_each(|entry| truth.add(entry));
@@ -176,7 +181,9 @@ impl Truth {
             return;
         }
         let (node, sender, receiver) = (entry.host.clone(), from.host.clone(), to.host.clone());
-        self.harmed.push(HarmedPacket { is_response, psn, harm, node, sender, receiver, time: entry.time });
+        let is_in_switch = matches!(entry.event, LogEvent::FrameDropped { .. });
+        let time = entry.time;
+        self.harmed.push(HarmedPacket { is_response, psn, harm, node, sender, receiver, time, is_in_switch });
     }
 
     fn add(&mut self, entry: &Entry) {
@@ -240,6 +247,7 @@ impl Truth {
             }
             LogEvent::RnrWaitStarted { psn, .. } if is_requester => self.rnr_waits.push((*psn, time)),
             LogEvent::DuplicateRequestHandled { psn, .. } if is_responder => self.duplicates.push(*psn),
+            LogEvent::FaultInjected { point, .. } => self.holds_completions |= point == "completion",
             _ => {}
         }
     }

@@ -10,6 +10,9 @@ use crate::log::value::EffectData;
 use crate::sequence::RequestSequence;
 use softhca_wire::{NakCode, Operation, Position, Syndrome};
 
+/// The most requests that may have been lost before the first captured one.
+const MAX_LOST_BEFORE: i64 = 256;
+
 impl FlowInference {
     /// Takes an answer to the requests of this flow.
     pub fn answer(&mut self, sequence: &RequestSequence, seen: SeenPacket, syndrome: Option<Syndrome>) {
@@ -127,7 +130,9 @@ impl FlowInference {
              or requests before the capture were lost",
             -before
         );
-        self.irregular(seen, "psn-mismatch", Certainty::Inferred, text);
+        // So many requests are not lost one after the other.
+        let certainty = if -before > MAX_LOST_BEFORE { Certainty::Inferred } else { Certainty::Ambiguous };
+        self.irregular(seen, "psn-mismatch", certainty, text);
     }
 
     fn positive_answer(&mut self, sequence: &RequestSequence, seen: SeenPacket, position: i64) {
