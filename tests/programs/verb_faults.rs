@@ -468,6 +468,8 @@ fn complete_and_notify(device: &Device) -> String {
     let _ = writeln!(out.0, "first {held}, then {} {}", wait(), wait());
     // The device checks whether a notification is requested after it has written a completion. A verb waits for that.
     pairs[0].query().expect("a queue pair");
+    // A wait that sleeps requests a notification itself.
+    while channel.poll().is_some() {}
     for wr_id in 2..4 {
         sends.request_notification(CqNotify::NextCompletion);
         pairs[0].post_send(&SendRequest::send(wr_id, &entry)).expect("room");

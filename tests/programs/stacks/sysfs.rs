@@ -39,7 +39,7 @@ impl Method {
         };
         assert!(seen.success, "{self:?}: {script}: {seen:?}");
         // `exec` says at the end that a shell uses no device.
-        let lines: Vec<&str> = seen.text.lines().filter(|line| !line.starts_with("softhca: ")).collect();
+        let lines: Vec<&str> = seen.text.lines().filter(|line| !line.starts_with("softhca exec: ")).collect();
         lines.join("\n").trim().into()
     }
 }
