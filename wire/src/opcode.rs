@@ -320,17 +320,6 @@ impl Opcode {
     /// The congestion notification packet.
     pub const CNP: Opcode = Opcode(0x81);
 
-    /// A SEND of one packet on a reliable connection.
-    pub const RC_SEND_ONLY: Opcode = Opcode(0x04);
-    /// A SEND of one packet with immediate data.
-    pub const RC_SEND_ONLY_IMM: Opcode = Opcode(0x05);
-    /// An RDMA WRITE of one packet on a reliable connection.
-    pub const RC_WRITE_ONLY: Opcode = Opcode(0x0a);
-    /// An RDMA WRITE of one packet with immediate data.
-    pub const RC_WRITE_ONLY_IMM: Opcode = Opcode(0x0b);
-    /// An ACK or NAK on a reliable connection.
-    pub const RC_ACKNOWLEDGE: Opcode = Opcode(0x11);
-
     /// The opcode with this number, if it is defined.
     #[inline]
     pub fn from_byte(byte: u8) -> Option<Opcode> {
@@ -441,6 +430,47 @@ impl fmt::Debug for Opcode {
     }
 }
 
+/// The opcodes of a service by name.
+macro_rules! named_opcodes {
+    ($($service:ident { $($name:ident $byte:literal)* })*) => {
+        impl Opcode {$($(
+            #[doc = concat!("Number ", stringify!($byte), ".")]
+            pub const $name: Opcode = Opcode($byte);
+        )*)*}
+
+        #[cfg(test)]
+        const NAMED: &[(Service, &str, Opcode)] =
+            &[$($((Service::$service, stringify!($name), Opcode::$name)),*),*];
+    };
+}
+
+named_opcodes! {
+    Rc {
+        RC_SEND_FIRST 0x00 RC_SEND_MIDDLE 0x01 RC_SEND_LAST 0x02 RC_SEND_LAST_IMM 0x03 RC_SEND_ONLY 0x04
+        RC_SEND_ONLY_IMM 0x05 RC_WRITE_FIRST 0x06 RC_WRITE_MIDDLE 0x07 RC_WRITE_LAST 0x08
+        RC_WRITE_LAST_IMM 0x09 RC_WRITE_ONLY 0x0a RC_WRITE_ONLY_IMM 0x0b RC_READ_REQUEST 0x0c
+        RC_READ_RESPONSE_FIRST 0x0d RC_READ_RESPONSE_MIDDLE 0x0e RC_READ_RESPONSE_LAST 0x0f
+        RC_READ_RESPONSE_ONLY 0x10 RC_ACKNOWLEDGE 0x11 RC_ATOMIC_ACKNOWLEDGE 0x12 RC_COMPARE_SWAP 0x13
+        RC_FETCH_ADD 0x14 RC_SEND_LAST_INV 0x16 RC_SEND_ONLY_INV 0x17 RC_FLUSH 0x1c RC_ATOMIC_WRITE 0x1d
+    }
+    Uc {
+        UC_SEND_FIRST 0x20 UC_SEND_MIDDLE 0x21 UC_SEND_LAST 0x22 UC_SEND_LAST_IMM 0x23 UC_SEND_ONLY 0x24
+        UC_SEND_ONLY_IMM 0x25 UC_WRITE_FIRST 0x26 UC_WRITE_MIDDLE 0x27 UC_WRITE_LAST 0x28
+        UC_WRITE_LAST_IMM 0x29 UC_WRITE_ONLY 0x2a UC_WRITE_ONLY_IMM 0x2b
+    }
+    Ud {
+        UD_SEND_ONLY 0x64 UD_SEND_ONLY_IMM 0x65
+    }
+    Xrc {
+        XRC_SEND_FIRST 0xa0 XRC_SEND_MIDDLE 0xa1 XRC_SEND_LAST 0xa2 XRC_SEND_LAST_IMM 0xa3 XRC_SEND_ONLY 0xa4
+        XRC_SEND_ONLY_IMM 0xa5 XRC_WRITE_FIRST 0xa6 XRC_WRITE_MIDDLE 0xa7 XRC_WRITE_LAST 0xa8
+        XRC_WRITE_LAST_IMM 0xa9 XRC_WRITE_ONLY 0xaa XRC_WRITE_ONLY_IMM 0xab XRC_READ_REQUEST 0xac
+        XRC_READ_RESPONSE_FIRST 0xad XRC_READ_RESPONSE_MIDDLE 0xae XRC_READ_RESPONSE_LAST 0xaf
+        XRC_READ_RESPONSE_ONLY 0xb0 XRC_ACKNOWLEDGE 0xb1 XRC_ATOMIC_ACKNOWLEDGE 0xb2 XRC_COMPARE_SWAP 0xb3
+        XRC_FETCH_ADD 0xb4 XRC_SEND_LAST_INV 0xb6 XRC_SEND_ONLY_INV 0xb7 XRC_FLUSH 0xbc XRC_ATOMIC_WRITE 0xbd
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -466,5 +496,15 @@ mod tests {
         assert_eq!(count(Service::Uc), 12);
         assert_eq!(count(Service::Ud), 2);
         assert_eq!(count(Service::Cnp), 1);
+    }
+
+    #[test]
+    fn every_opcode_has_a_constant_with_its_name() {
+        for (service, name, opcode) in NAMED {
+            assert_eq!(name.split_once('_'), Some((service.name(), opcode.name())));
+            assert_eq!(opcode.service(), *service);
+        }
+        let is_named = |opcode| NAMED.iter().filter(|(.., named)| *named == opcode).count() == 1;
+        assert!(Opcode::all().all(|opcode| opcode == Opcode::CNP || is_named(opcode)));
     }
 }
