@@ -177,12 +177,9 @@ impl DaemonOptions {
     }
 
     /// Rejects `--path direct` if the daemon would execute the transport of the program.
-    fn check_data_path(&self, connection: &DaemonControl, has_scenario: bool) -> Result<(), String> {
+    fn check_data_path(&self, connection: &DaemonControl) -> Result<(), String> {
         if self.data_path != Some(DataPath::Direct) {
             return Ok(());
-        }
-        if has_scenario {
-            return Err("--path direct: the faults of a scenario need the daemon's data path".into());
         }
         let chosen = self.chosen_host();
         let mut devices = connection.hosts().iter();
@@ -258,7 +255,7 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     let requirements = DaemonRequirements { hosts: &hosts, cards, recovery, ..requirements };
     // The open connection keeps an auto-started daemon running until the program is done.
     let mut connection = daemon::connect_or_start(&requirements, DaemonLifetime::WhileUsed)?;
-    arguments.daemon.check_data_path(&connection, plan.is_some())?;
+    arguments.daemon.check_data_path(&connection)?;
     let mut events = start_recording(&mut connection, arguments)?;
     let mut live = plan
         .as_ref()
@@ -413,7 +410,7 @@ fn print_environment(arguments: &EnvArguments) -> Result<(), String> {
         }
     };
     if let Some(connection) = &connection {
-        arguments.daemon.check_data_path(connection, false)?;
+        arguments.daemon.check_data_path(connection)?;
     }
     let root = match &mut connection {
         Some(connection) if is_infiniband => Some(arguments.daemon.subnet_view(connection)?),

@@ -17,7 +17,7 @@ use softhca_types::{
 use softhca_wire::{Gid, Mtu, Psn, Qpn, QpnSlot};
 
 /// The version of the messages and of the ring layouts. Every change of either increments it.
-pub const PROTOCOL_VERSION: u32 = 17;
+pub const PROTOCOL_VERSION: u32 = 18;
 
 /// The environment variable that selects the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
@@ -102,6 +102,8 @@ pub struct DirectPath {
     pub port_state: PortState,
     /// A reserved port for the first connection ([`cm::Command::ReservePort`]), if one is free.
     pub reserved: Option<(CmId, u16)>,
+    /// The fault rules and flows that the host already has, as notifications of them.
+    pub rule_changes: Vec<Notification>,
 }
 
 impl HostDevice {

@@ -55,21 +55,21 @@ impl Client {
         proc_mem: Option<OwnedFd>,
         can_be_direct: bool,
     ) -> Result<(Client, Response, Vec<OwnedFd>), CommandError> {
-        // Fault rules and roles count the packets and queue pairs of all processes of the host; a device that failed fails
-        // the calls of all of them.
+        // A device that failed fails the calls of all processes of the host.
         let has_failed = host.driver.control(|driver| driver.hca().has_failed());
-        let can_be_direct = can_be_direct && !host.has_rules() && daemon.roles.is_idle() && !has_failed;
+        let can_be_direct = can_be_direct && !has_failed;
         let mut descriptors = Vec::new();
-        let (mut slot, mut waker) = (None, None);
+        let (mut slot, mut waker, mut rule_changes) = (None, None, Vec::new());
         let assigned = match host.slots.as_ref().filter(|_| can_be_direct) {
             Some(slots) => slots.assign(notifications, process.pid)?,
             None => None,
         };
         let (doorbells, doorbell_slots) = match assigned {
-            Some((lease, page)) => {
-                descriptors.extend(lease.descriptors()?);
-                descriptors.push(page);
-                slot = Some(lease);
+            Some(assigned) => {
+                descriptors.extend(assigned.lease.descriptors()?);
+                descriptors.push(assigned.page);
+                rule_changes = assigned.rule_changes;
+                slot = Some(assigned.lease);
                 // Its queue pairs are in its own process.
                 (SharedWords::heap(DoorbellProducer::words(1)), 1)
             }
@@ -92,6 +92,7 @@ impl Client {
             foreign_window: daemon.config.foreign_window,
             congestion: daemon.config.congestion.name().unwrap_or_default().into(),
             reserved: None,
+            rule_changes: std::mem::take(&mut rule_changes),
         });
         let (id, gids) = host.driver.control(|driver| {
             driver.control(|hca, _| {

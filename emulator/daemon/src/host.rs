@@ -243,11 +243,6 @@ impl DaemonHost {
         HostDevice { is_removed, ..self.device.clone() }
     }
 
-    /// Whether fault rules are in front of the sockets.
-    pub fn has_rules(&self) -> bool {
-        self.driver.control(|driver| driver.rules().next().is_some())
-    }
-
     /// The counters of the host: of the daemon's HCA and of those in processes, present and past.
     pub fn counters(&self) -> Counters {
         let mut counters = self.driver.control(|driver| *driver.hca().counters());

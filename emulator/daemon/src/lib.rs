@@ -16,6 +16,7 @@ mod control_socket;
 mod fault_rules;
 mod host;
 mod host_driver;
+mod host_rules;
 mod messages;
 mod mount_namespace;
 mod network_namespace;

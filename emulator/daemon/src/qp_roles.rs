@@ -2,14 +2,14 @@
 
 use crate::command_error::CommandError;
 use crate::host::DaemonHost;
+use crate::host_rules::RuleChange;
 use parking_lot::Mutex;
-use softhca_control::{Notification, encode};
 use softhca_engine::{QpSnapshot, QpType};
 use softhca_fabric::{Endpoint, Flow, FlowId};
 use softhca_wire::Qpn;
 use std::sync::Arc;
 
-/// The most roles that wait for a queue pair.
+/// The most roles that wait for a queue pair or have one.
 const MAX_ROLES: usize = 1024;
 
 /// The roles that wait for a queue pair, and those that are assigned.
@@ -35,10 +35,10 @@ impl QpRoles {
         roles: Vec<(QpType, u32)>,
     ) -> Result<(), CommandError> {
         let mut inner = self.inner.lock();
-        if inner.unassigned.len() + roles.len() > MAX_ROLES {
+        if inner.unassigned.len() + inner.assigned.len() + roles.len() > MAX_ROLES {
             return Err(CommandError::new(
                 libc::ENOMEM,
-                format!("at most {MAX_ROLES} roles can wait for a queue pair"),
+                format!("at most {MAX_ROLES} roles can wait for a queue pair or have one"),
             ));
         }
         inner.seed = seed;
@@ -94,7 +94,7 @@ impl QpRoles {
             qpn: qp.attributes.dest_qpn,
         });
         let flow = Flow { id: role, requester, responder, first_psn };
-        let change = Notification::FlowsAdded { seed, flows: encode(&vec![flow]) };
+        let change = RuleChange::AddFlows { seed, flows: vec![flow] };
         for host in hosts {
             host.driver.control(|driver| driver.add_flow(seed, flow));
             if let Some(slots) = &host.slots {

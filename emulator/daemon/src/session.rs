@@ -332,10 +332,10 @@ impl Session {
             }
             Request::AddFaultRules { host, seed, rules } => {
                 self.mark_altered(&host)?;
-                return fault_rules::add_rules(&self.daemon, self.host(host)?, seed, rules);
+                return fault_rules::add_rules(&self.daemon, self.host(host)?, seed, &rules);
             }
             Request::AddFlows { host, seed, flows } => {
-                return fault_rules::add_flows(self.host(host)?, seed, flows);
+                return fault_rules::add_flows(self.host(host)?, seed, &flows);
             }
             Request::AssignRoles { host, seed, roles } => {
                 self.mark_altered(&host)?;

@@ -2,6 +2,7 @@
 
 use crate::command_error::CommandError;
 use crate::host_driver::HostDriver;
+use crate::host_rules::{HostRules, RuleChange};
 use crate::messages::report;
 use crate::network_namespace::within;
 use crate::notification_queue::NotificationQueue;
@@ -118,7 +119,11 @@ struct SlotTable {
     rings: BTreeMap<[u16; 2], RingPair>,
     /// The counters of processes that are gone, of earlier vacant ports, and of fault rules.
     past_counters: Counters,
-    past_rules: Vec<(RuleId, RuleCounters)>,
+    past_rules: BTreeMap<RuleId, RuleCounters>,
+    /// The fault rules and flows of the host, for processes that come later.
+    rules: HostRules,
+    /// Queue pairs of any host wait for roles or have them.
+    has_roles: bool,
 }
 
 impl SlotTable {
@@ -179,7 +184,9 @@ impl HostSlots {
             owners: BTreeMap::new(),
             rings: BTreeMap::new(),
             past_counters: Counters::default(),
-            past_rules: Vec::new(),
+            past_rules: BTreeMap::new(),
+            rules: HostRules::default(),
+            has_roles: false,
         };
         Ok(Arc::new(HostSlots {
             settings,
@@ -260,18 +267,22 @@ impl HostSlots {
         rest
     }
 
-    /// Notifies every process of a change of the fault rules, and waits until they have applied it.
-    pub fn change_rules(&self, change: &Notification) {
-        if *change == Notification::FaultRulesCleared {
-            self.table.lock().past_rules.clear();
-        }
+    /// Changes the fault rules of every process, present and future. Waits until the present ones have applied the change.
+    pub fn change_rules(&self, change: &RuleChange) {
         let deadline = std::time::Instant::now() + REPORT_TIMEOUT;
+        let notification = change.notification();
         let notify = |(slot, owner): (&u16, &mut SlotOwner)| {
             owner.changes += 1;
-            owner.notifications.push(change.clone());
+            owner.notifications.push(notification.clone());
             (*slot, owner.changes)
         };
-        let pending: Vec<(u16, u64)> = self.table.lock().owners.iter_mut().map(notify).collect();
+        let mut table = self.table.lock();
+        table.rules.apply(change);
+        if *change == RuleChange::Clear {
+            table.past_rules.clear();
+        }
+        let pending: Vec<(u16, u64)> = table.owners.iter_mut().map(notify).collect();
+        drop(table);
         let is_applied = |(slot, changes): &(u16, u64)| {
             self.table.lock().owners.get(slot).is_none_or(|owner| owner.state.applied() >= *changes)
         };
@@ -282,7 +293,9 @@ impl HostSlots {
 
     /// Says whether queue pairs of any host wait for roles or have them.
     pub fn set_has_roles(&self, has_roles: bool) {
-        self.table.lock().owners.values().for_each(|owner| owner.state.set_has_roles(has_roles));
+        let mut table = self.table.lock();
+        table.has_roles = has_roles;
+        table.owners.values().for_each(|owner| owner.state.set_has_roles(has_roles));
     }
 
     /// The counters of all processes, present and past.
@@ -297,7 +310,7 @@ impl HostSlots {
     /// The counters of the fault rules of all processes, present and past.
     pub fn rules(&self) -> Vec<(RuleId, RuleCounters)> {
         let table = self.table.lock();
-        let mut rules = table.past_rules.clone();
+        let mut rules: Vec<_> = table.past_rules.iter().map(|(rule, counters)| (*rule, *counters)).collect();
         rules.extend(self.recordings.slot_rules(self.host));
         rules
     }
@@ -318,12 +331,13 @@ impl HostSlots {
         table.owners.values_mut().filter_map(|owner| owner.report.take()).collect()
     }
 
-    /// Gives a process a slot. `None` if all are in use, or those that one process may have.
+    /// Gives a process a slot, with the fault rules and flows of the host. `None` if all are in use, or those that one
+    /// process may have.
     pub fn assign(
         self: &Arc<HostSlots>,
         notifications: &Arc<NotificationQueue>,
         pid: u32,
-    ) -> Result<Option<(SlotLease, OwnedFd)>, CommandError> {
+    ) -> Result<Option<AssignedSlot>, CommandError> {
         let owned = self.table.lock().owners.values().filter(|owner| owner.pid == pid).count();
         if owned >= PROCESS_SLOTS {
             return Ok(None);
@@ -338,11 +352,16 @@ impl HostSlots {
             sockets.discard_received();
         }
         let (notifications, state) = (notifications.clone(), page.state());
-        let owner = SlotOwner { pid, notifications, report: None, state, changes: 0 };
-        self.table.lock().owners.insert(number, owner);
+        let mut table = self.table.lock();
+        let rule_changes = table.rules.notifications();
+        state.set_has_roles(table.has_roles);
+        let owner = SlotOwner { pid, notifications, report: None, state, changes: rule_changes.len() as u64 };
+        table.owners.insert(number, owner);
+        drop(table);
         self.recordings.add_slot(self.host, number, pid, page);
         let slot = QpnSlot { number, bits: QpnSlot::BITS };
-        Ok(Some((SlotLease { slots: self.clone(), slot, has_sent_to_hosts: false }, descriptor)))
+        let lease = SlotLease { slots: self.clone(), slot, has_sent_to_hosts: false };
+        Ok(Some(AssignedSlot { lease, page: descriptor, rule_changes }))
     }
 
     /// Prepares a slot and rings for the process that comes next, which then need not wait for them.
@@ -461,6 +480,14 @@ fn start_vacant(
     Ok(VacantPort { _driver: driver, counters, needed_until: std::time::Instant::now() + needed_for })
 }
 
+/// What a process gets with its slot.
+pub(crate) struct AssignedSlot {
+    pub lease: SlotLease,
+    pub page: OwnedFd,
+    /// The fault rules and flows of the host.
+    pub rule_changes: Vec<Notification>,
+}
+
 /// The slot of a process, until it is gone.
 pub(crate) struct SlotLease {
     slots: Arc<HostSlots>,
@@ -524,7 +551,9 @@ impl Drop for SlotLease {
         let (mut acks, mut connections) = (Vec::new(), Vec::new());
         if let Some(page) = self.slots.recordings.remove_slot(self.slots.host, own) {
             past_counters.add(&page.counters());
-            past_rules.extend(page.rules());
+            for (rule, counters) in page.rules() {
+                past_rules.entry(rule).or_default().add(counters);
+            }
             acks.extend(page.acks());
             connections.extend(page.connections());
         }

@@ -326,6 +326,11 @@ impl Driver {
         self.transmitter.fault_injector.iter().flat_map(|faults| faults.link.rules())
     }
 
+    /// The flows that fault rules know.
+    pub fn flows(&self) -> impl Iterator<Item = &Flow> {
+        self.transmitter.fault_injector.iter().flat_map(|faults| faults.flows.iter())
+    }
+
     /// Removes all fault rules and flows. Delayed packets are still sent, one at a time.
     pub fn clear_rules(&mut self) {
         if let Some(faults) = &mut self.transmitter.fault_injector {
@@ -376,6 +381,11 @@ impl Driver {
     /// Whether a packet is ready to be sent.
     pub fn has_pending_transmit(&self) -> bool {
         self.engine.hca.has_pending_transmit() || self.transmitter.pending().is_some()
+    }
+
+    /// Whether a fault rule holds packets back for a while.
+    pub(crate) fn has_delayed_packets(&self) -> bool {
+        self.transmitter.fault_injector.as_ref().is_some_and(FaultInjector::has_packets)
     }
 
     /// How long until [`Driver::poll`] has work even if nothing arrives.

@@ -78,6 +78,11 @@ impl FaultInjector {
         idle && self.state == LinkState::Up && self.output.is_empty() && self.link.next_timeout().is_none()
     }
 
+    /// Whether packets wait in the link.
+    pub fn has_packets(&self) -> bool {
+        !self.output.is_empty() || self.link.next_timeout().is_some()
+    }
+
     pub fn admit(&mut self, now: Instant, frame: Frame, sink: &mut dyn EventSink) {
         let FaultInjector { link, flows, direction, output, serial, .. } = self;
         link.admit(now.nanos(), *direction, frame, flows, &mut OutputQueue { output, serial, now, sink });

@@ -43,6 +43,10 @@ const SPIN_TIME: Duration = Duration::from_micros(50);
 
 /// The most time that a stopping driver takes to send what is pending.
 const SHUTDOWN_LINGER: Duration = Duration::from_millis(100);
+/// The most time between two polls of an exiting process.
+const EXIT_POLL_INTERVAL: Duration = Duration::from_micros(100);
+/// How long it may send packets that fault rules delay.
+const DELAY_LINGER: Duration = Duration::from_secs(2);
 
 /// Which thread polls the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -259,15 +263,19 @@ impl SharedDriver {
 
     /// Sends what is pending, in the thread that ends the process, and publishes the last counters.
     pub fn flush_at_exit(&self) {
-        let until = Instant::now() + SHUTDOWN_LINGER;
+        let began = Instant::now();
         while self.process.is_current()
-            && let Some(mut driver) = self.shared.driver.try_lock_until(until)
+            && let Some(mut driver) = self.shared.driver.try_lock_until(began + SHUTDOWN_LINGER)
         {
-            let is_done = !driver.has_pending_transmit() && !driver.hca().has_orphaned_acks();
             driver.set_asleep(true);
-            if is_done || Instant::now() >= until || driver.poll().is_err() {
+            let Some(left) = time_to_linger(&driver, began) else { return };
+            if driver.poll().is_err() {
                 return;
             }
+            // Grants may arrive meanwhile.
+            let next = driver.next_timeout().unwrap_or(left).min(EXIT_POLL_INTERVAL);
+            drop(driver);
+            std::thread::sleep(next.min(left));
         }
     }
 
@@ -290,6 +298,16 @@ impl Drop for SharedDriver {
             let _ = thread.join();
         }
     }
+}
+
+/// How long a driver may still need to send what is left, if something is.
+fn time_to_linger(driver: &Driver, began: Instant) -> Option<Duration> {
+    let limit = match driver.has_delayed_packets() {
+        true => DELAY_LINGER,
+        false if driver.has_pending_transmit() || driver.hca().has_orphaned_acks() => SHUTDOWN_LINGER,
+        false => return None,
+    };
+    limit.checked_sub(began.elapsed())
 }
 
 impl Shared {
@@ -352,13 +370,12 @@ impl Shared {
     /// Sends what is pending at shutdown, where a peer may wait for the last ACK of a connection, and publishes the last
     /// counters.
     fn drain(&self) {
-        let until = Instant::now() + SHUTDOWN_LINGER;
+        let began = Instant::now();
         loop {
             let mut driver = self.driver.lock();
-            let left = until.saturating_duration_since(Instant::now());
-            let is_done = !driver.has_pending_transmit() && !driver.hca().has_orphaned_acks();
             driver.set_asleep(true);
-            if is_done || left == Duration::ZERO || driver.poll().is_err() {
+            let Some(left) = time_to_linger(&driver, began) else { return };
+            if driver.poll().is_err() {
                 return;
             }
             // A grant or the end of a pause may be missing.

@@ -112,7 +112,7 @@ impl SlotPage {
         let word = |index: usize| self.words[index].load(Ordering::Relaxed);
         let rules = (0..MAX_RULES).map(move |index| [0, 1, 2].map(|offset| word(RULES + 3 * index + offset)));
         let rules = rules.take_while(|[id, ..]| *id != 0);
-        rules.map(|[id, matched, fired]| (RuleId(id as u32 - 1), RuleCounters { matched, fired }))
+        rules.map(|[id, matched, fired]| (RuleId((id - 1) as u32), RuleCounters { matched, fired }))
     }
 
     /// The earliest time that a further event can have. `None` if that is not known yet.

@@ -153,27 +153,37 @@ fn the_daemon_knows_the_resources_and_counters_of_processes() {
     assert_eq!(control.counters(Some("bob")).unwrap().rcvd_bytes, 4096);
 }
 
+/// A rule that drops the second packet of a role, once.
+fn second_is_lost(id: u32, role: u32) -> Rule {
+    let psn = Some(InclusiveRange::exactly(1));
+    let selector = Selector { flow_id: Some(FlowId(role)), psn, ..Selector::default() };
+    Rule { id: RuleId(id), selector, repeat: Repeat::times(1), action: Action::Drop }
+}
+
+/// Connects two queue pairs.
+fn connect(ends: &[ConnectedHost; 2]) {
+    ends[0].pair.connect(&ends[1].pair.endpoint(), &ConnectOptions::default()).unwrap();
+    ends[1].pair.connect(&ends[0].pair.endpoint(), &ConnectOptions::default()).unwrap();
+}
+
+/// The status of a WRITE of several packets.
+fn write(ends: &[ConnectedHost; 2]) -> CompletionStatus {
+    let gather = [ends[0].region.sge(0, 4000)];
+    let remote = ends[1].region.remote_address(0);
+    ends[0].pair.post_send(&SendRequest::rdma_write(1, &gather, remote)).unwrap();
+    ends[0].queue.wait_for(TEST_TIMEOUT).expect("a completion").status
+}
+
 #[test]
-fn fault_rules_act_on_processes_that_are_there_and_later_ones_use_the_daemons_data_path() {
+fn fault_rules_act_on_processes_that_are_there_and_on_later_ones() {
     let daemon = TestDaemon::with(&DIRECT);
     let mut control = daemon.control();
     let ends = ["alice", "bob"].map(|host| ConnectedHost::new(&daemon.open(host), 8192));
-    // The second packet of the first queue pair that alice connects.
-    let selector =
-        Selector { flow_id: Some(FlowId(1)), psn: Some(InclusiveRange::exactly(1)), ..Selector::default() };
-    let rule = Rule { id: RuleId(7), selector, repeat: Repeat::times(1), action: Action::Drop };
-    control.assign_roles("alice", 1, &[(QpType::Rc, FlowId(1))]).unwrap();
-    control.add_rules("alice", 1, &[(rule, "lose the second")]).unwrap();
-    let connect = |ends: &[ConnectedHost; 2]| {
-        ends[0].pair.connect(&ends[1].pair.endpoint(), &ConnectOptions::default()).unwrap();
-        ends[1].pair.connect(&ends[0].pair.endpoint(), &ConnectOptions::default()).unwrap();
-    };
-    let write = |ends: &[ConnectedHost; 2]| {
-        let gather = [ends[0].region.sge(0, 4000)];
-        let remote = ends[1].region.remote_address(0);
-        ends[0].pair.post_send(&SendRequest::rdma_write(1, &gather, remote)).unwrap();
-        ends[0].queue.wait_for(TEST_TIMEOUT).expect("a completion").status
-    };
+    // The second packet of the first and of the third queue pair that alice connects.
+    let roles = [1, 2, 3].map(|role| (QpType::Rc, FlowId(role)));
+    control.assign_roles("alice", 1, &roles).unwrap();
+    control.add_rules("alice", 1, &[(second_is_lost(7, 1), "lose the second")]).unwrap();
+    control.add_rules("alice", 1, &[(second_is_lost(8, 3), "of the third")]).unwrap();
     connect(&ends);
     let mut watch = daemon.control();
     watch.subscribe_async_events().unwrap();
@@ -181,17 +191,64 @@ fn fault_rules_act_on_processes_that_are_there_and_later_ones_use_the_daemons_da
     let observed = watch.next_async_event().unwrap();
     assert_eq!((observed.host.as_str(), observed.process), ("bob", Some(std::process::id())));
     assert_eq!(observed.event, AsyncEvent::QueuePairFatal(ends[1].pair.qpn()));
-    let rules = control.rules("alice").unwrap();
-    assert!(rules.len() == 1 && rules[0].1.fired == 1, "{rules:?}");
-    let later = ConnectedHost::new(&daemon.open("alice"), 4096);
-    let clients = &control.status().unwrap().hosts[0].clients;
-    assert_eq!(clients.iter().filter(|client| client.is_direct).count(), 1, "{clients:?}");
-    drop(later);
+    let mut fired = || {
+        let rules = control.rules("alice").unwrap();
+        rules.into_iter().map(|(rule, counters)| (rule.id.0, counters.fired)).collect::<Vec<_>>()
+    };
+    assert_eq!(fired(), [(7, 1), (8, 0)]);
+    // Rules, flows and roles reach the processes that come later.
+    for (lost, expected) in [(0, CompletionStatus::Success), (1, CompletionStatus::RetryExceededError)] {
+        let later = ["alice", "bob"].map(|host| ConnectedHost::new(&daemon.open(host), 8192));
+        connect(&later);
+        assert_eq!(write(&later), expected);
+        assert_eq!(fired(), [(7, 1), (8, lost)]);
+        let status = daemon.control().status().unwrap();
+        let mut clients = status.hosts.iter().flat_map(|host| &host.clients);
+        assert!(clients.all(|client| client.is_direct), "{status:?}");
+        drop(later);
+        assert_eq!(fired(), [(7, 1), (8, lost)], "the counters of a process that is gone still count");
+    }
     control.clear_rules("alice").unwrap();
     assert!(control.rules("alice").unwrap().is_empty());
     let ends = ["alice", "bob"].map(|host| ConnectedHost::new(&daemon.open(host), 8192));
     connect(&ends);
     assert_eq!(write(&ends), CompletionStatus::Success);
+}
+
+#[test]
+fn the_rules_and_flows_of_a_host_are_bounded_and_all_reach_a_process() {
+    let daemon = TestDaemon::with(&DIRECT);
+    let mut control = daemon.control();
+    // The longest rules that the limit on their bytes permits, then the shortest that the limit on their number does.
+    let opcodes =
+        vec![
+            Opcode::new(QpType::Rc.service(), Operation::Send, Position::Only, ImmOrInvalidate::None)
+                .unwrap();
+            256
+        ];
+    let rule = |id, opcodes: &[Opcode]| {
+        let selector = Selector { opcodes: opcodes.to_vec(), ..Selector::default() };
+        Rule { id: RuleId(id), selector, repeat: Repeat::times(1), action: Action::Count }
+    };
+    for opcodes in [&opcodes[..], &[]] {
+        let added =
+            (0..).find(|id| control.add_rules("alice", 1, &[(rule(*id, opcodes), "")]).is_err()).unwrap();
+        assert_eq!(control.rules("alice").unwrap().len() as u32, added);
+        assert_eq!(added == 1024, opcodes.is_empty(), "{added}");
+        let roles: Vec<_> = (0..1024).map(|role| (QpType::Ud, FlowId(role))).collect();
+        control.assign_roles("alice", 1, &roles).unwrap();
+        assert!(control.assign_roles("alice", 1, &roles[..1]).is_err());
+        // A rule that a later process counts is the last one.
+        let own = GroupMember::new(&daemon.open("alice"));
+        let peer = own.pair.endpoint();
+        own.send_to(peer.gid, peer.qpn, "counted");
+        assert_eq!(own.receive(), "counted");
+        if opcodes.is_empty() {
+            let last = control.rules("alice").unwrap().pop().unwrap();
+            assert!(last.1.fired == 1, "{last:?}");
+        }
+        control.clear_rules("alice").unwrap();
+    }
 }
 
 /// A program that ends at once when it sees a message, before it can have acknowledged it.

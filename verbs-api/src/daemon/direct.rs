@@ -51,7 +51,13 @@ pub(super) struct DirectState {
 }
 
 impl DirectState {
-    pub(super) fn new(event_bus: Arc<EventBus>, is_gone: Arc<AtomicBool>, page: SlotState) -> DirectState {
+    /// `early_changes` are the fault rules that the host already has.
+    pub(super) fn new(
+        event_bus: Arc<EventBus>,
+        is_gone: Arc<AtomicBool>,
+        page: SlotState,
+        early_changes: Vec<Notification>,
+    ) -> DirectState {
         DirectState {
             is_gone,
             connection: OnceLock::new(),
@@ -59,7 +65,7 @@ impl DirectState {
             event_bus,
             card: OnceLock::new(),
             early_rings: Mutex::default(),
-            early_changes: Mutex::default(),
+            early_changes: Mutex::new(early_changes),
             page,
         }
     }
@@ -81,17 +87,17 @@ impl DirectState {
         }
     }
 
-    /// Applies a change of the host's fault rules to the card, once it exists.
-    fn change_rules(&self, change: Notification) {
-        self.early_changes.lock().push(change);
+    /// Applies the changes of the host's fault rules to the card, if it exists.
+    fn change_rules(&self) {
         if self.card.get().is_none() {
             return;
         }
-        for change in std::mem::take(&mut *self.early_changes.lock()) {
+        // Locked until they are applied: another thread may have later ones.
+        for change in self.early_changes.lock().drain(..) {
             self.control(|driver| match change {
                 Notification::FaultRulesAdded { seed, rules } => {
-                    let rules: Vec<(Rule, String)> = decode(&rules).unwrap_or_default();
-                    rules.into_iter().for_each(|(rule, _)| driver.add_rule(seed, rule));
+                    let rules: Vec<Rule> = decode(&rules).unwrap_or_default();
+                    rules.into_iter().for_each(|rule| driver.add_rule(seed, rule));
                 }
                 Notification::FlowsAdded { seed, flows } => {
                     let flows: Vec<Flow> = decode(&flows).unwrap_or_default();
@@ -139,7 +145,10 @@ impl NotificationHandler for DirectState {
             Notification::ReportRequested => self.report(),
             Notification::FaultRulesAdded { .. }
             | Notification::FlowsAdded { .. }
-            | Notification::FaultRulesCleared => self.change_rules(notification),
+            | Notification::FaultRulesCleared => {
+                self.early_changes.lock().push(notification);
+                self.change_rules();
+            }
             Notification::ProcessGone { slot } => {
                 self.early_rings.lock().retain(|(other, _)| *other != slot);
                 self.control(|driver| driver.remove_rings(slot));
@@ -287,8 +296,7 @@ impl CardHost for DirectHost {
     fn attach(&self, card: &Arc<SharedDriver>) {
         let _ = self.state.card.set(Arc::downgrade(card));
         self.state.add_rings();
-        let early = std::mem::take(&mut *self.state.early_changes.lock());
-        early.into_iter().for_each(|change| self.state.change_rules(change));
+        self.state.change_rules();
         if !self.is_alive() {
             self.state.fail();
         }

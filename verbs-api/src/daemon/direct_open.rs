@@ -26,7 +26,7 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
     let system = |what| move |source| Error::System { what, source };
     let OpenedHost { host, direct, notifications, descriptors: mut sockets, .. } = opened;
     let refused = |why: &str| Error::DeviceGone { why: why.into() };
-    let DirectPath { slot, foreign_recovery, foreign_window, congestion, port_state, reserved } =
+    let DirectPath { slot, foreign_recovery, foreign_window, congestion, port_state, reserved, rule_changes } =
         direct.ok_or_else(|| refused("it did not give this process a slot"))?;
     let unknown = || refused("it uses settings that this library does not know");
     let page = sockets.pop().ok_or_else(missing_descriptors)?;
@@ -48,7 +48,7 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
     };
     let loopback = Loopback::from_name(&host.loopback).ok_or_else(unknown)?;
     let options = DriverOptions { settings, icrc: IcrcCheck::default(), entropy: Entropy::Off, loopback };
-    let state = Arc::new(DirectState::new(event_bus.clone(), is_gone, page.clone()));
+    let state = Arc::new(DirectState::new(event_bus.clone(), is_gone, page.clone(), rule_changes));
     let hosts = socket.welcome.hosts.clone();
     let connection = Arc::new(socket.start_notification_thread(notifications.into(), state.clone())?);
     let open_send_socket: OpenSendSocket = Box::new({
@@ -84,10 +84,12 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
     driver.set_hand_over(hand_over);
     driver.set_records(acks, connections);
     driver.set_publish_counters(Box::new(move |counters, rules| page.publish(counters, rules)));
-    if port_state == PortState::Down {
-        driver.set_port_state(port_state);
-    }
     let ports = PortReservations::with_spare(reserved);
     let host = Arc::new(DirectHost { connection, state, device: host, hosts, ports });
-    EmbeddedRuntime::start(driver, event_bus, Arc::default(), host)
+    let card = EmbeddedRuntime::start(driver, event_bus, Arc::default(), host)?;
+    // After the fault rules, whose seed counts.
+    if port_state == PortState::Down {
+        card.driver.control(|driver| driver.set_port_state(port_state));
+    }
+    Ok(card)
 }

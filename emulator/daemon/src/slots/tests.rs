@@ -40,7 +40,7 @@ fn count_received(descriptors: io::Result<Vec<OwnedFd>>) -> usize {
 #[test]
 fn a_port_that_other_hosts_may_ask_is_not_ended_in_advance() {
     let (_sockets, slots) = new_slots();
-    let assign = || slots.assign(&Arc::default(), 1).unwrap().unwrap().0;
+    let assign = || slots.assign(&Arc::default(), 1).unwrap().unwrap().lease;
     let prepared = || slots.table.lock().prepared.as_ref().map(|slot| slot.number);
     let mut leases: Vec<SlotLease> = (0..FRESH_SLOTS).map(|_| assign()).collect();
     let (mut first, second) = (leases.remove(0), leases.remove(0));
@@ -67,7 +67,7 @@ fn a_process_gets_nothing_that_waited_in_the_sockets_of_its_slot() {
         sender.send_to(&bytes, (sockets.address(), ROCE_PORT)).unwrap();
     };
     send();
-    let (lease, _page) = slots.assign(&Arc::default(), 1).unwrap().unwrap();
+    let AssignedSlot { lease, page: _page, .. } = slots.assign(&Arc::default(), 1).unwrap().unwrap();
     assert_eq!(lease.slot.number, 1);
     assert_eq!(count_received(lease.descriptors()), 0);
     // A packet to the process arrives.
@@ -79,7 +79,7 @@ fn a_process_gets_nothing_that_waited_in_the_sockets_of_its_slot() {
 fn a_packet_that_is_longer_than_the_largest_is_not_handed_over() {
     let (sockets, slots) = new_slots();
     let queue = Arc::<NotificationQueue>::default();
-    let lease = slots.assign(&queue, 1).unwrap().unwrap().0;
+    let lease = slots.assign(&queue, 1).unwrap().unwrap().lease;
     let source = SocketAddr::new(Ipv4Addr::new(192, 0, 2, 1).into(), 7);
     let good = request(lease.slot.number, source, sockets.address());
     let long = HandedOverPacket { bytes: vec![0; HandedOverPacket::MAX_BYTES + 1], ..good.clone() };
@@ -97,7 +97,7 @@ fn a_request_within_a_host_comes_with_rings() {
     let (sockets, slots) = new_slots();
     let own = SocketAddr::new(sockets.address(), ROCE_PORT);
     let queues = [(); 2].map(|()| Arc::<NotificationQueue>::default());
-    let leases = queues.each_ref().map(|queue| slots.assign(queue, 1).unwrap().unwrap().0);
+    let leases = queues.each_ref().map(|queue| slots.assign(queue, 1).unwrap().unwrap().lease);
     let drain = |number: usize| Vec::from(queues[number].drain().unwrap());
     let hand_over = |source| {
         let packets = vec![request(leases[1].slot.number, source, own.ip())];
@@ -134,7 +134,7 @@ fn a_slot_is_closed_when_nobody_needs_its_port_and_opens_for_the_next_process() 
     let (sockets, slots) = new_slots();
     let leases: Vec<_> =
         (0..FRESH_SLOTS).map(|_| slots.assign(&Arc::default(), 1).unwrap().unwrap()).collect();
-    let first = leases[0].0.slot.number;
+    let first = leases[0].lease.slot.number;
     drop(leases);
     assert_eq!(slots.table.lock().vacant.len(), FRESH_SLOTS);
     slots.end_vacant();
@@ -147,7 +147,7 @@ fn a_slot_is_closed_when_nobody_needs_its_port_and_opens_for_the_next_process() 
     let send = || sender.send_to(&packet, (sockets.address(), ROCE_PORT)).unwrap();
     send();
     assert_eq!(count_received(sockets.descriptors()), 1);
-    let lease = slots.assign(&Arc::default(), 1).unwrap().unwrap().0;
+    let lease = slots.assign(&Arc::default(), 1).unwrap().unwrap().lease;
     assert_eq!(lease.slot.number, first);
     send();
     assert_eq!((count_received(sockets.descriptors()), count_received(lease.descriptors())), (0, 1));
@@ -159,7 +159,7 @@ fn a_slot_is_closed_when_nobody_needs_its_port_and_opens_for_the_next_process() 
 fn the_sockets_of_a_slot_take_no_steering_filter() {
     use std::os::fd::AsRawFd;
     let (_sockets, slots) = new_slots();
-    let lease = slots.assign(&Arc::default(), 1).unwrap().unwrap().0;
+    let lease = slots.assign(&Arc::default(), 1).unwrap().unwrap().lease;
     // Returns 1, the slot of the owner.
     let mut filter = [libc::sock_filter { code: libc::BPF_RET as u16, jt: 0, jf: 0, k: 1 }];
     let program = libc::sock_fprog { len: 1, filter: filter.as_mut_ptr() };

@@ -44,6 +44,14 @@ pub struct RuleCounters {
     pub fired: u64,
 }
 
+impl RuleCounters {
+    /// Adds the counters of the rule elsewhere.
+    pub const fn add(&mut self, other: RuleCounters) {
+        self.matched = self.matched.saturating_add(other.matched);
+        self.fired = self.fired.saturating_add(other.fired);
+    }
+}
+
 /// A rule with its state on a link.
 #[derive(Clone, Debug)]
 pub(crate) struct ActiveRule {

@@ -329,6 +329,10 @@ impl Driver {
         Hca
     }
 
+    pub fn has_delayed_packets(&self) -> bool {
+        false
+    }
+
     pub fn has_pending_transmit(&self) -> bool {
         false
     }
