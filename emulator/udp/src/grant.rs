@@ -15,6 +15,7 @@ use crate::PeerPort;
 pub use balance::GrantBalance;
 use softhca_wire::link_control::{Grant, GrantRequest};
 use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 pub use terms::{MAX_FRAME_CHARGE, OutOfBounds, charge, grant_budget};
 use terms::{MILLISECOND, RECLAIM_INTERVAL, REQUEST_AHEAD};
 
@@ -187,15 +188,18 @@ impl GrantIssuer {
         }
     }
 
-    /// Releases what was received from a sender, except for at most `kept` bytes.
-    pub fn limit_buffered(&mut self, from: PeerPort, kept: u64) {
-        if let Some(buffered) = self.buffered.get_mut(&from) {
-            self.changed |= kept < *buffered;
-            *buffered = kept.min(*buffered);
-            if *buffered == 0 {
-                self.buffered.remove(&from);
-            }
+    /// Releases what was received from the processes of a host, except for at most `kept` bytes.
+    pub fn limit_buffered(&mut self, host: IpAddr, kept: u64) {
+        let ports = PeerPort::all_of(host);
+        let mut excess =
+            self.buffered.range(ports.clone()).map(|(_, bytes)| bytes).sum::<u64>().saturating_sub(kept);
+        self.changed |= excess > 0;
+        for (_, bytes) in self.buffered.range_mut(ports) {
+            let released = excess.min(*bytes);
+            *bytes -= released;
+            excess -= released;
         }
+        self.buffered.retain(|_, bytes| *bytes > 0);
     }
 
     /// Processes a REQUEST. Impossible totals change nothing.

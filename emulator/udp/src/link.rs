@@ -379,13 +379,21 @@ impl LinkControl {
         }
     }
 
-    /// Sends a priority flow control frame once, merged with one that is still pending. A frame to the port itself
-    /// takes effect at once.
-    pub fn send_pause(&mut self, peer: PeerPort, pause: Pause, now: u64) {
-        if self.is_internal(peer) {
-            self.emit(peer, LinkChange::PauseReceived(pause));
-        } else if let Some(peer) = self.peer_or_insert(peer, now) {
-            peer.pending_pause.get_or_insert_default().merge(&pause);
+    /// Sends a priority flow control frame once to every process of a host, merged with one that is still pending. A frame
+    /// to the port itself takes effect at once.
+    pub fn send_pause(&mut self, host: IpAddr, pause: Pause, now: u64) {
+        if self.is_internal(host.into()) {
+            return self.emit(host.into(), LinkChange::PauseReceived(pause));
+        }
+        let mut ports = self.peers.range(PeerPort::all_of(host));
+        if !ports.any(|(_, peer)| peer.is_established()) {
+            let _ = self.peer_or_insert(host.into(), now);
+        }
+        for (port, peer) in self.peers.range_mut(PeerPort::all_of(host)) {
+            if peer.is_established() || port.slot == 0 {
+                peer.pending_pause.get_or_insert_default().merge(&pause);
+                self.has_pending_messages = true;
+            }
         }
     }
 
@@ -399,9 +407,9 @@ impl LinkControl {
         self.grant_issuer.add_buffered(peer, granted);
     }
 
-    /// Releases what was received from `peer`, except for at most `kept` bytes.
-    pub fn limit_buffered(&mut self, peer: PeerPort, kept: u64) {
-        self.grant_issuer.limit_buffered(peer, kept);
+    /// Releases what was received from the processes of a host, except for at most `kept` bytes.
+    pub fn limit_buffered(&mut self, host: IpAddr, kept: u64) {
+        self.grant_issuer.limit_buffered(host, kept);
     }
 
     /// Counts a chunk that was read from the RoCE socket. Returns how much of it was granted.

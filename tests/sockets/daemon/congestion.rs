@@ -57,8 +57,11 @@ fn a_slow_host_behind_a_switch_slows_its_sender_without_loss() {
     // A sender that is rarely scheduled does not fill the queue, so retry.
     let deadline = Instant::now() + TEST_TIMEOUT;
     let signs = [("bob", "np_ecn_marked_roce_packets"), ("bob", "np_cnp_sent"), ("alice", "rx_pause_frames")];
-    while signs.iter().any(|(host, name)| counter(&mut control, host, name) == 0) {
+    let mut rounds = 0;
+    // More than all that Bob grants at once: what has passed the switch makes room again.
+    while rounds < 4 || signs.iter().any(|(host, name)| counter(&mut control, host, name) == 0) {
         assert!(Instant::now() < deadline, "the queue never fills");
+        rounds += 1;
         for id in 0..16 {
             let gather = [ends[0].region.sge(id * 65_536, 65_536)];
             let remote = ends[1].region.remote_address(id * 65_536);
@@ -225,7 +228,7 @@ fn a_slow_host_pauses_and_resumes_a_sender_in_another_daemon() {
         receiver.iter().find(|entry| matches!(entry.event, LogEvent::EcnMarked { .. })).expect("a mark");
     let stops = |what: &LogEvent| matches!(what, LogEvent::PauseSent { quanta: 1.., priority: 3, .. });
     assert!(count(&receiver, "bob", stops) > 0, "Bob's port pauses the switch");
-    assert!(count(&receiver, &switch.host, stops) > 1, "the switch pauses Alice");
+    assert!(count(&receiver, &switch.host, stops) > 0, "the switch pauses Alice");
     assert!(count(&receiver, &alice, |what| matches!(what, LogEvent::PauseReceived { priority: 3, .. })) > 0);
     assert!(receiver.iter().all(|entry| !matches!(entry.event, LogEvent::FrameDropped { .. })));
     let first = |wanted: fn(&LogEvent) -> bool| {

@@ -591,7 +591,7 @@ impl Driver {
         let now = self.now();
         let frame = pause.to_pfc(MacAddress::from_ip(self.address()));
         self.engine.sink.on_event(now, &pause_event(Stage::Admitted, &frame));
-        self.port.links.send_pause(peer.into(), pause, now.nanos());
+        self.port.links.send_pause(peer, pause, now.nanos());
         self.process_link_events(now);
     }
 }

@@ -270,7 +270,7 @@ impl Driver {
         self.engine.hca.count_pause_frames(poll.new_pause_frames);
         self.engine.hca.set_paused_priorities(poll.paused_priorities);
         for ExternalPortUpdate { peer, queued_bytes, pause } in &poll.external_updates {
-            self.port.links.limit_buffered((*peer).into(), *queued_bytes);
+            self.port.links.limit_buffered(*peer, *queued_bytes);
             if let Some(pause) = pause {
                 self.pause_peer(*peer, Pause::from_pfc(pause, rate));
             }

@@ -55,9 +55,25 @@ fn buffered_bytes_make_no_room_for_new_grants() {
     let second = granted(&mut issuer, peer, first, SETTLED);
     assert!(second <= 100_000, "{second} in all, while {first} are buffered");
     let before = issuer.available();
-    issuer.limit_buffered(peer, 0);
+    issuer.limit_buffered(peer.address, 0);
     assert_eq!(issuer.available(), before + first);
     assert_eq!(issuer.record_received(port(3), 100_000), 0, "bytes without a grant are not counted");
+}
+
+#[test]
+fn a_host_releases_what_is_buffered_of_all_its_processes() {
+    let mut issuer = settled_issuer(100_000);
+    let [own, other] = [port(2), port(3)];
+    for (slot, bytes) in [(0, 1000), (1, 2000), (7, 3000)] {
+        issuer.add_buffered(PeerPort { slot, ..own }, bytes);
+    }
+    issuer.add_buffered(other, 500);
+    issuer.limit_buffered(own.address, 2500);
+    assert_eq!(issuer.outstanding(), 3000);
+    issuer.limit_buffered(own.address, 2600);
+    assert_eq!(issuer.outstanding(), 3000, "a limit adds nothing");
+    issuer.limit_buffered(own.address, 0);
+    assert_eq!(issuer.outstanding(), 500);
 }
 
 #[test]

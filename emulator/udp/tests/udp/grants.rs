@@ -452,7 +452,7 @@ fn pause_reaches_the_peer() {
     simulation.ports[0].backlog[1] = 1;
     simulation.run(2 * SECOND);
     let pause = Pause { classes: 8, quanta: [0, 0, 0, 0xffff, 0, 0, 0, 0], rate: 0 };
-    simulation.ports[0].links.send_pause(address(1), pause, simulation.now);
+    simulation.ports[0].links.send_pause(address(1).address, pause, simulation.now);
     let end = simulation.now + 10 * MILLISECOND;
     while simulation.now < end {
         simulation.tick();
@@ -561,7 +561,7 @@ fn peer_that_proved_its_address_cannot_say_the_impossible() {
     let mut simulation = established_pair(4);
     let now = simulation.now;
     // A real message of port 1 has the right token.
-    simulation.ports[1].links.send_pause(address(0), Pause { classes: 1, ..Pause::default() }, now);
+    simulation.ports[1].links.send_pause(address(0).address, Pause { classes: 1, ..Pause::default() }, now);
     let (_, real) = simulation.ports[1].links.transmit(now).expect("a pause");
     let links = &mut simulation.ports[0].links;
     let slow = Pause { classes: 8, quanta: [u16::MAX; 8], rate: 1 };
