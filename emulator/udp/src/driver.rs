@@ -128,13 +128,14 @@ impl Driver {
         }
         let processes = HostProcesses::default();
         let removal_flag = processes.removal_flag();
+        let started = std::time::Instant::now();
         hca.set_processes(Box::new(processes));
         Driver {
             engine: Engine { hca, memory: MemoryObjects::default(), sink },
             port: Port::new(sockets, flow_sockets, links),
-            transmitter: Transmitter::new(),
+            transmitter: Transmitter::new(started),
             receiver: Receiver::new(options.icrc),
-            started: std::time::Instant::now(),
+            started,
             polled_at: Instant::from_nanos(0),
             sockets_polled_at: Instant::from_nanos(0),
             sockets_received_at: Instant::from_nanos(0),
@@ -424,7 +425,7 @@ impl Driver {
     /// The next poll acknowledges what this one receives. If the application responds, the ACK leaves in one send with
     /// the response or after it ([`Settings::response_order`]).
     pub fn poll(&mut self) -> io::Result<bool> {
-        let now = self.now();
+        let mut now = self.now();
         self.polled_at = now;
         if now < self.stalled_until {
             return Ok(false);
@@ -443,6 +444,8 @@ impl Driver {
         if self.are_sockets_due(now) {
             self.sockets_polled_at = now;
             let started = self.started;
+            // Timers that the packets start must not run since the beginning of the poll.
+            now = now_since(started);
             if self.receiver.poll(now, || now_since(started), &mut self.engine, &mut self.port)? {
                 self.sockets_received_at = now;
                 moved = true;

@@ -286,7 +286,10 @@ pub fn scripts() -> Vec<Script> {
     let quick = |path: &mut ConnectOptions| (path.timeout, path.retry_cnt) = (16, 7);
     let patient = |path: &mut ConnectOptions| path.retry_cnt = 1;
     let few_tries = |path: &mut ConnectOptions| (path.rnr_retry, path.min_rnr_timer) = (2, RnrTimer::new(5));
-    let soon_ready = |path: &mut ConnectOptions| path.min_rnr_timer = RnrTimer::new(14);
+    // Seven retries are infinite: the receiver is ready as soon as its thread runs.
+    let soon_ready = |path: &mut ConnectOptions| {
+        (path.min_rnr_timer, path.rnr_retry) = (RnrTimer::new(14), 7);
+    };
     let mut scripts = vec![
         Script::new("every operation", every_operation),
         Script::new("send with invalidate", invalidating_send),

@@ -4,7 +4,7 @@
 use super::engine::{Engine, frame_event};
 use super::link::{Egress, Port, PortGate, is_peer_error};
 use super::receive::{Arrival, PacketReceiver};
-use super::{IcrcCheck, MAX_BATCHES_PER_POLL};
+use super::{IcrcCheck, MAX_BATCHES_PER_POLL, now_since};
 use crate::fault_injector::FaultInjector;
 use crate::process_rings::RingSend;
 use crate::{Chunk, MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, PeerPort, SendError, charge};
@@ -20,6 +20,8 @@ pub(super) struct Transmitter {
     /// The batch in the buffer, complete but for the bytes that the kernel has accepted.
     pending: Option<PendingBatch>,
     pub fault_injector: Option<FaultInjector>,
+    /// The start of the driver's clock.
+    started: std::time::Instant,
 }
 
 struct PendingBatch {
@@ -29,11 +31,11 @@ struct PendingBatch {
 }
 
 impl Transmitter {
-    pub fn new() -> Transmitter {
+    pub fn new(started: std::time::Instant) -> Transmitter {
         // Allocators map this many zeroed bytes, and do not write them.
         let mut buffer = vec![0; 4 * MAX_BATCH_BYTES];
         buffer.truncate(MAX_BATCH_BYTES);
-        Transmitter { buffer, pending: None, fault_injector: None }
+        Transmitter { buffer, pending: None, fault_injector: None, started }
     }
 
     /// The batch that waits for the kernel, if any, and its destination.
@@ -49,7 +51,7 @@ impl Transmitter {
     /// Sends a few batches, as far as the port admits them. Returns whether any packet moved.
     pub fn poll(
         &mut self,
-        now: Instant,
+        mut now: Instant,
         engine: &mut Engine,
         port: &mut Port,
         receiver: &mut PacketReceiver,
@@ -75,6 +77,7 @@ impl Transmitter {
             } else {
                 self.write_icrcs(now, &batch, egress, port, &mut *engine.sink);
             }
+            now = self.time_of_send(now, egress);
             if !self.send(now, egress, batch, engine, port, receiver)? {
                 break;
             }
@@ -95,6 +98,12 @@ impl Transmitter {
             let mut gate = PortGate { port, paused_priorities, now: now.nanos() };
             hca.transmit(ctx, &mut gate, &mut self.buffer, max_packets)
         })
+    }
+
+    /// The time at which packets leave in a poll that began at `now`. Where the HCA receives them, they start timers, which
+    /// must not run since the beginning of the poll.
+    fn time_of_send(&self, now: Instant, egress: Egress) -> Instant {
+        if matches!(egress, Egress::Internal(_)) { now_since(self.started) } else { now }
     }
 
     /// Sends the packets in the buffer. Returns whether the port takes more.
@@ -245,7 +254,7 @@ impl Transmitter {
     /// Sends packets one at a time through the fault rules.
     fn poll_with_faults(
         &mut self,
-        now: Instant,
+        mut now: Instant,
         engine: &mut Engine,
         port: &mut Port,
         receiver: &mut PacketReceiver,
@@ -286,6 +295,7 @@ impl Transmitter {
                 service_level: frame.service_level,
                 elided_payload: 0,
             };
+            now = self.time_of_send(now, egress);
             if !self.send(now, egress, batch, engine, port, receiver)? {
                 break;
             }
