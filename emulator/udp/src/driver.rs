@@ -43,7 +43,7 @@ const MAX_BATCHES_PER_POLL: usize = 4;
 const PACING_SLACK: Duration = Duration::from_micros(100);
 
 /// How often counters are published.
-const COUNTERS_INTERVAL: Duration = Duration::from_millis(1);
+const COUNTERS_INTERVAL: Duration = Duration::from_millis(10);
 
 /// How the ICRC of received packets is checked.
 ///
@@ -194,7 +194,7 @@ impl Driver {
         Ok([sockets.roce.receive_memory()?, sockets.link.receive_memory()?])
     }
 
-    /// Publishes the counters at least every millisecond of polling, before the thread sleeps, and, while there are fault
+    /// Publishes the counters at least every ten milliseconds of polling, before the thread sleeps, and, while there are fault
     /// rules, after every poll.
     pub fn set_publish_counters(&mut self, publish: PublishCounters) {
         self.publish_counters = Some(publish);

@@ -34,9 +34,13 @@ const OWN_DESCRIPTORS: usize = 4;
 /// The most descriptors that a caller can wait for.
 pub const MAX_CALLER_DESCRIPTORS: usize = 28;
 
-/// After a poll in which nothing moved, callers do not poll again for this long. A poll makes system calls, and a
-/// program may look at its completion queues between other work.
-const IDLE_POLL_INTERVAL: Duration = Duration::from_nanos(300);
+/// After a poll in which nothing moved, so many calls look at the rings only. A poll makes system calls, and a program may
+/// look at its completion queues between other work.
+const SKIPPED_POLLS: u32 = 8;
+/// The thread sleeps on the sockets: callers look at the rings only.
+const SKIP_SOCKETS: u32 = u32::MAX - 1;
+/// The thread sleeps on the sockets, and there are no rings: a call has nothing to do.
+const SKIP_ALL: u32 = u32::MAX;
 
 /// How long a caller that waits drives before it sleeps.
 const SPIN_TIME: Duration = Duration::from_micros(50);
@@ -69,8 +73,14 @@ struct Shared {
     started: Instant,
     /// When a caller last polled, in the driver's time.
     driven_at: AtomicU64,
-    /// When callers poll next, in the driver's time.
-    next_poll_at: AtomicU64,
+    /// How many calls do not poll, [`SKIP_SOCKETS`] or [`SKIP_ALL`].
+    skips_left: AtomicU32,
+    /// Counts the calls that poll or do not have to. Callers that race may count once.
+    calls: AtomicU64,
+    /// The count when a caller last handed over.
+    calls_before_hand_over: AtomicU64,
+    /// The thread sleeps on the sockets, which have been quiet for a while. Written under the driver's lock.
+    are_sockets_watched: AtomicBool,
     /// Not zero while the thread or a caller sleeps on the sockets and a doorbell must wake it.
     sleep_flag: SleepFlag,
     /// When the sleeper wakes by itself, in the driver's time. Written under the driver's lock.
@@ -122,7 +132,10 @@ impl SharedDriver {
             policy,
             started,
             driven_at: AtomicU64::new(0),
-            next_poll_at: AtomicU64::new(0),
+            skips_left: AtomicU32::new(0),
+            calls: AtomicU64::new(0),
+            calls_before_hand_over: AtomicU64::new(0),
+            are_sockets_watched: AtomicBool::new(false),
             sleep_flag,
             wakes_at: AtomicU64::new(0),
             stop: AtomicBool::new(false),
@@ -163,29 +176,25 @@ impl SharedDriver {
     fn control_locked<R>(&self, mut driver: MutexGuard<'_, Driver>, act: impl FnOnce(&mut Driver) -> R) -> R {
         let result = act(&mut driver);
         let shared = &*self.shared;
+        shared.skips_left.store(0, Ordering::Release);
         // Callers that execute verbs receive packets as callers that poll do: the thread would compete for the lock.
         if shared.policy == DrivePolicy::Callers && shared.are_callers_idle() {
-            shared.poll_for_caller(driver);
-        } else {
-            shared.release(driver);
+            shared.poll_for_caller(&mut driver);
         }
+        shared.release(driver);
         result
     }
 
-    /// One bounded poll in the caller's thread, unless another thread polls or the last poll was idle a moment ago. Never
-    /// sleeps. Returns whether it polled.
+    /// One bounded poll in the caller's thread, unless another thread polls or there is no reason to: then it reads memory
+    /// only. Never sleeps. Returns whether it polled.
+    #[inline]
     pub fn drive(&self) -> bool {
         let shared = &*self.shared;
-        let Some(driver) = shared.driver.try_lock() else { return false };
-        let next = shared.next_poll_at.load(Ordering::Relaxed);
-        // Rings are memory: looking at them costs no system call.
-        if next != 0 && !driver.has_packets_in_rings() && shared.now() < next {
-            return false;
+        shared.calls.store(shared.calls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        match shared.skips_left.load(Ordering::Relaxed) {
+            SKIP_ALL => false,
+            skips => shared.drive_for_caller(skips),
         }
-        let moved = shared.poll_for_caller(driver);
-        let next = if moved { 0 } else { shared.now() + IDLE_POLL_INTERVAL.as_nanos() as u64 };
-        shared.next_poll_at.store(next, Ordering::Relaxed);
-        true
     }
 
     /// Drives in the thread of a caller that waits, for a moment, until `is_done`: a packet that comes soon has to wake no
@@ -217,6 +226,7 @@ impl SharedDriver {
     /// The caller stops polling: the thread takes over at once instead of after a delay.
     pub fn hand_over(&self) {
         let shared = &*self.shared;
+        shared.calls_before_hand_over.store(shared.calls.load(Ordering::Relaxed), Ordering::Relaxed);
         shared.driven_at.store(0, Ordering::SeqCst);
         if shared.waiting_for_callers.load(Ordering::SeqCst) || shared.parked.load(Ordering::SeqCst) {
             shared.thread_waker.wake();
@@ -255,7 +265,7 @@ impl SharedDriver {
 
     /// Wakes the thread if it sleeps, after a doorbell.
     pub fn wake(&self) {
-        self.shared.next_poll_at.store(0, Ordering::Relaxed);
+        self.shared.skips_left.store(0, Ordering::Release);
         if self.shared.sleep_flag.is_set() {
             self.shared.waker.wake();
         }
@@ -315,6 +325,62 @@ impl Shared {
         self.started.elapsed().as_nanos() as u64
     }
 
+    /// Polls in a caller's thread unless `skips` calls are left that look at the rings only. Returns whether it polled.
+    fn drive_for_caller(&self, skips: u32) -> bool {
+        let Some(mut driver) = self.driver.try_lock() else { return false };
+        // Rings are memory: looking at them costs no system call.
+        if skips > 0 && !driver.has_packets_in_rings() {
+            if skips != SKIP_SOCKETS {
+                self.skips_left.store(skips - 1, Ordering::Relaxed);
+            }
+            return false;
+        }
+        // A doorbell that this poll does not see is rung later, and sets it to zero.
+        self.skips_left.swap(SKIPPED_POLLS, Ordering::AcqRel);
+        let skips = match self.poll_for_caller(&mut driver) {
+            true => 0,
+            false => self.skips_after_idle_poll(&driver),
+        };
+        let _ = self.skips_left.compare_exchange(SKIPPED_POLLS, skips, Ordering::Relaxed, Ordering::Relaxed);
+        self.release(driver);
+        true
+    }
+
+    /// How many calls do not poll after a poll in which nothing moved.
+    fn skips_after_idle_poll(&self, driver: &Driver) -> u32 {
+        let is_watched = self.are_sockets_watched.load(Ordering::Relaxed);
+        match is_watched && driver.next_timeout().is_none_or(|left| left > MAX_CHECK_INTERVAL) {
+            true if driver.has_rings() => SKIP_SOCKETS,
+            true => SKIP_ALL,
+            false => SKIPPED_POLLS,
+        }
+    }
+
+    /// The thread is about to poll and then to sleep on the sockets. Meanwhile callers do not read them if they have been
+    /// quiet. Returns whether that is so.
+    fn watch_sockets(&self, driver: &Driver) -> bool {
+        let is_quiet = driver.are_sockets_quiet();
+        self.are_sockets_watched.store(is_quiet, Ordering::Relaxed);
+        is_quiet
+    }
+
+    /// The thread does not sleep on the sockets any more. A caller that polls now may still let callers skip all: the
+    /// next turn of the thread ends that.
+    fn end_watch(&self) {
+        self.are_sockets_watched.store(false, Ordering::Relaxed);
+        self.skips_left.store(0, Ordering::Relaxed);
+    }
+
+    /// Records that callers poll if any has called since the last check.
+    fn notice_calls(&self, check: &mut CallerCheck) {
+        let calls = self.calls.load(Ordering::Relaxed);
+        if std::mem::replace(&mut check.calls, calls) != calls
+            && calls != self.calls_before_hand_over.load(Ordering::Relaxed)
+        {
+            self.driven_at.store(self.now(), Ordering::Relaxed);
+        }
+    }
+
     /// Whether no caller has polled for a moment, or the last one handed over.
     fn are_callers_idle(&self) -> bool {
         let idle = self.now().saturating_sub(self.driven_at.load(Ordering::Relaxed));
@@ -348,16 +414,15 @@ impl Shared {
     }
 
     /// One poll in a caller's thread. Returns whether any packet moved.
-    fn poll_for_caller(&self, mut driver: MutexGuard<'_, Driver>) -> bool {
+    fn poll_for_caller(&self, driver: &mut Driver) -> bool {
         let moved = driver.poll().unwrap_or(false);
         self.driven_at.store(driver.polled_at().nanos(), Ordering::Relaxed);
-        self.release(driver);
         moved
     }
 
     fn run(&self) {
         request_short_time_slices();
-        let mut check = CallerCheck { interval: self.takeover_delay(), wait: 0 };
+        let mut check = CallerCheck { interval: self.takeover_delay(), wait: 0, calls: 0 };
         while !self.stop.load(Ordering::Acquire) {
             match self.policy {
                 DrivePolicy::Callers => self.poll_if_callers_idle(&mut check),
@@ -387,6 +452,8 @@ impl Shared {
 
     /// Leaves polling to callers while they poll or wait for packets.
     fn poll_if_callers_idle(&self, check: &mut CallerCheck) {
+        self.end_watch();
+        self.notice_calls(check);
         let wait = self.waits.load(Ordering::SeqCst);
         if wait & 1 == 1 {
             let is_long = std::mem::replace(&mut check.wait, wait) == wait;
@@ -406,12 +473,12 @@ impl Shared {
                     self.count_poll(true);
                 }
             }
-            _ if self.must_listen() => self.listen_beside_callers(),
+            _ if self.must_listen() => self.listen_beside_callers(TAKEOVER_DELAY, true),
             // The caller that holds the lock may poll after its verb: others that wait for the lock go first.
             Some(None) if self.driven_at.load(Ordering::Relaxed) == 0 => {
                 self.wait_for_wake(Some(TAKEOVER_DELAY));
             }
-            _ => self.wait_for_callers(check.next_interval()),
+            _ => self.listen_beside_callers(check.next_interval(), false),
         }
     }
 
@@ -460,21 +527,36 @@ impl Shared {
         self.score.store(score, Ordering::Relaxed);
     }
 
-    /// Waits for a moment, until a packet arrives or a caller hands over. Receives the packet if no caller does.
-    fn listen_beside_callers(&self) {
-        if let Some(mut driver) = self.driver.try_lock() {
-            self.announce_asleep(&mut driver, true);
-            self.thread_sleeps.store(true, Ordering::Relaxed);
-            // Packets that came before their senders could see the flag.
-            let _ = driver.poll_and_acknowledge();
+    /// Waits for `timeout`, or until a packet arrives or a caller hands over. Receives the packet if no caller does. A packet
+    /// in a ring and a doorbell wake the thread if it `is_asleep`.
+    fn listen_beside_callers(&self, timeout: Duration, is_asleep: bool) {
+        let Some(mut driver) = self.driver.try_lock() else { return self.wait_for_callers(timeout) };
+        if !self.watch_sockets(&driver) && !is_asleep {
+            drop(driver);
+            return self.wait_for_callers(timeout);
         }
+        if is_asleep || !self.has_waiting_caller() {
+            self.announce_asleep(&mut driver, is_asleep);
+        }
+        self.thread_sleeps.store(is_asleep, Ordering::Relaxed);
+        // Packets that came before their senders could see the flag.
+        let _ = driver.poll_and_acknowledge();
+        let timeout = driver.next_timeout().map_or(timeout, |next| next.min(timeout));
+        drop(driver);
         self.waiting_for_callers.store(true, Ordering::SeqCst);
-        let ready = self.sleep_in_thread(Some(TAKEOVER_DELAY));
+        // A caller that handed over before it could see the flag does not wake the thread.
+        let mut ready = Ready::default();
+        if is_asleep || self.driven_at.load(Ordering::SeqCst) != 0 {
+            ready = self.sleep_in_thread(Some(timeout));
+        }
         self.waiting_for_callers.store(false, Ordering::SeqCst);
         self.thread_sleeps.store(false, Ordering::Relaxed);
+        self.end_watch();
         if PACKETS.into_iter().any(|index| ready.readable(index)) {
             let moved = self.driver.try_lock().map(|mut driver| driver.poll_and_acknowledge());
-            self.count_poll(matches!(moved, Some(Ok(true))));
+            if is_asleep {
+                self.count_poll(matches!(moved, Some(Ok(true))));
+            }
         }
     }
 
@@ -514,6 +596,7 @@ impl Shared {
     fn poll_or_sleep(&self, mut driver: MutexGuard<'_, Driver>) -> bool {
         self.announce_asleep(&mut driver, true);
         self.thread_sleeps.store(true, Ordering::Relaxed);
+        self.watch_sockets(&driver);
         // Processes a doorbell that was rung before its producer could see the flag.
         let moved = driver.poll_and_acknowledge().unwrap_or(false);
         let timeout = self.set_wake_time(&driver);
@@ -522,6 +605,7 @@ impl Shared {
             self.sleep_in_thread(timeout);
         }
         self.thread_sleeps.store(false, Ordering::Relaxed);
+        self.end_watch();
         self.announce_awake();
         moved
     }
@@ -596,6 +680,8 @@ struct CallerCheck {
     interval: Duration,
     /// The number of the wait that it saw last.
     wait: u64,
+    /// The number of calls that it saw last.
+    calls: u64,
 }
 
 impl CallerCheck {

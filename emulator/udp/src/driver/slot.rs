@@ -190,6 +190,16 @@ impl Driver {
         self.port.rings.as_ref().is_some_and(ProcessRings::has_packets)
     }
 
+    /// Whether there are rings to other processes of the host.
+    pub(crate) fn has_rings(&self) -> bool {
+        self.port.rings.as_ref().is_some_and(|rings| !rings.is_empty())
+    }
+
+    /// Whether the sockets have carried no packets for a while, and the host has no network in this process.
+    pub(crate) fn are_sockets_quiet(&self) -> bool {
+        self.port.network.is_none() && self.now().since(self.sockets_received_at) >= SOCKETS_ACTIVE
+    }
+
     /// Whether the sockets are to be read in a poll that begins `now`.
     pub(super) fn are_sockets_due(&self, now: Instant) -> bool {
         let are_rings_active = self
