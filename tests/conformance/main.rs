@@ -14,6 +14,7 @@ mod errors;
 mod event_log;
 mod explain;
 mod flush;
+mod foreign_reads;
 mod hostile_packets;
 mod hostile_rings;
 mod ladder;

@@ -180,7 +180,7 @@ macro_rules! hca_events {
                 /// Whether this PSN was sent before.
                 retransmission: bool,
             } log {
-                /// Why it was sent: `work`; for a retransmission `sequence-nak`, `response-gap`, `timeout` or `receiver-not-ready`; for a response `request`, `duplicate` or the reason of the rejection; `unknown` if a capture does not show it.
+                /// Why it was sent: `work`; for a retransmission `sequence-nak`, `response-gap`, `timeout`, `tail-probe` or `receiver-not-ready`; for a response `request`, `duplicate` or the reason of the rejection; `unknown` if a capture does not show it.
                 cause: Keyword,
             }
             /// A packet for this queue pair was received.

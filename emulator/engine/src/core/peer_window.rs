@@ -12,7 +12,7 @@ const INITIAL_SIZE: u32 = 16;
 /// The smallest size of a window: losses at its end are still detected by a sequence NAK.
 const MIN_SIZE: u32 = 4;
 
-/// The window of one peer. A READ counts its response packets.
+/// The window of one peer. A READ counts its response packets, and is split into parts that the window admits.
 #[derive(Debug)]
 pub(crate) struct PeerWindow {
     size: u32,
@@ -33,7 +33,17 @@ impl PeerWindow {
     }
 
     pub fn is_open(&self) -> bool {
-        self.unacked < self.size
+        self.room() > 0
+    }
+
+    /// The packets that the window admits now.
+    pub fn room(&self) -> u32 {
+        self.size.saturating_sub(self.unacked)
+    }
+
+    /// Whether the window admits a request for so many packets, or half a window of them: parts of READs are not smaller.
+    pub fn admits(&self, packets: u32) -> bool {
+        self.room() >= packets.min(self.size / 2)
     }
 
     /// Whether the next packet must request an ACK, `since_request` packets after the last one that did: without it
@@ -89,5 +99,15 @@ mod tests {
         assert!(window.needs_ack(0) && window.is_open());
         window.unacked = 16;
         assert!(!window.is_open());
+    }
+
+    #[test]
+    fn parts_of_a_read_are_not_smaller_than_half_a_window() {
+        let mut window = PeerWindow::new(16);
+        assert!(window.admits(64) && window.room() == 16);
+        window.unacked = 9;
+        assert!(!window.admits(64) && !window.admits(8) && window.admits(7));
+        window.unacked = 15;
+        assert!(window.admits(1) && !window.admits(2));
     }
 }

@@ -275,6 +275,7 @@ pub enum RetransmitCause {
     ResponseGap,
     Timeout,
     ReceiverNotReady,
+    TailProbe,
 }
 
 /// Why a link control message is rejected. A rejected message changes nothing.

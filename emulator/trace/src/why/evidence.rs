@@ -269,6 +269,7 @@ impl<'a> EvidenceCollector<'a> {
                     "unknown" => "and the capture does not show why",
                     "sequence-nak" => "because of the NAK",
                     "response-gap" => "because a response is missing",
+                    "tail-probe" => "because the responses stopped",
                     _ => "because no answer came",
                 };
                 self.add(

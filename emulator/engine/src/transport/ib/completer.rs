@@ -123,6 +123,7 @@ impl QueuePair {
         self.requester.implied_nak_handled = false;
         self.requester.retries_left = self.attributes.retry_count;
         self.requester.rnr_retries_left = self.attributes.rnr_retry;
+        self.requester.is_tail_probed = false;
         // Packets before the acknowledged PSN need no retransmission.
         if self.requester.next_psn.is_before(self.requester.unacked_psn) {
             self.requester.next_psn = self.requester.unacked_psn;
@@ -151,7 +152,9 @@ impl QueuePair {
         let timeout =
             if self.requester.peer_gone { Some(PEER_GONE_TIMEOUT) } else { self.requester.ack_timeout };
         let Some(timeout) = timeout else { return };
-        self.requester.ack_deadline = Some(ctx.now.plus(timeout));
+        let probe = self.tail_probe_after(hca, timeout);
+        self.requester.is_tail_probe_due = probe.is_some();
+        self.requester.ack_deadline = Some(ctx.now.plus(probe.unwrap_or(timeout)));
         self.arm_timer(hca);
     }
 
@@ -300,6 +303,17 @@ impl QueuePair {
             return self.fail_oldest_wqe(hca, ctx, CompletionStatus::RetryExceededError, reason);
         };
         self.requester.retries_left -= 1;
+        self.retransmit(hca, ctx, from_psn, cause);
+    }
+
+    /// Sends again from `from_psn` on.
+    fn retransmit(
+        &mut self,
+        hca: &mut HcaState,
+        ctx: &mut Context<'_>,
+        from_psn: Psn,
+        cause: RetransmitCause,
+    ) {
         self.requester.rewind_to(from_psn);
         self.shrink_window(hca);
         self.update_window(hca, false);
@@ -334,7 +348,8 @@ impl QueuePair {
         packet: PacketSummary,
     ) {
         let psn = packet.psn;
-        let Some((first, packets, length)) = self.find_rd_atomic_wqe(psn, |it| it == Operation::ReadRequest)
+        let Some((first, packets, length, has_parts)) =
+            self.find_rd_atomic_wqe(psn, |it| it == Operation::ReadRequest)
         else {
             return self.fail_oldest_wqe(
                 hca,
@@ -355,7 +370,8 @@ impl QueuePair {
         let offset = u64::from(index) * u64::from(mtu);
         let wanted = (u64::from(length) - offset).min(u64::from(mtu)) as usize;
         let is_last = index + 1 == packets;
-        if transport.payload.len() != wanted || packet.opcode.position().ends_message() != is_last {
+        let ends = packet.opcode.position().ends_message();
+        if transport.payload.len() != wanted || (ends != is_last && !(ends && has_parts)) {
             return self.fail_oldest_wqe(
                 hca,
                 ctx,
@@ -363,7 +379,7 @@ impl QueuePair {
                 Reason::BadResponse { psn },
             );
         }
-        self.place_response(hca, ctx, psn, offset, transport.payload, is_last);
+        self.place_response(hca, ctx, psn, offset, transport.payload, ends);
     }
 
     fn on_atomic_response(
@@ -387,14 +403,19 @@ impl QueuePair {
         }
     }
 
-    /// The first PSN, packet count and length of the WQE at `psn`, if it expects this kind of response.
-    fn find_rd_atomic_wqe(&self, psn: Psn, wanted: impl Fn(Operation) -> bool) -> Option<(Psn, u32, u32)> {
+    /// The first PSN, packet count and length of the WQE at `psn`, and whether it has parts, if it expects this kind of
+    /// response.
+    fn find_rd_atomic_wqe(
+        &self,
+        psn: Psn,
+        wanted: impl Fn(Operation) -> bool,
+    ) -> Option<(Psn, u32, u32, bool)> {
         let wqe = &self.requester.wqes[self.requester.find_wqe(psn)?];
         let is_wanted = wqe.operation.0.packet_operation().is_some_and(wanted);
-        is_wanted.then_some((wqe.first_psn, wqe.packets, wqe.length))
+        is_wanted.then_some((wqe.first_psn, wqe.packets, wqe.length, wqe.has_parts))
     }
 
-    /// Stores a part of the response to the oldest WQE. The last part completes the WQE.
+    /// Stores a part of the response to the oldest WQE. `ends` says that it is the last one to its request.
     fn place_response(
         &mut self,
         hca: &mut HcaState,
@@ -402,7 +423,7 @@ impl QueuePair {
         psn: Psn,
         offset: u64,
         data: &[u8],
-        is_last: bool,
+        ends: bool,
     ) {
         let wqe = self.requester.wqes.front().expect("all earlier WQEs are retired");
         if let Some(pd) = self.pd
@@ -416,7 +437,7 @@ impl QueuePair {
             );
         }
         self.requester.unacked_psn = psn.plus(1);
-        if is_last {
+        if ends {
             self.requester.outstanding_rd_atomic = self.requester.outstanding_rd_atomic.saturating_sub(1);
         }
         self.on_progress(hca, ctx);
@@ -461,6 +482,10 @@ impl QueuePair {
             // The blocked packets may be the ones that the peer is missing, or the first that requests an ACK. If the
             // deadline is overdue, the ACK may be in a socket that this process had no time to read.
             self.restart_ack_timer(hca, ctx);
+        } else if is_late && self.requester.is_tail_probe_due {
+            self.requester.is_tail_probed = true;
+            let psn = self.requester.unacked_psn;
+            self.retransmit(hca, ctx, psn, RetransmitCause::TailProbe);
         } else if is_late {
             let psn = self.requester.unacked_psn;
             hca.counters.local_ack_timeout_err += 1;

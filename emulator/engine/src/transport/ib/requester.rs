@@ -111,7 +111,9 @@ impl QueuePair {
             if self.kind.is_reliable() && outstanding > 0 && outstanding + needed > MAX_OUTSTANDING_PSNS {
                 return None;
             }
-            if self.waits_for_window(hca) {
+            // The next part of a READ is asked for when the last one is answered.
+            let is_part_outstanding = wqe.has_parts && self.requester.unacked_psn != self.requester.next_psn;
+            if is_part_outstanding || self.waits_for_window(hca, needed) {
                 return None;
             }
             let wqe = &self.requester.wqes[self.requester.wqe_index];
@@ -168,6 +170,7 @@ impl QueuePair {
                 wqe.flags = request.flags;
                 wqe.datagram = request.ud;
                 wqe.srqn = request.remote_srqn;
+                wqe.has_parts = false;
                 (size, None)
             }
         };
@@ -325,7 +328,13 @@ impl QueuePair {
             Operation::Write { remote, .. } if position.starts_message() => {
                 header.reth = reth(remote, 0, wqe.length);
             }
-            Operation::Read { remote } => header.reth = reth(remote, offset, rest),
+            Operation::Read { remote } => {
+                // A peer answers a duplicate that lies within the original request.
+                let new_psn = self.requester.next_new_psn;
+                let asked = if psn.is_before(new_psn) { new_psn.since(psn) } else { u32::MAX };
+                let admitted = self.window_room(hca).min(asked).saturating_mul(mtu);
+                header.reth = reth(remote, offset, rest.min(admitted));
+            }
             Operation::CompareSwap { remote, compare, swap } => header.atomic = atomic(remote, swap, compare),
             Operation::FetchAdd { remote, add } => header.atomic = atomic(remote, add, 0),
             _ => {}
@@ -402,15 +411,20 @@ impl QueuePair {
         ctx: &mut Context<'_>,
         plan: &PlannedPacket,
     ) {
-        let wqe = &self.requester.wqes[self.requester.wqe_index];
+        let wqe = &mut self.requester.wqes[self.requester.wqe_index];
         let psn = self.requester.next_psn;
         let again = psn.is_before(self.requester.next_new_psn);
-        let is_read = matches!(wqe.operation.0, Operation::Read { .. });
-        let next = if is_read { wqe.end_psn() } else { psn.plus(1) };
+        let next = match (wqe.operation.0, plan.header.reth) {
+            (Operation::Read { .. }, Some(reth)) => {
+                psn.plus(self.attributes.path_mtu.packets(reth.dma_length))
+            }
+            _ => psn.plus(1),
+        };
         let id = wqe.wr_id;
-        if next == wqe.end_psn() {
-            self.requester.outstanding_rd_atomic += u32::from(wqe.is_read_or_atomic());
-            self.requester.wqe_index += 1;
+        self.requester.outstanding_rd_atomic += u32::from(wqe.is_read_or_atomic());
+        match next == wqe.end_psn() {
+            true => self.requester.wqe_index += 1,
+            false => wqe.has_parts = matches!(wqe.operation.0, Operation::Read { .. }),
         }
         self.requester.next_psn = next;
         if self.requester.next_new_psn.is_before(next) {

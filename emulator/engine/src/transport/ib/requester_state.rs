@@ -28,6 +28,8 @@ pub(crate) struct SendWqe {
     pub operation: WqeOperation,
     /// A result that this side determined alone. It is reported after all earlier requests.
     pub outcome: Option<(CompletionStatus, Reason)>,
+    /// It is a READ of which a request has asked for a part.
+    pub has_parts: bool,
     /// The send sequence number: the index of the message modulo 2^24, from 1.
     pub ssn: u32,
     pub srqn: u32,
@@ -127,6 +129,10 @@ pub struct RequesterState {
     pub ack_timeout: Option<Duration>,
     /// The expiry of the ACK timer.
     pub ack_deadline: Option<Instant>,
+    /// The ACK timer expires early, to ask for the tail of a READ.
+    pub is_tail_probe_due: bool,
+    /// The tail was asked for since the last progress.
+    pub is_tail_probed: bool,
     /// Present from the first CNP on.
     pub rate_control: Option<Box<dyn RateControl>>,
     pub ring: Option<SendConsumer>,
@@ -160,6 +166,8 @@ impl RequesterState {
             rnr_retried_psn: None,
             rnr_wait_until: None,
             ack_deadline: None,
+            is_tail_probe_due: false,
+            is_tail_probed: false,
             ack_timeout: None,
             is_drained: false,
         }

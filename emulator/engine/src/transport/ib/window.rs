@@ -2,20 +2,46 @@
 
 use super::QueuePair;
 use crate::core::hca_state::HcaState;
+use core::time::Duration;
+use softhca_types::Operation;
+
+/// A READ asks for its tail after this part of the ACK timeout.
+const TAIL_PROBE_FRACTION: u32 = 4;
 
 impl QueuePair {
-    /// Whether the window of a foreign peer is closed. If so, the queue pair waits for it.
-    pub(crate) fn waits_for_window(&self, hca: &mut HcaState) -> bool {
+    /// Whether the window of a foreign peer admits no request for so many packets. If so, the queue pair waits for it.
+    pub(crate) fn waits_for_window(&self, hca: &mut HcaState, packets: u32) -> bool {
         if hca.peers.windows.is_empty() || !self.kind.is_reliable() {
             return false;
         }
         match hca.peers.windows.get_mut(&self.addressing.destination) {
-            Some(window) if !window.is_open() => {
+            Some(window) if !window.admits(packets) => {
                 window.waiting.insert(self.qpn);
                 true
             }
             _ => false,
         }
+    }
+
+    /// The responses that a READ may ask for at once.
+    pub(crate) fn window_room(&self, hca: &HcaState) -> u32 {
+        hca.peers.windows.get(&self.addressing.destination).map_or(u32::MAX, |window| window.room())
+    }
+
+    /// The time after which a READ whose responses from a foreign peer stopped asks for the rest, before the ACK timeout:
+    /// no later packet reveals that the last responses are lost. Every pause in the responses has one such probe.
+    pub(super) fn tail_probe_after(&self, hca: &HcaState, ack_timeout: Duration) -> Option<Duration> {
+        let is_foreign = hca.peers.windows.contains_key(&self.addressing.destination);
+        if !is_foreign || self.requester.is_tail_probed {
+            return None;
+        }
+        let unacked = self.requester.unacked_psn;
+        let wqe = self.requester.wqes.front()?;
+        let is_read = matches!(wqe.operation.0, Operation::Read { .. });
+        let is_answered_in_part =
+            wqe.first_psn.is_before(unacked) && unacked.is_within(wqe.first_psn, wqe.packets);
+        let goes_on = self.recovery(hca).policy().retransmit_from(unacked, wqe.first_psn) == Some(unacked);
+        (is_read && is_answered_in_part && goes_on).then_some(ack_timeout / TAIL_PROBE_FRACTION)
     }
 
     /// Whether the queue pair waits for the window before the peer was asked to acknowledge its packets.
